@@ -1,0 +1,85 @@
+# Set-up, training and tests of gluonpar. `make` lists the targets; everything is installed in VENV.
+#
+#   NUM_GPUS=4      how many devices `make train` uses
+#   ARGS="..."      further arguments of scripts/train_lenet.py
+#   PYTHON=...      the interpreter, 3.8 to 3.12 (otherwise the first python3 that fits)
+#   EXTRA=cpu       the MXNet to install, cpu or cu112 (otherwise what suits the machine)
+#   VENV=...        where to install
+
+PYTHON ?=
+VENV ?= .venv
+NUM_GPUS ?= 2
+ARGS ?=
+EXTRA ?=
+
+BIN := $(VENV)/bin
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help train test lint format data clean FORCE
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## /\1 /p' $(firstword $(MAKEFILE_LIST)) | \
+	while read -r target text; do printf '  make %-8s %s\n' "$$target" "$$text"; done
+	@sed -n 's/^#  / /p' $(firstword $(MAKEFILE_LIST))
+
+# Arguments that say which data to use are the training script's business; fetching Fashion-MNIST
+# first would be in the way of somebody who has none and asks for another data set.
+train: $(VENV)/.runs $(if $(findstring --data,$(ARGS)),,data) ## train LeNet on NUM_GPUS devices
+	$(BIN)/python scripts/train_lenet.py --num-gpus $(NUM_GPUS) $(ARGS)
+
+data: $(VENV)/.runs ## find or download Fashion-MNIST
+	$(BIN)/python scripts/get_data.py
+
+test: lint ## lint, then run the tests and the docstrings' examples
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.tests ## check style and format
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+format: $(VENV)/.tests ## sort imports and format, in place
+	$(BIN)/ruff check --select I --fix
+	$(BIN)/ruff format
+
+clean: ## remove the caches, and VENV if make made it
+	rm -f $(VENV)/.runs $(VENV)/.tests
+	rm -rf build *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +
+	[ ! -e $(VENV)/.made ] || grep -qx adopted $(VENV)/.made || rm -rf $(VENV)
+
+# The set-up leaves stamps in VENV, so that a repeated `make` calls no pip: .made (the environment
+# is whole), .runs and .tests (what the targets need is installed), .extra (which MXNet it was).
+
+# $(call stale,ASKED,FILE) is FORCE where the caller asks for something other than FILE records.
+stale = $(if $(1),$(if $(filter $(1),$(shell cat $(2) 2>/dev/null)),,FORCE))
+
+$(VENV)/.made: $(call stale,$(PYTHON),$(VENV)/.made)
+	@scripts/make_venv.sh '$(VENV)' '$(PYTHON)'
+
+$(VENV)/.runs: $(VENV)/.made setup.py pyproject.toml $(call stale,$(EXTRA),$(VENV)/.extra)
+	@$(call install,)
+	@touch $@
+
+$(VENV)/.tests: $(VENV)/.made setup.py pyproject.toml $(call stale,$(EXTRA),$(VENV)/.extra)
+	@$(call install,$(comma)test)
+	@touch $(VENV)/.runs $@
+
+# The other MXNet goes first: both wheels install the same directory, and uninstalling one later
+# would take the other's files with it.
+install = set -e; \
+	extra='$(EXTRA)'; \
+	[ -n "$$extra" ] || extra=$$($(BIN)/python scripts/choose_extra.py); \
+	case $$extra in \
+	cpu) other=mxnet-cu112 size=50\ MB ;; \
+	cu112) other=mxnet size=2\ GB ;; \
+	*) echo "EXTRA=$$extra: MXNet comes as cpu or cu112" >&2; exit 2 ;; \
+	esac; \
+	rm -f $(VENV)/.runs $(VENV)/.tests; \
+	echo "installing gluonpar[$$extra$(1)] into $(VENV) (MXNet is a download of about $$size)"; \
+	pip() { log=$$($(BIN)/python -m pip "$$@" 2>&1) || { echo "$$log" >&2; return 1; }; }; \
+	pip uninstall --yes $$other; \
+	pip install --quiet -e ".[$$extra$(1)]"; \
+	echo $$extra >$(VENV)/.extra
+comma := ,

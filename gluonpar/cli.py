@@ -1,0 +1,122 @@
+"""The command line of the training scripts: arguments in, exit code out."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import Sequence
+
+from gluonpar import collectives, data, devices, metrics, report
+from gluonpar.train import DEFAULT_LOG_INTERVAL, Configuration, Run
+from gluonpar.version import __version__
+
+TRAINED, BAD_REQUEST, INTERRUPTED = 0, 2, 130
+
+
+def main(description: str, argv: Sequence[str] | None = None) -> int:
+    """Train as ``argv`` asks (default: the process's arguments); the exit code.
+
+    0: it trained (or the dry run passed). 2: the request cannot be met, or the loss diverged; one
+    line on stderr says why and what to do. 130: interrupted by Ctrl-C; one line says what was kept.
+    Errors that are nobody's request keep their traceback.
+    """
+    options = parser(description).parse_args(argv)
+    console = report.Console()
+    try:
+        run = Run(Configuration(**vars(options)), console)
+    except (ValueError, FileNotFoundError) as error:
+        return _fail(error)
+    except KeyboardInterrupt:
+        return _interrupted([])
+    try:
+        run.train()
+    except metrics.Diverged as error:
+        return _fail(error)
+    except KeyboardInterrupt:
+        return _interrupted(run.kept)
+    return TRAINED
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+    """The options; their destinations are the fields of :class:`Configuration`."""
+    default = Configuration()
+    made = argparse.ArgumentParser(description=description)
+    made.add_argument("--version", action="version", version=f"gluonpar {__version__}")
+    add = made.add_argument_group("devices").add_argument
+    add(
+        "--num-gpus",
+        type=int,
+        metavar="K",
+        help="train on K GPUs; on K CPU devices if there is no GPU at all",
+    )
+    add("--gpus", type=_ids, metavar="IDS", help="train on the GPUs with these ids, such as 0,2")
+    add(
+        "--device",
+        choices=devices.KINDS,
+        default=default.device,
+        help="GPUs or nothing; CPU devices; or as above (auto)",
+    )
+    add(
+        "--allreduce",
+        dest="algorithm",
+        metavar="NAME",
+        help=f"one of: {', '.join(collectives.ALGORITHMS)}",
+    )
+    add = made.add_argument_group("training").add_argument
+    add(
+        "--batch-size",
+        type=int,
+        default=default.batch_size,
+        metavar="N",
+        help="samples a step, over all devices together",
+    )
+    add("--lr", type=float, default=default.lr, help="learning rate")
+    add(
+        "--epochs",
+        "--num-epochs",
+        dest="num_epochs",
+        type=int,
+        default=default.num_epochs,
+        metavar="N",
+        help="passes over the training images",
+    )
+    add(
+        "--seed", type=int, default=default.seed, help="of the initial parameters and the shuffling"
+    )
+    add = made.add_argument_group("data").add_argument
+    add("--dataset", choices=data.NAMES, default=default.dataset, help="synthetic needs no files")
+    add("--data-dir", metavar="DIR", help="folder with Fashion-MNIST's four files")
+    add("--limit", type=int, metavar="N", help="train on the first N images only, for a quick run")
+    add = made.add_argument_group("output").add_argument
+    add(
+        "--log-interval",
+        type=int,
+        metavar="N",
+        help="print the loss each N batches (default: only in the progress bar, each "
+        f"{DEFAULT_LOG_INTERVAL})",
+    )
+    add("--save-dir", metavar="DIR", help="keep the parameters of every epoch in this folder")
+    add("--plot", metavar="FILE.png", help="draw loss, test accuracy and images/s over epochs")
+    add("--dry-run", action="store_true", help="check everything, take one step, train nothing")
+    return made
+
+
+def _ids(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of GPU ids such as 0,2") from None
+
+
+def _fail(error: Exception) -> int:
+    print(f"{os.path.basename(sys.argv[0])}: error: {error}", file=sys.stderr)
+    return BAD_REQUEST
+
+
+def _interrupted(kept: Sequence[str]) -> int:
+    what = (
+        f"kept: {', '.join(kept)}" if kept else "nothing was kept (--save-dir DIR keeps each epoch)"
+    )
+    print(f"\n{os.path.basename(sys.argv[0])}: interrupted; {what}", file=sys.stderr)
+    return INTERRUPTED

@@ -1,0 +1,126 @@
+"""A Python function as an operator of MXNet's engine.
+
+The engine runs the function on the worker thread of a context, after everything pushed before that
+writes the arrays named, and before everything pushed later that touches them. :func:`push` returns
+at once; it costs about ten microseconds. An exception in the function becomes the engine's own: it
+is raised as ``MXNetError``, with the Python traceback in its message, where the caller next waits
+for one of the arrays that the function was to write, or for one computed from them.
+
+Private to MXNet 1.9.1: ``MXEnginePushAsyncND`` of its C interface (include/mxnet/c_api.h) and the
+layout of ``CallbackOnComplete`` (include/mxnet/engine.h). It is the entry that Horovod's binding
+uses.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import itertools
+import traceback
+from typing import Callable, Sequence
+
+import mxnet as mx
+from mxnet.base import _LIB, check_call
+
+_ERROR_BYTES = 64  # more than a std::runtime_error, which is two pointers
+
+
+class _Context(ctypes.Structure):
+    """``mxnet::Context``."""
+
+    _fields_ = [("dev_type", ctypes.c_int), ("dev_id", ctypes.c_int32)]
+
+
+_FINISH = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+
+
+class _OnComplete(ctypes.Structure):
+    """``mxnet::engine::CallbackOnComplete``: called as ``finish(engine, param, error or NULL)``."""
+
+    _fields_ = [("finish", _FINISH), ("engine", ctypes.c_void_p), ("param", ctypes.c_void_p)]
+
+
+_cxx = ctypes.CDLL("libstdc++.so.6")
+_new_error = _cxx["_ZNSt13runtime_errorC1EPKc"]  # std::runtime_error::runtime_error(const char*)
+_new_error.argtypes, _new_error.restype = [ctypes.c_void_p, ctypes.c_char_p], None
+_delete_error = _cxx["_ZNSt13runtime_errorD1Ev"]
+_delete_error.argtypes, _delete_error.restype = [ctypes.c_void_p], None
+
+# The C++ guard of the engine's pool of operators: its first byte turns 1 with the first one pushed.
+_POOL_GUARD = "_ZGVZN5mxnet6common10ObjectPoolINS_6engine11ThreadedOprEE13_GetSharedRefEvE8inst_ptr"
+
+_pending: dict[int, Callable[[], None]] = {}  # what the engine has not run yet, by ticket
+_tickets = itertools.count(1)
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(_OnComplete), ctypes.c_void_p)
+def _run(_context, on_complete, ticket):
+    """What the engine calls, on a worker thread. It must call ``finish`` once, whatever happens."""
+    done = on_complete.contents
+    finish, engine, param = done.finish, done.engine, done.param  # *on_complete dies with finish()
+    try:
+        _pending.pop(ticket)()
+    except BaseException:  # KeyboardInterrupt too: nobody above this frame could catch it
+        error = ctypes.create_string_buffer(_ERROR_BYTES)
+        _new_error(error, traceback.format_exc().encode())
+        finish(engine, param, ctypes.addressof(error))  # the engine copies it
+        _delete_error(error)
+    else:
+        finish(engine, param, None)
+
+
+def has_started() -> bool:
+    """Whether MXNet's engine has been given any operator in this process."""
+    return bool(ctypes.c_uint8.in_dll(_LIB, _POOL_GUARD).value)
+
+
+def push(
+    function: Callable[[], None],
+    ctx: mx.Context,
+    reads: Sequence[mx.nd.NDArray] = (),
+    writes: Sequence[mx.nd.NDArray] = (),
+    name: str = "gluonpar",
+    priority: int = 0,
+) -> None:
+    """Have the engine run ``function()`` on ``ctx``'s worker, ordered by the arrays it touches.
+
+    ``function`` must not wait for an MXNet array or operator: it would hold the worker that they
+    need. ``reads`` and ``writes`` are arrays on any context; no engine variable (an array or a view
+    of it) may be in both or twice in one. ``name`` is what MXNet's profiler shows.
+    """
+    ticket = next(_tickets)
+    _pending[ticket] = function
+    try:
+        check_call(
+            _LIB.MXEnginePushAsyncND(
+                _run,
+                ctypes.c_void_p(ticket),
+                None,
+                ctypes.byref(_Context(ctx.device_typeid, ctx.device_id)),
+                _handles(reads),
+                len(reads),
+                _handles(writes),
+                len(writes),
+                None,
+                priority,
+                name.encode(),
+                ctypes.c_bool(False),
+            )
+        )
+    except BaseException:
+        _pending.pop(ticket, None)
+        raise
+
+
+def _handles(arrays: Sequence[mx.nd.NDArray]) -> ctypes.Array:
+    return (ctypes.c_void_p * len(arrays))(*[array.handle for array in arrays])
+
+
+@atexit.register
+def _drain() -> None:
+    """A function that the engine runs after the interpreter has gone would crash the process."""
+    while _pending:
+        try:
+            mx.nd.waitall()
+        except mx.MXNetError:
+            traceback.print_exc()  # the last chance for anybody to hear of it

@@ -1,0 +1,164 @@
+"""What the four files of Fashion-MNIST must be, and reading them.
+
+Xiao, Rasul and Vollgraf 2017, "Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine
+Learning Algorithms". There are two editions. The authors published one on 26 August 2017 and
+replaced its duplicate samples on 31 August (zalandoresearch/fashion-mnist, pull request 45). Debian
+and most frameworks have the later; MXNet's own `FashionMNIST` pins the earlier. Either is accepted,
+a mixture is not: training samples of the one may be test samples of the other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Mapping
+
+import numpy as np
+
+from gluonpar import idx
+
+TRAIN_IMAGES = "train-images-idx3-ubyte"
+TRAIN_LABELS = "train-labels-idx1-ubyte"
+TEST_IMAGES = "t10k-images-idx3-ubyte"
+TEST_LABELS = "t10k-labels-idx1-ubyte"
+STEMS = (TRAIN_IMAGES, TRAIN_LABELS, TEST_IMAGES, TEST_LABELS)
+
+
+@dataclass(frozen=True)
+class Edition:
+    """One published state of the four files, and the digests, by stem, that tell it.
+
+    `sha256` is of the uncompressed IDX content, so that plain and recompressed files are known too;
+    `sha1_gz` is of a .gz file as published, for an edition of which nothing else is known.
+    """
+
+    date: str
+    sha256: Mapping[str, str] = field(default_factory=dict)
+    sha1_gz: Mapping[str, str] = field(default_factory=dict)
+
+
+CURRENT = Edition(
+    "2017-08-31",
+    sha256={
+        TRAIN_IMAGES: "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+        TRAIN_LABELS: "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+        TEST_IMAGES: "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+        TEST_LABELS: "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+    },
+)
+MXNETS = Edition(
+    "2017-08-26",
+    sha1_gz={
+        TRAIN_IMAGES: "0cf37b0d40ed5169c6b3aba31069a9770ac9043d",
+        TRAIN_LABELS: "236021d52f1e40852b06a4c3008d8de8aef1e40b",
+        TEST_IMAGES: "626ed6a7c06dd17c0eec72fa3be1740f146a2863",
+        TEST_LABELS: "17f9ab60e7257a1620f4ad76bbbaf857c3920701",
+    },
+)
+
+
+@dataclass(frozen=True)
+class Files:
+    """What the four files must be and where they may come from; the defaults are Fashion-MNIST's.
+
+    Downloads are held to the first edition, so every mirror must have that one: MXNet's own bucket,
+    which has the second, is not among them.
+    """
+
+    num_train: int = 60000
+    num_test: int = 10000
+    side: int = 28
+    num_classes: int = 10
+    editions: tuple[Edition, ...] = (CURRENT, MXNETS)
+    debian: Path = Path("/usr/share/datasets/fashion-mnist")
+    mirrors: tuple[str, ...] = (
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
+        "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
+        "https://storage.googleapis.com/tensorflow/tf-keras-datasets",
+    )
+    timeout_seconds: float = 5.0
+
+    def shape(self, stem: str) -> tuple[int, ...]:
+        """The dimensions that the file of this stem must declare."""
+        count = self.num_train if stem in (TRAIN_IMAGES, TRAIN_LABELS) else self.num_test
+        return (count, self.side, self.side) if "images" in stem else (count,)
+
+
+FASHION_MNIST = Files()
+
+
+def path_of(folder: Path, stem: str) -> Path | None:
+    """The file of this stem in a folder, the .gz before the plain one; None if neither is there."""
+    candidates = (folder / f"{stem}.gz", folder / stem)
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def missing(folder: Path) -> list[str]:
+    """The stems of which a folder has neither the .gz nor the plain file."""
+    return [stem for stem in STEMS if path_of(folder, stem) is None]
+
+
+def read_folder(
+    folder: Path, files: Files = FASHION_MNIST
+) -> tuple[dict[str, np.ndarray], Edition]:
+    """The four arrays by stem, uint8 and read-only, and the one edition that all are of.
+
+    The folder must hold all four, each as .gz or plain. ValueError, with what was found and
+    expected and the remedy: a file that is not what it must be, or files of different editions.
+    """
+    arrays, editions = {}, {}
+    for stem in STEMS:
+        path = path_of(folder, stem)
+        if path is None:
+            raise FileNotFoundError(f"{folder}: has neither {stem}.gz nor {stem}")
+        with open(path, "rb") as file:
+            raw = file.read(idx.max_file_bytes(files.shape(stem)) + 1)
+        try:
+            arrays[stem], editions[path.name] = check(raw, stem, str(path), files)
+        except ValueError as error:
+            raise ValueError(f"{error}. Delete the file and get it again") from error
+    if len({edition.date for edition in editions.values()}) > 1:
+        found = ", ".join(f"{name} of {edition.date}" for name, edition in editions.items())
+        raise ValueError(
+            f"{folder}: files of different editions: {found}; expected four of one. "
+            "Delete them and get all four again"
+        )
+    return arrays, next(iter(editions.values()))
+
+
+def check(
+    raw: bytes, stem: str, name: str, files: Files = FASHION_MNIST
+) -> tuple[np.ndarray, Edition]:
+    """The array in a file's bytes and the edition the file is of.
+
+    `name` is what errors call the file. ValueError: damaged, wrong dimensions, labels that are no
+    class, or a checksum of no edition.
+    """
+    shape = files.shape(stem)
+    if len(raw) > idx.max_file_bytes(shape):
+        raise ValueError(
+            f"{name}: too large: more than the {idx.max_file_bytes(shape)} bytes that a file of "
+            f"dimensions {shape} can have"
+        )
+    content = idx.unpack(raw, shape, name)
+    array = idx.decode(content, shape, name)
+    if "labels" in stem and array.size and array.max() >= files.num_classes:
+        at = int(np.argmax(array >= files.num_classes))
+        raise ValueError(
+            f"{name}: label {array[at]} at index {at}; expected 0 to {files.num_classes - 1}"
+        )
+    sha256, sha1 = hashlib.sha256(content).hexdigest(), hashlib.sha1(raw).hexdigest()
+    for edition in files.editions:
+        if edition.sha256.get(stem) == sha256 or edition.sha1_gz.get(stem) == sha1:
+            return array, edition
+    raise ValueError(f"{name}: wrong checksum: {_expectation(stem, sha256, sha1, files)}")
+
+
+def _expectation(stem: str, sha256: str, sha1: str, files: Files) -> str:
+    known = [f"SHA-256 {e.sha256[stem]} ({e.date})" for e in files.editions if stem in e.sha256]
+    known += [f"SHA-1 {e.sha1_gz[stem]} ({e.date})" for e in files.editions if stem in e.sha1_gz]
+    return (
+        f"the content's SHA-256 is {sha256} and the file's SHA-1 {sha1}; "
+        f"expected {' or '.join(known)}"
+    )

@@ -1,0 +1,66 @@
+"""train_batch: one step on all devices. The only place that composes the parts."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Sequence
+
+import mxnet as mx
+from mxnet import autograd
+
+from gluonpar import replicas
+from gluonpar.collectives import allreduce
+from gluonpar.devices import as_list
+from gluonpar.losses import softmax_cross_entropy
+from gluonpar.models import lenet
+from gluonpar.optim import sgd
+from gluonpar.sharding import num_samples, split_and_load
+
+
+def train_batch(
+    X: Any,
+    y: Any,
+    device_params: Sequence[Sequence[mx.nd.NDArray]],
+    ctx: mx.Context | Sequence[mx.Context],
+    lr: float,
+    model: Callable = lenet,
+    loss: Callable = softmax_cross_entropy,
+    algorithm: str | None = None,
+) -> list[mx.nd.NDArray]:
+    """One step of minibatch SGD over all devices, in place on ``device_params``; the losses.
+
+    ``X`` (n, ...) and ``y`` (n,) are the whole batch, NumPy or MXNet; ``device_params[i]`` the
+    parameters on ``ctx[i]`` (:func:`get_params`). ``model(X, params)`` gives predictions and
+    ``loss(predictions, y)`` one loss a sample. The step equals one device's step on the whole batch
+    up to rounding, however it is cut: gradients are summed over samples and devices, and only the
+    update divides, by n. A device without samples adds zero.
+
+    Returns one array of per-sample losses for each device that had samples, on that device. Nothing
+    waits: reading a loss is the caller's synchronisation. ``train_batch`` in Dive into Deep
+    Learning, 13.5.6.
+
+    Raises ValueError for X and y of different lengths, an empty batch, ``lr`` not a positive finite
+    number, and parameters that are not on their context.
+    """
+    contexts = as_list(ctx)
+    check_lr(lr)
+    replicas.check(device_params, contexts)
+    X_shards, y_shards = zip(*split_and_load((X, y), contexts))
+    with autograd.record():
+        losses = [
+            loss(model(X_shard, params), y_shard)
+            for X_shard, y_shard, params in zip(X_shards, y_shards, device_params)
+        ]
+    autograd.backward(losses)
+    for params in device_params[len(losses) :]:
+        replicas.zero_grads(params)  # else last step's gradient would be added again
+    for grads in replicas.grads(device_params):
+        allreduce(grads, algorithm)
+    for params in device_params:
+        sgd(params, lr, num_samples(y))
+    return losses
+
+
+def check_lr(lr: float) -> None:
+    """Raise ValueError unless the learning rate is a positive finite number."""
+    if not 0 < lr < float("inf"):
+        raise ValueError(f"lr={lr} is no learning rate; give a positive finite number, such as 0.2")

@@ -1,0 +1,94 @@
+"""How many threads each CPU context computes with: the machine's processors, shared out evenly.
+
+Every CPU context has an engine worker thread, and each worker starts an OpenMP team of its own. K
+teams as large as the machine would fight for it, so K contexts get ``cores / K`` threads each, at
+least one.
+
+A worker that has computed can lose threads but not gain any: oneDNN books the scratch memory of an
+operator for the team it first met, and MXNet caches the operator, so that a larger team would write
+past the end (measured: a crash within a few steps). Hence the first list of contexts counts: before
+MXNet's first operator teams can be as large as the machine, later they only shrink. Private to
+MXNet 1.9.1.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import Sequence
+
+import mxnet as mx
+from mxnet.base import _LIB
+
+from gluonpar import engine
+
+_BY_USER = ("OMP_NUM_THREADS", "MXNET_OMP_MAX_THREADS")
+_team_size: dict[int, int] = {}  # of workers that were shrunk, by device id
+_libgomp = ctypes.CDLL("libgomp.so.1")  # the very one that libmxnet.so has loaded
+
+
+class _OpenMP(ctypes.Structure):
+    """``mxnet::engine::OpenMP`` (src/engine/openmp.h); workers start with ``thread_max``."""
+
+    _fields_ = [
+        ("enabled", ctypes.c_bool),
+        ("thread_max", ctypes.c_int),
+        ("reserved_cores", ctypes.c_int),
+        ("set_in_environment", ctypes.c_bool),
+    ]
+
+
+_get = _LIB["_ZN5mxnet6engine6OpenMP3GetEv"]  # mxnet::engine::OpenMP::Get()
+_get.restype = ctypes.POINTER(_OpenMP)
+_openmp = _get().contents
+
+
+def cores() -> int:
+    """Number of processors this process may run on (its CPU affinity, not the whole machine)."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def share(ctx: Sequence[mx.Context]) -> None:
+    """Give each distinct CPU context of ``ctx`` its even share of the processors, from now on.
+
+    Does nothing for GPUs, and nothing at all if the user has set OMP_NUM_THREADS or
+    MXNET_OMP_MAX_THREADS. Calling it again with the same contexts costs a dictionary look-up each,
+    so every public call that sees a list of contexts may.
+    """
+    workers = {c.device_id: c for c in ctx if c.device_type == "cpu"}
+    if not workers or any(name in os.environ for name in _BY_USER):
+        return
+    even = max(1, cores() // len(workers))
+    if not engine.has_started():
+        _openmp.thread_max = even
+        return
+    for device_id, context in workers.items():
+        if size(context) > even:
+            _shrink(context, even)
+            _team_size[device_id] = even
+
+
+def size(ctx: mx.Context) -> int:
+    """Threads that the CPU context ``ctx`` computes with, as far as gluonpar has set them."""
+    return _team_size.get(ctx.device_id, _openmp.thread_max)
+
+
+def describe(ctx: Sequence[mx.Context]) -> str:
+    """For a header: "1 thread each, of 2 processors" for CPU contexts, nothing for GPUs."""
+    sizes = sorted({size(c) for c in ctx if c.device_type == "cpu"})
+    if not sizes:
+        return ""
+    each = " or ".join(map(str, sizes))
+    return f"{each} thread{'s' if sizes[-1] > 1 else ''} each, of {cores()} processors"
+
+
+def _shrink(ctx: mx.Context, num_threads: int) -> None:
+    """OpenMP keeps the team's size per thread, so it is set on the worker thread itself."""
+
+    def on_worker() -> None:
+        _libgomp.omp_set_num_threads(min(num_threads, _libgomp.omp_get_max_threads()))
+
+    marker = mx.nd.empty((1,), ctx=ctx)
+    engine.push(on_worker, ctx, writes=[marker], name="gluonpar.threads")

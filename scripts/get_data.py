@@ -1,0 +1,107 @@
+"""Get Fashion-MNIST, or say where it is.
+
+    python scripts/get_data.py                    # find, download, or install Debian's package
+    python scripts/get_data.py --data-dir FOLDER  # check the four files in FOLDER; get nothing
+
+Looks where training looks. If no mirror can be reached, this is Debian or a descendant, and the
+user is root, it runs `apt-get install -y dataset-fashion-mnist`.
+
+Exit status: 0, the data are there and right; 1, they are not; 2, gluonpar cannot be imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Callable, Sequence
+
+if TYPE_CHECKING:
+    from gluonpar.data import Dataset
+
+PACKAGE = "dataset-fashion-mnist"
+OS_RELEASE = Path("/etc/os-release")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; the exit status."""
+    summary, _, details = (__doc__ or "").partition("\n")
+    parser = argparse.ArgumentParser(
+        description=summary,
+        epilog=details,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--data-dir", metavar="FOLDER", help="the only folder to look in; nothing is installed then"
+    )
+    args = parser.parse_args(argv)
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout not installed
+    try:
+        from gluonpar.data import load
+    except ImportError as error:
+        print(error, file=sys.stderr)
+        return 2
+    try:
+        dataset = obtain(load, args.data_dir)
+    except (OSError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(f"{dataset.name}: {dataset.source}")
+    return 0
+
+
+def obtain(load: Callable[..., Dataset], data_dir: str | None) -> Dataset:
+    """What `load` finds, if need be after installing Debian's package; its errors if neither."""
+    try:
+        return load(data_dir=data_dir)
+    except FileNotFoundError as error:
+        reason = why_not_apt(data_dir) or install()
+        if reason:
+            raise FileNotFoundError(f"{error}\napt-get: {reason}.") from error
+    return load()
+
+
+def why_not_apt(data_dir: str | None) -> str | None:
+    """Why apt-get is not tried here; None if it can be."""
+    if data_dir is not None:
+        return "not tried, because it puts nothing into --data-dir"
+    if not is_debian():
+        return "not tried, because this is not Debian or a descendant"
+    if shutil.which("apt-get") is None:
+        return "not tried, because there is no apt-get on the PATH"
+    if os.geteuid() != 0:
+        return f"not tried, because this is not root; try: sudo apt-get install {PACKAGE}"
+    return None
+
+
+def is_debian() -> bool:
+    """Whether /etc/os-release names Debian as this system or as what it is like."""
+    if not OS_RELEASE.is_file():
+        return False
+    fields = dict(line.split("=", 1) for line in OS_RELEASE.read_text().splitlines() if "=" in line)
+    names = f"{fields.get('ID', '')} {fields.get('ID_LIKE', '')}".replace('"', "").split()
+    return "debian" in names
+
+
+def install() -> str | None:
+    """Install Debian's package, after `apt-get update` if need be; what failed, or None."""
+    wanted = ["apt-get", "install", "-y", PACKAGE]
+    if run(wanted) == 0:
+        return None
+    run(["apt-get", "update"])
+    status = run(wanted)
+    return None if status == 0 else f"{' '.join(wanted)} exited with status {status}"
+
+
+def run(command: Sequence[str]) -> int:
+    """Run a command that asks nothing, having said so; its exit status."""
+    print(f"running: {' '.join(command)}", flush=True)
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    return subprocess.run(command, env=environment).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

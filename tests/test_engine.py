@@ -1,0 +1,165 @@
+"""A Python function as an operator of MXNet's engine: order, errors, exit."""
+
+import subprocess
+import sys
+import threading
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from gluonpar import engine
+
+
+def view(array):
+    """NumPy's view of a CPU array's memory, for use inside pushed functions: it does not wait."""
+    import ctypes
+
+    from mxnet.base import _LIB, check_call
+
+    array.wait_to_read()
+    pointer = ctypes.c_void_p()
+    check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
+    return np.ctypeslib.as_array((ctypes.c_float * array.size).from_address(pointer.value))
+
+
+def test_push_returns_before_the_function_has_run():
+    gate, array = threading.Event(), mx.nd.zeros((1,))
+    memory = view(array)
+
+    def function():
+        gate.wait()
+        memory[:] = 7
+
+    engine.push(function, mx.cpu(0), writes=[array])
+    gate.set()  # push is behind us and the function cannot have finished before this line
+    assert array.asscalar() == 7
+
+
+def test_it_runs_between_the_operators_before_and_after_it():
+    array = mx.nd.zeros((1000,), ctx=mx.cpu(1))
+    memory = view(array)
+    for _ in range(100):
+        array += 1
+
+        def double():
+            memory[:] *= 2
+
+        engine.push(double, mx.cpu(1), writes=[array])
+        array -= 1
+    want = 0.0
+    for _ in range(100):
+        want = np.float32(np.float32((want + 1) * 2) - 1)
+    np.testing.assert_array_equal(array.asnumpy(), np.full(1000, want, "float32"))
+
+
+def test_a_reader_waits_for_arrays_of_other_contexts():
+    source, target = mx.nd.zeros((1,), ctx=mx.cpu(1)), mx.nd.zeros((1,), ctx=mx.cpu(2))
+    inputs, output = view(source), view(target)
+    gate = threading.Event()
+    engine.push(gate.wait, mx.cpu(1), writes=[source])
+    source += 5
+
+    def copy():
+        output[:] = inputs
+
+    engine.push(copy, mx.cpu(2), reads=[source], writes=[target])
+    gate.set()
+    assert target.asscalar() == 5
+
+
+def test_it_runs_on_the_contexts_worker_thread():
+    seen = {}
+    arrays = [mx.nd.zeros((1,), ctx=mx.cpu(i)) for i in (0, 1, 1)]
+    for i, array in enumerate(arrays):
+
+        def note(i=i):
+            seen[i] = threading.get_ident()
+
+        engine.push(note, array.context, writes=[array])
+    mx.nd.waitall()
+    assert seen[1] == seen[2] != seen[0]
+    assert threading.get_ident() not in seen.values()
+
+
+class Planted(Exception):
+    pass
+
+
+@pytest.mark.parametrize("error", [Planted, KeyboardInterrupt, MemoryError, SystemExit])
+def test_an_error_reaches_whoever_waits_with_its_traceback(error):
+    array = mx.nd.zeros((3,))
+
+    def fail_here():
+        raise error("planted")
+
+    engine.push(fail_here, mx.cpu(0), writes=[array])
+    dependent = array + 1
+    with pytest.raises(mx.MXNetError, match="(?s)planted.*|fail_here.*") as caught:
+        dependent.wait_to_read()
+    assert error.__name__ in str(caught.value)
+    assert "fail_here" in str(caught.value)
+    mx.nd.waitall()
+    assert (array.asnumpy() == 0).all()  # and the engine goes on
+
+
+def test_ten_thousand_pushes_leave_nothing_behind():
+    array = mx.nd.zeros((1,))
+    memory = view(array)
+
+    def count():
+        memory[:] += 1
+
+    for _ in range(10_000):
+        engine.push(count, mx.cpu(0), writes=[array])
+    assert array.asscalar() == 10_000
+    assert not engine._pending
+
+
+def test_pushing_from_several_threads():
+    array = mx.nd.zeros((1,))
+    memory = view(array)
+
+    def count():
+        memory[:] += 1
+
+    def push_many():
+        for _ in range(500):
+            engine.push(count, mx.cpu(0), writes=[array])
+
+    threads = [threading.Thread(target=push_many) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert array.asscalar() == 2000
+
+
+def python(program):
+    return subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
+    )
+
+
+def test_what_is_pending_at_exit_still_runs_and_its_error_is_heard():
+    done = python(
+        "import gluonpar, mxnet as mx\n"
+        "from gluonpar import engine\n"
+        "a = mx.nd.zeros((1,))\n"
+        "engine.push(lambda: print('ran', flush=True), mx.cpu(0), writes=[a])\n"
+        "engine.push(lambda: 1 / 0, mx.cpu(0), writes=[a])\n"
+    )
+    assert done.returncode == 0
+    assert done.stdout == "ran\n"
+    assert "ZeroDivisionError" in done.stderr
+
+
+def test_has_started():
+    done = python(
+        "import gluonpar, mxnet as mx\n"
+        "from gluonpar import engine\n"
+        "before = engine.has_started()\n"
+        "mx.nd.zeros((1,))\n"
+        "print(before, engine.has_started())\n"
+    )
+    assert done.stdout == "False True\n", done.stderr

@@ -1,0 +1,115 @@
+"""metrics: every sample counts once, and the first loss that is no number is found."""
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import nd
+
+from gluonpar.metrics import Diverged, LossMeter, accuracy
+
+NUM_CLASSES = 5
+
+
+def losses(*shards):
+    return [nd.array(shard, ctx=mx.cpu(i)) for i, shard in enumerate(shards)]
+
+
+def test_the_mean_is_over_samples_not_over_shards_or_batches():
+    meter = LossMeter()
+    meter.add(losses([1, 2, 4], [8, 16]))
+    meter.add(losses([32]))
+    assert meter.read() == 63 / 6
+
+
+def test_reading_between_batches_changes_nothing():
+    meter = LossMeter()
+    meter.add(losses([1, 2, 4]))
+    assert meter.read() == meter.read() == 7 / 3
+    meter.add(losses([9]))
+    assert meter.read() == 16 / 4
+
+
+def test_a_meter_without_batches_reads_zero():
+    assert LossMeter().read() == 0
+
+
+@pytest.mark.parametrize("bad", ["nan", "inf", "-inf"])
+@pytest.mark.parametrize("batch", [1, 2, 4])
+@pytest.mark.parametrize("device", [0, 1])
+def test_the_first_batch_that_is_not_finite_is_named(bad, batch, device):
+    meter = LossMeter()
+    for number in range(1, 6):
+        shards = [[1.0, 2.0], [3.0]]
+        if number >= batch:
+            shards[device][0] = float(bad)
+        meter.add(losses(*shards))
+    with pytest.raises(Diverged, match=f"the loss became {bad} in batch {batch}$"):
+        meter.read()
+
+
+def test_batches_are_numbered_across_reads():
+    meter = LossMeter()
+    for _ in range(3):
+        meter.add(losses([1.0]))
+    meter.read()
+    meter.add(losses([1.0]))
+    meter.add(losses([float("nan")]))
+    with pytest.raises(Diverged, match="in batch 5"):
+        meter.read()
+
+
+def toy(X, params):
+    """Scores are a linear function of the four features."""
+    return nd.dot(X.astype("float32"), params[0])
+
+
+def toy_data(n):
+    """Bytes as features, a label each, integer weights: all scores are exact in float32."""
+    rng = np.random.RandomState(n)
+    images = rng.randint(0, 256, size=(n, 4)).astype("uint8")
+    labels = rng.randint(0, NUM_CLASSES, size=n).astype("uint8")
+    weights = rng.randint(-9, 10, size=(4, NUM_CLASSES)).astype("float32")
+    # Make four in five right, and the first and last sample right and wrong, so that neither
+    # counting a sample twice nor leaving one out keeps the share.
+    right = (images @ weights).argmax(axis=1)
+    labels = np.where(rng.rand(n) < 0.8, right, labels).astype("uint8")
+    labels[-1], labels[0] = (right[-1] + 1) % NUM_CLASSES, right[0]
+    return images, labels, weights
+
+
+def accuracy_of(images, labels, weights, k, batch_size):
+    ctx = [mx.cpu(i) for i in range(k)]
+    params = [[nd.array(weights, ctx=c)] for c in ctx]
+    return accuracy(images, labels, params, ctx, toy, batch_size)
+
+
+@pytest.mark.parametrize("n", [1, 7, 257])
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+@pytest.mark.parametrize("batch_size", [1, 3, 64, 256, 1000])
+def test_accuracy_is_the_share_that_numpy_counts(n, k, batch_size):
+    images, labels, weights = toy_data(n)
+    correct = ((images @ weights).argmax(axis=1) == labels).sum()
+    assert accuracy_of(images, labels, weights, k, batch_size) == correct / n
+
+
+@pytest.mark.parametrize("wrong", range(7))
+def test_each_image_counts_wherever_it_is(wrong):
+    images, _, weights = toy_data(7)
+    labels = (images @ weights).argmax(axis=1).astype("uint8")
+    labels[wrong] = (labels[wrong] + 1) % NUM_CLASSES
+    assert accuracy_of(images, labels, weights, k=3, batch_size=4) == 6 / 7
+
+
+def test_every_device_evaluates_with_its_own_parameters():
+    images, _, weights = toy_data(8)
+    labels = (images @ weights).argmax(axis=1).astype("uint8")
+    ctx = [mx.cpu(0), mx.cpu(1)]
+    inverted = [[nd.array(weights, ctx=ctx[0])], [nd.array(-weights, ctx=ctx[1])]]
+    assert accuracy(images, labels, inverted, ctx, toy) == 0.5
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int32", "int64", "float32"])
+def test_labels_may_have_any_dtype(dtype):
+    images, labels, weights = toy_data(7)
+    expected = accuracy_of(images, labels, weights, 2, 256)
+    assert accuracy_of(images, labels.astype(dtype), weights, 2, 256) == expected

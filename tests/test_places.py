@@ -1,0 +1,141 @@
+"""Where the data are looked for: the order, what is passed over, and what is not."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from idx_files import contents, encode, gz, tiny, write
+from test_download import Mirror, no_proxy  # noqa: F401
+
+from gluonpar.fashion_mnist import STEMS, TEST_LABELS
+from gluonpar.places import cache_root, download_folder, find
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("MXNET_HOME", str(tmp_path / "home"))
+    return tmp_path / "home" / "datasets"
+
+
+def test_mxnets_cache_is_where_mxnet_has_it(tmp_path, monkeypatch):
+    assert cache_root() == tmp_path / "home" / "datasets"
+    monkeypatch.delenv("MXNET_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_root() == tmp_path / ".mxnet" / "datasets"
+
+
+def test_the_order_of_the_places(tmp_path, home):
+    files = tiny(tmp_path)
+    expected = []
+    for folder, what in (
+        (download_folder(files), "downloaded"),
+        (files.debian, "Debian's dataset-fashion-mnist"),
+        (home / "fashion-mnist", "MXNet's cache"),
+    ):
+        write(folder, contents())
+        expected.append(f"{folder} ({what}, edition of 2017-08-31)")
+        arrays, source = find(files=files)
+        assert source == expected[-1]
+        assert {stem: encode(array) for stem, array in arrays.items()} == contents()
+    given = write(tmp_path / "given", contents(1))
+    assert find(given, files)[1] == f"{given} (the folder given, edition of 2017-08-26)"
+
+
+def test_an_incomplete_place_is_passed_over_and_a_wrong_one_is_not(tmp_path, home):
+    files = tiny(tmp_path)
+    cache = write(home / "fashion-mnist", contents())
+    write(files.debian, contents())
+    path = cache / f"{TEST_LABELS}.gz"
+    path.write_bytes(gz(contents()[TEST_LABELS])[:-3])
+    with pytest.raises(ValueError, match=f"^{path}: truncated gzip.*Delete the file"):
+        find(files=files)
+    path.unlink()
+    assert find(files=files)[1].startswith(str(files.debian))
+
+
+def test_a_folder_given_is_the_only_place(tmp_path):
+    with Mirror() as mirror:
+        files = tiny(tmp_path, mirrors=(mirror.url,))
+        write(files.debian, contents())
+        given = write(tmp_path / "given", {STEMS[0]: contents()[STEMS[0]]})
+        with pytest.raises(FileNotFoundError) as caught:
+            find(given, files)
+        assert mirror.asked == []
+    lacking = ", ".join(f"{stem}[.gz]" for stem in STEMS[1:])
+    assert f"{given} (the folder given): lacks {lacking}\n" in str(caught.value)
+    assert str(files.debian) not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["no such folder", "not a folder"])
+def test_a_folder_given_that_is_none(tmp_path, kind):
+    given = tmp_path / "given"
+    if kind == "not a folder":
+        given.write_text("")
+    with pytest.raises(FileNotFoundError, match=f"given \\(the folder given\\): {kind}"):
+        find(given, tiny(tmp_path))
+
+
+class DataMirror(Mirror):
+    """A mirror of tiny files, each by its name."""
+
+    def __init__(self, seed: int = 0, **behave: str) -> None:
+        super().__init__(**behave)
+        self.bodies = {f"{stem}.gz": gz(raw) for stem, raw in contents(seed).items()}
+
+    def answer(self, handler, what):
+        handler.send_response(200)
+        handler.end_headers()
+        handler.wfile.write(self.bodies[handler.path.rsplit("/", 1)[-1]])
+
+
+def test_downloads_are_kept_beside_mxnets_cache_and_asked_for_once(tmp_path, home):
+    with DataMirror() as mirror:
+        files = tiny(tmp_path, mirrors=(mirror.url,))
+        partial = write(download_folder(files), {STEMS[1]: contents()[STEMS[1]]})
+        for _ in range(2):
+            arrays, source = find(files=files)
+            assert {stem: encode(array) for stem, array in arrays.items()} == contents()
+            assert source == f"{partial} (downloaded, edition of 2017-08-31)"
+        assert mirror.asked == [f"{stem}.gz" for stem in (STEMS[0], STEMS[2], STEMS[3])]
+    assert os.listdir(home) == ["fashion-mnist-2017-08-31"]
+    assert len(os.listdir(partial)) == 4
+
+
+def test_a_mirror_of_another_edition_is_refused(tmp_path):
+    with DataMirror(seed=1) as mirror:
+        files = tiny(tmp_path, mirrors=(mirror.url,))
+        with pytest.raises(FileNotFoundError, match=f"{mirror.url}/.*wrong checksum"):
+            find(files=files)
+    assert os.listdir(download_folder(files)) == []
+
+
+def test_nowhere_lists_every_place_with_what_was_wrong_and_the_ways_out(tmp_path, home):
+    write(home / "fashion-mnist", {STEMS[0]: contents()[STEMS[0]]})
+    (tmp_path / "debian").write_text("")
+    names = dict.fromkeys((f"{stem}.gz" for stem in STEMS), "404")
+    with Mirror() as first, Mirror() as second:
+        first.behave = second.behave = names
+        files = tiny(tmp_path, mirrors=(first.url, second.url))
+        with pytest.raises(FileNotFoundError) as caught:
+            find(files=files)
+    message = str(caught.value)
+    lacking = ", ".join(f"{stem}[.gz]" for stem in STEMS[1:])
+    for line in (
+        f"  - {home / 'fashion-mnist'} (MXNet's cache): lacks {lacking}",
+        f"  - {files.debian} (Debian's dataset-fashion-mnist): not a folder",
+        f"  - {first.url}/{STEMS[0]}.gz: HTTP status 404 Not Found",
+        f"  - {second.url}/{STEMS[0]}.gz: HTTP status 404 Not Found",
+    ):
+        assert line in message.splitlines()
+    for way in ("--data-dir", "apt-get install dataset-fashion-mnist", "--dataset synthetic"):
+        assert way in message
+
+
+def test_a_cache_that_cannot_be_written_is_said(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("MXNET_HOME", str(tmp_path / "file"))
+    with DataMirror() as mirror, pytest.raises(
+        FileNotFoundError, match="cannot be written: .*file"
+    ):
+        find(files=tiny(tmp_path, mirrors=(mirror.url,)))

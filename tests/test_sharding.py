@@ -1,0 +1,236 @@
+"""split_and_load: shards are the batch, cut in order, each on its own device."""
+
+import collections
+
+import mxnet as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mxnet import npx
+
+from gluonpar import partition, sharding
+from gluonpar.sharding import split_and_load
+
+DTYPES = ("float16", "float32", "float64", "int8", "int32", "int64", "uint8")
+KINDS = ("numpy", "mx.nd", "mx.np")
+Point = collections.namedtuple("Point", "x y")
+
+
+def contexts(k):
+    return [mx.cpu(i) for i in range(k)]
+
+
+def payload(shape, dtype="float32"):
+    """As many different values as the dtype has; int64 beyond what a double can hold."""
+    values = np.arange(np.prod(shape)).reshape(shape)
+    return (values + 2**60 + 1 if dtype == "int64" else values).astype(dtype)
+
+
+def made_as(kind, values):
+    if kind == "numpy":
+        return values
+    return (mx.nd if kind == "mx.nd" else mx.np).array(values, dtype=values.dtype)
+
+
+@pytest.fixture
+def np_semantics():
+    npx.set_np()
+    yield
+    npx.reset_np()
+
+
+@st.composite
+def batches(draw):
+    """A shape, an axis of it (counted from either end) and a number of contexts."""
+    shape = tuple(draw(st.lists(st.integers(1, 6), min_size=1, max_size=4)))
+    axis = draw(st.integers(-len(shape), len(shape) - 1))
+    longer = draw(st.integers(1, 20))
+    shape = tuple(longer if i == axis % len(shape) else n for i, n in enumerate(shape))
+    return shape, axis, draw(st.integers(1, 8))
+
+
+def assert_is_a_split(shards, batch, ctx, axis):
+    n = batch.shape[axis]
+    assert [shard.shape[axis] for shard in shards] == partition.sizes(n, min(n, len(ctx)))
+    assert [shard.context for shard in shards] == ctx[: len(shards)]
+    assert {np.dtype(shard.dtype) for shard in shards} == {batch.dtype}
+    whole = np.concatenate([shard.asnumpy() for shard in shards], axis=axis)
+    assert whole.tobytes() == batch.tobytes()
+    assert whole.shape == batch.shape
+
+
+@settings(deadline=None)
+@given(batches(), st.sampled_from(DTYPES), st.sampled_from(KINDS))
+def test_shards_put_together_are_the_batch_bit_for_bit(batch, dtype, kind):
+    shape, axis, k = batch
+    values = payload(shape, dtype)
+    shards = split_and_load(made_as(kind, values), contexts(k), batch_axis=axis)
+    assert_is_a_split(shards, values, contexts(k), axis)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("axis", [0, 1, 2, 3, -1, -4])
+def test_shards_are_the_batch_under_numpy_semantics(np_semantics, kind, dtype, axis):
+    values = payload((5, 4, 3, 7), dtype)
+    shards = split_and_load(made_as(kind, values), contexts(3), batch_axis=axis)
+    assert_is_a_split(shards, values, contexts(3), axis)
+
+
+@pytest.mark.parametrize("view", ["transposed", "reversed", "strided", "read-only"])
+def test_numpy_views_are_cut_like_any_array(view):
+    batch = payload((9, 6))
+    batch = {"transposed": batch.T, "reversed": batch[::-1], "strided": batch[::2, 1::3]}.get(
+        view, batch
+    )
+    batch.flags.writeable = view != "read-only"
+    assert_is_a_split(split_and_load(batch, contexts(4)), batch, contexts(4), 0)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_fewer_samples_than_contexts_give_one_shard_a_sample(n):
+    shards = split_and_load(payload((n, 2)), contexts(4))
+    assert [shard.shape for shard in shards] == [(1, 2)] * n
+
+
+def test_one_context_gets_everything():
+    [shard] = split_and_load(payload((3, 2)), mx.cpu(5))
+    assert shard.context == mx.cpu(5)
+    assert shard.shape == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "type_"),
+    [("numpy", mx.nd.NDArray), ("mx.nd", mx.nd.NDArray), ("mx.np", mx.np.ndarray)],
+)
+def test_types_without_numpy_semantics(kind, type_):
+    shards = split_and_load(made_as(kind, payload((4,))), contexts(2))
+    assert [type(shard) for shard in shards] == [type_] * 2
+
+
+@pytest.mark.parametrize("kind", ["numpy", "mx.np"])
+def test_types_under_numpy_semantics(np_semantics, kind):
+    shards = split_and_load(made_as(kind, payload((4,))), contexts(2))
+    assert [type(shard) for shard in shards] == [mx.np.ndarray] * 2
+
+
+NESTS = {
+    "tuple": lambda a, b: (a, b),
+    "list": lambda a, b: [a, b],
+    "dict": lambda a, b: {"a": a, 1: b},
+    "ordered dict": lambda a, b: collections.OrderedDict([("a", a), ("b", b)]),
+    "namedtuple": lambda a, b: Point(x=a, y=b),
+    "deep": lambda a, b: {"p": Point(a, [b, (a,)]), "q": ({"r": b},)},
+}
+
+
+def flat(nest):
+    """Leaves of a nest, and its types and keys."""
+    if isinstance(nest, dict):
+        items = [flat(value) for value in nest.values()]
+        return sum((leaves for leaves, _ in items), []), (type(nest), tuple(nest), items)
+    if isinstance(nest, (tuple, list)):
+        items = [flat(value) for value in nest]
+        return sum((leaves for leaves, _ in items), []), (type(nest), items)
+    return [nest], "leaf"
+
+
+def structure(nest):
+    def stripped(kind):
+        return kind if kind == "leaf" else (*kind[:-1], [stripped(k) for _, k in kind[-1]])
+
+    return stripped(flat(nest)[1])
+
+
+@pytest.mark.parametrize("nest", NESTS.values(), ids=NESTS)
+def test_every_shard_has_the_nesting_of_the_batch(nest):
+    batch = nest(payload((5, 2)), mx.nd.array(payload((5,), "int32"), dtype="int32"))
+    shards = split_and_load(batch, contexts(2))
+    assert [structure(shard) for shard in shards] == [structure(batch)] * 2
+
+
+@pytest.mark.parametrize("nest", NESTS.values(), ids=NESTS)
+def test_every_array_of_a_nest_is_cut_alike(nest):
+    a, b = payload((5, 2)), payload((5,), "int32") + 100
+    ctx = contexts(3)
+    leaves = [flat(shard)[0] for shard in split_and_load(nest(a, b), ctx)]
+    for pieces, whole in zip(zip(*leaves), flat(nest(a, b))[0]):
+        assert_is_a_split(list(pieces), whole, ctx, 0)
+
+
+def test_shards_of_numpy_data_never_alias_it():
+    batch = payload((6, 2))
+    for shard in split_and_load(batch, contexts(3)):
+        shard[:] = -1
+    mx.nd.waitall()
+    np.testing.assert_array_equal(batch, payload((6, 2)))
+
+
+def test_numpy_data_changed_afterwards_does_not_reach_the_shards():
+    batch = payload((6, 2))
+    shards = split_and_load(batch, contexts(2))
+    batch[:] = -1
+    np.testing.assert_array_equal(shards[1].asnumpy(), payload((6, 2))[3:])
+
+
+def test_numpy_data_goes_to_its_own_device_and_is_never_whole_on_one(monkeypatch):
+    staged = []
+
+    def recorded(source, ctx=None, dtype=None, create=mx.nd.array):
+        staged.append((np.shape(source), ctx))
+        return create(source, ctx=ctx, dtype=dtype)
+
+    monkeypatch.setattr(mx.nd, "array", recorded)
+    split_and_load(payload((8, 3)), contexts(4))
+    assert staged == [((2, 3), c) for c in contexts(4)]
+
+
+def test_mxnet_data_is_moved_from_the_device_where_it_is():
+    batch = mx.nd.array(payload((5, 2)), ctx=mx.cpu(7))
+    assert_is_a_split(split_and_load(batch, contexts(2)), payload((5, 2)), contexts(2), 0)
+
+
+def test_number_of_samples_is_the_common_length():
+    assert sharding.num_samples({"X": payload((5, 3)), "y": [payload((2, 3, 1))[0:2]] * 0}) == 5
+    assert sharding.num_samples((payload((2, 7)), payload((3, 7))), batch_axis=1) == 7
+
+
+@pytest.mark.parametrize(
+    ("data", "axis", "error", "words"),
+    [
+        (np.zeros((0, 3)), 0, ValueError, "0 samples along axis 0"),
+        (np.zeros((3, 0)), -1, ValueError, "0 samples along axis -1"),
+        (np.zeros((4, 3)), 2, ValueError, r"data has shape \(4, 3\): there is no axis 2"),
+        (np.zeros((4, 3)), -3, ValueError, r"data has shape \(4, 3\): there is no axis -3"),
+        (np.array(1.0), 0, ValueError, r"data has shape \(\): there is no axis 0"),
+        ({"y": np.zeros(2)}, 1, ValueError, r"data\['y'\] has shape \(2,\): there is no axis 1"),
+        ((np.zeros((4, 3)), np.zeros(5)), 0, ValueError, r"\[0\] of shape \(4, 3\).*\[1\].*\(5,\)"),
+        ({}, 0, ValueError, r"no array in \{\}"),
+        ([()], 0, ValueError, r"no array in \[\(\)\]"),
+        ("text", 0, TypeError, "data is a str"),
+        ({"y": [np.zeros(2), 7]}, 0, TypeError, r"data\['y'\]\[1\] is a int"),
+        (None, 0, TypeError, "data is a NoneType"),
+    ],
+)
+def test_what_cannot_be_split_is_refused_with_its_values(data, axis, error, words):
+    with pytest.raises(error, match=words):
+        split_and_load(data, contexts(2), batch_axis=axis)
+
+
+def test_sparse_arrays_are_refused():
+    with pytest.raises(TypeError, match=r"csr array.*tostype\('default'\)"):
+        split_and_load(mx.nd.sparse.csr_matrix(np.eye(4, dtype="float32")), contexts(2))
+
+
+@pytest.mark.parametrize(
+    ("ctx", "error", "words"),
+    [
+        ([], ValueError, "ctx is an empty list"),
+        ([mx.cpu(0), 1], TypeError, "ctx holds 1, which is no mx.Context"),
+        (["cpu(0)"], TypeError, r"ctx holds 'cpu\(0\)'"),
+    ],
+)
+def test_bad_contexts_are_refused_with_their_values(ctx, error, words):
+    with pytest.raises(error, match=words):
+        split_and_load(payload((4,)), ctx)

@@ -1,0 +1,193 @@
+"""train_batch: K devices train as one, and as the float64 oracle says."""
+
+import functools
+
+import mxnet as mx
+import numpy as np
+import oracle
+import pytest
+
+import gluonpar
+from gluonpar import replicas, step
+from gluonpar.models import LENET_SHAPES
+
+LR = 0.2
+NUM_STEPS = 3
+
+
+def contexts(k):
+    return [mx.cpu(i) for i in range(k)]
+
+
+def start():
+    """The same eight parameters, as NumPy, with half of every layer's relus well above their kink.
+
+    The other half lies well below. Near a kink, float32 and float64 may fall on different sides,
+    and one such unit is seen in the sum over 256 samples; so the biases keep every input of every
+    relu off it.
+    """
+    rng = np.random.RandomState(0)
+    params = [(0.02 * rng.normal(size=shape)).astype("float32") for shape in LENET_SHAPES]
+    for bias, distance in zip(params[1:6:2], (0.5, 1, 2)):
+        bias += distance * np.where(np.arange(len(bias)) % 2, 1, -1)
+    return params
+
+
+def make_batches(n, seed=0):
+    """Three batches of images in [0, 1]: the pattern of their class, under noise."""
+    rng = np.random.RandomState(seed)
+    patterns = rng.rand(10, 1, 28, 28)
+    batches = []
+    for _ in range(NUM_STEPS):
+        y = rng.randint(0, 10, size=n)
+        X = (patterns[y] + rng.rand(n, 1, 28, 28)) / 2
+        batches.append((X.astype("float32"), y))
+    return batches
+
+
+def replicas_of(params, ctx):
+    return [gluonpar.get_params([mx.nd.array(p) for p in params], c) for c in ctx]
+
+
+def train(batches, k, params=None):
+    """Device parameters, as NumPy, after one step a batch on k devices."""
+    ctx = contexts(k)
+    device_params = replicas_of(params or start(), ctx)
+    for X, y in batches:
+        gluonpar.train_batch(X, y.astype("float32"), device_params, ctx, LR)
+    return [[param.asnumpy() for param in params] for params in device_params]
+
+
+def relative_error(got, want):
+    return np.linalg.norm(got - want) / np.linalg.norm(want)
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """Per batch size: the batches, and the oracle's parameters after them."""
+
+    @functools.lru_cache(None)
+    def solve(n):
+        batches = make_batches(n)
+        params, margins = oracle.train(batches, start(), LR)
+        assert margins.min() > 0.01, "a relu's input is near its kink"
+        return batches, params
+
+    return solve
+
+
+@pytest.mark.parametrize("n", [256, 255, 7, 1])
+@pytest.mark.parametrize("k", [1, 2, 3, 4, 5, 8])
+def test_k_devices_train_as_the_oracle(expected, n, k):
+    batches, want = expected(n)
+    for device, got in enumerate(train(batches, k)):
+        for i, (g, w, before) in enumerate(zip(got, want, start())):
+            assert relative_error(g, w) < 1e-5, f"parameter {i} on device {device}"
+            assert relative_error(g - before, w - before) < 1e-3, f"its change, {i} on {device}"
+
+
+def test_a_step_moves_every_parameter():
+    batches = make_batches(16)
+    moved = train(batches, 2)[0]
+    assert all((after != before).any() for after, before in zip(moved, start()))
+
+
+@pytest.mark.parametrize("n", [64, 7, 2])
+@pytest.mark.parametrize("k", [2, 3, 5, 8])
+def test_replicas_are_bit_identical_after_every_step(n, k):
+    ctx = contexts(k)
+    device_params = replicas_of(start(), ctx)
+    for X, y in make_batches(n):
+        gluonpar.train_batch(X, y, device_params, ctx, LR)
+        first = [param.asnumpy() for param in device_params[0]]
+        for params in device_params[1:]:
+            for a, b in zip(first, params):
+                np.testing.assert_array_equal(a, b.asnumpy())
+
+
+def test_the_same_steps_give_the_same_bits():
+    batches = make_batches(100)
+    for once, again in zip(train(batches, 4)[3], train(batches, 4)[3]):
+        np.testing.assert_array_equal(once, again)
+
+
+@pytest.mark.parametrize("k", [2, 4])
+def test_an_idle_device_does_not_add_its_last_gradient_again(monkeypatch, k):
+    """A large batch leaves gradients everywhere; a batch of one must not see the old ones."""
+    batches = make_batches(8)[:1] + make_batches(1)[:2]
+    one = train(batches, 1)[0]
+
+    def compare():
+        return max(relative_error(a, b) for a, b in zip(train(batches, k)[0], one))
+
+    assert compare() < 1e-5
+    monkeypatch.setattr(replicas, "zero_grads", lambda params: None)  # the bug, planted
+    assert compare() > 1e-3
+
+
+def test_dividing_by_a_shards_size_instead_of_the_batchs_is_caught(monkeypatch, expected):
+    batches, want = expected(7)
+    monkeypatch.setattr(step, "num_samples", lambda y: 4)
+    assert max(relative_error(g, w) for g, w in zip(train(batches, 2)[0], want)) > 1e-3
+
+
+def test_losses_come_back_per_sample_and_device_from_before_the_update():
+    X, y = make_batches(5)[0]
+    ctx = contexts(3)
+    device_params = replicas_of(start(), ctx)
+    losses = gluonpar.train_batch(X, y, device_params, ctx, LR)
+    assert [loss.context for loss in losses] == ctx
+    assert [loss.shape for loss in losses] == [(2,), (2,), (1,)]
+    want = oracle.Step(X.astype("float64"), y, [p.astype("float64") for p in start()]).losses
+    got = np.concatenate([loss.asnumpy() for loss in losses])
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+def test_a_model_and_a_loss_of_ones_own():
+    """Least squares by hand: one step from zero is lr times the mean of 2 x y."""
+    X, y = np.arange(1.0, 6.0, dtype="float32")[:, None], np.arange(5.0, dtype="float32")
+    ctx = contexts(2)
+    device_params = [gluonpar.get_params([mx.nd.zeros((1, 1))], c) for c in ctx]
+    gluonpar.train_batch(
+        X,
+        y,
+        device_params,
+        ctx,
+        lr=0.01,
+        model=lambda x, params: mx.nd.dot(x, params[0])[:, 0],
+        loss=lambda p, t: (p - t) ** 2,
+    )
+    assert device_params[1][0].asscalar() == pytest.approx(0.01 * (2 * X[:, 0] * y).mean())
+
+
+def test_one_context_need_not_be_a_list():
+    X, y = make_batches(3)[0]
+    device_params = replicas_of(start(), [mx.cpu(1)])
+    assert gluonpar.train_batch(X, y, device_params, mx.cpu(1), LR)[0].context == mx.cpu(1)
+
+
+@pytest.mark.parametrize("lr", [0, -0.1, float("nan"), float("inf")])
+def test_a_learning_rate_that_is_none(lr):
+    X, y = make_batches(2)[0]
+    with pytest.raises(ValueError, match=f"lr={lr} is no learning rate; give a positive finite"):
+        gluonpar.train_batch(X, y, replicas_of(start(), contexts(1)), contexts(1), lr)
+
+
+def test_images_and_labels_of_different_lengths():
+    X, y = make_batches(4)[0]
+    with pytest.raises(
+        ValueError, match=r"data\[0\] of shape \(4, 1, 28, 28\).*data\[1\] of shape \(3,\)"
+    ):
+        gluonpar.train_batch(X, y[:3], replicas_of(start(), contexts(2)), contexts(2), LR)
+
+
+def test_a_bad_request_changes_nothing():
+    X, y = make_batches(4)[0]
+    ctx = contexts(2)
+    device_params = replicas_of(start(), ctx)
+    with pytest.raises(ValueError, match="2 copies of the parameters for 3 contexts"):
+        gluonpar.train_batch(X, y, device_params, contexts(3), LR)
+    with pytest.raises(ValueError, match=r"parameter 0 is on cpu\(1\), but its device is cpu\(0\)"):
+        gluonpar.train_batch(X, y, device_params[::-1], ctx, LR)
+    for param, before in zip(device_params[0], start()):
+        np.testing.assert_array_equal(param.asnumpy(), before)

@@ -1,0 +1,78 @@
+"""Threads of CPU contexts: an even share of the processors, never more than the user said."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+def python(program, **environment):
+    """What ``program`` prints, in a process of its own: MXNet's engine must not have started."""
+    inherited = {k: v for k, v in os.environ.items() if k not in ("OMP_NUM_THREADS",)}
+    done = subprocess.run(
+        [sys.executable, "-c", PRELUDE + program],
+        env={**inherited, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+PRELUDE = """
+import ctypes, gluonpar, mxnet as mx
+from gluonpar import engine, threads
+threads.cores = lambda: 12
+gomp = ctypes.CDLL("libgomp.so.1")
+def team(i):
+    found, marker = [], mx.nd.empty((1,), ctx=mx.cpu(i))
+    engine.push(lambda: found.append(gomp.omp_get_max_threads()), mx.cpu(i), writes=[marker])
+    marker.wait_to_read()
+    return found[0]
+def cpus(k):
+    return [mx.cpu(i) for i in range(k)]
+"""
+
+
+@pytest.mark.parametrize("k, want", [(2, 6), (3, 4), (5, 2), (8, 1), (13, 1)])
+def test_workers_get_an_even_share(k, want):
+    # A worker starts with at most the machine's processors, which may be fewer than the share.
+    expected = min(want, os.cpu_count())
+    got = python(f"threads.share(cpus({k})); print(*[team(i) for i in range({k})])")
+    assert got == [str(expected)] * k
+
+
+def test_teams_shrink_when_more_contexts_come_and_never_grow():
+    program = (
+        "threads.share(cpus(1)); first = team(0); threads.share(cpus(12)); second = team(0);"
+        "threads.share(cpus(1)); print(first, second, team(0), team(11))"
+    )
+    first, second, third, other = python(program)
+    assert int(first) == min(12, os.cpu_count())
+    assert (second, third, other) == ("1", "1", "1")
+
+
+def test_repeated_contexts_count_once_and_gpus_not_at_all():
+    program = "threads.share([mx.cpu(0), mx.cpu(0), mx.gpu(0)]); print(threads.size(mx.cpu(0)))"
+    assert python(program) == ["12"]
+
+
+def test_the_users_own_number_stays():
+    program = "threads.share(cpus(1)); print(team(0))"
+    assert python(program, OMP_NUM_THREADS="3") == ["3"]
+
+
+def test_shrinking_between_steps_is_safe_for_cached_operators():
+    """Growing a team crashes oneDNN's cached operators; what share() does must not."""
+    program = (
+        "import numpy as np\n"
+        "for k in (1, 3, 2, 1, 4, 1):\n"
+        "    params = [gluonpar.get_params(gluonpar.init_lenet(), c) for c in cpus(k)]\n"
+        "    for n in (16, 9):\n"
+        "        X, y = np.zeros((n, 1, 28, 28), 'float32'), np.zeros(n, 'float32')\n"
+        "        gluonpar.train_batch(X, y, params, cpus(k), 0.1)\n"
+        "mx.nd.waitall(); print('trained')"
+    )
+    assert python(program) == ["trained"]

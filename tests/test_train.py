@@ -1,0 +1,205 @@
+"""train: a run repeats bit for bit, learns, and says where it failed."""
+
+import re
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+import gluonpar
+from gluonpar import data, metrics, models, report
+from gluonpar.train import INIT_SCALE, Configuration, Run
+
+SMALL = {"batch_size": 32, "num_epochs": 1, "limit": 96}
+
+
+def train(num_gpus=2, **more):
+    options = {**SMALL, "dataset": "synthetic", "device": "cpu", "verbose": False, **more}
+    return gluonpar.train(num_gpus, **options)
+
+
+def bits(history):
+    return [param.asnumpy().tobytes() for param in history.params]
+
+
+@pytest.fixture(scope="module")
+def two_devices():
+    return train(2)
+
+
+@pytest.fixture(scope="module")
+def learned():
+    return train(2, limit=600, num_epochs=4)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_one_seed_and_number_of_devices_give_the_same_bits(k):
+    first, second = train(k, num_epochs=2), train(k, num_epochs=2)
+    assert bits(first) == bits(second)
+    assert [e.loss for e in first.epochs] == [e.loss for e in second.epochs]
+
+
+def test_another_seed_differs(two_devices):
+    for one, other in zip(bits(two_devices), bits(train(2, seed=1))):
+        assert one != other
+
+
+def test_every_weight_and_bias_moved(two_devices):
+    mx.random.seed(0)
+    start = models.init_lenet(INIT_SCALE)
+    for before, after in zip(start, two_devices.params):
+        assert not np.array_equal(before.asnumpy(), after.asnumpy()), before.shape
+
+
+def test_the_number_of_devices_changes_nothing_but_rounding(two_devices):
+    one_device = train(1)
+    for one, two in zip(one_device.params, two_devices.params):
+        np.testing.assert_allclose(one.asnumpy(), two.asnumpy(), rtol=1e-3, atol=1e-5)
+
+
+def test_the_loss_falls_and_the_accuracy_rises_far_above_chance(learned):
+    losses = [epoch.loss for epoch in learned.epochs]
+    assert losses[-1] < losses[0] - 0.5
+    assert learned.epochs[-1].test_accuracy > 0.4
+
+
+def test_the_history_has_an_epoch_each_and_its_figures(learned):
+    assert learned.ctx == [mx.cpu(0), mx.cpu(1)]
+    assert [epoch.epoch for epoch in learned.epochs] == [1, 2, 3, 4]
+    for epoch in learned.epochs:
+        assert epoch.seconds > 0
+        assert epoch.images_per_second == 600 / epoch.seconds
+        assert 0 <= epoch.test_accuracy <= 1
+
+
+def test_the_historys_parameters_reach_its_accuracy(learned):
+    test = data.load("synthetic")
+    images = models.standardize(mx.nd.array(test.test_images, dtype="uint8"))
+    predicted = models.lenet(images, learned.params).asnumpy().argmax(axis=1)
+    share = (predicted == test.test_labels).mean()
+    assert share == pytest.approx(learned.epochs[-1].test_accuracy, abs=0.002)
+
+
+def test_a_batch_that_no_device_number_divides_loses_no_sample(monkeypatch):
+    counts = []
+    add = metrics.LossMeter.add
+    monkeypatch.setattr(
+        metrics.LossMeter,
+        "add",
+        lambda self, losses: (counts.append([loss.size for loss in losses]), add(self, losses)),
+    )
+    train(3, batch_size=32, limit=65)
+    assert counts == [[11, 11, 10], [11, 11, 10], [1]]
+
+
+def test_divergence_names_epoch_batch_and_learning_rate():
+    with pytest.raises(metrics.Diverged) as caught:
+        train(2, lr=1e10, batch_size=16, limit=96)
+    words = (
+        r"the loss became (nan|inf) in batch (\d) of 6, epoch 1, with lr=1e\+10 and batch size 16"
+    )
+    found = re.match(words, str(caught.value))
+    assert found, caught.value
+    assert 2 <= int(found.group(2)) <= 6
+    assert "such as 1e+09" in str(caught.value)
+
+
+def test_divergence_in_a_later_epoch_names_that_epoch(monkeypatch):
+    reads = iter([1.0, float("nan")])
+    monkeypatch.setattr(
+        metrics.LossMeter,
+        "add",
+        lambda self, losses: self._unread.append([mx.nd.array([next(reads)])]),
+    )
+    with pytest.raises(metrics.Diverged, match="nan in batch 1 of 1, epoch 2, "):
+        train(2, limit=32, num_epochs=3)
+
+
+def test_a_dry_run_reaches_no_epoch_and_keeps_no_file(tmp_path):
+    history = train(2, dry_run=True, save_dir=str(tmp_path))
+    assert history.epochs == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_quiet_run_prints_nothing(capfd):
+    train(2, limit=8)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_verbose_run_ends_with_the_result(capsys):
+    train(2, limit=8, verbose=True)
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert re.fullmatch(r"test acc: 0\.\d\d, \d+\.\d sec/epoch on \[cpu\(0\), cpu\(1\)\]", last)
+
+
+def test_what_was_reached_remains_after_an_exception(tmp_path, monkeypatch):
+    def interrupted(self, figures):
+        if figures.epoch == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(report.Console, "epoch", interrupted)
+    wanted = Configuration(
+        2, device="cpu", dataset="synthetic", limit=8, num_epochs=3, save_dir=str(tmp_path)
+    )
+    run = Run(wanted, report.Console())
+    with pytest.raises(KeyboardInterrupt):
+        run.train()
+    assert run.kept == [str(tmp_path / "lenet-epoch-0001.params")]
+    assert [epoch.epoch for epoch in run.history.epochs] == [1, 2]
+
+
+def test_the_files_hold_each_epochs_parameters(tmp_path):
+    history = train(2, num_epochs=2, save_dir=str(tmp_path))
+    names = ["lenet-epoch-0001.params", "lenet-epoch-0002.params"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+    first, second = (mx.nd.load(str(tmp_path / name)) for name in names)
+    assert [second[str(i)].asnumpy().tobytes() for i in range(8)] == bits(history)
+    assert [first[str(i)].asnumpy().tobytes() for i in range(8)] == bits(train(2))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("batch_size", 0),
+        ("batch_size", -256),
+        ("num_epochs", 0),
+        ("limit", 0),
+        ("limit", -1),
+        ("log_interval", 0),
+        ("seed", -1),
+        ("seed", 2**31),
+        ("lr", 0),
+        ("lr", -1),
+        ("lr", float("nan")),
+        ("lr", float("inf")),
+    ],
+)
+def test_a_configuration_refuses_what_cannot_be_done(field, value):
+    with pytest.raises(ValueError, match=f"{field}={value} "):
+        Configuration(**{field: value})
+
+
+def test_a_configuration_refuses_an_unknown_algorithm():
+    with pytest.raises(ValueError, match="no all-reduce algorithm 'quux'; there are: .*star"):
+        Configuration(algorithm="quux")
+
+
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        ({"limit": 6001}, "limit 6001: synthetic has 6000 training images"),
+        ({"dataset": "mnist"}, "unknown data set 'mnist'"),
+        ({"data_dir": "/some/folder"}, "'/some/folder'"),
+        ({"device": "tpu"}, "device='tpu'"),
+        ({"num_gpus": 0}, "num_gpus=0"),
+        ({"gpus": (0,)}, r"gpus=\[0\]"),
+    ],
+)
+def test_a_run_refuses_what_cannot_be_met(request_, words):
+    with pytest.raises(ValueError, match=words):
+        train(**{"num_gpus": None, **request_})
+
+
+def test_a_configuration_does_not_change():
+    with pytest.raises(AttributeError):
+        Configuration().lr = 1
