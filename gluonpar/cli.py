@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from typing import Sequence
 
@@ -21,20 +22,21 @@ def main(description: str, argv: Sequence[str] | None = None) -> int:
     line on stderr says why and what to do. 130: interrupted by Ctrl-C; one line says what was kept.
     Errors that are nobody's request keep their traceback.
     """
-    options = parser(description).parse_args(argv)
+    options_parser = parser(description)
+    options = options_parser.parse_args(argv)
     console = report.Console()
     try:
         run = Run(Configuration(**vars(options)), console)
     except (ValueError, FileNotFoundError) as error:
-        return _fail(error)
+        return _fail(_as_typed(str(error), options_parser))
     except KeyboardInterrupt:
-        return _interrupted([])
+        return _interrupted([], options.save_dir)
     try:
         run.train()
     except metrics.Diverged as error:
-        return _fail(error)
+        return _fail(str(error))
     except KeyboardInterrupt:
-        return _interrupted(run.kept)
+        return _interrupted(run.kept, options.save_dir)
     return TRAINED
 
 
@@ -109,14 +111,24 @@ def _ids(text: str) -> tuple[int, ...]:
         raise argparse.ArgumentTypeError(f"{text!r} is no list of GPU ids such as 0,2") from None
 
 
-def _fail(error: Exception) -> int:
-    print(f"{os.path.basename(sys.argv[0])}: error: {error}", file=sys.stderr)
+def _as_typed(message: str, made: argparse.ArgumentParser) -> str:
+    """A message about fields, such as "num_gpus=0", in the words of the options: "--num-gpus 0"."""
+    for action in made._actions:
+        message = re.sub(rf"\b{action.dest}=", f"{action.option_strings[0]} ", message)
+    return message
+
+
+def _fail(message: str) -> int:
+    print(f"{os.path.basename(sys.argv[0])}: error: {message}", file=sys.stderr)
     return BAD_REQUEST
 
 
-def _interrupted(kept: Sequence[str]) -> int:
-    what = (
-        f"kept: {', '.join(kept)}" if kept else "nothing was kept (--save-dir DIR keeps each epoch)"
-    )
+def _interrupted(kept: Sequence[str], save_dir: str | None) -> int:
+    if kept:
+        what = f"kept: {', '.join(kept)}"
+    elif save_dir:
+        what = "nothing was kept, for no epoch was complete"
+    else:
+        what = "nothing was kept (--save-dir DIR keeps each epoch)"
     print(f"\n{os.path.basename(sys.argv[0])}: interrupted; {what}", file=sys.stderr)
     return INTERRUPTED

@@ -23,6 +23,8 @@ class Choice:
 
 def as_list(ctx: mx.Context | Sequence[mx.Context]) -> list[mx.Context]:
     """``ctx`` as Gluon takes it, one context or a list of them, as a list that is not empty."""
+    if not isinstance(ctx, (mx.Context, list, tuple)):
+        raise TypeError(f"ctx is {ctx!r}; pass an mx.Context such as mx.cpu(0), or a list of them")
     contexts = [ctx] if isinstance(ctx, mx.Context) else list(ctx)
     if not contexts:
         raise ValueError("ctx is an empty list; pass at least one context, for example mx.cpu(0)")

@@ -45,6 +45,12 @@ class LossMeter:
         return self._sum / max(1, self._num_samples)
 
 
+def check_finite(params: Sequence[nd.NDArray]) -> None:
+    """Wait for one device's ``params``; raise Diverged unless every number in them is finite."""
+    if not nd.multi_all_finite(*params, num_arrays=len(params)).asscalar():
+        raise Diverged("the parameters became infinite or NaN in the update after the last batch")
+
+
 def accuracy(
     images: np.ndarray,
     labels: np.ndarray,

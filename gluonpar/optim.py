@@ -6,12 +6,16 @@ from typing import Sequence
 
 from mxnet import nd
 
+# multi_sgd_update copies pointers into arrays of this size, and does not check.
+_MOST_WEIGHTS = 60
+
 
 def sgd(params: Sequence[nd.NDArray], lr: float, batch_size: int) -> None:
     """Minibatch stochastic gradient descent, in place: ``param -= lr * param.grad / batch_size``.
 
-    ``params`` are one device's, each with a gradient that holds the *sum* over ``batch_size``
-    samples. One fused operator updates them all. ``sgd`` in Dive into Deep Learning, 3.4.
+    ``params`` are one device's, of one dtype, each with a gradient that holds the *sum* over
+    ``batch_size`` samples. One fused operator updates up to 60 of them. ``sgd`` in Dive into Deep
+    Learning, 3.4.
 
     >>> import mxnet as mx
     >>> w = mx.nd.ones((1,)); w.attach_grad(); w.grad[:] = 8
@@ -19,13 +23,13 @@ def sgd(params: Sequence[nd.NDArray], lr: float, batch_size: int) -> None:
     >>> w.asscalar()
     0.0
     """
-    n = len(params)
-    weights_and_grads = [array for param in params for array in (param, param.grad)]
-    nd.multi_sgd_update(
-        *weights_and_grads,
-        out=list(params),
-        num_weights=n,
-        lrs=[lr] * n,
-        wds=[0.0] * n,
-        rescale_grad=1.0 / batch_size,
-    )
+    for start in range(0, len(params), _MOST_WEIGHTS):
+        group = list(params[start : start + _MOST_WEIGHTS])
+        nd.multi_sgd_update(
+            *[array for param in group for array in (param, param.grad)],
+            out=group,
+            num_weights=len(group),
+            lrs=[lr] * len(group),
+            wds=[0.0] * len(group),
+            rescale_grad=1.0 / batch_size,
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, Iterator, Sequence
 
 import mxnet as mx
@@ -9,6 +10,11 @@ import numpy as np
 
 from gluonpar import partition, threads
 from gluonpar.devices import as_list
+
+_DTYPES = [
+    np.dtype(name)
+    for name in ("float16", "float32", "float64", "int8", "int32", "int64", "uint8", "bool")
+]
 
 
 def split_and_load(
@@ -26,7 +32,8 @@ def split_and_load(
     than contexts the list is shorter: one shard a sample, and the other contexts get none.
 
     Raises ValueError for an empty batch, arrays of different lengths along ``batch_axis`` or an
-    axis that an array does not have; TypeError for a leaf that is no array.
+    axis that an array does not have; TypeError for a leaf that is no array, or of a dtype that
+    MXNet lacks.
 
     Compare ``gluon.utils.split_and_load``, and ``split_batch`` in Dive into Deep Learning, 13.5.
 
@@ -70,6 +77,10 @@ def _leaves(data: Any, path: str) -> Iterator[tuple[str, Any]]:
         for i, value in enumerate(data):
             yield from _leaves(value, f"{path}[{i}]")
     elif isinstance(data, (np.ndarray, mx.nd.NDArray)):
+        if np.dtype(data.dtype) not in _DTYPES:
+            raise TypeError(
+                f"{path} is of dtype {data.dtype}, which MXNet does not have; convert it"
+            )
         yield path, data
     else:
         raise TypeError(
@@ -80,7 +91,9 @@ def _leaves(data: Any, path: str) -> Iterator[tuple[str, Any]]:
 def _take(data: Any, part: slice, axis: int, ctx: mx.Context) -> Any:
     """The same nesting, every array cut to ``part`` along ``axis`` and put on ``ctx``."""
     if isinstance(data, dict):
-        return type(data)((key, _take(value, part, axis, ctx)) for key, value in data.items())
+        shard = copy.copy(data)  # whatever kind of dict it is
+        shard.update((key, _take(value, part, axis, ctx)) for key, value in data.items())
+        return shard
     if isinstance(data, (tuple, list)):
         items = [_take(value, part, axis, ctx) for value in data]
         return type(data)(*items) if hasattr(data, "_fields") else type(data)(items)  # namedtuple

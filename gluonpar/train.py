@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import time
 from dataclasses import dataclass
+from typing import Iterator
 
 import mxnet as mx
 import numpy as np
@@ -73,8 +75,6 @@ class Run:
     def __init__(self, configuration: Configuration, console: report.Console) -> None:
         self.configuration, self.console = configuration, console
         choice = devices.choose(configuration.num_gpus, configuration.gpus, configuration.device)
-        if choice.notice:
-            console.notice(choice.notice)
         self.ctx = list(choice.ctx)
         threads.share(self.ctx)
         if configuration.plot:
@@ -86,6 +86,8 @@ class Run:
         self.kept: list[str] = []
         self.history = report.History(self.ctx)
         self.num_batches = -(-len(self.data.train_labels) // configuration.batch_size)
+        if choice.notice:
+            console.notice(choice.notice)
 
     def train(self) -> report.History:
         """Train to the end; the history. Raises metrics.Diverged if the loss is not finite."""
@@ -114,7 +116,8 @@ class Run:
             if number % (config.log_interval or DEFAULT_LOG_INTERVAL) == 0:
                 self._log(epoch, number, self._read(meter, epoch))
         loss = self._read(meter, epoch)
-        mx.nd.waitall()  # the last update, too, belongs to the epoch's time
+        with self._explain_divergence(epoch):  # waits: the last update belongs to the epoch's time
+            metrics.check_finite(device_params[0])
         return time.perf_counter() - start, loss
 
     def _step(self, X, y, device_params) -> list[mx.nd.NDArray]:
@@ -124,9 +127,14 @@ class Run:
         )
 
     def _read(self, meter: metrics.LossMeter, epoch: int) -> float:
+        with self._explain_divergence(epoch):
+            return meter.read()
+
+    @contextlib.contextmanager
+    def _explain_divergence(self, epoch: int) -> Iterator[None]:
         config = self.configuration
         try:
-            return meter.read()
+            yield
         except metrics.Diverged as error:
             raise metrics.Diverged(
                 f"{error} of {self.num_batches}, epoch {epoch}, with lr={config.lr:g} and batch "
@@ -145,11 +153,11 @@ class Run:
         )
         rate = len(self.data.train_labels) / seconds
         self.history.epochs.append(report.Epoch(epoch, seconds, loss, reached, rate))
-        self.console.epoch(self.history.epochs[-1])
         if self.save_dir:
             path = self.save_dir / f"lenet-epoch-{epoch:04d}.params"
             checkpoint.save_params(path, device_params[0])
             self.kept.append(str(path))
+        self.console.epoch(self.history.epochs[-1])
         if self.configuration.plot:
             report.plot(self.history, self.configuration.plot)
 
@@ -173,7 +181,8 @@ class Run:
         shares = [size for size in partition.sizes(config.batch_size, len(self.ctx)) if size]
         each = f"{shares[0]}" if shares[0] == shares[-1] else f"{shares[-1]} or {shares[0]}"
         idle = len(self.ctx) - len(shares)
-        epochs = f"{config.num_epochs} epochs of {self.num_batches} batches"
+        epochs = _count(config.num_epochs, "epoch", "epochs")
+        batches = _count(self.num_batches, "batch", "batches")
         images = f"{len(found.train_labels)} training and {len(found.test_labels)} test images"
         return {
             "devices": ", ".join(filter(None, [str(self.ctx), threads.describe(self.ctx)])),
@@ -181,8 +190,12 @@ class Run:
             + (f", none on {idle} of them" if idle else ""),
             "all-reduce": config.algorithm or collectives.DEFAULT,
             "data": f"{found.name}, {images}, {found.source}",
-            "training": f"{epochs}, lr {config.lr:g}, seed {config.seed}",
+            "training": f"{epochs} of {batches}, lr {config.lr:g}, seed {config.seed}",
         }
+
+
+def _count(number: int, one: str, more: str) -> str:
+    return f"{number} {one if number == 1 else more}"
 
 
 def pixel_lenet(X: mx.nd.NDArray, params: list[mx.nd.NDArray]) -> mx.nd.NDArray:

@@ -14,6 +14,8 @@ except ImportError as error:
     remedy = " (in a clone: pip install -e '.[cpu]')" if error.name == "gluonpar" else ""
     print(f"train_lenet.py: error: {error}{remedy}", file=sys.stderr)
     sys.exit(2)
+except KeyboardInterrupt:
+    sys.exit(130)
 
 if __name__ == "__main__":
     sys.exit(cli.main(__doc__.partition("\n")[0]))

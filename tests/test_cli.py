@@ -152,24 +152,24 @@ def test_device_cpu_silences_the_notice(command, no_gpu):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--num-gpus", "0"), "num_gpus=0"),
-        (("--num-gpus", "-1"), "num_gpus=-1"),
-        (("--device", "gpu"), "device='gpu'.*no NVIDIA driver here"),
-        (("--gpus", "0,0"), r"gpus=\[0, 0\] names \[0\]"),
-        (("--gpus", "7"), r"gpus=\[7\].*there is none"),
-        (("--gpus", "0", "--num-gpus", "2"), r"num_gpus=2 and gpus=\[0\]"),
-        (("--gpus", "0", "--device", "cpu"), r"gpus=\[0\].*device='cpu'"),
+        (("--num-gpus", "0"), "--num-gpus 0"),
+        (("--num-gpus", "-1"), "--num-gpus -1"),
+        (("--device", "gpu"), "--device 'gpu'.*no NVIDIA driver here"),
+        (("--gpus", "0,0"), r"--gpus \[0, 0\] names \[0\]"),
+        (("--gpus", "7"), r"--gpus \[7\].*there is none"),
+        (("--gpus", "0", "--num-gpus", "2"), r"--num-gpus 2 and --gpus \[0\]"),
+        (("--gpus", "0", "--device", "cpu"), r"--gpus \[0\].*--device 'cpu'"),
         (("--gpus", "0;1"), "'0;1' is no list of GPU ids"),
         (("--gpus", ""), "'' is no list of GPU ids"),
         (("--device", "tpu"), "'tpu'"),
-        (("--batch-size", "0"), "batch_size=0"),
+        (("--batch-size", "0"), "--batch-size 0"),
         (("--batch-size", "2.5"), "'2.5'"),
-        (("--lr", "0"), "lr=0"),
-        (("--lr", "nan"), "lr=nan"),
+        (("--lr", "0"), "--lr 0"),
+        (("--lr", "nan"), "--lr nan"),
         (("--lr", "fast"), "'fast'"),
-        (("--epochs", "0"), "num_epochs=0"),
-        (("--seed", "-1"), "seed=-1"),
-        (("--log-interval", "0"), "log_interval=0"),
+        (("--epochs", "0"), "--epochs 0"),
+        (("--seed", "-1"), "--seed -1"),
+        (("--log-interval", "0"), "--log-interval 0"),
         (("--allreduce", "quux"), "'quux'; there are: .*star"),
         (("--dataset", "mnist"), "'mnist'"),
         (("--frobnicate",), "--frobnicate"),
@@ -188,7 +188,7 @@ def test_a_bad_request_ends_with_2_and_one_error_line_on_stderr(command, no_gpu,
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--limit", "0"), "limit=0"),
+        (("--limit", "0"), "--limit 0"),
         (("--limit", "6001"), "limit 6001: synthetic has 6000"),
         (("--data-dir", "/some/folder"), "'/some/folder'"),
         (("--plot", "lenet.xyz"), "cannot plot to lenet.xyz"),
@@ -296,7 +296,7 @@ def test_the_script_ends_with_2_for_a_bad_request():
     process = start("--batch-size", 0)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (2, "")
-    assert err.startswith("train_lenet.py: error: batch_size=0 ")
+    assert err.startswith("train_lenet.py: error: --batch-size 0 ")
     assert err.count("\n") == 1
 
 

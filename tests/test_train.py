@@ -144,8 +144,14 @@ def test_what_was_reached_remains_after_an_exception(tmp_path, monkeypatch):
     run = Run(wanted, report.Console())
     with pytest.raises(KeyboardInterrupt):
         run.train()
-    assert run.kept == [str(tmp_path / "lenet-epoch-0001.params")]
+    assert run.kept == [str(tmp_path / f"lenet-epoch-000{i}.params") for i in (1, 2)]
     assert [epoch.epoch for epoch in run.history.epochs] == [1, 2]
+
+
+def test_parameters_that_only_the_last_update_ruined_are_noticed(tmp_path):
+    with pytest.raises(metrics.Diverged, match=r"parameters became .*epoch 1, with lr=1e\+39"):
+        train(2, limit=8, batch_size=8, num_epochs=1, lr=1e39, save_dir=str(tmp_path))
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_files_hold_each_epochs_parameters(tmp_path):
