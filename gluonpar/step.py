@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Callable, Sequence
 
 import mxnet as mx
+import numpy as np
 from mxnet import autograd
 
 from gluonpar import replicas
@@ -62,5 +63,5 @@ def train_batch(
 
 def check_lr(lr: float) -> None:
     """Raise ValueError unless the learning rate is a positive finite number."""
-    if not 0 < lr < float("inf"):
+    if not 0 < lr <= np.finfo("float32").max:
         raise ValueError(f"lr={lr} is no learning rate; give a positive finite number, such as 0.2")
