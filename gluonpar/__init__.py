@@ -5,7 +5,15 @@ from gluonpar import runtime
 
 runtime.start()
 
-from gluonpar.collectives import allreduce, broadcast
+from gluonpar.collectives import (
+    all_gather,
+    allreduce,
+    allreduce_many,
+    broadcast,
+    explain,
+    reduce,
+    reduce_scatter,
+)
 from gluonpar.models import init_lenet, lenet
 from gluonpar.optim import sgd
 from gluonpar.replicas import get_params
@@ -16,11 +24,16 @@ from gluonpar.version import __version__
 
 __all__ = [
     "__version__",
+    "all_gather",
     "allreduce",
+    "allreduce_many",
     "broadcast",
+    "explain",
     "get_params",
     "init_lenet",
     "lenet",
+    "reduce",
+    "reduce_scatter",
     "sgd",
     "split_and_load",
     "train",

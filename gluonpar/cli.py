@@ -28,7 +28,7 @@ def main(description: str, argv: Sequence[str] | None = None) -> int:
     try:
         run = Run(Configuration(**vars(options)), console)
     except (ValueError, FileNotFoundError) as error:
-        return _fail(_as_typed(str(error), options_parser))
+        return _fail(as_typed(str(error), options_parser))
     except KeyboardInterrupt:
         return _interrupted([], options.save_dir)
     try:
@@ -111,7 +111,7 @@ def _ids(text: str) -> tuple[int, ...]:
         raise argparse.ArgumentTypeError(f"{text!r} is no list of GPU ids such as 0,2") from None
 
 
-def _as_typed(message: str, made: argparse.ArgumentParser) -> str:
+def as_typed(message: str, made: argparse.ArgumentParser) -> str:
     """A message about fields, such as "num_gpus=0", in the words of the options: "--num-gpus 0"."""
     for action in made._actions:
         message = re.sub(rf"\b{action.dest}=", f"{action.option_strings[0]} ", message)

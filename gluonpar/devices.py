@@ -58,7 +58,7 @@ def choose(
     if device not in KINDS:
         raise ValueError(f"device={device!r} is none of {', '.join(KINDS)}")
     if num_gpus is not None and num_gpus < 1:
-        raise ValueError(f"num_gpus={num_gpus} devices cannot train anything; ask for 1 or more")
+        raise ValueError(f"num_gpus={num_gpus} devices is none at all; ask for 1 or more")
     if gpus is not None:
         return Choice(_by_id(gpus, num_gpus, device))
     if device == "cpu":
@@ -102,7 +102,7 @@ def _without_gpus(num_devices: int, device: str) -> Choice:
         raise ValueError(f"device='gpu', but MXNet can use no GPU here: {reason}")
     contexts = _cpus(num_devices)
     names = ", ".join(map(str, contexts))
-    return Choice(contexts, f"no GPU that MXNet can use, so training on {names}: {reason}")
+    return Choice(contexts, f"no GPU that MXNet can use, so the devices are {names}: {reason}")
 
 
 def why_no_gpu() -> str:

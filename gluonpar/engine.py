@@ -16,11 +16,14 @@ from __future__ import annotations
 import atexit
 import ctypes
 import itertools
+import threading
 import traceback
-from typing import Callable, Sequence
+from typing import Callable, Iterable, Sequence
 
 import mxnet as mx
 from mxnet.base import _LIB, check_call
+
+from gluonpar import memory
 
 _ERROR_BYTES = 64  # more than a std::runtime_error, which is two pointers
 
@@ -31,6 +34,7 @@ class _Context(ctypes.Structure):
     _fields_ = [("dev_type", ctypes.c_int), ("dev_id", ctypes.c_int32)]
 
 
+_ASYNC = ctypes.c_int(4)  # FnProperty::kAsync
 _FINISH = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 
 
@@ -50,7 +54,9 @@ _delete_error.argtypes, _delete_error.restype = [ctypes.c_void_p], None
 _POOL_GUARD = "_ZGVZN5mxnet6common10ObjectPoolINS_6engine11ThreadedOprEE13_GetSharedRefEvE8inst_ptr"
 
 _pending: dict[int, Callable[[], None]] = {}  # what the engine has not run yet, by ticket
+_afterwards: list[Callable[[], None]] = []
 _tickets = itertools.count(1)
+_pushing = threading.local()  # the ticket being pushed by this thread, and its error if run at once
 
 
 @ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(_OnComplete), ctypes.c_void_p)
@@ -60,7 +66,9 @@ def _run(_context, on_complete, ticket):
     finish, engine, param = done.finish, done.engine, done.param  # *on_complete dies with finish()
     try:
         _pending.pop(ticket)()
-    except BaseException:  # KeyboardInterrupt too: nobody above this frame could catch it
+    except BaseException as exception:  # KeyboardInterrupt too: nobody above could catch it
+        if getattr(_pushing, "ticket", None) == ticket:
+            _pushing.error = exception
         error = ctypes.create_string_buffer(_ERROR_BYTES)
         _new_error(error, traceback.format_exc().encode())
         finish(engine, param, ctypes.addressof(error))  # the engine copies it
@@ -81,15 +89,22 @@ def push(
     writes: Sequence[mx.nd.NDArray] = (),
     name: str = "gluonpar",
     priority: int = 0,
+    at_once: bool = False,
 ) -> None:
     """Have the engine run ``function()`` on ``ctx``'s worker, ordered by the arrays it touches.
 
     ``function`` must not wait for an MXNet array or operator: it would hold the worker that they
-    need. ``reads`` and ``writes`` are arrays on any context; no engine variable (an array or a view
-    of it) may be in both or twice in one. ``name`` is what MXNet's profiler shows.
+    need. ``reads`` and ``writes`` are arrays on any context, and views of arrays; each may be there
+    more than once. ``name`` is what MXNet's profiler shows. With ``at_once`` the engine may run the
+    function on the calling thread, inside this call, if nothing need be waited for: right for what
+    takes less time than waking a worker (about 0.1 ms).
     """
+    writes = _distinct(writes)
+    reads = [array for key, array in _distinct(reads).items() if key not in writes]
+    writes = list(writes.values())
     ticket = next(_tickets)
     _pending[ticket] = function
+    _pushing.ticket, _pushing.error = ticket, None
     try:
         check_call(
             _LIB.MXEnginePushAsyncND(
@@ -101,7 +116,7 @@ def push(
                 len(reads),
                 _handles(writes),
                 len(writes),
-                None,
+                ctypes.byref(_ASYNC) if at_once else None,
                 priority,
                 name.encode(),
                 ctypes.c_bool(False),
@@ -110,6 +125,13 @@ def push(
     except BaseException:
         _pending.pop(ticket, None)
         raise
+    if isinstance(_pushing.error, KeyboardInterrupt):
+        raise _pushing.error  # Ctrl-C while it ran at once: what the caller would get anywhere else
+
+
+def _distinct(arrays: Iterable[mx.nd.NDArray]) -> dict[int, mx.nd.NDArray]:
+    """One array for each engine variable: with one twice, the engine would wait for itself."""
+    return {memory.chunk(array): array for array in arrays}
 
 
 def _handles(arrays: Sequence[mx.nd.NDArray]) -> ctypes.Array:
@@ -124,3 +146,10 @@ def _drain() -> None:
             mx.nd.waitall()
         except mx.MXNetError:
             traceback.print_exc()  # the last chance for anybody to hear of it
+    for function in _afterwards:
+        function()
+
+
+def at_exit(function: Callable[[], None]) -> None:
+    """Have ``function`` called when the process ends and nothing more will be run by the engine."""
+    _afterwards.append(function)

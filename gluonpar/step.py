@@ -9,7 +9,7 @@ import numpy as np
 from mxnet import autograd
 
 from gluonpar import replicas
-from gluonpar.collectives import allreduce
+from gluonpar.collectives import allreduce_many
 from gluonpar.devices import as_list
 from gluonpar.losses import softmax_cross_entropy
 from gluonpar.models import lenet
@@ -54,8 +54,7 @@ def train_batch(
     autograd.backward(losses)
     for params in device_params[len(losses) :]:
         replicas.zero_grads(params)  # else last step's gradient would be added again
-    for grads in replicas.grads(device_params):
-        allreduce(grads, algorithm)
+    allreduce_many(replicas.grads(device_params), algorithm)
     for params in device_params:
         sgd(params, lr, num_samples(y))
     return losses

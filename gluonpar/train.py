@@ -62,7 +62,7 @@ class Configuration:
             raise ValueError(f"seed={self.seed} is out of range; give 0 to {2**31 - 1}")
         check_lr(self.lr)
         if self.algorithm is not None:
-            collectives.algorithm_named(self.algorithm)
+            collectives.named(self.algorithm)
 
 
 class Run:
@@ -91,11 +91,11 @@ class Run:
 
     def train(self) -> report.History:
         """Train to the end; the history. Raises metrics.Diverged if the loss is not finite."""
-        self.console.header(__version__, self._header())
         mx.random.seed(self.configuration.seed)
         shuffle = np.random.RandomState(self.configuration.seed)
         params = models.init_lenet(INIT_SCALE)
         device_params = [get_params(params, c) for c in self.ctx]
+        self.console.header(__version__, self._header(device_params))
         if self.configuration.dry_run:
             return self._dry_run(device_params, shuffle)
         for epoch in range(1, self.configuration.num_epochs + 1):
@@ -176,11 +176,12 @@ class Run:
         )
         return self.history
 
-    def _header(self) -> dict[str, str]:
+    def _header(self, device_params) -> dict[str, str]:
         config, found = self.configuration, self.data
         shares = [size for size in partition.sizes(config.batch_size, len(self.ctx)) if size]
         each = f"{shares[0]}" if shares[0] == shares[-1] else f"{shares[-1]} or {shares[0]}"
         idle = len(self.ctx) - len(shares)
+        largest = max(zip(*device_params), key=lambda copies: copies[0].size)
         epochs = _count(config.num_epochs, "epoch", "epochs")
         batches = _count(self.num_batches, "batch", "batches")
         images = f"{len(found.train_labels)} training and {len(found.test_labels)} test images"
@@ -188,7 +189,7 @@ class Run:
             "devices": ", ".join(filter(None, [str(self.ctx), threads.describe(self.ctx)])),
             "batch size": f"{config.batch_size} in all, {each} on each device"
             + (f", none on {idle} of them" if idle else ""),
-            "all-reduce": config.algorithm or collectives.DEFAULT,
+            "all-reduce": config.algorithm or str(collectives.explain(largest)),
             "data": f"{found.name}, {images}, {found.source}",
             "training": f"{epochs} of {batches}, lr {config.lr:g}, seed {config.seed}",
         }

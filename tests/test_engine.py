@@ -8,19 +8,12 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from gluonpar import engine
+from gluonpar import engine, memory
 
 
 def view(array):
-    """NumPy's view of a CPU array's memory, for use inside pushed functions: it does not wait."""
-    import ctypes
-
-    from mxnet.base import _LIB, check_call
-
     array.wait_to_read()
-    pointer = ctypes.c_void_p()
-    check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
-    return np.ctypeslib.as_array((ctypes.c_float * array.size).from_address(pointer.value))
+    return memory.view(array)
 
 
 def test_push_returns_before_the_function_has_run():
@@ -152,6 +145,15 @@ def test_what_is_pending_at_exit_still_runs_and_its_error_is_heard():
     assert done.returncode == 0
     assert done.stdout == "ran\n"
     assert "ZeroDivisionError" in done.stderr
+
+
+def test_large_sums_pending_at_exit_leave_in_peace():
+    done = python(
+        "import gluonpar, mxnet as mx\n"
+        "a = [mx.nd.ones((9_000_000,), ctx=mx.cpu(i)) for i in range(2)]\n"
+        "for _ in range(3): gluonpar.allreduce(a)\n"
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_has_started():

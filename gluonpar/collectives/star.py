@@ -2,23 +2,25 @@
 
         1   2   3              1   2   3
          \\  |  /      then      ^  ^  ^
-          v v v                 |  |  |
-            0                    \\ | /
-                                   0
+          v v v                  \\ | /
+            0                      0
 
-The all-reduce of Dive into Deep Learning (13.5.4). 2(K-1) messages, each the whole array, all of
-them in or out of device 0, one after the other: the time grows with K, and the others idle. It is
-the shortest to read and has the fewest messages, so it is right for small arrays and for two
-devices.
+2(K-1) steps of one message each, the whole array: device 0 receives and sends (K-1) n bytes, the
+others n. The time grows with K and most wires idle, but it has the fewest messages and is the
+shortest to read: right for two devices and for small arrays.
+
+Source: ``allreduce`` in Dive into Deep Learning, 13.5.4; the parameter server of one machine.
 """
 
 from __future__ import annotations
 
 from gluonpar.collectives.plan import Hop
+from gluonpar.collectives.registry import register
 
 
+@register("star")
 def plan(num_devices: int) -> list[Hop]:
-    """2(K-1) hops of one chunk, the whole array, one a step.
+    """All send to device 0, which sums and sends back: the book's.
 
     >>> [(hop.src, hop.dst) for hop in plan(3)]
     [(1, 0), (2, 0), (0, 1), (0, 2)]

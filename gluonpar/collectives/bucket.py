@@ -1,0 +1,87 @@
+"""allreduce_many: many small arrays, summed in few large messages."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from typing import Iterator, Sequence
+
+import mxnet as mx
+
+from gluonpar import memory
+from gluonpar.collectives import checks, execute, registry
+from gluonpar.collectives.choice import choose
+from gluonpar.collectives.reduction import allreduce_checked
+
+BUCKET_BYTES = 25 << 20
+
+
+def allreduce_many(
+    lists: Sequence[Sequence[mx.nd.NDArray]],
+    algorithm: str | None = None,
+    op: str = "sum",
+    accumulate: str | None = None,
+    bucket_bytes: int = BUCKET_BYTES,
+) -> None:
+    """:func:`allreduce` of every list of ``lists``, in place, in buckets of about ``bucket_bytes``.
+
+    ``lists[j]`` holds variable j's arrays, one a device, in the same order of contexts for every j.
+    Neighbours of one dtype share a bucket until its bytes on one device would exceed
+    ``bucket_bytes``; one larger than that has a bucket of its own. 'host' sums a bucket in one
+    operator without moving anything; for the other algorithms a bucket is copied into one array a
+    device and back.
+
+    The results are those of one by one: to the bit for 'host', 'star', 'tree' and 'kvstore', and
+    for integers, max and min always; to rounding for the algorithms that cut arrays into chunks,
+    where an element's place decides in which order its K values are added. Raises as
+    :func:`allreduce`, before anything has changed; ValueError also for lists on different contexts
+    and ``bucket_bytes`` below 1.
+
+    >>> import mxnet as mx
+        >>> grads = [[mx.nd.ones((n,), ctx=mx.cpu(i)) for i in range(2)] for n in (3, 1)]
+    >>> allreduce_many(grads)
+    >>> grads[0][1].asnumpy().tolist(), grads[1][0].asnumpy().tolist()
+    ([2.0, 2.0, 2.0], [2.0])
+    """
+    if bucket_bytes < 1:
+        raise ValueError(f"bucket_bytes={bucket_bytes} holds nothing; give 1 or more")
+    for j, data in enumerate(lists):
+        checks.check_list(data, f"lists[{j}]")
+        checks.check_op(op, accumulate, data[0].dtype)
+        here, first = ([array.context for array in some] for some in (data, lists[0]))
+        if here != first:
+            raise ValueError(f"lists[{j}] is on {here}, but lists[0] on {first}; all must be alike")
+    if algorithm is not None:
+        registry.named(algorithm)
+    todo = [data for data in lists if len(data) > 1 and 0 not in data[0].shape]
+    for bucket in _buckets(todo, bucket_bytes):
+        _reduce_bucket(bucket, algorithm, op, accumulate)
+
+
+def _buckets(lists, bucket_bytes: int) -> Iterator[list[list[mx.nd.NDArray]]]:
+    """Consecutive lists that go together."""
+    bucket, held = [], 0
+    for data in lists:
+        num_bytes = memory.num_bytes(data[0])
+        if bucket and (data[0].dtype != bucket[0][0].dtype or held + num_bytes > bucket_bytes):
+            yield bucket
+            bucket, held = [], 0
+        bucket.append(data)
+        held += num_bytes
+    if bucket:
+        yield bucket
+
+
+def _reduce_bucket(bucket, algorithm: str | None, op: str, accumulate: str | None) -> None:
+    chosen = registry.named(algorithm or choose(bucket[0]).algorithm)
+    if len(bucket) == 1 or chosen.name == "host":
+        allreduce_checked(bucket, chosen, op, accumulate)
+        return
+    with contextlib.ExitStack() as stack:
+        flat = [stack.enter_context(execute.flattened(data)) for data in bucket]
+        joined = [mx.nd.concat(*arrays, dim=0) for arrays in zip(*flat)]
+        allreduce_checked([joined], chosen, op, accumulate)
+        cuts = itertools.accumulate([0] + [data[0].size for data in flat])
+        for start, data in zip(cuts, flat):
+            for array, whole in zip(data, joined):
+                whole[start : start + array.size].copyto(array)

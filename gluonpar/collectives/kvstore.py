@@ -1,0 +1,52 @@
+"""kvstore: MXNet's own reduction, as its gluon.Trainer uses it, for comparison and for NCCL.
+
+A store of the kind 'device' (or 'nccl', where all arrays are on GPUs and MXNet was built with it)
+sums on a device of its choice and copies back. MXNet's code (src/kvstore/comm.h): on the CPU it
+copies all arrays into buffers of its own first, so it needs K n bytes more memory and about three
+times the time of ``host``.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from typing import Sequence
+
+import mxnet as mx
+
+from gluonpar.collectives import execute
+from gluonpar.collectives.registry import register_executor
+
+_lock = threading.Lock()
+_keys: dict[tuple, int] = {}  # by contexts, shape and dtype: a store keeps a buffer for each key
+
+
+@register_executor("kvstore")
+def allreduce(
+    lists: Sequence[Sequence[mx.nd.NDArray]], op: str = "sum", accumulate: str | None = None
+) -> None:
+    """MXNet's own: a kvstore of the kind 'device', or 'nccl' if all arrays are on GPUs."""
+    if op not in ("sum", "mean"):
+        raise ValueError(f"algorithm 'kvstore' has no op {op!r}, only 'sum' and 'mean'")
+    for data in lists:
+        store = _store(all(array.context.device_type == "gpu" for array in data))
+        with execute.flattened(data, accumulate) as flat:
+            with _lock:
+                store.pushpull(_key(store, flat), flat, out=flat)
+            if op == "mean":
+                for array in flat:
+                    array /= len(flat)
+
+
+@functools.lru_cache(None)
+def _store(on_gpus: bool) -> mx.kvstore.KVStore:
+    nccl = on_gpus and mx.runtime.Features().is_enabled("NCCL")
+    return mx.kvstore.create("nccl" if nccl else "device")
+
+
+def _key(store: mx.kvstore.KVStore, data: Sequence[mx.nd.NDArray]) -> int:
+    kind = (store.type, tuple(map(str, (a.context for a in data))), data[0].shape, data[0].dtype)
+    if kind not in _keys:
+        _keys[kind] = len(_keys)
+        store.init(_keys[kind], data[0])
+    return _keys[kind]

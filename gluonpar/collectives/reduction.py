@@ -1,0 +1,176 @@
+"""allreduce and its relatives on one list of arrays."""
+
+from __future__ import annotations
+
+from typing import Sequence
+
+import mxnet as mx
+from mxnet import autograd
+
+from gluonpar import partition, threads
+from gluonpar.collectives import balanced, checks, execute, host, registry, tree
+from gluonpar.collectives.choice import Choice, choose
+from gluonpar.collectives.plan import Hop, relabel
+
+
+def allreduce(
+    data: Sequence[mx.nd.NDArray],
+    algorithm: str | None = None,
+    op: str = "sum",
+    accumulate: str | None = None,
+) -> None:
+    """Replace every array of ``data`` by the sum of all of them, in place.
+
+    ``data`` holds one array a device: any number, of one shape (size 0 and 0-d too), one dtype
+    (float16, float32, float64, int8, int32, int64, uint8) and dense storage, ``mx.nd`` or
+    ``mx.np``, each on its own context or several on one, CPU and GPU mixed. ``algorithm`` is a name
+    of :data:`ALGORITHMS`; None picks one (:func:`explain` says which). ``op`` is 'sum', 'mean'
+    (floats only), 'max' or 'min'. float16 is added in float16, or in float32 with
+    ``accumulate='float32'``. Integers wrap around.
+
+    All arrays end with the same bits, and the same call with the same values gives them again.
+    Returns None at once, as any operator does; MXNet's engine orders it against all other operators
+    on these arrays. It may be called from several threads. An error while it runs is raised where
+    one of the arrays is next waited for. Nothing is recorded for autograd: under
+    ``autograd.record()`` it changes values, not the graph.
+
+    Raises ValueError for an empty list, different shapes, dtypes or storage types, sparse arrays,
+    one array given twice, an unknown algorithm or op; TypeError for what is no MXNet array.
+
+    From ``allreduce`` in Dive into Deep Learning, 13.5.4.
+
+    >>> import mxnet as mx
+    >>> data = [mx.nd.ones((2,), ctx=mx.cpu(0)), mx.nd.ones((2,), ctx=mx.cpu(1)) * 2]
+    >>> allreduce(data)
+    >>> [array.asnumpy().tolist() for array in data]
+    [[3.0, 3.0], [3.0, 3.0]]
+    >>> allreduce(data, algorithm="ring", op="mean")
+    >>> data[1].asnumpy().tolist()
+    [3.0, 3.0]
+    """
+    checks.check_list(data)
+    checks.check_op(op, accumulate, data[0].dtype)
+    chosen = registry.named(algorithm or choose(data).algorithm)
+    if len(data) > 1 and 0 not in data[0].shape:
+        allreduce_checked([data], chosen, op, accumulate)
+
+
+def allreduce_checked(
+    lists: Sequence[Sequence[mx.nd.NDArray]],
+    chosen: registry.Algorithm,
+    op: str,
+    accumulate: str | None,
+) -> None:
+    """The all-reduce of several lists that have been checked and are worth the trouble."""
+    threads.share([array.context for array in lists[0]])
+    if chosen.run is not None:
+        with autograd.pause():
+            chosen.run(lists, op, accumulate)
+        return
+    hops = chosen.plan(len(lists[0]))
+    for data in lists:
+        with execute.flattened(data, accumulate) as flat:
+            execute.run(hops, flat, op)
+
+
+def explain(data: Sequence[mx.nd.NDArray]) -> Choice:
+    """Which algorithm :func:`allreduce` picks for ``data``, and why.
+
+    >>> import mxnet as mx
+    >>> print(explain([mx.nd.ones((2,), ctx=mx.cpu(i)) for i in range(4)]))
+    host: all arrays are in the host's memory, so it can sum them in place
+    """
+    checks.check_list(data)
+    return choose(data)
+
+
+def broadcast(data: Sequence[mx.nd.NDArray], root: int = 0) -> None:
+    """Replace every array of ``data`` by ``data[root]``, in place; otherwise as :func:`allreduce`.
+
+    >>> import mxnet as mx
+    >>> data = [mx.nd.zeros((2,), ctx=mx.cpu(0)), mx.nd.ones((2,), ctx=mx.cpu(1))]
+    >>> broadcast(data, root=1)
+    >>> data[0].asnumpy().tolist()
+    [1.0, 1.0]
+    """
+    checks.check_list(data)
+    checks.check_root(root, len(data))
+    others = [i for i in range(len(data)) if i != root]
+    jobs = [host.Job(slice(0, data[0].size), [root], others)]
+    _relative(data, relabel(tree.broadcast(len(data)), root, len(data)), jobs, None, "sum")
+
+
+def reduce(data: Sequence[mx.nd.NDArray], root: int = 0, op: str = "sum") -> None:
+    """Replace ``data[root]`` by the sum of all; the others stay. Otherwise as :func:`allreduce`.
+
+    >>> import mxnet as mx
+    >>> data = [mx.nd.ones((2,), ctx=mx.cpu(i)) for i in range(3)]
+    >>> reduce(data, root=2)
+    >>> [array.asnumpy().tolist() for array in data]
+    [[1.0, 1.0], [1.0, 1.0], [3.0, 3.0]]
+    """
+    checks.check_list(data)
+    checks.check_op(op, None, data[0].dtype)
+    checks.check_root(root, len(data))
+    hops = relabel(tree.reduce(len(data)), root, len(data))
+    jobs = [host.Job(slice(0, data[0].size), _starting_with(root, len(data)), [])]
+    _relative(data, hops, jobs, [(root, 0)], op)
+
+
+def reduce_scatter(data: Sequence[mx.nd.NDArray], op: str = "sum") -> None:
+    """Replace part i of ``data[i]`` by the sum of everybody's part i; all other parts stay.
+
+    Part i is ``partition.slices(size, len(data))[i]`` of the flattened array: parts differ by at
+    most one element, the larger first. Followed by :func:`all_gather` it is :func:`allreduce`.
+    Otherwise as there.
+
+    >>> import mxnet as mx
+    >>> data = [mx.nd.ones((4,), ctx=mx.cpu(i)) for i in range(2)]
+    >>> reduce_scatter(data)
+    >>> [array.asnumpy().tolist() for array in data]
+    [[2.0, 2.0, 1.0, 1.0], [1.0, 1.0, 2.0, 2.0]]
+    """
+    checks.check_list(data)
+    checks.check_op(op, None, data[0].dtype)
+    k = len(data)
+    parts = partition.slices(data[0].size, k)
+    jobs = [host.Job(part, _starting_with(i, k), []) for i, part in enumerate(parts)]
+    _relative(data, balanced.reduce_scatter(k), jobs, [(i, i) for i in range(k)], op)
+
+
+def all_gather(data: Sequence[mx.nd.NDArray]) -> None:
+    """Replace part i of every array by ``data[i]``'s; parts as in :func:`reduce_scatter`.
+
+    >>> import mxnet as mx
+    >>> data = [mx.nd.full((3,), i, ctx=mx.cpu(i)) for i in range(2)]
+    >>> all_gather(data)
+    >>> [array.asnumpy().tolist() for array in data]
+    [[0.0, 0.0, 1.0], [0.0, 0.0, 1.0]]
+    """
+    checks.check_list(data)
+    k = len(data)
+    parts = partition.slices(data[0].size, k)
+    jobs = [host.Job(part, [i], _starting_with(i, k)[1:]) for i, part in enumerate(parts)]
+    _relative(data, balanced.all_gather(k), jobs, None, "sum")
+
+
+def _relative(
+    data: Sequence[mx.nd.NDArray],
+    hops: list[Hop],
+    jobs: list[host.Job],
+    results: list[tuple[int, int]] | None,
+    op: str,
+) -> None:
+    """Do ``jobs`` on the host if all arrays are there, else carry out ``hops``."""
+    if len(data) == 1 or 0 in data[0].shape:
+        return
+    threads.share([array.context for array in data])
+    if choose(data).algorithm == "host":
+        host.run([(data, jobs)], op)
+        return
+    with execute.flattened(data) as flat:
+        execute.run(hops, flat, op, results)
+
+
+def _starting_with(i: int, k: int) -> list[int]:
+    return [(i + j) % k for j in range(k)]

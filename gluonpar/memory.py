@@ -1,0 +1,51 @@
+"""The memory behind an MXNet array: whose it is, and NumPy's view of it.
+
+Private to MXNet 1.9.1: an ``NDArray`` begins with the pointer to its ``Chunk``
+(include/mxnet/ndarray.h), which an array and all its views share, and which holds the engine
+variable and the memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Iterable
+
+import mxnet as mx
+import numpy as np
+from mxnet.base import _LIB, check_call
+
+_reorder = _LIB["_ZN5mxnet7NDArray5Chunk15Reorder2DefaultEv"]  # NDArray::Chunk::Reorder2Default()
+_reorder.argtypes, _reorder.restype = [ctypes.c_void_p], None
+
+
+def chunk(array: mx.nd.NDArray) -> int:
+    """Address of the chunk: equal for two arrays if and only if one engine variable guards both."""
+    return ctypes.c_void_p.from_address(array.handle.value).value
+
+
+def num_bytes(array: mx.nd.NDArray) -> int:
+    """Bytes of the array's elements."""
+    return array.size * np.dtype(array.dtype).itemsize
+
+
+def settle(arrays: Iterable[mx.nd.NDArray]) -> None:
+    """Put arrays on CPU contexts into the ordinary layout if oneDNN left them in one of its own.
+
+    It does not wait, so call it in a function given to ``engine.push`` that writes them.
+    """
+    for array in arrays:
+        _reorder(chunk(array))
+
+
+def view(array: mx.nd.NDArray) -> np.ndarray:
+    """A flat NumPy array on the memory of ``array``, dense and on a CPU context; no copy.
+
+    It does not wait, so call it in a function given to ``engine.push`` that writes ``array``. An
+    array that oneDNN has left in a layout of its own is put into the ordinary one first.
+    """
+    settle([array])  # else MXNDArrayGetData would push that as an operator, and wait for it
+    pointer = ctypes.c_void_p()
+    check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
+    dtype = np.dtype(array.dtype)
+    memory = (ctypes.c_char * (array.size * dtype.itemsize)).from_address(pointer.value)
+    return np.frombuffer(memory, dtype)

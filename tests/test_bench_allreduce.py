@@ -1,0 +1,316 @@
+"""The all-reduce benchmark: its laws, what it prints and keeps; a wrong algorithm is found out."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from gluonpar import bench_allreduce, collectives
+from gluonpar.bench_allreduce import Row, Setting
+from gluonpar.collectives import registry, star
+from gluonpar.measure import Samples
+
+SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "bench_allreduce.py"
+SMALL = ("--min-bytes", "4K", "--max-bytes", "8K", "--factor", "2", "--iters", "2", "--warmup", "1")
+ON_CPU = ("--device", "cpu", *SMALL)
+COLUMNS = 10
+
+
+@pytest.fixture
+def script():
+    spec = importlib.util.spec_from_file_location("bench_allreduce_script", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def command(script, capsys):
+    """command(*arguments): exit code, lines on stdout, lines on stderr."""
+
+    def run(*arguments):
+        try:
+            code = script.main([str(argument) for argument in arguments])
+        except SystemExit as exit_:
+            code = exit_.code
+        out, err = capsys.readouterr()
+        return code, out.splitlines(), err.splitlines()
+
+    return run
+
+
+@pytest.fixture
+def planted():
+    """planted(function): its plan as the algorithm "planted", until the test is over."""
+    yield registry.register("planted")
+    collectives.ALGORITHMS.pop("planted", None)
+
+
+def table(out):
+    """The rows as lists of cells; names may hold a space."""
+    names = sorted([*collectives.ALGORITHMS, "mxnet device", "mxnet local", "floor"], key=len)
+    rows = []
+    for line in out:
+        name = next((n for n in reversed(names) if f" {n} " in line), None)
+        if name is not None and line.split()[0].isdigit():
+            before, _, after = line.partition(f" {name} ")
+            rows.append([*before.split(), name, *after.split()])
+    return rows
+
+
+def on_cpus(k, **more):
+    return Setting([mx.cpu(i) for i in range(k)], **more)
+
+
+def test_busbw_is_algbw_times_2_k_minus_1_over_k():
+    for k in (1, 2, 4, 8):
+        row = Row("a", 4_000_000, 1_000_000, k, Samples((0.002,)))
+        assert row.algbw == pytest.approx(2.0)
+        assert row.busbw == pytest.approx(2.0 * 2 * (k - 1) / k)
+
+
+def test_sizes_grow_by_the_factor_and_end_at_the_most():
+    assert bench_allreduce.sizes(4096, 65536, 4, "float32") == [1024, 4096, 16384]
+    assert bench_allreduce.sizes(4096, 65535, 4, "float32") == [1024, 4096]
+    assert bench_allreduce.sizes(10, 10, 2, "float64") == [1]
+
+
+@pytest.mark.parametrize("dtype", bench_allreduce.DTYPES)
+@pytest.mark.parametrize("k", [1, 2, 3, 8, 100])
+@pytest.mark.parametrize("size", [1, 2, 6, 1021, 4096])
+def test_the_payload_s_sums_are_exact_and_devices_differ(dtype, k, size):
+    values = bench_allreduce.payload(k, size, np.dtype(dtype))
+    assert [(value.dtype, value.shape) for value in values] == [(np.dtype(dtype), (size,))] * k
+    if k < 100:  # 100 devices' int8 can neither differ nor stay small
+        total = sum(value.astype(object) for value in values)
+        np.testing.assert_array_equal(np.sum(values, axis=0, dtype=dtype), total)
+        assert not any(np.array_equal(values[0], value) for value in values[1:])
+
+
+def test_every_cell_of_a_float32_payload_is_unique():
+    cells = np.concatenate(bench_allreduce.payload(4, 4096, np.dtype("float32")))
+    assert len(np.unique(cells)) == 4 * 4096
+
+
+@pytest.mark.parametrize("op", ["sum", "mean", "max", "min"])
+@pytest.mark.parametrize("k", [2, 3])
+def test_all_candidates_are_right_and_those_without_the_op_say_so(op, k):
+    setting = on_cpus(k, op=op, rounds=1, warmup=0)
+    every = bench_allreduce.makers(setting.ctx, collectives.ALGORITHMS)
+    found, left_out = bench_allreduce.split_off_unable(every, setting)
+    assert list(every) == [*collectives.ALGORITHMS, "mxnet device", "mxnet local", "floor"]
+    lacking = [] if op == "sum" else ["mxnet device", "mxnet local"]
+    lacking += ["kvstore"] if op in ("max", "min") else []
+    assert sorted(left_out) == sorted(lacking)
+    assert all(repr(op) in reason for reason in left_out.values())
+    rows = bench_allreduce.measure_size(found, setting, 1001)
+    assert {row.name: row.wrong for row in rows} == dict.fromkeys(found, 0)
+
+
+def test_the_floor_sums_large_arrays_on_threads(monkeypatch):
+    monkeypatch.setattr(bench_allreduce, "FLOOR_ALONE", 0)
+    monkeypatch.setattr(bench_allreduce, "floor_threads", lambda: 2)
+    monkeypatch.setattr(bench_allreduce, "FLOOR_BLOCK", 100)
+    setting = on_cpus(3, rounds=1)
+    found = {"floor": bench_allreduce.makers(setting.ctx, [])["floor"]}
+    assert [row.wrong for row in bench_allreduce.measure_size(found, setting, 1001)] == [0]
+
+
+def test_there_is_no_floor_on_gpus():
+    assert "floor" not in bench_allreduce.makers([mx.gpu(0), mx.gpu(1)], ["ring"])
+
+
+def test_timed_payloads_do_not_overflow():
+    setting = on_cpus(2, dtype="float16", rounds=40, warmup=0)
+    arrays = []
+    found = bench_allreduce.makers(setting.ctx, ["star"])
+    found["star"] = lambda given, op, make=found["star"]: arrays.extend(given) or make(given, op)
+    bench_allreduce.measure_size(found, setting, 64)
+    for array in arrays:
+        assert not array.asnumpy().any()
+
+
+def test_a_row_for_every_size_and_candidate(command):
+    code, out, err = command(*ON_CPU)
+    assert (code, err) == (0, [])
+    rows = table(out)
+    names = [*collectives.ALGORITHMS, "mxnet device", "mxnet local", "floor"]
+    assert [row[:3] for row in rows] == [
+        [num_bytes, elements, name]
+        for num_bytes, elements in (("4096", "1024"), ("8192", "2048"))
+        for name in names
+    ]
+    assert all(len(row) == COLUMNS for row in rows)
+    for row in rows:
+        assert row[-1] == "0"
+        assert row[5] == row[6]  # algbw is busbw for two devices
+        assert row[7] == "1.00" or row[2] != "mxnet device"
+        assert row[8] == "1.00" or row[2] != "floor"
+
+
+def test_the_header_says_what_the_figures_depend_on(command):
+    _, out, _ = command(*ON_CPU, "--num-gpus", 3, "--algorithms", "ring", "--dtype", "float64")
+    assert out[0].startswith("gluonpar ")
+    rows = dict(line.split(": ", 1) for line in out[1 : out.index("")])
+    assert rows["machine"].endswith("cores usable")
+    assert rows["devices"].startswith("[cpu(0), cpu(1), cpu(2)], ")
+    assert rows["all-reduce"].startswith("sum of float64")
+    assert rows["samples"].startswith("2 rounds after 1 to warm up")
+    assert "interquartile range" in rows["samples"]
+    assert {"date", "floor", "ratios"} <= set(rows)
+
+
+def test_unchecked_values_are_not_called_right(command):
+    _, out, _ = command(*ON_CPU, "--check", 0, "--algorithms", "host")
+    assert {row[-1] for row in table(out)} == {"-"}
+
+
+def test_without_the_peer_there_is_no_ratio_to_it(command):
+    code, out, err = command(*ON_CPU, "--op", "max", "--algorithms", "host,kvstore")
+    assert code == 0
+    assert [line.split(":")[1].strip() for line in err] == [
+        "kvstore",
+        "mxnet device",
+        "mxnet local",
+    ]
+    assert {(row[2], row[7]) for row in table(out)} == {("host", "-"), ("floor", "-")}
+
+
+def test_an_algorithm_that_forgets_a_device_is_found_out(command, planted):
+    planted(lambda num_devices: star.plan(num_devices)[:-1])
+    code, out, err = command(*ON_CPU, "--algorithms", "star,planted", "--num-gpus", 3)
+    assert code == 1
+    wrong = {row[2]: int(row[-1]) for row in table(out) if row[0] == "4096"}
+    assert wrong == {"star": 0, "planted": 1024, "mxnet device": 0, "mxnet local": 0, "floor": 0}
+    assert "planted at 4096 bytes, planted at 8192 bytes" in err[-1]
+
+
+def test_an_algorithm_that_misplaces_chunks_is_found_out(command):
+    @registry.register_executor("planted")
+    def rotate(lists, op, accumulate):
+        collectives.named("host").run(lists, op, accumulate)
+        for data in lists:
+            for array in data:
+                half = array.size // 2
+                array[:] = mx.nd.concat(array[half:], array[:half], dim=0)
+
+    try:
+        for dtype in bench_allreduce.DTYPES:
+            code, out, _ = command(*ON_CPU, "--algorithms", "planted", "--dtype", dtype)
+            assert code == 1
+            assert all(int(row[-1]) > 0 for row in table(out) if row[2] == "planted")
+    finally:
+        del collectives.ALGORITHMS["planted"]
+
+
+def test_json_holds_all_that_was_printed_and_every_sample(command, tmp_path):
+    path = tmp_path / "bench.json"
+    code, out, _ = command(*ON_CPU, "--algorithms", "host", "--json", path)
+    assert code == 0
+    result = json.loads(path.read_text())
+    assert result["machine"]["cores"] >= 1
+    assert result["arguments"]["min_bytes"] == 4096
+    assert result["arguments"]["algorithms"] == ["host"]
+    assert [(str(r["num_bytes"]), r["name"]) for r in result["rows"]] == [
+        (row[0], row[2]) for row in table(out)
+    ]
+    for row in result["rows"]:
+        assert len(row["seconds"]) == 2
+        assert row["median_seconds"] == pytest.approx(np.median(row["seconds"]))
+        assert row["algbw"] == pytest.approx(row["num_bytes"] / row["median_seconds"] / 1e9)
+        assert row["wrong"] == 0
+
+
+@pytest.mark.parametrize("num_gpus", [1, 2])
+def test_plot(command, tmp_path, num_gpus):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "bench.png"
+    code, _, err = command(*ON_CPU, "--num-gpus", num_gpus, "--plot", path)
+    assert (code, err) == (0, [])
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--min-bytes", "many"), "'many' is no size"),
+        (("--max-bytes", "-4K"), "--max-bytes"),
+        (("--min-bytes", "16K"), "--min-bytes 16384 is more than --max-bytes 8192"),
+        (("--min-bytes", "2"), "--min-bytes 2 hold no float32, which takes 4"),
+        (("--max-bytes", "8G"), "--max-bytes 8589934592 are 2147483648 elements"),
+        (("--factor", "1"), "--factor 1 never"),
+        (("--factor", "0"), "--factor 0 never"),
+        (("--factor", "-2"), "--factor -2 never"),
+        (("--iters", "0"), "--iters 0"),
+        (("--warmup", "-1"), "--warmup -1"),
+        (("--num-gpus", "0"), "--num-gpus 0"),
+        (("--algorithms", "ring,nope"), "'nope'; there are: star, "),
+        (("--algorithms", ""), "no all-reduce algorithm ''"),
+        (("--dtype", "complex64"), "'complex64'"),
+        (("--op", "product"), "'product'"),
+        (("--op", "mean", "--dtype", "int8"), "--op 'mean' of int8"),
+        (("--plot", "/nowhere/to/be/found.png"), "/nowhere/to/be/found.png"),
+        (("--plot", "bench.txt"), "bench.txt"),
+        (("--json", "/nowhere/to/be/found.json"), "cannot write /nowhere/to/be/found.json"),
+        (("--json", "/"), "cannot write /: "),
+        (("--bogus",), "--bogus"),
+    ],
+)
+def test_a_bad_request_is_one_line_and_exit_code_2(command, arguments, words):
+    code, out, err = command(*ON_CPU, *arguments)
+    assert (code, out, len(err)) == (2, [], 1)
+    assert "error: " in err[0]
+    assert words in err[0]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [KeyboardInterrupt(), mx.base.MXNetError("Traceback ...\nKeyboardInterrupt\n")],
+    ids=["here", "in the engine"],
+)
+def test_ctrl_c_keeps_the_rows_so_far(command, monkeypatch, tmp_path, error):
+    measure_size = bench_allreduce.measure_size
+
+    def interrupted_at_the_second(found, setting, size, progress):
+        if size > 1024:
+            raise error
+        return measure_size(found, setting, size, progress)
+
+    monkeypatch.setattr(bench_allreduce, "measure_size", interrupted_at_the_second)
+    path = tmp_path / "bench.json"
+    code, out, err = command(*ON_CPU, "--algorithms", "host", "--json", path)
+    assert code == 130
+    assert [row[0] for row in table(out)] == ["4096"] * 4
+    assert len(json.loads(path.read_text())["rows"]) == 4
+    assert "interrupted; 4 rows were measured" in err[-1]
+
+
+def test_other_errors_keep_their_traceback(command, monkeypatch):
+    def broken(*_):
+        raise mx.base.MXNetError("out of memory")
+
+    monkeypatch.setattr(bench_allreduce, "measure_size", broken)
+    with pytest.raises(mx.base.MXNetError, match="out of memory"):
+        command(*ON_CPU)
+
+
+@pytest.mark.parametrize(("text", "number"), [("4096", 4096), ("4K", 4096), ("64m", 64 << 20)])
+def test_sizes_are_written_as_nccl_tests_does(script, text, number):
+    assert script.num_bytes(text) == number
+    assert script.num_bytes(script.short(number)) == number
+
+
+def test_it_runs_as_a_script():
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), *ON_CPU, "--algorithms", "ring"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(table(done.stdout.splitlines())) == 2 * 4
