@@ -82,7 +82,7 @@ class Setting:
     check: bool = True
 
     def __post_init__(self) -> None:
-        checks.check_op(self.op, None, np.dtype(self.dtype).type)
+        checks.check_op(self.op, None, np.dtype(self.dtype))
         if self.rounds < 1 or self.warmup < 0:
             raise ValueError(
                 f"rounds={self.rounds}, warmup={self.warmup}; need at least 1 round to be measured "

@@ -22,7 +22,8 @@ from mxnet.base import _LIB
 
 from gluonpar import engine
 
-_BY_USER = ("OMP_NUM_THREADS", "MXNET_OMP_MAX_THREADS")
+_SET_BY_USER = any(name in os.environ for name in ("OMP_NUM_THREADS", "MXNET_OMP_MAX_THREADS"))
+_last_shared: list[mx.Context] = []
 _team_size: dict[int, int] = {}  # of workers that were shrunk, by device id
 _libgomp = ctypes.CDLL("libgomp.so.1")  # the very one that libmxnet.so has loaded
 
@@ -54,12 +55,16 @@ def share(ctx: Sequence[mx.Context]) -> None:
     """Give each distinct CPU context of ``ctx`` its even share of the processors, from now on.
 
     Does nothing for GPUs, and nothing at all if the user has set OMP_NUM_THREADS or
-    MXNET_OMP_MAX_THREADS. Calling it again with the same contexts costs a dictionary look-up each,
+    MXNET_OMP_MAX_THREADS. Calling it again with the same contexts costs a comparison,
     so every public call that sees a list of contexts may.
     """
-    workers = {c.device_id: c for c in ctx if c.device_type == "cpu"}
-    if not workers or any(name in os.environ for name in _BY_USER):
+    global _last_shared
+    if _SET_BY_USER or ctx == _last_shared:
         return
+    workers = {c.device_id: c for c in ctx if c.device_type == "cpu"}
+    if not workers:
+        return
+    _last_shared = list(ctx)
     even = max(1, cores() // len(workers))
     if not engine.has_started():
         _openmp.thread_max = even

@@ -22,7 +22,8 @@ collectives.reduction
 collectives.bidirectional_ring
 collectives.star collectives.balanced collectives.ring collectives.tree collectives.halving_doubling
 collectives.host collectives.kvstore collectives.tracing
-collectives.registry collectives.execute collectives.choice collectives.checks collectives.drawing
+collectives.registry collectives.execute collectives.choice collectives.drawing
+collectives.checks
 collectives.plan
 threads
 engine

@@ -11,7 +11,7 @@ from mxnet import autograd
 
 import gluonpar
 from gluonpar import collectives, engine, partition
-from gluonpar.collectives import Choice, bucket, choice, execute, host, reduction
+from gluonpar.collectives import Choice, bucket, checks, choice, execute, host, reduction
 
 ALGORITHMS = sorted(collectives.ALGORITHMS)
 DTYPES = ["float16", "float32", "float64", "int8", "int32", "int64", "uint8"]
@@ -178,7 +178,7 @@ def test_what_onednn_left_in_a_layout_of_its_own():
 def way(request, monkeypatch):
     """Both ways that a relative of allreduce can go: on the host, and by a plan's hops."""
     if request.param == "hops":
-        monkeypatch.setattr(reduction, "choose", lambda data: Choice("balanced", "for the test"))
+        monkeypatch.setattr(reduction, "choose", lambda kind: Choice("balanced", "for the test"))
 
 
 @pytest.mark.usefixtures("way")
@@ -437,16 +437,9 @@ class TestChoice:
     )
     @pytest.mark.parametrize("mixed", [False, True])
     def test_gpus_by_bytes_and_number(self, k, size, want, mixed):
-        """Stand-ins for GPU arrays: the choice looks at contexts, shapes and dtypes only."""
-
-        class Array:
-            dtype = np.float32
-
-            def __init__(self, i):
-                self.size = size
-                self.context = mx.cpu(0) if mixed and i == 0 else mx.gpu(i)
-
-        assert choice.choose([Array(i) for i in range(k)]).algorithm == want
+        ctx = [mx.cpu(0) if mixed and i == 0 else mx.gpu(i) for i in range(k)]
+        kind = checks.Kind((size,), np.dtype("float32"), ctx)
+        assert choice.choose(kind).algorithm == want
 
 
 class TestBadInput:

@@ -8,7 +8,7 @@ from typing import Iterator, Sequence
 
 import mxnet as mx
 
-from gluonpar import memory
+from gluonpar import threads
 from gluonpar.collectives import checks, execute, registry
 from gluonpar.collectives.choice import choose
 from gluonpar.collectives.reduction import allreduce_checked
@@ -45,35 +45,37 @@ def allreduce_many(
     """
     if bucket_bytes < 1:
         raise ValueError(f"bucket_bytes={bucket_bytes} holds nothing; give 1 or more")
-    for j, data in enumerate(lists):
-        checks.check_list(data, f"lists[{j}]")
-        checks.check_op(op, accumulate, data[0].dtype)
-        here, first = ([array.context for array in some] for some in (data, lists[0]))
-        if here != first:
-            raise ValueError(f"lists[{j}] is on {here}, but lists[0] on {first}; all must be alike")
+    kinds = [checks.check_list(data, f"lists[{j}]") for j, data in enumerate(lists)]
+    for j, kind in enumerate(kinds):
+        checks.check_op(op, accumulate, kind.dtype)
+        if kind.ctx != kinds[0].ctx:
+            raise ValueError(
+                f"lists[{j}] is on {kind.ctx}, but lists[0] on {kinds[0].ctx}; all must be alike"
+            )
     if algorithm is not None:
         registry.named(algorithm)
-    todo = [data for data in lists if len(data) > 1 and 0 not in data[0].shape]
-    for bucket in _buckets(todo, bucket_bytes):
-        _reduce_bucket(bucket, algorithm, op, accumulate)
+    if not kinds or len(kinds[0].ctx) == 1:
+        return
+    threads.share(kinds[0].ctx)
+    todo = [(data, kind) for data, kind in zip(lists, kinds) if 0 not in kind.shape]
+    for bucket, kind in _buckets(todo, bucket_bytes):
+        chosen = registry.named(algorithm or choose(kind).algorithm)
+        _reduce_bucket(bucket, chosen, op, accumulate)
 
 
-def _buckets(lists, bucket_bytes: int) -> Iterator[list[list[mx.nd.NDArray]]]:
-    """Consecutive lists that go together."""
+def _buckets(lists, bucket_bytes: int) -> Iterator[tuple[list, checks.Kind]]:
+    """Consecutive lists that go together, and their kind as one array."""
     bucket, held = [], 0
-    for data in lists:
-        num_bytes = memory.num_bytes(data[0])
-        if bucket and (data[0].dtype != bucket[0][0].dtype or held + num_bytes > bucket_bytes):
-            yield bucket
-            bucket, held = [], 0
+    for i, (data, kind) in enumerate(lists):
         bucket.append(data)
-        held += num_bytes
-    if bucket:
-        yield bucket
+        held += kind.num_bytes
+        after = lists[i + 1][1] if i + 1 < len(lists) else None
+        if after is None or after.dtype != kind.dtype or held + after.num_bytes > bucket_bytes:
+            yield bucket, kind._replace(shape=(held // kind.dtype.itemsize,))
+            bucket, held = [], 0
 
 
-def _reduce_bucket(bucket, algorithm: str | None, op: str, accumulate: str | None) -> None:
-    chosen = registry.named(algorithm or choose(bucket[0]).algorithm)
+def _reduce_bucket(bucket, chosen: registry.Algorithm, op: str, accumulate: str | None) -> None:
     if len(bucket) == 1 or chosen.name == "host":
         allreduce_checked(bucket, chosen, op, accumulate)
         return

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Sequence
+from typing import NamedTuple
 
-import mxnet as mx
-
-from gluonpar import memory
+from gluonpar.collectives.checks import Kind
 
 SMALL_BYTES = 1 << 16
 
@@ -21,17 +19,19 @@ class Choice(NamedTuple):
         return f"{self.algorithm}: {self.why}"
 
 
-def choose(data: Sequence[mx.nd.NDArray]) -> Choice:
+def choose(kind: Kind) -> Choice:
     """By where the arrays are and by their bytes. Only the first rule has been measured.
 
     The rules for GPUs follow from the algorithms' cards (docs/algorithms.md) and wait for a
     measurement.
     """
-    if not any("gpu" in array.context.device_type for array in data):
-        return Choice("host", "all arrays are in the host's memory, so it can sum them in place")
-    num_bytes = memory.num_bytes(data[0])
-    if len(data) == 2:
+    if not any("gpu" in context.device_type for context in kind.ctx):
+        return ON_THE_HOST
+    if len(kind.ctx) == 2:
         return Choice("star", "with two devices there is nothing to share out")
-    if num_bytes <= SMALL_BYTES:
-        return Choice("tree", f"{num_bytes} bytes a device: the fewest steps win, not bytes")
-    return Choice("balanced", f"{num_bytes} bytes a device: every device sends and sums alike")
+    if kind.num_bytes <= SMALL_BYTES:
+        return Choice("tree", f"{kind.num_bytes} bytes a device: the fewest steps win, not bytes")
+    return Choice("balanced", f"{kind.num_bytes} bytes a device: every device sends and sums alike")
+
+
+ON_THE_HOST = Choice("host", "all arrays are in the host's memory, so it can sum them in place")

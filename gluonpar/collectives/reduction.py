@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Sequence
 
 import mxnet as mx
@@ -48,10 +49,11 @@ def allreduce(
     >>> data[1].asnumpy().tolist()
     [3.0, 3.0]
     """
-    checks.check_list(data)
-    checks.check_op(op, accumulate, data[0].dtype)
-    chosen = registry.named(algorithm or choose(data).algorithm)
-    if len(data) > 1 and 0 not in data[0].shape:
+    kind = checks.check_list(data)
+    checks.check_op(op, accumulate, kind.dtype)
+    chosen = registry.named(algorithm or choose(kind).algorithm)
+    if len(data) > 1 and 0 not in kind.shape:
+        threads.share(kind.ctx)
         allreduce_checked([data], chosen, op, accumulate)
 
 
@@ -62,7 +64,6 @@ def allreduce_checked(
     accumulate: str | None,
 ) -> None:
     """The all-reduce of several lists that have been checked and are worth the trouble."""
-    threads.share([array.context for array in lists[0]])
     if chosen.run is not None:
         with autograd.pause():
             chosen.run(lists, op, accumulate)
@@ -80,8 +81,7 @@ def explain(data: Sequence[mx.nd.NDArray]) -> Choice:
     >>> print(explain([mx.nd.ones((2,), ctx=mx.cpu(i)) for i in range(4)]))
     host: all arrays are in the host's memory, so it can sum them in place
     """
-    checks.check_list(data)
-    return choose(data)
+    return choose(checks.check_list(data))
 
 
 def broadcast(data: Sequence[mx.nd.NDArray], root: int = 0) -> None:
@@ -93,11 +93,11 @@ def broadcast(data: Sequence[mx.nd.NDArray], root: int = 0) -> None:
     >>> data[0].asnumpy().tolist()
     [1.0, 1.0]
     """
-    checks.check_list(data)
+    kind = checks.check_list(data)
     checks.check_root(root, len(data))
     others = [i for i in range(len(data)) if i != root]
-    jobs = [host.Job(slice(0, data[0].size), [root], others)]
-    _relative(data, relabel(tree.broadcast(len(data)), root, len(data)), jobs, None, "sum")
+    jobs = [host.Job(slice(0, None), [root], others)]
+    _relative(data, kind, relabel(tree.broadcast(len(data)), root, len(data)), jobs, None, "sum")
 
 
 def reduce(data: Sequence[mx.nd.NDArray], root: int = 0, op: str = "sum") -> None:
@@ -109,12 +109,12 @@ def reduce(data: Sequence[mx.nd.NDArray], root: int = 0, op: str = "sum") -> Non
     >>> [array.asnumpy().tolist() for array in data]
     [[1.0, 1.0], [1.0, 1.0], [3.0, 3.0]]
     """
-    checks.check_list(data)
-    checks.check_op(op, None, data[0].dtype)
+    kind = checks.check_list(data)
+    checks.check_op(op, None, kind.dtype)
     checks.check_root(root, len(data))
     hops = relabel(tree.reduce(len(data)), root, len(data))
-    jobs = [host.Job(slice(0, data[0].size), _starting_with(root, len(data)), [])]
-    _relative(data, hops, jobs, [(root, 0)], op)
+    jobs = [host.Job(slice(0, None), _starting_with(root, len(data)), [])]
+    _relative(data, kind, hops, jobs, [(root, 0)], op)
 
 
 def reduce_scatter(data: Sequence[mx.nd.NDArray], op: str = "sum") -> None:
@@ -130,12 +130,12 @@ def reduce_scatter(data: Sequence[mx.nd.NDArray], op: str = "sum") -> None:
     >>> [array.asnumpy().tolist() for array in data]
     [[2.0, 2.0, 1.0, 1.0], [1.0, 1.0, 2.0, 2.0]]
     """
-    checks.check_list(data)
-    checks.check_op(op, None, data[0].dtype)
+    kind = checks.check_list(data)
+    checks.check_op(op, None, kind.dtype)
     k = len(data)
-    parts = partition.slices(data[0].size, k)
+    parts = partition.slices(math.prod(kind.shape), k)
     jobs = [host.Job(part, _starting_with(i, k), []) for i, part in enumerate(parts)]
-    _relative(data, balanced.reduce_scatter(k), jobs, [(i, i) for i in range(k)], op)
+    _relative(data, kind, balanced.reduce_scatter(k), jobs, [(i, i) for i in range(k)], op)
 
 
 def all_gather(data: Sequence[mx.nd.NDArray]) -> None:
@@ -147,25 +147,26 @@ def all_gather(data: Sequence[mx.nd.NDArray]) -> None:
     >>> [array.asnumpy().tolist() for array in data]
     [[0.0, 0.0, 1.0], [0.0, 0.0, 1.0]]
     """
-    checks.check_list(data)
+    kind = checks.check_list(data)
     k = len(data)
-    parts = partition.slices(data[0].size, k)
+    parts = partition.slices(math.prod(kind.shape), k)
     jobs = [host.Job(part, [i], _starting_with(i, k)[1:]) for i, part in enumerate(parts)]
-    _relative(data, balanced.all_gather(k), jobs, None, "sum")
+    _relative(data, kind, balanced.all_gather(k), jobs, None, "sum")
 
 
 def _relative(
     data: Sequence[mx.nd.NDArray],
+    kind: checks.Kind,
     hops: list[Hop],
     jobs: list[host.Job],
     results: list[tuple[int, int]] | None,
     op: str,
 ) -> None:
     """Do ``jobs`` on the host if all arrays are there, else carry out ``hops``."""
-    if len(data) == 1 or 0 in data[0].shape:
+    if len(data) == 1 or 0 in kind.shape:
         return
-    threads.share([array.context for array in data])
-    if choose(data).algorithm == "host":
+    threads.share(kind.ctx)
+    if choose(kind).algorithm == "host":
         host.run([(data, jobs)], op)
         return
     with execute.flattened(data) as flat:
