@@ -15,6 +15,86 @@ from gluonpar.version import __version__
 TRAINED, BAD_REQUEST, INTERRUPTED = 0, 2, 130
 
 
+def _ids(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of GPU ids such as 0,2") from None
+
+
+# Per group, the flags and what argparse is to know of them. Defaults are those of Configuration.
+OPTIONS = {
+    "devices": {
+        "--num-gpus": {
+            "type": int,
+            "metavar": "K",
+            "help": "train on K GPUs; on K CPU devices if there is no GPU at all",
+        },
+        "--gpus": {
+            "type": _ids,
+            "metavar": "IDS",
+            "help": "train on the GPUs with these ids, such as 0,2",
+        },
+        "--device": {
+            "choices": devices.KINDS,
+            "help": "GPUs or nothing; CPU devices; or as above (auto)",
+        },
+        "--allreduce": {
+            "dest": "algorithm",
+            "metavar": "NAME",
+            "help": f"one of: {', '.join(collectives.ALGORITHMS)}",
+        },
+    },
+    "training": {
+        "--batch-size": {
+            "type": int,
+            "metavar": "N",
+            "help": "samples a step, over all devices together (%(default)s)",
+        },
+        "--lr": {"type": float, "help": "learning rate (%(default)s)"},
+        "--epochs --num-epochs": {
+            "dest": "num_epochs",
+            "type": int,
+            "metavar": "N",
+            "help": "passes over the training images (%(default)s)",
+        },
+        "--seed": {
+            "type": int,
+            "help": "of the initial parameters and the shuffling (%(default)s)",
+        },
+    },
+    "data": {
+        "--dataset": {"choices": data.NAMES, "help": "synthetic needs no files (%(default)s)"},
+        "--data-dir": {"metavar": "DIR", "help": "folder with Fashion-MNIST's four files"},
+        "--limit": {
+            "type": int,
+            "metavar": "N",
+            "help": "train on the first N images only, for a quick run",
+        },
+    },
+    "output": {
+        "--log-interval": {
+            "type": int,
+            "metavar": "N",
+            "help": "print the loss each N batches (default: only in the progress bar, each "
+            f"{DEFAULT_LOG_INTERVAL})",
+        },
+        "--save-dir": {
+            "metavar": "DIR",
+            "help": "keep the parameters of every epoch in this folder",
+        },
+        "--plot": {
+            "metavar": "FILE.png",
+            "help": "draw loss, test accuracy and images/s over epochs",
+        },
+        "--dry-run": {
+            "action": "store_true",
+            "help": "check everything, take one step, train nothing",
+        },
+    },
+}
+
+
 def main(description: str, argv: Sequence[str] | None = None) -> int:
     """Train as ``argv`` asks (default: the process's arguments); the exit code.
 
@@ -42,73 +122,14 @@ def main(description: str, argv: Sequence[str] | None = None) -> int:
 
 def parser(description: str) -> argparse.ArgumentParser:
     """The options; their destinations are the fields of :class:`Configuration`."""
-    default = Configuration()
     made = argparse.ArgumentParser(description=description)
     made.add_argument("--version", action="version", version=f"gluonpar {__version__}")
-    add = made.add_argument_group("devices").add_argument
-    add(
-        "--num-gpus",
-        type=int,
-        metavar="K",
-        help="train on K GPUs; on K CPU devices if there is no GPU at all",
-    )
-    add("--gpus", type=_ids, metavar="IDS", help="train on the GPUs with these ids, such as 0,2")
-    add(
-        "--device",
-        choices=devices.KINDS,
-        default=default.device,
-        help="GPUs or nothing; CPU devices; or as above (auto)",
-    )
-    add(
-        "--allreduce",
-        dest="algorithm",
-        metavar="NAME",
-        help=f"one of: {', '.join(collectives.ALGORITHMS)}",
-    )
-    add = made.add_argument_group("training").add_argument
-    add(
-        "--batch-size",
-        type=int,
-        default=default.batch_size,
-        metavar="N",
-        help="samples a step, over all devices together",
-    )
-    add("--lr", type=float, default=default.lr, help="learning rate")
-    add(
-        "--epochs",
-        "--num-epochs",
-        dest="num_epochs",
-        type=int,
-        default=default.num_epochs,
-        metavar="N",
-        help="passes over the training images",
-    )
-    add(
-        "--seed", type=int, default=default.seed, help="of the initial parameters and the shuffling"
-    )
-    add = made.add_argument_group("data").add_argument
-    add("--dataset", choices=data.NAMES, default=default.dataset, help="synthetic needs no files")
-    add("--data-dir", metavar="DIR", help="folder with Fashion-MNIST's four files")
-    add("--limit", type=int, metavar="N", help="train on the first N images only, for a quick run")
-    add = made.add_argument_group("output").add_argument
-    add(
-        "--log-interval",
-        type=int,
-        metavar="N",
-        help="print the loss each N batches (default: only in the progress bar, each "
-        f"{DEFAULT_LOG_INTERVAL})",
-    )
-    add("--save-dir", metavar="DIR", help="keep the parameters of every epoch in this folder")
-    add("--plot", metavar="FILE.png", help="draw loss, test accuracy and images/s over epochs")
-    add("--dry-run", action="store_true", help="check everything, take one step, train nothing")
+    for title, options in OPTIONS.items():
+        group = made.add_argument_group(title)
+        for flags, settings in options.items():
+            group.add_argument(*flags.split(), **settings)
+    made.set_defaults(**vars(Configuration()))
     return made
-
-
-def _ids(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of GPU ids such as 0,2") from None
 
 
 def as_typed(message: str, made: argparse.ArgumentParser) -> str:

@@ -94,18 +94,15 @@ def _read_body(response: http.client.HTTPResponse, url: str, max_bytes: int) -> 
 
 
 class _Progress:
-    """A bar on stderr if that is a terminal and tqdm is installed, else one line a file."""
+    """A bar on stderr if that is a terminal, else one line a file."""
 
     def __init__(self, url: str, num_bytes: int | None) -> None:
         self.bar = None
         if sys.stderr.isatty():
-            try:
-                from tqdm import tqdm
-            except ImportError:
-                pass
-            else:
-                self.bar = tqdm(total=num_bytes, desc=url, unit="B", unit_scale=True)
-        if self.bar is None:
+            from tqdm import tqdm  # here: importing gluonpar must not cost it
+
+            self.bar = tqdm(total=num_bytes, desc=url, unit="B", unit_scale=True)
+        else:
             print(f"downloading {url}", file=sys.stderr)
 
     def __enter__(self) -> Callable[[int], object]:

@@ -28,6 +28,22 @@ def num_bytes(array: mx.nd.NDArray) -> int:
     return array.size * np.dtype(array.dtype).itemsize
 
 
+def from_numpy(values: np.ndarray, ctx: mx.Context) -> mx.nd.NDArray:
+    """A copy of ``values`` on ``ctx``: ``mx.np`` under ``npx.set_np()``, else ``mx.nd``.
+
+    On a CPU context it does not wait. ``mx.nd.array`` would: it queues an operator behind those
+    that the context is computing, although nothing can depend on an array that is only just there.
+    """
+    numpy_world = mx.util.is_np_array()
+    if ctx.device_type != "cpu":
+        return (mx.np.array if numpy_world else mx.nd.array)(values, dtype=values.dtype, ctx=ctx)
+    create = mx.np.empty if numpy_world else mx.nd.empty
+    array = create(values.shape, dtype=values.dtype, ctx=ctx)
+    if values.size:
+        np.copyto(view(array).reshape(values.shape), values)
+    return array
+
+
 def settle(arrays: Iterable[mx.nd.NDArray]) -> None:
     """Put arrays on CPU contexts into the ordinary layout if oneDNN left them in one of its own.
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Sequence
 
 import mxnet as mx
-import numpy as np
 from mxnet import nd
+
+from gluonpar.graph import operators, traceable
 
 PIXEL_MEAN, PIXEL_DEVIATION = 72.9, 90.0
 
@@ -30,6 +31,7 @@ def init_lenet(scale: float = 0.01, ctx: mx.Context | None = None) -> list[nd.ND
     ]
 
 
+@traceable
 def lenet(X: nd.NDArray, params: Sequence[nd.NDArray]) -> nd.NDArray:
     """The book's LeNet: (n, 1, 28, 28) float32 images to (n, 10) scores, on the context of both.
 
@@ -37,25 +39,21 @@ def lenet(X: nd.NDArray, params: Sequence[nd.NDArray]) -> nd.NDArray:
     are those of :func:`init_lenet`, on X's context. Dive into Deep Learning, 13.5.2, after LeCun et
     al. 1998.
     """
+    F = operators(X)
     W1, b1, W2, b2, W3, b3, W4, b4 = params
-    h1 = nd.relu(nd.Convolution(X, W1, b1, kernel=(3, 3), num_filter=20))
-    h1 = nd.Pooling(h1, pool_type="avg", kernel=(2, 2), stride=(2, 2))
-    h2 = nd.relu(nd.Convolution(h1, W2, b2, kernel=(5, 5), num_filter=50))
-    h2 = nd.Pooling(h2, pool_type="avg", kernel=(2, 2), stride=(2, 2))
-    h3 = nd.relu(_dense(nd.flatten(h2), W3, b3))
-    return _dense(h3, W4, b4)
+    h1 = F.relu(F.Convolution(X, W1, b1, kernel=(3, 3), num_filter=20))
+    h1 = F.Pooling(h1, pool_type="avg", kernel=(2, 2), stride=(2, 2))
+    h2 = F.relu(F.Convolution(h1, W2, b2, kernel=(5, 5), num_filter=50))
+    h2 = F.Pooling(h2, pool_type="avg", kernel=(2, 2), stride=(2, 2))
+    # FullyConnected wants (outputs, inputs) where the book has (inputs, outputs); it beats dot.
+    h3 = F.relu(F.FullyConnected(F.flatten(h2), F.transpose(W3), b3, num_hidden=128))
+    return F.FullyConnected(h3, F.transpose(W4), b4, num_hidden=10)
 
 
-def _dense(x: nd.NDArray, W: nd.NDArray, b: nd.NDArray) -> nd.NDArray:
-    """``x W + b`` with the book's W of shape (inputs, outputs); faster than nd.dot on the CPU."""
-    return nd.FullyConnected(x, nd.transpose(W), b, num_hidden=W.shape[1])
-
-
+@traceable
 def standardize(X: nd.NDArray) -> nd.NDArray:
     """uint8 images as float32 with about mean 0 and deviation 1, made on the device they are on.
 
-    The two constants are those of Fashion-MNIST's training pixels. Float images pass unchanged.
+    The two constants are those of Fashion-MNIST's training pixels.
     """
-    if X.dtype != np.uint8:
-        return X
-    return (X.astype("float32") - PIXEL_MEAN) / PIXEL_DEVIATION
+    return (operators(X).cast(X, dtype="float32") - PIXEL_MEAN) / PIXEL_DEVIATION

@@ -8,7 +8,7 @@ from typing import Any, Iterator, Sequence
 import mxnet as mx
 import numpy as np
 
-from gluonpar import partition, threads
+from gluonpar import memory, partition, threads
 from gluonpar.devices import as_list
 
 _DTYPES = [
@@ -102,5 +102,4 @@ def _take(data: Any, part: slice, axis: int, ctx: mx.Context) -> Any:
     cut = data[(slice(None),) * (axis % data.ndim) + (part,)]
     if isinstance(cut, mx.nd.NDArray):
         return cut.as_in_context(ctx)
-    create = mx.np.array if mx.util.is_np_array() else mx.nd.array
-    return create(cut, dtype=cut.dtype, ctx=ctx)
+    return memory.from_numpy(cut, ctx)

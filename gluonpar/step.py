@@ -8,7 +8,7 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd
 
-from gluonpar import replicas
+from gluonpar import graph, replicas
 from gluonpar.collectives import allreduce_many
 from gluonpar.devices import as_list
 from gluonpar.losses import softmax_cross_entropy
@@ -48,7 +48,7 @@ def train_batch(
     X_shards, y_shards = zip(*split_and_load((X, y), contexts))
     with autograd.record():
         losses = [
-            loss(model(X_shard, params), y_shard)
+            graph.losses(model, loss, X_shard, y_shard, params)
             for X_shard, y_shard, params in zip(X_shards, y_shards, device_params)
         ]
     autograd.backward(losses)

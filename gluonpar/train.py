@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import time
+from collections import deque
 from dataclasses import dataclass
 from typing import Iterator
 
@@ -16,6 +17,7 @@ from gluonpar import (
     collectives,
     data,
     devices,
+    graph,
     metrics,
     models,
     partition,
@@ -27,6 +29,10 @@ from gluonpar.step import check_lr, train_batch
 from gluonpar.version import __version__
 
 DEFAULT_LOG_INTERVAL = 50
+
+# Steps that Python may be ahead of the devices: enough for the next batch to be prepared while this
+# one trains, few enough that no more than these batches are in memory.
+STEPS_IN_FLIGHT = 4
 
 # With the book's 0.01 the first epoch does not leave chance level, and four epochs end at 0.72 to
 # 0.77.
@@ -108,11 +114,14 @@ class Run:
     def _train_epoch(self, epoch, device_params, shuffle) -> tuple[float, float]:
         """Seconds it took and the mean loss of its samples."""
         config, images, labels = self.configuration, self.data.train_images, self.data.train_labels
-        meter = metrics.LossMeter()
+        meter, in_flight = metrics.LossMeter(), deque()
         batches = data.batches(images, labels, config.batch_size, shuffle)
         start = time.perf_counter()
         for number, (X, y) in enumerate(self.console.batches(batches, self.num_batches, epoch), 1):
-            meter.add(self._step(X, y, device_params))
+            in_flight.append(self._step(X, y, device_params))
+            meter.add(in_flight[-1])
+            if len(in_flight) > STEPS_IN_FLIGHT:  # the only wait here: it bounds the memory in use
+                in_flight.popleft()[0].wait_to_read()
             if number % (config.log_interval or DEFAULT_LOG_INTERVAL) == 0:
                 self._log(epoch, number, self._read(meter, epoch))
         loss = self._read(meter, epoch)
@@ -199,6 +208,7 @@ def _count(number: int, one: str, more: str) -> str:
     return f"{number} {one if number == 1 else more}"
 
 
+@graph.traceable
 def pixel_lenet(X: mx.nd.NDArray, params: list[mx.nd.NDArray]) -> mx.nd.NDArray:
     """LeNet on uint8 images: they travel to the device as bytes and become float32 there."""
     return models.lenet(models.standardize(X), params)

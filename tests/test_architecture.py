@@ -10,12 +10,14 @@ PACKAGE = pathlib.Path(__file__).parent.parent / "gluonpar"
 
 # From the hill's foot to its top: a module imports only from the lines below its own.
 FLOW = """
-cli bench_allreduce
+cli bench_allreduce bench_training.contest bench_training.ours bench_training.gluon
 measure
 train
 metrics report checkpoint
 step
-replicas optim losses models sharding data
+losses models
+graph
+replicas optim sharding data
 collectives
 collectives.bucket
 collectives.reduction
@@ -33,6 +35,8 @@ download fashion_mnist
 idx
 partition runtime
 cuda driver version
+bench_training bench_training.book bench_training.torch_ddp bench_training.worker
+bench_training.process bench_training.training bench_training.workloads
 """.split("\n")
 HEIGHT = {name: i for i, line in enumerate(FLOW) for name in line.split()}
 # Rooms that must not know of those above them, whatever the heights say.

@@ -30,7 +30,7 @@ def place(values, array=mx.nd.array):
     return [array(v, ctx=mx.cpu(i), dtype=v.dtype) for i, v in enumerate(values)]
 
 
-def equal_everywhere(data, want):
+def assert_everywhere(data, want):
     for i, array in enumerate(data):
         assert array.context == mx.cpu(i)
         np.testing.assert_array_equal(array.asnumpy(), want)
@@ -42,7 +42,7 @@ def test_every_device_ends_with_the_exact_sum(algorithm, k):
     values = payload(k, (5, 3))
     data = place(values)
     assert gluonpar.allreduce(data, algorithm) is None
-    equal_everywhere(data, values.sum(axis=0))
+    assert_everywhere(data, values.sum(axis=0))
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -53,7 +53,7 @@ def test_any_shape_and_dtype(algorithm, k, shape, dtype):
     with mx.util.np_shape(True):
         data = place(values)
         gluonpar.allreduce(data, algorithm)
-        equal_everywhere(data, values.sum(axis=0, dtype=dtype))
+        assert_everywhere(data, values.sum(axis=0, dtype=dtype))
     assert np.dtype(data[0].dtype) == np.dtype(dtype)
     assert data[0].shape == shape
 
@@ -68,7 +68,7 @@ def test_other_ops(algorithm, op, k):
     values = np.random.RandomState(k).permutation(k * 64).reshape(k, 64).astype("float32")
     data = place(values)
     gluonpar.allreduce(data, algorithm, op=op)
-    equal_everywhere(data, OPS[op](values.astype("float64"), axis=0).astype("float32"))
+    assert_everywhere(data, OPS[op](values.astype("float64"), axis=0).astype("float32"))
 
 
 @pytest.mark.parametrize("op", ["max", "min"])
@@ -77,14 +77,14 @@ def test_ops_on_integers(op):
         values = payload(3, (7,), "int8")
         data = place(values)
         gluonpar.allreduce(data, algorithm, op=op)
-        equal_everywhere(data, OPS[op](values, axis=0))
+        assert_everywhere(data, OPS[op](values, axis=0))
 
 
 def test_kvstore_knows_mean_and_refuses_the_rest():
     values = payload(3, (4,))
     data = place(values)
     gluonpar.allreduce(data, "kvstore", op="mean")
-    equal_everywhere(data, values.mean(axis=0, dtype="float32"))
+    assert_everywhere(data, values.mean(axis=0, dtype="float32"))
     with pytest.raises(ValueError, match="algorithm 'kvstore' has no op 'max'"):
         gluonpar.allreduce(data, "kvstore", op="max")
 
@@ -95,7 +95,7 @@ def test_float16_in_float32(algorithm):
     values = np.array([[1000.0], *[[0.2]] * 8], "float16")
     data = place(values)
     gluonpar.allreduce(data, algorithm, accumulate="float32")
-    equal_everywhere(data, values.astype("float32").sum(axis=0).astype("float16"))
+    assert_everywhere(data, values.astype("float32").sum(axis=0).astype("float16"))
     assert data[0].asnumpy() > 1001
     plain = place(values)
     gluonpar.allreduce(plain, "star")
@@ -110,10 +110,10 @@ def test_random_floats_are_close_to_float64_and_have_the_same_bits_everywhere(al
     gluonpar.allreduce(data, algorithm)
     want = values.sum(axis=0, dtype="float64")
     np.testing.assert_allclose(data[0].asnumpy(), want, rtol=1e-6, atol=k * 3e-7)
-    equal_everywhere(data, data[0].asnumpy())
+    assert_everywhere(data, data[0].asnumpy())
     again = place(values)
     gluonpar.allreduce(again, algorithm)
-    equal_everywhere(again, data[0].asnumpy())
+    assert_everywhere(again, data[0].asnumpy())
 
 
 @pytest.mark.parametrize("algorithm", ["host", "kvstore", "ring"])
@@ -122,7 +122,7 @@ def test_large_arrays(algorithm):
     values = np.arange(3 * 3_000_001, dtype="float32").reshape(3, -1) % 4096
     data = place(values)
     gluonpar.allreduce(data, algorithm)
-    equal_everywhere(data, values.sum(axis=0))
+    assert_everywhere(data, values.sum(axis=0))
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def test_numpy_arrays_of_mxnet(numpy_world, algorithm, shape):
     values = payload(3, shape)
     data = place(values, mx.np.array)
     gluonpar.allreduce(data, algorithm)
-    equal_everywhere(data, values.sum(axis=0))
+    assert_everywhere(data, values.sum(axis=0))
     assert all(type(array) is mx.np.ndarray for array in data)
 
 
@@ -171,7 +171,7 @@ def test_what_onednn_left_in_a_layout_of_its_own():
             mx.nd.Convolution(x, w, None, (3, 3), num_filter=32, no_bias=True) for x, w in zip(X, W)
         ]
         gluonpar.allreduce(data, algorithm)
-        equal_everywhere(data, again[0].asnumpy() + again[1].asnumpy())
+        assert_everywhere(data, again[0].asnumpy() + again[1].asnumpy())
 
 
 @pytest.fixture(params=["host", "hops"])
@@ -189,7 +189,7 @@ class TestRelatives:
         values = payload(k, (4, 2))
         data = place(values)
         assert gluonpar.broadcast(data, root % k) is None
-        equal_everywhere(data, values[root % k])
+        assert_everywhere(data, values[root % k])
 
     @pytest.mark.parametrize("root", [0, 1, 4])
     @pytest.mark.parametrize("op", ["sum", "mean", "max"])
@@ -219,7 +219,7 @@ class TestRelatives:
         data = place(values)
         gluonpar.reduce_scatter(data)
         assert gluonpar.all_gather(data) is None
-        equal_everywhere(data, values.sum(axis=0))
+        assert_everywhere(data, values.sum(axis=0))
 
 
 def test_empty_arrays_have_relatives_too():
@@ -241,7 +241,7 @@ def test_it_is_ordered_with_the_operators_around_it(algorithm, size):
         gluonpar.allreduce(data, algorithm)
         copies = [array + 1 for array in data]
         want = [sum(w * 0.25 for w in want)] * k
-    equal_everywhere(copies, data[0].asnumpy() + 1)
+    assert_everywhere(copies, data[0].asnumpy() + 1)
     np.testing.assert_allclose(data[3].asnumpy(), want[3], rtol=1e-5)
 
 
@@ -254,7 +254,7 @@ def test_several_threads_reduce_at_once(algorithm):
     for thread in threads:
         thread.join()
     for data in sets:
-        equal_everywhere(data, payload(3, (1000,)).sum(axis=0))
+        assert_everywhere(data, payload(3, (1000,)).sum(axis=0))
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -264,7 +264,7 @@ def test_it_returns_before_the_sum_is_there(algorithm):
     engine.push(gate.wait, mx.cpu(1), writes=[data[1]])  # as a long operator that writes data[1]
     gluonpar.allreduce(data, algorithm)
     gate.set()  # only now can the sum be computed, and allreduce is behind us
-    equal_everywhere(data, payload(2, (10,)).sum(axis=0))
+    assert_everywhere(data, payload(2, (10,)).sum(axis=0))
 
 
 @pytest.mark.parametrize("algorithm", ["host", "star", "ring", "kvstore"])
@@ -326,7 +326,7 @@ class TestErrorsInside:
         for array in data:
             array[:] = 1
         gluonpar.allreduce(data, "host")
-        equal_everywhere(data, np.full(size, 2, "float32"))
+        assert_everywhere(data, np.full(size, 2, "float32"))
 
     def test_it_is_raised_if_only_a_helping_thread_fails(self, monkeypatch):
         whole, failed = host._combine, threading.Event()
@@ -387,7 +387,7 @@ class TestMany:
         gluonpar.allreduce_many(together, algorithm, bucket_bytes=bucket_bytes)
         for data, alone in zip(together, one_by_one):
             gluonpar.allreduce(alone, algorithm)
-            equal_everywhere(data, alone[0].asnumpy())
+            assert_everywhere(data, alone[0].asnumpy())
 
     @pytest.mark.parametrize("algorithm", ALGORITHMS)
     def test_integers_are_exact_for_all(self, algorithm):
@@ -395,7 +395,7 @@ class TestMany:
         lists = [place(v) for v in values]
         gluonpar.allreduce_many(lists, algorithm)
         for data, v in zip(lists, values):
-            equal_everywhere(data, v.sum(axis=0))
+            assert_everywhere(data, v.sum(axis=0))
 
     @pytest.mark.parametrize("bucket_bytes, calls", [(1, 4), (52, 3), (1 << 20, 3)])
     def test_how_many_messages_it_takes(self, monkeypatch, bucket_bytes, calls):
@@ -409,7 +409,7 @@ class TestMany:
         flat = [mx.nd.array(np.arange(6) + i, ctx=mx.cpu(i)) for i in range(2)]
         lists = [[array[:2] for array in flat], [array[2:] for array in flat]]
         gluonpar.allreduce_many(lists)
-        equal_everywhere(flat, 2 * np.arange(6) + 1)
+        assert_everywhere(flat, 2 * np.arange(6) + 1)
 
     def test_nothing_to_do(self):
         assert gluonpar.allreduce_many([]) is None

@@ -8,7 +8,7 @@ import pytest
 
 import gluonpar
 from gluonpar import data, metrics, models, report, step
-from gluonpar.train import INIT_SCALE, Configuration, Run
+from gluonpar.train import INIT_SCALE, STEPS_IN_FLIGHT, Configuration, Run
 
 SMALL = {"batch_size": 32, "num_epochs": 1, "limit": 96}
 
@@ -213,3 +213,30 @@ def test_a_run_refuses_what_cannot_be_met(request_, words):
 def test_a_configuration_does_not_change():
     with pytest.raises(AttributeError):
         Configuration().lr = 1
+
+
+class Loss:
+    """Stands in for a step's losses on a device, and notes when they are waited for."""
+
+    size = 1
+
+    def __init__(self, events):
+        self.events, self.number = events, sum(kind == "step" for kind, _ in events)
+        events.append(("step", self.number))
+
+    def sum(self):
+        return mx.nd.zeros((1,))
+
+    def wait_to_read(self):
+        self.events.append(("wait", self.number))
+
+
+def test_python_is_never_more_than_a_few_steps_ahead(monkeypatch):
+    events = []
+    monkeypatch.setattr(Run, "_step", lambda self, X, y, params: [Loss(events)])
+    train(2, limit=160, batch_size=8, num_epochs=1, log_interval=1000)
+    steps = [number for kind, number in events if kind == "step"]
+    assert steps == list(range(20))
+    for number in range(20 - STEPS_IN_FLIGHT):
+        waited = events.index(("wait", number))
+        assert events.index(("step", number + STEPS_IN_FLIGHT)) == waited - 1

@@ -1,0 +1,92 @@
+"""The multi-GPU loop of Dive into Deep Learning, 13.5, from plain MXNet operators."""
+
+from __future__ import annotations
+
+import mxnet as mx
+from mxnet import autograd, gluon, nd
+
+from .training import Training
+from .workloads import Task
+
+
+class Book(Training):
+    """As the chapter's reader would write it: an all-reduce and an update a parameter."""
+
+    def __init__(self, task: Task) -> None:
+        self.X, self.y, self.lr = task.X, task.y, task.lr
+        self.ctx = [mx.Context(*device) for device in task.devices]
+        self.model = MODELS[task.workload]
+        self.losses = gluon.loss.SoftmaxCrossEntropyLoss()
+        self.replicas = [[nd.array(param, ctx=c) for param in task.params] for c in self.ctx]
+        for params in self.replicas:
+            for param in params:
+                param.attach_grad()
+
+    def step(self) -> None:
+        """Split, forward, backward, all-reduce, update."""
+        with autograd.record():
+            losses = self._losses()
+        for loss in losses:
+            loss.backward()
+        for copies in zip(*self.replicas):
+            allreduce([copy.grad for copy in copies])
+        for params in self.replicas:
+            sgd(params, self.lr, len(self.X))
+
+    def wait(self) -> None:
+        """All of MXNet's queues."""
+        nd.waitall()
+
+    def loss(self) -> float:
+        """The shards' losses."""
+        return sum(float(loss.sum().asscalar()) for loss in self._losses()) / len(self.X)
+
+    def _losses(self) -> list[nd.NDArray]:
+        X_shards = gluon.utils.split_and_load(self.X, self.ctx, even_split=False)
+        y_shards = gluon.utils.split_and_load(self.y, self.ctx, even_split=False)
+        return [
+            self.losses(self.model(X, params), y)
+            for X, y, params in zip(X_shards, y_shards, self.replicas)
+        ]
+
+
+def allreduce(arrays: list[nd.NDArray]) -> None:
+    """Sum onto the first device, then copy back."""
+    first, *others = arrays
+    for other in others:
+        first[:] += other.copyto(first.context)
+    for other in others:
+        first.copyto(other)
+
+
+def sgd(params: list[nd.NDArray], lr: float, batch_size: int) -> None:
+    """Update one device's parameters one by one."""
+    for param in params:
+        param[:] = param - lr * param.grad / batch_size
+
+
+def lenet(X: nd.NDArray, params: list[nd.NDArray]) -> nd.NDArray:
+    """The chapter's LeNet."""
+    W1, b1, W2, b2, W3, b3, W4, b4 = params
+    h = nd.relu(nd.Convolution(X, W1, b1, kernel=(3, 3), num_filter=20))
+    h = nd.Pooling(h, pool_type="avg", kernel=(2, 2), stride=(2, 2))
+    h = nd.relu(nd.Convolution(h, W2, b2, kernel=(5, 5), num_filter=50))
+    h = nd.Pooling(h, pool_type="avg", kernel=(2, 2), stride=(2, 2))
+    h = nd.relu(nd.dot(nd.flatten(h), W3) + b3)
+    return nd.dot(h, W4) + b4
+
+
+def mlp(X: nd.NDArray, params: list[nd.NDArray]) -> nd.NDArray:
+    """Dense layers with relu between them."""
+    W1, b1, W2, b2, W3, b3 = params
+    h = nd.relu(nd.dot(X, W1) + b1)
+    h = nd.relu(nd.dot(h, W2) + b2)
+    return nd.dot(h, W3) + b3
+
+
+MODELS = {"lenet": lenet, "mlp": mlp}
+
+
+def make(task: Task) -> Training:
+    """The training of ``task``."""
+    return Book(task)

@@ -1,0 +1,27 @@
+"""What a worker asks of a candidate."""
+
+from __future__ import annotations
+
+
+class Training:
+    """A training under way: steps on the whole batch, and what came of them."""
+
+    other_bytes = 0  # peak memory of processes other than this one
+
+    def step(self) -> None:
+        """One step; it need not wait."""
+        raise NotImplementedError
+
+    def wait(self) -> None:
+        """Return when all that the steps started is done."""
+        raise NotImplementedError
+
+    def loss(self) -> float:
+        """Mean loss over the batch with the parameters there are now, of every device its shard."""
+        raise NotImplementedError
+
+    def run(self, steps: int) -> None:
+        """So many steps, from the first's start to the last's end."""
+        for _ in range(steps):
+            self.step()
+        self.wait()

@@ -1,0 +1,121 @@
+"""The process of one candidate: trains as it is told on stdin, answers on stdout, ends at the end.
+
+Run by its path, with a request (:func:`process.request`) as its argument. Between two lines it
+blocks in a read, so that another candidate has the machine; what it burns meanwhile, it reports.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import importlib.util
+import json
+import os
+import pathlib
+import resource
+import sys
+import time
+
+
+class Idle:
+    """Processor time spent by all threads of this process while it waited for a line."""
+
+    def __init__(self) -> None:
+        self.seconds = self.cpu_seconds = 0.0
+
+    def read(self) -> str:
+        """The next line."""
+        wall, cpu = time.perf_counter(), time.process_time()
+        line = sys.stdin.readline()
+        self.seconds += time.perf_counter() - wall
+        self.cpu_seconds += time.process_time() - cpu
+        return line
+
+
+def main(request: dict, answers) -> None:
+    """Make the training, then answer until stdin ends."""
+
+    def answer(message: dict) -> None:
+        print(json.dumps(message), file=answers, flush=True)
+
+    from bench_training import process, workloads
+
+    prepare(request["runtime"], request["task"][2])
+    module = importlib.import_module(f"bench_training.{request['module']}")
+    try:
+        training = module.make(workloads.task(*request["task"]), **request["options"])
+    except process.Unable as reason:
+        answer({"unable": str(reason)})
+        return
+    ours = "gluonpar" in sys.modules
+    answer({"loss": training.loss(), "ours": ours, "version": getattr(module, "VERSION", "")})
+    serve(training, answer)
+
+
+def serve(training, answer) -> None:
+    """Steps and reports, as long as lines come."""
+    idle = Idle()
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    while True:
+        line = idle.read()
+        if not line:
+            return
+        asked = json.loads(line)
+        if "steps" in asked:
+            answer({"seconds": timed(training, asked["steps"])})
+        else:
+            bytes_ = peak_bytes()
+            loss = training.loss()
+            mine = {"idle_seconds": idle.seconds, "idle_cpu_seconds": idle.cpu_seconds}
+            answer({"loss": loss, "peak_bytes": bytes_ + training.other_bytes, **mine})
+
+
+def timed(training, steps: int) -> float:
+    """Seconds of so many steps, with no garbage collection among them."""
+    gc.collect()
+    start = time.perf_counter()
+    training.run(steps)
+    return time.perf_counter() - start
+
+
+def prepare(runtime: str, devices) -> None:
+    """The process as gluonpar prepares it, as the bare MXNet needs it, or as it is."""
+    if runtime == "gluonpar":
+        importlib.import_module("gluonpar")
+    if runtime == "mxnet":
+        import numpy
+
+        if "bool" not in vars(numpy):
+            numpy.bool = bool  # MXNet 1.9.1 cannot be imported otherwise
+        if any(kind == "gpu" for kind, _ in devices):
+            load_cuda()
+
+
+def load_cuda() -> None:
+    """The libraries that mxnet-cu112 needs at import, without importing gluonpar."""
+    path = pathlib.Path(__file__).resolve().parents[1] / "cuda.py"
+    spec = importlib.util.spec_from_file_location("gluonpar_cuda", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.load_libraries()
+
+
+def peak_bytes() -> int:
+    """Most memory this process has had; getrusage would count its parent's before exec, too."""
+    with contextlib.suppress(OSError), open("/proc/self/status") as lines:
+        for line in lines:
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+if __name__ == "__main__":
+    here = pathlib.Path(__file__).resolve()
+    # Last on the path, not first: gluonpar's modules must not hide others of the same names.
+    sys.path[:] = [*sys.path[1:], str(here.parents[1]), str(here.parents[2])]
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is no answer
+    main(json.loads(sys.argv[1]), replies)

@@ -1,0 +1,321 @@
+"""The training benchmark: its laws, what it prints and keeps; no failure goes unseen."""
+
+import importlib.util
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from gluonpar.bench_training import book, contest, gluon, ours, process, workloads
+from gluonpar.bench_training.contest import CANDIDATES, Candidate, Contest, Row, Setting
+from gluonpar.measure import Samples
+
+SCRIPT = pathlib.Path(__file__).resolve().parents[1] / "scripts" / "bench_training.py"
+TINY = ("--device", "cpu", "--workload", "mlp", "--batch-size", "8", "--rounds", "1")
+TINY += ("--steps", "1", "--warmup", "1")
+CPUS = [("cpu", 0), ("cpu", 1)]
+
+
+@pytest.fixture
+def script():
+    spec = importlib.util.spec_from_file_location("bench_training_script", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def command(script, capsys):
+    """command(*arguments): exit code, lines on stdout, lines on stderr."""
+
+    def run(*arguments):
+        try:
+            code = script.main([str(argument) for argument in arguments])
+        except SystemExit as exit_:
+            code = exit_.code
+        out, err = capsys.readouterr()
+        return code, out.splitlines(), err.splitlines()
+
+    return run
+
+
+@pytest.fixture
+def child():
+    """child(source): a process that runs it, ended after the test."""
+    started = []
+
+    def start(source):
+        started.append(process.Child([sys.executable, "-c", source], os.environ))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.end()
+
+
+def played_by(monkeypatch, **sources):
+    """Let these candidates' processes run the given source instead of the worker."""
+    for name in sources:
+        monkeypatch.setitem(CANDIDATES, name, Candidate(name, "planted"))
+    real = contest.launch
+
+    def launch(candidate, setting):
+        if candidate.module in sources:
+            return [sys.executable, "-c", sources[candidate.module]], os.environ
+        return real(candidate, setting)
+
+    monkeypatch.setattr(contest, "launch", launch)
+
+
+def actor(loss=1.0, then="pass", **more):
+    """Source of a process that answers as a worker does and needs no time."""
+    report = {"loss": loss, "peak_bytes": 5, "idle_seconds": 1, "idle_cpu_seconds": 0, **more}
+    ready = {"loss": 2.0, "ours": False, "version": ""}
+    return (
+        f"import json, sys\nprint(json.dumps({ready}), flush=True)\n"
+        "for line in sys.stdin:\n"
+        f" steps = json.loads(line).get('steps')\n {then}\n"
+        f" print(json.dumps({{'seconds': steps / 100}} if steps else {report}), flush=True)\n"
+    )
+
+
+@pytest.mark.parametrize("batch_size", [4, 5])
+@pytest.mark.parametrize("workload", ["lenet", "mlp"])
+def test_all_of_mxnet_s_candidates_train_the_same_function(workload, batch_size, monkeypatch):
+    if workload == "mlp":  # 2048 wide takes too long here
+        monkeypatch.setattr(gluon.nn, "Dense", narrow(gluon.nn.Dense))
+        shapes = ((784, 20), (20,), (20, 20), (20,), (20, 10), (10,))
+        thin = workloads.Workload((784,), 4, 0.02, shapes)
+        monkeypatch.setitem(workloads.WORKLOADS, "mlp", thin)
+    task = workloads.task(workload, batch_size, CPUS)
+    trainings = [ours.make(task), book.make(task), gluon.make(task), gluon.make(task, True)]
+    first = [training.loss() for training in trainings]
+    for training in trainings:
+        training.run(3)
+    last = [training.loss() for training in trainings]
+    np.testing.assert_allclose(first, first[0], rtol=1e-5)
+    np.testing.assert_allclose(last, last[0], rtol=1e-5)
+    assert last[0] < first[0] - contest.TOLERANCE
+
+
+def narrow(dense):
+    return lambda units, in_units, **more: dense(
+        min(units, 20), in_units=in_units if in_units == 784 else min(in_units, 20), **more
+    )
+
+
+def test_the_floor_does_not_exchange():
+    floor = ours.make(workloads.task("lenet", 4, CPUS), exchange=False)
+    first = floor.loss()
+    floor.run(2)
+    assert floor.loss() < first
+    one, other = floor.device_params
+    assert any((a != b).asnumpy().any() for a, b in zip(one, other))
+
+
+def test_a_task_is_the_same_in_every_process():
+    one, same = (workloads.task("mlp", 4, CPUS) for _ in range(2))
+    for a, b in zip([one.X, one.y, *one.params], [same.X, same.y, *same.params]):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_no_candidate_inherits_settings(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    assert "MXNET_CPU_TEMP_COPY" in os.environ  # gluonpar is imported here
+    setting = Setting("mlp", [mx.cpu(0), mx.cpu(1)])
+    teams = {}
+    for name, candidate in CANDIDATES.items():
+        _, env = contest.launch(candidate, setting)
+        assert "MXNET_CPU_TEMP_COPY" not in env
+        teams[name] = env.get("OMP_NUM_THREADS")
+    assert {name for name, team in teams.items() if team} == {"one context", "torch ddp"}
+    assert teams["one context"] == str(contest.threads.cores())
+
+
+def test_a_row_s_figures():
+    setting = Setting("mlp", [mx.cpu(0)])
+    row = Row("gluonpar", setting, Samples((0.1, 0.2, 0.4)), 2.0, 1.0, 0.0, 5, 0.0)
+    assert row.images_per_second == pytest.approx(128 / 0.2)
+    for deviation, wrong in ((None, False), (9e-4, False), (-2e-3, True), (float("nan"), True)):
+        assert Row(*list(vars(row).values())[:5], deviation, 5, 0.0).wrong is wrong
+
+
+def test_a_child_answers_line_by_line(child):
+    echo = child("import sys\nfor line in sys.stdin: print(line, end='', flush=True)")
+    assert echo.ask({"steps": 3}) == {"steps": 3}
+    with pytest.raises(process.Unable, match="no legs"):
+        echo.ask({"unable": "no legs"})
+
+
+def test_a_child_s_last_words_are_heard(child):
+    with pytest.raises(process.Died, match=r"exit code 1\n(.*\n)*  ZeroDivisionError"):
+        child("1 / 0").hear()
+    with pytest.raises(process.Died, match="killed by signal 9"):
+        child("import os; os.kill(os.getpid(), 9)").hear()
+
+
+def test_ending_a_child_ends_what_it_started(child):
+    parent = child(
+        "import subprocess\nsleeps = subprocess.Popen(['sleep', '60'])\n"
+        "print('{\"pid\": %d}' % sleeps.pid, flush=True)\ninput()"
+    )
+    grandchild = parent.hear()["pid"]
+    assert alive(grandchild)
+    parent.end()
+    wait_until(lambda: not alive(grandchild))
+
+
+def alive(pid):
+    """Whether it runs; one that ended and was not fetched does not."""
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_until(condition, seconds=20):
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def test_candidates_take_turns_and_are_timed_by_themselves(monkeypatch):
+    played_by(monkeypatch, quick=actor(), slow=actor(loss=1.0005))
+    with Contest(Setting("mlp", [mx.cpu(0)], rounds=3)) as held:
+        for name in ("quick", "slow"):
+            held.start(name)
+        held.measure()
+        quick, slow = held.rows()
+    assert quick.samples.seconds == pytest.approx((0.01, 0.01, 0.01))
+    assert (quick.first_loss, quick.last_loss, quick.wrong, slow.wrong) == (2.0, 1.0, False, False)
+
+
+def test_another_loss_is_wrong_and_burnt_time_is_told(command, monkeypatch):
+    played_by(monkeypatch, a=actor(), b=actor(), c=actor(1.002), d=actor(idle_cpu_seconds=0.5))
+    code, out, err = command(*TINY, "--candidates", "a,b,c,d")
+    assert code == 1
+    assert err[0] == "d: burnt 50% of a core while others trained"
+    assert "another loss than the others': c on mlp" in err[1]
+    assert cells(out)["c"][-2:] == ["+2.0e-03", "0"]
+
+
+def cells(out):
+    """The table's cells by candidate, under its headings."""
+    start = next(i for i, line in enumerate(out) if line.startswith("candidate  "))
+    return {line[:28].strip(): line[28:].split() for line in out[start + 1 :] if line[28:29] == " "}
+
+
+@pytest.mark.parametrize(
+    ("dies", "how"),
+    [
+        ("import sys; sys.exit('nothing to train')", "exit code 1"),
+        (actor(then="1 / 0"), "exit code 1"),
+        (actor(then="import os; os.kill(os.getpid(), 11)"), "killed by signal 11"),
+    ],
+    ids=["at once", "while training", "by a signal"],
+)
+def test_one_that_dies_is_reported_and_the_others_go_on(command, monkeypatch, tmp_path, dies, how):
+    played_by(monkeypatch, dies=dies, lives=actor())
+    path = tmp_path / "bench.json"
+    code, out, err = command(*TINY, "--candidates", "dies,lives", "--json", path)
+    assert code == 1
+    assert list(cells(out)) == ["lives"]
+    assert err[0] == f"failed: dies: {how}"
+    assert err[-1].endswith("failed: dies on mlp, batch 8 on [cpu(0), cpu(1)]")
+    assert [name for _, name, _ in json.loads(path.read_text())["failed"]] == ["dies"]
+
+
+def test_one_that_cannot_is_left_out(command, monkeypatch):
+    played_by(monkeypatch, cannot='print(\'{"unable": "no torch"}\')', lives=actor())
+    code, _, err = command(*TINY, "--candidates", "cannot,lives")
+    assert (code, err) == (0, ["left out: cannot: no torch"])
+
+
+def test_the_real_thing(command, tmp_path):
+    path = tmp_path / "bench.json"
+    chosen = "gluonpar,book,torch ddp,floor"
+    code, out, err = command(*TINY, "--candidates", chosen, "--json", path)
+    assert (code, [line for line in err if "torch ddp" not in line]) == (0, [])
+    assert out[0].startswith("gluonpar ")
+    assert any(line.startswith("machine: ") for line in out)
+    rows = cells(out)
+    assert [name for name in rows if name != "torch ddp"] == ["gluonpar", "book", "floor"]
+    assert rows["floor"][3] == "1.00"
+    kept = json.loads(path.read_text())
+    assert [row["name"] for row in kept["rows"]] == list(rows)
+    for row in kept["rows"]:
+        assert len(row["seconds"]) == 1
+        assert row["last_loss"] < row["first_loss"]
+        assert row["peak_bytes"] > 1e7
+        assert not row["wrong"]
+        assert row["imports_gluonpar"] == (row["name"] in ("gluonpar", "floor"))
+
+
+@pytest.mark.parametrize("names", ["a,floor", "floor"])
+def test_plot(command, monkeypatch, tmp_path, names):
+    pytest.importorskip("matplotlib")
+    played_by(monkeypatch, a=actor(), floor=actor())
+    path = tmp_path / "bench.png"
+    arguments = ("--candidates", names, "--plot", path, "--num-gpus", "1,2")
+    code, _, err = command(*TINY, *arguments)
+    assert (code, err) == (0, [])
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--workload", "vgg"), "no 'vgg'; there are: lenet, mlp"),
+        (("--candidates", "ours"), "no 'ours'; there are: gluonpar, book"),
+        (("--num-gpus", "two"), "'two' is no list"),
+        (("--num-gpus", "1,0"), "--num-gpus 0"),
+        (("--num-gpus", "9"), "--batch-size 8 leaves some of 9"),
+        (("--batch-size", "0"), "--batch-size 0"),
+        (("--steps", "0"), "--steps 0"),
+        (("--rounds", "0"), "--rounds 0"),
+        (("--warmup", "-1"), "--warmup -1"),
+        (("--torch-python", "/nowhere"), "--torch-python /nowhere cannot be started"),
+        (("--torch-python", "/bin/false"), "--torch-python /bin/false is no Python"),
+        (("--plot", "bench.txt"), "bench.txt"),
+        (("--json", "/"), "cannot write /: "),
+        (("--bogus",), "--bogus"),
+    ],
+)
+def test_a_bad_request_is_one_line_and_exit_code_2(command, arguments, words):
+    code, out, err = command(*TINY, *arguments)
+    assert (code, out, len(err)) == (2, [], 1)
+    assert "error: " in err[0]
+    assert words in err[0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_no_process_is_left_behind(number):
+    forever = ("--candidates", "gluonpar", "--rounds", "1000000")
+    run = subprocess.Popen(
+        [sys.executable, str(SCRIPT), *TINY, *forever],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    children = pathlib.Path(f"/proc/{run.pid}/task/{run.pid}/children")
+    try:
+        wait_until(lambda: "gluonpar: " in run.stdout.readline())
+        wait_until(lambda: children.read_text())
+        pids = children.read_text().split()
+        run.send_signal(number)
+        _, err = run.communicate(timeout=20)
+    finally:
+        run.kill()
+    wait_until(lambda: not any(alive(pid) for pid in pids))
+    if number == signal.SIGINT:
+        assert run.returncode == 130
+        assert "interrupted; 0 rows were measured" in err
+        assert "Traceback" not in err
