@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mxnet import npx
 
-from gluonpar import partition, sharding
+from gluonpar import memory, partition, sharding
 from gluonpar.sharding import split_and_load
 
 DTYPES = ("float16", "float32", "float64", "int8", "int32", "int64", "uint8")
@@ -177,11 +177,11 @@ def test_numpy_data_changed_afterwards_does_not_reach_the_shards():
 def test_numpy_data_goes_to_its_own_device_and_is_never_whole_on_one(monkeypatch):
     staged = []
 
-    def recorded(source, ctx=None, dtype=None, create=mx.nd.array):
-        staged.append((np.shape(source), ctx))
-        return create(source, ctx=ctx, dtype=dtype)
+    def recorded(values, ctx, create=memory.from_numpy):
+        staged.append((values.shape, ctx))
+        return create(values, ctx)
 
-    monkeypatch.setattr(mx.nd, "array", recorded)
+    monkeypatch.setattr(memory, "from_numpy", recorded)
     split_and_load(payload((8, 3)), contexts(4))
     assert staged == [((2, 3), c) for c in contexts(4)]
 

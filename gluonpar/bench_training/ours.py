@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Callable, Sequence
 
 import mxnet as mx
 from mxnet import autograd, nd
 
-from gluonpar import models, replicas
+from gluonpar import graph, models, replicas
 from gluonpar.losses import softmax_cross_entropy
 from gluonpar.optim import sgd
 from gluonpar.sharding import split_and_load
@@ -23,7 +24,10 @@ class Ours(Training):
     def __init__(self, task: Task) -> None:
         self.X, self.y, self.lr = task.X, task.y, task.lr
         self.ctx = [mx.Context(*device) for device in task.devices]
-        self.model, adapt = MODELS[task.workload]
+        sizes = tuple(len(bias) for bias in task.params[1::2])
+        self.model, adapt = (
+            (mlp(sizes), _outputs_first) if task.workload == "mlp" else (models.lenet, _same)
+        )
         params = [nd.array(adapt(value), ctx=mx.cpu()) for value in task.params]
         self.device_params = [replicas.get_params(params, c) for c in self.ctx]
 
@@ -41,7 +45,7 @@ class Ours(Training):
 
     def _losses(self) -> list[nd.NDArray]:
         return [
-            softmax_cross_entropy(self.model(X, params), y)
+            graph.losses(self.model, softmax_cross_entropy, X, y, params)
             for (X, y), params in zip(
                 split_and_load((self.X, self.y), self.ctx), self.device_params
             )
@@ -60,12 +64,19 @@ class Floor(Ours):
             sgd(params, self.lr, len(loss))
 
 
-def mlp(X: nd.NDArray, params: Sequence[nd.NDArray]) -> nd.NDArray:
-    """Dense layers with relu between them; weights are (outputs, inputs)."""
-    W1, b1, W2, b2, W3, b3 = params
-    h = nd.relu(nd.FullyConnected(X, W1, b1, num_hidden=W1.shape[0]))
-    h = nd.relu(nd.FullyConnected(h, W2, b2, num_hidden=W2.shape[0]))
-    return nd.FullyConnected(h, W3, b3, num_hidden=W3.shape[0])
+@functools.lru_cache(None)
+def mlp(sizes: tuple[int, ...]) -> Callable:
+    """A model: dense layers of these sizes, relu between them; weights are (outputs, inputs)."""
+
+    @graph.traceable
+    def model(X: nd.NDArray, params: Sequence[nd.NDArray]) -> nd.NDArray:
+        F, h = graph.operators(X), X
+        for i, size in enumerate(sizes):
+            h = F.relu(h) if i else h
+            h = F.FullyConnected(h, params[2 * i], params[2 * i + 1], num_hidden=size)
+        return h
+
+    return model
 
 
 def _same(value):
@@ -74,13 +85,6 @@ def _same(value):
 
 def _outputs_first(value):
     return value.T if value.ndim == 2 else value
-
-
-# The model, and how it takes a parameter that the workload has with its inputs first.
-MODELS: dict[str, tuple[Callable, Callable]] = {
-    "lenet": (models.lenet, _same),
-    "mlp": (mlp, _outputs_first),
-}
 
 
 def make(task: Task, exchange: bool = True) -> Training:
