@@ -57,6 +57,8 @@ def run(
     """Push one operator that does all ``jobs``, each a list of arrays and what to do with it."""
     arrays = [array for data, _ in jobs for array in data]
     num_bytes = sum(len(data) * memory.num_bytes(data[0]) for data, _ in jobs)
+    if num_bytes >= BYTES_A_THREAD:
+        _pool()  # made here, because a process that is ending can start no more threads
     engine.push(
         functools.partial(_work, jobs, op, accumulate, num_bytes),
         arrays[0].context,
