@@ -328,6 +328,28 @@ class TestErrorsInside:
         gluonpar.allreduce(data, "host")
         assert_everywhere(data, np.full(size, 2, "float32"))
 
+    def test_no_thread_is_at_the_arrays_any_more_when_it_is_raised(self, monkeypatch):
+        whole, started, gate, ended = host._combine, threading.Event(), threading.Event(), []
+
+        def combine(*arguments):
+            if threading.current_thread().name.startswith("Thread-"):  # the pool's
+                started.set()
+                gate.wait()
+                for _ in range(20):
+                    whole(*arguments)
+                ended.append(True)
+            elif started.wait(60):
+                gate.set()
+                raise RuntimeError("planted")
+
+        monkeypatch.setattr(host, "_combine", combine)
+        monkeypatch.setattr(host.threads, "cores", lambda: 2)
+        data = place(np.ones((2, 3_000_000), "float32"))
+        gluonpar.allreduce(data, "host")
+        with pytest.raises(mx.MXNetError, match="planted"):
+            data[0].wait_to_read()
+        assert ended
+
     def test_it_is_raised_if_only_a_helping_thread_fails(self, monkeypatch):
         whole, failed = host._combine, threading.Event()
 

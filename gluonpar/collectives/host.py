@@ -80,9 +80,8 @@ def _work(jobs, op: str, accumulate: str | None, num_bytes: int) -> None:
     num_threads = min(threads.cores(), 1 + num_bytes // BYTES_A_THREAD)
     arguments = (blocks, op, accumulate)
     helpers = [_pool().apply_async(_help, arguments) for _ in range(1, num_threads)]
-    _sum_blocks(*arguments)
-    for helper in helpers:
-        error = helper.get()
+    errors = [_help(*arguments), *(helper.get() for helper in helpers)]
+    for error in errors:  # only now: no thread may touch the arrays when this function has ended
         if error is not None:
             raise error
 
@@ -111,10 +110,11 @@ def _sum_blocks(blocks: deque, op: str, accumulate: str | None) -> None:
 
 
 def _help(*arguments) -> BaseException | None:
-    """On a thread of the pool, which would die of a KeyboardInterrupt and never answer."""
+    """The error, if any: a thread of the pool would die of a KeyboardInterrupt and never answer."""
     try:
         _sum_blocks(*arguments)
     except BaseException as error:
+        arguments[0].clear()  # the others need not go on
         return error
     return None
 
