@@ -17,7 +17,7 @@ VERSION = re.search(
 # MXNet 1.9.1 imports distutils, which left the standard library with 3.12; setuptools brings it.
 DISTUTILS = "setuptools; python_version >= '3.12'"
 
-# The CUDA 11 libraries that mxnet-cu112 links to; gluonpar/runtime.py loads them, so no CUDA
+# The CUDA 11 libraries that mxnet-cu112 links to; gluonpar/cuda.py loads them, so no CUDA
 # toolkit is needed on the machine. cuDNN is pinned because cuDNN 9 is not libcudnn.so.8.
 CUDA_11 = [
     "nvidia-cublas-cu11",

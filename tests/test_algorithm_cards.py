@@ -102,7 +102,7 @@ def test_the_table_of_hops_is_what_is_printed():
 
 
 @pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", TEXT, re.S))
-def test_the_examples_run(code, tmp_path, monkeypatch):
+def test_the_examples_run_and_their_own_assertions_hold(code, tmp_path, monkeypatch):
     if ".draw(" in code:
         pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
