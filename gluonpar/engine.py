@@ -34,7 +34,7 @@ class _Context(ctypes.Structure):
     _fields_ = [("dev_type", ctypes.c_int), ("dev_id", ctypes.c_int32)]
 
 
-_ASYNC = ctypes.c_int(4)  # FnProperty::kAsync
+_PRIORITIZED, _ASYNC = ctypes.c_int(3), ctypes.c_int(4)  # FnProperty::kCPUPrioritized, kAsync
 _FINISH = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 
 
@@ -90,6 +90,7 @@ def push(
     name: str = "gluonpar",
     priority: int = 0,
     at_once: bool = False,
+    beside: bool = False,
 ) -> None:
     """Have the engine run ``function()`` on ``ctx``'s worker, ordered by the arrays it touches.
 
@@ -97,7 +98,8 @@ def push(
     need. ``reads`` and ``writes`` are arrays on any context, and views of arrays; each may be there
     more than once. ``name`` is what MXNet's profiler shows. With ``at_once`` the engine may run the
     function on the calling thread, inside this call, if nothing need be waited for: right for what
-    takes less time than waking a worker (about 0.1 ms).
+    takes less time than waking a worker (about 0.1 ms). With ``beside`` a CPU context runs it on
+    one of the four threads that it has for urgent things, beside what its worker computes.
     """
     writes = _distinct(writes)
     reads = [array for key, array in _distinct(reads).items() if key not in writes]
@@ -116,7 +118,7 @@ def push(
                 len(reads),
                 _handles(writes),
                 len(writes),
-                ctypes.byref(_ASYNC) if at_once else None,
+                ctypes.byref(_ASYNC if at_once else _PRIORITIZED) if at_once or beside else None,
                 priority,
                 name.encode(),
                 ctypes.c_bool(False),

@@ -41,13 +41,18 @@ def lenet(X: nd.NDArray, params: Sequence[nd.NDArray]) -> nd.NDArray:
     """
     F = operators(X)
     W1, b1, W2, b2, W3, b3, W4, b4 = params
-    h1 = F.relu(F.Convolution(X, W1, b1, kernel=(3, 3), num_filter=20))
+    h1 = relu(F.Convolution(X, W1, b1, kernel=(3, 3), num_filter=20))
     h1 = F.Pooling(h1, pool_type="avg", kernel=(2, 2), stride=(2, 2))
-    h2 = F.relu(F.Convolution(h1, W2, b2, kernel=(5, 5), num_filter=50))
+    h2 = relu(F.Convolution(h1, W2, b2, kernel=(5, 5), num_filter=50))
     h2 = F.Pooling(h2, pool_type="avg", kernel=(2, 2), stride=(2, 2))
     # FullyConnected wants (outputs, inputs) where the book has (inputs, outputs); it beats dot.
-    h3 = F.relu(F.FullyConnected(F.flatten(h2), F.transpose(W3), b3, num_hidden=128))
+    h3 = relu(F.FullyConnected(F.flatten(h2), F.transpose(W3), b3, num_hidden=128))
     return F.FullyConnected(h3, F.transpose(W4), b4, num_hidden=10)
+
+
+def relu(x: nd.NDArray) -> nd.NDArray:
+    """max(x, 0). The operator of that name would first undo oneDNN's own layout of ``x``."""
+    return operators(x).Activation(x, act_type="relu")
 
 
 @traceable

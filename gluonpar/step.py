@@ -9,12 +9,11 @@ import numpy as np
 from mxnet import autograd
 
 from gluonpar import graph, replicas
-from gluonpar.collectives import allreduce_many
 from gluonpar.devices import as_list
 from gluonpar.losses import softmax_cross_entropy
 from gluonpar.models import lenet
-from gluonpar.optim import sgd
 from gluonpar.sharding import num_samples, split_and_load
+from gluonpar.update import allreduce_sgd
 
 
 def train_batch(
@@ -54,9 +53,7 @@ def train_batch(
     autograd.backward(losses)
     for params in device_params[len(losses) :]:
         replicas.zero_grads(params)  # else last step's gradient would be added again
-    allreduce_many(replicas.grads(device_params), algorithm)
-    for params in device_params:
-        sgd(params, lr, num_samples(y))
+    allreduce_sgd(device_params, lr, num_samples(y), algorithm)
     return losses
 
 

@@ -17,13 +17,17 @@ metrics report checkpoint
 step
 losses models
 graph
-replicas optim sharding data
+update
+optim
+replicas sharding data
 collectives
 collectives.bucket
 collectives.reduction
 collectives.bidirectional_ring
 collectives.star collectives.balanced collectives.ring collectives.tree collectives.halving_doubling
+collectives.fused
 collectives.host collectives.kvstore collectives.tracing
+collectives.blocks
 collectives.registry collectives.execute collectives.choice collectives.drawing
 collectives.checks
 collectives.plan

@@ -11,7 +11,7 @@ from mxnet import autograd
 
 import gluonpar
 from gluonpar import collectives, engine, partition
-from gluonpar.collectives import Choice, bucket, checks, choice, execute, host, reduction
+from gluonpar.collectives import Choice, blocks, bucket, checks, choice, execute, host, reduction
 
 ALGORITHMS = sorted(collectives.ALGORITHMS)
 DTYPES = ["float16", "float32", "float64", "int8", "int32", "int64", "uint8"]
@@ -343,7 +343,7 @@ class TestErrorsInside:
                 raise RuntimeError("planted")
 
         monkeypatch.setattr(host, "_combine", combine)
-        monkeypatch.setattr(host.threads, "cores", lambda: 2)
+        monkeypatch.setattr(blocks.threads, "cores", lambda: 2)
         data = place(np.ones((2, 3_000_000), "float32"))
         gluonpar.allreduce(data, "host")
         with pytest.raises(mx.MXNetError, match="planted"):
@@ -360,7 +360,7 @@ class TestErrorsInside:
             whole(*arguments)
 
         monkeypatch.setattr(host, "_combine", fail_once)
-        monkeypatch.setattr(host.threads, "cores", lambda: 4)
+        monkeypatch.setattr(blocks.threads, "cores", lambda: 4)
         for _ in range(50):
             data = place(np.ones((2, 3_000_000), "float32"))
             gluonpar.allreduce(data, "host")
@@ -376,7 +376,9 @@ def test_each_executors_planted_bug_is_caught(monkeypatch):
     """host that leaves out the last device; kvstore that leaves the last device out."""
     combine = host._combine
     with monkeypatch.context() as patch:
-        patch.setattr(host, "_combine", lambda r, others, *more: combine(r, others[:-1], *more))
+        patch.setattr(
+            host, "_combine", lambda n, *more: combine(n - 1, *more[: n + 1], *more[n + 2 :])
+        )
         with pytest.raises(AssertionError):
             test_every_device_ends_with_the_exact_sum("host", 3)
     run = collectives.ALGORITHMS["kvstore"].run

@@ -70,15 +70,6 @@ def test_each_backward_overwrites_the_gradient_of_its_own_copy_only():
     assert_equal([second[0].grad], [np.zeros(SHAPES[0])])
 
 
-def test_gradients_are_listed_per_parameter_one_a_device():
-    device_params = [get_params(originals(), mx.cpu(i)) for i in range(3)]
-    grads = replicas.grads(device_params)
-    assert [[grad.context for grad in of_param] for of_param in grads] == [
-        [mx.cpu(i) for i in range(3)]
-    ] * 2
-    assert [of_param[0].shape for of_param in grads] == list(SHAPES)
-
-
 def test_zero_grads_zeroes_every_gradient_in_place_and_no_parameter():
     params = get_params(originals(), mx.cpu(1))
     grads = [param.grad for param in params]

@@ -1,31 +1,27 @@
 """host: one function on the host sums all devices' memory, cache-sized block by block.
 
 CPU contexts share one memory, so nothing need be sent: NumPy views of the arrays are summed where
-they lie. A block of all K arrays is small enough to stay in a core's cache between being summed and
-being copied back, so each array crosses the memory bus twice, in and out: 2 K n bytes, the floor.
-Large arrays are shared out over threads.
+they lie. A block of all K arrays stays in a core's cache between being summed and being copied
+back, so each array crosses the memory bus twice, in and out: 2 K n bytes, the floor. Large arrays
+are shared out over threads.
 
 The function is an operator of MXNet's engine (``engine.push``), so it is as asynchronous as any
-other. The order of the additions is that of the list, starting with the array the sum is written
-to: always the same bits.
+other, and runs beside what the devices compute. The order of the additions is that of the list,
+starting with the array the sum is written to: always the same bits.
 """
 
 from __future__ import annotations
 
 import functools
-import multiprocessing.pool
-import threading
-from collections import deque
-from typing import NamedTuple, Sequence
+from typing import Callable, NamedTuple, Sequence
 
 import mxnet as mx
 import numpy as np
 
-from gluonpar import engine, memory, threads
+from gluonpar import engine, memory
+from gluonpar.collectives import blocks
 from gluonpar.collectives.registry import register_executor
 
-BLOCK_BYTES = 1 << 19  # of one array: smaller ones cost more calls, larger ones leave the cache
-BYTES_A_THREAD = 16 << 20  # of all arrays together; less is not worth waking a thread
 BYTES_AT_ONCE = 2 << 20  # of all arrays together; so little is summed before a worker would wake
 
 COMBINE = {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum}
@@ -56,90 +52,43 @@ def run(
 ) -> None:
     """Push one operator that does all ``jobs``, each a list of arrays and what to do with it."""
     arrays = [array for data, _ in jobs for array in data]
-    num_bytes = sum(len(data) * memory.num_bytes(data[0]) for data, _ in jobs)
-    if num_bytes >= BYTES_A_THREAD:
-        _pool()  # made here, because a process that is ending can start no more threads
-    engine.push(
-        functools.partial(_work, jobs, op, accumulate, num_bytes),
-        arrays[0].context,
-        writes=arrays,
-        name="gluonpar.host",
-        at_once=num_bytes <= BYTES_AT_ONCE,
-    )
+    num_bytes = sum(map(memory.num_bytes, arrays))
+    push(functools.partial(_work, jobs, op, accumulate, num_bytes), arrays, num_bytes)
+
+
+def push(
+    function: Callable[[], None],
+    arrays: Sequence[mx.nd.NDArray],
+    num_bytes: int,
+    name: str = "gluonpar.host",
+) -> None:
+    """Have the engine run ``function``, which works on all ``arrays``, wherever it is soonest."""
+    blocks.prepare(num_bytes)
+    small = num_bytes <= BYTES_AT_ONCE
+    ctx = arrays[0].context
+    engine.push(function, ctx, writes=arrays, name=name, at_once=small, beside=not small)
 
 
 def _work(jobs, op: str, accumulate: str | None, num_bytes: int) -> None:
-    """All jobs, on this thread and, if they are large, on some of the pool's."""
-    work = []
+    tasks = []
     for data, todo in jobs:
         views = [memory.view(array) for array in data]
         for job in todo:
-            sources = [views[i][job.part] for i in job.sources]
-            work.append((sources, [views[i][job.part] for i in job.targets]))
-    blocks = _blocks(work)
-    num_threads = min(threads.cores(), 1 + num_bytes // BYTES_A_THREAD)
-    arguments = (blocks, op, accumulate)
-    helpers = [_pool().apply_async(_help, arguments) for _ in range(1, num_threads)]
-    errors = [_help(*arguments), *(helper.get() for helper in helpers)]
-    for error in errors:  # only now: no thread may touch the arrays when this function has ended
-        if error is not None:
-            raise error
+            function = functools.partial(_combine, len(job.sources), op, accumulate)
+            chosen = [views[i][job.part] for i in (*job.sources, *job.targets)]
+            tasks.append((function, chosen))
+    blocks.work(tasks, num_bytes)
 
 
-def _blocks(work) -> deque:
-    """The arrays cut into blocks. Threads take one at a time, so one that starts late does less."""
-    blocks = deque()
-    for sources, targets in work:
-        step = BLOCK_BYTES // sources[0].itemsize
-        for start in range(0, sources[0].size, step):
-            block = slice(start, start + step)
-            blocks.append(([s[block] for s in sources], [t[block] for t in targets]))
-    return blocks
-
-
-def _sum_blocks(blocks: deque, op: str, accumulate: str | None) -> None:
-    with np.errstate(all="ignore"):  # as MXNet's operators: what overflows is inf, and no warning
-        while blocks:
-            try:
-                sources, targets = blocks.popleft()
-            except IndexError:  # another thread took the last one
-                return
-            _combine(sources[0], sources[1:], op, accumulate)
-            for target in targets:
-                np.copyto(target, sources[0])
-
-
-def _help(*arguments) -> BaseException | None:
-    """The error, if any: a thread of the pool would die of a KeyboardInterrupt and never answer."""
-    try:
-        _sum_blocks(*arguments)
-    except BaseException as error:
-        arguments[0].clear()  # the others need not go on
-        return error
-    return None
-
-
-def _combine(result: np.ndarray, others: list, op: str, accumulate: str | None) -> None:
-    """``result`` becomes the sum of itself and the others, added in order."""
+def _combine(num_sources: int, op: str, accumulate: str | None, *arrays: np.ndarray) -> None:
+    """The first array becomes the sum of the first ``num_sources``, added in order; copy it."""
+    result, *others = arrays[:num_sources]
     total = result if accumulate is None else result.astype(accumulate)
     for other in others:
         COMBINE[op](total, other, out=total)
     if op == "mean":
-        np.divide(total, 1 + len(others), out=total)
+        np.divide(total, num_sources, out=total)
     if total is not result:
         np.copyto(result, total, casting="same_kind")
-
-
-@functools.lru_cache(None)
-def _make_pool() -> multiprocessing.pool.ThreadPool:
-    pool = multiprocessing.pool.ThreadPool(max(1, threads.cores() - 1))
-    engine.at_exit(pool.terminate)
-    return pool
-
-
-_pool_lock = threading.Lock()
-
-
-def _pool() -> multiprocessing.pool.ThreadPool:
-    with _pool_lock:
-        return _make_pool()
+    for target in arrays[num_sources:]:
+        np.copyto(target, result)
