@@ -66,6 +66,9 @@ $(VENV)/.tests: $(VENV)/.made setup.py pyproject.toml $(call stale,$(EXTRA),$(VE
 	@$(call install,$(comma)test)
 	@touch $(VENV)/.runs $@
 
+# The tests run the book's own code on gluonpar. d2l pins other versions than those it runs with here.
+D2L := d2l==1.0.3
+
 # The other MXNet goes first: both wheels install the same directory, and uninstalling one later
 # would take the other's files with it.
 install = set -e; \
@@ -81,5 +84,6 @@ install = set -e; \
 	pip() { log=$$($(BIN)/python -m pip "$$@" 2>&1) || { echo "$$log" >&2; return 1; }; }; \
 	pip uninstall --yes $$other; \
 	pip install --quiet -e ".[$$extra$(1)]"; \
+	$(if $(1),pip install --quiet --no-deps $(D2L);) \
 	echo $$extra >$(VENV)/.extra
 comma := ,

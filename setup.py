@@ -54,6 +54,10 @@ setup(
         "notebook": ["notebook", "nbconvert", "ipykernel", "matplotlib"],
         "plot": ["matplotlib"],
         # ruff's formatter may change with any minor release, and the tests compare with it.
-        "test": ["pytest", "hypothesis", "ruff>=0.17,<0.18", "matplotlib"],
+        "test": [
+            *("pytest", "hypothesis", "ruff>=0.17,<0.18", "matplotlib"),
+            # What d2l imports; the Makefile installs d2l itself, without its pins.
+            *("pandas", "ipython", "matplotlib-inline", "requests"),
+        ],
     },
 )

@@ -5,6 +5,9 @@ from gluonpar import runtime
 
 runtime.start()
 
+from gluonpar import kvstore  # kvstore='gluonpar' is known to MXNet from here on
+from gluonpar.average import average_gradients
+from gluonpar.batch_norm import average_statistics, broadcast_statistics
 from gluonpar.collectives import (
     all_gather,
     allreduce,
@@ -16,26 +19,44 @@ from gluonpar.collectives import (
 )
 from gluonpar.models import init_lenet, lenet
 from gluonpar.optim import sgd
+from gluonpar.parallel import make_parallel
+from gluonpar.ragged import split_samples
 from gluonpar.replicas import get_params
 from gluonpar.sharding import split_and_load
 from gluonpar.step import train_batch
+from gluonpar.sync_batch_norm import SyncBatchNorm, set_num_devices
+from gluonpar.tasks import TaskError, run_tasks
+from gluonpar.towers import Towers
 from gluonpar.train import train
+from gluonpar.trainer import Trainer
 from gluonpar.version import __version__
 
 __all__ = [
+    "SyncBatchNorm",
+    "TaskError",
+    "Towers",
+    "Trainer",
     "__version__",
     "all_gather",
     "allreduce",
     "allreduce_many",
+    "average_gradients",
+    "average_statistics",
     "broadcast",
+    "broadcast_statistics",
     "explain",
     "get_params",
     "init_lenet",
+    "kvstore",
     "lenet",
+    "make_parallel",
     "reduce",
     "reduce_scatter",
+    "run_tasks",
+    "set_num_devices",
     "sgd",
     "split_and_load",
+    "split_samples",
     "train",
     "train_batch",
 ]

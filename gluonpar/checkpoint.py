@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import pathlib
-from typing import Sequence
+from typing import Callable, Sequence
 
 import mxnet as mx
+
+from gluonpar import files
 
 
 def prepare(folder: str | os.PathLike) -> pathlib.Path:
@@ -28,14 +30,18 @@ def save_params(path: pathlib.Path, params: Sequence[mx.nd.NDArray]) -> None:
     Waits for the arrays. Written under a temporary name, flushed to the disk and renamed, so that
     ``path`` never holds half a file. Raises OSError where the disk refuses.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        mx.nd.save(str(temporary), {str(i): param for i, param in enumerate(params)})
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except mx.MXNetError as error:
-        raise OSError(f"cannot write {path}: {error}") from error
-    finally:
-        if temporary.exists():
-            temporary.unlink()
+    arrays = {str(i): param for i, param in enumerate(params)}
+    _write(path, lambda name: mx.nd.save(name, arrays))
+
+
+def save_block(path: pathlib.Path, block: mx.gluon.Block) -> None:
+    """Write a block's parameters for its ``load_parameters``; otherwise as :func:`save_params`."""
+    _write(path, block.save_parameters)
+
+
+def _write(path: pathlib.Path, save: Callable[[str], None]) -> None:
+    with files.replacing(path) as file:
+        try:
+            save(file.name)
+        except mx.MXNetError as error:
+            raise OSError(f"cannot write {path}: {error}") from error

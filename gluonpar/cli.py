@@ -6,7 +6,7 @@ import argparse
 import os
 import re
 import sys
-from typing import Sequence
+from typing import Any, Sequence
 
 from gluonpar import collectives, data, devices, metrics, report
 from gluonpar.train import DEFAULT_LOG_INTERVAL, Configuration, Run
@@ -20,6 +20,13 @@ def _ids(text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is no list of GPU ids such as 0,2") from None
+
+
+def _speeds(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of speeds such as 1,2") from None
 
 
 # Per group, the flags and what argparse is to know of them. Defaults are those of Configuration.
@@ -38,6 +45,11 @@ OPTIONS = {
         "--device": {
             "choices": devices.KINDS,
             "help": "GPUs or nothing; CPU devices; or as above (auto)",
+        },
+        "--weights": {
+            "type": _speeds,
+            "metavar": "W,W",
+            "help": "the devices' relative speeds, such as 1,2: a batch is cut accordingly",
         },
         "--allreduce": {
             "dest": "algorithm",
@@ -87,6 +99,14 @@ OPTIONS = {
             "metavar": "FILE.png",
             "help": "draw loss, test accuracy and images/s over epochs",
         },
+        "--profile": {
+            "action": "store_true",
+            "help": "print where a step's time goes, from some steps of the first epoch",
+        },
+        "--trace": {
+            "metavar": "FILE.json",
+            "help": "write those steps for ui.perfetto.dev or chrome://tracing",
+        },
         "--dry-run": {
             "action": "store_true",
             "help": "check everything, take one step, train nothing",
@@ -95,14 +115,16 @@ OPTIONS = {
 }
 
 
-def main(description: str, argv: Sequence[str] | None = None) -> int:
+def main(description: str, argv: Sequence[str] | None = None, **defaults: Any) -> int:
     """Train as ``argv`` asks (default: the process's arguments); the exit code.
+
+    ``defaults`` are fields of :class:`Configuration` that this script sets otherwise.
 
     0: it trained (or the dry run passed). 2: the request cannot be met, or the loss diverged; one
     line on stderr says why and what to do. 130: interrupted by Ctrl-C; one line says what was kept.
     Errors that are nobody's request keep their traceback.
     """
-    options_parser = parser(description)
+    options_parser = parser(description, **defaults)
     options = options_parser.parse_args(argv)
     console = report.Console()
     try:
@@ -120,7 +142,7 @@ def main(description: str, argv: Sequence[str] | None = None) -> int:
     return TRAINED
 
 
-def parser(description: str) -> argparse.ArgumentParser:
+def parser(description: str, **defaults: Any) -> argparse.ArgumentParser:
     """The options; their destinations are the fields of :class:`Configuration`."""
     made = argparse.ArgumentParser(description=description)
     made.add_argument("--version", action="version", version=f"gluonpar {__version__}")
@@ -128,7 +150,7 @@ def parser(description: str) -> argparse.ArgumentParser:
         group = made.add_argument_group(title)
         for flags, settings in options.items():
             group.add_argument(*flags.split(), **settings)
-    made.set_defaults(**vars(Configuration()))
+    made.set_defaults(**{**vars(Configuration()), **defaults})
     return made
 
 

@@ -98,8 +98,9 @@ def push(
     need. ``reads`` and ``writes`` are arrays on any context, and views of arrays; each may be there
     more than once. ``name`` is what MXNet's profiler shows. With ``at_once`` the engine may run the
     function on the calling thread, inside this call, if nothing need be waited for: right for what
-    takes less time than waking a worker (about 0.1 ms). With ``beside`` a CPU context runs it on
-    one of the four threads that it has for urgent things, beside what its worker computes.
+    takes less time than waking a worker (about 0.1 ms). With ``beside`` it runs on
+    one of the four threads that all CPU contexts share for urgent things, beside what workers
+    compute.
     """
     writes = _distinct(writes)
     reads = [array for key, array in _distinct(reads).items() if key not in writes]
@@ -144,10 +145,13 @@ def _handles(arrays: Sequence[mx.nd.NDArray]) -> ctypes.Array:
 def _drain() -> None:
     """A function that the engine runs after the interpreter has gone would crash the process."""
     while _pending:
+        pushed = list(_pending)
         try:
             mx.nd.waitall()
         except mx.MXNetError:
             traceback.print_exc()  # the last chance for anybody to hear of it
+        for ticket in pushed:  # what was to come after an error is never run
+            _pending.pop(ticket, None)
     for function in _afterwards:
         function()
 

@@ -14,6 +14,9 @@ from typing import Callable, Sequence
 
 import mxnet as mx
 
+from gluonpar import memory
+from gluonpar.replicas import Replica
+
 # Operators of backward that MXNet's engine is given as one. With its own 15 all of LeNet's backward
 # is one, and no gradient could be summed before the last is there. More of them cost microseconds.
 _BACKWARD_BULK = 4
@@ -39,10 +42,30 @@ def losses(
     """``loss(model(X, params), y)``; as a traced graph if both functions are :func:`traceable`."""
     if not (getattr(model, "traceable", False) and getattr(loss, "traceable", False)):
         return loss(model(X, params), y)
-    return _traced(model, loss, len(params))(X, *params, y)
+    return _graph_of(model, loss, params)(X, *params, y)
 
 
-@functools.lru_cache(None)
+def _graph_of(model: Callable, loss: Callable, params: Sequence) -> Callable:
+    """The traced graph for these parameters, kept with them.
+
+    A graph on static memory holds on to the gradients that it first wrote, and MXNet would make
+    those the gradients of whatever parameters it is given later. So each list has its own.
+    """
+    grads = (param.grad for param in params)
+    first = next((memory.chunk(grad) for grad in grads if grad is not None), None)
+    key = (model, loss, len(params), first)
+    if not isinstance(params, Replica):
+        return _traced_for_lists(*key)
+    if key not in params.graphs:
+        params.graphs[key] = _traced(model, loss, len(params))
+    return params.graphs[key]
+
+
+@functools.lru_cache(64)
+def _traced_for_lists(model: Callable, loss: Callable, num_params: int, _: int | None) -> Callable:
+    return _traced(model, loss, num_params)
+
+
 def _traced(model: Callable, loss: Callable, num_params: int) -> Callable:
     X, y = mx.sym.var("X"), mx.sym.var("y")
     params = [mx.sym.var(f"param{i}") for i in range(num_params)]

@@ -8,7 +8,7 @@ variable and the memory.
 from __future__ import annotations
 
 import ctypes
-from typing import Iterable
+from typing import Iterable, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -59,9 +59,20 @@ def view(array: mx.nd.NDArray) -> np.ndarray:
     It does not wait, so call it in a function given to ``engine.push`` that writes ``array``. An
     array that oneDNN has left in a layout of its own is put into the ordinary one first.
     """
-    settle([array])  # else MXNDArrayGetData would push that as an operator, and wait for it
-    pointer = ctypes.c_void_p()
-    check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
-    dtype = np.dtype(array.dtype)
-    memory = (ctypes.c_char * (array.size * dtype.itemsize)).from_address(pointer.value)
-    return np.frombuffer(memory, dtype)
+    return views([array])[0]
+
+
+def views(arrays: Sequence[mx.nd.NDArray]) -> list[np.ndarray]:
+    """:func:`view` of each of ``arrays``, all of one size and dtype: asked of MXNet only once."""
+    size, dtype = arrays[0].size, np.dtype(arrays[0].dtype)
+    memory, pointer, found = ctypes.c_char * (size * dtype.itemsize), ctypes.c_void_p(), []
+    for array in arrays:
+        _reorder(chunk(array))  # else MXNDArrayGetData would push that as an operator, and wait
+        check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
+        found.append(np.frombuffer(memory.from_address(pointer.value), dtype))
+    return found
+
+
+def zero(array: mx.nd.NDArray) -> None:
+    """Set every element to zero, in place."""
+    array[() if array.ndim == 0 else slice(None)] = 0

@@ -17,6 +17,10 @@ class Diverged(FloatingPointError):
     """The loss stopped being a finite number; the message names epoch, batch and learning rate."""
 
 
+class ReplicasDiffer(AssertionError):
+    """Copies of one parameter on several devices are not the same; the message says where."""
+
+
 class LossMeter:
     """The mean per-sample loss of batches, and the first batch whose loss is not finite.
 
@@ -49,6 +53,19 @@ def check_finite(params: Sequence[nd.NDArray]) -> None:
     """Wait for one device's ``params``; raise Diverged unless every number in them is finite."""
     if not nd.multi_all_finite(*params, num_arrays=len(params)).asscalar():
         raise Diverged("the parameters became infinite or NaN in the update after the last batch")
+
+
+def check_identical(copies: Sequence[nd.NDArray], name: str) -> None:
+    """Wait for one parameter's ``copies``; raise ReplicasDiffer unless all have the same bits."""
+    first = copies[0].asnumpy()
+    for copy in copies[1:]:
+        other = copy.asnumpy()
+        if first.tobytes() != other.tobytes():
+            furthest = np.abs(first.astype("float64") - other.astype("float64")).max()
+            raise ReplicasDiffer(
+                f"{name} differs between {copies[0].context} and {copy.context}, by up to "
+                f"{furthest:.3g}"
+            )
 
 
 def accuracy(

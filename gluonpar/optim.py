@@ -28,17 +28,21 @@ def sgd(params: Sequence[nd.NDArray], lr: float, batch_size: int) -> None:
     >>> w.asscalar()
     0.0
     """
-    pairs = [(values, grads) for values, grads in replicas.flat(params) if values.size]
-    if not pairs:
+    trained = [part for part in replicas.parts(params) if part.grad.size]
+    if not trained:
         return
     if fused.possible(params):
-        fused.reduce_update([([grads], [values]) for values, grads in pairs], rule(lr, batch_size))
+        update = rule(lr, 1.0 / batch_size)
+        fused.reduce_update(
+            [fused.Item([p.grad], [p.params], [update] * len(p.params)) for p in trained]
+        )
         return
-    for start in range(0, len(pairs), _MOST_WEIGHTS):
-        group = pairs[start : start + _MOST_WEIGHTS]
+    params = [param for part in trained for param in part.params]
+    for start in range(0, len(params), _MOST_WEIGHTS):
+        group = params[start : start + _MOST_WEIGHTS]
         nd.multi_sgd_update(
-            *[array for pair in group for array in pair],
-            out=[values for values, _ in group],
+            *[array for param in group for array in (param, param.grad)],
+            out=group,
             num_weights=len(group),
             lrs=[lr] * len(group),
             wds=[0.0] * len(group),
@@ -46,12 +50,34 @@ def sgd(params: Sequence[nd.NDArray], lr: float, batch_size: int) -> None:
         )
 
 
-def rule(lr: float, batch_size: int) -> Callable[[np.ndarray, np.ndarray], None]:
-    """The rule of :func:`sgd` for NumPy blocks (total, param): it overwrites both, in place."""
-    rate = lr / batch_size
+def rule(
+    lr: float,
+    rescale_grad: float,
+    wd: float = 0.0,
+    momentum: float = 0.0,
+    clip_gradient: float | None = None,
+) -> Callable[..., None]:
+    """The rule of ``mx.optimizer.SGD`` for NumPy blocks (total, param[, momentum]), in place.
 
-    def update(total: np.ndarray, param: np.ndarray) -> None:
-        np.multiply(total, rate, out=total)
-        np.subtract(param, total, out=param, casting="same_kind")
+    ``total`` is overwritten. ``param -= lr * (clip(rescale_grad * total) + wd * param)``; with
+    momentum, as MXNet has it, the rate is in the momentum: ``m = momentum * m - lr * (...)``,
+    ``param += m``. A ``clip_gradient`` of None, 0 or less clips nothing, as there.
+    """
+
+    def update(total: np.ndarray, param: np.ndarray, state: np.ndarray | None = None) -> None:
+        if not clip_gradient or clip_gradient < 0:
+            np.multiply(total, lr * rescale_grad, out=total)
+        else:
+            np.multiply(total, rescale_grad, out=total)
+            np.clip(total, -clip_gradient, clip_gradient, out=total)
+            np.multiply(total, lr, out=total)
+        if wd:
+            np.add(total, (lr * wd) * param, out=total)
+        if state is None:
+            np.subtract(param, total, out=param, casting="same_kind")
+            return
+        np.multiply(state, momentum, out=state)
+        np.subtract(state, total, out=state, casting="same_kind")
+        np.add(param, state, out=param)
 
     return update

@@ -1,15 +1,18 @@
-"""Every device's own copy of the parameters, with its gradients, in a few flat arrays.
+"""Every device's own copy of the parameters, with its gradients in a few flat arrays.
 
-Neighbouring parameters of one device are views of one array, a *bucket*, and their gradients views
-of another. So what is done to all parameters alike, a sum over devices or an update, is done to a
-few large arrays. Buckets are filled from the last parameter to the first, because backward reaches
-the last layers first: their sum can start while it computes the others. (Li et al., "PyTorch
-Distributed", VLDB 2020.)
+The gradients of neighbouring parameters of one device are views of one array, a *bucket*, so what
+is done to all of them alike, such as a sum over devices, is done to a few large arrays. Buckets are
+filled from the last parameter to the first, because backward reaches the last layers first: their
+sum can start while it computes the others. (Li et al., "PyTorch Distributed", VLDB 2020.)
+
+Parameters are arrays of their own. Views they cannot be: in a forward pass without training, oneDNN
+puts a weight into a layout of its own, in place, and MXNet 1.9.1 then writes to the begin of the
+memory that the weight is a view of.
 """
 
 from __future__ import annotations
 
-from typing import Iterable, NamedTuple, Sequence
+from typing import Collection, Iterable, NamedTuple, Sequence
 
 import mxnet as mx
 from mxnet import autograd
@@ -19,56 +22,64 @@ from gluonpar import memory
 BUCKET_BYTES = 4 << 20
 
 
-class Bucket(NamedTuple):
-    """Arrays that are summed and updated as one: per device the values and their gradients."""
+class Part(NamedTuple):
+    """Some of one device's parameters, by number, and their gradients end to end in one array."""
 
-    values: Sequence[mx.nd.NDArray]
+    numbers: tuple[int, ...]
+    params: Sequence[mx.nd.NDArray]
+    grad: mx.nd.NDArray
+
+
+class Bucket(NamedTuple):
+    """The same parts of all devices: what is summed and updated as one."""
+
+    params: Sequence[Sequence[mx.nd.NDArray]]
     grads: Sequence[mx.nd.NDArray]
 
 
 class Replica(list):
-    """One device's parameters: a list of arrays, which are views of a few flat ones.
+    """One device's parameters: a list of arrays whose gradients are views of a few flat ones.
 
     It may be used as any list. If an entry is replaced, or given another gradient, the flat arrays
-    are no longer all there is to it; then each parameter stands for itself (:func:`buckets`).
+    are no longer all there is to it; then each parameter stands for itself (:func:`parts`).
+    ``frozen`` are the numbers of those without a gradient.
     """
 
-    def __init__(self, params: Sequence[mx.nd.NDArray], ctx: mx.Context, frozen=()) -> None:
-        super().__init__([None] * len(params))
-        self._flat: list[tuple[mx.nd.NDArray, mx.nd.NDArray]] = []
-        for i in frozen:
-            self[i] = params[i].copyto(ctx)
-        for indices in _neighbours(params, frozen):
-            self._place(params, indices, ctx)
+    def __init__(self, params: Sequence[mx.nd.NDArray], frozen: Collection[int] = ()) -> None:
+        super().__init__(params)
+        self.graphs: dict = {}  # what gluonpar.graph has traced for these parameters
+        self.members = _neighbours(params, frozen)  # the numbers of each bucket's parameters
+        self.grads = [self._place(indices) for indices in self.members]
         self._made = tuple(self)
         self._grad_chunks = [_grad_chunk(param) for param in self]
 
-    def _place(self, params, indices: Sequence[int], ctx: mx.Context) -> None:
-        """Copy the parameters of one bucket to ``ctx``."""
-        if len(indices) == 1:
-            [i] = indices
-            self[i] = params[i].copyto(ctx)  # as_in_context would alias on the same context
-            self[i].attach_grad()
-            self._flat.append((self[i], self[i].grad))
-            return
-        size, dtype = sum(params[i].size for i in indices), params[indices[0]].dtype
-        values, grads = (mx.nd.zeros((size,), ctx=ctx, dtype=dtype) for _ in range(2))
-        self._flat.append((values, grads))
+    def _place(self, indices: Sequence[int]) -> mx.nd.NDArray:
+        """Give the parameters of one bucket their gradients; the array that holds them all."""
+        params = [self[i] for i in indices]
+        if len(params) == 1:
+            params[0].attach_grad()
+            return params[0].grad
+        size = sum(param.size for param in params)
+        flat = mx.nd.zeros((size,), ctx=params[0].context, dtype=params[0].dtype)
         start = 0
-        for i in indices:
-            stop = start + params[i].size
-            self[i], grad = (_view(flat, start, stop, params[i]) for flat in (values, grads))
-            params[i].copyto(self[i])
-            autograd.mark_variables([self[i]], [grad])
-            start = stop
+        for param in params:
+            view = flat[start : start + param.size].reshape(param.shape)
+            if isinstance(param, mx.np.ndarray):
+                view = view.as_np_ndarray()
+            autograd.mark_variables([param], [view])
+            start += param.size
+        return flat
 
     @property
-    def flat(self) -> list[tuple[mx.nd.NDArray, mx.nd.NDArray]] | None:
-        """(values, grads) of each bucket, the last layers' first; None if they are not all."""
+    def parts(self) -> list[Part] | None:
+        """A part a bucket, the last layers' first; None if these are not all of it any more."""
         whole = len(self) == len(self._made) and all(map(_is, self, self._made))
-        if whole and self._grad_chunks == [_grad_chunk(param) for param in self]:
-            return self._flat
-        return None
+        if not whole or self._grad_chunks != [_grad_chunk(param) for param in self]:
+            return None
+        return [
+            Part(tuple(indices), [self[i] for i in indices], grad)
+            for indices, grad in zip(self.members, self.grads)
+        ]
 
 
 def get_params(
@@ -81,7 +92,8 @@ def get_params(
     are not updated: layers that are not to train, and the running statistics of batch
     normalisation. From ``get_params`` in Dive into Deep Learning, 13.5.3.
     """
-    return Replica(params, ctx, frozenset(frozen))
+    # as_in_context would alias on the same context
+    return Replica([param.copyto(ctx) for param in params], frozenset(frozen))
 
 
 def check(device_params: Sequence[Sequence[mx.nd.NDArray]], ctx: Sequence[mx.Context]) -> None:
@@ -101,33 +113,43 @@ def check(device_params: Sequence[Sequence[mx.nd.NDArray]], ctx: Sequence[mx.Con
             raise ValueError(f"parameters on {c} have shapes {shapes}, on {ctx[0]} {first}")
 
 
-def flat(params: Sequence[mx.nd.NDArray]) -> list[tuple[mx.nd.NDArray, mx.nd.NDArray]]:
-    """One device's (values, grads): a pair a bucket of a :class:`Replica`, else a parameter.
+def parts(params: Sequence[mx.nd.NDArray]) -> list[Part]:
+    """One device's parameters that have a gradient, in few parts, the last layers' first.
 
-    The last layers' come first. Parameters without a gradient are left out.
+    A part a bucket of a :class:`Replica`, else one a parameter.
     """
-    found = params.flat if isinstance(params, Replica) else None
+    found = params.parts if isinstance(params, Replica) else None
     return _one_by_one(params) if found is None else found
 
 
 def buckets(device_params: Sequence[Sequence[mx.nd.NDArray]]) -> list[Bucket]:
-    """What is summed and updated as one, over all devices, in the order of :func:`flat`."""
-    each = [flat(params) for params in device_params]
-    sizes = [[values.size for values, _ in pairs] for pairs in each]
-    if any(others != sizes[0] for others in sizes[1:]):  # only some are whole Replicas
-        each = [_one_by_one(params) for params in device_params]
-    return [Bucket(*zip(*pairs)) for pairs in zip(*each)]
+    """What is summed and updated as one, over all devices, in the order of :func:`parts`."""
+    each = [parts(params) for params in device_params]
+    if any(_numbers(of_device) != _numbers(each[0]) for of_device in each[1:]):
+        each = [_one_by_one(params) for params in device_params]  # only some are whole Replicas
+    for of_device in each[1:]:
+        some = {part.numbers for part in of_device} ^ {part.numbers for part in each[0]}
+        if some:
+            raise ValueError(
+                f"parameter {min(some)[0]} has a gradient on some devices only; freeze the same "
+                "parameters on all of them"
+            )
+    return [Bucket(*list(zip(*of_devices))[1:]) for of_devices in zip(*each)]
 
 
 def zero_grads(params: Sequence[mx.nd.NDArray]) -> None:
     """Set one device's gradients to zero, in place: what a device without samples contributes."""
-    for _, grads in flat(params):
-        grads[:] = 0
+    for part in parts(params):
+        memory.zero(part.grad)
 
 
-def _one_by_one(params) -> list[tuple[mx.nd.NDArray, mx.nd.NDArray]]:
-    pairs = [(param, param.grad) for param in reversed(params)]
-    return [(param, grad) for param, grad in pairs if grad is not None]
+def _one_by_one(params: Sequence[mx.nd.NDArray]) -> list[Part]:
+    found = [Part((i,), [param], param.grad) for i, param in enumerate(params)]
+    return [part for part in reversed(found) if part.grad is not None]
+
+
+def _numbers(of_device: Sequence[Part]) -> list[tuple[int, ...]]:
+    return [part.numbers for part in of_device]
 
 
 def _neighbours(params, frozen) -> list[list[int]]:
@@ -148,11 +170,6 @@ def _neighbours(params, frozen) -> list[list[int]]:
         found[-1].insert(0, i)
         held += size
     return found
-
-
-def _view(flat_array, start: int, stop: int, like: mx.nd.NDArray) -> mx.nd.NDArray:
-    view = flat_array[start:stop].reshape(like.shape)
-    return view.as_np_ndarray() if isinstance(like, mx.np.ndarray) else view
 
 
 def _grad_chunk(param: mx.nd.NDArray) -> int | None:

@@ -6,11 +6,15 @@ import contextlib
 import pathlib
 import platform
 import sys
+import tempfile
 from dataclasses import dataclass, field
-from typing import Iterable, Iterator, Sequence, TextIO
+from typing import TYPE_CHECKING, Iterable, Iterator, Sequence, TextIO
 
 import mxnet as mx
 import numpy as np
+
+if TYPE_CHECKING:
+    from gluonpar.profile import Profiler
 
 
 @dataclass(frozen=True)
@@ -26,11 +30,12 @@ class Epoch:
 
 @dataclass
 class History:
-    """A run: its contexts, its epochs, and the trained parameters on the first context."""
+    """A run: its contexts and model, its epochs, the trained parameters on the first context."""
 
     ctx: Sequence[mx.Context]
     epochs: list[Epoch] = field(default_factory=list)
     params: list[mx.nd.NDArray] = field(default_factory=list)
+    model: str = "lenet"
 
 
 class Console:
@@ -100,6 +105,38 @@ class Console:
             f"on {list(history.ctx)}"
         )
 
+    def trace(self, path: str, profiled: Profiler) -> None:
+        """Print which steps are in the trace file ``path``."""
+        self.line(f"trace: {path}, {_steps(profiled)}")
+
+    def profile(self, profiled: Profiler) -> None:
+        """Print where a step's time went, and why K devices are not K times as fast as one."""
+        ms = 1e3 * profiled.timeline.step_seconds
+        self.line(f"profile: {_steps(profiled)}, {ms:.1f} ms a step")
+        self.line(profiled.table())
+        self.line(profiled.sentence())
+
+
+def _steps(profiled: Profiler) -> str:
+    first, last = profiled.steps
+    which = f"step {first}" if first == last else f"steps {first} to {last}"
+    return f"{which} of epoch 1"
+
+
+def check_trace(path: str) -> None:
+    """Raise ValueError, before anything is trained, if no trace could be written to ``path``."""
+    file = pathlib.Path(path)
+    if file.is_dir():
+        raise ValueError(f"cannot write a trace to {path}: it is a folder; give a file in it")
+    try:
+        with tempfile.TemporaryFile(dir=file.parent):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"cannot write a trace to {path}: {error.strerror}; "
+            "give a file in a folder that exists and can be written"
+        ) from error
+
 
 def check_plot(path: str) -> None:
     """Raise ValueError, before anything is trained, if no plot could be written to ``path``."""
@@ -137,5 +174,5 @@ def plot(history: History, path: str) -> None:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(alpha=0.3)
     figure.axes[-1].set_ylim(bottom=0)
-    figure.suptitle(f"LeNet on {list(history.ctx)}")
+    figure.suptitle(f"{history.model} on {list(history.ctx)}")
     figure.savefig(path, dpi=120)

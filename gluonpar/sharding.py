@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Iterator, Sequence
+from typing import Any, Callable, Iterator, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -18,7 +18,10 @@ _DTYPES = [
 
 
 def split_and_load(
-    data: Any, ctx: mx.Context | Sequence[mx.Context], batch_axis: int = 0
+    data: Any,
+    ctx: mx.Context | Sequence[mx.Context],
+    batch_axis: int = 0,
+    weights: Sequence[float] | None = None,
 ) -> list[Any]:
     """Cut ``data`` along ``batch_axis`` into consecutive shards, shard i on ``ctx[i]``.
 
@@ -31,9 +34,13 @@ def split_and_load(
     Shard sizes differ by at most one, the larger first, and no sample is lost. With fewer samples
     than contexts the list is shorter: one shard a sample, and the other contexts get none.
 
+    ``weights`` are the devices' relative speeds, one positive finite number a context. Shard sizes
+    are then proportional to them, by largest remainder (:func:`gluonpar.partition.sizes`), and at
+    least one, so that shard i is on ``ctx[i]`` all the same.
+
     Raises ValueError for an empty batch, arrays of different lengths along ``batch_axis`` or an
-    axis that an array does not have; TypeError for a leaf that is no array, or of a dtype that
-    MXNet lacks.
+    axis that an array does not have, and weights that are not one positive finite number a context;
+    TypeError for a leaf that is no array, or of a dtype that MXNet lacks.
 
     Compare ``gluon.utils.split_and_load``, and ``split_batch`` in Dive into Deep Learning, 13.5.
 
@@ -42,11 +49,13 @@ def split_and_load(
     [(3, 3), (2, 3)]
     """
     contexts = as_list(ctx)
+    if weights is not None:
+        partition.check_weights(weights, len(contexts))
     threads.share(contexts)
     n = num_samples(data, batch_axis)
     if n == 0:
         raise ValueError(f"the batch holds 0 samples along axis {batch_axis}: nothing to split")
-    parts = partition.slices(n, min(n, len(contexts)))
+    parts = partition.slices(n, len(contexts), weights)[:n]
     return [_take(data, part, batch_axis, c) for part, c in zip(parts, contexts)]
 
 
@@ -77,10 +86,7 @@ def _leaves(data: Any, path: str) -> Iterator[tuple[str, Any]]:
         for i, value in enumerate(data):
             yield from _leaves(value, f"{path}[{i}]")
     elif isinstance(data, (np.ndarray, mx.nd.NDArray)):
-        if np.dtype(data.dtype) not in _DTYPES:
-            raise TypeError(
-                f"{path} is of dtype {data.dtype}, which MXNet does not have; convert it"
-            )
+        check_dtype(data, path)
         yield path, data
     else:
         raise TypeError(
@@ -88,18 +94,33 @@ def _leaves(data: Any, path: str) -> Iterator[tuple[str, Any]]:
         )
 
 
+def check_dtype(array: Any, path: str) -> None:
+    """Raise TypeError, naming ``path``, for a dtype that MXNet lacks."""
+    if np.dtype(array.dtype) not in _DTYPES:
+        raise TypeError(f"{path} is of dtype {array.dtype}, which MXNet does not have; convert it")
+
+
+def rebuilt(nest: Any, change: Callable[[Any], Any]) -> Any:
+    """The same dict, list, tuple or namedtuple, its values changed."""
+    if isinstance(nest, dict):
+        same = copy.copy(nest)  # whatever kind of dict it is
+        same.update((key, change(value)) for key, value in nest.items())
+        return same
+    items = [change(value) for value in nest]
+    return type(nest)(*items) if hasattr(nest, "_fields") else type(nest)(items)  # namedtuple
+
+
+def load(array: Any, ctx: mx.Context) -> mx.nd.NDArray:
+    """``array`` on ``ctx``; it may be the same one if it is an MXNet array and there already."""
+    if isinstance(array, mx.nd.NDArray):
+        return array.as_in_context(ctx)
+    return memory.from_numpy(array, ctx)
+
+
 def _take(data: Any, part: slice, axis: int, ctx: mx.Context) -> Any:
     """The same nesting, every array cut to ``part`` along ``axis`` and put on ``ctx``."""
-    if isinstance(data, dict):
-        shard = copy.copy(data)  # whatever kind of dict it is
-        shard.update((key, _take(value, part, axis, ctx)) for key, value in data.items())
-        return shard
-    if isinstance(data, (tuple, list)):
-        items = [_take(value, part, axis, ctx) for value in data]
-        return type(data)(*items) if hasattr(data, "_fields") else type(data)(items)  # namedtuple
+    if isinstance(data, (dict, tuple, list)):
+        return rebuilt(data, lambda value: _take(value, part, axis, ctx))
     if isinstance(data, mx.nd.NDArray) and data.stype != "default":
         raise TypeError(f"cannot split a {data.stype} array; call tostype('default') on it first")
-    cut = data[(slice(None),) * (axis % data.ndim) + (part,)]
-    if isinstance(cut, mx.nd.NDArray):
-        return cut.as_in_context(ctx)
-    return memory.from_numpy(cut, ctx)
+    return load(data[(slice(None),) * (axis % data.ndim) + (part,)], ctx)

@@ -25,6 +25,7 @@ def train_batch(
     model: Callable = lenet,
     loss: Callable = softmax_cross_entropy,
     algorithm: str | None = None,
+    weights: Sequence[float] | None = None,
 ) -> list[mx.nd.NDArray]:
     """One step of minibatch SGD over all devices, in place on ``device_params``; the losses.
 
@@ -32,19 +33,21 @@ def train_batch(
     parameters on ``ctx[i]`` (:func:`get_params`). ``model(X, params)`` gives predictions and
     ``loss(predictions, y)`` one loss a sample. The step equals one device's step on the whole batch
     up to rounding, however it is cut: gradients are summed over samples and devices, and only the
-    update divides, by n. A device without samples adds zero.
+    update divides, by n. A device without samples adds zero. ``weights`` are the devices' relative
+    speeds, to which the shards are proportional (:func:`split_and_load`).
 
     Returns one array of per-sample losses for each device that had samples, on that device. Nothing
     waits: reading a loss is the caller's synchronisation. ``train_batch`` in Dive into Deep
     Learning, 13.5.6.
 
     Raises ValueError for X and y of different lengths, an empty batch, ``lr`` not a positive finite
-    number, and parameters that are not on their context.
+    number, parameters that are not on their context, and weights that are not one positive finite
+    number a context; then nothing has changed.
     """
     contexts = as_list(ctx)
     check_lr(lr)
     replicas.check(device_params, contexts)
-    X_shards, y_shards = zip(*split_and_load((X, y), contexts))
+    X_shards, y_shards = zip(*split_and_load((X, y), contexts, weights=weights))
     with autograd.record():
         losses = [
             graph.losses(model, loss, X_shard, y_shard, params)

@@ -6,9 +6,9 @@ least one.
 
 A worker that has computed can lose threads but not gain any: oneDNN books the scratch memory of an
 operator for the team it first met, and MXNet caches the operator, so that a larger team would write
-past the end (measured: a crash within a few steps). Hence the first list of contexts counts: before
-MXNet's first operator teams can be as large as the machine, later they only shrink. Private to
-MXNet 1.9.1.
+past the end (measured: a crash within a few steps). Hence teams are as large as the machine from
+the import of this module on (MXNet's own would be half of it, on the guess that processors are
+hyperthreads), if no operator has run by then, and only shrink. Private to MXNet 1.9.1.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from gluonpar import engine
 
 _SET_BY_USER = any(name in os.environ for name in ("OMP_NUM_THREADS", "MXNET_OMP_MAX_THREADS"))
 _last_shared: list[mx.Context] = []
+_limit: int | None = None
 _team_size: dict[int, int] = {}  # of workers that were shrunk, by device id
 _libgomp = ctypes.CDLL("libgomp.so.1")  # the very one that libmxnet.so has loaded
 
@@ -45,10 +46,23 @@ _openmp = _get().contents
 
 
 def cores() -> int:
-    """Number of processors this process may run on (its CPU affinity, not the whole machine)."""
+    """Number of processors this process may run on (its CPU affinity, not the whole machine).
+
+    At most what :func:`limit` has left it.
+    """
+    if _limit is not None:
+        return _limit
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def limit(num_processors: int) -> None:
+    """Let all contexts of this process together have so many, as other processes run beside it."""
+    global _limit, _last_shared
+    _limit, _last_shared = num_processors, []
+    if not (_SET_BY_USER or engine.has_started()):
+        _openmp.thread_max = num_processors
 
 
 def share(ctx: Sequence[mx.Context]) -> None:
@@ -97,3 +111,7 @@ def _shrink(ctx: mx.Context, num_threads: int) -> None:
 
     marker = mx.nd.empty((1,), ctx=ctx)
     engine.push(on_worker, ctx, writes=[marker], name="gluonpar.threads")
+
+
+if not (_SET_BY_USER or engine.has_started()):
+    _openmp.thread_max = cores()

@@ -17,15 +17,15 @@ from gluonpar import (
     collectives,
     data,
     devices,
-    graph,
+    memory,
     metrics,
-    models,
     partition,
+    profile,
     report,
     threads,
 )
-from gluonpar.replicas import get_params
-from gluonpar.step import check_lr, train_batch
+from gluonpar.learners import LEARNERS, Learner
+from gluonpar.step import check_lr
 from gluonpar.version import __version__
 
 DEFAULT_LOG_INTERVAL = 50
@@ -33,10 +33,6 @@ DEFAULT_LOG_INTERVAL = 50
 # Steps that Python may be ahead of the devices: enough for the next batch to be prepared while this
 # one trains, few enough that no more than these batches are in memory.
 STEPS_IN_FLIGHT = 4
-
-# With the book's 0.01 the first epoch does not leave chance level, and four epochs end at 0.72 to
-# 0.77.
-INIT_SCALE = 0.05
 
 
 @dataclass(frozen=True)
@@ -57,7 +53,11 @@ class Configuration:
     log_interval: int | None = None
     save_dir: str | None = None
     plot: str | None = None
+    profile: bool = False
+    trace: str | None = None
     dry_run: bool = False
+    model: str = "lenet"
+    weights: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "num_epochs", "limit", "log_interval"):
@@ -69,6 +69,8 @@ class Configuration:
         check_lr(self.lr)
         if self.algorithm is not None:
             collectives.named(self.algorithm)
+        if self.model not in LEARNERS:
+            raise ValueError(f"model={self.model!r} is none of {', '.join(LEARNERS)}")
 
 
 class Run:
@@ -82,58 +84,78 @@ class Run:
         self.configuration, self.console = configuration, console
         choice = devices.choose(configuration.num_gpus, configuration.gpus, configuration.device)
         self.ctx = list(choice.ctx)
+        if configuration.weights is not None:
+            partition.check_weights(configuration.weights, len(self.ctx))
         threads.share(self.ctx)
         if configuration.plot:
             report.check_plot(configuration.plot)
+        if configuration.trace is not None:
+            report.check_trace(configuration.trace)
+        self.profiled = profile.Profiler(self.ctx, num_steps=0)
+        if self._profiles:
+            profile.check(self.ctx)
         self.save_dir = (
             checkpoint.prepare(configuration.save_dir) if configuration.save_dir else None
         )
         self.data = data.load(configuration.dataset, configuration.data_dir, configuration.limit)
         self.kept: list[str] = []
-        self.history = report.History(self.ctx)
+        self.history = report.History(self.ctx, model=configuration.model)
         self.num_batches = -(-len(self.data.train_labels) // configuration.batch_size)
         if choice.notice:
             console.notice(choice.notice)
 
     def train(self) -> report.History:
         """Train to the end; the history. Raises metrics.Diverged if the loss is not finite."""
-        mx.random.seed(self.configuration.seed)
-        shuffle = np.random.RandomState(self.configuration.seed)
-        params = models.init_lenet(INIT_SCALE)
-        device_params = [get_params(params, c) for c in self.ctx]
-        self.console.header(__version__, self._header(device_params))
-        if self.configuration.dry_run:
-            return self._dry_run(device_params, shuffle)
-        for epoch in range(1, self.configuration.num_epochs + 1):
-            seconds, loss = self._train_epoch(epoch, device_params, shuffle)
-            self._finish_epoch(epoch, seconds, loss, device_params)
-        self.history.params = device_params[0]
+        config = self.configuration
+        mx.random.seed(config.seed)
+        shuffle = np.random.RandomState(config.seed)
+        learner = LEARNERS[config.model](self.ctx, config.lr, config.algorithm)
+        learner.weights = config.weights
+        self.console.header(__version__, self._header(learner))
+        if config.dry_run:
+            return self._dry_run(learner, shuffle)
+        for epoch in range(1, config.num_epochs + 1):
+            seconds, loss = self._train_epoch(epoch, learner, shuffle)
+            self._finish_epoch(epoch, seconds, loss, learner)
+        self.history.params = learner.params
         self.console.result(self.history)
+        if config.profile:
+            self.console.profile(self.profiled)
         return self.history
 
-    def _train_epoch(self, epoch, device_params, shuffle) -> tuple[float, float]:
+    def _train_epoch(self, epoch: int, learner: Learner, shuffle) -> tuple[float, float]:
         """Seconds it took and the mean loss of its samples."""
         config, images, labels = self.configuration, self.data.train_images, self.data.train_labels
         meter, in_flight = metrics.LossMeter(), deque()
         batches = data.batches(images, labels, config.batch_size, shuffle)
         start = time.perf_counter()
-        for number, (X, y) in enumerate(self.console.batches(batches, self.num_batches, epoch), 1):
-            in_flight.append(self._step(X, y, device_params))
-            meter.add(in_flight[-1])
-            if len(in_flight) > STEPS_IN_FLIGHT:  # the only wait here: it bounds the memory in use
-                in_flight.popleft()[0].wait_to_read()
-            if number % (config.log_interval or DEFAULT_LOG_INTERVAL) == 0:
-                self._log(epoch, number, self._read(meter, epoch))
+        with self._watch(epoch, learner) as watched:
+            batches = self.console.batches(watched.loading(batches), self.num_batches, epoch)
+            for number, (X, y) in enumerate(batches, 1):
+                in_flight.append(learner.step(X, y))
+                meter.add(in_flight[-1])
+                if len(in_flight) > STEPS_IN_FLIGHT:  # the only wait here: it bounds the memory
+                    in_flight.popleft()[0].wait_to_read()
+                watched.step()
+                if number % (config.log_interval or DEFAULT_LOG_INTERVAL) == 0:
+                    self._log(epoch, number, self._read(meter, epoch))
         loss = self._read(meter, epoch)
         with self._explain_divergence(epoch):  # waits: the last update belongs to the epoch's time
-            metrics.check_finite(device_params[0])
+            metrics.check_finite(learner.params)
         return time.perf_counter() - start, loss
 
-    def _step(self, X, y, device_params) -> list[mx.nd.NDArray]:
-        config = self.configuration
-        return train_batch(
-            X, y, device_params, self.ctx, config.lr, pixel_lenet, algorithm=config.algorithm
-        )
+    @property
+    def _profiles(self) -> bool:
+        return self.configuration.profile or self.configuration.trace is not None
+
+    def _watch(self, epoch: int, learner: Learner) -> profile.Profiler:
+        """What profiles some steps of the first epoch, if asked to; else, what does nothing."""
+        if not self._profiles or epoch > 1:
+            return profile.Profiler(self.ctx, num_steps=0)
+        warm_up = min(profile.WARM_UP, (self.num_batches - 1) // 2)
+        num_bytes = sum(map(memory.num_bytes, learner.params))
+        self.profiled = profile.Profiler(self.ctx, num_bytes, warm_up)
+        return self.profiled
 
     def _read(self, meter: metrics.LossMeter, epoch: int) -> float:
         with self._explain_divergence(epoch):
@@ -155,29 +177,31 @@ class Run:
         if self.configuration.log_interval is not None:
             self.console.line(f"epoch {epoch}, batch {number}/{self.num_batches}, loss {loss:.3f}")
 
-    def _finish_epoch(self, epoch: int, seconds: float, loss: float, device_params) -> None:
+    def _finish_epoch(self, epoch: int, seconds: float, loss: float, learner: Learner) -> None:
         """Evaluate, report and save what the epoch has reached."""
-        reached = metrics.accuracy(
-            self.data.test_images, self.data.test_labels, device_params, self.ctx, pixel_lenet
-        )
+        reached = learner.accuracy(self.data.test_images, self.data.test_labels)
         rate = len(self.data.train_labels) / seconds
         self.history.epochs.append(report.Epoch(epoch, seconds, loss, reached, rate))
         if self.save_dir:
-            path = self.save_dir / f"lenet-epoch-{epoch:04d}.params"
-            checkpoint.save_params(path, device_params[0])
+            path = self.save_dir / f"{learner.name}-epoch-{epoch:04d}.params"
+            learner.save(path)
             self.kept.append(str(path))
         self.console.epoch(self.history.epochs[-1])
         if self.configuration.plot:
             report.plot(self.history, self.configuration.plot)
+        if epoch == 1 and self.configuration.trace is not None:
+            self.profiled.save(self.configuration.trace)
+            self.kept.append(self.configuration.trace)
+            self.console.trace(self.configuration.trace, self.profiled)
 
-    def _dry_run(self, device_params, shuffle) -> report.History:
+    def _dry_run(self, learner: Learner, shuffle) -> report.History:
         """One step on the first batch, to show that everything is in place."""
         meter = metrics.LossMeter()
         config = self.configuration
         first = next(
             data.batches(self.data.train_images, self.data.train_labels, config.batch_size, shuffle)
         )
-        meter.add(self._step(*first, device_params))
+        meter.add(learner.step(*first))
         loss = self._read(meter, 1)
         self.console.line(
             f"dry run: 1 of {self.num_batches} batches of epoch 1 done, loss {loss:.3f}; "
@@ -185,33 +209,35 @@ class Run:
         )
         return self.history
 
-    def _header(self, device_params) -> dict[str, str]:
+    def _header(self, learner: Learner) -> dict[str, str]:
         config, found = self.configuration, self.data
-        shares = [size for size in partition.sizes(config.batch_size, len(self.ctx)) if size]
-        each = f"{shares[0]}" if shares[0] == shares[-1] else f"{shares[-1]} or {shares[0]}"
-        idle = len(self.ctx) - len(shares)
-        largest = max(zip(*device_params), key=lambda copies: copies[0].size)
+        largest = max(learner.copies, key=lambda copies: copies[0].size)
         epochs = _count(config.num_epochs, "epoch", "epochs")
         batches = _count(self.num_batches, "batch", "batches")
         images = f"{len(found.train_labels)} training and {len(found.test_labels)} test images"
         return {
             "devices": ", ".join(filter(None, [str(self.ctx), threads.describe(self.ctx)])),
-            "batch size": f"{config.batch_size} in all, {each} on each device"
-            + (f", none on {idle} of them" if idle else ""),
+            "batch size": _shares(config.batch_size, len(self.ctx), config.weights),
             "all-reduce": config.algorithm or str(collectives.explain(largest)),
             "data": f"{found.name}, {images}, {found.source}",
             "training": f"{epochs} of {batches}, lr {config.lr:g}, seed {config.seed}",
         }
 
 
+def _shares(batch_size: int, num_devices: int, weights: tuple[float, ...] | None) -> str:
+    """How a batch is cut over the devices, in words."""
+    sizes = partition.sizes(batch_size, num_devices, weights)
+    shares = [size for size in sizes if size]
+    idle = num_devices - len(shares)
+    if weights is not None and not idle:
+        return f"{batch_size} in all, {', '.join(map(str, shares))} on the devices by weight"
+    each = f"{shares[0]}" if shares[0] == shares[-1] else f"{shares[-1]} or {shares[0]}"
+    none = f", none on {idle} of them" if idle else ""
+    return f"{batch_size} in all, {each} on each device{none}"
+
+
 def _count(number: int, one: str, more: str) -> str:
     return f"{number} {one if number == 1 else more}"
-
-
-@graph.traceable
-def pixel_lenet(X: mx.nd.NDArray, params: list[mx.nd.NDArray]) -> mx.nd.NDArray:
-    """LeNet on uint8 images: they travel to the device as bytes and become float32 there."""
-    return models.lenet(models.standardize(X), params)
 
 
 def train(
@@ -225,10 +251,11 @@ def train(
     """Train LeNet on ``num_gpus`` devices by hand-written data parallelism; the run's history.
 
     ``batch_size`` is global: it is cut over the devices. ``more`` are the other fields of
-    :class:`Configuration`. With one seed and one number of devices, runs end with the same bits.
-    Prints what ``scripts/train_lenet.py`` prints unless ``verbose`` is False. Raises ValueError for
-    a request that cannot be met, FileNotFoundError if the data is nowhere, metrics.Diverged if the
-    loss becomes NaN. ``train`` in Dive into Deep Learning, 13.5.7.
+    :class:`Configuration`; ``model='resnet18'`` trains that, with a :class:`Trainer`. With one seed
+    and one number of devices, runs end with the same bits. Prints what ``scripts/train_lenet.py``
+    prints unless ``verbose`` is False. Raises ValueError for a request that cannot be met,
+    FileNotFoundError if the data is nowhere, metrics.Diverged if the loss becomes NaN. ``train`` in
+    Dive into Deep Learning, 13.5.7.
     """
     console = report.Console() if verbose else report.Console(io.StringIO(), io.StringIO())
     return Run(Configuration(num_gpus, batch_size, lr, num_epochs, **more), console).train()

@@ -24,16 +24,15 @@ def allreduce_sgd(
     (:mod:`gluonpar.collectives.fused`), and the gradients stay each device's own; otherwise they
     become the sums. Raises ValueError for what :func:`allreduce` does not take.
     """
-    buckets = [bucket for bucket in replicas.buckets(device_params) if bucket.values[0].size]
+    buckets = [bucket for bucket in replicas.buckets(device_params) if bucket.grads[0].size]
     for bucket in buckets:
-        checks.check_list(bucket.values, "values")
         checks.check_list(bucket.grads, "gradients")
     if algorithm is not None:
         named(algorithm)
-    if algorithm in (None, "host") and all(fused.possible(bucket.values) for bucket in buckets):
-        update = optim.rule(lr, batch_size)
-        for bucket in buckets:
-            fused.reduce_update([(bucket.grads, bucket.values)], update)
+    if algorithm in (None, "host") and all(fused.possible(bucket.grads) for bucket in buckets):
+        update = optim.rule(lr, 1.0 / batch_size)
+        for grads, params in ((bucket.grads, bucket.params) for bucket in buckets):
+            fused.reduce_update([fused.Item(grads, params, [update] * len(params[0]))])
         return
     allreduce_many([bucket.grads for bucket in buckets], algorithm)
     for params in device_params:

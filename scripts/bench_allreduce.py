@@ -9,12 +9,12 @@ Exit code: 0; 1 if any value was wrong; 2 for a request that cannot be met; 130 
 """
 
 import argparse
-import functools
 import re
 import sys
 
 try:
-    from gluonpar import bench_allreduce, cli, collectives, devices, measure, report, threads
+    from gluonpar import bench_cli, collectives, devices, threads
+    from gluonpar.bench_allreduce import candidates, contest
     from gluonpar.collectives import checks, registry
     from gluonpar.version import __version__
 except ImportError as error:
@@ -24,94 +24,58 @@ except ImportError as error:
 except KeyboardInterrupt:
     sys.exit(130)
 
-from mxnet.base import MXNetError
-from tqdm import tqdm
-
-MEASURED, WRONG = 0, 1
-PEER, FLOOR = bench_allreduce.PEER, bench_allreduce.FLOOR
+PEER, FLOOR = candidates.PEER, candidates.FLOOR
 HEADINGS = ("bytes", "elements", "candidate", "time us", "iqr us", "algbw GB/s", "busbw GB/s")
 HEADINGS += (f"/ {PEER}", f"/ {FLOOR}", "#wrong")
+WIDTHS = (11, 10, -18, 10, 9, 10, 10, 14, 7, 7)
 THEIRS = {PEER: "^--", "mxnet local": "v:", FLOOR: "s-"}  # black, by marker and line
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 def main(argv=None) -> int:
     """Measure what ``argv`` asks for and print it size by size; the exit code."""
-    made = parser()
-    options = made.parse_args(argv)
-    console, rows = report.Console(), []
-    try:
-        run(options, made, console, rows)
-    except (KeyboardInterrupt, MXNetError) as error:
-        # Ctrl-C may arrive in a function of ours that MXNet's engine runs, and makes its error.
-        if "KeyboardInterrupt" not in repr(error):
-            raise
-        console.notice(f"\n{made.prog}: interrupted; {len(rows)} rows were measured")
-        return cli.INTERRUPTED
-    finally:
-        if options.plot and rows:
-            plot(options, rows)
-    return verdict(console, made.prog, rows)
+    return bench_cli.conduct(parser(), argv, run, plot)
 
 
-def run(options, made, console, rows):
-    """Extend ``rows`` size by size; exit if the request cannot be met."""
-    result = {"machine": measure.machine(), "arguments": vars(options)}
-    try:
-        sizes = bench_allreduce.sizes(
-            options.min_bytes, options.max_bytes, options.factor, options.dtype
-        )
+def run(made, console, record):
+    """Extend the record size by size; exit if the request cannot be met; what was wrong."""
+    options = record.options
+    with made.requests():
+        sizes = contest.sizes(options.min_bytes, options.max_bytes, options.factor, options.dtype)
         setting, notice = request(options)
-        found = bench_allreduce.makers(setting.ctx, options.algorithms)
-        found, result["left_out"] = bench_allreduce.split_off_unable(found, setting)
-        keep(options.json, result, rows)
-    except ValueError as error:
-        made.error(cli.as_typed(str(error), made))
-    left_out = [f"left out: {name}: {reason}" for name, reason in result["left_out"].items()]
-    for text in filter(None, [notice, *left_out]):
+        found = candidates.makers(setting.ctx, options.algorithms)
+        found, left_out = contest.split_off_unable(found, setting)
+        record.more["left_out"] = left_out
+        record.keep()
+    reasons = [f"left out: {name}: {reason}" for name, reason in left_out.items()]
+    for text in filter(None, [notice, *reasons]):
         console.notice(text)
-    header(console, result["machine"], setting)
+    header(console, record.machine, setting)
     for size in sizes:
-        bar = functools.partial(
-            tqdm, desc=f"{size} elements", leave=False, disable=None, unit="round"
-        )
-        new = bench_allreduce.measure_size(found, setting, size, bar)
-        table(console, new, first=not rows)
-        rows += new
-        keep(options.json, result, rows)
+        bar = bench_cli.progress_bar(desc=f"{size} elements", unit="round")
+        new = contest.measure_size(found, setting, size, bar)
+        table(console, new, first=not record.rows)
+        record.rows += new
+        record.keep()
+    return wrong_values(record.rows)
 
 
-class Parser(argparse.ArgumentParser):
-    """Says in one line what is wrong with a request."""
-
-    def error(self, message):
-        """Exit with that line."""
-        self.exit(cli.BAD_REQUEST, f"{self.prog}: error: {message}\n")
-
-
-def parser() -> Parser:
+def parser() -> bench_cli.Parser:
     """The options, by nccl-tests' names."""
-    made = Parser(description=__doc__.partition("\n")[0])
-    made.add_argument("--version", action="version", version=f"gluonpar {__version__}")
-
-    def add(name, default, help_, **more):
-        made.add_argument(name, default=default, help=f"{help_} (default: %(default)s)", **more)
-
+    made = bench_cli.Parser(__doc__.partition("\n")[0], "draw busbw over bytes")
     size = {"type": num_bytes, "metavar": "SIZE"}
-    add("--min-bytes", "4K", "the smallest array of one device, such as 4096 or 4K", **size)
-    add("--max-bytes", "64M", "the largest", **size)
-    add("--factor", 8, "from one size to the next", type=int, metavar="N")
-    add("--num-gpus", 2, "devices; CPU devices if there is no GPU at all", type=int, metavar="K")
-    add("--device", "auto", "GPUs or nothing; CPU devices; or as above", choices=devices.KINDS)
-    add("--dtype", "float32", "of the arrays", choices=bench_allreduce.DTYPES)
-    add("--op", "sum", "how arrays are combined", choices=checks.OPS)
-    add("--iters", 20, "rounds that count", type=int, metavar="N", dest="rounds")
-    add("--warmup", 5, "rounds before, that do not", type=int, metavar="N")
-    add("--check", 1, "whether to compare every value with NumPy's", type=int, choices=(0, 1))
+    made.add("--min-bytes", "4K", "the smallest array of one device, such as 4096 or 4K", **size)
+    made.add("--max-bytes", "64M", "the largest", **size)
+    made.add("--factor", 8, "from one size to the next", type=int, metavar="N")
+    made.add("--num-gpus", 2, "number of devices", type=int, metavar="K")
+    made.add("--dtype", "float32", "of the arrays", choices=contest.DTYPES)
+    made.add("--op", "sum", "how arrays are combined", choices=checks.OPS)
+    made.add("--iters", 20, "rounds that count", type=int, metavar="N", dest="rounds")
+    made.add("--warmup", 5, "rounds before, that do not", type=int, metavar="N")
+    help_ = "whether to compare every value with NumPy's"
+    made.add("--check", 1, help_, type=int, choices=(0, 1))
     every = ",".join(collectives.ALGORITHMS)
-    add("--algorithms", every, "gluonpar's to be measured", metavar="A,B", type=names)
-    made.add_argument("--json", metavar="FILE", help="write all samples to this file")
-    made.add_argument("--plot", metavar="FILE.png", help="draw busbw over bytes")
+    made.add("--algorithms", every, "gluonpar's to be measured", metavar="A,B", type=names)
     return made
 
 
@@ -132,21 +96,13 @@ def names(text: str) -> list:
 
 
 def request(options):
-    """The setting and a notice on its devices; ValueError if it, or the plot, cannot be had."""
-    if options.plot:
-        report.check_plot(options.plot)
+    """The setting and a notice on its devices; ValueError if it cannot be had."""
     chosen = devices.choose(num_gpus=options.num_gpus, device=options.device)
-    setting = bench_allreduce.Setting(
+    setting = contest.Setting(
         chosen.ctx, options.dtype, options.op, options.rounds, options.warmup, bool(options.check)
     )
     threads.share(chosen.ctx)
     return setting, chosen.notice
-
-
-def keep(path, result, rows):
-    """Write what there is so far, so that it is there whatever comes."""
-    if path:
-        measure.write_json(path, {**result, "rows": [row.as_dict() for row in rows]})
 
 
 def header(console, machine, setting):
@@ -157,11 +113,11 @@ def header(console, machine, setting):
     console.header(
         __version__,
         {
-            "machine": f"{machine['processor']}, {machine['cores']} cores usable",
+            "machine": bench_cli.processor(machine),
             "date": machine["date"],
             "devices": f"{list(of)}, {how}",
-            FLOOR: f"NumPy on the same memory, {bench_allreduce.floor_threads()} threads from "
-            f"{bench_allreduce.FLOOR_ALONE} bytes up",
+            FLOOR: f"NumPy on the same memory, {candidates.floor_threads()} threads from "
+            f"{candidates.FLOOR_ALONE} bytes up",
             "all-reduce": f"{setting.op} of {setting.dtype}, {checked}",
             "samples": f"{setting.rounds} rounds after {setting.warmup} to warm up, all candidates "
             "in turns; time is the median, iqr the interquartile range",
@@ -172,21 +128,15 @@ def header(console, machine, setting):
 
 def table(console, rows, first):
     """Print a line for each row, under the headings if these are the first."""
-    console.line("\n" + line(HEADINGS) if first else "")
+    console.line("\n" + bench_cli.columns(HEADINGS, WIDTHS) if first else "")
     seconds = {row.name: row.samples.median for row in rows}
     for row in rows:
         time, spread = row.samples.median, row.samples.spread
         ratios = [f"{time / seconds[to]:.2f}" if to in seconds else "-" for to in (PEER, FLOOR)]
         figures = (f"{1e6 * time:.1f}", f"{1e6 * spread:.1f}", f"{row.algbw:.3f}")
         wrong = "-" if row.wrong is None else row.wrong
-        bus = f"{row.busbw:.3f}"
-        console.line(line((row.num_bytes, row.elements, row.name, *figures, bus, *ratios, wrong)))
-
-
-def line(cells) -> str:
-    """The cells under their headings: numbers to the right, names to the left."""
-    widths = (11, 10, -18, 10, 9, 10, 10, 14, 7, 7)
-    return " ".join(f"{c!s:{'<' if w < 0 else '>'}{abs(w)}}" for c, w in zip(cells, widths))
+        cells = (row.num_bytes, row.elements, row.name, *figures, f"{row.busbw:.3f}", *ratios)
+        console.line(bench_cli.columns((*cells, wrong), WIDTHS))
 
 
 def plot(options, rows):
@@ -223,13 +173,10 @@ def short(number: int) -> str:
     return f"{number // UNITS[unit]}{unit}"
 
 
-def verdict(console, prog, rows) -> int:
-    """The exit code; names what was wrong."""
+def wrong_values(rows) -> list:
+    """A line that names the rows with wrong values, if there are any."""
     wrong = [f"{row.name} at {row.num_bytes} bytes" for row in rows if row.wrong]
-    if not wrong:
-        return MEASURED
-    console.notice(f"{prog}: wrong values: {', '.join(wrong)}")
-    return WRONG
+    return [f"wrong values: {', '.join(wrong)}"] if wrong else []
 
 
 if __name__ == "__main__":

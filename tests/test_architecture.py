@@ -10,17 +10,28 @@ PACKAGE = pathlib.Path(__file__).parent.parent / "gluonpar"
 
 # From the hill's foot to its top: a module imports only from the lines below its own.
 FLOW = """
-cli bench_allreduce bench_training.contest bench_training.ours bench_training.gluon
+bench_training.tables bench_training.chart
+bench_training.contest bench_training.soak
+bench_cli bench_allreduce.contest bench_training.candidates bench_training.ours bench_training.gluon
+bench_allreduce.payload bench_training.held cli
+bench_allreduce.candidates
 measure
-train
-metrics report checkpoint
-step
+train towers
+learners tasks
+trainer
+metrics report checkpoint optimizer_states
+profile
+step parallel average tower_variables
 losses models
 graph
-update
+update owned_updates
 optim
-replicas sharding data
+gluon_replicas
+sync_batch_norm
+ragged batch_norm
+replicas sharding data kvstore
 collectives
+collectives.compression
 collectives.bucket
 collectives.reduction
 collectives.bidirectional_ring
@@ -37,9 +48,13 @@ memory
 devices places
 download fashion_mnist
 idx
-partition runtime
-cuda driver version
-bench_training bench_training.book bench_training.torch_ddp bench_training.worker
+timeline
+operators
+partition runtime files meeting
+cuda driver version networks
+bench_allreduce bench_training
+bench_training.book bench_training.torch_ddp bench_training.horovod_gluon bench_training.worker
+bench_training.resnet bench_training.ranks bench_training.alone
 bench_training.process bench_training.training bench_training.workloads
 """.split("\n")
 HEIGHT = {name: i for i, line in enumerate(FLOW) for name in line.split()}
@@ -85,9 +100,17 @@ def test_collectives_know_nothing_of_models(name):
 
 
 PLANS = ("star", "balanced", "ring", "bidirectional_ring", "tree", "halving_doubling")
-PURE = ("partition", "driver", "cuda", "idx", "collectives.plan", "collectives.registry") + tuple(
-    f"collectives.{name}" for name in PLANS
-)
+PURE = (
+    "partition",
+    "operators",
+    "timeline",
+    "driver",
+    "cuda",
+    "idx",
+    "meeting",
+    "collectives.plan",
+    "collectives.registry",
+) + tuple(f"collectives.{name}" for name in PLANS)
 
 
 @pytest.mark.parametrize("name", PURE)

@@ -1,21 +1,21 @@
 """The all-reduce benchmark: its laws, what it prints and keeps; a wrong algorithm is found out."""
 
-import importlib.util
 import json
 import subprocess
 import sys
-from pathlib import Path
 
+import bench_tools
 import mxnet as mx
 import numpy as np
 import pytest
 
-from gluonpar import bench_allreduce, collectives
-from gluonpar.bench_allreduce import Row, Setting
+from gluonpar import collectives
+from gluonpar.bench_allreduce import candidates, contest, payload
+from gluonpar.bench_allreduce.contest import Row, Setting
 from gluonpar.collectives import registry, star
 from gluonpar.measure import Samples
 
-SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "bench_allreduce.py"
+SCRIPT = bench_tools.SCRIPTS / "bench_allreduce.py"
 SMALL = ("--min-bytes", "4K", "--max-bytes", "8K", "--factor", "2", "--iters", "2", "--warmup", "1")
 ON_CPU = ("--device", "cpu", *SMALL)
 COLUMNS = 10
@@ -23,25 +23,12 @@ COLUMNS = 10
 
 @pytest.fixture
 def script():
-    spec = importlib.util.spec_from_file_location("bench_allreduce_script", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return bench_tools.load("bench_allreduce")
 
 
 @pytest.fixture
 def command(script, capsys):
-    """command(*arguments): exit code, lines on stdout, lines on stderr."""
-
-    def run(*arguments):
-        try:
-            code = script.main([str(argument) for argument in arguments])
-        except SystemExit as exit_:
-            code = exit_.code
-        out, err = capsys.readouterr()
-        return code, out.splitlines(), err.splitlines()
-
-    return run
+    return bench_tools.runner(script, capsys)
 
 
 @pytest.fixture
@@ -75,16 +62,16 @@ def test_busbw_is_algbw_times_2_k_minus_1_over_k():
 
 
 def test_sizes_grow_by_the_factor_and_end_at_the_most():
-    assert bench_allreduce.sizes(4096, 65536, 4, "float32") == [1024, 4096, 16384]
-    assert bench_allreduce.sizes(4096, 65535, 4, "float32") == [1024, 4096]
-    assert bench_allreduce.sizes(10, 10, 2, "float64") == [1]
+    assert contest.sizes(4096, 65536, 4, "float32") == [1024, 4096, 16384]
+    assert contest.sizes(4096, 65535, 4, "float32") == [1024, 4096]
+    assert contest.sizes(10, 10, 2, "float64") == [1]
 
 
-@pytest.mark.parametrize("dtype", bench_allreduce.DTYPES)
+@pytest.mark.parametrize("dtype", contest.DTYPES)
 @pytest.mark.parametrize("k", [1, 2, 3, 8, 100])
 @pytest.mark.parametrize("size", [1, 2, 6, 1021, 4096])
 def test_the_payload_s_sums_are_exact_and_devices_differ(dtype, k, size):
-    values = bench_allreduce.payload(k, size, np.dtype(dtype))
+    values = payload.payload(k, size, np.dtype(dtype))
     assert [(value.dtype, value.shape) for value in values] == [(np.dtype(dtype), (size,))] * k
     if k < 100:  # 100 devices' int8 can neither differ nor stay small
         total = sum(value.astype(object) for value in values)
@@ -93,7 +80,7 @@ def test_the_payload_s_sums_are_exact_and_devices_differ(dtype, k, size):
 
 
 def test_every_cell_of_a_float32_payload_is_unique():
-    cells = np.concatenate(bench_allreduce.payload(4, 4096, np.dtype("float32")))
+    cells = np.concatenate(payload.payload(4, 4096, np.dtype("float32")))
     assert len(np.unique(cells)) == 4 * 4096
 
 
@@ -101,36 +88,36 @@ def test_every_cell_of_a_float32_payload_is_unique():
 @pytest.mark.parametrize("k", [2, 3])
 def test_all_candidates_are_right_and_those_without_the_op_say_so(op, k):
     setting = on_cpus(k, op=op, rounds=1, warmup=0)
-    every = bench_allreduce.makers(setting.ctx, collectives.ALGORITHMS)
-    found, left_out = bench_allreduce.split_off_unable(every, setting)
+    every = candidates.makers(setting.ctx, collectives.ALGORITHMS)
+    found, left_out = contest.split_off_unable(every, setting)
     assert list(every) == [*collectives.ALGORITHMS, "mxnet device", "mxnet local", "floor"]
     lacking = [] if op == "sum" else ["mxnet device", "mxnet local"]
     lacking += ["kvstore"] if op in ("max", "min") else []
     assert sorted(left_out) == sorted(lacking)
     assert all(repr(op) in reason for reason in left_out.values())
-    rows = bench_allreduce.measure_size(found, setting, 1001)
+    rows = contest.measure_size(found, setting, 1001)
     assert {row.name: row.wrong for row in rows} == dict.fromkeys(found, 0)
 
 
 def test_the_floor_sums_large_arrays_on_threads(monkeypatch):
-    monkeypatch.setattr(bench_allreduce, "FLOOR_ALONE", 0)
-    monkeypatch.setattr(bench_allreduce, "floor_threads", lambda: 2)
-    monkeypatch.setattr(bench_allreduce, "FLOOR_BLOCK", 100)
+    monkeypatch.setattr(candidates, "FLOOR_ALONE", 0)
+    monkeypatch.setattr(candidates, "floor_threads", lambda: 2)
+    monkeypatch.setattr(candidates, "FLOOR_BLOCK", 100)
     setting = on_cpus(3, rounds=1)
-    found = {"floor": bench_allreduce.makers(setting.ctx, [])["floor"]}
-    assert [row.wrong for row in bench_allreduce.measure_size(found, setting, 1001)] == [0]
+    found = {"floor": candidates.makers(setting.ctx, [])["floor"]}
+    assert [row.wrong for row in contest.measure_size(found, setting, 1001)] == [0]
 
 
 def test_there_is_no_floor_on_gpus():
-    assert "floor" not in bench_allreduce.makers([mx.gpu(0), mx.gpu(1)], ["ring"])
+    assert "floor" not in candidates.makers([mx.gpu(0), mx.gpu(1)], ["ring"])
 
 
 def test_timed_payloads_do_not_overflow():
     setting = on_cpus(2, dtype="float16", rounds=40, warmup=0)
     arrays = []
-    found = bench_allreduce.makers(setting.ctx, ["star"])
+    found = candidates.makers(setting.ctx, ["star"])
     found["star"] = lambda given, op, make=found["star"]: arrays.extend(given) or make(given, op)
-    bench_allreduce.measure_size(found, setting, 64)
+    contest.measure_size(found, setting, 64)
     for array in arrays:
         assert not array.asnumpy().any()
 
@@ -200,7 +187,7 @@ def test_an_algorithm_that_misplaces_chunks_is_found_out(command):
                 array[:] = mx.nd.concat(array[half:], array[:half], dim=0)
 
     try:
-        for dtype in bench_allreduce.DTYPES:
+        for dtype in contest.DTYPES:
             code, out, _ = command(*ON_CPU, "--algorithms", "planted", "--dtype", dtype)
             assert code == 1
             assert all(int(row[-1]) > 0 for row in table(out) if row[2] == "planted")
@@ -262,10 +249,7 @@ def test_plot(command, tmp_path, num_gpus):
     ],
 )
 def test_a_bad_request_is_one_line_and_exit_code_2(command, arguments, words):
-    code, out, err = command(*ON_CPU, *arguments)
-    assert (code, out, len(err)) == (2, [], 1)
-    assert "error: " in err[0]
-    assert words in err[0]
+    bench_tools.expect_one_line(command(*ON_CPU, *arguments), words)
 
 
 @pytest.mark.parametrize(
@@ -274,14 +258,14 @@ def test_a_bad_request_is_one_line_and_exit_code_2(command, arguments, words):
     ids=["here", "in the engine"],
 )
 def test_ctrl_c_keeps_the_rows_so_far(command, monkeypatch, tmp_path, error):
-    measure_size = bench_allreduce.measure_size
+    measure_size = contest.measure_size
 
     def interrupted_at_the_second(found, setting, size, progress):
         if size > 1024:
             raise error
         return measure_size(found, setting, size, progress)
 
-    monkeypatch.setattr(bench_allreduce, "measure_size", interrupted_at_the_second)
+    monkeypatch.setattr(contest, "measure_size", interrupted_at_the_second)
     path = tmp_path / "bench.json"
     code, out, err = command(*ON_CPU, "--algorithms", "host", "--json", path)
     assert code == 130
@@ -294,7 +278,7 @@ def test_other_errors_keep_their_traceback(command, monkeypatch):
     def broken(*_):
         raise mx.base.MXNetError("out of memory")
 
-    monkeypatch.setattr(bench_allreduce, "measure_size", broken)
+    monkeypatch.setattr(contest, "measure_size", broken)
     with pytest.raises(mx.base.MXNetError, match="out of memory"):
         command(*ON_CPU)
 

@@ -1,6 +1,6 @@
 """The training benchmark: its laws, what it prints and keeps; no failure goes unseen."""
 
-import importlib.util
+import dataclasses
 import json
 import os
 import pathlib
@@ -9,15 +9,18 @@ import subprocess
 import sys
 import time
 
+import bench_tools
 import mxnet as mx
 import numpy as np
 import pytest
+from bench_tools import actor, played_by
 
-from gluonpar.bench_training import book, contest, gluon, ours, process, workloads
-from gluonpar.bench_training.contest import CANDIDATES, Candidate, Contest, Row, Setting
+from gluonpar.bench_training import candidates, contest, process, tables
+from gluonpar.bench_training.candidates import CANDIDATES, Setting
+from gluonpar.bench_training.contest import Contest, Row
 from gluonpar.measure import Samples
 
-SCRIPT = pathlib.Path(__file__).resolve().parents[1] / "scripts" / "bench_training.py"
+SCRIPT = bench_tools.SCRIPTS / "bench_training.py"
 TINY = ("--device", "cpu", "--workload", "mlp", "--batch-size", "8", "--rounds", "1")
 TINY += ("--steps", "1", "--warmup", "1")
 CPUS = [("cpu", 0), ("cpu", 1)]
@@ -25,25 +28,12 @@ CPUS = [("cpu", 0), ("cpu", 1)]
 
 @pytest.fixture
 def script():
-    spec = importlib.util.spec_from_file_location("bench_training_script", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return bench_tools.load("bench_training")
 
 
 @pytest.fixture
 def command(script, capsys):
-    """command(*arguments): exit code, lines on stdout, lines on stderr."""
-
-    def run(*arguments):
-        try:
-            code = script.main([str(argument) for argument in arguments])
-        except SystemExit as exit_:
-            code = exit_.code
-        out, err = capsys.readouterr()
-        return code, out.splitlines(), err.splitlines()
-
-    return run
+    return bench_tools.runner(script, capsys)
 
 
 @pytest.fixture
@@ -60,83 +50,19 @@ def child():
         each.end()
 
 
-def played_by(monkeypatch, **sources):
-    """Let these candidates' processes run the given source instead of the worker."""
-    for name in sources:
-        monkeypatch.setitem(CANDIDATES, name, Candidate(name, "planted"))
-    real = contest.launch
-
-    def launch(candidate, setting):
-        if candidate.module in sources:
-            return [sys.executable, "-c", sources[candidate.module]], os.environ
-        return real(candidate, setting)
-
-    monkeypatch.setattr(contest, "launch", launch)
-
-
-def actor(loss=1.0, then="pass", **more):
-    """Source of a process that answers as a worker does and needs no time."""
-    report = {"loss": loss, "peak_bytes": 5, "idle_seconds": 1, "idle_cpu_seconds": 0, **more}
-    ready = {"loss": 2.0, "ours": False, "version": ""}
-    return (
-        f"import json, sys\nprint(json.dumps({ready}), flush=True)\n"
-        "for line in sys.stdin:\n"
-        f" steps = json.loads(line).get('steps')\n {then}\n"
-        f" print(json.dumps({{'seconds': steps / 100}} if steps else {report}), flush=True)\n"
-    )
-
-
-@pytest.mark.parametrize("batch_size", [4, 5])
-@pytest.mark.parametrize("workload", ["lenet", "mlp"])
-def test_all_of_mxnet_s_candidates_train_the_same_function(workload, batch_size, monkeypatch):
-    if workload == "mlp":  # 2048 wide takes too long here
-        monkeypatch.setattr(gluon.nn, "Dense", narrow(gluon.nn.Dense))
-        shapes = ((784, 20), (20,), (20, 20), (20,), (20, 10), (10,))
-        thin = workloads.Workload((784,), 4, 0.02, shapes)
-        monkeypatch.setitem(workloads.WORKLOADS, "mlp", thin)
-    task = workloads.task(workload, batch_size, CPUS)
-    trainings = [ours.make(task), book.make(task), gluon.make(task), gluon.make(task, True)]
-    first = [training.loss() for training in trainings]
-    for training in trainings:
-        training.run(3)
-    last = [training.loss() for training in trainings]
-    np.testing.assert_allclose(first, first[0], rtol=1e-5)
-    np.testing.assert_allclose(last, last[0], rtol=1e-5)
-    assert last[0] < first[0] - contest.TOLERANCE
-
-
-def narrow(dense):
-    return lambda units, in_units, **more: dense(
-        min(units, 20), in_units=in_units if in_units == 784 else min(in_units, 20), **more
-    )
-
-
-def test_the_floor_does_not_exchange():
-    floor = ours.make(workloads.task("lenet", 4, CPUS), exchange=False)
-    first = floor.loss()
-    floor.run(2)
-    assert floor.loss() < first
-    one, other = floor.device_params
-    assert any((a != b).asnumpy().any() for a, b in zip(one, other))
-
-
-def test_a_task_is_the_same_in_every_process():
-    one, same = (workloads.task("mlp", 4, CPUS) for _ in range(2))
-    for a, b in zip([one.X, one.y, *one.params], [same.X, same.y, *same.params]):
-        np.testing.assert_array_equal(a, b)
-
-
 def test_no_candidate_inherits_settings(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.setenv("HOROVOD_RANK", "7")
     assert "MXNET_CPU_TEMP_COPY" in os.environ  # gluonpar is imported here
-    setting = Setting("mlp", [mx.cpu(0), mx.cpu(1)])
+    setting = Setting("mlp", [mx.cpu(0), mx.cpu(1)], pythons={"torch ddp": "other"})
     teams = {}
-    for name, candidate in CANDIDATES.items():
-        _, env = contest.launch(candidate, setting)
-        assert "MXNET_CPU_TEMP_COPY" not in env
+    for name in CANDIDATES:
+        argv, env = candidates.launch(name, setting)
+        assert argv[0] == ("other" if name == "torch ddp" else sys.executable)
+        assert not {"MXNET_CPU_TEMP_COPY", "HOROVOD_RANK"} & set(env)
         teams[name] = env.get("OMP_NUM_THREADS")
-    assert {name for name, team in teams.items() if team} == {"one context", "torch ddp"}
-    assert teams["one context"] == str(contest.threads.cores())
+    assert {n for n, team in teams.items() if team} == {"one context", "torch ddp", "horovod"}
+    assert teams["one context"] == str(candidates.threads.cores())
 
 
 def test_a_row_s_figures():
@@ -185,6 +111,45 @@ def wait_until(condition, seconds=20):
     while not condition():
         assert time.monotonic() < until
         time.sleep(0.05)
+
+
+def test_what_losses_must_agree_with():
+    losses = {"gluonpar": 1.0, "book": 2.0, "trainer device": 3.0, "one context": 4.0, "floor": 9.0}
+    one, two = ([mx.cpu(i) for i in range(k)] for k in (1, 2))
+    assert contest.expected(losses, Setting("mlp", two)) == 4.0
+    assert contest.expected(losses, Setting("resnet18", one)) == 4.0
+    assert contest.expected(losses, Setting("resnet18", two)) == 3.0
+    del losses["trainer device"]
+    assert contest.expected(losses, Setting("resnet18", two)) == 1.5
+    assert np.isnan(contest.expected({"floor": 9.0}, Setting("mlp", two)))
+
+
+def test_memory_beside_a_plain_run_s():
+    setting = Setting("mlp", [mx.cpu(0), mx.cpu(1)])
+    row = Row("gluonpar", setting, Samples((0.1,)), 2.0, 1.0, 0.0, 5, 0.0)
+    held = [{"parameters": 3_000_000, "gradients": 2_000_000, "others": n} for n in (0, 400_000)]
+    line = tables.memory(dataclasses.replace(row, memory=held))
+    assert "parameters 3.00 MB, gradients 2.00 MB, others 0.40 MB; a plain " in line
+    assert line.endswith("parameters and gradients, 5.00 MB")
+
+
+def test_one_table_of_all(command, monkeypatch):
+    by_devices = "(0.3, 0.2)[int(sys.argv[-1]) - 1] * steps"
+    played_by(monkeypatch, floor=actor(), gluonpar=actor(seconds=by_devices, peak_bytes=7_000_000))
+    acted = contest.launch
+
+    def launch(name, setting):
+        argv, env = acted(name, setting)
+        return [*argv, str(len(setting.ctx))], env
+
+    monkeypatch.setattr(contest, "launch", launch)
+    code, out, _ = command(*TINY, "--candidates", "gluonpar,floor", "--num-gpus", "1,2")
+    assert code == 0
+    rows = [line.split() for line in out[-4:]]
+    assert rows[0][:4] == ["workload", "candidate", "K=1", "ms"]
+    assert rows[1] == ["mlp", "gluonpar", "300.00", "30.00", "1.00", "200.00", "20.00", "1.50"]
+    assert rows[2] == ["mlp", "floor", "10.00", "1.00", "1.00", "10.00", "1.00", "1.00"]
+    assert out[-1].endswith("peak 7 MB on 2 devices, 7 MB on one: 0.0 MB for each further device")
 
 
 def test_candidates_take_turns_and_are_timed_by_themselves(monkeypatch):
@@ -273,27 +238,28 @@ def test_plot(command, monkeypatch, tmp_path, names):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--workload", "vgg"), "no 'vgg'; there are: lenet, mlp"),
+        (("--workload", "vgg"), "no 'vgg'; there are: lenet, mlp, resnet18"),
         (("--candidates", "ours"), "no 'ours'; there are: gluonpar, book"),
         (("--num-gpus", "two"), "'two' is no list"),
         (("--num-gpus", "1,0"), "--num-gpus 0"),
         (("--num-gpus", "9"), "--batch-size 8 leaves some of 9"),
         (("--batch-size", "0"), "--batch-size 0"),
+        (("--workload", "resnet18", "--batch-size", "9"), "--batch-size 9 cannot be cut evenly"),
         (("--steps", "0"), "--steps 0"),
         (("--rounds", "0"), "--rounds 0"),
         (("--warmup", "-1"), "--warmup -1"),
         (("--torch-python", "/nowhere"), "--torch-python /nowhere cannot be started"),
         (("--torch-python", "/bin/false"), "--torch-python /bin/false is no Python"),
+        (("--horovod-python", "/nowhere"), "--horovod-python /nowhere cannot be started"),
+        (("--soak", "0"), "--soak 0 steps show nothing"),
+        (("--soak", "1", "--plot", "a.png"), "--plot a.png draws times"),
         (("--plot", "bench.txt"), "bench.txt"),
         (("--json", "/"), "cannot write /: "),
         (("--bogus",), "--bogus"),
     ],
 )
 def test_a_bad_request_is_one_line_and_exit_code_2(command, arguments, words):
-    code, out, err = command(*TINY, *arguments)
-    assert (code, out, len(err)) == (2, [], 1)
-    assert "error: " in err[0]
-    assert words in err[0]
+    bench_tools.expect_one_line(command(*TINY, *arguments), words)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])

@@ -1,6 +1,7 @@
 """The command line: what it prints, keeps and returns; errors are one line that names the value."""
 
 import fcntl
+import json
 import os
 import pty
 import re
@@ -21,9 +22,18 @@ from gluonpar.train import Run
 REPOSITORY = Path(__file__).resolve().parent.parent
 SCRIPT = REPOSITORY / "scripts" / "train_lenet.py"
 FLAGS = (
-    *("--num-gpus", "--gpus", "--device", "--allreduce", "--batch-size", "--lr", "--epochs"),
+    *(
+        "--num-gpus",
+        "--gpus",
+        "--device",
+        "--weights",
+        "--allreduce",
+        "--batch-size",
+        "--lr",
+        "--epochs",
+    ),
     *("--num-epochs", "--seed", "--dataset", "--data-dir", "--limit", "--log-interval"),
-    *("--save-dir", "--plot", "--dry-run", "--version"),
+    *("--save-dir", "--plot", "--profile", "--trace", "--dry-run", "--version"),
 )
 ON_CPU = ("--dataset", "synthetic", "--device", "cpu")
 SMALL = (*ON_CPU, "--limit", "96", "--batch-size", "32", "--epochs", "1")
@@ -92,6 +102,34 @@ def test_the_header_says_how_the_batch_is_cut(command, batch_size, k, words):
     assert f"batch size: {words}" in out
 
 
+def test_weights_cut_the_batch_and_the_header_says_how(command):
+    options = ("--num-gpus", 3, "--weights", "1,2.5,1", "--batch-size", 18)
+    code, out, err = command(*ON_CPU, "--dry-run", *options)
+    assert (code, err) == (0, [])
+    assert "batch size: 18 in all, 4, 10, 4 on the devices by weight" in out
+
+
+def test_weights_do_not_count_for_a_batch_smaller_than_the_devices(command):
+    options = ("--num-gpus", 3, "--weights", "1,2.5,1", "--batch-size", 2)
+    _, out, _ = command(*ON_CPU, "--dry-run", *options)
+    assert "batch size: 2 in all, 1 on each device, none on 1 of them" in out
+
+
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [
+        ("1,2,3", "--weights [1.0, 2.0, 3.0]: 3 of them for 2 devices; give one a device"),
+        ("1,0", "--weights [1.0, 0.0]: 0.0 is no speed"),
+        ("1,nan", "--weights [1.0, nan]: nan is no speed"),
+        ("1;2", "'1;2' is no list of speeds such as 1,2"),
+    ],
+)
+def test_bad_weights_are_one_line(command, weights, words):
+    code, _, err = command(*SMALL, "--num-gpus", 2, "--weights", weights)
+    assert code == 2
+    assert words in err[-1]
+
+
 def test_the_all_reduce_asked_for_is_the_one_named(command):
     code, out, _ = command(*ON_CPU, "--num-gpus", 2, "--allreduce", "star", "--dry-run")
     assert code == 0
@@ -133,6 +171,20 @@ def test_plot_draws_the_run(command, tmp_path):
     code, _, err = command(*SMALL, "--plot", tmp_path / "lenet.png")
     assert (code, err) == (0, [])
     assert (tmp_path / "lenet.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_profile_prints_a_table_and_a_sentence_and_trace_writes_a_file(command, tmp_path):
+    path = tmp_path / "trace.json"
+    code, out, err = command(*SMALL, "--num-gpus", 2, "--profile", "--trace", path)
+    assert (code, err) == (0, [])
+    assert re.fullmatch(r"profile: steps 2 to 3 of epoch 1, \d+\.\d ms a step", out[-10])
+    assert out[-9].split() == "ms a step cpu(0) cpu(1) Python MB a step GB/s".split()
+    rows = [*("data", "forward", "backward", "exchange + update", "other", "idle")]
+    assert [line.split("  ")[0] for line in out[-8:-2]] == rows
+    assert re.match(r"\d+% of exchange \+ update overlapped ", out[-2])
+    assert out[-1].startswith("2 devices: ")
+    assert f"trace: {path}, steps 2 to 3 of epoch 1" in out
+    assert {"name", "ph", "pid", "tid"} <= set(json.loads(path.read_text())["traceEvents"][0])
 
 
 def test_auto_without_gpus_prints_exactly_one_notice(command, no_gpu):
@@ -193,6 +245,8 @@ def test_a_bad_request_ends_with_2_and_one_error_line_on_stderr(command, no_gpu,
         (("--data-dir", "/some/folder"), "'/some/folder'"),
         (("--plot", "lenet.xyz"), "cannot plot to lenet.xyz"),
         (("--plot", "/absent/lenet.png"), "cannot plot to /absent/lenet.png"),
+        (("--trace", "/absent/trace.json"), "cannot write a trace to /absent/trace.json: No such"),
+        (("--num-gpus", "999", "--profile"), r"cpu\(\d+\) cannot be profiled"),
         (("--save-dir", f"{__file__}/below"), "nothing can be saved in .*test_cli.py/below"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) and len(value[1]) < 20 else "",

@@ -372,6 +372,20 @@ class TestErrorsInside:
         assert failed.is_set()
 
 
+@pytest.mark.parametrize("algorithm", list(collectives.ALGORITHMS))
+def test_a_list_that_is_changed_after_the_call_changes_nothing(algorithm):
+    """Gluon's ``param.list_grad()`` is the parameter's own list, and may get other arrays."""
+    gate = threading.Event()
+    data, others = place(np.ones((2, 8), "float32")), place(np.full((2, 8), 5, "float32"))
+    given = list(data)
+    engine.push(lambda: gate.wait(60), data[0].context, writes=data)
+    gluonpar.allreduce(given, algorithm)
+    given[:] = others
+    gate.set()
+    assert_everywhere(data, np.full(8, 2, "float32"))
+    assert_everywhere(others, np.full(8, 5, "float32"))
+
+
 def test_each_executors_planted_bug_is_caught(monkeypatch):
     """host that leaves out the last device; kvstore that leaves the last device out."""
     combine = host._combine

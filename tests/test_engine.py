@@ -147,6 +147,18 @@ def test_what_is_pending_at_exit_still_runs_and_its_error_is_heard():
     assert "ZeroDivisionError" in done.stderr
 
 
+def test_what_comes_after_an_error_is_not_run_and_not_waited_for_at_exit():
+    done = python(
+        "import gluonpar, mxnet as mx\n"
+        "from gluonpar import engine\n"
+        "a = mx.nd.zeros((1,))\n"
+        "engine.push(lambda: 1 / 0, mx.cpu(0), writes=[a])\n"
+        "engine.push(lambda: print('ran', flush=True), mx.cpu(0), writes=[a])\n"
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "ZeroDivisionError" in done.stderr
+
+
 def test_large_sums_pending_at_exit_leave_in_peace():
     done = python(
         "import gluonpar, mxnet as mx\n"
@@ -165,3 +177,119 @@ def test_has_started():
         "print(before, engine.has_started())\n"
     )
     assert done.stdout == "False True\n", done.stderr
+
+
+class TestBeside:
+    """``push(beside=True)``: on a thread of its own, with the same order and the same errors."""
+
+    def arrays(self, *ids):
+        found = [mx.nd.zeros((1,), ctx=mx.cpu(i)) for i in ids]
+        return found, [view(array) for array in found]
+
+    @pytest.mark.parametrize("ctx", [mx.cpu(0), mx.cpu(3)], ids=str)
+    def test_it_runs_while_the_contexts_worker_is_busy(self, ctx):
+        """The worker waits for what is pushed after its operator: a queue would wait for ever."""
+        (held, other), _ = self.arrays(ctx.device_id, ctx.device_id)
+        released, passed = threading.Event(), []
+        engine.push(lambda: passed.append(released.wait(60)), ctx, writes=[held])
+        engine.push(released.set, ctx, writes=[other], beside=True)
+        held.wait_to_read()
+        assert passed == [True]
+
+    def test_without_it_the_worker_would_come_first(self):
+        """So the test above does show what it says: the same, pushed the ordinary way."""
+        (held, other), _ = self.arrays(5, 5)
+        released, passed = threading.Event(), []
+        engine.push(lambda: passed.append(released.wait(0.3)), mx.cpu(5), writes=[held])
+        engine.push(released.set, mx.cpu(5), writes=[other])
+        held.wait_to_read()
+        other.wait_to_read()
+        assert passed == [False]
+
+    def test_four_at_a_time_run_side_by_side(self):
+        found, _ = self.arrays(0, 0, 1, 2)
+        together, passed = threading.Barrier(4), []
+
+        def meet():
+            passed.append(together.wait(60))
+
+        for array in found:
+            engine.push(meet, array.context, writes=[array], beside=True)
+        for array in found:
+            array.wait_to_read()
+        assert sorted(passed) == [0, 1, 2, 3]
+
+    def test_push_returns_before_it_has_run(self):
+        [array], [memory] = self.arrays(0)
+        gate = threading.Event()
+
+        def function():
+            gate.wait(60)
+            memory[:] = 7
+
+        engine.push(function, mx.cpu(0), writes=[array], beside=True)
+        gate.set()
+        assert array.asscalar() == 7
+
+    def test_it_is_ordered_by_the_arrays_it_touches(self):
+        """In turns with operators of two workers: x -> (2 (x + 1) - 1) on both, 20 times."""
+        (a, b), (of_a, of_b) = self.arrays(0, 1)
+
+        def double():
+            of_b[:] = 2 * of_a
+            of_a[:] = of_b
+
+        for _ in range(20):
+            a += 1
+            engine.push(double, mx.cpu(1), writes=[a, b], beside=True)
+            a -= 1
+            b -= 1
+        want = 0
+        for _ in range(20):
+            want = 2 * (want + 1) - 1
+        assert a.asscalar() == b.asscalar() == want == 2**20 - 1
+
+    def test_readers_and_writers_do_not_overtake(self):
+        (source, target), (of_source, of_target) = self.arrays(1, 2)
+        gate, seen = threading.Event(), []
+
+        def fill():
+            gate.wait(60)
+            of_source[:] = 5
+
+        def read():
+            seen.append(of_source[0])
+            of_target[:] = of_source
+
+        engine.push(fill, mx.cpu(1), writes=[source], beside=True)
+        engine.push(read, mx.cpu(2), reads=[source], writes=[target], beside=True)
+        source[:] = 9  # waits for the reader
+        gate.set()
+        assert (target.asscalar(), source.asscalar(), seen) == (5, 9, [5])
+
+    @pytest.mark.parametrize("error", [Planted, KeyboardInterrupt, SystemExit])
+    def test_an_error_reaches_whoever_waits_and_the_thread_lives_on(self, error):
+        [array], [memory] = self.arrays(1)
+
+        def fail_beside():
+            raise error("planted")
+
+        for _ in range(6):  # more than there are threads
+            engine.push(fail_beside, mx.cpu(1), writes=[array], beside=True)
+            with pytest.raises(mx.MXNetError, match="planted") as caught:
+                (array + 1).wait_to_read()
+            assert "fail_beside" in str(caught.value)
+        engine.push(lambda: memory.fill(3), mx.cpu(1), writes=[array], beside=True)
+        assert array.asscalar() == 3
+
+    def test_a_thousand_leave_nothing_behind(self):
+        found, views = self.arrays(*range(4))
+
+        def count(i):
+            views[i][:] += 1
+
+        for step in range(1000):
+            i = step % 4
+            engine.push(lambda i=i: count(i), mx.cpu(i), writes=[found[i]], beside=True)
+        assert [array.asscalar() for array in found] == [250] * 4
+        assert not engine._pending

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from mxnet import nd
 
+from gluonpar import metrics
 from gluonpar.metrics import Diverged, LossMeter, accuracy
 
 NUM_CLASSES = 5
@@ -113,3 +114,17 @@ def test_labels_may_have_any_dtype(dtype):
     images, labels, weights = toy_data(7)
     expected = accuracy_of(images, labels, weights, 2, 256)
     assert accuracy_of(images, labels.astype(dtype), weights, 2, 256) == expected
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_copies_with_the_same_bits_are_identical_and_one_bit_more_is_not(dtype):
+    """NaN is itself; zero is not minus zero."""
+    value = np.array([1.5, np.nan, 0.0], dtype)
+    copies = [nd.array(value, ctx=mx.cpu(i), dtype=dtype) for i in range(3)]
+    metrics.check_identical(copies, "w")
+    for place, other, words in ((0, 1.75, "by up to"), (2, -0.0, "by up to")):
+        changed = value.copy()
+        changed[place] = other
+        copies[2][:] = nd.array(changed, dtype=dtype)
+        with pytest.raises(metrics.ReplicasDiffer, match=rf"w differs .*cpu\(2\), {words}"):
+            metrics.check_identical(copies, "w")

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 
 import mxnet as mx
 import numpy as np
@@ -10,7 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gluonpar.optim import sgd
+from gluonpar import engine, optim, replicas
+from gluonpar.optim import rule, sgd
+from gluonpar.replicas import get_params
 
 
 def params_of(weights, grads, dtype="float32", ctx=None):
@@ -85,9 +88,12 @@ def test_a_zero_gradient_moves_nothing():
     np.testing.assert_array_equal(params[0].asnumpy(), before)
 
 
-# In a process of its own: MXNet's fused operator writes past its end beyond 60 parameters.
+# In a process of its own: MXNet's multi_sgd_update writes past its end beyond 60 parameters.
 SIXTY_TWO = """
-import gluonpar, mxnet as mx
+import gluonpar, mxnet as mx, sys
+from gluonpar.collectives import fused
+if sys.argv[1] == "operator":
+    fused.possible = lambda arrays: False
 params = [mx.nd.array([i]) for i in range(62)]
 for i, param in enumerate(params):
     param.attach_grad()
@@ -97,12 +103,117 @@ assert [param.asscalar() for param in params] == [-i for i in range(62)]
 """
 
 
-def test_a_resnets_62_parameters_are_all_updated():
+@pytest.mark.parametrize("by", ["host", "operator"])
+def test_a_resnets_62_parameters_are_all_updated(by):
     path = os.pathsep.join(sys.path)
     process = subprocess.run(
-        [sys.executable, "-c", SIXTY_TWO],
+        [sys.executable, "-c", SIXTY_TWO, by],
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
+        text=True,
         timeout=60,
     )
-    assert process.returncode == 0
+    assert process.returncode == 0, process.stderr
+
+
+@pytest.fixture(params=["host", "operator"])
+def by(request, monkeypatch):
+    """Both ways of the update: NumPy on the host, and the operator that GPUs take."""
+    if request.param == "operator":
+        monkeypatch.setattr(optim.fused, "possible", lambda arrays: False)
+    return request.param
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("make", [list, lambda params: get_params(params, mx.cpu(1))])
+def test_both_ways_are_the_rule(by, make, dtype):
+    """Powers of two: exact whichever way, in any dtype; in a plain list and in a Replica."""
+    params = make(params_of([[512.0, -1024.0], [3.0]], [[0.0, 0.0], [0.0]], dtype))
+    for param, grad in zip(params, ([256.0, 2048.0], [-768.0])):
+        param.grad[:] = mx.nd.array(grad, dtype=dtype)
+    sgd(params, 0.5, 8)
+    assert [param.asnumpy().tolist() for param in params] == [[496.0, -1152.0], [51.0]]
+    assert params[0].grad.asnumpy().tolist() == [256.0, 2048.0]
+
+
+def test_parameters_without_gradient_or_elements_stay(by):
+    [frozen] = params_of([[5.0]], [[1.0]])
+    frozen = frozen.copy()
+    with mx.util.np_shape(True):
+        empty = mx.nd.zeros((0, 2))
+        empty.attach_grad()
+        [param] = params_of([[1.0]], [[1.0]])
+        sgd([frozen, empty, param], 1.0, 1)
+        assert (frozen.asscalar(), empty.shape, param.asscalar()) == (5.0, (0, 2), 0.0)
+        assert sgd([frozen, empty], 1.0, 1) is None
+        assert sgd([], 1.0, 1) is None
+
+
+def test_it_does_not_wait_for_the_gradient():
+    [param] = params_of([[1.0]], [[0.0]])
+    gate, passed = threading.Event(), []
+    engine.push(lambda: passed.append(gate.wait(60)), mx.cpu(0), writes=[param.grad])
+    grad = param.grad
+    grad += 1
+    sgd([param], 1.0, 1)
+    gate.set()  # a sgd that waits would be still waiting
+    assert (param.asscalar(), passed) == (0.0, [True])
+
+
+def test_a_replica_is_updated_in_one_operator_bucket_by_bucket(monkeypatch):
+    monkeypatch.setattr(replicas, "BUCKET_BYTES", 12)
+    params = get_params([mx.nd.ones((n,)) for n in (2, 1, 2)], mx.cpu(0))
+    for param in params:
+        param.grad[:] = 1
+    calls, whole = [], optim.fused.reduce_update
+
+    def note(items):
+        calls.append([[param.size for param in item.params[0]] for item in items])
+        whole(items)
+
+    monkeypatch.setattr(optim.fused, "reduce_update", note)
+    sgd(params, 0.5, 1)
+    assert calls == [[[1, 2], [2]]]
+    assert [param.asnumpy().tolist() for param in params] == [[0.5, 0.5], [0.5], [0.5, 0.5]]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_the_rule_overwrites_both_its_blocks_in_place(dtype):
+    total = np.array([4.0, -8.0], np.promote_types(dtype, "float32"))
+    param = np.array([1.0, 1.0], dtype)
+    assert rule(0.5, 0.25)(total, param) is None
+    assert (total.tolist(), param.tolist()) == ([0.5, -1.0], [0.5, 2.0])
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    lr=st.floats(1e-3, 2),
+    rescale=st.floats(1e-3, 2),
+    wd=st.sampled_from([0.0, 1e-4, 0.1]),
+    momentum=st.sampled_from([0.0, 0.5, 0.9]),
+    clip=st.sampled_from([None, 0.1, 1.0]),
+)
+def test_the_rule_is_mxnets_optimizer_over_several_steps(lr, rescale, wd, momentum, clip):
+    """float32 against float32, three steps: each rounds the same few operations differently."""
+    options = {"learning_rate": lr, "rescale_grad": rescale, "wd": wd, "clip_gradient": clip}
+    theirs = mx.optimizer.SGD(momentum=momentum, **options)
+    [weight, *grads] = [w.astype("float32") for w in draw(0, [(20,)] * 4)]
+    want, mine = mx.nd.array(weight), weight.copy()
+    state = theirs.create_state(0, want)
+    states = [np.zeros(20, "float32")] if momentum else []
+    update = rule(lr, rescale, wd=wd, momentum=momentum, clip_gradient=clip)
+    size = np.abs(weight)
+    for grad in grads:
+        theirs.update(0, want, mx.nd.array(grad), state)
+        update(grad.copy(), mine, *states)
+        size = size + 3 * lr * (rescale * np.abs(grad) + wd * size)
+    assert (np.abs(mine - want.asnumpy()) <= 3e-6 * size).all()
+    if momentum:
+        assert (np.abs(states[0] - state.asnumpy()) <= 3e-6 * size).all()
+
+
+def test_weight_decay_momentum_and_clipping_by_hand():
+    """All in powers of two, exact: clip 4 to 2; + 0.5 * 8; times 0.25; momentum halves."""
+    total, param, state = (np.array([x], "float32") for x in (16.0, 8.0, 4.0))
+    rule(0.25, 0.25, wd=0.5, momentum=0.5, clip_gradient=2.0)(total, param, state)
+    assert (state.tolist(), param.tolist()) == ([0.5 * 4 - 0.25 * (2 + 4)], [8 + 0.5])

@@ -1,11 +1,17 @@
 """replicas: every device has its own parameters and gradients."""
 
+import ctypes
+import gc
+
 import mxnet as mx
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from mxnet import autograd
 
-from gluonpar import replicas
+import gluonpar
+from gluonpar import memory, replicas
 from gluonpar.replicas import get_params
 
 SHAPES = ((2, 3), (4,))
@@ -103,3 +109,434 @@ def on(*ids):
 def test_replicas_that_do_not_fit_are_refused_with_their_values(device_params, words):
     with pytest.raises(ValueError, match=words):
         replicas.check(device_params(), [mx.cpu(0), mx.cpu(1)])
+
+
+class TestFlat:
+    """Gradients are views of buckets, filled from the last to the first."""
+
+    def params(self, *shapes, dtype="float32", array=mx.nd.array):
+        """Every cell of every parameter its own number."""
+        start, found = 0, []
+        for shape in shapes:
+            size = int(np.prod(shape))
+            found.append(array(np.arange(start, start + size).reshape(shape), dtype=dtype))
+            start += size
+        return found
+
+    def sizes(self, replica):
+        return [part.grad.size for part in replica.parts]
+
+    def numbers(self, replica):
+        return [part.numbers for part in replica.parts]
+
+    def test_the_gradients_of_a_bucket_share_one_chunk_and_each_parameter_has_its_own(self):
+        replica = get_params(self.params((2, 3), (4,), (1, 5, 1)), mx.cpu(1))
+        [(numbers, params, grad)] = replica.parts
+        assert numbers == (0, 1, 2)
+        assert all(param is own for param, own in zip(params, replica))
+        assert {memory.chunk(param.grad) for param in replica} == {memory.chunk(grad)}
+        assert len({memory.chunk(param) for param in replica} | {memory.chunk(grad)}) == 4
+        assert (grad.shape, grad.context) == ((15,), mx.cpu(1))
+
+    def test_what_is_done_to_a_bucket_is_done_to_its_gradients_and_the_other_way_round(self):
+        replica = get_params(self.params((2, 3), (4,)), mx.cpu(0))
+        [(_, _, grad)] = replica.parts
+        grad[:] = np.arange(10)
+        replica[1].grad[:2] = -1
+        grad += 1
+        of_each = [np.arange(1, 7).reshape(2, 3), [0, 0, 9, 10]]
+        assert_equal([param.grad for param in replica], of_each)
+        np.testing.assert_array_equal(grad.asnumpy(), [1, 2, 3, 4, 5, 6, 0, 0, 9, 10])
+        assert_equal(replica, [np.arange(6).reshape(2, 3), np.arange(6, 10)])
+
+    def test_backward_writes_into_the_buckets_gradients(self):
+        replica = get_params(self.params((2,), (3,)), mx.cpu(1))
+        with autograd.record():
+            loss = (replica[0] ** 2).sum() + (3 * replica[1]).sum()
+        loss.backward()
+        [(_, _, grad)] = replica.parts
+        np.testing.assert_array_equal(grad.asnumpy(), [0, 2, 3, 3, 3])
+
+    def test_buckets_hold_neighbours_and_the_last_parameters_come_first(self, monkeypatch):
+        monkeypatch.setattr(replicas, "BUCKET_BYTES", 40)
+        replica = get_params(self.params((5,), (5,), (1,), (5,), (3,)), mx.cpu(0))
+        assert self.numbers(replica) == [(2, 3, 4), (0, 1)]
+        assert self.sizes(replica) == [9, 10]
+
+    @pytest.mark.parametrize(
+        ("shapes", "want"),
+        [
+            ([(5,), (5,)], [10]),  # 40 bytes are allowed
+            ([(5,), (6,)], [6, 5]),
+            ([(1,), (11,), (1,)], [1, 11, 1]),  # one larger than a bucket is alone
+            ([(10,), (10,), (1,)], [1, 10, 10]),
+            ([(1,)], [1]),
+            ([], []),
+        ],
+    )
+    def test_a_bucket_holds_at_most_so_many_bytes_or_one_parameter(self, monkeypatch, shapes, want):
+        monkeypatch.setattr(replicas, "BUCKET_BYTES", 40)
+        replica = get_params(self.params(*shapes), mx.cpu(0))
+        assert self.sizes(replica) == want
+        assert_equal(replica, [param.asnumpy() for param in self.params(*shapes)])
+
+    def test_a_bucket_has_one_dtype(self):
+        dtypes = ["float32", "float16", "float16", "float64", "float32", "float32"]
+        params = [mx.nd.full((i + 1,), i, dtype=dtype) for i, dtype in enumerate(dtypes)]
+        replica = get_params(params, mx.cpu(1))
+        assert self.numbers(replica) == [(4, 5), (3,), (1, 2), (0,)]
+        found = [(np.dtype(part.grad.dtype).name, part.grad.size) for part in replica.parts]
+        assert found == [("float32", 11), ("float64", 4), ("float16", 5), ("float32", 1)]
+        assert [np.dtype(param.grad.dtype).name for param in replica] == dtypes
+        assert_equal(replica, [np.full(i + 1, i) for i in range(6)])
+
+    def test_numpy_arrays_stay_numpy_arrays_and_are_not_mixed_with_others(self):
+        params = self.params((2,), (3,)) + self.params((2, 2), (2,), array=mx.np.array)
+        replica = get_params(params, mx.cpu(1))
+        assert self.sizes(replica) == [6, 5]
+        for arrays in (replica, [param.grad for param in replica]):
+            numpy_world = [isinstance(array, mx.np.ndarray) for array in arrays]
+            assert numpy_world == [False, False, True, True]
+        with autograd.record():
+            loss = (replica[2] * replica[3]).sum()
+        loss.backward()
+        assert replica[2].grad.asnumpy().tolist() == [[4, 5]] * 2
+        assert replica.parts[0].grad.asnumpy().tolist() == [4, 5, 4, 5, 2, 4]
+
+    def test_parameters_without_axes_or_elements_are_alone(self):
+        with mx.util.np_shape(True):
+            params = self.params((2,), (), (3,), (0, 4), (2,), array=mx.np.array)
+            replica = get_params(params, mx.cpu(1))
+            assert [param.shape for param in replica] == [(2,), (), (3,), (0, 4), (2,)]
+            assert self.sizes(replica) == [2, 0, 3, 1, 2]
+            assert_equal(replica, [param.asnumpy() for param in params])
+            assert [param.grad.shape for param in replica] == [param.shape for param in params]
+
+    def test_the_gradient_of_a_parameter_without_axes_is_zeroed(self):
+        with mx.util.np_shape(True):
+            replica = get_params(self.params((), (2,), array=mx.np.array), mx.cpu(0))
+            with autograd.record():
+                loss = (replica[0] * replica[1]).sum()
+            loss.backward()
+            replicas.zero_grads(replica)
+            assert_equal([param.grad for param in replica], [0, [0, 0]])
+
+    @settings(max_examples=60, deadline=None)
+    @given(
+        kinds=st.lists(
+            st.tuples(
+                st.lists(st.integers(1, 4), min_size=1, max_size=3),
+                st.sampled_from(["float16", "float32"]),
+                st.booleans(),  # frozen
+            ),
+            max_size=8,
+        ),
+        bucket_bytes=st.integers(1, 100),
+    )
+    def test_every_trainable_element_is_in_one_bucket_and_in_order(self, kinds, bucket_bytes):
+        params, start = [], 0
+        for shape, dtype, _ in kinds:
+            size = int(np.prod(shape))
+            params.append(mx.nd.array(np.arange(start, start + size).reshape(shape), dtype=dtype))
+            start += size
+        frozen = [i for i, (*_, is_frozen) in enumerate(kinds) if is_frozen]
+        whole, replicas.BUCKET_BYTES = replicas.BUCKET_BYTES, bucket_bytes
+        try:
+            replica = get_params(params, mx.cpu(1), frozen)
+        finally:
+            replicas.BUCKET_BYTES = whole
+        assert_equal(replica, [param.asnumpy() for param in params])
+        trainable = [i for i in range(len(params)) if i not in frozen]
+        for i in trainable:
+            replica[i].grad[:] = params[i].as_in_context(mx.cpu(1))
+        parts = list(reversed(replica.parts))
+        assert [i for part in parts for i in part.numbers] == trainable
+        want = [params[i].asnumpy().ravel().tolist() for i in trainable]
+        found = [part.grad.asnumpy().ravel().tolist() for part in parts]
+        assert sum(found, []) == sum(want, [])
+        for part in parts:
+            assert memory.num_bytes(part.grad) <= bucket_bytes or len(part.numbers) == 1
+
+    def test_frozen_parameters_have_no_gradient_and_are_in_no_bucket(self):
+        params = self.params((2,), (3,), (4,), (5,))
+        replica = get_params(params, mx.cpu(0), frozen=iter([1]))
+        assert [param.grad is None for param in replica] == [False, True, False, False]
+        [(numbers, own, grad)] = replica.parts
+        assert numbers == (0, 2, 3)
+        assert (grad.size, [param.size for param in own]) == (11, [2, 4, 5])
+        assert_equal(replica, [param.asnumpy() for param in params])
+        replica[1][:] = 9
+        assert_equal(params, [np.arange(2), np.arange(2, 5)])
+
+    @pytest.mark.parametrize("ctx", [mx.cpu(0), mx.cpu(3)], ids=str)
+    @pytest.mark.parametrize("frozen", [(), (0, 1, 2)])
+    def test_no_copy_shares_memory_with_an_original_or_another_replica(self, ctx, frozen):
+        params = self.params((2,), (3,), (1 << 20,))
+        both = [get_params(params, ctx, frozen) for _ in range(2)]
+        chunks = [{memory.chunk(param) for param in arrays} for arrays in (params, *both)]
+        assert not chunks[0] & chunks[1] and not chunks[0] & chunks[2]
+        assert not chunks[1] & chunks[2]
+
+    def test_copies_of_views_and_of_replicas_are_copies(self):
+        whole = mx.nd.arange(10)
+        first = get_params([whole[2:5], whole[5:9]], mx.cpu(0))
+        second = get_params(first, mx.cpu(0))
+        first[0][:] = -1
+        assert_equal(second, [[2, 3, 4], [5, 6, 7, 8]])
+        assert whole.asnumpy().tolist() == list(range(10))
+
+
+def chunks(arrays):
+    return {memory.chunk(array) for array in arrays}
+
+
+def allocated(chunk):
+    """Bytes: the chunk begins with its Storage::Handle, whose second member they are."""
+    return ctypes.c_size_t.from_address(chunk + ctypes.sizeof(ctypes.c_void_p)).value
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 4000, 4 << 20])
+def test_k_devices_hold_parameters_and_gradients_and_nothing_more(monkeypatch, bucket_bytes):
+    monkeypatch.setattr(replicas, "BUCKET_BYTES", bucket_bytes)
+    k, params = 3, [mx.nd.ones(shape) for shape in gluonpar.models.LENET_SHAPES]
+
+    def living():
+        mx.nd.waitall()
+        gc.collect()
+        return chunks(array for array in gc.get_objects() if isinstance(array, mx.nd.NDArray))
+
+    before = living()
+    device_params = [get_params(params, mx.cpu(i)) for i in range(k)]
+    mine = chunks(array for own in device_params for p in own for array in (p, p.grad))
+    assert living() - before == mine
+    assert sum(map(allocated, mine)) == 2 * k * sum(map(memory.num_bytes, params))
+
+
+def mlp(x, params):
+    """Two dense layers; whatever parameters there are beyond four are added to the scores."""
+    W1, b1, W2, b2, *more = params
+    # Not FullyConnected: MXNet's gives a bias no gradient where the weight takes none.
+    h = mx.nd.tanh(mx.nd.dot(x, W1.T) + b1.reshape((1, -1)))
+    scores = mx.nd.dot(h, W2.T) + b2.reshape((1, -1))
+    for extra in more:
+        scores = mx.nd.broadcast_add(scores, extra)
+    return scores
+
+
+MLP_SHAPES = [(5, 4), (5,), (3, 5), (3,), (1, 3)]
+
+
+def mlp_params(ctx):
+    rng = np.random.RandomState(0)
+    return [mx.nd.array(rng.normal(size=shape), ctx=ctx) for shape in MLP_SHAPES]
+
+
+def plain_list(ctx):
+    params = mlp_params(ctx)
+    for param in params:
+        param.attach_grad()
+    return params
+
+
+def train(device_params, num_steps=4, n=7, algorithm=None):
+    """The parameters of all devices, as NumPy, after some steps."""
+    rng = np.random.RandomState(1)
+    ctx = [params[0].context for params in device_params]
+    for _ in range(num_steps):
+        X, y = rng.normal(size=(n, 4)).astype("float32"), rng.randint(0, 3, size=n)
+        for params in device_params:
+            replicas.zero_grads(params)  # for those that add to their gradients
+        gluonpar.train_batch(X, y, device_params, ctx, 0.5, model=mlp, algorithm=algorithm)
+    return [[param.asnumpy() for param in params] for params in device_params]
+
+
+def replace_an_entry(params):
+    params[1] = params[1].copy()
+    params[1].attach_grad()
+
+
+def replace_an_entry_but_not_its_gradient(params):
+    new = params[1].copy()
+    autograd.mark_variables([new], [params[1].grad])
+    params[1] = new
+
+
+def freeze_by_replacing(params):
+    params[0] = params[0].copy()  # no gradient attached
+
+
+def attach_a_gradient(params):
+    params[2].attach_grad()
+
+
+def attach_an_adding_gradient(params):
+    params[2].attach_grad(grad_req="add")
+
+
+def detach_an_entry(params):
+    params[3] = params[3].detach()
+    params[3].attach_grad()
+
+
+def append(params):
+    params.append(mx.nd.ones((1, 3), ctx=params[0].context))
+    params[-1].attach_grad()
+
+
+def delete(params):
+    del params[4]
+
+
+def insert_a_copy(params):
+    params.insert(4, params[4].copy())
+    params[4].attach_grad()
+
+
+def replace_one_and_delete_one(params):
+    append(params)
+    del params[4]
+
+
+CHANGES = [
+    replace_an_entry,
+    replace_an_entry_but_not_its_gradient,
+    freeze_by_replacing,
+    attach_a_gradient,
+    attach_an_adding_gradient,
+    detach_an_entry,
+    append,
+    delete,
+    insert_a_copy,
+    replace_one_and_delete_one,
+]
+
+
+def assert_same_bits(got, want):
+    assert [len(params) for params in got] == [len(params) for params in want]
+    for mine, others in zip(got, want):
+        for a, b in zip(mine, others):
+            np.testing.assert_array_equal(a, b)
+
+
+def moved(device_params):
+    """Whether training changed each parameter, on every device alike."""
+    start = [param.asnumpy() for param in mlp_params(mx.cpu(0))]
+    return [[(p != s).any() for p, s in zip(params, start)] for params in device_params]
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 64, 4 << 20])
+@pytest.mark.parametrize("algorithm", [None, "ring"])
+def test_replicas_train_as_plain_lists_bit_for_bit(monkeypatch, bucket_bytes, algorithm):
+    """With two devices every order of adding is the same, so algorithms cannot differ either."""
+    monkeypatch.setattr(replicas, "BUCKET_BYTES", bucket_bytes)
+    ctx = [mx.cpu(i) for i in range(2)]
+    got = train([get_params(mlp_params(c), c) for c in ctx], algorithm=algorithm)
+    assert_same_bits(got, train([plain_list(c) for c in ctx], algorithm=algorithm))
+    assert moved(got) == [[True] * 5] * 2
+
+
+@pytest.mark.parametrize("which", [[0], [1], [0, 1, 2]], ids=str)
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_replica_stands_for_itself_and_trains_as_plain_lists(change, which):
+    ctx = [mx.cpu(i) for i in range(3)]
+    mine, plain = [get_params(mlp_params(c), c) for c in ctx], [plain_list(c) for c in ctx]
+    same_shapes = change not in (append, delete, insert_a_copy, freeze_by_replacing)
+    changed = which if same_shapes else [0, 1, 2]
+    for params in (mine, plain):
+        for i in changed:
+            change(params[i])
+    assert [params.parts is None for params in mine] == [i in changed for i in range(3)]
+    got = train(mine)
+    assert_same_bits(got, train(plain))
+    frozen = [change is freeze_by_replacing] + [False] * 4
+    assert moved(got) == [[not f for f in frozen][: len(mine[0])]] * 3
+
+
+def test_each_kind_of_staleness_would_train_wrongly_if_it_were_not_seen(monkeypatch):
+    """The bug, planted: the buckets are believed whatever has become of the entries."""
+
+    def believed(self):
+        of_all = zip(self.members, self.grads)
+        return [replicas.Part((*ns,), [self._made[i] for i in ns], grad) for ns, grad in of_all]
+
+    monkeypatch.setattr(replicas.Replica, "parts", property(believed))
+    for change in (replace_an_entry, attach_a_gradient, append):
+        with pytest.raises(AssertionError):
+            ctx = [mx.cpu(0)]
+            mine, plain = [get_params(mlp_params(c), c) for c in ctx], [plain_list(c) for c in ctx]
+            change(mine[0])
+            change(plain[0])
+            assert_same_bits(train(mine), train(plain))
+
+
+@pytest.mark.parametrize("replica_at", [0, 1])
+def test_one_device_a_replica_and_the_other_a_plain_list(replica_at):
+    ctx = [mx.cpu(i) for i in range(2)]
+    mixed = [plain_list(c) for c in ctx]
+    mixed[replica_at] = get_params(mlp_params(ctx[replica_at]), ctx[replica_at])
+    assert_same_bits(train(mixed), train([plain_list(c) for c in ctx]))
+
+
+@pytest.mark.parametrize("make", [list, tuple])
+def test_a_replica_copied_into_a_list_trains_the_same_arrays(make):
+    replica = get_params(mlp_params(mx.cpu(0)), mx.cpu(0))
+    train([make(replica)])
+    assert replica.parts is not None
+    assert_same_bits([[p.asnumpy() for p in replica]], train([plain_list(mx.cpu(0))]))
+
+
+@pytest.mark.parametrize("frozen", [(), (1,), (0, 4), (0, 1, 2, 3, 4)], ids=str)
+@pytest.mark.parametrize("algorithm", [None, "star"])
+def test_frozen_parameters_stay_and_the_others_train(frozen, algorithm):
+    ctx = [mx.cpu(i) for i in range(2)]
+    if len(frozen) == 5:  # nothing to differentiate: the update alone
+        device_params = [get_params(mlp_params(c), c, frozen) for c in ctx]
+        gluonpar.update.allreduce_sgd(device_params, 0.5, 1, algorithm)
+        got = [[param.asnumpy() for param in params] for params in device_params]
+    else:
+        device_params = [get_params(mlp_params(c), c, frozen) for c in ctx]
+        got = train(device_params, algorithm=algorithm)
+    assert moved(got) == [[i not in frozen for i in range(5)]] * 2
+    assert_same_bits(got[:1], got[1:])
+
+
+def test_writing_a_frozen_parameter_keeps_the_buckets():
+    replica = get_params(mlp_params(mx.cpu(0)), mx.cpu(0), frozen=[1])
+    replica[1][:] = 0
+    replica[0] += 1
+    assert replica.parts is not None
+    attach_a_gradient(replica)
+    assert replica.parts is None
+
+
+@pytest.mark.parametrize("which", [[0], [2], [0, 1]], ids=str)
+@pytest.mark.parametrize("algorithm", [None, "ring"])
+def test_a_parameter_frozen_on_some_devices_only_is_refused_by_number(which, algorithm):
+    device_params = [get_params(mlp_params(c), c) for c in (mx.cpu(i) for i in range(3))]
+    for i in which:
+        freeze_by_replacing(device_params[i])
+    with pytest.raises(ValueError, match="parameter 0 has a gradient on some devices only; freeze"):
+        train(device_params, algorithm=algorithm)
+    for params in device_params:
+        assert_equal(params, [param.asnumpy() for param in mlp_params(mx.cpu(0))])
+
+
+@pytest.mark.parametrize("make", [get_params, lambda params, ctx: list(get_params(params, ctx))])
+def test_buckets_pair_the_same_parameters_of_all_devices(monkeypatch, make):
+    """Of Replicas by bucket, of lists by parameter; in both, numbers from the last to the first."""
+    monkeypatch.setattr(replicas, "BUCKET_BYTES", 40)
+    device_params = [make([mx.nd.ones((n,)) for n in (5, 5, 4)], mx.cpu(i)) for i in range(2)]
+    found = replicas.buckets(device_params)
+    flat = [[p.size for p in bucket.params[1]] for bucket in found]
+    assert flat == ([[5, 4], [5]] if make is get_params else [[4], [5], [5]])
+    for bucket in found:
+        assert [grad.context for grad in bucket.grads] == [mx.cpu(0), mx.cpu(1)]
+        for k, (params, grad) in enumerate(zip(bucket.params, bucket.grads)):
+            assert {memory.chunk(param.grad) for param in params} == {memory.chunk(grad)}
+            assert all(any(param is own for own in device_params[k]) for param in params)
+
+
+def test_thawing_a_frozen_parameter_trains_it():
+    replica = get_params(mlp_params(mx.cpu(0)), mx.cpu(0), frozen=[1])
+    replica[1].attach_grad()
+    assert_same_bits(train([replica]), train([plain_list(mx.cpu(0))]))

@@ -109,6 +109,31 @@ def test_the_plot_is_a_picture(tmp_path):
     assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
 
+def test_a_trace_may_be_any_file_in_a_folder_that_can_be_written(tmp_path):
+    report.check_trace(str(tmp_path / "trace.json"))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("absent/trace.json", "No such file or directory; give a file in a folder that exists"),
+        ("file/trace.json", "Not a directory; give a file in a folder that exists"),
+        ("folder", "it is a folder; give a file in it"),
+    ],
+)
+def test_a_trace_that_has_no_place_is_refused(tmp_path, name, why):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(ValueError, match=f"cannot write a trace to .*{name}: {why}"):
+        report.check_trace(str(tmp_path / name))
+
+
+def test_a_trace_in_a_folder_that_cannot_be_written_is_refused():
+    with pytest.raises(ValueError, match="cannot write a trace to /proc/trace.json: .* written"):
+        report.check_trace("/proc/trace.json")
+
+
 @pytest.mark.parametrize("name", ["lenet.xyz", "lenet", "lenet.params"])
 def test_a_plot_of_another_kind_is_refused(tmp_path, name):
     pytest.importorskip("matplotlib")

@@ -234,3 +234,20 @@ def test_sparse_arrays_are_refused():
 def test_bad_contexts_are_refused_with_their_values(ctx, error, words):
     with pytest.raises(error, match=words):
         split_and_load(payload((4,)), ctx)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 11])
+def test_weighted_shards_are_the_batch_in_proportion_shard_i_on_ctx_i(kind, n):
+    values, weights, ctx = payload((2, n)), [1, 0.01, 3], contexts(3)
+    shards = split_and_load(made_as(kind, values), ctx, batch_axis=1, weights=weights)
+    sizes = partition.sizes(n, 3, weights)[:n]
+    assert [shard.shape for shard in shards] == [(2, size) for size in sizes]
+    assert [shard.context for shard in shards] == ctx[: len(shards)]
+    np.testing.assert_array_equal(np.concatenate([s.asnumpy() for s in shards], axis=1), values)
+
+
+@pytest.mark.parametrize("weights", [[1], [1, 2, 3], [1, 0], [1, float("nan")], [-1, 1]])
+def test_weights_that_are_not_one_speed_a_context_are_refused(weights):
+    with pytest.raises(ValueError, match="weights=.*(for 2 devices|no speed)"):
+        split_and_load(payload((4,)), contexts(2), weights=weights)

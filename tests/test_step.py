@@ -1,6 +1,7 @@
 """train_batch: K devices train as one, and as the float64 oracle says."""
 
 import functools
+import threading
 
 import mxnet as mx
 import numpy as np
@@ -8,7 +9,8 @@ import oracle
 import pytest
 
 import gluonpar
-from gluonpar import replicas, step
+from gluonpar import engine, metrics, optim, replicas, step, update
+from gluonpar.collectives import host
 from gluonpar.models import LENET_SHAPES
 
 LR = 0.2
@@ -191,3 +193,218 @@ def test_a_bad_request_changes_nothing():
         gluonpar.train_batch(X, y, device_params[::-1], ctx, LR)
     for param, before in zip(device_params[0], start()):
         np.testing.assert_array_equal(param.asnumpy(), before)
+
+
+@pytest.fixture(scope="module")
+def of_the_default_algorithm():
+    return train(make_batches(12), 3)[0]
+
+
+@pytest.mark.parametrize("algorithm", sorted(gluonpar.collectives.ALGORITHMS))
+def test_every_algorithm_trains_alike(of_the_default_algorithm, algorithm):
+    ctx = contexts(3)
+    device_params = replicas_of(start(), ctx)
+    for X, y in make_batches(12):
+        gluonpar.train_batch(X, y, device_params, ctx, LR, algorithm=algorithm)
+    for params in device_params:
+        for got, want in zip(params, of_the_default_algorithm):
+            assert relative_error(got.asnumpy(), want) < 1e-6
+
+
+@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize("plain", [False, True])
+def test_evaluating_in_between_changes_no_bit(k, plain):
+    """oneDNN likes to keep weights in a layout of its own when it only predicts."""
+    batches, ctx = make_batches(20), contexts(k)
+
+    def run(evaluate):
+        device_params = replicas_of(start(), ctx)
+        if plain:
+            device_params = [list(params) for params in device_params]
+        seen = []
+        for X, y in batches:
+            gluonpar.train_batch(X, y, device_params, ctx, LR)
+            if evaluate:
+                args = (X, y, device_params, ctx, gluonpar.lenet)
+                seen += [metrics.accuracy(*args, batch_size=8), metrics.accuracy(*args)]
+        return [[param.asnumpy() for param in params] for params in device_params], seen
+
+    (alone, _), (between, seen) = run(False), run(True)
+    assert seen[::2] == seen[1::2] and len(seen) == 6
+    for mine, others in zip(between, alone):
+        for a, b in zip(mine, others):
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("n", [7, 3, 2, 1])
+@pytest.mark.parametrize("weights", [[1, 2, 1], [0.01, 5, 1]])
+def test_weighted_devices_train_as_one(n, weights):
+    batches, ctx = make_batches(n), contexts(3)
+    device_params = replicas_of(start(), ctx)
+    for X, y in batches:
+        losses = gluonpar.train_batch(X, y, device_params, ctx, LR, weights=weights)
+        sizes = gluonpar.partition.sizes(n, 3, weights)
+        assert [loss.size for loss in losses] == [size for size in sizes if size]
+    for params in device_params:
+        for got, want in zip(params, train(batches, 1)[0]):
+            assert relative_error(got.asnumpy(), want) < 1e-5
+
+
+@pytest.mark.parametrize("weights", [[1], [1, 0], [1, float("inf")], [1, 2, 3]])
+def test_bad_weights_change_nothing(weights):
+    X, y = make_batches(4)[0]
+    ctx = contexts(2)
+    device_params = replicas_of(start(), ctx)
+    with pytest.raises(ValueError, match="weights="):
+        gluonpar.train_batch(X, y, device_params, ctx, LR, weights=weights)
+    for params in device_params:
+        for got, want in zip(params, start()):
+            np.testing.assert_array_equal(got.asnumpy(), want)
+
+
+class Waiting(mx.autograd.Function):
+    """The same values; ``wait(dy, ctx)`` is called where the gradient would pass on."""
+
+    def __init__(self, wait):
+        super().__init__()
+        self.wait = wait
+
+    def forward(self, x):
+        self.ctx = x.context  # MXNet hands backward arrays that all claim to be on cpu(0)
+        return x.copy()
+
+    def backward(self, dy):
+        return self.wait(dy.copy(), self.ctx)
+
+
+class TestOverlap:
+    """The last layer is summed and updated while backward still computes the first.
+
+    Two layers, each a bucket of its own. The first layer's backward waits for the last layer's
+    update, on every device: if that were not to come before it, the step would stand still.
+    """
+
+    NUM_DEVICES, WIDTH = 2, 400
+
+    @pytest.fixture
+    def updated(self, monkeypatch):
+        """Set by the first update, which can only be the last layer's."""
+        event, rule = threading.Event(), optim.rule
+
+        def telling(*args, **more):
+            apply = rule(*args, **more)
+
+            def run(total, param, *states):
+                apply(total, param, *states)
+                event.set()
+
+            return run
+
+        monkeypatch.setattr(optim, "rule", telling)
+        layer_bytes = 4 * (self.WIDTH**2 + self.WIDTH)
+        monkeypatch.setattr(replicas, "BUCKET_BYTES", layer_bytes)
+        assert 2 * self.NUM_DEVICES * layer_bytes > host.BYTES_AT_ONCE
+        return event
+
+    def two_steps(self, backward, forward):
+        """Parameters of all devices, with these called in the first layer, and with nothing."""
+        rng, ctx = np.random.RandomState(0), contexts(self.NUM_DEVICES)
+        X, y = rng.normal(size=(6, self.WIDTH)).astype("float32"), rng.randint(0, 10, size=6)
+        shapes = [(self.WIDTH, self.WIDTH), (self.WIDTH,)] * 2
+        params = [mx.nd.array(rng.normal(scale=0.05, size=shape)) for shape in shapes]
+
+        def run(backward, forward):
+            def model(x, params):
+                W1, b1, W2, b2 = params
+                h = mx.nd.FullyConnected(x, W1, b1, num_hidden=self.WIDTH)
+                forward(h)
+                h = mx.nd.tanh(Waiting(backward)(h))
+                return mx.nd.FullyConnected(h, W2, b2, num_hidden=self.WIDTH)
+
+            device_params = [gluonpar.get_params(params, c) for c in ctx]
+            assert [len(own.parts) for own in device_params] == [2] * len(ctx)
+            for _ in range(2):
+                gluonpar.train_batch(X, y, device_params, ctx, 0.1, model)
+                mx.nd.waitall()
+            return [[param.asnumpy() for param in params] for params in device_params]
+
+        return run(backward, forward), run(lambda dy, ctx: dy, lambda h: None)
+
+    def in_python(self, event, seconds, seen):
+        """The wait on MXNet's threads for custom operators; the contexts' workers are idle."""
+
+        def backward(dy, ctx):
+            seen.append(event.wait(seconds))
+            return dy
+
+        return backward, lambda h: None
+
+    def on_the_worker(self, event, seconds, seen):
+        """The wait as an operator of device 0, which holds its worker as any other does.
+
+        Device 1's forward waits until it is held: the last layer's sum cannot be earlier.
+        """
+        held = threading.Event()
+
+        def hold():
+            held.set()
+            seen.append(event.wait(seconds))
+
+        def backward(dy, ctx):
+            if ctx == mx.cpu(0):
+                engine.push(hold, ctx, writes=[dy])
+            return dy
+
+        def forward(h):
+            if h.context == mx.cpu(1):
+                engine.push(lambda: held.wait(60), mx.cpu(1), writes=[h])
+
+        return backward, forward
+
+    WAYS = [in_python, on_the_worker]
+
+    @pytest.mark.parametrize("way", WAYS)
+    def test_the_last_bucket_is_updated_while_backward_computes_the_first_layer(self, updated, way):
+        seen = []
+        waited, free = self.two_steps(*way(self, updated, 60, seen))
+        assert seen and all(seen)
+        for mine, others in zip(waited, free):
+            for a, b in zip(mine, others):
+                np.testing.assert_array_equal(a, b)
+
+    def overlaps(self, updated, way):
+        seen = []
+        self.two_steps(*way(self, updated, 0.3, seen))
+        return seen[0]
+
+    @pytest.mark.parametrize("way", WAYS)
+    def test_a_wait_before_the_updates_would_be_seen(self, updated, monkeypatch, way):
+        allreduce_sgd = step.allreduce_sgd
+
+        def wait_first(*args):
+            mx.nd.waitall()
+            allreduce_sgd(*args)
+
+        monkeypatch.setattr(step, "allreduce_sgd", wait_first)
+        assert not self.overlaps(updated, way)
+
+    def test_one_operator_for_all_buckets_would_be_seen(self, updated, monkeypatch):
+        items, whole = [], update.fused.reduce_update
+
+        def collect(some):
+            items.extend(some)
+            if len(items) == 2:
+                whole(items[:])
+                items.clear()
+
+        monkeypatch.setattr(update.fused, "reduce_update", collect)
+        assert not self.overlaps(updated, TestOverlap.in_python)
+
+    def test_the_worker_instead_of_a_thread_beside_it_would_be_seen(self, updated, monkeypatch):
+        push = engine.push
+
+        def never_beside(*args, **more):
+            push(*args, **{**more, "beside": False})
+
+        monkeypatch.setattr(engine, "push", never_beside)
+        assert not self.overlaps(updated, TestOverlap.on_the_worker)

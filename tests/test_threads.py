@@ -44,6 +44,11 @@ def test_workers_get_an_even_share(k, want):
     assert got == [str(expected)] * k
 
 
+def test_one_context_has_all_processors_whatever_came_before():
+    program = "mx.nd.ones((4,)).wait_to_read(); threads.share(cpus(1)); print(team(0))"
+    assert python(program) == [str(os.cpu_count())]
+
+
 def test_teams_shrink_when_more_contexts_come_and_never_grow():
     program = (
         "threads.share(cpus(1)); first = team(0); threads.share(cpus(12)); second = team(0);"

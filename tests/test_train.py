@@ -1,5 +1,7 @@
 """train: a run repeats bit for bit, learns, and says where it failed."""
 
+import io
+import json
 import re
 
 import mxnet as mx
@@ -7,8 +9,9 @@ import numpy as np
 import pytest
 
 import gluonpar
-from gluonpar import data, metrics, models, report, step
-from gluonpar.train import INIT_SCALE, STEPS_IN_FLIGHT, Configuration, Run
+from gluonpar import data, memory, metrics, models, report, step, threads
+from gluonpar.learners import INIT_SCALE, LeNet
+from gluonpar.train import STEPS_IN_FLIGHT, Configuration, Run
 
 SMALL = {"batch_size": 32, "num_epochs": 1, "limit": 96}
 
@@ -215,6 +218,103 @@ def test_a_configuration_does_not_change():
         Configuration().lr = 1
 
 
+def profiled(console=None, **more):
+    options = {**SMALL, "dataset": "synthetic", "device": "cpu", "profile": True, **more}
+    run = Run(Configuration(2, **options), report.Console(console or io.StringIO()))
+    run.train()
+    return run
+
+
+@pytest.mark.parametrize("k", [1, 2])
+def test_a_profiled_run_ends_with_the_same_bits(k, tmp_path):
+    plain = train(k, num_epochs=2)
+    seen = train(k, num_epochs=2, profile=True, trace=str(tmp_path / "trace.json"))
+    assert bits(plain) == bits(seen)
+    assert [e.loss for e in plain.epochs] == [e.loss for e in seen.epochs]
+
+
+@pytest.mark.parametrize(
+    ("limit", "steps"), [(8, (1, 1)), (16, (1, 2)), (24, (2, 3)), (128, (6, 16)), (400, (6, 25))]
+)
+def test_the_steps_profiled_are_twenty_after_warming_up_or_what_there_is(limit, steps):
+    assert profiled(limit=limit, batch_size=8, num_epochs=2).profiled.steps == steps
+
+
+def test_only_the_first_epoch_is_profiled(monkeypatch):
+    states, set_state = [], mx.profiler.set_state
+    profiled(limit=8)  # MXNet's profiler may be asked once what its devices are called
+    monkeypatch.setattr(mx.profiler, "set_state", lambda s: (states.append(s), set_state(s)))
+    profiled(limit=8, num_epochs=3)
+    assert states == ["run", "stop"]
+
+
+def test_an_evaluation_is_not_in_the_profile():
+    run = profiled(limit=24, batch_size=8)
+    names = {span.name for span in run.profiled.timeline.spans}
+    assert any("_backward_" in name for name in names)
+    assert not any("argmax" in name for name in names)
+
+
+def test_the_profile_counts_the_bytes_of_batch_and_parameters():
+    run = profiled(limit=24, batch_size=8)
+    num_bytes = run.profiled.timeline.num_bytes
+    assert num_bytes["data"] == 8 * (28 * 28 + run.data.train_labels.itemsize)
+    size = sum(param.size for param in run.history.params)
+    assert num_bytes["exchange"] == num_bytes["update"] == 2 * 4 * size
+
+
+def test_a_profile_is_printed_after_the_result():
+    out = io.StringIO()
+    run = profiled(out, limit=24, batch_size=8)
+    lines = out.getvalue().splitlines()
+    [start] = [i for i, line in enumerate(lines) if line.startswith("test acc:")]
+    assert lines[start + 1].startswith("profile: steps 2 to 3 of epoch 1, ")
+    assert "\n".join(lines[start + 2 :]) == f"{run.profiled.table()}\n{run.profiled.sentence()}"
+
+
+def test_a_trace_alone_is_a_file_and_a_line(tmp_path):
+    out, path = io.StringIO(), tmp_path / "trace.json"
+    run = profiled(out, profile=False, trace=str(path), limit=8, num_epochs=2)
+    assert f"trace: {path}, step 1 of epoch 1\n" in out.getvalue()
+    assert "ms a step" not in out.getvalue()
+    assert run.kept == [str(path)]
+    assert any(event["cat"] == "backward" for event in complete(path))
+
+
+def complete(path):
+    return [e for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "X"]
+
+
+def test_without_profile_mxnets_profiler_is_never_touched(monkeypatch):
+    monkeypatch.setattr(mx.profiler, "set_config", None)
+    monkeypatch.setattr(mx.profiler, "set_state", None)
+    assert len(train(2, limit=8).epochs) == 1
+
+
+def test_a_dry_run_profiles_nothing(tmp_path):
+    profiled(dry_run=True, trace=str(tmp_path / "trace.json"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_exception_in_a_profiled_step_reaches_the_caller(monkeypatch):
+    from_numpy = memory.from_numpy
+
+    def bug(self, losses):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(metrics.LossMeter, "add", bug)
+    with pytest.raises(RuntimeError, match="a bug"):
+        profiled(limit=8)
+    assert memory.from_numpy is from_numpy
+
+
+def test_what_cannot_be_profiled_is_refused_before_training(tmp_path):
+    with pytest.raises(ValueError, match=r"cpu\(\d+\) cannot be profiled: .* profile with fewer"):
+        train(threads.cores() + 3, profile=True)
+    with pytest.raises(ValueError, match="cannot write a trace to .*absent/trace.json"):
+        train(2, trace=str(tmp_path / "absent" / "trace.json"))
+
+
 class Loss:
     """Stands in for a step's losses on a device, and notes when they are waited for."""
 
@@ -233,10 +333,24 @@ class Loss:
 
 def test_python_is_never_more_than_a_few_steps_ahead(monkeypatch):
     events = []
-    monkeypatch.setattr(Run, "_step", lambda self, X, y, params: [Loss(events)])
+    monkeypatch.setattr(LeNet, "step", lambda self, X, y: [Loss(events)])
     train(2, limit=160, batch_size=8, num_epochs=1, log_interval=1000)
     steps = [number for kind, number in events if kind == "step"]
     assert steps == list(range(20))
     for number in range(20 - STEPS_IN_FLIGHT):
         waited = events.index(("wait", number))
         assert events.index(("step", number + STEPS_IN_FLIGHT)) == waited - 1
+
+
+def test_weights_change_the_shards_and_nothing_but_rounding(two_devices, monkeypatch):
+    sizes = []
+    add = metrics.LossMeter.add
+    monkeypatch.setattr(
+        metrics.LossMeter,
+        "add",
+        lambda self, losses: (sizes.append([loss.size for loss in losses]), add(self, losses)),
+    )
+    weighted = train(2, weights=(1, 3))
+    assert sizes == [[8, 24]] * 3
+    for one, other in zip(weighted.params, two_devices.params):
+        np.testing.assert_allclose(one.asnumpy(), other.asnumpy(), rtol=1e-3, atol=1e-5)

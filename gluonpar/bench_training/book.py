@@ -5,6 +5,7 @@ from __future__ import annotations
 import mxnet as mx
 from mxnet import autograd, gluon, nd
 
+from . import resnet
 from .training import Training
 from .workloads import Task
 
@@ -21,11 +22,12 @@ class Book(Training):
         for params in self.replicas:
             for param in params:
                 param.attach_grad()
+        self.moving = [[nd.array(value, ctx=c) for value in task.moving] for c in self.ctx]
 
     def step(self) -> None:
         """Split, forward, backward, all-reduce, update."""
         with autograd.record():
-            losses = self._losses()
+            losses = self._losses(self.moving)
         for loss in losses:
             loss.backward()
         for copies in zip(*self.replicas):
@@ -39,14 +41,17 @@ class Book(Training):
 
     def loss(self) -> float:
         """The shards' losses."""
-        return sum(float(loss.sum().asscalar()) for loss in self._losses()) / len(self.X)
+        copies = [[array.copy() for array in arrays] for arrays in self.moving]
+        with autograd.train_mode():
+            losses = self._losses(copies)
+        return sum(float(loss.sum().asscalar()) for loss in losses) / len(self.X)
 
-    def _losses(self) -> list[nd.NDArray]:
+    def _losses(self, moving: list[list[nd.NDArray]]) -> list[nd.NDArray]:
         X_shards = gluon.utils.split_and_load(self.X, self.ctx, even_split=False)
         y_shards = gluon.utils.split_and_load(self.y, self.ctx, even_split=False)
         return [
-            self.losses(self.model(X, params), y)
-            for X, y, params in zip(X_shards, y_shards, self.replicas)
+            self.losses(self.model(X, params + statistics), y)
+            for X, y, params, statistics in zip(X_shards, y_shards, self.replicas, moving)
         ]
 
 
@@ -84,7 +89,12 @@ def mlp(X: nd.NDArray, params: list[nd.NDArray]) -> nd.NDArray:
     return nd.dot(h, W3) + b3
 
 
-MODELS = {"lenet": lenet, "mlp": mlp}
+def resnet18(X: nd.NDArray, params: list[nd.NDArray]) -> nd.NDArray:
+    """ResNet-18; its last parameters are the moving statistics."""
+    return resnet.resnet18(nd, X, params, width=params[0].shape[0])
+
+
+MODELS = {"lenet": lenet, "mlp": mlp, "resnet18": resnet18}
 
 
 def make(task: Task) -> Training:

@@ -1,104 +1,17 @@
-"""The candidates, their processes, and who trains when."""
+"""The candidates' processes, who trains when, and what came of it."""
 
 from __future__ import annotations
 
-import os
-import sys
 from dataclasses import dataclass, field
-from typing import Any, Callable, Iterable, Mapping, Sequence
+from typing import Any, Callable, Iterable, Mapping
 
-import mxnet as mx
 import numpy as np
 
-from gluonpar import measure, threads
+from gluonpar import measure
 from gluonpar.bench_training import process
-from gluonpar.bench_training.workloads import WORKLOADS
+from gluonpar.bench_training.candidates import REFERENCE, TRAINER, Setting, comparable, launch
 
-FLOOR, REFERENCE, TORCH = "floor", "one context", "torch ddp"
 TOLERANCE = 1e-3  # of the mean loss after all steps
-# What decides how fast MXNet and OpenMP run: no candidate inherits it.
-SETTINGS = ("MXNET_", "OMP_", "GOMP_", "KMP_", "MKL_", "MALLOC_", "GLIBC_TUNABLES")
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A module of this package, and in what process it trains.
-
-    ``team``: OMP_NUM_THREADS is every core for "all", an even share for "share", unset for "".
-    ``exchanges``: it trains the same function as the others, so its loss must be theirs.
-    """
-
-    module: str
-    about: str
-    runtime: str = ""
-    team: str = ""
-    options: Mapping[str, Any] = field(default_factory=dict)
-    exchanges: bool = True
-
-
-CANDIDATES = {
-    "gluonpar": Candidate("ours", "train_batch with a plain function", "gluonpar"),
-    "book": Candidate("book", "Dive into Deep Learning 13.5, MXNet as it comes", "mxnet"),
-    "trainer device": Candidate(
-        "gluon", "gluon.Trainer(kvstore='device'), hybridized static, MXNet as it comes", "mxnet"
-    ),
-    "trainer device + our runtime": Candidate(
-        "gluon",
-        "the same after import gluonpar and threads.share",
-        "gluonpar",
-        options={"share_threads": True},
-    ),
-    REFERENCE: Candidate(
-        "gluon",
-        "gluon.Trainer, hybridized static, whole batch on device 0 with every core, MXNet as it "
-        "comes",
-        "mxnet",
-        "all",
-        {"one_context": True},
-    ),
-    TORCH: Candidate(
-        "torch_ddp", "PyTorch DistributedDataParallel, gloo, a process a device", team="share"
-    ),
-    FLOOR: Candidate(
-        "ours",
-        "gluonpar's functions, every device alone on its shard: no exchange",
-        "gluonpar",
-        options={"exchange": False},
-        exchanges=False,
-    ),
-}
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What all candidates are asked for, and how often; ValueError for what cannot be asked."""
-
-    workload: str
-    ctx: Sequence[mx.Context]
-    batch_size: int | None = None
-    steps: int = 5
-    rounds: int = 12
-    warmup: int = 5
-    torch_python: str = sys.executable
-
-    def __post_init__(self) -> None:
-        if self.steps < 1 or self.rounds < 1 or self.warmup < 0:
-            raise ValueError(
-                f"steps={self.steps}, rounds={self.rounds}, warmup={self.warmup}; need at least "
-                "1 step a sample, 1 round to be measured and 0 steps before"
-            )
-        if self.samples < len(self.ctx):
-            raise ValueError(
-                f"batch_size={self.samples} leaves some of {len(self.ctx)} devices without a "
-                "sample; give at least one each"
-            )
-
-    @property
-    def samples(self) -> int:
-        """Samples a step, over all devices."""
-        if self.batch_size is None:
-            return WORKLOADS[self.workload].batch_size
-        return self.batch_size
 
 
 @dataclass(frozen=True)
@@ -107,7 +20,7 @@ class Row:
 
     ``deviation`` is that of its loss from the others'; None: no matter. ``idle_cpu`` is the share
     of a core that it burnt while others trained; ``imports_gluonpar`` says that its MXNet is not as
-    it comes.
+    it comes; ``memory`` is that of its arrays, a dict a device, or empty (:meth:`Training.memory`).
     """
 
     name: str
@@ -120,6 +33,7 @@ class Row:
     idle_cpu: float
     imports_gluonpar: bool = False
     version: str = ""
+    memory: list[dict[str, int]] = field(default_factory=list)
 
     @property
     def images_per_second(self) -> float:
@@ -149,6 +63,7 @@ class Row:
             "idle_cpu": self.idle_cpu,
             "imports_gluonpar": self.imports_gluonpar,
             "version": self.version,
+            "memory": self.memory,
             "seconds": list(self.samples.seconds),
         }
 
@@ -176,7 +91,7 @@ class Contest:
 
     def start(self, name: str) -> None:
         """Start a candidate's process, wait until it is ready, and warm it up."""
-        self._children[name] = process.Child(*launch(CANDIDATES[name], self.setting))
+        self._children[name] = process.Child(*launch(name, self.setting))
         self._seconds[name] = []
         ready = self._answer(name)
         if ready is not None:
@@ -197,11 +112,11 @@ class Contest:
         """What came of it, for those that are still there."""
         reports = {name: self._answer(name, {"report": True}) for name in list(self._children)}
         reports = {name: report for name, report in reports.items() if report is not None}
-        right = expected({name: report["loss"] for name, report in reports.items()})
+        right = expected({name: report["loss"] for name, report in reports.items()}, self.setting)
         return [self._row(name, report, right) for name, report in reports.items()]
 
     def _row(self, name: str, report: dict, right: float) -> Row:
-        deviation = report["loss"] - right if CANDIDATES[name].exchanges else None
+        deviation = report["loss"] - right if comparable(name, self.setting) else None
         return Row(
             name,
             self.setting,
@@ -213,6 +128,7 @@ class Contest:
             report["idle_cpu_seconds"] / max(report["idle_seconds"], 1e-9),
             self._ready[name]["ours"],
             self._ready[name]["version"],
+            report["memory"],
         )
 
     def _answer(self, name: str, message: dict | None = None) -> dict | None:
@@ -230,22 +146,14 @@ class Contest:
         return None
 
 
-def expected(losses: Mapping[str, float]) -> float:
-    """The loss to agree on: one device's with the whole batch, else the exchangers' median."""
-    if REFERENCE in losses:
-        return losses[REFERENCE]
-    exchanged = [loss for name, loss in losses.items() if CANDIDATES[name].exchanges]
-    return float(np.median(exchanged)) if exchanged else float("nan")
+def expected(losses: Mapping[str, float], setting: Setting) -> float:
+    """The loss to agree on: one context's with the whole batch if it must agree with the others'.
 
-
-def launch(candidate: Candidate, setting: Setting) -> tuple[list[str], dict[str, str]]:
-    """Command and environment of a candidate's process."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith(SETTINGS)}
-    teams = {"all": threads.cores(), "share": max(1, threads.cores() // len(setting.ctx))}
-    if candidate.team:
-        env["OMP_NUM_THREADS"] = str(teams[candidate.team])
-    devices = [(c.device_type, c.device_id) for c in setting.ctx]
-    task = [setting.workload, setting.samples, devices]
-    request = process.request(candidate.module, task, candidate.options, candidate.runtime)
-    python = setting.torch_python if candidate.module == "torch_ddp" else sys.executable
-    return process.command(request, python), env
+    Where each shard is normalised by itself, it is that of MXNet's own Trainer. Without either, it
+    is the median.
+    """
+    agreeing = {name: loss for name, loss in losses.items() if comparable(name, setting)}
+    for reference in (REFERENCE, TRAINER):
+        if reference in agreeing:
+            return agreeing[reference]
+    return float(np.median(list(agreeing.values()))) if agreeing else float("nan")

@@ -2,34 +2,46 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import Callable
+
 import mxnet as mx
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
+from . import alone
 from .training import Training
-from .workloads import Task
+from .workloads import NUM_CLASSES, Task
+
+networks = alone.load("networks")
 
 
 class Gluon(Training):
-    """The fastest that Gluon documents: static memory and shapes, one backward for all devices."""
+    """The fastest that Gluon documents: static memory and shapes, one backward for all devices.
 
-    def __init__(self, task: Task, ctx: list[mx.Context]) -> None:
-        self.X, self.y, self.ctx = task.X, task.y, ctx
-        self.net, self.losses = MODELS[task.workload](), gluon.loss.SoftmaxCrossEntropyLoss()
+    ``make_trainer(params, optimizer, optimizer_params)`` is what updates.
+    """
+
+    def __init__(self, task: Task, ctx: list[mx.Context], make_trainer: Callable) -> None:
+        self.X, self.y, self.ctx, self.batch_size = task.X, task.y, ctx, len(task.X)
+        self.net = MODELS[task.workload](task.width)
+        self.losses = gluon.loss.SoftmaxCrossEntropyLoss()
         self.net.initialize(ctx=ctx)
-        for param, value in zip(self.net.collect_params().values(), task.params):
+        every = self.net.collect_params()
+        trained = [param for param in every.values() if param.grad_req != "null"]
+        self.moving = [param for param in every.values() if param.grad_req == "null"]
+        for param, value in zip(trained + self.moving, task.params + task.moving):
             param.set_data(mx.nd.array(value.T if value.ndim == 2 else value))
         for block in (self.net, self.losses):
             block.hybridize(static_alloc=True, static_shape=True)
-        rate = {"learning_rate": task.lr}
-        self.trainer = gluon.Trainer(self.net.collect_params(), "sgd", rate, kvstore="device")
+        self.trainer = make_trainer(every, "sgd", {"learning_rate": task.lr})
 
     def step(self) -> None:
         """Split, forward, backward; the Trainer does the rest."""
         with autograd.record():
             losses = self._losses()
         autograd.backward(losses)
-        self.trainer.step(len(self.X))
+        self.trainer.step(self.batch_size)
 
     def wait(self) -> None:
         """All of MXNet's queues."""
@@ -37,7 +49,13 @@ class Gluon(Training):
 
     def loss(self) -> float:
         """The shards' losses."""
-        return sum(float(loss.sum().asscalar()) for loss in self._losses()) / len(self.X)
+        moving = [array for param in self.moving for array in param.list_data()]
+        kept = [array.copy() for array in moving]
+        with autograd.train_mode():
+            total = sum(float(loss.sum().asscalar()) for loss in self._losses())
+        for array, value in zip(moving, kept):
+            array[:] = value
+        return total / len(self.X)
 
     def _losses(self) -> list[mx.nd.NDArray]:
         X_shards = gluon.utils.split_and_load(self.X, self.ctx, even_split=False)
@@ -45,39 +63,56 @@ class Gluon(Training):
         return [self.losses(self.net(X), y) for X, y in zip(X_shards, y_shards)]
 
 
-def lenet() -> nn.HybridSequential:
+def lenet(width: int = 20) -> nn.HybridSequential:
     """The book's LeNet as blocks."""
-    net = nn.HybridSequential()
-    net.add(
-        nn.Conv2D(20, 3, activation="relu", in_channels=1),
+    return networks.chain(
+        nn.Conv2D(width, 3, activation="relu", in_channels=1),
         nn.AvgPool2D(2, 2),
-        nn.Conv2D(50, 5, activation="relu", in_channels=20),
+        nn.Conv2D(50, 5, activation="relu", in_channels=width),
         nn.AvgPool2D(2, 2),
         nn.Dense(128, activation="relu", in_units=800),
-        nn.Dense(10, in_units=128),
+        nn.Dense(NUM_CLASSES, in_units=128),
     )
-    return net
 
 
-def mlp() -> nn.HybridSequential:
+def mlp(width: int) -> nn.HybridSequential:
     """The wide perceptron as blocks."""
-    net = nn.HybridSequential()
-    net.add(
-        nn.Dense(2048, activation="relu", in_units=784),
-        nn.Dense(2048, activation="relu", in_units=2048),
-        nn.Dense(10, in_units=2048),
+    return networks.chain(
+        nn.Dense(width, activation="relu", in_units=784),
+        nn.Dense(width, activation="relu", in_units=width),
+        nn.Dense(NUM_CLASSES, in_units=width),
     )
-    return net
 
 
-MODELS = {"lenet": lenet, "mlp": mlp}
+def resnet18(width: int) -> nn.HybridSequential:
+    """The book's ResNet-18 as blocks: gluonpar's, which is of MXNet only."""
+    return networks.resnet18(NUM_CLASSES, width)
 
 
-def make(task: Task, one_context: bool = False, share_threads: bool = False) -> Training:
-    """The training of ``task``, on its first device only if so asked."""
+MODELS = {"lenet": lenet, "mlp": mlp, "resnet18": resnet18}
+
+
+def make(
+    task: Task,
+    one_context: bool = False,
+    share_threads: bool = False,
+    kvstore: str = "device",
+    trainer: str = "mxnet.gluon.Trainer",
+    imports: str = "",
+) -> Training:
+    """The training of ``task``, on its first device only if so asked.
+
+    ``trainer`` names a class that is called as gluon.Trainer is; with no ``kvstore`` it gets none.
+    ``imports`` names a module that must have been imported, for what it registers.
+    """
     ctx = [mx.Context(*device) for device in task.devices]
     if share_threads:
         from gluonpar import threads
 
         threads.share(ctx)
-    return Gluon(task, ctx[:1] if one_context else ctx)
+    if imports:
+        importlib.import_module(imports)
+    module, _, name = trainer.rpartition(".")
+    kind = getattr(importlib.import_module(module), name)
+    more = {"kvstore": kvstore} if kvstore else {}
+    return Gluon(task, ctx[:1] if one_context else ctx, lambda *given: kind(*given, **more))

@@ -102,11 +102,11 @@ class Child:
         raise Died("\n  ".join([how, *lines]))
 
 
-def check_python(path: str) -> None:
-    """Raise ValueError unless ``path`` is an interpreter that can be started."""
+def check_python(option: str, path: str) -> None:
+    """Raise ValueError, naming the ``option``, unless ``path`` is a Python that can be started."""
     try:
         done = subprocess.run([path, "-c", ""], stdin=subprocess.DEVNULL, capture_output=True)
     except OSError as error:
-        raise ValueError(f"torch_python={path} cannot be started: {error.strerror}") from error
+        raise ValueError(f"{option}={path} cannot be started: {error.strerror}") from error
     if done.returncode:
-        raise ValueError(f"torch_python={path} is no Python: exit code {done.returncode}")
+        raise ValueError(f"{option}={path} is no Python: exit code {done.returncode}")

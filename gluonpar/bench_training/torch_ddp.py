@@ -6,13 +6,13 @@ import datetime
 import os
 import tempfile
 
-from . import process
+from . import process, ranks
 from .training import Training
-from .workloads import Task
+from .workloads import NUM_CLASSES, Task, residual_blocks
 
 try:
     import torch
-    from torch import distributed
+    from torch import distributed, nn
     from torch.nn import functional
     from torch.nn.parallel import DistributedDataParallel
 except ImportError:
@@ -21,72 +21,95 @@ except ImportError:
 _PATIENCE = datetime.timedelta(seconds=60)
 
 
-class Rank(Training):
-    """One process's part; ``followers`` are the other ranks' processes, for rank 0 to lead."""
+class Shard(Training):
+    """A rank's shard, ``task``, of ``num_samples`` over ``num_ranks``."""
 
-    def __init__(self, task: Task, rank: int, followers: list[process.Child]) -> None:
-        self.followers, size, n = followers, len(task.devices), len(task.X)
-        mine = slice(rank * n // size, (rank + 1) * n // size)
-        self.X, self.y = task.X[mine], task.y[mine].astype("int64")
-        self.mean, self.size = 1 / n, size
-        net = MODELS[task.workload]()
+    def __init__(self, task: Task, num_samples: int, num_ranks: int) -> None:
+        self.X, self.y = torch.from_numpy(task.X), torch.from_numpy(task.y.astype("int64"))
+        self.scale = num_ranks / num_samples
+        net = MODELS[task.workload](task.width)
         with torch.no_grad():
             for param, value in zip(net.parameters(), task.params):
                 param.copy_(torch.from_numpy(value.T if value.ndim == 2 else value))
         self.net = DistributedDataParallel(net)
         self.optimizer = torch.optim.SGD(net.parameters(), lr=task.lr)
 
-    def run(self, steps: int) -> None:
-        """All ranks' steps: rank 0 is done when the last one is."""
-        for follower in self.followers:
-            follower.tell({"steps": steps})
-        super().run(steps)
-        for follower in self.followers:
-            follower.hear()
-
     def step(self) -> None:
         """DDP divides the summed gradients by the ranks, so the loss is multiplied by them."""
         self.optimizer.zero_grad()
-        (self._loss(self.net) * self.size).backward()
+        (self._loss(self.net) * self.scale).backward()
         self.optimizer.step()
 
     def wait(self) -> None:
         """Nothing: on CPUs PyTorch's calls return when they are done."""
 
     def loss(self) -> float:
-        """This rank's part of the mean; rank 0 adds the others'."""
+        """This shard's mean; the moving statistics, which PyTorch updates here, are put back."""
+        buffers = list(self.net.buffers())
         with torch.no_grad():
+            kept = [buffer.clone() for buffer in buffers]
             loss = float(self._loss(self.net.module))
-        others = [follower.ask({"report": True}) for follower in self.followers]
-        self.other_bytes = sum(other["peak_bytes"] for other in others)
-        return loss + sum(other["loss"] for other in others)
+            for buffer, value in zip(buffers, kept):
+                buffer.copy_(value)
+        return loss / len(self.X)
 
     def _loss(self, net):
-        scores = net(torch.from_numpy(self.X))
-        return functional.cross_entropy(scores, torch.from_numpy(self.y), reduction="sum") * (
-            self.mean
-        )
+        return functional.cross_entropy(net(self.X), self.y, reduction="sum")
 
 
-def lenet():
+def lenet(width: int):
     """The book's LeNet as modules."""
-    nn = torch.nn
     return nn.Sequential(
-        nn.Conv2d(1, 20, 3), nn.ReLU(), nn.AvgPool2d(2, 2),
-        nn.Conv2d(20, 50, 5), nn.ReLU(), nn.AvgPool2d(2, 2),
-        nn.Flatten(), nn.Linear(800, 128), nn.ReLU(), nn.Linear(128, 10),
+        nn.Conv2d(1, width, 3), nn.ReLU(), nn.AvgPool2d(2, 2),
+        nn.Conv2d(width, 50, 5), nn.ReLU(), nn.AvgPool2d(2, 2),
+        nn.Flatten(), nn.Linear(800, 128), nn.ReLU(), nn.Linear(128, NUM_CLASSES),
     )  # fmt: skip
 
 
-def mlp():
+def mlp(width: int):
     """The wide perceptron as modules."""
-    nn = torch.nn
     return nn.Sequential(
-        nn.Linear(784, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 10)
-    )
+        nn.Linear(784, width), nn.ReLU(),
+        nn.Linear(width, width), nn.ReLU(),
+        nn.Linear(width, NUM_CLASSES),
+    )  # fmt: skip
 
 
-MODELS = {"lenet": lenet, "mlp": mlp}
+def resnet18(width: int):
+    """The book's ResNet-18 as modules."""
+    blocks, inputs = [], width
+    for channels, stride in residual_blocks(width):
+        blocks.append(_residual(inputs, channels, stride))
+        inputs = channels
+    return nn.Sequential(
+        *_conv_norm(1, width, 1), nn.ReLU(),
+        *blocks,
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, NUM_CLASSES),
+    )  # fmt: skip
+
+
+def _residual(inputs: int, channels: int, stride: int):
+    """Two convolutions beside a shortcut; the class is made here for want of torch above."""
+
+    class Residual(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inside = nn.Sequential(
+                *_conv_norm(inputs, channels, stride), nn.ReLU(), *_conv_norm(channels, channels, 1)
+            )
+            self.shortcut = nn.Conv2d(inputs, channels, 1, stride) if stride > 1 else nn.Identity()
+
+        def forward(self, X):
+            return functional.relu(self.inside(X) + self.shortcut(X))
+
+    return Residual()
+
+
+def _conv_norm(inputs: int, channels: int, stride: int):
+    return nn.Conv2d(inputs, channels, 3, stride, padding=1), nn.BatchNorm2d(channels)
+
+
+MODELS = {"lenet": lenet, "mlp": mlp, "resnet18": resnet18}
 
 
 def make(task: Task, rank: int = 0, meeting_place: str = "") -> Training:
@@ -95,34 +118,28 @@ def make(task: Task, rank: int = 0, meeting_place: str = "") -> Training:
         raise process.Unable(
             "torch cannot be imported; --torch-python may name an interpreter that has it"
         )
-    if any(kind != "cpu" for kind, _ in task.devices):
-        raise process.Unable("it is measured on CPU devices only")
+    ranks.need_cpus(task)
     if rank:
         return _join(task, rank, meeting_place, [])
     with tempfile.TemporaryDirectory(prefix="bench_training_") as folder:
         meeting_place = os.path.join(folder, "ranks")
-        followers = [_follower(task, r, meeting_place) for r in range(1, len(task.devices))]
+        followers = [
+            ranks.follow("torch_ddp", task, {"rank": r, "meeting_place": meeting_place}, {})
+            for r in range(1, len(task.devices))
+        ]
         led = _join(task, 0, meeting_place, followers)
         for follower in followers:
             follower.hear()
     return led
 
 
-def _join(task: Task, rank: int, meeting_place: str, followers: list[process.Child]) -> Rank:
+def _join(task: Task, rank: int, meeting_place: str, followers: list[process.Child]) -> Training:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     distributed.init_process_group(
         "gloo", f"file://{meeting_place}", _PATIENCE, world_size=len(task.devices), rank=rank
     )
-    return Rank(task, rank, followers)
-
-
-def _follower(task: Task, rank: int, meeting_place: str) -> process.Child:
-    request = process.request(
-        "torch_ddp",
-        [task.workload, len(task.X), task.devices],
-        {"rank": rank, "meeting_place": meeting_place},
-    )
-    return process.Child(process.command(request), dict(os.environ), leads=False)
+    mine, n = ranks.shard(task, rank), len(task.X)
+    return ranks.Rank(Shard(mine, n, len(task.devices)), len(mine.X) / n, followers)
 
 
 VERSION = f"torch {torch.__version__}" if torch else ""

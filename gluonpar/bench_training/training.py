@@ -17,7 +17,10 @@ class Training:
         raise NotImplementedError
 
     def loss(self) -> float:
-        """Mean loss over the batch with the parameters there are now, of every device its shard."""
+        """Mean loss over the batch with the parameters there are now, of every device its shard.
+
+        As in a step, batch normalisation takes the shard's own statistics. Nothing is changed.
+        """
         raise NotImplementedError
 
     def run(self, steps: int) -> None:
@@ -25,3 +28,10 @@ class Training:
         for _ in range(steps):
             self.step()
         self.wait()
+
+    def memory(self) -> list[dict[str, int]]:
+        """Per device, bytes of the arrays that stay between steps; empty if they are not counted.
+
+        Keys: "parameters", "gradients" and "others".
+        """
+        return []

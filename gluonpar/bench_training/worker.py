@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
-import importlib.util
 import json
 import os
 import pathlib
@@ -65,12 +64,23 @@ def serve(training, answer) -> None:
             return
         asked = json.loads(line)
         if "steps" in asked:
-            answer({"seconds": timed(training, asked["steps"])})
+            seconds = timed(training, asked["steps"])
+            answer({"seconds": seconds, "resident_bytes": status_bytes("VmRSS")})
         else:
-            bytes_ = peak_bytes()
-            loss = training.loss()
-            mine = {"idle_seconds": idle.seconds, "idle_cpu_seconds": idle.cpu_seconds}
-            answer({"loss": loss, "peak_bytes": bytes_ + training.other_bytes, **mine})
+            answer(report(training, idle))
+
+
+def report(training, idle: Idle) -> dict:
+    """What came of it; the peak is that before the loss and the memory were asked for."""
+    bytes_ = peak_bytes()
+    loss = training.loss()  # it asks the other processes for theirs
+    return {
+        "loss": loss,
+        "peak_bytes": bytes_ + training.other_bytes,
+        "idle_seconds": idle.seconds,
+        "idle_cpu_seconds": idle.cpu_seconds,
+        "memory": training.memory(),
+    }
 
 
 def timed(training, steps: int) -> float:
@@ -91,25 +101,23 @@ def prepare(runtime: str, devices) -> None:
         if "bool" not in vars(numpy):
             numpy.bool = bool  # MXNet 1.9.1 cannot be imported otherwise
         if any(kind == "gpu" for kind, _ in devices):
-            load_cuda()
+            from bench_training import alone
 
-
-def load_cuda() -> None:
-    """The libraries that mxnet-cu112 needs at import, without importing gluonpar."""
-    path = pathlib.Path(__file__).resolve().parents[1] / "cuda.py"
-    spec = importlib.util.spec_from_file_location("gluonpar_cuda", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.load_libraries()
+            alone.load("cuda").load_libraries()
 
 
 def peak_bytes() -> int:
     """Most memory this process has had; getrusage would count its parent's before exec, too."""
+    return status_bytes("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def status_bytes(name: str) -> int:
+    """A figure that Linux keeps of this process, such as VmRSS, its memory now; 0 elsewhere."""
     with contextlib.suppress(OSError), open("/proc/self/status") as lines:
         for line in lines:
-            if line.startswith("VmHWM:"):
+            if line.startswith(f"{name}:"):
                 return int(line.split()[1]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return 0
 
 
 if __name__ == "__main__":

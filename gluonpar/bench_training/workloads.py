@@ -3,44 +3,95 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Sequence
+from typing import NamedTuple, Sequence
 
 import numpy as np
 
 NUM_CLASSES = 10
 
 
+class Parameter(NamedTuple):
+    """A shape, and the number it is filled with; None: normal with variance 1/inputs."""
+
+    shape: tuple[int, ...]
+    start: float | None = None
+
+
 @dataclass(frozen=True)
 class Workload:
-    """A network, by the shapes of its parameters; each candidate writes it in its own words.
+    """A network, by its trained parameters; each candidate writes it in its own words.
 
-    Dense weights are (inputs, outputs), as in the book. ``lr`` lets the loss fall within a few
-    steps, so that a wrong update shows in it, but slowly enough not to amplify rounding.
+    Dense weights are (inputs, outputs), as in the book. ``norms`` are the channels of each batch
+    normalisation, in order: it has a moving mean and variance, too. ``lr`` lets the loss fall
+    within a few steps, so that a wrong update shows in it, but slowly enough not to amplify
+    rounding.
     """
 
     input_shape: tuple[int, ...]
     batch_size: int
     lr: float
-    shapes: tuple[tuple[int, ...], ...]
+    parameters: tuple[Parameter, ...]
+    norms: tuple[int, ...] = ()
 
 
-WORKLOADS = {
-    "lenet": Workload(
-        (1, 28, 28),
-        256,
-        0.01,
-        ((20, 1, 3, 3), (20,), (50, 20, 5, 5), (50,), (800, 128), (128,), (128, 10), (10,)),
-    ),
-    "mlp": Workload(
-        (784,), 128, 0.02, ((784, 2048), (2048,), (2048, 2048), (2048,), (2048, 10), (10,))
-    ),
-}
+def conv(inputs: int, outputs: int, kernel: int) -> tuple[Parameter, ...]:
+    """Weight and bias of a square convolution."""
+    return Parameter((outputs, inputs, kernel, kernel)), Parameter((outputs,), 0.0)
+
+
+def norm(channels: int) -> tuple[Parameter, ...]:
+    """Scale and shift of a batch normalisation."""
+    return Parameter((channels,), 1.0), Parameter((channels,), 0.0)
+
+
+def dense(inputs: int, outputs: int) -> tuple[Parameter, ...]:
+    """Weight and bias of a dense layer."""
+    return Parameter((inputs, outputs)), Parameter((outputs,), 0.0)
+
+
+def lenet() -> Workload:
+    """The book's LeNet, 13.5."""
+    layers = (*conv(1, 20, 3), *conv(20, 50, 5), *dense(800, 128), *dense(128, NUM_CLASSES))
+    return Workload((1, 28, 28), 256, 0.01, layers)
+
+
+def mlp(width: int = 2048) -> Workload:
+    """A perceptron with two wide hidden layers: few operations a parameter."""
+    layers = (*dense(784, width), *dense(width, width), *dense(width, NUM_CLASSES))
+    return Workload((784,), 128, 0.02, layers)
+
+
+def resnet18(width: int = 64) -> Workload:
+    """The book's ResNet-18 for small images, 13.6: no pooling after the first convolution."""
+    layers, norms, inputs = [*conv(1, width, 3), *norm(width)], [width], width
+    for channels, stride in residual_blocks(width):
+        layers += [*conv(inputs, channels, 3), *norm(channels)]
+        layers += [*conv(channels, channels, 3), *norm(channels)]
+        if stride > 1:
+            layers += conv(inputs, channels, 1)
+        norms += [channels, channels]
+        inputs = channels
+    layers += dense(inputs, NUM_CLASSES)
+    return Workload((1, 28, 28), 64, 0.001, tuple(layers), tuple(norms))
+
+
+def residual_blocks(width: int) -> list[tuple[int, int]]:
+    """(channels, stride) of ResNet-18's eight blocks; one that strides has a 1x1 convolution.
+
+    >>> residual_blocks(64)[:5]
+    [(64, 1), (64, 1), (128, 2), (128, 1), (256, 2)]
+    """
+    return [(width << i // 2, 2 if i in (2, 4, 6) else 1) for i in range(8)]
+
+
+WORKLOADS = {"lenet": lenet(), "mlp": mlp(), "resnet18": resnet18()}
 
 
 @dataclass(frozen=True)
 class Task:
     """One workload on some devices: the batch, the initial parameters and the rate, in NumPy.
 
+    ``moving`` are the mean and the variance that each batch normalisation starts from, in order;
     ``devices`` are pairs such as ``("cpu", 0)``.
     """
 
@@ -48,14 +99,20 @@ class Task:
     X: np.ndarray
     y: np.ndarray
     params: list[np.ndarray]
+    moving: list[np.ndarray]
     lr: float
     devices: Sequence[tuple[str, int]]
+
+    @property
+    def width(self) -> int:
+        """Outputs of the first layer, from which the networks' other sizes follow."""
+        return len(self.params[1])
 
 
 def task(workload: str, batch_size: int, devices: Sequence[tuple[str, int]], seed: int = 0) -> Task:
     """The task, the same in every process: all of it follows from the arguments.
 
-    Images are standard normal, labels uniform, weights normal with variance 1/inputs, biases zero.
+    Images are standard normal, labels uniform.
 
     >>> made = task("mlp", 4, [("cpu", 0)])
     >>> made.X.shape, made.y.shape, len(made.params), str(made.X.dtype)
@@ -64,12 +121,13 @@ def task(workload: str, batch_size: int, devices: Sequence[tuple[str, int]], see
     of, rng = WORKLOADS[workload], np.random.default_rng(seed)
     X = rng.standard_normal((batch_size, *of.input_shape), "float32")
     y = rng.integers(NUM_CLASSES, size=batch_size).astype("float32")
-    params = [_initial(rng, shape) for shape in of.shapes]
-    return Task(workload, X, y, params, of.lr, [(kind, i) for kind, i in devices])
+    params = [_initial(rng, *parameter) for parameter in of.parameters]
+    moving = [np.full(n, start, "float32") for n in of.norms for start in (0, 1)]
+    return Task(workload, X, y, params, moving, of.lr, [(kind, i) for kind, i in devices])
 
 
-def _initial(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    if len(shape) == 1:
-        return np.zeros(shape, "float32")
+def _initial(rng: np.random.Generator, shape: tuple[int, ...], start: float | None) -> np.ndarray:
+    if start is not None:
+        return np.full(shape, start, "float32")
     inputs = shape[0] if len(shape) == 2 else int(np.prod(shape[1:]))
     return rng.standard_normal(shape, "float32") / np.float32(np.sqrt(inputs))

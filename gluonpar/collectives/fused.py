@@ -10,7 +10,8 @@ instead of K times.
 from __future__ import annotations
 
 import functools
-from typing import Callable, Sequence
+import itertools
+from typing import Callable, Iterator, NamedTuple, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -19,49 +20,76 @@ from gluonpar import memory, threads
 from gluonpar.collectives import blocks, host
 
 
+class Item(NamedTuple):
+    """Parameters of all devices, their gradients, and what makes new parameters of old.
+
+    ``grads`` has one array a device, the gradients of its parameters end to end; ``params[k]`` are
+    device k's parameters. ``updates`` has a function for each of these: ``update(total, param,
+    *states)`` gets flat NumPy blocks, the sum of its gradients, which it may overwrite, and blocks
+    of the first device's parameter and of its ``states`` (on any CPU context), which it changes in
+    place, element by element.
+    """
+
+    grads: Sequence[mx.nd.NDArray]
+    params: Sequence[Sequence[mx.nd.NDArray]]
+    updates: Sequence[Callable[..., None]]
+    states: Sequence[Sequence[mx.nd.NDArray]] | None = None
+
+    @property
+    def arrays(self) -> list[mx.nd.NDArray]:
+        """All there are."""
+        return [*self.grads, *itertools.chain(*self.params, *(self.states or ()))]
+
+    def snapshot(self) -> Item:
+        """The same, in lists that nobody else has."""
+        states = self.states and [tuple(of_param) for of_param in self.states]
+        params = [tuple(of_device) for of_device in self.params]
+        return Item(tuple(self.grads), params, tuple(self.updates), states)
+
+
 def possible(arrays: Sequence[mx.nd.NDArray]) -> bool:
     """Whether all arrays are in the host's memory."""
     return not any("gpu" in array.context.device_type for array in arrays)
 
 
-def reduce_update(
-    lists: Sequence[tuple[Sequence[mx.nd.NDArray], Sequence[mx.nd.NDArray]]],
-    update: Callable[..., None],
-    states: Sequence[Sequence[mx.nd.NDArray]] | None = None,
-) -> None:
-    """For each (grads, params) of ``lists``, one array a device: update by the sum of ``grads``.
+def reduce_update(items: Sequence[Item]) -> None:
+    """Update the parameters of every item by the sum of their gradients, on all devices.
 
-    ``update(total, param, *state)`` gets flat NumPy blocks: the sum, which it may overwrite, and
-    the block of ``params[0]``, and of each array of the list's ``states``, which it changes in
-    place, element by element. The new ``params[0]`` is copied to the other params, so all have the
-    same bits. Gradients stay what each device computed. float16 is summed in float32, and
-    ``total`` is then float32.
-
-    All arrays of a list are of one size, dense and on CPU contexts. One operator of MXNet's engine
-    does it all; errors are raised where a parameter is next waited for.
+    The first device's are updated and copied to the others, so all have the same bits. Gradients
+    stay what each device computed. float16 is summed in float32, and ``total`` is then float32. All
+    arrays are dense and on CPU contexts. One operator of MXNet's engine does it all; errors are
+    raised where a parameter is next waited for.
     """
-    states = states or [()] * len(lists)
-    arrays = [
-        array for (grads, params), more in zip(lists, states) for array in (*grads, *params, *more)
-    ]
+    items = [item.snapshot() for item in items]  # the caller may change its lists by then
+    arrays = [array for item in items for array in item.arrays]
     num_bytes = sum(map(memory.num_bytes, arrays))
-    most_threads = sum(threads.size(c) for c in {param.context for param in lists[0][1]})
-    work = functools.partial(_work, lists, states, update, num_bytes, most_threads)
+    most_threads = sum(threads.size(c) for c in {grad.context for grad in items[0].grads})
+    work = functools.partial(_work, items, num_bytes, most_threads)
     host.push(work, arrays, num_bytes, name="gluonpar.update")
 
 
-def _work(lists, states, update, num_bytes: int, most_threads: int) -> None:
-    tasks = []
-    for (grads, params), more in zip(lists, states):
-        function = functools.partial(_update, len(grads), len(more), update)
-        arrays = [memory.view(array) for array in (*grads, *more, *params)]
-        tasks.append((function, arrays))
+def _work(items: Sequence[Item], num_bytes: int, most_threads: int) -> None:
+    tasks = [task for item in items for task in _tasks(item)]
     blocks.work(tasks, num_bytes, most_threads)
+
+
+def _tasks(item: Item) -> Iterator[tuple[Callable[..., None], list[np.ndarray]]]:
+    """One a parameter."""
+    grads, start = memory.views(item.grads), 0
+    for i, (update, copies) in enumerate(zip(item.updates, zip(*item.params))):
+        part = slice(start, start + copies[0].size)
+        start = part.stop
+        if not copies[0].size:  # MXNet gives it no memory
+            continue
+        states = [memory.view(state) for state in item.states[i]] if item.states else []
+        params = memory.views(copies)
+        function = functools.partial(_update, len(grads), len(states), update)
+        yield function, [*(grad[part] for grad in grads), *states, *params]
 
 
 def _update(num_grads: int, num_states: int, update, *arrays: np.ndarray) -> None:
     grads, rest = arrays[:num_grads], arrays[num_grads:]
-    state, (param, *copies) = rest[:num_states], rest[num_states:]
+    states, (param, *copies) = rest[:num_states], rest[num_states:]
     dtype = np.promote_types(grads[0].dtype, "float32")
     if num_grads == 1:
         total = grads[0].astype(dtype)
@@ -69,6 +97,6 @@ def _update(num_grads: int, num_states: int, update, *arrays: np.ndarray) -> Non
         total = np.add(grads[0], grads[1], dtype=dtype)
     for grad in grads[2:]:
         np.add(total, grad, out=total)
-    update(total, param, *state)
+    update(total, param, *states)
     for copy in copies:
         np.copyto(copy, param)

@@ -51,6 +51,7 @@ def run(
     accumulate: str | None = None,
 ) -> None:
     """Push one operator that does all ``jobs``, each a list of arrays and what to do with it."""
+    jobs = [(tuple(data), todo) for data, todo in jobs]  # the caller may change its lists by then
     arrays = [array for data, _ in jobs for array in data]
     num_bytes = sum(map(memory.num_bytes, arrays))
     push(functools.partial(_work, jobs, op, accumulate, num_bytes), arrays, num_bytes)
@@ -72,7 +73,7 @@ def push(
 def _work(jobs, op: str, accumulate: str | None, num_bytes: int) -> None:
     tasks = []
     for data, todo in jobs:
-        views = [memory.view(array) for array in data]
+        views = memory.views(data)
         for job in todo:
             function = functools.partial(_combine, len(job.sources), op, accumulate)
             chosen = [views[i][job.part] for i in (*job.sources, *job.targets)]

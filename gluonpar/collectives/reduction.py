@@ -100,6 +100,31 @@ def broadcast(data: Sequence[mx.nd.NDArray], root: int = 0) -> None:
     _relative(data, kind, relabel(tree.broadcast(len(data)), root, len(data)), jobs, None, "sum")
 
 
+def broadcast_many(lists: Sequence[Sequence[mx.nd.NDArray]], root: int = 0) -> None:
+    """:func:`broadcast` of every list of ``lists``, all on the same contexts.
+
+    On CPU contexts one operator does it all.
+
+    >>> import mxnet as mx
+    >>> lists = [[mx.nd.full((n,), i, ctx=mx.cpu(i)) for i in range(2)] for n in (1, 2)]
+    >>> broadcast_many(lists, root=1)
+    >>> lists[1][0].asnumpy().tolist()
+    [1.0, 1.0]
+    """
+    kinds = [checks.check_list(data, f"lists[{j}]") for j, data in enumerate(lists)]
+    if not kinds or any(choose(kind).algorithm != "host" for kind in kinds):
+        for data in lists:
+            broadcast(data, root)
+        return
+    k = len(kinds[0].ctx)
+    checks.check_root(root, k)
+    job = host.Job(slice(0, None), [root], [i for i in range(k) if i != root])
+    jobs = [(data, [job]) for data, kind in zip(lists, kinds) if 0 not in kind.shape]
+    if k > 1 and jobs:
+        threads.share(kinds[0].ctx)
+        host.run(jobs)
+
+
 def reduce(data: Sequence[mx.nd.NDArray], root: int = 0, op: str = "sum") -> None:
     """Replace ``data[root]`` by the sum of all; the others stay. Otherwise as :func:`allreduce`.
 

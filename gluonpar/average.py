@@ -1,0 +1,82 @@
+"""average_gradients: the mean over towers of each variable's gradient."""
+
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd
+
+from gluonpar.collectives import reduce
+
+
+def average_gradients(tower_grads: Sequence[Sequence[Any]]) -> list[Any]:
+    """Per variable, the mean of its gradients over towers, on the first tower's device.
+
+    ``tower_grads[i]`` are tower i's gradients, in the same order of variables for every tower:
+    float arrays, ``mx.nd`` or ``mx.np``, or pairs (gradient, variable). Returns a list of new
+    arrays, or of pairs (mean, the first tower's variable). The inputs stay as they are; nothing is
+    recorded for autograd, and nothing waits. Every tower counts alike, whatever its batch: for
+    batches of different sizes use :class:`gluonpar.Towers`, which weighs samples alike.
+
+    Raises ValueError for towers with different numbers of gradients, for shapes or dtypes that
+    differ, and for a gradient that is None; TypeError for what is neither array nor pair.
+
+    After ``average_gradients`` in TensorFlow's CIFAR-10 example for several GPUs.
+
+    >>> import mxnet as mx
+    >>> towers = [[mx.nd.full((2,), value, ctx=mx.cpu(i))] for i, value in enumerate((1, 4))]
+    >>> average_gradients(towers)[0].asnumpy().tolist()
+    [2.5, 2.5]
+    """
+    paired, lists = _by_variable(tower_grads)
+    means = []
+    with autograd.pause():
+        for grads in lists:
+            means.append(grads[0].copy())
+            reduce([means[-1], *grads[1:]], op="mean")
+    if not paired:
+        return means
+    return [(mean, variable) for mean, (_, variable) in zip(means, tower_grads[0])]
+
+
+def _by_variable(tower_grads: Sequence[Sequence[Any]]) -> tuple[bool, list[list]]:
+    """Whether they are pairs; per variable, the towers' gradients, found to be alike."""
+    if not isinstance(tower_grads, (list, tuple)) or not tower_grads:
+        raise ValueError(f"tower_grads is {tower_grads!r}; pass a list of gradients for each tower")
+    num_variables = len(tower_grads[0])
+    for i, entries in enumerate(tower_grads):
+        if len(entries) != num_variables:
+            raise ValueError(
+                f"tower {i} has {len(entries)} gradients, but tower 0 has {num_variables}; "
+                "every tower must give one for each variable"
+            )
+    pairs = {isinstance(entry, (tuple, list)) for entries in tower_grads for entry in entries}
+    if len(pairs) > 1:
+        raise TypeError("tower_grads holds both arrays and pairs; give one of the two")
+    paired = pairs == {True}
+    columns = [[entry[0] if paired else entry for entry in column] for column in zip(*tower_grads)]
+    for j, grads in enumerate(columns):
+        _check_alike(j, grads)
+    return paired, columns
+
+
+def _check_alike(j: int, grads: Sequence[Any]) -> None:
+    for i, grad in enumerate(grads):
+        if grad is None:
+            raise ValueError(
+                f"tower {i} has None for the gradient of variable {j}; call attach_grad() on it "
+                "before the forward, or leave it out for every tower"
+            )
+        if not isinstance(grad, mx.nd.NDArray):
+            raise TypeError(
+                f"tower {i} has a {type(grad).__name__} for the gradient of variable {j}; "
+                "pass MXNet arrays, or pairs (gradient, variable)"
+            )
+        if (grad.shape, grad.dtype) != (grads[0].shape, grads[0].dtype):
+            here, first = (f"{g.shape} {np.dtype(g.dtype)}" for g in (grad, grads[0]))
+            raise ValueError(
+                f"the gradient of variable {j} is {here} in tower {i} on {grad.context}, but "
+                f"{first} in tower 0; towers must share their variables"
+            )

@@ -1,0 +1,62 @@
+"""Gluon networks of the book. Of MXNet only, so that they can be loaded without gluonpar."""
+
+from __future__ import annotations
+
+from mxnet.gluon import nn
+
+STAGES = 4  # the first keeps the image's size, each other halves it and doubles the channels
+BLOCKS = 2  # in each
+
+
+class Residual(nn.HybridBlock):
+    """Two 3x3 convolutions with batch normalisation, and a shortcut around them.
+
+    (n, inputs, h, w) to (n, channels, h / stride, w / stride). With a stride the shortcut is a 1x1
+    convolution. He et al., "Deep residual learning for image recognition", CVPR 2016.
+    """
+
+    def __init__(self, inputs: int, channels: int, stride: int) -> None:
+        super().__init__()
+        self.inside = chain(
+            *_normed_conv(inputs, channels, stride),
+            nn.Activation("relu"),
+            *_normed_conv(channels, channels, 1),
+        )
+        self.shortcut = None
+        if stride > 1:
+            self.shortcut = nn.Conv2D(channels, 1, stride, in_channels=inputs)
+        self.relu = nn.Activation("relu")
+
+    def hybrid_forward(self, F, X):
+        """relu of both ways' sum."""
+        around = X if self.shortcut is None else self.shortcut(X)
+        return self.relu(self.inside(X) + around)
+
+
+def resnet18(num_classes: int = 10, width: int = 64, inputs: int = 1) -> nn.HybridSequential:
+    """ResNet-18 of the book for small images: (n, inputs, h, w) float32 to (n, num_classes) scores.
+
+    ``width`` is the number of channels of the first stage. All shapes are known at once, so nothing
+    is initialised later. Dive into Deep Learning, 13.6.1.
+    """
+    net = chain(*_normed_conv(inputs, width, 1), nn.Activation("relu"))
+    channels = width
+    for stage in range(STAGES):
+        for block in range(BLOCKS):
+            stride = 2 if stage and not block else 1
+            net.add(Residual(channels, width << stage, stride))
+            channels = width << stage
+    net.add(nn.GlobalAvgPool2D(), nn.Dense(num_classes, in_units=channels))
+    return net
+
+
+def chain(*blocks: nn.HybridBlock) -> nn.HybridSequential:
+    """The blocks one after another."""
+    net = nn.HybridSequential()
+    net.add(*blocks)
+    return net
+
+
+def _normed_conv(inputs: int, channels: int, stride: int) -> list[nn.HybridBlock]:
+    conv = nn.Conv2D(channels, 3, stride, padding=1, in_channels=inputs)
+    return [conv, nn.BatchNorm(in_channels=channels)]

@@ -1,0 +1,110 @@
+"""The operators that MXNet's profiler saw: read from its file, and which part of a step each is.
+
+The profiler gives each operator a name, a device and its interval in microseconds, but not what it
+is for; :func:`classify` says by which rules that is found out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import NamedTuple, Sequence
+
+DATA, FORWARD, BACKWARD = "data", "forward", "backward"
+EXCHANGE, UPDATE, OTHER = "exchange", "update", "other"
+FUSED = "exchange + update"  # one operator does both
+
+_UPDATE = re.compile(r"\w+_update(_phase[12])?")
+_COPIES = {"CopyCPU2CPU", "CopyCPU2GPU", "CopyGPU2CPU", "CopyGPU2GPU", "_copyto", "_copy"}
+_SUMS = {"elemwise_add", "add_n", "broadcast_maximum", "broadcast_minimum", "_div_scalar", "Cast"}
+
+
+class Span(NamedTuple):
+    """``name`` from ``start`` to ``end`` on a device's thread; ``device`` None is Python's.
+
+    ``part`` is one of the words above, or '' as long as it has not been found out.
+    """
+
+    name: str
+    device: int | None
+    thread: int
+    start: float
+    end: float
+    part: str = ""
+
+
+def events(text: str) -> list[dict]:
+    """The events in a file of MXNet's profiler.
+
+    Of the files that one process of the operating system writes, all but the first begin with a
+    comma too many, which is put up with.
+    """
+    return json.loads(re.sub(r"\[\s*,", "[", text, count=1))["traceEvents"]
+
+
+def read(text: str, devices: dict[int, int], begin: float, end: float) -> list[Span]:
+    """The operators in a file of MXNet's profiler that began in the window [begin, end].
+
+    ``devices`` says which process of the file is which device; other processes are left out.
+    """
+    found, begun = [], {}
+    for event in events(text):
+        device = devices.get(event["pid"])
+        if device is None:
+            continue
+        key = event["pid"], event.get("tid")
+        if event["ph"] == "B":
+            begun.setdefault(key, []).append(event["ts"])
+        elif event["ph"] == "E":
+            start = begun[key].pop()
+            if begin <= start <= end:
+                found.append(Span(event["name"], device, key[1], start, min(event["ts"], end)))
+    return sorted(found, key=lambda span: span.start)
+
+
+def classify(operators: Sequence[Span], num_devices: int) -> list[Span]:
+    """The same operators, in the order of their start, each with its part.
+
+    By name: what contains ``_backward_`` is backward (a traced graph's operators come in segments,
+    with their names joined); ``..._update`` is update; gluonpar's own operators and a kvstore's are
+    exchange; ``gluonpar.update`` is exchange and update in one if a single device runs it for all.
+    ``ImperativeBulk``, a segment of untraced operators, is backward on a device that shows no other
+    sign of it. By place: whatever else follows a device's backward, before the exchange or the
+    update, is exchange if it copies or adds, else backward; elsewhere copies are data, and all the
+    rest is forward. So a sum of the losses right after backward counts as backward, and a cast or
+    an augmentation of the batch on the device as forward.
+    """
+    updaters = {op.device for op in operators if op.name == "gluonpar.update"}
+    summed = any(op.name == "gluonpar.host" for op in operators)
+    fused = len(updaters) == 1 < num_devices and not summed
+    traced = {op.device for op in operators if "_backward_" in op.name}
+    after_backward = dict.fromkeys(range(num_devices), False)
+    found = []
+    for op in sorted(operators, key=lambda span: span.start):
+        part = _by_name(op.name, fused)
+        if op.name == "ImperativeBulk" and op.device not in traced:
+            part = BACKWARD
+        if op.name == "gluonpar.host" or part == FUSED:
+            after_backward = dict.fromkeys(after_backward, False)
+        elif part in (BACKWARD, UPDATE):
+            after_backward[op.device] = part == BACKWARD
+        found.append(op._replace(part=part or _by_place(op.name, after_backward[op.device])))
+    return found
+
+
+def _by_name(name: str, fused: bool) -> str:
+    if name == "gluonpar.update":
+        return FUSED if fused else UPDATE
+    if name in ("gluonpar.threads", "DeleteVariable"):
+        return OTHER
+    if name.startswith(("gluonpar", "KVStore")):
+        return EXCHANGE
+    if "_backward_" in name:
+        return BACKWARD
+    return UPDATE if _UPDATE.fullmatch(name) else ""
+
+
+def _by_place(name: str, after_backward: bool) -> str:
+    if after_backward:
+        return EXCHANGE if name in _COPIES or name in _SUMS else BACKWARD
+    return DATA if name in _COPIES else FORWARD

@@ -1,0 +1,136 @@
+"""Small Gluon networks trained on some devices, for tests: the same numbers whatever K is."""
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+import gluonpar
+from gluonpar.trainer import Trainer
+
+SIZES = (7, 8, 5, 8, 9)  # of batches: uneven, on most numbers of devices
+WIDTHS = (6, 10, 8, 3)  # features, hidden, hidden, classes
+LOSS = gluon.loss.SoftmaxCrossEntropyLoss()
+STATIC = {"static_alloc": True, "static_shape": True}
+
+
+def contexts(k):
+    return [mx.cpu(i) for i in range(k)]
+
+
+def batches(sizes=SIZES, seed=1, dtype="float32"):
+    rng = np.random.RandomState(seed)
+    return [
+        (rng.normal(size=(n, WIDTHS[0])).astype(dtype), rng.randint(0, WIDTHS[-1], n).astype(dtype))
+        for n in sizes
+    ]
+
+
+def start_values(bias=True, seed=0, dtype="float32"):
+    rng = np.random.RandomState(seed)
+    found = []
+    for inputs, outputs in zip(WIDTHS, WIDTHS[1:]):
+        found.append(rng.normal(0, 0.5, (outputs, inputs)).astype(dtype))
+        if bias:
+            found.append(rng.normal(0, 0.5, outputs).astype(dtype))
+    return found
+
+
+def fill(net, values):
+    """Give the parameters these values; those that wait for their shape get them then."""
+    for param, value in zip(net.collect_params().values(), values):
+        param.set_data(mx.nd.array(value, dtype=value.dtype))
+
+
+def mlp(ctx, deferred=False, bias=True, hybridize=None, dtype="float32"):
+    net = nn.HybridSequential(prefix="mlp_")
+    with net.name_scope():
+        for inputs, outputs in zip(WIDTHS, WIDTHS[1:]):
+            activation = None if outputs == WIDTHS[-1] else "tanh"
+            net.add(nn.Dense(outputs, activation, bias, in_units=0 if deferred else inputs))
+    net.cast(dtype)
+    net.initialize(ctx=ctx)
+    fill(net, start_values(bias, dtype=dtype))
+    if hybridize is not None:
+        net.hybridize(**hybridize)
+    return net
+
+
+def backward(net, batch, ctx):
+    shards = gluonpar.split_and_load(batch, ctx)
+    with autograd.record():
+        losses = [LOSS(net(X), y) for X, y in shards]
+    autograd.backward(losses)
+
+
+def train(net, trainer, data, ctx, **how):
+    for batch in data:
+        backward(net, batch, ctx)
+        trainer.step(len(batch[0]), **how)
+
+
+def run(k, optimizer="sgd", options=None, make=mlp, data=None, **how):
+    """A network, and its gluonpar.Trainer, after a step on each batch, on ``k`` devices."""
+    ctx = contexts(k)
+    net = make(ctx)
+    mx.random.seed(3)
+    trainer = Trainer(net.collect_params(), optimizer, dict(options or {}), **how)
+    train(net, trainer, data or batches(), ctx)
+    return net, trainer
+
+
+def stock(optimizer="sgd", options=None, make=mlp, data=None):
+    """The values of all parameters after MXNet's own Trainer has trained on one device."""
+    ctx = contexts(1)
+    net = make(ctx)
+    mx.random.seed(3)
+    trainer = gluon.Trainer(net.collect_params(), optimizer, dict(options or {}), kvstore=None)
+    train(net, trainer, data or batches(), ctx)
+    return values(net)
+
+
+def values(net, device=0):
+    """NumPy copies of all parameters on one device."""
+    return [param.list_data()[device].asnumpy() for param in net.collect_params().values()]
+
+
+def bits(params):
+    """Everything that training may change about parameters, to the bit."""
+    arrays = [(*param.list_data(), *(param._grad or ())) for param in params]
+    return [array.asnumpy().tobytes() for group in arrays for array in group]
+
+
+def assert_as_one(net, want, rtol=1e-5):
+    """Replicas have the same bits, and are what ``want`` says to ``rtol`` of its largest value."""
+    for param, value in zip(net.collect_params().values(), want):
+        first, *others = (copy.asnumpy() for copy in param.list_data())
+        for other in others:
+            assert first.tobytes() == other.tobytes(), f"{param.name} differs between devices"
+        error = np.abs(first.astype("float64") - value).max()
+        assert error <= rtol * np.abs(value).max(), f"{param.name} is off by {error}"
+
+
+def weights(start, k, **options):
+    """Parameters of these values on ``k`` devices."""
+    found = []
+    for i, value in enumerate(start):
+        value = np.asarray(value, options.get("dtype", "float32"))
+        param = gluon.Parameter(f"w{i}", shape=value.shape, **options)
+        param.initialize(ctx=contexts(k))
+        param.set_data(mx.nd.array(value, dtype=value.dtype))
+        found.append(param)
+    return found
+
+
+def give_grads(params, grads):
+    """Have backward compute ``grads[i][k]`` for parameter i on device k; None: it does not."""
+    heads = []
+    for param, on_devices in zip(params, grads):
+        for value, grad in zip(param.list_data(), on_devices):
+            if grad is not None:
+                factor = mx.nd.array(
+                    np.broadcast_to(grad, value.shape), ctx=value.context, dtype=value.dtype
+                )
+                with autograd.record():
+                    heads.append(value * factor)
+    autograd.backward(heads)

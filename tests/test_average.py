@@ -1,0 +1,114 @@
+"""average_gradients: the mean over towers, variable by variable, and the inputs untouched."""
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd
+
+from gluonpar.average import average_gradients
+
+SHAPES = ((2, 3), (4,), (1,))
+
+
+@pytest.fixture(params=["mx.nd", "mx.np"])
+def world(request):
+    """``mx.nd``, or ``mx.np`` with NumPy's semantics switched on."""
+    if request.param == "mx.nd":
+        yield mx.nd
+        return
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        yield mx.np
+
+
+def towers(k, dtype="float32", seed=0):
+    """k towers' gradients, as NumPy: multiples of 12, whose sums and means are exact."""
+    rng = np.random.RandomState(seed)
+    return [[12 * rng.randint(-9, 9, size=s).astype(dtype) for s in SHAPES] for _ in range(k)]
+
+
+def on_devices(world, grads):
+    return [
+        [world.array(grad, dtype=grad.dtype, ctx=mx.cpu(i)) for grad in tower]
+        for i, tower in enumerate(grads)
+    ]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+def test_means_are_those_of_numpy_on_the_first_towers_device(world, k, dtype):
+    grads = towers(k, dtype)
+    means = average_gradients(on_devices(world, grads))
+    assert type(means) is list
+    for mean, of_variable in zip(means, zip(*grads)):
+        assert type(mean) is type(world.ones((1,)))
+        assert mean.context == mx.cpu(0)
+        assert np.dtype(mean.dtype) == dtype
+        np.testing.assert_array_equal(mean.asnumpy(), np.mean(of_variable, axis=0))
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_pairs_give_pairs_with_the_first_towers_variables(world, k):
+    grads = towers(k)
+    variables = on_devices(world, towers(k, seed=1))
+    pairs = [list(zip(*tower)) for tower in zip(on_devices(world, grads), variables)]
+    averaged = average_gradients(pairs)
+    assert [variable for _, variable in averaged] == variables[0]
+    assert all(a is b for (_, a), b in zip(averaged, variables[0]))
+    for (mean, _), of_variable in zip(averaged, zip(*grads)):
+        np.testing.assert_array_equal(mean.asnumpy(), np.mean(of_variable, axis=0))
+
+
+@pytest.mark.parametrize("k", [1, 2, 4])
+def test_the_inputs_stay_and_are_not_aliased(world, k):
+    arrays = on_devices(world, towers(k))
+    for mean in average_gradients(arrays):
+        mean[:] = -1
+    for tower, before in zip(arrays, towers(k)):
+        for array, value in zip(tower, before):
+            np.testing.assert_array_equal(array.asnumpy(), value)
+
+
+def test_nothing_waits_and_nothing_is_recorded(monkeypatch):
+    def refuse(self):
+        raise AssertionError("waited")
+
+    arrays = on_devices(mx.nd, towers(3))
+    arrays[0][0].attach_grad()
+    for name in ("wait_to_read", "asnumpy", "asscalar"):
+        monkeypatch.setattr(mx.nd.NDArray, name, refuse)
+    with autograd.record():
+        means = average_gradients(arrays)
+    monkeypatch.undo()
+    with pytest.raises(mx.MXNetError, match="not in a computational graph"):
+        means[0].backward()
+
+
+def test_no_variables_have_no_means():
+    assert average_gradients([[], []]) == []
+
+
+ONE, TWO = mx.nd.ones((1,)), mx.nd.ones((2,), ctx=mx.cpu(1))
+
+
+@pytest.mark.parametrize(
+    ("tower_grads", "error", "words"),
+    [
+        ([], ValueError, r"tower_grads is \[\]; pass a list"),
+        (ONE, ValueError, "pass a list of gradients for each tower"),
+        ([[ONE, ONE], [ONE]], ValueError, "tower 1 has 1 gradients, but tower 0 has 2"),
+        ([[ONE, TWO], [ONE, None]], ValueError, "tower 1 has None for the gradient of variable 1"),
+        ([[(None, ONE)]], ValueError, "tower 0 has None for the gradient of variable 0"),
+        (
+            [[ONE], [TWO]],
+            ValueError,
+            r"variable 0 is \(2,\) float32 in tower 1 on cpu\(1\).*\(1,\)",
+        ),
+        ([[ONE], [ONE.astype("float64")]], ValueError, r"\(1,\) float64 in tower 1.*float32 in t"),
+        ([[ONE], [(ONE, ONE)]], TypeError, "both arrays and pairs"),
+        ([[ONE], [3.0]], TypeError, "tower 1 has a float for the gradient of variable 0"),
+        ([[ONE.astype("int32")], [ONE.astype("int32")]], ValueError, "'mean' of int32 arrays"),
+    ],
+)
+def test_what_cannot_be_averaged_is_refused(tower_grads, error, words):
+    with pytest.raises(error, match=words):
+        average_gradients(tower_grads)

@@ -1,0 +1,123 @@
+"""Running statistics: each device's own while training, one device's or their mean on request."""
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd
+from mxnet.gluon import nn
+
+from gluonpar import split_and_load
+from gluonpar.batch_norm import average_statistics, broadcast_statistics
+
+K = 3
+CTX = [mx.cpu(i) for i in range(K)]
+
+
+@pytest.fixture
+def net():
+    """Trained for a step, so that each device has statistics of its own."""
+    net = nn.HybridSequential()
+    net.add(nn.Dense(4), nn.BatchNorm(), nn.Dense(2))
+    net.initialize(ctx=CTX)
+    X = np.random.RandomState(0).normal(size=(12, 5)).astype("float32")
+    with autograd.record():
+        outs = [net(shard) for shard in split_and_load(X, CTX)]
+    autograd.backward(outs)
+    mx.nd.waitall()
+    return net
+
+
+def statistics(net):
+    """(2 statistics, K devices, 4 channels)."""
+    layer = net[1]
+    return np.array(
+        [[a.asnumpy() for a in p.list_data()] for p in (layer.running_mean, layer.running_var)]
+    )
+
+
+def weights(net):
+    params = net.collect_params().values()
+    return [a.asnumpy() for p in params if p.grad_req != "null" for a in p.list_data()]
+
+
+def test_each_device_has_its_own_by_default(net):
+    means, variances = statistics(net)
+    for own in (means, variances):
+        assert len({row.tobytes() for row in own}) == K
+
+
+def test_by_default_a_device_evaluates_with_its_own(net):
+    X = np.ones((1, 5), "float32")
+    outs = [net(mx.nd.array(X, ctx=c)).asnumpy() for c in CTX]
+    assert len({out.tobytes() for out in outs}) == K
+
+
+def test_averaging_puts_the_mean_on_all_devices_and_leaves_weights_alone(net):
+    before, kept = statistics(net), weights(net)
+    average_statistics(net)
+    after = statistics(net)
+    for k in range(K):
+        np.testing.assert_allclose(after[:, k], before.mean(axis=1), rtol=1e-6)
+        np.testing.assert_array_equal(after[:, k], after[:, 0])
+    for now, then in zip(weights(net), kept):
+        np.testing.assert_array_equal(now, then)
+
+
+def test_after_averaging_all_devices_evaluate_alike(net):
+    average_statistics(net)
+    X = np.ones((1, 5), "float32")
+    outs = [net(mx.nd.array(X, ctx=c)).asnumpy() for c in CTX]
+    for out in outs:
+        np.testing.assert_array_equal(out, outs[0])
+
+
+@pytest.mark.parametrize("root", range(K))
+def test_broadcasting_puts_one_devices_on_all(net, root):
+    before, kept = statistics(net), weights(net)
+    broadcast_statistics(net, root)
+    for k in range(K):
+        np.testing.assert_array_equal(statistics(net)[:, k], before[:, root])
+    for now, then in zip(weights(net), kept):
+        np.testing.assert_array_equal(now, then)
+
+
+@pytest.mark.parametrize("root", [-1, K])
+def test_a_root_that_is_no_device_is_refused(net, root):
+    with pytest.raises(ValueError, match=f"root={root} is none of the {K} devices"):
+        broadcast_statistics(net, root)
+
+
+def saved(net, path):
+    net.save_parameters(str(path))
+    arrays = mx.nd.load(str(path))
+    return np.array([arrays["1.running_mean"].asnumpy(), arrays["1.running_var"].asnumpy()])
+
+
+def test_saving_writes_the_mean_over_devices_which_none_has_evaluated_with(net, tmp_path):
+    before = statistics(net)
+    np.testing.assert_allclose(saved(net, tmp_path / "p"), before.mean(axis=1), rtol=1e-6)
+    np.testing.assert_array_equal(statistics(net), before)
+
+
+@pytest.mark.parametrize("change", [average_statistics, broadcast_statistics])
+def test_after_either_what_is_saved_is_what_was_evaluated(net, tmp_path, change):
+    change(net)
+    np.testing.assert_allclose(saved(net, tmp_path / "p"), statistics(net)[:, 0], rtol=1e-6)
+
+
+def test_names_of_symbol_blocks_are_known_too(net, tmp_path):
+    x = mx.sym.var("data", dtype="float32")
+    out = mx.sym.BatchNorm(x, name="bn")
+    block = mx.gluon.SymbolBlock(out, x)
+    block.initialize(ctx=CTX)
+    for i, c in enumerate(CTX):
+        with autograd.record():
+            out = block(mx.nd.array([[i], [i + 2.0]], ctx=c))
+        out.backward()
+    [mean] = [p for name, p in block.collect_params().items() if name.endswith("moving_mean")]
+    own = [array.asnumpy() for array in mean.list_data()]
+    assert own[0] != own[1]
+    want = np.mean(own, axis=0)
+    average_statistics(block)
+    for array in mean.list_data():
+        np.testing.assert_allclose(array.asnumpy(), want, rtol=1e-6)

@@ -1,0 +1,116 @@
+"""files.replacing: a file is there whole or not at all."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from gluonpar import files
+
+
+def write(path, *parts):
+    with files.replacing(path) as file:
+        for part in parts:
+            file.write(part)
+
+
+def test_what_was_written_is_there_and_nothing_else(tmp_path):
+    path = tmp_path / "a"
+    write(path, b"one", b"\x00two")
+    assert path.read_bytes() == b"one\x00two"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_later_file_replaces_the_earlier(tmp_path):
+    path = tmp_path / "a"
+    write(path, b"a long first one")
+    write(path, b"short")
+    assert path.read_bytes() == b"short"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_until_the_end_the_old_file_is_there(tmp_path):
+    path = tmp_path / "a"
+    write(path, b"old")
+    with files.replacing(path) as file:
+        file.write(b"new")
+        file.flush()
+        assert path.read_bytes() == b"old"
+        assert pathlib.Path(file.name).parent == tmp_path  # renaming cannot cross file systems
+    assert path.read_bytes() == b"new"
+
+
+@pytest.mark.parametrize("error", [KeyError("a bug"), KeyboardInterrupt()])
+@pytest.mark.parametrize("old", [None, b"old"])
+def test_an_error_while_writing_keeps_the_old_file(tmp_path, error, old):
+    path = tmp_path / "a"
+    if old is not None:
+        path.write_bytes(old)
+    with pytest.raises(type(error)), files.replacing(path) as file:
+        file.write(b"half")
+        raise error
+    assert [p.read_bytes() for p in tmp_path.iterdir()] == ([] if old is None else [old])
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_disk_that_refuses_keeps_the_old_file(tmp_path, monkeypatch, call):
+    path = tmp_path / "a"
+    write(path, b"old")
+
+    def refuse(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, call, refuse)
+    with pytest.raises(OSError, match="No space left"):
+        write(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_it_is_flushed_to_the_disk_before_it_takes_the_name(tmp_path, monkeypatch):
+    path, order = tmp_path / "a", []
+    sync, replace = os.fsync, os.replace
+
+    def note_sync(descriptor):
+        order.append(("flushed", os.fstat(descriptor).st_size))
+        sync(descriptor)
+
+    def note_replace(source, target):
+        order.append(("named", os.path.getsize(source)))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(os, "replace", note_replace)
+    write(path, b"12345")
+    assert order == [("flushed", 5), ("named", 5)]
+
+
+def test_a_folder_that_is_not_there(tmp_path):
+    with pytest.raises(FileNotFoundError, match="none"):
+        write(tmp_path / "none" / "a", b"x")
+
+
+FULL = """
+import pathlib, resource, signal, sys
+from gluonpar import files
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+try:
+    with files.replacing(pathlib.Path(sys.argv[1])) as file:
+        file.write(bytes(200))
+except OSError as error:
+    print(error.strerror)
+"""
+
+
+def test_a_disk_that_is_full_while_writing(tmp_path):
+    path = tmp_path / "a"
+    write(path, b"old")
+    process = subprocess.run(
+        [sys.executable, "-c", FULL, str(path)], capture_output=True, text=True, timeout=60
+    )
+    assert (process.stdout, process.returncode) == ("File too large\n", 0), process.stderr
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["a"]

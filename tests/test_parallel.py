@@ -1,0 +1,354 @@
+"""make_parallel: the outputs and gradients of one device, each shard computed on its own."""
+
+import collections
+import json
+import os
+import re
+import subprocess
+import sys
+import traceback
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd, gluon
+
+from gluonpar import partition
+from gluonpar.parallel import make_parallel
+
+Pair = collections.namedtuple("Pair", "a b")
+WORLDS = ("mx.nd", "mx.np")
+
+
+def contexts(k):
+    return [mx.cpu(i) for i in range(k)]
+
+
+def values(*shape, seed=0):
+    return np.random.RandomState(seed).normal(size=shape).astype("float32")
+
+
+@pytest.fixture(params=WORLDS)
+def world(request):
+    """``mx.nd``, or ``mx.np`` with NumPy's semantics switched on."""
+    if request.param == "mx.nd":
+        yield mx.nd
+        return
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        yield mx.np
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 1000])
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+def test_adding_two_vectors_on_k_devices(world, n, k):
+    """The chapter's first example."""
+    a, b = values(n, 100), values(n, 100, seed=1)
+    c = make_parallel(lambda a, b: a + b, contexts(k), a=world.array(a), b=world.array(b))
+    assert c.context == mx.cpu(0)
+    assert type(c) is type(world.array(a))
+    assert c.asnumpy().tobytes() == (a + b).tobytes()
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+@pytest.mark.parametrize("n", [1, 2, 7])
+def test_fn_gets_each_devices_shard_on_that_device_in_its_scope(world, n, k):
+    seen = []
+
+    def fn(x):
+        seen.append((x.shape, x.context, mx.context.current_context(), world.ones((1,)).context))
+        return x
+
+    make_parallel(fn, contexts(k), x=values(n, 2))
+    sizes = partition.sizes(n, min(n, k))
+    assert seen == [((m, 2), c, c, c) for m, c in zip(sizes, contexts(k))]
+
+
+def test_the_callers_scope_is_what_it_was_even_if_it_is_one_of_the_devices():
+    ctx = [mx.cpu(3), mx.cpu(1)]
+    with ctx[0]:
+        make_parallel(lambda x: x, ctx, x=values(4))
+        assert mx.context.current_context() == mx.cpu(3)
+    assert mx.context.current_context() == mx.cpu(0)
+
+
+POINTS = 100
+STEPS = 1000
+
+
+def fit(k, np_world):
+    """The chapter's second example: 5 x^2 + 3, from samples of it, by Adam; the coefficients."""
+    F = mx.np if np_world else mx.nd
+    w = F.array(values(3))
+    w.attach_grad()
+
+    def losses(x, y):
+        a, b, c = (w.as_in_context(x.context)[i : i + 1] for i in range(3))
+        return (a * x * x + b * x + c - y) ** 2
+
+    adam = mx.optimizer.get_updater(mx.optimizer.Adam(learning_rate=0.1))
+    rng = np.random.RandomState(1)
+    for _ in range(STEPS):
+        x = rng.uniform(-10, 10, size=POINTS).astype("float32")
+        with autograd.record():
+            loss = make_parallel(losses, contexts(k), x=x, y=5 * x * x + 3).mean()
+        loss.backward()
+        adam(0, w.grad, w)
+    return w.asnumpy()
+
+
+def fit_by_numpy():
+    """The same in float64, with the gradient and Adam written out."""
+    w, m, v = values(3).astype("float64"), np.zeros(3), np.zeros(3)
+    rng = np.random.RandomState(1)
+    for t in range(1, STEPS + 1):
+        x = rng.uniform(-10, 10, size=POINTS).astype("float32")
+        features = np.stack([x * x, x, np.ones_like(x)], axis=1).astype("float64")
+        grad = 2 * features.T @ (features @ w - (5 * x * x + 3)) / POINTS
+        m, v = 0.9 * m + 0.1 * grad, 0.999 * v + 0.001 * grad**2
+        w -= 0.1 * np.sqrt(1 - 0.999**t) / (1 - 0.9**t) * m / (np.sqrt(v) + 1e-8)
+    return w
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    return fit_by_numpy()
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+def test_fitting_a_parabola_on_k_devices_is_fitting_it_on_one(fitted, k):
+    w = fit(k, np_world=False)
+    np.testing.assert_allclose(w, fitted, atol=1e-4)
+    np.testing.assert_allclose(w, [5, 0, 3], atol=0.5)  # as near as the chapter's 1000 steps come
+
+
+def test_fitting_a_parabola_with_numpy_arrays(fitted):
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        np.testing.assert_allclose(fit(3, np_world=True), fitted, atol=1e-4)
+
+
+def forward_and_gradients(x, w, dout):
+    """tanh(x w) and the gradients of (dout * output).sum(), in float64."""
+    x, w = x.astype("float64"), w.astype("float64")
+    out = np.tanh(x @ w)
+    dz = dout * (1 - out**2)
+    return out, dz @ w.T, x.T @ dz
+
+
+@pytest.mark.parametrize("n", [1, 3, 8, 17])
+@pytest.mark.parametrize("k", [1, 2, 3, 4, 8])
+def test_gradients_reach_the_batch_and_a_parameter_on_one_device(world, n, k):
+    X, W, dout = values(n, 5), values(5, 4, seed=1), values(n, 4, seed=2)
+    x, w = world.array(X), world.array(W)
+    x.attach_grad()
+    w.attach_grad()
+    with autograd.record():
+        out = make_parallel(
+            lambda x: world.tanh(world.dot(x, w.as_in_context(x.context))), contexts(k), x=x
+        )
+    out.backward(world.array(dout))
+    want = forward_and_gradients(X, W, dout)
+    for got, expected in zip((out, x.grad, w.grad), want):
+        assert got.context == mx.cpu(0)
+        np.testing.assert_allclose(got.asnumpy(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_gradients_reach_a_batch_that_is_on_another_device():
+    x = mx.nd.array(values(5, 2), ctx=mx.cpu(6))
+    x.attach_grad()
+    with autograd.record():
+        out = make_parallel(lambda x: x * x, contexts(2), x=x)
+    out.backward()
+    np.testing.assert_array_equal(x.grad.asnumpy(), 2 * values(5, 2))
+    assert x.grad.context == mx.cpu(6)
+
+
+PROFILED = """
+import sys, gluonpar, mxnet as mx
+from gluonpar.parallel import make_parallel
+x = mx.nd.ones((7, 4))
+x.attach_grad()
+mx.profiler.set_config(profile_all=True, filename=sys.argv[1])
+mx.profiler.set_state("run")
+with mx.autograd.record():
+    out = make_parallel(mx.nd.sin, [mx.cpu(i) for i in range(3)], data=x)
+out.backward()
+mx.nd.waitall()
+mx.profiler.set_state("stop")
+mx.profiler.dump()
+"""
+
+
+def test_each_shards_gradient_is_computed_on_the_device_that_ran_it(tmp_path):
+    """MXNet's profiler gives each device a process; bulking off, operators keep their names."""
+    path = tmp_path / "profile.json"
+    environment = {**os.environ, "MXNET_EXEC_BULK_EXEC_TRAIN": "0"}
+    subprocess.run([sys.executable, "-c", PROFILED, path], check=True, env=environment)
+    events = json.loads(re.sub(r"\[\s*,", "[", path.read_text(), count=1))["traceEvents"]
+    ran = {
+        name: sorted(e["pid"] for e in events if e["ph"] == "B" and e["name"] == name)
+        for name in ("sin", "_backward_sin")
+    }
+    assert len(set(ran["sin"])) == len(ran["sin"]) == 3
+    assert ran["_backward_sin"] == ran["sin"]
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_a_block_on_all_devices_keeps_each_devices_gradient_there(k):
+    net = gluon.nn.Dense(1, use_bias=False, in_units=2)
+    net.initialize(mx.init.One(), ctx=contexts(k))
+    X = values(7, 2)
+    with autograd.record():
+        loss = make_parallel(lambda x: net(x), contexts(k), x=X).sum()
+    loss.backward()
+    grads = net.weight.list_grad()
+    for grad, part in zip(grads, partition.slices(7, k)):
+        np.testing.assert_allclose(grad.asnumpy()[0], X[part].sum(axis=0), rtol=1e-5, atol=1e-6)
+
+
+NESTS = {
+    "tuple": lambda a, b: (a, b),
+    "list": lambda a, b: [a, b],
+    "dict": lambda a, b: {"a": a, "b": b},
+    "ordered dict": lambda a, b: collections.OrderedDict([("b", b), ("a", a)]),
+    "namedtuple": lambda a, b: Pair(a, b),
+    "deep": lambda a, b: {"p": Pair(a, [b]), "q": (a, {"r": b})},
+}
+
+
+def leaves(nest):
+    """Its types and keys, and its arrays' values, in one comparable thing."""
+    if isinstance(nest, dict):
+        return type(nest), [(key, leaves(value)) for key, value in nest.items()]
+    if isinstance(nest, (tuple, list)):
+        return type(nest), [leaves(value) for value in nest]
+    return (nest.asnumpy() if isinstance(nest, mx.nd.NDArray) else nest).tolist()
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+@pytest.mark.parametrize("nest", NESTS.values(), ids=NESTS)
+def test_nests_of_batches_and_of_outputs_keep_their_shape(nest, k):
+    a, b = np.arange(10.0).reshape(5, 2), np.arange(5, dtype="int64")
+    out = make_parallel(lambda x: x, contexts(k), x=nest(a, b))
+    assert leaves(out) == leaves(nest(a, b))
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float16", "float32", "float64", "int8", "int32", "int64", "uint8", "bool"]
+)
+@pytest.mark.parametrize("k", [1, 3])
+def test_dtypes_are_kept(world, dtype, k):
+    batch = (np.arange(5) % 3).astype(dtype)
+    out = make_parallel(lambda x: x, contexts(k), x=batch)
+    assert np.dtype(out.dtype) == dtype
+    np.testing.assert_array_equal(out.asnumpy(), batch)
+
+
+def test_several_rows_a_sample_come_in_the_order_of_the_samples():
+    batch = np.arange(12.0).reshape(3, 4)
+    out = make_parallel(lambda x: x.reshape((-1,)), contexts(2), x=batch)
+    np.testing.assert_array_equal(out.asnumpy(), batch.ravel())
+
+
+@pytest.mark.parametrize("k", [1, 2])
+def test_the_output_is_a_new_array(k):
+    batch = mx.nd.array(values(4))
+    make_parallel(lambda x: x, contexts(k), x=batch)[:] = -1
+    np.testing.assert_array_equal(batch.asnumpy(), values(4))
+
+
+def test_nothing_waits(monkeypatch):
+    def refuse(self):
+        raise AssertionError("waited")
+
+    x = mx.nd.array(values(6, 2))
+    x.attach_grad()
+    for name in ("wait_to_read", "asnumpy", "asscalar"):
+        monkeypatch.setattr(mx.nd.NDArray, name, refuse)
+    with autograd.record():
+        make_parallel(lambda x, y: x * y, contexts(3), x=x, y=values(6, 2)).sum().backward()
+    monkeypatch.undo()
+    np.testing.assert_array_equal(x.grad.asnumpy(), values(6, 2))
+
+
+def test_an_exception_in_fn_names_the_device_and_keeps_its_traceback():
+    def fn(x):
+        if x.context == mx.cpu(1):
+            raise KeyError("no such layer")
+        return x
+
+    with pytest.raises(
+        RuntimeError, match=r"shard 1 of 3 failed on cpu\(1\): KeyError.*layer"
+    ) as e:
+        make_parallel(fn, contexts(3), x=values(5))
+    assert type(e.value.__cause__) is KeyError
+    assert traceback.extract_tb(e.value.__cause__.__traceback__)[-1].name == "fn"
+    assert mx.context.current_context() == mx.cpu(0)
+
+
+def on_second(other):
+    """A function that returns its input on the first device, and ``other(input)`` on the second."""
+    return lambda x: other(x) if x.context == mx.cpu(1) else x
+
+
+def pair_or_dict(x):
+    return {"a": x} if x.context == mx.cpu(1) else (x, x)
+
+
+@pytest.mark.parametrize(
+    ("fn", "error", "words"),
+    [
+        (lambda x: x.mean(), ValueError, r"output has shape \(1,\) on cpu\(0\) for 3 samples"),
+        (lambda x: [x, {"m": x.mean()}], ValueError, r"output\[1\]\['m'\] has shape \(1,\)"),
+        (pair_or_dict, ValueError, r"dict with the keys 'a' on cpu\(1\), but a tuple of 2 on cpu"),
+        (on_second(lambda x: [x]), ValueError, r"list of 1 on cpu\(1\), but a mx.nd array"),
+        (on_second(lambda x: x.as_np_ndarray()), ValueError, r"mx.np array on cpu\(1\), but a mx"),
+        (on_second(lambda x: x[:, :1]), ValueError, r"\(2, 1\) and .*cpu\(1\).*\(3, 2\) and dtype"),
+        (on_second(lambda x: x.astype("int32")), ValueError, r"int32 on cpu\(1\).*float32 on cpu"),
+        (on_second(lambda x: x.reshape(-1)), ValueError, r"shape \(4,\).*for 2 samples, but shape"),
+        (lambda x: 1.5, TypeError, r"output on cpu\(0\) is a float"),
+        (lambda x: None, TypeError, r"output on cpu\(0\) is a NoneType"),
+        (
+            lambda x: x.asnumpy(),
+            TypeError,
+            r"output on cpu\(0\) is a ndarray; fn must return dense",
+        ),
+        (lambda x: x.tostype("csr"), TypeError, r"output on cpu\(0\) is a csr"),
+    ],
+)
+def test_outputs_that_cannot_be_joined_are_refused(fn, error, words):
+    with pytest.raises(error, match=words):
+        make_parallel(fn, contexts(2), x=values(5, 2))
+
+
+def test_a_device_that_gives_more_rows_a_sample_than_another_is_refused():
+    twice = on_second(lambda x: mx.nd.concat(x, x, dim=0))
+    with pytest.raises(
+        ValueError, match=r"\(4, 2\).* on cpu\(1\) for 2 samples, but shape \(3, 2\)"
+    ):
+        make_parallel(twice, contexts(2), x=values(5, 2))
+
+
+def test_a_number_without_axes_is_refused():
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        with pytest.raises(ValueError, match=r"has shape \(\) on cpu\(0\) for 1 samples"):
+            make_parallel(lambda x: x.mean(), contexts(2), x=values(2))
+
+
+@pytest.mark.parametrize(
+    ("fn", "batch", "error", "words"),
+    [
+        (abs, {}, ValueError, "got no batch; pass at least one array by name"),
+        ("abs", {"x": values(2)}, TypeError, "fn is a str; pass a function"),
+        (abs, {"x": values(0, 2)}, ValueError, "0 samples"),
+        (
+            abs,
+            {"x": values(3), "y": values(4)},
+            ValueError,
+            r"\['x'\] of.*\(3,\).*\['y'\] of.*\(4,",
+        ),
+        (abs, {"x": "text"}, TypeError, r"data\['x'\] is a str"),
+    ],
+)
+def test_requests_that_cannot_be_met(fn, batch, error, words):
+    with pytest.raises(error, match=words):
+        make_parallel(fn, contexts(2), **batch)

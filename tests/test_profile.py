@@ -1,0 +1,244 @@
+"""profile: a window of steps is watched, nothing before or after it, and no result changes."""
+
+import json
+import os
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+import gluonpar
+from gluonpar import data, memory, models, operators, profile, threads
+from gluonpar.learners import pixel_lenet
+from gluonpar.profile import Profiler
+
+CTX = [mx.cpu(0), mx.cpu(1)]
+X = np.arange(6 * 28 * 28, dtype="uint8").reshape(6, 1, 28, 28)
+Y = np.arange(6, dtype="int32")
+
+
+def loop(watched, num_steps, ctx=CTX):
+    """Steps of LeNet under ``watched``; the parameters of each device afterwards."""
+    mx.random.seed(0)
+    params = models.init_lenet(0.05)
+    device_params = [gluonpar.get_params(params, c) for c in ctx]
+    batches = data.batches(np.tile(X, (num_steps, 1, 1, 1)), np.tile(Y, num_steps), len(X))
+    with watched:
+        for images, labels in watched.loading(batches):
+            gluonpar.train_batch(images, labels, device_params, ctx, 0.1, pixel_lenet)
+            watched.step()
+    return device_params
+
+
+def recorded(tmp_path):
+    """Names of the operators that MXNet's profiler has kept since it was last asked."""
+    path = tmp_path / "rest.json"
+    mx.nd.waitall()
+    mx.profiler.set_config(filename=str(path), continuous_dump=False, profile_memory=False)
+    mx.profiler.set_state("run")
+    mx.profiler.set_state("stop")
+    mx.profiler.dump()
+    return {event["name"] for event in operators.events(path.read_text()) if event["ph"] == "B"}
+
+
+@pytest.fixture(scope="module")
+def watched():
+    found = Profiler(CTX, num_bytes=1000, warm_up=2, num_steps=3)
+    loop(found, 7)
+    return found
+
+
+def spans(watched, device):
+    return [span for span in watched.timeline.spans if span.device == device]
+
+
+def test_the_window_is_the_steps_after_the_warm_up(watched):
+    assert watched.steps == (3, 5)
+    assert watched.timeline.num_steps == 3
+
+
+@pytest.mark.parametrize("device", [0, 1])
+def test_every_device_shows_each_steps_forward_and_backward(watched, device):
+    names = [span.name for span in spans(watched, device)]
+    assert sum("_backward_FullyConnected" in name for name in names) == 3
+    assert sum("Convolution" in name and "_backward_" not in name for name in names) == 3
+    for part in ("forward", "backward"):
+        assert watched.timeline.part_ms(part, device) > 0
+
+
+def test_updates_are_seen_on_some_device(watched):
+    parts = [span.part for span in watched.timeline.spans]
+    assert parts.count("update") + parts.count(operators.FUSED) >= 3
+
+
+def test_pythons_thread_shows_each_batch_and_each_copy(watched):
+    names = [span.name for span in spans(watched, None)]
+    assert names.count("batch") == 3
+    assert names.count("copy to cpu(0)") == names.count("copy to cpu(1)") == 2 * 3  # X and y
+
+
+def test_all_spans_are_in_the_window(watched):
+    begin, end = watched.timeline.window
+    for span in watched.timeline.spans:
+        assert begin <= span.start <= span.end <= end, span
+
+
+def test_bytes_are_those_of_a_batch_and_of_all_devices_parameters(watched):
+    found = watched.timeline.num_bytes
+    assert found["data"] == X.nbytes + Y.nbytes
+    assert found["exchange"] == found["update"] == 2 * 1000
+
+
+def test_the_same_process_can_be_profiled_again(watched):
+    again = Profiler(CTX, warm_up=0, num_steps=2)
+    loop(again, 4)
+    assert again.steps == (1, 2)
+    assert sum("_backward_FullyConnected" in span.name for span in spans(again, 1)) == 2
+
+
+def test_a_profiled_loop_ends_with_the_same_bits():
+    plain, seen = (loop(Profiler(CTX, warm_up=1, num_steps=n), 4) for n in (0, 2))
+    for one, other in zip(plain, seen):
+        assert [p.asnumpy().tobytes() for p in one] == [p.asnumpy().tobytes() for p in other]
+
+
+def test_after_the_window_nothing_is_recorded(tmp_path):
+    recorded(tmp_path)
+    from_numpy = memory.from_numpy
+    with Profiler(CTX, warm_up=0, num_steps=1) as watched:
+        assert memory.from_numpy is not from_numpy
+        mx.nd.ones((3,)).sin().wait_to_read()
+        watched.step()
+        mx.nd.ones((3,)).cos().wait_to_read()
+    assert "sin" in {span.name for span in watched.timeline.spans}
+    assert memory.from_numpy is from_numpy
+    assert recorded(tmp_path) == set()
+
+
+def test_before_the_window_nothing_is_recorded():
+    with Profiler(CTX, warm_up=1, num_steps=1) as watched:
+        mx.nd.ones((3,)).cos().wait_to_read()
+        watched.step()
+        mx.nd.ones((3,)).sin()
+        watched.step()
+    assert {"sin", "cos"} & {span.name for span in watched.timeline.spans} == {"sin"}
+
+
+def test_what_was_under_way_has_ended_when_the_window_begins():
+    done = []
+    gluonpar.engine.push(lambda: done.append(sum(range(3_000_000))), CTX[1], [mx.nd.ones((1,))])
+    with Profiler(CTX, warm_up=0, num_steps=1):
+        assert len(done) == 1
+
+
+def test_an_exception_in_the_window_ends_it(tmp_path):
+    from_numpy, watched = memory.from_numpy, Profiler(CTX, warm_up=0, num_steps=5)
+    with pytest.raises(KeyError, match="a bug"):
+        with watched:
+            mx.nd.ones((3,)).sin().wait_to_read()
+            watched.step()
+            raise KeyError("a bug")
+    mx.nd.ones((3,)).cos().wait_to_read()
+    assert recorded(tmp_path) == set()
+    assert memory.from_numpy is from_numpy
+    assert watched.steps == (1, 1)
+
+
+def test_an_operators_error_in_the_window_reaches_the_caller_and_ends_it(tmp_path):
+    from_numpy = memory.from_numpy
+    with pytest.raises(mx.MXNetError, match="a bug"):
+        with Profiler(CTX, warm_up=0, num_steps=1) as watched:
+            marker = mx.nd.zeros((1,))
+            gluonpar.engine.push(lambda: {}["a bug"], CTX[0], writes=[marker])
+            watched.step()
+    mx.nd.ones((3,)).cos().wait_to_read()
+    assert recorded(tmp_path) == set()
+    assert memory.from_numpy is from_numpy
+
+
+def test_a_loop_that_ends_in_the_window_is_profiled_as_far_as_it_went():
+    watched = Profiler(CTX, warm_up=1, num_steps=9)
+    loop(watched, 3)
+    assert watched.steps == (2, 3)
+    assert watched.timeline.num_steps == 2
+
+
+@pytest.mark.parametrize(("warm_up", "taken"), [(3, 2), (3, 3), (0, 0)])
+def test_a_loop_that_ends_before_has_nothing_to_show(warm_up, taken):
+    watched = Profiler(CTX, warm_up=warm_up, num_steps=1)
+    with watched:
+        for _ in range(taken):
+            watched.step()
+    with pytest.raises(ValueError, match=f"the loop has taken {taken} and the first {warm_up} "):
+        watched.table()
+
+
+def test_no_steps_to_watch_is_no_profile_and_touches_nothing(monkeypatch):
+    monkeypatch.setattr(mx.profiler, "set_state", None)
+    monkeypatch.setattr(mx.profiler, "set_config", None)
+    watched = Profiler([mx.cpu(99)], num_steps=0, warm_up=0)
+    with watched:
+        assert list(watched.loading("ab")) == ["a", "b"]
+        watched.step()
+
+
+def test_negative_numbers_of_steps_are_refused():
+    with pytest.raises(ValueError, match="warm_up=-1, num_steps=2"):
+        Profiler(CTX, warm_up=-1, num_steps=2)
+
+
+def test_devices_that_mxnets_profiler_has_no_room_for_are_refused():
+    room = threads.cores() + 2
+    assert profile.check([mx.cpu(i) for i in range(room)]) == {i: i for i in range(room)}
+    with pytest.raises(ValueError, match=rf"cpu\({room}\) cannot be .* room for {room} CPU"):
+        Profiler([mx.cpu(room)])
+
+
+def test_gpus_are_numbered_after_the_processors(monkeypatch):
+    names = ["cpu/0", "cpu/1", "gpu/0", "gpu/1", "gpu/2", "cpu pinned/", "cpu shared/"]
+    monkeypatch.setattr(profile, "_processes", lambda: names)
+    assert profile.check([mx.gpu(0), mx.gpu(2)]) == {2: 0, 4: 1}
+    with pytest.raises(ValueError, match=r"cpu\(2\) cannot be .* 2 CPU contexts and 3 GPUs"):
+        profile.check([mx.cpu(2)])
+
+
+def test_the_names_of_the_processes_are_known_even_if_another_took_them(tmp_path):
+    profile._processes()  # now the first file is written, in whatever order the tests run
+    assert profile._processes.__wrapped__() == profile._processes()
+
+
+def test_the_trace_is_a_file_of_the_trace_event_format(watched, tmp_path):
+    path = tmp_path / "trace.json"
+    watched.save(path)
+    found = json.loads(path.read_text())["traceEvents"]
+    named = {e["pid"]: e["args"]["name"] for e in found if e["name"] == "process_name"}
+    assert list(named.values()) == ["cpu(0)", "cpu(1)", "Python", "exchange"]
+    complete = [event for event in found if event["ph"] == "X"]
+    assert {event["pid"] for event in complete} == set(named)
+    length = watched.timeline.window[1] - watched.timeline.window[0]
+    for event in complete:
+        assert 0 <= event["ts"] <= event["ts"] + event["dur"] <= length * (1 + 1e-9)
+    steps = [event for event in complete if event["cat"] == "step"]
+    assert [event["name"] for event in steps] == ["step 3", "step 4", "step 5"]
+    for one, other in zip(steps, steps[1:]):
+        assert one["ts"] + one["dur"] == pytest.approx(other["ts"], rel=1e-9)
+
+
+def test_a_trace_that_cannot_be_finished_leaves_the_old_file(watched, tmp_path, monkeypatch):
+    path = tmp_path / "trace.json"
+    path.write_text("before")
+
+    def full(*_):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="no space left"):
+        watched.save(path)
+    assert [file.name for file in tmp_path.iterdir()] == ["trace.json"]
+    assert path.read_text() == "before"
+
+
+def test_table_and_sentence_are_those_of_the_timeline(watched):
+    assert watched.table() == watched.timeline.table()
+    assert watched.sentence() == watched.timeline.sentence()
+    assert watched.sentence().startswith("2 devices: ")

@@ -1,0 +1,251 @@
+"""Random sleeps inside operators: whatever the order things happen in, the bits are the same.
+
+The sleeps are the disturbance, not what makes the tests right: without a race no sleep can change
+a result. Two plantings show that a race would be seen.
+"""
+
+import functools
+import random
+import threading
+import time
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+import gluonpar
+from gluonpar import engine, memory, replicas
+from gluonpar.collectives import host
+
+NUM_DEVICES, NUM_STEPS, BATCH_SIZE, LR = 4, 20, 16, 0.3
+CTX = [mx.cpu(i) for i in range(NUM_DEVICES)]
+SHAPES = [(12, 10), (12,), (9, 12), (9,), (5, 9), (5,)]
+
+
+class Sleeper:
+    """Sleeps of 0 to 2 ms from a seeded generator, which may be asked from any thread."""
+
+    def __init__(self, seed):
+        self._random, self._lock = random.Random(seed), threading.Lock()
+        self.count = 0
+
+    def sleep(self):
+        with self._lock:
+            self.count += 1
+            seconds = self._random.uniform(0, 0.002)
+        time.sleep(seconds)
+
+
+class Calm:
+    """Nobody sleeps."""
+
+    count = 0
+
+    def sleep(self):
+        pass
+
+
+class Disturbed(mx.autograd.Function):
+    """The same values and gradients, late: once on a thread of its own, once on the worker."""
+
+    def __init__(self, sleeper):
+        super().__init__()
+        self.sleeper = sleeper
+
+    def _late(self, array):
+        copy = array.copy()
+        engine.push(self.sleeper.sleep, self.ctx, writes=[copy])
+        return copy
+
+    def forward(self, x):
+        self.ctx = x.context  # MXNet hands backward arrays that all claim to be on cpu(0)
+        return self._late(x)
+
+    def backward(self, dy):
+        self.sleeper.sleep()
+        return self._late(dy)
+
+
+def model(sleeper, x, params):
+    """Three dense layers, with a disturbance after each."""
+    for i in range(0, len(params), 2):
+        W, b = params[i : i + 2]
+        x = mx.nd.FullyConnected(x, W, b, num_hidden=W.shape[0])
+        x = Disturbed(sleeper)(x)
+        if i + 2 < len(params):
+            x = mx.nd.tanh(x)
+    return x
+
+
+def make_batches():
+    rng = np.random.RandomState(0)
+    for step in range(NUM_STEPS):
+        n = BATCH_SIZE if step % 5 else 3  # now and then too few for all devices
+        yield rng.normal(size=(n, 10)).astype("float32"), rng.randint(0, 5, size=n)
+
+
+def start():
+    rng = np.random.RandomState(1)
+    return [mx.nd.array(rng.normal(scale=0.4, size=shape)) for shape in SHAPES]
+
+
+def train(sleeper, get_params=gluonpar.get_params, algorithm=None):
+    """The parameters of all devices after all steps, with no wait in between."""
+    device_params = [get_params(start(), c) for c in CTX]
+    disturbed = functools.partial(model, sleeper)
+    losses = [
+        loss
+        for X, y in make_batches()
+        for loss in gluonpar.train_batch(
+            X, y, device_params, CTX, LR, model=disturbed, algorithm=algorithm
+        )
+    ]
+    values = [[param.asnumpy() for param in params] for params in device_params]
+    return values, [loss.asnumpy() for loss in losses]
+
+
+def disturb_pushes(monkeypatch, sleeper, change=lambda more: more):
+    """gluonpar's own operators of the engine sleep before, or after, they do their work."""
+    push = engine.push
+
+    def disturbed(function, ctx, *args, **more):
+        def late():
+            sleeper.sleep()
+            function()
+            sleeper.sleep()
+
+        push(late, ctx, *args, **change(more))
+
+    monkeypatch.setattr(engine, "push", disturbed)
+
+
+WAYS = ["at once", "beside", "beside, a bucket a layer"]
+
+
+def set_way(monkeypatch, way):
+    if way != "at once":
+        monkeypatch.setattr(host, "BYTES_AT_ONCE", 0)
+    if way == "beside, a bucket a layer":
+        monkeypatch.setattr(replicas, "BUCKET_BYTES", 4 * (12 * 10 + 12))
+
+
+@pytest.fixture(scope="module")
+def calm():
+    """What comes out if nobody sleeps: parameters and losses, by algorithm."""
+    return functools.lru_cache(None)(lambda algorithm: train(Calm(), algorithm=algorithm))
+
+
+def assert_same_bits(got, want):
+    (params, losses), (calm_params, calm_losses) = got, want
+    for mine, others in zip(params, calm_params):
+        for a, first, b in zip(mine, params[0], others):
+            np.testing.assert_array_equal(a, first)
+            np.testing.assert_array_equal(a, b)
+    for a, b in zip(losses, calm_losses):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("way", WAYS)
+def test_no_sleep_anywhere_changes_a_bit(monkeypatch, calm, way, seed):
+    want = calm(None)
+    set_way(monkeypatch, way)
+    sleeper = Sleeper(seed)
+    disturb_pushes(monkeypatch, sleeper)
+    assert_same_bits(train(sleeper), want)
+    assert sleeper.count > NUM_STEPS * NUM_DEVICES * 3
+    moved = [(a != b.asnumpy()).any() for a, b in zip(want[0][0], start())]
+    assert moved == [True] * len(SHAPES)
+
+
+def plain_list(params, ctx):
+    copies = [param.copyto(ctx) for param in params]
+    for copy in copies:
+        copy.attach_grad()
+    return copies
+
+
+def test_nor_with_plain_lists_of_arrays(monkeypatch, calm):
+    want = calm(None)
+    set_way(monkeypatch, "beside")
+    sleeper = Sleeper(7)
+    disturb_pushes(monkeypatch, sleeper)
+    assert_same_bits(train(sleeper, plain_list), want)
+
+
+def test_nor_with_another_algorithm(monkeypatch, calm):
+    want = calm("ring")
+    sleeper = Sleeper(11)
+    disturb_pushes(monkeypatch, sleeper)
+    assert_same_bits(train(sleeper, algorithm="ring"), want)
+
+
+def forget(kind):
+    """The bug: the update's operator names only its gradients, or only its parameters."""
+
+    def change(more):
+        if more.get("name") != "gluonpar.update":
+            return more
+        half = NUM_DEVICES  # the update's arrays: all gradients, then all parameters
+        parts = {"parameters": more["writes"][:half], "gradients": more["writes"][half:]}
+        return {**more, "writes": parts[kind], "at_once": False, "beside": True}
+
+    return change
+
+
+@pytest.mark.parametrize("kind", ["parameters", "gradients"])
+def test_a_dependency_left_out_is_seen(monkeypatch, calm, kind):
+    """Each alone: then forward reads old weights, or the update old gradients."""
+    want = calm(None)
+    sleeper = Sleeper(0)
+    disturb_pushes(monkeypatch, sleeper, forget(kind))
+    got = train(sleeper)
+    mx.nd.waitall()
+    with pytest.raises(AssertionError):
+        assert_same_bits(got, want)
+
+
+class TestEngine:
+    """The same without any model: counters in memory, hundreds of operators, random sleeps."""
+
+    NUM_OPERATORS = 400
+
+    def run(self, seed, with_reads=True):
+        """Random operators on random arrays, some read and some written; and the same in turn."""
+        rng, sleeper = random.Random(seed), Sleeper(seed)
+        arrays = [mx.nd.zeros((1,), ctx=mx.cpu(i), dtype="int64") for i in range(6)]
+        mx.nd.waitall()
+        views, want = [memory.view(array) for array in arrays], [0] * 6
+        for i in range(self.NUM_OPERATORS):
+            chosen = rng.sample(range(6), 3)
+            source, first, second = chosen
+
+            def function(chosen=chosen, i=i):
+                touched = [views[j] for j in chosen]
+                value = int(touched[0][0])
+                if i % 4 == 0:
+                    sleeper.sleep()
+                touched[1][0] = (3 * int(touched[1][0]) + value + i) % 9973
+                touched[2][0] = (5 * int(touched[2][0]) + 7 * value + i) % 9973
+
+            engine.push(
+                function,
+                mx.cpu(rng.randrange(6)),
+                reads=[arrays[source]] if with_reads else [],
+                writes=[arrays[first], arrays[second]],
+                at_once=i % 3 == 0,
+                beside=i % 3 == 1,
+            )
+            want[first] = (3 * want[first] + want[source] + i) % 9973
+            want[second] = (5 * want[second] + 7 * want[source] + i) % 9973
+        mx.nd.waitall()
+        return [int(view[0]) for view in views], want
+
+    @pytest.mark.parametrize("seed", range(4))
+    def test_operators_in_any_place_give_what_they_give_in_turn(self, seed):
+        got, want = self.run(seed)
+        assert got == want
+
+    def test_reads_left_out_are_seen(self):
+        got, want = self.run(0, with_reads=False)
+        assert got != want

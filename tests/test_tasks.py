@@ -1,0 +1,214 @@
+"""run_tasks: one task on every device's shard, results in device order, errors that say where."""
+
+import threading
+import traceback
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd
+from mxnet.gluon import nn
+
+from gluonpar.ragged import split_samples
+from gluonpar.tasks import TaskError, run_tasks
+from gluonpar.trainer import Trainer
+
+
+def contexts(k):
+    return [mx.cpu(i) for i in range(k)]
+
+
+class Detection:
+    """Two losses on images, each with any number of boxes: one on the image, one on its boxes."""
+
+    def __init__(self, net):
+        self.net = net
+
+    def forward_backward(self, shard):
+        images, boxes = shard["images"], shard["boxes"]
+        with autograd.record():
+            features = self.net(images)
+            image_loss = (features**2).sum(axis=1)
+            box_losses = [
+                ((features[i : i + 1] - own) ** 2).sum(axis=1) for i, own in enumerate(boxes)
+            ]
+            box_loss = mx.nd.concat(*box_losses, dim=0)
+        autograd.backward([image_loss, box_loss])
+        return image_loss, box_loss
+
+
+def batch(n, step):
+    rng = np.random.RandomState(step)
+    images = rng.normal(size=(n, 5)).astype("float32")
+    counts = 1 + rng.permutation(n)
+    boxes = [rng.normal(size=(count, 3)).astype("float32") for count in counts]
+    return {"images": images, "boxes": boxes}
+
+
+def train(k, n, path, weights=None):
+    """Parameters after three steps, and the losses of each, from those in the file, or into it."""
+    net = nn.Dense(3, in_units=5, prefix="net_")
+    net.initialize(mx.init.Xavier(), ctx=contexts(k))
+    if path.exists():
+        net.load_parameters(str(path), ctx=contexts(k))
+    net.save_parameters(str(path))
+    net.hybridize()
+    trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 0.02, "momentum": 0.9})
+    seen = []
+    for step in range(3):
+        shards = split_samples(batch(n, step), contexts(k), weights)
+        results = run_tasks(Detection(net), shards, contexts(k))
+        trainer.step(n)
+        seen.append([np.concatenate([a.asnumpy() for a in own]) for own in zip(*results)])
+    return [p.data(mx.cpu(k - 1)).asnumpy() for p in net.collect_params().values()], seen
+
+
+@pytest.mark.parametrize(
+    ("k", "n", "weights"), [(2, 6, None), (3, 7, None), (4, 3, None), (2, 7, [1, 3])]
+)
+def test_k_devices_train_on_ragged_batches_as_one_does(tmp_path, k, n, weights):
+    want, want_losses = train(1, n, tmp_path / "start")
+    got, losses = train(k, n, tmp_path / "start", weights)
+    for ours, theirs in zip(got, want):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+    for ours, theirs in zip(losses, want_losses):
+        for a, b in zip(ours, theirs):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_results_come_as_they_are_in_the_order_of_the_devices():
+    results = run_tasks(lambda shard: {"name": shard, "loss": [len(shard)]}, "abc", contexts(3))
+    assert results == [{"name": letter, "loss": [1]} for letter in "abc"]
+
+
+def test_a_task_runs_inside_its_context():
+    arrays = run_tasks(lambda shard: mx.nd.ones((shard,)), [1, 2, 3], contexts(3))
+    assert [(a.shape, a.context) for a in arrays] == [((i + 1,), mx.cpu(i)) for i in range(3)]
+
+
+def test_fewer_shards_than_contexts_run_on_the_first():
+    assert run_tasks(lambda shard: str(mx.context.current_context()), [0, 0], contexts(3)) == [
+        "cpu(0)",
+        "cpu(1)",
+    ]
+
+
+def test_dropout_inside_differs_per_device_and_repeats_with_the_seed():
+    def task(shard):
+        with autograd.record():
+            return mx.nd.Dropout(mx.nd.ones((1000,)), p=0.5)
+
+    def draw():
+        mx.random.seed(3)
+        return [a.asnumpy().tobytes() for a in run_tasks(task, [0, 1], contexts(2))]
+
+    first = draw()
+    assert first == draw()
+    assert first[0] != first[1]
+
+
+class Strange(Exception):
+    def __init__(self, code, reason):
+        super().__init__(code, reason)
+        self.code = code
+
+
+class Sealed(Exception):
+    """Of a kind that cannot be combined with another."""
+
+    def __init_subclass__(cls, **more):
+        raise TypeError("not to be subclassed")
+
+
+def failing(error):
+    def forward_backward(shard):
+        if shard == 1:
+            raise error
+        return shard
+
+    return forward_backward
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("bad box"),
+        KeyError("bad box"),
+        OSError(2, "bad box"),
+        RuntimeError("bad box"),
+        mx.MXNetError("bad box"),
+        Strange(7, "bad box"),
+        UnicodeDecodeError("utf8", b"x", 0, 1, "bad box"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_names_the_device_keeps_its_type_and_its_traceback(error):
+    with pytest.raises(type(error), match=r"failed on cpu\(1\): \w+: .*bad box") as caught:
+        run_tasks(failing(error), [0, 1, 2], contexts(3))
+    assert isinstance(caught.value, TaskError)
+    assert caught.value.ctx == mx.cpu(1)
+    assert caught.value.__cause__ is error
+    assert "in forward_backward" in "".join(traceback.format_tb(error.__traceback__))
+
+
+def test_an_error_whose_type_cannot_be_kept_is_the_cause_all_the_same():
+    error = Sealed("bad box")
+    with pytest.raises(TaskError, match=r"failed on cpu\(1\): Sealed: bad box") as caught:
+        run_tasks(failing(error), [0, 1], contexts(2))
+    assert type(caught.value) is TaskError
+    assert caught.value.__cause__ is error
+
+
+def test_after_an_error_no_later_task_runs_and_nothing_is_left_behind():
+    ran, before = [], threading.active_count()
+
+    def task(shard):
+        ran.append(shard)
+        with autograd.record():
+            if shard == 1:
+                raise ValueError("bad box")
+
+    with pytest.raises(ValueError, match="bad box"):
+        run_tasks(task, [0, 1, 2], contexts(3))
+    assert ran == [0, 1]
+    assert threading.active_count() == before
+    assert not autograd.is_recording()
+    assert mx.context.current_context() == mx.cpu(0)
+
+
+def test_the_next_step_after_an_error_trains_as_if_nothing_had_been(tmp_path):
+    results = []
+    for fail in (False, True):
+        net = nn.Dense(1, in_units=2)
+        net.initialize(mx.init.One(), ctx=contexts(2))
+        trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+
+        def task(shard, net=net):
+            if shard is None:
+                raise ValueError("no shard")
+            with autograd.record():
+                loss = net(shard).sum()
+            loss.backward()
+
+        shards = [mx.nd.ones((1, 2), ctx=c) for c in contexts(2)]
+        if fail:
+            with pytest.raises(ValueError, match="no shard"):
+                run_tasks(task, [shards[0] * 9, None], contexts(2))
+        run_tasks(task, shards, contexts(2))
+        trainer.step(2)
+        results.append(net.weight.data(mx.cpu(1)).asnumpy())
+    np.testing.assert_array_equal(results[0], results[1])
+    np.testing.assert_allclose(results[0], [[0.9, 0.9]], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("task", "shards", "error", "words"),
+    [
+        (len, [], ValueError, "0 shards for 2 contexts"),
+        (len, "abc", ValueError, "3 shards for 2 contexts"),
+        (7, "ab", TypeError, "7 is no task"),
+    ],
+)
+def test_bad_requests_are_refused_with_their_values(task, shards, error, words):
+    with pytest.raises(error, match=words):
+        run_tasks(task, shards, contexts(2))

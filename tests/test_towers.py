@@ -1,0 +1,524 @@
+"""Towers: K of them train as one device on all their samples; evaluation changes nothing."""
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd, gluon
+
+from gluonpar import metrics, tower_variables
+from gluonpar.average import average_gradients
+from gluonpar.towers import Towers
+
+SIZES = [5, 2, 7, 1, 4, 4, 3, 6, 2, 1]  # of successive batches
+LR = 0.05
+
+
+@pytest.fixture(params=["mx.nd", "mx.np"])
+def world(request):
+    """``mx.nd``, or ``mx.np`` with NumPy's semantics switched on."""
+    if request.param == "mx.nd":
+        yield mx.nd
+        return
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        yield mx.np
+
+
+def contexts(k):
+    return [mx.cpu(i) for i in range(k)]
+
+
+def batches(sizes=SIZES):
+    rng = np.random.RandomState(0)
+    for n in sizes:
+        X = rng.normal(size=(n, 3)).astype("float32")
+        yield {"X": X, "y": (X @ [1, -2, 3] + 1).astype("float32")}
+
+
+def start(world):
+    rng = np.random.RandomState(1)
+    shapes = ((3, 4), (4,), (4, 1))
+    return [world.array(rng.normal(size=shape).astype("float32")) for shape in shapes]
+
+
+def forward(batch, params):
+    """A net of one hidden layer, and squared errors."""
+    W1, b1, w2 = params
+    F = mx.np if isinstance(W1, mx.np.ndarray) else mx.nd
+    predicted = F.dot(F.tanh(F.dot(batch["X"], W1) + b1), w2).reshape((-1,))
+    return {"loss": (predicted - batch["y"]) ** 2, "predicted": predicted}
+
+
+def numpy_of(arrays):
+    return [array.asnumpy() for array in arrays]
+
+
+def by_one_device(world, step_sizes):
+    """Plain MXNet: SGD on one device, each step on the samples of the next so many batches."""
+    params, source = start(world), batches()
+    for param in params:
+        param.attach_grad()
+    losses = []
+    for num_batches in step_sizes:
+        drawn = [next(source) for _ in range(num_batches)]
+        whole = {key: world.array(np.concatenate([b[key] for b in drawn])) for key in ("X", "y")}
+        with autograd.record():
+            loss = forward(whole, params)["loss"]
+        loss.backward()
+        for param in params:
+            param[:] = param - LR / len(whole["y"].asnumpy()) * param.grad
+        losses.append(loss.asnumpy())
+    return numpy_of(params), np.concatenate(losses)
+
+
+def steps_of(k):
+    """How many batches k towers draw in each step."""
+    return [min(k, len(SIZES) - drawn) for drawn in range(0, len(SIZES), k)]
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+def test_k_towers_on_uneven_batches_train_as_one_device(world, k):
+    """With 3 and 4 towers, the generator ends before the last step has a batch for each."""
+    towers = Towers(forward, start(world), contexts(k))
+    epoch = towers.run_epoch(batches(), LR)
+    want, losses = by_one_device(world, steps_of(k))
+    for variables in towers.variables:
+        for got, expected in zip(numpy_of(variables), want):
+            assert np.linalg.norm(got - expected) < 1e-5 * np.linalg.norm(expected)
+    assert epoch.loss == pytest.approx(losses.mean(), rel=1e-5)
+    assert epoch[1:] == (sum(SIZES), len(steps_of(k)))
+
+
+@pytest.mark.parametrize("k", [2, 3, 4])
+def test_towers_hold_the_same_bits_after_every_step(world, k):
+    towers = Towers(forward, start(world), contexts(k))
+    source = list(batches())
+    for drawn in (source[:k], source[k : k + 1], source[k : 2 * k]):
+        before = numpy_of(towers.variables[0])
+        towers.step(drawn, LR)
+        first = numpy_of(towers.variables[0])
+        assert all((a != b).any() for a, b in zip(first, before))
+        for variables in towers.variables[1:]:
+            assert [a.tobytes() for a in numpy_of(variables)] == [a.tobytes() for a in first]
+
+
+def test_variables_are_copies_on_their_devices(world):
+    original = start(world)
+    towers = Towers(forward, original, contexts(3))
+    assert [[v.context for v in vs] for vs in towers.variables] == [[c] * 3 for c in contexts(3)]
+    towers.step(list(batches())[:3], LR)
+    for array, value in zip(original, numpy_of(start(world))):
+        np.testing.assert_array_equal(array.asnumpy(), value)
+
+
+def test_outputs_come_by_name_in_tower_order_where_they_were_computed(world):
+    towers = Towers(forward, start(world), contexts(3))
+    outputs = towers.step(list(batches())[:2], LR)
+    assert set(outputs) == {"loss", "predicted"}
+    for arrays in outputs.values():
+        assert [array.context for array in arrays] == contexts(2)
+        assert [array.shape for array in arrays] == [(5,), (2,)]
+    for i, batch in enumerate(batches(SIZES[:2])):
+        loaded = {key: world.array(value) for key, value in batch.items()}
+        want = forward(loaded, start(world))["loss"].asnumpy()
+        np.testing.assert_allclose(outputs["loss"][i].asnumpy(), want, rtol=1e-5)
+
+
+def test_each_tower_draws_its_next_batch_on_its_device():
+    seen = []
+
+    def noting(batch, params):
+        seen.append((batch["X"].context, mx.context.current_context(), len(batch["X"])))
+        return forward(batch, params)["loss"]
+
+    Towers(noting, start(mx.nd), contexts(3)).run_epoch(batches(SIZES[:5]), LR)
+    order = [0, 1, 2, 0, 1]
+    assert seen == [(mx.cpu(i), mx.cpu(i), n) for i, n in zip(order, SIZES)]
+
+
+def test_with_equal_batches_a_step_applies_the_average_gradients():
+    def mean_gradients(variables, batch):
+        c = variables[0].context
+        loaded = {key: mx.nd.array(value, ctx=c) for key, value in batch.items()}
+        with autograd.record():
+            loss = forward(loaded, variables)["loss"].mean()
+        loss.backward()
+        return [variable.grad.copy() for variable in variables]
+
+    drawn = list(batches([4, 4]))
+    towers = Towers(forward, start(mx.nd), contexts(2))
+    grads = []
+    for variables, batch in zip(towers.variables, drawn):
+        grads.append(mean_gradients(variables, batch))
+    want = [p - LR * g for p, g in zip(start(mx.nd), average_gradients(grads))]
+    towers.step(drawn, LR)
+    for got, expected in zip(towers.variables[1], want):
+        np.testing.assert_allclose(got.asnumpy(), expected.asnumpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_the_update_runs_once_when_all_gradients_are_summed():
+    """The gradient of a linear loss is the sum of the samples."""
+    calls = []
+
+    def update(params, lr, batch_size):
+        calls.append((params[0].context, params[0].grad.asscalar(), lr, batch_size))
+        params[0][:] = 7
+
+    def linear(x, params):
+        return x * params[0]
+
+    towers = Towers(linear, [mx.nd.zeros((1,))], contexts(3), update)
+    towers.step([mx.nd.array([1, 2]), mx.nd.array([10]), mx.nd.array([100, 200, 300])], lr=0.5)
+    towers.step([mx.nd.array([5])], lr=0.25)  # the sums of the step before are gone
+    assert calls == [(mx.cpu(0), 613, 0.5, 6), (mx.cpu(0), 5, 0.25, 1)]
+    assert [variables[0].asscalar() for variables in towers.variables] == [7, 7, 7]
+
+
+OPTIMIZERS = {
+    "adam": lambda: mx.optimizer.Adam(learning_rate=0.1),
+    "momentum": lambda: mx.optimizer.SGD(learning_rate=0.05, momentum=0.9, wd=0.01),
+}
+
+
+def trained_by(optimizer, world, k, whole):
+    """Variables after steps on k batches each, on k towers, or ``whole`` on one."""
+    towers = Towers(forward, start(world), contexts(1 if whole else k), optimizer)
+    drawn = list(batches([3] * 12))
+    for first in range(0, 12, k):
+        step = drawn[first : first + k]
+        if whole:
+            step = [{key: np.concatenate([batch[key] for batch in step]) for key in ("X", "y")}]
+        towers.step(step)
+    return [numpy_of(variables) for variables in towers.variables]
+
+
+def assert_trains_as_one(make, world, k):
+    [want] = trained_by(make(), world, k, whole=True)
+    for variables in trained_by(make(), world, k, whole=False):
+        for got, expected in zip(variables, want):
+            assert np.linalg.norm(got - expected) < 1e-5 * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_any_optimizer_updates_as_on_one_device(world, make, k):
+    assert_trains_as_one(make, world, k)
+
+
+@pytest.mark.parametrize("k", [2, 4])
+def test_an_optimizer_with_state_outside_its_variables_does_too(k):
+    """Nadam counts its updates in one number, which an update on every device would ruin."""
+    assert_trains_as_one(lambda: mx.optimizer.Nadam(learning_rate=0.1), mx.nd, k)
+
+
+def test_an_optimizers_learning_rate_is_its_own_or_the_steps():
+    towers = Towers(
+        lambda x, p: x * p[0], [mx.nd.zeros((1,))], contexts(2), mx.optimizer.SGD(learning_rate=0.5)
+    )
+    towers.step([mx.nd.array([1]), mx.nd.array([3])])
+    towers.step([mx.nd.array([1]), mx.nd.array([3])], lr=2)
+    assert towers.variables[1][0].asscalar() == -0.5 * 2 - 2 * 2
+
+
+def net_on(k, hybrid=False, deferred=False):
+    """A Block with batch normalisation, the same numbers every time."""
+    net = gluon.nn.HybridSequential()
+    inputs = (0, 0, 0) if deferred else (3, 4, 4)
+    net.add(gluon.nn.Dense(4, activation="tanh", in_units=inputs[0]))
+    net.add(gluon.nn.BatchNorm(in_channels=inputs[1]), gluon.nn.Dense(1, in_units=inputs[2]))
+    mx.random.seed(3)
+    net.initialize(mx.init.Normal(0.5), ctx=contexts(k), force_reinit=True)
+    if hybrid:
+        net.hybridize(static_alloc=True, static_shape=True)
+    return net
+
+
+def block_forward(batch, net):
+    predicted = net(batch["X"]).reshape((-1,))
+    return {"loss": (predicted - batch["y"]) ** 2, "predicted": predicted}
+
+
+def bits(towers):
+    """Variables and gradients of every tower, to the bit; running statistics too."""
+    arrays = [a for variables in towers.variables for a in variables]
+    return [a.asnumpy().tobytes() for a in arrays + [a.grad for a in arrays if a.grad is not None]]
+
+
+def variable_bits(towers):
+    return [a.asnumpy().tobytes() for variables in towers.variables for a in variables]
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_a_blocks_towers_hold_the_same_bits_with_their_running_statistics(world, k, hybrid):
+    towers = Towers(block_forward, net_on(k, hybrid), contexts(k))
+    before = numpy_of(towers.variables[0])
+    towers.run_epoch(batches([4] * 2 * k + [3]), LR)
+    first = numpy_of(towers.variables[0])
+    assert len(first) == 8
+    assert all((a != b).any() for a, b in zip(first, before))
+    for variables in towers.variables:
+        assert [a.tobytes() for a in numpy_of(variables)] == [a.tobytes() for a in first]
+
+
+def plain_net(k):
+    """A Block without batch normalisation, which would see each tower's batch alone."""
+    net = gluon.nn.HybridSequential()
+    net.add(gluon.nn.Dense(4, activation="tanh", in_units=3), gluon.nn.Dense(1, in_units=4))
+    net.initialize(ctx=contexts(k))
+    for param, values in zip(net.collect_params().values(), block_start()):
+        param.set_data((mx.np if mx.util.is_np_array() else mx.nd).array(values))
+    return net
+
+
+def block_start():
+    rng = np.random.RandomState(1)
+    return [rng.normal(size=shape).astype("float32") for shape in ((4, 3), (4,), (1, 4), (1,))]
+
+
+@pytest.mark.parametrize("k", [2, 3, 4])
+def test_a_block_trains_as_on_one_device(world, k):
+    towers = Towers(block_forward, plain_net(k), contexts(k))
+    towers.run_epoch(batches([4] * 2 * k + [3, 1]), LR)
+    one = Towers(block_forward, plain_net(1), mx.cpu(0))
+    source = list(batches([4] * 2 * k + [3, 1]))
+    for first in range(0, len(source), k):
+        drawn = source[first : first + k]
+        one.step([{key: np.concatenate([b[key] for b in drawn]) for key in ("X", "y")}], LR)
+    for got, expected in zip(numpy_of(towers.variables[-1]), numpy_of(one.variables[0])):
+        assert np.linalg.norm(got - expected) < 1e-5 * np.linalg.norm(expected)
+
+
+def test_a_block_that_does_not_know_its_shapes_yet_may_train():
+    towers = Towers(block_forward, net_on(2, deferred=True), contexts(2))
+    towers.step(list(batches([4, 4])), LR)
+    assert [v.context for v in towers.variables[1]] == [mx.cpu(1)] * 8
+
+
+def test_a_blocks_constants_are_no_variables():
+    class Scaled(gluon.nn.Dense):
+        def __init__(self):
+            super().__init__(1, use_bias=False, in_units=3)
+            with self.name_scope():
+                self.scale = self.params.get_constant("scale", mx.nd.array([2]))
+
+    net = Scaled()
+    net.initialize(ctx=contexts(2))
+    towers = Towers(block_forward, net, contexts(2))
+    assert [[v.shape for v in variables] for variables in towers.variables] == [[(1, 3)]] * 2
+
+
+def test_a_step_within_the_callers_recording_is_the_same_step():
+    def by_hand(params, lr, batch_size):
+        for param in params:
+            if param.grad is not None:
+                param[:] = param - lr / batch_size * param.grad
+
+    def trained(scope):
+        towers = Towers(block_forward, net_on(2), contexts(2), by_hand)
+        with scope():
+            towers.step(list(batches([4, 4])), LR)
+        return variable_bits(towers)
+
+    assert trained(autograd.record) == trained(autograd.pause)
+
+
+def test_multipliers_and_frozen_layers_of_a_block_are_heeded():
+    net = plain_net(2)
+    net[0].bias.grad_req = "null"
+    net[1].bias.lr_mult = 0
+    towers = Towers(block_forward, net, contexts(2), mx.optimizer.SGD(learning_rate=0.1))
+    towers.step(list(batches([4, 4])))
+    moved = [(a != b).any() for a, b in zip(numpy_of(towers.variables[1]), block_start())]
+    assert moved == [True, False, True, False]
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
+@pytest.mark.parametrize("recording", [False, True])
+def test_evaluation_leaves_every_bit_of_the_training_towers(world, recording, hybrid):
+    towers = Towers(block_forward, net_on(2, hybrid), contexts(2))
+    towers.step(list(batches([4, 4])), LR)
+    before = bits(towers)
+    modes = []
+
+    def noting(batch, net):
+        modes.append((autograd.is_recording(), autograd.is_training()))
+        return block_forward(batch, net)
+
+    towers._forward = noting
+    with autograd.record() if recording else autograd.pause():
+        found = towers.evaluate(batches(SIZES[:5]))
+    assert modes == [(False, False)] * 5
+    assert [array.context.device_id for array in found["loss"]] == [0, 1, 0, 1, 0]
+    assert [len(array) for array in found["predicted"]] == SIZES[:5]
+    assert bits(towers) == before
+
+
+def test_evaluation_between_steps_does_not_change_training():
+    def trained(evaluate):
+        towers = Towers(block_forward, net_on(3), contexts(3))
+        for _ in range(3):
+            towers.run_epoch(batches([4] * 7), LR)
+            if evaluate:
+                towers.evaluate(batches([2] * 5))
+        return variable_bits(towers)
+
+    assert trained(evaluate=True) == trained(evaluate=False)
+
+
+def test_evaluation_may_go_without_labels_and_use_any_device_for_the_same_answer():
+    towers = Towers(block_forward, net_on(3), contexts(3))
+    towers.run_epoch(batches([4] * 7), LR)
+    towers._forward = lambda batch, net: {"predicted": net(batch)}
+    X = next(batches([6]))["X"]
+    first, *others = (array.asnumpy() for array in towers.evaluate([X] * 3)["predicted"])
+    for other in others:
+        np.testing.assert_array_equal(other, first)
+    assert towers.evaluate([]) == {}
+
+
+def failing(where, error):
+    def fail(batch, model):
+        if batch["X"].context == where:
+            raise error
+        return block_forward(batch, model)
+
+    return fail
+
+
+@pytest.mark.parametrize("deferred", [False, True])
+def test_an_exception_in_one_tower_names_its_device_and_changes_no_variable(deferred):
+    towers = Towers(block_forward, net_on(3, deferred=deferred), contexts(3))
+    if not deferred:
+        towers.step(list(batches([4, 4, 4])), LR)
+        before = variable_bits(towers)
+    towers._forward = failing(mx.cpu(1), KeyError("layer"))
+    with pytest.raises(RuntimeError, match=r"tower 1 failed on cpu\(1\): KeyError: 'layer'") as e:
+        towers.step(list(batches([4, 4, 4])), LR)
+    assert type(e.value.__cause__) is KeyError
+    assert "fail" in str(e.getrepr(style="native"))
+    if not deferred:
+        assert variable_bits(towers) == before
+    towers._forward = block_forward
+    towers.step(list(batches([4, 4, 4])), LR)  # and it can go on
+
+
+def test_a_failed_backward_puts_back_running_statistics(monkeypatch):
+    """Those of the towers before it have been updated by then."""
+    towers = Towers(block_forward, net_on(2), contexts(2))
+    towers.step(list(batches([4, 4])), LR)
+    before = variable_bits(towers)
+
+    def unused(batch, net):
+        output = block_forward(batch, net)
+        if batch["X"].context == mx.cpu(1):
+            output["loss"] = batch["X"][:, 0] * net[2].bias.data(mx.cpu(1))
+        return output
+
+    towers._forward = unused
+    with pytest.raises(ValueError, match=r"loss on cpu\(1\) does not depend on variable 0 of shap"):
+        towers.step(list(batches([4, 4])), LR)
+    assert variable_bits(towers) == before
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (lambda b, p: b["X"].mean(), r"loss has shape \(1,\) on cpu\(0\) for a batch of 5 samples"),
+        (
+            lambda b, p: {"cost": b["y"]},
+            r"returned \['cost'\] on cpu\(0\); one must be named 'loss'",
+        ),
+        (lambda b, p: {"loss": 3.0}, r"loss is 3.0 on cpu\(0\)"),
+        (lambda b, p: {"loss": b["y"] * p[1][0]}, r"on cpu\(0\) does not depend on variable 0"),
+    ],
+)
+def test_losses_that_are_none_are_refused(wrong, words):
+    towers = Towers(wrong, start(mx.nd), contexts(2))
+    before = variable_bits(towers)
+    with pytest.raises(ValueError, match=words):
+        towers.step(list(batches())[:2], LR)
+    assert variable_bits(towers) == before
+
+
+def test_names_that_differ_between_towers_are_refused():
+    def unlike(batch, params):
+        loss = forward(batch, params)["loss"]
+        return {"loss": loss, "more": loss} if loss.context == mx.cpu(1) else {"loss": loss}
+
+    towers = Towers(unlike, start(mx.nd), contexts(2))
+    with pytest.raises(ValueError, match=r"\['loss', 'more'\] on cpu\(1\), but \['loss'\] before"):
+        towers.step(list(batches())[:2], LR)
+
+
+@pytest.mark.parametrize(
+    ("num_batches", "lr", "words"),
+    [
+        (0, LR, "0 batches for 2 towers"),
+        (3, LR, "3 batches for 2 towers"),
+        (2, None, "lr=None; give a learning rate"),
+        (2, -1, "lr=-1 is no learning rate"),
+    ],
+)
+def test_steps_that_cannot_be_made(num_batches, lr, words):
+    towers = Towers(forward, start(mx.nd), contexts(2))
+    with pytest.raises(ValueError, match=words):
+        towers.step(list(batches())[:num_batches], lr)
+
+
+def test_an_epoch_needs_batches():
+    with pytest.raises(ValueError, match="batches gave no batch"):
+        Towers(forward, start(mx.nd), contexts(2)).run_epoch([], LR)
+
+
+def test_an_epoch_whose_loss_is_not_finite_says_so():
+    towers = Towers(lambda x, p: x * p[0], [mx.nd.ones((1,))], contexts(2))
+    with pytest.raises(metrics.Diverged, match="the loss became nan in batch 2"):
+        towers.run_epoch([mx.nd.array([1.0])] * 2 + [mx.nd.array([float("nan")])], LR)
+
+
+def test_an_exception_of_the_generator_comes_through():
+    def broken():
+        yield from batches([4, 4, 4])
+        raise OSError("disk")
+
+    with pytest.raises(OSError, match="disk"):
+        Towers(forward, start(mx.nd), contexts(2)).run_epoch(broken(), LR)
+
+
+def test_variables_that_cannot_be_shared():
+    with pytest.raises(ValueError, match="variables is an empty list"):
+        Towers(forward, [], contexts(2))
+    with pytest.raises(TypeError, match="variables is a list; pass a list of MXNet arrays"):
+        Towers(forward, [1.0], contexts(2))
+    with pytest.raises(TypeError, match="variables is a int"):
+        Towers(forward, 3, contexts(2))
+    with pytest.raises(ValueError, match=r"weight is on \[cpu\(0\)\], not on \[cpu\(1\)\]; call"):
+        Towers(block_forward, plain_net(1), contexts(2))
+    with pytest.raises(ValueError, match=r"names a context twice"):
+        Towers(block_forward, plain_net(1), [mx.cpu(0)] * 2)
+    net = plain_net(2)
+    net[0].weight.grad_req = "add"
+    with pytest.raises(ValueError, match="weight has grad_req='add'; a step needs 'write'"):
+        Towers(block_forward, net, contexts(2))
+
+
+def test_a_step_and_an_evaluation_wait_for_nothing(monkeypatch):
+    def refuse(self):
+        raise AssertionError("waited")
+
+    towers = Towers(forward, start(mx.nd), contexts(3))
+    for name in ("wait_to_read", "asnumpy", "asscalar"):
+        monkeypatch.setattr(mx.nd.NDArray, name, refuse)
+    towers.step(list(batches())[:3], LR)
+    found = towers.evaluate(batches(SIZES[:3]))
+    monkeypatch.undo()
+    assert [len(array.asnumpy()) for array in found["loss"]] == SIZES[:3]
+
+
+def test_forgetting_to_share_the_update_is_caught(monkeypatch):
+    """The bug, planted: towers drift apart."""
+    monkeypatch.setattr(tower_variables.SharedVariables, "share", lambda self: None)
+    towers = Towers(forward, start(mx.nd), contexts(2))
+    towers.step(list(batches())[:2], LR)
+    with pytest.raises(AssertionError):
+        np.testing.assert_array_equal(*(variables[0].asnumpy() for variables in towers.variables))
