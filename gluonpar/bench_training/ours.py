@@ -83,7 +83,7 @@ def mlp(width: int) -> Callable:
     def model(X: nd.NDArray, params: Sequence[nd.NDArray]) -> nd.NDArray:
         F, h = graph.operators(X), X
         for i, size in enumerate((width, width, NUM_CLASSES)):
-            h = F.relu(h) if i else h
+            h = models.relu(h) if i else h
             h = F.FullyConnected(h, params[2 * i], params[2 * i + 1], num_hidden=size)
         return h
 

@@ -21,13 +21,13 @@ def resnet18(F: ModuleType, X: Any, params: Sequence[Any], width: int = 64) -> A
     itself updates, in place, whenever a normalisation is trained.
     """
     layers = _Layers(F, iter(params[:-NUM_MOVING]), iter(params[-NUM_MOVING:]))
-    h = F.relu(layers.norm(layers.conv(X, width)))
+    h = layers.relu(layers.norm(layers.conv(X, width)))
     for channels, stride in residual_blocks(width):
-        inside = F.relu(layers.norm(layers.conv(h, channels, stride)))
+        inside = layers.relu(layers.norm(layers.conv(h, channels, stride)))
         inside = layers.norm(layers.conv(inside, channels))
         if stride > 1:
             h = layers.conv(h, channels, stride, kernel=1)
-        h = F.relu(inside + h)
+        h = layers.relu(inside + h)
     return layers.dense(F.Pooling(h, pool_type="avg", kernel=(1, 1), global_pool=True))
 
 
@@ -54,6 +54,10 @@ class _Layers:
         scale, shift = next(self.trained), next(self.trained)
         mean, variance = next(self.moving), next(self.moving)
         return self.F.BatchNorm(h, scale, shift, mean, variance, fix_gamma=False, eps=1e-5)
+
+    def relu(self, h: Any) -> Any:
+        """As Gluon's layer of that name; the operator ``relu`` would first undo oneDNN's layout."""
+        return self.F.Activation(h, act_type="relu")
 
     def dense(self, h: Any) -> Any:
         """The scores; the weight is (inputs, outputs)."""
