@@ -1,6 +1,7 @@
 # Set-up, training and tests of gluonpar. `make` lists the targets; everything is installed in VENV.
 #
 #   NUM_GPUS=4      how many devices `make train` uses
+#   RANKS=2         how many processes `make train-mpi` starts, with NUM_GPUS devices each
 #   ARGS="..."      further arguments of scripts/train_lenet.py
 #   PYTHON=...      the interpreter, 3.8 to 3.12 (otherwise the first python3 that fits)
 #   EXTRA=cpu       the MXNet to install, cpu or cu112 (otherwise what suits the machine)
@@ -9,19 +10,20 @@
 PYTHON ?=
 VENV ?= .venv
 NUM_GPUS ?= 2
+RANKS ?= 2
 ARGS ?=
 EXTRA ?=
 
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help train test lint format data clean FORCE
+.PHONY: help train train-mpi test test-faults lint format data clean FORCE
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
 help: ## this list
-	@sed -n 's/^\([a-z]*\):.*## /\1 /p' $(firstword $(MAKEFILE_LIST)) | \
-	while read -r target text; do printf '  make %-8s %s\n' "$$target" "$$text"; done
+	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' $(firstword $(MAKEFILE_LIST)) | \
+	while read -r target text; do printf '  make %-11s %s\n' "$$target" "$$text"; done
 	@sed -n 's/^#  / /p' $(firstword $(MAKEFILE_LIST))
 
 # Arguments that say which data to use are the training script's business; fetching Fashion-MNIST
@@ -29,11 +31,20 @@ help: ## this list
 train: $(VENV)/.runs $(if $(findstring --data,$(ARGS)),,data) ## train LeNet on NUM_GPUS devices
 	$(BIN)/python scripts/train_lenet.py --num-gpus $(NUM_GPUS) $(ARGS)
 
+# Open MPI wants root to say so, and to be told that there may be more processes than processors.
+train-mpi: $(VENV)/.mpi $(if $(findstring --data,$(ARGS)),,data) ## the same in RANKS processes
+	$(if $(filter 0,$(shell id -u)),OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1) \
+	$(BIN)/mpirun --oversubscribe -n $(RANKS) \
+	$(BIN)/python scripts/train_lenet.py --num-gpus $(NUM_GPUS) $(ARGS)
+
 data: $(VENV)/.runs ## find or download Fashion-MNIST
 	$(BIN)/python scripts/get_data.py
 
 test: lint ## lint, then run the tests and the docstrings' examples
 	$(BIN)/python -m pytest
+
+test-faults: $(VENV)/.tests ## 50 times kill -9 while training, and resume (`make test` does it 5 times)
+	GLUONPAR_KILLS=50 $(BIN)/python -m pytest tests/test_resume.py -k kill_9
 
 lint: $(VENV)/.tests ## check style and format
 	$(BIN)/ruff check
@@ -44,13 +55,13 @@ format: $(VENV)/.tests ## sort imports and format, in place
 	$(BIN)/ruff format
 
 clean: ## remove the caches, and VENV if make made it
-	rm -f $(VENV)/.runs $(VENV)/.tests
+	rm -f $(VENV)/.runs $(VENV)/.tests $(VENV)/.mpi
 	rm -rf build *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +
 	[ ! -e $(VENV)/.made ] || grep -qx adopted $(VENV)/.made || rm -rf $(VENV)
 
 # The set-up leaves stamps in VENV, so that a repeated `make` calls no pip: .made (the environment
-# is whole), .runs and .tests (what the targets need is installed), .extra (which MXNet it was).
+# is whole), .runs, .mpi and .tests (what the targets need is installed), .extra (which MXNet it was).
 
 # $(call stale,ASKED,FILE) is FORCE where the caller asks for something other than FILE records.
 stale = $(if $(1),$(if $(filter $(1),$(shell cat $(2) 2>/dev/null)),,FORCE))
@@ -64,6 +75,10 @@ $(VENV)/.runs: $(VENV)/.made setup.py pyproject.toml $(call stale,$(EXTRA),$(VEN
 
 $(VENV)/.tests: $(VENV)/.made setup.py pyproject.toml $(call stale,$(EXTRA),$(VENV)/.extra)
 	@$(call install,$(comma)test)
+	@touch $(VENV)/.runs $(VENV)/.mpi $@
+
+$(VENV)/.mpi: $(VENV)/.made setup.py pyproject.toml $(call stale,$(EXTRA),$(VENV)/.extra)
+	@$(call install,$(comma)mpi)
 	@touch $(VENV)/.runs $@
 
 # The tests run the book's own code on gluonpar. d2l pins other versions than those it runs with here.
@@ -84,6 +99,6 @@ install = set -e; \
 	pip() { log=$$($(BIN)/python -m pip "$$@" 2>&1) || { echo "$$log" >&2; return 1; }; }; \
 	pip uninstall --yes $$other; \
 	pip install --quiet -e ".[$$extra$(1)]"; \
-	$(if $(1),pip install --quiet --no-deps $(D2L);) \
+	$(if $(findstring test,$(1)),pip install --quiet --no-deps $(D2L);) \
 	echo $$extra >$(VENV)/.extra
 comma := ,

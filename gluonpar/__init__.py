@@ -1,6 +1,10 @@
 """gluonpar: one model on several devices in MXNet/Gluon, by hand, where every step can be read."""
 
 # ruff: noqa: E402, I001 - the runtime comes first: it prepares the process before MXNet is imported
+from gluonpar import asked
+
+asked.for_doctor()  # `python -m gluonpar doctor` is answered here: what follows may be what is ill
+
 from gluonpar import runtime
 
 runtime.start()
@@ -28,7 +32,9 @@ from gluonpar.sync_batch_norm import SyncBatchNorm, set_num_devices
 from gluonpar.tasks import TaskError, run_tasks
 from gluonpar.towers import Towers
 from gluonpar.train import train
+from gluonpar.training_state import load_checkpoint, save_checkpoint
 from gluonpar.trainer import Trainer
+from gluonpar.verify import Wrong, verify
 from gluonpar.version import __version__
 
 __all__ = [
@@ -36,6 +42,7 @@ __all__ = [
     "TaskError",
     "Towers",
     "Trainer",
+    "Wrong",
     "__version__",
     "all_gather",
     "allreduce",
@@ -49,14 +56,17 @@ __all__ = [
     "init_lenet",
     "kvstore",
     "lenet",
+    "load_checkpoint",
     "make_parallel",
     "reduce",
     "reduce_scatter",
     "run_tasks",
+    "save_checkpoint",
     "set_num_devices",
     "sgd",
     "split_and_load",
     "split_samples",
     "train",
     "train_batch",
+    "verify",
 ]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from mxnet import gluon
 
+from gluonpar import cluster
 from gluonpar.collectives import allreduce, broadcast
 
 _NAMES = ".*(running|moving)_(mean|var)$"  # as Gluon and as Module and SymbolBlock name them
@@ -20,12 +21,15 @@ _NAMES = ".*(running|moving)_(mean|var)$"  # as Gluon and as Module and SymbolBl
 def average_statistics(net: gluon.Block) -> None:
     """Make every running mean and variance in ``net`` its mean over the devices, on all of them.
 
+    With several processes, over all of theirs; then all must call it, with as many devices each.
     In place and without waiting; weights stay as they are. Devices weigh alike. The variance
     becomes the mean of the devices' variances, which lacks what the shards' means differ by, about
     1 / shard size of it. Training goes on from the averages. Parameters must be initialised.
     """
     for copies in _statistics(net):
         allreduce(copies, op="mean")
+    if cluster.size() > 1:
+        _average_over_processes(_statistics(net))
 
 
 def broadcast_statistics(net: gluon.Block, root: int = 0) -> None:
@@ -38,6 +42,13 @@ def broadcast_statistics(net: gluon.Block, root: int = 0) -> None:
         if not 0 <= root < len(copies):
             raise ValueError(f"root={root} is none of the {len(copies)} devices, numbered from 0")
         broadcast(copies, root)
+
+
+def _average_over_processes(lists: list[list]) -> None:
+    cluster.allreduce([copies[0] for copies in lists])
+    for copies in lists:
+        copies[0] /= cluster.size()
+        broadcast(copies)
 
 
 def _statistics(net: gluon.Block) -> list[list]:

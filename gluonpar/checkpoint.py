@@ -43,5 +43,6 @@ def _write(path: pathlib.Path, save: Callable[[str], None]) -> None:
     with files.replacing(path) as file:
         try:
             save(file.name)
+            mx.nd.load(file.name)  # MXNet does not notice a disk that is full when it closes a file
         except mx.MXNetError as error:
             raise OSError(f"cannot write {path}: {error}") from error

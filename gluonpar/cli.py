@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
+import signal
 import sys
-from typing import Any, Sequence
+from typing import Any, Iterator, Sequence
 
-from gluonpar import collectives, data, devices, metrics, report
+from gluonpar import cluster, collectives, data, devices, metrics, report, resume
 from gluonpar.train import DEFAULT_LOG_INTERVAL, Configuration, Run
 from gluonpar.version import __version__
 
-TRAINED, BAD_REQUEST, INTERRUPTED = 0, 2, 130
+TRAINED, BAD_REQUEST, INTERRUPTED, TERMINATED = 0, 2, 130, 143
 
 
 def _ids(text: str) -> tuple[int, ...]:
@@ -93,7 +95,24 @@ OPTIONS = {
         },
         "--save-dir": {
             "metavar": "DIR",
-            "help": "keep the parameters of every epoch in this folder",
+            "help": "keep the parameters of every epoch, and checkpoints, in this folder",
+        },
+        "--save-every": {
+            "type": int,
+            "metavar": "N",
+            "help": "write a checkpoint each N batches too, not only after each epoch",
+        },
+        "--keep": {
+            "type": int,
+            "metavar": "N",
+            "help": "keep the last N checkpoints (%(default)s)",
+        },
+        "--resume": {
+            "nargs": "?",
+            "const": "",
+            "metavar": "FILE|DIR",
+            "help": "go on from this checkpoint, or the newest in this folder; without a value "
+            "from the newest in --save-dir, if there is one yet",
         },
         "--plot": {
             "metavar": "FILE.png",
@@ -122,23 +141,29 @@ def main(description: str, argv: Sequence[str] | None = None, **defaults: Any) -
 
     0: it trained (or the dry run passed). 2: the request cannot be met, or the loss diverged; one
     line on stderr says why and what to do. 130: interrupted by Ctrl-C; one line says what was kept.
+    143: ended by SIGTERM, after writing a checkpoint if there is a ``--save-dir``.
     Errors that are nobody's request keep their traceback.
     """
     options_parser = parser(description, **defaults)
     options = options_parser.parse_args(argv)
     console = report.Console()
     try:
-        run = Run(Configuration(**vars(options)), console)
+        run = Run(cluster.together(lambda: Configuration(**vars(options))), console)
     except (ValueError, FileNotFoundError) as error:
         return _fail(as_typed(str(error), options_parser))
     except KeyboardInterrupt:
         return _interrupted([], options.save_dir)
     try:
-        run.train()
+        with _ended_by_sigterm(run.keeper):
+            run.train()
+    except resume.CannotResume as error:
+        return _fail(as_typed(str(error), options_parser))
     except metrics.Diverged as error:
         return _fail(str(error))
     except KeyboardInterrupt:
-        return _interrupted(run.kept, options.save_dir)
+        return _interrupted([*run.kept, *run.keeper.kept], options.save_dir)
+    except resume.Terminated:
+        return _terminated(run.keeper.kept)
     return TRAINED
 
 
@@ -161,8 +186,33 @@ def as_typed(message: str, made: argparse.ArgumentParser) -> str:
     return message
 
 
+@contextlib.contextmanager
+def _ended_by_sigterm(keeper: resume.Keeper) -> Iterator[None]:
+    """SIGTERM, the first time, lets the run end in order. Of several processes the watch does."""
+    if cluster.size() > 1:
+        yield
+        return
+
+    def ask_to_end(*_: Any) -> None:
+        signal.signal(signal.SIGTERM, before)
+        keeper.ask_to_end()
+
+    before = signal.signal(signal.SIGTERM, ask_to_end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _terminated(kept: Sequence[str]) -> int:
+    what = f"--resume goes on from {kept[-1]}" if kept else "nothing was kept (--save-dir DIR)"
+    print(f"{os.path.basename(sys.argv[0])}: ended by SIGTERM; {what}", file=sys.stderr)
+    return TERMINATED
+
+
 def _fail(message: str) -> int:
-    print(f"{os.path.basename(sys.argv[0])}: error: {message}", file=sys.stderr)
+    if cluster.is_main():
+        print(f"{os.path.basename(sys.argv[0])}: error: {message}", file=sys.stderr)
     return BAD_REQUEST
 
 
@@ -173,5 +223,6 @@ def _interrupted(kept: Sequence[str], save_dir: str | None) -> int:
         what = "nothing was kept, for no epoch was complete"
     else:
         what = "nothing was kept (--save-dir DIR keeps each epoch)"
-    print(f"\n{os.path.basename(sys.argv[0])}: interrupted; {what}", file=sys.stderr)
+    if cluster.is_main():
+        print(f"\n{os.path.basename(sys.argv[0])}: interrupted; {what}", file=sys.stderr)
     return INTERRUPTED

@@ -3,14 +3,19 @@
 The ``nvidia-*-cu11`` wheels put their libraries under ``site-packages/nvidia/*/lib``, where the
 loader does not look. A library that is loaded by its full path with RTLD_GLOBAL satisfies a later
 request for the same soname, so mxnet-cu112 finds them all without LD_LIBRARY_PATH and without a
-CUDA toolkit.
+CUDA toolkit. Where the machine has a toolkit too, PyPI's come first, unless the environment says
+``GLUONPAR_CUDA=system``.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 import pathlib
 import sysconfig
+
+CHOICE = "GLUONPAR_CUDA"
+SOURCES = ("pypi", "system")
 
 # In order of dependency: each needs only those before it.
 LIBRARIES = (
@@ -28,13 +33,46 @@ LIBRARIES = (
 )
 
 
-def load_libraries(site: pathlib.Path | None = None) -> list[pathlib.Path]:
-    """Load every library of :data:`LIBRARIES` that PyPI's wheels brought; return their paths.
+def preferred() -> str:
+    """Whose libraries come first: 'pypi', or 'system' if the environment says GLUONPAR_CUDA=system.
 
-    One that is missing here is left to the system's loader, which names it if it has none either.
+    ValueError for another value of the variable; unset and empty are 'pypi'.
     """
-    root = (site or pathlib.Path(sysconfig.get_path("purelib"))) / "nvidia"
-    found = [path for name in LIBRARIES for path in root.glob(f"*/lib/{name}")]
-    for path in found:
-        ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    chosen = os.environ.get(CHOICE) or SOURCES[0]
+    if chosen not in SOURCES:
+        raise ValueError(f"{CHOICE}={chosen} is none of {', '.join(SOURCES)}; set one, or unset it")
+    return chosen
+
+
+def load_libraries(site: pathlib.Path | None = None) -> list[pathlib.Path]:
+    """Load every library of :data:`LIBRARIES` from where :func:`preferred` says; those loaded.
+
+    'pypi': those that PyPI's wheels brought, by their paths; one that is missing there is left to
+    the system's loader, which names it if it has none either. 'system': those that the system's
+    loader finds (LD_LIBRARY_PATH, ldconfig), by their names, and of the rest those of PyPI's wheels
+    that are there. OSError if one of PyPI's is damaged; ValueError as :func:`preferred`.
+    """
+    from_system = preferred() == "system"
+    found = []
+    for name in LIBRARIES:
+        if from_system and _load(pathlib.Path(name)):
+            found.append(pathlib.Path(name))
+            continue
+        for path in in_wheels(name, site):
+            ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+            found.append(path)
     return found
+
+
+def in_wheels(name: str, site: pathlib.Path | None = None) -> list[pathlib.Path]:
+    """Paths of the library ``name`` among what PyPI's wheels installed: one, or none."""
+    root = (site or pathlib.Path(sysconfig.get_path("purelib"))) / "nvidia"
+    return list(root.glob(f"*/lib/{name}"))
+
+
+def _load(name: pathlib.Path) -> bool:
+    try:
+        ctypes.CDLL(str(name), mode=ctypes.RTLD_GLOBAL)
+    except OSError:  # the system has none, or one that cannot be loaded: PyPI's is next
+        return False
+    return True

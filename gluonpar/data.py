@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
-from typing import Iterator
+from typing import Callable, Iterator
 
 import numpy as np
 
@@ -121,11 +121,17 @@ def batches(
     labels: np.ndarray,
     batch_size: int,
     rng: np.random.RandomState | None = None,
+    part: Callable[[int], slice] | None = None,
+    first: int = 0,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Minibatches (X, y) that hold every sample once; the last may be smaller.
 
     With an `rng`, which this call advances by one permutation, they are shuffled, and copies.
-    Without, they are in order, and views. ValueError: batch_size below 1; different counts.
+    Without, they are in order, and views. With ``part``, of a batch of n samples only those in
+    ``part(n)`` are yielded, which may be none: what one of several processes takes. The ``first``
+    so many batches are left out.
+
+    ValueError: batch_size below 1; different counts.
 
     >>> [y.tolist() for X, y in batches(np.zeros((5, 1, 2, 2)), np.arange(5), 2)]
     [[0, 1], [2, 3], [4]]
@@ -133,12 +139,23 @@ def batches(
     if batch_size < 1:
         raise ValueError(f"batch_size {batch_size}: a batch needs at least 1 sample")
     _check_counts(images, labels, "batches")
-    starts = range(0, len(images), batch_size)
+    starts = range(first * batch_size, len(images), batch_size)
     if rng is None:
-        return ((images[i : i + batch_size], labels[i : i + batch_size]) for i in starts)
+        whole = (slice(i, min(i + batch_size, len(images))) for i in starts)
+        chosen = (_within(batch, part) for batch in whole)
+        return ((images[index], labels[index]) for index in chosen)
     order = rng.permutation(len(images))
     chosen = (order[i : i + batch_size] for i in starts)
+    if part is not None:
+        chosen = (batch[part(len(batch))] for batch in chosen)
     return ((images[index], labels[index]) for index in chosen)
+
+
+def _within(batch: slice, part: Callable[[int], slice] | None) -> slice:
+    if part is None:
+        return batch
+    inner = part(batch.stop - batch.start)
+    return slice(batch.start + inner.start, batch.start + inner.stop)
 
 
 def _check_counts(images: np.ndarray, labels: np.ndarray, what: str) -> None:

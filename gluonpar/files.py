@@ -22,6 +22,16 @@ def replacing(path: pathlib.Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+        _flush_folder(path.parent)
     finally:
         if temporary.exists():
             temporary.unlink()
+
+
+def _flush_folder(folder: pathlib.Path) -> None:
+    """The new name is on the disk too, and outlasts a loss of power."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

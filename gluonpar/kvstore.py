@@ -16,7 +16,7 @@ from typing import Any, NoReturn, Sequence
 import mxnet as mx
 from mxnet import autograd, gluon
 
-from gluonpar import collectives
+from gluonpar import cluster, collectives
 from gluonpar.collectives import host
 
 # MXNet is retired, so this loop over all gradients stays as it is. Another's (a subclass with its
@@ -60,13 +60,13 @@ class GluonPar(mx.kvstore.KVStoreBase):
 
     @property
     def rank(self) -> int:
-        """0: there is one process."""
-        return 0
+        """This process's number among those that train together; 0 without MPI."""
+        return cluster.rank()
 
     @property
     def num_workers(self) -> int:
-        """1: there is one process."""
-        return 1
+        """Number of processes that train together; 1 without MPI."""
+        return cluster.size()
 
     @staticmethod
     def is_capable(capability: str) -> bool:
@@ -81,10 +81,12 @@ class GluonPar(mx.kvstore.KVStoreBase):
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
         """Copy array ``value`` to every array of ``out``; for a list of keys, one of each a key.
 
+        With several processes it is rank 0's, to those of all of them, and ``value`` becomes it.
         ``value`` may be one of ``out``. Raises ValueError for arrays of different shapes, dtypes or
         storage types.
         """
         for (root,), arrays in zip(_lists(key, value, "value"), _lists(key, out, "out")):
+            cluster.broadcast([root])
             places = [i for i, array in enumerate(arrays) if array is root]
             if places:
                 collectives.broadcast(arrays, places[0])
@@ -95,7 +97,8 @@ class GluonPar(mx.kvstore.KVStoreBase):
         """Replace every array of ``value``, one a device, by the sum of all of them.
 
         With ``out``, an array or a list, ``value`` stays and every array of ``out`` becomes the
-        sum. For a list of keys ``value`` holds a list of arrays a key, and so does ``out``.
+        sum. For a list of keys ``value`` holds a list of arrays a key, and so does ``out``. With
+        several processes the sum is over the devices of all.
 
         The stock Trainer calls this for one parameter after the other. The call for the first
         sums the gradients of all of them, in one operator on the host or in few messages between
@@ -121,8 +124,10 @@ class GluonPar(mx.kvstore.KVStoreBase):
         checked, kept = self._summed.get(key, (None, None))
         if ids == checked:
             host.allreduce(kept)
+            _sum_over_processes(kept)
             return
         collectives.allreduce_many(lists)
+        _sum_over_processes(lists)
         self._summed.pop(key, None)
         if len(lists[0]) > 1 and all(data[0].size for data in lists):
             if collectives.explain(lists[0]).algorithm == "host":
@@ -182,11 +187,19 @@ def _hashable(key: Any) -> Any:
     return tuple(key) if isinstance(key, list) else key
 
 
+def _sum_over_processes(lists: Sequence[Sequence[mx.nd.NDArray]]) -> None:
+    """What is the sum over this process's devices becomes that over all, in one message."""
+    if cluster.size() > 1:
+        cluster.allreduce([data[0] for data in lists])
+        collectives.broadcast_many(lists)
+
+
 def _sum_into(data: Sequence[mx.nd.NDArray], targets: Sequence[mx.nd.NDArray]) -> None:
     """Every target becomes the sum of ``data``, which may be some of them; ``data`` else stays."""
     with autograd.pause():
         copies = [array.copy() for array in data]
         collectives.reduce(copies)
+        cluster.allreduce(copies[:1])
         for target in targets:
             copies[0].copyto(target)
 

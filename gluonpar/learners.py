@@ -13,7 +13,7 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 
-from gluonpar import batch_norm, checkpoint, graph, metrics, models, networks
+from gluonpar import batch_norm, checkpoint, cluster, graph, metrics, models, networks
 from gluonpar.losses import softmax_cross_entropy
 from gluonpar.replicas import get_params
 from gluonpar.sharding import split_and_load
@@ -30,14 +30,22 @@ class Learner:
 
     ``name`` is that of the model; ``copies`` lists, per parameter, its arrays on all devices.
     ``weights`` are the devices' relative speeds (:func:`split_and_load`); None: all alike.
+    ``trained`` and ``trainer`` are what :func:`gluonpar.save_checkpoint` takes.
     """
 
     name: str
     copies: Sequence[Sequence[mx.nd.NDArray]]
     weights: Sequence[float] | None = None
+    trained: gluon.Block | Sequence[Sequence[mx.nd.NDArray]]
+    trainer: Trainer | None = None
 
-    def step(self, X: np.ndarray, y: np.ndarray) -> list[mx.nd.NDArray]:
-        """One step on a batch of uint8 images (n, 1, 28, 28); per-sample losses of each device."""
+    def step(
+        self, X: np.ndarray, y: np.ndarray, batch_size: int | None = None
+    ) -> list[mx.nd.NDArray]:
+        """One step on a batch of uint8 images (n, 1, 28, 28); per-sample losses of each device.
+
+        With several processes X and y are this one's part of a batch of ``batch_size`` samples.
+        """
         raise NotImplementedError
 
     def accuracy(self, images: np.ndarray, labels: np.ndarray) -> float:
@@ -62,12 +70,15 @@ class LeNet(Learner):
     def __init__(self, ctx: Sequence[mx.Context], lr: float, algorithm: str | None = None) -> None:
         self.ctx, self.lr, self.algorithm = list(ctx), lr, algorithm
         params = models.init_lenet(INIT_SCALE)
+        cluster.broadcast(params)
         self.device_params = [get_params(params, c) for c in self.ctx]
-        self.copies = list(zip(*self.device_params))
+        self.trained, self.copies = self.device_params, list(zip(*self.device_params))
 
-    def step(self, X: np.ndarray, y: np.ndarray) -> list[mx.nd.NDArray]:
+    def step(
+        self, X: np.ndarray, y: np.ndarray, batch_size: int | None = None
+    ) -> list[mx.nd.NDArray]:
         """See :func:`train_batch`."""
-        options = {"algorithm": self.algorithm, "weights": self.weights}
+        options = {"algorithm": self.algorithm, "weights": self.weights, "batch_size": batch_size}
         return train_batch(X, y, self.device_params, self.ctx, self.lr, pixel_lenet, **options)
 
     def accuracy(self, images: np.ndarray, labels: np.ndarray) -> float:
@@ -96,7 +107,7 @@ class ResNet18(Learner):
         width: int = 64,
     ) -> None:
         self.ctx = list(ctx)
-        self.net = networks.resnet18(width=width)
+        self.trained = self.net = networks.resnet18(width=width)
         self.net.initialize(mx.init.Xavier(), ctx=self.ctx)
         self.losses = _PixelLoss(self.net)
         for block in (self.net, self.losses):
@@ -105,13 +116,16 @@ class ResNet18(Learner):
         self.trainer = Trainer(params, "sgd", {"learning_rate": lr}, algorithm)
         self.copies = [p.list_data() for p in params.values() if p.grad_req != "null"]
 
-    def step(self, X: np.ndarray, y: np.ndarray) -> list[mx.nd.NDArray]:
+    def step(
+        self, X: np.ndarray, y: np.ndarray, batch_size: int | None = None
+    ) -> list[mx.nd.NDArray]:
         """Forward, backward on all devices; the Trainer does the rest."""
-        shards = split_and_load((X, y), self.ctx, weights=self.weights)
+        shards = split_and_load((X, y), self.ctx, weights=self.weights) if len(X) else []
         with autograd.record():
             losses = [self.losses(*shard) for shard in shards]
-        autograd.backward(losses)
-        self.trainer.step(len(X))
+        if losses:
+            autograd.backward(losses)
+        self.trainer.step(len(X) if batch_size is None else batch_size)
         return losses
 
     def accuracy(self, images: np.ndarray, labels: np.ndarray) -> float:

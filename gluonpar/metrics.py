@@ -9,6 +9,7 @@ import mxnet as mx
 import numpy as np
 from mxnet import nd
 
+from gluonpar import cluster, partition
 from gluonpar.data import batches
 from gluonpar.sharding import split_and_load
 
@@ -25,12 +26,14 @@ class LossMeter:
     """The mean per-sample loss of batches, and the first batch whose loss is not finite.
 
     :meth:`add` is asynchronous and keeps one number a device and batch; :meth:`read` is the
-    synchronisation.
+    synchronisation, with several processes of all of them: each adds its part of the same batches.
+    ``total`` is the sum of the losses read so far. To go on from it, give that, the number of
+    samples (on rank 0; on others 0) and of batches in it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, total: float = 0.0, num_samples: int = 0, num_batches: int = 0) -> None:
         self._unread: list[list[nd.NDArray]] = []
-        self._sum, self._num_samples, self._num_batches = 0.0, 0, 0
+        self.total, self._num_samples, self._num_batches = total, num_samples, num_batches
 
     def add(self, losses: Sequence[nd.NDArray]) -> None:
         """Take one batch's per-sample losses, one array a device: what ``train_batch`` returns."""
@@ -39,14 +42,17 @@ class LossMeter:
 
     def read(self) -> float:
         """Wait for all batches added so far; their mean loss. Diverged if one is not finite."""
-        for sums in self._unread:
+        sums = [sum(float(array.asscalar()) for array in of_batch) for of_batch in self._unread]
+        num_samples = self._num_samples
+        if cluster.size() > 1:
+            *sums, num_samples = cluster.total([*sums, num_samples]).tolist()
+        for batch_sum in sums:
             self._num_batches += 1
-            batch_sum = sum(float(array.asscalar()) for array in sums)
             if not math.isfinite(batch_sum):
                 raise Diverged(f"the loss became {batch_sum} in batch {self._num_batches}")
-            self._sum += batch_sum
+            self.total += batch_sum
         self._unread.clear()
-        return self._sum / max(1, self._num_samples)
+        return self.total / max(1, num_samples)
 
 
 def check_finite(params: Sequence[nd.NDArray]) -> None:
@@ -79,12 +85,17 @@ def accuracy(
     """Share of ``images`` (n, ...) with the highest score at their label (n,), on all devices.
 
     Every batch is cut over ``ctx``; each image is counted once, whatever the sizes. Each device
-    counts for itself, and the host reads the K counts once, at the end: that is the only wait.
+    counts for itself, and the host reads the K counts once, at the end: that is the only wait. With
+    several processes each takes its part of the same images, and all get the same result.
     """
+    num_images = len(images)
+    mine = partition.slices(num_images, cluster.size())[cluster.rank()]
+    images, labels = images[mine], labels[mine]
     correct = [nd.zeros((1,), ctx=c) for c in ctx]
     for X, y in batches(images, labels, batch_size):
         shards = split_and_load((X, y), list(ctx))
         for i, (X_shard, y_shard) in enumerate(shards):
             predicted = model(X_shard, device_params[i]).argmax(axis=1)
             correct[i] += (predicted == y_shard.astype("float32")).sum()
-    return sum(float(count.asscalar()) for count in correct) / len(images)
+    counted = sum(float(count.asscalar()) for count in correct)
+    return float(cluster.total(counted)) / num_images

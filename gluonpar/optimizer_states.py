@@ -6,7 +6,6 @@ and those of its learning-rate schedule; then come the arrays of each parameter'
 
 from __future__ import annotations
 
-import json
 import os
 import pathlib
 from typing import Any, NamedTuple, Sequence
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple, Sequence
 import mxnet as mx
 import numpy as np
 
-from gluonpar import files
+from gluonpar import archive, files
 
 FORMAT = 1
 _NUMBERS = (bool, int, float, np.number)
@@ -37,19 +36,9 @@ def save(path: str | os.PathLike, updater: mx.optimizer.Updater, params: Sequenc
     Waits for the arrays. The file is there whole or not at all; OSError where the disk refuses.
     """
     arrays: list[np.ndarray] = []
-    optimizer = updater.optimizer
-    header = {
-        "format": FORMAT,
-        "optimizer": type(optimizer).__name__,
-        "params": [[name, list(shape)] for name, shape in params],
-        "numbers": _numbers(optimizer),
-        "schedule": _numbers(optimizer.lr_scheduler),
-        "counts": list(_counts(optimizer).items()),
-        "states": [[i, _encode(state, arrays)] for i, state in updater.states.items()],
-    }
-    text = np.frombuffer(json.dumps(header, default=np.number.item).encode(), "uint8")
+    header = describe(updater, params, arrays)
     with files.replacing(pathlib.Path(path)) as file:
-        np.savez(file, header=text, **{str(i): array for i, array in enumerate(arrays)})
+        archive.write(file, header, arrays)
 
 
 def load(path: str | os.PathLike, updater: mx.optimizer.Updater, params: Sequence) -> None:
@@ -59,13 +48,68 @@ def load(path: str | os.PathLike, updater: mx.optimizer.Updater, params: Sequenc
     damaged or something else.
     """
     saved = _read(pathlib.Path(path))
+    check(path, saved, updater, params)
+    put(saved, updater)
+
+
+def describe(
+    updater: mx.optimizer.Updater, params: Sequence, arrays: list[np.ndarray]
+) -> dict[str, Any]:
+    """What JSON takes of the states of ``updater``; their arrays are appended to ``arrays``."""
     optimizer = updater.optimizer
-    if saved.optimizer != type(optimizer).__name__:
+    return {
+        "format": FORMAT,
+        "optimizer": type(optimizer).__name__,
+        "params": [[name, list(shape)] for name, shape in params],
+        "numbers": _numbers(optimizer),
+        "schedule": _numbers(optimizer.lr_scheduler),
+        "counts": list(_counts(optimizer).items()),
+        "states": [[i, _encode(state, arrays)] for i, state in updater.states.items()],
+    }
+
+
+def parse(header: dict, arrays: Sequence[np.ndarray]) -> Saved:
+    """What :func:`describe` made; about any Exception if it is something else."""
+    if header["format"] != FORMAT:
+        raise ValueError(f"format {header['format']}, but this version reads {FORMAT}")
+    return Saved(
+        header["optimizer"],
+        [(name, list(shape)) for name, shape in header["params"]],
+        dict(header["numbers"]),
+        dict(header["schedule"]),
+        dict(header["counts"]),
+        {i: _decode(code, arrays) for i, code in header["states"]},
+    )
+
+
+def check(
+    path: str | os.PathLike, saved: Saved, updater: mx.optimizer.Updater, params: Sequence
+) -> None:
+    """Raise ValueError unless ``saved``, from the file ``path``, is of this optimizer."""
+    if saved.optimizer != type(updater.optimizer).__name__:
         raise ValueError(
             f"{path} holds the states of {saved.optimizer}, but the optimizer is "
-            f"{type(optimizer).__name__}"
+            f"{type(updater.optimizer).__name__}"
         )
     _check_params(path, saved.params, params)
+
+
+def renumbered(saved: Saved, names: Sequence[str]) -> Saved:
+    """The same states for parameters in the order of ``names``; unchanged if those are others."""
+    here = {name: i for i, name in enumerate(names)}
+    if here.keys() != {name for name, _ in saved.params}:
+        return saved
+    places = [here[name] for name, _ in saved.params]
+    return saved._replace(
+        params=sorted(saved.params, key=lambda param: here[param[0]]),
+        counts={places[i]: count for i, count in saved.counts.items()},
+        states={places[i]: state for i, state in saved.states.items()},
+    )
+
+
+def put(saved: Saved, updater: mx.optimizer.Updater) -> None:
+    """Give ``updater`` what was saved."""
+    optimizer = updater.optimizer
     vars(optimizer).update(saved.numbers)
     if optimizer.lr_scheduler is not None:
         vars(optimizer.lr_scheduler).update(saved.schedule)
@@ -80,27 +124,12 @@ def _read(path: pathlib.Path) -> Saved:
     if not path.is_file():
         raise ValueError(f"there is no file {path}")
     try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as found:
-            header = json.loads(found["header"].tobytes())
-            arrays = [found[str(i)] for i in range(len(found.files) - 1)]
-        return _parse(header, arrays)
+        with open(path, "rb") as file:
+            return parse(*archive.read(file))
     except Exception as error:  # a damaged file leads zipfile and NumPy to about any
         raise ValueError(
             f"{path} holds no optimizer states, or is damaged ({type(error).__name__}: {error})"
         ) from error
-
-
-def _parse(header: dict, arrays: Sequence[np.ndarray]) -> Saved:
-    if header["format"] != FORMAT:
-        raise ValueError(f"format {header['format']}, but this version reads {FORMAT}")
-    return Saved(
-        header["optimizer"],
-        [(name, list(shape)) for name, shape in header["params"]],
-        dict(header["numbers"]),
-        dict(header["schedule"]),
-        dict(header["counts"]),
-        {i: _decode(code, arrays) for i, code in header["states"]},
-    )
 
 
 def _check_params(path, saved: Sequence, params: Sequence) -> None:

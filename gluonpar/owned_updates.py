@@ -8,7 +8,7 @@ import mxnet as mx
 import numpy as np
 from mxnet import gluon
 
-from gluonpar import optim
+from gluonpar import between_processes, optim
 from gluonpar.collectives import broadcast_many, fused
 from gluonpar.gluon_replicas import Bucket
 
@@ -69,7 +69,8 @@ class OwnedUpdates:
             rates = zip(self._optimizer._get_lrs(indices), self._optimizer._get_wds(indices))
             rules = [self._rule(*rate) for rate in rates]
             states = [self._momentum(i, bucket.owner) for i in indices]
-            fused.reduce_update([fused.Item(bucket.grads, bucket.values, rules, states)])
+            grads = between_processes.summed(bucket.grads, bucket.owner)
+            fused.reduce_update([fused.Item(grads, bucket.values, rules, states)])
 
     def _rule(self, lr: float, wd: float) -> Callable[..., None]:
         of = self._optimizer

@@ -27,6 +27,15 @@ def download_folder(files: Files = FASHION_MNIST) -> Path:
     return cache_root() / f"fashion-mnist-{files.editions[0].date}"
 
 
+def folders(files: Files = FASHION_MNIST) -> dict[Path, str]:
+    """The folders that are looked into, in their order, and what each is."""
+    return {
+        cache_root() / "fashion-mnist": "MXNet's cache",
+        files.debian: "Debian's dataset-fashion-mnist",
+        download_folder(files): "downloaded",
+    }
+
+
 def find(
     data_dir: str | os.PathLike[str] | None = None, files: Files = FASHION_MNIST
 ) -> tuple[dict[str, np.ndarray], str]:
@@ -39,13 +48,7 @@ def find(
     has all four files and one is not what it must be; the places after it are not tried then.
     """
     downloads = download_folder(files)
-    places = {
-        cache_root() / "fashion-mnist": "MXNet's cache",
-        files.debian: "Debian's dataset-fashion-mnist",
-        downloads: "downloaded",
-    }
-    if data_dir is not None:
-        places = {Path(data_dir): "the folder given"}
+    places = folders(files) if data_dir is None else {Path(data_dir): "the folder given"}
     tried = []
     for folder, what in places.items():
         lacking = missing(folder)

@@ -66,8 +66,8 @@ class Console:
         for name, value in rows.items():
             self.line(f"{name}: {value}")
 
-    def batches(self, batches: Iterable, total: int, epoch: int) -> Iterator:
-        """Yield ``batches``, showing the progress through ``total`` of them."""
+    def batches(self, batches: Iterable, total: int, epoch: int, done: int = 0) -> Iterator:
+        """Yield ``batches``, showing the progress through ``total``; ``done`` are done before."""
         from tqdm import (
             tqdm,  # here, because importing gluonpar must cost no more than importing MXNet
         )
@@ -80,6 +80,7 @@ class Console:
             leave=False,
             file=self.err,
             disable=not terminal,
+            initial=done,
             unit="batch",
         ) as self._bar:
             yield from self._bar

@@ -8,7 +8,7 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd
 
-from gluonpar import graph, replicas
+from gluonpar import cluster, graph, replicas
 from gluonpar.devices import as_list
 from gluonpar.losses import softmax_cross_entropy
 from gluonpar.models import lenet
@@ -26,6 +26,7 @@ def train_batch(
     loss: Callable = softmax_cross_entropy,
     algorithm: str | None = None,
     weights: Sequence[float] | None = None,
+    batch_size: int | None = None,
 ) -> list[mx.nd.NDArray]:
     """One step of minibatch SGD over all devices, in place on ``device_params``; the losses.
 
@@ -35,6 +36,10 @@ def train_batch(
     up to rounding, however it is cut: gradients are summed over samples and devices, and only the
     update divides, by n. A device without samples adds zero. ``weights`` are the devices' relative
     speeds, to which the shards are proportional (:func:`split_and_load`).
+
+    With several processes (:mod:`gluonpar.cluster`), each gives its own part of the batch, which
+    may have no samples, and gradients are summed over all. They divide by the samples of all, whose
+    number they tell each other; give it as ``batch_size``, if it is known, to save a message.
 
     Returns one array of per-sample losses for each device that had samples, on that device. Nothing
     waits: reading a loss is the caller's synchronisation. ``train_batch`` in Dive into Deep
@@ -47,16 +52,20 @@ def train_batch(
     contexts = as_list(ctx)
     check_lr(lr)
     replicas.check(device_params, contexts)
-    X_shards, y_shards = zip(*split_and_load((X, y), contexts, weights=weights))
+    several, here = cluster.size() > 1, num_samples((X, y))
+    shards = split_and_load((X, y), contexts, weights=weights) if here or not several else []
     with autograd.record():
         losses = [
             graph.losses(model, loss, X_shard, y_shard, params)
-            for X_shard, y_shard, params in zip(X_shards, y_shards, device_params)
+            for (X_shard, y_shard), params in zip(shards, device_params)
         ]
-    autograd.backward(losses)
+    if losses:
+        autograd.backward(losses)
     for params in device_params[len(losses) :]:
         replicas.zero_grads(params)  # else last step's gradient would be added again
-    allreduce_sgd(device_params, lr, num_samples(y), algorithm)
+    if batch_size is None:
+        batch_size = cluster.Later(here) if several else here
+    allreduce_sgd(device_params, lr, batch_size, algorithm)
     return losses
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from gluonpar import (
     checkpoint,
+    cluster,
     collectives,
     data,
     devices,
@@ -21,7 +22,9 @@ from gluonpar import (
     metrics,
     partition,
     profile,
+    rank_run,
     report,
+    resume,
     threads,
 )
 from gluonpar.learners import LEARNERS, Learner
@@ -58,15 +61,19 @@ class Configuration:
     dry_run: bool = False
     model: str = "lenet"
     weights: tuple[float, ...] | None = None
+    save_every: int | None = None
+    keep: int = 3
+    resume: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "num_epochs", "limit", "log_interval"):
+        for name in ("batch_size", "num_epochs", "limit", "log_interval", "save_every", "keep"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value} is too small; give 1 or more")
         if not 0 <= self.seed < 2**31:
             raise ValueError(f"seed={self.seed} is out of range; give 0 to {2**31 - 1}")
         check_lr(self.lr)
+        resume.check(self)
         if self.algorithm is not None:
             collectives.named(self.algorithm)
         if self.model not in LEARNERS:
@@ -77,11 +84,20 @@ class Run:
     """One run of training. Making it checks and loads everything; :meth:`train` trains.
 
     ``kept`` holds the paths of the files saved so far, and ``history`` what has been reached, also
-    after an exception has ended the training.
+    after an exception has ended the training. With several processes (:mod:`gluonpar.cluster`) each
+    has its part of every batch; rank 0 prints, plots and saves for all.
     """
 
     def __init__(self, configuration: Configuration, console: report.Console) -> None:
-        self.configuration, self.console = configuration, console
+        self.configuration = rank_run.without_output(configuration)
+        self.console = rank_run.console(console)
+        cluster.together(self._prepare)
+        rank_run.agree(configuration, self.ctx, self.data)
+        self.keeper = resume.Keeper(self.configuration, self.save_dir, self.console)
+
+    def _prepare(self) -> None:
+        """Check and load everything."""
+        configuration = self.configuration
         choice = devices.choose(configuration.num_gpus, configuration.gpus, configuration.device)
         self.ctx = list(choice.ctx)
         if configuration.weights is not None:
@@ -102,7 +118,7 @@ class Run:
         self.history = report.History(self.ctx, model=configuration.model)
         self.num_batches = -(-len(self.data.train_labels) // configuration.batch_size)
         if choice.notice:
-            console.notice(choice.notice)
+            self.console.notice(choice.notice)
 
     def train(self) -> report.History:
         """Train to the end; the history. Raises metrics.Diverged if the loss is not finite."""
@@ -111,12 +127,15 @@ class Run:
         shuffle = np.random.RandomState(config.seed)
         learner = LEARNERS[config.model](self.ctx, config.lr, config.algorithm)
         learner.weights = config.weights
+        rank_run.agree_on_parameters(learner.name, learner.copies)
         self.console.header(__version__, self._header(learner))
         if config.dry_run:
             return self._dry_run(learner, shuffle)
-        for epoch in range(1, config.num_epochs + 1):
+        self.keeper.start(learner, shuffle, self.data, self.history)
+        for epoch in range(self.keeper.epoch, config.num_epochs + 1):
             seconds, loss = self._train_epoch(epoch, learner, shuffle)
             self._finish_epoch(epoch, seconds, loss, learner)
+            self.keeper.end_epoch()
         self.history.params = learner.params
         self.console.result(self.history)
         if config.profile:
@@ -126,23 +145,32 @@ class Run:
     def _train_epoch(self, epoch: int, learner: Learner, shuffle) -> tuple[float, float]:
         """Seconds it took and the mean loss of its samples."""
         config, images, labels = self.configuration, self.data.train_images, self.data.train_labels
-        meter, in_flight = metrics.LossMeter(), deque()
-        batches = data.batches(images, labels, config.batch_size, shuffle)
-        start = time.perf_counter()
+        meter, in_flight = self.keeper.begin(), deque()
+        part, done = rank_run.own_part(len(self.ctx), config.weights), self.keeper.batch
+        batches = data.batches(images, labels, config.batch_size, shuffle, part, done)
+        start = time.perf_counter() - self.keeper.seconds
         with self._watch(epoch, learner) as watched:
-            batches = self.console.batches(watched.loading(batches), self.num_batches, epoch)
-            for number, (X, y) in enumerate(batches, 1):
-                in_flight.append(learner.step(X, y))
+            batches = self.console.batches(watched.loading(batches), self.num_batches, epoch, done)
+            for number, (X, y) in enumerate(batches, done + 1):
+                in_flight.append(learner.step(X, y, self._num_samples(number)))
                 meter.add(in_flight[-1])
                 if len(in_flight) > STEPS_IN_FLIGHT:  # the only wait here: it bounds the memory
-                    in_flight.popleft()[0].wait_to_read()
+                    _wait_for(in_flight.popleft())
                 watched.step()
                 if number % (config.log_interval or DEFAULT_LOG_INTERVAL) == 0:
                     self._log(epoch, number, self._read(meter, epoch))
+                if self.keeper.due(number):
+                    with self._explain_divergence(epoch):
+                        self.keeper.save(number, meter, time.perf_counter() - start)
         loss = self._read(meter, epoch)
         with self._explain_divergence(epoch):  # waits: the last update belongs to the epoch's time
             metrics.check_finite(learner.params)
         return time.perf_counter() - start, loss
+
+    def _num_samples(self, number: int) -> int:
+        """Of batch ``number``, counted from 1, on all ranks together."""
+        batch_size = self.configuration.batch_size
+        return min(batch_size, len(self.data.train_labels) - (number - 1) * batch_size)
 
     @property
     def _profiles(self) -> bool:
@@ -184,8 +212,8 @@ class Run:
         self.history.epochs.append(report.Epoch(epoch, seconds, loss, reached, rate))
         if self.save_dir:
             path = self.save_dir / f"{learner.name}-epoch-{epoch:04d}.params"
-            learner.save(path)
-            self.kept.append(str(path))
+            if self.keeper.tried(learner.save, path):
+                self.kept.append(str(path))
         self.console.epoch(self.history.epochs[-1])
         if self.configuration.plot:
             report.plot(self.history, self.configuration.plot)
@@ -198,10 +226,10 @@ class Run:
         """One step on the first batch, to show that everything is in place."""
         meter = metrics.LossMeter()
         config = self.configuration
-        first = next(
-            data.batches(self.data.train_images, self.data.train_labels, config.batch_size, shuffle)
-        )
-        meter.add(learner.step(*first))
+        images, labels = self.data.train_images, self.data.train_labels
+        part = rank_run.own_part(len(self.ctx), config.weights)
+        first = next(data.batches(images, labels, config.batch_size, shuffle, part))
+        meter.add(learner.step(*first, self._num_samples(1)))
         loss = self._read(meter, 1)
         self.console.line(
             f"dry run: 1 of {self.num_batches} batches of epoch 1 done, loss {loss:.3f}; "
@@ -215,9 +243,13 @@ class Run:
         epochs = _count(config.num_epochs, "epoch", "epochs")
         batches = _count(self.num_batches, "batch", "batches")
         images = f"{len(found.train_labels)} training and {len(found.test_labels)} test images"
+        ranks = cluster.size()
+        weights = config.weights and config.weights * ranks
+        several = {"processes": f"{ranks}, each with the devices of this one, rank 0"}
         return {
+            **(several if ranks > 1 else {}),
             "devices": ", ".join(filter(None, [str(self.ctx), threads.describe(self.ctx)])),
-            "batch size": _shares(config.batch_size, len(self.ctx), config.weights),
+            "batch size": _shares(config.batch_size, len(self.ctx) * ranks, weights),
             "all-reduce": config.algorithm or str(collectives.explain(largest)),
             "data": f"{found.name}, {images}, {found.source}",
             "training": f"{epochs} of {batches}, lr {config.lr:g}, seed {config.seed}",
@@ -234,6 +266,11 @@ def _shares(batch_size: int, num_devices: int, weights: tuple[float, ...] | None
     each = f"{shares[0]}" if shares[0] == shares[-1] else f"{shares[-1]} or {shares[0]}"
     none = f", none on {idle} of them" if idle else ""
     return f"{batch_size} in all, {each} on each device{none}"
+
+
+def _wait_for(losses: list[mx.nd.NDArray]) -> None:
+    for loss in losses[:1]:  # none, if this rank had no sample
+        loss.wait_to_read()
 
 
 def _count(number: int, one: str, more: str) -> str:

@@ -9,8 +9,15 @@ from typing import Iterator, Sequence
 import mxnet as mx
 from mxnet import gluon
 
-from gluonpar import gluon_replicas, memory, metrics, optimizer_states
-from gluonpar.collectives import allreduce_many, reduce, registry
+from gluonpar import (
+    between_processes,
+    cluster,
+    gluon_replicas,
+    memory,
+    metrics,
+    optimizer_states,
+)
+from gluonpar.collectives import allreduce_many, broadcast_many, reduce, registry
 from gluonpar.collectives.compression import allreduce_as_float16
 from gluonpar.gluon_replicas import Bucket, Layout
 from gluonpar.owned_updates import OwnedUpdates
@@ -35,6 +42,9 @@ class Trainer(gluon.Trainer):
     Sharding of Weight Update", 2020). On CPU contexts SGD, with or without momentum, is one pass
     over the memory (:mod:`gluonpar.collectives.fused`). Gradients stay each device's own, but for
     the one that updates; :meth:`allreduce_grads` makes them sums.
+
+    With several processes (:mod:`gluonpar.cluster`) the sum is over all devices of all of them, and
+    ``batch_size`` the samples in it. All start with rank 0's parameters, and bring the same ones.
 
     A device that had no sample in this step adds nothing. A parameter without a new gradient on a
     device that had samples is an error that names it, unless ``ignore_stale_grad``; then it adds
@@ -203,12 +213,23 @@ class Trainer(gluon.Trainer):
         gluon_replicas.check(self._params)
         for param in self._params:
             param.list_data()  # says which parameter is not initialised
+        if self._layout is None:
+            self._start_alike()
         self._layout = Layout(self._params, self._pinned)
         self._contexts = self._layout.ctx or self._contexts
         self._updates.settle_on(self._contexts)
         if self._accumulating:
             self._layout.set_grad_req("add")
         return self._layout
+
+    def _start_alike(self) -> None:
+        """All processes' parameters become rank 0's."""
+        if cluster.size() > 1:
+            kinds = [(param.shape, str(param.dtype)) for param in self._params]
+            cluster.agree({"shapes and dtypes of the parameters": kinds})
+            cluster.broadcast([param._data[0] for param in self._params])
+            for param in self._params:
+                broadcast_many([param._data])
 
     def _fresh_buckets(self, ignore_stale_grad: bool) -> list[Bucket]:
         """The buckets to be summed; what backward did not reach is zero, or left out."""
@@ -217,7 +238,8 @@ class Trainer(gluon.Trainer):
         layout, absent = self._laid_out(), set()
         fresh = layout.fresh()
         idle = [not any(on_device) for on_device in zip(*fresh)]
-        if fresh and all(idle) and not ignore_stale_grad:
+        alone = cluster.size() == 1
+        if fresh and all(idle) and alone and not ignore_stale_grad:
             raise UserWarning(
                 "no gradient has been computed since the last update; call backward before step"
             )
@@ -225,8 +247,11 @@ class Trainer(gluon.Trainer):
             stale = [k for k, (new, no) in enumerate(zip(on_devices, idle)) if not (new or no)]
             if stale and not ignore_stale_grad:
                 self._raise_stale(self._params[i], stale)
-            if not any(on_devices):
+            if alone and not any(on_devices):
                 absent.add(i)
+        if ignore_stale_grad and not alone:  # what one rank leaves out, all must; it waits for them
+            used = cluster.total([any(on_devices) for on_devices in fresh])
+            absent = {i for i, times in zip(layout.numbers, used) if not times}
         return self._updates.owned(layout.without(absent))
 
     @staticmethod
@@ -248,6 +273,8 @@ class Trainer(gluon.Trainer):
         else:
             for grads, bucket in zip(lists, buckets):
                 reduce(grads, bucket.owner)
+        owners = [bucket.owner for bucket in buckets]
+        between_processes.complete(lists, owners, everywhere, self._compression)
 
     def _update(self, ignore_stale_grad: bool = False) -> None:
         scaler = getattr(self, "_amp_loss_scaler", None)

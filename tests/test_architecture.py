@@ -10,14 +10,21 @@ PACKAGE = pathlib.Path(__file__).parent.parent / "gluonpar"
 
 # From the hill's foot to its top: a module imports only from the lines below its own.
 FLOW = """
+__main__
+proof
+verify
 bench_training.tables bench_training.chart
+bench_cluster.rank
 bench_training.contest bench_training.soak
 bench_cli bench_allreduce.contest bench_training.candidates bench_training.ours bench_training.gluon
 bench_allreduce.payload bench_training.held cli
 bench_allreduce.candidates
 measure
 train towers
+resume
+rank_run
 learners tasks
+training_state
 trainer
 metrics report checkpoint optimizer_states
 profile
@@ -30,6 +37,7 @@ gluon_replicas
 sync_batch_norm
 ragged batch_norm
 replicas sharding data kvstore
+between_processes
 collectives
 collectives.compression
 collectives.bucket
@@ -42,16 +50,26 @@ collectives.blocks
 collectives.registry collectives.execute collectives.choice collectives.drawing
 collectives.checks
 collectives.plan
+cluster
+cluster.agreement
+cluster.exchange
+cluster.world
+cluster.watch
+cluster.judge cluster.wire cluster.launcher cluster.ending
 threads
 engine
 memory
+asked
+doctor
+symptoms
+probes
 devices places
 download fashion_mnist
 idx
 timeline
 operators
-partition runtime files meeting
-cuda driver version networks
+partition runtime files meeting archive
+cuda driver version networks bench_cluster.model bench_cluster.jobs bench_cluster
 bench_allreduce bench_training
 bench_training.book bench_training.torch_ddp bench_training.horovod_gluon bench_training.worker
 bench_training.resnet bench_training.ranks bench_training.alone

@@ -1,12 +1,15 @@
 """checkpoint: a file is there whole or not at all."""
 
+import ast
 import os
+import pathlib
 
 import mxnet as mx
 import numpy as np
 import pytest
 
-from gluonpar import checkpoint
+import gluonpar
+from gluonpar import archive, checkpoint
 
 
 def params(offset=0):
@@ -113,3 +116,145 @@ def test_prepare_refuses_a_place_that_is_no_folder(tmp_path, name):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(ValueError, match=f"nothing can be saved in .*{name}: "):
         checkpoint.prepare(tmp_path / name)
+
+
+# save_checkpoint and load_checkpoint
+
+
+def network(k, rate=0.1, optimizer="adam", seed=0, names="ab"):
+    """Dense, BatchNorm, Dense on k devices, and its Trainer with a schedule."""
+    mx.random.seed(seed)
+    net = mx.gluon.nn.HybridSequential()
+    first, last = (mx.gluon.nn.Dense(4, in_units=n, prefix=p) for n, p in zip((3, 4), names))
+    net.add(first, mx.gluon.nn.BatchNorm(in_channels=4), last)
+    net.initialize(ctx=[mx.cpu(i) for i in range(k)])
+    schedule = mx.lr_scheduler.FactorScheduler(2, 0.5, base_lr=rate)
+    options = {"learning_rate": rate, "lr_scheduler": schedule}
+    return net, gluonpar.Trainer(net.collect_params(), optimizer, options)
+
+
+def train_steps(net, trainer, rng, steps):
+    ctx = net[0].weight.list_ctx()
+    for _ in range(steps):
+        shards = gluonpar.split_and_load(rng.uniform(size=(12, 3)).astype("float32"), ctx)
+        with mx.autograd.record():
+            losses = [(net(shard) ** 2).sum() for shard in shards]
+        mx.autograd.backward(losses)
+        trainer.step(12)
+
+
+def values(net):
+    return [copy.asnumpy() for p in net.collect_params().values() for copy in p.list_data()]
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A file after five steps on two devices; what it was made of."""
+    (net, trainer), rng = network(2), np.random.RandomState(3)
+    train_steps(net, trainer, rng, 5)
+    path = tmp_path / "a.npz"
+    gluonpar.save_checkpoint(path, net, trainer, rng, {"epoch": 4})
+    return path, net, trainer, rng
+
+
+def test_everything_goes_on_bit_for_bit_from_a_checkpoint(saved):
+    path, net, trainer, rng = saved
+    other, other_trainer = network(2, rate=0.7, seed=1, names="ba")  # Gluon sorts by name
+    other_rng = np.random.RandomState(9)
+    assert gluonpar.load_checkpoint(path, other, other_trainer, other_rng) == {"epoch": 4}
+    assert other_trainer.learning_rate == trainer.learning_rate < 0.1
+    for which in ((net, trainer, rng), (other, other_trainer, other_rng)):
+        train_steps(*which, 3)
+    for one, two in zip(values(net), values(other)):
+        assert one.tobytes() == two.tobytes()
+
+
+def test_on_another_number_of_devices_running_statistics_are_the_mean(saved):
+    path, net, _, _ = saved
+    other, _ = network(3)
+    gluonpar.load_checkpoint(path, other)
+    first, second = (copy.asnumpy() for copy in net[1].running_mean.list_data())
+    assert not np.array_equal(first, second)
+    for copy in other[1].running_mean.list_data():
+        np.testing.assert_allclose(copy.asnumpy(), (first + second) / 2, rtol=1e-6)
+    for copy in other[0].weight.list_data():
+        assert copy.asnumpy().tobytes() == net[0].weight.list_data()[0].asnumpy().tobytes()
+
+
+def test_numpy_reads_a_checkpoint_without_pickles(saved):
+    path, net, _, _ = saved
+    with np.load(path, allow_pickle=False) as found:
+        assert found["0"].tobytes() == net[0].weight.list_data()[0].asnumpy().tobytes()
+
+
+def refused_unchanged(path, words, net=None, trainer=None, rng=None):
+    before = None if net is None else [value.tobytes() for value in values(net)]
+    net = net or network(1)[0]
+    with pytest.raises(ValueError, match=words):
+        gluonpar.load_checkpoint(path, net, trainer, rng)
+    assert before is None or [value.tobytes() for value in values(net)] == before
+
+
+def test_any_flipped_bit_and_any_cut_is_refused(saved):
+    path, net, trainer, rng = saved
+    good, chance = path.read_bytes(), np.random.RandomState(0)
+    places = [*chance.randint(len(good), size=100), *range(len(good) - 90, len(good))]
+    for place in places:
+        bad = bytearray(good)
+        bad[place] ^= 1 << chance.randint(8)
+        path.write_bytes(bad)
+        refused_unchanged(path, "is no checkpoint to go on from", net, trainer, rng)
+        path.write_bytes(good[:place])
+        refused_unchanged(path, "cut short", net, trainer, rng)
+
+
+def test_a_later_format_and_foreign_contents_are_refused(saved):
+    path, net, trainer, rng = saved
+    header, arrays = archive.read(archive.unsealed(path.read_bytes()))
+    bad = [
+        ({**header, "format": 2}, "its format is 2, but this version reads 1"),
+        ({"format": 1}, "is no checkpoint"),
+        ([1], "is no checkpoint"),
+        ({**header, "params": [["0.weight", [99]]]}, "is no checkpoint"),
+        ({**header, "rng": ["MT19937", 0, 1, 2, 3]}, "is no checkpoint"),
+        ({**header, "optimizer": None}, "was written without optimizer states"),
+        ({**header, "rng": None}, "was written without generator's state"),
+        ({**header, "params": header["params"][1:]}, "lacks, of this one, parameter 0.weight"),
+    ]
+    for content, words in bad:
+        path.write_bytes(archive.sealed(content, arrays))
+        refused_unchanged(path, words, net, trainer, rng)
+    path.unlink()
+    refused_unchanged(path, "there is no checkpoint", net)
+
+
+def test_another_optimizer_is_refused(saved):
+    net, trainer = network(2, optimizer="sgd")
+    refused_unchanged(saved[0], "states of Adam, but the optimizer is SGD", net, trainer)
+
+
+def test_plain_lists_of_parameters_travel_between_device_counts(tmp_path):
+    params = gluonpar.init_lenet()
+    two, three = ([gluonpar.get_params(params, mx.cpu(i)) for i in range(k)] for k in (2, 3))
+    gluonpar.save_checkpoint(tmp_path / "a", two)
+    for replica in three:
+        for array in replica:
+            array[:] = 7
+    assert gluonpar.load_checkpoint(tmp_path / "a", three) == {}
+    for replica in three:
+        for array, original in zip(replica, params):
+            assert array.asnumpy().tobytes() == original.asnumpy().tobytes()
+
+
+NP_LOAD = ast.dump(ast.parse("np.load", mode="eval").body)
+
+
+def test_nothing_in_the_package_unpickles():
+    for path in pathlib.Path(gluonpar.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.dump(node.func) == NP_LOAD:
+                words = {word.arg: getattr(word.value, "value", None) for word in node.keywords}
+                assert words.get("allow_pickle") is False, path
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                names = {alias.name for alias in node.names} | {getattr(node, "module", None)}
+                assert not names & {"pickle", "cPickle", "dill", "shelve", "marshal"}, path

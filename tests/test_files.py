@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import stat
 import subprocess
 import sys
 
@@ -69,12 +70,13 @@ def test_a_disk_that_refuses_keeps_the_old_file(tmp_path, monkeypatch, call):
     assert os.listdir(tmp_path) == ["a"]
 
 
-def test_it_is_flushed_to_the_disk_before_it_takes_the_name(tmp_path, monkeypatch):
+def test_it_is_flushed_to_the_disk_before_it_is_named_and_its_folder_after(tmp_path, monkeypatch):
     path, order = tmp_path / "a", []
     sync, replace = os.fsync, os.replace
 
     def note_sync(descriptor):
-        order.append(("flushed", os.fstat(descriptor).st_size))
+        status = os.fstat(descriptor)
+        order.append(("flushed", "its folder" if stat.S_ISDIR(status.st_mode) else status.st_size))
         sync(descriptor)
 
     def note_replace(source, target):
@@ -84,7 +86,7 @@ def test_it_is_flushed_to_the_disk_before_it_takes_the_name(tmp_path, monkeypatc
     monkeypatch.setattr(os, "fsync", note_sync)
     monkeypatch.setattr(os, "replace", note_replace)
     write(path, b"12345")
-    assert order == [("flushed", 5), ("named", 5)]
+    assert order == [("flushed", 5), ("named", 5), ("flushed", "its folder")]
 
 
 def test_a_folder_that_is_not_there(tmp_path):

@@ -139,6 +139,39 @@ def test_cuda_libraries_are_loaded_in_order_from_where_pypi_puts_them(tmp_path, 
     assert loaded == [(str(path), cuda.ctypes.RTLD_GLOBAL) for path in found]
 
 
+def test_the_systems_cuda_libraries_come_first_if_the_user_says_so(tmp_path, monkeypatch):
+    """The system has the first and the last library; PyPI's wheels have the first two."""
+    ours = {}
+    for name in cuda.LIBRARIES[:2]:
+        ours[name] = tmp_path / "nvidia" / name.split(".")[0] / "lib" / name
+        ours[name].parent.mkdir(parents=True)
+        ours[name].write_bytes(b"")
+    on_system, loaded = {cuda.LIBRARIES[0], cuda.LIBRARIES[-1]}, []
+
+    def load(path, mode):
+        if "/" not in path and path not in on_system:
+            raise OSError(f"{path}: cannot open shared object file")
+        loaded.append(path)
+
+    monkeypatch.setattr(cuda.ctypes, "CDLL", load)
+    monkeypatch.setenv("GLUONPAR_CUDA", "system")
+    expected = [cuda.LIBRARIES[0], str(ours[cuda.LIBRARIES[1]]), cuda.LIBRARIES[-1]]
+    assert list(map(str, cuda.load_libraries(tmp_path))) == expected
+    assert loaded == expected
+
+
+@pytest.mark.parametrize("choice", ["", "pypi"])
+def test_pypis_cuda_libraries_come_first_otherwise(choice, monkeypatch):
+    monkeypatch.setenv("GLUONPAR_CUDA", choice)
+    assert cuda.preferred() == "pypi"
+
+
+def test_a_choice_of_cuda_that_there_is_not_is_an_error(monkeypatch):
+    monkeypatch.setenv("GLUONPAR_CUDA", "sytem")
+    with pytest.raises(ValueError, match="GLUONPAR_CUDA=sytem is none of pypi, system; set one"):
+        cuda.load_libraries()
+
+
 def test_without_pypis_cuda_libraries_nothing_is_loaded(tmp_path):
     assert cuda.load_libraries(tmp_path) == []
 

@@ -1,0 +1,42 @@
+"""How a process of a job ends when the job cannot go on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+# Rank 0's last will: mpirun, told to end the job, waits for a host that is cut off until TCP gives
+# up, a quarter of an hour; so it is asked again after 4 s, and killed a second later.
+_URGE = """
+for signal in 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 TERM TERM TERM TERM TERM KILL; do
+    grep -qx 'prterun\\|mpirun\\|orterun' /proc/$0/comm 2>/dev/null || exit 0
+    kill -$signal $0 2>/dev/null
+    sleep 0.2
+done
+"""
+
+
+def urge_the_launcher() -> None:
+    """Have mpirun, if it has started this process, gone in 5 s, whatever it waits for."""
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+    subprocess.Popen(["sh", "-c", _URGE, str(os.getppid())], start_new_session=True, **streams)
+
+
+def say(verdict: str) -> None:
+    """The one line that is to be seen of how a job ended."""
+    print(f"gluonpar: {verdict}; the job ends", file=sys.stderr, flush=True)
+
+
+def leave(code: int) -> None:
+    """Leave without waiting for threads or MPI, which would wait for the rank that is lost."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
+
+
+def last_line(error: BaseException) -> str:
+    """The error in a line: MXNet's begin with a traceback, and end with what it was."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    name = type(error).__name__
+    return f"{name}: {lines[-1]}" if lines else name

@@ -1,0 +1,183 @@
+"""What the doctor tries out in another process, which may end there in whatever way it likes.
+
+:func:`ask` starts a Python that runs one function of this module by name and writes what it returns
+as JSON. That process has the package gluonpar without its ``__init__``, so that a module can be
+imported without MXNet.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+TIMEOUT_SECONDS = 60.0
+
+_MARK = "gluonpar-probe:"
+_CHILD = """
+import sys, types
+package = types.ModuleType("gluonpar")
+package.__path__ = [sys.argv[1]]
+sys.modules["gluonpar"] = package
+from gluonpar import probes
+probes.answer(sys.argv[2])
+"""
+
+
+class Answer(NamedTuple):
+    """What a probe found, or why it found nothing: one of the two is empty."""
+
+    facts: dict[str, Any]
+    failure: str
+
+
+def ask(probe: str, timeout_seconds: float = TIMEOUT_SECONDS) -> Answer:
+    """Run the function ``probe`` of this module in a process of its own. Never raises."""
+    command = [sys.executable, "-c", _CHILD, str(Path(__file__).parent), probe]
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=timeout_seconds,
+        )
+    except subprocess.TimeoutExpired:
+        return Answer({}, f"did not answer within {timeout_seconds:g} s")
+    except OSError as error:
+        return Answer({}, f"no process could be started: {error}")
+    written = done.stdout.decode(errors="replace").splitlines()
+    answers = [line[len(_MARK) :] for line in written if line.startswith(_MARK)]
+    if done.returncode == 0 and answers:
+        return Answer(*json.loads(answers[-1]))
+    return Answer({}, _end(done.returncode, done.stderr.decode(errors="replace")))
+
+
+def _end(code: int, stderr: str) -> str:
+    last = (stderr.strip().splitlines() or ["it wrote nothing"])[-1]
+    if code < 0:
+        known = {s.value: s.name for s in signal.Signals}
+        return f"it ended the process ({known.get(-code, f'signal {-code}')}); last line: {last}"
+    return f"it ended the process with exit code {code}; last line: {last}"
+
+
+def answer(probe: str) -> None:
+    """In the other process: run the probe and write its facts, or the exception it raised."""
+    try:
+        found = [_PROBES[probe](), ""]
+    except Exception as error:  # the doctor is to hear of it, whatever it is
+        first = (str(error).strip().splitlines() or [""])[0]
+        found = [{}, f"{type(error).__name__}: {first}"]
+    sys.stdout.write(f"\n{_MARK}{json.dumps(found)}\n")
+    sys.stdout.flush()
+
+
+def numpy() -> dict[str, Any]:
+    """NumPy's version and place, and whether it can add."""
+    import numpy as np
+
+    return {"version": np.__version__, "file": np.__file__, "adds": int(np.ones(3).sum()) == 3}
+
+
+def mxnet() -> dict[str, Any]:
+    """Import the whole of gluonpar, and MXNet with it, and compute something."""
+    del sys.modules["gluonpar"]  # the stand-in without __init__
+    importlib.import_module("gluonpar")  # first: it prepares the process, and says what is missing
+    import mxnet as mx
+
+    features = mx.runtime.Features()
+    return {
+        "version": mx.__version__,
+        "file": mx.__file__,
+        "cuda": features.is_enabled("CUDA"),
+        "num_gpus": mx.context.num_gpus(),
+        "adds": float(mx.nd.ones((3,)).sum().asscalar()) == 3,
+    }
+
+
+def settings() -> dict[str, Any]:
+    """The settings that gluonpar makes where the user has made none."""
+    from gluonpar import runtime
+
+    return dict(runtime.SETTINGS)
+
+
+def driver() -> dict[str, Any]:
+    """What NVIDIA's driver says of itself and its GPUs, or that there is none."""
+    from gluonpar import driver
+
+    try:
+        library = driver.load()
+    except driver.DriverMissing as error:
+        return {"missing": str(error.__cause__)}
+    gpus = [
+        {
+            "name": str(gpu),
+            "usable": driver.usable(gpu),
+            "newer": gpu.capability > driver.NEWEST_CAPABILITY,
+        }
+        for gpu in driver.gpus(library)
+    ]
+    return {"cuda": driver.cuda_version(library), "oldest": driver.OLDEST_CUDA, "gpus": gpus}
+
+
+def cuda() -> dict[str, Any]:
+    """Of each CUDA library the file that loads here, or why none does, as gluonpar loads them."""
+    import ctypes
+
+    from gluonpar import cuda
+
+    system_first = cuda.preferred() == "system"
+    found: dict[str, Any] = {"loaded": {}, "failed": {}}
+    for name in cuda.LIBRARIES:
+        in_wheels = [str(path) for path in cuda.in_wheels(name)]
+        for path in [name, *in_wheels] if system_first else [*in_wheels, name]:
+            try:
+                ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+            except OSError as error:
+                found["failed"][name] = str(error)
+                continue
+            found["failed"].pop(name, None)
+            found["loaded"][name] = path if "/" in path else _mapped(name)
+            break
+    return found
+
+
+def _mapped(library: str) -> str:
+    """The file from which a library of this name was loaded into this process."""
+    stem = library.split(".so")[0] + ".so"
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
+        paths = (line.split(maxsplit=5)[-1].strip() for line in file)
+        return next((path for path in paths if os.path.basename(path).startswith(stem)), library)
+
+
+def data() -> dict[str, Any]:
+    """Where Fashion-MNIST is, without downloading: the first folder that has it all, or none."""
+    from gluonpar import fashion_mnist, places
+
+    tried = []
+    for folder, what in places.folders().items():
+        lacking = fashion_mnist.missing(folder)
+        if not lacking:
+            _, edition = fashion_mnist.read_folder(folder)
+            return {"found": f"{folder} ({what}, edition of {edition.date})"}
+        tried.append(f"{folder} ({what})")
+    return {"tried": tried}
+
+
+def mpi() -> dict[str, Any]:
+    """The MPI library that mpi4py has; it is not started."""
+    import mpi4py
+
+    mpi4py.rc.initialize = False
+    from mpi4py import MPI
+
+    library = MPI.Get_library_version().split("\n")[0].strip("\0 ")
+    return {"mpi4py": mpi4py.__version__, "library": library}
+
+
+_PROBES = {p.__name__: p for p in (numpy, mxnet, settings, driver, cuda, data, mpi)}
