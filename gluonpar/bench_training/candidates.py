@@ -57,9 +57,14 @@ CANDIDATES = {
     ),
     "gluonpar trainer": Candidate(
         "gluon",
-        "gluonpar's Trainer, the rest as above",
+        "gluonpar's Trainer and split_and_load, the rest as above",
         "gluonpar",
-        options={"share_threads": True, "kvstore": "", "trainer": "gluonpar.trainer.Trainer"},
+        options={
+            "share_threads": True,
+            "kvstore": "",
+            "trainer": "gluonpar.trainer.Trainer",
+            "split": "gluonpar.sharding.split_and_load",
+        },
     ),
     REFERENCE: Candidate(
         "gluon",

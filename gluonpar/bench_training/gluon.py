@@ -19,10 +19,18 @@ networks = alone.load("networks")
 class Gluon(Training):
     """The fastest that Gluon documents: static memory and shapes, one backward for all devices.
 
-    ``make_trainer(params, optimizer, optimizer_params)`` is what updates.
+    ``make_trainer(params, optimizer, optimizer_params)`` is what updates; ``split((X, y), ctx)``
+    gives the shards, Gluon's own by default.
     """
 
-    def __init__(self, task: Task, ctx: list[mx.Context], make_trainer: Callable) -> None:
+    def __init__(
+        self,
+        task: Task,
+        ctx: list[mx.Context],
+        make_trainer: Callable,
+        split: Callable | None = None,
+    ) -> None:
+        self.split = split or split_and_load
         self.X, self.y, self.ctx, self.batch_size = task.X, task.y, ctx, len(task.X)
         self.net = MODELS[task.workload](task.width)
         self.losses = gluon.loss.SoftmaxCrossEntropyLoss()
@@ -58,9 +66,13 @@ class Gluon(Training):
         return total / len(self.X)
 
     def _losses(self) -> list[mx.nd.NDArray]:
-        X_shards = gluon.utils.split_and_load(self.X, self.ctx, even_split=False)
-        y_shards = gluon.utils.split_and_load(self.y, self.ctx, even_split=False)
-        return [self.losses(self.net(X), y) for X, y in zip(X_shards, y_shards)]
+        shards = self.split((self.X, self.y), self.ctx)
+        return [self.losses(self.net(X), y) for X, y in shards]
+
+
+def split_and_load(batch: tuple, ctx: list[mx.Context]) -> list[tuple]:
+    """Gluon's own, of each array of ``batch``."""
+    return list(zip(*[gluon.utils.split_and_load(a, ctx, even_split=False) for a in batch]))
 
 
 def lenet(width: int = 20) -> nn.HybridSequential:
@@ -98,11 +110,13 @@ def make(
     share_threads: bool = False,
     kvstore: str = "device",
     trainer: str = "mxnet.gluon.Trainer",
+    split: str = "",
     imports: str = "",
 ) -> Training:
     """The training of ``task``, on its first device only if so asked.
 
     ``trainer`` names a class that is called as gluon.Trainer is; with no ``kvstore`` it gets none.
+    ``split`` names what cuts the batch, if not Gluon's function.
     ``imports`` names a module that must have been imported, for what it registers.
     """
     ctx = [mx.Context(*device) for device in task.devices]
@@ -112,7 +126,11 @@ def make(
         threads.share(ctx)
     if imports:
         importlib.import_module(imports)
-    module, _, name = trainer.rpartition(".")
-    kind = getattr(importlib.import_module(module), name)
+    kind, cut = _named(trainer), _named(split) if split else None
     more = {"kvstore": kvstore} if kvstore else {}
-    return Gluon(task, ctx[:1] if one_context else ctx, lambda *given: kind(*given, **more))
+    return Gluon(task, ctx[:1] if one_context else ctx, lambda *given: kind(*given, **more), cut)
+
+
+def _named(path: str) -> Callable:
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
