@@ -57,6 +57,11 @@ class Meeting:
                 raise Late(here.why)
             return here.total
 
+    def restart(self) -> None:
+        """Let all devices' next rounds be the same one, whoever has come to earlier ones."""
+        with self._changed:
+            self._start_after_all_begun()
+
     def abandon(self) -> None:
         """Let nobody wait any more: whoever does gets Late."""
         with self._changed:
@@ -70,9 +75,12 @@ class Meeting:
             f"{self.num_devices()} devices are to meet. Run forward on all devices before reading "
             "any result, and backward likewise; with fewer, say so: set_num_devices(net, number)"
         )
+        self._start_after_all_begun()
+        self._close(tag)
+
+    def _start_after_all_begun(self) -> None:
         self._given_up += max(self._begun.values(), default=0)
         self._begun.clear()
-        self._close(tag)
 
     def _close(self, tag: Hashable) -> None:
         self._rounds.pop(tag).closed = True

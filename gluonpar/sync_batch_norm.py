@@ -121,6 +121,8 @@ def set_num_devices(net: gluon.Block, num_devices: int | None) -> None:
     def change(block: gluon.Block) -> None:
         if isinstance(block, SyncBatchNorm):
             block.num_devices = num_devices
+            for meeting in block._meetings.values():
+                meeting.restart()  # those who sat out have been to fewer rounds
 
     net.apply(change)
 

@@ -309,6 +309,17 @@ class TestDevicesThatDoNotCome:
         with pytest.raises(mx.MXNetError, match="3 devices are to meet"):
             out.asnumpy()
 
+    def test_that_sat_out_meet_the_others_again(self, layer):
+        self.wait_long(layer)
+        for num_devices in (1, 2, None, 1, None):
+            set_num_devices(layer, num_devices)
+            k = num_devices or 3
+            with autograd.record():
+                outs = [layer(mx.nd.full((1, 1), i, ctx=c)) for i, c in enumerate(contexts(k))]
+            autograd.backward(outs)
+            mx.nd.waitall()
+            assert sum(out.asnumpy().item() for out in outs) == pytest.approx(0, abs=1e-5)
+
 
 @pytest.mark.parametrize(
     ("call", "words"),
