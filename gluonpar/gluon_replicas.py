@@ -8,6 +8,7 @@ them be laid out anew.
 
 from __future__ import annotations
 
+import operator
 from typing import Collection, NamedTuple, Sequence
 
 import mxnet as mx
@@ -173,4 +174,4 @@ def _each_alone(param: gluon.Parameter) -> list[list[mx.nd.NDArray]]:
 
 
 def _same(arrays: tuple, others: tuple) -> bool:
-    return len(arrays) == len(others) and all(a is b for a, b in zip(arrays, others))
+    return len(arrays) == len(others) and all(map(operator.is_, arrays, others))

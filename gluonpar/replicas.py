@@ -12,6 +12,7 @@ memory that the weight is a view of.
 
 from __future__ import annotations
 
+import operator
 from typing import Collection, Iterable, NamedTuple, Sequence
 
 import mxnet as mx
@@ -73,7 +74,7 @@ class Replica(list):
     @property
     def parts(self) -> list[Part] | None:
         """A part a bucket, the last layers' first; None if these are not all of it any more."""
-        whole = len(self) == len(self._made) and all(map(_is, self, self._made))
+        whole = len(self) == len(self._made) and all(map(operator.is_, self, self._made))
         if not whole or self._grad_chunks != [_grad_chunk(param) for param in self]:
             return None
         return [
@@ -175,7 +176,3 @@ def _neighbours(params, frozen) -> list[list[int]]:
 def _grad_chunk(param: mx.nd.NDArray) -> int | None:
     grad = param.grad
     return None if grad is None else memory.chunk(grad)
-
-
-def _is(a, b) -> bool:
-    return a is b

@@ -19,11 +19,11 @@ def allreduce_sgd(
     """Sum the gradients over devices, and update every device's copy as :func:`gluonpar.sgd`.
 
     With several processes, over the devices of all of them. ``batch_size`` samples are in that sum.
-    It is done bucket by bucket, the last layers' first,
-    each as soon as backward has computed it on all devices. On CPU contexts, unless another
-    algorithm than 'host' is named, sum and update are one pass over the memory
-    (:mod:`gluonpar.collectives.fused`), and the gradients stay each device's own; otherwise they
-    become the sums. Raises ValueError for what :func:`allreduce` does not take.
+    It is done bucket by bucket, the last layers' first, each as soon as backward has computed it on
+    all devices. On CPU contexts, unless another algorithm than 'host' is named, sum and update are
+    one pass over the memory (:mod:`gluonpar.collectives.fused`), and the gradients stay each
+    device's own; otherwise they become the sums. Raises ValueError for what :func:`allreduce` does
+    not take.
     """
     buckets = [bucket for bucket in replicas.buckets(device_params) if bucket.grads[0].size]
     for bucket in buckets:

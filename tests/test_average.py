@@ -10,16 +10,6 @@ from gluonpar.average import average_gradients
 SHAPES = ((2, 3), (4,), (1,))
 
 
-@pytest.fixture(params=["mx.nd", "mx.np"])
-def world(request):
-    """``mx.nd``, or ``mx.np`` with NumPy's semantics switched on."""
-    if request.param == "mx.nd":
-        yield mx.nd
-        return
-    with mx.util.np_shape(True), mx.util.np_array(True):
-        yield mx.np
-
-
 def towers(k, dtype="float32", seed=0):
     """k towers' gradients, as NumPy: multiples of 12, whose sums and means are exact."""
     rng = np.random.RandomState(seed)

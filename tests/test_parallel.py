@@ -17,7 +17,6 @@ from gluonpar import partition
 from gluonpar.parallel import make_parallel
 
 Pair = collections.namedtuple("Pair", "a b")
-WORLDS = ("mx.nd", "mx.np")
 
 
 def contexts(k):
@@ -26,16 +25,6 @@ def contexts(k):
 
 def values(*shape, seed=0):
     return np.random.RandomState(seed).normal(size=shape).astype("float32")
-
-
-@pytest.fixture(params=WORLDS)
-def world(request):
-    """``mx.nd``, or ``mx.np`` with NumPy's semantics switched on."""
-    if request.param == "mx.nd":
-        yield mx.nd
-        return
-    with mx.util.np_shape(True), mx.util.np_array(True):
-        yield mx.np
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 1000])

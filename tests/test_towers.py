@@ -13,16 +13,6 @@ SIZES = [5, 2, 7, 1, 4, 4, 3, 6, 2, 1]  # of successive batches
 LR = 0.05
 
 
-@pytest.fixture(params=["mx.nd", "mx.np"])
-def world(request):
-    """``mx.nd``, or ``mx.np`` with NumPy's semantics switched on."""
-    if request.param == "mx.nd":
-        yield mx.nd
-        return
-    with mx.util.np_shape(True), mx.util.np_array(True):
-        yield mx.np
-
-
 def contexts(k):
     return [mx.cpu(i) for i in range(k)]
 
