@@ -16,13 +16,17 @@ MEASURED, WRONG = 0, 1
 
 
 class Parser(argparse.ArgumentParser):
-    """Says in one line what is wrong with a request; has the options that all benchmarks have."""
+    """Says in one line what is wrong with a request; has the options that all benchmarks have.
 
-    def __init__(self, description: str, plot_help: str) -> None:
+    Without ``on_devices`` it has no --device.
+    """
+
+    def __init__(self, description: str, plot_help: str, on_devices: bool = True) -> None:
         super().__init__(description=description)
         self.add_argument("--version", action="version", version=f"gluonpar {__version__}")
-        help_ = "GPUs or nothing; CPU devices; or CPU devices if there is no GPU at all"
-        self.add("--device", "auto", help_, choices=devices.KINDS)
+        if on_devices:
+            help_ = "GPUs or nothing; CPU devices; or CPU devices if there is no GPU at all"
+            self.add("--device", "auto", help_, choices=devices.KINDS)
         self.add_argument("--json", metavar="FILE", help="write all samples to this file")
         self.add_argument("--plot", metavar="FILE.png", help=plot_help)
 

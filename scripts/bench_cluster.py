@@ -2,19 +2,23 @@
 """Measure sums and steps of several processes beside Horovod and MXNet's dist_sync; predict more.
 
 python scripts/bench_cluster.py
-python scripts/bench_cluster.py --processes 1,2,4 --horovod-python ~/hvd/bin/python --json out.json
+python scripts/bench_cluster.py --processes 2 --horovod-python ~/hvd/bin/python --json out.json
 python scripts/bench_cluster.py --latency-us 25 --gbit 10     # predict for this network
 
-Exit code: 0; 1 if any sum was wrong; 2 for a request that cannot be met; 130 after Ctrl-C.
+All candidates' processes are alive at once, on this machine; one candidate is asked, in turns, and
+the others' are stopped meanwhile.
+
+Exit code: 0; 1 if a sum was wrong, a loss another than the others', or a candidate failed; 2 for a
+request that cannot be met; 130 after Ctrl-C.
 """
 
-import argparse
-import statistics
 import sys
 
 try:
-    from gluonpar import bench_cli, measure, report
-    from gluonpar.bench_cluster import jobs, model
+    from gluonpar import bench_cli, threads
+    from gluonpar.bench_cluster import chart, contest, model, tables
+    from gluonpar.bench_cluster.jobs import CANDIDATES, Asked
+    from gluonpar.bench_training import process
     from gluonpar.version import __version__
 except ImportError as error:
     remedy = " (in a clone: pip install -e '.[cpu,mpi]')" if error.name == "gluonpar" else ""
@@ -23,112 +27,156 @@ except ImportError as error:
 except KeyboardInterrupt:
     sys.exit(130)
 
-MODEL_BYTES = 4 * 1_000_000  # the gradients in the prediction, as of a model of a million
-WIDTHS = (-10, 4, 11, 10, 10, 10)
-
-
-def parser():
-    """The options."""
-    made = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    made.add_argument("--processes", type=bench_cli.numbers, default=[1, 2, 4], metavar="P,P")
-    made.add_argument("--sizes", type=bench_cli.numbers, default=[1024, 131072, 11_000_000])
-    made.add_argument("--rounds", type=int, default=10, metavar="N")
-    made.add_argument("--horovod-python", metavar="FILE", help="a Python that has Horovod")
-    made.add_argument("--latency-us", type=float, help="of the network to predict for")
-    made.add_argument("--gbit", type=float, help="its bandwidth, in Gbit/s")
-    made.add_argument("--model-bytes", type=int, default=MODEL_BYTES, help="of gradients")
-    made.add_argument("--json", metavar="FILE", help="write all samples to this file")
-    return made
+SIZES = "256,16384,262144,11000000"  # float32: 1 KiB, 64 KiB, 1 MiB and 44 MB
+LENET_BYTES = 4 * 129_068
 
 
 def main(argv=None) -> int:
-    """Measure what ``argv`` asks for, print it, fit and predict; the exit code."""
-    options, console = parser().parse_args(argv), report.Console()
-    machine, rows = measure.machine(), []
-    console.header(__version__, {"machine": bench_cli.processor(machine), "date": machine["date"]})
-    console.line("median of the all-reduce of so many float32, and of LeNet's step on 128 images a")
-    console.line("process; interquartile range beside it; one thread a process")
-    heads = ("candidate", "P", "elements", "ms", "iqr ms", "GB/s")
-    console.line(bench_cli.columns(heads, WIDTHS))
-    for num_processes in options.processes:
-        for name, start in jobs.CANDIDATES.items():
-            if num_processes == 1 and name != "gluonpar":
-                continue
-            try:
-                rows.append(start(num_processes, options.sizes, options.rounds, vars(options)))
-            except jobs.Unable as reason:
-                console.notice(f"left out: {name} on {num_processes}: {reason}")
-                continue
-            table(console, rows[-1])
-    if options.json:
-        measure.write_json(options.json, {"machine": machine, "rows": rows})
-    predict(console, options, rows)
-    wrong = sum(row["wrong"] for row in rows)
-    if wrong:
-        console.notice(f"bench_cluster.py: {wrong} sums were wrong")
-    return bench_cli.WRONG if wrong else bench_cli.MEASURED
+    """Measure what ``argv`` asks for and print it; the exit code."""
+
+    def plot(options, rows):
+        chart.draw(options.plot, rows, threads.cores())
+
+    return bench_cli.conduct(parser(), argv, run, plot)
 
 
-def table(console, row) -> None:
-    """One candidate's lines."""
-    p = row["processes"]
-    for n, seconds in row["seconds"].items():
-        median, spread = figures(seconds)
-        rate = f"{model.sent_bytes(p, 4 * int(n)) / median / 1e9:.2f}" if p > 1 else ""
-        cells = (row["kind"], p, n, f"{1e3 * median:.3f}", f"{1e3 * spread:.3f}", rate)
-        console.line(bench_cli.columns(cells, WIDTHS))
-    if "step_seconds" in row:
-        median, spread = figures(row["step_seconds"])
-        cells = (row["kind"], p, "LeNet step", f"{1e3 * median:.2f}", f"{1e3 * spread:.2f}", "")
-        console.line(bench_cli.columns(cells, WIDTHS))
-
-
-def figures(seconds):
-    """Median and interquartile range."""
-    low, median, high = statistics.quantiles(seconds, n=4)
-    return median, high - low
-
-
-def predict(console, options, rows) -> None:
-    """Fit the model to ours, and say what it predicts on 8 to 1024 processes."""
-    ours = [row for row in rows if row["kind"] == "gluonpar"]
-    points = [
-        (row["processes"], 4 * int(n), statistics.median(seconds))
-        for row in ours
-        for n, seconds in row["seconds"].items()
-        if row["processes"] > 1
-    ]
-    try:
-        fitted = model.fit(points)
-    except ValueError as error:
-        console.notice(f"no model: {error}")
-        return
-    errors = [model.allreduce_seconds(p, n, fitted) / s - 1 for p, n, s in points]
-    console.line(
-        f"fitted: latency {1e6 * fitted.latency_seconds:.0f} us, "
-        f"{fitted.bytes_per_second / 1e9:.2f} GB/s; off by {min(errors):+.0%} to {max(errors):+.0%}"
+def parser() -> bench_cli.Parser:
+    """The options."""
+    made = bench_cli.Parser(
+        __doc__.partition("\n")[0], "draw times and the model", on_devices=False
     )
-    network = model.Network(
-        fitted.latency_seconds if options.latency_us is None else options.latency_us / 1e6,
-        fitted.bytes_per_second if options.gbit is None else options.gbit * 1e9 / 8,
-    )
-    alone = [row["step_seconds"] for row in ours if row["processes"] == 1]
-    compute = statistics.median(alone[0] if alone else ours[0]["step_seconds"])
-    console.line(
-        f"predicted, {options.model_bytes} bytes of gradients, {1e3 * compute:.1f} ms of "
-        f"computation, latency {1e6 * network.latency_seconds:.0f} us, "
-        f"{network.bytes_per_second / 1e9:.2f} GB/s:"
-    )
-    for p in (8, 16, 32, 64, 128, 256, 512, 1024):
-        best, worst = model.step_seconds(p, compute, options.model_bytes, network)
-        console.line(
-            f"{p:6d} processes: {1e3 * best:7.1f} to {1e3 * worst:7.1f} ms a step, "
-            f"{p * compute / worst:6.0f} to {p * compute / best:6.0f} times one process"
+    made.add("--processes", "1,2,4", "how many", type=bench_cli.numbers, metavar="P,...")
+    help_ = "float32 in the arrays that are summed"
+    made.add("--sizes", SIZES, help_, type=bench_cli.numbers, metavar="N,...")
+    every, known = ",".join(CANDIDATES), bench_cli.among(CANDIDATES)
+    made.add("--candidates", every, "who is measured", type=known, metavar="A,B")
+    made.add("--batch-size", 256, "images a step, over all processes", type=int, metavar="N")
+    made.add("--steps", 5, "steps a sample", type=int, metavar="N")
+    made.add("--rounds", 12, "samples of each candidate", type=int, metavar="N")
+    made.add_argument("--horovod-python", metavar="PATH", help="interpreter that has Horovod")
+    help_ = "predict for a network of this latency, in microseconds (default: as fitted)"
+    made.add_argument("--latency-us", type=float, metavar="T", help=help_)
+    help_ = "and of this bandwidth, in Gbit/s (default: as fitted)"
+    made.add_argument("--gbit", type=float, metavar="B", help=help_)
+    help_ = "predict for this much computation a step (default: the floor's, measured)"
+    made.add_argument("--compute-ms", type=float, metavar="T", help=help_)
+    help_ = "predict for so many bytes of gradients; LeNet's are"
+    made.add("--model-bytes", LENET_BYTES, help_, type=int, metavar="N")
+    return made
+
+
+def run(made, console, record):
+    """Extend the record by the rows of each number of processes; what was wrong."""
+    options = record.options
+    with made.requests():
+        check(options)
+        record.keep()
+    header(console, record)
+    cores, failed = threads.cores(), []
+    for number in options.processes:
+        asked = Asked(number, options.batch_size, options.horovod_python, cores)
+        with contest.Contest(asked) as held:
+            new = hold(held, options)
+        show(console, options, held, new)
+        record.rows += new
+        failed += [f"{name} on {number} processes" for name in held.failed]
+        record.keep()
+    for line in prediction(options, record.rows, cores):
+        console.line(line)
+    wrong = [f"{row.name} on {row.processes} processes" for row in record.rows if row.wrong]
+    lines = [f"wrong sums, or another loss than the others': {'; '.join(wrong)}"] if wrong else []
+    return lines + ([f"failed: {'; '.join(failed)}"] if failed else [])
+
+
+def check(options) -> None:
+    """Raise ValueError for what cannot be asked."""
+    for name in ("processes", "sizes"):
+        for value in getattr(options, name):
+            if value < 1:
+                raise ValueError(f"{name}={value}; need at least 1")
+    for name in ("steps", "rounds"):
+        if getattr(options, name) < 1:
+            raise ValueError(f"{name}={getattr(options, name)}; need at least 1")
+    most = max(options.processes)
+    if options.batch_size < most:
+        raise ValueError(
+            f"batch_size={options.batch_size} leaves some of {most} processes without an image; "
+            "give at least one each"
         )
+    for name in ("latency_us", "gbit", "compute_ms", "model_bytes"):
+        value = getattr(options, name)
+        if value is not None and not 0 <= value < float("inf"):
+            raise ValueError(f"{name}={value}; need a number that is not negative")
+    if options.gbit == 0:
+        raise ValueError("gbit=0.0 carries nothing; give the network's bandwidth")
+    if options.horovod_python:
+        process.check_python("horovod_python", options.horovod_python)
+
+
+def hold(held, options):
+    """Start all jobs, let them run in turns, and return their rows."""
+    for name in bench_cli.progress_bar(desc="starting", unit="job")(options.candidates):
+        held.start(name)
+    bar = bench_cli.progress_bar(desc=f"{held.asked.processes} processes", unit="round")
+    held.measure(options.sizes, options.steps, options.rounds, bar)
+    return held.rows()
+
+
+def header(console, record):
+    """Print what the figures depend on and what they mean."""
+    machine, options = record.machine, record.options
+    console.header(
+        __version__,
+        {
+            "machine": bench_cli.processor(machine),
+            "date": machine["date"],
+            "samples": f"{options.rounds} rounds, all candidates in turns; the median, iqr the "
+            "interquartile range, of the slowest rank from a barrier on",
+            "all-reduce": "of one float32 array a process, in host memory, to all processes",
+            "training": f"LeNet, {options.steps} steps a sample on {options.batch_size} images a "
+            "step over all processes, cores / processes threads each",
+            "lo": "what the loopback network carried meanwhile, a process; shared memory is none",
+        },
+    )
+    for name in options.candidates:
+        console.line(f"{name}: {CANDIDATES[name].about}")
+
+
+def show(console, options, held, rows):
+    """Print the tables of so many processes, and who is missing and why."""
+    number = held.asked.processes
+    console.line(f"\n{number} process{'es' if number > 1 else ''}")
+    for line in tables.sums(rows, options.sizes) if number > 1 else []:
+        console.line(line)
+    for line in tables.steps(rows):
+        console.line(line)
+    for name, reason in held.left_out.items():
+        console.notice(f"left out: {name}: {reason}")
+    for name, how in held.failed.items():
+        console.notice(f"failed: {name}: {how}")
+
+
+def prediction(options, rows, cores):
+    """The model fitted to our all-reduces, and what it predicts; or why there is none."""
+    points = tables.points(rows, cores)
+    if not points:
+        return []
+    try:
+        found = model.fit(points)
+    except ValueError as error:
+        return [f"\nno model: {error}"]
+    network = found._replace(
+        **({} if options.latency_us is None else {"latency_seconds": options.latency_us / 1e6}),
+        **({} if options.gbit is None else {"bytes_per_second": options.gbit * 1e9 / 8}),
+    )
+    lines = ["", *tables.fitted(found, points)]
+    compute = (
+        tables.compute_seconds(rows) if options.compute_ms is None else options.compute_ms / 1e3
+    )
+    if compute is None:
+        return [*lines, "no prediction: the floor was not measured; give --compute-ms"]
+    return [*lines, *tables.predicted(network, compute, options.model_bytes)]
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(130)
+    sys.exit(main())

@@ -117,6 +117,12 @@ def exchanged():
     for array in several:
         n = array.size
         assert (array.asnumpy() == sum(r + n for r in range(size))).all(), array
+    for n in (1 << 21, 2_500_001):  # from 8 MiB on in blocks, the last of a part shorter
+        for dtype in ("float32", "float64", "int32"):
+            values = np.arange(n) % 1000
+            x = mx.nd.array(values + rank, dtype=dtype)
+            cluster.allreduce([x])
+            assert (x.asnumpy() == values * size + size * (size - 1) // 2).all(), (n, dtype)
     rng = np.random.RandomState(0)
     values = rng.randn(size, 1001).astype("float32")
     x = mx.nd.array(values[rank])
@@ -216,7 +222,7 @@ def fault(kind, who):
         x /= cluster.size()
         x.wait_to_read()
         if i == 10 and cluster.rank() == who:
-            print("now", flush=True)
+            print("now", time.time(), flush=True)
             if kind == "raise":
                 raise KeyError("the cat")
             FAULTS[kind]()

@@ -1,5 +1,6 @@
 """Several processes under a real mpirun, on this machine, train as one and end as one."""
 
+import concurrent.futures
 import importlib.util
 import os
 import pathlib
@@ -110,16 +111,20 @@ FAULTS = {
 
 @pytest.fixture(scope="module")
 def faulty():
-    """All jobs in which something goes wrong, side by side: (exit code, seconds, out, err)."""
+    """All jobs in which something goes wrong, side by side; see :func:`ended`."""
     watched = {
         name: mpirun((3 if name == "stop 0" else 2, [*RANK, *what]), GLUONPAR_TIMEOUT=str(SECONDS))
         for name, (what, _, _) in FAULTS.items()
     }
-    start, found = time.monotonic(), {}
-    for name, job in watched.items():
-        out, err = job.communicate(timeout=120)
-        found[name] = job.returncode, time.monotonic() - start, out, err
-    return found
+    with concurrent.futures.ThreadPoolExecutor(len(watched)) as pool:
+        return dict(zip(watched, pool.map(ended, watched.values())))
+
+
+def ended(job):
+    """Wait for it: (exit code, seconds since something went wrong, out, err)."""
+    out, err = job.communicate(timeout=200)
+    now = time.time()
+    return job.returncode, now - float(re.search(r"^now (.*)", out, re.M)[1]), out, err
 
 
 def pids(out):
@@ -144,7 +149,7 @@ def test_a_rank_that_is_lost_ends_the_job_with_one_line_that_names_it(name, faul
     assert len(lines) == 1, err
     assert lines[0].startswith(f"gluonpar: rank {rank} (pid ") and words in lines[0]
     assert lines[0].endswith("; the job ends")
-    assert code != 0 and seconds < 60  # seven jobs at once, on a machine that has other work
+    assert code != 0 and seconds < 30  # seven jobs at once
     assert len(pids(out)) >= 2 and not any(map(runs, pids(out)))
 
 
@@ -154,7 +159,7 @@ def test_whatever_ends_mpirun_ends_all_ranks(number, fault):
     """Also one that is stopped, and so cannot notice anything."""
     job = mpirun((2, [*RANK, fault, "1"]))
     out = [job.stdout.readline() for _ in range(3)]
-    while "now\n" not in out:
+    while not any(line.startswith("now") for line in out):
         out.append(job.stdout.readline())
     job.send_signal(number)
     job.communicate(timeout=30)

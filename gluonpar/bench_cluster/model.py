@@ -1,26 +1,47 @@
 """What an all-reduce costs on P processes: a model of steps and bytes, fitted to what was measured.
 
-seconds(P, n) = steps(P) * latency + bytes(P, n) / bandwidth, where a process sends
-steps(P) = 2 ceil(log2 P) messages with bytes(P, n) = 2 n (P - 1) / P bytes in all: a reduce-scatter
-by halving and an all-gather by doubling (Thakur, Rabenseifner and Gropp, "Optimization of
-Collective Communication Operations in MPICH", 2005). Pure Python.
+    seconds(P, n) = overhead + crowding(P) * (steps(P) * latency + bytes(P, n) / bandwidth)
+
+where a process sends steps(P) = 2 ceil(log2 P) messages, one after the other, with bytes(P, n) =
+2 n (P - 1) / P bytes in all: a reduce-scatter by halving and an all-gather by doubling (Thakur,
+Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH", 2005). The
+overhead is what the operation costs however many processes take part: the hand-over to MXNet's
+engine and back. Processes that share a machine of C processors take turns on them, crowding(P) =
+max(1, P / C); each on processors of its own, it is 1.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import NamedTuple, Sequence
 
+import numpy as np
+
 
 class Network(NamedTuple):
-    """Seconds a message takes that holds nothing, and bytes a second of one that holds much."""
+    """Seconds an operation costs at least, seconds a message that holds nothing takes, bytes/s."""
 
+    overhead_seconds: float
     latency_seconds: float
     bytes_per_second: float
 
 
+class Measured(NamedTuple):
+    """One all-reduce: on how many processes, of how many bytes, the time, and the crowding."""
+
+    processes: int
+    num_bytes: int
+    seconds: float
+    crowding: float = 1.0
+
+
 def steps(num_processes: int) -> int:
-    """Messages that a process sends one after the other."""
+    """Messages that a process sends one after the other.
+
+    >>> [steps(p) for p in (1, 2, 3, 4, 1024)]
+    [0, 2, 4, 4, 20]
+    """
     return 2 * math.ceil(math.log2(num_processes))
 
 
@@ -33,57 +54,84 @@ def sent_bytes(num_processes: int, num_bytes: int) -> float:
     return 2 * num_bytes * (num_processes - 1) / num_processes
 
 
-def allreduce_seconds(num_processes: int, num_bytes: int, network: Network) -> float:
+def crowding(num_processes: int, cores: int) -> float:
+    """How many processes take turns on a processor, if all are on one machine; at least 1.
+
+    >>> crowding(2, 4), crowding(4, 2)
+    (1.0, 2.0)
+    """
+    return max(1.0, num_processes / cores)
+
+
+def allreduce_seconds(
+    num_processes: int, num_bytes: int, network: Network, crowding: float = 1.0
+) -> float:
     """The model's time of an all-reduce; 0 in one process.
 
-    >>> allreduce_seconds(2, 1000, Network(1e-3, 1e6))
-    0.003
+    >>> allreduce_seconds(2, 1000, Network(0.5, 0.25, 2000.0))
+    1.5
     """
+    if num_processes == 1:
+        return 0.0
     latency = steps(num_processes) * network.latency_seconds
-    return latency + sent_bytes(num_processes, num_bytes) / network.bytes_per_second
+    transfer = sent_bytes(num_processes, num_bytes) / network.bytes_per_second
+    return network.overhead_seconds + crowding * (latency + transfer)
 
 
-def fit(measured: Sequence[tuple[int, int, float]]) -> Network:
-    """The network that explains (processes, bytes, seconds) best, in relative error.
+def fit(measured: Sequence[Measured]) -> Network:
+    """The network that explains what was measured best, in relative error.
 
-    Least squares of the relative errors: two unknowns, and their normal equations by hand. Raises
-    ValueError if what was measured cannot tell latency from bandwidth.
+    Least squares of the relative errors in three unknowns, none of them negative: the best of all
+    subsets of them that give none. ValueError if what was measured cannot tell the bandwidth.
 
-    >>> true = Network(1e-4, 1e9)
-    >>> points = [(p, n, allreduce_seconds(p, n, true)) for p in (2, 4) for n in (10, 10**7)]
-    >>> ["%.3g" % x for x in fit(points)]
-    ['0.0001', '1e+09']
+    >>> true = Network(2e-4, 1e-4, 1e9)
+    >>> points = [(p, n) for p in (2, 4) for n in (10, 10**5, 10**7)]
+    >>> found = fit([Measured(p, n, allreduce_seconds(p, n, true)) for p, n in points])
+    >>> ["%.3g" % x for x in found]
+    ['0.0002', '0.0001', '1e+09']
     """
-    rows = [(steps(p) / s, sent_bytes(p, n) / s) for p, n, s in measured]
-    aa = sum(a * a for a, _ in rows)
-    ab = sum(a * b for a, b in rows)
-    bb = sum(b * b for _, b in rows)
-    ya, yb = sum(a for a, _ in rows), sum(b for _, b in rows)
-    determinant = aa * bb - ab * ab
-    if determinant <= 1e-9 * aa * bb:
-        raise ValueError(f"{len(measured)} measurements of like sizes fit no model; take 2 sizes")
-    latency = (ya * bb - yb * ab) / determinant
-    per_byte = (yb * aa - ya * ab) / determinant
-    if latency <= 0 or per_byte <= 0:
+    rows = [
+        (1.0, m.crowding * steps(m.processes), m.crowding * sent_bytes(m.processes, m.num_bytes))
+        for m in measured
+    ]
+    seconds = np.array([m.seconds for m in measured])
+    relative = np.array(rows).reshape(-1, 3) / seconds[:, None]
+    scale = relative.max(axis=0, initial=1e-300)  # bytes and calls are far apart
+    best = None
+    for used in itertools.chain.from_iterable(
+        itertools.combinations(range(3), k) for k in (3, 2, 1)
+    ):
+        chosen = relative[:, used] / scale[list(used)]
+        found, _, rank, _ = np.linalg.lstsq(chosen, np.ones(len(seconds)), rcond=1e-9)
+        error = float(np.sum((chosen @ found - 1) ** 2))
+        if 2 in used and rank == len(used) and (found > 0).all():
+            if best is None or error < best[0] * (1 - 1e-9):
+                best = error, dict(zip(used, found / scale[list(used)]))
+    if best is None or len(set((m.processes, m.num_bytes) for m in measured)) < 2:
         raise ValueError(
-            f"the fit gives latency {latency:g} s and {per_byte:g} s a byte: the measurement was "
-            "disturbed, or its sizes are too alike"
+            f"{len(measured)} measurements of like sizes fit no model; take several sizes that "
+            "differ a thousandfold"
         )
-    return Network(latency, 1 / per_byte)
+    overhead, latency, per_byte = (float(best[1].get(i, 0.0)) for i in range(3))
+    return Network(overhead, latency, 1 / per_byte)
 
 
 def step_seconds(
-    num_processes: int, compute_seconds: float, num_bytes: int, network: Network
+    num_processes: int,
+    compute_seconds: float,
+    num_bytes: int,
+    network: Network,
+    crowding: float = 1.0,
 ) -> tuple[float, float]:
     """A training step's time, each process with a batch of its own: at best and at worst.
 
-    At best the sum is hidden behind backward, two thirds of the computation, but for its latency;
-    at worst it begins when backward has ended.
+    At best the transfer hides behind backward, two thirds of the computation, and latency and
+    overhead do not; at worst it begins when backward has ended.
 
-    >>> [round(t, 3) for t in step_seconds(2, 0.3, 10**6, Network(1e-3, 1e7))]
+    >>> [round(t, 3) for t in step_seconds(2, 0.3, 10**6, Network(0, 1e-3, 1e7))]
     [0.302, 0.402]
     """
-    exchange = allreduce_seconds(num_processes, num_bytes, network)
-    latency = steps(num_processes) * network.latency_seconds
-    hidden = min(exchange - latency, compute_seconds * 2 / 3)
+    exchange = allreduce_seconds(num_processes, num_bytes, network, crowding)
+    bare = allreduce_seconds(num_processes, 0, network, crowding)
+    hidden = min(exchange - bare, compute_seconds * 2 / 3)
     return compute_seconds + exchange - hidden, compute_seconds + exchange

@@ -15,7 +15,8 @@ from typing import Any, Callable, Sequence
 import mxnet as mx
 import numpy as np
 
-from gluonpar import engine, memory, partition
+from gluonpar import engine, memory
+from gluonpar.cluster import sums
 from gluonpar.cluster.world import World, world
 
 CHECK = "GLUONPAR_CHECK"
@@ -23,7 +24,7 @@ _using_mpi = threading.Lock()
 
 
 def allreduce(arrays: Sequence[mx.nd.NDArray], compression: str | None = None) -> None:
-    """Replace each of ``arrays`` by its sum over all processes, in place, in one MPI call a dtype.
+    """Replace each of ``arrays`` by its sum over all processes, in place, one message a dtype.
 
     Arrays are dense, on any contexts, of the same shapes and dtypes on all processes; float16 is
     added in float32. With ``compression='fp16'`` floats are sent as float16: half the bytes, 11
@@ -157,31 +158,9 @@ def _copy(job: World, flat: np.ndarray) -> None:
 
 def _sum(as_float16: bool, job: World, flat: np.ndarray) -> None:
     if flat.dtype == np.float16 or (as_float16 and flat.dtype.kind == "f"):
-        _sum_halves(job, flat)
+        sums.as_float16(job, flat)
     else:
-        job.comm.Allreduce(job.mpi.IN_PLACE, flat)
-
-
-def _sum_halves(job: World, flat: np.ndarray) -> None:
-    """Each rank adds up one part, in float32: MPI has no float16, and would round each sum of two.
-
-    A reduce-scatter and an all-gather, both direct: 2 n (P - 1) / P elements in and out of a rank.
-    """
-    halves = flat if flat.dtype == np.float16 else flat.astype(np.float16)
-    bits, kind = halves.view(np.uint16), job.mpi.UINT16_T
-    counts = partition.sizes(flat.size, job.size)
-    mine = counts[job.rank]
-    brought = np.empty((job.size, mine), np.float16)
-    received = [brought.view(np.uint16), [mine] * job.size]
-    job.comm.Alltoallv([bits, counts, kind], [*received, kind])
-    sums = brought[0].astype(np.float32)
-    for other in brought[1:]:
-        np.add(sums, other, out=sums)
-    with np.errstate(over="ignore"):  # what is too large for float16 is infinite, as documented
-        part = sums.astype(np.float16)
-    job.comm.Allgatherv([part.view(np.uint16), kind], [bits, counts, kind])
-    if halves is not flat:
-        np.copyto(flat, halves)
+        sums.allreduce(job, flat)
 
 
 @functools.lru_cache(None)

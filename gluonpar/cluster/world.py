@@ -23,13 +23,17 @@ _POLL_SECONDS, _POLLS_AT_ONCE = 50e-6, 20
 
 
 class World(NamedTuple):
-    """All processes of the job: MPI's module, a communicator of our own, and the watch."""
+    """All processes of the job: MPI's module, a communicator of our own, and the watch.
+
+    ``one_machine``: they share its memory.
+    """
 
     rank: int
     size: int
     mpi: Any
     comm: Any
     watch: Watch
+    one_machine: bool
 
     def meet(self) -> None:
         """Wait until all ranks are here, and sleep meanwhile: the core has other work.
@@ -103,8 +107,8 @@ def _start() -> World:
     launcher.mark_joined()
     watch = _watch(comm, seconds)
     _install(watch, mpi)
-    _share_processors(comm)
-    return World(comm.rank, comm.size, mpi, comm, watch)
+    hosts = _share_processors(comm)
+    return World(comm.rank, comm.size, mpi, comm, watch, len(hosts) == 1)
 
 
 def _initialized_mpi():
@@ -163,13 +167,14 @@ def _install(watch: Watch, mpi) -> None:
     engine.at_exit(leave)
 
 
-def _share_processors(comm) -> None:
-    """Ranks that may run on the same processors share them, as contexts do within a process."""
+def _share_processors(comm) -> set[str]:
+    """Ranks that may run on the same processors share them, as contexts do; all ranks' hosts."""
     mine = (socket.gethostname(), sorted(os.sched_getaffinity(0)))
     everybody = comm.allgather(mine)
     neighbours = [processors for host, processors in everybody if host == mine[0]]
     share = sum(1 / sum(p in theirs for theirs in neighbours) for p in mine[1])
     threads.limit(max(1, int(share + 1e-9)))
+    return {host for host, _ in everybody}
 
 
 def _die_with_the_launcher() -> None:
