@@ -156,15 +156,20 @@ def test_a_rank_that_is_lost_ends_the_job_with_one_line_that_names_it(name, faul
 @needs_mpi
 @pytest.mark.parametrize("number, fault", [(signal.SIGINT, "go on"), (signal.SIGKILL, "stop")])
 def test_whatever_ends_mpirun_ends_all_ranks(number, fault):
-    """Also one that is stopped, and so cannot notice anything."""
+    """Also one that is stopped, and so cannot notice anything; Ctrl-C with a line that says so."""
     job = mpirun((2, [*RANK, fault, "1"]))
     out = [job.stdout.readline() for _ in range(3)]
     while not any(line.startswith("now") for line in out):
         out.append(job.stdout.readline())
     job.send_signal(number)
-    job.communicate(timeout=30)
+    _, err = job.communicate(timeout=120)
     found = pids("".join(out))
     assert job.returncode != 0 and len(found) == 2
+    lines = [line for line in err.splitlines() if line.startswith("gluonpar: ")]
+    if number == signal.SIGINT:  # mpirun reads no more of what ranks print when it tells them
+        assert len(lines) == 1 and re.match(
+            "gluonpar: rank [01] .*Ctrl-C.*; the job ends", lines[0]
+        )
     deadline = time.monotonic() + 10
     while any(map(runs, found)) and time.monotonic() < deadline:
         os.sched_yield()

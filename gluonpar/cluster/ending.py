@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import pathlib
 import subprocess
 import sys
+from typing import TextIO
+
+_LAUNCHERS = ("prterun", "mpirun", "orterun")
 
 # Rank 0's last will: mpirun, told to end the job, waits for a host that is cut off until TCP gives
 # up, a quarter of an hour; so it is asked again after 4 s, and killed a second later.
@@ -23,9 +27,23 @@ def urge_the_launcher() -> None:
     subprocess.Popen(["sh", "-c", _URGE, str(os.getppid())], start_new_session=True, **streams)
 
 
-def say(verdict: str) -> None:
+def output_of_the_launcher() -> TextIO | None:
+    """Where mpirun, if it has started this process, prints its own errors; None if that is unknown.
+
+    A launcher that gets Ctrl-C reads no more of what its ranks print before it signals them.
+    """
+    launcher = pathlib.Path("/proc", str(os.getppid()))
+    try:
+        if (launcher / "comm").read_text().strip() in _LAUNCHERS:
+            return open(launcher / "fd" / "2", "a")
+    except OSError:  # it is another user's, or a socket
+        return None
+    return None
+
+
+def say(verdict: str, output: TextIO | None = None) -> None:
     """The one line that is to be seen of how a job ended."""
-    print(f"gluonpar: {verdict}; the job ends", file=sys.stderr, flush=True)
+    print(f"gluonpar: {verdict}; the job ends", file=output or sys.stderr, flush=True)
 
 
 def leave(code: int) -> None:

@@ -24,7 +24,7 @@ from gluonpar.cluster.judge import Judge, Report
 
 BEAT_SECONDS = 1.0
 FAILED, INTERRUPTED, TERMINATED = 1, 128 + signal.SIGINT, 128 + signal.SIGTERM
-_GRACE_SECONDS = {signal.SIGINT: 1.5, signal.SIGTERM: 0.1}  # for a better message to come first
+_GRACE_SECONDS = {signal.SIGINT: 1.5, signal.SIGTERM: 0.05}  # for a better message to come first
 _WHY = {
     signal.SIGINT: "was interrupted (Ctrl-C)",
     signal.SIGTERM: "was ended from outside: Ctrl-C, or its launcher stopped the job (SIGTERM)",
@@ -95,7 +95,10 @@ class Watch:
 
     def _wait(self, lines: list) -> list:
         """Those of ``lines`` on which something has come; takes note of signals."""
-        ready, _, _ = select.select([self._alarm, *lines], [], [], BEAT_SECONDS / 2)
+        seconds = BEAT_SECONDS / 2
+        if self._signalled:  # mpirun kills a quarter of a second after it has sent SIGTERM
+            seconds = min(seconds, max(0.0, self._signalled[0] - time.monotonic()) + 0.01)
+        ready, _, _ = select.select([self._alarm, *lines], [], [], seconds)
         if self._alarm in ready:
             ready.remove(self._alarm)
             for number in os.read(self._alarm, 64):
@@ -121,6 +124,7 @@ class RankZero(Watch):
         self._judge = Judge(size, timeout_seconds, time.monotonic())
         self._judge.hello(0, socket.gethostname(), os.getpid(), time.monotonic())
         self._token = secrets.token_hex(16)
+        self._launchers_output = ending.output_of_the_launcher()
         self._listener = wire.listen(size)
         self._lines: dict[int, wire.Line] = {}
         self._strangers: list[wire.Line] = []
@@ -203,7 +207,7 @@ class RankZero(Watch):
             line.send(**message)
 
     def _end(self, verdict: str) -> None:
-        ending.say(verdict)
+        ending.say(verdict, self._launchers_output if self._signalled else None)
         self._tell(stop=True)
         ending.urge_the_launcher()
         signalled = self._signalled[1] if self._signalled else None
