@@ -4,19 +4,21 @@
 python scripts/bench_training.py --num-gpus 2
 python scripts/bench_training.py --workload mlp --num-gpus 1,2,4 --device cpu --rounds 6
 python scripts/bench_training.py --torch-python ~/torch/bin/python --json a.json --plot a.png
-python scripts/bench_training.py --workload lenet --num-gpus 2 --soak 2000
+python scripts/bench_training.py --workload lenet --num-gpus 4 --soak 20000 --plot soak.svg
 
-With --soak, gluonpar alone trains so many steps, and what is shown is how its memory grows.
+With --soak, gluonpar alone trains so many steps, and what is shown is whether its process stays as
+it was: resident memory, threads, file descriptors, images/s; and whether its devices stay alike.
 
-Exit code: 0; 1 if a candidate died, or trained another function than the others, or grew; 2 for a
-request that cannot be met; 130 after Ctrl-C.
+Exit code: 0; 1 if a candidate died, or trained another function than the others, or did not stay as
+it was; 2 for a request that cannot be met; 130 after Ctrl-C.
 """
 
+import itertools
 import sys
 
 try:
     from gluonpar import bench_cli, devices
-    from gluonpar.bench_training import chart, contest, process, tables
+    from gluonpar.bench_training import chart, contest, panels, process, tables
     from gluonpar.bench_training import soak as soaks
     from gluonpar.bench_training.candidates import (
         CANDIDATES,
@@ -43,25 +45,27 @@ def main(argv=None) -> int:
     """Measure what ``argv`` asks for and print it workload by workload; the exit code."""
 
     def plot(options, rows):
-        chart.draw(options.plot, rows)
+        draw = chart.draw if options.soak is None else panels.draw
+        draw(options.plot, rows)
 
     return bench_cli.conduct(parser(), argv, run, plot)
 
 
 def parser() -> bench_cli.Parser:
     """The options."""
-    made = bench_cli.Parser(__doc__.partition("\n")[0], "draw ms/step")
+    made = bench_cli.Parser(__doc__.partition("\n")[0], "draw ms/step, or the soak")
     every, known = ",".join(WORKLOADS), bench_cli.among(WORKLOADS)
     made.add("--workload", every, "what to train", type=known, metavar="A,B")
     made.add("--num-gpus", "2", "numbers of devices", type=bench_cli.numbers, metavar="K,...")
-    every, known = ",".join(CANDIDATES), bench_cli.among(CANDIDATES)
-    made.add("--candidates", every, "who is measured", type=known, metavar="A,B")
+    help_ = f"who is measured (default: {','.join(CANDIDATES)}; with --soak {OURS})"
+    known = bench_cli.among(CANDIDATES)
+    made.add_argument("--candidates", type=known, metavar="A,B", help=help_)
     help_ = "samples a step, over all devices (default: the workload's)"
     made.add_argument("--batch-size", type=int, metavar="N", help=help_)
     made.add("--steps", 5, "steps a sample", type=int, metavar="N")
     made.add("--rounds", 12, "samples of each candidate", type=int, metavar="N")
     made.add("--warmup", 5, "steps before, that do not count", type=int, metavar="N")
-    help_ = f"instead, train {OURS} this many steps and show how its memory grows"
+    help_ = "instead, train this many steps and show whether the process stays as it was"
     made.add_argument("--soak", type=int, metavar="N", help=help_)
     for name, package in ((TORCH, "PyTorch"), (HOROVOD, "Horovod")):
         help_ = f"interpreter that has {package} (default: this one)"
@@ -85,11 +89,9 @@ def run(made, console, record):
 def request(options):
     """The settings in turn, and notices on their devices; ValueError if they cannot be had."""
     if options.soak is not None:
-        soaks.check(options.soak)
-        if options.plot:
-            raise ValueError(f"plot={options.plot} draws times, and soak={options.soak} has none")
+        soaks.check(options.soak, names(options))
     pythons = {TORCH: options.torch_python, HOROVOD: options.horovod_python}
-    for name in set(pythons) & set(options.candidates):
+    for name in set(pythons) & set(names(options)):
         process.check_python(f"{name.split()[0]}_python", pythons[name])
     chosen = [devices.choose(num_gpus=k, device=options.device) for k in options.num_gpus]
     settings = [
@@ -108,6 +110,11 @@ def request(options):
     return settings, [choice.notice for choice in chosen if choice.notice]
 
 
+def names(options):
+    """Who trains."""
+    return options.candidates or ([OURS] if options.soak is not None else list(CANDIDATES))
+
+
 def compare(settings, console, record):
     """Print a table for each setting and one of all; what was wrong."""
     header(console, record)
@@ -115,7 +122,7 @@ def compare(settings, console, record):
     left_out = record.more["left_out"] = []
     for setting in settings:
         with contest.Contest(setting) as held:
-            new = hold(held, record.options.candidates)
+            new = hold(held, names(record.options))
         show(console, held, new)
         record.rows += new
         failed += [[setting.title, *failure] for failure in held.failed.items()]
@@ -126,13 +133,13 @@ def compare(settings, console, record):
             console.line(line)
     wrong = [f"{row.name} on {row.setting.title}" for row in record.rows if row.wrong]
     lines = [f"another loss than the others': {'; '.join(wrong)}"] if wrong else []
-    names = [f"{name} on {title}" for title, name, _ in failed]
-    return lines + ([f"failed: {'; '.join(names)}"] if names else [])
+    dead = [f"{name} on {title}" for title, name, _ in failed]
+    return lines + ([f"failed: {'; '.join(dead)}"] if dead else [])
 
 
-def hold(held, names):
+def hold(held, candidates):
     """Start all candidates, let them train in turns, and return their rows."""
-    for name in bench_cli.progress_bar(desc="starting", unit="process")(names):
+    for name in bench_cli.progress_bar(desc="starting", unit="process")(candidates):
         held.start(name)
     held.measure(bench_cli.progress_bar(desc=held.setting.title, unit="round"))
     return held.rows()
@@ -157,7 +164,7 @@ def header(console, record):
             f"than {contest.TOLERANCE:g} is wrong",
         },
     )
-    for name in options.candidates:
+    for name in names(options):
         console.line(f"{name}: {CANDIDATES[name].about}")
 
 
@@ -179,21 +186,26 @@ def show(console, held, rows):
 
 
 def soak(settings, console, record):
-    """Print how gluonpar's memory grows on each setting; what was wrong."""
-    console.header(__version__, {"machine": bench_cli.processor(record.machine)})
+    """Print whether each candidate's process stays as it was on each setting; what was wrong."""
+    machine = record.machine
+    console.header(__version__, {"machine": bench_cli.processor(machine), "date": machine["date"]})
     failed = record.more["failed"] = []
-    for setting in settings:
-        bar = bench_cli.progress_bar(desc=setting.title, unit="sample")
+    for setting, name in itertools.product(settings, names(record.options)):
+        bar = bench_cli.progress_bar(desc=f"{name}, {setting.title}", unit="sample")
         try:
-            result = soaks.soak(setting, record.options.soak, bar)
+            result = soaks.soak(setting, record.options.soak, name, bar)
         except process.Died as how:
-            failed.append(f"failed: {OURS} on {setting.title}: {how}")
+            failed.append(f"failed: {name} on {setting.title}: {how}")
         else:
             record.rows.append(result)
-            console.line(tables.soaked(result))
+            for line in tables.soaked(result):
+                console.line(line)
         record.keep()
-    grown = [result.setting.title for result in record.rows if result.wrong]
-    return failed + ([f"{OURS} grew on {'; '.join(grown)}"] if grown else [])
+    return failed + [
+        f"{result.title}: {complaint}"
+        for result in record.rows
+        for complaint in result.complaints.values()
+    ]
 
 
 if __name__ == "__main__":

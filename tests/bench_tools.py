@@ -55,18 +55,23 @@ def played_by(monkeypatch, **sources):
         monkeypatch.setattr(module, "launch", launch)
 
 
-def actor(loss=1.0, then="pass", resident="5", seconds="0.01 * steps", **more):
+def actor(loss=1.0, then="pass", trained=None, **more):
     """Source of a process that answers as a worker does and needs no time.
 
-    ``resident`` and ``seconds`` are expressions of ``steps``, asked for now, and ``total``.
+    ``trained`` is what it answers after steps where that is not as usual; its values are
+    expressions of ``steps``, asked for now, and ``total``.
     """
     report = {"loss": loss, "peak_bytes": 5, "idle_seconds": 1, "idle_cpu_seconds": 0}
-    report.update(memory=[], **more)
+    replicas = {"devices": 2, "parameters": 8, "differing": 0, "not_finite": 0}
+    report.update({"memory": [], "replicas": replicas, **more})
+    usual = {"seconds": "0.01 * steps", "cpu_seconds": "0.02 * steps", "resident_bytes": "5"}
+    usual.update({"threads": "3", "descriptors": "7"}, **(trained or {}))
+    items = ", ".join(f"{name!r}: {value}" for name, value in usual.items())
     ready = {"loss": 2.0, "ours": False, "version": ""}
     return (
         f"import json, sys\nprint(json.dumps({ready}), flush=True)\ntotal = 0\n"
         "for line in sys.stdin:\n"
         f" steps = json.loads(line).get('steps', 0)\n total += steps\n {then}\n"
-        f" trained = {{'seconds': {seconds}, 'resident_bytes': {resident}}}\n"
+        f" trained = {{{items}}}\n"
         f" print(json.dumps(trained if steps else {report}), flush=True)\n"
     )

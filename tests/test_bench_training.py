@@ -135,7 +135,8 @@ def test_memory_beside_a_plain_run_s():
 
 def test_one_table_of_all(command, monkeypatch):
     by_devices = "(0.3, 0.2)[int(sys.argv[-1]) - 1] * steps"
-    played_by(monkeypatch, floor=actor(), gluonpar=actor(seconds=by_devices, peak_bytes=7_000_000))
+    ours = actor(trained={"seconds": by_devices}, peak_bytes=7_000_000)
+    played_by(monkeypatch, floor=actor(), gluonpar=ours)
     acted = contest.launch
 
     def launch(name, setting):
@@ -252,7 +253,9 @@ def test_plot(command, monkeypatch, tmp_path, names):
         (("--torch-python", "/bin/false"), "--torch-python /bin/false is no Python"),
         (("--horovod-python", "/nowhere"), "--horovod-python /nowhere cannot be started"),
         (("--soak", "0"), "--soak 0 steps show nothing"),
-        (("--soak", "1", "--plot", "a.png"), "--plot a.png draws times"),
+        (("--soak", "99"), "--soak 99 steps show nothing; give 20000, or at least 100"),
+        (("--soak", "100", "--candidates", "book"), "--candidates book cannot be soaked; these"),
+        (("--soak", "100", "--plot", "soak.txt"), "soak.txt"),
         (("--plot", "bench.txt"), "bench.txt"),
         (("--json", "/"), "cannot write /: "),
         (("--bogus",), "--bogus"),
@@ -262,18 +265,24 @@ def test_a_bad_request_is_one_line_and_exit_code_2(command, arguments, words):
     bench_tools.expect_one_line(command(*TINY, *arguments), words)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_no_process_is_left_behind(number):
-    forever = ("--candidates", "gluonpar", "--rounds", "1000000")
+@pytest.mark.parametrize(
+    ("number", "forever"),
+    [
+        (signal.SIGINT, ("--rounds", "1000000")),
+        (signal.SIGKILL, ("--rounds", "1000000")),
+        (signal.SIGINT, ("--soak", "1000000")),
+    ],
+)
+def test_no_process_is_left_behind(number, forever):
     run = subprocess.Popen(
-        [sys.executable, str(SCRIPT), *TINY, *forever],
+        [sys.executable, str(SCRIPT), *TINY, "--candidates", "gluonpar", *forever],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
     children = pathlib.Path(f"/proc/{run.pid}/task/{run.pid}/children")
     try:
-        wait_until(lambda: "gluonpar: " in run.stdout.readline())
+        wait_until(lambda: "date: " in run.stdout.readline())
         wait_until(lambda: children.read_text())
         pids = children.read_text().split()
         run.send_signal(number)

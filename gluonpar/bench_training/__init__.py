@@ -2,8 +2,8 @@
 
     candidates -> contest (in the parent) -> process ==pipe==> worker -> a candidate's module
 
-``tables``, ``chart`` and ``soak`` are the parent's, too; the candidates' modules are ``book``,
-``gluon``, ``ours``, ``torch_ddp`` and ``horovod_gluon``.
+``soak``, ``steady``, ``tables``, ``chart`` and ``panels`` are the parent's, too; the candidates'
+modules are ``book``, ``gluon``, ``ours``, ``torch_ddp`` and ``horovod_gluon``.
 
 The worker runs under the name ``bench_training``, not ``gluonpar.bench_training``: importing the
 latter would import gluonpar, and MXNet would no longer be as it comes. So the modules that it loads

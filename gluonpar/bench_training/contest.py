@@ -20,7 +20,8 @@ class Row:
 
     ``deviation`` is that of its loss from the others'; None: no matter. ``idle_cpu`` is the share
     of a core that it burnt while others trained; ``imports_gluonpar`` says that its MXNet is not as
-    it comes; ``memory`` is that of its arrays, a dict a device, or empty (:meth:`Training.memory`).
+    it comes; ``memory`` is that of its arrays, a dict a device, or empty
+    (:meth:`training.Training.memory`).
     """
 
     name: str

@@ -6,6 +6,7 @@ import importlib
 from typing import Callable
 
 import mxnet as mx
+import numpy as np
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -36,9 +37,9 @@ class Gluon(Training):
         self.losses = gluon.loss.SoftmaxCrossEntropyLoss()
         self.net.initialize(ctx=ctx)
         every = self.net.collect_params()
-        trained = [param for param in every.values() if param.grad_req != "null"]
+        self.trained = [param for param in every.values() if param.grad_req != "null"]
         self.moving = [param for param in every.values() if param.grad_req == "null"]
-        for param, value in zip(trained + self.moving, task.params + task.moving):
+        for param, value in zip(self.trained + self.moving, task.params + task.moving):
             param.set_data(mx.nd.array(value.T if value.ndim == 2 else value))
         for block in (self.net, self.losses):
             block.hybridize(static_alloc=True, static_shape=True)
@@ -64,6 +65,10 @@ class Gluon(Training):
         for array, value in zip(moving, kept):
             array[:] = value
         return total / len(self.X)
+
+    def values(self) -> list[list[np.ndarray]]:
+        """Without the moving statistics, which are each device's own."""
+        return [[param.data(c).asnumpy() for param in self.trained] for c in self.ctx]
 
     def _losses(self) -> list[mx.nd.NDArray]:
         shards = self.split((self.X, self.y), self.ctx)

@@ -6,6 +6,7 @@ import functools
 from typing import Callable, Sequence
 
 import mxnet as mx
+import numpy as np
 from mxnet import autograd, nd
 
 from gluonpar import graph, models, replicas, threads
@@ -50,6 +51,11 @@ class Ours(Training):
         with autograd.train_mode():
             losses = self._losses(copies)
         return sum(float(loss.sum().asscalar()) for loss in losses) / len(self.X)
+
+    def values(self) -> list[list[np.ndarray]]:
+        """Without the moving statistics, which are each device's own."""
+        n = self.num_trained
+        return [[param.asnumpy() for param in params[:n]] for params in self.device_params]
 
     def memory(self) -> list[dict[str, int]]:
         """On CPU devices; see :mod:`held`."""

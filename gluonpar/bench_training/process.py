@@ -14,6 +14,7 @@ from typing import Any, Mapping, Sequence
 
 WORKER = pathlib.Path(__file__).with_name("worker.py")
 LAST_LINES = 5
+PATIENCE_SECONDS = 60  # of an interpreter that has nothing to do
 
 
 class Unable(Exception):
@@ -104,9 +105,14 @@ class Child:
 
 def check_python(option: str, path: str) -> None:
     """Raise ValueError, naming the ``option``, unless ``path`` is a Python that can be started."""
+    nowhere = {name: subprocess.DEVNULL for name in ("stdin", "stdout", "stderr")}
     try:
-        done = subprocess.run([path, "-c", ""], stdin=subprocess.DEVNULL, capture_output=True)
+        done = subprocess.run([path, "-c", ""], timeout=PATIENCE_SECONDS, **nowhere)
     except OSError as error:
         raise ValueError(f"{option}={path} cannot be started: {error.strerror}") from error
+    except subprocess.TimeoutExpired as error:
+        raise ValueError(
+            f"{option}={path} is no Python: it does not end within {PATIENCE_SECONDS} s"
+        ) from error
     if done.returncode:
         raise ValueError(f"{option}={path} is no Python: exit code {done.returncode}")

@@ -1,83 +1,63 @@
-"""Many steps of gluonpar's candidate: does its process grow?"""
+"""Many steps of one candidate: does its process stay as it was?"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Callable, Iterable
+from typing import Callable, Iterable, Sequence
 
 import numpy as np
 
-from gluonpar.bench_training import process
-from gluonpar.bench_training.candidates import OURS, Setting, launch
+from gluonpar.bench_training import process, vitals
+from gluonpar.bench_training.candidates import CANDIDATES, OURS, Setting, launch
+from gluonpar.bench_training.steady import Sample, Soak
 
-NUM_SAMPLES = 20
-ALLOWED_BYTES = 8_000_000  # 2000 steps that each lose a page of 4 KiB
-
-
-@dataclass(frozen=True)
-class Soak:
-    """Resident bytes of the process, ``resident[i]`` after ``steps[i]`` steps."""
-
-    setting: Setting
-    steps: tuple[int, ...]
-    resident: tuple[int, ...]
-
-    @property
-    def slope(self) -> float:
-        """Bytes a step, by least squares; 0 for a single sample."""
-        if len(self.steps) < 2:
-            return 0.0
-        steps = np.array(self.steps, float)
-        return float(np.polyfit(steps - steps.mean(), np.array(self.resident, float), 1)[0])
-
-    @property
-    def growth(self) -> float:
-        """Bytes from the first sample to the last, on the line of that slope."""
-        return self.slope * (self.steps[-1] - self.steps[0])
-
-    @property
-    def wrong(self) -> bool:
-        """Whether it grew by more than is allowed."""
-        return self.growth > ALLOWED_BYTES
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON, with all samples."""
-        return {
-            "name": OURS,
-            "workload": self.setting.workload,
-            "num_devices": len(self.setting.ctx),
-            "batch_size": self.setting.samples,
-            "steps": list(self.steps),
-            "resident_bytes": list(self.resident),
-            "slope": self.slope,
-            "growth": self.growth,
-            "wrong": self.wrong,
-        }
+NUM_SAMPLES, FEWEST_STEPS = 200, 100
+# Those that train in one process, and whose devices' parameters must be the same.
+SOAKABLE = tuple(
+    name
+    for name, of in CANDIDATES.items()
+    if of.module in ("ours", "gluon") and of.exchanges and of.cuts
+)
 
 
 def soak(
-    setting: Setting, steps: int, progress: Callable[[Iterable[int]], Iterable[int]] = iter
+    setting: Setting,
+    steps: int,
+    name: str = OURS,
+    progress: Callable[[Iterable], Iterable] = iter,
 ) -> Soak:
-    """Train ``steps`` steps after the warm-up, in a process of its own; 20 samples, or fewer.
+    """Train ``steps`` steps after the warm-up, in a process of its own; 200 samples, or fewer.
 
-    Raises ValueError for less than one step, and :class:`process.Died` if the process does.
+    A sample is at least one step, and waits for the last one's end. ``progress`` may wrap the
+    iteration over them, as ``tqdm`` does. ValueError as from :func:`check`;
+    :class:`process.Died` if the process does.
     """
-    check(steps)
-    until = np.linspace(0, steps, min(NUM_SAMPLES, steps) + 1).astype(int)
-    child = process.Child(*launch(OURS, setting))
-    resident = []
+    check(steps, [name])
+    ends = np.linspace(0, steps, min(NUM_SAMPLES, steps) + 1).astype(int).tolist()
+    child = process.Child(*launch(name, setting))
     try:
-        child.hear()
-        if setting.warmup:
-            child.ask({"steps": setting.warmup})
-        for number in progress(np.diff(until).tolist()):
-            resident.append(child.ask({"steps": number})["resident_bytes"])
+        first_loss = child.hear()["loss"]
+        warm = Sample(0, **child.ask({"steps": setting.warmup}))
+        samples = [
+            Sample(end, **child.ask({"steps": end - start}))
+            for start, end in progress(list(zip(ends, ends[1:])))
+        ]
+        report = child.ask({"report": True})
     finally:
         child.end()
-    return Soak(setting, tuple(until[1:].tolist()), tuple(resident))
+    losses = first_loss, report["loss"]
+    return Soak(name, setting, warm, tuple(samples), report["replicas"], losses)
 
 
-def check(steps: int) -> None:
-    """Raise ValueError unless there is something to train."""
-    if steps < 1:
-        raise ValueError(f"soak={steps} steps show nothing; give 2000, or at least 1")
+def check(steps: int, names: Sequence[str]) -> None:
+    """ValueError for too few steps, a candidate that cannot be soaked, or a system without /proc.
+
+    A tenth of the samples must be enough for a median: 10 of 100.
+    """
+    if steps < FEWEST_STEPS:
+        raise ValueError(f"soak={steps} steps show nothing; give 20000, or at least {FEWEST_STEPS}")
+    for name in names:
+        if name not in SOAKABLE:
+            there = ", ".join(SOAKABLE)
+            raise ValueError(f"candidates={name} cannot be soaked; these can: {there}")
+    if not vitals.now()["threads"]:
+        raise ValueError(f"soak={steps} reads /proc, which only Linux has; run it there")

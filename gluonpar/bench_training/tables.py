@@ -7,11 +7,10 @@ from typing import Sequence
 from gluonpar.bench_cli import columns
 from gluonpar.bench_training.candidates import FLOOR, OURS
 from gluonpar.bench_training.contest import Row
-from gluonpar.bench_training.soak import ALLOWED_BYTES, Soak
+from gluonpar.bench_training.steady import ALLOWED_BYTES, LEAST_RATIO, MB, Sample, Soak
 
 HEADINGS = ("candidate", "ms/step", "iqr ms", "images/s", f"/ {FLOOR}", "loss", "off", "peak MB")
 WIDTHS = (-28, 9, 9, 10, 7, 9, 9, 8)
-MB = 1e6
 
 
 def table(rows: Sequence[Row]) -> list[str]:
@@ -80,15 +79,35 @@ def growth(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def soaked(result: Soak) -> str:
-    """The process's memory over many steps."""
-    first, last, most = result.resident[0], result.resident[-1], max(result.resident)
-    return (
-        f"{OURS}, {result.setting.title}: resident {first / MB:.1f} MB after "
-        f"{result.steps[0]} steps, {last / MB:.1f} MB after {result.steps[-1]}, at most "
-        f"{most / MB:.1f} MB; slope {result.slope:+.0f} bytes/step, {result.growth / MB:+.1f} MB "
-        f"in all (more than {ALLOWED_BYTES / MB:.0f} MB is wrong)"
-    )
+def soaked(result: Soak) -> list[str]:
+    """A process over many steps: what it was after the warm-up and at the end, and the limits."""
+    samples, warm, of = result.samples, result.warm, result.replicas
+    seconds = sum(sample.seconds for sample in samples)
+    resident = [sample.resident_bytes / MB for sample in samples]
+    first, last = result.throughput
+    before, after = (1e3 * cpu.median for cpu in result.cpu_per_step)
+    return [
+        f"{result.title}: {samples[-1].steps} steps in {seconds:.0f} s, {len(samples)} samples",
+        f"  memory: resident {warm.resident_bytes / MB:.1f} MB after the warm-up, "
+        f"{resident[-1]:.1f} MB at the end, at most {max(resident):.1f} MB; over the last nine "
+        f"tenths {result.line[0]:+.0f} bytes/step, {result.growth / MB:+.1f} MB in all (more than "
+        f"{ALLOWED_BYTES / MB:g} MB is wrong)",
+        *(_count(what, warm, samples) for what in ("threads", "descriptors")),
+        f"  replicas: on {of['devices']} devices {of['parameters'] - of['differing']} of "
+        f"{of['parameters']} parameters identical to the bit, {of['not_finite']} not finite; loss "
+        f"{result.losses[0]:.4f} at first, {result.losses[1]:.4f} at the end",
+        f"  images/s: median {first} in the first tenth, {last} in the last: {result.ratio:.3f} "
+        f"of it (less than {LEAST_RATIO:g} is wrong)",
+        f"  processors: a step takes {before:.2f} ms of their time in the first tenth, {after:.2f} "
+        "in the last (medians); the machine's other work is not in it",
+    ]
+
+
+def _count(what: str, warm: Sample, samples: Sequence[Sample]) -> str:
+    """How many threads or descriptors there were."""
+    before, counts = getattr(warm, what), [getattr(sample, what) for sample in samples]
+    between = f"{min(counts)} to {max(counts)}" if min(counts) < max(counts) else f"{counts[0]}"
+    return f"  {what}: {before} after the warm-up, {counts[-1]} at the end, {between} in between"
 
 
 def _median(rows: Sequence[Row], name: str, k: int | None = None) -> float | None:

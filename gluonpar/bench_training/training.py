@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+
 
 class Training:
     """A training under way: steps on the whole batch, and what came of them."""
@@ -28,6 +33,10 @@ class Training:
         for _ in range(steps):
             self.step()
         self.wait()
+
+    def values(self) -> list[list[np.ndarray]]:
+        """The trained parameters' values, a list a device; empty if they are in other processes."""
+        return []
 
     def memory(self) -> list[dict[str, int]]:
         """Per device, bytes of the arrays that stay between steps; empty if they are not counted.

@@ -6,13 +6,11 @@ blocks in a read, so that another candidate has the machine; what it burns meanw
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import importlib
 import json
 import os
 import pathlib
-import resource
 import sys
 import time
 
@@ -64,31 +62,36 @@ def serve(training, answer) -> None:
             return
         asked = json.loads(line)
         if "steps" in asked:
-            seconds = timed(training, asked["steps"])
-            answer({"seconds": seconds, "resident_bytes": status_bytes("VmRSS")})
+            answer(trained(training, asked["steps"]))
         else:
             answer(report(training, idle))
 
 
 def report(training, idle: Idle) -> dict:
     """What came of it; the peak is that before the loss and the memory were asked for."""
-    bytes_ = peak_bytes()
+    from bench_training import alike, vitals
+
+    bytes_ = vitals.peak_bytes()
     loss = training.loss()  # it asks the other processes for theirs
     return {
         "loss": loss,
         "peak_bytes": bytes_ + training.other_bytes,
         "idle_seconds": idle.seconds,
         "idle_cpu_seconds": idle.cpu_seconds,
+        "replicas": alike.compare(training.values()),
         "memory": training.memory(),
     }
 
 
-def timed(training, steps: int) -> float:
-    """Seconds of so many steps, with no garbage collection among them."""
+def trained(training, steps: int) -> dict:
+    """Seconds of so many steps, with no garbage collection among them, and the process after."""
+    from bench_training import vitals
+
     gc.collect()
-    start = time.perf_counter()
+    start, cpu = time.perf_counter(), time.process_time()
     training.run(steps)
-    return time.perf_counter() - start
+    seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu
+    return {"seconds": seconds, "cpu_seconds": cpu_seconds, **vitals.now()}
 
 
 def prepare(runtime: str, devices) -> None:
@@ -104,20 +107,6 @@ def prepare(runtime: str, devices) -> None:
             from bench_training import alone
 
             alone.load("cuda").load_libraries()
-
-
-def peak_bytes() -> int:
-    """Most memory this process has had; getrusage would count its parent's before exec, too."""
-    return status_bytes("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def status_bytes(name: str) -> int:
-    """A figure that Linux keeps of this process, such as VmRSS, its memory now; 0 elsewhere."""
-    with contextlib.suppress(OSError), open("/proc/self/status") as lines:
-        for line in lines:
-            if line.startswith(f"{name}:"):
-                return int(line.split()[1]) * 1024
-    return 0
 
 
 if __name__ == "__main__":
