@@ -5,6 +5,12 @@ import gluonpar  # noqa: F401
 
 import mxnet as mx
 import pytest
+from gluonpar import replicas
+from hypothesis import HealthCheck, settings
+
+# How long an example takes says what else the machine is doing, and nothing of the law tested.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 
 @pytest.fixture(params=["mx.nd", "mx.np"])
@@ -15,3 +21,9 @@ def world(request):
         return
     with mx.util.np_shape(True), mx.util.np_array(True):
         yield mx.np
+
+
+@pytest.fixture
+def small_buckets(monkeypatch):
+    """The parameters of even a small network in several buckets, which several devices own."""
+    monkeypatch.setattr(replicas, "BUCKET_BYTES", 300)

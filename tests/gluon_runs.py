@@ -1,7 +1,10 @@
 """Small Gluon networks trained on some devices, for tests: the same numbers whatever K is."""
 
+import functools
+
 import mxnet as mx
 import numpy as np
+from cpus import contexts
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -12,10 +15,7 @@ SIZES = (7, 8, 5, 8, 9)  # of batches: uneven, on most numbers of devices
 WIDTHS = (6, 10, 8, 3)  # features, hidden, hidden, classes
 LOSS = gluon.loss.SoftmaxCrossEntropyLoss()
 STATIC = {"static_alloc": True, "static_shape": True}
-
-
-def contexts(k):
-    return [mx.cpu(i) for i in range(k)]
+stock_trainer = functools.partial(gluon.Trainer, kvstore=None)  # the Trainer to be compared with
 
 
 def batches(sizes=SIZES, seed=1, dtype="float32"):
@@ -84,7 +84,7 @@ def stock(optimizer="sgd", options=None, make=mlp, data=None):
     ctx = contexts(1)
     net = make(ctx)
     mx.random.seed(3)
-    trainer = gluon.Trainer(net.collect_params(), optimizer, dict(options or {}), kvstore=None)
+    trainer = stock_trainer(net.collect_params(), optimizer, dict(options or {}))
     train(net, trainer, data or batches(), ctx)
     return values(net)
 

@@ -1,0 +1,132 @@
+"""Several backwards before one step: gradients are added up, and exchanged once."""
+
+import gluon_runs as runs
+import numpy as np
+import pytest
+from gluon_nets import NETS
+from gluon_runs import assert_as_one, contexts, give_grads, weights
+from mxnet import gluon
+
+from gluonpar.trainer import Trainer
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_grad_req_add_accumulates_until_zero_grad(optimizer):
+    def adding(k, kind):
+        ctx = contexts(k)
+        net = runs.mlp(ctx)
+        params = net.collect_params()
+        params.setattr("grad_req", "add")
+        trainer = kind(params, optimizer, {"learning_rate": 0.05})
+        for first, second in zip(runs.batches(), runs.batches(seed=2)):
+            params.zero_grad()
+            runs.backward(net, first, ctx)
+            runs.backward(net, second, ctx)
+            trainer.step(len(first[0]) + len(second[0]))
+        return net
+
+    want = runs.values(adding(1, runs.stock_trainer))
+    assert_as_one(adding(3, Trainer), want)
+
+
+def accumulated(net, trainer, batch, ctx, parts=3):
+    """One step on ``batch``, in micro-batches; the last one outside."""
+    X, y = batch
+    pieces = list(zip(np.array_split(X, parts), np.array_split(y, parts)))
+    with trainer.no_sync():
+        for piece in pieces[:-1]:
+            runs.backward(net, piece, ctx)
+    runs.backward(net, pieces[-1], ctx)
+    trainer.step(len(X))
+
+
+@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("how", ["mlp", "block", "hybridized", "static", "convolution"])
+def test_micro_batches_are_one_large_batch(how, optimizer, k):
+    """Every second step is an ordinary one: it starts from zero, not from what was added up."""
+    make, ctx = {"mlp": runs.mlp, **NETS}[how], contexts(k)
+    net, data = make(ctx), runs.batches((7, 9, 2, 8, 11, 5))
+    trainer = Trainer(net.collect_params(), optimizer, {"learning_rate": 0.05})
+    for i, batch in enumerate(data):
+        if i % 2:
+            runs.train(net, trainer, [batch], ctx)
+        else:
+            accumulated(net, trainer, batch, ctx, parts=2)
+    assert_as_one(net, runs.stock(optimizer, {"learning_rate": 0.05}, make, data))
+
+
+@pytest.mark.parametrize("first", [1, 2, 3])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_micro_batches_of_a_static_network_that_learnt_its_shapes_late(optimizer, first):
+    """It writes to arrays that are not the trainer's, and must not find old numbers there."""
+    ctx, make = contexts(2), NETS["deferred static"]
+    net, data = make(ctx), runs.batches((7, 9, 12, 8, 11, 5))
+    trainer = Trainer(net.collect_params(), optimizer, {"learning_rate": 0.05})
+    runs.train(net, trainer, data[:first], ctx)
+    for batch in data[first:-1]:
+        accumulated(net, trainer, batch, ctx)
+    runs.train(net, trainer, data[-1:], ctx)
+    assert_as_one(net, runs.stock(optimizer, {"learning_rate": 0.05}, data=data))
+
+
+def test_all_micro_batches_may_be_inside_and_in_several_blocks():
+    params = weights([[0.0]], 2)
+    trainer = Trainer(params, "sgd", {"learning_rate": 1.0})
+    for grad in (1.0, 2.0):
+        with trainer.no_sync():
+            give_grads(params, [[grad, 8 * grad]])
+    trainer.step(1)
+    assert params[0].list_data()[1].asscalar() == -27
+    give_grads(params, [[1.0, 1.0]])
+    trainer.step(1)
+    assert params[0].list_data()[0].asscalar() == -29
+
+
+def test_no_sync_starts_from_zero_though_a_backward_was_never_used():
+    params = weights([[0.0]], 2)
+    trainer = Trainer(params, "sgd", {"learning_rate": 1.0})
+    give_grads(params, [[64.0, 64.0]])
+    with trainer.no_sync():
+        give_grads(params, [[1.0, 1.0]])
+    trainer.step(1)
+    assert params[0].list_data()[0].asscalar() == -2
+
+
+@pytest.mark.parametrize("what", ["step", "update", "allreduce_grads", "step after an inner one"])
+def test_nothing_can_be_exchanged_inside_no_sync(what):
+    params = weights([[1.0]], 2)
+    trainer = Trainer(params, "sgd", {"learning_rate": 1.0})
+    with trainer.no_sync():
+        give_grads(params, [[1.0, 2.0]])
+        if "inner" in what:
+            with trainer.no_sync():
+                give_grads(params, [[1.0, 0.0]])
+        before = runs.bits(params)
+        arguments = () if what == "allreduce_grads" else (1,)
+        with pytest.raises(ValueError, match="leave it before step"):
+            getattr(trainer, what.split()[0])(*arguments)
+        assert runs.bits(params) == before
+    trainer.step(1)
+    assert params[0].list_data()[0].asscalar() == (-3 if "inner" in what else -2)
+
+
+def test_no_sync_of_parameters_without_shape_says_which():
+    net = runs.mlp(contexts(2), deferred=True)
+    trainer = Trainer(net.collect_params(), "sgd")
+    with pytest.raises(gluon.parameter.DeferredInitializationError, match="mlp_dense0_weight"):
+        with trainer.no_sync():
+            pass
+    runs.train(net, trainer, runs.batches(), contexts(2))
+    assert_as_one(net, runs.stock())
+
+
+def test_an_exception_inside_no_sync_does_not_end_the_accumulation():
+    params = weights([[0.0]], 2)
+    trainer = Trainer(params, "sgd", {"learning_rate": 1.0})
+    with pytest.raises(KeyError), trainer.no_sync():
+        give_grads(params, [[1.0, 2.0]])
+        raise KeyError("the loader failed")
+    give_grads(params, [[4.0, 8.0]])
+    trainer.step(1)
+    assert params[0].list_data()[0].asscalar() == -15

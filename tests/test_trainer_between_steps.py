@@ -1,0 +1,165 @@
+"""What users do to parameters, devices and trainers between gluonpar.Trainer's steps."""
+
+import types
+
+import gluon_runs as runs
+import mxnet as mx
+import numpy as np
+import pytest
+from gluon_nets import frozen
+from gluon_runs import STATIC, assert_as_one, contexts, give_grads, weights
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+import gluonpar
+from gluonpar.trainer import Trainer
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("what", ["set_data", "load_parameters", "freeze", "thaw", "add", "init"])
+def test_parameters_may_be_changed_between_steps(what, optimizer, tmp_path):
+    source = runs.mlp(contexts(1))
+    runs.fill(source, runs.start_values(seed=9))
+    source.save_parameters(str(tmp_path / "p"))
+
+    def change(net):
+        if what == "set_data":
+            net[1].weight.set_data(mx.nd.array(runs.start_values(seed=8)[2]))
+        elif what == "load_parameters":
+            net.load_parameters(str(tmp_path / "p"))
+        elif what == "init":
+            net.initialize(ctx=net[0].weight.list_ctx(), force_reinit=True)
+            runs.fill(net, runs.start_values(seed=9))
+        elif what == "add":
+            net.collect_params().setattr("grad_req", "add")
+            net.collect_params().zero_grad()
+        else:
+            net[1].collect_params().setattr("grad_req", {"thaw": "write"}.get(what, "null"))
+
+    def make(ctx):
+        return frozen(ctx) if what == "thaw" else runs.mlp(ctx)
+
+    results = []
+    for k, kind in ((1, runs.stock_trainer), (3, Trainer)):
+        net = make(contexts(k))
+        trainer = kind(net.collect_params(), optimizer, {"learning_rate": 0.05})
+        runs.train(net, trainer, runs.batches((7, 8)), contexts(k))
+        change(net)
+        for batch in runs.batches((8, 2, 9)):
+            if what == "add":
+                net.collect_params().zero_grad()
+            runs.train(net, trainer, [batch], contexts(k))
+        results.append(net)
+    assert_as_one(results[1], runs.values(results[0]))
+
+
+def test_a_cast_between_steps():
+    def cast(k, kind):
+        net = runs.mlp(contexts(k))
+        trainer = kind(net.collect_params(), "sgd", {"learning_rate": 0.05})
+        runs.train(net, trainer, runs.batches((7, 8)), contexts(k))
+        net.cast("float64")
+        runs.train(net, trainer, runs.batches((8, 2), dtype="float64"), contexts(k))
+        return net
+
+    net = cast(3, Trainer)
+    assert net[0].weight.list_data()[2].dtype == np.float64
+    assert_as_one(net, runs.values(cast(1, runs.stock_trainer)))
+
+
+@pytest.mark.parametrize("ks", [(2, 4), (3, 1), (1, 3)])
+@pytest.mark.parametrize("optimizer", ["sgd", "nag", "adam", "lamb", "nadam"])
+def test_the_devices_may_change_between_steps(optimizer, ks, small_buckets):
+    """States and counters go along. Averaging over three devices rounds, in reset_ctx."""
+    options = {"learning_rate": 0.05}
+    if optimizer in ("sgd", "nag"):
+        options["momentum"] = 0.9
+    net, data = runs.mlp(contexts(ks[0])), runs.batches()
+    trainer = Trainer(net.collect_params(), optimizer, options)
+    runs.train(net, trainer, data[:2], contexts(ks[0]))
+    net.collect_params().reset_ctx(contexts(ks[1]))
+    runs.train(net, trainer, data[2:], contexts(ks[1]))
+    assert_as_one(net, runs.stock(optimizer, options))
+
+
+def adversaries(k, kind, hybridize=None):
+    """Two networks against each other: the second is called twice in one of the two steps."""
+    ctx = contexts(k)
+    forger = nn.HybridSequential(prefix="forger_")
+    judge = nn.HybridSequential(prefix="judge_")
+    with forger.name_scope():
+        forger.add(nn.Dense(8, "tanh", in_units=6), nn.Dense(6, in_units=8))
+    with judge.name_scope():
+        judge.add(nn.Dense(8, "tanh", in_units=6), nn.Dense(1, in_units=8))
+    rng = np.random.RandomState(4)
+    for net in (forger, judge):
+        net.initialize(ctx=ctx)
+        runs.fill(net, [rng.normal(0, 0.5, p.shape) for p in net.collect_params().values()])
+        if hybridize is not None:
+            net.hybridize(**hybridize)
+    loss = gluon.loss.SigmoidBinaryCrossEntropyLoss()
+    options = {"learning_rate": 0.05}
+    trainers = [kind(net.collect_params(), "adam", dict(options)) for net in (forger, judge)]
+    for (real, _), (noise, _) in zip(runs.batches(), runs.batches(seed=2)):
+        shards = gluonpar.split_and_load((real, noise), ctx)
+        with autograd.record():
+            losses = []
+            for real_shard, noise_shard in shards:
+                ones = mx.nd.ones((len(real_shard),), ctx=real_shard.context)
+                false = judge(forger(noise_shard).detach())
+                losses.append(loss(judge(real_shard), ones) + loss(false, 0 * ones))
+        autograd.backward(losses)
+        trainers[1].step(len(real))
+        with autograd.record():
+            losses = []
+            for _, noise_shard in shards:
+                ones = mx.nd.ones((len(noise_shard),), ctx=noise_shard.context)
+                losses.append(loss(judge(forger(noise_shard)), ones))
+        autograd.backward(losses)
+        trainers[0].step(len(real))
+    return forger, judge
+
+
+@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize("hybridize", [None, {}, STATIC])
+def test_two_trainers_of_two_networks(hybridize, k):
+    stock = adversaries(1, runs.stock_trainer)
+    for mine, theirs in zip(adversaries(k, Trainer, hybridize), stock):
+        assert_as_one(mine, runs.values(theirs))
+
+
+def test_a_second_trainer_of_the_same_network():
+    """It takes over, whatever the static network believes of its gradients' arrays."""
+    ctx = contexts(2)
+    results = []
+    for k, kind in ((1, runs.stock_trainer), (2, Trainer)):
+        ctx = contexts(k)
+        net = runs.mlp(ctx, hybridize=STATIC if k > 1 else None)
+        for optimizer in ("sgd", "adam"):
+            trainer = kind(net.collect_params(), optimizer, {"learning_rate": 0.05})
+            runs.train(net, trainer, runs.batches(), ctx)
+        results.append(net)
+    assert_as_one(results[1], runs.values(results[0]))
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_an_overflow_skips_the_update_and_nothing_else(accumulate):
+    """What MXNet's mixed precision puts into a trainer; afterwards no sum is left over."""
+    params = weights([[1.0]], 2)
+    trainer = Trainer(params, "sgd", {"learning_rate": 1.0})
+    seen = []
+
+    def has_overflow(given):
+        seen.append([float(given[0].list_grad()[k].asscalar()) for k in range(2)])
+        return np.isinf(seen[-1]).any()
+
+    trainer._amp_loss_scaler = types.SimpleNamespace(has_overflow=has_overflow)
+    for grad in (np.inf, 2.0):
+        if accumulate:
+            with trainer.no_sync():
+                give_grads(params, [[grad, 1.0]])
+        else:
+            give_grads(params, [[grad, 1.0]])
+        trainer.step(1)
+    assert seen == [[np.inf, np.inf], [3.0, 3.0]]
+    assert params[0].list_data()[1].asscalar() == -2

@@ -1,0 +1,156 @@
+"""What gluonpar.Trainer refuses: the error names the cause, and nothing has changed."""
+
+import gluon_runs as runs
+import mxnet as mx
+import pytest
+from gluon_runs import contexts, give_grads, weights
+from mxnet import gluon
+from mxnet.gluon import nn
+
+from gluonpar.trainer import Trainer
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_an_unused_parameter_is_named_with_its_device(optimizer):
+    params = weights([[1.0], [2.0]], 3)
+    trainer = Trainer(params, optimizer, {"learning_rate": 1.0})
+    give_grads(params, [[1.0, 2.0, 3.0], [1.0, None, 3.0]])
+    before = runs.bits(params)
+    with pytest.raises(UserWarning, match=r"parameter w1 on cpu\(1\) since .*ignore_stale_grad"):
+        trainer.step(1)
+    assert runs.bits(params) == before
+    assert trainer._updater.states == {} and trainer.optimizer.num_update == 0
+
+
+def test_ignore_stale_grad_leaves_what_was_not_used():
+    """w1 is used on one device only: it is updated by what that one has; w2 on none, and stays."""
+    params = weights([[1.0], [2.0], [4.0]], 2)
+    for trainer in (
+        Trainer(params, "sgd", {"learning_rate": 1.0}),
+        Trainer(params, "sgd", {"learning_rate": 1.0}, algorithm="ring"),
+        Trainer(params, "test", {"rescale_grad": -1.0}),
+    ):
+        for param, value in zip(params, (1.0, 2.0, 4.0)):
+            param.set_data(mx.nd.array([value]))
+        give_grads(params, [[64.0, 64.0]] * 3)
+        for param in params:  # old numbers that must not be added
+            for value in param.list_data():
+                value._fresh_grad = False
+        give_grads(params, [[8.0, 16.0], [None, 32.0], [None, None]])
+        trainer.step(1, ignore_stale_grad=True)
+        for device in range(2):
+            found = [param.list_data()[device].asscalar() for param in params]
+            assert found == [1 - 24, 2 - 32, 4]
+        assert 2 not in trainer.optimizer._index_update_count
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_a_step_without_backward_is_an_error(k):
+    net, trainer = runs.run(k)
+    params = list(net.collect_params().values())
+    before, count = runs.bits(params), trainer.optimizer.num_update
+    for call in (trainer.step, trainer.update):
+        with pytest.raises(UserWarning, match="call backward before step"):
+            call(8)
+    assert (runs.bits(params), trainer.optimizer.num_update) == (before, count)
+    trainer.step(8, ignore_stale_grad=True)
+    assert trainer.optimizer.num_update == count
+    assert runs.values(net)[0].tobytes() == before[0]
+
+
+@pytest.mark.parametrize("batch_size", [0, -3, float("nan")])
+def test_a_batch_size_that_cannot_be_divided_by(batch_size):
+    params = weights([[1.0]], 2)
+    trainer = Trainer(params, "sgd")
+    give_grads(params, [[1.0, 1.0]])
+    before = runs.bits(params)
+    for call in (trainer.step, trainer.update):
+        with pytest.raises(ValueError, match=f"batch_size={batch_size}.*give 1 or more"):
+            call(batch_size)
+    assert runs.bits(params) == before
+
+
+@pytest.mark.parametrize("max_norm", [0, -1.0, float("nan")])
+def test_a_norm_that_leaves_nothing(max_norm):
+    params = weights([[1.0]], 2)
+    trainer = Trainer(params, "sgd")
+    with pytest.raises(ValueError, match=f"max_norm={max_norm} .*positive"):
+        trainer.clip_global_norm(max_norm)
+
+
+def test_parameters_on_other_contexts_are_named():
+    [here], [there] = weights([[1.0]], 2), weights([[1.0]], 3)
+    there.name = "far"
+    with pytest.raises(ValueError, match=r"far is on \[cpu\(0\), cpu\(1\), cpu\(2\)\], but w0 on"):
+        Trainer([here, there], "sgd")
+    there.reset_ctx(contexts(2))
+    trainer = Trainer([here, there], "sgd", {"learning_rate": 1.0})
+    there.reset_ctx(contexts(3))
+    give_grads([here, there], [[1.0, 1.0], [1.0, 1.0, 1.0]])
+    before = runs.bits([here, there])
+    with pytest.raises(ValueError, match="far is on .*initialize all on the same contexts"):
+        trainer.step(1)
+    assert runs.bits([here, there]) == before
+
+
+def test_sparse_parameters_are_refused():
+    embedding = nn.Embedding(4, 2, sparse_grad=True)
+    embedding.initialize(ctx=contexts(2))
+    with pytest.raises(ValueError, match="_weight is sparse .*row_sparse.*sparse_grad=False"):
+        Trainer(embedding.collect_params(), "sgd")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"algorithm": "magic"}, "'magic'.*ring"),
+        ({"compression": "2bit"}, "compression='2bit'; it is None or 'fp16'"),
+    ],
+)
+def test_unknown_ways_are_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        Trainer(weights([[1.0]], 2), "sgd", **options)
+
+
+@pytest.mark.parametrize("params", [5, "text", [5], [mx.nd.ones(1)], {"a": 5}, None])
+def test_what_is_no_parameter_is_refused(params):
+    with pytest.raises(ValueError, match="a list or dict of Parameters"):
+        Trainer(params, "sgd")
+
+
+def test_one_parameter_alone_is_not_a_list():
+    [param] = weights([[1.0]], 1)
+    with pytest.raises(ValueError, match="a list or dict of Parameters"):
+        Trainer(param, "sgd")
+
+
+def test_the_same_parameter_twice_is_refused():
+    [param] = weights([[1.0]], 2)
+    with pytest.raises(ValueError, match="w0 is given more than once"):
+        Trainer([param, param], "sgd")
+
+
+def test_uninitialised_parameters_are_named():
+    with pytest.raises(RuntimeError, match="'w' has not been initialized"):
+        Trainer([gluon.Parameter("w", shape=(1,))], "sgd")
+
+
+@pytest.mark.parametrize("kind", [list, dict])
+@pytest.mark.parametrize("change", ["more", "fewer", "another"])
+def test_a_set_of_parameters_that_changes_later_is_an_error(kind, change):
+    params = weights([[1.0], [2.0]], 2)
+    [extra] = weights([[3.0]], 2)
+    given = kind(params) if kind is list else {param.name: param for param in params}
+    trainer = Trainer(given, "sgd", {"learning_rate": 1.0})
+    last = 1 if kind is list else "w1"
+    if change == "more":
+        given.append(extra) if kind is list else given.update(extra=extra)
+    elif change == "fewer":
+        given.pop(last)
+    else:
+        given[last] = extra
+    give_grads(params, [[1.0, 1.0]] * 2)
+    before = runs.bits(params)
+    with pytest.raises(ValueError, match="set of parameters has changed.*make a new Trainer"):
+        trainer.step(1)
+    assert runs.bits(params) == before

@@ -1,0 +1,236 @@
+"""How gluonpar.Trainer sums gradients, and what may be done between the sum and the update."""
+
+import threading
+
+import gluon_runs as runs
+import mxnet as mx
+import numpy as np
+import pytest
+from gluon_nets import NETS
+from gluon_runs import assert_as_one, contexts, give_grads, weights
+from mxnet import gluon
+
+import gluonpar
+from gluonpar import collectives, engine, metrics, owned_updates
+from gluonpar import trainer as trainer_module
+from gluonpar.trainer import Trainer
+
+
+@pytest.mark.parametrize("compression", [None, "fp16"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("algorithm", collectives.ALGORITHMS)
+def test_every_algorithm_can_be_chosen(algorithm, optimizer, compression):
+    options = {"learning_rate": 0.05}
+    more = {"algorithm": algorithm, "compression": compression}
+    net, _ = runs.run(3, optimizer, options, **more)
+    # float16 rounds a gradient by 2**-11 of it; Adam divides by its size, so that stays as it is
+    assert_as_one(net, runs.stock(optimizer, options), 1e-3 if compression else 1e-5)
+
+
+def test_the_algorithm_named_is_the_one_used(monkeypatch):
+    called = []
+
+    def note(lists, algorithm=None):
+        called.append((algorithm, "as it is"))
+
+    monkeypatch.setattr(trainer_module, "allreduce_many", note)
+    monkeypatch.setattr(
+        trainer_module, "allreduce_as_float16", lambda lists, name: called.append((name, "fp16"))
+    )
+    monkeypatch.setattr(
+        owned_updates.fused, "reduce_update", lambda items: called.append("in one pass")
+    )
+    for algorithm, compression in (("ring", None), ("tree", "fp16"), ("host", None), (None, None)):
+        params = weights([[1.0]], 2)
+        trainer = Trainer(params, "sgd", algorithm=algorithm, compression=compression)
+        give_grads(params, [[1.0, 1.0]])
+        trainer.step(1)
+    once = "in one pass"
+    assert called == [("ring", "as it is"), ("tree", "fp16"), once, once]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "test"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_compression_is_exact_for_what_float16_holds(dtype, optimizer):
+    """2048 + 1 is no float16: the sum is taken in float32, and only then rounded."""
+    params = weights([[1.0, 2.0, 3.0]], 3, dtype=dtype)
+    trainer = Trainer(params, optimizer, {"learning_rate": 1.0}, compression="fp16")
+    give_grads(params, [[[1.0, 2048.0, 0.5], [2.0, 1.0, 0.25], [4.0, 1.0, 0.125]]])
+    trainer.step(1)
+    sign = {"sgd": -1, "test": 1}[optimizer]
+    want = np.array([1, 2, 3]) + sign * np.array([7, 2050, 0.875])
+    for value in params[0].list_data():
+        assert value.asnumpy().tolist() == want.tolist()
+
+
+def test_compression_really_rounds():
+    params = weights([[0.0]], 2)
+    trainer = Trainer(params, "sgd", {"learning_rate": 1.0}, compression="fp16")
+    give_grads(params, [[1 + 2.0**-12, 1.0]])
+    trainer.step(1)
+    assert params[0].list_data()[0].asscalar() == -2
+
+
+@pytest.mark.parametrize("make", [runs.mlp, NETS["deferred static"]])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_allreduce_grads_then_update_is_step(optimizer, make):
+    ctx = contexts(3)
+    net = make(ctx)
+    trainer = Trainer(net.collect_params(), optimizer, {"learning_rate": 0.05})
+    for batch in runs.batches((7, 8, 2, 8)):
+        runs.backward(net, batch, ctx)
+        trainer.allreduce_grads()
+        for param in net.collect_params().values():
+            first, *others = (grad.asnumpy() for grad in param.list_grad())
+            assert all(first.tobytes() == other.tobytes() for other in others)
+        trainer.update(len(batch[0]))
+    data = runs.batches((7, 8, 2, 8))
+    assert_as_one(net, runs.stock(optimizer, {"learning_rate": 0.05}, data=data))
+
+
+@pytest.mark.parametrize("make", [runs.mlp, NETS["hybridized"], NETS["static"]])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_the_users_own_allreduce_then_update_is_step(optimizer, make):
+    ctx = contexts(3)
+    net = make(ctx)
+    trainer = Trainer(net.collect_params(), optimizer, {"learning_rate": 0.05})
+    for batch in runs.batches():
+        runs.backward(net, batch, ctx)
+        gluonpar.allreduce_many([param.list_grad() for param in net.collect_params().values()])
+        trainer.update(len(batch[0]))
+    assert_as_one(net, runs.stock(optimizer, {"learning_rate": 0.05}))
+
+
+def test_the_users_own_allreduce_of_arrays_that_are_not_the_gradients_is_an_error():
+    """A static network that learnt its shapes late: list_grad() is wrong until Trainer looks."""
+    ctx, make = contexts(2), NETS["deferred static"]
+    net, [first, second, *others] = make(ctx), runs.batches()
+    trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 0.05})
+    runs.train(net, trainer, [first], ctx)
+    runs.backward(net, second, ctx)
+    before = [value.tobytes() for value in runs.values(net)]
+    with pytest.raises(UserWarning, match="mlp_dense0_weight.*sum with Trainer.allreduce_grads"):
+        trainer.update(len(second[0]))
+    assert [value.tobytes() for value in runs.values(net)] == before
+    trainer.allreduce_grads()
+    trainer.update(len(second[0]))
+    runs.train(net, trainer, others, ctx)
+    assert_as_one(net, runs.stock(options={"learning_rate": 0.05}))
+
+
+@pytest.mark.parametrize("max_norm", [1e-3, 0.5, 1e6])
+@pytest.mark.parametrize("k", [1, 3])
+def test_clip_global_norm_is_numpys_and_the_stock_ones(max_norm, k, small_buckets):
+    ctx, [batch] = contexts(k), runs.batches((7,))
+    net, one = runs.mlp(ctx), runs.mlp(contexts(1))
+    trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 1.0})
+    runs.backward(net, batch, ctx)
+    runs.backward(one, batch, contexts(1))
+    grads = [param.grad() for param in one.collect_params().values()]
+    norm = np.sqrt(sum((grad.asnumpy().astype("float64") ** 2).sum() for grad in grads))
+    want = [grad.asnumpy() * min(1.0, max_norm / norm) for grad in grads]
+    stock = gluon.utils.clip_global_norm(grads, max_norm)
+    trainer.allreduce_grads()
+    found = trainer.clip_global_norm(max_norm)
+    assert (found.shape, found.dtype, found.context) == ((1,), np.float32, ctx[0])
+    assert found.asscalar() == pytest.approx(norm, rel=1e-5)
+    assert found.asscalar() == pytest.approx(float(stock), rel=1e-5)
+    for param, value, theirs in zip(net.collect_params().values(), want, grads):
+        for grad in param.list_grad():
+            assert np.abs(grad.asnumpy() - value).max() <= 1e-5 * np.abs(value).max()
+            assert np.abs(grad.asnumpy() - theirs.asnumpy()).max() <= 1e-5 * np.abs(value).max()
+    trainer.update(len(batch[0]))
+    moved = [a - b / 7 for a, b in zip(runs.start_values(), want)]
+    assert_as_one(net, moved)
+
+
+def test_clip_global_norm_counts_every_dtype_and_pinned_parameters():
+    """3-4-12: the norm of the sums is 13."""
+    params = [
+        weights([[1.0, 1.0]], 2, dtype=dtype)[0] for dtype in ("float32", "float16", "float64")
+    ]
+    trainer = Trainer(params, "sgd", {"learning_rate": 1.0})
+    give_grads(params, [[[1.0, 0.0], [2.0, 0.0]], [[2.0, 0], [2.0, 0]], [[0, 6.0], [0, 6.0]]])
+    trainer.allreduce_grads()
+    assert trainer.clip_global_norm(6.5).asscalar() == 13
+    halves = [param.list_grad()[1].asnumpy() for param in params]
+    np.testing.assert_allclose(halves, [[1.5, 0], [2, 0], [0, 6]], rtol=1e-3)
+
+
+def test_clip_global_norm_of_no_gradient_is_zero():
+    params = weights([[1.0]], 2)
+    trainer = Trainer(params, "sgd")
+    give_grads(params, [[0.0, 0.0]])
+    trainer.allreduce_grads()
+    assert trainer.clip_global_norm(1.0).asscalar() == 0
+    trainer.update(1)
+    assert params[0].list_data()[0].asscalar() == 1
+
+
+@pytest.mark.parametrize("device", [1, 2])
+@pytest.mark.parametrize("number", range(6))
+def test_check_replicas_finds_one_bit(device, number):
+    net, trainer = runs.run(3)
+    trainer.check_replicas()
+    param = list(net.collect_params().values())[number]
+    copy = param.list_data()[device]
+    changed = copy.asnumpy()
+    changed.reshape(-1).view("uint32")[-1] ^= 1
+    copy[:] = mx.nd.array(changed)
+    with pytest.raises(metrics.ReplicasDiffer, match=rf"{param.name} .*cpu\(0\).*cpu\({device}\)"):
+        trainer.check_replicas()
+
+
+@pytest.mark.parametrize("do", ["step", "adam", "no_sync", "allreduce_grads", "ring", "stale"])
+def test_it_does_not_wait_for_the_gradients(do):
+    """A gradient is held back until the trainer has returned: what waits would not return."""
+    params = weights([[1.0, 2.0], [4.0]], 2)
+    optimizer = "adam" if do == "adam" else "sgd"
+    algorithm = "ring" if do == "ring" else None
+    trainer = Trainer(params, optimizer, {"learning_rate": 1.0}, algorithm)
+    give_grads(params, [[1.0, 2.0], [3.0, 5.0]])
+    gate, passed = threading.Event(), []
+    last = params[1].list_grad()[1]
+    engine.push(lambda: passed.append(gate.wait(600)), mx.cpu(1), writes=[last])
+    last += 1
+    if do == "no_sync":
+        with trainer.no_sync():
+            give_grads(params, [[1.0, 2.0], [3.0, 6.0]])
+        trainer.step(1)
+    elif do == "allreduce_grads":
+        trainer.allreduce_grads()
+        norm = trainer.clip_global_norm(1e6)
+        trainer.update(1)
+    elif do == "stale":
+        params[0].list_data()[0]._fresh_grad = False
+        trainer.step(1, ignore_stale_grad=True)
+    else:
+        trainer.step(1)
+    assert passed == []
+    gate.set()
+    found = [param.list_data()[1].asnumpy().tolist() for param in params]
+    first = 2 if do == "stale" else 3
+    want = [[1 - first, 2 - first], [-5]]
+    if do == "adam":
+        np.testing.assert_allclose(found[0] + found[1], [0, 1, 3], atol=1e-5)
+    else:
+        assert found == want
+    if do == "allreduce_grads":
+        assert norm.asscalar() == pytest.approx(np.sqrt(9 + 9 + 81), rel=1e-6)
+    assert passed == [True]
+
+
+def test_the_first_step_of_a_late_shape_does_not_wait_either():
+    """Then parameters are moved to buckets: copies, which wait in the engine, not in Python."""
+    ctx = contexts(2)
+    net = runs.mlp(ctx, deferred=True)
+    trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 0.05})
+    [batch] = runs.batches((7,))
+    runs.backward(net, batch, ctx)
+    gate, passed = threading.Event(), []
+    grad = net[0].weight.list_grad()[1]
+    engine.push(lambda: passed.append(gate.wait(600)), ctx[1], writes=[grad])
+    trainer.step(7)
+    assert passed == []
+    gate.set()
+    assert_as_one(net, runs.stock(options={"learning_rate": 0.05}, data=[batch]))

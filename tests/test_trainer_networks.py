@@ -1,0 +1,124 @@
+"""gluonpar.Trainer trains any kind of network, whatever is frozen and however small the batch."""
+
+import subprocess
+import sys
+
+import gluon_runs as runs
+import mxnet as mx
+import numpy as np
+import pytest
+from gluon_nets import NETS, frozen
+from gluon_runs import assert_as_one, contexts, weights
+from mxnet import autograd
+from mxnet.gluon import nn
+
+import gluonpar
+from gluonpar.trainer import Trainer
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("name", NETS)
+def test_any_kind_of_network_is_trained(name, optimizer, k, small_buckets):
+    """Batches come again in other sizes, some smaller than the number of devices."""
+    data = runs.batches((7, 2, 8, 1, 5, 8, 9, 2, 7))
+    options = {"learning_rate": 0.05, "wd": 0.01}
+    net, _ = runs.run(k, optimizer, options, NETS[name], data)
+    assert_as_one(net, runs.stock(optimizer, options, NETS[name], data))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_frozen_parameters_stay(optimizer, small_buckets):
+    net, _ = runs.run(3, optimizer, make=frozen)
+    assert_as_one(net, runs.stock(optimizer, make=frozen))
+    for i in (2, 3):
+        np.testing.assert_array_equal(runs.values(net, 2)[i], runs.start_values()[i])
+
+
+def test_with_all_parameters_frozen_there_is_nothing_to_do():
+    [param] = weights([[1.0, 2.0]], 2, grad_req="null")
+    trainer = Trainer([param], "sgd")
+    trainer.step(1)
+    assert param.list_data()[1].asnumpy().tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("make", [runs.mlp, NETS["static"], NETS["deferred static"]])
+def test_batches_with_fewer_samples_than_devices(optimizer, make):
+    """A device without samples adds nothing, neither zero nor what it had computed before."""
+    data = runs.batches((1, 8, 2, 8, 3, 1))
+    net, _ = runs.run(4, optimizer, make=make, data=data)
+    assert_as_one(net, runs.stock(optimizer, data=data))
+
+
+@mx.util.use_np
+def train_np(k, optimizer, kind):
+    ctx = contexts(k)
+    net = nn.HybridSequential(prefix="np_")
+    with net.name_scope():
+        net.add(nn.Dense(10, "tanh", in_units=6), nn.Dense(8, "tanh"), nn.Dense(3))
+    net.initialize(ctx=ctx)
+    for param, value in zip(net.collect_params().values(), runs.start_values()):
+        param.set_data(mx.np.array(value))
+    trainer = kind(net.collect_params(), optimizer, {"learning_rate": 0.05, "wd": 0.01})
+    for X, y in runs.batches():
+        shards = gluonpar.split_and_load((X, y), ctx)
+        with autograd.record():
+            losses = [runs.LOSS(net(X_shard), y_shard) for X_shard, y_shard in shards]
+        autograd.backward(losses)
+        trainer.step(len(X))
+    if kind is Trainer:
+        assert isinstance(net[0].weight.data(ctx[-1]), mx.np.ndarray)
+        assert isinstance(net[0].weight.grad(ctx[-1]), mx.np.ndarray)
+        trainer.check_replicas()
+    return net
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "lamb"])
+def test_the_numpy_world_trains_as_the_other(optimizer):
+    want = runs.stock(optimizer, {"learning_rate": 0.05, "wd": 0.01})
+    assert_as_one(train_np(3, optimizer, Trainer), want)
+    assert_as_one(train_np(1, optimizer, runs.stock_trainer), want)
+
+
+ALONE = """
+import gluonpar, mxnet as mx
+from gluonpar.trainer import Trainer
+mx.npx.set_np()
+ctx = [mx.cpu(0), mx.cpu(1)]
+net = mx.gluon.nn.Dense(2)
+net.initialize(mx.init.One(), ctx=ctx)
+net.hybridize(static_alloc=True, static_shape=True)
+trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5, "momentum": 0.5})
+for _ in range(3):
+    with mx.autograd.record():
+        losses = [net(mx.np.ones((1, 3), ctx=c)) for c in ctx]
+    mx.autograd.backward(losses)
+    trainer.step(2)
+trainer.check_replicas()
+w = net.weight.data(ctx[1])
+assert type(w) is mx.np.ndarray and w.shape == (2, 3)
+assert w.asnumpy().tolist() == [[1 - 0.5 - 0.75 - 0.875] * 3] * 2, w
+"""
+
+
+def test_a_process_in_the_numpy_world():
+    """By hand: momentum halves, each step adds half a gradient of one."""
+    process = subprocess.run(
+        [sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=600
+    )
+    assert process.returncode == 0, process.stderr
+
+
+def test_statistics_of_batch_normalisation_may_differ():
+    def make(ctx):
+        net = nn.HybridSequential(prefix="bn_")
+        with net.name_scope():
+            net.add(nn.Dense(8, in_units=6), nn.BatchNorm(in_channels=8), nn.Dense(3, in_units=8))
+        net.initialize(ctx=ctx)
+        return net
+
+    net, trainer = runs.run(2, make=make)
+    means = [mean.asnumpy() for mean in net[1].running_mean.list_data()]
+    assert (means[0] != means[1]).any()
+    trainer.check_replicas()
