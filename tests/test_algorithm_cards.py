@@ -1,8 +1,7 @@
-"""docs/algorithms.md: its numbers are the plans', its pictures are there, and its examples run."""
+"""docs/algorithms.md: its numbers are the plans' and its pictures are there."""
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import re
 from collections import Counter
@@ -12,8 +11,7 @@ import pytest
 
 from gluonpar.collectives import ALGORITHMS, plan, trace
 
-ROOT = Path(__file__).resolve().parents[1]
-DOCS = ROOT / "docs"
+DOCS = Path(__file__).resolve().parents[1] / "docs"
 TEXT = (DOCS / "algorithms.md").read_text("utf-8")
 CARDS = {
     part.partition("\n")[0]: part
@@ -31,6 +29,7 @@ def rows(text):
 
 def formula(name, label, k):
     names = {"K": k, "P": 1 << (k.bit_length() - 1), "ceil": math.ceil, "log2": math.log2}
+    names["min"] = min
     return eval(rows(CARDS[name])[label][0].strip("`"), {"__builtins__": {}}, names)
 
 
@@ -92,53 +91,10 @@ def test_a_card_is_complete(name):
     assert all((DOCS / path).is_file() for _, path in pictures)
 
 
-def test_every_picture_is_shown():
-    shown = set(re.findall(r"\]\(pictures/(.+\.svg)\)", TEXT))
-    assert shown == {path.name for path in (DOCS / "pictures").glob("*")}
+def test_the_pictures_shown_are_those_of_the_plans():
+    shown = set(re.findall(r"\]\(pictures/(.+)\.svg\)", TEXT))
+    assert shown == {*PLANS, "halving-doubling-6"}
 
 
 def test_the_table_of_hops_is_what_is_printed():
     assert f"```\n{trace('ring', 3)}\n```" in TEXT
-
-
-@pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", TEXT, re.S))
-def test_the_examples_run_and_their_own_assertions_hold(code, tmp_path, monkeypatch):
-    if ".draw(" in code:
-        pytest.importorskip("matplotlib")
-    monkeypatch.chdir(tmp_path)
-    before = dict(ALGORITHMS)
-    try:
-        exec(compile(code, "docs/algorithms.md", "exec"), {})
-    finally:
-        for name in set(ALGORITHMS) - set(before):
-            del ALGORITHMS[name]
-
-
-class TestScript:
-    @pytest.fixture
-    def script(self):
-        pytest.importorskip("matplotlib")
-        path = ROOT / "scripts" / "draw_algorithms.py"
-        spec = importlib.util.spec_from_file_location("draw_algorithms", path)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module
-
-    def test_the_pictures_come_from_the_plans(self, script, capfd):
-        assert script.main(["--check"]) == 0
-        assert capfd.readouterr().err == ""
-
-    def test_what_differs_is_named(self, script, tmp_path, capfd):
-        folder = tmp_path / "new"
-        assert script.main(["--folder", str(folder)]) == 0
-        assert script.main(["--folder", str(folder), "--check"]) == 0
-        ring = folder / "ring.svg"
-        ring.write_text(ring.read_text("utf-8").replace("hop-0-0-1-0-add", "hop-0-0-2-0-add"))
-        (folder / "tree.svg").unlink()
-        (folder / "sun.svg").write_text("<svg/>")
-        assert script.main(["--folder", str(folder), "--check"]) == 1
-        said = capfd.readouterr().err
-        assert re.findall(r"(\S+)\.svg is not what its plan gives", said) == [
-            str(folder / name) for name in ("ring", "sun", "tree")
-        ]
-        assert "to draw them again: python scripts/draw_algorithms.py" in said

@@ -38,7 +38,7 @@ def allreduce_many(
     and ``bucket_bytes`` below 1.
 
     >>> import mxnet as mx
-        >>> grads = [[mx.nd.ones((n,), ctx=mx.cpu(i)) for i in range(2)] for n in (3, 1)]
+    >>> grads = [[mx.nd.ones((n,), ctx=mx.cpu(i)) for i in range(2)] for n in (3, 1)]
     >>> allreduce_many(grads)
     >>> grads[0][1].asnumpy().tolist(), grads[1][0].asnumpy().tolist()
     ([2.0, 2.0, 2.0], [2.0])

@@ -8,30 +8,22 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Sequence
 
 from gluonpar.collectives.plan import Hop, num_chunks, num_steps
+from gluonpar.pictures.paper import COLOURS, GREY, LIGHT_GREY, arrow, box, sheet
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# All of middle brightness, so that they can be told from white and from black paper.
-COLOURS = ("#3b7dd8", "#c8641b", "#2e8b57", "#d04545", "#8a63c9", "#14889a", "#c24a94", "#7d7a1e")
-GREY, LIGHT_GREY = "#767c85", "#c9d1d9"
 STEP, LEFT, TOP, BOTTOM = 1.2, 0.85, 0.85, 0.55  # of the picture, in inches, as all lengths below
 RADIUS, SPACING, MARGIN, LEAST_WIDTH = 0.1, 0.27, 0.16, 7.5
 
 
 def picture(hops: Sequence[Hop], num_devices: int, title: str, dark: bool) -> Figure:
     """The hops as arrows; the figure's only axes measure inches from the upper left corner."""
-    from matplotlib.figure import Figure
-
     tails, heads = (_places(hops, end) for end in ("src", "dst"))
     most = 2 * max([0.0, *tails.values(), *heads.values()]) + 1
     lane = MARGIN + SPACING * (most + 0.5)
     edges = _edges(hops, lane)
-    width, height = edges[-1] + MARGIN, TOP + lane * num_devices + BOTTOM
-    figure = Figure(figsize=(width, height), facecolor="none")
-    axes = figure.add_axes((0, 0, 1, 1))
-    axes.set(xlim=(0, width), ylim=(height, 0))
-    axes.axis("off")
+    figure, axes = sheet(edges[-1] + MARGIN, TOP + lane * num_devices + BOTTOM)
     grey = LIGHT_GREY if dark else GREY
     axes.text(LEFT, 0.26, title, color=grey, size=13, weight="bold", va="center")
     _lanes(axes, num_devices, grey, lane)
@@ -65,12 +57,10 @@ def _places(hops: Sequence[Hop], end: str) -> dict[Hop, float]:
 
 
 def _lanes(axes, num_devices: int, grey: str, lane: float) -> None:
-    from matplotlib.patches import Rectangle
-
     size = axes.get_xlim()[1] - LEFT - MARGIN, lane - MARGIN / 2
     for i in range(num_devices):
         middle = TOP + lane * (i + 0.5)
-        axes.add_patch(Rectangle((LEFT, middle - size[1] / 2), *size, color=grey, alpha=0.13, lw=0))
+        box(axes, (LEFT, middle - size[1] / 2), size, grey, alpha=0.13, radius=0)
         axes.text(LEFT - 0.1, middle, f"device {i}", color=grey, ha="right", va="center")
     if num_devices == 1:
         axes.text(LEFT + 0.2, TOP + lane / 2, "there is nothing to send", color=grey, va="center")
@@ -106,18 +96,23 @@ def _legend(axes, hops: Sequence[Hop], grey: str) -> None:
 
 
 def _arrow(axes, hop: Hop, tail: tuple[float, float], head: tuple[float, float]) -> None:
-    """An arrow that leaves and arrives level, so that it keeps clear of the devices in between."""
-    from matplotlib.patches import PathPatch
-    from matplotlib.path import Path
-
+    """A circle with the chunk's number, and an arrow from it to the receiver."""
     colour = COLOURS[hop.chunk % len(COLOURS)]
-    (left, y), (right, end) = tail, head
-    bend = 0.42 * (right - left)
-    points = [tail, (left + bend, y), (right - bend, end), (right - RADIUS, end)]
     name = f"hop-{hop.step}-{hop.src}-{hop.dst}-{hop.chunk}-{'add' if hop.reduce else 'copy'}"
-    path = Path(points, [Path.MOVETO] + [Path.CURVE4] * 3)
-    dashes = "-" if hop.reduce else (0, (3.2, 1.8))
-    axes.add_patch(PathPatch(path, fc="none", ec=colour, lw=1.7, ls=dashes, gid=name))
-    axes.plot(right - RADIUS / 2, end, marker=">", ms=72 * RADIUS, color=colour, mew=0)
-    axes.plot(left, y, marker="o", ms=144 * RADIUS, color=colour, mew=0)
-    axes.text(left, y, hop.chunk, color="white", size=8.5, weight="bold", ha="center", va="center")
+    arrow(axes, tail, head, colour, name, dashed=not hop.reduce)
+    axes.plot(*tail, marker="o", ms=144 * RADIUS, color=colour, mew=0)
+    axes.text(*tail, hop.chunk, color="white", size=8.5, weight="bold", ha="center", va="center")
+
+
+def description(hops: Sequence[Hop], num_devices: int) -> str:
+    """The picture in words: a sentence a step."""
+    sentences = [f"A lane for each of {num_devices} devices, a column for each step."]
+    for step in range(num_steps(hops)):
+        sent = "; ".join(
+            f"device {hop.src} sends chunk {hop.chunk} to {hop.dst}, which "
+            + ("adds it" if hop.reduce else "copies it")
+            for hop in hops
+            if hop.step == step
+        )
+        sentences.append(f"Step {step}: {sent}.")
+    return " ".join(sentences)

@@ -77,6 +77,9 @@ def allreduce_checked(
 def explain(data: Sequence[mx.nd.NDArray]) -> Choice:
     """Which algorithm :func:`allreduce` picks for ``data``, and why.
 
+    Only the arrays' contexts, shapes and dtypes count; nothing is changed and nothing waits. Raises
+    ValueError and TypeError for what :func:`allreduce` does not take.
+
     >>> import mxnet as mx
     >>> print(explain([mx.nd.ones((2,), ctx=mx.cpu(i)) for i in range(4)]))
     host: all arrays are in the host's memory, so it can sum them in place
@@ -103,7 +106,7 @@ def broadcast(data: Sequence[mx.nd.NDArray], root: int = 0) -> None:
 def broadcast_many(lists: Sequence[Sequence[mx.nd.NDArray]], root: int = 0) -> None:
     """:func:`broadcast` of every list of ``lists``, all on the same contexts.
 
-    On CPU contexts one operator does it all.
+    In place, on CPU contexts by one operator. Takes and refuses what :func:`allreduce` does.
 
     >>> import mxnet as mx
     >>> lists = [[mx.nd.full((n,), i, ctx=mx.cpu(i)) for i in range(2)] for n in (1, 2)]
@@ -165,6 +168,8 @@ def reduce_scatter(data: Sequence[mx.nd.NDArray], op: str = "sum") -> None:
 
 def all_gather(data: Sequence[mx.nd.NDArray]) -> None:
     """Replace part i of every array by ``data[i]``'s; parts as in :func:`reduce_scatter`.
+
+    In place and asynchronous; takes and refuses what :func:`allreduce` does.
 
     >>> import mxnet as mx
     >>> data = [mx.nd.full((3,), i, ctx=mx.cpu(i)) for i in range(2)]

@@ -23,6 +23,10 @@ class Algorithm:
 
 
 ALGORITHMS: dict[str, Algorithm] = {}
+"""By name every :class:`Algorithm` that :func:`gluonpar.allreduce` takes, as they were registered.
+
+:func:`register` and :func:`register_executor` add to it, :func:`named` looks one up.
+"""
 
 
 def register(name: str) -> Callable[[Callable], Callable]:

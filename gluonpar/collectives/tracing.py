@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Iterable
 
 from gluonpar.collectives import drawing, registry
 from gluonpar.collectives.plan import Hop, chunks_sent, num_chunks, num_steps
+from gluonpar.pictures import paper
 
 if TYPE_CHECKING:
     import os
@@ -78,22 +79,16 @@ class Trace:
 
         The background is transparent and the colours read on white and on black; ``dark`` is for
         pages that are always dark and makes the words light. A path that ends in '.svg' gives words
-        as text, a group with the id 'hop-STEP-SRC-DST-CHUNK-add' (or '-copy') for each hop, and the
-        same bytes whenever it is drawn by the same matplotlib. Nothing of matplotlib's global state
-        is changed. Raises ImportError without matplotlib.
+        as outlines of the font that matplotlib brings, a group with the id
+        'hop-STEP-SRC-DST-CHUNK-add' (or '-copy') for each hop, a title and a description for those
+        who do not see it, and the same bytes whenever it is drawn by the same matplotlib. Nothing
+        of matplotlib's global state is changed. Raises ImportError without matplotlib.
         """
-        try:
-            import matplotlib
-        except ImportError as error:
-            raise ImportError(
-                f"drawing needs matplotlib ({error}): pip install 'gluonpar[plot]'"
-            ) from error
-        style = {"svg.fonttype": "none", "svg.hashsalt": self._title(), "font.size": 10}
-        with matplotlib.rc_context(style):
+        with paper.style(self._title()):
             figure = drawing.picture(self.hops, self.num_devices, self._title(), dark)
             if path is not None:
-                undated = {"metadata": {"Date": None, "Creator": None}}
-                figure.savefig(path, **(undated if str(path).endswith(".svg") else {}))
+                words = drawing.description(self.hops, self.num_devices)
+                paper.save(figure, path, self._title(), words)
         return figure
 
     def _steps(self) -> range:
