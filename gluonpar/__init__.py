@@ -22,6 +22,7 @@ from gluonpar.collectives import (
     reduce_scatter,
 )
 from gluonpar.models import init_lenet, lenet
+from gluonpar.onnx_export import export_onnx
 from gluonpar.optim import sgd
 from gluonpar.parallel import make_parallel
 from gluonpar.ragged import split_samples
@@ -52,6 +53,7 @@ __all__ = [
     "broadcast",
     "broadcast_statistics",
     "explain",
+    "export_onnx",
     "get_params",
     "init_lenet",
     "kvstore",

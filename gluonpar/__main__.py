@@ -14,7 +14,7 @@ import argparse
 import sys
 from typing import Sequence
 
-from gluonpar import devices, doctor, proof
+from gluonpar import cli, devices, doctor, proof
 
 RIGHT, WRONG, BAD_REQUEST = 0, 1, 2
 
@@ -41,7 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument(
         "--device", choices=devices.KINDS, default="auto", help="GPUs or nothing; CPU devices"
     )
-    verify.set_defaults(command=_verify)
+    verify.set_defaults(command=lambda options: _verify(options, verify))
     what = "say what is installed and what is wrong, each with its remedy"
     examine = commands.add_parser("doctor", help=what, description=what)
     doctor.add_options(examine)
@@ -49,14 +49,14 @@ def _parser() -> argparse.ArgumentParser:
     return made
 
 
-def _verify(options: argparse.Namespace) -> int:
+def _verify(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     num_gpus = options.num_gpus
     if num_gpus is None and (options.device == "cpu" or not devices.gpus_present()):
         num_gpus = 2  # with one device there is little to compare
     try:
         chosen = devices.choose(num_gpus, device=options.device)
     except ValueError as error:
-        print(f"python -m gluonpar verify: error: {error}", file=sys.stderr)
+        print(f"{parser.prog}: error: {cli.as_typed(str(error), parser)}", file=sys.stderr)
         return BAD_REQUEST
     if chosen.notice:
         print(chosen.notice, file=sys.stderr)

@@ -2,18 +2,21 @@
 
 Python imports a package before it runs the package's ``__main__``, and importing gluonpar imports
 MXNet, which may be missing, broken, or end the process: just what the doctor is to look at. So the
-package asks first of all, and then goes no further. The standard library is all that is needed.
+package asks first of all, and then goes no further. The standard library is all that is needed, and
+this module imports of it only what Python itself has at hand: whatever else it would import might
+come from a file in the current folder that has the same name.
 """
 
 from __future__ import annotations
 
-import re
+import os
 import sys
 
 
 def for_doctor() -> None:
     """Do what ``python -m gluonpar doctor`` asks and end (SystemExit), if that is the command."""
     if is_doctor(sys.argv, _command_line()):
+        sys.path[:] = [folder for folder in sys.path if folder not in ("", _current_folder())]
         from gluonpar import doctor
 
         raise SystemExit(doctor.main(sys.argv[2:]))
@@ -33,7 +36,18 @@ def is_doctor(argv: list[str], command_line: list[str]) -> bool:
     if argv[:2] != ["-m", "doctor"] or len(command_line) <= len(argv):
         return False
     module = command_line[-len(argv)]
-    return re.fullmatch(r"(-\w*m)?gluonpar(\.__main__)?", module) is not None
+    for name in ("gluonpar", "gluonpar.__main__"):
+        option = module[: -len(name)]  # as in -Imgluonpar; empty, if it is an argument of its own
+        if module.endswith(name) and (not option or option[0] == "-" and option[-1] == "m"):
+            return True
+    return False
+
+
+def _current_folder() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # it was removed
+        return ""
 
 
 def _command_line() -> list[str]:

@@ -94,10 +94,18 @@ def conduct(
         return cli.INTERRUPTED
     finally:
         if options.plot and record.rows:
-            plot(options, record.rows)
+            with made.requests():
+                _draw(plot, options, record.rows)
     for complaint in wrong:
         console.notice(f"{made.prog}: {complaint}")
     return WRONG if wrong else MEASURED
+
+
+def _draw(plot: Callable, options: argparse.Namespace, rows: list[Any]) -> None:
+    try:
+        plot(options, rows)
+    except OSError as error:
+        raise ValueError(f"plot={options.plot} cannot be written: {error.strerror}") from error
 
 
 def among(known: Collection[str]) -> Callable[[str], list[str]]:

@@ -16,6 +16,12 @@ def prepare(folder: str | os.PathLike) -> pathlib.Path:
     path = pathlib.Path(folder)
     trial = path / f".writable-{os.getpid()}"
     try:
+        str(path.absolute()).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"nothing can be saved in {path}: MXNet takes names in UTF-8, and this is none"
+        ) from error
+    try:
         path.mkdir(parents=True, exist_ok=True)
         trial.write_bytes(b"")
         trial.unlink()
@@ -45,4 +51,5 @@ def _write(path: pathlib.Path, save: Callable[[str], None]) -> None:
             save(file.name)
             mx.nd.load(file.name)  # MXNet does not notice a disk that is full when it closes a file
         except mx.MXNetError as error:
-            raise OSError(f"cannot write {path}: {error}") from error
+            said = str(error).strip().splitlines()[-1]  # what comes before is a traceback in C++
+            raise OSError(f"cannot write {path}: {said}") from error

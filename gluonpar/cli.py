@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
 import os
 import re
 import signal
 import sys
 from typing import Any, Iterator, Sequence
 
-from gluonpar import cluster, collectives, data, devices, metrics, report, resume
+from gluonpar import cluster, collectives, data, devices, metrics, report, resume, room
+from gluonpar.cluster import ending, watch, world
 from gluonpar.train import DEFAULT_LOG_INTERVAL, Configuration, Run
 from gluonpar.version import __version__
 
-TRAINED, BAD_REQUEST, INTERRUPTED, TERMINATED = 0, 2, 130, 143
+TRAINED, BAD_REQUEST, OUT_OF_MEMORY, INTERRUPTED, TERMINATED = 0, 2, 3, 130, 143
+_OF_MEMORY_PERHAPS = (MemoryError, RuntimeError, OSError)  # MXNetError is a RuntimeError
 
 
 def _ids(text: str) -> tuple[int, ...]:
@@ -114,6 +117,11 @@ OPTIONS = {
             "help": "go on from this checkpoint, or the newest in this folder; without a value "
             "from the newest in --save-dir, if there is one yet",
         },
+        "--onnx": {
+            "action": "store_true",
+            "help": "keep every epoch's network in --save-dir as an ONNX file too, from uint8 "
+            "pixels (n, 1, 28, 28) to scores (n, 10); needs the package onnx",
+        },
         "--plot": {
             "metavar": "FILE.png",
             "help": "draw loss, test accuracy and images/s over epochs",
@@ -140,19 +148,27 @@ def main(description: str, argv: Sequence[str] | None = None, **defaults: Any) -
     ``defaults`` are fields of :class:`Configuration` that this script sets otherwise.
 
     0: it trained (or the dry run passed). 2: the request cannot be met, or the loss diverged; one
-    line on stderr says why and what to do. 130: interrupted by Ctrl-C; one line says what was kept.
-    143: ended by SIGTERM, after writing a checkpoint if there is a ``--save-dir``.
-    Errors that are nobody's request keep their traceback.
+    line on stderr says why and what to do. 3: memory ran out, here or on a GPU; one line says what
+    could not be had, what to do and what was kept, and the process ends at once: MXNet might hang.
+    130: interrupted by Ctrl-C; one line says what was kept. 143: ended by SIGTERM, after writing a
+    checkpoint if there is a ``--save-dir``. Errors that are nobody's request keep their traceback,
+    and end with 1. With several processes the job ends with 1 where one ends with 3.
     """
     options_parser = parser(description, **defaults)
     options = options_parser.parse_args(argv)
     console = report.Console()
+    if room.limits():  # MXNet's own handler of SIGSEGV may hang where there is no memory left
+        signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+        faulthandler.enable(all_threads=False)
     try:
         run = Run(cluster.together(lambda: Configuration(**vars(options))), console)
     except (ValueError, FileNotFoundError) as error:
         return _fail(as_typed(str(error), options_parser))
     except KeyboardInterrupt:
         return _interrupted([], options.save_dir)
+    except _OF_MEMORY_PERHAPS as error:
+        _leave_if_out_of_memory(error, options, [])
+        raise
     try:
         with _ended_by_sigterm(run.keeper):
             run.train()
@@ -164,6 +180,9 @@ def main(description: str, argv: Sequence[str] | None = None, **defaults: Any) -
         return _interrupted([*run.kept, *run.keeper.kept], options.save_dir)
     except resume.Terminated:
         return _terminated(run.keeper.kept)
+    except _OF_MEMORY_PERHAPS as error:
+        _leave_if_out_of_memory(error, options, run.keeper.kept)
+        raise
     return TRAINED
 
 
@@ -188,26 +207,53 @@ def as_typed(message: str, made: argparse.ArgumentParser) -> str:
 
 @contextlib.contextmanager
 def _ended_by_sigterm(keeper: resume.Keeper) -> Iterator[None]:
-    """SIGTERM, the first time, lets the run end in order. Of several processes the watch does."""
-    if cluster.size() > 1:
-        yield
-        return
+    """SIGTERM, the first time, lets the run end in order.
 
-    def ask_to_end(*_: Any) -> None:
-        signal.signal(signal.SIGTERM, before)
+    Several processes have some seconds for that, if one saves; otherwise the watch ends them. They
+    take SIGUSR1 likewise: mpirun hands it on to all and waits, but after SIGTERM it kills them.
+    """
+    signals = [signal.SIGTERM]
+    if cluster.size() > 1:
+        if not any(cluster.gather(keeper.folder is not None)):
+            yield
+            return
+        watch._GRACE_SECONDS[signal.SIGTERM] = world.timeout_seconds()
+        signals.append(signal.SIGUSR1)
+
+    def ask_to_end(number: int, _: Any) -> None:
+        signal.signal(number, before[number])
         keeper.ask_to_end()
 
-    before = signal.signal(signal.SIGTERM, ask_to_end)
+    before = {number: signal.signal(number, ask_to_end) for number in signals}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _terminated(kept: Sequence[str]) -> int:
     what = f"--resume goes on from {kept[-1]}" if kept else "nothing was kept (--save-dir DIR)"
-    print(f"{os.path.basename(sys.argv[0])}: ended by SIGTERM; {what}", file=sys.stderr)
+    if cluster.is_main():
+        print(f"{os.path.basename(sys.argv[0])}: ended by SIGTERM; {what}", file=sys.stderr)
     return TERMINATED
+
+
+def _leave_if_out_of_memory(
+    error: Exception, options: argparse.Namespace, kept: Sequence[str]
+) -> None:
+    """End the process with one line if it was memory that ``error`` is about."""
+    short = room.shortage(error)
+    if short is None:
+        return
+    limits = f" ({room.limits()})" if room.limits() else ""
+    resumed = f"; --resume goes on from {kept[-1]}" if kept else ""
+    way = f"try a smaller --batch-size than {options.batch_size}, or more memory{limits}"
+    text = f"out of memory: {short}; {way}{resumed}"
+    if cluster.size() > 1:
+        world.world().watch.fail(f"ran {text}")
+    print(f"{os.path.basename(sys.argv[0])}: error: {text}", file=sys.stderr)
+    ending.leave(OUT_OF_MEMORY)
 
 
 def _fail(message: str) -> int:

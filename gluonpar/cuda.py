@@ -12,12 +12,15 @@ from __future__ import annotations
 import ctypes
 import os
 import pathlib
+import struct
 import sysconfig
 
 CHOICE = "GLUONPAR_CUDA"
 SOURCES = ("pypi", "system")
 
-# In order of dependency: each needs only those before it.
+# In order of dependency: each needs only those before it. cuDNN would load its parts at their first
+# use, and take another cuDNN's from LD_LIBRARY_PATH: the process ends there ("Could not load symbol
+# cudnnOpsInferVersionCheck"), or the versions do not match.
 LIBRARIES = (
     "libcudart.so.11.0",
     "libcublasLt.so.11",
@@ -30,7 +33,26 @@ LIBRARIES = (
     "libnvToolsExt.so.1",
     "libnccl.so.2",
     "libcudnn.so.8",
+    "libcudnn_ops_infer.so.8",
+    "libcudnn_ops_train.so.8",
+    "libcudnn_cnn_infer.so.8",
+    "libcudnn_cnn_train.so.8",
+    "libcudnn_adv_infer.so.8",
+    "libcudnn_adv_train.so.8",
 )
+CUDA_ITSELF = LIBRARIES[0]
+
+# A program header of ELF-64: type, flags, offset, two addresses, length in the file and in memory,
+# alignment.
+_SEGMENT = struct.Struct("<2L6Q")
+
+
+class CannotLoad(OSError):
+    """A CUDA library is damaged, or not where it was asked for; ``remedy`` says what to do."""
+
+    def __init__(self, what: str, remedy: str):
+        super().__init__(what)
+        self.remedy = remedy
 
 
 def preferred() -> str:
@@ -49,30 +71,103 @@ def load_libraries(site: pathlib.Path | None = None) -> list[pathlib.Path]:
 
     'pypi': those that PyPI's wheels brought, by their paths; one that is missing there is left to
     the system's loader, which names it if it has none either. 'system': those that the system's
-    loader finds (LD_LIBRARY_PATH, ldconfig), by their names, and of the rest those of PyPI's wheels
-    that are there. OSError if one of PyPI's is damaged; ValueError as :func:`preferred`.
+    loader finds (LD_LIBRARY_PATH, ldconfig), by their names, and of the rest (a toolkit has neither
+    cuDNN nor NCCL) those of PyPI's wheels that are there.
+
+    :class:`CannotLoad`: a library is there and damaged, or the system has no CUDA 11 and was asked
+    for it. ValueError as :func:`preferred`.
     """
-    from_system = preferred() == "system"
-    found = []
-    for name in LIBRARIES:
-        if from_system and _load(pathlib.Path(name)):
-            found.append(pathlib.Path(name))
-            continue
-        for path in in_wheels(name, site):
-            ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
-            found.append(path)
+    return [path for name in LIBRARIES for path in load(name, site)]
+
+
+def load(name: str, site: pathlib.Path | None = None) -> list[pathlib.Path]:
+    """Load one library for the whole process; errors as :func:`load_libraries`.
+
+    Its path, if it is one of PyPI's; its name, if the system's loader found it; [] if neither has
+    it.
+    """
+    if preferred() == "system":
+        if _load_from_system(name):
+            return [pathlib.Path(name)]
+        if name == CUDA_ITSELF:
+            raise CannotLoad(
+                f"{CHOICE}=system, but the system's loader finds no {name}, so no CUDA 11",
+                "put its folder, often /usr/local/cuda-11.2/lib64, on LD_LIBRARY_PATH before "
+                f"Python starts, or unset {CHOICE} to take PyPI's libraries",
+            )
+    found = in_wheels(name, site)
+    for path in found:
+        _load_from_wheel(path)
     return found
 
 
 def in_wheels(name: str, site: pathlib.Path | None = None) -> list[pathlib.Path]:
-    """Paths of the library ``name`` among what PyPI's wheels installed: one, or none."""
+    """Paths of the library ``name`` among what PyPI's wheels installed: one, or none.
+
+    ``name`` may be a pattern such as ``lib*.so*``, for all of them.
+    """
     root = (site or pathlib.Path(sysconfig.get_path("purelib"))) / "nvidia"
-    return list(root.glob(f"*/lib/{name}"))
+    return sorted(root.glob(f"*/lib/{name}"))
 
 
-def _load(name: pathlib.Path) -> bool:
+def damage(path: pathlib.Path) -> str:
+    """What is wrong with a shared library, as far as its headers tell; "" if it is whole.
+
+    The system's loader maps a file by its headers, and where the file was cut off (a full disk, an
+    interrupted copy) the process dies of SIGBUS at once, with no word. OSError if it cannot be
+    read.
+    """
+    num_bytes = path.stat().st_size
+    with path.open("rb") as file:
+        header = file.read(64)
+        if len(header) < 64 or header[:5] != b"\x7fELF\x02":
+            return f"no shared library ({num_bytes} bytes that do not begin as one)"
+        segments_at, sections_at = struct.unpack_from("<QQ", header, 32)
+        num_segments, section_bytes, num_sections = struct.unpack_from("<3H", header, 56)
+        file.seek(segments_at)
+        segments = file.read(_SEGMENT.size * num_segments)
+    ends = [sections_at + section_bytes * num_sections, segments_at + _SEGMENT.size * num_segments]
+    whole = len(segments) // _SEGMENT.size * _SEGMENT.size
+    for _, _, offset, _, _, length, _, _ in _SEGMENT.iter_unpack(segments[:whole]):
+        ends.append(offset + length)
+    if num_bytes < max(ends):
+        return f"cut off after {num_bytes} of at least {max(ends)} bytes"
+    return ""
+
+
+def package_of(path: pathlib.Path) -> str:
+    """The wheel that brought a library, as pip names it.
+
+    >>> package_of(pathlib.Path("nvidia/cuda_runtime/lib/libcudart.so.11.0"))
+    'nvidia-cuda-runtime-cu11'
+    """
+    return f"nvidia-{path.parent.parent.name.replace('_', '-')}-cu11"
+
+
+def reinstall(path: pathlib.Path) -> str:
+    """The command that puts a damaged library of PyPI's right."""
+    return f"pip install --force-reinstall --no-deps --no-cache-dir {package_of(path)}"
+
+
+def _load_from_wheel(path: pathlib.Path) -> None:
+    wrong = damage(path)
+    if not wrong:
+        try:
+            ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+            return
+        except OSError as error:
+            wrong = str(error)
+    raise CannotLoad(f"{path} is damaged: {wrong}", reinstall(path))
+
+
+def _load_from_system(name: str) -> bool:
     try:
-        ctypes.CDLL(str(name), mode=ctypes.RTLD_GLOBAL)
-    except OSError:  # the system has none, or one that cannot be loaded: PyPI's is next
-        return False
+        ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        if str(error).startswith(f"{name}: cannot open shared object file"):
+            return False  # the system has none
+        raise CannotLoad(
+            f"the system's {name} does not load: {error}",
+            f"repair that CUDA, or unset {CHOICE} to take PyPI's libraries",
+        ) from error
     return True

@@ -36,7 +36,10 @@ class Dataset:
         _check_counts(self.test_images, self.test_labels, f"{self.name}, test ({self.source})")
 
     def limited(self, n: int) -> Dataset:
-        """The data set with its first n training images only (views); the test images stay."""
+        """The data set with its first n training images only (views); the test images stay.
+
+        ValueError for fewer than one, or more than there are.
+        """
         available = len(self.train_images)
         if not 1 <= n <= available:
             raise ValueError(
@@ -92,7 +95,8 @@ def synthetic(seed: int = 0, num_train: int = 6000, num_test: int = 1000) -> Dat
 
     Each class is a coarse 7 x 7 pattern, enlarged to 28 x 28; a sample is its class's pattern moved
     by up to two pixels, at half contrast, under uniform noise. Classes are equally frequent, up to
-    one. Accuracy on it says that training works, and nothing about clothes.
+    one. Accuracy on it says that training works, and nothing about clothes. ValueError for fewer
+    than one training or test image.
     """
     if num_train < 1 or num_test < 1:
         raise ValueError(f"num_train={num_train}, num_test={num_test}: both must be at least 1")

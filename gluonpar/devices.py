@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from dataclasses import dataclass
 from typing import Sequence
 
 import mxnet as mx
 
-from gluonpar import driver
+from gluonpar import driver, wheels
 
 KINDS = ("auto", "gpu", "cpu")
+MOST_CPUS = 1024
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,10 @@ class Choice:
 
 
 def as_list(ctx: mx.Context | Sequence[mx.Context]) -> list[mx.Context]:
-    """``ctx`` as Gluon takes it, one context or a list of them, as a list that is not empty."""
+    """``ctx`` as Gluon takes it, one context or a list of them, as a list that is not empty.
+
+    Raises TypeError for what is no context, and ValueError for an empty list.
+    """
     if not isinstance(ctx, (mx.Context, list, tuple)):
         raise TypeError(f"ctx is {ctx!r}; pass an mx.Context such as mx.cpu(0), or a list of them")
     contexts = [ctx] if isinstance(ctx, mx.Context) else list(ctx)
@@ -37,8 +40,14 @@ def as_list(ctx: mx.Context | Sequence[mx.Context]) -> list[mx.Context]:
 
 
 def gpus_present() -> list[int]:
-    """Ids of the GPUs that this MXNet has kernels for; none with a CPU wheel or no driver."""
-    count = mx.context.num_gpus()
+    """Ids of the GPUs that this MXNet has kernels for; none with a CPU wheel or no driver.
+
+    None, too, where CUDA fails; :func:`why_no_gpu` says with what.
+    """
+    try:
+        count = mx.context.num_gpus()
+    except mx.base.MXNetError:
+        return []
     if not count:
         return []
     unusable = {gpu.index for gpu in driver.gpus() if not driver.usable(gpu)}
@@ -115,21 +124,40 @@ def why_no_gpu() -> str:
     if not usable:
         names = "; ".join(map(str, found)) or "the NVIDIA driver shows no GPU"
         oldest, newest = map(driver.version, (driver.OLDEST_CAPABILITY, driver.NEWEST_CAPABILITY))
-        return f"{names} (mxnet-cu112 has kernels for {oldest} to {newest})"
-    return (
-        f"{usable[0]} is there, but {_mxnet_wheel()} is installed, without CUDA: "
-        "pip uninstall -y mxnet, then pip install 'gluonpar[cu112]'"
-    )
+        return (
+            f"{names} (mxnet-cu112 has kernels for {oldest} to {newest} only; "
+            "python -m gluonpar doctor says more)"
+        )
+    return f"{usable[0]} is there, but {_why_mxnet_sees_none()}"
 
 
-def _mxnet_wheel() -> str:
+def _why_mxnet_sees_none() -> str:
+    installed = " and ".join(wheels.installed()) or "an MXNet"
+    if not mx.runtime.Features().is_enabled("CUDA"):
+        return (
+            f"{installed} {mx.__version__} is installed, without CUDA: pip uninstall -y mxnet, "
+            "then pip install 'gluonpar[cu112]'"
+        )
+    cuda = driver.cuda_version()
+    if cuda < driver.OLDEST_CUDA:
+        return (
+            f"the NVIDIA driver knows CUDA up to {driver.version(cuda)}, and {installed} needs "
+            f"{driver.version(driver.OLDEST_CUDA)} or later: install a newer driver"
+        )
     try:
-        return f"mxnet {importlib.metadata.version('mxnet')}"
-    except importlib.metadata.PackageNotFoundError:
-        return f"an MXNet {mx.__version__}"
+        mx.context.num_gpus()
+    except mx.base.MXNetError as error:
+        last = str(error).strip().splitlines()[-1].strip()
+        return f"CUDA does not answer {installed} ({last}): see python -m gluonpar doctor"
+    return f"{installed} counts none: see python -m gluonpar doctor"
 
 
 def _cpus(count: int) -> tuple[mx.Context, ...]:
+    if count > MOST_CPUS:
+        raise ValueError(
+            f"num_gpus={count} CPU devices are too many, for each has a thread of its own; ask for "
+            f"at most {MOST_CPUS}"
+        )
     return tuple(mx.cpu(i) for i in range(count))
 
 

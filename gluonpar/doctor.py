@@ -11,18 +11,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from typing import Callable, Iterator, Sequence
 
-from gluonpar import symptoms
-from gluonpar.symptoms import NOTE, WRONG, Finding
+from gluonpar import gpu_symptoms, symptoms
+from gluonpar.findings import NOTE, WRONG, Finding
 
 CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     symptoms.python,
     symptoms.numpy,
     symptoms.mxnet,
-    symptoms.gpus,
-    symptoms.cuda_libraries,
+    gpu_symptoms.gpus,
+    gpu_symptoms.cuda_libraries,
     symptoms.settings,
     symptoms.threads,
     symptoms.shared_memory,
@@ -57,10 +58,22 @@ def report(as_json: bool = False) -> int:
     else:
         lines = [line for finding in findings for line in _in_words(finding)]
         lines.append(f"{num_wrong} wrong" if num_wrong else "nothing is wrong")
-    for line in lines:
-        encoding = sys.stdout.encoding or "ascii"  # a name that this terminal lacks is no reason
-        print(line.encode(encoding, "backslashreplace").decode(encoding))
+    _print("\n".join(lines))
     return 1 if num_wrong else 0
+
+
+def _print(text: str) -> None:
+    """Write to standard output as much as it takes; the exit code says the rest."""
+    if sys.stdout is None:  # closed before Python started
+        return
+    encoding = sys.stdout.encoding or "ascii"  # a name that this terminal lacks is no reason
+    try:
+        print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
+    except OSError as error:
+        # What is still buffered must not fail once more when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):  # `doctor | head` has seen enough
+            sys.stderr.write(f"python -m gluonpar doctor: standard output: {error}\n")
 
 
 def examine() -> list[Finding]:

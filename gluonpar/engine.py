@@ -16,6 +16,8 @@ from __future__ import annotations
 import atexit
 import ctypes
 import itertools
+import os
+import sys
 import threading
 import traceback
 from typing import Callable, Iterable, Sequence
@@ -144,16 +146,23 @@ def _handles(arrays: Sequence[mx.nd.NDArray]) -> ctypes.Array:
 @atexit.register
 def _drain() -> None:
     """A function that the engine runs after the interpreter has gone would crash the process."""
+    unheard = False
     while _pending:
         pushed = list(_pending)
         try:
             mx.nd.waitall()
         except mx.MXNetError:
-            traceback.print_exc()  # the last chance for anybody to hear of it
+            if not hasattr(sys, "last_type"):  # else what ends the process has been printed
+                traceback.print_exc()  # the last chance for anybody to hear of it
+                unheard = True
         for ticket in pushed:  # what was to come after an error is never run
             _pending.pop(ticket, None)
     for function in _afterwards:
         function()
+    if unheard:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(1)  # an exception would not change the exit code any more
 
 
 def at_exit(function: Callable[[], None]) -> None:

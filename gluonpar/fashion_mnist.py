@@ -10,6 +10,7 @@ a mixture is not: training samples of the one may be test samples of the other.
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Mapping
@@ -91,7 +92,7 @@ FASHION_MNIST = Files()
 def path_of(folder: Path, stem: str) -> Path | None:
     """The file of this stem in a folder, the .gz before the plain one; None if neither is there."""
     candidates = (folder / f"{stem}.gz", folder / stem)
-    return next((path for path in candidates if path.is_file()), None)
+    return next((path for path in candidates if os.path.isfile(path)), None)
 
 
 def missing(folder: Path) -> list[str]:
@@ -112,8 +113,11 @@ def read_folder(
         path = path_of(folder, stem)
         if path is None:
             raise FileNotFoundError(f"{folder}: has neither {stem}.gz nor {stem}")
-        with open(path, "rb") as file:
-            raw = file.read(idx.max_file_bytes(files.shape(stem)) + 1)
+        try:
+            with open(path, "rb") as file:
+                raw = file.read(idx.max_file_bytes(files.shape(stem)) + 1)
+        except OSError as error:
+            raise ValueError(f"{path} cannot be read: {error.strerror}") from error
         try:
             arrays[stem], editions[path.name] = check(raw, stem, str(path), files)
         except ValueError as error:

@@ -13,8 +13,9 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 
-from gluonpar import batch_norm, checkpoint, cluster, graph, metrics, models, networks
+from gluonpar import batch_norm, checkpoint, cluster, graph, metrics, models, networks, room
 from gluonpar.losses import softmax_cross_entropy
+from gluonpar.onnx_export import export_onnx
 from gluonpar.replicas import get_params
 from gluonpar.sharding import split_and_load
 from gluonpar.step import train_batch
@@ -23,6 +24,7 @@ from gluonpar.trainer import Trainer
 # With the book's 0.01 the first epoch does not leave chance level, and four epochs end at 0.72 to
 # 0.77.
 INIT_SCALE = 0.05
+PIXELS = (1, 1, 28, 28)
 
 
 class Learner:
@@ -54,6 +56,10 @@ class Learner:
 
     def save(self, path: pathlib.Path) -> None:
         """Write the parameters to ``path``, whole or not at all."""
+        raise NotImplementedError
+
+    def save_onnx(self, path: pathlib.Path) -> None:
+        """Write the network as ONNX: from uint8 pixels (n, 1, 28, 28) to scores (n, 10)."""
         raise NotImplementedError
 
     @property
@@ -88,6 +94,10 @@ class LeNet(Learner):
     def save(self, path: pathlib.Path) -> None:
         """See :func:`checkpoint.save_params`."""
         checkpoint.save_params(path, self.device_params[0])
+
+    def save_onnx(self, path: pathlib.Path) -> None:
+        """See :func:`export_onnx`."""
+        export_onnx(path, pixel_lenet, PIXELS, self.device_params[0], "uint8")
 
 
 class ResNet18(Learner):
@@ -138,6 +148,10 @@ class ResNet18(Learner):
         """A file for ``load_parameters`` of :func:`networks.resnet18`."""
         checkpoint.save_block(path, self.net)
 
+    def save_onnx(self, path: pathlib.Path) -> None:
+        """See :func:`export_onnx`."""
+        export_onnx(path, _PixelScores(self.net), PIXELS, dtype="uint8")
+
 
 class _PixelLoss(gluon.HybridBlock):
     """uint8 images and labels to losses, in one graph."""
@@ -148,6 +162,17 @@ class _PixelLoss(gluon.HybridBlock):
 
     def hybrid_forward(self, F, X, y):
         return softmax_cross_entropy(self.net(models.standardize(X)), y)
+
+
+class _PixelScores(gluon.HybridBlock):
+    """uint8 images to scores."""
+
+    def __init__(self, net: gluon.HybridBlock) -> None:
+        super().__init__()
+        self.net = net
+
+    def hybrid_forward(self, F, X):
+        return self.net(models.standardize(X))
 
 
 def _score_pixels(X: mx.nd.NDArray, net: gluon.HybridBlock) -> mx.nd.NDArray:
@@ -161,3 +186,22 @@ def pixel_lenet(X: mx.nd.NDArray, params: list[mx.nd.NDArray]) -> mx.nd.NDArray:
 
 
 LEARNERS = {learner.name: learner for learner in (LeNet, ResNet18)}
+
+# Bytes that training took at the least, as measured: in all, and for each CPU context and sample.
+_NEEDS = {
+    "lenet": (250 * room.MB, 0, 200_000),
+    "resnet18": (500 * room.MB, 300 * room.MB, 4_000_000),
+}
+_MORE_ADDRESSES = 400 * room.MB  # that heaps and stacks reserve and do not fill
+
+
+def check_room(model: str, ctx: Sequence[mx.Context], batch_size: int) -> None:
+    """Raise room.OutOfMemory if there is none to train ``model`` with ``batch_size`` on ``ctx``.
+
+    For CPU contexts; ``batch_size`` is this process's. What passes may still run out of memory.
+    """
+    if ctx[0].device_type == "cpu":
+        in_all, a_context, a_sample = _NEEDS[model]
+        num_bytes = in_all + len(ctx) * a_context + batch_size * a_sample
+        what = f"a step of {batch_size} samples on {len(ctx)} CPU contexts"
+        room.check(what, num_bytes, num_bytes + _MORE_ADDRESSES)

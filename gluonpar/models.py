@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Sequence
 
 import mxnet as mx
-from mxnet import nd
+from mxnet import gluon, nd
 
 from gluonpar.graph import operators, traceable
 
@@ -48,6 +48,25 @@ def lenet(X: nd.NDArray, params: Sequence[nd.NDArray]) -> nd.NDArray:
     # FullyConnected wants (outputs, inputs) where the book has (inputs, outputs); it beats dot.
     h3 = relu(F.FullyConnected(F.flatten(h2), F.transpose(W3), b3, num_hidden=128))
     return F.FullyConnected(h3, F.transpose(W4), b4, num_hidden=10)
+
+
+class LeNet(gluon.HybridBlock):
+    """:func:`lenet` as a Gluon block, for ``load_parameters`` of what scripts/train_lenet.py keeps.
+
+    (n, 1, 28, 28) float32 to (n, 10); :func:`standardize` makes that of pixels. Its parameters are
+    named '0' to '7', of :data:`LENET_SHAPES`. Values that are not loaded are those of
+    :func:`init_lenet` with ``scale``, but for chance.
+    """
+
+    def __init__(self, scale: float = 0.01) -> None:
+        super().__init__()
+        for i, shape in enumerate(LENET_SHAPES):
+            init = mx.init.Normal(scale) if len(shape) > 1 else mx.init.Zero()
+            setattr(self, str(i), self.params.get(str(i), shape=shape, init=init))
+
+    def hybrid_forward(self, F, X, **params):
+        """See :func:`lenet`."""
+        return lenet(X, [params[str(i)] for i in range(len(LENET_SHAPES))])
 
 
 def relu(x: nd.NDArray) -> nd.NDArray:

@@ -20,7 +20,8 @@ def sgd(params: Sequence[nd.NDArray], lr: float, batch_size: int) -> None:
     ``params`` are one device's, of any float dtype, with gradients that hold the *sum* over
     ``batch_size`` samples; those without a gradient stay. On a CPU context NumPy does it in one
     pass over the memory (:mod:`gluonpar.collectives.fused`): MXNet's own operator takes four times
-    as long there. On a GPU it is that operator. ``sgd`` in Dive into Deep Learning, 3.4.
+    as long there. On a GPU it is that operator. Nothing waits, and nothing is checked:
+    :func:`gluonpar.train_batch` does that. ``sgd`` in Dive into Deep Learning, 3.4.
 
     >>> import mxnet as mx
     >>> w = mx.nd.ones((1,)); w.attach_grad(); w.grad[:] = 8

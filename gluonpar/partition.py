@@ -14,7 +14,8 @@ def sizes(n: int, k: int, weights: Sequence[float] | None = None) -> list[int]:
     With ``weights``, one positive number a part, sizes are proportional to them: n * weight / sum,
     rounded down, and what is left goes to the largest remainders, one each, of equal ones to the
     first (Hamilton's method). No part is empty while n >= k: an empty one gets one from the part
-    that has most above its due. With n < k weights do not count.
+    that has most above its due. With n < k weights do not count. Raises ValueError for n < 0, k < 1
+    and weights that are not k positive finite numbers.
 
     >>> sizes(10, 4)
     [3, 3, 2, 2]
@@ -34,7 +35,7 @@ def sizes(n: int, k: int, weights: Sequence[float] | None = None) -> list[int]:
 
 
 def slices(n: int, k: int, weights: Sequence[float] | None = None) -> list[slice]:
-    """The same parts as consecutive slices that cover ``range(n)``.
+    """The same parts as consecutive slices that cover ``range(n)``; raises as :func:`sizes`.
 
     >>> slices(5, 2)
     [slice(0, 3, None), slice(3, 5, None)]

@@ -79,9 +79,9 @@ def _download(lacking: list[str], folder: Path, files: Files) -> list[str]:
 
 
 def _lack(folder: Path, lacking: list[str]) -> str:
-    if not folder.exists():
+    if not os.path.exists(folder):
         return "no such folder"
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         return "not a folder"
     return "lacks " + ", ".join(f"{stem}[.gz]" for stem in lacking)
 

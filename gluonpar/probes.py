@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-TIMEOUT_SECONDS = 60.0
+TIMEOUT_SECONDS = 120.0  # importing MXNet takes 1 to 3 s, and many times that on a busy machine
 
 _MARK = "gluonpar-probe:"
 _CHILD = """
@@ -47,13 +47,14 @@ def ask(probe: str, timeout_seconds: float = TIMEOUT_SECONDS) -> Answer:
             timeout=timeout_seconds,
         )
     except subprocess.TimeoutExpired:
-        return Answer({}, f"did not answer within {timeout_seconds:g} s")
+        busy = f"the load average is {load_average():.0f}"
+        return Answer({}, f"did not answer within {timeout_seconds:g} s ({busy})")
     except OSError as error:
         return Answer({}, f"no process could be started: {error}")
     written = done.stdout.decode(errors="replace").splitlines()
     answers = [line[len(_MARK) :] for line in written if line.startswith(_MARK)]
     if done.returncode == 0 and answers:
-        return Answer(*json.loads(answers[-1]))
+        return Answer(*json.loads(answers[-1]))  # as answer() wrote it
     return Answer({}, _end(done.returncode, done.stderr.decode(errors="replace")))
 
 
@@ -65,15 +66,28 @@ def _end(code: int, stderr: str) -> str:
     return f"it ended the process with exit code {code}; last line: {last}"
 
 
+def load_average() -> float:
+    """Programs that computed, or waited for a processor, in the last minute; NaN if not known."""
+    try:
+        return os.getloadavg()[0]
+    except OSError:  # it is read from /proc
+        return float("nan")
+
+
 def answer(probe: str) -> None:
     """In the other process: run the probe and write its facts, or the exception it raised."""
     try:
         found = [_PROBES[probe](), ""]
     except Exception as error:  # the doctor is to hear of it, whatever it is
-        first = (str(error).strip().splitlines() or [""])[0]
-        found = [{}, f"{type(error).__name__}: {first}"]
+        found = [{}, f"{type(error).__name__}: {_gist(error)}"]
     sys.stdout.write(f"\n{_MARK}{json.dumps(found)}\n")
     sys.stdout.flush()
+
+
+def _gist(error: Exception) -> str:
+    """The one line to show of an exception; MXNet's begin with a traceback of C++."""
+    lines = str(error).strip().splitlines() or [""]
+    return (lines[-1] if lines[0].startswith("Traceback") else lines[0]).strip()
 
 
 def numpy() -> dict[str, Any]:
@@ -89,21 +103,23 @@ def mxnet() -> dict[str, Any]:
     importlib.import_module("gluonpar")  # first: it prepares the process, and says what is missing
     import mxnet as mx
 
-    features = mx.runtime.Features()
-    return {
+    facts = {
         "version": mx.__version__,
         "file": mx.__file__,
-        "cuda": features.is_enabled("CUDA"),
-        "num_gpus": mx.context.num_gpus(),
+        "cuda": mx.runtime.Features().is_enabled("CUDA"),
         "adds": float(mx.nd.ones((3,)).sum().asscalar()) == 3,
     }
+    try:
+        return {**facts, "num_gpus": mx.context.num_gpus()}
+    except mx.base.MXNetError as error:
+        return {**facts, "num_gpus": 0, "cuda_fails": _gist(error)}
 
 
 def settings() -> dict[str, Any]:
     """The settings that gluonpar makes where the user has made none."""
-    from gluonpar import runtime
+    from gluonpar import runtime, wheels
 
-    return dict(runtime.SETTINGS)
+    return runtime.settings(wheels.installed())
 
 
 def driver() -> dict[str, Any]:
@@ -122,37 +138,57 @@ def driver() -> dict[str, Any]:
         }
         for gpu in driver.gpus(library)
     ]
-    return {"cuda": driver.cuda_version(library), "oldest": driver.OLDEST_CUDA, "gpus": gpus}
+    cuda = driver.cuda_version(library)
+    return {
+        "file": _mapped(driver.LIBRARY),
+        "cuda": driver.version(cuda),
+        "too_old": cuda < driver.OLDEST_CUDA,
+        "kernels": " to ".join(
+            map(driver.version, (driver.OLDEST_CAPABILITY, driver.NEWEST_CAPABILITY))
+        ),
+        "gpus": gpus,
+    }
 
 
 def cuda() -> dict[str, Any]:
-    """Of each CUDA library the file that loads here, or why none does, as gluonpar loads them."""
+    """Of each CUDA library the file that loads here, or why none does, as gluonpar loads them.
+
+    ``failed`` gives, by library, what is wrong and the remedy, if it is another than installing.
+    ``untried`` may need one that is damaged, and the system's loader would not survive that.
+    """
     import ctypes
 
     from gluonpar import cuda
 
-    system_first = cuda.preferred() == "system"
-    found: dict[str, Any] = {"loaded": {}, "failed": {}}
-    for name in cuda.LIBRARIES:
-        in_wheels = [str(path) for path in cuda.in_wheels(name)]
-        for path in [name, *in_wheels] if system_first else [*in_wheels, name]:
-            try:
-                ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
-            except OSError as error:
-                found["failed"][name] = str(error)
-                continue
-            found["failed"].pop(name, None)
-            found["loaded"][name] = path if "/" in path else _mapped(name)
-            break
-    return found
+    failed: dict[str, tuple[str, str]] = {}
+    for path in cuda.in_wheels("lib*.so*"):
+        wrong = cuda.damage(path)
+        if wrong:
+            failed[path.name] = (f"{path} is damaged: {wrong}", cuda.reinstall(path))
+    listed = list(cuda.LIBRARIES)
+    safe = min((listed.index(name) for name in failed if name in listed), default=len(listed))
+    loaded: dict[str, str] = {}
+    for name in listed[:safe]:
+        print(f"loading {name}", file=sys.stderr, flush=True)  # known, should this process end here
+        try:
+            paths = cuda.load(name) or [name]
+            ctypes.CDLL(str(paths[0]), mode=ctypes.RTLD_GLOBAL)  # what PyPI lacks, MXNet takes here
+            loaded[name] = str(paths[0]) if os.path.isabs(paths[0]) else _mapped(name)
+        except OSError as error:
+            failed[name] = (str(error), getattr(error, "remedy", ""))
+    untried = [name for name in listed[safe:] if name not in failed]
+    return {"loaded": loaded, "failed": failed, "untried": untried}
 
 
 def _mapped(library: str) -> str:
     """The file from which a library of this name was loaded into this process."""
     stem = library.split(".so")[0] + ".so"
-    with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
-        paths = (line.split(maxsplit=5)[-1].strip() for line in file)
-        return next((path for path in paths if os.path.basename(path).startswith(stem)), library)
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
+            paths = [line.split(maxsplit=5)[-1].strip() for line in file]
+    except OSError as error:
+        return f"a file that cannot be told: {error}"
+    return next((path for path in paths if os.path.basename(path).startswith(stem)), library)
 
 
 def data() -> dict[str, Any]:
@@ -170,14 +206,26 @@ def data() -> dict[str, Any]:
 
 
 def mpi() -> dict[str, Any]:
-    """The MPI library that mpi4py has; it is not started."""
+    """The MPI library that mpi4py has, which is not started, and what mpirun says of itself."""
+    import shutil
+
     import mpi4py
 
     mpi4py.rc.initialize = False
     from mpi4py import MPI
 
-    library = MPI.Get_library_version().split("\n")[0].strip("\0 ")
-    return {"mpi4py": mpi4py.__version__, "library": library}
+    beside = os.path.dirname(sys.executable)
+    starter = shutil.which("mpirun") or shutil.which("mpirun", path=beside)
+    facts = {
+        "mpi4py": mpi4py.__version__,
+        "library": MPI.Get_library_version().split("\n")[0].strip("\0 "),
+        "vendor": MPI.get_vendor()[0],
+    }
+    if starter is None:
+        return facts
+    done = subprocess.run([starter, "--version"], capture_output=True, timeout=TIMEOUT_SECONDS / 2)
+    said = done.stdout.decode(errors="replace").strip()
+    return {**facts, "starter": starter, "starter_says": " ".join(said.split())[:80]}
 
 
 _PROBES = {p.__name__: p for p in (numpy, mxnet, settings, driver, cuda, data, mpi)}

@@ -26,15 +26,9 @@ NUM_STEPS = 20  # in the window: enough for a mean, few enough for a trace that 
 class Profiler:
     """Watches steps ``warm_up + 1`` to ``warm_up + num_steps`` of a loop over the devices ``ctx``.
 
-        with Profiler(ctx, num_bytes) as profiled:
-            for X, y in profiled.loading(batches):
-                train_batch(X, y, device_params, ctx, lr)
-                profiled.step()
-        print(profiled.table(), profiled.sentence(), sep="\\n")
-        profiled.save("trace.json")
-
     :meth:`step` ends a step. The window closes by itself, at its last step or with the ``with``
-    block, also if that raises; before and after it nothing is watched and nothing costs time.
+    block, also if that raises; before and after it nothing is watched and nothing costs time. Then
+    :meth:`table` and :meth:`sentence` say where the time went, and :meth:`save` writes it down.
     ``num_bytes`` are the bytes of one device's gradients: with them the table has the bytes that
     are exchanged and updated, K times as many.
 
@@ -47,6 +41,15 @@ class Profiler:
     MXNet has one profiler a process: nothing else may use it in the window, and its settings are
     not put back. It has no room for more CPU contexts than processors + 2. ``num_steps=0`` watches
     nothing. Raises ValueError for devices that there is no room for, and negative numbers of steps.
+
+    >>> import mxnet as mx
+    >>> ctx = [mx.cpu(0), mx.cpu(1)]
+    >>> with Profiler(ctx, warm_up=1, num_steps=2) as profiled:
+    ...     for batch in profiled.loading(range(4)):
+    ...         arrays = [mx.nd.full((2,), batch, ctx=c) for c in ctx]
+    ...         profiled.step()
+    >>> profiled.steps
+    (2, 3)
     """
 
     def __init__(
@@ -120,7 +123,10 @@ class Profiler:
         return Timeline(names, window, num_steps, spans, num_bytes, processors)
 
     def table(self) -> str:
-        """Milliseconds a step of every part on every device, bytes, and the overlap in percent."""
+        """Milliseconds a step of every part on every device, bytes, and the overlap in percent.
+
+        Raises ValueError if no step of the window was taken; so do :meth:`sentence`, :meth:`save`.
+        """
         return self.timeline.table()
 
     def sentence(self) -> str:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import pathlib
 import platform
 import sys
-import tempfile
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Iterable, Iterator, Sequence, TextIO
 
 import mxnet as mx
 import numpy as np
+
+from gluonpar import files
 
 if TYPE_CHECKING:
     from gluonpar.profile import Profiler
@@ -51,11 +53,11 @@ class Console:
             self._bar.external_write_mode(file=self.out) if self._bar else contextlib.nullcontext()
         )
         with hidden:
-            print(text, file=self.out, flush=True)
+            print(_shown(text, self.out), file=self.out, flush=True)
 
     def notice(self, text: str) -> None:
         """Print one line on ``err``: what was chosen on the user's behalf, and why."""
-        print(text, file=self.err, flush=True)
+        print(_shown(text, self.err), file=self.err, flush=True)
 
     def header(self, version: str, rows: dict[str, str]) -> None:
         """Print versions, then a line for each of ``rows``."""
@@ -118,6 +120,12 @@ class Console:
         self.line(profiled.sentence())
 
 
+def _shown(text: str, stream: TextIO) -> str:
+    """What ``stream`` cannot show, such as the bytes of a file's name that are no text, as code."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
 def _steps(profiled: Profiler) -> str:
     first, last = profiled.steps
     which = f"step {first}" if first == last else f"steps {first} to {last}"
@@ -126,12 +134,11 @@ def _steps(profiled: Profiler) -> str:
 
 def check_trace(path: str) -> None:
     """Raise ValueError, before anything is trained, if no trace could be written to ``path``."""
-    file = pathlib.Path(path)
-    if file.is_dir():
-        raise ValueError(f"cannot write a trace to {path}: it is a folder; give a file in it")
+    if not path or os.path.isdir(path):
+        shown = path or repr(path)
+        raise ValueError(f"cannot write a trace to {shown}: it is a folder; give a file in it")
     try:
-        with tempfile.TemporaryFile(dir=file.parent):
-            pass
+        files.check_replaceable(path)
     except OSError as error:
         raise ValueError(
             f"cannot write a trace to {path}: {error.strerror}; "
@@ -153,8 +160,12 @@ def check_plot(path: str) -> None:
         raise ValueError(
             f"cannot plot to {path}: its ending must be one of {', '.join(sorted(kinds))}"
         )
-    if not file.parent.is_dir() or file.is_dir():
+    if not os.path.isdir(file.parent) or os.path.isdir(path):
         raise ValueError(f"cannot plot to {path}: it must be a file in a folder that exists")
+    try:
+        files.check_writable(path)
+    except OSError as error:
+        raise ValueError(f"cannot plot to {path}: {error.strerror}; give another file") from error
 
 
 def plot(history: History, path: str) -> None:

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import math
+import os
 import pathlib
 import re
+from collections import deque
 from dataclasses import asdict
 from typing import Any, Callable, Sequence
 
 import mxnet as mx
 import numpy as np
 
-from gluonpar import cluster, metrics, rank_run, report
+from gluonpar import cluster, memory, metrics, onnx_export, rank_run, report
 from gluonpar.data import Dataset
 from gluonpar.learners import Learner
 from gluonpar.training_state import load_checkpoint, save_checkpoint
 
 # What must be as it was. Devices, learning rate, number of epochs and output may be others.
 _FIXED = ("model", "batch_size", "seed", "dataset", "limit")
+
+# Fewer take longer to read, for the devices have yet to come there; more let a launcher's patience
+# run out, and mpirun's is a quarter of a second.
+_STEPS_TO_AGREE = 2
 
 
 class CannotResume(ValueError):
@@ -29,13 +36,22 @@ class Terminated(Exception):
 
 def check(configuration: Any) -> None:
     """Raise ValueError for a configuration whose wishes about checkpoints do not fit together."""
+    if configuration.save_dir == "":
+        raise ValueError("save_dir='' is no folder's name; give save_dir=DIR, or leave it out")
     if configuration.save_dir is None:
         if configuration.save_every is not None:
             raise ValueError(
                 f"save_every={configuration.save_every} without a folder; give save_dir=DIR too"
             )
+        if configuration.onnx:
+            raise ValueError("onnx=True needs a folder for its files; give save_dir=DIR too")
         if configuration.resume == "":
             raise ValueError("resume= needs to know what from; give a FILE or DIR, or save_dir=DIR")
+    if configuration.onnx:
+        try:
+            onnx_export.check()
+        except ImportError as error:
+            raise ValueError(f"onnx=True cannot be: {error}") from error
 
 
 class Keeper:
@@ -50,7 +66,7 @@ class Keeper:
     ) -> None:
         self.config, self.folder, self.console = configuration, folder, console
         self.epoch, self.batch, self.loss_sum, self.seconds = 1, 0, 0.0, 0.0
-        self.ending = False
+        self.ending, self._asked, self._asking = False, False, deque()
         self._order = np.random.RandomState()
 
     def start(
@@ -85,6 +101,7 @@ class Keeper:
 
     def due(self, number: int) -> bool:
         """Whether to call :meth:`save` after batch ``number`` of the epoch, counted from 1."""
+        self._agree_to_end(_STEPS_TO_AGREE)
         every, step = self.config.save_every, (self.epoch - 1) * self.num_batches + number
         periodic = self._saves and every and step % every == 0 and number < self.num_batches
         return self.ending or bool(periodic)
@@ -98,9 +115,21 @@ class Keeper:
 
     def end_epoch(self) -> None:
         """A checkpoint between epochs."""
+        self._agree_to_end(0)
         self.epoch, self.batch, self.loss_sum, self.seconds = self.epoch + 1, 0, 0.0, 0.0
         self._order.set_state(self.shuffle.get_state())
         self._write()
+
+    def export(self, epoch: int) -> list[str]:
+        """The epoch's parameters in files for other programs; the paths of those written."""
+        if self.folder is None:
+            return []
+        kinds = {".params": self.learner.save}
+        if self.config.onnx:
+            kinds[".onnx"] = self.learner.save_onnx
+        stem = f"{self.config.model}-epoch-{epoch:04d}"
+        paths = {self.folder / f"{stem}{suffix}": write for suffix, write in kinds.items()}
+        return [str(path) for path, write in paths.items() if self.tried(write, path)]
 
     def tried(self, write: Callable[..., None], path: pathlib.Path, *more: Any) -> bool:
         """``write(path, ...)``, and whether it went well; if the disk refuses, a line says so."""
@@ -115,8 +144,26 @@ class Keeper:
         return True
 
     def ask_to_end(self) -> None:
-        """Let the run end, with Terminated, after the next step. May be called by a signal."""
-        self.ending = True
+        """Let the run end, with Terminated, after a checkpoint. May be called by a signal.
+
+        One process does after the next step; several, of which one is enough to be asked, a few
+        steps later, all after the same one.
+        """
+        self._asked = True
+
+    def _agree_to_end(self, steps: int) -> None:
+        """Set ``ending`` as soon as all processes know that one was asked, which takes a message.
+
+        What they told each other is read when it is so many ``steps`` old: they have it by then.
+        """
+        if cluster.size() == 1:
+            self.ending = self._asked
+        elif self._saves:
+            asked = memory.from_numpy(np.array([self._asked], "float32"), mx.cpu(0))
+            cluster.allreduce([asked])
+            self._asking.append(asked)
+            while len(self._asking) > steps:
+                self.ending |= self._asking.popleft().asscalar() > 0
 
     @property
     def kept(self) -> list[str]:
@@ -133,7 +180,7 @@ class Keeper:
         if resume is None or not cluster.is_main():
             return None
         path = pathlib.Path(resume) if resume else self.folder
-        if not path.is_dir():
+        if not os.path.isdir(path):
             return path
         found = self._found(path)
         if not found and resume:
@@ -148,11 +195,9 @@ class Keeper:
         learner = self.learner
         notes = load_checkpoint(path, learner.trained, learner.trainer, self.shuffle)
         try:
-            run, before = notes["run"], notes["configuration"]
-            self.epoch, self.batch = notes["epoch"], notes["batch"]
-            self.loss_sum, self.seconds = notes["loss_sum"], notes["seconds"]
-            self.history.epochs[:] = [report.Epoch(**figures) for figures in notes["history"]]
-        except (KeyError, TypeError) as error:
+            run, before = dict(notes["run"]), _number(notes["configuration"]["lr"])
+            progress = _progress(notes)
+        except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path} is a checkpoint, but of no training run ({error})") from error
         differences = [
             f"{name}={self._run[name]}, but it was {name}={run.get(name)}"
@@ -161,10 +206,16 @@ class Keeper:
         ]
         if differences:
             raise ValueError(f"{path} is of another run: {'; '.join(differences)}")
+        self.epoch, self.batch, self.loss_sum, self.seconds, self.history.epochs[:] = progress
+        if self.batch > self.num_batches:
+            raise ValueError(
+                f"{path} is a checkpoint, but of no training run (it is at batch {self.batch} of "
+                f"{self.num_batches})"
+            )
         if learner.trainer is not None:
             learner.trainer.set_learning_rate(self.config.lr)
-        if before["lr"] != self.config.lr:
-            self.console.notice(f"lr {self.config.lr:g} from here on; it was {before['lr']:g}")
+        if before != self.config.lr:
+            self.console.notice(f"lr {self.config.lr:g} from here on; it was {before:g}")
         self.console.line(
             f"resumed: {path}, epoch {self.epoch}, {self.batch} of {self.num_batches} batches done"
         )
@@ -218,6 +269,26 @@ class Keeper:
     def _found(self, folder: pathlib.Path) -> Sequence[pathlib.Path]:
         found = [path for path in folder.glob(f"{self.config.model}-at-*.npz") if _place(path)]
         return sorted(found, key=_place)
+
+
+def _progress(notes: dict[str, Any]) -> tuple[int, int, float, float, list[report.Epoch]]:
+    """Epoch, batch, sum of losses, seconds and history; KeyError, TypeError, ValueError if none."""
+    epoch, batch = notes["epoch"], notes["batch"]
+    history = [report.Epoch(**figures) for figures in notes["history"]]
+    for figures in history:
+        for value in vars(figures).values():
+            _number(value)
+    if not isinstance(epoch, int) or not isinstance(batch, int) or batch < 0:
+        raise ValueError(f"it is at batch {batch!r} of epoch {epoch!r}")
+    if len(history) != epoch - 1:
+        raise ValueError(f"it is in epoch {epoch} and tells of {len(history)} before")
+    return epoch, batch, _number(notes["loss_sum"]), _number(notes["seconds"]), history
+
+
+def _number(value: Any) -> float:
+    if not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ValueError(f"{value!r} is no number")
+    return value
 
 
 def _place(path: pathlib.Path) -> tuple[int, ...]:

@@ -8,15 +8,13 @@ words. Everything here is private to MXNet 1.9.1, its last release, and so will 
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import os
-import pathlib
 import sys
 import warnings
 
 import numpy as np
 
-from gluonpar import cuda
+from gluonpar import cuda, room, wheels
 
 INSTALL = (
     "install one of the two: pip install 'gluonpar[cpu]' (any x86-64 Linux machine) or "
@@ -26,6 +24,10 @@ INSTALL = (
 # Operators of all CPU contexts share one pool of temporary workspaces. With MXNet's 4 entries two
 # contexts soon draw the same entry and wait for each other; 64 entries make that rare.
 SETTINGS = {"MXNET_CPU_TEMP_COPY": "64"}
+
+# An MXNet with CUDA counts the GPUs in the first backward of CPU devices, too, only to print hints,
+# and that fails where the driver does. gluonpar.devices gives the hints.
+CUDA_SETTINGS = {"MXNET_CUDA_LIB_CHECKING": "0", "MXNET_CUDNN_LIB_CHECKING": "0"}
 
 # glibc's mallopt: keep large arrays inside the heap instead of an mmap, page faults and an munmap
 # each.
@@ -40,16 +42,20 @@ _POOL_GUARD = (
 
 
 def start() -> None:
-    """Prepare the process for MXNet and import it, or raise ImportError with the remedy."""
+    """Prepare the process for MXNet and import it.
+
+    ImportError, with the remedy: MXNet is not there, twice there, damaged, or lacks something.
+    ValueError: GLUONPAR_CUDA is something else than pypi or system.
+    """
     imported_before = "mxnet" in sys.modules
-    _alias_numpy_bool()
+    _prepare_numpy()
     wheel = _installed_wheel()
     missing = {name: value for name, value in SETTINGS.items() if name not in os.environ}
     os.environ.update(missing)
+    for name, value in settings([wheel]).items():
+        os.environ.setdefault(name, value)
     _keep_large_arrays_in_the_heap()
     if not imported_before:
-        if wheel != "mxnet":
-            cuda.load_libraries()
         _import_mxnet(wheel)
     elif missing and _pool_exists():
         late = ", ".join(f"{name}={value}" for name, value in missing.items())
@@ -62,57 +68,84 @@ def start() -> None:
         )
 
 
-def _alias_numpy_bool() -> None:
+def settings(installed: list[str]) -> dict[str, str]:
+    """What :func:`start` puts into the environment, where the user has put nothing, by wheel.
+
+    >>> settings(["mxnet"])
+    {'MXNET_CPU_TEMP_COPY': '64'}
+    """
+    return {**SETTINGS, **(CUDA_SETTINGS if wheels.with_cuda(installed) else {})}
+
+
+def _prepare_numpy() -> None:
     """MXNet 1.9.1 reads ``numpy.bool`` when imported; NumPy 1.24 removed it, 1.20 to 1.23 warn."""
+    if int(np.__version__.split(".")[0]) >= 2:
+        raise ImportError(
+            f"NumPy {np.__version__} is installed in {np.__path__[0]}, and MXNet 1.9.1 needs one "
+            "before 2: pip install 'numpy<2'."
+        )
     if "bool" not in vars(np):
         np.bool = bool
 
 
 def _installed_wheel() -> str:
     """Name of the one MXNet wheel that is installed: ``mxnet``, ``mxnet-cu112``, ..."""
-    spec = importlib.util.find_spec("mxnet")
-    if spec is None or not spec.origin:
+    package, names = wheels.package(), wheels.installed()
+    if package is None:
         raise ImportError(f"gluonpar needs MXNet 1.9.1 and finds none in {sys.prefix}; {INSTALL}.")
-    site = pathlib.Path(spec.origin).parent.parent
-    wheels = {
-        info.name.rsplit("-", 2)[0].replace("_", "-") for info in site.glob("mxnet*-*.dist-info")
-    }
-    if len(wheels) > 1:
-        found = " and ".join(sorted(wheels))
+    if len(names) > 1:
         raise ImportError(
-            f"{found} are both installed in {site}; they overwrite each other's files. Remove them "
-            f"all: pip uninstall -y {' '.join(sorted(wheels))}, then {INSTALL}."
+            f"{' and '.join(names)} are both installed in {package.parent}; they overwrite each "
+            f"other's files. Remove them all: pip uninstall -y {' '.join(names)}, then {INSTALL}."
         )
-    return wheels.pop() if wheels else "mxnet"
+    wheel = names[0] if names else "mxnet"
+    library = package / "libmxnet.so"
+    damage = cuda.damage(library) if library.exists() else ""
+    if damage:
+        raise ImportError(f"{library} is damaged: {damage}. {_reinstall(wheel)}")
+    return wheel
+
+
+def _reinstall(wheel: str) -> str:
+    """A plain pip install would leave the damaged files as they are."""
+    return f"Reinstall it: pip install --force-reinstall --no-deps {wheel}==1.9.1."
 
 
 def _import_mxnet(wheel: str) -> None:
     try:
+        room.check("MXNet's library", 0, room.LIBRARY_ADDRESSES)
+        if wheels.with_cuda([wheel]):
+            cuda.load_libraries()
         import mxnet  # noqa: F401
-    except OSError as error:
-        raise ImportError(f"{wheel} cannot be loaded: {error}. {_remedy(str(error))}") from error
-    except ModuleNotFoundError as error:
-        remedy = f"pip install {'setuptools' if error.name == 'distutils' else error.name}"
-        raise ImportError(f"{wheel} cannot be imported: {error}. Remedy: {remedy}.") from error
+    except (OSError, ImportError, RuntimeError, SyntaxError, AttributeError, MemoryError) as error:
+        said = str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
+        raise ImportError(f"{wheel} cannot be loaded: {said}. {_remedy(error, wheel)}") from error
 
 
-def _remedy(error: str) -> str:
-    if "libcuda.so" in error:
+def _remedy(error: Exception, wheel: str) -> str:
+    """What to do about an exception that the import of MXNet raised."""
+    if isinstance(error, cuda.CannotLoad):
+        return f"Remedy: {error.remedy}."
+    if isinstance(error, room.OutOfMemory):
+        return f"Raise the limit on this process's memory: {room.limits() or 'none is set'}."
+    if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("mxnet"):
+        return f"Remedy: pip install {'setuptools' if error.name == 'distutils' else error.name}."
+    if "libcuda.so" in str(error):
         return (
             "libcuda.so.1 is NVIDIA's driver and comes with it. Without an NVIDIA GPU and driver "
             "use the CPU wheel: pip uninstall -y mxnet-cu112, then pip install 'gluonpar[cpu]'."
         )
-    if "libgomp" in error:
+    if any(name in str(error) for name in cuda.LIBRARIES):
+        return "CUDA 11's libraries are on PyPI: pip install 'gluonpar[cu112]' brings them."
+    if "libgomp" in str(error):
         return "libgomp is gcc's OpenMP library; on Debian and Ubuntu: apt-get install libgomp1."
-    return f"Reinstall it: {INSTALL}."
+    return _reinstall(wheel)
 
 
 def _keep_large_arrays_in_the_heap() -> None:
     if any(name in os.environ for name in _MALLOC_BY_USER):
         return
-    mallopt = getattr(
-        ctypes.CDLL(None), "mallopt", None
-    )  # glibc has it, other C libraries need not
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries need not have it
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, 1 << 30)
         mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)

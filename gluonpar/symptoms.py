@@ -12,30 +12,14 @@ import platform
 import shutil
 import sys
 from pathlib import Path
-from typing import Iterator, NamedTuple
+from typing import Iterator
 
-from gluonpar import driver, probes
-
-OK, NOTE, WRONG = "ok", "note", "wrong"
+from gluonpar import probes, wheels
+from gluonpar.findings import CPU, CUDA, NOTE, OK, WRONG, Finding
 
 SHM_BYTES = 256 << 20  # less than this and MPI or a DataLoader's workers soon find it full
-_CPU, _CUDA = "pip install 'gluonpar[cpu]'", "pip install 'gluonpar[cu112]'"
-_OLDEST, _NEWEST = map(driver.version, (driver.OLDEST_CAPABILITY, driver.NEWEST_CAPABILITY))
-_KERNELS = (
-    f"mxnet-cu112 has machine code for compute capability {_OLDEST} to {_NEWEST} only, and nothing "
-    "that a driver could translate"
-)
 _PREFIXES = ("MXNET_", "OMP_", "GOMP_", "KMP_", "MALLOC_", "GLUONPAR_")
 _NAMES = ("GLIBC_TUNABLES", "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "LD_PRELOAD")
-
-
-class Finding(NamedTuple):
-    """One thing seen. ``state``: 'ok'; 'note', worth knowing; 'wrong', something cannot work."""
-
-    topic: str
-    state: str
-    text: str
-    remedy: str = ""
 
 
 def python() -> Iterator[Finding]:
@@ -48,6 +32,26 @@ def python() -> Iterator[Finding]:
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
         what = f"{platform.machine()} {sys.platform}: MXNet 1.9.1 has wheels for x86-64 Linux only"
         yield Finding("python", WRONG, what, "use such a machine, or a container of that platform")
+    for path in _hiding():
+        what = f"{path} hides the module {path.stem} from programs that run in this folder"
+        yield Finding("python", NOTE, what, "rename it")
+
+
+def _hiding() -> list[Path]:
+    """Files of the current folder that Python imports where the module of that name is meant."""
+    library = Path(os.__file__).parent
+    try:
+        here = sorted(Path.cwd().glob("*.py"))
+    except OSError:  # the folder was removed
+        return []
+    ours = {"numpy", "mxnet", "tqdm", "mpi4py"}
+    return [path for path in here if path.stem in ours or _is_module(path.stem, library)]
+
+
+def _is_module(name: str, library: Path) -> bool:
+    """Whether the standard library has it; ``test``, Python's own tests, nobody else imports."""
+    known = (library / f"{name}.py").exists() or (library / name / "__init__.py").exists()
+    return known and name != "test"
 
 
 def numpy() -> Iterator[Finding]:
@@ -66,94 +70,38 @@ def numpy() -> Iterator[Finding]:
         yield Finding("numpy", OK, text)
 
 
-def wheels() -> list[str]:
-    """Names of the MXNet wheels whose metadata lies beside the package ``mxnet``."""
-    spec = importlib.util.find_spec("mxnet")
-    if spec is None or not spec.origin:
-        return []
-    site = Path(spec.origin).parent.parent
-    infos = site.glob("mxnet*-*.dist-info")
-    return sorted({info.name.rsplit("-", 2)[0].replace("_", "-") for info in infos})
-
-
 def mxnet() -> Iterator[Finding]:
     """Whether MXNet is there, once, imports, computes, and is the release that is expected."""
-    installed = wheels()
+    if wheels.package() is None:
+        remedy = f"{CPU}; or {CUDA}, with NVIDIA GPUs"
+        yield Finding("mxnet", WRONG, f"there is no MXNet in {sys.prefix}", remedy)
+        return
+    installed = wheels.installed()
     if len(installed) > 1:
         yield Finding(
             "mxnet",
             WRONG,
             f"{' and '.join(installed)} are both installed; they overwrite each other's files",
-            f"pip uninstall -y {' '.join(installed)}, then one of {_CPU} and {_CUDA}",
+            f"pip uninstall -y {' '.join(installed)}, then one of {CPU} and {CUDA}",
         )
         return
     facts, failure = probes.ask("mxnet")
     if failure:
         what = f"{' '.join(installed) or 'MXNet'} cannot be used: {failure}"
-        yield Finding("mxnet", WRONG, what, f"if that names none: install again, {_CPU} or {_CUDA}")
+        yield Finding("mxnet", WRONG, what, f"if that names none: install again, {CPU} or {CUDA}")
         return
     text = f"{facts['version']} ({', '.join(installed) or 'no wheel'}) at {facts['file']}"
     if not facts["adds"]:
         yield Finding("mxnet", WRONG, f"{text} adds 1+1+1 to something else", "reinstall it")
     elif facts["version"] != "1.9.1":
-        yield Finding("mxnet", WRONG, f"{text}; gluonpar is made for 1.9.1", f"{_CPU} or {_CUDA}")
+        yield Finding("mxnet", WRONG, f"{text}; gluonpar is made for 1.9.1", f"{CPU} or {CUDA}")
     else:
         built = "with CUDA" if facts["cuda"] else "without CUDA"
         yield Finding("mxnet", OK, f"{text}, {built}; sees {facts['num_gpus']} GPUs")
-
-
-def gpus() -> Iterator[Finding]:
-    """The driver, and each GPU's compute capability against what the wheel has kernels for."""
-    with_cuda = any("-cu" in name for name in wheels())
-    facts, failure = probes.ask("driver")
-    if failure:
-        remedy = "the message says what to do; nvidia-smi may say more"
-        yield Finding("driver", WRONG, failure, remedy)
-        return
-    if "missing" in facts:
-        remedy = f"without a GPU: pip uninstall -y mxnet-cu112, then {_CPU}; with one: its driver"
-        text = f"no NVIDIA driver: {facts['missing']}; devices are CPU contexts"
-        yield Finding("driver", *((WRONG, text, remedy) if with_cuda else (OK, text)))
-        return
-    text = f"NVIDIA's, knows CUDA up to {driver.version(facts['cuda'])}"
-    if with_cuda and facts["cuda"] < facts["oldest"]:
-        yield Finding("driver", WRONG, f"{text}; mxnet-cu112 needs CUDA 11", "a newer driver")
-    else:
-        yield Finding("driver", OK, text)
-    if not facts["gpus"]:
-        hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-        why = "" if hidden is None else f" (CUDA_VISIBLE_DEVICES is {hidden!r})"
-        yield Finding("gpu", NOTE, f"the driver shows no GPU{why}", "check CUDA_VISIBLE_DEVICES")
-    any_usable = any(gpu["usable"] for gpu in facts["gpus"])
-    for gpu in facts["gpus"]:
-        yield _gpu(gpu, with_cuda, any_usable)
-
-
-def _gpu(gpu: dict, with_cuda: bool, any_usable: bool) -> Finding:
-    if not gpu["usable"]:
-        age = "too new" if gpu["newer"] else "too old"
-        text = f"{gpu['name']}: {age}, MXNet cannot run on it. {_KERNELS}"
-        remedy = f"train on CPU devices (--device cpu, {_CPU}) or on an older or newer GPU"
-        return Finding("gpu", WRONG if with_cuda and not any_usable else NOTE, text, remedy)
-    if not with_cuda:
-        text = f"{gpu['name']}: usable, but the MXNet installed is without CUDA"
-        return Finding("gpu", NOTE, text, f"to use it: pip uninstall -y mxnet, then {_CUDA}")
-    return Finding("gpu", OK, f"{gpu['name']}: usable")
-
-
-def cuda_libraries() -> Iterator[Finding]:
-    """Which CUDA libraries load, from where, and which a wheel with CUDA lacks."""
-    needed = any("-cu" in name for name in wheels())
-    facts, failure = probes.ask("cuda")
-    if failure:
-        yield Finding("cuda", WRONG, failure, f"reinstall them: {_CUDA}")
-        return
-    for name, path in facts["loaded"].items():
-        yield Finding("cuda", OK, f"{name} loads from {path}")
-    for name, error in facts["failed"].items() if needed else ():
-        yield Finding("cuda", WRONG, f"{name} does not load: {error}", _CUDA)
-    if not (needed or facts["loaded"]):
-        yield Finding("cuda", OK, "no CUDA libraries, and the MXNet installed needs none")
+    if "cuda_fails" in facts:
+        text = f"MXNet cannot use any GPU, since CUDA does not answer it: {facts['cuda_fails']}"
+        remedy = "see what `driver` says below; CPU devices compute all the same (--device cpu)"
+        yield Finding("mxnet", WRONG, text, remedy)
 
 
 def settings() -> Iterator[Finding]:
@@ -192,6 +140,12 @@ def threads() -> Iterator[Finding]:
     allowed, present, quota = len(os.sched_getaffinity(0)), os.cpu_count() or 1, cpu_quota()
     limited = "" if quota is None else f", of which a cgroup lets it use {quota:g}"
     yield Finding("threads", OK, f"{allowed} of {present} processors{limited}")
+    load = probes.load_average()
+    if load > allowed:
+        text = f"other programs compete for them: the load average is {load:.1f}"
+        yield Finding(
+            "threads", NOTE, text, "measure times when the machine has nothing else to do"
+        )
     if quota is not None and quota < allowed:
         text = f"{allowed} threads will compute in the time of {quota:g} processors"
         remedy = f"start with taskset -c 0-{max(0, int(quota) - 1)}, or give the container more"
@@ -260,20 +214,22 @@ def data() -> Iterator[Finding]:
 
 
 def mpi() -> Iterator[Finding]:
-    """mpi4py and mpirun, which several processes need and one does not."""
+    """mpi4py and mpirun, which several processes need and one does not, and whether they match."""
     remedy = "for several processes: pip install 'gluonpar[mpi]'"
-    beside = os.path.dirname(sys.executable)
-    starter = shutil.which("mpirun") or shutil.which("mpirun", path=beside)
     if importlib.util.find_spec("mpi4py") is None:
-        also = f" (mpirun is {starter})" if starter else ""
-        yield Finding("mpi", NOTE, f"no mpi4py, so one process only{also}", remedy)
+        yield Finding("mpi", NOTE, "no mpi4py, so one process only", remedy)
         return
     facts, failure = probes.ask("mpi")
     if failure:
         yield Finding("mpi", WRONG, f"mpi4py is there, but {failure}", remedy)
-    else:
-        yield Finding("mpi", OK, f"mpi4py {facts['mpi4py']} with {facts['library']}")
-    if starter:
-        yield Finding("mpi", OK, f"mpirun is {starter}")
-    else:
+        return
+    yield Finding("mpi", OK, f"mpi4py {facts['mpi4py']} with {facts['library']}")
+    if "starter" not in facts:
         yield Finding("mpi", NOTE, "no mpirun, so no several processes", remedy)
+        return
+    text = f"mpirun is {facts['starter']}, {facts['starter_says']!r}"
+    if (facts["vendor"] == "Open MPI") == ("Open MPI" in facts["starter_says"]):
+        yield Finding("mpi", OK, text)
+    else:
+        why = f"{text}: another MPI than mpi4py's, so each process would be alone in its world"
+        yield Finding("mpi", WRONG, why, "use the mpirun of the same MPI, by its full path")

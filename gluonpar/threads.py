@@ -8,7 +8,10 @@ A worker that has computed can lose threads but not gain any: oneDNN books the s
 operator for the team it first met, and MXNet caches the operator, so that a larger team would write
 past the end (measured: a crash within a few steps). Hence teams are as large as the machine from
 the import of this module on (MXNet's own would be half of it, on the guess that processors are
-hyperthreads), if no operator has run by then, and only shrink. Private to MXNet 1.9.1.
+hyperthreads), if no operator has run by then, and only shrink. A worker that starts later has the
+smallest share so far: it is that of a new context, or of any, as MXNet ends all workers before the
+process forks and starts others after it. (A DataLoader with ``num_workers`` forks; so does any
+subprocess under Python 3.8.) Private to MXNet 1.9.1.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from gluonpar import engine
 _SET_BY_USER = any(name in os.environ for name in ("OMP_NUM_THREADS", "MXNET_OMP_MAX_THREADS"))
 _last_shared: list[mx.Context] = []
 _limit: int | None = None
+_first_size: int | None = None  # of the workers that started before any was shrunk
 _team_size: dict[int, int] = {}  # of workers that were shrunk, by device id
 _libgomp = ctypes.CDLL("libgomp.so.1")  # the very one that libmxnet.so has loaded
 
@@ -72,7 +76,7 @@ def share(ctx: Sequence[mx.Context]) -> None:
     MXNET_OMP_MAX_THREADS. Calling it again with the same contexts costs a comparison,
     so every public call that sees a list of contexts may.
     """
-    global _last_shared
+    global _last_shared, _first_size
     if _SET_BY_USER or ctx == _last_shared:
         return
     workers = {c.device_id: c for c in ctx if c.device_type == "cpu"}
@@ -83,10 +87,12 @@ def share(ctx: Sequence[mx.Context]) -> None:
     if not engine.has_started():
         _openmp.thread_max = even
         return
+    _first_size = _first_size or _openmp.thread_max
     for device_id, context in workers.items():
-        if size(context) > even:
+        if _team_size.get(device_id, _first_size) > even:
             _shrink(context, even)
             _team_size[device_id] = even
+    _openmp.thread_max = min(_openmp.thread_max, even)
 
 
 def size(ctx: mx.Context) -> int:

@@ -66,10 +66,10 @@ def length(intervals: Intervals) -> float:
 class Timeline:
     """``num_steps`` steps on ``devices`` (their names), seen in the ``window`` (begin, end).
 
-    ``spans`` have their parts (:func:`classify`); those of Python's thread have the device None.
-    ``num_bytes`` are bytes a step by part, over all devices. What a device's operators do not cover
-    of the window is idle. An operator that waits for a processor counts as running: if fewer
-    ``processors`` than devices do the work, the parts take longer than the work in them.
+    ``spans`` have their parts (:func:`operators.classify`); those of Python's thread have the
+    device None. ``num_bytes`` are bytes a step by part, over all devices. What a device's operators
+    do not cover of the window is idle. An operator that waits for a processor counts as running: if
+    fewer ``processors`` than devices do the work, the parts take longer than the work in them.
     """
 
     def __init__(

@@ -27,7 +27,7 @@ from gluonpar import (
     resume,
     threads,
 )
-from gluonpar.learners import LEARNERS, Learner
+from gluonpar.learners import LEARNERS, Learner, check_room
 from gluonpar.step import check_lr
 from gluonpar.version import __version__
 
@@ -64,6 +64,7 @@ class Configuration:
     save_every: int | None = None
     keep: int = 3
     resume: str | None = None
+    onnx: bool = False
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "num_epochs", "limit", "log_interval", "save_every", "keep"):
@@ -102,7 +103,6 @@ class Run:
         self.ctx = list(choice.ctx)
         if configuration.weights is not None:
             partition.check_weights(configuration.weights, len(self.ctx))
-        threads.share(self.ctx)
         if configuration.plot:
             report.check_plot(configuration.plot)
         if configuration.trace is not None:
@@ -114,6 +114,9 @@ class Run:
             checkpoint.prepare(configuration.save_dir) if configuration.save_dir else None
         )
         self.data = data.load(configuration.dataset, configuration.data_dir, configuration.limit)
+        batch_size = min(configuration.batch_size, len(self.data.train_labels)) // cluster.size()
+        check_room(configuration.model, self.ctx, batch_size)  # before threads start
+        threads.share(self.ctx)
         self.kept: list[str] = []
         self.history = report.History(self.ctx, model=configuration.model)
         self.num_batches = -(-len(self.data.train_labels) // configuration.batch_size)
@@ -210,17 +213,14 @@ class Run:
         reached = learner.accuracy(self.data.test_images, self.data.test_labels)
         rate = len(self.data.train_labels) / seconds
         self.history.epochs.append(report.Epoch(epoch, seconds, loss, reached, rate))
-        if self.save_dir:
-            path = self.save_dir / f"{learner.name}-epoch-{epoch:04d}.params"
-            if self.keeper.tried(learner.save, path):
-                self.kept.append(str(path))
+        self.kept += self.keeper.export(epoch)
         self.console.epoch(self.history.epochs[-1])
         if self.configuration.plot:
-            report.plot(self.history, self.configuration.plot)
-        if epoch == 1 and self.configuration.trace is not None:
-            self.profiled.save(self.configuration.trace)
-            self.kept.append(self.configuration.trace)
-            self.console.trace(self.configuration.trace, self.profiled)
+            self.keeper.tried(lambda path: report.plot(self.history, path), self.configuration.plot)
+        trace = self.configuration.trace if epoch == 1 else None
+        if trace is not None and self.keeper.tried(self.profiled.save, trace):
+            self.kept.append(trace)
+            self.console.trace(trace, self.profiled)
 
     def _dry_run(self, learner: Learner, shuffle) -> report.History:
         """One step on the first batch, to show that everything is in place."""

@@ -82,7 +82,11 @@ class Trainer(gluon.Trainer):
             self._laid_out()  # before a hybridized network gets to know the gradients' arrays
 
     def step(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
-        """Sum the gradients over devices and update: ``batch_size`` samples are in that sum."""
+        """Sum the gradients over devices and update: ``batch_size`` samples are in that sum.
+
+        Raises UserWarning, as ``gluon.Trainer`` does, for a stale gradient (see above), and
+        ValueError for a batch size that is not positive, and inside :meth:`no_sync`.
+        """
         self._rescale(batch_size)
         buckets = self._fresh_buckets(ignore_stale_grad)
         self._layout.zero_stale()
@@ -108,7 +112,10 @@ class Trainer(gluon.Trainer):
         self._sum(buckets, everywhere=True)
 
     def update(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
-        """Update by the gradients as they are, which :meth:`allreduce_grads` has made sums."""
+        """Update by the gradients as they are, which :meth:`allreduce_grads` has made sums.
+
+        Raises as :meth:`step`.
+        """
         self._rescale(batch_size)
         before = set(self._pinned)
         self._laid_out()
@@ -179,20 +186,20 @@ class Trainer(gluon.Trainer):
         """Write the optimizer's states, its counters and rates; whole or not at all.
 
         The file says nothing of devices: any number of them can go on from it. NumPy's ``.npz``
-        without pickles, so that it can be loaded from anywhere.
+        without pickles, so that it can be loaded from anywhere; it ends with its SHA-256.
         """
-        optimizer_states.save(fname, self._updater, self._names())
+        optimizer_states.save(fname, self._updater, self._described())
 
     def load_states(self, fname: str | os.PathLike) -> None:
         """Read what :meth:`save_states` wrote; the optimizer goes on from there.
 
         ValueError, and nothing is changed, if it is of another optimizer or other parameters, or
-        the file is damaged.
+        the file is not there, cut short, damaged or something else.
         """
-        optimizer_states.load(fname, self._updater, self._names())
+        optimizer_states.load(fname, self._updater, self._described())
 
-    def _names(self) -> list[tuple[str, tuple[int, ...]]]:
-        return [(param.name, param.shape) for param in self._params]
+    def _described(self) -> list[optimizer_states.Param]:
+        return [optimizer_states.Param(p.name, p.shape, p.dtype) for p in self._params]
 
     def _rescale(self, batch_size: int) -> None:
         if not batch_size > 0:

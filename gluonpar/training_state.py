@@ -99,9 +99,9 @@ def load_checkpoint(
         if wanted is not None and found is None:
             raise ValueError(f"{path} was written without {what}; leave that argument out")
     if trainer is not None:
-        updater, shapes = _optimizer(trainer, params)
-        optimizer = optimizer_states.renumbered(saved.optimizer, [name for name, _ in shapes])
-        optimizer_states.check(path, optimizer, updater, shapes)
+        updater, trained = _optimizer(trainer, params)
+        optimizer = optimizer_states.renumbered(saved.optimizer, [p.name for p in trained])
+        optimizer_states.check(path, optimizer, updater, trained)
         optimizer_states.put(optimizer, updater)
     if rng is not None:
         rng.set_state(saved.rng)
@@ -125,8 +125,10 @@ def _named(params: gluon.Block | Sequence[Sequence[mx.nd.NDArray]]) -> dict[str,
     return {n: _Param(param.list_data(), param.grad_req == "null") for n, param in found.items()}
 
 
-def _optimizer(trainer: Trainer, params: Any) -> tuple[mx.optimizer.Updater, list]:
-    """Its updater, and of its parameters name and shape.
+def _optimizer(
+    trainer: Trainer, params: Any
+) -> tuple[mx.optimizer.Updater, list[optimizer_states.Param]]:
+    """Its updater, and what there is to know of its parameters.
 
     The name is the place in the block: Gluon's own depends on how many blocks there were before,
     and a Trainer takes parameters in the order of those.
@@ -135,7 +137,10 @@ def _optimizer(trainer: Trainer, params: Any) -> tuple[mx.optimizer.Updater, lis
         raise TypeError(f"trainer={trainer!r} is no gluonpar.Trainer; give one, or leave it out")
     named = params._collect_params_with_prefix() if isinstance(params, gluon.Block) else {}
     places = {param: name for name, param in named.items()}
-    return trainer._updater, [(places.get(p, p.name), p.shape) for p in trainer._params]
+    trained = [
+        optimizer_states.Param(places.get(p, p.name), p.shape, p.dtype) for p in trainer._params
+    ]
+    return trainer._updater, trained
 
 
 def _from_all_devices(own: dict[str, _Param]) -> dict[str, list[np.ndarray]]:
@@ -161,34 +166,45 @@ def _generator(rng: np.random.RandomState, arrays: list[np.ndarray]) -> list:
 
 
 def _read(path: pathlib.Path) -> _Saved:
-    content = cluster.together(lambda: _content(path) if cluster.is_main() else None)
+    content = cluster.together(
+        lambda: files.content(path, "checkpoint") if cluster.is_main() else None
+    )
     content = cluster.gather(content)[0]
     try:
-        header, arrays = archive.read(archive.unsealed(content))
-        return _parse(header, arrays)
-    except Exception as error:  # whoever makes such a file by hand leads NumPy to about any
-        raise ValueError(f"{path} is no checkpoint to go on from: {error}") from error
+        header, arrays = archive.read(content)
+        return _parse(header, dict(enumerate(arrays)))
+    except Exception as error:  # whoever makes such a file by hand leads this to about any
+        why = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
+        raise ValueError(f"{path} is no checkpoint to go on from: {why}") from error
 
 
-def _content(path: pathlib.Path) -> bytes:
-    if not path.is_file():
-        raise ValueError(f"there is no checkpoint {path}")
-    return path.read_bytes()
-
-
-def _parse(header: dict, arrays: Sequence[np.ndarray]) -> _Saved:
+def _parse(header: dict, arrays: dict[int, np.ndarray]) -> _Saved:
+    """What :func:`save_checkpoint` described; none of the ``arrays`` is used twice."""
     if header["format"] != FORMAT:
         raise ValueError(f"its format is {header['format']}, but this version reads {FORMAT}")
     optimizer, rng = header["optimizer"], header["rng"]
-    if rng is not None:
-        rng = (rng[0], arrays[rng[1]], *rng[2:])
-        np.random.RandomState().set_state(rng)
-    return _Saved(
-        {name: _alike([arrays[i] for i in places]) for name, places in header["params"]},
-        optimizer and optimizer_states.parse(optimizer, arrays),
-        rng,
+    saved = _Saved(
+        {name: _alike([arrays.pop(i) for i in places]) for name, places in header["params"]},
+        None if optimizer is None else optimizer_states.parse(optimizer, arrays),
+        None if rng is None else _generator_state(*rng, arrays=arrays),
         dict(header["notes"]),
     )
+    if len(saved.params) != len(header["params"]):
+        raise ValueError("it has two parameters of one name")
+    return saved
+
+
+def _generator_state(
+    kind: str, place: int, at: int, has_gauss: int, gauss: float, arrays: dict[int, np.ndarray]
+) -> tuple:
+    """For ``RandomState.set_state``, which checks little: from a wrong ``at`` NumPy would crash."""
+    keys, num_keys = arrays.pop(place), 624
+    if (kind, keys.shape, keys.dtype) != ("MT19937", (num_keys,), np.dtype("uint32")):
+        raise ValueError(f"its generator is no MT19937: {kind!r}, {keys.shape} {keys.dtype}")
+    numbers = type(at) is int and 0 <= at <= num_keys and has_gauss in (0, 1)
+    if not numbers or not isinstance(gauss, (int, float)) or not keys[1:].any():
+        raise ValueError(f"its generator is in no state there is: {at}, {has_gauss}, {gauss}")
+    return kind, keys, at, int(has_gauss), float(gauss)
 
 
 def _alike(values: list[np.ndarray]) -> list[np.ndarray]:

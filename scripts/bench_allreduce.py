@@ -163,7 +163,7 @@ def plot(options, rows):
     axes.set_title(f"all-reduce: {what}")
     axes.grid(alpha=0.3)
     lines = sorted(axes.get_lines(), key=lambda drawn: -drawn.get_ydata()[-1])
-    figure.legend(handles=lines, loc="outside right upper", frameon=False)
+    axes.legend(handles=lines, loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
     figure.savefig(options.plot, dpi=120)
 
 

@@ -3,16 +3,18 @@
     python scripts/choose_extra.py                          # prints one word, and on stderr why
     pip install -e ".[$(python scripts/choose_extra.py)]"   # what `make train` does with it
 
-It needs nothing but the standard library, and exits 0 whatever it finds.
+It needs nothing but the standard library, and exits 0 whatever it finds; 2 for other arguments.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import os
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Sequence
 
 
 def load_driver() -> ModuleType:
@@ -63,8 +65,14 @@ def _visibility() -> str:
     return "" if visible is None else f" (CUDA_VISIBLE_DEVICES is {visible!r})"
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Print the extra to stdout and one sentence to stderr."""
+    summary, _, details = (__doc__ or "").partition("\n")
+    argparse.ArgumentParser(
+        description=summary,
+        epilog=details,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    ).parse_args(argv)
     extra, reason = choose(load_driver())
     print(f"{extra}: {reason}", file=sys.stderr)
     print(extra)

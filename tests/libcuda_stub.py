@@ -1,4 +1,8 @@
-"""Builds a libcuda.so.1 that reports the GPUs a test asks for; needs gcc."""
+"""Builds a libcuda.so.1 that reports the GPUs a test asks for, and computes nothing; needs gcc.
+
+It has what gluonpar asks of the driver, and the names that mxnet-cu112's libmxnet.so must find to
+be loaded at all; those answer with CUDA_ERROR_NOT_SUPPORTED.
+"""
 
 from __future__ import annotations
 
@@ -25,24 +29,45 @@ int cuDeviceGetAttribute(int *value, int attribute, int device) {
     *value = capabilities[device - 100][attribute - 75];
     return 0;
 }
+#define ABSENT(name) int name(void) { return 801; }
+ABSENT(cuDevicePrimaryCtxRetain)
+ABSENT(cuGetErrorString)
+ABSENT(cuGraphKernelNodeGetParams)
+ABSENT(cuGraphNodeGetType)
+ABSENT(cuLaunchKernel)
+ABSENT(cuModuleGetFunction)
+ABSENT(cuModuleLoadData)
+ABSENT(cuModuleLoadDataEx)
+ABSENT(cuModuleUnload)
 """
 
 
 def build_libcuda(folder: Path, gpus, *, init: int = 0, cuda: int = 11020) -> Path:
     """Compile folder/libcuda.so.1; `gpus` lists (name, major, minor), `init` is cuInit's answer."""
+    source = SOURCE % {
+        "names": ", ".join(f'"{name}"' for name, _, _ in gpus) or "0",
+        "capabilities": ", ".join(f"{{{major}, {minor}}}" for _, major, minor in gpus) or "{0}",
+        "count": len(gpus),
+        "init": init,
+        "cuda": cuda,
+    }
+    return build_library(folder, "libcuda.so.1", source)
+
+
+def build_library(folder: Path, name: str, source: str = "int nothing;") -> Path:
+    """Compile a shared library of that C source; its soname is its name."""
     gcc = shutil.which("gcc")
     if gcc is None:
-        pytest.skip("there is no gcc to build a stub libcuda.so.1 with")
-    source, library = folder / "libcuda.c", folder / "libcuda.so.1"
-    source.write_text(
-        SOURCE
-        % {
-            "names": ", ".join(f'"{name}"' for name, _, _ in gpus) or "0",
-            "capabilities": ", ".join(f"{{{major}, {minor}}}" for _, major, minor in gpus) or "{0}",
-            "count": len(gpus),
-            "init": init,
-            "cuda": cuda,
-        }
-    )
-    subprocess.run([gcc, "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+        pytest.skip("there is no gcc to build a shared library with")
+    code, library = folder / f"{name}.c", folder / name
+    code.write_text(source)
+    command = [gcc, "-shared", "-fPIC", f"-Wl,-soname,{name}", "-o", str(library), str(code)]
+    subprocess.run(command, check=True)
+    code.unlink()
+    return library
+
+
+def cut(library: Path, num_bytes: int = 5000) -> Path:
+    """The library, of which only the first bytes are left, as after an interrupted copy."""
+    library.write_bytes(library.read_bytes()[:num_bytes])
     return library

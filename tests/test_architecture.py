@@ -6,16 +6,21 @@ import re
 
 import pytest
 
-PACKAGE = pathlib.Path(__file__).parent.parent / "gluonpar"
+import gluonpar
+
+PACKAGE = pathlib.Path(gluonpar.__file__).parent  # of the checkout, or where it is installed
 
 # From the hill's foot to its top: a module imports only from the lines below its own.
 FLOW = """
 __main__
 proof
 verify
-bench_training.tables bench_training.chart
-bench_cluster.rank
-bench_training.contest bench_training.soak
+bench_training.tables bench_training.chart bench_training.soak bench_training.panels
+bench_cluster.chart
+bench_cluster.tables
+bench_cluster.contest
+bench_cluster.ranks_of_ours bench_cluster.ranks_of_others
+bench_training.contest bench_training.steady
 bench_cli bench_allreduce.contest bench_training.candidates bench_training.ours bench_training.gluon
 bench_allreduce.payload bench_training.held cli
 bench_allreduce.candidates
@@ -26,9 +31,9 @@ rank_run
 learners tasks
 training_state
 trainer
-metrics report checkpoint optimizer_states
+metrics report checkpoint optimizer_states onnx_export
 profile
-step parallel average tower_variables
+step parallel average tower_variables pictures.step pictures.timeline pictures.scaling
 losses models
 graph
 update owned_updates
@@ -53,6 +58,7 @@ collectives.plan
 cluster
 cluster.agreement
 cluster.exchange
+cluster.sums
 cluster.world
 cluster.watch
 cluster.judge cluster.wire cluster.launcher cluster.ending
@@ -61,19 +67,22 @@ engine
 memory
 asked
 doctor
-symptoms
+symptoms gpu_symptoms
 probes
 devices places
 download fashion_mnist
 idx
 timeline
 operators
-partition runtime files meeting archive
-cuda driver version networks bench_cluster.model bench_cluster.jobs bench_cluster
-bench_allreduce bench_training
+partition runtime files meeting archive pictures.paper
+cuda driver wheels findings version room networks bench_cluster.model bench_cluster bench_cluster.rank
+bench_cluster.jobs
+bench_cluster.gate bench_cluster.joined
+bench_allreduce bench_training pictures
 bench_training.book bench_training.torch_ddp bench_training.horovod_gluon bench_training.worker
 bench_training.resnet bench_training.ranks bench_training.alone
 bench_training.process bench_training.training bench_training.workloads
+bench_training.alike bench_training.vitals
 """.split("\n")
 HEIGHT = {name: i for i, line in enumerate(FLOW) for name in line.split()}
 # Rooms that must not know of those above them, whatever the heights say.
@@ -124,6 +133,7 @@ PURE = (
     "timeline",
     "driver",
     "cuda",
+    "findings",
     "idx",
     "meeting",
     "collectives.plan",

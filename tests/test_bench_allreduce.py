@@ -294,7 +294,7 @@ def test_it_runs_as_a_script():
         [sys.executable, str(SCRIPT), *ON_CPU, "--algorithms", "ring"],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert len(table(done.stdout.splitlines())) == 2 * 4

@@ -75,7 +75,7 @@ def threads_of(num_bytes, most_threads, num_blocks=64):
     def note(_block):
         if threading.get_ident() not in seen:
             seen.add(threading.get_ident())
-            barrier.wait(60)
+            barrier.wait(600)
 
     array = np.zeros(num_blocks * blocks.BLOCK_BYTES // 4, "float32")
     blocks.work([(note, [array])], num_bytes, most_threads)
@@ -143,11 +143,11 @@ def test_an_error_on_another_thread_is_raised_when_no_thread_is_at_the_arrays(po
     both = threading.Barrier(2)
 
     def fail_elsewhere(_block):
-        both.wait(60)
+        both.wait(600)
         if threading.get_ident() != caller:
             failed.set()
             raise Planted("on a helper")
-        assert failed.wait(60)
+        assert failed.wait(600)
         left.append("caller")
 
     array = np.zeros(2 * blocks.BLOCK_BYTES // 4, "float32")
@@ -161,11 +161,11 @@ def test_an_error_of_the_caller_waits_for_the_other_threads(pool_of_three):
     both = threading.Barrier(2)
 
     def fail_here(_block):
-        both.wait(60)
+        both.wait(600)
         if threading.get_ident() == caller:
             failing.set()
             raise Planted("on the caller")
-        assert failing.wait(60)
+        assert failing.wait(600)
         left.append("helper")
 
     array = np.zeros(2 * blocks.BLOCK_BYTES // 4, "float32")
@@ -186,10 +186,10 @@ def test_after_an_error_the_other_threads_take_no_more_blocks(monkeypatch, pool_
 
     def fail_elsewhere(_block):
         if not calls:
-            both.wait(60)
+            both.wait(600)
         if threading.get_ident() != caller:
             raise Planted("on a helper")
-        calls.append(gave_up.wait(60))
+        calls.append(gave_up.wait(600))
 
     monkeypatch.setattr(blocks, "_help", tell)
     array = np.zeros(8 * blocks.BLOCK_BYTES // 4, "float32")
@@ -211,7 +211,7 @@ def test_the_pool_goes_on_after_an_error(pool_of_three):
         both = threading.Barrier(2)
 
         def fail(_block, both=both, error=error):
-            both.wait(60)
+            both.wait(600)
             raise error("planted")
 
         array = np.zeros(2 * blocks.BLOCK_BYTES // 4, "float32")
@@ -225,7 +225,7 @@ def test_overflow_gives_inf_and_no_warning(pool_of_three):
     both = threading.Barrier(2)
 
     def double(block):
-        both.wait(60)  # so each thread does one: NumPy's settings are a thread's own
+        both.wait(600)  # so each thread does one: NumPy's settings are a thread's own
         np.multiply(block, 2, out=block)
 
     blocks.work([(double, [array])], blocks.BYTES_A_THREAD, most_threads=2)

@@ -338,7 +338,7 @@ class TestErrorsInside:
                 for _ in range(20):
                     whole(*arguments)
                 ended.append(True)
-            elif started.wait(60):
+            elif started.wait(600):
                 gate.set()
                 raise RuntimeError("planted")
 
@@ -378,7 +378,7 @@ def test_a_list_that_is_changed_after_the_call_changes_nothing(algorithm):
     gate = threading.Event()
     data, others = place(np.ones((2, 8), "float32")), place(np.full((2, 8), 5, "float32"))
     given = list(data)
-    engine.push(lambda: gate.wait(60), data[0].context, writes=data)
+    engine.push(lambda: gate.wait(600), data[0].context, writes=data)
     gluonpar.allreduce(given, algorithm)
     given[:] = others
     gate.set()

@@ -122,6 +122,36 @@ def test_a_cpu_wheel_next_to_a_usable_gpu_says_which_wheel_to_install(machine):
     assert "pip install 'gluonpar[cu112]'" in choice.notice
 
 
+def with_a_cuda_wheel(monkeypatch, cuda_version, num_gpus):
+    class Features:
+        def is_enabled(self, name):
+            return name == "CUDA"
+
+    monkeypatch.setattr(mx.runtime, "Features", Features)
+    monkeypatch.setattr(devices.wheels, "installed", lambda: ["mxnet-cu112"])
+    monkeypatch.setattr(driver, "cuda_version", lambda: cuda_version)
+    monkeypatch.setattr(driver, "gpus", lambda: [driver.Gpu(0, "Card 0", T4)])
+    monkeypatch.setattr(mx.context, "num_gpus", num_gpus)
+
+
+def test_a_driver_too_old_for_the_wheel_is_what_is_said(monkeypatch):
+    with_a_cuda_wheel(monkeypatch, (10, 2), lambda: 0)
+    with pytest.raises(ValueError, match="knows CUDA up to 10.2, and mxnet-cu112 needs 11.0"):
+        choose(1, device="gpu")
+
+
+def test_cuda_that_fails_counts_as_no_gpu_and_is_quoted(monkeypatch):
+    def failing():
+        raise mx.base.MXNetError("Traceback (most recent call last):\n  CUDA: (999 vs. 0) unknown")
+
+    with_a_cuda_wheel(monkeypatch, (11, 2), failing)
+    assert devices.gpus_present() == []
+    choice = choose(2)
+    assert choice.ctx == cpus(2)
+    assert "CUDA does not answer mxnet-cu112 (CUDA: (999 vs. 0) unknown)" in choice.notice
+    assert "\n" not in choice.notice
+
+
 def test_a_driver_without_gpus_says_so(machine):
     machine([])
     assert "driver shows no GPU" in choose(1).notice
@@ -178,3 +208,11 @@ def test_the_id_of_a_gpu_without_kernels_is_refused(machine):
 def test_one_context_is_a_list_of_one():
     assert devices.as_list(mx.cpu(3)) == [mx.cpu(3)]
     assert devices.as_list((mx.cpu(1), mx.cpu(0))) == [mx.cpu(1), mx.cpu(0)]
+
+
+@pytest.mark.parametrize("count", [1025, 10**23])
+def test_more_cpu_devices_than_there_can_be_threads_are_refused(count):
+    """MXNet would start a thread for each, and the system would end the process or never begin."""
+    with pytest.raises(ValueError, match=f"num_gpus={count} CPU devices are too many.*most 1024"):
+        devices.choose(count, device="cpu")
+    assert len(devices.choose(1024, device="cpu").ctx) == 1024

@@ -55,7 +55,7 @@ class Mirror:
             handler.send_header("Content-Length", str(len(body)))
         handler.end_headers()
         if what == "stall":
-            self.release.wait(20)
+            self.release.wait(600)
         # A mirror that sends too much is left before it is done.
         with contextlib.suppress(ConnectionError):
             handler.wfile.write(body[: len(body) // 2] if what in ("cut", "stall") else body)

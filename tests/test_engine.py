@@ -130,7 +130,7 @@ def test_pushing_from_several_threads():
 
 def python(program):
     return subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=600
     )
 
 
@@ -142,8 +142,7 @@ def test_what_is_pending_at_exit_still_runs_and_its_error_is_heard():
         "engine.push(lambda: print('ran', flush=True), mx.cpu(0), writes=[a])\n"
         "engine.push(lambda: 1 / 0, mx.cpu(0), writes=[a])\n"
     )
-    assert done.returncode == 0
-    assert done.stdout == "ran\n"
+    assert (done.returncode, done.stdout) == (1, "ran\n")
     assert "ZeroDivisionError" in done.stderr
 
 
@@ -155,7 +154,7 @@ def test_what_comes_after_an_error_is_not_run_and_not_waited_for_at_exit():
         "engine.push(lambda: 1 / 0, mx.cpu(0), writes=[a])\n"
         "engine.push(lambda: print('ran', flush=True), mx.cpu(0), writes=[a])\n"
     )
-    assert (done.returncode, done.stdout) == (0, "")
+    assert (done.returncode, done.stdout) == (1, "")
     assert "ZeroDivisionError" in done.stderr
 
 
@@ -191,7 +190,7 @@ class TestBeside:
         """The worker waits for what is pushed after its operator: a queue would wait for ever."""
         (held, other), _ = self.arrays(ctx.device_id, ctx.device_id)
         released, passed = threading.Event(), []
-        engine.push(lambda: passed.append(released.wait(60)), ctx, writes=[held])
+        engine.push(lambda: passed.append(released.wait(600)), ctx, writes=[held])
         engine.push(released.set, ctx, writes=[other], beside=True)
         held.wait_to_read()
         assert passed == [True]
@@ -211,7 +210,7 @@ class TestBeside:
         together, passed = threading.Barrier(4), []
 
         def meet():
-            passed.append(together.wait(60))
+            passed.append(together.wait(600))
 
         for array in found:
             engine.push(meet, array.context, writes=[array], beside=True)
@@ -224,7 +223,7 @@ class TestBeside:
         gate = threading.Event()
 
         def function():
-            gate.wait(60)
+            gate.wait(600)
             memory[:] = 7
 
         engine.push(function, mx.cpu(0), writes=[array], beside=True)
@@ -254,7 +253,7 @@ class TestBeside:
         gate, seen = threading.Event(), []
 
         def fill():
-            gate.wait(60)
+            gate.wait(600)
             of_source[:] = 5
 
         def read():

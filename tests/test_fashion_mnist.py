@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from idx_files import contents, edition, encode, gz, tiny, write
 
-from gluonpar import idx
+from gluonpar import fashion_mnist, idx
 from gluonpar.fashion_mnist import (
     CURRENT,
     FASHION_MNIST,
@@ -150,3 +150,20 @@ def test_sizes():
     assert FASHION_MNIST.shape(TEST_LABELS) == (10000,)
     assert idx.num_idx_bytes((60000, 28, 28)) == 47040016
     assert edition("d", contents()).sha256.keys() == set(STEMS)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path, monkeypatch):
+    folder, real = write(tmp_path / "folder", contents()), open
+
+    def refusing(path, *more):
+        if "t10k-labels" in str(path):
+            raise PermissionError(13, "Permission denied")
+        return real(path, *more)
+
+    monkeypatch.setattr("builtins.open", refusing)
+    with pytest.raises(ValueError, match="t10k-labels-idx1-ubyte.gz cannot be read: Permission de"):
+        fashion_mnist.read_folder(folder, tiny(tmp_path))
+
+
+def test_a_name_that_no_folder_can_have_lacks_all_files(tmp_path):
+    assert fashion_mnist.missing(tmp_path / ("a" * 300)) == list(fashion_mnist.STEMS)

@@ -111,8 +111,59 @@ def test_a_disk_that_is_full_while_writing(tmp_path):
     path = tmp_path / "a"
     write(path, b"old")
     process = subprocess.run(
-        [sys.executable, "-c", FULL, str(path)], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", FULL, str(path)], capture_output=True, text=True, timeout=600
     )
     assert (process.stdout, process.returncode) == ("File too large\n", 0), process.stderr
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["a"]
+
+
+# content, check_writable, check_replaceable
+
+
+def test_content_is_what_the_file_holds(tmp_path):
+    (tmp_path / "a").write_bytes(b"\x00one")
+    assert files.content(tmp_path / "a") == b"\x00one"
+
+
+@pytest.mark.parametrize("name", ["absent", "folder", "pipe", "a" * 300, "file/below"])
+def test_what_has_no_content_is_named(tmp_path, name):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_bytes(b"")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(files.Unreadable, match=f"^(there is no letter )?{tmp_path}/{name}"):
+        files.content(tmp_path / name, "letter")
+
+
+@pytest.mark.parametrize("check", [files.check_writable, files.check_replaceable])
+def test_a_check_changes_nothing(tmp_path, check):
+    (tmp_path / "a").write_bytes(b"old")
+    check(tmp_path / "a")
+    check(str(tmp_path / "new"))
+    assert os.listdir(tmp_path) == ["a"]
+    assert (tmp_path / "a").read_bytes() == b"old"
+
+
+@pytest.mark.parametrize("check", [files.check_writable, files.check_replaceable])
+@pytest.mark.parametrize("name", ["absent/a", "folder", "pipe", "a" * 300, "/proc/a"])
+def test_where_nothing_can_be_written_is_an_oserror(tmp_path, check, name):
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError):
+        check(tmp_path / name)
+    assert sorted(os.listdir(tmp_path)) == ["folder", "pipe"]
+
+
+def test_a_device_may_be_written_but_not_replaced():
+    """A rename would put a file in its place, for all programs of the machine."""
+    files.check_writable("/dev/null")
+    with pytest.raises(OSError, match="it is there, and no file"):
+        files.check_replaceable("/dev/null")
+    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+
+
+def test_a_name_that_is_too_long_for_the_temporary_one_cannot_be_replaced(tmp_path):
+    path = tmp_path / ("a" * 250)
+    files.check_writable(path)
+    with pytest.raises(OSError, match="File name too long"):
+        files.check_replaceable(path)

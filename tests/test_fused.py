@@ -169,7 +169,7 @@ def test_large_arrays_are_shared_out_over_threads(monkeypatch):
     def update(total, param):
         if threading.get_ident() not in seen:
             seen.add(threading.get_ident())
-            both.wait(60)
+            both.wait(600)
         exact_sgd(total, param)
 
     values = np.stack([np.arange(size) % 1000, np.arange(size) % 77]).astype("float32")
@@ -274,7 +274,7 @@ def test_it_does_not_wait_for_gradients_still_being_computed(monkeypatch, bytes_
     monkeypatch.setattr(host, "BYTES_AT_ONCE", bytes_at_once)
     gate, passed = threading.Event(), []
     grads, params = place(np.ones((2, 8), "float32")), copies(2, np.zeros(8, "float32"))
-    engine.push(lambda: passed.append(gate.wait(60)), mx.cpu(1), writes=[grads[1]])
+    engine.push(lambda: passed.append(gate.wait(600)), mx.cpu(1), writes=[grads[1]])
     fused.reduce_update([item(grads, params, exact_sgd)])
     gate.set()  # a reduce_update that waits would be still waiting
     assert_everywhere(params, np.full(8, -0.5))

@@ -222,7 +222,7 @@ def run_apart(kind, way):
         env={**os.environ, "PYTHONPATH": os.pathsep.join([here, *sys.path])},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
 
 

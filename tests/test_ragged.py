@@ -5,16 +5,13 @@ import collections
 import mxnet as mx
 import numpy as np
 import pytest
+from cpus import contexts
 from mxnet import npx
 
 from gluonpar import partition
 from gluonpar.ragged import split_samples
 
 Sample = collections.namedtuple("Sample", "boxes name")
-
-
-def contexts(k):
-    return [mx.cpu(i) for i in range(k)]
 
 
 def boxes(n):

@@ -134,6 +134,28 @@ def test_a_trace_in_a_folder_that_cannot_be_written_is_refused():
         report.check_trace("/proc/trace.json")
 
 
+@pytest.mark.parametrize("path", ["", "/dev/null", "a" * 300])
+def test_a_trace_that_could_not_be_renamed_is_refused(path):
+    with pytest.raises(ValueError, match=f"cannot write a trace to .*{path}"):
+        report.check_trace(path)
+
+
+@pytest.mark.parametrize("path", ["/proc/lenet.png", "a" * 300 + ".png"])
+def test_a_plot_that_cannot_be_written_is_refused(path):
+    pytest.importorskip("matplotlib")
+    with pytest.raises(ValueError, match=f"cannot plot to {path}: .*; give another file"):
+        report.check_plot(path)
+
+
+def test_what_a_stream_cannot_show_is_shown_as_code():
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding=name) for name in ("ascii", "utf-8"))
+    console = report.Console(out, err)
+    console.line("/\u00e9\udcff")
+    console.notice("/\u00e9\udcff")
+    assert out.buffer.getvalue() == b"/\\xe9\\udcff\n"
+    assert err.buffer.getvalue() == "/\u00e9\\udcff\n".encode()
+
+
 @pytest.mark.parametrize("name", ["lenet.xyz", "lenet", "lenet.params"])
 def test_a_plot_of_another_kind_is_refused(tmp_path, name):
     pytest.importorskip("matplotlib")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gluonpar import cli, learners, report, resume
+from gluonpar import archive, cli, learners, report, resume
 from gluonpar.train import Configuration, Run
 
 SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "train_lenet.py"
@@ -144,9 +144,17 @@ def test_without_a_checkpoint_bare_resume_starts_at_the_beginning(tmp_path):
     assert bits(run(save_dir=str(tmp_path), resume="").train()) == bits(run().train())
 
 
-@pytest.mark.parametrize("more", [{"resume": ""}, {"save_every": 3}, {"save_dir": ".", "keep": 0}])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"resume": ""},
+        {"save_every": 3},
+        {"save_dir": ".", "keep": 0},
+        {"save_dir": "", "resume": ""},
+    ],
+)
 def test_wishes_that_do_not_fit_are_refused(more):
-    with pytest.raises(ValueError, match="resume=|save_every=3|keep=0"):
+    with pytest.raises(ValueError, match="resume=|save_every=3|keep=0|save_dir=''"):
         Configuration(**more)
 
 
@@ -253,6 +261,38 @@ def test_a_full_disk_is_said_and_training_goes_on(start, tmp_path):
     for name in ("lenet-at-0002-000002.npz", "lenet-epoch-0002.params", "lenet-at-0003-000000.npz"):
         assert re.search(f"error: .*{name} was not written", err), (name, err)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "words"),
+    [
+        (["run"], None, "'NoneType' object is not iterable"),
+        (["run"], [1], "cannot convert"),
+        (["configuration"], {}, "'lr'"),
+        (["configuration", "lr"], "0.2", "'0.2' is no number"),
+        (["epoch"], "2", "it is at batch 4 of epoch '2'"),
+        (["epoch"], 7, "it is in epoch 7 and tells of 0 before"),
+        (["batch"], -4, "it is at batch -4 of epoch 1"),
+        (["batch"], 10**6, "it is at batch 1000000 of 6"),
+        (["batch"], None, "it is at batch None of epoch 1"),
+        (["loss_sum"], float("nan"), "nan is no number"),
+        (["seconds"], "1", "'1' is no number"),
+        (["history"], [{"epoch": 1}], "missing 4 required"),
+        (["history"], {"epoch": 1}, "argument after \\*\\* must be a mapping"),
+    ],
+)
+def test_notes_of_no_run_are_refused_by_name(whole, tmp_path, place, value, words):
+    """Below the checksum: somebody's own checkpoint, or one made by hand."""
+    model, _, folder = whole
+    header, arrays = archive.read((folder / f"{model}-at-0001-000004.npz").read_bytes())
+    notes = header["notes"]
+    for key in place[:-1]:
+        notes = notes[key]
+    notes[place[-1]] = value
+    path = tmp_path / "a.npz"
+    path.write_bytes(archive.sealed(header, arrays))
+    with pytest.raises(resume.CannotResume, match=f"a.npz is a checkpoint, but of no .*{words}"):
+        run(model=model, resume=str(path)).train()
 
 
 @pytest.mark.parametrize("how", ["cut", "flipped", "foreign"])

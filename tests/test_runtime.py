@@ -6,8 +6,9 @@ import subprocess
 import sys
 
 import pytest
+from libcuda_stub import build_library, cut
 
-from gluonpar import cuda, runtime
+from gluonpar import cuda, runtime, wheels
 
 REPOSITORY = pathlib.Path(__file__).parent.parent
 
@@ -98,7 +99,7 @@ def imported(site_folder):
 
 
 def test_no_mxnet(monkeypatch):
-    monkeypatch.setattr(runtime.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(wheels.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"finds none in .*; install one of the two: pip install"):
         runtime.start()
 
@@ -127,37 +128,190 @@ def test_no_distutils(tmp_path):
     assert "pip install setuptools" in imported(site(tmp_path, "mxnet", body=body)).stdout
 
 
-def test_cuda_libraries_are_loaded_in_order_from_where_pypi_puts_them(tmp_path, monkeypatch):
-    for name in reversed(cuda.LIBRARIES):
-        folder = tmp_path / "nvidia" / name.split(".")[0] / "lib"
-        folder.mkdir(parents=True)
-        (folder / name).write_bytes(b"")
-    loaded = []
-    monkeypatch.setattr(cuda.ctypes, "CDLL", lambda path, mode: loaded.append((path, mode)))
+BROKEN = {
+    "raise RuntimeError('Cannot find the MXNet library.\\nList of candidates:\\n/a')": (
+        "mxnet cannot be loaded: Cannot find the MXNet library. Reinstall it: "
+        "pip install --force-reinstall --no-deps mxnet==1.9.1."
+    ),
+    "def broken(:": "mxnet cannot be loaded: invalid syntax (__init__.py, line 1). Reinstall it",
+    "import mxnet.ndarray": "No module named 'mxnet.ndarray'. Reinstall it",
+    "import graphviz_is_not_here": "Remedy: pip install graphviz_is_not_here.",
+}
+
+
+@pytest.mark.parametrize("body", BROKEN)
+def test_a_broken_mxnet_is_named_in_one_line_with_the_remedy(body, tmp_path):
+    message = imported(site(tmp_path, "mxnet", body=body)).stdout
+    assert message.count("\n") == 1 and BROKEN[body] in message
+
+
+def test_a_library_of_cuda_that_is_not_installed_is_on_pypi(tmp_path):
+    body = "raise OSError('libcudart.so.11.0: cannot open shared object file: No such file')"
+    message = imported(site(tmp_path, "mxnet_cu112", body=body)).stdout
+    assert "mxnet-cu112 cannot be loaded: libcudart.so.11.0: cannot open" in message
+    assert "pip install 'gluonpar[cu112]' brings them" in message
+
+
+def test_an_mxnet_that_was_cut_off_is_an_error_and_not_the_end_of_the_process(tmp_path):
+    folder = site(
+        tmp_path, "mxnet", body="import ctypes; ctypes.CDLL(__path__[0] + '/libmxnet.so')"
+    )
+    library = cut(build_library(folder / "mxnet", "libmxnet.so"))
+    done = imported(folder)
+    assert done.returncode == 0, "the loader was let near it"
+    assert f"{library} is damaged: cut off after" in done.stdout
+    assert "pip install --force-reinstall --no-deps mxnet==1.9.1" in done.stdout
+
+
+def test_packages_whose_names_begin_like_mxnets_are_none_of_its_wheels(tmp_path, monkeypatch):
+    names = ("mxnet", "mxnet_model_server", "mxnet_cu112", "mxnet_cu92mkl", "mxnet_to_coreml")
+    package = site(tmp_path, *names) / "mxnet"
+    monkeypatch.setattr(wheels, "package", lambda: package)
+    assert wheels.installed() == ["mxnet", "mxnet-cu112", "mxnet-cu92mkl"]
+    monkeypatch.setattr(wheels, "package", lambda: None)
+    assert wheels.installed() == []
+
+
+def test_numpy_2_is_refused_with_the_remedy(monkeypatch):
+    monkeypatch.setattr(runtime.np, "__version__", "2.1.0")
+    with pytest.raises(ImportError, match=r"NumPy 2.1.0 is installed in .*pip install 'numpy<2'"):
+        runtime.start()
+
+
+# CUDA's libraries
+
+
+def wheel_library(tmp_path, name):
+    """An empty library where PyPI's wheels put it."""
+    folder = tmp_path / "nvidia" / name.split(".")[0] / "lib"
+    folder.mkdir(parents=True)
+    return build_library(folder, name)
+
+
+@pytest.fixture
+def dlopen(monkeypatch):
+    """What is loaded, in order; names that the system's loader finds are put into ``.system``."""
+
+    class Recorder(list):
+        system = set()
+
+        def __call__(self, path, mode):
+            assert mode == cuda.ctypes.RTLD_GLOBAL
+            if "/" not in path and path not in self.system:
+                raise OSError(f"{path}: cannot open shared object file: No such file or directory")
+            self.append(path)
+
+    recorder = Recorder()
+    monkeypatch.setattr(cuda.ctypes, "CDLL", recorder)
+    monkeypatch.delenv("GLUONPAR_CUDA", raising=False)
+    return recorder
+
+
+def test_cuda_libraries_are_loaded_in_order_from_where_pypi_puts_them(tmp_path, dlopen):
+    paths = {name: wheel_library(tmp_path, name) for name in reversed(cuda.LIBRARIES)}
     found = cuda.load_libraries(tmp_path)
-    assert [path.name for path in found] == list(cuda.LIBRARIES)
-    assert loaded == [(str(path), cuda.ctypes.RTLD_GLOBAL) for path in found]
+    assert found == [paths[name] for name in cuda.LIBRARIES]
+    assert dlopen == [str(path) for path in found]
 
 
-def test_the_systems_cuda_libraries_come_first_if_the_user_says_so(tmp_path, monkeypatch):
+def test_all_parts_of_cudnn_are_loaded_lest_another_cudnns_are():
+    parts = {f"libcudnn_{a}_{b}.so.8" for a in ("ops", "cnn", "adv") for b in ("infer", "train")}
+    assert parts == set(cuda.LIBRARIES[cuda.LIBRARIES.index("libcudnn.so.8") + 1 :])
+
+
+def test_the_systems_cuda_libraries_come_first_if_the_user_says_so(tmp_path, dlopen, monkeypatch):
     """The system has the first and the last library; PyPI's wheels have the first two."""
-    ours = {}
-    for name in cuda.LIBRARIES[:2]:
-        ours[name] = tmp_path / "nvidia" / name.split(".")[0] / "lib" / name
-        ours[name].parent.mkdir(parents=True)
-        ours[name].write_bytes(b"")
-    on_system, loaded = {cuda.LIBRARIES[0], cuda.LIBRARIES[-1]}, []
-
-    def load(path, mode):
-        if "/" not in path and path not in on_system:
-            raise OSError(f"{path}: cannot open shared object file")
-        loaded.append(path)
-
-    monkeypatch.setattr(cuda.ctypes, "CDLL", load)
+    ours = [wheel_library(tmp_path, name) for name in cuda.LIBRARIES[:2]]
+    dlopen.system = {cuda.LIBRARIES[0], cuda.LIBRARIES[-1]}
     monkeypatch.setenv("GLUONPAR_CUDA", "system")
-    expected = [cuda.LIBRARIES[0], str(ours[cuda.LIBRARIES[1]]), cuda.LIBRARIES[-1]]
+    expected = [cuda.LIBRARIES[0], str(ours[1]), cuda.LIBRARIES[-1]]
     assert list(map(str, cuda.load_libraries(tmp_path))) == expected
-    assert loaded == expected
+    assert dlopen == expected
+
+
+def test_a_system_without_cuda_11_is_an_error_if_the_user_asked_for_it(
+    tmp_path, dlopen, monkeypatch
+):
+    wheel_library(tmp_path, cuda.LIBRARIES[0])
+    dlopen.system = set(cuda.LIBRARIES[1:])
+    monkeypatch.setenv("GLUONPAR_CUDA", "system")
+    with pytest.raises(
+        cuda.CannotLoad, match="finds no libcudart.so.11.0, so no CUDA 11"
+    ) as caught:
+        cuda.load_libraries(tmp_path)
+    assert "LD_LIBRARY_PATH" in caught.value.remedy and "unset GLUONPAR_CUDA" in caught.value.remedy
+    assert dlopen == []
+
+
+def test_a_system_library_that_does_not_load_is_an_error_and_not_replaced(
+    tmp_path, dlopen, monkeypatch
+):
+    wheel_library(tmp_path, cuda.LIBRARIES[0])
+
+    def damaged(path, mode):
+        raise OSError(f"/usr/local/lib/{path}: file too short")
+
+    monkeypatch.setattr(cuda.ctypes, "CDLL", damaged)
+    monkeypatch.setenv("GLUONPAR_CUDA", "system")
+    with pytest.raises(cuda.CannotLoad, match="the system's libcudart.so.11.0 .* file too short"):
+        cuda.load_libraries(tmp_path)
+
+
+def test_a_library_is_whole_unless_its_last_byte_is_missing(tmp_path):
+    library = build_library(tmp_path, "libwhole.so")
+    assert cuda.damage(library) == ""
+    num_bytes = library.stat().st_size
+    cut(library, num_bytes - 1)
+    assert cuda.damage(library) == f"cut off after {num_bytes - 1} of at least {num_bytes} bytes"
+    for short in (200, 64, 63, 4, 0):
+        assert cuda.damage(cut(library, short))
+    library.write_bytes(b"<html>404 Not Found</html>" * 20)
+    assert "no shared library (520 bytes" in cuda.damage(library)
+
+
+def test_a_library_without_a_table_of_sections_is_judged_by_its_segments(tmp_path):
+    """As where a tool such as patchelf has put new segments behind the table."""
+    library = build_library(tmp_path, "libbare.so")
+    content = bytearray(library.read_bytes())
+    content[40:48], content[60:62] = bytes(8), bytes(2)  # where the table is, and its length
+    library.write_bytes(content)
+    assert cuda.damage(library) == ""
+    assert cuda.damage(cut(library, 5000)).startswith("cut off after 5000 of at least ")
+
+
+@pytest.mark.parametrize("num_bytes", [0, 100, 5000])
+def test_a_damaged_library_of_pypis_is_named_with_the_remedy(num_bytes, tmp_path, monkeypatch):
+    monkeypatch.delenv("GLUONPAR_CUDA", raising=False)
+    library = cut(wheel_library(tmp_path, cuda.LIBRARIES[0]), num_bytes)
+    program = (
+        "import pathlib, sys; from gluonpar import cuda\n"
+        "try: cuda.load_libraries(pathlib.Path(sys.argv[1]))\n"
+        "except cuda.CannotLoad as error: print(error, '|', error.remedy)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, "the process ended in the loader"
+    assert f"{library} is damaged: " in done.stdout
+    remedy = "pip install --force-reinstall --no-deps --no-cache-dir nvidia-libcudart-cu11"
+    assert remedy in done.stdout
+
+
+def test_the_import_says_what_is_damaged_and_what_to_do(tmp_path, monkeypatch):
+    def damaged():
+        raise cuda.CannotLoad(
+            "/a/libcufft.so.10 is damaged: cut off", "reinstall nvidia-cufft-cu11"
+        )
+
+    monkeypatch.setattr(cuda, "load_libraries", damaged)
+    words = (
+        "^mxnet-cu112 cannot be loaded: /a/libcufft.so.10 is damaged: cut off. Remedy: reinstall"
+    )
+    with pytest.raises(ImportError, match=words):
+        runtime._import_mxnet("mxnet-cu112")
 
 
 @pytest.mark.parametrize("choice", ["", "pypi"])

@@ -5,6 +5,7 @@ import collections
 import mxnet as mx
 import numpy as np
 import pytest
+from cpus import contexts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mxnet import npx
@@ -15,10 +16,6 @@ from gluonpar.sharding import split_and_load
 DTYPES = ("float16", "float32", "float64", "int8", "int32", "int64", "uint8")
 KINDS = ("numpy", "mx.nd", "mx.np")
 Point = collections.namedtuple("Point", "x y")
-
-
-def contexts(k):
-    return [mx.cpu(i) for i in range(k)]
 
 
 def payload(shape, dtype="float32"):

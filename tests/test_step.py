@@ -7,6 +7,7 @@ import mxnet as mx
 import numpy as np
 import oracle
 import pytest
+from cpus import contexts
 
 import gluonpar
 from gluonpar import engine, metrics, optim, replicas, step, update
@@ -15,10 +16,6 @@ from gluonpar.models import LENET_SHAPES
 
 LR = 0.2
 NUM_STEPS = 3
-
-
-def contexts(k):
-    return [mx.cpu(i) for i in range(k)]
 
 
 def start():
@@ -357,7 +354,7 @@ class TestOverlap:
 
         def forward(h):
             if h.context == mx.cpu(1):
-                engine.push(lambda: held.wait(60), mx.cpu(1), writes=[h])
+                engine.push(lambda: held.wait(600), mx.cpu(1), writes=[h])
 
         return backward, forward
 

@@ -5,6 +5,7 @@ import threading
 import mxnet as mx
 import numpy as np
 import pytest
+from cpus import contexts
 from mxnet import autograd, gluon, npx
 from mxnet.gluon import nn
 
@@ -18,10 +19,6 @@ HYBRIDIZED = {
     "static": {"static_alloc": True, "static_shape": True},
 }
 NUM_STEPS = 3
-
-
-def contexts(k):
-    return [mx.cpu(i) for i in range(k)]
 
 
 def network(norm, **options):

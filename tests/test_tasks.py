@@ -6,16 +6,13 @@ import traceback
 import mxnet as mx
 import numpy as np
 import pytest
+from cpus import contexts
 from mxnet import autograd
 from mxnet.gluon import nn
 
 from gluonpar.ragged import split_samples
 from gluonpar.tasks import TaskError, run_tasks
 from gluonpar.trainer import Trainer
-
-
-def contexts(k):
-    return [mx.cpu(i) for i in range(k)]
 
 
 class Detection:

@@ -15,7 +15,7 @@ def python(program, **environment):
         env={**inherited, **environment},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
@@ -57,6 +57,24 @@ def test_teams_shrink_when_more_contexts_come_and_never_grow():
     first, second, third, other = python(program)
     assert int(first) == min(12, os.cpu_count())
     assert (second, third, other) == ("1", "1", "1")
+
+
+def test_a_fork_which_restarts_all_workers_leaves_them_their_share():
+    """Also those of contexts that were never shared, and of new ones."""
+    program = (
+        "import os; mx.nd.ones((4,)).wait_to_read(); team(20); threads.share(cpus(12));"
+        "before = team(0), team(11); child = os.fork(); child or os._exit(0); os.waitpid(child, 0);"
+        "print(*before, team(0), team(11), team(20), team(21))"
+    )
+    assert python(program) == ["1"] * 6
+
+
+def test_a_worker_that_started_larger_is_shrunk_whoever_was_before():
+    program = (
+        "team(20); threads.share(cpus(12)); large = team(20);"
+        "threads.share([mx.cpu(20)] + cpus(11)); print(large, team(20))"
+    )
+    assert python(program) == [str(os.cpu_count()), "1"]
 
 
 def test_repeated_contexts_count_once_and_gpus_not_at_all():

@@ -1,0 +1,90 @@
+"""The programs of test_faults.py, in each of which something fails: ``faulty_training.py NAME``."""
+
+import faulthandler
+import sys
+
+import numpy as np
+
+import gluonpar
+from gluonpar import cli, data, engine, learners
+
+import mxnet as mx  # isort: skip
+from mxnet import autograd, gluon  # isort: skip
+
+WATCHDOG_SECONDS = 100  # then all threads' stacks are printed, and the process ends with 1
+CTX = [mx.cpu(0), mx.cpu(1)]
+ARGUMENTS = "--dataset synthetic --device cpu --num-gpus 2 --limit 64 --batch-size 16 --epochs 2"
+
+
+class Planted(Exception):
+    """What the programs fail with."""
+
+
+def fail(*_):
+    raise Planted("the planted error")
+
+
+def script(model, *more):
+    sys.exit(cli.main("Train.", [*ARGUMENTS.split(), *more], model=model))
+
+
+def operator(model, *more):
+    """In the third step an operator of the engine raises, which was to write a parameter."""
+
+    class Faulty(learners.LEARNERS[model]):
+        steps = 0
+
+        def step(self, *batch):
+            self.steps += 1
+            if self.steps == 3:
+                engine.push(fail, CTX[0], writes=[self.copies[0][0]])
+            return super().step(*batch)
+
+    learners.LEARNERS[model] = Faulty
+    script(model, *more)
+
+
+def loading(model, *more):
+    """What makes the batches raises at the third."""
+    make = data.batches
+
+    def batches(*arguments):
+        for number, batch in enumerate(make(*arguments)):
+            yield batch if number < 2 else fail()
+
+    data.batches = batches
+    script(model, *more)
+
+
+class Samples(gluon.data.Dataset):
+    """Of which one cannot be read."""
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return fail() if index == 40 else (np.full(3, index, "float32"), np.float32(index))
+
+
+def loader(thread_pool):
+    """Gluon's DataLoader, whose threads or processes read samples, in a loop of one's own."""
+    net = gluon.nn.Dense(1, in_units=3)
+    net.initialize(ctx=CTX)
+    trainer = gluonpar.Trainer(net.collect_params(), "sgd", {"learning_rate": 1e-6})
+    batches = gluon.data.DataLoader(
+        Samples(), batch_size=8, num_workers=2, thread_pool=thread_pool == "threads"
+    )
+    for number, (X, y) in enumerate(batches, 1):
+        with autograd.record():
+            losses = [
+                (net(X_shard) - y_shard) ** 2
+                for X_shard, y_shard in gluonpar.split_and_load((X, y), CTX)
+            ]
+        autograd.backward(losses)
+        trainer.step(len(X))
+        print(f"step {number}", flush=True)
+
+
+if __name__ == "__main__":
+    faulthandler.dump_traceback_later(WATCHDOG_SECONDS, exit=True)
+    globals()[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,174 @@
+"""ONNX files compute what MXNet computes, as onnx's own reference evaluator runs them."""
+
+import functools
+import re
+import sys
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+import gluonpar
+from gluonpar import cli, learners, models, networks, onnx_export
+
+onnx = pytest.importorskip(
+    "onnx", reason="the package onnx is not installed: pip install 'gluonpar[onnx]'"
+)
+ROUNDING = {"rtol": 1e-5, "atol": 1e-5}  # float32 sums of some hundred terms in another order
+
+
+def evaluated(path, X):
+    """What onnx's reference evaluator, which is NumPy, makes of X; a list of outputs."""
+    from onnx.reference import ReferenceEvaluator
+
+    return ReferenceEvaluator(str(path)).run(None, {"data": X})
+
+
+def images(n, seed=0, dtype="float32"):
+    rng = np.random.RandomState(seed)
+    return rng.randint(0, 256, (n, 1, 28, 28)).astype(dtype)
+
+
+def trained_resnet(k=1):
+    """Narrow, with running statistics of its own after two steps."""
+    mx.random.seed(0)
+    net = networks.resnet18(width=4)
+    net.initialize(mx.init.Xavier(), ctx=[mx.cpu(i) for i in range(k)])
+    for step in range(2):
+        for i in range(k):
+            with mx.autograd.record():
+                net(mx.nd.array(images(8, step) / 128 - 1, ctx=mx.cpu(i)))
+    return net
+
+
+def test_the_plain_function_lenet_is_the_same_for_any_number_of_samples(tmp_path):
+    mx.random.seed(0)
+    params, path = models.init_lenet(0.1), tmp_path / "a.onnx"
+    gluonpar.export_onnx(path, gluonpar.lenet, (1, 1, 28, 28), params)
+    for n in (1, 5):
+        X = images(n) / np.float32(128)
+        want = gluonpar.lenet(mx.nd.array(X), params).asnumpy()
+        [scores] = evaluated(path, X)
+        assert scores.shape == (n, 10) and abs(want).max() > 0.1
+        np.testing.assert_allclose(scores, want, **ROUNDING)
+
+
+@pytest.mark.parametrize("hybridized", [False, True])
+def test_a_gluon_network_is_the_same_with_its_running_statistics(tmp_path, hybridized):
+    net, path = trained_resnet(2), tmp_path / "a.onnx"
+    net.hybridize(hybridized)
+    X = images(3, 9) / np.float32(128) - 1
+    want = net(mx.nd.array(X)).asnumpy()
+    gluonpar.export_onnx(path, net, (1, 1, 28, 28))
+    [scores] = evaluated(path, X)
+    assert abs(want).max() > 0.1
+    np.testing.assert_allclose(scores, want, **ROUNDING)
+
+
+def test_layers_whose_operators_changed_after_set_13_are_the_same(tmp_path):
+    """Squeeze, mean, softmax, slice, pad, clip, dropout, and a second output."""
+
+    class Net(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F, X):
+            a = F.softmax(F.mean(X, axis=(2, 3)).expand_dims(1).squeeze(axis=1))
+            padded = F.pad(X, mode="constant", pad_width=(0, 0, 0, 0, 1, 1, 2, 2))
+            b = F.slice_axis(padded, axis=2, begin=1, end=4).clip(0, 0.5)
+            return a, F.Dropout(b, p=0.5)
+
+    X = np.random.RandomState(0).randn(2, 3, 4, 5).astype("float32")
+    net = Net()
+    gluonpar.export_onnx(tmp_path / "a.onnx", net, X.shape)
+    want = [array.asnumpy() for array in net(mx.nd.array(X))]
+    found = evaluated(tmp_path / "a.onnx", X)
+    assert [array.shape for array in found] == [(2, 3), (2, 3, 3, 9)]
+    for one, other in zip(found, want):
+        np.testing.assert_allclose(one, other, **ROUNDING)
+
+
+def test_the_file_says_what_it_is(tmp_path):
+    gluonpar.export_onnx(tmp_path / "a.onnx", gluonpar.lenet, (1, 1, 28, 28), models.init_lenet())
+    made = onnx.load(str(tmp_path / "a.onnx"))
+    assert [(entry.domain, entry.version) for entry in made.opset_import] == [("", 14)]
+    assert made.ir_version == 7
+    [data], [scores] = made.graph.input, made.graph.output  # no parameter among the inputs
+    assert (data.name, scores.name) == ("data", "scores")
+    sizes = [d.dim_value for d in data.type.tensor_type.shape.dim]
+    assert sizes == [0, 1, 28, 28]  # 0: any
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_onnx_is_left_as_it_was(tmp_path):
+    before = vars(onnx).get("mapping")
+    gluonpar.export_onnx(tmp_path / "a.onnx", gluonpar.lenet, (1, 1, 28, 28), models.init_lenet())
+    assert vars(onnx).get("mapping") is before
+
+
+def test_without_onnx_the_error_names_the_remedy(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    monkeypatch.delitem(sys.modules, "onnx.helper", raising=False)
+    with pytest.raises(ImportError, match=re.escape("pip install 'gluonpar[onnx]'")):
+        gluonpar.export_onnx(tmp_path / "a.onnx", gluonpar.lenet, (1, 1, 28, 28), [])
+    assert list(tmp_path.iterdir()) == []
+
+
+class Exotic(mx.gluon.HybridBlock):
+    def hybrid_forward(self, F, X):
+        return F.contrib.fft(X)
+
+
+@pytest.mark.parametrize(
+    ("model", "params", "error", "words"),
+    [
+        (Exotic(), None, ValueError, "cannot write this network as ONNX: .*_contrib_fft"),
+        (networks.resnet18(width=2), None, ValueError, "has no values yet; initialize"),
+        (gluonpar.lenet, None, TypeError, "neither a HybridBlock nor a function with params="),
+        ("lenet", [], TypeError, "model='lenet' is neither"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_and_leaves_no_file(
+    tmp_path, model, params, error, words
+):
+    with pytest.raises(error, match=words):
+        gluonpar.export_onnx(tmp_path / "a.onnx", model, (1, 1, 28, 28), params)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("model", ["lenet", "resnet18"])
+def test_the_scripts_write_what_they_trained(tmp_path, monkeypatch, model):
+    """From raw pixels; the same scores as the .params file of the same epoch gives in MXNet."""
+    narrow = functools.partial(learners.ResNet18, width=4)
+    monkeypatch.setitem(learners.LEARNERS, "resnet18", narrow)
+    options = ["--dataset", "synthetic", "--device", "cpu", "--num-gpus", "2", "--limit", "64"]
+    options += ["--batch-size", "16", "--epochs", "2", "--save-dir", str(tmp_path), "--onnx"]
+    assert cli.main("Train.", options, model=model) == 0
+    names = {path.name for path in tmp_path.glob("*.onnx")}
+    assert names == {f"{model}-epoch-000{i}.onnx" for i in (1, 2)}
+    X = images(4, 5, "uint8")
+    for epoch in (1, 2):
+        stem = tmp_path / f"{model}-epoch-000{epoch}"
+        [scores] = evaluated(f"{stem}.onnx", X)
+        np.testing.assert_allclose(scores, scored(model, f"{stem}.params", X), **ROUNDING)
+
+
+def scored(model, path, X):
+    standard = models.standardize(mx.nd.array(X, dtype="uint8"))
+    if model == "lenet":
+        return models.lenet(standard, list(mx.nd.load(path).values())).asnumpy()
+    net = networks.resnet18(width=4)
+    net.load_parameters(path)
+    return net(standard).asnumpy()
+
+
+def test_onnx_without_a_folder_or_without_the_package_is_one_line_and_2(monkeypatch, capsys):
+    assert cli.main("Train.", ["--onnx"]) == 2
+    assert (
+        "--onnx True needs a folder for its files; give --save-dir DIR" in capsys.readouterr().err
+    )
+
+    def missing():
+        raise ImportError("pip install 'gluonpar[onnx]'")
+
+    monkeypatch.setattr(onnx_export, "check", missing)
+    assert cli.main("Train.", ["--onnx", "--save-dir", "x"]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and "pip install 'gluonpar[onnx]'" in err
