@@ -145,9 +145,13 @@ def _handles(arrays: Sequence[mx.nd.NDArray]) -> ctypes.Array:
 
 @atexit.register
 def _drain() -> None:
-    """A function that the engine runs after the interpreter has gone would crash the process."""
-    unheard = False
-    while _pending:
+    """Wait for all: a function that ran after the interpreter has gone would crash the process.
+
+    An error that nobody has heard of is printed, and the exit code becomes 1; unless the process
+    ends with an error that has been printed already, for this one may well follow from that.
+    """
+    unheard, running = False, has_started()
+    while running:
         pushed = list(_pending)
         try:
             mx.nd.waitall()
@@ -157,6 +161,7 @@ def _drain() -> None:
                 unheard = True
         for ticket in pushed:  # what was to come after an error is never run
             _pending.pop(ticket, None)
+        running = bool(_pending)
     for function in _afterwards:
         function()
     if unheard:

@@ -33,7 +33,7 @@ def check() -> None:
         importlib.import_module("onnx.helper").np_dtype_to_tensor_dtype  # noqa: B018
     except (ImportError, AttributeError) as error:
         raise ImportError(
-            f"ONNX files are written with the package onnx, 1.13 or later ({error}): "
+            f"ONNX files are written with the package onnx, 1.16 or later ({error}): "
             "pip install 'gluonpar[onnx]'"
         ) from error
 
@@ -95,7 +95,8 @@ def _graph(model: Any, params: Any) -> tuple[mx.sym.Symbol, dict[str, mx.nd.NDAr
             f"model={model!r} is neither a HybridBlock nor a function with params=; give one"
         )
     outputs = [output] if isinstance(output, mx.sym.Symbol) else output
-    return mx.sym.Group([of.as_nd_ndarray() for of in outputs]), {n: v.as_nd_ndarray() for n, v in values.items()}
+    values = {name: value.as_nd_ndarray() for name, value in values.items()}
+    return mx.sym.Group([of.as_nd_ndarray() for of in outputs]), values
 
 
 def _converted(

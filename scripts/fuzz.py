@@ -21,13 +21,14 @@ import contextlib
 import json
 import os
 import pathlib
+import random
 import re
 import select
 import subprocess
 import sys
 import tempfile
 import time
-from typing import Any, Callable, Iterator, Sequence
+from typing import Any, Callable, Iterator, Sequence, TextIO
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 READERS = ("idx", "checkpoint", "states")
@@ -81,7 +82,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--seed", type=positive, default=1, metavar="N", help="of the inputs")
     made.add_argument("--folder", type=pathlib.Path, default=ROOT / ".fuzz", help="to keep")
     made.add_argument("--replay", type=pathlib.Path, metavar="FILE", help="give one target this")
-    made.add_argument("--work", type=pathlib.Path, help=argparse.SUPPRESS)  # a process of ours
+    for name, kind in (("--work", pathlib.Path), ("--tell", int)):  # for a process of ours
+        made.add_argument(name, type=kind, help=argparse.SUPPRESS)
     return made
 
 
@@ -116,14 +118,17 @@ def fuzz(name: str, options: argparse.Namespace, folder: pathlib.Path) -> list[s
     env = {**os.environ, "OMP_NUM_THREADS": "1"}  # arrays of ten elements need no team of threads
     start = time.monotonic()
     with tempfile.TemporaryFile() as log, tempfile.TemporaryDirectory(dir=memory_disk()) as work:
-        command += ["--work", work]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=env)
+        ours, its = os.pipe()  # libFuzzer and atheris write to the other two
+        command += ["--work", work, "--tell", str(its)]
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=env, pass_fds=[its])
+        os.close(its)
         try:
-            seen, hung = follow(process, name, options.inputs)
+            with open(ours, encoding="ascii") as told:
+                seen, hung = follow(told, name, options.inputs)
+            code = None if hung else process.wait(START_SECONDS)
         finally:
             process.kill()
-            code = process.wait()
-            process.stdout.close()
+            process.wait()
         log.seek(0)
         said = log.read().decode(errors="replace")
         report(name, seen, time.monotonic() - start, said)
@@ -132,17 +137,16 @@ def fuzz(name: str, options: argparse.Namespace, folder: pathlib.Path) -> list[s
         return [explain(name, seen, hung, said, folder, pathlib.Path(work) / "input")]
 
 
-def follow(process: subprocess.Popen, name: str, total: int) -> tuple[dict[str, Any], bool]:
+def follow(told: TextIO, name: str, total: int) -> tuple[dict[str, Any], bool]:
     """Show the progress until the process ends; what it told last, and whether it fell silent."""
     seen, patience = {"inputs": 0, "taken": 0, "seconds": 0.0}, START_SECONDS
     with progress_bar(name, total) as show:
         while True:
-            ready, _, _ = select.select([process.stdout], [], [], patience)
+            ready, _, _ = select.select([told], [], [], patience)
             if not ready:
                 return seen, True
-            line = process.stdout.readline()
+            line = told.readline()
             if not line:
-                process.wait()
                 return seen, False
             seen, patience = json.loads(line), 6 * SECONDS
             show(seen)
@@ -232,14 +236,25 @@ def work(options: argparse.Namespace) -> int:
     arguments += [f"-artifact_prefix={options.folder}/", f"-max_len={LONGEST_INPUT}"]
     arguments += ["-rss_limit_mb=4096", "-len_control=0", str(corpus)]
     last = os.open(options.work / "input", os.O_CREAT | os.O_WRONLY)
-    atheris.Setup([sys.argv[0], *arguments], telling(target, options.inputs, last))
+
+    def mutated(data: bytes, most: int, seed: int) -> bytes:
+        """Half of the inputs are changed where the format has numbers, half anywhere."""
+        chance = random.Random(seed)
+        if chance.random() < 0.5:
+            return target.changed(data, chance)[:most]
+        return atheris.Mutate(data, most)
+
+    one = telling(target, options, last)
+    atheris.Setup([sys.argv[0], *arguments], one, custom_mutator=mutated)
     with fuzz_targets.memory_limit(NUM_BYTES):
         atheris.Fuzz()
     return FOUND_NOTHING
 
 
-def telling(target: Callable[[bytes], bool], total: int, last: int) -> Callable[[bytes], None]:
-    """The target as libFuzzer calls it, which prints each half a second how far it is.
+def telling(
+    target: Callable[[bytes], bool], options: argparse.Namespace, last: int
+) -> Callable[[bytes], None]:
+    """The target as libFuzzer calls it, which tells each half a second how far it is.
 
     Each input is first written to the file descriptor ``last``, whatever comes of it.
     """
@@ -252,9 +267,9 @@ def telling(target: Callable[[bytes], bool], total: int, last: int) -> Callable[
         seen["taken"] += target(data)
         seen["inputs"] += 1
         seen["seconds"] = time.monotonic() - start
-        if time.monotonic() > due[0] or seen["inputs"] >= total:
+        if time.monotonic() > due[0] or seen["inputs"] >= options.inputs:
             due[0] = time.monotonic() + 0.5
-            print(json.dumps(seen), flush=True)
+            os.write(options.tell, json.dumps(seen).encode() + b"\n")
 
     return one
 

@@ -127,12 +127,13 @@ def install(wheel: Path, extra: str, environment: Path) -> Path:
 
 
 def unpack(sdist: Path, folder: Path) -> Path:
-    """The sdist without the package; the folder of its files."""
+    """The sdist without the package and what says that it is there; the folder of its files."""
     shutil.rmtree(folder, ignore_errors=True)
     with tarfile.open(sdist) as archive:
         archive.extractall(folder)
     (files,) = folder.iterdir()
-    shutil.rmtree(files / "gluonpar")
+    for name in ("gluonpar", "gluonpar.egg-info"):
+        shutil.rmtree(files / name)
     return files
 
 

@@ -2,6 +2,7 @@
 
 import faulthandler
 import sys
+import threading
 
 import numpy as np
 
@@ -29,7 +30,17 @@ def script(model, *more):
 
 
 def operator(model, *more):
-    """In the third step an operator of the engine raises, which was to write a parameter."""
+    """In the third step an operator of the engine raises, which was to write a parameter.
+
+    Another one, on a device of its own, raises when the process is about to end.
+    """
+    told, array, show = threading.Event(), mx.nd.zeros((1,), ctx=mx.cpu(2)), sys.excepthook
+
+    def hook(*error):
+        show(*error)
+        told.set()
+
+    sys.excepthook = hook
 
     class Faulty(learners.LEARNERS[model]):
         steps = 0
@@ -37,6 +48,7 @@ def operator(model, *more):
         def step(self, *batch):
             self.steps += 1
             if self.steps == 3:
+                engine.push(lambda: told.wait() and fail(), mx.cpu(2), writes=[array])
                 engine.push(fail, CTX[0], writes=[self.copies[0][0]])
             return super().step(*batch)
 

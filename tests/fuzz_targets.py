@@ -9,12 +9,16 @@ Anything else is a Finding, or the exception that came, or the end of the proces
 from __future__ import annotations
 
 import contextlib
+import copy
 import gzip
 import hashlib
 import io
 import json
 import pathlib
+import random
+import re
 import resource
+import struct
 import zipfile
 from typing import Any, Callable, Iterator
 
@@ -26,6 +30,11 @@ import gluonpar
 from gluonpar import archive, fashion_mnist, idx
 
 NUM_BYTES = 256 << 20  # what reading a file of some kilobytes may never take
+
+
+SIZES = [0, 1, 2, 3, 7, 255, 256, 623, 624, 625, 1 << 16, (1 << 31) - 1, 1 << 31, (1 << 32) - 1]
+VALUES: list[Any] = [None, False, True, *SIZES, -1, -(1 << 31), 1 << 62, 1 << 64, 10**30, 0.5, -0.1]
+VALUES += [1e300, float("inf"), float("nan"), "", "sgd", "MT19937", [], [0], [[0, 0]], {}]
 
 
 class Finding(AssertionError):
@@ -83,6 +92,11 @@ class Idx:
             for raw in self.files.values()
             for layer, form in ((0, bytes), (0, idx_files.gz), (1, bytes))
         ]
+
+    def changed(self, data: bytes, chance: random.Random) -> bytes:
+        """The input with another number where its header, if it has one, has numbers."""
+        at = 1 + 4 * chance.randrange(4)
+        return data[:at] + struct.pack(">I", chance.choice(SIZES)) + data[at + 4 :]
 
     def __call__(self, data: bytes) -> bool:
         """Whether the file was taken."""
@@ -150,6 +164,23 @@ class _Archive:
         archive.seal(buffer)
         return buffer.getvalue()
 
+    def changed(self, data: bytes, chance: random.Random) -> bytes:
+        """A header with another value somewhere, or an array with another number in its header."""
+        if chance.random() < 0.3:
+            which, content = chance.choice(list(enumerate(self.members.values())))
+            places = list(re.finditer(rb"\d+", content[:128]))
+            start, end = chance.choice(places).span()
+            number = str(chance.choice(SIZES)).encode()
+            return bytes([3, which]) + content[:start] + number + content[end:]
+        try:
+            header = json.loads(data[1:]) if data[:1] == b"\x02" else copy.deepcopy(self.header)
+            places = list(paths(header))
+        except (ValueError, RecursionError):
+            header, places = copy.deepcopy(self.header), list(paths(self.header))
+        if places:
+            put(header, chance.choice(places), chance.choice(VALUES))
+        return b"\x02" + json.dumps(header).encode()
+
     def __call__(self, data: bytes) -> bool:
         """Whether the file was taken."""
         self.path.write_bytes(self.file(data))
@@ -191,6 +222,21 @@ class _Archive:
         numbers = [sorted((k, repr(v)) for k, v in vars(optimizer).items() if k != "param_dict")]
         schedule = sorted(vars(optimizer.lr_scheduler).items())
         return [array.asnumpy().tobytes() for array in arrays] + numbers + schedule
+
+
+def paths(of: Any) -> Iterator[tuple]:
+    """The way to every value inside ``of``."""
+    inside = of.items() if isinstance(of, dict) else enumerate(of) if isinstance(of, list) else ()
+    for key, value in inside:
+        yield (key,)
+        yield from ((key, *path) for path in paths(value))
+
+
+def put(of: Any, path: tuple, value: Any) -> None:
+    """Replace what ``path`` leads to inside ``of``."""
+    for key in path[:-1]:
+        of = of[key]
+    of[path[-1]] = value
 
 
 def gluonpar_params() -> list[mx.gluon.Parameter]:

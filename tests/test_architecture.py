@@ -75,7 +75,8 @@ idx
 timeline
 operators
 partition runtime files meeting archive pictures.paper
-cuda driver wheels findings version room networks bench_cluster.model bench_cluster bench_cluster.rank
+cuda driver wheels findings version room networks
+bench_cluster.model bench_cluster bench_cluster.rank
 bench_cluster.jobs
 bench_cluster.gate bench_cluster.joined
 bench_allreduce bench_training pictures

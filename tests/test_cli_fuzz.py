@@ -125,7 +125,7 @@ def check(outcome, argv, codes=(0, 2)):
 def names_in(argv):
     """What a message may name: flags, values, and how Python shows them."""
     for argument in argv:
-        for word in (argument, *argument.split("=", 1)):
+        for word in (argument, *argument.split("=", 1), *argument.split(",")):
             if word.strip():
                 yield from (word, repr(word)[1:-1])
                 yield word.encode("ascii", "backslashreplace").decode()
@@ -347,6 +347,7 @@ def test_get_data(scene, monkeypatch):
 
 def test_choose_extra(scene, monkeypatch):
     script, codes = bench_tools.load("choose_extra"), set()
+    assert run(script.main, ["--frobnicate"]).code == 2
 
     @settings(SAME_EVERY_TIME, max_examples=40)
     @given(command_lines({"--help": None}))

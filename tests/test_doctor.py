@@ -9,16 +9,24 @@ import sys
 import pytest
 from libcuda_stub import build_libcuda, cut
 
+import gluonpar
 from gluonpar import asked, cuda, doctor, findings, gpu_symptoms, probes, symptoms, wheels
 
-REPOSITORY = pathlib.Path(__file__).parent.parent
+PLACES = {}
 SETTINGS = ("MXNET_", "OMP_", "GLUONPAR_", "CUDA_", "LD_", "PYTHON")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def package_alone(tmp_path_factory):
+    """A folder with gluonpar alone: some children do not look where it may be installed."""
+    PLACES["gluonpar"] = tmp_path_factory.mktemp("alone")
+    (PLACES["gluonpar"] / "gluonpar").symlink_to(pathlib.Path(gluonpar.__file__).parent)
 
 
 def surroundings(stubs=None, **environment):
     """The process's environment without settings; None takes a variable away."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(SETTINGS)}
-    path = os.pathsep.join(map(str, [*([stubs] if stubs else []), REPOSITORY]))
+    path = os.pathsep.join(map(str, [*([stubs] if stubs else []), PLACES["gluonpar"]]))
     wanted = {**inherited, "PYTHONPATH": path, **environment}
     return {name: value for name, value in wanted.items() if value is not None}
 

@@ -132,7 +132,10 @@ def test_no_memory_for_mxnet_itself_is_one_line_and_2():
         (mx.MXNetError("Check failed: CUDA: out of memory"), "Check failed: CUDA: out of memory"),
         (mx.MXNetError("MXNetError: Resource temporarily unavailable"), "Resource temporarily"),
         (RuntimeError("can't start new thread"), "can't start new thread"),
-        (mx.MXNetError("MXNetError: could not create a memory object"), "could not create a memory"),
+        (
+            mx.MXNetError("MXNetError: could not create a memory object"),
+            "could not create a memory",
+        ),
         (OSError(12, "Cannot allocate memory"), "[Errno 12] Cannot allocate memory"),
         (mx.MXNetError("Shape mismatch"), None),
         (OSError(28, "No space left on device"), None),
@@ -189,7 +192,10 @@ def test_what_is_asked_for_grows_with_contexts_and_batch_and_not_on_gpus(monkeyp
 @pytest.mark.parametrize("name", ["operator", "loading"])
 @pytest.mark.parametrize("model", ["lenet", "resnet18"])
 def test_an_exception_while_training_is_told_once_and_ends_with_1(name, model, tmp_path):
-    """In an operator of the engine, on its thread; in what makes the batches."""
+    """In an operator of the engine, on its thread; in what makes the batches.
+
+    What fails after that, while the process ends, is not told too.
+    """
     code, out, err = fault(name, model, "--save-dir", tmp_path, "--save-every", "1")
     assert code == 1 and "test acc" not in out
     assert err.splitlines()[-1] == "Planted: the planted error"

@@ -129,27 +129,16 @@ def values():
     )
 
 
-def paths(of):
-    """The way to every value inside ``of``."""
-    inside = of.items() if isinstance(of, dict) else enumerate(of) if isinstance(of, list) else ()
-    for key, value in inside:
-        yield (key,)
-        yield from ((key, *path) for path in paths(value))
-
-
 @pytest.mark.parametrize("name", ["checkpoint", "states"])
 def test_other_values_in_the_header_are_refused_or_harmless(made, name):
     target, _ = made[name]
-    places = sorted(paths(target.header), key=str)
+    places = sorted(fuzz_targets.paths(target.header), key=str)
 
     @settings(SAME_EVERY_TIME, max_examples=250)
     @given(st.sampled_from(places), values())
     def replaced(path, value):
         header = copy.deepcopy(target.header)
-        inner = header
-        for key in path[:-1]:
-            inner = inner[key]
-        inner[path[-1]] = value
+        fuzz_targets.put(header, path, value)
         target(b"\x02" + json.dumps(header).encode())
 
     with memory_limit():

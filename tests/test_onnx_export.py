@@ -65,6 +65,18 @@ def test_a_gluon_network_is_the_same_with_its_running_statistics(tmp_path, hybri
     np.testing.assert_allclose(scores, want, **ROUNDING)
 
 
+def test_a_network_of_mx_np_is_the_same(tmp_path):
+    X = np.random.RandomState(0).randn(3, 4).astype("float32")
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        net = mx.gluon.nn.Dense(5, activation="tanh", in_units=4)
+        net.initialize(mx.init.Normal(1))
+        want = net(mx.np.array(X)).asnumpy()
+        gluonpar.export_onnx(tmp_path / "a.onnx", net, (1, 4))
+    [scores] = evaluated(tmp_path / "a.onnx", X)
+    assert abs(want).max() > 0.1
+    np.testing.assert_allclose(scores, want, **ROUNDING)
+
+
 def test_layers_whose_operators_changed_after_set_13_are_the_same(tmp_path):
     """Squeeze, mean, softmax, slice, pad, clip, dropout, and a second output."""
 

@@ -182,7 +182,7 @@ print("mean of shard means: ", np.mean([share.mean() for share in shares]))
 print("sum of shard sums / 5:", sum(share.sum() for share in shares) / 5)
 
 # %% step-forward
-X, y, lr = X_train[:5], y_train[:5], 0.03
+X, y, lr = X_train[:5], y_train[:5], 0.02
 shards = gluonpar.split_and_load((X, y), ctx)
 with autograd.record():
     losses = [
@@ -247,7 +247,7 @@ assert difference < 1e-6
 NUM_EPOCHS = 4
 
 
-def train(num_devices, batch_size=256, lr=0.03, num_epochs=NUM_EPOCHS, after_epoch=None):
+def train(num_devices, batch_size=256, lr=0.02, num_epochs=NUM_EPOCHS, after_epoch=None):
     ctx = devices[:num_devices]
     device_params = [gluonpar.get_params(params, c) for c in ctx]
     order = np.random.RandomState(0)  # the same batches, however many devices
@@ -537,7 +537,7 @@ for count, batch_size in ((1, 256), (2, 512), (4, 1024)):
     print(f"devices {count}, batches of {batch_size}: {len(history)} steps, loss {last:.3f}")
 
 # %% exercise-learning-rate
-for rate in (0.01, 0.03, 0.06):
+for rate in (0.01, 0.02, 0.04):
     history, accuracy, seconds = train(1, lr=rate, num_epochs=1)
     print(f"1 device, lr {rate}: loss {history[-8:].mean():.4f}")
 
