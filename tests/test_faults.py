@@ -23,6 +23,8 @@ SCRIPTS = HERE.parent / "scripts"
 WATCHDOG_SECONDS = 240  # a run takes a few; on a machine with other work many more
 COMMON = ("--dataset", "synthetic", "--device", "cpu", "--num-gpus", "2")
 
+PLANTED = r"(__main__\.)?Planted: the planted error"  # Python 3.8 and 3.9 print the module
+
 
 def ended(*command, limits=None):
     """The process after its end: exit code, stdout, stderr. The test fails if it does not end."""
@@ -79,7 +81,7 @@ def test_no_memory_for_the_data_is_one_line_and_3(name, imported):
     code, out, err = train(name, limits={resource.RLIMIT_AS: imported + 40 * room.MB})
     assert (code, out) == (3, "")
     assert re.search(
-        r"out of memory: Unable to allocate .* for an array with shape .*; try a smaller "
+        r"out of memory: Unable to allocate .*array with shape .*; try a smaller "
         r"--batch-size than 256, or more memory \(ulimit -v is \d+ MB\)$",
         one_line(name, err),
     )
@@ -198,8 +200,8 @@ def test_an_exception_while_training_is_told_once_and_ends_with_1(name, model, t
     """
     code, out, err = fault(name, model, "--save-dir", tmp_path, "--save-every", "1")
     assert code == 1 and "test acc" not in out
-    assert err.splitlines()[-1] == "Planted: the planted error"
-    assert len(re.findall("^Planted: ", err, re.M)) == 1 and "_drain" not in err
+    assert re.fullmatch(PLANTED, err.splitlines()[-1])
+    assert len(re.findall(f"^{PLANTED}", err, re.M)) == 1 and "_drain" not in err
     assert "in fail" in err  # where it was raised
     places = [path.name for path in sorted(tmp_path.glob("*.npz"))]
     steps = {"operator": 2, "loading": 2}[name]
@@ -212,7 +214,7 @@ def test_an_exception_while_training_is_told_once_and_ends_with_1(name, model, t
 def test_an_exception_in_a_data_loader_is_told_and_ends_with_1(how):
     code, out, err = fault("loader", how)
     assert (code, out.splitlines()) == (1, [f"step {i}" for i in range(1, 6)])
-    assert err.splitlines()[-1] == "Planted: the planted error"
+    assert re.fullmatch(PLANTED, err.splitlines()[-1])
     assert "in __getitem__" in err
 
 
