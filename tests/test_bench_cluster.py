@@ -109,7 +109,7 @@ def test_a_rank_that_ends_is_lost_and_closing_kills_the_others(two_ranks):
     with pytest.raises(gate.Lost, match="a rank has ended"):
         opened.ask({"end": None})
     opened.close()
-    assert {rank.wait(timeout=60) for rank in ranks} <= {3, -signal.SIGKILL}
+    assert {rank.wait(timeout=600) for rank in ranks} <= {3, -signal.SIGKILL}
 
 
 def test_ranks_that_do_not_come_are_lost():

@@ -342,14 +342,14 @@ def start(*arguments, **streams):
 
 def test_the_script_trains_and_shows_no_bar_where_stderr_is_no_terminal():
     process = start("--limit", 64, "--epochs", 1, "--num-gpus", 2)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=600)
     assert (process.returncode, err) == (0, "")
     assert out.splitlines()[-1].startswith("test acc: ")
 
 
 def test_the_script_ends_with_2_for_a_bad_request():
     process = start("--batch-size", 0)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=600)
     assert (process.returncode, out) == (2, "")
     assert err.startswith("train_lenet.py: error: --batch-size 0 ")
     assert err.count("\n") == 1
@@ -361,7 +361,7 @@ def test_ctrl_c_ends_with_130_and_names_what_was_kept(tmp_path):
         if line.startswith("epoch 2,"):  # by now epoch 1 is on the disk
             break
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=600)
     assert process.returncode == 130
     assert "Traceback" not in err
     kept = err.strip().partition("interrupted; kept: ")[2].split(", ")
@@ -377,7 +377,7 @@ def test_a_terminal_gets_a_progress_bar_on_stderr_and_none_on_stdout():
     process = start("--limit", 64, "--epochs", 1, stderr=theirs)
     os.close(theirs)
     shown = read_all(ours)
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=600)
     assert process.returncode == 0
     assert "epoch 1:" in shown
     assert "/2" in shown

@@ -50,7 +50,7 @@ def mpirun(*commands, **environment):
 
 
 def succeed(job):
-    out, err = job.communicate(timeout=120)
+    out, err = job.communicate(timeout=600)
     assert job.returncode == 0, out + err
     return out, err
 
@@ -162,7 +162,7 @@ def test_whatever_ends_mpirun_ends_all_ranks(number, fault):
     while not any(line.startswith("now") for line in out):
         out.append(job.stdout.readline())
     job.send_signal(number)
-    _, err = job.communicate(timeout=120)
+    _, err = job.communicate(timeout=600)
     found = pids("".join(out))
     assert job.returncode != 0 and len(found) == 2
     lines = [line for line in err.splitlines() if line.startswith("gluonpar: ")]
@@ -179,7 +179,7 @@ def test_whatever_ends_mpirun_ends_all_ranks(number, fault):
 @needs_mpi
 def test_another_order_of_collectives_is_an_error_if_checked():
     job = mpirun((2, [*RANK, "order", "1"]), GLUONPAR_CHECK="1")
-    _, err = job.communicate(timeout=60)
+    _, err = job.communicate(timeout=600)
     assert job.returncode != 0
     assert (
         "the ranks differ in operation 12: rank 0: allreduce of 1000 float32; "
@@ -192,7 +192,7 @@ def test_ranks_with_other_arguments_are_refused_once():
     first, second = ([*TRAIN, "--num-gpus", k, *QUICK] for k in "12")
     second += ["--lr", "0.5"]
     job = mpirun((1, first), (1, second))
-    out, err = job.communicate(timeout=60)
+    out, err = job.communicate(timeout=600)
     ours = [line for line in err.splitlines() if line.startswith("train_lenet.py: error:")]
     assert job.returncode == 2 and "epoch" not in out
     assert len(ours) == 1
@@ -206,7 +206,7 @@ def test_what_one_rank_lacks_is_said_once_and_ends_all(tmp_path):
     fine = [*TRAIN, "--num-gpus", "1", *QUICK]
     lacking = [*TRAIN, "--num-gpus", "1", "--device", "cpu", "--data-dir", str(tmp_path)]
     job = mpirun((1, fine), (1, lacking))
-    out, err = job.communicate(timeout=60)
+    out, err = job.communicate(timeout=600)
     ours = [line for line in err.splitlines() if line.startswith("train_lenet.py: error:")]
     assert job.returncode == 2 and len(ours) == 1 and "rank 1: " in ours[0]
     assert str(tmp_path) in err  # the places that were looked at, a line each

@@ -422,7 +422,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path):
     path = tmp_path / "states"
     path.write_bytes(b"old")
     process = subprocess.run(
-        [sys.executable, "-c", FULL, str(path)], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", FULL, str(path)], capture_output=True, text=True, timeout=600
     )
     assert (process.stdout, process.returncode) == ("OSError File too large\n", 0), process.stderr
     assert path.read_bytes() == b"old"

@@ -20,7 +20,7 @@ def python(program, **environment):
         env={**inherited, **environment},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
 
 
@@ -94,7 +94,7 @@ def imported(site_folder):
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
     )
 
 
