@@ -8,7 +8,8 @@ import sys
 
 import pytest
 from bench_tools import load
-from test_cluster import needs_mpi
+from mpi_jobs import needs_mpi
+from processes import state
 
 from gluonpar.bench_cluster import contest, gate, jobs, model, tables
 from gluonpar.bench_cluster.contest import STEPS, Row
@@ -83,12 +84,6 @@ def two_ranks():
     opened.close()
     for rank in ranks:
         rank.wait()
-
-
-def state(pid):
-    """R, S (sleeps), T (stopped), ...: see proc(5)."""
-    with open(f"/proc/{pid}/stat") as stat:
-        return stat.read().rpartition(")")[2].split()[0]
 
 
 def test_ranks_answer_in_their_order_and_are_stopped_between_turns(two_ranks):

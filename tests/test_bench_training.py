@@ -14,6 +14,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from bench_tools import actor, played_by
+from processes import runs
 
 from gluonpar.bench_training import candidates, contest, process, tables
 from gluonpar.bench_training.candidates import CANDIDATES, Setting
@@ -93,17 +94,9 @@ def test_ending_a_child_ends_what_it_started(child):
         "print('{\"pid\": %d}' % sleeps.pid, flush=True)\ninput()"
     )
     grandchild = parent.hear()["pid"]
-    assert alive(grandchild)
+    assert runs(grandchild)
     parent.end()
-    wait_until(lambda: not alive(grandchild))
-
-
-def alive(pid):
-    """Whether it runs; one that ended and was not fetched does not."""
-    try:
-        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+    wait_until(lambda: not runs(grandchild))
 
 
 def wait_until(condition, seconds=600):
@@ -289,7 +282,7 @@ def test_no_process_is_left_behind(number, forever):
         _, err = run.communicate(timeout=600)
     finally:
         run.kill()
-    wait_until(lambda: not any(alive(pid) for pid in pids))
+    wait_until(lambda: not any(runs(pid) for pid in pids))
     if number == signal.SIGINT:
         assert run.returncode == 130
         assert "interrupted; 0 rows were measured" in err

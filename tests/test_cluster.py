@@ -1,10 +1,9 @@
 """Several processes under a real mpirun, on this machine, train as one and end as one."""
 
 import concurrent.futures
-import importlib.util
 import os
-import pathlib
 import re
+import secrets
 import signal
 import subprocess
 import sys
@@ -14,45 +13,16 @@ import time
 import cluster_rank
 import numpy as np
 import pytest
+from mpi_jobs import HERE, QUICK, RANK, TRAIN, mpirun, needs_mpi, succeed
+from processes import runs
 
 from gluonpar import cluster, partition, rank_run
-from gluonpar.cluster import exchange, launcher
+from gluonpar.cluster import ending, exchange, launcher
 from gluonpar.cluster.judge import Judge, Report
 from gluonpar.cluster.wire import Line, addresses, call, listen
 from gluonpar.cluster.world import timeout_seconds
 
-HERE = pathlib.Path(__file__).parent
-MPIRUN = pathlib.Path(sys.executable).parent / "mpirun"
-RANK = [sys.executable, str(HERE / "cluster_rank.py")]
-TRAIN = [sys.executable, str(HERE.parent / "scripts" / "train_lenet.py")]
-QUICK = ["--device", "cpu", "--dataset", "synthetic", "--limit", "8", "--batch-size", "4"]
 SECONDS = 6  # GLUONPAR_TIMEOUT of the jobs in which something goes wrong
-
-needs_mpi = pytest.mark.skipif(
-    not MPIRUN.exists() or importlib.util.find_spec("mpi4py") is None,
-    reason="MPI is not installed: pip install 'gluonpar[mpi]'",
-)
-
-
-def mpirun(*commands, **environment):
-    """Start a job: each command is how many ranks, and what they run."""
-    words = []
-    for ranks, command in commands:
-        words += [":"] * bool(words) + ["-n", str(ranks), *command]
-    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    return subprocess.Popen(
-        [str(MPIRUN), "--oversubscribe", *words],
-        env={**os.environ, **(root if os.getuid() == 0 else {}), **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def succeed(job):
-    out, err = job.communicate(timeout=600)
-    assert job.returncode == 0, out + err
-    return out, err
 
 
 @pytest.fixture(scope="module")
@@ -131,15 +101,6 @@ def pids(out):
     return [int(pid) for pid in re.findall(r"pid (\d+)", out)]
 
 
-def runs(pid):
-    """Whether there is such a process, and it is more than an entry in a table."""
-    try:
-        state = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state not in "ZX"
-
-
 @needs_mpi
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_rank_that_is_lost_ends_the_job_with_one_line_that_names_it(name, faulty):
@@ -151,6 +112,15 @@ def test_a_rank_that_is_lost_ends_the_job_with_one_line_that_names_it(name, faul
     assert lines[0].endswith("; the job ends")
     assert code != 0 and seconds < 30  # seven jobs at once
     assert len(pids(out)) >= 2 and not any(map(runs, pids(out)))
+
+
+def test_of_the_ranks_of_a_machine_one_speaks():
+    token, ask = secrets.token_hex(16), "print(ending.speaks_first(sys.argv[1]))"
+    assert ending.speaks_first(token)
+    program = [sys.executable, "-c", f"import sys; from gluonpar.cluster import ending; {ask}"]
+    for asked, answer in ((token, "False\n"), (f"{token}-of-another-job", "True\n")):
+        run = subprocess.run([*program, asked], cwd=HERE.parent, stdout=subprocess.PIPE, text=True)
+        assert run.stdout == answer
 
 
 @needs_mpi

@@ -9,7 +9,8 @@ import sys
 import mxnet as mx
 import numpy as np
 import pytest
-from test_cluster import mpirun, needs_mpi, runs
+from mpi_jobs import mpirun, needs_mpi
+from processes import runs
 
 pytestmark = needs_mpi
 WATCHDOG_SECONDS = 240

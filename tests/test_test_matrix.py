@@ -12,6 +12,7 @@ from importlib.metadata import metadata
 from pathlib import Path
 
 import pytest
+from processes import runs
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "scripts" / "test_matrix.py"
@@ -236,7 +237,10 @@ def test_the_variables_of_make_reach_the_script_and_not_the_make_inside(machine)
     assert (machine.matrix / "3.8.18-numpy-newest" / ".tests").exists()
     variables = ("PYTHON=python3", "PYTHONS=3.8 3.12", "EXTRA=cpu", "ARGS=--numpy oldest")
     told = subprocess.run(
-        ["make", "-n", "test-matrix", *variables], cwd=ROOT, capture_output=True, text=True
+        ["make", "-n", "--no-print-directory", "test-matrix", *variables],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
     )
     assert told.stdout.replace("\\\n", "").split() == [
         *("python3", "scripts/test_matrix.py", "--pythons", "'3.8", "3.12'", "--extra", "cpu"),
@@ -261,12 +265,3 @@ def test_ctrl_c_ends_all_of_it_with_130_and_the_table_of_what_had_ended(machine,
     assert process.wait() == 130
     assert [row[:3] for row in machine.table()] == [["3.8.18", "2", "passed"]]
     assert not runs(int((tmp_path / "told").read_text()))
-
-
-def runs(pid: int) -> bool:
-    """Whether there is such a process, and it is more than an entry in a table."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state not in "ZX"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pathlib
+import socket
 import sys
 from typing import TextIO
 
@@ -43,6 +45,22 @@ def output_of_the_launcher() -> TextIO | None:
     except OSError:  # it is another user's, or a socket
         return None
     return None
+
+
+def speaks_first(token: str) -> bool:
+    """Whether no other process of this machine has asked before, while it ran, with this token.
+
+    The name of a socket in Linux's abstract namespace is had by one process alone, and is given
+    back when that ends. Elsewhere everybody may speak.
+    """
+    voice = socket.socket(socket.AF_UNIX)
+    try:
+        voice.bind(f"\0gluonpar-{token}")
+    except OSError as error:
+        return error.errno != errno.EADDRINUSE
+    finally:
+        voice.detach()  # it stays open as long as this process runs
+    return True
 
 
 def say(verdict: str, output: TextIO | None = None) -> None:

@@ -219,7 +219,7 @@ class OtherRank(Watch):
 
     def __init__(self, rank: int, timeout_seconds: float, invitation: dict) -> None:
         super().__init__(rank, timeout_seconds)
-        self._name_of_zero = invitation["name"]
+        self._name_of_zero, self._token = invitation["name"], invitation["token"]
         self._line = self._connect(invitation)
         self._heard = time.monotonic()
 
@@ -268,6 +268,7 @@ class OtherRank(Watch):
     def _give_up(self, why: str) -> None:
         """Rank 0 is lost. The lower ranks go first, and end the job before the others speak."""
         time.sleep(min(self.rank - 1, 10) * 0.4)
-        ending.say(f"{self._name_of_zero} {why}")
+        if ending.speaks_first(self._token):
+            ending.say(f"{self._name_of_zero} {why}")
         self._line.send(over=True)
         ending.leave(FAILED)
