@@ -12,7 +12,7 @@ import sys
 from typing import Any, Iterator, Sequence
 
 from gluonpar import cluster, collectives, data, devices, metrics, report, resume, room
-from gluonpar.cluster import ending, watch, world
+from gluonpar.cluster import ending, world
 from gluonpar.train import DEFAULT_LOG_INTERVAL, Configuration, Run
 from gluonpar.version import __version__
 
@@ -217,7 +217,7 @@ def _ended_by_sigterm(keeper: resume.Keeper) -> Iterator[None]:
         if not any(cluster.gather(keeper.folder is not None)):
             yield
             return
-        watch._GRACE_SECONDS[signal.SIGTERM] = world.timeout_seconds()
+        world.world().watch.let_sigterm_wait(world.timeout_seconds())
         signals.append(signal.SIGUSR1)
 
     def ask_to_end(number: int, _: Any) -> None:

@@ -22,8 +22,9 @@ INSTALL = (
 )
 
 # Operators of all CPU contexts share one pool of temporary workspaces. With MXNet's 4 entries two
-# contexts soon draw the same entry and wait for each other; 64 entries make that rare.
-SETTINGS = {"MXNET_CPU_TEMP_COPY": "64"}
+# contexts soon draw the same entry and wait for each other; 256 entries make that rare, and leave
+# room for what is under way behind devices that wait for each other (SyncBatchNorm).
+SETTINGS = {"MXNET_CPU_TEMP_COPY": "256"}
 
 # An MXNet with CUDA counts the GPUs in the first backward of CPU devices, too, only to print hints,
 # and that fails where the driver does. gluonpar.devices gives the hints.
@@ -72,7 +73,7 @@ def settings(installed: list[str]) -> dict[str, str]:
     """What :func:`start` puts into the environment, where the user has put nothing, by wheel.
 
     >>> settings(["mxnet"])
-    {'MXNET_CPU_TEMP_COPY': '64'}
+    {'MXNET_CPU_TEMP_COPY': '256'}
     """
     return {**SETTINGS, **(CUDA_SETTINGS if wheels.with_cuda(installed) else {})}
 

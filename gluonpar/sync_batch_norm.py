@@ -25,10 +25,11 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
     batch, outputs, gradients and running statistics, up to rounding. float16 is normalised in
     float32. Arguments and parameters are those of ``BatchNorm``, but for ``axis``, which is 1; a
     file of parameters fits both. It may be hybridized, and networks called on one device after the
-    other. On CPU contexts hybridize networks of more than some 60 convolutions, counted over all
-    devices, with ``static_alloc=True, static_shape=True``: otherwise operators of two devices may
-    draw the same entry of MXNet's pool of workspaces (MXNET_CPU_TEMP_COPY, 64 here), one behind the
-    other, while the other waits for the one.
+    other. On CPU contexts hybridize networks with more than some 250 operators that take a
+    workspace (convolutions, sums, gradients of broadcasts; counted over all devices) with
+    ``static_alloc=True, static_shape=True``: otherwise operators of two devices may draw the same
+    entry of MXNet's pool of workspaces (MXNET_CPU_TEMP_COPY, 256 here), one behind the other, while
+    the other waits for the one.
 
     All devices that hold the parameters must run forward before any result is read (reading waits
     for it, and the others are waited for), and likewise backward. A device that does not come

@@ -131,7 +131,7 @@ def end(process: subprocess.Popen) -> None:
     try:
         os.killpg(process.pid, signal.SIGINT)
         process.wait(10)
-    except (ProcessLookupError, subprocess.TimeoutExpired):
+    except (ProcessLookupError, subprocess.TimeoutExpired):  # it is gone, or is killed now
         pass
     finally:
         with contextlib.suppress(ProcessLookupError):

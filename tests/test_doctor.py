@@ -336,7 +336,7 @@ def test_settings_that_override_and_one_that_there_is_not():
         GLUONPAR_CUDA="sytem",
     )
     assert code == 1
-    overridden = "note: MXNET_CPU_TEMP_COPY=7 in the environment overrides gluonpar's 64"
+    overridden = "note: MXNET_CPU_TEMP_COPY=7 in the environment overrides gluonpar's 256"
     assert overridden in found["settings"]
     assert any("OMP_NUM_THREADS=4096 threads a device" in text for text in found["threads"])
     assert "GLUONPAR_CUDA=sytem is none of pypi, system" in found["cuda"][0]

@@ -26,7 +26,7 @@ def python(program, **environment):
 
 def test_the_workspace_pool_is_set_before_mxnet_runs():
     done = python("import gluonpar, os; print(os.environ['MXNET_CPU_TEMP_COPY'])")
-    assert done.stdout == "64\n", done.stderr
+    assert done.stdout == "256\n", done.stderr
 
 
 def test_what_the_user_set_stays():
@@ -41,7 +41,7 @@ def test_mxnet_imported_first_is_early_enough():
         "import numpy; numpy.bool = bool\nimport mxnet, warnings\nwarnings.simplefilter('error')\n"
         "import gluonpar, os; print(os.environ['MXNET_CPU_TEMP_COPY'])"
     )
-    assert done.stdout == "64\n", done.stderr
+    assert done.stdout == "256\n", done.stderr
 
 
 OPERATORS_FIRST = (
@@ -56,11 +56,11 @@ OPERATORS_FIRST = (
 def test_operators_first_still_works_and_says_once_what_came_too_late():
     done = python(OPERATORS_FIRST)
     assert done.stdout == "2.0\n"
-    assert done.stderr.count("too late for MXNET_CPU_TEMP_COPY=64") == 1
+    assert done.stderr.count("too late for MXNET_CPU_TEMP_COPY=256") == 1
 
 
 def test_nothing_is_said_where_the_user_has_set_it_all():
-    done = python(OPERATORS_FIRST, MXNET_CPU_TEMP_COPY="64")
+    done = python(OPERATORS_FIRST, MXNET_CPU_TEMP_COPY="256")
     assert (done.stdout, done.stderr) == ("2.0\n", "")
 
 

@@ -56,6 +56,7 @@ def run(net, ctx, n, weights=None, dtype="float32"):
 
 def start(tmp_path, norm=nn.BatchNorm, n=2, dtype="float32", **options):
     """One device's network, and a file of its parameters."""
+    mx.random.seed(1)
     one = network(norm, **options)
     one.initialize(mx.init.Xavier(), ctx=mx.cpu(0))
     one.cast(dtype)
@@ -81,8 +82,10 @@ def test_k_devices_give_what_batch_norm_gives_on_the_whole_batch(tmp_path, k, n,
     want_trained, want_grads, want_running, want_predicted = run(one, mx.cpu(0), n)
     for got, want in zip(trained, want_trained):
         close(got, want)
+    # A bias before a normalisation has gradient zero but for the rounding of large terms.
+    largest = max(map(np.linalg.norm, want_grads))
     for got, want in zip(grads, want_grads):
-        close(got, want, 2e-5)  # a bias before a normalisation has gradient zero but for rounding
+        assert np.linalg.norm(got - want) <= 2e-5 * np.linalg.norm(want) + 1e-6 * largest
     for copies, (want,) in zip(running, want_running):
         for copy in copies:
             close(copy, want)

@@ -38,6 +38,7 @@ class Watch:
         self.rank, self.timeout_seconds = rank, timeout_seconds
         self._report, self._since = Report(), 0.0
         self._main = threading.main_thread().ident
+        self._grace = dict(_GRACE_SECONDS)
         self._signalled: tuple[float, int] | None = None
         self._leaving = threading.Event()
         self._all_left = threading.Event()
@@ -72,6 +73,10 @@ class Watch:
         time.sleep(5)
         ending.leave(FAILED)
 
+    def let_sigterm_wait(self, seconds: float) -> None:
+        """The program ends in order when it gets SIGTERM; end it only if that takes longer."""
+        self._grace[signal.SIGTERM] = seconds
+
     def goodbye(self) -> None:
         """This rank's program is over. Wait until all others' are, or the job is ended."""
         self._leaving.set()
@@ -102,8 +107,8 @@ class Watch:
         if self._alarm in ready:
             ready.remove(self._alarm)
             for number in os.read(self._alarm, 64):
-                if number in _GRACE_SECONDS and self._signalled is None:
-                    self._signalled = time.monotonic() + _GRACE_SECONDS[number], number
+                if number in self._grace and self._signalled is None:
+                    self._signalled = time.monotonic() + self._grace[number], number
         return ready
 
     def _due_signal(self) -> int | None:
