@@ -37,10 +37,13 @@ help: ## this list
 train: $(VENV)/.runs $(if $(findstring --data,$(ARGS)),,data) ## train LeNet on NUM_GPUS devices
 	$(BIN)/python scripts/train_lenet.py --num-gpus $(NUM_GPUS) $(ARGS)
 
-# Open MPI wants root to say so, and to be told that there may be more processes than processors.
+# Each process gets its share of the processors; with more processes than those, none is bound.
+# Open MPI wants root to say so.
+PLACES = $(shell n=$$(nproc); if [ $(RANKS) -gt $$n ]; then echo --oversubscribe; \
+	else echo --map-by slot:PE=$$((n / $(RANKS))):HWTCPUS; fi)
 train-mpi: $(VENV)/.mpi $(if $(findstring --data,$(ARGS)),,data) ## the same in RANKS processes
 	$(if $(filter 0,$(shell id -u)),OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1) \
-	$(BIN)/mpirun --oversubscribe -n $(RANKS) \
+	$(BIN)/mpirun $(PLACES) -n $(RANKS) \
 	$(BIN)/python scripts/train_lenet.py --num-gpus $(NUM_GPUS) $(ARGS)
 
 data: $(VENV)/.runs ## find or download Fashion-MNIST

@@ -133,7 +133,9 @@ def _mpirun(job: Job, asked: Asked, **settings: str) -> None:
         raise Unable("there is no mpirun: pip install 'gluonpar[mpi]'")
     if os.getuid() == 0:
         environment.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
-    job.start([mpirun, "--oversubscribe", "-n", str(asked.processes), *command], environment)
+    crowded = ["--oversubscribe"] * (asked.processes > asked.cores)  # which also binds to no core
+    ranks = ["--use-hwthread-cpus", *crowded, "-n", str(asked.processes)]
+    job.start([mpirun, *ranks, *command], environment)
 
 
 def _mpirun_over_tcp(job: Job, asked: Asked) -> None:
