@@ -9,6 +9,7 @@ Exit code: 0; 1 if any value was wrong; 2 for a request that cannot be met; 130 
 """
 
 import argparse
+import itertools
 import re
 import sys
 
@@ -16,6 +17,7 @@ try:
     from gluonpar import bench_cli, collectives, devices, threads
     from gluonpar.bench_allreduce import candidates, contest
     from gluonpar.collectives import checks, registry
+    from gluonpar.pictures import paper
     from gluonpar.version import __version__
 except ImportError as error:
     remedy = " (in a clone: pip install -e '.[cpu]')" if error.name == "gluonpar" else ""
@@ -28,7 +30,7 @@ PEER, FLOOR = candidates.PEER, candidates.FLOOR
 HEADINGS = ("bytes", "elements", "candidate", "time us", "iqr us", "algbw GB/s", "busbw GB/s")
 HEADINGS += (f"/ {PEER}", f"/ {FLOOR}", "#wrong")
 WIDTHS = (11, 10, -18, 10, 9, 10, 10, 14, 7, 7)
-THEIRS = {PEER: "^--", "mxnet local": "v:", FLOOR: "s-"}  # black, by marker and line
+THEIRS = {PEER: "^--", "mxnet local": "v:", FLOOR: "s-"}  # grey, by marker and line
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -141,13 +143,26 @@ def table(console, rows, first):
 
 def plot(options, rows):
     """Draw busbw over bytes, a line for each candidate; the fastest at the end is named first."""
-    from matplotlib.figure import Figure
+    what = f"{options.op} of {options.dtype} over {rows[0].num_devices} devices"
+    title = f"all-reduce: {what}"
+    with paper.chart(title):
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(9, 5), layout="constrained")
+        axes = figure.subplots()
+        lines = draw(axes, rows)
+        axes.set_title(title)
+        words = ", ".join(line.get_label() for line in lines)
+        paper.save(figure, options.plot, title, f"At the largest size, fastest first: {words}.")
+
+
+def draw(axes, rows):
+    """The lines of all candidates, fastest at the end first."""
     from matplotlib.ticker import LogFormatter
 
-    figure = Figure(figsize=(9, 5), layout="constrained")
-    axes = figure.subplots()
-    for i, name in enumerate(dict.fromkeys(row.name for row in rows)):
-        style, color = (THEIRS[name], "black") if name in THEIRS else ("o-", f"C{i}")
+    colours = itertools.cycle(paper.COLOURS)
+    for name in dict.fromkeys(row.name for row in rows):
+        style, color = (THEIRS[name], paper.GREY) if name in THEIRS else ("o-", next(colours))
         mine = [row for row in rows if row.name == name]
         sizes, busbw = [row.num_bytes for row in mine], [row.busbw for row in mine]
         axes.plot(sizes, busbw, style, color=color, label=name, markersize=5)
@@ -159,12 +174,9 @@ def plot(options, rows):
         axes.yaxis.set_minor_formatter(LogFormatter())  # shown where a decade is high enough
     axes.yaxis.set_major_formatter("{x:g}")
     axes.set(xlabel="bytes of one device's array", ylabel="busbw, GB/s (median)")
-    what = f"{options.op} of {options.dtype} over {rows[0].num_devices} devices"
-    axes.set_title(f"all-reduce: {what}")
-    axes.grid(alpha=0.3)
     lines = sorted(axes.get_lines(), key=lambda drawn: -drawn.get_ydata()[-1])
     axes.legend(handles=lines, loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
-    figure.savefig(options.plot, dpi=120)
+    return lines
 
 
 def short(number: int) -> str:

@@ -3,10 +3,17 @@
 # ruff: noqa: I001
 import gluonpar  # noqa: F401
 
+import signal
+
 import mxnet as mx
 import pytest
 from gluonpar import replicas
 from hypothesis import HealthCheck, settings
+
+# A shell that starts the tests in the background has SIGINT ignored, which all they start would
+# inherit, and Ctrl-C is tested.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes says what else the machine is doing, and nothing of the law tested.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -428,30 +428,33 @@ def plant(monkeypatch):
     return planted
 
 
-# A soak of 100 steps after a warm-up of 5.
+# Soaks of 100 steps after 300 in which MXNet's pool of workspaces grows to what it needs.
+WARM = dataclasses.replace(SETTING, warmup=300)
+
+
 @pytest.mark.parametrize(
     ("statements", "complaint"),
     [
         ("", None),
         ("import os\nif count % 10 == 0: kept.append(os.open(os.devnull, 0))", "descriptors"),
         (
-            "import threading\nif count == 50:\n"
+            "import threading\nif count == 350:\n"
             " threading.Thread(target=threading.Event().wait, daemon=True).start()",
             "threads",
         ),
         ("kept.append(b'1' * 500_000)", "memory"),
         (
-            "import numpy as np\nif count == 105:\n param = self.device_params[1][2]\n"
+            "import numpy as np\nif count == 400:\n param = self.device_params[1][2]\n"
             " value = param.asnumpy()\n value[0] = np.nextafter(value[0], 9)\n param[:] = value",
             "replicas",
         ),
-        ("if count > 95: clock.seconds += 0.001", "throughput"),
+        ("if count > 390: clock.seconds += 0.001", "throughput"),
     ],
     ids=["nothing", "descriptors", "threads", "memory", "replicas", "throughput"],
 )
 def test_what_is_planted_in_the_real_thing_is_found(plant, statements, complaint):
     plant(statements)
-    result = soak.soak(SETTING, 100)
+    result = soak.soak(WARM, 100)
     assert set(result.complaints) == ({complaint} if complaint else set())
     warm, end = result.warm, result.samples[-1]
     planted = complaint or ""
@@ -468,15 +471,15 @@ def test_what_is_planted_in_the_real_thing_is_found(plant, statements, complaint
 
 
 def test_nan_on_all_devices_alike_is_found(plant):
-    plant("if count == 60:\n for params in self.device_params: params[7][:1] = float('nan')")
-    result = soak.soak(SETTING, 100)
+    plant("if count == 360:\n for params in self.device_params: params[7][:1] = float('nan')")
+    result = soak.soak(WARM, 100)
     assert set(result.complaints) == {"finite", "loss"}
     assert result.replicas["not_finite"] > 0
     assert result.replicas["differing"] == 0
 
 
 def test_gluonpar_s_trainer_can_be_soaked():
-    result = soak.soak(SETTING, 100, "gluonpar trainer")
+    result = soak.soak(WARM, 100, "gluonpar trainer")
     assert set(result.complaints) <= {"throughput"}  # by the real clock, of a machine in use
     assert result.replicas == SOUND
     assert result.losses[1] < result.losses[0]

@@ -5,18 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Sequence
 
 from gluonpar.bench_training.steady import MB, Soak
-from gluonpar.pictures.paper import COLOURS, GREY, SMALL, WORDS, save, style
+from gluonpar.pictures.paper import COLOURS, GREY, WORDS, chart, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 BLUE, ORANGE = COLOURS[0], COLOURS[1]
 WIDTH, HEIGHT = 8.0, 4.5  # inches, of one soak
-COLOURED = ("text.color", "axes.edgecolor", "axes.labelcolor", "axes.titlecolor")
-COLOURED += ("xtick.color", "ytick.color", "grid.color")
-LOOK = {**dict.fromkeys(COLOURED, GREY), "axes.titlesize": SMALL, "font.size": SMALL}
-LOOK.update({"axes.facecolor": "none", "axes.spines.top": False, "axes.spines.right": False})
-LOOK.update({"axes.grid": True, "grid.alpha": 0.3})
 
 
 def draw(path: str, soaks: Sequence[Soak]) -> None:
@@ -25,12 +20,11 @@ def draw(path: str, soaks: Sequence[Soak]) -> None:
     The background is transparent, and the colours read on white and on black. Every axis begins at
     0, so that what is flat looks flat. An SVG says in words what its pictures' titles say.
     """
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
     title = "; ".join(soak.title for soak in soaks)
-    with style(title), rc_context(LOOK):
-        figure = Figure((WIDTH, HEIGHT * len(soaks)), facecolor="none", layout="constrained")
+    with chart(title):
+        from matplotlib.figure import Figure
+
+        figure = Figure((WIDTH, HEIGHT * len(soaks)), layout="constrained")
         parts = figure.subfigures(len(soaks), squeeze=False, hspace=0.05)[:, 0]
         words = [_panels(part, soak) for part, soak in zip(parts, soaks)]
         save(figure, path, title, " ".join(words), dpi=120)

@@ -32,6 +32,12 @@ SETTINGS = {
     "svg.fonttype": "path",
     "path.simplify": False,
 }
+_COLOURED = ("text.color", "axes.edgecolor", "axes.labelcolor", "axes.titlecolor")
+_COLOURED += ("xtick.color", "ytick.color", "grid.color")
+CHART = {**dict.fromkeys(_COLOURED, GREY), "axes.titlesize": SMALL, "font.size": SMALL}
+CHART.update({"figure.facecolor": "none", "axes.facecolor": "none", "savefig.facecolor": "auto"})
+CHART.update({"axes.spines.top": False, "axes.spines.right": False})
+CHART.update({"axes.grid": True, "grid.alpha": 0.3})
 
 
 @contextlib.contextmanager
@@ -48,6 +54,16 @@ def style(salt: str) -> Iterator[None]:
         ) from error
     with matplotlib.rc_context({**SETTINGS, "svg.hashsalt": salt}):
         yield
+
+
+@contextlib.contextmanager
+def chart(salt: str) -> Iterator[None]:
+    """:func:`style`, for what has axes: grey lines and words on no background."""
+    with style(salt):
+        from matplotlib import rc_context
+
+        with rc_context(CHART):
+            yield
 
 
 def sheet(width: float, height: float) -> tuple[Figure, Axes]:
