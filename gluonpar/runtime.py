@@ -42,6 +42,10 @@ _POOL_GUARD = (
 )
 
 
+# What importing damaged files raises; ValueError is Python's word for null bytes until 3.11.
+_BROKEN = (OSError, ImportError, RuntimeError, SyntaxError, ValueError, AttributeError, MemoryError)
+
+
 def start() -> None:
     """Prepare the process for MXNet and import it.
 
@@ -117,8 +121,11 @@ def _import_mxnet(wheel: str) -> None:
         room.check("MXNet's library", 0, room.LIBRARY_ADDRESSES)
         if wheels.with_cuda([wheel]):
             cuda.load_libraries()
+        # MXNet imports it last, and it may run lscpu. Under Python 3.8 and 3.9 that is a fork, at
+        # which MXNet stops and starts its engine; the settings of threads would come too late.
         import mxnet  # noqa: F401
-    except (OSError, ImportError, RuntimeError, SyntaxError, AttributeError, MemoryError) as error:
+        import numpy.testing  # noqa: F401
+    except _BROKEN as error:
         said = str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
         raise ImportError(f"{wheel} cannot be loaded: {said}. {_remedy(error, wheel)}") from error
 
