@@ -8,6 +8,7 @@ words. Everything here is private to MXNet 1.9.1, its last release, and so will 
 from __future__ import annotations
 
 import ctypes
+import importlib
 import os
 import sys
 import warnings
@@ -123,8 +124,8 @@ def _import_mxnet(wheel: str) -> None:
             cuda.load_libraries()
         # MXNet imports it last, and it may run lscpu. Under Python 3.8 and 3.9 that is a fork, at
         # which MXNet stops and starts its engine; the settings of threads would come too late.
+        importlib.import_module("numpy.testing")
         import mxnet  # noqa: F401
-        import numpy.testing  # noqa: F401
     except _BROKEN as error:
         said = str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
         raise ImportError(f"{wheel} cannot be loaded: {said}. {_remedy(error, wheel)}") from error

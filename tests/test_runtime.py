@@ -24,6 +24,19 @@ def python(program, **environment):
     )
 
 
+def test_what_runs_a_program_is_imported_before_mxnet():
+    """Python 3.8 and 3.9 fork to run it, and at a fork MXNet starts its engine."""
+    done = python(
+        "import sys\n"
+        "class Watch:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'mxnet': print('numpy.testing' in sys.modules)\n"
+        "sys.meta_path.insert(0, Watch())\n"
+        "import gluonpar"
+    )
+    assert (done.stdout, done.stderr) == ("True\n", "")
+
+
 def test_the_workspace_pool_is_set_before_mxnet_runs():
     done = python("import gluonpar, os; print(os.environ['MXNET_CPU_TEMP_COPY'])")
     assert done.stdout == "256\n", done.stderr
