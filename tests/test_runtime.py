@@ -34,7 +34,8 @@ def test_what_runs_a_program_is_imported_before_mxnet():
         "sys.meta_path.insert(0, Watch())\n"
         "import gluonpar"
     )
-    assert (done.stdout, done.stderr) == ("True\n", "")
+    # It is looked for twice before it is imported.
+    assert done.stdout.split()[-1] == "True" and not done.stderr
 
 
 def test_the_workspace_pool_is_set_before_mxnet_runs():
