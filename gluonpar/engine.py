@@ -19,7 +19,9 @@ import itertools
 import os
 import sys
 import threading
+import time
 import traceback
+import types
 from typing import Callable, Iterable, Sequence
 
 import mxnet as mx
@@ -56,13 +58,13 @@ _delete_error.argtypes, _delete_error.restype = [ctypes.c_void_p], None
 _POOL_GUARD = "_ZGVZN5mxnet6common10ObjectPoolINS_6engine11ThreadedOprEE13_GetSharedRefEvE8inst_ptr"
 
 _pending: dict[int, Callable[[], None]] = {}  # what the engine has not run yet, by ticket
+_unheard = False  # whether an error was printed that the program has not heard of
 _afterwards: list[Callable[[], None]] = []
 _tickets = itertools.count(1)
 _pushing = threading.local()  # the ticket being pushed by this thread, and its error if run at once
 
 
-@ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(_OnComplete), ctypes.c_void_p)
-def _run(_context, on_complete, ticket):
+def _called(_context, on_complete, ticket):
     """What the engine calls, on a worker thread. It must call ``finish`` once, whatever happens."""
     done = on_complete.contents
     finish, engine, param = done.finish, done.engine, done.param  # *on_complete dies with finish()
@@ -77,6 +79,11 @@ def _run(_context, on_complete, ticket):
         _delete_error(error)
     else:
         finish(engine, param, None)
+
+
+_run = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(_OnComplete), ctypes.c_void_p)(
+    _called
+)
 
 
 def has_started() -> bool:
@@ -143,31 +150,59 @@ def _handles(arrays: Sequence[mx.nd.NDArray]) -> ctypes.Array:
     return (ctypes.c_void_p * len(arrays))(*[array.handle for array in arrays])
 
 
+def _wait_for_all() -> None:
+    """Wait; an error that nobody has heard of is printed, and the exit code becomes 1.
+
+    Unless the process ends with an error that has been printed already, for this one may well
+    follow from that.
+    """
+    global _unheard
+    try:
+        mx.nd.waitall()
+    except mx.MXNetError:
+        if not hasattr(sys, "last_type"):  # else what ends the process has been printed
+            traceback.print_exc()  # the last chance for anybody to hear of it
+            _unheard = True
+
+
 @atexit.register
 def _drain() -> None:
-    """Wait for all: a function that ran after the interpreter has gone would crash the process.
-
-    An error that nobody has heard of is printed, and the exit code becomes 1; unless the process
-    ends with an error that has been printed already, for this one may well follow from that.
-    """
-    unheard, running = False, has_started()
+    """Wait for all: a function that ran after the interpreter has gone would crash the process."""
+    running = has_started()
     while running:
         pushed = list(_pending)
-        try:
-            mx.nd.waitall()
-        except mx.MXNetError:
-            if not hasattr(sys, "last_type"):  # else what ends the process has been printed
-                traceback.print_exc()  # the last chance for anybody to hear of it
-                unheard = True
+        _wait_for_all()
         for ticket in pushed:  # what was to come after an error is never run
             _pending.pop(ticket, None)
         running = bool(_pending)
     for function in _afterwards:
         function()
-    if unheard:
+    if _unheard:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(1)  # an exception would not change the exit code any more
+
+
+def _before_fork() -> None:
+    """Let no worker be in Python.
+
+    MXNet ends its workers before a fork, and Python forks with its lock held: a worker that wants
+    the lock, to run a function or to return from one, would never end.
+    """
+    if has_started():
+        _wait_for_all()
+        while any(map(_is_workers, sys._current_frames().values())):
+            time.sleep(1e-4)
+
+
+def _is_workers(frame: types.FrameType) -> bool:
+    """Whether the engine called this: a thread's innermost frame."""
+    while frame.f_back:
+        frame = frame.f_back
+    return frame.f_code is _called.__code__
+
+
+os.register_at_fork(before=_before_fork)
 
 
 def at_exit(function: Callable[[], None]) -> None:

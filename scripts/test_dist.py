@@ -130,7 +130,8 @@ def unpack(sdist: Path, folder: Path) -> Path:
     """The sdist without the package and what says that it is there; the folder of its files."""
     shutil.rmtree(folder, ignore_errors=True)
     with tarfile.open(sdist) as archive:
-        archive.extractall(folder)
+        safely = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # 3.12 warns without
+        archive.extractall(folder, **safely)
     (files,) = folder.iterdir()
     for name in ("gluonpar", "gluonpar.egg-info"):
         shutil.rmtree(files / name)

@@ -167,6 +167,23 @@ def test_large_sums_pending_at_exit_leave_in_peace():
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize(("function", "code"), [("sum(range(10**6))", 0), ("1 / 0", 1)])
+def test_a_fork_waits_for_the_functions_of_workers_who_need_pythons_lock(function, code):
+    """And an error that nobody has heard of is told."""
+    done = python(
+        "import gluonpar, os, mxnet as mx\n"
+        "from gluonpar import engine\n"
+        "a = mx.nd.zeros((1,))\n"
+        "a.wait_to_read()\n"
+        f"engine.push(lambda: {function}, mx.cpu(0), writes=[a])\n"
+        "child = os.fork() or os._exit(0)\n"
+        "os.waitpid(child, 0)\n"
+        "print('went on')\n"
+    )
+    assert (done.returncode, done.stdout) == (code, "went on\n")
+    assert ("ZeroDivisionError" in done.stderr) == bool(code)
+
+
 def test_has_started():
     done = python(
         "import gluonpar, mxnet as mx\n"
