@@ -150,28 +150,28 @@ def _handles(arrays: Sequence[mx.nd.NDArray]) -> ctypes.Array:
     return (ctypes.c_void_p * len(arrays))(*[array.handle for array in arrays])
 
 
-def _wait_for_all() -> None:
-    """Wait; an error that nobody has heard of is printed, and the exit code becomes 1.
-
-    Unless the process ends with an error that has been printed already, for this one may well
-    follow from that.
-    """
+def _wait_for_all(tell: bool = True) -> None:
+    """Wait; an error that nobody has heard of is told: printed, and the exit code becomes 1."""
     global _unheard
     try:
         mx.nd.waitall()
     except mx.MXNetError:
-        if not hasattr(sys, "last_type"):  # else what ends the process has been printed
+        if tell:
             traceback.print_exc()  # the last chance for anybody to hear of it
             _unheard = True
 
 
 @atexit.register
 def _drain() -> None:
-    """Wait for all: a function that ran after the interpreter has gone would crash the process."""
-    running = has_started()
+    """Wait for all: a function that ran after the interpreter has gone would crash the process.
+
+    If the process ends with an error that has been printed already, others may well follow from
+    that, and are not told.
+    """
+    running, tell = has_started(), not hasattr(sys, "last_type")
     while running:
         pushed = list(_pending)
-        _wait_for_all()
+        _wait_for_all(tell)
         for ticket in pushed:  # what was to come after an error is never run
             _pending.pop(ticket, None)
         running = bool(_pending)
@@ -196,7 +196,7 @@ def _before_fork() -> None:
 
 
 def _is_workers(frame: types.FrameType) -> bool:
-    """Whether the engine called this: a thread's innermost frame."""
+    """Whether the engine has called the function that a thread is in; its innermost frame."""
     while frame.f_back:
         frame = frame.f_back
     return frame.f_code is _called.__code__

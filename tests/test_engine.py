@@ -171,8 +171,9 @@ def test_large_sums_pending_at_exit_leave_in_peace():
 def test_a_fork_waits_for_the_functions_of_workers_who_need_pythons_lock(function, code):
     """And an error that nobody has heard of is told."""
     done = python(
-        "import gluonpar, os, mxnet as mx\n"
+        "import gluonpar, os, sys, mxnet as mx\n"
         "from gluonpar import engine\n"
+        "sys.last_type = KeyError  # of an earlier cell, as in a notebook\n"
         "a = mx.nd.zeros((1,))\n"
         "a.wait_to_read()\n"
         f"engine.push(lambda: {function}, mx.cpu(0), writes=[a])\n"
