@@ -9,6 +9,8 @@ import os
 import re
 import signal
 import sys
+import time
+import zlib
 from typing import Any, Iterator, Sequence
 
 from gluonpar import cluster, collectives, data, devices, metrics, report, resume, room
@@ -161,6 +163,10 @@ def main(description: str, argv: Sequence[str] | None = None, **defaults: Any) -
         signal.signal(signal.SIGSEGV, signal.SIG_DFL)
         faulthandler.enable(all_threads=False)
     try:
+        cluster.size()  # joins the others
+    except (ImportError, RuntimeError, ValueError, MemoryError) as error:
+        return _cannot_join(error)
+    try:
         run = Run(cluster.together(lambda: Configuration(**vars(options))), console)
     except (ValueError, FileNotFoundError) as error:
         return _fail(as_typed(str(error), options_parser))
@@ -260,6 +266,19 @@ def _fail(message: str) -> int:
     if cluster.is_main():
         print(f"{os.path.basename(sys.argv[0])}: error: {message}", file=sys.stderr)
     return BAD_REQUEST
+
+
+def _cannot_join(error: Exception) -> int:
+    """Say why this process cannot train with those it was started with; the exit code.
+
+    Once on each machine, if they have the same to say at about the same time.
+    """
+    short = room.shortage(error)
+    text = str(error) if short is None else f"out of memory: {short} ({room.limits()})"
+    if ending.speaks_first(f"{os.getppid()}-{zlib.crc32(text.encode()):x}"):
+        print(f"{os.path.basename(sys.argv[0])}: error: {text}", file=sys.stderr, flush=True)
+        time.sleep(1)  # as long as this process lives, the others know that it has been said
+    return BAD_REQUEST if short is None else OUT_OF_MEMORY
 
 
 def _interrupted(kept: Sequence[str], save_dir: str | None) -> int:

@@ -3,6 +3,7 @@
 import concurrent.futures
 import os
 import re
+import resource
 import secrets
 import signal
 import subprocess
@@ -180,6 +181,51 @@ def test_what_one_rank_lacks_is_said_once_and_ends_all(tmp_path):
     ours = [line for line in err.splitlines() if line.startswith("train_lenet.py: error:")]
     assert job.returncode == 2 and len(ours) == 1 and "rank 1: " in ours[0]
     assert str(tmp_path) in err  # the places that were looked at, a line each
+
+
+@needs_mpi
+@pytest.mark.parametrize("name", ["GLUONPAR_TIMEOUT", "PYTHONPATH"])
+def test_what_keeps_all_ranks_from_joining_is_a_line_each_at_most(name, tmp_path):
+    (tmp_path / "mpi4py.py").write_text("raise ImportError('it is broken')\n")
+    words = {
+        "GLUONPAR_TIMEOUT": f"GLUONPAR_TIMEOUT='{tmp_path}' is no time; give seconds, 2 or more",
+        "PYTHONPATH": "this process was started by an MPI launcher, and training on several "
+        "processes needs mpi4py (it is broken): pip install 'gluonpar[mpi]'",
+    }
+    job = mpirun((2, [*TRAIN, "--num-gpus", "1", *QUICK]), **{name: str(tmp_path)})
+    out, err = job.communicate(timeout=600)
+    assert (job.returncode, out.strip()) == (2, "")  # mpirun adds a newline of its own
+    ours = [line for line in err.splitlines() if line and not of_mpirun(line)]
+    assert set(ours) == {f"train_lenet.py: error: {words[name]}"}, err
+
+
+def of_mpirun(line):
+    return re.match("---|prterun|thus causing|   (Process name|Exit code): ", line)
+
+
+@needs_mpi
+@pytest.mark.parametrize(
+    "megabytes, code, words",
+    [
+        (100, 3, "out of memory: there is no room for MPI, about 350 MB of address space"),
+        (600, 1, "ran out of memory: there is no room for a step of 3000 samples on 1 CPU context"),
+        (2200, 1, "ran out of memory: .*(alloc|memory object)"),
+    ],
+    ids=["for MPI", "for a step", "in a step"],
+)
+def test_memory_that_one_rank_lacks_is_a_line_and_ends_the_job(megabytes, code, words, tmp_path):
+    asked = "import gluonpar; print(open('/proc/self/statm').read().split()[0])"
+    pages = subprocess.run([sys.executable, "-c", asked], stdout=subprocess.PIPE, check=True).stdout
+    size = int(pages) * resource.getpagesize() // 1024 + megabytes * 1024
+    train = [*TRAIN, *QUICK, "--num-gpus", "1", "--limit", "6000", "--batch-size", "6000"]
+    train += ["--save-dir", str(tmp_path)]
+    job = mpirun((1, train), (1, ["sh", "-c", f'ulimit -v {size}; exec "$@"', "sh", *train]))
+    out, err = job.communicate(timeout=200)
+    assert job.returncode == code, out + err
+    ours = [line for line in err.splitlines() if line and not of_mpirun(line)]
+    assert len(ours) == 1 and re.search(words, ours[0]), err
+    assert code == 3 or ours[0].startswith("gluonpar: rank 1 (pid ")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,13 @@ import threading
 import time
 from typing import Any, Iterator, NamedTuple
 
-from gluonpar import engine, threads
+from gluonpar import engine, room, threads
 from gluonpar.cluster import launcher
 from gluonpar.cluster.ending import last_line
 from gluonpar.cluster.watch import FAILED, OtherRank, RankZero, Watch
 
 TIMEOUT, DEFAULT_TIMEOUT_SECONDS = "GLUONPAR_TIMEOUT", 20.0
+MPI_ADDRESSES = 350 * room.MB  # with 200 it waited for ever, with 100 it crashed; with 300 it ran
 _PR_SET_PDEATHSIG = 1
 _POLL_SECONDS, _POLLS_AT_ONCE = 50e-6, 20
 
@@ -54,7 +55,8 @@ _starting = threading.Lock()
 def world() -> World | None:
     """The job this process belongs to; None if it runs by itself. Starts MPI when first called.
 
-    Raises ImportError if mpi4py is missing, RuntimeError if MPI cannot be used.
+    Raises ImportError if mpi4py is missing, RuntimeError if MPI cannot be used, room.OutOfMemory if
+    there is no room for it, ValueError if GLUONPAR_TIMEOUT is no time.
     """
     global _world
     if _world is None and launcher.launched():
@@ -96,6 +98,7 @@ def timeout_seconds() -> float:
 def _start() -> World:
     seconds = timeout_seconds()
     _die_with_the_launcher()
+    room.check("MPI", 0, MPI_ADDRESSES)
     with _in_time(3 * seconds):
         mpi = _initialized_mpi()
         comm = mpi.COMM_WORLD.Dup()  # so that nobody else's messages come into ours
