@@ -147,7 +147,8 @@ def run_tests(python: Path, tests: Path, more: Sequence[str]) -> None:
     pytest = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     run("running the tests", [*pytest, "tests", *more], tests)
     if not more:
-        run("running the docstrings' examples", [*pytest, "--pyargs", "gluonpar"], tests)
+        doctests = [*pytest, "-p", "tests.conftest", "--pyargs", "gluonpar"]
+        run("running the docstrings' examples", doctests, tests)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 # ruff: noqa: I001
 import gluonpar  # noqa: F401
 
+import importlib.util
 import signal
 
 import mxnet as mx
@@ -18,6 +19,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # How long an example takes says what else the machine is doing, and nothing of the law tested.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
+
+
+def pytest_collection_modifyitems(items):
+    """The docstring that writes an ONNX file needs the package, as test_onnx_export.py does."""
+    if importlib.util.find_spec("onnx") is None:
+        for item in items:
+            if item.name == "gluonpar.onnx_export.export_onnx":
+                item.add_marker(pytest.mark.skip(reason="the package onnx is not installed"))
 
 
 @pytest.fixture(params=["mx.nd", "mx.np"])
