@@ -14,7 +14,7 @@ import time
 import cluster_rank
 import numpy as np
 import pytest
-from mpi_jobs import HERE, QUICK, RANK, TRAIN, mpirun, needs_mpi, succeed
+from mpi_jobs import HERE, QUICK, RANK, TRAIN, line_of, mpirun, needs_mpi, succeed
 from processes import runs
 
 from gluonpar import cluster, partition, rank_run
@@ -129,9 +129,9 @@ def test_of_the_ranks_of_a_machine_one_speaks():
 def test_whatever_ends_mpirun_ends_all_ranks(number, fault):
     """Also one that is stopped, and so cannot notice anything; Ctrl-C with a line that says so."""
     job = mpirun((2, [*RANK, fault, "1"]))
-    out = [job.stdout.readline() for _ in range(3)]
+    out = [line_of(job) for _ in range(3)]
     while not any(line.startswith("now") for line in out):
-        out.append(job.stdout.readline())
+        out.append(line_of(job))
     job.send_signal(number)
     _, err = job.communicate(timeout=600)
     found = pids("".join(out))
