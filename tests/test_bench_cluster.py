@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 
 import pytest
 from bench_tools import load
@@ -197,8 +198,11 @@ def measure(arguments, capsys):
 
 
 @needs_mpi
-def test_all_that_mxnet_brings_sums_right_and_trains_the_same(tmp_path, capsys):
-    path = tmp_path / "found.json"
+def test_all_that_mxnet_brings_sums_right_and_trains_the_same(monkeypatch, tmp_path, capsys):
+    path, temporary = tmp_path / "found.json", tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr(tempfile, "tempdir", None)
     code, (out, err) = measure(
         ["--processes", "2", "--sizes", "64,65536", "--json", str(path)], capsys
     )
@@ -217,6 +221,7 @@ def test_all_that_mxnet_brings_sums_right_and_trains_the_same(tmp_path, capsys):
     carried = rows["gluonpar over tcp"]["lo_bytes"]["65536"][0]
     # what the model says, and headers; others on this machine may use the loopback, too
     assert carried >= model.sent_bytes(2, 4 * 65536)
+    assert list(temporary.iterdir()) == []
 
 
 def test_a_candidate_that_cannot_run_is_left_out_and_one_that_dies_has_failed(

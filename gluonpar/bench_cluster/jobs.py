@@ -49,6 +49,8 @@ class Job:
     def __init__(self, name: str, asked: Asked) -> None:
         self.name, self._started = name, []
         self._stderr = tempfile.TemporaryFile()
+        # Killed, mpirun leaves files that keep a later one with its process id from starting.
+        self._folder = tempfile.mkdtemp(prefix="gluonpar-")
         ranks = 1 if name == "floor" else asked.processes
         self.gate = Gate(ranks)
         try:
@@ -87,7 +89,7 @@ class Job:
         self._started.append(
             subprocess.Popen(
                 command,
-                env={**kept, **environment},
+                env={**kept, **environment, "TMPDIR": self._folder},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=self._stderr,
@@ -103,6 +105,7 @@ class Job:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         self._stderr.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def request(job: Job, asked: Asked) -> list[str]:
