@@ -189,11 +189,14 @@ def counts(log: Path) -> dict[str, int]:
 
 
 def set_up(venv: Path, log: Path, python: str, numpy: str, extra: str) -> bool:
-    """Make the environment, or bring it up to date, and return whether that went well."""
+    """Make the environment, or bring it up to date, and return whether that went well.
+
+    Of wheels only: with an old NumPy pip goes back to releases that no longer build.
+    """
     constraint = venv.with_name(f"{venv.name}.txt")
     constraint.write_text(f"numpy{numpy}\n")
     make = ["make", f"VENV={venv}", f"PYTHON={python}", f"EXTRA={extra}", f"{venv}/.tests"]
-    return logged(make, log, PIP_CONSTRAINT=str(constraint.resolve()), PIP_ONLY_BINARY="numpy") == 0
+    return logged(make, log, PIP_CONSTRAINT=str(constraint.resolve()), PIP_ONLY_BINARY=":all:") == 0
 
 
 def test(interpreter: Interpreter, numpy: str, options: argparse.Namespace) -> Row:
