@@ -311,6 +311,7 @@ class TestErrorsInside:
             raise error("planted")
 
         data = place(np.ones((2, size), "float32"))
+        mx.nd.waitall()  # a wait for one array ends a moment before the engine is done with it
         monkeypatch.setattr(host, "_combine", fail_here)
         if error is KeyboardInterrupt and size == 4:  # run at once, on this thread
             with pytest.raises(KeyboardInterrupt, match="planted"):
