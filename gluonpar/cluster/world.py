@@ -18,7 +18,7 @@ from gluonpar.cluster.ending import last_line
 from gluonpar.cluster.watch import FAILED, OtherRank, RankZero, Watch
 
 TIMEOUT, DEFAULT_TIMEOUT_SECONDS = "GLUONPAR_TIMEOUT", 20.0
-MPI_ADDRESSES = 350 * room.MB  # with 200 it waited for ever, with 100 it crashed; with 300 it ran
+MPI_ADDRESSES = 350 * room.MB  # with 100 MPI crashed, with 200 it had not started in 60 s; 300 did
 _PR_SET_PDEATHSIG = 1
 _POLL_SECONDS, _POLLS_AT_ONCE = 50e-6, 20
 
