@@ -11,14 +11,16 @@ HERE = Path(__file__).resolve().parent
 
 # Read, not imported: the package imports MXNet, which is not there while it is being installed.
 VERSION = re.search(
-    r'^__version__ = "([^"]+)"', (HERE / "gluonpar" / "version.py").read_text("utf-8"), re.M
+    r'^__version__ = "([^"]+)"',
+    (HERE / "gluonpar" / "runtime" / "version.py").read_text("utf-8"),
+    re.M,
 ).group(1)
 
 # MXNet 1.9.1 imports distutils, which left the standard library with 3.12; setuptools brings it.
 DISTUTILS = "setuptools; python_version >= '3.12'"
 
-# The CUDA 11 libraries that mxnet-cu112 links to; gluonpar/cuda.py loads them, so no CUDA
-# toolkit is needed on the machine. cuDNN is pinned because cuDNN 9 is not libcudnn.so.8.
+# The CUDA 11 libraries that mxnet-cu112 links to; gluonpar/runtime/cuda_libraries.py loads
+# them, so no CUDA toolkit is needed on the machine. cuDNN is pinned because cuDNN 9 is not libcudnn.so.8.
 CUDA_11 = [
     "nvidia-cublas-cu11",
     "nvidia-cuda-nvrtc-cu11",

@@ -5,9 +5,9 @@ from gluonpar import asked
 
 asked.for_doctor()  # `python -m gluonpar doctor` is answered here: what follows may be what is ill
 
-from gluonpar import runtime
+from gluonpar.runtime import startup
 
-runtime.start()
+startup.start()
 
 from gluonpar import kvstore  # kvstore='gluonpar' is known to MXNet from here on
 from gluonpar.average import average_gradients
@@ -36,7 +36,7 @@ from gluonpar.train import train
 from gluonpar.training_state import load_checkpoint, save_checkpoint
 from gluonpar.trainer import Trainer
 from gluonpar.verify import Wrong, verify
-from gluonpar.version import __version__
+from gluonpar.runtime.version import __version__
 
 __all__ = [
     "SyncBatchNorm",

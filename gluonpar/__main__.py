@@ -14,7 +14,8 @@ import argparse
 import sys
 from typing import Sequence
 
-from gluonpar import cli, devices, doctor, proof
+from gluonpar import cli, doctor, proof
+from gluonpar.runtime import devices
 
 RIGHT, WRONG, BAD_REQUEST = 0, 1, 2
 

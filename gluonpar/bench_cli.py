@@ -9,8 +9,9 @@ from typing import Any, Callable, Collection, Iterator, Sequence
 
 from mxnet.base import MXNetError
 
-from gluonpar import cli, devices, measure, report
-from gluonpar.version import __version__
+from gluonpar import cli, measure, report
+from gluonpar.runtime import devices
+from gluonpar.runtime.version import __version__
 
 MEASURED, WRONG = 0, 1
 

@@ -13,10 +13,11 @@ import time
 import zlib
 from typing import Any, Iterator, Sequence
 
-from gluonpar import cluster, collectives, data, devices, metrics, report, resume, room
+from gluonpar import cluster, collectives, data, metrics, report, resume
 from gluonpar.cluster import ending, world
+from gluonpar.runtime import devices, memory_limits
+from gluonpar.runtime.version import __version__
 from gluonpar.train import DEFAULT_LOG_INTERVAL, Configuration, Run
-from gluonpar.version import __version__
 
 TRAINED, BAD_REQUEST, OUT_OF_MEMORY, INTERRUPTED, TERMINATED = 0, 2, 3, 130, 143
 _OF_MEMORY_PERHAPS = (MemoryError, RuntimeError, OSError)  # MXNetError is a RuntimeError
@@ -159,7 +160,9 @@ def main(description: str, argv: Sequence[str] | None = None, **defaults: Any) -
     options_parser = parser(description, **defaults)
     options = options_parser.parse_args(argv)
     console = report.Console()
-    if room.limits():  # MXNet's own handler of SIGSEGV may hang where there is no memory left
+    if (
+        memory_limits.limits()
+    ):  # MXNet's own handler of SIGSEGV may hang where there is no memory left
         signal.signal(signal.SIGSEGV, signal.SIG_DFL)
         faulthandler.enable(all_threads=False)
     try:
@@ -249,10 +252,10 @@ def _leave_if_out_of_memory(
     error: Exception, options: argparse.Namespace, kept: Sequence[str]
 ) -> None:
     """End the process with one line if it was memory that ``error`` is about."""
-    short = room.shortage(error)
+    short = memory_limits.shortage(error)
     if short is None:
         return
-    limits = f" ({room.limits()})" if room.limits() else ""
+    limits = f" ({memory_limits.limits()})" if memory_limits.limits() else ""
     resumed = f"; --resume goes on from {kept[-1]}" if kept else ""
     way = f"try a smaller --batch-size than {options.batch_size}, or more memory{limits}"
     text = f"out of memory: {short}; {way}{resumed}"
@@ -273,8 +276,8 @@ def _cannot_join(error: Exception) -> int:
 
     Once on each machine, if they have the same to say at about the same time.
     """
-    short = room.shortage(error)
-    text = str(error) if short is None else f"out of memory: {short} ({room.limits()})"
+    short = memory_limits.shortage(error)
+    text = str(error) if short is None else f"out of memory: {short} ({memory_limits.limits()})"
     if ending.speaks_first(f"{os.getppid()}-{zlib.crc32(text.encode()):x}"):
         print(f"{os.path.basename(sys.argv[0])}: error: {text}", file=sys.stderr, flush=True)
         time.sleep(1)  # as long as this process lives, the others know that it has been said

@@ -14,8 +14,9 @@ from typing import Collection, NamedTuple, Sequence
 import mxnet as mx
 from mxnet import autograd, gluon
 
-from gluonpar import memory, partition
+from gluonpar import partition
 from gluonpar.replicas import Replica
+from gluonpar.runtime import memory
 
 
 class Bucket(NamedTuple):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from typing import Any, Iterator
 
-from gluonpar import probes, wheels
+from gluonpar import probes
 from gluonpar.findings import CPU, CUDA, NOTE, OK, WRONG, Finding
+from gluonpar.runtime import wheels
 
 
 def gpus() -> Iterator[Finding]:

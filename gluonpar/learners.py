@@ -13,10 +13,11 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 
-from gluonpar import batch_norm, checkpoint, cluster, graph, metrics, models, networks, room
+from gluonpar import batch_norm, checkpoint, cluster, metrics, models, networks
 from gluonpar.losses import softmax_cross_entropy
 from gluonpar.onnx_export import export_onnx
 from gluonpar.replicas import get_params
+from gluonpar.runtime import cached_op, memory_limits
 from gluonpar.sharding import split_and_load
 from gluonpar.step import train_batch
 from gluonpar.trainer import Trainer
@@ -179,7 +180,7 @@ def _score_pixels(X: mx.nd.NDArray, net: gluon.HybridBlock) -> mx.nd.NDArray:
     return net(models.standardize(X))
 
 
-@graph.traceable
+@cached_op.traceable
 def pixel_lenet(X: mx.nd.NDArray, params: list[mx.nd.NDArray]) -> mx.nd.NDArray:
     """LeNet on uint8 images: they travel to the device as bytes and become float32 there."""
     return models.lenet(models.standardize(X), params)
@@ -189,10 +190,10 @@ LEARNERS = {learner.name: learner for learner in (LeNet, ResNet18)}
 
 # Bytes that training took at the least, as measured: in all, and for each CPU context and sample.
 _NEEDS = {
-    "lenet": (250 * room.MB, 0, 200_000),
-    "resnet18": (500 * room.MB, 300 * room.MB, 4_000_000),
+    "lenet": (250 * memory_limits.MB, 0, 200_000),
+    "resnet18": (500 * memory_limits.MB, 300 * memory_limits.MB, 4_000_000),
 }
-_MORE_ADDRESSES = 400 * room.MB  # that heaps and stacks reserve and do not fill
+_MORE_ADDRESSES = 400 * memory_limits.MB  # that heaps and stacks reserve and do not fill
 
 
 def check_room(model: str, ctx: Sequence[mx.Context], batch_size: int) -> None:
@@ -204,4 +205,4 @@ def check_room(model: str, ctx: Sequence[mx.Context], batch_size: int) -> None:
         in_all, a_context, a_sample = _NEEDS[model]
         num_bytes = in_all + len(ctx) * a_context + batch_size * a_sample
         what = f"a step of {batch_size} samples on {len(ctx)} CPU contexts"
-        room.check(what, num_bytes, num_bytes + _MORE_ADDRESSES)
+        memory_limits.check(what, num_bytes, num_bytes + _MORE_ADDRESSES)

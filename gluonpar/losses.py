@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mxnet import nd
 
-from gluonpar.graph import operators, traceable
+from gluonpar.runtime.cached_op import operators, traceable
 
 
 @traceable

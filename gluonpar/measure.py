@@ -19,8 +19,8 @@ from typing import Any, Callable, Iterable, Iterator, Sequence
 import mxnet as mx
 import numpy as np
 
-from gluonpar import driver, threads
-from gluonpar.version import __version__
+from gluonpar.runtime import driver, threads
+from gluonpar.runtime.version import __version__
 
 
 def _nothing() -> None:

@@ -7,7 +7,7 @@ from typing import Sequence
 import mxnet as mx
 from mxnet import gluon, nd
 
-from gluonpar.graph import operators, traceable
+from gluonpar.runtime.cached_op import operators, traceable
 
 PIXEL_MEAN, PIXEL_DEVIATION = 72.9, 90.0
 

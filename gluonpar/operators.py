@@ -95,7 +95,7 @@ def classify(operators: Sequence[Span], num_devices: int) -> list[Span]:
 def _by_name(name: str, fused: bool) -> str:
     if name == "gluonpar.update":
         return FUSED if fused else UPDATE
-    if name in ("gluonpar.threads", "DeleteVariable"):
+    if name in ("gluonpar.runtime.threads", "DeleteVariable"):
         return OTHER
     if name.startswith(("gluonpar", "KVStore")):
         return EXCHANGE

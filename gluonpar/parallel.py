@@ -9,7 +9,7 @@ from typing import Any, Callable, Iterator, NamedTuple, Sequence
 import mxnet as mx
 import numpy as np
 
-from gluonpar.devices import as_list
+from gluonpar.runtime.devices import as_list
 from gluonpar.sharding import num_samples, split_and_load
 
 

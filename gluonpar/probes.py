@@ -117,14 +117,14 @@ def mxnet() -> dict[str, Any]:
 
 def settings() -> dict[str, Any]:
     """The settings that gluonpar makes where the user has made none."""
-    from gluonpar import runtime, wheels
+    from gluonpar.runtime import startup, wheels
 
-    return runtime.settings(wheels.installed())
+    return startup.settings(wheels.installed())
 
 
 def driver() -> dict[str, Any]:
     """What NVIDIA's driver says of itself and its GPUs, or that there is none."""
-    from gluonpar import driver
+    from gluonpar.runtime import driver
 
     try:
         library = driver.load()
@@ -158,7 +158,7 @@ def cuda() -> dict[str, Any]:
     """
     import ctypes
 
-    from gluonpar import cuda
+    from gluonpar.runtime import cuda_libraries as cuda
 
     failed: dict[str, tuple[str, str]] = {}
     for path in cuda.in_wheels("lib*.so*"):

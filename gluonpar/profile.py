@@ -14,9 +14,10 @@ from typing import Any, Iterable, Iterator, Sequence
 
 import mxnet as mx
 
-from gluonpar import files, memory, operators, threads
-from gluonpar.devices import as_list
+from gluonpar import files, operators
 from gluonpar.operators import DATA, EXCHANGE, UPDATE, Span
+from gluonpar.runtime import memory, threads
+from gluonpar.runtime.devices import as_list
 from gluonpar.timeline import Timeline
 
 WARM_UP = 5  # steps before the window: the first ones allocate, trace and start threads

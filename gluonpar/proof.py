@@ -15,9 +15,10 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 
-from gluonpar import collectives, data, memory, models, networks, threads
+from gluonpar import collectives, data, models, networks
 from gluonpar.losses import softmax_cross_entropy
 from gluonpar.replicas import get_params
+from gluonpar.runtime import memory, threads
 from gluonpar.sharding import split_and_load
 from gluonpar.step import train_batch
 from gluonpar.trainer import Trainer

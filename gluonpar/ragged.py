@@ -7,8 +7,9 @@ from typing import Any, Iterator, Sequence
 import mxnet as mx
 import numpy as np
 
-from gluonpar import partition, sharding, threads
-from gluonpar.devices import as_list
+from gluonpar import partition, sharding
+from gluonpar.runtime import threads
+from gluonpar.runtime.devices import as_list
 
 
 def split_samples(

@@ -12,7 +12,7 @@ import numpy as np
 
 from gluonpar import cluster, partition, report
 from gluonpar.data import Dataset
-from gluonpar.version import __version__
+from gluonpar.runtime.version import __version__
 
 # What rank 0 does for all: fields of train.Configuration, and what they are on the other ranks.
 _RANK_ZERO_ONLY = {"save_dir": None, "plot": None, "profile": False, "trace": None}

@@ -18,7 +18,7 @@ from typing import Collection, Iterable, NamedTuple, Sequence
 import mxnet as mx
 from mxnet import autograd
 
-from gluonpar import memory
+from gluonpar.runtime import memory
 
 BUCKET_BYTES = 4 << 20
 
@@ -48,7 +48,7 @@ class Replica(list):
 
     def __init__(self, params: Sequence[mx.nd.NDArray], frozen: Collection[int] = ()) -> None:
         super().__init__(params)
-        self.graphs: dict = {}  # what gluonpar.graph has traced for these parameters
+        self.graphs: dict = {}  # what gluonpar.runtime.cached_op has traced for these parameters
         self.members = _neighbours(params, frozen)  # the numbers of each bucket's parameters
         self.grads = [self._place(indices) for indices in self.members]
         self._made = tuple(self)

@@ -13,9 +13,10 @@ from typing import Any, Callable, Sequence
 import mxnet as mx
 import numpy as np
 
-from gluonpar import cluster, memory, metrics, onnx_export, rank_run, report
+from gluonpar import cluster, metrics, onnx_export, rank_run, report
 from gluonpar.data import Dataset
 from gluonpar.learners import Learner
+from gluonpar.runtime import memory
 from gluonpar.training_state import load_checkpoint, save_checkpoint
 
 # What must be as it was. Devices, learning rate, number of epochs and output may be others.

@@ -8,8 +8,9 @@ from typing import Any, Callable, Iterator, Sequence
 import mxnet as mx
 import numpy as np
 
-from gluonpar import memory, partition, threads
-from gluonpar.devices import as_list
+from gluonpar import partition
+from gluonpar.runtime import memory, threads
+from gluonpar.runtime.devices import as_list
 
 _DTYPES = [
     np.dtype(name)

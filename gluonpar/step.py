@@ -8,10 +8,11 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd
 
-from gluonpar import cluster, graph, replicas
-from gluonpar.devices import as_list
+from gluonpar import cluster, replicas
 from gluonpar.losses import softmax_cross_entropy
 from gluonpar.models import lenet
+from gluonpar.runtime import cached_op
+from gluonpar.runtime.devices import as_list
 from gluonpar.sharding import num_samples, split_and_load
 from gluonpar.update import allreduce_sgd
 
@@ -56,7 +57,7 @@ def train_batch(
     shards = split_and_load((X, y), contexts, weights=weights) if here or not several else []
     with autograd.record():
         losses = [
-            graph.losses(model, loss, X_shard, y_shard, params)
+            cached_op.losses(model, loss, X_shard, y_shard, params)
             for (X_shard, y_shard), params in zip(shards, device_params)
         ]
     if losses:

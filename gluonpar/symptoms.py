@@ -14,8 +14,9 @@ import sys
 from pathlib import Path
 from typing import Iterator
 
-from gluonpar import probes, wheels
+from gluonpar import probes
 from gluonpar.findings import CPU, CUDA, NOTE, OK, WRONG, Finding
+from gluonpar.runtime import wheels
 
 SHM_BYTES = 256 << 20  # less than this and MPI or a DataLoader's workers soon find it full
 _PREFIXES = ("MXNET_", "OMP_", "GOMP_", "KMP_", "MALLOC_", "GLUONPAR_")
@@ -108,7 +109,9 @@ def settings() -> Iterator[Finding]:
     """What the environment sets, and whether it overrides what gluonpar would set."""
     wanted, failure = probes.ask("settings")
     if failure:
-        yield Finding("settings", WRONG, f"gluonpar.runtime fails: {failure}", "see numpy, mxnet")
+        yield Finding(
+            "settings", WRONG, f"gluonpar.runtime.startup fails: {failure}", "see numpy, mxnet"
+        )
     for name, value in wanted.items():
         mine = os.environ.get(name)
         if mine is None or mine == value:

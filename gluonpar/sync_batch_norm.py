@@ -10,8 +10,8 @@ import mxnet as mx
 import numpy as np
 from mxnet import gluon
 
-from gluonpar import engine, memory
 from gluonpar.meeting import Late, Meeting
+from gluonpar.runtime import engine, memory
 
 _meetings: weakref.WeakValueDictionary[str, Meeting] = weakref.WeakValueDictionary()
 _numbers = itertools.count()

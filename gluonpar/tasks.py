@@ -7,8 +7,8 @@ from typing import Any, Callable, Sequence
 
 import mxnet as mx
 
-from gluonpar import threads
-from gluonpar.devices import as_list
+from gluonpar.runtime import threads
+from gluonpar.runtime.devices import as_list
 
 
 class TaskError(RuntimeError):

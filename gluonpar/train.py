@@ -17,19 +17,17 @@ from gluonpar import (
     cluster,
     collectives,
     data,
-    devices,
-    memory,
     metrics,
     partition,
     profile,
     rank_run,
     report,
     resume,
-    threads,
 )
 from gluonpar.learners import LEARNERS, Learner, check_room
+from gluonpar.runtime import devices, memory, threads
+from gluonpar.runtime.version import __version__
 from gluonpar.step import check_lr
-from gluonpar.version import __version__
 
 DEFAULT_LOG_INTERVAL = 50
 

@@ -9,18 +9,12 @@ from typing import Iterator, Sequence
 import mxnet as mx
 from mxnet import gluon
 
-from gluonpar import (
-    between_processes,
-    cluster,
-    gluon_replicas,
-    memory,
-    metrics,
-    optimizer_states,
-)
+from gluonpar import between_processes, cluster, gluon_replicas, metrics, optimizer_states
 from gluonpar.collectives import allreduce_many, broadcast_many, reduce, registry
 from gluonpar.collectives.compression import allreduce_as_float16
 from gluonpar.gluon_replicas import Bucket, Layout
 from gluonpar.owned_updates import OwnedUpdates
+from gluonpar.runtime import memory
 
 COMPRESSIONS = (None, "fp16")
 

@@ -10,9 +10,10 @@ import mxnet as mx
 import numpy as np
 from mxnet import gluon
 
-from gluonpar import archive, cluster, files, memory, optimizer_states
+from gluonpar import archive, cluster, files, optimizer_states
+from gluonpar.runtime import memory
+from gluonpar.runtime.version import __version__
 from gluonpar.trainer import Trainer
-from gluonpar.version import __version__
 
 FORMAT = 1
 

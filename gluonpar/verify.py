@@ -8,9 +8,10 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 
-from gluonpar import metrics, sharding, sync_batch_norm, threads
+from gluonpar import metrics, sharding, sync_batch_norm
 from gluonpar.collectives import allreduce
-from gluonpar.devices import as_list
+from gluonpar.runtime import threads
+from gluonpar.runtime.devices import as_list
 
 # Largest relative difference that is put down to rounding. A device left out, or counted twice,
 # changes a sum by about 1 / K; adding in another order by a few units of the last place, and by

@@ -14,11 +14,12 @@ import re
 import sys
 
 try:
-    from gluonpar import bench_cli, collectives, devices, threads
+    from gluonpar import bench_cli, collectives
     from gluonpar.bench_allreduce import candidates, contest
     from gluonpar.collectives import checks, registry
     from gluonpar.pictures import paper
-    from gluonpar.version import __version__
+    from gluonpar.runtime import devices, threads
+    from gluonpar.runtime.version import __version__
 except ImportError as error:
     remedy = " (in a clone: pip install -e '.[cpu]')" if error.name == "gluonpar" else ""
     print(f"bench_allreduce.py: error: {error}{remedy}", file=sys.stderr)

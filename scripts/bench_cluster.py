@@ -15,11 +15,12 @@ request that cannot be met; 130 after Ctrl-C.
 import sys
 
 try:
-    from gluonpar import bench_cli, threads
+    from gluonpar import bench_cli
     from gluonpar.bench_cluster import chart, contest, model, tables
     from gluonpar.bench_cluster.jobs import CANDIDATES, Asked
     from gluonpar.bench_training import process
-    from gluonpar.version import __version__
+    from gluonpar.runtime import threads
+    from gluonpar.runtime.version import __version__
 except ImportError as error:
     remedy = " (in a clone: pip install -e '.[cpu,mpi]')" if error.name == "gluonpar" else ""
     print(f"bench_cluster.py: error: {error}{remedy}", file=sys.stderr)

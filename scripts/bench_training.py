@@ -17,7 +17,7 @@ import itertools
 import sys
 
 try:
-    from gluonpar import bench_cli, devices
+    from gluonpar import bench_cli
     from gluonpar.bench_training import chart, contest, panels, process, tables
     from gluonpar.bench_training import soak as soaks
     from gluonpar.bench_training.candidates import (
@@ -30,7 +30,8 @@ try:
         Setting,
     )
     from gluonpar.bench_training.workloads import WORKLOADS
-    from gluonpar.version import __version__
+    from gluonpar.runtime import devices
+    from gluonpar.runtime.version import __version__
 except ImportError as error:
     remedy = " (in a clone: pip install -e '.[cpu]')" if error.name == "gluonpar" else ""
     print(f"bench_training.py: error: {error}{remedy}", file=sys.stderr)

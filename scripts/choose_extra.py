@@ -18,10 +18,10 @@ from typing import Sequence
 
 
 def load_driver() -> ModuleType:
-    """Load gluonpar/driver.py by its file's path, as the module `gluonpar_driver`."""
-    # `import gluonpar.driver` would run gluonpar/__init__.py, which imports MXNet: the very thing
+    """Load gluonpar/runtime/driver.py by its file's path, as the module `gluonpar_driver`."""
+    # `import gluonpar.runtime.driver` would run gluonpar/__init__.py, which imports MXNet: the very thing
     # that is not installed yet when this script is asked which one to install.
-    path = Path(__file__).resolve().parent.parent / "gluonpar" / "driver.py"
+    path = Path(__file__).resolve().parent.parent / "gluonpar" / "runtime" / "driver.py"
     spec = importlib.util.spec_from_file_location("gluonpar_driver", path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} cannot be loaded as a Python module")
@@ -32,7 +32,7 @@ def load_driver() -> ModuleType:
 
 
 def choose(driver: ModuleType) -> tuple[str, str]:
-    """Return the extra and the reason for it, in words; `driver` is the module gluonpar.driver."""
+    """Return the extra and the reason for it, in words; `driver` is gluonpar.runtime.driver."""
     try:
         cuda, gpus = driver.cuda_version(), driver.gpus()
     except driver.DriverMissing as error:

@@ -7,7 +7,8 @@ import threading
 import numpy as np
 
 import gluonpar
-from gluonpar import cli, data, engine, learners
+from gluonpar import cli, data, learners
+from gluonpar.runtime import engine
 
 import mxnet as mx  # isort: skip
 from mxnet import autograd, gluon  # isort: skip

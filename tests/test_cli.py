@@ -16,7 +16,8 @@ from pathlib import Path
 import mxnet as mx
 import pytest
 
-from gluonpar import cli, driver, metrics
+from gluonpar import cli, metrics
+from gluonpar.runtime import driver
 from gluonpar.train import Run
 
 REPOSITORY = Path(__file__).resolve().parent.parent

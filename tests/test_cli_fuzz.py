@@ -24,8 +24,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gluonpar import cli, data, driver, learners, measure, networks, places
+from gluonpar import cli, data, learners, measure, networks, places
 from gluonpar.bench_training import process
+from gluonpar.runtime import driver
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SAME_EVERY_TIME = settings(

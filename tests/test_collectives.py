@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from mxnet import autograd
 
 import gluonpar
-from gluonpar import collectives, engine, partition
+from gluonpar import collectives, partition
 from gluonpar.collectives import Choice, blocks, bucket, checks, choice, execute, host, reduction
+from gluonpar.runtime import engine
 
 ALGORITHMS = sorted(collectives.ALGORITHMS)
 DTYPES = ["float16", "float32", "float64", "int8", "int32", "int64", "uint8"]

@@ -3,8 +3,8 @@
 import mxnet as mx
 import pytest
 
-from gluonpar import devices, driver
-from gluonpar.devices import choose
+from gluonpar.runtime import devices, driver
+from gluonpar.runtime.devices import choose
 
 T4 = (7, 5)
 H200 = (9, 0)

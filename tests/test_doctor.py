@@ -10,7 +10,8 @@ import pytest
 from libcuda_stub import build_libcuda, cut
 
 import gluonpar
-from gluonpar import asked, cuda, doctor, findings, gpu_symptoms, probes, symptoms, wheels
+from gluonpar import asked, doctor, findings, gpu_symptoms, probes, symptoms
+from gluonpar.runtime import cuda_libraries, wheels
 
 PLACES = {}
 SETTINGS = ("MXNET_", "OMP_", "GLUONPAR_", "CUDA_", "LD_", "PYTHON")
@@ -394,18 +395,18 @@ def test_a_driver_that_fails_or_is_too_old(init, cuda_version, words, tmp_path, 
 
 
 def test_cuda_libraries_say_from_where_and_what_is_missing(tmp_path, monkeypatch):
-    for name in cuda.LIBRARIES[:2]:
+    for name in cuda_libraries.LIBRARIES[:2]:
         built = build_libcuda(tmp_path, [])  # any library will do
         built.rename(tmp_path / name)
-    (tmp_path / cuda.LIBRARIES[2]).write_bytes(b"damaged")
+    (tmp_path / cuda_libraries.LIBRARIES[2]).write_bytes(b"damaged")
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     monkeypatch.setenv("GLUONPAR_CUDA", "system")
     monkeypatch.setattr(wheels, "installed", lambda: ["mxnet-cu112"])
     found = {finding.text.split()[0]: finding for finding in gpu_symptoms.cuda_libraries()}
-    for name in cuda.LIBRARIES[:2]:
+    for name in cuda_libraries.LIBRARIES[:2]:
         assert found[name].text == f"{name} loads from {tmp_path / name}"
-    assert found[cuda.LIBRARIES[2]].state == "wrong"
-    assert len(found) == len(cuda.LIBRARIES)
+    assert found[cuda_libraries.LIBRARIES[2]].state == "wrong"
+    assert len(found) == len(cuda_libraries.LIBRARIES)
 
 
 def test_a_damaged_library_of_pypis_has_its_remedy(tmp_path, monkeypatch):

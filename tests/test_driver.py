@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from libcuda_stub import build_libcuda
 
-from gluonpar import driver
-from gluonpar.driver import DriverError, DriverMissing, Gpu
+from gluonpar.runtime import driver
+from gluonpar.runtime.driver import DriverError, DriverMissing, Gpu
 
 T4, A6000, H200 = ("Tesla T4", 7, 5), ("NVIDIA RTX A6000", 8, 6), ("NVIDIA H200", 9, 0)
 

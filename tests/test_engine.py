@@ -8,7 +8,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from gluonpar import engine, memory
+from gluonpar.runtime import engine, memory
 
 
 def view(array):

@@ -15,7 +15,8 @@ from pathlib import Path
 import mxnet as mx
 import pytest
 
-from gluonpar import cli, learners, room, training_state
+from gluonpar import cli, learners, training_state
+from gluonpar.runtime import memory_limits
 from gluonpar.train import Run
 
 HERE = Path(__file__).resolve().parent
@@ -78,7 +79,7 @@ def one_line(name, err):
 @pytest.mark.parametrize("name", ["lenet", "resnet18"])
 def test_no_memory_for_the_data_is_one_line_and_3(name, imported):
     # 36 MB is what one of the arrays needs that the data is made of.
-    code, out, err = train(name, limits={resource.RLIMIT_AS: imported + 40 * room.MB})
+    code, out, err = train(name, limits={resource.RLIMIT_AS: imported + 40 * memory_limits.MB})
     assert (code, out) == (3, "")
     assert re.search(
         r"out of memory: Unable to allocate .*array with shape .*; try a smaller "
@@ -91,7 +92,7 @@ def test_no_memory_for_the_data_is_one_line_and_3(name, imported):
 @pytest.mark.parametrize("kind", ["AS", "DATA"])
 def test_no_memory_for_what_every_step_needs_is_one_line_and_3(name, imported, kind):
     """Asked for beforehand, because MXNet would crash or hang."""
-    size = imported + 220 * room.MB if kind == "AS" else 560 * room.MB
+    size = imported + 220 * memory_limits.MB if kind == "AS" else 560 * memory_limits.MB
     arguments = ("--batch-size", "512", "--limit", "1024")
     code, out, err = train(name, *arguments, limits={getattr(resource, f"RLIMIT_{kind}"): size})
     assert (code, out) == (3, "")
@@ -108,7 +109,7 @@ def test_no_memory_in_a_step_is_one_line_and_3_and_the_checkpoint_stays(imported
     assert code == 0, err
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert "lenet-at-0002-000000.npz" in before
-    small = {resource.RLIMIT_AS: imported + 2000 * room.MB}
+    small = {resource.RLIMIT_AS: imported + 2000 * memory_limits.MB}
     folder = tmp_path / "other"
     code, out, err = train("lenet", "--save-dir", folder, *saving[2:], limits=small)
     assert code == 3 and "training: 1 epoch of 1 batch" in out, err
@@ -119,7 +120,7 @@ def test_no_memory_in_a_step_is_one_line_and_3_and_the_checkpoint_stays(imported
 
 
 def test_no_memory_for_mxnet_itself_is_one_line_and_2():
-    limits = {resource.RLIMIT_AS: 450 * room.MB}
+    limits = {resource.RLIMIT_AS: 450 * memory_limits.MB}
     code, out, err = train("lenet", limits=limits)
     assert (code, out) == (2, "")
     assert "there is no room for MXNet's library, about 500 MB" in one_line("lenet", err)
@@ -145,7 +146,7 @@ def test_no_memory_for_mxnet_itself_is_one_line_and_2():
     ],
 )
 def test_which_errors_are_of_memory_and_what_is_said_of_them(error, short):
-    found = room.shortage(error)
+    found = memory_limits.shortage(error)
     assert found == short if short is None else found.startswith(short)
 
 
@@ -166,21 +167,21 @@ def test_memory_that_runs_out_names_the_checkpoint_to_go_on_from(monkeypatch, ca
 
 def test_room_asked_for_is_not_kept():
     for _ in range(50):
-        room.check("a test", 1 << 30, 4 << 30)
+        memory_limits.check("a test", 1 << 30, 4 << 30)
     with pytest.raises(
-        room.OutOfMemory, match="no room for a test, about 1073741824 MB of address"
+        memory_limits.OutOfMemory, match="no room for a test, about 1073741824 MB of address"
     ):
-        room.check("a test", 0, 1 << 50)
+        memory_limits.check("a test", 0, 1 << 50)
 
 
 def test_what_is_asked_for_grows_with_contexts_and_batch_and_not_on_gpus(monkeypatch):
     asked = []
-    monkeypatch.setattr(room, "check", lambda what, *sizes: asked.append(sizes))
+    monkeypatch.setattr(memory_limits, "check", lambda what, *sizes: asked.append(sizes))
     ctx = [mx.cpu(i) for i in range(4)]
     for model in learners.LEARNERS:
         for k, batch in ((1, 1), (4, 1), (4, 100)):
             learners.check_room(model, ctx[:k], batch)
-    assert asked == [(a * room.MB + b, (a + 400) * room.MB + b) for a, b in (
+    assert asked == [(a * memory_limits.MB + b, (a + 400) * memory_limits.MB + b) for a, b in (
         (250, 200_000), (250, 200_000), (250, 20_000_000),
         (800, 4_000_000), (1700, 4_000_000), (1700, 400_000_000),
     )]  # fmt: skip

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gluonpar import engine, memory
 from gluonpar.collectives import blocks, fused, host
 from gluonpar.collectives.fused import Item
+from gluonpar.runtime import engine, memory
 
 BLOCK = blocks.BLOCK_BYTES // 4  # elements of float32
 DTYPES = ["float16", "float32", "float64"]

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from gluon_runs import STATIC, contexts, give_grads, weights
 
-from gluonpar import memory, replicas
+from gluonpar import replicas
 from gluonpar.gluon_replicas import Layout, check, listed
+from gluonpar.runtime import memory
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import pytest
 from mxnet import autograd
 
 import gluonpar
-from gluonpar import graph, memory
 from gluonpar.learners import pixel_lenet
 from gluonpar.losses import softmax_cross_entropy
+from gluonpar.runtime import cached_op, memory
 
 
 def losses_and_grads(way, X, y, ctx):
@@ -23,7 +23,7 @@ def losses_and_grads(way, X, y, ctx):
 
 
 def traced(X, y, params):
-    return graph.losses(pixel_lenet, softmax_cross_entropy, X, y, params)
+    return cached_op.losses(pixel_lenet, softmax_cross_entropy, X, y, params)
 
 
 def plain(X, y, params):
@@ -67,27 +67,31 @@ def test_a_function_that_is_not_traceable_runs_operator_by_operator():
         return X * params[0]
 
     X = mx.nd.ones((2, 3))
-    got = graph.losses(model, softmax_cross_entropy, X, mx.nd.zeros(2), [mx.nd.ones((1,))])
+    got = cached_op.losses(model, softmax_cross_entropy, X, mx.nd.zeros(2), [mx.nd.ones((1,))])
     assert seen == [mx.nd.NDArray]
     np.testing.assert_allclose(got.asnumpy(), np.log([3, 3]), rtol=1e-6)
 
 
 def test_operators_fit_the_argument():
-    assert graph.operators(mx.sym.var("x")) is mx.sym
-    assert graph.operators(mx.nd.ones((1,))) is mx.nd
+    assert cached_op.operators(mx.sym.var("x")) is mx.sym
+    assert cached_op.operators(mx.nd.ones((1,))) is mx.nd
 
 
 @pytest.mark.parametrize("wrong", [lambda X, params: X.shape, lambda X, params: X + X.size])
 def test_looking_at_a_shape_is_an_error_and_not_a_wrong_graph(wrong):
     with pytest.raises(Exception, match="shape|size|ymbol"):
-        graph.losses(
-            graph.traceable(wrong), softmax_cross_entropy, mx.nd.ones((1, 2)), mx.nd.zeros(1), []
+        cached_op.losses(
+            cached_op.traceable(wrong),
+            softmax_cross_entropy,
+            mx.nd.ones((1, 2)),
+            mx.nd.zeros(1),
+            [],
         )
 
 
-@graph.traceable
+@cached_op.traceable
 def linear(X, params):
-    F = graph.operators(X)
+    F = cached_op.operators(X)
     return F.FullyConnected(X, params[0], params[1], num_hidden=3)
 
 
@@ -113,7 +117,9 @@ class TestWhoseGradients:
         """One step of SGD; the gradients it computed."""
         ctx = params[0].context
         with autograd.record():
-            losses = graph.losses(model, softmax_cross_entropy, *self.batch(number, ctx), params)
+            losses = cached_op.losses(
+                model, softmax_cross_entropy, *self.batch(number, ctx), params
+            )
         losses.backward()
         grads = [param.grad.asnumpy() for param in params if param.grad is not None]
         if train:
@@ -163,7 +169,9 @@ class TestWhoseGradients:
         for number in range(4):
             with autograd.record():
                 losses = [
-                    graph.losses(linear, softmax_cross_entropy, *self.batch(number, mx.cpu(0)), own)
+                    cached_op.losses(
+                        linear, softmax_cross_entropy, *self.batch(number, mx.cpu(0)), own
+                    )
                     for own in both
                 ]
             autograd.backward(losses)
@@ -178,9 +186,9 @@ class TestWhoseGradients:
         kept = {}
 
         def shared(model, loss, params):
-            return kept.setdefault((model, loss), graph._traced(model, loss, len(params)))
+            return kept.setdefault((model, loss), cached_op._traced(model, loss, len(params)))
 
-        monkeypatch.setattr(graph, "_graph_of", shared)
+        monkeypatch.setattr(cached_op, "_graph_of", shared)
         with pytest.raises(AssertionError):
             for got, want in zip(*self.train_in_turns(make)):
                 self.assert_same_bits(got, want)
@@ -229,7 +237,7 @@ class TestWhoseGradients:
         for number in range(3):
             self.step(params, number)
         assert (len(params.graphs), len(other.graphs)) == (1, 0)
-        self.step(params, 3, graph.traceable(lambda X, params: linear(X, params)))
+        self.step(params, 3, cached_op.traceable(lambda X, params: linear(X, params)))
         assert len(params.graphs) == 2
 
     def test_a_replicas_graphs_go_with_it(self):
@@ -243,24 +251,24 @@ class TestWhoseGradients:
 
     def test_of_plain_lists_64_graphs_are_kept_and_all_go_on_training_rightly(self):
         """More lists than graphs: those trained long ago are traced again, to the same bits."""
-        graph._traced_for_lists.cache_clear()
+        cached_op._traced_for_lists.cache_clear()
         lists = [self.plain_list(self.start(), mx.cpu(0)) for _ in range(70)]
         seen = [[] for _ in lists]
         for number in range(2):
             for params, of_one in zip(lists, seen):
                 of_one.append(self.step(params, number))
-        found = graph._traced_for_lists.cache_info()
+        found = cached_op._traced_for_lists.cache_info()
         assert (found.maxsize, found.currsize, found.misses) == (64, 64, 140)
         want = self.alone(self.plain_list, 0, num_steps=2)
         for params, of_one in zip(lists, seen):
             self.assert_same_bits([*of_one, [param.asnumpy() for param in params]], want)
 
     def test_a_plain_list_is_traced_once(self):
-        graph._traced_for_lists.cache_clear()
+        cached_op._traced_for_lists.cache_clear()
         params = self.plain_list(self.start(), mx.cpu(0))
         for number in range(5):
             self.step(params, number)
-        assert graph._traced_for_lists.cache_info().misses == 1
+        assert cached_op._traced_for_lists.cache_info().misses == 1
 
     def test_a_new_list_where_a_dead_ones_gradients_were_gets_its_own(self):
         """Memory is used again, so a new gradient may have a dead one's address."""

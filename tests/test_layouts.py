@@ -16,8 +16,9 @@ from mxnet import autograd
 from mxnet.gluon import nn
 
 import gluonpar
-from gluonpar import graph, memory, replicas
+from gluonpar import replicas
 from gluonpar.losses import softmax_cross_entropy
+from gluonpar.runtime import cached_op, memory
 from gluonpar.trainer import Trainer
 
 CTX = [mx.cpu(0), mx.cpu(1)]
@@ -42,7 +43,7 @@ def make_batches():
 
 def scores(X, params):
     """Every channel of the second convolution is a class; arrays or symbols."""
-    F, options = graph.operators(X), {"kernel": (3, 3), "num_filter": CHANNELS}
+    F, options = cached_op.operators(X), {"kernel": (3, 3), "num_filter": CHANNELS}
     W1, b1, W2, b2 = params
     h = F.Activation(F.Convolution(X, W1, b1, **options), act_type="relu")
     return F.mean(F.Convolution(h, W2, b2, **options), axis=(2, 3))
@@ -52,7 +53,7 @@ def operator_by_operator(X, params):
     return scores(X, params)
 
 
-traced = graph.traceable(lambda X, params: scores(X, params))
+traced = cached_op.traceable(lambda X, params: scores(X, params))
 MODELS = {"imperative": operator_by_operator, "traced": traced}
 
 
@@ -65,7 +66,7 @@ def predict(model, device_params):
     for X, y in make_batches():
         for params, c in zip(device_params, CTX):
             shard = mx.nd.array(X, ctx=c), mx.nd.array(y, ctx=c)
-            graph.losses(model, softmax_cross_entropy, *shard, params).wait_to_read()
+            cached_op.losses(model, softmax_cross_entropy, *shard, params).wait_to_read()
 
 
 def assert_bits(device_params, want):

@@ -116,7 +116,7 @@ def test_an_update_after_a_sum_is_only_an_update_even_on_one_device():
         ("gluonpar", "exchange"),
         ("gluonpar.host", "exchange"),
         ("KVStoreReduce", "exchange"),
-        ("gluonpar.threads", "other"),
+        ("gluonpar.runtime.threads", "other"),
         ("DeleteVariable", "other"),
         ("sgd_update", "update"),
         ("multi_mp_sgd_mom_update", "update"),

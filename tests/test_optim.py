@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gluonpar import engine, optim, replicas
+from gluonpar import optim, replicas
 from gluonpar.optim import rule, sgd
 from gluonpar.replicas import get_params
+from gluonpar.runtime import engine
 
 
 def params_of(weights, grads, dtype="float32", ctx=None):

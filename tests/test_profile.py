@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import gluonpar
-from gluonpar import data, memory, models, operators, profile, threads
+from gluonpar import data, models, operators, profile
 from gluonpar.learners import pixel_lenet
 from gluonpar.profile import Profiler
+from gluonpar.runtime import memory, threads
 
 CTX = [mx.cpu(0), mx.cpu(1)]
 X = np.arange(6 * 28 * 28, dtype="uint8").reshape(6, 1, 28, 28)
@@ -126,7 +127,9 @@ def test_before_the_window_nothing_is_recorded():
 
 def test_what_was_under_way_has_ended_when_the_window_begins():
     done = []
-    gluonpar.engine.push(lambda: done.append(sum(range(3_000_000))), CTX[1], [mx.nd.ones((1,))])
+    gluonpar.runtime.engine.push(
+        lambda: done.append(sum(range(3_000_000))), CTX[1], [mx.nd.ones((1,))]
+    )
     with Profiler(CTX, warm_up=0, num_steps=1):
         assert len(done) == 1
 
@@ -149,7 +152,7 @@ def test_an_operators_error_in_the_window_reaches_the_caller_and_ends_it(tmp_pat
     with pytest.raises(mx.MXNetError, match="a bug"):
         with Profiler(CTX, warm_up=0, num_steps=1) as watched:
             marker = mx.nd.zeros((1,))
-            gluonpar.engine.push(lambda: {}["a bug"], CTX[0], writes=[marker])
+            gluonpar.runtime.engine.push(lambda: {}["a bug"], CTX[0], writes=[marker])
             watched.step()
     mx.nd.ones((3,)).cos().wait_to_read()
     assert recorded(tmp_path) == set()

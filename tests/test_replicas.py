@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from mxnet import autograd
 
 import gluonpar
-from gluonpar import memory, replicas
+from gluonpar import replicas
 from gluonpar.replicas import get_params
+from gluonpar.runtime import memory
 
 SHAPES = ((2, 3), (4,))
 

@@ -8,13 +8,13 @@ import sys
 import pytest
 from libcuda_stub import build_library, cut
 
-from gluonpar import cuda, runtime, wheels
+from gluonpar.runtime import cuda_libraries, startup, wheels
 
 REPOSITORY = pathlib.Path(__file__).parent.parent
 
 
 def python(program, **environment):
-    inherited = {k: v for k, v in os.environ.items() if k not in runtime.SETTINGS}
+    inherited = {k: v for k, v in os.environ.items() if k not in startup.SETTINGS}
     return subprocess.run(
         [sys.executable, "-c", program],
         env={**inherited, **environment},
@@ -115,7 +115,7 @@ def imported(site_folder):
 def test_no_mxnet(monkeypatch):
     monkeypatch.setattr(wheels.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"finds none in .*; install one of the two: pip install"):
-        runtime.start()
+        startup.start()
 
 
 def test_both_wheels(tmp_path):
@@ -187,9 +187,9 @@ def test_packages_whose_names_begin_like_mxnets_are_none_of_its_wheels(tmp_path,
 
 
 def test_numpy_2_is_refused_with_the_remedy(monkeypatch):
-    monkeypatch.setattr(runtime.np, "__version__", "2.1.0")
+    monkeypatch.setattr(startup.np, "__version__", "2.1.0")
     with pytest.raises(ImportError, match=r"NumPy 2.1.0 is installed in .*pip install 'numpy<2'"):
-        runtime.start()
+        startup.start()
 
 
 # CUDA's libraries
@@ -210,49 +210,51 @@ def dlopen(monkeypatch):
         system = set()
 
         def __call__(self, path, mode):
-            assert mode == cuda.ctypes.RTLD_GLOBAL
+            assert mode == cuda_libraries.ctypes.RTLD_GLOBAL
             if "/" not in path and path not in self.system:
                 raise OSError(f"{path}: cannot open shared object file: No such file or directory")
             self.append(path)
 
     recorder = Recorder()
-    monkeypatch.setattr(cuda.ctypes, "CDLL", recorder)
+    monkeypatch.setattr(cuda_libraries.ctypes, "CDLL", recorder)
     monkeypatch.delenv("GLUONPAR_CUDA", raising=False)
     return recorder
 
 
 def test_cuda_libraries_are_loaded_in_order_from_where_pypi_puts_them(tmp_path, dlopen):
-    paths = {name: wheel_library(tmp_path, name) for name in reversed(cuda.LIBRARIES)}
-    found = cuda.load_libraries(tmp_path)
-    assert found == [paths[name] for name in cuda.LIBRARIES]
+    paths = {name: wheel_library(tmp_path, name) for name in reversed(cuda_libraries.LIBRARIES)}
+    found = cuda_libraries.load_libraries(tmp_path)
+    assert found == [paths[name] for name in cuda_libraries.LIBRARIES]
     assert dlopen == [str(path) for path in found]
 
 
 def test_all_parts_of_cudnn_are_loaded_lest_another_cudnns_are():
     parts = {f"libcudnn_{a}_{b}.so.8" for a in ("ops", "cnn", "adv") for b in ("infer", "train")}
-    assert parts == set(cuda.LIBRARIES[cuda.LIBRARIES.index("libcudnn.so.8") + 1 :])
+    assert parts == set(
+        cuda_libraries.LIBRARIES[cuda_libraries.LIBRARIES.index("libcudnn.so.8") + 1 :]
+    )
 
 
 def test_the_systems_cuda_libraries_come_first_if_the_user_says_so(tmp_path, dlopen, monkeypatch):
     """The system has the first and the last library; PyPI's wheels have the first two."""
-    ours = [wheel_library(tmp_path, name) for name in cuda.LIBRARIES[:2]]
-    dlopen.system = {cuda.LIBRARIES[0], cuda.LIBRARIES[-1]}
+    ours = [wheel_library(tmp_path, name) for name in cuda_libraries.LIBRARIES[:2]]
+    dlopen.system = {cuda_libraries.LIBRARIES[0], cuda_libraries.LIBRARIES[-1]}
     monkeypatch.setenv("GLUONPAR_CUDA", "system")
-    expected = [cuda.LIBRARIES[0], str(ours[1]), cuda.LIBRARIES[-1]]
-    assert list(map(str, cuda.load_libraries(tmp_path))) == expected
+    expected = [cuda_libraries.LIBRARIES[0], str(ours[1]), cuda_libraries.LIBRARIES[-1]]
+    assert list(map(str, cuda_libraries.load_libraries(tmp_path))) == expected
     assert dlopen == expected
 
 
 def test_a_system_without_cuda_11_is_an_error_if_the_user_asked_for_it(
     tmp_path, dlopen, monkeypatch
 ):
-    wheel_library(tmp_path, cuda.LIBRARIES[0])
-    dlopen.system = set(cuda.LIBRARIES[1:])
+    wheel_library(tmp_path, cuda_libraries.LIBRARIES[0])
+    dlopen.system = set(cuda_libraries.LIBRARIES[1:])
     monkeypatch.setenv("GLUONPAR_CUDA", "system")
     with pytest.raises(
-        cuda.CannotLoad, match="finds no libcudart.so.11.0, so no CUDA 11"
+        cuda_libraries.CannotLoad, match="finds no libcudart.so.11.0, so no CUDA 11"
     ) as caught:
-        cuda.load_libraries(tmp_path)
+        cuda_libraries.load_libraries(tmp_path)
     assert "LD_LIBRARY_PATH" in caught.value.remedy and "unset GLUONPAR_CUDA" in caught.value.remedy
     assert dlopen == []
 
@@ -260,27 +262,32 @@ def test_a_system_without_cuda_11_is_an_error_if_the_user_asked_for_it(
 def test_a_system_library_that_does_not_load_is_an_error_and_not_replaced(
     tmp_path, dlopen, monkeypatch
 ):
-    wheel_library(tmp_path, cuda.LIBRARIES[0])
+    wheel_library(tmp_path, cuda_libraries.LIBRARIES[0])
 
     def damaged(path, mode):
         raise OSError(f"/usr/local/lib/{path}: file too short")
 
-    monkeypatch.setattr(cuda.ctypes, "CDLL", damaged)
+    monkeypatch.setattr(cuda_libraries.ctypes, "CDLL", damaged)
     monkeypatch.setenv("GLUONPAR_CUDA", "system")
-    with pytest.raises(cuda.CannotLoad, match="the system's libcudart.so.11.0 .* file too short"):
-        cuda.load_libraries(tmp_path)
+    with pytest.raises(
+        cuda_libraries.CannotLoad, match="the system's libcudart.so.11.0 .* file too short"
+    ):
+        cuda_libraries.load_libraries(tmp_path)
 
 
 def test_a_library_is_whole_unless_its_last_byte_is_missing(tmp_path):
     library = build_library(tmp_path, "libwhole.so")
-    assert cuda.damage(library) == ""
+    assert cuda_libraries.damage(library) == ""
     num_bytes = library.stat().st_size
     cut(library, num_bytes - 1)
-    assert cuda.damage(library) == f"cut off after {num_bytes - 1} of at least {num_bytes} bytes"
+    assert (
+        cuda_libraries.damage(library)
+        == f"cut off after {num_bytes - 1} of at least {num_bytes} bytes"
+    )
     for short in (200, 64, 63, 4, 0):
-        assert cuda.damage(cut(library, short))
+        assert cuda_libraries.damage(cut(library, short))
     library.write_bytes(b"<html>404 Not Found</html>" * 20)
-    assert "no shared library (520 bytes" in cuda.damage(library)
+    assert "no shared library (520 bytes" in cuda_libraries.damage(library)
 
 
 def test_a_library_without_a_table_of_sections_is_judged_by_its_segments(tmp_path):
@@ -289,14 +296,14 @@ def test_a_library_without_a_table_of_sections_is_judged_by_its_segments(tmp_pat
     content = bytearray(library.read_bytes())
     content[40:48], content[60:62] = bytes(8), bytes(2)  # where the table is, and its length
     library.write_bytes(content)
-    assert cuda.damage(library) == ""
-    assert cuda.damage(cut(library, 5000)).startswith("cut off after 5000 of at least ")
+    assert cuda_libraries.damage(library) == ""
+    assert cuda_libraries.damage(cut(library, 5000)).startswith("cut off after 5000 of at least ")
 
 
 @pytest.mark.parametrize("num_bytes", [0, 100, 5000])
 def test_a_damaged_library_of_pypis_is_named_with_the_remedy(num_bytes, tmp_path, monkeypatch):
     monkeypatch.delenv("GLUONPAR_CUDA", raising=False)
-    library = cut(wheel_library(tmp_path, cuda.LIBRARIES[0]), num_bytes)
+    library = cut(wheel_library(tmp_path, cuda_libraries.LIBRARIES[0]), num_bytes)
     program = (
         "import pathlib, sys; from gluonpar import cuda\n"
         "try: cuda.load_libraries(pathlib.Path(sys.argv[1]))\n"
@@ -316,32 +323,32 @@ def test_a_damaged_library_of_pypis_is_named_with_the_remedy(num_bytes, tmp_path
 
 def test_the_import_says_what_is_damaged_and_what_to_do(tmp_path, monkeypatch):
     def damaged():
-        raise cuda.CannotLoad(
+        raise cuda_libraries.CannotLoad(
             "/a/libcufft.so.10 is damaged: cut off", "reinstall nvidia-cufft-cu11"
         )
 
-    monkeypatch.setattr(cuda, "load_libraries", damaged)
+    monkeypatch.setattr(cuda_libraries, "load_libraries", damaged)
     words = (
         "^mxnet-cu112 cannot be loaded: /a/libcufft.so.10 is damaged: cut off. Remedy: reinstall"
     )
     with pytest.raises(ImportError, match=words):
-        runtime._import_mxnet("mxnet-cu112")
+        startup._import_mxnet("mxnet-cu112")
 
 
 @pytest.mark.parametrize("choice", ["", "pypi"])
 def test_pypis_cuda_libraries_come_first_otherwise(choice, monkeypatch):
     monkeypatch.setenv("GLUONPAR_CUDA", choice)
-    assert cuda.preferred() == "pypi"
+    assert cuda_libraries.preferred() == "pypi"
 
 
 def test_a_choice_of_cuda_that_there_is_not_is_an_error(monkeypatch):
     monkeypatch.setenv("GLUONPAR_CUDA", "sytem")
     with pytest.raises(ValueError, match="GLUONPAR_CUDA=sytem is none of pypi, system; set one"):
-        cuda.load_libraries()
+        cuda_libraries.load_libraries()
 
 
 def test_without_pypis_cuda_libraries_nothing_is_loaded(tmp_path):
-    assert cuda.load_libraries(tmp_path) == []
+    assert cuda_libraries.load_libraries(tmp_path) == []
 
 
 def test_importing_brings_neither_plots_nor_progress_bars_nor_the_book():

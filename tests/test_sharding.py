@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mxnet import npx
 
-from gluonpar import memory, partition, sharding
+from gluonpar import partition, sharding
+from gluonpar.runtime import memory
 from gluonpar.sharding import split_and_load
 
 DTYPES = ("float16", "float32", "float64", "int8", "int32", "int64", "uint8")

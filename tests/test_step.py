@@ -10,9 +10,10 @@ import pytest
 from cpus import contexts
 
 import gluonpar
-from gluonpar import engine, metrics, optim, replicas, step, update
+from gluonpar import metrics, optim, replicas, step, update
 from gluonpar.collectives import host
 from gluonpar.models import LENET_SHAPES
+from gluonpar.runtime import engine
 
 LR = 0.2
 NUM_STEPS = 3

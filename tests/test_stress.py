@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 import gluonpar
-from gluonpar import engine, memory, replicas
+from gluonpar import replicas
 from gluonpar.collectives import host
+from gluonpar.runtime import engine, memory
 
 NUM_DEVICES, NUM_STEPS, BATCH_SIZE, LR = 4, 20, 16, 0.3
 CTX = [mx.cpu(i) for i in range(NUM_DEVICES)]

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import gluonpar
-from gluonpar import data, memory, metrics, models, report, step, threads
+from gluonpar import data, metrics, models, report, step
 from gluonpar.learners import INIT_SCALE, LeNet
+from gluonpar.runtime import memory, threads
 from gluonpar.train import STEPS_IN_FLIGHT, Configuration, Run
 
 SMALL = {"batch_size": 32, "num_epochs": 1, "limit": 96}

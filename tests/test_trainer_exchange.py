@@ -11,8 +11,9 @@ from gluon_runs import assert_as_one, contexts, give_grads, weights
 from mxnet import gluon
 
 import gluonpar
-from gluonpar import collectives, engine, metrics, owned_updates
+from gluonpar import collectives, metrics, owned_updates
 from gluonpar import trainer as trainer_module
+from gluonpar.runtime import engine
 from gluonpar.trainer import Trainer
 
 

@@ -9,9 +9,9 @@ from typing import Any, Mapping, Sequence
 
 import mxnet as mx
 
-from gluonpar import threads
 from gluonpar.bench_training import process
 from gluonpar.bench_training.workloads import WORKLOADS
+from gluonpar.runtime import threads
 
 OURS, TRAINER, REFERENCE = "gluonpar", "trainer device", "one context"
 TORCH, HOROVOD, FLOOR = "torch ddp", "horovod", "floor"

@@ -126,7 +126,7 @@ def make(
     """
     ctx = [mx.Context(*device) for device in task.devices]
     if share_threads:
-        from gluonpar import threads
+        from gluonpar.runtime import threads
 
         threads.share(ctx)
     if imports:

@@ -7,7 +7,7 @@ from typing import Iterable, Sequence
 
 import mxnet as mx
 
-from gluonpar import memory
+from gluonpar.runtime import memory
 
 
 def by_purpose(params: Sequence[mx.nd.NDArray], ctx: mx.Context) -> dict[str, int]:

@@ -9,9 +9,10 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd, nd
 
-from gluonpar import graph, models, replicas, threads
+from gluonpar import models, replicas
 from gluonpar.losses import softmax_cross_entropy
 from gluonpar.optim import sgd
+from gluonpar.runtime import cached_op, threads
 from gluonpar.sharding import split_and_load
 from gluonpar.step import train_batch
 
@@ -64,7 +65,7 @@ class Ours(Training):
 
     def _losses(self, device_params: Sequence[Sequence[nd.NDArray]]) -> list[nd.NDArray]:
         return [
-            graph.losses(self.model, softmax_cross_entropy, X, y, params)
+            cached_op.losses(self.model, softmax_cross_entropy, X, y, params)
             for (X, y), params in zip(split_and_load((self.X, self.y), self.ctx), device_params)
         ]
 
@@ -85,9 +86,9 @@ class Floor(Ours):
 def mlp(width: int) -> Callable:
     """A model: dense layers with relu between them; weights are (outputs, inputs)."""
 
-    @graph.traceable
+    @cached_op.traceable
     def model(X: nd.NDArray, params: Sequence[nd.NDArray]) -> nd.NDArray:
-        F, h = graph.operators(X), X
+        F, h = cached_op.operators(X), X
         for i, size in enumerate((width, width, NUM_CLASSES)):
             h = models.relu(h) if i else h
             h = F.FullyConnected(h, params[2 * i], params[2 * i + 1], num_hidden=size)
@@ -100,9 +101,9 @@ def mlp(width: int) -> Callable:
 def resnet18(width: int) -> Callable:
     """A model: ResNet-18, its weights as in the book."""
 
-    @graph.traceable
+    @cached_op.traceable
     def model(X: nd.NDArray, params: Sequence[nd.NDArray]) -> nd.NDArray:
-        return resnet.resnet18(graph.operators(X), X, params, width)
+        return resnet.resnet18(cached_op.operators(X), X, params, width)
 
     return model
 

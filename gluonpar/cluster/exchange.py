@@ -15,9 +15,9 @@ from typing import Any, Callable, Sequence
 import mxnet as mx
 import numpy as np
 
-from gluonpar import engine, memory
 from gluonpar.cluster import sums
 from gluonpar.cluster.world import World, world
+from gluonpar.runtime import engine, memory
 
 CHECK = "GLUONPAR_CHECK"
 _using_mpi = threading.Lock()

@@ -12,13 +12,15 @@ import threading
 import time
 from typing import Any, Iterator, NamedTuple
 
-from gluonpar import engine, room, threads
 from gluonpar.cluster import launcher
 from gluonpar.cluster.ending import last_line
 from gluonpar.cluster.watch import FAILED, OtherRank, RankZero, Watch
+from gluonpar.runtime import engine, memory_limits, threads
 
 TIMEOUT, DEFAULT_TIMEOUT_SECONDS = "GLUONPAR_TIMEOUT", 20.0
-MPI_ADDRESSES = 350 * room.MB  # with 100 MPI crashed, with 200 it had not started in 60 s; 300 did
+MPI_ADDRESSES = (
+    350 * memory_limits.MB
+)  # with 100 MPI crashed, with 200 it had not started in 60 s; 300 did
 _PR_SET_PDEATHSIG = 1
 _POLL_SECONDS, _POLLS_AT_ONCE = 50e-6, 20
 
@@ -98,7 +100,7 @@ def timeout_seconds() -> float:
 def _start() -> World:
     seconds = timeout_seconds()
     _die_with_the_launcher()
-    room.check("MPI", 0, MPI_ADDRESSES)
+    memory_limits.check("MPI", 0, MPI_ADDRESSES)
     with _in_time(3 * seconds):
         mpi = _initialized_mpi()
         comm = mpi.COMM_WORLD.Dup()  # so that nobody else's messages come into ours

@@ -14,7 +14,7 @@ from typing import Callable, Sequence
 
 import numpy as np
 
-from gluonpar import engine, threads
+from gluonpar.runtime import engine, threads
 
 BLOCK_BYTES = 1 << 19  # of one array: smaller ones cost more calls, larger ones leave the cache
 BYTES_A_THREAD = 16 << 20  # of all arrays together; less is not worth waking a thread

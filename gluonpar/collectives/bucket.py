@@ -8,10 +8,10 @@ from typing import Iterator, Sequence
 
 import mxnet as mx
 
-from gluonpar import threads
 from gluonpar.collectives import checks, execute, registry
 from gluonpar.collectives.choice import choose
 from gluonpar.collectives.reduction import allreduce_checked
+from gluonpar.runtime import threads
 
 BUCKET_BYTES = 25 << 20
 

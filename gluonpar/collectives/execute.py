@@ -15,8 +15,9 @@ from typing import Iterable, Iterator, Sequence
 import mxnet as mx
 from mxnet import autograd
 
-from gluonpar import engine, memory, partition
+from gluonpar import partition
 from gluonpar.collectives.plan import Hop, num_chunks
+from gluonpar.runtime import engine, memory
 
 COMBINE = {
     "sum": mx.nd.elemwise_add,

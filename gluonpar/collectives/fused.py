@@ -16,8 +16,8 @@ from typing import Callable, Iterator, NamedTuple, Sequence
 import mxnet as mx
 import numpy as np
 
-from gluonpar import memory, threads
 from gluonpar.collectives import blocks, host
+from gluonpar.runtime import memory, threads
 
 
 class Item(NamedTuple):

@@ -18,9 +18,9 @@ from typing import Callable, NamedTuple, Sequence
 import mxnet as mx
 import numpy as np
 
-from gluonpar import engine, memory
 from gluonpar.collectives import blocks
 from gluonpar.collectives.registry import register_executor
+from gluonpar.runtime import engine, memory
 
 BYTES_AT_ONCE = 2 << 20  # of all arrays together; so little is summed before a worker would wake
 

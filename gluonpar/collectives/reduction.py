@@ -8,10 +8,11 @@ from typing import Sequence
 import mxnet as mx
 from mxnet import autograd
 
-from gluonpar import partition, threads
+from gluonpar import partition
 from gluonpar.collectives import balanced, checks, execute, host, registry, tree
 from gluonpar.collectives.choice import Choice, choose
 from gluonpar.collectives.plan import Hop, relabel
+from gluonpar.runtime import threads
 
 
 def allreduce(

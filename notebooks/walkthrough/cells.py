@@ -9,7 +9,8 @@ import gluonpar  # the first of all: it prepares this process for MXNet
 import mxnet as mx
 import numpy as np
 from d2l import mxnet as d2l
-from gluonpar import collectives, data, metrics, models, networks, profile, threads
+from gluonpar import collectives, data, metrics, models, networks, profile
+from gluonpar.runtime import threads
 from mxnet import autograd, gluon, nd
 
 d2l.use_svg_display()

@@ -27,7 +27,7 @@ from typing import Callable, Iterable, Sequence
 import mxnet as mx
 from mxnet.base import _LIB, check_call
 
-from gluonpar import memory
+from gluonpar.runtime import memory
 
 _ERROR_BYTES = 64  # more than a std::runtime_error, which is two pointers
 

@@ -23,7 +23,7 @@ from typing import Sequence
 import mxnet as mx
 from mxnet.base import _LIB
 
-from gluonpar import engine
+from gluonpar.runtime import engine
 
 _SET_BY_USER = any(name in os.environ for name in ("OMP_NUM_THREADS", "MXNET_OMP_MAX_THREADS"))
 _last_shared: list[mx.Context] = []
@@ -116,7 +116,7 @@ def _shrink(ctx: mx.Context, num_threads: int) -> None:
         _libgomp.omp_set_num_threads(min(num_threads, _libgomp.omp_get_max_threads()))
 
     marker = mx.nd.empty((1,), ctx=ctx)
-    engine.push(on_worker, ctx, writes=[marker], name="gluonpar.threads")
+    engine.push(on_worker, ctx, writes=[marker], name="gluonpar.runtime.threads")
 
 
 if not (_SET_BY_USER or engine.has_started()):

@@ -7,7 +7,7 @@ from typing import Sequence
 
 import mxnet as mx
 
-from gluonpar import driver, wheels
+from gluonpar.runtime import driver, wheels
 
 KINDS = ("auto", "gpu", "cpu")
 MOST_CPUS = 1024

@@ -15,7 +15,7 @@ import warnings
 
 import numpy as np
 
-from gluonpar import cuda, room, wheels
+from gluonpar.runtime import cuda_libraries, memory_limits, wheels
 
 INSTALL = (
     "install one of the two: pip install 'gluonpar[cpu]' (any x86-64 Linux machine) or "
@@ -28,7 +28,7 @@ INSTALL = (
 SETTINGS = {"MXNET_CPU_TEMP_COPY": "256"}
 
 # An MXNet with CUDA counts the GPUs in the first backward of CPU devices, too, only to print hints,
-# and that fails where the driver does. gluonpar.devices gives the hints.
+# and that fails where the driver does. gluonpar.runtime.devices gives the hints.
 CUDA_SETTINGS = {"MXNET_CUDA_LIB_CHECKING": "0", "MXNET_CUDNN_LIB_CHECKING": "0"}
 
 # glibc's mallopt: keep large arrays inside the heap instead of an mmap, page faults and an munmap
@@ -106,7 +106,7 @@ def _installed_wheel() -> str:
         )
     wheel = names[0] if names else "mxnet"
     library = package / "libmxnet.so"
-    damage = cuda.damage(library) if library.exists() else ""
+    damage = cuda_libraries.damage(library) if library.exists() else ""
     if damage:
         raise ImportError(f"{library} is damaged: {damage}. {_reinstall(wheel)}")
     return wheel
@@ -119,9 +119,9 @@ def _reinstall(wheel: str) -> str:
 
 def _import_mxnet(wheel: str) -> None:
     try:
-        room.check("MXNet's library", 0, room.LIBRARY_ADDRESSES)
+        memory_limits.check("MXNet's library", 0, memory_limits.LIBRARY_ADDRESSES)
         if wheels.with_cuda([wheel]):
-            cuda.load_libraries()
+            cuda_libraries.load_libraries()
         # MXNet imports it last, and it may run lscpu. Under Python 3.8 and 3.9 that is a fork, at
         # which MXNet stops and starts its engine; the settings of threads would come too late.
         importlib.import_module("numpy.testing")
@@ -133,10 +133,12 @@ def _import_mxnet(wheel: str) -> None:
 
 def _remedy(error: Exception, wheel: str) -> str:
     """What to do about an exception that the import of MXNet raised."""
-    if isinstance(error, cuda.CannotLoad):
+    if isinstance(error, cuda_libraries.CannotLoad):
         return f"Remedy: {error.remedy}."
-    if isinstance(error, room.OutOfMemory):
-        return f"Raise the limit on this process's memory: {room.limits() or 'none is set'}."
+    if isinstance(error, memory_limits.OutOfMemory):
+        return (
+            f"Raise the limit on this process's memory: {memory_limits.limits() or 'none is set'}."
+        )
     if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("mxnet"):
         return f"Remedy: pip install {'setuptools' if error.name == 'distutils' else error.name}."
     if "libcuda.so" in str(error):
@@ -144,7 +146,7 @@ def _remedy(error: Exception, wheel: str) -> str:
             "libcuda.so.1 is NVIDIA's driver and comes with it. Without an NVIDIA GPU and driver "
             "use the CPU wheel: pip uninstall -y mxnet-cu112, then pip install 'gluonpar[cpu]'."
         )
-    if any(name in str(error) for name in cuda.LIBRARIES):
+    if any(name in str(error) for name in cuda_libraries.LIBRARIES):
         return "CUDA 11's libraries are on PyPI: pip install 'gluonpar[cu112]' brings them."
     if "libgomp" in str(error):
         return "libgomp is gcc's OpenMP library; on Debian and Ubuntu: apt-get install libgomp1."

@@ -14,8 +14,8 @@ from typing import Callable, Sequence
 
 import mxnet as mx
 
-from gluonpar import memory
 from gluonpar.replicas import Replica
+from gluonpar.runtime import memory
 
 # Operators of backward that MXNet's engine is given as one. With its own 15 all of LeNet's backward
 # is one, and no gradient could be summed before the last is there. More of them cost microseconds.
