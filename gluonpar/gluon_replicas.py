@@ -14,7 +14,7 @@ from typing import Collection, NamedTuple, Sequence
 import mxnet as mx
 from mxnet import autograd, gluon
 
-from gluonpar import partition
+from gluonpar.collectives import partition
 from gluonpar.replicas import Replica
 from gluonpar.runtime import memory
 

@@ -4,7 +4,7 @@ Importing this module makes the name known to ``mx.kv.create``, and so to
 ``gluon.Trainer(params, optimizer, kvstore='gluonpar')`` and ``Module.fit(kvstore='gluonpar')``.
 The store keeps nothing: gradients are summed where they lie, and every device updates its own copy
 of the parameters with its own optimizer state. (The reverse, MXNet's store as an all-reduce
-algorithm, is ``gluonpar.collectives.kvstore``.)
+algorithm, is ``gluonpar.collectives.algorithms.mxnet_kvstore``.)
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import mxnet as mx
 from mxnet import autograd, gluon
 
 from gluonpar import cluster, collectives
-from gluonpar.collectives import host
+from gluonpar.collectives.host import reduction
 
 # MXNet is retired, so this loop over all gradients stays as it is. Another's (a subclass with its
 # own, a patched Trainer) is not recognised, and its calls are then taken one by one.
@@ -123,7 +123,7 @@ class GluonPar(mx.kvstore.KVStoreBase):
         ids = [[id(array) for array in data] for data in lists]
         checked, kept = self._summed.get(key, (None, None))
         if ids == checked:
-            host.allreduce(kept)
+            reduction.allreduce(kept)
             _sum_over_processes(kept)
             return
         collectives.allreduce_many(lists)

@@ -9,7 +9,8 @@ import mxnet as mx
 import numpy as np
 from mxnet import nd
 
-from gluonpar import cluster, partition
+from gluonpar import cluster
+from gluonpar.collectives import partition
 from gluonpar.data import batches
 from gluonpar.sharding import split_and_load
 

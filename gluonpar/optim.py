@@ -8,7 +8,7 @@ import numpy as np
 from mxnet import nd
 
 from gluonpar import replicas
-from gluonpar.collectives import fused
+from gluonpar.collectives.host import fused_update
 
 # multi_sgd_update copies pointers into arrays of this size, and does not check.
 _MOST_WEIGHTS = 60
@@ -19,7 +19,7 @@ def sgd(params: Sequence[nd.NDArray], lr: float, batch_size: int) -> None:
 
     ``params`` are one device's, of any float dtype, with gradients that hold the *sum* over
     ``batch_size`` samples; those without a gradient stay. On a CPU context NumPy does it in one
-    pass over the memory (:mod:`gluonpar.collectives.fused`): MXNet's own operator takes four times
+    pass over the memory (:mod:`gluonpar.collectives.host.fused_update`): MXNet's own operator takes four times
     as long there. On a GPU it is that operator. Nothing waits, and nothing is checked:
     :func:`gluonpar.train_batch` does that. ``sgd`` in Dive into Deep Learning, 3.4.
 
@@ -32,10 +32,10 @@ def sgd(params: Sequence[nd.NDArray], lr: float, batch_size: int) -> None:
     trained = [part for part in replicas.parts(params) if part.grad.size]
     if not trained:
         return
-    if fused.possible(params):
+    if fused_update.possible(params):
         update = rule(lr, 1.0 / batch_size)
-        fused.reduce_update(
-            [fused.Item([p.grad], [p.params], [update] * len(p.params)) for p in trained]
+        fused_update.reduce_update(
+            [fused_update.Item([p.grad], [p.params], [update] * len(p.params)) for p in trained]
         )
         return
     params = [param for part in trained for param in part.params]

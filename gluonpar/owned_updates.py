@@ -9,7 +9,8 @@ import numpy as np
 from mxnet import gluon
 
 from gluonpar import between_processes, optim
-from gluonpar.collectives import broadcast_many, fused
+from gluonpar.collectives import broadcast_many
+from gluonpar.collectives.host import fused_update
 from gluonpar.gluon_replicas import Bucket
 
 
@@ -57,7 +58,7 @@ class OwnedUpdates:
         """Whether sum and update can be one pass over the host's memory."""
         return (
             type(self._optimizer) is mx.optimizer.SGD
-            and all(fused.possible(bucket.grads) for bucket in buckets)
+            and all(fused_update.possible(bucket.grads) for bucket in buckets)
             and all(bucket.grads[0].dtype == np.float32 for bucket in buckets)
         )
 
@@ -70,7 +71,7 @@ class OwnedUpdates:
             rules = [self._rule(*rate) for rate in rates]
             states = [self._momentum(i, bucket.owner) for i in indices]
             grads = between_processes.summed(bucket.grads, bucket.owner)
-            fused.reduce_update([fused.Item(grads, bucket.values, rules, states)])
+            fused_update.reduce_update([fused_update.Item(grads, bucket.values, rules, states)])
 
     def _rule(self, lr: float, wd: float) -> Callable[..., None]:
         of = self._optimizer

@@ -7,7 +7,8 @@ from typing import Any, Iterator, Sequence
 import mxnet as mx
 import numpy as np
 
-from gluonpar import partition, sharding
+from gluonpar import sharding
+from gluonpar.collectives import partition
 from gluonpar.runtime import threads
 from gluonpar.runtime.devices import as_list
 

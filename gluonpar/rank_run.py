@@ -10,7 +10,8 @@ from typing import Any, Callable, Sequence
 import mxnet as mx
 import numpy as np
 
-from gluonpar import cluster, partition, report
+from gluonpar import cluster, report
+from gluonpar.collectives import partition
 from gluonpar.data import Dataset
 from gluonpar.runtime.version import __version__
 

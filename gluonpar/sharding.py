@@ -8,7 +8,7 @@ from typing import Any, Callable, Iterator, Sequence
 import mxnet as mx
 import numpy as np
 
-from gluonpar import partition
+from gluonpar.collectives import partition
 from gluonpar.runtime import memory, threads
 from gluonpar.runtime.devices import as_list
 
@@ -36,7 +36,7 @@ def split_and_load(
     than contexts the list is shorter: one shard a sample, and the other contexts get none.
 
     ``weights`` are the devices' relative speeds, one positive finite number a context. Shard sizes
-    are then proportional to them, by largest remainder (:func:`gluonpar.partition.sizes`), and at
+    are then proportional to them, by largest remainder (:func:`gluonpar.collectives.partition.sizes`), and at
     least one, so that shard i is on ``ctx[i]`` all the same.
 
     Raises ValueError for an empty batch, arrays of different lengths along ``batch_axis`` or an

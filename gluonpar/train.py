@@ -18,12 +18,12 @@ from gluonpar import (
     collectives,
     data,
     metrics,
-    partition,
     profile,
     rank_run,
     report,
     resume,
 )
+from gluonpar.collectives import partition
 from gluonpar.learners import LEARNERS, Learner, check_room
 from gluonpar.runtime import devices, memory, threads
 from gluonpar.runtime.version import __version__

@@ -11,7 +11,7 @@ from mxnet import gluon
 
 from gluonpar import between_processes, cluster, gluon_replicas, metrics, optimizer_states
 from gluonpar.collectives import allreduce_many, broadcast_many, reduce, registry
-from gluonpar.collectives.compression import allreduce_as_float16
+from gluonpar.collectives.bucketing import allreduce_as_float16
 from gluonpar.gluon_replicas import Bucket, Layout
 from gluonpar.owned_updates import OwnedUpdates
 from gluonpar.runtime import memory
@@ -34,7 +34,7 @@ class Trainer(gluon.Trainer):
     which updates its parameters and sends them to the others; so each is updated once, not K times,
     and there is one state of the optimizer whatever K is (Xu et al., "Automatic Cross-Replica
     Sharding of Weight Update", 2020). On CPU contexts SGD, with or without momentum, is one pass
-    over the memory (:mod:`gluonpar.collectives.fused`). Gradients stay each device's own, but for
+    over the memory (:mod:`gluonpar.collectives.host.fused_update`). Gradients stay each device's own, but for
     the one that updates; :meth:`allreduce_grads` makes them sums.
 
     With several processes (:mod:`gluonpar.cluster`) the sum is over all devices of all of them, and

@@ -7,7 +7,8 @@ from typing import Callable, Sequence
 import mxnet as mx
 
 from gluonpar import between_processes, cluster, optim, replicas
-from gluonpar.collectives import allreduce_many, checks, fused, named
+from gluonpar.collectives import allreduce_many, checks, named
+from gluonpar.collectives.host import fused_update
 
 
 def allreduce_sgd(
@@ -21,7 +22,7 @@ def allreduce_sgd(
     With several processes, over the devices of all of them. ``batch_size`` samples are in that sum.
     It is done bucket by bucket, the last layers' first, each as soon as backward has computed it on
     all devices. On CPU contexts, unless another algorithm than 'host' is named, sum and update are
-    one pass over the memory (:mod:`gluonpar.collectives.fused`), and the gradients stay each
+    one pass over the memory (:mod:`gluonpar.collectives.host.fused_update`), and the gradients stay each
     device's own; otherwise they become the sums. Raises ValueError for what :func:`allreduce` does
     not take.
     """
@@ -30,11 +31,15 @@ def allreduce_sgd(
         checks.check_list(bucket.grads, "gradients")
     if algorithm is not None:
         named(algorithm)
-    if algorithm in (None, "host") and all(fused.possible(bucket.grads) for bucket in buckets):
+    if algorithm in (None, "host") and all(
+        fused_update.possible(bucket.grads) for bucket in buckets
+    ):
         update = _rule(lr, batch_size)
         for bucket in buckets:
             grads, params = between_processes.summed(bucket.grads), bucket.params
-            fused.reduce_update([fused.Item(grads, params, [update] * len(params[0]))])
+            fused_update.reduce_update(
+                [fused_update.Item(grads, params, [update] * len(params[0]))]
+            )
         return
     lists = [bucket.grads for bucket in buckets]
     allreduce_many(lists, algorithm)

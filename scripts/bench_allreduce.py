@@ -16,8 +16,7 @@ import sys
 try:
     from gluonpar import bench_cli, collectives
     from gluonpar.bench_allreduce import candidates, contest
-    from gluonpar.collectives import checks, registry
-    from gluonpar.pictures import paper
+    from gluonpar.collectives import checks, paper, registry
     from gluonpar.runtime import devices, threads
     from gluonpar.runtime.version import __version__
 except ImportError as error:

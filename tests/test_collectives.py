@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from mxnet import autograd
 
 import gluonpar
-from gluonpar import collectives, partition
-from gluonpar.collectives import Choice, blocks, bucket, checks, choice, execute, host, reduction
+from gluonpar import collectives
+from gluonpar.collectives import Choice, bucketing, checks, executor, operations, partition
+from gluonpar.collectives.host import reduction, thread_pool
 from gluonpar.runtime import engine
 
 ALGORITHMS = sorted(collectives.ALGORITHMS)
@@ -179,7 +180,7 @@ def test_what_onednn_left_in_a_layout_of_its_own():
 def way(request, monkeypatch):
     """Both ways that a relative of allreduce can go: on the host, and by a plan's hops."""
     if request.param == "hops":
-        monkeypatch.setattr(reduction, "choose", lambda kind: Choice("balanced", "for the test"))
+        monkeypatch.setattr(operations, "choose", lambda kind: Choice("balanced", "for the test"))
 
 
 @pytest.mark.usefixtures("way")
@@ -313,7 +314,7 @@ class TestErrorsInside:
 
         data = place(np.ones((2, size), "float32"))
         mx.nd.waitall()  # a wait for one array ends a moment before the engine is done with it
-        monkeypatch.setattr(host, "_combine", fail_here)
+        monkeypatch.setattr(reduction, "_combine", fail_here)
         if error is KeyboardInterrupt and size == 4:  # run at once, on this thread
             with pytest.raises(KeyboardInterrupt, match="planted"):
                 gluonpar.allreduce(data, "host")
@@ -331,7 +332,7 @@ class TestErrorsInside:
         assert_everywhere(data, np.full(size, 2, "float32"))
 
     def test_no_thread_is_at_the_arrays_any_more_when_it_is_raised(self, monkeypatch):
-        whole, started, gate, ended = host._combine, threading.Event(), threading.Event(), []
+        whole, started, gate, ended = reduction._combine, threading.Event(), threading.Event(), []
 
         def combine(*arguments):
             if threading.current_thread().name.startswith("Thread-"):  # the pool's
@@ -344,8 +345,8 @@ class TestErrorsInside:
                 gate.set()
                 raise RuntimeError("planted")
 
-        monkeypatch.setattr(host, "_combine", combine)
-        monkeypatch.setattr(blocks.threads, "cores", lambda: 2)
+        monkeypatch.setattr(reduction, "_combine", combine)
+        monkeypatch.setattr(thread_pool.threads, "cores", lambda: 2)
         data = place(np.ones((2, 3_000_000), "float32"))
         gluonpar.allreduce(data, "host")
         with pytest.raises(mx.MXNetError, match="planted"):
@@ -353,7 +354,7 @@ class TestErrorsInside:
         assert ended
 
     def test_it_is_raised_if_only_a_helping_thread_fails(self, monkeypatch):
-        whole, failed = host._combine, threading.Event()
+        whole, failed = reduction._combine, threading.Event()
 
         def fail_once(*arguments):
             if threading.current_thread().name.startswith("Thread-") and not failed.is_set():
@@ -361,8 +362,8 @@ class TestErrorsInside:
                 raise RuntimeError("in a helper")
             whole(*arguments)
 
-        monkeypatch.setattr(host, "_combine", fail_once)
-        monkeypatch.setattr(blocks.threads, "cores", lambda: 4)
+        monkeypatch.setattr(reduction, "_combine", fail_once)
+        monkeypatch.setattr(thread_pool.threads, "cores", lambda: 4)
         for _ in range(50):
             data = place(np.ones((2, 3_000_000), "float32"))
             gluonpar.allreduce(data, "host")
@@ -390,10 +391,10 @@ def test_a_list_that_is_changed_after_the_call_changes_nothing(algorithm):
 
 def test_each_executors_planted_bug_is_caught(monkeypatch):
     """host that leaves out the last device; kvstore that leaves the last device out."""
-    combine = host._combine
+    combine = reduction._combine
     with monkeypatch.context() as patch:
         patch.setattr(
-            host, "_combine", lambda n, *more: combine(n - 1, *more[: n + 1], *more[n + 2 :])
+            reduction, "_combine", lambda n, *more: combine(n - 1, *more[: n + 1], *more[n + 2 :])
         )
         with pytest.raises(AssertionError):
             test_every_device_ends_with_the_exact_sum("host", 3)
@@ -408,7 +409,7 @@ def test_each_executors_planted_bug_is_caught(monkeypatch):
 
 
 def test_an_executor_that_adds_where_it_should_copy_is_caught(monkeypatch):
-    monkeypatch.setattr(execute.mx.nd.NDArray, "copyto", lambda self, other: self)
+    monkeypatch.setattr(executor.mx.nd.NDArray, "copyto", lambda self, other: self)
     with pytest.raises(AssertionError):
         test_every_device_ends_with_the_exact_sum("ring", 3)
 
@@ -441,7 +442,7 @@ class TestMany:
     def test_how_many_messages_it_takes(self, monkeypatch, bucket_bytes, calls):
         """52 bytes of float32, 32 of float64, 4 of float32: a dtype ends a bucket."""
         messages = []
-        monkeypatch.setattr(bucket, "_reduce_bucket", lambda *a: messages.append(a))
+        monkeypatch.setattr(bucketing, "_reduce_bucket", lambda *a: messages.append(a))
         gluonpar.allreduce_many(self.lists(), "ring", bucket_bytes=bucket_bytes)
         assert len(messages) == calls
 
@@ -479,7 +480,7 @@ class TestChoice:
     def test_gpus_by_bytes_and_number(self, k, size, want, mixed):
         ctx = [mx.cpu(0) if mixed and i == 0 else mx.gpu(i) for i in range(k)]
         kind = checks.Kind((size,), np.dtype("float32"), ctx)
-        assert choice.choose(kind).algorithm == want
+        assert operations.choose(kind).algorithm == want
 
 
 class TestBadInput:

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gluonpar.collectives import blocks, fused, host
-from gluonpar.collectives.fused import Item
+from gluonpar.collectives.host import fused_update, reduction, thread_pool
+from gluonpar.collectives.host.fused_update import Item
 from gluonpar.runtime import engine, memory
 
-BLOCK = blocks.BLOCK_BYTES // 4  # elements of float32
+BLOCK = thread_pool.BLOCK_BYTES // 4  # elements of float32
 DTYPES = ["float16", "float32", "float64"]
 EPSILON = {"float16": 1e-3, "float32": 1.2e-7, "float64": 2.3e-16}
 
@@ -60,7 +60,7 @@ def test_every_copy_is_updated_by_the_exact_sum(k, dtype, shape):
     cells = np.arange(k * np.prod(shape)).reshape(k, *shape)
     values, start = (cells % 61).astype(dtype), (cells[0] % 13).astype(dtype)
     grads, params = place(values), copies(k, start)
-    assert fused.reduce_update([item(grads, params, exact_sgd)]) is None
+    assert fused_update.reduce_update([item(grads, params, exact_sgd)]) is None
     assert_everywhere(params, (start - values.sum(axis=0, dtype="float64") / 4).astype(dtype))
     for grad, value in zip(grads, values):
         np.testing.assert_array_equal(grad.asnumpy(), value)
@@ -82,7 +82,7 @@ def test_sgd_is_the_float64_oracles(k, sizes, dtype, lr, batch_size):
     starts = [draw(100 + i, n, dtype) for i, n in enumerate(sizes)]
     update = sgd(lr, batch_size)
     items = [item(place(v), copies(k, s), update) for v, s in zip(values, starts)]
-    fused.reduce_update(items)
+    fused_update.reduce_update(items)
     for (grads, columns, *_), value, start in zip(items, values, starts):
         params = [param for [param] in columns]
         rate, wide = lr / batch_size, value.astype("float64")
@@ -105,7 +105,7 @@ def test_float16_is_summed_in_float32():
         param[:] = 0
 
     params = copies(9, np.ones(1, "float16"))
-    fused.reduce_update([item(place(values), params, update)])
+    fused_update.reduce_update([item(place(values), params, update)])
     assert_everywhere(params, [0])
     assert seen == [(np.float32, pytest.approx(values.astype("float64").sum(), rel=1e-6))]
 
@@ -121,7 +121,7 @@ def test_one_devices_total_is_its_own_to_overwrite(dtype):
         total[:] = 3
         param[:] = total
 
-    fused.reduce_update([item([grad], [param], update)])
+    fused_update.reduce_update([item([grad], [param], update)])
     assert_everywhere([param], np.full(9, 3))
     np.testing.assert_array_equal(grad.asnumpy(), before)
 
@@ -143,7 +143,7 @@ def test_states_are_kept_once_and_changed_in_place(k):
         for v, state in zip(values, states)
     ]
     for _ in range(3):
-        fused.reduce_update(items)
+        fused_update.reduce_update(items)
     for (_, columns, _, [(velocity, *_)]), value in zip(items, values):
         total = value.sum(axis=0)
         np.testing.assert_array_equal(velocity.asnumpy(), 1.75 * total)
@@ -155,15 +155,15 @@ def test_states_are_kept_once_and_changed_in_place(k):
 def test_sizes_about_a_block(size):
     values = np.stack([np.arange(size) % 1000, np.arange(size) % 77]).astype("float32")
     grads, params = place(values), copies(2, np.zeros(size, "float32"))
-    fused.reduce_update([item(grads, params, exact_sgd)])
+    fused_update.reduce_update([item(grads, params, exact_sgd)])
     assert_everywhere(params, -values.sum(axis=0) / 4)
 
 
 def test_large_arrays_are_shared_out_over_threads(monkeypatch):
     """Two threads meet in the first blocks, then go on: neither could do all of it alone."""
     size = 1_200_001  # of two devices' gradients and parameters: 19 MB
-    assert size * 16 >= blocks.BYTES_A_THREAD
-    monkeypatch.setattr(fused.threads, "size", lambda ctx: 1)
+    assert size * 16 >= thread_pool.BYTES_A_THREAD
+    monkeypatch.setattr(fused_update.threads, "size", lambda ctx: 1)
     both, seen = threading.Barrier(2), set()
 
     def update(total, param):
@@ -174,7 +174,7 @@ def test_large_arrays_are_shared_out_over_threads(monkeypatch):
 
     values = np.stack([np.arange(size) % 1000, np.arange(size) % 77]).astype("float32")
     grads, params = place(values), copies(2, np.zeros(size, "float32"))
-    fused.reduce_update([item(grads, params, update)])
+    fused_update.reduce_update([item(grads, params, update)])
     assert_everywhere(params, -values.sum(axis=0) / 4)
     assert len(seen) == 2
     assert_everywhere([grads[1]], values[1])
@@ -203,7 +203,7 @@ def test_each_parameter_has_its_part_of_the_gradient_its_rule_and_its_states(k, 
         params = list(zip(*[copies(k, start) for start in starts]))
         states = [[], *([mx.nd.zeros(shape, dtype="float64")] for shape in shapes[1:])]
         grads = place(values)
-        fused.reduce_update([Item(grads, params, [rule(f) for f in factors], states)])
+        fused_update.reduce_update([Item(grads, params, [rule(f) for f in factors], states)])
         for i, (part, shape, factor) in enumerate(zip(parts, shapes, factors)):
             want = i - factor * part.reshape(shape)
             assert_everywhere([own[i] for own in params], want.astype(dtype))
@@ -217,7 +217,7 @@ def test_parts_larger_than_a_block_are_cut_where_the_parameters_are():
     sizes = [BLOCK + 3, 1, 2 * BLOCK - 1]
     values = np.stack([np.arange(sum(sizes)) % 1000, np.arange(sum(sizes)) % 77]).astype("float32")
     params = [[mx.nd.zeros(n, ctx=mx.cpu(i)) for n in sizes] for i in range(2)]
-    fused.reduce_update([Item(place(values), params, [exact_sgd] * 3)])
+    fused_update.reduce_update([Item(place(values), params, [exact_sgd] * 3)])
     want = np.split(-values.sum(axis=0) / 4, np.cumsum(sizes)[:-1])
     for own in params:
         for param, part in zip(own, want):
@@ -225,14 +225,14 @@ def test_parts_larger_than_a_block_are_cut_where_the_parameters_are():
 
 
 def test_a_part_that_begins_at_the_wrong_place_would_be_seen(monkeypatch):
-    whole = fused._tasks
+    whole = fused_update._tasks
 
     def without_offsets(one):
         for function, (*_, first, second) in whole(one):
             grads = [grad[: first.size] for grad in memory.views(one.grads)]
             yield function, [*grads, first, second]
 
-    monkeypatch.setattr(fused, "_tasks", without_offsets)
+    monkeypatch.setattr(fused_update, "_tasks", without_offsets)
     with pytest.raises(AssertionError):
         test_parts_larger_than_a_block_are_cut_where_the_parameters_are()
 
@@ -243,23 +243,23 @@ def test_several_items_of_several_dtypes_are_one_operator(monkeypatch):
     monkeypatch.setattr(engine, "push", lambda *a, **k: (pushes.append(k["name"]), push(*a, **k)))
     values = [np.arange(i, i + 12).reshape(3, 4).astype(dtype) for i, dtype in enumerate(DTYPES)]
     items = [item(place(v), copies(3, np.zeros(4, v.dtype)), exact_sgd) for v in values]
-    fused.reduce_update(items)
+    fused_update.reduce_update(items)
     for (_, columns, *_), value in zip(items, values):
         assert_everywhere([param for [param] in columns], -value.sum(axis=0) / 4)
     assert pushes == ["gluonpar.update"]
 
 
-@pytest.mark.parametrize("bytes_at_once", [0, host.BYTES_AT_ONCE], ids=["beside", "at once"])
+@pytest.mark.parametrize("bytes_at_once", [0, reduction.BYTES_AT_ONCE], ids=["beside", "at once"])
 def test_it_is_ordered_with_the_operators_around_it(monkeypatch, bytes_at_once):
     """Writers of gradients and readers of parameters, on both devices, before and after."""
-    monkeypatch.setattr(host, "BYTES_AT_ONCE", bytes_at_once)
+    monkeypatch.setattr(reduction, "BYTES_AT_ONCE", bytes_at_once)
     grads, params = place(np.zeros((2, 1000), "float32")), copies(2, np.zeros(1000, "float32"))
     sums = [param.zeros_like() for param in params]
     want, seen = 0, 0
     for step in range(50):
         for i, grad in enumerate(grads):
             grad[:] = step + i
-        fused.reduce_update([item(grads, params, exact_sgd)])
+        fused_update.reduce_update([item(grads, params, exact_sgd)])
         want -= (2 * step + 1) / 4
         for total, param in zip(sums, params):
             total += param
@@ -269,13 +269,13 @@ def test_it_is_ordered_with_the_operators_around_it(monkeypatch, bytes_at_once):
     assert_everywhere(params, np.full(1000, want))
 
 
-@pytest.mark.parametrize("bytes_at_once", [0, host.BYTES_AT_ONCE], ids=["beside", "at once"])
+@pytest.mark.parametrize("bytes_at_once", [0, reduction.BYTES_AT_ONCE], ids=["beside", "at once"])
 def test_it_does_not_wait_for_gradients_still_being_computed(monkeypatch, bytes_at_once):
-    monkeypatch.setattr(host, "BYTES_AT_ONCE", bytes_at_once)
+    monkeypatch.setattr(reduction, "BYTES_AT_ONCE", bytes_at_once)
     gate, passed = threading.Event(), []
     grads, params = place(np.ones((2, 8), "float32")), copies(2, np.zeros(8, "float32"))
     engine.push(lambda: passed.append(gate.wait(600)), mx.cpu(1), writes=[grads[1]])
-    fused.reduce_update([item(grads, params, exact_sgd)])
+    fused_update.reduce_update([item(grads, params, exact_sgd)])
     gate.set()  # a reduce_update that waits would be still waiting
     assert_everywhere(params, np.full(8, -0.5))
     assert passed == [True]
@@ -285,50 +285,50 @@ class Planted(Exception):
     pass
 
 
-@pytest.mark.parametrize("bytes_at_once", [0, host.BYTES_AT_ONCE], ids=["beside", "at once"])
+@pytest.mark.parametrize("bytes_at_once", [0, reduction.BYTES_AT_ONCE], ids=["beside", "at once"])
 @pytest.mark.parametrize("waiting", range(3))
 def test_an_error_is_raised_where_a_parameter_is_waited_for(monkeypatch, bytes_at_once, waiting):
-    monkeypatch.setattr(host, "BYTES_AT_ONCE", bytes_at_once)
+    monkeypatch.setattr(reduction, "BYTES_AT_ONCE", bytes_at_once)
 
     def fail_in_update(total, param):
         raise Planted("in the update")
 
     grads, params = place(np.ones((3, 8), "float32")), copies(3, np.zeros(8, "float32"))
-    fused.reduce_update([item(grads, params, fail_in_update)])
+    fused_update.reduce_update([item(grads, params, fail_in_update)])
     with pytest.raises(mx.MXNetError, match="in the update") as caught:
         params[waiting].wait_to_read()
     assert "Planted" in str(caught.value)
     assert "fail_in_update" in str(caught.value)
     assert_everywhere(params, np.zeros(8))
-    fused.reduce_update([item(grads, params, exact_sgd)])
+    fused_update.reduce_update([item(grads, params, exact_sgd)])
     assert_everywhere(params, np.full(8, -0.75))  # and the engine goes on
 
 
 def test_each_item_has_its_own_rule():
     grads, params = place(np.ones((2, 3), "float32")), [copies(2, np.zeros(3)) for _ in range(2)]
     rules = [sgd(lr, 1) for lr in (0.5, 0.25)]
-    fused.reduce_update([item(grads, params[i], rules[i]) for i in range(2)])
+    fused_update.reduce_update([item(grads, params[i], rules[i]) for i in range(2)])
     assert_everywhere(params[0], np.full(3, -1))
     assert_everywhere(params[1], np.full(3, -0.5))
 
 
 def test_overflow_is_inf_as_in_mxnets_own_operators():
     grads, params = place(np.full((2, 4), 3e38, "float32")), copies(2, np.zeros(4, "float32"))
-    fused.reduce_update([item(grads, params, sgd(1.0, 1))])
+    fused_update.reduce_update([item(grads, params, sgd(1.0, 1))])
     assert_everywhere(params, np.full(4, -np.inf))
 
 
 def test_possible_is_host_memory_only():
     on_cpu = place(np.ones((2, 1), "float32"))
     pinned, on_gpu = (types.SimpleNamespace(context=c) for c in (mx.cpu_pinned(0), mx.gpu(0)))
-    assert fused.possible([])
-    assert fused.possible([*on_cpu, pinned])
-    assert not fused.possible([*on_cpu, on_gpu])
+    assert fused_update.possible([])
+    assert fused_update.possible([*on_cpu, pinned])
+    assert not fused_update.possible([*on_cpu, on_gpu])
 
 
 def test_the_planted_bugs_are_caught(monkeypatch):
     """A device left out of the sum; a copy left out; the sum added into the first gradient."""
-    update = fused._update
+    update = fused_update._update
 
     def forget_a_gradient(num_grads, num_states, rule, *arrays):
         update(num_grads - 1, num_states, rule, *arrays[: num_grads - 1], *arrays[num_grads:])
@@ -342,6 +342,6 @@ def test_the_planted_bugs_are_caught(monkeypatch):
         update(1, num_states, rule, arrays[0], *arrays[num_grads:])
 
     for bug in (forget_a_gradient, forget_a_copy, sum_in_place):
-        monkeypatch.setattr(fused, "_update", bug)
+        monkeypatch.setattr(fused_update, "_update", bug)
         with pytest.raises(AssertionError):
             test_every_copy_is_updated_by_the_exact_sum(3, "float32", (7,))

@@ -15,7 +15,7 @@ import waits
 from cpus import contexts
 from mxnet import autograd, gluon
 
-from gluonpar import partition
+from gluonpar.collectives import partition
 from gluonpar.parallel import make_parallel
 
 Pair = collections.namedtuple("Pair", "a b")

@@ -12,15 +12,15 @@ from xml.etree import ElementTree
 
 import pytest
 
-from gluonpar import partition
-from gluonpar.collectives import ALGORITHMS, trace
+from gluonpar.collectives import ALGORITHMS, partition, trace
 from gluonpar.models import LENET_SHAPES
 from gluonpar.operators import BACKWARD, DATA, FORWARD, FUSED, OTHER, UPDATE, Span
 from gluonpar.timeline import Timeline
 
 pytest.importorskip("matplotlib")
 
-from gluonpar.pictures import paper, scaling, timeline
+from gluonpar.collectives import paper
+from gluonpar.pictures import scaling, timeline
 from gluonpar.pictures.step import draw_step
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from gluonpar.collectives import balanced, ring, tree
+from gluonpar.collectives.algorithms import balanced, ring, tree
 from gluonpar.collectives.plan import (
     Hop,
     chunks_sent,

@@ -8,7 +8,7 @@ import pytest
 from cpus import contexts
 from mxnet import npx
 
-from gluonpar import partition
+from gluonpar.collectives import partition
 from gluonpar.ragged import split_samples
 
 Sample = collections.namedtuple("Sample", "boxes name")

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mxnet import npx
 
-from gluonpar import partition, sharding
+from gluonpar import sharding
+from gluonpar.collectives import partition
 from gluonpar.runtime import memory
 from gluonpar.sharding import split_and_load
 

@@ -11,7 +11,7 @@ from cpus import contexts
 
 import gluonpar
 from gluonpar import metrics, optim, replicas, step, update
-from gluonpar.collectives import host
+from gluonpar.collectives.host import reduction
 from gluonpar.models import LENET_SHAPES
 from gluonpar.runtime import engine
 
@@ -241,7 +241,7 @@ def test_weighted_devices_train_as_one(n, weights):
     device_params = replicas_of(start(), ctx)
     for X, y in batches:
         losses = gluonpar.train_batch(X, y, device_params, ctx, LR, weights=weights)
-        sizes = gluonpar.partition.sizes(n, 3, weights)
+        sizes = gluonpar.collectives.partition.sizes(n, 3, weights)
         assert [loss.size for loss in losses] == [size for size in sizes if size]
     for params in device_params:
         for got, want in zip(params, train(batches, 1)[0]):
@@ -301,7 +301,7 @@ class TestOverlap:
         monkeypatch.setattr(optim, "rule", telling)
         layer_bytes = 4 * (self.WIDTH**2 + self.WIDTH)
         monkeypatch.setattr(replicas, "BUCKET_BYTES", layer_bytes)
-        assert 2 * self.NUM_DEVICES * layer_bytes > host.BYTES_AT_ONCE
+        assert 2 * self.NUM_DEVICES * layer_bytes > reduction.BYTES_AT_ONCE
         return event
 
     def two_steps(self, backward, forward):
@@ -387,7 +387,7 @@ class TestOverlap:
         assert not self.overlaps(updated, way)
 
     def test_one_operator_for_all_buckets_would_be_seen(self, updated, monkeypatch):
-        items, whole = [], update.fused.reduce_update
+        items, whole = [], update.fused_update.reduce_update
 
         def collect(some):
             items.extend(some)
@@ -395,7 +395,7 @@ class TestOverlap:
                 whole(items[:])
                 items.clear()
 
-        monkeypatch.setattr(update.fused, "reduce_update", collect)
+        monkeypatch.setattr(update.fused_update, "reduce_update", collect)
         assert not self.overlaps(updated, TestOverlap.in_python)
 
     def test_the_worker_instead_of_a_thread_beside_it_would_be_seen(self, updated, monkeypatch):

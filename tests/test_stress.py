@@ -15,7 +15,7 @@ import pytest
 
 import gluonpar
 from gluonpar import replicas
-from gluonpar.collectives import host
+from gluonpar.collectives.host import reduction
 from gluonpar.runtime import engine, memory
 
 NUM_DEVICES, NUM_STEPS, BATCH_SIZE, LR = 4, 20, 16, 0.3
@@ -125,7 +125,7 @@ WAYS = ["at once", "beside", "beside, a bucket a layer"]
 
 def set_way(monkeypatch, way):
     if way != "at once":
-        monkeypatch.setattr(host, "BYTES_AT_ONCE", 0)
+        monkeypatch.setattr(reduction, "BYTES_AT_ONCE", 0)
     if way == "beside, a bucket a layer":
         monkeypatch.setattr(replicas, "BUCKET_BYTES", 4 * (12 * 10 + 12))
 

@@ -9,7 +9,8 @@ from cpus import contexts
 from mxnet import autograd, gluon, npx
 from mxnet.gluon import nn
 
-from gluonpar import meeting, partition, split_and_load, sync_batch_norm
+from gluonpar import meeting, split_and_load, sync_batch_norm
+from gluonpar.collectives import partition
 from gluonpar.sync_batch_norm import SyncBatchNorm, set_num_devices
 from gluonpar.trainer import Trainer
 

@@ -6,7 +6,7 @@ import pytest
 
 import gluonpar
 from gluonpar import collectives, replicas
-from gluonpar.collectives import fused
+from gluonpar.collectives.host import fused_update
 from gluonpar.replicas import get_params
 from gluonpar.update import allreduce_sgd
 
@@ -200,13 +200,13 @@ def test_devices_that_freeze_different_parameters_never_mix_them_up(frozen):
 
 def test_one_operator_a_bucket_and_the_last_layers_first(monkeypatch):
     monkeypatch.setattr(replicas, "BUCKET_BYTES", 52)
-    pushed, push = [], fused.host.push
+    pushed, push = [], fused_update.reduction.push
 
     def note(function, arrays, *more, **name):
         pushed.append([array.size for array in arrays])
         push(function, arrays, *more, **name)
 
-    monkeypatch.setattr(fused.host, "push", note)
+    monkeypatch.setattr(fused_update.reduction, "push", note)
     allreduce_sgd(place(get_params, *draw(2)), LR, BATCH_SIZE)
     assert pushed == [[9] * 2 + [8, 1] * 2, [5] * 4, [12] * 4]
 

@@ -13,7 +13,8 @@ from typing import Callable, Iterable, Sequence
 import mxnet as mx
 import numpy as np
 
-from gluonpar import collectives, measure, partition
+from gluonpar import collectives, measure
+from gluonpar.collectives import partition
 from gluonpar.runtime import memory, threads
 
 PEER, FLOOR = "mxnet device", "floor"  # what all others are compared with

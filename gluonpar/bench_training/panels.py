@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Sequence
 
 from gluonpar.bench_training.steady import MB, Soak
-from gluonpar.pictures.paper import COLOURS, GREY, WORDS, chart, save
+from gluonpar.collectives.paper import COLOURS, GREY, WORDS, chart, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

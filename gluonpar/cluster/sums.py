@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from gluonpar import partition
 from gluonpar.cluster.world import World
+from gluonpar.collectives import partition
 
 BLOCK_BYTES = 1 << 19  # it stays in a core's second-level cache between arriving and being added
 BLOCKS_FROM_BYTES = 1 << 23

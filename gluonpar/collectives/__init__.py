@@ -1,20 +1,9 @@
-"""Sums and copies over lists of arrays, one a device; nothing of models or learning rates."""
+"""Sums and copies over lists of arrays, one per device; nothing of models or learning rates."""
 
-# The modules of the algorithms are imported for what they register, in the order of ALGORITHMS.
-from gluonpar.collectives import (  # isort: skip
-    star,
-    balanced,
-    ring,
-    bidirectional_ring,
-    tree,
-    halving_doubling,
-    host,
-    kvstore,
-)
-from gluonpar.collectives.bucket import allreduce_many
-from gluonpar.collectives.choice import Choice
-from gluonpar.collectives.plan import Hop
-from gluonpar.collectives.reduction import (
+from gluonpar.collectives import algorithms
+from gluonpar.collectives.bucketing import allreduce_many
+from gluonpar.collectives.operations import (
+    Choice,
     all_gather,
     allreduce,
     broadcast,
@@ -23,6 +12,7 @@ from gluonpar.collectives.reduction import (
     reduce,
     reduce_scatter,
 )
+from gluonpar.collectives.plan import Hop
 from gluonpar.collectives.registry import ALGORITHMS, named, register, register_executor
 from gluonpar.collectives.tracing import Trace, trace
 
@@ -31,24 +21,17 @@ __all__ = [
     "Choice",
     "Hop",
     "Trace",
+    "algorithms",
     "all_gather",
     "allreduce",
     "allreduce_many",
-    "balanced",
-    "bidirectional_ring",
     "broadcast",
     "broadcast_many",
     "explain",
-    "halving_doubling",
-    "host",
-    "kvstore",
     "named",
     "reduce",
     "reduce_scatter",
     "register",
     "register_executor",
-    "ring",
-    "star",
     "trace",
-    "tree",
 ]

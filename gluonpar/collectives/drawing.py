@@ -7,8 +7,8 @@ from collections import defaultdict
 from operator import attrgetter
 from typing import TYPE_CHECKING, Sequence
 
+from gluonpar.collectives.paper import COLOURS, GREY, LIGHT_GREY, arrow, box, sheet
 from gluonpar.collectives.plan import Hop, num_chunks, num_steps
-from gluonpar.pictures.paper import COLOURS, GREY, LIGHT_GREY, arrow, box, sheet
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Iterable
 
-from gluonpar.collectives import drawing, registry
+from gluonpar.collectives import drawing, paper, registry
 from gluonpar.collectives.plan import Hop, chunks_sent, num_chunks, num_steps
-from gluonpar.pictures import paper
 
 if TYPE_CHECKING:
     import os

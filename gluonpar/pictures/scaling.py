@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING, Any, Sequence
 
-from gluonpar.pictures.paper import COLOURS, GREY, SMALL, TITLE, WORDS, save, sheet, style, words
+from gluonpar.collectives.paper import COLOURS, GREY, SMALL, TITLE, WORDS, save, sheet, style, words
 
 if TYPE_CHECKING:
     import os

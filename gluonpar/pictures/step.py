@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Sequence
 
-from gluonpar import partition
-from gluonpar.collectives import trace
-from gluonpar.models import LENET_SHAPES
-from gluonpar.pictures.paper import (
+from gluonpar.collectives import partition, trace
+from gluonpar.collectives.paper import (
     COLOURS,
     GREY,
     SMALL,
@@ -20,6 +18,7 @@ from gluonpar.pictures.paper import (
     style,
     words,
 )
+from gluonpar.models import LENET_SHAPES
 
 if TYPE_CHECKING:
     import os

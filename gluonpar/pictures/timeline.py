@@ -5,8 +5,8 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING, Any, Sequence
 
+from gluonpar.collectives.paper import COLOURS, GREY, SMALL, TITLE, box, save, sheet, style, words
 from gluonpar.operators import BACKWARD, DATA, EXCHANGE, FORWARD, FUSED, OTHER, UPDATE, Span
-from gluonpar.pictures.paper import COLOURS, GREY, SMALL, TITLE, box, save, sheet, style, words
 from gluonpar.timeline import Timeline, union
 
 if TYPE_CHECKING:

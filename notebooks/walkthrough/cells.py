@@ -338,7 +338,7 @@ axes.legend(ncol=4, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0)
 figure.tight_layout()
 
 # %% ring
-hops = collectives.ring.plan(4)
+hops = collectives.algorithms.ring.plan(4)
 print(len(hops), "hops; the first:", hops[0])
 collectives.trace("ring", 4).draw()
 

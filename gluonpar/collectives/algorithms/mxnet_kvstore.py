@@ -14,7 +14,7 @@ from typing import Sequence
 
 import mxnet as mx
 
-from gluonpar.collectives import execute
+from gluonpar.collectives import executor
 from gluonpar.collectives.registry import register_executor
 
 _lock = threading.Lock()
@@ -30,7 +30,7 @@ def allreduce(
         raise ValueError(f"algorithm 'kvstore' has no op {op!r}, only 'sum' and 'mean'")
     for data in lists:
         store = _store(all(array.context.device_type == "gpu" for array in data))
-        with execute.flattened(data, accumulate) as flat:
+        with executor.flattened(data, accumulate) as flat:
             with _lock:
                 store.pushpull(_key(store, flat), flat, out=flat)
             if op == "mean":

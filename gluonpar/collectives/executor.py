@@ -15,7 +15,7 @@ from typing import Iterable, Iterator, Sequence
 import mxnet as mx
 from mxnet import autograd
 
-from gluonpar import partition
+from gluonpar.collectives import partition
 from gluonpar.collectives.plan import Hop, num_chunks
 from gluonpar.runtime import engine, memory
 

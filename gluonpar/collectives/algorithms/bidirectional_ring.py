@@ -14,9 +14,9 @@ algorithms for large MPI collectives on torus interconnects" (2010).
 
 from __future__ import annotations
 
+from gluonpar.collectives.algorithms.ring import circle
 from gluonpar.collectives.plan import Hop
 from gluonpar.collectives.registry import register
-from gluonpar.collectives.ring import circle
 
 
 @register("bidirectional-ring")

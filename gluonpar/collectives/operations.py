@@ -1,18 +1,48 @@
-"""allreduce and its relatives on one list of arrays."""
+"""allreduce and its relatives on one list of arrays; which algorithm is taken if none is named."""
 
 from __future__ import annotations
 
 import math
-from typing import Sequence
+from typing import NamedTuple, Sequence
 
 import mxnet as mx
 from mxnet import autograd
 
-from gluonpar import partition
-from gluonpar.collectives import balanced, checks, execute, host, registry, tree
-from gluonpar.collectives.choice import Choice, choose
+from gluonpar.collectives import checks, executor, partition, registry
+from gluonpar.collectives.algorithms import balanced, tree
+from gluonpar.collectives.host import reduction
 from gluonpar.collectives.plan import Hop, relabel
 from gluonpar.runtime import threads
+
+SMALL_BYTES = 1 << 16
+
+
+class Choice(NamedTuple):
+    """An algorithm's name and the reason in words; printed, it is a sentence."""
+
+    algorithm: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.algorithm}: {self.why}"
+
+
+def choose(kind: checks.Kind) -> Choice:
+    """By where the arrays are and by their bytes. Only the first rule has been measured.
+
+    The rules for GPUs follow from the algorithms' cards (docs/algorithms.md) and wait for a
+    measurement.
+    """
+    if not any("gpu" in context.device_type for context in kind.ctx):
+        return ON_THE_HOST
+    if len(kind.ctx) == 2:
+        return Choice("star", "with two devices there is nothing to share out")
+    if kind.num_bytes <= SMALL_BYTES:
+        return Choice("tree", f"{kind.num_bytes} bytes a device: the fewest steps win, not bytes")
+    return Choice("balanced", f"{kind.num_bytes} bytes a device: every device sends and sums alike")
+
+
+ON_THE_HOST = Choice("host", "all arrays are in the host's memory, so it can sum them in place")
 
 
 def allreduce(
@@ -71,8 +101,8 @@ def allreduce_checked(
         return
     hops = chosen.plan(len(lists[0]))
     for data in lists:
-        with execute.flattened(data, accumulate) as flat:
-            execute.run(hops, flat, op)
+        with executor.flattened(data, accumulate) as flat:
+            executor.run(hops, flat, op)
 
 
 def explain(data: Sequence[mx.nd.NDArray]) -> Choice:
@@ -100,7 +130,7 @@ def broadcast(data: Sequence[mx.nd.NDArray], root: int = 0) -> None:
     kind = checks.check_list(data)
     checks.check_root(root, len(data))
     others = [i for i in range(len(data)) if i != root]
-    jobs = [host.Job(slice(0, None), [root], others)]
+    jobs = [reduction.Job(slice(0, None), [root], others)]
     _relative(data, kind, relabel(tree.broadcast(len(data)), root, len(data)), jobs, None, "sum")
 
 
@@ -122,11 +152,11 @@ def broadcast_many(lists: Sequence[Sequence[mx.nd.NDArray]], root: int = 0) -> N
         return
     k = len(kinds[0].ctx)
     checks.check_root(root, k)
-    job = host.Job(slice(0, None), [root], [i for i in range(k) if i != root])
+    job = reduction.Job(slice(0, None), [root], [i for i in range(k) if i != root])
     jobs = [(data, [job]) for data, kind in zip(lists, kinds) if 0 not in kind.shape]
     if k > 1 and jobs:
         threads.share(kinds[0].ctx)
-        host.run(jobs)
+        reduction.run(jobs)
 
 
 def reduce(data: Sequence[mx.nd.NDArray], root: int = 0, op: str = "sum") -> None:
@@ -142,7 +172,7 @@ def reduce(data: Sequence[mx.nd.NDArray], root: int = 0, op: str = "sum") -> Non
     checks.check_op(op, None, kind.dtype)
     checks.check_root(root, len(data))
     hops = relabel(tree.reduce(len(data)), root, len(data))
-    jobs = [host.Job(slice(0, None), _starting_with(root, len(data)), [])]
+    jobs = [reduction.Job(slice(0, None), _starting_with(root, len(data)), [])]
     _relative(data, kind, hops, jobs, [(root, 0)], op)
 
 
@@ -163,7 +193,7 @@ def reduce_scatter(data: Sequence[mx.nd.NDArray], op: str = "sum") -> None:
     checks.check_op(op, None, kind.dtype)
     k = len(data)
     parts = partition.slices(math.prod(kind.shape), k)
-    jobs = [host.Job(part, _starting_with(i, k), []) for i, part in enumerate(parts)]
+    jobs = [reduction.Job(part, _starting_with(i, k), []) for i, part in enumerate(parts)]
     _relative(data, kind, balanced.reduce_scatter(k), jobs, [(i, i) for i in range(k)], op)
 
 
@@ -181,7 +211,7 @@ def all_gather(data: Sequence[mx.nd.NDArray]) -> None:
     kind = checks.check_list(data)
     k = len(data)
     parts = partition.slices(math.prod(kind.shape), k)
-    jobs = [host.Job(part, [i], _starting_with(i, k)[1:]) for i, part in enumerate(parts)]
+    jobs = [reduction.Job(part, [i], _starting_with(i, k)[1:]) for i, part in enumerate(parts)]
     _relative(data, kind, balanced.all_gather(k), jobs, None, "sum")
 
 
@@ -189,7 +219,7 @@ def _relative(
     data: Sequence[mx.nd.NDArray],
     kind: checks.Kind,
     hops: list[Hop],
-    jobs: list[host.Job],
+    jobs: list[reduction.Job],
     results: list[tuple[int, int]] | None,
     op: str,
 ) -> None:
@@ -198,10 +228,10 @@ def _relative(
         return
     threads.share(kind.ctx)
     if choose(kind).algorithm == "host":
-        host.run([(data, jobs)], op)
+        reduction.run([(data, jobs)], op)
         return
-    with execute.flattened(data) as flat:
-        execute.run(hops, flat, op, results)
+    with executor.flattened(data) as flat:
+        executor.run(hops, flat, op, results)
 
 
 def _starting_with(i: int, k: int) -> list[int]:

@@ -18,7 +18,7 @@ from typing import Callable, NamedTuple, Sequence
 import mxnet as mx
 import numpy as np
 
-from gluonpar.collectives import blocks
+from gluonpar.collectives.host import thread_pool
 from gluonpar.collectives.registry import register_executor
 from gluonpar.runtime import engine, memory
 
@@ -64,7 +64,7 @@ def push(
     name: str = "gluonpar.host",
 ) -> None:
     """Have the engine run ``function``, which works on all ``arrays``, wherever it is soonest."""
-    blocks.prepare(num_bytes)
+    thread_pool.prepare(num_bytes)
     small = num_bytes <= BYTES_AT_ONCE
     ctx = arrays[0].context
     engine.push(function, ctx, writes=arrays, name=name, at_once=small, beside=not small)
@@ -78,7 +78,7 @@ def _work(jobs, op: str, accumulate: str | None, num_bytes: int) -> None:
             function = functools.partial(_combine, len(job.sources), op, accumulate)
             chosen = [views[i][job.part] for i in (*job.sources, *job.targets)]
             tasks.append((function, chosen))
-    blocks.work(tasks, num_bytes)
+    thread_pool.work(tasks, num_bytes)
 
 
 def _combine(num_sources: int, op: str, accumulate: str | None, *arrays: np.ndarray) -> None:

@@ -16,7 +16,7 @@ from typing import Callable, Iterator, NamedTuple, Sequence
 import mxnet as mx
 import numpy as np
 
-from gluonpar.collectives import blocks, host
+from gluonpar.collectives.host import reduction, thread_pool
 from gluonpar.runtime import memory, threads
 
 
@@ -65,12 +65,12 @@ def reduce_update(items: Sequence[Item]) -> None:
     num_bytes = sum(map(memory.num_bytes, arrays))
     most_threads = sum(threads.size(c) for c in {grad.context for grad in items[0].grads})
     work = functools.partial(_work, items, num_bytes, most_threads)
-    host.push(work, arrays, num_bytes, name="gluonpar.update")
+    reduction.push(work, arrays, num_bytes, name="gluonpar.update")
 
 
 def _work(items: Sequence[Item], num_bytes: int, most_threads: int) -> None:
     tasks = [task for item in items for task in _tasks(item)]
-    blocks.work(tasks, num_bytes, most_threads)
+    thread_pool.work(tasks, num_bytes, most_threads)
 
 
 def _tasks(item: Item) -> Iterator[tuple[Callable[..., None], list[np.ndarray]]]:

@@ -8,9 +8,8 @@ from typing import Iterator, Sequence
 
 import mxnet as mx
 
-from gluonpar.collectives import checks, execute, registry
-from gluonpar.collectives.choice import choose
-from gluonpar.collectives.reduction import allreduce_checked
+from gluonpar.collectives import checks, executor, registry
+from gluonpar.collectives.operations import allreduce_checked, choose
 from gluonpar.runtime import threads
 
 BUCKET_BYTES = 25 << 20
@@ -80,10 +79,25 @@ def _reduce_bucket(bucket, chosen: registry.Algorithm, op: str, accumulate: str 
         allreduce_checked(bucket, chosen, op, accumulate)
         return
     with contextlib.ExitStack() as stack:
-        flat = [stack.enter_context(execute.flattened(data)) for data in bucket]
+        flat = [stack.enter_context(executor.flattened(data)) for data in bucket]
         joined = [mx.nd.concat(*arrays, dim=0) for arrays in zip(*flat)]
         allreduce_checked([joined], chosen, op, accumulate)
         cuts = itertools.accumulate([0] + [data[0].size for data in flat])
         for start, data in zip(cuts, flat):
             for array, whole in zip(data, joined):
                 whole[start : start + array.size].copyto(array)
+
+
+def allreduce_as_float16(
+    lists: Sequence[Sequence[mx.nd.NDArray]], algorithm: str | None = None
+) -> None:
+    """:func:`allreduce_many` in place, with what is exchanged in float16 and added in float32.
+
+    Each value and each sum is rounded to 11 binary digits; beyond 65504 it becomes infinite. Holds
+    copies of half the size while it runs.
+    """
+    halves = [[array.astype("float16") for array in data] for data in lists]
+    allreduce_many(halves, algorithm, accumulate="float32")
+    for data, sums in zip(lists, halves):
+        for array, total in zip(data, sums):
+            total.astype(array.dtype).copyto(array)

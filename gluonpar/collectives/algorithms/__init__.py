@@ -1,0 +1,23 @@
+"""The all-reduce algorithms, one file each; importing one registers it, in the order of this list."""
+
+from gluonpar.collectives.algorithms import (  # isort: skip
+    star,
+    balanced,
+    ring,
+    bidirectional_ring,
+    tree,
+    halving_doubling,
+)
+from gluonpar.collectives.host import reduction  # isort: skip
+from gluonpar.collectives.algorithms import mxnet_kvstore  # isort: skip
+
+__all__ = [
+    "balanced",
+    "bidirectional_ring",
+    "halving_doubling",
+    "mxnet_kvstore",
+    "reduction",
+    "ring",
+    "star",
+    "tree",
+]
