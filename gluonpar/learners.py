@@ -13,8 +13,9 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 
-from gluonpar import batch_norm, checkpoint, cluster, metrics, models, networks
-from gluonpar.losses import softmax_cross_entropy
+from gluonpar import batch_norm, checkpoint, cluster, metrics
+from gluonpar.models import lenet, resnet
+from gluonpar.models.losses import softmax_cross_entropy
 from gluonpar.onnx_export import export_onnx
 from gluonpar.replicas import get_params
 from gluonpar.runtime import cached_op, memory_limits
@@ -76,7 +77,7 @@ class LeNet(Learner):
 
     def __init__(self, ctx: Sequence[mx.Context], lr: float, algorithm: str | None = None) -> None:
         self.ctx, self.lr, self.algorithm = list(ctx), lr, algorithm
-        params = models.init_lenet(INIT_SCALE)
+        params = lenet.init_lenet(INIT_SCALE)
         cluster.broadcast(params)
         self.device_params = [get_params(params, c) for c in self.ctx]
         self.trained, self.copies = self.device_params, list(zip(*self.device_params))
@@ -118,7 +119,7 @@ class ResNet18(Learner):
         width: int = 64,
     ) -> None:
         self.ctx = list(ctx)
-        self.trained = self.net = networks.resnet18(width=width)
+        self.trained = self.net = resnet.resnet18(width=width)
         self.net.initialize(mx.init.Xavier(), ctx=self.ctx)
         self.losses = _PixelLoss(self.net)
         for block in (self.net, self.losses):
@@ -162,7 +163,7 @@ class _PixelLoss(gluon.HybridBlock):
         self.net = net
 
     def hybrid_forward(self, F, X, y):
-        return softmax_cross_entropy(self.net(models.standardize(X)), y)
+        return softmax_cross_entropy(self.net(lenet.standardize(X)), y)
 
 
 class _PixelScores(gluon.HybridBlock):
@@ -173,17 +174,17 @@ class _PixelScores(gluon.HybridBlock):
         self.net = net
 
     def hybrid_forward(self, F, X):
-        return self.net(models.standardize(X))
+        return self.net(lenet.standardize(X))
 
 
 def _score_pixels(X: mx.nd.NDArray, net: gluon.HybridBlock) -> mx.nd.NDArray:
-    return net(models.standardize(X))
+    return net(lenet.standardize(X))
 
 
 @cached_op.traceable
 def pixel_lenet(X: mx.nd.NDArray, params: list[mx.nd.NDArray]) -> mx.nd.NDArray:
     """LeNet on uint8 images: they travel to the device as bytes and become float32 there."""
-    return models.lenet(models.standardize(X), params)
+    return lenet.lenet(lenet.standardize(X), params)
 
 
 LEARNERS = {learner.name: learner for learner in (LeNet, ResNet18)}

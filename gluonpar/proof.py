@@ -15,8 +15,10 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 
-from gluonpar import collectives, data, models, networks
-from gluonpar.losses import softmax_cross_entropy
+from gluonpar import collectives, data
+from gluonpar.models import lenet as models
+from gluonpar.models import resnet
+from gluonpar.models.losses import softmax_cross_entropy
 from gluonpar.replicas import get_params
 from gluonpar.runtime import memory, threads
 from gluonpar.sharding import split_and_load
@@ -203,7 +205,7 @@ def _lenet_params(ctx: mx.Context) -> list[mx.nd.NDArray]:
 
 
 def _network(ctx: Sequence[mx.Context]) -> gluon.Block:
-    net = networks.chain(
+    net = resnet.chain(
         gluon.nn.Conv2D(8, 5, 2, in_channels=1, activation="tanh"),
         gluon.nn.Dense(16, in_units=8 * 12 * 12, activation="tanh"),
         gluon.nn.Dense(10, in_units=16),

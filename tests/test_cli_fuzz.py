@@ -24,8 +24,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gluonpar import cli, data, learners, measure, networks, places
+from gluonpar import cli, data, learners, measure, places
 from gluonpar.bench_training import process
+from gluonpar.models import resnet
 from gluonpar.runtime import driver
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -155,7 +156,7 @@ def small(monkeypatch, scene, no_gpu):
 
     monkeypatch.setattr(learners.models, "init_lenet", lambda scale: layer())
     monkeypatch.setattr(learners, "pixel_lenet", apply)
-    monkeypatch.setattr(networks, "resnet18", net)
+    monkeypatch.setattr(resnet, "resnet18", net)
     monkeypatch.setattr(data, "synthetic", lambda: images)
     monkeypatch.setattr(places, "folders", lambda files=None: {})
 

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 import gluonpar
-from gluonpar import cli, data, learners, models, networks
+from gluonpar import cli, data, learners
+from gluonpar.models import lenet, resnet
 
-NETWORKS = {"lenet": models.LeNet, "resnet18": lambda: networks.resnet18(width=2)}
+NETWORKS = {"lenet": lenet.LeNet, "resnet18": lambda: resnet.resnet18(width=2)}
 
 
 @pytest.mark.parametrize("model", NETWORKS)
@@ -24,7 +25,7 @@ def test_gluon_loads_what_the_scripts_keep_and_scores_what_they_said(
     path = str(tmp_path / f"{model}-epoch-0001.params")
     net, made = NETWORKS[model](), data.load("synthetic")
     net.load_parameters(path)
-    scores = net(models.standardize(mx.nd.array(made.test_images, dtype="uint8"))).asnumpy()
+    scores = net(lenet.standardize(mx.nd.array(made.test_images, dtype="uint8"))).asnumpy()
     right = (scores.argmax(axis=1) == made.test_labels).mean()
     assert f"test acc {right:.2f}" in capsys.readouterr().out and right > 0.15
     read = mx.nd.load(path)
@@ -33,11 +34,11 @@ def test_gluon_loads_what_the_scripts_keep_and_scores_what_they_said(
 
 
 def test_lenet_as_a_block_is_the_function():
-    net = models.LeNet(0.1)
+    net = lenet.LeNet(0.1)
     net.initialize()
     X = mx.nd.random.uniform(shape=(2, 1, 28, 28))
     params = [getattr(net, str(i)).data() for i in range(8)]
-    assert [param.shape for param in params] == list(models.LENET_SHAPES)
+    assert [param.shape for param in params] == list(lenet.LENET_SHAPES)
     want = gluonpar.lenet(X, params).asnumpy()
     assert abs(want).max() > 0.01
     for hybridized in (False, True):

@@ -10,7 +10,7 @@ from mxnet import autograd
 
 import gluonpar
 from gluonpar.learners import pixel_lenet
-from gluonpar.losses import softmax_cross_entropy
+from gluonpar.models.losses import softmax_cross_entropy
 from gluonpar.runtime import cached_op, memory
 
 

@@ -17,7 +17,7 @@ from mxnet.gluon import nn
 
 import gluonpar
 from gluonpar import replicas
-from gluonpar.losses import softmax_cross_entropy
+from gluonpar.models.losses import softmax_cross_entropy
 from gluonpar.runtime import cached_op, memory
 from gluonpar.trainer import Trainer
 

@@ -4,16 +4,16 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from gluonpar import models
+from gluonpar.models import lenet
 
 
 def seeded(seed, **more):
     mx.random.seed(seed)
-    return [param.asnumpy() for param in models.init_lenet(**more)]
+    return [param.asnumpy() for param in lenet.init_lenet(**more)]
 
 
 def test_parameters_have_the_books_shapes():
-    assert [param.shape for param in models.init_lenet()] == [
+    assert [param.shape for param in lenet.init_lenet()] == [
         *((20, 1, 3, 3), (20,)),
         *((50, 20, 5, 5), (50,)),
         *((800, 128), (128,)),
@@ -22,8 +22,8 @@ def test_parameters_have_the_books_shapes():
 
 
 def test_parameters_are_float32_on_the_context_asked_for():
-    assert {param.context for param in models.init_lenet()} == {mx.cpu(0)}
-    params = models.init_lenet(ctx=mx.cpu(3))
+    assert {param.context for param in lenet.init_lenet()} == {mx.cpu(0)}
+    params = lenet.init_lenet(ctx=mx.cpu(3))
     assert {(param.context, np.dtype(param.dtype)) for param in params} == {
         (mx.cpu(3), np.dtype("float32"))
     }
@@ -57,36 +57,36 @@ def test_a_seed_repeats_and_another_differs():
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("ctx", [mx.cpu(0), mx.cpu(2)], ids=str)
 def test_lenet_gives_ten_finite_scores_an_image_where_the_image_is(n, ctx):
-    scores = models.lenet(mx.nd.random.uniform(shape=(n, 1, 28, 28), ctx=ctx), lenet_on(ctx))
+    scores = lenet.lenet(mx.nd.random.uniform(shape=(n, 1, 28, 28), ctx=ctx), lenet_on(ctx))
     assert scores.shape == (n, 10)
     assert scores.context == ctx
     assert np.isfinite(scores.asnumpy()).all()
 
 
 def lenet_on(ctx):
-    return models.init_lenet(scale=0.1, ctx=ctx)
+    return lenet.init_lenet(scale=0.1, ctx=ctx)
 
 
 def test_an_images_scores_do_not_depend_on_its_neighbours():
     images, params = mx.nd.random.uniform(shape=(5, 1, 28, 28)), lenet_on(mx.cpu(0))
-    alone = [models.lenet(images[i : i + 1], params).asnumpy()[0] for i in range(5)]
-    together = models.lenet(images, params).asnumpy()
+    alone = [lenet.lenet(images[i : i + 1], params).asnumpy()[0] for i in range(5)]
+    together = lenet.lenet(images, params).asnumpy()
     np.testing.assert_allclose(together, alone, rtol=1e-4, atol=1e-5)
 
 
 def test_every_parameter_takes_part():
     images, params = mx.nd.random.uniform(shape=(2, 1, 28, 28)), lenet_on(mx.cpu(0))
-    scores = models.lenet(images, params).asnumpy()
+    scores = lenet.lenet(images, params).asnumpy()
     for param in params:
         param += 0.1
-        changed = models.lenet(images, params).asnumpy()
+        changed = lenet.lenet(images, params).asnumpy()
         param -= 0.1
         assert not np.allclose(changed, scores, atol=1e-6), param.shape
 
 
 def test_bytes_are_standardized_as_float32_where_they_are():
     values = np.arange(256, dtype="uint8").reshape(1, 1, 16, 16)
-    images = models.standardize(mx.nd.array(values, dtype="uint8", ctx=mx.cpu(1)))
+    images = lenet.standardize(mx.nd.array(values, dtype="uint8", ctx=mx.cpu(1)))
     assert np.dtype(images.dtype) == "float32"
     assert images.context == mx.cpu(1)
     # 0.2860 and 0.3530 of the range 0 to 1 are Fashion-MNIST's mean and deviation, as published.

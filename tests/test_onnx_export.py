@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import gluonpar
-from gluonpar import cli, learners, models, networks, onnx_export
+from gluonpar import cli, learners, onnx_export
+from gluonpar.models import lenet, resnet
 
 onnx = pytest.importorskip(
     "onnx", reason="the package onnx is not installed: pip install 'gluonpar[onnx]'"
@@ -32,7 +33,7 @@ def images(n, seed=0, dtype="float32"):
 def trained_resnet(k=1):
     """Narrow, with running statistics of its own after two steps."""
     mx.random.seed(0)
-    net = networks.resnet18(width=4)
+    net = resnet.resnet18(width=4)
     net.initialize(mx.init.Xavier(), ctx=[mx.cpu(i) for i in range(k)])
     for step in range(2):
         for i in range(k):
@@ -43,7 +44,7 @@ def trained_resnet(k=1):
 
 def test_the_plain_function_lenet_is_the_same_for_any_number_of_samples(tmp_path):
     mx.random.seed(0)
-    params, path = models.init_lenet(0.1), tmp_path / "a.onnx"
+    params, path = lenet.init_lenet(0.1), tmp_path / "a.onnx"
     gluonpar.export_onnx(path, gluonpar.lenet, (1, 1, 28, 28), params)
     for n in (1, 5):
         X = images(n) / np.float32(128)
@@ -98,7 +99,7 @@ def test_layers_whose_operators_changed_after_set_13_are_the_same(tmp_path):
 
 
 def test_the_file_says_what_it_is(tmp_path):
-    gluonpar.export_onnx(tmp_path / "a.onnx", gluonpar.lenet, (1, 1, 28, 28), models.init_lenet())
+    gluonpar.export_onnx(tmp_path / "a.onnx", gluonpar.lenet, (1, 1, 28, 28), lenet.init_lenet())
     made = onnx.load(str(tmp_path / "a.onnx"))
     assert [(entry.domain, entry.version) for entry in made.opset_import] == [("", 14)]
     assert made.ir_version == 7
@@ -111,7 +112,7 @@ def test_the_file_says_what_it_is(tmp_path):
 
 def test_onnx_is_left_as_it_was(tmp_path):
     before = vars(onnx).get("mapping")
-    gluonpar.export_onnx(tmp_path / "a.onnx", gluonpar.lenet, (1, 1, 28, 28), models.init_lenet())
+    gluonpar.export_onnx(tmp_path / "a.onnx", gluonpar.lenet, (1, 1, 28, 28), lenet.init_lenet())
     assert vars(onnx).get("mapping") is before
 
 
@@ -132,7 +133,7 @@ class Exotic(mx.gluon.HybridBlock):
     ("model", "params", "error", "words"),
     [
         (Exotic(), None, ValueError, "cannot write this network as ONNX: .*_contrib_fft"),
-        (networks.resnet18(width=2), None, ValueError, "has no values yet; initialize"),
+        (resnet.resnet18(width=2), None, ValueError, "has no values yet; initialize"),
         (gluonpar.lenet, None, TypeError, "neither a HybridBlock nor a function with params="),
         ("lenet", [], TypeError, "model='lenet' is neither"),
     ],
@@ -163,10 +164,10 @@ def test_the_scripts_write_what_they_trained(tmp_path, monkeypatch, model):
 
 
 def scored(model, path, X):
-    standard = models.standardize(mx.nd.array(X, dtype="uint8"))
+    standard = lenet.standardize(mx.nd.array(X, dtype="uint8"))
     if model == "lenet":
-        return models.lenet(standard, list(mx.nd.load(path).values())).asnumpy()
-    net = networks.resnet18(width=4)
+        return lenet.lenet(standard, list(mx.nd.load(path).values())).asnumpy()
+    net = resnet.resnet18(width=4)
     net.load_parameters(path)
     return net(standard).asnumpy()
 

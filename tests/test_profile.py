@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import gluonpar
-from gluonpar import data, models, operators, profile
+from gluonpar import data, operators, profile
 from gluonpar.learners import pixel_lenet
+from gluonpar.models import lenet
 from gluonpar.profile import Profiler
 from gluonpar.runtime import memory, threads
 
@@ -21,7 +22,7 @@ Y = np.arange(6, dtype="int32")
 def loop(watched, num_steps, ctx=CTX):
     """Steps of LeNet under ``watched``; the parameters of each device afterwards."""
     mx.random.seed(0)
-    params = models.init_lenet(0.05)
+    params = lenet.init_lenet(0.05)
     device_params = [gluonpar.get_params(params, c) for c in ctx]
     batches = data.batches(np.tile(X, (num_steps, 1, 1, 1)), np.tile(Y, num_steps), len(X))
     with watched:

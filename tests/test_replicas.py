@@ -299,7 +299,7 @@ def allocated(chunk):
 @pytest.mark.parametrize("bucket_bytes", [1, 4000, 4 << 20])
 def test_k_devices_hold_parameters_and_gradients_and_nothing_more(monkeypatch, bucket_bytes):
     monkeypatch.setattr(replicas, "BUCKET_BYTES", bucket_bytes)
-    k, params = 3, [mx.nd.ones(shape) for shape in gluonpar.models.LENET_SHAPES]
+    k, params = 3, [mx.nd.ones(shape) for shape in gluonpar.models.lenet.LENET_SHAPES]
 
     def living():
         mx.nd.waitall()

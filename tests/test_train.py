@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import gluonpar
-from gluonpar import data, metrics, models, report, step
+from gluonpar import data, metrics, report, step
 from gluonpar.learners import INIT_SCALE, LeNet
+from gluonpar.models import lenet
 from gluonpar.runtime import memory, threads
 from gluonpar.train import STEPS_IN_FLIGHT, Configuration, Run
 
@@ -50,7 +51,7 @@ def test_another_seed_differs(two_devices):
 
 def test_every_weight_and_bias_moved(two_devices):
     mx.random.seed(0)
-    start = models.init_lenet(INIT_SCALE)
+    start = lenet.init_lenet(INIT_SCALE)
     for before, after in zip(start, two_devices.params):
         assert not np.array_equal(before.asnumpy(), after.asnumpy()), before.shape
 
@@ -78,8 +79,8 @@ def test_the_history_has_an_epoch_each_and_its_figures(learned):
 
 def test_the_historys_parameters_reach_its_accuracy(learned):
     test = data.load("synthetic")
-    images = models.standardize(mx.nd.array(test.test_images, dtype="uint8"))
-    predicted = models.lenet(images, learned.params).asnumpy().argmax(axis=1)
+    images = lenet.standardize(mx.nd.array(test.test_images, dtype="uint8"))
+    predicted = lenet.lenet(images, learned.params).asnumpy().argmax(axis=1)
     share = (predicted == test.test_labels).mean()
     assert share == pytest.approx(learned.epochs[-1].test_accuracy, abs=0.002)
 

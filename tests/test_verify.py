@@ -10,9 +10,10 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 import gluonpar
-from gluonpar import SyncBatchNorm, collectives, networks, proof
+from gluonpar import SyncBatchNorm, collectives, proof
 from gluonpar.__main__ import main
 from gluonpar.collectives.plan import Hop
+from gluonpar.models import resnet
 from gluonpar.verify import Wrong, near, verify
 
 CPUS = [mx.cpu(i) for i in range(3)]
@@ -22,7 +23,7 @@ LOSS = gluon.loss.SoftmaxCELoss()
 
 
 def made(*blocks, ctx=CPUS, hybridized=False):
-    net = networks.chain(*blocks)
+    net = resnet.chain(*blocks)
     net.initialize(mx.init.Xavier(), ctx=ctx)
     if hybridized:
         net.hybridize(static_alloc=True, static_shape=True)

@@ -9,8 +9,9 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd, nd
 
-from gluonpar import models, replicas
-from gluonpar.losses import softmax_cross_entropy
+from gluonpar import replicas
+from gluonpar.models import lenet
+from gluonpar.models.losses import softmax_cross_entropy
 from gluonpar.optim import sgd
 from gluonpar.runtime import cached_op, threads
 from gluonpar.sharding import split_and_load
@@ -90,7 +91,7 @@ def mlp(width: int) -> Callable:
     def model(X: nd.NDArray, params: Sequence[nd.NDArray]) -> nd.NDArray:
         F, h = cached_op.operators(X), X
         for i, size in enumerate((width, width, NUM_CLASSES)):
-            h = models.relu(h) if i else h
+            h = lenet.relu(h) if i else h
             h = F.FullyConnected(h, params[2 * i], params[2 * i + 1], num_hidden=size)
         return h
 
@@ -118,7 +119,7 @@ def _outputs_first(value):
 
 # From the first layer's width to the model, and what it wants done to a parameter.
 MODELS = {
-    "lenet": lambda width: (models.lenet, _same),
+    "lenet": lambda width: (lenet.lenet, _same),
     "mlp": lambda width: (mlp(width), _outputs_first),
     "resnet18": lambda width: (resnet18(width), _same),
 }

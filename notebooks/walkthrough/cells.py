@@ -9,7 +9,9 @@ import gluonpar  # the first of all: it prepares this process for MXNet
 import mxnet as mx
 import numpy as np
 from d2l import mxnet as d2l
-from gluonpar import collectives, data, metrics, models, networks, profile
+from gluonpar import collectives, data, metrics, profile
+from gluonpar.models import resnet
+from gluonpar.models import lenet
 from gluonpar.runtime import threads
 from mxnet import autograd, gluon, nd
 
@@ -32,7 +34,7 @@ except FileNotFoundError:
 
 
 def standardize(images):
-    return models.standardize(nd.array(images)).asnumpy()
+    return lenet.standardize(nd.array(images)).asnumpy()
 
 
 X_train, y_train = standardize(dataset.train_images), dataset.train_labels
@@ -44,7 +46,7 @@ titles = d2l.get_fashion_mnist_labels(y_train[:8])
 pictures = d2l.show_images(dataset.train_images[:8, 0], 1, 8, titles=titles, scale=1.2)
 
 # %% split-sizes
-parameters = sum(np.prod(shape) for shape in models.LENET_SHAPES)
+parameters = sum(np.prod(shape) for shape in lenet.LENET_SHAPES)
 between_layers = [20 * 13 * 13, 50 * 4 * 4, 128]  # numbers for each sample, from layer to layer
 batch_sizes = 2 ** np.arange(11)
 
@@ -418,7 +420,7 @@ figure.tight_layout()
 
 # %% resnet
 mx.random.seed(0)
-net = networks.resnet18(num_classes=10, width=8)  # the book's is 64 wide
+net = resnet.resnet18(num_classes=10, width=8)  # the book's is 64 wide
 net.initialize(mx.init.Xavier(), ctx=ctx)
 net.hybridize(static_alloc=True, static_shape=True)
 loss = gluon.loss.SoftmaxCrossEntropyLoss()

@@ -1,0 +1,1 @@
+"""Models and losses, as plain functions of arrays and as Gluon networks."""
