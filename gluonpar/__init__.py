@@ -21,7 +21,7 @@ from gluonpar.collectives import (
     reduce,
     reduce_scatter,
 )
-from gluonpar.models.lenet.lenet import init_lenet, lenet
+from gluonpar.models.lenet import init_lenet, lenet
 from gluonpar.onnx_export import export_onnx
 from gluonpar.optim import sgd
 from gluonpar.parallel import make_parallel

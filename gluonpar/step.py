@@ -9,7 +9,7 @@ import numpy as np
 from mxnet import autograd
 
 from gluonpar import cluster, replicas
-from gluonpar.models.lenet.lenet import lenet
+from gluonpar.models.lenet import lenet
 from gluonpar.models.losses import softmax_cross_entropy
 from gluonpar.runtime import cached_op
 from gluonpar.runtime.devices import as_list

@@ -11,9 +11,9 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from gluonpar.models.lenet.lenet import LENET_SHAPES
 
 from gluonpar.collectives import ALGORITHMS, partition, trace
+from gluonpar.models.lenet import LENET_SHAPES
 from gluonpar.operators import BACKWARD, DATA, FORWARD, FUSED, OTHER, UPDATE, Span
 from gluonpar.timeline import Timeline
 

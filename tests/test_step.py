@@ -8,11 +8,11 @@ import numpy as np
 import oracle
 import pytest
 from cpus import contexts
-from gluonpar.models.lenet.lenet import LENET_SHAPES
 
 import gluonpar
 from gluonpar import metrics, optim, replicas, step, update
 from gluonpar.collectives.host import reduction
+from gluonpar.models.lenet import LENET_SHAPES
 from gluonpar.runtime import engine
 
 LR = 0.2

@@ -18,7 +18,7 @@ from gluonpar.collectives.paper import (
     style,
     words,
 )
-from gluonpar.models.lenet.lenet import LENET_SHAPES
+from gluonpar.models.lenet import LENET_SHAPES
 
 if TYPE_CHECKING:
     import os
