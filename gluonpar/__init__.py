@@ -9,9 +9,9 @@ from gluonpar.runtime import startup
 
 startup.start()
 
-from gluonpar import kvstore  # kvstore='gluonpar' is known to MXNet from here on
-from gluonpar.average import average_gradients
-from gluonpar.batch_norm import average_statistics, broadcast_statistics
+from gluonpar.gluon import kvstore  # kvstore='gluonpar' is known to MXNet from here on
+from gluonpar.gluon.average import average_gradients
+from gluonpar.gluon.running_statistics import average_statistics, broadcast_statistics
 from gluonpar.collectives import (
     all_gather,
     allreduce,
@@ -24,17 +24,17 @@ from gluonpar.collectives import (
 from gluonpar.models.lenet import init_lenet, lenet
 from gluonpar.onnx_export import export_onnx
 from gluonpar.optim import sgd
-from gluonpar.parallel import make_parallel
+from gluonpar.gluon.parallel import make_parallel
 from gluonpar.ragged import split_samples
 from gluonpar.replicas import get_params
 from gluonpar.sharding import split_and_load
 from gluonpar.step import train_batch
-from gluonpar.sync_batch_norm import SyncBatchNorm, set_num_devices
-from gluonpar.tasks import TaskError, run_tasks
-from gluonpar.towers import Towers
+from gluonpar.gluon.sync_batch_norm import SyncBatchNorm, set_num_devices
+from gluonpar.gluon.tasks import TaskError, run_tasks
+from gluonpar.gluon.towers import Towers
 from gluonpar.train import train
 from gluonpar.training_state import load_checkpoint, save_checkpoint
-from gluonpar.trainer import Trainer
+from gluonpar.gluon.trainer import Trainer
 from gluonpar.verify import Wrong, verify
 from gluonpar.runtime.version import __version__
 

@@ -13,7 +13,9 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 
-from gluonpar import batch_norm, checkpoint, cluster, metrics
+from gluonpar import checkpoint, cluster, metrics
+from gluonpar.gluon import running_statistics
+from gluonpar.gluon.trainer import Trainer
 from gluonpar.models import lenet, resnet
 from gluonpar.models.losses import softmax_cross_entropy
 from gluonpar.onnx_export import export_onnx
@@ -21,7 +23,6 @@ from gluonpar.replicas import get_params
 from gluonpar.runtime import cached_op, memory_limits
 from gluonpar.sharding import split_and_load
 from gluonpar.step import train_batch
-from gluonpar.trainer import Trainer
 
 # With the book's 0.01 the first epoch does not leave chance level, and four epochs end at 0.72 to
 # 0.77.
@@ -142,7 +143,7 @@ class ResNet18(Learner):
 
     def accuracy(self, images: np.ndarray, labels: np.ndarray) -> float:
         """See :func:`metrics.accuracy`; the running statistics become their mean first."""
-        batch_norm.average_statistics(self.net)
+        running_statistics.average_statistics(self.net)
         nets = [self.net] * len(self.ctx)
         return metrics.accuracy(images, labels, nets, self.ctx, _score_pixels)
 

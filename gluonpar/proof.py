@@ -16,6 +16,7 @@ import numpy as np
 from mxnet import autograd, gluon
 
 from gluonpar import collectives, data
+from gluonpar.gluon.trainer import Trainer
 from gluonpar.models import lenet as models
 from gluonpar.models import resnet
 from gluonpar.models.losses import softmax_cross_entropy
@@ -23,7 +24,6 @@ from gluonpar.replicas import get_params
 from gluonpar.runtime import memory, threads
 from gluonpar.sharding import split_and_load
 from gluonpar.step import train_batch
-from gluonpar.trainer import Trainer
 from gluonpar.verify import Wrong, check_replicas, near
 
 DTYPES = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64")

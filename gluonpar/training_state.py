@@ -11,9 +11,9 @@ import numpy as np
 from mxnet import gluon
 
 from gluonpar import archive, cluster, files, optimizer_states
+from gluonpar.gluon.trainer import Trainer
 from gluonpar.runtime import memory
 from gluonpar.runtime.version import __version__
-from gluonpar.trainer import Trainer
 
 FORMAT = 1
 

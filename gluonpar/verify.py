@@ -8,8 +8,9 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 
-from gluonpar import metrics, sharding, sync_batch_norm
+from gluonpar import metrics, sharding
 from gluonpar.collectives import allreduce
+from gluonpar.gluon import sync_batch_norm
 from gluonpar.runtime import threads
 from gluonpar.runtime.devices import as_list
 

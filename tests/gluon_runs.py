@@ -9,7 +9,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 import gluonpar
-from gluonpar.trainer import Trainer
+from gluonpar.gluon.trainer import Trainer
 
 SIZES = (7, 8, 5, 8, 9)  # of batches: uneven, on most numbers of devices
 WIDTHS = (6, 10, 8, 3)  # features, hidden, hidden, classes

@@ -6,7 +6,7 @@ import pytest
 import waits
 from mxnet import autograd
 
-from gluonpar.average import average_gradients
+from gluonpar.gluon.average import average_gradients
 
 SHAPES = ((2, 3), (4,), (1,))
 

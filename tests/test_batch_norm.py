@@ -7,7 +7,7 @@ from mxnet import autograd
 from mxnet.gluon import nn
 
 from gluonpar import split_and_load
-from gluonpar.batch_norm import average_statistics, broadcast_statistics
+from gluonpar.gluon.running_statistics import average_statistics, broadcast_statistics
 
 K = 3
 CTX = [mx.cpu(i) for i in range(K)]

@@ -7,7 +7,7 @@ import pytest
 from gluon_runs import STATIC, contexts, give_grads, weights
 
 from gluonpar import replicas
-from gluonpar.gluon_replicas import Layout, check, listed
+from gluonpar.gluon.parameter_buckets import Layout, check, listed
 from gluonpar.runtime import memory
 
 

@@ -1,5 +1,6 @@
 """kvstore: Trainer and Module train as with MXNet's own store, and no sum is ever lost."""
 
+import gluonpar.kvstore
 import mxnet as mx
 import numpy as np
 import pytest
@@ -7,7 +8,6 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 import gluonpar
-import gluonpar.kvstore
 from gluonpar.collectives.host import reduction
 
 CPUS = [mx.cpu(i) for i in range(4)]
@@ -325,7 +325,7 @@ def test_the_stock_loop_is_summed_in_one_operator_and_checked_once(monkeypatch):
     trainer = make_trainer(net)
     train(net, trainer, ctx, batches((8,)))
     names = count_operators(monkeypatch)
-    monkeypatch.setattr(gluonpar.kvstore.collectives, "allreduce_many", None)
+    monkeypatch.setattr(gluonpar.gluon.kvstore.collectives, "allreduce_many", None)
     train(net, trainer, ctx, batches((8, 8)))
     assert names == ["gluonpar.host"] * 2
     assert_identical(net)
@@ -339,7 +339,7 @@ class OwnLoop(gluon.Trainer):
             self._kvstore.pushpull(i, self._params[i].list_grad(), priority=-i)
 
 
-class AroundTheStore(gluonpar.kvstore.GluonPar):
+class AroundTheStore(gluonpar.gluon.kvstore.GluonPar):
     """What calls the store is not the Trainer."""
 
     def pushpull(self, key, value, out=None, priority=0):
@@ -446,7 +446,7 @@ def test_broadcast_from_among_the_arrays_and_from_outside(world):
 def test_what_it_says_of_itself():
     store = mx.kv.create("gluonpar")
     assert (store.type, store.rank, store.num_workers) == ("gluonpar", 0, 1)
-    assert isinstance(store, gluonpar.kvstore.GluonPar)
+    assert isinstance(store, gluonpar.gluon.kvstore.GluonPar)
     assert store.is_capable("optimizer") is False
     with pytest.raises(ValueError, match="'telepathy' is unknown"):
         store.is_capable("telepathy")

@@ -17,9 +17,9 @@ from mxnet.gluon import nn
 
 import gluonpar
 from gluonpar import replicas
+from gluonpar.gluon.trainer import Trainer
 from gluonpar.models.losses import softmax_cross_entropy
 from gluonpar.runtime import cached_op, memory
-from gluonpar.trainer import Trainer
 
 CTX = [mx.cpu(0), mx.cpu(1)]
 CHANNELS, NUM_STEPS, LR = 64, 3, 0.1

@@ -17,7 +17,7 @@ import pytest
 from gluon_runs import assert_as_one, contexts, give_grads, weights
 
 from gluonpar import archive, files, optimizer_states, replicas
-from gluonpar.trainer import Trainer
+from gluonpar.gluon.trainer import Trainer
 
 OPTIMIZERS = {
     "sgd": {"momentum": 0.9, "wd": 0.01},
@@ -401,7 +401,7 @@ def test_a_folder_that_is_not_there(tmp_path):
 FULL = """
 import resource, signal, sys
 import gluonpar, mxnet as mx
-from gluonpar.trainer import Trainer
+from gluonpar.gluon.trainer import Trainer
 w = mx.gluon.Parameter("w", shape=(1000,))
 w.initialize()
 trainer = Trainer([w], "sgd", {"momentum": 0.5})

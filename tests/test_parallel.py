@@ -16,7 +16,7 @@ from cpus import contexts
 from mxnet import autograd, gluon
 
 from gluonpar.collectives import partition
-from gluonpar.parallel import make_parallel
+from gluonpar.gluon.parallel import make_parallel
 
 Pair = collections.namedtuple("Pair", "a b")
 
@@ -159,7 +159,7 @@ def test_gradients_reach_a_batch_that_is_on_another_device():
 
 PROFILED = """
 import sys, gluonpar, mxnet as mx
-from gluonpar.parallel import make_parallel
+from gluonpar.gluon.parallel import make_parallel
 x = mx.nd.ones((7, 4))
 x.attach_grad()
 mx.profiler.set_config(profile_all=True, filename=sys.argv[1])

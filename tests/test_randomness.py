@@ -6,7 +6,7 @@ import pytest
 from mxnet import autograd
 from mxnet.gluon import nn
 
-from gluonpar.trainer import Trainer
+from gluonpar.gluon.trainer import Trainer
 
 K = 4
 CTX = [mx.cpu(i) for i in range(K)]

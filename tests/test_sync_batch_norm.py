@@ -9,10 +9,11 @@ from cpus import contexts
 from mxnet import autograd, gluon, npx
 from mxnet.gluon import nn
 
-from gluonpar import meeting, split_and_load, sync_batch_norm
+from gluonpar import split_and_load
 from gluonpar.collectives import partition
-from gluonpar.sync_batch_norm import SyncBatchNorm, set_num_devices
-from gluonpar.trainer import Trainer
+from gluonpar.gluon import rendezvous, sync_batch_norm
+from gluonpar.gluon.sync_batch_norm import SyncBatchNorm, set_num_devices
+from gluonpar.gluon.trainer import Trainer
 
 HYBRIDIZED = {
     "imperative": None,
@@ -201,13 +202,13 @@ def test_a_layer_called_twice_in_one_step_keeps_its_calls_apart():
 def test_the_backward_of_a_call_meets_apart_from_that_of_another(monkeypatch):
     layer, tags = SyncBatchNorm(in_channels=1), []
     layer.initialize(ctx=contexts(2))
-    meet = meeting.Meeting.sum
+    meet = rendezvous.Meeting.sum
 
     def recorded(self, tag, device, values):
         tags.append((self.name, tag, device))
         return meet(self, tag, device, values)
 
-    monkeypatch.setattr(meeting.Meeting, "sum", recorded)
+    monkeypatch.setattr(rendezvous.Meeting, "sum", recorded)
     shards = split_and_load(np.arange(4, dtype="float32").reshape(4, 1), contexts(2))
     for shard in shards:
         shard.attach_grad()
@@ -353,7 +354,7 @@ def test_deep_networks_do_not_stand_still_when_hybridized_static():
 def test_meetings_add_in_the_order_of_devices_not_of_coming():
     brought = {"a": 1.0, "b": 1e16, "c": -1e16}  # (a + b) + c is 0, and (b + c) + a is 1
     for order in ("abc", "cba", "bca"):
-        place, sums = meeting.Meeting("test", lambda: 3), {}
+        place, sums = rendezvous.Meeting("test", lambda: 3), {}
 
         def come(device, place=place, sums=sums):
             sums[device] = place.sum(1, device, np.array([brought[device]]))
@@ -370,14 +371,14 @@ def test_meetings_add_in_the_order_of_devices_not_of_coming():
 
 
 def test_a_meeting_that_is_abandoned_lets_everybody_go():
-    place, errors = meeting.Meeting("test", lambda: 2), []
+    place, errors = rendezvous.Meeting("test", lambda: 2), []
     came = threading.Event()
 
     def come():
         try:
             came.set()
             place.sum(1, "a", np.zeros(1))
-        except meeting.Late as error:
+        except rendezvous.Late as error:
             errors.append(str(error))
 
     person = threading.Thread(target=come)

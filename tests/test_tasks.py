@@ -10,9 +10,9 @@ from cpus import contexts
 from mxnet import autograd
 from mxnet.gluon import nn
 
+from gluonpar.gluon.tasks import TaskError, run_tasks
+from gluonpar.gluon.trainer import Trainer
 from gluonpar.ragged import split_samples
-from gluonpar.tasks import TaskError, run_tasks
-from gluonpar.trainer import Trainer
 
 
 class Detection:

@@ -7,9 +7,10 @@ import waits
 from cpus import contexts
 from mxnet import autograd, gluon
 
-from gluonpar import metrics, tower_variables
-from gluonpar.average import average_gradients
-from gluonpar.towers import Towers
+from gluonpar import metrics
+from gluonpar.gluon import tower_variables
+from gluonpar.gluon.average import average_gradients
+from gluonpar.gluon.towers import Towers
 
 SIZES = [5, 2, 7, 1, 4, 4, 3, 6, 2, 1]  # of successive batches
 LR = 0.05

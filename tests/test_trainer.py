@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from gluon_runs import assert_as_one, contexts
 
-from gluonpar.trainer import Trainer
+from gluonpar.gluon.trainer import Trainer
 
 OPTIMIZERS = sorted(mx.optimizer.Optimizer.opt_registry)
 KNOWN = {

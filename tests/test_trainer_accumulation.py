@@ -7,7 +7,7 @@ from gluon_nets import NETS
 from gluon_runs import assert_as_one, contexts, give_grads, weights
 from mxnet import gluon
 
-from gluonpar.trainer import Trainer
+from gluonpar.gluon.trainer import Trainer
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])

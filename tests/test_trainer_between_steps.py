@@ -12,7 +12,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 import gluonpar
-from gluonpar.trainer import Trainer
+from gluonpar.gluon.trainer import Trainer
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])

@@ -9,7 +9,7 @@ import pytest
 from gluon_runs import assert_as_one, give_grads, weights
 from mxnet import gluon
 
-from gluonpar.trainer import Trainer
+from gluonpar.gluon.trainer import Trainer
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "nag"])

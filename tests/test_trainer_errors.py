@@ -7,7 +7,7 @@ from gluon_runs import contexts, give_grads, weights
 from mxnet import gluon
 from mxnet.gluon import nn
 
-from gluonpar.trainer import Trainer
+from gluonpar.gluon.trainer import Trainer
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])

@@ -11,10 +11,11 @@ from gluon_runs import assert_as_one, contexts, give_grads, weights
 from mxnet import gluon
 
 import gluonpar
-from gluonpar import collectives, metrics, owned_updates
-from gluonpar import trainer as trainer_module
+from gluonpar import collectives, metrics
+from gluonpar.gluon import sharded_update
+from gluonpar.gluon import trainer as trainer_module
+from gluonpar.gluon.trainer import Trainer
 from gluonpar.runtime import engine
-from gluonpar.trainer import Trainer
 
 
 @pytest.mark.parametrize("compression", [None, "fp16"])
@@ -39,7 +40,7 @@ def test_the_algorithm_named_is_the_one_used(monkeypatch):
         trainer_module, "allreduce_as_float16", lambda lists, name: called.append((name, "fp16"))
     )
     monkeypatch.setattr(
-        owned_updates.fused, "reduce_update", lambda items: called.append("in one pass")
+        sharded_update.fused, "reduce_update", lambda items: called.append("in one pass")
     )
     for algorithm, compression in (("ring", None), ("tree", "fp16"), ("host", None), (None, None)):
         params = weights([[1.0]], 2)

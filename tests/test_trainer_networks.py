@@ -13,7 +13,7 @@ from mxnet import autograd
 from mxnet.gluon import nn
 
 import gluonpar
-from gluonpar.trainer import Trainer
+from gluonpar.gluon.trainer import Trainer
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])
@@ -83,7 +83,7 @@ def test_the_numpy_world_trains_as_the_other(optimizer):
 
 ALONE = """
 import gluonpar, mxnet as mx
-from gluonpar.trainer import Trainer
+from gluonpar.gluon.trainer import Trainer
 mx.npx.set_np()
 ctx = [mx.cpu(0), mx.cpu(1)]
 net = mx.gluon.nn.Dense(2)

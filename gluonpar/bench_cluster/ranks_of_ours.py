@@ -62,7 +62,7 @@ def join(candidate: str, size: int, batch_size: int) -> Joined:
             joined.own,
             share_threads=True,
             kvstore="",
-            trainer="gluonpar.trainer.Trainer",
+            trainer="gluonpar.gluon.trainer.Trainer",
             split="gluonpar.sharding.split_and_load",
         )
         joined.training.batch_size = batch_size

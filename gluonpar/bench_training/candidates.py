@@ -62,7 +62,7 @@ CANDIDATES = {
         options={
             "share_threads": True,
             "kvstore": "",
-            "trainer": "gluonpar.trainer.Trainer",
+            "trainer": "gluonpar.gluon.trainer.Trainer",
             "split": "gluonpar.sharding.split_and_load",
         },
     ),

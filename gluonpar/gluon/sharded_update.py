@@ -11,7 +11,7 @@ from mxnet import gluon
 from gluonpar import between_processes, optim
 from gluonpar.collectives import broadcast_many
 from gluonpar.collectives.host import fused_update
-from gluonpar.gluon_replicas import Bucket
+from gluonpar.gluon.parameter_buckets import Bucket
 
 
 class OwnedUpdates:

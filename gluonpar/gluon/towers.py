@@ -9,14 +9,14 @@ from typing import Any, Callable, Iterable, NamedTuple, Sequence
 import mxnet as mx
 from mxnet import autograd, gluon
 
+from gluonpar.gluon.parallel import on_device
+from gluonpar.gluon.tower_variables import SharedVariables, check_gradients, forget_gradients
 from gluonpar.metrics import LossMeter
 from gluonpar.optim import sgd
-from gluonpar.parallel import on_device
 from gluonpar.runtime import threads
 from gluonpar.runtime.devices import as_list
 from gluonpar.sharding import num_samples, split_and_load
 from gluonpar.step import check_lr
-from gluonpar.tower_variables import SharedVariables, check_gradients, forget_gradients
 
 STEPS_IN_FLIGHT = 4
 

@@ -9,11 +9,12 @@ from typing import Iterator, Sequence
 import mxnet as mx
 from mxnet import gluon
 
-from gluonpar import between_processes, cluster, gluon_replicas, metrics, optimizer_states
+from gluonpar import between_processes, cluster, metrics, optimizer_states
 from gluonpar.collectives import allreduce_many, broadcast_many, reduce, registry
 from gluonpar.collectives.bucketing import allreduce_as_float16
-from gluonpar.gluon_replicas import Bucket, Layout
-from gluonpar.owned_updates import OwnedUpdates
+from gluonpar.gluon import parameter_buckets
+from gluonpar.gluon.parameter_buckets import Bucket, Layout
+from gluonpar.gluon.sharded_update import OwnedUpdates
 from gluonpar.runtime import memory
 
 COMPRESSIONS = (None, "fp16")
@@ -61,7 +62,7 @@ class Trainer(gluon.Trainer):
             registry.named(algorithm)
         if compression not in COMPRESSIONS:
             raise ValueError(f"compression={compression!r}; it is None or 'fp16'")
-        gluon_replicas.check(params)
+        parameter_buckets.check(params)
         super().__init__(params, optimizer, optimizer_params, kvstore=None)
         self._given = params
         self._algorithm, self._compression = algorithm, compression
@@ -202,7 +203,7 @@ class Trainer(gluon.Trainer):
 
     def _laid_out(self) -> Layout:
         """The parameters in buckets; made at first, and again where somebody moved them."""
-        if {*gluon_replicas.listed(self._given)} != {*self._params}:
+        if {*parameter_buckets.listed(self._given)} != {*self._params}:
             raise ValueError(
                 "the set of parameters has changed since this Trainer was made; make a new Trainer"
             )
@@ -211,7 +212,7 @@ class Trainer(gluon.Trainer):
             if not moved:
                 return self._layout
             self._pinned.update(moved)
-        gluon_replicas.check(self._params)
+        parameter_buckets.check(self._params)
         for param in self._params:
             param.list_data()  # says which parameter is not initialised
         if self._layout is None:

@@ -5,7 +5,7 @@ and keeps running averages of them, its own too: so they differ between devices,
 evaluates with those it has. ``net.save_parameters`` writes the mean over devices of every
 parameter (``Parameter._reduce`` in MXNet 1.9.1), which no device has evaluated with. Therefore call
 one of the two functions here before evaluating or saving: what is saved is then what was evaluated.
-Layers of :class:`gluonpar.sync_batch_norm.SyncBatchNorm` have the same ones everywhere anyway.
+Layers of :class:`gluonpar.gluon.sync_batch_norm.SyncBatchNorm` have the same ones everywhere anyway.
 """
 
 from __future__ import annotations

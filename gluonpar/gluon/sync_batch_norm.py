@@ -10,7 +10,7 @@ import mxnet as mx
 import numpy as np
 from mxnet import gluon
 
-from gluonpar.meeting import Late, Meeting
+from gluonpar.gluon.rendezvous import Late, Meeting
 from gluonpar.runtime import engine, memory
 
 _meetings: weakref.WeakValueDictionary[str, Meeting] = weakref.WeakValueDictionary()

@@ -1,0 +1,1 @@
+"""For programs of Gluon: the Trainer, kvstore='gluonpar', SyncBatchNorm, make_parallel, towers."""
