@@ -22,7 +22,7 @@ from gluonpar.collectives import (
     reduce_scatter,
 )
 from gluonpar.models.lenet import init_lenet, lenet
-from gluonpar.onnx_export import export_onnx
+from gluonpar.checkpoint.onnx_export import export_onnx
 from gluonpar.optim import sgd
 from gluonpar.gluon.parallel import make_parallel
 from gluonpar.ragged import split_samples
@@ -33,7 +33,7 @@ from gluonpar.gluon.sync_batch_norm import SyncBatchNorm, set_num_devices
 from gluonpar.gluon.tasks import TaskError, run_tasks
 from gluonpar.gluon.towers import Towers
 from gluonpar.train import train
-from gluonpar.training_state import load_checkpoint, save_checkpoint
+from gluonpar.checkpoint.training_state import load_checkpoint, save_checkpoint
 from gluonpar.gluon.trainer import Trainer
 from gluonpar.verify import Wrong, verify
 from gluonpar.runtime.version import __version__

@@ -13,12 +13,13 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 
-from gluonpar import checkpoint, cluster, metrics
+from gluonpar import cluster, metrics
+from gluonpar.checkpoint import params_file
+from gluonpar.checkpoint.onnx_export import export_onnx
 from gluonpar.gluon import running_statistics
 from gluonpar.gluon.trainer import Trainer
 from gluonpar.models import lenet, resnet
 from gluonpar.models.losses import softmax_cross_entropy
-from gluonpar.onnx_export import export_onnx
 from gluonpar.replicas import get_params
 from gluonpar.runtime import cached_op, memory_limits
 from gluonpar.sharding import split_and_load
@@ -96,7 +97,7 @@ class LeNet(Learner):
 
     def save(self, path: pathlib.Path) -> None:
         """See :func:`checkpoint.save_params`."""
-        checkpoint.save_params(path, self.device_params[0])
+        params_file.save_params(path, self.device_params[0])
 
     def save_onnx(self, path: pathlib.Path) -> None:
         """See :func:`export_onnx`."""
@@ -149,7 +150,7 @@ class ResNet18(Learner):
 
     def save(self, path: pathlib.Path) -> None:
         """A file for ``load_parameters`` of :func:`networks.resnet18`."""
-        checkpoint.save_block(path, self.net)
+        params_file.save_block(path, self.net)
 
     def save_onnx(self, path: pathlib.Path) -> None:
         """See :func:`export_onnx`."""

@@ -14,7 +14,8 @@ from typing import Any, Iterable, Iterator, Sequence
 
 import mxnet as mx
 
-from gluonpar import files, operators
+from gluonpar import operators
+from gluonpar.checkpoint import files
 from gluonpar.operators import DATA, EXCHANGE, UPDATE, Span
 from gluonpar.runtime import memory, threads
 from gluonpar.runtime.devices import as_list

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Iterable, Iterator, Sequence, TextIO
 import mxnet as mx
 import numpy as np
 
-from gluonpar import files
+from gluonpar.checkpoint import files
 
 if TYPE_CHECKING:
     from gluonpar.profile import Profiler

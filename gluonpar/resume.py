@@ -13,11 +13,12 @@ from typing import Any, Callable, Sequence
 import mxnet as mx
 import numpy as np
 
-from gluonpar import cluster, metrics, onnx_export, rank_run, report
+from gluonpar import cluster, metrics, rank_run, report
+from gluonpar.checkpoint import onnx_export
+from gluonpar.checkpoint.training_state import load_checkpoint, save_checkpoint
 from gluonpar.data import Dataset
 from gluonpar.learners import Learner
 from gluonpar.runtime import memory
-from gluonpar.training_state import load_checkpoint, save_checkpoint
 
 # What must be as it was. Devices, learning rate, number of epochs and output may be others.
 _FIXED = ("model", "batch_size", "seed", "dataset", "limit")

@@ -12,17 +12,8 @@ from typing import Iterator
 import mxnet as mx
 import numpy as np
 
-from gluonpar import (
-    checkpoint,
-    cluster,
-    collectives,
-    data,
-    metrics,
-    profile,
-    rank_run,
-    report,
-    resume,
-)
+from gluonpar import cluster, collectives, data, metrics, profile, rank_run, report, resume
+from gluonpar.checkpoint import params_file
 from gluonpar.collectives import partition
 from gluonpar.learners import LEARNERS, Learner, check_room
 from gluonpar.runtime import devices, memory, threads
@@ -109,7 +100,7 @@ class Run:
         if self._profiles:
             profile.check(self.ctx)
         self.save_dir = (
-            checkpoint.prepare(configuration.save_dir) if configuration.save_dir else None
+            params_file.prepare(configuration.save_dir) if configuration.save_dir else None
         )
         self.data = data.load(configuration.dataset, configuration.data_dir, configuration.limit)
         batch_size = min(configuration.batch_size, len(self.data.train_labels)) // cluster.size()

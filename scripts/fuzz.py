@@ -34,7 +34,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 READERS = ("idx", "checkpoint", "states")
 # What is instrumented, so that libFuzzer sees which branches an input takes.
 MODULES = [f"gluonpar.{name}" for name in ("archive", "files", "idx", "fashion_mnist")]
-MODULES += ["gluonpar.optimizer_states", "gluonpar.training_state", "zipfile"]
+MODULES += ["gluonpar.checkpoint.optimizer_states", "gluonpar.checkpoint.training_state", "zipfile"]
 SECONDS = 10  # for one input; more is a hang
 START_SECONDS = 300  # for importing MXNet on a busy machine
 NUM_BYTES = 1 << 30  # beyond what the process has when it begins

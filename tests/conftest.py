@@ -25,7 +25,7 @@ def pytest_collection_modifyitems(items):
     """The docstring that writes an ONNX file needs the package, as test_onnx_export.py does."""
     if importlib.util.find_spec("onnx") is None:
         for item in items:
-            if item.name == "gluonpar.onnx_export.export_onnx":
+            if item.name == "gluonpar.checkpoint.onnx_export.export_onnx":
                 item.add_marker(pytest.mark.skip(reason="the package onnx is not installed"))
 
 

@@ -27,7 +27,8 @@ import mxnet as mx
 import numpy as np
 
 import gluonpar
-from gluonpar import archive, fashion_mnist, idx
+from gluonpar import fashion_mnist, idx
+from gluonpar.checkpoint import archive
 
 NUM_BYTES = 256 << 20  # what reading a file of some kilobytes may never take
 

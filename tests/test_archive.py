@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
-from gluonpar import archive
+from gluonpar.checkpoint import archive
 
 DTYPES = st.sampled_from(["f2", "f4", "f8", "?", "u1", "i1", "i4", "i8", "u4"])
 SHAPES = st_numpy.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gluonpar
-from gluonpar import archive, checkpoint
+from gluonpar.checkpoint import archive, params_file
 
 
 def params(offset=0):
@@ -30,20 +30,20 @@ def assert_holds(path, expected):
 
 def test_mxnet_loads_what_was_saved_bit_for_bit(tmp_path):
     path = tmp_path / "a.params"
-    checkpoint.save_params(path, params())
+    params_file.save_params(path, params())
     assert_holds(path, params())
 
 
 def test_ten_and_more_parameters_keep_their_order(tmp_path):
     many = [mx.nd.array([i]) for i in range(12)]
-    checkpoint.save_params(tmp_path / "a.params", many)
+    params_file.save_params(tmp_path / "a.params", many)
     assert_holds(tmp_path / "a.params", many)
 
 
 def test_a_later_save_replaces_the_file_and_leaves_nothing_else(tmp_path):
     path = tmp_path / "a.params"
     for offset in (0, 100):
-        checkpoint.save_params(path, params(offset))
+        params_file.save_params(path, params(offset))
     assert_holds(path, params(100))
     assert os.listdir(tmp_path) == ["a.params"]
 
@@ -71,10 +71,10 @@ def test_a_failure_keeps_the_earlier_file_and_leaves_no_other(
     tmp_path, monkeypatch, where, what, words
 ):
     path = tmp_path / "a.params"
-    checkpoint.save_params(path, params())
+    params_file.save_params(path, params())
     monkeypatch.setattr(where, *what)
     with pytest.raises(OSError, match=words):
-        checkpoint.save_params(path, params(100))
+        params_file.save_params(path, params(100))
     assert_holds(path, params())
     assert os.listdir(tmp_path) == ["a.params"]
 
@@ -84,29 +84,29 @@ def test_an_interruption_keeps_the_earlier_file(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     path = tmp_path / "a.params"
-    checkpoint.save_params(path, params())
+    params_file.save_params(path, params())
     monkeypatch.setattr(mx.nd, "save", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        checkpoint.save_params(path, params(100))
+        params_file.save_params(path, params(100))
     assert_holds(path, params())
     assert os.listdir(tmp_path) == ["a.params"]
 
 
 def test_a_folder_that_is_gone_is_an_oserror_with_the_path(tmp_path):
     with pytest.raises(OSError, match="absent"):
-        checkpoint.save_params(tmp_path / "absent" / "a.params", params())
+        params_file.save_params(tmp_path / "absent" / "a.params", params())
 
 
 @pytest.mark.parametrize("name", ["new", "new/and/deep", "."])
 def test_prepare_makes_the_folder_and_leaves_it_empty(tmp_path, name):
-    folder = checkpoint.prepare(tmp_path / name)
+    folder = params_file.prepare(tmp_path / name)
     assert folder == tmp_path / name
     assert os.listdir(folder) == []
 
 
 def test_prepare_leaves_the_files_of_an_earlier_run(tmp_path):
     (tmp_path / "a.params").write_bytes(b"earlier")
-    checkpoint.prepare(str(tmp_path))
+    params_file.prepare(str(tmp_path))
     assert (tmp_path / "a.params").read_bytes() == b"earlier"
 
 
@@ -114,13 +114,13 @@ def test_prepare_leaves_the_files_of_an_earlier_run(tmp_path):
 def test_prepare_refuses_a_place_that_is_no_folder(tmp_path, name):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(ValueError, match=f"nothing can be saved in .*{name}: "):
-        checkpoint.prepare(tmp_path / name)
+        params_file.prepare(tmp_path / name)
 
 
 def test_prepare_refuses_a_name_that_mxnet_cannot_be_told(tmp_path):
     folder = tmp_path / os.fsdecode(b"\xff")
     with pytest.raises(ValueError, match=r"nothing can be saved in .*\udcff: MXNet takes names in"):
-        checkpoint.prepare(folder)
+        params_file.prepare(folder)
     assert not folder.exists()
 
 

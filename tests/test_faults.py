@@ -15,7 +15,8 @@ from pathlib import Path
 import mxnet as mx
 import pytest
 
-from gluonpar import cli, learners, training_state
+from gluonpar import cli, learners
+from gluonpar.checkpoint import training_state
 from gluonpar.runtime import memory_limits
 from gluonpar.train import Run
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from gluonpar import files
+from gluonpar.checkpoint import files
 
 
 def write(path, *parts):

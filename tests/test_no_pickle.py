@@ -1,7 +1,7 @@
 """Nothing that a file holds is run as code: no module here unpickles, or evaluates text.
 
 A pickle runs what it says when it is loaded, so whoever can write a checkpoint could run anything.
-Files are read by gluonpar.archive, which parses JSON and numbers, and gluonpar.idx, which reads
+Files are read by gluonpar.checkpoint.archive, which parses JSON and numbers, and gluonpar.idx, which reads
 bytes.
 
 One exception: the processes of one job (gluonpar.cluster) send each other Python's objects, which
@@ -35,7 +35,7 @@ UNPICKLES = {"set_states", "read_pickle", "load_optimizer_states", "unpickle"}
 
 # mx.nd.load does not unpickle, but parses in C++ what a file says about itself. gluonpar reads only
 # what it has written in the same call, under a name nobody else knows of: whether it is whole.
-MAY_LOAD_MXNETS = {"gluonpar/checkpoint.py"}
+MAY_LOAD_MXNETS = {"gluonpar/checkpoint/params_file.py"}
 
 
 def name_of(node):

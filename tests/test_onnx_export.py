@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import gluonpar
-from gluonpar import cli, learners, onnx_export
+from gluonpar import cli, learners
+from gluonpar.checkpoint import onnx_export
 from gluonpar.models import lenet, resnet
 
 onnx = pytest.importorskip(

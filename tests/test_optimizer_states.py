@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 from gluon_runs import assert_as_one, contexts, give_grads, weights
 
-from gluonpar import archive, files, optimizer_states, replicas
+from gluonpar import replicas
+from gluonpar.checkpoint import archive, files, optimizer_states
 from gluonpar.gluon.trainer import Trainer
 
 OPTIMIZERS = {

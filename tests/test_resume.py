@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from gluonpar import archive, cli, learners, report, resume
+from gluonpar import cli, learners, report, resume
+from gluonpar.checkpoint import archive
 from gluonpar.train import Configuration, Run
 
 SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "train_lenet.py"

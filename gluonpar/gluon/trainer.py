@@ -9,7 +9,8 @@ from typing import Iterator, Sequence
 import mxnet as mx
 from mxnet import gluon
 
-from gluonpar import between_processes, cluster, metrics, optimizer_states
+from gluonpar import between_processes, cluster, metrics
+from gluonpar.checkpoint import optimizer_states
 from gluonpar.collectives import allreduce_many, broadcast_many, reduce, registry
 from gluonpar.collectives.bucketing import allreduce_as_float16
 from gluonpar.gluon import parameter_buckets

@@ -1,4 +1,4 @@
-"""The state of an optimizer in a file: a sealed :mod:`gluonpar.archive`, so safe to load.
+"""The state of an optimizer in a file: a sealed :mod:`gluonpar.checkpoint.archive`, so safe to load.
 
 The header (JSON) names the optimizer's class, the parameters' shapes, its numbers (rates, counters)
 and those of its learning-rate schedule; then come the arrays of each parameter's state. Nothing of
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Sequence
 import mxnet as mx
 import numpy as np
 
-from gluonpar import archive, files
+from gluonpar.checkpoint import archive, files
 
 FORMAT = 1
 _NUMBERS = (bool, int, float, np.number)

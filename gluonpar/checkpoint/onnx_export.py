@@ -18,7 +18,7 @@ from typing import Any, Callable, Iterator, Sequence
 import mxnet as mx
 import numpy as np
 
-from gluonpar import files
+from gluonpar.checkpoint import files
 
 # MXNet's newest translations are for 13. Nothing that they write means something else in 14, and
 # readers that take a BatchNormalization of 13 for one that is being trained (onnx's reference) get

@@ -10,7 +10,8 @@ import mxnet as mx
 import numpy as np
 from mxnet import gluon
 
-from gluonpar import archive, cluster, files, optimizer_states
+from gluonpar import cluster
+from gluonpar.checkpoint import archive, files, optimizer_states
 from gluonpar.gluon.trainer import Trainer
 from gluonpar.runtime import memory
 from gluonpar.runtime.version import __version__

@@ -8,7 +8,7 @@ from typing import Callable, Sequence
 
 import mxnet as mx
 
-from gluonpar import files
+from gluonpar.checkpoint import files
 
 
 def prepare(folder: str | os.PathLike) -> pathlib.Path:

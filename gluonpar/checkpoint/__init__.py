@@ -1,0 +1,1 @@
+"""Parameters, optimizer states and training state in files, each written whole or not at all."""
