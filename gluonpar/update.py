@@ -6,7 +6,8 @@ from typing import Callable, Sequence
 
 import mxnet as mx
 
-from gluonpar import between_processes, cluster, optim, replicas
+from gluonpar import cluster, optim, replicas
+from gluonpar.cluster import hierarchical
 from gluonpar.collectives import allreduce_many, checks, named
 from gluonpar.collectives.host import fused_update
 
@@ -36,14 +37,14 @@ def allreduce_sgd(
     ):
         update = _rule(lr, batch_size)
         for bucket in buckets:
-            grads, params = between_processes.summed(bucket.grads), bucket.params
+            grads, params = hierarchical.summed(bucket.grads), bucket.params
             fused_update.reduce_update(
                 [fused_update.Item(grads, params, [update] * len(params[0]))]
             )
         return
     lists = [bucket.grads for bucket in buckets]
     allreduce_many(lists, algorithm)
-    between_processes.complete(lists, [0] * len(lists), everywhere=True)
+    hierarchical.complete(lists, [0] * len(lists), everywhere=True)
     if isinstance(batch_size, cluster.Later):
         batch_size = batch_size.wait()  # MXNet's operators take a number that is known
     for params in device_params:

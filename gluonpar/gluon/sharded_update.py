@@ -8,7 +8,8 @@ import mxnet as mx
 import numpy as np
 from mxnet import gluon
 
-from gluonpar import between_processes, optim
+from gluonpar import optim
+from gluonpar.cluster import hierarchical
 from gluonpar.collectives import broadcast_many
 from gluonpar.collectives.host import fused_update
 from gluonpar.gluon.parameter_buckets import Bucket
@@ -70,7 +71,7 @@ class OwnedUpdates:
             rates = zip(self._optimizer._get_lrs(indices), self._optimizer._get_wds(indices))
             rules = [self._rule(*rate) for rate in rates]
             states = [self._momentum(i, bucket.owner) for i in indices]
-            grads = between_processes.summed(bucket.grads, bucket.owner)
+            grads = hierarchical.summed(bucket.grads, bucket.owner)
             fused_update.reduce_update([fused_update.Item(grads, bucket.values, rules, states)])
 
     def _rule(self, lr: float, wd: float) -> Callable[..., None]:

@@ -9,8 +9,9 @@ from typing import Iterator, Sequence
 import mxnet as mx
 from mxnet import gluon
 
-from gluonpar import between_processes, cluster, metrics
+from gluonpar import cluster, metrics
 from gluonpar.checkpoint import optimizer_states
+from gluonpar.cluster import hierarchical
 from gluonpar.collectives import allreduce_many, broadcast_many, reduce, registry
 from gluonpar.collectives.bucketing import allreduce_as_float16
 from gluonpar.gluon import parameter_buckets
@@ -277,7 +278,7 @@ class Trainer(gluon.Trainer):
             for grads, bucket in zip(lists, buckets):
                 reduce(grads, bucket.owner)
         owners = [bucket.owner for bucket in buckets]
-        between_processes.complete(lists, owners, everywhere, self._compression)
+        hierarchical.complete(lists, owners, everywhere, self._compression)
 
     def _update(self, ignore_stale_grad: bool = False) -> None:
         scaler = getattr(self, "_amp_loss_scaler", None)
