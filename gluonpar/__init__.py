@@ -32,7 +32,7 @@ from gluonpar.step import train_batch
 from gluonpar.gluon.sync_batch_norm import SyncBatchNorm, set_num_devices
 from gluonpar.gluon.tasks import TaskError, run_tasks
 from gluonpar.gluon.towers import Towers
-from gluonpar.train import train
+from gluonpar.training.run import train
 from gluonpar.checkpoint.training_state import load_checkpoint, save_checkpoint
 from gluonpar.gluon.trainer import Trainer
 from gluonpar.verify import Wrong, verify

@@ -14,8 +14,9 @@ import argparse
 import sys
 from typing import Sequence
 
-from gluonpar import cli, doctor, proof
+from gluonpar import doctor, proof
 from gluonpar.runtime import devices
+from gluonpar.training import command_line
 
 RIGHT, WRONG, BAD_REQUEST = 0, 1, 2
 
@@ -57,7 +58,7 @@ def _verify(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int
     try:
         chosen = devices.choose(num_gpus, device=options.device)
     except ValueError as error:
-        print(f"{parser.prog}: error: {cli.as_typed(str(error), parser)}", file=sys.stderr)
+        print(f"{parser.prog}: error: {command_line.as_typed(str(error), parser)}", file=sys.stderr)
         return BAD_REQUEST
     if chosen.notice:
         print(chosen.notice, file=sys.stderr)

@@ -9,9 +9,11 @@ from typing import Any, Callable, Collection, Iterator, Sequence
 
 from mxnet.base import MXNetError
 
-from gluonpar import cli, measure, report
+from gluonpar import measure
 from gluonpar.runtime import devices
 from gluonpar.runtime.version import __version__
+from gluonpar.training import command_line
+from gluonpar.training import console as report
 
 MEASURED, WRONG = 0, 1
 
@@ -37,7 +39,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> None:
         """Exit with one line."""
-        self.exit(cli.BAD_REQUEST, f"{self.prog}: error: {message}\n")
+        self.exit(command_line.BAD_REQUEST, f"{self.prog}: error: {message}\n")
 
     @contextlib.contextmanager
     def requests(self) -> Iterator[None]:
@@ -45,7 +47,7 @@ class Parser(argparse.ArgumentParser):
         try:
             yield
         except ValueError as error:
-            self.error(cli.as_typed(str(error), self))
+            self.error(command_line.as_typed(str(error), self))
 
 
 class Record:
@@ -92,7 +94,7 @@ def conduct(
         if "KeyboardInterrupt" not in repr(error):
             raise
         console.notice(f"\n{made.prog}: interrupted; {len(record.rows)} rows were measured")
-        return cli.INTERRUPTED
+        return command_line.INTERRUPTED
     finally:
         if options.plot and record.rows:
             with made.requests():

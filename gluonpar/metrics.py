@@ -11,8 +11,8 @@ from mxnet import nd
 
 from gluonpar import cluster
 from gluonpar.collectives import partition
-from gluonpar.data import batches
 from gluonpar.sharding import split_and_load
+from gluonpar.training.data.dataset import batches
 
 
 class Diverged(FloatingPointError):

@@ -193,10 +193,10 @@ def _mapped(library: str) -> str:
 
 def data() -> dict[str, Any]:
     """Where Fashion-MNIST is, without downloading: the first folder that has it all, or none."""
-    from gluonpar import fashion_mnist, places
+    from gluonpar.training.data import fashion_mnist, locate
 
     tried = []
-    for folder, what in places.folders().items():
+    for folder, what in locate.folders().items():
         lacking = fashion_mnist.missing(folder)
         if not lacking:
             _, edition = fashion_mnist.read_folder(folder)

@@ -15,7 +15,7 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 
-from gluonpar import collectives, data
+from gluonpar import collectives
 from gluonpar.gluon.trainer import Trainer
 from gluonpar.models import lenet as models
 from gluonpar.models import resnet
@@ -24,6 +24,7 @@ from gluonpar.replicas import get_params
 from gluonpar.runtime import memory, threads
 from gluonpar.sharding import split_and_load
 from gluonpar.step import train_batch
+from gluonpar.training.data import dataset
 from gluonpar.verify import Wrong, check_replicas, near
 
 DTYPES = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64")
@@ -193,8 +194,8 @@ def _exact(array: mx.nd.NDArray, want: np.ndarray, what: str) -> None:
 
 
 def _batches() -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    made = data.synthetic(SEED, num_train=BATCH_SIZE * STEPS, num_test=1)
-    for X, y in data.batches(made.train_images, made.train_labels, BATCH_SIZE):
+    made = dataset.synthetic(SEED, num_train=BATCH_SIZE * STEPS, num_test=1)
+    for X, y in dataset.batches(made.train_images, made.train_labels, BATCH_SIZE):
         yield X.astype("float32") / 255, y.astype("float32")
 
 

@@ -29,10 +29,11 @@ from typing import Any, Callable, Sequence
 from xml.etree import ElementTree
 
 try:
-    from gluonpar import measure, report
+    from gluonpar import measure
     from gluonpar.collectives import ALGORITHMS, trace
     from gluonpar.pictures import scaling, step, timeline
-    from gluonpar.train import Configuration, Run
+    from gluonpar.training import console
+    from gluonpar.training.run import Configuration, Run
 except ImportError as error:
     remedy = " (in a clone: pip install -e '.[cpu,plot]')" if error.name == "gluonpar" else ""
     print(f"draw_pictures.py: error: {error}{remedy}", file=sys.stderr)
@@ -148,7 +149,7 @@ def _scaling(record: dict[str, Any], path: Path) -> None:
 def record_timeline(args: argparse.Namespace) -> int:
     """Profile a run of LeNet on two CPU devices and keep some of its steps."""
     asked = Configuration(2, num_epochs=1, device="cpu", dataset="synthetic", profile=True)
-    run = Run(asked, report.Console(io.StringIO(), io.StringIO()))
+    run = Run(asked, console.Console(io.StringIO(), io.StringIO()))
     run.train()
     found = timeline.steps(run.profiled.timeline, FIRST, NUM_STEPS)
     machine = {name: measure.machine()[name] for name in ("processor", "cores", "date")}

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Callable, Sequence
 
 if TYPE_CHECKING:
-    from gluonpar.data import Dataset
+    from gluonpar.training.data.dataset import Dataset
 
 PACKAGE = "dataset-fashion-mnist"
 OS_RELEASE = Path("/etc/os-release")
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout not installed
     try:
-        from gluonpar.data import load
+        from gluonpar.training.data.dataset import load
     except ImportError as error:
         print(error, file=sys.stderr)
         return 2

@@ -9,7 +9,7 @@ python scripts/train_lenet.py --gpus 0,2 --batch-size 512 --plot lenet.png
 import sys
 
 try:
-    from gluonpar import cli
+    from gluonpar.training import command_line
 except ImportError as error:
     remedy = " (in a clone: pip install -e '.[cpu]')" if error.name == "gluonpar" else ""
     print(f"train_lenet.py: error: {error}{remedy}", file=sys.stderr)
@@ -18,4 +18,4 @@ except KeyboardInterrupt:
     sys.exit(130)
 
 if __name__ == "__main__":
-    sys.exit(cli.main(__doc__.partition("\n")[0]))
+    sys.exit(command_line.main(__doc__.partition("\n")[0]))

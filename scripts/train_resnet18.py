@@ -8,7 +8,7 @@ python scripts/train_resnet18.py --num-gpus 2 --device cpu --epochs 1 --limit 20
 import sys
 
 try:
-    from gluonpar import cli
+    from gluonpar.training import command_line
 except ImportError as error:
     remedy = " (in a clone: pip install -e '.[cpu]')" if error.name == "gluonpar" else ""
     print(f"train_resnet18.py: error: {error}{remedy}", file=sys.stderr)
@@ -17,4 +17,4 @@ except KeyboardInterrupt:
     sys.exit(130)
 
 if __name__ == "__main__":
-    sys.exit(cli.main(__doc__.partition("\n")[0], model="resnet18", lr=0.1))
+    sys.exit(command_line.main(__doc__.partition("\n")[0], model="resnet18", lr=0.1))

@@ -9,7 +9,8 @@ import time
 import numpy as np
 
 import gluonpar
-from gluonpar import cluster, rank_run
+from gluonpar import cluster
+from gluonpar.training import ranks
 
 import mxnet as mx  # isort: skip
 from mxnet import autograd, gluon  # isort: skip
@@ -31,7 +32,7 @@ def batches(num_devices):
     rng = np.random.RandomState(3)
     X = rng.randn(SAMPLES, 1, 28, 28).astype("float32")
     y = rng.randint(0, 10, SAMPLES).astype("float32")
-    part = rank_run.own_part(num_devices, None)
+    part = ranks.own_part(num_devices, None)
     for start in range(0, SAMPLES, BATCH):
         whole = slice(start, start + BATCH)
         X_all, y_all = X[whole], y[whole]

@@ -7,8 +7,9 @@ import threading
 import numpy as np
 
 import gluonpar
-from gluonpar import cli, data, learners
 from gluonpar.runtime import engine
+from gluonpar.training import command_line, workloads
+from gluonpar.training.data import dataset
 
 import mxnet as mx  # isort: skip
 from mxnet import autograd, gluon  # isort: skip
@@ -27,7 +28,7 @@ def fail(*_):
 
 
 def script(model, *more):
-    sys.exit(cli.main("Train.", [*ARGUMENTS.split(), *more], model=model))
+    sys.exit(command_line.main("Train.", [*ARGUMENTS.split(), *more], model=model))
 
 
 def operator(model, *more):
@@ -43,7 +44,7 @@ def operator(model, *more):
 
     sys.excepthook = hook
 
-    class Faulty(learners.LEARNERS[model]):
+    class Faulty(workloads.LEARNERS[model]):
         steps = 0
 
         def step(self, *batch):
@@ -53,19 +54,19 @@ def operator(model, *more):
                 engine.push(fail, CTX[0], writes=[self.copies[0][0]])
             return super().step(*batch)
 
-    learners.LEARNERS[model] = Faulty
+    workloads.LEARNERS[model] = Faulty
     script(model, *more)
 
 
 def loading(model, *more):
     """What makes the batches raises at the third."""
-    make = data.batches
+    make = dataset.batches
 
     def batches(*arguments):
         for number, batch in enumerate(make(*arguments)):
             yield batch if number < 2 else fail()
 
-    data.batches = batches
+    dataset.batches = batches
     script(model, *more)
 
 

@@ -27,8 +27,8 @@ import mxnet as mx
 import numpy as np
 
 import gluonpar
-from gluonpar import fashion_mnist, idx
 from gluonpar.checkpoint import archive
+from gluonpar.training.data import fashion_mnist, idx
 
 NUM_BYTES = 256 << 20  # what reading a file of some kilobytes may never take
 

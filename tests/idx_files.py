@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gluonpar.fashion_mnist import STEMS, Edition, Files
+from gluonpar.training.data.fashion_mnist import STEMS, Edition, Files
 
 
 def encode(array: np.ndarray) -> bytes:

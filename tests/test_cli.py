@@ -16,9 +16,10 @@ from pathlib import Path
 import mxnet as mx
 import pytest
 
-from gluonpar import cli, metrics
+from gluonpar import metrics
 from gluonpar.runtime import driver
-from gluonpar.train import Run
+from gluonpar.training import command_line
+from gluonpar.training.run import Run
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SCRIPT = REPOSITORY / "scripts" / "train_lenet.py"
@@ -47,7 +48,7 @@ def command(capsys):
 
     def run(*arguments):
         try:
-            code = cli.main("Train LeNet.", [str(argument) for argument in arguments])
+            code = command_line.main("Train LeNet.", [str(argument) for argument in arguments])
         except SystemExit as exit_:
             code = exit_.code
         out, err = capsys.readouterr()
@@ -306,7 +307,7 @@ def test_an_interruption_before_training_ends_alike(monkeypatch, command):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli.data, "load", interrupted)
+    monkeypatch.setattr(command_line.data, "load", interrupted)
     code, _, err = command(*SMALL)
     assert code == 130
     assert "interrupted; nothing was kept" in err[-1]

@@ -24,10 +24,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gluonpar import cli, data, learners, measure, places
+from gluonpar import measure
 from gluonpar.bench_training import process
 from gluonpar.models import resnet
 from gluonpar.runtime import driver
+from gluonpar.training import command_line, workloads
+from gluonpar.training.data import dataset, locate
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SAME_EVERY_TIME = settings(
@@ -141,7 +143,7 @@ def names_in(argv):
 @pytest.fixture
 def small(monkeypatch, scene, no_gpu):
     """Networks of one layer, and twenty images."""
-    images = data.synthetic(0, 20, 10)
+    images = dataset.synthetic(0, 20, 10)
 
     def layer():
         return [mx.nd.random.normal(0, 0.01, shape) for shape in ((10, 784), (10,))]
@@ -154,11 +156,11 @@ def small(monkeypatch, scene, no_gpu):
         made.add(mx.gluon.nn.Dense(10, in_units=784))
         return made
 
-    monkeypatch.setattr(learners.models, "init_lenet", lambda scale: layer())
-    monkeypatch.setattr(learners, "pixel_lenet", apply)
+    monkeypatch.setattr(workloads.models, "init_lenet", lambda scale: layer())
+    monkeypatch.setattr(workloads, "pixel_lenet", apply)
     monkeypatch.setattr(resnet, "resnet18", net)
-    monkeypatch.setattr(data, "synthetic", lambda: images)
-    monkeypatch.setattr(places, "folders", lambda files=None: {})
+    monkeypatch.setattr(dataset, "synthetic", lambda: images)
+    monkeypatch.setattr(locate, "folders", lambda files=None: {})
 
 
 ON_TWENTY = ["--dataset", "synthetic", "--device", "cpu", "--batch-size", "8", "--epochs", "1"]
@@ -197,7 +199,7 @@ def test_training(model, small):
     @given(command_lines(TRAINING), st.sampled_from(["utf-8", "ascii"]))
     def fuzzed(arguments, encoding):
         argv = [*ON_TWENTY, *arguments]
-        outcome = run(lambda argv: cli.main("Train.", argv, model=model), argv, encoding)
+        outcome = run(lambda argv: command_line.main("Train.", argv, model=model), argv, encoding)
         check(outcome, argv)
         codes.add(outcome.code)
 
@@ -208,7 +210,7 @@ def test_training(model, small):
 @pytest.mark.parametrize("value", [*NUMBERS, *NAMES])
 def test_epochs(value, small):
     argv = [*ON_TWENTY, "--dry-run", "--epochs", value]
-    check(run(lambda argv: cli.main("Train.", argv), argv), argv)
+    check(run(lambda argv: command_line.main("Train.", argv), argv), argv)
 
 
 # The benchmarks
@@ -333,7 +335,7 @@ def test_bench_training(scene, no_gpu, monkeypatch):
 
 def test_get_data(scene, monkeypatch):
     script, codes = bench_tools.load("get_data"), set()
-    monkeypatch.setattr(places, "folders", lambda files=None: {})
+    monkeypatch.setattr(locate, "folders", lambda files=None: {})
     monkeypatch.setattr(script, "install", lambda: "not in a test")
 
     @settings(SAME_EVERY_TIME, max_examples=40)

@@ -17,12 +17,13 @@ import pytest
 from mpi_jobs import HERE, QUICK, RANK, TRAIN, line_of, mpirun, needs_mpi, succeed
 from processes import runs
 
-from gluonpar import cluster, rank_run
+from gluonpar import cluster
 from gluonpar.cluster import ending, exchange, launcher
 from gluonpar.cluster.judge import Judge, Report
 from gluonpar.cluster.wire import Line, addresses, call, listen
 from gluonpar.cluster.world import timeout_seconds
 from gluonpar.collectives import partition
+from gluonpar.training import ranks as rank_run
 
 SECONDS = 6  # GLUONPAR_TIMEOUT of the jobs in which something goes wrong
 

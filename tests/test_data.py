@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from idx_files import contents, encode, tiny, write
 
-from gluonpar.data import Dataset, batches, load, synthetic
-from gluonpar.fashion_mnist import STEMS, missing
-from gluonpar.places import FASHION_MNIST, cache_root, download_folder
+from gluonpar.training.data.dataset import Dataset, batches, load, synthetic
+from gluonpar.training.data.fashion_mnist import STEMS, missing
+from gluonpar.training.data.locate import FASHION_MNIST, cache_root, download_folder
 
 
 def arrays_of(dataset: Dataset) -> list[np.ndarray]:

@@ -27,8 +27,8 @@ import pytest
 
 import gluonpar
 from gluonpar import __main__ as command
-from gluonpar import cli
-from gluonpar.train import Configuration
+from gluonpar.training import command_line
+from gluonpar.training.run import Configuration
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {
@@ -261,7 +261,7 @@ class TestNames:
         rows = dict(re.findall(r"^\| `(\w+)` \| `?(--[\w-]+)?", text, re.M))
         fields = {field.name for field in dataclasses.fields(Configuration)}
         assert set(rows) == fields
-        parser = cli.parser("")
+        parser = command_line.parser("")
         for action in parser._actions:
             if action.dest in fields:
                 assert rows[action.dest] == action.option_strings[0]

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from gluonpar.download import fetch_files
+from gluonpar.training.data.download import fetch_files
 
 BODY = bytes(range(256)) * 40
 NAMES = ("a.gz", "b.gz", "c.gz", "d.gz")

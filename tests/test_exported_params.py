@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 import gluonpar
-from gluonpar import cli, data, learners
 from gluonpar.models import lenet, resnet
+from gluonpar.training import command_line, workloads
+from gluonpar.training.data import dataset
 
 NETWORKS = {"lenet": lenet.LeNet, "resnet18": lambda: resnet.resnet18(width=2)}
 
@@ -17,13 +18,13 @@ NETWORKS = {"lenet": lenet.LeNet, "resnet18": lambda: resnet.resnet18(width=2)}
 def test_gluon_loads_what_the_scripts_keep_and_scores_what_they_said(
     model, tmp_path, monkeypatch, capsys
 ):
-    narrow = functools.partial(learners.ResNet18, width=2)
-    monkeypatch.setitem(learners.LEARNERS, "resnet18", narrow)
+    narrow = functools.partial(workloads.ResNet18, width=2)
+    monkeypatch.setitem(workloads.LEARNERS, "resnet18", narrow)
     options = "--dataset synthetic --device cpu --num-gpus 2 --limit 512 --batch-size 8 --epochs 1"
     options = [*options.split(), "--lr", "0.1", "--save-dir", str(tmp_path)]
-    assert cli.main("Train.", options, model=model) == 0
+    assert command_line.main("Train.", options, model=model) == 0
     path = str(tmp_path / f"{model}-epoch-0001.params")
-    net, made = NETWORKS[model](), data.load("synthetic")
+    net, made = NETWORKS[model](), dataset.load("synthetic")
     net.load_parameters(path)
     scores = net(lenet.standardize(mx.nd.array(made.test_images, dtype="uint8"))).asnumpy()
     right = (scores.argmax(axis=1) == made.test_labels).mean()

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from idx_files import contents, edition, encode, gz, tiny, write
 
-from gluonpar import fashion_mnist, idx
-from gluonpar.fashion_mnist import (
+from gluonpar.training.data import fashion_mnist, idx
+from gluonpar.training.data.fashion_mnist import (
     CURRENT,
     FASHION_MNIST,
     MXNETS,

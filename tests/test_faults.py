@@ -15,10 +15,10 @@ from pathlib import Path
 import mxnet as mx
 import pytest
 
-from gluonpar import cli, learners
 from gluonpar.checkpoint import training_state
 from gluonpar.runtime import memory_limits
-from gluonpar.train import Run
+from gluonpar.training import command_line, workloads
+from gluonpar.training.run import Run
 
 HERE = Path(__file__).resolve().parent
 SCRIPTS = HERE.parent / "scripts"
@@ -158,9 +158,11 @@ def test_memory_that_runs_out_names_the_checkpoint_to_go_on_from(monkeypatch, ca
 
     codes = []
     monkeypatch.setattr(Run, "train", run_out)
-    monkeypatch.setattr(cli.ending, "leave", lambda code: codes.append(code) or sys.exit(code))
+    monkeypatch.setattr(
+        command_line.ending, "leave", lambda code: codes.append(code) or sys.exit(code)
+    )
     with pytest.raises(SystemExit):
-        cli.main("Train.", [*COMMON, "--save-dir", str(tmp_path), "--dry-run"])
+        command_line.main("Train.", [*COMMON, "--save-dir", str(tmp_path), "--dry-run"])
     err = capsys.readouterr().err
     assert codes == [3] and err.count("\n") == 1
     assert err.endswith(f"; --resume goes on from {tmp_path}/lenet-at-0001-000002.npz\n")
@@ -179,14 +181,14 @@ def test_what_is_asked_for_grows_with_contexts_and_batch_and_not_on_gpus(monkeyp
     asked = []
     monkeypatch.setattr(memory_limits, "check", lambda what, *sizes: asked.append(sizes))
     ctx = [mx.cpu(i) for i in range(4)]
-    for model in learners.LEARNERS:
+    for model in workloads.LEARNERS:
         for k, batch in ((1, 1), (4, 1), (4, 100)):
-            learners.check_room(model, ctx[:k], batch)
+            workloads.check_room(model, ctx[:k], batch)
     assert asked == [(a * memory_limits.MB + b, (a + 400) * memory_limits.MB + b) for a, b in (
         (250, 200_000), (250, 200_000), (250, 20_000_000),
         (800, 4_000_000), (1700, 4_000_000), (1700, 400_000_000),
     )]  # fmt: skip
-    learners.check_room("lenet", [mx.gpu(0)], 10**9)
+    workloads.check_room("lenet", [mx.gpu(0)], 10**9)
     assert len(asked) == 6
 
 

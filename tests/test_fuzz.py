@@ -24,7 +24,7 @@ from fuzz_targets import TARGETS, Finding, memory_limit
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from gluonpar import fashion_mnist, idx
+from gluonpar.training.data import fashion_mnist, idx
 
 SCRIPT = pathlib.Path(__file__).resolve().parents[1] / "scripts" / "fuzz.py"
 SAME_EVERY_TIME = settings(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gluonpar import data
+from gluonpar.training.data import dataset
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "get_data.py"
 INSTALL = ["apt-get", "install", "-y", "dataset-fashion-mnist"]
@@ -57,11 +57,11 @@ def loads(monkeypatch, *outcomes):
             raise outcome
         return outcome
 
-    monkeypatch.setattr(data, "load", load)
+    monkeypatch.setattr(dataset, "load", load)
 
 
 NOWHERE = FileNotFoundError("was not found")
-FOUND = data.synthetic(0, 10, 10)
+FOUND = dataset.synthetic(0, 10, 10)
 
 
 def test_what_is_there_is_said_and_nothing_is_run(script, commands, monkeypatch, capsys):
@@ -128,9 +128,9 @@ def test_a_damaged_file_is_an_explanation_and_not_a_reason_to_install(
 
 
 def test_a_package_that_cannot_be_imported_is_status_2(script, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "gluonpar.data", None)
+    monkeypatch.setitem(sys.modules, "gluonpar.training.data.dataset", None)
     assert script.main([]) == 2
-    assert "gluonpar.data" in capsys.readouterr().err
+    assert "gluonpar.training.data.dataset" in capsys.readouterr().err
 
 
 def test_the_script_runs_from_anywhere(tmp_path):

@@ -9,9 +9,9 @@ import pytest
 from mxnet import autograd
 
 import gluonpar
-from gluonpar.learners import pixel_lenet
 from gluonpar.models.losses import softmax_cross_entropy
 from gluonpar.runtime import cached_op, memory
+from gluonpar.training.workloads import pixel_lenet
 
 
 def losses_and_grads(way, X, y, ctx):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 from idx_files import encode, gz
 
-from gluonpar import idx
+from gluonpar.training.data import idx
 
 SHAPES = st_numpy.array_shapes(min_dims=1, max_dims=4, min_side=0, max_side=5)
 ARRAYS = st_numpy.arrays(np.uint8, SHAPES)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import gluonpar
-from gluonpar import cli, learners
 from gluonpar.checkpoint import onnx_export
 from gluonpar.models import lenet, resnet
+from gluonpar.training import command_line, workloads
 
 onnx = pytest.importorskip(
     "onnx", reason="the package onnx is not installed: pip install 'gluonpar[onnx]'"
@@ -150,11 +150,11 @@ def test_what_cannot_be_written_is_refused_and_leaves_no_file(
 @pytest.mark.parametrize("model", ["lenet", "resnet18"])
 def test_the_scripts_write_what_they_trained(tmp_path, monkeypatch, model):
     """From raw pixels; the same scores as the .params file of the same epoch gives in MXNet."""
-    narrow = functools.partial(learners.ResNet18, width=4)
-    monkeypatch.setitem(learners.LEARNERS, "resnet18", narrow)
+    narrow = functools.partial(workloads.ResNet18, width=4)
+    monkeypatch.setitem(workloads.LEARNERS, "resnet18", narrow)
     options = ["--dataset", "synthetic", "--device", "cpu", "--num-gpus", "2", "--limit", "64"]
     options += ["--batch-size", "16", "--epochs", "2", "--save-dir", str(tmp_path), "--onnx"]
-    assert cli.main("Train.", options, model=model) == 0
+    assert command_line.main("Train.", options, model=model) == 0
     names = {path.name for path in tmp_path.glob("*.onnx")}
     assert names == {f"{model}-epoch-000{i}.onnx" for i in (1, 2)}
     X = images(4, 5, "uint8")
@@ -174,7 +174,7 @@ def scored(model, path, X):
 
 
 def test_onnx_without_a_folder_or_without_the_package_is_one_line_and_2(monkeypatch, capsys):
-    assert cli.main("Train.", ["--onnx"]) == 2
+    assert command_line.main("Train.", ["--onnx"]) == 2
     assert (
         "--onnx True needs a folder for its files; give --save-dir DIR" in capsys.readouterr().err
     )
@@ -183,6 +183,6 @@ def test_onnx_without_a_folder_or_without_the_package_is_one_line_and_2(monkeypa
         raise ImportError("pip install 'gluonpar[onnx]'")
 
     monkeypatch.setattr(onnx_export, "check", missing)
-    assert cli.main("Train.", ["--onnx", "--save-dir", "x"]) == 2
+    assert command_line.main("Train.", ["--onnx", "--save-dir", "x"]) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1 and "pip install 'gluonpar[onnx]'" in err

@@ -14,8 +14,8 @@ import pytest
 
 from gluonpar.collectives import ALGORITHMS, partition, trace
 from gluonpar.models.lenet import LENET_SHAPES
-from gluonpar.operators import BACKWARD, DATA, FORWARD, FUSED, OTHER, UPDATE, Span
-from gluonpar.timeline import Timeline
+from gluonpar.training.profiler.operators import BACKWARD, DATA, FORWARD, FUSED, OTHER, UPDATE, Span
+from gluonpar.training.profiler.timeline import Timeline
 
 pytest.importorskip("matplotlib")
 

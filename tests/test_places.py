@@ -8,8 +8,8 @@ import pytest
 from idx_files import contents, encode, gz, tiny, write
 from test_download import Mirror, no_proxy  # noqa: F401
 
-from gluonpar.fashion_mnist import STEMS, TEST_LABELS
-from gluonpar.places import cache_root, download_folder, find
+from gluonpar.training.data.fashion_mnist import STEMS, TEST_LABELS
+from gluonpar.training.data.locate import cache_root, download_folder, find
 
 
 @pytest.fixture(autouse=True)

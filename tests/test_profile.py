@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 import gluonpar
-from gluonpar import data, operators, profile
-from gluonpar.learners import pixel_lenet
 from gluonpar.models import lenet
-from gluonpar.profile import Profiler
 from gluonpar.runtime import memory, threads
+from gluonpar.training.data import dataset
+from gluonpar.training.profiler import operators, profile
+from gluonpar.training.profiler.profile import Profiler
+from gluonpar.training.workloads import pixel_lenet
 
 CTX = [mx.cpu(0), mx.cpu(1)]
 X = np.arange(6 * 28 * 28, dtype="uint8").reshape(6, 1, 28, 28)
@@ -24,7 +25,7 @@ def loop(watched, num_steps, ctx=CTX):
     mx.random.seed(0)
     params = lenet.init_lenet(0.05)
     device_params = [gluonpar.get_params(params, c) for c in ctx]
-    batches = data.batches(np.tile(X, (num_steps, 1, 1, 1)), np.tile(Y, num_steps), len(X))
+    batches = dataset.batches(np.tile(X, (num_steps, 1, 1, 1)), np.tile(Y, num_steps), len(X))
     with watched:
         for images, labels in watched.loading(batches):
             gluonpar.train_batch(images, labels, device_params, ctx, 0.1, pixel_lenet)

@@ -6,7 +6,7 @@ import sys
 import mxnet as mx
 import pytest
 
-from gluonpar import report
+from gluonpar.training import console as report
 
 CTX = [mx.cpu(0), mx.cpu(1)]
 FIRST = report.Epoch(1, 10.94, 1.2344, 0.678, 5499.6)

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from gluonpar import cli, learners, report, resume
 from gluonpar.checkpoint import archive
-from gluonpar.train import Configuration, Run
+from gluonpar.training import checkpointing, command_line, console, workloads
+from gluonpar.training.run import Configuration, Run
 
 SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "train_lenet.py"
 KILLS = int(os.environ.get("GLUONPAR_KILLS", "5"))
@@ -25,12 +25,12 @@ SMALL = {"dataset": "synthetic", "device": "cpu", "batch_size": 16, "limit": 90,
 @pytest.fixture(autouse=True)
 def narrow(monkeypatch):
     monkeypatch.setitem(
-        learners.LEARNERS, "resnet18", functools.partial(learners.ResNet18, width=2)
+        workloads.LEARNERS, "resnet18", functools.partial(workloads.ResNet18, width=2)
     )
 
 
 def run(**more):
-    return Run(Configuration(**{**SMALL, "num_gpus": 2, **more}), report.Console())
+    return Run(Configuration(**{**SMALL, "num_gpus": 2, **more}), console.Console())
 
 
 def bits(history):
@@ -45,7 +45,9 @@ def figures(history):
 def whole(request, tmp_path_factory):
     """A run that was never stopped: model, history, and the folder with all its checkpoints."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(learners.LEARNERS, "resnet18", functools.partial(learners.ResNet18, width=2))
+        patch.setitem(
+            workloads.LEARNERS, "resnet18", functools.partial(workloads.ResNet18, width=2)
+        )
         folder = tmp_path_factory.mktemp(request.param)
         history = run(model=request.param, save_dir=str(folder), save_every=2, keep=99).train()
     return request.param, history, folder
@@ -112,7 +114,7 @@ def test_the_last_n_are_kept(tmp_path):
 )
 def test_another_configuration_is_refused_by_name(whole, change, words):
     model, _, folder = whole
-    with pytest.raises(resume.CannotResume, match=f"is of another run: {words}"):
+    with pytest.raises(checkpointing.CannotResume, match=f"is of another run: {words}"):
         run(model=model, resume=str(folder), **change).train()
 
 
@@ -126,17 +128,19 @@ def test_another_learning_rate_is_taken_and_said(whole, capsys):
 def test_a_folder_of_another_model_has_nothing_to_resume(whole):
     model, _, folder = whole
     other = {"lenet": "resnet18", "resnet18": "lenet"}[model]
-    with pytest.raises(resume.CannotResume, match=f"there is no checkpoint of {other} in "):
+    with pytest.raises(checkpointing.CannotResume, match=f"there is no checkpoint of {other} in "):
         run(model=other, resume=str(folder)).train()
     file = str(next(folder.glob("*.npz")))
-    with pytest.raises(resume.CannotResume, match="is of another model"):
+    with pytest.raises(checkpointing.CannotResume, match="is of another model"):
         run(model=other, resume=file).train()
 
 
 def test_two_runs_are_not_mixed_in_one_folder(tmp_path):
     run(save_dir=str(tmp_path)).train()
     before = sorted(tmp_path.iterdir())
-    with pytest.raises(resume.CannotResume, match="resume= to go on from it, or another save_dir"):
+    with pytest.raises(
+        checkpointing.CannotResume, match="resume= to go on from it, or another save_dir"
+    ):
         run(save_dir=str(tmp_path)).train()
     assert sorted(tmp_path.iterdir()) == before
 
@@ -292,7 +296,9 @@ def test_notes_of_no_run_are_refused_by_name(whole, tmp_path, place, value, word
     notes[place[-1]] = value
     path = tmp_path / "a.npz"
     path.write_bytes(archive.sealed(header, arrays))
-    with pytest.raises(resume.CannotResume, match=f"a.npz is a checkpoint, but of no .*{words}"):
+    with pytest.raises(
+        checkpointing.CannotResume, match=f"a.npz is a checkpoint, but of no .*{words}"
+    ):
         run(model=model, resume=str(path)).train()
 
 
@@ -305,7 +311,7 @@ def test_a_damaged_checkpoint_is_one_line_and_exit_2(whole, tmp_path, capsys, ho
     flipped[5000] ^= 1
     path.write_bytes({"cut": good[:-100], "flipped": flipped, "foreign": b"\x80\x04N."}[how])
     options = ["--dataset", "synthetic", "--device", "cpu", "--limit", "90", "--resume", str(path)]
-    assert cli.main("Train.", options, model=model) == 2
+    assert command_line.main("Train.", options, model=model) == 2
     err = capsys.readouterr().err
     assert re.search(r"error: .*a.npz is no checkpoint to go on from: .*\n$", err), err
     assert "Traceback" not in err

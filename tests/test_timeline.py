@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from gluonpar.operators import FUSED, Span
-from gluonpar.timeline import Timeline, length, union, without
+from gluonpar.training.profiler.operators import FUSED, Span
+from gluonpar.training.profiler.timeline import Timeline, length, union, without
 
 DEVICES = ["cpu(0)", "cpu(1)"]
 

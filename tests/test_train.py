@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 import gluonpar
-from gluonpar import data, metrics, report, step
-from gluonpar.learners import INIT_SCALE, LeNet
+from gluonpar import metrics, step
 from gluonpar.models import lenet
 from gluonpar.runtime import memory, threads
-from gluonpar.train import STEPS_IN_FLIGHT, Configuration, Run
+from gluonpar.training import console as report
+from gluonpar.training.data import dataset
+from gluonpar.training.run import STEPS_IN_FLIGHT, Configuration, Run
+from gluonpar.training.workloads import INIT_SCALE, LeNet
 
 SMALL = {"batch_size": 32, "num_epochs": 1, "limit": 96}
 
@@ -78,7 +80,7 @@ def test_the_history_has_an_epoch_each_and_its_figures(learned):
 
 
 def test_the_historys_parameters_reach_its_accuracy(learned):
-    test = data.load("synthetic")
+    test = dataset.load("synthetic")
     images = lenet.standardize(mx.nd.array(test.test_images, dtype="uint8"))
     predicted = lenet.lenet(images, learned.params).asnumpy().argmax(axis=1)
     share = (predicted == test.test_labels).mean()

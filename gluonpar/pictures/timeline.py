@@ -6,8 +6,17 @@ import textwrap
 from typing import TYPE_CHECKING, Any, Sequence
 
 from gluonpar.collectives.paper import COLOURS, GREY, SMALL, TITLE, box, save, sheet, style, words
-from gluonpar.operators import BACKWARD, DATA, EXCHANGE, FORWARD, FUSED, OTHER, UPDATE, Span
-from gluonpar.timeline import Timeline, union
+from gluonpar.training.profiler.operators import (
+    BACKWARD,
+    DATA,
+    EXCHANGE,
+    FORWARD,
+    FUSED,
+    OTHER,
+    UPDATE,
+    Span,
+)
+from gluonpar.training.profiler.timeline import Timeline, union
 
 if TYPE_CHECKING:
     import os

@@ -9,7 +9,9 @@ import gluonpar  # the first of all: it prepares this process for MXNet
 import mxnet as mx
 import numpy as np
 from d2l import mxnet as d2l
-from gluonpar import collectives, data, metrics, profile
+from gluonpar import collectives, metrics
+from gluonpar.training.data import dataset as data
+from gluonpar.training.profiler import profile
 from gluonpar.models import resnet
 from gluonpar.models import lenet
 from gluonpar.runtime import threads

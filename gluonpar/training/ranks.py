@@ -10,10 +10,11 @@ from typing import Any, Callable, Sequence
 import mxnet as mx
 import numpy as np
 
-from gluonpar import cluster, report
+from gluonpar import cluster
 from gluonpar.collectives import partition
-from gluonpar.data import Dataset
 from gluonpar.runtime.version import __version__
+from gluonpar.training import console as report
+from gluonpar.training.data.dataset import Dataset
 
 # What rank 0 does for all: fields of train.Configuration, and what they are on the other ranks.
 _RANK_ZERO_ONLY = {"save_dir": None, "plot": None, "profile": False, "trace": None}

@@ -13,11 +13,14 @@ import time
 import zlib
 from typing import Any, Iterator, Sequence
 
-from gluonpar import cluster, collectives, data, metrics, report, resume
+from gluonpar import cluster, collectives, metrics
 from gluonpar.cluster import ending, world
 from gluonpar.runtime import devices, memory_limits
 from gluonpar.runtime.version import __version__
-from gluonpar.train import DEFAULT_LOG_INTERVAL, Configuration, Run
+from gluonpar.training import checkpointing
+from gluonpar.training import console as report
+from gluonpar.training.data import dataset
+from gluonpar.training.run import DEFAULT_LOG_INTERVAL, Configuration, Run
 
 TRAINED, BAD_REQUEST, OUT_OF_MEMORY, INTERRUPTED, TERMINATED = 0, 2, 3, 130, 143
 _OF_MEMORY_PERHAPS = (MemoryError, RuntimeError, OSError)  # MXNetError is a RuntimeError
@@ -84,7 +87,7 @@ OPTIONS = {
         },
     },
     "data": {
-        "--dataset": {"choices": data.NAMES, "help": "synthetic needs no files (%(default)s)"},
+        "--dataset": {"choices": dataset.NAMES, "help": "synthetic needs no files (%(default)s)"},
         "--data-dir": {"metavar": "DIR", "help": "folder with Fashion-MNIST's four files"},
         "--limit": {
             "type": int,
@@ -181,13 +184,13 @@ def main(description: str, argv: Sequence[str] | None = None, **defaults: Any) -
     try:
         with _ended_by_sigterm(run.keeper):
             run.train()
-    except resume.CannotResume as error:
+    except checkpointing.CannotResume as error:
         return _fail(as_typed(str(error), options_parser))
     except metrics.Diverged as error:
         return _fail(str(error))
     except KeyboardInterrupt:
         return _interrupted([*run.kept, *run.keeper.kept], options.save_dir)
-    except resume.Terminated:
+    except checkpointing.Terminated:
         return _terminated(run.keeper.kept)
     except _OF_MEMORY_PERHAPS as error:
         _leave_if_out_of_memory(error, options, run.keeper.kept)
@@ -215,7 +218,7 @@ def as_typed(message: str, made: argparse.ArgumentParser) -> str:
 
 
 @contextlib.contextmanager
-def _ended_by_sigterm(keeper: resume.Keeper) -> Iterator[None]:
+def _ended_by_sigterm(keeper: checkpointing.Keeper) -> Iterator[None]:
     """SIGTERM, the first time, lets the run end in order.
 
     Several processes have some seconds for that, if one saves; otherwise the watch ends them. They

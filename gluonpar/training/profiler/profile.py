@@ -14,12 +14,12 @@ from typing import Any, Iterable, Iterator, Sequence
 
 import mxnet as mx
 
-from gluonpar import operators
 from gluonpar.checkpoint import files
-from gluonpar.operators import DATA, EXCHANGE, UPDATE, Span
 from gluonpar.runtime import memory, threads
 from gluonpar.runtime.devices import as_list
-from gluonpar.timeline import Timeline
+from gluonpar.training.profiler import operators
+from gluonpar.training.profiler.operators import DATA, EXCHANGE, UPDATE, Span
+from gluonpar.training.profiler.timeline import Timeline
 
 WARM_UP = 5  # steps before the window: the first ones allocate, trace and start threads
 NUM_STEPS = 20  # in the window: enough for a mean, few enough for a trace that can be looked at

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from gluonpar import download, idx
-from gluonpar.fashion_mnist import FASHION_MNIST, Files, check, missing, read_folder
+from gluonpar.training.data import download, idx
+from gluonpar.training.data.fashion_mnist import FASHION_MNIST, Files, check, missing, read_folder
 
 
 def cache_root() -> Path:

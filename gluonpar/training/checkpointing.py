@@ -13,12 +13,14 @@ from typing import Any, Callable, Sequence
 import mxnet as mx
 import numpy as np
 
-from gluonpar import cluster, metrics, rank_run, report
+from gluonpar import cluster, metrics
 from gluonpar.checkpoint import onnx_export
 from gluonpar.checkpoint.training_state import load_checkpoint, save_checkpoint
-from gluonpar.data import Dataset
-from gluonpar.learners import Learner
 from gluonpar.runtime import memory
+from gluonpar.training import console as report
+from gluonpar.training import ranks
+from gluonpar.training.data.dataset import Dataset
+from gluonpar.training.workloads import Learner
 
 # What must be as it was. Devices, learning rate, number of epochs and output may be others.
 _FIXED = ("model", "batch_size", "seed", "dataset", "limit")
@@ -84,7 +86,7 @@ class Keeper:
         self._saves = any(cluster.gather(self.folder is not None))
         self._run = {
             **{name: getattr(self.config, name) for name in _FIXED},
-            "checksum of the data": rank_run.checksums(data) if self._in_use else None,
+            "checksum of the data": ranks.checksums(data) if self._in_use else None,
         }
         try:
             path = cluster.gather(cluster.together(self._asked_for))[0]

@@ -17,7 +17,7 @@ from typing import Mapping
 
 import numpy as np
 
-from gluonpar import idx
+from gluonpar.training.data import idx
 
 TRAIN_IMAGES = "train-images-idx3-ubyte"
 TRAIN_LABELS = "train-labels-idx1-ubyte"

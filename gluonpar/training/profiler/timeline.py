@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Sequence
 
-from gluonpar.operators import (
+from gluonpar.training.profiler.operators import (
     BACKWARD,
     DATA,
     EXCHANGE,

@@ -16,7 +16,7 @@ import numpy as np
 from gluonpar.checkpoint import files
 
 if TYPE_CHECKING:
-    from gluonpar.profile import Profiler
+    from gluonpar.training.profiler.profile import Profiler
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Callable, Iterator
 
 import numpy as np
 
-from gluonpar import fashion_mnist, places
+from gluonpar.training.data import fashion_mnist, locate
 
 NAMES = ("fashion-mnist", "synthetic")
 
@@ -77,7 +77,7 @@ def load(
             )
         dataset = synthetic()
     else:
-        arrays, source = places.find(data_dir, files)
+        arrays, source = locate.find(data_dir, files)
         dataset = Dataset(
             name,
             arrays[fashion_mnist.TRAIN_IMAGES][:, None],

@@ -12,13 +12,18 @@ from typing import Iterator
 import mxnet as mx
 import numpy as np
 
-from gluonpar import cluster, collectives, data, metrics, profile, rank_run, report, resume
+from gluonpar import cluster, collectives, metrics
 from gluonpar.checkpoint import params_file
 from gluonpar.collectives import partition
-from gluonpar.learners import LEARNERS, Learner, check_room
 from gluonpar.runtime import devices, memory, threads
 from gluonpar.runtime.version import __version__
 from gluonpar.step import check_lr
+from gluonpar.training import checkpointing as resume
+from gluonpar.training import console as report
+from gluonpar.training import ranks as rank_run
+from gluonpar.training.data import dataset as data
+from gluonpar.training.profiler import profile
+from gluonpar.training.workloads import LEARNERS, Learner, check_room
 
 DEFAULT_LOG_INTERVAL = 50
 

@@ -1,0 +1,1 @@
+"""A whole run of training: data, epochs, console, checkpoints, profile, command line."""
