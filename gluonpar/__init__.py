@@ -1,9 +1,9 @@
 """gluonpar: one model on several devices in MXNet/Gluon, by hand, where every step can be read."""
 
 # ruff: noqa: E402, I001 - the runtime comes first: it prepares the process before MXNet is imported
-from gluonpar import asked
+from gluonpar.diagnostics.doctor import entry
 
-asked.for_doctor()  # `python -m gluonpar doctor` is answered here: what follows may be what is ill
+entry.for_doctor()  # `python -m gluonpar doctor` is answered here: what follows may be what is ill
 
 from gluonpar.runtime import startup
 
@@ -35,7 +35,7 @@ from gluonpar.gluon.towers import Towers
 from gluonpar.training.run import train
 from gluonpar.checkpoint.training_state import load_checkpoint, save_checkpoint
 from gluonpar.gluon.trainer import Trainer
-from gluonpar.verify import Wrong, verify
+from gluonpar.diagnostics.verification import Wrong, verify
 from gluonpar.runtime.version import __version__
 
 __all__ = [

@@ -14,7 +14,8 @@ import argparse
 import sys
 from typing import Sequence
 
-from gluonpar import doctor, proof
+from gluonpar.diagnostics import self_test
+from gluonpar.diagnostics.doctor import command
 from gluonpar.runtime import devices
 from gluonpar.training import command_line
 
@@ -46,8 +47,8 @@ def _parser() -> argparse.ArgumentParser:
     verify.set_defaults(command=lambda options: _verify(options, verify))
     what = "say what is installed and what is wrong, each with its remedy"
     examine = commands.add_parser("doctor", help=what, description=what)
-    doctor.add_options(examine)
-    examine.set_defaults(command=lambda options: doctor.report(options.json))
+    command.add_options(examine)
+    examine.set_defaults(command=lambda options: command.report(options.json))
     return made
 
 
@@ -63,7 +64,7 @@ def _verify(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int
     if chosen.notice:
         print(chosen.notice, file=sys.stderr)
     print(f"devices: {', '.join(map(str, chosen.ctx))}")
-    findings = proof.prove(chosen.ctx, lambda line: print(line, flush=True))
+    findings = self_test.prove(chosen.ctx, lambda line: print(line, flush=True))
     if findings:
         print(f"{len(findings)} wrong. See `python -m gluonpar doctor`.")
         return WRONG

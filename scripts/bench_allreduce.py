@@ -14,9 +14,10 @@ import re
 import sys
 
 try:
-    from gluonpar import bench_cli, collectives
-    from gluonpar.bench_allreduce import candidates, contest
+    from gluonpar import collectives
     from gluonpar.collectives import checks, paper, registry
+    from gluonpar.diagnostics.benchmark import options
+    from gluonpar.diagnostics.benchmark.allreduce import candidates, contest
     from gluonpar.runtime import devices, threads
     from gluonpar.runtime.version import __version__
 except ImportError as error:
@@ -36,7 +37,7 @@ UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 def main(argv=None) -> int:
     """Measure what ``argv`` asks for and print it size by size; the exit code."""
-    return bench_cli.conduct(parser(), argv, run, plot)
+    return options.conduct(parser(), argv, run, plot)
 
 
 def run(made, console, record):
@@ -54,7 +55,7 @@ def run(made, console, record):
         console.notice(text)
     header(console, record.machine, setting)
     for size in sizes:
-        bar = bench_cli.progress_bar(desc=f"{size} elements", unit="round")
+        bar = options.progress_bar(desc=f"{size} elements", unit="round")
         new = contest.measure_size(found, setting, size, bar)
         table(console, new, first=not record.rows)
         record.rows += new
@@ -62,9 +63,9 @@ def run(made, console, record):
     return wrong_values(record.rows)
 
 
-def parser() -> bench_cli.Parser:
+def parser() -> options.Parser:
     """The options, by nccl-tests' names."""
-    made = bench_cli.Parser(__doc__.partition("\n")[0], "draw busbw over bytes")
+    made = options.Parser(__doc__.partition("\n")[0], "draw busbw over bytes")
     size = {"type": num_bytes, "metavar": "SIZE"}
     made.add("--min-bytes", "4K", "the smallest array of one device, such as 4096 or 4K", **size)
     made.add("--max-bytes", "64M", "the largest", **size)
@@ -115,7 +116,7 @@ def header(console, machine, setting):
     console.header(
         __version__,
         {
-            "machine": bench_cli.processor(machine),
+            "machine": options.processor(machine),
             "date": machine["date"],
             "devices": f"{list(of)}, {how}",
             FLOOR: f"NumPy on the same memory, {candidates.floor_threads()} threads from "
@@ -130,7 +131,7 @@ def header(console, machine, setting):
 
 def table(console, rows, first):
     """Print a line for each row, under the headings if these are the first."""
-    console.line("\n" + bench_cli.columns(HEADINGS, WIDTHS) if first else "")
+    console.line("\n" + options.columns(HEADINGS, WIDTHS) if first else "")
     seconds = {row.name: row.samples.median for row in rows}
     for row in rows:
         time, spread = row.samples.median, row.samples.spread
@@ -138,7 +139,7 @@ def table(console, rows, first):
         figures = (f"{1e6 * time:.1f}", f"{1e6 * spread:.1f}", f"{row.algbw:.3f}")
         wrong = "-" if row.wrong is None else row.wrong
         cells = (row.num_bytes, row.elements, row.name, *figures, f"{row.busbw:.3f}", *ratios)
-        console.line(bench_cli.columns((*cells, wrong), WIDTHS))
+        console.line(options.columns((*cells, wrong), WIDTHS))
 
 
 def plot(options, rows):

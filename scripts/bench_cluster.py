@@ -15,10 +15,10 @@ request that cannot be met; 130 after Ctrl-C.
 import sys
 
 try:
-    from gluonpar import bench_cli
     from gluonpar.bench_cluster import chart, contest, model, tables
     from gluonpar.bench_cluster.jobs import CANDIDATES, Asked
     from gluonpar.bench_training import process
+    from gluonpar.diagnostics.benchmark import options
     from gluonpar.runtime import threads
     from gluonpar.runtime.version import __version__
 except ImportError as error:
@@ -38,18 +38,16 @@ def main(argv=None) -> int:
     def plot(options, rows):
         chart.draw(options.plot, rows, threads.cores())
 
-    return bench_cli.conduct(parser(), argv, run, plot)
+    return options.conduct(parser(), argv, run, plot)
 
 
-def parser() -> bench_cli.Parser:
+def parser() -> options.Parser:
     """The options."""
-    made = bench_cli.Parser(
-        __doc__.partition("\n")[0], "draw times and the model", on_devices=False
-    )
-    made.add("--processes", "1,2,4", "how many", type=bench_cli.numbers, metavar="P,...")
+    made = options.Parser(__doc__.partition("\n")[0], "draw times and the model", on_devices=False)
+    made.add("--processes", "1,2,4", "how many", type=options.numbers, metavar="P,...")
     help_ = "float32 in the arrays that are summed"
-    made.add("--sizes", SIZES, help_, type=bench_cli.numbers, metavar="N,...")
-    every, known = ",".join(CANDIDATES), bench_cli.among(CANDIDATES)
+    made.add("--sizes", SIZES, help_, type=options.numbers, metavar="N,...")
+    every, known = ",".join(CANDIDATES), options.among(CANDIDATES)
     made.add("--candidates", every, "who is measured", type=known, metavar="A,B")
     made.add("--batch-size", 256, "images a step, over all processes", type=int, metavar="N")
     made.add("--steps", 5, "steps a sample", type=int, metavar="N")
@@ -116,9 +114,9 @@ def check(options) -> None:
 
 def hold(held, options):
     """Start all jobs, let them run in turns, and return their rows."""
-    for name in bench_cli.progress_bar(desc="starting", unit="job")(options.candidates):
+    for name in options.progress_bar(desc="starting", unit="job")(options.candidates):
         held.start(name)
-    bar = bench_cli.progress_bar(desc=f"{held.asked.processes} processes", unit="round")
+    bar = options.progress_bar(desc=f"{held.asked.processes} processes", unit="round")
     held.measure(options.sizes, options.steps, options.rounds, bar)
     return held.rows()
 
@@ -129,7 +127,7 @@ def header(console, record):
     console.header(
         __version__,
         {
-            "machine": bench_cli.processor(machine),
+            "machine": options.processor(machine),
             "date": machine["date"],
             "samples": f"{options.rounds} rounds, all candidates in turns; the median, iqr the "
             "interquartile range, of the slowest rank from a barrier on",

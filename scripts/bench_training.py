@@ -17,7 +17,6 @@ import itertools
 import sys
 
 try:
-    from gluonpar import bench_cli
     from gluonpar.bench_training import chart, contest, panels, process, tables
     from gluonpar.bench_training import soak as soaks
     from gluonpar.bench_training.candidates import (
@@ -30,6 +29,7 @@ try:
         Setting,
     )
     from gluonpar.bench_training.workloads import WORKLOADS
+    from gluonpar.diagnostics.benchmark import options
     from gluonpar.runtime import devices
     from gluonpar.runtime.version import __version__
 except ImportError as error:
@@ -49,17 +49,17 @@ def main(argv=None) -> int:
         draw = chart.draw if options.soak is None else panels.draw
         draw(options.plot, rows)
 
-    return bench_cli.conduct(parser(), argv, run, plot)
+    return options.conduct(parser(), argv, run, plot)
 
 
-def parser() -> bench_cli.Parser:
+def parser() -> options.Parser:
     """The options."""
-    made = bench_cli.Parser(__doc__.partition("\n")[0], "draw ms/step, or the soak")
-    every, known = ",".join(WORKLOADS), bench_cli.among(WORKLOADS)
+    made = options.Parser(__doc__.partition("\n")[0], "draw ms/step, or the soak")
+    every, known = ",".join(WORKLOADS), options.among(WORKLOADS)
     made.add("--workload", every, "what to train", type=known, metavar="A,B")
-    made.add("--num-gpus", "2", "numbers of devices", type=bench_cli.numbers, metavar="K,...")
+    made.add("--num-gpus", "2", "numbers of devices", type=options.numbers, metavar="K,...")
     help_ = f"who is measured (default: {','.join(CANDIDATES)}; with --soak {OURS})"
-    known = bench_cli.among(CANDIDATES)
+    known = options.among(CANDIDATES)
     made.add_argument("--candidates", type=known, metavar="A,B", help=help_)
     help_ = "samples a step, over all devices (default: the workload's)"
     made.add_argument("--batch-size", type=int, metavar="N", help=help_)
@@ -140,9 +140,9 @@ def compare(settings, console, record):
 
 def hold(held, candidates):
     """Start all candidates, let them train in turns, and return their rows."""
-    for name in bench_cli.progress_bar(desc="starting", unit="process")(candidates):
+    for name in options.progress_bar(desc="starting", unit="process")(candidates):
         held.start(name)
-    held.measure(bench_cli.progress_bar(desc=held.setting.title, unit="round"))
+    held.measure(options.progress_bar(desc=held.setting.title, unit="round"))
     return held.rows()
 
 
@@ -152,7 +152,7 @@ def header(console, record):
     console.header(
         __version__,
         {
-            "machine": bench_cli.processor(machine),
+            "machine": options.processor(machine),
             "date": machine["date"],
             "samples": f"{options.rounds} rounds of {options.steps} steps after {options.warmup} "
             "to warm up, all candidates in turns; a step is the median, iqr the "
@@ -189,10 +189,10 @@ def show(console, held, rows):
 def soak(settings, console, record):
     """Print whether each candidate's process stays as it was on each setting; what was wrong."""
     machine = record.machine
-    console.header(__version__, {"machine": bench_cli.processor(machine), "date": machine["date"]})
+    console.header(__version__, {"machine": options.processor(machine), "date": machine["date"]})
     failed = record.more["failed"] = []
     for setting, name in itertools.product(settings, names(record.options)):
-        bar = bench_cli.progress_bar(desc=f"{name}, {setting.title}", unit="sample")
+        bar = options.progress_bar(desc=f"{name}, {setting.title}", unit="sample")
         try:
             result = soaks.soak(setting, record.options.soak, name, bar)
         except process.Died as how:

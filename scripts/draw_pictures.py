@@ -29,8 +29,8 @@ from typing import Any, Callable, Sequence
 from xml.etree import ElementTree
 
 try:
-    from gluonpar import measure
     from gluonpar.collectives import ALGORITHMS, trace
+    from gluonpar.diagnostics.benchmark import measure
     from gluonpar.pictures import scaling, step, timeline
     from gluonpar.training import console
     from gluonpar.training.run import Configuration, Run

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from gluonpar import collectives
-from gluonpar.bench_allreduce import candidates, contest, payload
-from gluonpar.bench_allreduce.contest import Row, Setting
 from gluonpar.collectives import registry
 from gluonpar.collectives.algorithms import star
-from gluonpar.measure import Samples
+from gluonpar.diagnostics.benchmark.allreduce import candidates, contest, payload
+from gluonpar.diagnostics.benchmark.allreduce.contest import Row, Setting
+from gluonpar.diagnostics.benchmark.measure import Samples
 
 SCRIPT = bench_tools.SCRIPTS / "bench_allreduce.py"
 SMALL = ("--min-bytes", "4K", "--max-bytes", "8K", "--factor", "2", "--iters", "2", "--warmup", "1")

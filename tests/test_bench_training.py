@@ -19,7 +19,7 @@ from processes import runs
 from gluonpar.bench_training import candidates, contest, process, tables
 from gluonpar.bench_training.candidates import CANDIDATES, Setting
 from gluonpar.bench_training.contest import Contest, Row
-from gluonpar.measure import Samples
+from gluonpar.diagnostics.benchmark.measure import Samples
 
 SCRIPT = bench_tools.SCRIPTS / "bench_training.py"
 TINY = ("--device", "cpu", "--workload", "mlp", "--batch-size", "8", "--rounds", "1")

@@ -24,8 +24,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gluonpar import measure
 from gluonpar.bench_training import process
+from gluonpar.diagnostics.benchmark import measure
 from gluonpar.models import resnet
 from gluonpar.runtime import driver
 from gluonpar.training import command_line, workloads

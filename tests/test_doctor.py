@@ -10,7 +10,7 @@ import pytest
 from libcuda_stub import build_libcuda, cut
 
 import gluonpar
-from gluonpar import asked, doctor, findings, gpu_symptoms, probes, symptoms
+from gluonpar.diagnostics.doctor import checks, command, entry, findings, gpu_checks, probes
 from gluonpar.runtime import cuda_libraries, wheels
 
 PLACES = {}
@@ -175,7 +175,7 @@ def test_a_probe_that_fails_or_raises_is_a_finding(name, answers, monkeypatch, c
 
     for ask in (failing, raising):
         monkeypatch.setattr(probes, "ask", ask)
-        code = doctor.main(["--json"])
+        code = command.main(["--json"])
         shown = json.loads(capsys.readouterr().out)
         assert code == (1 if shown["wrong"] else 0)
         broken = [f for f in shown["findings"] if "it broke" in f["text"]]
@@ -183,15 +183,15 @@ def test_a_probe_that_fails_or_raises_is_a_finding(name, answers, monkeypatch, c
         assert broken[0]["state"] == "wrong" or name == "driver", "no driver is needed here"
 
 
-@pytest.mark.parametrize("check", doctor.CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("check", command.CHECKS, ids=lambda check: check.__name__)
 def test_every_check_may_raise(check, answers, monkeypatch, capsys):
     def broken():
         raise MemoryError("none left")
 
     broken.__name__ = check.__name__
     monkeypatch.setattr(probes, "ask", answers.__getitem__)
-    monkeypatch.setattr(doctor, "CHECKS", [broken if c is check else c for c in doctor.CHECKS])
-    assert doctor.main([]) == 1
+    monkeypatch.setattr(command, "CHECKS", [broken if c is check else c for c in command.CHECKS])
+    assert command.main([]) == 1
     words = f"WRONG  {check.__name__}: could not be examined: MemoryError: none left"
     assert words in capsys.readouterr().out
 
@@ -297,7 +297,7 @@ def test_mpirun_of_another_mpi(monkeypatch):
     states = []
     for answer in (ours, other, facts):
         monkeypatch.setattr(probes, "ask", lambda probe, answer=answer: probes.Answer(answer, ""))
-        states.append([finding.state for finding in symptoms.mpi()])
+        states.append([finding.state for finding in checks.mpi()])
     assert states == [["ok", "ok"], ["ok", "wrong"], ["ok", "note"]]
 
 
@@ -305,7 +305,7 @@ def test_cuda_that_does_not_answer_mxnet(monkeypatch):
     facts = {"version": "1.9.1", "file": "/a", "cuda": True, "adds": True, "num_gpus": 0}
     failing = {**facts, "cuda_fails": "CUDA: Check failed: e == cudaSuccess (803 vs. 0)"}
     monkeypatch.setattr(probes, "ask", lambda probe: probes.Answer(failing, ""))
-    first, second = symptoms.mxnet()
+    first, second = checks.mxnet()
     assert (first.state, second.state) == ("ok", "wrong")
     assert "since CUDA does not answer it: CUDA: Check failed: e == cudaSuccess (803" in second.text
 
@@ -349,11 +349,11 @@ def test_damaged_data_is_wrong_and_absent_data_is_not(tmp_path, monkeypatch):
     for stem in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
         (folder / f"{stem}-ubyte.gz").write_bytes(b"not gzip")
     monkeypatch.setenv("MXNET_HOME", str(tmp_path))
-    (finding,) = symptoms.data()
+    (finding,) = checks.data()
     assert finding.state == "wrong" and "train-images-idx3-ubyte.gz" in finding.text
     nowhere = probes.Answer({"tried": ["/a", "/b"]}, "")
     monkeypatch.setattr(probes, "ask", lambda probe: nowhere)
-    (finding,) = symptoms.data()
+    (finding,) = checks.data()
     assert finding.state == "note" and "none of /a, /b" in finding.text
 
 
@@ -377,7 +377,7 @@ def test_gpus_against_what_the_wheel_has_kernels_for(
     build_libcuda(tmp_path, gpus)
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     monkeypatch.setattr(wheels, "installed", lambda: wheel)
-    found = list(gpu_symptoms.gpus())
+    found = list(gpu_checks.gpus())
     assert [finding.state for finding in found] == states
     assert words in found[-1].text
 
@@ -390,7 +390,7 @@ def test_a_driver_that_fails_or_is_too_old(init, cuda_version, words, tmp_path, 
     build_libcuda(tmp_path, [T4], init=init, cuda=cuda_version)
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     monkeypatch.setattr(wheels, "installed", lambda: ["mxnet-cu112"])
-    found = list(gpu_symptoms.gpus())
+    found = list(gpu_checks.gpus())
     assert found[0].state == "wrong" and words in found[0].text
 
 
@@ -402,7 +402,7 @@ def test_cuda_libraries_say_from_where_and_what_is_missing(tmp_path, monkeypatch
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     monkeypatch.setenv("GLUONPAR_CUDA", "system")
     monkeypatch.setattr(wheels, "installed", lambda: ["mxnet-cu112"])
-    found = {finding.text.split()[0]: finding for finding in gpu_symptoms.cuda_libraries()}
+    found = {finding.text.split()[0]: finding for finding in gpu_checks.cuda_libraries()}
     for name in cuda_libraries.LIBRARIES[:2]:
         assert found[name].text == f"{name} loads from {tmp_path / name}"
     assert found[cuda_libraries.LIBRARIES[2]].state == "wrong"
@@ -420,7 +420,7 @@ def test_a_damaged_library_of_pypis_has_its_remedy(tmp_path, monkeypatch):
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(wheels, "installed", lambda: ["mxnet-cu112"])
-    found = {finding.text.split()[0]: finding for finding in gpu_symptoms.cuda_libraries()}
+    found = {finding.text.split()[0]: finding for finding in gpu_checks.cuda_libraries()}
     assert found["not"].state == "note" and "libcudnn.so.8" in found["not"].text
     for path in (library, unlisted):
         assert f"{path} is damaged" in found[path.name].text
@@ -434,7 +434,7 @@ def test_no_driver_is_wrong_only_with_a_wheel_that_needs_it(monkeypatch):
     states = []
     for wheel in ("mxnet", "mxnet-cu112"):
         monkeypatch.setattr(wheels, "installed", lambda wheel=wheel: [wheel])
-        states += [finding.state for finding in gpu_symptoms.gpus()]
+        states += [finding.state for finding in gpu_checks.gpus()]
     assert states == ["ok", "wrong"]
 
 
@@ -461,13 +461,13 @@ def test_limits_of_control_groups(files, quota, tmp_path):
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert symptoms.cpu_quota(tmp_path) == quota
+    assert checks.cpu_quota(tmp_path) == quota
 
 
 def test_little_or_no_shared_memory_is_noted(monkeypatch):
-    (none,) = symptoms.shared_memory("/no/such/folder")
-    monkeypatch.setattr(symptoms, "SHM_BYTES", 1 << 60)
-    (little,) = symptoms.shared_memory("/")
+    (none,) = checks.shared_memory("/no/such/folder")
+    monkeypatch.setattr(checks, "SHM_BYTES", 1 << 60)
+    (little,) = checks.shared_memory("/")
     assert (none.state, little.state) == ("note", "note")
     assert "--shm-size=1g" in little.remedy
 
@@ -477,8 +477,8 @@ def test_a_check_that_fails_is_a_finding_and_the_others_are_done(monkeypatch, ca
         yield findings.Finding("first", "ok", "seen")
         raise KeyError("what nobody thought of")
 
-    monkeypatch.setattr(doctor, "CHECKS", (broken, symptoms.shared_memory))
-    assert doctor.report() == 1
+    monkeypatch.setattr(command, "CHECKS", (broken, checks.shared_memory))
+    assert command.report() == 1
     out = capsys.readouterr().out
     assert "WRONG  broken: could not be examined: KeyError: 'what nobody thought of'" in out
     assert "shared memory" in out
@@ -502,11 +502,11 @@ def test_a_probe_that_hangs_is_a_finding():
     ],
 )
 def test_only_python_m_gluonpar_doctor_is_the_doctor(argv, command_line, ours):
-    assert asked.is_doctor(argv, command_line) is ours
+    assert entry.is_doctor(argv, command_line) is ours
 
 
 def test_the_command_line_is_known_on_pythons_that_do_not_keep_it(monkeypatch):
     want = sys.orig_argv if hasattr(sys, "orig_argv") else None
     monkeypatch.delattr(sys, "orig_argv", raising=False)
-    got = asked._command_line()
+    got = entry._command_line()
     assert got and (want is None or got[-len(want) + 1 :] == want[1:])

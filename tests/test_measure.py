@@ -8,8 +8,8 @@ from collections import Counter
 
 import pytest
 
-from gluonpar import measure
-from gluonpar.measure import Candidate, Samples
+from gluonpar.diagnostics.benchmark import measure
+from gluonpar.diagnostics.benchmark.measure import Candidate, Samples
 
 
 def recorders(names, log):

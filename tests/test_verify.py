@@ -10,11 +10,12 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 import gluonpar
-from gluonpar import SyncBatchNorm, collectives, proof
+from gluonpar import SyncBatchNorm, collectives
 from gluonpar.__main__ import main
 from gluonpar.collectives.plan import Hop
+from gluonpar.diagnostics import self_test
+from gluonpar.diagnostics.verification import Wrong, near, verify
 from gluonpar.models import resnet
-from gluonpar.verify import Wrong, near, verify
 
 CPUS = [mx.cpu(i) for i in range(3)]
 X = np.random.RandomState(0).normal(size=(10, 1, 8, 8)).astype("float32")
@@ -65,7 +66,7 @@ def test_a_request_that_cannot_be_met_is_one_line():
 
 @pytest.mark.parametrize("k", [1, 4])
 def test_any_number_of_devices(k):
-    assert proof.prove([mx.cpu(i) for i in range(k)], lambda line: None) == []
+    assert self_test.prove([mx.cpu(i) for i in range(k)], lambda line: None) == []
 
 
 def findings(capsys):
@@ -79,11 +80,11 @@ def findings(capsys):
 @pytest.fixture
 def only(monkeypatch):
     """Checks whose names begin so, for the time's sake."""
-    every = proof._checks
+    every = self_test._checks
 
     def choose(start):
         kept = lambda ctx: ((n, check) for n, check in every(ctx) if n.startswith(start))  # noqa: E731
-        monkeypatch.setattr(proof, "_checks", kept)
+        monkeypatch.setattr(self_test, "_checks", kept)
 
     return choose
 
@@ -172,7 +173,7 @@ def broken_update(kind):
     ],
 )
 def test_a_broken_update_is_found(kind, words, monkeypatch, only, capsys):
-    monkeypatch.setattr(proof, "train_batch", broken_update(kind))
+    monkeypatch.setattr(self_test, "train_batch", broken_update(kind))
     only("LeNet")
     (found,) = findings(capsys)
     assert found.startswith("LeNet by train_batch: ") and words in found
@@ -180,7 +181,7 @@ def test_a_broken_update_is_found(kind, words, monkeypatch, only, capsys):
 
 def test_a_trainer_that_divides_by_the_wrong_number_is_found(monkeypatch, only, capsys):
     step = gluonpar.Trainer.step
-    monkeypatch.setattr(proof.Trainer, "step", lambda self, n: step(self, n // 3))
+    monkeypatch.setattr(self_test.Trainer, "step", lambda self, n: step(self, n // 3))
     only("a Gluon network")
     (found,) = findings(capsys)
     assert "updates: parameter 0 differs by" in found

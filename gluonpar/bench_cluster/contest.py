@@ -8,9 +8,9 @@ from typing import Any, Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from gluonpar import measure
 from gluonpar.bench_cluster.gate import Lost
 from gluonpar.bench_cluster.jobs import CANDIDATES, Asked, Job, Unable
+from gluonpar.diagnostics.benchmark import measure
 
 TOLERANCE = 1e-3  # of the mean loss after all steps
 STEPS = "steps"

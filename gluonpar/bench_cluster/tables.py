@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Sequence
 
-from gluonpar import measure
-from gluonpar.bench_cli import columns
 from gluonpar.bench_cluster import model
 from gluonpar.bench_cluster.contest import STEPS, Row
+from gluonpar.diagnostics.benchmark import measure
+from gluonpar.diagnostics.benchmark.options import columns
 
 WIDTHS = (-18, 10, 9, 9, 8, 11)
 OURS, FLOOR, MB = "gluonpar", "floor", 1e6

@@ -7,9 +7,9 @@ from typing import Any, Callable, Iterable, Mapping
 
 import numpy as np
 
-from gluonpar import measure
 from gluonpar.bench_training import process
 from gluonpar.bench_training.candidates import REFERENCE, TRAINER, Setting, comparable, launch
+from gluonpar.diagnostics.benchmark import measure
 
 TOLERANCE = 1e-3  # of the mean loss after all steps
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Sequence
 
-from gluonpar.bench_cli import columns
 from gluonpar.bench_training.candidates import FLOOR, OURS
 from gluonpar.bench_training.contest import Row
 from gluonpar.bench_training.steady import ALLOWED_BYTES, LEAST_RATIO, MB, Sample, Soak
+from gluonpar.diagnostics.benchmark.options import columns
 
 HEADINGS = ("candidate", "ms/step", "iqr ms", "images/s", f"/ {FLOOR}", "loss", "off", "peak MB")
 WIDTHS = (-28, 9, 9, 10, 7, 9, 9, 8)

@@ -397,7 +397,7 @@ d2l.plot(
 )
 
 # %% measure
-from gluonpar.bench_allreduce import candidates, contest
+from gluonpar.diagnostics.benchmark.allreduce import candidates, contest
 
 named = candidates.makers(devices, (*algorithms, "host"))
 named = {name: named[name] for name in (*algorithms, "host")}

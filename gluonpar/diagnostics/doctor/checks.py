@@ -1,7 +1,7 @@
 """What the doctor looks at: each function yields findings about one part of the installation.
 
 Only the standard library is used in this process; whatever may be broken, NumPy and MXNet first of
-all, is tried out in another one (:mod:`gluonpar.probes`).
+all, is tried out in another one (:mod:`gluonpar.diagnostics.doctor.probes`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 from typing import Iterator
 
-from gluonpar import probes
-from gluonpar.findings import CPU, CUDA, NOTE, OK, WRONG, Finding
+from gluonpar.diagnostics.doctor import probes
+from gluonpar.diagnostics.doctor.findings import CPU, CUDA, NOTE, OK, WRONG, Finding
 from gluonpar.runtime import wheels
 
 SHM_BYTES = 256 << 20  # less than this and MPI or a DataLoader's workers soon find it full

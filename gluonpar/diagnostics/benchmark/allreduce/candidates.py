@@ -13,8 +13,9 @@ from typing import Callable, Iterable, Sequence
 import mxnet as mx
 import numpy as np
 
-from gluonpar import collectives, measure
+from gluonpar import collectives
 from gluonpar.collectives import partition
+from gluonpar.diagnostics.benchmark import measure
 from gluonpar.runtime import memory, threads
 
 PEER, FLOOR = "mxnet device", "floor"  # what all others are compared with

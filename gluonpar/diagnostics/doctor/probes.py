@@ -20,11 +20,11 @@ TIMEOUT_SECONDS = 120.0  # importing MXNet takes 1 to 3 s, and many times that o
 
 _MARK = "gluonpar-probe:"
 _CHILD = """
-import sys, types
-package = types.ModuleType("gluonpar")
-package.__path__ = [sys.argv[1]]
-sys.modules["gluonpar"] = package
-from gluonpar import probes
+import os, sys, types
+for name in ("gluonpar", "gluonpar.training"):
+    package = sys.modules[name] = types.ModuleType(name)
+    package.__path__ = [os.path.join(sys.argv[1], *name.split(".")[1:])]
+from gluonpar.diagnostics.doctor import probes
 probes.answer(sys.argv[2])
 """
 
@@ -38,7 +38,7 @@ class Answer(NamedTuple):
 
 def ask(probe: str, timeout_seconds: float = TIMEOUT_SECONDS) -> Answer:
     """Run the function ``probe`` of this module in a process of its own. Never raises."""
-    command = [sys.executable, "-c", _CHILD, str(Path(__file__).parent), probe]
+    command = [sys.executable, "-c", _CHILD, str(Path(__file__).parents[2]), probe]
     try:
         done = subprocess.run(
             command,
@@ -99,7 +99,7 @@ def numpy() -> dict[str, Any]:
 
 def mxnet() -> dict[str, Any]:
     """Import the whole of gluonpar, and MXNet with it, and compute something."""
-    del sys.modules["gluonpar"]  # the stand-in without __init__
+    del sys.modules["gluonpar"], sys.modules["gluonpar.training"]  # the ones without __init__
     importlib.import_module("gluonpar")  # first: it prepares the process, and says what is missing
     import mxnet as mx
 

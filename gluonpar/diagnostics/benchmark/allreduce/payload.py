@@ -7,8 +7,8 @@ from typing import Sequence
 import mxnet as mx
 import numpy as np
 
-from gluonpar import measure
-from gluonpar.bench_allreduce.candidates import COMBINE, once
+from gluonpar.diagnostics.benchmark import measure
+from gluonpar.diagnostics.benchmark.allreduce.candidates import COMBINE, once
 
 
 def count_wrong(

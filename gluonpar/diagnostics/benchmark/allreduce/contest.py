@@ -8,10 +8,10 @@ from typing import Any, Callable, Sequence
 import mxnet as mx
 import numpy as np
 
-from gluonpar import measure
-from gluonpar.bench_allreduce.candidates import Maker, once
-from gluonpar.bench_allreduce.payload import count_wrong
 from gluonpar.collectives import checks
+from gluonpar.diagnostics.benchmark import measure
+from gluonpar.diagnostics.benchmark.allreduce.candidates import Maker, once
+from gluonpar.diagnostics.benchmark.allreduce.payload import count_wrong
 from gluonpar.runtime import memory
 
 DTYPES = ("float16", "float32", "float64", "int8", "int32", "int64", "uint8")

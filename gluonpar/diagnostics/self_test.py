@@ -16,6 +16,7 @@ import numpy as np
 from mxnet import autograd, gluon
 
 from gluonpar import collectives
+from gluonpar.diagnostics.verification import Wrong, check_replicas, near
 from gluonpar.gluon.trainer import Trainer
 from gluonpar.models import lenet as models
 from gluonpar.models import resnet
@@ -25,7 +26,6 @@ from gluonpar.runtime import memory, threads
 from gluonpar.sharding import split_and_load
 from gluonpar.step import train_batch
 from gluonpar.training.data import dataset
-from gluonpar.verify import Wrong, check_replicas, near
 
 DTYPES = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64")
 SHAPES = ((1,), (7,), (3, 5), (1009,), (257, 33), (1 << 18,))

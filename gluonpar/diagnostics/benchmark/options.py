@@ -9,7 +9,7 @@ from typing import Any, Callable, Collection, Iterator, Sequence
 
 from mxnet.base import MXNetError
 
-from gluonpar import measure
+from gluonpar.diagnostics.benchmark import measure
 from gluonpar.runtime import devices
 from gluonpar.runtime.version import __version__
 from gluonpar.training import command_line

@@ -15,20 +15,20 @@ import os
 import sys
 from typing import Callable, Iterator, Sequence
 
-from gluonpar import gpu_symptoms, symptoms
-from gluonpar.findings import NOTE, WRONG, Finding
+from gluonpar.diagnostics.doctor import checks, gpu_checks
+from gluonpar.diagnostics.doctor.findings import NOTE, WRONG, Finding
 
 CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
-    symptoms.python,
-    symptoms.numpy,
-    symptoms.mxnet,
-    gpu_symptoms.gpus,
-    gpu_symptoms.cuda_libraries,
-    symptoms.settings,
-    symptoms.threads,
-    symptoms.shared_memory,
-    symptoms.data,
-    symptoms.mpi,
+    checks.python,
+    checks.numpy,
+    checks.mxnet,
+    gpu_checks.gpus,
+    gpu_checks.cuda_libraries,
+    checks.settings,
+    checks.threads,
+    checks.shared_memory,
+    checks.data,
+    checks.mpi,
 )
 
 

@@ -17,9 +17,9 @@ def for_doctor() -> None:
     """Do what ``python -m gluonpar doctor`` asks and end (SystemExit), if that is the command."""
     if is_doctor(sys.argv, _command_line()):
         sys.path[:] = [folder for folder in sys.path if folder not in ("", _current_folder())]
-        from gluonpar import doctor
+        from gluonpar.diagnostics.doctor import command
 
-        raise SystemExit(doctor.main(sys.argv[2:]))
+        raise SystemExit(command.main(sys.argv[2:]))
 
 
 def is_doctor(argv: list[str], command_line: list[str]) -> bool:

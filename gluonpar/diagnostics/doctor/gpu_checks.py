@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any, Iterator
 
-from gluonpar import probes
-from gluonpar.findings import CPU, CUDA, NOTE, OK, WRONG, Finding
+from gluonpar.diagnostics.doctor import probes
+from gluonpar.diagnostics.doctor.findings import CPU, CUDA, NOTE, OK, WRONG, Finding
 from gluonpar.runtime import wheels
 
 

@@ -1,0 +1,1 @@
+"""The harness of all benchmarks, and the benchmark of the all-reduce."""

@@ -1,0 +1,1 @@
+"""python -m gluonpar doctor: what is installed and what is wrong; needs neither MXNet nor NumPy."""
