@@ -3,7 +3,7 @@
 #   NUM_GPUS=4      how many devices `make train` uses
 #   RANKS=2         how many processes `make train-mpi` starts, with NUM_GPUS devices each
 #   FUZZ=100000     how many inputs `make fuzz` gives each reader
-#   ARGS="..."      further arguments of scripts/train_lenet.py, or of scripts/test_matrix.py
+#   ARGS="..."      further arguments of scripts/train_lenet.py, or of tools/test_matrix.py
 #   PYTHON=...      the interpreter, 3.8 to 3.12 (otherwise the first python3 that fits)
 #   EXTRA=cpu       the MXNet to install, cpu or cu112 (otherwise what suits the machine)
 #   VENV=...        where to install
@@ -53,12 +53,12 @@ test: lint ## lint, then run the tests and the docstrings' examples
 	$(BIN)/python -m pytest
 
 test-faults: $(VENV)/.tests ## 50 times kill -9 while training, and resume (`make test` does it 5 times)
-	GLUONPAR_KILLS=50 $(BIN)/python -m pytest tests/test_resume.py -k kill_9
+	GLUONPAR_KILLS=50 $(BIN)/python -m pytest tests/training/test_resume.py -k kill_9
 
 # The tests start what they examine with a stub driver; pytest itself has none, and so no gluonpar.
 test-cuda: ## install mxnet-cu112 (2 GB) into VENV_CUDA and test it; no GPU is needed, but gcc
 	@$(MAKE) --no-print-directory VENV=$(VENV_CUDA) EXTRA=cu112 $(VENV_CUDA)/.tests
-	$(VENV_CUDA)/bin/python -m pytest --noconftest tests/test_cuda_wheel.py
+	$(VENV_CUDA)/bin/python -m pytest --noconftest tests/runtime/test_cuda_wheel.py
 
 # JupyterLab will not run as root unless it is told that this is meant.
 notebook: $(VENV)/.notebook data ## open the walkthrough in JupyterLab
@@ -66,7 +66,7 @@ notebook: $(VENV)/.notebook data ## open the walkthrough in JupyterLab
 	notebooks/multi_gpu_walkthrough$(if $(filter zh%,$(LANGUAGE)),.zh-CN).ipynb
 
 notebooks: $(VENV)/.tests data ## put the notebooks together from notebooks/walkthrough, and run them
-	$(BIN)/python scripts/build_notebooks.py $(ARGS)
+	$(BIN)/python tools/build_notebooks.py $(ARGS)
 
 docs: $(VENV)/.docs ## build the documentation into site/; a warning ends it
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
@@ -75,21 +75,21 @@ docs-serve: $(VENV)/.docs ## show the documentation on a local port, and what is
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve
 
 test-matrix: ## run the tests on each Python 3.8 to 3.12 there is, with its oldest and newest NumPy
-	$(or $(PYTHON),python3) scripts/test_matrix.py $(if $(PYTHONS),--pythons '$(PYTHONS)') \
+	$(or $(PYTHON),python3) tools/test_matrix.py $(if $(PYTHONS),--pythons '$(PYTHONS)') \
 	$(if $(EXTRA),--extra $(EXTRA)) $(ARGS)
 
 pictures: $(VENV)/.tests ## draw docs/pictures again; ARGS="--record timeline,scaling" measures first
-	$(BIN)/python scripts/draw_pictures.py $(ARGS)
+	$(BIN)/python tools/draw_pictures.py $(ARGS)
 
 dist: $(VENV)/.dist ## build an sdist, and from it a wheel, into dist/
 	rm -rf build dist
 	$(BIN)/python -m build --outdir dist
 
 test-dist: $(VENV)/.dist ## install what is in dist/ in a fresh environment and run the tests on it
-	$(BIN)/python scripts/test_dist.py $(if $(EXTRA),--extra $(EXTRA)) $(ARGS)
+	$(BIN)/python tools/test_dist.py $(if $(EXTRA),--extra $(EXTRA)) $(ARGS)
 
 fuzz: $(VENV)/.fuzz ## give the readers of files FUZZ inputs each, guided by coverage
-	$(BIN)/python scripts/fuzz.py --inputs $(FUZZ) $(ARGS)
+	$(BIN)/python tools/fuzz.py --inputs $(FUZZ) $(ARGS)
 
 lint: $(VENV)/.tests ## check style and format
 	$(BIN)/ruff check
@@ -114,7 +114,7 @@ clean: ## remove the caches, and VENV if make made it
 stale = $(if $(1),$(if $(filter $(1),$(shell cat $(2) 2>/dev/null)),,FORCE))
 
 $(VENV)/.made: $(call stale,$(PYTHON),$(VENV)/.made)
-	@scripts/make_venv.sh '$(VENV)' '$(PYTHON)'
+	@tools/make_venv.sh '$(VENV)' '$(PYTHON)'
 
 $(VENV)/.runs: $(VENV)/.made setup.py pyproject.toml $(call stale,$(EXTRA),$(VENV)/.extra)
 	@$(call install,)
@@ -153,7 +153,7 @@ D2L := d2l==1.0.3
 # would take the other's files with it.
 install = set -e; \
 	extra='$(EXTRA)'; \
-	[ -n "$$extra" ] || extra=$$($(BIN)/python scripts/choose_extra.py); \
+	[ -n "$$extra" ] || extra=$$($(BIN)/python tools/choose_extra.py); \
 	case $$extra in \
 	cpu) other=mxnet-cu112 size=50\ MB ;; \
 	cu112) other=mxnet size=2\ GB ;; \

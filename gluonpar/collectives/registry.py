@@ -33,7 +33,7 @@ def register(name: str) -> Callable[[Callable], Callable]:
     """Decorator: add the plan ``function(num_devices) -> list[Hop]`` as an algorithm.
 
     It must end with the sum of every chunk on every device; ``trace(name, K)`` and the package's
-    own laws (tests/test_plans.py) help to see that it does. ValueError: the name is taken.
+    own laws (tests/collectives/test_plans.py) help to see that it does. ValueError: the name is taken.
 
     >>> @register("chain")
     ... def chain(num_devices):

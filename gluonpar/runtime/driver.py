@@ -1,6 +1,6 @@
 """The GPUs of this machine, as the NVIDIA driver itself reports them.
 
-This module is asked before MXNet is installed (scripts/choose_extra.py) and before it is imported
+This module is asked before MXNet is installed (tools/choose_extra.py) and before it is imported
 (to explain what is missing), so it uses the standard library only, and works when it is loaded by
 its file's path without the package around it. It speaks to libcuda.so.1, the part of the driver
 that every CUDA program loads, and therefore sees what MXNet will see: CUDA_VISIBLE_DEVICES is

@@ -1,7 +1,7 @@
 """The walkthrough's code cells, by name; both languages' notebooks take them from here.
 
 A cell begins with ``# %% name``. Cells run in the order of en.md, which is theirs in this file.
-``scripts/build_notebooks.py`` puts text and cells together.
+``tools/build_notebooks.py`` puts text and cells together.
 """
 
 # %% imports

@@ -1,6 +1,6 @@
 """The exercises' solutions, by name; they are shown folded away, with what they print.
 
-``scripts/build_notebooks.py`` runs each of them after the cell that begins its exercise.
+``tools/build_notebooks.py`` runs each of them after the cell that begins its exercise.
 """
 
 # ruff: noqa: F821 - they go on from what the notebook has computed

@@ -1,0 +1,1 @@
+"""What compares gluonpar with its peers; not in the wheel."""

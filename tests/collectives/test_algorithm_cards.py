@@ -1,0 +1,100 @@
+"""docs/algorithms.md: its numbers are the plans' and its pictures are there."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from gluonpar.collectives import ALGORITHMS, plan, trace
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+TEXT = (DOCS / "algorithms.md").read_text("utf-8")
+CARDS = {
+    part.partition("\n")[0]: part
+    for part in re.split(r"^## ", TEXT, flags=re.M)
+    if part.partition("\n")[0] in ALGORITHMS
+}
+PLANS = [name for name, algorithm in ALGORITHMS.items() if algorithm.plan is not None]
+
+
+def rows(text):
+    """The tables' rows: by the first cell, the others."""
+    cells = ([c.strip() for c in line.strip("| ").split(" | ")] for line in text.splitlines())
+    return {row[0]: row[1:] for row in cells if len(row) > 1}
+
+
+def formula(name, label, k):
+    names = {"K": k, "P": 1 << (k.bit_length() - 1), "ceil": math.ceil, "log2": math.log2}
+    names["min"] = min
+    return eval(rows(CARDS[name])[label][0].strip("`"), {"__builtins__": {}}, names)
+
+
+def counted(name, k):
+    """Steps, sent, row and memory of the plan, the last three in arrays."""
+    hops = ALGORITHMS[name].plan(k)
+    chunks, steps = plan.num_chunks(hops), plan.num_steps(hops)
+    wires = [Counter((h.src, h.dst) for h in hops if h.step == s) for s in range(steps)]
+    kept = Counter(h.dst for h in hops if h.reduce or chunks > 1)  # see execute.run
+    most = (max(c.values(), default=0) for c in (plan.chunks_sent(hops), kept))
+    sent, memory = (number / chunks for number in most)
+    return steps, sent, sum(max(wire.values()) for wire in wires) / chunks, memory
+
+
+LABELS = (
+    "steps",
+    "sent per device, in arrays (most)",
+    "row, in arrays",
+    "memory beyond the arrays, in arrays (most)",
+)
+
+
+def test_every_algorithm_has_a_card_in_the_registry_s_order():
+    assert list(CARDS) == list(ALGORITHMS)
+
+
+@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("k", range(1, 10))
+def test_the_formulas_are_the_plan_s_counts(name, k):
+    assert [formula(name, label, k) for label in LABELS] == pytest.approx(counted(name, k))
+
+
+def test_the_comparison_is_the_plans_counts_for_eight_devices():
+    section = TEXT.partition("For K = 8, in arrays:")[2].partition("**Sent**")[0]
+    table = rows(section)
+    for name in PLANS:
+        assert [float(cell) for cell in table[name]] == pytest.approx(counted(name, 8))
+    assert set(PLANS) == set(table) - {"algorithm", "---|---|---|---|---"}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_the_order_of_additions_is_the_plan_s(name):
+    hops = ALGORITHMS[name].plan(4)
+    values = [[str(i)] * plan.num_chunks(hops) for i in range(4)]
+    for hop in hops:
+        came, own = values[hop.src][hop.chunk], values[hop.dst][hop.chunk]
+        values[hop.dst][hop.chunk] = f"({own}+{came})" if hop.reduce else came
+    assert all(device == values[0] for device in values)  # so the bits are the same everywhere
+    assert f"({rows(CARDS[name])['order of additions'][0]})".replace("`", "") == values[0][0]
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_card_is_complete(name):
+    labels = set(rows(CARDS[name]))
+    wanted = ("steps", "sent", "memory", "order of additions", "wins", "loses", "source")
+    assert all(any(label.startswith(want) for label in labels) for want in wanted)
+    pictures = re.findall(r"!\[(.+)\]\((.+)\)", CARDS[name])
+    assert bool(pictures) == (name in PLANS)
+    assert all((DOCS / path).is_file() for _, path in pictures)
+
+
+def test_the_pictures_shown_are_those_of_the_plans():
+    shown = set(re.findall(r"\]\(pictures/(.+)\.svg\)", TEXT))
+    assert shown == {*PLANS, "halving-doubling-6"}
+
+
+def test_the_table_of_hops_is_what_is_printed():
+    assert f"```\n{trace('ring', 3)}\n```" in TEXT

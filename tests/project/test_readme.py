@@ -1,0 +1,34 @@
+"""The examples: what they show is what happens. README's own blocks are run by test_docs.py."""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def test_the_loop_of_ones_own_takes_only_allreduce_and_finds_the_line():
+    source = (ROOT / "examples" / "custom_loop.py").read_text()
+    assert re.findall(r"^.*gluonpar.*import.*$", source, re.M) == ["from gluonpar import allreduce"]
+    assert len(source.splitlines()) < 40
+    done = subprocess.run(
+        [sys.executable, "examples/custom_loop.py"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert (done.returncode, done.stdout) == (0, "w = [ 2.  -3.4], b = 4.20\n"), done.stderr
+
+
+def test_the_chinese_readme_shows_the_same_blocks_pictures_and_sections():
+    ours, theirs = ((ROOT / name).read_text() for name in ("README.md", "README.zh-CN.md"))
+    fenced = re.compile(r"^```.*?^```$", re.S | re.M)
+    pictures = re.compile(r"^!\[.*?\]\((.*?)\)$", re.M)
+    for pattern in (fenced, pictures):
+        assert pattern.findall(theirs) == pattern.findall(ours)
+    assert len(fenced.findall(ours)) > 10 and len(pictures.findall(ours)) >= 3
+    assert theirs.count("\n## ") == ours.count("\n## ")
+    figures = re.compile(r"\| \**([\d.]+)\** \|$", re.M)
+    assert figures.findall(theirs) == figures.findall(ours) != []

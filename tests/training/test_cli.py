@@ -1,0 +1,402 @@
+"""The command line: what it prints, keeps and returns; errors are one line that names the value."""
+
+import fcntl
+import json
+import os
+import pty
+import re
+import runpy
+import signal
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import mxnet as mx
+import pytest
+
+from gluonpar import metrics
+from gluonpar.runtime import driver
+from gluonpar.training import command_line
+from gluonpar.training.run import Run
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SCRIPT = REPOSITORY / "scripts" / "train_lenet.py"
+FLAGS = (
+    *(
+        "--num-gpus",
+        "--gpus",
+        "--device",
+        "--weights",
+        "--allreduce",
+        "--batch-size",
+        "--lr",
+        "--epochs",
+    ),
+    *("--num-epochs", "--seed", "--dataset", "--data-dir", "--limit", "--log-interval"),
+    *("--save-dir", "--save-every", "--keep", "--resume"),
+    *("--plot", "--profile", "--trace", "--dry-run", "--version"),
+)
+ON_CPU = ("--dataset", "synthetic", "--device", "cpu")
+SMALL = (*ON_CPU, "--limit", "96", "--batch-size", "32", "--epochs", "1")
+
+
+@pytest.fixture
+def command(capsys):
+    """command(*arguments): exit code, lines on stdout, lines on stderr."""
+
+    def run(*arguments):
+        try:
+            code = command_line.main("Train LeNet.", [str(argument) for argument in arguments])
+        except SystemExit as exit_:
+            code = exit_.code
+        out, err = capsys.readouterr()
+        assert "Traceback" not in out + err
+        return code, out.splitlines(), err.splitlines()
+
+    return run
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    def missing():
+        raise driver.DriverMissing("no NVIDIA driver here")
+
+    monkeypatch.setattr(driver, "gpus", missing)
+    monkeypatch.setattr(mx.context, "num_gpus", lambda: 0)
+
+
+def test_help_lists_every_flag(command):
+    code, out, err = command("--help")
+    assert (code, err) == (0, [])
+    words = re.findall(r"--[a-z-]+", "\n".join(out))
+    assert set(FLAGS) <= set(words)
+
+
+def test_a_run_prints_header_epochs_and_result(command):
+    code, out, err = command(*SMALL, "--num-gpus", 2, "--num-epochs", 2, "--lr", 0.1, "--seed", 5)
+    assert (code, err) == (0, [])
+    assert re.fullmatch(r"gluonpar \S+, mxnet 1\.\S+, numpy \S+, python \S+", out[0])
+    assert out[1].startswith("devices: [cpu(0), cpu(1)]")
+    assert out[2] == "batch size: 32 in all, 16 on each device"
+    assert re.fullmatch(r"all-reduce: host: all arrays .*", out[3])
+    assert out[4].startswith("data: synthetic, 96 training and 1000 test images")
+    assert out[5] == "training: 2 epochs of 3 batches, lr 0.1, seed 5"
+    figures = r"time \d+\.\d sec, loss \d\.\d{3}, test acc [01]\.\d\d, \d+ images/sec"
+    assert re.fullmatch(f"epoch 1, {figures}", out[6])
+    assert re.fullmatch(f"epoch 2, {figures}", out[7])
+    assert re.fullmatch(
+        r"test acc: [01]\.\d\d, \d+\.\d sec/epoch on \[cpu\(0\), cpu\(1\)\]", out[8]
+    )
+    assert len(out) == 9
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "k", "words"),
+    [
+        (32, 3, "32 in all, 10 or 11 on each device"),
+        (2, 4, "2 in all, 1 on each device, none on 2 of them"),
+        (1, 1, "1 in all, 1 on each device"),
+    ],
+)
+def test_the_header_says_how_the_batch_is_cut(command, batch_size, k, words):
+    _, out, _ = command(*ON_CPU, "--batch-size", batch_size, "--num-gpus", k, "--dry-run")
+    assert f"batch size: {words}" in out
+
+
+def test_weights_cut_the_batch_and_the_header_says_how(command):
+    options = ("--num-gpus", 3, "--weights", "1,2.5,1", "--batch-size", 18)
+    code, out, err = command(*ON_CPU, "--dry-run", *options)
+    assert (code, err) == (0, [])
+    assert "batch size: 18 in all, 4, 10, 4 on the devices by weight" in out
+
+
+def test_weights_do_not_count_for_a_batch_smaller_than_the_devices(command):
+    options = ("--num-gpus", 3, "--weights", "1,2.5,1", "--batch-size", 2)
+    _, out, _ = command(*ON_CPU, "--dry-run", *options)
+    assert "batch size: 2 in all, 1 on each device, none on 1 of them" in out
+
+
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [
+        ("1,2,3", "--weights [1.0, 2.0, 3.0]: 3 of them for 2 devices; give one a device"),
+        ("1,0", "--weights [1.0, 0.0]: 0.0 is no speed"),
+        ("1,nan", "--weights [1.0, nan]: nan is no speed"),
+        ("1;2", "'1;2' is no list of speeds such as 1,2"),
+    ],
+)
+def test_bad_weights_are_one_line(command, weights, words):
+    code, _, err = command(*SMALL, "--num-gpus", 2, "--weights", weights)
+    assert code == 2
+    assert words in err[-1]
+
+
+def test_the_all_reduce_asked_for_is_the_one_named(command):
+    code, out, _ = command(*ON_CPU, "--num-gpus", 2, "--allreduce", "star", "--dry-run")
+    assert code == 0
+    assert "all-reduce: star" in out
+
+
+def test_log_interval_prints_the_loss_each_so_many_batches(command):
+    _, out, _ = command(*SMALL, "--epochs", 2, "--batch-size", 16, "--log-interval", 2)
+    logged = [line for line in out if "batch " in line and line.startswith("epoch")]
+    assert [line.rpartition(", loss ")[0] for line in logged] == [
+        f"epoch {epoch}, batch {batch}/6" for epoch in (1, 2) for batch in (2, 4, 6)
+    ]
+    assert all(re.fullmatch(r"\d\.\d{3}", line.rpartition(" ")[2]) for line in logged)
+
+
+def test_without_log_interval_no_batch_is_logged(command):
+    _, out, _ = command(*SMALL, "--batch-size", 1)
+    assert not any("batch 50" in line for line in out)
+
+
+def test_a_dry_run_takes_one_step_and_keeps_nothing(command, tmp_path):
+    plot = tmp_path / "lenet.png"
+    code, out, err = command(*SMALL, "--dry-run", "--save-dir", tmp_path, "--plot", plot)
+    assert (code, err) == (0, [])
+    assert out[-1].startswith("dry run: 1 of 3 batches of epoch 1 done, loss 2.")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_save_dir_keeps_every_epoch(command, tmp_path):
+    code, _, _ = command(*SMALL, "--epochs", 2, "--save-dir", tmp_path / "new")
+    assert code == 0
+    files = sorted((tmp_path / "new").glob("*.params"))
+    assert [path.name for path in files] == ["lenet-epoch-0001.params", "lenet-epoch-0002.params"]
+    assert [len(mx.nd.load(str(path))) for path in files] == [8, 8]
+
+
+def test_plot_draws_the_run(command, tmp_path):
+    pytest.importorskip("matplotlib")
+    code, _, err = command(*SMALL, "--plot", tmp_path / "lenet.png")
+    assert (code, err) == (0, [])
+    assert (tmp_path / "lenet.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_profile_prints_a_table_and_a_sentence_and_trace_writes_a_file(command, tmp_path):
+    path = tmp_path / "trace.json"
+    code, out, err = command(*SMALL, "--num-gpus", 2, "--profile", "--trace", path)
+    assert (code, err) == (0, [])
+    assert re.fullmatch(r"profile: steps 2 to 3 of epoch 1, \d+\.\d ms a step", out[-10])
+    assert out[-9].split() == "ms a step cpu(0) cpu(1) Python MB a step GB/s".split()
+    rows = [*("data", "forward", "backward", "exchange + update", "other", "idle")]
+    assert [line.split("  ")[0] for line in out[-8:-2]] == rows
+    assert re.match(r"\d+% of exchange \+ update overlapped ", out[-2])
+    assert out[-1].startswith("2 devices: ")
+    assert f"trace: {path}, steps 2 to 3 of epoch 1" in out
+    assert {"name", "ph", "pid", "tid"} <= set(json.loads(path.read_text())["traceEvents"][0])
+
+
+def test_auto_without_gpus_prints_exactly_one_notice(command, no_gpu):
+    code, out, err = command("--dataset", "synthetic", "--num-gpus", 2, "--dry-run")
+    assert code == 0
+    assert len(err) == 1
+    assert "the devices are cpu(0), cpu(1)" in err[0]
+    assert "no NVIDIA driver here" in err[0]
+    assert any(line.startswith("devices: [cpu(0), cpu(1)]") for line in out)
+
+
+def test_device_cpu_silences_the_notice(command, no_gpu):
+    code, _, err = command(*ON_CPU, "--num-gpus", 2, "--dry-run")
+    assert (code, err) == (0, [])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--num-gpus", "0"), "--num-gpus 0"),
+        (("--num-gpus", "-1"), "--num-gpus -1"),
+        (("--device", "gpu"), "--device 'gpu'.*no NVIDIA driver here"),
+        (("--gpus", "0,0"), r"--gpus \[0, 0\] names \[0\]"),
+        (("--gpus", "7"), r"--gpus \[7\].*there is none"),
+        (("--gpus", "0", "--num-gpus", "2"), r"--num-gpus 2 and --gpus \[0\]"),
+        (("--gpus", "0", "--device", "cpu"), r"--gpus \[0\].*--device 'cpu'"),
+        (("--gpus", "0;1"), "'0;1' is no list of GPU ids"),
+        (("--gpus", ""), "'' is no list of GPU ids"),
+        (("--device", "tpu"), "'tpu'"),
+        (("--batch-size", "0"), "--batch-size 0"),
+        (("--batch-size", "2.5"), "'2.5'"),
+        (("--lr", "0"), "--lr 0"),
+        (("--lr", "nan"), "--lr nan"),
+        (("--lr", "fast"), "'fast'"),
+        (("--epochs", "0"), "--epochs 0"),
+        (("--seed", "-1"), "--seed -1"),
+        (("--log-interval", "0"), "--log-interval 0"),
+        (("--allreduce", "quux"), "'quux'; there are: .*star"),
+        (("--dataset", "mnist"), "'mnist'"),
+        (("--frobnicate",), "--frobnicate"),
+    ],
+    ids=" ".join,
+)
+def test_a_bad_request_ends_with_2_and_one_error_line_on_stderr(command, no_gpu, arguments, words):
+    code, out, err = command("--dataset", "synthetic", *arguments)
+    assert code == 2
+    assert out == []
+    [line] = [line for line in err if "error:" in line]
+    assert line == err[-1]
+    assert re.search(words, line), line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--limit", "0"), "--limit 0"),
+        (("--limit", "6001"), "limit 6001: synthetic has 6000"),
+        (("--data-dir", "/some/folder"), "'/some/folder'"),
+        (("--plot", "lenet.xyz"), "cannot plot to lenet.xyz"),
+        (("--plot", "/absent/lenet.png"), "cannot plot to /absent/lenet.png"),
+        (("--trace", "/absent/trace.json"), "cannot write a trace to /absent/trace.json: No such"),
+        (("--num-gpus", "999", "--profile"), r"cpu\(\d+\) cannot be profiled"),
+        (("--save-dir", f"{__file__}/below"), "nothing can be saved in .*test_cli.py/below"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) and len(value[1]) < 20 else "",
+)
+def test_what_cannot_be_read_or_written_ends_with_2_before_training(command, arguments, words):
+    code, out, err = command(*ON_CPU, *arguments)
+    assert (code, out) == (2, [])
+    [line] = err
+    assert re.search(f"error: .*{words}", line), line
+
+
+def test_missing_data_ends_with_2_and_names_the_folder_and_the_ways_out(command, tmp_path):
+    code, out, err = command("--device", "cpu", "--data-dir", tmp_path)
+    assert (code, out) == (2, [])
+    text = "\n".join(err)
+    assert str(tmp_path) in text
+    assert "--data-dir" in text
+    assert "--dataset synthetic" in text
+
+
+def test_divergence_ends_with_2_and_says_where(command):
+    code, _, err = command(*SMALL, "--lr", "1e10", "--batch-size", 16)
+    assert code == 2
+    [line] = err
+    assert re.search(r"error: the loss became \w+ in batch \d of 6, epoch 1, with lr=1e\+10", line)
+
+
+def raising(error):
+    def train_(run):
+        raise error
+
+    return train_
+
+
+def test_errors_that_are_nobodys_request_reach_the_caller(monkeypatch, command):
+    monkeypatch.setattr(Run, "train", raising(RuntimeError("a bug")))
+    with pytest.raises(RuntimeError, match="a bug"):
+        command(*SMALL)
+
+
+def test_a_value_error_while_training_is_a_bug_and_no_bad_request(monkeypatch, command):
+    monkeypatch.setattr(Run, "train", raising(ValueError("a bug")))
+    with pytest.raises(ValueError, match="a bug"):
+        command(*SMALL)
+
+
+def test_an_interruption_that_kept_nothing_says_so(monkeypatch, command):
+    monkeypatch.setattr(Run, "train", raising(KeyboardInterrupt()))
+    code, _, err = command(*SMALL)
+    assert code == 130
+    assert "interrupted; nothing was kept" in err[-1]
+
+
+def test_an_interruption_before_training_ends_alike(monkeypatch, command):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command_line.data, "load", interrupted)
+    code, _, err = command(*SMALL)
+    assert code == 130
+    assert "interrupted; nothing was kept" in err[-1]
+
+
+def test_divergence_is_told_apart_from_other_arithmetic(monkeypatch, command):
+    monkeypatch.setattr(Run, "train", raising(metrics.Diverged("the loss became nan")))
+    code, _, err = command(*SMALL)
+    assert code == 2
+    assert err[-1].endswith("error: the loss became nan")
+
+
+def test_the_script_without_the_package_names_the_remedy(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "gluonpar", None)
+    with pytest.raises(SystemExit) as exit_:
+        runpy.run_path(str(SCRIPT))
+    assert exit_.value.code == 2
+    assert "pip install -e '.[cpu]'" in capsys.readouterr().err
+
+
+# What only a process shows. Each start costs a second or two, so they are few.
+
+
+def start(*arguments, **streams):
+    path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
+    return subprocess.Popen(
+        [sys.executable, str(SCRIPT), *ON_CPU, "--batch-size", "32", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+        **{"stderr": subprocess.PIPE, **streams},
+    )
+
+
+def test_the_script_trains_and_shows_no_bar_where_stderr_is_no_terminal():
+    process = start("--limit", 64, "--epochs", 1, "--num-gpus", 2)
+    out, err = process.communicate(timeout=600)
+    assert (process.returncode, err) == (0, "")
+    assert out.splitlines()[-1].startswith("test acc: ")
+
+
+def test_the_script_ends_with_2_for_a_bad_request():
+    process = start("--batch-size", 0)
+    out, err = process.communicate(timeout=600)
+    assert (process.returncode, out) == (2, "")
+    assert err.startswith("train_lenet.py: error: --batch-size 0 ")
+    assert err.count("\n") == 1
+
+
+def test_ctrl_c_ends_with_130_and_names_what_was_kept(tmp_path):
+    process = start("--limit", 64, "--epochs", 100000, "--num-gpus", 2, "--save-dir", tmp_path)
+    for line in process.stdout:
+        if line.startswith("epoch 2,"):  # by now epoch 1 is on the disk
+            break
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=600)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    kept = err.strip().partition("interrupted; kept: ")[2].split(", ")
+    assert kept[0] == str(tmp_path / "lenet-epoch-0001.params")
+    assert all(len(mx.nd.load(path)) == 8 for path in kept if path.endswith(".params"))
+    assert kept[-1].endswith(".npz")
+    assert {path.suffix for path in tmp_path.iterdir()} == {".params", ".npz"}
+
+
+def test_a_terminal_gets_a_progress_bar_on_stderr_and_none_on_stdout():
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    process = start("--limit", 64, "--epochs", 1, stderr=theirs)
+    os.close(theirs)
+    shown = read_all(ours)
+    out, _ = process.communicate(timeout=600)
+    assert process.returncode == 0
+    assert "epoch 1:" in shown
+    assert "/2" in shown
+    assert "\r" not in out
+    assert "%" not in out
+
+
+def read_all(terminal):
+    pieces = []
+    try:
+        while True:
+            piece = os.read(terminal, 4096)
+            if not piece:
+                break
+            pieces.append(piece)
+    except OSError:  # how Linux says that the other end is closed
+        pass
+    finally:
+        os.close(terminal)
+    return b"".join(pieces).decode()

@@ -1,0 +1,278 @@
+"""Faults that are made to happen: what is short, full or broken is said once, and nothing hangs.
+
+Each program runs in a process of its own, under a watchdog that fails the test.
+"""
+
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import mxnet as mx
+import pytest
+
+from gluonpar.checkpoint import training_state
+from gluonpar.runtime import memory_limits
+from gluonpar.training import command_line, workloads
+from gluonpar.training.run import Run
+
+HERE = Path(__file__).resolve().parent
+SCRIPTS = HERE.parents[1] / "scripts"
+WATCHDOG_SECONDS = 240  # a run takes a few; on a machine with other work many more
+COMMON = ("--dataset", "synthetic", "--device", "cpu", "--num-gpus", "2")
+
+PLANTED = r"(__main__\.)?Planted: the planted error"  # Python 3.8 and 3.9 print the module
+
+
+def ended(*command, limits=None):
+    """The process after its end: exit code, stdout, stderr. The test fails if it does not end."""
+
+    def limit():
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        for kind, size in (limits or {}).items():
+            resource.setrlimit(kind, (size, size))
+
+    process = subprocess.Popen(
+        [sys.executable, "-X", "faulthandler", *map(str, command)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=limit,
+    )
+    try:
+        out, err = process.communicate(timeout=WATCHDOG_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGABRT)  # faulthandler prints where all threads are
+        out, err = process.communicate()
+        pytest.fail(f"{command} hangs:\n{out}\n{err}")
+    return process.returncode, out, err
+
+
+def train(name, *arguments, **options):
+    return ended(SCRIPTS / f"train_{name}.py", *COMMON, *arguments, **options)
+
+
+def fault(*arguments):
+    return ended(HERE.parent / "support" / "faulty_training.py", *arguments)
+
+
+# Memory
+
+
+@pytest.fixture(scope="module")
+def imported():
+    """Address space of a process that has imported gluonpar, in bytes."""
+    program = "import gluonpar; print(open('/proc/self/statm').read().split()[0])"
+    code, out, err = ended("-c", program)
+    assert code == 0, err
+    return int(out) * resource.getpagesize()
+
+
+def one_line(name, err):
+    assert re.fullmatch(rf"train_{name}\.py: error: .*\n", err), err
+    return err
+
+
+@pytest.mark.parametrize("name", ["lenet", "resnet18"])
+def test_no_memory_for_the_data_is_one_line_and_3(name, imported):
+    # 36 MB is what one of the arrays needs that the data is made of.
+    code, out, err = train(name, limits={resource.RLIMIT_AS: imported + 40 * memory_limits.MB})
+    assert (code, out) == (3, "")
+    assert re.search(
+        r"out of memory: Unable to allocate .*array with shape .*; try a smaller "
+        r"--batch-size than 256, or more memory \(ulimit -v is \d+ MB\)$",
+        one_line(name, err),
+    )
+
+
+@pytest.mark.parametrize("name", ["lenet", "resnet18"])
+@pytest.mark.parametrize("kind", ["AS", "DATA"])
+def test_no_memory_for_what_every_step_needs_is_one_line_and_3(name, imported, kind):
+    """Asked for beforehand, because MXNet would crash or hang."""
+    size = imported + 220 * memory_limits.MB if kind == "AS" else 560 * memory_limits.MB
+    arguments = ("--batch-size", "512", "--limit", "1024")
+    code, out, err = train(name, *arguments, limits={getattr(resource, f"RLIMIT_{kind}"): size})
+    assert (code, out) == (3, "")
+    words = (
+        r"out of memory: there is no room for a step of 512 samples on 2 CPU contexts, about \d+"
+    )
+    assert re.search(words, one_line(name, err))
+
+
+def test_no_memory_in_a_step_is_one_line_and_3_and_the_checkpoint_stays(imported, tmp_path):
+    """Enough for all that is small, and less than the arrays of a step of 6000 images take."""
+    saving = ("--save-dir", tmp_path, "--epochs", "1", "--batch-size", "6000")
+    code, _, err = train("lenet", *saving, "--limit", "64")
+    assert code == 0, err
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert "lenet-at-0002-000000.npz" in before
+    small = {resource.RLIMIT_AS: imported + 2000 * memory_limits.MB}
+    folder = tmp_path / "other"
+    code, out, err = train("lenet", "--save-dir", folder, *saving[2:], limits=small)
+    assert code == 3 and "training: 1 epoch of 1 batch" in out, err
+    words = r"out of memory: .*(alloc|memory object).*; try a smaller --batch-size than 6000, or "
+    assert re.search(words, one_line("lenet", err))
+    assert list(folder.iterdir()) == []
+    assert {path.name: path.read_bytes() for path in tmp_path.glob("*.*")} == before
+
+
+def test_no_memory_for_mxnet_itself_is_one_line_and_2():
+    limits = {resource.RLIMIT_AS: 450 * memory_limits.MB}
+    code, out, err = train("lenet", limits=limits)
+    assert (code, out) == (2, "")
+    assert "there is no room for MXNet's library, about 500 MB" in one_line("lenet", err)
+
+
+@pytest.mark.parametrize(
+    ("error", "short"),
+    [
+        (MemoryError("Unable to allocate 3. GiB for an array"), "Unable to allocate 3. GiB for"),
+        (mx.MXNetError("Traceback:\n  x.cc\nMXNetError: Failed to allocate CPU Memory"), "Failed"),
+        (mx.MXNetError("MXNetError: std::bad_alloc"), "std::bad_alloc"),
+        (mx.MXNetError("Check failed: CUDA: out of memory"), "Check failed: CUDA: out of memory"),
+        (mx.MXNetError("MXNetError: Resource temporarily unavailable"), "Resource temporarily"),
+        (RuntimeError("can't start new thread"), "can't start new thread"),
+        (
+            mx.MXNetError("MXNetError: could not create a memory object"),
+            "could not create a memory",
+        ),
+        (OSError(12, "Cannot allocate memory"), "[Errno 12] Cannot allocate memory"),
+        (mx.MXNetError("Shape mismatch"), None),
+        (OSError(28, "No space left on device"), None),
+        (RuntimeError(""), None),
+    ],
+)
+def test_which_errors_are_of_memory_and_what_is_said_of_them(error, short):
+    found = memory_limits.shortage(error)
+    assert found == short if short is None else found.startswith(short)
+
+
+def test_memory_that_runs_out_names_the_checkpoint_to_go_on_from(monkeypatch, capsys, tmp_path):
+    def run_out(run):
+        run.keeper.folder.joinpath("lenet-at-0001-000002.npz").write_bytes(b"")
+        raise MemoryError
+
+    codes = []
+    monkeypatch.setattr(Run, "train", run_out)
+    monkeypatch.setattr(
+        command_line.ending, "leave", lambda code: codes.append(code) or sys.exit(code)
+    )
+    with pytest.raises(SystemExit):
+        command_line.main("Train.", [*COMMON, "--save-dir", str(tmp_path), "--dry-run"])
+    err = capsys.readouterr().err
+    assert codes == [3] and err.count("\n") == 1
+    assert err.endswith(f"; --resume goes on from {tmp_path}/lenet-at-0001-000002.npz\n")
+
+
+def test_room_asked_for_is_not_kept():
+    for _ in range(50):
+        memory_limits.check("a test", 1 << 30, 4 << 30)
+    with pytest.raises(
+        memory_limits.OutOfMemory, match="no room for a test, about 1073741824 MB of address"
+    ):
+        memory_limits.check("a test", 0, 1 << 50)
+
+
+def test_what_is_asked_for_grows_with_contexts_and_batch_and_not_on_gpus(monkeypatch):
+    asked = []
+    monkeypatch.setattr(memory_limits, "check", lambda what, *sizes: asked.append(sizes))
+    ctx = [mx.cpu(i) for i in range(4)]
+    for model in workloads.LEARNERS:
+        for k, batch in ((1, 1), (4, 1), (4, 100)):
+            workloads.check_room(model, ctx[:k], batch)
+    assert asked == [(a * memory_limits.MB + b, (a + 400) * memory_limits.MB + b) for a, b in (
+        (250, 200_000), (250, 200_000), (250, 20_000_000),
+        (800, 4_000_000), (1700, 4_000_000), (1700, 400_000_000),
+    )]  # fmt: skip
+    workloads.check_room("lenet", [mx.gpu(0)], 10**9)
+    assert len(asked) == 6
+
+
+# Exceptions
+
+
+@pytest.mark.parametrize("name", ["operator", "loading"])
+@pytest.mark.parametrize("model", ["lenet", "resnet18"])
+def test_an_exception_while_training_is_told_once_and_ends_with_1(name, model, tmp_path):
+    """In an operator of the engine, on its thread; in what makes the batches.
+
+    What fails after that, while the process ends, is not told too.
+    """
+    code, out, err = fault(name, model, "--save-dir", tmp_path, "--save-every", "1")
+    assert code == 1 and "test acc" not in out
+    assert re.fullmatch(PLANTED, err.splitlines()[-1])
+    assert len(re.findall(f"^{PLANTED}", err, re.M)) == 1 and "_drain" not in err
+    assert "in fail" in err  # where it was raised
+    places = [path.name for path in sorted(tmp_path.glob("*.npz"))]
+    steps = {"operator": 2, "loading": 2}[name]
+    assert places == [f"{model}-at-0001-00000{step}.npz" for step in range(1, steps + 1)]
+    for path in tmp_path.glob("*.npz"):
+        training_state._read(path)  # whole
+
+
+@pytest.mark.parametrize("how", ["threads", "processes"])
+def test_an_exception_in_a_data_loader_is_told_and_ends_with_1(how):
+    code, out, err = fault("loader", how)
+    assert (code, out.splitlines()) == (1, [f"step {i}" for i in range(1, 6)])
+    assert re.fullmatch(PLANTED, err.splitlines()[-1])
+    assert "in __getitem__" in err
+
+
+# Full disks
+
+
+def test_a_full_disk_is_said_and_training_goes_on_to_its_end(small_disk):
+    arguments = ("--limit", "96", "--batch-size", "16", "--save-dir", small_disk, "--resume")
+    code, out, err = train("lenet", *arguments, "--epochs", "1")
+    assert (code, err) == (0, "")
+    before = {path.name: path.read_bytes() for path in small_disk.iterdir()}
+    assert set(before) == {"lenet-at-0002-000000.npz", "lenet-epoch-0001.params"}
+    fill(small_disk / "other", leave=200_000)
+    code, out, err = train("lenet", *arguments, "--epochs", "3", "--save-every", "4")
+    assert code == 0 and "epoch 3, time" in out and "test acc: " in out
+    lines = err.splitlines()
+    names = [re.fullmatch(r"error: .*/(\S+) was not written \((.*)\); .*", line) for line in lines]
+    assert [found.group(1) for found in names] == [
+        *("lenet-at-0002-000002.npz", "lenet-epoch-0002.params", "lenet-at-0003-000000.npz"),
+        *("lenet-at-0003-000004.npz", "lenet-epoch-0003.params", "lenet-at-0004-000000.npz"),
+    ]
+    assert names[0].group(2) == "No space left on device"
+    os.unlink(small_disk / "other")
+    assert {path.name: path.read_bytes() for path in small_disk.iterdir()} == before
+    code, out, err = train("lenet", *arguments, "--epochs", "2")  # there is room again
+    assert (code, err) == (0, "") and "lenet-at-0002-000000.npz, epoch 2, 0 of 6" in out
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A folder that is a file system of 4 MB."""
+    if os.getuid() != 0:
+        pytest.skip("mounting a small tmpfs takes root; RLIMIT_FSIZE stands in for it elsewhere")
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "gluonpar-test", str(folder)]
+    done = subprocess.run(mount, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"root here may not mount a tmpfs: {done.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def fill(path, leave):
+    """Write until the disk is full but for ``leave`` bytes."""
+    free = os.statvfs(path.parent)
+    path.write_bytes(bytes(free.f_bavail * free.f_bsize - leave))
+
+
+# The watchdog
+
+
+def test_the_watchdog_sees_a_hang(monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "WATCHDOG_SECONDS", 1)
+    with pytest.raises(pytest.fail.Exception, match="hangs:(.|\n)*in <module>"):
+        ended("-c", "import threading; threading.Event().wait()")
+    assert threading.active_count() < 50

@@ -1,0 +1,317 @@
+"""Resuming: the same bits as if the run had never stopped, whatever stopped it."""
+
+import functools
+import os
+import random
+import re
+import resource
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from gluonpar.checkpoint import archive
+from gluonpar.training import checkpointing, command_line, console, workloads
+from gluonpar.training.run import Configuration, Run
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "train_lenet.py"
+KILLS = int(os.environ.get("GLUONPAR_KILLS", "5"))
+SMALL = {"dataset": "synthetic", "device": "cpu", "batch_size": 16, "limit": 90, "num_epochs": 2}
+
+
+@pytest.fixture(autouse=True)
+def narrow(monkeypatch):
+    monkeypatch.setitem(
+        workloads.LEARNERS, "resnet18", functools.partial(workloads.ResNet18, width=2)
+    )
+
+
+def run(**more):
+    return Run(Configuration(**{**SMALL, "num_gpus": 2, **more}), console.Console())
+
+
+def bits(history):
+    return [param.asnumpy().tobytes() for param in history.params]
+
+
+def figures(history):
+    return [(epoch.epoch, epoch.loss, epoch.test_accuracy) for epoch in history.epochs]
+
+
+@pytest.fixture(scope="module", params=["lenet", "resnet18"])
+def whole(request, tmp_path_factory):
+    """A run that was never stopped: model, history, and the folder with all its checkpoints."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(
+            workloads.LEARNERS, "resnet18", functools.partial(workloads.ResNet18, width=2)
+        )
+        folder = tmp_path_factory.mktemp(request.param)
+        history = run(model=request.param, save_dir=str(folder), save_every=2, keep=99).train()
+    return request.param, history, folder
+
+
+def test_checkpoints_come_each_so_many_steps_and_after_each_epoch(whole):
+    model, _, folder = whole
+    names = sorted(path.name for path in folder.glob("*.npz"))
+    places = ("0001-000002", "0001-000004", "0002-000000", "0002-000002", "0002-000004")
+    assert names == [f"{model}-at-{place}.npz" for place in (*places, "0003-000000")]
+
+
+@pytest.mark.parametrize("place", ["0001-000002", "0002-000000", "0002-000004", "0003-000000"])
+def test_on_as_many_devices_resuming_gives_the_same_bits(whole, place):
+    model, history, folder = whole
+    again = run(model=model, resume=str(folder / f"{model}-at-{place}.npz")).train()
+    if place != "0003-000000" or model == "lenet":
+        assert figures(again) == figures(history)
+    assert bits(again) == bits(history)
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_on_another_number_of_devices_resuming_is_equal_to_rounding(whole, k):
+    model, history, folder = whole
+    if model == "resnet18":
+        pytest.skip(
+            "batch normalisation sees each device's shard; the next test has what it goes on from"
+        )
+    again = run(model=model, num_gpus=k, resume=str(folder / f"{model}-at-0001-000004.npz")).train()
+    for one, other in zip(again.params, history.params):
+        one, other = one.asnumpy(), other.asnumpy()
+        assert abs(one - other).max() <= 1e-4 * abs(other).max()
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_on_another_number_of_devices_what_was_reached_is_the_same(whole, k):
+    """Nothing is left to train: statistics' means and parameters are those of the other run."""
+    model, history, folder = whole
+    again = run(model=model, num_gpus=k, resume=str(folder / f"{model}-at-0003-000000.npz"))
+    assert bits(again.train()) == bits(history)
+
+
+def test_more_epochs_go_on_from_a_finished_run(whole):
+    model, history, folder = whole
+    more = run(model=model, num_epochs=3, resume=str(folder)).train()
+    never_stopped = run(model=model, num_epochs=3).train()
+    assert bits(more) == bits(never_stopped)
+    assert figures(more) == figures(never_stopped)
+
+
+def test_the_last_n_are_kept(tmp_path):
+    run(save_dir=str(tmp_path), save_every=1, keep=2).train()
+    names = sorted(path.name for path in tmp_path.glob("*.npz"))
+    assert names == ["lenet-at-0002-000005.npz", "lenet-at-0003-000000.npz"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"batch_size": 32}, "batch_size=32, but it was batch_size=16"),
+        ({"seed": 7}, "seed=7, but it was seed=0"),
+        ({"limit": 80}, "limit=80, but it was limit=90"),
+    ],
+)
+def test_another_configuration_is_refused_by_name(whole, change, words):
+    model, _, folder = whole
+    with pytest.raises(checkpointing.CannotResume, match=f"is of another run: {words}"):
+        run(model=model, resume=str(folder), **change).train()
+
+
+def test_another_learning_rate_is_taken_and_said(whole, capsys):
+    model, history, folder = whole
+    again = run(model=model, lr=0.05, resume=str(folder / f"{model}-at-0002-000000.npz")).train()
+    assert "lr 0.05 from here on; it was 0.2" in capsys.readouterr().err
+    assert bits(again) != bits(history)
+
+
+def test_a_folder_of_another_model_has_nothing_to_resume(whole):
+    model, _, folder = whole
+    other = {"lenet": "resnet18", "resnet18": "lenet"}[model]
+    with pytest.raises(checkpointing.CannotResume, match=f"there is no checkpoint of {other} in "):
+        run(model=other, resume=str(folder)).train()
+    file = str(next(folder.glob("*.npz")))
+    with pytest.raises(checkpointing.CannotResume, match="is of another model"):
+        run(model=other, resume=file).train()
+
+
+def test_two_runs_are_not_mixed_in_one_folder(tmp_path):
+    run(save_dir=str(tmp_path)).train()
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(
+        checkpointing.CannotResume, match="resume= to go on from it, or another save_dir"
+    ):
+        run(save_dir=str(tmp_path)).train()
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_without_a_checkpoint_bare_resume_starts_at_the_beginning(tmp_path):
+    assert bits(run(save_dir=str(tmp_path), resume="").train()) == bits(run().train())
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"resume": ""},
+        {"save_every": 3},
+        {"save_dir": ".", "keep": 0},
+        {"save_dir": "", "resume": ""},
+    ],
+)
+def test_wishes_that_do_not_fit_are_refused(more):
+    with pytest.raises(ValueError, match="resume=|save_every=3|keep=0|save_dir=''"):
+        Configuration(**more)
+
+
+# Processes
+
+
+@pytest.fixture
+def start():
+    """start(*arguments): the script; whatever hangs is killed after two minutes."""
+    timers = []
+
+    def start(*arguments, **options):
+        common = ("--dataset", "synthetic", "--device", "cpu", "--num-gpus", "2", "--batch-size")
+        process = subprocess.Popen(
+            [sys.executable, str(SCRIPT), *common, "8", "--log-interval", "1", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            **options,
+        )
+        timers.append(threading.Timer(120, process.kill))
+        timers[-1].start()
+        return process
+
+    yield start
+    for timer in timers:
+        timer.cancel()
+
+
+def after_batches(process, number):
+    """Read what the process prints until it has done so many batches."""
+    for line in process.stdout:
+        number -= "batch " in line and "loss" in line
+        if number == 0:
+            return
+    raise AssertionError(f"it ended early: {process.stderr.read()}")
+
+
+def test_kill_9_at_random_moments_loses_nothing(start, tmp_path):
+    chance = random.Random(KILLS)
+    limit = str(8 * 14 * max(5, KILLS))  # more steps in three epochs than all kills let pass
+    arguments = ("--limit", limit, "--epochs", "3", "--save-every", "10")
+    out, err = start(*arguments, "--save-dir", str(tmp_path / "whole")).communicate()
+    assert "test acc: " in out, err
+    arguments += ("--save-dir", str(tmp_path / "killed"), "--resume")
+    known = set()
+    for _ in range(KILLS):
+        process = start(*arguments)
+        after_batches(process, chance.randint(1, 25))
+        threading.Event().wait(chance.random() * 0.01)  # anywhere within a step or a file
+        process.kill()
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL
+        found = {path.name for path in (tmp_path / "killed").glob("*.npz")}
+        assert found or not known
+        known |= found
+    out, err = start(*arguments).communicate()
+    assert "resumed: " in out and "test acc: " in out, err
+    name = "lenet-epoch-0003.params"
+    one, other = (tmp_path / folder / name for folder in ("whole", "killed"))
+    assert one.read_bytes() == other.read_bytes()
+    assert not list((tmp_path / "killed").glob(".lenet-at-*"))
+    assert len(list((tmp_path / "killed").glob("*.npz"))) == 3
+
+
+def test_sigterm_saves_and_ends_with_143(start, tmp_path):
+    arguments = ("--limit", "240", "--epochs", "2", "--save-dir")
+    out, err = start(*arguments, str(tmp_path / "whole")).communicate()
+    assert "test acc: " in out, err
+    process = start(*arguments, str(tmp_path / "ended"))
+    after_batches(process, 7)
+    process.terminate()
+    _, err = process.communicate()
+    assert process.returncode == 143, err
+    assert re.search(r"ended by SIGTERM; --resume goes on from .*lenet-at-0001-0000\d\d.npz", err)
+    out, _ = start(*arguments, str(tmp_path / "ended"), "--resume").communicate()
+    assert re.search(r"resumed: .*, epoch 1, \d+ of 30 batches done", out)
+    name = "lenet-epoch-0002.params"
+    assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "ended" / name).read_bytes()
+
+
+def test_sigterm_without_a_folder_ends_with_143(start):
+    process = start("--limit", "240", "--epochs", "1000")
+    after_batches(process, 2)
+    process.terminate()
+    _, err = process.communicate()
+    assert process.returncode == 143
+    assert "ended by SIGTERM; nothing was kept (--save-dir DIR)" in err
+
+
+def test_a_full_disk_is_said_and_training_goes_on(start, tmp_path):
+    arguments = ("--limit", "80", "--save-dir", str(tmp_path), "--save-every", "4", "--resume")
+    start(*arguments, "--epochs", "1").communicate()
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert "lenet-at-0002-000000.npz" in before
+
+    def full():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+    process = start(*arguments, "--epochs", "2", preexec_fn=full)
+    out, err = process.communicate()
+    assert process.returncode == 0
+    assert "epoch 2, time" in out
+    for name in ("lenet-at-0002-000002.npz", "lenet-epoch-0002.params", "lenet-at-0003-000000.npz"):
+        assert re.search(f"error: .*{name} was not written", err), (name, err)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "words"),
+    [
+        (["run"], None, "'NoneType' object is not iterable"),
+        (["run"], [1], "cannot convert"),
+        (["configuration"], {}, "'lr'"),
+        (["configuration", "lr"], "0.2", "'0.2' is no number"),
+        (["epoch"], "2", "it is at batch 4 of epoch '2'"),
+        (["epoch"], 7, "it is in epoch 7 and tells of 0 before"),
+        (["batch"], -4, "it is at batch -4 of epoch 1"),
+        (["batch"], 10**6, "it is at batch 1000000 of 6"),
+        (["batch"], None, "it is at batch None of epoch 1"),
+        (["loss_sum"], float("nan"), "nan is no number"),
+        (["seconds"], "1", "'1' is no number"),
+        (["history"], [{"epoch": 1}], "missing 4 required"),
+        (["history"], {"epoch": 1}, "argument after \\*\\* must be a mapping"),
+    ],
+)
+def test_notes_of_no_run_are_refused_by_name(whole, tmp_path, place, value, words):
+    """Below the checksum: somebody's own checkpoint, or one made by hand."""
+    model, _, folder = whole
+    header, arrays = archive.read((folder / f"{model}-at-0001-000004.npz").read_bytes())
+    notes = header["notes"]
+    for key in place[:-1]:
+        notes = notes[key]
+    notes[place[-1]] = value
+    path = tmp_path / "a.npz"
+    path.write_bytes(archive.sealed(header, arrays))
+    with pytest.raises(
+        checkpointing.CannotResume, match=f"a.npz is a checkpoint, but of no .*{words}"
+    ):
+        run(model=model, resume=str(path)).train()
+
+
+@pytest.mark.parametrize("how", ["cut", "flipped", "foreign"])
+def test_a_damaged_checkpoint_is_one_line_and_exit_2(whole, tmp_path, capsys, how):
+    model, _, folder = whole
+    path = tmp_path / "a.npz"
+    good = bytearray((folder / f"{model}-at-0001-000004.npz").read_bytes())
+    flipped = good[:]
+    flipped[5000] ^= 1
+    path.write_bytes({"cut": good[:-100], "flipped": flipped, "foreign": b"\x80\x04N."}[how])
+    options = ["--dataset", "synthetic", "--device", "cpu", "--limit", "90", "--resume", str(path)]
+    assert command_line.main("Train.", options, model=model) == 2
+    err = capsys.readouterr().err
+    assert re.search(r"error: .*a.npz is no checkpoint to go on from: .*\n$", err), err
+    assert "Traceback" not in err

@@ -1,0 +1,215 @@
+#!/usr/bin/env python
+"""Build the walkthrough's notebooks from notebooks/walkthrough, run, with their outputs.
+
+    python tools/build_notebooks.py           # run once, write both languages
+    python tools/build_notebooks.py --texts   # new texts around the outputs that are there
+    python tools/build_notebooks.py --run F   # run English and its solutions, write that to F
+
+``en.md`` and ``zh.md`` hold the text, ``cells.py`` the code, which both languages share. Where the
+text says ``<!-- cell: NAME -->`` comes the code cell of that name. What stands between
+``<!-- solution: NAME -->`` and ``<!-- end -->`` is folded away, together with the code of that name
+from ``solutions.py`` and what it prints: the code is run in its place, but is no cell.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import re
+import sys
+from typing import Iterator, Mapping, NamedTuple, Sequence
+
+import nbclient
+import nbformat
+from jupyter_client import KernelManager
+from jupyter_client.kernelspec import KernelSpecManager
+from nbformat import NotebookNode
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+NOTEBOOKS = pathlib.Path(__file__).resolve().parents[1] / "notebooks"
+SOURCE = NOTEBOOKS / "walkthrough"
+FILES = {
+    "en": NOTEBOOKS / "multi_gpu_walkthrough.ipynb",
+    "zh": NOTEBOOKS / "multi_gpu_walkthrough.zh-CN.ipynb",
+}
+WORDS = {"en": ("Solution", "It prints"), "zh": ("解答", "输出")}
+METADATA = {
+    "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+    "language_info": {"file_extension": ".py", "name": "python", "pygments_lexer": "ipython3"},
+}
+MARK = re.compile(r"^<!-- (cell|solution): ([\w-]+) -->$", re.M)
+END = "<!-- end -->"
+SOLUTION = "solution"  # a cell's metadata say with this that it is run, but not kept
+
+
+# d2l draws SVG, which JupyterLab shows only to a reader who has run the cell. What is committed is
+# PNG, at twice the resolution.
+PNG = """
+from matplotlib_inline import backend_inline
+
+_set_formats = backend_inline.set_matplotlib_formats
+backend_inline.set_matplotlib_formats = lambda *formats: _set_formats("retina")
+"""
+
+
+class Piece(NamedTuple):
+    """A piece of the text: words, the place of a cell, or the words of a solution."""
+
+    kind: str
+    name: str
+    text: str
+
+
+def code(path: pathlib.Path) -> dict[str, str]:
+    """The cells of a Python file by name, in their order."""
+    _, *parts = re.split(r"^# %% ([\w-]+)\n", path.read_text("utf-8"), flags=re.M)
+    names, cells = parts[::2], [cell.strip("\n") for cell in parts[1::2]]
+    if len(set(names)) < len(names):
+        raise ValueError(f"{path.name}: two cells of one name among {', '.join(names)}")
+    return dict(zip(names, cells))
+
+
+def pieces(text: str) -> Iterator[Piece]:
+    """The pieces of a text, in order; ValueError for a solution without end."""
+    words, *marked = MARK.split(text)
+    yield Piece("text", "", words.strip())
+    for kind, name, rest in zip(marked[::3], marked[1::3], marked[2::3]):
+        inside = ""
+        if kind == "solution":
+            if END not in rest:
+                raise ValueError(f"solution {name} has no {END}")
+            inside, rest = rest.split(END, 1)
+        yield Piece(kind, name, inside.strip())
+        yield Piece("text", "", rest.strip())
+
+
+def assemble(language: str, printed: Mapping[str, str] | None = None) -> NotebookNode:
+    """A language's notebook, not run. ``printed``: what solutions print, by name.
+
+    Without it, each solution is followed by a code cell that runs it; :func:`finish` takes it away.
+    """
+    cells, solutions = code(SOURCE / "cells.py"), code(SOURCE / "solutions.py")
+    found, texts = [], 0
+    for kind, name, text in pieces((SOURCE / f"{language}.md").read_text("utf-8")):
+        if kind == "cell":
+            found.append(new_code_cell(cells[name], id=name))
+        elif kind == "solution":
+            folded = _folded(text, solutions[name], (printed or {}).get(name, ""), WORDS[language])
+            found.append(new_markdown_cell(folded, id=f"solution-{name}"))
+            if printed is None:
+                hidden = new_code_cell(solutions[name], id=f"run-{name}", metadata={SOLUTION: name})
+                found.append(hidden)
+        elif text:
+            texts += 1
+            found.append(new_markdown_cell(text, id=f"text-{texts}"))
+    return new_notebook(cells=found, metadata=METADATA)
+
+
+def _folded(text: str, solution: str, printed: str, words: Sequence[str]) -> str:
+    parts = [
+        f"<details>\n<summary><b>{words[0]}</b></summary>",
+        text,
+        f"```python\n{solution}\n```",
+    ]
+    if printed:
+        parts.append(f"{words[1]}:\n\n```text\n{printed.rstrip()}\n```")
+    return "\n\n".join([*parts, "</details>"])
+
+
+def execute(notebook: NotebookNode, seconds: int = 600) -> None:
+    """Run all cells, in place, in a kernel of this very Python; CellExecutionError if one fails."""
+    kernels = KernelSpecManager(kernel_dirs=[], ensure_native_kernel=True)
+    manager = KernelManager(kernel_name="python3", kernel_spec_manager=kernels)
+    client = nbclient.NotebookClient(
+        notebook,
+        km=manager,
+        timeout=seconds,
+        record_timing=False,
+        coalesce_streams=True,
+        resources={"metadata": {"path": str(NOTEBOOKS)}},
+    )
+    notebook.cells.insert(0, new_code_cell(PNG))
+    client.execute()
+    del notebook.cells[0]
+
+
+def finish(notebook: NotebookNode) -> dict[str, str]:
+    """Take the solutions' cells out of a notebook that has run, and what changes with each run.
+
+    Returns what the solutions printed, by name.
+    """
+    printed = {}
+    for cell in list(notebook.cells):
+        if SOLUTION in cell.metadata:
+            printed[cell.metadata[SOLUTION]] = "".join(out.get("text", "") for out in cell.outputs)
+            notebook.cells.remove(cell)
+    counted = (cell for cell in notebook.cells if cell.cell_type == "code")
+    for number, cell in enumerate(counted, 1):
+        cell.execution_count = number
+        for output in cell.outputs:
+            if "execution_count" in output:
+                output.execution_count = number
+    notebook.metadata = nbformat.from_dict(METADATA)
+    return printed
+
+
+def with_outputs(language: str, run: NotebookNode, printed: Mapping[str, str]) -> NotebookNode:
+    """A language's notebook with the outputs of another's that has run: the code is the same."""
+    notebook = assemble(language, printed)
+    outputs = {cell.source: cell for cell in run.cells if cell.cell_type == "code"}
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs = outputs[cell.source].outputs
+            cell.execution_count = outputs[cell.source].execution_count
+    return notebook
+
+
+def printed_in(notebook: NotebookNode, language: str) -> dict[str, str]:
+    """What the solutions printed, read from a notebook that is finished."""
+    block = re.compile(rf"{WORDS[language][1]}:\n\n```text\n(.*?)\n```\n\n</details>", re.S)
+    found = {}
+    for cell in notebook.cells:
+        if cell.id.startswith("solution-"):
+            match = block.search(cell.source)
+            found[cell.id[len("solution-") :]] = match.group(1) if match else ""
+    return found
+
+
+def languages() -> list[str]:
+    """Those of which there is a text."""
+    return [language for language in FILES if (SOURCE / f"{language}.md").exists()]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; the exit status."""
+    summary, _, details = (__doc__ or "").partition("\n")
+    parser = argparse.ArgumentParser(
+        description=summary,
+        epilog=details,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--texts", action="store_true", help="run nothing; keep the outputs")
+    parser.add_argument("--run", metavar="FILE", help="run, and write what has run to FILE alone")
+    arguments = parser.parse_args(argv)
+    if arguments.run:
+        notebook = assemble("en")
+        execute(notebook)
+        nbformat.write(notebook, arguments.run)
+        return 0
+    if arguments.texts:
+        run = nbformat.read(FILES["en"], as_version=4)
+        printed = printed_in(run, "en")
+    else:
+        run = assemble("en")
+        execute(run)
+        printed = finish(run)
+    for language in languages():
+        notebook = with_outputs(language, run, printed)
+        nbformat.validate(notebook)
+        nbformat.write(notebook, FILES[language])
+        print(f"{FILES[language].name}: {FILES[language].stat().st_size / 1e6:.2f} MB")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+#!/bin/sh
+# Make a virtual environment with an interpreter that MXNet 1.9.1 runs on, Python 3.8 to 3.12.
+#
+#     tools/make_venv.sh VENV [PYTHON]
+#
+# Without PYTHON, the first of python3, python3.12 ... python3.8 that really runs and fits is taken.
+# VENV/.made marks a whole environment and holds the PYTHON that was asked for ("-" for none;
+# "adopted" for an environment that was there before: it is used as it is, and never removed).
+# A failure leaves nothing behind.
+set -eu
+
+venv=$1
+asked=${2:-}
+
+fail() {
+    echo "make_venv: $*" >&2
+    exit 1
+}
+
+version_of() {
+    # Executed, not just looked up: a pyenv shim is on PATH also for versions that are not active.
+    "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null
+}
+
+fits() {
+    case $1 in 3.8 | 3.9 | 3.10 | 3.11 | 3.12) return 0 ;; *) return 1 ;; esac
+}
+
+# Sets python and version to the first candidate that fits.
+choose() {
+    seen=
+    for python in "$@"; do
+        if ! command -v "$python" >/dev/null; then
+            version="not found"
+            [ -n "$asked" ] || continue
+        elif ! version=$(version_of "$python"); then
+            version="does not run"
+        elif fits "$version"; then
+            return 0
+        fi
+        seen="$seen${seen:+, }$python ($version)"
+    done
+    fail "MXNet 1.9.1 needs Python 3.8 to 3.12; tried: ${seen:-no python3 on PATH}." \
+        "Install one of those, or name it: make ... PYTHON=/path/to/python3.11"
+}
+
+# Whether this is Debian's interpreter without ensurepip, which is a package of its own there.
+debian_lacks_ensurepip() {
+    [ -e /etc/debian_version ] && "$python" -c 'import sys, importlib.util as util
+sys.exit(sys.base_prefix != "/usr" or util.find_spec("ensurepip") is not None)'
+}
+
+apt_install() {
+    echo "make_venv: installing Debian's $1, which $python -m venv needs" >&2
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get install -y -qq "$1" 2>&1 || { apt-get update -qq && apt-get install -y -qq "$1"; } 2>&1
+}
+
+build() {
+    mkdir -p "$venv"
+    : >"$venv/.making"
+    "$python" -m venv "$venv" 2>&1
+}
+
+ours() {
+    [ -e "$venv/.making" ] || { [ -e "$venv/.made" ] && [ "$(cat "$venv/.made")" != adopted ]; }
+}
+
+if [ -n "$(ls -A "$venv" 2>/dev/null)" ] && ! ours; then
+    version=$(version_of "$venv/bin/python") || version="no Python that runs"
+    [ -z "$asked" ] && fits "$version" && "$venv/bin/python" -m pip --version >/dev/null 2>&1 ||
+        fail "$venv was there before, with $version; it would have to be an environment of" \
+            "Python 3.8 to 3.12 with pip, and PYTHON left out." \
+            "Remove it, or choose another place: make ... VENV=.venv-gluonpar"
+    echo adopted >"$venv/.made"
+    echo "make_venv: using $venv as it is (Python $version)" >&2
+    exit 0
+fi
+
+if [ -n "$asked" ]; then
+    choose "$asked"
+else
+    choose python3 python3.12 python3.11 python3.10 python3.9 python3.8
+fi
+
+rm -rf "$venv" # what is there was interrupted, or made with another interpreter
+trap 'rm -rf "$venv"' EXIT
+trap 'exit 1' HUP INT TERM
+echo "make_venv: $venv with $python ($version)" >&2
+if ! output=$(build); then
+    debian_lacks_ensurepip || fail "$python -m venv $venv failed: $output"
+    package=python$version-venv
+    [ "$(id -u)" = 0 ] || fail "$python -m venv needs Debian's $package: sudo apt-get install $package"
+    output=$(apt_install "$package") || fail "apt-get could not install $package: $output"
+    rm -rf "$venv"
+    output=$(build) || fail "$python -m venv $venv failed: $output"
+fi
+echo "${asked:--}" >"$venv/.made"
+rm "$venv/.making"
+trap - EXIT
