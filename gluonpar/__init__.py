@@ -1,17 +1,18 @@
 """gluonpar: one model on several devices in MXNet/Gluon, by hand, where every step can be read."""
 
-# ruff: noqa: E402, I001 - the runtime comes first: it prepares the process before MXNet is imported
+# ruff: noqa: E402, I001 - the doctor and the runtime come first, before MXNet is imported
 from gluonpar.diagnostics.doctor import entry
 
-entry.for_doctor()  # `python -m gluonpar doctor` is answered here: what follows may be what is ill
+entry.for_doctor()  # `python -m gluonpar doctor` ends here: what follows may be what is broken
 
 from gluonpar.runtime import startup
 
 startup.start()
 
-from gluonpar.gluon import kvstore  # kvstore='gluonpar' is known to MXNet from here on
-from gluonpar.gluon.average import average_gradients
-from gluonpar.gluon.running_statistics import average_statistics, broadcast_statistics
+import importlib as _importlib
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
+from gluonpar.checkpoint.training_state import load_checkpoint, save_checkpoint
 from gluonpar.collectives import (
     all_gather,
     allreduce,
@@ -21,22 +22,34 @@ from gluonpar.collectives import (
     reduce,
     reduce_scatter,
 )
-from gluonpar.models.lenet import init_lenet, lenet
-from gluonpar.checkpoint.onnx_export import export_onnx
-from gluonpar.optim import sgd
+from gluonpar.gluon import kvstore  # kvstore='gluonpar' is known to MXNet from here on
+from gluonpar.gluon.average import average_gradients
 from gluonpar.gluon.parallel import make_parallel
-from gluonpar.ragged import split_samples
-from gluonpar.replicas import get_params
-from gluonpar.sharding import split_and_load
-from gluonpar.step import train_batch
+from gluonpar.gluon.running_statistics import average_statistics, broadcast_statistics
 from gluonpar.gluon.sync_batch_norm import SyncBatchNorm, set_num_devices
 from gluonpar.gluon.tasks import TaskError, run_tasks
 from gluonpar.gluon.towers import Towers
-from gluonpar.training.run import train
-from gluonpar.checkpoint.training_state import load_checkpoint, save_checkpoint
 from gluonpar.gluon.trainer import Trainer
-from gluonpar.diagnostics.verification import Wrong, verify
+from gluonpar.models.lenet import init_lenet, lenet
+from gluonpar.optim import sgd
+from gluonpar.replicas import get_params
 from gluonpar.runtime.version import __version__
+from gluonpar.ragged import split_samples
+from gluonpar.sharding import split_and_load
+from gluonpar.step import train_batch
+
+if _TYPE_CHECKING:
+    from gluonpar.checkpoint.onnx_export import export_onnx
+    from gluonpar.diagnostics.verification import Wrong, verify
+    from gluonpar.training.run import train
+
+# Imported when first asked for: a program with a loop of its own needs none of them.
+_MODULES = {
+    "Wrong": "gluonpar.diagnostics.verification",
+    "export_onnx": "gluonpar.checkpoint.onnx_export",
+    "train": "gluonpar.training.run",
+    "verify": "gluonpar.diagnostics.verification",
+}
 
 __all__ = [
     "SyncBatchNorm",
@@ -72,3 +85,14 @@ __all__ = [
     "train_batch",
     "verify",
 ]
+
+
+def __getattr__(name: str):
+    if name not in _MODULES:
+        raise AttributeError(f"module 'gluonpar' has no attribute {name!r}")
+    value = globals()[name] = getattr(_importlib.import_module(_MODULES[name]), name)
+    return value
+
+
+def __dir__() -> list:
+    return sorted({*globals(), *__all__})

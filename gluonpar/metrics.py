@@ -12,7 +12,6 @@ from mxnet import nd
 from gluonpar import cluster
 from gluonpar.collectives import partition
 from gluonpar.sharding import split_and_load
-from gluonpar.training.data.dataset import batches
 
 
 class Diverged(FloatingPointError):
@@ -93,8 +92,9 @@ def accuracy(
     mine = partition.slices(num_images, cluster.size())[cluster.rank()]
     images, labels = images[mine], labels[mine]
     correct = [nd.zeros((1,), ctx=c) for c in ctx]
-    for X, y in batches(images, labels, batch_size):
-        shards = split_and_load((X, y), list(ctx))
+    for start in range(0, len(images), batch_size):
+        batch = slice(start, start + batch_size)
+        shards = split_and_load((images[batch], labels[batch]), list(ctx))
         for i, (X_shard, y_shard) in enumerate(shards):
             predicted = model(X_shard, device_params[i]).argmax(axis=1)
             correct[i] += (predicted == y_shard.astype("float32")).sum()

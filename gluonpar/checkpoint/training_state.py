@@ -12,7 +12,6 @@ from mxnet import gluon
 
 from gluonpar import cluster
 from gluonpar.checkpoint import archive, files, optimizer_states
-from gluonpar.gluon.trainer import Trainer
 from gluonpar.runtime import memory
 from gluonpar.runtime.version import __version__
 
@@ -38,7 +37,7 @@ class _Saved(NamedTuple):
 def save_checkpoint(
     path: str | os.PathLike,
     params: gluon.Block | Sequence[Sequence[mx.nd.NDArray]],
-    trainer: Trainer | None = None,
+    trainer: gluon.Trainer | None = None,
     rng: np.random.RandomState | None = None,
     notes: dict[str, Any] | None = None,
 ) -> None:
@@ -79,7 +78,7 @@ def save_checkpoint(
 def load_checkpoint(
     path: str | os.PathLike,
     params: gluon.Block | Sequence[Sequence[mx.nd.NDArray]],
-    trainer: Trainer | None = None,
+    trainer: gluon.Trainer | None = None,
     rng: np.random.RandomState | None = None,
 ) -> dict[str, Any]:
     """Give ``params``, ``trainer`` and ``rng`` what :func:`save_checkpoint` wrote; its notes.
@@ -128,15 +127,15 @@ def _named(params: gluon.Block | Sequence[Sequence[mx.nd.NDArray]]) -> dict[str,
 
 
 def _optimizer(
-    trainer: Trainer, params: Any
+    trainer: gluon.Trainer, params: Any
 ) -> tuple[mx.optimizer.Updater, list[optimizer_states.Param]]:
     """Its updater, and what there is to know of its parameters.
 
     The name is the place in the block: Gluon's own depends on how many blocks there were before,
     and a Trainer takes parameters in the order of those.
     """
-    if not isinstance(trainer, Trainer):
-        raise TypeError(f"trainer={trainer!r} is no gluonpar.Trainer; give one, or leave it out")
+    if not hasattr(trainer, "_updater"):  # gluon.Trainer has one per device
+        raise TypeError(f"trainer must be a gluonpar.Trainer or None, got {trainer!r}")
     named = params._collect_params_with_prefix() if isinstance(params, gluon.Block) else {}
     places = {param: name for name, param in named.items()}
     trained = [

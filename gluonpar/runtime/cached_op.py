@@ -14,7 +14,6 @@ from typing import Callable, Sequence
 
 import mxnet as mx
 
-from gluonpar.replicas import Replica
 from gluonpar.runtime import memory
 
 # Operators of backward that MXNet's engine is given as one. With its own 15 all of LeNet's backward
@@ -54,11 +53,12 @@ def _graph_of(model: Callable, loss: Callable, params: Sequence) -> Callable:
     grads = (param.grad for param in params)
     first = next((memory.chunk(grad) for grad in grads if grad is not None), None)
     key = (model, loss, len(params), first)
-    if not isinstance(params, Replica):
+    graphs = getattr(params, "graphs", None)  # a Replica keeps its own
+    if graphs is None:
         return _traced_for_lists(*key)
-    if key not in params.graphs:
-        params.graphs[key] = _traced(model, loss, len(params))
-    return params.graphs[key]
+    if key not in graphs:
+        graphs[key] = _traced(model, loss, len(params))
+    return graphs[key]
 
 
 @functools.lru_cache(64)
