@@ -91,9 +91,10 @@ test-dist: $(VENV)/.dist ## install what is in dist/ in a fresh environment and 
 fuzz: $(VENV)/.fuzz ## give the readers of files FUZZ inputs each, guided by coverage
 	$(BIN)/python tools/fuzz.py --inputs $(FUZZ) $(ARGS)
 
-lint: $(VENV)/.tests ## check style and format
+lint: $(VENV)/.tests ## check style, format and the order of imports
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/lint-imports
 
 format: $(VENV)/.tests ## sort imports and format, in place
 	$(BIN)/ruff check --select I --fix
@@ -102,7 +103,7 @@ format: $(VENV)/.tests ## sort imports and format, in place
 clean: ## remove the caches, and VENV if make made it
 	rm -f $(VENV)/.runs $(VENV)/.tests $(VENV)/.mpi $(VENV)/.notebook $(VENV)/.docs $(VENV)/.dist
 	rm -f $(VENV)/.fuzz
-	rm -rf .fuzz .matrix build dist site *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf .fuzz .matrix build dist site *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +
 	[ ! -e $(VENV)/.made ] || grep -qx adopted $(VENV)/.made || rm -rf $(VENV)
 

@@ -94,7 +94,7 @@ setup(
         "onnx": ONNX,
         "plot": [MATPLOTLIB],
         "test": [
-            *("pytest", "hypothesis", RUFF, MATPLOTLIB),
+            *("pytest", "hypothesis", RUFF, "import-linter>=2.1", MATPLOTLIB),
             *D2L_NEEDS,
             *RUNS_NOTEBOOKS,
             # A wheel is built with these, without a network, and looked into.

@@ -1,17 +1,122 @@
-"""What each room may use, read from the source; the order of the rooms is in pyproject.toml."""
+"""Rules for the package as a whole; `make lint` checks the order of imports."""
 
+from __future__ import annotations
+
+import ast
+import importlib
+import json
 import pathlib
 import re
+import types
+from collections import defaultdict
+
+import pytest
 
 import gluonpar
 
-PACKAGE = pathlib.Path(gluonpar.__file__).parent  # of the checkout, or where it is installed
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PACKAGE = pathlib.Path(gluonpar.__file__).parent  # in the checkout, or where the wheel is installed
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+DOTTED = re.compile(r"(?<![\w./-])gluonpar(?:\.[A-Za-z_]\w*)+(?!-)")
 
 
-def test_private_mxnet_interfaces_stay_in_their_rooms():
+def module_name(path):
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def duplicates(names_and_places):
+    places = defaultdict(list)
+    for name, place in names_and_places:
+        places[name].append(place)
+    return {name: found for name, found in places.items() if len(found) > 1}
+
+
+def docstrings(path):
+    tree = ast.parse(path.read_text("utf-8"))
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    nodes = [node for node in ast.walk(tree) if isinstance(node, documented)]
+    return "\n".join(ast.get_docstring(node) or "" for node in nodes)
+
+
+def notebook_text(path):
+    """The words of a notebook: its code is run by test_notebook.py."""
+    cells = json.loads(path.read_text("utf-8"))["cells"]
+    return "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "markdown")
+
+
+def documents():
+    """By its name, the text of every page, notebook and module that readers see."""
+    pages = [path for path in ROOT.glob("*.md") if path.name != "CHANGELOG.md"]  # has former names
+    for path in [*pages, *(ROOT / "docs").rglob("*.md"), *(ROOT / "notebooks").rglob("*.md")]:
+        yield path.relative_to(ROOT), path.read_text("utf-8")
+    for path in (ROOT / "notebooks").glob("*.ipynb"):
+        yield path.relative_to(ROOT), notebook_text(path)
+    for path in SOURCES:
+        yield path.relative_to(PACKAGE.parent), docstrings(path)
+    for folder in ("benchmarks", "examples", "scripts", "tools"):
+        for path in (ROOT / folder).rglob("*.py"):
+            yield path.relative_to(ROOT), docstrings(path)
+
+
+def resolve(dotted):
+    """Return what a dotted name means: import as many parts as are modules, then take attributes.
+
+    Raises ImportError or AttributeError if there is no such thing.
+    """
+    found, *attributes = dotted.split(".")
+    owner = importlib.import_module(found)
+    for name in attributes:
+        if not hasattr(owner, name) and isinstance(owner, types.ModuleType):
+            importlib.import_module(f"{owner.__name__}.{name}")
+        if name in getattr(owner, "__annotations__", ()) and not hasattr(owner, name):
+            return None  # a field without a default: nothing is below it
+        owner = getattr(owner, name)
+    return owner
+
+
+def test_private_mxnet_interfaces_are_used_in_runtime_only():
     users = {
-        str(path.relative_to(PACKAGE))
-        for path in PACKAGE.rglob("*.py")
-        if re.search(r"\b_LIB\b", path.read_text())
+        path.relative_to(PACKAGE).parts[0]
+        for path in SOURCES
+        if re.search(r"\b_LIB\b", path.read_text("utf-8"))
     }
-    assert {path.split("/")[0] for path in users} <= {"runtime"}
+    assert users == {"runtime"}
+
+
+def test_the_top_level_has_at_most_16_entries():
+    entries = [path.stem for path in PACKAGE.glob("*.py") if not path.stem.startswith("__")]
+    entries += [path.parent.name for path in PACKAGE.glob("*/__init__.py")]
+    assert len(entries) <= 16, sorted(entries)
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("__init__.py")), ids=module_name)
+def test_no_function_or_class_hides_a_module(path):
+    package = importlib.import_module(module_name(path))
+    modules = {p.stem for p in path.parent.glob("*.py")}
+    modules |= {p.parent.name for p in path.parent.glob("*/__init__.py")}
+    exported = {*vars(package), *getattr(package, "__all__", ())}
+    for name in modules & exported:
+        assert isinstance(getattr(package, name), types.ModuleType), name
+
+
+def test_every_dotted_name_in_documents_can_be_imported():
+    wrong, found = [], 0
+    for place, text in documents():
+        for dotted in sorted(set(DOTTED.findall(text))):
+            found += 1
+            try:
+                resolve(dotted)
+            except (ImportError, AttributeError) as error:
+                wrong.append(f"{place}: {dotted}: {error}")
+    assert wrong == []
+    assert found > 100
+
+
+@pytest.mark.parametrize(
+    "dotted", ["gluonpar.trainer", "gluonpar.training.runs.Run", "gluonpar.Trainer.stop"]
+)
+def test_a_dotted_name_that_means_nothing_is_noticed(dotted):
+    assert DOTTED.findall(f"see `{dotted}`, or") == [dotted]
+    with pytest.raises((ImportError, AttributeError)):
+        resolve(dotted)
