@@ -2,7 +2,6 @@
 #
 #   NUM_GPUS=4      how many devices `make train` uses
 #   RANKS=2         how many processes `make train-mpi` starts, with NUM_GPUS devices each
-#   FUZZ=100000     how many inputs `make fuzz` gives each reader
 #   ARGS="..."      further arguments of scripts/train_lenet.py, or of tools/test_matrix.py
 #   PYTHON=...      the interpreter, 3.8 to 3.12 (otherwise the first python3 that fits)
 #   EXTRA=cpu       the MXNet to install, cpu or cu112 (otherwise what suits the machine)
@@ -16,14 +15,13 @@ VENV ?= .venv
 VENV_CUDA ?= .venv-cuda
 NUM_GPUS ?= 2
 RANKS ?= 2
-FUZZ ?= 100000
 ARGS ?=
 EXTRA ?=
 
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help train train-mpi test test-faults fuzz test-cuda test-matrix notebook notebooks docs docs-serve pictures dist test-dist lint format data clean FORCE
+.PHONY: help train train-mpi test test-faults test-cuda test-matrix notebook notebooks docs docs-serve pictures dist test-dist lint format data clean FORCE
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -88,9 +86,6 @@ dist: $(VENV)/.dist ## build an sdist, and from it a wheel, into dist/
 test-dist: $(VENV)/.dist ## install what is in dist/ in a fresh environment and run the tests on it
 	$(BIN)/python tools/test_dist.py $(if $(EXTRA),--extra $(EXTRA)) $(ARGS)
 
-fuzz: $(VENV)/.fuzz ## give the readers of files FUZZ inputs each, guided by coverage
-	$(BIN)/python tools/fuzz.py --inputs $(FUZZ) $(ARGS)
-
 lint: $(VENV)/.tests ## check style, format and the order of imports
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -102,13 +97,12 @@ format: $(VENV)/.tests ## sort imports and format, in place
 
 clean: ## remove the caches, and VENV if make made it
 	rm -f $(VENV)/.runs $(VENV)/.tests $(VENV)/.mpi $(VENV)/.notebook $(VENV)/.docs $(VENV)/.dist
-	rm -f $(VENV)/.fuzz
-	rm -rf .fuzz .matrix build dist site *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .matrix build dist site *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +
 	[ ! -e $(VENV)/.made ] || grep -qx adopted $(VENV)/.made || rm -rf $(VENV)
 
 # The set-up leaves stamps in VENV, so that a repeated `make` calls no pip: .made (the environment
-# is whole), .runs, .mpi, .tests, .fuzz, .docs and .dist (what the targets need is installed), .extra
+# is whole), .runs, .mpi, .tests, .docs and .dist (what the targets need is installed), .extra
 # (which MXNet it was).
 
 # $(call stale,ASKED,FILE) is FORCE where the caller asks for something other than FILE records.
@@ -124,10 +118,6 @@ $(VENV)/.runs: $(VENV)/.made setup.py pyproject.toml $(call stale,$(EXTRA),$(VEN
 $(VENV)/.tests: $(VENV)/.made setup.py pyproject.toml $(call stale,$(EXTRA),$(VENV)/.extra)
 	@$(call install,$(comma)test)
 	@touch $(VENV)/.runs $(VENV)/.mpi $@
-
-$(VENV)/.fuzz: $(VENV)/.tests
-	@$(BIN)/python -m pip install --quiet -e '.[fuzz]'
-	@touch $@
 
 $(VENV)/.mpi: $(VENV)/.made setup.py pyproject.toml $(call stale,$(EXTRA),$(VENV)/.extra)
 	@$(call install,$(comma)mpi)

@@ -85,7 +85,6 @@ setup(
         "cu112": ["mxnet-cu112==1.9.1", *CUDA_11, DISTUTILS],
         # The book's companion, in the release for MXNet 1.9.1; its pins end at Python 3.11.
         "d2l": ["d2l==1.0.3; python_version < '3.12'"],
-        "fuzz": ["atheris"],  # has wheels for every Python that MXNet runs on
         "mpi": MPI,
         "dist": ["build"],
         # mkdocstrings has ruff format the signatures.

@@ -1,4 +1,4 @@
-"""The state of an optimizer in a file: a sealed :mod:`gluonpar.checkpoint.archive`, so safe to load.
+"""The states of an optimizer in a sealed file (:mod:`gluonpar.checkpoint.archive`).
 
 The header (JSON) names the optimizer's class, the parameters' shapes, its numbers (rates, counters)
 and those of its learning-rate schedule; then come the arrays of each parameter's state. Nothing of

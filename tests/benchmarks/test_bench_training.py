@@ -258,6 +258,15 @@ def test_a_bad_request_is_one_line_and_exit_code_2(command, arguments, words):
     bench_tools.expect_one_line(command(*TINY, *arguments), words)
 
 
+def test_an_interpreter_that_does_not_end_is_refused(tmp_path, monkeypatch):
+    path = tmp_path / "python"
+    path.write_text("#!/bin/sh\nexec sleep 1000\n")
+    path.chmod(0o755)
+    monkeypatch.setattr(process, "PATIENCE_SECONDS", 0.1)
+    with pytest.raises(ValueError, match=f"torch_python={path}"):
+        process.check_python("torch_python", str(path))
+
+
 @pytest.mark.parametrize(
     ("number", "forever"),
     [

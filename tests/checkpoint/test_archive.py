@@ -9,10 +9,10 @@ import zipfile
 
 import numpy as np
 import pytest
-from fuzz_targets import memory_limit
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
+from resource_limits import memory_limit
 
 from gluonpar.checkpoint import archive
 

@@ -96,7 +96,7 @@ def test_a_folder_that_is_not_there(tmp_path):
 
 FULL = """
 import pathlib, resource, signal, sys
-from gluonpar import files
+from gluonpar.checkpoint import files
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
 try:

@@ -1,8 +1,8 @@
 """Nothing that a file holds is run as code: no module here unpickles, or evaluates text.
 
 A pickle runs what it says when it is loaded, so whoever can write a checkpoint could run anything.
-Files are read by gluonpar.checkpoint.archive, which parses JSON and numbers, and gluonpar.training.data.idx, which reads
-bytes.
+Files are read by gluonpar.checkpoint.archive, which parses JSON and numbers, and by
+gluonpar.training.data.idx, which reads bytes.
 
 One exception: the processes of one job (gluonpar.cluster) send each other Python's objects, which
 mpi4py pickles. They are started together by one mpirun from the same program, and whoever can write

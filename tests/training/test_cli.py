@@ -328,6 +328,63 @@ def test_the_script_without_the_package_names_the_remedy(monkeypatch, capsys):
     assert "pip install -e '.[cpu]'" in capsys.readouterr().err
 
 
+# Odd values: taken, or refused in one line that names the flag or the value. Never a traceback.
+
+ODD_NUMBERS = ["0", "-1", "2.5", "1e3", "nan", "inf", "1e400", "0x10", "\u0663", "1,2", "1,,2"]
+ODD_NUMBERS += ["", " ", "None", "%s", "{}", "9" * 23, "9" * 5000]
+ODD_PATHS = ["", ".", "folder", "file", "file/below", "pipe", "loop.png", "full.png", "/dev/null"]
+ODD_PATHS += ["new/deep", "/proc/new", "a" * 250, "a" * 300, "a" * 250 + ".png"]
+FLAGS_WITH_NUMBERS = """--num-gpus --gpus --weights --batch-size --lr --epochs --seed --limit
+                        --log-interval --save-every --keep --allreduce""".split()
+FLAGS_WITH_PATHS = "--save-dir --resume --plot --trace --data-dir".split()
+
+
+def assert_taken_or_refused_by_name(command, flag, value, *more):
+    code, _, err = command(*ON_CPU, "--batch-size", 2, "--dry-run", f"{flag}={value}", *more)
+    assert code in (0, 2)
+    if code == 2:
+        [line] = [line for line in err if "error: " in line]
+        assert flag in line or value in line, line
+
+
+@pytest.mark.parametrize("flag", FLAGS_WITH_NUMBERS)
+def test_odd_numbers_are_taken_or_refused_by_name(command, no_gpu, flag, tmp_path):
+    for value in ODD_NUMBERS:
+        assert_taken_or_refused_by_name(command, flag, value, "--save-dir", tmp_path)
+
+
+@pytest.mark.parametrize("flag", FLAGS_WITH_PATHS)
+def test_odd_paths_are_taken_or_refused_by_name(command, flag, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_bytes(bytes(100))
+    Path("folder").mkdir()
+    os.mkfifo("pipe")
+    os.symlink("/dev/full", "full.png")
+    os.symlink("loop.png", "loop.png")
+    for value in ODD_PATHS:
+        assert_taken_or_refused_by_name(command, flag, value)
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments", "code", "words"),
+    [
+        ("scripts/train_lenet.py", [*ON_CPU, "--resume", "a" * 300], 2, b"File name too long"),
+        ("scripts/train_resnet18.py", [*ON_CPU, "--save-dir", b"\xff"], 2, b"\\udcff"),
+        ("scripts/bench_allreduce.py", ["--max-bytes", "\u00e9"], 2, b"--max-bytes"),
+        ("scripts/get_data.py", ["--data-dir", b"\xff" * 9], 1, b"\\udcff"),
+        ("-m", ["gluonpar", "doctor", "--frobnicate"], 2, b"--frobnicate"),
+    ],
+)
+def test_a_bad_request_where_only_ascii_can_be_printed(program, arguments, code, words):
+    start = [sys.executable, program if program == "-m" else str(REPOSITORY / program)]
+    path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
+    ascii_only = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    env = {**os.environ, **ascii_only, "PYTHONPATH": path}
+    done = subprocess.run([*start, *arguments], capture_output=True, env=env, timeout=600)
+    assert (done.returncode, b"Traceback" in done.stderr) == (code, False), done.stderr
+    assert words in done.stderr
+
+
 # What only a process shows. Each start costs a second or two, so they are few.
 
 
