@@ -17,7 +17,6 @@ from typing import Sequence
 from gluonpar.diagnostics import self_test
 from gluonpar.diagnostics.doctor import command
 from gluonpar.runtime import devices
-from gluonpar.training import command_line
 
 RIGHT, WRONG, BAD_REQUEST = 0, 1, 2
 
@@ -59,7 +58,7 @@ def _verify(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int
     try:
         chosen = devices.choose(num_gpus, device=options.device)
     except ValueError as error:
-        print(f"{parser.prog}: error: {command_line.as_typed(str(error), parser)}", file=sys.stderr)
+        print(f"{parser.prog}: error: {error}", file=sys.stderr)
         return BAD_REQUEST
     if chosen.notice:
         print(chosen.notice, file=sys.stderr)

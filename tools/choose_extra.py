@@ -1,79 +1,57 @@
-"""Say which MXNet suits this machine: the extra `cu112` (GPUs) or `cpu`.
+"""Print which MXNet suits this machine: the extra `cu112` (GPUs) or `cpu`.
 
-    python tools/choose_extra.py                          # prints one word, and on stderr why
-    pip install -e ".[$(python tools/choose_extra.py)]"   # what `make train` does with it
+    python tools/choose_extra.py                          # prints one word; the reason on stderr
+    pip install -e ".[$(python tools/choose_extra.py)]"   # as `make train` does
 
-It needs nothing but the standard library, and exits 0 whatever it finds; 2 for other arguments.
+Needs only the standard library. Exit code 0; 2 if it is given arguments.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
+import runpy
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Sequence
 
-
-def load_driver() -> ModuleType:
-    """Load gluonpar/runtime/driver.py by its file's path, as the module `gluonpar_driver`."""
-    # `import gluonpar.runtime.driver` would run gluonpar/__init__.py, which imports MXNet: the very thing
-    # that is not installed yet when this script is asked which one to install.
-    path = Path(__file__).resolve().parent.parent / "gluonpar" / "runtime" / "driver.py"
-    spec = importlib.util.spec_from_file_location("gluonpar_driver", path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path} cannot be loaded as a Python module")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses looks its class's module up there
-    spec.loader.exec_module(module)
-    return module
+PACKAGE = Path(__file__).resolve().parents[1] / "gluonpar"
 
 
-def choose(driver: ModuleType) -> tuple[str, str]:
-    """Return the extra and the reason for it, in words; `driver` is gluonpar.runtime.driver."""
+def choose() -> tuple[str, str]:
+    """Return the extra, and the reason in words."""
+    # MXNet is not installed yet, so gluonpar cannot be imported as a whole.
+    runpy.run_path(str(PACKAGE / "runtime" / "standalone.py"))["skip_init"]("gluonpar")
+    from gluonpar.runtime import driver
+
     try:
         cuda, gpus = driver.cuda_version(), driver.gpus()
     except driver.DriverMissing as error:
-        return "cpu", f"no NVIDIA driver here: {error.__cause__}"
+        return "cpu", f"no NVIDIA driver found: {error.__cause__}"
     except driver.DriverError as error:
         return "cpu", str(error)
     if not gpus:
-        return "cpu", f"the NVIDIA driver shows no GPU{_visibility()}"
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        why = "" if visible is None else f" (CUDA_VISIBLE_DEVICES is {visible!r})"
+        return "cpu", f"the NVIDIA driver shows no GPU{why}"
     if cuda < driver.OLDEST_CUDA:
         return "cpu", (
-            f"the NVIDIA driver knows CUDA up to {driver.version(cuda)}, and mxnet-cu112 needs "
-            f"{driver.version(driver.OLDEST_CUDA)} or later; a newer driver would do"
+            f"the NVIDIA driver supports CUDA up to {driver.version(cuda)}, and mxnet-cu112 needs "
+            f"{driver.version(driver.OLDEST_CUDA)} or later: install a newer driver to use the GPU"
         )
-    usable = [gpu for gpu in gpus if driver.usable(gpu)]
-    unusable = [str(gpu) for gpu in gpus if not driver.usable(gpu)]
-    kernels = (
-        f"mxnet-cu112 has kernels for {driver.version(driver.OLDEST_CAPABILITY)} "
-        f"to {driver.version(driver.NEWEST_CAPABILITY)}"
-    )
+    usable = "; ".join(str(gpu) for gpu in gpus if driver.usable(gpu))
+    unusable = "; ".join(str(gpu) for gpu in gpus if not driver.usable(gpu))
     if not usable:
-        return "cpu", f"{'; '.join(unusable)}; {kernels}"
-    reason = "; ".join(map(str, usable))
-    if unusable:
-        reason += f" (not usable: {'; '.join(unusable)}; {kernels})"
-    return "cu112", reason
-
-
-def _visibility() -> str:
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return "" if visible is None else f" (CUDA_VISIBLE_DEVICES is {visible!r})"
+        return "cpu", f"{unusable}; {driver.KERNELS}"
+    return "cu112", usable + (f" (not usable: {unusable}; {driver.KERNELS})" if unusable else "")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Print the extra to stdout and one sentence to stderr."""
-    summary, _, details = (__doc__ or "").partition("\n")
+    """Print the extra to stdout and the reason to stderr."""
     argparse.ArgumentParser(
-        description=summary,
-        epilog=details,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     ).parse_args(argv)
-    extra, reason = choose(load_driver())
+    extra, reason = choose()
     print(f"{extra}: {reason}", file=sys.stderr)
     print(extra)
 

@@ -79,7 +79,7 @@ class Later:
             mx.cpu(0),
             writes=[self._done],
             name="gluonpar.cluster.sum",
-            beside=True,
+            prioritized=True,
         )
 
     def _sum(self, job: World) -> None:
@@ -105,7 +105,7 @@ def _push(name: str, run: Callable, arrays: Sequence[mx.nd.NDArray]) -> None:
             mx.cpu(0),
             writes=[*staged, _marker()],
             name=f"gluonpar.cluster.{name}",
-            beside=True,
+            prioritized=True,
         )
         for array, copy in zip(some, staged):
             if copy is not array:

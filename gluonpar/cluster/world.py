@@ -100,7 +100,7 @@ def timeout_seconds() -> float:
 def _start() -> World:
     seconds = timeout_seconds()
     _die_with_the_launcher()
-    memory_limits.check("MPI", 0, MPI_ADDRESSES)
+    memory_limits.require("MPI", 0, MPI_ADDRESSES)
     with _in_time(3 * seconds):
         mpi = _initialized_mpi()
         comm = mpi.COMM_WORLD.Dup()  # so that nobody else's messages come into ours

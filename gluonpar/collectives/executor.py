@@ -38,7 +38,7 @@ def flattened(
     on_cpu = [array for array in data if array.context.device_type == "cpu"]
     if on_cpu:  # MXNet cannot make views of an array that oneDNN has left in a layout of its own
         settle = functools.partial(memory.settle, on_cpu)
-        engine.push(settle, on_cpu[0].context, writes=on_cpu, at_once=True)
+        engine.push(settle, on_cpu[0].context, writes=on_cpu, inline=True)
     with autograd.pause(), mx.util.np_shape(True):  # np_shape: for arrays of 0 dimensions
         flat = [array.as_nd_ndarray().reshape((-1,)) for array in data]
         if dtype is None:

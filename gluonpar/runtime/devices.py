@@ -1,4 +1,4 @@
-"""Which contexts a request for devices means, and what is there to be asked for."""
+"""Choosing contexts for a request, and explaining why a GPU cannot be used."""
 
 from __future__ import annotations
 
@@ -10,39 +10,38 @@ import mxnet as mx
 from gluonpar.runtime import driver, wheels
 
 KINDS = ("auto", "gpu", "cpu")
-MOST_CPUS = 1024
+MAX_CPU_DEVICES = 1024  # MXNet starts a thread for each
 
 
 @dataclass(frozen=True)
-class Choice:
-    """The contexts chosen, and the one line a user should read about it ("" for none)."""
+class DeviceChoice:
+    """The chosen contexts, and a one-line notice to show the user ("" for none)."""
 
     ctx: tuple[mx.Context, ...]
     notice: str = ""
 
 
 def as_list(ctx: mx.Context | Sequence[mx.Context]) -> list[mx.Context]:
-    """``ctx`` as Gluon takes it, one context or a list of them, as a list that is not empty.
+    """Return ``ctx``, one context or a list of them as in Gluon, as a non-empty list.
 
-    Raises TypeError for what is no context, and ValueError for an empty list.
+    Raises TypeError if an entry is not a context, and ValueError for an empty list.
     """
-    if not isinstance(ctx, (mx.Context, list, tuple)):
-        raise TypeError(f"ctx is {ctx!r}; pass an mx.Context such as mx.cpu(0), or a list of them")
-    contexts = [ctx] if isinstance(ctx, mx.Context) else list(ctx)
+    contexts = list(ctx) if isinstance(ctx, (list, tuple)) else [ctx]
     if not contexts:
-        raise ValueError("ctx is an empty list; pass at least one context, for example mx.cpu(0)")
+        raise ValueError("ctx must contain at least one context, got []; try [mx.cpu(0)]")
     for entry in contexts:
         if not isinstance(entry, mx.Context):
             raise TypeError(
-                f"ctx holds {entry!r}, which is no mx.Context; pass mx.cpu(i) or mx.gpu(i)"
+                f"ctx must be an mx.Context, such as mx.cpu(0), or a list of them; got {entry!r}"
             )
     return contexts
 
 
 def gpus_present() -> list[int]:
-    """Ids of the GPUs that this MXNet has kernels for; none with a CPU wheel or no driver.
+    """Return the ids of the GPUs that this MXNet has kernels for.
 
-    None, too, where CUDA fails; :func:`why_no_gpu` says with what.
+    The list is empty with a CPU wheel, without a driver, and where CUDA fails; :func:`why_no_gpu`
+    explains which.
     """
     try:
         count = mx.context.num_gpus()
@@ -56,66 +55,76 @@ def gpus_present() -> list[int]:
 
 def choose(
     num_gpus: int | None = None, gpus: Sequence[int] | None = None, device: str = "auto"
-) -> Choice:
-    """Contexts for a request: ``num_gpus`` devices, or the GPUs with the ids ``gpus``.
+) -> DeviceChoice:
+    """Return contexts for ``num_gpus`` devices, or for the GPUs with the ids ``gpus``.
 
-    ``device`` is 'gpu' (GPUs or an error), 'cpu' (CPU contexts, no question asked) or 'auto': GPUs
-    if the machine has any, else as many CPU contexts, with a notice that says so. Neither number
-    nor ids: all GPUs there are, else one CPU context. Raises ValueError, with what there is, for a
-    request that cannot be met; in particular for more GPUs than there are, where there are some.
+    ``device='gpu'`` requires GPUs and ``device='cpu'`` gives CPU contexts. ``'auto'`` gives GPUs if
+    the machine has any that MXNet can use; otherwise as many CPU contexts, with a notice that
+    explains why. Without ``num_gpus`` and ``gpus``: all GPUs, or one CPU context.
+
+    Raises ValueError if the request cannot be met, in particular if there are GPUs, but fewer than
+    ``num_gpus``.
     """
     if device not in KINDS:
-        raise ValueError(f"device={device!r} is none of {', '.join(KINDS)}")
+        raise ValueError(f"device must be one of {', '.join(KINDS)}, got {device!r}")
     if num_gpus is not None and num_gpus < 1:
-        raise ValueError(f"num_gpus={num_gpus} devices is none at all; ask for 1 or more")
+        raise ValueError(f"num_gpus must be at least 1, got {num_gpus}")
     if gpus is not None:
-        return Choice(_by_id(gpus, num_gpus, device))
+        return DeviceChoice(_by_id(list(gpus), num_gpus, device))
     if device == "cpu":
-        return Choice(_cpus(num_gpus or 1))
+        return DeviceChoice(_cpus(num_gpus or 1))
     present = gpus_present()
     if not present:
         return _without_gpus(num_gpus or 1, device)
     wanted = len(present) if num_gpus is None else num_gpus
     if wanted > len(present):
+        number = "1 GPU" if len(present) == 1 else f"{len(present)} GPUs"
         raise ValueError(
-            f"num_gpus={wanted}, but MXNet can use {_count(len(present))} here (ids {present}); "
-            f"ask for at most {len(present)}, or for {wanted} CPU devices with device='cpu'"
+            f"num_gpus={wanted}, but MXNet can use {number} here (ids {present}); use at most "
+            f"{len(present)}, or {wanted} CPU devices with device='cpu'"
         )
-    return Choice(tuple(mx.gpu(i) for i in present[:wanted]))
+    return DeviceChoice(tuple(mx.gpu(i) for i in present[:wanted]))
 
 
-def _by_id(gpus: Sequence[int], num_gpus: int | None, device: str) -> tuple[mx.Context, ...]:
-    ids = list(gpus)
+def _by_id(ids: list[int], num_gpus: int | None, device: str) -> tuple[mx.Context, ...]:
     if device == "cpu":
-        raise ValueError(
-            f"gpus={ids} names GPUs and device='cpu' refuses them; give one of the two"
-        )
+        raise ValueError(f"gpus={ids} and device='cpu' contradict each other; give one of the two")
     if num_gpus is not None and num_gpus != len(ids):
         raise ValueError(f"num_gpus={num_gpus} and gpus={ids} disagree; give one of the two")
     if not ids:
-        raise ValueError("gpus is an empty list; name at least one id, for example gpus=[0]")
-    twice = sorted({i for i in ids if ids.count(i) > 1})
-    if twice:
-        raise ValueError(f"gpus={ids} names {twice} more than once; name every GPU once")
+        raise ValueError("gpus must contain at least one id, got []; try gpus=[0]")
+    if len(set(ids)) < len(ids):
+        raise ValueError(f"gpus must not contain an id twice, got {ids}")
     present = gpus_present()
     absent = [i for i in ids if i not in present]
     if absent:
-        there = f"the ids here are {present}" if present else f"there is none: {why_no_gpu()}"
-        raise ValueError(f"gpus={ids}: no GPU with id {absent} that MXNet can use; {there}")
+        available = f"available ids: {present}" if present else f"no GPU available: {why_no_gpu()}"
+        raise ValueError(f"gpus={ids}: no GPU with id {absent} that MXNet can use; {available}")
     return tuple(mx.gpu(i) for i in ids)
 
 
-def _without_gpus(num_devices: int, device: str) -> Choice:
+def _without_gpus(num_devices: int, device: str) -> DeviceChoice:
     reason = why_no_gpu()
     if device == "gpu":
-        raise ValueError(f"device='gpu', but MXNet can use no GPU here: {reason}")
+        raise ValueError(f"device='gpu', but there is no GPU that MXNet can use: {reason}")
     contexts = _cpus(num_devices)
     names = ", ".join(map(str, contexts))
-    return Choice(contexts, f"no GPU that MXNet can use, so the devices are {names}: {reason}")
+    return DeviceChoice(
+        contexts, f"no GPU that MXNet can use, so the devices are {names}: {reason}"
+    )
+
+
+def _cpus(count: int) -> tuple[mx.Context, ...]:
+    if count > MAX_CPU_DEVICES:
+        raise ValueError(
+            f"num_gpus must be at most {MAX_CPU_DEVICES} with CPU devices, got {count}; each of "
+            "them has a thread of its own"
+        )
+    return tuple(mx.cpu(i) for i in range(count))
 
 
 def why_no_gpu() -> str:
-    """Why MXNet sees no GPU that it can use, and how to get there."""
+    """Return, in one line, why MXNet can use no GPU here and what to do about it."""
     try:
         found = driver.gpus()
     except (driver.DriverMissing, driver.DriverError) as error:
@@ -123,43 +132,26 @@ def why_no_gpu() -> str:
     usable = [gpu for gpu in found if driver.usable(gpu)]
     if not usable:
         names = "; ".join(map(str, found)) or "the NVIDIA driver shows no GPU"
-        oldest, newest = map(driver.version, (driver.OLDEST_CAPABILITY, driver.NEWEST_CAPABILITY))
-        return (
-            f"{names} (mxnet-cu112 has kernels for {oldest} to {newest} only; "
-            "python -m gluonpar doctor says more)"
-        )
-    return f"{usable[0]} is there, but {_why_mxnet_sees_none()}"
+        return f"{names} ({driver.KERNELS} only; see python -m gluonpar doctor)"
+    return f"{usable[0]} is present, but {_why_mxnet_finds_none()}"
 
 
-def _why_mxnet_sees_none() -> str:
-    installed = " and ".join(wheels.installed()) or "an MXNet"
+def _why_mxnet_finds_none() -> str:
+    installed = " and ".join(wheels.installed()) or "the installed MXNet"
     if not mx.runtime.Features().is_enabled("CUDA"):
         return (
-            f"{installed} {mx.__version__} is installed, without CUDA: pip uninstall -y mxnet, "
+            f"{installed} {mx.__version__} was built without CUDA: pip uninstall -y mxnet, "
             "then pip install 'gluonpar[cu112]'"
         )
     cuda = driver.cuda_version()
     if cuda < driver.OLDEST_CUDA:
         return (
-            f"the NVIDIA driver knows CUDA up to {driver.version(cuda)}, and {installed} needs "
+            f"the NVIDIA driver supports CUDA up to {driver.version(cuda)}, and {installed} needs "
             f"{driver.version(driver.OLDEST_CUDA)} or later: install a newer driver"
         )
     try:
         mx.context.num_gpus()
     except mx.base.MXNetError as error:
         last = str(error).strip().splitlines()[-1].strip()
-        return f"CUDA does not answer {installed} ({last}): see python -m gluonpar doctor"
-    return f"{installed} counts none: see python -m gluonpar doctor"
-
-
-def _cpus(count: int) -> tuple[mx.Context, ...]:
-    if count > MOST_CPUS:
-        raise ValueError(
-            f"num_gpus={count} CPU devices are too many, for each has a thread of its own; ask for "
-            f"at most {MOST_CPUS}"
-        )
-    return tuple(mx.cpu(i) for i in range(count))
-
-
-def _count(number: int) -> str:
-    return f"{number} GPU" if number == 1 else f"{number} GPUs"
+        return f"CUDA fails in {installed} ({last}): see python -m gluonpar doctor"
+    return f"{installed} finds none: see python -m gluonpar doctor"

@@ -1,10 +1,9 @@
 """The GPUs of this machine, as the NVIDIA driver itself reports them.
 
-This module is asked before MXNet is installed (tools/choose_extra.py) and before it is imported
-(to explain what is missing), so it uses the standard library only, and works when it is loaded by
-its file's path without the package around it. It speaks to libcuda.so.1, the part of the driver
-that every CUDA program loads, and therefore sees what MXNet will see: CUDA_VISIBLE_DEVICES is
-applied by libcuda itself. `nvidia-smi` ignores that variable, and may not be installed.
+Used before MXNet is installed (tools/choose_extra.py) and to explain why it finds no GPU, so only
+the standard library is imported here. The driver is called through libcuda.so.1, which every CUDA
+program loads, and which applies CUDA_VISIBLE_DEVICES: the GPUs listed are those that MXNet will
+see. `nvidia-smi` ignores that variable, and may not be installed.
 """
 
 from __future__ import annotations
@@ -15,45 +14,59 @@ from typing import Any
 
 LIBRARY = "libcuda.so.1"
 
-# The wheel mxnet-cu112 1.9.1 holds machine code for sm_50, 60, 70, 80 and 86, and no PTX that a
+
+def version(pair: tuple[int, int]) -> str:
+    """Return two numbers in the form of a version.
+
+    >>> version((11, 2))
+    '11.2'
+    """
+    return f"{pair[0]}.{pair[1]}"
+
+
+# The wheel mxnet-cu112 1.9.1 contains machine code for sm_50, 60, 70, 80 and 86, and no PTX that a
 # driver could translate for anything else. Machine code runs on its own and on later minor
 # versions of the same major version: 8.9 runs the code for 8.6, and 9.0 has nothing to run.
 OLDEST_CAPABILITY = (5, 0)
 NEWEST_CAPABILITY = (8, 9)
+KERNELS = (
+    "mxnet-cu112 has kernels for compute capability "
+    f"{version(OLDEST_CAPABILITY)} to {version(NEWEST_CAPABILITY)}"
+)
 
-# The driver must know CUDA 11. Any 11.x does: minor versions are compatible within a major one.
+# The driver must support CUDA 11, any 11.x: minor versions are compatible within a major one.
 OLDEST_CUDA = (11, 0)
 
 _NO_DEVICE = 100
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 _REMEDIES = {
-    34: "this libcuda.so.1 is the CUDA toolkit's stub; take its folder off LD_LIBRARY_PATH",
+    34: "this libcuda.so.1 is the CUDA toolkit's stub; remove its folder from LD_LIBRARY_PATH",
     802: "the system is not ready yet; on machines with NVSwitch start nvidia-fabricmanager",
     803: "libcuda.so.1 and the loaded kernel module are of different versions, usually after an "
     "update; restart the machine, or give the container the host's libcuda.so.1",
-    804: "this libcuda.so.1 is a forward-compatibility one, which this GPU does not take; take "
-    "its folder (often cuda/compat) off LD_LIBRARY_PATH",
+    804: "this libcuda.so.1 is for forward compatibility, which this GPU does not support; remove "
+    "its folder (often cuda/compat) from LD_LIBRARY_PATH",
     999: "often the kernel module nvidia_uvm is not loaded; running nvidia-smi or restarting the "
     "machine loads it",
 }
 
 
 class DriverMissing(OSError):
-    """libcuda.so.1 cannot be loaded: there is no NVIDIA driver, or a container does not see it."""
+    """libcuda.so.1 cannot be loaded: no NVIDIA driver, or the container does not see it."""
 
 
 class DriverError(RuntimeError):
-    """A call of the driver failed; `code` is its CUresult (803, 999, ...)."""
+    """A call of the driver failed; ``code`` is its CUresult (803, 999, ...)."""
 
     def __init__(self, function: str, code: int):
-        remedy = _REMEDIES.get(code, "nvidia-smi may say more")
+        remedy = _REMEDIES.get(code, "nvidia-smi may give more detail")
         super().__init__(f"the NVIDIA driver's {function} failed with error {code}: {remedy}")
         self.code = code
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU: its index (MXNet's `mx.gpu(index)`), name and compute capability, e.g. (7, 5).
+    """One GPU: its index (MXNet's ``mx.gpu(index)``), name and compute capability, e.g. (7, 5).
 
     >>> print(Gpu(0, "Tesla T4", (7, 5)))
     gpu 0 Tesla T4, compute capability 7.5
@@ -67,17 +80,8 @@ class Gpu:
         return f"gpu {self.index} {self.name}, compute capability {version(self.capability)}"
 
 
-def version(pair: tuple[int, int]) -> str:
-    """Two numbers as a version is written.
-
-    >>> version((11, 2))
-    '11.2'
-    """
-    return f"{pair[0]}.{pair[1]}"
-
-
 def usable(gpu: Gpu) -> bool:
-    """Whether mxnet-cu112 1.9.1 has kernels for this GPU: capability 5.0 to 8.9.
+    """Return whether mxnet-cu112 1.9.1 has kernels for this GPU: capability 5.0 to 8.9.
 
     >>> usable(Gpu(0, "Tesla T4", (7, 5))), usable(Gpu(1, "NVIDIA H200", (9, 0)))
     (True, False)
@@ -86,20 +90,20 @@ def usable(gpu: Gpu) -> bool:
 
 
 def load() -> ctypes.CDLL:
-    """Load the driver's library; raises DriverMissing, with the loader's own words, if it can't."""
+    """Load the driver's library; raises DriverMissing, with the loader's message, on failure."""
     try:
         return ctypes.CDLL(LIBRARY)
     except OSError as error:
         raise DriverMissing(
-            f"no NVIDIA driver here: {error}. Without a GPU, use CPU devices; with one, install "
+            f"no NVIDIA driver found: {error}. Without a GPU, use CPU devices; with one, install "
             "its driver, or start the container with the GPUs (docker run --gpus all)"
         ) from error
 
 
 def cuda_version(library: Any = None) -> tuple[int, int]:
-    """Return the newest CUDA version the driver knows, e.g. (12, 4).
+    """Return the newest CUDA version that the driver supports, e.g. (12, 4).
 
-    Raises DriverMissing where there is no driver and DriverError where it does not answer.
+    Raises DriverMissing without a driver, and DriverError if its function fails.
     """
     library = load() if library is None else library
     number = ctypes.c_int()
@@ -108,14 +112,14 @@ def cuda_version(library: Any = None) -> tuple[int, int]:
 
 
 def gpus(library: Any = None) -> list[Gpu]:
-    """Return the GPUs that programs may use, in CUDA's order; an empty list where there are none.
+    """Return the GPUs that programs may use, in CUDA's order.
 
-    An empty list means that the driver is there and shows no GPU: none is in the machine, or
-    CUDA_VISIBLE_DEVICES hides them. `library` stands in for libcuda.so.1 in tests. This starts CUDA
-    in the process (cuInit), so a process forked from it later cannot use a GPU.
+    An empty list means that there is a driver, but no GPU in the machine, or that
+    CUDA_VISIBLE_DEVICES hides them. ``library`` replaces libcuda.so.1 in tests. Starts CUDA in the
+    process (cuInit), so a process forked from it later cannot use a GPU.
 
-    Raises DriverMissing where there is no driver and DriverError (naming the code, such as 803 for
-    a library and a kernel module of different versions) where it does not answer.
+    Raises DriverMissing without a driver, and DriverError, with the code (such as 803: library and
+    kernel module of different versions), if one of its functions fails.
     """
     library = load() if library is None else library
     try:
@@ -130,19 +134,13 @@ def gpus(library: Any = None) -> list[Gpu]:
 
 
 def _gpu(library: Any, index: int) -> Gpu:
-    device = ctypes.c_int()
-    _call(library, "cuDeviceGet", ctypes.byref(device), index)
+    device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
     name = ctypes.create_string_buffer(256)
+    _call(library, "cuDeviceGet", ctypes.byref(device), index)
     _call(library, "cuDeviceGetName", name, len(name), device)
-    major = _attribute(library, _CAPABILITY_MAJOR, device)
-    minor = _attribute(library, _CAPABILITY_MINOR, device)
-    return Gpu(index, name.value.decode(errors="replace"), (major, minor))
-
-
-def _attribute(library: Any, attribute: int, device: ctypes.c_int) -> int:
-    number = ctypes.c_int()
-    _call(library, "cuDeviceGetAttribute", ctypes.byref(number), attribute, device)
-    return number.value
+    _call(library, "cuDeviceGetAttribute", ctypes.byref(major), _CAPABILITY_MAJOR, device)
+    _call(library, "cuDeviceGetAttribute", ctypes.byref(minor), _CAPABILITY_MINOR, device)
+    return Gpu(index, name.value.decode(errors="replace"), (major.value, minor.value))
 
 
 def _call(library: Any, function: str, *arguments: Any) -> None:

@@ -1,14 +1,13 @@
 """A Python function as an operator of MXNet's engine.
 
-The engine runs the function on the worker thread of a context, after everything pushed before that
-writes the arrays named, and before everything pushed later that touches them. :func:`push` returns
-at once; it costs about ten microseconds. An exception in the function becomes the engine's own: it
-is raised as ``MXNetError``, with the Python traceback in its message, where the caller next waits
-for one of the arrays that the function was to write, or for one computed from them.
+The engine runs the function on the worker thread of a context, after everything pushed earlier that
+writes the arrays named, and before everything pushed later that uses them. :func:`push` returns at
+once; it costs about ten microseconds. An exception in the function is raised as ``MXNetError``,
+with the Python traceback in its message, where the caller next waits for one of the arrays that the
+function writes, or for one computed from them.
 
-Private to MXNet 1.9.1: ``MXEnginePushAsyncND`` of its C interface (include/mxnet/c_api.h) and the
-layout of ``CallbackOnComplete`` (include/mxnet/engine.h). It is the entry that Horovod's binding
-uses.
+Private to MXNet 1.9.1: ``MXEnginePushAsyncND`` of its C interface (include/mxnet/c_api.h), which
+Horovod uses too, and the layout of ``CallbackOnComplete`` (include/mxnet/engine.h).
 """
 
 from __future__ import annotations
@@ -57,20 +56,20 @@ _delete_error.argtypes, _delete_error.restype = [ctypes.c_void_p], None
 # The C++ guard of the engine's pool of operators: its first byte turns 1 with the first one pushed.
 _POOL_GUARD = "_ZGVZN5mxnet6common10ObjectPoolINS_6engine11ThreadedOprEE13_GetSharedRefEvE8inst_ptr"
 
-_pending: dict[int, Callable[[], None]] = {}  # what the engine has not run yet, by ticket
-_unheard = False  # whether an error was printed that the program has not heard of
-_afterwards: list[Callable[[], None]] = []
+_pending: dict[int, Callable[[], None]] = {}  # functions that have not run yet, by ticket
+_exit_code = 0  # 1 after an error that reached no caller
+_at_exit: list[Callable[[], None]] = []
 _tickets = itertools.count(1)
-_pushing = threading.local()  # the ticket being pushed by this thread, and its error if run at once
+_pushing = threading.local()  # the ticket this thread is pushing; its exception if it ran inline
 
 
 def _called(_context, on_complete, ticket):
-    """What the engine calls, on a worker thread. It must call ``finish`` once, whatever happens."""
+    """Run a pushed function; the engine calls this, and ``finish`` must be called exactly once."""
     done = on_complete.contents
-    finish, engine, param = done.finish, done.engine, done.param  # *on_complete dies with finish()
+    finish, engine, param = done.finish, done.engine, done.param  # finish() frees *on_complete
     try:
         _pending.pop(ticket)()
-    except BaseException as exception:  # KeyboardInterrupt too: nobody above could catch it
+    except BaseException as exception:  # KeyboardInterrupt too: no caller above could catch it
         if getattr(_pushing, "ticket", None) == ticket:
             _pushing.error = exception
         error = ctypes.create_string_buffer(_ERROR_BYTES)
@@ -87,7 +86,7 @@ _run = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(_OnComplete), ctyp
 
 
 def has_started() -> bool:
-    """Whether MXNet's engine has been given any operator in this process."""
+    """Return whether any operator has been pushed to MXNet's engine in this process."""
     return bool(ctypes.c_uint8.in_dll(_LIB, _POOL_GUARD).value)
 
 
@@ -97,19 +96,19 @@ def push(
     reads: Sequence[mx.nd.NDArray] = (),
     writes: Sequence[mx.nd.NDArray] = (),
     name: str = "gluonpar",
-    priority: int = 0,
-    at_once: bool = False,
-    beside: bool = False,
+    inline: bool = False,
+    prioritized: bool = False,
 ) -> None:
-    """Have the engine run ``function()`` on ``ctx``'s worker, ordered by the arrays it touches.
+    """Have the engine run ``function()`` on the worker of ``ctx``, ordered by the arrays it uses.
 
-    ``function`` must not wait for an MXNet array or operator: it would hold the worker that they
-    need. ``reads`` and ``writes`` are arrays on any context, and views of arrays; each may be there
-    more than once. ``name`` is what MXNet's profiler shows. With ``at_once`` the engine may run the
-    function on the calling thread, inside this call, if nothing need be waited for: right for what
-    takes less time than waking a worker (about 0.1 ms). With ``beside`` it runs on
-    one of the four threads that all CPU contexts share for urgent things, beside what workers
-    compute.
+    ``function`` must not wait for an MXNet array or operator: it would block the worker that they
+    need.
+
+    ``reads`` and ``writes`` are arrays or views on any context; duplicates are allowed. ``name`` is
+    what MXNet's profiler shows. With ``inline`` the engine may run the function on the calling
+    thread, inside this call, if it need not wait for an array: for functions that take less time
+    than waking a worker (about 0.1 ms). With ``prioritized`` it runs on one of the four threads for
+    urgent operators that all CPU contexts share, in parallel with the contexts' workers.
     """
     writes = _distinct(writes)
     reads = [array for key, array in _distinct(reads).items() if key not in writes]
@@ -128,8 +127,8 @@ def push(
                 len(reads),
                 _handles(writes),
                 len(writes),
-                ctypes.byref(_ASYNC if at_once else _PRIORITIZED) if at_once or beside else None,
-                priority,
+                ctypes.byref(_ASYNC if inline else _PRIORITIZED) if inline or prioritized else None,
+                0,  # priority
                 name.encode(),
                 ctypes.c_bool(False),
             )
@@ -138,11 +137,11 @@ def push(
         _pending.pop(ticket, None)
         raise
     if isinstance(_pushing.error, KeyboardInterrupt):
-        raise _pushing.error  # Ctrl-C while it ran at once: what the caller would get anywhere else
+        raise _pushing.error  # Ctrl-C while the function ran inline
 
 
 def _distinct(arrays: Iterable[mx.nd.NDArray]) -> dict[int, mx.nd.NDArray]:
-    """One array for each engine variable: with one twice, the engine would wait for itself."""
+    """One array per engine variable: given one twice, the engine would wait for itself."""
     return {memory.chunk(array): array for array in arrays}
 
 
@@ -150,44 +149,44 @@ def _handles(arrays: Sequence[mx.nd.NDArray]) -> ctypes.Array:
     return (ctypes.c_void_p * len(arrays))(*[array.handle for array in arrays])
 
 
-def _wait_for_all(tell: bool = True) -> None:
-    """Wait; an error that nobody has heard of is told: printed, and the exit code becomes 1."""
-    global _unheard
+def _wait_for_all(report: bool = True) -> None:
+    """Wait; with ``report``, print an error that reached no caller and set the exit code to 1."""
+    global _exit_code
     try:
         mx.nd.waitall()
     except mx.MXNetError:
-        if tell:
-            traceback.print_exc()  # the last chance for anybody to hear of it
-            _unheard = True
+        if report:
+            traceback.print_exc()
+            _exit_code = 1
 
 
 @atexit.register
 def _drain() -> None:
-    """Wait for all: a function that ran after the interpreter has gone would crash the process.
+    """Wait for all operators: a function that ran after the interpreter has ended would crash.
 
-    If the process ends with an error that has been printed already, others may well follow from
-    that, and are not told.
+    If the process ends with an uncaught exception, errors of operators may well follow from it and
+    are not reported.
     """
-    running, tell = has_started(), not hasattr(sys, "last_type")
+    running, report = has_started(), not hasattr(sys, "last_type")
     while running:
         pushed = list(_pending)
-        _wait_for_all(tell)
-        for ticket in pushed:  # what was to come after an error is never run
+        _wait_for_all(report)
+        for ticket in pushed:  # functions that depend on a failed one are never run
             _pending.pop(ticket, None)
         running = bool(_pending)
-    for function in _afterwards:
+    for function in _at_exit:
         function()
-    if _unheard:
+    if _exit_code:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        os._exit(1)  # an exception would not change the exit code any more
+        os._exit(_exit_code)  # an exception would no longer change the exit code
 
 
 def _before_fork() -> None:
-    """Let no worker be in Python.
+    """Wait until no worker runs Python code.
 
-    MXNet ends its workers before a fork, and Python forks with its lock held: a worker that wants
-    the lock, to run a function or to return from one, would never end.
+    MXNet ends its workers before a fork, and Python forks holding the GIL: a worker that needs the
+    GIL, to run a function or to return from one, would never end.
     """
     if has_started():
         _wait_for_all()
@@ -196,7 +195,7 @@ def _before_fork() -> None:
 
 
 def _is_workers(frame: types.FrameType) -> bool:
-    """Whether the engine has called the function that a thread is in; its innermost frame."""
+    """Return whether a thread, given its innermost frame, was called by the engine."""
     while frame.f_back:
         frame = frame.f_back
     return frame.f_code is _called.__code__
@@ -206,5 +205,5 @@ os.register_at_fork(before=_before_fork)
 
 
 def at_exit(function: Callable[[], None]) -> None:
-    """Have ``function`` called when the process ends and nothing more will be run by the engine."""
-    _afterwards.append(function)
+    """Call ``function`` at the end of the process, after the engine's last operator."""
+    _at_exit.append(function)

@@ -119,7 +119,7 @@ def _reinstall(wheel: str) -> str:
 
 def _import_mxnet(wheel: str) -> None:
     try:
-        memory_limits.check("MXNet's library", 0, memory_limits.LIBRARY_ADDRESSES)
+        memory_limits.require("MXNet's library", 0, memory_limits.LIBRARY_ADDRESSES)
         if wheels.with_cuda([wheel]):
             cuda_libraries.load_libraries()
         # MXNet imports it last, and it may run lscpu. Under Python 3.8 and 3.9 that is a fork, at

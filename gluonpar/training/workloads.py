@@ -208,4 +208,4 @@ def check_room(model: str, ctx: Sequence[mx.Context], batch_size: int) -> None:
         in_all, a_context, a_sample = _NEEDS[model]
         num_bytes = in_all + len(ctx) * a_context + batch_size * a_sample
         what = f"a step of {batch_size} samples on {len(ctx)} CPU contexts"
-        memory_limits.check(what, num_bytes, num_bytes + _MORE_ADDRESSES)
+        memory_limits.require(what, num_bytes, num_bytes + _MORE_ADDRESSES)

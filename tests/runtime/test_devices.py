@@ -1,4 +1,4 @@
-"""devices.choose: what is asked is what is used; anything else is an error or one notice."""
+"""devices.choose: exactly the requested devices, an error, or CPU devices and a notice."""
 
 import mxnet as mx
 import pytest
@@ -41,12 +41,12 @@ def no_driver(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("there", "asked"), [(n, k) for n in (1, 2, 4) for k in range(1, 5) if k <= n]
+    ("there", "requested"), [(n, k) for n in (1, 2, 4) for k in range(1, 5) if k <= n]
 )
 @pytest.mark.parametrize("device", ["auto", "gpu"])
-def test_as_many_gpus_or_more_are_used_silently(machine, there, asked, device):
+def test_as_many_gpus_or_more_are_used_silently(machine, there, requested, device):
     machine([T4] * there)
-    assert choose(asked, device=device) == devices.Choice(gpus(*range(asked)))
+    assert choose(requested, device=device) == devices.DeviceChoice(gpus(*range(requested)))
 
 
 @pytest.mark.parametrize("there", [1, 2, 4])
@@ -57,15 +57,15 @@ def test_no_number_means_all_gpus(machine, there):
 
 @pytest.mark.parametrize(("there", "words"), [(1, "1 GPU here"), (2, "2 GPUs here")])
 @pytest.mark.parametrize("device", ["auto", "gpu"])
-def test_fewer_gpus_than_asked_is_an_error_that_says_how_many(machine, there, words, device):
+def test_fewer_gpus_than_requested_is_an_error_that_says_how_many(machine, there, words, device):
     machine([T4] * there)
     with pytest.raises(ValueError, match=f"num_gpus=3, but MXNet can use {words}"):
         choose(3, device=device)
 
 
-@pytest.mark.parametrize(("asked", "given"), [(None, 1), (1, 1), (3, 3)])
-def test_without_any_gpu_as_many_cpu_devices_and_a_notice(no_driver, asked, given):
-    choice = choose(asked)
+@pytest.mark.parametrize(("requested", "given"), [(None, 1), (1, 1), (3, 3)])
+def test_without_any_gpu_as_many_cpu_devices_and_a_notice(no_driver, requested, given):
+    choice = choose(requested)
     assert choice.ctx == cpus(given)
     for name in map(str, choice.ctx):
         assert name in choice.notice
@@ -74,19 +74,21 @@ def test_without_any_gpu_as_many_cpu_devices_and_a_notice(no_driver, asked, give
 
 
 def test_device_gpu_without_any_is_an_error(no_driver):
-    with pytest.raises(ValueError, match="device='gpu', but .* no GPU here: no NVIDIA driver"):
+    with pytest.raises(ValueError, match="device='gpu'.* no NVIDIA driver"):
         choose(2, device="gpu")
 
 
 @pytest.mark.parametrize("there", [0, 4])
-@pytest.mark.parametrize(("asked", "given"), [(None, 1), (1, 1), (8, 8)])
-def test_device_cpu_takes_cpu_devices_and_says_nothing(machine, there, asked, given):
+@pytest.mark.parametrize(("requested", "given"), [(None, 1), (1, 1), (8, 8)])
+def test_device_cpu_takes_cpu_devices_and_says_nothing(machine, there, requested, given):
     machine([T4] * there)
-    assert choose(asked, device="cpu") == devices.Choice(cpus(given))
+    assert choose(requested, device="cpu") == devices.DeviceChoice(cpus(given))
 
 
-def test_device_cpu_does_not_ask_for_gpus(monkeypatch):
-    monkeypatch.setattr(devices, "gpus_present", lambda: pytest.fail("asked"))
+def test_device_cpu_does_not_count_gpus(monkeypatch):
+    """Counting them starts CUDA, which a forked process could not use afterwards."""
+    monkeypatch.setattr(mx.context, "num_gpus", lambda: pytest.fail("counted"))
+    monkeypatch.setattr(driver, "gpus", lambda: pytest.fail("listed"))
     assert choose(2, device="cpu").ctx == cpus(2)
 
 
@@ -101,7 +103,7 @@ def test_a_gpu_without_kernels_counts_as_none_and_is_named(machine):
 
 def test_device_gpu_with_only_an_h200_is_an_error_that_names_it(machine):
     machine([H200])
-    with pytest.raises(ValueError, match="compute capability 9.0 .*kernels for 5.0 to 8.9"):
+    with pytest.raises(ValueError, match="compute capability 9.0 .*5.0 to 8.9"):
         choose(device="gpu")
 
 
@@ -134,9 +136,9 @@ def with_a_cuda_wheel(monkeypatch, cuda_version, num_gpus):
     monkeypatch.setattr(mx.context, "num_gpus", num_gpus)
 
 
-def test_a_driver_too_old_for_the_wheel_is_what_is_said(monkeypatch):
+def test_a_driver_too_old_for_the_wheel_is_named(monkeypatch):
     with_a_cuda_wheel(monkeypatch, (10, 2), lambda: 0)
-    with pytest.raises(ValueError, match="knows CUDA up to 10.2, and mxnet-cu112 needs 11.0"):
+    with pytest.raises(ValueError, match="10.2, and mxnet-cu112 needs 11.0"):
         choose(1, device="gpu")
 
 
@@ -148,7 +150,7 @@ def test_cuda_that_fails_counts_as_no_gpu_and_is_quoted(monkeypatch):
     assert devices.gpus_present() == []
     choice = choose(2)
     assert choice.ctx == cpus(2)
-    assert "CUDA does not answer mxnet-cu112 (CUDA: (999 vs. 0) unknown)" in choice.notice
+    assert "mxnet-cu112 (CUDA: (999 vs. 0) unknown)" in choice.notice
     assert "\n" not in choice.notice
 
 
@@ -168,26 +170,26 @@ def test_a_failing_driver_is_quoted(monkeypatch):
 
 def test_ids_are_taken_in_their_order(machine):
     machine([T4] * 4)
-    assert choose(gpus=[3, 0]) == devices.Choice(gpus(3, 0))
+    assert choose(gpus=[3, 0]) == devices.DeviceChoice(gpus(3, 0))
     assert choose(2, gpus=(2, 1)).ctx == gpus(2, 1)
 
 
 @pytest.mark.parametrize(
     ("request_", "words"),
     [
-        ({"gpus": [0, 4]}, r"gpus=\[0, 4\]: no GPU with id \[4\].*the ids here are \[0, 1\]"),
-        ({"gpus": [-1]}, r"no GPU with id \[-1\]"),
-        ({"gpus": [1, 0, 1]}, r"gpus=\[1, 0, 1\] names \[1\] more than once"),
-        ({"gpus": []}, "gpus is an empty list"),
-        ({"gpus": [0], "num_gpus": 2}, r"num_gpus=2 and gpus=\[0\] disagree"),
-        ({"gpus": [0, 1], "device": "cpu"}, r"gpus=\[0, 1\] .* device='cpu' refuses"),
-        ({"num_gpus": 0}, "num_gpus=0 devices"),
-        ({"num_gpus": -2}, "num_gpus=-2 devices"),
-        ({"num_gpus": 0, "device": "cpu"}, "num_gpus=0 devices"),
-        ({"device": "tpu"}, "device='tpu' is none of auto, gpu, cpu"),
+        ({"gpus": [0, 4]}, r"gpus=\[0, 4\].*\[4\].*\[0, 1\]"),
+        ({"gpus": [-1]}, r"\[-1\]"),
+        ({"gpus": [1, 0, 1]}, r"gpus .*twice.*\[1, 0, 1\]"),
+        ({"gpus": []}, r"gpus .*\[\]"),
+        ({"gpus": [0], "num_gpus": 2}, r"num_gpus=2 and gpus=\[0\]"),
+        ({"gpus": [0, 1], "device": "cpu"}, r"gpus=\[0, 1\] and device='cpu'"),
+        ({"num_gpus": 0}, "num_gpus .*at least 1, got 0"),
+        ({"num_gpus": -2}, "num_gpus .*at least 1, got -2"),
+        ({"num_gpus": 0, "device": "cpu"}, "num_gpus .*at least 1, got 0"),
+        ({"device": "tpu"}, "device must be one of auto, gpu, cpu, got 'tpu'"),
     ],
 )
-def test_requests_that_cannot_be_met_are_refused_with_their_values(machine, request_, words):
+def test_requests_that_cannot_be_met_are_errors_with_their_values(machine, request_, words):
     machine([T4, T4])
     with pytest.raises(ValueError, match=words):
         choose(**request_)
@@ -195,13 +197,13 @@ def test_requests_that_cannot_be_met_are_refused_with_their_values(machine, requ
 
 @pytest.mark.parametrize("device", ["auto", "gpu"])
 def test_ids_without_any_gpu_are_an_error_even_for_auto(no_driver, device):
-    with pytest.raises(ValueError, match=r"gpus=\[0\].*there is none: no NVIDIA driver"):
+    with pytest.raises(ValueError, match=r"gpus=\[0\].*no NVIDIA driver"):
         choose(gpus=[0], device=device)
 
 
-def test_the_id_of_a_gpu_without_kernels_is_refused(machine):
+def test_the_id_of_a_gpu_without_kernels_is_an_error(machine):
     machine([H200, T4])
-    with pytest.raises(ValueError, match=r"no GPU with id \[0\].*ids here are \[1\]"):
+    with pytest.raises(ValueError, match=r"no GPU with id \[0\].*\[1\]"):
         choose(gpus=[0])
 
 
@@ -211,8 +213,8 @@ def test_one_context_is_a_list_of_one():
 
 
 @pytest.mark.parametrize("count", [1025, 10**23])
-def test_more_cpu_devices_than_there_can_be_threads_are_refused(count):
+def test_more_than_1024_cpu_devices_are_an_error(count):
     """MXNet would start a thread for each, and the system would end the process or never begin."""
-    with pytest.raises(ValueError, match=f"num_gpus={count} CPU devices are too many.*most 1024"):
-        devices.choose(count, device="cpu")
-    assert len(devices.choose(1024, device="cpu").ctx) == 1024
+    with pytest.raises(ValueError, match=f"num_gpus .*1024.* got {count}"):
+        choose(count, device="cpu")
+    assert len(choose(1024, device="cpu").ctx) == 1024

@@ -197,7 +197,7 @@ def test_has_started():
 
 
 class TestBeside:
-    """``push(beside=True)``: on a thread of its own, with the same order and the same errors."""
+    """``push(prioritized=True)``: on another thread, with the same order and the same errors."""
 
     def arrays(self, *ids):
         found = [mx.nd.zeros((1,), ctx=mx.cpu(i)) for i in ids]
@@ -209,7 +209,7 @@ class TestBeside:
         (held, other), _ = self.arrays(ctx.device_id, ctx.device_id)
         released, passed = threading.Event(), []
         engine.push(lambda: passed.append(released.wait(600)), ctx, writes=[held])
-        engine.push(released.set, ctx, writes=[other], beside=True)
+        engine.push(released.set, ctx, writes=[other], prioritized=True)
         held.wait_to_read()
         assert passed == [True]
 
@@ -231,7 +231,7 @@ class TestBeside:
             passed.append(together.wait(600))
 
         for array in found:
-            engine.push(meet, array.context, writes=[array], beside=True)
+            engine.push(meet, array.context, writes=[array], prioritized=True)
         for array in found:
             array.wait_to_read()
         assert sorted(passed) == [0, 1, 2, 3]
@@ -244,7 +244,7 @@ class TestBeside:
             gate.wait(600)
             memory[:] = 7
 
-        engine.push(function, mx.cpu(0), writes=[array], beside=True)
+        engine.push(function, mx.cpu(0), writes=[array], prioritized=True)
         gate.set()
         assert array.asscalar() == 7
 
@@ -258,7 +258,7 @@ class TestBeside:
 
         for _ in range(20):
             a += 1
-            engine.push(double, mx.cpu(1), writes=[a, b], beside=True)
+            engine.push(double, mx.cpu(1), writes=[a, b], prioritized=True)
             a -= 1
             b -= 1
         want = 0
@@ -278,8 +278,8 @@ class TestBeside:
             seen.append(of_source[0])
             of_target[:] = of_source
 
-        engine.push(fill, mx.cpu(1), writes=[source], beside=True)
-        engine.push(read, mx.cpu(2), reads=[source], writes=[target], beside=True)
+        engine.push(fill, mx.cpu(1), writes=[source], prioritized=True)
+        engine.push(read, mx.cpu(2), reads=[source], writes=[target], prioritized=True)
         source[:] = 9  # waits for the reader
         gate.set()
         assert (target.asscalar(), source.asscalar(), seen) == (5, 9, [5])
@@ -292,11 +292,11 @@ class TestBeside:
             raise error("planted")
 
         for _ in range(6):  # more than there are threads
-            engine.push(fail_beside, mx.cpu(1), writes=[array], beside=True)
+            engine.push(fail_beside, mx.cpu(1), writes=[array], prioritized=True)
             with pytest.raises(mx.MXNetError, match="planted") as caught:
                 (array + 1).wait_to_read()
             assert "fail_beside" in str(caught.value)
-        engine.push(lambda: memory.fill(3), mx.cpu(1), writes=[array], beside=True)
+        engine.push(lambda: memory.fill(3), mx.cpu(1), writes=[array], prioritized=True)
         assert array.asscalar() == 3
 
     def test_a_thousand_leave_nothing_behind(self):
@@ -307,6 +307,6 @@ class TestBeside:
 
         for step in range(1000):
             i = step % 4
-            engine.push(lambda i=i: count(i), mx.cpu(i), writes=[found[i]], beside=True)
+            engine.push(lambda i=i: count(i), mx.cpu(i), writes=[found[i]], prioritized=True)
         assert [array.asscalar() for array in found] == [250] * 4
         assert not engine._pending

@@ -225,9 +225,9 @@ def test_sparse_arrays_are_refused():
 @pytest.mark.parametrize(
     ("ctx", "error", "words"),
     [
-        ([], ValueError, "ctx is an empty list"),
-        ([mx.cpu(0), 1], TypeError, "ctx holds 1, which is no mx.Context"),
-        (["cpu(0)"], TypeError, r"ctx holds 'cpu\(0\)'"),
+        ([], ValueError, r"ctx must contain .* got \[\]"),
+        ([mx.cpu(0), 1], TypeError, "ctx must be .* got 1"),
+        (["cpu(0)"], TypeError, r"ctx must be .* got 'cpu\(0\)'"),
     ],
 )
 def test_bad_contexts_are_refused_with_their_values(ctx, error, words):

@@ -189,7 +189,7 @@ def forget(kind):
             return more
         half = NUM_DEVICES  # the update's arrays: all gradients, then all parameters
         parts = {"parameters": more["writes"][:half], "gradients": more["writes"][half:]}
-        return {**more, "writes": parts[kind], "at_once": False, "beside": True}
+        return {**more, "writes": parts[kind], "inline": False, "prioritized": True}
 
     return change
 
@@ -234,8 +234,8 @@ class TestEngine:
                 mx.cpu(rng.randrange(6)),
                 reads=[arrays[source]] if with_reads else [],
                 writes=[arrays[first], arrays[second]],
-                at_once=i % 3 == 0,
-                beside=i % 3 == 1,
+                inline=i % 3 == 0,
+                prioritized=i % 3 == 1,
             )
             want[first] = (3 * want[first] + want[source] + i) % 9973
             want[second] = (5 * want[second] + 7 * want[source] + i) % 9973

@@ -67,7 +67,7 @@ def push(
     thread_pool.prepare(num_bytes)
     small = num_bytes <= BYTES_AT_ONCE
     ctx = arrays[0].context
-    engine.push(function, ctx, writes=arrays, name=name, at_once=small, beside=not small)
+    engine.push(function, ctx, writes=arrays, name=name, inline=small, prioritized=not small)
 
 
 def _work(jobs, op: str, accumulate: str | None, num_bytes: int) -> None:
