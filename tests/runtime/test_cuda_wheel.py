@@ -135,7 +135,10 @@ def test_every_cuda_library_is_from_pypis_wheels(a6000):
     assert driver == [a6000 / "libcuda.so.1"]
     others = [path for path in mapped if path not in driver]
     assert all(SITE / "nvidia" in path.parents for path in others)
-    listed = printed("from gluonpar import cuda; print(*cuda.LIBRARIES)", libraries=[a6000])
+    listed = printed(
+        "from gluonpar.runtime import cuda_libraries as cuda; print(*cuda.LIBRARIES)",
+        libraries=[a6000],
+    )
     assert {path.name for path in others} == set(listed.split())
 
 

@@ -137,7 +137,7 @@ def python(program):
 def test_what_is_pending_at_exit_still_runs_and_its_error_is_heard():
     done = python(
         "import gluonpar, mxnet as mx\n"
-        "from gluonpar import engine\n"
+        "from gluonpar.runtime import engine\n"
         "a = mx.nd.zeros((1,))\n"
         "engine.push(lambda: print('ran', flush=True), mx.cpu(0), writes=[a])\n"
         "engine.push(lambda: 1 / 0, mx.cpu(0), writes=[a])\n"
@@ -149,7 +149,7 @@ def test_what_is_pending_at_exit_still_runs_and_its_error_is_heard():
 def test_what_comes_after_an_error_is_not_run_and_not_waited_for_at_exit():
     done = python(
         "import gluonpar, mxnet as mx\n"
-        "from gluonpar import engine\n"
+        "from gluonpar.runtime import engine\n"
         "a = mx.nd.zeros((1,))\n"
         "engine.push(lambda: 1 / 0, mx.cpu(0), writes=[a])\n"
         "engine.push(lambda: print('ran', flush=True), mx.cpu(0), writes=[a])\n"
@@ -172,7 +172,7 @@ def test_a_fork_waits_for_the_functions_of_workers_who_need_pythons_lock(functio
     """And an error that nobody has heard of is told."""
     done = python(
         "import gluonpar, os, sys, mxnet as mx\n"
-        "from gluonpar import engine\n"
+        "from gluonpar.runtime import engine\n"
         "sys.last_type = KeyError  # of an earlier cell, as in a notebook\n"
         "a = mx.nd.zeros((1,))\n"
         "a.wait_to_read()\n"
@@ -188,7 +188,7 @@ def test_a_fork_waits_for_the_functions_of_workers_who_need_pythons_lock(functio
 def test_has_started():
     done = python(
         "import gluonpar, mxnet as mx\n"
-        "from gluonpar import engine\n"
+        "from gluonpar.runtime import engine\n"
         "before = engine.has_started()\n"
         "mx.nd.zeros((1,))\n"
         "print(before, engine.has_started())\n"

@@ -305,7 +305,7 @@ def test_a_damaged_library_of_pypis_is_named_with_the_remedy(num_bytes, tmp_path
     monkeypatch.delenv("GLUONPAR_CUDA", raising=False)
     library = cut(wheel_library(tmp_path, cuda_libraries.LIBRARIES[0]), num_bytes)
     program = (
-        "import pathlib, sys; from gluonpar import cuda\n"
+        "import pathlib, sys; from gluonpar.runtime import cuda_libraries as cuda\n"
         "try: cuda.load_libraries(pathlib.Path(sys.argv[1]))\n"
         "except cuda.CannotLoad as error: print(error, '|', error.remedy)"
     )

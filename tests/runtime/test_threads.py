@@ -23,7 +23,7 @@ def python(program, **environment):
 
 PRELUDE = """
 import ctypes, gluonpar, mxnet as mx
-from gluonpar import engine, threads
+from gluonpar.runtime import engine, threads
 threads.cores = lambda: 12
 gomp = ctypes.CDLL("libgomp.so.1")
 def team(i):
