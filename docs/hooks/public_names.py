@@ -88,7 +88,7 @@ class Source:
     def _body(self, path: str) -> list[ast.stmt]:
         """The statements of a module or class."""
         if path in self._trees:
-            return self._trees[path].body
+            return list(_statements(self._trees[path]))
         owner, _, last = path.rpartition(".")
         found = [n for n in self._body(owner) if isinstance(n, _DEFINITIONS) and n.name == last]
         return found[0].body if found and isinstance(found[0], ast.ClassDef) else []
@@ -144,6 +144,15 @@ def _members(tree: ast.Module | ast.ClassDef) -> tuple[str, ...]:
     """Public functions, methods and classes; fields and constants are their owner's to explain."""
     names = (node.name for node in tree.body if isinstance(node, _DEFINITIONS))
     return tuple(name for name in names if not name.startswith("_"))
+
+
+def _statements(tree: ast.Module) -> Iterator[ast.stmt]:
+    """A module's statements, and those inside its ``if`` statements (``if TYPE_CHECKING:``)."""
+    for node in tree.body:
+        if isinstance(node, ast.If):
+            yield from node.body
+        else:
+            yield node
 
 
 def _targets(node: ast.Assign | ast.AnnAssign) -> list[str]:

@@ -116,7 +116,7 @@ class TestDocBlocks:
     PAGE = textwrap.dedent(
         """\
         ```python
-        from gluonpar import devices
+        from gluonpar.runtime import devices
         x = 2
         print(x)
         ```
