@@ -1,6 +1,6 @@
-"""A loop of one's own: linear regression on two devices. Only ``allreduce`` is gluonpar's."""
+"""Linear regression on two devices in a hand-written loop that uses only ``gluonpar.allreduce``."""
 
-# ruff: noqa: I001 - gluonpar first: it prepares the process for MXNet
+# ruff: noqa: I001 - gluonpar comes before MXNet
 from gluonpar import allreduce
 
 import mxnet as mx
@@ -13,7 +13,7 @@ true_w, true_b = nd.array([[2.0], [-3.4]]), 4.2
 X = nd.random.normal(shape=(1024, 2))
 y = nd.dot(X, true_w) + true_b
 
-# Every device has its own copy of the parameters.
+# Each device has its own copy of the parameters.
 replicas = [(nd.zeros((2, 1), ctx=c), nd.zeros((1,), ctx=c)) for c in ctx]
 for params in replicas:
     for param in params:
@@ -24,12 +24,12 @@ for _ in range(100):
     with autograd.record():
         losses = []
         for i, (c, (w, b)) in enumerate(zip(ctx, replicas)):
-            mine = batch[i :: len(ctx)]  # this device's part of the batch
-            features, target = X[mine].as_in_context(c), y[mine].as_in_context(c)
+            shard = batch[i :: len(ctx)]  # this device's part of the batch
+            features, target = X[shard].as_in_context(c), y[shard].as_in_context(c)
             losses.append((nd.dot(features, w) + b - target) ** 2 / 2)
     autograd.backward(losses)
     for copies in zip(*replicas):
-        allreduce([param.grad for param in copies])  # every device now has the whole batch's
+        allreduce([param.grad for param in copies])  # now the whole batch's, on every device
     for params in replicas:
         for param in params:
             param -= lr * param.grad / batch_size

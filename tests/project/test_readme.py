@@ -1,4 +1,4 @@
-"""The examples: what they show is what happens. README's own blocks are run by test_docs.py."""
+"""The example program and the two READMEs. test_docs.py runs the README's code blocks."""
 
 import pathlib
 import re
@@ -8,7 +8,7 @@ import sys
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-def test_the_loop_of_ones_own_takes_only_allreduce_and_finds_the_line():
+def test_the_custom_loop_uses_only_allreduce_and_converges():
     source = (ROOT / "examples" / "custom_loop.py").read_text()
     assert re.findall(r"^.*gluonpar.*import.*$", source, re.M) == ["from gluonpar import allreduce"]
     assert len(source.splitlines()) < 40
@@ -22,7 +22,7 @@ def test_the_loop_of_ones_own_takes_only_allreduce_and_finds_the_line():
     assert (done.returncode, done.stdout) == (0, "w = [ 2.  -3.4], b = 4.20\n"), done.stderr
 
 
-def test_the_chinese_readme_shows_the_same_blocks_pictures_and_sections():
+def test_the_chinese_readme_has_the_same_blocks_pictures_and_figures():
     ours, theirs = ((ROOT / name).read_text() for name in ("README.md", "README.zh-CN.md"))
     fenced = re.compile(r"^```.*?^```$", re.S | re.M)
     pictures = re.compile(r"^!\[.*?\]\((.*?)\)$", re.M)
