@@ -88,7 +88,7 @@ setup(
         "mpi": MPI,
         "dist": ["build"],
         # mkdocstrings has ruff format the signatures.
-        "docs": ["mkdocs-material>=9.5,<10", "mkdocstrings[python]>=0.26,<2", RUFF],
+        "docs": ["mkdocs-material>=9.5,<10", "mkdocstrings[python]>=1,<2", "mkdocstrings-python>=2,<3", RUFF],
         "notebook": ["jupyterlab", "nbconvert", *RUNS_NOTEBOOKS, *D2L_NEEDS, MATPLOTLIB, *MPI],
         "onnx": ONNX,
         "plot": [MATPLOTLIB],

@@ -1,81 +1,59 @@
-"""The site's own part of MkDocs: what stops a build, and docstrings as Markdown.
+"""Extensions of MkDocs for this site: a check of every page, and docstrings converted to Markdown.
 
-MkDocs loads this file for its events, and mkdocstrings again for the class at the end.
+MkDocs loads this file for ``on_post_page``, and mkdocstrings loads it for :class:`Docstrings`.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from pathlib import Path
 
 import griffe
-import public_names  # MkDocs loads this file first, and finds it beside it
 
-ROOT = Path(__file__).resolve().parents[2]
 FROM_THE_NET = re.compile(
     r"<(?:script|img|iframe|link rel=.?stylesheet)[^>]*(?:src|href)=.?https?:"
 )
+ROLE = re.compile(r":(?:class|data|func|meth|mod):`(~?)([\w.]+)`")
+DOCTEST = re.compile(r"^>>> .*(?:\n.+)*", re.M)
 
-log = logging.getLogger("mkdocs.hooks.pages")  # with `strict: true` its warnings end the build
-
-
-def on_config(config):
-    """Warn of whatever is missing in the reference."""
-    for sentence in public_names.missing(_source(), _pages()):
-        log.warning(sentence)
-    return config
+log = logging.getLogger("mkdocs.hooks.pages")  # with `strict: true` a warning ends the build
 
 
 def on_post_page(output: str, page, config) -> str:
-    """Warn of what a reader's browser would fetch from elsewhere."""
+    """Warn of everything that a reader's browser would fetch from another server."""
     for tag in FROM_THE_NET.findall(output):
         log.warning("%s fetches something from the net: %s", page.file.src_uri, tag)
     return output
 
 
-def _source() -> public_names.Source:
-    return public_names.Source(ROOT / "gluonpar")
-
-
-def _pages() -> dict[str, str]:
-    folder = ROOT / "docs" / "api"
-    return {f"docs/api/{p.name}": p.read_text("utf-8") for p in sorted(folder.glob("*.md"))}
-
-
 class Docstrings(griffe.Extension):
-    """Docstrings as Markdown: their roles become links, their doctests blocks of code."""
+    """Convert roles in docstrings to links, and doctests to blocks of code."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._source = _source()
-        self._shown = public_names.shown_on(self._source, _pages())
-
-    def on_instance(self, *, obj, **_) -> None:
-        """Change the docstring of everything that is read from the source."""
-        if obj.docstring is not None:
-            text = public_names.ROLE.sub(
-                lambda role: self._link(role, obj.path), obj.docstring.value
-            )
-            obj.docstring.value = _fenced(text)
-
-    def _link(self, role: re.Match, path: str) -> str:
-        """A link to what has a place on a page; what has none is code."""
-        found = self._source.refers_to(role[1], path)
-        if found is None or not public_names.covers(self._shown, found.path):
-            return f"`{role[1]}`"
-        return f"[`{role[1]}`][{found.path}]"
+    def on_package(self, *, pkg: griffe.Module, **_) -> None:
+        """Convert every docstring of the package once it is loaded."""
+        _convert(pkg, pkg)
 
 
-def _fenced(text: str) -> str:
-    """Put each doctest, up to the empty line below it, between fences."""
-    lines, inside = [], False
-    for line in [*text.splitlines(), ""]:
-        if line.startswith(">>> ") and not inside:
-            lines.append("```pycon")
-            inside = True
-        elif not line and inside:
-            lines.append("```")
-            inside = False
-        lines.append(line)
-    return "\n".join(lines)
+def _convert(obj: griffe.Object, package: griffe.Module) -> None:
+    if obj.docstring is not None:
+        text = ROLE.sub(lambda role: _link(role[1], role[2], obj, package), obj.docstring.value)
+        obj.docstring.value = DOCTEST.sub(r"```pycon\n\g<0>\n```", text)
+    for member in obj.members.values():
+        if not member.is_alias:
+            _convert(member, package)
+
+
+def _link(tilde: str, name: str, obj: griffe.Object, package: griffe.Module) -> str:
+    """A link to ``name`` as ``obj`` sees it, or just its name if no page shows it."""
+    shown = name.rpartition(".")[2] if tilde else name
+    first, _, rest = name.partition(".")
+    for scope in (obj, package):
+        try:
+            path = package.path if first == package.path else scope.resolve(first)
+            found = package.modules_collection[f"{path}.{rest}" if rest else path]
+        except (KeyError, griffe.GriffeError):
+            continue
+        target = found.canonical_path
+        return f'<autoref optional identifier="{target}"><code>{shown}</code></autoref>'
+    log.warning("%s: its docstring refers to %s, which does not exist", obj.path, name)
+    return f"`{shown}`"

@@ -11,6 +11,7 @@ import types
 from collections import defaultdict
 
 import pytest
+from dotted_names import resolve
 
 import gluonpar
 
@@ -57,22 +58,6 @@ def documents():
     for folder in ("benchmarks", "examples", "scripts", "tools"):
         for path in (ROOT / folder).rglob("*.py"):
             yield path.relative_to(ROOT), docstrings(path)
-
-
-def resolve(dotted):
-    """Return what a dotted name means: import as many parts as are modules, then take attributes.
-
-    Raises ImportError or AttributeError if there is no such thing.
-    """
-    found, *attributes = dotted.split(".")
-    owner = importlib.import_module(found)
-    for name in attributes:
-        if not hasattr(owner, name) and isinstance(owner, types.ModuleType):
-            importlib.import_module(f"{owner.__name__}.{name}")
-        if name in getattr(owner, "__annotations__", ()) and not hasattr(owner, name):
-            return None  # a field without a default: nothing is below it
-        owner = getattr(owner, name)
-    return owner
 
 
 def test_private_mxnet_interfaces_are_used_in_runtime_only():
