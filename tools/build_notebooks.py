@@ -1,14 +1,14 @@
 #!/usr/bin/env python
-"""Build the walkthrough's notebooks from notebooks/walkthrough, run, with their outputs.
+"""Assemble the walkthrough's notebooks from notebooks/walkthrough, run them and keep their outputs.
 
-    python tools/build_notebooks.py           # run once, write both languages
-    python tools/build_notebooks.py --texts   # new texts around the outputs that are there
-    python tools/build_notebooks.py --run F   # run English and its solutions, write that to F
+    python tools/build_notebooks.py             # run once, write both languages
+    python tools/build_notebooks.py --texts     # keep the outputs, replace the text
+    python tools/build_notebooks.py --run FILE  # run English with its solutions, write FILE only
 
-``en.md`` and ``zh.md`` hold the text, ``cells.py`` the code, which both languages share. Where the
-text says ``<!-- cell: NAME -->`` comes the code cell of that name. What stands between
-``<!-- solution: NAME -->`` and ``<!-- end -->`` is folded away, together with the code of that name
-from ``solutions.py`` and what it prints: the code is run in its place, but is no cell.
+``en.md`` and ``zh.md`` hold the text and ``cells.py`` the code, which both languages share. A line
+``<!-- cell: NAME -->`` in the text is replaced by the code cell of that name. The text between
+``<!-- solution: NAME -->`` and ``<!-- end -->`` becomes a folded block, together with the code of
+that name from ``solutions.py`` and its output: that code is run at this place, but is no cell.
 """
 
 from __future__ import annotations
@@ -39,11 +39,10 @@ METADATA = {
 }
 MARK = re.compile(r"^<!-- (cell|solution): ([\w-]+) -->$", re.M)
 END = "<!-- end -->"
-SOLUTION = "solution"  # a cell's metadata say with this that it is run, but not kept
+SOLUTION = "solution"  # the metadata of a cell that is run but not kept
 
-
-# d2l draws SVG, which JupyterLab shows only to a reader who has run the cell. What is committed is
-# PNG, at twice the resolution.
+# d2l draws SVG, which JupyterLab does not show in a notebook from elsewhere until its cell is run.
+# The committed outputs are PNG at twice the resolution.
 PNG = """
 from matplotlib_inline import backend_inline
 
@@ -53,7 +52,7 @@ backend_inline.set_matplotlib_formats = lambda *formats: _set_formats("retina")
 
 
 class Piece(NamedTuple):
-    """A piece of the text: words, the place of a cell, or the words of a solution."""
+    """A piece of a Markdown file: text, the name of a cell, or a solution and its text."""
 
     kind: str
     name: str
@@ -61,32 +60,33 @@ class Piece(NamedTuple):
 
 
 def code(path: pathlib.Path) -> dict[str, str]:
-    """The cells of a Python file by name, in their order."""
+    """Return the cells of a Python file by name. Raises ValueError if two have one name."""
     _, *parts = re.split(r"^# %% ([\w-]+)\n", path.read_text("utf-8"), flags=re.M)
     names, cells = parts[::2], [cell.strip("\n") for cell in parts[1::2]]
     if len(set(names)) < len(names):
-        raise ValueError(f"{path.name}: two cells of one name among {', '.join(names)}")
+        raise ValueError(f"{path.name}: cells must have different names, got {', '.join(names)}")
     return dict(zip(names, cells))
 
 
 def pieces(text: str) -> Iterator[Piece]:
-    """The pieces of a text, in order; ValueError for a solution without end."""
+    """Yield the pieces of a text. Raises ValueError for a solution without an end."""
     words, *marked = MARK.split(text)
     yield Piece("text", "", words.strip())
     for kind, name, rest in zip(marked[::3], marked[1::3], marked[2::3]):
         inside = ""
         if kind == "solution":
             if END not in rest:
-                raise ValueError(f"solution {name} has no {END}")
+                raise ValueError(f"solution {name} must end with {END}")
             inside, rest = rest.split(END, 1)
         yield Piece(kind, name, inside.strip())
         yield Piece("text", "", rest.strip())
 
 
 def assemble(language: str, printed: Mapping[str, str] | None = None) -> NotebookNode:
-    """A language's notebook, not run. ``printed``: what solutions print, by name.
+    """Return a language's notebook without outputs; ``printed`` holds the solutions' output.
 
-    Without it, each solution is followed by a code cell that runs it; :func:`finish` takes it away.
+    Without ``printed``, each solution is followed by a code cell that runs it and that
+    :func:`finish` removes.
     """
     cells, solutions = code(SOURCE / "cells.py"), code(SOURCE / "solutions.py")
     found, texts = [], 0
@@ -117,7 +117,7 @@ def _folded(text: str, solution: str, printed: str, words: Sequence[str]) -> str
 
 
 def execute(notebook: NotebookNode, seconds: int = 600) -> None:
-    """Run all cells, in place, in a kernel of this very Python; CellExecutionError if one fails."""
+    """Run all cells in place, with this Python. Raises CellExecutionError if one fails."""
     kernels = KernelSpecManager(kernel_dirs=[], ensure_native_kernel=True)
     manager = KernelManager(kernel_name="python3", kernel_spec_manager=kernels)
     client = nbclient.NotebookClient(
@@ -134,9 +134,9 @@ def execute(notebook: NotebookNode, seconds: int = 600) -> None:
 
 
 def finish(notebook: NotebookNode) -> dict[str, str]:
-    """Take the solutions' cells out of a notebook that has run, and what changes with each run.
+    """Remove the solutions' cells from a notebook that has run, and what differs between runs.
 
-    Returns what the solutions printed, by name.
+    Returns the solutions' output by name.
     """
     printed = {}
     for cell in list(notebook.cells):
@@ -154,7 +154,7 @@ def finish(notebook: NotebookNode) -> dict[str, str]:
 
 
 def with_outputs(language: str, run: NotebookNode, printed: Mapping[str, str]) -> NotebookNode:
-    """A language's notebook with the outputs of another's that has run: the code is the same."""
+    """Return a language's notebook with the outputs of ``run``, which has the same code."""
     notebook = assemble(language, printed)
     outputs = {cell.source: cell for cell in run.cells if cell.cell_type == "code"}
     for cell in notebook.cells:
@@ -165,7 +165,7 @@ def with_outputs(language: str, run: NotebookNode, printed: Mapping[str, str]) -
 
 
 def printed_in(notebook: NotebookNode, language: str) -> dict[str, str]:
-    """What the solutions printed, read from a notebook that is finished."""
+    """Return the solutions' output by name, read from a finished notebook."""
     block = re.compile(rf"{WORDS[language][1]}:\n\n```text\n(.*?)\n```\n\n</details>", re.S)
     found = {}
     for cell in notebook.cells:
@@ -176,20 +176,22 @@ def printed_in(notebook: NotebookNode, language: str) -> dict[str, str]:
 
 
 def languages() -> list[str]:
-    """Those of which there is a text."""
+    """Return the languages that have a text."""
     return [language for language in FILES if (SOURCE / f"{language}.md").exists()]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit status."""
+    """Run the command line and return the exit status."""
     summary, _, details = (__doc__ or "").partition("\n")
     parser = argparse.ArgumentParser(
         description=summary,
         epilog=details,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--texts", action="store_true", help="run nothing; keep the outputs")
-    parser.add_argument("--run", metavar="FILE", help="run, and write what has run to FILE alone")
+    parser.add_argument("--texts", action="store_true", help="keep the outputs, run nothing")
+    parser.add_argument(
+        "--run", metavar="FILE", help="run English with its solutions and write only FILE"
+    )
     arguments = parser.parse_args(argv)
     if arguments.run:
         notebook = assemble("en")

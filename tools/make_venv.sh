@@ -1,16 +1,16 @@
 #!/bin/sh
-# Make a virtual environment with an interpreter that MXNet 1.9.1 runs on, Python 3.8 to 3.12.
+# Create a virtual environment with an interpreter that MXNet 1.9.1 supports, Python 3.8 to 3.12.
 #
 #     tools/make_venv.sh VENV [PYTHON]
 #
-# Without PYTHON, the first of python3, python3.12 ... python3.8 that really runs and fits is taken.
-# VENV/.made marks a whole environment and holds the PYTHON that was asked for ("-" for none;
-# "adopted" for an environment that was there before: it is used as it is, and never removed).
-# A failure leaves nothing behind.
+# Without PYTHON, the first of python3, python3.12 ... python3.8 that runs and has a supported
+# version is used. VENV/.made marks a complete environment. It holds the PYTHON argument ("-" for
+# none), or "adopted" for an environment that existed before: that is used as it is and never
+# removed. After a failure nothing is left behind.
 set -eu
 
 venv=$1
-asked=${2:-}
+wanted=${2:-}
 
 fail() {
     echo "make_venv: $*" >&2
@@ -18,7 +18,7 @@ fail() {
 }
 
 version_of() {
-    # Executed, not just looked up: a pyenv shim is on PATH also for versions that are not active.
+    # Run it: pyenv puts shims of inactive versions on PATH, which fail.
     "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null
 }
 
@@ -26,13 +26,13 @@ fits() {
     case $1 in 3.8 | 3.9 | 3.10 | 3.11 | 3.12) return 0 ;; *) return 1 ;; esac
 }
 
-# Sets python and version to the first candidate that fits.
+# Set python and version to the first candidate that is supported.
 choose() {
     seen=
     for python in "$@"; do
         if ! command -v "$python" >/dev/null; then
             version="not found"
-            [ -n "$asked" ] || continue
+            [ -n "$wanted" ] || continue
         elif ! version=$(version_of "$python"); then
             version="does not run"
         elif fits "$version"; then
@@ -41,10 +41,10 @@ choose() {
         seen="$seen${seen:+, }$python ($version)"
     done
     fail "MXNet 1.9.1 needs Python 3.8 to 3.12; tried: ${seen:-no python3 on PATH}." \
-        "Install one of those, or name it: make ... PYTHON=/path/to/python3.11"
+        "Install one of these, or give its path: make ... PYTHON=/path/to/python3.11"
 }
 
-# Whether this is Debian's interpreter without ensurepip, which is a package of its own there.
+# Whether this is Debian's interpreter without ensurepip, which Debian ships in a separate package.
 debian_lacks_ensurepip() {
     [ -e /etc/debian_version ] && "$python" -c 'import sys, importlib.util as util
 sys.exit(sys.base_prefix != "/usr" or util.find_spec("ensurepip") is not None)'
@@ -67,23 +67,23 @@ ours() {
 }
 
 if [ -n "$(ls -A "$venv" 2>/dev/null)" ] && ! ours; then
-    version=$(version_of "$venv/bin/python") || version="no Python that runs"
-    [ -z "$asked" ] && fits "$version" && "$venv/bin/python" -m pip --version >/dev/null 2>&1 ||
-        fail "$venv was there before, with $version; it would have to be an environment of" \
-            "Python 3.8 to 3.12 with pip, and PYTHON left out." \
-            "Remove it, or choose another place: make ... VENV=.venv-gluonpar"
+    version=$(version_of "$venv/bin/python") || version="no working Python"
+    [ -z "$wanted" ] && fits "$version" && "$venv/bin/python" -m pip --version >/dev/null 2>&1 ||
+        fail "$venv was not created by make and has $version; make can only use it if it is an" \
+            "environment of Python 3.8 to 3.12 with pip, and without PYTHON=..." \
+            "Remove it, or choose another folder: make ... VENV=.venv-gluonpar"
     echo adopted >"$venv/.made"
     echo "make_venv: using $venv as it is (Python $version)" >&2
     exit 0
 fi
 
-if [ -n "$asked" ]; then
-    choose "$asked"
+if [ -n "$wanted" ]; then
+    choose "$wanted"
 else
     choose python3 python3.12 python3.11 python3.10 python3.9 python3.8
 fi
 
-rm -rf "$venv" # what is there was interrupted, or made with another interpreter
+rm -rf "$venv" # incomplete, or made with another interpreter
 trap 'rm -rf "$venv"' EXIT
 trap 'exit 1' HUP INT TERM
 echo "make_venv: $venv with $python ($version)" >&2
@@ -95,6 +95,6 @@ if ! output=$(build); then
     rm -rf "$venv"
     output=$(build) || fail "$python -m venv $venv failed: $output"
 fi
-echo "${asked:--}" >"$venv/.made"
+echo "${wanted:--}" >"$venv/.made"
 rm "$venv/.making"
 trap - EXIT

@@ -1,14 +1,15 @@
-"""Install the wheel of dist/ in a fresh environment and run the tests on it; `make dist` made it.
+"""Install the wheel in dist/ into a fresh environment and run the tests on it.
 
     make dist test-dist
-    make test-dist ARGS="-- -k collectives"     # further arguments of pytest
-    make test-dist ARGS="--keep /tmp/gluonpar"  # leave environment and tests there to look at
+    make test-dist ARGS="-- -k collectives"  # further arguments of pytest
+    make test-dist ARGS="--keep DIR"         # keep environment and tests in this folder
 
-The tests run from the unpacked sdist with its gluonpar/ taken away, so what they import is what was
-installed. A wheel built straight from the checkout must hold the same files, byte for byte, as the
-one of dist/, which was built from the sdist.
+The tests run from the unpacked sdist without its gluonpar/, so that they import the installed
+package. The wheel in dist/, which was built from the sdist, must hold the same files, byte for byte,
+as a wheel built from the checkout.
 
-Exit code 0: all passed; 1: something failed, and was named; 2: there is nothing in dist/ to test.
+Exit status: 0, success; 1, a step failed, and is named; 2, dist/ does not hold one wheel and one
+sdist.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ from pathlib import Path
 from typing import Iterator, Sequence
 
 ROOT = Path(__file__).resolve().parent.parent
-D2L = "d2l==1.0.3"  # as in the Makefile: the book's companion, without its pins
+D2L = "d2l==1.0.3"  # as in the Makefile; installed without its pinned requirements
 WHERE = "import gluonpar; print(gluonpar.__file__)"
 
 
 class Failed(Exception):
-    """What went wrong, in one sentence."""
+    """A step that failed, in one sentence."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit code."""
+    """Run the command line and return the exit status."""
     summary, _, details = (__doc__ or "").partition("\n")
     parser = argparse.ArgumentParser(
         description=summary,
@@ -43,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="default: %(default)s")
     parser.add_argument("--extra", default="cpu", help="which MXNet, cpu or cu112 (default: cpu)")
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="work there and leave it")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="work in this folder and keep it")
     parser.add_argument("pytest", nargs="*", help="further arguments of pytest")
     args = parser.parse_args(argv)
     try:
@@ -59,12 +60,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Failed as reason:
         print(f"test_dist: {reason}", file=sys.stderr)
         return 1
-    print("test_dist: the wheel and the sdist are good")
+    print("test_dist: wheel and sdist passed")
     return 0
 
 
 def found(dist: Path) -> tuple[Path, Path]:
-    """The wheel and the sdist in ``dist``; Failed unless there is one of each."""
+    """Return the wheel and the sdist in ``dist``. Raises Failed unless there is one of each."""
     wheels, sdists = sorted(dist.glob("*.whl")), sorted(dist.glob("*.tar.gz"))
     if len(wheels) != 1 or len(sdists) != 1:
         raise Failed(f"{dist} holds {len(wheels)} wheels and {len(sdists)} sdists: run `make dist`")
@@ -73,7 +74,7 @@ def found(dist: Path) -> tuple[Path, Path]:
 
 @contextlib.contextmanager
 def workplace(kept: Path | None) -> Iterator[Path]:
-    """A folder to work in, which goes afterwards unless it was asked for."""
+    """Return ``kept``, or a temporary folder that is removed afterwards."""
     if kept is not None:
         kept.mkdir(parents=True, exist_ok=True)
         yield kept.resolve()
@@ -83,7 +84,7 @@ def workplace(kept: Path | None) -> Iterator[Path]:
 
 
 def run(what: str, command: Sequence[object], cwd: Path) -> None:
-    """Run the command and show what it says; Failed, naming ``what``, if it fails."""
+    """Run a command and show its output. Raises Failed with ``what`` if it fails."""
     print(f"test_dist: {what}", flush=True)
     status = subprocess.run([str(word) for word in command], cwd=cwd).returncode
     if status:
@@ -91,9 +92,9 @@ def run(what: str, command: Sequence[object], cwd: Path) -> None:
 
 
 def compare(wheel: Path, folder: Path) -> None:
-    """The wheel of the checkout must hold what the wheel of the sdist does."""
+    """Raise Failed unless a wheel built from the checkout has the same contents as ``wheel``."""
     command = [sys.executable, "-m", "build", "--wheel", "--outdir", folder / "direct", ROOT]
-    run("building a wheel straight from the checkout", command, folder)
+    run("building a wheel from the checkout", command, folder)
     (direct,) = (folder / "direct").glob("*.whl")
     here, there = contents(wheel), contents(direct)
     differ = sorted(
@@ -102,12 +103,12 @@ def compare(wheel: Path, folder: Path) -> None:
     if differ:
         raise Failed(
             f"the wheels built from the sdist and from the checkout differ in {', '.join(differ)}; "
-            "an old build/ in the checkout does that: run `make clean`"
+            "an old build/ in the checkout can cause that: run `make clean`"
         )
 
 
 def contents(wheel: Path) -> dict[str, bytes]:
-    """The bytes of the wheel's files by their names; of RECORD, the lines in order."""
+    """Return the wheel's files, bytes by name; RECORD with its lines sorted."""
     with zipfile.ZipFile(wheel) as archive:
         files = {name: archive.read(name) for name in archive.namelist()}
     return {
@@ -117,7 +118,7 @@ def contents(wheel: Path) -> dict[str, bytes]:
 
 
 def install(wheel: Path, extra: str, environment: Path) -> Path:
-    """Install the wheel and what its tests need in a new environment; its interpreter."""
+    """Install the wheel and its tests' requirements; return the environment's interpreter."""
     run("making an environment", [sys.executable, "-m", "venv", "--clear", environment], ROOT)
     python = environment / "bin" / "python"
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
@@ -127,7 +128,7 @@ def install(wheel: Path, extra: str, environment: Path) -> Path:
 
 
 def unpack(sdist: Path, folder: Path) -> Path:
-    """The sdist without the package and what says that it is there; the folder of its files."""
+    """Unpack the sdist without the package and its metadata; return the folder of the files."""
     shutil.rmtree(folder, ignore_errors=True)
     with tarfile.open(sdist) as archive:
         safely = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # 3.12 warns without
@@ -139,7 +140,7 @@ def unpack(sdist: Path, folder: Path) -> Path:
 
 
 def run_tests(python: Path, tests: Path, more: Sequence[str]) -> None:
-    """Run tests and doctests on what is installed; Failed if that is not what gets imported."""
+    """Run tests and doctests on the installed package. Raises Failed if another is imported."""
     done = subprocess.run([python, "-c", WHERE], cwd=tests, capture_output=True, text=True)
     if "site-packages" not in done.stdout:
         raise Failed(f"the tests would import {done.stdout.strip() or done.stderr.strip()}")

@@ -1,18 +1,19 @@
-"""Run the tests on each Python and NumPy that gluonpar says it runs on, and write a table.
+"""Run the tests on each supported Python, with the oldest and the newest NumPy, and write a table.
 
-    make test-matrix                              # Python 3.8 to 3.12, as far as they are here
+    make test-matrix                              # every installed Python from 3.8 to 3.12
     make test-matrix PYTHONS="3.8 /opt/python/bin/python3.12"
-    make test-matrix ARGS="--numpy newest"                 # or oldest, or a version such as 1.22.4
+    make test-matrix ARGS="--numpy newest"        # or oldest, or a version such as 1.22.4
     make test-matrix ARGS="-k ring tests/collectives/test_collectives.py"
 
-An interpreter is looked for on PATH, among pyenv's and among uv's. Each gets an environment as
-`make test` makes it, under .matrix/, for the oldest NumPy that has a wheel for it and one for the
-newest that it and MXNet 1.9.1 allow. The suites run one after the other, the whole in an hour or
-two; a log of each, and the table (Markdown), are under .matrix/.
+Interpreters are searched for on PATH, in pyenv and in uv. Each gets two environments under .matrix/,
+made as `make test` makes them: one with the oldest NumPy that has a wheel for it, one with the newest
+that MXNet 1.9.1 works with. All suites together take one to two hours. Their logs and the table
+(Markdown) are written to .matrix/.
 
-Exit code 0: all passed; 1: one failed, or could not be set up; 2: no interpreter is there, or the
-arguments make no sense; 130: Ctrl-C, with the table of what had ended. An interpreter that is not
-there is a line of the table and no failure. This needs Python 3.8 and nothing else.
+Exit status: 0, all suites passed; 1, one failed or could not be set up; 2, wrong arguments or no
+interpreter found; 130, interrupted with Ctrl-C, after writing the table of the suites that had
+finished. An interpreter that is not installed gets a row in the table and is no failure. The script
+needs only Python 3.8 and its standard library.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from typing import Iterator, NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 PYENV = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
 
-# The oldest release of NumPy with a wheel (x86-64 Linux) for each interpreter: pip finds these,
-# and none with the number before. MXNet's own bounds are numpy>1.16,<2.
+# The oldest NumPy release that has an x86-64 Linux wheel for each interpreter. MXNet requires
+# numpy>1.16,<2.
 OLDEST_NUMPY = {
     "3.8": "1.17.3",
     "3.9": "1.19.3",
@@ -53,20 +54,20 @@ print(have["numpy"], *("%s %s" % item for item in have.items() if item[0].starts
 
 
 class Interpreter(NamedTuple):
-    """What was asked for (``3.8``, or a path), the program that answers to it, its version."""
+    """A version such as ``3.8`` or a path, the program found for it, and the program's version."""
 
-    asked: str
+    wanted: str
     path: str | None = None
     version: str = ""
 
     @property
     def minor(self) -> str:
-        """Return the version without its last part, such as ``3.8``."""
+        """Return major and minor version, such as ``3.8``."""
         return self.version.rpartition(".")[0]
 
 
 class Row(NamedTuple):
-    """One line of the table; ``numpy`` is what is installed, or what could not be."""
+    """One row of the table; ``numpy`` is the version that was, or was to be, installed."""
 
     python: str
     numpy: str = ""
@@ -78,17 +79,17 @@ class Row(NamedTuple):
 
     @property
     def bad(self) -> bool:
-        """Whether the interpreter was there and the tests did not all pass."""
+        """Whether the interpreter was found and its tests did not pass."""
         return self.result not in ("passed", "not found")
 
     def cells(self) -> tuple[str, ...]:
-        """Return the texts under HEADINGS."""
+        """Return the row's texts, in the order of HEADINGS."""
         numbers = [str(self.counts.get(name, "")) for name in ("passed", "skipped", "failed")]
         return (self.python, self.numpy, self.result, *numbers, self.seconds)
 
 
-def answer(*command: str) -> str:
-    """Return what a program prints; nothing if it is not there or fails."""
+def output_of(*command: str) -> str:
+    """Return what a program prints, or '' if it is missing or fails."""
     quiet = {**os.environ, "UV_PYTHON_DOWNLOADS": "never"}
     try:
         done = subprocess.run(command, capture_output=True, text=True, env=quiet, cwd=ROOT)
@@ -97,29 +98,29 @@ def answer(*command: str) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
-def candidates(asked: str) -> Iterator[str]:
-    """Yield the programs that may be what was asked for: itself, or python3.X of several places."""
-    if asked not in OLDEST_NUMPY:
-        yield asked
+def candidates(wanted: str) -> Iterator[str]:
+    """Yield a path itself, or for a version every python3.X that is found."""
+    if wanted not in OLDEST_NUMPY:
+        yield wanted
         return
-    yield shutil.which(f"python{asked}") or ""
-    installed = map(str, (PYENV / "versions").glob(f"{asked}.*/bin/python"))
+    yield shutil.which(f"python{wanted}") or ""
+    installed = map(str, (PYENV / "versions").glob(f"{wanted}.*/bin/python"))
     yield from sorted(installed, key=lambda path: [*map(int, re.findall(r"\d+", path))])[::-1]
-    yield answer("uv", "python", "find", "--system", asked)
+    yield output_of("uv", "python", "find", "--system", wanted)
 
 
-def find(asked: str) -> Interpreter:
-    """Return the first candidate that really runs and is of a version gluonpar supports."""
-    for path in filter(None, candidates(asked)):
-        # Executed, not just looked up: a pyenv shim is on PATH also for versions not active.
-        found = Interpreter(asked, path, answer(path, "-c", VERSION))
-        if found.minor in ([asked] if asked in OLDEST_NUMPY else OLDEST_NUMPY):
+def find(wanted: str) -> Interpreter:
+    """Return the first candidate that runs and has a version that gluonpar supports."""
+    for path in filter(None, candidates(wanted)):
+        # Run it: pyenv puts shims of inactive versions on PATH, which fail.
+        found = Interpreter(wanted, path, output_of(path, "-c", VERSION))
+        if found.minor in ([wanted] if wanted in OLDEST_NUMPY else OLDEST_NUMPY):
             return found
-    return Interpreter(asked)
+    return Interpreter(wanted)
 
 
 def requirements(numpy: str, minor: str) -> list[str]:
-    """Return what pip is to install for one interpreter: oldest and newest NumPy, or as named."""
+    """Return pip's version specifiers of NumPy for one interpreter."""
     named = {"oldest": f"=={OLDEST_NUMPY[minor]}", "newest": NEWEST}
     if numpy == "both":
         return list(named.values())
@@ -127,11 +128,11 @@ def requirements(numpy: str, minor: str) -> list[str]:
 
 
 def end(process: subprocess.Popen) -> None:
-    """Interrupt a program and all it started; after ten seconds kill what is left of it."""
+    """Interrupt a program's process group, and kill it after ten seconds."""
     try:
         os.killpg(process.pid, signal.SIGINT)
         process.wait(10)
-    except (ProcessLookupError, subprocess.TimeoutExpired):  # it is gone, or is killed now
+    except (ProcessLookupError, subprocess.TimeoutExpired):
         pass
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -140,9 +141,9 @@ def end(process: subprocess.Popen) -> None:
 
 
 def logged(command: list[str], log: Path, **environment: str) -> int:
-    """Run a command in the repository, its output appended to a file; return its exit code.
+    """Run a command in the repository, append its output to ``log``, and return its exit status.
 
-    It has a process group of its own, so that Ctrl-C ends all of it and waits until it has.
+    The command gets its own process group, so that Ctrl-C can end everything that it started.
     """
     outer_make = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")
     inherited = {name: value for name, value in os.environ.items() if name not in outer_make}
@@ -177,7 +178,7 @@ def show_progress(line: str) -> None:
 
 
 def counts(log: Path) -> dict[str, int]:
-    """Return the numbers of pytest's last line; none if it did not get there, as in a crash."""
+    """Return the numbers of pytest's last line; an empty dictionary if pytest crashed before it."""
     lines = [line for line in log.read_text("utf-8").splitlines() if line.strip()]
     found = re.findall(r"(\d+) (passed|skipped|failed|error)", lines[-1] if lines else "")
     if not found:
@@ -189,9 +190,9 @@ def counts(log: Path) -> dict[str, int]:
 
 
 def set_up(venv: Path, log: Path, python: str, numpy: str, extra: str) -> bool:
-    """Make the environment, or bring it up to date, and return whether that went well.
+    """Make or update the environment and return whether that succeeded.
 
-    Of wheels only: with an old NumPy pip goes back to releases that no longer build.
+    Only wheels are installed: with an old NumPy, pip falls back to releases that no longer build.
     """
     constraint = venv.with_name(f"{venv.name}.txt")
     constraint.write_text(f"numpy{numpy}\n")
@@ -200,7 +201,7 @@ def set_up(venv: Path, log: Path, python: str, numpy: str, extra: str) -> bool:
 
 
 def test(interpreter: Interpreter, numpy: str, options: argparse.Namespace) -> Row:
-    """Run the tests on one interpreter and one NumPy; return the line of the table."""
+    """Run the tests on one interpreter and one NumPy; return the row."""
     bound = "newest" if numpy == NEWEST else numpy.lstrip("=")
     venv = options.folder / f"{interpreter.version}-numpy-{bound}"
     log = venv.with_name(f"{venv.name}.log")
@@ -208,7 +209,7 @@ def test(interpreter: Interpreter, numpy: str, options: argparse.Namespace) -> R
     if not set_up(venv, log, interpreter.path, numpy, options.extra):
         return Row(interpreter.version, bound, "SET-UP FAILED", log=log)
     python = str(venv.absolute() / "bin" / "python")
-    installed, _, mxnet = answer(python, "-c", INSTALLED).partition(" ")
+    installed, _, mxnet = output_of(python, "-c", INSTALLED).partition(" ")
     chosen = ["-k", options.k] if options.k else []
     start = time.monotonic()
     code = logged([python, "-m", "pytest", "-v", "-rfE", *chosen, *options.tests], log)
@@ -218,25 +219,25 @@ def test(interpreter: Interpreter, numpy: str, options: argparse.Namespace) -> R
 
 
 def summary(row: Row) -> str:
-    """Return the numbers of a line in words."""
+    """Return a row's numbers as text."""
     numbers = ", ".join(f"{number} {name}" for name, number in row.counts.items())
-    return f"{numbers or 'no numbers'} in {row.seconds or 0} s"
+    return f"{numbers or 'no results'} in {row.seconds or 0} s"
 
 
 def table(rows: list[Row]) -> str:
-    """Return the table in Markdown, below a line that says of what and when it is."""
+    """Return the table in Markdown, below a line with the date, MXNet's version and the commit."""
     mxnet = ", ".join(sorted({row.mxnet for row in rows} - {""})) or "MXNet unknown"
-    commit = answer("git", "rev-parse", "--short", "HEAD") or "unknown"
-    changed = " with changes" if answer("git", "status", "--porcelain") else ""
+    commit = output_of("git", "rev-parse", "--short", "HEAD") or "unknown"
+    changed = " with changes" if output_of("git", "status", "--porcelain") else ""
     lines = [HEADINGS, (*["---"] * 3, *["---:"] * 4), *(row.cells() for row in rows)]
     body = "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
     return f"{datetime.date.today()}, {mxnet}, commit {commit}{changed}\n\n{body}"
 
 
 def run_all(interpreters: list[Interpreter], options: argparse.Namespace) -> Iterator[Row]:
-    """Yield the lines of the table as they come to be known, saying what runs."""
+    """Run one suite after the other and yield the rows, printing progress."""
     missing = [found for found in interpreters if not found.path]
-    yield from (Row(found.asked) for found in missing)
+    yield from (Row(found.wanted) for found in missing)
     runs = [
         (found, numpy)
         for found in interpreters
@@ -251,39 +252,45 @@ def run_all(interpreters: list[Interpreter], options: argparse.Namespace) -> Ite
 
 
 def parse() -> argparse.Namespace:
-    """Return the options; end with 2 where one makes no sense."""
+    """Return the options; exit with status 2 if one is invalid."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--pythons", default=" ".join(OLDEST_NUMPY), help="versions or paths, with spaces between"
+        "--pythons", default=" ".join(OLDEST_NUMPY), help="versions or paths, separated by spaces"
     )
     parser.add_argument("--numpy", default="both", help="both, oldest, newest or a version")
     parser.add_argument("--extra", default="cpu", choices=["cpu", "cu112"], help="which MXNet")
     parser.add_argument(
-        "--folder", type=Path, default=Path(".matrix"), help="where all of it goes, from the root"
+        "--folder",
+        type=Path,
+        default=Path(".matrix"),
+        help="folder for environments, logs and table (default: .matrix)",
     )
-    parser.add_argument("-k", metavar="EXPRESSION", help="only such tests, as pytest's -k")
-    parser.add_argument("tests", nargs="*", help="only these test files")
+    parser.add_argument("-k", metavar="EXPRESSION", help="select tests, as pytest's -k")
+    parser.add_argument("tests", nargs="*", help="test files (default: all)")
     options = parser.parse_args()
     if not re.fullmatch(r"both|oldest|newest|\d+\.\d+(\.\d+)?", options.numpy):
-        parser.error(f"--numpy {options.numpy}: say both, oldest, newest or a version as 1.22.4")
-    for asked in options.pythons.split():
-        if re.fullmatch(r"\d+(\.\d+)*", asked) and asked not in OLDEST_NUMPY:
-            parser.error(f"Python {asked}: say {', '.join(OLDEST_NUMPY)}, or a path")
+        parser.error(f"--numpy must be both, oldest, newest or a version, got {options.numpy}")
+    for wanted in options.pythons.split():
+        if re.fullmatch(r"\d+(\.\d+)*", wanted) and wanted not in OLDEST_NUMPY:
+            parser.error(f"--pythons must be {', '.join(OLDEST_NUMPY)} or paths, got {wanted}")
     return options
 
 
 def main() -> int:
-    """Run the matrix and return the exit code."""
+    """Run the matrix and return the exit status."""
     options = parse()
-    interpreters = [find(asked) for asked in options.pythons.split()]
+    interpreters = [find(wanted) for wanted in options.pythons.split()]
     if not any(found.path for found in interpreters):
-        print(f"test_matrix: none of these is here: {options.pythons}", file=sys.stderr)
+        print(
+            f"test_matrix: no interpreter found for {options.pythons}; install one or give its path",
+            file=sys.stderr,
+        )
         return 2
     (ROOT / options.folder).mkdir(parents=True, exist_ok=True)
     os.chdir(ROOT)
-    for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell's & had SIGINT ignored
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell's & ignores SIGINT
         signal.signal(number, signal.default_int_handler)
     rows: list[Row] = []
     interrupted = False
