@@ -1,6 +1,5 @@
-"""MXNet's engine, array memory, threads, CUDA's libraries and driver, devices.
+"""MXNet's engine, array memory, threads, CUDA libraries, driver and devices.
 
-The only room that touches private interfaces of MXNet 1.9.1. Nothing is imported here: the modules
-that need no MXNet (:mod:`~gluonpar.runtime.wheels`, :mod:`~gluonpar.runtime.driver`,
-:mod:`~gluonpar.runtime.cuda_libraries`) must work where there is none.
+The only package that uses private interfaces of MXNet 1.9.1. Nothing is imported here: modules such
+as :mod:`~gluonpar.runtime.driver` and :mod:`~gluonpar.runtime.wheels` must work without MXNet.
 """

@@ -1,10 +1,10 @@
 """The CUDA 11 libraries from PyPI, loaded into the process before MXNet looks for them.
 
-The ``nvidia-*-cu11`` wheels put their libraries under ``site-packages/nvidia/*/lib``, where the
-loader does not look. A library that is loaded by its full path with RTLD_GLOBAL satisfies a later
-request for the same soname, so mxnet-cu112 finds them all without LD_LIBRARY_PATH and without a
-CUDA toolkit. Where the machine has a toolkit too, PyPI's come first, unless the environment says
-``GLUONPAR_CUDA=system``.
+The ``nvidia-*-cu11`` wheels install their libraries under ``site-packages/nvidia/*/lib``, where the
+loader does not look. A library that has been loaded by its path with RTLD_GLOBAL satisfies later
+requests for the same soname, so mxnet-cu112 finds them all without LD_LIBRARY_PATH and without a
+CUDA toolkit. Where the machine has a toolkit too, PyPI's libraries come first unless the environment
+has ``GLUONPAR_CUDA=system``.
 """
 
 from __future__ import annotations
@@ -15,12 +15,9 @@ import pathlib
 import struct
 import sysconfig
 
-CHOICE = "GLUONPAR_CUDA"
-SOURCES = ("pypi", "system")
-
 # In order of dependency: each needs only those before it. cuDNN would load its parts at their first
-# use, and take another cuDNN's from LD_LIBRARY_PATH: the process ends there ("Could not load symbol
-# cudnnOpsInferVersionCheck"), or the versions do not match.
+# use, possibly those of another cuDNN on LD_LIBRARY_PATH: then the process aborts ("Could not load
+# symbol cudnnOpsInferVersionCheck"), or the versions do not match.
 LIBRARIES = (
     "libcudart.so.11.0",
     "libcublasLt.so.11",
@@ -40,7 +37,6 @@ LIBRARIES = (
     "libcudnn_adv_infer.so.8",
     "libcudnn_adv_train.so.8",
 )
-CUDA_ITSELF = LIBRARIES[0]
 
 # A program header of ELF-64: type, flags, offset, two addresses, length in the file and in memory,
 # alignment.
@@ -48,52 +44,41 @@ _SEGMENT = struct.Struct("<2L6Q")
 
 
 class CannotLoad(OSError):
-    """A CUDA library is damaged, or not where it was asked for; ``remedy`` says what to do."""
+    """A CUDA library is damaged, or not where it was looked for; ``remedy`` says what to do."""
 
     def __init__(self, what: str, remedy: str):
         super().__init__(what)
         self.remedy = remedy
 
 
-def preferred() -> str:
-    """Whose libraries come first: 'pypi', or 'system' if the environment says GLUONPAR_CUDA=system.
-
-    ValueError for another value of the variable; unset and empty are 'pypi'.
-    """
-    chosen = os.environ.get(CHOICE) or SOURCES[0]
-    if chosen not in SOURCES:
-        raise ValueError(f"{CHOICE}={chosen} is none of {', '.join(SOURCES)}; set one, or unset it")
-    return chosen
-
-
 def load_libraries(site: pathlib.Path | None = None) -> list[pathlib.Path]:
-    """Load every library of :data:`LIBRARIES` from where :func:`preferred` says; those loaded.
-
-    'pypi': those that PyPI's wheels brought, by their paths; one that is missing there is left to
-    the system's loader, which names it if it has none either. 'system': those that the system's
-    loader finds (LD_LIBRARY_PATH, ldconfig), by their names, and of the rest (a toolkit has neither
-    cuDNN nor NCCL) those of PyPI's wheels that are there.
-
-    :class:`CannotLoad`: a library is there and damaged, or the system has no CUDA 11 and was asked
-    for it. ValueError as :func:`preferred`.
-    """
+    """Load all :data:`LIBRARIES`, each as :func:`load` does; return those loaded."""
     return [path for name in LIBRARIES for path in load(name, site)]
 
 
 def load(name: str, site: pathlib.Path | None = None) -> list[pathlib.Path]:
-    """Load one library for the whole process; errors as :func:`load_libraries`.
+    """Load one library for the whole process.
 
-    Its path, if it is one of PyPI's; its name, if the system's loader found it; [] if neither has
-    it.
+    With GLUONPAR_CUDA unset or 'pypi': the one from PyPI's wheels in ``site`` (default: this
+    Python's site-packages). With 'system': the one that the system's loader finds (LD_LIBRARY_PATH,
+    ldconfig), or else PyPI's, since a toolkit has neither cuDNN nor NCCL.
+
+    Returns its path, its name if the system's loader found it, or nothing where there is none;
+    MXNet's import then names what is missing. Raises :class:`CannotLoad` if the library is damaged,
+    or if the system has no CUDA 11 and the environment asks for it; ValueError for another value of
+    GLUONPAR_CUDA.
     """
-    if preferred() == "system":
+    source = os.environ.get("GLUONPAR_CUDA") or "pypi"
+    if source not in ("pypi", "system"):
+        raise ValueError(f"GLUONPAR_CUDA must be pypi or system, got {source}; correct or unset it")
+    if source == "system":
         if _load_from_system(name):
             return [pathlib.Path(name)]
-        if name == CUDA_ITSELF:
+        if name == LIBRARIES[0]:
             raise CannotLoad(
-                f"{CHOICE}=system, but the system's loader finds no {name}, so no CUDA 11",
-                "put its folder, often /usr/local/cuda-11.2/lib64, on LD_LIBRARY_PATH before "
-                f"Python starts, or unset {CHOICE} to take PyPI's libraries",
+                f"GLUONPAR_CUDA=system, but the system's loader finds no {name}, so no CUDA 11",
+                "add its folder, often /usr/local/cuda-11.2/lib64, to LD_LIBRARY_PATH before "
+                "Python starts, or unset GLUONPAR_CUDA to use PyPI's libraries",
             )
     found = in_wheels(name, site)
     for path in found:
@@ -102,26 +87,23 @@ def load(name: str, site: pathlib.Path | None = None) -> list[pathlib.Path]:
 
 
 def in_wheels(name: str, site: pathlib.Path | None = None) -> list[pathlib.Path]:
-    """Paths of the library ``name`` among what PyPI's wheels installed: one, or none.
-
-    ``name`` may be a pattern such as ``lib*.so*``, for all of them.
-    """
+    """Return the paths of the library ``name``, or pattern, among what PyPI's wheels installed."""
     root = (site or pathlib.Path(sysconfig.get_path("purelib"))) / "nvidia"
     return sorted(root.glob(f"*/lib/{name}"))
 
 
 def damage(path: pathlib.Path) -> str:
-    """What is wrong with a shared library, as far as its headers tell; "" if it is whole.
+    """Return what is wrong with a shared library, as far as its headers tell; "" if nothing.
 
-    The system's loader maps a file by its headers, and where the file was cut off (a full disk, an
-    interrupted copy) the process dies of SIGBUS at once, with no word. OSError if it cannot be
-    read.
+    The system's loader maps a file by its headers; if the file was truncated (a full disk, an
+    interrupted copy), the process dies of SIGBUS without a message. Raises OSError if the file
+    cannot be read.
     """
     num_bytes = path.stat().st_size
     with path.open("rb") as file:
         header = file.read(64)
         if len(header) < 64 or header[:5] != b"\x7fELF\x02":
-            return f"no shared library ({num_bytes} bytes that do not begin as one)"
+            return f"not a shared library ({num_bytes} bytes without an ELF header)"
         segments_at, sections_at = struct.unpack_from("<QQ", header, 32)
         num_segments, section_bytes, num_sections = struct.unpack_from("<3H", header, 56)
         file.seek(segments_at)
@@ -135,18 +117,14 @@ def damage(path: pathlib.Path) -> str:
     return ""
 
 
-def package_of(path: pathlib.Path) -> str:
-    """The wheel that brought a library, as pip names it.
+def reinstall(path: pathlib.Path) -> str:
+    """Return the command that replaces a damaged library of PyPI's.
 
-    >>> package_of(pathlib.Path("nvidia/cuda_runtime/lib/libcudart.so.11.0"))
+    >>> reinstall(pathlib.Path("nvidia/cuda_runtime/lib/libcudart.so.11.0"))[-24:]
     'nvidia-cuda-runtime-cu11'
     """
-    return f"nvidia-{path.parent.parent.name.replace('_', '-')}-cu11"
-
-
-def reinstall(path: pathlib.Path) -> str:
-    """The command that puts a damaged library of PyPI's right."""
-    return f"pip install --force-reinstall --no-deps --no-cache-dir {package_of(path)}"
+    package = path.parent.parent.name.replace("_", "-")
+    return f"pip install --force-reinstall --no-deps --no-cache-dir nvidia-{package}-cu11"
 
 
 def _load_from_wheel(path: pathlib.Path) -> None:
@@ -165,9 +143,9 @@ def _load_from_system(name: str) -> bool:
         ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
     except OSError as error:
         if str(error).startswith(f"{name}: cannot open shared object file"):
-            return False  # the system has none
+            return False
         raise CannotLoad(
             f"the system's {name} does not load: {error}",
-            f"repair that CUDA, or unset {CHOICE} to take PyPI's libraries",
+            "repair that CUDA, or unset GLUONPAR_CUDA to use PyPI's libraries",
         ) from error
     return True

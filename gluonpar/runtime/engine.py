@@ -29,14 +29,6 @@ from mxnet.base import _LIB, check_call
 from gluonpar.runtime import memory
 
 _ERROR_BYTES = 64  # more than a std::runtime_error, which is two pointers
-
-
-class _Context(ctypes.Structure):
-    """``mxnet::Context``."""
-
-    _fields_ = [("dev_type", ctypes.c_int), ("dev_id", ctypes.c_int32)]
-
-
 _PRIORITIZED, _ASYNC = ctypes.c_int(3), ctypes.c_int(4)  # FnProperty::kCPUPrioritized, kAsync
 _FINISH = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 
@@ -122,7 +114,7 @@ def push(
                 _run,
                 ctypes.c_void_p(ticket),
                 None,
-                ctypes.byref(_Context(ctx.device_typeid, ctx.device_id)),
+                ctypes.byref((ctypes.c_int * 2)(ctx.device_typeid, ctx.device_id)),  # its Context
                 _handles(reads),
                 len(reads),
                 _handles(writes),

@@ -1,7 +1,7 @@
-"""The memory behind an MXNet array: whose it is, and NumPy's view of it.
+"""The memory of an MXNet array: its identity, and NumPy views of it.
 
 Private to MXNet 1.9.1: an ``NDArray`` begins with the pointer to its ``Chunk``
-(include/mxnet/ndarray.h), which an array and all its views share, and which holds the engine
+(include/mxnet/ndarray.h), which an array shares with all its views, and which holds the engine
 variable and the memory.
 """
 
@@ -19,25 +19,25 @@ _reorder.argtypes, _reorder.restype = [ctypes.c_void_p], None
 
 
 def chunk(array: mx.nd.NDArray) -> int:
-    """Address of the chunk: equal for two arrays if and only if one engine variable guards both."""
+    """Return the chunk's address: equal for two arrays if and only if they share one variable."""
     return ctypes.c_void_p.from_address(array.handle.value).value
 
 
 def num_bytes(array: mx.nd.NDArray) -> int:
-    """Bytes of the array's elements."""
+    """Return the number of bytes of the array's elements."""
     return array.size * np.dtype(array.dtype).itemsize
 
 
 def from_numpy(values: np.ndarray, ctx: mx.Context) -> mx.nd.NDArray:
-    """A copy of ``values`` on ``ctx``: ``mx.np`` under ``npx.set_np()``, else ``mx.nd``.
+    """Return a copy of ``values`` on ``ctx``: ``mx.np`` under ``npx.set_np()``, else ``mx.nd``.
 
     On a CPU context it does not wait. ``mx.nd.array`` would: it queues an operator behind those
-    that the context is computing, although nothing can depend on an array that is only just there.
+    that the context is computing, although nothing can depend on a new array yet.
     """
-    numpy_world = mx.util.is_np_array()
+    numpy_arrays = mx.util.is_np_array()
     if ctx.device_type != "cpu":
-        return (mx.np.array if numpy_world else mx.nd.array)(values, dtype=values.dtype, ctx=ctx)
-    create = mx.np.empty if numpy_world else mx.nd.empty
+        return (mx.np.array if numpy_arrays else mx.nd.array)(values, dtype=values.dtype, ctx=ctx)
+    create = mx.np.empty if numpy_arrays else mx.nd.empty
     array = create(values.shape, dtype=values.dtype, ctx=ctx)
     if values.size:
         np.copyto(view(array).reshape(values.shape), values)
@@ -45,29 +45,31 @@ def from_numpy(values: np.ndarray, ctx: mx.Context) -> mx.nd.NDArray:
 
 
 def settle(arrays: Iterable[mx.nd.NDArray]) -> None:
-    """Put arrays on CPU contexts into the ordinary layout if oneDNN left them in one of its own.
+    """Convert arrays on CPU contexts that oneDNN left in a layout of its own to the ordinary one.
 
-    It does not wait, so call it in a function given to ``engine.push`` that writes them.
+    Does not wait, so call it in a function given to ``engine.push`` that writes them.
     """
     for array in arrays:
         _reorder(chunk(array))
 
 
 def view(array: mx.nd.NDArray) -> np.ndarray:
-    """A flat NumPy array on the memory of ``array``, dense and on a CPU context; no copy.
+    """Return a flat NumPy array on the memory of ``array``, which is dense and on a CPU context.
 
-    It does not wait, so call it in a function given to ``engine.push`` that writes ``array``. An
-    array that oneDNN has left in a layout of its own is put into the ordinary one first.
+    Does not wait, so call it in a function given to ``engine.push`` that writes ``array``. An array
+    that oneDNN has left in a layout of its own is converted to the ordinary one first.
     """
     return views([array])[0]
 
 
 def views(arrays: Sequence[mx.nd.NDArray]) -> list[np.ndarray]:
-    """:func:`view` of each of ``arrays``, all of one size and dtype: asked of MXNet only once."""
+    """Return :func:`view` of each of ``arrays``, which have the same size and dtype."""
     size, dtype = arrays[0].size, np.dtype(arrays[0].dtype)
     memory, pointer, found = ctypes.c_char * (size * dtype.itemsize), ctypes.c_void_p(), []
     for array in arrays:
-        _reorder(chunk(array))  # else MXNDArrayGetData would push that as an operator, and wait
+        _reorder(
+            chunk(array)
+        )  # else MXNDArrayGetData would push an operator that does it, and wait
         check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
         found.append(np.frombuffer(memory.from_address(pointer.value), dtype))
     return found

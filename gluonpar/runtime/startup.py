@@ -1,8 +1,8 @@
-"""What must be so before MXNet's first operator: NumPy's alias, CUDA's libraries, pool and malloc.
+"""Prepare the process for MXNet and import it: NumPy's alias, CUDA's libraries, pool and malloc.
 
-``import gluonpar`` calls :func:`start` once, before anything else of the package. A setting that
-the user made in the environment is never overridden; one that comes too late is reported once, in
-words. Everything here is private to MXNet 1.9.1, its last release, and so will not change any more.
+``import gluonpar`` calls :func:`start` before anything else. Settings that the user made in the
+environment are never overridden; if MXNet has run operators already, a warning names those that
+come too late. Relies on private details of MXNet 1.9.1, its last release.
 """
 
 from __future__ import annotations
@@ -23,41 +23,38 @@ INSTALL = (
 )
 
 # Operators of all CPU contexts share one pool of temporary workspaces. With MXNet's 4 entries two
-# contexts soon draw the same entry and wait for each other; 256 entries make that rare, and leave
-# room for what is under way behind devices that wait for each other (SyncBatchNorm).
+# contexts soon draw the same entry and wait for each other; 256 make that rare, also for operators
+# queued behind devices that wait for each other (SyncBatchNorm).
 SETTINGS = {"MXNET_CPU_TEMP_COPY": "256"}
 
-# An MXNet with CUDA counts the GPUs in the first backward of CPU devices, too, only to print hints,
-# and that fails where the driver does. gluonpar.runtime.devices gives the hints.
+# An MXNet with CUDA counts the GPUs in the first backward of CPU devices too, only to print hints,
+# and fails there if the driver does. gluonpar.runtime.devices gives the hints.
 CUDA_SETTINGS = {"MXNET_CUDA_LIB_CHECKING": "0", "MXNET_CUDNN_LIB_CHECKING": "0"}
 
-# glibc's mallopt: keep large arrays inside the heap instead of an mmap, page faults and an munmap
-# each.
+# glibc's mallopt: large arrays stay in the heap, which saves an mmap, page faults and an munmap.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_MALLOC_BY_USER = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
+_MALLOC_VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
 
 # The C++ guard of the thread-local store that holds the workspace pool: its first byte turns 1 when
-# the first operator asks for a resource, and the pool's size is fixed from then on.
+# the first operator uses a resource, and the pool's size is fixed from then on.
 _POOL_GUARD = (
     "_ZGVZN4dmlc16ThreadLocalStoreIN5mxnet8resource19ResourceManagerImplEE9SingletonEvE4inst"
 )
 
-
-# What importing damaged files raises; ValueError is Python's word for null bytes until 3.11.
+# What importing damaged files raises; ValueError for null bytes, up to Python 3.11.
 _BROKEN = (OSError, ImportError, RuntimeError, SyntaxError, ValueError, AttributeError, MemoryError)
 
 
 def start() -> None:
     """Prepare the process for MXNet and import it.
 
-    ImportError, with the remedy: MXNet is not there, twice there, damaged, or lacks something.
-    ValueError: GLUONPAR_CUDA is something else than pypi or system.
+    Raises ImportError, with the remedy, if MXNet is missing, installed twice, damaged, or lacks a
+    library; ValueError if GLUONPAR_CUDA is neither pypi nor system.
     """
     imported_before = "mxnet" in sys.modules
     _prepare_numpy()
     wheel = _installed_wheel()
     missing = {name: value for name, value in SETTINGS.items() if name not in os.environ}
-    os.environ.update(missing)
     for name, value in settings([wheel]).items():
         os.environ.setdefault(name, value)
     _keep_large_arrays_in_the_heap()
@@ -66,16 +63,15 @@ def start() -> None:
     elif missing and _pool_exists():
         late = ", ".join(f"{name}={value}" for name, value in missing.items())
         warnings.warn(
-            f"MXNet had run operators before gluonpar was imported: too late for {late}, so "
-            "devices on the CPU will wait for each other. Import gluonpar first, or set it in the "
-            "environment.",
+            f"MXNet ran operators before gluonpar was imported: too late for {late}, so CPU "
+            "devices will wait for each other. Import gluonpar first, or set it in the environment.",
             RuntimeWarning,
             stacklevel=3,
         )
 
 
 def settings(installed: list[str]) -> dict[str, str]:
-    """What :func:`start` puts into the environment, where the user has put nothing, by wheel.
+    """Return the environment variables that :func:`start` sets, unless set, for these wheels.
 
     >>> settings(["mxnet"])
     {'MXNET_CPU_TEMP_COPY': '256'}
@@ -87,7 +83,7 @@ def _prepare_numpy() -> None:
     """MXNet 1.9.1 reads ``numpy.bool`` when imported; NumPy 1.24 removed it, 1.20 to 1.23 warn."""
     if int(np.__version__.split(".")[0]) >= 2:
         raise ImportError(
-            f"NumPy {np.__version__} is installed in {np.__path__[0]}, and MXNet 1.9.1 needs one "
+            f"NumPy {np.__version__} is installed in {np.__path__[0]}, and MXNet 1.9.1 needs NumPy "
             "before 2: pip install 'numpy<2'."
         )
     if "bool" not in vars(np):
@@ -95,7 +91,7 @@ def _prepare_numpy() -> None:
 
 
 def _installed_wheel() -> str:
-    """Name of the one MXNet wheel that is installed: ``mxnet``, ``mxnet-cu112``, ..."""
+    """Return the name of the one MXNet wheel that is installed: ``mxnet``, ``mxnet-cu112``, ..."""
     package, names = wheels.package(), wheels.installed()
     if package is None:
         raise ImportError(f"gluonpar needs MXNet 1.9.1 and finds none in {sys.prefix}; {INSTALL}.")
@@ -112,61 +108,57 @@ def _installed_wheel() -> str:
     return wheel
 
 
-def _reinstall(wheel: str) -> str:
-    """A plain pip install would leave the damaged files as they are."""
-    return f"Reinstall it: pip install --force-reinstall --no-deps {wheel}==1.9.1."
-
-
 def _import_mxnet(wheel: str) -> None:
     try:
         memory_limits.require("MXNet's library", 0, memory_limits.LIBRARY_ADDRESSES)
         if wheels.with_cuda([wheel]):
             cuda_libraries.load_libraries()
-        # MXNet imports it last, and it may run lscpu. Under Python 3.8 and 3.9 that is a fork, at
-        # which MXNet stops and starts its engine; the settings of threads would come too late.
+        # MXNet imports it last, and it may run lscpu. Under Python 3.8 and 3.9 that forks, and MXNet
+        # stops and starts its engine at a fork; the number of threads could no longer be set.
         importlib.import_module("numpy.testing")
         import mxnet  # noqa: F401
     except _BROKEN as error:
-        said = str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
-        raise ImportError(f"{wheel} cannot be loaded: {said}. {_remedy(error, wheel)}") from error
+        what = str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
+        raise ImportError(f"{wheel} cannot be loaded: {what}. {_remedy(error, wheel)}") from error
 
 
 def _remedy(error: Exception, wheel: str) -> str:
-    """What to do about an exception that the import of MXNet raised."""
+    """Return what to do about an exception that the import of MXNet raised."""
     if isinstance(error, cuda_libraries.CannotLoad):
         return f"Remedy: {error.remedy}."
     if isinstance(error, memory_limits.OutOfMemory):
-        return (
-            f"Raise the limit on this process's memory: {memory_limits.limits() or 'none is set'}."
-        )
+        return f"Raise the memory limit of this process: {memory_limits.limits() or 'none is set'}."
     if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("mxnet"):
         return f"Remedy: pip install {'setuptools' if error.name == 'distutils' else error.name}."
     if "libcuda.so" in str(error):
         return (
-            "libcuda.so.1 is NVIDIA's driver and comes with it. Without an NVIDIA GPU and driver "
-            "use the CPU wheel: pip uninstall -y mxnet-cu112, then pip install 'gluonpar[cpu]'."
+            "libcuda.so.1 is part of NVIDIA's driver. Without an NVIDIA GPU and driver use the CPU "
+            "wheel: pip uninstall -y mxnet-cu112, then pip install 'gluonpar[cpu]'."
         )
     if any(name in str(error) for name in cuda_libraries.LIBRARIES):
-        return "CUDA 11's libraries are on PyPI: pip install 'gluonpar[cu112]' brings them."
+        return "CUDA 11's libraries are on PyPI: pip install 'gluonpar[cu112]' installs them."
     if "libgomp" in str(error):
         return "libgomp is gcc's OpenMP library; on Debian and Ubuntu: apt-get install libgomp1."
     return _reinstall(wheel)
 
 
+def _reinstall(wheel: str) -> str:
+    """Return the remedy for damaged files, which a plain pip install would leave as they are."""
+    return f"Reinstall it: pip install --force-reinstall --no-deps {wheel}==1.9.1."
+
+
 def _keep_large_arrays_in_the_heap() -> None:
-    if any(name in os.environ for name in _MALLOC_BY_USER):
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries need not have it
-    if mallopt is not None:
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries may lack it
+    if mallopt is not None and not any(name in os.environ for name in _MALLOC_VARIABLES):
         mallopt(_M_MMAP_THRESHOLD, 1 << 30)
         mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def _pool_exists() -> bool:
-    """Whether an operator has run, and so fixed the size of the workspace pool."""
+    """Return whether an operator has run, which fixes the size of the workspace pool."""
     from mxnet.base import _LIB
 
     try:
         return bool(ctypes.c_uint8.in_dll(_LIB, _POOL_GUARD).value)
-    except ValueError:  # not the 1.9.1 wheel: the symbol is not there, so nothing can be said
+    except ValueError:  # no such symbol: not the 1.9.1 wheel
         return False

@@ -1,17 +1,17 @@
-"""How many threads each CPU context computes with: the machine's processors, shared out evenly.
+"""Computing threads per CPU context: the machine's processors, shared out evenly.
 
-Every CPU context has an engine worker thread, and each worker starts an OpenMP team of its own. K
-teams as large as the machine would fight for it, so K contexts get ``cores / K`` threads each, at
-least one.
+Each CPU context has an engine worker thread, and each worker starts an OpenMP team. K teams as
+large as the machine would compete for it, so K contexts get ``cores / K`` threads each, at least
+one.
 
-A worker that has computed can lose threads but not gain any: oneDNN books the scratch memory of an
-operator for the team it first met, and MXNet caches the operator, so that a larger team would write
-past the end (measured: a crash within a few steps). Hence teams are as large as the machine from
-the import of this module on (MXNet's own would be half of it, on the guess that processors are
-hyperthreads), if no operator has run by then, and only shrink. A worker that starts later has the
-smallest share so far: it is that of a new context, or of any, as MXNet ends all workers before the
-process forks and starts others after it. (A DataLoader with ``num_workers`` forks; so does any
-subprocess under Python 3.8.) Private to MXNet 1.9.1.
+A worker that has computed can lose threads but not gain any: oneDNN allocates the scratch memory of
+an operator for the team it first ran with, and MXNet caches the operator, so a larger team would
+write past the end (measured: a crash within a few steps). So from the import of this module, unless
+an operator has run by then, teams are as large as the machine (MXNet would take half of it, assuming
+hyperthreads), and they only shrink. Workers that start later get the smallest share so far: those of
+new contexts, and all of them after a fork, where MXNet ends its workers and starts others. (A
+DataLoader with ``num_workers`` forks; so does any subprocess under Python 3.8.) Private to MXNet
+1.9.1.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from gluonpar.runtime import engine
 _SET_BY_USER = any(name in os.environ for name in ("OMP_NUM_THREADS", "MXNET_OMP_MAX_THREADS"))
 _last_shared: list[mx.Context] = []
 _limit: int | None = None
-_first_size: int | None = None  # of the workers that started before any was shrunk
+_first_size: int | None = None  # of workers that started before any was shrunk
 _team_size: dict[int, int] = {}  # of workers that were shrunk, by device id
-_libgomp = ctypes.CDLL("libgomp.so.1")  # the very one that libmxnet.so has loaded
+_libgomp = ctypes.CDLL("libgomp.so.1")  # the one that libmxnet.so has loaded
 
 
 class _OpenMP(ctypes.Structure):
@@ -50,10 +50,7 @@ _openmp = _get().contents
 
 
 def cores() -> int:
-    """Number of processors this process may run on (its CPU affinity, not the whole machine).
-
-    At most what :func:`limit` has left it.
-    """
+    """Return the number of processors for this process: its CPU affinity, or what :func:`limit` set."""
     if _limit is not None:
         return _limit
     if hasattr(os, "sched_getaffinity"):
@@ -62,7 +59,7 @@ def cores() -> int:
 
 
 def limit(num_processors: int) -> None:
-    """Let all contexts of this process together have so many, as other processes run beside it."""
+    """Let all contexts of this process together use ``num_processors``; others run beside it."""
     global _limit, _last_shared
     _limit, _last_shared = num_processors, []
     if not (_SET_BY_USER or engine.has_started()):
@@ -73,8 +70,7 @@ def share(ctx: Sequence[mx.Context]) -> None:
     """Give each distinct CPU context of ``ctx`` its even share of the processors, from now on.
 
     Does nothing for GPUs, and nothing at all if the user has set OMP_NUM_THREADS or
-    MXNET_OMP_MAX_THREADS. Calling it again with the same contexts costs a comparison,
-    so every public call that sees a list of contexts may.
+    MXNET_OMP_MAX_THREADS. Another call with the same contexts costs one comparison.
     """
     global _last_shared, _first_size
     if _SET_BY_USER or ctx == _last_shared:
@@ -96,12 +92,12 @@ def share(ctx: Sequence[mx.Context]) -> None:
 
 
 def size(ctx: mx.Context) -> int:
-    """Threads that the CPU context ``ctx`` computes with, as far as gluonpar has set them."""
+    """Return how many threads the CPU context ``ctx`` computes with, as far as gluonpar set it."""
     return _team_size.get(ctx.device_id, _openmp.thread_max)
 
 
 def describe(ctx: Sequence[mx.Context]) -> str:
-    """For a header: "1 thread each, of 2 processors" for CPU contexts, nothing for GPUs."""
+    """Return "1 thread each, of 2 processors" for CPU contexts, and "" for GPUs."""
     sizes = sorted({size(c) for c in ctx if c.device_type == "cpu"})
     if not sizes:
         return ""
@@ -110,7 +106,7 @@ def describe(ctx: Sequence[mx.Context]) -> str:
 
 
 def _shrink(ctx: mx.Context, num_threads: int) -> None:
-    """OpenMP keeps the team's size per thread, so it is set on the worker thread itself."""
+    """Set the size of the context's team, on its worker thread: OpenMP keeps it per thread."""
 
     def on_worker() -> None:
         _libgomp.omp_set_num_threads(min(num_threads, _libgomp.omp_get_max_threads()))

@@ -1,4 +1,4 @@
-"""The version, in one place: setup.py reads this file."""
+"""The version; setup.py reads this file."""
 
 __version__ = "0.1.0"
-"""The version as text: major, minor, patch."""
+"""The version: major, minor, patch."""

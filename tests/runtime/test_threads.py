@@ -1,4 +1,4 @@
-"""Threads of CPU contexts: an even share of the processors, never more than the user said."""
+"""Threads of CPU contexts: an even share of the processors, never more than the user set."""
 
 import os
 import subprocess
@@ -6,23 +6,8 @@ import sys
 
 import pytest
 
-
-def python(program, **environment):
-    """What ``program`` prints, in a process of its own: MXNet's engine must not have started."""
-    inherited = {k: v for k, v in os.environ.items() if k not in ("OMP_NUM_THREADS",)}
-    done = subprocess.run(
-        [sys.executable, "-c", PRELUDE + program],
-        env={**inherited, **environment},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()
-
-
 PRELUDE = """
-import ctypes, gluonpar, mxnet as mx
+import ctypes, os, gluonpar, mxnet as mx
 from gluonpar.runtime import engine, threads
 threads.cores = lambda: 12
 gomp = ctypes.CDLL("libgomp.so.1")
@@ -36,6 +21,20 @@ def cpus(k):
 """
 
 
+def python(program, **environment):
+    """Return the words that ``program`` prints, in a process whose engine has not started."""
+    inherited = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
+    done = subprocess.run(
+        [sys.executable, "-c", PRELUDE + program],
+        env={**inherited, **environment},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
 @pytest.mark.parametrize("k, want", [(2, 6), (3, 4), (5, 2), (8, 1), (13, 1)])
 def test_workers_get_an_even_share(k, want):
     # A worker starts with at most the machine's processors, which may be fewer than the share.
@@ -44,7 +43,7 @@ def test_workers_get_an_even_share(k, want):
     assert got == [str(expected)] * k
 
 
-def test_one_context_has_all_processors_whatever_came_before():
+def test_one_context_has_all_processors_even_if_operators_have_run():
     program = "mx.nd.ones((4,)).wait_to_read(); threads.share(cpus(1)); print(team(0))"
     assert python(program) == [str(os.cpu_count())]
 
@@ -54,22 +53,20 @@ def test_teams_shrink_when_more_contexts_come_and_never_grow():
         "threads.share(cpus(1)); first = team(0); threads.share(cpus(12)); second = team(0);"
         "threads.share(cpus(1)); print(first, second, team(0), team(11))"
     )
-    first, second, third, other = python(program)
-    assert int(first) == min(12, os.cpu_count())
-    assert (second, third, other) == ("1", "1", "1")
+    assert python(program) == [str(min(12, os.cpu_count())), "1", "1", "1"]
 
 
-def test_a_fork_which_restarts_all_workers_leaves_them_their_share():
+def test_a_fork_restarts_all_workers_and_they_keep_their_share():
     """Also those of contexts that were never shared, and of new ones."""
     program = (
-        "import os; mx.nd.ones((4,)).wait_to_read(); team(20); threads.share(cpus(12));"
+        "mx.nd.ones((4,)).wait_to_read(); team(20); threads.share(cpus(12));"
         "before = team(0), team(11); child = os.fork(); child or os._exit(0); os.waitpid(child, 0);"
         "print(*before, team(0), team(11), team(20), team(21))"
     )
     assert python(program) == ["1"] * 6
 
 
-def test_a_worker_that_started_larger_is_shrunk_whoever_was_before():
+def test_a_worker_that_started_larger_shrinks_when_it_is_shared():
     program = (
         "team(20); threads.share(cpus(12)); large = team(20);"
         "threads.share([mx.cpu(20)] + cpus(11)); print(large, team(20))"
@@ -82,7 +79,7 @@ def test_repeated_contexts_count_once_and_gpus_not_at_all():
     assert python(program) == ["12"]
 
 
-def test_the_users_own_number_stays():
+def test_the_users_own_number_is_kept():
     program = "threads.share(cpus(1)); print(team(0))"
     assert python(program, OMP_NUM_THREADS="3") == ["3"]
 

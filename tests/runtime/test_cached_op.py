@@ -1,0 +1,266 @@
+"""Tracing a plain function: the same numbers as operator by operator, for any shape and device."""
+
+import gc
+import types
+import weakref
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd
+
+import gluonpar
+from gluonpar.models.losses import softmax_cross_entropy
+from gluonpar.runtime import cached_op, memory
+from gluonpar.training.workloads import pixel_lenet
+
+PARAMS = gluonpar.init_lenet(0.1)
+
+
+def traced(X, y, params):
+    return cached_op.losses(pixel_lenet, softmax_cross_entropy, X, y, params)
+
+
+def plain(X, y, params):
+    return softmax_cross_entropy(pixel_lenet(X, params), y)
+
+
+def losses_and_grads(compute, X, y, ctx):
+    params = gluonpar.get_params(PARAMS, ctx)
+    with autograd.record():
+        losses = compute(X.copyto(ctx), y.copyto(ctx), params)
+    losses.backward()
+    return [losses.asnumpy(), *[param.grad.asnumpy() for param in params]]
+
+
+def test_traced_is_plain_for_changing_batch_sizes_and_devices():
+    rng = np.random.RandomState(0)
+    for n, device in ((8, 0), (8, 1), (3, 0), (1, 2), (8, 0), (3, 1)):
+        X = mx.nd.array(rng.randint(0, 256, (n, 1, 28, 28)), dtype="uint8")
+        y = mx.nd.array(rng.randint(0, 10, n))
+        pairs = zip(*(losses_and_grads(f, X, y, mx.cpu(device)) for f in (traced, plain)))
+        for got, want in pairs:
+            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5 * np.abs(want).max())
+
+
+def test_losses_of_one_step_outlive_the_next():
+    """The memory of a traced graph is planned once; what it returns must not be overwritten."""
+    X = mx.nd.random.randint(0, 256, (4, 1, 28, 28)).astype("uint8")
+    y = mx.nd.array([1, 2, 3, 4])
+    params = gluonpar.get_params(PARAMS, mx.cpu(0))
+    kept = []
+    for _ in range(3):
+        with autograd.record():
+            kept.append(traced(X, y, params))
+        kept[-1].backward()
+        gluonpar.sgd(params, 0.1, 4)
+    values = [losses.asnumpy() for losses in kept]
+    np.testing.assert_allclose(values[0], plain(X, y, PARAMS).asnumpy(), rtol=1e-5)
+    assert (values[0] != values[1]).all() and (values[1] != values[2]).all()
+
+
+def test_a_function_that_is_not_traceable_runs_operator_by_operator():
+    seen = []
+
+    def model(X, params):
+        seen.append(type(X))
+        return X * params[0]
+
+    X = mx.nd.ones((2, 3))
+    got = cached_op.losses(model, softmax_cross_entropy, X, mx.nd.zeros(2), [mx.nd.ones((1,))])
+    assert seen == [mx.nd.NDArray]
+    np.testing.assert_allclose(got.asnumpy(), np.log([3, 3]), rtol=1e-6)
+
+
+@pytest.mark.parametrize("wrong", [lambda X, params: X.shape, lambda X, params: X + X.size])
+def test_reading_a_shape_is_an_error_and_not_a_wrong_graph(wrong):
+    X, y, model = mx.nd.ones((1, 2)), mx.nd.zeros(1), cached_op.traceable(wrong)
+    with pytest.raises(Exception, match="shape|size|ymbol"):
+        cached_op.losses(model, softmax_cross_entropy, X, y, [])
+
+
+@cached_op.traceable
+def linear(X, params):
+    F = cached_op.operators(X)
+    return F.FullyConnected(X, params[0], params[1], num_hidden=3)
+
+
+def start(seed=0):
+    rng = np.random.RandomState(seed)
+    return [mx.nd.array(rng.normal(size=shape)) for shape in ((3, 4), (3,))]
+
+
+def plain_list(params, ctx):
+    copies = [param.copyto(ctx) for param in params]
+    for copy in copies:
+        copy.attach_grad()
+    return copies
+
+
+def batch(number, ctx):
+    rng = np.random.RandomState(100 + number)
+    X, y = rng.normal(size=(5, 4)), rng.randint(0, 3, size=5)
+    return mx.nd.array(X, ctx=ctx), mx.nd.array(y, ctx=ctx)
+
+
+def step(params, number, model=linear, train=True):
+    """Do one step of SGD; return the gradients."""
+    with autograd.record():
+        losses = cached_op.losses(
+            model, softmax_cross_entropy, *batch(number, params[0].context), params
+        )
+    losses.backward()
+    grads = [param.grad.asnumpy() for param in params if param.grad is not None]
+    if train:
+        gluonpar.sgd(params, 0.5, 5)
+    return grads
+
+
+def train_alone(make, seed=0, ctx=None, num_steps=4):
+    """Return the gradients of every step, and the parameters after the last."""
+    params = make(start(seed), ctx or mx.cpu(0))
+    seen = [step(params, number) for number in range(num_steps)]
+    return [*seen, [param.asnumpy() for param in params]]
+
+
+def assert_same_bits(got, want):
+    assert [len(arrays) for arrays in got] == [len(arrays) for arrays in want]
+    for a, b in zip(sum(got, []), sum(want, [])):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.fixture(params=["replica", "list"])
+def make(request):
+    return gluonpar.get_params if request.param == "replica" else plain_list
+
+
+@pytest.fixture
+def traces(monkeypatch):
+    """The graphs made during the test."""
+    made, create = [], mx.nd.CachedOp
+    monkeypatch.setattr(mx.nd, "CachedOp", lambda *args: made.append(args) or create(*args))
+    return made
+
+
+class TestEachListHasItsOwnGraph:
+    """A graph on static memory keeps the gradients that it first wrote."""
+
+    def train_in_turns(self, make, devices=(0, 0), graphs=None):
+        """Train two lists of parameters in turns; return that, and each trained alone."""
+        both = [make(start(seed), mx.cpu(c)) for seed, c in enumerate(devices)]
+        if graphs is not None and make is gluonpar.get_params:
+            for params in both:
+                params.graphs = graphs
+        attached = [[memory.chunk(param.grad) for param in params] for params in both]
+        seen = [[], []]
+        for number in range(4):
+            for params in both:
+                step(params, number, train=False)
+            for params, of_one in zip(both, seen):
+                of_one.append([param.grad.asnumpy() for param in params])
+                gluonpar.sgd(params, 0.5, 5)
+        assert [[memory.chunk(param.grad) for param in params] for params in both] == attached
+        for params, of_one in zip(both, seen):
+            of_one.append([param.asnumpy() for param in params])
+        return seen, [train_alone(make, seed, mx.cpu(c)) for seed, c in enumerate(devices)]
+
+    @pytest.mark.parametrize("devices", [(0, 0), (0, 1), (2, 1)], ids=str)
+    def test_two_trained_in_turns_are_each_trained_alone(self, make, devices):
+        for got, want in zip(*self.train_in_turns(make, devices)):
+            assert_same_bits(got, want)
+
+    def test_one_graph_for_both_would_fail_that_test(self, make, monkeypatch):
+        """The bug, planted: graphs are kept by model and loss, for any gradients."""
+        monkeypatch.setattr(cached_op, "memory", types.SimpleNamespace(chunk=lambda array: 0))
+        with pytest.raises(AssertionError):
+            for got, want in zip(*self.train_in_turns(make, graphs={})):
+                assert_same_bits(got, want)
+
+    def test_both_graphs_may_run_before_either_backward(self, make):
+        both = [make(start(seed), mx.cpu(0)) for seed in range(2)]
+        for number in range(4):
+            with autograd.record():
+                losses = [
+                    cached_op.losses(
+                        linear, softmax_cross_entropy, *batch(number, mx.cpu(0)), params
+                    )
+                    for params in both
+                ]
+            autograd.backward(losses)
+            for params in both:
+                gluonpar.sgd(params, 0.5, 5)
+        for seed, params in enumerate(both):
+            want = train_alone(make, seed)[-1]
+            assert_same_bits([[param.asnumpy() for param in params]], [want])
+
+    def test_gradients_attached_anew_are_written(self, make):
+        """In the middle of training: one, then all; the old arrays keep their values."""
+        params, seen = make(start(), mx.cpu(0)), []
+        for number in range(4):
+            if number in (1, 3):
+                old = [param.grad for param in params]
+                before = [grad.asnumpy() for grad in old]
+                for param in params[: 1 if number == 1 else 2]:
+                    param.attach_grad()
+            seen.append(step(params, number))
+        assert_same_bits([*seen, [p.asnumpy() for p in params]], train_alone(make))
+        np.testing.assert_array_equal(old[0].asnumpy(), before[0])
+
+    @pytest.mark.parametrize("replace", [False, True], ids=["new gradient", "new array"])
+    @pytest.mark.parametrize("which", [0, 1])
+    def test_one_parameter_may_get_a_new_gradient_or_be_replaced(self, make, which, replace):
+        params = make(start(), mx.cpu(0))
+        seen = [step(params, 0)]
+        if replace:
+            params[which] = params[which].copy()
+        params[which].attach_grad()
+        seen += [step(params, number) for number in range(1, 4)]
+        assert_same_bits([*seen, [p.asnumpy() for p in params]], train_alone(make))
+
+    def test_a_gradient_that_accumulates(self, make):
+        params = make(start(), mx.cpu(0))
+        once = step(params, 0, train=False)
+        for param in params:
+            param.attach_grad(grad_req="add")
+        for times in (1, 2, 3):
+            for grad, want in zip(step(params, 0, train=False), once):
+                np.testing.assert_allclose(grad, times * want, rtol=1e-6, atol=1e-6)
+
+
+class TestHowLongAGraphIsKept:
+    def test_a_list_is_traced_once_per_model(self, make, traces):
+        params = make(start(), mx.cpu(0))
+        for number in range(5):
+            step(params, number)
+        assert len(traces) == 1
+        step(params, 5, cached_op.traceable(lambda X, params: linear(X, params)))
+        assert len(traces) == 2
+
+    def test_a_replicas_graphs_are_freed_with_it(self):
+        params = gluonpar.get_params(start(), mx.cpu(0))
+        step(params, 0)
+        kept = weakref.ref(*params.graphs.values())
+        assert kept() is not None
+        del params
+        gc.collect()
+        assert kept() is None
+
+    def test_of_plain_lists_64_graphs_are_kept_and_all_train_correctly(self, traces):
+        """More lists than graphs: those trained long ago are traced again, to the same bits."""
+        lists = [plain_list(start(), mx.cpu(0)) for _ in range(70)]
+        seen = [[step(params, 0)] for params in lists]
+        step(lists[-64], 0, train=False)
+        assert len(traces) == 70
+        for params, of_one in zip(lists, seen):
+            of_one.append(step(params, 1))
+        assert len(traces) > 70
+        want = train_alone(plain_list, num_steps=2)
+        for params, of_one in zip(lists, seen):
+            assert_same_bits([*of_one, [param.asnumpy() for param in params]], want)
+
+    def test_a_new_list_where_a_dead_ones_gradients_were_gets_its_own(self):
+        """Memory is used again, so a new gradient may have a dead one's address."""
+        want = train_alone(plain_list, num_steps=2)
+        for _ in range(50):
+            assert_same_bits(train_alone(plain_list, num_steps=2), want)
+            gc.collect()
