@@ -1,20 +1,19 @@
-"""The walkthrough's code cells, by name; both languages' notebooks take them from here.
+"""The code cells of the walkthrough, used by the notebooks of both languages.
 
-A cell begins with ``# %% name``. Cells run in the order of en.md, which is theirs in this file.
-``tools/build_notebooks.py`` puts text and cells together.
+Each cell begins with ``# %% name``, in the order of en.md, which is the order in which they run.
+``tools/build_notebooks.py`` combines text and cells.
 """
 
 # %% imports
-import gluonpar  # the first of all: it prepares this process for MXNet
+import gluonpar  # before MXNet, because it changes MXNet's settings
 import mxnet as mx
 import numpy as np
 from d2l import mxnet as d2l
 from gluonpar import collectives, metrics
-from gluonpar.training.data import dataset as data
-from gluonpar.training.profiler import profile
-from gluonpar.models import resnet
-from gluonpar.models import lenet
+from gluonpar.models import lenet, resnet
 from gluonpar.runtime import threads
+from gluonpar.training.data import dataset
+from gluonpar.training.profiler import profile
 from mxnet import autograd, gluon, nd
 
 d2l.use_svg_display()
@@ -25,41 +24,41 @@ WIDE = (6.5, 2.8)  # inches
 # %% devices
 devices = [mx.cpu(i) for i in range(4)]
 threads.share(devices)
-print(f"{threads.cores()} processors, {len(devices)} devices:", *devices)
+print(f"{threads.cores()} cores, {len(devices)} devices:", *devices)
 
 # %% data
 try:
-    dataset = data.load("fashion-mnist", limit=4096)  # limit=None: all 60,000
+    data = dataset.load("fashion-mnist", limit=4096)  # limit=None: all 60,000
 except FileNotFoundError:
-    dataset = data.load("synthetic", limit=4096)
-    print("Fashion-MNIST was not found here: every image below is made up, with ten patterns.")
+    data = dataset.load("synthetic", limit=4096)
+    print("Fashion-MNIST was not found here: all images below are synthetic, with ten patterns.")
 
 
 def standardize(images):
     return lenet.standardize(nd.array(images)).asnumpy()
 
 
-X_train, y_train = standardize(dataset.train_images), dataset.train_labels
-X_test, y_test = standardize(dataset.test_images[:1000]), dataset.test_labels[:1000]
-print(dataset.name, X_train.shape, X_train.dtype, y_train.shape)
+X_train, y_train = standardize(data.train_images), data.train_labels
+X_test, y_test = standardize(data.test_images[:1000]), data.test_labels[:1000]
+print(data.name, X_train.shape, X_train.dtype, y_train.shape)
 
 # %% images
 titles = d2l.get_fashion_mnist_labels(y_train[:8])
-pictures = d2l.show_images(dataset.train_images[:8, 0], 1, 8, titles=titles, scale=1.2)
+pictures = d2l.show_images(data.train_images[:8, 0], 1, 8, titles=titles, scale=1.2)
 
 # %% split-sizes
 parameters = sum(np.prod(shape) for shape in lenet.LENET_SHAPES)
-between_layers = [20 * 13 * 13, 50 * 4 * 4, 128]  # numbers for each sample, from layer to layer
+between_layers = [20 * 13 * 13, 50 * 4 * 4, 128]  # numbers per sample, from layer to layer
 batch_sizes = 2 ** np.arange(11)
 
-by_layers = 2 * between_layers[1] * batch_sizes  # there and back, where the network is cut
-within_layers = 2 * sum(between_layers) * batch_sizes  # every layer, there and back
-by_samples = 2 * parameters * np.ones_like(batch_sizes)  # gradients there, sums back
+by_layers = 2 * between_layers[1] * batch_sizes  # forward and backward, where the network is split
+within_layers = 2 * sum(between_layers) * batch_sizes  # every layer, forward and backward
+by_samples = 2 * parameters * np.ones_like(batch_sizes)  # gradients and their sums
 d2l.plot(
     [batch_sizes] * 3,
     [4e-6 * numbers for numbers in (by_layers, within_layers, by_samples)],
     xlabel="batch size",
-    ylabel="megabytes a step",
+    ylabel="megabytes per step",
     legend=["by layers", "within layers", "by samples"],
     xscale="log",
     yscale="log",
@@ -71,7 +70,7 @@ mx.random.seed(0)
 params = gluonpar.init_lenet(scale=0.1)
 for name, param in zip(("W1", "b1", "W2", "b2", "W3", "b3", "W4", "b4"), params):
     print(f"{name}  {param.shape!s:15} {param.size:7} numbers")
-print(f"together            {parameters:7} numbers, {4 * parameters / 1e6:.2f} MB")
+print(f"total               {parameters:7} numbers, {4 * parameters / 1e6:.2f} MB")
 
 # %% lenet
 W1, b1, W2, b2, W3, b3, W4, b4 = params
@@ -94,8 +93,8 @@ def cross_entropy(scores, labels):
     return -nd.pick(nd.log_softmax(scores), labels)
 
 
-print("one loss a sample:", cross_entropy(scores, y).asnumpy().round(2))
-print(f"a pure guess among ten classes: {np.log(10):.2f}")
+print("one loss per sample:", cross_entropy(scores, y).asnumpy().round(2))
+print(f"random guessing among ten classes: {np.log(10):.2f}")
 
 # %% alias
 weight = nd.ones((2,), ctx=devices[0])
@@ -127,9 +126,9 @@ def show(arrays):
 arrays = three_numbers()
 show(arrays)
 for other in arrays[1:]:
-    arrays[0] += other.copyto(arrays[0].context)  # collect, and add
+    arrays[0] += other.copyto(arrays[0].context)  # add to device 0
 for other in arrays[1:]:
-    arrays[0].copyto(other)  # give the sum back
+    arrays[0].copyto(other)  # copy the sum back
 show(arrays)
 assert [int(array.asscalar()) for array in arrays] == [111, 111, 111]
 
@@ -142,7 +141,7 @@ show(arrays)
 
 arrays = three_numbers()
 arrays[0] += arrays[1].copyto(devices[0])
-arrays[1] += arrays[0].copyto(devices[1])  # cpu(1)'s number goes in twice
+arrays[1] += arrays[0].copyto(devices[1])  # adds cpu(1)'s number a second time
 show(arrays)
 
 # %% rebinding
@@ -151,7 +150,7 @@ parameter.attach_grad()
 parameter.grad[:] = 1
 
 total = parameter.grad
-total = total + 10  # a new array, which the name now stands for
+total = total + 10  # a new array under the same name
 print("after total = total + 10:", parameter.grad.asscalar())
 
 total = parameter.grad
@@ -177,14 +176,14 @@ for n in (8, 7, 2):
 try:
     gluon.utils.split_and_load(nd.array(X_train[:7]), devices)
 except ValueError as error:
-    print("Gluon's own:", str(error).split(".")[0])
+    print("Gluon:", str(error).split(".")[0])
 
 # %% mean-of-means
 losses_of_five = np.array([1.0, 1.0, 1.0, 4.0, 4.0])
-shares = [losses_of_five[:3], losses_of_five[3:]]
+parts = [losses_of_five[:3], losses_of_five[3:]]
 print("mean of the batch:   ", losses_of_five.mean())
-print("mean of shard means: ", np.mean([share.mean() for share in shares]))
-print("sum of shard sums / 5:", sum(share.sum() for share in shares) / 5)
+print("mean of shard means: ", np.mean([part.mean() for part in parts]))
+print("sum of shard sums / 5:", sum(part.sum() for part in parts) / 5)
 
 # %% step-forward
 X, y, lr = X_train[:5], y_train[:5], 0.02
@@ -234,10 +233,10 @@ for replica in device_params:
 gluonpar.sgd(alone, lr, batch_size=len(X))
 
 for here, there, one in zip(*device_params, alone):
-    metrics.check_identical([here, there], "a parameter")  # bit for bit, or an error
+    metrics.check_identical([here, there], "a parameter")  # bit for bit
     assert np.allclose(here.asnumpy(), one.asnumpy(), rtol=1e-5, atol=1e-6)
 moved = np.abs(alone[-1].asnumpy() - params[-1].asnumpy()).max()
-print(f"b4 moved by up to {moved:.3f}, the same way on both devices and on one")
+print(f"b4 changed by up to {moved:.3f}, equally on two devices and on one")
 
 # %% train-batch
 again = [gluonpar.get_params(params, c) for c in devices[:3]]
@@ -245,7 +244,7 @@ gluonpar.train_batch(X, y, again, devices[:3], lr)
 difference = max(
     np.abs(three.asnumpy() - one.asnumpy()).max() for three, one in zip(again[2], alone)
 )
-print(f"three devices and one differ by {difference:.1e} at most")
+print(f"three devices and one differ by at most {difference:.1e}")
 assert difference < 1e-6
 
 # %% train
@@ -255,13 +254,13 @@ NUM_EPOCHS = 4
 def train(num_devices, batch_size=256, lr=0.02, num_epochs=NUM_EPOCHS, after_epoch=None):
     ctx = devices[:num_devices]
     device_params = [gluonpar.get_params(params, c) for c in ctx]
-    order = np.random.RandomState(0)  # the same batches, however many devices
+    order = np.random.RandomState(0)  # the same batches for any number of devices
     timer, history = d2l.Timer(), []
     for epoch in range(1, num_epochs + 1):
         timer.start()
-        batches = data.batches(X_train, y_train, batch_size, order)
+        batches = dataset.batches(X_train, y_train, batch_size, order)
         losses = [gluonpar.train_batch(X, y, device_params, ctx, lr) for X, y in batches]
-        mx.nd.waitall()  # else the time would be that of asking for the work
+        mx.nd.waitall()  # otherwise the time would be that of queueing the work
         timer.stop()
         history += [sum(loss.sum().asscalar() for loss in step) / batch_size for step in losses]
         if after_epoch is not None:
@@ -289,11 +288,11 @@ for i, count in enumerate(counts):
     runs[count] = train(count, after_epoch=draw)
 
 # %% table
-print("devices  loss of the last epoch  test accuracy  sec/epoch  times as fast")
+print("devices  loss of the last epoch  test accuracy  sec/epoch  speedup")
 for count, (history, accuracy, seconds) in runs.items():
     last = history[-16:].mean()  # an epoch is 16 steps
-    faster = runs[1][2] / seconds
-    print(f"{count:7}  {last:22.4f}  {accuracy:13.3f}  {seconds:9.2f}  {faster:13.2f}")
+    speedup = runs[1][2] / seconds
+    print(f"{count:7}  {last:22.4f}  {accuracy:13.3f}  {seconds:9.2f}  {speedup:7.2f}")
 
 
 # %% difference
@@ -302,10 +301,10 @@ def per_epoch(history):
 
 
 one = runs[1][0]
-apart = {count: np.abs(runs[count][0] - one) / one for count in (2, 4)}
+differences = {count: np.abs(runs[count][0] - one) / one for count in (2, 4)}
 d2l.plot(
     [np.arange(1, len(one) + 1)] * 2,
-    [np.maximum(apart[2], 1e-9), np.maximum(apart[4], 1e-9)],
+    [np.maximum(differences[2], 1e-9), np.maximum(differences[4], 1e-9)],
     xlabel="step",
     ylabel="relative difference",
     legend=["2 devices and 1", "4 devices and 1"],
@@ -313,14 +312,14 @@ d2l.plot(
     figsize=WIDE,
 )
 for count in (2, 4):
-    assert apart[count][0] < 1e-6, "the first step may differ by rounding only"
-    assert np.allclose(per_epoch(runs[count][0]), per_epoch(one), rtol=0.02), "one curve"
+    assert differences[count][0] < 1e-6, "the first step may differ only by rounding"
+    assert np.allclose(per_epoch(runs[count][0]), per_epoch(one), rtol=0.02)
 
 # %% profile
 num_bytes = 4 * int(parameters)
 device_params = [gluonpar.get_params(params, c) for c in ctx]
 with profile.Profiler(ctx, num_bytes, warm_up=6, num_steps=8) as profiled:
-    for X, y in profiled.loading(data.batches(X_train, y_train, 256)):
+    for X, y in profiled.loading(dataset.batches(X_train, y_train, 256)):
         gluonpar.train_batch(X, y, device_params, ctx, lr)
         profiled.step()
 print(profiled.table())
@@ -357,14 +356,14 @@ for s, (axes, state) in enumerate(zip(panels.flat, states)):
     axes.imshow([[len(chunk) for chunk in device] for device in state], "Greens", vmin=0, vmax=6)
     for device in range(4):
         for chunk in range(4):
-            whose = "".join(map(str, sorted(state[device][chunk])))
-            axes.text(chunk, device, whose, ha="center", va="center", size=7.5)
+            summed = "".join(map(str, sorted(state[device][chunk])))
+            axes.text(chunk, device, summed, ha="center", va="center", size=7.5)
     axes.set(xticks=range(4), yticks=range(4), xlabel="chunk", ylabel="device")
-    axes.set_title(f"after step {s - 1}" if s else "at first", size=9)
+    axes.set_title(f"after step {s - 1}" if s else "before step 0", size=9)
 panels[1, 3].axis("off")
 figure.tight_layout()
-everybody = {0: 1, 1: 1, 2: 1, 3: 1}
-assert all(chunk == everybody for device in states[-1] for chunk in device)
+all_once = {0: 1, 1: 1, 2: 1, 3: 1}  # the number of every device, once
+assert all(chunk == all_once for device in states[-1] for chunk in device)
 
 # %% ring-run
 values = np.arange(4 * 10).reshape(4, 10).astype("float32")  # 10 numbers in 4 uneven chunks
@@ -436,7 +435,7 @@ timer, order = d2l.Timer(), np.random.RandomState(0)
 for epoch in range(1, 4):
     timer.start()
     meter = metrics.LossMeter()
-    for X, y in data.batches(X_train[:1024], y_train[:1024], 64, order):
+    for X, y in dataset.batches(X_train[:1024], y_train[:1024], 64, order):
         shards = gluonpar.split_and_load((X, y), ctx)
         with autograd.record():
             losses = [loss(net(X_shard), y_shard) for X_shard, y_shard in shards]
@@ -445,7 +444,7 @@ for epoch in range(1, 4):
         meter.add(losses)
     animator.add(epoch, meter.read())
     timer.stop()
-trainer.check_replicas()  # bit for bit the same on both devices, or an error
+trainer.check_replicas()  # raises an error unless bit for bit the same on both devices
 gluonpar.average_statistics(net)
 accuracy = metrics.accuracy(X_test, y_test, [net, net], ctx, lambda X, net: net(X))
 print(f"test accuracy {accuracy:.2f}, {1024 / timer.avg():.0f} images/sec on {ctx}")
@@ -458,7 +457,7 @@ autograd.backward(losses)
 stock.step(len(X))
 weights = net[0].weight.list_data()
 metrics.check_identical(weights, net[0].weight.name)
-print(f"the copies on {weights[0].context} and {weights[1].context} are the same, bit for bit")
+print(f"the copies on {weights[0].context} and {weights[1].context} are bit for bit the same")
 
 # %% own-loop
 mx.random.seed(1)
@@ -466,8 +465,8 @@ true_w = nd.array([[2.0], [-3.4]])
 features = nd.random.normal(shape=(1024, 2))
 targets = nd.dot(features, true_w) + 4.2
 
-mine = [(nd.zeros((2, 1), ctx=c), nd.zeros((1,), ctx=c)) for c in ctx]
-for w, b in mine:
+replicas = [(nd.zeros((2, 1), ctx=c), nd.zeros((1,), ctx=c)) for c in ctx]
+for w, b in replicas:
     w.attach_grad()
     b.attach_grad()
 
@@ -475,16 +474,16 @@ for start in range(0, 1024, 32):
     batch = features[start : start + 32], targets[start : start + 32]
     with autograd.record():
         losses = []
-        for i, (c, (w, b)) in enumerate(zip(ctx, mine)):
+        for i, (c, (w, b)) in enumerate(zip(ctx, replicas)):
             f, t = (part[16 * i : 16 * i + 16].as_in_context(c) for part in batch)
             losses.append((nd.dot(f, w) + b - t) ** 2 / 2)
     autograd.backward(losses)
-    for copies in zip(*mine):
+    for copies in zip(*replicas):
         gluonpar.allreduce([param.grad for param in copies])
         for param in copies:
             param -= 0.3 * param.grad / 32
 
-w, b = mine[1]
+w, b = replicas[1]
 print(f"w = {w.asnumpy().ravel().round(2)}, b = {b.asscalar():.2f}")
 assert np.allclose(w.asnumpy(), true_w.asnumpy(), atol=0.01)
 
@@ -501,7 +500,7 @@ d2l.plot(
     [machines] * 3,
     [[speedup(int(count), bandwidth) for count in machines] for bandwidth in bandwidths.values()],
     xlabel="machines",
-    ylabel="times as fast as one",
+    ylabel="speedup",
     legend=list(bandwidths),
     figsize=WIDE,
 )
@@ -554,21 +553,21 @@ collectives.ALGORITHMS.pop("owners", None)  # so that this cell can be run again
 
 @collectives.register("owners")
 def owners(num_devices):
-    """The star so far: everybody to device 0, in one chunk, and back."""
+    """So far the star: all arrays to device 0, in one chunk, and back."""
     others = range(1, num_devices)
     collect = [Hop(i - 1, i, 0, 0, reduce=True) for i in others]
     return collect + [Hop(num_devices - 2 + i, 0, i, 0, reduce=False) for i in others]
 
 
 print(collectives.trace("owners", 4))
-assert all(chunk == everybody for device in contributions(owners(4), 4) for chunk in device)
+assert all(chunk == all_once for device in contributions(owners(4), 4) for chunk in device)
 
 # %% exercise-accuracy
-right = 0
-for X, y in data.batches(X_test, y_test, 256):
+correct = 0
+for X, y in dataset.batches(X_test, y_test, 256):
     classes = gluonpar.lenet(nd.array(X, ctx=ctx[0]), device_params[0]).argmax(axis=1)
-    right += int((classes.asnumpy() == y).sum())
-print(f"on device 0 alone: {right} of {len(y_test)} images are right")
+    correct += int((classes.asnumpy() == y).sum())
+print(f"on device 0 alone: {correct} of {len(y_test)} images are correct")
 
 # %% exercise-batch-norm
 X = X_train[:8]
@@ -587,9 +586,9 @@ print([len(shard) for shard in shards])
 
 # %% exercise-wait
 timer = d2l.Timer()
-for X, y in data.batches(X_train[:1024], y_train[:1024], 256):
+for X, y in dataset.batches(X_train[:1024], y_train[:1024], 256):
     gluonpar.train_batch(X, y, device_params, ctx, lr)
-print(f"asked for four steps in {timer.stop():.3f} s")
+print(f"queued four steps in {timer.stop():.3f} s")
 timer.start()
 mx.nd.waitall()
-print(f"and waited for them  {timer.stop():.3f} s")
+print(f"waited for them   {timer.stop():.3f} s")

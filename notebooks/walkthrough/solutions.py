@@ -1,9 +1,9 @@
-"""The exercises' solutions, by name; they are shown folded away, with what they print.
+"""The solutions of the exercises, shown collapsed, with their output.
 
-``tools/build_notebooks.py`` runs each of them after the cell that begins its exercise.
+``tools/build_notebooks.py`` runs each of them after the cell of its exercise.
 """
 
-# ruff: noqa: F821 - they go on from what the notebook has computed
+# ruff: noqa: F821 - they use names that the notebook's cells define
 
 # %% batch-size
 for count, batch_size, rate in ((1, 256, 0.02), (2, 512, 0.02), (2, 512, 0.04)):
@@ -25,35 +25,35 @@ collectives.ALGORITHMS.pop("owners", None)
 def owners(num_devices):
     """Chunk c is summed on device c, its owner, which then sends the sum to all others."""
     others, devices_of = range(1, num_devices), range(num_devices)
-    collect = [
+    reduce_scatter = [
         Hop(s - 1, i, (i + s) % num_devices, (i + s) % num_devices, reduce=True)
         for s in others
         for i in devices_of
     ]
-    spread = [
+    all_gather = [
         Hop(num_devices + s - 2, i, (i + s) % num_devices, i, reduce=False)
         for s in others
         for i in devices_of
     ]
-    return collect + spread
+    return reduce_scatter + all_gather
 
 
 print(collectives.trace("owners", 4))
-assert all(chunk == everybody for device in contributions(owners(4), 4) for chunk in device)
+assert all(chunk == all_once for device in contributions(owners(4), 4) for chunk in device)
 arrays = [nd.array(value, ctx=c) for value, c in zip(values, devices)]
 gluonpar.allreduce(arrays, "owners")
 assert all(np.array_equal(array.asnumpy(), values.sum(axis=0)) for array in arrays)
 
 # %% accuracy
-right = [nd.zeros((1,), ctx=c) for c in ctx]
-for batch in data.batches(X_test, y_test, 256):
+correct = [nd.zeros((1,), ctx=c) for c in ctx]
+for batch in dataset.batches(X_test, y_test, 256):
     for i, (X_shard, y_shard) in enumerate(gluonpar.split_and_load(batch, ctx)):
         classes = gluonpar.lenet(X_shard, device_params[i]).argmax(axis=1)
-        right[i] += (classes == y_shard.astype("float32")).sum()
-gluonpar.allreduce(right)
-print(f"on {len(ctx)} devices: {int(right[0].asscalar())} of {len(y_test)} images are right")
+        correct[i] += (classes == y_shard.astype("float32")).sum()
+gluonpar.allreduce(correct)
+print(f"on {len(ctx)} devices: {int(correct[0].asscalar())} of {len(y_test)} images are correct")
 expected = metrics.accuracy(X_test, y_test, device_params, ctx, gluonpar.lenet)
-assert right[0].asscalar() == round(expected * len(y_test))
+assert correct[0].asscalar() == round(expected * len(y_test))
 
 # %% batch-norm
 layer = gluonpar.SyncBatchNorm(in_channels=1)
@@ -69,21 +69,21 @@ for name, speeds in (("3 to 1", (3, 1)), ("20 to 1", (20, 1))):
     even = 128 / min(speeds)  # the slowest device sets the pace
     sizes = [len(shard) for shard in gluonpar.split_and_load(X_train[:256], ctx, weights=speeds)]
     weighted = max(size / speed for size, speed in zip(sizes, speeds))
-    alone_on_fast = 256 / max(speeds)
+    fast_only = 256 / max(speeds)
     print(
-        f"{name}: {sizes}, {weighted:.0f}; evenly {even:.0f}; without the slow {alone_on_fast:.0f}"
+        f"{name}: {sizes}, {weighted:.0f}; even shards {even:.0f}; fast device only {fast_only:.0f}"
     )
 
 # %% wait
 from collections import deque
 
 in_flight, timer = deque(), d2l.Timer()
-for X, y in data.batches(X_train[:1024], y_train[:1024], 256):
+for X, y in dataset.batches(X_train[:1024], y_train[:1024], 256):
     in_flight.append(gluonpar.train_batch(X, y, device_params, ctx, lr))
-    if len(in_flight) > 2:  # two steps may be under way
-        for waited_for in in_flight.popleft():
-            waited_for.wait_to_read()
-asked = timer.stop()
+    if len(in_flight) > 2:  # at most two steps in progress
+        for loss in in_flight.popleft():
+            loss.wait_to_read()
+queued = timer.stop()
 timer.start()
 mx.nd.waitall()
-print(f"the loop took {asked:.3f} s, what was then still under way {timer.stop():.3f} s")
+print(f"the loop took {queued:.3f} s, the remaining work {timer.stop():.3f} s")
