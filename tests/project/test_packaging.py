@@ -1,4 +1,4 @@
-"""The sdist holds the project, the wheel holds the package, and both say what they are."""
+"""The sdist holds the whole project, the wheel only the package, and their metadata are right."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from importlib.metadata import metadata, requires, version
 from pathlib import Path
 
 import pytest
@@ -18,38 +19,33 @@ import gluonpar
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path(gluonpar.__file__).resolve().parent
-# Builds in the folder it runs in, into the folder it is given, with the setuptools that is there.
+DIST_INFO = f"gluonpar-{gluonpar.__version__}.dist-info"
+# Builds in the current folder, into the folder of the argument, with the installed setuptools.
 BUILD = "import sys; from setuptools import build_meta; build_meta.build_{}(sys.argv[1])"
+# Of the text as the Apache Software Foundation publishes it, and Debian in common-licenses.
+LICENSE_SHA256 = "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"
 
-pytestmark = pytest.mark.skipif(
-    not (ROOT / "gluonpar").is_dir(), reason="the tests run on an installed wheel: no source here"
+from_source = pytest.mark.skipif(
+    not (ROOT / "gluonpar").is_dir(), reason="the tests run on an installed wheel, without a source"
 )
-
-
-def git_files():
-    """What git tracks here, and what it would if it were added."""
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    if done.returncode:
-        return None
-    return [name for name in done.stdout.splitlines() if (ROOT / name).is_file()]
 
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory):
-    """A copy of the project, as a clone has it."""
-    names = git_files()
-    if names is None:
-        pytest.skip("this is no git checkout: nothing says which files are the project's")
+    """A copy of the files that git tracks or would add, and their names."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip("not a git checkout, so the project's files are unknown")
+    names = {name for name in done.stdout.splitlines() if (ROOT / name).is_file()}
     folder = tmp_path_factory.mktemp("tree")
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / name)
-    return folder, set(names)
+    return folder, names
 
 
 def build(kind, source, target):
-    target.mkdir()
     command = [sys.executable, "-c", BUILD.format(kind), str(target)]
     done = subprocess.run(command, cwd=source, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -59,30 +55,23 @@ def build(kind, source, target):
 
 @pytest.fixture(scope="module")
 def sdist(tree, tmp_path_factory):
-    """The sdist's folder, unpacked."""
-    made = build("sdist", tree[0], tmp_path_factory.mktemp("sdist") / "out")
+    """The folder of the unpacked sdist."""
+    made = build("sdist", tree[0], tmp_path_factory.mktemp("sdist"))
+    unpacked = tmp_path_factory.mktemp("unpacked")
     with tarfile.open(made) as archive:
         safely = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # 3.12 warns without
-        archive.extractall(made.parent / "unpacked", **safely)
-    return made.parent / "unpacked" / f"gluonpar-{gluonpar.__version__}"
+        archive.extractall(unpacked, **safely)
+    return unpacked / f"gluonpar-{gluonpar.__version__}"
 
 
 @pytest.fixture(scope="module")
 def wheel(sdist, tmp_path_factory):
-    """The wheel that is built from the sdist."""
-    with zipfile.ZipFile(build("wheel", sdist, tmp_path_factory.mktemp("wheel") / "out")) as made:
+    """The wheel built from the sdist."""
+    with zipfile.ZipFile(build("wheel", sdist, tmp_path_factory.mktemp("wheel"))) as made:
         yield made
 
 
-@pytest.fixture(scope="module")
-def metadata(wheel):
-    return email.message_from_bytes(wheel.read(f"{dist_info()}/METADATA"))
-
-
-def dist_info():
-    return f"gluonpar-{gluonpar.__version__}.dist-info"
-
-
+@from_source
 def test_the_sdist_holds_every_file_of_the_project(tree, sdist):
     packed = {str(path.relative_to(sdist)) for path in sdist.rglob("*") if path.is_file()}
     assert tree[1] - packed == set()
@@ -90,71 +79,71 @@ def test_the_sdist_holds_every_file_of_the_project(tree, sdist):
     assert others == {"PKG-INFO", "setup.cfg"}
 
 
-def test_the_wheel_holds_the_package_and_nothing_else(wheel):
-    names = {name for name in wheel.namelist() if not name.endswith("/")}
-    own = {name for name in names if not name.startswith(dist_info())}
-    source = {path for path in PACKAGE.rglob("*") if path.suffix == ".py"}
-    assert own == {f"gluonpar/{path.relative_to(PACKAGE)}" for path in source} | {
-        "gluonpar/py.typed"
-    }
-    about = {name.rpartition("/")[2] for name in names - own}
+@from_source
+def test_the_wheel_holds_the_source_of_the_package_and_nothing_else(wheel):
+    files = {name for name in wheel.namelist() if not name.endswith("/")}
+    source = {f"gluonpar/{p.relative_to(PACKAGE)}": p for p in PACKAGE.rglob("*.py")}
+    source["gluonpar/py.typed"] = PACKAGE / "py.typed"
+    assert {name for name in files if not name.startswith(DIST_INFO)} == set(source)
+    assert all(wheel.read(name) == path.read_bytes() for name, path in source.items())
+    about = {name.rpartition("/")[2] for name in files - set(source)}
     assert about == {"LICENSE", "METADATA", "RECORD", "WHEEL", "top_level.txt"}
+    assert "Tag: py3-none-any" in wheel.read(f"{DIST_INFO}/WHEEL").decode()
 
 
-def test_the_wheel_is_for_every_python_three(wheel):
-    text = wheel.read(f"{dist_info()}/WHEEL").decode()
-    assert "Root-Is-Purelib: true" in text and "Tag: py3-none-any" in text
-    assert wheel.read(f"{dist_info()}/top_level.txt").decode().split() == ["gluonpar"]
+@from_source
+def test_the_license_is_apache_2_and_in_the_wheel(wheel):
+    (packed,) = [name for name in wheel.namelist() if name.endswith("LICENSE")]
+    assert hashlib.sha256(wheel.read(packed)).hexdigest() == LICENSE_SHA256
 
 
-def test_the_modules_in_the_wheel_are_the_source(wheel):
-    for path in PACKAGE.rglob("*.py"):
-        assert wheel.read(f"gluonpar/{path.relative_to(PACKAGE)}") == path.read_bytes()
+@from_source
+def test_the_metadata_of_the_wheel(wheel):
+    built = email.message_from_bytes(wheel.read(f"{DIST_INFO}/METADATA"))
+    assert (built["Name"], built["Version"]) == ("gluonpar", gluonpar.__version__)
+    assert set(built["Requires-Python"].split(",")) == {">=3.8", "<3.13"}
+    assert (built["License"] or built["License-Expression"]) == "Apache-2.0"
+    readme = built.get_payload().strip() or built["Description"].strip()
+    assert readme.startswith("# gluonpar")
+    classifiers = "\n".join(built.get_all("Classifier"))
+    assert re.findall(r"Python :: 3\.(\d+)", classifiers) == ["8", "9", "10", "11", "12"]
 
 
-def test_the_metadata_say_who_what_and_where_it_runs(metadata):
-    assert (metadata["Name"], metadata["Version"]) == ("gluonpar", gluonpar.__version__)
-    assert metadata["Author"] == "The gluonpar developers"
-    assert set(metadata["Requires-Python"].split(",")) == {">=3.8", "<3.13"}
-    assert (metadata["License"] or metadata["License-Expression"]) == "Apache-2.0"
-    assert metadata["License-File"] == "LICENSE"
-    described = metadata.get_payload().strip() or metadata["Description"].strip()
-    assert described.startswith("# gluonpar")
-    assert metadata["Description-Content-Type"] == "text/markdown"
-    assert not metadata.get_all("Project-URL") and not metadata["Home-page"]
+def required(extra):
+    """Return the requirements of one extra as installed, without their markers."""
+    marked = [line.replace('"', "'").split(";", 1) for line in requires("gluonpar") if ";" in line]
+    return [name.strip() for name, marker in marked if f"extra == '{extra}'" in marker]
 
 
-def test_the_classifiers_are_the_license_s_and_those_of_every_python(metadata):
-    classifiers = metadata.get_all("Classifier")
-    assert "License :: OSI Approved :: Apache Software License" in classifiers
-    assert "Typing :: Typed" in classifiers
-    minors = re.findall(r"Python :: 3\.(\d+)", "\n".join(classifiers))
-    assert minors == ["8", "9", "10", "11", "12"]
-
-
-def test_the_extras(metadata):
-    wanted = {"cpu", "cu112", "d2l", "mpi", "notebook", "plot", "test", "docs", "dist"}
-    assert wanted <= set(metadata.get_all("Provides-Extra"))
-    always = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]
+def test_the_installed_version_and_core_requirements():
+    assert version("gluonpar") == gluonpar.__version__
+    always = [line for line in requires("gluonpar") if "extra ==" not in line]
     assert sorted(re.match(r"\w+", line)[0] for line in always) == ["numpy", "tqdm"]
 
 
-def test_the_license_is_apache_2_and_in_the_wheel(wheel):
-    text = (ROOT / "LICENSE").read_bytes()
-    # Of the text as the Apache Software Foundation publishes it, and Debian in common-licenses.
-    assert hashlib.sha256(text).hexdigest() == LICENSE_SHA256
-    (packed,) = [name for name in wheel.namelist() if name.endswith("LICENSE")]
-    assert wheel.read(packed) == text
+def test_the_extras():
+    wanted = {"cpu", "cu112", "d2l", "dist", "docs", "mpi", "notebook", "onnx", "plot", "test"}
+    assert wanted <= set(metadata("gluonpar").get_all("Provides-Extra"))
 
 
-LICENSE_SHA256 = "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"
+@pytest.mark.parametrize(("extra", "wheel"), [("cpu", "mxnet"), ("cu112", "mxnet-cu112")])
+def test_only_the_device_extras_install_an_mxnet_and_each_its_own(extra, wheel):
+    assert [name for name in required(extra) if "mxnet" in name] == [f"{wheel}==1.9.1"]
+    assert "setuptools" in required(extra), "distutils for Python 3.12"
+    assert len([line for line in requires("gluonpar") if line.startswith("mxnet")]) == 2
 
 
-def test_the_citation_is_of_this_version_and_names_what_it_descends_from():
+def test_the_cuda_libraries_come_with_cu112_only():
+    libraries = {name for name in required("cu112") if name.startswith("nvidia-")}
+    assert "nvidia-cudnn-cu11==8.9.6.50" in libraries, "cuDNN 9 is not libcudnn.so.8"
+    assert len(libraries) == 10
+    assert not [name for name in required("cpu") if name.startswith("nvidia-")]
+
+
+def test_the_citation_is_of_this_version_and_names_its_sources():
     text = (ROOT / "CITATION.cff").read_text("utf-8")
     top = dict(re.findall(r"^([\w-]+): *(.*)$", text, re.M))
     assert {"cff-version", "message", "title", "authors", "references"} <= set(top)
-    assert (top["cff-version"], top["title"]) == ("1.2.0", "gluonpar")
     assert (top["version"], top["license"]) == (gluonpar.__version__, "Apache-2.0")
     references = text.partition("\nreferences:\n")[2]
     entries = references.count("\n    title: ")
@@ -163,5 +152,5 @@ def test_the_citation_is_of_this_version_and_names_what_it_descends_from():
         assert f"title: {title}\n" in references
 
 
-def test_the_package_says_that_it_is_typed():
+def test_the_package_is_marked_as_typed():
     assert (PACKAGE / "py.typed").read_bytes() == b""
