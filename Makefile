@@ -1,14 +1,14 @@
-# Set-up, training and tests of gluonpar. `make` lists the targets; everything is installed in VENV.
+# Set up, train and test gluonpar. `make` lists the targets. All packages are installed in VENV.
 #
-#   NUM_GPUS=4      how many devices `make train` uses
-#   RANKS=2         how many processes `make train-mpi` starts, with NUM_GPUS devices each
+#   NUM_GPUS=4      number of devices for `make train`
+#   RANKS=2         number of processes for `make train-mpi`, with NUM_GPUS devices each
 #   ARGS="..."      further arguments of scripts/train_lenet.py, or of tools/test_matrix.py
-#   PYTHON=...      the interpreter, 3.8 to 3.12 (otherwise the first python3 that fits)
-#   EXTRA=cpu       the MXNet to install, cpu or cu112 (otherwise what suits the machine)
-#   VENV=...        where to install
-#   VENV_CUDA=...   where `make test-cuda` installs (otherwise .venv-cuda)
+#   PYTHON=...      interpreter, 3.8 to 3.12 (default: the first supported python3)
+#   EXTRA=cpu       MXNet to install, cpu or cu112 (default: cu112 if there is an NVIDIA GPU)
+#   VENV=...        folder of the environment (default: .venv)
+#   VENV_CUDA=...   folder of the environment of `make test-cuda` (default: .venv-cuda)
 #   LANGUAGE=zh     `make notebook` opens the Chinese notebook
-#   PYTHONS="..."   what `make test-matrix` runs on: versions such as 3.8, or paths
+#   PYTHONS="..."   interpreters for `make test-matrix`: versions such as 3.8, or paths
 
 PYTHON ?=
 VENV ?= .venv
@@ -30,16 +30,15 @@ help: ## this list
 	while read -r target text; do printf '  make %-11s %s\n' "$$target" "$$text"; done
 	@sed -n 's/^#  / /p' $(firstword $(MAKEFILE_LIST))
 
-# Arguments that say which data to use are the training script's business; fetching Fashion-MNIST
-# first would be in the way of somebody who has none and asks for another data set.
+# With --data-dir or --dataset the training script finds its data; Fashion-MNIST is not downloaded.
 train: $(VENV)/.runs $(if $(findstring --data,$(ARGS)),,data) ## train LeNet on NUM_GPUS devices
 	$(BIN)/python scripts/train_lenet.py --num-gpus $(NUM_GPUS) $(ARGS)
 
-# Each process gets its share of the processors; with more processes than those, none is bound.
-# Open MPI wants root to say so.
+# Bind each process to its share of the cores, unless there are more processes than cores. Open MPI
+# runs as root only if told to.
 PLACES = $(shell n=$$(nproc); if [ $(RANKS) -gt $$n ]; then echo --oversubscribe; \
 	else echo --map-by slot:PE=$$((n / $(RANKS))):HWTCPUS; fi)
-train-mpi: $(VENV)/.mpi $(if $(findstring --data,$(ARGS)),,data) ## the same in RANKS processes
+train-mpi: $(VENV)/.mpi $(if $(findstring --data,$(ARGS)),,data) ## train LeNet in RANKS processes
 	$(if $(filter 0,$(shell id -u)),OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1) \
 	$(BIN)/mpirun $(PLACES) -n $(RANKS) \
 	$(BIN)/python scripts/train_lenet.py --num-gpus $(NUM_GPUS) $(ARGS)
@@ -47,46 +46,47 @@ train-mpi: $(VENV)/.mpi $(if $(findstring --data,$(ARGS)),,data) ## the same in 
 data: $(VENV)/.runs ## find or download Fashion-MNIST
 	$(BIN)/python scripts/get_data.py
 
-test: lint ## lint, then run the tests and the docstrings' examples
+test: lint ## lint, then run the tests and the examples in docstrings
 	$(BIN)/python -m pytest
 
-test-faults: $(VENV)/.tests ## 50 times kill -9 while training, and resume (`make test` does it 5 times)
+test-faults: $(VENV)/.tests ## kill training 50 times and resume it (`make test` does so 5 times)
 	GLUONPAR_KILLS=50 $(BIN)/python -m pytest tests/training/test_resume.py -k kill_9
 
-# The tests start what they examine with a stub driver; pytest itself has none, and so no gluonpar.
-test-cuda: ## install mxnet-cu112 (2 GB) into VENV_CUDA and test it; no GPU is needed, but gcc
+# The tests start child processes with a stub of the CUDA driver. pytest's own process has none, so it
+# cannot import gluonpar, nor tests/conftest.py.
+test-cuda: ## install mxnet-cu112 (2 GB) into VENV_CUDA and test it; needs gcc, but no GPU
 	@$(MAKE) --no-print-directory VENV=$(VENV_CUDA) EXTRA=cu112 $(VENV_CUDA)/.tests
 	$(VENV_CUDA)/bin/python -m pytest --noconftest tests/runtime/test_cuda_wheel.py
 
-# JupyterLab will not run as root unless it is told that this is meant.
+# JupyterLab runs as root only with --allow-root.
 notebook: $(VENV)/.notebook data ## open the walkthrough in JupyterLab
 	$(BIN)/python -m jupyterlab $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS) \
 	notebooks/multi_gpu_walkthrough$(if $(filter zh%,$(LANGUAGE)),.zh-CN).ipynb
 
-notebooks: $(VENV)/.tests data ## put the notebooks together from notebooks/walkthrough, and run them
+notebooks: $(VENV)/.tests data ## build the notebooks from notebooks/walkthrough and run them
 	$(BIN)/python tools/build_notebooks.py $(ARGS)
 
-docs: $(VENV)/.docs ## build the documentation into site/; a warning ends it
+docs: $(VENV)/.docs ## build the documentation into site/; needs Python 3.10
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
-docs-serve: $(VENV)/.docs ## show the documentation on a local port, and what is changed in it
+docs-serve: $(VENV)/.docs ## serve the documentation on a local port, rebuilt on changes
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve
 
-test-matrix: ## run the tests on each Python 3.8 to 3.12 there is, with its oldest and newest NumPy
+test-matrix: ## run the tests on each installed Python, with oldest and newest NumPy
 	$(or $(PYTHON),python3) tools/test_matrix.py $(if $(PYTHONS),--pythons '$(PYTHONS)') \
 	$(if $(EXTRA),--extra $(EXTRA)) $(ARGS)
 
-pictures: $(VENV)/.tests ## draw docs/pictures again; ARGS="--record timeline,scaling" measures first
+pictures: $(VENV)/.tests ## draw docs/pictures; ARGS="--record timeline,scaling" measures first
 	$(BIN)/python tools/draw_pictures.py $(ARGS)
 
-dist: $(VENV)/.dist ## build an sdist, and from it a wheel, into dist/
+dist: $(VENV)/.dist ## build an sdist, and a wheel from it, into dist/
 	rm -rf build dist
 	$(BIN)/python -m build --outdir dist
 
-test-dist: $(VENV)/.dist ## install what is in dist/ in a fresh environment and run the tests on it
+test-dist: $(VENV)/.dist ## install the wheel in dist/ into a fresh environment and test it
 	$(BIN)/python tools/test_dist.py $(if $(EXTRA),--extra $(EXTRA)) $(ARGS)
 
-lint: $(VENV)/.tests ## check style, format and the order of imports
+lint: $(VENV)/.tests ## check style, formatting and the order of imports
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports
@@ -95,17 +95,17 @@ format: $(VENV)/.tests ## sort imports and format, in place
 	$(BIN)/ruff check --select I --fix
 	$(BIN)/ruff format
 
-clean: ## remove the caches, and VENV if make made it
+clean: ## remove caches, and VENV if make created it
 	rm -f $(VENV)/.runs $(VENV)/.tests $(VENV)/.mpi $(VENV)/.notebook $(VENV)/.docs $(VENV)/.dist
 	rm -rf .matrix build dist site *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +
 	[ ! -e $(VENV)/.made ] || grep -qx adopted $(VENV)/.made || rm -rf $(VENV)
 
-# The set-up leaves stamps in VENV, so that a repeated `make` calls no pip: .made (the environment
-# is whole), .runs, .mpi, .tests, .docs and .dist (what the targets need is installed), .extra
-# (which MXNet it was).
+# Stamp files in VENV, so that a repeated `make` does not call pip: .made (the environment is complete),
+# .runs, .mpi, .tests, .notebook, .docs and .dist (the requirements of these targets are installed).
+# .extra holds the MXNet that was installed, cpu or cu112.
 
-# $(call stale,ASKED,FILE) is FORCE where the caller asks for something other than FILE records.
+# $(call stale,WANTED,FILE) is FORCE if WANTED is given and FILE does not contain it.
 stale = $(if $(1),$(if $(filter $(1),$(shell cat $(2) 2>/dev/null)),,FORCE))
 
 $(VENV)/.made: $(call stale,$(PYTHON),$(VENV)/.made)
@@ -127,31 +127,31 @@ $(VENV)/.notebook: $(VENV)/.made setup.py pyproject.toml $(call stale,$(EXTRA),$
 	@$(call install,$(comma)notebook)
 	@touch $(VENV)/.runs $(VENV)/.mpi $@
 
-# The reference is made from the source as it lies there: MXNet is not needed.
+# The reference is built from the source, so MXNet is not needed.
 $(VENV)/.docs: $(VENV)/.made setup.py pyproject.toml
 	@$(BIN)/python -m pip install --quiet -e '.[docs]'
 	@touch $@
 
-# Building needs nothing of gluonpar's: what it is built with comes into an environment of its own.
+# `build` installs the build requirements into an environment of its own.
 $(VENV)/.dist: $(VENV)/.made
 	@$(BIN)/python -m pip install --quiet build
 	@touch $@
 
-# The tests and the notebook run the book's own code on gluonpar. d2l pins other versions than those it runs with here.
+# The tests and the notebook run the book's code with gluonpar. d2l works with newer packages than it pins.
 D2L := d2l==1.0.3
 
-# The other MXNet goes first: both wheels install the same directory, and uninstalling one later
-# would take the other's files with it.
+# Uninstall the other MXNet first: both wheels contain the directory mxnet/, and uninstalling one later
+# would remove files of the other.
 install = set -e; \
 	extra='$(EXTRA)'; \
 	[ -n "$$extra" ] || extra=$$($(BIN)/python tools/choose_extra.py); \
 	case $$extra in \
 	cpu) other=mxnet-cu112 size=50\ MB ;; \
 	cu112) other=mxnet size=2\ GB ;; \
-	*) echo "EXTRA=$$extra: MXNet comes as cpu or cu112" >&2; exit 2 ;; \
+	*) echo "EXTRA must be cpu or cu112, got $$extra" >&2; exit 2 ;; \
 	esac; \
 	rm -f $(VENV)/.runs $(VENV)/.tests; \
-	echo "installing gluonpar[$$extra$(1)] into $(VENV) (MXNet is a download of about $$size)"; \
+	echo "installing gluonpar[$$extra$(1)] into $(VENV) (downloads MXNet, about $$size)"; \
 	pip() { log=$$($(BIN)/python -m pip "$$@" 2>&1) || { echo "$$log" >&2; return 1; }; }; \
 	pip uninstall --yes $$other; \
 	pip install --quiet -e ".[$$extra$(1)]"; \
