@@ -22,20 +22,24 @@ from gluonpar.collectives import (
     reduce,
     reduce_scatter,
 )
-from gluonpar.gluon import kvstore  # kvstore='gluonpar' is known to MXNet from here on
-from gluonpar.gluon.average import average_gradients
-from gluonpar.gluon.parallel import make_parallel
-from gluonpar.gluon.running_statistics import average_statistics, broadcast_statistics
-from gluonpar.gluon.sync_batch_norm import SyncBatchNorm, set_num_devices
-from gluonpar.gluon.tasks import TaskError, run_tasks
-from gluonpar.gluon.towers import Towers
-from gluonpar.gluon.trainer import Trainer
+from gluonpar.gluon import (  # and kvstore='gluonpar' is registered with MXNet
+    SyncBatchNorm,
+    TaskError,
+    Towers,
+    Trainer,
+    average_gradients,
+    average_statistics,
+    broadcast_statistics,
+    kvstore,
+    make_parallel,
+    run_tasks,
+    set_num_devices,
+)
 from gluonpar.models.lenet import init_lenet, lenet
 from gluonpar.optim import sgd
 from gluonpar.replicas import get_params
 from gluonpar.runtime.version import __version__
-from gluonpar.ragged import split_samples
-from gluonpar.sharding import split_and_load
+from gluonpar.sharding import split_and_load, split_samples
 from gluonpar.step import train_batch
 
 if _TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Loss and accuracy, accumulated on the devices and read by the host here, nowhere else."""
+"""Loss and accuracy: accumulated on the devices, read by the host here and nowhere else."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from gluonpar.sharding import split_and_load
 
 
 class Diverged(FloatingPointError):
-    """The loss stopped being a finite number; the message names epoch, batch and learning rate."""
+    """The loss is no longer finite; the message names epoch, batch and learning rate."""
 
 
 class ReplicasDiffer(AssertionError):
-    """Copies of one parameter on several devices are not the same; the message says where."""
+    """The copies of a parameter on several devices differ; the message says where."""
 
 
 class LossMeter:
     """The mean per-sample loss of batches, and the first batch whose loss is not finite.
 
-    :meth:`add` is asynchronous and keeps one number a device and batch; :meth:`read` is the
-    synchronisation, with several processes of all of them: each adds its part of the same batches.
-    ``total`` is the sum of the losses read so far. To go on from it, give that, the number of
-    samples (on rank 0; on others 0) and of batches in it.
+    :meth:`add` is asynchronous and keeps one number per device and batch; :meth:`read`
+    synchronises. With several processes, each adds its part of the same batches, and all read
+    together. ``total`` is the sum of the losses read so far. To continue from it, pass it together
+    with the number of samples (on rank 0; 0 on the other ranks) and of batches in it.
     """
 
     def __init__(self, total: float = 0.0, num_samples: int = 0, num_batches: int = 0) -> None:
@@ -36,13 +36,16 @@ class LossMeter:
         self.total, self._num_samples, self._num_batches = total, num_samples, num_batches
 
     def add(self, losses: Sequence[nd.NDArray]) -> None:
-        """Take one batch's per-sample losses, one array a device: what ``train_batch`` returns."""
+        """Add the per-sample losses of one batch, one array per device, as train_batch returns."""
         self._unread.append([loss.sum() for loss in losses])
         self._num_samples += sum(loss.size for loss in losses)
 
     def read(self) -> float:
-        """Wait for all batches added so far; their mean loss. Diverged if one is not finite."""
-        sums = [sum(float(array.asscalar()) for array in of_batch) for of_batch in self._unread]
+        """Wait for all batches added so far and return their mean loss.
+
+        Raises Diverged if the loss of a batch is not finite.
+        """
+        sums = [sum(float(array.asscalar()) for array in batch) for batch in self._unread]
         num_samples = self._num_samples
         if cluster.size() > 1:
             *sums, num_samples = cluster.total([*sums, num_samples]).tolist()
@@ -56,13 +59,16 @@ class LossMeter:
 
 
 def check_finite(params: Sequence[nd.NDArray]) -> None:
-    """Wait for one device's ``params``; raise Diverged unless every number in them is finite."""
+    """Wait for one device's ``params``; raise Diverged unless all of their elements are finite."""
     if not nd.multi_all_finite(*params, num_arrays=len(params)).asscalar():
         raise Diverged("the parameters became infinite or NaN in the update after the last batch")
 
 
 def check_identical(copies: Sequence[nd.NDArray], name: str) -> None:
-    """Wait for one parameter's ``copies``; raise ReplicasDiffer unless all have the same bits."""
+    """Wait for the ``copies`` of one parameter; raise ReplicasDiffer unless they are bit-identical.
+
+    The message names the parameter by ``name``, the first device that differs, and by how much.
+    """
     first = copies[0].asnumpy()
     for copy in copies[1:]:
         other = copy.asnumpy()
@@ -82,15 +88,15 @@ def accuracy(
     model: Callable,
     batch_size: int = 256,
 ) -> float:
-    """Share of ``images`` (n, ...) with the highest score at their label (n,), on all devices.
+    """Return the share of ``images`` (n, ...) whose highest score is at their label (n,).
 
-    Every batch is cut over ``ctx``; each image is counted once, whatever the sizes. Each device
-    counts for itself, and the host reads the K counts once, at the end: that is the only wait. With
-    several processes each takes its part of the same images, and all get the same result.
+    Every batch is split over ``ctx``; each image is counted once, whatever the shard sizes. Each
+    device counts on its own, and the host reads the K counts once, at the end: the only wait. With
+    several processes, each takes its part of the same images, and all return the same result.
     """
     num_images = len(images)
-    mine = partition.slices(num_images, cluster.size())[cluster.rank()]
-    images, labels = images[mine], labels[mine]
+    own = partition.slices(num_images, cluster.size())[cluster.rank()]
+    images, labels = images[own], labels[own]
     correct = [nd.zeros((1,), ctx=c) for c in ctx]
     for start in range(0, len(images), batch_size):
         batch = slice(start, start + batch_size)

@@ -1,4 +1,4 @@
-"""Update rules for one device's parameters. The only place that divides by the batch size."""
+"""Update rules for one device's parameters. Only the update divides by the batch size."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from mxnet import nd
 from gluonpar import replicas
 from gluonpar.collectives.host import fused_update
 
-# multi_sgd_update copies pointers into arrays of this size, and does not check.
+# multi_sgd_update copies pointers into arrays of this length without checking it.
 _MOST_WEIGHTS = 60
 
 
 def sgd(params: Sequence[nd.NDArray], lr: float, batch_size: int) -> None:
-    """Minibatch stochastic gradient descent, in place: ``param -= lr * param.grad / batch_size``.
+    """Update by minibatch SGD, in place: ``param -= lr * param.grad / batch_size``.
 
-    ``params`` are one device's, of any float dtype, with gradients that hold the *sum* over
-    ``batch_size`` samples; those without a gradient stay. On a CPU context NumPy does it in one
-    pass over the memory (:mod:`gluonpar.collectives.host.fused_update`): MXNet's own operator takes four times
-    as long there. On a GPU it is that operator. Nothing waits, and nothing is checked:
-    :func:`gluonpar.train_batch` does that. ``sgd`` in Dive into Deep Learning, 3.4.
+    ``params`` are one device's, of any float dtype, whose gradients hold the *sum* over
+    ``batch_size`` samples; parameters without a gradient are left as they are. On a CPU context the
+    update is one pass over memory in NumPy (:mod:`gluonpar.collectives.host.fused_update`), which
+    takes a quarter of the time of MXNet's own operator; on a GPU it is that operator. Nothing
+    waits, and nothing is checked: :func:`gluonpar.train_batch` does that. ``sgd`` in Dive into Deep
+    Learning, 3.4.
 
     >>> import mxnet as mx
     >>> w = mx.nd.ones((1,)); w.attach_grad(); w.grad[:] = 8
@@ -34,9 +35,8 @@ def sgd(params: Sequence[nd.NDArray], lr: float, batch_size: int) -> None:
         return
     if fused_update.possible(params):
         update = rule(lr, 1.0 / batch_size)
-        fused_update.reduce_update(
-            [fused_update.Item([p.grad], [p.params], [update] * len(p.params)) for p in trained]
-        )
+        items = [fused_update.Item([p.grad], [p.params], [update] * len(p.params)) for p in trained]
+        fused_update.reduce_update(items)
         return
     params = [param for part in trained for param in part.params]
     for start in range(0, len(params), _MOST_WEIGHTS):
@@ -58,11 +58,12 @@ def rule(
     momentum: float = 0.0,
     clip_gradient: float | None = None,
 ) -> Callable[..., None]:
-    """The rule of ``mx.optimizer.SGD`` for NumPy blocks (total, param[, momentum]), in place.
+    """Return the rule of ``mx.optimizer.SGD``, in place on NumPy blocks (total, param[, momentum]).
 
     ``total`` is overwritten. ``param -= lr * (clip(rescale_grad * total) + wd * param)``; with
-    momentum, as MXNet has it, the rate is in the momentum: ``m = momentum * m - lr * (...)``,
-    ``param += m``. A ``clip_gradient`` of None, 0 or less clips nothing, as there.
+    momentum, as in MXNet, the learning rate is part of the momentum: ``m = momentum * m - lr *
+    (...)``, ``param += m``. A ``clip_gradient`` that is None or not positive clips nothing, as in
+    MXNet.
     """
 
     def update(total: np.ndarray, param: np.ndarray, state: np.ndarray | None = None) -> None:

@@ -1,13 +1,13 @@
-"""Every device's own copy of the parameters, with its gradients in a few flat arrays.
+"""A copy of the parameters per device, with its gradients in a few flat arrays.
 
-The gradients of neighbouring parameters of one device are views of one array, a *bucket*, so what
-is done to all of them alike, such as a sum over devices, is done to a few large arrays. Buckets are
+The gradients of neighbouring parameters of one device are views of one array, a *bucket*, so an
+operation on all of them, such as the sum over devices, works on a few large arrays. Buckets are
 filled from the last parameter to the first, because backward reaches the last layers first: their
-sum can start while it computes the others. (Li et al., "PyTorch Distributed", VLDB 2020.)
+sum can start while backward computes the others (Li et al., "PyTorch Distributed", VLDB 2020).
 
-Parameters are arrays of their own. Views they cannot be: in a forward pass without training, oneDNN
-puts a weight into a layout of its own, in place, and MXNet 1.9.1 then writes to the begin of the
-memory that the weight is a view of.
+Parameters are arrays of their own. They cannot be views: in a forward pass without training, oneDNN
+converts a weight in place to a layout of its own, and MXNet 1.9.1 then writes to the beginning of
+the memory that the weight is a view of.
 """
 
 from __future__ import annotations
@@ -18,44 +18,49 @@ from typing import Collection, Iterable, NamedTuple, Sequence
 import mxnet as mx
 from mxnet import autograd
 
+from gluonpar.collectives.bucketing import BUCKET_BYTES
 from gluonpar.runtime import memory
 
-BUCKET_BYTES = 4 << 20
+
+class Bucket(NamedTuple):
+    """Parameters that are summed and updated together: their numbers, and what each device holds.
+
+    ``params[k]`` are device k's arrays; ``grads[k]`` is one array, their gradients end to end.
+    ``owner`` is the device that updates the parameters, where only one does.
+    """
+
+    indices: Sequence[int]
+    params: Sequence[Sequence[mx.nd.NDArray]]
+    grads: Sequence[mx.nd.NDArray]
+    owner: int = 0
 
 
 class Part(NamedTuple):
-    """Some of one device's parameters, by number, and their gradients end to end in one array."""
+    """One device's share of a bucket."""
 
-    numbers: tuple[int, ...]
+    indices: tuple[int, ...]
     params: Sequence[mx.nd.NDArray]
     grad: mx.nd.NDArray
 
 
-class Bucket(NamedTuple):
-    """The same parts of all devices: what is summed and updated as one."""
-
-    params: Sequence[Sequence[mx.nd.NDArray]]
-    grads: Sequence[mx.nd.NDArray]
-
-
 class Replica(list):
-    """One device's parameters: a list of arrays whose gradients are views of a few flat ones.
+    """One device's parameters: a list of arrays whose gradients are views of a few flat arrays.
 
-    It may be used as any list. If an entry is replaced, or given another gradient, the flat arrays
-    are no longer all there is to it; then each parameter stands for itself (:func:`parts`).
-    ``frozen`` are the numbers of those without a gradient.
+    It can be used as any list. If an entry is replaced or given another gradient, the flat arrays
+    no longer hold all gradients; each parameter is then a bucket of its own (:func:`parts`).
+    ``frozen`` are the indices of parameters without a gradient.
     """
 
     def __init__(self, params: Sequence[mx.nd.NDArray], frozen: Collection[int] = ()) -> None:
         super().__init__(params)
-        self.graphs: dict = {}  # what gluonpar.runtime.cached_op has traced for these parameters
-        self.members = _neighbours(params, frozen)  # the numbers of each bucket's parameters
-        self.grads = [self._place(indices) for indices in self.members]
+        self.graphs: dict = {}  # traced for these parameters by gluonpar.runtime.cached_op
+        self.members = _neighbours(params, frozen)  # per bucket, the indices of its parameters
+        self.grads = [self._attach_bucket(indices) for indices in self.members]
         self._made = tuple(self)
         self._grad_chunks = [_grad_chunk(param) for param in self]
 
-    def _place(self, indices: Sequence[int]) -> mx.nd.NDArray:
-        """Give the parameters of one bucket their gradients; the array that holds them all."""
+    def _attach_bucket(self, indices: Sequence[int]) -> mx.nd.NDArray:
+        """Attach gradients to the parameters of one bucket; return the array that holds them."""
         params = [self[i] for i in indices]
         if len(params) == 1:
             params[0].attach_grad()
@@ -73,9 +78,9 @@ class Replica(list):
 
     @property
     def parts(self) -> list[Part] | None:
-        """A part a bucket, the last layers' first; None if these are not all of it any more."""
-        whole = len(self) == len(self._made) and all(map(operator.is_, self, self._made))
-        if not whole or self._grad_chunks != [_grad_chunk(param) for param in self]:
+        """One part per bucket, the last layers' first; None if parameters have been replaced."""
+        same = len(self) == len(self._made) and all(map(operator.is_, self, self._made))
+        if not same or self._grad_chunks != [_grad_chunk(param) for param in self]:
             return None
         return [
             Part(tuple(indices), [self[i] for i in indices], grad)
@@ -86,56 +91,63 @@ class Replica(list):
 def get_params(
     params: Sequence[mx.nd.NDArray], ctx: mx.Context, frozen: Iterable[int] = ()
 ) -> Replica:
-    """Copies of ``params`` on ``ctx``, each with a gradient; they never alias the originals.
+    """Return copies of ``params`` on ``ctx``, each with a gradient; they never alias the originals.
 
-    A list of arrays; shapes and dtypes are kept. Gradients start at zero and are overwritten by
-    each backward (``grad_req='write'``). Those whose numbers are in ``frozen`` have no gradient and
-    are not updated: layers that are not to train, and the running statistics of batch
-    normalisation. From ``get_params`` in Dive into Deep Learning, 13.5.3.
+    The result is a list of arrays; shapes and dtypes are kept. Gradients start at zero and are
+    overwritten by every backward (``grad_req='write'``). Parameters whose indices are in ``frozen``
+    have no gradient and are not updated: layers that are not trained, and the running statistics of
+    batch normalisation. From ``get_params`` in Dive into Deep Learning, 13.5.3.
     """
     # as_in_context would alias on the same context
     return Replica([param.copyto(ctx) for param in params], frozenset(frozen))
 
 
 def check(device_params: Sequence[Sequence[mx.nd.NDArray]], ctx: Sequence[mx.Context]) -> None:
-    """Raise ValueError unless ``device_params[i]`` are on ``ctx[i]`` and all of like shapes."""
+    """Raise ValueError unless ``device_params[i]`` are on ``ctx[i]`` and their shapes agree."""
     if len(device_params) != len(ctx):
         raise ValueError(
-            f"{len(device_params)} copies of the parameters for {len(ctx)} contexts {ctx}; "
-            "make one a context: [get_params(params, c) for c in ctx]"
+            f"device_params must have one copy of the parameters per context, got "
+            f"{len(device_params)} copies for {len(ctx)} contexts {ctx}; make them with "
+            "[get_params(params, c) for c in ctx]"
         )
     first = [param.shape for param in device_params[0]]
     for params, c in zip(device_params, ctx):
         for i, param in enumerate(params):
             if param.context != c:
-                raise ValueError(f"parameter {i} is on {param.context}, but its device is {c}")
+                raise ValueError(f"parameter {i} must be on {c}, but is on {param.context}")
         shapes = [param.shape for param in params]
         if shapes != first:
             raise ValueError(f"parameters on {c} have shapes {shapes}, on {ctx[0]} {first}")
 
 
 def parts(params: Sequence[mx.nd.NDArray]) -> list[Part]:
-    """One device's parameters that have a gradient, in few parts, the last layers' first.
+    """Return one device's parameters that have a gradient, the last layers' first.
 
-    A part a bucket of a :class:`Replica`, else one a parameter.
+    They come as one part per bucket of a :class:`Replica`, else one per parameter.
     """
     found = params.parts if isinstance(params, Replica) else None
     return _one_by_one(params) if found is None else found
 
 
 def buckets(device_params: Sequence[Sequence[mx.nd.NDArray]]) -> list[Bucket]:
-    """What is summed and updated as one, over all devices, in the order of :func:`parts`."""
-    each = [parts(params) for params in device_params]
-    if any(_numbers(of_device) != _numbers(each[0]) for of_device in each[1:]):
-        each = [_one_by_one(params) for params in device_params]  # only some are whole Replicas
-    for of_device in each[1:]:
-        some = {part.numbers for part in of_device} ^ {part.numbers for part in each[0]}
-        if some:
+    """Return the buckets of all devices, in the order of :func:`parts`.
+
+    Raises ValueError if a parameter has a gradient on some devices only.
+    """
+    of_devices = [parts(params) for params in device_params]
+    if any(_indices(own) != _indices(of_devices[0]) for own in of_devices[1:]):
+        of_devices = [_one_by_one(params) for params in device_params]  # some are plain lists
+    for own in of_devices[1:]:
+        different = {part.indices for part in own} ^ {part.indices for part in of_devices[0]}
+        if different:
             raise ValueError(
-                f"parameter {min(some)[0]} has a gradient on some devices only; freeze the same "
-                "parameters on all of them"
+                f"parameter {min(different)[0]} has a gradient on some devices only; freeze the "
+                "same parameters on all devices"
             )
-    return [Bucket(*list(zip(*of_devices))[1:]) for of_devices in zip(*each)]
+    return [
+        Bucket(same[0].indices, [part.params for part in same], [part.grad for part in same])
+        for same in zip(*of_devices)
+    ]
 
 
 def zero_grads(params: Sequence[mx.nd.NDArray]) -> None:
@@ -149,14 +161,15 @@ def _one_by_one(params: Sequence[mx.nd.NDArray]) -> list[Part]:
     return [part for part in reversed(found) if part.grad is not None]
 
 
-def _numbers(of_device: Sequence[Part]) -> list[tuple[int, ...]]:
-    return [part.numbers for part in of_device]
+def _indices(of_device: Sequence[Part]) -> list[tuple[int, ...]]:
+    return [part.indices for part in of_device]
 
 
 def _neighbours(params, frozen) -> list[list[int]]:
-    """Numbers of the parameters of each bucket, from the last parameter's bucket to the first's.
+    """Per bucket, the indices of its parameters, from the last parameter's bucket to the first's.
 
-    A bucket holds at most BUCKET_BYTES, or one parameter; one without elements or axes is alone.
+    A bucket holds at most BUCKET_BYTES of one dtype, or one parameter. A parameter without elements
+    or without axes has a bucket of its own.
     """
     found: list[list[int]] = []
     held, last = 0, None

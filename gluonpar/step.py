@@ -1,20 +1,26 @@
-"""train_batch: one step on all devices. The only place that composes the parts."""
+"""train_batch: one data-parallel step, and how its all-reduce and update are carried out."""
 
 from __future__ import annotations
 
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, NamedTuple, Sequence
 
 import mxnet as mx
 import numpy as np
 from mxnet import autograd
 
-from gluonpar import cluster, replicas
+from gluonpar import cluster, optim, replicas, sharding
+from gluonpar.cluster import hierarchical
+from gluonpar.collectives import checks, named
+from gluonpar.collectives.host import fused_update
 from gluonpar.models.lenet import lenet
 from gluonpar.models.losses import softmax_cross_entropy
+from gluonpar.replicas import Bucket
 from gluonpar.runtime import cached_op
 from gluonpar.runtime.devices import as_list
-from gluonpar.sharding import num_samples, split_and_load
-from gluonpar.update import allreduce_sgd
+
+# How many steps a training loop may queue ahead of the devices: enough to prepare the next batch
+# while one trains, few enough that no more than these batches are in memory.
+STEPS_IN_FLIGHT = 4
 
 
 def train_batch(
@@ -29,48 +35,138 @@ def train_batch(
     weights: Sequence[float] | None = None,
     batch_size: int | None = None,
 ) -> list[mx.nd.NDArray]:
-    """One step of minibatch SGD over all devices, in place on ``device_params``; the losses.
+    """Take one step of minibatch SGD on all devices, in place on ``device_params``.
 
-    ``X`` (n, ...) and ``y`` (n,) are the whole batch, NumPy or MXNet; ``device_params[i]`` the
-    parameters on ``ctx[i]`` (:func:`get_params`). ``model(X, params)`` gives predictions and
-    ``loss(predictions, y)`` one loss a sample. The step equals one device's step on the whole batch
-    up to rounding, however it is cut: gradients are summed over samples and devices, and only the
-    update divides, by n. A device without samples adds zero. ``weights`` are the devices' relative
-    speeds, to which the shards are proportional (:func:`split_and_load`).
+    ``X`` (n, ...) and ``y`` (n,) are the whole batch, NumPy or MXNet; ``device_params[i]`` are the
+    parameters on ``ctx[i]`` (:func:`get_params`). ``model(X, params)`` returns predictions and
+    ``loss(predictions, y)`` one loss per sample. The step equals one device's step on the whole
+    batch up to rounding, however the batch is split: gradients are summed over samples and devices,
+    and only the update divides, by n. A device without samples adds zero. ``algorithm`` names the
+    all-reduce (None: chosen, see :func:`allreduce`); ``weights`` are the relative speeds of the
+    devices, to which shard sizes are proportional (:func:`split_and_load`).
 
-    With several processes (:mod:`gluonpar.cluster`), each gives its own part of the batch, which
-    may have no samples, and gradients are summed over all. They divide by the samples of all, whose
-    number they tell each other; give it as ``batch_size``, if it is known, to save a message.
+    With several processes (:mod:`gluonpar.cluster`), each passes its own part of the batch, which
+    may be empty, and gradients are summed over all processes. The update divides by the total
+    number of samples, which the processes exchange; pass it as ``batch_size``, if it is known, to
+    save that message.
 
     Returns one array of per-sample losses for each device that had samples, on that device. Nothing
-    waits: reading a loss is the caller's synchronisation. ``train_batch`` in Dive into Deep
-    Learning, 13.5.6.
+    waits: reading a loss synchronises. From ``train_batch`` in Dive into Deep Learning, 13.5.6.
 
-    Raises ValueError for X and y of different lengths, an empty batch, ``lr`` not a positive finite
-    number, parameters that are not on their context, and weights that are not one positive finite
-    number a context; then nothing has changed.
+    Raises ValueError for X and y of different lengths, an empty batch, an ``lr`` that is not a
+    positive finite number, parameters that are not on their context, and weights that are not one
+    positive finite number per context; nothing has changed then.
     """
     contexts = as_list(ctx)
     check_lr(lr)
     replicas.check(device_params, contexts)
-    several, here = cluster.size() > 1, num_samples((X, y))
-    shards = split_and_load((X, y), contexts, weights=weights) if here or not several else []
+
+    # Split: shard i of the batch goes to device i.
+    shards, num_samples = sharding.split((X, y), contexts, weights=weights)
+    if num_samples == 0 and cluster.size() == 1:
+        raise ValueError("a batch must have at least 1 sample, got 0")
+
+    # Forward: every device computes the losses of its shard.
     with autograd.record():
         losses = [
             cached_op.losses(model, loss, X_shard, y_shard, params)
             for (X_shard, y_shard), params in zip(shards, device_params)
         ]
+
+    # Backward: every device computes the gradients of its shard; without samples they are zero.
     if losses:
         autograd.backward(losses)
     for params in device_params[len(losses) :]:
-        replicas.zero_grads(params)  # else last step's gradient would be added again
+        replicas.zero_grads(params)
+
+    # All-reduce: gradients are summed over devices.
+    sums = allreduce_gradients(replicas.buckets(device_params), algorithm)
+
+    # Update: every device updates its copy of the parameters.
     if batch_size is None:
-        batch_size = cluster.Later(here) if several else here
-    allreduce_sgd(device_params, lr, batch_size, algorithm)
+        batch_size = cluster.Later(num_samples)
+    sgd(sums, device_params, lr, batch_size)
     return losses
 
 
 def check_lr(lr: float) -> None:
     """Raise ValueError unless the learning rate is a positive finite number."""
     if not 0 < lr <= np.finfo("float32").max:
-        raise ValueError(f"lr={lr} is no learning rate; give a positive finite number, such as 0.2")
+        raise ValueError(f"lr must be a positive finite number, got {lr}; try 0.2")
+
+
+class GradientSums(NamedTuple):
+    """What :func:`allreduce_gradients` returns: buckets whose gradients are, or will be, sums.
+
+    If ``deferred``, nothing has been summed inside this process: the update does that too, in one
+    pass over the host's memory, and every device keeps its own gradients.
+    """
+
+    buckets: Sequence[Bucket]
+    deferred: bool
+
+
+def allreduce_gradients(
+    buckets: Sequence[Bucket],
+    algorithm: str | None = None,
+    compression: str | None = None,
+    defer: bool = True,
+    to_owner: bool = False,
+) -> GradientSums:
+    """Sum the gradients of every bucket over all devices of all processes.
+
+    This is the only place that decides how. On CPU contexts, unless another algorithm than 'host'
+    is named, the gradients compressed or ``defer`` is False, the sum is left to the update
+    (:mod:`gluonpar.collectives.host.fused_update`), which then moves (2 K + 1) n bytes of memory
+    instead of 5 K n. Otherwise the sums are exchanged bucket by bucket,
+    the last layers' first, each as soon as backward has computed it on all devices; they are in
+    place on every device, or with ``to_owner`` on each bucket's owner only.
+
+    Raises ValueError, before anything has changed, for an unknown algorithm and for gradients that
+    :func:`allreduce` refuses.
+    """
+    summed = [bucket for bucket in buckets if bucket.grads[0].size]
+    for bucket in summed:
+        checks.check_list(bucket.grads, "gradients")
+    if algorithm is not None:
+        named(algorithm)
+    lists, owners = [bucket.grads for bucket in summed], [bucket.owner for bucket in summed]
+    by_host = algorithm in (None, "host") and compression is None
+    if defer and by_host and all(map(fused_update.possible, lists)):
+        if cluster.size() > 1:
+            hierarchical.reduce_many(lists, owners)
+            summed = [bucket._replace(grads=[bucket.grads[bucket.owner]]) for bucket in summed]
+        return GradientSums(summed, deferred=True)
+    if to_owner:
+        hierarchical.reduce_many(lists, owners, algorithm, compression)
+    else:
+        hierarchical.allreduce_many(lists, algorithm, compression)
+    return GradientSums(buckets, deferred=False)
+
+
+def sgd(
+    sums: GradientSums,
+    device_params: Sequence[Sequence[mx.nd.NDArray]],
+    lr: float,
+    batch_size: int | cluster.Later,
+) -> None:
+    """Apply :func:`gluonpar.sgd` to every device's parameters, in place.
+
+    A ``batch_size`` that is still being summed over processes is not waited for if the sums are
+    deferred: it arrives before the gradients' sum does.
+    """
+    if sums.deferred:
+        for bucket in sums.buckets:
+            rules = [_rule(lr, batch_size)] * len(bucket.params[0])
+            fused_update.reduce_update([fused_update.Item(bucket.grads, bucket.params, rules)])
+        return
+    if isinstance(batch_size, cluster.Later):
+        batch_size = batch_size.wait()  # MXNet's operators need the number itself
+    for params in device_params:
+        optim.sgd(params, lr, batch_size)
+
+
+def _rule(lr: float, batch_size: int | cluster.Later) -> Callable[..., None]:
+    if isinstance(batch_size, cluster.Later):
+        return lambda *arrays: optim.rule(lr, 1.0 / batch_size.number)(*arrays)
+    return optim.rule(lr, 1.0 / batch_size)

@@ -1,4 +1,10 @@
-"""The second half of a sum over everything: inside a process first, then between processes."""
+"""Collectives over all devices of all processes: inside each process, between processes, inside.
+
+A hierarchical all-reduce sums inside each process onto one device, the *leader*, exchanges the
+leaders' arrays between processes, and broadcasts the result inside each process: the network
+carries one array per process, however many devices there are. With one process only the first of
+the three happens. Every function works in place and asynchronously.
+"""
 
 from __future__ import annotations
 
@@ -6,38 +12,68 @@ from typing import Sequence
 
 import mxnet as mx
 
-from gluonpar import cluster
-from gluonpar.collectives import broadcast_many, reduce
+from gluonpar import cluster, collectives
+from gluonpar.collectives.bucketing import allreduce_as_float16
+
+Lists = Sequence[Sequence[mx.nd.NDArray]]
 
 
-def summed(grads: Sequence[mx.nd.NDArray], root: int = 0) -> Sequence[mx.nd.NDArray]:
-    """Arrays, one or one a device, whose sum is that of ``grads`` over all devices and processes.
+def allreduce_many(
+    lists: Lists,
+    algorithm: str | None = None,
+    compression: str | None = None,
+    one_message: bool = False,
+) -> None:
+    """Replace every array of each list, one per device, by the sum over all processes' devices.
 
-    With one process, ``grads`` as they are. With several, ``[grads[root]]``, which has become the
-    sum; the others stay. Asynchronous.
+    ``algorithm`` is that of the sum inside the process. With ``compression='fp16'`` float16 is
+    exchanged, and added in float32. Between processes each list is a message of its own, so that
+    the first can be sent while the last is still being computed, or with ``one_message`` all
+    together.
     """
-    if cluster.size() == 1:
-        return grads
-    reduce(grads, root)
-    cluster.allreduce([grads[root]])
-    return [grads[root]]
+    _sum_inside(lists, None, algorithm, compression)
+    if cluster.size() > 1:
+        _exchange(lists, [0] * len(lists), compression, one_message)
+        collectives.broadcast_many(lists)
 
 
-def complete(
-    lists: Sequence[Sequence[mx.nd.NDArray]],
-    roots: Sequence[int],
-    everywhere: bool,
+def reduce_many(
+    lists: Lists,
+    leaders: Sequence[int],
+    algorithm: str | None = None,
     compression: str | None = None,
 ) -> None:
-    """Make sums over this process's devices sums over all processes', in place.
+    """Replace ``lists[j][leaders[j]]``, in every process, by the sum of :func:`allreduce_many`.
 
-    ``lists[j][roots[j]]`` holds such a sum. With ``everywhere`` all arrays of ``lists[j]`` become
-    the result. Each is a message of its own, so that the first can go while the last are computed.
-    Does nothing if there is one process.
+    The other arrays of a list are left as they are, or hold the sum over this process's devices if
+    an algorithm is named or the exchange is compressed.
     """
-    if cluster.size() == 1:
-        return
-    for data, root in zip(lists, roots):
-        cluster.allreduce([data[root]], compression)
-        if everywhere:
-            broadcast_many([data], root)
+    _sum_inside(lists, leaders, algorithm, compression)
+    if cluster.size() > 1:
+        _exchange(lists, leaders, compression)
+
+
+def broadcast_many(lists: Lists) -> None:
+    """Replace every array of each list by the first device's of rank 0."""
+    cluster.broadcast([data[0] for data in lists])
+    collectives.broadcast_many(lists)
+
+
+def _sum_inside(
+    lists: Lists, leaders: Sequence[int] | None, algorithm: str | None, compression: str | None
+) -> None:
+    if compression:
+        allreduce_as_float16(lists, algorithm)
+    elif leaders is None or algorithm:
+        collectives.allreduce_many(lists, algorithm)
+    else:
+        for data, leader in zip(lists, leaders):
+            collectives.reduce(data, leader)
+
+
+def _exchange(
+    lists: Lists, leaders: Sequence[int], compression: str | None, one_message: bool = False
+) -> None:
+    arrays = [data[leader] for data, leader in zip(lists, leaders)]
+    for message in [arrays] if one_message else [[array] for array in arrays]:
+        cluster.allreduce(message, compression)

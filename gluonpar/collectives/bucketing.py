@@ -12,7 +12,9 @@ from gluonpar.collectives import checks, executor, registry
 from gluonpar.collectives.operations import allreduce_checked, choose
 from gluonpar.runtime import threads
 
-BUCKET_BYTES = 25 << 20
+# The size of all buckets in the package: large enough that the bandwidth counts and not the cost of
+# a message, small enough that the first sums start while backward still computes the other layers.
+BUCKET_BYTES = 4 << 20
 
 
 def allreduce_many(

@@ -1,1 +1,25 @@
-"""For programs of Gluon: the Trainer, kvstore='gluonpar', SyncBatchNorm, make_parallel, towers."""
+"""For Gluon programs: the Trainer, kvstore='gluonpar', SyncBatchNorm, make_parallel, towers."""
+
+from gluonpar.gluon import kvstore
+from gluonpar.gluon.average import average_gradients
+from gluonpar.gluon.parallel import make_parallel
+from gluonpar.gluon.running_statistics import average_statistics, broadcast_statistics
+from gluonpar.gluon.sync_batch_norm import SyncBatchNorm, set_num_devices
+from gluonpar.gluon.tasks import TaskError, run_tasks
+from gluonpar.gluon.towers import Towers, TowersEpoch
+from gluonpar.gluon.trainer import Trainer
+
+__all__ = [
+    "SyncBatchNorm",
+    "TaskError",
+    "Towers",
+    "TowersEpoch",
+    "Trainer",
+    "average_gradients",
+    "average_statistics",
+    "broadcast_statistics",
+    "kvstore",
+    "make_parallel",
+    "run_tasks",
+    "set_num_devices",
+]

@@ -12,16 +12,16 @@ from gluonpar.collectives import reduce
 
 
 def average_gradients(tower_grads: Sequence[Sequence[Any]]) -> list[Any]:
-    """Per variable, the mean of its gradients over towers, on the first tower's device.
+    """Return, per variable, the mean of its gradients over towers, on the first tower's device.
 
     ``tower_grads[i]`` are tower i's gradients, in the same order of variables for every tower:
     float arrays, ``mx.nd`` or ``mx.np``, or pairs (gradient, variable). Returns a list of new
-    arrays, or of pairs (mean, the first tower's variable). The inputs stay as they are; nothing is
-    recorded for autograd, and nothing waits. Every tower counts alike, whatever its batch: for
-    batches of different sizes use :class:`gluonpar.Towers`, which weighs samples alike.
+    arrays, or of pairs (mean, the first tower's variable). The inputs are not changed; nothing is
+    recorded for autograd, and nothing waits. All towers weigh the same, whatever their batches: for
+    batches of different sizes use :class:`gluonpar.Towers`, which weighs samples equally.
 
     Raises ValueError for towers with different numbers of gradients, for shapes or dtypes that
-    differ, and for a gradient that is None; TypeError for what is neither array nor pair.
+    differ, and for a gradient that is None; TypeError for entries that are not arrays or pairs.
 
     After ``average_gradients`` in TensorFlow's CIFAR-10 example for several GPUs.
 
@@ -42,19 +42,19 @@ def average_gradients(tower_grads: Sequence[Sequence[Any]]) -> list[Any]:
 
 
 def _by_variable(tower_grads: Sequence[Sequence[Any]]) -> tuple[bool, list[list]]:
-    """Whether they are pairs; per variable, the towers' gradients, found to be alike."""
+    """Return whether entries are pairs, and per variable the towers' gradients, checked."""
     if not isinstance(tower_grads, (list, tuple)) or not tower_grads:
-        raise ValueError(f"tower_grads is {tower_grads!r}; pass a list of gradients for each tower")
+        raise ValueError(f"tower_grads must hold one list per tower, got {tower_grads!r}")
     num_variables = len(tower_grads[0])
     for i, entries in enumerate(tower_grads):
         if len(entries) != num_variables:
             raise ValueError(
-                f"tower {i} has {len(entries)} gradients, but tower 0 has {num_variables}; "
-                "every tower must give one for each variable"
+                f"every tower must have one gradient per variable, got {len(entries)} for tower "
+                f"{i} and {num_variables} for tower 0"
             )
     pairs = {isinstance(entry, (tuple, list)) for entries in tower_grads for entry in entries}
     if len(pairs) > 1:
-        raise TypeError("tower_grads holds both arrays and pairs; give one of the two")
+        raise TypeError("tower_grads must hold either arrays or pairs, got both")
     paired = pairs == {True}
     columns = [[entry[0] if paired else entry for entry in column] for column in zip(*tower_grads)]
     for j, grads in enumerate(columns):
@@ -67,16 +67,16 @@ def _check_alike(j: int, grads: Sequence[Any]) -> None:
         if grad is None:
             raise ValueError(
                 f"tower {i} has None for the gradient of variable {j}; call attach_grad() on it "
-                "before the forward, or leave it out for every tower"
+                "before forward, or leave it out for every tower"
             )
         if not isinstance(grad, mx.nd.NDArray):
             raise TypeError(
-                f"tower {i} has a {type(grad).__name__} for the gradient of variable {j}; "
-                "pass MXNet arrays, or pairs (gradient, variable)"
+                f"gradients must be MXNet arrays, or pairs (gradient, variable), got "
+                f"{type(grad).__name__} for variable {j} of tower {i}"
             )
         if (grad.shape, grad.dtype) != (grads[0].shape, grads[0].dtype):
             here, first = (f"{g.shape} {np.dtype(g.dtype)}" for g in (grad, grads[0]))
             raise ValueError(
-                f"the gradient of variable {j} is {here} in tower {i} on {grad.context}, but "
-                f"{first} in tower 0; towers must share their variables"
+                f"the gradients of variable {j} must have one shape and dtype, got {here} in tower "
+                f"{i} on {grad.context} and {first} in tower 0"
             )

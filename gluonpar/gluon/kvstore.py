@@ -1,10 +1,10 @@
 """kvstore='gluonpar': the stock gluon.Trainer, and Module, on gluonpar's collectives.
 
-Importing this module makes the name known to ``mx.kv.create``, and so to
+Importing this module registers the name for ``mx.kv.create``, and so for
 ``gluon.Trainer(params, optimizer, kvstore='gluonpar')`` and ``Module.fit(kvstore='gluonpar')``.
-The store keeps nothing: gradients are summed where they lie, and every device updates its own copy
-of the parameters with its own optimizer state. (The reverse, MXNet's store as an all-reduce
-algorithm, is ``gluonpar.collectives.algorithms.mxnet_kvstore``.)
+The store holds no values: gradients are summed in place, and every device updates its own copy of
+the parameters with its own optimizer state. (The reverse, MXNet's store as an all-reduce algorithm,
+is ``gluonpar.collectives.algorithms.mxnet_kvstore``.)
 """
 
 from __future__ import annotations
@@ -17,25 +17,26 @@ import mxnet as mx
 from mxnet import autograd, gluon
 
 from gluonpar import cluster, collectives
+from gluonpar.cluster import hierarchical
 from gluonpar.collectives.host import reduction
 
-# MXNet is retired, so this loop over all gradients stays as it is. Another's (a subclass with its
-# own, a patched Trainer) is not recognised, and its calls are then taken one by one.
+# MXNet is retired, so this loop over all gradients will not change. A subclass with a loop of its
+# own or a patched Trainer is not recognised, and its calls are then executed one by one.
 _STOCK_LOOP = gluon.Trainer._allreduce_grads.__code__
 
 
 @mx.kvstore.KVStoreBase.register  # under the class's name in lower case
 class GluonPar(mx.kvstore.KVStoreBase):
-    """What a Trainer or Module asks of a store: copy parameters, sum gradients, both in place.
+    """The store that a Trainer or Module uses: copies parameters, sums gradients, both in place.
 
-    For ``mx.nd`` and ``mx.np``, any number of contexts, dense arrays of any dtype that
+    For ``mx.nd`` and ``mx.np``, any number of contexts, and dense arrays of any dtype that
     :func:`gluonpar.allreduce` takes. Everything is as asynchronous as any operator. A key is an
-    int, a string or a list of those; it names nothing, because nothing is kept under it.
-    ``priority`` is accepted and not used.
+    int, a string or a list of those; no value is stored under it. ``priority`` is accepted and not
+    used.
 
-    It runs no optimizer, so ``update_on_kvstore`` is False, on purpose: gradients can be looked at
-    between ``trainer.allreduce_grads()`` and ``trainer.update()``, and the optimizer's state is the
-    Trainer's (``save_states``, ``load_states``) or the Module's.
+    The store runs no optimizer, so ``update_on_kvstore`` is False: gradients can be inspected
+    between ``trainer.allreduce_grads()`` and ``trainer.update()``, and the optimizer state belongs
+    to the Trainer (``save_states``, ``load_states``) or the Module.
 
     >>> import mxnet as mx
     >>> ctx = [mx.cpu(0), mx.cpu(1)]
@@ -51,7 +52,7 @@ class GluonPar(mx.kvstore.KVStoreBase):
     """
 
     def __init__(self) -> None:
-        self._summed: dict[Any, tuple[list, list]] = {}  # what has passed the checks, by key
+        self._checked: dict[Any, tuple[list, list]] = {}  # by key: ids and arrays that passed
 
     @property
     def type(self) -> str:
@@ -60,30 +61,30 @@ class GluonPar(mx.kvstore.KVStoreBase):
 
     @property
     def rank(self) -> int:
-        """This process's number among those that train together; 0 without MPI."""
+        """The rank of this process among those that train together; 0 without MPI."""
         return cluster.rank()
 
     @property
     def num_workers(self) -> int:
-        """Number of processes that train together; 1 without MPI."""
+        """The number of processes that train together; 1 without MPI."""
         return cluster.size()
 
     @staticmethod
     def is_capable(capability: str) -> bool:
-        """False for 'optimizer'; ValueError for all else, as MXNet 1.9.1 asks for nothing else."""
+        """Return False for 'optimizer'; raise ValueError for others, which MXNet 1.9.1 lacks."""
         if capability.lower() != mx.kvstore.KVStoreBase.OPTIMIZER:
-            raise ValueError(f"capability={capability!r} is unknown; MXNet has only 'optimizer'")
+            raise ValueError(f"capability must be 'optimizer', got {capability!r}")
         return False
 
     def init(self, key: Any, value: Any) -> None:
-        """Nothing: Module calls it to have its parameters kept, after it has copied them itself."""
+        """Do nothing: Module calls this to store parameters that it has copied itself."""
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
-        """Copy array ``value`` to every array of ``out``; for a list of keys, one of each a key.
+        """Copy the array ``value`` to every array of ``out``; with a list of keys, key by key.
 
-        With several processes it is rank 0's, to those of all of them, and ``value`` becomes it.
-        ``value`` may be one of ``out``. Raises ValueError for arrays of different shapes, dtypes or
-        storage types.
+        With several processes, rank 0's ``value`` is copied to ``value`` and ``out`` of all
+        processes. ``value`` may be one of ``out``. Raises ValueError for arrays of different
+        shapes, dtypes or storage types.
         """
         for (root,), arrays in zip(_lists(key, value, "value"), _lists(key, out, "out")):
             cluster.broadcast([root])
@@ -94,18 +95,18 @@ class GluonPar(mx.kvstore.KVStoreBase):
                 collectives.broadcast([root, *arrays])
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
-        """Replace every array of ``value``, one a device, by the sum of all of them.
+        """Replace every array of ``value``, one per device, by the sum of all of them.
 
-        With ``out``, an array or a list, ``value`` stays and every array of ``out`` becomes the
-        sum. For a list of keys ``value`` holds a list of arrays a key, and so does ``out``. With
-        several processes the sum is over the devices of all.
+        With ``out``, an array or a list, ``value`` is left as it is and every array of ``out``
+        becomes the sum. With a list of keys, ``value`` and ``out`` hold one list of arrays per key.
+        With several processes the sum is over the devices of all processes.
 
-        The stock Trainer calls this for one parameter after the other. The call for the first
-        sums the gradients of all of them, in one operator on the host or in few messages between
-        GPUs, and the other calls find theirs summed: for the eight parameters of a small network
-        eight operators would cost as much as the sums. Any other caller gets what it asks for.
+        The stock Trainer calls this for one parameter after another. The call for the first sums
+        the gradients of all parameters, in one operator on the host or in few messages between
+        GPUs, and the other calls do nothing: for the eight parameters of a small network, eight
+        operators would cost as much as the sums. For any other caller every call sums its arrays.
 
-        Raises ValueError for arrays of different shapes or dtypes, and for sparse ones.
+        Raises ValueError for arrays of different shapes or dtypes, and for sparse arrays.
         """
         params = _looped_over(sys._getframe(1))
         if params is not None:
@@ -119,67 +120,65 @@ class GluonPar(mx.kvstore.KVStoreBase):
                 _sum_into(data, targets)
 
     def _sum(self, key: Any, lists: Sequence[Sequence[mx.nd.NDArray]]) -> None:
-        """In place. Checking the arrays costs as much as a small sum, so it is done once."""
+        """Sum in place. Checking the arrays costs as much as a small sum, so it is done once."""
         ids = [[id(array) for array in data] for data in lists]
-        checked, kept = self._summed.get(key, (None, None))
-        if ids == checked:
+        checked, kept = self._checked.get(key, (None, None))
+        if ids == checked and cluster.size() == 1:
             reduction.allreduce(kept)
-            _sum_over_processes(kept)
             return
-        collectives.allreduce_many(lists)
-        _sum_over_processes(lists)
-        self._summed.pop(key, None)
+        hierarchical.allreduce_many(lists, one_message=True)
+        self._checked.pop(key, None)
         if len(lists[0]) > 1 and all(data[0].size for data in lists):
             if collectives.explain(lists[0]).algorithm == "host":
-                kept = [list(data) for data in lists]  # so nothing else can get one of the ids
-                self._summed[key] = ids, kept
+                kept = [list(data) for data in lists]  # keeps the ids from being reused
+                self._checked[key] = ids, kept
 
     def set_optimizer(self, optimizer: mx.optimizer.Optimizer) -> NoReturn:
-        """ValueError: every device updates its own copy."""
+        """Raise ValueError: every device updates its own copy."""
         name = type(optimizer).__name__
         raise ValueError(
-            f"kvstore 'gluonpar' runs no optimizer ({name}): every device updates its own copy of "
-            "the parameters; pass update_on_kvstore=False, or kvstore='device'"
+            f"kvstore 'gluonpar' cannot run the optimizer {name}: every device updates its own "
+            "copy of the parameters; pass update_on_kvstore=False, or kvstore='device'"
         )
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> NoReturn:
-        """ValueError: the state is not here."""
+        """Raise ValueError: the Trainer or Module holds the optimizer state."""
         raise _no_states(fname, "save")
 
     def load_optimizer_states(self, fname: str) -> NoReturn:
-        """ValueError: the state is not here."""
+        """Raise ValueError: the Trainer or Module holds the optimizer state."""
         raise _no_states(fname, "load")
 
     def set_gradient_compression(self, compression_params: dict) -> NoReturn:
-        """ValueError: the sums are exact."""
+        """Raise ValueError: gradients are not compressed."""
         raise ValueError(
             f"kvstore 'gluonpar' does not compress gradients ({compression_params}); leave "
             "compression_params out, or use kvstore='device', which does on GPUs"
         )
 
     def push(self, key: Any, value: Any, priority: int = 0) -> NoReturn:
-        """ValueError: MXNet pushes and pulls only what is sparse."""
+        """Raise ValueError: MXNet pushes and pulls sparse parameters only."""
         raise _no_store(key)
 
     def pull(self, key: Any, out: Any = None, priority: int = 0, **_: Any) -> NoReturn:
-        """ValueError: MXNet pushes and pulls only what is sparse."""
+        """Raise ValueError: MXNet pushes and pulls sparse parameters only."""
         raise _no_store(key)
 
     def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, **_: Any) -> NoReturn:
-        """ValueError: MXNet pulls rows only of sparse parameters."""
+        """Raise ValueError: MXNet pulls rows of sparse parameters only."""
         raise _no_store(key)
 
 
 def _looped_over(frame: types.FrameType) -> list[gluon.Parameter] | None:
-    """The parameters of the stock Trainer whose loop the frame is, or None for another frame."""
+    """The parameters of the stock Trainer whose loop the frame runs; None for another frame."""
     return frame.f_locals["self"]._params if frame.f_code is _STOCK_LOOP else None
 
 
 def _lists(key: Any, arrays: Any, name: str) -> list[Sequence[mx.nd.NDArray]]:
-    """One list of arrays a key."""
+    """One list of arrays per key."""
     of_keys = arrays if isinstance(key, (list, tuple)) else [arrays]
     if isinstance(key, (list, tuple)) and len(key) != len(arrays):
-        raise ValueError(f"{len(key)} keys {key}, but {name} holds {len(arrays)}; give one a key")
+        raise ValueError(f"{name} must hold one entry per key, got {len(arrays)} for keys {key}")
     return [[data] if isinstance(data, mx.nd.NDArray) else data for data in of_keys]
 
 
@@ -187,32 +186,24 @@ def _hashable(key: Any) -> Any:
     return tuple(key) if isinstance(key, list) else key
 
 
-def _sum_over_processes(lists: Sequence[Sequence[mx.nd.NDArray]]) -> None:
-    """What is the sum over this process's devices becomes that over all, in one message."""
-    if cluster.size() > 1:
-        cluster.allreduce([data[0] for data in lists])
-        collectives.broadcast_many(lists)
-
-
 def _sum_into(data: Sequence[mx.nd.NDArray], targets: Sequence[mx.nd.NDArray]) -> None:
-    """Every target becomes the sum of ``data``, which may be some of them; ``data`` else stays."""
+    """Replace every target by the sum of ``data``; arrays may be in both."""
     with autograd.pause():
         copies = [array.copy() for array in data]
-        collectives.reduce(copies)
-        cluster.allreduce(copies[:1])
+        hierarchical.reduce_many([copies], [0])
         for target in targets:
             copies[0].copyto(target)
 
 
 def _no_states(fname: str, verb: str) -> ValueError:
     return ValueError(
-        f"kvstore 'gluonpar' has no optimizer state for {fname!r}, the Trainer or Module has it: "
+        f"kvstore 'gluonpar' holds no optimizer state for {fname!r}; call "
         f"trainer.{verb}_states, or module.{verb}_optimizer_states"
     )
 
 
 def _no_store(key: Any) -> ValueError:
     return ValueError(
-        f"kvstore 'gluonpar' keeps no value of key {key!r} to push to or pull from; sum with "
+        f"kvstore 'gluonpar' stores no value of key {key!r} to push to or pull from; sum with "
         "pushpull, and train row_sparse parameters or gradients with kvstore='device'"
     )

@@ -1,4 +1,4 @@
-"""make_parallel: a function of a batch, run on every device's shard of it."""
+"""make_parallel: run a function of a batch on every device's shard of it."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from gluonpar.sharding import num_samples, split_and_load
 
 
 class _Run(NamedTuple):
-    """Where ``fn`` ran, and on how many samples."""
+    """The context that ``fn`` ran on, and its number of samples."""
 
     ctx: mx.Context
     num_samples: int
 
 
 def make_parallel(fn: Callable, ctx: mx.Context | Sequence[mx.Context], **batch: Any) -> Any:
-    """``fn(**batch)``, computed on all devices: each runs ``fn`` on its own shard of the batch.
+    """Compute ``fn(**batch)`` on all devices: each runs ``fn`` on its own shard of the batch.
 
-    ``batch`` are named arrays (NumPy, ``mx.nd`` or ``mx.np``) or nests of them, with one entry a
-    sample along axis 0. They are cut and moved by :func:`split_and_load`, so with fewer samples
+    ``batch`` are named arrays (NumPy, ``mx.nd`` or ``mx.np``) or nests of them, with one entry per
+    sample along axis 0. They are split and loaded by :func:`split_and_load`, so with fewer samples
     than devices ``fn`` is called fewer times. ``fn`` returns an array, or a nest of tuples, lists,
-    namedtuples and dicts of arrays, with one row a sample, or k rows a sample, in the order of the
-    samples. Call i runs in the scope of ``ctx[i]``: an array that it creates without saying where
-    lands there. The outputs are put together along axis 0 in the order of the batch, as new arrays
-    on ``ctx[0]``.
+    namedtuples and dicts of arrays, with one row per sample, or k rows per sample, in the order of
+    the samples. Call i runs in the scope of ``ctx[i]``: arrays that it creates without a context
+    are created there. The outputs are concatenated along axis 0 in the order of the batch, as new
+    arrays on ``ctx[0]``.
 
-    Under ``autograd.record()`` all of this is recorded, cutting and moving too, and backward runs
-    each shard's part on the device that ran its forward. ``fn`` finds its parameters in one of two
-    ways. Arrays that live on one device come with ``w.as_in_context(x.context)``: that is recorded,
-    so the gradients of all shards travel back and are added in ``w.grad``. A Gluon Block that is
-    initialised on all of ``ctx`` is simply called, and each device keeps the gradient of its own
-    copy, for ``gluon.Trainer`` to sum. Take the mean or sum over samples of the joined output, not
-    in ``fn``. Nothing waits.
+    Under ``autograd.record()`` all of this is recorded, splitting and copying too, and backward
+    runs each shard's part on the device that ran its forward. ``fn`` gets its parameters in one of
+    two ways. Arrays on one device are copied with ``w.as_in_context(x.context)``, which is
+    recorded, so the gradients of all shards flow back and are added in ``w.grad``. A Gluon Block
+    that is initialised on all of ``ctx`` is called as usual, and each device keeps the gradient of
+    its own copy, for ``gluon.Trainer`` to sum. Take the mean or sum over samples of the
+    concatenated output, not in ``fn``. Nothing waits.
 
-    Raises ValueError without any batch, for what ``split_and_load`` refuses, for nests, shapes or
-    dtypes that differ between devices and for outputs without a row for each sample; TypeError for
-    outputs that are no dense MXNet arrays. An exception in ``fn`` becomes a RuntimeError that names
-    the device, with the exception as its cause.
+    Raises ValueError for no batch, for arguments that ``split_and_load`` refuses, for nests, shapes
+    or dtypes that differ between devices, and for outputs without a row per sample; TypeError for
+    outputs that are not dense MXNet arrays. An exception in ``fn`` is raised as a RuntimeError that
+    names the device, with the exception as its cause.
 
     After ``make_parallel`` in Effective TensorFlow, "Multi-GPU processing with data parallelism".
 
@@ -52,7 +52,7 @@ def make_parallel(fn: Callable, ctx: mx.Context | Sequence[mx.Context], **batch:
     >>> c.context, c.asnumpy().tolist()
     (cpu(0), [10.0, 11.0, 12.0, 13.0, 14.0])
 
-    The gradient with respect to one ``w`` on one device, through two devices:
+    The gradient with respect to a ``w`` on one device, computed on two devices:
 
     >>> w = mx.nd.ones((1,)); w.attach_grad()
     >>> with mx.autograd.record():
@@ -64,9 +64,9 @@ def make_parallel(fn: Callable, ctx: mx.Context | Sequence[mx.Context], **batch:
     """
     contexts = as_list(ctx)
     if not callable(fn):
-        raise TypeError(f"fn is a {type(fn).__name__}; pass a function of the batch's arrays")
+        raise TypeError(f"fn must be a function of the batch's arrays, got {type(fn).__name__}")
     if not batch:
-        raise ValueError("make_parallel got no batch; pass at least one array by name, as x=x")
+        raise ValueError("make_parallel needs at least one array, passed by name, such as x=x")
     shards = split_and_load(batch, contexts)
     runs = [_Run(c, num_samples(shard)) for shard, c in zip(shards, contexts)]
     outputs = []
@@ -78,24 +78,26 @@ def make_parallel(fn: Callable, ctx: mx.Context | Sequence[mx.Context], **batch:
 
 @contextlib.contextmanager
 def on_device(ctx: mx.Context, what: str) -> Iterator[None]:
-    """Scope in which new arrays land on ``ctx``, and exceptions tell where they happened.
+    """Make ``ctx`` the default context, and raise exceptions as RuntimeErrors that name it.
 
-    An exception becomes a RuntimeError ("``what`` failed on ``ctx``: ...") with the exception as
-    its cause, so both tracebacks are shown.
+    The message is "``what`` failed on ``ctx``: ..."; the exception is the cause, so both tracebacks
+    are shown.
     """
     try:
-        with mx.Context(ctx):  # a copy: an object that is entered twice forgets the outer scope
+        with mx.Context(
+            ctx
+        ):  # a copy: a Context that is entered twice does not restore the outer scope
             yield
     except Exception as error:
         raise RuntimeError(f"{what} failed on {ctx}: {type(error).__name__}: {error}") from error
 
 
 def _join(parts: list[Any], runs: list[_Run], path: str) -> Any:
-    """The nest that all ``parts`` are, with their arrays put together on the first device."""
+    """The nest of ``parts``, with their arrays concatenated on the first device."""
     _check_same_nest(parts, runs, path)
     first = parts[0]
     if isinstance(first, dict):
-        joined = copy.copy(first)  # whatever kind of dict it is
+        joined = copy.copy(first)  # keeps the subclass of dict
         for key in first:
             joined[key] = _join([part[key] for part in parts], runs, f"{path}[{key!r}]")
         return joined
@@ -112,7 +114,7 @@ def _join(parts: list[Any], runs: list[_Run], path: str) -> Any:
 def _concatenate(arrays: list[mx.nd.NDArray]) -> mx.nd.NDArray:
     if isinstance(arrays[0], mx.np.ndarray):
         return mx.np.concatenate(arrays, axis=0)
-    if np.dtype(arrays[0].dtype) == bool:  # which mx.nd.concat does not take
+    if np.dtype(arrays[0].dtype) == bool:  # mx.nd.concat does not take bool
         return mx.nd.concat(*[array.astype("uint8") for array in arrays], dim=0).astype("bool")
     return mx.nd.concat(*arrays, dim=0)
 
@@ -122,8 +124,8 @@ def _check_same_nest(parts: list[Any], runs: list[_Run], path: str) -> None:
     for kind, run in zip(kinds, runs):
         if kind != kinds[0]:
             raise ValueError(
-                f"{path} is a {kind} on {run.ctx}, but a {kinds[0]} on {runs[0].ctx}; "
-                "fn must return the same nest on every device"
+                f"fn must return the same nest on every device, got {path} a {kind} on {run.ctx} "
+                f"and a {kinds[0]} on {runs[0].ctx}"
             )
 
 
@@ -139,16 +141,16 @@ def _describe(part: Any) -> str:
 
 
 def _check_arrays(arrays: list[Any], runs: list[_Run], path: str) -> None:
-    """Dense arrays of one dtype and shape, but for axis 0: there, equally many rows a sample."""
+    """Check that the arrays are dense, of one dtype, and of one shape per sample."""
     for array, run in zip(arrays, runs):
         if not isinstance(array, mx.nd.NDArray) or array.stype != "default":
             kind = getattr(array, "stype", type(array).__name__)
-            raise TypeError(f"{path} on {run.ctx} is a {kind}; fn must return dense MXNet arrays")
+            raise TypeError(f"fn must return dense MXNet arrays, got {path} a {kind} on {run.ctx}")
         rows = array.shape[0] if array.shape else None
         if rows is None or rows % run.num_samples:
             raise ValueError(
-                f"{path} has shape {array.shape} on {run.ctx} for {run.num_samples} samples; "
-                "fn must return a row for each sample: take sums and means of the joined output"
+                f"fn must return one row per sample, got {path} of shape {array.shape} on "
+                f"{run.ctx} for {run.num_samples} samples; take sums and means of the result"
             )
     kinds = [
         (array.shape[0] // run.num_samples, array.shape[1:], np.dtype(array.dtype))
@@ -162,5 +164,5 @@ def _check_arrays(arrays: list[Any], runs: list[_Run], path: str) -> None:
                 for a, r in ((array, run), (arrays[0], runs[0]))
             )
             raise ValueError(
-                f"{path} has {here}, but {there}; only the number of samples may differ"
+                f"{path} may differ in the number of samples only, got {here} and {there}"
             )

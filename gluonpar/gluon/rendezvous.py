@@ -1,4 +1,4 @@
-"""Where one thread a device meets the others: each brings numbers, each leaves with their sum."""
+"""A rendezvous of threads, one per device, where each returns with the sum of all values."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Callable, Hashable
 
 import numpy as np
 
-_open: weakref.WeakSet[Meeting] = weakref.WeakSet()
+_open: weakref.WeakSet[Rendezvous] = weakref.WeakSet()
 
 
-class Late(RuntimeError):
-    """Not all devices came to a meeting in time; the message names who did."""
+class RendezvousTimeout(RuntimeError):
+    """Not all devices arrived in time; the message names those that did."""
 
 
-class Meeting:
-    """A place where ``num_devices()`` devices add up numbers, round after round.
+class Rendezvous:
+    """Sums of numbers over ``num_devices()`` devices, round after round.
 
-    Each device comes on a thread of its own and waits there, at most ``timeout_seconds``.
+    Each device arrives on a thread of its own and waits there, at most ``timeout_seconds``.
     """
 
     def __init__(
@@ -30,56 +30,57 @@ class Meeting:
         self._changed = threading.Condition()
         self._rounds: dict[Hashable, _Round] = {}
         self._begun: collections.Counter = collections.Counter()
-        self._given_up = 0  # rounds that were begun when somebody was late; all start after them
+        self._first_round = 0  # the rounds of a failed rendezvous are not used again
         _open.add(self)
 
     def begin(self, device: str) -> int:
-        """The number of this device's next round; the same for those that shall meet in it."""
+        """Return the number of this device's next round, which is the same on all devices."""
         with self._changed:
             self._begun[device] += 1
-            return self._given_up + self._begun[device]
+            return self._first_round + self._begun[device]
 
     def sum(self, tag: Hashable, device: str, values: np.ndarray) -> np.ndarray:
-        """The sum in float64 of what all devices bring to the round ``tag``; waits for them.
+        """Wait for all devices of the round ``tag`` and return the float64 sum of their values.
 
-        The order of addition is that of the devices' names, not of their coming. Raises Late, for
-        all that have come, if somebody has not in time; the next round starts afresh.
+        Values are added in the order of the devices' names, whichever order they arrive in. Raises
+        RendezvousTimeout, on all devices that have arrived, if one is missing after the timeout;
+        the next round starts afresh.
         """
         with self._changed:
-            here = self._rounds.setdefault(tag, _Round())
-            here.brought[device] = np.asarray(values, dtype=np.float64)
-            if len(here.brought) >= self.num_devices():
-                here.total = sum(here.brought[name] for name in sorted(here.brought))
+            round_ = self._rounds.setdefault(tag, _Round())
+            round_.values[device] = np.asarray(values, dtype=np.float64)
+            if len(round_.values) >= self.num_devices():
+                round_.total = sum(round_.values[name] for name in sorted(round_.values))
                 self._close(tag)
-            elif not self._changed.wait_for(lambda: here.closed, self.timeout_seconds):
-                self._give_up(tag, f"within {self.timeout_seconds:g} s")
-            if here.total is None:
-                raise Late(here.why)
-            return here.total
+            elif not self._changed.wait_for(lambda: round_.closed, self.timeout_seconds):
+                self._fail(tag, f"within {self.timeout_seconds:g} s")
+            if round_.total is None:
+                raise RendezvousTimeout(round_.error)
+            return round_.total
 
     def restart(self) -> None:
-        """Let all devices' next rounds be the same one, whoever has come to earlier ones."""
+        """Give all devices the same next round, however many each has taken part in."""
         with self._changed:
             self._start_after_all_begun()
 
     def abandon(self) -> None:
-        """Let nobody wait any more: whoever does gets Late."""
+        """Make every device that waits raise RendezvousTimeout."""
         with self._changed:
             for tag in list(self._rounds):
-                self._give_up(tag, "before the process ended")
+                self._fail(tag, "before the process ended")
 
-    def _give_up(self, tag: Hashable, when: str) -> None:
-        here = self._rounds[tag]
-        here.why = (
-            f"{self.name}: only {', '.join(sorted(here.brought))} came {when}, and "
-            f"{self.num_devices()} devices are to meet. Run forward on all devices before reading "
-            "any result, and backward likewise; with fewer, say so: set_num_devices(net, number)"
+    def _fail(self, tag: Hashable, when: str) -> None:
+        round_ = self._rounds[tag]
+        round_.error = (
+            f"{self.name}: of {self.num_devices()} devices only {', '.join(sorted(round_.values))} "
+            f"arrived {when}. Run forward on all devices before reading any result, and backward "
+            "likewise; for a step on fewer devices call set_num_devices(net, number)"
         )
         self._start_after_all_begun()
         self._close(tag)
 
     def _start_after_all_begun(self) -> None:
-        self._given_up += max(self._begun.values(), default=0)
+        self._first_round += max(self._begun.values(), default=0)
         self._begun.clear()
 
     def _close(self, tag: Hashable) -> None:
@@ -89,13 +90,13 @@ class Meeting:
 
 class _Round:
     def __init__(self) -> None:
-        self.brought: dict[str, np.ndarray] = {}
+        self.values: dict[str, np.ndarray] = {}
         self.total: np.ndarray | None = None
-        self.closed, self.why = False, ""
+        self.closed, self.error = False, ""
 
 
 @atexit.register
-def _abandon() -> None:
-    """The process is not to wait for devices that will never come."""
-    for meeting in list(_open):
-        meeting.abandon()
+def _abandon_all() -> None:
+    """Do not let the process wait for devices that can no longer arrive."""
+    for rendezvous in list(_open):
+        rendezvous.abandon()

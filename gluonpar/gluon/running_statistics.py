@@ -1,56 +1,55 @@
-"""Running statistics of batch normalisation, made the same on all devices.
+"""Running statistics of batch normalisation, made equal on all devices.
 
-While training, each device's ``BatchNorm`` normalises by the mean and variance of its own shard,
-and keeps running averages of them, its own too: so they differ between devices, and a device
-evaluates with those it has. ``net.save_parameters`` writes the mean over devices of every
-parameter (``Parameter._reduce`` in MXNet 1.9.1), which no device has evaluated with. Therefore call
-one of the two functions here before evaluating or saving: what is saved is then what was evaluated.
-Layers of :class:`gluonpar.gluon.sync_batch_norm.SyncBatchNorm` have the same ones everywhere anyway.
+In training, ``BatchNorm`` on each device normalises by the mean and variance of its own shard and
+keeps running averages of them, so the running statistics differ between devices, and a device
+evaluates with its own. ``net.save_parameters`` writes the mean over devices of every parameter
+(``Parameter._reduce`` in MXNet 1.9.1), which no device has evaluated with. Therefore call one of
+the two functions below before evaluating or saving: what is saved is then what was evaluated.
+:class:`gluonpar.SyncBatchNorm` has equal running statistics on all devices already.
 """
 
 from __future__ import annotations
 
-from mxnet import gluon
+from mxnet import autograd, gluon
 
 from gluonpar import cluster
-from gluonpar.collectives import allreduce, broadcast
+from gluonpar.cluster import hierarchical
+from gluonpar.collectives import broadcast_many
 
-_NAMES = ".*(running|moving)_(mean|var)$"  # as Gluon and as Module and SymbolBlock name them
+NAMES = ".*(running|moving)_(mean|var)$"
+"""Names of running statistics, a regular expression: Gluon's, and Module's and SymbolBlock's."""
 
 
 def average_statistics(net: gluon.Block) -> None:
-    """Make every running mean and variance in ``net`` its mean over the devices, on all of them.
+    """Replace every running mean and variance in ``net`` by its mean over devices, on all devices.
 
-    With several processes, over all of theirs; then all must call it, with as many devices each.
-    In place and without waiting; weights stay as they are. Devices weigh alike. The variance
-    becomes the mean of the devices' variances, which lacks what the shards' means differ by, about
-    1 / shard size of it. Training goes on from the averages. Parameters must be initialised.
+    With several processes the mean is over the devices of all of them; all must call this, with the
+    same number of devices. In place and without waiting; weights are left as they are. Devices
+    weigh the same. The variance becomes the mean of the devices' variances, which lacks the
+    variance of the shards' means, about 1 / shard size of it. Training continues from the averages.
+    Parameters must be initialised.
     """
-    for copies in _statistics(net):
-        allreduce(copies, op="mean")
-    if cluster.size() > 1:
-        _average_over_processes(_statistics(net))
+    lists = _statistics(net)
+    hierarchical.allreduce_many(lists, one_message=True)
+    with autograd.pause():
+        for copies in lists:
+            for copy in copies:
+                copy /= len(copies) * cluster.size()
 
 
 def broadcast_statistics(net: gluon.Block, root: int = 0) -> None:
-    """Make every running mean and variance in ``net`` that of device ``root``, on all of them.
+    """Replace every running mean and variance in ``net`` by device ``root``'s, on all devices.
 
-    In place and without waiting, like :func:`average_statistics`; what DistributedDataParallel of
-    PyTorch does with buffers. Raises ValueError if there is no device ``root``.
+    In place and without waiting, as :func:`average_statistics`; PyTorch's DistributedDataParallel
+    does the same with buffers. Raises ValueError unless ``root`` is the number of a device.
     """
-    for copies in _statistics(net):
-        if not 0 <= root < len(copies):
-            raise ValueError(f"root={root} is none of the {len(copies)} devices, numbered from 0")
-        broadcast(copies, root)
-
-
-def _average_over_processes(lists: list[list]) -> None:
-    cluster.allreduce([copies[0] for copies in lists])
+    lists = _statistics(net)
     for copies in lists:
-        copies[0] /= cluster.size()
-        broadcast(copies)
+        if not 0 <= root < len(copies):
+            raise ValueError(f"root must be a device's number below {len(copies)}, got {root}")
+    broadcast_many(lists, root)
 
 
 def _statistics(net: gluon.Block) -> list[list]:
-    """Of every running statistic, its copies on all devices."""
-    return [param.list_data() for param in net.collect_params(_NAMES).values()]
+    """Per running statistic, its copies on all devices."""
+    return [param.list_data() for param in net.collect_params(NAMES).values()]

@@ -1,4 +1,4 @@
-"""SyncBatchNorm: batch normalisation over the whole batch, however it is cut over devices."""
+"""SyncBatchNorm: batch normalisation over the whole batch, however it is split over devices."""
 
 from __future__ import annotations
 
@@ -10,77 +10,75 @@ import mxnet as mx
 import numpy as np
 from mxnet import gluon
 
-from gluonpar.gluon.rendezvous import Late, Meeting
+from gluonpar.gluon.rendezvous import Rendezvous, RendezvousTimeout
 from gluonpar.runtime import engine, memory
 
-_meetings: weakref.WeakValueDictionary[str, Meeting] = weakref.WeakValueDictionary()
+_rendezvous: weakref.WeakValueDictionary[str, Rendezvous] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
 
 
 class SyncBatchNorm(gluon.nn.BatchNorm):
     """``gluon.nn.BatchNorm`` with mean and variance over the samples of all devices.
 
-    Each device's input is (n_i, channels, ...), float16, float32 or float64, the n_i alike or not:
-    samples weigh alike, so that K devices give what one gives with ``BatchNorm`` on the whole
-    batch, outputs, gradients and running statistics, up to rounding. float16 is normalised in
-    float32. Arguments and parameters are those of ``BatchNorm``, but for ``axis``, which is 1; a
-    file of parameters fits both. It may be hybridized, and networks called on one device after the
-    other. On CPU contexts hybridize networks with more than some 250 operators that take a
+    Each device's input is (n_i, channels, ...), float16, float32 or float64; the n_i may differ.
+    Samples weigh the same, so K devices compute what one device computes with ``BatchNorm`` on the
+    whole batch: outputs, gradients and running statistics, up to rounding. float16 is normalised
+    in float32. Arguments and parameters are those of ``BatchNorm``, except that ``axis`` must be 1;
+    parameter files fit both. The block may be hybridized, and a network called on one device after
+    another. On CPU contexts, hybridize networks with more than about 250 operators that use a
     workspace (convolutions, sums, gradients of broadcasts; counted over all devices) with
     ``static_alloc=True, static_shape=True``: otherwise operators of two devices may draw the same
-    entry of MXNet's pool of workspaces (MXNET_CPU_TEMP_COPY, 256 here), one behind the other, while
-    the other waits for the one.
+    entry of MXNet's workspace pool (MXNET_CPU_TEMP_COPY, 256 here), one queued behind the other,
+    while the other waits for the first.
 
-    All devices that hold the parameters must run forward before any result is read (reading waits
-    for it, and the others are waited for), and likewise backward. A device that does not come
-    within ``timeout_seconds`` makes the others fail with an MXNetError that says so, where a result
-    is read. For a step on fewer devices call :func:`set_num_devices`. On one device, or when
-    predicting, nobody is waited for.
+    All devices that hold the parameters must run forward before any result is read, because reading
+    waits for all of them, and likewise backward. If a device does not arrive within
+    ``timeout_seconds``, the others fail with an MXNetError that says so, raised where a result is
+    read. For a step on fewer devices call :func:`set_num_devices`. On one device, and in
+    prediction, there is no waiting.
 
-    Mean and variance are two all-reduces of one number a channel, through the host, and so are
+    Mean and variance are two all-reduces of one number per channel through the host, and so are
     their gradients; the rest is elementwise operators, several passes over the input where
-    BatchNorm has one, and on CPU contexts several times its time.
+    BatchNorm needs one, and on CPU contexts several times its time.
     Zhang et al., "Context Encoding for Semantic Segmentation", CVPR 2018. MXNet's own
-    ``gluon.contrib.nn.SyncBatchNorm`` weighs devices alike, waits for ever for one that does not
-    come, and was seen to end the process (a double free) in a loop of small steps.
+    ``gluon.contrib.nn.SyncBatchNorm`` weighs devices the same, waits forever for a missing device,
+    and was seen to crash the process (a double free) in a loop of small steps.
 
-    Raises ValueError for ``timeout_seconds`` that is not positive.
+    Raises ValueError if ``timeout_seconds`` is not positive, or ``axis`` is not 1.
     """
 
     def __init__(self, timeout_seconds: float = 300, **batch_norm: Any) -> None:
         if not timeout_seconds > 0:
-            raise ValueError(f"timeout_seconds={timeout_seconds} lets no device come; give some")
+            raise ValueError(f"timeout_seconds must be positive, got {timeout_seconds}")
         if batch_norm.setdefault("axis", 1) != 1:
-            raise ValueError(
-                f"axis={batch_norm['axis']}: SyncBatchNorm has channels on axis 1 only"
-            )
+            raise ValueError(f"axis must be 1, got {batch_norm['axis']}")
         super().__init__(**batch_norm)
         self.num_devices: int | None = None
         self._half = False
-        self._meetings = {}
-        for what in ("mean", "variance"):
+        self._rendezvous = {}
+        for statistic in ("mean", "variance"):
             key = f"{next(_numbers)}"
-            self._meetings[key] = _meetings[key] = Meeting(
-                f"{what} of {self.name}", self._num_devices, timeout_seconds
+            self._rendezvous[key] = _rendezvous[key] = Rendezvous(
+                f"{statistic} of {self.name}", self._num_devices, timeout_seconds
             )
 
     def _num_devices(self) -> int:
         return self.num_devices or len(self.gamma.list_ctx())
 
     def cast(self, dtype: Any) -> None:
-        """As BatchNorm: inputs and outputs of ``dtype``; parameters stay float32 for float16."""
+        """Cast inputs and outputs to ``dtype``; for float16 the parameters stay float32."""
         super().cast(dtype)
         self._half = np.dtype(dtype) == np.float16
 
     def hybrid_forward(self, F: Any, x: Any, gamma: Any, beta: Any, **running: Any) -> Any:
-        """What BatchNorm computes, of ``x`` (n, channels, ...) on this device."""
+        """Compute what BatchNorm does, for ``x`` (n, channels, ...) on this device."""
         if mx.util.is_np_array():
             x, gamma, beta = (array.as_nd_ndarray() for array in (x, gamma, beta))
             running = {name: array.as_nd_ndarray() for name, array in running.items()}
         if self._half:
             x = F.cast(x, "float32")
-        mean_key, variance_key = self._meetings
-        flat = F.reshape(x, shape=(0, 0, -1))  # (n, channels, all the rest)
+        mean_key, variance_key = self._rendezvous
+        flat = F.reshape(x, shape=(0, 0, -1))  # (n, channels, other axes)
         mean = self._mean(F, flat, running["running_mean"], mean_key)
         centred = F.broadcast_sub(flat, _as_column(F, mean))
         variance = self._mean(F, F.square(centred), running["running_var"], variance_key)
@@ -89,7 +87,7 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
         else:
             gamma = F.BlockGrad(F.elemwise_add(F.zeros_like(gamma), F.ones_like(variance)))
             scale = F.elemwise_div(gamma, F.sqrt(variance + self._kwargs["eps"]))
-        beta = F.elemwise_add(beta, F.zeros_like(scale))  # which infers the shape of beta
+        beta = F.elemwise_add(beta, F.zeros_like(scale))  # infers the shape of beta
         out = F.broadcast_add(F.broadcast_mul(centred, _as_column(F, scale)), _as_column(F, beta))
         out = F.reshape_like(out, x)
         if self._half:
@@ -97,7 +95,7 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
         return out.as_np_ndarray() if mx.util.is_np_array() else out
 
     def _mean(self, F: Any, flat: Any, running: Any, key: str) -> Any:
-        """Per channel, the mean of ``flat`` over all devices; when predicting, ``running``."""
+        """Per channel, the mean of ``flat`` over all devices; in prediction, ``running``."""
         return F.Custom(
             F.sum(flat, axis=1, exclude=True),
             F.cast(F.size_array(flat), dtype=np.dtype(self.gamma.dtype).name),
@@ -110,20 +108,20 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
 
 
 def set_num_devices(net: gluon.Block, num_devices: int | None) -> None:
-    """How many devices meet in each SyncBatchNorm of ``net``; None: all that hold its parameters.
+    """Set the number of devices that take part in every SyncBatchNorm of ``net``.
 
-    For batches with fewer samples than devices. Waits until everything under way has been computed.
-    Raises ValueError for a number below 1.
+    None stands for all devices that hold its parameters. For batches with fewer samples than
+    devices. Waits for all operators. Raises ValueError for a number below 1.
     """
     if num_devices is not None and num_devices < 1:
-        raise ValueError(f"num_devices={num_devices} is too small; give 1 or more, or None")
+        raise ValueError(f"num_devices must be at least 1, or None, got {num_devices}")
     mx.nd.waitall()
 
     def change(block: gluon.Block) -> None:
         if isinstance(block, SyncBatchNorm):
             block.num_devices = num_devices
-            for meeting in block._meetings.values():
-                meeting.restart()  # those who sat out have been to fewer rounds
+            for rendezvous in block._rendezvous.values():
+                rendezvous.restart()  # devices may have taken part in different numbers of rounds
 
     net.apply(change)
 
@@ -148,20 +146,21 @@ class _MeanOverDevicesProp(mx.operator.CustomOpProp):
         return [in_shape[0], [1]], [in_shape[0]], [in_shape[0]]
 
     def create_operator(self, ctx, shapes, dtypes):
-        return _MeanOverDevices(_meetings[self._key], str(ctx), self._momentum, self._frozen)
+        return _MeanOverDevices(_rendezvous[self._key], str(ctx), self._momentum, self._frozen)
 
 
 class _MeanOverDevices(mx.operator.CustomOp):
-    """mean = (sum of sums) / (sum of counts), over devices, and the running mean of that.
+    """mean = (sum of sums) / (sum of counts) over devices, and the running mean of it.
 
-    MXNet calls it on threads that it keeps for such operators, one for each that is under way, so
-    that waiting here holds no other operator up. Calls of one device come in order, for they all
-    change ``running``.
+    MXNet calls it on threads of its own for custom operators, one per operator that runs, so
+    waiting here blocks no other operator. Calls for one device are ordered, because they all change
+    ``running``.
     """
 
-    def __init__(self, meeting: Meeting, device: str, momentum: float, frozen: bool) -> None:
+    def __init__(self, rendezvous: Rendezvous, device: str, momentum: float, frozen: bool) -> None:
         super().__init__()
-        self._meeting, self._device = meeting, device  # in_data says cpu(0) on every CPU context
+        # in_data is on cpu(0) on every CPU context, so the device is passed
+        self._rendezvous, self._device = rendezvous, device
         self._momentum, self._frozen = momentum, frozen
         self._round = self._total = None
 
@@ -173,10 +172,10 @@ class _MeanOverDevices(mx.operator.CustomOp):
             return
         sums = in_data[0].asnumpy()
         count = in_data[1].asnumpy() / len(sums)
-        self._round = self._meeting.begin(self._device)
+        self._round = self._rendezvous.begin(self._device)
         try:
-            total = self._meeting.sum(self._round, self._device, np.append(sums, count))
-        except Late as error:
+            total = self._rendezvous.sum(self._round, self._device, np.append(sums, count))
+        except RendezvousTimeout as error:
             _fail(out_data[0], error)
             return
         self._total = total[-1]
@@ -188,10 +187,10 @@ class _MeanOverDevices(mx.operator.CustomOp):
         if self._round is None:
             gradient = np.zeros(in_grad[0].shape)
         else:
-            tag, brought = ("backward", self._round), out_grad[0].asnumpy()
+            tag, own = ("backward", self._round), out_grad[0].asnumpy()
             try:
-                gradient = self._meeting.sum(tag, self._device, brought) / self._total
-            except Late as error:
+                gradient = self._rendezvous.sum(tag, self._device, own) / self._total
+            except RendezvousTimeout as error:
                 _fail(in_grad[0], error)
                 return
         _write(in_grad[0], req[0], gradient)
@@ -199,19 +198,19 @@ class _MeanOverDevices(mx.operator.CustomOp):
 
 
 def _write(array: mx.nd.NDArray, req: str, values: np.ndarray) -> None:
-    """Into an array that is the running operator's own."""
+    """Write into an array of the operator that is running."""
     if req == "null":
         return
     if array.context.device_type != "cpu":
         values = mx.nd.array(values, ctx=array.context, dtype=array.dtype)
         array[:] = array + values if req == "add" else values
         return
-    seen = memory.view(array)
-    seen[:] = seen + values if req == "add" else values
+    view = memory.view(array)
+    view[:] = view + values if req == "add" else values
 
 
 def _fail(array: mx.nd.NDArray, error: Exception) -> None:
-    """Raise ``error`` where somebody waits for ``array``, or what is computed from it."""
+    """Raise ``error`` where ``array``, or a result computed from it, is waited for."""
 
     def throw() -> None:
         raise error

@@ -1,4 +1,4 @@
-"""run_tasks: a forward and backward of one's own, run on every device's shard."""
+"""run_tasks: run a forward and backward function of the user's on every device's shard."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from gluonpar.runtime.devices import as_list
 
 
 class TaskError(RuntimeError):
-    """A task failed on the device ``ctx``; its own exception is the cause (``__cause__``).
+    """A task failed on the context ``ctx``; the task's exception is the cause (``__cause__``).
 
-    What :func:`run_tasks` raises is also of the cause's type, so that ``except KeyError`` still
-    catches a task's KeyError.
+    :func:`run_tasks` raises an instance of both TaskError and the cause's type, so that ``except
+    KeyError`` still catches a task's KeyError.
     """
 
     ctx: mx.Context
@@ -27,23 +27,23 @@ class TaskError(RuntimeError):
 def run_tasks(
     task: Any, shards: Sequence[Any], ctx: mx.Context | Sequence[mx.Context]
 ) -> list[Any]:
-    """Run ``task`` on each shard inside its context, ``shards[i]`` on ``ctx[i]``; the results.
+    """Run ``task`` on each shard in the scope of its context, and return the results.
 
-    ``task`` has a method ``forward_backward(shard)``, or is a function of one shard. It records and
-    differentiates by itself (``autograd.record()``, ``backward()``) and returns what it likes: a
-    loss, several, a dict of them, of any shapes. The list has its results as they are, in the order
-    of the devices, one for each shard; ``zip(*results)`` turns tuples of losses into one list a
-    loss. There may be fewer shards than contexts, as for a small batch; :class:`gluonpar.Trainer`
-    then counts the rest as zero.
+    ``shards[i]`` belongs to ``ctx[i]``. ``task`` has a method ``forward_backward(shard)`` or is a
+    function of one shard. It records and differentiates itself (``autograd.record()``,
+    ``backward()``) and may return anything: a loss, several, a dict of them, of any shapes. The
+    results are returned unchanged in a list, one per shard, in the order of the devices;
+    ``zip(*results)`` turns tuples of losses into one list per loss. There may be fewer shards than
+    contexts, as for a small batch; :class:`gluonpar.Trainer` counts the other devices as zero.
 
-    The tasks are called one after the other on the caller's thread. The devices work side by side
-    all the same, for MXNet's operators are only queued: but a task that waits (``asnumpy``,
-    ``asscalar``, a metric) holds the next device up, so do that with the results. A thread for each
-    device, as in gluon-cv, would have random numbers of its own, which ``mx.random.seed`` does not
-    reach, and workspaces that MXNet never frees.
+    The tasks are called one after another on the caller's thread. The devices still run in
+    parallel, because MXNet's operators are only queued; but a task that waits (``asnumpy``,
+    ``asscalar``, a metric) delays the next device, so do that with the results. One thread per
+    device, as in gluon-cv, would have random generators that ``mx.random.seed`` does not seed, and
+    workspaces that MXNet never frees.
 
-    Raises ValueError for no shards, or more than contexts; TypeError for a task that cannot be
-    called. If a task fails, the later ones do not run and the earlier ones' results are dropped:
+    Raises ValueError for no shards, or more shards than contexts; TypeError for a task that is not
+    callable. If a task fails, later tasks do not run and earlier results are dropped:
     :class:`TaskError` names the device. Compare ``gluoncv.utils.parallel``.
 
     >>> import mxnet as mx
@@ -55,12 +55,12 @@ def run_tasks(
     call = getattr(task, "forward_backward", task)
     if not callable(call):
         raise TypeError(
-            f"{task!r} is no task: it needs a method forward_backward(shard), or is a function"
+            f"task must be a function or have a method forward_backward(shard), got {task!r}"
         )
     if not 1 <= len(shards) <= len(contexts):
         raise ValueError(
-            f"{len(shards)} shards for {len(contexts)} contexts: give one a context, or fewer for "
-            "a small batch; split_and_load and split_samples make them"
+            f"shards must be 1 to {len(contexts)}, one per context, got {len(shards)}; make them "
+            "with split_and_load or split_samples"
         )
     threads.share(contexts)
     return [_call(call, shard, c) for shard, c in zip(shards, contexts)]
@@ -71,14 +71,18 @@ def _call(call: Callable[[Any], Any], shard: Any, ctx: mx.Context) -> Any:
         with ctx:
             return call(shard)
     except Exception as error:
-        raise _naming(ctx, error) from error
+        raise _task_error(ctx, error) from error
 
 
-def _naming(ctx: mx.Context, error: Exception) -> TaskError:
-    """A TaskError that is of the error's type too, where Python can combine the two."""
+def _task_error(ctx: mx.Context, error: Exception) -> TaskError:
+    """A TaskError that is of the error's type too.
+
+    ``except`` looks at the classes an exception really has, so this takes a class made at run time;
+    for a type that cannot be combined it is a TaskError only.
+    """
     kind, named = type(error), TaskError()
     if not isinstance(named, kind):
-        with contextlib.suppress(TypeError):  # a kind that cannot be combined: TaskError alone
+        with contextlib.suppress(TypeError):
             shown = {"__str__": TaskError.__str__, "__module__": kind.__module__}
             both = type(kind.__name__, (kind, TaskError), shown)
             named = both.__new__(both)

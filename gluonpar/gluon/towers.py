@@ -1,28 +1,28 @@
-"""Towers: one model a device on shared variables, each fed a batch of its own."""
+"""Towers: one model per device on shared variables, each with a batch of its own."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections import deque
-from typing import Any, Callable, Iterable, NamedTuple, Sequence
+from typing import Any, Callable, Iterable, Iterator, NamedTuple, Sequence
 
 import mxnet as mx
 from mxnet import autograd, gluon
 
+from gluonpar import replicas
+from gluonpar.collectives import broadcast_many, reduce
 from gluonpar.gluon.parallel import on_device
-from gluonpar.gluon.tower_variables import SharedVariables, check_gradients, forget_gradients
 from gluonpar.metrics import LossMeter
 from gluonpar.optim import sgd
 from gluonpar.runtime import threads
 from gluonpar.runtime.devices import as_list
 from gluonpar.sharding import num_samples, split_and_load
-from gluonpar.step import check_lr
-
-STEPS_IN_FLIGHT = 4
+from gluonpar.step import STEPS_IN_FLIGHT, check_lr
 
 
-class Epoch(NamedTuple):
-    """What :meth:`Towers.run_epoch` has done; ``loss`` is the mean over ``num_samples``."""
+class TowersEpoch(NamedTuple):
+    """The result of :meth:`Towers.run_epoch`; ``loss`` is the mean over ``num_samples``."""
 
     loss: float
     num_samples: int
@@ -30,29 +30,29 @@ class Epoch(NamedTuple):
 
 
 class Towers:
-    """One model a device, on shared variables; every tower is fed a batch of its own.
+    """One model per device on shared variables; every tower gets a batch of its own.
 
-    ``variables`` are either a list of arrays, copied to each device, with gradients
+    ``variables`` are either a list of arrays, which is copied to each device with gradients
     (:func:`get_params`), or a Gluon Block that is initialised on all of ``ctx``.
-    ``forward(batch, model)`` is the model and its losses: ``batch`` is what the generator gave, on
-    the tower's device, and ``model`` that device's list of arrays, or the Block. It returns a dict
-    of named outputs, of which ``"loss"`` (n,), one loss a sample, is what is minimised, or the
-    losses alone. It is called in the scope of the tower's device.
+    ``forward(batch, model)`` computes the model and its losses: ``batch`` is the tower's batch on
+    its device, and ``model`` that device's list of arrays, or the Block. It returns a dict of named
+    outputs, of which ``"loss"`` (n,), one loss per sample, is minimised, or the losses alone. It is
+    called in the scope of the tower's device.
 
-    ``update(params, lr, batch_size)`` changes one device's variables in place, given gradients that
-    are sums over ``batch_size`` samples, but for those whose ``grad`` is None (a Block's frozen
+    ``update(params, lr, batch_size)`` updates one device's variables in place from gradients that
+    are sums over ``batch_size`` samples, except variables whose ``grad`` is None (a Block's frozen
     layers and running statistics): :func:`gluonpar.sgd`, a function like it, or an
-    ``mx.optimizer.Optimizer``. It runs once a step, on the first tower's variables, when the sums
-    over all towers are there; then the others get the result. So all towers hold the same bits,
-    whatever the rule, and its state lives once. Batch normalisation's running statistics are the
-    first tower's, everywhere.
+    ``mx.optimizer.Optimizer``. It runs once per step, on the first tower's variables, after the
+    gradients of all towers have been summed; the result is then broadcast. So all towers stay
+    bit-identical, whatever the rule, and there is one optimizer state. The running statistics of
+    batch normalisation are the first tower's, on all towers.
 
-    A step weighs samples alike, not towers: it equals one device's step on all the towers' samples,
-    for batches of any sizes, up to rounding and batch normalisation. With equal batches that is the
+    A step weighs samples equally, not towers: it equals one device's step on all towers' samples,
+    for batches of any size, up to rounding and batch normalisation. With equal batches that is the
     mean of :func:`average_gradients`.
 
-    Raises ValueError for a Block that is not on all of ``ctx``, or adds up its gradients
-    (``grad_req='add'``), and an empty list; TypeError for other variables.
+    Raises ValueError for a Block that is not on all of ``ctx`` or accumulates gradients
+    (``grad_req='add'``), and for an empty list; TypeError for other variables.
 
     >>> import mxnet as mx
     >>> def forward(batch, params):
@@ -78,46 +78,47 @@ class Towers:
         self.ctx = as_list(ctx)
         self._forward = forward
         threads.share(self.ctx)
-        self._shared = SharedVariables(variables, self.ctx)
+        self._shared = _SharedVariables(variables, self.ctx)
         self._needs_lr = not isinstance(update, mx.optimizer.Optimizer)
         self._update = update if self._needs_lr else _rule_of(update, self._shared.params)
 
     @property
     def variables(self) -> list[Sequence[mx.nd.NDArray]]:
-        """Per tower, its variables on its device: the arrays themselves, not copies."""
+        """Per tower, its variables on its device; the arrays themselves, not copies."""
         return self._shared.arrays
 
     def step(self, batches: Iterable[Any], lr: float | None = None) -> dict[str, list]:
-        """One step on one batch a tower; the outputs by name, each a list in tower order.
+        """Take one step on one batch per tower; return the outputs by name, in tower order.
 
         ``batches[i]`` is an array (NumPy, ``mx.nd`` or ``mx.np``) or a nest of them, with one entry
-        a sample along axis 0; tower i gets it on ``ctx[i]``. With fewer batches than towers, the
-        last towers sit the step out. ``lr`` may be None only with an ``mx.optimizer``, which then
-        uses its own. Outputs are on the device where they were computed, from before the update;
-        nothing waits. The gradients are used up.
+        per sample along axis 0; it is loaded onto ``ctx[i]`` for tower i. With fewer batches than
+        towers, the last towers do not take part. ``lr`` may be None only with an ``mx.optimizer``,
+        which then uses its own learning rate. Outputs are on the device where they were computed,
+        and from before the update; nothing waits. The gradients are overwritten.
 
-        An exception in a tower becomes a RuntimeError that names the device, with the exception as
-        its cause; all variables stay as they were. Raises ValueError, likewise, for no batch, more
-        batches than towers, a bad ``lr``, outputs whose names differ or lack ``"loss"``, losses
-        that are not one a sample, and a variable that a tower's loss does not depend on.
+        An exception in a tower is raised as a RuntimeError that names the device, with the
+        exception as its cause; all variables are left as they were. So they are for a ValueError:
+        no batch, more batches than towers, a bad ``lr``, outputs whose names differ or lack
+        ``"loss"``, losses that are not one per sample, and a variable that a tower's loss does not
+        depend on.
         """
         batches = list(batches)
         self._check(batches, lr)
         with autograd.pause():
             self._finish_initialisation(batches[0])
-            with self._shared.kept_on_error():
+            with self._shared.restored_on_error():
                 outputs = self._run(batches)
             self._shared.sum_gradients(len(batches))
             self._update(self.variables[0], lr, sum(output["loss"].size for output in outputs))
-            self._shared.share()
+            self._shared.broadcast()
         return {name: [output[name] for output in outputs] for name in outputs[0]}
 
-    def run_epoch(self, batches: Iterable[Any], lr: float | None = None) -> Epoch:
-        """Steps until ``batches`` ends, each tower drawing its next batch in turn; what was done.
+    def run_epoch(self, batches: Iterable[Any], lr: float | None = None) -> TowersEpoch:
+        """Take steps until ``batches`` ends, the towers drawing batches in turn.
 
-        In the last step the towers that no batch is left for sit out. Waits at the end, to read the
-        loss, and where more than a few steps are under way. Raises as :meth:`step`, ValueError if
-        there is no batch at all, and ``metrics.Diverged`` if the loss is not finite.
+        In the last step, towers for which no batch is left do not take part. Waits at the end, to
+        read the loss, and where more than STEPS_IN_FLIGHT steps are queued. Raises as :meth:`step`,
+        ValueError if there is no batch, and ``metrics.Diverged`` if the loss is not finite.
         """
         remaining, meter, in_flight = iter(batches), LossMeter(), deque()
         samples = steps = 0
@@ -132,15 +133,16 @@ class Towers:
             if len(in_flight) > STEPS_IN_FLIGHT:  # it bounds the memory in use
                 in_flight.popleft().wait_to_read()
         if not steps:
-            raise ValueError("batches gave no batch; an epoch needs one or more")
-        return Epoch(meter.read(), samples, steps)
+            raise ValueError("batches must yield at least 1 batch, got none")
+        return TowersEpoch(meter.read(), samples, steps)
 
     def evaluate(self, batches: Iterable[Any]) -> dict[str, list]:
-        """Outputs by name, each a list in the order of the batches, in predict mode.
+        """Return outputs by name, in predict mode, each a list in the order of the batches.
 
         The towers take the batches in turn. Nothing is recorded, and no variable, gradient or
         running statistic changes. ``forward`` need not return ``"loss"`` here. Nothing waits, and
-        all outputs are kept. Raises RuntimeError, as :meth:`step`, for an exception in a tower.
+        all outputs are kept in memory. Raises RuntimeError, as :meth:`step`, for an exception in a
+        tower.
         """
         found: list[dict] = []
         with autograd.pause(train_mode=False):
@@ -152,27 +154,26 @@ class Towers:
     def _check(self, batches: list, lr: float | None) -> None:
         if not 1 <= len(batches) <= len(self.ctx):
             raise ValueError(
-                f"{len(batches)} batches for {len(self.ctx)} towers; a step takes one for each, or "
-                "fewer, but at least one"
+                f"a step takes 1 to {len(self.ctx)} batches, one per tower, got {len(batches)}"
             )
         if lr is not None:
             check_lr(lr)
         elif self._needs_lr:
-            raise ValueError("lr=None; give a learning rate, such as 0.1, or an mx.optimizer")
+            raise ValueError("lr must be given, such as 0.1, unless update is an mx.optimizer")
 
     def _outputs(self, i: int, batch: Any) -> dict[str, Any]:
-        """What ``forward`` says of the batch in tower i."""
+        """The outputs of ``forward`` for the batch in tower i."""
         with on_device(self.ctx[i], f"tower {i}"):
             [loaded] = split_and_load(batch, self.ctx[i])
             output = self._forward(loaded, self._shared.models[i])
         return output if isinstance(output, dict) else {"loss": output}
 
     def _run(self, batches: list) -> list[dict[str, Any]]:
-        """Forward, then backward, of each tower; their outputs."""
+        """Run forward on every tower, then backward on every tower; return the outputs."""
         running = list(zip(self.ctx, self.variables, batches))
         outputs: list[dict] = []
         for i, (c, arrays, batch) in enumerate(running):
-            forget_gradients(arrays)
+            _mark_used(arrays)
             with autograd.record():
                 outputs.append(self._outputs(i, batch))
             _check_names(outputs[-1], outputs[0], c)
@@ -180,13 +181,13 @@ class Towers:
         for i, (c, arrays, _) in enumerate(running):
             with on_device(c, f"backward of tower {i}"):
                 outputs[i]["loss"].backward()
-            check_gradients(arrays, c)
+            _check_fresh(arrays, c)
         return outputs
 
     def _finish_initialisation(self, batch: Any) -> None:
-        """Have a Block that does not know its shapes see a batch first, in predict mode.
+        """Infer the shapes of a Block with deferred initialisation from a batch, in predict mode.
 
-        Then there are variables that an exception can leave as they were.
+        From then on its variables exist, and can be restored after an exception.
         """
         if not self._shared.are_initialised:
             with autograd.predict_mode():
@@ -194,7 +195,7 @@ class Towers:
 
 
 def _rule_of(optimizer: mx.optimizer.Optimizer, params: list | None) -> Callable:
-    """The optimizer as a function ``update(params, lr, batch_size)``."""
+    """Return the optimizer as a function ``update(params, lr, batch_size)``."""
     if params is not None and not optimizer.param_dict:
         optimizer.param_dict = dict(enumerate(params))  # their lr_mult and wd_mult
     apply, scale = mx.optimizer.get_updater(optimizer), optimizer.rescale_grad
@@ -213,18 +214,118 @@ def _rule_of(optimizer: mx.optimizer.Optimizer, params: list | None) -> Callable
 def _check_names(output: dict, first: dict, ctx: mx.Context) -> None:
     if output.keys() != first.keys():
         raise ValueError(
-            f"forward returned {sorted(output)} on {ctx}, but {sorted(first)} before; "
-            "the names must be the same every time"
+            f"forward must return the same names every time, got {sorted(output)} on {ctx} and "
+            f"{sorted(first)} before"
         )
 
 
 def _check_loss(output: dict, n: int, ctx: mx.Context) -> None:
     if "loss" not in output:
-        raise ValueError(f"forward returned {sorted(output)} on {ctx}; one must be named 'loss'")
+        raise ValueError(f"forward must return an output 'loss', got {sorted(output)} on {ctx}")
     loss = output["loss"]
     if getattr(loss, "shape", None) != (n,):
-        kind = f"has shape {loss.shape}" if hasattr(loss, "shape") else f"is {loss!r}"
+        got = f"shape {loss.shape}" if hasattr(loss, "shape") else repr(loss)
         raise ValueError(
-            f"the loss {kind} on {ctx} for a batch of {n} samples; return one loss a sample, of "
-            f"shape ({n},), and leave the mean to the step"
+            f"the loss must have one entry per sample, shape ({n},), got {got} on {ctx}; the step "
+            "computes the mean"
         )
+
+
+class _SharedVariables:
+    """The variables of all towers: a list of arrays copied to each of ``ctx``, or a Block.
+
+    ``models[i]`` is what tower i computes with: its list of arrays, or the Block. ``params`` are
+    the Block's parameters without constants, or None.
+    """
+
+    def __init__(
+        self, variables: gluon.Block | Sequence[mx.nd.NDArray], ctx: Sequence[mx.Context]
+    ) -> None:
+        self.ctx, self.params = ctx, None
+        if isinstance(variables, gluon.Block):
+            self.params = _params_of(variables, ctx)
+            self.models = [variables] * len(ctx)
+        else:
+            _check_arrays(variables)
+            self.models = [replicas.get_params(variables, c) for c in ctx]
+
+    @property
+    def are_initialised(self) -> bool:
+        """Whether all shapes are known; not for a Block with deferred initialisation."""
+        try:
+            return bool(self.arrays)
+        except gluon.parameter.DeferredInitializationError:
+            return False
+
+    @property
+    def arrays(self) -> list[Sequence[mx.nd.NDArray]]:
+        """Per device, its variables; the arrays themselves, not copies."""
+        if self.params is None:
+            return list(self.models)
+        return [[param.data(c) for param in self.params] for c in self.ctx]
+
+    def sum_gradients(self, num_devices: int) -> None:
+        """Replace the first device's gradients by the sums over the first ``num_devices``."""
+        for bucket in replicas.buckets(self.arrays[:num_devices]):
+            reduce(list(bucket.grads))
+
+    def broadcast(self) -> None:
+        """Copy the first device's variables to all others, those that are not trained too."""
+        broadcast_many([list(copies) for copies in zip(*self.arrays)])
+
+    @contextlib.contextmanager
+    def restored_on_error(self) -> Iterator[None]:
+        """Restore the running statistics, which forward changes, if an exception is raised."""
+        statistics = [array for arrays in self.arrays for array in arrays if array.grad is None]
+        before = [array.copy() for array in statistics]
+        try:
+            yield
+        except BaseException:
+            for array, saved in zip(statistics, before):
+                saved.copyto(array)
+            raise
+
+
+def _mark_used(arrays: Sequence[mx.nd.NDArray]) -> None:
+    """Mark one device's gradients as not fresh, for :func:`_check_fresh`."""
+    for array in arrays:
+        if array.grad is not None:
+            array._fresh_grad = False
+
+
+def _check_fresh(arrays: Sequence[mx.nd.NDArray], ctx: mx.Context) -> None:
+    """Raise ValueError if backward has not written a gradient: it would be summed twice."""
+    for j, array in enumerate(arrays):
+        if array.grad is not None and not array._fresh_grad:
+            raise ValueError(
+                f"the loss on {ctx} does not depend on variable {j} of shape {array.shape}; remove "
+                "it from the variables, or set its grad_req to 'null'"
+            )
+
+
+def _check_arrays(variables: Any) -> None:
+    if not isinstance(variables, (list, tuple)) or not all(
+        isinstance(variable, mx.nd.NDArray) for variable in variables
+    ):
+        raise TypeError(
+            f"variables must be a list of MXNet arrays or a Block, got {type(variables).__name__}"
+        )
+    if not variables:
+        raise ValueError("variables must hold at least one array, got an empty list")
+
+
+def _params_of(block: gluon.Block, ctx: Sequence[mx.Context]) -> list[gluon.Parameter]:
+    """The parameters of the Block without constants, each of which is on all of ``ctx``."""
+    params = [p for p in block.collect_params().values() if not isinstance(p, gluon.Constant)]
+    if len(set(ctx)) < len(ctx):
+        raise ValueError(f"ctx must name each context once for a Block, got {ctx}")
+    for param in params:
+        missing = [c for c in ctx if c not in param.list_ctx()]
+        if missing:
+            raise ValueError(
+                f"{param.name} must be on all of {ctx}, but is not on {missing}; call "
+                f"initialize(ctx={ctx}) or collect_params().reset_ctx({ctx})"
+            )
+        if param.grad_req == "add":
+            raise ValueError(f"{param.name} must have grad_req='write', got 'add'")
+    return params

@@ -1,4 +1,4 @@
-"""Trainer: a Gluon network's parameters trained on several devices, by any optimizer of MXNet."""
+"""Trainer: train a Gluon network's parameters on several devices with any MXNet optimizer."""
 
 from __future__ import annotations
 
@@ -12,43 +12,45 @@ from mxnet import gluon
 from gluonpar import cluster, metrics
 from gluonpar.checkpoint import optimizer_states
 from gluonpar.cluster import hierarchical
-from gluonpar.collectives import allreduce_many, broadcast_many, reduce, registry
-from gluonpar.collectives.bucketing import allreduce_as_float16
+from gluonpar.collectives import named
 from gluonpar.gluon import parameter_buckets
-from gluonpar.gluon.parameter_buckets import Bucket, Layout
-from gluonpar.gluon.sharded_update import OwnedUpdates
+from gluonpar.gluon.parameter_buckets import Layout
+from gluonpar.gluon.sharded_update import ShardedUpdate
+from gluonpar.replicas import Bucket
 from gluonpar.runtime import memory
+from gluonpar.step import GradientSums, allreduce_gradients
 
 COMPRESSIONS = (None, "fp16")
 
 
 class Trainer(gluon.Trainer):
-    """``gluon.Trainer`` on gluonpar's collectives: K devices give what one device gives.
+    """``gluon.Trainer`` on gluonpar's collectives: K devices train as one device does.
 
-    ``params`` are Parameters, a list or dict of them (``net.collect_params()``), all on the same
-    contexts, dense; hybridized or not, initialised or deferred, shared, frozen
-    (``grad_req='null'``). ``optimizer`` and ``optimizer_params`` as in ``gluon.Trainer``.
-    ``algorithm`` names the all-reduce (default: by where the arrays are and how large).
-    ``compression='fp16'`` exchanges gradients in float16, adding them in float32; keep their sums
-    below 65504.
+    ``params`` are Parameters, a list or dict of them (``net.collect_params()``), all dense and on
+    the same contexts; hybridized or not, initialised or deferred, shared, frozen
+    (``grad_req='null'``). ``optimizer`` and ``optimizer_params`` are those of ``gluon.Trainer``.
+    ``algorithm`` names the all-reduce (None: chosen by where the arrays are and by their size).
+    ``compression='fp16'`` exchanges gradients in float16 and adds them in float32; their sums must
+    stay below 65504.
 
-    Gradients become views of a few flat arrays, the *buckets*, now if all parameters are
+    Gradients become views of a few flat arrays, the *buckets*: at once if all parameters are
     initialised, else in the first :meth:`step`. In a step each bucket is summed onto one device,
-    which updates its parameters and sends them to the others; so each is updated once, not K times,
-    and there is one state of the optimizer whatever K is (Xu et al., "Automatic Cross-Replica
+    which updates its parameters and broadcasts them, so each parameter is updated once instead of K
+    times, and there is one optimizer state whatever K is (Xu et al., "Automatic Cross-Replica
     Sharding of Weight Update", 2020). On CPU contexts SGD, with or without momentum, is one pass
-    over the memory (:mod:`gluonpar.collectives.host.fused_update`). Gradients stay each device's own, but for
-    the one that updates; :meth:`allreduce_grads` makes them sums.
+    over memory (:mod:`gluonpar.collectives.host.fused_update`). Every device keeps its own
+    gradients, except the one that updates; :meth:`allreduce_grads` replaces them by the sums.
 
-    With several processes (:mod:`gluonpar.cluster`) the sum is over all devices of all of them, and
-    ``batch_size`` the samples in it. All start with rank 0's parameters, and bring the same ones.
+    With several processes (:mod:`gluonpar.cluster`) the sum is over all devices of all processes,
+    and ``batch_size`` is the number of samples in it. All processes must pass the same parameters,
+    and start with the values of rank 0.
 
-    A device that had no sample in this step adds nothing. A parameter without a new gradient on a
-    device that had samples is an error that names it, unless ``ignore_stale_grad``; then it adds
-    nothing there, and is not updated if it has none anywhere.
+    A device that had no sample in a step adds nothing. A parameter without a new gradient on a
+    device that had samples is an error that names it, unless ``ignore_stale_grad``; it then adds
+    nothing there, and is not updated if it has no new gradient on any device.
 
-    Raises ValueError for parameters on different contexts, sparse ones, an unknown algorithm or
-    compression. Nothing waits, as in ``gluon.Trainer``, whose chapter is Dive into Deep Learning,
+    Raises ValueError for parameters on different contexts, sparse parameters, and an unknown
+    algorithm or compression. Nothing waits, as in ``gluon.Trainer``; see Dive into Deep Learning,
     13.6.
     """
 
@@ -61,9 +63,9 @@ class Trainer(gluon.Trainer):
         compression: str | None = None,
     ) -> None:
         if algorithm is not None:
-            registry.named(algorithm)
+            named(algorithm)
         if compression not in COMPRESSIONS:
-            raise ValueError(f"compression={compression!r}; it is None or 'fp16'")
+            raise ValueError(f"compression must be None or 'fp16', got {compression!r}")
         parameter_buckets.check(params)
         super().__init__(params, optimizer, optimizer_params, kvstore=None)
         self._given = params
@@ -73,43 +75,40 @@ class Trainer(gluon.Trainer):
         self._accumulating = False
         self._updater = self._updaters[0]
         self._updaters = [self._updater]
-        self._updates = OwnedUpdates(self._updater, self._params)
-        self._updates.settle_on(self._contexts)
+        self._update_of_owners = ShardedUpdate(self._updater, self._params)
+        self._update_of_owners.set_contexts(self._contexts)
         if all(param._data is not None for param in self._params):
-            self._laid_out()  # before a hybridized network gets to know the gradients' arrays
+            self._laid_out()  # before a hybridized network stores the gradients' arrays
 
     def step(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
-        """Sum the gradients over devices and update: ``batch_size`` samples are in that sum.
+        """Sum the gradients over devices and update; ``batch_size`` samples are in that sum.
 
         Raises UserWarning, as ``gluon.Trainer`` does, for a stale gradient (see above), and
         ValueError for a batch size that is not positive, and inside :meth:`no_sync`.
         """
         self._rescale(batch_size)
         buckets = self._fresh_buckets(ignore_stale_grad)
-        self._layout.zero_stale()
-        if hasattr(self, "_amp_loss_scaler"):  # it looks at the sums before the update
-            self._sum(buckets, everywhere=True)
+        if hasattr(self, "_amp_loss_scaler"):  # it inspects the sums before the update
+            self._sum_everywhere(buckets)
             self._update(ignore_stale_grad)
             return
-        by_host = self._algorithm in (None, "host") and self._compression is None
-        if by_host and self._updates.fusable(buckets):
-            self._updates.sum_and_apply(buckets)
-        else:
-            self._sum(buckets, everywhere=False)
-            self._updates.apply(buckets)
+        self._layout.zero_stale()
+        defer = self._update_of_owners.has_numpy_rule(buckets)
+        sums = allreduce_gradients(
+            buckets, self._algorithm, self._compression, defer, to_owner=True
+        )
+        self._update_of_owners.apply(sums)
         self._finish()
 
     def allreduce_grads(self) -> None:
-        """Make every device's gradients the sum over all devices, in place.
+        """Replace every device's gradients by the sum over all devices, in place.
 
-        For what has to be done between the sum and the update: :meth:`clip_global_norm`, or a look.
+        For work between the sum and the update, such as :meth:`clip_global_norm`.
         """
-        buckets = self._fresh_buckets(ignore_stale_grad=True)
-        self._layout.zero_stale()
-        self._sum(buckets, everywhere=True)
+        self._sum_everywhere(self._fresh_buckets(ignore_stale_grad=True))
 
     def update(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
-        """Update by the gradients as they are, which :meth:`allreduce_grads` has made sums.
+        """Update by the present gradients, which :meth:`allreduce_grads` has summed.
 
         Raises as :meth:`step`.
         """
@@ -119,19 +118,19 @@ class Trainer(gluon.Trainer):
         moved = [param.name for param in self._params if param in self._pinned - before]
         if moved and len(self._contexts) > 1:
             raise UserWarning(
-                f"list_grad() of {', '.join(moved)} did not hold what backward computed (it does "
+                f"list_grad() of {', '.join(moved)} did not return what backward computed (it does "
                 "now): sum with Trainer.allreduce_grads(), or initialize before making the Trainer"
             )
         self._update(ignore_stale_grad)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Within it, and until the next update, backward adds to the gradients: micro-batches.
+        """Accumulate gradients over micro-batches: inside, and until the next update, they add up.
 
-        Forward and backward of all micro-batches but the last go inside, of the last inside or
-        after it; then ``step(samples of all of them)``. The first starts from zero. Nothing is
-        exchanged inside; :meth:`step` there is an error. ``no_sync`` of PyTorch's
-        DistributedDataParallel.
+        Forward and backward of all micro-batches but the last go inside, those of the last inside
+        or after it; then call ``step`` with the number of samples of all of them. The first
+        micro-batch starts from zero. Nothing is exchanged inside; calling :meth:`step` there is an
+        error. Compare ``no_sync`` of PyTorch's DistributedDataParallel.
         """
         layout = self._laid_out()
         before = self._accumulating
@@ -148,21 +147,21 @@ class Trainer(gluon.Trainer):
             self._accumulating = before or True
 
     def clip_global_norm(self, max_norm: float) -> mx.nd.NDArray:
-        """Scale all gradients so that their norm is at most ``max_norm``; the norm before.
+        """Scale all gradients so that their global norm is at most ``max_norm``.
 
-        Between :meth:`allreduce_grads` and :meth:`update`: the norm is that of the summed
-        gradients, each parameter counted once; give ``max_norm * batch_size`` to clip their mean.
-        Each device scales its own copy. Returns a float32 array of shape (1,) on the first context,
-        without waiting. Raises ValueError unless ``max_norm`` is positive. Compare
-        ``gluon.utils.clip_global_norm``; Pascanu et al. 2013.
+        To be called between :meth:`allreduce_grads` and :meth:`update`: the norm is that of the
+        summed gradients, each parameter counted once; pass ``max_norm * batch_size`` to clip their
+        mean. Each device scales its own copy. Returns the norm before, a float32 array of shape
+        (1,) on the first context, without waiting. Raises ValueError unless ``max_norm`` is
+        positive. Compare ``gluon.utils.clip_global_norm``; Pascanu et al. 2013.
         """
         if not max_norm > 0:
-            raise ValueError(f"max_norm={max_norm} leaves no gradient; give a positive number")
+            raise ValueError(f"max_norm must be positive, got {max_norm}")
         norms = []
         for grads in zip(*(bucket.grads for bucket in self._laid_out().buckets)):
             flat = [grad.as_nd_ndarray().reshape((-1,)) for grad in grads]
-            kinds = {grad.dtype: [g for g in flat if g.dtype == grad.dtype] for grad in flat}
-            squares = [mx.nd.multi_sum_sq(*kind, num_arrays=len(kind)) for kind in kinds.values()]
+            by_dtype = {grad.dtype: [g for g in flat if g.dtype == grad.dtype] for grad in flat}
+            squares = [mx.nd.multi_sum_sq(*own, num_arrays=len(own)) for own in by_dtype.values()]
             norms.append(mx.nd.concat(*squares, dim=0).sum().sqrt())
             scale = mx.nd.minimum(max_norm / (norms[-1] + 1e-8), 1.0)
             for grad in flat:
@@ -170,28 +169,28 @@ class Trainer(gluon.Trainer):
         return norms[0]
 
     def check_replicas(self) -> None:
-        """Wait for all parameters; raise metrics.ReplicasDiffer unless all devices have one's bits.
+        """Wait for all parameters; raise metrics.ReplicasDiffer unless replicas are bit-identical.
 
-        The message names the first parameter and device that differ, and by how much. What has no
-        gradient is left out: running statistics of batch normalisation are each device's own.
+        The message names the first parameter and device that differ, and by how much. Parameters
+        without a gradient are not compared: running statistics of batch normalisation differ.
         """
         for param in self._params:
             if param._grad is not None:
                 metrics.check_identical(param._data, param.name)
 
     def save_states(self, fname: str | os.PathLike) -> None:
-        """Write the optimizer's states, its counters and rates; whole or not at all.
+        """Write the optimizer's states, counters and learning rates, whole or not at all.
 
-        The file says nothing of devices: any number of them can go on from it. NumPy's ``.npz``
-        without pickles, so that it can be loaded from anywhere; it ends with its SHA-256.
+        The file is independent of the number of devices. It is a NumPy ``.npz`` without pickles,
+        so loading it executes no code; it ends with its SHA-256.
         """
         optimizer_states.save(fname, self._updater, self._described())
 
     def load_states(self, fname: str | os.PathLike) -> None:
-        """Read what :meth:`save_states` wrote; the optimizer goes on from there.
+        """Load what :meth:`save_states` wrote; the optimizer continues from there.
 
-        ValueError, and nothing is changed, if it is of another optimizer or other parameters, or
-        the file is not there, cut short, damaged or something else.
+        Raises ValueError, with nothing changed, if the file is for another optimizer or other
+        parameters, or is missing, truncated, damaged or not such a file.
         """
         optimizer_states.load(fname, self._updater, self._described())
 
@@ -200,11 +199,11 @@ class Trainer(gluon.Trainer):
 
     def _rescale(self, batch_size: int) -> None:
         if not batch_size > 0:
-            raise ValueError(f"batch_size={batch_size} cannot be divided by; give 1 or more")
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         self._optimizer.rescale_grad = self._scale / batch_size
 
     def _laid_out(self) -> Layout:
-        """The parameters in buckets; made at first, and again where somebody moved them."""
+        """The parameters in buckets, made the first time and after their arrays were replaced."""
         if {*parameter_buckets.listed(self._given)} != {*self._params}:
             raise ValueError(
                 "the set of parameters has changed since this Trainer was made; make a new Trainer"
@@ -216,29 +215,26 @@ class Trainer(gluon.Trainer):
             self._pinned.update(moved)
         parameter_buckets.check(self._params)
         for param in self._params:
-            param.list_data()  # says which parameter is not initialised
+            param.list_data()  # raises, naming the parameter, if it is not initialised
         if self._layout is None:
-            self._start_alike()
+            self._start_from_rank_zero()
         self._layout = Layout(self._params, self._pinned)
         self._contexts = self._layout.ctx or self._contexts
-        self._updates.settle_on(self._contexts)
+        self._update_of_owners.set_contexts(self._contexts)
         if self._accumulating:
             self._layout.set_grad_req("add")
         return self._layout
 
-    def _start_alike(self) -> None:
-        """All processes' parameters become rank 0's."""
+    def _start_from_rank_zero(self) -> None:
         if cluster.size() > 1:
             kinds = [(param.shape, str(param.dtype)) for param in self._params]
             cluster.agree({"shapes and dtypes of the parameters": kinds})
-            cluster.broadcast([param._data[0] for param in self._params])
-            for param in self._params:
-                broadcast_many([param._data])
+            hierarchical.broadcast_many([param._data for param in self._params])
 
     def _fresh_buckets(self, ignore_stale_grad: bool) -> list[Bucket]:
-        """The buckets to be summed; what backward did not reach is zero, or left out."""
+        """The buckets to sum and update, without parameters that backward reached on no device."""
         if self._accumulating == "inside":
-            raise ValueError("no exchange inside no_sync(): leave it before step()")
+            raise ValueError("step() was called inside no_sync(); leave it first")
         layout, absent = self._laid_out(), set()
         fresh = layout.fresh()
         idle = [not any(on_device) for on_device in zip(*fresh)]
@@ -247,16 +243,16 @@ class Trainer(gluon.Trainer):
             raise UserWarning(
                 "no gradient has been computed since the last update; call backward before step"
             )
-        for i, on_devices in zip(layout.numbers, fresh):
+        for i, on_devices in zip(layout.indices, fresh):
             stale = [k for k, (new, no) in enumerate(zip(on_devices, idle)) if not (new or no)]
             if stale and not ignore_stale_grad:
                 self._raise_stale(self._params[i], stale)
             if alone and not any(on_devices):
                 absent.add(i)
-        if ignore_stale_grad and not alone:  # what one rank leaves out, all must; it waits for them
+        if ignore_stale_grad and not alone:  # all ranks must leave out the same; this waits
             used = cluster.total([any(on_devices) for on_devices in fresh])
-            absent = {i for i, times in zip(layout.numbers, used) if not times}
-        return self._updates.owned(layout.without(absent))
+            absent = {i for i, times in zip(layout.indices, used) if not times}
+        return self._update_of_owners.owned(layout.without(absent))
 
     @staticmethod
     def _raise_stale(param: gluon.Parameter, stale: Sequence[int]) -> None:
@@ -267,27 +263,20 @@ class Trainer(gluon.Trainer):
             "step(batch_size, ignore_stale_grad=True)"
         )
 
-    def _sum(self, buckets: Sequence[Bucket], everywhere: bool) -> None:
-        """Sum gradients, onto all devices or each bucket's owner only."""
-        lists = [list(bucket.grads) for bucket in buckets]
-        if self._compression:
-            allreduce_as_float16(lists, self._algorithm)
-        elif everywhere or self._algorithm:
-            allreduce_many(lists, self._algorithm)
-        else:
-            for grads, bucket in zip(lists, buckets):
-                reduce(grads, bucket.owner)
-        owners = [bucket.owner for bucket in buckets]
-        hierarchical.complete(lists, owners, everywhere, self._compression)
+    def _sum_everywhere(self, buckets: Sequence[Bucket]) -> None:
+        """Sum the gradients onto all devices."""
+        self._layout.zero_stale()
+        allreduce_gradients(buckets, self._algorithm, self._compression, defer=False)
 
     def _update(self, ignore_stale_grad: bool = False) -> None:
         scaler = getattr(self, "_amp_loss_scaler", None)
         if scaler is None or not scaler.has_overflow(self._params):
-            self._updates.apply(self._fresh_buckets(ignore_stale_grad))
+            buckets = self._fresh_buckets(ignore_stale_grad)
+            self._update_of_owners.apply(GradientSums(buckets, deferred=False))
         self._finish()
 
     def _finish(self) -> None:
-        """Every gradient has been used."""
+        """Mark all gradients as used, and end the accumulation of :meth:`no_sync`."""
         self._layout.mark_used()
         if self._accumulating:
             self._accumulating = False

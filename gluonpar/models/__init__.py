@@ -1,1 +1,1 @@
-"""Models and losses, as plain functions of arrays and as Gluon networks."""
+"""Models and losses: plain functions of arrays, and Gluon networks."""

@@ -15,12 +15,12 @@ LENET_SHAPES = ((20, 1, 3, 3), (20,), (50, 20, 5, 5), (50,), (800, 128), (128,),
 
 
 def init_lenet(scale: float = 0.01, ctx: mx.Context | None = None) -> list[nd.NDArray]:
-    """LeNet's eight parameters, float32: weights from a normal distribution, biases zero.
+    """Return LeNet's eight parameters, float32: weights normally distributed, biases zero.
 
-    Shapes as in the book: :data:`LENET_SHAPES`, weight before bias, layer by layer. ``scale`` is
-    the standard deviation. They are drawn on ``ctx`` (default: CPU 0) from MXNet's generator:
-    ``mx.random.seed`` makes them repeat. Draw once, then copy with ``get_params``: the same seed
-    differs between contexts.
+    Shapes are those of the book, :data:`LENET_SHAPES`, weight before bias, layer by layer.
+    ``scale`` is the standard deviation. They are drawn on ``ctx`` (default: ``mx.cpu(0)``) from
+    MXNet's generator, which ``mx.random.seed`` seeds. Draw once and copy with ``get_params``: one
+    seed gives different numbers on different contexts.
     """
     ctx = ctx or mx.cpu()
     return [
@@ -33,11 +33,11 @@ def init_lenet(scale: float = 0.01, ctx: mx.Context | None = None) -> list[nd.ND
 
 @traceable
 def lenet(X: nd.NDArray, params: Sequence[nd.NDArray]) -> nd.NDArray:
-    """The book's LeNet: (n, 1, 28, 28) float32 images to (n, 10) scores, on the context of both.
+    """Compute the book's LeNet: (n, 1, 28, 28) float32 images to (n, 10) scores.
 
     Two convolutions, each followed by relu and average pooling, then two dense layers. ``params``
-    are those of :func:`init_lenet`, on X's context. Dive into Deep Learning, 13.5.2, after LeCun et
-    al. 1998.
+    are those of :func:`init_lenet`, on the context of X, where the scores are too. Dive into Deep
+    Learning, 13.5.2, after LeCun et al. 1998.
     """
     F = operators(X)
     W1, b1, W2, b2, W3, b3, W4, b4 = params
@@ -45,17 +45,17 @@ def lenet(X: nd.NDArray, params: Sequence[nd.NDArray]) -> nd.NDArray:
     h1 = F.Pooling(h1, pool_type="avg", kernel=(2, 2), stride=(2, 2))
     h2 = relu(F.Convolution(h1, W2, b2, kernel=(5, 5), num_filter=50))
     h2 = F.Pooling(h2, pool_type="avg", kernel=(2, 2), stride=(2, 2))
-    # FullyConnected wants (outputs, inputs) where the book has (inputs, outputs); it beats dot.
+    # FullyConnected takes (outputs, inputs), the book has (inputs, outputs); it is faster than dot.
     h3 = relu(F.FullyConnected(F.flatten(h2), F.transpose(W3), b3, num_hidden=128))
     return F.FullyConnected(h3, F.transpose(W4), b4, num_hidden=10)
 
 
 class LeNet(gluon.HybridBlock):
-    """:func:`lenet` as a Gluon block, for ``load_parameters`` of what scripts/train_lenet.py keeps.
+    """:func:`lenet` as a Gluon block: ``load_parameters`` reads what scripts/train_lenet.py saves.
 
-    (n, 1, 28, 28) float32 to (n, 10); :func:`standardize` makes that of pixels. Its parameters are
-    named '0' to '7', of :data:`LENET_SHAPES`. Values that are not loaded are those of
-    :func:`init_lenet` with ``scale``, but for chance.
+    (n, 1, 28, 28) float32 to (n, 10); :func:`standardize` converts pixels. The parameters are named
+    '0' to '7', of shapes :data:`LENET_SHAPES`, and initialised as by :func:`init_lenet` with
+    ``scale``.
     """
 
     def __init__(self, scale: float = 0.01) -> None:
@@ -70,14 +70,14 @@ class LeNet(gluon.HybridBlock):
 
 
 def relu(x: nd.NDArray) -> nd.NDArray:
-    """max(x, 0). The operator of that name would first undo oneDNN's own layout of ``x``."""
+    """Return max(x, 0); the operator ``relu`` would first convert ``x`` from oneDNN's layout."""
     return operators(x).Activation(x, act_type="relu")
 
 
 @traceable
 def standardize(X: nd.NDArray) -> nd.NDArray:
-    """uint8 images as float32 with about mean 0 and deviation 1, made on the device they are on.
+    """Return uint8 images as float32 with mean 0 and standard deviation 1, on their own context.
 
-    The two constants are those of Fashion-MNIST's training pixels.
+    The two constants are those of Fashion-MNIST's training pixels, so the moments are approximate.
     """
     return (operators(X).cast(X, dtype="float32") - PIXEL_MEAN) / PIXEL_DEVIATION

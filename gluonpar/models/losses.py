@@ -1,4 +1,4 @@
-"""Loss functions of predictions and targets, one number a sample: summing is left to the update."""
+"""Loss functions of predictions and targets, one number per sample."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from gluonpar.runtime.cached_op import operators, traceable
 
 @traceable
 def softmax_cross_entropy(scores: nd.NDArray, labels: nd.NDArray) -> nd.NDArray:
-    """``-log softmax(scores)[label]``, per sample: (n, classes) and (n,) to (n,), on their context.
+    """Return ``-log softmax(scores)[label]`` per sample: (n, classes) and (n,) to (n,).
 
-    The same function as ``gluon.loss.SoftmaxCrossEntropyLoss``, as log-sum-exp. On the CPU, MXNet
-    takes its log_softmax from oneDNN, where it is off by 7e-7 on average, always to the same side;
-    summed over a batch that is an error of 5e-6 in the last layer's gradient, against 3e-7 here.
+    The same function as ``gluon.loss.SoftmaxCrossEntropyLoss``, computed as log-sum-exp. On CPU
+    contexts MXNet's log_softmax is oneDNN's, whose error is 7e-7 on average and always in the same
+    direction; summed over a batch that is an error of 5e-6 in the last layer's gradient, against
+    3e-7 here.
     """
     F = operators(scores)
     z = F.broadcast_sub(scores, F.BlockGrad(F.max(scores, axis=1, keepdims=True)))

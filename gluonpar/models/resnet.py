@@ -1,18 +1,18 @@
-"""Gluon networks of the book. Of MXNet only, so that they can be loaded without gluonpar."""
+"""ResNet-18 of Dive into Deep Learning, as Gluon blocks."""
 
 from __future__ import annotations
 
 from mxnet.gluon import nn
 
-STAGES = 4  # the first keeps the image's size, each other halves it and doubles the channels
-BLOCKS = 2  # in each
+STAGES = 4  # the first keeps the image size, each later one halves it and doubles the channels
+BLOCKS = 2  # per stage
 
 
 class Residual(nn.HybridBlock):
     """Two 3x3 convolutions with batch normalisation, and a shortcut around them.
 
-    (n, inputs, h, w) to (n, channels, h / stride, w / stride). With a stride the shortcut is a 1x1
-    convolution. He et al., "Deep residual learning for image recognition", CVPR 2016.
+    (n, inputs, h, w) to (n, channels, h / stride, w / stride). With a stride above 1 the shortcut
+    is a 1x1 convolution. He et al., "Deep residual learning for image recognition", CVPR 2016.
     """
 
     def __init__(self, inputs: int, channels: int, stride: int) -> None:
@@ -28,16 +28,16 @@ class Residual(nn.HybridBlock):
         self.relu = nn.Activation("relu")
 
     def hybrid_forward(self, F, X):
-        """relu of both ways' sum."""
+        """Return the relu of the sum of both paths."""
         around = X if self.shortcut is None else self.shortcut(X)
         return self.relu(self.inside(X) + around)
 
 
 def resnet18(num_classes: int = 10, width: int = 64, inputs: int = 1) -> nn.HybridSequential:
-    """ResNet-18 of the book for small images: (n, inputs, h, w) float32 to (n, num_classes) scores.
+    """Return ResNet-18 for small images: (n, inputs, h, w) float32 to (n, num_classes) scores.
 
-    ``width`` is the number of channels of the first stage. All shapes are known at once, so nothing
-    is initialised later. Dive into Deep Learning, 13.6.1.
+    ``width`` is the number of channels of the first stage. All shapes are given, so no
+    initialisation is deferred. Dive into Deep Learning, 13.6.1.
     """
     net = chain(*_normed_conv(inputs, width, 1), nn.Activation("relu"))
     channels = width
@@ -51,7 +51,7 @@ def resnet18(num_classes: int = 10, width: int = 64, inputs: int = 1) -> nn.Hybr
 
 
 def chain(*blocks: nn.HybridBlock) -> nn.HybridSequential:
-    """The blocks one after another."""
+    """Return the blocks in sequence."""
     net = nn.HybridSequential()
     net.add(*blocks)
     return net

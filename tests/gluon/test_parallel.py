@@ -286,22 +286,18 @@ def pair_or_dict(x):
 @pytest.mark.parametrize(
     ("fn", "error", "words"),
     [
-        (lambda x: x.mean(), ValueError, r"output has shape \(1,\) on cpu\(0\) for 3 samples"),
-        (lambda x: [x, {"m": x.mean()}], ValueError, r"output\[1\]\['m'\] has shape \(1,\)"),
-        (pair_or_dict, ValueError, r"dict with the keys 'a' on cpu\(1\), but a tuple of 2 on cpu"),
-        (on_second(lambda x: [x]), ValueError, r"list of 1 on cpu\(1\), but a mx.nd array"),
-        (on_second(lambda x: x.as_np_ndarray()), ValueError, r"mx.np array on cpu\(1\), but a mx"),
+        (lambda x: x.mean(), ValueError, r"output of shape \(1,\) on cpu\(0\) for 3 samples"),
+        (lambda x: [x, {"m": x.mean()}], ValueError, r"output\[1\]\['m'\] of shape \(1,\)"),
+        (pair_or_dict, ValueError, r"dict with the keys 'a' on cpu\(1\) and a tuple of 2 on cpu"),
+        (on_second(lambda x: [x]), ValueError, r"list of 1 on cpu\(1\) and a mx.nd array"),
+        (on_second(lambda x: x.as_np_ndarray()), ValueError, r"mx.np array on cpu\(1\) and a mx"),
         (on_second(lambda x: x[:, :1]), ValueError, r"\(2, 1\) and .*cpu\(1\).*\(3, 2\) and dtype"),
         (on_second(lambda x: x.astype("int32")), ValueError, r"int32 on cpu\(1\).*float32 on cpu"),
-        (on_second(lambda x: x.reshape(-1)), ValueError, r"shape \(4,\).*for 2 samples, but shape"),
-        (lambda x: 1.5, TypeError, r"output on cpu\(0\) is a float"),
-        (lambda x: None, TypeError, r"output on cpu\(0\) is a NoneType"),
-        (
-            lambda x: x.asnumpy(),
-            TypeError,
-            r"output on cpu\(0\) is a ndarray; fn must return dense",
-        ),
-        (lambda x: x.tostype("csr"), TypeError, r"output on cpu\(0\) is a csr"),
+        (on_second(lambda x: x.reshape(-1)), ValueError, r"shape \(4,\).*for 2 samples and shape"),
+        (lambda x: 1.5, TypeError, r"output a float on cpu\(0\)"),
+        (lambda x: None, TypeError, r"output a NoneType on cpu\(0\)"),
+        (lambda x: x.asnumpy(), TypeError, r"output a ndarray on cpu\(0\)"),
+        (lambda x: x.tostype("csr"), TypeError, r"output a csr on cpu\(0\)"),
     ],
 )
 def test_outputs_that_cannot_be_joined_are_refused(fn, error, words):
@@ -309,33 +305,33 @@ def test_outputs_that_cannot_be_joined_are_refused(fn, error, words):
         make_parallel(fn, contexts(2), x=values(5, 2))
 
 
-def test_a_device_that_gives_more_rows_a_sample_than_another_is_refused():
+def test_devices_that_return_different_numbers_of_rows_per_sample_are_refused():
     twice = on_second(lambda x: mx.nd.concat(x, x, dim=0))
     with pytest.raises(
-        ValueError, match=r"\(4, 2\).* on cpu\(1\) for 2 samples, but shape \(3, 2\)"
+        ValueError, match=r"\(4, 2\).* on cpu\(1\) for 2 samples and shape \(3, 2\)"
     ):
         make_parallel(twice, contexts(2), x=values(5, 2))
 
 
 def test_a_number_without_axes_is_refused():
     with mx.util.np_shape(True), mx.util.np_array(True):
-        with pytest.raises(ValueError, match=r"has shape \(\) on cpu\(0\) for 1 samples"):
+        with pytest.raises(ValueError, match=r"shape \(\) on cpu\(0\) for 1 samples"):
             make_parallel(lambda x: x.mean(), contexts(2), x=values(2))
 
 
 @pytest.mark.parametrize(
     ("fn", "batch", "error", "words"),
     [
-        (abs, {}, ValueError, "got no batch; pass at least one array by name"),
-        ("abs", {"x": values(2)}, TypeError, "fn is a str; pass a function"),
-        (abs, {"x": values(0, 2)}, ValueError, "0 samples"),
+        (abs, {}, ValueError, "at least one array"),
+        ("abs", {"x": values(2)}, TypeError, "fn .*str"),
+        (abs, {"x": values(0, 2)}, ValueError, "at least 1 sample, got 0"),
         (
             abs,
             {"x": values(3), "y": values(4)},
             ValueError,
             r"\['x'\] of.*\(3,\).*\['y'\] of.*\(4,",
         ),
-        (abs, {"x": "text"}, TypeError, r"data\['x'\] is a str"),
+        (abs, {"x": "text"}, TypeError, r"data\['x'\] .*str"),
     ],
 )
 def test_requests_that_cannot_be_met(fn, batch, error, words):

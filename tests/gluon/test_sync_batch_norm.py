@@ -199,16 +199,16 @@ def test_a_layer_called_twice_in_one_step_keeps_its_calls_apart():
             np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
-def test_the_backward_of_a_call_meets_apart_from_that_of_another(monkeypatch):
+def test_backward_of_different_calls_uses_different_rounds(monkeypatch):
     layer, tags = SyncBatchNorm(in_channels=1), []
     layer.initialize(ctx=contexts(2))
-    meet = rendezvous.Meeting.sum
+    meet = rendezvous.Rendezvous.sum
 
     def recorded(self, tag, device, values):
         tags.append((self.name, tag, device))
         return meet(self, tag, device, values)
 
-    monkeypatch.setattr(rendezvous.Meeting, "sum", recorded)
+    monkeypatch.setattr(rendezvous.Rendezvous, "sum", recorded)
     shards = split_and_load(np.arange(4, dtype="float32").reshape(4, 1), contexts(2))
     for shard in shards:
         shard.attach_grad()
@@ -253,7 +253,7 @@ def test_it_trains_under_the_trainer_as_one_device_does(tmp_path):
         close(got.data(mx.cpu(2)).asnumpy(), want.data().asnumpy(), 2e-5)
 
 
-class TestDevicesThatDoNotCome:
+class TestMissingDevices:
     @pytest.fixture
     def layer(self):
         layer = SyncBatchNorm(timeout_seconds=1, in_channels=1, prefix="lonely_")
@@ -261,15 +261,15 @@ class TestDevicesThatDoNotCome:
         return layer
 
     def wait_long(self, layer, seconds=60):
-        for place in layer._meetings.values():
+        for place in layer._rendezvous.values():
             place.timeout_seconds = seconds
 
-    def test_are_an_error_that_says_who_came(self, layer):
+    def test_are_an_error_that_names_those_that_arrived(self, layer):
         with autograd.record():
             out = layer(mx.nd.ones((2, 1), ctx=mx.cpu(1)))
         with pytest.raises(
             mx.MXNetError,
-            match=r"mean of lonely_?: only cpu\(1\) came within 1 s, and 3 devices",
+            match=r"mean of lonely_?: of 3 devices only cpu\(1\) arrived within 1 s",
         ):
             out.asnumpy()
 
@@ -283,10 +283,12 @@ class TestDevicesThatDoNotCome:
         mx.nd.waitall()
         self.wait_long(layer, 1)
         outs[2].backward()
-        with pytest.raises(mx.MXNetError, match=r"variance of lonely_?: only cpu\(2\) came"):
+        with pytest.raises(
+            mx.MXNetError, match=r"variance of lonely_?: of 3 devices only cpu\(2\) arrived"
+        ):
             shards[2].grad.asnumpy()
 
-    def test_do_not_spoil_later_rounds(self, layer):
+    def test_do_not_affect_later_rounds(self, layer):
         with autograd.record():
             out = layer(mx.nd.ones((2, 1), ctx=mx.cpu(1)))
         with pytest.raises(mx.MXNetError):
@@ -308,10 +310,10 @@ class TestDevicesThatDoNotCome:
         self.wait_long(layer, 1)
         with autograd.record():
             out = layer(mx.nd.ones((2, 1), ctx=mx.cpu(0)))
-        with pytest.raises(mx.MXNetError, match="3 devices are to meet"):
+        with pytest.raises(mx.MXNetError, match="of 3 devices"):
             out.asnumpy()
 
-    def test_that_sat_out_meet_the_others_again(self, layer):
+    def test_take_part_again_later(self, layer):
         self.wait_long(layer)
         for num_devices in (1, 2, None, 1, None):
             set_num_devices(layer, num_devices)
@@ -326,9 +328,9 @@ class TestDevicesThatDoNotCome:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: SyncBatchNorm(timeout_seconds=0), "timeout_seconds=0"),
-        (lambda: SyncBatchNorm(axis=3), "axis=3: SyncBatchNorm has channels on axis 1"),
-        (lambda: set_num_devices(SyncBatchNorm(), 0), "num_devices=0 is too small"),
+        (lambda: SyncBatchNorm(timeout_seconds=0), "timeout_seconds must be positive, got 0"),
+        (lambda: SyncBatchNorm(axis=3), "axis must be 1, got 3"),
+        (lambda: set_num_devices(SyncBatchNorm(), 0), "num_devices must be at least 1.*got 0"),
     ],
 )
 def test_bad_requests_are_refused_with_their_values(call, words):
@@ -336,7 +338,7 @@ def test_bad_requests_are_refused_with_their_values(call, words):
         call()
 
 
-def test_deep_networks_do_not_stand_still_when_hybridized_static():
+def test_deep_networks_do_not_deadlock_when_hybridized_static():
     net = nn.HybridSequential()
     for i in range(80):
         net.add(nn.Conv2D(2, 1, in_channels=2))
@@ -351,58 +353,58 @@ def test_deep_networks_do_not_stand_still_when_hybridized_static():
     mx.nd.waitall()
 
 
-def test_meetings_add_in_the_order_of_devices_not_of_coming():
-    brought = {"a": 1.0, "b": 1e16, "c": -1e16}  # (a + b) + c is 0, and (b + c) + a is 1
+def test_values_are_added_in_the_order_of_the_devices_not_of_arrival():
+    given = {"a": 1.0, "b": 1e16, "c": -1e16}  # (a + b) + c is 0, and (b + c) + a is 1
     for order in ("abc", "cba", "bca"):
-        place, sums = rendezvous.Meeting("test", lambda: 3), {}
+        place, sums = rendezvous.Rendezvous("test", lambda: 3), {}
 
-        def come(device, place=place, sums=sums):
-            sums[device] = place.sum(1, device, np.array([brought[device]]))
+        def arrive(device, place=place, sums=sums):
+            sums[device] = place.sum(1, device, np.array([given[device]]))
 
-        people = [threading.Thread(target=come, args=(device,)) for device in order]
-        for number, person in enumerate(people[:2], 1):
-            person.start()
-            while 1 not in place._rounds or len(place._rounds[1].brought) < number:
-                person.join(0.001)
-        people[2].start()
-        for person in people:
-            person.join()
+        threads_ = [threading.Thread(target=arrive, args=(device,)) for device in order]
+        for number, thread in enumerate(threads_[:2], 1):
+            thread.start()
+            while 1 not in place._rounds or len(place._rounds[1].values) < number:
+                thread.join(0.001)
+        threads_[2].start()
+        for thread in threads_:
+            thread.join()
         assert [sums[device][0] for device in "abc"] == [0, 0, 0]
 
 
-def test_a_meeting_that_is_abandoned_lets_everybody_go():
-    place, errors = rendezvous.Meeting("test", lambda: 2), []
-    came = threading.Event()
+def test_an_abandoned_rendezvous_releases_all_threads():
+    place, errors = rendezvous.Rendezvous("test", lambda: 2), []
+    started = threading.Event()
 
-    def come():
+    def arrive():
         try:
-            came.set()
+            started.set()
             place.sum(1, "a", np.zeros(1))
-        except rendezvous.Late as error:
+        except rendezvous.RendezvousTimeout as error:
             errors.append(str(error))
 
-    person = threading.Thread(target=come)
-    person.start()
-    came.wait()
-    while person.is_alive():  # it may not have sat down yet
+    thread = threading.Thread(target=arrive)
+    thread.start()
+    started.wait()
+    while thread.is_alive():  # it may not wait yet
         place.abandon()
-        person.join(0.01)
-    assert errors and "only a came before the process ended" in errors[0]
+        thread.join(0.01)
+    assert errors and "only a arrived before the process ended" in errors[0]
 
 
-def test_the_planted_bug_of_devices_weighing_alike_is_caught(tmp_path, monkeypatch):
+def test_the_planted_bug_of_devices_weighing_the_same_is_caught(tmp_path, monkeypatch):
     """Counts of one per device are the mean of means."""
     one, path = start(tmp_path)
     many = network(SyncBatchNorm)
     many.load_parameters(path, ctx=contexts(2))
 
-    class Alike(sync_batch_norm.Meeting):
+    class Alike(sync_batch_norm.Rendezvous):
         def sum(self, tag, device, values):
             if tag is None or isinstance(tag, tuple):
                 return super().sum(tag, device, values)
             return super().sum(tag, device, values / values[-1])
 
-    for place in list(sync_batch_norm._meetings.values()):
+    for place in list(sync_batch_norm._rendezvous.values()):
         place.__class__ = Alike
     trained = run(many, contexts(2), 10, weights=[1, 9])[0]
     want = run(one, mx.cpu(0), 10)[0]

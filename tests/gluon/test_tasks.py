@@ -12,7 +12,7 @@ from mxnet.gluon import nn
 
 from gluonpar.gluon.tasks import TaskError, run_tasks
 from gluonpar.gluon.trainer import Trainer
-from gluonpar.ragged import split_samples
+from gluonpar.sharding import split_samples
 
 
 class Detection:
@@ -201,9 +201,9 @@ def test_the_next_step_after_an_error_trains_as_if_nothing_had_been(tmp_path):
 @pytest.mark.parametrize(
     ("task", "shards", "error", "words"),
     [
-        (len, [], ValueError, "0 shards for 2 contexts"),
-        (len, "abc", ValueError, "3 shards for 2 contexts"),
-        (7, "ab", TypeError, "7 is no task"),
+        (len, [], ValueError, "1 to 2, .*got 0"),
+        (len, "abc", ValueError, "1 to 2, .*got 3"),
+        (7, "ab", TypeError, "task must .*got 7"),
     ],
 )
 def test_bad_requests_are_refused_with_their_values(task, shards, error, words):

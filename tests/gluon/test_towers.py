@@ -8,7 +8,7 @@ from cpus import contexts
 from mxnet import autograd, gluon
 
 from gluonpar import metrics
-from gluonpar.gluon import tower_variables
+from gluonpar.gluon import towers as towers_module
 from gluonpar.gluon.average import average_gradients
 from gluonpar.gluon.towers import Towers
 
@@ -412,16 +412,16 @@ def test_a_failed_backward_puts_back_running_statistics(monkeypatch):
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        (lambda b, p: b["X"].mean(), r"loss has shape \(1,\) on cpu\(0\) for a batch of 5 samples"),
+        (lambda b, p: b["X"].mean(), r"shape \(5,\), got shape \(1,\) on cpu\(0\)"),
         (
             lambda b, p: {"cost": b["y"]},
-            r"returned \['cost'\] on cpu\(0\); one must be named 'loss'",
+            r"'loss', got \['cost'\] on cpu\(0\)",
         ),
-        (lambda b, p: {"loss": 3.0}, r"loss is 3.0 on cpu\(0\)"),
+        (lambda b, p: {"loss": 3.0}, r"got 3.0 on cpu\(0\)"),
         (lambda b, p: {"loss": b["y"] * p[1][0]}, r"on cpu\(0\) does not depend on variable 0"),
     ],
 )
-def test_losses_that_are_none_are_refused(wrong, words):
+def test_wrong_losses_are_refused(wrong, words):
     towers = Towers(wrong, start(mx.nd), contexts(2))
     before = variable_bits(towers)
     with pytest.raises(ValueError, match=words):
@@ -435,17 +435,17 @@ def test_names_that_differ_between_towers_are_refused():
         return {"loss": loss, "more": loss} if loss.context == mx.cpu(1) else {"loss": loss}
 
     towers = Towers(unlike, start(mx.nd), contexts(2))
-    with pytest.raises(ValueError, match=r"\['loss', 'more'\] on cpu\(1\), but \['loss'\] before"):
+    with pytest.raises(ValueError, match=r"\['loss', 'more'\] on cpu\(1\) and \['loss'\] before"):
         towers.step(list(batches())[:2], LR)
 
 
 @pytest.mark.parametrize(
     ("num_batches", "lr", "words"),
     [
-        (0, LR, "0 batches for 2 towers"),
-        (3, LR, "3 batches for 2 towers"),
-        (2, None, "lr=None; give a learning rate"),
-        (2, -1, "lr=-1 is no learning rate"),
+        (0, LR, "1 to 2 batches.* got 0"),
+        (3, LR, "1 to 2 batches.* got 3"),
+        (2, None, "lr must be given"),
+        (2, -1, "lr must be .*-1"),
     ],
 )
 def test_steps_that_cannot_be_made(num_batches, lr, words):
@@ -455,7 +455,7 @@ def test_steps_that_cannot_be_made(num_batches, lr, words):
 
 
 def test_an_epoch_needs_batches():
-    with pytest.raises(ValueError, match="batches gave no batch"):
+    with pytest.raises(ValueError, match="at least 1 batch"):
         Towers(forward, start(mx.nd), contexts(2)).run_epoch([], LR)
 
 
@@ -475,19 +475,19 @@ def test_an_exception_of_the_generator_comes_through():
 
 
 def test_variables_that_cannot_be_shared():
-    with pytest.raises(ValueError, match="variables is an empty list"):
+    with pytest.raises(ValueError, match="variables .*empty list"):
         Towers(forward, [], contexts(2))
-    with pytest.raises(TypeError, match="variables is a list; pass a list of MXNet arrays"):
+    with pytest.raises(TypeError, match="variables must be a list of MXNet arrays.*list"):
         Towers(forward, [1.0], contexts(2))
-    with pytest.raises(TypeError, match="variables is a int"):
+    with pytest.raises(TypeError, match="variables .*int"):
         Towers(forward, 3, contexts(2))
-    with pytest.raises(ValueError, match=r"weight is on \[cpu\(0\)\], not on \[cpu\(1\)\]; call"):
+    with pytest.raises(ValueError, match=r"weight must be .*not on \[cpu\(1\)\]"):
         Towers(block_forward, plain_net(1), contexts(2))
-    with pytest.raises(ValueError, match=r"names a context twice"):
+    with pytest.raises(ValueError, match="each context once"):
         Towers(block_forward, plain_net(1), [mx.cpu(0)] * 2)
     net = plain_net(2)
     net[0].weight.grad_req = "add"
-    with pytest.raises(ValueError, match="weight has grad_req='add'; a step needs 'write'"):
+    with pytest.raises(ValueError, match="weight .*grad_req='write', got 'add'"):
         Towers(block_forward, net, contexts(2))
 
 
@@ -499,9 +499,9 @@ def test_a_step_and_an_evaluation_wait_for_nothing():
     assert [len(array.asnumpy()) for array in found["loss"]] == SIZES[:3]
 
 
-def test_forgetting_to_share_the_update_is_caught(monkeypatch):
+def test_forgetting_to_broadcast_the_update_is_caught(monkeypatch):
     """The bug, planted: towers drift apart."""
-    monkeypatch.setattr(tower_variables.SharedVariables, "share", lambda self: None)
+    monkeypatch.setattr(towers_module, "broadcast_many", lambda lists: None)
     towers = Towers(forward, start(mx.nd), contexts(2))
     towers.step(list(batches())[:2], LR)
     with pytest.raises(AssertionError):

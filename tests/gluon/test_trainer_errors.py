@@ -65,30 +65,30 @@ def test_a_batch_size_that_cannot_be_divided_by(batch_size):
     give_grads(params, [[1.0, 1.0]])
     before = runs.bits(params)
     for call in (trainer.step, trainer.update):
-        with pytest.raises(ValueError, match=f"batch_size={batch_size}.*give 1 or more"):
+        with pytest.raises(ValueError, match=f"batch_size must be .*got {batch_size}"):
             call(batch_size)
     assert runs.bits(params) == before
 
 
 @pytest.mark.parametrize("max_norm", [0, -1.0, float("nan")])
-def test_a_norm_that_leaves_nothing(max_norm):
+def test_a_maximum_norm_that_is_not_positive(max_norm):
     params = weights([[1.0]], 2)
     trainer = Trainer(params, "sgd")
-    with pytest.raises(ValueError, match=f"max_norm={max_norm} .*positive"):
+    with pytest.raises(ValueError, match=f"max_norm must be positive, got {max_norm}"):
         trainer.clip_global_norm(max_norm)
 
 
 def test_parameters_on_other_contexts_are_named():
     [here], [there] = weights([[1.0]], 2), weights([[1.0]], 3)
     there.name = "far"
-    with pytest.raises(ValueError, match=r"far is on \[cpu\(0\), cpu\(1\), cpu\(2\)\], but w0 on"):
+    with pytest.raises(ValueError, match=r"far on \[cpu\(0\), cpu\(1\), cpu\(2\)\] and w0 on"):
         Trainer([here, there], "sgd")
     there.reset_ctx(contexts(2))
     trainer = Trainer([here, there], "sgd", {"learning_rate": 1.0})
     there.reset_ctx(contexts(3))
     give_grads([here, there], [[1.0, 1.0], [1.0, 1.0, 1.0]])
     before = runs.bits([here, there])
-    with pytest.raises(ValueError, match="far is on .*initialize all on the same contexts"):
+    with pytest.raises(ValueError, match="same contexts, got far on"):
         trainer.step(1)
     assert runs.bits([here, there]) == before
 
@@ -96,7 +96,7 @@ def test_parameters_on_other_contexts_are_named():
 def test_sparse_parameters_are_refused():
     embedding = nn.Embedding(4, 2, sparse_grad=True)
     embedding.initialize(ctx=contexts(2))
-    with pytest.raises(ValueError, match="_weight is sparse .*row_sparse.*sparse_grad=False"):
+    with pytest.raises(ValueError, match="_weight must be dense.*row_sparse.*sparse_grad=False"):
         Trainer(embedding.collect_params(), "sgd")
 
 
@@ -104,16 +104,16 @@ def test_sparse_parameters_are_refused():
     ("options", "words"),
     [
         ({"algorithm": "magic"}, "'magic'.*ring"),
-        ({"compression": "2bit"}, "compression='2bit'; it is None or 'fp16'"),
+        ({"compression": "2bit"}, "None or 'fp16', got '2bit'"),
     ],
 )
-def test_unknown_ways_are_refused(options, words):
+def test_an_unknown_algorithm_or_compression_is_refused(options, words):
     with pytest.raises(ValueError, match=words):
         Trainer(weights([[1.0]], 2), "sgd", **options)
 
 
 @pytest.mark.parametrize("params", [5, "text", [5], [mx.nd.ones(1)], {"a": 5}, None])
-def test_what_is_no_parameter_is_refused(params):
+def test_params_that_are_not_parameters_are_refused(params):
     with pytest.raises(ValueError, match="a list or dict of Parameters"):
         Trainer(params, "sgd")
 

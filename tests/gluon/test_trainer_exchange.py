@@ -12,8 +12,6 @@ from mxnet import gluon
 
 import gluonpar
 from gluonpar import collectives, metrics
-from gluonpar.gluon import sharded_update
-from gluonpar.gluon import trainer as trainer_module
 from gluonpar.gluon.trainer import Trainer
 from gluonpar.runtime import engine
 
@@ -29,26 +27,26 @@ def test_every_algorithm_can_be_chosen(algorithm, optimizer, compression):
     assert_as_one(net, runs.stock(optimizer, options), 1e-3 if compression else 1e-5)
 
 
-def test_the_algorithm_named_is_the_one_used(monkeypatch):
-    called = []
+def test_the_algorithm_named_is_the_one_used():
+    calls = []
 
-    def note(lists, algorithm=None):
-        called.append((algorithm, "as it is"))
+    @collectives.register_executor("recorded")
+    def recorded(lists, op, accumulate):
+        calls.append((np.dtype(lists[0][0].dtype).name, accumulate))
+        for data in lists:
+            collectives.allreduce(data, "star", op, accumulate)
 
-    monkeypatch.setattr(trainer_module, "allreduce_many", note)
-    monkeypatch.setattr(
-        trainer_module, "allreduce_as_float16", lambda lists, name: called.append((name, "fp16"))
-    )
-    monkeypatch.setattr(
-        sharded_update.fused, "reduce_update", lambda items: called.append("in one pass")
-    )
-    for algorithm, compression in (("ring", None), ("tree", "fp16"), ("host", None), (None, None)):
-        params = weights([[1.0]], 2)
-        trainer = Trainer(params, "sgd", algorithm=algorithm, compression=compression)
-        give_grads(params, [[1.0, 1.0]])
-        trainer.step(1)
-    once = "in one pass"
-    assert called == [("ring", "as it is"), ("tree", "fp16"), once, once]
+    try:
+        for algorithm, compression in (("recorded", None), ("recorded", "fp16"), (None, None)):
+            params = weights([[1.0]], 2)
+            trainer = Trainer(params, "sgd", algorithm=algorithm, compression=compression)
+            give_grads(params, [[1.0, 2.0]])
+            trainer.step(1)
+            left = [grad.asscalar() for grad in params[0].list_grad()]
+            assert left == ([3.0, 3.0] if algorithm else [1.0, 2.0])  # in one pass they stay
+    finally:
+        del collectives.ALGORITHMS["recorded"]
+    assert calls == [("float32", None), ("float16", "float32")]
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "test"])

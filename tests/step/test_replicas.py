@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mxnet import autograd
 
 import gluonpar
-from gluonpar import replicas
+from gluonpar import replicas, step
 from gluonpar.replicas import get_params
 from gluonpar.runtime import memory
 
@@ -99,10 +99,10 @@ def on(*ids):
 @pytest.mark.parametrize(
     ("device_params", "words"),
     [
-        (lambda: on(0), r"1 copies .* for 2 contexts \[cpu\(0\), cpu\(1\)\]"),
-        (lambda: on(0, 1, 2), "3 copies .* for 2 contexts"),
-        (lambda: on(0, 0), r"parameter 0 is on cpu\(0\), but its device is cpu\(1\)"),
-        (lambda: on(1, 0), r"parameter 0 is on cpu\(1\), but its device is cpu\(0\)"),
+        (lambda: on(0), r"got 1 .* 2 contexts \[cpu\(0\), cpu\(1\)\]"),
+        (lambda: on(0, 1, 2), "got 3 .* 2 contexts"),
+        (lambda: on(0, 0), r"parameter 0 must be on cpu\(1\), .* cpu\(0\)"),
+        (lambda: on(1, 0), r"parameter 0 must be on cpu\(0\), .* cpu\(1\)"),
         (lambda: [on(0)[0], on(1)[0][:1]], r"on cpu\(1\) have shapes \[\(2, 3\)\], on cpu\(0\)"),
         (lambda: [on(0)[0], on(1)[0][::-1]], r"on cpu\(1\) have shapes \[\(4,\), \(2, 3\)\]"),
     ],
@@ -128,7 +128,7 @@ class TestFlat:
         return [part.grad.size for part in replica.parts]
 
     def numbers(self, replica):
-        return [part.numbers for part in replica.parts]
+        return [part.indices for part in replica.parts]
 
     def test_the_gradients_of_a_bucket_share_one_chunk_and_each_parameter_has_its_own(self):
         replica = get_params(self.params((2, 3), (4,), (1, 5, 1)), mx.cpu(1))
@@ -251,12 +251,12 @@ class TestFlat:
         for i in trainable:
             replica[i].grad[:] = params[i].as_in_context(mx.cpu(1))
         parts = list(reversed(replica.parts))
-        assert [i for part in parts for i in part.numbers] == trainable
+        assert [i for part in parts for i in part.indices] == trainable
         want = [params[i].asnumpy().ravel().tolist() for i in trainable]
         found = [part.grad.asnumpy().ravel().tolist() for part in parts]
         assert sum(found, []) == sum(want, [])
         for part in parts:
-            assert memory.num_bytes(part.grad) <= bucket_bytes or len(part.numbers) == 1
+            assert memory.num_bytes(part.grad) <= bucket_bytes or len(part.indices) == 1
 
     def test_frozen_parameters_have_no_gradient_and_are_in_no_bucket(self):
         params = self.params((2,), (3,), (4,), (5,))
@@ -492,7 +492,8 @@ def test_frozen_parameters_stay_and_the_others_train(frozen, algorithm):
     ctx = [mx.cpu(i) for i in range(2)]
     if len(frozen) == 5:  # nothing to differentiate: the update alone
         device_params = [get_params(mlp_params(c), c, frozen) for c in ctx]
-        gluonpar.update.allreduce_sgd(device_params, 0.5, 1, algorithm)
+        sums = step.allreduce_gradients(replicas.buckets(device_params), algorithm)
+        step.sgd(sums, device_params, 0.5, 1)
         got = [[param.asnumpy() for param in params] for params in device_params]
     else:
         device_params = [get_params(mlp_params(c), c, frozen) for c in ctx]

@@ -10,7 +10,7 @@ import pytest
 from cpus import contexts
 
 import gluonpar
-from gluonpar import metrics, optim, replicas, step, update
+from gluonpar import metrics, optim, replicas, step
 from gluonpar.collectives.host import reduction
 from gluonpar.models.lenet import LENET_SHAPES
 from gluonpar.runtime import engine
@@ -127,7 +127,8 @@ def test_an_idle_device_does_not_add_its_last_gradient_again(monkeypatch, k):
 
 def test_dividing_by_a_shards_size_instead_of_the_batchs_is_caught(monkeypatch, expected):
     batches, want = expected(7)
-    monkeypatch.setattr(step, "num_samples", lambda y: 4)
+    sgd = step.sgd
+    monkeypatch.setattr(step, "sgd", lambda sums, params, lr, n: sgd(sums, params, lr, 4))
     assert max(relative_error(g, w) for g, w in zip(train(batches, 2)[0], want)) > 1e-3
 
 
@@ -167,9 +168,9 @@ def test_one_context_need_not_be_a_list():
 
 
 @pytest.mark.parametrize("lr", [0, -0.1, float("nan"), float("inf")])
-def test_a_learning_rate_that_is_none(lr):
+def test_a_learning_rate_that_is_not_positive_and_finite(lr):
     X, y = make_batches(2)[0]
-    with pytest.raises(ValueError, match=f"lr={lr} is no learning rate; give a positive finite"):
+    with pytest.raises(ValueError, match=f"lr must be .*{lr}"):
         gluonpar.train_batch(X, y, replicas_of(start(), contexts(1)), contexts(1), lr)
 
 
@@ -185,9 +186,9 @@ def test_a_bad_request_changes_nothing():
     X, y = make_batches(4)[0]
     ctx = contexts(2)
     device_params = replicas_of(start(), ctx)
-    with pytest.raises(ValueError, match="2 copies of the parameters for 3 contexts"):
+    with pytest.raises(ValueError, match="got 2 .* 3 contexts"):
         gluonpar.train_batch(X, y, device_params, contexts(3), LR)
-    with pytest.raises(ValueError, match=r"parameter 0 is on cpu\(1\), but its device is cpu\(0\)"):
+    with pytest.raises(ValueError, match=r"parameter 0 must be on cpu\(0\), .* cpu\(1\)"):
         gluonpar.train_batch(X, y, device_params[::-1], ctx, LR)
     for param, before in zip(device_params[0], start()):
         np.testing.assert_array_equal(param.asnumpy(), before)
@@ -377,17 +378,17 @@ class TestOverlap:
 
     @pytest.mark.parametrize("way", WAYS)
     def test_a_wait_before_the_updates_would_be_seen(self, updated, monkeypatch, way):
-        allreduce_sgd = step.allreduce_sgd
+        sgd = step.sgd
 
         def wait_first(*args):
             mx.nd.waitall()
-            allreduce_sgd(*args)
+            sgd(*args)
 
-        monkeypatch.setattr(step, "allreduce_sgd", wait_first)
+        monkeypatch.setattr(step, "sgd", wait_first)
         assert not self.overlaps(updated, way)
 
     def test_one_operator_for_all_buckets_would_be_seen(self, updated, monkeypatch):
-        items, whole = [], update.fused_update.reduce_update
+        items, whole = [], step.fused_update.reduce_update
 
         def collect(some):
             items.extend(some)
@@ -395,7 +396,7 @@ class TestOverlap:
                 whole(items[:])
                 items.clear()
 
-        monkeypatch.setattr(update.fused_update, "reduce_update", collect)
+        monkeypatch.setattr(step.fused_update, "reduce_update", collect)
         assert not self.overlaps(updated, TestOverlap.in_python)
 
     def test_the_worker_instead_of_a_thread_beside_it_would_be_seen(self, updated, monkeypatch):

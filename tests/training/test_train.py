@@ -156,10 +156,10 @@ def test_what_was_reached_remains_after_an_exception(tmp_path, monkeypatch):
 
 
 def test_parameters_that_only_the_last_update_ruined_are_noticed(tmp_path, monkeypatch):
-    def ruin(device_params, *_):
+    def ruin(sums, device_params, *_):
         device_params[0][0][:] = np.nan
 
-    monkeypatch.setattr(step, "allreduce_sgd", ruin)
+    monkeypatch.setattr(step, "sgd", ruin)
     with pytest.raises(metrics.Diverged, match="parameters became .*epoch 1, with lr=0.2"):
         train(2, limit=8, batch_size=8, num_epochs=1, lr=0.2, save_dir=str(tmp_path))
     assert not list(tmp_path.iterdir())

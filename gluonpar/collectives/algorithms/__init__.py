@@ -1,4 +1,4 @@
-"""The all-reduce algorithms, one file each; importing one registers it, in the order of this list."""
+"""The all-reduce algorithms, one file each; importing a file registers its algorithm."""
 
 from gluonpar.collectives.algorithms import (  # isort: skip
     star,

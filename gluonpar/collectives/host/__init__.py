@@ -1,1 +1,1 @@
-"""Collectives of CPU contexts, which share one memory: summed where the arrays lie, sent nowhere."""
+"""Collectives of CPU contexts, which share one memory: sums are computed in place."""

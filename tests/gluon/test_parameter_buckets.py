@@ -20,7 +20,7 @@ def test_every_trained_parameter_is_in_one_bucket(small_buckets):
     params = weights([[1.0], [2.0, 3.0], [4.0], [5.0, 6.0, 7.0]], 2)
     params[2].grad_req = "null"
     layout = Layout(params)
-    assert layout.numbers == [0, 1, 3]
+    assert layout.indices == [0, 1, 3]
     assert sorted(i for bucket in layout.buckets for i in bucket.indices) == [0, 1, 3]
     assert {bucket.owner for bucket in layout.buckets} == {0, 1}
     assert layout.ctx == contexts(2)

@@ -9,7 +9,7 @@ from cpus import contexts
 from mxnet import npx
 
 from gluonpar.collectives import partition
-from gluonpar.ragged import split_samples
+from gluonpar.sharding import split_samples
 
 Sample = collections.namedtuple("Sample", "boxes name")
 
@@ -74,15 +74,15 @@ def test_samples_without_boxes_are_there_under_numpy_semantics():
     [
         ((np.zeros((3, 2)), boxes(2)), ValueError, r"batch\[0\] has 3, batch\[1\] has 2"),
         ({"a": boxes(1), "b": [1, 2]}, ValueError, r"batch\['a'\] has 1, batch\['b'\] has 2"),
-        ([], ValueError, "0 samples"),
-        ((), ValueError, r"no array and no list in \(\)"),
-        ((np.zeros(()),), ValueError, r"batch\[0\] has shape \(\)"),
-        ([np.zeros((0, 4))], ValueError, r"batch\[0\] has shape \(0, 4\), and mx.nd has no"),
+        ([], ValueError, "at least 1 sample, got 0"),
+        ((), ValueError, r"array or a list.*got \(\)"),
+        ((np.zeros(()),), ValueError, r"batch\[0\] .*shape \(\)"),
+        ([np.zeros((0, 4))], ValueError, r"batch\[0\] .*\(0, 4\).*mx.nd"),
         ([{"b": [np.zeros((0,))]}], ValueError, r"batch\[0\]\['b'\]\[0\] has shape \(0,\)"),
-        ("text", TypeError, "batch is a str"),
-        ({"ids": 7}, TypeError, r"batch\['ids'\] is a int"),
-        ([np.zeros(2, "complex64")], TypeError, r"batch\[0\] is of dtype complex64"),
-        (np.zeros(2, "uint16"), TypeError, "batch is of dtype uint16"),
+        ("text", TypeError, "batch .*str"),
+        ({"ids": 7}, TypeError, r"batch\['ids'\] .*int"),
+        ([np.zeros(2, "complex64")], TypeError, r"batch\[0\] .*complex64"),
+        (np.zeros(2, "uint16"), TypeError, "batch .*uint16"),
     ],
 )
 def test_what_cannot_be_split_is_refused_with_its_place(batch, error, words):
