@@ -75,7 +75,7 @@ PLANTED = {
 }
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", PLANTED)
 def test_each_plans_planted_bug_is_caught(name):
     for k in (4, 5):
         wrong = [PLANTED[name](hop, k) for hop in PLANS[name](k)]
