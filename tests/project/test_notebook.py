@@ -1,4 +1,4 @@
-"""The walkthrough: it runs top to bottom, says true things, and is what was committed."""
+"""The walkthrough: its cells run, their results are correct, and the committed notebooks match."""
 
 from __future__ import annotations
 
@@ -44,17 +44,18 @@ def everything_shown(notebook):
 
 @pytest.fixture(scope="module", params=LANGUAGES)
 def committed(request):
-    """A notebook as it lies there, and its language."""
+    """A committed notebook and its language."""
     return nbformat.read(build.FILES[request.param], as_version=4), request.param
 
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory):
-    """The English notebook after a run on the CPU, its solutions too; cells by their names.
+    """The cells by name of the English notebook with its solutions, after a run on the CPU.
 
-    In a process of its own: the kernel's client leaves sockets behind, which is a warning here.
+    It runs in a separate process, because the kernel's client leaves sockets open, and warnings are
+    errors here.
     """
-    import matplotlib.font_manager  # noqa: F401 - else the kernel may print that it looks for fonts
+    import matplotlib.font_manager  # noqa: F401 - builds the font cache before the run
 
     path = tmp_path_factory.mktemp("notebook") / "ran.ipynb"
     command = [sys.executable, build.__file__, "--run", str(path)]
@@ -67,7 +68,7 @@ def numbers(text):
     return [float(number) for number in re.findall(r"-?\d+\.\d+(?:e-?\d+)?|-?\d+", text)]
 
 
-def test_it_runs_without_an_error_or_a_warning(ran):
+def test_all_cells_run_without_errors_or_warnings(ran):
     wrong = [
         (name, output.output_type, output.get("name"))
         for name, cell in ran.items()
@@ -77,15 +78,15 @@ def test_it_runs_without_an_error_or_a_warning(ran):
     assert wrong == []
 
 
-def test_made_up_data_are_said_to_be_made_up(ran):
+def test_synthetic_data_are_announced(ran):
     real = printed(ran["data"]).startswith("fashion-mnist (4096, 1, 28, 28)")
     assert real != (NO_DATA in printed(ran["data"]))
 
 
-def test_what_hands_did_and_the_library_does_is_the_sum(ran):
-    everybody = "{'cpu(0)': 111, 'cpu(1)': 111, 'cpu(2)': 111}\n"
-    assert printed(ran["by-hand"]).endswith(everybody)
-    assert printed(ran["star"]).startswith(everybody)
+def test_the_hand_written_all_reduce_and_the_library_give_the_sum(ran):
+    all_sums = "{'cpu(0)': 111, 'cpu(1)': 111, 'cpu(2)': 111}\n"
+    assert printed(ran["by-hand"]).endswith(all_sums)
+    assert printed(ran["star"]).startswith(all_sums)
     wrong = printed(ran["wrong-order"]).splitlines()
     assert [ast.literal_eval(line) for line in wrong] == [
         {"cpu(0)": 111, "cpu(1)": 11, "cpu(2)": 111},
@@ -99,16 +100,16 @@ def test_the_ring_ends_with_the_sum_on_all_devices(ran):
     assert [numbers(row.partition(" ")[2]) for row in rows] == [sums] * 4
 
 
-def test_one_two_and_four_devices_train_alike(ran):
+def test_one_two_and_four_devices_reach_the_same_loss(ran):
     rows = [numbers(row) for row in printed(ran["table"]).splitlines()[1:]]
     assert [row[0] for row in rows] == [1, 2, 4]
     losses, accuracies = [row[1] for row in rows], [row[2] for row in rows]
     assert losses == pytest.approx([losses[0]] * 3, rel=0.02)
     assert accuracies == pytest.approx([accuracies[0]] * 3, abs=0.05)
-    assert losses[0] < 0.6 * np.log(10), "it has learnt"
+    assert losses[0] < 0.6 * np.log(10), "the network has not learnt"
 
 
-def test_what_is_measured_is_right_and_busbw_follows_from_algbw(ran):
+def test_measured_algorithms_are_correct_and_busbw_follows_from_algbw(ran):
     rows = [line.split() for line in printed(ran["measure"]).splitlines()[1:]]
     assert [row[1] for row in rows] == ["star", "tree", "ring", "host"] * 3
     for num_bytes, _, ms, algbw, busbw, wrong in rows:
@@ -134,7 +135,7 @@ def test_every_exercise_has_a_cell_and_a_solution_that_runs(ran):
     assert balanced.endswith("each device sends, in arrays: 3/2, 3/2, 3/2, 3/2")
 
 
-def test_the_committed_notebook_is_what_the_source_says(committed):
+def test_the_committed_notebook_matches_its_source(committed):
     notebook, language = committed
     assembled = build.assemble(language, build.printed_in(notebook, language))
     assert [cell.source for cell in notebook.cells] == [cell.source for cell in assembled.cells]
@@ -155,11 +156,11 @@ def test_all_cells_of_the_source_are_used_once_and_in_order(committed):
 
 
 def kinds(cell):
-    """What a cell shows: texts that are printed, and in which forms other outputs come."""
+    """The type of each output of a cell, with its MIME types."""
     return [(output.output_type, *sorted(output.get("data", {}))) for output in cell.outputs]
 
 
-def test_what_prints_or_draws_has_its_output_committed(committed, ran):
+def test_the_committed_outputs_have_the_kinds_of_a_run(committed, ran):
     notebook, language = committed
     for cell in codes(notebook):
         assert kinds(cell) == kinds(ran[cell.id]), cell.id
@@ -168,7 +169,7 @@ def test_what_prints_or_draws_has_its_output_committed(committed, ran):
     assert all(build.printed_in(notebook, language).values()), "a solution prints nothing"
 
 
-def test_the_committed_outputs_are_of_real_data_and_clean(committed):
+def test_the_committed_outputs_use_real_data_and_have_no_errors_or_paths(committed):
     notebook, _ = committed
     shown = everything_shown(notebook)
     assert NO_DATA not in shown and "fashion-mnist (4096, 1, 28, 28)" in shown
@@ -190,7 +191,7 @@ def test_the_committed_outputs_are_of_real_data_and_clean(committed):
     )
 
 
-def test_the_committed_notebook_is_small_and_says_nothing_of_the_machine(committed):
+def test_the_committed_notebook_is_small_and_has_no_machine_specific_metadata(committed):
     notebook, language = committed
     assert build.FILES[language].stat().st_size < MOST_BYTES
     assert notebook.metadata == build.METADATA
@@ -198,7 +199,7 @@ def test_the_committed_notebook_is_small_and_says_nothing_of_the_machine(committ
     nbformat.validate(notebook)
 
 
-def test_solutions_are_folded_away(committed):
+def test_solutions_are_collapsed(committed):
     notebook, _ = committed
     solutions = [cell for cell in notebook.cells if cell.id.startswith("solution-")]
     assert len(solutions) == len(build.code(build.SOURCE / "solutions.py")) == 7
@@ -208,7 +209,7 @@ def test_solutions_are_folded_away(committed):
         assert cell.source.count("<details>") == cell.source.count("</details>") == 1
 
 
-def test_links_inside_the_notebook_and_to_the_repository_lead_somewhere(committed):
+def test_links_in_the_notebook_have_targets(committed):
     notebook, _ = committed
     text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
     titles = {
@@ -222,7 +223,7 @@ def test_links_inside_the_notebook_and_to_the_repository_lead_somewhere(committe
             assert (build.NOTEBOOKS / target).exists(), target
 
 
-def test_the_picture_of_the_three_ways_is_what_its_script_draws():
+def test_the_committed_picture_matches_its_script():
     path = build.SOURCE / "draw_three_ways.py"
     spec = importlib.util.spec_from_file_location("draw_three_ways", path)
     drawing = importlib.util.module_from_spec(spec)
@@ -231,13 +232,13 @@ def test_the_picture_of_the_three_ways_is_what_its_script_draws():
         assert (drawing.PICTURES / name).read_text("utf-8") == drawing.picture(words)
 
 
-def test_two_cells_of_one_name_are_refused(tmp_path):
+def test_two_cells_with_the_same_name_raise_value_error(tmp_path):
     path = tmp_path / "cells.py"
     path.write_text("# %% a\n1\n# %% b\n2\n# %% a\n3\n")
-    with pytest.raises(ValueError, match="two cells of one name among a, b, a"):
+    with pytest.raises(ValueError, match="a, b, a"):
         build.code(path)
 
 
-def test_a_solution_without_end_is_refused():
-    with pytest.raises(ValueError, match="solution x has no <!-- end -->"):
+def test_a_solution_without_end_raises_value_error():
+    with pytest.raises(ValueError, match="x .*<!-- end -->"):
         list(build.pieces("words\n<!-- solution: x -->\nmore words"))
