@@ -12,7 +12,7 @@ startup.start()
 import importlib as _importlib
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from gluonpar.checkpoint.training_state import load_checkpoint, save_checkpoint
+from gluonpar.checkpoint import load_checkpoint, save_checkpoint
 from gluonpar.collectives import (
     all_gather,
     allreduce,

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and what is in them."""
+"""Reading files, and writing them so that a path never holds a partial file."""
 
 from __future__ import annotations
 
@@ -9,43 +9,27 @@ import pathlib
 from typing import BinaryIO, Iterator
 
 
-class Unreadable(ValueError):
-    """There is no such file, or it cannot be read; the message names it and says why."""
+def read(path: pathlib.Path, kind: str = "file") -> bytes:
+    """Return the content of a regular file.
 
-
-def content(path: pathlib.Path, what: str = "file") -> bytes:
-    """All bytes of ``path``, which is a ``what`` in the words of Unreadable, if it is not there."""
+    Raises ValueError with the path and the reason if it does not exist or cannot be read; ``kind``
+    is what the message calls it.
+    """
     try:
         if not path.is_file():
-            raise Unreadable(f"there is no {what} {path}")
+            raise ValueError(f"there is no {kind} {path}")
         return path.read_bytes()
     except OSError as error:
-        raise Unreadable(f"{path} cannot be read: {error.strerror}") from error
-
-
-def check_writable(path: str | os.PathLike) -> None:
-    """Raise OSError unless a file can be written at ``path``; what is there stays as it is."""
-    was_there = os.path.lexists(path)
-    # A pipe that nobody reads is an error here; otherwise it would be a wait without end.
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, 0o666)
-    os.close(handle)
-    if not was_there:
-        os.unlink(path)
-
-
-def check_replaceable(path: str | os.PathLike) -> None:
-    """Raise OSError unless :func:`replacing` can write ``path``: no folder, device or pipe."""
-    if os.path.exists(path) and not os.path.isfile(path):
-        raise OSError(errno.EINVAL, "it is there, and no file")
-    check_writable(_temporary(pathlib.Path(path)))
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from error
 
 
 @contextlib.contextmanager
-def replacing(path: pathlib.Path) -> Iterator[BinaryIO]:
-    """A binary file to write, which becomes ``path`` at the end, flushed to the disk.
+def atomic_write(path: pathlib.Path) -> Iterator[BinaryIO]:
+    """Open a binary file for writing that becomes ``path`` when the block ends without an exception.
 
-    It has a temporary name in the same folder until then. If writing fails, ``path`` stays what it
-    was. Raises OSError where the disk refuses.
+    Until then it has a temporary name in the same folder; then it is flushed to the disk and
+    renamed. If anything fails, ``path`` stays as it was and the temporary file is removed. Raises
+    OSError if the file system refuses.
     """
     temporary = _temporary(path)
     try:
@@ -65,9 +49,41 @@ def _temporary(path: pathlib.Path) -> pathlib.Path:
 
 
 def _flush_folder(folder: pathlib.Path) -> None:
-    """The new name is on the disk too, and outlasts a loss of power."""
+    """Flush the new name to the disk, so that it survives a power failure."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def check_writable(path: str | os.PathLike) -> None:
+    """Raise OSError unless a file can be written at ``path``; an existing file is not changed."""
+    existed = os.path.lexists(path)
+    # O_NONBLOCK: opening a pipe without a reader fails instead of waiting for one.
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, 0o666)
+    os.close(handle)
+    if not existed:
+        os.unlink(path)
+
+
+def check_replaceable(path: str | os.PathLike) -> None:
+    """Raise OSError unless :func:`atomic_write` can write ``path``: not a folder, device or pipe."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise OSError(errno.EINVAL, "it exists and is not a regular file")
+    check_writable(_temporary(pathlib.Path(path)))
+
+
+def make_writable_folder(folder: str | os.PathLike) -> pathlib.Path:
+    """Create ``folder`` if necessary; ValueError with the reason if no file can be written into it."""
+    path = pathlib.Path(folder)
+    try:
+        str(path.absolute()).encode()
+        path.mkdir(parents=True, exist_ok=True)
+        check_writable(path / f".writable-{os.getpid()}")
+    except UnicodeEncodeError as error:
+        reason = "MXNet takes only paths in UTF-8"
+        raise ValueError(f"nothing can be saved in {path}: {reason}") from error
+    except OSError as error:
+        raise ValueError(f"nothing can be saved in {path}: {error.strerror}") from error
+    return path

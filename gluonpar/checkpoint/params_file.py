@@ -1,40 +1,19 @@
-"""Parameters kept on disk: a file is there whole or not at all."""
+"""Parameters in MXNet's own ``.params`` files, written whole or not at all."""
 
 from __future__ import annotations
 
-import os
 import pathlib
-from typing import Callable, Sequence
+from typing import Callable, Iterable, Sequence
 
 import mxnet as mx
 
 from gluonpar.checkpoint import files
 
 
-def prepare(folder: str | os.PathLike) -> pathlib.Path:
-    """Make ``folder`` and try that it can be written; ValueError with the reason if not."""
-    path = pathlib.Path(folder)
-    trial = path / f".writable-{os.getpid()}"
-    try:
-        str(path.absolute()).encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            f"nothing can be saved in {path}: MXNet takes names in UTF-8, and this is none"
-        ) from error
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        trial.write_bytes(b"")
-        trial.unlink()
-    except OSError as error:
-        raise ValueError(f"nothing can be saved in {path}: {error.strerror}") from error
-    return path
-
-
 def save_params(path: pathlib.Path, params: Sequence[mx.nd.NDArray]) -> None:
-    """Write ``params`` as a ``.params`` file that ``mx.nd.load`` reads; its keys are '0', '1', ...
+    """Write ``params`` to a file that ``mx.nd.load`` reads, with the keys '0', '1', ...
 
-    Waits for the arrays. Written under a temporary name, flushed to the disk and renamed, so that
-    ``path`` never holds half a file. Raises OSError where the disk refuses.
+    Waits for the arrays. Raises OSError if the file system refuses; ``path`` is then as it was.
     """
     arrays = {str(i): param for i, param in enumerate(params)}
     _write(path, lambda name: mx.nd.save(name, arrays))
@@ -45,11 +24,22 @@ def save_block(path: pathlib.Path, block: mx.gluon.Block) -> None:
     _write(path, block.save_parameters)
 
 
+def check_initialized(params: Iterable[mx.gluon.Parameter]) -> None:
+    """Raise ValueError for the first parameter that has no values to be saved yet."""
+    for param in params:
+        if param._data is None:
+            raise ValueError(
+                f"parameter {param.name} has no values yet; initialize the network, and call it on "
+                "one batch if its shapes depend on the input"
+            )
+
+
 def _write(path: pathlib.Path, save: Callable[[str], None]) -> None:
-    with files.replacing(path) as file:
+    with files.atomic_write(path) as file:
         try:
             save(file.name)
-            mx.nd.load(file.name)  # MXNet does not notice a disk that is full when it closes a file
+            # MXNet does not notice that closing the file failed, as on a full disk.
+            mx.nd.load(file.name)  # noqa: TID251
         except mx.MXNetError as error:
-            said = str(error).strip().splitlines()[-1]  # what comes before is a traceback in C++
-            raise OSError(f"cannot write {path}: {said}") from error
+            reason = str(error).strip().splitlines()[-1]  # after a stack trace of C++ functions
+            raise OSError(f"cannot write {path}: {reason}") from error

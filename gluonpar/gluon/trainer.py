@@ -184,7 +184,7 @@ class Trainer(gluon.Trainer):
         The file is independent of the number of devices. It is a NumPy ``.npz`` without pickles,
         so loading it executes no code; it ends with its SHA-256.
         """
-        optimizer_states.save(fname, self._updater, self._described())
+        optimizer_states.save(fname, self._updater, self._params)
 
     def load_states(self, fname: str | os.PathLike) -> None:
         """Load what :meth:`save_states` wrote; the optimizer continues from there.
@@ -192,10 +192,7 @@ class Trainer(gluon.Trainer):
         Raises ValueError, with nothing changed, if the file is for another optimizer or other
         parameters, or is missing, truncated, damaged or not such a file.
         """
-        optimizer_states.load(fname, self._updater, self._described())
-
-    def _described(self) -> list[optimizer_states.Param]:
-        return [optimizer_states.Param(p.name, p.shape, p.dtype) for p in self._params]
+        optimizer_states.load(fname, self._updater, self._params)
 
     def _rescale(self, batch_size: int) -> None:
         if not batch_size > 0:

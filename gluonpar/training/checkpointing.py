@@ -14,8 +14,7 @@ import mxnet as mx
 import numpy as np
 
 from gluonpar import cluster, metrics
-from gluonpar.checkpoint import onnx_export
-from gluonpar.checkpoint.training_state import load_checkpoint, save_checkpoint
+from gluonpar.checkpoint import load_checkpoint, onnx_export, save_checkpoint
 from gluonpar.runtime import memory
 from gluonpar.training import console as report
 from gluonpar.training import ranks
@@ -53,7 +52,7 @@ def check(configuration: Any) -> None:
             raise ValueError("resume= needs to know what from; give a FILE or DIR, or save_dir=DIR")
     if configuration.onnx:
         try:
-            onnx_export.check()
+            onnx_export.check_onnx()
         except ImportError as error:
             raise ValueError(f"onnx=True cannot be: {error}") from error
 

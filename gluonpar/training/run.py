@@ -13,7 +13,7 @@ import mxnet as mx
 import numpy as np
 
 from gluonpar import cluster, collectives, metrics
-from gluonpar.checkpoint import params_file
+from gluonpar.checkpoint import files
 from gluonpar.collectives import partition
 from gluonpar.runtime import devices, memory, threads
 from gluonpar.runtime.version import __version__
@@ -105,7 +105,7 @@ class Run:
         if self._profiles:
             profile.check(self.ctx)
         self.save_dir = (
-            params_file.prepare(configuration.save_dir) if configuration.save_dir else None
+            files.make_writable_folder(configuration.save_dir) if configuration.save_dir else None
         )
         self.data = data.load(configuration.dataset, configuration.data_dir, configuration.limit)
         batch_size = min(configuration.batch_size, len(self.data.train_labels)) // cluster.size()

@@ -1,4 +1,4 @@
-"""files.replacing: a file is there whole or not at all."""
+"""files: a path holds a whole file, old or new, or none; checks change nothing."""
 
 import os
 import pathlib
@@ -12,30 +12,24 @@ from gluonpar.checkpoint import files
 
 
 def write(path, *parts):
-    with files.replacing(path) as file:
+    with files.atomic_write(path) as file:
         for part in parts:
             file.write(part)
 
 
-def test_what_was_written_is_there_and_nothing_else(tmp_path):
+def test_a_later_file_replaces_the_earlier_and_leaves_nothing_else(tmp_path):
     path = tmp_path / "a"
-    write(path, b"one", b"\x00two")
-    assert path.read_bytes() == b"one\x00two"
+    write(path, b"a long ", b"first one")
+    assert path.read_bytes() == b"a long first one"
+    write(path, b"short\x00")
+    assert path.read_bytes() == b"short\x00"
     assert os.listdir(tmp_path) == ["a"]
 
 
-def test_a_later_file_replaces_the_earlier(tmp_path):
-    path = tmp_path / "a"
-    write(path, b"a long first one")
-    write(path, b"short")
-    assert path.read_bytes() == b"short"
-    assert os.listdir(tmp_path) == ["a"]
-
-
-def test_until_the_end_the_old_file_is_there(tmp_path):
+def test_the_old_file_is_there_until_the_end(tmp_path):
     path = tmp_path / "a"
     write(path, b"old")
-    with files.replacing(path) as file:
+    with files.atomic_write(path) as file:
         file.write(b"new")
         file.flush()
         assert path.read_bytes() == b"old"
@@ -49,7 +43,7 @@ def test_an_error_while_writing_keeps_the_old_file(tmp_path, error, old):
     path = tmp_path / "a"
     if old is not None:
         path.write_bytes(old)
-    with pytest.raises(type(error)), files.replacing(path) as file:
+    with pytest.raises(type(error)), files.atomic_write(path) as file:
         file.write(b"half")
         raise error
     assert [p.read_bytes() for p in tmp_path.iterdir()] == ([] if old is None else [old])
@@ -70,28 +64,28 @@ def test_a_disk_that_refuses_keeps_the_old_file(tmp_path, monkeypatch, call):
     assert os.listdir(tmp_path) == ["a"]
 
 
-def test_it_is_flushed_to_the_disk_before_it_is_named_and_its_folder_after(tmp_path, monkeypatch):
+def test_the_file_is_flushed_before_it_is_renamed_and_its_folder_after(tmp_path, monkeypatch):
     path, order = tmp_path / "a", []
     sync, replace = os.fsync, os.replace
 
     def note_sync(descriptor):
         status = os.fstat(descriptor)
-        order.append(("flushed", "its folder" if stat.S_ISDIR(status.st_mode) else status.st_size))
+        order.append(("flushed", "folder" if stat.S_ISDIR(status.st_mode) else status.st_size))
         sync(descriptor)
 
     def note_replace(source, target):
-        order.append(("named", os.path.getsize(source)))
+        order.append(("renamed", os.path.getsize(source)))
         replace(source, target)
 
     monkeypatch.setattr(os, "fsync", note_sync)
     monkeypatch.setattr(os, "replace", note_replace)
     write(path, b"12345")
-    assert order == [("flushed", 5), ("named", 5), ("flushed", "its folder")]
+    assert order == [("flushed", 5), ("renamed", 5), ("flushed", "folder")]
 
 
-def test_a_folder_that_is_not_there(tmp_path):
-    with pytest.raises(FileNotFoundError, match="none"):
-        write(tmp_path / "none" / "a", b"x")
+def test_a_missing_folder_is_an_oserror(tmp_path):
+    with pytest.raises(FileNotFoundError, match="absent"):
+        write(tmp_path / "absent" / "a", b"x")
 
 
 FULL = """
@@ -100,7 +94,7 @@ from gluonpar.checkpoint import files
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
 try:
-    with files.replacing(pathlib.Path(sys.argv[1])) as file:
+    with files.atomic_write(pathlib.Path(sys.argv[1])) as file:
         file.write(bytes(200))
 except OSError as error:
     print(error.strerror)
@@ -118,21 +112,17 @@ def test_a_disk_that_is_full_while_writing(tmp_path):
     assert os.listdir(tmp_path) == ["a"]
 
 
-# content, check_writable, check_replaceable
-
-
-def test_content_is_what_the_file_holds(tmp_path):
-    (tmp_path / "a").write_bytes(b"\x00one")
-    assert files.content(tmp_path / "a") == b"\x00one"
+# read, check_writable, check_replaceable, make_writable_folder
 
 
 @pytest.mark.parametrize("name", ["absent", "folder", "pipe", "a" * 300, "file/below"])
-def test_what_has_no_content_is_named(tmp_path, name):
+def test_what_cannot_be_read_is_named(tmp_path, name):
     (tmp_path / "folder").mkdir()
-    (tmp_path / "file").write_bytes(b"")
+    (tmp_path / "file").write_bytes(b"\x00one")
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(files.Unreadable, match=f"^(there is no letter )?{tmp_path}/{name}"):
-        files.content(tmp_path / name, "letter")
+    assert files.read(tmp_path / "file") == b"\x00one"
+    with pytest.raises(ValueError, match=f"{tmp_path}/{name}"):
+        files.read(tmp_path / name)
 
 
 @pytest.mark.parametrize("check", [files.check_writable, files.check_replaceable])
@@ -146,7 +136,7 @@ def test_a_check_changes_nothing(tmp_path, check):
 
 @pytest.mark.parametrize("check", [files.check_writable, files.check_replaceable])
 @pytest.mark.parametrize("name", ["absent/a", "folder", "pipe", "a" * 300, "/proc/a"])
-def test_where_nothing_can_be_written_is_an_oserror(tmp_path, check, name):
+def test_a_path_that_cannot_be_written_is_an_oserror(tmp_path, check, name):
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError):
@@ -154,16 +144,33 @@ def test_where_nothing_can_be_written_is_an_oserror(tmp_path, check, name):
     assert sorted(os.listdir(tmp_path)) == ["folder", "pipe"]
 
 
-def test_a_device_may_be_written_but_not_replaced():
+def test_a_device_can_be_written_but_not_replaced():
     """A rename would put a file in its place, for all programs of the machine."""
     files.check_writable("/dev/null")
-    with pytest.raises(OSError, match="it is there, and no file"):
+    with pytest.raises(OSError):
         files.check_replaceable("/dev/null")
     assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
 
 
-def test_a_name_that_is_too_long_for_the_temporary_one_cannot_be_replaced(tmp_path):
+def test_a_name_too_long_for_the_temporary_one_cannot_be_replaced(tmp_path):
     path = tmp_path / ("a" * 250)
     files.check_writable(path)
     with pytest.raises(OSError, match="File name too long"):
         files.check_replaceable(path)
+
+
+@pytest.mark.parametrize("name", ["new", "new/and/deep", "."])
+def test_a_writable_folder_is_made_and_left_as_it_is(tmp_path, name):
+    (tmp_path / "a.params").write_bytes(b"earlier")
+    folder = files.make_writable_folder(str(tmp_path / name))
+    assert folder == tmp_path / name
+    assert os.listdir(folder) == (["a.params"] if name == "." else [])
+    assert (tmp_path / "a.params").read_bytes() == b"earlier"
+
+
+@pytest.mark.parametrize("name", ["file", "file/below", os.fsdecode(b"\xff")])
+def test_a_folder_in_which_nothing_can_be_saved_is_named(tmp_path, name):
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(ValueError, match=f"{tmp_path}/{name}: "):
+        files.make_writable_folder(tmp_path / name)
+    assert os.listdir(tmp_path) == ["file"]

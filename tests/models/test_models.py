@@ -92,3 +92,17 @@ def test_bytes_are_standardized_as_float32_where_they_are():
     # 0.2860 and 0.3530 of the range 0 to 1 are Fashion-MNIST's mean and deviation, as published.
     expected = (values / 255 - 0.2860) / 0.3530
     np.testing.assert_allclose(images.asnumpy(), expected, atol=2e-3)
+
+
+@pytest.mark.parametrize("hybridized", [False, True])
+def test_lenet_as_a_block_computes_the_same_as_the_function(hybridized):
+    net = lenet.LeNet(0.1)
+    net.initialize()
+    net.hybridize(hybridized)
+    X = mx.nd.random.uniform(shape=(2, 1, 28, 28))
+    params = [getattr(net, str(i)).data() for i in range(8)]
+    assert [param.shape for param in params] == list(lenet.LENET_SHAPES)
+    want = lenet.lenet(X, params).asnumpy()
+    assert abs(want).max() > 0.01
+    np.testing.assert_allclose(net(X).asnumpy(), want, rtol=1e-5, atol=1e-7)
+    assert abs(params[4].asnumpy().std() - 0.1) < 0.002 and not params[5].asnumpy().any()

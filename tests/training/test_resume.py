@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gluonpar.checkpoint import archive
+from gluonpar.checkpoint import sealed_npz
 from gluonpar.training import checkpointing, command_line, console, workloads
 from gluonpar.training.run import Configuration, Run
 
@@ -289,13 +289,13 @@ def test_a_full_disk_is_said_and_training_goes_on(start, tmp_path):
 def test_notes_of_no_run_are_refused_by_name(whole, tmp_path, place, value, words):
     """Below the checksum: somebody's own checkpoint, or one made by hand."""
     model, _, folder = whole
-    header, arrays = archive.read((folder / f"{model}-at-0001-000004.npz").read_bytes())
+    header, arrays = sealed_npz.unpack((folder / f"{model}-at-0001-000004.npz").read_bytes())
     notes = header["notes"]
     for key in place[:-1]:
         notes = notes[key]
     notes[place[-1]] = value
     path = tmp_path / "a.npz"
-    path.write_bytes(archive.sealed(header, arrays))
+    path.write_bytes(sealed_npz.pack(header, arrays))
     with pytest.raises(
         checkpointing.CannotResume, match=f"a.npz is a checkpoint, but of no .*{words}"
     ):
@@ -313,5 +313,5 @@ def test_a_damaged_checkpoint_is_one_line_and_exit_2(whole, tmp_path, capsys, ho
     options = ["--dataset", "synthetic", "--device", "cpu", "--limit", "90", "--resume", str(path)]
     assert command_line.main("Train.", options, model=model) == 2
     err = capsys.readouterr().err
-    assert re.search(r"error: .*a.npz is no checkpoint to go on from: .*\n$", err), err
+    assert re.search(r"error: .*a.npz is not a valid checkpoint: .*\n$", err), err
     assert "Traceback" not in err

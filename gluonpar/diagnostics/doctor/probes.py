@@ -21,7 +21,7 @@ TIMEOUT_SECONDS = 120.0  # importing MXNet takes 1 to 3 s, and many times that o
 _MARK = "gluonpar-probe:"
 _CHILD = """
 import os, sys, types
-for name in ("gluonpar", "gluonpar.training"):
+for name in ("gluonpar", "gluonpar.checkpoint", "gluonpar.training"):
     package = sys.modules[name] = types.ModuleType(name)
     package.__path__ = [os.path.join(sys.argv[1], *name.split(".")[1:])]
 from gluonpar.diagnostics.doctor import probes
@@ -99,7 +99,8 @@ def numpy() -> dict[str, Any]:
 
 def mxnet() -> dict[str, Any]:
     """Import the whole of gluonpar, and MXNet with it, and compute something."""
-    del sys.modules["gluonpar"], sys.modules["gluonpar.training"]  # the ones without __init__
+    for name in ("gluonpar", "gluonpar.checkpoint", "gluonpar.training"):
+        del sys.modules[name]  # the ones without __init__
     importlib.import_module("gluonpar")  # first: it prepares the process, and says what is missing
     import mxnet as mx
 

@@ -7,13 +7,13 @@ bounds its size), checked, written to a temporary name in the same folder, fsync
 from __future__ import annotations
 
 import http.client
-import os
 import sys
 import urllib.error
 import urllib.request
-import uuid
 from pathlib import Path
 from typing import Callable, Sequence
+
+from gluonpar.checkpoint import files
 
 _BLOCK_BYTES = 1 << 16
 
@@ -53,7 +53,8 @@ def fetch_files(
             except (MirrorError, ValueError) as error:
                 failed[mirror] = str(error)
                 continue
-            _write_atomically(folder / name, raw)
+            with files.atomic_write(folder / name) as file:
+                file.write(raw)
             break
         else:
             break
@@ -111,16 +112,3 @@ class _Progress:
     def __exit__(self, *exc: object) -> None:
         if self.bar is not None:
             self.bar.close()
-
-
-def _write_atomically(path: Path, raw: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
-    try:
-        with open(temporary, "xb") as file:
-            file.write(raw)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise

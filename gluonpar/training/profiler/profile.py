@@ -143,7 +143,7 @@ class Profiler:
         where the disk refuses.
         """
         content = {"traceEvents": self.timeline.trace(self._marks()), "displayTimeUnit": "ms"}
-        with files.replacing(pathlib.Path(path)) as file:
+        with files.atomic_write(pathlib.Path(path)) as file:
             file.write(json.dumps(content).encode())
 
     def _marks(self) -> list[Span]:

@@ -1,0 +1,87 @@
+"""A JSON header and arrays in one NumPy ``.npz`` file, which ends with its own SHA-256.
+
+The members are ``header.npy`` (the bytes of the JSON text), ``0.npy``, ``1.npy``, ...; the comment
+of the zip file is the SHA-256 of everything before it, so that ``np.load`` opens the file too. The
+checksum is verified before anything is parsed: a truncated or changed file is a ValueError.
+
+The checksum is not a signature: anyone can write a file with a correct one. Such a file executes
+no code, because nothing is unpickled, and cannot make NumPy use more memory than the file's size:
+members are not compressed, and NumPy reads at most their bytes, whatever shape they state.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import struct
+import zipfile
+from typing import Any, Callable, Sequence
+
+import numpy as np
+
+_SEAL = b"gluonpar sha256 "
+_SEAL_SIZE = len(_SEAL) + 64
+
+
+def pack(header: dict, arrays: Sequence[np.ndarray]) -> memoryview:
+    """Return the content of a sealed file.
+
+    ``header`` holds what JSON can express and NumPy's numbers; ``arrays`` are of any dtype but object.
+
+    >>> unpack(pack({"a": 1}, [np.arange(3)]))
+    ({'a': 1}, [array([0, 1, 2])])
+    """
+    buffer = io.BytesIO()
+    text = np.frombuffer(json.dumps(header, default=np.number.item).encode(), "uint8")
+    members = {str(i): np.asarray(array, order="C") for i, array in enumerate(arrays)}
+    np.savez(buffer, header=text, **members)
+    seal(buffer)
+    return buffer.getbuffer()
+
+
+def seal(buffer: io.BytesIO) -> None:
+    """Write the SHA-256 of a zip file that has no comment into its comment."""
+    buffer.seek(-2, io.SEEK_END)  # a zip file ends with the length of its comment
+    buffer.write(struct.pack("<H", _SEAL_SIZE))
+    digest = hashlib.sha256(buffer.getbuffer()).hexdigest()
+    buffer.write(_SEAL + digest.encode())
+
+
+def unpack(
+    content: bytes | memoryview, parse: Callable[[Any, dict[int, np.ndarray]], Any] | None = None
+) -> Any:
+    """Return the header and the arrays of a sealed file; or ``parse(header, arrays by number)``.
+
+    A ``parse`` that takes out each array once cannot make much of a small file. Raises ValueError
+    with the reason if the content is not a sealed file, or was changed, or if ``parse`` raises any
+    exception: a file written by hand can hold anything under a correct checksum.
+    """
+    _check_seal(content)
+    try:
+        with np.load(io.BytesIO(content), allow_pickle=False) as file:  # noqa: TID251
+            _check_sizes(file.zip.infolist(), len(content))
+            arrays = [file[str(i)] for i in range(len(file.files) - 1)]
+            if not all(isinstance(array, np.ndarray) for array in arrays):
+                raise ValueError("not all of its members are arrays")
+            header = json.loads(file["header"].tobytes())
+        return parse(header, dict(enumerate(arrays))) if parse else (header, arrays)
+    except Exception as error:
+        reason = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
+        raise ValueError(reason) from error
+
+
+def _check_seal(content: bytes | memoryview) -> None:
+    body, written = content[:-_SEAL_SIZE], bytes(content[-_SEAL_SIZE:])
+    if not written.startswith(_SEAL):
+        raise ValueError("it does not end with a SHA-256: it is truncated or another kind of file")
+    if _SEAL + hashlib.sha256(body).hexdigest().encode() != written:
+        raise ValueError("it is damaged: its SHA-256 is not the one that it was written with")
+
+
+def _check_sizes(members: Sequence[zipfile.ZipInfo], num_bytes: int) -> None:
+    if any(member.compress_type != zipfile.ZIP_STORED for member in members):
+        raise ValueError("its members are compressed, which gluonpar never does")
+    total = sum(member.file_size for member in members)
+    if total > num_bytes:
+        raise ValueError(f"its members have {total} bytes in all, but the file has {num_bytes}")

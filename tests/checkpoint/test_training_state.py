@@ -1,0 +1,233 @@
+"""save_checkpoint and load_checkpoint: training continues bit for bit, or nothing is changed."""
+
+import re
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+import gluonpar
+from gluonpar.checkpoint import sealed_npz
+
+
+def network(k, rate=0.1, optimizer="adam", seed=0, names="ab"):
+    """Dense, BatchNorm, Dense on k devices, and its Trainer with a schedule."""
+    mx.random.seed(seed)
+    net = mx.gluon.nn.HybridSequential()
+    first, last = (mx.gluon.nn.Dense(4, in_units=n, prefix=p) for n, p in zip((3, 4), names))
+    net.add(first, mx.gluon.nn.BatchNorm(in_channels=4), last)
+    net.initialize(ctx=[mx.cpu(i) for i in range(k)])
+    schedule = mx.lr_scheduler.FactorScheduler(2, 0.5, base_lr=rate)
+    options = {"learning_rate": rate, "lr_scheduler": schedule}
+    return net, gluonpar.Trainer(net.collect_params(), optimizer, options)
+
+
+def train_steps(net, trainer, rng, steps):
+    ctx = net[0].weight.list_ctx()
+    for _ in range(steps):
+        shards = gluonpar.split_and_load(rng.uniform(size=(12, 3)).astype("float32"), ctx)
+        with mx.autograd.record():
+            losses = [(net(shard) ** 2).sum() for shard in shards]
+        mx.autograd.backward(losses)
+        trainer.step(12)
+
+
+def values(net):
+    return [copy.asnumpy() for p in net.collect_params().values() for copy in p.list_data()]
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A checkpoint after five steps on two devices, and what was saved in it."""
+    (net, trainer), rng = network(2), np.random.RandomState(3)
+    train_steps(net, trainer, rng, 5)
+    path = tmp_path / "a.npz"
+    gluonpar.save_checkpoint(path, net, trainer, rng, {"epoch": 4})
+    return path, net, trainer, rng
+
+
+def test_training_continues_bit_for_bit(saved):
+    path, net, trainer, rng = saved
+    other, other_trainer = network(2, rate=0.7, seed=1, names="ba")  # Gluon sorts by name
+    other_rng = np.random.RandomState(9)
+    assert gluonpar.load_checkpoint(path, other, other_trainer, other_rng) == {"epoch": 4}
+    assert other_trainer.learning_rate == trainer.learning_rate < 0.1
+    for which in ((net, trainer, rng), (other, other_trainer, other_rng)):
+        train_steps(*which, 3)
+    for one, two in zip(values(net), values(other)):
+        assert one.tobytes() == two.tobytes()
+
+
+def test_on_another_number_of_devices_running_statistics_are_the_mean(saved):
+    path, net, _, _ = saved
+    other, _ = network(3)
+    gluonpar.load_checkpoint(path, other)
+    first, second = (copy.asnumpy() for copy in net[1].running_mean.list_data())
+    assert not np.array_equal(first, second)
+    for copy in other[1].running_mean.list_data():
+        np.testing.assert_allclose(copy.asnumpy(), (first + second) / 2, rtol=1e-6)
+    for copy in other[0].weight.list_data():
+        assert copy.asnumpy().tobytes() == net[0].weight.list_data()[0].asnumpy().tobytes()
+
+
+def test_lists_of_parameters_can_be_loaded_on_another_number_of_devices(tmp_path):
+    params = gluonpar.init_lenet()
+    two, three = ([gluonpar.get_params(params, mx.cpu(i)) for i in range(k)] for k in (2, 3))
+    gluonpar.save_checkpoint(tmp_path / "a", two)
+    for replica in three:
+        for array in replica:
+            array[:] = 7
+    assert gluonpar.load_checkpoint(tmp_path / "a", three) == {}
+    for replica in three:
+        for array, original in zip(replica, params):
+            assert array.asnumpy().tobytes() == original.asnumpy().tobytes()
+
+
+def test_the_format_is_npz_with_a_json_header(saved):
+    """Files of earlier versions stay readable, and theirs read ours: keys, numbers and order."""
+    path, net, _, _ = saved
+    with np.load(path, allow_pickle=False) as found:
+        assert found["0"].tobytes() == net[0].weight.list_data()[0].asnumpy().tobytes()
+    header, arrays = sealed_npz.unpack(path.read_bytes())
+    assert [*header] == ["format", "gluonpar", "params", "optimizer", "rng", "notes"]
+    assert [*header["optimizer"]] == [
+        *("format", "optimizer", "params", "numbers", "schedule", "counts", "states")
+    ]
+    assert header["params"][0] == ["0.weight", [0]]
+    assert dict(header["params"])["1.running_mean"] == [4, 5]  # one per device
+    assert (header["format"], header["optimizer"]["format"]) == (1, 1)
+    assert header["rng"][:1] == ["MT19937"] and len(arrays[header["rng"][1]]) == 624
+
+
+# What is refused
+
+
+def everything(net, trainer, rng):
+    """All that loading may change, as bytes."""
+    optimizer, states = trainer.optimizer, trainer._updater.states
+    found = [value.tobytes() for value in values(net)]
+    for i in sorted(states):
+        parts = states[i] if isinstance(states[i], (tuple, list)) else [states[i]]
+        found += [part.asnumpy().tobytes() for part in parts if part is not None]
+    numbers = {k: v for k, v in vars(optimizer).items() if isinstance(v, (int, float))}
+    schedule = vars(optimizer.lr_scheduler)
+    kind, keys, *more = rng.get_state()
+    return found, numbers, dict(optimizer._index_update_count), {**schedule}, keys.tobytes(), more
+
+
+def assert_refused(path, words, net, trainer, rng):
+    before = everything(net, trainer, rng)
+    with pytest.raises(ValueError, match=words):
+        gluonpar.load_checkpoint(path, net, trainer, rng)
+    assert everything(net, trainer, rng) == before
+
+
+def test_flipped_bits_and_truncations_are_refused(saved):
+    path, *targets = saved
+    good, chance = path.read_bytes(), np.random.RandomState(0)
+    for place in [*chance.randint(len(good), size=300), *range(len(good) - 90, len(good))]:
+        bad = bytearray(good)
+        bad[place] ^= 1 << chance.randint(8)
+        path.write_bytes(bad)
+        with pytest.raises(ValueError, match=re.escape(str(path))):
+            gluonpar.load_checkpoint(path, *targets)
+    for size in range(0, len(good), 64):
+        path.write_bytes(good[:size])
+        with pytest.raises(ValueError, match=re.escape(str(path))):
+            gluonpar.load_checkpoint(path, *targets)
+    path.write_bytes(bad)
+    assert_refused(path, "is not a valid checkpoint", *targets)
+
+
+def change(header, keys, value):
+    """Replace what ``keys`` lead to."""
+    for key in keys[:-1]:
+        header = header[key]
+    header[keys[-1]] = value
+
+
+@pytest.mark.parametrize(
+    ("keys", "value", "words"),
+    [
+        (["format"], 2, "format is 2.* reads 1"),
+        (["params", 0, 1], [99], "not a valid checkpoint"),
+        (["params", 0, 1], [-1], "not a valid checkpoint"),
+        (["params", 0, 1], [0] * 10_000, "not a valid checkpoint"),  # few bytes, large arrays
+        (["params", 0, 1], [], "0.weight"),
+        (["params", 0, 1], [0, 1], "not a valid checkpoint"),
+        (["params", 0], ["0.bias", [0]], "same name"),
+        (["params", 0], ["9.weight", [0]], "parameter 9.weight"),
+        (["params"], {}, "0.weight"),
+        (["params"], None, "not a valid checkpoint"),
+        (["optimizer"], None, "trainer="),
+        (["optimizer"], 5, "not a valid checkpoint"),
+        (["optimizer", "numbers", "beta1"], "0.9", "not a valid checkpoint"),
+        (["optimizer", "numbers", "update"], 5, "update = 5"),
+        (["rng"], None, "rng="),
+        (["rng"], ["MT19937", 0, 1, 2, 3], "not a valid checkpoint"),
+        (["notes"], 5, "not a valid checkpoint"),
+        # NumPy accepts any position in the 624 keys, and ends the process when it reads there.
+        (["rng", 2], 625, "625"),
+        (["rng", 2], 10**9, str(10**9)),
+        (["rng", 2], -(10**9), str(-(10**9))),
+        (["rng", 2], 1.5, "1.5"),
+        (["rng", 2], True, "True"),
+        (["rng", 3], 2, "rng"),
+        (["rng", 4], "0", "rng"),
+        (["rng", 0], "Philox", "Philox"),
+    ],
+)
+def test_a_header_changed_by_hand_is_refused(saved, keys, value, words):
+    path, *targets = saved
+    header, arrays = sealed_npz.unpack(path.read_bytes())
+    change(header, keys, value)
+    path.write_bytes(sealed_npz.pack(header, arrays))
+    assert_refused(path, words, *targets)
+
+
+@pytest.mark.parametrize("header", [[1], {"format": 1}, "text", None])
+def test_another_header_is_refused(saved, header):
+    path, *targets = saved
+    path.write_bytes(sealed_npz.pack(header, []))
+    assert_refused(path, "is not a valid checkpoint", *targets)
+
+
+# Keys that are all zero would give zeros for ever, and some distributions would never end.
+KEYS = [np.zeros(624, "u4"), np.ones(623, "u4"), np.ones(624, "i8")]
+WEIGHTS = [np.ones((3, 4), "f4"), np.ones((4, 3), "f8"), np.ones((4, 3), "S4")]
+
+
+@pytest.mark.parametrize(
+    ("what", "array"), [*(("rng", a) for a in KEYS), *(("0.weight", a) for a in WEIGHTS)]
+)
+def test_an_array_of_another_shape_dtype_or_content_is_refused(saved, what, array):
+    path, *targets = saved
+    header, arrays = sealed_npz.unpack(path.read_bytes())
+    arrays[header["rng"][1] if what == "rng" else 0] = array
+    path.write_bytes(sealed_npz.pack(header, arrays))
+    assert_refused(path, what, *targets)
+
+
+def test_another_optimizer_or_model_is_refused(saved):
+    path, _, _, rng = saved
+    assert_refused(path, "Adam.*SGD", *network(2, optimizer="sgd"), rng)
+    with pytest.raises(ValueError, match="0.weight"):
+        gluonpar.load_checkpoint(path, [gluonpar.init_lenet()])
+
+
+@pytest.mark.parametrize("name", [".", "absent", "a" * 300, "a.npz/below", "/proc/self/mem"])
+def test_a_file_that_cannot_be_read_is_named(saved, monkeypatch, name):
+    path, *targets = saved
+    monkeypatch.chdir(path.parent)
+    assert_refused(name, re.escape(name), *targets)
+
+
+def test_a_network_without_values_and_a_stock_trainer_are_refused(tmp_path):
+    net = mx.gluon.nn.Dense(3)
+    with pytest.raises(ValueError, match="initialize"):
+        gluonpar.save_checkpoint(tmp_path / "a", net)
+    net, _ = network(1)
+    stock = mx.gluon.Trainer(net.collect_params(), "sgd")
+    with pytest.raises(TypeError, match=r"gluonpar\.Trainer"):
+        gluonpar.save_checkpoint(tmp_path / "a", net, stock)
+    assert list(tmp_path.iterdir()) == []
