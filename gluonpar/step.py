@@ -65,6 +65,8 @@ def train_batch(
     shards, num_samples = sharding.split((X, y), contexts, weights=weights)
     if num_samples == 0 and cluster.size() == 1:
         raise ValueError("a batch must have at least 1 sample, got 0")
+    if batch_size is None:  # Later: it is summed over processes before the gradients are
+        batch_size = num_samples if cluster.size() == 1 else cluster.Later(num_samples)
 
     # Forward: every device computes the losses of its shard.
     with autograd.record():
@@ -83,8 +85,6 @@ def train_batch(
     sums = allreduce_gradients(replicas.buckets(device_params), algorithm)
 
     # Update: every device updates its copy of the parameters.
-    if batch_size is None:
-        batch_size = cluster.Later(num_samples)
     sgd(sums, device_params, lr, batch_size)
     return losses
 
