@@ -15,7 +15,7 @@ import sys
 
 try:
     from gluonpar import collectives
-    from gluonpar.collectives import checks, paper, registry
+    from gluonpar.collectives import checks, drawing, registry
     from gluonpar.diagnostics.benchmark import options
     from gluonpar.diagnostics.benchmark.allreduce import candidates, contest
     from gluonpar.runtime import devices, threads
@@ -146,7 +146,7 @@ def plot(options, rows):
     """Draw busbw over bytes, a line for each candidate; the fastest at the end is named first."""
     what = f"{options.op} of {options.dtype} over {rows[0].num_devices} devices"
     title = f"all-reduce: {what}"
-    with paper.chart(title):
+    with drawing.style(title):
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(9, 5), layout="constrained")
@@ -154,16 +154,16 @@ def plot(options, rows):
         lines = draw(axes, rows)
         axes.set_title(title)
         words = ", ".join(line.get_label() for line in lines)
-        paper.save(figure, options.plot, title, f"At the largest size, fastest first: {words}.")
+        drawing.save(figure, options.plot, title, f"At the largest size, fastest first: {words}.")
 
 
 def draw(axes, rows):
     """The lines of all candidates, fastest at the end first."""
     from matplotlib.ticker import LogFormatter
 
-    colours = itertools.cycle(paper.COLOURS)
+    colours = itertools.cycle(drawing.COLOURS)
     for name in dict.fromkeys(row.name for row in rows):
-        style, color = (THEIRS[name], paper.GREY) if name in THEIRS else ("o-", next(colours))
+        style, color = (THEIRS[name], drawing.GREY) if name in THEIRS else ("o-", next(colours))
         mine = [row for row in rows if row.name == name]
         sizes, busbw = [row.num_bytes for row in mine], [row.busbw for row in mine]
         axes.plot(sizes, busbw, style, color=color, label=name, markersize=5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Sequence
 
 from benchmarks.training.steady import MB, Soak
-from gluonpar.collectives.paper import COLOURS, GREY, WORDS, chart, save
+from gluonpar.collectives.drawing import COLOURS, GREY, save, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,7 +21,7 @@ def draw(path: str, soaks: Sequence[Soak]) -> None:
     0, so that what is flat looks flat. An SVG says in words what its pictures' titles say.
     """
     title = "; ".join(soak.title for soak in soaks)
-    with chart(title):
+    with style(title):
         from matplotlib.figure import Figure
 
         figure = Figure((WIDTH, HEIGHT * len(soaks)), layout="constrained")
@@ -33,7 +33,7 @@ def draw(path: str, soaks: Sequence[Soak]) -> None:
 def _panels(part: Any, soak: Soak) -> str:
     """One soak: what it was, and the four pictures; the same in words."""
     part.set_facecolor("none")
-    part.suptitle(soak.title, fontsize=WORDS, fontweight="bold")
+    part.suptitle(soak.title, fontweight="bold")
     (memory, threads), (descriptors, images) = part.subplots(2, 2, sharex=True)
     _memory(memory, soak)
     _counts(threads, "threads", soak)

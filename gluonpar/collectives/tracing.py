@@ -1,4 +1,4 @@
-"""trace: the hops of a plan, as a table or drawn as a picture."""
+"""trace: the hops of a plan as a printed table, a table in Jupyter, or a picture."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Iterable
 
-from gluonpar.collectives import drawing, paper, registry
+from gluonpar.collectives import drawing, registry
 from gluonpar.collectives.plan import Hop, chunks_sent, num_chunks, num_steps
 
 if TYPE_CHECKING:
@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
 
 def trace(algorithm: str, num_devices: int) -> Trace:
-    """The hops of ``algorithm`` between ``num_devices`` devices, to be printed or drawn.
+    """Return the hops of ``algorithm`` between ``num_devices`` devices, to print or draw.
 
-    Raises ValueError for an unknown algorithm, for one without a plan and for less than one device.
+    Raises ValueError for an unknown algorithm, for one without a plan, and for ``num_devices``
+    below 1.
 
     >>> print(trace("tree", 3))
     tree, 3 devices
@@ -32,18 +33,18 @@ def trace(algorithm: str, num_devices: int) -> Trace:
     """
     plan = registry.named(algorithm).plan
     if plan is None:
-        others = ", ".join(a.name for a in registry.ALGORITHMS.values() if a.plan is not None)
-        raise ValueError(f"algorithm {algorithm!r} has no hops to trace; these have: {others}")
+        plans = ", ".join(a.name for a in registry.ALGORITHMS.values() if a.plan is not None)
+        raise ValueError(f"algorithm must be one with a plan ({plans}), got {algorithm!r}")
     if num_devices < 1:
-        raise ValueError(f"num_devices={num_devices}; a plan is for 1 device or more")
+        raise ValueError(f"num_devices must be at least 1, got {num_devices}")
     return Trace(algorithm, num_devices, tuple(plan(num_devices)))
 
 
 @dataclass(frozen=True)
 class Trace:
-    """An algorithm's hops between ``num_devices`` devices; :func:`trace` makes one.
+    """The hops of an algorithm between ``num_devices`` devices, as returned by :func:`trace`.
 
-    ``print`` shows a row for each step, Jupyter a column for each device, :meth:`draw` a picture.
+    ``print`` shows one row per step, Jupyter one column per device, :meth:`draw` a picture.
     """
 
     algorithm: str
@@ -64,30 +65,26 @@ class Trace:
         devices = range(self.num_devices)
         lines = ["<tr><th>step</th>" + "".join(f"<th>device {i}</th>" for i in devices) + "</tr>"]
         for s in self._steps():
-            sent = [
-                _messages((h for h in self.hops if h[:2] == (s, i)), "to {dst}") for i in devices
-            ]
+            sent = (_messages((h for h in self.hops if h[:2] == (s, i)), False) for i in devices)
             cells = "".join(f"<td>{'<br>'.join(messages)}</td>" for messages in sent)
             lines.append(f"<tr><th>{s}</th>{cells}</tr>")
-        caption = f"<caption>{html.escape(self._title())}: who sends what</caption>"
-        table = "\n".join(["<table>", caption, *lines, "</table>"])
-        return f"{table}\n<p>{html.escape(self._total())}</p>"
+        caption = f"<caption>{html.escape(self._title())}: what each device sends</caption>"
+        return "\n".join(["<table>", caption, *lines, f"</table>\n<p>{self._total()}</p>"])
 
     def draw(self, path: str | os.PathLike | None = None, dark: bool = False) -> Figure:
-        """The hops as arrows from lane to lane, a column a step; written to ``path`` too, if given.
+        """Return a picture with one lane per device, one column per step and one arrow per hop.
 
-        The background is transparent and the colours read on white and on black; ``dark`` is for
-        pages that are always dark and makes the words light. A path that ends in '.svg' gives words
-        as outlines of the font that matplotlib brings, a group with the id
-        'hop-STEP-SRC-DST-CHUNK-add' (or '-copy') for each hop, a title and a description for those
-        who do not see it, and the same bytes whenever it is drawn by the same matplotlib. Nothing
-        of matplotlib's global state is changed. Raises ImportError without matplotlib.
+        ``path`` saves it, too, in the format that the suffix names. The background is transparent
+        and the colours are readable on white and on black; ``dark`` lightens the text for pages
+        that are always dark. An SVG file has text as outlines, a group with the id
+        'hop-STEP-SRC-DST-CHUNK-add' (or '-copy') for each hop, a title and the printed table for
+        screen readers, and the same bytes whenever the same version of matplotlib draws it.
+        matplotlib's global state is left as it was. Raises ImportError without matplotlib.
         """
-        with paper.style(self._title()):
+        with drawing.style(self._title()):
             figure = drawing.picture(self.hops, self.num_devices, self._title(), dark)
             if path is not None:
-                words = drawing.description(self.hops, self.num_devices)
-                paper.save(figure, path, self._title(), words)
+                drawing.save(figure, path, self._title(), str(self))
         return figure
 
     def _steps(self) -> range:
@@ -105,16 +102,17 @@ class Trace:
         )
 
 
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _messages(hops: Iterable[Hop], ends: str = "{src} -> {dst}") -> list[str]:
-    """The hops in words, those with the same ends together."""
+def _messages(hops: Iterable[Hop], with_sender: bool = True) -> list[str]:
+    """The hops as text; chunks with the same sender, receiver and kind share one entry."""
     chunks = defaultdict(list)
     for hop in sorted(hops):
-        chunks[ends.format(src=hop.src, dst=hop.dst), hop.reduce].append(str(hop.chunk))
+        ends = f"{hop.src} -> {hop.dst}" if with_sender else f"to {hop.dst}"
+        chunks[ends, hop.reduce].append(str(hop.chunk))
     return [
-        f"{both}: chunk{'s' * (len(some) > 1)} {', '.join(some)} ({'add' if reduce else 'copy'})"
-        for (both, reduce), some in chunks.items()
+        f"{ends}: chunk{'s' * (len(some) > 1)} {', '.join(some)} ({'add' if reduce else 'copy'})"
+        for (ends, reduce), some in chunks.items()
     ]

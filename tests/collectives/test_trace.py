@@ -1,4 +1,4 @@
-"""trace: the table says what the plan says, and the picture shows each hop once."""
+"""trace: the printed table is the plan, and the picture shows each hop once."""
 
 from __future__ import annotations
 
@@ -10,23 +10,12 @@ import pytest
 from gluonpar.collectives import ALGORITHMS, plan, trace
 
 PLANS = [name for name, algorithm in ALGORITHMS.items() if algorithm.plan is not None]
-RING = """\
-ring, 3 devices
-step 0  0 -> 1: chunk 0 (add)    1 -> 2: chunk 1 (add)    2 -> 0: chunk 2 (add)
-step 1  0 -> 1: chunk 2 (add)    1 -> 2: chunk 0 (add)    2 -> 0: chunk 1 (add)
-step 2  0 -> 1: chunk 1 (copy)   1 -> 2: chunk 2 (copy)   2 -> 0: chunk 0 (copy)
-step 3  0 -> 1: chunk 0 (copy)   1 -> 2: chunk 1 (copy)   2 -> 0: chunk 2 (copy)
-4 steps, 12 messages; each device sends, in arrays: 4/3, 4/3, 4/3"""
 HOP = re.compile(r"(\d+) -> (\d+): chunks? ([\d, ]+) \((add|copy)\)")
 GID = re.compile(r'id="hop-(\d+)-(\d+)-(\d+)-(\d+)-(add|copy)"')
 
 
 def hop(step, src, dst, chunk, kind):
     return plan.Hop(int(step), int(src), int(dst), int(chunk), kind == "add")
-
-
-def test_the_ring_of_three():
-    assert str(trace("ring", 3)) == RING
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -40,44 +29,43 @@ def test_the_table_is_the_plan(name, k):
         for src, dst, chunks, kind in HOP.findall(row)
         for chunk in chunks.split(", ")
     ]
-    assert title == f"{name}, {k} device{'s' * (k > 1)}"
     assert sorted(read) == sorted(hops)
     assert len(rows) == plan.num_steps(hops)
-    assert total.startswith(f"{len(rows)} steps, {len(hops)} messages; ")
-    sent = [eval(fraction) for fraction in total.partition("arrays: ")[2].split(", ")]
-    counts = plan.chunks_sent(hops)
-    assert sent == [counts[i] / plan.num_chunks(hops) for i in range(k)]
+    assert title == f"{name}, {k} device{'s' * (k > 1)}"
+    steps, messages, *sent = re.findall(r"[\d/]+", total)
+    assert (int(steps), int(messages)) == (len(rows), len(hops))
+    counts, chunks = plan.chunks_sent(hops), plan.num_chunks(hops)
+    assert [eval(fraction) for fraction in sent] == [counts[i] / chunks for i in range(k)]
 
 
-def test_chunks_between_the_same_devices_stand_together():
+def test_chunks_between_the_same_devices_are_one_entry():
     assert "0 -> 2: chunks 2, 3 (add)" in str(trace("halving-doubling", 4))
 
 
-def test_jupyter_shows_a_row_a_step_and_a_column_a_device():
+def test_jupyter_shows_a_row_per_step_and_a_column_per_device():
     table = trace("ring", 3)._repr_html_()
     assert table.count("<tr>") == 1 + 4
     assert table.count("<td>") == 4 * 3
     assert "<tr><th>1</th><td>to 1: chunk 2 (add)</td><td>to 2: chunk 0 (add)</td>" in table
-    assert "each device sends, in arrays: 4/3, 4/3, 4/3" in table
+    assert str(trace("ring", 3)).splitlines()[-1] in table
 
 
 @pytest.mark.parametrize("name", ["host", "kvstore"])
-def test_what_has_no_plan_has_no_trace(name):
-    words = f"algorithm '{name}' has no hops to trace; these have: star, .*halving-doubling"
-    with pytest.raises(ValueError, match=words):
+def test_an_algorithm_without_a_plan_has_no_trace(name):
+    with pytest.raises(ValueError, match=f"star, .*halving-doubling.* got '{name}'"):
         trace(name, 4)
 
 
-def test_unknown_algorithms_and_no_devices_are_refused():
-    with pytest.raises(ValueError, match="no all-reduce algorithm 'sun'; there are: star"):
+def test_unknown_algorithms_and_zero_devices_are_refused():
+    with pytest.raises(ValueError, match="star, .*'sun'"):
         trace("sun", 4)
-    with pytest.raises(ValueError, match="num_devices=0; a plan is for 1 device or more"):
+    with pytest.raises(ValueError, match="num_devices must be at least 1, got 0"):
         trace("ring", 0)
 
 
 def test_without_matplotlib_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ImportError, match=r"needs matplotlib .*pip install 'gluonpar\[plot\]'"):
+    with pytest.raises(ImportError, match=r"matplotlib .*pip install 'gluonpar\[plot\]'"):
         trace("ring", 3).draw()
 
 
@@ -93,36 +81,30 @@ class TestPicture:
         drawn = [hop(*found) for found in GID.findall(path.read_text())]
         assert sorted(drawn) == sorted(ALGORITHMS[name].plan(k))
 
-    def test_arrows_end_on_the_lanes_of_their_devices(self):
-        traced = trace("bidirectional-ring", 3)
-        axes = traced.draw().axes[0]
+    @pytest.mark.parametrize("name", PLANS)
+    @pytest.mark.parametrize("k", [2, 3, 8])
+    def test_arrows_go_from_lane_to_lane_inside_the_picture(self, name, k):
+        axes = trace(name, k).draw().axes[0]
         lanes = [patch for patch in axes.patches if patch.get_gid() is None]
         arrows = [patch for patch in axes.patches if patch.get_gid() is not None]
-        assert (len(lanes), len(arrows)) == (3, len(traced.hops))
+        assert (len(lanes), len(arrows)) == (k, len(ALGORITHMS[name].plan(k)))
         for arrow in arrows:
             step, src, dst, _, kind = arrow.get_gid().split("-")[1:]
-            (left, tail), *_, (right, head) = arrow.get_path().vertices
-            assert left < right
-            for y, device in ((tail, src), (head, dst)):
+            vertices = arrow.get_path().vertices
+            tail, tip = vertices[0], max(vertices.tolist())
+            assert 0 < tail[0] < tip[0] < axes.get_xlim()[1]
+            for (_, y), device in ((tail, src), (tip, dst)):
                 lane = lanes[int(device)]
                 assert lane.get_y() < y < lane.get_y() + lane.get_height()
             assert (arrow.get_linestyle() in ("-", "solid")) == (kind == "add")
-
-    @pytest.mark.parametrize("name", PLANS)
-    @pytest.mark.parametrize("k", range(2, 9))
-    def test_no_two_circles_overlap_and_all_is_inside(self, name, k):
-        axes = trace(name, k).draw().axes[0]
         circles = sorted(t.get_position() for t in axes.texts if t.get_color() == "white")
-        assert len(circles) == len(ALGORITHMS[name].plan(k))
         for (x, y), (next_x, next_y) in zip(circles, circles[1:]):
-            assert abs(next_x - x) > 0.2 or abs(next_y - y) > 0.2
-        width, height = axes.get_xlim()[1], axes.get_ylim()[0]
-        ends = [patch.get_path().vertices for patch in axes.patches if patch.get_gid()]
-        assert all((0 < xy).all() and (xy < (width, height)).all() for xy in ends)
+            assert abs(next_x - x) > 0.2 or abs(next_y - y) > 0.2  # twice the radius
 
-    def test_one_device_has_nothing_to_send(self):
-        words = [text.get_text() for text in trace("ring", 1).draw().axes[0].texts]
-        assert words == ["ring, 1 device", "device 0", "there is nothing to send"]
+    def test_one_device_has_one_lane_and_no_arrow(self):
+        axes = trace("ring", 1).draw().axes[0]
+        assert [patch.get_gid() for patch in axes.patches] == [None]
+        assert {"ring, 1 device", "device 0"} <= {text.get_text() for text in axes.texts}
 
     def test_drawn_again_it_has_the_same_bytes_and_no_date(self, tmp_path):
         first, second = tmp_path / "1.svg", tmp_path / "2.svg"
@@ -130,14 +112,13 @@ class TestPicture:
         trace("tree", 5).draw(second)
         assert first.read_bytes() == second.read_bytes()
         assert b"date" not in first.read_bytes()
-        assert "<!-- step 3 -->" in first.read_text()  # outlines, so that no font is needed
-        assert "<text" not in first.read_text()
+        assert "<text" not in first.read_text()  # outlines, so that no font is needed
 
-    def test_the_background_is_transparent_and_dark_lightens_the_words(self):
+    def test_the_background_is_transparent_and_dark_lightens_the_text(self):
         light, dark = (trace("ring", 2).draw(dark=dark) for dark in (False, True))
         assert light.get_facecolor()[3] == dark.get_facecolor()[3] == 0
-        words = [figure.axes[0].texts[0].get_color() for figure in (light, dark)]
-        assert words[0] < words[1]
+        colours = [figure.axes[0].texts[0].get_color() for figure in (light, dark)]
+        assert colours[0] < colours[1]
 
     def test_other_formats(self, tmp_path):
         trace("ring", 2).draw(str(tmp_path / "ring.png"))

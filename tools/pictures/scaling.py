@@ -5,7 +5,8 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING, Any, Sequence
 
-from gluonpar.collectives.paper import COLOURS, GREY, SMALL, TITLE, WORDS, save, sheet, style, words
+from gluonpar.collectives.drawing import COLOURS, GREY, save, sheet, style
+from pictures.paper import SMALL, TITLE, WORDS, words
 
 if TYPE_CHECKING:
     import os
@@ -96,12 +97,10 @@ def _panel(figure: Figure, sheet_: Axes, left: float, width: float, height: floa
     whole = sheet_.get_ylim()[0]
     bottom = whole - TOP - height
     made = figure.add_axes((left / WIDTH, bottom / whole, width / WIDTH, height / whole))
-    made.set_facecolor("none")
+    made.grid(False)
     made.tick_params(colors=GREY, labelsize=SMALL, length=0)
     for spine in made.spines.values():
         spine.set(color=GREY, linewidth=0.6, alpha=0.5)
-    for side in ("top", "right"):
-        made.spines[side].set_visible(False)
     return made
 
 

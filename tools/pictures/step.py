@@ -6,19 +6,9 @@ import math
 from typing import TYPE_CHECKING, Sequence
 
 from gluonpar.collectives import partition, trace
-from gluonpar.collectives.paper import (
-    COLOURS,
-    GREY,
-    SMALL,
-    TITLE,
-    arrow,
-    box,
-    save,
-    sheet,
-    style,
-    words,
-)
+from gluonpar.collectives.drawing import COLOURS, GREY, arrow, save, sheet, style
 from gluonpar.models.lenet import LENET_SHAPES
+from pictures.paper import SMALL, TITLE, box, words
 
 if TYPE_CHECKING:
     import os
@@ -30,7 +20,7 @@ if TYPE_CHECKING:
 WIDTH, TOP, LANE, GAP, BOTTOM = 10.0, 0.82, 1.66, 0.14, 0.36
 LANE_LEFT, LANE_RIGHT = 1.62, WIDTH - 0.08
 BATCH, SHARD, REPLICA, LOSSES, GRADIENTS, SUM, UPDATED = 0.96, 2.2, 3.3, 4.3, 5.3, 7.2, 9.3
-HEIGHT, THICK, THIN, BELOW = 0.8, 0.34, 0.12, 0.58
+HEIGHT, THICK, THIN = 0.8, 0.34, 0.12
 
 VERBS = (
     ((BATCH + SHARD) / 2, "split", "split_and_load"),
@@ -166,12 +156,12 @@ def _exchange(axes: Axes, num_devices: int, shapes: Sequence[Sequence[int]]) -> 
         gid = f"hop-{hop.step}-{hop.src}-{hop.dst}-{hop.chunk}-{'add' if hop.reduce else 'copy'}"
         if hop.reduce:
             tail, head = (left, _middle(hop.src)), (x, y + 0.1)
-            arrow(axes, tail, head, colours[hop.src], gid, steep="head")
+            arrow(axes, tail, head, colours[hop.src], gid, bend="angle3,angleA=0,angleB=90")
             axes.plot(x, y, marker="o", ms=14, color=GREY, mew=0)
             words(axes, x, y, "+", color="white", size=TITLE, weight="bold")
         else:
             head = right, _middle(hop.dst)
-            arrow(axes, (x, y), head, GREY, gid, dashed=True, steep="tail")
+            arrow(axes, (x, y), head, GREY, gid, dashed=True, bend="angle3,angleA=90,angleB=0")
 
 
 def _update(axes: Axes, device: int, batch_size: int, shapes: Sequence[Sequence[int]]) -> None:
@@ -186,7 +176,7 @@ def _update(axes: Axes, device: int, batch_size: int, shapes: Sequence[Sequence[
 
 def _below(axes: Axes, device: int, x: float, text: str) -> None:
     """What stands at ``x`` in the device's lane, in words."""
-    words(axes, x, _middle(device) + BELOW, text, size=SMALL, va="baseline")
+    words(axes, x, _middle(device) + HEIGHT / 2 + 0.07, text, size=SMALL, va="top")
 
 
 def _arrays(

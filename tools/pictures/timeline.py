@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING, Any, Sequence
 
-from gluonpar.collectives.paper import COLOURS, GREY, SMALL, TITLE, box, save, sheet, style, words
+from gluonpar.collectives.drawing import COLOURS, GREY, save, sheet, style
 from gluonpar.training.profiler.operators import (
     BACKWARD,
     DATA,
@@ -17,6 +17,7 @@ from gluonpar.training.profiler.operators import (
     Span,
 )
 from gluonpar.training.profiler.timeline import Timeline, union
+from pictures.paper import SMALL, TITLE, box, words
 
 if TYPE_CHECKING:
     import os
