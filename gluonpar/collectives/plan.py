@@ -1,8 +1,8 @@
-"""Who sends which chunk to whom at which step: data, to be read, drawn and tested as such.
+"""A plan: which device sends which chunk to which device in which step, as a list of hops.
 
-An array is cut into chunks (``partition.slices`` of its flattened form); a plan moves them. What a
-plan means, without any array, is what :func:`contributions` computes; ``execute.run`` carries it
-out.
+Arrays are flattened and cut into chunks by ``partition.slices``, and the hops move the chunks. A
+plan is pure data, which can be printed, drawn and tested without any array:
+:func:`contributions` computes its result symbolically. ``executor.run`` carries it out.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import NamedTuple, Sequence
 
 
 class Hop(NamedTuple):
-    """At ``step``, device ``src`` sends its value of ``chunk`` to device ``dst``.
+    """In ``step``, device ``src`` sends its value of ``chunk`` to device ``dst``.
 
-    The receiver adds it to its own value if ``reduce``, and else takes it over. Hops of one step
-    are independent: none reads what another one of them writes.
+    The receiver adds it to its own value if ``reduce``, otherwise it replaces its own value. Hops
+    of one step are independent: none reads what another one writes.
     """
 
     step: int
@@ -26,22 +26,22 @@ class Hop(NamedTuple):
 
 
 def num_chunks(hops: Sequence[Hop]) -> int:
-    """Into how many chunks the arrays are cut."""
+    """Return the number of chunks that each array is cut into."""
     return 1 + max((hop.chunk for hop in hops), default=0)
 
 
 def num_steps(hops: Sequence[Hop]) -> int:
-    """How many steps follow one another."""
+    """Return the number of communication steps."""
     return 1 + max((hop.step for hop in hops), default=-1)
 
 
 def chunks_sent(hops: Sequence[Hop]) -> Counter:
-    """By device, how many chunks it sends; times the chunk's bytes, the bytes on its wire."""
+    """Return how many chunks each device sends; times a chunk's bytes: its bytes on the wire."""
     return Counter(hop.src for hop in hops)
 
 
 def relabel(hops: Sequence[Hop], root: int, num_devices: int) -> list[Hop]:
-    """The same plan, with device ``root`` in device 0's place and the others after it."""
+    """Return the plan with device i replaced by device (i + root) modulo ``num_devices``."""
     return [
         hop._replace(src=(hop.src + root) % num_devices, dst=(hop.dst + root) % num_devices)
         for hop in hops
@@ -49,9 +49,9 @@ def relabel(hops: Sequence[Hop], root: int, num_devices: int) -> list[Hop]:
 
 
 def contributions(hops: Sequence[Hop], num_devices: int) -> list[list[Counter]]:
-    """How often each device's value is in the value of each (device, chunk) after all hops.
+    """Return, for each device and chunk, how often each device's value is in the final value.
 
-    An all-reduce ends with every device exactly once, everywhere:
+    After an all-reduce, every device's value is in every (device, chunk) exactly once:
 
     >>> contributions([Hop(0, 1, 0, 0, True), Hop(1, 0, 1, 0, False)], 2)
     [[Counter({0: 1, 1: 1})], [Counter({0: 1, 1: 1})]]

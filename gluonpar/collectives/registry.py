@@ -1,4 +1,4 @@
-"""The algorithms by name, and the decorators that add one. Pure Python."""
+"""The all-reduce algorithms by name, and the decorators that register one. Pure Python."""
 
 from __future__ import annotations
 
@@ -10,76 +10,66 @@ from gluonpar.collectives.plan import Hop
 
 @dataclass(frozen=True)
 class Algorithm:
-    """An all-reduce algorithm: a plan of hops, or an executor of its own.
+    """An all-reduce algorithm: either a plan of hops or an executor of its own.
 
-    ``plan(num_devices)`` lists the hops; ``run(lists, op, accumulate)`` is given several lists of
-    arrays at once. One of the two is None. ``description`` is the first line of the docstring.
+    ``plan(num_devices)`` returns the hops; ``run(lists, op, accumulate)`` reduces several lists of
+    arrays in place. The other one is None.
     """
 
     name: str
-    description: str
     plan: Callable[[int], list[Hop]] | None = None
     run: Callable[..., Any] | None = None
 
 
 ALGORITHMS: dict[str, Algorithm] = {}
-"""By name every :class:`Algorithm` that :func:`gluonpar.allreduce` takes, as they were registered.
+"""Every :class:`Algorithm` that :func:`gluonpar.allreduce` accepts, by name.
 
-:func:`register` and :func:`register_executor` add to it, :func:`named` looks one up.
+:func:`register` and :func:`register_executor` add to it; :func:`named` looks a name up.
 """
 
 
 def register(name: str) -> Callable[[Callable], Callable]:
-    """Decorator: add the plan ``function(num_devices) -> list[Hop]`` as an algorithm.
+    """Return a decorator that adds the plan ``function(num_devices) -> list[Hop]``.
 
-    It must end with the sum of every chunk on every device; ``trace(name, K)`` and the package's
-    own laws (tests/collectives/test_plans.py) help to see that it does. ValueError: the name is taken.
+    The plan must leave the sum of every chunk on every device: ``trace(name, K)`` shows its hops,
+    and :func:`gluonpar.collectives.plan.contributions` computes what each device ends with. Raises
+    ValueError if the name is registered already.
 
     >>> @register("chain")
     ... def chain(num_devices):
     ...     last = num_devices - 1
-    ...     there = [Hop(i, i, i + 1, 0, reduce=True) for i in range(last)]
-    ...     back = [Hop(last + i, last - i, last - i - 1, 0, reduce=False) for i in range(last)]
-    ...     return there + back
+    ...     down = [Hop(i, i, i + 1, 0, reduce=True) for i in range(last)]
+    ...     up = [Hop(last + i, last - i, last - i - 1, 0, reduce=False) for i in range(last)]
+    ...     return down + up
     >>> named("chain").plan is chain
     True
     >>> del ALGORITHMS["chain"]
     """
-
-    def add(plan: Callable[[int], list[Hop]]) -> Callable[[int], list[Hop]]:
-        _add(Algorithm(name, _first_line(plan), plan=plan))
-        return plan
-
-    return add
+    return _adder(name, "plan")
 
 
 def register_executor(name: str) -> Callable[[Callable], Callable]:
-    """Decorator: add ``function(lists, op, accumulate)``, which reduces each list in place itself.
+    """Return a decorator that adds ``function(lists, op, accumulate)``, which reduces in place.
 
-    ``lists`` holds lists of arrays, one array a device, all on the same contexts and of one dtype;
-    ``op`` is 'sum', 'mean', 'max' or 'min'; ``accumulate`` is None or 'float32'. ValueError: the
-    name is taken.
+    ``lists`` holds lists with one array per device, all on the same contexts and of one dtype;
+    ``op`` is 'sum', 'mean', 'max' or 'min'; ``accumulate`` is None or 'float32'. Raises ValueError
+    if the name is registered already.
     """
-
-    def add(run: Callable) -> Callable:
-        _add(Algorithm(name, _first_line(run), run=run))
-        return run
-
-    return add
+    return _adder(name, "run")
 
 
 def named(name: str) -> Algorithm:
-    """The algorithm ``name``; ValueError, with the names there are, for another."""
+    """Return the algorithm ``name``. Raises ValueError, with all names, if there is none."""
     if name not in ALGORITHMS:
-        raise ValueError(f"no all-reduce algorithm {name!r}; there are: {', '.join(ALGORITHMS)}")
+        raise ValueError(f"algorithm must be one of {', '.join(ALGORITHMS)}, got {name!r}")
     return ALGORITHMS[name]
 
 
-def _add(algorithm: Algorithm) -> None:
-    if algorithm.name in ALGORITHMS:
-        raise ValueError(f"there is an all-reduce algorithm {algorithm.name!r} already")
-    ALGORITHMS[algorithm.name] = algorithm
+def _adder(name: str, kind: str) -> Callable[[Callable], Callable]:
+    def add(function: Callable) -> Callable:
+        if name in ALGORITHMS:
+            raise ValueError(f"algorithm name must be new, got {name!r}, which is registered")
+        ALGORITHMS[name] = Algorithm(name, **{kind: function})
+        return function
 
-
-def _first_line(function: Callable) -> str:
-    return (function.__doc__ or "").strip().partition("\n")[0]
+    return add

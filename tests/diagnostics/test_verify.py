@@ -124,7 +124,7 @@ def test_an_error_in_a_check_is_a_finding_and_the_others_are_done(monkeypatch, o
         raise mx.MXNetError("CUDA: no kernel image is available\nStack trace: many lines")
 
     monkeypatch.setitem(
-        collectives.ALGORITHMS, "ring", collectives.registry.Algorithm("ring", "broken", run=broken)
+        collectives.ALGORITHMS, "ring", collectives.registry.Algorithm("ring", run=broken)
     )
     only("all-reduce r")
     assert findings(capsys) == ["all-reduce ring: MXNetError: CUDA: no kernel image is available"]

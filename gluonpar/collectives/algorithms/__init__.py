@@ -1,23 +1,11 @@
-"""The all-reduce algorithms, one file each; importing a file registers its algorithm."""
+"""The all-reduce algorithms, one file each. Importing a file registers its algorithm."""
+# ruff: noqa: F401, I001 - the order of the imports is the order of registration
 
-from gluonpar.collectives.algorithms import (  # isort: skip
-    star,
-    balanced,
-    ring,
-    bidirectional_ring,
-    tree,
-    halving_doubling,
-)
-from gluonpar.collectives.host import reduction  # isort: skip
-from gluonpar.collectives.algorithms import mxnet_kvstore  # isort: skip
-
-__all__ = [
-    "balanced",
-    "bidirectional_ring",
-    "halving_doubling",
-    "mxnet_kvstore",
-    "reduction",
-    "ring",
-    "star",
-    "tree",
-]
+from gluonpar.collectives.algorithms import star
+from gluonpar.collectives.algorithms import balanced
+from gluonpar.collectives.algorithms import ring
+from gluonpar.collectives.algorithms import bidirectional_ring
+from gluonpar.collectives.algorithms import tree
+from gluonpar.collectives.algorithms import halving_doubling
+from gluonpar.collectives.host import reduction
+from gluonpar.collectives.algorithms import mxnet_kvstore

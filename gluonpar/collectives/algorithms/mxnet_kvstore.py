@@ -1,9 +1,9 @@
-"""kvstore: MXNet's own reduction, as its gluon.Trainer uses it, for comparison and for NCCL.
+"""kvstore: MXNet's own reduction, as used by its gluon.Trainer: for comparison, and for NCCL.
 
-A store of the kind 'device' (or 'nccl', where all arrays are on GPUs and MXNet was built with it)
-sums on a device of its choice and copies back. MXNet's code (src/kvstore/comm.h): on the CPU it
-copies all arrays into buffers of its own first, so it needs K n bytes more memory and about three
-times the time of ``host``.
+A kvstore of type 'device' (or 'nccl', if all arrays are on GPUs and MXNet was built with NCCL) sums
+on a device that it chooses and copies the sum back. On the CPU it first copies all arrays into its
+own buffers (src/kvstore/comm.h), so it needs K n more bytes of memory and takes about three times
+as long as ``host``.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _keys: dict[tuple, int] = {}  # by contexts, shape and dtype: a store keeps a bu
 def allreduce(
     lists: Sequence[Sequence[mx.nd.NDArray]], op: str = "sum", accumulate: str | None = None
 ) -> None:
-    """MXNet's own: a kvstore of the kind 'device', or 'nccl' if all arrays are on GPUs."""
+    """Sum with MXNet's own kvstore of type 'device', or 'nccl' if all arrays are on GPUs."""
     if op not in ("sum", "mean"):
-        raise ValueError(f"algorithm 'kvstore' has no op {op!r}, only 'sum' and 'mean'")
+        raise ValueError(f"op must be 'sum' or 'mean' with algorithm 'kvstore', got {op!r}")
     for data in lists:
         store = _store(all(array.context.device_type == "gpu" for array in data))
         with executor.flattened(data, accumulate) as flat:
@@ -45,7 +45,7 @@ def _store(on_gpus: bool) -> mx.kvstore.KVStore:
 
 
 def _key(store: mx.kvstore.KVStore, data: Sequence[mx.nd.NDArray]) -> int:
-    kind = (store.type, tuple(map(str, (a.context for a in data))), data[0].shape, data[0].dtype)
+    kind = (store.type, tuple(str(a.context) for a in data), data[0].shape, data[0].dtype)
     if kind not in _keys:
         _keys[kind] = len(_keys)
         store.init(_keys[kind], data[0])

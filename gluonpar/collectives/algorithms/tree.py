@@ -1,12 +1,13 @@
-"""tree: sums go up a binary tree to device 0, and come down the same way.
+"""tree: partial sums go up a binomial tree to device 0, and the sum comes down the same way.
 
+    reduce, K = 7
     step 0      0 <- 1   2 <- 3   4 <- 5   6
     step 1      0 <----- 2        4 <----- 6
-    step 2      0 <-------------- 4               then the same arrows backwards
+    step 2      0 <-------------- 4               broadcast: the same arrows in reverse
 
-2 ceil(log2 K) steps of the whole array; device 0 receives and sends ceil(log2 K) n bytes. It has
-the fewest steps there are for K devices, so it wins for small arrays on many devices; for large
-ones it moves too much through too few wires.
+2 ceil(log2 K) communication steps of the whole array; device 0 sends ceil(log2 K) n bytes. No
+algorithm built of reduce and broadcast has fewer steps, so it is the fastest for small arrays on
+many devices. For large arrays it is bandwidth-bound: whole arrays over few connections.
 
 Source: the binomial tree of MPI_Reduce and MPI_Bcast, Thakur et al. (2005).
 """
@@ -19,13 +20,13 @@ from gluonpar.collectives.registry import register
 
 @register("tree")
 def plan(num_devices: int) -> list[Hop]:
-    """Up a binary tree to device 0 and down again: ceil(log2 K) steps each way."""
+    """Up a binomial tree to device 0 and down again: ceil(log2 K) steps each way."""
     up = reduce(num_devices)
     return up + broadcast(num_devices, first_step=num_steps(up))
 
 
 def reduce(num_devices: int) -> list[Hop]:
-    """The way up: device 0 ends with the sum.
+    """Return the way up: device 0 ends with the sum.
 
     >>> [(hop.step, hop.src, hop.dst) for hop in reduce(4)]
     [(0, 1, 0), (0, 3, 2), (1, 2, 0)]
@@ -39,7 +40,7 @@ def reduce(num_devices: int) -> list[Hop]:
 
 
 def broadcast(num_devices: int, first_step: int = 0) -> list[Hop]:
-    """The way down: every device ends with device 0's value."""
+    """Return the way down: every device ends with device 0's value."""
     up = reduce(num_devices)
     last = first_step + num_steps(up) - 1
     return [Hop(last - hop.step, hop.dst, hop.src, 0, reduce=False) for hop in reversed(up)]
