@@ -1,4 +1,7 @@
-"""Sums and copies over lists of arrays, one per device; nothing of models or learning rates."""
+"""Collectives on lists of arrays, one array per device: all-reduce, broadcast and their relatives.
+
+It uses nothing of models or optimizers.
+"""
 
 from gluonpar.collectives import algorithms
 from gluonpar.collectives.bucketing import allreduce_many

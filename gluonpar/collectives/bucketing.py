@@ -1,4 +1,4 @@
-"""allreduce_many: many small arrays, summed in few large messages."""
+"""allreduce_many: many small arrays all-reduced in a few large messages."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from gluonpar.collectives import checks, executor, registry
 from gluonpar.collectives.operations import allreduce_checked, choose
 from gluonpar.runtime import threads
 
-# The size of all buckets in the package: large enough that the bandwidth counts and not the cost of
-# a message, small enough that the first sums start while backward still computes the other layers.
+# Large enough for an all-reduce to be bandwidth-bound, small enough for the first buckets of a
+# model's gradients to be summed while backward still computes the others.
 BUCKET_BYTES = 4 << 20
 
 
@@ -24,19 +24,18 @@ def allreduce_many(
     accumulate: str | None = None,
     bucket_bytes: int = BUCKET_BYTES,
 ) -> None:
-    """:func:`allreduce` of every list of ``lists``, in place, in buckets of about ``bucket_bytes``.
+    """:func:`allreduce` every list of ``lists`` in place, in buckets of up to ``bucket_bytes``.
 
-    ``lists[j]`` holds variable j's arrays, one a device, in the same order of contexts for every j.
-    Neighbours of one dtype share a bucket until its bytes on one device would exceed
-    ``bucket_bytes``; one larger than that has a bucket of its own. 'host' sums a bucket in one
-    operator without moving anything; for the other algorithms a bucket is copied into one array a
-    device and back.
+    ``lists[j]`` holds variable j's arrays, one per device, on the same contexts in the same order
+    for every j. A bucket holds consecutive variables of one dtype, at most ``bucket_bytes`` of them
+    per device; a larger variable has a bucket to itself. 'host' sums a bucket in one operator and
+    copies nothing; for the other algorithms a bucket is copied into one array per device and back.
 
-    The results are those of one by one: to the bit for 'host', 'star', 'tree' and 'kvstore', and
-    for integers, max and min always; to rounding for the algorithms that cut arrays into chunks,
-    where an element's place decides in which order its K values are added. Raises as
-    :func:`allreduce`, before anything has changed; ValueError also for lists on different contexts
-    and ``bucket_bytes`` below 1.
+    The results are those of separate calls: bit for bit with 'host', 'star', 'tree' and 'kvstore',
+    and always for integers, max and min; up to rounding with algorithms that cut arrays into
+    chunks, in which an element's position determines the order of its additions. Raises as
+    :func:`allreduce` does, before anything has changed; also ValueError for lists on different
+    contexts and for ``bucket_bytes`` below 1.
 
     >>> import mxnet as mx
     >>> grads = [[mx.nd.ones((n,), ctx=mx.cpu(i)) for i in range(2)] for n in (3, 1)]
@@ -45,13 +44,14 @@ def allreduce_many(
     ([2.0, 2.0, 2.0], [2.0])
     """
     if bucket_bytes < 1:
-        raise ValueError(f"bucket_bytes={bucket_bytes} holds nothing; give 1 or more")
+        raise ValueError(f"bucket_bytes must be at least 1, got {bucket_bytes}")
     kinds = [checks.check_list(data, f"lists[{j}]") for j, data in enumerate(lists)]
     for j, kind in enumerate(kinds):
         checks.check_op(op, accumulate, kind.dtype)
         if kind.ctx != kinds[0].ctx:
             raise ValueError(
-                f"lists[{j}] is on {kind.ctx}, but lists[0] on {kinds[0].ctx}; all must be alike"
+                f"lists must be on the same contexts, got lists[{j}] on {kind.ctx}, "
+                f"but lists[0] on {kinds[0].ctx}"
             )
     if algorithm is not None:
         registry.named(algorithm)
@@ -61,11 +61,11 @@ def allreduce_many(
     todo = [(data, kind) for data, kind in zip(lists, kinds) if 0 not in kind.shape]
     for bucket, kind in _buckets(todo, bucket_bytes):
         chosen = registry.named(algorithm or choose(kind).algorithm)
-        _reduce_bucket(bucket, chosen, op, accumulate)
+        _allreduce_bucket(bucket, chosen, op, accumulate)
 
 
 def _buckets(lists, bucket_bytes: int) -> Iterator[tuple[list, checks.Kind]]:
-    """Consecutive lists that go together, and their kind as one array."""
+    """Give the lists of each bucket, and their kind as one flat array."""
     bucket, held = [], 0
     for i, (data, kind) in enumerate(lists):
         bucket.append(data)
@@ -76,7 +76,7 @@ def _buckets(lists, bucket_bytes: int) -> Iterator[tuple[list, checks.Kind]]:
             bucket, held = [], 0
 
 
-def _reduce_bucket(bucket, chosen: registry.Algorithm, op: str, accumulate: str | None) -> None:
+def _allreduce_bucket(bucket, chosen: registry.Algorithm, op: str, accumulate: str | None) -> None:
     if len(bucket) == 1 or chosen.name == "host":
         allreduce_checked(bucket, chosen, op, accumulate)
         return
@@ -84,8 +84,8 @@ def _reduce_bucket(bucket, chosen: registry.Algorithm, op: str, accumulate: str 
         flat = [stack.enter_context(executor.flattened(data)) for data in bucket]
         joined = [mx.nd.concat(*arrays, dim=0) for arrays in zip(*flat)]
         allreduce_checked([joined], chosen, op, accumulate)
-        cuts = itertools.accumulate([0] + [data[0].size for data in flat])
-        for start, data in zip(cuts, flat):
+        starts = itertools.accumulate([0] + [data[0].size for data in flat])
+        for start, data in zip(starts, flat):
             for array, whole in zip(data, joined):
                 whole[start : start + array.size].copyto(array)
 
@@ -93,10 +93,10 @@ def _reduce_bucket(bucket, chosen: registry.Algorithm, op: str, accumulate: str 
 def allreduce_as_float16(
     lists: Sequence[Sequence[mx.nd.NDArray]], algorithm: str | None = None
 ) -> None:
-    """:func:`allreduce_many` in place, with what is exchanged in float16 and added in float32.
+    """:func:`allreduce_many` in place, exchanging float16 values and adding them in float32.
 
-    Each value and each sum is rounded to 11 binary digits; beyond 65504 it becomes infinite. Holds
-    copies of half the size while it runs.
+    Every value and every sum is rounded to 11 binary digits; above 65504 it becomes infinite. Needs
+    float16 copies of all arrays until the sums have been written back.
     """
     halves = [[array.astype("float16") for array in data] for data in lists]
     allreduce_many(halves, algorithm, accumulate="float32")

@@ -1,4 +1,4 @@
-"""What a collective takes: a list of arrays that can be combined."""
+"""Checks of what a collective is given: a list of arrays, an op, a root."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ OPS = ("sum", "mean", "max", "min")
 
 
 class Kind(NamedTuple):
-    """What the arrays of a list have in common, asked of MXNet once, and where they are."""
+    """The shape and dtype that the arrays of a list share, and the context of each."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -25,52 +25,50 @@ class Kind(NamedTuple):
 
 
 def check_list(data: Sequence[mx.nd.NDArray], name: str = "data") -> Kind:
-    """One dense array a device, all of one shape and dtype."""
+    """Return the kind of ``data``, which must be distinct dense arrays of one shape and dtype."""
     if not isinstance(data, (list, tuple)):
-        raise TypeError(f"{name} is a {type(data).__name__}; pass a list of arrays, one a device")
+        raise TypeError(
+            f"{name} must be a list of arrays, one per device, got {type(data).__name__}"
+        )
     if not data:
-        raise ValueError(f"{name} is an empty list; pass one array a device")
+        raise ValueError(f"{name} must hold at least one array, got an empty list")
     for i, array in enumerate(data):
         if not isinstance(array, mx.nd.NDArray):
-            raise TypeError(f"{name}[{i}] is a {type(array).__name__}, not an MXNet array")
+            raise TypeError(f"{name}[{i}] must be an MXNet array, got {type(array).__name__}")
     kinds = [(array.shape, array.dtype, array.stype) for array in data]
-    if any(kind != kinds[0] for kind in kinds):
-        _raise_different(data, kinds, name)
+    for i, kind in enumerate(kinds):
+        if kind != kinds[0]:
+            here, first = (
+                f"shape {shape}, dtype {np.dtype(dtype)} and {stype} storage"
+                for shape, dtype, stype in (kind, kinds[0])
+            )
+            raise ValueError(
+                f"{name} must have one shape, dtype and storage type, got {name}[{i}] on "
+                f"{data[i].context} with {here}, but {name}[0] on {data[0].context} with {first}"
+            )
     shape, dtype, stype = kinds[0]
     if stype != "default":
-        raise ValueError(f"{name} holds {stype} arrays; call tostype('default') on each first")
+        raise ValueError(
+            f"{name} must hold dense arrays, got {stype} storage; call tostype('default') on each"
+        )
     if len({id(array) for array in data}) < len(data):
-        raise ValueError(f"{name} holds the same array more than once; each device needs its own")
+        raise ValueError(f"{name} must hold different arrays, got the same one more than once")
     return Kind(shape, np.dtype(dtype), [array.context for array in data])
 
 
-def _raise_different(data: Sequence[mx.nd.NDArray], kinds: list[tuple], name: str) -> None:
-    i = next(i for i, kind in enumerate(kinds) if kind != kinds[0])
-    here, first = (
-        f"{stype} array of shape {shape} and dtype {np.dtype(dtype)}"
-        for shape, dtype, stype in (kinds[i], kinds[0])
-    )
-    raise ValueError(
-        f"{name}[{i}] on {data[i].context} is a {here}, but {name}[0] on {data[0].context} "
-        f"a {first}; all must be alike to be combined"
-    )
-
-
 def check_op(op: str, accumulate: str | None, dtype: np.dtype) -> None:
-    """A known op, and an accumulator that fits the dtype."""
+    """Raise ValueError unless ``op`` and ``accumulate`` are known and suit ``dtype``."""
     if op not in OPS:
-        raise ValueError(f"op={op!r} is none of {', '.join(OPS)}")
+        raise ValueError(f"op must be one of {', '.join(OPS)}, got {op!r}")
     if op == "mean" and dtype.kind != "f":
-        raise ValueError(f"op='mean' of {dtype} arrays is no {dtype}; use 'sum'")
+        raise ValueError(f"op='mean' must be given float arrays, got {dtype}; use 'sum'")
     if accumulate not in (None, "float32"):
-        raise ValueError(f"accumulate={accumulate!r}; it is None or 'float32'")
+        raise ValueError(f"accumulate must be None or 'float32', got {accumulate!r}")
     if accumulate and dtype != np.float16:
-        raise ValueError(f"accumulate={accumulate!r} is for float16 arrays, not {dtype}")
+        raise ValueError(f"accumulate={accumulate!r} must be given float16 arrays, got {dtype}")
 
 
 def check_root(root: int, num_devices: int) -> None:
-    """A device's number."""
+    """Raise ValueError unless ``root`` is the number of one of the arrays."""
     if not 0 <= root < num_devices:
-        raise ValueError(
-            f"root={root} is none of the {num_devices} arrays; use 0 to {num_devices - 1}"
-        )
+        raise ValueError(f"root must be from 0 to {num_devices - 1}, got {root}")

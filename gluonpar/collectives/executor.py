@@ -1,9 +1,9 @@
-"""A plan carried out with MXNet's own operators, on any contexts. Everything is asynchronous.
+"""Carry out a plan with MXNet's own operators, on any contexts, asynchronously.
 
-What arrives at a device is an array of its own, and partial sums stay there; the arrays given are
-read until all is summed, and written once, at the end. So MXNet's engine, which orders operators by
-the arrays they touch, sees only the dependencies that the plan has, and runs the hops of a step
-side by side.
+A chunk that arrives at a device is an array of its own, and so are partial sums. The given arrays
+are only read until all sums are complete, and then written once. MXNet's engine, which orders
+operators by the arrays that they read and write, therefore sees no dependencies but the plan's, and
+runs the hops of one step in parallel.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gluonpar.runtime import engine, memory
 
 COMBINE = {
     "sum": mx.nd.elemwise_add,
-    "mean": mx.nd.elemwise_add,  # and then divide
+    "mean": mx.nd.elemwise_add,  # divided by the number of arrays at the end
     "max": mx.nd.broadcast_maximum,
     "min": mx.nd.broadcast_minimum,
 }
@@ -31,12 +31,12 @@ COMBINE = {
 def flattened(
     data: Sequence[mx.nd.NDArray], dtype: str | None = None
 ) -> Iterator[list[mx.nd.NDArray]]:
-    """``data`` as flat ``mx.nd`` views, outside of autograd; as copies of another dtype, if given.
+    """Give flat ``mx.nd`` views of ``data``, with autograd paused.
 
-    What has been made of the copies is cast back into ``data`` at the end.
+    With ``dtype``, give copies of that dtype, which are cast back into ``data`` on exit.
     """
     on_cpu = [array for array in data if array.context.device_type == "cpu"]
-    if on_cpu:  # MXNet cannot make views of an array that oneDNN has left in a layout of its own
+    if on_cpu:  # MXNet cannot make views of an array in one of oneDNN's layouts
         settle = functools.partial(memory.settle, on_cpu)
         engine.push(settle, on_cpu[0].context, writes=on_cpu, inline=True)
     with autograd.pause(), mx.util.np_shape(True):  # np_shape: for arrays of 0 dimensions
@@ -44,9 +44,9 @@ def flattened(
         if dtype is None:
             yield flat
             return
-        wide = [array.astype(dtype) for array in flat]
-        yield wide
-        for array, copy in zip(flat, wide):
+        copies = [array.astype(dtype) for array in flat]
+        yield copies
+        for array, copy in zip(flat, copies):
             copy.astype(array.dtype).copyto(array)
 
 
@@ -56,10 +56,10 @@ def run(
     op: str = "sum",
     results: Iterable[tuple[int, int]] | None = None,
 ) -> None:
-    """Carry out ``hops`` on ``data``, in place: ``data[i]`` is device i's array, flat.
+    """Carry out ``hops`` on ``data`` in place; ``data[i]`` is device i's array, flat.
 
-    ``results`` names the (device, chunk) pairs that are to be written; None stands for all of them.
-    What is written is divided by the number of arrays if ``op`` is 'mean'.
+    ``results`` names the (device, chunk) pairs to write; None means all of them. For 'mean' what is
+    written is divided by the number of arrays.
     """
     if num_chunks(hops) == 1 and results is None:
         _run_in_place(hops, data, op)
@@ -85,7 +85,7 @@ def run(
 
 
 def _run_in_place(hops: Sequence[Hop], data: Sequence[mx.nd.NDArray], op: str) -> None:
-    """For a plan that moves whole arrays: nothing is gained by putting off the writing."""
+    """Carry out a plan of whole arrays, which gains nothing from writing at the end."""
     for hop in hops:
         source, own = data[hop.src], data[hop.dst]
         if hop.reduce:

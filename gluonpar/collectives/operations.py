@@ -1,4 +1,4 @@
-"""allreduce and its relatives on one list of arrays; which algorithm is taken if none is named."""
+"""allreduce and related collectives on lists of arrays, and the choice of the algorithm."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SMALL_BYTES = 1 << 16
 
 
 class Choice(NamedTuple):
-    """An algorithm's name and the reason in words; printed, it is a sentence."""
+    """An algorithm's name and the reason for choosing it; printed as one sentence."""
 
     algorithm: str
     why: str
@@ -27,22 +27,22 @@ class Choice(NamedTuple):
         return f"{self.algorithm}: {self.why}"
 
 
-def choose(kind: checks.Kind) -> Choice:
-    """By where the arrays are and by their bytes. Only the first rule has been measured.
+ON_THE_HOST = Choice("host", "all arrays are in the host's memory, so it can sum them in place")
 
-    The rules for GPUs follow from the algorithms' cards (docs/algorithms.md) and wait for a
-    measurement.
+
+def choose(kind: checks.Kind) -> Choice:
+    """Choose an algorithm by the arrays' contexts, their number and their bytes.
+
+    The rule for CPU contexts has been measured. Those for GPUs follow from the cost model in
+    docs/algorithms.md and have not.
     """
     if not any("gpu" in context.device_type for context in kind.ctx):
         return ON_THE_HOST
     if len(kind.ctx) == 2:
-        return Choice("star", "with two devices there is nothing to share out")
+        return Choice("star", "two devices: the fewest messages")
     if kind.num_bytes <= SMALL_BYTES:
-        return Choice("tree", f"{kind.num_bytes} bytes a device: the fewest steps win, not bytes")
-    return Choice("balanced", f"{kind.num_bytes} bytes a device: every device sends and sums alike")
-
-
-ON_THE_HOST = Choice("host", "all arrays are in the host's memory, so it can sum them in place")
+        return Choice("tree", f"{kind.num_bytes} bytes per device: latency-bound, so fewest steps")
+    return Choice("balanced", f"{kind.num_bytes} bytes per device: bandwidth-optimal")
 
 
 def allreduce(
@@ -53,21 +53,22 @@ def allreduce(
 ) -> None:
     """Replace every array of ``data`` by the sum of all of them, in place.
 
-    ``data`` holds one array a device: any number, of one shape (size 0 and 0-d too), one dtype
-    (float16, float32, float64, int8, int32, int64, uint8) and dense storage, ``mx.nd`` or
-    ``mx.np``, each on its own context or several on one, CPU and GPU mixed. ``algorithm`` is a name
-    of :data:`ALGORITHMS`; None picks one (:func:`explain` says which). ``op`` is 'sum', 'mean'
-    (floats only), 'max' or 'min'. float16 is added in float16, or in float32 with
+    ``data`` holds one array per device: any number of dense arrays, ``mx.nd`` or ``mx.np``, with
+    the same shape (size 0 and 0-d included) and dtype (float16, float32, float64, int8, int32,
+    int64 or uint8). Contexts may be CPUs, GPUs or both, and may occur more than once.
+    ``algorithm`` is a name in :data:`ALGORITHMS`; None chooses one (see :func:`explain`). ``op`` is
+    'sum', 'mean' (floats only), 'max' or 'min'. float16 is added in float16, or in float32 with
     ``accumulate='float32'``. Integers wrap around.
 
-    All arrays end with the same bits, and the same call with the same values gives them again.
-    Returns None at once, as any operator does; MXNet's engine orders it against all other operators
-    on these arrays. It may be called from several threads. An error while it runs is raised where
-    one of the arrays is next waited for. Nothing is recorded for autograd: under
-    ``autograd.record()`` it changes values, not the graph.
+    All arrays end with the same bits, and repeating the call with the same values gives the same
+    bits. Returns None immediately, as all MXNet operators do; the engine orders it with the other
+    operators on these arrays. It may be called from several threads. An error during execution is
+    raised at the next wait for one of the arrays. Autograd records nothing: inside
+    ``autograd.record()`` the values change, but not the graph.
 
-    Raises ValueError for an empty list, different shapes, dtypes or storage types, sparse arrays,
-    one array given twice, an unknown algorithm or op; TypeError for what is no MXNet array.
+    Raises ValueError for an empty list, for different shapes, dtypes or storage types, for sparse
+    arrays, for the same array twice, and for an unknown algorithm or op; TypeError if ``data`` is
+    not a list of MXNet arrays.
 
     From ``allreduce`` in Dive into Deep Learning, 13.5.4.
 
@@ -94,7 +95,7 @@ def allreduce_checked(
     op: str,
     accumulate: str | None,
 ) -> None:
-    """The all-reduce of several lists that have been checked and are worth the trouble."""
+    """All-reduce lists that have been checked, of two or more arrays that are not empty."""
     if chosen.run is not None:
         with autograd.pause():
             chosen.run(lists, op, accumulate)
@@ -106,10 +107,10 @@ def allreduce_checked(
 
 
 def explain(data: Sequence[mx.nd.NDArray]) -> Choice:
-    """Which algorithm :func:`allreduce` picks for ``data``, and why.
+    """Return the algorithm that :func:`allreduce` chooses for ``data``, and the reason.
 
-    Only the arrays' contexts, shapes and dtypes count; nothing is changed and nothing waits. Raises
-    ValueError and TypeError for what :func:`allreduce` does not take.
+    It depends on the arrays' contexts, shapes and dtypes; nothing is changed and nothing waits.
+    Raises ValueError and TypeError as :func:`allreduce` does.
 
     >>> import mxnet as mx
     >>> print(explain([mx.nd.ones((2,), ctx=mx.cpu(i)) for i in range(4)]))
@@ -127,17 +128,13 @@ def broadcast(data: Sequence[mx.nd.NDArray], root: int = 0) -> None:
     >>> data[0].asnumpy().tolist()
     [1.0, 1.0]
     """
-    kind = checks.check_list(data)
-    checks.check_root(root, len(data))
-    others = [i for i in range(len(data)) if i != root]
-    jobs = [reduction.Job(slice(0, None), [root], others)]
-    _relative(data, kind, relabel(tree.broadcast(len(data)), root, len(data)), jobs, None, "sum")
+    _broadcast([data], [checks.check_list(data)], root)
 
 
 def broadcast_many(lists: Sequence[Sequence[mx.nd.NDArray]], root: int = 0) -> None:
-    """:func:`broadcast` of every list of ``lists``, all on the same contexts.
+    """:func:`broadcast` every list of ``lists``, all on the same contexts, in place.
 
-    In place, on CPU contexts by one operator. Takes and refuses what :func:`allreduce` does.
+    On CPU contexts all lists together are one operator. Raises as :func:`allreduce` does.
 
     >>> import mxnet as mx
     >>> lists = [[mx.nd.full((n,), i, ctx=mx.cpu(i)) for i in range(2)] for n in (1, 2)]
@@ -146,21 +143,21 @@ def broadcast_many(lists: Sequence[Sequence[mx.nd.NDArray]], root: int = 0) -> N
     [1.0, 1.0]
     """
     kinds = [checks.check_list(data, f"lists[{j}]") for j, data in enumerate(lists)]
-    if not kinds or any(choose(kind).algorithm != "host" for kind in kinds):
-        for data in lists:
-            broadcast(data, root)
-        return
+    if kinds:
+        _broadcast(lists, kinds, root)
+
+
+def _broadcast(lists, kinds: list[checks.Kind], root: int) -> None:
     k = len(kinds[0].ctx)
     checks.check_root(root, k)
-    job = reduction.Job(slice(0, None), [root], [i for i in range(k) if i != root])
-    jobs = [(data, [job]) for data, kind in zip(lists, kinds) if 0 not in kind.shape]
-    if k > 1 and jobs:
-        threads.share(kinds[0].ctx)
-        reduction.run(jobs)
+    copy = reduction.Reduction(slice(0, None), [root], _starting_with(root, k)[1:])
+    _run(lists, kinds, relabel(tree.broadcast(k), root, k), [copy])
 
 
 def reduce(data: Sequence[mx.nd.NDArray], root: int = 0, op: str = "sum") -> None:
-    """Replace ``data[root]`` by the sum of all; the others stay. Otherwise as :func:`allreduce`.
+    """Replace ``data[root]`` by the sum of all arrays; the others keep their values.
+
+    Otherwise as :func:`allreduce`.
 
     >>> import mxnet as mx
     >>> data = [mx.nd.ones((2,), ctx=mx.cpu(i)) for i in range(3)]
@@ -168,20 +165,19 @@ def reduce(data: Sequence[mx.nd.NDArray], root: int = 0, op: str = "sum") -> Non
     >>> [array.asnumpy().tolist() for array in data]
     [[1.0, 1.0], [1.0, 1.0], [3.0, 3.0]]
     """
-    kind = checks.check_list(data)
+    kind, k = checks.check_list(data), len(data)
     checks.check_op(op, None, kind.dtype)
-    checks.check_root(root, len(data))
-    hops = relabel(tree.reduce(len(data)), root, len(data))
-    jobs = [reduction.Job(slice(0, None), _starting_with(root, len(data)), [])]
-    _relative(data, kind, hops, jobs, [(root, 0)], op)
+    checks.check_root(root, k)
+    whole = reduction.Reduction(slice(0, None), _starting_with(root, k), [])
+    _run([data], [kind], relabel(tree.reduce(k), root, k), [whole], op, [(root, 0)])
 
 
 def reduce_scatter(data: Sequence[mx.nd.NDArray], op: str = "sum") -> None:
-    """Replace part i of ``data[i]`` by the sum of everybody's part i; all other parts stay.
+    """Replace part i of ``data[i]`` by the sum of part i of all arrays; other parts are unchanged.
 
-    Part i is ``partition.slices(size, len(data))[i]`` of the flattened array: parts differ by at
-    most one element, the larger first. Followed by :func:`all_gather` it is :func:`allreduce`.
-    Otherwise as there.
+    Part i is ``partition.slices(size, len(data))[i]`` of the flattened array: sizes differ by at
+    most one element, the larger parts come first. Followed by :func:`all_gather` it is
+    :func:`allreduce`; otherwise as there.
 
     >>> import mxnet as mx
     >>> data = [mx.nd.ones((4,), ctx=mx.cpu(i)) for i in range(2)]
@@ -189,18 +185,17 @@ def reduce_scatter(data: Sequence[mx.nd.NDArray], op: str = "sum") -> None:
     >>> [array.asnumpy().tolist() for array in data]
     [[2.0, 2.0, 1.0, 1.0], [1.0, 1.0, 2.0, 2.0]]
     """
-    kind = checks.check_list(data)
+    kind, k = checks.check_list(data), len(data)
     checks.check_op(op, None, kind.dtype)
-    k = len(data)
     parts = partition.slices(math.prod(kind.shape), k)
-    jobs = [reduction.Job(part, _starting_with(i, k), []) for i, part in enumerate(parts)]
-    _relative(data, kind, balanced.reduce_scatter(k), jobs, [(i, i) for i in range(k)], op)
+    sums = [reduction.Reduction(part, _starting_with(i, k), []) for i, part in enumerate(parts)]
+    _run([data], [kind], balanced.reduce_scatter(k), sums, op, [(i, i) for i in range(k)])
 
 
 def all_gather(data: Sequence[mx.nd.NDArray]) -> None:
-    """Replace part i of every array by ``data[i]``'s; parts as in :func:`reduce_scatter`.
+    """Replace part i of every array by part i of ``data[i]``; parts as in :func:`reduce_scatter`.
 
-    In place and asynchronous; takes and refuses what :func:`allreduce` does.
+    In place; otherwise as :func:`allreduce`.
 
     >>> import mxnet as mx
     >>> data = [mx.nd.full((3,), i, ctx=mx.cpu(i)) for i in range(2)]
@@ -208,30 +203,33 @@ def all_gather(data: Sequence[mx.nd.NDArray]) -> None:
     >>> [array.asnumpy().tolist() for array in data]
     [[0.0, 0.0, 1.0], [0.0, 0.0, 1.0]]
     """
-    kind = checks.check_list(data)
-    k = len(data)
+    kind, k = checks.check_list(data), len(data)
     parts = partition.slices(math.prod(kind.shape), k)
-    jobs = [reduction.Job(part, [i], _starting_with(i, k)[1:]) for i, part in enumerate(parts)]
-    _relative(data, kind, balanced.all_gather(k), jobs, None, "sum")
+    copies = [
+        reduction.Reduction(part, [i], _starting_with(i, k)[1:]) for i, part in enumerate(parts)
+    ]
+    _run([data], [kind], balanced.all_gather(k), copies)
 
 
-def _relative(
-    data: Sequence[mx.nd.NDArray],
-    kind: checks.Kind,
+def _run(
+    lists: Sequence[Sequence[mx.nd.NDArray]],
+    kinds: list[checks.Kind],
     hops: list[Hop],
-    jobs: list[reduction.Job],
-    results: list[tuple[int, int]] | None,
-    op: str,
+    reductions: list[reduction.Reduction],
+    op: str = "sum",
+    results: list[tuple[int, int]] | None = None,
 ) -> None:
-    """Do ``jobs`` on the host if all arrays are there, else carry out ``hops``."""
-    if len(data) == 1 or 0 in kind.shape:
+    """Do ``reductions`` in the host's memory if all arrays are there, otherwise run ``hops``."""
+    lists = [data for data, kind in zip(lists, kinds) if 0 not in kind.shape]
+    if not lists or len(lists[0]) == 1:
         return
-    threads.share(kind.ctx)
-    if choose(kind).algorithm == "host":
-        reduction.run([(data, jobs)], op)
+    threads.share(kinds[0].ctx)
+    if all(choose(kind).algorithm == "host" for kind in kinds):
+        reduction.run([(data, reductions) for data in lists], op)
         return
-    with executor.flattened(data) as flat:
-        executor.run(hops, flat, op, results)
+    for data in lists:
+        with executor.flattened(data) as flat:
+            executor.run(hops, flat, op, results)
 
 
 def _starting_with(i: int, k: int) -> list[int]:

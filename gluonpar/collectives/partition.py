@@ -1,21 +1,22 @@
-"""How n things are cut into k parts. Pure Python."""
+"""Cutting n items into k parts: of equal size, in proportion to weights, or of equal load."""
 
 from __future__ import annotations
 
 import math
 from fractions import Fraction
+from itertools import accumulate
 from numbers import Real
 from typing import Sequence
 
 
 def sizes(n: int, k: int, weights: Sequence[float] | None = None) -> list[int]:
-    """Sizes of ``k`` parts of ``n`` things: they differ by at most one, and the larger come first.
+    """Return the sizes of ``k`` parts of ``n`` items: they differ by at most one, larger first.
 
-    With ``weights``, one positive number a part, sizes are proportional to them: n * weight / sum,
-    rounded down, and what is left goes to the largest remainders, one each, of equal ones to the
-    first (Hamilton's method). No part is empty while n >= k: an empty one gets one from the part
-    that has most above its due. With n < k weights do not count. Raises ValueError for n < 0, k < 1
-    and weights that are not k positive finite numbers.
+    With ``weights``, one positive number per part, sizes are proportional to them: n * weight /
+    sum, rounded down; the remaining items go to the parts with the largest remainders, one each,
+    ties to the first (Hamilton's method). While n >= k no part is empty: an empty one takes an item
+    from the part that exceeds its exact share most. With n < k weights have no effect. Raises
+    ValueError if n < 0, if k < 1, or if weights are not k positive finite numbers.
 
     >>> sizes(10, 4)
     [3, 3, 2, 2]
@@ -25,7 +26,7 @@ def sizes(n: int, k: int, weights: Sequence[float] | None = None) -> list[int]:
     [3, 5, 2]
     """
     if n < 0 or k < 1:
-        raise ValueError(f"cannot cut {n} things into {k} parts; need n >= 0 and k >= 1")
+        raise ValueError(f"n must be at least 0 and k at least 1, got n={n} and k={k}")
     if weights is not None:
         check_weights(weights, k)
         if n >= k:
@@ -35,48 +36,47 @@ def sizes(n: int, k: int, weights: Sequence[float] | None = None) -> list[int]:
 
 
 def slices(n: int, k: int, weights: Sequence[float] | None = None) -> list[slice]:
-    """The same parts as consecutive slices that cover ``range(n)``; raises as :func:`sizes`.
+    """Return the parts of :func:`sizes` as consecutive slices that cover ``range(n)``.
 
     >>> slices(5, 2)
     [slice(0, 3, None), slice(3, 5, None)]
     """
-    parts, start = [], 0
-    for size in sizes(n, k, weights):
-        parts.append(slice(start, start + size))
-        start += size
-    return parts
+    parts = sizes(n, k, weights)
+    return [slice(stop - size, stop) for size, stop in zip(parts, accumulate(parts))]
 
 
 def check_weights(weights: Sequence[float], k: int) -> None:
     """Raise ValueError unless ``weights`` are ``k`` positive finite numbers."""
     shown = f"weights={list(weights)}"
     if len(weights) != k:
-        raise ValueError(f"{shown}: {len(weights)} of them for {k} devices; give one a device")
+        raise ValueError(
+            f"{shown} must be one number per device, got {len(weights)} for {k} devices"
+        )
     for weight in weights:
         if not isinstance(weight, Real) or not 0 < weight < math.inf:
             raise ValueError(
-                f"{shown}: {weight!r} is no speed; give positive finite numbers, such as 1 and 2"
+                f"{shown} must be positive finite numbers, got {weight!r}; try 1 and 2"
             )
 
 
 def _proportional(n: int, weights: list[Fraction]) -> list[int]:
-    """Fractions, so that equal remainders are equal and no rounding decides."""
-    due = [n * weight / sum(weights) for weight in weights]
-    parts = [math.floor(share) for share in due]
-    by_remainder = sorted(range(len(parts)), key=lambda i: parts[i] - due[i])
+    """Sizes by Hamilton's method, in fractions: no rounding error decides between equal weights."""
+    exact = [n * weight / sum(weights) for weight in weights]
+    parts = [math.floor(share) for share in exact]
+    by_remainder = sorted(range(len(parts)), key=lambda i: parts[i] - exact[i])
     for i in by_remainder[: n - sum(parts)]:
         parts[i] += 1
     while 0 in parts:
-        above = [size - share if size > 1 else -math.inf for size, share in zip(parts, due)]
-        parts[above.index(max(above))] -= 1
+        excess = [size - share if size > 1 else -math.inf for size, share in zip(parts, exact)]
+        parts[excess.index(max(excess))] -= 1
         parts[parts.index(0)] = 1
     return parts
 
 
 def balance(weights: list[int], k: int) -> list[int]:
-    """For each of ``weights``, which of ``k`` parts takes it, so that the parts weigh about alike.
+    """Return for each weight the number of its part, so that the ``k`` parts have similar sums.
 
-    The heaviest goes first, each to the part that is lightest by then (Graham 1969).
+    The heaviest comes first, and each goes to the part with the smallest sum so far (Graham 1969).
 
     >>> balance([1, 5, 3, 3], 2)
     [0, 0, 1, 1]

@@ -238,7 +238,7 @@ def test_plot(command, tmp_path, num_gpus):
         (("--warmup", "-1"), "--warmup -1"),
         (("--num-gpus", "0"), "--num-gpus 0"),
         (("--algorithms", "ring,nope"), "'nope'; there are: star, "),
-        (("--algorithms", ""), "no all-reduce algorithm ''"),
+        (("--algorithms", ""), "got ''"),
         (("--dtype", "complex64"), "'complex64'"),
         (("--op", "product"), "'product'"),
         (("--op", "mean", "--dtype", "int8"), "--op 'mean' of int8"),

@@ -520,7 +520,7 @@ def test_sparse_gradients_are_refused():
     with pytest.raises(ValueError, match="GluonPar.*sparse gradients"):
         trainer.step(1)
     rows = [mx.nd.zeros((3, 2), ctx=c).tostype("row_sparse") for c in CPUS[:2]]
-    with pytest.raises(ValueError, match="holds row_sparse arrays"):
+    with pytest.raises(ValueError, match="row_sparse"):
         mx.kv.create("gluonpar").pushpull(0, rows)
 
 

@@ -175,7 +175,7 @@ def refused(device_params, words, algorithm=None):
 @pytest.mark.parametrize("k", [1, 2])
 def test_an_unknown_algorithm_changes_nothing(k):
     device_params = place(get_params, *draw(k))
-    refused(device_params, "no all-reduce algorithm 'rnig'; there are: .*'?ring", "rnig")
+    refused(device_params, "algorithm must be one of .*ring.* got 'rnig'", "rnig")
 
 
 @pytest.mark.parametrize("algorithm", [None, "ring"])
@@ -183,11 +183,11 @@ def test_gradients_that_cannot_be_summed_change_nothing(algorithm):
     weights, grads = draw(2)
     device_params = place(plain_list, weights, grads)
     device_params[1][0].attach_grad(stype="row_sparse")
-    refused(device_params, r"gradients\[1\] .* row_sparse array", algorithm)
+    refused(device_params, r"gradients\[1\] .* row_sparse", algorithm)
     device_params = place(plain_list, weights, grads)
     device_params[1][0] = device_params[1][0].astype("float64")
     device_params[1][0].attach_grad()
-    refused(device_params, r"gradients\[1\] on cpu\(1\) is a default array .*float64", algorithm)
+    refused(device_params, r"gradients\[1\] on cpu\(1\) .*float64", algorithm)
 
 
 @pytest.mark.parametrize("frozen", [({2}, ()), ((), {2}), ({2}, {0})], ids=str)

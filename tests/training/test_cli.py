@@ -121,9 +121,9 @@ def test_weights_do_not_count_for_a_batch_smaller_than_the_devices(command):
 @pytest.mark.parametrize(
     ("weights", "words"),
     [
-        ("1,2,3", "--weights [1.0, 2.0, 3.0]: 3 of them for 2 devices; give one a device"),
-        ("1,0", "--weights [1.0, 0.0]: 0.0 is no speed"),
-        ("1,nan", "--weights [1.0, nan]: nan is no speed"),
+        ("1,2,3", "[1.0, 2.0, 3.0] must be one number per device, got 3 for 2 devices"),
+        ("1,0", "[1.0, 0.0] must be positive finite numbers, got 0.0"),
+        ("1,nan", "[1.0, nan] must be positive finite numbers, got nan"),
         ("1;2", "'1;2' is no list of speeds such as 1,2"),
     ],
 )
@@ -225,7 +225,7 @@ def test_device_cpu_silences_the_notice(command, no_gpu):
         (("--epochs", "0"), "--epochs 0"),
         (("--seed", "-1"), "--seed -1"),
         (("--log-interval", "0"), "--log-interval 0"),
-        (("--allreduce", "quux"), "'quux'; there are: .*star"),
+        (("--allreduce", "quux"), "star, .*'quux'"),
         (("--dataset", "mnist"), "'mnist'"),
         (("--frobnicate",), "--frobnicate"),
     ],

@@ -1,1 +1,1 @@
-"""Collectives of CPU contexts, which share one memory: sums are computed in place."""
+"""Collectives of CPU contexts, which share one memory: arrays are summed in place, not sent."""

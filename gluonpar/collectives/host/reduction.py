@@ -1,13 +1,13 @@
-"""host: one function on the host sums all devices' memory, cache-sized block by block.
+"""host: one function sums the arrays of all CPU contexts in memory, block by block.
 
-CPU contexts share one memory, so nothing need be sent: NumPy views of the arrays are summed where
-they lie. A block of all K arrays stays in a core's cache between being summed and being copied
-back, so each array crosses the memory bus twice, in and out: 2 K n bytes, the floor. Large arrays
-are shared out over threads.
+CPU contexts share one memory, so nothing has to be sent: NumPy views of the arrays are summed in
+place. A block of all K arrays stays in a core's cache from being summed until it has been copied to
+every array, so each array crosses the memory bus twice, in and out: 2 K n bytes, the minimum.
+Several threads share the blocks of large arrays.
 
-The function is an operator of MXNet's engine (``engine.push``), so it is as asynchronous as any
-other, and runs beside what the devices compute. The order of the additions is that of the list,
-starting with the array the sum is written to: always the same bits.
+The function is an operator of MXNet's engine (``engine.push``): it is as asynchronous as any other,
+and runs in parallel with the devices' computations. Arrays are added in the order of the list,
+starting with the one that the sum is written to, so the result has the same bits every time.
 """
 
 from __future__ import annotations
@@ -22,13 +22,17 @@ from gluonpar.collectives.host import thread_pool
 from gluonpar.collectives.registry import register_executor
 from gluonpar.runtime import engine, memory
 
-BYTES_AT_ONCE = 2 << 20  # of all arrays together; so little is summed before a worker would wake
+BYTES_AT_ONCE = 2 << 20  # of all arrays; up to this, summing takes less time than waking a worker
 
 COMBINE = {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum}
 
 
-class Job(NamedTuple):
-    """Combine ``part`` of arrays ``sources`` into ``sources[0]``, then copy it to ``targets``."""
+class Reduction(NamedTuple):
+    """Combine ``part`` of the arrays ``sources`` into the first of them, then copy to ``targets``.
+
+    Arrays are numbers in a list of arrays; ``part`` is a slice of the flattened arrays. With one
+    source it is a copy.
+    """
 
     part: slice
     sources: Sequence[int]
@@ -39,22 +43,24 @@ class Job(NamedTuple):
 def allreduce(
     lists: Sequence[Sequence[mx.nd.NDArray]], op: str = "sum", accumulate: str | None = None
 ) -> None:
-    """The host sums CPU contexts' memory, block by block, on several threads if large."""
-    everybody = range(len(lists[0]))
-    whole = Job(slice(0, None), everybody, everybody[1:])
+    """Sum the arrays of CPU contexts in memory, block by block, with several threads if large."""
+    devices = range(len(lists[0]))
+    whole = Reduction(slice(0, None), devices, devices[1:])
     run([(data, [whole]) for data in lists], op, accumulate)
 
 
 def run(
-    jobs: Sequence[tuple[Sequence[mx.nd.NDArray], Sequence[Job]]],
+    work: Sequence[tuple[Sequence[mx.nd.NDArray], Sequence[Reduction]]],
     op: str = "sum",
     accumulate: str | None = None,
 ) -> None:
-    """Push one operator that does all ``jobs``, each a list of arrays and what to do with it."""
-    jobs = [(tuple(data), todo) for data, todo in jobs]  # the caller may change its lists by then
-    arrays = [array for data, _ in jobs for array in data]
+    """Push one operator that does all of ``work``: lists of arrays, each with its reductions."""
+    work = [
+        (tuple(data), reductions) for data, reductions in work
+    ]  # callers may change their lists
+    arrays = [array for data, _ in work for array in data]
     num_bytes = sum(map(memory.num_bytes, arrays))
-    push(functools.partial(_work, jobs, op, accumulate, num_bytes), arrays, num_bytes)
+    push(functools.partial(_reduce, work, op, accumulate, num_bytes), arrays, num_bytes)
 
 
 def push(
@@ -63,26 +69,25 @@ def push(
     num_bytes: int,
     name: str = "gluonpar.host",
 ) -> None:
-    """Have the engine run ``function``, which works on all ``arrays``, wherever it is soonest."""
+    """Push ``function``, which reads and writes ``arrays``, on the thread that can start first."""
     thread_pool.prepare(num_bytes)
     small = num_bytes <= BYTES_AT_ONCE
     ctx = arrays[0].context
     engine.push(function, ctx, writes=arrays, name=name, inline=small, prioritized=not small)
 
 
-def _work(jobs, op: str, accumulate: str | None, num_bytes: int) -> None:
+def _reduce(work, op: str, accumulate: str | None, num_bytes: int) -> None:
     tasks = []
-    for data, todo in jobs:
+    for data, reductions in work:
         views = memory.views(data)
-        for job in todo:
-            function = functools.partial(_combine, len(job.sources), op, accumulate)
-            chosen = [views[i][job.part] for i in (*job.sources, *job.targets)]
-            tasks.append((function, chosen))
-    thread_pool.work(tasks, num_bytes)
+        for part, sources, targets in reductions:
+            function = functools.partial(_combine, len(sources), op, accumulate)
+            tasks.append((function, [views[i][part] for i in (*sources, *targets)]))
+    thread_pool.run(tasks, num_bytes)
 
 
 def _combine(num_sources: int, op: str, accumulate: str | None, *arrays: np.ndarray) -> None:
-    """The first array becomes the sum of the first ``num_sources``, added in order; copy it."""
+    """Combine the first ``num_sources`` blocks, in order, into the first; copy it to the rest."""
     result, *others = arrays[:num_sources]
     total = result if accumulate is None else result.astype(accumulate)
     for other in others:

@@ -1,7 +1,7 @@
-"""Work on the host's memory: arrays cut into cache-sized blocks that threads share out.
+"""Apply functions to arrays in the host's memory, in cache-sized blocks shared by several threads.
 
-A block of all arrays together is small enough to stay in a core's cache from being read to being
-written back, so whatever is done with it, each array crosses the memory bus once in and once out.
+A block of all arrays of a task is small enough to stay in a core's cache from being read to being
+written, so each array crosses the memory bus once in and once out, whatever the function does.
 """
 
 from __future__ import annotations
@@ -16,44 +16,43 @@ import numpy as np
 
 from gluonpar.runtime import engine, threads
 
-BLOCK_BYTES = 1 << 19  # of one array: smaller ones cost more calls, larger ones leave the cache
-BYTES_A_THREAD = 16 << 20  # of all arrays together; less is not worth waking a thread
+BLOCK_BYTES = 1 << 19  # of one array: smaller blocks cost more calls, larger ones leave the cache
+BYTES_PER_THREAD = 16 << 20  # of all arrays: with fewer bytes waking a thread does not pay
 
 
 def prepare(num_bytes: int) -> None:
-    """Call it before :func:`work` on so many bytes is handed to MXNet's engine.
+    """Start the threads that :func:`run` on ``num_bytes`` will need.
 
-    A process that is ending, and waits for the engine, can start no more threads.
+    Call it before pushing an operator that calls :func:`run`: while a process exits and waits for
+    the engine, no thread can be started any more.
     """
-    if num_bytes >= BYTES_A_THREAD:
-        _pool()
+    if num_bytes >= BYTES_PER_THREAD:
+        pool()
 
 
-def work(
+def run(
     tasks: Sequence[tuple[Callable[..., None], Sequence[np.ndarray]]],
     num_bytes: int,
-    most_threads: int | None = None,
+    max_threads: int | None = None,
 ) -> None:
-    """Call each task's function on all blocks of its arrays; return when all is done.
+    """Call each task's function on all blocks of its arrays; return when everything is done.
 
-    A task's arrays are flat and equally long; they are cut alike, and the function gets one block
-    of each. The order of the blocks, and the thread that does one, are left open. ``num_bytes`` are
-    those of all arrays; ``most_threads`` counts the calling one (default: as many as there are
-    processors). An exception of any function ends the work, and is raised when no thread is at the
-    arrays.
+    The arrays of a task are flat and of equal length; all are cut in the same places, and the
+    function is given one block of each, in no particular order and on any thread. ``num_bytes`` is
+    the total of all arrays; ``max_threads`` counts the calling thread, too (default: the number of
+    processors). An exception ends the work, and is raised when no thread uses the arrays any more.
     """
     blocks = _blocks(tasks)
-    most = threads.cores() if most_threads is None else most_threads
-    num_threads = min(most, 1 + num_bytes // BYTES_A_THREAD, len(blocks))
-    helpers = [_pool().apply_async(_help, (blocks,)) for _ in range(1, num_threads)]
-    errors = [_help(blocks), *(helper.get() for helper in helpers)]
-    for error in errors:
+    most = threads.cores() if max_threads is None else max_threads
+    num_threads = min(most, 1 + num_bytes // BYTES_PER_THREAD, len(blocks))
+    others = [pool().apply_async(_work, (blocks,)) for _ in range(1, num_threads)]
+    for error in [_work(blocks), *(other.get() for other in others)]:
         if error is not None:
             raise error
 
 
 def _blocks(tasks) -> deque:
-    """Threads take one at a time, so one that starts late does less."""
+    """All blocks with their functions. Threads take one at a time: a late one takes fewer."""
     blocks = deque()
     for function, arrays in tasks:
         step = BLOCK_BYTES // arrays[0].itemsize
@@ -62,36 +61,32 @@ def _blocks(tasks) -> deque:
     return blocks
 
 
-def _help(blocks: deque) -> BaseException | None:
-    """The error, if any: a thread of the pool would die of a KeyboardInterrupt and never answer."""
+def _work(blocks: deque) -> BaseException | None:
+    """Take blocks until none is left; return an exception, as raising some would end the thread."""
     try:
-        with np.errstate(all="ignore"):  # as MXNet's operators: inf for what overflows, no warning
-            _do(blocks)
+        with np.errstate(all="ignore"):  # as MXNet's operators: overflow gives inf, no warning
+            while True:
+                try:
+                    function, arrays = blocks.popleft()
+                except IndexError:
+                    return None
+                function(*arrays)
     except BaseException as error:
-        blocks.clear()  # the others need not go on
+        blocks.clear()  # so that the other threads stop
         return error
-    return None
 
 
-def _do(blocks: deque) -> None:
-    while blocks:
-        try:
-            function, arrays = blocks.popleft()
-        except IndexError:  # another thread took the last one
-            return
-        function(*arrays)
+_lock = threading.Lock()
+
+
+def pool() -> multiprocessing.pool.ThreadPool:
+    """Return this process's pool, with one thread less than there are processors."""
+    with _lock:
+        return _make_pool()
 
 
 @functools.lru_cache(None)
 def _make_pool() -> multiprocessing.pool.ThreadPool:
-    pool = multiprocessing.pool.ThreadPool(max(1, threads.cores() - 1))
-    engine.at_exit(pool.terminate)
-    return pool
-
-
-_pool_lock = threading.Lock()
-
-
-def _pool() -> multiprocessing.pool.ThreadPool:
-    with _pool_lock:
-        return _make_pool()
+    made = multiprocessing.pool.ThreadPool(max(1, threads.cores() - 1))
+    engine.at_exit(made.terminate)
+    return made

@@ -1,4 +1,4 @@
-"""fused.reduce_update: in one pass what a sum, an update and a broadcast give one by one."""
+"""fused_update: one pass over memory gives what a sum, an update and a broadcast would give."""
 
 import threading
 import types
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gluonpar.collectives.host import fused_update, reduction, thread_pool
 from gluonpar.collectives.host.fused_update import Item
-from gluonpar.runtime import engine, memory
+from gluonpar.runtime import engine
 
 BLOCK = thread_pool.BLOCK_BYTES // 4  # elements of float32
 DTYPES = ["float16", "float32", "float64"]
@@ -36,7 +36,7 @@ def assert_everywhere(arrays, want):
 
 
 def item(grads, params, update, states=None):
-    """An Item of one parameter: its copies, one a device, its rule and its states."""
+    """An Item of one parameter: one copy per device, its update function and its states."""
     return Item(grads, [[copy] for copy in params], [update], states and [states])
 
 
@@ -111,8 +111,8 @@ def test_float16_is_summed_in_float32():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_one_devices_total_is_its_own_to_overwrite(dtype):
-    """With one device the sum is the gradient, which must stay."""
+def test_with_one_device_the_gradient_is_not_overwritten(dtype):
+    """With one device the sum is the gradient."""
     [grad], [param] = place(draw(0, (1, 9), dtype)), copies(1, np.zeros(9, dtype))
     before = grad.asnumpy()
 
@@ -127,7 +127,7 @@ def test_one_devices_total_is_its_own_to_overwrite(dtype):
 
 
 @pytest.mark.parametrize("k", [1, 2, 4])
-def test_states_are_kept_once_and_changed_in_place(k):
+def test_states_exist_once_and_are_changed_in_place(k):
     """Momentum in powers of two, three steps, beside an item that has two states."""
 
     def momentum(total, param, velocity, *count):
@@ -152,17 +152,17 @@ def test_states_are_kept_once_and_changed_in_place(k):
 
 
 @pytest.mark.parametrize("size", [1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 1])
-def test_sizes_about_a_block(size):
+def test_sizes_around_a_block(size):
     values = np.stack([np.arange(size) % 1000, np.arange(size) % 77]).astype("float32")
     grads, params = place(values), copies(2, np.zeros(size, "float32"))
     fused_update.reduce_update([item(grads, params, exact_sgd)])
     assert_everywhere(params, -values.sum(axis=0) / 4)
 
 
-def test_large_arrays_are_shared_out_over_threads(monkeypatch):
-    """Two threads meet in the first blocks, then go on: neither could do all of it alone."""
+def test_several_threads_share_large_arrays(monkeypatch):
+    """Two threads wait for each other in their first blocks: neither could do all of it alone."""
     size = 1_200_001  # of two devices' gradients and parameters: 19 MB
-    assert size * 16 >= thread_pool.BYTES_A_THREAD
+    assert size * 16 >= thread_pool.BYTES_PER_THREAD
     monkeypatch.setattr(fused_update.threads, "size", lambda ctx: 1)
     both, seen = threading.Barrier(2), set()
 
@@ -182,8 +182,8 @@ def test_large_arrays_are_shared_out_over_threads(monkeypatch):
 
 @pytest.mark.parametrize("k", [1, 3])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_each_parameter_has_its_part_of_the_gradient_its_rule_and_its_states(k, dtype):
-    """One gradient array a device, parameters of all sorts end to end in it, one of them empty."""
+def test_each_parameter_has_its_part_of_the_gradient_its_function_and_its_states(k, dtype):
+    """One gradient array per device for parameters of several shapes, one of them empty."""
     shapes = [(3,), (2, 4), (0, 2), (1,), (5, 1, 2)]
     sizes = [int(np.prod(shape)) for shape in shapes]
     values = (np.arange(k * sum(sizes)).reshape(k, -1) % 61).astype(dtype)
@@ -224,28 +224,18 @@ def test_parts_larger_than_a_block_are_cut_where_the_parameters_are():
             np.testing.assert_array_equal(param.asnumpy(), part)
 
 
-def test_a_part_that_begins_at_the_wrong_place_would_be_seen(monkeypatch):
-    whole = fused_update._tasks
-
-    def without_offsets(one):
-        for function, (*_, first, second) in whole(one):
-            grads = [grad[: first.size] for grad in memory.views(one.grads)]
-            yield function, [*grads, first, second]
-
-    monkeypatch.setattr(fused_update, "_tasks", without_offsets)
-    with pytest.raises(AssertionError):
-        test_parts_larger_than_a_block_are_cut_where_the_parameters_are()
-
-
-def test_several_items_of_several_dtypes_are_one_operator(monkeypatch):
-    pushes = []
-    push = engine.push
+def test_several_items_of_several_dtypes_and_functions_are_one_operator(monkeypatch):
+    pushes, push = [], engine.push
     monkeypatch.setattr(engine, "push", lambda *a, **k: (pushes.append(k["name"]), push(*a, **k)))
     values = [np.arange(i, i + 12).reshape(3, 4).astype(dtype) for i, dtype in enumerate(DTYPES)]
-    items = [item(place(v), copies(3, np.zeros(4, v.dtype)), exact_sgd) for v in values]
+    rates = [0.5, 1, 2]
+    items = [
+        item(place(v), copies(3, np.zeros(4, v.dtype)), sgd(rate, 1))
+        for v, rate in zip(values, rates)
+    ]
     fused_update.reduce_update(items)
-    for (_, columns, *_), value in zip(items, values):
-        assert_everywhere([param for [param] in columns], -value.sum(axis=0) / 4)
+    for (_, columns, *_), value, rate in zip(items, values, rates):
+        assert_everywhere([param for [param] in columns], -rate * value.sum(axis=0))
     assert pushes == ["gluonpar.update"]
 
 
@@ -304,14 +294,6 @@ def test_an_error_is_raised_where_a_parameter_is_waited_for(monkeypatch, bytes_a
     assert_everywhere(params, np.full(8, -0.75))  # and the engine goes on
 
 
-def test_each_item_has_its_own_rule():
-    grads, params = place(np.ones((2, 3), "float32")), [copies(2, np.zeros(3)) for _ in range(2)]
-    rules = [sgd(lr, 1) for lr in (0.5, 0.25)]
-    fused_update.reduce_update([item(grads, params[i], rules[i]) for i in range(2)])
-    assert_everywhere(params[0], np.full(3, -1))
-    assert_everywhere(params[1], np.full(3, -0.5))
-
-
 def test_overflow_is_inf_as_in_mxnets_own_operators():
     grads, params = place(np.full((2, 4), 3e38, "float32")), copies(2, np.zeros(4, "float32"))
     fused_update.reduce_update([item(grads, params, sgd(1.0, 1))])
@@ -326,22 +308,36 @@ def test_possible_is_host_memory_only():
     assert not fused_update.possible([*on_cpu, on_gpu])
 
 
-def test_the_planted_bugs_are_caught(monkeypatch):
-    """A device left out of the sum; a copy left out; the sum added into the first gradient."""
-    update = fused_update._update
+def without_a_gradient(items):
+    return [item._replace(grads=item.grads[:-1]) for item in items]
 
-    def forget_a_gradient(num_grads, num_states, rule, *arrays):
-        update(num_grads - 1, num_states, rule, *arrays[: num_grads - 1], *arrays[num_grads:])
 
-    def forget_a_copy(num_grads, num_states, rule, *arrays):
-        update(num_grads, num_states, rule, *arrays[:-1])
+def without_a_copy(items):
+    return [item._replace(params=item.params[:-1]) for item in items]
 
-    def sum_in_place(num_grads, num_states, rule, *arrays):
-        for other in arrays[1:num_grads]:
-            arrays[0][:] += other
-        update(1, num_states, rule, arrays[0], *arrays[num_grads:])
 
-    for bug in (forget_a_gradient, forget_a_copy, sum_in_place):
-        monkeypatch.setattr(fused_update, "_update", bug)
-        with pytest.raises(AssertionError):
-            test_every_copy_is_updated_by_the_exact_sum(3, "float32", (7,))
+def without_offsets(items):
+    """Every parameter is given the first part of the gradient."""
+    return [
+        Item([grad[: param.size] for grad in item.grads], [[p[i]] for p in item.params], [update])
+        for item in items
+        for i, (param, update) in enumerate(zip(item.params[0], item.updates))
+    ]
+
+
+def with_the_sum_in_the_first_gradient(items):
+    for item in items:
+        item.grads[0][:] = sum(grad.as_in_context(mx.cpu(0)) for grad in item.grads)
+    return [item._replace(grads=item.grads[:1]) for item in items]
+
+
+@pytest.mark.parametrize(
+    "bug",
+    [without_a_gradient, without_a_copy, without_offsets, with_the_sum_in_the_first_gradient],
+)
+def test_planted_bugs_are_detected(monkeypatch, bug):
+    whole = fused_update.reduce_update
+    monkeypatch.setattr(fused_update, "reduce_update", lambda items: whole(bug(items)))
+    with pytest.raises(AssertionError):
+        test_every_copy_is_updated_by_the_exact_sum(3, "float32", (7,))
+        test_parts_larger_than_a_block_are_cut_where_the_parameters_are()

@@ -1,0 +1,203 @@
+"""thread_pool.run: every block once, on the number of threads that pays; errors end the work."""
+
+import multiprocessing.pool
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gluonpar.collectives.host import thread_pool
+
+
+@pytest.fixture
+def tiny_blocks(monkeypatch):
+    """Blocks of four float32, and one thread per byte: sizes that a test can count."""
+    monkeypatch.setattr(thread_pool, "BLOCK_BYTES", 16)
+    monkeypatch.setattr(thread_pool, "BYTES_PER_THREAD", 1)
+
+
+@pytest.fixture
+def pool_of_three(monkeypatch):
+    """The pool of a machine with four processors; gives the results of the work handed to it."""
+    pool, results = multiprocessing.pool.ThreadPool(3), []
+
+    class Recording:
+        @staticmethod
+        def apply_async(*call):
+            results.append(pool.apply_async(*call))
+            return results[-1]
+
+    monkeypatch.setattr(thread_pool, "pool", Recording)
+    yield results
+    pool.terminate()
+    pool.join()
+
+
+def increment(*arrays):
+    for factor, array in enumerate(arrays, 1):
+        array += factor
+
+
+@pytest.mark.parametrize("max_threads", [None, 1, 2, 5])
+@pytest.mark.parametrize("num_arrays", [1, 3])
+def test_every_element_is_processed_exactly_once(tiny_blocks, max_threads, num_arrays):
+    sizes = [0, 1, 3, 4, 5, 7, 8, 9, 100]
+    arrays = [[np.zeros(n, "float32") for _ in range(num_arrays)] for n in sizes]
+    thread_pool.run([(increment, of_task) for of_task in arrays], 1 << 20, max_threads)
+    for of_task, n in zip(arrays, sizes):
+        for factor, array in enumerate(of_task, 1):
+            np.testing.assert_array_equal(array, np.full(n, factor))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    sizes=st.lists(st.integers(0, 3 * thread_pool.BLOCK_BYTES // 8), max_size=5),
+    dtype=st.sampled_from(["float16", "float32", "float64"]),
+)
+def test_blocks_cover_each_task_without_gap_or_overlap(sizes, dtype):
+    seen = [np.zeros(n, dtype) for n in sizes]
+    thread_pool.run([(increment, [array]) for array in seen], num_bytes=0)
+    assert all((array == 1).all() for array in seen)
+
+
+@pytest.mark.parametrize(("dtype", "elements"), [("float16", 8), ("float32", 4), ("float64", 2)])
+def test_a_block_has_block_bytes_and_the_last_one_the_rest(tiny_blocks, dtype, elements):
+    lengths = []
+    array = np.zeros(2 * elements + 1, dtype)
+    thread_pool.run([(lambda block: lengths.append(block.size), [array])], 0)
+    assert lengths == [elements, elements, 1]
+
+
+def test_arrays_of_a_task_are_cut_in_the_same_places_whatever_their_dtypes(tiny_blocks):
+    a, b = np.arange(9, dtype="float32"), np.arange(9, dtype="float64")
+    seen = []
+    thread_pool.run([(lambda x, y: seen.append((x.tolist(), y.tolist())), [a, b])], 0)
+    assert seen == [(part, part) for part in ([0, 1, 2, 3], [4, 5, 6, 7], [8])]
+
+
+def threads_used(num_bytes, max_threads, num_blocks=64):
+    """The number of threads that take blocks: each waits for the expected others in its first."""
+    expected = min(max_threads, 1 + num_bytes // thread_pool.BYTES_PER_THREAD, num_blocks)
+    barrier = threading.Barrier(expected)
+    seen = set()
+
+    def note(_block):
+        if threading.get_ident() not in seen:
+            seen.add(threading.get_ident())
+            barrier.wait(600)
+
+    array = np.zeros(num_blocks * thread_pool.BLOCK_BYTES // 4, "float32")
+    thread_pool.run([(note, [array])], num_bytes, max_threads)
+    return len(seen)
+
+
+@pytest.mark.parametrize(
+    ("megabytes", "most", "num_blocks", "want"),
+    [(15, 4, 64, 1), (16, 4, 64, 2), (47, 4, 64, 3), (48, 4, 64, 4), (500, 4, 64, 4)]
+    + [(500, 1, 64, 1), (500, 3, 64, 3), (500, 4, 2, 2), (500, 4, 1, 1)],
+)
+def test_one_thread_per_sixteen_megabytes_up_to_the_maximum(
+    monkeypatch, pool_of_three, megabytes, most, num_blocks, want
+):
+    monkeypatch.setattr(thread_pool, "BLOCK_BYTES", 1 << 10)
+    assert threads_used(megabytes << 20, most, num_blocks) == want
+
+
+@pytest.mark.parametrize(("missing_bytes", "started"), [(1, 0), (0, 1)])
+def test_the_pool_is_started_ahead_and_only_for_enough_bytes(monkeypatch, missing_bytes, started):
+    pools = []
+    monkeypatch.setattr(thread_pool, "pool", lambda: pools.append("pool"))
+    thread_pool.prepare(thread_pool.BYTES_PER_THREAD - missing_bytes)
+    assert len(pools) == started
+    if not started:
+        thread_pool.run([(increment, [np.zeros(9)])], thread_pool.BYTES_PER_THREAD - missing_bytes)
+        assert pools == []
+
+
+class Planted(Exception):
+    pass
+
+
+ERRORS = [Planted, KeyboardInterrupt, SystemExit, IndexError]
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_an_error_ends_the_work_and_is_raised(tiny_blocks, error):
+    calls = []
+
+    def fail_at_third(_block):
+        calls.append(1)
+        if len(calls) == 3:
+            raise error("planted")
+
+    with pytest.raises(error, match="planted"):
+        thread_pool.run([(fail_at_third, [np.zeros(400, "float32")])], 0, max_threads=1)
+    assert len(calls) == 3
+
+
+def run_on_two(function, num_blocks=2):
+    array = np.zeros(num_blocks * thread_pool.BLOCK_BYTES // 4, "float32")
+    thread_pool.run([(function, [array])], thread_pool.BYTES_PER_THREAD, max_threads=2)
+    return array
+
+
+@pytest.mark.parametrize("failing", ["the calling thread", "a pool thread"])
+def test_an_error_is_raised_when_no_thread_uses_the_arrays(pool_of_three, failing):
+    """One thread fails while the other is inside its block; run returns after that one left."""
+    caller, failed, left = threading.get_ident(), threading.Event(), []
+    both = threading.Barrier(2)
+
+    def fail_on_one(_block):
+        both.wait(600)
+        here = "the calling thread" if threading.get_ident() == caller else "a pool thread"
+        if here == failing:
+            failed.set()
+            raise Planted(here)
+        assert failed.wait(600)
+        left.append(here)
+
+    with pytest.raises(Planted, match=failing):
+        run_on_two(fail_on_one)
+    assert len(left) == 1
+
+
+def test_after_an_error_the_other_threads_take_no_more_blocks(pool_of_three):
+    """The caller stays in its first block until the pool thread has given up."""
+    caller, calls, both = threading.get_ident(), [], threading.Barrier(2)
+
+    def fail_elsewhere(_block):
+        if not calls:
+            both.wait(600)
+        if threading.get_ident() != caller:
+            raise Planted("on a pool thread")
+        calls.append(pool_of_three[0].wait(600))
+
+    with pytest.raises(Planted):
+        run_on_two(fail_elsewhere, num_blocks=8)
+    assert len(calls) == 1
+
+
+def test_the_pool_goes_on_after_an_error(pool_of_three):
+    for error in ERRORS:
+        both = threading.Barrier(2)
+
+        def fail(_block, both=both, error=error):
+            both.wait(600)
+            raise error("planted")
+
+        with pytest.raises(error, match="planted"):
+            run_on_two(fail)
+    assert threads_used(500 << 20, 4, num_blocks=8) == 4
+
+
+def test_overflow_gives_inf_and_no_warning(pool_of_three):
+    both = threading.Barrier(2)
+
+    def overflow(block):
+        both.wait(600)  # so each thread does one: NumPy's settings are per thread
+        block += np.float32(3e38)
+        block += np.float32(3e38)
+
+    assert np.isinf(run_on_two(overflow)).all()
