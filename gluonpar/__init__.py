@@ -3,7 +3,7 @@
 # ruff: noqa: E402, I001 - the doctor and the runtime come first, before MXNet is imported
 from gluonpar.diagnostics.doctor import entry
 
-entry.for_doctor()  # `python -m gluonpar doctor` ends here: what follows may be what is broken
+entry.run_doctor_and_exit()  # if this is `python -m gluonpar doctor`: the rest may be broken
 
 from gluonpar.runtime import startup
 

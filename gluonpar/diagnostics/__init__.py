@@ -1,4 +1,4 @@
-"""Whether training here is right (verify), what is installed (doctor), how fast an all-reduce is.
+"""Tests of the user's devices and networks (verify), of the installation (doctor); benchmarks.
 
-Nothing is imported here: the doctor must work where MXNet does not.
+Nothing is imported here: the doctor must work without MXNet.
 """

@@ -1,8 +1,8 @@
-"""verify: whether one's own network, on one's own devices, trains on K as it would on one."""
+"""Whether a network of the user's computes on several devices what it computes on one."""
 
 from __future__ import annotations
 
-from typing import Any, Callable, NamedTuple, Sequence
+from typing import Any, Callable, Dict, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -10,50 +10,45 @@ from mxnet import autograd, gluon
 
 from gluonpar import metrics, sharding
 from gluonpar.collectives import allreduce
-from gluonpar.gluon import sync_batch_norm
+from gluonpar.gluon import running_statistics, sync_batch_norm
 from gluonpar.runtime import threads
 from gluonpar.runtime.devices import as_list
 
-# Largest relative difference that is put down to rounding. A device left out, or counted twice,
-# changes a sum by about 1 / K; adding in another order by a few units of the last place, and by
-# some 1e-5 where that takes a relu to the other side of zero.
+# The largest relative difference that counts as rounding. A device left out, or counted twice,
+# changes a sum by about 1 / K; another order of addition by a few units in the last place, and by
+# about 1e-5 where that moves a relu's input across zero.
 TOLERANCE = {"float16": 3e-2, "float32": 1e-3, "float64": 1e-9}
 
-_STATISTICS = ".*(running|moving)_(mean|var)$"
 _SEEDS = (1, 2)
+_LOSSES = "losses (per sample)"  # cannot be the name of a parameter
+
+Arrays = Dict[str, np.ndarray]
 
 
 class Wrong(AssertionError):
-    """What was computed is not what it must be; the message says what, where and by how much."""
-
-
-class _Pass(NamedTuple):
-    """Losses of a batch, one a sample, and the gradient of their sum by parameter's name."""
-
-    losses: np.ndarray
-    grads: dict[str, np.ndarray]
+    """A result differs from what it must be; the message says what, where and by how much."""
 
 
 def verify(
     net: gluon.Block, loss: Callable, batch: Any, ctx: mx.Context | Sequence[mx.Context]
 ) -> list[str]:
-    """Show that ``net`` computes on the devices ``ctx`` what it computes on the first; what it saw.
+    """Check that ``net`` computes on the devices ``ctx`` what it computes on the first; a report.
 
-    ``net`` is a Gluon block, initialised on all of ``ctx``; ``batch`` a pair (X, y) of arrays or
-    nestings of them, as ``split_and_load`` takes; ``loss(net(X), y)`` gives one loss a sample. Of
-    the whole batch on ``ctx[0]``, and of its shards on all devices, the losses and the summed
-    gradients of every parameter are compared, replicas are looked at bit by bit, and all is done
-    twice, which must give the same bits. Parameters and running statistics end as they were;
-    gradients are overwritten, and MXNet's random generators seeded.
+    ``net`` is a Gluon block, initialized on all of ``ctx``; ``batch`` is a pair (X, y) of arrays or
+    nested arrays, as for ``split_and_load``; ``loss(net(X), y)`` gives one loss per sample. The
+    losses and summed gradients of the whole batch on ``ctx[0]`` are compared with those of its
+    shards on all devices. Replicas must have the same bits, and each computation, done twice, must
+    give the same bits. Returns one line per comparison. Parameters and running statistics end
+    unchanged; gradients are overwritten, and MXNet's random generators seeded. Waits.
 
-    Some layers would differ rightly, so with them something else is compared, and the lines
-    returned say so. ``BatchNorm`` normalises each device's shard by itself: the shards on all
-    devices are compared with the same shards one after another on ``ctx[0]``. What draws random
-    numbers (dropout) draws others on each device: it is compared as in prediction, and so is a
-    network with :class:`SyncBatchNorm`, which one device cannot train alone. Waits.
+    Some layers rightly differ between one device and several, so these networks are compared
+    otherwise, and the report says so. ``BatchNorm`` normalizes each device's shard by itself: the
+    shards on all devices are compared with the same shards, one after another, on ``ctx[0]``.
+    Layers with random numbers (dropout) draw other ones on each device: they are compared in
+    prediction mode, and so are networks with :class:`SyncBatchNorm`, which one device cannot train.
 
-    Raises :class:`Wrong` with the finding; ValueError for an empty batch, a loss that is not one a
-    sample, a network that is not on ``ctx`` or adds up its gradients (``grad_req='add'``).
+    Raises :class:`Wrong` for a difference; ValueError for an empty batch, a loss that is not per
+    sample, and a network that is not on ``ctx`` or accumulates gradients (``grad_req='add'``).
 
     >>> import mxnet as mx, numpy as np
     >>> net, ctx = mx.gluon.nn.Dense(3, in_units=4), [mx.cpu(0), mx.cpu(1)]
@@ -65,131 +60,115 @@ def verify(
     contexts = as_list(ctx)
     threads.share(contexts)
     _check_request(net, contexts)
-    _settle_shapes(net, batch, contexts)
+    if any(p._data is None and p._deferred_init for p in net.collect_params().values()):
+        X, _ = sharding.split_and_load(batch, contexts[:1])[0]
+        net(X)  # infers the shapes that are not known yet
     trial = _Trial(net, loss, batch, contexts)
     try:
-        return _compare(trial)
+        return trial.compare()
     finally:
-        trial.rewind()
+        trial.restore()
 
 
 class _Trial:
-    """A network, its loss and a batch, to be run on one device or on all."""
+    """A network, its loss and a batch, run on one device or on all."""
 
     def __init__(self, net: gluon.Block, loss: Callable, batch: Any, ctx: list) -> None:
         self.net, self.loss, self.batch, self.ctx = net, loss, batch, ctx
-        self.synced = layers(net, sync_batch_norm.SyncBatchNorm)
-        self.num_samples = sharding.num_samples(batch)
-        params = net.collect_params()
-        self.trained = [p for p in params.values() if p.grad_req != "null"]
-        statistics = len(net.collect_params(_STATISTICS).values())
-        self.normalises = statistics > 0
-        self.start = [(a, a.copy()) for p in params.values() for a in p.list_data()]
+        params = net.collect_params().values()
+        self.trained = [p for p in params if p.grad_req != "null"]
+        self.start = [(a, a.copy()) for p in params for a in p.list_data()]
 
-    def alone(self, training: bool, num_shards: int = 1, seed: int = _SEEDS[0]) -> _Pass:
-        """On the first device only; the batch in one piece, or shard after shard."""
-        return self._run([self.ctx[0]] * num_shards, training, seed)
+    def compare(self) -> list[str]:
+        """Do the comparisons in turn; a line for each, or Wrong."""
+        k, first = len(self.ctx), self.ctx[:1]
+        for param in self.trained:
+            check_replicas(param.list_data(), param.name)
+        lines = [f"replicas: {len(self.trained)} parameters identical on {k} devices"]
+        training = not _layers(self.net, sync_batch_norm.SyncBatchNorm)
+        one = self.run(first, training)
+        check_same_bits(one, self.run(first, training), f"the whole batch on {first[0]}")
+        other_seed = self.run(first, training, _SEEDS[1])
+        if not training:
+            lines.append(
+                "SyncBatchNorm: its devices wait for each other while training, so one alone "
+                "cannot train; compared in prediction mode, with the running statistics"
+            )
+        elif one[_LOSSES].tobytes() != other_seed[_LOSSES].tobytes():
+            training = False
+            one = self.run(first, training)
+            lines.append(
+                "random numbers: the network draws some (dropout), different ones on each device; "
+                "compared in prediction mode, without them"
+            )
+        elif self.net.collect_params(running_statistics.NAMES).keys():
+            one = self.run(first * min(k, sharding.num_samples(self.batch)), training)
+            lines.append(
+                "BatchNorm: each device normalizes its shard by itself, so the gradients of K "
+                "devices differ from those of the whole batch on one; compared with the same "
+                f"shards, one after another, on {first[0]} (gluonpar.SyncBatchNorm normalizes the "
+                "whole batch)"
+            )
+        all_devices = self.run(self.ctx, training)
+        check_same_bits(all_devices, self.run(self.ctx, training), f"a pass on {k} devices")
+        lines.append("repeatability: the same bits twice, on one device and on all")
+        losses = [{"losses": result.pop(_LOSSES)} for result in (one, all_devices)]
+        lines.append(check_close(*losses, "losses"))
+        return [*lines, check_close(one, all_devices, f"gradients, {k} devices against one")]
 
-    def everywhere(self, training: bool) -> _Pass:
-        """Every shard on its own device, the gradients summed by :func:`gluonpar.allreduce`."""
-        return self._run(self.ctx, training, _SEEDS[0])
+    def run(self, ctx: Sequence[mx.Context], training: bool, seed: int = _SEEDS[0]) -> Arrays:
+        """Return the losses and the summed gradients of the batch, sharded over ``ctx``.
 
-    def rewind(self) -> None:
-        """Values as at first, for batch normalisation moves its averages; gradients zero."""
+        All shards at once, as in training; one after another if a context is repeated.
+        """
+        self.restore()
+        mx.random.seed(seed)
+        shards = sharding.split_and_load(self.batch, list(ctx))
+        used = ctx[: len(shards)]
+        rounds = [shards] if len(set(used)) == len(used) else [[shard] for shard in shards]
+        losses, grads = [], {p.name: [] for p in self.trained}
+        for some in rounds:
+            of_round = self._losses(some, training)
+            autograd.backward(of_round, train_mode=training)
+            losses += of_round
+            for p in self.trained:
+                grads[p.name] += [_dense(p.grad(c)) for c in used[: len(some)]]
+        for copies in grads.values():
+            allreduce(copies)
+        sums = {name: copies[-1].asnumpy() for name, copies in grads.items()}
+        return {_LOSSES: np.concatenate([array.asnumpy() for array in losses]), **sums}
+
+    def restore(self) -> None:
+        """Restore all values, since batch normalization changes its averages; zero gradients."""
         for array, before in self.start:
             before.copyto(array)
         for param in self.trained:
             param.zero_grad()
 
-    def _run(self, ctx: Sequence[mx.Context], training: bool, seed: int) -> _Pass:
-        self.rewind()
-        mx.random.seed(seed)
-        shards = sharding.split_and_load(self.batch, list(ctx))
-        used = ctx[: len(shards)]
-        if len(set(used)) == len(used):  # all at once, as one trains
-            losses = self._losses(shards, training)
-            autograd.backward(losses, train_mode=training)
-            grads = {p.name: [_dense(p.grad(c)) for c in used] for p in self.trained}
-        else:
-            losses, grads = [], {p.name: [] for p in self.trained}
-            for shard in shards:
-                losses += self._losses([shard], training)
-                losses[-1].backward(train_mode=training)
-                for p in self.trained:
-                    grads[p.name].append(_dense(p.grad(used[0])))
-        for copies in grads.values():
-            allreduce(copies)
-        sums = {name: copies[-1].asnumpy() for name, copies in grads.items()}
-        return _Pass(np.concatenate([of_shard.asnumpy() for of_shard in losses]), sums)
-
     def _losses(self, shards: Sequence[Any], training: bool) -> list[mx.nd.NDArray]:
         with autograd.record(train_mode=training):
             losses = [self.loss(self.net(X), y) for X, y in shards]
-        for (_, y), of_shard in zip(shards, losses):
-            if of_shard.shape[:1] != (sharding.num_samples(y),):
+        for (_, y), array in zip(shards, losses):
+            num_samples = sharding.num_samples(y)
+            if array.shape[:1] != (num_samples,):
                 raise ValueError(
-                    f"loss gives an array of shape {of_shard.shape} for "
-                    f"{sharding.num_samples(y)} samples; it must give one loss a sample, for only "
-                    "the update divides by their number"
+                    f"loss must give one loss per sample, got an array of shape {array.shape} for "
+                    f"{num_samples} samples; do not take the mean: the update divides"
                 )
         return losses
 
 
-def _compare(trial: _Trial) -> list[str]:
-    """The comparisons in their order; a line for each, or Wrong."""
-    k, n = len(trial.ctx), trial.num_samples
-    for param in trial.trained:
-        check_replicas(param.list_data(), param.name)
-    lines = [f"replicas: {len(trial.trained)} parameters identical on {k} devices"]
-    training = not trial.synced
-    one, again = trial.alone(training), trial.alone(training)
-    same_bits(one, again, f"the whole batch on {trial.ctx[0]}")
-    other = trial.alone(training, seed=_SEEDS[1])
-    if trial.synced:
-        lines.append(
-            "SyncBatchNorm: devices meet in it while training, and one alone would not, so the "
-            "network is compared as in prediction, with its running statistics"
-        )
-    elif one.losses.tobytes() != other.losses.tobytes():
-        training = False
-        one = trial.alone(training)
-        lines.append(
-            "random numbers: the network draws some (dropout), other ones on each device, so it "
-            "is compared as in prediction, without them"
-        )
-    elif trial.normalises:
-        one = trial.alone(True, min(k, n))
-        lines.append(
-            "BatchNorm: each device normalises its shard by itself, so K devices give other "
-            "gradients than one device's whole batch would; compared with the same shards one "
-            f"after another on {trial.ctx[0]} (gluonpar.SyncBatchNorm normalises the whole batch)"
-        )
-    everywhere = trial.everywhere(training)
-    same_bits(everywhere, trial.everywhere(training), f"a pass on {k} devices")
-    lines.append("repeatability: the same bits twice, on one device and on all")
-    lines.append(near({"losses": one.losses}, {"losses": everywhere.losses}, "losses"))
-    return [*lines, near(one.grads, everywhere.grads, f"gradients, {k} devices against one")]
-
-
-def layers(net: gluon.Block, kind: type) -> list:
-    """All blocks of ``kind`` in ``net``, itself included."""
-    inside = [found for child in net._children.values() for found in layers(child, kind)]
-    return [net, *inside] if isinstance(net, kind) else inside
-
-
 def check_replicas(copies: Sequence[mx.nd.NDArray], name: str) -> None:
-    """Raise Wrong, naming devices and difference, unless all copies have the same bits. Waits."""
+    """Raise Wrong, with devices and difference, unless all copies have the same bits. Waits."""
     try:
         metrics.check_identical(copies, name)
     except metrics.ReplicasDiffer as error:
         raise Wrong(f"replicas: {error}") from error
 
 
-def same_bits(first: _Pass, second: _Pass, what: str) -> None:
-    """Raise Wrong, naming what differs, unless both passes have the same bits."""
-    arrays = {"losses": (first.losses, second.losses)}
-    arrays.update({name: (grad, second.grads[name]) for name, grad in first.grads.items()})
-    different = [name for name, (a, b) in arrays.items() if a.tobytes() != b.tobytes()]
+def check_same_bits(first: Arrays, second: Arrays, what: str) -> None:
+    """Raise Wrong, with the names of what differs, unless both have the same bits."""
+    different = [name for name in first if first[name].tobytes() != second[name].tobytes()]
     if different:
         raise Wrong(
             f"repeatability: {what}, done twice, gave different {', '.join(different[:3])}; on "
@@ -198,26 +177,26 @@ def same_bits(first: _Pass, second: _Pass, what: str) -> None:
         )
 
 
-def near(want: dict[str, np.ndarray], got: dict[str, np.ndarray], what: str) -> str:
-    """A line with the largest relative difference of ``got``; Wrong if it is more than rounding.
+def check_close(want: Arrays, got: Arrays, what: str) -> str:
+    """Return a line with the largest relative difference; raise Wrong if it exceeds rounding.
 
-    A difference is relative to the largest magnitude in its array. An array that is all but zero
-    beside the others (the bias before a batch normalisation) is let off with what rounding of the
-    others leaves in it: TOLERANCE times a hundredth of their largest magnitude.
+    Differences are relative to the largest magnitude in the array, or to a hundredth of the largest
+    magnitude in all arrays: an array that is zero but for rounding (the gradient of a bias before a
+    batch normalization) may differ by what rounding of the others leaves in it.
     """
-    largest = max((_magnitude(array) for array in want.values()), default=0.0)
+    largest = max(map(_magnitude, want.values()), default=0.0)
     worst, where = 0.0, ""
     for name, array in want.items():
         scale = max(_magnitude(array), 1e-2 * largest, 1e-30)
-        far = _magnitude(array.astype("float64") - got[name]) / scale
-        limit = TOLERANCE.get(array.dtype.name, TOLERANCE["float32"])
-        if not far <= limit:  # NaN too
+        difference = _magnitude(array.astype("float64") - got[name]) / scale
+        tolerance = TOLERANCE.get(array.dtype.name, TOLERANCE["float32"])
+        if not difference <= tolerance:  # also NaN
             raise Wrong(
-                f"{what}: {name} differs by {far:.3g} of its largest magnitude {scale:.3g}; "
-                f"rounding makes at most {limit:g}"
+                f"{what}: {name} differs by {difference:.3g} of its largest magnitude {scale:.3g}; "
+                f"rounding makes at most {tolerance:g}"
             )
-        if far > worst:
-            worst, where = far, f" ({name})" if len(want) > 1 else ""
+        if difference > worst:
+            worst, where = difference, f" ({name})" if len(want) > 1 else ""
     return f"{what}: largest relative difference {worst:.1e}{where}"
 
 
@@ -229,28 +208,27 @@ def _dense(grad: mx.nd.NDArray) -> mx.nd.NDArray:
     return grad.copy() if grad.stype == "default" else grad.tostype("default")
 
 
-def _settle_shapes(net: gluon.Block, batch: Any, ctx: list[mx.Context]) -> None:
-    """Let the network meet its input, where it waits for that to know its shapes."""
-    if any(p._data is None and p._deferred_init for p in net.collect_params().values()):
-        X, _ = sharding.split_and_load(batch, ctx[:1])[0]
-        net(X)
+def _layers(net: gluon.Block, kind: type) -> list:
+    """Return all blocks of ``kind`` in ``net``, including itself."""
+    inside = [found for child in net._children.values() for found in _layers(child, kind)]
+    return [net, *inside] if isinstance(net, kind) else inside
 
 
 def _check_request(net: gluon.Block, ctx: list[mx.Context]) -> None:
-    if layers(net, gluon.contrib.nn.SyncBatchNorm):
+    if _layers(net, gluon.contrib.nn.SyncBatchNorm):
         raise ValueError(
-            "gluon.contrib.nn.SyncBatchNorm waits for ever for the other devices, where one is "
-            "to compute alone; use gluonpar.SyncBatchNorm, which takes the same parameters"
+            "net must not contain gluon.contrib.nn.SyncBatchNorm, which waits for the other devices "
+            "when one computes alone; use gluonpar.SyncBatchNorm, which has the same parameters"
         )
     for param in net.collect_params().values():
         absent = [str(c) for c in ctx if c not in param.list_ctx()]
         if absent:
             raise ValueError(
-                f"parameter {param.name} is not on {', '.join(absent)}; initialize the network on "
-                "all of ctx: net.initialize(ctx=ctx)"
+                f"net must be initialized on all of ctx, but parameter {param.name} is not on "
+                f"{', '.join(absent)}; call net.initialize(ctx=ctx)"
             )
         if param.grad_req == "add":
             raise ValueError(
-                f"parameter {param.name} adds up its gradients (grad_req='add'); verify needs "
-                "'write', so that a pass leaves its own"
+                f"parameter {param.name} must have grad_req='write', got 'add': verify compares the "
+                "gradients of single passes"
             )

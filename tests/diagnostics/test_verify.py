@@ -1,4 +1,4 @@
-"""gluonpar.verify and python -m gluonpar verify: what is right passes, what is wrong is found."""
+"""gluonpar.verify and python -m gluonpar verify: correct networks pass, planted bugs are found."""
 
 import subprocess
 import sys
@@ -10,11 +10,11 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 import gluonpar
-from gluonpar import SyncBatchNorm, collectives
+from gluonpar import SyncBatchNorm, Wrong, collectives, verify
 from gluonpar.__main__ import main
 from gluonpar.collectives.plan import Hop
 from gluonpar.diagnostics import self_test
-from gluonpar.diagnostics.verification import Wrong, near, verify
+from gluonpar.diagnostics.verification import check_close
 from gluonpar.models import resnet
 
 CPUS = [mx.cpu(i) for i in range(3)]
@@ -23,25 +23,20 @@ BATCH = X, (np.arange(10) % 3).astype("float32")
 LOSS = gluon.loss.SoftmaxCELoss()
 
 
-def made(*blocks, ctx=CPUS, hybridized=False):
-    net = resnet.chain(*blocks)
-    net.initialize(mx.init.Xavier(), ctx=ctx)
-    if hybridized:
-        net.hybridize(static_alloc=True, static_shape=True)
-    return net
+# python -m gluonpar verify
 
 
-def held(net):
-    return [a.asnumpy().tobytes() for p in net.collect_params().values() for a in p.list_data()]
-
-
-def test_the_command_proves_two_devices_and_prints_the_difference_of_every_parameter():
-    done = subprocess.run(
-        [sys.executable, "-m", "gluonpar", "verify", "--device", "cpu"],
+def command(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "gluonpar", "verify", *arguments],
         capture_output=True,
         text=True,
         timeout=600,
     )
+
+
+def test_the_command_tests_two_devices_and_prints_the_difference_of_every_parameter():
+    done = command("--device", "cpu")
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert lines[0] == "devices: cpu(0), cpu(1)"
@@ -53,172 +48,167 @@ def test_the_command_proves_two_devices_and_prints_the_difference_of_every_param
 
 
 def test_a_request_that_cannot_be_met_is_one_line():
-    done = subprocess.run(
-        [sys.executable, "-m", "gluonpar", "verify", "--num-gpus", "0"],
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("python -m gluonpar verify: error: --num-gpus 0 devices")
-    assert done.stderr.count("\n") == 1
+    done = command("--num-gpus", "0")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith("python -m gluonpar verify: error: num_gpus ")
 
 
 @pytest.mark.parametrize("k", [1, 4])
 def test_any_number_of_devices(k):
-    assert self_test.prove([mx.cpu(i) for i in range(k)], lambda line: None) == []
-
-
-def findings(capsys):
-    """What the command prints as wrong; it must exit 1, and show no traceback."""
-    assert main(["verify", "--num-gpus", "3", "--device", "cpu"]) == 1
-    captured = capsys.readouterr()
-    assert "Traceback" not in captured.out + captured.err
-    return [line[7:] for line in captured.out.splitlines() if line.startswith("WRONG")]
+    assert self_test.run([mx.cpu(i) for i in range(k)], lambda line: None) == []
 
 
 @pytest.fixture
-def only(monkeypatch):
-    """Checks whose names begin so, for the time's sake."""
+def failures(monkeypatch, capsys):
+    """failures(start): run the command's checks whose names begin so; the lines that are wrong."""
     every = self_test._checks
 
-    def choose(start):
-        kept = lambda ctx: ((n, check) for n, check in every(ctx) if n.startswith(start))  # noqa: E731
-        monkeypatch.setattr(self_test, "_checks", kept)
+    def run(start):
+        monkeypatch.setattr(
+            self_test,
+            "_checks",
+            lambda: ((n, check) for n, check in every() if n.startswith(start)),
+        )
+        assert main(["verify", "--num-gpus", "3", "--device", "cpu"]) == 1
+        captured = capsys.readouterr()
+        assert "Traceback" not in captured.out + captured.err
+        return [line[7:] for line in captured.out.splitlines() if line.startswith("WRONG")]
 
-    return choose
+    return run
 
 
 @pytest.fixture
 def planted():
-    """Registers a plan for the test as the algorithm "planted"."""
+    """Register a plan for the test as the algorithm "planted"."""
     yield collectives.register("planted")
     collectives.ALGORITHMS.pop("planted", None)
 
 
-def test_an_algorithm_that_leaves_out_a_device_is_found(planted, only, capsys):
-    def leaves_out_the_last(k):
-        there = [Hop(i, i + 1, 0, 0, reduce=True) for i in range(k - 2)]
-        return there + [Hop(k + i, 0, i + 1, 0, reduce=False) for i in range(k - 1)]
+@pytest.mark.parametrize(
+    ("num_reduced", "num_broadcast", "words"),
+    [
+        (1, 2, "on cpu(0): 1 of 1 values are wrong; at 0 it is 19.0, not 54.0"),
+        (2, 1, "on cpu(2): 1 of 1"),
+    ],
+    ids=["the last device is left out", "the last device does not get the sum"],
+)
+def test_a_wrong_algorithm_is_found(num_reduced, num_broadcast, words, planted, failures):
+    def plan(k):
+        reduces = [Hop(i, i + 1, 0, 0, reduce=True) for i in range(num_reduced)]
+        return reduces + [Hop(k + i, 0, i + 1, 0, reduce=False) for i in range(num_broadcast)]
 
-    planted(leaves_out_the_last)
-    only("all-reduce planted")
-    (found,) = findings(capsys)
-    assert found.startswith("all-reduce planted: sum of float16 arrays of shape (1,) on cpu(0): ")
-    assert "1 of 1 values are wrong; at 0 it is 19.0, not 54.0" in found
-
-
-def test_an_algorithm_that_does_not_tell_a_device_the_sum_is_found(planted, only, capsys):
-    def forgets_the_last(k):
-        there = [Hop(i, i + 1, 0, 0, reduce=True) for i in range(k - 1)]
-        return there + [Hop(k + i, 0, i + 1, 0, reduce=False) for i in range(k - 2)]
-
-    planted(forgets_the_last)
-    only("all-reduce planted")
-    (found,) = findings(capsys)
-    assert "on cpu(2): 1 of 1 values are wrong" in found
+    planted(plan)
+    (found,) = failures("all-reduce planted")
+    assert found.startswith("all-reduce planted: sum of float16 arrays of shape (1,) ")
+    assert words in found
 
 
-def test_an_error_in_a_check_is_a_finding_and_the_others_are_done(monkeypatch, only, capsys):
+def test_an_error_in_a_check_is_a_failure_and_the_others_are_run(monkeypatch, failures):
     def broken(lists, op, accumulate):
         raise mx.MXNetError("CUDA: no kernel image is available\nStack trace: many lines")
 
-    monkeypatch.setitem(
-        collectives.ALGORITHMS, "ring", collectives.registry.Algorithm("ring", run=broken)
-    )
-    only("all-reduce r")
-    assert findings(capsys) == ["all-reduce ring: MXNetError: CUDA: no kernel image is available"]
+    algorithm = collectives.registry.Algorithm("ring", run=broken)
+    monkeypatch.setitem(collectives.ALGORITHMS, "ring", algorithm)
+    assert failures("all-reduce r") == [
+        "all-reduce ring: MXNetError: CUDA: no kernel image is available"
+    ]
 
 
-def test_a_copy_that_arrives_changed_is_found(monkeypatch, only, capsys):
+def test_a_copy_that_arrives_changed_is_found(monkeypatch, failures):
     copyto = mx.nd.NDArray.copyto
 
-    def rubbish(self, other):
+    def corrupt(self, other):
         done = copyto(self, other)
         if isinstance(other, mx.nd.NDArray) and other.context == mx.cpu(2) and other.size == 1009:
             other[1000:] = 0
         return done
 
-    monkeypatch.setattr(mx.nd.NDArray, "copyto", rubbish)
-    only("copies")
-    (found,) = findings(capsys)
+    monkeypatch.setattr(mx.nd.NDArray, "copyto", corrupt)
+    (found,) = failures("copies")
     assert "array of shape (1009,) copied from cpu(0) to cpu(2): 9 of 1009 values" in found
 
 
-def broken_update(kind):
-    """train_batch with a planted bug."""
-    right = gluonpar.train_batch
-
-    def wrong(X, y, device_params, ctx, lr):
-        if kind == "one device only":
-            before = device_params[1][2].copy()
-        losses = right(X, y, device_params, ctx, lr * 1.05 if kind == "rate" else lr)
-        if kind == "one device only":
-            before.copyto(device_params[1][2])
-        if kind == "noise":
-            noise = float(np.random.uniform(1e-6, 2e-6))
-            for params in device_params:
-                params[3] += noise
-        return losses
-
-    return wrong
-
-
 @pytest.mark.parametrize(
-    ("kind", "words"),
+    ("bug", "words"),
     [
         ("rate", "updates: parameter 0 differs by"),
         ("one device only", "replicas: parameter 2 differs between cpu(0) and cpu(1)"),
-        ("noise", "was different when trained again from the same start"),
+        ("noise", "repeatability: training on 3 devices, done twice, gave different"),
     ],
 )
-def test_a_broken_update_is_found(kind, words, monkeypatch, only, capsys):
-    monkeypatch.setattr(self_test, "train_batch", broken_update(kind))
-    only("LeNet")
-    (found,) = findings(capsys)
+def test_a_broken_update_is_found(bug, words, monkeypatch, failures):
+    correct, noise = gluonpar.train_batch, np.random.RandomState(0)
+
+    def wrong(X, y, device_params, ctx, lr):
+        before = device_params[1][2].copy()
+        losses = correct(X, y, device_params, ctx, lr * 1.05 if bug == "rate" else lr)
+        if bug == "one device only":
+            before.copyto(device_params[1][2])
+        if bug == "noise":
+            number = float(noise.uniform(1e-6, 2e-6))
+            for params in device_params:
+                params[3] += number
+        return losses
+
+    monkeypatch.setattr(self_test, "train_batch", wrong)
+    (found,) = failures("LeNet")
     assert found.startswith("LeNet by train_batch: ") and words in found
 
 
-def test_a_trainer_that_divides_by_the_wrong_number_is_found(monkeypatch, only, capsys):
+def test_a_trainer_that_divides_by_the_wrong_number_is_found(monkeypatch, failures):
     step = gluonpar.Trainer.step
-    monkeypatch.setattr(self_test.Trainer, "step", lambda self, n: step(self, n // 3))
-    only("a Gluon network")
-    (found,) = findings(capsys)
+    monkeypatch.setattr(gluonpar.Trainer, "step", lambda self, n: step(self, n // 3))
+    (found,) = failures("a Gluon network")
     assert "updates: parameter 0 differs by" in found
+
+
+# gluonpar.verify
+
+
+def make(*blocks, ctx=CPUS, hybridized=False):
+    net = resnet.chain(*blocks)
+    net.initialize(mx.init.Xavier(), ctx=ctx)
+    if hybridized:
+        net.hybridize(static_alloc=True, static_shape=True)
+    return net
+
+
+def values(net):
+    return [a.asnumpy().tobytes() for p in net.collect_params().values() for a in p.list_data()]
 
 
 NETWORKS = {
     "plain": (lambda: (nn.Conv2D(4, 3, activation="relu"), nn.Dense(3)), ""),
     "batch norm": (lambda: (nn.Conv2D(4, 3), nn.BatchNorm(), nn.Dense(3)), "BatchNorm: each"),
     "dropout": (lambda: (nn.Dense(9), nn.Dropout(0.5), nn.Dense(3)), "random numbers: "),
-    "sync": (lambda: (nn.Conv2D(4, 3), SyncBatchNorm(), nn.Dense(3)), "SyncBatchNorm: devices"),
+    "sync": (lambda: (nn.Conv2D(4, 3), SyncBatchNorm(), nn.Dense(3)), "SyncBatchNorm: "),
     "both norms": (
         lambda: (SyncBatchNorm(), nn.Conv2D(4, 3), nn.BatchNorm(), nn.Dense(3)),
-        "SyncBatchNorm: devices",
+        "SyncBatchNorm: ",
     ),
 }
 
 
 @pytest.mark.parametrize("hybridized", [False, True])
 @pytest.mark.parametrize("kind", NETWORKS)
-def test_ones_own_network_is_right_and_stays_as_it_was(kind, hybridized):
-    blocks, said = NETWORKS[kind]
-    net = made(*blocks(), hybridized=hybridized)
+def test_a_correct_network_passes_and_its_values_are_kept(kind, hybridized):
+    blocks, note = NETWORKS[kind]
+    net = make(*blocks(), hybridized=hybridized)
     verify(net, LOSS, BATCH, CPUS)
-    before = held(net)
+    before = values(net)
     lines = verify(net, LOSS, BATCH, CPUS)
-    assert held(net) == before
-    assert len(lines) == (5 if said else 4)
-    assert lines[1].startswith(said or "repeatability: the same bits twice")
+    assert values(net) == before
+    assert len(lines) == (5 if note else 4)
+    assert lines[1].startswith(note or "repeatability: the same bits twice")
     assert "gradients, 3 devices against one: largest relative difference" in lines[-1]
 
 
 def test_fewer_samples_than_devices():
-    assert verify(made(nn.Dense(3)), LOSS, (X[:2], BATCH[1][:2]), CPUS)
+    assert verify(make(nn.Dense(3)), LOSS, (X[:2], BATCH[1][:2]), CPUS)
 
 
 class ByDevice(gluon.Block):
-    """A network with a planted bug, which only some devices have."""
+    """A network with a planted bug on some devices, or in some passes."""
 
     def __init__(self, change):
         super().__init__()
@@ -241,54 +231,54 @@ class ByDevice(gluon.Block):
          "repeatability: a pass on 3 devices, done twice, gave different losses"),
     ],
 )  # fmt: skip
-def test_a_network_that_differs_by_device_or_from_time_to_time_is_found(change, words):
+def test_a_network_that_differs_by_device_or_between_passes_is_found(change, words):
     with pytest.raises(Wrong, match=words):
         verify(ByDevice(change), LOSS, BATCH, CPUS)
 
 
 def test_replicas_that_differ_are_found():
-    net = made(nn.Dense(3, in_units=64))
+    net = make(nn.Dense(3, in_units=64))
     net[0].bias.list_data()[1][2] = 5
     with pytest.raises(Wrong, match=r"bias differs between cpu\(0\) and cpu\(1\), by up to 5"):
         verify(net, LOSS, BATCH, CPUS)
 
 
-def test_what_cannot_be_verified_is_an_error_with_the_remedy():
-    net = made(nn.Dense(3), ctx=CPUS[:2])
-    with pytest.raises(ValueError, match=r"is not on cpu\(2\); initialize the network on all"):
+def test_requests_that_cannot_be_verified_are_errors_with_the_remedy():
+    net = make(nn.Dense(3), ctx=CPUS[:2])
+    with pytest.raises(ValueError, match=r"is not on cpu\(2\); call net.initialize\(ctx=ctx\)"):
         verify(net, LOSS, BATCH, CPUS)
     mean = lambda scores, y: LOSS(scores, y).mean()  # noqa: E731
-    with pytest.raises(ValueError, match=r"shape \(1,\) for 10 samples; it must give one loss"):
-        verify(made(nn.Dense(3)), mean, BATCH, CPUS)
-    net = made(nn.Dense(3))
+    with pytest.raises(ValueError, match=r"one loss per sample, .*\(1,\) for 10 samples"):
+        verify(make(nn.Dense(3)), mean, BATCH, CPUS)
+    net = make(nn.Dense(3))
     net.collect_params().setattr("grad_req", "add")
-    with pytest.raises(ValueError, match="grad_req='add'.; verify needs 'write'"):
+    with pytest.raises(ValueError, match="grad_req='write', got 'add'"):
         verify(net, LOSS, BATCH, CPUS)
     with pytest.raises(ValueError, match="use gluonpar.SyncBatchNorm"):
-        verify(made(gluon.contrib.nn.SyncBatchNorm(num_devices=3), nn.Dense(3)), LOSS, BATCH, CPUS)
+        verify(make(gluon.contrib.nn.SyncBatchNorm(num_devices=3), nn.Dense(3)), LOSS, BATCH, CPUS)
 
 
-def test_training_goes_on_after_a_verification_with_sync_batch_norm():
-    net = made(nn.Conv2D(4, 3), SyncBatchNorm(timeout_seconds=20), nn.Dense(3))
+def test_training_works_after_a_verification_with_sync_batch_norm():
+    net = make(nn.Conv2D(4, 3), SyncBatchNorm(timeout_seconds=20), nn.Dense(3))
     verify(net, LOSS, BATCH, CPUS)
     trainer = gluonpar.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
-    before = held(net)
+    before = values(net)
     with autograd.record():
         shards = gluonpar.split_and_load(BATCH, CPUS)
         losses = [LOSS(net(X_shard), y_shard) for X_shard, y_shard in shards]
     autograd.backward(losses)
     trainer.step(10)
     trainer.check_replicas()
-    assert held(net) != before
+    assert values(net) != before
 
 
-def test_what_is_not_a_number_is_never_near():
+def test_nan_is_never_close():
     with pytest.raises(Wrong, match="differs by nan"):
-        near({"a": np.ones(2, "float32")}, {"a": np.array([1, np.nan], "float32")}, "what")
+        check_close({"a": np.ones(2, "float32")}, {"a": np.array([1, np.nan], "float32")}, "what")
 
 
-def test_noise_in_what_is_all_but_zero_is_let_off():
+def test_rounding_in_an_array_that_is_nearly_zero_is_allowed():
     want = {"big": np.full(3, 100, "float32"), "none": np.zeros(3, "float32")}
-    assert near(want, {**want, "none": np.full(3, 1e-5, "float32")}, "what")
+    assert check_close(want, {**want, "none": np.full(3, 1e-5, "float32")}, "what")
     with pytest.raises(Wrong, match="none differs"):
-        near(want, {**want, "none": np.full(3, 1e-2, "float32")}, "what")
+        check_close(want, {**want, "none": np.full(3, 1e-2, "float32")}, "what")

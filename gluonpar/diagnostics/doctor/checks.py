@@ -1,7 +1,10 @@
-"""What the doctor looks at: each function yields findings about one part of the installation.
+"""What the doctor examines: each check yields findings about one part of the installation.
 
-Only the standard library is used in this process; whatever may be broken, NumPy and MXNet first of
-all, is tried out in another one (:mod:`gluonpar.diagnostics.doctor.probes`).
+A finding is a state, a text and, optionally, a remedy. The state is 'ok'; 'note': worth knowing; or
+'wrong': something cannot work.
+
+This process uses the standard library only; what may be broken, NumPy and MXNet first of all, is
+tried out in a child process (:mod:`gluonpar.diagnostics.doctor.probes`).
 """
 
 from __future__ import annotations
@@ -12,227 +15,295 @@ import platform
 import shutil
 import sys
 from pathlib import Path
-from typing import Iterator
+from typing import Callable, Iterator, Tuple, Union
 
 from gluonpar.diagnostics.doctor import probes
-from gluonpar.diagnostics.doctor.findings import CPU, CUDA, NOTE, OK, WRONG, Finding
-from gluonpar.runtime import wheels
+from gluonpar.runtime import driver, wheels
 
-SHM_BYTES = 256 << 20  # less than this and MPI or a DataLoader's workers soon find it full
+OK, NOTE, WRONG = "ok", "note", "wrong"
+Found = Union[Tuple[str, str], Tuple[str, str, str]]
+
+CPU, CUDA = "pip install 'gluonpar[cpu]'", "pip install 'gluonpar[cu112]'"
+
+SHM_BYTES = 256 << 20  # MPI or a DataLoader's workers soon fill less than this
 _PREFIXES = ("MXNET_", "OMP_", "GOMP_", "KMP_", "MALLOC_", "GLUONPAR_")
 _NAMES = ("GLIBC_TUNABLES", "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "LD_PRELOAD")
-
-
-def python() -> Iterator[Finding]:
-    """The interpreter and the platform, against those that MXNet 1.9.1's wheels are for."""
-    text = f"{platform.python_version()} at {sys.executable}"
-    if (3, 8) <= sys.version_info[:2] <= (3, 12):
-        yield Finding("python", OK, text)
-    else:
-        yield Finding("python", WRONG, text, "use Python 3.8 to 3.12, those that MXNet runs on")
-    if (sys.platform, platform.machine()) != ("linux", "x86_64"):
-        what = f"{platform.machine()} {sys.platform}: MXNet 1.9.1 has wheels for x86-64 Linux only"
-        yield Finding("python", WRONG, what, "use such a machine, or a container of that platform")
-    for path in _hiding():
-        what = f"{path} hides the module {path.stem} from programs that run in this folder"
-        yield Finding("python", NOTE, what, "rename it")
-
-
-def _hiding() -> list[Path]:
-    """Files of the current folder that Python imports where the module of that name is meant."""
-    library = Path(os.__file__).parent
-    try:
-        here = sorted(Path.cwd().glob("*.py"))
-    except OSError:  # the folder was removed
-        return []
-    ours = {"numpy", "mxnet", "tqdm", "mpi4py"}
-    return [path for path in here if path.stem in ours or _is_module(path.stem, library)]
-
-
-def _is_module(name: str, library: Path) -> bool:
-    """Whether the standard library has it; ``test``, Python's own tests, nobody else imports."""
-    known = (library / f"{name}.py").exists() or (library / name / "__init__.py").exists()
-    return known and name != "test"
-
-
-def numpy() -> Iterator[Finding]:
-    """Whether NumPy is there, works, and is older than 2."""
-    facts, failure = probes.ask("numpy")
-    if failure:
-        yield Finding("numpy", WRONG, f"cannot be used: {failure}", "pip install 'numpy<2'")
-        return
-    text = f"{facts['version']} at {facts['file']}"
-    if not facts["adds"]:
-        yield Finding("numpy", WRONG, f"{text} adds 1+1+1 to something else", "reinstall it")
-    elif int(facts["version"].split(".")[0]) >= 2:
-        why = f"{text}; MXNet 1.9.1 needs one before 2"
-        yield Finding("numpy", WRONG, why, "pip install 'numpy<2'")
-    else:
-        yield Finding("numpy", OK, text)
-
-
-def mxnet() -> Iterator[Finding]:
-    """Whether MXNet is there, once, imports, computes, and is the release that is expected."""
-    if wheels.package() is None:
-        remedy = f"{CPU}; or {CUDA}, with NVIDIA GPUs"
-        yield Finding("mxnet", WRONG, f"there is no MXNet in {sys.prefix}", remedy)
-        return
-    installed = wheels.installed()
-    if len(installed) > 1:
-        yield Finding(
-            "mxnet",
-            WRONG,
-            f"{' and '.join(installed)} are both installed; they overwrite each other's files",
-            f"pip uninstall -y {' '.join(installed)}, then one of {CPU} and {CUDA}",
-        )
-        return
-    facts, failure = probes.ask("mxnet")
-    if failure:
-        what = f"{' '.join(installed) or 'MXNet'} cannot be used: {failure}"
-        yield Finding("mxnet", WRONG, what, f"if that names none: install again, {CPU} or {CUDA}")
-        return
-    text = f"{facts['version']} ({', '.join(installed) or 'no wheel'}) at {facts['file']}"
-    if not facts["adds"]:
-        yield Finding("mxnet", WRONG, f"{text} adds 1+1+1 to something else", "reinstall it")
-    elif facts["version"] != "1.9.1":
-        yield Finding("mxnet", WRONG, f"{text}; gluonpar is made for 1.9.1", f"{CPU} or {CUDA}")
-    else:
-        built = "with CUDA" if facts["cuda"] else "without CUDA"
-        yield Finding("mxnet", OK, f"{text}, {built}; sees {facts['num_gpus']} GPUs")
-    if "cuda_fails" in facts:
-        text = f"MXNet cannot use any GPU, since CUDA does not answer it: {facts['cuda_fails']}"
-        remedy = "see what `driver` says below; CPU devices compute all the same (--device cpu)"
-        yield Finding("mxnet", WRONG, text, remedy)
-
-
-def settings() -> Iterator[Finding]:
-    """What the environment sets, and whether it overrides what gluonpar would set."""
-    wanted, failure = probes.ask("settings")
-    if failure:
-        yield Finding(
-            "settings", WRONG, f"gluonpar.runtime.startup fails: {failure}", "see numpy, mxnet"
-        )
-    for name, value in wanted.items():
-        mine = os.environ.get(name)
-        if mine is None or mine == value:
-            yield Finding("settings", OK, f"{name}={value}, by gluonpar")
-        else:
-            text = f"{name}={mine} in the environment overrides gluonpar's {value}"
-            yield Finding("settings", NOTE, text, f"unset {name}, unless you measured it")
-    malloc = [n for n in os.environ if n.startswith("MALLOC_") or n == "GLIBC_TUNABLES"]
-    if not malloc:
-        yield Finding("settings", OK, "malloc keeps large arrays in the heap, by gluonpar")
-    for name in sorted(os.environ):
-        if name not in wanted and (name in _NAMES or name.startswith(_PREFIXES)):
-            text = f"{name}={os.environ[name]} is set in the environment"
-            yield Finding("settings", NOTE, text, _REMEDIES.get(name, ""))
-
-
+_OWN_THREADS = (
+    "every device uses that many threads, where gluonpar would share the processors out; unset it, "
+    "unless that is intended"
+)
 _REMEDIES = {
     "MXNET_ENGINE_TYPE": "NaiveEngine runs one operator at a time, so devices wait for each other; "
     "unset it, unless you are looking for an error",
-    "OMP_NUM_THREADS": "every device takes so many threads, where gluonpar would share the "
-    "processors out; unset it, unless that is what you want",
-    "MXNET_OMP_MAX_THREADS": "every device takes so many threads, where gluonpar would share the "
-    "processors out; unset it, unless that is what you want",
+    "OMP_NUM_THREADS": _OWN_THREADS,
+    "MXNET_OMP_MAX_THREADS": _OWN_THREADS,
 }
 
 
-def threads() -> Iterator[Finding]:
-    """Processors this process may use, against those it sees and the threads it asks for."""
+def python() -> Iterator[Found]:
+    """The interpreter and the platform, compared with those that MXNet 1.9.1's wheels support."""
+    text = f"{platform.python_version()} at {sys.executable}"
+    if (3, 8) <= sys.version_info[:2] <= (3, 12):
+        yield OK, text
+    else:
+        yield WRONG, text, "use Python 3.8 to 3.12, which MXNet 1.9.1 runs on"
+    if (sys.platform, platform.machine()) != ("linux", "x86_64"):
+        text = f"{platform.machine()} {sys.platform}: MXNet 1.9.1 has wheels for x86-64 Linux only"
+        yield WRONG, text, "use such a machine, or a container of that platform"
+    for path in _shadowing_files():
+        text = f"{path} shadows the module {path.stem} in programs that run in this folder"
+        yield NOTE, text, "rename it"
+
+
+def _shadowing_files() -> list[Path]:
+    """Return the files of the current folder that Python would import in place of a module."""
+    library = Path(os.__file__).parent
+    try:
+        files = sorted(Path.cwd().glob("*.py"))
+    except OSError:  # the folder was removed
+        return []
+
+    def is_module(name: str) -> bool:
+        known = (library / f"{name}.py").exists() or (library / name / "__init__.py").exists()
+        return known and name != "test"  # Python's own tests
+
+    names = {"numpy", "mxnet", "tqdm", "mpi4py"}
+    return [path for path in files if path.stem in names or is_module(path.stem)]
+
+
+def numpy() -> Iterator[Found]:
+    """Whether NumPy is installed, works, and is older than 2."""
+    facts, failure = probes.run("numpy")
+    if failure:
+        yield WRONG, f"cannot be used: {failure}", "pip install 'numpy<2'"
+        return
+    text = f"{facts['version']} at {facts['file']}"
+    if not facts["adds"]:
+        yield WRONG, f"{text} computes a wrong sum", "reinstall it"
+    elif int(facts["version"].split(".")[0]) >= 2:
+        text = f"{text}; MXNet 1.9.1 needs NumPy before 2"
+        yield WRONG, text, "pip install 'numpy<2'"
+    else:
+        yield OK, text
+
+
+def mxnet() -> Iterator[Found]:
+    """Whether MXNet is installed once, can be imported, computes, and is version 1.9.1."""
+    if wheels.package() is None:
+        text, remedy = f"MXNet is not installed in {sys.prefix}", f"{CPU}; for NVIDIA GPUs: {CUDA}"
+        yield WRONG, text, remedy
+        return
+    installed = wheels.installed()
+    if len(installed) > 1:
+        text = f"{' and '.join(installed)} are both installed; they overwrite each other's files"
+        remedy = f"pip uninstall -y {' '.join(installed)}, then one of {CPU} and {CUDA}"
+        yield WRONG, text, remedy
+        return
+    facts, failure = probes.run("mxnet")
+    if failure:
+        text = f"{' '.join(installed) or 'MXNet'} cannot be used: {failure}"
+        remedy = f"if the message names no remedy, reinstall it: {CPU} or {CUDA}"
+        yield WRONG, text, remedy
+        return
+    text = f"{facts['version']} ({', '.join(installed) or 'not a wheel'}) at {facts['file']}"
+    if not facts["adds"]:
+        yield WRONG, f"{text} computes a wrong sum", "reinstall it"
+    elif facts["version"] != "1.9.1":
+        yield WRONG, f"{text}; gluonpar needs 1.9.1", f"{CPU} or {CUDA}"
+    else:
+        built = "with CUDA" if facts["cuda"] else "without CUDA"
+        yield OK, f"{text}, {built}; finds {facts['num_gpus']} GPUs"
+    if "cuda_error" in facts:
+        text = f"MXNet cannot use any GPU, since CUDA fails: {facts['cuda_error']}"
+        remedy = "see `driver` below; CPU devices work (--device cpu)"
+        yield WRONG, text, remedy
+
+
+def nvidia_driver() -> Iterator[Found]:
+    """NVIDIA's driver, and the version of CUDA that it supports."""
+    needed = wheels.with_cuda(wheels.installed())
+    facts, failure = probes.run("driver")
+    if failure:
+        remedy = "the message says what to do; nvidia-smi may give more detail"
+        yield WRONG if needed else NOTE, failure, remedy
+    elif "missing" in facts:
+        text = f"no NVIDIA driver: {facts['missing']}; the devices are CPU contexts"
+        remedy = f"without a GPU: pip uninstall -y mxnet-cu112, then {CPU}; with one: its driver"
+        yield (WRONG, text, remedy) if needed else (OK, text)
+    elif needed and facts["too_old"]:
+        text = f"{facts['file']} supports CUDA up to {facts['cuda']}; mxnet-cu112 needs CUDA 11"
+        yield WRONG, text, "install a newer driver; until then use CPU devices (--device cpu)"
+    else:
+        yield OK, f"{facts['file']} supports CUDA up to {facts['cuda']}"
+
+
+def gpus() -> Iterator[Found]:
+    """Each GPU's compute capability against the kernels in MXNet's wheel."""
+    needed = wheels.with_cuda(wheels.installed())
+    gpus = probes.run("driver").facts.get("gpus")
+    if gpus == []:
+        hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+        why = "" if hidden is None else f" (CUDA_VISIBLE_DEVICES is {hidden!r})"
+        remedy = "see what nvidia-smi -L lists; unset CUDA_VISIBLE_DEVICES if it hides them"
+        yield NOTE, f"the driver shows no GPU{why}", remedy
+    any_usable = any(gpu["usable"] for gpu in gpus or [])
+    for gpu in gpus or []:
+        if gpu["usable"] and needed:
+            yield OK, f"{gpu['name']}: usable"
+        elif gpu["usable"]:
+            text = f"{gpu['name']}: usable, but the installed MXNet is without CUDA"
+            yield NOTE, text, f"to use it: pip uninstall -y mxnet, then {CUDA}"
+        else:
+            text = (
+                f"{gpu['name']}: too {'new' if gpu['newer'] else 'old'}, MXNet cannot run on it. "
+                f"{driver.KERNELS} only, and nothing that a driver could translate for others; an "
+                "operator would fail with 'no kernel image is available for execution'"
+            )
+            remedy = f"train on CPU devices (--device cpu, {CPU}) or on a GPU of those capabilities"
+            yield WRONG if needed and not any_usable else NOTE, text, remedy
+
+
+def cuda_libraries() -> Iterator[Found]:
+    """Which CUDA libraries load, from where, and which ones a wheel with CUDA lacks."""
+    needed = wheels.with_cuda(wheels.installed())
+    facts, failure = probes.run("cuda")
+    if failure:
+        yield WRONG, failure, f"reinstall them: {CUDA}"
+        return
+    for name, path in facts["loaded"].items():
+        yield OK, f"{name} loads from {path}"
+    for name, (error, remedy) in facts["failed"].items() if needed else ():
+        yield WRONG, f"{name} does not load: {error}", remedy or CUDA
+    if needed and facts["untried"]:
+        text = f"not tried, since they may need a damaged one: {', '.join(facts['untried'])}"
+        yield NOTE, text, "run doctor again after the repair"
+    if not (needed or facts["loaded"]):
+        yield OK, "no CUDA libraries, and the installed MXNet needs none"
+
+
+def settings() -> Iterator[Found]:
+    """The environment, and whether it overrides what gluonpar would set."""
+    wanted, failure = probes.run("settings")
+    if failure:
+        text = f"gluonpar.runtime.startup fails: {failure}"
+        yield WRONG, text, "see numpy, mxnet"
+    for name, value in wanted.items():
+        by_user = os.environ.get(name, value)
+        if by_user == value:
+            yield OK, f"{name}={value}, by gluonpar"
+        else:
+            text = f"{name}={by_user} in the environment overrides gluonpar's {value}"
+            yield NOTE, text, f"unset {name}, unless you measured it"
+    if not any(n.startswith("MALLOC_") or n == "GLIBC_TUNABLES" for n in os.environ):
+        yield OK, "malloc keeps large arrays in the heap, by gluonpar"
+    for name in sorted(os.environ):
+        if name not in wanted and (name in _NAMES or name.startswith(_PREFIXES)):
+            text = f"{name}={os.environ[name]} is set in the environment"
+            yield NOTE, text, _REMEDIES.get(name, "")
+
+
+def threads() -> Iterator[Found]:
+    """The processors that this process may use, its CPU quota, and other programs' load."""
     allowed, present, quota = len(os.sched_getaffinity(0)), os.cpu_count() or 1, cpu_quota()
     limited = "" if quota is None else f", of which a cgroup lets it use {quota:g}"
-    yield Finding("threads", OK, f"{allowed} of {present} processors{limited}")
+    yield OK, f"{allowed} of {present} processors{limited}"
     load = probes.load_average()
     if load > allowed:
         text = f"other programs compete for them: the load average is {load:.1f}"
-        yield Finding(
-            "threads", NOTE, text, "measure times when the machine has nothing else to do"
-        )
+        yield NOTE, text, "measure times when no other program is running"
     if quota is not None and quota < allowed:
         text = f"{allowed} threads will compute in the time of {quota:g} processors"
         remedy = f"start with taskset -c 0-{max(0, int(quota) - 1)}, or give the container more"
-        yield Finding("threads", NOTE, text, remedy)
-    asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
-    if asked.isdecimal() and int(asked) > allowed:
-        text = f"OMP_NUM_THREADS={asked} threads a device for {allowed} processors"
-        yield Finding("threads", NOTE, text, "unset OMP_NUM_THREADS")
+        yield NOTE, text, remedy
+    wanted = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
+    if wanted.isdecimal() and int(wanted) > allowed:
+        text = f"OMP_NUM_THREADS={wanted} threads per device, but only {allowed} processors"
+        yield NOTE, text, "unset OMP_NUM_THREADS"
 
 
 def cpu_quota(root: Path = Path("/")) -> float | None:
-    """Processors' worth of time that control groups (v2 or v1) grant; None: no limit."""
-    limits = []
-    own = _read(root / "proc/self/cgroup").splitlines()
-    inside = [line.split(":", 2)[2].lstrip("/") for line in own if line.count(":") >= 2]
-    for group in {part for path in inside for part in _upwards(path)} | {""}:
-        whole = _read(root / "sys/fs/cgroup" / group / "cpu.max").split()
+    """Return how many processors' time the control groups (v2 or v1) grant; None: no limit."""
+    quotas = []
+    lines = [line.split(":", 2) for line in _read(root / "proc/self/cgroup").splitlines()]
+    own = {Path(line[2].lstrip("/")) for line in lines if len(line) == 3}
+    for group in {Path()}.union(own, *(path.parents for path in own)):
+        limit = _read(root / "sys/fs/cgroup" / group / "cpu.max").split()
         v1 = root / "sys/fs/cgroup/cpu" / group
-        whole = whole or [_read(v1 / f"cpu.cfs_{what}_us") for what in ("quota", "period")]
-        if len(whole) == 2 and all(number.isdecimal() for number in whole) and int(whole[1]):
-            limits.append(int(whole[0]) / int(whole[1]))
-    return min(limits, default=None)
-
-
-def _upwards(group: str) -> list[str]:
-    """The group and those it is in, as paths."""
-    parts = Path(group).parts
-    return [str(Path(*parts[:i])) for i in range(1, len(parts) + 1)]
+        limit = limit or [_read(v1 / f"cpu.cfs_{what}_us") for what in ("quota", "period")]
+        if len(limit) == 2 and all(number.isdecimal() for number in limit) and int(limit[1]):
+            quotas.append(int(limit[0]) / int(limit[1]))
+    return min(quotas, default=None)
 
 
 def _read(path: Path) -> str:
     try:
         return path.read_text(errors="replace").strip()
-    except OSError:  # this kernel has no such file, or does not show it: no limit is known
+    except OSError:  # no such file, or not readable: no limit is known
         return ""
 
 
-def shared_memory(folder: str = "/dev/shm") -> Iterator[Finding]:
-    """The size of /dev/shm, through which MPI's processes and DataLoader's workers speak."""
+def shared_memory(folder: str = "/dev/shm") -> Iterator[Found]:
+    """The size of /dev/shm, which MPI's processes and a DataLoader's workers exchange data in."""
     try:
         usage = shutil.disk_usage(folder)
     except OSError as error:
-        remedy = "mount a tmpfs there; needed for MPI on one machine and DataLoader's workers only"
-        yield Finding("shared memory", NOTE, f"none: {error}", remedy)
+        remedy = "mount a tmpfs there; needed only for MPI on one machine and DataLoader's workers"
+        yield NOTE, f"none: {error}", remedy
         return
     text = f"{folder} has {usage.total >> 20} MiB, {usage.free >> 20} MiB free"
     if usage.free < SHM_BYTES:
         remedy = f"docker run --shm-size=1g, or mount -o remount,size=1G {folder}"
-        yield Finding("shared memory", NOTE, f"{text}: little for MPI on one machine", remedy)
+        yield NOTE, f"{text}: little for MPI on one machine", remedy
     else:
-        yield Finding("shared memory", OK, text)
+        yield OK, text
 
 
-def data() -> Iterator[Finding]:
+def data() -> Iterator[Found]:
     """Where Fashion-MNIST is; nothing is downloaded."""
-    facts, failure = probes.ask("data")
+    facts, failure = probes.run("data")
     if failure:
-        remedy = "put the files in order, or name another folder with --data-dir"
-        yield Finding("data", WRONG, f"Fashion-MNIST cannot be read: {failure}", remedy)
+        remedy = "repair or remove the files, or give another folder with --data-dir"
+        yield WRONG, f"Fashion-MNIST cannot be read: {failure}", remedy
     elif "found" in facts:
-        yield Finding("data", OK, f"Fashion-MNIST in {facts['found']}")
+        yield OK, f"Fashion-MNIST in {facts['found']}"
     else:
-        text = f"Fashion-MNIST is in none of {', '.join(facts['tried'])}"
+        text = f"Fashion-MNIST is not in {', '.join(facts['searched'])}"
         remedy = "training downloads it; or apt-get install dataset-fashion-mnist; or --data-dir"
-        yield Finding("data", NOTE, text, remedy)
+        yield NOTE, text, remedy
 
 
-def mpi() -> Iterator[Finding]:
-    """mpi4py and mpirun, which several processes need and one does not, and whether they match."""
+def mpi() -> Iterator[Found]:
+    """mpi4py and mpirun, which only training in several processes needs, and whether they match."""
     remedy = "for several processes: pip install 'gluonpar[mpi]'"
     if importlib.util.find_spec("mpi4py") is None:
-        yield Finding("mpi", NOTE, "no mpi4py, so one process only", remedy)
+        yield NOTE, "no mpi4py, so one process only", remedy
         return
-    facts, failure = probes.ask("mpi")
+    facts, failure = probes.run("mpi")
     if failure:
-        yield Finding("mpi", WRONG, f"mpi4py is there, but {failure}", remedy)
+        yield WRONG, f"mpi4py is installed, but fails: {failure}", remedy
         return
-    yield Finding("mpi", OK, f"mpi4py {facts['mpi4py']} with {facts['library']}")
-    if "starter" not in facts:
-        yield Finding("mpi", NOTE, "no mpirun, so no several processes", remedy)
+    yield OK, f"mpi4py {facts['mpi4py']} with {facts['library']}"
+    if "mpirun" not in facts:
+        yield NOTE, "no mpirun, so one process only", remedy
         return
-    text = f"mpirun is {facts['starter']}, {facts['starter_says']!r}"
-    if (facts["vendor"] == "Open MPI") == ("Open MPI" in facts["starter_says"]):
-        yield Finding("mpi", OK, text)
+    text = f"mpirun is {facts['mpirun']}, {facts['mpirun_version']!r}"
+    if (facts["vendor"] == "Open MPI") == ("Open MPI" in facts["mpirun_version"]):
+        yield OK, text
     else:
-        why = f"{text}: another MPI than mpi4py's, so each process would be alone in its world"
-        yield Finding("mpi", WRONG, why, "use the mpirun of the same MPI, by its full path")
+        text = f"{text}: not the MPI of mpi4py, so each process would be rank 0 of 1"
+        yield WRONG, text, "use the mpirun of the same MPI, by its full path"
+
+
+CHECKS: dict[str, Callable[[], Iterator[Found]]] = {
+    "python": python,
+    "numpy": numpy,
+    "mxnet": mxnet,
+    "driver": nvidia_driver,
+    "gpu": gpus,
+    "cuda": cuda_libraries,
+    "settings": settings,
+    "threads": threads,
+    "shared memory": shared_memory,
+    "data": data,
+    "mpi": mpi,
+}

@@ -1,10 +1,10 @@
-"""python -m gluonpar doctor: what is installed and what is wrong, each with its remedy.
+"""python -m gluonpar doctor: what is installed and what is wrong, with a remedy for each fault.
 
-    python -m gluonpar doctor           # in words
+    python -m gluonpar doctor           # as text
     python -m gluonpar doctor --json    # {"wrong": number, "findings": [...]}, the same findings
 
-Exit code 0: nothing is wrong. 1: something is. It looks, changes nothing and downloads nothing, and
-needs neither MXNet nor NumPy.
+Exit code 0: nothing is wrong. 1: something is. The doctor changes nothing, downloads nothing, and
+works without MXNet and NumPy.
 """
 
 from __future__ import annotations
@@ -13,27 +13,14 @@ import argparse
 import json
 import os
 import sys
-from typing import Callable, Iterator, Sequence
+from typing import NamedTuple, Sequence
 
-from gluonpar.diagnostics.doctor import checks, gpu_checks
-from gluonpar.diagnostics.doctor.findings import NOTE, WRONG, Finding
-
-CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
-    checks.python,
-    checks.numpy,
-    checks.mxnet,
-    gpu_checks.gpus,
-    gpu_checks.cuda_libraries,
-    checks.settings,
-    checks.threads,
-    checks.shared_memory,
-    checks.data,
-    checks.mpi,
-)
+from gluonpar.diagnostics.doctor import checks
+from gluonpar.diagnostics.doctor.checks import NOTE, WRONG
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Do what ``argv`` asks (default: the process's arguments); the exit code."""
+    """Print all findings; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m gluonpar doctor",
         description=__doc__,
@@ -44,52 +31,61 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
+    """Add the command's options to ``parser``."""
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
 
 
 def report(as_json: bool = False) -> int:
-    """Print all findings, in words or as JSON; 1 if something is wrong, else 0."""
+    """Print all findings, as text or JSON; return 1 if something is wrong, else 0."""
     findings = examine()
     num_wrong = sum(finding.state == WRONG for finding in findings)
     if as_json:
-        shown = {"wrong": num_wrong, "findings": [finding._asdict() for finding in findings]}
-        lines = [json.dumps(shown, indent=2)]
+        found = {"wrong": num_wrong, "findings": [finding._asdict() for finding in findings]}
+        _print(json.dumps(found, indent=2))
     else:
-        lines = [line for finding in findings for line in _in_words(finding)]
-        lines.append(f"{num_wrong} wrong" if num_wrong else "nothing is wrong")
-    _print("\n".join(lines))
+        last = f"{num_wrong} wrong" if num_wrong else "nothing is wrong"
+        _print("\n".join([*map(_as_text, findings), last]))
     return 1 if num_wrong else 0
 
 
-def _print(text: str) -> None:
-    """Write to standard output as much as it takes; the exit code says the rest."""
-    if sys.stdout is None:  # closed before Python started
-        return
-    encoding = sys.stdout.encoding or "ascii"  # a name that this terminal lacks is no reason
-    try:
-        print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
-    except OSError as error:
-        # What is still buffered must not fail once more when Python ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if not isinstance(error, BrokenPipeError):  # `doctor | head` has seen enough
-            sys.stderr.write(f"python -m gluonpar doctor: standard output: {error}\n")
+class Finding(NamedTuple):
+    """What a check found; see :mod:`gluonpar.diagnostics.doctor.checks` for the states."""
+
+    topic: str
+    state: str
+    text: str
+    remedy: str = ""
 
 
 def examine() -> list[Finding]:
-    """All findings. A check that fails with an exception has that for its finding."""
-    found: list[Finding] = []
-    for check in CHECKS:
+    """Run all checks; if one raises an exception, that is its last finding."""
+    findings: list[Finding] = []
+    for topic, check in checks.CHECKS.items():
         try:
-            found.extend(check())
-        except Exception as error:  # a broken installation breaks things nobody has thought of
-            text = f"could not be examined: {type(error).__name__}: {error}"
-            found.append(Finding(check.__name__, WRONG, text, "the message is all that is known"))
-    return found
+            for found in check():
+                findings.append(Finding(topic, *found))
+        except Exception as error:  # a broken installation can break anything
+            text = f"the check failed: {type(error).__name__}: {error}"
+            remedy = "repair the other findings first; then report this message"
+            findings.append(Finding(topic, WRONG, text, remedy))
+    return findings
 
 
-def _in_words(finding: Finding) -> Iterator[str]:
+def _as_text(finding: Finding) -> str:
     mark = {WRONG: "WRONG", NOTE: "note"}.get(finding.state, "ok")
-    yield f"{mark:<6} {finding.topic}: {finding.text}"
-    if finding.remedy:
-        yield f"       -> {finding.remedy}"
+    remedy = f"\n       -> {finding.remedy}" if finding.remedy else ""
+    return f"{mark:<6} {finding.topic}: {finding.text}{remedy}"
+
+
+def _print(text: str) -> None:
+    """Write to standard output as much as it takes; a full disk must not hide the exit code."""
+    if sys.stdout is None:  # closed before Python started
+        return
+    encoding = sys.stdout.encoding or "ascii"
+    try:
+        print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
+    except OSError as error:
+        # Else Python would fail again at its end, when it writes what is still buffered.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):  # as in `doctor | head`
+            sys.stderr.write(f"python -m gluonpar doctor: standard output: {error}\n")

@@ -1,10 +1,10 @@
-"""Whether this process was started to examine the installation: python -m gluonpar doctor.
+"""Run ``python -m gluonpar doctor`` before anything else of gluonpar is imported.
 
-Python imports a package before it runs the package's ``__main__``, and importing gluonpar imports
-MXNet, which may be missing, broken, or end the process: just what the doctor is to look at. So the
-package asks first of all, and then goes no further. The standard library is all that is needed, and
-this module imports of it only what Python itself has at hand: whatever else it would import might
-come from a file in the current folder that has the same name.
+Python imports a package before it runs the package's ``__main__``, and ``gluonpar/__init__.py``
+imports MXNet, which may be missing or broken, or crash the process: the faults that the doctor is to
+find. So ``gluonpar/__init__.py`` calls :func:`run_doctor_and_exit` first. This module imports only
+modules that Python has loaded already: any other could come from a file of the same name in the
+current folder.
 """
 
 from __future__ import annotations
@@ -13,20 +13,24 @@ import os
 import sys
 
 
-def for_doctor() -> None:
-    """Do what ``python -m gluonpar doctor`` asks and end (SystemExit), if that is the command."""
+def run_doctor_and_exit() -> None:
+    """If this process was started with ``python -m gluonpar doctor``, run it and exit."""
     if is_doctor(sys.argv, _command_line()):
-        sys.path[:] = [folder for folder in sys.path if folder not in ("", _current_folder())]
+        try:
+            current_folder = os.getcwd()
+        except OSError:  # it has been removed
+            current_folder = ""
+        sys.path[:] = [folder for folder in sys.path if folder not in ("", current_folder)]
         from gluonpar.diagnostics.doctor import command
 
         raise SystemExit(command.main(sys.argv[2:]))
 
 
 def is_doctor(argv: list[str], command_line: list[str]) -> bool:
-    """Whether ``sys.argv``, and what Python itself was started with, run gluonpar's doctor.
+    """Return whether ``sys.argv`` and Python's whole command line are those of gluonpar's doctor.
 
     While Python looks for the module of ``-m``, ``sys.argv[0]`` is "-m"; only the command line
-    tells which module it is.
+    has the module's name.
 
     >>> is_doctor(["-m", "doctor"], ["python3", "-m", "gluonpar", "doctor"])
     True
@@ -37,17 +41,10 @@ def is_doctor(argv: list[str], command_line: list[str]) -> bool:
         return False
     module = command_line[-len(argv)]
     for name in ("gluonpar", "gluonpar.__main__"):
-        option = module[: -len(name)]  # as in -Imgluonpar; empty, if it is an argument of its own
+        option = module[: -len(name)]  # "-Im" of -Imgluonpar, "" of -m gluonpar
         if module.endswith(name) and (not option or option[0] == "-" and option[-1] == "m"):
             return True
     return False
-
-
-def _current_folder() -> str:
-    try:
-        return os.getcwd()
-    except OSError:  # it was removed
-        return ""
 
 
 def _command_line() -> list[str]:
@@ -56,5 +53,5 @@ def _command_line() -> list[str]:
     try:
         with open("/proc/self/cmdline", encoding="utf-8", errors="replace") as file:
             return file.read().split("\0")[:-1]
-    except OSError:  # no Linux, and so no MXNet
+    except OSError:  # not Linux, where there is no MXNet 1.9.1
         return []

@@ -1,8 +1,7 @@
-"""What the doctor tries out in another process, which may end there in whatever way it likes.
+"""Facts that the doctor collects in child processes, since collecting them may end the process.
 
-:func:`ask` starts a Python that runs one function of this module by name and writes what it returns
-as JSON. That process has the package gluonpar without its ``__init__``, so that a module can be
-imported without MXNet.
+:func:`run` starts a Python process that calls one function of this module by name and writes its
+result as JSON. The child imports modules without ``gluonpar/__init__.py``, so without MXNet.
 """
 
 from __future__ import annotations
@@ -16,82 +15,77 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-TIMEOUT_SECONDS = 120.0  # importing MXNet takes 1 to 3 s, and many times that on a busy machine
+TIMEOUT_SECONDS = 120.0  # importing MXNet takes 1 to 3 s, and much longer on a busy machine
 
-_MARK = "gluonpar-probe:"
-_CHILD = """
-import os, sys, types
-for name in ("gluonpar", "gluonpar.checkpoint", "gluonpar.training"):
-    package = sys.modules[name] = types.ModuleType(name)
-    package.__path__ = [os.path.join(sys.argv[1], *name.split(".")[1:])]
+# Packages whose __init__ imports MXNet, or may.
+_SKIPPED = ("gluonpar", "gluonpar.checkpoint", "gluonpar.training")
+_STANDALONE = Path(__file__).parents[2] / "runtime" / "standalone.py"
+_CHILD = f"""
+import runpy, sys
+runpy.run_path(sys.argv[1])["skip_init"](*{_SKIPPED!r})
 from gluonpar.diagnostics.doctor import probes
-probes.answer(sys.argv[2])
+probes.write_result(sys.argv[2])
 """
+_MARK = "gluonpar-probe:"
 
 
-class Answer(NamedTuple):
-    """What a probe found, or why it found nothing: one of the two is empty."""
+class Result(NamedTuple):
+    """What a probe found, or why it failed: one of the two is empty."""
 
     facts: dict[str, Any]
     failure: str
 
 
-def ask(probe: str, timeout_seconds: float = TIMEOUT_SECONDS) -> Answer:
-    """Run the function ``probe`` of this module in a process of its own. Never raises."""
-    command = [sys.executable, "-c", _CHILD, str(Path(__file__).parents[2]), probe]
+def run(probe: str, timeout_seconds: float = TIMEOUT_SECONDS) -> Result:
+    """Call the function ``probe`` of this module in a child process. Never raises."""
+    command = [sys.executable, "-c", _CHILD, str(_STANDALONE), probe]
     try:
         done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=timeout_seconds,
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_seconds
         )
     except subprocess.TimeoutExpired:
-        busy = f"the load average is {load_average():.0f}"
-        return Answer({}, f"did not answer within {timeout_seconds:g} s ({busy})")
+        load = f"the load average is {load_average():.0f}"
+        return Result({}, f"no result within {timeout_seconds:g} s ({load})")
     except OSError as error:
-        return Answer({}, f"no process could be started: {error}")
-    written = done.stdout.decode(errors="replace").splitlines()
-    answers = [line[len(_MARK) :] for line in written if line.startswith(_MARK)]
-    if done.returncode == 0 and answers:
-        return Answer(*json.loads(answers[-1]))  # as answer() wrote it
-    return Answer({}, _end(done.returncode, done.stderr.decode(errors="replace")))
-
-
-def _end(code: int, stderr: str) -> str:
-    last = (stderr.strip().splitlines() or ["it wrote nothing"])[-1]
-    if code < 0:
-        known = {s.value: s.name for s in signal.Signals}
-        return f"it ended the process ({known.get(-code, f'signal {-code}')}); last line: {last}"
-    return f"it ended the process with exit code {code}; last line: {last}"
+        return Result({}, f"no process could be started: {error}")
+    lines = done.stdout.decode(errors="replace").splitlines()
+    results = [line[len(_MARK) :] for line in lines if line.startswith(_MARK)]
+    if done.returncode == 0 and results:
+        return Result(*json.loads(results[-1]))
+    errors = done.stderr.decode(errors="replace").strip().splitlines() or ["no output"]
+    how = f"with exit code {done.returncode}"
+    if done.returncode < 0:
+        names = {s.value: s.name for s in signal.Signals}
+        how = f"by {names.get(-done.returncode, f'signal {-done.returncode}')}"
+    return Result({}, f"it ended the process {how}; last line: {errors[-1]}")
 
 
 def load_average() -> float:
-    """Programs that computed, or waited for a processor, in the last minute; NaN if not known."""
+    """Return the number of runnable processes in the last minute; NaN if it cannot be read."""
     try:
         return os.getloadavg()[0]
-    except OSError:  # it is read from /proc
+    except OSError:
         return float("nan")
 
 
-def answer(probe: str) -> None:
-    """In the other process: run the probe and write its facts, or the exception it raised."""
+def write_result(probe: str) -> None:
+    """Call the probe and write its facts, or the exception it raised; in the child process."""
     try:
-        found = [_PROBES[probe](), ""]
-    except Exception as error:  # the doctor is to hear of it, whatever it is
-        found = [{}, f"{type(error).__name__}: {_gist(error)}"]
-    sys.stdout.write(f"\n{_MARK}{json.dumps(found)}\n")
+        result = Result(PROBES[probe](), "")
+    except Exception as error:  # whatever it is, the doctor reports it
+        result = Result({}, f"{type(error).__name__}: {summary(error)}")
+    sys.stdout.write(f"\n{_MARK}{json.dumps(result)}\n")
     sys.stdout.flush()
 
 
-def _gist(error: Exception) -> str:
-    """The one line to show of an exception; MXNet's begin with a traceback of C++."""
+def summary(error: Exception) -> str:
+    """Return the most informative line of an exception; MXNet's begin with a C++ traceback."""
     lines = str(error).strip().splitlines() or [""]
     return (lines[-1] if lines[0].startswith("Traceback") else lines[0]).strip()
 
 
 def numpy() -> dict[str, Any]:
-    """NumPy's version and place, and whether it can add."""
+    """NumPy's version, its file, and whether it adds correctly."""
     import numpy as np
 
     return {"version": np.__version__, "file": np.__file__, "adds": int(np.ones(3).sum()) == 3}
@@ -99,9 +93,9 @@ def numpy() -> dict[str, Any]:
 
 def mxnet() -> dict[str, Any]:
     """Import the whole of gluonpar, and MXNet with it, and compute something."""
-    for name in ("gluonpar", "gluonpar.checkpoint", "gluonpar.training"):
-        del sys.modules[name]  # the ones without __init__
-    importlib.import_module("gluonpar")  # first: it prepares the process, and says what is missing
+    for name in _SKIPPED:
+        del sys.modules[name]
+    importlib.import_module("gluonpar")  # first: it prepares the process, and names what is missing
     import mxnet as mx
 
     facts = {
@@ -113,18 +107,18 @@ def mxnet() -> dict[str, Any]:
     try:
         return {**facts, "num_gpus": mx.context.num_gpus()}
     except mx.base.MXNetError as error:
-        return {**facts, "num_gpus": 0, "cuda_fails": _gist(error)}
+        return {**facts, "num_gpus": 0, "cuda_error": summary(error)}
 
 
 def settings() -> dict[str, Any]:
-    """The settings that gluonpar makes where the user has made none."""
+    """The environment variables that gluonpar sets where the user has not."""
     from gluonpar.runtime import startup, wheels
 
     return startup.settings(wheels.installed())
 
 
 def driver() -> dict[str, Any]:
-    """What NVIDIA's driver says of itself and its GPUs, or that there is none."""
+    """NVIDIA's driver and its GPUs, or the loader's message if there is no driver."""
     from gluonpar.runtime import driver
 
     try:
@@ -141,73 +135,69 @@ def driver() -> dict[str, Any]:
     ]
     cuda = driver.cuda_version(library)
     return {
-        "file": _mapped(driver.LIBRARY),
+        "file": _mapped_file(driver.LIBRARY),
         "cuda": driver.version(cuda),
         "too_old": cuda < driver.OLDEST_CUDA,
-        "kernels": " to ".join(
-            map(driver.version, (driver.OLDEST_CAPABILITY, driver.NEWEST_CAPABILITY))
-        ),
         "gpus": gpus,
     }
 
 
 def cuda() -> dict[str, Any]:
-    """Of each CUDA library the file that loads here, or why none does, as gluonpar loads them.
+    """For each CUDA library the file that gluonpar loads here, or why it cannot be loaded.
 
-    ``failed`` gives, by library, what is wrong and the remedy, if it is another than installing.
-    ``untried`` may need one that is damaged, and the system's loader would not survive that.
+    ``failed`` has, by library, what is wrong and the remedy, if that is not to install it.
+    ``untried`` may need one that is damaged, which would crash the system's loader.
     """
     import ctypes
 
-    from gluonpar.runtime import cuda_libraries as cuda
+    from gluonpar.runtime import cuda_libraries
 
     failed: dict[str, tuple[str, str]] = {}
-    for path in cuda.in_wheels("lib*.so*"):
-        wrong = cuda.damage(path)
+    for path in cuda_libraries.in_wheels("lib*.so*"):
+        wrong = cuda_libraries.damage(path)
         if wrong:
-            failed[path.name] = (f"{path} is damaged: {wrong}", cuda.reinstall(path))
-    listed = list(cuda.LIBRARIES)
-    safe = min((listed.index(name) for name in failed if name in listed), default=len(listed))
+            failed[path.name] = (f"{path} is damaged: {wrong}", cuda_libraries.reinstall(path))
+    names = list(cuda_libraries.LIBRARIES)
+    safe = min((names.index(name) for name in failed if name in names), default=len(names))
     loaded: dict[str, str] = {}
-    for name in listed[:safe]:
-        print(f"loading {name}", file=sys.stderr, flush=True)  # known, should this process end here
+    for name in names[:safe]:
+        print(f"loading {name}", file=sys.stderr, flush=True)  # the last line if the process ends
         try:
-            paths = cuda.load(name) or [name]
-            ctypes.CDLL(str(paths[0]), mode=ctypes.RTLD_GLOBAL)  # what PyPI lacks, MXNet takes here
-            loaded[name] = str(paths[0]) if os.path.isabs(paths[0]) else _mapped(name)
+            paths = cuda_libraries.load(name) or [name]
+            ctypes.CDLL(str(paths[0]), mode=ctypes.RTLD_GLOBAL)  # if not PyPI's: as MXNet would
+            loaded[name] = str(paths[0]) if os.path.isabs(paths[0]) else _mapped_file(name)
         except OSError as error:
             failed[name] = (str(error), getattr(error, "remedy", ""))
-    untried = [name for name in listed[safe:] if name not in failed]
+    untried = [name for name in names[safe:] if name not in failed]
     return {"loaded": loaded, "failed": failed, "untried": untried}
 
 
-def _mapped(library: str) -> str:
-    """The file from which a library of this name was loaded into this process."""
+def _mapped_file(library: str) -> str:
+    """Return the file from which a library of this name was loaded into this process."""
     stem = library.split(".so")[0] + ".so"
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
             paths = [line.split(maxsplit=5)[-1].strip() for line in file]
     except OSError as error:
-        return f"a file that cannot be told: {error}"
+        return f"an unknown file: {error}"
     return next((path for path in paths if os.path.basename(path).startswith(stem)), library)
 
 
 def data() -> dict[str, Any]:
-    """Where Fashion-MNIST is, without downloading: the first folder that has it all, or none."""
+    """The first folder that has all of Fashion-MNIST, or those searched; downloads nothing."""
     from gluonpar.training.data import fashion_mnist, locate
 
-    tried = []
+    searched = []
     for folder, what in locate.folders().items():
-        lacking = fashion_mnist.missing(folder)
-        if not lacking:
+        if not fashion_mnist.missing(folder):
             _, edition = fashion_mnist.read_folder(folder)
             return {"found": f"{folder} ({what}, edition of {edition.date})"}
-        tried.append(f"{folder} ({what})")
-    return {"tried": tried}
+        searched.append(f"{folder} ({what})")
+    return {"searched": searched}
 
 
 def mpi() -> dict[str, Any]:
-    """The MPI library that mpi4py has, which is not started, and what mpirun says of itself."""
+    """The MPI library of mpi4py, which is not initialized, and the version of mpirun."""
     import shutil
 
     import mpi4py
@@ -215,18 +205,18 @@ def mpi() -> dict[str, Any]:
     mpi4py.rc.initialize = False
     from mpi4py import MPI
 
-    beside = os.path.dirname(sys.executable)
-    starter = shutil.which("mpirun") or shutil.which("mpirun", path=beside)
+    beside_python = os.path.dirname(sys.executable)
+    mpirun = shutil.which("mpirun") or shutil.which("mpirun", path=beside_python)
     facts = {
         "mpi4py": mpi4py.__version__,
         "library": MPI.Get_library_version().split("\n")[0].strip("\0 "),
         "vendor": MPI.get_vendor()[0],
     }
-    if starter is None:
+    if mpirun is None:
         return facts
-    done = subprocess.run([starter, "--version"], capture_output=True, timeout=TIMEOUT_SECONDS / 2)
-    said = done.stdout.decode(errors="replace").strip()
-    return {**facts, "starter": starter, "starter_says": " ".join(said.split())[:80]}
+    done = subprocess.run([mpirun, "--version"], capture_output=True, timeout=TIMEOUT_SECONDS / 2)
+    version = " ".join(done.stdout.decode(errors="replace").split())[:80]
+    return {**facts, "mpirun": mpirun, "mpirun_version": version}
 
 
-_PROBES = {p.__name__: p for p in (numpy, mxnet, settings, driver, cuda, data, mpi)}
+PROBES = {probe.__name__: probe for probe in (numpy, mxnet, settings, driver, cuda, data, mpi)}
