@@ -403,7 +403,7 @@ class TestOverlap:
         push = engine.push
 
         def never_beside(*args, **more):
-            push(*args, **{**more, "beside": False})
+            push(*args, **{**more, "prioritized": False})
 
         monkeypatch.setattr(engine, "push", never_beside)
         assert not self.overlaps(updated, TestOverlap.on_the_worker)
