@@ -1,18 +1,17 @@
-"""Draw all pictures of docs/pictures: from plans, from the step's split, from recorded runs.
+"""Draw every picture of docs/pictures: plans, the training step, recorded runs.
 
     python tools/draw_pictures.py                    # write docs/pictures/*.svg
-    python tools/draw_pictures.py --check            # write nothing; are they what is drawn?
-    python tools/draw_pictures.py --record timeline  # first measure anew, half a minute
-    python tools/draw_pictures.py --record scaling --torch-python ~/torch/bin/python
-    python tools/draw_pictures.py --record timeline,scaling   # both, then draw all
+    python tools/draw_pictures.py --check            # write nothing, name the ones that differ
+    python tools/draw_pictures.py --record timeline  # measure first, half a minute
+    python tools/draw_pictures.py --record timeline,scaling --torch-python ~/torch/bin/python
 
-The hops of every algorithm with a plan are drawn for 4 devices, halving-doubling for 6 as well.
-step-timeline.svg and scaling.svg show what docs/measured/step-timeline.json and scaling.json hold;
---record writes these, and needs a machine that does nothing else. --check compares shapes by their
-names and places, and words, not bytes, which differ between versions of matplotlib.
+Every algorithm that has a plan is drawn for 4 devices. step-timeline.svg and scaling.svg show
+docs/measured/step-timeline.json and scaling.json, which --record writes: run it on an otherwise idle
+machine. --check compares words and the coordinates of named shapes, not bytes, because those differ
+between versions of matplotlib.
 
-Exit status: 0, all is written or right; 1, the files named differ or are missing, or a benchmark's
-candidate failed; 2, for a request that cannot be met.
+Exit status: 0, success; 1, pictures differ or are missing, or a candidate of the benchmark failed;
+2, wrong arguments.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Callable, Sequence
+from typing import Any, Sequence
 from xml.etree import ElementTree
 
 try:
@@ -36,36 +35,24 @@ try:
     from gluonpar.training import console
     from gluonpar.training.run import Configuration, Run
 except ImportError as error:
-    remedy = " (in a clone: pip install -e '.[cpu,plot]')" if error.name == "gluonpar" else ""
-    print(f"draw_pictures.py: error: {error}{remedy}", file=sys.stderr)
+    remedy = "in a clone: pip install -e '.[cpu,plot]'"
+    print(f"draw_pictures.py: error: {error} ({remedy})", file=sys.stderr)
     sys.exit(2)
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURES, MEASURED = ROOT / "docs" / "pictures", ROOT / "docs" / "measured"
-NUM_DEVICES = 4
-MORE = {"halving-doubling-6": ("halving-doubling", 6)}
-FIRST, NUM_STEPS = 8, 3  # of the profile's steps, which are drawn
+TIMELINE, SCALING = MEASURED / "step-timeline.json", MEASURED / "scaling.json"
+FIRST_STEP, NUM_STEPS = 8, 3  # of the profile
 CANDIDATES = (
     "gluonpar,gluonpar trainer,trainer gluonpar,trainer device,one context,book,torch ddp,floor"
 )
 BENCHMARK = "--workload lenet --num-gpus 1,2,4 --device cpu --rounds 12 --steps 5".split()
-TOLERANCE = 1.0  # points that a shape may lie elsewhere: fonts differ between matplotlib's versions
+TOLERANCE = 1.0  # in points: fonts differ a little between versions of matplotlib
 SVG = "{http://www.w3.org/2000/svg}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit status."""
-    args = _parser().parse_args(argv)
-    if args.check:
-        return check(args.folder, args.measured)
-    failed = 0
-    for what in args.record:
-        failed = RECORDERS[what](args) or failed
-    draw(args.folder, args.measured)
-    return failed
-
-
-def _parser() -> argparse.ArgumentParser:
+    """Run the command line and return the exit status."""
     summary, _, details = (__doc__ or "").partition("\n")
     parser = argparse.ArgumentParser(
         description=summary,
@@ -73,162 +60,126 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--check", action="store_true", help="compare only, and name what differs")
-    help_ = "measure anew before drawing: timeline, scaling or both"
-    parser.add_argument("--record", type=_recorders, default=[], metavar="A,B", help=help_)
+    help_ = "measure before drawing: timeline, scaling or timeline,scaling"
+    parser.add_argument("--record", metavar="NAMES", default="", help=help_)
     help_ = "an interpreter that has PyTorch, for --record scaling"
     parser.add_argument("--torch-python", metavar="PATH", help=help_)
-    for name, default, what in (
-        ("--folder", PICTURES, "pictures"),
-        ("--measured", MEASURED, "recorded runs"),
-    ):
-        help_ = f"where the {what} are (default: %(default)s)"
-        parser.add_argument(name, type=Path, default=default, help=help_)
-    return parser
+    args = parser.parse_args(argv)
+    names = args.record.split(",") if args.record else []
+    if not set(names) <= {"timeline", "scaling"}:
+        parser.error(f"--record must be timeline, scaling or both, got {args.record}")
+    if args.check:
+        return check(PICTURES)
+    if "timeline" in names:
+        record_timeline()
+    status = record_scaling(args.torch_python) if "scaling" in names else 0
+    draw(PICTURES)
+    return status
 
 
-def _recorders(text: str) -> list[str]:
-    names = text.split(",")
-    for name in names:
-        if name not in RECORDERS:
-            there = ", ".join(RECORDERS)
-            raise argparse.ArgumentTypeError(f"there is no {name!r} to record; there are: {there}")
-    return names
-
-
-def wanted(measured: Path = MEASURED) -> dict[str, Callable[[Path], Any]]:
-    """By the picture's name, what draws it into a file."""
-    plans = [name for name, algorithm in ALGORITHMS.items() if algorithm.plan is not None]
-    hops = {**{name: (name, NUM_DEVICES) for name in plans}, **MORE}
-    return {
-        **{name: trace(*what).draw for name, what in hops.items()},
-        "step": lambda path: step.draw_step(path=path),
-        "step-timeline": lambda path: _timeline(_read(measured / "step-timeline.json"), path),
-        "scaling": lambda path: _scaling(_read(measured / "scaling.json"), path),
-    }
-
-
-def draw(folder: Path, measured: Path = MEASURED) -> None:
+def draw(folder: Path) -> None:
     """Write all pictures into ``folder``."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, drawing in wanted(measured).items():
-        drawing(folder / f"{name}.svg")
+    for name, algorithm in ALGORITHMS.items():
+        if algorithm.plan is not None:
+            trace(name, 4).draw(folder / f"{name}.svg")
+    trace("halving-doubling", 6).draw(folder / "halving-doubling-6.svg")
+    step.draw(folder / "step.svg")
+    steps = json.loads(TIMELINE.read_text("utf-8"))
+    title = (
+        f"{steps['num_steps']} steps of LeNet, batch 256, on {len(steps['devices'])} CPU devices"
+    )
+    timeline.draw(steps, title, _measured(steps), folder / "step-timeline.svg")
+    record = json.loads(SCALING.read_text("utf-8"))
+    note = (
+        f"{_measured(record)}. Medians and quartiles of {record['arguments']['rounds']} rounds of "
+        f"{record['arguments']['steps']} steps, the candidates taking turns; all devices share the "
+        "cores."
+    )
+    title = "Training LeNet, batch 256, on CPU devices"
+    scaling.draw(record, "lenet", 2, title, note, folder / "scaling.svg")
 
 
-def _read(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text("utf-8"))
+def _measured(record: dict[str, Any]) -> str:
+    machine = record["machine"]
+    where = f"{machine['processor']}, {machine['cores']} cores"
+    return f"Measured {machine['date'][:10]} on {where}: {record['command']}"
 
 
 def _write(path: Path, record: dict[str, Any]) -> None:
-    """As JSON with a line for each item of the innermost lists, so that changes can be read."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Write JSON with one line per innermost list, so that a diff can be read."""
     text = json.dumps(record, indent=1)
     text = re.sub(r"\[\s+([^\[\]{}]*?)\s+\]", lambda m: f"[{' '.join(m[1].split())}]", text)
     path.write_text(text + "\n", "utf-8")
 
 
-def _where(record: dict[str, Any]) -> str:
-    machine = record["machine"]
-    return f"Measured {machine['date'][:10]} on {machine['processor']}, {machine['cores']} cores"
-
-
-def _timeline(record: dict[str, Any], path: Path) -> None:
-    steps = timeline.from_dict(record)
-    title = f"{steps.num_steps} steps of LeNet, batch 256, on {len(steps.devices)} CPU devices"
-    timeline.draw_timeline(steps, title, path, f"{_where(record)}: {record['command']}")
-
-
-def _scaling(record: dict[str, Any], path: Path) -> None:
-    arguments = record["arguments"]
-    note = (
-        f"{_where(record)}: {record['command']}. Medians and quartiles of {arguments['rounds']} "
-        f"rounds of {arguments['steps']} steps, all candidates in turns; K devices share the cores."
-    )
-    title = "Training LeNet, batch 256, on CPU devices"
-    scaling.draw_scaling(record, "lenet", title, 2, path, note)
-
-
-def record_timeline(args: argparse.Namespace) -> int:
+def record_timeline() -> None:
     """Profile a run of LeNet on two CPU devices and keep some of its steps."""
-    asked = Configuration(2, num_epochs=1, device="cpu", dataset="synthetic", profile=True)
-    run = Run(asked, console.Console(io.StringIO(), io.StringIO()))
+    configuration = Configuration(2, num_epochs=1, device="cpu", dataset="synthetic", profile=True)
+    run = Run(configuration, console.Console(io.StringIO(), io.StringIO()))
     run.train()
-    found = timeline.steps(run.profiled.timeline, FIRST, NUM_STEPS)
-    machine = {name: measure.machine()[name] for name in ("processor", "cores", "date")}
+    machine = {key: measure.machine()[key] for key in ("processor", "cores", "date")}
     command = "python tools/draw_pictures.py --record timeline"
-    content = {"command": command, "machine": machine, **timeline.as_dict(found)}
-    _write(args.measured / "step-timeline.json", content)
-    print(found.sentence())
-    return 0
+    steps = timeline.record(run.profiled.timeline, FIRST_STEP, NUM_STEPS)
+    _write(TIMELINE, {"command": command, "machine": machine, **steps})
 
 
-def record_scaling(args: argparse.Namespace) -> int:
-    """Run the training benchmark and keep its figures; its exit status."""
-    command = [sys.executable, str(ROOT / "scripts" / "bench_training.py"), *BENCHMARK]
-    command += ["--candidates", CANDIDATES]
-    if args.torch_python:
-        command += ["--torch-python", args.torch_python]
+def record_scaling(torch_python: str | None) -> int:
+    """Run the training benchmark and keep its figures; return its exit status."""
+    command = [sys.executable, "-m", "benchmarks.training", *BENCHMARK, "--candidates", CANDIDATES]
+    if torch_python:
+        command += ["--torch-python", torch_python]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "samples.json"
-        status = subprocess.run([*command, "--json", str(path)]).returncode
-        record = scaling.condensed(_read(path))
-    asked = "python tools/draw_pictures.py --record scaling"
-    _write(args.measured / "scaling.json", {"command": asked, **record})
+        status = subprocess.run([*command, "--json", str(path)], cwd=ROOT).returncode
+        record = scaling.condensed(json.loads(path.read_text("utf-8")))
+    command = "python tools/draw_pictures.py --record scaling"
+    _write(SCALING, {"command": command, **record})
     return status
 
 
-RECORDERS = {"timeline": record_timeline, "scaling": record_scaling}
-
-
-def check(folder: Path, measured: Path = MEASURED) -> int:
-    """Name the pictures in ``folder`` that are not what would be drawn; 1 if there are any."""
+def check(folder: Path) -> int:
+    """Name the pictures in ``folder`` that differ from what :func:`draw` writes; 1 if any do."""
     with tempfile.TemporaryDirectory() as fresh:
-        draw(Path(fresh), measured)
-        names = sorted(
-            {path.name for place in (folder, Path(fresh)) for path in place.glob("*.svg")}
-        )
-        wrong = [name for name in names if not same(folder / name, Path(fresh) / name)]
+        draw(Path(fresh))
+        names = {path.name for place in (folder, Path(fresh)) for path in place.glob("*.svg")}
+        wrong = [name for name in sorted(names) if not same(folder / name, Path(fresh) / name)]
     for name in wrong:
-        print(f"{folder / name} is not what would be drawn", file=sys.stderr)
-    if wrong:
-        print("to draw them again: python tools/draw_pictures.py", file=sys.stderr)
+        print(f"{folder / name} must be drawn again: make pictures", file=sys.stderr)
     return 1 if wrong else 0
 
 
 def same(path: Path, other: Path) -> bool:
-    """Whether two pictures have the same words, and the same shapes in the same places."""
+    """Whether two pictures have the same words and the same named shapes in the same places."""
     if not (path.exists() and other.exists()):
         return False
-    (shapes, spoken), (others, others_spoken) = content(path), content(other)
+    (words, shapes), (other_words, other_shapes) = content(path), content(other)
     return (
-        spoken == others_spoken
-        and set(shapes) == set(others)
+        words == other_words
+        and shapes.keys() == other_shapes.keys()
         and all(
-            abs(a - b) <= TOLERANCE for name in shapes for a, b in zip(shapes[name], others[name])
+            len(shapes[name]) == len(other_shapes[name])
+            and all(abs(a - b) <= TOLERANCE for a, b in zip(shapes[name], other_shapes[name]))
+            for name in shapes
         )
     )
 
 
-def content(path: Path) -> tuple[dict[str, tuple[float, ...]], list[str]]:
-    """By the name of a shape its left, top, right and bottom in points; and all words, sorted.
+def content(path: Path) -> tuple[list[str], dict[str, list[float]]]:
+    """Return a picture's words, sorted, and by its id the coordinates of every named shape.
 
-    Shapes are what has an id 'KIND-...' of the drawing's own. matplotlib keeps words that it draws
-    as outlines in comments.
+    matplotlib keeps text that it draws as outlines in comments. Its own ids have no '-'.
     """
     builder = ElementTree.TreeBuilder(insert_comments=True)
     root = ElementTree.fromstring(path.read_bytes(), ElementTree.XMLParser(target=builder))
-    shapes, spoken = {}, []
+    words, shapes = [], {}
     for element in root.iter():
-        if element.tag is ElementTree.Comment:
-            spoken.append(str(element.text).strip())
-        elif element.tag in (f"{SVG}title", f"{SVG}desc"):
-            spoken.append(str(element.text))
-        elif "-" in element.get("id", "") and element.tag == f"{SVG}g":
-            paths = [found.get("d", "") for found in element.iter(f"{SVG}path")]
-            numbers = [float(n) for d in paths for n in re.findall(r"-?\d+\.?\d*(?:e-?\d+)?", d)]
-            xs, ys = numbers[::2], numbers[1::2]
-            if xs:
-                shapes[element.get("id", "")] = (min(xs), min(ys), max(xs), max(ys))
-    return shapes, sorted(spoken)
+        if element.tag in (ElementTree.Comment, f"{SVG}title", f"{SVG}desc"):
+            words.append(str(element.text).strip())
+        elif element.tag == f"{SVG}g" and "-" in element.get("id", ""):
+            paths = " ".join(found.get("d", "") for found in element.iter(f"{SVG}path"))
+            numbers = re.findall(r"-?\d+\.?\d*(?:e-?\d+)?", paths)
+            shapes[element.get("id", "")] = [float(number) for number in numbers]
+    return sorted(words), shapes
 
 
 if __name__ == "__main__":

@@ -1,229 +1,131 @@
-"""Steps over time, drawn: what ran when on each device, in the exchange and in Python."""
+"""Recorded training steps over time: one row per device, one for the all-reduce, one for Python."""
 
 from __future__ import annotations
 
+import os
 import textwrap
-from typing import TYPE_CHECKING, Any, Sequence
+from typing import Any, Sequence
 
-from gluonpar.collectives.drawing import COLOURS, GREY, save, sheet, style
+from matplotlib.figure import Figure
+
+from gluonpar.collectives.drawing import COLOURS, GREY, save, style
 from gluonpar.training.profiler.operators import (
     BACKWARD,
     DATA,
     EXCHANGE,
     FORWARD,
     FUSED,
-    OTHER,
     UPDATE,
     Span,
 )
 from gluonpar.training.profiler.timeline import Timeline, union
-from pictures.paper import SMALL, TITLE, box, words
-
-if TYPE_CHECKING:
-    import os
-
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 BLUE, ORANGE, GREEN, _, PURPLE, *_ = COLOURS
-PARTS = {
+COLOUR = {
     FORWARD: BLUE,
     BACKWARD: PURPLE,
     EXCHANGE: ORANGE,
     UPDATE: ORANGE,
     FUSED: ORANGE,
     DATA: GREEN,
-    OTHER: GREY,
 }
-# Inches from the upper left corner.
-WIDTH, LEFT, RIGHT, TOP, ROW, BAR = 10.0, 1.25, 9.85, 1.0, 0.5, 0.32
-LEAST = 0.025  # of a span's width, so that it can be seen
-LETTER = 0.07  # of the width of a letter
-CLOSE = 100.0  # microseconds between two operators of a part that are drawn as one
+GAP = 100.0  # operators of one kind with fewer microseconds between them are drawn as one
 
 
-def steps(timeline: Timeline, first: int = 0, num_steps: int = 3) -> Timeline:
-    """``num_steps`` whole steps of a profile, from the ``first`` that begins in it, from 0 us.
+def record(timeline: Timeline, first: int, num_steps: int) -> dict[str, Any]:
+    """Return ``num_steps`` whole steps of a profile from step ``first`` on, as written to JSON.
 
-    A step begins where a device goes forward after its backward: what Python does meanwhile is for
-    a later one. Operators of a part that follow each other closely are one span, which is called
-    like the part. Raises ValueError if the profile has too few steps.
+    A step begins where a device starts its first forward operator after a backward one. Times are
+    whole microseconds from the beginning of the first step. Raises ValueError if the profile has
+    too few steps.
     """
-    begins = [min(starts) for starts in zip(*map(_starts, _by_device(timeline)))]
-    if first < 0 or num_steps < 1 or first + num_steps >= len(begins):
+    devices = range(len(timeline.devices))
+    begins = [min(starts) for starts in zip(*(_starts(timeline, i) for i in devices))]
+    if first + num_steps >= len(begins):
         raise ValueError(
-            f"first={first}, num_steps={num_steps}: the profile has {max(0, len(begins) - 1)} "
-            "whole steps; profile more steps, or draw fewer"
+            f"first={first}, num_steps={num_steps}: the profile must have more steps than that, "
+            f"got {len(begins)}; profile a longer run"
         )
     begin, end = begins[first], begins[first + num_steps]
     spans = []
-    for device in (*range(len(timeline.devices)), None):
-        for part in PARTS:
-            close = [(a, b + CLOSE) for a, b in timeline.intervals(part, device=device)]
+    for device in (*devices, None):
+        for part in COLOUR:
+            close = [(a, b + GAP) for a, b in timeline.intervals(part, device=device)]
             for start, stop in union(close):
-                both = max(start, begin) - begin, min(stop - CLOSE, end) - begin
-                if both[0] < both[1]:
-                    spans.append(Span(part, device, 0, round(both[0]), round(both[1]), part))
+                start, stop = max(start, begin) - begin, min(stop - GAP, end) - begin
+                if start < stop:
+                    spans.append(Span(part, device, 0, round(start), round(stop), part))
     window = 0, round(end - begin)
-    return Timeline(timeline.devices, window, num_steps, spans, {}, timeline.processors)
+    steps = Timeline(timeline.devices, window, num_steps, spans, {}, timeline.processors)
+    return {
+        "devices": timeline.devices,
+        "num_steps": num_steps,
+        "window": list(window),
+        "sentence": steps.sentence(),
+        "spans": [[s.part, s.device, s.start, s.end] for s in spans],
+    }
 
 
-def _by_device(timeline: Timeline) -> list[list[Span]]:
-    return [
-        sorted((s for s in timeline.spans if s.device == i), key=lambda span: span.start)
-        for i in range(len(timeline.devices))
-    ]
-
-
-def _starts(spans: Sequence[Span]) -> list[float]:
-    """When the device goes forward, each time for the first time after its backward."""
+def _starts(timeline: Timeline, device: int) -> list[float]:
+    """Where the device runs forward for the first time after each backward."""
     found, backward = [], True
-    for span in spans:
+    for span in sorted((s for s in timeline.spans if s.device == device), key=lambda s: s.start):
         if span.part == FORWARD and backward:
             found.append(span.start)
         backward = span.part == BACKWARD or (backward and span.part != FORWARD)
     return found
 
 
-def as_dict(timeline: Timeline) -> dict[str, Any]:
-    """For JSON: what :func:`from_dict` makes the same timeline of. Times are whole microseconds."""
-    return {
-        "devices": timeline.devices,
-        "processors": timeline.processors,
-        "num_steps": timeline.num_steps,
-        "window": list(timeline.window),
-        "spans": [[s.part, s.device, s.start, s.end] for s in timeline.spans],
-    }
-
-
-def from_dict(record: dict[str, Any]) -> Timeline:
-    """The timeline of :func:`as_dict`. Raises KeyError if something is missing."""
-    spans = [Span(part, device, 0, *both, part) for part, device, *both in record["spans"]]
-    window, num_steps = tuple(record["window"]), record["num_steps"]
-    return Timeline(record["devices"], window, num_steps, spans, {}, record["processors"])
-
-
-def from_trace(events: Sequence[dict], processors: int | None = None) -> Timeline:
-    """The timeline of the ``traceEvents`` in a file of ``--trace`` or ``Profiler.save``.
-
-    Such a file does not say how many ``processors`` the devices shared. Raises KeyError for events
-    of other programs.
-    """
-    named = {(e["name"], e["pid"], e["tid"]): e["args"] for e in events if e["ph"] == "M"}
-    processes = {
-        pid: args["name"] for (kind, pid, _), args in named.items() if kind == "process_name"
-    }
-    devices = [name for _, name in sorted(processes.items()) if name not in ("Python", "exchange")]
-    spans, num_steps, end = [], 0, 0.0
-    for event in events:
-        if event["ph"] != "X":
-            continue
-        start, stop, device = event["ts"], event["ts"] + event["dur"], event["pid"]
-        end = max(end, stop)
-        if event["cat"] == "step":
-            num_steps += 1
-            continue
-        if processes[device] == "exchange":
-            device = devices.index(
-                named["thread_name", device, event["tid"]]["name"][len("run by ") :]
-            )
-        elif processes[device] == "Python":
-            device = None
-        spans.append(Span(event["name"], device, event["tid"], start, stop, event["cat"]))
-    return Timeline(devices, (0.0, end), num_steps, spans, {}, processors)
-
-
-def draw_timeline(
-    timeline: Timeline, title: str, path: str | os.PathLike | None = None, note: str = ""
-) -> Figure:
-    """All of ``timeline`` (:func:`steps`), a row for each device, for the exchange and for Python.
-
-    ``Profiler.timeline`` is what a profile has seen. The colours are those of the parts; below are
-    the time in ms, the sentence that says why K devices are not K times as fast as one, for these
-    steps, and ``note``. Written to ``path`` too, if given. Raises ImportError without matplotlib.
-    """
-    moving = (EXCHANGE, UPDATE, FUSED) if timeline.fused else (EXCHANGE,)
-    rows = [
-        (name, _spans(timeline, device, moving)) for device, name in enumerate(timeline.devices)
-    ]
-    if any(span.part in moving for span in timeline.spans):
-        together = [s for s in timeline.spans if s.part in moving]
-        rows.append(("exchange\nand update" if timeline.fused else "exchange", together))
-    rows.append(("Python", _spans(timeline, None, ())))
-    rows = [(name, [s for s in spans if _seen(timeline, s)]) for name, spans in rows]
-    notes = [*textwrap.wrap(timeline.sentence(), 112), *textwrap.wrap(note, 112)]
-    bottom = TOP + ROW * len(rows)
+def draw(steps: dict[str, Any], title: str, note: str, path: str | os.PathLike) -> None:
+    """Draw what :func:`record` returned, with its sentence and ``note`` below, to ``path``."""
+    rows = [(name, i, (FORWARD, BACKWARD)) for i, name in enumerate(steps["devices"])]
+    rows += [("all-reduce\nand update", None, (EXCHANGE, UPDATE, FUSED)), ("Python", None, (DATA,))]
+    notes = [*textwrap.wrap(steps["sentence"], 112), *textwrap.wrap(note, 112)]
     with style("timeline"):
-        figure, axes = sheet(WIDTH, bottom + 0.46 + 0.21 * len(notes))
-        words(axes, LEFT, 0.26, title, ha="left", size=TITLE, weight="bold")
-        _legend(axes, {s.part: None for _, spans in rows for s in spans})
-        _scale(axes, timeline, bottom)
-        for i, (name, spans) in enumerate(rows):
-            _row(axes, TOP + ROW * i, name, spans, timeline)
+        figure = Figure((10, 4.1))
+        axes = figure.add_axes((0.12, 0.34, 0.865, 0.46), xlim=(0, steps["window"][1] / 1e3))
+        for y, (name, device, parts) in enumerate(rows):
+            axes.axhspan(y - 0.32, y + 0.32, color=GREY, alpha=0.11, lw=0)
+            for part in parts:
+                ran = [
+                    (start / 1e3, (end - start) / 1e3)
+                    for kind, on, start, end in steps["spans"]
+                    if kind == part and (device is None or on == device)
+                ]
+                if ran:
+                    where = {"fc": COLOUR[part], "lw": 0.3, "ec": COLOUR[part]}
+                    label = f"_{part}" if y and device is not None else part
+                    gid = f"row-{y}-{part.replace(' ', '')}"
+                    axes.broken_barh(ran, (y - 0.32, 0.64), label=label, gid=gid, **where)
+        axes.set_yticks(range(len(rows)), [name for name, _, _ in rows])
+        axes.set(ylim=(len(rows) - 0.5, -0.5), xlabel="ms")
+        axes.grid(axis="y", alpha=0)
+        axes.set_axisbelow(True)
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+        figure.text(0.12, 0.93, title, size=13, weight="bold")
+        where = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.2}
+        axes.legend(ncol=6, frameon=False, handlelength=1.2, labelcolor=GREY, **where)
         for i, line in enumerate(notes):
-            words(axes, LEFT, bottom + 0.5 + 0.21 * i, line, ha="left", size=SMALL)
-        if path is not None:
-            save(figure, path, title, _description(timeline))
-    return figure
+            figure.text(0.12, 0.155 - 0.052 * i, line, size=9.5)
+        save(figure, path, title, _description(steps))
 
 
-def _spans(timeline: Timeline, device: int | None, but: Sequence[str]) -> list[Span]:
-    return [s for s in timeline.spans if s.device == device and s.part not in but]
+def _description(steps: dict[str, Any]) -> str:
+    def ms(parts: Sequence[str], device: int | None = None) -> float:
+        """Milliseconds per step in these parts."""
+        spans = [
+            (b - a) for part, i, a, b in steps["spans"] if part in parts and device in (i, None)
+        ]
+        return sum(spans) / 1e3 / steps["num_steps"]
 
-
-def _seen(timeline: Timeline, span: Span) -> bool:
-    """Whether to draw it: what is shorter than the eye sees only if it is the row's matter."""
-    width = _inches(timeline, span.end) - _inches(timeline, span.start)
-    return span.part != OTHER or width >= LEAST
-
-
-def _inches(timeline: Timeline, time: float) -> float:
-    begin, end = timeline.window
-    return LEFT + (RIGHT - LEFT) * (time - begin) / (end - begin)
-
-
-def _row(axes: Axes, top: float, name: str, spans: Sequence[Span], timeline: Timeline) -> None:
-    middle = top + ROW / 2
-    box(axes, (LEFT, middle - BAR / 2), (RIGHT - LEFT, BAR), GREY, None, 0.11, radius=0)
-    words(axes, LEFT - 0.12, middle, name, ha="right")
-    for i, span in enumerate(spans):
-        left, right = (_inches(timeline, time) for time in (span.start, span.end))
-        corner, size = (left, middle - BAR / 2), (max(right - left, LEAST), BAR)
-        gid = f"span-{'Python' if span.device is None else span.device}-{span.part}-{i}"
-        box(axes, corner, size, PARTS[span.part], gid.replace(" ", ""), radius=0)
-        if right - left > LETTER * (len(span.part) + 2):
-            words(axes, (left + right) / 2, middle, span.part, color="white", size=SMALL)
-
-
-def _scale(axes: Axes, timeline: Timeline, bottom: float) -> None:
-    """Milliseconds below the rows, about ten of them, and where they are."""
-    begin, end = timeline.window
-    total = (end - begin) / 1e3
-    tick = next(size for size in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1e9) if total / size <= 10)
-    for i in range(int(total / tick) + 1):
-        x = _inches(timeline, begin + 1e3 * i * tick)
-        axes.plot([x, x], [TOP - 0.02, bottom + 0.04], color=GREY, lw=0.6, alpha=0.5, zorder=0)
-        words(axes, x, bottom + 0.17, f"{i * tick} ms" if i == 0 else i * tick, size=SMALL)
-
-
-def _legend(axes: Axes, parts: Sequence[str]) -> None:
-    x = LEFT
-    for part in (part for part in PARTS if part in parts):
-        box(axes, (x, 0.58), (0.2, 0.16), PARTS[part], radius=0.02)
-        words(axes, x + 0.28, 0.66, part, ha="left", size=SMALL)
-        x += 0.4 + LETTER * (len(part) + 4)
-
-
-def _description(timeline: Timeline) -> str:
-    """The picture in words: what a step takes on each device, and the sentence."""
-    devices = []
-    for i, name in enumerate(timeline.devices):
-        forward, backward = (timeline.part_ms(part, i) for part in (FORWARD, BACKWARD))
-        devices.append(f"forward {forward:.1f} ms and backward {backward:.1f} ms on {name}")
-    moved = sum(timeline.part_ms(part) for part in (EXCHANGE, UPDATE, FUSED))
+    devices = ", ".join(
+        f"forward {ms([FORWARD], i):.1f} ms and backward {ms([BACKWARD], i):.1f} ms on {name}"
+        for i, name in enumerate(steps["devices"])
+    )
+    step = steps["window"][1] / 1e3 / steps["num_steps"]
     return (
-        f"A row for each of {len(devices)} devices, one for the exchange and one for Python's "
-        f"thread, over {timeline.num_steps} steps of {1e3 * timeline.step_seconds:.1f} ms each. A "
-        f"step takes {', '.join(devices)}, and {moved:.1f} ms for exchange and update. "
-        f"{timeline.sentence()}."
+        f"One row per device, one for the all-reduce and the update, one for Python's thread, over "
+        f"{steps['num_steps']} steps of {step:.1f} ms each. A step takes {devices}, and "
+        f"{ms([EXCHANGE, UPDATE, FUSED]):.1f} ms for all-reduce and update. {steps['sentence']}."
     )
