@@ -78,13 +78,14 @@ def _starts(timeline: Timeline, device: int) -> list[float]:
 
 def draw(steps: dict[str, Any], title: str, note: str, path: str | os.PathLike) -> None:
     """Draw what :func:`record` returned, with its sentence and ``note`` below, to ``path``."""
-    rows = [(name, i, (FORWARD, BACKWARD)) for i, name in enumerate(steps["devices"])]
-    rows += [("all-reduce\nand update", None, (EXCHANGE, UPDATE, FUSED)), ("Python", None, (DATA,))]
+    names = [*steps["devices"], "all-reduce\nand update", "Python"]
+    rows = [(i, (FORWARD, BACKWARD)) for i in range(len(steps["devices"]))]
+    rows += [(None, (EXCHANGE, UPDATE, FUSED)), (None, (DATA,))]
     notes = [*textwrap.wrap(steps["sentence"], 112), *textwrap.wrap(note, 112)]
     with style("timeline"):
         figure = Figure((10, 4.1))
         axes = figure.add_axes((0.12, 0.34, 0.865, 0.46), xlim=(0, steps["window"][1] / 1e3))
-        for y, (name, device, parts) in enumerate(rows):
+        for y, (device, parts) in enumerate(rows):
             axes.axhspan(y - 0.32, y + 0.32, color=GREY, alpha=0.11, lw=0)
             for part in parts:
                 ran = [
@@ -97,7 +98,7 @@ def draw(steps: dict[str, Any], title: str, note: str, path: str | os.PathLike) 
                     label = f"_{part}" if y and device is not None else part
                     gid = f"row-{y}-{part.replace(' ', '')}"
                     axes.broken_barh(ran, (y - 0.32, 0.64), label=label, gid=gid, **where)
-        axes.set_yticks(range(len(rows)), [name for name, _, _ in rows])
+        axes.set_yticks(range(len(rows)), names)
         axes.set(ylim=(len(rows) - 0.5, -0.5), xlabel="ms")
         axes.grid(axis="y", alpha=0)
         axes.set_axisbelow(True)
