@@ -9,7 +9,6 @@ Needs only the standard library. Exit code 0; 2 if it is given arguments.
 from __future__ import annotations
 
 import argparse
-import os
 import runpy
 import sys
 from pathlib import Path
@@ -24,25 +23,12 @@ def choose() -> tuple[str, str]:
     runpy.run_path(str(PACKAGE / "runtime" / "standalone.py"))["skip_init"]("gluonpar")
     from gluonpar.runtime import driver
 
-    try:
-        cuda, gpus = driver.cuda_version(), driver.gpus()
-    except driver.DriverMissing as error:
-        return "cpu", f"no NVIDIA driver found: {error.__cause__}"
-    except driver.DriverError as error:
-        return "cpu", str(error)
-    if not gpus:
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        why = "" if visible is None else f" (CUDA_VISIBLE_DEVICES is {visible!r})"
-        return "cpu", f"the NVIDIA driver shows no GPU{why}"
-    if cuda < driver.OLDEST_CUDA:
-        return "cpu", (
-            f"the NVIDIA driver supports CUDA up to {driver.version(cuda)}, and mxnet-cu112 needs "
-            f"{driver.version(driver.OLDEST_CUDA)} or later: install a newer driver to use the GPU"
-        )
+    reason = driver.why_unusable()
+    if reason:
+        return "cpu", reason
+    gpus = driver.gpus()
     usable = "; ".join(str(gpu) for gpu in gpus if driver.usable(gpu))
     unusable = "; ".join(str(gpu) for gpu in gpus if not driver.usable(gpu))
-    if not usable:
-        return "cpu", f"{unusable}; {driver.KERNELS}"
     return "cu112", usable + (f" (not usable: {unusable}; {driver.KERNELS})" if unusable else "")
 
 

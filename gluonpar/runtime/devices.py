@@ -125,33 +125,21 @@ def _cpus(count: int) -> tuple[mx.Context, ...]:
 
 def why_no_gpu() -> str:
     """Return, in one line, why MXNet can use no GPU here and what to do about it."""
-    try:
-        found = driver.gpus()
-    except (driver.DriverMissing, driver.DriverError) as error:
-        return str(error)
-    usable = [gpu for gpu in found if driver.usable(gpu)]
-    if not usable:
-        names = "; ".join(map(str, found)) or "the NVIDIA driver shows no GPU"
-        return f"{names} ({driver.KERNELS} only; see python -m gluonpar doctor)"
-    return f"{usable[0]} is present, but {_why_mxnet_finds_none()}"
-
-
-def _why_mxnet_finds_none() -> str:
+    reason = driver.why_unusable()
+    if reason:
+        return reason
+    gpu = next(filter(driver.usable, driver.gpus()))
     installed = " and ".join(wheels.installed()) or "the installed MXNet"
     if not mx.runtime.Features().is_enabled("CUDA"):
         return (
-            f"{installed} {mx.__version__} was built without CUDA: pip uninstall -y mxnet, "
-            "then pip install 'gluonpar[cu112]'"
-        )
-    cuda = driver.cuda_version()
-    if cuda < driver.OLDEST_CUDA:
-        return (
-            f"the NVIDIA driver supports CUDA up to {driver.version(cuda)}, and {installed} needs "
-            f"{driver.version(driver.OLDEST_CUDA)} or later: install a newer driver"
+            f"{gpu} is present, but {installed} {mx.__version__} was built without CUDA: "
+            "pip uninstall -y mxnet, then pip install 'gluonpar[cu112]'"
         )
     try:
         mx.context.num_gpus()
     except mx.base.MXNetError as error:
         last = str(error).strip().splitlines()[-1].strip()
-        return f"CUDA fails in {installed} ({last}): see python -m gluonpar doctor"
-    return f"{installed} finds none: see python -m gluonpar doctor"
+        fault = f"CUDA fails in {installed} ({last})"
+    else:
+        fault = f"{installed} finds none"
+    return f"{gpu} is present, but {fault}: see python -m gluonpar doctor"

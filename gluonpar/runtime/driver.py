@@ -9,6 +9,7 @@ see. `nvidia-smi` ignores that variable, and may not be installed.
 from __future__ import annotations
 
 import ctypes
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,6 +132,26 @@ def gpus(library: Any = None) -> list[Gpu]:
     count = ctypes.c_int()
     _call(library, "cuDeviceGetCount", ctypes.byref(count))
     return [_gpu(library, index) for index in range(count.value)]
+
+
+def why_unusable() -> str:
+    """Return, in one line, why mxnet-cu112 can use no GPU here; "" if it can."""
+    try:
+        found, cuda = gpus(), cuda_version()
+    except (DriverMissing, DriverError) as error:
+        return str(error)
+    if not found:
+        hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+        why = "" if hidden is None else f" (CUDA_VISIBLE_DEVICES is {hidden!r})"
+        return f"the NVIDIA driver shows no GPU{why}"
+    if not any(map(usable, found)):
+        return f"{'; '.join(map(str, found))} ({KERNELS} only)"
+    if cuda < OLDEST_CUDA:
+        return (
+            f"the NVIDIA driver supports CUDA up to {version(cuda)}, and mxnet-cu112 needs "
+            f"{version(OLDEST_CUDA)} or later: install a newer driver"
+        )
+    return ""
 
 
 def _gpu(library: Any, index: int) -> Gpu:

@@ -1,10 +1,9 @@
 """gluonpar on mxnet-cu112, on a machine without a GPU: `make test-cuda` installs it and runs this.
 
-The CUDA libraries are the real ones of PyPI, the driver libcuda.so.1 is a stub built by gcc, and
-every computation is on CPU contexts. That a GPU computes is nowhere shown here.
+The CUDA libraries are PyPI's, the driver libcuda.so.1 is a stub built by gcc, and all computation
+is on CPU contexts. Nothing here shows that a GPU computes correctly.
 
-Each test looks at a process of its own: pytest's cannot import gluonpar, having no driver. So
-`make test-cuda` runs this file without conftest.py, which imports it.
+Each test starts processes: pytest's own has no driver, so it cannot import gluonpar, nor conftest.py.
 """
 
 import importlib.metadata
@@ -18,7 +17,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from libcuda_stub import build_libcuda, build_library, cut
+from libcuda_stub import build_libcuda, build_library
 
 try:
     importlib.metadata.version("mxnet-cu112")
@@ -36,7 +35,7 @@ TRAINING = "--dataset synthetic --limit 64 --batch-size 32 --epochs 1 --num-gpus
 
 
 def python(*arguments, libraries=(), paths=(), **environment):
-    """Run Python with these folders before the system's libraries and the packages installed."""
+    """Run Python with these folders before the system's libraries and the installed packages."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(SETTINGS)}
     environment["PYTHONPATH"] = os.pathsep.join(map(str, [*paths, REPOSITORY]))
     if libraries:
@@ -50,33 +49,39 @@ def python(*arguments, libraries=(), paths=(), **environment):
     )
 
 
-def printed(program, **surroundings):
-    done = python("-c", program, **surroundings)
+def output_of(program, **setup):
+    done = python("-c", program, **setup)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
 
-def last_line(done):
+def import_error(**setup):
+    """Return the last line of a failing import of gluonpar."""
+    done = python("-c", "import gluonpar", **setup)
     assert done.returncode == 1
     return done.stderr.strip().splitlines()[-1]
 
 
-def doctor(**surroundings):
-    """What the doctor finds, as {(topic, state): [text and remedy]}."""
-    done = python("-m", "gluonpar", "doctor", "--json", **surroundings)
+def doctor(**setup):
+    """Return what the doctor finds, as {(topic, state): ["text -> remedy"]}."""
+    done = python("-m", "gluonpar", "doctor", "--json", **setup)
     assert done.stderr == "" and done.returncode in (0, 1)
-    shown = json.loads(done.stdout)
-    assert done.returncode == (shown["wrong"] > 0)
+    output = json.loads(done.stdout)
+    assert done.returncode == (output["wrong"] > 0)
     found = {}
-    for one in shown["findings"]:
-        said = f"{one['text']} -> {one['remedy']}"
-        found.setdefault((one["topic"], one["state"]), []).append(said)
+    for finding in output["findings"]:
+        line = f"{finding['text']} -> {finding['remedy']}"
+        found.setdefault((finding["topic"], finding["state"]), []).append(line)
     return found
 
 
+def train(*arguments, **setup):
+    return python(REPOSITORY / "scripts" / "train_lenet.py", *TRAINING, *arguments, **setup)
+
+
 @pytest.fixture(scope="module")
-def a_driver(tmp_path_factory):
-    """a_driver(gpus, ...): the folder of a libcuda.so.1 that shows those GPUs."""
+def driver_folder(tmp_path_factory):
+    """driver_folder(gpus, ...): the folder of a libcuda.so.1 that shows those GPUs."""
 
     def build(gpus, **answers):
         folder = tmp_path_factory.mktemp("driver")
@@ -87,12 +92,12 @@ def a_driver(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def a6000(a_driver):
-    return a_driver([A6000])
+def a6000(driver_folder):
+    return driver_folder([A6000])
 
 
 def wheels_with(folder, damaged=(), missing=()):
-    """A folder for sys.path, where PyPI's CUDA libraries seem to be installed, but for some."""
+    """Let PyPI's CUDA libraries seem to be installed in ``folder``; return it, for ``paths``."""
     for library in SITE.glob("nvidia/*/lib/lib*.so*"):
         place = folder / library.relative_to(SITE)
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -107,7 +112,7 @@ def wheels_with(folder, damaged=(), missing=()):
     return folder
 
 
-# the import, and where CUDA's libraries come from
+# The import, and the files of CUDA's libraries
 
 MAPPED = """
 import gluonpar, os
@@ -118,112 +123,99 @@ for path in sorted(paths):
 """
 
 
-def test_without_a_driver_the_import_says_so_and_how_to_do_without(tmp_path):
+def test_without_a_driver_the_import_and_the_doctor_name_the_remedy():
     if python("-c", "import ctypes; ctypes.CDLL('libcuda.so.1')").returncode == 0:
         pytest.skip("this machine has NVIDIA's driver")
-    said = last_line(python("-c", "import gluonpar"))
-    assert said.startswith("ImportError: mxnet-cu112 cannot be loaded: libcuda.so.1: cannot open")
-    assert "pip uninstall -y mxnet-cu112, then pip install 'gluonpar[cpu]'" in said
+    message = import_error()
+    assert message.startswith(
+        "ImportError: mxnet-cu112 cannot be loaded: libcuda.so.1: cannot open"
+    )
+    assert "pip uninstall -y mxnet-cu112, then pip install 'gluonpar[cpu]'" in message
     found = doctor()
     assert "no NVIDIA driver: libcuda.so.1" in found["driver", "wrong"][0]
-    assert "libcuda.so.1 is NVIDIA's driver" in found["mxnet", "wrong"][0]
+    assert "NVIDIA's driver" in found["mxnet", "wrong"][0]
 
 
 def test_every_cuda_library_is_from_pypis_wheels(a6000):
-    mapped = [Path(line) for line in printed(MAPPED, libraries=[a6000]).splitlines()]
+    mapped = [Path(line) for line in output_of(MAPPED, libraries=[a6000]).splitlines()]
     driver = [path for path in mapped if path.name == "libcuda.so.1"]
     assert driver == [a6000 / "libcuda.so.1"]
     others = [path for path in mapped if path not in driver]
     assert all(SITE / "nvidia" in path.parents for path in others)
-    listed = printed(
-        "from gluonpar.runtime import cuda_libraries as cuda; print(*cuda.LIBRARIES)",
-        libraries=[a6000],
-    )
-    assert {path.name for path in others} == set(listed.split())
+    program = "from gluonpar.runtime.cuda_libraries import LIBRARIES; print(*LIBRARIES)"
+    assert {path.name for path in others} == set(output_of(program, libraries=[a6000]).split())
 
 
-def test_another_cudnn_on_the_loaders_path_is_not_mixed_in(a6000, tmp_path):
-    """cuDNN loads its parts by name at their first use; half of another cuDNN ends the process."""
+def test_parts_of_another_cudnn_on_the_loaders_path_are_not_used(a6000, tmp_path):
+    """cuDNN loads its parts by name at their first use; parts of another cuDNN end the process."""
     build_library(tmp_path, "libcudnn_ops_infer.so.8")
     build_library(tmp_path, "libcudnn_cnn_infer.so.8")
     program = (
         "import ctypes, gluonpar; print(ctypes.CDLL('libcudnn.so.8').cudnnOpsInferVersionCheck())"
     )
-    assert printed(program, libraries=[tmp_path, a6000]) == "0\n"
+    assert output_of(program, libraries=[tmp_path, a6000]) == "0\n"
 
 
-def a_toolkit(folder):
-    """A folder with some of CUDA's libraries, as a toolkit has them: no cuDNN, no NCCL."""
-    names = ("libcudart.so.11.0", "libnvToolsExt.so.1", "libnvrtc.so.11.2")
+def test_the_systems_libraries_are_used_only_if_the_environment_says_so(a6000, tmp_path):
+    names = ("libcudart.so.11.0", "libnvToolsExt.so.1", "libnvrtc.so.11.2")  # of a toolkit
     for name in names:
         (library,) = SITE.glob(f"nvidia/*/lib/{name}")
-        shutil.copyfile(library, folder / name)
-    return names
-
-
-def test_pypis_libraries_come_before_a_systems(a6000, tmp_path):
-    a_toolkit(tmp_path)
-    assert str(tmp_path) not in printed(MAPPED, libraries=[tmp_path, a6000])
-
-
-def test_a_systems_libraries_come_first_if_the_user_says_so(a6000, tmp_path):
-    names = a_toolkit(tmp_path)
-    surroundings = {"libraries": [tmp_path, a6000], "GLUONPAR_CUDA": "system"}
-    mapped = [Path(line) for line in printed(MAPPED, **surroundings).splitlines()]
-    for path in mapped:
+        shutil.copyfile(library, tmp_path / name)
+    libraries = [tmp_path, a6000]
+    assert str(tmp_path) not in output_of(MAPPED, libraries=libraries)
+    setup = {"libraries": libraries, "GLUONPAR_CUDA": "system"}
+    for path in map(Path, output_of(MAPPED, **setup).splitlines()):
         if path.name != "libcuda.so.1":
             assert (path.parent == tmp_path) == (path.name in names)
-    said = doctor(**surroundings)["cuda", "ok"]
+    found = doctor(**setup)["cuda", "ok"]
     for name in names:
-        assert f"{name} loads from {tmp_path / name} -> " in said
-    assert sum(str(SITE) in line for line in said) == len(said) - len(names)
+        assert f"{name} loads from {tmp_path / name} -> " in found
+    assert sum(str(SITE) in line for line in found) == len(found) - len(names)
 
 
-def test_no_system_cuda_is_an_error_if_the_user_asked_for_it(a6000):
-    surroundings = {"libraries": [a6000], "GLUONPAR_CUDA": "system"}
-    said = last_line(python("-c", "import gluonpar", **surroundings))
-    assert "GLUONPAR_CUDA=system, but the system's loader finds no libcudart.so.11.0" in said
-    assert "or unset GLUONPAR_CUDA to take PyPI's libraries" in said
-    (finding,) = [f for f in doctor(**surroundings)["cuda", "wrong"]]
+def test_no_system_cuda_is_an_error_if_the_environment_asks_for_it(a6000):
+    setup = {"libraries": [a6000], "GLUONPAR_CUDA": "system"}
+    message = import_error(**setup)
+    assert "GLUONPAR_CUDA=system, but" in message and "libcudart.so.11.0" in message
+    assert "unset GLUONPAR_CUDA" in message
+    (finding,) = doctor(**setup)["cuda", "wrong"]
     assert finding.startswith("libcudart.so.11.0 does not load: GLUONPAR_CUDA=system, but")
 
 
 @pytest.mark.parametrize("name", ["libcufft.so.10", "libcudnn_cnn_infer.so.8"])
-def test_a_damaged_library_is_named_and_so_is_its_wheel(name, a6000, tmp_path):
-    surroundings = {"libraries": [a6000], "paths": [wheels_with(tmp_path, damaged=[name])]}
-    said = last_line(python("-c", "import gluonpar", **surroundings))
+def test_a_damaged_library_and_its_wheel_are_named(name, a6000, tmp_path):
+    setup = {"libraries": [a6000], "paths": [wheels_with(tmp_path, damaged=[name])]}
+    message = import_error(**setup)
     (path,) = tmp_path.glob(f"nvidia/*/lib/{name}")
-    assert f"ImportError: mxnet-cu112 cannot be loaded: {path} is damaged: cut off after" in said
+    assert f"ImportError: mxnet-cu112 cannot be loaded: {path} is damaged: cut off after" in message
     remedy = f"pip install --force-reinstall --no-deps --no-cache-dir nvidia-{path.parts[-3]}-cu11"
-    assert remedy in said
-    (finding,) = doctor(**surroundings)["cuda", "wrong"]
+    assert remedy in message
+    (finding,) = doctor(**setup)["cuda", "wrong"]
     assert f"{name} does not load: {path} is damaged" in finding and remedy in finding
 
 
-def test_a_library_that_is_not_installed_is_named_with_the_remedy(a6000, tmp_path):
-    surroundings = {
-        "libraries": [a6000],
-        "paths": [wheels_with(tmp_path, missing=["libcurand.so.10"])],
-    }
-    said = last_line(python("-c", "import gluonpar", **surroundings))
-    assert "mxnet-cu112 cannot be loaded: libcurand.so.10: cannot open shared object file" in said
-    assert "pip install 'gluonpar[cu112]' brings them" in said
-    (finding,) = doctor(**surroundings)["cuda", "wrong"]
-    assert finding.startswith("libcurand.so.10 does not load: libcurand.so.10: cannot open")
+def test_a_missing_library_is_named_with_the_remedy(a6000, tmp_path):
+    name = "libcurand.so.10"
+    setup = {"libraries": [a6000], "paths": [wheels_with(tmp_path, missing=[name])]}
+    message = import_error(**setup)
+    assert f"mxnet-cu112 cannot be loaded: {name}: cannot open shared object file" in message
+    assert "pip install 'gluonpar[cu112]'" in message
+    (finding,) = doctor(**setup)["cuda", "wrong"]
+    assert finding.startswith(f"{name} does not load: {name}: cannot open")
 
 
 def test_both_wheels_at_once(a6000, tmp_path):
     (tmp_path / "mxnet").symlink_to(SITE / "mxnet")
     for wheel in ("mxnet", "mxnet_cu112"):
         (tmp_path / f"{wheel}-1.9.1.dist-info").mkdir()
-    surroundings = {"libraries": [a6000], "paths": [tmp_path]}
-    said = last_line(python("-c", "import gluonpar", **surroundings))
-    assert f"mxnet and mxnet-cu112 are both installed in {tmp_path}" in said
-    assert "pip uninstall -y mxnet mxnet-cu112" in said
-    assert "mxnet and mxnet-cu112 are both installed" in doctor(**surroundings)["mxnet", "wrong"][0]
+    setup = {"libraries": [a6000], "paths": [tmp_path]}
+    message = import_error(**setup)
+    assert f"mxnet and mxnet-cu112 are both installed in {tmp_path}" in message
+    assert "pip uninstall -y mxnet mxnet-cu112" in message
+    assert "mxnet and mxnet-cu112 are both installed" in doctor(**setup)["mxnet", "wrong"][0]
 
 
-def test_an_mxnet_that_was_cut_off(a6000, tmp_path):
+def test_a_truncated_libmxnet(a6000, tmp_path):
     (tmp_path / "mxnet").mkdir()
     for path in (SITE / "mxnet").iterdir():
         (tmp_path / "mxnet" / path.name).symlink_to(path)
@@ -231,12 +223,11 @@ def test_an_mxnet_that_was_cut_off(a6000, tmp_path):
     library.unlink()
     with (SITE / "mxnet" / "libmxnet.so").open("rb") as file:
         library.write_bytes(file.read(1 << 20))
-    cut(library, 1 << 20)
-    said = last_line(python("-c", "import gluonpar", libraries=[a6000], paths=[tmp_path]))
-    assert f"ImportError: {library} is damaged: cut off after 1048576 of at least" in said
+    message = import_error(libraries=[a6000], paths=[tmp_path])
+    assert f"ImportError: {library} is damaged: cut off after 1048576 of at least" in message
 
 
-# computing on CPU contexts
+# Computing on CPU contexts
 
 
 def test_allreduce_on_cpu_contexts_is_exact(a6000):
@@ -251,12 +242,12 @@ for algorithm in collectives.ALGORITHMS:
         right = all((array.asnumpy() == sum(values)).all() for array in data)
         print(algorithm, k, right)
 """
-    lines = printed(program, libraries=[a6000]).splitlines()
+    lines = output_of(program, libraries=[a6000]).splitlines()
     assert len(lines) >= 7 * 3
     assert [line for line in lines if not line.endswith("True")] == []
 
 
-CORE = ("test_step.py", "test_collectives.py", "test_update.py", "test_trainer.py")
+CORE = ("step/test_step.py", "collectives/test_collectives.py", "gluon/test_trainer.py")
 
 
 def test_the_tests_of_the_core_pass_on_this_mxnet(a6000):
@@ -264,76 +255,71 @@ def test_the_tests_of_the_core_pass_on_this_mxnet(a6000):
     files = [REPOSITORY / "tests" / name for name in CORE]
     done = python("-m", "pytest", "-q", "-p", "no:cacheprovider", *files, libraries=[a6000])
     assert done.returncode == 0, done.stdout
-    passed = re.search(r"^(\d+) passed in", done.stdout, re.M)
-    assert passed and int(passed[1]) > 900, done.stdout
+    passed = re.search(r"^(\d+) passed", done.stdout, re.M)
+    assert passed and int(passed[1]) > 200, done.stdout
 
 
-def test_gluonpars_own_proof_on_cpu_devices(a6000):
+def test_the_self_test_passes_on_cpu_devices(a6000):
     done = python("-m", "gluonpar", "verify", "--num-gpus", "2", libraries=[a6000])
     assert done.returncode == 0, done.stdout + done.stderr
     assert "devices: cpu(0), cpu(1)" in done.stdout
     assert done.stdout.endswith("all is right on these devices\n")
 
 
-# the GPUs that the driver shows
+# The GPUs that the driver shows
 
 
 @pytest.mark.parametrize(
     ("gpu", "age"), [(H200, "too new"), (K40, "too old")], ids=["capability 9.0", "capability 3.5"]
 )
-def test_a_gpu_without_kernels_is_said_to_be_so(gpu, age, a_driver):
+def test_a_gpu_without_kernels_is_named_and_not_used(gpu, age, driver_folder):
     name, *capability = gpu
     shown = f"gpu 0 {name}, compute capability {capability[0]}.{capability[1]}"
-    libraries = [a_driver([gpu])]
+    libraries = [driver_folder([gpu])]
     (finding,) = doctor(libraries=libraries)["gpu", "wrong"]
     assert f"{shown}: {age}, MXNet cannot run on it" in finding
-    assert "machine code for compute capability 5.0 to 8.9 only" in finding
-    assert "train on CPU devices (--device cpu" in finding
+    assert "compute capability 5.0 to 8.9 only" in finding and "--device cpu" in finding
 
-    script = REPOSITORY / "scripts" / "train_lenet.py"
-    done = python(script, *TRAINING, "--device", "gpu", libraries=libraries)
+    done = train("--device", "gpu", libraries=libraries)
     assert done.returncode == 2 and done.stdout == ""
-    assert shown in done.stderr and "kernels for 5.0 to 8.9 only" in done.stderr
+    assert shown in done.stderr and "5.0 to 8.9 only" in done.stderr
     assert "Traceback" not in done.stderr and "no kernel image" not in done.stderr
 
-    done = python(script, *TRAINING, libraries=libraries)
+    done = train(libraries=libraries)
     assert done.returncode == 0, done.stderr
     assert f"the devices are cpu(0), cpu(1): {shown}" in done.stderr
     assert "on [cpu(0), cpu(1)]" in done.stdout
 
 
-def test_a_gpu_with_kernels_is_said_to_be_usable(a6000):
+def test_a_gpu_with_kernels_is_usable(a6000):
     found = doctor(libraries=[a6000])
     shown = "gpu 0 NVIDIA RTX A6000, compute capability 8.6: usable -> "
     assert found["gpu", "ok"] == [shown]
-    assert f"NVIDIA's, {a6000 / 'libcuda.so.1'}, knows CUDA up to 11.2 -> " in found["driver", "ok"]
+    assert found["driver", "ok"] == [f"{a6000 / 'libcuda.so.1'} supports CUDA up to 11.2 -> "]
 
 
-def test_cuda_that_fails_under_mxnet_is_quoted_and_cpu_devices_train(a6000):
-    """The stub knows no more than its GPUs' names, so CUDA's runtime cannot start on it."""
+def test_cuda_that_fails_in_mxnet_is_quoted_and_cpu_devices_train(a6000):
+    """The stub has only its GPUs' names, so CUDA's runtime cannot start on it."""
     (finding,) = doctor(libraries=[a6000])["mxnet", "wrong"]
-    assert "CUDA does not answer it: CUDA: Check failed: e == cudaSuccess" in finding
-    script = REPOSITORY / "scripts" / "train_lenet.py"
-    done = python(script, *TRAINING, libraries=[a6000])
+    assert "CUDA fails: CUDA: Check failed: e == cudaSuccess" in finding
+    done = train(libraries=[a6000])
     assert done.returncode == 0, done.stderr
-    assert "is there, but CUDA does not answer mxnet-cu112 (CUDA: Check failed" in done.stderr
+    assert "CUDA fails in mxnet-cu112 (CUDA: Check failed" in done.stderr
 
 
-def test_a_driver_that_is_too_old(a_driver):
-    libraries = [a_driver([A6000], cuda=10020)]
+def test_a_driver_that_is_too_old(driver_folder):
+    libraries = [driver_folder([A6000], cuda=10020)]
     (finding,) = doctor(libraries=libraries)["driver", "wrong"]
-    assert "knows CUDA up to 10.2; mxnet-cu112 needs CUDA 11 -> install a newer" in finding
-    script = REPOSITORY / "scripts" / "train_lenet.py"
-    done = python(script, *TRAINING, "--device", "gpu", libraries=libraries)
+    assert "CUDA up to 10.2; mxnet-cu112 needs CUDA 11 -> install a newer" in finding
+    done = train("--device", "gpu", libraries=libraries)
     assert done.returncode == 2
-    assert "knows CUDA up to 10.2, and mxnet-cu112 needs 11.0 or later: install" in done.stderr
+    assert "CUDA up to 10.2, and mxnet-cu112 needs 11.0 or later" in done.stderr
 
 
-def test_a_driver_that_fails(a_driver):
-    libraries = [a_driver([A6000], init=803)]
+def test_a_driver_that_fails(driver_folder):
+    libraries = [driver_folder([A6000], init=803)]
     (finding,) = doctor(libraries=libraries)["driver", "wrong"]
     assert "cuInit failed with error 803" in finding and "restart the machine" in finding
-    script = REPOSITORY / "scripts" / "train_lenet.py"
-    done = python(script, *TRAINING, libraries=libraries)
+    done = train(libraries=libraries)
     assert done.returncode == 0, done.stderr
     assert "cuInit failed with error 803" in done.stderr

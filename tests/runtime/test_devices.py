@@ -26,6 +26,7 @@ def machine(monkeypatch):
         shown = [driver.Gpu(i, f"Card {i}", cap) for i, cap in enumerate(capabilities)]
         count = len(shown) if counted is None else counted
         monkeypatch.setattr(driver, "gpus", lambda: shown)
+        monkeypatch.setattr(driver, "cuda_version", lambda: (11, 2))
         monkeypatch.setattr(mx.context, "num_gpus", lambda: count)
 
     return pretend

@@ -1,8 +1,8 @@
-"""CPU contexts, which stand for devices."""
+"""CPU contexts as devices."""
 
 import mxnet as mx
 
 
 def contexts(k):
-    """The first ``k`` of them."""
+    """Return the first ``k`` CPU contexts."""
     return [mx.cpu(i) for i in range(k)]

@@ -1,7 +1,7 @@
-"""Builds a libcuda.so.1 that reports the GPUs a test asks for, and computes nothing; needs gcc.
+"""Build a libcuda.so.1 that reports given GPUs and computes nothing; needs gcc.
 
-It has what gluonpar asks of the driver, and the names that mxnet-cu112's libmxnet.so must find to
-be loaded at all; those answer with CUDA_ERROR_NOT_SUPPORTED.
+It has the functions that gluonpar calls, and the names that mxnet-cu112's libmxnet.so must find in
+order to be loaded; those return CUDA_ERROR_NOT_SUPPORTED.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ABSENT(cuModuleUnload)
 
 
 def build_libcuda(folder: Path, gpus, *, init: int = 0, cuda: int = 11020) -> Path:
-    """Compile folder/libcuda.so.1; `gpus` lists (name, major, minor), `init` is cuInit's answer."""
+    """Compile folder/libcuda.so.1; ``gpus`` lists (name, major, minor), cuInit returns ``init``."""
     source = SOURCE % {
         "names": ", ".join(f'"{name}"' for name, _, _ in gpus) or "0",
         "capabilities": ", ".join(f"{{{major}, {minor}}}" for _, major, minor in gpus) or "{0}",
@@ -55,10 +55,10 @@ def build_libcuda(folder: Path, gpus, *, init: int = 0, cuda: int = 11020) -> Pa
 
 
 def build_library(folder: Path, name: str, source: str = "int nothing;") -> Path:
-    """Compile a shared library of that C source; its soname is its name."""
+    """Compile a shared library from C source; its soname is its name."""
     gcc = shutil.which("gcc")
     if gcc is None:
-        pytest.skip("there is no gcc to build a shared library with")
+        pytest.skip("building a shared library needs gcc")
     code, library = folder / f"{name}.c", folder / name
     code.write_text(source)
     command = [gcc, "-shared", "-fPIC", f"-Wl,-soname,{name}", "-o", str(library), str(code)]
@@ -68,6 +68,6 @@ def build_library(folder: Path, name: str, source: str = "int nothing;") -> Path
 
 
 def cut(library: Path, num_bytes: int = 5000) -> Path:
-    """The library, of which only the first bytes are left, as after an interrupted copy."""
+    """Truncate the library to its first bytes, as after an interrupted copy; return it."""
     library.write_bytes(library.read_bytes()[:num_bytes])
     return library
