@@ -1,8 +1,8 @@
-"""The fenced blocks of a Markdown page, and what those in Python print when they are run.
+"""The fenced blocks of a Markdown page, and the output of those in Python.
 
-As a script it runs one page's and prints what came of each, as JSON: the tests give every page a
-process of its own. A block that begins by importing gluonpar is a program by itself; any other goes
-on from the block before it, as a reader does who types along.
+As a script it runs the blocks of one page and prints the results as JSON, so that tests can run each
+page in its own process. A block that begins by importing gluonpar is a program by itself; any other
+block continues the one before it.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 
 
 class Block(NamedTuple):
-    """A fenced block: its language, its text, the line it starts on and the output shown below."""
+    """A fenced block: its language, text and first line, and the output shown below it."""
 
     language: str
     text: str
@@ -27,7 +27,7 @@ class Block(NamedTuple):
 
 
 def blocks(page):
-    """The page's fenced blocks in order."""
+    """Return the page's fenced blocks in order."""
     found = list(FENCE.finditer(page))
     made = []
     for fence, following in zip(found, [*found[1:], None]):
@@ -39,7 +39,7 @@ def blocks(page):
 
 
 def run(page, name):
-    """Per block in Python, its line, what it printed, and the traceback if it failed."""
+    """Run the blocks in Python; return line, output and traceback (or None) of each."""
     namespace, outcomes = {}, []
     for block in blocks(page):
         if block.language != "python":
