@@ -32,8 +32,7 @@ try:
 
     from gluonpar.collectives import ALGORITHMS, trace
     from gluonpar.diagnostics.benchmark import measure
-    from gluonpar.training import console
-    from gluonpar.training.run import Configuration, Run
+    from gluonpar.training import Configuration, Console, Run
 except ImportError as error:
     remedy = "in a clone: pip install -e '.[cpu,plot]'"
     print(f"draw_pictures.py: error: {error} ({remedy})", file=sys.stderr)
@@ -115,11 +114,11 @@ def _write(path: Path, record: dict[str, Any]) -> None:
 def record_timeline() -> None:
     """Profile a run of LeNet on two CPU devices and keep some of its steps."""
     configuration = Configuration(2, num_epochs=1, device="cpu", dataset="synthetic", profile=True)
-    run = Run(configuration, console.Console(io.StringIO(), io.StringIO()))
+    run = Run(configuration, Console(io.StringIO(), io.StringIO()))
     run.train()
     machine = {key: measure.machine()[key] for key in ("processor", "cores", "date")}
     command = "python tools/draw_pictures.py --record timeline"
-    steps = timeline.record(run.profiled.timeline, FIRST_STEP, NUM_STEPS)
+    steps = timeline.record(run.profiler.timeline, FIRST_STEP, NUM_STEPS)
     _write(TIMELINE, {"command": command, "machine": machine, **steps})
 
 

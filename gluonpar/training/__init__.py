@@ -1,1 +1,19 @@
-"""A whole run of training: data, epochs, console, checkpoints, profile, command line."""
+"""A whole training run: data, epochs, console output, checkpoints, profile, and command line."""
+
+from gluonpar.training.checkpointing import CannotResume
+from gluonpar.training.configuration import Configuration
+from gluonpar.training.console import Console
+from gluonpar.training.history import Epoch, History
+from gluonpar.training.run import Run, train
+from gluonpar.training.termination import Terminated
+
+__all__ = [
+    "CannotResume",
+    "Configuration",
+    "Console",
+    "Epoch",
+    "History",
+    "Run",
+    "Terminated",
+    "train",
+]

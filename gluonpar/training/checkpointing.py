@@ -1,4 +1,4 @@
-"""A run's checkpoints: when they are written, which are kept, and how a run goes on from one."""
+"""The checkpoints of a run: saved into a folder, and loaded to resume the run."""
 
 from __future__ import annotations
 
@@ -6,295 +6,174 @@ import math
 import os
 import pathlib
 import re
-from collections import deque
 from dataclasses import asdict
-from typing import Any, Callable, Sequence
+from typing import Any, NamedTuple
 
-import mxnet as mx
 import numpy as np
 
-from gluonpar import cluster, metrics
-from gluonpar.checkpoint import load_checkpoint, onnx_export, save_checkpoint
-from gluonpar.runtime import memory
-from gluonpar.training import console as report
+from gluonpar import cluster
+from gluonpar.checkpoint import load_checkpoint, save_checkpoint
 from gluonpar.training import ranks
+from gluonpar.training.configuration import Configuration
 from gluonpar.training.data.dataset import Dataset
-from gluonpar.training.workloads import Learner
+from gluonpar.training.history import Epoch, Progress
+from gluonpar.training.workloads import Workload
 
-# What must be as it was. Devices, learning rate, number of epochs and output may be others.
+# Fields that a resumed run must share with its checkpoint. Devices, learning rate, number of epochs
+# and output may change.
 _FIXED = ("model", "batch_size", "seed", "dataset", "limit")
-
-# Fewer take longer to read, for the devices have yet to come there; more let a launcher's patience
-# run out, and mpirun's is a quarter of a second.
-_STEPS_TO_AGREE = 2
 
 
 class CannotResume(ValueError):
-    """What was asked about checkpoints cannot be; the message says why and what to do."""
+    """A checkpoint that cannot be resumed, or a folder that has the checkpoints of another run."""
 
 
-class Terminated(Exception):
-    """The run was asked to end (SIGTERM), and has written what it could."""
+class Resumed(NamedTuple):
+    """The checkpoint file that a run resumes from, and what was read from it."""
+
+    path: pathlib.Path
+    progress: Progress
+    lr: float
 
 
-def check(configuration: Any) -> None:
-    """Raise ValueError for a configuration whose wishes about checkpoints do not fit together."""
-    if configuration.save_dir == "":
-        raise ValueError("save_dir='' is no folder's name; give save_dir=DIR, or leave it out")
-    if configuration.save_dir is None:
-        if configuration.save_every is not None:
-            raise ValueError(
-                f"save_every={configuration.save_every} without a folder; give save_dir=DIR too"
-            )
-        if configuration.onnx:
-            raise ValueError("onnx=True needs a folder for its files; give save_dir=DIR too")
-        if configuration.resume == "":
-            raise ValueError("resume= needs to know what from; give a FILE or DIR, or save_dir=DIR")
-    if configuration.onnx:
-        try:
-            onnx_export.check_onnx()
-        except ImportError as error:
-            raise ValueError(f"onnx=True cannot be: {error}") from error
+class Checkpointer:
+    """Saves a run's progress into ``folder`` (None: nowhere), and loads it.
 
-
-class Keeper:
-    """Writes a run's checkpoints into its ``folder`` (None: nowhere), and restores it from one.
-
-    The run is at batch ``batch`` of epoch ``epoch``, ``loss_sum`` and ``seconds`` into that epoch.
-    ``kept`` lists the checkpoints there are. With several processes all do as rank 0 does.
+    With several processes all of them must call :meth:`load` and :meth:`save`; rank 0 reads and
+    writes. ``saves`` is whether it has a folder.
     """
 
     def __init__(
-        self, configuration: Any, folder: pathlib.Path | None, console: report.Console
+        self, configuration: Configuration, folder: pathlib.Path | None, data: Dataset
     ) -> None:
-        self.config, self.folder, self.console = configuration, folder, console
-        self.epoch, self.batch, self.loss_sum, self.seconds = 1, 0, 0.0, 0.0
-        self.ending, self._asked, self._asking = False, False, deque()
-        self._order = np.random.RandomState()
-
-    def start(
-        self, learner: Learner, shuffle: np.random.RandomState, data: Dataset, history
-    ) -> None:
-        """Go on from the checkpoint that was asked for, if one was.
-
-        CannotResume if it cannot be loaded, is of another run, or the folder holds later ones.
-        """
-        self.learner, self.shuffle, self.history = learner, shuffle, history
-        self.num_samples = len(data.train_labels)
-        self.num_batches = -(-self.num_samples // self.config.batch_size)
-        self._saves = any(cluster.gather(self.folder is not None))
-        self._run = {
-            **{name: getattr(self.config, name) for name in _FIXED},
-            "checksum of the data": ranks.checksums(data) if self._in_use else None,
+        self._configuration, self._folder = configuration, folder
+        self._num_batches = -(-len(data.train_labels) // configuration.batch_size)
+        self.saves = any(cluster.gather(folder is not None))
+        in_use = self.saves or configuration.resume is not None
+        self._identity = {
+            **{name: getattr(configuration, name) for name in _FIXED},
+            "checksum of the data": ranks.checksums(data) if in_use else None,
         }
+
+    def load(self, workload: Workload, shuffle: np.random.RandomState) -> Resumed | None:
+        """Load the checkpoint that the configuration names into ``workload`` and ``shuffle``.
+
+        Returns None if there is none to resume from. Raises CannotResume if the checkpoint cannot
+        be loaded or is of another run, or if the folder has later checkpoints.
+        """
         try:
-            path = cluster.gather(cluster.together(self._asked_for))[0]
-            if path is not None:
-                self._load(path)
-            cluster.together(self._tidy)
+            path = cluster.gather(cluster.together(self._path_to_resume))[0]
+            found = None if path is None else self._load(path, workload, shuffle)
+            progress = found.progress if found else Progress()
+            cluster.together(lambda: self._prepare_folder(progress))
         except ValueError as error:
             raise CannotResume(str(error)) from error
+        return found
 
-    def begin(self) -> metrics.LossMeter:
-        """The epoch ``epoch``: what has been counted in it so far."""
-        self._order.set_state(self.shuffle.get_state())
-        self._reseed()
-        done = min(self.batch * self.config.batch_size, self.num_samples)
-        return metrics.LossMeter(self.loss_sum, done if cluster.is_main() else 0, self.batch)
+    def save(self, workload: Workload, shuffle: np.random.RandomState, progress: Progress) -> None:
+        """Write a checkpoint, and remove the oldest if there are more than ``keep``.
 
-    def due(self, number: int) -> bool:
-        """Whether to call :meth:`save` after batch ``number`` of the epoch, counted from 1."""
-        self._agree_to_end(_STEPS_TO_AGREE)
-        every, step = self.config.save_every, (self.epoch - 1) * self.num_batches + number
-        periodic = self._saves and every and step % every == 0 and number < self.num_batches
-        return self.ending or bool(periodic)
-
-    def save(self, number: int, meter: metrics.LossMeter, seconds: float) -> None:
-        """A checkpoint within the epoch. metrics.Diverged instead of one with NaN in it."""
-        meter.read()
-        metrics.check_finite(self.learner.params)
-        self.batch, self.loss_sum, self.seconds = number, meter.total, seconds
-        self._write()
-
-    def end_epoch(self) -> None:
-        """A checkpoint between epochs."""
-        self._agree_to_end(0)
-        self.epoch, self.batch, self.loss_sum, self.seconds = self.epoch + 1, 0, 0.0, 0.0
-        self._order.set_state(self.shuffle.get_state())
-        self._write()
-
-    def export(self, epoch: int) -> list[str]:
-        """The epoch's parameters in files for other programs; the paths of those written."""
-        if self.folder is None:
-            return []
-        kinds = {".params": self.learner.save}
-        if self.config.onnx:
-            kinds[".onnx"] = self.learner.save_onnx
-        stem = f"{self.config.model}-epoch-{epoch:04d}"
-        paths = {self.folder / f"{stem}{suffix}": write for suffix, write in kinds.items()}
-        return [str(path) for path, write in paths.items() if self.tried(write, path)]
-
-    def tried(self, write: Callable[..., None], path: pathlib.Path, *more: Any) -> bool:
-        """``write(path, ...)``, and whether it went well; if the disk refuses, a line says so."""
-        try:
-            write(path, *more)
-        except OSError as error:
-            self.console.notice(
-                f"error: {path} was not written ({error.strerror or error}); training goes on, and "
-                "earlier files are as they were"
-            )
-            return False
-        return True
-
-    def ask_to_end(self) -> None:
-        """Let the run end, with Terminated, after a checkpoint. May be called by a signal.
-
-        One process does after the next step; several, of which one is enough to be asked, a few
-        steps later, all after the same one.
+        ``shuffle`` is the generator's state from before the epoch was shuffled. Raises OSError,
+        with earlier checkpoints as they were, if the file cannot be written.
         """
-        self._asked = True
+        notes = {
+            "run": self._identity,
+            "configuration": asdict(self._configuration),
+            **asdict(progress),
+        }
+        save_checkpoint(self.path(progress), workload.trained, workload.trainer, shuffle, notes)
+        for old in self.paths()[: -self._configuration.keep]:
+            old.unlink()
 
-    def _agree_to_end(self, steps: int) -> None:
-        """Set ``ending`` as soon as all processes know that one was asked, which takes a message.
+    def path(self, progress: Progress) -> pathlib.Path:
+        """Return the file for a checkpoint at ``progress``."""
+        folder = self._folder or pathlib.Path()  # other ranks than 0 write nothing
+        model = self._configuration.model
+        return folder / f"{model}-at-{progress.epoch:04d}-{progress.batch:06d}.npz"
 
-        What they told each other is read when it is so many ``steps`` old: they have it by then.
-        """
-        if cluster.size() == 1:
-            self.ending = self._asked
-        elif self._saves:
-            asked = memory.from_numpy(np.array([self._asked], "float32"), mx.cpu(0))
-            cluster.allreduce([asked])
-            self._asking.append(asked)
-            while len(self._asking) > steps:
-                self.ending |= self._asking.popleft().asscalar() > 0
+    def paths(self) -> list[pathlib.Path]:
+        """Return the checkpoints in the folder, oldest first."""
+        return self._found(self._folder) if self._folder else []
 
-    @property
-    def kept(self) -> list[str]:
-        """The checkpoints in the folder, oldest first."""
-        return [str(path) for path in self._found(self.folder)] if self.folder else []
+    def _found(self, folder: pathlib.Path) -> list[pathlib.Path]:
+        found = folder.glob(f"{self._configuration.model}-at-*.npz")
+        return sorted(filter(_place, found), key=_place)
 
-    @property
-    def _in_use(self) -> bool:
-        return self._saves or self.config.resume is not None
-
-    def _asked_for(self) -> pathlib.Path | None:
-        """The checkpoint to go on from. Rank 0 looks."""
-        resume = self.config.resume
+    def _path_to_resume(self) -> pathlib.Path | None:
+        resume = self._configuration.resume
         if resume is None or not cluster.is_main():
             return None
-        path = pathlib.Path(resume) if resume else self.folder
+        path = pathlib.Path(resume) if resume else self._folder
         if not os.path.isdir(path):
             return path
         found = self._found(path)
         if not found and resume:
             raise ValueError(
-                f"there is no checkpoint of {self.config.model} in {path}; without resume the run "
-                "starts at its beginning"
+                f"{path} has no checkpoint of {self._configuration.model}; to start from the "
+                "beginning, leave resume out"
             )
         return found[-1] if found else None
 
-    def _load(self, path: pathlib.Path) -> None:
-        # Nothing has been trained yet, so it does no harm that this comes before the check.
-        learner = self.learner
-        notes = load_checkpoint(path, learner.trained, learner.trainer, self.shuffle)
+    def _load(
+        self, path: pathlib.Path, workload: Workload, shuffle: np.random.RandomState
+    ) -> Resumed:
+        # The parameters change before the notes are checked: the run ends if these are wrong.
+        notes = load_checkpoint(path, workload.trained, workload.trainer, shuffle)
         try:
-            run, before = dict(notes["run"]), _number(notes["configuration"]["lr"])
-            progress = _progress(notes)
+            identity, lr = dict(notes["run"]), _number(notes["configuration"]["lr"])
+            progress = self._progress(notes)
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{path} is a checkpoint, but of no training run ({error})") from error
+            raise ValueError(f"{path} is not a checkpoint of a training run: {error}") from error
         differences = [
-            f"{name}={self._run[name]}, but it was {name}={run.get(name)}"
-            for name in self._run
-            if self._run[name] != run.get(name)
+            f"{name} was {identity.get(name)} and is now {value}"
+            for name, value in self._identity.items()
+            if value != identity.get(name)
         ]
         if differences:
-            raise ValueError(f"{path} is of another run: {'; '.join(differences)}")
-        self.epoch, self.batch, self.loss_sum, self.seconds, self.history.epochs[:] = progress
-        if self.batch > self.num_batches:
+            raise ValueError(f"{path} is a checkpoint of another run: {'; '.join(differences)}")
+        if progress.batch > self._num_batches:
             raise ValueError(
-                f"{path} is a checkpoint, but of no training run (it is at batch {self.batch} of "
-                f"{self.num_batches})"
+                f"{path} is not a checkpoint of a training run: it is at batch {progress.batch} of "
+                f"{self._num_batches}"
             )
-        if learner.trainer is not None:
-            learner.trainer.set_learning_rate(self.config.lr)
-        if before != self.config.lr:
-            self.console.notice(f"lr {self.config.lr:g} from here on; it was {before:g}")
-        self.console.line(
-            f"resumed: {path}, epoch {self.epoch}, {self.batch} of {self.num_batches} batches done"
+        return Resumed(path, progress, lr)
+
+    @staticmethod
+    def _progress(notes: dict[str, Any]) -> Progress:
+        """Return the notes' progress; raise KeyError, TypeError or ValueError if invalid."""
+        history = [Epoch(**results) for results in notes["history"]]
+        for results in history:
+            for value in vars(results).values():
+                _number(value)
+        epoch, batch = notes["epoch"], notes["batch"]
+        if not isinstance(epoch, int) or not isinstance(batch, int) or batch < 0:
+            raise ValueError(f"it is at batch {batch!r} of epoch {epoch!r}")
+        if len(history) != epoch - 1:
+            raise ValueError(f"it is in epoch {epoch}, but has the results of {len(history)}")
+        return Progress(
+            epoch, batch, _number(notes["loss_sum"]), _number(notes["seconds"]), history
         )
 
-    def _tidy(self) -> None:
-        """Remove what a killed run left half written; refuse to mix two runs in one folder."""
-        if self.folder is None:
-            return
-        later = [path for path in self._found(self.folder) if _place(path) > self._here]
-        if later:
+    def _prepare_folder(self, progress: Progress) -> None:
+        """Remove incomplete files of a killed run; refuse to mix two runs in one folder."""
+        paths = self.paths()
+        if paths and _place(paths[-1]) > (progress.epoch, progress.batch):
             raise ValueError(
-                f"{later[-1]} is of an earlier run and further on than this one; give resume= to "
-                "go on from it, or another save_dir=DIR"
+                f"{paths[-1]} is a later checkpoint of an earlier run: give resume to continue "
+                "that run, or another save_dir"
             )
-        for path in self.folder.glob(f".{self.config.model}-at-*.tmp"):
-            path.unlink()
-
-    @property
-    def _here(self) -> tuple[int, int]:
-        return self.epoch, self.batch
-
-    def _write(self) -> None:
-        if self._saves:
-            folder = self.folder or pathlib.Path()  # of rank 0; others write nothing
-            path = folder / f"{self.config.model}-at-{self.epoch:04d}-{self.batch:06d}.npz"
-            learner = self.learner
-            what = learner.trained, learner.trainer, self._order, self._notes()
-            if self.tried(save_checkpoint, path, *what) and self.folder:
-                for old in self._found(self.folder)[: -self.config.keep]:
-                    old.unlink()
-            self._reseed()
-        if self.ending:
-            raise Terminated
-
-    def _notes(self) -> dict[str, Any]:
-        return {
-            "run": self._run,
-            "configuration": asdict(self.config),
-            "epoch": self.epoch,
-            "batch": self.batch,
-            "loss_sum": self.loss_sum,
-            "seconds": self.seconds,
-            "history": [asdict(figures) for figures in self.history.epochs],
-        }
-
-    def _reseed(self) -> None:
-        """MXNet's generator, whose state cannot be read, starts anew here and when resumed here."""
-        seeds = np.random.RandomState([self.config.seed, *self._here])
-        mx.random.seed(int(seeds.randint(2**31)))
-
-    def _found(self, folder: pathlib.Path) -> Sequence[pathlib.Path]:
-        found = [path for path in folder.glob(f"{self.config.model}-at-*.npz") if _place(path)]
-        return sorted(found, key=_place)
-
-
-def _progress(notes: dict[str, Any]) -> tuple[int, int, float, float, list[report.Epoch]]:
-    """Epoch, batch, sum of losses, seconds and history; KeyError, TypeError, ValueError if none."""
-    epoch, batch = notes["epoch"], notes["batch"]
-    history = [report.Epoch(**figures) for figures in notes["history"]]
-    for figures in history:
-        for value in vars(figures).values():
-            _number(value)
-    if not isinstance(epoch, int) or not isinstance(batch, int) or batch < 0:
-        raise ValueError(f"it is at batch {batch!r} of epoch {epoch!r}")
-    if len(history) != epoch - 1:
-        raise ValueError(f"it is in epoch {epoch} and tells of {len(history)} before")
-    return epoch, batch, _number(notes["loss_sum"]), _number(notes["seconds"]), history
+        if self._folder:
+            for path in self._folder.glob(f".{self._configuration.model}-at-*.tmp"):
+                path.unlink()
 
 
 def _number(value: Any) -> float:
     if not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ValueError(f"{value!r} is no number")
+        raise ValueError(f"{value!r} is not a finite number")
     return value
 
 
 def _place(path: pathlib.Path) -> tuple[int, ...]:
-    """Epoch and batch in a checkpoint's name; empty if there are none."""
+    """Return epoch and batch from a checkpoint's name; () if the name has none."""
     numbers = re.fullmatch(r".*-at-(\d+)-(\d+)\.npz", path.name)
     return tuple(map(int, numbers.groups())) if numbers else ()

@@ -1,4 +1,4 @@
-"""The command line of the training scripts: arguments in, exit code out."""
+"""The command line of the training scripts: options, messages and exit codes."""
 
 from __future__ import annotations
 
@@ -6,237 +6,167 @@ import argparse
 import contextlib
 import faulthandler
 import os
-import re
 import signal
 import sys
 import time
 import zlib
-from typing import Any, Iterator, Sequence
+from typing import Any, Callable, Iterator, Sequence
 
 from gluonpar import cluster, collectives, metrics
 from gluonpar.cluster import ending, world
 from gluonpar.runtime import devices, memory_limits
 from gluonpar.runtime.version import __version__
-from gluonpar.training import checkpointing
-from gluonpar.training import console as report
+from gluonpar.training.checkpointing import CannotResume
+from gluonpar.training.configuration import Configuration
+from gluonpar.training.console import Console
 from gluonpar.training.data import dataset
-from gluonpar.training.run import DEFAULT_LOG_INTERVAL, Configuration, Run
+from gluonpar.training.run import DEFAULT_LOG_INTERVAL, Run
+from gluonpar.training.termination import Terminated
 
 TRAINED, BAD_REQUEST, OUT_OF_MEMORY, INTERRUPTED, TERMINATED = 0, 2, 3, 130, 143
-_OF_MEMORY_PERHAPS = (MemoryError, RuntimeError, OSError)  # MXNetError is a RuntimeError
-
-
-def _ids(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of GPU ids such as 0,2") from None
-
-
-def _speeds(text: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of speeds such as 1,2") from None
-
-
-# Per group, the flags and what argparse is to know of them. Defaults are those of Configuration.
-OPTIONS = {
-    "devices": {
-        "--num-gpus": {
-            "type": int,
-            "metavar": "K",
-            "help": "train on K GPUs; on K CPU devices if there is no GPU at all",
-        },
-        "--gpus": {
-            "type": _ids,
-            "metavar": "IDS",
-            "help": "train on the GPUs with these ids, such as 0,2",
-        },
-        "--device": {
-            "choices": devices.KINDS,
-            "help": "GPUs or nothing; CPU devices; or as above (auto)",
-        },
-        "--weights": {
-            "type": _speeds,
-            "metavar": "W,W",
-            "help": "the devices' relative speeds, such as 1,2: a batch is cut accordingly",
-        },
-        "--allreduce": {
-            "dest": "algorithm",
-            "metavar": "NAME",
-            "help": f"one of: {', '.join(collectives.ALGORITHMS)}",
-        },
-    },
-    "training": {
-        "--batch-size": {
-            "type": int,
-            "metavar": "N",
-            "help": "samples a step, over all devices together (%(default)s)",
-        },
-        "--lr": {"type": float, "help": "learning rate (%(default)s)"},
-        "--epochs --num-epochs": {
-            "dest": "num_epochs",
-            "type": int,
-            "metavar": "N",
-            "help": "passes over the training images (%(default)s)",
-        },
-        "--seed": {
-            "type": int,
-            "help": "of the initial parameters and the shuffling (%(default)s)",
-        },
-    },
-    "data": {
-        "--dataset": {"choices": dataset.NAMES, "help": "synthetic needs no files (%(default)s)"},
-        "--data-dir": {"metavar": "DIR", "help": "folder with Fashion-MNIST's four files"},
-        "--limit": {
-            "type": int,
-            "metavar": "N",
-            "help": "train on the first N images only, for a quick run",
-        },
-    },
-    "output": {
-        "--log-interval": {
-            "type": int,
-            "metavar": "N",
-            "help": "print the loss each N batches (default: only in the progress bar, each "
-            f"{DEFAULT_LOG_INTERVAL})",
-        },
-        "--save-dir": {
-            "metavar": "DIR",
-            "help": "keep the parameters of every epoch, and checkpoints, in this folder",
-        },
-        "--save-every": {
-            "type": int,
-            "metavar": "N",
-            "help": "write a checkpoint each N batches too, not only after each epoch",
-        },
-        "--keep": {
-            "type": int,
-            "metavar": "N",
-            "help": "keep the last N checkpoints (%(default)s)",
-        },
-        "--resume": {
-            "nargs": "?",
-            "const": "",
-            "metavar": "FILE|DIR",
-            "help": "go on from this checkpoint, or the newest in this folder; without a value "
-            "from the newest in --save-dir, if there is one yet",
-        },
-        "--onnx": {
-            "action": "store_true",
-            "help": "keep every epoch's network in --save-dir as an ONNX file too, from uint8 "
-            "pixels (n, 1, 28, 28) to scores (n, 10); needs the package onnx",
-        },
-        "--plot": {
-            "metavar": "FILE.png",
-            "help": "draw loss, test accuracy and images/s over epochs",
-        },
-        "--profile": {
-            "action": "store_true",
-            "help": "print where a step's time goes, from some steps of the first epoch",
-        },
-        "--trace": {
-            "metavar": "FILE.json",
-            "help": "write those steps for ui.perfetto.dev or chrome://tracing",
-        },
-        "--dry-run": {
-            "action": "store_true",
-            "help": "check everything, take one step, train nothing",
-        },
-    },
-}
 
 
 def main(description: str, argv: Sequence[str] | None = None, **defaults: Any) -> int:
-    """Train as ``argv`` asks (default: the process's arguments); the exit code.
+    """Train with the options ``argv`` (default: the process's arguments); return the exit code.
 
-    ``defaults`` are fields of :class:`Configuration` that this script sets otherwise.
+    ``defaults`` are this script's defaults where they differ from :class:`Configuration`'s.
 
-    0: it trained (or the dry run passed). 2: the request cannot be met, or the loss diverged; one
-    line on stderr says why and what to do. 3: memory ran out, here or on a GPU; one line says what
-    could not be had, what to do and what was kept, and the process ends at once: MXNet might hang.
-    130: interrupted by Ctrl-C; one line says what was kept. 143: ended by SIGTERM, after writing a
-    checkpoint if there is a ``--save-dir``. Errors that are nobody's request keep their traceback,
-    and end with 1. With several processes the job ends with 1 where one ends with 3.
+    - 0: the training, or the dry run, is complete.
+    - 1: an exception that is not listed here, with its traceback; or another process ended with 3.
+    - 2: the options are wrong or cannot be met, or the loss diverged.
+    - 3: out of memory, on the host or a GPU. The process ends at once, because MXNet might hang.
+    - 130: interrupted (Ctrl-C).
+    - 143: ended by SIGTERM, after writing a checkpoint if there is a ``--save-dir``.
+
+    Codes from 2 come with one line on stderr: the reason, the remedy and what was saved.
     """
-    options_parser = parser(description, **defaults)
-    options = options_parser.parse_args(argv)
-    console = report.Console()
-    if (
-        memory_limits.limits()
-    ):  # MXNet's own handler of SIGSEGV may hang where there is no memory left
+    options = parser(description, **defaults).parse_args(argv)
+    if memory_limits.limits():  # MXNet's own handler of SIGSEGV may hang without free memory
         signal.signal(signal.SIGSEGV, signal.SIG_DFL)
         faulthandler.enable(all_threads=False)
     try:
-        cluster.size()  # joins the others
+        cluster.size()  # joins the other processes
     except (ImportError, RuntimeError, ValueError, MemoryError) as error:
         return _cannot_join(error)
+    return _train(options)
+
+
+def _train(options: argparse.Namespace) -> int:
+    run = None
     try:
-        run = Run(cluster.together(lambda: Configuration(**vars(options))), console)
-    except (ValueError, FileNotFoundError) as error:
-        return _fail(as_typed(str(error), options_parser))
-    except KeyboardInterrupt:
-        return _interrupted([], options.save_dir)
-    except _OF_MEMORY_PERHAPS as error:
-        _leave_if_out_of_memory(error, options, [])
-        raise
-    try:
-        with _ended_by_sigterm(run.keeper):
+        run = Run(cluster.together(lambda: Configuration(**vars(options))), Console())
+        with _ended_by_sigterm(run):
             run.train()
-    except checkpointing.CannotResume as error:
-        return _fail(as_typed(str(error), options_parser))
-    except metrics.Diverged as error:
-        return _fail(str(error))
     except KeyboardInterrupt:
-        return _interrupted([*run.kept, *run.keeper.kept], options.save_dir)
-    except checkpointing.Terminated:
-        return _terminated(run.keeper.kept)
-    except _OF_MEMORY_PERHAPS as error:
-        _leave_if_out_of_memory(error, options, run.keeper.kept)
+        return _interrupted(run, options.save_dir)
+    except Terminated:
+        return _terminated(run)
+    except Exception as error:
+        unmet = (ValueError, FileNotFoundError) if run is None else (CannotResume, metrics.Diverged)
+        if isinstance(error, unmet):
+            return _fail(str(error))
+        shortage = memory_limits.shortage(error)
+        if shortage is not None:
+            _leave_out_of_memory(shortage, run, options.batch_size)
         raise
     return TRAINED
 
 
 def parser(description: str, **defaults: Any) -> argparse.ArgumentParser:
-    """The options; their destinations are the fields of :class:`Configuration`."""
+    """Return the parser; it stores options under the names of :class:`Configuration`'s fields."""
     made = argparse.ArgumentParser(description=description)
     made.add_argument("--version", action="version", version=f"gluonpar {__version__}")
-    for title, options in OPTIONS.items():
-        group = made.add_argument_group(title)
-        for flags, settings in options.items():
-            group.add_argument(*flags.split(), **settings)
+
+    add = made.add_argument_group("devices").add_argument
+    help_ = "train on K GPUs; on K CPU devices if there is no GPU"
+    add("--num-gpus", type=int, metavar="K", help=help_)
+    help_ = "train on the GPUs with these ids, such as 0,2"
+    add("--gpus", type=_list_of(int), metavar="IDS", help=help_)
+    help_ = "gpu: GPUs or an error; cpu: CPU devices; auto: see --num-gpus (%(default)s)"
+    add("--device", choices=devices.KINDS, help=help_)
+    help_ = "the devices' relative speeds, such as 1,2; shards are proportional to them"
+    add("--weights", type=_list_of(float), metavar="W,W", help=help_)
+    help_ = f"one of {', '.join(collectives.ALGORITHMS)}"
+    add("--allreduce", dest="algorithm", metavar="NAME", help=help_)
+
+    add = made.add_argument_group("training").add_argument
+    help_ = "samples per step, over all devices together (%(default)s)"
+    add("--batch-size", type=int, metavar="N", help=help_)
+    add("--lr", type=float, help="learning rate (%(default)s)")
+    help_ = "passes over the training images (%(default)s)"
+    add("--epochs", "--num-epochs", dest="num_epochs", type=int, metavar="N", help=help_)
+    add("--seed", type=int, help="of the initial parameters and the shuffling (%(default)s)")
+
+    add = made.add_argument_group("data").add_argument
+    add("--dataset", choices=dataset.NAMES, help="synthetic needs no files (%(default)s)")
+    add("--data-dir", metavar="DIR", help="folder with the four files of Fashion-MNIST")
+    help_ = "train on the first N images only, for a quick run"
+    add("--limit", type=int, metavar="N", help=help_)
+
+    add = made.add_argument_group("output").add_argument
+    help_ = (
+        "print the loss every N batches (default: show it in the progress bar every "
+        f"{DEFAULT_LOG_INTERVAL})"
+    )
+    add("--log-interval", type=int, metavar="N", help=help_)
+    help_ = "save the parameters of every epoch, and checkpoints, in this folder"
+    add("--save-dir", metavar="DIR", help=help_)
+    help_ = "save a checkpoint every N batches, and not only after each epoch"
+    add("--save-every", type=int, metavar="N", help=help_)
+    add("--keep", type=int, metavar="N", help="keep the last N checkpoints (%(default)s)")
+    help_ = (
+        "continue from this checkpoint, or the newest in this folder; without a value, from the "
+        "newest in --save-dir, or from the beginning if it has none"
+    )
+    add("--resume", nargs="?", const="", metavar="FILE|DIR", help=help_)
+    help_ = (
+        "save every epoch's network in --save-dir as ONNX, too, from uint8 pixels (n, 1, 28, 28) "
+        "to scores (n, 10); needs the package onnx"
+    )
+    add("--onnx", action="store_true", help=help_)
+    help_ = "plot loss, test accuracy and images/s over epochs"
+    add("--plot", metavar="FILE.png", help=help_)
+    help_ = "print where a step's time goes, from some steps of the first epoch"
+    add("--profile", action="store_true", help=help_)
+    help_ = "write these steps to a file for ui.perfetto.dev or chrome://tracing"
+    add("--trace", metavar="FILE.json", help=help_)
+    help_ = "check everything and take one step; save nothing"
+    add("--dry-run", action="store_true", help=help_)
+
     made.set_defaults(**{**vars(Configuration()), **defaults})
     return made
 
 
-def as_typed(message: str, made: argparse.ArgumentParser) -> str:
-    """A message about fields, such as "num_gpus=0", in the words of the options: "--num-gpus 0"."""
-    for action in made._actions:
-        message = re.sub(rf"\b{action.dest}=", f"{action.option_strings[0]} ", message)
-    return message
+def _list_of(kind: Callable) -> Callable[[str], tuple]:
+    def parse(text: str) -> tuple:
+        try:
+            return tuple(kind(part) for part in text.split(","))
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"must be numbers such as 1,2, got {text!r}") from None
+
+    return parse
 
 
 @contextlib.contextmanager
-def _ended_by_sigterm(keeper: checkpointing.Keeper) -> Iterator[None]:
-    """SIGTERM, the first time, lets the run end in order.
+def _ended_by_sigterm(run: Run) -> Iterator[None]:
+    """End the run in order at the first SIGTERM; the second has its usual effect.
 
     Several processes have some seconds for that, if one saves; otherwise the watch ends them. They
     take SIGUSR1 likewise: mpirun hands it on to all and waits, but after SIGTERM it kills them.
     """
     signals = [signal.SIGTERM]
     if cluster.size() > 1:
-        if not any(cluster.gather(keeper.folder is not None)):
+        if not run.checkpointer.saves:
             yield
             return
         world.world().watch.let_sigterm_wait(world.timeout_seconds())
         signals.append(signal.SIGUSR1)
 
-    def ask_to_end(number: int, _: Any) -> None:
+    def request_end(number: int, _: Any) -> None:
         signal.signal(number, before[number])
-        keeper.ask_to_end()
+        run.termination.request()
 
-    before = {number: signal.signal(number, ask_to_end) for number in signals}
+    before = {number: signal.signal(number, request_end) for number in signals}
     try:
         yield
     finally:
@@ -244,56 +174,58 @@ def _ended_by_sigterm(keeper: checkpointing.Keeper) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _terminated(kept: Sequence[str]) -> int:
-    what = f"--resume goes on from {kept[-1]}" if kept else "nothing was kept (--save-dir DIR)"
-    if cluster.is_main():
-        print(f"{os.path.basename(sys.argv[0])}: ended by SIGTERM; {what}", file=sys.stderr)
-    return TERMINATED
-
-
-def _leave_if_out_of_memory(
-    error: Exception, options: argparse.Namespace, kept: Sequence[str]
-) -> None:
-    """End the process with one line if it was memory that ``error`` is about."""
-    short = memory_limits.shortage(error)
-    if short is None:
-        return
-    limits = f" ({memory_limits.limits()})" if memory_limits.limits() else ""
-    resumed = f"; --resume goes on from {kept[-1]}" if kept else ""
-    way = f"try a smaller --batch-size than {options.batch_size}, or more memory{limits}"
-    text = f"out of memory: {short}; {way}{resumed}"
-    if cluster.size() > 1:
-        world.world().watch.fail(f"ran {text}")
-    print(f"{os.path.basename(sys.argv[0])}: error: {text}", file=sys.stderr)
-    ending.leave(OUT_OF_MEMORY)
+def _print(text: str) -> None:
+    print(f"{os.path.basename(sys.argv[0])}: {text}", file=sys.stderr, flush=True)
 
 
 def _fail(message: str) -> int:
     if cluster.is_main():
-        print(f"{os.path.basename(sys.argv[0])}: error: {message}", file=sys.stderr)
+        _print(f"error: {message}")
     return BAD_REQUEST
 
 
-def _cannot_join(error: Exception) -> int:
-    """Say why this process cannot train with those it was started with; the exit code.
+def _interrupted(run: Run | None, save_dir: str | None) -> int:
+    saved = [*run.kept, *map(str, run.checkpointer.paths())] if run else []
+    what = f"saved: {', '.join(saved)}" if saved else "nothing was saved"
+    if not saved and not save_dir:
+        what += " (--save-dir DIR saves each epoch)"
+    if cluster.is_main():
+        print(file=sys.stderr)  # ends the line of the progress bar
+        _print(f"interrupted; {what}")
+    return INTERRUPTED
 
-    Once on each machine, if they have the same to say at about the same time.
+
+def _terminated(run: Run) -> int:
+    if cluster.is_main():
+        saved = _how_to_resume(run) or "nothing was saved (--save-dir DIR saves checkpoints)"
+        _print(f"ended by SIGTERM; {saved}")
+    return TERMINATED
+
+
+def _how_to_resume(run: Run | None) -> str:
+    paths = run.checkpointer.paths() if run else []
+    return f"--resume continues from {paths[-1]}" if paths else ""
+
+
+def _leave_out_of_memory(shortage: str, run: Run | None, batch_size: int) -> None:
+    """End the process with one line that says what could not be allocated and what to do."""
+    limits = f" ({memory_limits.limits()})" if memory_limits.limits() else ""
+    remedy = f"try a smaller --batch-size than {batch_size}, or more memory{limits}"
+    text = "; ".join(filter(None, [f"out of memory: {shortage}", remedy, _how_to_resume(run)]))
+    if cluster.size() > 1:
+        world.world().watch.fail(f"ran {text}")
+    _print(f"error: {text}")
+    ending.leave(OUT_OF_MEMORY)
+
+
+def _cannot_join(error: Exception) -> int:
+    """Print why this process cannot join the others; return the exit code.
+
+    Printed once per machine if its processes fail alike at about the same time.
     """
     short = memory_limits.shortage(error)
     text = str(error) if short is None else f"out of memory: {short} ({memory_limits.limits()})"
     if ending.speaks_first(f"{os.getppid()}-{zlib.crc32(text.encode()):x}"):
-        print(f"{os.path.basename(sys.argv[0])}: error: {text}", file=sys.stderr, flush=True)
-        time.sleep(1)  # as long as this process lives, the others know that it has been said
+        _print(f"error: {text}")
+        time.sleep(1)  # while this process lives, the others can tell that it has been printed
     return BAD_REQUEST if short is None else OUT_OF_MEMORY
-
-
-def _interrupted(kept: Sequence[str], save_dir: str | None) -> int:
-    if kept:
-        what = f"kept: {', '.join(kept)}"
-    elif save_dir:
-        what = "nothing was kept, for no epoch was complete"
-    else:
-        what = "nothing was kept (--save-dir DIR keeps each epoch)"
-    if cluster.is_main():
-        print(f"\n{os.path.basename(sys.argv[0])}: interrupted; {what}", file=sys.stderr)
-    return INTERRUPTED

@@ -1,66 +1,42 @@
-"""What a run tells its user: header, progress, a line an epoch, the last line, the plot."""
+"""The lines that a run prints, and its progress bar."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import pathlib
 import platform
 import sys
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Iterable, Iterator, Sequence, TextIO
+from typing import Iterable, Iterator, TextIO
 
 import mxnet as mx
 import numpy as np
 
-from gluonpar.checkpoint import files
-
-if TYPE_CHECKING:
-    from gluonpar.training.profiler.profile import Profiler
-
-
-@dataclass(frozen=True)
-class Epoch:
-    """One epoch's figures. ``seconds`` is its training time, without the evaluation after it."""
-
-    epoch: int
-    seconds: float
-    loss: float
-    test_accuracy: float
-    images_per_second: float
-
-
-@dataclass
-class History:
-    """A run: its contexts and model, its epochs, the trained parameters on the first context."""
-
-    ctx: Sequence[mx.Context]
-    epochs: list[Epoch] = field(default_factory=list)
-    params: list[mx.nd.NDArray] = field(default_factory=list)
-    model: str = "lenet"
+from gluonpar.training.history import Epoch, History
+from gluonpar.training.profiler import Profiler
 
 
 class Console:
-    """Lines on ``out``; a progress bar on ``err`` while an epoch runs, if that is a terminal."""
+    """Output of a run: lines on ``out``, notices and a progress bar on ``err``.
+
+    The progress bar is shown only if ``err`` is a terminal.
+    """
 
     def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:
         self.out, self.err = out or sys.stdout, err or sys.stderr
         self._bar = None
 
     def line(self, text: str) -> None:
-        """Print one line, at once, clear of the progress bar."""
-        hidden = (
-            self._bar.external_write_mode(file=self.out) if self._bar else contextlib.nullcontext()
-        )
+        """Print one line on ``out`` and flush it; hide the progress bar meanwhile."""
+        bar = self._bar
+        hidden = bar.external_write_mode(file=self.out) if bar else contextlib.nullcontext()
         with hidden:
-            print(_shown(text, self.out), file=self.out, flush=True)
+            print(_encodable(text, self.out), file=self.out, flush=True)
 
     def notice(self, text: str) -> None:
-        """Print one line on ``err``: what was chosen on the user's behalf, and why."""
-        print(_shown(text, self.err), file=self.err, flush=True)
+        """Print one line on ``err`` and flush it."""
+        print(_encodable(text, self.err), file=self.err, flush=True)
 
     def header(self, version: str, rows: dict[str, str]) -> None:
-        """Print versions, then a line for each of ``rows``."""
+        """Print the versions, then one line for each of ``rows``."""
         self.line(
             f"gluonpar {version}, mxnet {mx.__version__}, numpy {np.__version__}, "
             f"python {platform.python_version()}"
@@ -69,22 +45,12 @@ class Console:
             self.line(f"{name}: {value}")
 
     def batches(self, batches: Iterable, total: int, epoch: int, done: int = 0) -> Iterator:
-        """Yield ``batches``, showing the progress through ``total``; ``done`` are done before."""
-        from tqdm import (
-            tqdm,  # here, because importing gluonpar must cost no more than importing MXNet
-        )
+        """Yield ``batches`` and show the progress from ``done`` to ``total`` batches."""
+        from tqdm import tqdm  # here, because `import gluonpar` must cost no more than MXNet
 
-        terminal = self.err.isatty()
-        with tqdm(
-            batches,
-            f"epoch {epoch}",
-            total,
-            leave=False,
-            file=self.err,
-            disable=not terminal,
-            initial=done,
-            unit="batch",
-        ) as self._bar:
+        hidden = not self.err.isatty()
+        options = {"leave": False, "file": self.err, "disable": hidden, "unit": "batch"}
+        with tqdm(batches, f"epoch {epoch}", total, initial=done, **options) as self._bar:
             yield from self._bar
         self._bar = None
 
@@ -93,98 +59,38 @@ class Console:
         if self._bar is not None:
             self._bar.set_postfix_str(f"loss {loss:.3f}")
 
-    def epoch(self, figures: Epoch) -> None:
-        """Print one epoch's line in the book's words."""
+    def epoch(self, results: Epoch) -> None:
+        """Print one epoch's results."""
         self.line(
-            f"epoch {figures.epoch}, time {figures.seconds:.1f} sec, loss {figures.loss:.3f}, "
-            f"test acc {figures.test_accuracy:.2f}, {figures.images_per_second:.0f} images/sec"
+            f"epoch {results.epoch}, time {results.seconds:.1f} sec, loss {results.loss:.3f}, "
+            f"test acc {results.test_accuracy:.2f}, {results.images_per_second:.0f} images/sec"
         )
 
     def result(self, history: History) -> None:
-        """Print the last line: accuracy reached, mean time of an epoch, devices."""
+        """Print the final accuracy, the mean time of an epoch, and the devices."""
         seconds = sum(epoch.seconds for epoch in history.epochs) / len(history.epochs)
-        self.line(
-            f"test acc: {history.epochs[-1].test_accuracy:.2f}, {seconds:.1f} sec/epoch "
-            f"on {list(history.ctx)}"
-        )
+        accuracy = history.epochs[-1].test_accuracy
+        self.line(f"test acc: {accuracy:.2f}, {seconds:.1f} sec/epoch on {list(history.ctx)}")
 
-    def trace(self, path: str, profiled: Profiler) -> None:
+    def trace(self, path: str, profiler: Profiler) -> None:
         """Print which steps are in the trace file ``path``."""
-        self.line(f"trace: {path}, {_steps(profiled)}")
+        self.line(f"trace: {path}, {_steps(profiler)}")
 
-    def profile(self, profiled: Profiler) -> None:
-        """Print where a step's time went, and why K devices are not K times as fast as one."""
-        ms = 1e3 * profiled.timeline.step_seconds
-        self.line(f"profile: {_steps(profiled)}, {ms:.1f} ms a step")
-        self.line(profiled.table())
-        self.line(profiled.sentence())
+    def profile(self, profiler: Profiler) -> None:
+        """Print how long the parts of a step took, and what limits the speed-up."""
+        milliseconds = 1e3 * profiler.timeline.step_seconds
+        self.line(f"profile: {_steps(profiler)}, {milliseconds:.1f} ms per step")
+        self.line(profiler.table())
+        self.line(profiler.sentence())
 
 
-def _shown(text: str, stream: TextIO) -> str:
-    """What ``stream`` cannot show, such as the bytes of a file's name that are no text, as code."""
+def _encodable(text: str, stream: TextIO) -> str:
+    """Replace what ``stream`` cannot encode, such as a file name that is not UTF-8, by escapes."""
     encoding = getattr(stream, "encoding", None) or "utf-8"
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
-def _steps(profiled: Profiler) -> str:
-    first, last = profiled.steps
+def _steps(profiler: Profiler) -> str:
+    first, last = profiler.steps
     which = f"step {first}" if first == last else f"steps {first} to {last}"
     return f"{which} of epoch 1"
-
-
-def check_trace(path: str) -> None:
-    """Raise ValueError, before anything is trained, if no trace could be written to ``path``."""
-    if not path or os.path.isdir(path):
-        shown = path or repr(path)
-        raise ValueError(f"cannot write a trace to {shown}: it is a folder; give a file in it")
-    try:
-        files.check_replaceable(path)
-    except OSError as error:
-        raise ValueError(
-            f"cannot write a trace to {path}: {error.strerror}; "
-            "give a file in a folder that exists and can be written"
-        ) from error
-
-
-def check_plot(path: str) -> None:
-    """Raise ValueError, before anything is trained, if no plot could be written to ``path``."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-    except ImportError as error:
-        raise ValueError(
-            f"a plot needs matplotlib ({error}): pip install 'gluonpar[plot]'"
-        ) from error
-    file = pathlib.Path(path)
-    kinds = FigureCanvasAgg.get_supported_filetypes()
-    if file.suffix[1:].lower() not in kinds:
-        raise ValueError(
-            f"cannot plot to {path}: its ending must be one of {', '.join(sorted(kinds))}"
-        )
-    if not os.path.isdir(file.parent) or os.path.isdir(path):
-        raise ValueError(f"cannot plot to {path}: it must be a file in a folder that exists")
-    try:
-        files.check_writable(path)
-    except OSError as error:
-        raise ValueError(f"cannot plot to {path}: {error.strerror}; give another file") from error
-
-
-def plot(history: History, path: str) -> None:
-    """Draw loss, test accuracy and images/s over epochs into the picture file ``path``."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
-    figure = Figure(figsize=(10, 3), layout="constrained")
-    epochs = [epoch.epoch for epoch in history.epochs]
-    columns = (
-        ("training loss", "loss"),
-        ("test accuracy", "test_accuracy"),
-        ("images/s", "images_per_second"),
-    )
-    for axes, (title, name) in zip(figure.subplots(1, len(columns)), columns):
-        axes.plot(epochs, [getattr(epoch, name) for epoch in history.epochs], marker="o")
-        axes.set(title=title, xlabel="epoch")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.grid(alpha=0.3)
-    figure.axes[-1].set_ylim(bottom=0)
-    figure.suptitle(f"{history.model} on {list(history.ctx)}")
-    figure.savefig(path, dpi=120)

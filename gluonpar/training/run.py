@@ -1,13 +1,13 @@
-"""train: a whole run, from a configuration to a history."""
+"""A whole training run, from a configuration to a history."""
 
 from __future__ import annotations
 
-import contextlib
+import copy
 import io
+import pathlib
 import time
 from collections import deque
-from dataclasses import dataclass
-from typing import Iterator
+from typing import Any, Callable, Iterator
 
 import mxnet as mx
 import numpy as np
@@ -17,253 +17,302 @@ from gluonpar.checkpoint import files
 from gluonpar.collectives import partition
 from gluonpar.runtime import devices, memory, threads
 from gluonpar.runtime.version import __version__
-from gluonpar.step import check_lr
-from gluonpar.training import checkpointing as resume
-from gluonpar.training import console as report
-from gluonpar.training import ranks as rank_run
-from gluonpar.training.data import dataset as data
-from gluonpar.training.profiler import profile
-from gluonpar.training.workloads import LEARNERS, Learner, check_room
+from gluonpar.step import STEPS_IN_FLIGHT
+from gluonpar.training import plot, profiler, ranks
+from gluonpar.training.checkpointing import Checkpointer
+from gluonpar.training.configuration import Configuration
+from gluonpar.training.console import Console
+from gluonpar.training.data import dataset
+from gluonpar.training.history import Epoch, History, Progress
+from gluonpar.training.profiler import Profiler
+from gluonpar.training.termination import Terminated, Termination
+from gluonpar.training.workloads import WORKLOADS, Workload, check_memory
 
 DEFAULT_LOG_INTERVAL = 50
 
-# Steps that Python may be ahead of the devices: enough for the next batch to be prepared while this
-# one trains, few enough that no more than these batches are in memory.
-STEPS_IN_FLIGHT = 4
-
-
-@dataclass(frozen=True)
-class Configuration:
-    """What a run is asked to do. Raises ValueError, with value and remedy, for what cannot be."""
-
-    num_gpus: int | None = None
-    batch_size: int = 256
-    lr: float = 0.2
-    num_epochs: int = 4
-    gpus: tuple[int, ...] | None = None
-    device: str = "auto"
-    seed: int = 0
-    dataset: str = "fashion-mnist"
-    data_dir: str | None = None
-    limit: int | None = None
-    algorithm: str | None = None
-    log_interval: int | None = None
-    save_dir: str | None = None
-    plot: str | None = None
-    profile: bool = False
-    trace: str | None = None
-    dry_run: bool = False
-    model: str = "lenet"
-    weights: tuple[float, ...] | None = None
-    save_every: int | None = None
-    keep: int = 3
-    resume: str | None = None
-    onnx: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("batch_size", "num_epochs", "limit", "log_interval", "save_every", "keep"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value} is too small; give 1 or more")
-        if not 0 <= self.seed < 2**31:
-            raise ValueError(f"seed={self.seed} is out of range; give 0 to {2**31 - 1}")
-        check_lr(self.lr)
-        resume.check(self)
-        if self.algorithm is not None:
-            collectives.named(self.algorithm)
-        if self.model not in LEARNERS:
-            raise ValueError(f"model={self.model!r} is none of {', '.join(LEARNERS)}")
+# Steps after which several processes read whether one of them is to end. Earlier, the sum is not
+# there yet, and reading it waits; later, mpirun may kill them: it waits a quarter of a second.
+_TERMINATION_DELAY = 2
 
 
 class Run:
-    """One run of training. Making it checks and loads everything; :meth:`train` trains.
+    """One training run. The constructor checks and loads everything; :meth:`train` trains.
 
-    ``kept`` holds the paths of the files saved so far, and ``history`` what has been reached, also
-    after an exception has ended the training. With several processes (:mod:`gluonpar.cluster`) each
-    has its part of every batch; rank 0 prints, plots and saves for all.
+    ``kept`` has the paths of the files written so far, other than checkpoints, and ``history`` the
+    finished epochs, also after an exception in :meth:`train`. With several processes
+    (:mod:`gluonpar.cluster`) each trains on its share of every batch; rank 0 prints, plots and
+    saves.
     """
 
-    def __init__(self, configuration: Configuration, console: report.Console) -> None:
-        self.configuration = rank_run.without_output(configuration)
-        self.console = rank_run.console(console)
+    def __init__(self, configuration: Configuration, console: Console) -> None:
+        self.configuration = ranks.without_output(configuration)
+        self.console = ranks.console(console)
         cluster.together(self._prepare)
-        rank_run.agree(configuration, self.ctx, self.data)
-        self.keeper = resume.Keeper(self.configuration, self.save_dir, self.console)
+        ranks.agree(configuration, self.ctx, self.data)
+        self.checkpointer = Checkpointer(self.configuration, self.save_dir, self.data)
+        self.termination = Termination()
+        self.progress = Progress()
+        self.history = History(self.ctx, self.progress.history, model=configuration.model)
+        self.kept: list[str] = []
 
     def _prepare(self) -> None:
-        """Check and load everything."""
-        configuration = self.configuration
-        choice = devices.choose(configuration.num_gpus, configuration.gpus, configuration.device)
+        config = self.configuration
+        choice = devices.choose(config.num_gpus, config.gpus, config.device)
         self.ctx = list(choice.ctx)
-        if configuration.weights is not None:
-            partition.check_weights(configuration.weights, len(self.ctx))
-        if configuration.plot:
-            report.check_plot(configuration.plot)
-        if configuration.trace is not None:
-            report.check_trace(configuration.trace)
-        self.profiled = profile.Profiler(self.ctx, num_steps=0)
+        if config.weights is not None:
+            partition.check_weights(config.weights, len(self.ctx))
+        if config.plot:
+            plot.check(config.plot)
+        if config.trace is not None:
+            profiler.check_trace(config.trace)
+        self.profiler = Profiler(self.ctx, num_steps=0)
         if self._profiles:
-            profile.check(self.ctx)
-        self.save_dir = (
-            files.make_writable_folder(configuration.save_dir) if configuration.save_dir else None
-        )
-        self.data = data.load(configuration.dataset, configuration.data_dir, configuration.limit)
-        batch_size = min(configuration.batch_size, len(self.data.train_labels)) // cluster.size()
-        check_room(configuration.model, self.ctx, batch_size)  # before threads start
+            profiler.check_devices(self.ctx)
+        self.save_dir = files.make_writable_folder(config.save_dir) if config.save_dir else None
+        self.data = dataset.load(config.dataset, config.data_dir, config.limit)
+        self.num_samples = len(self.data.train_labels)
+        self.num_batches = -(-self.num_samples // config.batch_size)
+        batch_size = min(config.batch_size, self.num_samples) // cluster.size()
+        check_memory(config.model, self.ctx, batch_size)  # before threads are started
         threads.share(self.ctx)
-        self.kept: list[str] = []
-        self.history = report.History(self.ctx, model=configuration.model)
-        self.num_batches = -(-len(self.data.train_labels) // configuration.batch_size)
         if choice.notice:
             self.console.notice(choice.notice)
 
-    def train(self) -> report.History:
-        """Train to the end; the history. Raises metrics.Diverged if the loss is not finite."""
+    def train(self) -> History:
+        """Train to the last epoch; return the history.
+
+        Raises metrics.Diverged if the loss or a parameter is not finite; CannotResume; Terminated.
+        """
         config = self.configuration
         mx.random.seed(config.seed)
-        shuffle = np.random.RandomState(config.seed)
-        learner = LEARNERS[config.model](self.ctx, config.lr, config.algorithm)
-        learner.weights = config.weights
-        rank_run.agree_on_parameters(learner.name, learner.copies)
-        self.console.header(__version__, self._header(learner))
+        self.shuffle = np.random.RandomState(config.seed)
+        self.workload: Workload = WORKLOADS[config.model](
+            self.ctx, config.lr, config.algorithm, config.weights
+        )
+        ranks.agree_on_parameters(self.workload.name, self.workload.copies)
+        self.console.header(__version__, self._header())
         if config.dry_run:
-            return self._dry_run(learner, shuffle)
-        self.keeper.start(learner, shuffle, self.data, self.history)
-        for epoch in range(self.keeper.epoch, config.num_epochs + 1):
-            seconds, loss = self._train_epoch(epoch, learner, shuffle)
-            self._finish_epoch(epoch, seconds, loss, learner)
-            self.keeper.end_epoch()
-        self.history.params = learner.params
+            return self._dry_run()
+        self._resume()
+        while self.progress.epoch <= config.num_epochs:
+            self._train_epoch()
+        self.history.params = self.workload.params
         self.console.result(self.history)
         if config.profile:
-            self.console.profile(self.profiled)
+            self.console.profile(self.profiler)
         return self.history
 
-    def _train_epoch(self, epoch: int, learner: Learner, shuffle) -> tuple[float, float]:
-        """Seconds it took and the mean loss of its samples."""
-        config, images, labels = self.configuration, self.data.train_images, self.data.train_labels
-        meter, in_flight = self.keeper.begin(), deque()
-        part, done = rank_run.own_part(len(self.ctx), config.weights), self.keeper.batch
-        batches = data.batches(images, labels, config.batch_size, shuffle, part, done)
-        start = time.perf_counter() - self.keeper.seconds
-        with self._watch(epoch, learner) as watched:
-            batches = self.console.batches(watched.loading(batches), self.num_batches, epoch, done)
+    def _resume(self) -> None:
+        config, found = self.configuration, self.checkpointer.load(self.workload, self.shuffle)
+        if found is None:
+            return
+        self.progress = progress = found.progress
+        self.history.epochs = progress.history
+        if self.workload.trainer is not None:
+            self.workload.trainer.set_learning_rate(config.lr)
+        if found.lr != config.lr:
+            self.console.notice(f"lr is {config.lr:g} from here on; it was {found.lr:g}")
+        self.console.line(
+            f"resumed: {found.path}, epoch {progress.epoch}, {progress.batch} of "
+            f"{self.num_batches} batches done"
+        )
+
+    def _train_epoch(self) -> None:
+        # self.shuffle keeps its state from before this epoch until the epoch is complete: a
+        # checkpoint within the epoch stores that state, so that a resumed run shuffles alike.
+        shuffle = copy.deepcopy(self.shuffle)
+        self._reseed()
+        seconds, loss = self._train_batches(shuffle)
+        self._finish_epoch(seconds, loss)
+        ends = self._ends()
+        self.shuffle = shuffle
+        self.progress.next_epoch()
+        self._save_checkpoint(ends)
+
+    def _train_batches(self, shuffle: np.random.RandomState) -> tuple[float, float]:
+        """Train on the rest of the epoch; return the epoch's seconds and its mean loss."""
+        config, progress, done = self.configuration, self.progress, self.progress.batch
+        start = time.perf_counter() - progress.seconds
+        samples_done = min(done * config.batch_size, self.num_samples) if cluster.is_main() else 0
+        meter, in_flight = metrics.LossMeter(progress.loss_sum, samples_done, done), deque()
+        batches = self._batches(shuffle, done)
+        with self._profile() as profiled:
+            batches = profiled.loading(batches)
+            batches = self.console.batches(batches, self.num_batches, progress.epoch, done)
             for number, (X, y) in enumerate(batches, done + 1):
-                in_flight.append(learner.step(X, y, self._num_samples(number)))
+                in_flight.append(self.workload.step(X, y, self._batch_size(number)))
                 meter.add(in_flight[-1])
                 if len(in_flight) > STEPS_IN_FLIGHT:  # the only wait here: it bounds the memory
                     _wait_for(in_flight.popleft())
-                watched.step()
+                profiled.step()
                 if number % (config.log_interval or DEFAULT_LOG_INTERVAL) == 0:
-                    self._log(epoch, number, self._read(meter, epoch))
-                if self.keeper.due(number):
-                    with self._explain_divergence(epoch):
-                        self.keeper.save(number, meter, time.perf_counter() - start)
-        loss = self._read(meter, epoch)
-        with self._explain_divergence(epoch):  # waits: the last update belongs to the epoch's time
-            metrics.check_finite(learner.params)
+                    self._log(number, self._read(meter))
+                ends = self._ends(_TERMINATION_DELAY)
+                if ends or self._checkpoint_is_due(number):
+                    progress.batch, progress.seconds = number, time.perf_counter() - start
+                    self._read(meter, check_parameters=True)
+                    progress.loss_sum = meter.total
+                    self._save_checkpoint(ends)
+        # Waits for the devices, because the last update belongs to the epoch's time.
+        loss = self._read(meter, check_parameters=True)
         return time.perf_counter() - start, loss
 
-    def _num_samples(self, number: int) -> int:
-        """Of batch ``number``, counted from 1, on all ranks together."""
+    def _batches(self, shuffle: np.random.RandomState, first: int = 0) -> Iterator:
+        share = ranks.share_of_batch(len(self.ctx), self.configuration.weights)
+        images, labels = self.data.train_images, self.data.train_labels
+        return dataset.batches(images, labels, self.configuration.batch_size, shuffle, share, first)
+
+    def _batch_size(self, number: int) -> int:
+        """Return the size of batch ``number``, from 1, on all ranks together."""
         batch_size = self.configuration.batch_size
-        return min(batch_size, len(self.data.train_labels) - (number - 1) * batch_size)
+        return min(batch_size, self.num_samples - (number - 1) * batch_size)
+
+    def _reseed(self) -> None:
+        """Seed MXNet's generator, whose state cannot be saved, by the place in the run.
+
+        It is seeded at the beginning of an epoch and at every checkpoint, so that a resumed run
+        draws the same numbers.
+        """
+        place = [self.configuration.seed, self.progress.epoch, self.progress.batch]
+        mx.random.seed(int(np.random.RandomState(place).randint(2**31)))
+
+    def _ends(self, delay: int = 0) -> bool:
+        """Return whether the run is to end now; several processes agree only if one saves."""
+        return (cluster.size() == 1 or self.checkpointer.saves) and self.termination.agreed(delay)
+
+    def _checkpoint_is_due(self, number: int) -> bool:
+        """Return whether ``save_every`` calls for a checkpoint within the epoch, at this batch."""
+        every = self.configuration.save_every
+        if not self.checkpointer.saves or not every or number == self.num_batches:
+            return False
+        return ((self.progress.epoch - 1) * self.num_batches + number) % every == 0
+
+    def _save_checkpoint(self, ends: bool) -> None:
+        """Save a checkpoint if there is a folder for it; raise Terminated if the run ends here."""
+        if self.checkpointer.saves:
+            path = self.checkpointer.path(self.progress)
+            self._write(path, self.checkpointer.save, self.workload, self.shuffle, self.progress)
+            self._reseed()
+        if ends:
+            raise Terminated
+
+    def _write(self, path: str | pathlib.Path, write: Callable[..., None], *arguments: Any) -> bool:
+        """Call ``write(*arguments)``; return False, after a notice, if ``path`` was not written."""
+        try:
+            write(*arguments)
+        except OSError as error:
+            self.console.notice(
+                f"error: {path} was not written ({error.strerror or error}); training goes on, and "
+                "earlier files are unchanged"
+            )
+            return False
+        return True
 
     @property
     def _profiles(self) -> bool:
         return self.configuration.profile or self.configuration.trace is not None
 
-    def _watch(self, epoch: int, learner: Learner) -> profile.Profiler:
-        """What profiles some steps of the first epoch, if asked to; else, what does nothing."""
-        if not self._profiles or epoch > 1:
-            return profile.Profiler(self.ctx, num_steps=0)
-        warm_up = min(profile.WARM_UP, (self.num_batches - 1) // 2)
-        num_bytes = sum(map(memory.num_bytes, learner.params))
-        self.profiled = profile.Profiler(self.ctx, num_bytes, warm_up)
-        return self.profiled
+    def _profile(self) -> Profiler:
+        """Return a profiler for some steps of the first epoch; otherwise one that does nothing."""
+        if not self._profiles or self.progress.epoch > 1:
+            return Profiler(self.ctx, num_steps=0)
+        warm_up = min(profiler.WARM_UP, (self.num_batches - 1) // 2)
+        num_bytes = sum(map(memory.num_bytes, self.workload.params))
+        self.profiler = Profiler(self.ctx, num_bytes, warm_up)
+        return self.profiler
 
-    def _read(self, meter: metrics.LossMeter, epoch: int) -> float:
-        with self._explain_divergence(epoch):
-            return meter.read()
-
-    @contextlib.contextmanager
-    def _explain_divergence(self, epoch: int) -> Iterator[None]:
+    def _read(self, meter: metrics.LossMeter, check_parameters: bool = False) -> float:
+        """Wait for the mean loss; metrics.Diverged names epoch, learning rate and batch size."""
         config = self.configuration
         try:
-            yield
+            loss = meter.read()
+            if check_parameters:
+                metrics.check_finite(self.workload.params)
         except metrics.Diverged as error:
             raise metrics.Diverged(
-                f"{error} of {self.num_batches}, epoch {epoch}, with lr={config.lr:g} and batch "
-                f"size {config.batch_size}; try a smaller learning rate, such as {config.lr / 10:g}"
+                f"{error} of {self.num_batches}, epoch {self.progress.epoch}, with "
+                f"lr={config.lr:g} and batch size {config.batch_size}; try a smaller learning "
+                f"rate, such as {config.lr / 10:g}"
             ) from None
+        return loss
 
-    def _log(self, epoch: int, number: int, loss: float) -> None:
+    def _log(self, number: int, loss: float) -> None:
         self.console.progress(loss)
         if self.configuration.log_interval is not None:
-            self.console.line(f"epoch {epoch}, batch {number}/{self.num_batches}, loss {loss:.3f}")
+            batch = f"epoch {self.progress.epoch}, batch {number}/{self.num_batches}"
+            self.console.line(f"{batch}, loss {loss:.3f}")
 
-    def _finish_epoch(self, epoch: int, seconds: float, loss: float, learner: Learner) -> None:
-        """Evaluate, report and save what the epoch has reached."""
-        reached = learner.accuracy(self.data.test_images, self.data.test_labels)
-        rate = len(self.data.train_labels) / seconds
-        self.history.epochs.append(report.Epoch(epoch, seconds, loss, reached, rate))
-        self.kept += self.keeper.export(epoch)
+    def _finish_epoch(self, seconds: float, loss: float) -> None:
+        """Evaluate; print, save, plot and trace the epoch's results."""
+        config, epoch = self.configuration, self.progress.epoch
+        accuracy = self.workload.accuracy(self.data.test_images, self.data.test_labels)
+        rate = self.num_samples / seconds
+        self.history.epochs.append(Epoch(epoch, seconds, loss, accuracy, rate))
+        self._export(epoch)
         self.console.epoch(self.history.epochs[-1])
-        if self.configuration.plot:
-            self.keeper.tried(lambda path: report.plot(self.history, path), self.configuration.plot)
-        trace = self.configuration.trace if epoch == 1 else None
-        if trace is not None and self.keeper.tried(self.profiled.save, trace):
-            self.kept.append(trace)
-            self.console.trace(trace, self.profiled)
+        if config.plot:
+            self._write(config.plot, plot.draw, self.history, config.plot)
+        if config.trace is not None and epoch == 1:
+            if self._write(config.trace, self.profiler.save, config.trace):
+                self.kept.append(config.trace)
+                self.console.trace(config.trace, self.profiler)
 
-    def _dry_run(self, learner: Learner, shuffle) -> report.History:
-        """One step on the first batch, to show that everything is in place."""
+    def _export(self, epoch: int) -> None:
+        """Write the parameters, and with ``onnx`` the network, to files for other programs."""
+        if self.save_dir is None:
+            return
+        writers = {"params": self.workload.save}
+        if self.configuration.onnx:
+            writers["onnx"] = self.workload.save_onnx
+        for suffix, write in writers.items():
+            path = self.save_dir / f"{self.configuration.model}-epoch-{epoch:04d}.{suffix}"
+            if self._write(path, write, path):
+                self.kept.append(str(path))
+
+    def _dry_run(self) -> History:
+        """Take one step on the first batch, to show that everything works."""
         meter = metrics.LossMeter()
-        config = self.configuration
-        images, labels = self.data.train_images, self.data.train_labels
-        part = rank_run.own_part(len(self.ctx), config.weights)
-        first = next(data.batches(images, labels, config.batch_size, shuffle, part))
-        meter.add(learner.step(*first, self._num_samples(1)))
-        loss = self._read(meter, 1)
+        X, y = next(self._batches(self.shuffle))
+        meter.add(self.workload.step(X, y, self._batch_size(1)))
         self.console.line(
-            f"dry run: 1 of {self.num_batches} batches of epoch 1 done, loss {loss:.3f}; "
-            "nothing trained, nothing kept"
+            f"dry run: 1 of {self.num_batches} batches of epoch 1 done, loss "
+            f"{self._read(meter):.3f}; nothing was saved"
         )
         return self.history
 
-    def _header(self, learner: Learner) -> dict[str, str]:
-        config, found = self.configuration, self.data
-        largest = max(learner.copies, key=lambda copies: copies[0].size)
+    def _header(self) -> dict[str, str]:
+        config, data, num_ranks = self.configuration, self.data, cluster.size()
+        largest = max(self.workload.copies, key=lambda copies: copies[0].size)
+        weights = config.weights and config.weights * num_ranks
         epochs = _count(config.num_epochs, "epoch", "epochs")
         batches = _count(self.num_batches, "batch", "batches")
-        images = f"{len(found.train_labels)} training and {len(found.test_labels)} test images"
-        ranks = cluster.size()
-        weights = config.weights and config.weights * ranks
-        several = {"processes": f"{ranks}, each with the devices of this one, rank 0"}
-        return {
-            **(several if ranks > 1 else {}),
+        images = f"{self.num_samples} training and {len(data.test_labels)} test images"
+        rows = {
+            "processes": f"{num_ranks}, each with as many devices as rank 0",
             "devices": ", ".join(filter(None, [str(self.ctx), threads.describe(self.ctx)])),
-            "batch size": _shares(config.batch_size, len(self.ctx) * ranks, weights),
+            "batch size": _describe_shards(config.batch_size, len(self.ctx) * num_ranks, weights),
             "all-reduce": config.algorithm or str(collectives.explain(largest)),
-            "data": f"{found.name}, {images}, {found.source}",
+            "data": f"{data.name}, {images}, {data.source}",
             "training": f"{epochs} of {batches}, lr {config.lr:g}, seed {config.seed}",
         }
+        if num_ranks == 1:
+            del rows["processes"]
+        return rows
 
 
-def _shares(batch_size: int, num_devices: int, weights: tuple[float, ...] | None) -> str:
-    """How a batch is cut over the devices, in words."""
+def _describe_shards(batch_size: int, num_devices: int, weights: tuple[float, ...] | None) -> str:
     sizes = partition.sizes(batch_size, num_devices, weights)
-    shares = [size for size in sizes if size]
-    idle = num_devices - len(shares)
+    shards = [size for size in sizes if size]
+    idle = num_devices - len(shards)
     if weights is not None and not idle:
-        return f"{batch_size} in all, {', '.join(map(str, shares))} on the devices by weight"
-    each = f"{shares[0]}" if shares[0] == shares[-1] else f"{shares[-1]} or {shares[0]}"
+        return f"{batch_size} in all, {', '.join(map(str, shards))} on the devices by weight"
+    each = f"{shards[0]}" if shards[0] == shards[-1] else f"{shards[-1]} or {shards[0]}"
     none = f", none on {idle} of them" if idle else ""
     return f"{batch_size} in all, {each} on each device{none}"
 
 
 def _wait_for(losses: list[mx.nd.NDArray]) -> None:
-    for loss in losses[:1]:  # none, if this rank had no sample
+    for loss in losses[:1]:  # no loss if this rank had no sample
         loss.wait_to_read()
 
 
@@ -277,16 +326,18 @@ def train(
     lr: float = 0.2,
     num_epochs: int = 4,
     verbose: bool = True,
-    **more,
-) -> report.History:
-    """Train LeNet on ``num_gpus`` devices by hand-written data parallelism; the run's history.
+    **options: Any,
+) -> History:
+    """Train LeNet on ``num_gpus`` devices by hand-written data parallelism; return the history.
 
-    ``batch_size`` is global: it is cut over the devices. ``more`` are the other fields of
-    :class:`Configuration`; ``model='resnet18'`` trains that, with a :class:`Trainer`. With one seed
-    and one number of devices, runs end with the same bits. Prints what ``scripts/train_lenet.py``
-    prints unless ``verbose`` is False. Raises ValueError for a request that cannot be met,
-    FileNotFoundError if the data is nowhere, metrics.Diverged if the loss becomes NaN. ``train`` in
-    Dive into Deep Learning, 13.5.7.
+    ``batch_size`` is global: each batch is split over the devices. ``options`` are the other fields
+    of :class:`Configuration`; ``model='resnet18'`` trains ResNet-18 with a :class:`Trainer`. Runs
+    with the same seed and number of devices end with the same bits. Prints what
+    ``scripts/train_lenet.py`` prints unless ``verbose`` is False.
+
+    Raises ValueError for options that are not allowed or cannot be met, FileNotFoundError if the
+    data are not found, and metrics.Diverged if the loss is not finite. After ``train`` in Dive into
+    Deep Learning, 13.5.7.
     """
-    console = report.Console() if verbose else report.Console(io.StringIO(), io.StringIO())
-    return Run(Configuration(num_gpus, batch_size, lr, num_epochs, **more), console).train()
+    console = Console() if verbose else Console(io.StringIO(), io.StringIO())
+    return Run(Configuration(num_gpus, batch_size, lr, num_epochs, **options), console).train()

@@ -1,7 +1,7 @@
-"""What a run trains: a model, its replicas, a step, and how it is scored and kept.
+"""The workloads of a run: a model, its replicas, a training step, evaluation and files.
 
-A learner has what ``train.Run`` asks of one: :class:`LeNet` and :class:`ResNet18` are the chapter's
-two ways, from scratch and concise.
+:class:`LeNetWorkload` is trained from scratch, with plain functions; :class:`ResNet18Workload` with
+Gluon blocks and a Trainer. Dive into Deep Learning, 13.5 and 13.6.
 """
 
 from __future__ import annotations
@@ -25,41 +25,42 @@ from gluonpar.runtime import cached_op, memory_limits
 from gluonpar.sharding import split_and_load
 from gluonpar.step import train_batch
 
-# With the book's 0.01 the first epoch does not leave chance level, and four epochs end at 0.72 to
-# 0.77.
+# With the book's 0.01 the first epoch stays at chance level, and four epochs end at 0.72 to 0.77.
 INIT_SCALE = 0.05
 PIXELS = (1, 1, 28, 28)
 
 
-class Learner:
-    """What is trained on the devices ``ctx``, each holding all parameters.
+class Workload:
+    """A model that is trained on the devices ``ctx``, each of which holds all parameters.
 
-    ``name`` is that of the model; ``copies`` lists, per parameter, its arrays on all devices.
-    ``weights`` are the devices' relative speeds (:func:`split_and_load`); None: all alike.
-    ``trained`` and ``trainer`` are what :func:`gluonpar.save_checkpoint` takes.
+    ``copies`` has, per parameter, its arrays on all devices. ``weights`` are the devices' relative
+    speeds (:func:`split_and_load`); None: equal. :func:`gluonpar.save_checkpoint` takes ``trained``
+    and ``trainer``.
     """
 
     name: str
     copies: Sequence[Sequence[mx.nd.NDArray]]
-    weights: Sequence[float] | None = None
     trained: gluon.Block | Sequence[Sequence[mx.nd.NDArray]]
     trainer: Trainer | None = None
+
+    def __init__(self, ctx: Sequence[mx.Context], weights: Sequence[float] | None = None) -> None:
+        self.ctx, self.weights = list(ctx), weights
 
     def step(
         self, X: np.ndarray, y: np.ndarray, batch_size: int | None = None
     ) -> list[mx.nd.NDArray]:
-        """One step on a batch of uint8 images (n, 1, 28, 28); per-sample losses of each device.
+        """Train on uint8 images (n, 1, 28, 28); return each device's losses, one per sample.
 
-        With several processes X and y are this one's part of a batch of ``batch_size`` samples.
+        With several processes X and y are this process's share of ``batch_size`` samples.
         """
         raise NotImplementedError
 
     def accuracy(self, images: np.ndarray, labels: np.ndarray) -> float:
-        """Share of images whose highest score is their label's, counted on all devices."""
+        """Return the share of images whose highest score is at their label; uses all devices."""
         raise NotImplementedError
 
     def save(self, path: pathlib.Path) -> None:
-        """Write the parameters to ``path``, whole or not at all."""
+        """Write the parameters to ``path``, which is complete or unchanged."""
         raise NotImplementedError
 
     def save_onnx(self, path: pathlib.Path) -> None:
@@ -72,43 +73,50 @@ class Learner:
         return [arrays[0] for arrays in self.copies]
 
 
-class LeNet(Learner):
-    """LeNet as a plain function, trained by ``train_batch``. Dive into Deep Learning, 13.5."""
+class LeNetWorkload(Workload):
+    """LeNet as a plain function, trained by :func:`train_batch`."""
 
     name = "lenet"
 
-    def __init__(self, ctx: Sequence[mx.Context], lr: float, algorithm: str | None = None) -> None:
-        self.ctx, self.lr, self.algorithm = list(ctx), lr, algorithm
+    def __init__(
+        self,
+        ctx: Sequence[mx.Context],
+        lr: float,
+        algorithm: str | None = None,
+        weights: Sequence[float] | None = None,
+    ) -> None:
+        super().__init__(ctx, weights)
+        self.lr, self.algorithm = lr, algorithm
         params = lenet.init_lenet(INIT_SCALE)
         cluster.broadcast(params)
-        self.device_params = [get_params(params, c) for c in self.ctx]
-        self.trained, self.copies = self.device_params, list(zip(*self.device_params))
+        self.trained = [get_params(params, c) for c in self.ctx]
+        self.copies = list(zip(*self.trained))
 
     def step(
         self, X: np.ndarray, y: np.ndarray, batch_size: int | None = None
     ) -> list[mx.nd.NDArray]:
         """See :func:`train_batch`."""
         options = {"algorithm": self.algorithm, "weights": self.weights, "batch_size": batch_size}
-        return train_batch(X, y, self.device_params, self.ctx, self.lr, pixel_lenet, **options)
+        return train_batch(X, y, self.trained, self.ctx, self.lr, pixel_lenet, **options)
 
     def accuracy(self, images: np.ndarray, labels: np.ndarray) -> float:
         """See :func:`metrics.accuracy`."""
-        return metrics.accuracy(images, labels, self.device_params, self.ctx, pixel_lenet)
+        return metrics.accuracy(images, labels, self.trained, self.ctx, pixel_lenet)
 
     def save(self, path: pathlib.Path) -> None:
-        """See :func:`checkpoint.save_params`."""
-        params_file.save_params(path, self.device_params[0])
+        """Write a file for ``mx.nd.load``."""
+        params_file.save_params(path, self.params)
 
     def save_onnx(self, path: pathlib.Path) -> None:
         """See :func:`export_onnx`."""
-        export_onnx(path, pixel_lenet, PIXELS, self.device_params[0], "uint8")
+        export_onnx(path, pixel_lenet, PIXELS, self.params, "uint8")
 
 
-class ResNet18(Learner):
-    """ResNet-18 as Gluon blocks, trained by a Trainer. Dive into Deep Learning, 13.6.
+class ResNet18Workload(Workload):
+    """ResNet-18 as Gluon blocks, trained by a Trainer.
 
-    Batch normalisation takes each device's own statistics while training. Evaluation and files take
-    the running statistics' mean over devices.
+    Training uses each device's own batch statistics; evaluation and files use the mean of the
+    devices' running statistics.
     """
 
     name = "resnet18"
@@ -118,9 +126,10 @@ class ResNet18(Learner):
         ctx: Sequence[mx.Context],
         lr: float,
         algorithm: str | None = None,
+        weights: Sequence[float] | None = None,
         width: int = 64,
     ) -> None:
-        self.ctx = list(ctx)
+        super().__init__(ctx, weights)
         self.trained = self.net = resnet.resnet18(width=width)
         self.net.initialize(mx.init.Xavier(), ctx=self.ctx)
         self.losses = _PixelLoss(self.net)
@@ -133,7 +142,7 @@ class ResNet18(Learner):
     def step(
         self, X: np.ndarray, y: np.ndarray, batch_size: int | None = None
     ) -> list[mx.nd.NDArray]:
-        """Forward, backward on all devices; the Trainer does the rest."""
+        """Split, compute losses and gradients; the Trainer sums the gradients and updates."""
         shards = split_and_load((X, y), self.ctx, weights=self.weights) if len(X) else []
         with autograd.record():
             losses = [self.losses(*shard) for shard in shards]
@@ -143,13 +152,13 @@ class ResNet18(Learner):
         return losses
 
     def accuracy(self, images: np.ndarray, labels: np.ndarray) -> float:
-        """See :func:`metrics.accuracy`; the running statistics become their mean first."""
+        """See :func:`metrics.accuracy`; sets the running statistics to their mean first."""
         running_statistics.average_statistics(self.net)
         nets = [self.net] * len(self.ctx)
-        return metrics.accuracy(images, labels, nets, self.ctx, _score_pixels)
+        return metrics.accuracy(images, labels, nets, self.ctx, _pixel_scores)
 
     def save(self, path: pathlib.Path) -> None:
-        """A file for ``load_parameters`` of :func:`networks.resnet18`."""
+        """Write a file for ``load_parameters`` of :func:`gluonpar.models.resnet.resnet18`."""
         params_file.save_block(path, self.net)
 
     def save_onnx(self, path: pathlib.Path) -> None:
@@ -158,54 +167,54 @@ class ResNet18(Learner):
 
 
 class _PixelLoss(gluon.HybridBlock):
-    """uint8 images and labels to losses, in one graph."""
+    """Losses of uint8 images and labels, in one graph."""
 
     def __init__(self, net: gluon.HybridBlock) -> None:
         super().__init__()
         self.net = net
 
     def hybrid_forward(self, F, X, y):
-        return softmax_cross_entropy(self.net(lenet.standardize(X)), y)
+        return softmax_cross_entropy(_pixel_scores(X, self.net), y)
 
 
 class _PixelScores(gluon.HybridBlock):
-    """uint8 images to scores."""
+    """Scores of uint8 images."""
 
     def __init__(self, net: gluon.HybridBlock) -> None:
         super().__init__()
         self.net = net
 
     def hybrid_forward(self, F, X):
-        return self.net(lenet.standardize(X))
+        return _pixel_scores(X, self.net)
 
 
-def _score_pixels(X: mx.nd.NDArray, net: gluon.HybridBlock) -> mx.nd.NDArray:
+def _pixel_scores(X, net: gluon.HybridBlock):
     return net(lenet.standardize(X))
 
 
 @cached_op.traceable
 def pixel_lenet(X: mx.nd.NDArray, params: list[mx.nd.NDArray]) -> mx.nd.NDArray:
-    """LeNet on uint8 images: they travel to the device as bytes and become float32 there."""
+    """Return the scores of uint8 images, which become float32 on the device."""
     return lenet.lenet(lenet.standardize(X), params)
 
 
-LEARNERS = {learner.name: learner for learner in (LeNet, ResNet18)}
+WORKLOADS = {workload.name: workload for workload in (LeNetWorkload, ResNet18Workload)}
 
-# Bytes that training took at the least, as measured: in all, and for each CPU context and sample.
-_NEEDS = {
+# Bytes that training needs at least, as measured: in all, per CPU context, and per sample.
+_NEEDED = {
     "lenet": (250 * memory_limits.MB, 0, 200_000),
     "resnet18": (500 * memory_limits.MB, 300 * memory_limits.MB, 4_000_000),
 }
-_MORE_ADDRESSES = 400 * memory_limits.MB  # that heaps and stacks reserve and do not fill
+_UNUSED_ADDRESSES = 400 * memory_limits.MB  # reserved by heaps and stacks, but not filled
 
 
-def check_room(model: str, ctx: Sequence[mx.Context], batch_size: int) -> None:
-    """Raise room.OutOfMemory if there is none to train ``model`` with ``batch_size`` on ``ctx``.
+def check_memory(model: str, ctx: Sequence[mx.Context], batch_size: int) -> None:
+    """Raise memory_limits.OutOfMemory if there is too little memory to train on CPU contexts.
 
-    For CPU contexts; ``batch_size`` is this process's. What passes may still run out of memory.
+    ``batch_size`` is this process's. Training may still run out of memory later.
     """
     if ctx[0].device_type == "cpu":
-        in_all, a_context, a_sample = _NEEDS[model]
-        num_bytes = in_all + len(ctx) * a_context + batch_size * a_sample
+        base, per_context, per_sample = _NEEDED[model]
+        num_bytes = base + len(ctx) * per_context + batch_size * per_sample
         what = f"a step of {batch_size} samples on {len(ctx)} CPU contexts"
-        memory_limits.require(what, num_bytes, num_bytes + _MORE_ADDRESSES)
+        memory_limits.require(what, num_bytes, num_bytes + _UNUSED_ADDRESSES)

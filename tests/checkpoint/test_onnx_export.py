@@ -158,8 +158,8 @@ def test_a_model_that_cannot_be_written_is_refused_and_leaves_no_file(
 @pytest.mark.parametrize("model", ["lenet", "resnet18"])
 def test_the_scripts_write_what_they_trained(tmp_path, monkeypatch, model):
     """From raw pixels; the same scores as the .params file of the same epoch gives in MXNet."""
-    narrow = functools.partial(workloads.ResNet18, width=4)
-    monkeypatch.setitem(workloads.LEARNERS, "resnet18", narrow)
+    narrow = functools.partial(workloads.ResNet18Workload, width=4)
+    monkeypatch.setitem(workloads.WORKLOADS, "resnet18", narrow)
     options = ["--dataset", "synthetic", "--device", "cpu", "--num-gpus", "2", "--limit", "64"]
     options += ["--batch-size", "16", "--epochs", "2", "--save-dir", str(tmp_path), "--onnx"]
     assert command_line.main("Train.", options, model=model) == 0

@@ -78,8 +78,8 @@ NETWORKS = {"lenet": lenet.LeNet, "resnet18": lambda: resnet.resnet18(width=2)}
 def test_gluon_loads_what_the_scripts_save_with_the_accuracy_that_they_printed(
     model, tmp_path, monkeypatch, capsys
 ):
-    narrow = functools.partial(workloads.ResNet18, width=2)
-    monkeypatch.setitem(workloads.LEARNERS, "resnet18", narrow)
+    narrow = functools.partial(workloads.ResNet18Workload, width=2)
+    monkeypatch.setitem(workloads.WORKLOADS, "resnet18", narrow)
     options = "--dataset synthetic --device cpu --num-gpus 2 --limit 512 --batch-size 8 --epochs 1"
     options = [*options.split(), "--lr", "0.1", "--save-dir", str(tmp_path)]
     assert command_line.main("Train.", options, model=model) == 0

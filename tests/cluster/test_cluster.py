@@ -23,7 +23,7 @@ from gluonpar.cluster.judge import Judge, Report
 from gluonpar.cluster.wire import Line, addresses, call, listen
 from gluonpar.cluster.world import timeout_seconds
 from gluonpar.collectives import partition
-from gluonpar.training import ranks as rank_run
+from gluonpar.training.ranks import share_of_batch
 
 SECONDS = 6  # GLUONPAR_TIMEOUT of the jobs in which something goes wrong
 
@@ -270,7 +270,7 @@ def test_the_ranks_parts_are_the_batch_and_cut_as_inside_a_process(monkeypatch, 
         taken = []
         for rank in range(ranks):
             monkeypatch.setattr(cluster, "rank", lambda rank=rank: rank)
-            taken.append(range(n)[rank_run.own_part(devices, weights)(n)])
+            taken.append(range(n)[share_of_batch(devices, weights)(n)])
         assert [i for part in taken for i in part] == list(range(n))
         if weights is None:
             inside = [size for part in taken for size in partition.sizes(len(part), devices)]

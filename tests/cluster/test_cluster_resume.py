@@ -16,9 +16,10 @@ pytestmark = needs_mpi
 WATCHDOG_SECONDS = 240
 SCRIPT = pathlib.Path(__file__).parents[2] / "scripts" / "train_lenet.py"
 NARROW = (
-    "import functools, sys; from gluonpar import cli, learners as of\n"
-    "of.LEARNERS['resnet18'] = functools.partial(of.ResNet18, width=2)\n"
-    "sys.exit(cli.main('Train.', model='resnet18', lr=0.1))\n"
+    "import functools, sys; from gluonpar.training import command_line, workloads\n"
+    "narrow = functools.partial(workloads.ResNet18Workload, width=2)\n"
+    "workloads.WORKLOADS['resnet18'] = narrow\n"
+    "sys.exit(command_line.main('Train.', model='resnet18', lr=0.1))\n"
 )
 COMMANDS = {
     "lenet": [sys.executable, str(SCRIPT)],
@@ -187,7 +188,7 @@ def test_a_signal_to_one_rank_saves_and_ends_all_with_143(whom, number, tmp_path
     assert code == 143, err
     [line] = [line for line in err.splitlines() if line.startswith("train_lenet.py: ")]
     newest = sorted(folder.glob("lenet-at-*.npz"))[-1]
-    assert line == f"train_lenet.py: ended by SIGTERM; --resume goes on from {newest}"
+    assert line == f"train_lenet.py: ended by SIGTERM; --resume continues from {newest}"
     assert "gluonpar: rank" not in err
     assert not any(map(runs, ranks))
     if whom == 1:

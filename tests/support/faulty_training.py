@@ -44,7 +44,7 @@ def operator(model, *more):
 
     sys.excepthook = hook
 
-    class Faulty(workloads.LEARNERS[model]):
+    class Faulty(workloads.WORKLOADS[model]):
         steps = 0
 
         def step(self, *batch):
@@ -54,7 +54,7 @@ def operator(model, *more):
                 engine.push(fail, CTX[0], writes=[self.copies[0][0]])
             return super().step(*batch)
 
-    workloads.LEARNERS[model] = Faulty
+    workloads.WORKLOADS[model] = Faulty
     script(model, *more)
 
 

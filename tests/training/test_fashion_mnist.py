@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from idx_files import contents, edition, encode, gz, tiny, write
 
-from gluonpar.training.data import fashion_mnist, idx
+from gluonpar.training.data import idx
 from gluonpar.training.data.fashion_mnist import (
     CURRENT,
     FASHION_MNIST,
@@ -70,7 +70,7 @@ BAD_FILES = {
         f"SHA-256 is {hashlib.sha256(encode(LABELS)).hexdigest()}"
         f".*expected SHA-256 {hashlib.sha256(contents()[TRAIN_LABELS]).hexdigest()}",
     ),
-    "too large": (TRAIN_LABELS, bytes(10_000), "too large: more than the 4110 bytes"),
+    "too large": (TRAIN_LABELS, bytes(10_000), "too large: .* 4110 bytes"),
     "empty": (TRAIN_LABELS, b"", "truncated: 0 bytes; expected 14"),
 }
 
@@ -161,9 +161,9 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, monkeypatch):
         return real(path, *more)
 
     monkeypatch.setattr("builtins.open", refusing)
-    with pytest.raises(ValueError, match="t10k-labels-idx1-ubyte.gz cannot be read: Permission de"):
-        fashion_mnist.read_folder(folder, tiny(tmp_path))
+    with pytest.raises(ValueError, match="t10k-labels-idx1-ubyte.gz .*Permission denied"):
+        read_folder(folder, tiny(tmp_path))
 
 
 def test_a_name_that_no_folder_can_have_lacks_all_files(tmp_path):
-    assert fashion_mnist.missing(tmp_path / ("a" * 300)) == list(fashion_mnist.STEMS)
+    assert missing(tmp_path / ("a" * 300)) == list(STEMS)

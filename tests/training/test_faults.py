@@ -17,8 +17,7 @@ import pytest
 
 from gluonpar.checkpoint import sealed_npz
 from gluonpar.runtime import memory_limits
-from gluonpar.training import command_line, workloads
-from gluonpar.training.run import Run
+from gluonpar.training import Run, command_line, workloads
 
 HERE = Path(__file__).resolve().parent
 SCRIPTS = HERE.parents[1] / "scripts"
@@ -153,7 +152,7 @@ def test_which_errors_are_of_memory_and_what_is_said_of_them(error, short):
 
 def test_memory_that_runs_out_names_the_checkpoint_to_go_on_from(monkeypatch, capsys, tmp_path):
     def run_out(run):
-        run.keeper.folder.joinpath("lenet-at-0001-000002.npz").write_bytes(b"")
+        (tmp_path / "lenet-at-0001-000002.npz").write_bytes(b"")
         raise MemoryError
 
     codes = []
@@ -165,7 +164,7 @@ def test_memory_that_runs_out_names_the_checkpoint_to_go_on_from(monkeypatch, ca
         command_line.main("Train.", [*COMMON, "--save-dir", str(tmp_path), "--dry-run"])
     err = capsys.readouterr().err
     assert codes == [3] and err.count("\n") == 1
-    assert err.endswith(f"; --resume goes on from {tmp_path}/lenet-at-0001-000002.npz\n")
+    assert err.endswith(f"; --resume continues from {tmp_path}/lenet-at-0001-000002.npz\n")
 
 
 def test_room_asked_for_is_not_kept():
@@ -181,14 +180,14 @@ def test_what_is_asked_for_grows_with_contexts_and_batch_and_not_on_gpus(monkeyp
     asked = []
     monkeypatch.setattr(memory_limits, "require", lambda what, *sizes: asked.append(sizes))
     ctx = [mx.cpu(i) for i in range(4)]
-    for model in workloads.LEARNERS:
+    for model in workloads.WORKLOADS:
         for k, batch in ((1, 1), (4, 1), (4, 100)):
-            workloads.check_room(model, ctx[:k], batch)
+            workloads.check_memory(model, ctx[:k], batch)
     assert asked == [(a * memory_limits.MB + b, (a + 400) * memory_limits.MB + b) for a, b in (
         (250, 200_000), (250, 200_000), (250, 20_000_000),
         (800, 4_000_000), (1700, 4_000_000), (1700, 400_000_000),
     )]  # fmt: skip
-    workloads.check_room("lenet", [mx.gpu(0)], 10**9)
+    workloads.check_memory("lenet", [mx.gpu(0)], 10**9)
     assert len(asked) == 6
 
 

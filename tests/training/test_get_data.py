@@ -141,5 +141,5 @@ def test_the_script_runs_from_anywhere(tmp_path):
         text=True,
     )
     assert result.returncode == 1
-    assert f"{tmp_path} (the folder given): lacks train-images" in result.stderr
+    assert f"{tmp_path} (data_dir): lacks train-images" in result.stderr
     assert "Traceback" not in result.stderr

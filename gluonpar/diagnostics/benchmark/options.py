@@ -13,7 +13,8 @@ from gluonpar.diagnostics.benchmark import measure
 from gluonpar.runtime import devices
 from gluonpar.runtime.version import __version__
 from gluonpar.training import command_line
-from gluonpar.training import console as report
+from gluonpar.training import plot as training_plot
+from gluonpar.training.console import Console
 
 MEASURED, WRONG = 0, 1
 
@@ -43,11 +44,11 @@ class Parser(argparse.ArgumentParser):
 
     @contextlib.contextmanager
     def requests(self) -> Iterator[None]:
-        """A ValueError within is about the request: exit, in the words of the options."""
+        """Exit with one line if a ValueError is raised within."""
         try:
             yield
         except ValueError as error:
-            self.error(command_line.as_typed(str(error), self))
+            self.error(str(error))
 
 
 class Record:
@@ -74,7 +75,7 @@ class Record:
 def conduct(
     made: Parser,
     argv: Sequence[str] | None,
-    run: Callable[[Parser, report.Console, Record], list[str]],
+    run: Callable[[Parser, Console, Record], list[str]],
     plot: Callable[[argparse.Namespace, list[Any]], None],
 ) -> int:
     """Let ``run`` measure what ``argv`` asks for; the exit code.
@@ -83,11 +84,11 @@ def conduct(
     plotted, if that was asked for, even if the rest failed or Ctrl-C came.
     """
     options = made.parse_args(argv)
-    console, record = report.Console(), Record(options)
+    console, record = Console(), Record(options)
     try:
         with made.requests():
             if options.plot:
-                report.check_plot(options.plot)
+                training_plot.check(options.plot)
         wrong = run(made, console, record)
     except (KeyboardInterrupt, MXNetError) as error:
         # Ctrl-C may arrive in a function of ours that MXNet's engine runs, and makes its error.

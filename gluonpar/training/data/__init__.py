@@ -1,1 +1,1 @@
-"""The data sets: where their files are found, and what is in them."""
+"""The data sets: where their files are found, how they are read, and minibatches of them."""

@@ -1,4 +1,4 @@
-"""The data sets: images and labels in memory, as uint8, and minibatches of them."""
+"""Data sets in memory, as uint8, and minibatches of them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ NAMES = ("fashion-mnist", "synthetic")
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Images and labels for classification, in host memory; may be read-only views.
+    """Images and labels for classification, in host memory; they may be read-only views.
 
-    Images are (n, 1, height, width) uint8, 0 to 255; labels are (n,) uint8, 0 to num_classes - 1.
-    `source` says in words where they come from. ValueError: images and labels of different counts.
+    Images are uint8 (n, 1, height, width), from 0 to 255; labels are uint8 (n,), from 0 to
+    ``num_classes - 1``. ``source`` describes where they come from. Raises ValueError if there are
+    not as many images as labels.
     """
 
     name: str
@@ -30,21 +31,20 @@ class Dataset:
     num_classes: int = 10
 
     def __post_init__(self) -> None:
-        _check_counts(
-            self.train_images, self.train_labels, f"{self.name}, training ({self.source})"
-        )
-        _check_counts(self.test_images, self.test_labels, f"{self.name}, test ({self.source})")
+        for part in ("train", "test"):
+            images, labels = getattr(self, f"{part}_images"), getattr(self, f"{part}_labels")
+            _check_counts(images, labels, f"{self.name}, {part} ({self.source})")
 
     def limited(self, n: int) -> Dataset:
-        """The data set with its first n training images only (views); the test images stay.
+        """Return the data set with its first n training images only (views), and all test images.
 
-        ValueError for fewer than one, or more than there are.
+        Raises ValueError unless n is between 1 and the number of training images.
         """
         available = len(self.train_images)
         if not 1 <= n <= available:
             raise ValueError(
-                f"limit {n}: {self.name} has {available} training images; "
-                f"ask for 1 to {available}, or leave the limit out"
+                f"limit must be between 1 and {available}, the number of training images of "
+                f"{self.name}, got {n}"
             )
         return replace(self, train_images=self.train_images[:n], train_labels=self.train_labels[:n])
 
@@ -55,25 +55,26 @@ def load(
     limit: int | None = None,
     files: fashion_mnist.Files = fashion_mnist.FASHION_MNIST,
 ) -> Dataset:
-    """The data set of this name, with its first `limit` training images if a limit is given.
+    """Return the data set ``name``, with its first ``limit`` training images if that is given.
 
-    "fashion-mnist": 60,000 training and 10,000 test images of clothes, 1 x 28 x 28, in ten classes
-    (Xiao et al. 2017); `places.find` says where the files are looked for. "synthetic": see there.
+    "fashion-mnist" has 60,000 training and 10,000 test images of clothes, 1 x 28 x 28, in ten
+    classes (Xiao et al. 2017); :func:`locate.find` has the folders in which it is looked for.
+    "synthetic" is described at :func:`synthetic`.
 
-    Args:
-        data_dir: the only folder to look in; None looks in the known places, and downloads.
-        files: what the files must be; for files of the same layout that are not Fashion-MNIST.
+    ``data_dir`` is the only folder to look in; without it, the known folders are, and the files are
+    downloaded if none has them. ``files`` describes files of the same layout that are not
+    Fashion-MNIST.
 
-    FileNotFoundError: the files are nowhere. ValueError: an unknown name; a damaged file; a limit
-    out of range; a folder for synthetic data.
+    Raises FileNotFoundError if the files are not found. Raises ValueError for an unknown name, a
+    damaged file, a limit that is out of range, and a folder for synthetic data.
     """
     if name not in NAMES:
-        raise ValueError(f"unknown data set {name!r}: there are {', '.join(map(repr, NAMES))}")
+        raise ValueError(f"the data set must be one of {', '.join(NAMES)}, got {name!r}")
     if name == "synthetic":
         if data_dir is not None:
             raise ValueError(
-                f"data_dir={str(data_dir)!r} for 'synthetic', which is made and not read: "
-                "leave the folder out, or ask for 'fashion-mnist'"
+                f"synthetic data are not read from files, got data_dir={str(data_dir)!r}: leave it "
+                "out, or use 'fashion-mnist'"
             )
         dataset = synthetic()
     else:
@@ -91,15 +92,15 @@ def load(
 
 
 def synthetic(seed: int = 0, num_train: int = 6000, num_test: int = 1000) -> Dataset:
-    """Made-up data of Fashion-MNIST's shapes and dtypes: learnable, and the same for the same seed.
+    """Return made-up data with Fashion-MNIST's shapes and dtypes; a seed always gives the same.
 
-    Each class is a coarse 7 x 7 pattern, enlarged to 28 x 28; a sample is its class's pattern moved
-    by up to two pixels, at half contrast, under uniform noise. Classes are equally frequent, up to
-    one. Accuracy on it says that training works, and nothing about clothes. ValueError for fewer
-    than one training or test image.
+    Each class is a coarse 7 x 7 pattern, enlarged to 28 x 28. A sample is its class's pattern,
+    shifted by up to two pixels, at half contrast, with uniform noise. Class sizes differ by at most
+    one. The data can be learned, which shows that training works, and nothing else. Raises
+    ValueError unless there is at least one training and one test image.
     """
     if num_train < 1 or num_test < 1:
-        raise ValueError(f"num_train={num_train}, num_test={num_test}: both must be at least 1")
+        raise ValueError(f"num_train and num_test must be at least 1, got {num_train}, {num_test}")
     rng = np.random.RandomState(seed)
     patterns = np.kron(rng.randint(0, 256, size=(10, 7, 7)), np.ones((4, 4), dtype=np.int64))
     train_images, train_labels = _synthesize(patterns, num_train, rng)
@@ -115,8 +116,8 @@ def _synthesize(
     num_classes, side, _ = patterns.shape
     labels = rng.permutation(np.arange(count) % num_classes)
     rows, columns = (np.arange(side) + rng.randint(-2, 3, size=(2, count, 1))) % side
-    moved = patterns[labels[:, None, None], rows[:, :, None], columns[:, None, :]]
-    images = (moved + rng.randint(0, 256, size=moved.shape)) // 2
+    shifted = patterns[labels[:, None, None], rows[:, :, None], columns[:, None, :]]
+    images = (shifted + rng.randint(0, 256, size=shifted.shape)) // 2
     return images.astype(np.uint8)[:, None], labels.astype(np.uint8)
 
 
@@ -125,46 +126,39 @@ def batches(
     labels: np.ndarray,
     batch_size: int,
     rng: np.random.RandomState | None = None,
-    part: Callable[[int], slice] | None = None,
+    share: Callable[[int], slice] | None = None,
     first: int = 0,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Minibatches (X, y) that hold every sample once; the last may be smaller.
+    """Yield minibatches (X, y) that contain every sample once; the last may be smaller.
 
-    With an `rng`, which this call advances by one permutation, they are shuffled, and copies.
-    Without, they are in order, and views. With ``part``, of a batch of n samples only those in
-    ``part(n)`` are yielded, which may be none: what one of several processes takes. The ``first``
-    so many batches are left out.
+    With ``rng``, which this call advances by one permutation, samples are shuffled and copied.
+    Without it they are in order, and X and y are views. ``share`` maps the size of a batch to the
+    slice of it that is yielded, which may be empty: one process's share. The first ``first`` batches
+    are skipped.
 
-    ValueError: batch_size below 1; different counts.
+    Raises ValueError for a batch_size below 1, and unless there are as many images as labels.
 
     >>> [y.tolist() for X, y in batches(np.zeros((5, 1, 2, 2)), np.arange(5), 2)]
     [[0, 1], [2, 3], [4]]
     """
     if batch_size < 1:
-        raise ValueError(f"batch_size {batch_size}: a batch needs at least 1 sample")
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     _check_counts(images, labels, "batches")
-    starts = range(first * batch_size, len(images), batch_size)
-    if rng is None:
-        whole = (slice(i, min(i + batch_size, len(images))) for i in starts)
-        chosen = (_within(batch, part) for batch in whole)
-        return ((images[index], labels[index]) for index in chosen)
-    order = rng.permutation(len(images))
-    chosen = (order[i : i + batch_size] for i in starts)
-    if part is not None:
-        chosen = (batch[part(len(batch))] for batch in chosen)
-    return ((images[index], labels[index]) for index in chosen)
+    order = None if rng is None else rng.permutation(len(images))
 
+    def generate() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for start in range(first * batch_size, len(images), batch_size):
+            size = min(batch_size, len(images) - start)
+            taken = slice(0, size) if share is None else share(size)
+            index = slice(start + taken.start, start + taken.stop)
+            index = index if order is None else order[index]
+            yield images[index], labels[index]
 
-def _within(batch: slice, part: Callable[[int], slice] | None) -> slice:
-    if part is None:
-        return batch
-    inner = part(batch.stop - batch.start)
-    return slice(batch.start + inner.start, batch.start + inner.stop)
+    return generate()
 
 
 def _check_counts(images: np.ndarray, labels: np.ndarray, what: str) -> None:
     if len(images) != len(labels):
         raise ValueError(
-            f"{what}: {len(images)} images and {len(labels)} labels; "
-            "there must be one label an image: get both from the same source"
+            f"{what}: there must be as many images as labels, got {len(images)} and {len(labels)}"
         )

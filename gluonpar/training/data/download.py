@@ -1,7 +1,7 @@
-"""Fetching files from the first mirror that has them.
+"""Downloads of files from the first mirror that has them.
 
-A file appears under its final name only whole and checked: it is received into memory (the caller
-bounds its size), checked, written to a temporary name in the same folder, fsynced and renamed.
+A file gets its name only when it is complete and checked: it is received into memory, up to a given
+size, checked, written under a temporary name and renamed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _BLOCK_BYTES = 1 << 16
 
 
 class MirrorError(Exception):
-    """A mirror did not give the file; the message names the URL and says why."""
+    """A mirror did not deliver a file; the message has the URL and the reason."""
 
 
 def fetch_files(
@@ -29,18 +29,16 @@ def fetch_files(
     check: Callable[[bytes, str, str], object],
     timeout_seconds: float = 5.0,
 ) -> list[str]:
-    """Put each wanted file into `folder`, from the first mirror that gives it as it should be.
+    """Download files into ``folder``, each from the first mirror that delivers it correctly.
 
-    Args:
-        wanted: file name -> the most bytes it can have.
-        folder: made if it is not there.
-        mirrors: base URLs, tried in order. One that fails once is not asked for the files after.
-        check: called with (bytes received, file name, URL); a ValueError refuses them.
-        timeout_seconds: for connecting and for each wait on the mirror, not for the whole file.
+    ``wanted`` maps file names to the largest sizes they can have, in bytes. ``mirrors`` are base
+    URLs, tried in order; one that fails is not used again. ``check(content, name, url)`` raises
+    ValueError to reject a file. ``timeout_seconds`` limits connecting and each wait for data, not
+    the whole file. Proxies are taken from the environment.
 
-    Returns what went wrong, a line for each mirror that failed. It stops at the first file that no
-    mirror gives; whether all files are there is for the caller to look. Proxies are taken from the
-    environment, as urllib does. OSError if the folder cannot be written.
+    Returns one line for each mirror that failed. Stops at the first file that no mirror delivers,
+    so the caller must look whether all files are there. Raises OSError if the folder cannot be
+    written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     failed: dict[str, str] = {}
@@ -48,13 +46,13 @@ def fetch_files(
         for mirror in (m for m in mirrors if m not in failed):
             url = mirror.rstrip("/") + "/" + name
             try:
-                raw = _receive(url, max_bytes, timeout_seconds)
-                check(raw, name, url)
+                content = _receive(url, max_bytes, timeout_seconds)
+                check(content, name, url)
             except (MirrorError, ValueError) as error:
                 failed[mirror] = str(error)
                 continue
             with files.atomic_write(folder / name) as file:
-                file.write(raw)
+                file.write(content)
             break
         else:
             break
@@ -65,7 +63,7 @@ def _receive(url: str, max_bytes: int, timeout_seconds: float) -> bytes:
     request = urllib.request.Request(url, headers={"User-Agent": "gluonpar"})
     try:
         with urllib.request.urlopen(request, timeout=timeout_seconds) as response:
-            return _read_body(response, url, max_bytes)
+            return _read(response, url, max_bytes)
     except urllib.error.HTTPError as error:
         error.close()
         raise MirrorError(f"{url}: HTTP status {error.code} {error.reason}") from error
@@ -75,40 +73,21 @@ def _receive(url: str, max_bytes: int, timeout_seconds: float) -> bytes:
         raise MirrorError(f"{url}: {error or type(error).__name__}") from error
 
 
-def _read_body(response: http.client.HTTPResponse, url: str, max_bytes: int) -> bytes:
+def _read(response: http.client.HTTPResponse, url: str, max_bytes: int) -> bytes:
+    from tqdm import tqdm  # here, because `import gluonpar` must cost no more than MXNet
+
     length = response.headers.get("Content-Length", "")
-    num_expected = int(length) if length.isdecimal() else None
+    expected = int(length) if length.isdecimal() else None
+    if not sys.stderr.isatty():
+        print(f"downloading {url}", file=sys.stderr)
     received = bytearray()
-    with _Progress(url, num_expected) as advance:
-        while True:
-            block = response.read(_BLOCK_BYTES)
-            if not block:
-                break
+    with tqdm(total=expected, desc=url, unit="B", unit_scale=True, disable=None) as bar:
+        for block in iter(lambda: response.read(_BLOCK_BYTES), b""):
             received += block
-            advance(len(block))
+            bar.update(len(block))
             if len(received) > max_bytes:
                 raise MirrorError(f"{url}: sends more than the {max_bytes} bytes the file can have")
-    # read(n) reports a connection cut early as an ordinary end.
-    if num_expected is not None and len(received) != num_expected:
-        raise MirrorError(f"{url}: cut off after {len(received)} of {num_expected} bytes")
+    # read(n) does not report a connection that was cut early.
+    if expected is not None and len(received) != expected:
+        raise MirrorError(f"{url}: cut off after {len(received)} of {expected} bytes")
     return bytes(received)
-
-
-class _Progress:
-    """A bar on stderr if that is a terminal, else one line a file."""
-
-    def __init__(self, url: str, num_bytes: int | None) -> None:
-        self.bar = None
-        if sys.stderr.isatty():
-            from tqdm import tqdm  # here: importing gluonpar must not cost it
-
-            self.bar = tqdm(total=num_bytes, desc=url, unit="B", unit_scale=True)
-        else:
-            print(f"downloading {url}", file=sys.stderr)
-
-    def __enter__(self) -> Callable[[int], object]:
-        return self.bar.update if self.bar is not None else lambda num_bytes: None
-
-    def __exit__(self, *exc: object) -> None:
-        if self.bar is not None:
-            self.bar.close()

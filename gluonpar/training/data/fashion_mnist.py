@@ -1,10 +1,10 @@
-"""What the four files of Fashion-MNIST must be, and reading them.
+"""The four files of Fashion-MNIST: their checksums, and how they are read.
 
 Xiao, Rasul and Vollgraf 2017, "Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine
 Learning Algorithms". There are two editions. The authors published one on 26 August 2017 and
 replaced its duplicate samples on 31 August (zalandoresearch/fashion-mnist, pull request 45). Debian
-and most frameworks have the later; MXNet's own `FashionMNIST` pins the earlier. Either is accepted,
-a mixture is not: training samples of the one may be test samples of the other.
+and most frameworks have the later one; MXNet's own ``FashionMNIST`` requires the earlier. Both are
+accepted, but not a mixture: training samples of one may be test samples of the other.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ STEMS = (TRAIN_IMAGES, TRAIN_LABELS, TEST_IMAGES, TEST_LABELS)
 
 @dataclass(frozen=True)
 class Edition:
-    """One published state of the four files, and the digests, by stem, that tell it.
+    """A published state of the four files, with its checksums by stem.
 
-    `sha256` is of the uncompressed IDX content, so that plain and recompressed files are known too;
-    `sha1_gz` is of a .gz file as published, for an edition of which nothing else is known.
+    ``sha256`` is of the uncompressed IDX content, so that plain and recompressed files match, too.
+    ``sha1_gz`` is of the .gz files, for an edition of which only those checksums are known.
     """
 
     date: str
@@ -61,10 +61,9 @@ MXNETS = Edition(
 
 @dataclass(frozen=True)
 class Files:
-    """What the four files must be and where they may come from; the defaults are Fashion-MNIST's.
+    """The four files' sizes, editions and sources; the defaults are Fashion-MNIST's.
 
-    Downloads are held to the first edition, so every mirror must have that one: MXNet's own bucket,
-    which has the second, is not among them.
+    Downloads must be of the first edition. MXNet's own server has the second, so it is not a mirror.
     """
 
     num_train: int = 60000
@@ -81,7 +80,7 @@ class Files:
     timeout_seconds: float = 5.0
 
     def shape(self, stem: str) -> tuple[int, ...]:
-        """The dimensions that the file of this stem must declare."""
+        """Return the dimensions that the file of this stem must have."""
         count = self.num_train if stem in (TRAIN_IMAGES, TRAIN_LABELS) else self.num_test
         return (count, self.side, self.side) if "images" in stem else (count,)
 
@@ -90,23 +89,23 @@ FASHION_MNIST = Files()
 
 
 def path_of(folder: Path, stem: str) -> Path | None:
-    """The file of this stem in a folder, the .gz before the plain one; None if neither is there."""
+    """Return the file of this stem, preferably the .gz; None if the folder has neither."""
     candidates = (folder / f"{stem}.gz", folder / stem)
     return next((path for path in candidates if os.path.isfile(path)), None)
 
 
 def missing(folder: Path) -> list[str]:
-    """The stems of which a folder has neither the .gz nor the plain file."""
+    """Return the stems of which a folder has neither the .gz nor the plain file."""
     return [stem for stem in STEMS if path_of(folder, stem) is None]
 
 
 def read_folder(
     folder: Path, files: Files = FASHION_MNIST
 ) -> tuple[dict[str, np.ndarray], Edition]:
-    """The four arrays by stem, uint8 and read-only, and the one edition that all are of.
+    """Return the four arrays by stem, uint8 and read-only, and their edition.
 
-    The folder must hold all four, each as .gz or plain. ValueError, with what was found and
-    expected and the remedy: a file that is not what it must be, or files of different editions.
+    The folder must have all four files, as .gz or plain; otherwise raises FileNotFoundError. Raises
+    ValueError, with the remedy, for a wrong or damaged file and for files of different editions.
     """
     arrays, editions = {}, {}
     for stem in STEMS:
@@ -134,16 +133,16 @@ def read_folder(
 def check(
     raw: bytes, stem: str, name: str, files: Files = FASHION_MNIST
 ) -> tuple[np.ndarray, Edition]:
-    """The array in a file's bytes and the edition the file is of.
+    """Return the array in a file's bytes, and the file's edition.
 
-    `name` is what errors call the file. ValueError: damaged, wrong dimensions, labels that are no
-    class, or a checksum of no edition.
+    Raises ValueError, which begins with ``name``, for damage, wrong dimensions, labels out of range
+    and an unknown checksum.
     """
     shape = files.shape(stem)
     if len(raw) > idx.max_file_bytes(shape):
         raise ValueError(
-            f"{name}: too large: more than the {idx.max_file_bytes(shape)} bytes that a file of "
-            f"dimensions {shape} can have"
+            f"{name}: too large: a file of dimensions {shape} has at most "
+            f"{idx.max_file_bytes(shape)} bytes"
         )
     content = idx.unpack(raw, shape, name)
     array = idx.decode(content, shape, name)
@@ -153,16 +152,13 @@ def check(
             f"{name}: label {array[at]} at index {at}; expected 0 to {files.num_classes - 1}"
         )
     sha256, sha1 = hashlib.sha256(content).hexdigest(), hashlib.sha1(raw).hexdigest()
+    expected = []
     for edition in files.editions:
-        if edition.sha256.get(stem) == sha256 or edition.sha1_gz.get(stem) == sha1:
+        known = {"SHA-256": edition.sha256.get(stem), "SHA-1": edition.sha1_gz.get(stem)}
+        if sha256 == known["SHA-256"] or sha1 == known["SHA-1"]:
             return array, edition
-    raise ValueError(f"{name}: wrong checksum: {_expectation(stem, sha256, sha1, files)}")
-
-
-def _expectation(stem: str, sha256: str, sha1: str, files: Files) -> str:
-    known = [f"SHA-256 {e.sha256[stem]} ({e.date})" for e in files.editions if stem in e.sha256]
-    known += [f"SHA-1 {e.sha1_gz[stem]} ({e.date})" for e in files.editions if stem in e.sha1_gz]
-    return (
-        f"the content's SHA-256 is {sha256} and the file's SHA-1 {sha1}; "
-        f"expected {' or '.join(known)}"
+        expected += [f"{kind} {value} ({edition.date})" for kind, value in known.items() if value]
+    raise ValueError(
+        f"{name}: wrong checksum: the content's SHA-256 is {sha256} and the file's SHA-1 {sha1}; "
+        f"expected {' or '.join(expected)}"
     )

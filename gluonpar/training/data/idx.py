@@ -18,26 +18,26 @@ import numpy as np
 
 _UINT8 = 8
 _GZIP_MAGIC = b"\x1f\x8b"
-# What gzip may add to bytes that do not compress: its frame, a name, five bytes for each 16 KiB.
+# What gzip may add to incompressible bytes: its frame, a name, and five bytes per 16 KiB.
 _GZIP_SLACK = 4096
 
 
 def num_idx_bytes(shape: tuple[int, ...]) -> int:
-    """The size in bytes of an uncompressed IDX file that holds uint8 of this shape."""
+    """Return the size of an uncompressed IDX file of this shape, in bytes."""
     return 4 + 4 * len(shape) + math.prod(shape)
 
 
 def max_file_bytes(shape: tuple[int, ...]) -> int:
-    """The size in bytes that no file of this shape exceeds, compressed or not."""
+    """Return the largest size of a file of this shape, compressed or not, in bytes."""
     size = num_idx_bytes(shape)
     return size + size // 1024 + _GZIP_SLACK
 
 
 def unpack(raw: bytes, shape: tuple[int, ...], name: str) -> bytes:
-    """The IDX content of a file's bytes: decompressed where they are gzip, as they are where not.
+    """Return the IDX content of a file's bytes, decompressed if they are gzip.
 
-    Never holds more than one byte beyond what `shape` needs, so a gzip bomb costs nothing.
-    `name` is what errors call the file. ValueError: damaged, truncated or overlong gzip.
+    Decompresses at most one byte more than ``shape`` needs, so a gzip bomb does no harm. Raises
+    ValueError, which begins with ``name``, for damaged, truncated or overlong gzip.
     """
     if raw[:2] != _GZIP_MAGIC:
         return raw
@@ -62,10 +62,10 @@ def unpack(raw: bytes, shape: tuple[int, ...], name: str) -> bytes:
 
 
 def decode(content: bytes, shape: tuple[int, ...], name: str) -> np.ndarray:
-    """The array in an uncompressed IDX file: uint8, exactly `shape`, a read-only view of `content`.
+    """Return the array in an uncompressed IDX file: uint8, a read-only view of ``content``.
 
-    ValueError, with `name`, what was found and what was expected: a wrong magic number, wrong
-    dimensions, too few bytes or too many. Nothing is allocated on a header's word.
+    Raises ValueError, which begins with ``name``, for a wrong magic number, other dimensions than
+    ``shape``, and too few or too many bytes. Allocates nothing by the sizes in the header.
 
     >>> decode(bytes([0, 0, 8, 1, 0, 0, 0, 2, 5, 7]), (2,), "labels")
     array([5, 7], dtype=uint8)
@@ -83,7 +83,7 @@ def decode(content: bytes, shape: tuple[int, ...], name: str) -> np.ndarray:
         )
     found = struct.unpack(f">{len(shape)}I", content[4:header])
     if found != tuple(shape):
-        raise ValueError(f"{name}: its header says dimensions {found}; expected {tuple(shape)}")
+        raise ValueError(f"{name}: its header has dimensions {found}; expected {tuple(shape)}")
     extra = len(content) - num_idx_bytes(shape)
     if extra:
         what = f"truncated by {-extra} bytes" if extra < 0 else f"{extra} bytes of trailing garbage"

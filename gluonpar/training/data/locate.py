@@ -1,4 +1,4 @@
-"""Where Fashion-MNIST is looked for, and in which order."""
+"""The folders in which Fashion-MNIST is looked for, and their order."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from gluonpar.training.data.fashion_mnist import FASHION_MNIST, Files, check, mi
 
 
 def cache_root() -> Path:
-    """MXNet's folder for data sets: $MXNET_HOME/datasets, or ~/.mxnet/datasets."""
+    """Return MXNet's folder for data sets: $MXNET_HOME/datasets, or ~/.mxnet/datasets."""
     home = os.environ.get("MXNET_HOME") or os.path.join("~", ".mxnet")
     return Path(os.path.expanduser(home)) / "datasets"
 
 
 def download_folder(files: Files = FASHION_MNIST) -> Path:
-    """Where downloads go: beside MXNet's own fashion-mnist, not into it.
+    """Return the folder for downloads, which is not MXNet's own fashion-mnist.
 
-    MXNet replaces every file there that is not of the edition it pins, one at a time as it is asked
-    for the training or the test set; what is left is a mixture.
+    MXNet replaces files there that are not of the edition it expects, one at a time, when the
+    training or the test set is loaded; the result is a mixture of two editions.
     """
     return cache_root() / f"fashion-mnist-{files.editions[0].date}"
 
 
 def folders(files: Files = FASHION_MNIST) -> dict[Path, str]:
-    """The folders that are looked into, in their order, and what each is."""
+    """Return the folders that are looked into, in their order, and what each is."""
     return {
         cache_root() / "fashion-mnist": "MXNet's cache",
         files.debian: "Debian's dataset-fashion-mnist",
@@ -39,16 +39,16 @@ def folders(files: Files = FASHION_MNIST) -> dict[Path, str]:
 def find(
     data_dir: str | os.PathLike[str] | None = None, files: Files = FASHION_MNIST
 ) -> tuple[dict[str, np.ndarray], str]:
-    """The four arrays by stem, uint8 and read-only, and where they were found, in words.
+    """Return the four arrays by stem, uint8 and read-only, and a description of their source.
 
-    Only in `data_dir` if that is given, and nothing is downloaded then. Otherwise in MXNet's cache,
-    among our earlier downloads, in Debian's package, and then from a mirror.
+    Looks in ``data_dir`` only, if that is given. Otherwise looks in MXNet's cache, in Debian's
+    package and among earlier downloads, and then downloads what is missing.
 
-    FileNotFoundError: nowhere; it lists every place and what was wrong there. ValueError: a place
-    has all four files and one is not what it must be; the places after it are not tried then.
+    Raises FileNotFoundError, with the reason for each folder and mirror, if the files are not found.
+    Raises ValueError if a folder has all four files and one is damaged; later folders are not tried.
     """
     downloads = download_folder(files)
-    places = folders(files) if data_dir is None else {Path(data_dir): "the folder given"}
+    places = folders(files) if data_dir is None else {Path(data_dir): "data_dir"}
     tried = []
     for folder, what in places.items():
         lacking = missing(folder)
@@ -58,12 +58,18 @@ def find(
         if not lacking:
             arrays, edition = read_folder(folder, files)
             return arrays, f"{folder} ({what}, edition of {edition.date})"
-        tried.append(f"{folder} ({what}): {_lack(folder, lacking)}")
-    raise FileNotFoundError(_nowhere(tried))
+        tried.append(f"{folder} ({what}): {_problem(folder, lacking)}")
+    raise FileNotFoundError(
+        "Fashion-MNIST was not found. Tried:\n"
+        + "".join(f"  - {line}\n" for line in tried)
+        + "Either put its four files into one folder and give that with --data-dir (data_dir=...), "
+        "or install Debian's package: apt-get install dataset-fashion-mnist. "
+        "For a run without real data: --dataset synthetic."
+    )
 
 
 def _download(lacking: list[str], folder: Path, files: Files) -> list[str]:
-    """What went wrong, a line a mirror."""
+    """Download the files of these stems; return one line for each mirror that failed."""
     published = replace(files, editions=files.editions[:1])
     wanted = {f"{stem}.gz": idx.max_file_bytes(files.shape(stem)) for stem in lacking}
     try:
@@ -71,26 +77,16 @@ def _download(lacking: list[str], folder: Path, files: Files) -> list[str]:
             wanted,
             folder,
             files.mirrors,
-            lambda raw, name, url: check(raw, name[: -len(".gz")], url, published),
+            lambda content, name, url: check(content, name[: -len(".gz")], url, published),
             files.timeout_seconds,
         )
     except OSError as error:
         return [f"downloads cannot be written: {error}"]
 
 
-def _lack(folder: Path, lacking: list[str]) -> str:
+def _problem(folder: Path, lacking: list[str]) -> str:
     if not os.path.exists(folder):
         return "no such folder"
     if not os.path.isdir(folder):
         return "not a folder"
     return "lacks " + ", ".join(f"{stem}[.gz]" for stem in lacking)
-
-
-def _nowhere(tried: list[str]) -> str:
-    places = "\n".join(f"  - {line}" for line in tried)
-    return (
-        f"Fashion-MNIST was not found. Tried:\n{places}\n"
-        "Either put its four files into one folder and name that with --data-dir (data_dir=...), "
-        "or install Debian's package: apt-get install dataset-fashion-mnist. "
-        "For a run without real data: --dataset synthetic."
-    )

@@ -1,7 +1,7 @@
-"""The operators that MXNet's profiler saw: read from its file, and which part of a step each is.
+"""The operators in a file of MXNet's profiler, and the part of a training step that each is.
 
-The profiler gives each operator a name, a device and its interval in microseconds, but not what it
-is for; :func:`classify` says by which rules that is found out.
+The profiler records each operator's name, device and interval in microseconds, but not its purpose;
+:func:`classify` has the rules that find it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _SUMS = {"elemwise_add", "add_n", "broadcast_maximum", "broadcast_minimum", "_di
 
 
 class Span(NamedTuple):
-    """``name`` from ``start`` to ``end`` on a device's thread; ``device`` None is Python's.
+    """``name`` from ``start`` to ``end`` on a thread of a device; ``device`` None is Python.
 
-    ``part`` is one of the words above, or '' as long as it has not been found out.
+    ``part`` is one of the parts above, or '' before it is classified.
     """
 
     name: str
@@ -34,18 +34,17 @@ class Span(NamedTuple):
 
 
 def events(text: str) -> list[dict]:
-    """The events in a file of MXNet's profiler.
+    """Return the events in a file of MXNet's profiler.
 
-    Of the files that one process of the operating system writes, all but the first begin with a
-    comma too many, which is put up with.
+    All but the first file that a process writes begin with a comma that JSON does not allow.
     """
     return json.loads(re.sub(r"\[\s*,", "[", text, count=1))["traceEvents"]
 
 
 def read(text: str, devices: dict[int, int], begin: float, end: float) -> list[Span]:
-    """The operators in a file of MXNet's profiler that began in the window [begin, end].
+    """Return the operators that began in the window [begin, end], in the order of their start.
 
-    ``devices`` says which process of the file is which device; other processes are left out.
+    ``devices`` maps the file's processes to devices; other processes are left out.
     """
     found, begun = [], {}
     for event in events(text):
@@ -63,16 +62,17 @@ def read(text: str, devices: dict[int, int], begin: float, end: float) -> list[S
 
 
 def classify(operators: Sequence[Span], num_devices: int) -> list[Span]:
-    """The same operators, in the order of their start, each with its part.
+    """Return the operators with their parts, in the order of their start.
 
-    By name: what contains ``_backward_`` is backward (a traced graph's operators come in segments,
-    with their names joined); ``..._update`` is update; gluonpar's own operators and a kvstore's are
-    exchange; ``gluonpar.update`` is exchange and update in one if a single device runs it for all.
-    ``ImperativeBulk``, a segment of untraced operators, is backward on a device that shows no other
-    sign of it. By place: whatever else follows a device's backward, before the exchange or the
-    update, is exchange if it copies or adds, else backward; elsewhere copies are data, and all the
-    rest is forward. So a sum of the losses right after backward counts as backward, and a cast or
-    an augmentation of the batch on the device as forward.
+    By name: a name with ``_backward_`` is backward (the names of a traced segment are joined);
+    ``..._update`` is update; gluonpar's own operators and a kvstore's are exchange.
+    ``gluonpar.update`` is exchange and update in one if a single device runs it for all.
+    ``ImperativeBulk``, a segment of untraced operators, is backward on a device that has no other
+    backward operator.
+
+    By place: between a device's backward and the exchange or update, copies and sums are exchange,
+    and other operators backward, such as the sum of the losses. Elsewhere copies are data, and
+    other operators forward, such as a cast or an augmentation of the batch.
     """
     updaters = {op.device for op in operators if op.name == "gluonpar.update"}
     summed = any(op.name == "gluonpar.host" for op in operators)

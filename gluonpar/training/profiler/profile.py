@@ -1,4 +1,4 @@
-"""Profiler: some steps of a training loop, watched by MXNet's own profiler."""
+"""Profiler: records some steps of a training loop with MXNet's own profiler."""
 
 from __future__ import annotations
 
@@ -21,28 +21,29 @@ from gluonpar.training.profiler import operators
 from gluonpar.training.profiler.operators import DATA, EXCHANGE, UPDATE, Span
 from gluonpar.training.profiler.timeline import Timeline
 
-WARM_UP = 5  # steps before the window: the first ones allocate, trace and start threads
-NUM_STEPS = 20  # in the window: enough for a mean, few enough for a trace that can be looked at
+WARM_UP = 5  # steps before the window: the first steps allocate, trace and start threads
+NUM_STEPS = 20  # in the window: enough for a mean, few enough to look at in a trace
 
 
 class Profiler:
-    """Watches steps ``warm_up + 1`` to ``warm_up + num_steps`` of a loop over the devices ``ctx``.
+    """Records steps ``warm_up + 1`` to ``warm_up + num_steps`` of a loop over the devices ``ctx``.
 
-    :meth:`step` ends a step. The window closes by itself, at its last step or with the ``with``
-    block, also if that raises; before and after it nothing is watched and nothing costs time. Then
-    :meth:`table` and :meth:`sentence` say where the time went, and :meth:`save` writes it down.
-    ``num_bytes`` are the bytes of one device's gradients: with them the table has the bytes that
-    are exchanged and updated, K times as many.
+    Call :meth:`step` at the end of each step. The window closes after its last step, or at the end
+    of the ``with`` block, also if that raises; outside the window nothing is recorded and nothing
+    costs time. Afterwards :meth:`table` and :meth:`sentence` say where the time went, and
+    :meth:`save` writes a trace. With ``num_bytes``, the bytes of one device's gradients, the table
+    has the bytes that are exchanged and updated, K times as many.
 
-    It waits for all devices where the window begins and where it ends, so both ends are idle for a
-    moment. Results stay the same, bit for bit. Seen are MXNet's operators on every device, and what
-    Python's thread does to the data: :meth:`loading` a batch, and ``memory.from_numpy``, by which
-    ``split_and_load`` copies NumPy arrays (for the window, that function is replaced by one that
-    takes the time). Not seen are the rest of Python's work, and which threads wait for a processor.
+    Both ends of the window wait for all devices, which are idle for a moment. Results are the same,
+    bit for bit. Recorded are MXNet's operators on every device, and Python's work on the data:
+    :meth:`loading` a batch, and ``memory.from_numpy``, with which ``split_and_load`` copies NumPy
+    arrays (in the window it is replaced by a function that takes the time). Not recorded are the
+    rest of Python's work, and which threads wait for a processor.
 
-    MXNet has one profiler a process: nothing else may use it in the window, and its settings are
-    not put back. It has no room for more CPU contexts than processors + 2. ``num_steps=0`` watches
-    nothing. Raises ValueError for devices that there is no room for, and negative numbers of steps.
+    MXNet has one profiler per process: nothing else may use it in the window, and its settings are
+    not restored. It records at most as many CPU contexts as there are processors, plus 2.
+    ``num_steps=0`` records nothing. Raises ValueError for devices that it cannot record, and for
+    negative numbers of steps.
 
     >>> import mxnet as mx
     >>> ctx = [mx.cpu(0), mx.cpu(1)]
@@ -62,14 +63,16 @@ class Profiler:
         num_steps: int = NUM_STEPS,
     ) -> None:
         if min(warm_up, num_steps) < 0:
-            raise ValueError(f"warm_up={warm_up}, num_steps={num_steps}; give 0 or more steps")
+            raise ValueError(
+                f"warm_up and num_steps must be at least 0, got {warm_up} and {num_steps}"
+            )
         self.ctx, self.warm_up, self.num_steps = as_list(ctx), warm_up, num_steps
-        self._devices = check(self.ctx) if num_steps else {}
+        self._devices = check_devices(self.ctx) if num_steps else {}
         k = len(self.ctx)
         self._num_bytes = {EXCHANGE: k * num_bytes if k > 1 else 0, UPDATE: k * num_bytes}
         self._python: list[Span] = []
-        self._copied = 0
-        self._ends: list[float] = []  # of the steps in the window, and before them its begin
+        self._copied_bytes = 0
+        self._ends: list[float] = []  # the window's begin, then the ends of its steps
         self._text, self._end = "", 0.0
         self._steps = 0
         self._window: contextlib.ExitStack | None = None
@@ -84,7 +87,7 @@ class Profiler:
             self._close(wait=kind is None)
 
     def step(self) -> None:
-        """Say that Python has come to the end of a step; the devices may still be at it."""
+        """End a step of Python's loop; the devices may still be computing it."""
         self._steps += 1
         if self._window is not None:
             self._ends.append(_now())
@@ -94,12 +97,12 @@ class Profiler:
             self._open()
 
     def loading(self, batches: Iterable) -> Iterator:
-        """Yield ``batches``; the time that each takes to come counts as data."""
-        batches, nothing = iter(batches), object()
+        """Yield ``batches``; the time to get each of them counts as data."""
+        batches, end = iter(batches), object()
         while True:
-            with self._watched("batch"):
-                batch = next(batches, nothing)
-            if batch is nothing:
+            with self._timed("batch"):
+                batch = next(batches, end)
+            if batch is end:
                 return
             yield batch
 
@@ -110,49 +113,43 @@ class Profiler:
 
     @functools.cached_property
     def timeline(self) -> Timeline:
-        """What was seen. Raises ValueError if the loop ended before a step of the window had."""
+        """The recorded steps. Raises ValueError if the loop ended before one of them."""
         if self._window is not None or len(self._ends) < 2:
             raise ValueError(
-                f"no step was profiled: the loop has taken {self._steps} and the first "
+                f"no step was profiled: the loop has taken {self._steps} steps and the first "
                 f"{self.warm_up} are for warming up; give a smaller warm_up or a longer loop"
             )
         window, num_steps = (self._ends[0], self._end), len(self._ends) - 1
         found = operators.read(self._text, self._devices, *window)
         spans = [*operators.classify(found, len(self.ctx)), *self._python]
-        num_bytes = {DATA: self._copied / num_steps, **self._num_bytes}
+        num_bytes = {DATA: self._copied_bytes / num_steps, **self._num_bytes}
         names, on_cpu = [str(c) for c in self.ctx], self.ctx[0].device_type == "cpu"
         processors = threads.cores() if on_cpu else None
         return Timeline(names, window, num_steps, spans, num_bytes, processors)
 
     def table(self) -> str:
-        """Milliseconds a step of every part on every device, bytes, and the overlap in percent.
+        """Return milliseconds per step by part and device, bytes per step, and the overlap.
 
-        Raises ValueError if no step of the window was taken; so do :meth:`sentence`, :meth:`save`.
+        Raises ValueError if no step was recorded, as do :meth:`sentence` and :meth:`save`.
         """
         return self.timeline.table()
 
     def sentence(self) -> str:
-        """Why the devices are not as many times as fast as there are of them."""
+        """Return a sentence that explains why K devices are not K times as fast as one."""
         return self.timeline.sentence()
 
     def save(self, path: str | os.PathLike) -> None:
-        """Write the window as JSON that ui.perfetto.dev and chrome://tracing show.
+        """Write the window as JSON for ui.perfetto.dev and chrome://tracing.
 
-        A row for each device, for Python's thread with its steps, and for the exchange. Written
-        under a temporary name and renamed, so that ``path`` never holds half a file. Raises OSError
-        where the disk refuses.
+        It has rows for each device, for Python's thread with its steps, and for the exchange. The
+        file is written under a temporary name and renamed. Raises OSError if it cannot be written.
         """
-        content = {"traceEvents": self.timeline.trace(self._marks()), "displayTimeUnit": "ms"}
+        thread = threading.main_thread().ident
+        numbered = enumerate(zip(self._ends, self._ends[1:]), self.steps[0])
+        marks = [Span(f"step {i}", None, thread, *both, "step") for i, both in numbered]
+        content = {"traceEvents": self.timeline.trace(marks), "displayTimeUnit": "ms"}
         with files.atomic_write(pathlib.Path(path)) as file:
             file.write(json.dumps(content).encode())
-
-    def _marks(self) -> list[Span]:
-        """The steps, as Python went through them."""
-        first, thread = self.steps[0], threading.main_thread().ident
-        ends = zip(self._ends, self._ends[1:])
-        return [
-            Span(f"step {i}", None, thread, *both, "step") for i, both in enumerate(ends, first)
-        ]
 
     def _open(self) -> None:
         mx.nd.waitall()
@@ -162,7 +159,7 @@ class Profiler:
             _start(path)
             undo.callback(self._stop, path)
             undo.callback(setattr, memory, "from_numpy", memory.from_numpy)
-            memory.from_numpy = self._timed(memory.from_numpy)
+            memory.from_numpy = self._timing(memory.from_numpy)
             self._ends.append(_now())
             self._window = undo.pop_all()
 
@@ -178,49 +175,63 @@ class Profiler:
     def _stop(self, path: pathlib.Path) -> None:
         self._text = _stop(path)
 
-    def _timed(self, from_numpy):
+    def _timing(self, from_numpy):
         @functools.wraps(from_numpy)
         def timed(values: Any, ctx: mx.Context) -> mx.nd.NDArray:
-            with self._watched(f"copy to {ctx}"):
+            with self._timed(f"copy to {ctx}"):
                 array = from_numpy(values, ctx)
-            self._copied += values.nbytes
+            self._copied_bytes += values.nbytes
             return array
 
         return timed
 
     @contextlib.contextmanager
-    def _watched(self, name: str) -> Iterator[None]:
+    def _timed(self, name: str) -> Iterator[None]:
         start = _now()
         yield
         if self._window is not None:
             self._python.append(Span(name, None, threading.get_ident(), start, _now(), DATA))
 
 
-def check(ctx: Sequence[mx.Context]) -> dict[int, int]:
-    """Number of the device of each process of a profile. ValueError if there is no room for one.
+def check_devices(ctx: Sequence[mx.Context]) -> dict[int, int]:
+    """Return the device of each process of a profile; raise ValueError if one has no process.
 
-    MXNet's profiler numbers its devices: the CPU contexts, the GPUs, and two kinds of shared
-    memory. A CPU build has no GPUs and never uses those two, so they serve as CPU contexts too.
+    MXNet's profiler numbers its processes: the CPU contexts, the GPUs, and two kinds of shared
+    memory. A CPU build has no GPUs and never uses the last two, which serve as CPU contexts then.
     """
     names = _processes()
     num_cpus = sum(name.startswith("cpu/") for name in names)
     num_gpus = sum(name.startswith("gpu/") for name in names)
-    room = {"cpu": num_cpus if num_gpus else len(names), "gpu": num_gpus}
+    available = {"cpu": num_cpus if num_gpus else len(names), "gpu": num_gpus}
     for c in ctx:
-        if c.device_id >= room.get(c.device_type, 0):
+        if c.device_id >= available.get(c.device_type, 0):
             raise ValueError(
-                f"{c} cannot be profiled: on this machine MXNet's profiler has room for "
-                f"{room['cpu']} CPU contexts and {room['gpu']} GPUs; profile with fewer devices"
+                f"{c} cannot be profiled: on this machine MXNet's profiler records at most "
+                f"{available['cpu']} CPU contexts and {available['gpu']} GPUs; profile with fewer "
+                "devices"
             )
     first = {"cpu": 0, "gpu": num_cpus}
     return {first[c.device_type] + c.device_id: device for device, c in enumerate(ctx)}
 
 
+def check_trace(path: str) -> None:
+    """Raise ValueError if :meth:`Profiler.save` could not write to ``path``."""
+    if not path or os.path.isdir(path):
+        raise ValueError(f"cannot write a trace to {path!r}: it must be a file, not a folder")
+    try:
+        files.check_replaceable(path)
+    except OSError as error:
+        raise ValueError(
+            f"cannot write a trace to {path}: {error.strerror}; give a file in an existing folder "
+            "that can be written"
+        ) from error
+
+
 @functools.lru_cache(None)
 def _processes() -> list[str]:
-    """What the processes of a profile are called. Only the first file of an MXNet process says so.
+    """Return the names of a profile's processes, which only a process's first profile has.
 
-    If that has been written by somebody else, it is as in the CPU build: a process a processor.
+    If other code has written that one, they are those of the CPU build: one per processor.
     """
     with tempfile.TemporaryDirectory(prefix="gluonpar-") as folder:
         path = pathlib.Path(folder) / "profile.json"
@@ -239,7 +250,7 @@ def _start(path: pathlib.Path) -> None:
         profile_memory=False,
         profile_api=False,
         continuous_dump=False,
-        aggregate_stats=False,  # else MXNet runs every operator by itself
+        aggregate_stats=False,  # otherwise MXNet runs one operator at a time
     )
     mx.profiler.set_state("run")
 
@@ -251,5 +262,5 @@ def _stop(path: pathlib.Path) -> str:
 
 
 def _now() -> float:
-    """Microseconds of the system's clock, which is MXNet's profiler's."""
+    """Return microseconds of the system's clock, which MXNet's profiler uses."""
     return time.time_ns() / 1000

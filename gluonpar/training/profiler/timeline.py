@@ -1,7 +1,6 @@
-"""A step's parts, from the operators that ran: their times, their overlap, and why they take it.
+"""The parts of a training step over time: how long they take, and how far they overlap.
 
-Pure Python on a list of spans, so that it can be tested without MXNet. Times are microseconds of
-one clock.
+Plain Python on a list of spans, without MXNet. Times are microseconds of one clock.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ Intervals = Sequence["tuple[float, float]"]
 
 
 def union(intervals: Intervals) -> list[tuple[float, float]]:
-    """The same instants as intervals in order, apart from each other.
+    """Return the same time as sorted intervals that do not touch each other.
 
     >>> union([(5, 7), (0, 2), (1, 3)])
     [(0, 3), (5, 7)]
@@ -38,7 +37,7 @@ def union(intervals: Intervals) -> list[tuple[float, float]]:
 
 
 def without(intervals: Intervals, others: Intervals) -> list[tuple[float, float]]:
-    """The instants of ``intervals`` that are in none of ``others``.
+    """Return the time in ``intervals`` that is in none of ``others``.
 
     >>> without([(0, 10)], [(2, 3), (9, 12)])
     [(0, 2), (3, 9)]
@@ -59,17 +58,17 @@ def without(intervals: Intervals, others: Intervals) -> list[tuple[float, float]
 
 
 def length(intervals: Intervals) -> float:
-    """Time that the intervals cover; what several cover counts once."""
+    """Return the time that the intervals cover; overlapping time counts once."""
     return sum(end - start for start, end in union(intervals))
 
 
 class Timeline:
-    """``num_steps`` steps on ``devices`` (their names), seen in the ``window`` (begin, end).
+    """``num_steps`` steps on ``devices`` (their names) in the ``window`` (begin, end).
 
-    ``spans`` have their parts (:func:`operators.classify`); those of Python's thread have the
-    device None. ``num_bytes`` are bytes a step by part, over all devices. What a device's operators
-    do not cover of the window is idle. An operator that waits for a processor counts as running: if
-    fewer ``processors`` than devices do the work, the parts take longer than the work in them.
+    ``spans`` are classified (:func:`operators.classify`); those of Python's thread have the device
+    None. ``num_bytes`` are bytes per step by part, over all devices. An operator that waits for a
+    processor counts as running: with fewer ``processors`` than devices, parts take longer than
+    their computation.
     """
 
     def __init__(
@@ -89,11 +88,11 @@ class Timeline:
 
     @property
     def step_seconds(self) -> float:
-        """Seconds a step."""
+        """Seconds per step."""
         return length([self.window]) / self.num_steps / 1e6
 
     def intervals(self, *parts: str, device: int | None = -1) -> list[tuple[float, float]]:
-        """When ``parts`` (default: any) ran on the device, or on None, Python; -1: anywhere."""
+        """Return when ``parts`` (default: any) ran on a device; None: Python; -1: anywhere."""
         return union(
             (span.start, span.end)
             for span in self.spans
@@ -101,7 +100,10 @@ class Timeline:
         )
 
     def part_ms(self, part: str, device: int | None = -1) -> float:
-        """Milliseconds a step of a part, or of 'idle', on a device, Python's thread or anywhere."""
+        """Return milliseconds per step of a part, or of 'idle'; ``device`` as in :meth:`intervals`.
+
+        A device is idle while none of its operators runs.
+        """
         if part == "idle":
             covered = without([self.window], self.intervals(device=device))
         else:
@@ -109,47 +111,45 @@ class Timeline:
         return length(covered) / self.num_steps / 1e3
 
     def overlap(self) -> float | None:
-        """Share of exchange and update during which some device computed; None without any."""
+        """Return the share of exchange and update during which some device computes, if any."""
         moved = self.intervals(EXCHANGE, UPDATE, FUSED)
         if not moved:
             return None
         return 1 - length(without(moved, self.intervals(FORWARD, BACKWARD))) / length(moved)
 
     def shares(self) -> dict[str, float]:
-        """Shares of a step, averaged over devices, that add up to 1; each instant counts once.
+        """Return the shares of a step, averaged over devices; they add up to 1.
 
-        A device computes, or else it updates, or else some device exchanges, or else another device
-        computes or updates (the slowest one is waited for), or else all wait for Python.
+        Each instant of a device counts once: it computes; or else it updates; or else some device
+        exchanges; or else another device is still busy (the slowest); or else all wait for Python.
         """
-        compute = (DATA, FORWARD, BACKWARD, OTHER)
-        anywhere = [s for s in self.spans if s.device is not None]
-        busy = union((s.start, s.end) for s in anywhere)
+        busy = union((span.start, span.end) for span in self.spans if span.device is not None)
         totals = dict.fromkeys(("compute", "update", "exchange", "slowest", "Python"), 0.0)
         for device in range(len(self.devices)):
+            reasons = {
+                "compute": self.intervals(DATA, FORWARD, BACKWARD, OTHER, device=device),
+                "update": self.intervals(UPDATE, device=device),
+                "exchange": self.intervals(EXCHANGE, FUSED),
+                "slowest": busy,
+                "Python": [self.window],
+            }
             rest = [self.window]
-            for reason, claimed in (
-                ("compute", self.intervals(*compute, device=device)),
-                ("update", self.intervals(UPDATE, device=device)),
-                ("exchange", self.intervals(EXCHANGE, FUSED)),
-                ("slowest", busy),
-                ("Python", [self.window]),
-            ):
-                left = without(rest, claimed)
+            for reason, covered in reasons.items():
+                left = without(rest, covered)
                 totals[reason] += length(rest) - length(left)
                 rest = left
         whole = length([self.window]) * len(self.devices)
         return {reason: time / whole for reason, time in totals.items()}
 
     def sentence(self) -> str:
-        """Why K devices are not K times as fast as one of them, from these numbers.
+        """Return a sentence that explains why K devices are not K times as fast as one of them.
 
-        "At best", because one of them alone would have the memory and the caches for itself.
+        Its speed-up is an upper bound: a single device would have memory and caches for itself.
         """
         shares, k = self.shares(), len(self.devices)
-        exchange = "exchange and update" if self.fused else "exchange"
         words = {
             "slowest": "waiting for the slowest device",
-            "exchange": f"{exchange} not hidden",
+            "exchange": f"{'exchange and update' if self.fused else 'exchange'} not hidden",
             "update": "update",
             "Python": "waiting for Python",
         }
@@ -157,20 +157,19 @@ class Timeline:
         parts += [f"{shares[r]:.1%} {words[r]}" for r in words if shares[r] >= 0.0005]
         if k == 1:
             return f"1 device: {', '.join(parts)}"
-        times = k * shares["compute"] + shares["update"]
-        shared = ""
+        speedup, shared = k * shares["compute"] + shares["update"], ""
         if self.processors is not None and self.processors < k:
-            times = min(times, self.processors)
-            shared = f", for they share {self.processors} processors"
-        which = f"at best {times:.2f} times one of these devices"
-        return f"{k} devices: {', '.join(parts)}; {which}{shared}"
+            speedup = min(speedup, self.processors)
+            shared = f", because they share {self.processors} processors"
+        bound = f"at best {speedup:.2f} times one of these devices"
+        return f"{k} devices: {', '.join(parts)}; {bound}{shared}"
 
     def table(self) -> str:
-        """Milliseconds a step of each part on each device, and the bytes it moves a step."""
+        """Return a table of milliseconds per step by part and device, and the bytes per step."""
         alone = len(self.devices) == 1
         usual = (UPDATE,) if alone else (FUSED,) if self.fused else (EXCHANGE, UPDATE)
         moving = [p for p in (EXCHANGE, UPDATE, FUSED) if p in usual or self.intervals(p)]
-        rows = [["ms a step", *self.devices, "Python", "MB a step", "GB/s"]]
+        rows = [["ms per step", *self.devices, "Python", "MB per step", "GB/s"]]
         for part in (DATA, FORWARD, BACKWARD, *moving, OTHER, "idle"):
             times = [f"{self.part_ms(part, d):.2f}" for d in range(len(self.devices))]
             python = f"{self.part_ms(part, None):.2f}" if part == DATA else ""
@@ -192,30 +191,30 @@ class Timeline:
         return f"{num_bytes / 1e6:.2f}", f"{num_bytes / ms / 1e6:.2f}"
 
     def trace(self, marks: Sequence[Span] = ()) -> list[dict]:
-        """The spans, and ``marks``, as complete events of the Trace Event Format, from 0 us.
+        """Return the spans and ``marks`` as events of the Trace Event Format, from 0 us.
 
-        A process for each device with a row for each of its threads, one for Python, and one for
-        the exchange with a row for each device that takes part.
+        Each device is a process with a row per thread. Python is a process, and so is the exchange,
+        with a row per device that takes part in it.
         """
         k = len(self.devices)
         events, rows = [], {}
         for pid, name in enumerate([*self.devices, "Python", "exchange"]):
-            events.append(_named("process_name", pid, 0, name=name))
-            events.append(_named("process_sort_index", pid, 0, sort_index=pid))
+            events.append(_metadata("process_name", pid, 0, name=name))
+            events.append(_metadata("process_sort_index", pid, 0, sort_index=pid))
         for span in (*marks, *self.spans):
             if span.part in (EXCHANGE, FUSED):
                 pid, key, row = k + 1, span.device, f"run by {self.devices[span.device]}"
             else:
                 pid, key, row = k if span.device is None else span.device, span.thread, "thread {}"
-            mine = rows.setdefault(pid, {})
-            if key not in mine:
-                mine[key] = len(mine)
-                events.append(_named("thread_name", pid, mine[key], name=row.format(mine[key])))
+            of_process = rows.setdefault(pid, {})
+            if key not in of_process:
+                tid = of_process[key] = len(of_process)
+                events.append(_metadata("thread_name", pid, tid, name=row.format(tid)))
             times = {"ts": span.start - self.window[0], "dur": span.end - span.start}
             kind = {"name": span.name, "cat": span.part, "ph": "X"}
-            events.append({**kind, "pid": pid, "tid": mine[key], **times})
+            events.append({**kind, "pid": pid, "tid": of_process[key], **times})
         return events
 
 
-def _named(kind: str, pid: int, tid: int, **arguments) -> dict:
+def _metadata(kind: str, pid: int, tid: int, **arguments) -> dict:
     return {"name": kind, "ph": "M", "pid": pid, "tid": tid, "args": arguments}

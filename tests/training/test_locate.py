@@ -39,7 +39,7 @@ def test_the_order_of_the_places(tmp_path, home):
         assert source == expected[-1]
         assert {stem: encode(array) for stem, array in arrays.items()} == contents()
     given = write(tmp_path / "given", contents(1))
-    assert find(given, files)[1] == f"{given} (the folder given, edition of 2017-08-26)"
+    assert find(given, files)[1] == f"{given} (data_dir, edition of 2017-08-26)"
 
 
 def test_an_incomplete_place_is_passed_over_and_a_wrong_one_is_not(tmp_path, home):
@@ -63,7 +63,7 @@ def test_a_folder_given_is_the_only_place(tmp_path):
             find(given, files)
         assert mirror.asked == []
     lacking = ", ".join(f"{stem}[.gz]" for stem in STEMS[1:])
-    assert f"{given} (the folder given): lacks {lacking}\n" in str(caught.value)
+    assert f"{given} (data_dir): lacks {lacking}\n" in str(caught.value)
     assert str(files.debian) not in str(caught.value)
 
 
@@ -72,7 +72,7 @@ def test_a_folder_given_that_is_none(tmp_path, kind):
     given = tmp_path / "given"
     if kind == "not a folder":
         given.write_text("")
-    with pytest.raises(FileNotFoundError, match=f"given \\(the folder given\\): {kind}"):
+    with pytest.raises(FileNotFoundError, match=f"given \\(data_dir\\): {kind}"):
         find(given, tiny(tmp_path))
 
 

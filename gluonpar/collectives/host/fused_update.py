@@ -1,0 +1,101 @@
+"""Sum gradients, update parameters and copy them to all devices in one pass over memory.
+
+After an all-reduce every device updates its own copy of the same parameters with the same sum: 2 K
+n bytes of gradients in and out, then 3 n per device. On CPU contexts all of it is in one memory, so
+each block of the sum can be used while it is in the cache: gradients are only read, the update is
+computed once, and its result is written to all copies. That is (2 K + 1) n bytes, and one update
+instead of K.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import Callable, Iterator, NamedTuple, Sequence
+
+import mxnet as mx
+import numpy as np
+
+from gluonpar.collectives.host import reduction, thread_pool
+from gluonpar.runtime import memory, threads
+
+
+class Item(NamedTuple):
+    """Some parameters of all devices, their gradients, and the functions that update them.
+
+    ``grads`` has one array per device: the gradients of its parameters, end to end. ``params[k]``
+    are device k's parameters. ``updates`` has one function per parameter: ``update(total, param,
+    *states)`` is given flat NumPy blocks of the sum of the gradients, which it may overwrite, and
+    of the first device's parameter and the parameter's ``states`` (on any CPU context), which it
+    changes in place, element by element.
+    """
+
+    grads: Sequence[mx.nd.NDArray]
+    params: Sequence[Sequence[mx.nd.NDArray]]
+    updates: Sequence[Callable[..., None]]
+    states: Sequence[Sequence[mx.nd.NDArray]] | None = None
+
+    @property
+    def arrays(self) -> list[mx.nd.NDArray]:
+        """All arrays of the item."""
+        return [*self.grads, *itertools.chain(*self.params, *(self.states or ()))]
+
+    def snapshot(self) -> Item:
+        """Return the same item with lists of its own."""
+        states = self.states and [tuple(of_param) for of_param in self.states]
+        params = [tuple(of_device) for of_device in self.params]
+        return Item(tuple(self.grads), params, tuple(self.updates), states)
+
+
+def possible(arrays: Sequence[mx.nd.NDArray]) -> bool:
+    """Return whether all arrays are in the host's memory."""
+    return not any("gpu" in array.context.device_type for array in arrays)
+
+
+def reduce_update(items: Sequence[Item]) -> None:
+    """Update the parameters of every item on all devices by the sum of their gradients, in place.
+
+    The first device's parameters are updated and copied to the others, so all have the same bits.
+    Gradients are not changed. float16 is summed in float32, and ``total`` is then float32. All
+    arrays must be dense and on CPU contexts. It is one operator of MXNet's engine; an error is
+    raised at the next wait for one of the parameters.
+    """
+    items = [item.snapshot() for item in items]  # the caller may change its lists before it runs
+    arrays = [array for item in items for array in item.arrays]
+    num_bytes = sum(map(memory.num_bytes, arrays))
+    max_threads = sum(threads.size(c) for c in {grad.context for grad in items[0].grads})
+    work = functools.partial(_work, items, num_bytes, max_threads)
+    reduction.push(work, arrays, num_bytes, name="gluonpar.update")
+
+
+def _work(items: Sequence[Item], num_bytes: int, max_threads: int) -> None:
+    tasks = [task for item in items for task in _tasks(item)]
+    thread_pool.run(tasks, num_bytes, max_threads)
+
+
+def _tasks(item: Item) -> Iterator[tuple[Callable[..., None], list[np.ndarray]]]:
+    """Give one task per parameter: the function, and the views that it is called with."""
+    grads, start = memory.views(item.grads), 0
+    for i, (update, copies) in enumerate(zip(item.updates, zip(*item.params))):
+        part = slice(start, start + copies[0].size)
+        start = part.stop
+        if not copies[0].size:  # MXNet allocates no memory for it
+            continue
+        states = [memory.view(state) for state in item.states[i]] if item.states else []
+        function = functools.partial(_update, len(grads), len(states), update)
+        yield function, [*(grad[part] for grad in grads), *states, *memory.views(copies)]
+
+
+def _update(num_grads: int, num_states: int, update, *arrays: np.ndarray) -> None:
+    grads, rest = arrays[:num_grads], arrays[num_grads:]
+    states, (param, *copies) = rest[:num_states], rest[num_states:]
+    dtype = np.promote_types(grads[0].dtype, "float32")
+    if num_grads == 1:
+        total = grads[0].astype(dtype)
+    else:
+        total = np.add(grads[0], grads[1], dtype=dtype)
+    for grad in grads[2:]:
+        np.add(total, grad, out=total)
+    update(total, param, *states)
+    for copy in copies:
+        np.copyto(copy, param)

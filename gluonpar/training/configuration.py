@@ -1,0 +1,75 @@
+"""The options of a run, and which values they may have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gluonpar import collectives
+from gluonpar.checkpoint import onnx_export
+from gluonpar.step import check_lr
+from gluonpar.training.workloads import WORKLOADS
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """The options of a run; see the table above. Raises ValueError for a value that is not allowed.
+
+    Values that depend on the machine or the data are checked by :class:`Run`.
+    """
+
+    num_gpus: int | None = None
+    batch_size: int = 256
+    lr: float = 0.2
+    num_epochs: int = 4
+    gpus: tuple[int, ...] | None = None
+    device: str = "auto"
+    seed: int = 0
+    dataset: str = "fashion-mnist"
+    data_dir: str | None = None
+    limit: int | None = None
+    algorithm: str | None = None
+    log_interval: int | None = None
+    save_dir: str | None = None
+    plot: str | None = None
+    profile: bool = False
+    trace: str | None = None
+    dry_run: bool = False
+    model: str = "lenet"
+    weights: tuple[float, ...] | None = None
+    save_every: int | None = None
+    keep: int = 3
+    resume: str | None = None
+    onnx: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "num_epochs", "limit", "log_interval", "save_every", "keep"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if not 0 <= self.seed < 2**31:
+            raise ValueError(f"seed must be between 0 and {2**31 - 1}, got {self.seed}")
+        check_lr(self.lr)
+        self._check_files()
+        if self.algorithm is not None:
+            collectives.named(self.algorithm)
+        if self.model not in WORKLOADS:
+            raise ValueError(f"model must be one of {', '.join(WORKLOADS)}, got {self.model!r}")
+
+    def _check_files(self) -> None:
+        if self.save_dir == "":
+            raise ValueError("save_dir must name a folder, got ''")
+        if self.save_dir is None:
+            if self.save_every is not None:
+                raise ValueError("save_every needs a folder for the checkpoints: give save_dir too")
+            if self.onnx:
+                raise ValueError("onnx needs a folder for its files: give save_dir too")
+            if self.resume == "":
+                raise ValueError(
+                    "resume without a value takes the newest checkpoint in save_dir: give save_dir "
+                    "too, or the checkpoint's file or folder"
+                )
+        if self.onnx:
+            try:
+                onnx_export.check_onnx()
+            except ImportError as error:
+                raise ValueError(f"onnx files cannot be written: {error}") from error

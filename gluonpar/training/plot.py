@@ -1,0 +1,54 @@
+"""The plot of a run's history."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from typing import TYPE_CHECKING
+
+from gluonpar.checkpoint import files
+
+if TYPE_CHECKING:
+    from gluonpar.training.history import History
+
+
+def check(path: str) -> None:
+    """Raise ValueError if no plot could be written to ``path``."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+    except ImportError as error:
+        raise ValueError(
+            f"a plot needs matplotlib ({error}): pip install 'gluonpar[plot]'"
+        ) from error
+    file = pathlib.Path(path)
+    kinds = FigureCanvasAgg.get_supported_filetypes()
+    if file.suffix[1:].lower() not in kinds:
+        raise ValueError(f"cannot plot to {path}: its suffix must be one of {', '.join(kinds)}")
+    if not os.path.isdir(file.parent) or os.path.isdir(path):
+        raise ValueError(f"cannot plot to {path}: it must be a file in an existing folder")
+    try:
+        files.check_writable(path)
+    except OSError as error:
+        raise ValueError(f"cannot plot to {path}: {error.strerror}; give another file") from error
+
+
+def draw(history: History, path: str) -> None:
+    """Plot loss, test accuracy and images/s over epochs to the image file ``path``."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    figure = Figure(figsize=(10, 3), layout="constrained")
+    epochs = [epoch.epoch for epoch in history.epochs]
+    columns = {
+        "training loss": "loss",
+        "test accuracy": "test_accuracy",
+        "images/s": "images_per_second",
+    }
+    for axes, (title, name) in zip(figure.subplots(1, len(columns)), columns.items()):
+        axes.plot(epochs, [getattr(epoch, name) for epoch in history.epochs], marker="o")
+        axes.set(title=title, xlabel="epoch")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.grid(alpha=0.3)
+    figure.axes[-1].set_ylim(bottom=0)
+    figure.suptitle(f"{history.model} on {list(history.ctx)}")
+    figure.savefig(path, dpi=120)

@@ -1,0 +1,91 @@
+"""Console: the lines of a run, and its progress bar."""
+
+import io
+
+import mxnet as mx
+import pytest
+
+from gluonpar.training import Console, Epoch, History
+
+CTX = [mx.cpu(0), mx.cpu(1)]
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def console():
+    return Console(io.StringIO(), io.StringIO())
+
+
+def test_an_epochs_line(console):
+    console.epoch(Epoch(1, 10.94, 1.2344, 0.678, 5499.6))
+    line = "epoch 1, time 10.9 sec, loss 1.234, test acc 0.68, 5500 images/sec\n"
+    assert console.out.getvalue() == line
+
+
+def test_the_last_line_has_the_last_accuracy_and_the_mean_time(console):
+    epochs = [Epoch(i, seconds, 1, i / 4, 1) for i, seconds in enumerate((1, 2, 6), 1)]
+    console.result(History(CTX, epochs))
+    assert console.out.getvalue() == "test acc: 0.75, 3.0 sec/epoch on [cpu(0), cpu(1)]\n"
+
+
+def test_the_header_has_versions_then_one_line_per_row(console):
+    console.header("9.8.7", {"devices": "two", "batch size": "64"})
+    first, *rows = console.out.getvalue().splitlines()
+    assert first.startswith(f"gluonpar 9.8.7, mxnet {mx.__version__}, numpy ")
+    assert rows == ["devices: two", "batch size: 64"]
+
+
+def test_lines_and_notices_are_flushed():
+    pipes = [io.TextIOWrapper(io.BufferedWriter(io.BytesIO())) for _ in range(2)]
+    console = Console(*pipes)
+    console.line("a line")
+    console.notice("a notice")
+    assert [pipe.buffer.raw.getvalue() for pipe in pipes] == [b"a line\n", b"a notice\n"]
+
+
+def test_lines_go_to_stdout_and_notices_to_stderr_by_default(capsys):
+    console = Console()
+    console.line("a line")
+    console.notice("a notice")
+    assert capsys.readouterr() == ("a line\n", "a notice\n")
+
+
+def run_through(console):
+    seen = []
+    for batch in console.batches(iter("abc"), total=3, epoch=7):
+        seen.append(batch)
+        console.progress(0.5)
+        console.line(batch)
+    return seen
+
+
+def test_without_a_terminal_there_is_no_bar(console):
+    assert run_through(console) == ["a", "b", "c"]
+    assert console.err.getvalue() == ""
+    assert console.out.getvalue() == "a\nb\nc\n"
+
+
+def test_on_a_terminal_there_is_a_bar_on_err_only():
+    console = Console(io.StringIO(), Terminal())
+    assert run_through(console) == ["a", "b", "c"]
+    assert "epoch 7" in console.err.getvalue()
+    assert "/3" in console.err.getvalue()
+    assert console.out.getvalue() == "a\nb\nc\n"
+
+
+def test_progress_outside_an_epoch_is_harmless(console):
+    console.progress(1.0)
+    assert console.err.getvalue() == ""
+
+
+def test_what_a_stream_cannot_encode_is_escaped():
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding=name) for name in ("ascii", "utf-8"))
+    console = Console(out, err)
+    console.line("/\u00e9\udcff")
+    console.notice("/\u00e9\udcff")
+    assert out.buffer.getvalue() == b"/\\xe9\\udcff\n"
+    assert err.buffer.getvalue() == "/\u00e9\\udcff\n".encode()

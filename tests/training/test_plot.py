@@ -1,0 +1,62 @@
+"""The plot of a run, and the files that plots and traces may be written to."""
+
+import sys
+
+import mxnet as mx
+import pytest
+
+from gluonpar.training import Epoch, History, plot, profiler
+
+
+def test_the_plot_is_a_picture(tmp_path):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "lenet.png"
+    plot.check(str(path))
+    assert not path.exists()
+    epochs = [Epoch(1, 10.94, 1.2344, 0.678, 5499.6), Epoch(2, 10.86, 0.9, 0.784, 5525.0)]
+    plot.draw(History([mx.cpu(0)], epochs), str(path))
+    assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The current folder has a file, and folders that are called like files."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder.png").mkdir()
+    (tmp_path / "file").write_bytes(b"")
+    return tmp_path
+
+
+LONG = "a" * 300
+
+
+@pytest.mark.parametrize(
+    "path", ["absent/x", "file/x", "folder", "/proc/x", "", "/dev/null", LONG], ids=lambda p: p[:9]
+)
+def test_a_trace_that_could_not_be_written_is_refused_and_changes_nothing(folder, path):
+    before = sorted(folder.iterdir())
+    with pytest.raises(ValueError, match=f"cannot write a trace to .*{path}"):
+        profiler.check_trace(path)
+    profiler.check_trace("trace.json")
+    assert sorted(folder.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("lenet.xyz", "lenet", "lenet.params"),
+        *("absent/x.png", "folder.png", "file/x.png", "/proc/x.png", LONG + ".png"),
+    ],
+    ids=lambda p: p[:9],
+)
+def test_a_plot_that_could_not_be_written_is_refused(folder, path):
+    pytest.importorskip("matplotlib")
+    with pytest.raises(ValueError, match=f"cannot plot to {path}: .*"):
+        plot.check(path)
+
+
+def test_without_matplotlib_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
+    with pytest.raises(ValueError, match=r"pip install 'gluonpar\[plot\]'"):
+        plot.check("lenet.png")
