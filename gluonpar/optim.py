@@ -1,14 +1,24 @@
-"""Update rules for one device's parameters. Only the update divides by the batch size."""
+"""Update rules, and their execution: on CPU contexts together with the sum of the gradients.
+
+After an all-reduce every device updates its own copy of the same parameters with the same sum: 2 K
+n bytes of gradients in and out, then 3 n per device. On CPU contexts all of it is in one memory, so
+each block of the sum can be used while it is in the cache (:func:`reduce_update`): gradients are
+only read, the update is computed once, and its result is written to all copies. That is (2 K + 1) n
+bytes, and one update instead of K. Only the update divides by the batch size.
+"""
 
 from __future__ import annotations
 
-from typing import Callable, Sequence
+import functools
+import itertools
+from typing import Callable, Iterator, NamedTuple, Sequence
 
+import mxnet as mx
 import numpy as np
 from mxnet import nd
 
 from gluonpar import replicas
-from gluonpar.collectives.host import fused_update
+from gluonpar.runtime import memory, thread_pool, threads
 
 # multi_sgd_update copies pointers into arrays of this length without checking it.
 _MOST_WEIGHTS = 60
@@ -19,10 +29,9 @@ def sgd(params: Sequence[nd.NDArray], lr: float, batch_size: int) -> None:
 
     ``params`` are one device's, of any float dtype, whose gradients hold the *sum* over
     ``batch_size`` samples; parameters without a gradient are left as they are. On a CPU context the
-    update is one pass over memory in NumPy (:mod:`gluonpar.collectives.host.fused_update`), which
-    takes a quarter of the time of MXNet's own operator; on a GPU it is that operator. Nothing
-    waits, and nothing is checked: :func:`gluonpar.train_batch` does that. ``sgd`` in Dive into Deep
-    Learning, 3.4.
+    update is one pass over memory in NumPy (:func:`reduce_update`), which takes a quarter of the
+    time of MXNet's own operator; on a GPU it is that operator. Nothing waits, and nothing is
+    checked: :func:`gluonpar.train_batch` does that. ``sgd`` in Dive into Deep Learning, 3.4.
 
     >>> import mxnet as mx
     >>> w = mx.nd.ones((1,)); w.attach_grad(); w.grad[:] = 8
@@ -30,15 +39,17 @@ def sgd(params: Sequence[nd.NDArray], lr: float, batch_size: int) -> None:
     >>> w.asscalar()
     0.0
     """
-    trained = [part for part in replicas.parts(params) if part.grad.size]
-    if not trained:
-        return
-    if fused_update.possible(params):
+    sgd_on_parts(replicas.parts(params), lr, batch_size)
+
+
+def sgd_on_parts(parts: Sequence[replicas.Part], lr: float, batch_size: int) -> None:
+    """Update by :func:`sgd` one device's parameters in ``parts``, such as its share of buckets."""
+    parts = [part for part in parts if part.grad.size]
+    params = [param for part in parts for param in part.params]
+    if params and memory.on_host(params):
         update = rule(lr, 1.0 / batch_size)
-        items = [fused_update.Item([p.grad], [p.params], [update] * len(p.params)) for p in trained]
-        fused_update.reduce_update(items)
+        reduce_update([Item([p.grad], [p.params], [update] * len(p.params)) for p in parts])
         return
-    params = [param for part in trained for param in part.params]
     for start in range(0, len(params), _MOST_WEIGHTS):
         group = params[start : start + _MOST_WEIGHTS]
         nd.multi_sgd_update(
@@ -83,3 +94,79 @@ def rule(
         np.add(param, state, out=param)
 
     return update
+
+
+class Item(NamedTuple):
+    """Some parameters of all devices, their gradients, and the functions that update them.
+
+    ``grads`` has one array per device: the gradients of its parameters, end to end. ``params[k]``
+    are device k's parameters. ``updates`` has one function per parameter: ``update(total, param,
+    *states)`` is given flat NumPy blocks of the sum of the gradients, which it may overwrite, and
+    of the first device's parameter and the parameter's ``states`` (on any CPU context), which it
+    changes in place, element by element.
+    """
+
+    grads: Sequence[mx.nd.NDArray]
+    params: Sequence[Sequence[mx.nd.NDArray]]
+    updates: Sequence[Callable[..., None]]
+    states: Sequence[Sequence[mx.nd.NDArray]] | None = None
+
+    @property
+    def arrays(self) -> list[mx.nd.NDArray]:
+        """All arrays of the item."""
+        return [*self.grads, *itertools.chain(*self.params, *(self.states or ()))]
+
+    def snapshot(self) -> Item:
+        """Return the same item with lists of its own."""
+        states = self.states and [tuple(of_param) for of_param in self.states]
+        params = [tuple(of_device) for of_device in self.params]
+        return Item(tuple(self.grads), params, tuple(self.updates), states)
+
+
+def reduce_update(items: Sequence[Item]) -> None:
+    """Update the parameters of every item on all devices by the sum of their gradients, in place.
+
+    The first device's parameters are updated and copied to the others, so all have the same bits.
+    Gradients are not changed. float16 is summed in float32, and ``total`` is then float32. All
+    arrays must be dense and on CPU contexts. It is one operator of MXNet's engine; an error is
+    raised at the next wait for one of the parameters.
+    """
+    items = [item.snapshot() for item in items]  # the caller may change its lists before it runs
+    arrays = [array for item in items for array in item.arrays]
+    num_bytes = sum(map(memory.num_bytes, arrays))
+    max_threads = sum(threads.size(c) for c in {grad.context for grad in items[0].grads})
+    work = functools.partial(_work, items, num_bytes, max_threads)
+    thread_pool.push(work, arrays, num_bytes, name="gluonpar.update")
+
+
+def _work(items: Sequence[Item], num_bytes: int, max_threads: int) -> None:
+    tasks = [task for item in items for task in _tasks(item)]
+    thread_pool.run(tasks, num_bytes, max_threads)
+
+
+def _tasks(item: Item) -> Iterator[tuple[Callable[..., None], list[np.ndarray]]]:
+    """Give one task per parameter: the function, and the views that it is called with."""
+    grads, start = memory.views(item.grads), 0
+    for i, (update, copies) in enumerate(zip(item.updates, zip(*item.params))):
+        part = slice(start, start + copies[0].size)
+        start = part.stop
+        if not copies[0].size:  # MXNet allocates no memory for it
+            continue
+        states = [memory.view(state) for state in item.states[i]] if item.states else []
+        function = functools.partial(_update, len(grads), len(states), update)
+        yield function, [*(grad[part] for grad in grads), *states, *memory.views(copies)]
+
+
+def _update(num_grads: int, num_states: int, update, *arrays: np.ndarray) -> None:
+    grads, rest = arrays[:num_grads], arrays[num_grads:]
+    states, (param, *copies) = rest[:num_states], rest[num_states:]
+    dtype = np.promote_types(grads[0].dtype, "float32")
+    if num_grads == 1:
+        total = grads[0].astype(dtype)
+    else:
+        total = np.add(grads[0], grads[1], dtype=dtype)
+    for grad in grads[2:]:
+        np.add(total, grad, out=total)
+    update(total, param, *states)
+    for copy in copies:
+        np.copyto(copy, param)

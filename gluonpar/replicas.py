@@ -22,6 +22,14 @@ from gluonpar.collectives.bucketing import BUCKET_BYTES
 from gluonpar.runtime import memory
 
 
+class Part(NamedTuple):
+    """One device's share of a bucket: parameters, by index, and their gradients end to end."""
+
+    indices: Sequence[int]
+    params: Sequence[mx.nd.NDArray]
+    grad: mx.nd.NDArray
+
+
 class Bucket(NamedTuple):
     """Parameters that are summed and updated together: their numbers, and what each device holds.
 
@@ -34,13 +42,10 @@ class Bucket(NamedTuple):
     grads: Sequence[mx.nd.NDArray]
     owner: int = 0
 
-
-class Part(NamedTuple):
-    """One device's share of a bucket."""
-
-    indices: tuple[int, ...]
-    params: Sequence[mx.nd.NDArray]
-    grad: mx.nd.NDArray
+    @property
+    def parts(self) -> list[Part]:
+        """Every device's share."""
+        return [Part(self.indices, *own) for own in zip(self.params, self.grads)]
 
 
 class Replica(list):

@@ -11,11 +11,10 @@ from mxnet import autograd
 from gluonpar import cluster, optim, replicas, sharding
 from gluonpar.cluster import hierarchical
 from gluonpar.collectives import checks, named
-from gluonpar.collectives.host import fused_update
 from gluonpar.models.lenet import lenet
 from gluonpar.models.losses import softmax_cross_entropy
 from gluonpar.replicas import Bucket
-from gluonpar.runtime import cached_op
+from gluonpar.runtime import cached_op, memory
 from gluonpar.runtime.devices import as_list
 
 # How many steps a training loop may queue ahead of the devices: enough to prepare the next batch
@@ -80,12 +79,13 @@ def train_batch(
         autograd.backward(losses)
     for params in device_params[len(losses) :]:
         replicas.zero_grads(params)
+    buckets = replicas.buckets(device_params)
 
     # All-reduce: gradients are summed over devices.
-    sums = allreduce_gradients(replicas.buckets(device_params), algorithm)
+    sums = allreduce_gradients(buckets, algorithm)
 
     # Update: every device updates its copy of the parameters.
-    sgd(sums, device_params, lr, batch_size)
+    sgd(sums, lr, batch_size)
     return losses
 
 
@@ -117,7 +117,7 @@ def allreduce_gradients(
 
     This is the only place that decides how. On CPU contexts, unless another algorithm than 'host'
     is named, the gradients compressed or ``defer`` is False, the sum is left to the update
-    (:mod:`gluonpar.collectives.host.fused_update`), which then moves (2 K + 1) n bytes of memory
+    (:func:`gluonpar.optim.reduce_update`), which then moves (2 K + 1) n bytes of memory
     instead of 5 K n. Otherwise the sums are exchanged bucket by bucket,
     the last layers' first, each as soon as backward has computed it on all devices; they are in
     place on every device, or with ``to_owner`` on each bucket's owner only.
@@ -132,7 +132,7 @@ def allreduce_gradients(
         named(algorithm)
     lists, owners = [bucket.grads for bucket in summed], [bucket.owner for bucket in summed]
     by_host = algorithm in (None, "host") and compression is None
-    if defer and by_host and all(map(fused_update.possible, lists)):
+    if defer and by_host and all(map(memory.on_host, lists)):
         if cluster.size() > 1:
             hierarchical.reduce_many(lists, owners)
             summed = [bucket._replace(grads=[bucket.grads[bucket.owner]]) for bucket in summed]
@@ -144,13 +144,8 @@ def allreduce_gradients(
     return GradientSums(buckets, deferred=False)
 
 
-def sgd(
-    sums: GradientSums,
-    device_params: Sequence[Sequence[mx.nd.NDArray]],
-    lr: float,
-    batch_size: int | cluster.Later,
-) -> None:
-    """Apply :func:`gluonpar.sgd` to every device's parameters, in place.
+def sgd(sums: GradientSums, lr: float, batch_size: int | cluster.Later) -> None:
+    """Update the parameters on all devices by :func:`gluonpar.sgd`, in place, bucket by bucket.
 
     A ``batch_size`` that is still being summed over processes is not waited for if the sums are
     deferred: it arrives before the gradients' sum does.
@@ -158,12 +153,12 @@ def sgd(
     if sums.deferred:
         for bucket in sums.buckets:
             rules = [_rule(lr, batch_size)] * len(bucket.params[0])
-            fused_update.reduce_update([fused_update.Item(bucket.grads, bucket.params, rules)])
+            optim.reduce_update([optim.Item(bucket.grads, bucket.params, rules)])
         return
     if isinstance(batch_size, cluster.Later):
         batch_size = batch_size.wait()  # MXNet's operators need the number itself
-    for params in device_params:
-        optim.sgd(params, lr, batch_size)
+    for parts in zip(*(bucket.parts for bucket in sums.buckets)):
+        optim.sgd_on_parts(parts, lr, batch_size)
 
 
 def _rule(lr: float, batch_size: int | cluster.Later) -> Callable[..., None]:

@@ -8,9 +8,8 @@ from typing import NamedTuple, Sequence
 import mxnet as mx
 from mxnet import autograd
 
-from gluonpar.collectives import checks, executor, partition, registry
+from gluonpar.collectives import checks, executor, host, partition, registry
 from gluonpar.collectives.algorithms import balanced, tree
-from gluonpar.collectives.host import reduction
 from gluonpar.collectives.plan import Hop, relabel
 from gluonpar.runtime import threads
 
@@ -150,7 +149,7 @@ def broadcast_many(lists: Sequence[Sequence[mx.nd.NDArray]], root: int = 0) -> N
 def _broadcast(lists, kinds: list[checks.Kind], root: int) -> None:
     k = len(kinds[0].ctx)
     checks.check_root(root, k)
-    copy = reduction.Reduction(slice(0, None), [root], _starting_with(root, k)[1:])
+    copy = host.Reduction(slice(0, None), [root], _starting_with(root, k)[1:])
     _run(lists, kinds, relabel(tree.broadcast(k), root, k), [copy])
 
 
@@ -168,7 +167,7 @@ def reduce(data: Sequence[mx.nd.NDArray], root: int = 0, op: str = "sum") -> Non
     kind, k = checks.check_list(data), len(data)
     checks.check_op(op, None, kind.dtype)
     checks.check_root(root, k)
-    whole = reduction.Reduction(slice(0, None), _starting_with(root, k), [])
+    whole = host.Reduction(slice(0, None), _starting_with(root, k), [])
     _run([data], [kind], relabel(tree.reduce(k), root, k), [whole], op, [(root, 0)])
 
 
@@ -188,7 +187,7 @@ def reduce_scatter(data: Sequence[mx.nd.NDArray], op: str = "sum") -> None:
     kind, k = checks.check_list(data), len(data)
     checks.check_op(op, None, kind.dtype)
     parts = partition.slices(math.prod(kind.shape), k)
-    sums = [reduction.Reduction(part, _starting_with(i, k), []) for i, part in enumerate(parts)]
+    sums = [host.Reduction(part, _starting_with(i, k), []) for i, part in enumerate(parts)]
     _run([data], [kind], balanced.reduce_scatter(k), sums, op, [(i, i) for i in range(k)])
 
 
@@ -205,9 +204,7 @@ def all_gather(data: Sequence[mx.nd.NDArray]) -> None:
     """
     kind, k = checks.check_list(data), len(data)
     parts = partition.slices(math.prod(kind.shape), k)
-    copies = [
-        reduction.Reduction(part, [i], _starting_with(i, k)[1:]) for i, part in enumerate(parts)
-    ]
+    copies = [host.Reduction(part, [i], _starting_with(i, k)[1:]) for i, part in enumerate(parts)]
     _run([data], [kind], balanced.all_gather(k), copies)
 
 
@@ -215,7 +212,7 @@ def _run(
     lists: Sequence[Sequence[mx.nd.NDArray]],
     kinds: list[checks.Kind],
     hops: list[Hop],
-    reductions: list[reduction.Reduction],
+    reductions: list[host.Reduction],
     op: str = "sum",
     results: list[tuple[int, int]] | None = None,
 ) -> None:
@@ -225,7 +222,7 @@ def _run(
         return
     threads.share(kinds[0].ctx)
     if all(choose(kind).algorithm == "host" for kind in kinds):
-        reduction.run([(data, reductions) for data in lists], op)
+        host.run([(data, reductions) for data in lists], op)
         return
     for data in lists:
         with executor.flattened(data) as flat:

@@ -18,7 +18,7 @@ from mxnet import autograd, gluon
 
 from gluonpar import cluster, collectives
 from gluonpar.cluster import hierarchical
-from gluonpar.collectives.host import reduction
+from gluonpar.collectives import host
 
 # MXNet is retired, so this loop over all gradients will not change. A subclass with a loop of its
 # own or a patched Trainer is not recognised, and its calls are then executed one by one.
@@ -124,7 +124,7 @@ class GluonPar(mx.kvstore.KVStoreBase):
         ids = [[id(array) for array in data] for data in lists]
         checked, kept = self._checked.get(key, (None, None))
         if ids == checked and cluster.size() == 1:
-            reduction.allreduce(kept)
+            host.allreduce(kept)
             return
         hierarchical.allreduce_many(lists, one_message=True)
         self._checked.pop(key, None)

@@ -10,7 +10,6 @@ from mxnet import gluon
 
 from gluonpar import optim
 from gluonpar.collectives import broadcast_many
-from gluonpar.collectives.host import fused_update
 from gluonpar.replicas import Bucket
 from gluonpar.step import GradientSums
 
@@ -78,8 +77,8 @@ class ShardedUpdate:
         rates = zip(self._optimizer._get_lrs(indices), self._optimizer._get_wds(indices))
         rules = [self._rule(*rate) for rate in rates]
         states = [self._momentum(i, bucket.owner) for i in indices]
-        item = fused_update.Item(bucket.grads, bucket.params, rules, states)
-        fused_update.reduce_update([item])
+        item = optim.Item(bucket.grads, bucket.params, rules, states)
+        optim.reduce_update([item])
 
     def _rule(self, lr: float, wd: float) -> Callable[..., None]:
         sgd = self._optimizer

@@ -38,7 +38,7 @@ class Trainer(gluon.Trainer):
     which updates its parameters and broadcasts them, so each parameter is updated once instead of K
     times, and there is one optimizer state whatever K is (Xu et al., "Automatic Cross-Replica
     Sharding of Weight Update", 2020). On CPU contexts SGD, with or without momentum, is one pass
-    over memory (:mod:`gluonpar.collectives.host.fused_update`). Every device keeps its own
+    over memory (:func:`gluonpar.optim.reduce_update`). Every device keeps its own
     gradients, except the one that updates; :meth:`allreduce_grads` replaces them by the sums.
 
     With several processes (:mod:`gluonpar.cluster`) the sum is over all devices of all processes,

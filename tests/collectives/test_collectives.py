@@ -15,12 +15,12 @@ from gluonpar.collectives import (
     Choice,
     checks,
     executor,
+    host,
     operations,
     partition,
     register_executor,
     registry,
 )
-from gluonpar.collectives.host import reduction
 from gluonpar.runtime import engine
 
 NAMES = sorted(ALGORITHMS)
@@ -67,7 +67,7 @@ def test_an_executor_that_leaves_a_device_out_is_detected(monkeypatch, name):
 
 @pytest.mark.parametrize("name, broken", [("host", np.subtract), ("ring", mx.nd.elemwise_sub)])
 def test_a_wrong_operator_is_detected(monkeypatch, name, broken):
-    monkeypatch.setitem((reduction if name == "host" else executor).COMBINE, "sum", broken)
+    monkeypatch.setitem((host if name == "host" else executor).COMBINE, "sum", broken)
     with pytest.raises(AssertionError):
         test_every_device_ends_with_the_exact_sum(name, 3)
 
@@ -345,7 +345,7 @@ def test_an_error_inside_is_raised_at_the_next_wait_with_its_traceback(monkeypat
     data = place(np.ones((2, size), "float32"))
     mx.nd.waitall()  # a wait for one array ends a moment before the engine is done with it
     with monkeypatch.context() as patch:
-        patch.setitem(reduction.COMBINE, "sum", fail_here)
+        patch.setitem(host.COMBINE, "sum", fail_here)
         if error is KeyboardInterrupt and size == 4:
             with pytest.raises(KeyboardInterrupt, match="planted"):
                 gluonpar.allreduce(data, "host")

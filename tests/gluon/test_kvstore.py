@@ -8,7 +8,7 @@ from mxnet.gluon import nn
 
 import gluonpar
 import gluonpar.gluon.kvstore
-from gluonpar.collectives.host import reduction
+from gluonpar.runtime import engine
 
 CPUS = [mx.cpu(i) for i in range(4)]
 OPTIMIZERS = {
@@ -312,9 +312,9 @@ def test_saved_states_go_on_where_they_were(tmp_path, optimizer):
 
 def count_operators(monkeypatch):
     names = []
-    push = reduction.engine.push
+    push = engine.push
     monkeypatch.setattr(
-        reduction.engine, "push", lambda *a, **more: names.append(more["name"]) or push(*a, **more)
+        engine, "push", lambda *a, **more: names.append(more["name"]) or push(*a, **more)
     )
     return names
 

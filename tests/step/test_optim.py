@@ -92,9 +92,9 @@ def test_a_zero_gradient_moves_nothing():
 # In a process of its own: MXNet's multi_sgd_update writes past its end beyond 60 parameters.
 SIXTY_TWO = """
 import gluonpar, mxnet as mx, sys
-from gluonpar.collectives.host import fused_update as fused
+from gluonpar.runtime import memory
 if sys.argv[1] == "operator":
-    fused.possible = lambda arrays: False
+    memory.on_host = lambda arrays: False
 params = [mx.nd.array([i]) for i in range(62)]
 for i, param in enumerate(params):
     param.attach_grad()
@@ -121,7 +121,7 @@ def test_a_resnets_62_parameters_are_all_updated(by):
 def by(request, monkeypatch):
     """Both ways of the update: NumPy on the host, and the operator that GPUs take."""
     if request.param == "operator":
-        monkeypatch.setattr(optim.fused_update, "possible", lambda arrays: False)
+        monkeypatch.setattr(optim.memory, "on_host", lambda arrays: False)
     return request.param
 
 
@@ -166,13 +166,13 @@ def test_a_replica_is_updated_in_one_operator_bucket_by_bucket(monkeypatch):
     params = get_params([mx.nd.ones((n,)) for n in (2, 1, 2)], mx.cpu(0))
     for param in params:
         param.grad[:] = 1
-    calls, whole = [], optim.fused_update.reduce_update
+    calls, whole = [], optim.reduce_update
 
     def note(items):
         calls.append([[param.size for param in item.params[0]] for item in items])
         whole(items)
 
-    monkeypatch.setattr(optim.fused_update, "reduce_update", note)
+    monkeypatch.setattr(optim, "reduce_update", note)
     sgd(params, 0.5, 1)
     assert calls == [[[1, 2], [2]]]
     assert [param.asnumpy().tolist() for param in params] == [[0.5, 0.5], [0.5], [0.5, 0.5]]

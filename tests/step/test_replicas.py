@@ -493,7 +493,7 @@ def test_frozen_parameters_stay_and_the_others_train(frozen, algorithm):
     if len(frozen) == 5:  # nothing to differentiate: the update alone
         device_params = [get_params(mlp_params(c), c, frozen) for c in ctx]
         sums = step.allreduce_gradients(replicas.buckets(device_params), algorithm)
-        step.sgd(sums, device_params, 0.5, 1)
+        step.sgd(sums, 0.5, 1)
         got = [[param.asnumpy() for param in params] for params in device_params]
     else:
         device_params = [get_params(mlp_params(c), c, frozen) for c in ctx]

@@ -11,9 +11,8 @@ from cpus import contexts
 
 import gluonpar
 from gluonpar import metrics, optim, replicas, step
-from gluonpar.collectives.host import reduction
 from gluonpar.models.lenet import LENET_SHAPES
-from gluonpar.runtime import engine
+from gluonpar.runtime import engine, thread_pool
 
 LR = 0.2
 NUM_STEPS = 3
@@ -128,7 +127,7 @@ def test_an_idle_device_does_not_add_its_last_gradient_again(monkeypatch, k):
 def test_dividing_by_a_shards_size_instead_of_the_batchs_is_caught(monkeypatch, expected):
     batches, want = expected(7)
     sgd = step.sgd
-    monkeypatch.setattr(step, "sgd", lambda sums, params, lr, n: sgd(sums, params, lr, 4))
+    monkeypatch.setattr(step, "sgd", lambda sums, lr, n: sgd(sums, lr, 4))
     assert max(relative_error(g, w) for g, w in zip(train(batches, 2)[0], want)) > 1e-3
 
 
@@ -302,7 +301,7 @@ class TestOverlap:
         monkeypatch.setattr(optim, "rule", telling)
         layer_bytes = 4 * (self.WIDTH**2 + self.WIDTH)
         monkeypatch.setattr(replicas, "BUCKET_BYTES", layer_bytes)
-        assert 2 * self.NUM_DEVICES * layer_bytes > reduction.BYTES_AT_ONCE
+        assert 2 * self.NUM_DEVICES * layer_bytes > thread_pool.BYTES_INLINE
         return event
 
     def two_steps(self, backward, forward):
@@ -388,7 +387,7 @@ class TestOverlap:
         assert not self.overlaps(updated, way)
 
     def test_one_operator_for_all_buckets_would_be_seen(self, updated, monkeypatch):
-        items, whole = [], step.fused_update.reduce_update
+        items, whole = [], optim.reduce_update
 
         def collect(some):
             items.extend(some)
@@ -396,7 +395,7 @@ class TestOverlap:
                 whole(items[:])
                 items.clear()
 
-        monkeypatch.setattr(step.fused_update, "reduce_update", collect)
+        monkeypatch.setattr(optim, "reduce_update", collect)
         assert not self.overlaps(updated, TestOverlap.in_python)
 
     def test_the_worker_instead_of_a_thread_beside_it_would_be_seen(self, updated, monkeypatch):

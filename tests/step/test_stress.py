@@ -15,8 +15,7 @@ import pytest
 
 import gluonpar
 from gluonpar import replicas
-from gluonpar.collectives.host import reduction
-from gluonpar.runtime import engine, memory
+from gluonpar.runtime import engine, memory, thread_pool
 
 NUM_DEVICES, NUM_STEPS, BATCH_SIZE, LR = 4, 20, 16, 0.3
 CTX = [mx.cpu(i) for i in range(NUM_DEVICES)]
@@ -125,7 +124,7 @@ WAYS = ["at once", "beside", "beside, a bucket a layer"]
 
 def set_way(monkeypatch, way):
     if way != "at once":
-        monkeypatch.setattr(reduction, "BYTES_AT_ONCE", 0)
+        monkeypatch.setattr(thread_pool, "BYTES_INLINE", 0)
     if way == "beside, a bucket a layer":
         monkeypatch.setattr(replicas, "BUCKET_BYTES", 4 * (12 * 10 + 12))
 

@@ -6,8 +6,8 @@ import pytest
 
 import gluonpar
 from gluonpar import collectives, replicas, step
-from gluonpar.collectives.host import fused_update
 from gluonpar.replicas import get_params
+from gluonpar.runtime import thread_pool
 from gluonpar.step import allreduce_gradients
 
 OTHERS = sorted(set(collectives.ALGORITHMS) - {"host"})
@@ -19,7 +19,7 @@ LR, BATCH_SIZE = 0.3, 7
 def allreduce_sgd(device_params, lr, batch_size, algorithm=None):
     """The last two lines of train_batch."""
     sums = allreduce_gradients(replicas.buckets(device_params), algorithm)
-    step.sgd(sums, device_params, lr, batch_size)
+    step.sgd(sums, lr, batch_size)
 
 
 def draw(k, seed=0):
@@ -206,13 +206,13 @@ def test_devices_that_freeze_different_parameters_never_mix_them_up(frozen):
 
 def test_one_operator_a_bucket_and_the_last_layers_first(monkeypatch):
     monkeypatch.setattr(replicas, "BUCKET_BYTES", 52)
-    pushed, push = [], fused_update.reduction.push
+    pushed, push = [], thread_pool.push
 
     def note(function, arrays, *more, **name):
         pushed.append([array.size for array in arrays])
         push(function, arrays, *more, **name)
 
-    monkeypatch.setattr(fused_update.reduction, "push", note)
+    monkeypatch.setattr(thread_pool, "push", note)
     allreduce_sgd(place(get_params, *draw(2)), LR, BATCH_SIZE)
     assert pushed == [[9] * 2 + [8, 1] * 2, [5] * 4, [12] * 4]
 
@@ -224,13 +224,13 @@ def test_the_sums_planted_bugs_are_caught(monkeypatch):
         patch.setattr(gluonpar.optim, "rule", lambda lr, rescale, **more: rule(lr, 2 * rescale))
         with pytest.raises(AssertionError):
             test_fused_is_the_oracle_and_leaves_the_gradients(None, 2, get_params)
-    sgd = gluonpar.optim.sgd
+    update = gluonpar.optim.sgd_on_parts
 
-    def only_on_the_first(params, *more):
-        if params[0].context == mx.cpu(0):
-            sgd(params, *more)
+    def only_on_the_first(parts, *more):
+        if parts[0].grad.context == mx.cpu(0):
+            update(parts, *more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(gluonpar.optim, "sgd", only_on_the_first)
+        patch.setattr(gluonpar.optim, "sgd_on_parts", only_on_the_first)
         with pytest.raises(AssertionError):
             test_other_algorithms_give_the_same_and_leave_the_sums("ring", 2, get_params)

@@ -160,8 +160,8 @@ def test_what_was_reached_remains_after_an_exception(tmp_path, monkeypatch):
 
 
 def test_parameters_that_only_the_last_update_ruined_are_noticed(tmp_path, monkeypatch):
-    def ruin(sums, device_params, *_):
-        device_params[0][0][:] = np.nan
+    def ruin(sums, *_):
+        sums.buckets[-1].params[0][0][:] = np.nan
 
     monkeypatch.setattr(step, "sgd", ruin)
     with pytest.raises(metrics.Diverged, match="parameters became .*epoch 1, with lr=0.2"):

@@ -7,5 +7,5 @@ from gluonpar.collectives.algorithms import ring
 from gluonpar.collectives.algorithms import bidirectional_ring
 from gluonpar.collectives.algorithms import tree
 from gluonpar.collectives.algorithms import halving_doubling
-from gluonpar.collectives.host import reduction
+from gluonpar.collectives import host
 from gluonpar.collectives.algorithms import mxnet_kvstore

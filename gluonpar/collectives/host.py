@@ -5,7 +5,7 @@ place. A block of all K arrays stays in a core's cache from being summed until i
 every array, so each array crosses the memory bus twice, in and out: 2 K n bytes, the minimum.
 Several threads share the blocks of large arrays.
 
-The function is an operator of MXNet's engine (``engine.push``): it is as asynchronous as any other,
+The function is an operator of MXNet's engine (``thread_pool.push``): it is as asynchronous as any other,
 and runs in parallel with the devices' computations. Arrays are added in the order of the list,
 starting with the one that the sum is written to, so the result has the same bits every time.
 """
@@ -13,16 +13,13 @@ starting with the one that the sum is written to, so the result has the same bit
 from __future__ import annotations
 
 import functools
-from typing import Callable, NamedTuple, Sequence
+from typing import NamedTuple, Sequence
 
 import mxnet as mx
 import numpy as np
 
-from gluonpar.collectives.host import thread_pool
 from gluonpar.collectives.registry import register_executor
-from gluonpar.runtime import engine, memory
-
-BYTES_AT_ONCE = 2 << 20  # of all arrays; up to this, summing takes less time than waking a worker
+from gluonpar.runtime import memory, thread_pool
 
 COMBINE = {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum}
 
@@ -55,25 +52,12 @@ def run(
     accumulate: str | None = None,
 ) -> None:
     """Push one operator that does all of ``work``: lists of arrays, each with its reductions."""
-    work = [
-        (tuple(data), reductions) for data, reductions in work
-    ]  # callers may change their lists
+    # callers may change their lists before it runs
+    work = [(tuple(data), reductions) for data, reductions in work]
     arrays = [array for data, _ in work for array in data]
     num_bytes = sum(map(memory.num_bytes, arrays))
-    push(functools.partial(_reduce, work, op, accumulate, num_bytes), arrays, num_bytes)
-
-
-def push(
-    function: Callable[[], None],
-    arrays: Sequence[mx.nd.NDArray],
-    num_bytes: int,
-    name: str = "gluonpar.host",
-) -> None:
-    """Push ``function``, which reads and writes ``arrays``, on the thread that can start first."""
-    thread_pool.prepare(num_bytes)
-    small = num_bytes <= BYTES_AT_ONCE
-    ctx = arrays[0].context
-    engine.push(function, ctx, writes=arrays, name=name, inline=small, prioritized=not small)
+    function = functools.partial(_reduce, work, op, accumulate, num_bytes)
+    thread_pool.push(function, arrays, num_bytes, name="gluonpar.host")
 
 
 def _reduce(work, op: str, accumulate: str | None, num_bytes: int) -> None:

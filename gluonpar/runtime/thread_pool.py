@@ -12,11 +12,13 @@ import threading
 from collections import deque
 from typing import Callable, Sequence
 
+import mxnet as mx
 import numpy as np
 
 from gluonpar.runtime import engine, threads
 
 BLOCK_BYTES = 1 << 19  # of one array: smaller blocks cost more calls, larger ones leave the cache
+BYTES_INLINE = 2 << 20  # of all arrays: up to this, the work takes less than waking a worker
 BYTES_PER_THREAD = 16 << 20  # of all arrays: with fewer bytes waking a thread does not pay
 
 
@@ -28,6 +30,20 @@ def prepare(num_bytes: int) -> None:
     """
     if num_bytes >= BYTES_PER_THREAD:
         pool()
+
+
+def push(
+    function: Callable[[], None], arrays: Sequence[mx.nd.NDArray], num_bytes: int, name: str
+) -> None:
+    """Push ``function``, which reads and writes ``arrays``, on the thread that can start first.
+
+    It is an operator of MXNet's engine, which may call :func:`run` on ``num_bytes``; ``name`` is
+    what the profiler shows.
+    """
+    prepare(num_bytes)
+    small = num_bytes <= BYTES_INLINE
+    ctx = arrays[0].context
+    engine.push(function, ctx, writes=arrays, name=name, inline=small, prioritized=not small)
 
 
 def run(

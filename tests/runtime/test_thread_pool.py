@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gluonpar.collectives.host import thread_pool
+from gluonpar.runtime import thread_pool
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""fused_update: one pass over memory gives what a sum, an update and a broadcast would give."""
+"""reduce_update: one pass over memory gives what a sum, an update and a broadcast would give."""
 
 import threading
 import types
@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gluonpar.collectives.host import fused_update, reduction, thread_pool
-from gluonpar.collectives.host.fused_update import Item
-from gluonpar.runtime import engine
+from gluonpar import optim
+from gluonpar.optim import Item
+from gluonpar.runtime import engine, memory, thread_pool
 
 BLOCK = thread_pool.BLOCK_BYTES // 4  # elements of float32
 DTYPES = ["float16", "float32", "float64"]
@@ -60,7 +60,7 @@ def test_every_copy_is_updated_by_the_exact_sum(k, dtype, shape):
     cells = np.arange(k * np.prod(shape)).reshape(k, *shape)
     values, start = (cells % 61).astype(dtype), (cells[0] % 13).astype(dtype)
     grads, params = place(values), copies(k, start)
-    assert fused_update.reduce_update([item(grads, params, exact_sgd)]) is None
+    assert optim.reduce_update([item(grads, params, exact_sgd)]) is None
     assert_everywhere(params, (start - values.sum(axis=0, dtype="float64") / 4).astype(dtype))
     for grad, value in zip(grads, values):
         np.testing.assert_array_equal(grad.asnumpy(), value)
@@ -82,7 +82,7 @@ def test_sgd_is_the_float64_oracles(k, sizes, dtype, lr, batch_size):
     starts = [draw(100 + i, n, dtype) for i, n in enumerate(sizes)]
     update = sgd(lr, batch_size)
     items = [item(place(v), copies(k, s), update) for v, s in zip(values, starts)]
-    fused_update.reduce_update(items)
+    optim.reduce_update(items)
     for (grads, columns, *_), value, start in zip(items, values, starts):
         params = [param for [param] in columns]
         rate, wide = lr / batch_size, value.astype("float64")
@@ -105,7 +105,7 @@ def test_float16_is_summed_in_float32():
         param[:] = 0
 
     params = copies(9, np.ones(1, "float16"))
-    fused_update.reduce_update([item(place(values), params, update)])
+    optim.reduce_update([item(place(values), params, update)])
     assert_everywhere(params, [0])
     assert seen == [(np.float32, pytest.approx(values.astype("float64").sum(), rel=1e-6))]
 
@@ -121,7 +121,7 @@ def test_with_one_device_the_gradient_is_not_overwritten(dtype):
         total[:] = 3
         param[:] = total
 
-    fused_update.reduce_update([item([grad], [param], update)])
+    optim.reduce_update([item([grad], [param], update)])
     assert_everywhere([param], np.full(9, 3))
     np.testing.assert_array_equal(grad.asnumpy(), before)
 
@@ -143,7 +143,7 @@ def test_states_exist_once_and_are_changed_in_place(k):
         for v, state in zip(values, states)
     ]
     for _ in range(3):
-        fused_update.reduce_update(items)
+        optim.reduce_update(items)
     for (_, columns, _, [(velocity, *_)]), value in zip(items, values):
         total = value.sum(axis=0)
         np.testing.assert_array_equal(velocity.asnumpy(), 1.75 * total)
@@ -155,7 +155,7 @@ def test_states_exist_once_and_are_changed_in_place(k):
 def test_sizes_around_a_block(size):
     values = np.stack([np.arange(size) % 1000, np.arange(size) % 77]).astype("float32")
     grads, params = place(values), copies(2, np.zeros(size, "float32"))
-    fused_update.reduce_update([item(grads, params, exact_sgd)])
+    optim.reduce_update([item(grads, params, exact_sgd)])
     assert_everywhere(params, -values.sum(axis=0) / 4)
 
 
@@ -163,7 +163,7 @@ def test_several_threads_share_large_arrays(monkeypatch):
     """Two threads wait for each other in their first blocks: neither could do all of it alone."""
     size = 1_200_001  # of two devices' gradients and parameters: 19 MB
     assert size * 16 >= thread_pool.BYTES_PER_THREAD
-    monkeypatch.setattr(fused_update.threads, "size", lambda ctx: 1)
+    monkeypatch.setattr(optim.threads, "size", lambda ctx: 1)
     both, seen = threading.Barrier(2), set()
 
     def update(total, param):
@@ -174,7 +174,7 @@ def test_several_threads_share_large_arrays(monkeypatch):
 
     values = np.stack([np.arange(size) % 1000, np.arange(size) % 77]).astype("float32")
     grads, params = place(values), copies(2, np.zeros(size, "float32"))
-    fused_update.reduce_update([item(grads, params, update)])
+    optim.reduce_update([item(grads, params, update)])
     assert_everywhere(params, -values.sum(axis=0) / 4)
     assert len(seen) == 2
     assert_everywhere([grads[1]], values[1])
@@ -203,7 +203,7 @@ def test_each_parameter_has_its_part_of_the_gradient_its_function_and_its_states
         params = list(zip(*[copies(k, start) for start in starts]))
         states = [[], *([mx.nd.zeros(shape, dtype="float64")] for shape in shapes[1:])]
         grads = place(values)
-        fused_update.reduce_update([Item(grads, params, [rule(f) for f in factors], states)])
+        optim.reduce_update([Item(grads, params, [rule(f) for f in factors], states)])
         for i, (part, shape, factor) in enumerate(zip(parts, shapes, factors)):
             want = i - factor * part.reshape(shape)
             assert_everywhere([own[i] for own in params], want.astype(dtype))
@@ -217,7 +217,7 @@ def test_parts_larger_than_a_block_are_cut_where_the_parameters_are():
     sizes = [BLOCK + 3, 1, 2 * BLOCK - 1]
     values = np.stack([np.arange(sum(sizes)) % 1000, np.arange(sum(sizes)) % 77]).astype("float32")
     params = [[mx.nd.zeros(n, ctx=mx.cpu(i)) for n in sizes] for i in range(2)]
-    fused_update.reduce_update([Item(place(values), params, [exact_sgd] * 3)])
+    optim.reduce_update([Item(place(values), params, [exact_sgd] * 3)])
     want = np.split(-values.sum(axis=0) / 4, np.cumsum(sizes)[:-1])
     for own in params:
         for param, part in zip(own, want):
@@ -233,23 +233,25 @@ def test_several_items_of_several_dtypes_and_functions_are_one_operator(monkeypa
         item(place(v), copies(3, np.zeros(4, v.dtype)), sgd(rate, 1))
         for v, rate in zip(values, rates)
     ]
-    fused_update.reduce_update(items)
+    optim.reduce_update(items)
     for (_, columns, *_), value, rate in zip(items, values, rates):
         assert_everywhere([param for [param] in columns], -rate * value.sum(axis=0))
     assert pushes == ["gluonpar.update"]
 
 
-@pytest.mark.parametrize("bytes_at_once", [0, reduction.BYTES_AT_ONCE], ids=["beside", "at once"])
-def test_it_is_ordered_with_the_operators_around_it(monkeypatch, bytes_at_once):
+@pytest.mark.parametrize(
+    "bytes_inline", [0, thread_pool.BYTES_INLINE], ids=["prioritized", "inline"]
+)
+def test_it_is_ordered_with_the_operators_around_it(monkeypatch, bytes_inline):
     """Writers of gradients and readers of parameters, on both devices, before and after."""
-    monkeypatch.setattr(reduction, "BYTES_AT_ONCE", bytes_at_once)
+    monkeypatch.setattr(thread_pool, "BYTES_INLINE", bytes_inline)
     grads, params = place(np.zeros((2, 1000), "float32")), copies(2, np.zeros(1000, "float32"))
     sums = [param.zeros_like() for param in params]
     want, seen = 0, 0
     for step in range(50):
         for i, grad in enumerate(grads):
             grad[:] = step + i
-        fused_update.reduce_update([item(grads, params, exact_sgd)])
+        optim.reduce_update([item(grads, params, exact_sgd)])
         want -= (2 * step + 1) / 4
         for total, param in zip(sums, params):
             total += param
@@ -259,13 +261,15 @@ def test_it_is_ordered_with_the_operators_around_it(monkeypatch, bytes_at_once):
     assert_everywhere(params, np.full(1000, want))
 
 
-@pytest.mark.parametrize("bytes_at_once", [0, reduction.BYTES_AT_ONCE], ids=["beside", "at once"])
-def test_it_does_not_wait_for_gradients_still_being_computed(monkeypatch, bytes_at_once):
-    monkeypatch.setattr(reduction, "BYTES_AT_ONCE", bytes_at_once)
+@pytest.mark.parametrize(
+    "bytes_inline", [0, thread_pool.BYTES_INLINE], ids=["prioritized", "inline"]
+)
+def test_it_does_not_wait_for_gradients_still_being_computed(monkeypatch, bytes_inline):
+    monkeypatch.setattr(thread_pool, "BYTES_INLINE", bytes_inline)
     gate, passed = threading.Event(), []
     grads, params = place(np.ones((2, 8), "float32")), copies(2, np.zeros(8, "float32"))
     engine.push(lambda: passed.append(gate.wait(600)), mx.cpu(1), writes=[grads[1]])
-    fused_update.reduce_update([item(grads, params, exact_sgd)])
+    optim.reduce_update([item(grads, params, exact_sgd)])
     gate.set()  # a reduce_update that waits would be still waiting
     assert_everywhere(params, np.full(8, -0.5))
     assert passed == [True]
@@ -275,37 +279,39 @@ class Planted(Exception):
     pass
 
 
-@pytest.mark.parametrize("bytes_at_once", [0, reduction.BYTES_AT_ONCE], ids=["beside", "at once"])
+@pytest.mark.parametrize(
+    "bytes_inline", [0, thread_pool.BYTES_INLINE], ids=["prioritized", "inline"]
+)
 @pytest.mark.parametrize("waiting", range(3))
-def test_an_error_is_raised_where_a_parameter_is_waited_for(monkeypatch, bytes_at_once, waiting):
-    monkeypatch.setattr(reduction, "BYTES_AT_ONCE", bytes_at_once)
+def test_an_error_is_raised_where_a_parameter_is_waited_for(monkeypatch, bytes_inline, waiting):
+    monkeypatch.setattr(thread_pool, "BYTES_INLINE", bytes_inline)
 
     def fail_in_update(total, param):
         raise Planted("in the update")
 
     grads, params = place(np.ones((3, 8), "float32")), copies(3, np.zeros(8, "float32"))
-    fused_update.reduce_update([item(grads, params, fail_in_update)])
+    optim.reduce_update([item(grads, params, fail_in_update)])
     with pytest.raises(mx.MXNetError, match="in the update") as caught:
         params[waiting].wait_to_read()
     assert "Planted" in str(caught.value)
     assert "fail_in_update" in str(caught.value)
     assert_everywhere(params, np.zeros(8))
-    fused_update.reduce_update([item(grads, params, exact_sgd)])
+    optim.reduce_update([item(grads, params, exact_sgd)])
     assert_everywhere(params, np.full(8, -0.75))  # and the engine goes on
 
 
 def test_overflow_is_inf_as_in_mxnets_own_operators():
     grads, params = place(np.full((2, 4), 3e38, "float32")), copies(2, np.zeros(4, "float32"))
-    fused_update.reduce_update([item(grads, params, sgd(1.0, 1))])
+    optim.reduce_update([item(grads, params, sgd(1.0, 1))])
     assert_everywhere(params, np.full(4, -np.inf))
 
 
 def test_possible_is_host_memory_only():
     on_cpu = place(np.ones((2, 1), "float32"))
     pinned, on_gpu = (types.SimpleNamespace(context=c) for c in (mx.cpu_pinned(0), mx.gpu(0)))
-    assert fused_update.possible([])
-    assert fused_update.possible([*on_cpu, pinned])
-    assert not fused_update.possible([*on_cpu, on_gpu])
+    assert memory.on_host([])
+    assert memory.on_host([*on_cpu, pinned])
+    assert not memory.on_host([*on_cpu, on_gpu])
 
 
 def without_a_gradient(items):
@@ -336,8 +342,8 @@ def with_the_sum_in_the_first_gradient(items):
     [without_a_gradient, without_a_copy, without_offsets, with_the_sum_in_the_first_gradient],
 )
 def test_planted_bugs_are_detected(monkeypatch, bug):
-    whole = fused_update.reduce_update
-    monkeypatch.setattr(fused_update, "reduce_update", lambda items: whole(bug(items)))
+    whole = optim.reduce_update
+    monkeypatch.setattr(optim, "reduce_update", lambda items: whole(bug(items)))
     with pytest.raises(AssertionError):
         test_every_copy_is_updated_by_the_exact_sum(3, "float32", (7,))
         test_parts_larger_than_a_block_are_cut_where_the_parameters_are()

@@ -1,1 +1,0 @@
-"""Collectives of CPU contexts, which share one memory: arrays are summed in place, not sent."""
