@@ -13,7 +13,7 @@ from gluonpar import collectives, metrics
 from gluonpar.models import lenet, resnet
 from gluonpar.runtime import threads
 from gluonpar.training.data import dataset
-from gluonpar.training.profiler import profile
+from gluonpar.training.profiler import Profiler
 from mxnet import autograd, gluon, nd
 
 d2l.use_svg_display()
@@ -318,15 +318,15 @@ for count in (2, 4):
 # %% profile
 num_bytes = 4 * int(parameters)
 device_params = [gluonpar.get_params(params, c) for c in ctx]
-with profile.Profiler(ctx, num_bytes, warm_up=6, num_steps=8) as profiled:
-    for X, y in profiled.loading(dataset.batches(X_train, y_train, 256)):
+with Profiler(ctx, num_bytes, warm_up=6, num_steps=8) as profiler:
+    for X, y in profiler.loading(dataset.batches(X_train, y_train, 256)):
         gluonpar.train_batch(X, y, device_params, ctx, lr)
-        profiled.step()
-print(profiled.table())
-print(*profiled.sentence().split(", "), sep="\n  ")
+        profiler.step()
+print(profiler.table())
+print(*profiler.sentence().split(", "), sep="\n  ")
 
 # %% timeline
-timeline = profiled.timeline
+timeline = profiler.timeline
 start, milliseconds = timeline.window[0], 2e3 * timeline.step_seconds
 rows = [str(c) for c in ctx] + ["Python"]
 figure, axes = d2l.plt.subplots(figsize=(6.5, 2.2))
