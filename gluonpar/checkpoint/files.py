@@ -9,12 +9,13 @@ import pathlib
 from typing import BinaryIO, Iterator
 
 
-def read(path: pathlib.Path, kind: str = "file") -> bytes:
+def read(path: str | os.PathLike, kind: str = "file") -> bytes:
     """Return the content of a regular file.
 
     Raises ValueError with the path and the reason if it does not exist or cannot be read; ``kind``
     is what the message calls it.
     """
+    path = pathlib.Path(path)
     try:
         if not path.is_file():
             raise ValueError(f"there is no {kind} {path}")
@@ -24,7 +25,7 @@ def read(path: pathlib.Path, kind: str = "file") -> bytes:
 
 
 @contextlib.contextmanager
-def atomic_write(path: pathlib.Path) -> Iterator[BinaryIO]:
+def atomic_write(path: str | os.PathLike) -> Iterator[BinaryIO]:
     """Open a binary file for writing that becomes ``path`` when the block ends without an exception.
 
     Until then it has a temporary name in the same folder; then it is flushed to the disk and
@@ -38,23 +39,19 @@ def atomic_write(path: pathlib.Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-        _flush_folder(path.parent)
+        handle = os.open(temporary.parent, os.O_RDONLY)
+        try:
+            os.fsync(handle)  # the new name, too, survives a power failure
+        finally:
+            os.close(handle)
     finally:
         if temporary.exists():
             temporary.unlink()
 
 
-def _temporary(path: pathlib.Path) -> pathlib.Path:
+def _temporary(path: str | os.PathLike) -> pathlib.Path:
+    path = pathlib.Path(path)
     return path.with_name(f".{path.name}.{os.getpid()}.tmp")
-
-
-def _flush_folder(folder: pathlib.Path) -> None:
-    """Flush the new name to the disk, so that it survives a power failure."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def check_writable(path: str | os.PathLike) -> None:
@@ -71,7 +68,7 @@ def check_replaceable(path: str | os.PathLike) -> None:
     """Raise OSError unless :func:`atomic_write` can write ``path``: not a folder, device or pipe."""
     if os.path.exists(path) and not os.path.isfile(path):
         raise OSError(errno.EINVAL, "it exists and is not a regular file")
-    check_writable(_temporary(pathlib.Path(path)))
+    check_writable(_temporary(path))
 
 
 def make_writable_folder(folder: str | os.PathLike) -> pathlib.Path:

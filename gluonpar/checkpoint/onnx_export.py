@@ -9,9 +9,7 @@ newest set; both are replaced while it runs, and the finished file is checked in
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
-import pathlib
 import types
 from typing import Any, Callable, Iterator, Sequence
 from unittest import mock
@@ -31,8 +29,8 @@ _DTYPES = "bool uint8 int8 int32 int64 float16 float32 float64".split()  # MXNet
 def check_onnx() -> None:
     """Raise ImportError with the remedy unless a suitable package ``onnx`` is installed."""
     try:
-        importlib.import_module("onnx.helper").np_dtype_to_tensor_dtype  # noqa: B018
-    except (ImportError, AttributeError) as error:
+        from onnx.helper import np_dtype_to_tensor_dtype  # noqa: F401
+    except ImportError as error:
         raise ImportError(
             f"ONNX files need the package onnx, 1.16 or later ({error}): "
             "pip install 'gluonpar[onnx]'"
@@ -71,7 +69,7 @@ def export_onnx(
     check_onnx()
     symbol, values = _graph(model, params)
     content = _converted(symbol, values, tuple(input_shape), np.dtype(dtype))
-    with files.atomic_write(pathlib.Path(path)) as file:
+    with files.atomic_write(path) as file:
         file.write(content)
 
 

@@ -1,6 +1,6 @@
 """The optimizer's section of a checkpoint, and files that hold nothing else (``save_states``).
 
-The header has the optimizer's class, the parameters' names and shapes, and the numbers of the
+The section has the optimizer's class, the parameters' names and shapes, and the numbers of the
 optimizer and its learning-rate schedule (rates, update counts); the arrays are the states of each
 parameter. Everything is checked before anything changes: a number replaces only a number, and a
 state only one of the same shapes and dtypes.
@@ -9,9 +9,8 @@ state only one of the same shapes and dtypes.
 from __future__ import annotations
 
 import os
-import pathlib
 import warnings
-from typing import Any, Callable, NamedTuple, Sequence
+from typing import Any, Callable, List, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -25,16 +24,7 @@ _NUMBERS = (bool, int, float, np.number)
 # and reads past the end of its arrays if it is too large.
 _SETTINGS = ("aggregate_num",)
 
-
-class OptimizerState(NamedTuple):
-    """The states of an optimizer as a file holds them, in NumPy arrays."""
-
-    optimizer: str  # the class
-    params: list[tuple[str, list[int]]]  # name and shape, by the updater's index
-    numbers: dict[str, Any]
-    schedule: dict[str, Any]
-    counts: dict[int, int]  # updates of each parameter
-    states: dict[int, Any]
+NamedParams = List[Tuple[str, gluon.Parameter]]  # in the order of the updater's indices
 
 
 def save(
@@ -45,10 +35,9 @@ def save(
     Waits for the arrays. The file is written whole or not at all; raises OSError if the file system
     refuses.
     """
-    arrays: list[np.ndarray] = []
-    header = describe(updater, [(param.name, param) for param in params], arrays)
-    with files.atomic_write(pathlib.Path(path)) as file:
-        file.write(sealed_npz.pack(header, arrays))
+    arrays = sealed_npz.NumberedArrays()
+    section = describe(updater, [(param.name, param) for param in params], arrays)
+    sealed_npz.write(path, section, arrays)
 
 
 def load(
@@ -59,28 +48,19 @@ def load(
     Raises ValueError, and changes nothing, if the file is missing, damaged or not one of
     optimizer states, or belongs to another optimizer or other parameters.
     """
-    content = files.read(pathlib.Path(path))
-    try:
-        state = sealed_npz.unpack(content, parse)
-    except ValueError as error:
-        raise ValueError(f"{path} is not a valid file of optimizer states: {error}") from error
-    restore(path, state, updater, [(param.name, param) for param in params])
+    named = [(param.name, param) for param in params]
+    restore = sealed_npz.unpack(
+        files.read(path),
+        lambda section, arrays: prepare_restore(section, arrays, updater, named),
+        path,
+    )
+    restore()
 
 
 def describe(
-    updater: mx.optimizer.Updater,
-    params: Sequence[tuple[str, gluon.Parameter]],
-    arrays: list[np.ndarray],
+    updater: mx.optimizer.Updater, params: NamedParams, arrays: sealed_npz.NumberedArrays
 ) -> dict[str, Any]:
-    """Return the header's section, and append the states to ``arrays``.
-
-    ``params`` are the updater's, by index, with the names that the file shall have.
-    """
-
-    def append(array: mx.nd.NDArray) -> int:
-        arrays.append(array.asnumpy())
-        return len(arrays) - 1
-
+    """Return the section for ``updater``, and add the states to ``arrays``."""
     optimizer = updater.optimizer
     return {
         "format": FORMAT,
@@ -89,91 +69,55 @@ def describe(
         "numbers": _numbers(optimizer),
         "schedule": _numbers(optimizer.lr_scheduler),
         "counts": list(optimizer._index_update_count.items()),
-        "states": [[i, _map(append, state)] for i, state in updater.states.items()],
+        "states": [
+            [i, _map(lambda array: arrays.add(array.asnumpy()), state)]
+            for i, state in updater.states.items()
+        ],
     }
 
 
-def parse(header: dict, arrays: dict[int, np.ndarray]) -> OptimizerState:
-    """Return what :func:`describe` described, and take its arrays out of ``arrays``.
+def prepare_restore(
+    section: dict, arrays: dict[int, np.ndarray], updater: mx.optimizer.Updater, params: NamedParams
+) -> Callable[[], None]:
+    """Check a section that :func:`describe` made; return the function that restores ``updater``.
 
-    Raises nearly any exception for another header.
+    Takes the states out of ``arrays``. Raises ValueError for another optimizer or other parameters,
+    and nearly any exception for a section that :func:`describe` did not make.
     """
-    if header["format"] != FORMAT:
-        raise ValueError(f"format {header['format']}, but this version reads {FORMAT}")
-    params = [
-        (_typed(str, name), [_typed(int, n) for n in dims]) for name, dims in header["params"]
-    ]
-    state = OptimizerState(
-        _typed(str, header["optimizer"]),
-        params,
-        {name: _typed(_NUMBERS, value) for name, value in header["numbers"].items()},
-        {name: _typed(_NUMBERS, value) for name, value in header["schedule"].items()},
-        {_typed(int, i): _typed(int, count) for i, count in header["counts"]},
-        {_typed(int, i): _map(arrays.pop, numbers) for i, numbers in header["states"]},
-    )
-    for i in (*state.counts, *state.states):
-        if not 0 <= i < len(params):
-            raise ValueError(f"parameter number {i} is not one of 0 to {len(params) - 1}")
-    if min(state.counts.values(), default=0) < 0:
-        raise ValueError(f"update counts must not be negative, got {state.counts}")
-    return state
-
-
-def restore(
-    path: str | os.PathLike,
-    state: OptimizerState,
-    updater: mx.optimizer.Updater,
-    params: Sequence[tuple[str, gluon.Parameter]],
-) -> None:
-    """Give ``updater``, which updates ``params``, the ``state`` that was read from ``path``.
-
-    Parameters are matched by name if all names are the same, otherwise by index. Raises ValueError,
-    and changes nothing, if the state is of another optimizer or other parameters.
-    """
-    optimizer, saved_names = updater.optimizer, [name for name, _ in state.params]
-    index = {name: i for i, (name, _) in enumerate(params)}
-    by_name = len(index) == len(params) and index.keys() == {*saved_names}
-    order = [index[name] for name in saved_names] if by_name else range(len(params))
-    _check(path, state, optimizer, params, order)
-    vars(optimizer).update(state.numbers)
+    optimizer, kind = updater.optimizer, type(updater.optimizer).__name__
+    if section["format"] != FORMAT:
+        raise ValueError(f"format {section['format']}, but this version reads {FORMAT}")
+    if section["optimizer"] != kind:
+        raise ValueError(f"it is of optimizer {section['optimizer']}, but this one is {kind}")
+    index = _indices(section["params"], params)
+    _check_numbers(section["numbers"], optimizer)
     if optimizer.lr_scheduler is not None:
-        vars(optimizer.lr_scheduler).update(state.schedule)
-    optimizer._index_update_count.clear()
-    optimizer._index_update_count.update({order[i]: n for i, n in state.counts.items()})
-    updater.states = {order[i]: _map(_on_a_device, found) for i, found in state.states.items()}
-    updater.states_synced = dict.fromkeys(updater.states, False)  # copied to its device when used
-
-
-def _check(
-    path: Any, state: OptimizerState, optimizer: Any, params: Sequence, order: Sequence[int]
-) -> None:
-    kind = type(optimizer).__name__
-    if state.optimizer != kind:
-        raise ValueError(f"{path} has the states of {state.optimizer}, but the optimizer is {kind}")
-    if len(state.params) != len(params):
-        raise ValueError(
-            f"{path} is for {len(state.params)} parameters, but there are {len(params)}"
-        )
-    for i, (saved_name, saved_shape) in zip(order, state.params):
+        _check_numbers(section["schedule"], optimizer.lr_scheduler)
+    counts = {index[i]: count for i, count in section["counts"]}
+    if not all(type(count) is int and count >= 0 for count in counts.values()):
+        raise ValueError(f"update counts must be integers and at least 0, got {counts}")
+    states = {index[i]: _map(arrays.pop, numbers) for i, numbers in section["states"]}
+    for i, state in states.items():
         name, param = params[i]
-        if not _compatible(saved_shape, param.shape):
-            raise ValueError(
-                f"{path} is for other parameters: number {i} is {saved_name} {tuple(saved_shape)} "
-                f"in the file, but {name} {tuple(param.shape)} here"
-            )
-    _check_numbers(path, state.numbers, optimizer)
-    if optimizer.lr_scheduler is not None:
-        _check_numbers(path, state.schedule, optimizer.lr_scheduler)
-    for i, arrays in state.states.items():
-        name, param = params[order[i]]
         if min(param.shape, default=1) <= 0:  # the shape is not known before the first batch
             continue
-        found = _map(kind_of, arrays)
-        expected = _map(kind_of, _new_state(optimizer, order[i], param))
+        found, expected = _map(kind_of, state), _map(kind_of, _new_state(optimizer, i, param))
         if found != expected:
-            raise ValueError(
-                f"{path} has a state of parameter {name} of {found}, but {kind} has {expected}"
-            )
+            raise ValueError(f"the state of parameter {name} must be {expected}, got {found}")
+
+    def restore() -> None:
+        vars(optimizer).update(section["numbers"])
+        if optimizer.lr_scheduler is not None:
+            vars(optimizer.lr_scheduler).update(section["schedule"])
+        optimizer._index_update_count.clear()
+        optimizer._index_update_count.update(counts)
+        updater.states = {
+            i: _map(lambda array: mx.nd.array(array, dtype=array.dtype), state)
+            for i, state in states.items()
+        }
+        updater.states_synced = dict.fromkeys(states, False)  # copied to their devices when used
+
+    return restore
 
 
 def kind_of(array: Any) -> str:
@@ -181,36 +125,42 @@ def kind_of(array: Any) -> str:
     return f"{tuple(array.shape)} {np.dtype(array.dtype).name}"
 
 
-def _on_a_device(array: np.ndarray) -> mx.nd.NDArray:
-    return mx.nd.array(array, dtype=array.dtype)
+def _indices(saved: list, params: NamedParams) -> dict[int, int]:
+    """Return the index in ``params`` of each saved one: by name if all names are the same."""
+    if len(saved) != len(params):
+        raise ValueError(f"it is for {len(saved)} parameters, but there are {len(params)}")
+    by_name = {name: i for i, (name, _) in enumerate(params)}
+    same_names = by_name.keys() == {name for name, _ in saved} and len(by_name) == len(params)
+    index = {i: by_name[name] if same_names else i for i, (name, _) in enumerate(saved)}
+    for i, (saved_name, saved_shape) in enumerate(saved):
+        name, param = params[index[i]]
+        if not _compatible(saved_shape, param.shape):
+            raise ValueError(
+                f"it is for other parameters: number {i} is {saved_name} {tuple(saved_shape)} in "
+                f"the file, but {name} {tuple(param.shape)} here"
+            )
+    return index
 
 
-def _map(function: Callable[[Any], Any], state: Any) -> Any:
-    """Apply ``function`` to every leaf of nested tuples or lists; None stays None."""
-    if isinstance(state, (tuple, list)):
-        return tuple(_map(function, part) for part in state)
-    return None if state is None else function(state)
+def _compatible(shape: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether the shapes can be equal; a length not known yet is 0, or -1 in ``mx.np``."""
+    return len(shape) == len(other) and all(a == b or min(a, b) <= 0 for a, b in zip(shape, other))
 
 
-def _typed(kind: Any, value: Any) -> Any:
-    """Return ``value``; TypeError if it is of another type, or a boolean where an int must be."""
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise TypeError(f"got {value!r} where {kind} is expected")
-    return value
-
-
-def _numbers(of: Any) -> dict:
+def _numbers(of: Any) -> dict[str, Any]:
     found = vars(of).items() if of else ()
     return {k: v for k, v in found if isinstance(v, _NUMBERS) and k not in _SETTINGS}
 
 
-def _check_numbers(path: Any, numbers: dict[str, Any], of: Any) -> None:
+def _check_numbers(numbers: dict[str, Any], of: Any) -> None:
     """Check that each number replaces a number or None: not a method, property or schedule."""
     for name, value in numbers.items():
         now = vars(of).get(name, getattr(type(of), name, None))
-        fits = isinstance(now, (*_NUMBERS, type(None))) and name != "lr_scheduler"
-        if not fits or name in _SETTINGS or (isinstance(now, bool) and value not in (0, 1)):
-            raise ValueError(f"{path} has {name} = {value}, which {type(of).__name__} cannot have")
+        fits = isinstance(value, _NUMBERS) and isinstance(now, (*_NUMBERS, type(None)))
+        if isinstance(now, bool):
+            fits = value in (0, 1)
+        if not fits or name in (*_SETTINGS, "lr_scheduler"):
+            raise ValueError(f"{type(of).__name__} cannot have {name} = {value!r}")
 
 
 def _new_state(optimizer: mx.optimizer.Optimizer, i: int, param: gluon.Parameter) -> Any:
@@ -222,6 +172,8 @@ def _new_state(optimizer: mx.optimizer.Optimizer, i: int, param: gluon.Parameter
         return optimizer.create_state_multi_precision(i, weight)
 
 
-def _compatible(shape: Sequence[int], other: Sequence[int]) -> bool:
-    """Whether the shapes can be equal; a length not known yet is 0, or -1 in ``mx.np``."""
-    return len(shape) == len(other) and all(a == b or min(a, b) <= 0 for a, b in zip(shape, other))
+def _map(function: Callable[[Any], Any], state: Any) -> Any:
+    """Apply ``function`` to every leaf of nested tuples or lists; None stays None."""
+    if isinstance(state, (tuple, list)):
+        return tuple(_map(function, part) for part in state)
+    return None if state is None else function(state)

@@ -4,9 +4,9 @@ The members are ``header.npy`` (the bytes of the JSON text), ``0.npy``, ``1.npy`
 of the zip file is the SHA-256 of everything before it, so that ``np.load`` opens the file too. The
 checksum is verified before anything is parsed: a truncated or changed file is a ValueError.
 
-The checksum is not a signature: anyone can write a file with a correct one. Such a file executes
-no code, because nothing is unpickled, and cannot make NumPy use more memory than the file's size:
-members are not compressed, and NumPy reads at most their bytes, whatever shape they state.
+The checksum is not a signature: anyone can write a file with a correct one. Loading such a file
+executes no code, because nothing is unpickled, and takes no more memory than its size: members must
+not be compressed, and NumPy reads at most their bytes, whatever shape they state.
 """
 
 from __future__ import annotations
@@ -14,17 +14,36 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import struct
 import zipfile
 from typing import Any, Callable, Sequence
 
 import numpy as np
 
+from gluonpar.checkpoint import files
+
 _SEAL = b"gluonpar sha256 "
 _SEAL_SIZE = len(_SEAL) + 64
 
 
-def pack(header: dict, arrays: Sequence[np.ndarray]) -> memoryview:
+class NumberedArrays(list):
+    """The arrays of a file; :meth:`add` returns the number by which the header refers to one."""
+
+    def add(self, array: np.ndarray) -> int:
+        """Append ``array``; return its number."""
+        self.append(array)
+        return len(self) - 1
+
+
+def write(path: str | os.PathLike, header: Any, arrays: Sequence[np.ndarray]) -> None:
+    """Write a sealed file whole or not at all; OSError if the file system refuses."""
+    content = pack(header, arrays)
+    with files.atomic_write(path) as file:
+        file.write(content)
+
+
+def pack(header: Any, arrays: Sequence[np.ndarray]) -> memoryview:
     """Return the content of a sealed file.
 
     ``header`` holds what JSON can express and NumPy's numbers; ``arrays`` are of any dtype but object.
@@ -49,26 +68,28 @@ def seal(buffer: io.BytesIO) -> None:
 
 
 def unpack(
-    content: bytes | memoryview, parse: Callable[[Any, dict[int, np.ndarray]], Any] | None = None
+    content: bytes | memoryview,
+    parse: Callable[[Any, dict[int, np.ndarray]], Any] | None = None,
+    path: str | os.PathLike = "the file",
 ) -> Any:
-    """Return the header and the arrays of a sealed file; or ``parse(header, arrays by number)``.
+    """Return header and arrays of a sealed file, or ``parse(header, arrays by number)``.
 
-    A ``parse`` that takes out each array once cannot make much of a small file. Raises ValueError
-    with the reason if the content is not a sealed file, or was changed, or if ``parse`` raises any
-    exception: a file written by hand can hold anything under a correct checksum.
+    If ``parse`` takes out each array once, a small file cannot make it use much memory. Raises
+    ValueError, with ``path`` and the reason, if the content is not a sealed file, or was changed, or
+    if ``parse`` raises any exception: a file made by hand can hold anything under a correct checksum.
     """
-    _check_seal(content)
     try:
+        _check_seal(content)
         with np.load(io.BytesIO(content), allow_pickle=False) as file:  # noqa: TID251
             _check_sizes(file.zip.infolist(), len(content))
             arrays = [file[str(i)] for i in range(len(file.files) - 1)]
-            if not all(isinstance(array, np.ndarray) for array in arrays):
-                raise ValueError("not all of its members are arrays")
             header = json.loads(file["header"].tobytes())
+        if not all(isinstance(array, np.ndarray) for array in arrays):
+            raise ValueError("not all of its members are arrays")
         return parse(header, dict(enumerate(arrays))) if parse else (header, arrays)
     except Exception as error:
         reason = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
-        raise ValueError(reason) from error
+        raise ValueError(f"{path} cannot be loaded: {reason}") from error
 
 
 def _check_seal(content: bytes | memoryview) -> None:

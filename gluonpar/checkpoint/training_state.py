@@ -14,8 +14,7 @@ Arrays are given by their number in the file. Nothing in it depends on the numbe
 from __future__ import annotations
 
 import os
-import pathlib
-from typing import Any, NamedTuple, Sequence
+from typing import Any, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -28,13 +27,6 @@ from gluonpar.runtime.version import __version__
 
 FORMAT = 1
 _MT19937_KEYS = 624
-
-
-class _ParamCopies(NamedTuple):
-    """A parameter on each of this process's devices, and whether the values may differ."""
-
-    arrays: Sequence[mx.nd.NDArray]
-    may_differ: bool
 
 
 def save_checkpoint(
@@ -61,18 +53,19 @@ def save_checkpoint(
     values = _values(named)
     if not cluster.is_main():
         return
-    arrays: list[np.ndarray] = []
-    header = {
+    arrays = sealed_npz.NumberedArrays()
+    header: dict[str, Any] = {
         "format": FORMAT,
         "gluonpar": __version__,
-        "params": [[name, _append(found, arrays)] for name, found in values.items()],
+        "params": [[name, [*map(arrays.add, found)]] for name, found in values.items()],
         "optimizer": trainer and optimizer_states.describe(*_optimizer(trainer, params), arrays),
-        "rng": rng and _describe_generator(rng, arrays),
+        "rng": None,
         "notes": notes or {},
     }
-    content = sealed_npz.pack(header, arrays)
-    with files.atomic_write(pathlib.Path(path)) as file:
-        file.write(content)
+    if rng is not None:
+        kind, keys, *numbers = rng.get_state()
+        header["rng"] = [kind, arrays.add(keys), *numbers]
+    sealed_npz.write(path, header, arrays)
 
 
 def load_checkpoint(
@@ -90,37 +83,47 @@ def load_checkpoint(
     Raises ValueError, and changes nothing, if the file is missing, truncated, damaged, not a
     checkpoint, of a later format, of another model or optimizer, or lacks what is to be restored.
     """
-    path, named = pathlib.Path(path), _named(params)
-    values, optimizer, generator, notes = _read(path)
-    _check_params(path, values, named)
-    for name, wanted, found in (("trainer", trainer, optimizer), ("rng", rng, generator)):
-        if wanted is not None and found is None:
-            raise ValueError(f"{path} was saved without {name}=; load it without {name}=, too")
+    named = _named(params)
+    optimizer = None if trainer is None else _optimizer(trainer, params)
+    read = cluster.together(lambda: files.read(path, "checkpoint") if cluster.is_main() else None)
+
+    def check(header: dict, arrays: dict[int, np.ndarray]) -> tuple:
+        if header["format"] != FORMAT:
+            raise ValueError(f"its format is {header['format']}, but this version reads {FORMAT}")
+        for name, argument, section in (("trainer", trainer, "optimizer"), ("rng", rng, "rng")):
+            if argument is not None and header[section] is None:
+                raise ValueError(f"it was saved without {name}=; load it without {name}=, too")
+        return (
+            _checked_values(header["params"], arrays, named),
+            optimizer and optimizer_states.prepare_restore(header["optimizer"], arrays, *optimizer),
+            rng and _checked_generator(arrays, *header["rng"]),
+            dict(header["notes"]),
+        )
+
+    values, restore, generator, notes = sealed_npz.unpack(cluster.gather(read)[0], check, path)
     if trainer is not None:
-        optimizer_states.restore(path, optimizer, *_optimizer(trainer, params))
+        restore()
     if rng is not None:
         rng.set_state(generator)
-    for name, param in named.items():
-        for array, value in zip(param.arrays, _local(values[name], len(param.arrays))):
-            new = memory.from_numpy(value, array.context)
-            new.as_nd_ndarray().copyto(array.as_nd_ndarray())
+    for name, (copies, _) in named.items():
+        for copy, value in zip(copies, _local(values[name], len(copies))):
+            new = memory.from_numpy(value, copy.context)
+            new.as_nd_ndarray().copyto(copy.as_nd_ndarray())
     return notes
 
 
-def _named(params: gluon.Block | Sequence[Sequence[mx.nd.NDArray]]) -> dict[str, _ParamCopies]:
+def _named(params: Any) -> dict[str, tuple[Sequence[mx.nd.NDArray], bool]]:
+    """Return each parameter's copies on this process's devices, and whether they may differ."""
     if not isinstance(params, gluon.Block):
-        return {str(i): _ParamCopies(arrays, False) for i, arrays in enumerate(zip(*params))}
+        return {str(i): (copies, False) for i, copies in enumerate(zip(*params))}
     found = params._collect_params_with_prefix()  # named by place in the block: save_parameters
     params_file.check_initialized(found.values())
-    return {
-        name: _ParamCopies(param.list_data(), param.grad_req == "null")
-        for name, param in found.items()
-    }
+    return {name: (p.list_data(), p.grad_req == "null") for name, p in found.items()}
 
 
 def _optimizer(
     trainer: gluon.Trainer, params: Any
-) -> tuple[mx.optimizer.Updater, list[tuple[str, gluon.Parameter]]]:
+) -> tuple[mx.optimizer.Updater, optimizer_states.NamedParams]:
     """Return the trainer's updater, and its parameters with their names in the block.
 
     Gluon's own names depend on how many blocks were made before, and a Trainer sorts by them.
@@ -132,13 +135,13 @@ def _optimizer(
     return trainer._updater, [(names.get(param, param.name), param) for param in trainer._params]
 
 
-def _values(named: dict[str, _ParamCopies]) -> dict[str, list[np.ndarray]]:
+def _values(named: dict[str, tuple]) -> dict[str, list[np.ndarray]]:
     """Return each parameter's value, or its values on the devices of all processes if they differ."""
     values = {
-        name: [array.asnumpy() for array in param.arrays[: None if param.may_differ else 1]]
-        for name, param in named.items()
+        name: [copy.asnumpy() for copy in (copies if may_differ else copies[:1])]
+        for name, (copies, may_differ) in named.items()
     }
-    ranks = cluster.gather({n: found for n, found in values.items() if named[n].may_differ})
+    ranks = cluster.gather({name: values[name] for name in named if named[name][1]})
     for name in ranks[0]:
         everywhere = [value for rank in ranks for value in rank[name]]
         all_equal = len({value.tobytes() for value in everywhere}) == 1
@@ -146,47 +149,28 @@ def _values(named: dict[str, _ParamCopies]) -> dict[str, list[np.ndarray]]:
     return values
 
 
-def _append(values: list[np.ndarray], arrays: list[np.ndarray]) -> list[int]:
-    """Append ``values`` to ``arrays``; return their numbers."""
-    arrays += values
-    return [*range(len(arrays) - len(values), len(arrays))]
-
-
-def _describe_generator(rng: np.random.RandomState, arrays: list[np.ndarray]) -> list:
-    kind, keys, *numbers = rng.get_state()
-    return [kind, *_append([keys], arrays), *numbers]
-
-
-def _read(path: pathlib.Path) -> tuple:
-    content = cluster.together(
-        lambda: files.read(path, "checkpoint") if cluster.is_main() else None
-    )
-    try:
-        return sealed_npz.unpack(cluster.gather(content)[0], _parse)
-    except ValueError as error:
-        raise ValueError(f"{path} is not a valid checkpoint: {error}") from error
-
-
-def _parse(header: dict, arrays: dict[int, np.ndarray]) -> tuple:
-    """Return the parameters' values, the optimizer's state, the generator's state and the notes."""
-    if header["format"] != FORMAT:
-        raise ValueError(f"its format is {header['format']}, but this version reads {FORMAT}")
-    params = {name: [arrays.pop(i) for i in numbers] for name, numbers in header["params"]}
-    if len(params) != len(header["params"]):
+def _checked_values(
+    saved: list, arrays: dict[int, np.ndarray], named: dict[str, tuple]
+) -> dict[str, list[np.ndarray]]:
+    """Return the parameters' values in the file; ValueError unless they fit the model."""
+    values = {name: [arrays.pop(i) for i in numbers] for name, numbers in saved}
+    if len(values) != len(saved):
         raise ValueError("two of its parameters have the same name")
-    for name, values in params.items():
-        if len({optimizer_states.kind_of(value) for value in values}) != 1:
-            raise ValueError(f"parameter {name} must have one shape and dtype on all devices")
-    optimizer, rng = header["optimizer"], header["rng"]
-    return (
-        params,
-        None if optimizer is None else optimizer_states.parse(optimizer, arrays),
-        None if rng is None else _generator_state(arrays, *rng),
-        dict(header["notes"]),
-    )
+    for name in {**values, **named}:
+        if name not in values or name not in named:
+            where = "only in the file" if name in values else "not in the file"
+            raise ValueError(f"it is of another model: parameter {name} is {where}")
+        there = {optimizer_states.kind_of(value) for value in values[name]}
+        here = optimizer_states.kind_of(named[name][0][0])
+        if there != {here}:
+            found = " and ".join(sorted(there)) or "nothing"
+            raise ValueError(
+                f"it is of another model: parameter {name} is {found} in the file, but {here} here"
+            )
+    return values
 
 
-def _generator_state(
+def _checked_generator(
     arrays: dict[int, np.ndarray], kind: str, number: int, pos: int, has_gauss: int, gauss: float
 ) -> tuple:
     """Return the arguments of ``RandomState.set_state``, which would crash later on a wrong ``pos``."""
@@ -197,21 +181,6 @@ def _generator_state(
     if not numbers or not isinstance(gauss, (int, float)) or not keys[1:].any():
         raise ValueError(f"rng is in an impossible state: {pos}, {has_gauss}, {gauss}, {keys!r}")
     return kind, keys, pos, int(has_gauss), float(gauss)
-
-
-def _check_params(
-    path: pathlib.Path, saved: dict[str, list], named: dict[str, _ParamCopies]
-) -> None:
-    for name in {**saved, **named}:
-        if name not in saved or name not in named:
-            where = "only in the file" if name in saved else "not in the file"
-            raise ValueError(f"{path} is of another model: parameter {name} is {where}")
-        there = optimizer_states.kind_of(saved[name][0])
-        here = optimizer_states.kind_of(named[name].arrays[0])
-        if there != here:
-            raise ValueError(
-                f"{path} is of another model: parameter {name} is {there} in the file, but {here} here"
-            )
 
 
 def _local(values: list[np.ndarray], num_devices: int) -> list[np.ndarray]:

@@ -3,8 +3,6 @@
 import os
 import pathlib
 import stat
-import subprocess
-import sys
 
 import pytest
 
@@ -86,30 +84,6 @@ def test_the_file_is_flushed_before_it_is_renamed_and_its_folder_after(tmp_path,
 def test_a_missing_folder_is_an_oserror(tmp_path):
     with pytest.raises(FileNotFoundError, match="absent"):
         write(tmp_path / "absent" / "a", b"x")
-
-
-FULL = """
-import pathlib, resource, signal, sys
-from gluonpar.checkpoint import files
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
-try:
-    with files.atomic_write(pathlib.Path(sys.argv[1])) as file:
-        file.write(bytes(200))
-except OSError as error:
-    print(error.strerror)
-"""
-
-
-def test_a_disk_that_is_full_while_writing(tmp_path):
-    path = tmp_path / "a"
-    write(path, b"old")
-    process = subprocess.run(
-        [sys.executable, "-c", FULL, str(path)], capture_output=True, text=True, timeout=600
-    )
-    assert (process.stdout, process.returncode) == ("File too large\n", 0), process.stderr
-    assert path.read_bytes() == b"old"
-    assert os.listdir(tmp_path) == ["a"]
 
 
 # read, check_writable, check_replaceable, make_writable_folder

@@ -148,7 +148,7 @@ class Profiler:
         numbered = enumerate(zip(self._ends, self._ends[1:]), self.steps[0])
         marks = [Span(f"step {i}", None, thread, *both, "step") for i, both in numbered]
         content = {"traceEvents": self.timeline.trace(marks), "displayTimeUnit": "ms"}
-        with files.atomic_write(pathlib.Path(path)) as file:
+        with files.atomic_write(path) as file:
             file.write(json.dumps(content).encode())
 
     def _open(self) -> None:
