@@ -130,7 +130,7 @@ def test_without_onnx_the_error_names_the_remedy(tmp_path, without_onnx, capsys)
 def test_onnx_without_a_folder_is_refused(capsys):
     assert command_line.main("Train.", ["--onnx"]) == 2
     err = capsys.readouterr().err
-    assert err.count("\n") == 1 and "--onnx" in err and "--save-dir" in err
+    assert err.count("\n") == 1 and "onnx" in err and "save_dir" in err
 
 
 class Exotic(mx.gluon.HybridBlock):
