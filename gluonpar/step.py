@@ -10,7 +10,7 @@ from mxnet import autograd
 
 from gluonpar import cluster, optim, replicas, sharding
 from gluonpar.cluster import hierarchical
-from gluonpar.collectives import checks, named
+from gluonpar.collectives import arguments, named
 from gluonpar.models.lenet import lenet
 from gluonpar.models.losses import softmax_cross_entropy
 from gluonpar.replicas import Bucket
@@ -127,7 +127,7 @@ def allreduce_gradients(
     """
     summed = [bucket for bucket in buckets if bucket.grads[0].size]
     for bucket in summed:
-        checks.check_list(bucket.grads, "gradients")
+        arguments.check_list(bucket.grads, "gradients")
     if algorithm is not None:
         named(algorithm)
     lists, owners = [bucket.grads for bucket in summed], [bucket.owner for bucket in summed]

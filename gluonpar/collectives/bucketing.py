@@ -8,7 +8,7 @@ from typing import Iterator, Sequence
 
 import mxnet as mx
 
-from gluonpar.collectives import checks, executor, registry
+from gluonpar.collectives import arguments, executor, registry
 from gluonpar.collectives.operations import allreduce_checked, choose
 from gluonpar.runtime import threads
 
@@ -45,9 +45,9 @@ def allreduce_many(
     """
     if bucket_bytes < 1:
         raise ValueError(f"bucket_bytes must be at least 1, got {bucket_bytes}")
-    kinds = [checks.check_list(data, f"lists[{j}]") for j, data in enumerate(lists)]
+    kinds = [arguments.check_list(data, f"lists[{j}]") for j, data in enumerate(lists)]
     for j, kind in enumerate(kinds):
-        checks.check_op(op, accumulate, kind.dtype)
+        arguments.check_op(op, accumulate, kind.dtype)
         if kind.ctx != kinds[0].ctx:
             raise ValueError(
                 f"lists must be on the same contexts, got lists[{j}] on {kind.ctx}, "
@@ -64,7 +64,7 @@ def allreduce_many(
         _allreduce_bucket(bucket, chosen, op, accumulate)
 
 
-def _buckets(lists, bucket_bytes: int) -> Iterator[tuple[list, checks.Kind]]:
+def _buckets(lists, bucket_bytes: int) -> Iterator[tuple[list, arguments.Kind]]:
     """Give the lists of each bucket, and their kind as one flat array."""
     bucket, held = [], 0
     for i, (data, kind) in enumerate(lists):

@@ -8,7 +8,7 @@ from typing import NamedTuple, Sequence
 import mxnet as mx
 from mxnet import autograd
 
-from gluonpar.collectives import checks, executor, host, partition, registry
+from gluonpar.collectives import arguments, executor, host, partition, registry
 from gluonpar.collectives.algorithms import balanced, tree
 from gluonpar.collectives.plan import Hop, relabel
 from gluonpar.runtime import threads
@@ -29,7 +29,7 @@ class Choice(NamedTuple):
 ON_THE_HOST = Choice("host", "all arrays are in the host's memory, so it can sum them in place")
 
 
-def choose(kind: checks.Kind) -> Choice:
+def choose(kind: arguments.Kind) -> Choice:
     """Choose an algorithm by the arrays' contexts, their number and their bytes.
 
     The rule for CPU contexts has been measured. Those for GPUs follow from the cost model in
@@ -80,8 +80,8 @@ def allreduce(
     >>> data[1].asnumpy().tolist()
     [3.0, 3.0]
     """
-    kind = checks.check_list(data)
-    checks.check_op(op, accumulate, kind.dtype)
+    kind = arguments.check_list(data)
+    arguments.check_op(op, accumulate, kind.dtype)
     chosen = registry.named(algorithm or choose(kind).algorithm)
     if len(data) > 1 and 0 not in kind.shape:
         threads.share(kind.ctx)
@@ -115,7 +115,7 @@ def explain(data: Sequence[mx.nd.NDArray]) -> Choice:
     >>> print(explain([mx.nd.ones((2,), ctx=mx.cpu(i)) for i in range(4)]))
     host: all arrays are in the host's memory, so it can sum them in place
     """
-    return choose(checks.check_list(data))
+    return choose(arguments.check_list(data))
 
 
 def broadcast(data: Sequence[mx.nd.NDArray], root: int = 0) -> None:
@@ -127,7 +127,7 @@ def broadcast(data: Sequence[mx.nd.NDArray], root: int = 0) -> None:
     >>> data[0].asnumpy().tolist()
     [1.0, 1.0]
     """
-    _broadcast([data], [checks.check_list(data)], root)
+    _broadcast([data], [arguments.check_list(data)], root)
 
 
 def broadcast_many(lists: Sequence[Sequence[mx.nd.NDArray]], root: int = 0) -> None:
@@ -141,14 +141,14 @@ def broadcast_many(lists: Sequence[Sequence[mx.nd.NDArray]], root: int = 0) -> N
     >>> lists[1][0].asnumpy().tolist()
     [1.0, 1.0]
     """
-    kinds = [checks.check_list(data, f"lists[{j}]") for j, data in enumerate(lists)]
+    kinds = [arguments.check_list(data, f"lists[{j}]") for j, data in enumerate(lists)]
     if kinds:
         _broadcast(lists, kinds, root)
 
 
-def _broadcast(lists, kinds: list[checks.Kind], root: int) -> None:
+def _broadcast(lists, kinds: list[arguments.Kind], root: int) -> None:
     k = len(kinds[0].ctx)
-    checks.check_root(root, k)
+    arguments.check_root(root, k)
     copy = host.Reduction(slice(0, None), [root], _starting_with(root, k)[1:])
     _run(lists, kinds, relabel(tree.broadcast(k), root, k), [copy])
 
@@ -164,9 +164,9 @@ def reduce(data: Sequence[mx.nd.NDArray], root: int = 0, op: str = "sum") -> Non
     >>> [array.asnumpy().tolist() for array in data]
     [[1.0, 1.0], [1.0, 1.0], [3.0, 3.0]]
     """
-    kind, k = checks.check_list(data), len(data)
-    checks.check_op(op, None, kind.dtype)
-    checks.check_root(root, k)
+    kind, k = arguments.check_list(data), len(data)
+    arguments.check_op(op, None, kind.dtype)
+    arguments.check_root(root, k)
     whole = host.Reduction(slice(0, None), _starting_with(root, k), [])
     _run([data], [kind], relabel(tree.reduce(k), root, k), [whole], op, [(root, 0)])
 
@@ -184,8 +184,8 @@ def reduce_scatter(data: Sequence[mx.nd.NDArray], op: str = "sum") -> None:
     >>> [array.asnumpy().tolist() for array in data]
     [[2.0, 2.0, 1.0, 1.0], [1.0, 1.0, 2.0, 2.0]]
     """
-    kind, k = checks.check_list(data), len(data)
-    checks.check_op(op, None, kind.dtype)
+    kind, k = arguments.check_list(data), len(data)
+    arguments.check_op(op, None, kind.dtype)
     parts = partition.slices(math.prod(kind.shape), k)
     sums = [host.Reduction(part, _starting_with(i, k), []) for i, part in enumerate(parts)]
     _run([data], [kind], balanced.reduce_scatter(k), sums, op, [(i, i) for i in range(k)])
@@ -202,7 +202,7 @@ def all_gather(data: Sequence[mx.nd.NDArray]) -> None:
     >>> [array.asnumpy().tolist() for array in data]
     [[0.0, 0.0, 1.0], [0.0, 0.0, 1.0]]
     """
-    kind, k = checks.check_list(data), len(data)
+    kind, k = arguments.check_list(data), len(data)
     parts = partition.slices(math.prod(kind.shape), k)
     copies = [host.Reduction(part, [i], _starting_with(i, k)[1:]) for i, part in enumerate(parts)]
     _run([data], [kind], balanced.all_gather(k), copies)
@@ -210,7 +210,7 @@ def all_gather(data: Sequence[mx.nd.NDArray]) -> None:
 
 def _run(
     lists: Sequence[Sequence[mx.nd.NDArray]],
-    kinds: list[checks.Kind],
+    kinds: list[arguments.Kind],
     hops: list[Hop],
     reductions: list[host.Reduction],
     op: str = "sum",

@@ -13,7 +13,7 @@ import gluonpar
 from gluonpar.collectives import (
     ALGORITHMS,
     Choice,
-    checks,
+    arguments,
     executor,
     host,
     operations,
@@ -438,7 +438,7 @@ def test_explain_names_the_host_for_cpu_contexts():
 @pytest.mark.parametrize("mixed", [False, True])
 def test_the_choice_for_gpus_depends_on_bytes_and_number(k, size, want, mixed):
     ctx = [mx.cpu(0) if mixed and i == 0 else mx.gpu(i) for i in range(k)]
-    kind = checks.Kind((size,), np.dtype("float32"), ctx)
+    kind = arguments.Kind((size,), np.dtype("float32"), ctx)
     assert operations.choose(kind).algorithm == want
 
 
