@@ -33,8 +33,8 @@ PIXELS = (1, 1, 28, 28)
 class Workload:
     """A model that is trained on the devices ``ctx``, each of which holds all parameters.
 
-    ``copies`` has, per parameter, its arrays on all devices. ``weights`` are the devices' relative
-    speeds (:func:`split_and_load`); None: equal. :func:`gluonpar.save_checkpoint` takes ``trained``
+    ``weights`` are the devices' relative speeds (:func:`split_and_load`); None: equal. ``copies``
+    has, per parameter, its arrays on all devices. :func:`gluonpar.save_checkpoint` takes ``trained``
     and ``trainer``.
     """
 
@@ -43,8 +43,24 @@ class Workload:
     trained: gluon.Block | Sequence[Sequence[mx.nd.NDArray]]
     trainer: Trainer | None = None
 
-    def __init__(self, ctx: Sequence[mx.Context], weights: Sequence[float] | None = None) -> None:
-        self.ctx, self.weights = list(ctx), weights
+    def __init__(
+        self,
+        ctx: Sequence[mx.Context],
+        lr: float,
+        algorithm: str | None = None,
+        weights: Sequence[float] | None = None,
+    ) -> None:
+        self.ctx, self.lr, self.algorithm, self.weights = list(ctx), lr, algorithm, weights
+        self._initialize()
+
+    @property
+    def params(self) -> list[mx.nd.NDArray]:
+        """The first device's copies."""
+        return [arrays[0] for arrays in self.copies]
+
+    def _initialize(self) -> None:
+        """Set ``trained``, ``copies`` and ``trainer``."""
+        raise NotImplementedError
 
     def step(
         self, X: np.ndarray, y: np.ndarray, batch_size: int | None = None
@@ -67,47 +83,32 @@ class Workload:
         """Write the network as ONNX: from uint8 pixels (n, 1, 28, 28) to scores (n, 10)."""
         raise NotImplementedError
 
-    @property
-    def params(self) -> list[mx.nd.NDArray]:
-        """The first device's copies."""
-        return [arrays[0] for arrays in self.copies]
-
 
 class LeNetWorkload(Workload):
     """LeNet as a plain function, trained by :func:`train_batch`."""
 
     name = "lenet"
 
-    def __init__(
-        self,
-        ctx: Sequence[mx.Context],
-        lr: float,
-        algorithm: str | None = None,
-        weights: Sequence[float] | None = None,
-    ) -> None:
-        super().__init__(ctx, weights)
-        self.lr, self.algorithm = lr, algorithm
+    def _initialize(self) -> None:
         params = lenet.init_lenet(INIT_SCALE)
         cluster.broadcast(params)
         self.trained = [get_params(params, c) for c in self.ctx]
         self.copies = list(zip(*self.trained))
 
-    def step(
-        self, X: np.ndarray, y: np.ndarray, batch_size: int | None = None
-    ) -> list[mx.nd.NDArray]:
+    def step(self, X, y, batch_size=None):
         """See :func:`train_batch`."""
         options = {"algorithm": self.algorithm, "weights": self.weights, "batch_size": batch_size}
         return train_batch(X, y, self.trained, self.ctx, self.lr, pixel_lenet, **options)
 
-    def accuracy(self, images: np.ndarray, labels: np.ndarray) -> float:
+    def accuracy(self, images, labels):
         """See :func:`metrics.accuracy`."""
         return metrics.accuracy(images, labels, self.trained, self.ctx, pixel_lenet)
 
-    def save(self, path: pathlib.Path) -> None:
+    def save(self, path):
         """Write a file for ``mx.nd.load``."""
         params_file.save_params(path, self.params)
 
-    def save_onnx(self, path: pathlib.Path) -> None:
+    def save_onnx(self, path):
         """See :func:`export_onnx`."""
         export_onnx(path, pixel_lenet, PIXELS, self.params, "uint8")
 
@@ -120,28 +121,19 @@ class ResNet18Workload(Workload):
     """
 
     name = "resnet18"
+    width = 64
 
-    def __init__(
-        self,
-        ctx: Sequence[mx.Context],
-        lr: float,
-        algorithm: str | None = None,
-        weights: Sequence[float] | None = None,
-        width: int = 64,
-    ) -> None:
-        super().__init__(ctx, weights)
-        self.trained = self.net = resnet.resnet18(width=width)
-        self.net.initialize(mx.init.Xavier(), ctx=self.ctx)
-        self.losses = _PixelLoss(self.net)
-        for block in (self.net, self.losses):
+    def _initialize(self) -> None:
+        self.trained = net = resnet.resnet18(width=self.width)
+        net.initialize(mx.init.Xavier(), ctx=self.ctx)
+        self.losses = _PixelLoss(net)
+        for block in (net, self.losses):
             block.hybridize(static_alloc=True, static_shape=True)
-        params = self.net.collect_params()
-        self.trainer = Trainer(params, "sgd", {"learning_rate": lr}, algorithm)
+        params = net.collect_params()
+        self.trainer = Trainer(params, "sgd", {"learning_rate": self.lr}, self.algorithm)
         self.copies = [p.list_data() for p in params.values() if p.grad_req != "null"]
 
-    def step(
-        self, X: np.ndarray, y: np.ndarray, batch_size: int | None = None
-    ) -> list[mx.nd.NDArray]:
+    def step(self, X, y, batch_size=None):
         """Split, compute losses and gradients; the Trainer sums the gradients and updates."""
         shards = split_and_load((X, y), self.ctx, weights=self.weights) if len(X) else []
         with autograd.record():
@@ -151,30 +143,19 @@ class ResNet18Workload(Workload):
         self.trainer.step(len(X) if batch_size is None else batch_size)
         return losses
 
-    def accuracy(self, images: np.ndarray, labels: np.ndarray) -> float:
+    def accuracy(self, images, labels):
         """See :func:`metrics.accuracy`; sets the running statistics to their mean first."""
-        running_statistics.average_statistics(self.net)
-        nets = [self.net] * len(self.ctx)
+        running_statistics.average_statistics(self.trained)
+        nets = [self.trained] * len(self.ctx)
         return metrics.accuracy(images, labels, nets, self.ctx, _pixel_scores)
 
-    def save(self, path: pathlib.Path) -> None:
+    def save(self, path):
         """Write a file for ``load_parameters`` of :func:`gluonpar.models.resnet.resnet18`."""
-        params_file.save_block(path, self.net)
+        params_file.save_block(path, self.trained)
 
-    def save_onnx(self, path: pathlib.Path) -> None:
+    def save_onnx(self, path):
         """See :func:`export_onnx`."""
-        export_onnx(path, _PixelScores(self.net), PIXELS, dtype="uint8")
-
-
-class _PixelLoss(gluon.HybridBlock):
-    """Losses of uint8 images and labels, in one graph."""
-
-    def __init__(self, net: gluon.HybridBlock) -> None:
-        super().__init__()
-        self.net = net
-
-    def hybrid_forward(self, F, X, y):
-        return softmax_cross_entropy(_pixel_scores(X, self.net), y)
+        export_onnx(path, _PixelScores(self.trained), PIXELS, dtype="uint8")
 
 
 class _PixelScores(gluon.HybridBlock):
@@ -186,6 +167,13 @@ class _PixelScores(gluon.HybridBlock):
 
     def hybrid_forward(self, F, X):
         return _pixel_scores(X, self.net)
+
+
+class _PixelLoss(_PixelScores):
+    """Losses of uint8 images and labels, in one graph."""
+
+    def hybrid_forward(self, F, X, y):
+        return softmax_cross_entropy(_pixel_scores(X, self.net), y)
 
 
 def _pixel_scores(X, net: gluon.HybridBlock):

@@ -1,6 +1,5 @@
 """ONNX files compute what MXNet computes, as onnx's own reference evaluator runs them."""
 
-import functools
 import re
 import sys
 
@@ -158,8 +157,7 @@ def test_a_model_that_cannot_be_written_is_refused_and_leaves_no_file(
 @pytest.mark.parametrize("model", ["lenet", "resnet18"])
 def test_the_scripts_write_what_they_trained(tmp_path, monkeypatch, model):
     """From raw pixels; the same scores as the .params file of the same epoch gives in MXNet."""
-    narrow = functools.partial(workloads.ResNet18Workload, width=4)
-    monkeypatch.setitem(workloads.WORKLOADS, "resnet18", narrow)
+    monkeypatch.setattr(workloads.ResNet18Workload, "width", 4)
     options = ["--dataset", "synthetic", "--device", "cpu", "--num-gpus", "2", "--limit", "64"]
     options += ["--batch-size", "16", "--epochs", "2", "--save-dir", str(tmp_path), "--onnx"]
     assert command_line.main("Train.", options, model=model) == 0

@@ -1,6 +1,5 @@
 """params_file: MXNet and Gluon read the .params files, which are written whole or not at all."""
 
-import functools
 import os
 import subprocess
 import sys
@@ -78,8 +77,7 @@ NETWORKS = {"lenet": lenet.LeNet, "resnet18": lambda: resnet.resnet18(width=2)}
 def test_gluon_loads_what_the_scripts_save_with_the_accuracy_that_they_printed(
     model, tmp_path, monkeypatch, capsys
 ):
-    narrow = functools.partial(workloads.ResNet18Workload, width=2)
-    monkeypatch.setitem(workloads.WORKLOADS, "resnet18", narrow)
+    monkeypatch.setattr(workloads.ResNet18Workload, "width", 2)
     options = "--dataset synthetic --device cpu --num-gpus 2 --limit 512 --batch-size 8 --epochs 1"
     options = [*options.split(), "--lr", "0.1", "--save-dir", str(tmp_path)]
     assert command_line.main("Train.", options, model=model) == 0

@@ -16,9 +16,8 @@ pytestmark = needs_mpi
 WATCHDOG_SECONDS = 240
 SCRIPT = pathlib.Path(__file__).parents[2] / "scripts" / "train_lenet.py"
 NARROW = (
-    "import functools, sys; from gluonpar.training import command_line, workloads\n"
-    "narrow = functools.partial(workloads.ResNet18Workload, width=2)\n"
-    "workloads.WORKLOADS['resnet18'] = narrow\n"
+    "import sys; from gluonpar.training import command_line, workloads\n"
+    "workloads.ResNet18Workload.width = 2\n"
     "sys.exit(command_line.main('Train.', model='resnet18', lr=0.1))\n"
 )
 COMMANDS = {

@@ -1,6 +1,5 @@
 """A resumed run ends with the same bits as one that never stopped, whatever stopped it."""
 
-import functools
 import os
 import random
 import re
@@ -23,9 +22,7 @@ SMALL = {"dataset": "synthetic", "device": "cpu", "batch_size": 16, "limit": 90,
 
 @pytest.fixture(autouse=True)
 def narrow(monkeypatch):
-    monkeypatch.setitem(
-        workloads.WORKLOADS, "resnet18", functools.partial(workloads.ResNet18Workload, width=2)
-    )
+    monkeypatch.setattr(workloads.ResNet18Workload, "width", 2)
 
 
 def run(**more):
@@ -44,9 +41,7 @@ def figures(history):
 def whole(request, tmp_path_factory):
     """A run that was never stopped: model, history, and the folder with all its checkpoints."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(
-            workloads.WORKLOADS, "resnet18", functools.partial(workloads.ResNet18Workload, width=2)
-        )
+        patch.setattr(workloads.ResNet18Workload, "width", 2)
         folder = tmp_path_factory.mktemp(request.param)
         history = run(model=request.param, save_dir=str(folder), save_every=2, keep=99).train()
     return request.param, history, folder
