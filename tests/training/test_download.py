@@ -1,4 +1,4 @@
-"""Mirrors on 127.0.0.1: whatever they do, only whole and right files get a final name."""
+"""Mirrors on 127.0.0.1: whatever they do, only complete and correct files get their name."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import http.server
 import os
 import socket
 import threading
-import time
 
 import pytest
 
@@ -98,57 +97,46 @@ def test_a_good_mirror_gives_all(tmp_path, capsys):
 
 
 BAD = {
-    "wrong": "{url}/a.gz: wrong checksum of a.gz",
-    "404": "{url}/a.gz: HTTP status 404 Not Found",
-    "cut": "{url}/a.gz: cut off after 5120 of 10240 bytes",
-    "long": "{url}/a.gz: sends more than the 10240 bytes the file can have",
+    "wrong": "{url}/b.gz: wrong checksum of b.gz",
+    "404": "{url}/b.gz: HTTP status 404 Not Found",
+    "cut": "{url}/b.gz: cut off after 5120 of 10240 bytes",
+    "long": "{url}/b.gz: sends more than the 10240 bytes the file can have",
 }
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_a_bad_mirror_leaves_no_file_and_is_said(tmp_path, what):
-    with Mirror(a=what) as mirror:
-        assert fetch(tmp_path, mirror.url) == [BAD[what].format(url=mirror.url)]
-        assert mirror.asked == ["a.gz"]
-    assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.parametrize("what", BAD)
-def test_the_next_mirror_takes_over_and_the_bad_one_is_not_asked_again(tmp_path, what):
+def test_the_next_mirror_replaces_a_bad_one_which_is_not_used_again(tmp_path, what):
     with Mirror(b=what) as bad, Mirror() as good:
-        (said,) = fetch(tmp_path, bad.url, good.url)
-        assert said == BAD[what].format(url=bad.url).replace("a.gz", "b.gz")
+        (failure,) = fetch(tmp_path, bad.url, good.url)
+        assert failure == BAD[what].format(url=bad.url)
         assert bad.asked == ["a.gz", "b.gz"]
         assert good.asked == ["b.gz", "c.gz", "d.gz"]
     assert sorted(os.listdir(tmp_path)) == list(NAMES)
     assert all((tmp_path / name).read_bytes() == BODY for name in NAMES)
 
 
-def test_a_refused_connection_is_said_once(tmp_path, refusing):
+def test_a_refused_connection_is_reported_once(tmp_path, refusing):
     with Mirror() as good:
-        (said,) = fetch(tmp_path, refusing, good.url)
-    assert said.startswith(f"{refusing}/a.gz: ")
-    assert "refused" in said
+        (failure,) = fetch(tmp_path, refusing, good.url)
+    assert failure.startswith(f"{refusing}/a.gz: ")
+    assert "refused" in failure
     assert sorted(os.listdir(tmp_path)) == list(NAMES)
 
 
 def test_a_mirror_that_stalls_is_given_up(tmp_path):
-    start = time.monotonic()
     with Mirror(a="stall") as mirror:
-        (said,) = fetch(tmp_path, mirror.url, timeout_seconds=0.2)
-        assert time.monotonic() - start < 10
-    assert said == f"{mirror.url}/a.gz: timed out"
+        assert fetch(tmp_path, mirror.url, timeout_seconds=0.2) == [f"{mirror.url}/a.gz: timed out"]
     assert os.listdir(tmp_path) == []
 
 
-def test_what_was_whole_stays_when_a_later_file_fails(tmp_path):
+def test_complete_files_stay_when_a_later_one_fails(tmp_path):
     with Mirror(c="cut") as mirror:
         assert len(fetch(tmp_path, mirror.url)) == 1
         assert mirror.asked == ["a.gz", "b.gz", "c.gz"]
     assert sorted(os.listdir(tmp_path)) == ["a.gz", "b.gz"]
 
 
-def test_a_failed_rename_leaves_nothing(tmp_path, monkeypatch):
+def test_a_full_disk_leaves_no_file(tmp_path, monkeypatch):
     def full(*args):
         raise OSError(28, "No space left on device")
 
@@ -158,6 +146,6 @@ def test_a_failed_rename_leaves_nothing(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == []
 
 
-def test_no_mirrors_give_nothing(tmp_path):
+def test_without_mirrors_there_is_no_file(tmp_path):
     assert fetch(tmp_path) == []
     assert os.listdir(tmp_path) == []

@@ -1,4 +1,4 @@
-"""Reading the four files: each thing that can be wrong with them, and the two editions."""
+"""The four files: everything that can be wrong with them, and the two editions."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from idx_files import contents, edition, encode, gz, tiny, write
+from idx_files import contents, encode, gz, tiny, write
 
-from gluonpar.training.data import idx
 from gluonpar.training.data.fashion_mnist import (
-    CURRENT,
-    FASHION_MNIST,
     MXNETS,
     STEMS,
     TEST_LABELS,
@@ -47,6 +44,7 @@ def test_missing_names_what_has_neither_form(tmp_path):
     (tmp_path / STEMS[2]).write_bytes(b"")
     (tmp_path / f"{STEMS[3]}.gz").mkdir()
     assert missing(tmp_path) == [STEMS[3]]
+    assert missing(tmp_path / ("a" * 300)) == list(STEMS)  # no folder can have this name
     assert path_of(tmp_path, STEMS[2]) == tmp_path / STEMS[2]
 
 
@@ -126,13 +124,6 @@ def test_a_folder_that_lacks_a_file_names_it(tmp_path):
         read_folder(tmp_path, tiny(tmp_path))
 
 
-def test_the_two_editions_name_every_file_and_share_none():
-    assert set(CURRENT.sha256) == set(MXNETS.sha1_gz) == set(STEMS)
-    assert all(len(digest) == 64 for digest in CURRENT.sha256.values())
-    assert all(len(digest) == 40 for digest in MXNETS.sha1_gz.values())
-    assert len(set(CURRENT.sha256.values())) == len(set(MXNETS.sha1_gz.values())) == 4
-
-
 def test_mxnets_constants_are_those_of_the_mxnet_installed(tmp_path):
     vision = pytest.importorskip("mxnet").gluon.data.vision
 
@@ -143,13 +134,6 @@ def test_mxnets_constants_are_those_of_the_mxnet_installed(tmp_path):
     names = Names(root=str(tmp_path))
     pairs = (names._train_data, names._train_label, names._test_data, names._test_label)
     assert {name[: -len(".gz")]: digest for name, digest in pairs} == MXNETS.sha1_gz
-
-
-def test_sizes():
-    assert FASHION_MNIST.shape(TRAIN_IMAGES) == (60000, 28, 28)
-    assert FASHION_MNIST.shape(TEST_LABELS) == (10000,)
-    assert idx.num_idx_bytes((60000, 28, 28)) == 47040016
-    assert edition("d", contents()).sha256.keys() == set(STEMS)
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path, monkeypatch):
@@ -163,7 +147,3 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("builtins.open", refusing)
     with pytest.raises(ValueError, match="t10k-labels-idx1-ubyte.gz .*Permission denied"):
         read_folder(folder, tiny(tmp_path))
-
-
-def test_a_name_that_no_folder_can_have_lacks_all_files(tmp_path):
-    assert missing(tmp_path / ("a" * 300)) == list(STEMS)

@@ -1,4 +1,4 @@
-"""scripts/get_data.py: what it says and its exit status, with apt-get and the loader replaced."""
+"""scripts/get_data.py: its output and exit status, with apt-get and the loader replaced."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from gluonpar.training.data import dataset
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "get_data.py"
 INSTALL = ["apt-get", "install", "-y", "dataset-fashion-mnist"]
+UPDATE = ["apt-get", "update"]
 
 
 @pytest.fixture
@@ -64,43 +65,48 @@ NOWHERE = FileNotFoundError("was not found")
 FOUND = dataset.synthetic(0, 10, 10)
 
 
-def test_what_is_there_is_said_and_nothing_is_run(script, commands, monkeypatch, capsys):
+def test_data_that_are_found_are_printed_and_nothing_is_run(script, commands, monkeypatch, capsys):
     loads(monkeypatch, FOUND)
     assert script.main([]) == 0
     assert capsys.readouterr().out == f"synthetic: {FOUND.source}\n"
     assert commands == []
 
 
-def test_debians_package_is_installed(script, commands, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("statuses", "commands_run", "status"),
+    [
+        ([0], [INSTALL], 0),
+        ([100, 0, 0], [INSTALL, UPDATE, INSTALL], 0),
+        ([100, 0, 100], [INSTALL, UPDATE, INSTALL], 1),
+    ],
+)
+def test_debians_package_is_installed_after_an_update_of_the_lists_if_need_be(
+    script, commands, monkeypatch, capsys, statuses, commands_run, status
+):
+    commands.statuses = statuses
     loads(monkeypatch, NOWHERE, FOUND)
-    assert script.main([]) == 0
-    assert commands == [INSTALL]
-    assert capsys.readouterr().out.startswith(f"running: {' '.join(INSTALL)}\n")
+    assert script.main([]) == status
+    assert commands == commands_run
+    out, err = capsys.readouterr()
+    assert out.startswith(f"running: {' '.join(INSTALL)}\n")
+    if status:
+        assert err.startswith("was not found\n") and "exited with status 100" in err
 
 
-def test_the_lists_are_updated_only_when_installing_fails(script, commands, monkeypatch):
-    commands.statuses = [100]
-    loads(monkeypatch, NOWHERE, FOUND)
-    assert script.main([]) == 0
-    assert commands == [INSTALL, ["apt-get", "update"], INSTALL]
-
-
-def test_an_install_that_fails_twice_is_said(script, commands, monkeypatch, capsys):
-    commands.statuses = [100, 0, 100]
-    loads(monkeypatch, NOWHERE)
-    assert script.main([]) == 1
-    error = capsys.readouterr().err
-    assert error.startswith("was not found\n")
-    assert "dataset-fashion-mnist exited with status 100" in error
-
-
-@pytest.mark.parametrize("reason", ["not root", "not Debian", "no apt-get", "--data-dir"])
-def test_why_apt_get_was_not_tried_is_said(script, commands, monkeypatch, capsys, reason):
+@pytest.mark.parametrize(
+    "reason", ["not root", "not Debian", "no apt-get", "no os-release", "--data-dir"]
+)
+def test_the_reason_why_apt_get_was_not_tried_is_printed(
+    script, commands, monkeypatch, capsys, reason
+):
     argv = []
     if reason == "not root":
         monkeypatch.setattr(script.os, "geteuid", lambda: 1000)
     elif reason == "not Debian":
         script.OS_RELEASE.write_text("ID=fedora\n")
+    elif reason == "no os-release":
+        script.OS_RELEASE.unlink()
+        reason = "not Debian"
     elif reason == "no apt-get":
         monkeypatch.setattr(script.shutil, "which", lambda name: None)
     else:
@@ -113,14 +119,7 @@ def test_why_apt_get_was_not_tried_is_said(script, commands, monkeypatch, capsys
     assert reason in error
 
 
-def test_no_os_release_is_not_debian(script):
-    script.OS_RELEASE.unlink()
-    assert not script.is_debian()
-
-
-def test_a_damaged_file_is_an_explanation_and_not_a_reason_to_install(
-    script, commands, monkeypatch, capsys
-):
+def test_a_damaged_file_is_reported_and_nothing_is_installed(script, commands, monkeypatch, capsys):
     loads(monkeypatch, ValueError("FILE: truncated"))
     assert script.main([]) == 1
     assert capsys.readouterr().err == "FILE: truncated\n"

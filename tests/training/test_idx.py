@@ -1,9 +1,8 @@
-"""The IDX reader: what was written is read, and anything else is a ValueError that says what."""
+"""The IDX reader: it reads what was written; anything else is a ValueError with the reason."""
 
 from __future__ import annotations
 
 import gzip
-import re
 import tracemalloc
 
 import numpy as np
@@ -20,8 +19,8 @@ ARRAYS = st_numpy.arrays(np.uint8, SHAPES)
 SAMPLE = np.arange(60, dtype=np.uint8).reshape(3, 4, 5)
 
 
-def read(raw: bytes, shape: tuple, name: str = "FILE") -> np.ndarray:
-    return idx.decode(idx.unpack(raw, shape, name), shape, name)
+def read(raw: bytes, shape: tuple) -> np.ndarray:
+    return idx.decode(idx.unpack(raw, shape, "FILE"), shape, "FILE")
 
 
 @given(ARRAYS, st.booleans())
@@ -49,18 +48,6 @@ def test_trailing_garbage_is_named(array, garbage, compressed):
         read(raw + garbage, array.shape)
 
 
-@given(st.integers(0, 8 * len(gz(encode(SAMPLE))) - 1))
-def test_a_flipped_bit_in_gzip_is_an_error_or_harmless(bit):
-    raw = bytearray(gz(encode(SAMPLE)))
-    raw[bit // 8] ^= 1 << bit % 8
-    try:
-        found = read(bytes(raw), SAMPLE.shape)
-    except ValueError as error:
-        assert str(error).startswith("FILE: ")
-    else:
-        np.testing.assert_array_equal(found, SAMPLE)
-
-
 @given(st.integers(0, 8 * 16 - 1))
 def test_a_flipped_bit_in_the_header_is_an_error(bit):
     raw = bytearray(encode(SAMPLE))
@@ -71,35 +58,11 @@ def test_a_flipped_bit_in_the_header_is_an_error(bit):
 
 @given(st.binary(max_size=64), SHAPES)
 def test_arbitrary_bytes_are_an_error_or_an_array_of_that_shape(raw, shape):
-    for whole in (raw, idx._GZIP_MAGIC + raw, gz(raw)):
+    for whole in (raw, b"\x1f\x8b" + raw, gz(raw)):
         try:
             assert read(whole, shape).shape == shape
         except ValueError as error:
             assert str(error).startswith("FILE: ")
-
-
-def test_wrong_magic_number():
-    raw = b"\x00\x00\x0d\x03" + encode(SAMPLE)[4:]
-    expected = "FILE: wrong magic number 00000d03; expected 00000803 (unsigned bytes, 3 dimensions)"
-    with pytest.raises(ValueError, match=re.escape(expected)):
-        read(raw, SAMPLE.shape)
-
-
-def test_wrong_number_of_dimensions():
-    with pytest.raises(ValueError, match="wrong magic number 00000803; expected 00000801"):
-        read(encode(SAMPLE), (60,))
-
-
-def test_wrong_dimensions():
-    with pytest.raises(ValueError, match=r"dimensions \(3, 4, 5\); expected \(3, 5, 4\)"):
-        read(encode(SAMPLE), (3, 5, 4))
-
-
-def test_the_values_of_a_truncation():
-    with pytest.raises(ValueError, match="truncated by 7 bytes: 69 bytes of IDX; expected 76"):
-        read(encode(SAMPLE)[:-7], SAMPLE.shape)
-    with pytest.raises(ValueError, match="truncated gzip: .*; expected 76"):
-        read(gz(encode(SAMPLE))[:-1], SAMPLE.shape)
 
 
 def test_a_header_that_claims_two_to_the_31_allocates_nothing():

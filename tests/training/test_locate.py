@@ -1,4 +1,4 @@
-"""Where the data are looked for: the order, what is passed over, and what is not."""
+"""The folders in which the data are looked for: their order, and which are skipped."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_mxnets_cache_is_where_mxnet_has_it(tmp_path, monkeypatch):
     assert cache_root() == tmp_path / ".mxnet" / "datasets"
 
 
-def test_the_order_of_the_places(tmp_path, home):
+def test_the_order_of_the_folders(tmp_path, home):
     files = tiny(tmp_path)
     expected = []
     for folder, what in (
@@ -42,7 +42,7 @@ def test_the_order_of_the_places(tmp_path, home):
     assert find(given, files)[1] == f"{given} (data_dir, edition of 2017-08-26)"
 
 
-def test_an_incomplete_place_is_passed_over_and_a_wrong_one_is_not(tmp_path, home):
+def test_an_incomplete_folder_is_skipped_and_a_damaged_one_is_not(tmp_path, home):
     files = tiny(tmp_path)
     cache = write(home / "fashion-mnist", contents())
     write(files.debian, contents())
@@ -54,7 +54,7 @@ def test_an_incomplete_place_is_passed_over_and_a_wrong_one_is_not(tmp_path, hom
     assert find(files=files)[1].startswith(str(files.debian))
 
 
-def test_a_folder_given_is_the_only_place(tmp_path):
+def test_data_dir_is_the_only_folder(tmp_path):
     with Mirror() as mirror:
         files = tiny(tmp_path, mirrors=(mirror.url,))
         write(files.debian, contents())
@@ -68,7 +68,7 @@ def test_a_folder_given_is_the_only_place(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["no such folder", "not a folder"])
-def test_a_folder_given_that_is_none(tmp_path, kind):
+def test_a_data_dir_that_is_not_a_folder(tmp_path, kind):
     given = tmp_path / "given"
     if kind == "not a folder":
         given.write_text("")
@@ -89,7 +89,7 @@ class DataMirror(Mirror):
         handler.wfile.write(self.bodies[handler.path.rsplit("/", 1)[-1]])
 
 
-def test_downloads_are_kept_beside_mxnets_cache_and_asked_for_once(tmp_path, home):
+def test_downloads_are_kept_beside_mxnets_cache_and_downloaded_once(tmp_path, home):
     with DataMirror() as mirror:
         files = tiny(tmp_path, mirrors=(mirror.url,))
         partial = write(download_folder(files), {STEMS[1]: contents()[STEMS[1]]})
@@ -110,7 +110,9 @@ def test_a_mirror_of_another_edition_is_refused(tmp_path):
     assert os.listdir(download_folder(files)) == []
 
 
-def test_nowhere_lists_every_place_with_what_was_wrong_and_the_ways_out(tmp_path, home):
+def test_data_that_are_not_found_list_every_folder_with_the_reason_and_the_alternatives(
+    tmp_path, home
+):
     write(home / "fashion-mnist", {STEMS[0]: contents()[STEMS[0]]})
     (tmp_path / "debian").write_text("")
     names = dict.fromkeys((f"{stem}.gz" for stem in STEMS), "404")
@@ -132,7 +134,7 @@ def test_nowhere_lists_every_place_with_what_was_wrong_and_the_ways_out(tmp_path
         assert way in message
 
 
-def test_a_cache_that_cannot_be_written_is_said(tmp_path, monkeypatch):
+def test_a_cache_that_cannot_be_written_is_reported(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("MXNET_HOME", str(tmp_path / "file"))
     with DataMirror() as mirror, pytest.raises(
