@@ -400,7 +400,10 @@ def test_cuda_libraries_are_listed_with_their_files_and_faults(tmp_path, monkeyp
 def test_a_damaged_library_of_pypis_has_its_remedy(tmp_path, monkeypatch):
     folder = tmp_path / "nvidia" / "cufft" / "lib"
     folder.mkdir(parents=True)
-    library = cut(build_libcuda(folder, [])).rename(folder / "libcufft.so.10")
+    library, later = (
+        cut(build_libcuda(folder, [])).rename(folder / name)
+        for name in ("libcufft.so.10", "libcusolver.so.11")
+    )
     unlisted = folder / "libcufftw.so.10"
     unlisted.write_bytes(b"")
     (tmp_path / "sitecustomize.py").write_text(
@@ -409,9 +412,9 @@ def test_a_damaged_library_of_pypis_has_its_remedy(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(wheels, "installed", lambda: ["mxnet-cu112"])
     found = cuda_findings()
-    assert found["not"][0] == "note" and "libcudnn.so.8" in found["not"][1]
+    assert found["not"][0] == "note" and "libcurand.so.10" in found["not"][1]
     remedy = "pip install --force-reinstall --no-deps --no-cache-dir nvidia-cufft-cu11"
-    for path in (library, unlisted):
+    for path in (library, later, unlisted):
         state, text, by_doctor = found[path.name]
         assert (state, by_doctor) == ("wrong", remedy) and f"{path} is damaged" in text
 

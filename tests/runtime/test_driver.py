@@ -1,6 +1,7 @@
 """runtime.driver: the GPUs that libcuda.so.1 shows, and which of them MXNet has kernels for."""
 
 import ctypes
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from libcuda_stub import build_libcuda
 from gluonpar.runtime import driver
 from gluonpar.runtime.driver import DriverError, DriverMissing, Gpu
 
+STANDALONE = Path(driver.__file__).with_name("standalone.py")
 T4, A6000, H200 = ("Tesla T4", 7, 5), ("NVIDIA RTX A6000", 8, 6), ("NVIDIA H200", 9, 0)
 
 
@@ -99,10 +101,9 @@ def test_a_library_that_cannot_be_loaded_is_a_missing_driver(monkeypatch):
 
 def test_the_module_needs_nothing_but_the_standard_library():
     # -I and -S: no site-packages, and not the current folder.
-    standalone = Path(driver.__file__).with_name("standalone.py")
     program = (
         "import runpy, sys\n"
-        f"runpy.run_path({str(standalone)!r})['skip_init']('gluonpar')\n"
+        f"runpy.run_path({str(STANDALONE)!r})['skip_init']('gluonpar')\n"
         "from gluonpar.runtime import driver\n"
         "print(driver.usable(driver.Gpu(0, 'T4', (7, 5))), 'numpy' in sys.modules)\n"
     )
@@ -110,3 +111,9 @@ def test_the_module_needs_nothing_but_the_standard_library():
         [sys.executable, "-I", "-S", "-c", program], check=True, stdout=subprocess.PIPE, text=True
     )
     assert result.stdout.split() == ["True", "False"]
+
+
+def test_packages_that_have_been_imported_stay():
+    before = sys.modules["gluonpar"]
+    runpy.run_path(str(STANDALONE))["skip_init"]("gluonpar")
+    assert sys.modules["gluonpar"] is before
