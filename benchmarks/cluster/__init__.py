@@ -1,1 +1,1 @@
-"""benchmarks/cluster: sums and steps of several processes, beside others', and their cost."""
+"""Sums and training steps of several processes beside other libraries', and a model of the cost."""

@@ -109,8 +109,8 @@ def fit(measured: Sequence[Measured]) -> Network:
                 best = error, dict(zip(used, found / scale[list(used)]))
     if best is None or len(set((m.processes, m.num_bytes) for m in measured)) < 2:
         raise ValueError(
-            f"{len(measured)} measurements of like sizes fit no model; take several sizes that "
-            "differ a thousandfold"
+            "a fit needs several sizes that differ a thousandfold, "
+            f"got {len(measured)} measurements of similar sizes"
         )
     overhead, latency, per_byte = (float(best[1].get(i, 0.0)) for i in range(3))
     return Network(overhead, latency, 1 / per_byte)

@@ -1,50 +1,53 @@
-"""The cluster benchmark's figures as lines of text."""
+"""The cluster benchmark's figures, and the model fitted to them, as lines of text."""
 
 from __future__ import annotations
 
 from typing import Any, Sequence
 
 from benchmarks.cluster import model
-from benchmarks.cluster.contest import STEPS, Row
-from gluonpar.diagnostics.benchmark import measure
-from gluonpar.diagnostics.benchmark.options import columns
+from benchmarks.cluster.candidates import FLOOR, OURS, STEPS, ProcessResult
+from gluonpar.diagnostics.benchmark.harness import Samples, columns
 
 WIDTHS = (-18, 10, 9, 9, 8, 11)
-OURS, FLOOR, MB = "gluonpar", "floor", 1e6
 PREDICTED = (8, 16, 32, 64, 128, 256, 512, 1024)
 
 
-def sums(rows: Sequence[Row], sizes: Sequence[int]) -> list[str]:
-    """The all-reduces, size by size: how long, beside ours, and what the loopback carried."""
+def sums(rows: Sequence[ProcessResult], sizes: Sequence[int]) -> list[str]:
+    """Return the all-reduces by size: time, ratio to ours, and what the loopback carried."""
     heads = ("all-reduce", "elements", "ms", "iqr ms", "/ ours", "lo MB/proc")
     lines = [columns(heads, WIDTHS)]
     for n in sizes:
-        ours = next((row.median(n) for row in rows if row.name == OURS and n in row.seconds), None)
-        lines += [_line(row, n, n, ours) for row in rows if n in row.seconds]
+        measured = [row for row in rows if n in row.seconds]
+        lines += [_line(row, n, n, _median(measured, OURS, n)) for row in measured]
     return lines
 
 
-def steps(rows: Sequence[Row]) -> list[str]:
-    """The training steps: how long, beside the floor, and what the loopback network carried."""
+def steps(rows: Sequence[ProcessResult]) -> list[str]:
+    """Return the training steps: time, ratio to the floor, and what the loopback carried."""
     heads = ("training", "loss", "ms/step", "iqr ms", "/ floor", "lo MB/proc")
     lines = [columns(heads, WIDTHS)]
     trained = [row for row in rows if STEPS in row.seconds]
-    floor = next((row.median(STEPS) for row in trained if row.name == FLOOR), None)
+    floor = _median(trained, FLOOR, STEPS)
     return lines + [_line(row, STEPS, f"{row.last_loss:.4f}", floor) for row in trained]
 
 
-def _line(row: Row, what: Any, second: Any, beside: float | None) -> str:
-    samples, carried = measure.Samples(tuple(row.seconds[what])), row.lo_bytes[what]
-    ratio = "-" if beside is None else f"{samples.median / beside:.2f}"
+def _median(rows: Sequence[ProcessResult], name: str, what: Any) -> float | None:
+    return next((row.samples(what).median for row in rows if row.name == name), None)
+
+
+def _line(row: ProcessResult, what: Any, second: Any, reference: float | None) -> str:
+    samples, carried = row.samples(what), Samples(tuple(row.lo_bytes[what]))
+    ratio = "-" if reference is None else f"{samples.median / reference:.2f}"
     cells = (f"{1e3 * samples.median:.3f}", f"{1e3 * samples.spread:.3f}", ratio)
-    middle = measure.Samples(tuple(carried)).median
-    return columns((row.name, second, *cells, f"{middle / MB:.2f}"), WIDTHS)
+    return columns((row.name, second, *cells, f"{carried.median / 1e6:.2f}"), WIDTHS)
 
 
-def points(rows: Sequence[Row], cores: int) -> list[model.Measured]:
-    """What the model is fitted to: our all-reduces."""
+def points(rows: Sequence[ProcessResult], cores: int) -> list[model.Measured]:
+    """Return our all-reduces, to which the model is fitted."""
     return [
-        model.Measured(row.processes, 4 * n, row.median(n), model.crowding(row.processes, cores))
+        model.Measured(
+            row.processes, 4 * n, row.samples(n).median, model.crowding(row.processes, cores)
+        )
         for row in rows
         if row.name == OURS and row.processes > 1
         for n in row.seconds
@@ -52,40 +55,56 @@ def points(rows: Sequence[Row], cores: int) -> list[model.Measured]:
     ]
 
 
-def fitted(found: model.Network, measured: Sequence[model.Measured]) -> list[str]:
-    """The model's three numbers, and each measurement beside what they say of it."""
-    lines = [
-        f"fitted: overhead {1e6 * found.overhead_seconds:.0f} us, latency "
-        f"{1e6 * found.latency_seconds:.0f} us, {found.bytes_per_second / 1e9:.2f} GB/s"
-    ]
+def prediction(options: Any, rows: Sequence[ProcessResult], cores: int) -> list[str]:
+    """Return the fitted model and a step's predicted time on 8 to 1,024 processes, or why not.
+
+    ``options`` may give another network, another computation and another number of bytes.
+    """
+    measured = points(rows, cores)
+    if not measured:
+        return []
+    try:
+        network = model.fit(measured)
+    except ValueError as error:
+        return [f"\nno model: {error}"]
+    lines = ["", f"fitted: {_network(network)}"]
     for point in measured:
-        says = model.allreduce_seconds(point.processes, point.num_bytes, found, point.crowding)
+        seconds = model.allreduce_seconds(point.processes, point.num_bytes, network, point.crowding)
         lines.append(
             f"  {point.processes} processes, {point.num_bytes} bytes: measured "
-            f"{1e3 * point.seconds:.3f} ms, the model {1e3 * says:.3f} "
-            f"({says / point.seconds - 1:+.0%})"
+            f"{1e3 * point.seconds:.3f} ms, the model {1e3 * seconds:.3f} "
+            f"({seconds / point.seconds - 1:+.0%})"
         )
-    return lines
-
-
-def predicted(network: model.Network, compute_seconds: float, num_bytes: int) -> list[str]:
-    """A step on 8 to 1,024 processes of one device each, every one with a batch of its own."""
-    lines = [
-        f"predicted for processes with processors of their own: {num_bytes} bytes of gradients, "
-        f"{1e3 * compute_seconds:.1f} ms of computation, overhead "
-        f"{1e6 * network.overhead_seconds:.0f} us, latency {1e6 * network.latency_seconds:.0f} us, "
-        f"{network.bytes_per_second / 1e9:.2f} GB/s:"
-    ]
+    if options.latency_us is not None:
+        network = network._replace(latency_seconds=options.latency_us / 1e6)
+    if options.gbit is not None:
+        network = network._replace(bytes_per_second=options.gbit * 1e9 / 8)
+    compute = compute_seconds(rows) if options.compute_ms is None else options.compute_ms / 1e3
+    if compute is None:
+        return [*lines, "no prediction: the floor was not measured; give --compute-ms"]
+    lines.append(
+        "predicted for processes with processors of their own: "
+        f"{options.model_bytes} bytes of gradients, {1e3 * compute:.1f} ms of computation, "
+        f"{_network(network)}:"
+    )
     for p in PREDICTED:
-        best, worst = model.step_seconds(p, compute_seconds, num_bytes, network)
+        best, worst = model.step_seconds(p, compute, options.model_bytes, network)
         lines.append(
             f"{p:6d} processes: {1e3 * best:7.1f} to {1e3 * worst:7.1f} ms a step, "
-            f"{p * compute_seconds / worst:6.0f} to {p * compute_seconds / best:6.0f} times one"
+            f"{p * compute / worst:6.0f} to {p * compute / best:6.0f} times one"
         )
     return lines
 
 
-def compute_seconds(rows: Sequence[Row]) -> float | None:
-    """The floor's step on the most processes that were measured; None if it was not."""
+def _network(network: model.Network) -> str:
+    return (
+        f"overhead {1e6 * network.overhead_seconds:.0f} us, latency "
+        f"{1e6 * network.latency_seconds:.0f} us, {network.bytes_per_second / 1e9:.2f} GB/s"
+    )
+
+
+def compute_seconds(rows: Sequence[ProcessResult]) -> float | None:
+    """Return the floor's step on the most processes that were measured; None if it was not."""
     floors = [row for row in rows if row.name == FLOOR and STEPS in row.seconds]
-    return max(floors, key=lambda row: row.processes).median(STEPS) if floors else None
+    most = max(floors, key=lambda row: row.processes, default=None)
+    return most.samples(STEPS).median if most else None

@@ -1,11 +1,6 @@
-"""One training step measured beside its peers, each in a process of its own.
+"""One training step of gluonpar beside other libraries' steps.
 
-    candidates -> contest (in the parent) -> process ==pipe==> worker -> a candidate's module
-
-``soak``, ``steady``, ``tables``, ``chart`` and ``panels`` are the parent's, too; the candidates'
-modules are ``book``, ``gluon``, ``ours``, ``torch_ddp`` and ``horovod_gluon``.
-
-The worker runs under the name ``bench_training``, not ``benchmarks.training``: importing the
-latter would import gluonpar, and MXNet would no longer be as it comes. So the modules that it loads
-import each other relatively, and only :mod:`ours` and :mod:`held` import gluonpar.
+``candidates`` has what is measured, ``soak`` the check of a long run, ``tables`` and ``soak_chart``
+what is shown. The candidates' modules are ``train_batch``, ``book``, ``gluon``, ``torch_ddp`` and
+``horovod_gluon``; each has a function ``make`` that returns a :class:`training.Training`.
 """

@@ -5,9 +5,9 @@ from __future__ import annotations
 import mxnet as mx
 from mxnet import autograd, gluon, nd
 
-from . import resnet
-from .training import Training
-from .workloads import Task
+from benchmarks.training import resnet
+from benchmarks.training.training import Training
+from benchmarks.training.workloads import Task
 
 
 class Book(Training):

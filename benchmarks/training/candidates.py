@@ -1,94 +1,71 @@
-"""Who is measured, at what, and in what processes."""
+"""The candidates of the training benchmark, and the measurement of one setting."""
 
 from __future__ import annotations
 
-import os
-import sys
+import dataclasses
+import functools
 from dataclasses import dataclass, field
-from typing import Any, Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 import mxnet as mx
 
-from benchmarks.training import process
+from benchmarks.comparison import Comparison, expected_loss, is_wrong
+from benchmarks.jobs import Job, Program, horovodrun, process_per_device
 from benchmarks.training.workloads import WORKLOADS
-from gluonpar.runtime import threads
+from gluonpar.diagnostics.benchmark.harness import Progress, Samples
 
 OURS, TRAINER, REFERENCE = "gluonpar", "trainer device", "one context"
 TORCH, HOROVOD, FLOOR = "torch ddp", "horovod", "floor"
-# What decides how fast MXNet and OpenMP run: no candidate inherits it.
-SETTINGS = ("MXNET_", "OMP_", "GOMP_", "KMP_", "MKL_", "MALLOC_", "GLIBC_TUNABLES", "HOROVOD_")
 
-
-@dataclass(frozen=True)
-class Candidate:
-    """A module of this package, and in what process it trains.
-
-    ``team``: OMP_NUM_THREADS is every core for "all", an even share for "share", unset for "".
-    ``exchanges``: it trains the same function as the others, so its loss must be theirs.
-    ``cuts``: it cuts the batch, a shard a device.
-    """
-
-    module: str
-    about: str
-    runtime: str = ""
-    team: str = ""
-    options: Mapping[str, Any] = field(default_factory=dict)
-    exchanges: bool = True
-    cuts: bool = True
-
-
+_OURS = Program("training.train_batch", "train_batch with a plain function", "gluonpar")
+_GLUON = functools.partial(Program, "training.gluon")
+_SHARED = {"share_threads": True}
 CANDIDATES = {
-    OURS: Candidate("ours", "train_batch with a plain function", "gluonpar"),
-    "book": Candidate("book", "Dive into Deep Learning 13.5, MXNet as it comes", "mxnet"),
-    TRAINER: Candidate(
-        "gluon", "gluon.Trainer(kvstore='device'), hybridized static, MXNet as it comes", "mxnet"
+    OURS: _OURS,
+    "book": Program("training.book", "Dive into Deep Learning 13.5, MXNet as it comes", "mxnet"),
+    TRAINER: _GLUON(
+        "gluon.Trainer(kvstore='device'), hybridized static, MXNet as it comes", "mxnet"
     ),
-    "trainer device + our runtime": Candidate(
-        "gluon",
-        "the same after import gluonpar and threads.share",
-        "gluonpar",
-        options={"share_threads": True},
+    "trainer device + our runtime": _GLUON(
+        "the same after import gluonpar and threads.share", "gluonpar", options=_SHARED
     ),
-    "trainer gluonpar": Candidate(
-        "gluon",
+    "trainer gluonpar": _GLUON(
         "gluon.Trainer(kvstore='gluonpar'), the rest as above",
         "gluonpar",
-        options={"share_threads": True, "kvstore": "gluonpar", "imports": "gluonpar.gluon.kvstore"},
+        options={**_SHARED, "kvstore": "gluonpar"},
     ),
-    "gluonpar trainer": Candidate(
-        "gluon",
+    "gluonpar trainer": _GLUON(
         "gluonpar's Trainer and split_and_load, the rest as above",
         "gluonpar",
-        options={
-            "share_threads": True,
-            "kvstore": "",
-            "trainer": "gluonpar.gluon.trainer.Trainer",
-            "split": "gluonpar.sharding.split_and_load",
-        },
+        options={**_SHARED, "gluonpar_trainer": True},
     ),
-    REFERENCE: Candidate(
-        "gluon",
+    REFERENCE: _GLUON(
         "gluon.Trainer, hybridized static, whole batch on device 0 with every core, MXNet as it "
         "comes",
         "mxnet",
-        "all",
-        {"one_context": True},
-        cuts=False,
+        options={"one_context": True},
+        team="all",
+        splits=False,
     ),
-    TORCH: Candidate(
-        "torch_ddp", "PyTorch DistributedDataParallel, gloo, a process a device", team="share"
+    TORCH: Program(
+        "training.torch_ddp",
+        "PyTorch DistributedDataParallel, gloo, a process per device",
+        launch=process_per_device,
+        team="share",
+        ranks=True,
     ),
-    HOROVOD: Candidate(
-        "horovod_gluon",
-        "Horovod DistributedTrainer, gloo, a process a device, hybridized static, MXNet as it "
+    HOROVOD: Program(
+        "training.horovod_gluon",
+        "Horovod DistributedTrainer, gloo, a process per device, hybridized static, MXNet as it "
         "comes",
         "mxnet",
-        "share",
+        launch=horovodrun,
+        team="share",
+        ranks=True,
     ),
-    FLOOR: Candidate(
-        "ours",
-        "gluonpar's functions, every device alone on its shard: no exchange",
-        "gluonpar",
+    FLOOR: dataclasses.replace(
+        _OURS,
+        about="gluonpar's functions, every device alone on its shard: no exchange",
         options={"exchange": False},
         exchanges=False,
     ),
@@ -97,9 +74,10 @@ CANDIDATES = {
 
 @dataclass(frozen=True)
 class Setting:
-    """What all candidates are asked for, and how often; ValueError for what cannot be asked.
+    """What all candidates train, and how often.
 
-    ``pythons`` are the interpreters of candidates that do not run in this one, by name.
+    ``pythons`` are the interpreters of candidates that do not run in this one, by name. Raises
+    ValueError for a batch size that does not fit the devices.
     """
 
     workload: str
@@ -111,36 +89,26 @@ class Setting:
     pythons: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.steps < 1 or self.rounds < 1 or self.warmup < 0:
-            raise ValueError(
-                f"steps={self.steps}, rounds={self.rounds}, warmup={self.warmup}; need at least "
-                "1 step a sample, 1 round to be measured and 0 steps before"
-            )
         if self.samples < len(self.ctx):
             raise ValueError(
-                f"batch_size={self.samples} leaves some of {len(self.ctx)} devices without a "
-                "sample; give at least one each"
+                f"batch_size must be at least {len(self.ctx)}, the number of devices, "
+                f"got {self.samples}"
             )
         if self.shards_matter and self.samples % len(self.ctx):
             raise ValueError(
-                f"batch_size={self.samples} cannot be cut evenly over {len(self.ctx)} devices: "
-                f"{self.workload} normalises each shard by its own statistics, and the candidates "
-                "cut off the rest in different places; give a multiple"
+                f"batch_size must be a multiple of {len(self.ctx)} for {self.workload}, got "
+                f"{self.samples}: batch normalisation uses each shard's own statistics, and the "
+                "candidates split the remainder differently"
             )
 
     @property
     def samples(self) -> int:
-        """Samples a step, over all devices."""
-        if self.batch_size is None:
-            return WORKLOADS[self.workload].batch_size
-        return self.batch_size
+        """Samples per step, over all devices."""
+        return self.batch_size or WORKLOADS[self.workload].batch_size
 
     @property
     def shards_matter(self) -> bool:
-        """Whether the function that is trained depends on how the batch is cut.
-
-        Batch normalisation makes it so: each device takes the mean and variance of its own shard.
-        """
+        """Whether the trained function depends on the split, as with batch normalisation."""
         return bool(WORKLOADS[self.workload].norms) and len(self.ctx) > 1
 
     @property
@@ -148,24 +116,112 @@ class Setting:
         """Workload, batch and devices."""
         return f"{self.workload}, batch {self.samples} on {list(self.ctx)}"
 
+    def job(self, name: str) -> Job:
+        """Start a candidate's processes; errors as of :class:`Job`."""
+        devices = [(c.device_type, c.device_id) for c in self.ctx]
+        task = [self.workload, self.samples, devices]
+        return Job(CANDIDATES[name], task, self.pythons.get(name))
+
 
 def comparable(name: str, setting: Setting) -> bool:
-    """Whether this candidate's loss must be the others': it trains the same function as they.
+    """Return whether this candidate trains the same function as the others.
 
-    That with the whole batch on one device does not where shards matter.
+    The whole batch on one device does not where the split matters.
     """
-    candidate = CANDIDATES[name]
-    return candidate.exchanges and (candidate.cuts or not setting.shards_matter)
+    program = CANDIDATES[name]
+    return program.exchanges and (program.splits or not setting.shards_matter)
 
 
-def launch(name: str, setting: Setting) -> tuple[list[str], dict[str, str]]:
-    """Command and environment of a candidate's process."""
-    candidate = CANDIDATES[name]
-    env = {name: value for name, value in os.environ.items() if not name.startswith(SETTINGS)}
-    teams = {"all": threads.cores(), "share": max(1, threads.cores() // len(setting.ctx))}
-    if candidate.team:
-        env["OMP_NUM_THREADS"] = str(teams[candidate.team])
-    devices = [(c.device_type, c.device_id) for c in setting.ctx]
-    task = [setting.workload, setting.samples, devices]
-    request = process.request(candidate.module, task, candidate.options, candidate.runtime)
-    return process.command(request, setting.pythons.get(name, sys.executable)), env
+@dataclass(frozen=True)
+class StepResult:
+    """One candidate in one setting; seconds are of one step.
+
+    ``deviation`` is that of its loss from the expected one (None: not comparable). ``idle_cpu`` is
+    the share of a core that it used while others trained. ``memory`` is that of its arrays
+    (:meth:`training.Training.memory`).
+    """
+
+    name: str
+    setting: Setting
+    samples: Samples
+    first_loss: float
+    last_loss: float
+    deviation: float | None
+    peak_bytes: int
+    idle_cpu: float
+    imports_gluonpar: bool = False
+    version: str = ""
+    memory: list[dict[str, int]] = field(default_factory=list)
+
+    @property
+    def images_per_second(self) -> float:
+        """At the median step."""
+        return self.setting.samples / self.samples.median
+
+    @property
+    def wrong(self) -> bool:
+        """Whether the loss is not the expected one."""
+        return is_wrong(self.deviation)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything, with all samples, for JSON."""
+        fields = dict(vars(self))
+        setting, samples = fields.pop("setting"), fields.pop("samples")
+        return {
+            **fields,
+            "workload": setting.workload,
+            "num_devices": len(setting.ctx),
+            "batch_size": setting.samples,
+            "median_seconds": samples.median,
+            "quartiles_seconds": list(samples.quartiles),
+            "images_per_second": self.images_per_second,
+            "wrong": self.wrong,
+            "seconds": list(samples.values),
+        }
+
+
+def measure(
+    setting: Setting,
+    comparison: Comparison,
+    names: Sequence[str],
+    progress: Callable[[str], Progress] = lambda title: iter,
+) -> list[StepResult]:
+    """Start the candidates, let them train in turns, and return their results."""
+    ready, seconds = {}, {name: [] for name in names}
+    for name in progress("starting")(names):
+        comparison.start(name, functools.partial(setting.job, name))
+        if name in comparison.jobs:
+            ready[name] = comparison.jobs[name].ready
+            if setting.warmup:
+                comparison.ask(name, steps=setting.warmup)
+    for name, _ in comparison.turns(setting.rounds, progress=progress(setting.title)):
+        answers = comparison.ask(name, steps=setting.steps)
+        if answers:
+            slowest = max(answer["seconds"] for answer in answers)
+            seconds[name].append(slowest / setting.steps)
+    peaks = {name: job.peak_bytes() for name, job in comparison.jobs.items()}
+    reports = {name: comparison.ask(name, report=True) for name in list(comparison.jobs)}
+    losses = {name: _total(answers) for name, answers in reports.items() if answers}
+    agreeing = {name: loss for name, loss in losses.items() if comparable(name, setting)}
+    right = expected_loss(agreeing, (REFERENCE, TRAINER))
+    return [
+        StepResult(
+            name,
+            setting,
+            Samples(tuple(seconds[name])),
+            _total(ready[name]),
+            loss,
+            loss - right if name in agreeing else None,
+            peaks[name],
+            reports[name][0]["idle_cpu_seconds"] / max(reports[name][0]["idle_seconds"], 1e-9),
+            ready[name][0]["imports_gluonpar"],
+            ready[name][0]["version"],
+            reports[name][0]["memory"],
+        )
+        for name, loss in losses.items()
+    ]
+
+
+def _total(answers: Sequence[Mapping[str, Any]]) -> float:
+    """Add the ranks' shares of the loss."""
+    return sum(answer["loss"] for answer in answers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import functools
 from typing import Callable
 
 import mxnet as mx
@@ -10,18 +10,15 @@ import numpy as np
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-from . import alone
-from .training import Training
-from .workloads import NUM_CLASSES, Task
-
-networks = alone.load("models/resnet")
+from benchmarks.training.training import Training
+from benchmarks.training.workloads import NUM_CLASSES, Task, residual_blocks
 
 
 class Gluon(Training):
-    """The fastest that Gluon documents: static memory and shapes, one backward for all devices.
+    """The fastest way that Gluon documents: static memory and shapes, one backward for all devices.
 
-    ``make_trainer(params, optimizer, optimizer_params)`` is what updates; ``split((X, y), ctx)``
-    gives the shards, Gluon's own by default.
+    ``make_trainer(params, optimizer, optimizer_params)`` returns what updates; ``split((X, y),
+    ctx)`` returns the shards, by default with Gluon's own function.
     """
 
     def __init__(
@@ -46,18 +43,18 @@ class Gluon(Training):
         self.trainer = make_trainer(every, "sgd", {"learning_rate": task.lr})
 
     def step(self) -> None:
-        """Split, forward, backward; the Trainer does the rest."""
+        """Split, run forward and backward, and let the Trainer do the rest."""
         with autograd.record():
             losses = self._losses()
         autograd.backward(losses)
         self.trainer.step(self.batch_size)
 
     def wait(self) -> None:
-        """All of MXNet's queues."""
+        """Wait for all of MXNet's queues."""
         mx.nd.waitall()
 
     def loss(self) -> float:
-        """The shards' losses."""
+        """Return the mean of the shards' losses."""
         moving = [array for param in self.moving for array in param.list_data()]
         kept = [array.copy() for array in moving]
         with autograd.train_mode():
@@ -67,7 +64,7 @@ class Gluon(Training):
         return total / len(self.X)
 
     def values(self) -> list[list[np.ndarray]]:
-        """Without the moving statistics, which are each device's own."""
+        """Return them without the moving statistics, which differ between devices."""
         return [[param.data(c).asnumpy() for param in self.trained] for c in self.ctx]
 
     def _losses(self) -> list[mx.nd.NDArray]:
@@ -76,13 +73,13 @@ class Gluon(Training):
 
 
 def split_and_load(batch: tuple, ctx: list[mx.Context]) -> list[tuple]:
-    """Gluon's own, of each array of ``batch``."""
+    """Split each array of ``batch`` with Gluon's function."""
     return list(zip(*[gluon.utils.split_and_load(a, ctx, even_split=False) for a in batch]))
 
 
 def lenet(width: int = 20) -> nn.HybridSequential:
-    """The book's LeNet as blocks."""
-    return networks.chain(
+    """Return the book's LeNet."""
+    return _chain(
         nn.Conv2D(width, 3, activation="relu", in_channels=1),
         nn.AvgPool2D(2, 2),
         nn.Conv2D(50, 5, activation="relu", in_channels=width),
@@ -93,8 +90,8 @@ def lenet(width: int = 20) -> nn.HybridSequential:
 
 
 def mlp(width: int) -> nn.HybridSequential:
-    """The wide perceptron as blocks."""
-    return networks.chain(
+    """Return the wide perceptron."""
+    return _chain(
         nn.Dense(width, activation="relu", in_units=784),
         nn.Dense(width, activation="relu", in_units=width),
         nn.Dense(NUM_CLASSES, in_units=width),
@@ -102,8 +99,42 @@ def mlp(width: int) -> nn.HybridSequential:
 
 
 def resnet18(width: int) -> nn.HybridSequential:
-    """The book's ResNet-18 as blocks: gluonpar's, which is of MXNet only."""
-    return networks.resnet18(NUM_CLASSES, width)
+    """Return the book's ResNet-18."""
+    net, inputs = _chain(*_normed_conv(1, width, 1), nn.Activation("relu")), width
+    for channels, stride in residual_blocks(width):
+        net.add(Residual(inputs, channels, stride))
+        inputs = channels
+    net.add(nn.GlobalAvgPool2D(), nn.Dense(NUM_CLASSES, in_units=inputs))
+    return net
+
+
+class Residual(nn.HybridBlock):
+    """Two 3x3 convolutions with batch normalisation, and a shortcut around them."""
+
+    def __init__(self, inputs: int, channels: int, stride: int) -> None:
+        super().__init__()
+        first, last = _normed_conv(inputs, channels, stride), _normed_conv(channels, channels, 1)
+        self.inside = _chain(*first, nn.Activation("relu"), *last)
+        self.shortcut = None
+        if stride > 1:
+            self.shortcut = nn.Conv2D(channels, 1, stride, in_channels=inputs)
+        self.relu = nn.Activation("relu")
+
+    def hybrid_forward(self, F, X):
+        """Add both paths."""
+        around = X if self.shortcut is None else self.shortcut(X)
+        return self.relu(self.inside(X) + around)
+
+
+def _normed_conv(inputs: int, channels: int, stride: int) -> list[nn.HybridBlock]:
+    conv = nn.Conv2D(channels, 3, stride, padding=1, in_channels=inputs)
+    return [conv, nn.BatchNorm(in_channels=channels)]
+
+
+def _chain(*blocks: nn.HybridBlock) -> nn.HybridSequential:
+    net = nn.HybridSequential()
+    net.add(*blocks)
+    return net
 
 
 MODELS = {"lenet": lenet, "mlp": mlp, "resnet18": resnet18}
@@ -114,28 +145,20 @@ def make(
     one_context: bool = False,
     share_threads: bool = False,
     kvstore: str = "device",
-    trainer: str = "mxnet.gluon.Trainer",
-    split: str = "",
-    imports: str = "",
+    gluonpar_trainer: bool = False,
 ) -> Training:
-    """The training of ``task``, on its first device only if so asked.
+    """Return the training of ``task``, with ``one_context`` on its first device only.
 
-    ``trainer`` names a class that is called as gluon.Trainer is; with no ``kvstore`` it gets none.
-    ``split`` names what cuts the batch, if not Gluon's function.
-    ``imports`` names a module that must have been imported, for what it registers.
+    ``gluonpar_trainer``: gluonpar's Trainer and ``split_and_load`` in place of Gluon's.
     """
     ctx = [mx.Context(*device) for device in task.devices]
     if share_threads:
         from gluonpar.runtime import threads
 
         threads.share(ctx)
-    if imports:
-        importlib.import_module(imports)
-    kind, cut = _named(trainer), _named(split) if split else None
-    more = {"kvstore": kvstore} if kvstore else {}
-    return Gluon(task, ctx[:1] if one_context else ctx, lambda *given: kind(*given, **more), cut)
+    if gluonpar_trainer:
+        import gluonpar
 
-
-def _named(path: str) -> Callable:
-    module, _, name = path.rpartition(".")
-    return getattr(importlib.import_module(module), name)
+        return Gluon(task, ctx, gluonpar.Trainer, gluonpar.split_and_load)
+    make_trainer = functools.partial(gluon.Trainer, kvstore=kvstore)
+    return Gluon(task, ctx[:1] if one_context else ctx, make_trainer)

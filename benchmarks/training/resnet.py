@@ -9,7 +9,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any, Iterator, Sequence
 
-from .workloads import NUM_CLASSES, residual_blocks
+from benchmarks.training.workloads import NUM_CLASSES, residual_blocks
 
 NUM_MOVING = 2 * (1 + 2 * 8)  # mean and variance: one normalisation, then two in each block
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import Sequence
 
-from benchmarks.training.candidates import FLOOR, OURS
-from benchmarks.training.contest import Row
-from benchmarks.training.steady import ALLOWED_BYTES, LEAST_RATIO, MB, Sample, Soak
-from gluonpar.diagnostics.benchmark.options import columns
+from benchmarks.training.candidates import FLOOR, StepResult
+from benchmarks.training.soak import ALLOWED_BYTES, LEAST_RATIO, MB, Soak, describe
+from gluonpar.diagnostics.benchmark.harness import columns
 
 HEADINGS = ("candidate", "ms/step", "iqr ms", "images/s", f"/ {FLOOR}", "loss", "off", "peak MB")
 WIDTHS = (-28, 9, 9, 10, 7, 9, 9, 8)
 
 
-def table(rows: Sequence[Row]) -> list[str]:
-    """One workload on some devices: the headings, and a line for each of ``rows``."""
+def table(rows: Sequence[StepResult]) -> list[str]:
+    """Return the headings and a line for each of ``rows``, one workload on some devices."""
     lines = [columns(HEADINGS, WIDTHS)]
     floor = _median(rows, FLOOR)
     for row in rows:
@@ -27,8 +26,8 @@ def table(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def memory(row: Row) -> str:
-    """What the arrays of the device that has most hold, beside a plain single-device run's."""
+def memory(row: StepResult) -> str:
+    """Compare the memory of the arrays of one device, the fullest, with a plain run's."""
     most = max(row.memory, key=lambda device: sum(device.values()))
     plain = most["parameters"] + most["gradients"]
     others = "" if "others" not in most else f", others {most['others'] / MB:.2f} MB"
@@ -39,11 +38,10 @@ def memory(row: Row) -> str:
     )
 
 
-def summary(rows: Sequence[Row]) -> list[str]:
-    """All of ``rows`` over K, the number of devices: a line a workload and candidate.
+def summary(rows: Sequence[StepResult]) -> list[str]:
+    """Return a line per workload and candidate, with columns for each number of devices K.
 
-    For each K the step's time, its ratio to the floor of the same K, and how many times as fast it
-    is as with K = 1.
+    They are the step's time, its ratio to the floor of the same K, and the speedup over K = 1.
     """
     counts = sorted({len(row.setting.ctx) for row in rows})
     headings, widths = ["workload", "candidate"], [-9, -28]
@@ -63,55 +61,40 @@ def summary(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def growth(rows: Sequence[Row]) -> list[str]:
-    """What further devices add to the resident peak of gluonpar's process, a line a workload."""
-    lines = []
-    ours = [row for row in rows if row.name == OURS]
-    alone = {row.setting.workload: row.peak_bytes for row in ours if len(row.setting.ctx) == 1}
-    for row in ours:
-        k, workload = len(row.setting.ctx), row.setting.workload
-        if k > 1 and workload in alone:
-            added = (row.peak_bytes - alone[workload]) / (k - 1)
-            lines.append(
-                f"{OURS}, {workload}: resident peak {row.peak_bytes / MB:.0f} MB on {k} devices, "
-                f"{alone[workload] / MB:.0f} MB on one: {added / MB:.1f} MB for each further device"
-            )
-    return lines
-
-
 def soaked(result: Soak) -> list[str]:
-    """A process over many steps: what it was after the warm-up and at the end, and the limits."""
+    """Return the process after the warm-up and at the end, and the limits."""
     samples, warm, of = result.samples, result.warm, result.replicas
     seconds = sum(sample.seconds for sample in samples)
     resident = [sample.resident_bytes / MB for sample in samples]
-    first, last = result.throughput
+    first, last = map(describe, result.throughput)
     before, after = (1e3 * cpu.median for cpu in result.cpu_per_step)
-    return [
+    lines = [
         f"{result.title}: {samples[-1].steps} steps in {seconds:.0f} s, {len(samples)} samples",
         f"  memory: resident {warm.resident_bytes / MB:.1f} MB after the warm-up, "
         f"{resident[-1]:.1f} MB at the end, at most {max(resident):.1f} MB; over the last nine "
         f"tenths {result.line[0]:+.0f} bytes/step, {result.growth / MB:+.1f} MB in all (more than "
         f"{ALLOWED_BYTES / MB:g} MB is wrong)",
-        *(_count(what, warm, samples) for what in ("threads", "descriptors")),
+    ]
+    for what in ("threads", "descriptors"):
+        counts = [getattr(sample, what) for sample in samples]
+        lines.append(
+            f"  {what}: {getattr(warm, what)} after the warm-up, {counts[-1]} at the end, "
+            f"{min(counts)} to {max(counts)} in between"
+        )
+    return [
+        *lines,
         f"  replicas: on {of['devices']} devices {of['parameters'] - of['differing']} of "
         f"{of['parameters']} parameters identical to the bit, {of['not_finite']} not finite; loss "
         f"{result.losses[0]:.4f} at first, {result.losses[1]:.4f} at the end",
-        f"  images/s: median {first} in the first tenth, {last} in the last: {result.ratio:.3f} "
-        f"of it (less than {LEAST_RATIO:g} is wrong)",
-        f"  processors: a step takes {before:.2f} ms of their time in the first tenth, {after:.2f} "
-        "in the last (medians); the machine's other work is not in it",
+        f"  images/s: median {first} in the first tenth, {last} in the last: ratio "
+        f"{result.ratio:.3f} (less than {LEAST_RATIO:g} is wrong)",
+        f"  processor time per step: {before:.2f} ms in the first tenth, {after:.2f} in the last "
+        "(medians), without that of other programs",
     ]
 
 
-def _count(what: str, warm: Sample, samples: Sequence[Sample]) -> str:
-    """How many threads or descriptors there were."""
-    before, counts = getattr(warm, what), [getattr(sample, what) for sample in samples]
-    between = f"{min(counts)} to {max(counts)}" if min(counts) < max(counts) else f"{counts[0]}"
-    return f"  {what}: {before} after the warm-up, {counts[-1]} at the end, {between} in between"
-
-
-def _median(rows: Sequence[Row], name: str, k: int | None = None) -> float | None:
-    """Seconds of the candidate ``name``, if it is among ``rows``."""
+def _median(rows: Sequence[StepResult], name: str, k: int | None = None) -> float | None:
+    """Return the seconds of the candidate ``name``, if it is among ``rows``."""
     for row in rows:
         if row.name == name and k in (None, len(row.setting.ctx)):
             return row.samples.median

@@ -1,14 +1,12 @@
-"""PyTorch's DistributedDataParallel with gloo: a process a device, each on its own shard."""
+"""PyTorch's DistributedDataParallel with gloo: a process per device, each on its own shard."""
 
 from __future__ import annotations
 
 import datetime
 import os
-import tempfile
 
-from . import process, ranks
-from .training import Training
-from .workloads import NUM_CLASSES, Task, residual_blocks
+from benchmarks.training.training import Rank, Training, Unavailable, shard
+from benchmarks.training.workloads import NUM_CLASSES, Task, residual_blocks
 
 try:
     import torch
@@ -18,7 +16,7 @@ try:
 except ImportError:
     torch = None
 
-_PATIENCE = datetime.timedelta(seconds=60)
+_TIMEOUT = datetime.timedelta(seconds=60)
 
 
 class Shard(Training):
@@ -35,16 +33,16 @@ class Shard(Training):
         self.optimizer = torch.optim.SGD(net.parameters(), lr=task.lr)
 
     def step(self) -> None:
-        """DDP divides the summed gradients by the ranks, so the loss is multiplied by them."""
+        """Multiply the loss by the ranks, because DDP divides the summed gradients by them."""
         self.optimizer.zero_grad()
         (self._loss(self.net) * self.scale).backward()
         self.optimizer.step()
 
     def wait(self) -> None:
-        """Nothing: on CPUs PyTorch's calls return when they are done."""
+        """Do nothing: on CPUs PyTorch's calls return when they are done."""
 
     def loss(self) -> float:
-        """This shard's mean; the moving statistics, which PyTorch updates here, are put back."""
+        """Return the shard's mean; restore the moving statistics, which PyTorch updates here."""
         buffers = list(self.net.buffers())
         with torch.no_grad():
             kept = [buffer.clone() for buffer in buffers]
@@ -58,7 +56,7 @@ class Shard(Training):
 
 
 def lenet(width: int):
-    """The book's LeNet as modules."""
+    """Return the book's LeNet."""
     return nn.Sequential(
         nn.Conv2d(1, width, 3), nn.ReLU(), nn.AvgPool2d(2, 2),
         nn.Conv2d(width, 50, 5), nn.ReLU(), nn.AvgPool2d(2, 2),
@@ -67,7 +65,7 @@ def lenet(width: int):
 
 
 def mlp(width: int):
-    """The wide perceptron as modules."""
+    """Return the wide perceptron."""
     return nn.Sequential(
         nn.Linear(784, width), nn.ReLU(),
         nn.Linear(width, width), nn.ReLU(),
@@ -76,7 +74,7 @@ def mlp(width: int):
 
 
 def resnet18(width: int):
-    """The book's ResNet-18 as modules."""
+    """Return the book's ResNet-18."""
     blocks, inputs = [], width
     for channels, stride in residual_blocks(width):
         blocks.append(_residual(inputs, channels, stride))
@@ -89,7 +87,7 @@ def resnet18(width: int):
 
 
 def _residual(inputs: int, channels: int, stride: int):
-    """Two convolutions beside a shortcut; the class is made here for want of torch above."""
+    """Two convolutions beside a shortcut; a class needs torch, so it is made here."""
 
     class Residual(nn.Module):
         def __init__(self):
@@ -112,34 +110,25 @@ def _conv_norm(inputs: int, channels: int, stride: int):
 MODELS = {"lenet": lenet, "mlp": mlp, "resnet18": resnet18}
 
 
-def make(task: Task, rank: int = 0, meeting_place: str = "") -> Training:
-    """The training of ``task``; rank 0 starts the other ranks and names them a file to meet at."""
+class TorchRank(Rank):
+    """One of the processes."""
+
+    version = f"torch {torch.__version__}" if torch else ""
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        distributed.barrier()
+
+
+def make(task: Task, rank: int, rendezvous: str) -> Training:
+    """Return this rank's training; ``rendezvous`` is a file by which the ranks find each other."""
     if torch is None:
-        raise process.Unable(
-            "torch cannot be imported; --torch-python may name an interpreter that has it"
+        raise Unavailable(
+            "torch cannot be imported; give --torch-python an interpreter that has it"
         )
-    ranks.need_cpus(task)
-    if rank:
-        return _join(task, rank, meeting_place, [])
-    with tempfile.TemporaryDirectory(prefix="bench_training_") as folder:
-        meeting_place = os.path.join(folder, "ranks")
-        followers = [
-            ranks.follow("torch_ddp", task, {"rank": r, "meeting_place": meeting_place}, {})
-            for r in range(1, len(task.devices))
-        ]
-        led = _join(task, 0, meeting_place, followers)
-        for follower in followers:
-            follower.hear()
-    return led
-
-
-def _join(task: Task, rank: int, meeting_place: str, followers: list[process.Child]) -> Training:
+    size = len(task.devices)
+    mine = shard(task, rank, size)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    distributed.init_process_group(
-        "gloo", f"file://{meeting_place}", _PATIENCE, world_size=len(task.devices), rank=rank
-    )
-    mine, n = ranks.shard(task, rank), len(task.X)
-    return ranks.Rank(Shard(mine, n, len(task.devices)), len(mine.X) / n, followers)
-
-
-VERSION = f"torch {torch.__version__}" if torch else ""
+    where = f"file://{rendezvous}"
+    distributed.init_process_group("gloo", where, _TIMEOUT, world_size=size, rank=rank)
+    return TorchRank(rank, size, len(task.X), Shard(mine, len(task.X), size))

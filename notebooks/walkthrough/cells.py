@@ -396,12 +396,12 @@ d2l.plot(
 )
 
 # %% measure
-from gluonpar.diagnostics.benchmark.allreduce import candidates, contest
+from gluonpar.diagnostics.benchmark import allreduce as benchmark
 
-named = candidates.makers(devices, (*algorithms, "host"))
+named = benchmark.makers(devices, (*algorithms, "host"))
 named = {name: named[name] for name in (*algorithms, "host")}
-setting = contest.Setting(devices, rounds=7, warmup=2)
-results = {n: contest.measure_size(named, setting, n // 4) for n in (1 << 12, 1 << 18, 1 << 24)}
+setting = benchmark.Setting(devices, rounds=7, warmup=2)
+results = {n: benchmark.measure_size(named, setting, n // 4) for n in (1 << 12, 1 << 18, 1 << 24)}
 print("   bytes  algorithm        ms  algbw GB/s  busbw GB/s  wrong")
 for n, rows in results.items():
     for row in rows:

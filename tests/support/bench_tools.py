@@ -1,25 +1,29 @@
-"""What the benchmarks' tests share: a script run in this process, and actors for candidates."""
+"""Parts of the benchmarks' tests: a command line run in this process, and stand-ins for candidates."""
 
 import importlib.util
-import os
+import itertools
 import pathlib
 import sys
+import types
 
-from benchmarks.training import candidates, contest, soak
+import psutil
 
-SCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "scripts"
+from benchmarks import jobs
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def load(name):
-    """The script of that name, imported."""
-    spec = importlib.util.spec_from_file_location(f"{name}_script", SCRIPTS / f"{name}.py")
+    """Import the script of that name."""
+    path = ROOT / "scripts" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"{name}_script", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
 def runner(script, capsys):
-    """run(*arguments): exit code, lines on stdout, lines on stderr."""
+    """Return run(*arguments), which returns exit code, lines on stdout, lines on stderr."""
 
     def run(*arguments):
         try:
@@ -33,45 +37,69 @@ def runner(script, capsys):
 
 
 def expect_one_line(outcome, words):
-    """A refused request: exit code 2, nothing printed but one error with these words."""
+    """Check a refused request: exit code 2, no output but one error with these words."""
     code, out, err = outcome
     assert (code, out, len(err)) == (2, [], 1)
     assert "error: " in err[0]
     assert words in err[0]
 
 
-def played_by(monkeypatch, **sources):
-    """Let these candidates' processes run the given source instead of the worker."""
-    for name in sources:
-        monkeypatch.setitem(candidates.CANDIDATES, name, candidates.Candidate(name, "planted"))
-    real = candidates.launch
+def program(source, **more):
+    """Return a candidate whose process runs ``source`` in place of the worker."""
 
-    def launch(name, setting):
-        if name in sources:
-            return [sys.executable, "-c", sources[name]], os.environ
-        return real(name, setting)
+    def launch(job):
+        arguments = (str(job.port), str(job.num_devices))
+        job.start([sys.executable, "-c", source, *arguments])
 
-    for module in (contest, soak):
-        monkeypatch.setattr(module, "launch", launch)
+    return jobs.Program("planted", "planted", launch=launch, **more)
 
 
-def actor(loss=1.0, then="pass", trained=None, **more):
-    """Source of a process that answers as a worker does and needs no time.
+def actor(loss=1.0, then="pass", seconds="0.01 * steps", wrong=0, hello=None, **report):
+    """Return the source of a process that answers as a worker does and needs no time.
 
-    ``trained`` is what it answers after steps where that is not as usual; its values are
-    expressions of ``steps``, asked for now, and ``total``.
+    ``then`` is a statement before each answer; ``seconds``, which an answer to steps contains, an
+    expression of ``steps`` and ``total``, the steps so far; ``wrong`` is how many of its sums are;
+    ``report`` what its report has.
     """
-    report = {"loss": loss, "peak_bytes": 5, "idle_seconds": 1, "idle_cpu_seconds": 0}
     replicas = {"devices": 2, "parameters": 8, "differing": 0, "not_finite": 0}
-    report.update({"memory": [], "replicas": replicas, **more})
-    usual = {"seconds": "0.01 * steps", "cpu_seconds": "0.02 * steps", "resident_bytes": "5"}
-    usual.update({"threads": "3", "descriptors": "7"}, **(trained or {}))
-    items = ", ".join(f"{name!r}: {value}" for name, value in usual.items())
-    ready = {"loss": 2.0, "ours": False, "version": ""}
+    report = {"loss": loss, "memory": [], "replicas": replicas, **report}
+    report = {"idle_seconds": 1, "idle_cpu_seconds": 0, **report}
+    ready = {"rank": 0, "loss": 2.0, "imports_gluonpar": False, "version": ""}
     return (
-        f"import json, sys\nprint(json.dumps({ready}), flush=True)\ntotal = 0\n"
-        "for line in sys.stdin:\n"
-        f" steps = json.loads(line).get('steps', 0)\n total += steps\n {then}\n"
-        f" trained = {{{items}}}\n"
-        f" print(json.dumps(trained if steps else {report}), flush=True)\n"
+        "import json, os, socket, sys\n"
+        "lines = socket.create_connection(('127.0.0.1', int(sys.argv[1]))).makefile('rw')\n"
+        f"ready = {hello or ready}\nready['pid'] = os.getpid()\n"
+        "print(json.dumps(ready), file=lines, flush=True)\ntotal = 0\n"
+        "for line in lines:\n"
+        " message = json.loads(line)\n steps = message.get('steps', 0)\n total += steps\n"
+        f" {then}\n"
+        f" trained = {{'seconds': {seconds}, 'cpu_seconds': 0.02 * steps}}\n"
+        f" summed = {{'seconds': 0.01, 'wrong': {wrong}}} if 'sum' in message else {report}\n"
+        " print(json.dumps(trained if steps else summed), file=lines, flush=True)\n"
     )
+
+
+def plant_statistics(monkeypatch, **changed):
+    """Let psutil tell of each process what functions of the sample's number return."""
+
+    class Process:
+        def __init__(self, pid):
+            usual = {"resident_bytes": 10**8, "threads": 3, "descriptors": 7}
+            counter = itertools.count()
+            self.now = lambda: {
+                name: changed.get(name, lambda i, value=value: value)(self.sample)
+                for name, value in usual.items()
+            }
+            self.next = lambda: next(counter)
+
+        def memory_info(self):
+            self.sample = self.next()
+            return types.SimpleNamespace(rss=self.now()["resident_bytes"])
+
+        def num_threads(self):
+            return self.now()["threads"]
+
+        def num_fds(self):
+            return self.now()["descriptors"]
+
+    monkeypatch.setattr(psutil, "Process", Process)

@@ -1,32 +1,69 @@
-"""A package of Horovod's names for two ranks, as far as the benchmark calls it; no Horovod."""
+"""A package with Horovod's names, and its launcher, as far as the benchmarks use them."""
+
+import sys
 
 
 def write(folder):
-    """Make the package in ``folder``; its ranks add up their gradients through a socket."""
+    """Make the package and a Python with a horovodrun in ``folder``; return the path of that Python.
+
+    Two ranks add their arrays through a socket.
+    """
     for name, source in SOURCES.items():
-        path = folder / "horovod" / name
+        path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(source)
+    python = folder / "bin" / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="{folder}" exec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    return str(python)
 
 
 SOURCES = {
-    "__init__.py": "__version__ = 'stand-in'",
-    "mxnet.py": """
-import os
+    "bin/horovodrun": """
+import os, socket, subprocess, sys
+arguments = sys.argv[1:]
+assert arguments[:5] == ['--gloo', '-np', '2', '-H', 'localhost:2'], arguments
+with socket.socket() as free:
+    free.bind(('127.0.0.1', 0))
+    port = str(free.getsockname()[1])
+ranks = [
+    subprocess.Popen(arguments[5:], env={**os.environ, 'RANK': rank, 'PORT': port})
+    for rank in '01'
+]
+sys.exit(max(rank.wait() for rank in ranks))
+""",
+    "horovod/__init__.py": "__version__ = 'stand-in'",
+    "horovod/mxnet.py": """
+import os, time
 from multiprocessing import connection
 import mxnet as mx
-from horovod.runner.http import http_server
 def gloo_built():
     return True
 def init():
-    global rank, wire
-    rank, port = int(os.environ['RANK']), int(os.environ['PORT'])
-    assert os.environ['SIZE'] == '2' and os.environ['IFACE'] == 'lo'
-    wire = connection.Client(('127.0.0.1', port)) if rank else http_server.listener.accept()
+    global wire
+    address = '127.0.0.1', int(os.environ['PORT'])
+    if rank() == 0:
+        wire = connection.Listener(address).accept()
+    while rank() == 1:
+        try:
+            wire = connection.Client(address)
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.01)
+def rank():
+    return int(os.environ['RANK'])
+def size():
+    return 2
 def exchange(mine):
-    theirs = wire.recv() if rank else None
+    theirs = wire.recv() if rank() else None
     wire.send(mine.asnumpy())
-    return theirs if rank else wire.recv()
+    return theirs if rank() else wire.recv()
+def allreduce_(x, average, name):
+    assert not average
+    x += mx.nd.array(exchange(x))
+    return x
+def allreduce(x, name):
+    return mx.nd.array(exchange(x)) + x
 def broadcast_parameters(params, root_rank):
     for name, param in sorted(params.items()):
         theirs = exchange(param.data())
@@ -39,33 +76,5 @@ class DistributedTrainer(mx.gluon.Trainer):
         for param in self._params:
             grad = param.list_grad()[0]
             grad += mx.nd.array(exchange(grad))
-""",
-    "runner/__init__.py": "",
-    "runner/gloo_run.py": """
-def create_run_env_vars(server_ip, nics, port):
-    assert server_ip == '127.0.0.1'
-    return {'PORT': port, 'IFACE': nics[0]}
-def create_slot_env_vars(slot):
-    return {'RANK': slot, 'SIZE': 2}
-""",
-    "runner/common/__init__.py": "",
-    "runner/common/util/__init__.py": "",
-    "runner/common/util/hosts.py": """
-def parse_hosts(text):
-    assert text == 'localhost:2'
-    return text
-def get_host_assignments(hosts, num_proc):
-    return list(range(num_proc))
-""",
-    "runner/http/__init__.py": "",
-    "runner/http/http_server.py": """
-from multiprocessing import connection
-class RendezvousServer:
-    def start(self):
-        global listener
-        listener = connection.Listener(('127.0.0.1', 0))
-        return listener.address[1]
-    def init(self, slots):
-        assert slots == [0, 1]
 """,
 }

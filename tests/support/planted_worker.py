@@ -1,29 +1,28 @@
-"""The training benchmark's worker with something planted in gluonpar's step, by a clock of its own.
+"""The benchmarks' worker with a fault planted in gluonpar's step, and a clock of its own.
 
-Run with the planted statements and the worker's request as its arguments. They come after each
-step and may use ``self``, the training; ``count``, the steps so far; ``kept``, a list; ``clock``,
-whose ``seconds`` go on by 0.01 a step and not otherwise.
+Run with the planted statements and the worker's request as its arguments. They are executed after
+each step and may use ``self``, the training; ``count``, the steps so far; ``kept``, a list;
+``clock``, whose ``seconds`` increase by 0.01 per step.
 """
 
-import importlib
 import json
-import os
+import pathlib
 import sys
 import types
 
 
 def main(source, request):
-    """Answer as the worker does, on stdout; what libraries print goes to stderr."""
-    import benchmarks.training
-    from benchmarks.training import worker
+    """Answer as the worker does."""
+    from benchmarks import worker
 
-    sys.modules["bench_training"] = benchmarks.training  # by this name the worker knows it
-    ours = importlib.import_module("bench_training.ours")
+    worker.prepare("gluonpar", [])
+    from benchmarks.training import train_batch
+
     clock, kept = types.SimpleNamespace(seconds=0.0), []
     worker.time = types.SimpleNamespace(
         perf_counter=lambda: clock.seconds, process_time=lambda: 2 * clock.seconds
     )
-    real_step, planted = ours.Ours.step, compile(source, "planted", "exec")
+    real_step, planted = train_batch.TrainBatch.step, compile(source, "planted", "exec")
 
     def step(self):
         real_step(self)
@@ -31,11 +30,10 @@ def main(source, request):
         self.count = getattr(self, "count", 0) + 1
         exec(planted, {"self": self, "count": self.count, "kept": kept, "clock": clock})
 
-    ours.Ours.step = step
-    replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    worker.main(json.loads(request), replies)
+    train_batch.TrainBatch.step = step
+    worker.main(json.loads(request))
 
 
 if __name__ == "__main__":
+    sys.path.append(str(pathlib.Path(__file__).resolve().parents[2]))
     main(*sys.argv[1:])

@@ -1,1 +1,1 @@
-"""The harness of all benchmarks, and the benchmark of the all-reduce."""
+"""The benchmark of the all-reduce, and the harness that it shares with ``benchmarks/``."""

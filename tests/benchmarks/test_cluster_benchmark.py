@@ -1,23 +1,30 @@
-"""benchmarks/cluster: what it measures is right, what is wrong it says, and its model."""
+"""The cluster benchmark: what it measures is right, what is wrong is reported, and its model."""
 
 import json
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 
+import bench_tools
+import horovod_stand_in
 import pytest
-from bench_tools import load
+from bench_tools import actor, program
 from mpi_jobs import needs_mpi
 from processes import state
 
-from benchmarks.cluster import contest, gate, jobs, model, tables
-from benchmarks.cluster.contest import STEPS, Row
+from benchmarks import jobs
+from benchmarks.cluster import __main__ as script
+from benchmarks.cluster import model, tables
+from benchmarks.cluster.candidates import CANDIDATES, STEPS, ProcessResult
 from benchmarks.cluster.model import Measured, Network, allreduce_seconds, fit
+from benchmarks.comparison import Comparison
 
-script = load("bench_cluster")
 SIZES = (256, 262144, 11_000_000)
+
+
+@pytest.fixture
+def command(capsys):
+    return bench_tools.runner(script, capsys)
 
 
 def measured(network, processes, sizes=SIZES, cores=2, disturb=lambda s: s):
@@ -46,7 +53,7 @@ def test_a_fit_of_noisy_figures_is_off_by_no_more_than_they():
 
 @pytest.mark.parametrize("points", [[], [Measured(2, 1000, 1e-3)], [Measured(2, 1000, 1e-3)] * 2])
 def test_figures_that_cannot_tell_the_bandwidth_fit_no_model(points):
-    with pytest.raises(ValueError, match="fit no model; take several sizes"):
+    with pytest.raises(ValueError, match=f"got {len(points)} measurements"):
         fit(points)
 
 
@@ -65,83 +72,51 @@ def test_a_step_takes_at_worst_its_parts_and_hides_only_the_transfer():
     assert model.step_seconds(1, 3.0, 10**6, network) == (3.0, 3.0)
 
 
-ANSWERS = """
-import sys
-from benchmarks.cluster import gate
-rank = int(sys.argv[2])
-gate.turns(int(sys.argv[1]), {"rank": rank, "loss": 0.5}, {
-    "double": lambda x: {"x": 2 * x + rank}, "end": lambda _: sys.exit(3)})
-"""
+def test_ranks_answer_in_their_order_and_are_stopped_between_turns():
+    def launch(job):
+        for rank in (1, 0):
+            ready = {"rank": rank, "loss": 0.5}
+            job.start([job.python, "-c", actor(loss=rank, hello=ready), str(job.port)])
+
+    two = jobs.Program("planted", "planted", launch=launch, ranks=True)
+    task = ["lenet", 4, [("cpu", 0), ("cpu", 1)]]
+    with Comparison(stop=True) as comparison:
+        comparison.start("two", lambda: jobs.Job(two, task))
+        job = comparison.jobs["two"]
+        assert [hello["rank"] for hello in job.ready] == [0, 1]
+        launched = dict(zip((1, 0), job._started))
+        assert job.pids == [launched[rank].pid for rank in (0, 1)]
+        for _ in range(2):
+            for pid in job.pids:
+                _, status = os.waitpid(pid, os.WUNTRACED)  # returns when it has stopped
+                assert os.WIFSTOPPED(status) and state(pid) == "T"
+            assert [answer["loss"] for answer in comparison.ask("two", report=True)] == [0, 1]
+        os.kill(job.pids[1], signal.SIGKILL)
+        assert comparison.ask("two", report=True) == []
+        assert comparison.failed == {"two": "killed by signal 9"}
+        assert {process.returncode for process in launched.values()} == {-signal.SIGKILL}
 
 
-@pytest.fixture
-def two_ranks():
-    opened = gate.Gate(2, seconds=60)
-    ranks = [
-        subprocess.Popen([sys.executable, "-c", ANSWERS, str(opened.port), str(rank)])
-        for rank in (1, 0)
-    ]
-    yield opened, ranks
-    opened.close()
-    for rank in ranks:
-        rank.wait()
-
-
-def test_ranks_answer_in_their_order_and_are_stopped_between_turns(two_ranks):
-    opened, ranks = two_ranks
-    hellos = opened.open()
-    assert [hello["rank"] for hello in hellos] == [0, 1]
-    assert sorted(opened.pids) == sorted(rank.pid for rank in ranks)
-    for x in (1, 5):
-        assert opened.ask({"double": x}) == [{"x": 2 * x}, {"x": 2 * x + 1}]
-        for pid in opened.pids:
-            _, status = os.waitpid(pid, os.WUNTRACED)  # returns when it has stopped
-            assert os.WIFSTOPPED(status) and state(pid) == "T"
-
-
-def test_a_rank_that_ends_is_lost_and_closing_kills_the_others(two_ranks):
-    opened, ranks = two_ranks
-    opened.open()
-    with pytest.raises(gate.Lost, match="a rank has ended"):
-        opened.ask({"end": None})
-    opened.close()
-    assert {rank.wait(timeout=600) for rank in ranks} <= {3, -signal.SIGKILL}
-
-
-def test_ranks_that_do_not_come_are_lost():
-    opened = gate.Gate(2, seconds=0.01)
-    with pytest.raises(gate.Lost, match="0 of 2 ranks have come: that is all"):
-        opened.open()
-    opened.close()
+def test_ranks_that_do_not_connect_are_reported():
+    program_ = jobs.Program("planted", "planted", launch=lambda job: None, ranks=True)
+    with pytest.raises(jobs.Failed, match="0 of 2 ranks connected"):
+        jobs.Job(program_, ["lenet", 4, [("cpu", 0), ("cpu", 1)]], seconds=0.01)
 
 
 def row(name, seconds=None, **more):
-    made = Row(name, 2, 4, seconds or {}, **more)
+    made = ProcessResult(name, 2, 4, seconds or {}, **more)
     made.lo_bytes = {what: [0.0] * len(each) for what, each in made.seconds.items()}
     return made
 
 
-@pytest.mark.parametrize(
-    ("more", "wrong"),
-    [
-        ({}, False),
-        ({"wrong_sums": 1}, True),
-        ({"deviation": 2e-3}, True),
-        ({"deviation": float("nan")}, True),
-        ({"deviation": 5e-4}, False),
-    ],
-)
-def test_wrong_is_a_wrong_sum_and_another_loss(more, wrong):
-    assert row("gluonpar", **more).wrong is wrong
-
-
-def test_the_slowest_rank_counts_and_warm_up_does_not():
+def test_the_slowest_rank_counts_and_warm_up_does_not_but_its_errors_do():
     made = row("gluonpar")
     for counts in (False, True):
         answers = [{"seconds": 1.0, "wrong": 0}, {"seconds": 3.0, "wrong": 2}]
-        contest.Contest._add(made, STEPS, answers, sent=80, steps=2, counts=counts)
+        made.add(STEPS, answers, carried=80, parts=2, counts=counts)
     assert (made.seconds, made.lo_bytes) == ({STEPS: [1.5]}, {STEPS: [20.0]})
-    assert made.wrong_sums == 4  # in the warm-up, too
+    assert made.wrong_sums == 4 and made.wrong
+    assert row("a", deviation=2e-3).wrong and not row("a", deviation=5e-4).wrong
 
 
 def test_tables_show_medians_beside_ours_and_the_floor():
@@ -159,13 +134,12 @@ def test_tables_show_medians_beside_ours_and_the_floor():
     assert tables.compute_seconds(rows) == 0.02
 
 
-def test_a_prediction_is_for_the_network_that_is_asked_for(monkeypatch):
+def test_a_prediction_is_for_the_network_that_is_given():
     rows = [
         row("gluonpar", {n: [allreduce_seconds(2, 4 * n, Network(0, 1e-4, 1e9))] for n in SIZES})
     ]
-    asked = ["--latency-us", "25", "--gbit", "8", "--compute-ms", "40", "--model-bytes", "1000000"]
-    options = script.parser().parse_args(asked)
-    last = script.prediction(options, rows, cores=2)[-1]
+    given = ["--latency-us", "25", "--gbit", "8", "--compute-ms", "40", "--model-bytes", "1000000"]
+    last = tables.prediction(script.parser().parse_args(given), rows, cores=2)[-1]
     assert last.split()[:2] == ["1024", "processes:"]
     network = Network(fit(tables.points(rows, 2)).overhead_seconds, 25e-6, 1e9)
     best, worst = model.step_seconds(1024, 0.04, 10**6, network)
@@ -175,43 +149,39 @@ def test_a_prediction_is_for_the_network_that_is_asked_for(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--processes", "0"], "--processes 0"),
-        (["--sizes", "a"], "'a' is no list of numbers"),
-        (["--rounds", "0"], "--rounds 0"),
-        (["--batch-size", "3"], "--batch-size 3 leaves some of 4 processes without an image"),
-        (["--gbit", "0"], "--gbit 0"),
-        (["--latency-us", "nan"], "--latency-us nan"),
-        (["--candidates", "nccl"], "there is no 'nccl'"),
+        (["--processes", "0"], "--processes"),
+        (["--sizes", "a"], "--sizes"),
+        (["--rounds", "0"], "--rounds"),
+        (["--batch-size", "3"], "batch_size must be at least 4"),
+        (["--gbit", "0"], "--gbit"),
+        (["--latency-us", "nan"], "--latency-us"),
+        (["--candidates", "nccl"], "'nccl'"),
         (["--horovod-python", "/nowhere"], "--horovod-python"),
     ],
 )
-def test_a_request_that_cannot_be_met_is_a_line_and_exit_2(arguments, words, capsys):
-    with pytest.raises(SystemExit) as exit_:
-        script.main(arguments)
-    lines = capsys.readouterr().err.splitlines()
-    assert exit_.value.code == 2 and len(lines) == 1 and words in lines[0], lines
+def test_a_request_that_cannot_be_met_is_a_line_and_exit_2(command, arguments, words):
+    bench_tools.expect_one_line(command(*arguments), words)
 
 
-def measure(arguments, capsys):
-    code = script.main(["--rounds", "1", "--steps", "1", "--batch-size", "4", *arguments])
-    return code, capsys.readouterr()
+SMALL = ("--rounds", "1", "--steps", "1", "--batch-size", "4", "--processes", "2")
 
 
 @needs_mpi
-def test_all_that_mxnet_brings_sums_right_and_trains_the_same(monkeypatch, tmp_path, capsys):
+def test_all_candidates_sum_right_and_train_the_same(monkeypatch, tmp_path, command):
+    """Horovod is a stand-in."""
     path, temporary = tmp_path / "found.json", tmp_path / "temporary"
     temporary.mkdir()
+    python = horovod_stand_in.write(tmp_path / "horovod")
     monkeypatch.setenv("TMPDIR", str(temporary))
     monkeypatch.setattr(tempfile, "tempdir", None)
-    code, (out, err) = measure(
-        ["--processes", "2", "--sizes", "64,65536", "--json", str(path)], capsys
+    code, out, err = command(
+        *SMALL, "--sizes", "64,65536", "--horovod-python", python, "--json", path
     )
-    assert code == 0, out + err
-    assert "left out: horovod: --horovod-python names no interpreter" in err
+    assert (code, err) == (0, []), out
     rows = {found["name"]: found for found in json.loads(path.read_text())["rows"]}
-    assert set(rows) == set(jobs.CANDIDATES) - {"horovod"}
+    assert list(rows) == list(CANDIDATES)
     for name, found in rows.items():
-        of = jobs.CANDIDATES[name]
+        of = CANDIDATES[name]
         whats = (["64", "65536"] if of.sums else []) + (["steps"] if of.trains else [])
         assert list(found["seconds"]) == whats and found["wrong_sums"] == 0, found
         assert found["deviation"] is None or abs(found["deviation"]) < 1e-5, found
@@ -224,16 +194,23 @@ def test_all_that_mxnet_brings_sums_right_and_trains_the_same(monkeypatch, tmp_p
     assert list(temporary.iterdir()) == []
 
 
-def test_a_candidate_that_cannot_run_is_left_out_and_one_that_dies_has_failed(
-    monkeypatch, tmp_path, capsys
-):
+def test_what_cannot_run_is_left_out_and_what_ends_has_failed(monkeypatch, tmp_path, command):
     monkeypatch.setattr(jobs.shutil, "which", lambda _: None)
     monkeypatch.setattr(jobs.sys, "executable", str(tmp_path / "python"))
     (tmp_path / "python").symlink_to("/bin/false")
-    code, (out, err) = measure(
-        ["--processes", "2", "--sizes", "64", "--candidates", "gluonpar,floor"], capsys
-    )
+    code, _, err = command(*SMALL, "--candidates", "gluonpar,horovod,floor")
     assert code == 1
-    assert "left out: gluonpar: there is no mpirun: pip install 'gluonpar[mpi]'" in err
-    assert "failed: floor: 0 of 1 ranks have come: " in err and "exit code 1" in err
-    assert ": failed: floor on 2 processes" in err
+    assert "left out: gluonpar: no mpirun was found; pip install 'gluonpar[mpi]'" in err
+    assert any(line.startswith("left out: horovod: no horovodrun was found") for line in err)
+    assert "failed: floor: exit code 1" in err
+    assert err[-1].endswith(": failed: floor on 2 processes")
+
+
+def test_wrong_sums_and_another_loss_are_reported(monkeypatch, command):
+    sources = {"sums": actor(wrong=1), "loses": actor(1.002), "a": actor(), "b": actor()}
+    for name, source in sources.items():
+        monkeypatch.setitem(CANDIDATES, name, program(source, sums=True))
+    code, out, err = command(*SMALL, "--sizes", "64", "--candidates", ",".join(sources))
+    assert code == 1
+    wrong = "sums on 2 processes; loses on 2 processes"
+    assert err[-1].endswith(f": wrong sums, or another loss than the others': {wrong}")
