@@ -122,19 +122,7 @@ def test_the_installed_version_and_core_requirements():
 
 
 def test_the_extras():
-    wanted = {
-        "bench",
-        "cpu",
-        "cu112",
-        "d2l",
-        "dist",
-        "docs",
-        "mpi",
-        "notebook",
-        "onnx",
-        "plot",
-        "test",
-    }
+    wanted = {"cpu", "cu112", "d2l", "dist", "docs", "mpi", "notebook", "onnx", "plot", "test"}
     assert wanted <= set(metadata("gluonpar").get_all("Provides-Extra"))
 
 
