@@ -5,8 +5,6 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from gluonpar.runtime import thread_pool
 
@@ -49,17 +47,6 @@ def test_every_element_is_processed_exactly_once(tiny_blocks, max_threads, num_a
     for of_task, n in zip(arrays, sizes):
         for factor, array in enumerate(of_task, 1):
             np.testing.assert_array_equal(array, np.full(n, factor))
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    sizes=st.lists(st.integers(0, 3 * thread_pool.BLOCK_BYTES // 8), max_size=5),
-    dtype=st.sampled_from(["float16", "float32", "float64"]),
-)
-def test_blocks_cover_each_task_without_gap_or_overlap(sizes, dtype):
-    seen = [np.zeros(n, dtype) for n in sizes]
-    thread_pool.run([(increment, [array]) for array in seen], num_bytes=0)
-    assert all((array == 1).all() for array in seen)
 
 
 @pytest.mark.parametrize(("dtype", "elements"), [("float16", 8), ("float32", 4), ("float64", 2)])
