@@ -90,6 +90,7 @@ def test_one_thread_per_sixteen_megabytes_up_to_the_maximum(
 ):
     monkeypatch.setattr(thread_pool, "BLOCK_BYTES", 1 << 10)
     assert threads_used(megabytes << 20, most, num_blocks) == want
+    assert len(pool_of_three) == want - 1  # and no other thread was given work
 
 
 @pytest.mark.parametrize(("missing_bytes", "started"), [(1, 0), (0, 1)])
