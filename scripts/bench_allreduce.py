@@ -14,7 +14,7 @@ import sys
 
 try:
     from gluonpar import collectives
-    from gluonpar.collectives import checks, drawing
+    from gluonpar.collectives import arguments, drawing
     from gluonpar.diagnostics.benchmark import allreduce, harness
     from gluonpar.runtime import devices, threads
     from gluonpar.runtime.version import __version__
@@ -46,7 +46,7 @@ def parser():
     made.add("--factor", 8, "ratio of one size to the one before", type=int, **count)
     made.add("--num-gpus", 2, "number of devices", type=int, metavar="K")
     made.add("--dtype", "float32", "of the arrays", choices=allreduce.DTYPES)
-    made.add("--op", "sum", "how arrays are combined", choices=checks.OPS)
+    made.add("--op", "sum", "how arrays are combined", choices=arguments.OPS)
     made.add("--iters", 20, "samples", type=harness.at_least(1), dest="rounds", **count)
     made.add("--warmup", 5, "samples before that do not count", type=harness.at_least(0), **count)
     made.add("--check", 1, "compare every value with NumPy's", type=int, choices=(0, 1))

@@ -20,7 +20,7 @@ import mxnet as mx
 import numpy as np
 
 from gluonpar import collectives
-from gluonpar.collectives import checks, partition
+from gluonpar.collectives import arguments, partition
 from gluonpar.diagnostics.benchmark import harness
 from gluonpar.diagnostics.benchmark.harness import Candidate, Samples
 from gluonpar.runtime import memory, threads
@@ -84,7 +84,7 @@ class Setting:
     check: bool = True
 
     def __post_init__(self) -> None:
-        checks.check_op(self.op, None, np.dtype(self.dtype))
+        arguments.check_op(self.op, None, np.dtype(self.dtype))
 
     def zeros(self, size: int) -> list[mx.nd.NDArray]:
         """Return one array of zeros per device."""
