@@ -32,20 +32,21 @@ class Wrong(AssertionError):
 def verify(
     net: gluon.Block, loss: Callable, batch: Any, ctx: mx.Context | Sequence[mx.Context]
 ) -> list[str]:
-    """Check that ``net`` computes on the devices ``ctx`` what it computes on the first; a report.
+    """Check that ``net`` computes on the devices ``ctx`` what it computes on ``ctx[0]`` alone.
 
     ``net`` is a Gluon block, initialized on all of ``ctx``; ``batch`` is a pair (X, y) of arrays or
     nested arrays, as for ``split_and_load``; ``loss(net(X), y)`` gives one loss per sample. The
     losses and summed gradients of the whole batch on ``ctx[0]`` are compared with those of its
     shards on all devices. Replicas must have the same bits, and each computation, done twice, must
-    give the same bits. Returns one line per comparison. Parameters and running statistics end
+    give the same bits. Returns a line of text per comparison. Parameters and running statistics end
     unchanged; gradients are overwritten, and MXNet's random generators seeded. Waits.
 
-    Some layers rightly differ between one device and several, so these networks are compared
-    otherwise, and the report says so. ``BatchNorm`` normalizes each device's shard by itself: the
-    shards on all devices are compared with the same shards, one after another, on ``ctx[0]``.
-    Layers with random numbers (dropout) draw other ones on each device: they are compared in
-    prediction mode, and so are networks with :class:`SyncBatchNorm`, which one device cannot train.
+    Some layers compute something else on several devices than on one, so networks with them are
+    compared in other ways, and a line says so. ``BatchNorm`` normalizes each device's shard by
+    itself: the shards on all devices are compared with the same shards, one after another, on
+    ``ctx[0]``. Layers with random numbers (dropout) draw different ones on each device: they are
+    compared in prediction mode, and so are networks with :class:`SyncBatchNorm`, which one device
+    cannot train.
 
     Raises :class:`Wrong` for a difference; ValueError for an empty batch, a loss that is not per
     sample, and a network that is not on ``ctx`` or accumulates gradients (``grad_req='add'``).

@@ -93,7 +93,7 @@ def in_wheels(name: str, site: pathlib.Path | None = None) -> list[pathlib.Path]
 
 
 def damage(path: pathlib.Path) -> str:
-    """Return what is wrong with a shared library, as far as its headers tell; "" if nothing.
+    """Return what is wrong with a shared library, as far as its headers show; "" if nothing.
 
     The system's loader maps a file by its headers; if the file was truncated (a full disk, an
     interrupted copy), the process dies of SIGBUS without a message. Raises OSError if the file

@@ -371,7 +371,7 @@ def test_no_driver_is_wrong_only_with_a_wheel_that_needs_it(wheel, state, monkey
 
 
 def test_cuda_that_fails_in_mxnet_is_quoted(monkeypatch):
-    facts = {"version": "1.9.1", "file": "/a", "cuda": True, "adds": True, "num_gpus": 0}
+    facts = {"version": "1.9.1", "file": "/a", "cuda": True, "num_gpus": 0}
     failing = {**facts, "cuda_error": "CUDA: Check failed: e == cudaSuccess (803 vs. 0)"}
     monkeypatch.setattr(probes, "run", lambda probe: probes.Result(failing, ""))
     (first, _), (second, text, _) = checks.mxnet()

@@ -78,7 +78,7 @@ def test_a_reader_runs_after_the_last_writer_and_before_the_next(way):
 
 
 def test_an_array_may_be_named_twice_and_be_a_view():
-    """The engine itself would wait for ever for a variable that it was given twice."""
+    """The engine itself would wait forever for a variable that it was given twice."""
     array = mx.nd.zeros((4,))
     array.wait_to_read()
     view = memory.view(array)

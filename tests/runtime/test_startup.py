@@ -1,4 +1,4 @@
-"""What importing gluonpar does to a process, and what it says if MXNet cannot be imported."""
+"""What importing gluonpar does to a process, and the error if MXNet cannot be imported."""
 
 import os
 import pathlib
