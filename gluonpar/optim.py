@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from typing import Callable, Iterator, NamedTuple, Sequence
+from typing import Callable, Iterable, Iterator, NamedTuple, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -46,7 +46,7 @@ def sgd_on_parts(parts: Sequence[replicas.Part], lr: float, batch_size: int) -> 
     """Update by :func:`sgd` one device's parameters in ``parts``, such as its share of buckets."""
     parts = [part for part in parts if part.grad.size]
     params = [param for part in parts for param in part.params]
-    if params and memory.on_host(params):
+    if params and on_host(params):
         update = rule(lr, 1.0 / batch_size)
         reduce_update([Item([p.grad], [p.params], [update] * len(p.params)) for p in parts])
         return
@@ -121,6 +121,11 @@ class Item(NamedTuple):
         states = self.states and [tuple(of_param) for of_param in self.states]
         params = [tuple(of_device) for of_device in self.params]
         return Item(tuple(self.grads), params, tuple(self.updates), states)
+
+
+def on_host(arrays: Iterable[mx.nd.NDArray]) -> bool:
+    """Return whether all arrays are in the host's memory."""
+    return not any("gpu" in array.context.device_type for array in arrays)
 
 
 def reduce_update(items: Sequence[Item]) -> None:

@@ -9,12 +9,11 @@ import numpy as np
 from mxnet import autograd
 
 from gluonpar import cluster, optim, replicas, sharding
-from gluonpar.cluster import hierarchical
-from gluonpar.collectives import arguments, named
+from gluonpar.collectives import arguments, hierarchical, named
 from gluonpar.models.lenet import lenet
 from gluonpar.models.losses import softmax_cross_entropy
 from gluonpar.replicas import Bucket
-from gluonpar.runtime import cached_op, memory
+from gluonpar.runtime import cached_op
 from gluonpar.runtime.devices import as_list
 
 # How many steps a training loop may queue ahead of the devices: enough to prepare the next batch
@@ -132,7 +131,7 @@ def allreduce_gradients(
         named(algorithm)
     lists, owners = [bucket.grads for bucket in summed], [bucket.owner for bucket in summed]
     by_host = algorithm in (None, "host") and compression is None
-    if defer and by_host and all(map(memory.on_host, lists)):
+    if defer and by_host and all(map(optim.on_host, lists)):
         if cluster.size() > 1:
             hierarchical.reduce_many(lists, owners)
             summed = [bucket._replace(grads=[bucket.grads[bucket.owner]]) for bucket in summed]
@@ -150,15 +149,15 @@ def sgd(sums: GradientSums, lr: float, batch_size: int | cluster.Later) -> None:
     A ``batch_size`` that is still being summed over processes is not waited for if the sums are
     deferred: it arrives before the gradients' sum does.
     """
-    if sums.deferred:
-        for bucket in sums.buckets:
-            rules = [_rule(lr, batch_size)] * len(bucket.params[0])
-            optim.reduce_update([optim.Item(bucket.grads, bucket.params, rules)])
+    if not sums.deferred:
+        if isinstance(batch_size, cluster.Later):
+            batch_size = batch_size.wait()  # MXNet's operators need the number itself
+        for parts in zip(*(bucket.parts for bucket in sums.buckets)):
+            optim.sgd_on_parts(parts, lr, batch_size)
         return
-    if isinstance(batch_size, cluster.Later):
-        batch_size = batch_size.wait()  # MXNet's operators need the number itself
-    for parts in zip(*(bucket.parts for bucket in sums.buckets)):
-        optim.sgd_on_parts(parts, lr, batch_size)
+    for bucket in sums.buckets:
+        rules = [_rule(lr, batch_size)] * len(bucket.params[0])
+        optim.reduce_update([optim.Item(bucket.grads, bucket.params, rules)])
 
 
 def _rule(lr: float, batch_size: int | cluster.Later) -> Callable[..., None]:

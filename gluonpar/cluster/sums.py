@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 
 from gluonpar.cluster.world import World
-from gluonpar.collectives import partition
 
 BLOCK_BYTES = 1 << 19  # it stays in a core's second-level cache between arriving and being added
 BLOCKS_FROM_BYTES = 1 << 23
@@ -30,7 +29,7 @@ def in_blocks(job: World, flat: np.ndarray) -> None:
     elements in and out of a rank. MPI's own reduction brings a part over whole, and reads it from
     memory again to add it; a block is still in the cache.
     """
-    parts = [flat[cut] for cut in partition.slices(flat.size, job.size)]
+    parts = np.array_split(flat, job.size)
     mine, block = parts[job.rank], max(1, BLOCK_BYTES // flat.itemsize)
     arriving = np.empty(block, flat.dtype)
     for start in range(0, max(part.size for part in parts), block):
@@ -51,7 +50,7 @@ def as_float16(job: World, flat: np.ndarray) -> None:
     """
     halves = flat if flat.dtype == np.float16 else flat.astype(np.float16)
     bits, kind = halves.view(np.uint16), job.mpi.UINT16_T
-    counts = partition.sizes(flat.size, job.size)
+    counts = [part.size for part in np.array_split(flat, job.size)]
     mine = counts[job.rank]
     brought = np.empty((job.size, mine), np.float16)
     received = [brought.view(np.uint16), [mine] * job.size]

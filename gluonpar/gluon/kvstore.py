@@ -17,8 +17,7 @@ import mxnet as mx
 from mxnet import autograd, gluon
 
 from gluonpar import cluster, collectives
-from gluonpar.cluster import hierarchical
-from gluonpar.collectives import host
+from gluonpar.collectives import hierarchical, host
 
 # MXNet is retired, so this loop over all gradients will not change. A subclass with a loop of its
 # own or a patched Trainer is not recognised, and its calls are then executed one by one.

@@ -13,8 +13,7 @@ from __future__ import annotations
 from mxnet import autograd, gluon
 
 from gluonpar import cluster
-from gluonpar.cluster import hierarchical
-from gluonpar.collectives import broadcast_many
+from gluonpar.collectives import broadcast_many, hierarchical
 
 NAMES = ".*(running|moving)_(mean|var)$"
 """Names of running statistics, a regular expression: Gluon's, and Module's and SymbolBlock's."""

@@ -11,8 +11,7 @@ from mxnet import gluon
 
 from gluonpar import cluster, metrics
 from gluonpar.checkpoint import optimizer_states
-from gluonpar.cluster import hierarchical
-from gluonpar.collectives import named
+from gluonpar.collectives import hierarchical, named
 from gluonpar.gluon import parameter_buckets
 from gluonpar.gluon.parameter_buckets import Layout
 from gluonpar.gluon.sharded_update import ShardedUpdate

@@ -75,11 +75,6 @@ def views(arrays: Sequence[mx.nd.NDArray]) -> list[np.ndarray]:
     return found
 
 
-def on_host(arrays: Iterable[mx.nd.NDArray]) -> bool:
-    """Return whether all arrays are in the host's memory."""
-    return not any("gpu" in array.context.device_type for array in arrays)
-
-
 def zero(array: mx.nd.NDArray) -> None:
     """Set every element to zero, in place."""
     array[() if array.ndim == 0 else slice(None)] = 0

@@ -92,9 +92,9 @@ def test_a_zero_gradient_moves_nothing():
 # In a process of its own: MXNet's multi_sgd_update writes past its end beyond 60 parameters.
 SIXTY_TWO = """
 import gluonpar, mxnet as mx, sys
-from gluonpar.runtime import memory
+from gluonpar import optim
 if sys.argv[1] == "operator":
-    memory.on_host = lambda arrays: False
+    optim.on_host = lambda arrays: False
 params = [mx.nd.array([i]) for i in range(62)]
 for i, param in enumerate(params):
     param.attach_grad()
@@ -121,7 +121,7 @@ def test_a_resnets_62_parameters_are_all_updated(by):
 def by(request, monkeypatch):
     """Both ways of the update: NumPy on the host, and the operator that GPUs take."""
     if request.param == "operator":
-        monkeypatch.setattr(optim.memory, "on_host", lambda arrays: False)
+        monkeypatch.setattr(optim, "on_host", lambda arrays: False)
     return request.param
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gluonpar import optim
 from gluonpar.optim import Item
-from gluonpar.runtime import engine, memory, thread_pool
+from gluonpar.runtime import engine, thread_pool
 
 BLOCK = thread_pool.BLOCK_BYTES // 4  # elements of float32
 DTYPES = ["float16", "float32", "float64"]
@@ -311,9 +311,9 @@ def test_overflow_is_inf_as_in_mxnets_own_operators():
 def test_possible_is_host_memory_only():
     on_cpu = place(np.ones((2, 1), "float32"))
     pinned, on_gpu = (types.SimpleNamespace(context=c) for c in (mx.cpu_pinned(0), mx.gpu(0)))
-    assert memory.on_host([])
-    assert memory.on_host([*on_cpu, pinned])
-    assert not memory.on_host([*on_cpu, on_gpu])
+    assert optim.on_host([])
+    assert optim.on_host([*on_cpu, pinned])
+    assert not optim.on_host([*on_cpu, on_gpu])
 
 
 def without_a_gradient(items):

@@ -1,4 +1,4 @@
-"""Collectives over all devices of all processes: inside each process, between processes, inside.
+"""Hierarchical collectives: over all devices of all processes.
 
 A hierarchical all-reduce sums inside each process onto one device, the *leader*, exchanges the
 leaders' arrays between processes, and broadcasts the result inside each process: the network
@@ -12,8 +12,8 @@ from typing import Sequence
 
 import mxnet as mx
 
-from gluonpar import cluster, collectives
-from gluonpar.collectives.bucketing import allreduce_as_float16
+from gluonpar import cluster
+from gluonpar.collectives import bucketing, operations
 
 Lists = Sequence[Sequence[mx.nd.NDArray]]
 
@@ -34,7 +34,7 @@ def allreduce_many(
     _sum_inside(lists, None, algorithm, compression)
     if cluster.size() > 1:
         _exchange(lists, [0] * len(lists), compression, one_message)
-        collectives.broadcast_many(lists)
+        operations.broadcast_many(lists)
 
 
 def reduce_many(
@@ -56,19 +56,19 @@ def reduce_many(
 def broadcast_many(lists: Lists) -> None:
     """Replace every array of each list by the first device's of rank 0."""
     cluster.broadcast([data[0] for data in lists])
-    collectives.broadcast_many(lists)
+    operations.broadcast_many(lists)
 
 
 def _sum_inside(
     lists: Lists, leaders: Sequence[int] | None, algorithm: str | None, compression: str | None
 ) -> None:
     if compression:
-        allreduce_as_float16(lists, algorithm)
+        bucketing.allreduce_as_float16(lists, algorithm)
     elif leaders is None or algorithm:
-        collectives.allreduce_many(lists, algorithm)
+        bucketing.allreduce_many(lists, algorithm)
     else:
         for data, leader in zip(lists, leaders):
-            collectives.reduce(data, leader)
+            operations.reduce(data, leader)
 
 
 def _exchange(
