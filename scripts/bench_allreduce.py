@@ -14,7 +14,7 @@ import sys
 
 try:
     from gluonpar import collectives
-    from gluonpar.collectives import arguments, drawing
+    from gluonpar.collectives import drawing
     from gluonpar.diagnostics.benchmark import allreduce, harness
     from gluonpar.runtime import devices, threads
     from gluonpar.runtime.version import __version__
@@ -46,7 +46,7 @@ def parser():
     made.add("--factor", 8, "ratio of one size to the one before", type=int, **count)
     made.add("--num-gpus", 2, "number of devices", type=int, metavar="K")
     made.add("--dtype", "float32", "of the arrays", choices=allreduce.DTYPES)
-    made.add("--op", "sum", "how arrays are combined", choices=arguments.OPS)
+    made.add("--op", "sum", "how arrays are combined", choices=list(allreduce.COMBINE))
     made.add("--iters", 20, "samples", type=harness.at_least(1), dest="rounds", **count)
     made.add("--warmup", 5, "samples before that do not count", type=harness.at_least(0), **count)
     made.add("--check", 1, "compare every value with NumPy's", type=int, choices=(0, 1))
@@ -86,7 +86,7 @@ def measure(prepared, console, record):
         console.notice(text)
     header(console, record.machine, setting)
     for size in sizes:
-        bar = harness.progress_bar(desc=f"{size} elements", unit="round")
+        bar = harness.progress_bar(f"{size} elements")
         rows = allreduce.measure_size(found, setting, size, bar)
         console.line("" if record.rows else "\n" + harness.columns(HEADINGS, WIDTHS))
         seconds = {row.name: row.samples.median for row in rows}
@@ -106,7 +106,7 @@ def header(console, machine, setting):
         "machine": harness.processor(machine),
         "date": machine["date"],
         "devices": f"{list(setting.ctx)}, {how}",
-        FLOOR: f"NumPy on the same memory, {allreduce.floor_threads()} threads from "
+        FLOOR: f"NumPy on the same memory, {allreduce.FLOOR_THREADS} threads from "
         f"{allreduce.FLOOR_MIN_BYTES} bytes up",
         "all-reduce": f"{setting.op} of {setting.dtype}, {checked}",
         "samples": f"{setting.rounds} rounds after {setting.warmup} to warm up, all candidates in "

@@ -73,7 +73,7 @@ def measure_all(options, console, record):
     failed = []
     for number in options.processes:
         with Comparison(stop=True) as comparison:
-            rows = measure(number, options, comparison, progress)
+            rows = measure(number, options, comparison, harness.progress_bar)
         show(console, options, number, comparison, rows)
         record.rows += rows
         failed += [f"{name} on {number} processes" for name in comparison.failed]
@@ -83,11 +83,6 @@ def measure_all(options, console, record):
     wrong = [f"{row.name} on {row.processes} processes" for row in record.rows if row.wrong]
     lines = [f"wrong sums, or another loss than the others': {'; '.join(wrong)}"] if wrong else []
     return lines + ([f"failed: {'; '.join(failed)}"] if failed else [])
-
-
-def progress(title):
-    """Return a progress bar."""
-    return harness.progress_bar(desc=title)
 
 
 def header(console, record):

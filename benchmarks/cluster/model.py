@@ -1,13 +1,12 @@
-"""What an all-reduce costs on P processes: a model of steps and bytes, fitted to what was measured.
+"""A model of the time of an all-reduce on P processes, fitted to measurements.
 
     seconds(P, n) = overhead + crowding(P) * (steps(P) * latency + bytes(P, n) / bandwidth)
 
-where a process sends steps(P) = 2 ceil(log2 P) messages, one after the other, with bytes(P, n) =
-2 n (P - 1) / P bytes in all: a reduce-scatter by halving and an all-gather by doubling (Thakur,
+A process sends steps(P) = 2 ceil(log2 P) messages one after another, with bytes(P, n) =
+2 n (P - 1) / P bytes in total: a reduce-scatter by halving and an all-gather by doubling (Thakur,
 Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH", 2005). The
-overhead is what the operation costs however many processes take part: the hand-over to MXNet's
-engine and back. Processes that share a machine of C processors take turns on them, crowding(P) =
-max(1, P / C); each on processors of its own, it is 1.
+overhead is MXNet's engine, independent of the number of processes. Processes that share a machine
+of C processors take turns on them, so crowding(P) = max(1, P / C); with a machine each, it is 1.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import numpy as np
 
 
 class Network(NamedTuple):
-    """Seconds an operation costs at least, seconds a message that holds nothing takes, bytes/s."""
+    """Seconds per operation, seconds per empty message, and bytes/s."""
 
     overhead_seconds: float
     latency_seconds: float
@@ -28,7 +27,7 @@ class Network(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """One all-reduce: on how many processes, of how many bytes, the time, and the crowding."""
+    """One all-reduce: number of processes, bytes, time, and crowding."""
 
     processes: int
     num_bytes: int
@@ -37,7 +36,7 @@ class Measured(NamedTuple):
 
 
 def steps(num_processes: int) -> int:
-    """Messages that a process sends one after the other.
+    """Return the number of messages that a process sends one after another.
 
     >>> [steps(p) for p in (1, 2, 3, 4, 1024)]
     [0, 2, 4, 4, 20]
@@ -46,7 +45,7 @@ def steps(num_processes: int) -> int:
 
 
 def sent_bytes(num_processes: int, num_bytes: int) -> float:
-    """Bytes that a process sends, and receives, in an all-reduce of ``num_bytes``.
+    """Return the bytes that a process sends, and receives, in an all-reduce of ``num_bytes``.
 
     >>> sent_bytes(4, 100)
     150.0
@@ -55,7 +54,7 @@ def sent_bytes(num_processes: int, num_bytes: int) -> float:
 
 
 def crowding(num_processes: int, cores: int) -> float:
-    """How many processes take turns on a processor, if all are on one machine; at least 1.
+    """Return the number of processes per processor, if all are on one machine; at least 1.
 
     >>> crowding(2, 4), crowding(4, 2)
     (1.0, 2.0)
@@ -66,7 +65,7 @@ def crowding(num_processes: int, cores: int) -> float:
 def allreduce_seconds(
     num_processes: int, num_bytes: int, network: Network, crowding: float = 1.0
 ) -> float:
-    """The model's time of an all-reduce; 0 in one process.
+    """Return the model's time of an all-reduce; 0 in one process.
 
     >>> allreduce_seconds(2, 1000, Network(0.5, 0.25, 2000.0))
     1.5
@@ -79,10 +78,11 @@ def allreduce_seconds(
 
 
 def fit(measured: Sequence[Measured]) -> Network:
-    """The network that explains what was measured best, in relative error.
+    """Return the network that fits the measurements best.
 
-    Least squares of the relative errors in three unknowns, none of them negative: the best of all
-    subsets of them that give none. ValueError if what was measured cannot tell the bandwidth.
+    Least squares of the relative errors in three unknowns that must not be negative: the best
+    solution without negative values over all subsets of them. Raises ValueError if the measurements
+    do not determine the bandwidth.
 
     >>> true = Network(2e-4, 1e-4, 1e9)
     >>> points = [(p, n) for p in (2, 4) for n in (10, 10**5, 10**7)]
@@ -123,9 +123,9 @@ def step_seconds(
     network: Network,
     crowding: float = 1.0,
 ) -> tuple[float, float]:
-    """A training step's time, each process with a batch of its own: at best and at worst.
+    """Return the shortest and longest time of a training step, each process with its own batch.
 
-    At best the transfer hides behind backward, two thirds of the computation, and latency and
+    At best the transfer overlaps with backward, two thirds of the computation, and latency and
     overhead do not; at worst it begins when backward has ended.
 
     >>> [round(t, 3) for t in step_seconds(2, 0.3, 10**6, Network(0, 1e-3, 1e7))]

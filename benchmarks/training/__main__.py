@@ -105,7 +105,7 @@ def compare(settings, console, record):
     left_out = record.more["left_out"] = []
     for setting in settings:
         with Comparison() as comparison:
-            rows = measure(setting, comparison, names(record.options), progress)
+            rows = measure(setting, comparison, names(record.options), harness.progress_bar)
         show(console, setting, comparison, rows)
         record.rows += rows
         failed += [[setting.title, *failure] for failure in comparison.failed.items()]
@@ -118,11 +118,6 @@ def compare(settings, console, record):
     lines = [f"another loss than the others': {'; '.join(wrong)}"] if wrong else []
     dead = [f"{name} on {title}" for title, name, _ in failed]
     return lines + ([f"failed: {'; '.join(dead)}"] if dead else [])
-
-
-def progress(title):
-    """Return a progress bar."""
-    return harness.progress_bar(desc=title)
 
 
 def header(console, record):
@@ -166,7 +161,7 @@ def soak(settings, console, record):
     console.header(__version__, {"machine": harness.processor(machine), "date": machine["date"]})
     failed = record.more["failed"] = []
     for setting, name in itertools.product(settings, names(record.options)):
-        bar = progress(f"{name}, {setting.title}")
+        bar = harness.progress_bar(f"{name}, {setting.title}")
         try:
             result = soaks.soak(setting, record.options.soak, name, bar)
         except Failed as how:

@@ -11,7 +11,7 @@ from benchmarks.training.workloads import Task
 
 
 class Book(Training):
-    """As the chapter's reader would write it: an all-reduce and an update a parameter."""
+    """The loop as in the chapter: one all-reduce and one update per parameter."""
 
     def __init__(self, task: Task) -> None:
         self.X, self.y, self.lr = task.X, task.y, task.lr
@@ -25,7 +25,7 @@ class Book(Training):
         self.moving = [[nd.array(value, ctx=c) for value in task.moving] for c in self.ctx]
 
     def step(self) -> None:
-        """Split, forward, backward, all-reduce, update."""
+        """Split, run forward and backward, all-reduce, and update."""
         with autograd.record():
             losses = self._losses(self.moving)
         for loss in losses:
@@ -36,11 +36,11 @@ class Book(Training):
             sgd(params, self.lr, len(self.X))
 
     def wait(self) -> None:
-        """All of MXNet's queues."""
+        """Wait for all of MXNet's queues."""
         nd.waitall()
 
     def loss(self) -> float:
-        """The shards' losses."""
+        """Return the mean of the shards' losses."""
         copies = [[array.copy() for array in arrays] for arrays in self.moving]
         with autograd.train_mode():
             losses = self._losses(copies)
@@ -71,7 +71,7 @@ def sgd(params: list[nd.NDArray], lr: float, batch_size: int) -> None:
 
 
 def lenet(X: nd.NDArray, params: list[nd.NDArray]) -> nd.NDArray:
-    """The chapter's LeNet."""
+    """Return the scores of the chapter's LeNet."""
     W1, b1, W2, b2, W3, b3, W4, b4 = params
     h = nd.relu(nd.Convolution(X, W1, b1, kernel=(3, 3), num_filter=20))
     h = nd.Pooling(h, pool_type="avg", kernel=(2, 2), stride=(2, 2))
@@ -82,7 +82,7 @@ def lenet(X: nd.NDArray, params: list[nd.NDArray]) -> nd.NDArray:
 
 
 def mlp(X: nd.NDArray, params: list[nd.NDArray]) -> nd.NDArray:
-    """Dense layers with relu between them."""
+    """Return the scores of dense layers with relu between them."""
     W1, b1, W2, b2, W3, b3 = params
     h = nd.relu(nd.dot(X, W1) + b1)
     h = nd.relu(nd.dot(h, W2) + b2)
@@ -90,7 +90,7 @@ def mlp(X: nd.NDArray, params: list[nd.NDArray]) -> nd.NDArray:
 
 
 def resnet18(X: nd.NDArray, params: list[nd.NDArray]) -> nd.NDArray:
-    """ResNet-18; its last parameters are the moving statistics."""
+    """Return the scores of ResNet-18; its last parameters are the moving statistics."""
     return resnet.resnet18(nd, X, params, width=params[0].shape[0])
 
 
@@ -98,5 +98,5 @@ MODELS = {"lenet": lenet, "mlp": mlp, "resnet18": resnet18}
 
 
 def make(task: Task) -> Training:
-    """The training of ``task``."""
+    """Return the training of ``task``."""
     return Book(task)

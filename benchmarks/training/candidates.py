@@ -172,11 +172,9 @@ class StepResult:
             "workload": setting.workload,
             "num_devices": len(setting.ctx),
             "batch_size": setting.samples,
-            "median_seconds": samples.median,
-            "quartiles_seconds": list(samples.quartiles),
             "images_per_second": self.images_per_second,
             "wrong": self.wrong,
-            "seconds": list(samples.values),
+            **samples.as_dict(),
         }
 
 

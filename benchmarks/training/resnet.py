@@ -15,10 +15,10 @@ NUM_MOVING = 2 * (1 + 2 * 8)  # mean and variance: one normalisation, then two i
 
 
 def resnet18(F: ModuleType, X: Any, params: Sequence[Any], width: int = 64) -> Any:
-    """(n, 1, 28, 28) images to (n, 10) scores; ``F`` is ``mx.nd`` or ``mx.sym``, as ``X`` is.
+    """Return (n, 10) scores of (n, 1, 28, 28) images; ``F`` is ``mx.nd`` or ``mx.sym``, as ``X`` is.
 
     ``params`` are the trained parameters, layer by layer, then the moving statistics, which MXNet
-    itself updates, in place, whenever a normalisation is trained.
+    updates in place in every training step.
     """
     layers = _Layers(F, iter(params[:-NUM_MOVING]), iter(params[-NUM_MOVING:]))
     h = layers.relu(layers.norm(layers.conv(X, width)))
@@ -32,13 +32,13 @@ def resnet18(F: ModuleType, X: Any, params: Sequence[Any], width: int = 64) -> A
 
 
 class _Layers:
-    """Layers that take their parameters in turn."""
+    """Layers that take the next of the parameters."""
 
     def __init__(self, F: ModuleType, trained: Iterator[Any], moving: Iterator[Any]) -> None:
         self.F, self.trained, self.moving = F, trained, moving
 
     def conv(self, h: Any, channels: int, stride: int = 1, kernel: int = 3) -> Any:
-        """As large as ``h``, or smaller by the stride."""
+        """Convolve, with as much padding as keeps the size for a stride of 1."""
         return self.F.Convolution(
             h,
             next(self.trained),
@@ -50,16 +50,16 @@ class _Layers:
         )
 
     def norm(self, h: Any) -> Any:
-        """Each channel over the batch; ``fix_gamma`` would keep MXNet's scales at one."""
+        """Normalise each channel over the batch; ``fix_gamma`` would keep the scales at one."""
         scale, shift = next(self.trained), next(self.trained)
         mean, variance = next(self.moving), next(self.moving)
         return self.F.BatchNorm(h, scale, shift, mean, variance, fix_gamma=False, eps=1e-5)
 
     def relu(self, h: Any) -> Any:
-        """As Gluon's layer of that name; the operator ``relu`` would first undo oneDNN's layout."""
+        """Apply relu as Gluon does; the operator ``relu`` would convert oneDNN's layout first."""
         return self.F.Activation(h, act_type="relu")
 
     def dense(self, h: Any) -> Any:
-        """The scores; the weight is (inputs, outputs)."""
+        """Return the scores; the weight is (inputs, outputs)."""
         weight, bias = self.F.transpose(next(self.trained)), next(self.trained)
         return self.F.FullyConnected(self.F.flatten(h), weight, bias, num_hidden=NUM_CLASSES)

@@ -1,4 +1,4 @@
-"""What is trained: sizes, rates, and the numbers that all candidates start from. NumPy only."""
+"""The workloads: sizes, learning rates and initial parameters. Imports NumPy only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NUM_CLASSES = 10
 
 
 class Parameter(NamedTuple):
-    """A shape, and the number it is filled with; None: normal with variance 1/inputs."""
+    """A shape and its initial value; None: normal with variance 1/inputs."""
 
     shape: tuple[int, ...]
     start: float | None = None
@@ -19,12 +19,12 @@ class Parameter(NamedTuple):
 
 @dataclass(frozen=True)
 class Workload:
-    """A network, by its trained parameters; each candidate writes it in its own words.
+    """A network, by its trained parameters; each candidate implements it.
 
     Dense weights are (inputs, outputs), as in the book. ``norms`` are the channels of each batch
-    normalisation, in order: it has a moving mean and variance, too. ``lr`` lets the loss fall
-    within a few steps, so that a wrong update shows in it, but slowly enough not to amplify
-    rounding.
+    normalisation, in order, which also has a moving mean and variance. ``lr`` is large enough for
+    the loss to fall within a few steps, so that a wrong update changes it, and small enough not to
+    amplify rounding errors.
     """
 
     input_shape: tuple[int, ...]
@@ -35,34 +35,34 @@ class Workload:
 
 
 def conv(inputs: int, outputs: int, kernel: int) -> tuple[Parameter, ...]:
-    """Weight and bias of a square convolution."""
+    """Return weight and bias of a square convolution."""
     return Parameter((outputs, inputs, kernel, kernel)), Parameter((outputs,), 0.0)
 
 
 def norm(channels: int) -> tuple[Parameter, ...]:
-    """Scale and shift of a batch normalisation."""
+    """Return scale and shift of a batch normalisation."""
     return Parameter((channels,), 1.0), Parameter((channels,), 0.0)
 
 
 def dense(inputs: int, outputs: int) -> tuple[Parameter, ...]:
-    """Weight and bias of a dense layer."""
+    """Return weight and bias of a dense layer."""
     return Parameter((inputs, outputs)), Parameter((outputs,), 0.0)
 
 
 def lenet() -> Workload:
-    """The book's LeNet, 13.5."""
+    """Return the book's LeNet, 13.5."""
     layers = (*conv(1, 20, 3), *conv(20, 50, 5), *dense(800, 128), *dense(128, NUM_CLASSES))
     return Workload((1, 28, 28), 256, 0.01, layers)
 
 
 def mlp(width: int = 2048) -> Workload:
-    """A perceptron with two wide hidden layers: few operations a parameter."""
+    """Return a perceptron with two wide hidden layers: few operations per parameter."""
     layers = (*dense(784, width), *dense(width, width), *dense(width, NUM_CLASSES))
     return Workload((784,), 128, 0.02, layers)
 
 
 def resnet18(width: int = 64) -> Workload:
-    """The book's ResNet-18 for small images, 13.6: no pooling after the first convolution."""
+    """Return the book's ResNet-18 for small images, 13.6, without pooling at the beginning."""
     layers, norms, inputs = [*conv(1, width, 3), *norm(width)], [width], width
     for channels, stride in residual_blocks(width):
         layers += [*conv(inputs, channels, 3), *norm(channels)]
@@ -76,7 +76,7 @@ def resnet18(width: int = 64) -> Workload:
 
 
 def residual_blocks(width: int) -> list[tuple[int, int]]:
-    """(channels, stride) of ResNet-18's eight blocks; one that strides has a 1x1 convolution.
+    """Return (channels, stride) of ResNet-18's blocks; those that stride have a 1x1 convolution.
 
     >>> residual_blocks(64)[:5]
     [(64, 1), (64, 1), (128, 2), (128, 1), (256, 2)]
@@ -89,7 +89,7 @@ WORKLOADS = {"lenet": lenet(), "mlp": mlp(), "resnet18": resnet18()}
 
 @dataclass(frozen=True)
 class Task:
-    """One workload on some devices: the batch, the initial parameters and the rate, in NumPy.
+    """A workload on some devices: the batch, the initial parameters and the learning rate.
 
     ``moving`` are the mean and the variance that each batch normalisation starts from, in order;
     ``devices`` are pairs such as ``("cpu", 0)``.
@@ -105,12 +105,12 @@ class Task:
 
     @property
     def width(self) -> int:
-        """Outputs of the first layer, from which the networks' other sizes follow."""
+        """Outputs of the first layer, which determine the networks' other sizes."""
         return len(self.params[1])
 
 
 def task(workload: str, batch_size: int, devices: Sequence[tuple[str, int]], seed: int = 0) -> Task:
-    """The task, the same in every process: all of it follows from the arguments.
+    """Return the task, which the arguments determine, so that it is the same in every process.
 
     Images are standard normal, labels uniform.
 

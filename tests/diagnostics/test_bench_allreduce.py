@@ -102,7 +102,7 @@ def test_all_candidates_are_right_and_those_without_the_op_are_left_out(op, k):
 
 def test_the_floor_sums_large_arrays_on_threads(monkeypatch):
     monkeypatch.setattr(allreduce, "FLOOR_MIN_BYTES", 0)
-    monkeypatch.setattr(allreduce, "floor_threads", lambda: 2)
+    monkeypatch.setattr(allreduce, "FLOOR_THREADS", 2)
     monkeypatch.setattr(allreduce, "FLOOR_BLOCK", 100)
     setting = on_cpus(3, rounds=1)
     found = {"floor": allreduce.makers(setting.ctx, [])["floor"]}

@@ -27,7 +27,7 @@ from gluonpar.runtime import memory, threads
 
 DTYPES = ("float16", "float32", "float64", "int8", "int32", "int64", "uint8")
 PEER, FLOOR = "mxnet device", "floor"  # the others' times are divided by theirs
-FLOOR_THREADS = 2
+FLOOR_THREADS = min(2, threads.cores())
 FLOOR_MIN_BYTES = 4 << 20  # of one array; below, waking a thread costs more than it saves
 FLOOR_BLOCK = 1 << 16  # elements: K blocks stay in a core's cache between the sum and the copies
 COMBINE = {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum}
@@ -58,18 +58,9 @@ class Result:
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything, with all samples, for JSON."""
-        return {
-            "name": self.name,
-            "num_bytes": self.num_bytes,
-            "elements": self.elements,
-            "num_devices": self.num_devices,
-            "median_seconds": self.samples.median,
-            "quartiles_seconds": list(self.samples.quartiles),
-            "algbw": self.algbw,
-            "busbw": self.busbw,
-            "wrong": self.wrong,
-            "seconds": list(self.samples.values),
-        }
+        fields = {**vars(self), "algbw": self.algbw, "busbw": self.busbw}
+        del fields["samples"]
+        return {**fields, **self.samples.as_dict()}
 
 
 @dataclass(frozen=True)
@@ -236,7 +227,7 @@ def _wait(arrays: Sequence[mx.nd.NDArray]) -> None:
 def _floor(arrays: Sequence[mx.nd.NDArray], op: str) -> Candidate:
     """NumPy on the arrays' memory; one half of a large array on a second thread."""
     small = memory.num_bytes(arrays[0]) < FLOOR_MIN_BYTES
-    parts = partition.slices(arrays[0].size, 1 if small else floor_threads())
+    parts = partition.slices(arrays[0].size, 1 if small else FLOOR_THREADS)
     views: list[np.ndarray] = []
 
     def prepare() -> None:
@@ -252,14 +243,9 @@ def _floor(arrays: Sequence[mx.nd.NDArray], op: str) -> Candidate:
     return Candidate(FLOOR, run, prepare=prepare)
 
 
-def floor_threads() -> int:
-    """Return how many threads the floor uses for large arrays."""
-    return min(FLOOR_THREADS, threads.cores())
-
-
 @functools.lru_cache(None)
 def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max(1, floor_threads() - 1))
+    return ThreadPoolExecutor(max(1, FLOOR_THREADS - 1))
 
 
 def _sum_blocks(views: Sequence[np.ndarray], op: str) -> None:

@@ -88,6 +88,11 @@ class Samples:
         low, high = self.quartiles
         return high - low
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return times in seconds for JSON."""
+        quartiles = {"quartiles_seconds": list(self.quartiles), "seconds": list(self.values)}
+        return {"median_seconds": self.median, **quartiles}
+
 
 def order(num_candidates: int, round_: int) -> list[int]:
     """Return the order in which the candidates run in this round.
@@ -324,8 +329,8 @@ def columns(cells: Sequence[Any], widths: Sequence[int]) -> str:
     return " ".join(f"{c!s:{'<' if w < 0 else '>'}{abs(w)}}" for c, w in zip(cells, widths))
 
 
-def progress_bar(**more: Any) -> Callable:
+def progress_bar(title: str) -> Progress:
     """Return ``tqdm`` as a wrapper for :func:`turns`, shown on a terminal only."""
     from tqdm import tqdm
 
-    return functools.partial(tqdm, leave=False, disable=None, **more)
+    return functools.partial(tqdm, desc=title, leave=False, disable=None)
