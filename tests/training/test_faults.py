@@ -1,6 +1,6 @@
-"""Faults that are made to happen: what is short, full or broken is said once, and nothing hangs.
+"""Memory that runs out, full disks and exceptions: one message each, and nothing hangs.
 
-Each program runs in a process of its own, under a watchdog that fails the test.
+Each program runs in a process of its own, with a time limit that fails the test.
 """
 
 import os
@@ -21,14 +21,14 @@ from gluonpar.training import Run, command_line, workloads
 
 HERE = Path(__file__).resolve().parent
 SCRIPTS = HERE.parents[1] / "scripts"
-WATCHDOG_SECONDS = 240  # a run takes a few; on a machine with other work many more
+TIME_LIMIT_SECONDS = 240  # a run takes a few; on a busy machine many more
 COMMON = ("--dataset", "synthetic", "--device", "cpu", "--num-gpus", "2")
 
 PLANTED = r"(__main__\.)?Planted: the planted error"  # Python 3.8 and 3.9 print the module
 
 
 def ended(*command, limits=None):
-    """The process after its end: exit code, stdout, stderr. The test fails if it does not end."""
+    """Run a process; return exit code, stdout, stderr. The test fails if it does not end."""
 
     def limit():
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -43,7 +43,7 @@ def ended(*command, limits=None):
         preexec_fn=limit,
     )
     try:
-        out, err = process.communicate(timeout=WATCHDOG_SECONDS)
+        out, err = process.communicate(timeout=TIME_LIMIT_SECONDS)
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGABRT)  # faulthandler prints where all threads are
         out, err = process.communicate()
@@ -91,7 +91,7 @@ def test_no_memory_for_the_data_is_one_line_and_3(name, imported):
 @pytest.mark.parametrize("name", ["lenet", "resnet18"])
 @pytest.mark.parametrize("kind", ["AS", "DATA"])
 def test_no_memory_for_what_every_step_needs_is_one_line_and_3(name, imported, kind):
-    """Asked for beforehand, because MXNet would crash or hang."""
+    """Checked before training, because MXNet would crash or hang."""
     size = imported + 220 * memory_limits.MB if kind == "AS" else 560 * memory_limits.MB
     arguments = ("--batch-size", "512", "--limit", "1024")
     code, out, err = train(name, *arguments, limits={getattr(resource, f"RLIMIT_{kind}"): size})
@@ -101,7 +101,7 @@ def test_no_memory_for_what_every_step_needs_is_one_line_and_3(name, imported, k
 
 
 def test_no_memory_in_a_step_is_one_line_and_3_and_the_checkpoint_stays(imported, tmp_path):
-    """Enough for all that is small, and less than the arrays of a step of 6000 images take."""
+    """Enough for the small arrays, but not for those of a step on 6000 images."""
     saving = ("--save-dir", tmp_path, "--epochs", "1", "--batch-size", "6000")
     code, _, err = train("lenet", *saving, "--limit", "64")
     assert code == 0, err
@@ -145,12 +145,12 @@ def test_no_memory_for_mxnet_itself_is_one_line_and_2():
         (RuntimeError(""), None),
     ],
 )
-def test_which_errors_are_of_memory_and_what_is_said_of_them(error, short):
+def test_which_errors_are_about_memory_and_their_message(error, short):
     found = memory_limits.shortage(error)
     assert found == short if short is None else found.startswith(short)
 
 
-def test_memory_that_runs_out_names_the_checkpoint_to_go_on_from(monkeypatch, capsys, tmp_path):
+def test_out_of_memory_names_the_checkpoint_to_resume(monkeypatch, capsys, tmp_path):
     def run_out(run):
         (tmp_path / "lenet-at-0001-000002.npz").write_bytes(b"")
         raise MemoryError
@@ -167,7 +167,7 @@ def test_memory_that_runs_out_names_the_checkpoint_to_go_on_from(monkeypatch, ca
     assert err.endswith(f"; --resume continues from {tmp_path}/lenet-at-0001-000002.npz\n")
 
 
-def test_room_asked_for_is_not_kept():
+def test_memory_that_is_required_is_not_kept():
     for _ in range(50):
         memory_limits.require("a test", 1 << 30, 4 << 30)
     with pytest.raises(
@@ -176,7 +176,7 @@ def test_room_asked_for_is_not_kept():
         memory_limits.require("a test", 0, 1 << 50)
 
 
-def test_what_is_asked_for_grows_with_contexts_and_batch_and_not_on_gpus(monkeypatch):
+def test_the_required_memory_grows_with_contexts_and_batch_but_not_on_gpus(monkeypatch):
     asked = []
     monkeypatch.setattr(memory_limits, "require", lambda what, *sizes: asked.append(sizes))
     ctx = [mx.cpu(i) for i in range(4)]
@@ -196,10 +196,10 @@ def test_what_is_asked_for_grows_with_contexts_and_batch_and_not_on_gpus(monkeyp
 
 @pytest.mark.parametrize("name", ["operator", "loading"])
 @pytest.mark.parametrize("model", ["lenet", "resnet18"])
-def test_an_exception_while_training_is_told_once_and_ends_with_1(name, model, tmp_path):
-    """In an operator of the engine, on its thread; in what makes the batches.
+def test_an_exception_while_training_is_printed_once_and_ends_with_1(name, model, tmp_path):
+    """In an operator, on the engine's thread; in the iterator of the batches.
 
-    What fails after that, while the process ends, is not told too.
+    What fails later, while the process ends, is not printed.
     """
     code, out, err = fault(name, model, "--save-dir", tmp_path, "--save-every", "1")
     assert code == 1 and "test acc" not in out
@@ -214,7 +214,7 @@ def test_an_exception_while_training_is_told_once_and_ends_with_1(name, model, t
 
 
 @pytest.mark.parametrize("how", ["threads", "processes"])
-def test_an_exception_in_a_data_loader_is_told_and_ends_with_1(how):
+def test_an_exception_in_a_data_loader_is_printed_and_ends_with_1(how):
     code, out, err = fault("loader", how)
     assert (code, out.splitlines()) == (1, [f"step {i}" for i in range(1, 6)])
     assert re.fullmatch(PLANTED, err.splitlines()[-1])
@@ -224,7 +224,7 @@ def test_an_exception_in_a_data_loader_is_told_and_ends_with_1(how):
 # Full disks
 
 
-def test_a_full_disk_is_said_and_training_goes_on_to_its_end(small_disk):
+def test_training_goes_on_to_its_end_on_a_full_disk(small_disk):
     arguments = ("--limit", "96", "--batch-size", "16", "--save-dir", small_disk, "--resume")
     code, out, err = train("lenet", *arguments, "--epochs", "1")
     assert (code, err) == (0, "")
@@ -267,11 +267,11 @@ def fill(path, leave):
     path.write_bytes(bytes(free.f_bavail * free.f_bsize - leave))
 
 
-# The watchdog
+# The time limit
 
 
-def test_the_watchdog_sees_a_hang(monkeypatch):
-    monkeypatch.setattr(sys.modules[__name__], "WATCHDOG_SECONDS", 1)
+def test_a_process_that_hangs_fails_the_test(monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "TIME_LIMIT_SECONDS", 1)
     with pytest.raises(pytest.fail.Exception, match="hangs:(.|\n)*in <module>"):
         ended("-c", "import threading; threading.Event().wait()")
     assert threading.active_count() < 50

@@ -55,11 +55,6 @@ def spans(watched, device):
     return [span for span in watched.timeline.spans if span.device == device]
 
 
-def test_the_window_is_the_steps_after_the_warm_up(watched):
-    assert watched.steps == (3, 5)
-    assert watched.timeline.num_steps == 3
-
-
 @pytest.mark.parametrize("device", [0, 1])
 def test_every_device_shows_each_steps_forward_and_backward(watched, device):
     names = [span.name for span in spans(watched, device)]
@@ -69,18 +64,14 @@ def test_every_device_shows_each_steps_forward_and_backward(watched, device):
         assert watched.timeline.part_ms(part, device) > 0
 
 
-def test_updates_are_seen_on_some_device(watched):
+def test_the_window_has_the_steps_after_the_warm_up_and_their_operators(watched):
+    assert watched.steps == (3, 5)
+    assert watched.timeline.num_steps == 3
     parts = [span.part for span in watched.timeline.spans]
     assert parts.count("update") + parts.count(operators.FUSED) >= 3
-
-
-def test_pythons_thread_shows_each_batch_and_each_copy(watched):
     names = [span.name for span in spans(watched, None)]
     assert names.count("batch") == 3
     assert names.count("copy to cpu(0)") == names.count("copy to cpu(1)") == 2 * 3  # X and y
-
-
-def test_all_spans_are_in_the_window(watched):
     begin, end = watched.timeline.window
     for span in watched.timeline.spans:
         assert begin <= span.start <= span.end <= end, span
@@ -127,7 +118,7 @@ def test_nothing_is_recorded_before_the_window():
     assert {"sin", "cos"} & {span.name for span in watched.timeline.spans} == {"sin"}
 
 
-def test_what_was_under_way_has_ended_when_the_window_begins():
+def test_running_operators_end_before_the_window_begins():
     done = []
     gluonpar.runtime.engine.push(
         lambda: done.append(sum(range(3_000_000))), CTX[1], [mx.nd.ones((1,))]
@@ -169,7 +160,7 @@ def test_a_loop_that_ends_in_the_window_is_profiled_as_far_as_it_went():
 
 
 @pytest.mark.parametrize(("warm_up", "taken"), [(3, 2), (3, 3), (0, 0)])
-def test_a_loop_that_ends_before_has_nothing_to_show(warm_up, taken):
+def test_a_loop_that_ends_before_the_window_has_no_profile(warm_up, taken):
     watched = Profiler(CTX, warm_up=warm_up, num_steps=1)
     with watched:
         for _ in range(taken):
@@ -207,7 +198,7 @@ def test_gpus_are_numbered_after_the_processors(monkeypatch):
         profile.check_devices([mx.cpu(2)])
 
 
-def test_the_names_of_the_processes_are_known_even_if_another_took_them(tmp_path):
+def test_the_devices_are_known_even_if_other_code_wrote_the_first_profile(tmp_path):
     profile._processes()  # now the first file is written, in whatever order the tests run
     assert profile._processes.__wrapped__() == profile._processes()
 
