@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import os
 import pathlib
 import re
 from dataclasses import asdict
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -47,7 +46,6 @@ class Checkpointer:
         self, configuration: Configuration, folder: pathlib.Path | None, data: Dataset
     ) -> None:
         self._configuration, self._folder = configuration, folder
-        self._num_batches = -(-len(data.train_labels) // configuration.batch_size)
         self.saves = any(cluster.gather(folder is not None))
         in_use = self.saves or configuration.resume is not None
         self._identity = {
@@ -120,8 +118,10 @@ class Checkpointer:
         # The parameters change before the notes are checked: the run ends if these are wrong.
         notes = load_checkpoint(path, workload.trained, workload.trainer, shuffle)
         try:
-            identity, lr = dict(notes["run"]), _number(notes["configuration"]["lr"])
-            progress = self._progress(notes)
+            identity, lr = dict(notes["run"]), float(notes["configuration"]["lr"])
+            history = [Epoch(**results) for results in notes["history"]]
+            place = [int(notes["epoch"]), int(notes["batch"])]
+            progress = Progress(*place, float(notes["loss_sum"]), float(notes["seconds"]), history)
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path} is not a checkpoint of a training run: {error}") from error
         differences = [
@@ -131,28 +131,7 @@ class Checkpointer:
         ]
         if differences:
             raise ValueError(f"{path} is a checkpoint of another run: {'; '.join(differences)}")
-        if progress.batch > self._num_batches:
-            raise ValueError(
-                f"{path} is not a checkpoint of a training run: it is at batch {progress.batch} of "
-                f"{self._num_batches}"
-            )
         return Resumed(path, progress, lr)
-
-    @staticmethod
-    def _progress(notes: dict[str, Any]) -> Progress:
-        """Return the notes' progress; raise KeyError, TypeError or ValueError if invalid."""
-        history = [Epoch(**results) for results in notes["history"]]
-        for results in history:
-            for value in vars(results).values():
-                _number(value)
-        epoch, batch = notes["epoch"], notes["batch"]
-        if not isinstance(epoch, int) or not isinstance(batch, int) or batch < 0:
-            raise ValueError(f"it is at batch {batch!r} of epoch {epoch!r}")
-        if len(history) != epoch - 1:
-            raise ValueError(f"it is in epoch {epoch}, but has the results of {len(history)}")
-        return Progress(
-            epoch, batch, _number(notes["loss_sum"]), _number(notes["seconds"]), history
-        )
 
     def _prepare_folder(self, progress: Progress) -> None:
         """Remove incomplete files of a killed run; refuse to mix two runs in one folder."""
@@ -165,12 +144,6 @@ class Checkpointer:
         if self._folder:
             for path in self._folder.glob(f".{self._configuration.model}-at-*.tmp"):
                 path.unlink()
-
-
-def _number(value: Any) -> float:
-    if not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ValueError(f"{value!r} is not a finite number")
-    return value
 
 
 def _place(path: pathlib.Path) -> tuple[int, ...]:
