@@ -12,7 +12,7 @@ startup.start()
 import importlib as _importlib
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from gluonpar.checkpoint import load_checkpoint, save_checkpoint
+from gluonpar.checkpoint import export_onnx, load_checkpoint, save_checkpoint
 from gluonpar.collectives import (
     all_gather,
     allreduce,
@@ -43,14 +43,12 @@ from gluonpar.sharding import split_and_load, split_samples
 from gluonpar.step import train_batch
 
 if _TYPE_CHECKING:
-    from gluonpar.checkpoint.onnx_export import export_onnx
     from gluonpar.diagnostics.verification import Wrong, verify
     from gluonpar.training.run import train
 
 # Imported when first asked for: a program with a loop of its own needs none of them.
 _MODULES = {
     "Wrong": "gluonpar.diagnostics.verification",
-    "export_onnx": "gluonpar.checkpoint.onnx_export",
     "train": "gluonpar.training.run",
     "verify": "gluonpar.diagnostics.verification",
 }

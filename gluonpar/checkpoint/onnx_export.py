@@ -8,11 +8,9 @@ newest set; both are replaced while it runs, and the finished file is checked in
 
 from __future__ import annotations
 
-import contextlib
 import os
 import types
-from typing import Any, Callable, Iterator, Sequence
-from unittest import mock
+from typing import Any, Callable, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -67,13 +65,15 @@ def export_onnx(
     ['net.onnx']
     """
     check_onnx()
-    symbol, values = _graph(model, params)
-    content = _converted(symbol, values, tuple(input_shape), np.dtype(dtype))
+    symbol, values = _symbol(model, params)
+    graph = _translated(symbol, values, tuple(input_shape), np.dtype(dtype))
+    _tidy(graph)
+    content = _serialized(graph)
     with files.atomic_write(path) as file:
         file.write(content)
 
 
-def _graph(model: Any, params: Any) -> tuple[mx.sym.Symbol, dict[str, mx.nd.NDArray]]:
+def _symbol(model: Any, params: Any) -> tuple[mx.sym.Symbol, dict[str, mx.nd.NDArray]]:
     """Return the network as a symbol of its input and parameters, and the parameters by name."""
     data = mx.sym.var(INPUT)
     if isinstance(model, mx.gluon.HybridBlock):
@@ -92,15 +92,25 @@ def _graph(model: Any, params: Any) -> tuple[mx.sym.Symbol, dict[str, mx.nd.NDAr
     return mx.sym.Group([of.as_nd_ndarray() for of in outputs]), values
 
 
-def _converted(
+def _translated(
     symbol: mx.sym.Symbol, values: dict[str, mx.nd.NDArray], shape: tuple, dtype: np.dtype
-) -> bytes:
+) -> Any:
+    """Return the graph that MXNet's exporter makes, with ``onnx`` as it was in MXNet's time."""
+    from unittest import mock  # slow to import, and not needed by programs that export nothing
+
     import onnx
     from mxnet.onnx.mx2onnx._export_onnx import MXNetGraph
 
-    with _onnx_as_in_mxnets_time():
+    dtypes = [np.dtype(name) for name in _DTYPES]
+    numbers = [onnx.helper.np_dtype_to_tensor_dtype(one) for one in dtypes]
+    mapping = types.SimpleNamespace(
+        NP_TYPE_TO_TENSOR_TYPE=dict(zip(dtypes, numbers)),
+        TENSOR_TYPE_TO_NP_TYPE=dict(zip(numbers, dtypes)),
+    )
+    patched = mock.patch.object(onnx, "mapping", mapping, create=True)
+    with patched, mock.patch.object(onnx.checker, "check_graph"):
         try:
-            graph = MXNetGraph().create_onnx_graph_proto(
+            return MXNetGraph().create_onnx_graph_proto(
                 symbol,
                 values,
                 [shape],
@@ -111,15 +121,6 @@ def _converted(
             )
         except AttributeError as error:  # what the exporter raises for an unknown operator
             raise ValueError(f"MXNet cannot write this network as ONNX: {error}") from error
-    _tidy(graph)
-    made = onnx.helper.make_model(
-        graph,
-        opset_imports=[onnx.helper.make_opsetid("", OPERATOR_SET)],
-        ir_version=IR_VERSION,
-        producer_name="gluonpar",
-    )
-    onnx.checker.check_model(made, full_check=True)
-    return made.SerializeToString()
 
 
 def _tidy(graph: Any) -> None:
@@ -137,17 +138,14 @@ def _tidy(graph: Any) -> None:
         value.name = renamed[value.name]
 
 
-@contextlib.contextmanager
-def _onnx_as_in_mxnets_time() -> Iterator[None]:
-    """Add ``onnx.mapping``, between dtypes and ONNX's numbers; skip the check of the graph."""
+def _serialized(graph: Any) -> bytes:
     import onnx
 
-    dtypes = [np.dtype(name) for name in _DTYPES]
-    numbers = [onnx.helper.np_dtype_to_tensor_dtype(dtype) for dtype in dtypes]
-    mapping = types.SimpleNamespace(
-        NP_TYPE_TO_TENSOR_TYPE=dict(zip(dtypes, numbers)),
-        TENSOR_TYPE_TO_NP_TYPE=dict(zip(numbers, dtypes)),
+    model = onnx.helper.make_model(
+        graph,
+        opset_imports=[onnx.helper.make_opsetid("", OPERATOR_SET)],
+        ir_version=IR_VERSION,
+        producer_name="gluonpar",
     )
-    with mock.patch.object(onnx, "mapping", mapping, create=True):
-        with mock.patch.object(onnx.checker, "check_graph"):
-            yield
+    onnx.checker.check_model(model, full_check=True)
+    return model.SerializeToString()

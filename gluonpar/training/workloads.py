@@ -14,8 +14,7 @@ import numpy as np
 from mxnet import autograd, gluon
 
 from gluonpar import cluster, metrics
-from gluonpar.checkpoint import params_file
-from gluonpar.checkpoint.onnx_export import export_onnx
+from gluonpar.checkpoint import export_onnx, params_file
 from gluonpar.gluon import running_statistics
 from gluonpar.gluon.trainer import Trainer
 from gluonpar.models import lenet, resnet
