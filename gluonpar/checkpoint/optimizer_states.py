@@ -104,6 +104,7 @@ def prepare_restore(
         found, expected = _map(kind_of, state), _map(kind_of, _new_state(optimizer, i, param))
         if found != expected:
             raise ValueError(f"the state of parameter {name} must be {expected}, got {found}")
+    loaded = {i: _map(_as_mxnet, state) for i, state in states.items()}
 
     def restore() -> None:
         vars(optimizer).update(section["numbers"])
@@ -111,11 +112,8 @@ def prepare_restore(
             vars(optimizer.lr_scheduler).update(section["schedule"])
         optimizer._index_update_count.clear()
         optimizer._index_update_count.update(counts)
-        updater.states = {
-            i: _map(lambda array: mx.nd.array(array, dtype=array.dtype), state)
-            for i, state in states.items()
-        }
-        updater.states_synced = dict.fromkeys(states, False)  # copied to their devices when used
+        updater.states = loaded
+        updater.states_synced = dict.fromkeys(loaded, False)  # copied to their devices when used
 
     return restore
 
@@ -170,6 +168,10 @@ def _new_state(optimizer: mx.optimizer.Optimizer, i: int, param: gluon.Parameter
             "ignore"
         )  # float16 without multi_precision; the first update warns too
         return optimizer.create_state_multi_precision(i, weight)
+
+
+def _as_mxnet(array: np.ndarray) -> mx.nd.NDArray:
+    return mx.nd.array(array, dtype=array.dtype)
 
 
 def _map(function: Callable[[Any], Any], state: Any) -> Any:
