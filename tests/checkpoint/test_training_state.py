@@ -1,10 +1,12 @@
 """save_checkpoint and load_checkpoint: training continues bit for bit, or nothing is changed."""
 
 import re
+import sys
 
 import mxnet as mx
 import numpy as np
 import pytest
+from mpi_jobs import mpirun, needs_mpi
 
 import gluonpar
 from gluonpar.checkpoint import sealed_npz
@@ -97,6 +99,34 @@ def test_the_format_is_npz_with_a_json_header(saved):
     assert dict(header["params"])["1.running_mean"] == [4, 5]  # one per device
     assert (header["format"], header["optimizer"]["format"]) == (1, 1)
     assert header["rng"][:1] == ["MT19937"] and len(arrays[header["rng"][1]]) == 624
+
+
+RANK = """
+import sys
+import gluonpar, mxnet as mx
+from gluonpar import cluster
+
+net = mx.gluon.nn.BatchNorm(in_channels=1)
+net.initialize(ctx=[mx.cpu(0), mx.cpu(1)])
+copies, own = net.running_mean.list_data(), [10 * cluster.rank() + i for i in (1, 2)]
+for copy, value in zip(copies, own):
+    copy[:] = value
+gluonpar.save_checkpoint(sys.argv[1], net)
+for copy in copies:
+    copy[:] = 0
+gluonpar.load_checkpoint(sys.argv[1], net)
+assert [copy.asscalar() for copy in copies] == own
+"""
+
+
+@needs_mpi
+def test_each_device_of_each_process_gets_its_own_running_statistics(tmp_path):
+    job = mpirun((2, [sys.executable, "-c", RANK, str(tmp_path / "a.npz")]))
+    _, err = job.communicate(timeout=240)
+    assert job.returncode == 0, err
+    header, arrays = sealed_npz.unpack((tmp_path / "a.npz").read_bytes())
+    numbers = dict(header["params"])["running_mean"]
+    assert [arrays[i].item() for i in numbers] == [1, 2, 11, 12]
 
 
 # What is refused
