@@ -1,16 +1,17 @@
-"""Several processes, on one machine or many, that train as one through MPI.
+"""Training in several processes, on one machine or several, through MPI.
 
-Started by mpirun or srun as one of several processes, this one joins the others the first time
-that it is asked for its :func:`rank`; otherwise it is rank 0 of 1, and nothing of MPI is imported.
-How to start a job, and what ends it: docs/cluster.md.
+A process that mpirun or srun started as one of several joins the others at the first call of
+:func:`rank` or of any other function here. Any other process is rank 0 of 1, and does not import
+MPI. How to start a job, and what ends it: docs/cluster.md.
 """
 
 from gluonpar.cluster.agreement import agree, together
-from gluonpar.cluster.exchange import Later, allreduce, broadcast, gather, total
-from gluonpar.cluster.world import is_main, rank, size
+from gluonpar.cluster.process_collectives import Later, allreduce, broadcast, gather, total
+from gluonpar.cluster.world import abort, is_main, rank, size
 
 __all__ = [
     "Later",
+    "abort",
     "agree",
     "allreduce",
     "broadcast",

@@ -1,18 +1,18 @@
-"""What all ranks must have in common before they train as one."""
+"""Checks that all ranks make before they train together."""
 
 from __future__ import annotations
 
 from typing import Any, Callable, TypeVar
 
-from gluonpar.cluster.exchange import gather
+from gluonpar.cluster.process_collectives import gather
 
 _Result = TypeVar("_Result")
 
 
 def agree(facts: dict[str, Any]) -> None:
-    """Raise ValueError, on all ranks, unless all bring equal ``facts``; it names who differs.
+    """Raise ValueError on all ranks if ``facts`` differ between ranks; it names the differences.
 
-    Waits for all ranks. ``facts`` are names and what can be pickled and compared.
+    Waits for all ranks. The values of ``facts`` must be picklable and comparable with ``==``.
     """
     first, *others = gather(facts)
     for rank, theirs in enumerate(others, 1):
@@ -29,20 +29,21 @@ def agree(facts: dict[str, Any]) -> None:
 
 
 def together(function: Callable[[], _Result]) -> _Result:
-    """``function()`` on every rank; ValueError or FileNotFoundError of one is raised on all.
+    """Return ``function()``, unless it raises ValueError or FileNotFoundError on any rank.
 
-    Waits for all ranks. An error that not all have names the rank it came from.
+    Then that error is raised on all ranks; it names the rank, unless all ranks have the same error.
+    Waits for all ranks.
     """
     result, failure = None, None
     try:
         result = function()
     except (ValueError, FileNotFoundError) as error:
         failure = error
-    words = gather(None if failure is None else (type(failure), str(failure)))
-    failed = [rank for rank, word in enumerate(words) if word is not None]
+    failures = gather(None if failure is None else (type(failure), str(failure)))
+    failed = [rank for rank, found in enumerate(failures) if found is not None]
     if not failed:
         return result
-    if set(words) == {words[0]}:
+    if set(failures) == {failures[0]}:
         raise failure
-    kind, text = words[failed[0]]
+    kind, text = failures[failed[0]]
     raise kind(f"rank {failed[0]}: {text}") from failure

@@ -1,6 +1,6 @@
-"""Whether an MPI launcher (mpirun, mpiexec, srun) has started this process as one of several.
+"""Whether an MPI launcher (mpirun, mpiexec, srun) started this process as one of several.
 
-Read from the environment alone, so that nobody who trains in one process pays for MPI.
+Read from the environment alone: a single process does not load MPI.
 """
 
 from __future__ import annotations
@@ -8,16 +8,16 @@ from __future__ import annotations
 import os
 from typing import MutableMapping
 
-# What says how many processes there are: Open MPI's mpirun; MPICH's, Intel's and srun's PMI.
+# The number of processes, as set by Open MPI's mpirun, and by the PMI of MPICH, Intel MPI and srun.
 SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-# PMIx, as srun --mpi=pmix has it, gives a rank only; Slurm says how many tasks its step has.
+# PMIx, as in srun --mpi=pmix, sets a rank only; Slurm sets the number of tasks of the job step.
 PMIX_RANK, SLURM_TASKS = "PMIX_RANK", "SLURM_STEP_NUM_TASKS"
-# The process that has joined; one that it starts inherits the environment, but not its place.
+# The process that has joined the job; its child processes inherit the environment, not the rank.
 JOINED = "GLUONPAR_CLUSTER_PID"
 
 
 def launched(environment: MutableMapping[str, str] = os.environ) -> bool:
-    """Whether this is one of several processes of an MPI job, as far as the environment says.
+    """Return whether the environment is that of one of several processes of an MPI job.
 
     >>> launched({"OMPI_COMM_WORLD_SIZE": "2"}), launched({"PMI_SIZE": "1"}), launched({})
     (True, False, False)
@@ -31,5 +31,5 @@ def launched(environment: MutableMapping[str, str] = os.environ) -> bool:
 
 
 def mark_joined(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Have :func:`launched` be False in processes that this one starts."""
+    """Make :func:`launched` return False in processes that this one starts."""
     environment[JOINED] = str(os.getpid())

@@ -1,4 +1,4 @@
-"""This process's place among those of an MPI job. The only module that imports mpi4py."""
+"""This process's rank among the processes of an MPI job. The only module that imports mpi4py."""
 
 from __future__ import annotations
 
@@ -12,42 +12,45 @@ import threading
 import time
 from typing import Any, Iterator, NamedTuple
 
-from gluonpar.cluster import launcher
-from gluonpar.cluster.ending import last_line
-from gluonpar.cluster.watch import FAILED, OtherRank, RankZero, Watch
+from gluonpar.cluster import failures, launcher
 from gluonpar.runtime import engine, memory_limits, threads
 
-TIMEOUT, DEFAULT_TIMEOUT_SECONDS = "GLUONPAR_TIMEOUT", 20.0
-MPI_ADDRESSES = (
-    350 * memory_limits.MB
-)  # with 100 MPI crashed, with 200 it had not started in 60 s; 300 did
-_PR_SET_PDEATHSIG = 1
+# Address space: with 100 MB MPI crashed, with 200 MB it did not start in 60 s, with 300 MB it did.
+MPI_ADDRESSES = 350 * memory_limits.MB
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _POLL_SECONDS, _POLLS_AT_ONCE = 50e-6, 20
 
 
 class World(NamedTuple):
-    """All processes of the job: MPI's module, a communicator of our own, and the watch.
+    """All processes of the job: mpi4py's module, a communicator, and the failure detector.
 
-    ``one_machine``: they share its memory.
+    A thread holds ``mpi_lock`` while it calls MPI. ``one_machine``: all ranks share its memory.
     """
 
     rank: int
     size: int
     mpi: Any
     comm: Any
-    watch: Watch
+    mpi_lock: threading.Lock
+    detector: failures.FailureDetector
     one_machine: bool
 
-    def meet(self) -> None:
-        """Wait until all ranks are here, and sleep meanwhile: the core has other work.
+    def meet(self, comm: Any = None) -> None:
+        """Wait until all ranks have called this. Sleeps between polls.
 
-        MPI's own waiting keeps a core busy, the very one that is to compute what the others need.
+        MPI's own waiting would keep a core busy that computes for the rank that is late.
         """
-        everybody, polls = self.comm.Ibarrier(), 0
-        while not everybody.Test():
+        with self.mpi_lock:
+            barrier = (comm or self.comm).Ibarrier()
+        polls = 0
+        while not self._done(barrier):
             polls += 1
             if polls > _POLLS_AT_ONCE:
                 time.sleep(_POLL_SECONDS)
+
+    def _done(self, request: Any) -> bool:
+        with self.mpi_lock:
+            return request.Test()
 
 
 _world: World | None = None
@@ -55,10 +58,10 @@ _starting = threading.Lock()
 
 
 def world() -> World | None:
-    """The job this process belongs to; None if it runs by itself. Starts MPI when first called.
+    """Return the job that this process belongs to, or None. The first call starts MPI.
 
-    Raises ImportError if mpi4py is missing, RuntimeError if MPI cannot be used, room.OutOfMemory if
-    there is no room for it, ValueError if GLUONPAR_TIMEOUT is no time.
+    Raises ImportError without mpi4py, RuntimeError if MPI cannot be used, memory_limits.OutOfMemory
+    if there is too little memory for it, ValueError if GLUONPAR_TIMEOUT is invalid.
     """
     global _world
     if _world is None and launcher.launched():
@@ -68,7 +71,7 @@ def world() -> World | None:
 
 
 def rank() -> int:
-    """This process's number among all of the MPI job, 0 to ``size() - 1``; 0 without MPI.
+    """Return this process's number in the MPI job, 0 to ``size() - 1``; 0 without MPI.
 
     >>> rank(), size()
     (0, 1)
@@ -78,42 +81,50 @@ def rank() -> int:
 
 
 def size() -> int:
-    """Number of processes that train as one; 1 without MPI."""
+    """Return the number of processes that train together; 1 without MPI."""
     found = world()
     return found.size if found else 1
 
 
 def is_main() -> bool:
-    """Whether this is rank 0, which prints, plots and saves for all."""
+    """Return whether this is rank 0, the rank that prints, plots and saves."""
     return rank() == 0
 
 
-def timeout_seconds() -> float:
-    """How long a rank may be silent or be waited for: GLUONPAR_TIMEOUT, or 20 s."""
-    text = os.environ.get(TIMEOUT, str(DEFAULT_TIMEOUT_SECONDS))
-    with contextlib.suppress(ValueError):
-        if float(text) >= 2:
-            return float(text)
-    raise ValueError(f"{TIMEOUT}={text!r} is no time; give seconds, 2 or more")
+def abort(why: str) -> None:
+    """End all processes of the job with exit code 1. Does nothing if there is one process.
+
+    Prints "gluonpar: rank 1 (pid 4711 on node2) WHY; the job ends" on stderr.
+    """
+    job = world()
+    if job is not None:
+        job.detector.abort(why)
 
 
 def _start() -> World:
-    seconds = timeout_seconds()
+    seconds = failures.time_limit()
     _die_with_the_launcher()
     memory_limits.require("MPI", 0, MPI_ADDRESSES)
-    with _in_time(3 * seconds):
+    with _time_limit_of_start(3 * seconds):
         mpi = _initialized_mpi()
-        comm = mpi.COMM_WORLD.Dup()  # so that nobody else's messages come into ours
+        comm, comm_of_detector = mpi.COMM_WORLD.Dup(), mpi.COMM_WORLD.Dup()
+        places = comm.allgather((socket.gethostname(), os.getpid(), os.sched_getaffinity(0)))
     if comm.size == 1:
         raise RuntimeError(
-            "the launcher has started several processes, but MPI sees one: mpi4py was built for "
-            f"another MPI than this launcher's; it has {mpi.Get_library_version().splitlines()[0]}"
+            "the launcher started several processes, but MPI sees one: mpi4py was built for "
+            f"another MPI than this launcher's, {mpi.Get_library_version().splitlines()[0]}"
         )
     launcher.mark_joined()
-    watch = _watch(comm, seconds)
-    _install(watch, mpi)
-    hosts = _share_processors(comm)
-    return World(comm.rank, comm.size, mpi, comm, watch, len(hosts) == 1)
+    host = places[comm.rank][0]
+    _share_processors([processors for other, _, processors in places if other == host])
+    names = [f"rank {rank} (pid {pid} on {host})" for rank, (host, pid, _) in enumerate(places)]
+    mpi_lock = threading.Lock()
+    detector = failures.FailureDetector(mpi, comm_of_detector, mpi_lock, names, seconds)
+    detector.end_job_on_exception()
+    one_machine = len({host for host, _, _ in places}) == 1
+    job = World(comm.rank, comm.size, mpi, comm, mpi_lock, detector, one_machine)
+    engine.at_exit(lambda: _leave(job))
+    return job
 
 
 def _initialized_mpi():
@@ -131,76 +142,41 @@ def _initialized_mpi():
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
     if MPI.Query_thread() < MPI.THREAD_SERIALIZED:
         raise RuntimeError(
-            f"MPI gives thread level {MPI.Query_thread()}, and collectives are called from MXNet's "
-            f"threads, one at a time: that needs level {MPI.THREAD_SERIALIZED} (SERIALIZED); use "
-            "an MPI built with threads"
+            f"MPI must support thread level {MPI.THREAD_SERIALIZED} (SERIALIZED), got "
+            f"{MPI.Query_thread()}; use an MPI built with threads"
         )
     return MPI
 
 
-def _watch(comm, seconds: float) -> Watch:
-    """The watch, its connections made: from here on no rank is lost unnoticed."""
-    watch = RankZero(comm.size, seconds) if comm.rank == 0 else None
-    if watch:
-        watch.start()
-    invitation = comm.bcast(watch.invitation if watch else None)
-    if watch is None:
-        watch = OtherRank(comm.rank, seconds, invitation)
-        watch.start()
-    comm.Barrier()
-    return watch
+def _leave(job: World) -> None:
+    job.detector.wait_at_exit(job.meet)
+    if not job.mpi.Is_finalized():
+        job.mpi.Finalize()
 
 
-def _install(watch: Watch, mpi) -> None:
-    """An error that ends this process ends the job, and so does its ordinary end before others'."""
-    show = sys.excepthook
-
-    def hook(kind, error, trace) -> None:
-        show(kind, error, trace)
-        watch.fail(
-            "was interrupted (Ctrl-C)"
-            if issubclass(kind, KeyboardInterrupt)
-            else f"failed: {last_line(error)}"
-        )
-
-    def leave() -> None:
-        watch.goodbye()
-        if not mpi.Is_finalized():
-            mpi.Finalize()
-
-    sys.excepthook = hook
-    engine.at_exit(leave)
-
-
-def _share_processors(comm) -> set[str]:
-    """Ranks that may run on the same processors share them, as contexts do; all ranks' hosts."""
-    mine = (socket.gethostname(), sorted(os.sched_getaffinity(0)))
-    everybody = comm.allgather(mine)
-    neighbours = [processors for host, processors in everybody if host == mine[0]]
-    share = sum(1 / sum(p in theirs for theirs in neighbours) for p in mine[1])
+def _share_processors(of_each_rank: list[set[int]]) -> None:
+    """Divide each processor of this machine evenly among the ranks that may run on it."""
+    own = os.sched_getaffinity(0)
+    share = sum(1 / sum(processor in other for other in of_each_rank) for processor in own)
     threads.limit(max(1, int(share + 1e-9)))
-    return {host for host, _ in everybody}
 
 
 def _die_with_the_launcher() -> None:
-    """Have Linux kill this process when its parent dies, so that none is left over."""
+    """Have Linux kill this process when its parent dies."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 @contextlib.contextmanager
-def _in_time(seconds: float) -> Iterator[None]:
-    """End the process, with a word, if what is inside takes longer."""
+def _time_limit_of_start(seconds: float) -> Iterator[None]:
+    def end() -> None:
+        line = f"gluonpar: not all ranks started MPI within {seconds:g} s; the job ends"
+        print(line, file=sys.stderr, flush=True)
+        os._exit(failures.FAILED)
 
-    def give_up() -> None:
-        print(
-            f"gluonpar: not all ranks have come to MPI's start in {seconds:.0f} s; the job ends",
-            file=sys.stderr,
-            flush=True,
-        )
-        os._exit(FAILED)
-
-    timer = threading.Timer(seconds, give_up)
+    timer = threading.Timer(seconds, end)
     timer.daemon = True
     timer.start()
-    yield
-    timer.cancel()
+    try:
+        yield
+    finally:
+        timer.cancel()

@@ -8,12 +8,9 @@ import faulthandler
 import os
 import signal
 import sys
-import time
-import zlib
 from typing import Any, Callable, Iterator, Sequence
 
 from gluonpar import cluster, collectives, metrics
-from gluonpar.cluster import ending, world
 from gluonpar.runtime import devices, memory_limits
 from gluonpar.runtime.version import __version__
 from gluonpar.training.checkpointing import CannotResume
@@ -151,15 +148,15 @@ def _list_of(kind: Callable) -> Callable[[str], tuple]:
 def _ended_by_sigterm(run: Run) -> Iterator[None]:
     """End the run in order at the first SIGTERM; the second has its usual effect.
 
-    Several processes have some seconds for that, if one saves; otherwise the watch ends them. They
-    take SIGUSR1 likewise: mpirun hands it on to all and waits, but after SIGTERM it kills them.
+    With several processes only if one of them saves; otherwise SIGTERM kills this rank, and that
+    ends the job. SIGUSR1 has the same effect: mpirun passes it on to all ranks and waits, while a
+    SIGTERM to mpirun kills them a quarter of a second later.
     """
     signals = [signal.SIGTERM]
     if cluster.size() > 1:
         if not run.checkpointer.saves:
             yield
             return
-        world.world().watch.let_sigterm_wait(world.timeout_seconds())
         signals.append(signal.SIGUSR1)
 
     def request_end(number: int, _: Any) -> None:
@@ -192,6 +189,7 @@ def _interrupted(run: Run | None, save_dir: str | None) -> int:
     if cluster.is_main():
         print(file=sys.stderr)  # ends the line of the progress bar
         _print(f"interrupted; {what}")
+    cluster.abort("was interrupted")
     return INTERRUPTED
 
 
@@ -212,20 +210,15 @@ def _leave_out_of_memory(shortage: str, run: Run | None, batch_size: int) -> Non
     limits = f" ({memory_limits.limits()})" if memory_limits.limits() else ""
     remedy = f"try a smaller --batch-size than {batch_size}, or more memory{limits}"
     text = "; ".join(filter(None, [f"out of memory: {shortage}", remedy, _how_to_resume(run)]))
-    if cluster.size() > 1:
-        world.world().watch.fail(f"ran {text}")
+    cluster.abort(f"ran {text}")
     _print(f"error: {text}")
-    ending.leave(OUT_OF_MEMORY)
+    sys.stdout.flush()
+    os._exit(OUT_OF_MEMORY)  # at exit MXNet might wait for ever
 
 
 def _cannot_join(error: Exception) -> int:
-    """Print why this process cannot join the others; return the exit code.
-
-    Printed once per machine if its processes fail alike at about the same time.
-    """
+    """Print why this process cannot join the others; return the exit code."""
     short = memory_limits.shortage(error)
     text = str(error) if short is None else f"out of memory: {short} ({memory_limits.limits()})"
-    if ending.speaks_first(f"{os.getppid()}-{zlib.crc32(text.encode()):x}"):
-        _print(f"error: {text}")
-        time.sleep(1)  # while this process lives, the others can tell that it has been printed
+    _print(f"error: {text}")
     return BAD_REQUEST if short is None else OUT_OF_MEMORY

@@ -1,0 +1,180 @@
+"""How a job ends when one of its ranks cannot go on.
+
+A killed rank is noticed by its launcher, which ends the job. But MPI waits for ever for a rank that
+does not come to a collective, and does nothing about an exception. :class:`FailureDetector` prints
+one line that names the rank, and calls ``MPI_Abort``, which ends the processes on all hosts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+import traceback
+from typing import Any, Callable, Iterator, Sequence
+
+TIME_LIMIT, DEFAULT_SECONDS = "GLUONPAR_TIMEOUT", 20.0
+FAILED = 1  # exit code
+_TICK_SECONDS, _ROLL_CALL_SECONDS, _DEFERRED_SECONDS = 0.5, 3.0, 6.0
+_QUERY, _ANSWER = 1, 2  # tags of messages
+_SILENT = "it was killed or stopped, or its machine or network is down"
+# mpirun, told to end the job, waits for a host that is cut off until TCP gives up, a quarter of an
+# hour: this kills it after 5 s. The ranks end with it.
+_KILL_LAUNCHER = "sleep 5; grep -qx 'prterun\\|mpirun\\|orterun' /proc/$0/comm && kill -9 $0"
+
+
+def time_limit() -> float:
+    """Return how many seconds a collective may take: ``GLUONPAR_TIMEOUT``, or 20.
+
+    Raises ValueError if the variable is not a number, or is less than 2.
+    """
+    text = os.environ.get(TIME_LIMIT, str(DEFAULT_SECONDS))
+    with contextlib.suppress(ValueError):
+        if float(text) >= 2:
+            return float(text)
+    raise ValueError(f"{TIME_LIMIT} must be a number of seconds, at least 2, got {text!r}")
+
+
+class FailureDetector:
+    """Ends the job with one line on stderr when a rank fails or a collective takes too long.
+
+    A thread of each rank checks twice a second how long the rank has been in its present
+    collective. Beyond ``seconds`` it calls the roll: it sends a query to all other ranks, whose
+    threads answer where they are; a process that is stopped or cut off does not answer. The lowest
+    rank that waits prints what it found and calls ``MPI_Abort``. Until then, nothing is sent.
+
+    ``comm`` is a communicator for this alone. Each thread holds ``mpi_lock`` while it calls MPI. If
+    another one does not return from MPI, this one calls MPI at the same time where that is allowed
+    (THREAD_MULTIPLE), and otherwise cannot call the roll.
+    """
+
+    def __init__(
+        self, mpi: Any, comm: Any, mpi_lock: threading.Lock, names: Sequence[str], seconds: float
+    ) -> None:
+        self.comm, self._mpi, self._mpi_lock = comm, mpi, mpi_lock
+        self._names, self._seconds = names, seconds
+        self._number, self._operation = 0, ""  # the last collective begun
+        self._since: float | None = None  # when it, or the wait at exit, began; None: it is done
+        self._ended = False
+        self._query = ""  # where the last rank that called the roll was
+        self._answers: dict[int, str] = {}
+        self._sent: list = []  # requests, which must live as long as the messages
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="gluonpar.failures", daemon=True)
+        self._thread.start()
+
+    @contextlib.contextmanager
+    def operation(self, what: str) -> Iterator[int]:
+        """Apply the time limit to a collective; ``what`` describes it. Yields its number."""
+        self._number += 1
+        self._operation = f"operation {self._number} ({what})"
+        self._since = time.monotonic()
+        try:
+            yield self._number
+        finally:
+            self._since = None
+
+    def wait_at_exit(self, meet: Callable[[Any], None]) -> None:
+        """Call ``meet(comm)`` to wait until the programs of all ranks have ended.
+
+        This may take longer than the time limit as long as all ranks answer.
+        """
+        self._operation, self._ended, self._since = "its program", True, time.monotonic()
+        meet(self.comm)
+        self._stop.set()
+        self._thread.join()
+
+    def end_job_on_exception(self) -> None:
+        """From now on, end the job when an exception ends the program of this rank."""
+        show = sys.excepthook
+
+        def hook(kind: type, error: BaseException, trace: Any) -> None:
+            show(kind, error, trace)
+            time.sleep(min(self.comm.rank * 0.1, 1.0))  # if all ranks fail, rank 0 ends the job
+            line = traceback.format_exception_only(kind, error)[-1].strip().splitlines()[-1]
+            self.abort(f"failed: {line}")
+
+        sys.excepthook = hook
+
+    def abort(self, why: str) -> None:
+        """End the job: ``why`` completes the line that begins "rank 1 (...)". Does not return."""
+        self._end(self.comm.rank, why)
+
+    def _end(self, rank: int, why: str) -> None:
+        sys.stdout.flush()
+        print(f"gluonpar: {self._names[rank]} {why}; the job ends", file=sys.stderr, flush=True)
+        # Spawned, because a fork waits for all operators of MXNet, also for the one that waits.
+        quiet = [(os.POSIX_SPAWN_OPEN, stream, os.devnull, os.O_RDWR, 0) for stream in range(3)]
+        command = ["sh", "-c", _KILL_LAUNCHER, str(os.getppid())]
+        os.posix_spawn("/bin/sh", command, os.environ, file_actions=quiet, setsid=True)
+        self._mpi.COMM_WORLD.Abort(FAILED)
+
+    def _run(self) -> None:
+        while not self._stop.wait(_TICK_SECONDS):
+            self._exchange()
+            since, now = self._since, time.monotonic()
+            overdue_elsewhere = not self._ended and self._query == self._place()
+            if since and (overdue_elsewhere or now - since > self._seconds):
+                self._call_roll(since)
+
+    def _call_roll(self, since: float) -> None:
+        rank, place, self._answers = self.comm.rank, self._place(), {}
+        others = [other for other in range(self.comm.size) if other != rank]
+        failed = f"did not complete {self._operation} in {self._seconds:g} s"
+        if not self._exchange(query=others):
+            self._end(rank, f"{failed}: it is inside a call of MPI")
+        called = time.monotonic()
+        patience = self._seconds if self._ended else _ROLL_CALL_SECONDS
+        while time.monotonic() - called < patience:
+            if self._stop.wait(_TICK_SECONDS / 10) or self._since != since:
+                return
+            self._exchange()
+            if place in map(self._answers.get, range(rank)):
+                patience = max(patience, _DEFERRED_SECONDS)  # the lower rank is to end the job
+            elif len(self._answers) == len(others):
+                break
+        for other in others:
+            if other not in self._answers:
+                self._end(other, f"{failed}: it does not respond; {_SILENT}")
+        if self._ended:
+            self._since = time.monotonic()
+            return
+        for other, answer in sorted(self._answers.items()):
+            if answer != place:
+                self._end(other, f"{failed}: it {answer}")
+        self._end(rank, f"{failed}, and all other ranks are there too: is the network too slow?")
+
+    def _exchange(self, query: Sequence[int] = ()) -> bool:
+        """Send a query to the ranks ``query``, and receive and answer what has come.
+
+        Returns False if MPI may not be called now.
+        """
+        free = self._mpi_lock.acquire(timeout=_TICK_SECONDS)
+        if not free and self._mpi.Query_thread() < self._mpi.THREAD_MULTIPLE:
+            return False
+        try:
+            for rank in query:
+                self._sent.append(self.comm.isend(self._place(), rank, _QUERY))
+            found = self._mpi.Status()
+            while self.comm.iprobe(status=found):
+                message = self.comm.recv(source=found.source, tag=found.tag)
+                if found.tag == _ANSWER:
+                    self._answers[found.source] = message
+                else:
+                    self._query = message
+                    self._sent.append(self.comm.isend(self._place(), found.source, _ANSWER))
+        finally:
+            if free:
+                self._mpi_lock.release()
+        return True
+
+    def _place(self) -> str:
+        frame = sys._current_frames().get(threading.main_thread().ident)
+        if self._ended or frame is None:
+            return "has ended"
+        if self._since:
+            return f"is in {self._operation}"
+        code = frame.f_code
+        return f"is at {os.path.basename(code.co_filename)}:{frame.f_lineno} in {code.co_name}"

@@ -1,0 +1,164 @@
+"""Collectives over the processes of the job.
+
+Every process must call the same ones in the same order, with arrays of equal sizes and dtypes.
+:func:`allreduce`, :func:`broadcast` and :class:`Later` are operators of MXNet's engine; all write
+one *marker* array, so that the engine runs them one at a time and in the order of the calls.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Any, Callable, Sequence
+
+import mxnet as mx
+import numpy as np
+
+from gluonpar.cluster import mpi_sums
+from gluonpar.cluster.world import World, world
+from gluonpar.runtime import engine, memory
+
+CHECK = "GLUONPAR_CHECK"
+
+
+def allreduce(arrays: Sequence[mx.nd.NDArray], compression: str | None = None) -> None:
+    """Replace each of ``arrays`` by its sum over all processes, in place, in one message per dtype.
+
+    Arrays are dense, on any contexts, of the same shapes and dtypes on all processes. float16 is
+    added in float32. With ``compression='fp16'`` floats are sent as float16: half the bytes, with
+    11 significant bits. The result has the same bits on all processes. Asynchronous, as any
+    operator. Arrays on a GPU are copied through pinned memory. Does nothing if there is one
+    process.
+    """
+    _push("allreduce", functools.partial(_sum, compression == "fp16"), arrays)
+
+
+def broadcast(arrays: Sequence[mx.nd.NDArray]) -> None:
+    """Replace each of ``arrays`` by that of rank 0, in place; otherwise as :func:`allreduce`."""
+    _push("broadcast", _copy, arrays)
+
+
+def gather(value: Any) -> list:
+    """Return the ``value`` of every process, in the order of ranks. Waits for all processes.
+
+    ``value`` may be any object that can be pickled.
+
+    >>> gather({"size": 3})
+    [{'size': 3}]
+    """
+    job = world()
+    if job is None:
+        return [value]
+    _marker().wait_to_read()
+    return _run(job, "gather", lambda: job.comm.allgather(value))
+
+
+def total(values: Any) -> np.ndarray:
+    """Return the sum of array-likes of equal shape over all processes. Waits for all processes.
+
+    Added in float64 in the order of ranks, so that it has the same bits on all processes.
+
+    >>> total([1, 2]).tolist()
+    [1.0, 2.0]
+    """
+    return np.sum([np.asarray(value, dtype=np.float64) for value in gather(values)], axis=0)
+
+
+class Later:
+    """A number that is summed over all processes while the program goes on."""
+
+    def __init__(self, number: float) -> None:
+        self.number, self._done = number, None
+        job = world()
+        if job is None:
+            return
+        self._done = _marker()
+        engine.push(
+            functools.partial(self._sum, job),
+            mx.cpu(0),
+            writes=[self._done],
+            name="gluonpar.cluster.sum",
+            prioritized=True,
+        )
+
+    def _sum(self, job: World) -> None:
+        self.number = _run(job, "sum", lambda: job.comm.allreduce(self.number))
+
+    def wait(self) -> float:
+        """Return the sum. An operator pushed after a later collective may read ``number``."""
+        if self._done is not None:
+            self._done.wait_to_read()
+        return self.number
+
+
+def _push(name: str, run: Callable, arrays: Sequence[mx.nd.NDArray]) -> None:
+    job = world()
+    if job is None:
+        return
+    for dtype in sorted({str(np.dtype(array.dtype)) for array in arrays if array.size}):
+        some = [array for array in arrays if array.size and np.dtype(array.dtype) == dtype]
+        staged = [_on_host(array) for array in some]
+        what = f"{name} of {sum(array.size for array in some):,} {dtype}"
+        engine.push(
+            functools.partial(_run_flat, job, what, run, staged),
+            mx.cpu(0),
+            writes=[*staged, _marker()],
+            name=f"gluonpar.cluster.{name}",
+            prioritized=True,
+        )
+        for array, copy in zip(some, staged):
+            if copy is not array:
+                copy.copyto(array)
+
+
+def _on_host(array: mx.nd.NDArray) -> mx.nd.NDArray:
+    """Return the array itself, or a copy of a GPU's array in pinned memory."""
+    if array.context.device_type == "gpu":
+        return array.copyto(mx.cpu_pinned(0))
+    return array
+
+
+def _run_flat(job: World, what: str, run: Callable, arrays: Sequence[mx.nd.NDArray]) -> None:
+    views = [memory.view(array) for array in arrays]
+    flat = views[0] if len(views) == 1 else np.concatenate(views)
+    _run(job, what, lambda: run(job, flat))
+    if len(views) > 1:
+        ends = np.cumsum([view.size for view in views])
+        for view, part in zip(views, np.split(flat, ends[:-1])):
+            np.copyto(view, part)
+
+
+def _run(job: World, what: str, function: Callable[[], Any]) -> Any:
+    """Wait until all ranks are at this operation, then call ``function``, which calls MPI."""
+    with job.detector.operation(what) as number:
+        job.meet()
+        with job.mpi_lock:
+            if os.environ.get(CHECK, "0") not in ("", "0"):
+                _check(job, number, what)
+            return function()
+
+
+def _check(job: World, number: int, what: str) -> None:
+    calls = job.comm.allgather(what)
+    if set(calls) != {what}:
+        listed = "; ".join(f"rank {rank}: {call}" for rank, call in enumerate(calls))
+        raise RuntimeError(
+            f"the ranks differ in operation {number}: {listed}. All must call the same "
+            "collectives in the same order, on arrays of equal sizes and dtypes"
+        )
+
+
+def _copy(job: World, flat: np.ndarray) -> None:
+    job.comm.Bcast([flat.view(np.uint8), job.mpi.BYTE])
+
+
+def _sum(as_float16: bool, job: World, flat: np.ndarray) -> None:
+    if flat.dtype == np.float16 or (as_float16 and flat.dtype.kind == "f"):
+        mpi_sums.allreduce_as_float16(job, flat)
+    else:
+        mpi_sums.allreduce(job, flat)
+
+
+@functools.lru_cache(None)
+def _marker() -> mx.nd.NDArray:
+    return mx.nd.empty((1,), ctx=mx.cpu(0))
