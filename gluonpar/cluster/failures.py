@@ -19,7 +19,7 @@ TIME_LIMIT, DEFAULT_SECONDS = "GLUONPAR_TIMEOUT", 20.0
 FAILED = 1  # exit code
 _TICK_SECONDS, _ROLL_CALL_SECONDS, _DEFERRED_SECONDS = 0.5, 3.0, 6.0
 _QUERY, _ANSWER = 1, 2  # tags of messages
-_SILENT = "it was killed or stopped, or its machine or network is down"
+_SILENT = "it does not respond (killed or stopped, or its machine or network is down)"
 # mpirun, told to end the job, waits for a host that is cut off until TCP gives up, a quarter of an
 # hour: this kills it after 5 s. The ranks end with it.
 _KILL_LAUNCHER = "sleep 5; grep -qx 'prterun\\|mpirun\\|orterun' /proc/$0/comm && kill -9 $0"
@@ -58,7 +58,7 @@ class FailureDetector:
         self._number, self._operation = 0, ""  # the last collective begun
         self._since: float | None = None  # when it, or the wait at exit, began; None: it is done
         self._ended = False
-        self._query = ""  # where the last rank that called the roll was
+        self._query = -1  # the operation for which a rank last called the roll
         self._answers: dict[int, str] = {}
         self._sent: list = []  # requests, which must live as long as the messages
         self._stop = threading.Event()
@@ -115,8 +115,7 @@ class FailureDetector:
         while not self._stop.wait(_TICK_SECONDS):
             self._exchange()
             since, now = self._since, time.monotonic()
-            overdue_elsewhere = not self._ended and self._query == self._place()
-            if since and (overdue_elsewhere or now - since > self._seconds):
+            if since and (now - since > self._seconds or self._query == self._number):
                 self._call_roll(since)
 
     def _call_roll(self, since: float) -> None:
@@ -131,13 +130,13 @@ class FailureDetector:
             if self._stop.wait(_TICK_SECONDS / 10) or self._since != since:
                 return
             self._exchange()
-            if place in map(self._answers.get, range(rank)):
+            if any(self._answers.get(lower, "").startswith("is in ") for lower in range(rank)):
                 patience = max(patience, _DEFERRED_SECONDS)  # the lower rank is to end the job
             elif len(self._answers) == len(others):
                 break
         for other in others:
             if other not in self._answers:
-                self._end(other, f"{failed}: it does not respond; {_SILENT}")
+                self._end(other, f"{failed}: {_SILENT}")
         if self._ended:
             self._since = time.monotonic()
             return
@@ -156,7 +155,8 @@ class FailureDetector:
             return False
         try:
             for rank in query:
-                self._sent.append(self.comm.isend(self._place(), rank, _QUERY))
+                number = -1 if self._ended else self._number
+                self._sent.append(self.comm.isend(number, rank, _QUERY))
             found = self._mpi.Status()
             while self.comm.iprobe(status=found):
                 message = self.comm.recv(source=found.source, tag=found.tag)

@@ -4,47 +4,43 @@ import concurrent.futures
 import os
 import re
 import resource
-import secrets
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 import cluster_rank
 import numpy as np
 import pytest
-from mpi_jobs import HERE, QUICK, RANK, TRAIN, line_of, mpirun, needs_mpi, succeed
+from mpi_jobs import QUICK, RANK, TRAIN, line_of, mpirun, needs_mpi, succeed
 from processes import runs
 
 from gluonpar import cluster
-from gluonpar.cluster import ending, exchange, launcher
-from gluonpar.cluster.judge import Judge, Report
-from gluonpar.cluster.wire import Line, addresses, call, listen
-from gluonpar.cluster.world import timeout_seconds
+from gluonpar.cluster import failures, launcher
 from gluonpar.collectives import partition
 from gluonpar.training.ranks import share_of_batch
 
-SECONDS = 6  # GLUONPAR_TIMEOUT of the jobs in which something goes wrong
+SECONDS = 6  # GLUONPAR_TIMEOUT of the jobs in which a rank fails
+JOBS_AT_ONCE = 4
 
 
 @pytest.fixture(scope="module")
 def reference():
-    """What one process with so many devices trains."""
+    """Return what one process with K devices trains, as a function of K."""
     found = {}
 
-    def of(num_devices):
+    def trained(num_devices):
         if num_devices not in found:
             found[num_devices] = cluster_rank.trained(num_devices)
         return found[num_devices]
 
-    return of
+    return trained
 
 
 @needs_mpi
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_p_processes_with_k_devices_train_as_one_process_with_p_times_k(ranks, tmp_path, reference):
-    """Collectives, uneven tails and batches with fewer samples than ranks are in the job too."""
+    """The job also calls all collectives; some batches leave devices and ranks without samples."""
     succeed(mpirun((ranks, [*RANK, "as_one", str(tmp_path)]), GLUONPAR_CHECK="1"))
     for num_devices in (1, 2, 3):
         got = np.load(tmp_path / f"{num_devices}.npz")
@@ -70,32 +66,42 @@ def test_only_rank_zero_prints_and_saves(tmp_path):
     assert [path.name for path in tmp_path.glob("*.params")] == ["lenet-epoch-0001.params"]
 
 
-# What happens to whom, what the one line about it says, and about whom.
+# Per job: the arguments of cluster_rank.py, the rank that the line is about, and the end of it.
+NO_RESPONSE = "did not complete operation 12 .*: it does not respond .*"
 FAULTS = {
-    "kill 1": (["kill", "1"], "died without a word", 1),
-    "kill 0": (["kill", "0"], "died without a word", 0),
-    "raise 1": (["raise", "1"], "failed: KeyError: 'the cat'", 1),
-    "stop 1": (["stop", "1"], "has been silent for", 1),
-    "stop 0": (["stop", "0"], "has been silent for", 0),
-    "hang 1": (["hang", "1"], "hangs: it has not come", 1),
-    "leave 1": (["leave", "1"], "has ended before operation 12", 1),
+    "raise": (["raise", "1"], 1, "failed: KeyError: 'the cat'"),
+    "interrupt": (["interrupt", "1"], 1, "failed: KeyboardInterrupt"),
+    "stop": (["stop", "1"], 1, NO_RESPONSE),
+    "stop rank 0": (["stop", "0"], 0, NO_RESPONSE),
+    "stop inside": (["stop inside", "1"], 1, NO_RESPONSE),
+    "stop at the end": (["stop at the end", "1"], 1, "did not complete its program .*"),
+    "hang": (
+        ["hang", "1"],
+        1,
+        r"did not complete operation 12 .* is at cluster_rank\.py:\d+ in .*",
+    ),
+    "leave": (["leave", "1"], 1, r"did not complete operation 12 \(allreduce of 1,000 .*has ended"),
+    "differ": (
+        ["differ", "1"],
+        1,
+        r"did not complete operation 12 .* is in operation 12 \(gather\)",
+    ),
 }
 
 
 @pytest.fixture(scope="module")
 def faulty():
-    """All jobs in which something goes wrong, side by side; see :func:`ended`."""
-    watched = {
-        name: mpirun((3 if name == "stop 0" else 2, [*RANK, *what]), GLUONPAR_TIMEOUT=str(SECONDS))
-        for name, (what, _, _) in FAULTS.items()
-    }
-    with concurrent.futures.ThreadPoolExecutor(len(watched)) as pool:
-        return dict(zip(watched, pool.map(ended, watched.values())))
+    """Run all jobs of FAULTS; return exit code, seconds since the fault, stdout and stderr."""
+
+    def run(arguments):
+        return ended(mpirun((3, [*RANK, *arguments]), GLUONPAR_TIMEOUT=str(SECONDS)))
+
+    with concurrent.futures.ThreadPoolExecutor(JOBS_AT_ONCE) as pool:
+        return dict(zip(FAULTS, pool.map(run, [arguments for arguments, _, _ in FAULTS.values()])))
 
 
 def ended(job):
-    """Wait for it: (exit code, seconds since something went wrong, out, err)."""
-    out, err = job.communicate(timeout=200)
+    out, err = job.communicate(timeout=300)
     now = time.time()
     return job.returncode, now - float(re.search(r"^now (.*)", out, re.M)[1]), out, err
 
@@ -104,45 +110,52 @@ def pids(out):
     return [int(pid) for pid in re.findall(r"pid (\d+)", out)]
 
 
+def lines_of_ours(err):
+    return [
+        line for line in err.splitlines() if line.startswith(("gluonpar: ", "train_lenet.py: "))
+    ]
+
+
 @needs_mpi
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_rank_that_is_lost_ends_the_job_with_one_line_that_names_it(name, faulty):
+def test_a_rank_that_fails_ends_the_job_with_one_line_that_names_it(name, faulty):
     code, seconds, out, err = faulty[name]
-    _, words, rank = FAULTS[name]
-    lines = [line for line in err.splitlines() if line.startswith("gluonpar: ")]
-    assert len(lines) == 1, err
-    assert lines[0].startswith(f"gluonpar: rank {rank} (pid ") and words in lines[0]
-    assert lines[0].endswith("; the job ends")
-    assert code != 0 and seconds < 30  # seven jobs at once
-    assert len(pids(out)) >= 2 and not any(map(runs, pids(out)))
+    _, rank, end = FAULTS[name]
+    [line] = lines_of_ours(err)
+    assert re.fullmatch(rf"gluonpar: rank {rank} \(pid \d+ on .*\) {end}; the job ends", line), err
+    assert code == 1 and seconds < 60  # several jobs run at once
+    assert len(pids(out)) == 3 and not any(map(runs, pids(out)))
 
 
-def test_of_the_ranks_of_a_machine_one_speaks():
-    token, ask = secrets.token_hex(16), "print(ending.speaks_first(sys.argv[1]))"
-    assert ending.speaks_first(token)
-    program = [sys.executable, "-c", f"import sys; from gluonpar.cluster import ending; {ask}"]
-    for asked, answer in ((token, "False\n"), (f"{token}-of-another-job", "True\n")):
-        run = subprocess.run([*program, asked], cwd=HERE.parent, stdout=subprocess.PIPE, text=True)
-        assert run.stdout == answer
+@needs_mpi
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_rank_ends_the_job_and_mpirun_names_it(rank):
+    code, seconds, out, err = ended(mpirun((2, [*RANK, "kill", str(rank)])))
+    assert re.search(
+        rf"process rank {rank} with PID \d+ on node .* signal 9", " ".join(err.split())
+    )
+    assert code != 0 and seconds < 20  # the time limit of a collective, which is not needed here
+    assert not any(map(runs, pids(out)))
+
+
+@needs_mpi
+def test_a_rank_may_go_on_alone_for_longer_than_the_time_limit_after_the_others_have_ended():
+    out, err = succeed(mpirun((3, [*RANK, "end last", "1"]), GLUONPAR_TIMEOUT="2"))
+    assert not err and "the last" in out
 
 
 @needs_mpi
 @pytest.mark.parametrize("number, fault", [(signal.SIGINT, "go on"), (signal.SIGKILL, "stop")])
-def test_whatever_ends_mpirun_ends_all_ranks(number, fault):
-    """Also one that is stopped, and so cannot notice anything; Ctrl-C with a line that says so."""
+def test_when_mpirun_ends_all_ranks_end(number, fault):
+    """Also a rank that is stopped, which cannot notice anything."""
     job = mpirun((2, [*RANK, fault, "1"]))
     out = [line_of(job) for _ in range(3)]
     while not any(line.startswith("now") for line in out):
         out.append(line_of(job))
     job.send_signal(number)
-    _, err = job.communicate(timeout=600)
+    job.communicate(timeout=600)
     found = pids("".join(out))
     assert job.returncode != 0 and len(found) == 2
-    lines = [line for line in err.splitlines() if line.startswith("gluonpar: ")]
-    if number == signal.SIGINT:  # mpirun reads no more of what ranks print when it tells them
-        assert len(lines) == 1 and re.match(
-            "gluonpar: rank [01] .*Ctrl-C.*; the job ends", lines[0]
-        )
     deadline = time.monotonic() + 10
     while any(map(runs, found)) and time.monotonic() < deadline:
         os.sched_yield()
@@ -155,7 +168,7 @@ def test_another_order_of_collectives_is_an_error_if_checked():
     _, err = job.communicate(timeout=600)
     assert job.returncode != 0
     assert (
-        "the ranks differ in operation 12: rank 0: allreduce of 1000 float32; "
+        "the ranks differ in operation 12: rank 0: allreduce of 1,000 float32; "
         "rank 1: allreduce of 7 float32" in err
     )
 
@@ -187,22 +200,19 @@ def test_what_one_rank_lacks_is_said_once_and_ends_all(tmp_path):
 
 @needs_mpi
 @pytest.mark.parametrize("name", ["GLUONPAR_TIMEOUT", "PYTHONPATH"])
-def test_what_keeps_all_ranks_from_joining_is_a_line_each_at_most(name, tmp_path):
+def test_a_rank_that_cannot_join_prints_one_line(name, tmp_path):
     (tmp_path / "mpi4py.py").write_text("raise ImportError('it is broken')\n")
-    words = {
-        "GLUONPAR_TIMEOUT": f"GLUONPAR_TIMEOUT='{tmp_path}' is no time; give seconds, 2 or more",
-        "PYTHONPATH": "this process was started by an MPI launcher, and training on several "
-        "processes needs mpi4py (it is broken): pip install 'gluonpar[mpi]'",
+    values = {
+        "GLUONPAR_TIMEOUT": ["GLUONPAR_TIMEOUT", str(tmp_path)],
+        "PYTHONPATH": ["mpi4py", "it is broken", "pip install 'gluonpar[mpi]'"],
     }
     job = mpirun((2, [*TRAIN, "--num-gpus", "1", *QUICK]), **{name: str(tmp_path)})
     out, err = job.communicate(timeout=600)
     assert (job.returncode, out.strip()) == (2, "")  # mpirun adds a newline of its own
-    ours = [line for line in err.splitlines() if line and not of_mpirun(line)]
-    assert set(ours) == {f"train_lenet.py: error: {words[name]}"}, err
-
-
-def of_mpirun(line):
-    return re.match("---|prterun|thus causing|   (Process name|Exit code): ", line)
+    lines = lines_of_ours(err)
+    assert 1 <= len(lines) <= 2 and len(set(lines)) == 1, err
+    assert lines[0].startswith("train_lenet.py: error: ") and "Traceback" not in err
+    assert all(value in lines[0] for value in values[name])
 
 
 @needs_mpi
@@ -228,8 +238,8 @@ def test_memory_that_one_rank_lacks_is_a_line_and_ends_the_job(megabytes, code, 
     job = mpirun((1, train), (1, ["sh", "-c", f'ulimit -v {size}; exec "$@"', "sh", *train]))
     out, err = job.communicate(timeout=200)
     assert job.returncode == code, out + err
-    ours = [line for line in err.splitlines() if line and not of_mpirun(line)]
-    assert len(ours) == 1 and re.search(words, ours[0]), err
+    ours = lines_of_ours(err)
+    assert len(ours) == 1 and re.search(words, ours[0]) and "Traceback" not in err, err
     assert code == 3 or ours[0].startswith("gluonpar: rank 1 (pid ")
     assert list(tmp_path.iterdir()) == []
 
@@ -251,10 +261,11 @@ def test_a_job_is_recognised_by_the_environment(environment, several):
     assert launcher.launched(environment) is several
 
 
-def test_alone_nothing_is_exchanged_and_nothing_is_imported():
+def test_one_process_sends_nothing_and_imports_no_mpi():
     assert (cluster.rank(), cluster.size(), cluster.is_main()) == (0, 1, True)
     assert cluster.gather("x") == ["x"] and cluster.total([2]).tolist() == [2.0]
-    assert exchange.Later(3).wait() == 3
+    assert cluster.Later(3).wait() == 3
+    cluster.abort("does nothing")
     code = (
         "import sys, gluonpar; assert gluonpar.cluster.size() == 1; print('mpi4py' in sys.modules)"
     )
@@ -278,94 +289,7 @@ def test_the_ranks_parts_are_the_batch_and_cut_as_inside_a_process(monkeypatch, 
 
 
 @pytest.mark.parametrize("text", ["", "soon", "1", "-3", "nan"])
-def test_a_timeout_that_is_no_time_is_refused(monkeypatch, text):
+def test_a_time_limit_must_be_a_number_of_seconds(monkeypatch, text):
     monkeypatch.setenv("GLUONPAR_TIMEOUT", text)
-    with pytest.raises(ValueError, match=rf"GLUONPAR_TIMEOUT='{text}' is no time"):
-        timeout_seconds()
-
-
-def judge():
-    made = Judge(3, 10, now=0.0)
-    for rank in range(3):
-        made.hello(rank, "host", 100 + rank, now=0.0)
-    return made
-
-
-def report_all(made, now, *reports):
-    for rank, (operation, waiting) in enumerate(reports):
-        made.report(rank, Report(operation, f"sum {operation}", waiting, "a.py:1 in f"), now)
-
-
-def test_ranks_that_come_in_time_are_not_judged():
-    made = judge()
-    report_all(made, 5.0, (4, 9.0), (3, None), (4, 9.0))
-    assert made.verdict(14.9) is None
-
-
-def test_the_rank_that_is_waited_for_is_named_not_those_that_wait():
-    made = judge()
-    report_all(made, 5.0, (4, 10.5), (3, None), (4, 10.5))
-    assert re.search(r"rank 1 \(pid 101 on host\) hangs.*sum 4.*a\.py:1 in f", made.verdict(5.0))
-
-
-def test_silence_is_judged_and_that_of_ranks_that_have_left_is_not():
-    made = judge()
-    report_all(made, 5.0, (4, None), (4, None), (4, None))
-    made.report(0, Report(), 15.5)
-    made.left(1)
-    assert made.verdict(15.5).startswith("rank 2 (pid 102 on host) has been silent")
-    made.left(2)
-    assert made.verdict(15.5) is None and not made.all_left
-
-
-def test_the_first_cause_is_the_cause():
-    made = judge()
-    made.failed(2, "failed: ValueError: x")
-    made.lost(1)
-    assert made.verdict(0.0) == "rank 2 (pid 102 on host) failed: ValueError: x"
-
-
-def test_a_rank_that_left_and_is_waited_for_is_judged_at_once_and_else_not():
-    made = judge()
-    made.left(1)
-    made.lost(1)
-    report_all(made, 1.0, (4, None), (4, None), (4, None))
-    assert made.verdict(1.0) is None
-    report_all(made, 1.0, (5, 0.1), (4, None), (4, None))
-    assert "rank 1 (pid 101 on host) has ended before operation 5" in made.verdict(1.0)
-
-
-def test_an_operation_that_all_are_in_and_that_does_not_end_is_judged():
-    made = judge()
-    report_all(made, 1.0, (5, 10.1), (5, 9.0), (5, 9.0))
-    assert "has been in operation 5 for 10 s (rank 0: sum 5; rank 1: sum 5" in made.verdict(1.0)
-
-
-def test_a_line_carries_messages_whole_and_tells_the_end():
-    with listen(1) as listener:
-        answered = []
-
-        def answer():
-            line = Line(listener.accept()[0])
-            while not answered:
-                answered.extend(line.receive())
-            line.send(welcome=True)
-            line.send(text="x" * 5000, number=1)
-            line.socket.close()
-
-        thread = threading.Thread(target=answer)
-        thread.start()
-        line = call(["127.0.0.1"], listener.getsockname()[1], {"rank": 1, "token": "t"})
-        thread.join()
-        assert answered == [{"rank": 1, "token": "t"}]
-        line.socket.close()
-    assert "127.0.0.1" == addresses()[-1]
-
-
-def test_nobody_at_the_address_is_an_error_that_says_what_was_tried():
-    with listen(1) as listener:
-        port = listener.getsockname()[1]
-    with pytest.raises(
-        ConnectionError, match=rf"rank 3 cannot reach rank 0 .*{port}.*127\.0\.0\.1"
-    ):
-        call(["127.0.0.1"], port, {"rank": 3})
+    with pytest.raises(ValueError, match=rf"GLUONPAR_TIMEOUT .*'{text}'"):
+        failures.time_limit()

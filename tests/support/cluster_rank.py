@@ -10,6 +10,7 @@ import numpy as np
 
 import gluonpar
 from gluonpar import cluster
+from gluonpar.cluster import mpi_sums
 from gluonpar.training import ranks
 
 import mxnet as mx  # isort: skip
@@ -204,21 +205,32 @@ def alone(folder):
     pathlib.Path(folder, "alone").write_bytes(bits)
 
 
+def stop():
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
 FAULTS = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
-    "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "stop": stop,
+    "stop inside": lambda: setattr(mpi_sums, "allreduce", lambda *_: stop()),
+    "interrupt": lambda: os.kill(os.getpid(), signal.SIGINT),
     "hang": lambda: time.sleep(1000),
     "leave": lambda: sys.exit(0),
     "order": lambda: cluster.allreduce([mx.nd.ones((7,))]),
+    "differ": lambda: cluster.gather("what the others do not call"),
     "go on": lambda: None,
+}
+AT_THE_END = {
+    "stop at the end": stop,
+    "end last": lambda: (time.sleep(6), print("the last", flush=True)),
 }
 
 
 def fault(kind, who):
-    """Sum numbers for ever; at the tenth, something happens to one rank."""
+    """Sum numbers on all ranks; after eleven sums rank ``who`` fails, the others go on."""
     print(f"pid {os.getpid()}", flush=True)
     x = mx.nd.ones((1000,))
-    for i in range(10**9):
+    for i in range(11 if kind in AT_THE_END else 10**9):
         cluster.allreduce([x])
         x /= cluster.size()
         x.wait_to_read()
@@ -226,7 +238,7 @@ def fault(kind, who):
             print("now", time.time(), flush=True)
             if kind == "raise":
                 raise KeyError("the cat")
-            FAULTS[kind]()
+            {**FAULTS, **AT_THE_END}[kind]()
         time.sleep(0.01)
 
 
