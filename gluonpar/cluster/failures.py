@@ -17,12 +17,12 @@ from typing import Any, Callable, Iterator, Sequence
 
 TIME_LIMIT, DEFAULT_SECONDS = "GLUONPAR_TIMEOUT", 20.0
 FAILED = 1  # exit code
-_TICK_SECONDS, _ROLL_CALL_SECONDS, _DEFERRED_SECONDS = 0.5, 3.0, 6.0
+_TICK_SECONDS, _ROLL_SECONDS, _DEFERRED_SECONDS = 0.5, 3.0, 4.0
 _QUERY, _ANSWER = 1, 2  # tags of messages
 _SILENT = "it does not respond (killed or stopped, or its machine or network is down)"
 # mpirun, told to end the job, waits for a host that is cut off until TCP gives up, a quarter of an
-# hour: this kills it after 5 s. The ranks end with it.
-_KILL_LAUNCHER = "sleep 5; grep -qx 'prterun\\|mpirun\\|orterun' /proc/$0/comm && kill -9 $0"
+# hour: this kills it after 10 s. The ranks end with it.
+_KILL_LAUNCHER = "sleep 10; grep -qx 'prterun\\|mpirun\\|orterun' /proc/$0/comm && kill -9 $0"
 
 
 def time_limit() -> float:
@@ -125,14 +125,15 @@ class FailureDetector:
         if not self._exchange(query=others):
             self._end(rank, f"{failed}: it is inside a call of MPI")
         called = time.monotonic()
-        patience = self._seconds if self._ended else _ROLL_CALL_SECONDS
-        while time.monotonic() - called < patience:
+        waits, patience = ("has ended", self._seconds) if self._ended else ("is in ", _ROLL_SECONDS)
+        deferred = False
+        while time.monotonic() - called < patience + (_DEFERRED_SECONDS if deferred else 0):
             if self._stop.wait(_TICK_SECONDS / 10) or self._since != since:
                 return
             self._exchange()
-            if any(self._answers.get(lower, "").startswith("is in ") for lower in range(rank)):
-                patience = max(patience, _DEFERRED_SECONDS)  # the lower rank is to end the job
-            elif len(self._answers) == len(others):
+            lower = [self._answers.get(other, "") for other in range(rank)]
+            deferred = any(answer.startswith(waits) for answer in lower)  # that rank ends the job
+            if len(self._answers) == len(others) and not deferred:
                 break
         for other in others:
             if other not in self._answers:
