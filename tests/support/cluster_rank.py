@@ -33,7 +33,7 @@ def batches(num_devices):
     rng = np.random.RandomState(3)
     X = rng.randn(SAMPLES, 1, 28, 28).astype("float32")
     y = rng.randint(0, 10, SAMPLES).astype("float32")
-    part = ranks.own_part(num_devices, None)
+    part = ranks.share_of_batch(num_devices, None)
     for start in range(0, SAMPLES, BATCH):
         whole = slice(start, start + BATCH)
         X_all, y_all = X[whole], y[whole]
