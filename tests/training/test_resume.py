@@ -43,18 +43,18 @@ def whole(request, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(workloads.ResNet18Workload, "width", 2)
         folder = tmp_path_factory.mktemp(request.param)
-        history = run(model=request.param, save_dir=str(folder), save_every=2, keep=99).train()
+        history = run(model=request.param, save_dir=str(folder), save_every=4, keep=99).train()
     return request.param, history, folder
 
 
 def test_checkpoints_are_saved_every_n_steps_and_after_each_epoch(whole):
     model, _, folder = whole
     names = sorted(path.name for path in folder.glob("*.npz"))
-    places = ("0001-000002", "0001-000004", "0002-000000", "0002-000002", "0002-000004")
+    places = ("0001-000004", "0002-000000", "0002-000002")  # of six batches per epoch
     assert names == [f"{model}-at-{place}.npz" for place in (*places, "0003-000000")]
 
 
-@pytest.mark.parametrize("place", ["0001-000002", "0002-000000", "0002-000004", "0003-000000"])
+@pytest.mark.parametrize("place", ["0001-000004", "0002-000000", "0002-000002", "0003-000000"])
 def test_on_as_many_devices_resuming_gives_the_same_bits(whole, place):
     model, history, folder = whole
     again = run(model=model, resume=str(folder / f"{model}-at-{place}.npz")).train()
