@@ -1,6 +1,6 @@
 """Collectives on lists of arrays, one array per device: all-reduce, broadcast and their relatives.
 
-It uses nothing of models or optimizers.
+Nothing here depends on models or optimizers.
 """
 
 from gluonpar.collectives import algorithms

@@ -5,9 +5,9 @@ place. A block of all K arrays stays in a core's cache from being summed until i
 every array, so each array crosses the memory bus twice, in and out: 2 K n bytes, the minimum.
 Several threads share the blocks of large arrays.
 
-The function is an operator of MXNet's engine (``thread_pool.push``): it is as asynchronous as any other,
-and runs in parallel with the devices' computations. Arrays are added in the order of the list,
-starting with the one that the sum is written to, so the result has the same bits every time.
+The function is an operator of MXNet's engine (``thread_pool.push``): it is as asynchronous as any
+other, and runs in parallel with the devices' computations. Arrays are added in the order of the
+list, starting with the one that the sum is written to, so the result has the same bits every time.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def run(
     accumulate: str | None = None,
 ) -> None:
     """Push one operator that does all of ``work``: lists of arrays, each with its reductions."""
-    # callers may change their lists before it runs
+    # The caller may change its lists before the operator runs.
     work = [(tuple(data), reductions) for data, reductions in work]
     arrays = [array for data, _ in work for array in data]
     num_bytes = sum(map(memory.num_bytes, arrays))
