@@ -1,12 +1,12 @@
-"""Get Fashion-MNIST, or say where it is.
+"""Find or download Fashion-MNIST, and print where it is.
 
     python scripts/get_data.py                    # find, download, or install Debian's package
-    python scripts/get_data.py --data-dir FOLDER  # check the four files in FOLDER; get nothing
+    python scripts/get_data.py --data-dir FOLDER  # check the four files in FOLDER, only
 
-Looks where training looks. If no mirror can be reached, this is Debian or a descendant, and the
-user is root, it runs `apt-get install -y dataset-fashion-mnist`.
+Looks in the same folders as training. If no mirror can be reached on Debian or a derivative, and
+the user is root, it runs `apt-get install -y dataset-fashion-mnist`.
 
-Exit status: 0, the data are there and right; 1, they are not; 2, gluonpar cannot be imported.
+Exit status: 0, the data are complete and correct; 1, they are not; 2, gluonpar cannot be imported.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ OS_RELEASE = Path("/etc/os-release")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit status."""
+    """Run the command line; return the exit status."""
     summary, _, details = (__doc__ or "").partition("\n")
     parser = argparse.ArgumentParser(
         description=summary,
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def obtain(load: Callable[..., Dataset], data_dir: str | None) -> Dataset:
-    """What `load` finds, if need be after installing Debian's package; its errors if neither."""
+    """Return what ``load`` finds, after installing Debian's package if it finds nothing."""
     try:
         return load(data_dir=data_dir)
     except FileNotFoundError as error:
@@ -65,20 +65,20 @@ def obtain(load: Callable[..., Dataset], data_dir: str | None) -> Dataset:
 
 
 def why_not_apt(data_dir: str | None) -> str | None:
-    """Why apt-get is not tried here; None if it can be."""
+    """Return why apt-get cannot be used; None if it can."""
     if data_dir is not None:
-        return "not tried, because it puts nothing into --data-dir"
+        return "not tried, because it does not install into --data-dir"
     if not is_debian():
-        return "not tried, because this is not Debian or a descendant"
+        return "not tried, because this is not Debian or a derivative"
     if shutil.which("apt-get") is None:
         return "not tried, because there is no apt-get on the PATH"
     if os.geteuid() != 0:
-        return f"not tried, because this is not root; try: sudo apt-get install {PACKAGE}"
+        return f"not tried, because the user is not root; try: sudo apt-get install {PACKAGE}"
     return None
 
 
 def is_debian() -> bool:
-    """Whether /etc/os-release names Debian as this system or as what it is like."""
+    """Return whether /etc/os-release has Debian as ID or in ID_LIKE."""
     if not OS_RELEASE.is_file():
         return False
     fields = dict(line.split("=", 1) for line in OS_RELEASE.read_text().splitlines() if "=" in line)
@@ -87,7 +87,7 @@ def is_debian() -> bool:
 
 
 def install() -> str | None:
-    """Install Debian's package, after `apt-get update` if need be; what failed, or None."""
+    """Install Debian's package, after `apt-get update` if needed; return the error, or None."""
     wanted = ["apt-get", "install", "-y", PACKAGE]
     if run(wanted) == 0:
         return None
@@ -97,7 +97,7 @@ def install() -> str | None:
 
 
 def run(command: Sequence[str]) -> int:
-    """Run a command that asks nothing, having said so; its exit status."""
+    """Print and run a command without interaction; return its exit status."""
     print(f"running: {' '.join(command)}", flush=True)
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     return subprocess.run(command, env=environment).returncode

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import faulthandler
 import os
 import signal
 import sys
-from typing import Any, Callable, Iterator, Sequence
+from typing import Any, Callable, Sequence
 
 from gluonpar import cluster, collectives, metrics
 from gluonpar.runtime import devices, memory_limits
@@ -52,7 +51,7 @@ def _train(options: argparse.Namespace) -> int:
     run = None
     try:
         run = Run(cluster.together(lambda: Configuration(**vars(options))), Console())
-        with _ended_by_sigterm(run):
+        with run.termination.by_signal(run.checkpointer.saves):
             run.train()
     except KeyboardInterrupt:
         return _interrupted(run, options.save_dir)
@@ -142,33 +141,6 @@ def _list_of(kind: Callable) -> Callable[[str], tuple]:
             raise argparse.ArgumentTypeError(f"must be numbers such as 1,2, got {text!r}") from None
 
     return parse
-
-
-@contextlib.contextmanager
-def _ended_by_sigterm(run: Run) -> Iterator[None]:
-    """End the run in order at the first SIGTERM; the second has its usual effect.
-
-    With several processes only if one of them saves; otherwise SIGTERM kills this rank, and that
-    ends the job. SIGUSR1 has the same effect: mpirun passes it on to all ranks and waits, while a
-    SIGTERM to mpirun kills them a quarter of a second later.
-    """
-    signals = [signal.SIGTERM]
-    if cluster.size() > 1:
-        if not run.checkpointer.saves:
-            yield
-            return
-        signals.append(signal.SIGUSR1)
-
-    def request_end(number: int, _: Any) -> None:
-        signal.signal(number, before[number])
-        run.termination.request()
-
-    before = {number: signal.signal(number, request_end) for number in signals}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _print(text: str) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 from collections import deque
+from typing import Any, Iterator
 
 import mxnet as mx
 import numpy as np
@@ -25,6 +28,29 @@ class Termination:
     def request(self) -> None:
         """Request the end of the run. One process is enough. May be called by a signal handler."""
         self._requested = True
+
+    @contextlib.contextmanager
+    def by_signal(self, saves: bool) -> Iterator[None]:
+        """Within this context the first SIGTERM requests the end; the second has its usual effect.
+
+        With several processes only if one of them ``saves``; otherwise SIGTERM kills this rank, and
+        that ends the job. SIGUSR1 has the same effect: mpirun passes it on to all ranks and waits,
+        while a SIGTERM to mpirun kills them a quarter of a second later.
+        """
+        signals = [signal.SIGTERM]
+        if cluster.size() > 1:
+            signals = [signal.SIGTERM, signal.SIGUSR1] if saves else []
+
+        def request(number: int, _: Any) -> None:
+            signal.signal(number, before[number])
+            self.request()
+
+        before = {number: signal.signal(number, request) for number in signals}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def agreed(self, delay: int = 0) -> bool:
         """Return whether the run is to end now. All processes must call this, and agree.

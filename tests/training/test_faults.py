@@ -157,9 +157,7 @@ def test_out_of_memory_names_the_checkpoint_to_resume(monkeypatch, capsys, tmp_p
 
     codes = []
     monkeypatch.setattr(Run, "train", run_out)
-    monkeypatch.setattr(
-        command_line.ending, "leave", lambda code: codes.append(code) or sys.exit(code)
-    )
+    monkeypatch.setattr(os, "_exit", lambda code: codes.append(code) or sys.exit(code))
     with pytest.raises(SystemExit):
         command_line.main("Train.", [*COMMON, "--save-dir", str(tmp_path), "--dry-run"])
     err = capsys.readouterr().err
