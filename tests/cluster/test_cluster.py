@@ -175,7 +175,7 @@ def test_another_order_of_collectives_is_an_error_if_checked():
 
 
 @needs_mpi
-def test_ranks_with_other_arguments_are_refused_once():
+def test_different_arguments_of_ranks_are_one_error_that_names_them():
     first, second = ([*TRAIN, "--num-gpus", k, *QUICK] for k in "12")
     second += ["--lr", "0.5"]
     job = mpirun((1, first), (1, second))
@@ -189,7 +189,7 @@ def test_ranks_with_other_arguments_are_refused_once():
 
 
 @needs_mpi
-def test_what_one_rank_lacks_is_said_once_and_ends_all(tmp_path):
+def test_data_that_one_rank_lacks_are_one_error_of_all_ranks(tmp_path):
     fine = [*TRAIN, "--num-gpus", "1", *QUICK]
     lacking = [*TRAIN, "--num-gpus", "1", "--device", "cpu", "--data-dir", str(tmp_path)]
     job = mpirun((1, fine), (1, lacking))
@@ -230,7 +230,7 @@ def test_a_rank_that_cannot_join_prints_one_line(name, tmp_path):
     ],
     ids=["for MPI", "for a step", "in a step"],
 )
-def test_memory_that_one_rank_lacks_is_a_line_and_ends_the_job(megabytes, code, words, tmp_path):
+def test_a_rank_without_enough_memory_ends_the_job_with_one_line(megabytes, code, words, tmp_path):
     asked = "import gluonpar; print(open('/proc/self/statm').read().split()[0])"
     pages = subprocess.run([sys.executable, "-c", asked], stdout=subprocess.PIPE, check=True).stdout
     size = int(pages) * resource.getpagesize() // 1024 + megabytes * 1024
@@ -275,7 +275,7 @@ def test_one_process_sends_nothing_and_imports_no_mpi():
 
 
 @pytest.mark.parametrize("weights", [None, (1.0, 3.0)])
-def test_the_ranks_parts_are_the_batch_and_cut_as_inside_a_process(monkeypatch, weights):
+def test_the_shares_of_the_ranks_are_the_batch_and_split_as_in_one_process(monkeypatch, weights):
     ranks, devices = 3, 2
     monkeypatch.setattr(cluster, "size", lambda: ranks)
     for n in range(1, 20):

@@ -42,7 +42,7 @@ def batches(num_devices):
 
 
 def by_train_batch(num_devices):
-    """A plain function, the divisor told by nobody; rank 0's parameters for all."""
+    """LeNet as a plain function, without batch_size=; all ranks start with rank 0's parameters."""
     mx.random.seed(cluster.rank())
     params = gluonpar.init_lenet(0.1)
     cluster.broadcast(params)
@@ -54,7 +54,7 @@ def by_train_batch(num_devices):
 
 
 def by_gluon(num_devices, make_trainer):
-    """A network whose parameters differ between ranks until the Trainer has seen them."""
+    """A network whose initial parameters differ between ranks, which the Trainer must correct."""
     mx.random.seed(7 + cluster.rank())
     ctx = contexts(num_devices)
     net = gluon.nn.HybridSequential(prefix="")
@@ -86,7 +86,7 @@ def by_gluon(num_devices, make_trainer):
 
 
 def by_run(num_devices):
-    """The whole program: loss, accuracy and parameters."""
+    """A whole run: loss, accuracy and parameters."""
     history = gluonpar.train(num_gpus=num_devices, verbose=False, **RUN)
     reached = history.epochs[-1]
     return [np.array([reached.loss, reached.test_accuracy])] + [
@@ -103,7 +103,7 @@ def trained(num_devices):
 
 
 def exchanged():
-    """What the collectives give on values that differ in every cell and on every rank."""
+    """Check the collectives on values that differ in every cell and on every rank."""
     rank, size = cluster.rank(), cluster.size()
     for dtype in ("float32", "float64", "int32", "uint8", "float16"):
         x = mx.nd.arange(5, dtype=dtype) + rank
@@ -139,7 +139,7 @@ def exchanged():
 
 
 def by_stock_trainer():
-    """kvstore='gluonpar' sums over the devices of all processes, and says who it is."""
+    """Check kvstore='gluonpar': its rank, and sums over the devices of all processes."""
     store = mx.kv.create("gluonpar")
     assert (store.rank, store.num_workers) == (cluster.rank(), cluster.size())
     ctx, size = contexts(2), cluster.size()
@@ -163,7 +163,7 @@ def by_stock_trainer():
 
 
 def no_samples_left_out():
-    """A parameter that some rank uses is updated, one that none uses is not."""
+    """Check that a parameter is updated if any rank uses it, and only then."""
     a, b, c = (gluon.Parameter(name, shape=(1,)) for name in "abc")
     params = [a, b, c]
     for param in params:
@@ -198,7 +198,7 @@ def as_one(folder):
 
 
 def alone(folder):
-    """One process under mpirun: no MPI, and the very bits."""
+    """One process under mpirun: it does not import MPI, and trains the same bits."""
     found = trained(2)
     assert "mpi4py" not in sys.modules
     bits = b"".join(array.tobytes() for arrays in found.values() for array in arrays)

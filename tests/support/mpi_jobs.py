@@ -14,8 +14,8 @@ MPIRUN = pathlib.Path(sys.executable).parent / "mpirun"
 RANK = [sys.executable, str(HERE / "cluster_rank.py")]
 TRAIN = [sys.executable, str(HERE.parents[1] / "scripts" / "train_lenet.py")]
 QUICK = ["--device", "cpu", "--dataset", "synthetic", "--limit", "8", "--batch-size", "4"]
-# mpirun leaves files named after its process id when it is killed, and the next one that happens to
-# get that id cannot start; so each has a folder of its own for them.
+# A killed mpirun leaves files named after its process id, and a later one with the same id cannot
+# start; so each has its own folder for them.
 SESSIONS = tempfile.TemporaryDirectory(prefix="gluonpar-mpi-")
 
 needs_mpi = pytest.mark.skipif(
@@ -25,7 +25,7 @@ needs_mpi = pytest.mark.skipif(
 
 
 def mpirun(*commands, **environment):
-    """Start a job: each command is how many ranks, and what they run."""
+    """Start a job; each of ``commands`` is a number of ranks and the command they run."""
     words = []
     for ranks, command in commands:
         words += [":"] * bool(words) + ["-n", str(ranks), *command]
@@ -47,7 +47,7 @@ def succeed(job):
 
 
 def line_of(job):
-    """What it prints next, which must come."""
+    """Return the next line that the job prints."""
     line = job.stdout.readline()
     assert line, job.stderr.read()
     return line
