@@ -6,9 +6,9 @@
     python tools/draw_pictures.py --record timeline,scaling --torch-python ~/torch/bin/python
 
 Every algorithm that has a plan is drawn for 4 devices. step-timeline.svg and scaling.svg show
-docs/measured/step-timeline.json and scaling.json, which --record writes: run it on an otherwise idle
-machine. --check compares words and the coordinates of named shapes, not bytes, because those differ
-between versions of matplotlib.
+docs/measured/step-timeline.json and scaling.json, which --record writes: run it on an otherwise
+idle machine. --check compares words and the coordinates of named shapes, not bytes, because those
+differ between versions of matplotlib.
 
 Exit status: 0, success; 1, pictures differ or are missing, or a candidate of the benchmark failed;
 2, wrong arguments.

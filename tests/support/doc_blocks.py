@@ -1,8 +1,8 @@
 """The fenced blocks of a Markdown page, and the output of those in Python.
 
-As a script it runs the blocks of one page and prints the results as JSON, so that tests can run each
-page in its own process. A block that begins by importing gluonpar is a program by itself; any other
-block continues the one before it.
+As a script it runs the blocks of one page and prints the results as JSON, so that tests can run
+each page in its own process. A block that begins by importing gluonpar is a program by itself; any
+other block continues the one before it.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""The step, a timeline and the training benchmark as matplotlib pictures, for tools/draw_pictures.py.
+"""Pictures for tools/draw_pictures.py: the step, a timeline and the training benchmark.
 
-Each module's ``draw`` writes one file. :meth:`gluonpar.collectives.Trace.draw` draws the algorithms.
+``draw`` of each module writes one file. :meth:`gluonpar.collectives.Trace.draw` draws algorithms.
 """

@@ -1,4 +1,4 @@
-"""The training benchmark: images per second by number of devices, and time per step beside peers."""
+"""The training benchmark: images per second by number of devices, and time per step."""
 
 from __future__ import annotations
 
