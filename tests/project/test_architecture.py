@@ -1,4 +1,4 @@
-"""Rules for the package as a whole; `make lint` checks the order of imports."""
+"""What holds for the package as a whole; import-linter checks the order of imports (`make lint`)."""
 
 from __future__ import annotations
 
@@ -74,6 +74,22 @@ def test_the_top_level_has_at_most_16_entries():
     entries = [path.stem for path in PACKAGE.glob("*.py") if not path.stem.startswith("__")]
     entries += [path.parent.name for path in PACKAGE.glob("*/__init__.py")]
     assert len(entries) <= 16, sorted(entries)
+
+
+def test_no_two_modules_have_the_same_name():
+    modules = [module_name(path) for path in SOURCES]
+    assert duplicates((module.rpartition(".")[2], module) for module in modules) == {}
+
+
+def test_no_two_public_classes_have_the_same_name():
+    classes = [
+        (node.name, module_name(path))
+        for path in SOURCES
+        for node in ast.parse(path.read_text("utf-8")).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    ]
+    assert len(classes) > 20
+    assert duplicates(classes) == {}
 
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("__init__.py")), ids=module_name)

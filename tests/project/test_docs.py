@@ -133,9 +133,8 @@ def parse(call, monkeypatch):
     if first == "-m" and rest[0] == "gluonpar":
         command.main(rest[1:])
     monkeypatch.setattr(sys, "argv", [first, *rest[first == "-m" :]])
-    if first == "-m":
-        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
-    runpy.run_path(str(ROOT / first), run_name="__main__")
+    program = f"{rest[0].replace('.', '/')}/__main__.py" if first == "-m" else first
+    runpy.run_path(str(ROOT / program), run_name="__main__")
 
 
 class TestCommands:
