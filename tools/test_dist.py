@@ -5,8 +5,8 @@
     make test-dist ARGS="--keep DIR"         # keep environment and tests in this folder
 
 The tests run from the unpacked sdist without its gluonpar/, so that they import the installed
-package. The wheel in dist/, which was built from the sdist, must hold the same files, byte for byte,
-as a wheel built from the checkout.
+package. The wheel in dist/, which was built from the sdist, must hold the same files, byte for
+byte, as a wheel built from the checkout.
 
 Exit status: 0, success; 1, a step failed, and is named; 2, dist/ does not hold one wheel and one
 sdist.

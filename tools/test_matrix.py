@@ -5,9 +5,9 @@
     make test-matrix ARGS="--numpy newest"        # or oldest, or a version such as 1.22.4
     make test-matrix ARGS="-k ring tests/collectives/test_collectives.py"
 
-Interpreters are searched for on PATH, in pyenv and in uv. Each gets two environments under .matrix/,
-made as `make test` makes them: one with the oldest NumPy that has a wheel for it, one with the newest
-that MXNet 1.9.1 works with. All suites together take one to two hours. Their logs and the table
+Interpreters are searched for on PATH, in pyenv and in uv. Each gets two environments under
+.matrix/, made as `make test` makes them: one with the oldest NumPy that has a wheel for it, one
+with the newest that MXNet 1.9.1 works with. All suites together take one to two hours. Their logs and the table
 (Markdown) are written to .matrix/.
 
 Exit status: 0, all suites passed; 1, one failed or could not be set up; 2, wrong arguments or no
@@ -284,7 +284,7 @@ def main() -> int:
     interpreters = [find(wanted) for wanted in options.pythons.split()]
     if not any(found.path for found in interpreters):
         print(
-            f"test_matrix: no interpreter found for {options.pythons}; install one or give its path",
+            f"test_matrix: no interpreter found for {options.pythons}; install one or give a path",
             file=sys.stderr,
         )
         return 2

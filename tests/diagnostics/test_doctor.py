@@ -204,7 +204,7 @@ def test_a_probe_that_fails_or_raises_is_a_finding(name, raises, results, monkey
             return results[probe]
         if raises:
             raise OSError("it broke")
-        return probes.Result({}, "it broke")
+        return probes.ProbeResult({}, "it broke")
 
     monkeypatch.setattr(probes, "run", run)
     code = command.main(["--json"])
@@ -370,7 +370,7 @@ def test_a_bad_driver_is_wrong_only_with_a_wheel_that_needs_it(
 def test_cuda_that_fails_in_mxnet_is_quoted(monkeypatch):
     facts = {"version": "1.9.1", "file": "/a", "cuda": True, "num_gpus": 0}
     failing = {**facts, "cuda_error": "CUDA: Check failed: e == cudaSuccess (803 vs. 0)"}
-    monkeypatch.setattr(probes, "run", lambda probe: probes.Result(failing, ""))
+    monkeypatch.setattr(probes, "run", lambda probe: probes.ProbeResult(failing, ""))
     (first, _), (second, text, _) = checks.mxnet()
     assert (first, second) == ("ok", "wrong") and failing["cuda_error"] in text
 
@@ -461,7 +461,7 @@ def test_damaged_data_are_wrong_and_absent_data_are_not(tmp_path, monkeypatch):
     monkeypatch.setenv("MXNET_HOME", str(tmp_path))
     ((state, text, _),) = checks.data()
     assert state == "wrong" and "train-images-idx3-ubyte.gz" in text
-    monkeypatch.setattr(probes, "run", lambda probe: probes.Result({"searched": ["/a", "/b"]}, ""))
+    monkeypatch.setattr(probes, "run", lambda probe: probes.ProbeResult({"searched": ["/a", "/b"]}, ""))
     ((state, text, _),) = checks.data()
     assert state == "note" and "/a, /b" in text
 
@@ -478,7 +478,7 @@ def test_mpirun_of_another_mpi_is_wrong_and_none_is_noted(version, state, monkey
     facts = {"mpi4py": "4.0", "library": "MPICH Version: 4.2", "vendor": "MPICH"}
     if version is not None:
         facts.update(mpirun="/a/mpirun", mpirun_version=version)
-    monkeypatch.setattr(probes, "run", lambda probe: probes.Result(facts, ""))
+    monkeypatch.setattr(probes, "run", lambda probe: probes.ProbeResult(facts, ""))
     assert [found for found, *_ in checks.mpi()] == ["ok", state]
 
 

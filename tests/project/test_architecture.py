@@ -1,4 +1,4 @@
-"""What holds for the package as a whole; import-linter checks the order of imports (`make lint`)."""
+"""Rules for the package as a whole; `make lint` checks the order of imports."""
 
 from __future__ import annotations
 

@@ -29,14 +29,14 @@ probes.write_result(sys.argv[2])
 _MARK = "gluonpar-probe:"
 
 
-class Result(NamedTuple):
+class ProbeResult(NamedTuple):
     """What a probe found, or why it failed: one of the two is empty."""
 
     facts: dict[str, Any]
     failure: str
 
 
-def run(probe: str, timeout_seconds: float = TIMEOUT_SECONDS) -> Result:
+def run(probe: str, timeout_seconds: float = TIMEOUT_SECONDS) -> ProbeResult:
     """Call the function ``probe`` of this module in a child process. Never raises."""
     command = [sys.executable, "-c", _CHILD, str(_STANDALONE), probe]
     try:
@@ -45,19 +45,19 @@ def run(probe: str, timeout_seconds: float = TIMEOUT_SECONDS) -> Result:
         )
     except subprocess.TimeoutExpired:
         load = f"the load average is {load_average():.0f}"
-        return Result({}, f"no result within {timeout_seconds:g} s ({load})")
+        return ProbeResult({}, f"no result within {timeout_seconds:g} s ({load})")
     except OSError as error:
-        return Result({}, f"no process could be started: {error}")
+        return ProbeResult({}, f"no process could be started: {error}")
     lines = done.stdout.decode(errors="replace").splitlines()
     results = [line[len(_MARK) :] for line in lines if line.startswith(_MARK)]
     if done.returncode == 0 and results:
-        return Result(*json.loads(results[-1]))
+        return ProbeResult(*json.loads(results[-1]))
     errors = done.stderr.decode(errors="replace").strip().splitlines() or ["no output"]
     how = f"with exit code {done.returncode}"
     if done.returncode < 0:
         names = {s.value: s.name for s in signal.Signals}
         how = f"by {names.get(-done.returncode, f'signal {-done.returncode}')}"
-    return Result({}, f"it ended the process {how}; last line: {errors[-1]}")
+    return ProbeResult({}, f"it ended the process {how}; last line: {errors[-1]}")
 
 
 def load_average() -> float:
@@ -71,9 +71,9 @@ def load_average() -> float:
 def write_result(probe: str) -> None:
     """Call the probe and write its facts, or the exception it raised; in the child process."""
     try:
-        result = Result(PROBES[probe](), "")
+        result = ProbeResult(PROBES[probe](), "")
     except Exception as error:  # whatever it is, the doctor reports it
-        result = Result({}, f"{type(error).__name__}: {summary(error)}")
+        result = ProbeResult({}, f"{type(error).__name__}: {summary(error)}")
     sys.stdout.write(f"\n{_MARK}{json.dumps(result)}\n")
     sys.stdout.flush()
 
