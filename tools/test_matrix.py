@@ -7,8 +7,8 @@
 
 Interpreters are searched for on PATH, in pyenv and in uv. Each gets two environments under
 .matrix/, made as `make test` makes them: one with the oldest NumPy that has a wheel for it, one
-with the newest that MXNet 1.9.1 works with. All suites together take one to two hours. Their logs and the table
-(Markdown) are written to .matrix/.
+with the newest that MXNet 1.9.1 works with. All suites together take one to two hours. Their logs
+and the table (Markdown) are written to .matrix/.
 
 Exit status: 0, all suites passed; 1, one failed or could not be set up; 2, wrong arguments or no
 interpreter found; 130, interrupted with Ctrl-C, after writing the table of the suites that had

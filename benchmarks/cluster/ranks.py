@@ -42,7 +42,7 @@ class GluonparRank(Rank):
 
 
 class ServerRank(Rank):
-    """A worker of the parameter server; with ``kind`` "trainer" its Trainer sends gradients there."""
+    """A worker of the parameter server. With ``kind`` "trainer" its Trainer sends gradients."""
 
     def __init__(self, task: Task, kind: str) -> None:
         self.store, self.known = mx.kv.create("dist_sync"), set()

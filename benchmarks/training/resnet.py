@@ -15,7 +15,7 @@ NUM_MOVING = 2 * (1 + 2 * 8)  # mean and variance: one normalisation, then two i
 
 
 def resnet18(F: ModuleType, X: Any, params: Sequence[Any], width: int = 64) -> Any:
-    """Return (n, 10) scores of (n, 1, 28, 28) images; ``F`` is ``mx.nd`` or ``mx.sym``, as ``X`` is.
+    """Return (n, 10) scores of (n, 1, 28, 28) images; ``F`` is ``mx.nd`` or ``mx.sym``, like ``X``.
 
     ``params`` are the trained parameters, layer by layer, then the moving statistics, which MXNet
     updates in place in every training step.

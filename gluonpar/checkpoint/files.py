@@ -26,7 +26,7 @@ def read(path: str | os.PathLike, kind: str = "file") -> bytes:
 
 @contextlib.contextmanager
 def atomic_write(path: str | os.PathLike) -> Iterator[BinaryIO]:
-    """Open a binary file for writing that becomes ``path`` when the block ends without an exception.
+    """Open a binary file for writing that becomes ``path`` if the block raises no exception.
 
     Until then it has a temporary name in the same folder; then it is flushed to the disk and
     renamed. If anything fails, ``path`` stays as it was and the temporary file is removed. Raises
@@ -65,14 +65,14 @@ def check_writable(path: str | os.PathLike) -> None:
 
 
 def check_replaceable(path: str | os.PathLike) -> None:
-    """Raise OSError unless :func:`atomic_write` can write ``path``: not a folder, device or pipe."""
+    """Raise OSError if :func:`atomic_write` cannot write ``path``: a folder, device or pipe."""
     if os.path.exists(path) and not os.path.isfile(path):
         raise OSError(errno.EINVAL, "it exists and is not a regular file")
     check_writable(_temporary(path))
 
 
 def make_writable_folder(folder: str | os.PathLike) -> pathlib.Path:
-    """Create ``folder`` if necessary; ValueError with the reason if no file can be written into it."""
+    """Create ``folder`` if necessary. Raises ValueError if no file can be written into it."""
     path = pathlib.Path(folder)
     try:
         str(path.absolute()).encode()

@@ -2,8 +2,8 @@
 
 MXNet 1.9.1's exporter (``mxnet.onnx``) writes operators of ONNX's sets 12 and 13 into a file that
 claims the newest set of the installed package ``onnx``. So its translator is called directly here.
-It also needs ``onnx.mapping``, which ``onnx`` 1.18 removed, and checks its graph by the rules of the
-newest set; both are replaced while it runs, and the finished file is checked instead.
+It also needs ``onnx.mapping``, which ``onnx`` 1.18 removed, and checks its graph by the rules of
+the newest set; both are replaced while it runs, and the finished file is checked instead.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ def export_onnx(
     """Write ``model`` with its parameters to ``path`` as an ONNX file (operator set 14).
 
     ``model`` is an initialized ``HybridBlock`` with one input, or a function ``model(X, params)``
-    of MXNet operators, such as :func:`gluonpar.lenet`, with ``params``, one device's list of arrays.
-    Of a block on several devices, the first one's parameters are written. The file's input is
-    ``data`` of ``dtype`` and ``input_shape``, where the first length may be any; its outputs are
+    of MXNet operators, such as :func:`gluonpar.lenet`, with ``params``, one device's list of
+    arrays. Of a block on several devices, the first one's parameters are written. The file's input
+    is ``data`` of ``dtype`` and ``input_shape``, where the first length may be any; its outputs are
     ``scores``, or ``scores0``, ``scores1``, ... It computes what MXNet does outside
-    ``autograd.record()``, up to rounding. Waits for the parameters; the file is written whole or not
-    at all.
+    ``autograd.record()``, up to rounding. Waits for the parameters; the file is written whole or
+    not at all.
 
-    Raises ImportError without the package ``onnx`` (extra ``onnx``); ValueError for an operator that
-    MXNet's exporter does not support, or parameters without values; TypeError for another kind of
-    model; OSError if the file system refuses.
+    Raises ImportError without the package ``onnx`` (extra ``onnx``); ValueError for an operator
+    that MXNet's exporter does not support, or parameters without values; TypeError for another kind
+    of model; OSError if the file system refuses.
 
     >>> import mxnet as mx, os, tempfile
     >>> net = mx.gluon.nn.Dense(3, in_units=4)

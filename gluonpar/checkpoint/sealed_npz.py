@@ -46,7 +46,8 @@ def write(path: str | os.PathLike, header: Any, arrays: Sequence[np.ndarray]) ->
 def pack(header: Any, arrays: Sequence[np.ndarray]) -> memoryview:
     """Return the content of a sealed file.
 
-    ``header`` holds what JSON can express and NumPy's numbers; ``arrays`` are of any dtype but object.
+    ``header`` holds what JSON can express and NumPy's numbers; ``arrays`` are of any dtype but
+    object.
 
     >>> unpack(pack({"a": 1}, [np.arange(3)]))
     ({'a': 1}, [array([0, 1, 2])])
@@ -75,8 +76,9 @@ def unpack(
     """Return header and arrays of a sealed file, or ``parse(header, arrays by number)``.
 
     If ``parse`` takes out each array once, a small file cannot make it use much memory. Raises
-    ValueError, with ``path`` and the reason, if the content is not a sealed file, or was changed, or
-    if ``parse`` raises any exception: a file made by hand can hold anything under a correct checksum.
+    ValueError, with ``path`` and the reason, if the content is not a sealed file, or was changed,
+    or if ``parse`` raises any exception: a file made by hand can hold anything under a correct
+    checksum.
     """
     try:
         _check_seal(content)

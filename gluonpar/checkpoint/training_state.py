@@ -136,7 +136,7 @@ def _optimizer(
 
 
 def _values(named: dict[str, tuple]) -> dict[str, list[np.ndarray]]:
-    """Return each parameter's value, or its values on the devices of all processes if they differ."""
+    """Return each parameter's value, or its values on all processes' devices if they differ."""
     values = {
         name: [copy.asnumpy() for copy in (copies if may_differ else copies[:1])]
         for name, (copies, may_differ) in named.items()
@@ -173,7 +173,7 @@ def _checked_values(
 def _checked_generator(
     arrays: dict[int, np.ndarray], kind: str, number: int, pos: int, has_gauss: int, gauss: float
 ) -> tuple:
-    """Return the arguments of ``RandomState.set_state``, which would crash later on a wrong ``pos``."""
+    """Return arguments of ``RandomState.set_state``, which would crash later on a wrong ``pos``."""
     keys = arrays.pop(number)
     if (kind, keys.shape, keys.dtype) != ("MT19937", (_MT19937_KEYS,), np.dtype("uint32")):
         raise ValueError(f"rng must be MT19937 with 624 uint32, got {kind!r} with {keys!r}")

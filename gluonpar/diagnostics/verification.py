@@ -218,8 +218,9 @@ def _layers(net: gluon.Block, kind: type) -> list:
 def _check_request(net: gluon.Block, ctx: list[mx.Context]) -> None:
     if _layers(net, gluon.contrib.nn.SyncBatchNorm):
         raise ValueError(
-            "net must not contain gluon.contrib.nn.SyncBatchNorm, which waits for the other devices "
-            "when one computes alone; use gluonpar.SyncBatchNorm, which has the same parameters"
+            "net must not contain gluon.contrib.nn.SyncBatchNorm, which waits for the other "
+            "devices when one computes alone; use gluonpar.SyncBatchNorm, which has the same "
+            "parameters"
         )
     for param in net.collect_params().values():
         absent = [str(c) for c in ctx if c not in param.list_ctx()]
@@ -230,6 +231,6 @@ def _check_request(net: gluon.Block, ctx: list[mx.Context]) -> None:
             )
         if param.grad_req == "add":
             raise ValueError(
-                f"parameter {param.name} must have grad_req='write', got 'add': verify compares the "
-                "gradients of single passes"
+                f"parameter {param.name} must have grad_req='write', got 'add': verify compares "
+                "the gradients of single passes"
             )

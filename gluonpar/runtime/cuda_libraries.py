@@ -3,8 +3,8 @@
 The ``nvidia-*-cu11`` wheels install their libraries under ``site-packages/nvidia/*/lib``, where the
 loader does not look. A library that has been loaded by its path with RTLD_GLOBAL satisfies later
 requests for the same soname, so mxnet-cu112 finds them all without LD_LIBRARY_PATH and without a
-CUDA toolkit. Where the machine has a toolkit too, PyPI's libraries come first unless the environment
-has ``GLUONPAR_CUDA=system``.
+CUDA toolkit. Where the machine has a toolkit too, PyPI's libraries come first unless the
+environment has ``GLUONPAR_CUDA=system``.
 """
 
 from __future__ import annotations

@@ -64,7 +64,8 @@ def start() -> None:
         late = ", ".join(f"{name}={value}" for name, value in missing.items())
         warnings.warn(
             f"MXNet ran operators before gluonpar was imported: too late for {late}, so CPU "
-            "devices will wait for each other. Import gluonpar first, or set it in the environment.",
+            "devices will wait for each other. Import gluonpar first, or set it in "
+            "the environment.",
             RuntimeWarning,
             stacklevel=3,
         )
@@ -113,8 +114,8 @@ def _import_mxnet(wheel: str) -> None:
         memory_limits.require("MXNet's library", 0, memory_limits.LIBRARY_ADDRESSES)
         if wheels.with_cuda([wheel]):
             cuda_libraries.load_libraries()
-        # MXNet imports it last, and it may run lscpu. Under Python 3.8 and 3.9 that forks, and MXNet
-        # stops and starts its engine at a fork; the number of threads could no longer be set.
+        # MXNet imports it last, and it may run lscpu. Under Python 3.8 and 3.9 that forks, and
+        # MXNet stops and starts its engine at a fork; the number of threads could no longer be set.
         importlib.import_module("numpy.testing")
         import mxnet  # noqa: F401
     except _BROKEN as error:

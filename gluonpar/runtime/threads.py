@@ -7,11 +7,11 @@ one.
 A worker that has computed can lose threads but not gain any: oneDNN allocates the scratch memory of
 an operator for the team it first ran with, and MXNet caches the operator, so a larger team would
 write past the end (measured: a crash within a few steps). So from the import of this module, unless
-an operator has run by then, teams are as large as the machine (MXNet would take half of it, assuming
-hyperthreads), and they only shrink. Workers that start later get the smallest share so far: those of
-new contexts, and all of them after a fork, where MXNet ends its workers and starts others. (A
-DataLoader with ``num_workers`` forks; so does any subprocess under Python 3.8.) Private to MXNet
-1.9.1.
+an operator has run by then, teams are as large as the machine (MXNet would take half of it,
+assuming hyperthreads), and they only shrink. Workers that start later get the smallest share so
+far: those of new contexts, and all of them after a fork, where MXNet ends its workers and starts
+others. (A DataLoader with ``num_workers`` forks; so does any subprocess under Python 3.8.) Private
+to MXNet 1.9.1.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _openmp = _get().contents
 
 
 def cores() -> int:
-    """Return the number of processors for this process: its CPU affinity, or what :func:`limit` set."""
+    """Return this process's number of processors: its CPU affinity, or what :func:`limit` set."""
     if _limit is not None:
         return _limit
     if hasattr(os, "sched_getaffinity"):

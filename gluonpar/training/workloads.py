@@ -33,8 +33,8 @@ class Workload:
     """A model that is trained on the devices ``ctx``, each of which holds all parameters.
 
     ``weights`` are the devices' relative speeds (:func:`split_and_load`); None: equal. ``copies``
-    has, per parameter, its arrays on all devices. :func:`gluonpar.save_checkpoint` takes ``trained``
-    and ``trainer``.
+    has, per parameter, its arrays on all devices. :func:`gluonpar.save_checkpoint` takes
+    ``trained`` and ``trainer``.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The soak of the training benchmark: growth, a slow-down and other changes are found, noise is not."""
+"""The training benchmark's soak: growth, a slow-down and other changes are found, not noise."""
 
 import dataclasses
 import json

@@ -100,7 +100,7 @@ def test_a_failure_has_the_last_lines_of_the_process(job):
 
 def test_closing_a_job_ends_what_its_process_started(job):
     parent = job(actor(then="", hello={"rank": 0, "loss": 2.0}).replace(
-        "ready['pid']", "import subprocess; ready['child'] = subprocess.Popen(['sleep', '60']).pid\n"
+        "ready['pid']", "import subprocess as s; ready['child'] = s.Popen(['sleep', '60']).pid\n"
         "ready['pid']"))  # fmt: skip
     grandchild = parent.ready[0]["child"]
     assert runs(grandchild)

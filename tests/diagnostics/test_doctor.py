@@ -461,7 +461,8 @@ def test_damaged_data_are_wrong_and_absent_data_are_not(tmp_path, monkeypatch):
     monkeypatch.setenv("MXNET_HOME", str(tmp_path))
     ((state, text, _),) = checks.data()
     assert state == "wrong" and "train-images-idx3-ubyte.gz" in text
-    monkeypatch.setattr(probes, "run", lambda probe: probes.ProbeResult({"searched": ["/a", "/b"]}, ""))
+    searched = probes.ProbeResult({"searched": ["/a", "/b"]}, "")
+    monkeypatch.setattr(probes, "run", lambda probe: searched)
     ((state, text, _),) = checks.data()
     assert state == "note" and "/a, /b" in text
 

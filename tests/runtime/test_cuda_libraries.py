@@ -21,7 +21,7 @@ def wheel_library(tmp_path):
 
 @pytest.fixture
 def dlopen(monkeypatch):
-    """A list of what is loaded, in order; ``.system`` are the names that the system's loader finds."""
+    """A list of what is loaded, in order; ``.system`` holds what the system's loader finds."""
 
     class Recorder(list):
         system = set()

@@ -3,7 +3,8 @@
 The CUDA libraries are PyPI's, the driver libcuda.so.1 is a stub built by gcc, and all computation
 is on CPU contexts. Nothing here shows that a GPU computes correctly.
 
-Each test starts processes: pytest's own has no driver, so it cannot import gluonpar, nor conftest.py.
+Each test starts processes: pytest's own has no driver, so it cannot import gluonpar, nor
+conftest.py.
 """
 
 import importlib.metadata

@@ -19,7 +19,7 @@ def gpus(*ids):
 
 @pytest.fixture
 def machine(monkeypatch):
-    """machine(capabilities, ...): GPUs the driver shows, how many MXNet counts, its CUDA, a fault."""
+    """machine(capabilities, ...): the driver's GPUs, how many MXNet counts, its CUDA, a fault."""
 
     def pretend(*capabilities, counted=None, cuda_wheel=False, cuda=(11, 2), fault=None):
         shown = [driver.Gpu(i, f"Card {i}", cap) for i, cap in enumerate(capabilities)]

@@ -26,7 +26,7 @@ def python(program, *arguments, **environment):
 
 
 def test_numpy_testing_is_imported_before_mxnet():
-    """It may run a program; Python 3.8 and 3.9 fork for that, which makes MXNet start its engine."""
+    """It may run a program; Python 3.8 and 3.9 fork for that, and MXNet starts its engine."""
     done = python(
         "import sys\n"
         "class Watch:\n"

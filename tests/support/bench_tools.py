@@ -1,4 +1,4 @@
-"""Parts of the benchmarks' tests: a command line run in this process, and stand-ins for candidates."""
+"""For tests of benchmarks: run a command line in this process; stand-ins for candidates."""
 
 import importlib.util
 import itertools

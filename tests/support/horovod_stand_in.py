@@ -4,7 +4,7 @@ import sys
 
 
 def write(folder):
-    """Make the package and a Python with a horovodrun in ``folder``; return the path of that Python.
+    """Make the package and a Python with a horovodrun in ``folder``; return that Python's path.
 
     Two ranks add their arrays through a socket.
     """

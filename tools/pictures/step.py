@@ -49,12 +49,12 @@ def draw(path: str | os.PathLike) -> None:
         _text(axes, 1.62, HEIGHT - 0.2, legend, ha="left")
         sizes = " and ".join(str(shard.stop - shard.start) for shard in shards)
         description = (
-            f"One lane per device, time to the right. A batch of {BATCH_SIZE} samples is split into "
-            f"shards of {sizes}. Each device runs forward through its replica of the "
+            f"One lane per device, time to the right. A batch of {BATCH_SIZE} samples is split "
+            f"into shards of {sizes}. Each device runs forward through its replica of the "
             f"{len(LENET_SHAPES)} parameter arrays, which gives one loss per sample, and backward, "
             f"which gives {len(LENET_SHAPES)} gradients. The all-reduce adds the gradients of all "
-            "devices on device 0 and copies the sums to the others. Each device then updates its own "
-            f"replica: params -= lr / {BATCH_SIZE} * sum."
+            "devices on device 0 and copies the sums to the others. Each device then updates its "
+            f"own replica: params -= lr / {BATCH_SIZE} * sum."
         )
         save(figure, path, f"The data-parallel step on {NUM_DEVICES} devices", description)
 

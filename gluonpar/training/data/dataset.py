@@ -133,8 +133,8 @@ def batches(
 
     With ``rng``, which this call advances by one permutation, samples are shuffled and copied.
     Without it they are in order, and X and y are views. ``share`` maps the size of a batch to the
-    slice of it that is yielded, which may be empty: one process's share. The first ``first`` batches
-    are skipped.
+    slice of it that is yielded, which may be empty: one process's share. The first ``first``
+    batches are skipped.
 
     Raises ValueError for a batch_size below 1, and unless there are as many images as labels.
 

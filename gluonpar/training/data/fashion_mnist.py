@@ -63,7 +63,8 @@ MXNETS = Edition(
 class Files:
     """The four files' sizes, editions and sources; the defaults are Fashion-MNIST's.
 
-    Downloads must be of the first edition. MXNet's own server has the second, so it is not a mirror.
+    Downloads must be of the first edition. MXNet's own server has the second, so it is not a
+    mirror.
     """
 
     num_train: int = 60000

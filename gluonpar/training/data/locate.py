@@ -44,8 +44,9 @@ def find(
     Looks in ``data_dir`` only, if that is given. Otherwise looks in MXNet's cache, in Debian's
     package and among earlier downloads, and then downloads what is missing.
 
-    Raises FileNotFoundError, with the reason for each folder and mirror, if the files are not found.
-    Raises ValueError if a folder has all four files and one is damaged; later folders are not tried.
+    Raises FileNotFoundError, with the reason for each folder and mirror, if the files are not
+    found. Raises ValueError if a folder has all four files and one is damaged; later folders are
+    not tried.
     """
     downloads = download_folder(files)
     places = folders(files) if data_dir is None else {Path(data_dir): "data_dir"}
