@@ -111,9 +111,9 @@ def pids(out):
 
 
 def lines_of_ours(err):
-    return [
-        line for line in err.splitlines() if line.startswith(("gluonpar: ", "train_lenet.py: "))
-    ]
+    """Return our lines of stderr; mpirun may print a NUL or a blank before one."""
+    lines = [line.strip("\0 ") for line in err.splitlines()]
+    return [line for line in lines if line.startswith(("gluonpar: ", "train_lenet.py: "))]
 
 
 @needs_mpi
