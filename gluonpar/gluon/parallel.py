@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import copy
-from typing import Any, Callable, Iterator, NamedTuple, Sequence
+from typing import Any, Callable, Iterator, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
 
 from gluonpar.runtime.devices import as_list
-from gluonpar.sharding import num_samples, split_and_load
+from gluonpar.sharding import NESTS, items, num_samples, rebuild, split_and_load
 
-
-class _Run(NamedTuple):
-    """The context that ``fn`` ran on, and its number of samples."""
-
-    ctx: mx.Context
-    num_samples: int
+Runs = Sequence[Tuple[mx.Context, int]]  # each call's context, and its number of samples
 
 
 def make_parallel(fn: Callable, ctx: mx.Context | Sequence[mx.Context], **batch: Any) -> Any:
@@ -27,17 +21,15 @@ def make_parallel(fn: Callable, ctx: mx.Context | Sequence[mx.Context], **batch:
     sample along axis 0. They are split and loaded by :func:`split_and_load`, so with fewer samples
     than devices ``fn`` is called fewer times. ``fn`` returns an array, or a nest of tuples, lists,
     namedtuples and dicts of arrays, with one row per sample, or k rows per sample, in the order of
-    the samples. Call i runs in the scope of ``ctx[i]``: arrays that it creates without a context
-    are created there. The outputs are concatenated along axis 0 in the order of the batch, as new
-    arrays on ``ctx[0]``.
+    the samples. Call i runs in the scope of ``ctx[i]``. The outputs are concatenated along axis 0
+    in the order of the batch, as new arrays on ``ctx[0]``.
 
-    Under ``autograd.record()`` all of this is recorded, splitting and copying too, and backward
-    runs each shard's part on the device that ran its forward. ``fn`` gets its parameters in one of
-    two ways. Arrays on one device are copied with ``w.as_in_context(x.context)``, which is
-    recorded, so the gradients of all shards flow back and are added in ``w.grad``. A Gluon Block
-    that is initialised on all of ``ctx`` is called as usual, and each device keeps the gradient of
-    its own copy, for ``gluon.Trainer`` to sum. Take the mean or sum over samples of the
-    concatenated output, not in ``fn``. Nothing waits.
+    Under ``autograd.record()`` splitting and copying are recorded, too, and backward runs each
+    shard's part on the device that ran its forward. In ``fn``, copy parameters that are on one
+    device with ``w.as_in_context(x.context)``: the gradients of all shards flow back and are added
+    in ``w.grad``. A Gluon Block that is initialised on all of ``ctx`` is called as usual, and each
+    device keeps the gradient of its own copy, for ``gluon.Trainer`` to sum. Take the mean or sum
+    over samples of the concatenated output, not in ``fn``. Nothing waits.
 
     Raises ValueError for no batch, for arguments that ``split_and_load`` refuses, for nests, shapes
     or dtypes that differ between devices, and for outputs without a row per sample; TypeError for
@@ -68,10 +60,10 @@ def make_parallel(fn: Callable, ctx: mx.Context | Sequence[mx.Context], **batch:
     if not batch:
         raise ValueError("make_parallel needs at least one array, passed by name, such as x=x")
     shards = split_and_load(batch, contexts)
-    runs = [_Run(c, num_samples(shard)) for shard, c in zip(shards, contexts)]
+    runs = [(c, num_samples(shard)) for shard, c in zip(shards, contexts)]
     outputs = []
-    for i, (shard, run) in enumerate(zip(shards, runs)):
-        with on_device(run.ctx, f"shard {i} of {len(shards)}"):
+    for i, (shard, c) in enumerate(zip(shards, contexts)):
+        with on_device(c, f"shard {i} of {len(shards)}"):
             outputs.append(fn(**shard))
     return _join(outputs, runs, "output")
 
@@ -80,38 +72,26 @@ def make_parallel(fn: Callable, ctx: mx.Context | Sequence[mx.Context], **batch:
 def on_device(ctx: mx.Context, what: str) -> Iterator[None]:
     """Make ``ctx`` the default context, and raise exceptions as RuntimeErrors that name it.
 
-    The message is "``what`` failed on ``ctx``: ..."; the exception is the cause, so both tracebacks
-    are shown.
+    The message is "``what`` failed on ``ctx``: ..."; the exception is the cause.
     """
     try:
-        with mx.Context(
-            ctx
-        ):  # a copy: a Context that is entered twice does not restore the outer scope
+        with mx.Context(ctx):  # a copy: entered twice, one Context does not restore the outer scope
             yield
     except Exception as error:
         raise RuntimeError(f"{what} failed on {ctx}: {type(error).__name__}: {error}") from error
 
 
-def _join(parts: list[Any], runs: list[_Run], path: str) -> Any:
+def _join(parts: Sequence[Any], runs: Runs, path: str) -> Any:
     """The nest of ``parts``, with their arrays concatenated on the first device."""
     _check_same_nest(parts, runs, path)
-    first = parts[0]
-    if isinstance(first, dict):
-        joined = copy.copy(first)  # keeps the subclass of dict
-        for key in first:
-            joined[key] = _join([part[key] for part in parts], runs, f"{path}[{key!r}]")
-        return joined
-    if isinstance(first, (tuple, list)):
-        columns = enumerate(zip(*parts))
-        items = [_join(list(column), runs, f"{path}[{i}]") for i, column in columns]
-        return (
-            type(first)(*items) if hasattr(first, "_fields") else type(first)(items)
-        )  # namedtuple
+    if isinstance(parts[0], NESTS):
+        joined = (
+            _join([part[key] for part in parts], runs, f"{path}[{key!r}]")
+            for key, _ in items(parts[0])
+        )
+        return rebuild(parts[0], joined)
     _check_arrays(parts, runs, path)
-    return _concatenate([array.as_in_context(runs[0].ctx) for array in parts])
-
-
-def _concatenate(arrays: list[mx.nd.NDArray]) -> mx.nd.NDArray:
+    arrays = [array.as_in_context(runs[0][0]) for array in parts]
     if isinstance(arrays[0], mx.np.ndarray):
         return mx.np.concatenate(arrays, axis=0)
     if np.dtype(arrays[0].dtype) == bool:  # mx.nd.concat does not take bool
@@ -119,50 +99,35 @@ def _concatenate(arrays: list[mx.nd.NDArray]) -> mx.nd.NDArray:
     return mx.nd.concat(*arrays, dim=0)
 
 
-def _check_same_nest(parts: list[Any], runs: list[_Run], path: str) -> None:
-    kinds = [_describe(part) for part in parts]
-    for kind, run in zip(kinds, runs):
-        if kind != kinds[0]:
-            raise ValueError(
-                f"fn must return the same nest on every device, got {path} a {kind} on {run.ctx} "
-                f"and a {kinds[0]} on {runs[0].ctx}"
-            )
+def _check_same_nest(parts: Sequence[Any], runs: Runs, path: str) -> None:
+    kinds: dict[str, mx.Context] = {}
+    for part, (c, _) in zip(parts, runs):
+        kind = f"{type(part).__module__}.{type(part).__name__}"
+        if isinstance(part, dict):
+            kind = f"{type(part).__name__} with the keys {', '.join(sorted(map(repr, part)))}"
+        elif isinstance(part, NESTS):
+            kind = f"{type(part).__name__} of {len(part)}"
+        kinds.setdefault(kind, c)
+    if len(kinds) > 1:
+        got = " and ".join(f"a {kind} on {c}" for kind, c in kinds.items())
+        raise ValueError(f"{path} must be the same nest on every device, got {got}")
 
 
-def _describe(part: Any) -> str:
-    name = type(part).__name__
-    if isinstance(part, dict):
-        return f"{name} with the keys {', '.join(sorted(map(repr, part)))}"
-    if isinstance(part, (tuple, list)):
-        return f"{name} of {len(part)}"
-    if isinstance(part, mx.nd.NDArray):
-        return f"{'mx.np' if isinstance(part, mx.np.ndarray) else 'mx.nd'} array"
-    return name
-
-
-def _check_arrays(arrays: list[Any], runs: list[_Run], path: str) -> None:
+def _check_arrays(arrays: Sequence[Any], runs: Runs, path: str) -> None:
     """Check that the arrays are dense, of one dtype, and of one shape per sample."""
-    for array, run in zip(arrays, runs):
+    kinds = {}
+    for array, (c, n) in zip(arrays, runs):
         if not isinstance(array, mx.nd.NDArray) or array.stype != "default":
             kind = getattr(array, "stype", type(array).__name__)
-            raise TypeError(f"fn must return dense MXNet arrays, got {path} a {kind} on {run.ctx}")
-        rows = array.shape[0] if array.shape else None
-        if rows is None or rows % run.num_samples:
+            raise TypeError(f"fn must return dense MXNet arrays, got {path} a {kind} on {c}")
+        if not array.shape or array.shape[0] % n:
             raise ValueError(
-                f"fn must return one row per sample, got {path} of shape {array.shape} on "
-                f"{run.ctx} for {run.num_samples} samples; take sums and means of the result"
+                f"fn must return one row per sample, got {path} of shape {array.shape} on {c} for "
+                f"{n} samples; take sums and means of the result"
             )
-    kinds = [
-        (array.shape[0] // run.num_samples, array.shape[1:], np.dtype(array.dtype))
-        for array, run in zip(arrays, runs)
-    ]
-    for array, kind, run in zip(arrays, kinds, runs):
-        if kind != kinds[0]:
-            here, there = (
-                f"shape {a.shape} and dtype {np.dtype(a.dtype)} on {r.ctx} "
-                f"for {r.num_samples} samples"
-                for a, r in ((array, run), (arrays[0], runs[0]))
-            )
-            raise ValueError(
-                f"{path} may differ in the number of samples only, got {here} and {there}"
-            )
+        dtype = np.dtype(array.dtype)
+        shown = f"shape {array.shape} and dtype {dtype} on {c} for {n} samples"
+        kinds.setdefault((array.shape[0] // n, array.shape[1:], dtype), shown)
+    if len(kinds) > 1:
+        got = " and ".join(kinds.values())
+        raise ValueError(f"{path} may differ in the number of samples only, got {got}")

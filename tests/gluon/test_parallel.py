@@ -105,7 +105,7 @@ def fitted():
 def test_fitting_a_parabola_on_k_devices_is_fitting_it_on_one(fitted, k):
     w = fit(k, np_world=False)
     np.testing.assert_allclose(w, fitted, atol=1e-4)
-    np.testing.assert_allclose(w, [5, 0, 3], atol=0.5)  # as near as the chapter's 1000 steps come
+    np.testing.assert_allclose(w, [5, 0, 3], atol=0.5)  # as near as after the chapter's 1000 steps
 
 
 def test_from_zero_the_fit_gets_as_far_as_the_books_in_its_1000_steps():
@@ -238,7 +238,7 @@ def test_dtypes_are_kept(world, dtype, k):
     np.testing.assert_array_equal(out.asnumpy(), batch)
 
 
-def test_several_rows_a_sample_come_in_the_order_of_the_samples():
+def test_several_rows_per_sample_are_in_the_order_of_the_samples():
     batch = np.arange(12.0).reshape(3, 4)
     out = make_parallel(lambda x: x.reshape((-1,)), contexts(2), x=batch)
     np.testing.assert_array_equal(out.asnumpy(), batch.ravel())
@@ -288,12 +288,28 @@ def pair_or_dict(x):
     [
         (lambda x: x.mean(), ValueError, r"output of shape \(1,\) on cpu\(0\) for 3 samples"),
         (lambda x: [x, {"m": x.mean()}], ValueError, r"output\[1\]\['m'\] of shape \(1,\)"),
-        (pair_or_dict, ValueError, r"dict with the keys 'a' on cpu\(1\) and a tuple of 2 on cpu"),
-        (on_second(lambda x: [x]), ValueError, r"list of 1 on cpu\(1\) and a mx.nd array"),
-        (on_second(lambda x: x.as_np_ndarray()), ValueError, r"mx.np array on cpu\(1\) and a mx"),
-        (on_second(lambda x: x[:, :1]), ValueError, r"\(2, 1\) and .*cpu\(1\).*\(3, 2\) and dtype"),
-        (on_second(lambda x: x.astype("int32")), ValueError, r"int32 on cpu\(1\).*float32 on cpu"),
-        (on_second(lambda x: x.reshape(-1)), ValueError, r"shape \(4,\).*for 2 samples and shape"),
+        (pair_or_dict, ValueError, r"tuple of 2 on cpu\(0\) and a dict with the keys 'a' on cpu"),
+        (on_second(lambda x: [x]), ValueError, r"NDArray on cpu\(0\) and a list of 1 on cpu\(1\)"),
+        (
+            on_second(lambda x: x.as_np_ndarray()),
+            ValueError,
+            r"NDArray on cpu\(0\) and .*numpy.*ndarray on cpu\(1\)",
+        ),
+        (
+            on_second(lambda x: x[:, :1]),
+            ValueError,
+            r"\(3, 2\) and dtype .*\(2, 1\) and .*cpu\(1\)",
+        ),
+        (
+            on_second(lambda x: x.astype("int32")),
+            ValueError,
+            r"float32 on cpu\(0\).*int32 on cpu\(1\)",
+        ),
+        (
+            on_second(lambda x: x.reshape(-1)),
+            ValueError,
+            r"for 3 samples and shape \(4,\).*for 2 samples",
+        ),
         (lambda x: 1.5, TypeError, r"output a float on cpu\(0\)"),
         (lambda x: None, TypeError, r"output a NoneType on cpu\(0\)"),
         (lambda x: x.asnumpy(), TypeError, r"output a ndarray on cpu\(0\)"),
@@ -308,7 +324,7 @@ def test_outputs_that_cannot_be_joined_are_refused(fn, error, words):
 def test_devices_that_return_different_numbers_of_rows_per_sample_are_refused():
     twice = on_second(lambda x: mx.nd.concat(x, x, dim=0))
     with pytest.raises(
-        ValueError, match=r"\(4, 2\).* on cpu\(1\) for 2 samples and shape \(3, 2\)"
+        ValueError, match=r"\(3, 2\).*for 3 samples and shape \(4, 2\).* on cpu\(1\) for 2"
     ):
         make_parallel(twice, contexts(2), x=values(5, 2))
 
@@ -334,6 +350,6 @@ def test_a_number_without_axes_is_refused():
         (abs, {"x": "text"}, TypeError, r"data\['x'\] .*str"),
     ],
 )
-def test_requests_that_cannot_be_met(fn, batch, error, words):
+def test_bad_arguments_are_refused(fn, batch, error, words):
     with pytest.raises(error, match=words):
         make_parallel(fn, contexts(2), **batch)

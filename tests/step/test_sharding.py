@@ -88,7 +88,7 @@ def test_numpy_views_are_cut_like_any_array(view):
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
-def test_fewer_samples_than_contexts_give_one_shard_a_sample(n):
+def test_fewer_samples_than_contexts_give_one_shard_per_sample(n):
     shards = split_and_load(payload((n, 2)), contexts(4))
     assert [shard.shape for shard in shards] == [(1, 2)] * n
 
@@ -150,7 +150,7 @@ def test_every_shard_has_the_nesting_of_the_batch(nest):
 
 
 @pytest.mark.parametrize("nest", NESTS.values(), ids=NESTS)
-def test_every_array_of_a_nest_is_cut_alike(nest):
+def test_every_array_of_a_nest_is_split_at_the_same_samples(nest):
     a, b = payload((5, 2)), payload((5,), "int32") + 100
     ctx = contexts(3)
     leaves = [flat(shard)[0] for shard in split_and_load(nest(a, b), ctx)]
@@ -247,6 +247,6 @@ def test_weighted_shards_are_the_batch_in_proportion_shard_i_on_ctx_i(kind, n):
 
 
 @pytest.mark.parametrize("weights", [[1], [1, 2, 3], [1, 0], [1, float("nan")], [-1, 1]])
-def test_weights_that_are_not_one_speed_a_context_are_refused(weights):
+def test_weights_that_are_not_one_speed_per_context_are_refused(weights):
     with pytest.raises(ValueError, match="weights=.*(for 2 devices|positive finite)"):
         split_and_load(payload((4,)), contexts(2), weights=weights)
