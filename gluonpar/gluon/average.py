@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Sequence
 
-import mxnet as mx
-import numpy as np
 from mxnet import autograd
 
-from gluonpar.collectives import reduce
+from gluonpar.collectives import arguments, reduce
 
 
 def average_gradients(tower_grads: Sequence[Sequence[Any]]) -> list[Any]:
@@ -45,38 +43,21 @@ def _by_variable(tower_grads: Sequence[Sequence[Any]]) -> tuple[bool, list[list]
     """Return whether entries are pairs, and per variable the towers' gradients, checked."""
     if not isinstance(tower_grads, (list, tuple)) or not tower_grads:
         raise ValueError(f"tower_grads must hold one list per tower, got {tower_grads!r}")
-    num_variables = len(tower_grads[0])
-    for i, entries in enumerate(tower_grads):
-        if len(entries) != num_variables:
-            raise ValueError(
-                f"every tower must have one gradient per variable, got {len(entries)} for tower "
-                f"{i} and {num_variables} for tower 0"
-            )
+    lengths = [len(entries) for entries in tower_grads]
+    if len(set(lengths)) > 1:
+        raise ValueError(f"every tower must have one gradient per variable, got {lengths}")
     pairs = {isinstance(entry, (tuple, list)) for entries in tower_grads for entry in entries}
     if len(pairs) > 1:
         raise TypeError("tower_grads must hold either arrays or pairs, got both")
     paired = pairs == {True}
     columns = [[entry[0] if paired else entry for entry in column] for column in zip(*tower_grads)]
     for j, grads in enumerate(columns):
-        _check_alike(j, grads)
+        without = [i for i, grad in enumerate(grads) if grad is None]
+        if without:
+            raise ValueError(
+                f"variable {j} must have a gradient in every tower, got None in towers {without}; "
+                "call attach_grad() on it before forward, or leave it out for every tower"
+            )
+        different = list({id(grad): grad for grad in grads}.values())  # two may be the same array
+        arguments.check_list(different, f"the towers' gradients of variable {j}")
     return paired, columns
-
-
-def _check_alike(j: int, grads: Sequence[Any]) -> None:
-    for i, grad in enumerate(grads):
-        if grad is None:
-            raise ValueError(
-                f"tower {i} has None for the gradient of variable {j}; call attach_grad() on it "
-                "before forward, or leave it out for every tower"
-            )
-        if not isinstance(grad, mx.nd.NDArray):
-            raise TypeError(
-                f"gradients must be MXNet arrays, or pairs (gradient, variable), got "
-                f"{type(grad).__name__} for variable {j} of tower {i}"
-            )
-        if (grad.shape, grad.dtype) != (grads[0].shape, grads[0].dtype):
-            here, first = (f"{g.shape} {np.dtype(g.dtype)}" for g in (grad, grads[0]))
-            raise ValueError(
-                f"the gradients of variable {j} must have one shape and dtype, got {here} in tower "
-                f"{i} on {grad.context} and {first} in tower 0"
-            )

@@ -2,16 +2,16 @@
 
 Importing this module registers the name for ``mx.kv.create``, and so for
 ``gluon.Trainer(params, optimizer, kvstore='gluonpar')`` and ``Module.fit(kvstore='gluonpar')``.
-The store holds no values: gradients are summed in place, and every device updates its own copy of
-the parameters with its own optimizer state. (The reverse, MXNet's store as an all-reduce algorithm,
-is ``gluonpar.collectives.algorithms.mxnet_kvstore``.)
+Gradients are summed in place, and every device updates its own copy of the parameters with its own
+optimizer state. (The reverse, MXNet's store as an all-reduce algorithm, is
+``gluonpar.collectives.algorithms.mxnet_kvstore``.)
 """
 
 from __future__ import annotations
 
 import sys
 import types
-from typing import Any, NoReturn, Sequence
+from typing import Any, Callable, NoReturn, Sequence
 
 import mxnet as mx
 from mxnet import autograd, gluon
@@ -28,13 +28,9 @@ _STOCK_LOOP = gluon.Trainer._allreduce_grads.__code__
 class GluonPar(mx.kvstore.KVStoreBase):
     """The store that a Trainer or Module uses: copies parameters, sums gradients, both in place.
 
-    For ``mx.nd`` and ``mx.np``, any number of contexts, and dense arrays of any dtype that
-    :func:`gluonpar.allreduce` takes. Everything is as asynchronous as any operator. A key is an
-    int, a string or a list of those; no value is stored under it. ``priority`` is accepted and not
-    used.
-
-    The store runs no optimizer, so ``update_on_kvstore`` is False: gradients can be inspected
-    between ``trainer.allreduce_grads()`` and ``trainer.update()``, and the optimizer state belongs
+    For dense arrays that :func:`gluonpar.allreduce` takes; as asynchronous as any operator. A key
+    is an int, a string or a list of those; no value is stored under it. ``priority`` is not used.
+    The store runs no optimizer, so ``update_on_kvstore`` is False, and the optimizer state belongs
     to the Trainer (``save_states``, ``load_states``) or the Module.
 
     >>> import mxnet as mx
@@ -60,7 +56,7 @@ class GluonPar(mx.kvstore.KVStoreBase):
 
     @property
     def rank(self) -> int:
-        """The rank of this process among those that train together; 0 without MPI."""
+        """The rank of this process; 0 without MPI."""
         return cluster.rank()
 
     @property
@@ -87,11 +83,8 @@ class GluonPar(mx.kvstore.KVStoreBase):
         """
         for (root,), arrays in zip(_lists(key, value, "value"), _lists(key, out, "out")):
             cluster.broadcast([root])
-            places = [i for i, array in enumerate(arrays) if array is root]
-            if places:
-                collectives.broadcast(arrays, places[0])
-            else:
-                collectives.broadcast([root, *arrays])
+            others = [array for array in arrays if array is not root]
+            collectives.broadcast([root, *others])
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         """Replace every array of ``value``, one per device, by the sum of all of them.
@@ -113,7 +106,8 @@ class GluonPar(mx.kvstore.KVStoreBase):
             if key == next(in_use):
                 self._sum(key, [p.list_grad() for p in params if p.grad_req != "null"])
         elif out is None:
-            self._sum(_hashable(key), _lists(key, value, "value"))
+            hashable = tuple(key) if isinstance(key, list) else key
+            self._sum(hashable, _lists(key, value, "value"))
         else:
             for data, targets in zip(_lists(key, value, "value"), _lists(key, out, "out")):
                 _sum_into(data, targets)
@@ -132,40 +126,34 @@ class GluonPar(mx.kvstore.KVStoreBase):
                 kept = [list(data) for data in lists]  # keeps the ids from being reused
                 self._checked[key] = ids, kept
 
-    def set_optimizer(self, optimizer: mx.optimizer.Optimizer) -> NoReturn:
-        """Raise ValueError: every device updates its own copy."""
-        name = type(optimizer).__name__
-        raise ValueError(
-            f"kvstore 'gluonpar' cannot run the optimizer {name}: every device updates its own "
-            "copy of the parameters; pass update_on_kvstore=False, or kvstore='device'"
-        )
 
-    def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> NoReturn:
-        """Raise ValueError: the Trainer or Module holds the optimizer state."""
-        raise _no_states(fname, "save")
+def _refusing(name: str, reason: str) -> Callable[..., NoReturn]:
+    def refuse(self: GluonPar, *args: Any, **kwargs: Any) -> NoReturn:
+        given = [*args, *kwargs.values()]
+        raise ValueError(f"kvstore 'gluonpar' cannot {name}({given[0]!r}): it {reason}")
 
-    def load_optimizer_states(self, fname: str) -> NoReturn:
-        """Raise ValueError: the Trainer or Module holds the optimizer state."""
-        raise _no_states(fname, "load")
+    refuse.__doc__ = f"Raise ValueError: the store {reason}."
+    return refuse
 
-    def set_gradient_compression(self, compression_params: dict) -> NoReturn:
-        """Raise ValueError: gradients are not compressed."""
-        raise ValueError(
-            f"kvstore 'gluonpar' does not compress gradients ({compression_params}); leave "
-            "compression_params out, or use kvstore='device', which does on GPUs"
-        )
 
-    def push(self, key: Any, value: Any, priority: int = 0) -> NoReturn:
-        """Raise ValueError: MXNet pushes and pulls sparse parameters only."""
-        raise _no_store(key)
-
-    def pull(self, key: Any, out: Any = None, priority: int = 0, **_: Any) -> NoReturn:
-        """Raise ValueError: MXNet pushes and pulls sparse parameters only."""
-        raise _no_store(key)
-
-    def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, **_: Any) -> NoReturn:
-        """Raise ValueError: MXNet pulls rows of sparse parameters only."""
-        raise _no_store(key)
+_VALUES = (
+    "stores no values; sum with pushpull, and train row_sparse parameters or gradients with "
+    "kvstore='device'"
+)
+for _name, _reason in {
+    "set_optimizer": "runs no optimizer: every device updates its own copy of the parameters; "
+    "pass update_on_kvstore=False, or kvstore='device'",
+    "set_gradient_compression": "does not compress gradients; leave compression_params out, or use "
+    "kvstore='device', which does on GPUs",
+    "save_optimizer_states": "holds no optimizer state; call trainer.save_states, or "
+    "module.save_optimizer_states",
+    "load_optimizer_states": "holds no optimizer state; call trainer.load_states, or "
+    "module.load_optimizer_states",
+    "push": _VALUES,
+    "pull": _VALUES,
+    "row_sparse_pull": _VALUES,
+}.items():
+    setattr(GluonPar, _name, _refusing(_name, _reason))
 
 
 def _looped_over(frame: types.FrameType) -> list[gluon.Parameter] | None:
@@ -175,14 +163,11 @@ def _looped_over(frame: types.FrameType) -> list[gluon.Parameter] | None:
 
 def _lists(key: Any, arrays: Any, name: str) -> list[Sequence[mx.nd.NDArray]]:
     """One list of arrays per key."""
-    of_keys = arrays if isinstance(key, (list, tuple)) else [arrays]
-    if isinstance(key, (list, tuple)) and len(key) != len(arrays):
+    several = isinstance(key, (list, tuple))
+    if several and len(key) != len(arrays):
         raise ValueError(f"{name} must hold one entry per key, got {len(arrays)} for keys {key}")
+    of_keys = arrays if several else [arrays]
     return [[data] if isinstance(data, mx.nd.NDArray) else data for data in of_keys]
-
-
-def _hashable(key: Any) -> Any:
-    return tuple(key) if isinstance(key, list) else key
 
 
 def _sum_into(data: Sequence[mx.nd.NDArray], targets: Sequence[mx.nd.NDArray]) -> None:
@@ -192,17 +177,3 @@ def _sum_into(data: Sequence[mx.nd.NDArray], targets: Sequence[mx.nd.NDArray]) -
         hierarchical.reduce_many([copies], [0])
         for target in targets:
             copies[0].copyto(target)
-
-
-def _no_states(fname: str, verb: str) -> ValueError:
-    return ValueError(
-        f"kvstore 'gluonpar' holds no optimizer state for {fname!r}; call "
-        f"trainer.{verb}_states, or module.{verb}_optimizer_states"
-    )
-
-
-def _no_store(key: Any) -> ValueError:
-    return ValueError(
-        f"kvstore 'gluonpar' stores no value of key {key!r} to push to or pull from; sum with "
-        "pushpull, and train row_sparse parameters or gradients with kvstore='device'"
-    )

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import atexit
 import collections
+import itertools
 import threading
 import weakref
+from concurrent import futures
 from typing import Callable, Hashable
 
 import numpy as np
 
-_open: weakref.WeakSet[Rendezvous] = weakref.WeakSet()
+by_key: weakref.WeakValueDictionary[str, Rendezvous] = weakref.WeakValueDictionary()
+_keys = map(str, itertools.count())
 
 
 class RendezvousTimeout(RuntimeError):
@@ -21,21 +24,23 @@ class Rendezvous:
     """Sums of numbers over ``num_devices()`` devices, round after round.
 
     Each device arrives on a thread of its own and waits there, at most ``timeout_seconds``.
+    ``by_key[key]`` is this object while it exists.
     """
 
     def __init__(
         self, name: str, num_devices: Callable[[], int], timeout_seconds: float = 300
     ) -> None:
         self.name, self.num_devices, self.timeout_seconds = name, num_devices, timeout_seconds
-        self._changed = threading.Condition()
-        self._rounds: dict[Hashable, _Round] = {}
+        self.key = next(_keys)
+        self._lock = threading.Lock()
+        self._rounds: dict[Hashable, tuple[dict[str, np.ndarray], futures.Future]] = {}
         self._begun: collections.Counter = collections.Counter()
         self._first_round = 0  # the rounds of a failed rendezvous are not used again
-        _open.add(self)
+        by_key[self.key] = self
 
     def begin(self, device: str) -> int:
         """Return the number of this device's next round, which is the same on all devices."""
-        with self._changed:
+        with self._lock:
             self._begun[device] += 1
             return self._first_round + self._begun[device]
 
@@ -46,57 +51,49 @@ class Rendezvous:
         RendezvousTimeout, on all devices that have arrived, if one is missing after the timeout;
         the next round starts afresh.
         """
-        with self._changed:
-            round_ = self._rounds.setdefault(tag, _Round())
-            round_.values[device] = np.asarray(values, dtype=np.float64)
-            if len(round_.values) >= self.num_devices():
-                round_.total = sum(round_.values[name] for name in sorted(round_.values))
-                self._close(tag)
-            elif not self._changed.wait_for(lambda: round_.closed, self.timeout_seconds):
-                self._fail(tag, f"within {self.timeout_seconds:g} s")
-            if round_.total is None:
-                raise RendezvousTimeout(round_.error)
-            return round_.total
+        with self._lock:
+            arrived, total = self._rounds.setdefault(tag, ({}, futures.Future()))
+            arrived[device] = np.asarray(values, dtype=np.float64)
+            if len(arrived) >= self.num_devices():
+                del self._rounds[tag]
+                total.set_result(sum(arrived[name] for name in sorted(arrived)))
+        try:
+            return total.result(self.timeout_seconds)
+        except futures.TimeoutError:
+            with self._lock:
+                if not total.done():
+                    self._fail(tag, f"within {self.timeout_seconds:g} s")
+        return total.result()
 
     def restart(self) -> None:
         """Give all devices the same next round, however many each has taken part in."""
-        with self._changed:
+        with self._lock:
             self._start_after_all_begun()
 
     def abandon(self) -> None:
         """Make every device that waits raise RendezvousTimeout."""
-        with self._changed:
+        with self._lock:
             for tag in list(self._rounds):
                 self._fail(tag, "before the process ended")
 
     def _fail(self, tag: Hashable, when: str) -> None:
-        round_ = self._rounds[tag]
-        round_.error = (
-            f"{self.name}: of {self.num_devices()} devices only {', '.join(sorted(round_.values))} "
-            f"arrived {when}. Run forward on all devices before reading any result, and backward "
-            "likewise; for a step on fewer devices call set_num_devices(net, number)"
-        )
+        arrived, total = self._rounds.pop(tag)
         self._start_after_all_begun()
-        self._close(tag)
+        total.set_exception(
+            RendezvousTimeout(
+                f"{self.name}: of {self.num_devices()} devices only {', '.join(sorted(arrived))} "
+                f"arrived {when}. Run forward on all devices before reading any result, and "
+                "backward likewise; for a step on fewer devices call set_num_devices(net, number)"
+            )
+        )
 
     def _start_after_all_begun(self) -> None:
         self._first_round += max(self._begun.values(), default=0)
         self._begun.clear()
 
-    def _close(self, tag: Hashable) -> None:
-        self._rounds.pop(tag).closed = True
-        self._changed.notify_all()
-
-
-class _Round:
-    def __init__(self) -> None:
-        self.values: dict[str, np.ndarray] = {}
-        self.total: np.ndarray | None = None
-        self.closed, self.error = False, ""
-
 
 @atexit.register
 def _abandon_all() -> None:
     """Do not let the process wait for devices that can no longer arrive."""
-    for rendezvous in list(_open):
+    for rendezvous in list(by_key.values()):
         rendezvous.abandon()

@@ -1,11 +1,10 @@
 """Running statistics of batch normalisation, made equal on all devices.
 
 In training, ``BatchNorm`` on each device normalises by the mean and variance of its own shard and
-keeps running averages of them, so the running statistics differ between devices, and a device
-evaluates with its own. ``net.save_parameters`` writes the mean over devices of every parameter
-(``Parameter._reduce`` in MXNet 1.9.1), which no device has evaluated with. Therefore call one of
-the two functions below before evaluating or saving: what is saved is then what was evaluated.
-:class:`gluonpar.SyncBatchNorm` has equal running statistics on all devices already.
+keeps running averages of them, so a device evaluates with its own. ``net.save_parameters`` writes
+their mean over devices (``Parameter._reduce`` in MXNet 1.9.1), which no device has evaluated with.
+So call one of the two functions below before evaluating or saving. The running statistics of
+:class:`gluonpar.SyncBatchNorm` are equal on all devices already.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ from mxnet import autograd, gluon
 from gluonpar import cluster
 from gluonpar.collectives import broadcast_many, hierarchical
 
-NAMES = ".*(running|moving)_(mean|var)$"
-"""Names of running statistics, a regular expression: Gluon's, and Module's and SymbolBlock's."""
+NAMES = ".*(running|moving)_(mean|var)$"  # Gluon's, and Module's and SymbolBlock's
 
 
 def average_statistics(net: gluon.Block) -> None:
@@ -28,7 +26,7 @@ def average_statistics(net: gluon.Block) -> None:
     variance of the shards' means, about 1 / shard size of it. Training continues from the averages.
     Parameters must be initialised.
     """
-    lists = _statistics(net)
+    lists = [param.list_data() for param in net.collect_params(NAMES).values()]
     hierarchical.allreduce_many(lists, one_message=True)
     with autograd.pause():
         for copies in lists:
@@ -42,13 +40,8 @@ def broadcast_statistics(net: gluon.Block, root: int = 0) -> None:
     In place and without waiting, as :func:`average_statistics`; PyTorch's DistributedDataParallel
     does the same with buffers. Raises ValueError unless ``root`` is the number of a device.
     """
-    lists = _statistics(net)
+    lists = [param.list_data() for param in net.collect_params(NAMES).values()]
     for copies in lists:
         if not 0 <= root < len(copies):
             raise ValueError(f"root must be a device's number below {len(copies)}, got {root}")
     broadcast_many(lists, root)
-
-
-def _statistics(net: gluon.Block) -> list[list]:
-    """Per running statistic, its copies on all devices."""
-    return [param.list_data() for param in net.collect_params(NAMES).values()]

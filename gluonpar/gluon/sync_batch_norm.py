@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
-import weakref
 from typing import Any
 
 import mxnet as mx
 import numpy as np
 from mxnet import gluon
 
+from gluonpar.gluon import rendezvous
 from gluonpar.gluon.rendezvous import Rendezvous, RendezvousTimeout
 from gluonpar.runtime import engine, memory
-
-_rendezvous: weakref.WeakValueDictionary[str, Rendezvous] = weakref.WeakValueDictionary()
-_numbers = itertools.count()
 
 
 class SyncBatchNorm(gluon.nn.BatchNorm):
@@ -24,22 +20,19 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
     Samples weigh the same, so K devices compute what one device computes with ``BatchNorm`` on the
     whole batch: outputs, gradients and running statistics, up to rounding. float16 is normalised
     in float32. Arguments and parameters are those of ``BatchNorm``, except that ``axis`` must be 1;
-    parameter files fit both. The block may be hybridized, and a network called on one device after
-    another. On CPU contexts, hybridize networks with more than about 250 operators that use a
-    workspace (convolutions, sums, gradients of broadcasts; counted over all devices) with
-    ``static_alloc=True, static_shape=True``: otherwise operators of two devices may draw the same
-    entry of MXNet's workspace pool (MXNET_CPU_TEMP_COPY, 256 here), one queued behind the other,
-    while the other waits for the first.
+    parameter files fit both. The block may be hybridized. On CPU contexts, hybridize networks with
+    more than about 250 operators that use a workspace (convolutions, sums, gradients of broadcasts;
+    counted over all devices) with ``static_alloc=True, static_shape=True``: otherwise operators of
+    two devices may draw the same entry of MXNet's workspace pool (MXNET_CPU_TEMP_COPY, 256 here),
+    one queued behind the other, while the other waits for the first.
 
     All devices that hold the parameters must run forward before any result is read, because reading
     waits for all of them, and likewise backward. If a device does not arrive within
-    ``timeout_seconds``, the others fail with an MXNetError that says so, raised where a result is
-    read. For a step on fewer devices call :func:`set_num_devices`. On one device, and in
-    prediction, there is no waiting.
+    ``timeout_seconds``, the others fail with an MXNetError where a result is read. For a step on
+    fewer devices call :func:`set_num_devices`. In prediction nothing waits.
 
     Mean and variance are two all-reduces of one number per channel through the host, and so are
-    their gradients; the rest is elementwise operators, several passes over the input where
-    BatchNorm needs one, and on CPU contexts several times its time.
+    their gradients; on CPU contexts it takes several times as long as BatchNorm.
     Zhang et al., "Context Encoding for Semantic Segmentation", CVPR 2018. MXNet's own
     ``gluon.contrib.nn.SyncBatchNorm`` weighs devices the same, waits forever for a missing device,
     and was seen to crash the process (a double free) in a loop of small steps.
@@ -55,12 +48,10 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
         super().__init__(**batch_norm)
         self.num_devices: int | None = None
         self._half = False
-        self._rendezvous = {}
-        for statistic in ("mean", "variance"):
-            key = f"{next(_numbers)}"
-            self._rendezvous[key] = _rendezvous[key] = Rendezvous(
-                f"{statistic} of {self.name}", self._num_devices, timeout_seconds
-            )
+        self._rendezvous = [
+            Rendezvous(f"{statistic} of {self.name}", self._num_devices, timeout_seconds)
+            for statistic in ("mean", "variance")
+        ]
 
     def _num_devices(self) -> int:
         return self.num_devices or len(self.gamma.list_ctx())
@@ -77,16 +68,13 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
             running = {name: array.as_nd_ndarray() for name, array in running.items()}
         if self._half:
             x = F.cast(x, "float32")
-        mean_key, variance_key = self._rendezvous
         flat = F.reshape(x, shape=(0, 0, -1))  # (n, channels, other axes)
-        mean = self._mean(F, flat, running["running_mean"], mean_key)
+        mean = self._mean(F, flat, running["running_mean"], 0)
         centred = F.broadcast_sub(flat, _as_column(F, mean))
-        variance = self._mean(F, F.square(centred), running["running_var"], variance_key)
-        if not self._kwargs["fix_gamma"]:
-            scale = F.elemwise_div(gamma, F.sqrt(variance + self._kwargs["eps"]))
-        else:
+        variance = self._mean(F, F.square(centred), running["running_var"], 1)
+        if self._kwargs["fix_gamma"]:
             gamma = F.BlockGrad(F.elemwise_add(F.zeros_like(gamma), F.ones_like(variance)))
-            scale = F.elemwise_div(gamma, F.sqrt(variance + self._kwargs["eps"]))
+        scale = F.elemwise_div(gamma, F.sqrt(variance + self._kwargs["eps"]))
         beta = F.elemwise_add(beta, F.zeros_like(scale))  # infers the shape of beta
         out = F.broadcast_add(F.broadcast_mul(centred, _as_column(F, scale)), _as_column(F, beta))
         out = F.reshape_like(out, x)
@@ -94,24 +82,24 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
             out = F.cast(out, "float16")
         return out.as_np_ndarray() if mx.util.is_np_array() else out
 
-    def _mean(self, F: Any, flat: Any, running: Any, key: str) -> Any:
+    def _mean(self, F: Any, flat: Any, running: Any, which: int) -> Any:
         """Per channel, the mean of ``flat`` over all devices; in prediction, ``running``."""
         return F.Custom(
             F.sum(flat, axis=1, exclude=True),
             F.cast(F.size_array(flat), dtype=np.dtype(self.gamma.dtype).name),
             running,
             op_type="gluonpar_mean_over_devices",
-            key=key,
+            key=self._rendezvous[which].key,
             momentum=self._kwargs["momentum"],
             frozen=int(self._kwargs["use_global_stats"]),
         )
 
 
 def set_num_devices(net: gluon.Block, num_devices: int | None) -> None:
-    """Set the number of devices that take part in every SyncBatchNorm of ``net``.
+    """Set the number of devices that take part in every SyncBatchNorm of ``net``; None is all.
 
-    None stands for all devices that hold its parameters. For batches with fewer samples than
-    devices. Waits for all operators. Raises ValueError for a number below 1.
+    For batches with fewer samples than devices. Waits for all operators. Raises ValueError for a
+    number below 1.
     """
     if num_devices is not None and num_devices < 1:
         raise ValueError(f"num_devices must be at least 1, or None, got {num_devices}")
@@ -120,8 +108,8 @@ def set_num_devices(net: gluon.Block, num_devices: int | None) -> None:
     def change(block: gluon.Block) -> None:
         if isinstance(block, SyncBatchNorm):
             block.num_devices = num_devices
-            for rendezvous in block._rendezvous.values():
-                rendezvous.restart()  # devices may have taken part in different numbers of rounds
+            for own in block._rendezvous:
+                own.restart()  # devices may have taken part in different numbers of rounds
 
     net.apply(change)
 
@@ -146,15 +134,15 @@ class _MeanOverDevicesProp(mx.operator.CustomOpProp):
         return [in_shape[0], [1]], [in_shape[0]], [in_shape[0]]
 
     def create_operator(self, ctx, shapes, dtypes):
-        return _MeanOverDevices(_rendezvous[self._key], str(ctx), self._momentum, self._frozen)
+        own = rendezvous.by_key[self._key]
+        return _MeanOverDevices(own, str(ctx), self._momentum, self._frozen)
 
 
 class _MeanOverDevices(mx.operator.CustomOp):
     """mean = (sum of sums) / (sum of counts) over devices, and the running mean of it.
 
-    MXNet calls it on threads of its own for custom operators, one per operator that runs, so
-    waiting here blocks no other operator. Calls for one device are ordered, because they all change
-    ``running``.
+    MXNet runs each custom operator on a thread of its own, so waiting here blocks no other. Calls
+    for one device are ordered, because they all change ``running``.
     """
 
     def __init__(self, rendezvous: Rendezvous, device: str, momentum: float, frozen: bool) -> None:
@@ -173,10 +161,8 @@ class _MeanOverDevices(mx.operator.CustomOp):
         sums = in_data[0].asnumpy()
         count = in_data[1].asnumpy() / len(sums)
         self._round = self._rendezvous.begin(self._device)
-        try:
-            total = self._rendezvous.sum(self._round, self._device, np.append(sums, count))
-        except RendezvousTimeout as error:
-            _fail(out_data[0], error)
+        total = self._sum(self._round, np.append(sums, count), out_data[0])
+        if total is None:
             return
         self._total = total[-1]
         mean = total[:-1] / self._total
@@ -184,17 +170,26 @@ class _MeanOverDevices(mx.operator.CustomOp):
         _write(aux[0], "write", self._momentum * running + (1 - self._momentum) * mean)
 
     def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
-        if self._round is None:
-            gradient = np.zeros(in_grad[0].shape)
-        else:
-            tag, own = ("backward", self._round), out_grad[0].asnumpy()
-            try:
-                gradient = self._rendezvous.sum(tag, self._device, own) / self._total
-            except RendezvousTimeout as error:
-                _fail(in_grad[0], error)
+        gradient = np.zeros(in_grad[0].shape)
+        if self._round is not None:
+            total = self._sum(("backward", self._round), out_grad[0].asnumpy(), in_grad[0])
+            if total is None:
                 return
+            gradient = total / self._total
         _write(in_grad[0], req[0], gradient)
         _write(in_grad[1], req[1], np.zeros(1))
+
+    def _sum(self, tag: Any, values: np.ndarray, result: mx.nd.NDArray) -> np.ndarray | None:
+        """The sum over devices, or None after a timeout, which waiting for ``result`` then raises."""
+        try:
+            return self._rendezvous.sum(tag, self._device, values)
+        except RendezvousTimeout as error:
+
+            def throw(error: Exception = error) -> None:
+                raise error
+
+            engine.push(throw, result.context, writes=[result], name="gluonpar.SyncBatchNorm")
+            return None
 
 
 def _write(array: mx.nd.NDArray, req: str, values: np.ndarray) -> None:
@@ -207,12 +202,3 @@ def _write(array: mx.nd.NDArray, req: str, values: np.ndarray) -> None:
         return
     view = memory.view(array)
     view[:] = view + values if req == "add" else values
-
-
-def _fail(array: mx.nd.NDArray, error: Exception) -> None:
-    """Raise ``error`` where ``array``, or a result computed from it, is waited for."""
-
-    def throw() -> None:
-        raise error
-
-    engine.push(throw, array.context, writes=[array], name="gluonpar.SyncBatchNorm")

@@ -32,15 +32,14 @@ def run_tasks(
     ``shards[i]`` belongs to ``ctx[i]``. ``task`` has a method ``forward_backward(shard)`` or is a
     function of one shard. It records and differentiates itself (``autograd.record()``,
     ``backward()``) and may return anything: a loss, several, a dict of them, of any shapes. The
-    results are returned unchanged in a list, one per shard, in the order of the devices;
-    ``zip(*results)`` turns tuples of losses into one list per loss. There may be fewer shards than
-    contexts, as for a small batch; :class:`gluonpar.Trainer` counts the other devices as zero.
+    results are returned unchanged in a list, one per shard, in the order of the devices. There may
+    be fewer shards than contexts, as for a small batch; :class:`gluonpar.Trainer` counts the other
+    devices as zero.
 
-    The tasks are called one after another on the caller's thread. The devices still run in
-    parallel, because MXNet's operators are only queued; but a task that waits (``asnumpy``,
-    ``asscalar``, a metric) delays the next device, so do that with the results. One thread per
-    device, as in gluon-cv, would have random generators that ``mx.random.seed`` does not seed, and
-    workspaces that MXNet never frees.
+    The tasks are called one after another on the caller's thread; the devices still run in
+    parallel, because MXNet's operators are only queued. A task that waits (``asnumpy``, a metric)
+    delays the next device, so do that with the results. (One thread per device, as in gluon-cv,
+    would have random generators that ``mx.random.seed`` does not seed.)
 
     Raises ValueError for no shards, or more shards than contexts; TypeError for a task that is not
     callable. If a task fails, later tasks do not run and earlier results are dropped:
@@ -75,14 +74,10 @@ def _call(call: Callable[[Any], Any], shard: Any, ctx: mx.Context) -> Any:
 
 
 def _task_error(ctx: mx.Context, error: Exception) -> TaskError:
-    """A TaskError that is of the error's type too.
-
-    ``except`` looks at the classes an exception really has, so this takes a class made at run time;
-    for a type that cannot be combined it is a TaskError only.
-    """
+    """A TaskError of a class made here, as only that lets ``except`` match the error's type too."""
     kind, named = type(error), TaskError()
     if not isinstance(named, kind):
-        with contextlib.suppress(TypeError):
+        with contextlib.suppress(TypeError):  # the type cannot be combined
             shown = {"__str__": TaskError.__str__, "__module__": kind.__module__}
             both = type(kind.__name__, (kind, TaskError), shown)
             named = both.__new__(both)

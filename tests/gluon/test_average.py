@@ -80,18 +80,18 @@ ONE, TWO = mx.nd.ones((1,)), mx.nd.ones((2,), ctx=mx.cpu(1))
     [
         ([], ValueError, r"tower_grads .*got \[\]"),
         (ONE, ValueError, "one list per tower"),
-        ([[ONE, ONE], [ONE]], ValueError, "got 1 for tower 1 and 2 for tower 0"),
-        ([[ONE, TWO], [ONE, None]], ValueError, "tower 1 has None for the gradient of variable 1"),
-        ([[(None, ONE)]], ValueError, "tower 0 has None for the gradient of variable 0"),
+        ([[ONE, ONE], [ONE]], ValueError, r"got \[2, 1\]"),
+        ([[ONE, TWO], [ONE, None]], ValueError, r"variable 1 must .*got None in towers \[1\]"),
+        ([[(None, ONE)]], ValueError, r"variable 0 must .*got None in towers \[0\]"),
         (
             [[ONE], [TWO]],
             ValueError,
-            r"variable 0 .*\(2,\) float32 in tower 1 on cpu\(1\).*\(1,\)",
+            r"variable 0.*\[1\] on cpu\(1\) .*\(2,\).*\(1,\)",
         ),
-        ([[ONE], [ONE.astype("float64")]], ValueError, r"\(1,\) float64 in tower 1.*float32 in t"),
+        ([[ONE], [ONE.astype("float64")]], ValueError, r"variable 0.*\[1\] .*float64.*float32"),
         ([[ONE], [(ONE, ONE)]], TypeError, "got both"),
-        ([[ONE], [3.0]], TypeError, "got float for variable 0 of tower 1"),
-        ([[ONE.astype("int32")], [ONE.astype("int32")]], ValueError, "'mean' of int32 arrays"),
+        ([[ONE], [3.0]], TypeError, r"variable 0\[1\] .*got float"),
+        ([[ONE.astype("int32")], [ONE.astype("int32")]], ValueError, "float arrays, got int32"),
     ],
 )
 def test_what_cannot_be_averaged_is_refused(tower_grads, error, words):

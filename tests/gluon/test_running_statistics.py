@@ -82,7 +82,7 @@ def test_broadcasting_puts_one_devices_on_all(net, root):
 
 
 @pytest.mark.parametrize("root", [-1, K])
-def test_a_root_that_is_no_device_is_refused(net, root):
+def test_a_root_out_of_range_is_refused(net, root):
     with pytest.raises(ValueError, match=f"below {K}, got {root}"):
         broadcast_statistics(net, root)
 

@@ -11,7 +11,7 @@ from mxnet.gluon import nn
 
 from gluonpar import split_and_load
 from gluonpar.collectives import partition
-from gluonpar.gluon import rendezvous, sync_batch_norm
+from gluonpar.gluon import rendezvous
 from gluonpar.gluon.sync_batch_norm import SyncBatchNorm, set_num_devices
 from gluonpar.gluon.trainer import Trainer
 
@@ -105,7 +105,7 @@ def test_float64_agrees_to_its_own_precision(tmp_path):
         np.testing.assert_allclose(ours, theirs, rtol=1e-10, atol=1e-10)
 
 
-def test_samples_weigh_alike_however_they_are_cut(tmp_path):
+def test_samples_weigh_the_same_however_they_are_split(tmp_path):
     one, path = start(tmp_path)
     many = network(SyncBatchNorm)
     many.load_parameters(path, ctx=contexts(2))
@@ -134,7 +134,7 @@ def test_global_statistics_are_used_and_left_alone():
     layer.running_mean.set_data(mx.nd.array([1, 2]))
     layer.running_var.set_data(mx.nd.array([4, 16]))
     with autograd.record():
-        out = layer(mx.nd.array([[3, 6]], ctx=mx.cpu(1)))  # and nobody is waited for
+        out = layer(mx.nd.array([[3, 6]], ctx=mx.cpu(1)))  # without waiting
     np.testing.assert_array_equal(out.asnumpy(), [[1, 1]])
     np.testing.assert_array_equal(layer.running_mean.data(mx.cpu(1)).asnumpy(), [1, 2])
 
@@ -180,7 +180,7 @@ def test_the_numpy_world_gives_the_same(tmp_path, hybridized):
 
 
 def test_a_layer_called_twice_in_one_step_keeps_its_calls_apart():
-    """Whichever of the two comes first on each device, forward and backward."""
+    """In either order on each device, forward and backward."""
     a, b = np.random.RandomState(0).normal(size=(2, 6, 1)).astype("float32") * [[[1]], [[100]]]
     results = []
     one, many = nn.BatchNorm(in_channels=1), SyncBatchNorm(in_channels=1)
@@ -224,7 +224,7 @@ def test_backward_of_different_calls_uses_different_rounds(monkeypatch):
             assert sorted(met, key=str) == sorted(rounds, key=str)
 
 
-def test_threads_that_come_in_any_order_get_the_same_bits(tmp_path):
+def test_the_same_run_gives_the_same_bits_whichever_thread_is_first(tmp_path):
     path = start(tmp_path)[1]
     many = network(SyncBatchNorm)
     many.load_parameters(path, ctx=contexts(3))
@@ -261,7 +261,7 @@ class TestMissingDevices:
         return layer
 
     def wait_long(self, layer, seconds=60):
-        for place in layer._rendezvous.values():
+        for place in layer._rendezvous:
             place.timeout_seconds = seconds
 
     def test_are_an_error_that_names_those_that_arrived(self, layer):
@@ -364,7 +364,7 @@ def test_values_are_added_in_the_order_of_the_devices_not_of_arrival():
         threads_ = [threading.Thread(target=arrive, args=(device,)) for device in order]
         for number, thread in enumerate(threads_[:2], 1):
             thread.start()
-            while 1 not in place._rounds or len(place._rounds[1].values) < number:
+            while 1 not in place._rounds or len(place._rounds[1][0]) < number:
                 thread.join(0.001)
         threads_[2].start()
         for thread in threads_:
@@ -398,13 +398,13 @@ def test_the_planted_bug_of_devices_weighing_the_same_is_caught(tmp_path, monkey
     many = network(SyncBatchNorm)
     many.load_parameters(path, ctx=contexts(2))
 
-    class Alike(sync_batch_norm.Rendezvous):
+    class Alike(rendezvous.Rendezvous):
         def sum(self, tag, device, values):
             if tag is None or isinstance(tag, tuple):
                 return super().sum(tag, device, values)
             return super().sum(tag, device, values / values[-1])
 
-    for place in list(sync_batch_norm._rendezvous.values()):
+    for place in list(rendezvous.by_key.values()):
         place.__class__ = Alike
     trained = run(many, contexts(2), 10, weights=[1, 9])[0]
     want = run(one, mx.cpu(0), 10)[0]

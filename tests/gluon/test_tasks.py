@@ -1,4 +1,4 @@
-"""run_tasks: one task on every device's shard, results in device order, errors that say where."""
+"""run_tasks: one task on every device's shard, results in device order, errors that name the device."""
 
 import threading
 import traceback
@@ -73,7 +73,7 @@ def test_k_devices_train_on_ragged_batches_as_one_does(tmp_path, k, n, weights):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
-def test_results_come_as_they_are_in_the_order_of_the_devices():
+def test_results_are_returned_unchanged_in_the_order_of_the_devices():
     results = run_tasks(lambda shard: {"name": shard, "loss": [len(shard)]}, "abc", contexts(3))
     assert results == [{"name": letter, "loss": [1]} for letter in "abc"]
 
@@ -148,7 +148,7 @@ def test_an_error_names_the_device_keeps_its_type_and_its_traceback(error):
     assert "in forward_backward" in "".join(traceback.format_tb(error.__traceback__))
 
 
-def test_an_error_whose_type_cannot_be_kept_is_the_cause_all_the_same():
+def test_an_error_whose_type_cannot_be_kept_is_still_the_cause():
     error = Sealed("bad box")
     with pytest.raises(TaskError, match=r"failed on cpu\(1\): Sealed: bad box") as caught:
         run_tasks(failing(error), [0, 1], contexts(2))
@@ -173,7 +173,7 @@ def test_after_an_error_no_later_task_runs_and_nothing_is_left_behind():
     assert mx.context.current_context() == mx.cpu(0)
 
 
-def test_the_next_step_after_an_error_trains_as_if_nothing_had_been(tmp_path):
+def test_the_next_step_after_an_error_trains_as_without_it(tmp_path):
     results = []
     for fail in (False, True):
         net = nn.Dense(1, in_units=2)
