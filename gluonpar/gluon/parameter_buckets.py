@@ -1,17 +1,14 @@
 """The parameters of a Gluon network on all devices, with their gradients in flat buckets.
 
 A Gluon ``Parameter`` holds a value and a gradient per context. Here the gradients become views of a
-few flat arrays (:class:`gluonpar.replicas.Replica`), which is invisible to other code. If a
-parameter gets other arrays later (a cast, another ``grad_req``, other contexts), the buckets are
-made again.
+few flat arrays (:class:`gluonpar.replicas.Replica`), which is invisible to other code.
 """
 
 from __future__ import annotations
 
-import operator
+import collections.abc
 from typing import Collection, Sequence
 
-import mxnet as mx
 from mxnet import autograd, gluon
 
 from gluonpar.collectives import partition
@@ -32,20 +29,18 @@ class Layout:
         self._params = [params[i] for i in self.indices]
         self.ctx = self._params[0].list_ctx() if self._params else []
         self.buckets = self._flatten([i for i in self.indices if params[i] not in pinned], params)
-        self.buckets += [
-            _bucket_of_one(i, params[i], i % len(self.ctx))
-            for i in self.indices
-            if params[i] in pinned
-        ]
-        self._made = [_arrays(param) for param in self._params]
+        for i in self.indices:
+            if params[i] in pinned:
+                self.buckets.append(_bucket_of_one(i, params[i], i % len(self.ctx)))
+        self._made = _arrays(self._params)
 
     def holds(self, params: Sequence[gluon.Parameter]) -> bool:
-        """Return whether ``params`` still have the arrays that were made here, and no others."""
-        trained = [param for param in params if param.grad_req != "null"]
-        return len(trained) == len(self._params) and all(
-            param is own and _same(_arrays(param), made)
-            for param, own, made in zip(trained, self._params, self._made)
-        )
+        """Return whether ``params`` still have the arrays that were made here, and no others.
+
+        They do not after a cast, with another ``grad_req``, or on other contexts.
+        """
+        arrays = _arrays([param for param in params if param.grad_req != "null"])
+        return [*map(id, arrays)] == [*map(id, self._made)]
 
     def moved(self) -> list[gluon.Parameter]:
         """Return the parameters whose gradients autograd writes to other arrays than made here.
@@ -107,23 +102,18 @@ class Layout:
         chosen = [params[i] for i in indices]
         replicas = [_replica(chosen, device) for device in range(len(self.ctx))]
         owners = partition.balance([*map(memory.num_bytes, replicas[0].grads)], len(replicas))
-        return [
-            Bucket(
-                [indices[j] for j in members],
-                [[replica[j] for j in members] for replica in replicas],
-                grads,
-                owner,
-            )
-            for members, owner, *grads in zip(
-                replicas[0].members, owners, *(replica.grads for replica in replicas)
-            )
-        ]
+        buckets = []
+        for b, (members, owner) in enumerate(zip(replicas[0].members, owners)):
+            values = [[replica[j] for j in members] for replica in replicas]
+            grads = [replica.grads[b] for replica in replicas]
+            buckets.append(Bucket([indices[j] for j in members], values, grads, owner))
+        return buckets
 
 
 def listed(params) -> list[gluon.Parameter]:
     """Return the Parameters in a list or dict; gluon.Trainer refuses what else may be in it."""
     values = params.values() if hasattr(params, "values") else params
-    if not isinstance(params, (list, tuple)) and values is params:
+    if not isinstance(values, collections.abc.Iterable):
         return []
     return [param for param in values if isinstance(param, gluon.Parameter)]
 
@@ -162,9 +152,6 @@ def _bucket_of_one(index: int, param: gluon.Parameter, owner: int) -> Bucket:
     return Bucket([index], [[value] for value in param._data], param._grad, owner)
 
 
-def _arrays(param: gluon.Parameter) -> tuple[mx.nd.NDArray, ...]:
-    return (*(param._data or ()), *(param._grad or ()))
-
-
-def _same(arrays: tuple, others: tuple) -> bool:
-    return len(arrays) == len(others) and all(map(operator.is_, arrays, others))
+def _arrays(params: Sequence[gluon.Parameter]) -> list:
+    """Each parameter followed by its values and gradients."""
+    return [x for param in params for x in (param, *(param._data or ()), *(param._grad or ()))]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, Sequence
+from typing import Sequence
 
 import mxnet as mx
 import numpy as np
@@ -48,13 +48,13 @@ class ShardedUpdate:
 
     def apply(self, sums: GradientSums) -> None:
         """Update every bucket on its owner and broadcast the result."""
-        if sums.deferred:
-            for bucket in sums.buckets:
-                self._sum_and_update(bucket)
-            return
-        self._update_owned(sums.buckets)
+        if not sums.deferred:
+            self._update_owned(sums.buckets)
         for bucket in sums.buckets:
-            broadcast_many([list(copies) for copies in zip(*bucket.params)], bucket.owner)
+            if sums.deferred:
+                self._sum_and_update(bucket)
+            else:
+                broadcast_many([list(copies) for copies in zip(*bucket.params)], bucket.owner)
 
     def _update_owned(self, buckets: Sequence[Bucket]) -> None:
         """In the order of the parameters, on which some optimizers rely."""
@@ -75,14 +75,13 @@ class ShardedUpdate:
         indices = list(bucket.indices)
         self._optimizer._update_count(indices)
         rates = zip(self._optimizer._get_lrs(indices), self._optimizer._get_wds(indices))
-        rules = [self._rule(*rate) for rate in rates]
-        states = [self._momentum(i, bucket.owner) for i in indices]
-        item = optim.Item(bucket.grads, bucket.params, rules, states)
-        optim.reduce_update([item])
-
-    def _rule(self, lr: float, wd: float) -> Callable[..., None]:
         sgd = self._optimizer
-        return optim.rule(lr, sgd.rescale_grad, wd, sgd.momentum, sgd.clip_gradient)
+        rules = [
+            optim.rule(lr, sgd.rescale_grad, wd, sgd.momentum, sgd.clip_gradient)
+            for lr, wd in rates
+        ]
+        states = [self._momentum(i, bucket.owner) for i in indices]
+        optim.reduce_update([optim.Item(bucket.grads, bucket.params, rules, states)])
 
     def _momentum(self, i: int, owner: int) -> list[mx.nd.NDArray]:
         """The state of parameter i as the optimizer creates it: none, or one array."""

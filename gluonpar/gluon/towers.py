@@ -34,18 +34,16 @@ class Towers:
 
     ``variables`` are either a list of arrays, which is copied to each device with gradients
     (:func:`get_params`), or a Gluon Block that is initialised on all of ``ctx``.
-    ``forward(batch, model)`` computes the model and its losses: ``batch`` is the tower's batch on
-    its device, and ``model`` that device's list of arrays, or the Block. It returns a dict of named
-    outputs, of which ``"loss"`` (n,), one loss per sample, is minimised, or the losses alone. It is
-    called in the scope of the tower's device.
+    ``forward(batch, model)`` is called in the scope of a tower's device with the tower's batch and
+    that device's list of arrays, or the Block. It returns a dict of named outputs, of which
+    ``"loss"`` (n,), one loss per sample, is minimised, or the losses alone.
 
     ``update(params, lr, batch_size)`` updates one device's variables in place from gradients that
     are sums over ``batch_size`` samples, except variables whose ``grad`` is None (a Block's frozen
     layers and running statistics): :func:`gluonpar.sgd`, a function like it, or an
-    ``mx.optimizer.Optimizer``. It runs once per step, on the first tower's variables, after the
-    gradients of all towers have been summed; the result is then broadcast. So all towers stay
-    bit-identical, whatever the rule, and there is one optimizer state. The running statistics of
-    batch normalisation are the first tower's, on all towers.
+    ``mx.optimizer.Optimizer``. It runs once per step, on the first tower's variables; the result is
+    then broadcast. So all towers stay bit-identical, and there is one optimizer state. The running
+    statistics of batch normalisation are the first tower's, on all towers.
 
     A step weighs samples equally, not towers: it equals one device's step on all towers' samples,
     for batches of any size, up to rounding and batch normalisation. With equal batches that is the
@@ -78,14 +76,22 @@ class Towers:
         self.ctx = as_list(ctx)
         self._forward = forward
         threads.share(self.ctx)
-        self._shared = _SharedVariables(variables, self.ctx)
+        self._params: list[gluon.Parameter] | None = None  # a Block's, without constants
+        if isinstance(variables, gluon.Block):
+            self._params = _params_of(variables, self.ctx)
+            self._models = [variables] * len(self.ctx)
+        else:
+            _check_arrays(variables)
+            self._models = [replicas.get_params(variables, c) for c in self.ctx]
         self._needs_lr = not isinstance(update, mx.optimizer.Optimizer)
-        self._update = update if self._needs_lr else _rule_of(update, self._shared.params)
+        self._update = update if self._needs_lr else _rule_of(update, self._params)
 
     @property
     def variables(self) -> list[Sequence[mx.nd.NDArray]]:
         """Per tower, its variables on its device; the arrays themselves, not copies."""
-        return self._shared.arrays
+        if self._params is None:
+            return list(self._models)
+        return [[param.data(c) for param in self._params] for c in self.ctx]
 
     def step(self, batches: Iterable[Any], lr: float | None = None) -> dict[str, list]:
         """Take one step on one batch per tower; return the outputs by name, in tower order.
@@ -97,20 +103,30 @@ class Towers:
         and from before the update; nothing waits. The gradients are overwritten.
 
         An exception in a tower is raised as a RuntimeError that names the device, with the
-        exception as its cause; all variables are left as they were. So they are for a ValueError:
-        no batch, more batches than towers, a bad ``lr``, outputs whose names differ or lack
-        ``"loss"``, losses that are not one per sample, and a variable that a tower's loss does not
-        depend on.
+        exception as its cause. Raises ValueError for no batch, more batches than towers, a bad
+        ``lr``, outputs whose names differ or lack ``"loss"``, losses that are not one per sample,
+        and a variable that a tower's loss does not depend on. Variables are then unchanged.
         """
         batches = list(batches)
-        self._check(batches, lr)
+        if not 1 <= len(batches) <= len(self.ctx):
+            raise ValueError(
+                f"a step takes 1 to {len(self.ctx)} batches, one per tower, got {len(batches)}"
+            )
+        if lr is not None:
+            check_lr(lr)
+        elif self._needs_lr:
+            raise ValueError("lr must be given, such as 0.1, unless update is an mx.optimizer")
         with autograd.pause():
-            self._finish_initialisation(batches[0])
-            with self._shared.restored_on_error():
+            if any(param._deferred_init for param in self._params or ()):
+                with autograd.predict_mode():  # infers shapes; then there are variables to restore
+                    self._outputs(0, batches[0])
+            variables = self.variables
+            with _restored_on_error(variables):
                 outputs = self._run(batches)
-            self._shared.sum_gradients(len(batches))
-            self._update(self.variables[0], lr, sum(output["loss"].size for output in outputs))
-            self._shared.broadcast()
+            for bucket in replicas.buckets(variables[: len(batches)]):
+                reduce(list(bucket.grads))
+            self._update(variables[0], lr, sum(output["loss"].size for output in outputs))
+            broadcast_many([list(copies) for copies in zip(*variables)])
         return {name: [output[name] for output in outputs] for name in outputs[0]}
 
     def run_epoch(self, batches: Iterable[Any], lr: float | None = None) -> TowersEpoch:
@@ -122,10 +138,7 @@ class Towers:
         """
         remaining, meter, in_flight = iter(batches), LossMeter(), deque()
         samples = steps = 0
-        while True:
-            drawn = list(itertools.islice(remaining, len(self.ctx)))
-            if not drawn:
-                break
+        for drawn in iter(lambda: list(itertools.islice(remaining, len(self.ctx))), []):
             losses = [loss.as_nd_ndarray() for loss in self.step(drawn, lr)["loss"]]
             meter.add(losses)
             samples, steps = samples + sum(loss.size for loss in losses), steps + 1
@@ -139,10 +152,9 @@ class Towers:
     def evaluate(self, batches: Iterable[Any]) -> dict[str, list]:
         """Return outputs by name, in predict mode, each a list in the order of the batches.
 
-        The towers take the batches in turn. Nothing is recorded, and no variable, gradient or
-        running statistic changes. ``forward`` need not return ``"loss"`` here. Nothing waits, and
-        all outputs are kept in memory. Raises RuntimeError, as :meth:`step`, for an exception in a
-        tower.
+        The towers take the batches in turn. No variable, gradient or running statistic changes.
+        ``forward`` need not return ``"loss"`` here. Nothing waits, and all outputs are kept in
+        memory. Raises RuntimeError, as :meth:`step`, for an exception in a tower.
         """
         found: list[dict] = []
         with autograd.pause(train_mode=False):
@@ -151,21 +163,11 @@ class Towers:
                 _check_names(found[-1], found[0], self.ctx[i % len(self.ctx)])
         return {name: [output[name] for output in found] for name in (found or [{}])[0]}
 
-    def _check(self, batches: list, lr: float | None) -> None:
-        if not 1 <= len(batches) <= len(self.ctx):
-            raise ValueError(
-                f"a step takes 1 to {len(self.ctx)} batches, one per tower, got {len(batches)}"
-            )
-        if lr is not None:
-            check_lr(lr)
-        elif self._needs_lr:
-            raise ValueError("lr must be given, such as 0.1, unless update is an mx.optimizer")
-
     def _outputs(self, i: int, batch: Any) -> dict[str, Any]:
         """The outputs of ``forward`` for the batch in tower i."""
         with on_device(self.ctx[i], f"tower {i}"):
             [loaded] = split_and_load(batch, self.ctx[i])
-            output = self._forward(loaded, self._shared.models[i])
+            output = self._forward(loaded, self._models[i])
         return output if isinstance(output, dict) else {"loss": output}
 
     def _run(self, batches: list) -> list[dict[str, Any]]:
@@ -173,7 +175,9 @@ class Towers:
         running = list(zip(self.ctx, self.variables, batches))
         outputs: list[dict] = []
         for i, (c, arrays, batch) in enumerate(running):
-            _mark_used(arrays)
+            for array in arrays:
+                if array.grad is not None:
+                    array._fresh_grad = False  # until backward writes it: see _check_fresh
             with autograd.record():
                 outputs.append(self._outputs(i, batch))
             _check_names(outputs[-1], outputs[0], c)
@@ -183,15 +187,6 @@ class Towers:
                 outputs[i]["loss"].backward()
             _check_fresh(arrays, c)
         return outputs
-
-    def _finish_initialisation(self, batch: Any) -> None:
-        """Infer the shapes of a Block with deferred initialisation from a batch, in predict mode.
-
-        From then on its variables exist, and can be restored after an exception.
-        """
-        if not self._shared.are_initialised:
-            with autograd.predict_mode():
-                self._outputs(0, batch)
 
 
 def _rule_of(optimizer: mx.optimizer.Optimizer, params: list | None) -> Callable:
@@ -222,75 +217,25 @@ def _check_names(output: dict, first: dict, ctx: mx.Context) -> None:
 def _check_loss(output: dict, n: int, ctx: mx.Context) -> None:
     if "loss" not in output:
         raise ValueError(f"forward must return an output 'loss', got {sorted(output)} on {ctx}")
-    loss = output["loss"]
-    if getattr(loss, "shape", None) != (n,):
-        got = f"shape {loss.shape}" if hasattr(loss, "shape") else repr(loss)
+    got = getattr(output["loss"], "shape", output["loss"])
+    if got != (n,):
         raise ValueError(
             f"the loss must have one entry per sample, shape ({n},), got {got} on {ctx}; the step "
             "computes the mean"
         )
 
 
-class _SharedVariables:
-    """The variables of all towers: a list of arrays copied to each of ``ctx``, or a Block.
-
-    ``models[i]`` is what tower i computes with: its list of arrays, or the Block. ``params`` are
-    the Block's parameters without constants, or None.
-    """
-
-    def __init__(
-        self, variables: gluon.Block | Sequence[mx.nd.NDArray], ctx: Sequence[mx.Context]
-    ) -> None:
-        self.ctx, self.params = ctx, None
-        if isinstance(variables, gluon.Block):
-            self.params = _params_of(variables, ctx)
-            self.models = [variables] * len(ctx)
-        else:
-            _check_arrays(variables)
-            self.models = [replicas.get_params(variables, c) for c in ctx]
-
-    @property
-    def are_initialised(self) -> bool:
-        """Whether all shapes are known; not for a Block with deferred initialisation."""
-        try:
-            return bool(self.arrays)
-        except gluon.parameter.DeferredInitializationError:
-            return False
-
-    @property
-    def arrays(self) -> list[Sequence[mx.nd.NDArray]]:
-        """Per device, its variables; the arrays themselves, not copies."""
-        if self.params is None:
-            return list(self.models)
-        return [[param.data(c) for param in self.params] for c in self.ctx]
-
-    def sum_gradients(self, num_devices: int) -> None:
-        """Replace the first device's gradients by the sums over the first ``num_devices``."""
-        for bucket in replicas.buckets(self.arrays[:num_devices]):
-            reduce(list(bucket.grads))
-
-    def broadcast(self) -> None:
-        """Copy the first device's variables to all others, those that are not trained too."""
-        broadcast_many([list(copies) for copies in zip(*self.arrays)])
-
-    @contextlib.contextmanager
-    def restored_on_error(self) -> Iterator[None]:
-        """Restore the running statistics, which forward changes, if an exception is raised."""
-        statistics = [array for arrays in self.arrays for array in arrays if array.grad is None]
-        before = [array.copy() for array in statistics]
-        try:
-            yield
-        except BaseException:
-            for array, saved in zip(statistics, before):
-                saved.copyto(array)
-            raise
-
-
-def _mark_used(arrays: Sequence[mx.nd.NDArray]) -> None:
-    """Mark one device's gradients as not fresh, for :func:`_check_fresh`."""
-    for array in arrays:
-        if array.grad is not None:
-            array._fresh_grad = False
+@contextlib.contextmanager
+def _restored_on_error(variables: Sequence[Sequence[mx.nd.NDArray]]) -> Iterator[None]:
+    """Restore the running statistics, which forward changes, if an exception is raised."""
+    statistics = [array for arrays in variables for array in arrays if array.grad is None]
+    before = [array.copy() for array in statistics]
+    try:
+        yield
+    except BaseException:
+        for array, saved in zip(statistics, before):
+            saved.copyto(array)
+        raise
 
 
 def _check_fresh(arrays: Sequence[mx.nd.NDArray], ctx: mx.Context) -> None:
@@ -304,12 +249,11 @@ def _check_fresh(arrays: Sequence[mx.nd.NDArray], ctx: mx.Context) -> None:
 
 
 def _check_arrays(variables: Any) -> None:
-    if not isinstance(variables, (list, tuple)) or not all(
-        isinstance(variable, mx.nd.NDArray) for variable in variables
-    ):
-        raise TypeError(
-            f"variables must be a list of MXNet arrays or a Block, got {type(variables).__name__}"
-        )
+    if not isinstance(variables, (list, tuple)):
+        raise TypeError(f"variables must be a list of arrays or a Block, got {variables!r}")
+    for i, variable in enumerate(variables):
+        if not isinstance(variable, mx.nd.NDArray):
+            raise TypeError(f"variables[{i}] must be an MXNet array, got {type(variable).__name__}")
     if not variables:
         raise ValueError("variables must hold at least one array, got an empty list")
 

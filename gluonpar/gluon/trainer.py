@@ -28,25 +28,24 @@ class Trainer(gluon.Trainer):
     ``params`` are Parameters, a list or dict of them (``net.collect_params()``), all dense and on
     the same contexts; hybridized or not, initialised or deferred, shared, frozen
     (``grad_req='null'``). ``optimizer`` and ``optimizer_params`` are those of ``gluon.Trainer``.
-    ``algorithm`` names the all-reduce (None: chosen by where the arrays are and by their size).
+    ``algorithm`` names the all-reduce (None: chosen, see :func:`gluonpar.allreduce`).
     ``compression='fp16'`` exchanges gradients in float16 and adds them in float32; their sums must
     stay below 65504.
 
     Gradients become views of a few flat arrays, the *buckets*: at once if all parameters are
     initialised, else in the first :meth:`step`. In a step each bucket is summed onto one device,
-    which updates its parameters and broadcasts them, so each parameter is updated once instead of K
-    times, and there is one optimizer state whatever K is (Xu et al., "Automatic Cross-Replica
-    Sharding of Weight Update", 2020). On CPU contexts SGD, with or without momentum, is one pass
-    over memory (:func:`gluonpar.optim.reduce_update`). Every device keeps its own
-    gradients, except the one that updates; :meth:`allreduce_grads` replaces them by the sums.
+    which updates its parameters and broadcasts them (:class:`.ShardedUpdate`); on CPU contexts SGD,
+    with or without momentum, is one pass over memory (:func:`gluonpar.optim.reduce_update`). Every
+    device keeps its own gradients, except the one that updates; :meth:`allreduce_grads` replaces
+    them by the sums.
 
     With several processes (:mod:`gluonpar.cluster`) the sum is over all devices of all processes,
     and ``batch_size`` is the number of samples in it. All processes must pass the same parameters,
     and start with the values of rank 0.
 
     A device that had no sample in a step adds nothing. A parameter without a new gradient on a
-    device that had samples is an error that names it, unless ``ignore_stale_grad``; it then adds
-    nothing there, and is not updated if it has no new gradient on any device.
+    device that had samples is an error, unless ``ignore_stale_grad``; it then adds nothing there,
+    and is not updated if it has no new gradient on any device.
 
     Raises ValueError for parameters on different contexts, sparse parameters, and an unknown
     algorithm or compression. Nothing waits, as in ``gluon.Trainer``; see Dive into Deep Learning,
@@ -100,10 +99,7 @@ class Trainer(gluon.Trainer):
         self._finish()
 
     def allreduce_grads(self) -> None:
-        """Replace every device's gradients by the sum over all devices, in place.
-
-        For work between the sum and the update, such as :meth:`clip_global_norm`.
-        """
+        """Replace every device's gradients by the sum, for instance to clip before the update."""
         self._sum_everywhere(self._fresh_buckets(ignore_stale_grad=True))
 
     def update(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
@@ -127,9 +123,8 @@ class Trainer(gluon.Trainer):
         """Accumulate gradients over micro-batches: inside, and until the next update, they add up.
 
         Forward and backward of all micro-batches but the last go inside, those of the last inside
-        or after it; then call ``step`` with the number of samples of all of them. The first
-        micro-batch starts from zero. Nothing is exchanged inside; calling :meth:`step` there is an
-        error. Compare ``no_sync`` of PyTorch's DistributedDataParallel.
+        or after it; then call ``step`` with the number of samples of all of them. Calling
+        :meth:`step` inside is an error. Compare ``no_sync`` of PyTorch's DistributedDataParallel.
         """
         layout = self._laid_out()
         before = self._accumulating
@@ -148,19 +143,17 @@ class Trainer(gluon.Trainer):
     def clip_global_norm(self, max_norm: float) -> mx.nd.NDArray:
         """Scale all gradients so that their global norm is at most ``max_norm``.
 
-        To be called between :meth:`allreduce_grads` and :meth:`update`: the norm is that of the
-        summed gradients, each parameter counted once; pass ``max_norm * batch_size`` to clip their
-        mean. Each device scales its own copy. Returns the norm before, a float32 array of shape
-        (1,) on the first context, without waiting. Raises ValueError unless ``max_norm`` is
-        positive. Compare ``gluon.utils.clip_global_norm``; Pascanu et al. 2013.
+        Call it between :meth:`allreduce_grads` and :meth:`update`: the norm is that of the summed
+        gradients; pass ``max_norm * batch_size`` to clip their mean. Returns the norm before, a
+        float32 array of shape (1,) on the first context, without waiting. Raises ValueError unless
+        ``max_norm`` is positive. Compare ``gluon.utils.clip_global_norm``; Pascanu et al. 2013.
         """
         if not max_norm > 0:
             raise ValueError(f"max_norm must be positive, got {max_norm}")
         norms = []
         for grads in zip(*(bucket.grads for bucket in self._laid_out().buckets)):
             flat = [grad.as_nd_ndarray().reshape((-1,)) for grad in grads]
-            by_dtype = {grad.dtype: [g for g in flat if g.dtype == grad.dtype] for grad in flat}
-            squares = [mx.nd.multi_sum_sq(*own, num_arrays=len(own)) for own in by_dtype.values()]
+            squares = [mx.nd.multi_sum_sq(grad, num_arrays=1) for grad in flat]
             norms.append(mx.nd.concat(*squares, dim=0).sum().sqrt())
             scale = mx.nd.minimum(max_norm / (norms[-1] + 1e-8), 1.0)
             for grad in flat:
@@ -170,8 +163,7 @@ class Trainer(gluon.Trainer):
     def check_replicas(self) -> None:
         """Wait for all parameters; raise metrics.ReplicasDiffer unless replicas are bit-identical.
 
-        The message names the first parameter and device that differ, and by how much. Parameters
-        without a gradient are not compared: running statistics of batch normalisation differ.
+        Parameters without a gradient, such as running statistics, are not compared.
         """
         for param in self._params:
             if param._grad is not None:
@@ -180,8 +172,8 @@ class Trainer(gluon.Trainer):
     def save_states(self, fname: str | os.PathLike) -> None:
         """Write the optimizer's states, counters and learning rates, whole or not at all.
 
-        The file is independent of the number of devices. It is a NumPy ``.npz`` without pickles,
-        so loading it executes no code; it ends with its SHA-256.
+        The file, a NumPy ``.npz`` without pickles that ends with its SHA-256, is independent of the
+        number of devices.
         """
         optimizer_states.save(fname, self._updater, self._params)
 
@@ -212,20 +204,16 @@ class Trainer(gluon.Trainer):
         parameter_buckets.check(self._params)
         for param in self._params:
             param.list_data()  # raises, naming the parameter, if it is not initialised
-        if self._layout is None:
-            self._start_from_rank_zero()
+        if self._layout is None and cluster.size() > 1:
+            kinds = [(param.shape, str(param.dtype)) for param in self._params]
+            cluster.agree({"shapes and dtypes of the parameters": kinds})
+            hierarchical.broadcast_many([param._data for param in self._params])
         self._layout = Layout(self._params, self._pinned)
         self._contexts = self._layout.ctx or self._contexts
         self._update_of_owners.set_contexts(self._contexts)
         if self._accumulating:
             self._layout.set_grad_req("add")
         return self._layout
-
-    def _start_from_rank_zero(self) -> None:
-        if cluster.size() > 1:
-            kinds = [(param.shape, str(param.dtype)) for param in self._params]
-            cluster.agree({"shapes and dtypes of the parameters": kinds})
-            hierarchical.broadcast_many([param._data for param in self._params])
 
     def _fresh_buckets(self, ignore_stale_grad: bool) -> list[Bucket]:
         """The buckets to sum and update, without parameters that backward reached on no device."""
@@ -242,7 +230,12 @@ class Trainer(gluon.Trainer):
         for i, on_devices in zip(layout.indices, fresh):
             stale = [k for k, (new, no) in enumerate(zip(on_devices, idle)) if not (new or no)]
             if stale and not ignore_stale_grad:
-                self._raise_stale(self._params[i], stale)
+                where = ", ".join(str(layout.ctx[k]) for k in stale)
+                raise UserWarning(
+                    f"backward has not computed a gradient of parameter {self._params[i].name} on "
+                    f"{where} since the last update: the model did not use it there. If that is "
+                    "intended, call step(batch_size, ignore_stale_grad=True)"
+                )
             if alone and not any(on_devices):
                 absent.add(i)
         if ignore_stale_grad and not alone:  # all ranks must leave out the same; this waits
@@ -250,17 +243,7 @@ class Trainer(gluon.Trainer):
             absent = {i for i, times in zip(layout.indices, used) if not times}
         return self._update_of_owners.owned(layout.without(absent))
 
-    @staticmethod
-    def _raise_stale(param: gluon.Parameter, stale: Sequence[int]) -> None:
-        where = ", ".join(str(param.list_ctx()[k]) for k in stale)
-        raise UserWarning(
-            f"backward has not computed a gradient of parameter {param.name} on {where} since the "
-            "last update: the model did not use it there. If that is intended, call "
-            "step(batch_size, ignore_stale_grad=True)"
-        )
-
     def _sum_everywhere(self, buckets: Sequence[Bucket]) -> None:
-        """Sum the gradients onto all devices."""
         self._layout.zero_stale()
         allreduce_gradients(buckets, self._algorithm, self._compression, defer=False)
 

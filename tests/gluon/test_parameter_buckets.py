@@ -112,7 +112,7 @@ def test_backward_can_be_made_to_add_and_as_the_parameter_says_again(own):
     assert [grad.asscalar() for grad in params[0].list_grad()] == want
 
 
-def test_list_grad_tells_the_truth_again():
+def test_list_grad_returns_what_backward_wrote():
     """A network that is static from its first backward on writes to the arrays of that time."""
     ctx = contexts(2)
     net = runs.mlp(ctx, hybridize=STATIC)

@@ -42,7 +42,7 @@ def stock_of(optimizer, which):
     return runs.stock(optimizer, options_of(optimizer, which), make_for(optimizer))
 
 
-def test_these_are_all_the_optimizers_there_are():
+def test_every_optimizer_of_mxnet_is_covered():
     assert set(OPTIMIZERS) == KNOWN
 
 
@@ -60,7 +60,7 @@ def test_k_devices_train_as_one_with_every_optimizer(optimizer, which, k, small_
 
 @pytest.mark.parametrize("k", [2, 3])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_shapes_may_be_known_later(optimizer, k):
+def test_deferred_initialisation_trains_the_same(optimizer, k):
     make = make_for(optimizer, deferred=True)
     net, _ = runs.run(k, optimizer, options_of(optimizer, "more"), make)
     assert_as_one(net, stock_of(optimizer, "more"))

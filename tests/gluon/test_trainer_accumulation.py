@@ -58,7 +58,7 @@ def test_micro_batches_are_one_large_batch(how, optimizer, k):
 
 @pytest.mark.parametrize("first", [1, 2, 3])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_micro_batches_of_a_static_network_that_learnt_its_shapes_late(optimizer, first):
+def test_micro_batches_of_a_static_network_with_deferred_initialisation(optimizer, first):
     """It writes to arrays that are not the trainer's, and must not find old numbers there."""
     ctx, make = contexts(2), NETS["deferred static"]
     net, data = make(ctx), runs.batches((7, 9, 12, 8, 11, 5))
@@ -111,7 +111,7 @@ def test_nothing_can_be_exchanged_inside_no_sync(what):
     assert params[0].list_data()[0].asscalar() == (-3 if "inner" in what else -2)
 
 
-def test_no_sync_of_parameters_without_shape_says_which():
+def test_no_sync_names_a_parameter_without_a_shape():
     net = runs.mlp(contexts(2), deferred=True)
     trainer = Trainer(net.collect_params(), "sgd")
     with pytest.raises(gluon.parameter.DeferredInitializationError, match="mlp_dense0_weight"):

@@ -85,39 +85,39 @@ def test_the_devices_may_change_between_steps(optimizer, ks, small_buckets):
 def adversaries(k, kind, hybridize=None):
     """Two networks against each other: the second is called twice in one of the two steps."""
     ctx = contexts(k)
-    forger = nn.HybridSequential(prefix="forger_")
-    judge = nn.HybridSequential(prefix="judge_")
-    with forger.name_scope():
-        forger.add(nn.Dense(8, "tanh", in_units=6), nn.Dense(6, in_units=8))
-    with judge.name_scope():
-        judge.add(nn.Dense(8, "tanh", in_units=6), nn.Dense(1, in_units=8))
+    generator = nn.HybridSequential(prefix="generator_")
+    critic = nn.HybridSequential(prefix="critic_")
+    with generator.name_scope():
+        generator.add(nn.Dense(8, "tanh", in_units=6), nn.Dense(6, in_units=8))
+    with critic.name_scope():
+        critic.add(nn.Dense(8, "tanh", in_units=6), nn.Dense(1, in_units=8))
     rng = np.random.RandomState(4)
-    for net in (forger, judge):
+    for net in (generator, critic):
         net.initialize(ctx=ctx)
         runs.fill(net, [rng.normal(0, 0.5, p.shape) for p in net.collect_params().values()])
         if hybridize is not None:
             net.hybridize(**hybridize)
     loss = gluon.loss.SigmoidBinaryCrossEntropyLoss()
     options = {"learning_rate": 0.05}
-    trainers = [kind(net.collect_params(), "adam", dict(options)) for net in (forger, judge)]
+    trainers = [kind(net.collect_params(), "adam", dict(options)) for net in (generator, critic)]
     for (real, _), (noise, _) in zip(runs.batches(), runs.batches(seed=2)):
         shards = gluonpar.split_and_load((real, noise), ctx)
         with autograd.record():
             losses = []
             for real_shard, noise_shard in shards:
                 ones = mx.nd.ones((len(real_shard),), ctx=real_shard.context)
-                false = judge(forger(noise_shard).detach())
-                losses.append(loss(judge(real_shard), ones) + loss(false, 0 * ones))
+                false = critic(generator(noise_shard).detach())
+                losses.append(loss(critic(real_shard), ones) + loss(false, 0 * ones))
         autograd.backward(losses)
         trainers[1].step(len(real))
         with autograd.record():
             losses = []
             for _, noise_shard in shards:
                 ones = mx.nd.ones((len(noise_shard),), ctx=noise_shard.context)
-                losses.append(loss(judge(forger(noise_shard)), ones))
+                losses.append(loss(critic(generator(noise_shard)), ones))
         autograd.backward(losses)
         trainers[0].step(len(real))
-    return forger, judge
+    return generator, critic
 
 
 @pytest.mark.parametrize("k", [1, 3])

@@ -220,7 +220,7 @@ def test_it_does_not_wait_for_the_gradients(do):
     assert passed == [True]
 
 
-def test_the_first_step_of_a_late_shape_does_not_wait_either():
+def test_the_first_step_after_deferred_initialisation_does_not_wait():
     """Then parameters are moved to buckets: copies, which wait in the engine, not in Python."""
     ctx = contexts(2)
     net = runs.mlp(ctx, deferred=True)

@@ -20,7 +20,7 @@ from gluonpar.gluon.trainer import Trainer
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("name", NETS)
 def test_any_kind_of_network_is_trained(name, optimizer, k, small_buckets):
-    """Batches come again in other sizes, some smaller than the number of devices."""
+    """Batch sizes change, and some are below the number of devices."""
     data = runs.batches((7, 2, 8, 1, 5, 8, 9, 2, 7))
     options = {"learning_rate": 0.05, "wd": 0.01}
     net, _ = runs.run(k, optimizer, options, NETS[name], data)
