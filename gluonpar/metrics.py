@@ -25,10 +25,10 @@ class ReplicasDiffer(AssertionError):
 class LossMeter:
     """The mean per-sample loss of batches, and the first batch whose loss is not finite.
 
-    :meth:`add` is asynchronous and keeps one number per device and batch; :meth:`read`
-    synchronises. With several processes, each adds its part of the same batches, and all read
-    together. ``total`` is the sum of the losses read so far. To continue from it, pass it together
-    with the number of samples (on rank 0; 0 on the other ranks) and of batches in it.
+    :meth:`add` is asynchronous; :meth:`read` synchronises. With several processes, each adds its
+    part of the same batches, and all read together. ``total`` is the sum of the losses read so far.
+    To continue from it, pass it together with the number of samples (on rank 0; 0 on the other
+    ranks) and of batches in it.
     """
 
     def __init__(self, total: float = 0.0, num_samples: int = 0, num_batches: int = 0) -> None:
@@ -90,9 +90,8 @@ def accuracy(
 ) -> float:
     """Return the share of ``images`` (n, ...) whose highest score is at their label (n,).
 
-    Every batch is split over ``ctx``; each image is counted once, whatever the shard sizes. Each
-    device counts on its own, and the host reads the K counts once, at the end: the only wait. With
-    several processes, each takes its part of the same images, and all return the same result.
+    Every batch is split over ``ctx``. The host reads the devices' counts once, at the end: the only
+    wait. With several processes, each takes its part of the same images, and all return the same.
     """
     num_images = len(images)
     own = partition.slices(num_images, cluster.size())[cluster.rank()]

@@ -1,10 +1,9 @@
 """Update rules, and their execution: on CPU contexts together with the sum of the gradients.
 
-After an all-reduce every device updates its own copy of the same parameters with the same sum: 2 K
-n bytes of gradients in and out, then 3 n per device. On CPU contexts all of it is in one memory, so
-each block of the sum can be used while it is in the cache (:func:`reduce_update`): gradients are
-only read, the update is computed once, and its result is written to all copies. That is (2 K + 1) n
-bytes, and one update instead of K. Only the update divides by the batch size.
+An all-reduce moves 2 K n bytes of gradients, and then every device updates its own copy: 3 n each.
+On CPU contexts all of it is in one memory, so each block of the sum can be used while it is in the
+cache (:func:`reduce_update`): gradients are only read, the update is computed once, and its result
+is written to all copies. That is (2 K + 1) n bytes, and one update instead of K.
 """
 
 from __future__ import annotations
@@ -72,9 +71,8 @@ def rule(
     """Return the rule of ``mx.optimizer.SGD``, in place on NumPy blocks (total, param[, momentum]).
 
     ``total`` is overwritten. ``param -= lr * (clip(rescale_grad * total) + wd * param)``; with
-    momentum, as in MXNet, the learning rate is part of the momentum: ``m = momentum * m - lr *
-    (...)``, ``param += m``. A ``clip_gradient`` that is None or not positive clips nothing, as in
-    MXNet.
+    momentum ``m = momentum * m - lr * (...)``, ``param += m``. As in MXNet, a ``clip_gradient``
+    that is None or not positive clips nothing.
     """
 
     def update(total: np.ndarray, param: np.ndarray, state: np.ndarray | None = None) -> None:
@@ -99,11 +97,10 @@ def rule(
 class Item(NamedTuple):
     """Some parameters of all devices, their gradients, and the functions that update them.
 
-    ``grads`` has one array per device: the gradients of its parameters, end to end. ``params[k]``
-    are device k's parameters. ``updates`` has one function per parameter: ``update(total, param,
-    *states)`` is given flat NumPy blocks of the sum of the gradients, which it may overwrite, and
-    of the first device's parameter and the parameter's ``states`` (on any CPU context), which it
-    changes in place, element by element.
+    ``grads[k]`` are the gradients of device k's parameters ``params[k]``, end to end. ``updates``
+    has one function per parameter: ``update(total, param, *states)`` is given flat NumPy blocks of
+    the sum of the gradients, which it may overwrite, and of the first device's parameter and its
+    ``states`` (on any CPU context), which it changes in place, element by element.
     """
 
     grads: Sequence[mx.nd.NDArray]
@@ -115,12 +112,6 @@ class Item(NamedTuple):
     def arrays(self) -> list[mx.nd.NDArray]:
         """All arrays of the item."""
         return [*self.grads, *itertools.chain(*self.params, *(self.states or ()))]
-
-    def snapshot(self) -> Item:
-        """Return the same item with lists of its own."""
-        states = self.states and [tuple(of_param) for of_param in self.states]
-        params = [tuple(of_device) for of_device in self.params]
-        return Item(tuple(self.grads), params, tuple(self.updates), states)
 
 
 def on_host(arrays: Iterable[mx.nd.NDArray]) -> bool:
@@ -136,17 +127,22 @@ def reduce_update(items: Sequence[Item]) -> None:
     arrays must be dense and on CPU contexts. It is one operator of MXNet's engine; an error is
     raised at the next wait for one of the parameters.
     """
-    items = [item.snapshot() for item in items]  # the caller may change its lists before it runs
+    items = [_copied(item) for item in items]  # the caller may change its lists before it runs
     arrays = [array for item in items for array in item.arrays]
     num_bytes = sum(map(memory.num_bytes, arrays))
     max_threads = sum(threads.size(c) for c in {grad.context for grad in items[0].grads})
-    work = functools.partial(_work, items, num_bytes, max_threads)
+
+    def work() -> None:
+        tasks = [task for item in items for task in _tasks(item)]
+        thread_pool.run(tasks, num_bytes, max_threads)
+
     thread_pool.push(work, arrays, num_bytes, name="gluonpar.update")
 
 
-def _work(items: Sequence[Item], num_bytes: int, max_threads: int) -> None:
-    tasks = [task for item in items for task in _tasks(item)]
-    thread_pool.run(tasks, num_bytes, max_threads)
+def _copied(item: Item) -> Item:
+    states = item.states and [tuple(of_param) for of_param in item.states]
+    params = [tuple(of_device) for of_device in item.params]
+    return Item(tuple(item.grads), params, tuple(item.updates), states)
 
 
 def _tasks(item: Item) -> Iterator[tuple[Callable[..., None], list[np.ndarray]]]:

@@ -1,9 +1,9 @@
 """A copy of the parameters per device, with its gradients in a few flat arrays.
 
-The gradients of neighbouring parameters of one device are views of one array, a *bucket*, so an
-operation on all of them, such as the sum over devices, works on a few large arrays. Buckets are
-filled from the last parameter to the first, because backward reaches the last layers first: their
-sum can start while backward computes the others (Li et al., "PyTorch Distributed", VLDB 2020).
+The gradients of neighbouring parameters of one device are views of one array, a *bucket*, so the
+sum over devices works on a few large arrays. Buckets are filled from the last parameter to the
+first, because backward reaches the last layers first: their sum can start while backward computes
+the others (Li et al., "PyTorch Distributed", VLDB 2020).
 
 Parameters are arrays of their own. They cannot be views: in a forward pass without training, oneDNN
 converts a weight in place to a layout of its own, and MXNet 1.9.1 then writes to the beginning of
@@ -31,7 +31,7 @@ class Part(NamedTuple):
 
 
 class Bucket(NamedTuple):
-    """Parameters that are summed and updated together: their numbers, and what each device holds.
+    """Parameters, by index, that are summed and updated together, on all devices.
 
     ``params[k]`` are device k's arrays; ``grads[k]`` is one array, their gradients end to end.
     ``owner`` is the device that updates the parameters, where only one does.
@@ -98,10 +98,9 @@ def get_params(
 ) -> Replica:
     """Return copies of ``params`` on ``ctx``, each with a gradient; they never alias the originals.
 
-    The result is a list of arrays; shapes and dtypes are kept. Gradients start at zero and are
-    overwritten by every backward (``grad_req='write'``). Parameters whose indices are in ``frozen``
-    have no gradient and are not updated: layers that are not trained, and the running statistics of
-    batch normalisation. From ``get_params`` in Dive into Deep Learning, 13.5.3.
+    Gradients start at zero and are overwritten by every backward (``grad_req='write'``). Parameters
+    whose indices are in ``frozen``, such as the running statistics of batch normalisation, have no
+    gradient and are not updated. From ``get_params`` in Dive into Deep Learning, 13.5.3.
     """
     # as_in_context would alias on the same context
     return Replica([param.copyto(ctx) for param in params], frozenset(frozen))
@@ -140,7 +139,8 @@ def buckets(device_params: Sequence[Sequence[mx.nd.NDArray]]) -> list[Bucket]:
     Raises ValueError if a parameter has a gradient on some devices only.
     """
     of_devices = [parts(params) for params in device_params]
-    if any(_indices(own) != _indices(of_devices[0]) for own in of_devices[1:]):
+    indices = [[part.indices for part in own] for own in of_devices]
+    if any(own != indices[0] for own in indices):
         of_devices = [_one_by_one(params) for params in device_params]  # some are plain lists
     for own in of_devices[1:]:
         different = {part.indices for part in own} ^ {part.indices for part in of_devices[0]}
@@ -166,15 +166,10 @@ def _one_by_one(params: Sequence[mx.nd.NDArray]) -> list[Part]:
     return [part for part in reversed(found) if part.grad is not None]
 
 
-def _indices(of_device: Sequence[Part]) -> list[tuple[int, ...]]:
-    return [part.indices for part in of_device]
-
-
 def _neighbours(params, frozen) -> list[list[int]]:
-    """Per bucket, the indices of its parameters, from the last parameter's bucket to the first's.
+    """Per bucket, the indices of its parameters: at most BUCKET_BYTES of one dtype, or one parameter.
 
-    A bucket holds at most BUCKET_BYTES of one dtype, or one parameter. A parameter without elements
-    or without axes has a bucket of its own.
+    A parameter without elements or without axes has a bucket of its own.
     """
     found: list[list[int]] = []
     held, last = 0, None

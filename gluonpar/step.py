@@ -38,22 +38,17 @@ def train_batch(
     ``X`` (n, ...) and ``y`` (n,) are the whole batch, NumPy or MXNet; ``device_params[i]`` are the
     parameters on ``ctx[i]`` (:func:`get_params`). ``model(X, params)`` returns predictions and
     ``loss(predictions, y)`` one loss per sample. The step equals one device's step on the whole
-    batch up to rounding, however the batch is split: gradients are summed over samples and devices,
-    and only the update divides, by n. A device without samples adds zero. ``algorithm`` names the
-    all-reduce (None: chosen, see :func:`allreduce`); ``weights`` are the relative speeds of the
-    devices, to which shard sizes are proportional (:func:`split_and_load`).
+    batch up to rounding, however it is split: only the update divides, by n. ``algorithm`` names
+    the all-reduce (None: chosen, see :func:`allreduce`), and ``weights`` are the devices' relative
+    speeds (:func:`split_and_load`).
 
     With several processes (:mod:`gluonpar.cluster`), each passes its own part of the batch, which
-    may be empty, and gradients are summed over all processes. The update divides by the total
-    number of samples, which the processes exchange; pass it as ``batch_size``, if it is known, to
-    save that message.
+    may be empty; ``batch_size`` is the total number of samples, which they exchange if it is None.
 
     Returns one array of per-sample losses for each device that had samples, on that device. Nothing
     waits: reading a loss synchronises. From ``train_batch`` in Dive into Deep Learning, 13.5.6.
-
-    Raises ValueError for X and y of different lengths, an empty batch, an ``lr`` that is not a
-    positive finite number, parameters that are not on their context, and weights that are not one
-    positive finite number per context; nothing has changed then.
+    Raises ValueError, with nothing changed, for X and y of different lengths, an empty batch, a bad
+    ``lr``, parameters that are not on their context, and bad weights.
     """
     contexts = as_list(ctx)
     check_lr(lr)
@@ -116,12 +111,11 @@ def allreduce_gradients(
 
     This is the only place that decides how. On CPU contexts, unless another algorithm than 'host'
     is named, the gradients compressed or ``defer`` is False, the sum is left to the update
-    (:func:`gluonpar.optim.reduce_update`), which then moves (2 K + 1) n bytes of memory
-    instead of 5 K n. Otherwise the sums are exchanged bucket by bucket,
-    the last layers' first, each as soon as backward has computed it on all devices; they are in
-    place on every device, or with ``to_owner`` on each bucket's owner only.
+    (:func:`gluonpar.optim.reduce_update`), which then moves (2 K + 1) n bytes of memory instead of
+    5 K n. Otherwise every bucket is summed as soon as backward has computed it on all devices, the
+    last layers' first, in place on every device, or with ``to_owner`` on each bucket's owner only.
 
-    Raises ValueError, before anything has changed, for an unknown algorithm and for gradients that
+    Raises ValueError, with nothing changed, for an unknown algorithm and for gradients that
     :func:`allreduce` refuses.
     """
     summed = [bucket for bucket in buckets if bucket.grads[0].size]
@@ -146,8 +140,8 @@ def allreduce_gradients(
 def sgd(sums: GradientSums, lr: float, batch_size: int | cluster.Later) -> None:
     """Update the parameters on all devices by :func:`gluonpar.sgd`, in place, bucket by bucket.
 
-    A ``batch_size`` that is still being summed over processes is not waited for if the sums are
-    deferred: it arrives before the gradients' sum does.
+    A ``batch_size`` that is still being summed over processes is waited for only if the sums are
+    not deferred.
     """
     if not sums.deferred:
         if isinstance(batch_size, cluster.Later):
@@ -155,12 +149,11 @@ def sgd(sums: GradientSums, lr: float, batch_size: int | cluster.Later) -> None:
         for parts in zip(*(bucket.parts for bucket in sums.buckets)):
             optim.sgd_on_parts(parts, lr, batch_size)
         return
+
+    def update(*arrays: np.ndarray) -> None:
+        later = isinstance(batch_size, cluster.Later)
+        optim.rule(lr, 1.0 / (batch_size.number if later else batch_size))(*arrays)
+
     for bucket in sums.buckets:
-        rules = [_rule(lr, batch_size)] * len(bucket.params[0])
-        optim.reduce_update([optim.Item(bucket.grads, bucket.params, rules)])
-
-
-def _rule(lr: float, batch_size: int | cluster.Later) -> Callable[..., None]:
-    if isinstance(batch_size, cluster.Later):
-        return lambda *arrays: optim.rule(lr, 1.0 / batch_size.number)(*arrays)
-    return optim.rule(lr, 1.0 / batch_size)
+        updates = [update] * len(bucket.params[0])
+        optim.reduce_update([optim.Item(bucket.grads, bucket.params, updates)])

@@ -17,18 +17,17 @@ LENET_SHAPES = ((20, 1, 3, 3), (20,), (50, 20, 5, 5), (50,), (800, 128), (128,),
 def init_lenet(scale: float = 0.01, ctx: mx.Context | None = None) -> list[nd.NDArray]:
     """Return LeNet's eight parameters, float32: weights normally distributed, biases zero.
 
-    Shapes are those of the book, :data:`LENET_SHAPES`, weight before bias, layer by layer.
-    ``scale`` is the standard deviation. They are drawn on ``ctx`` (default: ``mx.cpu(0)``) from
-    MXNet's generator, which ``mx.random.seed`` seeds. Draw once and copy with ``get_params``: one
-    seed gives different numbers on different contexts.
+    Shapes are those of the book, :data:`LENET_SHAPES`. ``scale`` is the standard deviation. They
+    are drawn on ``ctx`` (default: ``mx.cpu(0)``) from MXNet's generator (``mx.random.seed``). Draw
+    once and copy with ``get_params``: one seed gives different numbers on different contexts.
     """
-    ctx = ctx or mx.cpu()
-    return [
-        nd.random.normal(scale=scale, shape=shape, ctx=ctx)
-        if len(shape) > 1
-        else nd.zeros(shape, ctx=ctx)
-        for shape in LENET_SHAPES
-    ]
+    ctx, params = ctx or mx.cpu(), []
+    for shape in LENET_SHAPES:
+        if len(shape) > 1:
+            params.append(nd.random.normal(scale=scale, shape=shape, ctx=ctx))
+        else:
+            params.append(nd.zeros(shape, ctx=ctx))
+    return params
 
 
 @traceable
@@ -54,8 +53,7 @@ class LeNet(gluon.HybridBlock):
     """:func:`lenet` as a Gluon block: ``load_parameters`` reads what scripts/train_lenet.py saves.
 
     (n, 1, 28, 28) float32 to (n, 10); :func:`standardize` converts pixels. The parameters are named
-    '0' to '7', of shapes :data:`LENET_SHAPES`, and initialised as by :func:`init_lenet` with
-    ``scale``.
+    '0' to '7', of shapes :data:`LENET_SHAPES`, initialised as by :func:`init_lenet`.
     """
 
     def __init__(self, scale: float = 0.01) -> None:

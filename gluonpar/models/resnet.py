@@ -17,11 +17,8 @@ class Residual(nn.HybridBlock):
 
     def __init__(self, inputs: int, channels: int, stride: int) -> None:
         super().__init__()
-        self.inside = chain(
-            *_normed_conv(inputs, channels, stride),
-            nn.Activation("relu"),
-            *_normed_conv(channels, channels, 1),
-        )
+        first, second = _normed_conv(inputs, channels, stride), _normed_conv(channels, channels, 1)
+        self.inside = chain(*first, nn.Activation("relu"), *second)
         self.shortcut = None
         if stride > 1:
             self.shortcut = nn.Conv2D(channels, 1, stride, in_channels=inputs)
@@ -36,8 +33,8 @@ class Residual(nn.HybridBlock):
 def resnet18(num_classes: int = 10, width: int = 64, inputs: int = 1) -> nn.HybridSequential:
     """Return ResNet-18 for small images: (n, inputs, h, w) float32 to (n, num_classes) scores.
 
-    ``width`` is the number of channels of the first stage. All shapes are given, so no
-    initialisation is deferred. Dive into Deep Learning, 13.6.1.
+    ``width`` is the first stage's number of channels. No initialisation is deferred. Dive into Deep
+    Learning, 13.6.1.
     """
     net = chain(*_normed_conv(inputs, width, 1), nn.Activation("relu"))
     channels = width

@@ -21,7 +21,7 @@ def test_parameters_have_the_books_shapes():
     ]
 
 
-def test_parameters_are_float32_on_the_context_asked_for():
+def test_parameters_are_float32_on_the_given_context():
     assert {param.context for param in lenet.init_lenet()} == {mx.cpu(0)}
     params = lenet.init_lenet(ctx=mx.cpu(3))
     assert {(param.context, np.dtype(param.dtype)) for param in params} == {
@@ -56,7 +56,7 @@ def test_a_seed_repeats_and_another_differs():
 
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("ctx", [mx.cpu(0), mx.cpu(2)], ids=str)
-def test_lenet_gives_ten_finite_scores_an_image_where_the_image_is(n, ctx):
+def test_lenet_gives_ten_finite_scores_per_image_on_the_images_context(n, ctx):
     scores = lenet.lenet(mx.nd.random.uniform(shape=(n, 1, 28, 28), ctx=ctx), lenet_on(ctx))
     assert scores.shape == (n, 10)
     assert scores.context == ctx

@@ -175,7 +175,7 @@ class TestFlat:
             ([], []),
         ],
     )
-    def test_a_bucket_holds_at_most_so_many_bytes_or_one_parameter(self, monkeypatch, shapes, want):
+    def test_a_bucket_holds_at_most_bucket_bytes_or_one_parameter(self, monkeypatch, shapes, want):
         monkeypatch.setattr(replicas, "BUCKET_BYTES", 40)
         replica = get_params(self.params(*shapes), mx.cpu(0))
         assert self.sizes(replica) == want
@@ -438,7 +438,7 @@ def test_replicas_train_as_plain_lists_bit_for_bit(monkeypatch, bucket_bytes, al
 
 @pytest.mark.parametrize("which", [[0], [1], [0, 1, 2]], ids=str)
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_changed_replica_stands_for_itself_and_trains_as_plain_lists(change, which):
+def test_a_changed_replica_trains_as_plain_lists(change, which):
     ctx = [mx.cpu(i) for i in range(3)]
     mine, plain = [get_params(mlp_params(c), c) for c in ctx], [plain_list(c) for c in ctx]
     same_shapes = change not in (append, delete, insert_a_copy, freeze_by_replacing)
@@ -453,7 +453,7 @@ def test_a_changed_replica_stands_for_itself_and_trains_as_plain_lists(change, w
     assert moved(got) == [[not f for f in frozen][: len(mine[0])]] * 3
 
 
-def test_each_kind_of_staleness_would_train_wrongly_if_it_were_not_seen(monkeypatch):
+def test_each_kind_of_staleness_trains_wrongly_if_it_is_not_detected(monkeypatch):
     """The bug, planted: the buckets are believed whatever has become of the entries."""
 
     def believed(self):

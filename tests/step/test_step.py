@@ -131,7 +131,7 @@ def test_dividing_by_a_shards_size_instead_of_the_batchs_is_caught(monkeypatch, 
     assert max(relative_error(g, w) for g, w in zip(train(batches, 2)[0], want)) > 1e-3
 
 
-def test_losses_come_back_per_sample_and_device_from_before_the_update():
+def test_losses_are_per_sample_and_device_and_from_before_the_update():
     X, y = make_batches(5)[0]
     ctx = contexts(3)
     device_params = replicas_of(start(), ctx)
@@ -143,7 +143,7 @@ def test_losses_come_back_per_sample_and_device_from_before_the_update():
     np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
-def test_a_model_and_a_loss_of_ones_own():
+def test_a_user_defined_model_and_loss():
     """Least squares by hand: one step from zero is lr times the mean of 2 x y."""
     X, y = np.arange(1.0, 6.0, dtype="float32")[:, None], np.arange(5.0, dtype="float32")
     ctx = contexts(2)
@@ -199,7 +199,7 @@ def of_the_default_algorithm():
 
 
 @pytest.mark.parametrize("algorithm", sorted(gluonpar.collectives.ALGORITHMS))
-def test_every_algorithm_trains_alike(of_the_default_algorithm, algorithm):
+def test_every_algorithm_trains_the_same(of_the_default_algorithm, algorithm):
     ctx = contexts(3)
     device_params = replicas_of(start(), ctx)
     for X, y in make_batches(12):
@@ -279,7 +279,7 @@ class TestOverlap:
     """The last layer is summed and updated while backward still computes the first.
 
     Two layers, each a bucket of its own. The first layer's backward waits for the last layer's
-    update, on every device: if that were not to come before it, the step would stand still.
+    update, on every device: if the update were queued behind it, the step would deadlock.
     """
 
     NUM_DEVICES, WIDTH = 2, 400

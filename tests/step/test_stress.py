@@ -37,7 +37,7 @@ class Sleeper:
 
 
 class Calm:
-    """Nobody sleeps."""
+    """Does not sleep."""
 
     count = 0
 
@@ -131,7 +131,7 @@ def set_way(monkeypatch, way):
 
 @pytest.fixture(scope="module")
 def calm():
-    """What comes out if nobody sleeps: parameters and losses, by algorithm."""
+    """Parameters and losses by algorithm, without sleeps."""
     return functools.lru_cache(None)(lambda algorithm: train(Calm(), algorithm=algorithm))
 
 

@@ -204,7 +204,7 @@ def test_devices_that_freeze_different_parameters_never_mix_them_up(frozen):
         assert [copy.asnumpy().tolist() for copy in copies] == [[i, i] for i in range(3)]
 
 
-def test_one_operator_a_bucket_and_the_last_layers_first(monkeypatch):
+def test_one_operator_per_bucket_and_the_last_layers_first(monkeypatch):
     monkeypatch.setattr(replicas, "BUCKET_BYTES", 52)
     pushed, push = [], thread_pool.push
 
