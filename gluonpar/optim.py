@@ -108,11 +108,6 @@ class Item(NamedTuple):
     updates: Sequence[Callable[..., None]]
     states: Sequence[Sequence[mx.nd.NDArray]] | None = None
 
-    @property
-    def arrays(self) -> list[mx.nd.NDArray]:
-        """All arrays of the item."""
-        return [*self.grads, *itertools.chain(*self.params, *(self.states or ()))]
-
 
 def on_host(arrays: Iterable[mx.nd.NDArray]) -> bool:
     """Return whether all arrays are in the host's memory."""
@@ -128,7 +123,11 @@ def reduce_update(items: Sequence[Item]) -> None:
     raised at the next wait for one of the parameters.
     """
     items = [_copied(item) for item in items]  # the caller may change its lists before it runs
-    arrays = [array for item in items for array in item.arrays]
+    arrays = [
+        array
+        for item in items
+        for array in itertools.chain(item.grads, *item.params, *(item.states or ()))
+    ]
     num_bytes = sum(map(memory.num_bytes, arrays))
     max_threads = sum(threads.size(c) for c in {grad.context for grad in items[0].grads})
 

@@ -167,7 +167,7 @@ def _one_by_one(params: Sequence[mx.nd.NDArray]) -> list[Part]:
 
 
 def _neighbours(params, frozen) -> list[list[int]]:
-    """Per bucket, the indices of its parameters: at most BUCKET_BYTES of one dtype, or one parameter.
+    """Per bucket, its parameters by index: at most BUCKET_BYTES of one dtype, or one parameter.
 
     A parameter without elements or without axes has a bucket of its own.
     """

@@ -54,21 +54,52 @@ def split_and_load(
 
 
 def split(
-    data: Any,
+    batch: Any,
     contexts: list[mx.Context],
     batch_axis: int = 0,
     weights: Sequence[float] | None = None,
+    nests: tuple[type, ...] = NESTS,
 ) -> tuple[list[Any], int]:
     """Return the shards of :func:`split_and_load` and the number of samples in them.
 
-    An empty batch has no shards: in a job of several processes a rank may have no sample.
+    An empty batch has no shards: in a job of several processes a rank may have no sample. A list in
+    ``batch`` is one of ``nests``, or has one entry per sample (:func:`split_samples`).
     """
-    return _split(data, contexts, batch_axis, weights, "data", NESTS)
+    if weights is not None:
+        partition.check_weights(weights, len(contexts))
+    threads.share(contexts)
+    n = num_samples(batch, batch_axis, nests)
+    parts = partition.slices(n, len(contexts), weights)[:n]
+    return [_map(batch, nests, _take, part, batch_axis, c) for part, c in zip(parts, contexts)], n
 
 
-def num_samples(data: Any, batch_axis: int = 0) -> int:
-    """Return the length along ``batch_axis`` that all arrays in ``data`` have in common."""
-    return _num_samples(data, batch_axis, "data", NESTS)
+def num_samples(batch: Any, batch_axis: int = 0, nests: tuple[type, ...] = NESTS) -> int:
+    """Return the length along ``batch_axis`` that all arrays in ``batch`` have in common."""
+    lengths: dict[int, str] = {}
+    for path, leaf in _leaves(batch, "batch", nests):
+        if isinstance(leaf, list):
+            for inner, array in _leaves(leaf, path, NESTS):
+                _check_entry(array, inner)
+            lengths.setdefault(len(leaf), f"{path} of length {len(leaf)}")
+            continue
+        _check_array(leaf, path)
+        if getattr(leaf, "stype", "default") != "default":
+            raise TypeError(
+                f"{path} must be dense, got a {leaf.stype} array; call tostype('default')"
+            )
+        if not -leaf.ndim <= batch_axis < leaf.ndim:
+            raise ValueError(
+                f"{path} must have an axis {batch_axis} to split, got shape {leaf.shape}"
+            )
+        lengths.setdefault(leaf.shape[batch_axis], f"{path} of shape {tuple(leaf.shape)}")
+    if not lengths:
+        raise ValueError(f"the batch must contain an array to split, got {batch!r}")
+    if len(lengths) > 1:
+        raise ValueError(
+            f"all parts of a batch must have the same length along axis {batch_axis}, got "
+            f"{'; '.join(lengths.values())}"
+        )
+    return next(iter(lengths))
 
 
 def split_samples(
@@ -92,7 +123,7 @@ def split_samples(
     >>> [(images.shape, [box.shape for box in boxes]) for images, boxes in shards]
     [((2, 8, 8), [(1, 4), (5, 4)]), ((1, 8, 8), [(2, 4)])]
     """
-    shards, n = _split(batch, as_list(ctx), 0, weights, "batch", (dict, tuple))
+    shards, n = split(batch, as_list(ctx), weights=weights, nests=(dict, tuple))
     if n == 0:
         raise ValueError("a batch must have at least 1 sample, got 0")
     return shards
@@ -110,50 +141,6 @@ def rebuild(nest: Any, values: Iterable[Any]) -> Any:
         same.update(zip(nest, values))
         return same
     return type(nest)(*values) if hasattr(nest, "_fields") else type(nest)(values)
-
-
-def _split(
-    data: Any,
-    contexts: list[mx.Context],
-    axis: int,
-    weights: Sequence[float] | None,
-    name: str,
-    nests: tuple[type, ...],
-) -> tuple[list[Any], int]:
-    """Split ``data``, in which a list is one of ``nests`` or has one entry per sample."""
-    if weights is not None:
-        partition.check_weights(weights, len(contexts))
-    threads.share(contexts)
-    n = _num_samples(data, axis, name, nests)
-    parts = partition.slices(n, len(contexts), weights)[:n]
-    shards = [_map(data, nests, _take, part, axis, c) for part, c in zip(parts, contexts)]
-    return shards, n
-
-
-def _num_samples(data: Any, axis: int, name: str, nests: tuple[type, ...]) -> int:
-    lengths: dict[int, str] = {}
-    for path, leaf in _leaves(data, name, nests):
-        if isinstance(leaf, list):
-            for inner, array in _leaves(leaf, path, NESTS):
-                _check_entry(array, inner)
-            lengths.setdefault(len(leaf), f"{path} of length {len(leaf)}")
-            continue
-        _check_array(leaf, path)
-        if getattr(leaf, "stype", "default") != "default":
-            raise TypeError(
-                f"{path} must be dense, got a {leaf.stype} array; call tostype('default')"
-            )
-        if not -leaf.ndim <= axis < leaf.ndim:
-            raise ValueError(f"{path} must have an axis {axis} to split, got shape {leaf.shape}")
-        lengths.setdefault(leaf.shape[axis], f"{path} of shape {tuple(leaf.shape)}")
-    if not lengths:
-        raise ValueError(f"the batch must contain an array to split, got {data!r}")
-    if len(lengths) > 1:
-        raise ValueError(
-            f"all parts of a batch must have the same number of samples along axis {axis}, got "
-            f"{'; '.join(lengths.values())}"
-        )
-    return next(iter(lengths))
 
 
 def _leaves(data: Any, path: str, nests: tuple[type, ...]) -> Iterator[tuple[str, Any]]:

@@ -10,7 +10,6 @@ optimizer state. (The reverse, MXNet's store as an all-reduce algorithm, is
 from __future__ import annotations
 
 import sys
-import types
 from typing import Any, Callable, NoReturn, Sequence
 
 import mxnet as mx
@@ -100,10 +99,10 @@ class GluonPar(mx.kvstore.KVStoreBase):
 
         Raises ValueError for arrays of different shapes or dtypes, and for sparse arrays.
         """
-        params = _looped_over(sys._getframe(1))
-        if params is not None:
-            in_use = (i for i, param in enumerate(params) if param.grad_req != "null")
-            if key == next(in_use):
+        caller = sys._getframe(1)
+        if caller.f_code is _STOCK_LOOP:
+            params = caller.f_locals["self"]._params
+            if key == next(i for i, param in enumerate(params) if param.grad_req != "null"):
                 self._sum(key, [p.list_grad() for p in params if p.grad_req != "null"])
         elif out is None:
             hashable = tuple(key) if isinstance(key, list) else key
@@ -154,11 +153,6 @@ for _name, _reason in {
     "row_sparse_pull": _VALUES,
 }.items():
     setattr(GluonPar, _name, _refusing(_name, _reason))
-
-
-def _looped_over(frame: types.FrameType) -> list[gluon.Parameter] | None:
-    """The parameters of the stock Trainer whose loop the frame runs; None for another frame."""
-    return frame.f_locals["self"]._params if frame.f_code is _STOCK_LOOP else None
 
 
 def _lists(key: Any, arrays: Any, name: str) -> list[Sequence[mx.nd.NDArray]]:

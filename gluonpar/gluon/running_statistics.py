@@ -40,8 +40,4 @@ def broadcast_statistics(net: gluon.Block, root: int = 0) -> None:
     In place and without waiting, as :func:`average_statistics`; PyTorch's DistributedDataParallel
     does the same with buffers. Raises ValueError unless ``root`` is the number of a device.
     """
-    lists = [param.list_data() for param in net.collect_params(NAMES).values()]
-    for copies in lists:
-        if not 0 <= root < len(copies):
-            raise ValueError(f"root must be a device's number below {len(copies)}, got {root}")
-    broadcast_many(lists, root)
+    broadcast_many([param.list_data() for param in net.collect_params(NAMES).values()], root)

@@ -180,7 +180,7 @@ class _MeanOverDevices(mx.operator.CustomOp):
         _write(in_grad[1], req[1], np.zeros(1))
 
     def _sum(self, tag: Any, values: np.ndarray, result: mx.nd.NDArray) -> np.ndarray | None:
-        """The sum over devices, or None after a timeout, which waiting for ``result`` then raises."""
+        """The sum over devices; None after a timeout, which waiting for ``result`` then raises."""
         try:
             return self._rendezvous.sum(tag, self._device, values)
         except RendezvousTimeout as error:

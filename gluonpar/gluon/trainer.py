@@ -19,8 +19,6 @@ from gluonpar.replicas import Bucket
 from gluonpar.runtime import memory
 from gluonpar.step import GradientSums, allreduce_gradients
 
-COMPRESSIONS = (None, "fp16")
-
 
 class Trainer(gluon.Trainer):
     """``gluon.Trainer`` on gluonpar's collectives: K devices train as one device does.
@@ -62,7 +60,7 @@ class Trainer(gluon.Trainer):
     ) -> None:
         if algorithm is not None:
             named(algorithm)
-        if compression not in COMPRESSIONS:
+        if compression not in (None, "fp16"):
             raise ValueError(f"compression must be None or 'fp16', got {compression!r}")
         parameter_buckets.check(params)
         super().__init__(params, optimizer, optimizer_params, kvstore=None)

@@ -347,7 +347,7 @@ def test_a_number_without_axes_is_refused():
             ValueError,
             r"\['x'\] of.*\(3,\).*\['y'\] of.*\(4,",
         ),
-        (abs, {"x": "text"}, TypeError, r"data\['x'\] .*str"),
+        (abs, {"x": "text"}, TypeError, r"batch\['x'\] .*str"),
     ],
 )
 def test_bad_arguments_are_refused(fn, batch, error, words):

@@ -83,7 +83,7 @@ def test_broadcasting_puts_one_devices_on_all(net, root):
 
 @pytest.mark.parametrize("root", [-1, K])
 def test_a_root_out_of_range_is_refused(net, root):
-    with pytest.raises(ValueError, match=f"below {K}, got {root}"):
+    with pytest.raises(ValueError, match=f"from 0 to {K - 1}, got {root}"):
         broadcast_statistics(net, root)
 
 

@@ -1,4 +1,4 @@
-"""run_tasks: one task on every device's shard, results in device order, errors that name the device."""
+"""run_tasks: one task per device's shard, results in order, errors that name the device."""
 
 import threading
 import traceback

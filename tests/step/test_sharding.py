@@ -200,16 +200,16 @@ def test_number_of_samples_is_the_common_length():
     [
         (np.zeros((0, 3)), 0, ValueError, "got 0 along axis 0"),
         (np.zeros((3, 0)), -1, ValueError, "got 0 along axis -1"),
-        (np.zeros((4, 3)), 2, ValueError, r"data .*axis 2 .*\(4, 3\)"),
-        (np.zeros((4, 3)), -3, ValueError, r"data .*axis -3 .*\(4, 3\)"),
-        (np.array(1.0), 0, ValueError, r"data .*axis 0 .*\(\)"),
-        ({"y": np.zeros(2)}, 1, ValueError, r"data\['y'\] .*axis 1 .*\(2,\)"),
+        (np.zeros((4, 3)), 2, ValueError, r"batch .*axis 2 .*\(4, 3\)"),
+        (np.zeros((4, 3)), -3, ValueError, r"batch .*axis -3 .*\(4, 3\)"),
+        (np.array(1.0), 0, ValueError, r"batch .*axis 0 .*\(\)"),
+        ({"y": np.zeros(2)}, 1, ValueError, r"batch\['y'\] .*axis 1 .*\(2,\)"),
         ((np.zeros((4, 3)), np.zeros(5)), 0, ValueError, r"\[0\] of shape \(4, 3\).*\[1\].*\(5,\)"),
         ({}, 0, ValueError, r"array .*got \{\}"),
         ([()], 0, ValueError, r"array .*got \[\(\)\]"),
-        ("text", 0, TypeError, "data .*str"),
-        ({"y": [np.zeros(2), 7]}, 0, TypeError, r"data\['y'\]\[1\] .*int"),
-        (None, 0, TypeError, "data .*NoneType"),
+        ("text", 0, TypeError, "batch .*str"),
+        ({"y": [np.zeros(2), 7]}, 0, TypeError, r"batch\['y'\]\[1\] .*int"),
+        (None, 0, TypeError, "batch .*NoneType"),
     ],
 )
 def test_what_cannot_be_split_is_refused_with_its_values(data, axis, error, words):

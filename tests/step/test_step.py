@@ -176,7 +176,7 @@ def test_a_learning_rate_that_is_not_positive_and_finite(lr):
 def test_images_and_labels_of_different_lengths():
     X, y = make_batches(4)[0]
     with pytest.raises(
-        ValueError, match=r"data\[0\] of shape \(4, 1, 28, 28\).*data\[1\] of shape \(3,\)"
+        ValueError, match=r"batch\[0\] of shape \(4, 1, 28, 28\).*batch\[1\] of shape \(3,\)"
     ):
         gluonpar.train_batch(X, y[:3], replicas_of(start(), contexts(2)), contexts(2), LR)
 
