@@ -28,9 +28,9 @@ def sgd(params: Sequence[nd.NDArray], lr: float, batch_size: int) -> None:
 
     ``params`` are one device's, of any float dtype, whose gradients hold the *sum* over
     ``batch_size`` samples; parameters without a gradient are left as they are. On a CPU context the
-    update is one pass over memory in NumPy (:func:`reduce_update`), which takes a quarter of the
-    time of MXNet's own operator; on a GPU it is that operator. Nothing waits, and nothing is
-    checked: :func:`gluonpar.train_batch` does that. ``sgd`` in Dive into Deep Learning, 3.4.
+    update is one pass over memory (:func:`reduce_update`), a quarter of the time of MXNet's own
+    operator; on a GPU it is that operator. Nothing waits, and nothing is checked. ``sgd`` in Dive
+    into Deep Learning, 3.4.
 
     >>> import mxnet as mx
     >>> w = mx.nd.ones((1,)); w.attach_grad(); w.grad[:] = 8
@@ -117,10 +117,9 @@ def on_host(arrays: Iterable[mx.nd.NDArray]) -> bool:
 def reduce_update(items: Sequence[Item]) -> None:
     """Update the parameters of every item on all devices by the sum of their gradients, in place.
 
-    The first device's parameters are updated and copied to the others, so all have the same bits.
-    Gradients are not changed. float16 is summed in float32, and ``total`` is then float32. All
-    arrays must be dense and on CPU contexts. It is one operator of MXNet's engine; an error is
-    raised at the next wait for one of the parameters.
+    The first device's parameters are updated and copied to the others. Gradients are not changed.
+    float16 is summed in float32, and ``total`` is then float32. All arrays must be dense and on CPU
+    contexts. It is one operator; an error is raised at the next wait for one of the parameters.
     """
     items = [_copied(item) for item in items]  # the caller may change its lists before it runs
     arrays = [

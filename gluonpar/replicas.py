@@ -51,9 +51,8 @@ class Bucket(NamedTuple):
 class Replica(list):
     """One device's parameters: a list of arrays whose gradients are views of a few flat arrays.
 
-    It can be used as any list. If an entry is replaced or given another gradient, the flat arrays
-    no longer hold all gradients; each parameter is then a bucket of its own (:func:`parts`).
-    ``frozen`` are the indices of parameters without a gradient.
+    If an entry is replaced or given another gradient, each parameter is a bucket of its own
+    (:func:`parts`). ``frozen`` are the indices of parameters without a gradient.
     """
 
     def __init__(self, params: Sequence[mx.nd.NDArray], frozen: Collection[int] = ()) -> None:

@@ -76,9 +76,8 @@ class GluonPar(mx.kvstore.KVStoreBase):
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
         """Copy the array ``value`` to every array of ``out``; with a list of keys, key by key.
 
-        With several processes, rank 0's ``value`` is copied to ``value`` and ``out`` of all
-        processes. ``value`` may be one of ``out``. Raises ValueError for arrays of different
-        shapes, dtypes or storage types.
+        With several processes, rank 0's ``value`` is copied to ``value`` and ``out`` of all.
+        ``value`` may be one of ``out``. Raises ValueError for arrays of different kinds.
         """
         for (root,), arrays in zip(_lists(key, value, "value"), _lists(key, out, "out")):
             cluster.broadcast([root])
@@ -92,10 +91,9 @@ class GluonPar(mx.kvstore.KVStoreBase):
         becomes the sum. With a list of keys, ``value`` and ``out`` hold one list of arrays per key.
         With several processes the sum is over the devices of all processes.
 
-        The stock Trainer calls this for one parameter after another. The call for the first sums
-        the gradients of all parameters, in one operator on the host or in few messages between
-        GPUs, and the other calls do nothing: for the eight parameters of a small network, eight
-        operators would cost as much as the sums. For any other caller every call sums its arrays.
+        The stock Trainer calls this for one parameter after another. The first call sums the
+        gradients of all parameters together, and the others do nothing: for a small network one
+        operator per parameter would cost as much as the sums. For other callers every call sums.
 
         Raises ValueError for arrays of different shapes or dtypes, and for sparse arrays.
         """

@@ -21,10 +21,9 @@ def average_statistics(net: gluon.Block) -> None:
     """Replace every running mean and variance in ``net`` by its mean over devices, on all devices.
 
     With several processes the mean is over the devices of all of them; all must call this, with the
-    same number of devices. In place and without waiting; weights are left as they are. Devices
-    weigh the same. The variance becomes the mean of the devices' variances, which lacks the
-    variance of the shards' means, about 1 / shard size of it. Training continues from the averages.
-    Parameters must be initialised.
+    same number of devices. In place and without waiting. Devices weigh the same. The variance
+    becomes the mean of the devices' variances, which lacks the variance of the shards' means, about
+    1 / shard size of it. Parameters must be initialised.
     """
     lists = [param.list_data() for param in net.collect_params(NAMES).values()]
     hierarchical.allreduce_many(lists, one_message=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Callable, Sequence
+from typing import Any, Sequence
 
 import mxnet as mx
 
@@ -29,12 +29,10 @@ def run_tasks(
 ) -> list[Any]:
     """Run ``task`` on each shard in the scope of its context, and return the results.
 
-    ``shards[i]`` belongs to ``ctx[i]``. ``task`` has a method ``forward_backward(shard)`` or is a
-    function of one shard. It records and differentiates itself (``autograd.record()``,
-    ``backward()``) and may return anything: a loss, several, a dict of them, of any shapes. The
-    results are returned unchanged in a list, one per shard, in the order of the devices. There may
-    be fewer shards than contexts, as for a small batch; :class:`gluonpar.Trainer` counts the other
-    devices as zero.
+    ``shards[i]`` belongs to ``ctx[i]``; there may be fewer shards than contexts. ``task`` has a
+    method ``forward_backward(shard)`` or is a function of one shard. It records and differentiates
+    itself (``autograd.record()``, ``backward()``) and may return anything. The results are returned
+    unchanged in a list, in the order of the devices.
 
     The tasks are called one after another on the caller's thread; the devices still run in
     parallel, because MXNet's operators are only queued. A task that waits (``asnumpy``, a metric)
@@ -53,24 +51,21 @@ def run_tasks(
     contexts = as_list(ctx)
     call = getattr(task, "forward_backward", task)
     if not callable(call):
-        raise TypeError(
-            f"task must be a function or have a method forward_backward(shard), got {task!r}"
-        )
+        raise TypeError(f"task must be a function or have a method forward_backward, got {task!r}")
     if not 1 <= len(shards) <= len(contexts):
         raise ValueError(
             f"shards must be 1 to {len(contexts)}, one per context, got {len(shards)}; make them "
             "with split_and_load or split_samples"
         )
     threads.share(contexts)
-    return [_call(call, shard, c) for shard, c in zip(shards, contexts)]
-
-
-def _call(call: Callable[[Any], Any], shard: Any, ctx: mx.Context) -> Any:
-    try:
-        with ctx:
-            return call(shard)
-    except Exception as error:
-        raise _task_error(ctx, error) from error
+    results = []
+    for shard, c in zip(shards, contexts):
+        try:
+            with c:
+                results.append(call(shard))
+        except Exception as error:
+            raise _task_error(c, error) from error
+    return results
 
 
 def _task_error(ctx: mx.Context, error: Exception) -> TaskError:

@@ -39,11 +39,10 @@ class Towers:
     ``"loss"`` (n,), one loss per sample, is minimised, or the losses alone.
 
     ``update(params, lr, batch_size)`` updates one device's variables in place from gradients that
-    are sums over ``batch_size`` samples, except variables whose ``grad`` is None (a Block's frozen
-    layers and running statistics): :func:`gluonpar.sgd`, a function like it, or an
-    ``mx.optimizer.Optimizer``. It runs once per step, on the first tower's variables; the result is
-    then broadcast. So all towers stay bit-identical, and there is one optimizer state. The running
-    statistics of batch normalisation are the first tower's, on all towers.
+    are sums over ``batch_size`` samples, except variables whose ``grad`` is None: it is
+    :func:`gluonpar.sgd`, a function like it, or an ``mx.optimizer.Optimizer``. It runs once per
+    step, on the first tower's variables; the result, and the first tower's running statistics of
+    batch normalisation, are then broadcast, so all towers stay bit-identical.
 
     A step weighs samples equally, not towers: it equals one device's step on all towers' samples,
     for batches of any size, up to rounding and batch normalisation. With equal batches that is the

@@ -32,10 +32,9 @@ class Trainer(gluon.Trainer):
 
     Gradients become views of a few flat arrays, the *buckets*: at once if all parameters are
     initialised, else in the first :meth:`step`. In a step each bucket is summed onto one device,
-    which updates its parameters and broadcasts them (:class:`.ShardedUpdate`); on CPU contexts SGD,
-    with or without momentum, is one pass over memory (:func:`gluonpar.optim.reduce_update`). Every
-    device keeps its own gradients, except the one that updates; :meth:`allreduce_grads` replaces
-    them by the sums.
+    which updates its parameters and broadcasts them (:class:`.ShardedUpdate`); on CPU contexts SGD
+    is one pass over memory (:func:`gluonpar.optim.reduce_update`). The other devices keep their own
+    gradients; :meth:`allreduce_grads` replaces them by the sums.
 
     With several processes (:mod:`gluonpar.cluster`) the sum is over all devices of all processes,
     and ``batch_size`` is the number of samples in it. All processes must pass the same parameters,
@@ -79,8 +78,8 @@ class Trainer(gluon.Trainer):
     def step(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
         """Sum the gradients over devices and update; ``batch_size`` samples are in that sum.
 
-        Raises UserWarning, as ``gluon.Trainer`` does, for a stale gradient (see above), and
-        ValueError for a batch size that is not positive, and inside :meth:`no_sync`.
+        Raises UserWarning for a stale gradient (see above), and ValueError for a batch size that is
+        not positive, and inside :meth:`no_sync`.
         """
         self._rescale(batch_size)
         buckets = self._fresh_buckets(ignore_stale_grad)
@@ -101,10 +100,7 @@ class Trainer(gluon.Trainer):
         self._sum_everywhere(self._fresh_buckets(ignore_stale_grad=True))
 
     def update(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
-        """Update by the present gradients, which :meth:`allreduce_grads` has summed.
-
-        Raises as :meth:`step`.
-        """
+        """Update by the gradients that :meth:`allreduce_grads` summed; raises as :meth:`step`."""
         self._rescale(batch_size)
         before = set(self._pinned)
         self._laid_out()
@@ -170,8 +166,7 @@ class Trainer(gluon.Trainer):
     def save_states(self, fname: str | os.PathLike) -> None:
         """Write the optimizer's states, counters and learning rates, whole or not at all.
 
-        The file, a NumPy ``.npz`` without pickles that ends with its SHA-256, is independent of the
-        number of devices.
+        The file, a NumPy ``.npz`` with a SHA-256, is independent of the number of devices.
         """
         optimizer_states.save(fname, self._updater, self._params)
 
