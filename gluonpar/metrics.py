@@ -41,10 +41,7 @@ class LossMeter:
         self._num_samples += sum(loss.size for loss in losses)
 
     def read(self) -> float:
-        """Wait for all batches added so far and return their mean loss.
-
-        Raises Diverged if the loss of a batch is not finite.
-        """
+        """Wait for all batches so far and return their mean loss; raise Diverged if not finite."""
         sums = [sum(float(array.asscalar()) for array in batch) for batch in self._unread]
         num_samples = self._num_samples
         if cluster.size() > 1:
@@ -65,10 +62,7 @@ def check_finite(params: Sequence[nd.NDArray]) -> None:
 
 
 def check_identical(copies: Sequence[nd.NDArray], name: str) -> None:
-    """Wait for the ``copies`` of one parameter; raise ReplicasDiffer unless they are bit-identical.
-
-    The message names the parameter by ``name``, the first device that differs, and by how much.
-    """
+    """Wait for ``copies`` of the parameter ``name``; raise ReplicasDiffer unless bit-identical."""
     first = copies[0].asnumpy()
     for copy in copies[1:]:
         other = copy.asnumpy()

@@ -5,9 +5,8 @@ sum over devices works on a few large arrays. Buckets are filled from the last p
 first, because backward reaches the last layers first: their sum can start while backward computes
 the others (Li et al., "PyTorch Distributed", VLDB 2020).
 
-Parameters are arrays of their own. They cannot be views: in a forward pass without training, oneDNN
-converts a weight in place to a layout of its own, and MXNet 1.9.1 then writes to the beginning of
-the memory that the weight is a view of.
+Parameters cannot be views: in a forward pass without training, oneDNN converts a weight in place to
+a layout of its own, and MXNet 1.9.1 writes that to the beginning of the memory it is a view of.
 """
 
 from __future__ import annotations

@@ -16,8 +16,7 @@ from gluonpar.replicas import Bucket
 from gluonpar.runtime import cached_op
 from gluonpar.runtime.devices import as_list
 
-# How many steps a training loop may queue ahead of the devices: enough to prepare the next batch
-# while one trains, few enough that no more than these batches are in memory.
+# How many steps a training loop may queue ahead of the devices; their batches are in memory.
 STEPS_IN_FLIGHT = 4
 
 
@@ -92,8 +91,7 @@ def check_lr(lr: float) -> None:
 class GradientSums(NamedTuple):
     """What :func:`allreduce_gradients` returns: buckets whose gradients are, or will be, sums.
 
-    If ``deferred``, nothing has been summed inside this process: the update does that too, in one
-    pass over the host's memory, and every device keeps its own gradients.
+    If ``deferred``, the update sums inside this process, and every device keeps its own gradients.
     """
 
     buckets: Sequence[Bucket]

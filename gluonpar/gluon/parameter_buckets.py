@@ -46,8 +46,7 @@ class Layout:
         """Return the parameters whose gradients autograd writes to other arrays than made here.
 
         A network hybridized with ``static_alloc`` and ``static_shape`` keeps writing to the arrays
-        of its first backward, and makes them the gradients of whichever parameters it is called
-        with. ``param.list_grad()`` is corrected to return them.
+        of its first backward. ``param.list_grad()`` is corrected to return them.
         """
         found = []
         for param in self._params:

@@ -174,7 +174,7 @@ class Trainer(gluon.Trainer):
         """Load what :meth:`save_states` wrote; the optimizer continues from there.
 
         Raises ValueError, with nothing changed, if the file is for another optimizer or other
-        parameters, or is missing, truncated, damaged or not such a file.
+        parameters, or is missing or damaged.
         """
         optimizer_states.load(fname, self._updater, self._params)
 

@@ -34,9 +34,8 @@ def init_lenet(scale: float = 0.01, ctx: mx.Context | None = None) -> list[nd.ND
 def lenet(X: nd.NDArray, params: Sequence[nd.NDArray]) -> nd.NDArray:
     """Compute the book's LeNet: (n, 1, 28, 28) float32 images to (n, 10) scores.
 
-    Two convolutions, each followed by relu and average pooling, then two dense layers. ``params``
-    are those of :func:`init_lenet`, on the context of X, where the scores are too. Dive into Deep
-    Learning, 13.5.2, after LeCun et al. 1998.
+    ``params`` are those of :func:`init_lenet`, on the context of X, where the scores are too. Dive
+    into Deep Learning, 13.5.2, after LeCun et al. 1998.
     """
     F = operators(X)
     W1, b1, W2, b2, W3, b3, W4, b4 = params
