@@ -5,8 +5,8 @@ over K devices sends at least 2(K-1)/K times the bytes through every device's li
 that does no more has a busbw equal to the links' speed, whatever K is
 (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md).
 
-``mxnet device`` and ``mxnet local`` run in the process that ``import gluonpar`` has configured, so
-they have the workspace pool, the allocator's settings and the OpenMP threads that ours have.
+``mxnet device`` and ``mxnet local`` run in the same process, so they have the workspace pool, the
+allocator's settings and the OpenMP threads that ``import gluonpar`` has set.
 """
 
 from __future__ import annotations
@@ -88,9 +88,7 @@ def makers(ctx: Sequence[mx.Context], algorithms: Iterable[str]) -> dict[str, Ma
     They are gluonpar's ``algorithms``, MXNet's key-value stores and, on CPUs, the floor: NumPy on
     the same memory.
     """
-    found: dict[str, Maker] = {
-        name: functools.partial(_of_gluonpar, name) for name in dict.fromkeys(algorithms)
-    }
+    found: dict[str, Maker] = {name: functools.partial(_of_gluonpar, name) for name in algorithms}
     for kind in ("device", "local"):
         found[f"mxnet {kind}"] = functools.partial(_of_mxnet, kind)
     if all(context.device_type == "cpu" for context in ctx):
@@ -121,17 +119,13 @@ def sizes(min_bytes: int, max_bytes: int, factor: int, dtype: str) -> list[int]:
     """
     itemsize = np.dtype(dtype).itemsize
     if not itemsize <= min_bytes <= max_bytes:
-        raise ValueError(
-            f"min_bytes must be at least {itemsize}, one {dtype}, and at most "
-            f"max_bytes={max_bytes}, got {min_bytes}"
-        )
+        must = f"min_bytes must be at least {itemsize}, one {dtype}, and at most max_bytes"
+        raise ValueError(f"{must}={max_bytes}, got {min_bytes}")
     if factor < 2:
         raise ValueError(f"factor must be at least 2, got {factor}")
     if max_bytes // itemsize >= 1 << 31:
-        raise ValueError(
-            f"max_bytes must be less than {itemsize << 31}, got {max_bytes}: MXNet counts the "
-            "elements of an array in 32 bits"
-        )
+        must = f"max_bytes must be less than {itemsize << 31}, got {max_bytes}"
+        raise ValueError(f"{must}: MXNet counts the elements of an array in 32 bits")
     found = []
     while min_bytes <= max_bytes:
         found.append(min_bytes // itemsize)
@@ -142,10 +136,7 @@ def sizes(min_bytes: int, max_bytes: int, factor: int, dtype: str) -> list[int]:
 def measure_size(
     found: dict[str, Maker], setting: Setting, size: int, progress: harness.Progress = iter
 ) -> list[Result]:
-    """Return a result for each candidate, all on the same arrays of ``size`` elements.
-
-    ``progress`` as in :func:`harness.turns`.
-    """
+    """Return a result for each candidate, all on the same arrays of ``size`` elements."""
     arrays = setting.zeros(size)
     candidates = [maker(arrays, setting.op) for maker in found.values()]
     wrong = count_wrong(candidates, arrays, setting.op) if setting.check else {}
@@ -153,11 +144,8 @@ def measure_size(
     for array in arrays:
         array[:] = 0
     samples = harness.interleaved(candidates, setting.rounds, setting.warmup, progress)
-    num_bytes = memory.num_bytes(arrays[0])
-    return [
-        Result(name, num_bytes, size, len(arrays), samples[name], wrong.get(name))
-        for name in samples
-    ]
+    what = (memory.num_bytes(arrays[0]), size, len(arrays))
+    return [Result(name, *what, found, wrong.get(name)) for name, found in samples.items()]
 
 
 def count_wrong(
@@ -173,9 +161,8 @@ def count_wrong(
         for array, value in zip(arrays, values):
             array[:] = value
         candidate.sample()
-        wrong[candidate.name] = sum(
-            int(np.count_nonzero(array.asnumpy() != right)) for array in arrays
-        )
+        counts = [int(np.count_nonzero(array.asnumpy() != right)) for array in arrays]
+        wrong[candidate.name] = sum(counts)
     return wrong
 
 
@@ -185,9 +172,6 @@ def payload(num_devices: int, size: int, dtype: np.dtype) -> list[np.ndarray]:
     Every element is unique as far as that allows; beyond, the count starts again after a prime
     number, of which no chunk and no array is a multiple: a misplaced or repeated chunk changes the
     sum.
-
-    >>> [array.tolist() for array in payload(2, 3, np.dtype("int8"))]
-    [[0, 1, 2], [3, 4, 5]]
     """
     exact = {2: 1 << 11, 4: 1 << 24, 8: 1 << 24}  # by itemsize; int32 and int64 could take more
     limit = exact.get(dtype.itemsize) or np.iinfo(dtype).max

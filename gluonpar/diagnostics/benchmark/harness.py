@@ -1,8 +1,7 @@
 """Time candidates in turns, and run a benchmark from its command line.
 
-Candidates that run one after another meet different conditions: a warm or throttled processor,
-other programs. So they take turns: each round takes one sample of every candidate, in an order
-that changes from round to round. The result is the median, with the interquartile range.
+A machine's speed changes with time (heat, other programs). So candidates take turns: each round
+takes one sample of every candidate, in an order that changes from round to round.
 """
 
 from __future__ import annotations
@@ -14,8 +13,10 @@ import functools
 import gc
 import json
 import platform
+import re
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Callable, Collection, Iterable, Iterator, Sequence, TypeVar
 
 import mxnet as mx
@@ -33,23 +34,19 @@ Progress = Callable[[Iterable[int]], Iterable[int]]
 T = TypeVar("T")
 
 
-def _nothing() -> None:
-    pass
-
-
 @dataclass(frozen=True)
 class Candidate:
     """A function to be timed, under a name.
 
-    A sample is the time of ``run()`` and then ``wait()``, which must return only when everything
-    that ``run`` started has finished: MXNet's operators return when they are queued. ``prepare()``
-    is called before each sample and not timed.
+    A sample is the time of ``run()`` and then ``wait()``, which returns when everything that
+    ``run`` started has finished: MXNet's operators return when they are queued. ``prepare()`` is
+    called before each sample and not timed.
     """
 
     name: str
     run: Callable[[], Any]
-    wait: Callable[[], Any] = _nothing
-    prepare: Callable[[], Any] = _nothing
+    wait: Callable[[], Any] = lambda: None
+    prepare: Callable[[], Any] = lambda: None
 
     def sample(self) -> float:
         """Prepare, run and wait; return the seconds of the last two."""
@@ -62,12 +59,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Samples:
-    """One candidate's measurements, in the order of the rounds.
-
-    >>> samples = Samples((4.0, 1.0, 2.0, 3.0, 100.0))
-    >>> samples.median, samples.quartiles, samples.spread
-    (3.0, (2.0, 4.0), 2.0)
-    """
+    """One candidate's measurements, in the order of the rounds."""
 
     values: tuple[float, ...]
 
@@ -79,19 +71,17 @@ class Samples:
     @property
     def quartiles(self) -> tuple[float, float]:
         """The lower and the upper quartile."""
-        low, high = np.percentile(self.values, (25, 75))
-        return float(low), float(high)
+        return tuple(np.percentile(self.values, (25, 75)).tolist())
 
     @property
     def spread(self) -> float:
         """The interquartile range."""
-        low, high = self.quartiles
-        return high - low
+        return self.quartiles[1] - self.quartiles[0]
 
     def as_dict(self) -> dict[str, Any]:
         """Return times in seconds for JSON."""
-        quartiles = {"quartiles_seconds": list(self.quartiles), "seconds": list(self.values)}
-        return {"median_seconds": self.median, **quartiles}
+        samples = {"quartiles_seconds": list(self.quartiles), "seconds": list(self.values)}
+        return {"median_seconds": self.median, **samples}
 
 
 def order(num_candidates: int, round_: int) -> list[int]:
@@ -99,8 +89,7 @@ def order(num_candidates: int, round_: int) -> list[int]:
 
     Rounds are the rows of a Williams design ("Experimental designs balanced for the estimation of
     residual effects of treatments", 1949): over 2n rounds, or n if n is even, each of n candidates
-    has every place equally often and follows within a round every other one equally often. Merely
-    rotating A B C would keep B behind A in all rounds but one.
+    has every place equally often and follows within a round every other one equally often.
 
     >>> [order(3, i) for i in range(6)]
     [[0, 1, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0], [0, 2, 1], [1, 0, 2]]
@@ -114,15 +103,14 @@ def order(num_candidates: int, round_: int) -> list[int]:
 def turns(
     candidates: Sequence[T], rounds: int, warmup: int = 0, progress: Progress = iter
 ) -> Iterator[tuple[T, bool]]:
-    """Yield each candidate once per round, and whether the sample counts.
+    """Yield each candidate once per round, and whether the sample counts: not if it warms up.
 
-    The first ``warmup`` rounds do not. ``progress`` may wrap the iteration over all rounds, as
-    ``tqdm`` does. Raises ValueError for fewer than one round or a negative ``warmup``.
+    ``progress`` may wrap the iteration over all rounds, as ``tqdm`` does. Raises ValueError for
+    fewer than one round or a negative ``warmup``.
     """
     if rounds < 1 or warmup < 0:
-        raise ValueError(
-            f"rounds must be at least 1 and warmup at least 0, got rounds={rounds}, warmup={warmup}"
-        )
+        must = "rounds must be at least 1 and warmup at least 0"
+        raise ValueError(f"{must}, got rounds={rounds}, warmup={warmup}")
     for round_ in progress(range(-warmup, rounds)) if candidates else ():
         for i in order(len(candidates), round_):
             yield candidates[i], round_ >= 0
@@ -131,34 +119,24 @@ def turns(
 def interleaved(
     candidates: Sequence[Candidate], rounds: int, warmup: int = 0, progress: Progress = iter
 ) -> dict[str, Samples]:
-    """Time all candidates in turns; return their samples in seconds, by name.
+    """Time all candidates in :func:`turns`; return their samples in seconds, by name.
 
-    Arguments and errors as in :func:`turns`; ValueError also without candidates and for two of the
-    same name.
+    Raises ValueError also without candidates and for two of the same name.
     """
     names = [candidate.name for candidate in candidates]
     if not names or len(set(names)) < len(names):
         raise ValueError(f"candidates must have different names, and be at least one; got {names}")
     seconds: dict[str, list[float]] = {name: [] for name in names}
-    with _no_garbage_collection():
+    gc.collect()
+    gc.disable()  # else it would run in some of the samples
+    try:
         for candidate, counts in turns(candidates, rounds, warmup, progress):
             sample = candidate.sample()
             if counts:
                 seconds[candidate.name].append(sample)
-    return {name: Samples(tuple(values)) for name, values in seconds.items()}
-
-
-@contextlib.contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Keep Python's collector from running in some of the samples."""
-    was_enabled = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        yield
     finally:
-        if was_enabled:
-            gc.enable()
+        gc.enable()
+    return {name: Samples(tuple(values)) for name, values in seconds.items()}
 
 
 def machine() -> dict[str, Any]:
@@ -180,20 +158,16 @@ def machine() -> dict[str, Any]:
 
 
 def _processor() -> str:
-    """Return the processor's name on Linux, elsewhere its architecture."""
-    with contextlib.suppress(OSError), open("/proc/cpuinfo", errors="replace") as lines:
-        for line in lines:
-            key, _, value = line.partition(":")
-            if key.strip() == "model name":
-                return value.strip()
+    """Return the processor's name, or its architecture if it has none."""
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", errors="replace") as file:
+        found = re.search(r"^model name\s*: (.*)", file.read(), re.MULTILINE)
+        if found:
+            return found[1].strip()
     return platform.machine()
 
 
 class BenchmarkParser(argparse.ArgumentParser):
-    """A parser with the options of all benchmarks, which reports an error in one line.
-
-    Without ``plot_help`` there is no --plot, without ``on_devices`` no --device.
-    """
+    """A parser with the options of all benchmarks; --plot and --device only if asked for."""
 
     def __init__(self, description: str, plot_help: str = "", on_devices: bool = True) -> None:
         super().__init__(description=description)
@@ -216,7 +190,7 @@ class BenchmarkParser(argparse.ArgumentParser):
 
 
 class Record:
-    """The results so far, as rows with ``as_dict()``, and what --json keeps beside them."""
+    """The results so far, rows with ``as_dict()``, and what --json keeps beside them."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options, self.machine = options, machine()
@@ -230,10 +204,8 @@ class Record:
             return
         content = {"machine": self.machine, "arguments": vars(self.options), **self.more}
         content["rows"] = [row.as_dict() for row in self.rows]
-        text = json.dumps(content, indent=1) + "\n"
         try:
-            with open(path, "w", encoding="utf-8") as file:
-                file.write(text)
+            Path(path).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         except OSError as error:
             raise ValueError(f"cannot write {path}: {error.strerror}") from error
 
@@ -247,9 +219,8 @@ def conduct(
 ) -> int:
     """Parse ``argv``, prepare, measure and plot; return the exit code.
 
-    A ValueError of ``prepare`` is reported as an error of the command line. ``measure`` extends the
-    record's rows and returns complaints, one line each. After Ctrl-C or an error, too, the rows
-    measured so far are plotted, if --plot was given.
+    A ValueError of ``prepare`` is an error of the command line. ``measure`` extends the record's
+    rows and returns complaints, one line each. Rows measured before Ctrl-C or an error are plotted.
     """
     options = parser.parse_args(argv)
     console, record = Console(), Record(options)
@@ -280,11 +251,7 @@ def conduct(
 
 
 def one_of(known: Collection[str]) -> Callable[[str], list[str]]:
-    """Return an argparse type for comma-separated names out of ``known``, without repetitions.
-
-    >>> one_of(["ring", "star"])("star, ring,star")
-    ['star', 'ring']
-    """
+    """Return an argparse type for comma-separated names out of ``known``, without repetitions."""
 
     def names(text: str) -> list[str]:
         found = list(dict.fromkeys(name.strip() for name in text.split(",")))
@@ -321,11 +288,7 @@ def processor(machine: dict[str, Any]) -> str:
 
 
 def columns(cells: Sequence[Any], widths: Sequence[int]) -> str:
-    """Return a table's line: right-justified cells, left-justified where the width is negative.
-
-    >>> columns(("ring", 1.5), (-6, 5))
-    'ring     1.5'
-    """
+    """Return a table's line: right-justified cells, left-justified where the width is negative."""
     return " ".join(f"{c!s:{'<' if w < 0 else '>'}{abs(w)}}" for c, w in zip(cells, widths))
 
 
