@@ -28,30 +28,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = parser.add_subparsers(title="commands", metavar="command", dest="command")
+    commands = parser.add_subparsers(title="commands", metavar="command")
     commands.required = True
     what = "test on this machine's devices that gluonpar computes correctly"
     verify = commands.add_parser("verify", help=what, description=what)
-    verify.add_argument(
-        "--num-gpus", type=int, metavar="K", help="K GPUs; K CPU devices if there is no GPU at all"
-    )
-    verify.add_argument(
-        "--device", choices=devices.KINDS, default="auto", help="only GPUs, or only CPU devices"
-    )
-    verify.set_defaults(run=lambda options: _verify(options.num_gpus, options.device))
+    help_ = "K GPUs; K CPU devices if there is no GPU at all"
+    verify.add_argument("--num-gpus", type=int, metavar="K", help=help_)
+    help_ = "only GPUs, or only CPU devices"
+    verify.add_argument("--device", choices=devices.KINDS, default="auto", help=help_)
     what = "print what is installed and what is wrong, with a remedy for each fault"
-    doctor = commands.add_parser("doctor", help=what, description=what)
-    command.add_options(doctor)
-    doctor.set_defaults(run=lambda options: command.report(options.json))
+    commands.add_parser("doctor", help=what)
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["doctor"]:
+        return command.main(argv[1:])
     options = parser.parse_args(argv)
-    return options.run(options)
-
-
-def _verify(num_gpus: int | None, device: str) -> int:
-    if num_gpus is None and (device == "cpu" or not devices.gpus_present()):
+    num_gpus = options.num_gpus
+    if num_gpus is None and (options.device == "cpu" or not devices.gpus_present()):
         num_gpus = 2  # one device has nothing to be compared with
     try:
-        chosen = devices.choose(num_gpus, device=device)
+        chosen = devices.choose(num_gpus, device=options.device)
     except ValueError as error:
         print(f"python -m gluonpar verify: error: {error}", file=sys.stderr)
         return BAD_REQUEST

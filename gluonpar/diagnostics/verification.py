@@ -19,10 +19,9 @@ from gluonpar.runtime.devices import as_list
 # about 1e-5 where that moves a relu's input across zero.
 TOLERANCE = {"float16": 3e-2, "float32": 1e-3, "float64": 1e-9}
 
-_SEEDS = (1, 2)
 _LOSSES = "losses (per sample)"  # cannot be the name of a parameter
 
-Arrays = Dict[str, np.ndarray]
+Arrays = Dict[str, np.ndarray]  # by name
 
 
 class Wrong(AssertionError):
@@ -41,12 +40,11 @@ def verify(
     give the same bits. Returns a line of text per comparison. Parameters and running statistics end
     unchanged; gradients are overwritten, and MXNet's random generators seeded. Waits.
 
-    Some layers compute something else on several devices than on one, so networks with them are
-    compared in other ways, and a line says so. ``BatchNorm`` normalizes each device's shard by
-    itself: the shards on all devices are compared with the same shards, one after another, on
-    ``ctx[0]``. Layers with random numbers (dropout) draw different ones on each device: they are
-    compared in prediction mode, and so are networks with :class:`SyncBatchNorm`, which one device
-    cannot train.
+    Networks that several devices compute differently are compared in other ways, and a line says
+    so. ``BatchNorm`` normalizes each device's shard by itself: the shards on all devices are
+    compared with the same shards, one after another, on ``ctx[0]``. Networks with random numbers
+    (dropout), and with :class:`SyncBatchNorm`, which one device cannot train, are compared in
+    prediction mode.
 
     Raises :class:`Wrong` for a difference; ValueError for an empty batch, a loss that is not per
     sample, and a network that is not on ``ctx`` or accumulates gradients (``grad_req='add'``).
@@ -64,60 +62,59 @@ def verify(
     if any(p._data is None and p._deferred_init for p in net.collect_params().values()):
         X, _ = sharding.split_and_load(batch, contexts[:1])[0]
         net(X)  # infers the shapes that are not known yet
-    trial = _Trial(net, loss, batch, contexts)
+    trial = _Trial(net, loss, batch)
     try:
-        return trial.compare()
+        return _compare(trial, contexts)
     finally:
         trial.restore()
+
+
+def _compare(trial: _Trial, ctx: list[mx.Context]) -> list[str]:
+    k, first = len(ctx), ctx[:1]
+    for param in trial.trained:
+        check_replicas(param.list_data(), param.name)
+    lines = [f"replicas: {len(trial.trained)} parameters identical on {k} devices"]
+    training = not _contains(trial.net, sync_batch_norm.SyncBatchNorm)
+    one = trial.run(first, training)
+    check_same_bits(one, trial.run(first, training), f"the whole batch on {first[0]}")
+    other_seed = trial.run(first, training, seed=2)
+    if not training:
+        lines.append(
+            "SyncBatchNorm: its devices wait for each other while training, so one alone cannot "
+            "train; compared in prediction mode, with the running statistics"
+        )
+    elif one[_LOSSES].tobytes() != other_seed[_LOSSES].tobytes():
+        training = False
+        one = trial.run(first, training)
+        lines.append(
+            "random numbers: the network draws some (dropout), different ones on each device; "
+            "compared in prediction mode, without them"
+        )
+    elif trial.net.collect_params(running_statistics.NAMES).keys():
+        one = trial.run(first * min(k, sharding.num_samples(trial.batch)), training)
+        lines.append(
+            "BatchNorm: each device normalizes its shard by itself, so the gradients of K devices "
+            "differ from those of the whole batch on one; compared with the same shards, one after "
+            f"another, on {first[0]} (gluonpar.SyncBatchNorm normalizes the whole batch)"
+        )
+    several = trial.run(ctx, training)
+    check_same_bits(several, trial.run(ctx, training), f"a pass on {k} devices")
+    lines.append("repeatability: the same bits twice, on one device and on all")
+    losses = [{"losses": result.pop(_LOSSES)} for result in (one, several)]
+    lines.append(check_close(*losses, "losses"))
+    return [*lines, check_close(one, several, f"gradients, {k} devices against one")]
 
 
 class _Trial:
     """A network, its loss and a batch, run on one device or on all."""
 
-    def __init__(self, net: gluon.Block, loss: Callable, batch: Any, ctx: list) -> None:
-        self.net, self.loss, self.batch, self.ctx = net, loss, batch, ctx
+    def __init__(self, net: gluon.Block, loss: Callable, batch: Any) -> None:
+        self.net, self.loss, self.batch = net, loss, batch
         params = net.collect_params().values()
         self.trained = [p for p in params if p.grad_req != "null"]
         self.start = [(a, a.copy()) for p in params for a in p.list_data()]
 
-    def compare(self) -> list[str]:
-        """Do the comparisons in turn; a line for each, or Wrong."""
-        k, first = len(self.ctx), self.ctx[:1]
-        for param in self.trained:
-            check_replicas(param.list_data(), param.name)
-        lines = [f"replicas: {len(self.trained)} parameters identical on {k} devices"]
-        training = not _layers(self.net, sync_batch_norm.SyncBatchNorm)
-        one = self.run(first, training)
-        check_same_bits(one, self.run(first, training), f"the whole batch on {first[0]}")
-        other_seed = self.run(first, training, _SEEDS[1])
-        if not training:
-            lines.append(
-                "SyncBatchNorm: its devices wait for each other while training, so one alone "
-                "cannot train; compared in prediction mode, with the running statistics"
-            )
-        elif one[_LOSSES].tobytes() != other_seed[_LOSSES].tobytes():
-            training = False
-            one = self.run(first, training)
-            lines.append(
-                "random numbers: the network draws some (dropout), different ones on each device; "
-                "compared in prediction mode, without them"
-            )
-        elif self.net.collect_params(running_statistics.NAMES).keys():
-            one = self.run(first * min(k, sharding.num_samples(self.batch)), training)
-            lines.append(
-                "BatchNorm: each device normalizes its shard by itself, so the gradients of K "
-                "devices differ from those of the whole batch on one; compared with the same "
-                f"shards, one after another, on {first[0]} (gluonpar.SyncBatchNorm normalizes the "
-                "whole batch)"
-            )
-        all_devices = self.run(self.ctx, training)
-        check_same_bits(all_devices, self.run(self.ctx, training), f"a pass on {k} devices")
-        lines.append("repeatability: the same bits twice, on one device and on all")
-        losses = [{"losses": result.pop(_LOSSES)} for result in (one, all_devices)]
-        lines.append(check_close(*losses, "losses"))
-        return [*lines, check_close(one, all_devices, f"gradients, {k} devices against one")]
-
-    def run(self, ctx: Sequence[mx.Context], training: bool, seed: int = _SEEDS[0]) -> Arrays:
+    def run(self, ctx: Sequence[mx.Context], training: bool, seed: int = 1) -> Arrays:
         """Return the losses and the summed gradients of the batch, sharded over ``ctx``.
 
         All shards at once, as in training; one after another if a context is repeated.
@@ -129,11 +126,16 @@ class _Trial:
         rounds = [shards] if len(set(used)) == len(used) else [[shard] for shard in shards]
         losses, grads = [], {p.name: [] for p in self.trained}
         for some in rounds:
-            of_round = self._losses(some, training)
+            with autograd.record(train_mode=training):
+                of_round = [self.loss(self.net(X), y) for X, y in some]
+            for (_, y), array in zip(some, of_round):
+                _check_per_sample(array, sharding.num_samples(y))
             autograd.backward(of_round, train_mode=training)
             losses += of_round
             for p in self.trained:
-                grads[p.name] += [_dense(p.grad(c)) for c in used[: len(some)]]
+                for grad in (p.grad(c) for c in used[: len(some)]):
+                    dense = grad.copy() if grad.stype == "default" else grad.tostype("default")
+                    grads[p.name].append(dense)
         for copies in grads.values():
             allreduce(copies)
         sums = {name: copies[-1].asnumpy() for name, copies in grads.items()}
@@ -146,17 +148,13 @@ class _Trial:
         for param in self.trained:
             param.zero_grad()
 
-    def _losses(self, shards: Sequence[Any], training: bool) -> list[mx.nd.NDArray]:
-        with autograd.record(train_mode=training):
-            losses = [self.loss(self.net(X), y) for X, y in shards]
-        for (_, y), array in zip(shards, losses):
-            num_samples = sharding.num_samples(y)
-            if array.shape[:1] != (num_samples,):
-                raise ValueError(
-                    f"loss must give one loss per sample, got an array of shape {array.shape} for "
-                    f"{num_samples} samples; do not take the mean: the update divides"
-                )
-        return losses
+
+def _check_per_sample(losses: mx.nd.NDArray, num_samples: int) -> None:
+    if losses.shape[:1] != (num_samples,):
+        raise ValueError(
+            f"loss must give one loss per sample, got an array of shape {losses.shape} for "
+            f"{num_samples} samples; do not take the mean: the update divides"
+        )
 
 
 def check_replicas(copies: Sequence[mx.nd.NDArray], name: str) -> None:
@@ -205,18 +203,13 @@ def _magnitude(array: np.ndarray) -> float:
     return float(np.abs(array).max()) if array.size else 0.0
 
 
-def _dense(grad: mx.nd.NDArray) -> mx.nd.NDArray:
-    return grad.copy() if grad.stype == "default" else grad.tostype("default")
-
-
-def _layers(net: gluon.Block, kind: type) -> list:
-    """Return all blocks of ``kind`` in ``net``, including itself."""
-    inside = [found for child in net._children.values() for found in _layers(child, kind)]
-    return [net, *inside] if isinstance(net, kind) else inside
+def _contains(block: gluon.Block, kind: type) -> bool:
+    children = block._children.values()
+    return isinstance(block, kind) or any(_contains(child, kind) for child in children)
 
 
 def _check_request(net: gluon.Block, ctx: list[mx.Context]) -> None:
-    if _layers(net, gluon.contrib.nn.SyncBatchNorm):
+    if _contains(net, gluon.contrib.nn.SyncBatchNorm):
         raise ValueError(
             "net must not contain gluon.contrib.nn.SyncBatchNorm, which waits for the other "
             "devices when one computes alone; use gluonpar.SyncBatchNorm, which has the same "

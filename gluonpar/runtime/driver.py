@@ -1,8 +1,7 @@
 """The GPUs of this machine, as the NVIDIA driver itself reports them.
 
-Used before MXNet is installed (tools/choose_extra.py) and to explain why it finds no GPU, so only
-the standard library is imported here. The driver is called through libcuda.so.1, which every CUDA
-program loads, and which applies CUDA_VISIBLE_DEVICES: the GPUs listed are those that MXNet will
+Used before MXNet is installed, so only the standard library is imported here. The driver is called
+through libcuda.so.1, which applies CUDA_VISIBLE_DEVICES: the GPUs listed are those that MXNet will
 see. `nvidia-smi` ignores that variable, and may not be installed.
 """
 
@@ -17,23 +16,15 @@ LIBRARY = "libcuda.so.1"
 
 
 def version(pair: tuple[int, int]) -> str:
-    """Return two numbers in the form of a version.
-
-    >>> version((11, 2))
-    '11.2'
-    """
+    """Return two numbers in the form of a version, such as '11.2'."""
     return f"{pair[0]}.{pair[1]}"
 
 
 # The wheel mxnet-cu112 1.9.1 contains machine code for sm_50, 60, 70, 80 and 86, and no PTX that a
 # driver could translate for anything else. Machine code runs on its own and on later minor
 # versions of the same major version: 8.9 runs the code for 8.6, and 9.0 has nothing to run.
-OLDEST_CAPABILITY = (5, 0)
-NEWEST_CAPABILITY = (8, 9)
-KERNELS = (
-    "mxnet-cu112 has kernels for compute capability "
-    f"{version(OLDEST_CAPABILITY)} to {version(NEWEST_CAPABILITY)}"
-)
+OLDEST_CAPABILITY, NEWEST_CAPABILITY = (5, 0), (8, 9)
+KERNELS = "mxnet-cu112 has kernels for compute capability 5.0 to 8.9"
 
 # The driver must support CUDA 11, any 11.x: minor versions are compatible within a major one.
 OLDEST_CUDA = (11, 0)
@@ -57,7 +48,7 @@ class DriverMissing(OSError):
 
 
 class DriverError(RuntimeError):
-    """A call of the driver failed; ``code`` is its CUresult (803, 999, ...)."""
+    """A call of the driver failed; ``code`` is its CUresult, e.g. 803 or 999."""
 
     def __init__(self, function: str, code: int):
         remedy = _REMEDIES.get(code, "nvidia-smi may give more detail")
@@ -82,11 +73,7 @@ class Gpu:
 
 
 def usable(gpu: Gpu) -> bool:
-    """Return whether mxnet-cu112 1.9.1 has kernels for this GPU: capability 5.0 to 8.9.
-
-    >>> usable(Gpu(0, "Tesla T4", (7, 5))), usable(Gpu(1, "NVIDIA H200", (9, 0)))
-    (True, False)
-    """
+    """Return whether mxnet-cu112 1.9.1 has kernels for this GPU."""
     return OLDEST_CAPABILITY <= gpu.capability <= NEWEST_CAPABILITY
 
 
@@ -95,17 +82,13 @@ def load() -> ctypes.CDLL:
     try:
         return ctypes.CDLL(LIBRARY)
     except OSError as error:
-        raise DriverMissing(
-            f"no NVIDIA driver found: {error}. Without a GPU, use CPU devices; with one, install "
-            "its driver, or start the container with the GPUs (docker run --gpus all)"
-        ) from error
+        remedy = "with one, install its driver, or start the container with docker run --gpus all"
+        text = f"no NVIDIA driver found: {error}. Without a GPU, use CPU devices; {remedy}"
+        raise DriverMissing(text) from error
 
 
 def cuda_version(library: Any = None) -> tuple[int, int]:
-    """Return the newest CUDA version that the driver supports, e.g. (12, 4).
-
-    Raises DriverMissing without a driver, and DriverError if its function fails.
-    """
+    """Return the newest CUDA version that the driver supports, e.g. (12, 4); errors as gpus()."""
     library = load() if library is None else library
     number = ctypes.c_int()
     _call(library, "cuDriverGetVersion", ctypes.byref(number))
@@ -115,12 +98,10 @@ def cuda_version(library: Any = None) -> tuple[int, int]:
 def gpus(library: Any = None) -> list[Gpu]:
     """Return the GPUs that programs may use, in CUDA's order.
 
-    An empty list means that there is a driver, but no GPU in the machine, or that
-    CUDA_VISIBLE_DEVICES hides them. ``library`` replaces libcuda.so.1 in tests. Starts CUDA in the
-    process (cuInit), so a process forked from it later cannot use a GPU.
+    Empty if there is a driver, but no GPU in the machine, or if CUDA_VISIBLE_DEVICES hides them.
+    Starts CUDA in the process (cuInit), so a process forked from it later cannot use a GPU.
 
-    Raises DriverMissing without a driver, and DriverError, with the code (such as 803: library and
-    kernel module of different versions), if one of its functions fails.
+    Raises DriverMissing without a driver, and DriverError if one of its functions fails.
     """
     library = load() if library is None else library
     try:
@@ -135,23 +116,25 @@ def gpus(library: Any = None) -> list[Gpu]:
 
 
 def why_unusable() -> str:
-    """Return, in one line, why mxnet-cu112 can use no GPU here; "" if it can."""
+    """Return, in one line, why mxnet-cu112 cannot use any GPU here; "" if it can."""
     try:
         found, cuda = gpus(), cuda_version()
     except (DriverMissing, DriverError) as error:
         return str(error)
     if not found:
-        hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-        why = "" if hidden is None else f" (CUDA_VISIBLE_DEVICES is {hidden!r})"
-        return f"the NVIDIA driver shows no GPU{why}"
+        return f"the NVIDIA driver shows no GPU{hidden()}"
     if not any(map(usable, found)):
         return f"{'; '.join(map(str, found))} ({KERNELS} only)"
     if cuda < OLDEST_CUDA:
-        return (
-            f"the NVIDIA driver supports CUDA up to {version(cuda)}, and mxnet-cu112 needs "
-            f"{version(OLDEST_CUDA)} or later: install a newer driver"
-        )
+        needed = f"mxnet-cu112 needs {version(OLDEST_CUDA)} or later: install a newer driver"
+        return f"the NVIDIA driver supports CUDA up to {version(cuda)}, and {needed}"
     return ""
+
+
+def hidden() -> str:
+    """Return " (CUDA_VISIBLE_DEVICES is '...')" if that variable may hide GPUs, else ""."""
+    devices = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return "" if devices is None else f" (CUDA_VISIBLE_DEVICES is {devices!r})"
 
 
 def _gpu(library: Any, index: int) -> Gpu:

@@ -2,7 +2,7 @@
 
 ``import gluonpar`` calls :func:`start` before anything else. Settings that the user made in the
 environment are never overridden; if MXNet has run operators already, a warning names those that
-come too late. Relies on private details of MXNet 1.9.1, its last release.
+come too late.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ import importlib
 import os
 import sys
 import warnings
-
-import numpy as np
 
 from gluonpar.runtime import cuda_libraries, memory_limits, wheels
 
@@ -62,31 +60,25 @@ def start() -> None:
         _import_mxnet(wheel)
     elif missing and _pool_exists():
         late = ", ".join(f"{name}={value}" for name, value in missing.items())
-        warnings.warn(
+        message = (
             f"MXNet ran operators before gluonpar was imported: too late for {late}, so CPU "
-            "devices will wait for each other. Import gluonpar first, or set it in "
-            "the environment.",
-            RuntimeWarning,
-            stacklevel=3,
+            "devices will wait for each other. Import gluonpar first, or set it in the environment."
         )
+        warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 
 def settings(installed: list[str]) -> dict[str, str]:
-    """Return the environment variables that :func:`start` sets, unless set, for these wheels.
-
-    >>> settings(["mxnet"])
-    {'MXNET_CPU_TEMP_COPY': '256'}
-    """
+    """Return the environment variables that :func:`start` sets, unless set, for these wheels."""
     return {**SETTINGS, **(CUDA_SETTINGS if wheels.with_cuda(installed) else {})}
 
 
 def _prepare_numpy() -> None:
     """MXNet 1.9.1 reads ``numpy.bool`` when imported; NumPy 1.24 removed it, 1.20 to 1.23 warn."""
+    import numpy as np  # here, since the doctor imports this module without NumPy
+
     if int(np.__version__.split(".")[0]) >= 2:
-        raise ImportError(
-            f"NumPy {np.__version__} is installed in {np.__path__[0]}, and MXNet 1.9.1 needs NumPy "
-            "before 2: pip install 'numpy<2'."
-        )
+        found = f"NumPy {np.__version__} is installed in {np.__path__[0]}"
+        raise ImportError(f"{found}, and MXNet 1.9.1 needs NumPy before 2: pip install 'numpy<2'.")
     if "bool" not in vars(np):
         np.bool = bool
 
@@ -132,10 +124,8 @@ def _remedy(error: Exception, wheel: str) -> str:
     if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("mxnet"):
         return f"Remedy: pip install {'setuptools' if error.name == 'distutils' else error.name}."
     if "libcuda.so" in str(error):
-        return (
-            "libcuda.so.1 is part of NVIDIA's driver. Without an NVIDIA GPU and driver use the CPU "
-            "wheel: pip uninstall -y mxnet-cu112, then pip install 'gluonpar[cpu]'."
-        )
+        cpu = "pip uninstall -y mxnet-cu112, then pip install 'gluonpar[cpu]'"
+        return f"libcuda.so.1 is part of NVIDIA's driver. Without it, use the CPU wheel: {cpu}."
     if any(name in str(error) for name in cuda_libraries.LIBRARIES):
         return "CUDA 11's libraries are on PyPI: pip install 'gluonpar[cu112]' installs them."
     if "libgomp" in str(error):
@@ -159,7 +149,4 @@ def _pool_exists() -> bool:
     """Return whether an operator has run, which fixes the size of the workspace pool."""
     from mxnet.base import _LIB
 
-    try:
-        return bool(ctypes.c_uint8.in_dll(_LIB, _POOL_GUARD).value)
-    except ValueError:  # no such symbol: not the 1.9.1 wheel
-        return False
+    return bool(ctypes.c_uint8.in_dll(_LIB, _POOL_GUARD).value)

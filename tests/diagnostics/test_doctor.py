@@ -192,19 +192,17 @@ def test_settings_that_override_and_one_that_does_not_exist(doctor):
 
 @pytest.fixture(scope="module")
 def results():
-    """The result of every probe here."""
-    return {name: probes.run(name) for name in probes.PROBES}
+    """The facts of every probe here."""
+    return {name: probes.run(name, "remedy") for name in probes.PROBES}
 
 
-@pytest.mark.parametrize("raises", [False, True])
+@pytest.mark.parametrize("error", [OSError("it broke"), probes.ProbeFailed("it broke", "mend it")])
 @pytest.mark.parametrize("name", probes.PROBES)
-def test_a_probe_that_fails_or_raises_is_a_finding(name, raises, results, monkeypatch, capsys):
-    def run(probe):
-        if probe != name:
-            return results[probe]
-        if raises:
-            raise OSError("it broke")
-        return probes.ProbeResult({}, "it broke")
+def test_a_probe_that_fails_or_raises_is_a_finding(name, error, results, monkeypatch, capsys):
+    def run(probe, remedy):
+        if probe == name:
+            raise error
+        return results[probe]
 
     monkeypatch.setattr(probes, "run", run)
     code = command.main(["--json"])
@@ -223,7 +221,7 @@ def test_a_check_that_raises_keeps_its_findings_and_the_others_are_done(
         yield checks.OK, "found before"
         raise MemoryError("none left")
 
-    monkeypatch.setattr(probes, "run", results.__getitem__)
+    monkeypatch.setattr(probes, "run", lambda probe, remedy: results[probe])
     monkeypatch.setitem(checks.CHECKS, topic, broken)
     assert command.main([]) == 1
     out = capsys.readouterr().out
@@ -233,8 +231,9 @@ def test_a_check_that_raises_keeps_its_findings_and_the_others_are_done(
 
 
 def test_a_probe_that_hangs_is_a_failure():
-    facts, failure = probes.run("mxnet", timeout_seconds=0.05)
-    assert facts == {} and "0.05 s" in failure and "load average" in failure
+    with pytest.raises(probes.ProbeFailed, match=r"0\.05 s .*load average") as caught:
+        probes.run("mxnet", "a remedy", timeout_seconds=0.05)
+    assert caught.value.remedy == "a remedy"
 
 
 def test_proc_that_cannot_be_read(doctor, tmp_path):
@@ -370,7 +369,7 @@ def test_a_bad_driver_is_wrong_only_with_a_wheel_that_needs_it(
 def test_cuda_that_fails_in_mxnet_is_quoted(monkeypatch):
     facts = {"version": "1.9.1", "file": "/a", "cuda": True, "num_gpus": 0}
     failing = {**facts, "cuda_error": "CUDA: Check failed: e == cudaSuccess (803 vs. 0)"}
-    monkeypatch.setattr(probes, "run", lambda probe: probes.ProbeResult(failing, ""))
+    monkeypatch.setattr(probes, "run", lambda probe, remedy: failing)
     (first, _), (second, text, _) = checks.mxnet()
     assert (first, second) == ("ok", "wrong") and failing["cuda_error"] in text
 
@@ -459,10 +458,10 @@ def test_damaged_data_are_wrong_and_absent_data_are_not(tmp_path, monkeypatch):
     for stem in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
         (folder / f"{stem}-ubyte.gz").write_bytes(b"not gzip")
     monkeypatch.setenv("MXNET_HOME", str(tmp_path))
-    ((state, text, _),) = checks.data()
-    assert state == "wrong" and "train-images-idx3-ubyte.gz" in text
-    searched = probes.ProbeResult({"searched": ["/a", "/b"]}, "")
-    monkeypatch.setattr(probes, "run", lambda probe: searched)
+    with pytest.raises(probes.ProbeFailed, match="train-images-idx3-ubyte.gz") as caught:
+        list(checks.data())
+    assert "--data-dir" in caught.value.remedy
+    monkeypatch.setattr(probes, "run", lambda probe, remedy: {"searched": ["/a", "/b"]})
     ((state, text, _),) = checks.data()
     assert state == "note" and "/a, /b" in text
 
@@ -479,7 +478,7 @@ def test_mpirun_of_another_mpi_is_wrong_and_none_is_noted(version, state, monkey
     facts = {"mpi4py": "4.0", "library": "MPICH Version: 4.2", "vendor": "MPICH"}
     if version is not None:
         facts.update(mpirun="/a/mpirun", mpirun_version=version)
-    monkeypatch.setattr(probes, "run", lambda probe: probes.ProbeResult(facts, ""))
+    monkeypatch.setattr(probes, "run", lambda probe, remedy: facts)
     assert [found for found, *_ in checks.mpi()] == ["ok", state]
 
 

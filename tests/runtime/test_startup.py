@@ -5,6 +5,7 @@ import pathlib
 import subprocess
 import sys
 
+import numpy
 import pytest
 from libcuda_stub import build_library, cut
 
@@ -189,6 +190,6 @@ def test_packages_whose_names_begin_with_mxnet_are_not_its_wheels(tmp_path, monk
 
 
 def test_numpy_2_is_an_error_with_the_remedy(monkeypatch):
-    monkeypatch.setattr(startup.np, "__version__", "2.1.0")
+    monkeypatch.setattr(numpy, "__version__", "2.1.0")
     with pytest.raises(ImportError, match=r"NumPy 2.1.0 .*pip install 'numpy<2'"):
         startup.start()

@@ -1,10 +1,9 @@
 """What the doctor examines: each check yields findings about one part of the installation.
 
 A finding is a state, a text and, optionally, a remedy. The state is 'ok'; 'note': worth knowing; or
-'wrong': something cannot work.
-
-This process uses the standard library only; what may be broken, NumPy and MXNet first of all, is
-tried out in a child process (:mod:`gluonpar.diagnostics.doctor.probes`).
+'wrong': something cannot work. This process uses the standard library only; what may be broken,
+such as NumPy and MXNet, is tried out in a child process (:func:`probes.run`), and ProbeFailed
+becomes a finding.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Callable, Iterator, Tuple, Union
 
 from gluonpar.diagnostics.doctor import probes
-from gluonpar.runtime import driver, wheels
+from gluonpar.runtime import driver, startup, wheels
 
 OK, NOTE, WRONG = "ok", "note", "wrong"
 Found = Union[Tuple[str, str], Tuple[str, str, str]]
@@ -57,30 +56,21 @@ def python() -> Iterator[Found]:
 
 def _shadowing_files() -> list[Path]:
     """Return the files of the current folder that Python would import in place of a module."""
-    library = Path(os.__file__).parent
+    library = {path.stem for path in Path(os.__file__).parent.iterdir()} - {"test"}
     try:
         files = sorted(Path.cwd().glob("*.py"))
     except OSError:  # the folder was removed
         return []
-
-    def is_module(name: str) -> bool:
-        known = (library / f"{name}.py").exists() or (library / name / "__init__.py").exists()
-        return known and name != "test"  # Python's own tests
-
-    names = {"numpy", "mxnet", "tqdm", "mpi4py"}
-    return [path for path in files if path.stem in names or is_module(path.stem)]
+    return [path for path in files if path.stem in {*library, "numpy", "mxnet", "tqdm", "mpi4py"}]
 
 
 def numpy() -> Iterator[Found]:
     """Whether NumPy is installed, works, and is older than 2."""
-    facts, failure = probes.run("numpy")
-    if failure:
-        yield WRONG, f"cannot be used: {failure}", "pip install 'numpy<2'"
-        return
+    remedy = "pip install 'numpy<2'"
+    facts = probes.run("numpy", remedy)
     text = f"{facts['version']} at {facts['file']}"
     if int(facts["version"].split(".")[0]) >= 2:
-        text = f"{text}; MXNet 1.9.1 needs NumPy before 2"
-        yield WRONG, text, "pip install 'numpy<2'"
+        yield WRONG, f"{text}; MXNet 1.9.1 needs NumPy before 2", remedy
     else:
         yield OK, text
 
@@ -97,18 +87,13 @@ def mxnet() -> Iterator[Found]:
         remedy = f"pip uninstall -y {' '.join(installed)}, then one of {CPU} and {CUDA}"
         yield WRONG, text, remedy
         return
-    facts, failure = probes.run("mxnet")
-    if failure:
-        text = f"{' '.join(installed) or 'MXNet'} cannot be used: {failure}"
-        remedy = f"if the message names no remedy, reinstall it: {CPU} or {CUDA}"
-        yield WRONG, text, remedy
-        return
+    facts = probes.run("mxnet", f"if the message names no remedy, reinstall it: {CPU} or {CUDA}")
     text = f"{facts['version']} ({', '.join(installed) or 'not a wheel'}) at {facts['file']}"
     if facts["version"] != "1.9.1":
         yield WRONG, f"{text}; gluonpar needs 1.9.1", f"{CPU} or {CUDA}"
     else:
-        built = "with CUDA" if facts["cuda"] else "without CUDA"
-        yield OK, f"{text}, {built}; finds {facts['num_gpus']} GPUs"
+        built = "with" if facts["cuda"] else "without"
+        yield OK, f"{text}, {built} CUDA; finds {facts['num_gpus']} GPUs"
     if "cuda_error" in facts:
         text = f"MXNet cannot use any GPU, since CUDA fails: {facts['cuda_error']}"
         remedy = "see `driver` below; CPU devices work (--device cpu)"
@@ -118,11 +103,12 @@ def mxnet() -> Iterator[Found]:
 def nvidia_driver() -> Iterator[Found]:
     """NVIDIA's driver, and the version of CUDA that it supports."""
     needed = wheels.with_cuda(wheels.installed())
-    facts, failure = probes.run("driver")
-    if failure:
-        remedy = "the message says what to do; nvidia-smi may give more detail"
-        yield WRONG if needed else NOTE, failure, remedy
-    elif "missing" in facts:
+    try:
+        facts = probes.run("driver", "the message says what to do; nvidia-smi may say more")
+    except probes.ProbeFailed as error:
+        yield WRONG if needed else NOTE, str(error), error.remedy
+        return
+    if "missing" in facts:
         text = f"no NVIDIA driver: {facts['missing']}; the devices are CPU contexts"
         remedy = f"without a GPU: pip uninstall -y mxnet-cu112, then {CPU}; with one: its driver"
         yield (WRONG, text, remedy) if needed else (OK, text)
@@ -136,12 +122,13 @@ def nvidia_driver() -> Iterator[Found]:
 def gpus() -> Iterator[Found]:
     """Each GPU's compute capability against the kernels in MXNet's wheel."""
     needed = wheels.with_cuda(wheels.installed())
-    gpus = probes.run("driver").facts.get("gpus")
+    try:
+        gpus = probes.run("driver", "").get("gpus")
+    except probes.ProbeFailed:  # nvidia_driver reports it
+        return
     if gpus == []:
-        hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-        why = "" if hidden is None else f" (CUDA_VISIBLE_DEVICES is {hidden!r})"
         remedy = "see what nvidia-smi -L lists; unset CUDA_VISIBLE_DEVICES if it hides them"
-        yield NOTE, f"the driver shows no GPU{why}", remedy
+        yield NOTE, f"the driver shows no GPU{driver.hidden()}", remedy
     any_usable = any(gpu["usable"] for gpu in gpus or [])
     for gpu in gpus or []:
         if gpu["usable"] and needed:
@@ -162,10 +149,7 @@ def gpus() -> Iterator[Found]:
 def cuda_libraries() -> Iterator[Found]:
     """Which CUDA libraries load, from where, and which ones a wheel with CUDA lacks."""
     needed = wheels.with_cuda(wheels.installed())
-    facts, failure = probes.run("cuda")
-    if failure:
-        yield WRONG, failure, f"reinstall them: {CUDA}"
-        return
+    facts = probes.run("cuda", f"reinstall them: {CUDA}")
     for name, path in facts["loaded"].items():
         yield OK, f"{name} loads from {path}"
     for name, (error, remedy) in facts["failed"].items() if needed else ():
@@ -179,10 +163,7 @@ def cuda_libraries() -> Iterator[Found]:
 
 def settings() -> Iterator[Found]:
     """The environment, and whether it overrides what gluonpar would set."""
-    wanted, failure = probes.run("settings")
-    if failure:
-        text = f"gluonpar.runtime.startup fails: {failure}"
-        yield WRONG, text, "see numpy, mxnet"
+    wanted = startup.settings(wheels.installed())
     for name, value in wanted.items():
         by_user = os.environ.get(name, value)
         if by_user == value:
@@ -256,11 +237,9 @@ def shared_memory(folder: str = "/dev/shm") -> Iterator[Found]:
 
 def data() -> Iterator[Found]:
     """Where Fashion-MNIST is; nothing is downloaded."""
-    facts, failure = probes.run("data")
-    if failure:
-        remedy = "repair or remove the files, or give another folder with --data-dir"
-        yield WRONG, f"Fashion-MNIST cannot be read: {failure}", remedy
-    elif "found" in facts:
+    remedy = "repair or remove the files, or give another folder with --data-dir"
+    facts = probes.run("data", remedy)
+    if "found" in facts:
         yield OK, f"Fashion-MNIST in {facts['found']}"
     else:
         text = f"Fashion-MNIST is not in {', '.join(facts['searched'])}"
@@ -274,10 +253,7 @@ def mpi() -> Iterator[Found]:
     if importlib.util.find_spec("mpi4py") is None:
         yield NOTE, "no mpi4py, so one process only", remedy
         return
-    facts, failure = probes.run("mpi")
-    if failure:
-        yield WRONG, f"mpi4py is installed, but fails: {failure}", remedy
-        return
+    facts = probes.run("mpi", remedy)
     yield OK, f"mpi4py {facts['mpi4py']} with {facts['library']}"
     if "mpirun" not in facts:
         yield NOTE, "no mpirun, so one process only", remedy

@@ -15,37 +15,8 @@ import os
 import sys
 from typing import NamedTuple, Sequence
 
-from gluonpar.diagnostics.doctor import checks
+from gluonpar.diagnostics.doctor import checks, probes
 from gluonpar.diagnostics.doctor.checks import NOTE, WRONG
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print all findings; return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m gluonpar doctor",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_options(parser)
-    return report(parser.parse_args(argv).json)
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options to ``parser``."""
-    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
-
-
-def report(as_json: bool = False) -> int:
-    """Print all findings, as text or JSON; return 1 if something is wrong, else 0."""
-    findings = examine()
-    num_wrong = sum(finding.state == WRONG for finding in findings)
-    if as_json:
-        found = {"wrong": num_wrong, "findings": [finding._asdict() for finding in findings]}
-        _print(json.dumps(found, indent=2))
-    else:
-        last = f"{num_wrong} wrong" if num_wrong else "nothing is wrong"
-        _print("\n".join([*map(_as_text, findings), last]))
-    return 1 if num_wrong else 0
 
 
 class Finding(NamedTuple):
@@ -57,6 +28,26 @@ class Finding(NamedTuple):
     remedy: str = ""
 
 
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print all findings, as text or JSON; return 1 if something is wrong, else 0."""
+    parser = argparse.ArgumentParser(
+        prog="python -m gluonpar doctor",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    as_json = parser.parse_args(argv).json
+    findings = examine()
+    num_wrong = sum(finding.state == WRONG for finding in findings)
+    if as_json:
+        found = {"wrong": num_wrong, "findings": [finding._asdict() for finding in findings]}
+        _print(json.dumps(found, indent=2))
+    else:
+        last = f"{num_wrong} wrong" if num_wrong else "nothing is wrong"
+        _print("\n".join([*map(_as_text, findings), last]))
+    return 1 if num_wrong else 0
+
+
 def examine() -> list[Finding]:
     """Run all checks; if one raises an exception, that is its last finding."""
     findings: list[Finding] = []
@@ -64,6 +55,8 @@ def examine() -> list[Finding]:
         try:
             for found in check():
                 findings.append(Finding(topic, *found))
+        except probes.ProbeFailed as error:
+            findings.append(Finding(topic, WRONG, f"cannot be used: {error}", error.remedy))
         except Exception as error:  # a broken installation can break anything
             text = f"the check failed: {type(error).__name__}: {error}"
             remedy = "repair the other findings first; then report this message"
@@ -81,9 +74,9 @@ def _print(text: str) -> None:
     """Write to standard output as much as it takes; a full disk must not hide the exit code."""
     if sys.stdout is None:  # closed before Python started
         return
-    encoding = sys.stdout.encoding or "ascii"
+    sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
+        print(text, flush=True)
     except OSError as error:
         # Else Python would fail again at its end, when it writes what is still buffered.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,10 +1,9 @@
 """Run ``python -m gluonpar doctor`` before anything else of gluonpar is imported.
 
 Python imports a package before it runs the package's ``__main__``, and ``gluonpar/__init__.py``
-imports MXNet, which may be missing or broken, or crash the process: the faults that the doctor is
-to find. So ``gluonpar/__init__.py`` calls :func:`run_doctor_and_exit` first. This module imports
-only modules that Python has loaded already: any other could come from a file of the same name in
-the current folder.
+imports MXNet, which may be missing or broken, or crash the process. So ``gluonpar/__init__.py``
+calls :func:`run_doctor_and_exit` first. This module imports only modules that Python has loaded
+already: any other could come from a file of the same name in the current folder.
 """
 
 from __future__ import annotations
@@ -34,8 +33,6 @@ def is_doctor(argv: list[str], command_line: list[str]) -> bool:
 
     >>> is_doctor(["-m", "doctor"], ["python3", "-m", "gluonpar", "doctor"])
     True
-    >>> is_doctor(["-m", "doctor"], ["python3", "-m", "hospital", "doctor"])
-    False
     """
     if argv[:2] != ["-m", "doctor"] or len(command_line) <= len(argv):
         return False

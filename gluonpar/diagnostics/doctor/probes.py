@@ -1,7 +1,7 @@
 """Facts that the doctor collects in child processes, since collecting them may end the process.
 
-:func:`run` starts a Python process that calls one function of this module by name and writes its
-result as JSON. The child imports modules without ``gluonpar/__init__.py``, so without MXNet.
+:func:`run` starts a Python process that calls one function of this module and writes its result as
+JSON. The child imports modules without ``gluonpar/__init__.py``, so without MXNet.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 TIMEOUT_SECONDS = 120.0  # importing MXNet takes 1 to 3 s, and much longer on a busy machine
 
@@ -29,35 +29,42 @@ probes.write_result(sys.argv[2])
 _MARK = "gluonpar-probe:"
 
 
-class ProbeResult(NamedTuple):
-    """What a probe found, or why it failed: one of the two is empty."""
+class ProbeFailed(Exception):
+    """A probe raised an exception, or its process ended; ``remedy`` says what to do."""
 
-    facts: dict[str, Any]
-    failure: str
+    def __init__(self, what: str, remedy: str) -> None:
+        super().__init__(what)
+        self.remedy = remedy
 
 
-def run(probe: str, timeout_seconds: float = TIMEOUT_SECONDS) -> ProbeResult:
-    """Call the function ``probe`` of this module in a child process. Never raises."""
+def run(probe: str, remedy: str, timeout_seconds: float = TIMEOUT_SECONDS) -> dict[str, Any]:
+    """Return the facts that the function ``probe`` of this module finds, in a child process.
+
+    Raises ProbeFailed, with ``remedy``, if it cannot, whatever the reason.
+    """
     command = [sys.executable, "-c", _CHILD, str(_STANDALONE), probe]
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_seconds
         )
-    except subprocess.TimeoutExpired:
-        load = f"the load average is {load_average():.0f}"
-        return ProbeResult({}, f"no result within {timeout_seconds:g} s ({load})")
+    except subprocess.TimeoutExpired as error:
+        what = f"no result within {timeout_seconds:g} s (the load average is {load_average():.0f})"
+        raise ProbeFailed(what, remedy) from error
     except OSError as error:
-        return ProbeResult({}, f"no process could be started: {error}")
+        raise ProbeFailed(f"no process could be started: {error}", remedy) from error
     lines = done.stdout.decode(errors="replace").splitlines()
     results = [line[len(_MARK) :] for line in lines if line.startswith(_MARK)]
     if done.returncode == 0 and results:
-        return ProbeResult(*json.loads(results[-1]))
+        facts, failure = json.loads(results[-1])
+        if failure:
+            raise ProbeFailed(failure, remedy)
+        return facts
     errors = done.stderr.decode(errors="replace").strip().splitlines() or ["no output"]
     how = f"with exit code {done.returncode}"
     if done.returncode < 0:
         names = {s.value: s.name for s in signal.Signals}
         how = f"by {names.get(-done.returncode, f'signal {-done.returncode}')}"
-    return ProbeResult({}, f"it ended the process {how}; last line: {errors[-1]}")
+    raise ProbeFailed(f"it ended the process {how}; last line: {errors[-1]}", remedy)
 
 
 def load_average() -> float:
@@ -70,11 +77,12 @@ def load_average() -> float:
 
 def write_result(probe: str) -> None:
     """Call the probe and write its facts, or the exception it raised; in the child process."""
+    facts, failure = {}, ""
     try:
-        result = ProbeResult(PROBES[probe](), "")
+        facts = PROBES[probe]()
     except Exception as error:  # whatever it is, the doctor reports it
-        result = ProbeResult({}, f"{type(error).__name__}: {summary(error)}")
-    sys.stdout.write(f"\n{_MARK}{json.dumps(result)}\n")
+        failure = f"{type(error).__name__}: {summary(error)}"
+    sys.stdout.write(f"\n{_MARK}{json.dumps([facts, failure])}\n")
     sys.stdout.flush()
 
 
@@ -100,22 +108,12 @@ def mxnet() -> dict[str, Any]:
     import mxnet as mx
 
     mx.nd.ones((3,)).sum().asscalar()
-    facts = {
-        "version": mx.__version__,
-        "file": mx.__file__,
-        "cuda": mx.runtime.Features().is_enabled("CUDA"),
-    }
+    cuda = mx.runtime.Features().is_enabled("CUDA")
+    facts = {"version": mx.__version__, "file": mx.__file__, "cuda": cuda}
     try:
         return {**facts, "num_gpus": mx.context.num_gpus()}
     except mx.base.MXNetError as error:
         return {**facts, "num_gpus": 0, "cuda_error": summary(error)}
-
-
-def settings() -> dict[str, Any]:
-    """The environment variables that gluonpar sets where the user has not."""
-    from gluonpar.runtime import startup, wheels
-
-    return startup.settings(wheels.installed())
 
 
 def driver() -> dict[str, Any]:
@@ -126,21 +124,13 @@ def driver() -> dict[str, Any]:
         library = driver.load()
     except driver.DriverMissing as error:
         return {"missing": str(error.__cause__)}
-    gpus = [
-        {
-            "name": str(gpu),
-            "usable": driver.usable(gpu),
-            "newer": gpu.capability > driver.NEWEST_CAPABILITY,
-        }
-        for gpu in driver.gpus(library)
-    ]
+    gpus = []
+    for gpu in driver.gpus(library):
+        newer = gpu.capability > driver.NEWEST_CAPABILITY
+        gpus.append({"name": str(gpu), "usable": driver.usable(gpu), "newer": newer})
     cuda = driver.cuda_version(library)
-    return {
-        "file": _mapped_file(driver.LIBRARY),
-        "cuda": driver.version(cuda),
-        "too_old": cuda < driver.OLDEST_CUDA,
-        "gpus": gpus,
-    }
+    supported = {"cuda": driver.version(cuda), "too_old": cuda < driver.OLDEST_CUDA}
+    return {"file": _mapped_file(driver.LIBRARY), **supported, "gpus": gpus}
 
 
 def cuda() -> dict[str, Any]:
@@ -220,4 +210,4 @@ def mpi() -> dict[str, Any]:
     return {**facts, "mpirun": mpirun, "mpirun_version": version}
 
 
-PROBES = {probe.__name__: probe for probe in (numpy, mxnet, settings, driver, cuda, data, mpi)}
+PROBES = {probe.__name__: probe for probe in (numpy, mxnet, driver, cuda, data, mpi)}
