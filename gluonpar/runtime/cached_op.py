@@ -2,8 +2,7 @@
 
 Called operator by operator, LeNet's forward and backward cost about 2 ms of Python per device and
 step, and each operator allocates memory. Traced, the same operators are one call, and their memory
-is planned once. This is what ``hybridize(static_alloc=True, static_shape=True)`` does for a Gluon
-Block, here for a function.
+is planned once, as ``hybridize(static_alloc=True, static_shape=True)`` does for a Gluon Block.
 """
 
 from __future__ import annotations
@@ -70,12 +69,9 @@ def _trace(model: Callable, loss: Callable, num_params: int, first_grad: int | N
     names = [symbol.name for symbol in (X, *params, y)]
     order = [names.index(name) for name in graph.list_inputs()]
     varying = [i for i, j in enumerate(order) if j in (0, len(names) - 1)]
-    flags = {
-        "static_alloc": True,
-        "static_shape": True,
-        "backward_bulk_size": _BACKWARD_BULK_SIZE,
-        "data_indices": varying,
-        "param_indices": [i for i in range(len(order)) if i not in varying],
-    }
-    run = mx.nd.CachedOp(graph, list(flags.items()))
+    constant = [i for i in range(len(order)) if i not in varying]
+    static = [("static_alloc", True), ("static_shape", True)]
+    indices = [("data_indices", varying), ("param_indices", constant)]
+    bulk = ("backward_bulk_size", _BACKWARD_BULK_SIZE)
+    run = mx.nd.CachedOp(graph, [*static, *indices, bulk])
     return lambda *arrays: run(*[arrays[j] for j in order])

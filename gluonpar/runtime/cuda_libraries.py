@@ -3,8 +3,7 @@
 The ``nvidia-*-cu11`` wheels install their libraries under ``site-packages/nvidia/*/lib``, where the
 loader does not look. A library that has been loaded by its path with RTLD_GLOBAL satisfies later
 requests for the same soname, so mxnet-cu112 finds them all without LD_LIBRARY_PATH and without a
-CUDA toolkit. Where the machine has a toolkit too, PyPI's libraries come first unless the
-environment has ``GLUONPAR_CUDA=system``.
+CUDA toolkit.
 """
 
 from __future__ import annotations
@@ -14,6 +13,8 @@ import os
 import pathlib
 import struct
 import sysconfig
+
+_CUDNN_PARTS = ("ops_infer", "ops_train", "cnn_infer", "cnn_train", "adv_infer", "adv_train")
 
 # In order of dependency: each needs only those before it. cuDNN would load its parts at their first
 # use, possibly those of another cuDNN on LD_LIBRARY_PATH: then the process aborts ("Could not load
@@ -30,12 +31,7 @@ LIBRARIES = (
     "libnvToolsExt.so.1",
     "libnccl.so.2",
     "libcudnn.so.8",
-    "libcudnn_ops_infer.so.8",
-    "libcudnn_ops_train.so.8",
-    "libcudnn_cnn_infer.so.8",
-    "libcudnn_cnn_train.so.8",
-    "libcudnn_adv_infer.so.8",
-    "libcudnn_adv_train.so.8",
+    *(f"libcudnn_{part}.so.8" for part in _CUDNN_PARTS),
 )
 
 # A program header of ELF-64: type, flags, offset, two addresses, length in the file and in memory,
@@ -57,16 +53,14 @@ def load_libraries(site: pathlib.Path | None = None) -> list[pathlib.Path]:
 
 
 def load(name: str, site: pathlib.Path | None = None) -> list[pathlib.Path]:
-    """Load one library for the whole process.
+    """Load one library for the whole process; return its path, or nothing if it is not there.
 
     With GLUONPAR_CUDA unset or 'pypi': the one from PyPI's wheels in ``site`` (default: this
     Python's site-packages). With 'system': the one that the system's loader finds (LD_LIBRARY_PATH,
-    ldconfig), or else PyPI's, since a toolkit has neither cuDNN nor NCCL.
+    ldconfig), whose name is returned, or else PyPI's, since a toolkit has neither cuDNN nor NCCL.
 
-    Returns its path, its name if the system's loader found it, or nothing where there is none;
-    MXNet's import then names what is missing. Raises :class:`CannotLoad` if the library is damaged,
-    or if the system has no CUDA 11 and the environment asks for it; ValueError for another value of
-    GLUONPAR_CUDA.
+    Raises :class:`CannotLoad` if the library is damaged, or the system has no CUDA 11 with
+    GLUONPAR_CUDA='system'; ValueError for another value of GLUONPAR_CUDA.
     """
     source = os.environ.get("GLUONPAR_CUDA") or "pypi"
     if source not in ("pypi", "system"):
@@ -82,7 +76,14 @@ def load(name: str, site: pathlib.Path | None = None) -> list[pathlib.Path]:
             )
     found = in_wheels(name, site)
     for path in found:
-        _load_from_wheel(path)
+        wrong = damage(path)
+        try:
+            if not wrong:
+                ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+        except OSError as error:
+            wrong = str(error)
+        if wrong:
+            raise CannotLoad(f"{path} is damaged: {wrong}", reinstall(path))
     return found
 
 
@@ -118,24 +119,9 @@ def damage(path: pathlib.Path) -> str:
 
 
 def reinstall(path: pathlib.Path) -> str:
-    """Return the command that replaces a damaged library of PyPI's.
-
-    >>> reinstall(pathlib.Path("nvidia/cuda_runtime/lib/libcudart.so.11.0"))[-24:]
-    'nvidia-cuda-runtime-cu11'
-    """
+    """Return the command that replaces a damaged library of PyPI's."""
     package = path.parent.parent.name.replace("_", "-")
     return f"pip install --force-reinstall --no-deps --no-cache-dir nvidia-{package}-cu11"
-
-
-def _load_from_wheel(path: pathlib.Path) -> None:
-    wrong = damage(path)
-    if not wrong:
-        try:
-            ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
-            return
-        except OSError as error:
-            wrong = str(error)
-    raise CannotLoad(f"{path} is damaged: {wrong}", reinstall(path))
 
 
 def _load_from_system(name: str) -> bool:
@@ -144,8 +130,6 @@ def _load_from_system(name: str) -> bool:
     except OSError as error:
         if str(error).startswith(f"{name}: cannot open shared object file"):
             return False
-        raise CannotLoad(
-            f"the system's {name} does not load: {error}",
-            "repair that CUDA, or unset GLUONPAR_CUDA to use PyPI's libraries",
-        ) from error
+        remedy = "repair that CUDA, or unset GLUONPAR_CUDA to use PyPI's libraries"
+        raise CannotLoad(f"the system's {name} does not load: {error}", remedy) from error
     return True

@@ -31,24 +31,22 @@ def as_list(ctx: mx.Context | Sequence[mx.Context]) -> list[mx.Context]:
         raise ValueError("ctx must contain at least one context, got []; try [mx.cpu(0)]")
     for entry in contexts:
         if not isinstance(entry, mx.Context):
-            raise TypeError(
-                f"ctx must be an mx.Context, such as mx.cpu(0), or a list of them; got {entry!r}"
-            )
+            must = "ctx must be an mx.Context, such as mx.cpu(0), or a list of them"
+            raise TypeError(f"{must}; got {entry!r}")
     return contexts
 
 
 def gpus_present() -> list[int]:
     """Return the ids of the GPUs that this MXNet has kernels for.
 
-    The list is empty with a CPU wheel, without a driver, and where CUDA fails; :func:`why_no_gpu`
-    explains which.
+    Empty with a CPU wheel, without a driver, and where CUDA fails; see :func:`why_no_gpu`.
     """
     try:
         count = mx.context.num_gpus()
     except mx.base.MXNetError:
         return []
     if not count:
-        return []
+        return []  # without asking the driver, which may be missing
     unusable = {gpu.index for gpu in driver.gpus() if not driver.usable(gpu)}
     return [i for i in range(count) if i not in unusable]
 
@@ -62,8 +60,7 @@ def choose(
     the machine has any that MXNet can use; otherwise as many CPU contexts, with a notice that
     explains why. Without ``num_gpus`` and ``gpus``: all GPUs, or one CPU context.
 
-    Raises ValueError if the request cannot be met, in particular if there are GPUs, but fewer than
-    ``num_gpus``.
+    Raises ValueError if the request cannot be met, also if there are GPUs, but too few.
     """
     if device not in KINDS:
         raise ValueError(f"device must be one of {', '.join(KINDS)}, got {device!r}")
@@ -75,7 +72,13 @@ def choose(
         return DeviceChoice(_cpus(num_gpus or 1))
     present = gpus_present()
     if not present:
-        return _without_gpus(num_gpus or 1, device)
+        reason = why_no_gpu()
+        if device == "gpu":
+            raise ValueError(f"device='gpu', but there is no GPU that MXNet can use: {reason}")
+        contexts = _cpus(num_gpus or 1)
+        names = ", ".join(map(str, contexts))
+        notice = f"no GPU that MXNet can use, so the devices are {names}: {reason}"
+        return DeviceChoice(contexts, notice)
     wanted = len(present) if num_gpus is None else num_gpus
     if wanted > len(present):
         number = "1 GPU" if len(present) == 1 else f"{len(present)} GPUs"
@@ -103,23 +106,10 @@ def _by_id(ids: list[int], num_gpus: int | None, device: str) -> tuple[mx.Contex
     return tuple(mx.gpu(i) for i in ids)
 
 
-def _without_gpus(num_devices: int, device: str) -> DeviceChoice:
-    reason = why_no_gpu()
-    if device == "gpu":
-        raise ValueError(f"device='gpu', but there is no GPU that MXNet can use: {reason}")
-    contexts = _cpus(num_devices)
-    names = ", ".join(map(str, contexts))
-    return DeviceChoice(
-        contexts, f"no GPU that MXNet can use, so the devices are {names}: {reason}"
-    )
-
-
 def _cpus(count: int) -> tuple[mx.Context, ...]:
     if count > MAX_CPU_DEVICES:
-        raise ValueError(
-            f"num_gpus must be at most {MAX_CPU_DEVICES} with CPU devices, got {count}; each of "
-            "them has a thread of its own"
-        )
+        most = f"num_gpus must be at most {MAX_CPU_DEVICES} with CPU devices"
+        raise ValueError(f"{most}, got {count}; each of them has a thread of its own")
     return tuple(mx.cpu(i) for i in range(count))
 
 
@@ -131,10 +121,9 @@ def why_no_gpu() -> str:
     gpu = next(filter(driver.usable, driver.gpus()))
     installed = " and ".join(wheels.installed()) or "the installed MXNet"
     if not mx.runtime.Features().is_enabled("CUDA"):
-        return (
-            f"{gpu} is present, but {installed} {mx.__version__} was built without CUDA: "
-            "pip uninstall -y mxnet, then pip install 'gluonpar[cu112]'"
-        )
+        remedy = "pip uninstall -y mxnet, then pip install 'gluonpar[cu112]'"
+        fault = f"{installed} {mx.__version__} was built without CUDA"
+        return f"{gpu} is present, but {fault}: {remedy}"
     try:
         mx.context.num_gpus()
     except mx.base.MXNetError as error:

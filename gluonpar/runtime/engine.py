@@ -6,8 +6,8 @@ once; it costs about ten microseconds. An exception in the function is raised as
 with the Python traceback in its message, where the caller next waits for one of the arrays that the
 function writes, or for one computed from them.
 
-Private to MXNet 1.9.1: ``MXEnginePushAsyncND`` of its C interface (include/mxnet/c_api.h), which
-Horovod uses too, and the layout of ``CallbackOnComplete`` (include/mxnet/engine.h).
+Private to MXNet 1.9.1: ``MXEnginePushAsyncND`` (include/mxnet/c_api.h), which Horovod uses too, and
+the layout of ``CallbackOnComplete`` (include/mxnet/engine.h).
 """
 
 from __future__ import annotations
@@ -72,9 +72,8 @@ def _called(_context, on_complete, ticket):
         finish(engine, param, None)
 
 
-_run = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(_OnComplete), ctypes.c_void_p)(
-    _called
-)
+_RUN = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(_OnComplete), ctypes.c_void_p)
+_run = _RUN(_called)
 
 
 def has_started() -> bool:
@@ -93,9 +92,7 @@ def push(
 ) -> None:
     """Have the engine run ``function()`` on the worker of ``ctx``, ordered by the arrays it uses.
 
-    ``function`` must not wait for an MXNet array or operator: it would block the worker that they
-    need.
-
+    ``function`` must not wait for an MXNet array or operator, which may need the same worker.
     ``reads`` and ``writes`` are arrays or views on any context; duplicates are allowed. ``name`` is
     what MXNet's profiler shows. With ``inline`` the engine may run the function on the calling
     thread, inside this call, if it need not wait for an array: for functions that take less time
@@ -106,25 +103,15 @@ def push(
     reads = [array for key, array in _distinct(reads).items() if key not in writes]
     writes = list(writes.values())
     ticket = next(_tickets)
+    context = (ctypes.c_int * 2)(ctx.device_typeid, ctx.device_id)
+    arrays = (_handles(reads), len(reads), _handles(writes), len(writes))
+    kind = ctypes.byref(_ASYNC if inline else _PRIORITIZED) if inline or prioritized else None
+    rest = (kind, 0, name.encode(), ctypes.c_bool(False))  # 0 is the priority
     _pending[ticket] = function
     _pushing.ticket, _pushing.error = ticket, None
     try:
-        check_call(
-            _LIB.MXEnginePushAsyncND(
-                _run,
-                ctypes.c_void_p(ticket),
-                None,
-                ctypes.byref((ctypes.c_int * 2)(ctx.device_typeid, ctx.device_id)),  # its Context
-                _handles(reads),
-                len(reads),
-                _handles(writes),
-                len(writes),
-                ctypes.byref(_ASYNC if inline else _PRIORITIZED) if inline or prioritized else None,
-                0,  # priority
-                name.encode(),
-                ctypes.c_bool(False),
-            )
-        )
+        call = (_run, ctypes.c_void_p(ticket), None, ctypes.byref(context))
+        check_call(_LIB.MXEnginePushAsyncND(*call, *arrays, *rest))
     except BaseException:
         _pending.pop(ticket, None)
         raise
@@ -156,8 +143,7 @@ def _wait_for_all(report: bool = True) -> None:
 def _drain() -> None:
     """Wait for all operators: a function that ran after the interpreter has ended would crash.
 
-    If the process ends with an uncaught exception, errors of operators may well follow from it and
-    are not reported.
+    After an uncaught exception errors of operators, which may follow from it, are not reported.
     """
     running, report = has_started(), not hasattr(sys, "last_type")
     while running:
@@ -182,12 +168,11 @@ def _before_fork() -> None:
     """
     if has_started():
         _wait_for_all()
-        while any(map(_is_workers, sys._current_frames().values())):
+        while any(map(_called_by_engine, sys._current_frames().values())):
             time.sleep(1e-4)
 
 
-def _is_workers(frame: types.FrameType) -> bool:
-    """Return whether a thread, given its innermost frame, was called by the engine."""
+def _called_by_engine(frame: types.FrameType) -> bool:
     while frame.f_back:
         frame = frame.f_back
     return frame.f_code is _called.__code__

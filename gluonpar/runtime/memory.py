@@ -45,10 +45,7 @@ def from_numpy(values: np.ndarray, ctx: mx.Context) -> mx.nd.NDArray:
 
 
 def settle(arrays: Iterable[mx.nd.NDArray]) -> None:
-    """Convert arrays on CPU contexts that oneDNN left in a layout of its own to the ordinary one.
-
-    Does not wait, so call it in a function given to ``engine.push`` that writes them.
-    """
+    """Convert arrays on CPU contexts that oneDNN left in a layout of its own; call as `view`."""
     for array in arrays:
         _reorder(chunk(array))
 
@@ -57,7 +54,7 @@ def view(array: mx.nd.NDArray) -> np.ndarray:
     """Return a flat NumPy array on the memory of ``array``, which is dense and on a CPU context.
 
     Does not wait, so call it in a function given to ``engine.push`` that writes ``array``. An array
-    that oneDNN has left in a layout of its own is converted to the ordinary one first.
+    that oneDNN has left in a layout of its own is first converted to the ordinary one.
     """
     return views([array])[0]
 
@@ -67,9 +64,7 @@ def views(arrays: Sequence[mx.nd.NDArray]) -> list[np.ndarray]:
     size, dtype = arrays[0].size, np.dtype(arrays[0].dtype)
     memory, pointer, found = ctypes.c_char * (size * dtype.itemsize), ctypes.c_void_p(), []
     for array in arrays:
-        _reorder(
-            chunk(array)
-        )  # else MXNDArrayGetData would push an operator that does it, and wait
+        _reorder(chunk(array))  # else MXNDArrayGetData would push an operator for it, and wait
         check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
         found.append(np.frombuffer(memory.from_address(pointer.value), dtype))
     return found

@@ -2,8 +2,7 @@
 
 Where memory is short (seen under ``ulimit -v``), MXNet 1.9.1 raises an error if an array is too
 large, but crashes or hangs if a thread cannot be started or oneDNN gets no workspace. So callers
-check first that what every run needs can be allocated. The OOM killer gives no warning: the process
-ends with exit code 137.
+check first that what every run needs can be allocated.
 """
 
 from __future__ import annotations
@@ -36,8 +35,6 @@ def require(what: str, num_bytes: int, reserved_bytes: int = 0) -> None:
 
     ``reserved_bytes`` is address space: stacks and heaps take more of it than they ever fill. Takes
     some microseconds, as no page is touched. ``what`` completes "cannot allocate ... for".
-
-    >>> require("one more byte", 1)
     """
     for kind, size, protection in (
         ("memory", num_bytes, mmap.PROT_READ | mmap.PROT_WRITE),
@@ -47,18 +44,14 @@ def require(what: str, num_bytes: int, reserved_bytes: int = 0) -> None:
             if size:
                 mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, protection).close()
         except OSError as error:
-            raise OutOfMemory(
-                f"cannot allocate about {size // MB} MB of {kind} for {what}"
-            ) from error
+            text = f"cannot allocate about {size // MB} MB of {kind} for {what}"
+            raise OutOfMemory(text) from error
 
 
 def shortage(error: BaseException) -> str | None:
     """Return the line of ``error`` about memory (or a thread's stack) that could not be allocated.
 
     None if the error is about something else.
-
-    >>> shortage(MemoryError("Unable to allocate 3 GiB")), shortage(ValueError("bad_alloc"))
-    ('Unable to allocate 3 GiB', None)
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if isinstance(error, MemoryError):
@@ -74,8 +67,5 @@ def shortage(error: BaseException) -> str | None:
 def limits() -> str:
     """Return the memory limits of this process, such as "ulimit -v is 700 MB"; "" without any."""
     sizes = {name: resource.getrlimit(kind)[0] for name, kind in _LIMITS.items()}
-    return ", ".join(
-        f"{name} is {size // MB} MB"
-        for name, size in sizes.items()
-        if size != resource.RLIM_INFINITY
-    )
+    finite = {name: size for name, size in sizes.items() if size != resource.RLIM_INFINITY}
+    return ", ".join(f"{name} is {size // MB} MB" for name, size in finite.items())

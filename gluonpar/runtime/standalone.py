@@ -1,7 +1,6 @@
 """Import modules of gluonpar without ``gluonpar/__init__.py``, which imports and configures MXNet.
 
-For programs that run before MXNet is installed, examine an installation that may be broken, or
-measure MXNet without gluonpar's settings. They cannot import this module, so they run its file::
+For programs that run without MXNet, or measure it without gluonpar's settings. They run this file::
 
     runpy.run_path("gluonpar/runtime/standalone.py")["skip_init"]("gluonpar")
     from gluonpar.runtime import driver

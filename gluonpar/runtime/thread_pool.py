@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import multiprocessing.pool
-import threading
 from collections import deque
 from typing import Callable, Sequence
 
@@ -25,8 +24,7 @@ BYTES_PER_THREAD = 16 << 20  # of all arrays: with fewer bytes waking a thread d
 def prepare(num_bytes: int) -> None:
     """Start the threads that :func:`run` on ``num_bytes`` will need.
 
-    Call it before pushing an operator that calls :func:`run`: while a process exits and waits for
-    the engine, no thread can be started any more.
+    Call it before pushing an operator that calls :func:`run`: an exiting process cannot start any.
     """
     if num_bytes >= BYTES_PER_THREAD:
         pool()
@@ -37,8 +35,7 @@ def push(
 ) -> None:
     """Push ``function``, which reads and writes ``arrays``, on the thread that can start first.
 
-    It is an operator of MXNet's engine, which may call :func:`run` on ``num_bytes``; ``name`` is
-    what the profiler shows.
+    It may call :func:`run` on ``num_bytes``; ``name`` is what MXNet's profiler shows.
     """
     prepare(num_bytes)
     small = num_bytes <= BYTES_INLINE
@@ -58,23 +55,17 @@ def run(
     the total of all arrays; ``max_threads`` counts the calling thread, too (default: the number of
     processors). An exception ends the work, and is raised when no thread uses the arrays any more.
     """
-    blocks = _blocks(tasks)
+    blocks: deque = deque()  # threads take one at a time: a late one takes fewer
+    for function, arrays in tasks:
+        step = BLOCK_BYTES // arrays[0].itemsize
+        for start in range(0, arrays[0].size, step):
+            blocks.append((function, [array[start : start + step] for array in arrays]))
     most = threads.cores() if max_threads is None else max_threads
     num_threads = min(most, 1 + num_bytes // BYTES_PER_THREAD, len(blocks))
     others = [pool().apply_async(_work, (blocks,)) for _ in range(1, num_threads)]
     for error in [_work(blocks), *(other.get() for other in others)]:
         if error is not None:
             raise error
-
-
-def _blocks(tasks) -> deque:
-    """All blocks with their functions. Threads take one at a time: a late one takes fewer."""
-    blocks = deque()
-    for function, arrays in tasks:
-        step = BLOCK_BYTES // arrays[0].itemsize
-        for start in range(0, arrays[0].size, step):
-            blocks.append((function, [array[start : start + step] for array in arrays]))
-    return blocks
 
 
 def _work(blocks: deque) -> BaseException | None:
@@ -84,7 +75,7 @@ def _work(blocks: deque) -> BaseException | None:
             while True:
                 try:
                     function, arrays = blocks.popleft()
-                except IndexError:
+                except IndexError:  # none is left
                     return None
                 function(*arrays)
     except BaseException as error:
@@ -92,17 +83,9 @@ def _work(blocks: deque) -> BaseException | None:
         return error
 
 
-_lock = threading.Lock()
-
-
+@functools.lru_cache(None)
 def pool() -> multiprocessing.pool.ThreadPool:
     """Return this process's pool, with one thread less than there are processors."""
-    with _lock:
-        return _make_pool()
-
-
-@functools.lru_cache(None)
-def _make_pool() -> multiprocessing.pool.ThreadPool:
     made = multiprocessing.pool.ThreadPool(max(1, threads.cores() - 1))
     engine.at_exit(made.terminate)
     return made

@@ -1,17 +1,15 @@
 """Computing threads per CPU context: the machine's processors, shared out evenly.
 
-Each CPU context has an engine worker thread, and each worker starts an OpenMP team. K teams as
-large as the machine would compete for it, so K contexts get ``cores / K`` threads each, at least
-one.
+Each CPU context has an engine worker thread, and each worker starts an OpenMP team. K contexts get
+``cores / K`` threads each, at least one, so that their teams do not compete.
 
 A worker that has computed can lose threads but not gain any: oneDNN allocates the scratch memory of
 an operator for the team it first ran with, and MXNet caches the operator, so a larger team would
 write past the end (measured: a crash within a few steps). So from the import of this module, unless
 an operator has run by then, teams are as large as the machine (MXNet would take half of it,
 assuming hyperthreads), and they only shrink. Workers that start later get the smallest share so
-far: those of new contexts, and all of them after a fork, where MXNet ends its workers and starts
-others. (A DataLoader with ``num_workers`` forks; so does any subprocess under Python 3.8.) Private
-to MXNet 1.9.1.
+far: those of new contexts, and all of them after a fork, where MXNet starts new workers. (A
+DataLoader with ``num_workers`` forks; so does any subprocess under Python 3.8.)
 """
 
 from __future__ import annotations
@@ -34,14 +32,9 @@ _libgomp = ctypes.CDLL("libgomp.so.1")  # the one that libmxnet.so has loaded
 
 
 class _OpenMP(ctypes.Structure):
-    """``mxnet::engine::OpenMP`` (src/engine/openmp.h); workers start with ``thread_max``."""
+    """The start of ``mxnet::engine::OpenMP`` (src/engine/openmp.h): a worker's first team size."""
 
-    _fields_ = [
-        ("enabled", ctypes.c_bool),
-        ("thread_max", ctypes.c_int),
-        ("reserved_cores", ctypes.c_int),
-        ("set_in_environment", ctypes.c_bool),
-    ]
+    _fields_ = [("enabled", ctypes.c_bool), ("thread_max", ctypes.c_int)]
 
 
 _get = _LIB["_ZN5mxnet6engine6OpenMP3GetEv"]  # mxnet::engine::OpenMP::Get()
@@ -51,11 +44,7 @@ _openmp = _get().contents
 
 def cores() -> int:
     """Return this process's number of processors: its CPU affinity, or what :func:`limit` set."""
-    if _limit is not None:
-        return _limit
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return _limit or len(os.sched_getaffinity(0))
 
 
 def limit(num_processors: int) -> None:
@@ -69,8 +58,8 @@ def limit(num_processors: int) -> None:
 def share(ctx: Sequence[mx.Context]) -> None:
     """Give each distinct CPU context of ``ctx`` its even share of the processors, from now on.
 
-    Does nothing for GPUs, and nothing at all if the user has set OMP_NUM_THREADS or
-    MXNET_OMP_MAX_THREADS. Another call with the same contexts costs one comparison.
+    GPUs are ignored. Does nothing if the user has set OMP_NUM_THREADS or MXNET_OMP_MAX_THREADS.
+    Another call with the same contexts costs one comparison.
     """
     global _last_shared, _first_size
     if _SET_BY_USER or ctx == _last_shared:

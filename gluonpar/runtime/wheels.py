@@ -18,9 +18,9 @@ def package() -> Path | None:
 
 
 def installed() -> list[str]:
-    """Return the names of the wheels whose metadata lie beside that package.
+    """Return the names of the wheels whose metadata is beside that package.
 
-    More than one overwrite each other's files. None: MXNet is not installed, or not from a wheel.
+    Several wheels overwrite each other's files. Empty if MXNet is not installed from a wheel.
     """
     folder = package()
     if folder is None:
@@ -31,9 +31,5 @@ def installed() -> list[str]:
 
 
 def with_cuda(names: list[str]) -> bool:
-    """Return whether one of these wheels needs CUDA.
-
-    >>> with_cuda(["mxnet"]), with_cuda(["mxnet-cu112"])
-    (False, True)
-    """
+    """Return whether one of these wheels needs CUDA."""
     return any("-cu" in name for name in names)
