@@ -16,6 +16,7 @@ import numpy as np
 from mxnet import autograd, gluon
 
 from gluonpar import collectives
+from gluonpar.diagnostics.benchmark.allreduce import payload
 from gluonpar.diagnostics.verification import Wrong, check_close, check_replicas, check_same_bits
 from gluonpar.gluon.trainer import Trainer
 from gluonpar.models import lenet, resnet
@@ -59,11 +60,11 @@ def _checks() -> Iterator[tuple[str, Callable]]:
     for name in list(collectives.ALGORITHMS):
         yield f"all-reduce {name}", functools.partial(check_sums, algorithm=name)
     yield "all-reduce as chosen for training", check_sums
-    on_one, shapes = train_lenet_alone, lenet.LENET_SHAPES
-    yield "LeNet by train_batch", functools.partial(check_training, train_lenet, on_one, shapes)
-    on_one = functools.partial(train_net, trainer=functools.partial(gluon.Trainer, kvstore=None))
-    check = functools.partial(check_training, train_net, on_one, NET_SHAPES)
-    yield "a Gluon network by Trainer", check
+    of_lenet = (train_lenet, train_lenet_alone, lenet.LENET_SHAPES)
+    yield "LeNet by train_batch", functools.partial(check_training, *of_lenet)
+    alone = functools.partial(train_net, trainer=functools.partial(gluon.Trainer, kvstore=None))
+    of_net = (train_net, alone, NET_SHAPES)
+    yield "a Gluon network by Trainer", functools.partial(check_training, *of_net)
 
 
 def check_copies(ctx: Sequence[mx.Context]) -> str:
@@ -71,7 +72,7 @@ def check_copies(ctx: Sequence[mx.Context]) -> str:
     count = 0
     for i, j in itertools.permutations(range(len(ctx)), 2):
         for dtype, shape in itertools.product(DTYPES, SHAPES):
-            want = _payload(i, shape, dtype)
+            want = _payload(ctx, shape, dtype)[i]
             target = mx.nd.full(shape, 99, ctx=ctx[j], dtype=dtype)
             memory.from_numpy(want, ctx[i]).copyto(target)
             what = f"{dtype} array of shape {shape} copied from {ctx[i]} to {ctx[j]}"
@@ -90,7 +91,7 @@ def check_sums(ctx: Sequence[mx.Context], algorithm: str | None = None) -> str:
 
     count = 0
     for dtype, shape in itertools.product(DTYPES, SHAPES):
-        parts = [_payload(i, shape, dtype) for i in range(len(ctx))]
+        parts = _payload(ctx, shape, dtype)
         want = sum(part.astype("int64") for part in parts).astype(dtype)
         for array in allreduced(parts):
             _check_equal(array, want, f"sum of {dtype} arrays of shape {shape} on {array.context}")
@@ -187,11 +188,9 @@ def _drawn(shapes: Sequence[tuple[int, ...]], scale: float) -> list[np.ndarray]:
     return [rng.normal(scale=scale, size=shape).astype("float32") for shape in shapes]
 
 
-def _payload(device: int, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    """Return integers other than zero that differ from cell to cell and from device to device."""
-    period = 61 if np.dtype(dtype).itemsize < 4 else 65521  # float16 is exact up to 2048
-    cells = np.arange(np.prod(shape), dtype="int64").reshape(shape)
-    return ((cells * 37 + device * 17) % period + 1).astype(dtype)
+def _payload(ctx: Sequence[mx.Context], shape: tuple[int, ...], dtype: str) -> list[np.ndarray]:
+    arrays = payload(len(ctx), int(np.prod(shape)), np.dtype(dtype))
+    return [array.reshape(shape) for array in arrays]
 
 
 def _check_equal(array: mx.nd.NDArray, want: np.ndarray, what: str) -> None:

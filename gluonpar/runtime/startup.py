@@ -50,8 +50,8 @@ def start() -> None:
     library; ValueError if GLUONPAR_CUDA is neither pypi nor system.
     """
     imported_before = "mxnet" in sys.modules
-    _prepare_numpy()
     wheel = _installed_wheel()
+    _prepare_numpy()
     missing = {name: value for name, value in SETTINGS.items() if name not in os.environ}
     for name, value in settings([wheel]).items():
         os.environ.setdefault(name, value)

@@ -77,18 +77,9 @@ def numpy() -> Iterator[Found]:
 
 def mxnet() -> Iterator[Found]:
     """Whether MXNet is installed once, can be imported, computes, and is version 1.9.1."""
-    if wheels.package() is None:
-        text, remedy = f"MXNet is not installed in {sys.prefix}", f"{CPU}; for NVIDIA GPUs: {CUDA}"
-        yield WRONG, text, remedy
-        return
-    installed = wheels.installed()
-    if len(installed) > 1:
-        text = f"{' and '.join(installed)} are both installed; they overwrite each other's files"
-        remedy = f"pip uninstall -y {' '.join(installed)}, then one of {CPU} and {CUDA}"
-        yield WRONG, text, remedy
-        return
     facts = probes.run("mxnet", f"if the message names no remedy, reinstall it: {CPU} or {CUDA}")
-    text = f"{facts['version']} ({', '.join(installed) or 'not a wheel'}) at {facts['file']}"
+    wheel = ", ".join(wheels.installed()) or "not a wheel"
+    text = f"{facts['version']} ({wheel}) at {facts['file']}"
     if facts["version"] != "1.9.1":
         yield WRONG, f"{text}; gluonpar needs 1.9.1", f"{CPU} or {CUDA}"
     else:
@@ -96,8 +87,7 @@ def mxnet() -> Iterator[Found]:
         yield OK, f"{text}, {built} CUDA; finds {facts['num_gpus']} GPUs"
     if "cuda_error" in facts:
         text = f"MXNet cannot use any GPU, since CUDA fails: {facts['cuda_error']}"
-        remedy = "see `driver` below; CPU devices work (--device cpu)"
-        yield WRONG, text, remedy
+        yield WRONG, text, "see `driver` below; CPU devices work (--device cpu)"
 
 
 def nvidia_driver() -> Iterator[Found]:
