@@ -10,10 +10,9 @@ from typing import BinaryIO, Iterator
 
 
 def read(path: str | os.PathLike, kind: str = "file") -> bytes:
-    """Return the content of a regular file.
+    """Return the content of a regular file; ValueError with the reason if it cannot be read.
 
-    Raises ValueError with the path and the reason if it does not exist or cannot be read; ``kind``
-    is what the message calls it.
+    ``kind`` is what the message calls a file that does not exist.
     """
     path = pathlib.Path(path)
     try:
@@ -29,8 +28,7 @@ def atomic_write(path: str | os.PathLike) -> Iterator[BinaryIO]:
     """Open a binary file for writing that becomes ``path`` if the block raises no exception.
 
     Until then it has a temporary name in the same folder; then it is flushed to the disk and
-    renamed. If anything fails, ``path`` stays as it was and the temporary file is removed. Raises
-    OSError if the file system refuses.
+    renamed. If anything fails, ``path`` stays as it was. OSError if the file system refuses.
     """
     temporary = _temporary(path)
     try:
@@ -78,9 +76,7 @@ def make_writable_folder(folder: str | os.PathLike) -> pathlib.Path:
         str(path.absolute()).encode()
         path.mkdir(parents=True, exist_ok=True)
         check_writable(path / f".writable-{os.getpid()}")
-    except UnicodeEncodeError as error:
-        reason = "MXNet takes only paths in UTF-8"
+    except (UnicodeEncodeError, OSError) as error:
+        reason = getattr(error, "strerror", "MXNet takes only paths in UTF-8")
         raise ValueError(f"nothing can be saved in {path}: {reason}") from error
-    except OSError as error:
-        raise ValueError(f"nothing can be saved in {path}: {error.strerror}") from error
     return path

@@ -29,9 +29,9 @@ def check_onnx() -> None:
     try:
         from onnx.helper import np_dtype_to_tensor_dtype  # noqa: F401
     except ImportError as error:
+        remedy = "pip install 'gluonpar[onnx]'"
         raise ImportError(
-            f"ONNX files need the package onnx, 1.16 or later ({error}): "
-            "pip install 'gluonpar[onnx]'"
+            f"ONNX files need the package onnx, 1.16 or later ({error}): {remedy}"
         ) from error
 
 
@@ -44,13 +44,12 @@ def export_onnx(
 ) -> None:
     """Write ``model`` with its parameters to ``path`` as an ONNX file (operator set 14).
 
-    ``model`` is an initialized ``HybridBlock`` with one input, or a function ``model(X, params)``
-    of MXNet operators, such as :func:`gluonpar.lenet`, with ``params``, one device's list of
-    arrays. Of a block on several devices, the first one's parameters are written. The file's input
-    is ``data`` of ``dtype`` and ``input_shape``, where the first length may be any; its outputs are
+    ``model`` is an initialized ``HybridBlock`` with one input, of which the first device's
+    parameters are written, or a function ``model(X, params)`` of MXNet operators, such as
+    :func:`gluonpar.lenet`, with ``params``, one device's list of arrays. The file's input is
+    ``data`` of ``dtype`` and ``input_shape``, where the first length may be any; its outputs are
     ``scores``, or ``scores0``, ``scores1``, ... It computes what MXNet does outside
-    ``autograd.record()``, up to rounding. Waits for the parameters; the file is written whole or
-    not at all.
+    ``autograd.record()``, up to rounding. Waits for the parameters; writes all or nothing.
 
     Raises ImportError without the package ``onnx`` (extra ``onnx``); ValueError for an operator
     that MXNet's exporter does not support, or parameters without values; TypeError for another kind
@@ -92,9 +91,7 @@ def _symbol(model: Any, params: Any) -> tuple[mx.sym.Symbol, dict[str, mx.nd.NDA
     return mx.sym.Group([of.as_nd_ndarray() for of in outputs]), values
 
 
-def _translated(
-    symbol: mx.sym.Symbol, values: dict[str, mx.nd.NDArray], shape: tuple, dtype: np.dtype
-) -> Any:
+def _translated(symbol: mx.sym.Symbol, values: dict, shape: tuple, dtype: np.dtype) -> Any:
     """Return the graph that MXNet's exporter makes, with ``onnx`` as it was in MXNet's time."""
     from unittest import mock  # slow to import, and not needed by programs that export nothing
 
@@ -103,21 +100,16 @@ def _translated(
 
     dtypes = [np.dtype(name) for name in _DTYPES]
     numbers = [onnx.helper.np_dtype_to_tensor_dtype(one) for one in dtypes]
+    by_dtype, by_number = dict(zip(dtypes, numbers)), dict(zip(numbers, dtypes))
     mapping = types.SimpleNamespace(
-        NP_TYPE_TO_TENSOR_TYPE=dict(zip(dtypes, numbers)),
-        TENSOR_TYPE_TO_NP_TYPE=dict(zip(numbers, dtypes)),
+        NP_TYPE_TO_TENSOR_TYPE=by_dtype, TENSOR_TYPE_TO_NP_TYPE=by_number
     )
     patched = mock.patch.object(onnx, "mapping", mapping, create=True)
     with patched, mock.patch.object(onnx.checker, "check_graph"):
         try:
+            options = {"dynamic": True, "dynamic_input_shapes": [(None, *shape[1:])]}
             return MXNetGraph().create_onnx_graph_proto(
-                symbol,
-                values,
-                [shape],
-                [onnx.helper.np_dtype_to_tensor_dtype(dtype)],
-                opset_version=OPERATOR_SET,
-                dynamic=True,
-                dynamic_input_shapes=[(None, *shape[1:])],
+                symbol, values, [shape], [by_dtype[dtype]], opset_version=OPERATOR_SET, **options
             )
         except AttributeError as error:  # what the exporter raises for an unknown operator
             raise ValueError(f"MXNet cannot write this network as ONNX: {error}") from error
@@ -126,9 +118,8 @@ def _translated(
 def _tidy(graph: Any) -> None:
     """Remove the parameters from the graph's inputs, and give its outputs fixed names."""
     stored = {tensor.name for tensor in graph.initializer}
-    inputs = [value for value in graph.input if value.name not in stored]
-    del graph.input[:]
-    graph.input.extend(inputs)
+    for value in [value for value in graph.input if value.name in stored]:
+        graph.input.remove(value)
     several = len(graph.output) > 1
     renamed = {v.name: f"{OUTPUT}{i if several else ''}" for i, v in enumerate(graph.output)}
     for node in graph.node:
@@ -141,11 +132,9 @@ def _tidy(graph: Any) -> None:
 def _serialized(graph: Any) -> bytes:
     import onnx
 
+    sets = [onnx.helper.make_opsetid("", OPERATOR_SET)]
     model = onnx.helper.make_model(
-        graph,
-        opset_imports=[onnx.helper.make_opsetid("", OPERATOR_SET)],
-        ir_version=IR_VERSION,
-        producer_name="gluonpar",
+        graph, opset_imports=sets, ir_version=IR_VERSION, producer_name="gluonpar"
     )
     onnx.checker.check_model(model, full_check=True)
     return model.SerializeToString()

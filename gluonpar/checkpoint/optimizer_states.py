@@ -1,9 +1,9 @@
 """The optimizer's section of a checkpoint, and files that hold nothing else (``save_states``).
 
 The section has the optimizer's class, the parameters' names and shapes, and the numbers of the
-optimizer and its learning-rate schedule (rates, update counts); the arrays are the states of each
-parameter. Everything is checked before anything changes: a number replaces only a number, and a
-state only one of the same shapes and dtypes.
+optimizer and its learning-rate schedule; the arrays are the states of each parameter. Before
+anything changes, it is checked that a number replaces only a number, and a state only one of the
+same shapes and dtypes.
 """
 
 from __future__ import annotations
@@ -30,10 +30,9 @@ NamedParams = List[Tuple[str, gluon.Parameter]]  # in the order of the updater's
 def save(
     path: str | os.PathLike, updater: mx.optimizer.Updater, params: Sequence[gluon.Parameter]
 ) -> None:
-    """Write the states of ``updater``, which updates ``params`` in this order.
+    """Write the states of ``updater``, which updates ``params`` in this order, whole or not at all.
 
-    Waits for the arrays. The file is written whole or not at all; raises OSError if the file system
-    refuses.
+    Waits for the arrays. Raises OSError if the file system refuses.
     """
     arrays = sealed_npz.NumberedArrays()
     section = describe(updater, [(param.name, param) for param in params], arrays)
@@ -43,25 +42,23 @@ def save(
 def load(
     path: str | os.PathLike, updater: mx.optimizer.Updater, params: Sequence[gluon.Parameter]
 ) -> None:
-    """Restore the states that :func:`save` wrote for the same parameters.
+    """Restore what :func:`save` wrote for the same optimizer and parameters.
 
-    Raises ValueError, and changes nothing, if the file is missing, damaged or not one of
-    optimizer states, or belongs to another optimizer or other parameters.
+    Otherwise, or if the file is missing or damaged, raises ValueError and changes nothing.
     """
     named = [(param.name, param) for param in params]
-    restore = sealed_npz.unpack(
-        files.read(path),
-        lambda section, arrays: prepare_restore(section, arrays, updater, named),
-        path,
-    )
-    restore()
+
+    def parse(section: dict, arrays: dict[int, np.ndarray]) -> Callable[[], None]:
+        return prepare_restore(section, arrays, updater, named)
+
+    sealed_npz.unpack(files.read(path), parse, path)()
 
 
 def describe(
     updater: mx.optimizer.Updater, params: NamedParams, arrays: sealed_npz.NumberedArrays
 ) -> dict[str, Any]:
     """Return the section for ``updater``, and add the states to ``arrays``."""
-    optimizer = updater.optimizer
+    optimizer, states = updater.optimizer, updater.states.items()
     return {
         "format": FORMAT,
         "optimizer": type(optimizer).__name__,
@@ -69,10 +66,7 @@ def describe(
         "numbers": _numbers(optimizer),
         "schedule": _numbers(optimizer.lr_scheduler),
         "counts": list(optimizer._index_update_count.items()),
-        "states": [
-            [i, _map(lambda array: arrays.add(array.asnumpy()), state)]
-            for i, state in updater.states.items()
-        ],
+        "states": [[i, _map(lambda a: arrays.add(a.asnumpy()), state)] for i, state in states],
     }
 
 
@@ -81,8 +75,7 @@ def prepare_restore(
 ) -> Callable[[], None]:
     """Check a section that :func:`describe` made; return the function that restores ``updater``.
 
-    Takes the states out of ``arrays``. Raises ValueError for another optimizer or other parameters,
-    and nearly any exception for a section that :func:`describe` did not make.
+    Takes the states out of ``arrays``. May raise any exception for a section made by hand.
     """
     optimizer, kind = updater.optimizer, type(updater.optimizer).__name__
     if section["format"] != FORMAT:
@@ -104,7 +97,7 @@ def prepare_restore(
         found, expected = _map(kind_of, state), _map(kind_of, _new_state(optimizer, i, param))
         if found != expected:
             raise ValueError(f"the state of parameter {name} must be {expected}, got {found}")
-    loaded = {i: _map(_as_mxnet, state) for i, state in states.items()}
+    loaded = {i: _map(lambda a: mx.nd.array(a, dtype=a.dtype), s) for i, s in states.items()}
 
     def restore() -> None:
         vars(optimizer).update(section["numbers"])
@@ -131,18 +124,15 @@ def _indices(saved: list, params: NamedParams) -> dict[int, int]:
     same_names = by_name.keys() == {name for name, _ in saved} and len(by_name) == len(params)
     index = {i: by_name[name] if same_names else i for i, (name, _) in enumerate(saved)}
     for i, (saved_name, saved_shape) in enumerate(saved):
-        name, param = params[index[i]]
-        if not _compatible(saved_shape, param.shape):
+        (name, param), shape = params[index[i]], tuple(saved_shape)
+        # A length that is not known yet is 0, or -1 in mx.np.
+        fits = all(a == b or min(a, b) <= 0 for a, b in zip(shape, param.shape))
+        if len(shape) != len(param.shape) or not fits:
             raise ValueError(
-                f"it is for other parameters: number {i} is {saved_name} {tuple(saved_shape)} in "
-                f"the file, but {name} {tuple(param.shape)} here"
+                f"it is for other parameters: number {i} is {saved_name} {shape} in the file, but "
+                f"{name} {tuple(param.shape)} here"
             )
     return index
-
-
-def _compatible(shape: Sequence[int], other: Sequence[int]) -> bool:
-    """Whether the shapes can be equal; a length not known yet is 0, or -1 in ``mx.np``."""
-    return len(shape) == len(other) and all(a == b or min(a, b) <= 0 for a, b in zip(shape, other))
 
 
 def _numbers(of: Any) -> dict[str, Any]:
@@ -164,14 +154,9 @@ def _check_numbers(numbers: dict[str, Any], of: Any) -> None:
 def _new_state(optimizer: mx.optimizer.Optimizer, i: int, param: gluon.Parameter) -> Any:
     weight = mx.nd.empty(tuple(param.shape), dtype=param.dtype)
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # float16 without multi_precision; the first update warns too
+        # float16 without multi_precision; the first update warns too
+        warnings.simplefilter("ignore")
         return optimizer.create_state_multi_precision(i, weight)
-
-
-def _as_mxnet(array: np.ndarray) -> mx.nd.NDArray:
-    return mx.nd.array(array, dtype=array.dtype)
 
 
 def _map(function: Callable[[Any], Any], state: Any) -> Any:

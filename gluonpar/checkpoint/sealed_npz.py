@@ -1,12 +1,10 @@
 """A JSON header and arrays in one NumPy ``.npz`` file, which ends with its own SHA-256.
 
-The members are ``header.npy`` (the bytes of the JSON text), ``0.npy``, ``1.npy``, ...; the comment
-of the zip file is the SHA-256 of everything before it, so that ``np.load`` opens the file too. The
-checksum is verified before anything is parsed: a truncated or changed file is a ValueError.
-
-The checksum is not a signature: anyone can write a file with a correct one. Loading such a file
-executes no code, because nothing is unpickled, and takes no more memory than its size: members must
-not be compressed, and NumPy reads at most their bytes, whatever shape they state.
+The members are ``header.npy`` (the bytes of the JSON text), ``0.npy``, ``1.npy``, ...; the SHA-256
+of everything before it is the comment of the zip file, which ``np.load`` opens too. It is verified
+before anything is parsed, but it is not a signature: anyone can write a file with a correct one.
+Loading such a file executes no code, because nothing is unpickled, and takes no more memory than
+its size: members must not be compressed, and NumPy reads at most their bytes.
 """
 
 from __future__ import annotations
@@ -44,10 +42,7 @@ def write(path: str | os.PathLike, header: Any, arrays: Sequence[np.ndarray]) ->
 
 
 def pack(header: Any, arrays: Sequence[np.ndarray]) -> memoryview:
-    """Return the content of a sealed file.
-
-    ``header`` holds what JSON can express and NumPy's numbers; ``arrays`` are of any dtype but
-    object.
+    """Return a sealed file of a JSON ``header``, with NumPy's numbers too, and of ``arrays``.
 
     >>> unpack(pack({"a": 1}, [np.arange(3)]))
     ({'a': 1}, [array([0, 1, 2])])
@@ -76,9 +71,8 @@ def unpack(
     """Return header and arrays of a sealed file, or ``parse(header, arrays by number)``.
 
     If ``parse`` takes out each array once, a small file cannot make it use much memory. Raises
-    ValueError, with ``path`` and the reason, if the content is not a sealed file, or was changed,
-    or if ``parse`` raises any exception: a file made by hand can hold anything under a correct
-    checksum.
+    ValueError, with ``path`` and the reason, if the content is not a sealed file, was changed, or if
+    ``parse`` raises any exception, as it may on a file made by hand.
     """
     try:
         _check_seal(content)

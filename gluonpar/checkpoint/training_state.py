@@ -40,13 +40,11 @@ def save_checkpoint(
 
     ``params`` is an initialized block, or one list of parameters per device (:func:`get_params`).
     ``trainer`` contributes the optimizer's states, update counts and learning-rate schedule, and
-    ``rng`` the state of the generator that shuffles. ``notes`` is anything that JSON can express:
-    epoch, batch, configuration.
+    ``rng`` the state of the generator that shuffles. ``notes`` is anything that JSON can express.
 
-    Parameters with gradients are equal on all devices and are written once. Those without, such as
-    the running statistics of batch normalization, are written for each device if they differ.
-    Waits for the arrays. The file is written whole or not at all and flushed to the disk; it is an
-    ``.npz`` without pickles and ends with its SHA-256. Raises OSError if the file system refuses.
+    Parameters without gradients, such as the running statistics of batch normalization, are written
+    for each device if they differ. Waits for the arrays. The file, an ``.npz`` without pickles, is
+    written whole or not at all and flushed to the disk. Raises OSError if the file system refuses.
     With several processes all must call this; rank 0 writes.
     """
     named = _named(params)
@@ -76,12 +74,12 @@ def load_checkpoint(
 ) -> dict[str, Any]:
     """Restore ``params``, ``trainer`` and ``rng`` from a checkpoint in place; return its notes.
 
-    The devices may be others than those it was written with. If there are as many, each gets its
-    own running statistics, and training continues bit for bit; otherwise all get their mean. The
-    optimizer and the generator in the file may be left out. With several processes rank 0 reads.
+    On as many devices as it was written with, each gets its own running statistics, and training
+    continues bit for bit; otherwise all get their mean. The optimizer and the generator in the file
+    may be left out. With several processes rank 0 reads.
 
-    Raises ValueError, and changes nothing, if the file is missing, truncated, damaged, not a
-    checkpoint, of a later format, of another model or optimizer, or lacks what is to be restored.
+    Raises ValueError, and changes nothing, if the file is missing, damaged, not a checkpoint, of a
+    later format, of another model or optimizer, or lacks what is to be restored.
     """
     named = _named(params)
     optimizer = None if trainer is None else _optimizer(trainer, params)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, TypeVar
+from typing import Any, Callable
 
 from gluonpar.cluster.process_collectives import gather
-
-_Result = TypeVar("_Result")
 
 
 def agree(facts: dict[str, Any]) -> None:
@@ -28,13 +26,13 @@ def agree(facts: dict[str, Any]) -> None:
             )
 
 
-def together(function: Callable[[], _Result]) -> _Result:
+def together(function: Callable[[], Any]) -> Any:
     """Return ``function()``, unless it raises ValueError or FileNotFoundError on any rank.
 
     Then that error is raised on all ranks; it names the rank, unless all ranks have the same error.
     Waits for all ranks.
     """
-    result, failure = None, None
+    result = failure = None
     try:
         result = function()
     except (ValueError, FileNotFoundError) as error:

@@ -1,8 +1,7 @@
 """How a job ends when one of its ranks cannot go on.
 
 A killed rank is noticed by its launcher, which ends the job. But MPI waits for ever for a rank that
-does not come to a collective, and does nothing about an exception. :class:`FailureDetector` prints
-one line that names the rank, and calls ``MPI_Abort``, which ends the processes on all hosts.
+does not come to a collective, and does nothing about an exception: see :class:`FailureDetector`.
 """
 
 from __future__ import annotations
@@ -26,10 +25,7 @@ _KILL_LAUNCHER = "sleep 10; grep -qx 'prterun\\|mpirun\\|orterun' /proc/$0/comm 
 
 
 def time_limit() -> float:
-    """Return how many seconds a collective may take: ``GLUONPAR_TIMEOUT``, or 20.
-
-    Raises ValueError if the variable is not a number, or is less than 2.
-    """
+    """Return how many seconds a collective may take: ``GLUONPAR_TIMEOUT``, at least 2, or 20."""
     text = os.environ.get(TIME_LIMIT, str(DEFAULT_SECONDS))
     with contextlib.suppress(ValueError):
         if float(text) >= 2:
@@ -43,16 +39,14 @@ class FailureDetector:
     A thread of each rank checks twice a second how long the rank has been in its present
     collective. Beyond ``seconds`` it calls the roll: it sends a query to all other ranks, whose
     threads answer where they are; a process that is stopped or cut off does not answer. The lowest
-    rank that waits prints what it found and calls ``MPI_Abort``. Until then, nothing is sent.
+    rank that waits prints what it found, and ends the processes on all hosts with ``MPI_Abort``.
 
-    ``comm`` is a communicator for this alone. Each thread holds ``mpi_lock`` while it calls MPI. If
-    another one does not return from MPI, this one calls MPI at the same time where that is allowed
-    (THREAD_MULTIPLE), and otherwise cannot call the roll.
+    ``comm`` is a communicator for this alone. If a thread does not return from MPI with
+    ``mpi_lock`` held, this one calls MPI at the same time where that is allowed (THREAD_MULTIPLE),
+    and otherwise cannot call the roll.
     """
 
-    def __init__(
-        self, mpi: Any, comm: Any, mpi_lock: threading.Lock, names: Sequence[str], seconds: float
-    ) -> None:
+    def __init__(self, mpi, comm, mpi_lock, names: Sequence[str], seconds: float) -> None:
         self.comm, self._mpi, self._mpi_lock = comm, mpi, mpi_lock
         self._names, self._seconds = names, seconds
         self._number, self._operation = 0, ""  # the last collective begun
@@ -67,7 +61,7 @@ class FailureDetector:
 
     @contextlib.contextmanager
     def operation(self, what: str) -> Iterator[int]:
-        """Apply the time limit to a collective; ``what`` describes it. Yields its number."""
+        """Apply the time limit to the collective ``what``. Yields its number."""
         self._number += 1
         self._operation = f"operation {self._number} ({what})"
         self._since = time.monotonic()
@@ -77,10 +71,7 @@ class FailureDetector:
             self._since = None
 
     def wait_at_exit(self, meet: Callable[[Any], None]) -> None:
-        """Call ``meet(comm)`` to wait until the programs of all ranks have ended.
-
-        This may take longer than the time limit as long as all ranks answer.
-        """
+        """Call ``meet(comm)``, which may take any time while all ranks answer."""
         self._operation, self._ended, self._since = "its program", True, time.monotonic()
         meet(self.comm)
         self._stop.set()
@@ -98,13 +89,11 @@ class FailureDetector:
 
         sys.excepthook = hook
 
-    def abort(self, why: str) -> None:
+    def abort(self, why: str, rank: int | None = None) -> None:
         """End the job: ``why`` completes the line that begins "rank 1 (...)". Does not return."""
-        self._end(self.comm.rank, why)
-
-    def _end(self, rank: int, why: str) -> None:
+        name = self._names[self.comm.rank if rank is None else rank]
         sys.stdout.flush()
-        print(f"gluonpar: {self._names[rank]} {why}; the job ends", file=sys.stderr, flush=True)
+        print(f"gluonpar: {name} {why}; the job ends", file=sys.stderr, flush=True)
         # Spawned, because a fork waits for all operators of MXNet, also for the one that waits.
         quiet = [(os.POSIX_SPAWN_OPEN, stream, os.devnull, os.O_RDWR, 0) for stream in range(3)]
         command = ["sh", "-c", _KILL_LAUNCHER, str(os.getppid())]
@@ -123,7 +112,7 @@ class FailureDetector:
         others = [other for other in range(self.comm.size) if other != rank]
         failed = f"did not complete {self._operation} in {self._seconds:g} s"
         if not self._exchange(query=others):
-            self._end(rank, f"{failed}: it is inside a call of MPI")
+            self.abort(f"{failed}: it is inside a call of MPI", rank)
         called = time.monotonic()
         waits, patience = ("has ended", self._seconds) if self._ended else ("is in ", _ROLL_SECONDS)
         deferred = False
@@ -137,20 +126,17 @@ class FailureDetector:
                 break
         for other in others:
             if other not in self._answers:
-                self._end(other, f"{failed}: {_SILENT}")
+                self.abort(f"{failed}: {_SILENT}", other)
         if self._ended:
             self._since = time.monotonic()
             return
         for other, answer in sorted(self._answers.items()):
             if answer != place:
-                self._end(other, f"{failed}: it {answer}")
-        self._end(rank, f"{failed}, and all other ranks are there too: is the network too slow?")
+                self.abort(f"{failed}: it {answer}", other)
+        self.abort(f"{failed}, and all other ranks are there too: is the network too slow?", rank)
 
     def _exchange(self, query: Sequence[int] = ()) -> bool:
-        """Send a query to the ranks ``query``, and receive and answer what has come.
-
-        Returns False if MPI may not be called now.
-        """
+        """Query ranks, and receive and answer what has come; False if MPI may not be called now."""
         free = self._mpi_lock.acquire(timeout=_TICK_SECONDS)
         if not free and self._mpi.Query_thread() < self._mpi.THREAD_MULTIPLE:
             return False

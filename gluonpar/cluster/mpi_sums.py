@@ -1,7 +1,6 @@
 """How an array is summed over ranks by MPI; figures in docs/cluster.md.
 
-All ranks call the same function with arrays of equal size and dtype, while they hold the lock of
-MPI. All end with the same bits, because one rank, or MPI, adds each element.
+All ranks end with the same bits, because one rank, or MPI, adds each element.
 """
 
 from __future__ import annotations
@@ -14,20 +13,22 @@ BLOCK_BYTES = 1 << 19  # stays in a core's second-level cache between its arriva
 BLOCKS_FROM_BYTES = 1 << 23
 
 
-def allreduce(job: World, flat: np.ndarray) -> None:
-    """Replace ``flat``, one-dimensional and of a dtype that MPI adds, by its sum over all ranks."""
-    if job.one_machine and flat.nbytes >= BLOCKS_FROM_BYTES:
-        allreduce_in_blocks(job, flat)
+def allreduce(job: World, flat: np.ndarray, as_float16: bool = False) -> None:
+    """Replace ``flat``, one-dimensional, by its sum over all ranks; ``job.mpi_lock`` is held.
+
+    float16, and with ``as_float16`` any float, is sent as float16 and added in float32.
+    """
+    if flat.dtype == np.float16 or (as_float16 and flat.dtype.kind == "f"):
+        _allreduce_as_float16(job, flat)
+    elif job.one_machine and flat.nbytes >= BLOCKS_FROM_BYTES:
+        _allreduce_in_blocks(job, flat)
     else:
         job.comm.Allreduce(job.mpi.IN_PLACE, flat)
 
 
-def allreduce_in_blocks(job: World, flat: np.ndarray) -> None:
-    """Reduce-scatter block by block, then all-gather, each rank directly with each other.
-
-    ``2 (P - 1)`` steps and ``2 n (P - 1) / P`` elements in and out of a rank. MPI's own reduction
-    receives a whole part and reads it from memory again to add it; a block is still in the cache.
-    """
+def _allreduce_in_blocks(job: World, flat: np.ndarray) -> None:
+    """Reduce-scatter block by block, then all-gather, each rank directly with each other."""
+    # MPI's own reduction receives a whole part and reads it from memory again to add it.
     parts = np.array_split(flat, job.size)
     own, block = parts[job.rank], max(1, BLOCK_BYTES // flat.itemsize)
     received = np.empty(block, flat.dtype)
@@ -41,12 +42,8 @@ def allreduce_in_blocks(job: World, flat: np.ndarray) -> None:
         job.comm.Sendrecv(own, to, 0, parts[source], source, 0)
 
 
-def allreduce_as_float16(job: World, flat: np.ndarray) -> None:
-    """Send floats as float16 and add them in float32; MPI has no float16.
-
-    A reduce-scatter and an all-gather, each rank directly with each other: ``2 n (P - 1) / P``
-    elements of two bytes in and out of a rank. Sums too large for float16 become infinite.
-    """
+def _allreduce_as_float16(job: World, flat: np.ndarray) -> None:
+    """Reduce-scatter and all-gather of bits, as MPI has no float16; larger sums become infinite."""
     halves = flat if flat.dtype == np.float16 else flat.astype(np.float16)
     bits, kind = halves.view(np.uint16), job.mpi.UINT16_T
     counts = [part.size for part in np.array_split(flat, job.size)]
@@ -65,5 +62,5 @@ def allreduce_as_float16(job: World, flat: np.ndarray) -> None:
 
 
 def _pairs(job: World) -> list[tuple[int, int]]:
-    """Return, for each step, the rank to send to and the rank to receive from."""
+    """For each step the rank to send to and the rank to receive from."""
     return [((job.rank + i) % job.size, (job.rank - i) % job.size) for i in range(1, job.size)]

@@ -1,8 +1,8 @@
 """Collectives over the processes of the job.
 
-Every process must call the same ones in the same order, with arrays of equal sizes and dtypes.
-:func:`allreduce`, :func:`broadcast` and :class:`Later` are operators of MXNet's engine; all write
-one *marker* array, so that the engine runs them one at a time and in the order of the calls.
+Every process must call the same ones in the same order, with arrays of equal sizes and dtypes. They
+are operators of MXNet's engine that all write one *marker* array, so that the engine runs them one
+at a time and in the order of the calls.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ def allreduce(arrays: Sequence[mx.nd.NDArray], compression: str | None = None) -
     Arrays are dense, on any contexts, of the same shapes and dtypes on all processes. float16 is
     added in float32. With ``compression='fp16'`` floats are sent as float16: half the bytes, with
     11 significant bits. The result has the same bits on all processes. Asynchronous, as any
-    operator. Arrays on a GPU are copied through pinned memory. Does nothing if there is one
-    process.
+    operator. Arrays on a GPU are copied through pinned memory.
     """
-    _push("allreduce", functools.partial(_sum, compression == "fp16"), arrays)
+    sum_up = functools.partial(mpi_sums.allreduce, as_float16=compression == "fp16")
+    _push("allreduce", sum_up, arrays)
 
 
 def broadcast(arrays: Sequence[mx.nd.NDArray]) -> None:
     """Replace each of ``arrays`` by that of rank 0, in place; otherwise as :func:`allreduce`."""
-    _push("broadcast", _copy, arrays)
+    _push("broadcast", lambda job, flat: job.comm.Bcast([flat.view("u1"), job.mpi.BYTE]), arrays)
 
 
 def gather(value: Any) -> list:
@@ -68,26 +68,16 @@ class Later:
     """A number that is summed over all processes while the program goes on."""
 
     def __init__(self, number: float) -> None:
-        self.number, self._done = number, None
-        job = world()
-        if job is None:
-            return
-        self._done = _marker()
-        engine.push(
-            functools.partial(self._sum, job),
-            mx.cpu(0),
-            writes=[self._done],
-            name="gluonpar.cluster.sum",
-            prioritized=True,
-        )
+        self.number, job = number, world()
+        if job is not None:
+            _push_operator("sum", functools.partial(self._sum, job), [])
 
     def _sum(self, job: World) -> None:
         self.number = _run(job, "sum", lambda: job.comm.allreduce(self.number))
 
     def wait(self) -> float:
         """Return the sum. An operator pushed after a later collective may read ``number``."""
-        if self._done is not None:
-            self._done.wait_to_read()
+        _marker().wait_to_read()
         return self.number
 
 
@@ -97,25 +87,17 @@ def _push(name: str, run: Callable, arrays: Sequence[mx.nd.NDArray]) -> None:
         return
     for dtype in sorted({str(np.dtype(array.dtype)) for array in arrays if array.size}):
         some = [array for array in arrays if array.size and np.dtype(array.dtype) == dtype]
-        staged = [_on_host(array) for array in some]
+        staged = [a.copyto(mx.cpu_pinned(0)) if a.context.device_type == "gpu" else a for a in some]
         what = f"{name} of {sum(array.size for array in some):,} {dtype}"
-        engine.push(
-            functools.partial(_run_flat, job, what, run, staged),
-            mx.cpu(0),
-            writes=[*staged, _marker()],
-            name=f"gluonpar.cluster.{name}",
-            prioritized=True,
-        )
+        _push_operator(name, functools.partial(_run_flat, job, what, run, staged), staged)
         for array, copy in zip(some, staged):
             if copy is not array:
                 copy.copyto(array)
 
 
-def _on_host(array: mx.nd.NDArray) -> mx.nd.NDArray:
-    """Return the array itself, or a copy of a GPU's array in pinned memory."""
-    if array.context.device_type == "gpu":
-        return array.copyto(mx.cpu_pinned(0))
-    return array
+def _push_operator(name: str, function: Callable[[], None], arrays: list[mx.nd.NDArray]) -> None:
+    writes, name = [*arrays, _marker()], f"gluonpar.cluster.{name}"
+    engine.push(function, mx.cpu(0), writes=writes, name=name, prioritized=True)
 
 
 def _run_flat(job: World, what: str, run: Callable, arrays: Sequence[mx.nd.NDArray]) -> None:
@@ -146,17 +128,6 @@ def _check(job: World, number: int, what: str) -> None:
             f"the ranks differ in operation {number}: {listed}. All must call the same "
             "collectives in the same order, on arrays of equal sizes and dtypes"
         )
-
-
-def _copy(job: World, flat: np.ndarray) -> None:
-    job.comm.Bcast([flat.view(np.uint8), job.mpi.BYTE])
-
-
-def _sum(as_float16: bool, job: World, flat: np.ndarray) -> None:
-    if flat.dtype == np.float16 or (as_float16 and flat.dtype.kind == "f"):
-        mpi_sums.allreduce_as_float16(job, flat)
-    else:
-        mpi_sums.allreduce(job, flat)
 
 
 @functools.lru_cache(None)

@@ -2,38 +2,55 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
+import itertools
 import os
 import signal
 import socket
 import sys
 import threading
 import time
-from typing import Any, Iterator, NamedTuple
+from typing import Any, Mapping, NamedTuple
 
-from gluonpar.cluster import failures, launcher
+from gluonpar.cluster import failures
 from gluonpar.runtime import engine, memory_limits, threads
 
 # Address space: with 100 MB MPI crashed, with 200 MB it did not start in 60 s, with 300 MB it did.
 MPI_ADDRESSES = 350 * memory_limits.MB
+# The number of processes, as set by Open MPI's mpirun, and by the PMI of MPICH, Intel MPI and srun.
+_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+# PMIx, as in srun --mpi=pmix, sets a rank only; Slurm sets the number of tasks of the job step.
+_PMIX_RANK, _SLURM_TASKS = "PMIX_RANK", "SLURM_STEP_NUM_TASKS"
+# The process that has joined the job; its child processes inherit the environment, not the rank.
+_JOINED = "GLUONPAR_CLUSTER_PID"
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _POLL_SECONDS, _POLLS_AT_ONCE = 50e-6, 20
 
 
-class World(NamedTuple):
-    """All processes of the job: mpi4py's module, a communicator, and the failure detector.
+def launched(environment: Mapping[str, str] = os.environ) -> bool:
+    """Return whether an MPI launcher started this process as one of several. Does not load MPI.
 
-    A thread holds ``mpi_lock`` while it calls MPI. ``one_machine``: all ranks share its memory.
+    >>> launched({"OMPI_COMM_WORLD_SIZE": "2"}), launched({"PMI_SIZE": "1"}), launched({})
+    (True, False, False)
     """
+    if environment.get(_JOINED, str(os.getpid())) != str(os.getpid()):
+        return False
+    for name in _SIZES:
+        if name in environment:
+            return int(environment[name]) > 1
+    return _PMIX_RANK in environment and environment.get(_SLURM_TASKS) != "1"
+
+
+class World(NamedTuple):
+    """All processes of the job. A thread holds ``mpi_lock`` while it calls MPI."""
 
     rank: int
     size: int
-    mpi: Any
+    mpi: Any  # the module mpi4py.MPI
     comm: Any
     mpi_lock: threading.Lock
     detector: failures.FailureDetector
-    one_machine: bool
+    one_machine: bool  # all ranks share its memory
 
     def meet(self, comm: Any = None) -> None:
         """Wait until all ranks have called this. Sleeps between polls.
@@ -42,15 +59,12 @@ class World(NamedTuple):
         """
         with self.mpi_lock:
             barrier = (comm or self.comm).Ibarrier()
-        polls = 0
-        while not self._done(barrier):
-            polls += 1
-            if polls > _POLLS_AT_ONCE:
+        for polls in itertools.count():
+            with self.mpi_lock:
+                if barrier.Test():
+                    return
+            if polls >= _POLLS_AT_ONCE:
                 time.sleep(_POLL_SECONDS)
-
-    def _done(self, request: Any) -> bool:
-        with self.mpi_lock:
-            return request.Test()
 
 
 _world: World | None = None
@@ -61,10 +75,10 @@ def world() -> World | None:
     """Return the job that this process belongs to, or None. The first call starts MPI.
 
     Raises ImportError without mpi4py, RuntimeError if MPI cannot be used, memory_limits.OutOfMemory
-    if there is too little memory for it, ValueError if GLUONPAR_TIMEOUT is invalid.
+    with too little memory for it, ValueError if GLUONPAR_TIMEOUT is invalid.
     """
     global _world
-    if _world is None and launcher.launched():
+    if _world is None and launched():
         with _starting:
             _world = _world or _start()
     return _world
@@ -103,18 +117,23 @@ def abort(why: str) -> None:
 
 def _start() -> World:
     seconds = failures.time_limit()
-    _die_with_the_launcher()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # when the launcher dies
     memory_limits.require("MPI", 0, MPI_ADDRESSES)
-    with _time_limit_of_start(3 * seconds):
+    timer = threading.Timer(3 * seconds, _end_start, [3 * seconds])
+    timer.daemon = True
+    timer.start()
+    try:
         mpi = _initialized_mpi()
         comm, comm_of_detector = mpi.COMM_WORLD.Dup(), mpi.COMM_WORLD.Dup()
         places = comm.allgather((socket.gethostname(), os.getpid(), os.sched_getaffinity(0)))
+    finally:
+        timer.cancel()
     if comm.size == 1:
         raise RuntimeError(
             "the launcher started several processes, but MPI sees one: mpi4py was built for "
             f"another MPI than this launcher's, {mpi.Get_library_version().splitlines()[0]}"
         )
-    launcher.mark_joined()
+    os.environ[_JOINED] = str(os.getpid())
     host = places[comm.rank][0]
     _share_processors([processors for other, _, processors in places if other == host])
     names = [f"rank {rank} (pid {pid} on {host})" for rank, (host, pid, _) in enumerate(places)]
@@ -140,10 +159,10 @@ def _initialized_mpi():
 
     if not MPI.Is_initialized():
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
-    if MPI.Query_thread() < MPI.THREAD_SERIALIZED:
+    level, needed = MPI.Query_thread(), MPI.THREAD_SERIALIZED
+    if level < needed:
         raise RuntimeError(
-            f"MPI must support thread level {MPI.THREAD_SERIALIZED} (SERIALIZED), got "
-            f"{MPI.Query_thread()}; use an MPI built with threads"
+            f"MPI must support threads at level {needed} (SERIALIZED), got {level}; use another MPI"
         )
     return MPI
 
@@ -161,22 +180,7 @@ def _share_processors(of_each_rank: list[set[int]]) -> None:
     threads.limit(max(1, int(share + 1e-9)))
 
 
-def _die_with_the_launcher() -> None:
-    """Have Linux kill this process when its parent dies."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-@contextlib.contextmanager
-def _time_limit_of_start(seconds: float) -> Iterator[None]:
-    def end() -> None:
-        line = f"gluonpar: not all ranks started MPI within {seconds:g} s; the job ends"
-        print(line, file=sys.stderr, flush=True)
-        os._exit(failures.FAILED)
-
-    timer = threading.Timer(seconds, end)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+def _end_start(seconds: float) -> None:
+    line = f"gluonpar: not all ranks started MPI within {seconds:g} s; the job ends"
+    print(line, file=sys.stderr, flush=True)
+    os._exit(failures.FAILED)

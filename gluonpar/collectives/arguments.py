@@ -20,16 +20,15 @@ class Kind(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of one array."""
+        """Return the number of bytes of one array."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 def check_list(data: Sequence[mx.nd.NDArray], name: str = "data") -> Kind:
     """Return the kind of ``data``, which must be distinct dense arrays of one shape and dtype."""
     if not isinstance(data, (list, tuple)):
-        raise TypeError(
-            f"{name} must be a list of arrays, one per device, got {type(data).__name__}"
-        )
+        kind = type(data).__name__
+        raise TypeError(f"{name} must be a list of arrays, one per device, got {kind}")
     if not data:
         raise ValueError(f"{name} must hold at least one array, got an empty list")
     for i, array in enumerate(data):
@@ -38,13 +37,9 @@ def check_list(data: Sequence[mx.nd.NDArray], name: str = "data") -> Kind:
     kinds = [(array.shape, array.dtype, array.stype) for array in data]
     for i, kind in enumerate(kinds):
         if kind != kinds[0]:
-            here, first = (
-                f"shape {shape}, dtype {np.dtype(dtype)} and {stype} storage"
-                for shape, dtype, stype in (kind, kinds[0])
-            )
             raise ValueError(
                 f"{name} must have one shape, dtype and storage type, got {name}[{i}] on "
-                f"{data[i].context} with {here}, but {name}[0] on {data[0].context} with {first}"
+                f"{_described(data[i])}, but {name}[0] on {_described(data[0])}"
             )
     shape, dtype, stype = kinds[0]
     if stype != "default":
@@ -54,6 +49,11 @@ def check_list(data: Sequence[mx.nd.NDArray], name: str = "data") -> Kind:
     if len({id(array) for array in data}) < len(data):
         raise ValueError(f"{name} must hold different arrays, got the same one more than once")
     return Kind(shape, np.dtype(dtype), [array.context for array in data])
+
+
+def _described(array: mx.nd.NDArray) -> str:
+    shape, dtype, stype = array.shape, np.dtype(array.dtype), array.stype
+    return f"{array.context} with shape {shape}, dtype {dtype} and {stype} storage"
 
 
 def check_op(op: str, accumulate: str | None, dtype: np.dtype) -> None:

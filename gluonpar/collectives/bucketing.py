@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 from typing import Iterator, Sequence
 
 import mxnet as mx
@@ -26,16 +24,15 @@ def allreduce_many(
 ) -> None:
     """:func:`allreduce` every list of ``lists`` in place, in buckets of up to ``bucket_bytes``.
 
-    ``lists[j]`` holds variable j's arrays, one per device, on the same contexts in the same order
-    for every j. A bucket holds consecutive variables of one dtype, at most ``bucket_bytes`` of them
-    per device; a larger variable has a bucket to itself. 'host' sums a bucket in one operator and
-    copies nothing; for the other algorithms a bucket is copied into one array per device and back.
+    ``lists[j]`` holds variable j's arrays, one per device, on the same contexts for every j. A
+    bucket holds consecutive variables of one dtype, at most ``bucket_bytes`` per device; a larger
+    variable has a bucket to itself. 'host' sums a bucket in one operator and copies nothing; for
+    the other algorithms a bucket is copied into one array per device and back.
 
-    The results are those of separate calls: bit for bit with 'host', 'star', 'tree' and 'kvstore',
-    and always for integers, max and min; up to rounding with algorithms that cut arrays into
-    chunks, in which an element's position determines the order of its additions. Raises as
-    :func:`allreduce` does, before anything has changed; also ValueError for lists on different
-    contexts and for ``bucket_bytes`` below 1.
+    The results are those of separate calls, but for rounding with algorithms that cut arrays into
+    chunks: an element's position determines the order of its additions. Raises as :func:`allreduce`
+    does, before anything has changed; also ValueError for lists on different contexts and for
+    ``bucket_bytes`` below 1.
 
     >>> import mxnet as mx
     >>> grads = [[mx.nd.ones((n,), ctx=mx.cpu(i)) for i in range(2)] for n in (3, 1)]
@@ -61,7 +58,8 @@ def allreduce_many(
     todo = [(data, kind) for data, kind in zip(lists, kinds) if 0 not in kind.shape]
     for bucket, kind in _buckets(todo, bucket_bytes):
         chosen = registry.named(algorithm or choose(kind).algorithm)
-        _allreduce_bucket(bucket, chosen, op, accumulate)
+        one_message = len(bucket) == 1 or chosen.name == "host"
+        (allreduce_checked if one_message else _allreduce_joined)(bucket, chosen, op, accumulate)
 
 
 def _buckets(lists, bucket_bytes: int) -> Iterator[tuple[list, arguments.Kind]]:
@@ -76,27 +74,22 @@ def _buckets(lists, bucket_bytes: int) -> Iterator[tuple[list, arguments.Kind]]:
             bucket, held = [], 0
 
 
-def _allreduce_bucket(bucket, chosen: registry.Algorithm, op: str, accumulate: str | None) -> None:
-    if len(bucket) == 1 or chosen.name == "host":
-        allreduce_checked(bucket, chosen, op, accumulate)
-        return
-    with contextlib.ExitStack() as stack:
-        flat = [stack.enter_context(executor.flattened(data)) for data in bucket]
-        joined = [mx.nd.concat(*arrays, dim=0) for arrays in zip(*flat)]
+def _allreduce_joined(bucket, chosen: registry.Algorithm, op: str, accumulate: str | None) -> None:
+    k = len(bucket[0])
+    with executor.flattened([array for data in bucket for array in data]) as flat:
+        joined = [mx.nd.concat(*flat[i::k], dim=0) for i in range(k)]
         allreduce_checked([joined], chosen, op, accumulate)
-        starts = itertools.accumulate([0] + [data[0].size for data in flat])
-        for start, data in zip(starts, flat):
-            for array, whole in zip(data, joined):
+        for i, whole in enumerate(joined):
+            start = 0
+            for array in flat[i::k]:
                 whole[start : start + array.size].copyto(array)
+                start += array.size
 
 
-def allreduce_as_float16(
-    lists: Sequence[Sequence[mx.nd.NDArray]], algorithm: str | None = None
-) -> None:
-    """:func:`allreduce_many` in place, exchanging float16 values and adding them in float32.
+def allreduce_as_float16(lists, algorithm: str | None = None) -> None:
+    """:func:`allreduce_many` of float16 copies, added in float32, and written back.
 
-    Every value and every sum is rounded to 11 binary digits; above 65504 it becomes infinite. Needs
-    float16 copies of all arrays until the sums have been written back.
+    Every value and every sum is rounded to 11 binary digits; above 65504 it becomes infinite.
     """
     halves = [[array.astype("float16") for array in data] for data in lists]
     allreduce_many(halves, algorithm, accumulate="float32")

@@ -1,16 +1,15 @@
 """Carry out a plan with MXNet's own operators, on any contexts, asynchronously.
 
-A chunk that arrives at a device is an array of its own, and so are partial sums. The given arrays
-are only read until all sums are complete, and then written once. MXNet's engine, which orders
-operators by the arrays that they read and write, therefore sees no dependencies but the plan's, and
-runs the hops of one step in parallel.
+A chunk that arrives at a device is an array of its own, and so are partial sums; the given arrays
+are written once, at the end. MXNet's engine, which orders operators by the arrays that they read
+and write, therefore sees no dependencies but the plan's, and runs the hops of a step in parallel.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from typing import Iterable, Iterator, Sequence
+from typing import Container, Iterator, Sequence
 
 import mxnet as mx
 from mxnet import autograd
@@ -28,9 +27,7 @@ COMBINE = {
 
 
 @contextlib.contextmanager
-def flattened(
-    data: Sequence[mx.nd.NDArray], dtype: str | None = None
-) -> Iterator[list[mx.nd.NDArray]]:
+def flattened(data: Sequence[mx.nd.NDArray], dtype: str | None = None) -> Iterator[list]:
     """Give flat ``mx.nd`` views of ``data``, with autograd paused.
 
     With ``dtype``, give copies of that dtype, which are cast back into ``data`` on exit.
@@ -41,11 +38,8 @@ def flattened(
         engine.push(settle, on_cpu[0].context, writes=on_cpu, inline=True)
     with autograd.pause(), mx.util.np_shape(True):  # np_shape: for arrays of 0 dimensions
         flat = [array.as_nd_ndarray().reshape((-1,)) for array in data]
-        if dtype is None:
-            yield flat
-            return
-        copies = [array.astype(dtype) for array in flat]
-        yield copies
+        copies = [array.astype(dtype) for array in flat] if dtype else []
+        yield copies or flat
         for array, copy in zip(flat, copies):
             copy.astype(array.dtype).copyto(array)
 
@@ -54,30 +48,28 @@ def run(
     hops: Sequence[Hop],
     data: Sequence[mx.nd.NDArray],
     op: str = "sum",
-    results: Iterable[tuple[int, int]] | None = None,
+    results: Container[tuple[int, int]] | None = None,
 ) -> None:
     """Carry out ``hops`` on ``data`` in place; ``data[i]`` is device i's array, flat.
 
-    ``results`` names the (device, chunk) pairs to write; None means all of them. For 'mean' what is
-    written is divided by the number of arrays.
+    ``results`` names the (device, chunk) pairs to write; None means all of them.
     """
     if num_chunks(hops) == 1 and results is None:
         _run_in_place(hops, data, op)
         return
-    cuts = partition.slices(data[0].size, num_chunks(hops))
-    chunks = [[array[cut] if cut.start < cut.stop else None for cut in cuts] for array in data]
-    values = [list(device) for device in chunks]
+    size = data[0].size
+    cuts = partition.slices(size, num_chunks(hops))[:size]  # without the empty ones
+    chunks = {(i, c): array[cut] for i, array in enumerate(data) for c, cut in enumerate(cuts)}
+    values = dict(chunks)
     for hop in hops:
-        own = values[hop.dst][hop.chunk]
-        if own is None:
-            continue  # fewer elements than chunks
-        value = values[hop.src][hop.chunk].copyto(own.context)
-        values[hop.dst][hop.chunk] = COMBINE[op](value, own, out=value) if hop.reduce else value
-    if results is None:
-        results = [(i, c) for i in range(len(data)) for c in range(len(cuts))]
-    for i, c in results:
-        value, chunk = values[i][c], chunks[i][c]
-        if chunk is not None:
+        if hop.chunk < len(cuts):
+            value = values[hop.src, hop.chunk].copyto(data[hop.dst].context)
+            if hop.reduce:
+                COMBINE[op](value, values[hop.dst, hop.chunk], out=value)
+            values[hop.dst, hop.chunk] = value
+    for place, chunk in chunks.items():
+        value = values[place]
+        if results is None or place in results:
             if op == "mean":
                 value /= len(data)
             if value is not chunk:

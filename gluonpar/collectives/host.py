@@ -5,9 +5,8 @@ place. A block of all K arrays stays in a core's cache from being summed until i
 every array, so each array crosses the memory bus twice, in and out: 2 K n bytes, the minimum.
 Several threads share the blocks of large arrays.
 
-The function is an operator of MXNet's engine (``thread_pool.push``): it is as asynchronous as any
-other, and runs in parallel with the devices' computations. Arrays are added in the order of the
-list, starting with the one that the sum is written to, so the result has the same bits every time.
+The function is an operator of MXNet's engine and runs in parallel with the devices' computations.
+Arrays are added in the order of the list, starting with the one that the sum is written to.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ COMBINE = {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum}
 class Reduction(NamedTuple):
     """Combine ``part`` of the arrays ``sources`` into the first of them, then copy to ``targets``.
 
-    Arrays are numbers in a list of arrays; ``part`` is a slice of the flattened arrays. With one
-    source it is a copy.
+    Arrays are given by their number in a list; ``part`` is a slice of the flattened arrays.
     """
 
     part: slice
@@ -42,27 +40,26 @@ def allreduce(
 ) -> None:
     """Sum the arrays of CPU contexts in memory, block by block, with several threads if large."""
     devices = range(len(lists[0]))
-    whole = Reduction(slice(0, None), devices, devices[1:])
-    run([(data, [whole]) for data in lists], op, accumulate)
+    run(lists, [Reduction(slice(0, None), devices, devices[1:])], op, accumulate)
 
 
 def run(
-    work: Sequence[tuple[Sequence[mx.nd.NDArray], Sequence[Reduction]]],
+    lists: Sequence[Sequence[mx.nd.NDArray]],
+    reductions: Sequence[Reduction],
     op: str = "sum",
     accumulate: str | None = None,
 ) -> None:
-    """Push one operator that does all of ``work``: lists of arrays, each with its reductions."""
-    # The caller may change its lists before the operator runs.
-    work = [(tuple(data), reductions) for data, reductions in work]
-    arrays = [array for data, _ in work for array in data]
+    """Push one operator that does ``reductions`` on each of ``lists``."""
+    lists = [tuple(data) for data in lists]  # the caller may change its own before it runs
+    arrays = [array for data in lists for array in data]
     num_bytes = sum(map(memory.num_bytes, arrays))
-    function = functools.partial(_reduce, work, op, accumulate, num_bytes)
+    function = functools.partial(_reduce, lists, reductions, op, accumulate, num_bytes)
     thread_pool.push(function, arrays, num_bytes, name="gluonpar.host")
 
 
-def _reduce(work, op: str, accumulate: str | None, num_bytes: int) -> None:
+def _reduce(lists, reductions, op: str, accumulate: str | None, num_bytes: int) -> None:
     tasks = []
-    for data, reductions in work:
+    for data in lists:
         views = memory.views(data)
         for part, sources, targets in reductions:
             function = functools.partial(_combine, len(sources), op, accumulate)

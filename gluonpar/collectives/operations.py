@@ -10,7 +10,7 @@ from mxnet import autograd
 
 from gluonpar.collectives import arguments, executor, host, partition, registry
 from gluonpar.collectives.algorithms import balanced, tree
-from gluonpar.collectives.plan import Hop, relabel
+from gluonpar.collectives.plan import relabel, reverse
 from gluonpar.runtime import threads
 
 SMALL_BYTES = 1 << 16
@@ -26,17 +26,11 @@ class Choice(NamedTuple):
         return f"{self.algorithm}: {self.why}"
 
 
-ON_THE_HOST = Choice("host", "all arrays are in the host's memory, so it can sum them in place")
-
-
 def choose(kind: arguments.Kind) -> Choice:
-    """Choose an algorithm by the arrays' contexts, their number and their bytes.
-
-    The rule for CPU contexts has been measured. Those for GPUs follow from the cost model in
-    docs/algorithms.md and have not.
-    """
+    """Choose an algorithm by the arrays' contexts, their number and their bytes."""
+    # Measured for CPU contexts. The rules for GPUs follow from the cost model in docs/algorithms.md.
     if not any("gpu" in context.device_type for context in kind.ctx):
-        return ON_THE_HOST
+        return Choice("host", "all arrays are in the host's memory, so it can sum them in place")
     if len(kind.ctx) == 2:
         return Choice("star", "two devices: the fewest messages")
     if kind.num_bytes <= SMALL_BYTES:
@@ -52,24 +46,21 @@ def allreduce(
 ) -> None:
     """Replace every array of ``data`` by the sum of all of them, in place.
 
-    ``data`` holds one array per device: any number of dense arrays, ``mx.nd`` or ``mx.np``, with
-    the same shape (size 0 and 0-d included) and dtype (float16, float32, float64, int8, int32,
-    int64 or uint8). Contexts may be CPUs, GPUs or both, and may occur more than once.
-    ``algorithm`` is a name in :data:`ALGORITHMS`; None chooses one (see :func:`explain`). ``op`` is
-    'sum', 'mean' (floats only), 'max' or 'min'. float16 is added in float16, or in float32 with
-    ``accumulate='float32'``. Integers wrap around.
+    ``data`` holds one array per device: any number of dense arrays, ``mx.nd`` or ``mx.np``, of one
+    shape (size 0 and 0-d included) and dtype (float16, float32, float64, int8, int32, int64 or
+    uint8), on CPUs, GPUs or both; a context may occur more than once. ``algorithm`` is a name in
+    :data:`ALGORITHMS`; None chooses one (see :func:`explain`). ``op`` is 'sum', 'mean' (floats
+    only), 'max' or 'min'. float16 is added in float16, or in float32 with ``accumulate='float32'``.
+    Integers wrap around.
 
-    All arrays end with the same bits, and repeating the call with the same values gives the same
-    bits. Returns None immediately, as all MXNet operators do; the engine orders it with the other
-    operators on these arrays. It may be called from several threads. An error during execution is
-    raised at the next wait for one of the arrays. Autograd records nothing: inside
-    ``autograd.record()`` the values change, but not the graph.
+    All arrays end with the same bits, and the same values always give the same bits. Asynchronous,
+    as all MXNet operators; an error during execution is raised at the next wait for one of the
+    arrays. Several threads may call it. Autograd records nothing: inside ``autograd.record()`` the
+    values change, but not the graph.
 
-    Raises ValueError for an empty list, for different shapes, dtypes or storage types, for sparse
-    arrays, for the same array twice, and for an unknown algorithm or op; TypeError if ``data`` is
-    not a list of MXNet arrays.
-
-    From ``allreduce`` in Dive into Deep Learning, 13.5.4.
+    Raises ValueError for an empty list, different shapes, dtypes or storage types, sparse arrays,
+    the same array twice, and an unknown algorithm or op; TypeError if ``data`` is not a list of
+    MXNet arrays. From ``allreduce`` in Dive into Deep Learning, 13.5.4.
 
     >>> import mxnet as mx
     >>> data = [mx.nd.ones((2,), ctx=mx.cpu(0)), mx.nd.ones((2,), ctx=mx.cpu(1)) * 2]
@@ -88,12 +79,7 @@ def allreduce(
         allreduce_checked([data], chosen, op, accumulate)
 
 
-def allreduce_checked(
-    lists: Sequence[Sequence[mx.nd.NDArray]],
-    chosen: registry.Algorithm,
-    op: str,
-    accumulate: str | None,
-) -> None:
+def allreduce_checked(lists, chosen: registry.Algorithm, op: str, accumulate: str | None) -> None:
     """All-reduce lists that have been checked, of two or more arrays that are not empty."""
     if chosen.run is not None:
         with autograd.pause():
@@ -108,8 +94,7 @@ def allreduce_checked(
 def explain(data: Sequence[mx.nd.NDArray]) -> Choice:
     """Return the algorithm that :func:`allreduce` chooses for ``data``, and the reason.
 
-    It depends on the arrays' contexts, shapes and dtypes; nothing is changed and nothing waits.
-    Raises ValueError and TypeError as :func:`allreduce` does.
+    It depends on the arrays' contexts, shapes and dtypes. Raises as :func:`allreduce` does.
 
     >>> import mxnet as mx
     >>> print(explain([mx.nd.ones((2,), ctx=mx.cpu(i)) for i in range(4)]))
@@ -150,13 +135,11 @@ def _broadcast(lists, kinds: list[arguments.Kind], root: int) -> None:
     k = len(kinds[0].ctx)
     arguments.check_root(root, k)
     copy = host.Reduction(slice(0, None), [root], _starting_with(root, k)[1:])
-    _run(lists, kinds, relabel(tree.broadcast(k), root, k), [copy])
+    _run(lists, kinds, relabel(reverse(tree.reduce(k)), root, k), [copy])
 
 
 def reduce(data: Sequence[mx.nd.NDArray], root: int = 0, op: str = "sum") -> None:
-    """Replace ``data[root]`` by the sum of all arrays; the others keep their values.
-
-    Otherwise as :func:`allreduce`.
+    """Replace ``data[root]``, but no other array, by the sum; otherwise as :func:`allreduce`.
 
     >>> import mxnet as mx
     >>> data = [mx.nd.ones((2,), ctx=mx.cpu(i)) for i in range(3)]
@@ -175,8 +158,7 @@ def reduce_scatter(data: Sequence[mx.nd.NDArray], op: str = "sum") -> None:
     """Replace part i of ``data[i]`` by the sum of part i of all arrays; other parts are unchanged.
 
     Part i is ``partition.slices(size, len(data))[i]`` of the flattened array: sizes differ by at
-    most one element, the larger parts come first. Followed by :func:`all_gather` it is
-    :func:`allreduce`; otherwise as there.
+    most one element, larger first. Followed by :func:`all_gather` it is :func:`allreduce`.
 
     >>> import mxnet as mx
     >>> data = [mx.nd.ones((4,), ctx=mx.cpu(i)) for i in range(2)]
@@ -194,8 +176,6 @@ def reduce_scatter(data: Sequence[mx.nd.NDArray], op: str = "sum") -> None:
 def all_gather(data: Sequence[mx.nd.NDArray]) -> None:
     """Replace part i of every array by part i of ``data[i]``; parts as in :func:`reduce_scatter`.
 
-    In place; otherwise as :func:`allreduce`.
-
     >>> import mxnet as mx
     >>> data = [mx.nd.full((3,), i, ctx=mx.cpu(i)) for i in range(2)]
     >>> all_gather(data)
@@ -208,21 +188,14 @@ def all_gather(data: Sequence[mx.nd.NDArray]) -> None:
     _run([data], [kind], balanced.all_gather(k), copies)
 
 
-def _run(
-    lists: Sequence[Sequence[mx.nd.NDArray]],
-    kinds: list[arguments.Kind],
-    hops: list[Hop],
-    reductions: list[host.Reduction],
-    op: str = "sum",
-    results: list[tuple[int, int]] | None = None,
-) -> None:
+def _run(lists, kinds: list[arguments.Kind], hops, reductions, op="sum", results=None) -> None:
     """Do ``reductions`` in the host's memory if all arrays are there, otherwise run ``hops``."""
     lists = [data for data, kind in zip(lists, kinds) if 0 not in kind.shape]
     if not lists or len(lists[0]) == 1:
         return
     threads.share(kinds[0].ctx)
     if all(choose(kind).algorithm == "host" for kind in kinds):
-        host.run([(data, reductions) for data in lists], op)
+        host.run(lists, reductions, op)
         return
     for data in lists:
         with executor.flattened(data) as flat:

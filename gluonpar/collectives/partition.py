@@ -13,10 +13,10 @@ def sizes(n: int, k: int, weights: Sequence[float] | None = None) -> list[int]:
     """Return the sizes of ``k`` parts of ``n`` items: they differ by at most one, larger first.
 
     With ``weights``, one positive number per part, sizes are proportional to them: n * weight /
-    sum, rounded down; the remaining items go to the parts with the largest remainders, one each,
-    ties to the first (Hamilton's method). While n >= k no part is empty: an empty one takes an item
-    from the part that exceeds its exact share most. With n < k weights have no effect. Raises
-    ValueError if n < 0, if k < 1, or if weights are not k positive finite numbers.
+    sum, rounded down; the remaining items go to the largest remainders, one each, ties to the first
+    (Hamilton's method). A part that would be empty takes an item from the one that exceeds its
+    exact share most; with n < k weights have no effect. Raises ValueError if n < 0, if k < 1, or if
+    weights are not k positive finite numbers.
 
     >>> sizes(10, 4)
     [3, 3, 2, 2]
@@ -47,16 +47,12 @@ def slices(n: int, k: int, weights: Sequence[float] | None = None) -> list[slice
 
 def check_weights(weights: Sequence[float], k: int) -> None:
     """Raise ValueError unless ``weights`` are ``k`` positive finite numbers."""
-    shown = f"weights={list(weights)}"
+    must = f"weights={list(weights)} must be positive finite numbers, one per device"
     if len(weights) != k:
-        raise ValueError(
-            f"{shown} must be one number per device, got {len(weights)} for {k} devices"
-        )
+        raise ValueError(f"{must}, got {len(weights)} for {k} devices")
     for weight in weights:
         if not isinstance(weight, Real) or not 0 < weight < math.inf:
-            raise ValueError(
-                f"{shown} must be positive finite numbers, got {weight!r}; try 1 and 2"
-            )
+            raise ValueError(f"{must}, got {weight!r}; try 1 and 2")
 
 
 def _proportional(n: int, weights: list[Fraction]) -> list[int]:
@@ -76,7 +72,7 @@ def _proportional(n: int, weights: list[Fraction]) -> list[int]:
 def balance(weights: list[int], k: int) -> list[int]:
     """Return for each weight the number of its part, so that the ``k`` parts have similar sums.
 
-    The heaviest comes first, and each goes to the part with the smallest sum so far (Graham 1969).
+    From the heaviest on, each goes to the part with the smallest sum so far (Graham 1969).
 
     >>> balance([1, 5, 3, 3], 2)
     [0, 0, 1, 1]

@@ -35,6 +35,18 @@ def num_steps(hops: Sequence[Hop]) -> int:
     return 1 + max((hop.step for hop in hops), default=-1)
 
 
+def reverse(hops: Sequence[Hop], first_step: int = 0) -> list[Hop]:
+    """Return the same hops in the opposite direction and order, as copies from ``first_step`` on.
+
+    It makes a broadcast of a reduce, and an all-gather of a reduce-scatter.
+    """
+    last = first_step + num_steps(hops) - 1
+    return [
+        hop._replace(step=last - hop.step, src=hop.dst, dst=hop.src, reduce=False)
+        for hop in reversed(hops)
+    ]
+
+
 def chunks_sent(hops: Sequence[Hop]) -> Counter:
     """Return how many chunks each device sends; times a chunk's bytes: its bytes on the wire."""
     return Counter(hop.src for hop in hops)

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple
 
 from gluonpar.collectives.plan import Hop
 
 
-@dataclass(frozen=True)
-class Algorithm:
-    """An all-reduce algorithm: either a plan of hops or an executor of its own.
-
-    ``plan(num_devices)`` returns the hops; ``run(lists, op, accumulate)`` reduces several lists of
-    arrays in place. The other one is None.
-    """
+class Algorithm(NamedTuple):
+    """An all-reduce algorithm: either a plan, see :func:`register`, or :func:`register_executor`."""
 
     name: str
     plan: Callable[[int], list[Hop]] | None = None
@@ -22,18 +16,15 @@ class Algorithm:
 
 
 ALGORITHMS: dict[str, Algorithm] = {}
-"""Every :class:`Algorithm` that :func:`gluonpar.allreduce` accepts, by name.
-
-:func:`register` and :func:`register_executor` add to it; :func:`named` looks a name up.
-"""
+"""Every :class:`Algorithm` that :func:`gluonpar.allreduce` accepts, by name."""
 
 
 def register(name: str) -> Callable[[Callable], Callable]:
     """Return a decorator that adds the plan ``function(num_devices) -> list[Hop]``.
 
-    The plan must leave the sum of every chunk on every device: ``trace(name, K)`` shows its hops,
-    and :func:`gluonpar.collectives.plan.contributions` computes what each device ends with. Raises
-    ValueError if the name is registered already.
+    The plan must leave the sum of every chunk on every device, which
+    :func:`gluonpar.collectives.plan.contributions` computes. Raises ValueError if the name is
+    registered already.
 
     >>> @register("chain")
     ... def chain(num_devices):
@@ -51,15 +42,14 @@ def register(name: str) -> Callable[[Callable], Callable]:
 def register_executor(name: str) -> Callable[[Callable], Callable]:
     """Return a decorator that adds ``function(lists, op, accumulate)``, which reduces in place.
 
-    ``lists`` holds lists with one array per device, all on the same contexts and of one dtype;
-    ``op`` is 'sum', 'mean', 'max' or 'min'; ``accumulate`` is None or 'float32'. Raises ValueError
-    if the name is registered already.
+    ``lists`` holds lists with one array per device, all on the same contexts and of one dtype; the
+    other arguments are those of :func:`gluonpar.allreduce`. Raises as :func:`register` does.
     """
     return _adder(name, "run")
 
 
 def named(name: str) -> Algorithm:
-    """Return the algorithm ``name``. Raises ValueError, with all names, if there is none."""
+    """Return the algorithm ``name``. Raises ValueError, with all names, if it is not registered."""
     if name not in ALGORITHMS:
         raise ValueError(f"algorithm must be one of {', '.join(ALGORITHMS)}, got {name!r}")
     return ALGORITHMS[name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import os
 from collections import defaultdict
 from dataclasses import dataclass
 from fractions import Fraction
@@ -12,16 +13,13 @@ from gluonpar.collectives import drawing, registry
 from gluonpar.collectives.plan import Hop, chunks_sent, num_chunks, num_steps
 
 if TYPE_CHECKING:
-    import os
-
     from matplotlib.figure import Figure
 
 
 def trace(algorithm: str, num_devices: int) -> Trace:
     """Return the hops of ``algorithm`` between ``num_devices`` devices, to print or draw.
 
-    Raises ValueError for an unknown algorithm, for one without a plan, and for ``num_devices``
-    below 1.
+    Raises ValueError for an unknown algorithm or one without a plan, or ``num_devices`` below 1.
 
     >>> print(trace("tree", 3))
     tree, 3 devices
@@ -54,12 +52,11 @@ class Trace:
     def __str__(self) -> str:
         rows = [_messages(h for h in self.hops if h.step == s) for s in self._steps()]
         width = max((len(message) for row in rows for message in row), default=0)
-        lines = [
-            f"step {s:<{len(str(len(rows) - 1))}}  "
-            + "   ".join(message.ljust(width) for message in row).rstrip()
-            for s, row in enumerate(rows)
-        ]
-        return "\n".join([self._title(), *lines, self._total()])
+        lines = [self._title()]
+        for s, row in enumerate(rows):
+            messages = "   ".join(message.ljust(width) for message in row).rstrip()
+            lines.append(f"step {s:<{len(str(len(rows) - 1))}}  {messages}")
+        return "\n".join([*lines, self._total()])
 
     def _repr_html_(self) -> str:
         devices = range(self.num_devices)
@@ -76,15 +73,16 @@ class Trace:
 
         ``path`` saves it, too, in the format that the suffix names. The background is transparent
         and the colours are readable on white and on black; ``dark`` lightens the text for pages
-        that are always dark. An SVG file has text as outlines, a group with the id
-        'hop-STEP-SRC-DST-CHUNK-add' (or '-copy') for each hop, a title and the printed table for
-        screen readers, and the same bytes whenever the same version of matplotlib draws it.
-        matplotlib's global state is left as it was. Raises ImportError without matplotlib.
+        that are always dark. In an SVG file each hop is a group with the id
+        'hop-STEP-SRC-DST-CHUNK-add' (or '-copy'), the printed table is there for screen readers,
+        and one version of matplotlib always writes the same bytes. Raises ImportError without
+        matplotlib.
         """
-        with drawing.style(self._title()):
-            figure = drawing.picture(self.hops, self.num_devices, self._title(), dark)
+        title = self._title()
+        with drawing.style(title):
+            figure = drawing.picture(self.hops, self.num_devices, title, dark)
             if path is not None:
-                drawing.save(figure, path, self._title(), str(self))
+                drawing.save(figure, path, title, str(self))
         return figure
 
     def _steps(self) -> range:

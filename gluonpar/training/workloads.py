@@ -150,7 +150,7 @@ class ResNet18Workload(Workload):
 
     def save(self, path):
         """Write a file for ``load_parameters`` of :func:`gluonpar.models.resnet.resnet18`."""
-        params_file.save_block(path, self.trained)
+        params_file.save_params(path, self.trained)
 
     def save_onnx(self, path):
         """See :func:`export_onnx`."""

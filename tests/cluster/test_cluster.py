@@ -16,7 +16,7 @@ from mpi_jobs import QUICK, RANK, TRAIN, line_of, mpirun, needs_mpi, succeed
 from processes import runs
 
 from gluonpar import cluster
-from gluonpar.cluster import failures, launcher
+from gluonpar.cluster import failures, world
 from gluonpar.collectives import partition
 from gluonpar.training.ranks import share_of_batch
 
@@ -259,7 +259,7 @@ def test_a_rank_without_enough_memory_ends_the_job_with_one_line(megabytes, code
     ],
 )
 def test_a_job_is_recognised_by_the_environment(environment, several):
-    assert launcher.launched(environment) is several
+    assert world.launched(environment) is several
 
 
 def test_one_process_sends_nothing_and_imports_no_mpi():

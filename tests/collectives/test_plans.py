@@ -12,6 +12,7 @@ from gluonpar.collectives.plan import (
     num_chunks,
     num_steps,
     relabel,
+    reverse,
 )
 from gluonpar.collectives.registry import ALGORITHMS, named, register, register_executor
 
@@ -144,7 +145,7 @@ def test_trees_to_and_from_any_root(k, root):
     root %= k
     up = contributions(relabel(tree.reduce(k), root, k), k)
     assert up[root][0] == Counter(range(k))
-    down = contributions(relabel(tree.broadcast(k), root, k), k)
+    down = contributions(relabel(reverse(tree.reduce(k)), root, k), k)
     assert all(row[0] == Counter([root]) for row in down)
 
 

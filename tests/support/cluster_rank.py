@@ -212,7 +212,7 @@ def stop():
 FAULTS = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "stop": stop,
-    "stop inside": lambda: setattr(mpi_sums, "allreduce", lambda *_: stop()),
+    "stop inside": lambda: setattr(mpi_sums, "allreduce", lambda *_, **__: stop()),
     "interrupt": lambda: os.kill(os.getpid(), signal.SIGINT),
     "hang": lambda: time.sleep(1000),
     "leave": lambda: sys.exit(0),

@@ -17,7 +17,7 @@ Source: Rabenseifner, "Optimization of collective reduction operations" (2004).
 
 from __future__ import annotations
 
-from gluonpar.collectives.plan import Hop, num_steps
+from gluonpar.collectives.plan import Hop, num_steps, reverse
 from gluonpar.collectives.registry import register
 
 
@@ -29,7 +29,7 @@ def plan(num_devices: int) -> list[Hop]:
     hops = [Hop(0, i, partner, c, reduce=True) for i, partner, c in extra]
     halving = _reduce_scatter(power, first_step=num_steps(hops))
     hops += halving
-    hops += _all_gather(halving, first_step=num_steps(hops))
+    hops += reverse(halving, first_step=num_steps(hops))
     end = num_steps(hops)
     return hops + [Hop(end, partner, i, c, reduce=False) for i, partner, c in extra]
 
@@ -45,12 +45,3 @@ def _reduce_scatter(power: int, first_step: int) -> list[Hop]:
             hops += [Hop(step, i, partner, c, reduce=True) for c in half]
         step, distance = step + 1, distance // 2
     return hops
-
-
-def _all_gather(halving: list[Hop], first_step: int) -> list[Hop]:
-    """The same exchanges in the opposite order: a chunk sent to be summed returns as a sum."""
-    last = num_steps(halving) - 1
-    return [
-        Hop(first_step + last - hop.step, hop.dst, hop.src, hop.chunk, reduce=False)
-        for hop in reversed(halving)
-    ]

@@ -2,8 +2,7 @@
 
 A kvstore of type 'device' (or 'nccl', if all arrays are on GPUs and MXNet was built with NCCL) sums
 on a device that it chooses and copies the sum back. On the CPU it first copies all arrays into its
-own buffers (src/kvstore/comm.h), so it needs K n more bytes of memory and takes about three times
-as long as ``host``.
+own buffers (src/kvstore/comm.h): K n more bytes of memory, and about three times ``host``'s time.
 """
 
 from __future__ import annotations
@@ -22,9 +21,7 @@ _keys: dict[tuple, int] = {}  # by contexts, shape and dtype: a store keeps a bu
 
 
 @register_executor("kvstore")
-def allreduce(
-    lists: Sequence[Sequence[mx.nd.NDArray]], op: str = "sum", accumulate: str | None = None
-) -> None:
+def allreduce(lists, op: str = "sum", accumulate: str | None = None) -> None:
     """Sum with MXNet's own kvstore of type 'device', or 'nccl' if all arrays are on GPUs."""
     if op not in ("sum", "mean"):
         raise ValueError(f"op must be 'sum' or 'mean' with algorithm 'kvstore', got {op!r}")

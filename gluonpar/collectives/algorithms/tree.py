@@ -14,7 +14,7 @@ Source: the binomial tree of MPI_Reduce and MPI_Bcast, Thakur et al. (2005).
 
 from __future__ import annotations
 
-from gluonpar.collectives.plan import Hop, num_steps
+from gluonpar.collectives.plan import Hop, num_steps, reverse
 from gluonpar.collectives.registry import register
 
 
@@ -22,11 +22,11 @@ from gluonpar.collectives.registry import register
 def plan(num_devices: int) -> list[Hop]:
     """Up a binomial tree to device 0 and down again: ceil(log2 K) steps each way."""
     up = reduce(num_devices)
-    return up + broadcast(num_devices, first_step=num_steps(up))
+    return up + reverse(up, first_step=num_steps(up))
 
 
 def reduce(num_devices: int) -> list[Hop]:
-    """Return the way up: device 0 ends with the sum.
+    """Return the way up: device 0 ends with the sum. The reverse is a broadcast.
 
     >>> [(hop.step, hop.src, hop.dst) for hop in reduce(4)]
     [(0, 1, 0), (0, 3, 2), (1, 2, 0)]
@@ -37,10 +37,3 @@ def reduce(num_devices: int) -> list[Hop]:
         hops += [Hop(step, i, i - distance, 0, reduce=True) for i in senders]
         step, distance = step + 1, 2 * distance
     return hops
-
-
-def broadcast(num_devices: int, first_step: int = 0) -> list[Hop]:
-    """Return the way down: every device ends with device 0's value."""
-    up = reduce(num_devices)
-    last = first_step + num_steps(up) - 1
-    return [Hop(last - hop.step, hop.dst, hop.src, 0, reduce=False) for hop in reversed(up)]
