@@ -126,8 +126,8 @@ def _indices(saved: list, params: NamedParams) -> dict[int, int]:
     for i, (saved_name, saved_shape) in enumerate(saved):
         (name, param), shape = params[index[i]], tuple(saved_shape)
         # A length that is not known yet is 0, or -1 in mx.np.
-        fits = all(a == b or min(a, b) <= 0 for a, b in zip(shape, param.shape))
-        if len(shape) != len(param.shape) or not fits:
+        fits = (a == b or min(a, b) <= 0 for a, b in zip(shape, param.shape))
+        if len(shape) != len(param.shape) or not all(fits):
             raise ValueError(
                 f"it is for other parameters: number {i} is {saved_name} {shape} in the file, but "
                 f"{name} {tuple(param.shape)} here"
