@@ -42,7 +42,9 @@ def write(path: str | os.PathLike, header: Any, arrays: Sequence[np.ndarray]) ->
 
 
 def pack(header: Any, arrays: Sequence[np.ndarray]) -> memoryview:
-    """Return a sealed file of a JSON ``header``, with NumPy's numbers too, and of ``arrays``.
+    """Return the content of a sealed file.
+
+    ``header`` is for JSON and may hold NumPy's numbers; ``arrays`` are of any dtype but object.
 
     >>> unpack(pack({"a": 1}, [np.arange(3)]))
     ({'a': 1}, [array([0, 1, 2])])
@@ -71,8 +73,8 @@ def unpack(
     """Return header and arrays of a sealed file, or ``parse(header, arrays by number)``.
 
     If ``parse`` takes out each array once, a small file cannot make it use much memory. Raises
-    ValueError, with ``path`` and the reason, if the content is not a sealed file, was changed, or if
-    ``parse`` raises any exception, as it may on a file made by hand.
+    ValueError, with ``path`` and the reason, if the content is not a sealed file or was changed, or
+    if ``parse`` raises any exception, as it may on a file made by hand.
     """
     try:
         _check_seal(content)

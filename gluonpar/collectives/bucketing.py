@@ -29,10 +29,10 @@ def allreduce_many(
     variable has a bucket to itself. 'host' sums a bucket in one operator and copies nothing; for
     the other algorithms a bucket is copied into one array per device and back.
 
-    The results are those of separate calls, but for rounding with algorithms that cut arrays into
-    chunks: an element's position determines the order of its additions. Raises as :func:`allreduce`
-    does, before anything has changed; also ValueError for lists on different contexts and for
-    ``bucket_bytes`` below 1.
+    The results have the bits of separate calls, except for floats added by algorithms that cut
+    arrays into chunks: an element's position determines the order of its additions. Raises as
+    :func:`allreduce` does, before anything has changed; also ValueError for lists on different
+    contexts and for ``bucket_bytes`` below 1.
 
     >>> import mxnet as mx
     >>> grads = [[mx.nd.ones((n,), ctx=mx.cpu(i)) for i in range(2)] for n in (3, 1)]
@@ -58,8 +58,9 @@ def allreduce_many(
     todo = [(data, kind) for data, kind in zip(lists, kinds) if 0 not in kind.shape]
     for bucket, kind in _buckets(todo, bucket_bytes):
         chosen = registry.named(algorithm or choose(kind).algorithm)
-        one_message = len(bucket) == 1 or chosen.name == "host"
-        (allreduce_checked if one_message else _allreduce_joined)(bucket, chosen, op, accumulate)
+        as_it_is = len(bucket) == 1 or chosen.name == "host"
+        run = allreduce_checked if as_it_is else _allreduce_joined
+        run(bucket, chosen, op, accumulate)
 
 
 def _buckets(lists, bucket_bytes: int) -> Iterator[tuple[list, arguments.Kind]]:

@@ -45,16 +45,13 @@ def flattened(data: Sequence[mx.nd.NDArray], dtype: str | None = None) -> Iterat
 
 
 def run(
-    hops: Sequence[Hop],
-    data: Sequence[mx.nd.NDArray],
-    op: str = "sum",
-    results: Container[tuple[int, int]] | None = None,
+    hops: Sequence[Hop], data: Sequence[mx.nd.NDArray], op: str = "sum", results: Container = ()
 ) -> None:
     """Carry out ``hops`` on ``data`` in place; ``data[i]`` is device i's array, flat.
 
-    ``results`` names the (device, chunk) pairs to write; None means all of them.
+    ``results`` holds the (device, chunk) pairs to write; by default, all are written.
     """
-    if num_chunks(hops) == 1 and results is None:
+    if num_chunks(hops) == 1 and not results:
         _run_in_place(hops, data, op)
         return
     size = data[0].size
@@ -69,7 +66,7 @@ def run(
             values[hop.dst, hop.chunk] = value
     for place, chunk in chunks.items():
         value = values[place]
-        if results is None or place in results:
+        if not results or place in results:
             if op == "mean":
                 value /= len(data)
             if value is not chunk:

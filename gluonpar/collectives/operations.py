@@ -28,7 +28,7 @@ class Choice(NamedTuple):
 
 def choose(kind: arguments.Kind) -> Choice:
     """Choose an algorithm by the arrays' contexts, their number and their bytes."""
-    # Measured for CPU contexts. The rules for GPUs follow from the cost model in docs/algorithms.md.
+    # Measured on CPU contexts. The rules for GPUs follow from the costs in docs/algorithms.md.
     if not any("gpu" in context.device_type for context in kind.ctx):
         return Choice("host", "all arrays are in the host's memory, so it can sum them in place")
     if len(kind.ctx) == 2:
@@ -119,12 +119,6 @@ def broadcast_many(lists: Sequence[Sequence[mx.nd.NDArray]], root: int = 0) -> N
     """:func:`broadcast` every list of ``lists``, all on the same contexts, in place.
 
     On CPU contexts all lists together are one operator. Raises as :func:`allreduce` does.
-
-    >>> import mxnet as mx
-    >>> lists = [[mx.nd.full((n,), i, ctx=mx.cpu(i)) for i in range(2)] for n in (1, 2)]
-    >>> broadcast_many(lists, root=1)
-    >>> lists[1][0].asnumpy().tolist()
-    [1.0, 1.0]
     """
     kinds = [arguments.check_list(data, f"lists[{j}]") for j, data in enumerate(lists)]
     if kinds:
@@ -188,7 +182,7 @@ def all_gather(data: Sequence[mx.nd.NDArray]) -> None:
     _run([data], [kind], balanced.all_gather(k), copies)
 
 
-def _run(lists, kinds: list[arguments.Kind], hops, reductions, op="sum", results=None) -> None:
+def _run(lists, kinds: list[arguments.Kind], hops, reductions, op="sum", results=()) -> None:
     """Do ``reductions`` in the host's memory if all arrays are there, otherwise run ``hops``."""
     lists = [data for data, kind in zip(lists, kinds) if 0 not in kind.shape]
     if not lists or len(lists[0]) == 1:

@@ -8,7 +8,7 @@ from gluonpar.collectives.plan import Hop
 
 
 class Algorithm(NamedTuple):
-    """An all-reduce algorithm: either a plan, see :func:`register`, or :func:`register_executor`."""
+    """An all-reduce algorithm: a plan (:func:`register`) or :func:`register_executor`'s ``run``."""
 
     name: str
     plan: Callable[[int], list[Hop]] | None = None
