@@ -1,9 +1,8 @@
-"""What a run does on each rank of several processes: its share of a batch, agreement, output."""
+"""What a run does on each rank of several processes: its share of a batch, and agreement."""
 
 from __future__ import annotations
 
 import copy
-import io
 import zlib
 from typing import Callable, Sequence
 
@@ -14,7 +13,6 @@ from gluonpar import cluster
 from gluonpar.collectives import partition
 from gluonpar.runtime.version import __version__
 from gluonpar.training.configuration import Configuration
-from gluonpar.training.console import Console
 from gluonpar.training.data.dataset import Dataset
 
 # Output, which only rank 0 writes, and the values of these fields on the other ranks.
@@ -29,8 +27,7 @@ def share_of_batch(
 ) -> Callable[[int], slice] | None:
     """Return a function from a batch's size to the slice of its samples that this rank takes.
 
-    The batch is split over the devices of all ranks, ``num_devices`` per rank. Returns None for a
-    single process, which takes all samples.
+    The batch is split over all ranks' devices, ``num_devices`` each. None: a single process.
     """
     ranks, rank = cluster.size(), cluster.rank()
     if ranks == 1:
@@ -53,29 +50,14 @@ def without_output(configuration: Configuration) -> Configuration:
     return mine
 
 
-def console(of_rank_zero: Console) -> Console:
-    """Return the console of this rank: other ranks than 0 print nothing."""
-    return of_rank_zero if cluster.is_main() else Console(io.StringIO(), io.StringIO())
-
-
 def agree(configuration: Configuration, ctx: Sequence[mx.Context], data: Dataset) -> None:
-    """Raise ValueError, with rank and difference, unless all ranks have the same options and data.
-
-    The number of devices and the versions of gluonpar, MXNet and NumPy must be the same, too.
-    """
+    """Raise ValueError unless all ranks have the same options, data, versions and devices."""
     if cluster.size() == 1:
         return
-    fields = {k: v for k, v in vars(configuration).items() if k not in _MAY_DIFFER}
-    cluster.agree(
-        {
-            **fields,
-            "number of devices": len(ctx),
-            "gluonpar": __version__,
-            "mxnet": mx.__version__,
-            "numpy": np.__version__,
-            "checksum of the data": checksums(data),
-        }
-    )
+    facts = {k: v for k, v in vars(configuration).items() if k not in _MAY_DIFFER}
+    versions = {"gluonpar": __version__, "mxnet": mx.__version__, "numpy": np.__version__}
+    facts.update({"number of devices": len(ctx), **versions})
+    cluster.agree({**facts, "checksum of the data": checksums(data)})
 
 
 def checksums(data: Dataset) -> list[int]:

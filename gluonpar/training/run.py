@@ -30,23 +30,22 @@ from gluonpar.training.workloads import WORKLOADS, Workload, check_memory
 
 DEFAULT_LOG_INTERVAL = 50
 
-# Steps after which several processes read whether one of them is to end. Earlier, the sum is not
-# there yet, and reading it waits; later, mpirun may kill them: it waits a quarter of a second.
+# Steps after which several processes read whether one of them is to end. Reading earlier waits for
+# the sum; later, mpirun, which waits a quarter of a second, may have killed them.
 _TERMINATION_DELAY = 2
 
 
 class Run:
     """One training run. The constructor checks and loads everything; :meth:`train` trains.
 
-    ``kept`` has the paths of the files written so far, other than checkpoints, and ``history`` the
-    finished epochs, also after an exception in :meth:`train`. With several processes
-    (:mod:`gluonpar.cluster`) each trains on its share of every batch; rank 0 prints, plots and
-    saves.
+    ``history`` has the finished epochs, and ``kept`` the paths of the files written other than
+    checkpoints, also after an exception. With several processes (:mod:`gluonpar.cluster`) each
+    trains on its share of every batch; rank 0 prints, plots and saves.
     """
 
     def __init__(self, configuration: Configuration, console: Console) -> None:
         self.configuration = ranks.without_output(configuration)
-        self.console = ranks.console(console)
+        self.console = console if cluster.is_main() else _silent()
         cluster.together(self._prepare)
         ranks.agree(configuration, self.ctx, self.data)
         self.checkpointer = Checkpointer(self.configuration, self.save_dir, self.data)
@@ -66,7 +65,7 @@ class Run:
         if config.trace is not None:
             profiler.check_trace(config.trace)
         self.profiler = Profiler(self.ctx, num_steps=0)
-        if self._profiles:
+        if config.profile or config.trace:
             profiler.check_devices(self.ctx)
         self.save_dir = files.make_writable_folder(config.save_dir) if config.save_dir else None
         self.data = dataset.load(config.dataset, config.data_dir, config.limit)
@@ -143,7 +142,8 @@ class Run:
                 in_flight.append(self.workload.step(X, y, self._batch_size(number)))
                 meter.add(in_flight[-1])
                 if len(in_flight) > STEPS_IN_FLIGHT:  # the only wait here: it bounds the memory
-                    _wait_for(in_flight.popleft())
+                    for loss in in_flight.popleft()[:1]:  # none if this rank had no sample
+                        loss.wait_to_read()
                 profiled.step()
                 if number % (config.log_interval or DEFAULT_LOG_INTERVAL) == 0:
                     self._log(number, self._read(meter))
@@ -164,14 +164,14 @@ class Run:
 
     def _batch_size(self, number: int) -> int:
         """Return the size of batch ``number``, from 1, on all ranks together."""
-        batch_size = self.configuration.batch_size
-        return min(batch_size, self.num_samples - (number - 1) * batch_size)
+        done = (number - 1) * self.configuration.batch_size
+        return min(self.configuration.batch_size, self.num_samples - done)
 
     def _reseed(self) -> None:
-        """Seed MXNet's generator, whose state cannot be saved, by the place in the run.
+        """Seed MXNet's generator, whose state cannot be saved, by epoch and batch.
 
-        It is seeded at the beginning of an epoch and at every checkpoint, so that a resumed run
-        draws the same numbers.
+        At the beginning of an epoch and at every checkpoint, so that a resumed run draws the same
+        numbers.
         """
         place = [self.configuration.seed, self.progress.epoch, self.progress.batch]
         mx.random.seed(int(np.random.RandomState(place).randint(2**31)))
@@ -208,13 +208,10 @@ class Run:
             return False
         return True
 
-    @property
-    def _profiles(self) -> bool:
-        return self.configuration.profile or self.configuration.trace is not None
-
     def _profile(self) -> Profiler:
         """Return a profiler for some steps of the first epoch; otherwise one that does nothing."""
-        if not self._profiles or self.progress.epoch > 1:
+        config = self.configuration
+        if self.progress.epoch > 1 or not (config.profile or config.trace):
             return Profiler(self.ctx, num_steps=0)
         warm_up = min(profiler.WARM_UP, (self.num_batches - 1) // 2)
         num_bytes = sum(map(memory.num_bytes, self.workload.params))
@@ -223,16 +220,15 @@ class Run:
 
     def _read(self, meter: metrics.LossMeter, check_parameters: bool = False) -> float:
         """Wait for the mean loss; metrics.Diverged names epoch, learning rate and batch size."""
-        config = self.configuration
+        lr, batch_size = self.configuration.lr, self.configuration.batch_size
         try:
             loss = meter.read()
             if check_parameters:
                 metrics.check_finite(self.workload.params)
         except metrics.Diverged as error:
             raise metrics.Diverged(
-                f"{error} of {self.num_batches}, epoch {self.progress.epoch}, with "
-                f"lr={config.lr:g} and batch size {config.batch_size}; try a smaller learning "
-                f"rate, such as {config.lr / 10:g}"
+                f"{error} of {self.num_batches}, epoch {self.progress.epoch}, with lr={lr:g} and "
+                f"batch size {batch_size}; try a smaller learning rate, such as {lr / 10:g}"
             ) from None
         return loss
 
@@ -248,26 +244,23 @@ class Run:
         accuracy = self.workload.accuracy(self.data.test_images, self.data.test_labels)
         rate = self.num_samples / seconds
         self.history.epochs.append(Epoch(epoch, seconds, loss, accuracy, rate))
-        self._export(epoch)
+        writers = {"params": self.workload.save} if self.save_dir else {}
+        if self.save_dir and config.onnx:
+            writers["onnx"] = self.workload.save_onnx
+        for suffix, write in writers.items():
+            path = self.save_dir / f"{config.model}-epoch-{epoch:04d}.{suffix}"
+            if self._write(path, write, path):
+                self.kept.append(str(path))
         self.console.epoch(self.history.epochs[-1])
         if config.plot:
             self._write(config.plot, plot.draw, self.history, config.plot)
-        if config.trace is not None and epoch == 1:
-            if self._write(config.trace, self.profiler.save, config.trace):
-                self.kept.append(config.trace)
-                self.console.trace(config.trace, self.profiler)
-
-    def _export(self, epoch: int) -> None:
-        """Write the parameters, and with ``onnx`` the network, to files for other programs."""
-        if self.save_dir is None:
-            return
-        writers = {"params": self.workload.save}
-        if self.configuration.onnx:
-            writers["onnx"] = self.workload.save_onnx
-        for suffix, write in writers.items():
-            path = self.save_dir / f"{self.configuration.model}-epoch-{epoch:04d}.{suffix}"
-            if self._write(path, write, path):
-                self.kept.append(str(path))
+        if (
+            config.trace
+            and epoch == 1
+            and self._write(config.trace, self.profiler.save, config.trace)
+        ):
+            self.kept.append(config.trace)
+            self.console.trace(config.trace, self.profiler)
 
     def _dry_run(self) -> History:
         """Take one step on the first batch, to show that everything works."""
@@ -284,20 +277,18 @@ class Run:
         config, data, num_ranks = self.configuration, self.data, cluster.size()
         largest = max(self.workload.copies, key=lambda copies: copies[0].size)
         weights = config.weights and config.weights * num_ranks
-        epochs = _count(config.num_epochs, "epoch", "epochs")
-        batches = _count(self.num_batches, "batch", "batches")
+        epochs = f"{config.num_epochs} epoch{'s' if config.num_epochs > 1 else ''}"
+        batches = f"{self.num_batches} batch{'es' if self.num_batches > 1 else ''}"
         images = f"{self.num_samples} training and {len(data.test_labels)} test images"
-        rows = {
-            "processes": f"{num_ranks}, each with as many devices as rank 0",
+        processes = {"processes": f"{num_ranks}, each with as many devices as rank 0"}
+        return {
+            **(processes if num_ranks > 1 else {}),
             "devices": ", ".join(filter(None, [str(self.ctx), threads.describe(self.ctx)])),
             "batch size": _describe_shards(config.batch_size, len(self.ctx) * num_ranks, weights),
             "all-reduce": config.algorithm or str(collectives.explain(largest)),
             "data": f"{data.name}, {images}, {data.source}",
             "training": f"{epochs} of {batches}, lr {config.lr:g}, seed {config.seed}",
         }
-        if num_ranks == 1:
-            del rows["processes"]
-        return rows
 
 
 def _describe_shards(batch_size: int, num_devices: int, weights: tuple[float, ...] | None) -> str:
@@ -311,13 +302,8 @@ def _describe_shards(batch_size: int, num_devices: int, weights: tuple[float, ..
     return f"{batch_size} in all, {each} on each device{none}"
 
 
-def _wait_for(losses: list[mx.nd.NDArray]) -> None:
-    for loss in losses[:1]:  # no loss if this rank had no sample
-        loss.wait_to_read()
-
-
-def _count(number: int, one: str, more: str) -> str:
-    return f"{number} {one if number == 1 else more}"
+def _silent() -> Console:
+    return Console(io.StringIO(), io.StringIO())
 
 
 def train(
@@ -330,7 +316,7 @@ def train(
 ) -> History:
     """Train LeNet on ``num_gpus`` devices by hand-written data parallelism; return the history.
 
-    ``batch_size`` is global: each batch is split over the devices. ``options`` are the other fields
+    Each batch of ``batch_size`` samples is split over the devices. ``options`` are the other fields
     of :class:`Configuration`; ``model='resnet18'`` trains ResNet-18 with a :class:`Trainer`. Runs
     with the same seed and number of devices end with the same bits. Prints what
     ``scripts/train_lenet.py`` prints unless ``verbose`` is False.
@@ -339,5 +325,5 @@ def train(
     data are not found, and metrics.Diverged if the loss is not finite. After ``train`` in Dive into
     Deep Learning, 13.5.7.
     """
-    console = Console() if verbose else Console(io.StringIO(), io.StringIO())
-    return Run(Configuration(num_gpus, batch_size, lr, num_epochs, **options), console).train()
+    configuration = Configuration(num_gpus, batch_size, lr, num_epochs, **options)
+    return Run(configuration, Console() if verbose else _silent()).train()

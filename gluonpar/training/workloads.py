@@ -1,9 +1,9 @@
 """The workloads of a run: a model, its replicas, a training step, evaluation and files.
 
-:class:`LeNetWorkload` is trained from scratch, with plain functions; :class:`ResNet18Workload` with
-Gluon blocks and a Trainer. Dive into Deep Learning, 13.5 and 13.6.
+Dive into Deep Learning, 13.5 and 13.6.
 """
 
+# ruff: noqa: D102 (methods that override one of Workload have its docstring)
 from __future__ import annotations
 
 import pathlib
@@ -32,9 +32,9 @@ PIXELS = (1, 1, 28, 28)
 class Workload:
     """A model that is trained on the devices ``ctx``, each of which holds all parameters.
 
-    ``weights`` are the devices' relative speeds (:func:`split_and_load`); None: equal. ``copies``
-    has, per parameter, its arrays on all devices. :func:`gluonpar.save_checkpoint` takes
-    ``trained`` and ``trainer``.
+    ``weights`` are the devices' relative speeds (:func:`split_and_load`). ``copies`` has, per
+    parameter, its arrays on all devices. ``trained`` and ``trainer`` are what a checkpoint saves.
+    Subclasses set these in ``_initialize``.
     """
 
     name: str
@@ -57,13 +57,7 @@ class Workload:
         """The first device's copies."""
         return [arrays[0] for arrays in self.copies]
 
-    def _initialize(self) -> None:
-        """Set ``trained``, ``copies`` and ``trainer``."""
-        raise NotImplementedError
-
-    def step(
-        self, X: np.ndarray, y: np.ndarray, batch_size: int | None = None
-    ) -> list[mx.nd.NDArray]:
+    def step(self, X: np.ndarray, y: np.ndarray, batch_size: int) -> list[mx.nd.NDArray]:
         """Train on uint8 images (n, 1, 28, 28); return each device's losses, one per sample.
 
         With several processes X and y are this process's share of ``batch_size`` samples.
@@ -94,21 +88,17 @@ class LeNetWorkload(Workload):
         self.trained = [get_params(params, c) for c in self.ctx]
         self.copies = list(zip(*self.trained))
 
-    def step(self, X, y, batch_size=None):
-        """See :func:`train_batch`."""
+    def step(self, X, y, batch_size):
         options = {"algorithm": self.algorithm, "weights": self.weights, "batch_size": batch_size}
         return train_batch(X, y, self.trained, self.ctx, self.lr, pixel_lenet, **options)
 
     def accuracy(self, images, labels):
-        """See :func:`metrics.accuracy`."""
         return metrics.accuracy(images, labels, self.trained, self.ctx, pixel_lenet)
 
     def save(self, path):
-        """Write a file for ``mx.nd.load``."""
         params_file.save_params(path, self.params)
 
     def save_onnx(self, path):
-        """See :func:`export_onnx`."""
         export_onnx(path, pixel_lenet, PIXELS, self.params, "uint8")
 
 
@@ -132,28 +122,24 @@ class ResNet18Workload(Workload):
         self.trainer = Trainer(params, "sgd", {"learning_rate": self.lr}, self.algorithm)
         self.copies = [p.list_data() for p in params.values() if p.grad_req != "null"]
 
-    def step(self, X, y, batch_size=None):
-        """Split, compute losses and gradients; the Trainer sums the gradients and updates."""
+    def step(self, X, y, batch_size):
         shards = split_and_load((X, y), self.ctx, weights=self.weights) if len(X) else []
         with autograd.record():
             losses = [self.losses(*shard) for shard in shards]
         if losses:
             autograd.backward(losses)
-        self.trainer.step(len(X) if batch_size is None else batch_size)
+        self.trainer.step(batch_size)  # sums the gradients and updates
         return losses
 
     def accuracy(self, images, labels):
-        """See :func:`metrics.accuracy`; sets the running statistics to their mean first."""
         running_statistics.average_statistics(self.trained)
         nets = [self.trained] * len(self.ctx)
         return metrics.accuracy(images, labels, nets, self.ctx, _pixel_scores)
 
     def save(self, path):
-        """Write a file for ``load_parameters`` of :func:`gluonpar.models.resnet.resnet18`."""
         params_file.save_params(path, self.trained)
 
     def save_onnx(self, path):
-        """See :func:`export_onnx`."""
         export_onnx(path, _PixelScores(self.trained), PIXELS, dtype="uint8")
 
 
@@ -169,7 +155,7 @@ class _PixelScores(gluon.HybridBlock):
 
 
 class _PixelLoss(_PixelScores):
-    """Losses of uint8 images and labels, in one graph."""
+    """Losses of uint8 images, in one graph."""
 
     def hybrid_forward(self, F, X, y):
         return softmax_cross_entropy(_pixel_scores(X, self.net), y)

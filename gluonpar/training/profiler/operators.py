@@ -1,8 +1,4 @@
-"""The operators in a file of MXNet's profiler, and the part of a training step that each is.
-
-The profiler records each operator's name, device and interval in microseconds, but not its purpose;
-:func:`classify` has the rules that find it.
-"""
+"""The operators in a file of MXNet's profiler, and the part of a training step that each is."""
 
 from __future__ import annotations
 
@@ -20,9 +16,9 @@ _SUMS = {"elemwise_add", "add_n", "broadcast_maximum", "broadcast_minimum", "_di
 
 
 class Span(NamedTuple):
-    """``name`` from ``start`` to ``end`` on a thread of a device; ``device`` None is Python.
+    """``name`` from ``start`` to ``end``, in microseconds; ``device`` None is Python.
 
-    ``part`` is one of the parts above, or '' before it is classified.
+    ``part`` is one of the parts of a step above, or '' before it is classified.
     """
 
     name: str
@@ -34,27 +30,22 @@ class Span(NamedTuple):
 
 
 def events(text: str) -> list[dict]:
-    """Return the events in a file of MXNet's profiler.
-
-    All but the first file that a process writes begin with a comma that JSON does not allow.
-    """
+    """Return the events in a file of MXNet's profiler."""
+    # All but the first file that a process writes begin with a comma that JSON does not allow.
     return json.loads(re.sub(r"\[\s*,", "[", text, count=1))["traceEvents"]
 
 
 def read(text: str, devices: dict[int, int], begin: float, end: float) -> list[Span]:
     """Return the operators that began in the window [begin, end], in the order of their start.
 
-    ``devices`` maps the file's processes to devices; other processes are left out.
+    ``devices`` maps the file's process numbers to devices; other processes are left out.
     """
     found, begun = [], {}
     for event in events(text):
-        device = devices.get(event["pid"])
-        if device is None:
-            continue
-        key = event["pid"], event.get("tid")
-        if event["ph"] == "B":
+        device, kind, key = devices.get(event["pid"]), event["ph"], (event["pid"], event.get("tid"))
+        if device is not None and kind == "B":
             begun.setdefault(key, []).append(event["ts"])
-        elif event["ph"] == "E":
+        elif device is not None and kind == "E":
             start = begun[key].pop()
             if begin <= start <= end:
                 found.append(Span(event["name"], device, key[1], start, min(event["ts"], end)))
@@ -76,12 +67,12 @@ def classify(operators: Sequence[Span], num_devices: int) -> list[Span]:
     """
     updaters = {op.device for op in operators if op.name == "gluonpar.update"}
     summed = any(op.name == "gluonpar.host" for op in operators)
-    fused = len(updaters) == 1 < num_devices and not summed
+    update = FUSED if len(updaters) == 1 < num_devices and not summed else UPDATE
     traced = {op.device for op in operators if "_backward_" in op.name}
     after_backward = dict.fromkeys(range(num_devices), False)
     found = []
     for op in sorted(operators, key=lambda span: span.start):
-        part = _by_name(op.name, fused)
+        part = update if op.name == "gluonpar.update" else _by_name(op.name)
         if op.name == "ImperativeBulk" and op.device not in traced:
             part = BACKWARD
         if op.name == "gluonpar.host" or part == FUSED:
@@ -92,9 +83,7 @@ def classify(operators: Sequence[Span], num_devices: int) -> list[Span]:
     return found
 
 
-def _by_name(name: str, fused: bool) -> str:
-    if name == "gluonpar.update":
-        return FUSED if fused else UPDATE
+def _by_name(name: str) -> str:
     if name in ("gluonpar.runtime.threads", "DeleteVariable"):
         return OTHER
     if name.startswith(("gluonpar", "KVStore")):

@@ -29,21 +29,15 @@ class Profiler:
     """Records steps ``warm_up + 1`` to ``warm_up + num_steps`` of a loop over the devices ``ctx``.
 
     Call :meth:`step` at the end of each step. The window closes after its last step, or at the end
-    of the ``with`` block, also if that raises; outside the window nothing is recorded and nothing
-    costs time. Afterwards :meth:`table` and :meth:`sentence` say where the time went, and
-    :meth:`save` writes a trace. With ``num_bytes``, the bytes of one device's gradients, the table
-    has the bytes that are exchanged and updated, K times as many.
+    of the ``with`` block; outside the window nothing is recorded and nothing costs time. Both ends
+    of the window wait for all devices. Results are the same, bit for bit. ``num_bytes`` are the
+    bytes of one device's gradients. ``num_steps=0`` records nothing.
 
-    Both ends of the window wait for all devices, which are idle for a moment. Results are the same,
-    bit for bit. Recorded are MXNet's operators on every device, and Python's work on the data:
-    :meth:`loading` a batch, and ``memory.from_numpy``, with which ``split_and_load`` copies NumPy
-    arrays (in the window it is replaced by a function that takes the time). Not recorded are the
-    rest of Python's work, and which threads wait for a processor.
-
-    MXNet has one profiler per process: nothing else may use it in the window, and its settings are
-    not restored. It records at most as many CPU contexts as there are processors, plus 2.
-    ``num_steps=0`` records nothing. Raises ValueError for devices that it cannot record, and for
-    negative numbers of steps.
+    Records MXNet's operators on every device and, of Python's work, :meth:`loading` a batch and the
+    copies of NumPy arrays to devices (``memory.from_numpy``, which is replaced in the window). It
+    does not record which threads wait for a processor. MXNet has one profiler per process: nothing
+    else may use it in the window, and its settings are not restored. Raises ValueError for more CPU
+    contexts than processors + 2, and for negative numbers of steps.
 
     >>> import mxnet as mx
     >>> ctx = [mx.cpu(0), mx.cpu(1)]
@@ -73,8 +67,7 @@ class Profiler:
         self._python: list[Span] = []
         self._copied_bytes = 0
         self._ends: list[float] = []  # the window's begin, then the ends of its steps
-        self._text, self._end = "", 0.0
-        self._steps = 0
+        self._end, self._steps = 0.0, 0
         self._window: contextlib.ExitStack | None = None
 
     def __enter__(self) -> Profiler:
@@ -120,7 +113,7 @@ class Profiler:
                 f"{self.warm_up} are for warming up; give a smaller warm_up or a longer loop"
             )
         window, num_steps = (self._ends[0], self._end), len(self._ends) - 1
-        found = operators.read(self._text, self._devices, *window)
+        found = operators.read(self._profile[0], self._devices, *window)
         spans = [*operators.classify(found, len(self.ctx)), *self._python]
         num_bytes = {DATA: self._copied_bytes / num_steps, **self._num_bytes}
         names, on_cpu = [str(c) for c in self.ctx], self.ctx[0].device_type == "cpu"
@@ -130,7 +123,7 @@ class Profiler:
     def table(self) -> str:
         """Return milliseconds per step by part and device, bytes per step, and the overlap.
 
-        Raises ValueError if no step was recorded, as do :meth:`sentence` and :meth:`save`.
+        This, :meth:`sentence` and :meth:`save` raise ValueError if no step was recorded.
         """
         return self.timeline.table()
 
@@ -141,8 +134,8 @@ class Profiler:
     def save(self, path: str | os.PathLike) -> None:
         """Write the window as JSON for ui.perfetto.dev and chrome://tracing.
 
-        It has rows for each device, for Python's thread with its steps, and for the exchange. The
-        file is written under a temporary name and renamed. Raises OSError if it cannot be written.
+        It has rows for each device, for Python's thread with its steps, and for the exchange.
+        Raises OSError, with an earlier file unchanged, if it cannot be written.
         """
         thread = threading.main_thread().ident
         numbered = enumerate(zip(self._ends, self._ends[1:]), self.steps[0])
@@ -154,10 +147,7 @@ class Profiler:
     def _open(self) -> None:
         mx.nd.waitall()
         with contextlib.ExitStack() as undo:
-            folder = undo.enter_context(tempfile.TemporaryDirectory(prefix="gluonpar-"))
-            path = pathlib.Path(folder) / "profile.json"
-            _start(path)
-            undo.callback(self._stop, path)
+            self._profile = undo.enter_context(_recording())
             undo.callback(setattr, memory, "from_numpy", memory.from_numpy)
             memory.from_numpy = self._timing(memory.from_numpy)
             self._ends.append(_now())
@@ -171,9 +161,6 @@ class Profiler:
                     mx.nd.waitall()
             finally:
                 self._end = _now()
-
-    def _stop(self, path: pathlib.Path) -> None:
-        self._text = _stop(path)
 
     def _timing(self, from_numpy):
         @functools.wraps(from_numpy)
@@ -194,24 +181,19 @@ class Profiler:
 
 
 def check_devices(ctx: Sequence[mx.Context]) -> dict[int, int]:
-    """Return the device of each process of a profile; raise ValueError if one has no process.
-
-    MXNet's profiler numbers its processes: the CPU contexts, the GPUs, and two kinds of shared
-    memory. A CPU build has no GPUs and never uses the last two, which serve as CPU contexts then.
-    """
+    """Return the device of each process of a profile; raise ValueError if one has no process."""
     names = _processes()
-    num_cpus = sum(name.startswith("cpu/") for name in names)
-    num_gpus = sum(name.startswith("gpu/") for name in names)
-    available = {"cpu": num_cpus if num_gpus else len(names), "gpu": num_gpus}
+    cpus, gpus = ([i for i, name in enumerate(names) if name[:4] == k] for k in ("cpu/", "gpu/"))
+    # A CPU build never uses the last two processes, pinned and shared memory, for these.
+    available = {"cpu": cpus if gpus else range(len(names)), "gpu": gpus}
     for c in ctx:
-        if c.device_id >= available.get(c.device_type, 0):
+        if c.device_id >= len(available.get(c.device_type, ())):
             raise ValueError(
                 f"{c} cannot be profiled: on this machine MXNet's profiler records at most "
-                f"{available['cpu']} CPU contexts and {available['gpu']} GPUs; profile with fewer "
+                f"{len(available['cpu'])} CPU contexts and {len(gpus)} GPUs; profile with fewer "
                 "devices"
             )
-    first = {"cpu": 0, "gpu": num_cpus}
-    return {first[c.device_type] + c.device_id: device for device, c in enumerate(ctx)}
+    return {available[c.device_type][c.device_id]: device for device, c in enumerate(ctx)}
 
 
 def check_trace(path: str) -> None:
@@ -233,32 +215,31 @@ def _processes() -> list[str]:
 
     If other code has written that one, they are those of the CPU build: one per processor.
     """
-    with tempfile.TemporaryDirectory(prefix="gluonpar-") as folder:
-        path = pathlib.Path(folder) / "profile.json"
-        _start(path)
-        events = operators.events(_stop(path))
+    with _recording() as profile:
+        pass
+    events = operators.events(profile[0])
     named = {event["pid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
     expected = [f"cpu/{i}" for i in range(threads.cores())] + ["cpu pinned/", "cpu shared/"]
     return [named[pid] for pid in range(len(named))] if 0 in named else expected
 
 
-def _start(path: pathlib.Path) -> None:
-    mx.profiler.set_config(
-        filename=str(path),
-        profile_symbolic=True,
-        profile_imperative=True,
-        profile_memory=False,
-        profile_api=False,
-        continuous_dump=False,
-        aggregate_stats=False,  # otherwise MXNet runs one operator at a time
-    )
-    mx.profiler.set_state("run")
-
-
-def _stop(path: pathlib.Path) -> str:
-    mx.profiler.set_state("stop")
-    mx.profiler.dump()
-    return path.read_text()
+@contextlib.contextmanager
+def _recording() -> Iterator[list[str]]:
+    """Record operators in the block; after it the list has the text of MXNet's file."""
+    profile: list[str] = []
+    record = {"profile_symbolic": True, "profile_imperative": True}
+    # With aggregate_stats MXNet would run one operator at a time.
+    omit = ["profile_memory", "profile_api", "continuous_dump", "aggregate_stats"]
+    with tempfile.TemporaryDirectory(prefix="gluonpar-") as folder:
+        path = pathlib.Path(folder) / "profile.json"
+        mx.profiler.set_config(filename=str(path), **record, **dict.fromkeys(omit, False))
+        mx.profiler.set_state("run")
+        try:
+            yield profile
+        finally:
+            mx.profiler.set_state("stop")
+            mx.profiler.dump()
+            profile.append(path.read_text())
 
 
 def _now() -> float:

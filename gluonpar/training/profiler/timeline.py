@@ -5,6 +5,7 @@ Plain Python on a list of spans, without MXNet. Times are microseconds of one cl
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Sequence
 
 from gluonpar.training.profiler.operators import (
@@ -42,16 +43,15 @@ def without(intervals: Intervals, others: Intervals) -> list[tuple[float, float]
     >>> without([(0, 10)], [(2, 3), (9, 12)])
     [(0, 2), (3, 9)]
     """
-    found, others, i = [], union(others), 0
+    found, left = [], deque(union(others))
     for start, end in union(intervals):
-        while i < len(others) and others[i][1] <= start:
-            i += 1
-        j = i
-        while j < len(others) and others[j][0] < end:
-            if start < others[j][0]:
-                found.append((start, others[j][0]))
-            start = max(start, others[j][1])
-            j += 1
+        while left and left[0][0] < end:
+            if start < left[0][0]:
+                found.append((start, left[0][0]))
+            start = max(start, left[0][1])
+            if start > end:
+                break
+            left.popleft()
         if start < end:
             found.append((start, end))
     return found
@@ -65,10 +65,9 @@ def length(intervals: Intervals) -> float:
 class Timeline:
     """``num_steps`` steps on ``devices`` (their names) in the ``window`` (begin, end).
 
-    ``spans`` are classified (:func:`operators.classify`); those of Python's thread have the device
-    None. ``num_bytes`` are bytes per step by part, over all devices. An operator that waits for a
-    processor counts as running: with fewer ``processors`` than devices, parts take longer than
-    their computation.
+    ``spans`` are classified (:func:`operators.classify`); ``num_bytes`` are bytes per step by part,
+    over all devices. An operator that waits for a processor counts as running: with fewer
+    ``processors`` than devices, parts take longer than their computation.
     """
 
     def __init__(
@@ -100,14 +99,10 @@ class Timeline:
         )
 
     def part_ms(self, part: str, device: int | None = -1) -> float:
-        """Return milliseconds per step of a part, or of 'idle'; ``device`` as in :meth:`intervals`.
-
-        A device is idle while none of its operators runs.
-        """
+        """Return milliseconds per step of a part, or of 'idle', when no operator runs."""
+        covered = self.intervals(*([] if part == "idle" else [part]), device=device)
         if part == "idle":
-            covered = without([self.window], self.intervals(device=device))
-        else:
-            covered = self.intervals(part, device=device)
+            covered = without([self.window], covered)
         return length(covered) / self.num_steps / 1e3
 
     def overlap(self) -> float | None:
@@ -186,9 +181,8 @@ class Timeline:
 
     def _bytes(self, part: str) -> tuple[str, str]:
         num_bytes, ms = self.num_bytes.get(part, 0), self.part_ms(part)
-        if not num_bytes or not ms:
-            return "", ""
-        return f"{num_bytes / 1e6:.2f}", f"{num_bytes / ms / 1e6:.2f}"
+        known = num_bytes and ms
+        return (f"{num_bytes / 1e6:.2f}", f"{num_bytes / ms / 1e6:.2f}") if known else ("", "")
 
     def trace(self, marks: Sequence[Span] = ()) -> list[dict]:
         """Return the spans and ``marks`` as events of the Trace Event Format, from 0 us.
@@ -210,9 +204,9 @@ class Timeline:
             if key not in of_process:
                 tid = of_process[key] = len(of_process)
                 events.append(_metadata("thread_name", pid, tid, name=row.format(tid)))
+            kind = {"name": span.name, "cat": span.part, "ph": "X", "pid": pid}
             times = {"ts": span.start - self.window[0], "dur": span.end - span.start}
-            kind = {"name": span.name, "cat": span.part, "ph": "X"}
-            events.append({**kind, "pid": pid, "tid": of_process[key], **times})
+            events.append({**kind, "tid": of_process[key], **times})
         return events
 
 
