@@ -7,13 +7,5 @@ from gluonpar.training.history import Epoch, History
 from gluonpar.training.run import Run, train
 from gluonpar.training.termination import Terminated
 
-__all__ = [
-    "CannotResume",
-    "Configuration",
-    "Console",
-    "Epoch",
-    "History",
-    "Run",
-    "Terminated",
-    "train",
-]
+__all__ = ["CannotResume", "Configuration", "Console", "Epoch", "History", "Run", "Terminated"]
+__all__ += ["train"]

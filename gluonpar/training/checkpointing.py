@@ -18,8 +18,7 @@ from gluonpar.training.data.dataset import Dataset
 from gluonpar.training.history import Epoch, Progress
 from gluonpar.training.workloads import Workload
 
-# Fields that a resumed run must share with its checkpoint. Devices, learning rate, number of epochs
-# and output may change.
+# Fields that a resumed run must share with its checkpoint; the others may change.
 _FIXED = ("model", "batch_size", "seed", "dataset", "limit")
 
 
@@ -38,8 +37,8 @@ class Resumed(NamedTuple):
 class Checkpointer:
     """Saves a run's progress into ``folder`` (None: nowhere), and loads it.
 
-    With several processes all of them must call :meth:`load` and :meth:`save`; rank 0 reads and
-    writes. ``saves`` is whether it has a folder.
+    All processes must call its methods; rank 0 reads and writes. ``saves`` is whether it has a
+    folder.
     """
 
     def __init__(
@@ -54,10 +53,10 @@ class Checkpointer:
         }
 
     def load(self, workload: Workload, shuffle: np.random.RandomState) -> Resumed | None:
-        """Load the checkpoint that the configuration names into ``workload`` and ``shuffle``.
+        """Load the checkpoint that the configuration names, if any, into the arguments.
 
-        Returns None if there is none to resume from. Raises CannotResume if the checkpoint cannot
-        be loaded or is of another run, or if the folder has later checkpoints.
+        Raises CannotResume if it cannot be loaded or is of another run, or if the folder has later
+        checkpoints.
         """
         try:
             path = cluster.gather(cluster.together(self._path_to_resume))[0]
@@ -72,22 +71,18 @@ class Checkpointer:
         """Write a checkpoint, and remove the oldest if there are more than ``keep``.
 
         ``shuffle`` is the generator's state from before the epoch was shuffled. Raises OSError,
-        with earlier checkpoints as they were, if the file cannot be written.
+        with earlier checkpoints unchanged, if the file cannot be written.
         """
-        notes = {
-            "run": self._identity,
-            "configuration": asdict(self._configuration),
-            **asdict(progress),
-        }
+        configuration = asdict(self._configuration)
+        notes = {"run": self._identity, "configuration": configuration, **asdict(progress)}
         save_checkpoint(self.path(progress), workload.trained, workload.trainer, shuffle, notes)
         for old in self.paths()[: -self._configuration.keep]:
             old.unlink()
 
     def path(self, progress: Progress) -> pathlib.Path:
         """Return the file for a checkpoint at ``progress``."""
-        folder = self._folder or pathlib.Path()  # other ranks than 0 write nothing
-        model = self._configuration.model
-        return folder / f"{model}-at-{progress.epoch:04d}-{progress.batch:06d}.npz"
+        name = f"{self._configuration.model}-at-{progress.epoch:04d}-{progress.batch:06d}.npz"
+        return (self._folder or pathlib.Path()) / name  # other ranks than 0 write nothing
 
     def paths(self) -> list[pathlib.Path]:
         """Return the checkpoints in the folder, oldest first."""
@@ -106,10 +101,8 @@ class Checkpointer:
             return path
         found = self._found(path)
         if not found and resume:
-            raise ValueError(
-                f"{path} has no checkpoint of {self._configuration.model}; to start from the "
-                "beginning, leave resume out"
-            )
+            model = self._configuration.model
+            raise ValueError(f"{path} has no checkpoint of {model}: to start anew, omit resume")
         return found[-1] if found else None
 
     def _load(
@@ -135,15 +128,16 @@ class Checkpointer:
 
     def _prepare_folder(self, progress: Progress) -> None:
         """Remove incomplete files of a killed run; refuse to mix two runs in one folder."""
+        if not self._folder:
+            return
         paths = self.paths()
         if paths and _place(paths[-1]) > (progress.epoch, progress.batch):
             raise ValueError(
                 f"{paths[-1]} is a later checkpoint of an earlier run: give resume to continue "
                 "that run, or another save_dir"
             )
-        if self._folder:
-            for path in self._folder.glob(f".{self._configuration.model}-at-*.tmp"):
-                path.unlink()
+        for path in self._folder.glob(f".{self._configuration.model}-at-*.tmp"):
+            path.unlink()
 
 
 def _place(path: pathlib.Path) -> tuple[int, ...]:

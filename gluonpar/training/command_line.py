@@ -25,7 +25,7 @@ TRAINED, BAD_REQUEST, OUT_OF_MEMORY, INTERRUPTED, TERMINATED = 0, 2, 3, 130, 143
 def main(description: str, argv: Sequence[str] | None = None, **defaults: Any) -> int:
     """Train with the options ``argv`` (default: the process's arguments); return the exit code.
 
-    ``defaults`` are this script's defaults where they differ from :class:`Configuration`'s.
+    ``defaults`` are this script's where they differ from :class:`Configuration`'s. Exit codes:
 
     - 0: the training, or the dry run, is complete.
     - 1: an exception that is not listed here, with its traceback; or another process ended with 3.
@@ -43,11 +43,10 @@ def main(description: str, argv: Sequence[str] | None = None, **defaults: Any) -
     try:
         cluster.size()  # joins the other processes
     except (ImportError, RuntimeError, ValueError, MemoryError) as error:
-        return _cannot_join(error)
-    return _train(options)
-
-
-def _train(options: argparse.Namespace) -> int:
+        short = memory_limits.shortage(error)
+        text = str(error) if short is None else f"out of memory: {short} ({memory_limits.limits()})"
+        _print(f"error: {text}")
+        return BAD_REQUEST if short is None else OUT_OF_MEMORY
     run = None
     try:
         run = Run(cluster.together(lambda: Configuration(**vars(options))), Console())
@@ -60,7 +59,9 @@ def _train(options: argparse.Namespace) -> int:
     except Exception as error:
         unmet = (ValueError, FileNotFoundError) if run is None else (CannotResume, metrics.Diverged)
         if isinstance(error, unmet):
-            return _fail(str(error))
+            if cluster.is_main():
+                _print(f"error: {error}")
+            return BAD_REQUEST
         shortage = memory_limits.shortage(error)
         if shortage is not None:
             _leave_out_of_memory(shortage, run, options.batch_size)
@@ -100,10 +101,7 @@ def parser(description: str, **defaults: Any) -> argparse.ArgumentParser:
     add("--limit", type=int, metavar="N", help=help_)
 
     add = made.add_argument_group("output").add_argument
-    help_ = (
-        "print the loss every N batches (default: show it in the progress bar every "
-        f"{DEFAULT_LOG_INTERVAL})"
-    )
+    help_ = f"print the loss every N batches (default: in the progress bar, {DEFAULT_LOG_INTERVAL})"
     add("--log-interval", type=int, metavar="N", help=help_)
     help_ = "save the parameters of every epoch, and checkpoints, in this folder"
     add("--save-dir", metavar="DIR", help=help_)
@@ -147,12 +145,6 @@ def _print(text: str) -> None:
     print(f"{os.path.basename(sys.argv[0])}: {text}", file=sys.stderr, flush=True)
 
 
-def _fail(message: str) -> int:
-    if cluster.is_main():
-        _print(f"error: {message}")
-    return BAD_REQUEST
-
-
 def _interrupted(run: Run | None, save_dir: str | None) -> int:
     saved = [*run.kept, *map(str, run.checkpointer.paths())] if run else []
     what = f"saved: {', '.join(saved)}" if saved else "nothing was saved"
@@ -186,11 +178,3 @@ def _leave_out_of_memory(shortage: str, run: Run | None, batch_size: int) -> Non
     _print(f"error: {text}")
     sys.stdout.flush()
     os._exit(OUT_OF_MEMORY)  # at exit MXNet might wait for ever
-
-
-def _cannot_join(error: Exception) -> int:
-    """Print why this process cannot join the others; return the exit code."""
-    short = memory_limits.shortage(error)
-    text = str(error) if short is None else f"out of memory: {short} ({memory_limits.limits()})"
-    _print(f"error: {text}")
-    return BAD_REQUEST if short is None else OUT_OF_MEMORY

@@ -14,7 +14,7 @@ from gluonpar.training.workloads import WORKLOADS
 class Configuration:
     """The options of a run; see the table above. Raises ValueError for a value that is not allowed.
 
-    Values that depend on the machine or the data are checked by :class:`Run`.
+    :class:`Run` checks values that depend on the machine or the data.
     """
 
     num_gpus: int | None = None
@@ -49,20 +49,16 @@ class Configuration:
         if not 0 <= self.seed < 2**31:
             raise ValueError(f"seed must be between 0 and {2**31 - 1}, got {self.seed}")
         check_lr(self.lr)
-        self._check_files()
         if self.algorithm is not None:
             collectives.named(self.algorithm)
         if self.model not in WORKLOADS:
             raise ValueError(f"model must be one of {', '.join(WORKLOADS)}, got {self.model!r}")
-
-    def _check_files(self) -> None:
         if self.save_dir == "":
             raise ValueError("save_dir must name a folder, got ''")
         if self.save_dir is None:
-            if self.save_every is not None:
-                raise ValueError("save_every needs a folder for the checkpoints: give save_dir too")
-            if self.onnx:
-                raise ValueError("onnx needs a folder for its files: give save_dir too")
+            if self.save_every is not None or self.onnx:
+                option = "onnx" if self.onnx else "save_every"
+                raise ValueError(f"{option} needs a folder for its files: give save_dir too")
             if self.resume == "":
                 raise ValueError(
                     "resume without a value takes the newest checkpoint in save_dir: give save_dir "

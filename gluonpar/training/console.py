@@ -15,10 +15,7 @@ from gluonpar.training.profiler import Profiler
 
 
 class Console:
-    """Output of a run: lines on ``out``, notices and a progress bar on ``err``.
-
-    The progress bar is shown only if ``err`` is a terminal.
-    """
+    """Output of a run: lines on ``out``, notices and, on a terminal, a progress bar on ``err``."""
 
     def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:
         self.out, self.err = out or sys.stdout, err or sys.stderr
@@ -27,8 +24,7 @@ class Console:
     def line(self, text: str) -> None:
         """Print one line on ``out`` and flush it; hide the progress bar meanwhile."""
         bar = self._bar
-        hidden = bar.external_write_mode(file=self.out) if bar else contextlib.nullcontext()
-        with hidden:
+        with bar.external_write_mode(file=self.out) if bar else contextlib.nullcontext():
             print(_encodable(text, self.out), file=self.out, flush=True)
 
     def notice(self, text: str) -> None:
@@ -37,10 +33,8 @@ class Console:
 
     def header(self, version: str, rows: dict[str, str]) -> None:
         """Print the versions, then one line for each of ``rows``."""
-        self.line(
-            f"gluonpar {version}, mxnet {mx.__version__}, numpy {np.__version__}, "
-            f"python {platform.python_version()}"
-        )
+        others = f"mxnet {mx.__version__}, numpy {np.__version__}"
+        self.line(f"gluonpar {version}, {others}, python {platform.python_version()}")
         for name, value in rows.items():
             self.line(f"{name}: {value}")
 

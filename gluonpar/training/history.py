@@ -31,7 +31,7 @@ class History:
 
 @dataclass
 class Progress:
-    """How far a run has come; a checkpoint stores it beside parameters and optimizer state.
+    """How far a run has come, as a checkpoint stores it.
 
     ``batch`` batches of epoch ``epoch`` (from 1) are done, in ``seconds`` of training time;
     ``loss_sum`` is the sum of their samples' losses. ``history`` has the epochs before.

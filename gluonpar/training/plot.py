@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
 from typing import TYPE_CHECKING
 
@@ -17,15 +16,11 @@ def check(path: str) -> None:
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
     except ImportError as error:
-        raise ValueError(
-            f"a plot needs matplotlib ({error}): pip install 'gluonpar[plot]'"
-        ) from error
-    file = pathlib.Path(path)
+        remedy = "pip install 'gluonpar[plot]'"
+        raise ValueError(f"a plot needs matplotlib ({error}): {remedy}") from error
     kinds = FigureCanvasAgg.get_supported_filetypes()
-    if file.suffix[1:].lower() not in kinds:
+    if pathlib.Path(path).suffix[1:].lower() not in kinds:
         raise ValueError(f"cannot plot to {path}: its suffix must be one of {', '.join(kinds)}")
-    if not os.path.isdir(file.parent) or os.path.isdir(path):
-        raise ValueError(f"cannot plot to {path}: it must be a file in an existing folder")
     try:
         files.check_writable(path)
     except OSError as error:
@@ -39,13 +34,10 @@ def draw(history: History, path: str) -> None:
 
     figure = Figure(figsize=(10, 3), layout="constrained")
     epochs = [epoch.epoch for epoch in history.epochs]
-    columns = {
-        "training loss": "loss",
-        "test accuracy": "test_accuracy",
-        "images/s": "images_per_second",
-    }
-    for axes, (title, name) in zip(figure.subplots(1, len(columns)), columns.items()):
-        axes.plot(epochs, [getattr(epoch, name) for epoch in history.epochs], marker="o")
+    figures = [(e.loss, e.test_accuracy, e.images_per_second) for e in history.epochs]
+    titles = ("training loss", "test accuracy", "images/s")
+    for axes, title, values in zip(figure.subplots(1, len(titles)), titles, zip(*figures)):
+        axes.plot(epochs, values, marker="o")
         axes.set(title=title, xlabel="epoch")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(alpha=0.3)

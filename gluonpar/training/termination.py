@@ -22,20 +22,16 @@ class Termination:
     """A request to end the run, on which all processes agree at the same step."""
 
     def __init__(self) -> None:
-        self._requested, self._agreed = False, False
+        self._requested = self._agreed = False
         self._in_flight: deque[mx.nd.NDArray] = deque()
-
-    def request(self) -> None:
-        """Request the end of the run. One process is enough. May be called by a signal handler."""
-        self._requested = True
 
     @contextlib.contextmanager
     def by_signal(self, saves: bool) -> Iterator[None]:
         """Within this context the first SIGTERM requests the end; the second has its usual effect.
 
         With several processes only if one of them ``saves``; otherwise SIGTERM kills this rank, and
-        that ends the job. SIGUSR1 has the same effect: mpirun passes it on to all ranks and waits,
-        while a SIGTERM to mpirun kills them a quarter of a second later.
+        that ends the job. SIGUSR1, too: mpirun passes it on to all ranks and waits, while after a
+        SIGTERM it kills them a quarter of a second later.
         """
         signals = [signal.SIGTERM]
         if cluster.size() > 1:
@@ -43,7 +39,7 @@ class Termination:
 
         def request(number: int, _: Any) -> None:
             signal.signal(number, before[number])
-            self.request()
+            self._requested = True
 
         before = {number: signal.signal(number, request) for number in signals}
         try:
@@ -53,10 +49,9 @@ class Termination:
                 signal.signal(number, handler)
 
     def agreed(self, delay: int = 0) -> bool:
-        """Return whether the run is to end now. All processes must call this, and agree.
+        """Return whether the run is to end now; all processes must call this, and agree.
 
-        The requests of several processes are summed asynchronously, and the sum is read ``delay``
-        calls later, when it has arrived.
+        Their requests are summed asynchronously; the sum is read ``delay`` calls later.
         """
         if cluster.size() == 1:
             return self._requested

@@ -69,7 +69,7 @@ BAD_FILES = {
         f".*expected SHA-256 {hashlib.sha256(contents()[TRAIN_LABELS]).hexdigest()}",
     ),
     "too large": (TRAIN_LABELS, bytes(10_000), "too large: .* 4110 bytes"),
-    "empty": (TRAIN_LABELS, b"", "truncated: 0 bytes; expected 14"),
+    "empty": (TRAIN_LABELS, b"", "truncated by 14 bytes: 0; expected 14"),
 }
 
 

@@ -17,9 +17,8 @@ NAMES = ("fashion-mnist", "synthetic")
 class Dataset:
     """Images and labels for classification, in host memory; they may be read-only views.
 
-    Images are uint8 (n, 1, height, width), from 0 to 255; labels are uint8 (n,), from 0 to
-    ``num_classes - 1``. ``source`` describes where they come from. Raises ValueError if there are
-    not as many images as labels.
+    Images are uint8 (n, 1, height, width); labels are uint8 (n,), below ``num_classes``. ``source``
+    describes where they come from. Raises ValueError unless there are as many images as labels.
     """
 
     name: str
@@ -38,7 +37,7 @@ class Dataset:
     def limited(self, n: int) -> Dataset:
         """Return the data set with its first n training images only (views), and all test images.
 
-        Raises ValueError unless n is between 1 and the number of training images.
+        Raises ValueError if there are not as many, or n is below 1.
         """
         available = len(self.train_images)
         if not 1 <= n <= available:
@@ -58,15 +57,12 @@ def load(
     """Return the data set ``name``, with its first ``limit`` training images if that is given.
 
     "fashion-mnist" has 60,000 training and 10,000 test images of clothes, 1 x 28 x 28, in ten
-    classes (Xiao et al. 2017); :func:`locate.find` has the folders in which it is looked for.
-    "synthetic" is described at :func:`synthetic`.
+    classes (Xiao et al. 2017); "synthetic" is :func:`synthetic`. ``data_dir`` is the only folder to
+    look in; without it, the known folders are, and the files are downloaded if none has them.
+    ``files`` describes files of the same layout that are not Fashion-MNIST.
 
-    ``data_dir`` is the only folder to look in; without it, the known folders are, and the files are
-    downloaded if none has them. ``files`` describes files of the same layout that are not
-    Fashion-MNIST.
-
-    Raises FileNotFoundError if the files are not found. Raises ValueError for an unknown name, a
-    damaged file, a limit that is out of range, and a folder for synthetic data.
+    Raises FileNotFoundError if the files are not found; ValueError for an unknown name, a damaged
+    file, a limit that is out of range, and a folder for synthetic data.
     """
     if name not in NAMES:
         raise ValueError(f"the data set must be one of {', '.join(NAMES)}, got {name!r}")
@@ -79,14 +75,10 @@ def load(
         dataset = synthetic()
     else:
         arrays, source = locate.find(data_dir, files)
+        train_images, train_labels, test_images, test_labels = map(arrays.get, fashion_mnist.STEMS)
+        images = train_images[:, None], test_images[:, None]
         dataset = Dataset(
-            name,
-            arrays[fashion_mnist.TRAIN_IMAGES][:, None],
-            arrays[fashion_mnist.TRAIN_LABELS],
-            arrays[fashion_mnist.TEST_IMAGES][:, None],
-            arrays[fashion_mnist.TEST_LABELS],
-            source,
-            files.num_classes,
+            name, images[0], train_labels, images[1], test_labels, source, files.num_classes
         )
     return dataset if limit is None else dataset.limited(limit)
 
@@ -94,10 +86,10 @@ def load(
 def synthetic(seed: int = 0, num_train: int = 6000, num_test: int = 1000) -> Dataset:
     """Return made-up data with Fashion-MNIST's shapes and dtypes; a seed always gives the same.
 
-    Each class is a coarse 7 x 7 pattern, enlarged to 28 x 28. A sample is its class's pattern,
-    shifted by up to two pixels, at half contrast, with uniform noise. Class sizes differ by at most
-    one. The data can be learned, which shows that training works, and nothing else. Raises
-    ValueError unless there is at least one training and one test image.
+    A sample is its class's 7 x 7 pattern, enlarged to 28 x 28 and shifted by up to two pixels, at
+    half contrast, with uniform noise. Class sizes differ by at most one. That the data can be
+    learned shows that training works, and nothing else. Raises ValueError unless there is at least
+    one training and one test image.
     """
     if num_train < 1 or num_test < 1:
         raise ValueError(f"num_train and num_test must be at least 1, got {num_train}, {num_test}")
@@ -131,12 +123,10 @@ def batches(
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield minibatches (X, y) that contain every sample once; the last may be smaller.
 
-    With ``rng``, which this call advances by one permutation, samples are shuffled and copied.
-    Without it they are in order, and X and y are views. ``share`` maps the size of a batch to the
-    slice of it that is yielded, which may be empty: one process's share. The first ``first``
-    batches are skipped.
-
-    Raises ValueError for a batch_size below 1, and unless there are as many images as labels.
+    With ``rng``, which this call advances by one permutation, samples are shuffled and copied;
+    without it, X and y are views. ``share`` maps a batch's size to the slice of it that is yielded:
+    one process's share, which may be empty. The first ``first`` batches are skipped. Raises
+    ValueError for a batch_size below 1, and unless there are as many images as labels.
 
     >>> [y.tolist() for X, y in batches(np.zeros((5, 1, 2, 2)), np.arange(5), 2)]
     [[0, 1], [2, 3], [4]]
@@ -159,6 +149,5 @@ def batches(
 
 def _check_counts(images: np.ndarray, labels: np.ndarray, what: str) -> None:
     if len(images) != len(labels):
-        raise ValueError(
-            f"{what}: there must be as many images as labels, got {len(images)} and {len(labels)}"
-        )
+        counts = f"{len(images)} and {len(labels)}"
+        raise ValueError(f"{what}: there must be as many images as labels, got {counts}")

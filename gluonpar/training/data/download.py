@@ -1,7 +1,6 @@
 """Downloads of files from the first mirror that has them.
 
-A file gets its name only when it is complete and checked: it is received into memory, up to a given
-size, checked, written under a temporary name and renamed.
+A file is received into memory, checked, and only then written under its name, atomically.
 """
 
 from __future__ import annotations
@@ -18,10 +17,6 @@ from gluonpar.checkpoint import files
 _BLOCK_BYTES = 1 << 16
 
 
-class MirrorError(Exception):
-    """A mirror did not deliver a file; the message has the URL and the reason."""
-
-
 def fetch_files(
     wanted: dict[str, int],
     folder: Path,
@@ -31,14 +26,13 @@ def fetch_files(
 ) -> list[str]:
     """Download files into ``folder``, each from the first mirror that delivers it correctly.
 
-    ``wanted`` maps file names to the largest sizes they can have, in bytes. ``mirrors`` are base
-    URLs, tried in order; one that fails is not used again. ``check(content, name, url)`` raises
-    ValueError to reject a file. ``timeout_seconds`` limits connecting and each wait for data, not
-    the whole file. Proxies are taken from the environment.
+    ``wanted`` maps file names to their largest sizes in bytes. ``mirrors`` are base URLs, tried in
+    order; one that fails is not used again. ``check(content, name, url)`` raises ValueError to
+    reject a file. ``timeout_seconds`` limits connecting and each wait for data. Proxies are taken
+    from the environment.
 
-    Returns one line for each mirror that failed. Stops at the first file that no mirror delivers,
-    so the caller must look whether all files are there. Raises OSError if the folder cannot be
-    written.
+    Returns one line for each mirror that failed, and stops at the first file that no mirror
+    delivers. Raises OSError if the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     failed: dict[str, str] = {}
@@ -48,7 +42,7 @@ def fetch_files(
             try:
                 content = _receive(url, max_bytes, timeout_seconds)
                 check(content, name, url)
-            except (MirrorError, ValueError) as error:
+            except ValueError as error:
                 failed[mirror] = str(error)
                 continue
             with files.atomic_write(folder / name) as file:
@@ -60,17 +54,17 @@ def fetch_files(
 
 
 def _receive(url: str, max_bytes: int, timeout_seconds: float) -> bytes:
+    """Return a file's content; raise ValueError with the URL if the mirror does not deliver it."""
     request = urllib.request.Request(url, headers={"User-Agent": "gluonpar"})
     try:
         with urllib.request.urlopen(request, timeout=timeout_seconds) as response:
             return _read(response, url, max_bytes)
     except urllib.error.HTTPError as error:
         error.close()
-        raise MirrorError(f"{url}: HTTP status {error.code} {error.reason}") from error
-    except urllib.error.URLError as error:
-        raise MirrorError(f"{url}: {error.reason}") from error
+        raise ValueError(f"{url}: HTTP status {error.code} {error.reason}") from error
     except (OSError, http.client.HTTPException) as error:
-        raise MirrorError(f"{url}: {error or type(error).__name__}") from error
+        reason = str(getattr(error, "reason", error)) or type(error).__name__
+        raise ValueError(f"{url}: {reason}") from error
 
 
 def _read(response: http.client.HTTPResponse, url: str, max_bytes: int) -> bytes:
@@ -86,8 +80,8 @@ def _read(response: http.client.HTTPResponse, url: str, max_bytes: int) -> bytes
             received += block
             bar.update(len(block))
             if len(received) > max_bytes:
-                raise MirrorError(f"{url}: sends more than the {max_bytes} bytes the file can have")
+                raise ValueError(f"{url}: sends more than the {max_bytes} bytes the file can have")
     # read(n) does not report a connection that was cut early.
     if expected is not None and len(received) != expected:
-        raise MirrorError(f"{url}: cut off after {len(received)} of {expected} bytes")
+        raise ValueError(f"{url}: cut off after {len(received)} of {expected} bytes")
     return bytes(received)

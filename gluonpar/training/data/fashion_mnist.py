@@ -1,10 +1,10 @@
 """The four files of Fashion-MNIST: their checksums, and how they are read.
 
 Xiao, Rasul and Vollgraf 2017, "Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine
-Learning Algorithms". There are two editions. The authors published one on 26 August 2017 and
-replaced its duplicate samples on 31 August (zalandoresearch/fashion-mnist, pull request 45). Debian
-and most frameworks have the later one; MXNet's own ``FashionMNIST`` requires the earlier. Both are
-accepted, but not a mixture: training samples of one may be test samples of the other.
+Learning Algorithms". There are two editions: the authors replaced duplicate samples five days after
+the first (zalandoresearch/fashion-mnist, pull request 45). Debian and most frameworks have the
+later one; MXNet's own ``FashionMNIST`` requires the earlier. Both are accepted, but not a mixture:
+training samples of one may be test samples of the other.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ STEMS = (TRAIN_IMAGES, TRAIN_LABELS, TEST_IMAGES, TEST_LABELS)
 class Edition:
     """A published state of the four files, with its checksums by stem.
 
-    ``sha256`` is of the uncompressed IDX content, so that plain and recompressed files match, too.
-    ``sha1_gz`` is of the .gz files, for an edition of which only those checksums are known.
+    ``sha256`` is of the uncompressed content, which recompressed files match, too; ``sha1_gz`` is
+    of the .gz files, for an edition of which only those checksums are known.
     """
 
     date: str
@@ -63,8 +63,7 @@ MXNETS = Edition(
 class Files:
     """The four files' sizes, editions and sources; the defaults are Fashion-MNIST's.
 
-    Downloads must be of the first edition. MXNet's own server has the second, so it is not a
-    mirror.
+    Downloads must be of the first edition. (MXNet's own server has the second.)
     """
 
     num_train: int = 60000
@@ -105,8 +104,8 @@ def read_folder(
 ) -> tuple[dict[str, np.ndarray], Edition]:
     """Return the four arrays by stem, uint8 and read-only, and their edition.
 
-    The folder must have all four files, as .gz or plain; otherwise raises FileNotFoundError. Raises
-    ValueError, with the remedy, for a wrong or damaged file and for files of different editions.
+    Raises FileNotFoundError if the folder has not all four files, as .gz or plain; ValueError, with
+    the remedy, for a wrong or damaged file and for files of different editions.
     """
     arrays, editions = {}, {}
     for stem in STEMS:
@@ -125,8 +124,8 @@ def read_folder(
     if len({edition.date for edition in editions.values()}) > 1:
         found = ", ".join(f"{name} of {edition.date}" for name, edition in editions.items())
         raise ValueError(
-            f"{folder}: files of different editions: {found}; expected four of one. "
-            "Delete them and get all four again"
+            f"{folder}: files of different editions: {found}; expected four of one. Delete them "
+            "and get all four again"
         )
     return arrays, next(iter(editions.values()))
 
@@ -140,11 +139,9 @@ def check(
     and an unknown checksum.
     """
     shape = files.shape(stem)
-    if len(raw) > idx.max_file_bytes(shape):
-        raise ValueError(
-            f"{name}: too large: a file of dimensions {shape} has at most "
-            f"{idx.max_file_bytes(shape)} bytes"
-        )
+    most = idx.max_file_bytes(shape)
+    if len(raw) > most:
+        raise ValueError(f"{name}: too large: dimensions {shape} need at most {most} bytes")
     content = idx.unpack(raw, shape, name)
     array = idx.decode(content, shape, name)
     if "labels" in stem and array.size and array.max() >= files.num_classes:

@@ -19,11 +19,8 @@ def cache_root() -> Path:
 
 
 def download_folder(files: Files = FASHION_MNIST) -> Path:
-    """Return the folder for downloads, which is not MXNet's own fashion-mnist.
-
-    MXNet replaces files there that are not of the edition it expects, one at a time, when the
-    training or the test set is loaded; the result is a mixture of two editions.
-    """
+    """Return the folder for downloads."""
+    # Not MXNet's own fashion-mnist, where MXNet replaces single files of other editions by its own.
     return cache_root() / f"fashion-mnist-{files.editions[0].date}"
 
 
@@ -41,12 +38,9 @@ def find(
 ) -> tuple[dict[str, np.ndarray], str]:
     """Return the four arrays by stem, uint8 and read-only, and a description of their source.
 
-    Looks in ``data_dir`` only, if that is given. Otherwise looks in MXNet's cache, in Debian's
-    package and among earlier downloads, and then downloads what is missing.
-
-    Raises FileNotFoundError, with the reason for each folder and mirror, if the files are not
-    found. Raises ValueError if a folder has all four files and one is damaged; later folders are
-    not tried.
+    Looks in ``data_dir`` only, if that is given; otherwise in :func:`folders`, and downloads what
+    the last of these lacks. Raises FileNotFoundError, with the reason for each folder and mirror,
+    if the files are not found; ValueError if the first folder that has all four has a damaged one.
     """
     downloads = download_folder(files)
     places = folders(files) if data_dir is None else {Path(data_dir): "data_dir"}
@@ -73,14 +67,12 @@ def _download(lacking: list[str], folder: Path, files: Files) -> list[str]:
     """Download the files of these stems; return one line for each mirror that failed."""
     published = replace(files, editions=files.editions[:1])
     wanted = {f"{stem}.gz": idx.max_file_bytes(files.shape(stem)) for stem in lacking}
+
+    def checked(content: bytes, name: str, url: str) -> None:
+        check(content, name[: -len(".gz")], url, published)
+
     try:
-        return download.fetch_files(
-            wanted,
-            folder,
-            files.mirrors,
-            lambda content, name, url: check(content, name[: -len(".gz")], url, published),
-            files.timeout_seconds,
-        )
+        return download.fetch_files(wanted, folder, files.mirrors, checked, files.timeout_seconds)
     except OSError as error:
         return [f"downloads cannot be written: {error}"]
 
