@@ -6,7 +6,6 @@ import os
 import pathlib
 import re
 from dataclasses import asdict
-from typing import NamedTuple
 
 import numpy as np
 
@@ -24,14 +23,6 @@ _FIXED = ("model", "batch_size", "seed", "dataset", "limit")
 
 class CannotResume(ValueError):
     """A checkpoint that cannot be resumed, or a folder that has the checkpoints of another run."""
-
-
-class Resumed(NamedTuple):
-    """The checkpoint file that a run resumes from, and what was read from it."""
-
-    path: pathlib.Path
-    progress: Progress
-    lr: float
 
 
 class Checkpointer:
@@ -52,20 +43,21 @@ class Checkpointer:
             "checksum of the data": ranks.checksums(data) if in_use else None,
         }
 
-    def load(self, workload: Workload, shuffle: np.random.RandomState) -> Resumed | None:
+    def load(
+        self, workload: Workload, shuffle: np.random.RandomState
+    ) -> tuple[pathlib.Path, Progress, float] | None:
         """Load the checkpoint that the configuration names, if any, into the arguments.
 
-        Raises CannotResume if it cannot be loaded or is of another run, or if the folder has later
-        checkpoints.
+        Returns its file, progress and learning rate. Raises CannotResume if it cannot be loaded or
+        is of another run, or if the folder has later checkpoints.
         """
         try:
             path = cluster.gather(cluster.together(self._path_to_resume))[0]
-            found = None if path is None else self._load(path, workload, shuffle)
-            progress = found.progress if found else Progress()
+            progress, lr = self._load(path, workload, shuffle) if path else (Progress(), 0.0)
             cluster.together(lambda: self._prepare_folder(progress))
         except ValueError as error:
             raise CannotResume(str(error)) from error
-        return found
+        return (path, progress, lr) if path else None
 
     def save(self, workload: Workload, shuffle: np.random.RandomState, progress: Progress) -> None:
         """Write a checkpoint, and remove the oldest if there are more than ``keep``.
@@ -89,8 +81,8 @@ class Checkpointer:
         return self._found(self._folder) if self._folder else []
 
     def _found(self, folder: pathlib.Path) -> list[pathlib.Path]:
-        found = folder.glob(f"{self._configuration.model}-at-*.npz")
-        return sorted(filter(_place, found), key=_place)
+        paths = folder.glob(f"{self._configuration.model}-at-*.npz")
+        return sorted(filter(_place, paths), key=_place)
 
     def _path_to_resume(self) -> pathlib.Path | None:
         resume = self._configuration.resume
@@ -107,7 +99,7 @@ class Checkpointer:
 
     def _load(
         self, path: pathlib.Path, workload: Workload, shuffle: np.random.RandomState
-    ) -> Resumed:
+    ) -> tuple[Progress, float]:
         # The parameters change before the notes are checked: the run ends if these are wrong.
         notes = load_checkpoint(path, workload.trained, workload.trainer, shuffle)
         try:
@@ -124,7 +116,7 @@ class Checkpointer:
         ]
         if differences:
             raise ValueError(f"{path} is a checkpoint of another run: {'; '.join(differences)}")
-        return Resumed(path, progress, lr)
+        return progress, lr
 
     def _prepare_folder(self, progress: Progress) -> None:
         """Remove incomplete files of a killed run; refuse to mix two runs in one folder."""

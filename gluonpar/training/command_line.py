@@ -16,7 +16,7 @@ from gluonpar.training.checkpointing import CannotResume
 from gluonpar.training.configuration import Configuration
 from gluonpar.training.console import Console
 from gluonpar.training.data import dataset
-from gluonpar.training.run import DEFAULT_LOG_INTERVAL, Run
+from gluonpar.training.run import Run
 from gluonpar.training.termination import Terminated
 
 TRAINED, BAD_REQUEST, OUT_OF_MEMORY, INTERRUPTED, TERMINATED = 0, 2, 3, 130, 143
@@ -75,10 +75,10 @@ def parser(description: str, **defaults: Any) -> argparse.ArgumentParser:
     made.add_argument("--version", action="version", version=f"gluonpar {__version__}")
 
     add = made.add_argument_group("devices").add_argument
-    help_ = "train on K GPUs; on K CPU devices if there is no GPU"
-    add("--num-gpus", type=int, metavar="K", help=help_)
-    help_ = "train on the GPUs with these ids, such as 0,2"
-    add("--gpus", type=_list_of(int), metavar="IDS", help=help_)
+    add("--num-gpus", type=int, metavar="K", help="train on K GPUs, or K CPU devices without GPUs")
+    add(
+        "--gpus", type=_list_of(int), metavar="IDS", help="use the GPUs with these ids, such as 0,2"
+    )
     help_ = "gpu: GPUs or an error; cpu: CPU devices; auto: see --num-gpus (%(default)s)"
     add("--device", choices=devices.KINDS, help=help_)
     help_ = "the devices' relative speeds, such as 1,2; shards are proportional to them"
@@ -87,8 +87,9 @@ def parser(description: str, **defaults: Any) -> argparse.ArgumentParser:
     add("--allreduce", dest="algorithm", metavar="NAME", help=help_)
 
     add = made.add_argument_group("training").add_argument
-    help_ = "samples per step, over all devices together (%(default)s)"
-    add("--batch-size", type=int, metavar="N", help=help_)
+    add(
+        "--batch-size", type=int, metavar="N", help="samples per step, on all devices (%(default)s)"
+    )
     add("--lr", type=float, help="learning rate (%(default)s)")
     help_ = "passes over the training images (%(default)s)"
     add("--epochs", "--num-epochs", dest="num_epochs", type=int, metavar="N", help=help_)
@@ -97,35 +98,24 @@ def parser(description: str, **defaults: Any) -> argparse.ArgumentParser:
     add = made.add_argument_group("data").add_argument
     add("--dataset", choices=dataset.NAMES, help="synthetic needs no files (%(default)s)")
     add("--data-dir", metavar="DIR", help="folder with the four files of Fashion-MNIST")
-    help_ = "train on the first N images only, for a quick run"
-    add("--limit", type=int, metavar="N", help=help_)
+    add("--limit", type=int, metavar="N", help="train on the first N images only")
 
     add = made.add_argument_group("output").add_argument
-    help_ = f"print the loss every N batches (default: in the progress bar, {DEFAULT_LOG_INTERVAL})"
-    add("--log-interval", type=int, metavar="N", help=help_)
+    add("--log-interval", type=int, metavar="N", help="print the loss every N batches")
     help_ = "save the parameters of every epoch, and checkpoints, in this folder"
     add("--save-dir", metavar="DIR", help=help_)
-    help_ = "save a checkpoint every N batches, and not only after each epoch"
-    add("--save-every", type=int, metavar="N", help=help_)
+    add("--save-every", type=int, metavar="N", help="also save a checkpoint every N batches")
     add("--keep", type=int, metavar="N", help="keep the last N checkpoints (%(default)s)")
     help_ = (
-        "continue from this checkpoint, or the newest in this folder; without a value, from the "
-        "newest in --save-dir, or from the beginning if it has none"
+        "continue from this checkpoint, or the newest in this folder or, without it, in --save-dir"
     )
     add("--resume", nargs="?", const="", metavar="FILE|DIR", help=help_)
-    help_ = (
-        "save every epoch's network in --save-dir as ONNX, too, from uint8 pixels (n, 1, 28, 28) "
-        "to scores (n, 10); needs the package onnx"
-    )
+    help_ = "save every epoch's network in --save-dir as ONNX, too; needs the package onnx"
     add("--onnx", action="store_true", help=help_)
-    help_ = "plot loss, test accuracy and images/s over epochs"
-    add("--plot", metavar="FILE.png", help=help_)
-    help_ = "print where a step's time goes, from some steps of the first epoch"
-    add("--profile", action="store_true", help=help_)
-    help_ = "write these steps to a file for ui.perfetto.dev or chrome://tracing"
-    add("--trace", metavar="FILE.json", help=help_)
-    help_ = "check everything and take one step; save nothing"
-    add("--dry-run", action="store_true", help=help_)
+    add("--plot", metavar="FILE.png", help="plot loss, test accuracy and images/s over epochs")
+    add("--profile", action="store_true", help="print where a step's time goes, in the first epoch")
+    add("--trace", metavar="FILE.json", help="write these steps for ui.perfetto.dev")
+    add("--dry-run", action="store_true", help="check everything and take one step; save nothing")
 
     made.set_defaults(**{**vars(Configuration()), **defaults})
     return made

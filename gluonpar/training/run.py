@@ -105,16 +105,14 @@ class Run:
         config, found = self.configuration, self.checkpointer.load(self.workload, self.shuffle)
         if found is None:
             return
-        self.progress = progress = found.progress
-        self.history.epochs = progress.history
+        path, self.progress, lr = found
+        self.history.epochs = self.progress.history
         if self.workload.trainer is not None:
             self.workload.trainer.set_learning_rate(config.lr)
-        if found.lr != config.lr:
-            self.console.notice(f"lr is {config.lr:g} from here on; it was {found.lr:g}")
-        self.console.line(
-            f"resumed: {found.path}, epoch {progress.epoch}, {progress.batch} of "
-            f"{self.num_batches} batches done"
-        )
+        if lr != config.lr:
+            self.console.notice(f"lr is {config.lr:g} from here on; it was {lr:g}")
+        done = f"{self.progress.batch} of {self.num_batches} batches done"
+        self.console.line(f"resumed: {path}, epoch {self.progress.epoch}, {done}")
 
     def _train_epoch(self) -> None:
         # self.shuffle keeps its state from before this epoch until the epoch is complete: a
@@ -146,7 +144,10 @@ class Run:
                         loss.wait_to_read()
                 profiled.step()
                 if number % (config.log_interval or DEFAULT_LOG_INTERVAL) == 0:
-                    self._log(number, self._read(meter))
+                    loss, of = self._read(meter), f"{number}/{self.num_batches}"
+                    self.console.progress(loss)
+                    if config.log_interval:
+                        self.console.line(f"epoch {progress.epoch}, batch {of}, loss {loss:.3f}")
                 ends = self._ends(_TERMINATION_DELAY)
                 if ends or self._checkpoint_is_due(number):
                     progress.batch, progress.seconds = number, time.perf_counter() - start
@@ -232,12 +233,6 @@ class Run:
             ) from None
         return loss
 
-    def _log(self, number: int, loss: float) -> None:
-        self.console.progress(loss)
-        if self.configuration.log_interval is not None:
-            batch = f"epoch {self.progress.epoch}, batch {number}/{self.num_batches}"
-            self.console.line(f"{batch}, loss {loss:.3f}")
-
     def _finish_epoch(self, seconds: float, loss: float) -> None:
         """Evaluate; print, save, plot and trace the epoch's results."""
         config, epoch = self.configuration, self.progress.epoch
@@ -267,10 +262,8 @@ class Run:
         meter = metrics.LossMeter()
         X, y = next(self._batches(self.shuffle))
         meter.add(self.workload.step(X, y, self._batch_size(1)))
-        self.console.line(
-            f"dry run: 1 of {self.num_batches} batches of epoch 1 done, loss "
-            f"{self._read(meter):.3f}; nothing was saved"
-        )
+        done = f"1 of {self.num_batches} batches of epoch 1 done, loss {self._read(meter):.3f}"
+        self.console.line(f"dry run: {done}; nothing was saved")
         return self.history
 
     def _header(self) -> dict[str, str]:

@@ -3,14 +3,12 @@
 Dive into Deep Learning, 13.5 and 13.6.
 """
 
-# ruff: noqa: D102 (methods that override one of Workload have its docstring)
+# ruff: noqa: D102 (Workload's docstring describes the methods of its subclasses)
 from __future__ import annotations
 
-import pathlib
 from typing import Sequence
 
 import mxnet as mx
-import numpy as np
 from mxnet import autograd, gluon
 
 from gluonpar import cluster, metrics
@@ -34,7 +32,13 @@ class Workload:
 
     ``weights`` are the devices' relative speeds (:func:`split_and_load`). ``copies`` has, per
     parameter, its arrays on all devices. ``trained`` and ``trainer`` are what a checkpoint saves.
-    Subclasses set these in ``_initialize``.
+    Subclasses set these in ``_initialize`` and have four methods:
+
+    - ``step(X, y, batch_size)`` trains on uint8 images (n, 1, 28, 28), this process's share of
+      ``batch_size`` samples, and returns each device's losses, one per sample;
+    - ``accuracy(images, labels)`` is the share of images whose highest score is at their label;
+    - ``save(path)`` writes the parameters, and ``save_onnx(path)`` the network as ONNX, from uint8
+      pixels (n, 1, 28, 28) to scores (n, 10); the file is complete or unchanged.
     """
 
     name: str
@@ -56,25 +60,6 @@ class Workload:
     def params(self) -> list[mx.nd.NDArray]:
         """The first device's copies."""
         return [arrays[0] for arrays in self.copies]
-
-    def step(self, X: np.ndarray, y: np.ndarray, batch_size: int) -> list[mx.nd.NDArray]:
-        """Train on uint8 images (n, 1, 28, 28); return each device's losses, one per sample.
-
-        With several processes X and y are this process's share of ``batch_size`` samples.
-        """
-        raise NotImplementedError
-
-    def accuracy(self, images: np.ndarray, labels: np.ndarray) -> float:
-        """Return the share of images whose highest score is at their label; uses all devices."""
-        raise NotImplementedError
-
-    def save(self, path: pathlib.Path) -> None:
-        """Write the parameters to ``path``, which is complete or unchanged."""
-        raise NotImplementedError
-
-    def save_onnx(self, path: pathlib.Path) -> None:
-        """Write the network as ONNX: from uint8 pixels (n, 1, 28, 28) to scores (n, 10)."""
-        raise NotImplementedError
 
 
 class LeNetWorkload(Workload):

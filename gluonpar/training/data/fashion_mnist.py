@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Mapping
+from typing import Mapping, NamedTuple
 
 import numpy as np
 
@@ -26,22 +26,19 @@ TEST_LABELS = "t10k-labels-idx1-ubyte"
 STEMS = (TRAIN_IMAGES, TRAIN_LABELS, TEST_IMAGES, TEST_LABELS)
 
 
-@dataclass(frozen=True)
-class Edition:
-    """A published state of the four files, with its checksums by stem.
+class Edition(NamedTuple):
+    """A published state of the four files, with a checksum by stem.
 
-    ``sha256`` is of the uncompressed content, which recompressed files match, too; ``sha1_gz`` is
-    of the .gz files, for an edition of which only those checksums are known.
+    It is the uncompressed content's SHA-256 or, where only that is known, the .gz file's SHA-1.
     """
 
     date: str
-    sha256: Mapping[str, str] = field(default_factory=dict)
-    sha1_gz: Mapping[str, str] = field(default_factory=dict)
+    checksums: Mapping[str, str]
 
 
 CURRENT = Edition(
     "2017-08-31",
-    sha256={
+    {
         TRAIN_IMAGES: "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
         TRAIN_LABELS: "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
         TEST_IMAGES: "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
@@ -50,7 +47,7 @@ CURRENT = Edition(
 )
 MXNETS = Edition(
     "2017-08-26",
-    sha1_gz={
+    {
         TRAIN_IMAGES: "0cf37b0d40ed5169c6b3aba31069a9770ac9043d",
         TRAIN_LABELS: "236021d52f1e40852b06a4c3008d8de8aef1e40b",
         TEST_IMAGES: "626ed6a7c06dd17c0eec72fa3be1740f146a2863",
@@ -150,13 +147,11 @@ def check(
             f"{name}: label {array[at]} at index {at}; expected 0 to {files.num_classes - 1}"
         )
     sha256, sha1 = hashlib.sha256(content).hexdigest(), hashlib.sha1(raw).hexdigest()
-    expected = []
     for edition in files.editions:
-        known = {"SHA-256": edition.sha256.get(stem), "SHA-1": edition.sha1_gz.get(stem)}
-        if sha256 == known["SHA-256"] or sha1 == known["SHA-1"]:
+        if edition.checksums[stem] in (sha256, sha1):
             return array, edition
-        expected += [f"{kind} {value} ({edition.date})" for kind, value in known.items() if value]
+    expected = " or ".join(f"{e.checksums[stem]} ({e.date})" for e in files.editions)
     raise ValueError(
         f"{name}: wrong checksum: the content's SHA-256 is {sha256} and the file's SHA-1 {sha1}; "
-        f"expected {' or '.join(expected)}"
+        f"expected {expected}"
     )

@@ -69,5 +69,6 @@ def decode(content: bytes, shape: tuple[int, ...], name: str) -> np.ndarray:
     extra = len(content) - _num_bytes(shape)
     if extra:
         what = f"truncated by {-extra} bytes" if extra < 0 else f"{extra} bytes of trailing garbage"
-        raise ValueError(f"{name}: {what}: {len(content)}; expected {_num_bytes(shape)}")
+        sizes = f"{len(content)} bytes of IDX; expected {_num_bytes(shape)}"
+        raise ValueError(f"{name}: {what}: {sizes}")
     return np.frombuffer(content, np.uint8, offset=len(header)).reshape(shape)

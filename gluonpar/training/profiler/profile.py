@@ -198,15 +198,11 @@ def check_devices(ctx: Sequence[mx.Context]) -> dict[int, int]:
 
 def check_trace(path: str) -> None:
     """Raise ValueError if :meth:`Profiler.save` could not write to ``path``."""
-    if not path or os.path.isdir(path):
-        raise ValueError(f"cannot write a trace to {path!r}: it must be a file, not a folder")
     try:
         files.check_replaceable(path)
-    except OSError as error:
-        raise ValueError(
-            f"cannot write a trace to {path}: {error.strerror}; give a file in an existing folder "
-            "that can be written"
-        ) from error
+    except (OSError, ValueError) as error:
+        reason = f"{getattr(error, 'strerror', error)}; give a file in an existing folder"
+        raise ValueError(f"cannot write a trace to {path}: {reason}") from error
 
 
 @functools.lru_cache(None)

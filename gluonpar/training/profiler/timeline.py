@@ -6,6 +6,7 @@ Plain Python on a list of spans, without MXNet. Times are microseconds of one cl
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from typing import Sequence
 
 from gluonpar.training.profiler.operators import (
@@ -62,6 +63,7 @@ def length(intervals: Intervals) -> float:
     return sum(end - start for start, end in union(intervals))
 
 
+@dataclass
 class Timeline:
     """``num_steps`` steps on ``devices`` (their names) in the ``window`` (begin, end).
 
@@ -70,20 +72,17 @@ class Timeline:
     ``processors`` than devices, parts take longer than their computation.
     """
 
-    def __init__(
-        self,
-        devices: Sequence[str],
-        window: tuple[float, float],
-        num_steps: int,
-        spans: Sequence[Span],
-        num_bytes: dict[str, float],
-        processors: int | None = None,
-    ) -> None:
-        self.devices, self.window, self.num_steps = list(devices), window, num_steps
-        self.spans, self.num_bytes, self.processors = list(spans), dict(num_bytes), processors
-        self.fused = any(span.part == FUSED for span in spans)
-        if self.fused:
-            self.num_bytes[FUSED] = num_bytes.get(EXCHANGE, 0) + num_bytes.get(UPDATE, 0)
+    devices: list[str]
+    window: tuple[float, float]
+    num_steps: int
+    spans: list[Span]
+    num_bytes: dict[str, float]
+    processors: int | None = None
+
+    @property
+    def fused(self) -> bool:
+        """Whether one operator does the exchange and the update."""
+        return any(span.part == FUSED for span in self.spans)
 
     @property
     def step_seconds(self) -> float:
@@ -180,7 +179,8 @@ class Timeline:
         return "\n".join(lines)
 
     def _bytes(self, part: str) -> tuple[str, str]:
-        num_bytes, ms = self.num_bytes.get(part, 0), self.part_ms(part)
+        parts = (EXCHANGE, UPDATE) if part == FUSED else (part,)
+        num_bytes, ms = sum(self.num_bytes.get(p, 0) for p in parts), self.part_ms(part)
         known = num_bytes and ms
         return (f"{num_bytes / 1e6:.2f}", f"{num_bytes / ms / 1e6:.2f}") if known else ("", "")
 
