@@ -64,13 +64,13 @@ class Run:
             plot.check(config.plot)
         if config.trace is not None:
             profiler.check_trace(config.trace)
-        self.profiler = Profiler(self.ctx, num_steps=0)
-        if config.profile or config.trace:
-            profiler.check_devices(self.ctx)
         self.save_dir = files.make_writable_folder(config.save_dir) if config.save_dir else None
         self.data = dataset.load(config.dataset, config.data_dir, config.limit)
         self.num_samples = len(self.data.train_labels)
         self.num_batches = -(-self.num_samples // config.batch_size)
+        warm_up = min(profiler.WARM_UP, (self.num_batches - 1) // 2)
+        num_steps = profiler.NUM_STEPS if config.profile or config.trace else 0
+        self.profiler = Profiler(self.ctx, 0, warm_up, num_steps)
         batch_size = min(config.batch_size, self.num_samples) // cluster.size()
         check_memory(config.model, self.ctx, batch_size)  # before threads are started
         threads.share(self.ctx)
@@ -89,6 +89,7 @@ class Run:
             self.ctx, config.lr, config.algorithm, config.weights
         )
         ranks.agree_on_parameters(self.workload.name, self.workload.copies)
+        self.profiler.num_bytes = sum(map(memory.num_bytes, self.workload.params))
         self.console.header(__version__, self._header())
         if config.dry_run:
             return self._dry_run()
@@ -133,7 +134,8 @@ class Run:
         samples_done = min(done * config.batch_size, self.num_samples) if cluster.is_main() else 0
         meter, in_flight = metrics.LossMeter(progress.loss_sum, samples_done, done), deque()
         batches = self._batches(shuffle, done)
-        with self._profile() as profiled:
+        first = progress.epoch == 1
+        with self.profiler if first else Profiler(self.ctx, num_steps=0) as profiled:
             batches = profiled.loading(batches)
             batches = self.console.batches(batches, self.num_batches, progress.epoch, done)
             for number, (X, y) in enumerate(batches, done + 1):
@@ -169,11 +171,7 @@ class Run:
         return min(self.configuration.batch_size, self.num_samples - done)
 
     def _reseed(self) -> None:
-        """Seed MXNet's generator, whose state cannot be saved, by epoch and batch.
-
-        At the beginning of an epoch and at every checkpoint, so that a resumed run draws the same
-        numbers.
-        """
+        """Seed MXNet's generator, whose state no checkpoint can hold, by epoch and batch."""
         place = [self.configuration.seed, self.progress.epoch, self.progress.batch]
         mx.random.seed(int(np.random.RandomState(place).randint(2**31)))
 
@@ -209,16 +207,6 @@ class Run:
             return False
         return True
 
-    def _profile(self) -> Profiler:
-        """Return a profiler for some steps of the first epoch; otherwise one that does nothing."""
-        config = self.configuration
-        if self.progress.epoch > 1 or not (config.profile or config.trace):
-            return Profiler(self.ctx, num_steps=0)
-        warm_up = min(profiler.WARM_UP, (self.num_batches - 1) // 2)
-        num_bytes = sum(map(memory.num_bytes, self.workload.params))
-        self.profiler = Profiler(self.ctx, num_bytes, warm_up)
-        return self.profiler
-
     def _read(self, meter: metrics.LossMeter, check_parameters: bool = False) -> float:
         """Wait for the mean loss; metrics.Diverged names epoch, learning rate and batch size."""
         lr, batch_size = self.configuration.lr, self.configuration.batch_size
@@ -249,11 +237,8 @@ class Run:
         self.console.epoch(self.history.epochs[-1])
         if config.plot:
             self._write(config.plot, plot.draw, self.history, config.plot)
-        if (
-            config.trace
-            and epoch == 1
-            and self._write(config.trace, self.profiler.save, config.trace)
-        ):
+        traced = config.trace and epoch == 1
+        if traced and self._write(config.trace, self.profiler.save, config.trace):
             self.kept.append(config.trace)
             self.console.trace(config.trace, self.profiler)
 

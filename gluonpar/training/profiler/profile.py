@@ -57,13 +57,10 @@ class Profiler:
         num_steps: int = NUM_STEPS,
     ) -> None:
         if min(warm_up, num_steps) < 0:
-            raise ValueError(
-                f"warm_up and num_steps must be at least 0, got {warm_up} and {num_steps}"
-            )
+            given = f"{warm_up} and {num_steps}"
+            raise ValueError(f"warm_up and num_steps must be at least 0, got {given}")
         self.ctx, self.warm_up, self.num_steps = as_list(ctx), warm_up, num_steps
-        self._devices = check_devices(self.ctx) if num_steps else {}
-        k = len(self.ctx)
-        self._num_bytes = {EXCHANGE: k * num_bytes if k > 1 else 0, UPDATE: k * num_bytes}
+        self._devices, self.num_bytes = check_devices(self.ctx) if num_steps else {}, num_bytes
         self._python: list[Span] = []
         self._copied_bytes = 0
         self._ends: list[float] = []  # the window's begin, then the ends of its steps
@@ -115,7 +112,9 @@ class Profiler:
         window, num_steps = (self._ends[0], self._end), len(self._ends) - 1
         found = operators.read(self._profile[0], self._devices, *window)
         spans = [*operators.classify(found, len(self.ctx)), *self._python]
-        num_bytes = {DATA: self._copied_bytes / num_steps, **self._num_bytes}
+        moved = len(self.ctx) * self.num_bytes
+        num_bytes = {DATA: self._copied_bytes / num_steps, UPDATE: moved}
+        num_bytes[EXCHANGE] = moved if len(self.ctx) > 1 else 0
         names, on_cpu = [str(c) for c in self.ctx], self.ctx[0].device_type == "cpu"
         processors = threads.cores() if on_cpu else None
         return Timeline(names, window, num_steps, spans, num_bytes, processors)
@@ -156,11 +155,9 @@ class Profiler:
     def _close(self, wait: bool = True) -> None:
         window, self._window = self._window, None
         with window:
-            try:
-                if wait:
-                    mx.nd.waitall()
-            finally:
-                self._end = _now()
+            window.callback(lambda: setattr(self, "_end", _now()))
+            if wait:
+                mx.nd.waitall()
 
     def _timing(self, from_numpy):
         @functools.wraps(from_numpy)

@@ -24,7 +24,7 @@ Intervals = Sequence["tuple[float, float]"]
 
 
 def union(intervals: Intervals) -> list[tuple[float, float]]:
-    """Return the same time as sorted intervals that do not touch each other.
+    """Return the same time as sorted intervals that do not touch.
 
     >>> union([(5, 7), (0, 2), (1, 3)])
     [(0, 3), (5, 7)]
@@ -78,11 +78,6 @@ class Timeline:
     spans: list[Span]
     num_bytes: dict[str, float]
     processors: int | None = None
-
-    @property
-    def fused(self) -> bool:
-        """Whether one operator does the exchange and the update."""
-        return any(span.part == FUSED for span in self.spans)
 
     @property
     def step_seconds(self) -> float:
@@ -143,7 +138,7 @@ class Timeline:
         shares, k = self.shares(), len(self.devices)
         words = {
             "slowest": "waiting for the slowest device",
-            "exchange": f"{'exchange and update' if self.fused else 'exchange'} not hidden",
+            "exchange": f"exchange{' and update' if self.intervals(FUSED) else ''} not hidden",
             "update": "update",
             "Python": "waiting for Python",
         }
@@ -161,7 +156,7 @@ class Timeline:
     def table(self) -> str:
         """Return a table of milliseconds per step by part and device, and the bytes per step."""
         alone = len(self.devices) == 1
-        usual = (UPDATE,) if alone else (FUSED,) if self.fused else (EXCHANGE, UPDATE)
+        usual = (UPDATE,) if alone else (FUSED,) if self.intervals(FUSED) else (EXCHANGE, UPDATE)
         moving = [p for p in (EXCHANGE, UPDATE, FUSED) if p in usual or self.intervals(p)]
         rows = [["ms per step", *self.devices, "Python", "MB per step", "GB/s"]]
         for part in (DATA, FORWARD, BACKWARD, *moving, OTHER, "idle"):
