@@ -55,7 +55,10 @@ def main(description: str, argv: Sequence[str] | None = None, **defaults: Any) -
     except KeyboardInterrupt:
         return _interrupted(run, options.save_dir)
     except Terminated:
-        return _terminated(run)
+        if cluster.is_main():
+            saved = _how_to_resume(run) or "nothing was saved (--save-dir DIR saves checkpoints)"
+            _print(f"ended by SIGTERM; {saved}")
+        return TERMINATED
     except Exception as error:
         unmet = (ValueError, FileNotFoundError) if run is None else (CannotResume, metrics.Diverged)
         if isinstance(error, unmet):
@@ -145,13 +148,6 @@ def _interrupted(run: Run | None, save_dir: str | None) -> int:
         _print(f"interrupted; {what}")
     cluster.abort("was interrupted")
     return INTERRUPTED
-
-
-def _terminated(run: Run) -> int:
-    if cluster.is_main():
-        saved = _how_to_resume(run) or "nothing was saved (--save-dir DIR saves checkpoints)"
-        _print(f"ended by SIGTERM; {saved}")
-    return TERMINATED
 
 
 def _how_to_resume(run: Run | None) -> str:

@@ -63,8 +63,8 @@ class Console:
     def result(self, history: History) -> None:
         """Print the final accuracy, the mean time of an epoch, and the devices."""
         seconds = sum(epoch.seconds for epoch in history.epochs) / len(history.epochs)
-        accuracy = history.epochs[-1].test_accuracy
-        self.line(f"test acc: {accuracy:.2f}, {seconds:.1f} sec/epoch on {list(history.ctx)}")
+        accuracy = f"{history.epochs[-1].test_accuracy:.2f}"
+        self.line(f"test acc: {accuracy}, {seconds:.1f} sec/epoch on {list(history.ctx)}")
 
     def trace(self, path: str, profiler: Profiler) -> None:
         """Print which steps are in the trace file ``path``."""
@@ -74,8 +74,7 @@ class Console:
         """Print how long the parts of a step took, and what limits the speed-up."""
         milliseconds = 1e3 * profiler.timeline.step_seconds
         self.line(f"profile: {_steps(profiler)}, {milliseconds:.1f} ms per step")
-        self.line(profiler.table())
-        self.line(profiler.sentence())
+        self.line(f"{profiler.table()}\n{profiler.sentence()}")
 
 
 def _encodable(text: str, stream: TextIO) -> str:

@@ -92,13 +92,14 @@ class Run:
         self.profiler.num_bytes = sum(map(memory.num_bytes, self.workload.params))
         self.console.header(__version__, self._header())
         if config.dry_run:
-            return self._dry_run()
+            self._dry_run()
+            return self.history
         self._resume()
         while self.progress.epoch <= config.num_epochs:
             self._train_epoch()
         self.history.params = self.workload.params
         self.console.result(self.history)
-        if config.profile:
+        if config.profile and self._is_profiled():
             self.console.profile(self.profiler)
         return self.history
 
@@ -167,8 +168,8 @@ class Run:
 
     def _batch_size(self, number: int) -> int:
         """Return the size of batch ``number``, from 1, on all ranks together."""
-        done = (number - 1) * self.configuration.batch_size
-        return min(self.configuration.batch_size, self.num_samples - done)
+        size = self.configuration.batch_size
+        return min(size, self.num_samples - (number - 1) * size)
 
     def _reseed(self) -> None:
         """Seed MXNet's generator, whose state no checkpoint can hold, by epoch and batch."""
@@ -207,6 +208,11 @@ class Run:
             return False
         return True
 
+    def _is_profiled(self) -> bool:
+        """Return whether a step was profiled: not if the run was resumed after or late in epoch 1."""
+        first, last = self.profiler.steps
+        return first <= last
+
     def _read(self, meter: metrics.LossMeter, check_parameters: bool = False) -> float:
         """Wait for the mean loss; metrics.Diverged names epoch, learning rate and batch size."""
         lr, batch_size = self.configuration.lr, self.configuration.batch_size
@@ -237,19 +243,17 @@ class Run:
         self.console.epoch(self.history.epochs[-1])
         if config.plot:
             self._write(config.plot, plot.draw, self.history, config.plot)
-        traced = config.trace and epoch == 1
+        traced = config.trace and epoch == 1 and self._is_profiled()
         if traced and self._write(config.trace, self.profiler.save, config.trace):
             self.kept.append(config.trace)
             self.console.trace(config.trace, self.profiler)
 
-    def _dry_run(self) -> History:
-        """Take one step on the first batch, to show that everything works."""
+    def _dry_run(self) -> None:
         meter = metrics.LossMeter()
         X, y = next(self._batches(self.shuffle))
         meter.add(self.workload.step(X, y, self._batch_size(1)))
         done = f"1 of {self.num_batches} batches of epoch 1 done, loss {self._read(meter):.3f}"
         self.console.line(f"dry run: {done}; nothing was saved")
-        return self.history
 
     def _header(self) -> dict[str, str]:
         config, data, num_ranks = self.configuration, self.data, cluster.size()
@@ -275,7 +279,7 @@ def _describe_shards(batch_size: int, num_devices: int, weights: tuple[float, ..
     idle = num_devices - len(shards)
     if weights is not None and not idle:
         return f"{batch_size} in all, {', '.join(map(str, shards))} on the devices by weight"
-    each = f"{shards[0]}" if shards[0] == shards[-1] else f"{shards[-1]} or {shards[0]}"
+    each = " or ".join(map(str, sorted(set(shards))))
     none = f", none on {idle} of them" if idle else ""
     return f"{batch_size} in all, {each} on each device{none}"
 

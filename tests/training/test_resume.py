@@ -63,6 +63,15 @@ def test_on_as_many_devices_resuming_gives_the_same_bits(whole, place):
     assert bits(again) == bits(history)
 
 
+@pytest.mark.parametrize("place", ["0001-000004", "0002-000000"])
+def test_a_run_resumed_after_the_steps_to_profile_has_no_profile(whole, tmp_path, place):
+    model, history, folder = whole
+    output = {"profile": True, "trace": str(tmp_path / "trace.json")}
+    again = run(model=model, resume=str(folder / f"{model}-at-{place}.npz"), **output).train()
+    assert bits(again) == bits(history)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("k", [1, 3])
 def test_on_another_number_of_devices_resuming_is_equal_to_rounding(whole, k):
     model, history, folder = whole
