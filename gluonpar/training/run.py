@@ -209,7 +209,7 @@ class Run:
         return True
 
     def _is_profiled(self) -> bool:
-        """Return whether a step was profiled: not if the run was resumed after or late in epoch 1."""
+        """Return whether a step was profiled; after resuming there may be none left in epoch 1."""
         first, last = self.profiler.steps
         return first <= last
 
