@@ -42,7 +42,3 @@ class Progress:
     loss_sum: float = 0.0
     seconds: float = 0.0
     history: list[Epoch] = field(default_factory=list)
-
-    def next_epoch(self) -> None:
-        """Go to the beginning of the next epoch."""
-        self.epoch, self.batch, self.loss_sum, self.seconds = self.epoch + 1, 0, 0.0, 0.0

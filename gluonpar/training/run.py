@@ -125,7 +125,7 @@ class Run:
         self._finish_epoch(seconds, loss)
         ends = self._ends()
         self.shuffle = shuffle
-        self.progress.next_epoch()
+        self.progress = Progress(self.progress.epoch + 1, history=self.progress.history)
         self._save_checkpoint(ends)
 
     def _train_batches(self, shuffle: np.random.RandomState) -> tuple[float, float]:
