@@ -16,7 +16,7 @@ from typing import Any, Callable, Iterator, Sequence
 
 TIME_LIMIT, DEFAULT_SECONDS = "GLUONPAR_TIMEOUT", 20.0
 FAILED = 1  # exit code
-_TICK_SECONDS, _ROLL_SECONDS, _DEFERRED_SECONDS = 0.5, 3.0, 4.0
+_TICK_SECONDS, _ROLL_SECONDS, _DEFERRED_SECONDS = 0.5, 3.0, 12.0
 _QUERY, _ANSWER = 1, 2  # tags of messages
 _SILENT = "it does not respond (killed or stopped, or its machine or network is down)"
 # mpirun, told to end the job, waits for a host that is cut off until TCP gives up, a quarter of an
