@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Sequence
+from typing import NamedTuple, Sequence
 
 import mxnet as mx
 
@@ -13,8 +12,7 @@ KINDS = ("auto", "gpu", "cpu")
 MAX_CPU_DEVICES = 1024  # MXNet starts a thread for each
 
 
-@dataclass(frozen=True)
-class DeviceChoice:
+class DeviceChoice(NamedTuple):
     """The chosen contexts, and a one-line notice to show the user ("" for none)."""
 
     ctx: tuple[mx.Context, ...]
@@ -31,8 +29,9 @@ def as_list(ctx: mx.Context | Sequence[mx.Context]) -> list[mx.Context]:
         raise ValueError("ctx must contain at least one context, got []; try [mx.cpu(0)]")
     for entry in contexts:
         if not isinstance(entry, mx.Context):
-            must = "ctx must be an mx.Context, such as mx.cpu(0), or a list of them"
-            raise TypeError(f"{must}; got {entry!r}")
+            raise TypeError(
+                f"ctx must be an mx.Context, such as mx.cpu(0), or a list; got {entry!r}"
+            )
     return contexts
 
 
@@ -44,9 +43,9 @@ def gpus_present() -> list[int]:
     try:
         count = mx.context.num_gpus()
     except mx.base.MXNetError:
-        return []
+        count = 0
     if not count:
-        return []  # without asking the driver, which may be missing
+        return []  # the driver may be missing
     unusable = {gpu.index for gpu in driver.gpus() if not driver.usable(gpu)}
     return [i for i in range(count) if i not in unusable]
 
@@ -79,7 +78,7 @@ def choose(
         names = ", ".join(map(str, contexts))
         notice = f"no GPU that MXNet can use, so the devices are {names}: {reason}"
         return DeviceChoice(contexts, notice)
-    wanted = len(present) if num_gpus is None else num_gpus
+    wanted = num_gpus or len(present)
     if wanted > len(present):
         number = "1 GPU" if len(present) == 1 else f"{len(present)} GPUs"
         raise ValueError(
@@ -94,14 +93,12 @@ def _by_id(ids: list[int], num_gpus: int | None, device: str) -> tuple[mx.Contex
         raise ValueError(f"gpus={ids} and device='cpu' contradict each other; give one of the two")
     if num_gpus is not None and num_gpus != len(ids):
         raise ValueError(f"num_gpus={num_gpus} and gpus={ids} disagree; give one of the two")
-    if not ids:
-        raise ValueError("gpus must contain at least one id, got []; try gpus=[0]")
-    if len(set(ids)) < len(ids):
-        raise ValueError(f"gpus must not contain an id twice, got {ids}")
+    if not ids or len(set(ids)) < len(ids):
+        raise ValueError(f"gpus must contain at least one id, and none twice, got {ids}")
     present = gpus_present()
     absent = [i for i in ids if i not in present]
     if absent:
-        available = f"available ids: {present}" if present else f"no GPU available: {why_no_gpu()}"
+        available = f"available ids: {present}" if present else why_no_gpu()
         raise ValueError(f"gpus={ids}: no GPU with id {absent} that MXNet can use; {available}")
     return tuple(mx.gpu(i) for i in ids)
 
@@ -120,15 +117,12 @@ def why_no_gpu() -> str:
         return reason
     gpu = next(filter(driver.usable, driver.gpus()))
     installed = " and ".join(wheels.installed()) or "the installed MXNet"
-    if not mx.runtime.Features().is_enabled("CUDA"):
-        remedy = "pip uninstall -y mxnet, then pip install 'gluonpar[cu112]'"
-        fault = f"{installed} {mx.__version__} was built without CUDA"
-        return f"{gpu} is present, but {fault}: {remedy}"
+    fault, remedy = f"{installed} finds none", "see python -m gluonpar doctor"
     try:
         mx.context.num_gpus()
     except mx.base.MXNetError as error:
-        last = str(error).strip().splitlines()[-1].strip()
-        fault = f"CUDA fails in {installed} ({last})"
-    else:
-        fault = f"{installed} finds none"
-    return f"{gpu} is present, but {fault}: see python -m gluonpar doctor"
+        fault = f"CUDA fails in {installed} ({str(error).strip().splitlines()[-1].strip()})"
+    if not mx.runtime.Features().is_enabled("CUDA"):
+        fault = f"{installed} {mx.__version__} was built without CUDA"
+        remedy = "pip uninstall -y mxnet, then pip install 'gluonpar[cu112]'"
+    return f"{gpu} is present, but {fault}: {remedy}"

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 LIBRARY = "libcuda.so.1"
 
@@ -30,7 +29,7 @@ KERNELS = "mxnet-cu112 has kernels for compute capability 5.0 to 8.9"
 OLDEST_CUDA = (11, 0)
 
 _NO_DEVICE = 100
-_CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
+_CAPABILITY = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
 _REMEDIES = {
     34: "this libcuda.so.1 is the CUDA toolkit's stub; remove its folder from LD_LIBRARY_PATH",
     802: "the system is not ready yet; on machines with NVSwitch start nvidia-fabricmanager",
@@ -56,8 +55,7 @@ class DriverError(RuntimeError):
         self.code = code
 
 
-@dataclass(frozen=True)
-class Gpu:
+class Gpu(NamedTuple):
     """One GPU: its index (MXNet's ``mx.gpu(index)``), name and compute capability, e.g. (7, 5).
 
     >>> print(Gpu(0, "Tesla T4", (7, 5)))
@@ -87,15 +85,13 @@ def load() -> ctypes.CDLL:
         raise DriverMissing(text) from error
 
 
-def cuda_version(library: Any = None) -> tuple[int, int]:
+def cuda_version() -> tuple[int, int]:
     """Return the newest CUDA version that the driver supports, e.g. (12, 4); errors as gpus()."""
-    library = load() if library is None else library
-    number = ctypes.c_int()
-    _call(library, "cuDriverGetVersion", ctypes.byref(number))
-    return number.value // 1000, number.value % 1000 // 10
+    number = _get("cuDriverGetVersion")
+    return number // 1000, number % 1000 // 10
 
 
-def gpus(library: Any = None) -> list[Gpu]:
+def gpus() -> list[Gpu]:
     """Return the GPUs that programs may use, in CUDA's order.
 
     Empty if there is a driver, but no GPU in the machine, or if CUDA_VISIBLE_DEVICES hides them.
@@ -103,16 +99,19 @@ def gpus(library: Any = None) -> list[Gpu]:
 
     Raises DriverMissing without a driver, and DriverError if one of its functions fails.
     """
-    library = load() if library is None else library
     try:
-        _call(library, "cuInit", 0)
+        _call("cuInit", 0)
     except DriverError as error:
         if error.code == _NO_DEVICE:
             return []
         raise
-    count = ctypes.c_int()
-    _call(library, "cuDeviceGetCount", ctypes.byref(count))
-    return [_gpu(library, index) for index in range(count.value)]
+    found, name = [], ctypes.create_string_buffer(256)
+    for index in range(_get("cuDeviceGetCount")):
+        device = _get("cuDeviceGet", index)
+        _call("cuDeviceGetName", name, len(name), device)
+        major, minor = (_get("cuDeviceGetAttribute", kind, device) for kind in _CAPABILITY)
+        found.append(Gpu(index, name.value.decode(errors="replace"), (major, minor)))
+    return found
 
 
 def why_unusable() -> str:
@@ -137,17 +136,13 @@ def hidden() -> str:
     return "" if devices is None else f" (CUDA_VISIBLE_DEVICES is {devices!r})"
 
 
-def _gpu(library: Any, index: int) -> Gpu:
-    device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
-    name = ctypes.create_string_buffer(256)
-    _call(library, "cuDeviceGet", ctypes.byref(device), index)
-    _call(library, "cuDeviceGetName", name, len(name), device)
-    _call(library, "cuDeviceGetAttribute", ctypes.byref(major), _CAPABILITY_MAJOR, device)
-    _call(library, "cuDeviceGetAttribute", ctypes.byref(minor), _CAPABILITY_MINOR, device)
-    return Gpu(index, name.value.decode(errors="replace"), (major.value, minor.value))
+def _get(function: str, *arguments: int) -> int:
+    number = ctypes.c_int()
+    _call(function, ctypes.byref(number), *arguments)
+    return number.value
 
 
-def _call(library: Any, function: str, *arguments: Any) -> None:
-    code = getattr(library, function)(*arguments)
+def _call(function: str, *arguments: Any) -> None:
+    code = getattr(load(), function)(*arguments)
     if code != 0:
         raise DriverError(function, code)

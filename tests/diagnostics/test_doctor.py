@@ -10,8 +10,9 @@ import pytest
 from libcuda_stub import build_libcuda, cut
 
 import gluonpar
-from gluonpar.diagnostics.doctor import checks, command, entry, probes
+from gluonpar.diagnostics.doctor import checks, command, entry
 from gluonpar.runtime import cuda_libraries, wheels
+from gluonpar.training.data import locate
 
 SETTINGS = ("MXNET_", "OMP_", "GLUONPAR_", "CUDA_", "LD_", "PYTHON")
 REINSTALL = "pip install --force-reinstall --no-deps mxnet==1.9.1"
@@ -106,9 +107,9 @@ def test_neither_mxnet_nor_numpy(doctor, tmp_path):
 BROKEN = {
     "raise OSError('libgomp.so.1: cannot open shared object')": "apt-get install libgomp1",
     "raise ImportError('half of it is missing')": "half of it is missing. Reinstall it",
-    "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)": "ended the process by SIGSEGV",
-    "import os; os._exit(3)": "ended the process with exit code 3",
-    "print('hello'); raise SystemExit(0)": "ended the process with exit code 0",
+    "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)": "ended with signal 11, Segm",
+    "import os; os._exit(3)": "ended with exit code 3",
+    "print('hello'); raise SystemExit(0)": "ended with exit code 0",
 }
 
 
@@ -119,30 +120,56 @@ def test_an_mxnet_that_cannot_be_imported(body, doctor, tmp_path):
     assert finding.startswith("wrong: ") and BROKEN[body] in finding
 
 
+@pytest.fixture
+def real_mxnet(tmp_path):
+    """real_mxnet(file, content): the folder of a copy of MXNet with another file, or without it."""
+
+    def copy(file, content):
+        package, original = tmp_path / "mxnet", wheels.package()
+        package.mkdir()
+        (tmp_path / "mxnet-1.9.1.dist-info").mkdir()
+        for path in original.iterdir():
+            if path.name not in (file, "__pycache__"):
+                (package / path.name).symlink_to(path)
+        if callable(content):
+            with open(original / file, "rb") as whole:
+                content = content(whole)
+        if content is not None:
+            (package / file).write_bytes(content)
+        return tmp_path
+
+    return copy
+
+
 @pytest.mark.parametrize(
     ("file", "content", "words"),
     [
         ("libmxnet.so", None, "Cannot find the MXNet library"),
-        ("libmxnet.so", 1 << 20, "libmxnet.so is damaged: cut off after 1048576 of at least"),
+        (
+            "libmxnet.so",
+            lambda whole: whole.read(1 << 20),
+            "libmxnet.so is damaged: cut off after 1048576 of at least",
+        ),
         ("base.py", None, "mxnet.base"),
         ("base.py", b"def broken(:\n", "invalid syntax"),
         ("base.py", b"\0", "null byte"),
     ],
 )
-def test_the_real_mxnet_with_a_file_missing_or_damaged(file, content, words, doctor, tmp_path):
-    package, original = tmp_path / "mxnet", wheels.package()
-    package.mkdir()
-    (tmp_path / "mxnet-1.9.1.dist-info").mkdir()
-    for path in original.iterdir():
-        if path.name not in (file, "__pycache__"):
-            (package / path.name).symlink_to(path)
-    if isinstance(content, int):
-        with open(original / file, "rb") as whole:
-            content = whole.read(content)
-    if content is not None:
-        (package / file).write_bytes(content)
-    (finding,) = doctor(tmp_path)["mxnet"]
+def test_the_real_mxnet_with_a_file_missing_or_damaged(file, content, words, doctor, real_mxnet):
+    (finding,) = doctor(real_mxnet(file, content))["mxnet"]
     assert words in finding and REINSTALL in finding
+
+
+def test_cuda_that_fails_in_mxnet_is_quoted(doctor, real_mxnet):
+    error = "CUDA: Check failed: e == cudaSuccess (803 vs. 0)"
+    failing = f"""
+def num_gpus():
+    raise base.MXNetError("Traceback (most recent call last):\\n  {error}")
+context.num_gpus = num_gpus
+"""
+    found = doctor(real_mxnet("__init__.py", lambda whole: whole.read() + failing.encode()))
+    (finding,) = found["mxnet"]
+    assert finding.startswith("wrong: ") and error in finding
 
 
 def test_both_wheels(doctor, tmp_path):
@@ -177,9 +204,9 @@ def test_files_in_the_current_folder_that_shadow_modules_are_noted_and_not_impor
 
 def test_the_informative_line_of_mxnets_long_errors():
     words = "Traceback (most recent call last):\n  File a.h, line 458\n  CUDA: Check failed\n"
-    assert probes.summary(RuntimeError(words)) == "CUDA: Check failed"
-    assert probes.summary(RuntimeError("first\nsecond")) == "first"
-    assert probes.summary(RuntimeError()) == ""
+    assert checks.summary(RuntimeError(words)) == "CUDA: Check failed"
+    assert checks.summary(RuntimeError("first\nsecond")) == "first"
+    assert checks.summary(RuntimeError()) == ""
 
 
 def test_settings_that_override_and_one_that_does_not_exist(doctor):
@@ -192,50 +219,36 @@ def test_settings_that_override_and_one_that_does_not_exist(doctor):
 # Whatever is broken: exit code 0 or 1, and no traceback
 
 
-@pytest.fixture(scope="module")
-def results():
-    """The facts of every probe here."""
-    return {name: probes.run(name, "remedy") for name in probes.PROBES}
-
-
-@pytest.mark.parametrize("error", [OSError("it broke"), probes.ProbeFailed("it broke", "mend it")])
-@pytest.mark.parametrize("name", probes.PROBES)
-def test_a_probe_that_fails_or_raises_is_a_finding(name, error, results, monkeypatch, capsys):
-    def run(probe, remedy):
-        if probe == name:
-            raise error
-        return results[probe]
-
-    monkeypatch.setattr(probes, "run", run)
-    code = command.main(["--json"])
-    output = json.loads(capsys.readouterr().out)
-    assert code == (1 if output["wrong"] else 0)
-    broken = [f for f in output["findings"] if "it broke" in f["text"]]
-    assert broken and all(f["remedy"] for f in broken)
-    assert name == "driver" or [f["state"] for f in broken] == ["wrong"]
-
-
 @pytest.mark.parametrize("topic", checks.CHECKS)
-def test_a_check_that_raises_keeps_its_findings_and_the_others_are_done(
-    topic, results, monkeypatch, capsys
-):
+def test_a_check_that_raises_keeps_its_findings_and_has_a_remedy(topic, monkeypatch, capsys):
     def broken():
         yield checks.OK, "found before"
         raise MemoryError("none left")
 
-    monkeypatch.setattr(probes, "run", lambda probe, remedy: results[probe])
-    monkeypatch.setitem(checks.CHECKS, topic, broken)
-    assert command.main([]) == 1
-    out = capsys.readouterr().out
-    assert f"ok     {topic}: found before\nWRONG  {topic}: " in out
-    assert "MemoryError: none left" in out
-    assert all(f" {other}: " in out for other in checks.CHECKS if other != "gpu")
+    remedy = checks.CHECKS[topic][1]
+    monkeypatch.setitem(checks.CHECKS, topic, (broken, remedy))
+    command.write_findings(topic)
+    first, last, end = [
+        json.loads(line.split(":", 1)[1]) for line in capsys.readouterr().out.split("\n") if line
+    ]
+    assert first == ["ok", "found before"] and end == []
+    assert last[0] == "wrong" and "MemoryError: none left" in last[1] and last[2] == remedy != ""
 
 
-def test_a_probe_that_hangs_is_a_failure():
-    with pytest.raises(probes.ProbeFailed, match=r"0\.05 s .*load average") as caught:
-        probes.run("mxnet", "a remedy", timeout_seconds=0.05)
-    assert caught.value.remedy == "a remedy"
+def test_a_check_that_ends_its_process_keeps_its_findings(tmp_path, monkeypatch):
+    package(tmp_path, "mpi4py", "class rc: pass\n__version__ = '4.0'\n")
+    body = "import os\ndef Get_library_version(): return 'MPICH'\ndef get_vendor(): os._exit(7)\n"
+    (tmp_path / "mpi4py" / "MPI.py").write_text(body)
+    mpirun(tmp_path, "any", monkeypatch)
+    first, last = command.examine("mpi")
+    assert first[:3] == ("mpi", "ok", "mpi4py 4.0 with MPICH")
+    assert last.state == "wrong" and "exit code 7" in last.text and "gluonpar[mpi]" in last.remedy
+
+
+def test_a_check_that_hangs_is_a_finding():
+    ((topic, state, text, remedy),) = command.examine("mxnet", timeout_seconds=0.05)
+    assert (topic, state) == ("mxnet", "wrong") and "0.05 s (the load average" in text
+    assert "gluonpar[cpu]" in remedy
 
 
 def test_proc_that_cannot_be_read(doctor, tmp_path):
@@ -319,10 +332,12 @@ H200, T4 = ("NVIDIA H200", 9, 0), ("Tesla T4", 7, 5)
 def machine(tmp_path, monkeypatch):
     """machine(gpus, wheel, ...): GPUs that the driver shows, and the wheel of MXNet."""
 
-    def pretend(gpus, wheel, **driver):
-        build_libcuda(tmp_path, gpus, **driver)
-        monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
-        monkeypatch.setattr(wheels, "installed", lambda: [wheel])
+    def pretend(gpus=None, wheel="mxnet-cu112", **driver):
+        if gpus is not None:
+            build_libcuda(tmp_path, gpus, **driver)
+            monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+        package(tmp_path, "mxnet", "", wheel.replace("-", "_"))
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
     return pretend
 
@@ -341,10 +356,10 @@ def machine(tmp_path, monkeypatch):
 def test_gpus_against_the_kernels_in_the_wheel(gpus, wheel, states, words, machine, monkeypatch):
     machine(gpus, wheel)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    found = list(checks.gpus())
-    assert [state for state, *_ in found] == states
-    assert words in found[-1][1]
-    assert [state for state, *_ in checks.nvidia_driver()] == ["ok"]
+    found = command.examine("gpu")
+    assert [finding.state for finding in found] == states
+    assert words in found[-1].text
+    assert [finding.state for finding in command.examine("driver")] == ["ok"]
 
 
 @pytest.mark.parametrize("needed", [False, True])
@@ -363,39 +378,31 @@ def test_a_bad_driver_is_wrong_only_with_a_wheel_that_needs_it(
     machine([T4], "mxnet-cu112" if needed else "mxnet", **(driver or {}))
     if driver is None:  # this also holds where a driver is installed: the loader stops here
         (tmp_path / "libcuda.so.1").write_text("not a library\n" * 100)
-    ((state, text, *_),) = checks.nvidia_driver()
+    ((_, state, text, _),) = command.examine("driver")
     assert state == ("wrong" if needed else harmless) and words in text
-    assert bool(list(checks.gpus())) == (driver == {"cuda": 10020})
-
-
-def test_cuda_that_fails_in_mxnet_is_quoted(monkeypatch):
-    facts = {"version": "1.9.1", "file": "/a", "cuda": True, "num_gpus": 0}
-    failing = {**facts, "cuda_error": "CUDA: Check failed: e == cudaSuccess (803 vs. 0)"}
-    monkeypatch.setattr(probes, "run", lambda probe, remedy: failing)
-    (first, _), (second, text, _) = checks.mxnet()
-    assert (first, second) == ("ok", "wrong") and failing["cuda_error"] in text
+    assert bool(command.examine("gpu")) == (driver == {"cuda": 10020})
 
 
 def cuda_findings():
     """The findings about CUDA's libraries by the first word: the library, or "not" (tried)."""
-    return {text.split()[0]: (state, text, *rest) for state, text, *rest in checks.cuda_libraries()}
+    return {found.text.split()[0]: found for found in command.examine("cuda")}
 
 
-def test_cuda_libraries_are_listed_with_their_files_and_faults(tmp_path, monkeypatch):
+def test_cuda_libraries_are_listed_with_their_files_and_faults(machine, tmp_path, monkeypatch):
     names = cuda_libraries.LIBRARIES
     for name in names[:2]:
         build_libcuda(tmp_path, []).rename(tmp_path / name)  # any library will do
     (tmp_path / names[2]).write_bytes(b"damaged")
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     monkeypatch.setenv("GLUONPAR_CUDA", "system")
-    monkeypatch.setattr(wheels, "installed", lambda: ["mxnet-cu112"])
+    machine()
     found = cuda_findings()
     for name in names[:2]:
-        assert found[name][0] == "ok" and str(tmp_path / name) in found[name][1]
-    assert [found[name][0] for name in names[2:]] == ["wrong"] * (len(names) - 2)
+        assert found[name].state == "ok" and str(tmp_path / name) in found[name].text
+    assert [found[name].state for name in names[2:]] == ["wrong"] * (len(names) - 2)
 
 
-def test_a_damaged_library_of_pypis_has_its_remedy(tmp_path, monkeypatch):
+def test_a_damaged_library_of_pypis_has_its_remedy(machine, tmp_path, monkeypatch):
     folder = tmp_path / "nvidia" / "cufft" / "lib"
     folder.mkdir(parents=True)
     library, later = (
@@ -407,13 +414,12 @@ def test_a_damaged_library_of_pypis_has_its_remedy(tmp_path, monkeypatch):
     (tmp_path / "sitecustomize.py").write_text(
         f"import sysconfig\nsysconfig.get_path = lambda name: {str(tmp_path)!r}\n"
     )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(wheels, "installed", lambda: ["mxnet-cu112"])
+    machine()
     found = cuda_findings()
-    assert found["not"][0] == "note" and "libcurand.so.10" in found["not"][1]
+    assert found["not"].state == "note" and "libcurand.so.10" in found["not"].text
     remedy = "pip install --force-reinstall --no-deps --no-cache-dir nvidia-cufft-cu11"
     for path in (library, later, unlisted):
-        state, text, by_doctor = found[path.name]
+        _, state, text, by_doctor = found[path.name]
         assert (state, by_doctor) == ("wrong", remedy) and f"{path} is damaged" in text
 
 
@@ -460,12 +466,20 @@ def test_damaged_data_are_wrong_and_absent_data_are_not(tmp_path, monkeypatch):
     for stem in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
         (folder / f"{stem}-ubyte.gz").write_bytes(b"not gzip")
     monkeypatch.setenv("MXNET_HOME", str(tmp_path))
-    with pytest.raises(probes.ProbeFailed, match="train-images-idx3-ubyte.gz") as caught:
-        list(checks.data())
-    assert "--data-dir" in caught.value.remedy
-    monkeypatch.setattr(probes, "run", lambda probe, remedy: {"searched": ["/a", "/b"]})
+    ((_, state, text, remedy),) = command.examine("data")
+    assert state == "wrong" and "train-images-idx3-ubyte.gz" in text and "--data-dir" in remedy
+    monkeypatch.setattr(locate, "folders", lambda: {tmp_path / "a": "one", tmp_path / "b": "two"})
     ((state, text, _),) = checks.data()
-    assert state == "note" and "/a, /b" in text
+    assert state == "note" and f"{tmp_path / 'a'} (one), {tmp_path / 'b'} (two)" in text
+
+
+def mpirun(folder, version, monkeypatch):
+    """A stand-in for mpirun, and ``folder`` on Python's path."""
+    if version is not None:
+        (folder / "mpirun").write_text(f"#!/bin/sh\necho '{version}'\n")
+        (folder / "mpirun").chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep if version is not None else None)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
 
 
 @pytest.mark.parametrize(
@@ -476,12 +490,15 @@ def test_damaged_data_are_wrong_and_absent_data_are_not(tmp_path, monkeypatch):
         (None, "note"),
     ],
 )
-def test_mpirun_of_another_mpi_is_wrong_and_none_is_noted(version, state, monkeypatch):
-    facts = {"mpi4py": "4.0", "library": "MPICH Version: 4.2", "vendor": "MPICH"}
-    if version is not None:
-        facts.update(mpirun="/a/mpirun", mpirun_version=version)
-    monkeypatch.setattr(probes, "run", lambda probe, remedy: facts)
-    assert [found for found, *_ in checks.mpi()] == ["ok", state]
+def test_mpirun_of_another_mpi_is_wrong_and_none_is_noted(version, state, tmp_path, monkeypatch):
+    package(tmp_path, "mpi4py", "class rc: pass\n__version__ = '4.0'\n")
+    body = "def Get_library_version(): return 'MPICH'\ndef get_vendor(): return ('MPICH', (4, 2))\n"
+    (tmp_path / "mpi4py" / "MPI.py").write_text(body)
+    mpirun(tmp_path, version, monkeypatch)
+    if version is None:  # the folder of this Python, which is searched too, may have one
+        (tmp_path / "python").symlink_to(sys.executable)
+        monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    assert [found.state for found in command.examine("mpi")] == ["ok", state]
 
 
 # How the command is recognized before gluonpar is imported

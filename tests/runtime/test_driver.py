@@ -1,6 +1,5 @@
 """runtime.driver: the GPUs that libcuda.so.1 shows, and which of them MXNet has kernels for."""
 
-import ctypes
 import runpy
 import subprocess
 import sys
@@ -38,16 +37,27 @@ class FakeDriver:
         return self._return("cuDeviceGet", device, 100 + index)
 
     def cuDeviceGetName(self, name, size, device):
-        name.value = self.gpus[device.value - 100][0].encode()[: size - 1]
+        name.value = self.gpus[device - 100][0].encode()[: size - 1]
         return self._return("cuDeviceGetName")
 
     def cuDeviceGetAttribute(self, value, attribute, device):
-        number = self.gpus[device.value - 100][{75: 1, 76: 2}[attribute]]
+        number = self.gpus[device - 100][{75: 1, 76: 2}[attribute]]
         return self._return("cuDeviceGetAttribute", value, number)
 
 
-def test_gpus_lists_index_name_and_capability_in_the_drivers_order():
-    assert driver.gpus(FakeDriver(H200, T4, A6000)) == [
+@pytest.fixture
+def fake(monkeypatch):
+    """fake(*gpus, failing=None): let the driver be a FakeDriver of these."""
+
+    def install(*gpus, failing=None):
+        monkeypatch.setattr(driver, "load", lambda: FakeDriver(*gpus, failing=failing))
+
+    return install
+
+
+def test_gpus_lists_index_name_and_capability_in_the_drivers_order(fake):
+    fake(H200, T4, A6000)
+    assert driver.gpus() == [
         Gpu(0, "NVIDIA H200", (9, 0)),
         Gpu(1, "Tesla T4", (7, 5)),
         Gpu(2, "NVIDIA RTX A6000", (8, 6)),
@@ -55,10 +65,13 @@ def test_gpus_lists_index_name_and_capability_in_the_drivers_order():
 
 
 @pytest.mark.parametrize(("number", "version"), [(12040, (12, 4)), (10020, (10, 2))])
-def test_gpus_and_cuda_version_through_a_real_shared_library(tmp_path, number, version):
-    library = ctypes.CDLL(str(build_libcuda(tmp_path, [T4, H200], cuda=number)))
-    assert driver.gpus(library) == [Gpu(0, "Tesla T4", (7, 5)), Gpu(1, "NVIDIA H200", (9, 0))]
-    assert driver.cuda_version(library) == version
+def test_gpus_and_cuda_version_through_a_real_shared_library(
+    tmp_path, monkeypatch, number, version
+):
+    library = build_libcuda(tmp_path, [T4, H200], cuda=number)
+    monkeypatch.setattr(driver, "LIBRARY", str(library))
+    assert driver.gpus() == [Gpu(0, "Tesla T4", (7, 5)), Gpu(1, "NVIDIA H200", (9, 0))]
+    assert driver.cuda_version() == version
 
 
 def test_usable_is_capability_5_0_to_8_9():
@@ -67,18 +80,21 @@ def test_usable_is_capability_5_0_to_8_9():
     assert usable == [(5, 0), (6, 1), (8, 9)]
 
 
-def test_a_driver_that_shows_no_device_gives_an_empty_list():
-    assert driver.gpus(FakeDriver(failing={"cuInit": 100})) == []
-    assert driver.gpus(FakeDriver()) == []
+def test_a_driver_that_shows_no_device_gives_an_empty_list(fake):
+    fake(failing={"cuInit": 100})
+    assert driver.gpus() == []
+    fake()
+    assert driver.gpus() == []
 
 
 @pytest.mark.parametrize(
     ("code", "remedy"),
     [(803, "restart the machine"), (804, "cuda/compat"), (34, "stub"), (4711, "nvidia-smi")],
 )
-def test_a_failing_cuinit_names_the_code_and_a_remedy(code, remedy):
+def test_a_failing_cuinit_names_the_code_and_a_remedy(fake, code, remedy):
+    fake(T4, failing={"cuInit": code})
     with pytest.raises(DriverError, match=rf"cuInit .*{code}: .*{remedy}") as caught:
-        driver.gpus(FakeDriver(T4, failing={"cuInit": code}))
+        driver.gpus()
     assert caught.value.code == code
 
 
@@ -86,10 +102,11 @@ def test_a_failing_cuinit_names_the_code_and_a_remedy(code, remedy):
 @pytest.mark.parametrize(
     "function", ["cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetName", "cuDeviceGetAttribute"]
 )
-def test_no_call_of_the_driver_fails_silently(function, code):
+def test_no_call_of_the_driver_fails_silently(fake, function, code):
     """Not even with the code that means an empty list if cuInit returns it."""
+    fake(T4, failing={function: code})
     with pytest.raises(DriverError, match=f"{function} failed with error {code}"):
-        driver.gpus(FakeDriver(T4, failing={function: code}))
+        driver.gpus()
 
 
 def test_a_library_that_cannot_be_loaded_is_a_missing_driver(monkeypatch):

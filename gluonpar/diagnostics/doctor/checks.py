@@ -1,28 +1,34 @@
 """What the doctor examines: each check yields findings about one part of the installation.
 
 A finding is a state, a text and, optionally, a remedy. The state is 'ok'; 'note': worth knowing; or
-'wrong': something cannot work. This process uses the standard library only; what may be broken,
-such as NumPy and MXNet, is tried out in a child process (:func:`probes.run`), and ProbeFailed
-becomes a finding.
+'wrong': something cannot work. Each check runs in a child process (:func:`.command.examine`), since
+what it tries out, such as NumPy and MXNet, may raise any exception or end the process.
 """
 
 from __future__ import annotations
 
+import ctypes
+import importlib
 import importlib.util
+import itertools
 import os
 import platform
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Callable, Iterator, Tuple, Union
 
-from gluonpar.diagnostics.doctor import probes
-from gluonpar.runtime import driver, startup, wheels
+from gluonpar.runtime import cuda_libraries, driver, startup, wheels
 
+SKIPPED = ("gluonpar", "gluonpar.checkpoint", "gluonpar.training")  # their __init__ imports MXNet
 OK, NOTE, WRONG = "ok", "note", "wrong"
 Found = Union[Tuple[str, str], Tuple[str, str, str]]
 
 CPU, CUDA = "pip install 'gluonpar[cpu]'", "pip install 'gluonpar[cu112]'"
+_NUMPY, _MPI = "pip install 'numpy<2'", "for several processes: pip install 'gluonpar[mpi]'"
+_DRIVER = "the message says what to do; nvidia-smi may say more"
+_REPORT = "repair the other findings first; then report this message"
 
 SHM_BYTES = 256 << 20  # MPI or a DataLoader's workers soon fill less than this
 _PREFIXES = ("MXNET_", "OMP_", "GOMP_", "KMP_", "MALLOC_", "GLUONPAR_")
@@ -66,89 +72,132 @@ def _shadowing_files() -> list[Path]:
 
 def numpy() -> Iterator[Found]:
     """Whether NumPy is installed, works, and is older than 2."""
-    remedy = "pip install 'numpy<2'"
-    facts = probes.run("numpy", remedy)
-    text = f"{facts['version']} at {facts['file']}"
-    if int(facts["version"].split(".")[0]) >= 2:
-        yield WRONG, f"{text}; MXNet 1.9.1 needs NumPy before 2", remedy
+    import numpy as np
+
+    np.ones(3).sum()
+    text = f"{np.__version__} at {np.__file__}"
+    if int(np.__version__.split(".")[0]) >= 2:
+        yield WRONG, f"{text}; MXNet 1.9.1 needs NumPy before 2", _NUMPY
     else:
         yield OK, text
 
 
 def mxnet() -> Iterator[Found]:
-    """Whether MXNet is installed once, can be imported, computes, and is version 1.9.1."""
-    facts = probes.run("mxnet", f"if the message names no remedy, reinstall it: {CPU} or {CUDA}")
+    """Whether MXNet is installed once, computes, is version 1.9.1, and gluonpar imports."""
+    for name in SKIPPED:
+        del sys.modules[name]
+    importlib.import_module("gluonpar")  # first: it prepares the process, and names what is missing
+    import mxnet as mx
+
+    mx.nd.ones((3,)).sum().asscalar()
     wheel = ", ".join(wheels.installed()) or "not a wheel"
-    text = f"{facts['version']} ({wheel}) at {facts['file']}"
-    if facts["version"] != "1.9.1":
+    text, num_gpus = f"{mx.__version__} ({wheel}) at {mx.__file__}", 0
+    try:
+        num_gpus = mx.context.num_gpus()
+    except mx.base.MXNetError as error:
+        fault = f"MXNet cannot use any GPU, since CUDA fails: {summary(error)}"
+        yield WRONG, fault, "see `driver` below; CPU devices work (--device cpu)"
+    if mx.__version__ != "1.9.1":
         yield WRONG, f"{text}; gluonpar needs 1.9.1", f"{CPU} or {CUDA}"
     else:
-        built = "with" if facts["cuda"] else "without"
-        yield OK, f"{text}, {built} CUDA; finds {facts['num_gpus']} GPUs"
-    if "cuda_error" in facts:
-        text = f"MXNet cannot use any GPU, since CUDA fails: {facts['cuda_error']}"
-        yield WRONG, text, "see `driver` below; CPU devices work (--device cpu)"
+        built = "with" if mx.runtime.Features().is_enabled("CUDA") else "without"
+        yield OK, f"{text}, {built} CUDA; finds {num_gpus} GPUs"
+
+
+def summary(error: Exception) -> str:
+    """Return the most informative line of an exception; MXNet's begin with a C++ traceback."""
+    lines = str(error).strip().splitlines() or [""]
+    return (lines[-1] if lines[0].startswith("Traceback") else lines[0]).strip()
 
 
 def nvidia_driver() -> Iterator[Found]:
     """NVIDIA's driver, and the version of CUDA that it supports."""
     needed = wheels.with_cuda(wheels.installed())
     try:
-        facts = probes.run("driver", "the message says what to do; nvidia-smi may say more")
-    except probes.ProbeFailed as error:
-        yield WRONG if needed else NOTE, str(error), error.remedy
-        return
-    if "missing" in facts:
-        text = f"no NVIDIA driver: {facts['missing']}; the devices are CPU contexts"
+        driver.gpus()
+        newest = driver.cuda_version()
+    except driver.DriverMissing as error:
+        text = f"no NVIDIA driver: {error.__cause__}; the devices are CPU contexts"
         remedy = f"without a GPU: pip uninstall -y mxnet-cu112, then {CPU}; with one: its driver"
         yield (WRONG, text, remedy) if needed else (OK, text)
-    elif needed and facts["too_old"]:
-        text = f"{facts['file']} supports CUDA up to {facts['cuda']}; mxnet-cu112 needs CUDA 11"
-        yield WRONG, text, "install a newer driver; until then use CPU devices (--device cpu)"
+        return
+    except driver.DriverError as error:
+        yield WRONG if needed else NOTE, str(error), _DRIVER
+        return
+    text = f"{_mapped_file(driver.LIBRARY)} supports CUDA up to {driver.version(newest)}"
+    if needed and newest < driver.OLDEST_CUDA:
+        remedy = "install a newer driver; until then use CPU devices (--device cpu)"
+        yield WRONG, f"{text}; mxnet-cu112 needs CUDA 11", remedy
     else:
-        yield OK, f"{facts['file']} supports CUDA up to {facts['cuda']}"
+        yield OK, text
 
 
 def gpus() -> Iterator[Found]:
     """Each GPU's compute capability against the kernels in MXNet's wheel."""
     needed = wheels.with_cuda(wheels.installed())
     try:
-        gpus = probes.run("driver", "").get("gpus")
-    except probes.ProbeFailed:  # nvidia_driver reports it
+        found = driver.gpus()
+    except (driver.DriverMissing, driver.DriverError):  # nvidia_driver reports it
         return
-    if gpus == []:
+    if not found:
         remedy = "see what nvidia-smi -L lists; unset CUDA_VISIBLE_DEVICES if it hides them"
         yield NOTE, f"the driver shows no GPU{driver.hidden()}", remedy
-    any_usable = any(gpu["usable"] for gpu in gpus or [])
-    for gpu in gpus or []:
-        if gpu["usable"] and needed:
-            yield OK, f"{gpu['name']}: usable"
-        elif gpu["usable"]:
-            text = f"{gpu['name']}: usable, but the installed MXNet is without CUDA"
+    for gpu in found:
+        if driver.usable(gpu) and needed:
+            yield OK, f"{gpu}: usable"
+        elif driver.usable(gpu):
+            text = f"{gpu}: usable, but the installed MXNet is without CUDA"
             yield NOTE, text, f"to use it: pip uninstall -y mxnet, then {CUDA}"
         else:
+            age = "new" if gpu.capability > driver.NEWEST_CAPABILITY else "old"
             text = (
-                f"{gpu['name']}: too {'new' if gpu['newer'] else 'old'}, MXNet cannot run on it. "
-                f"{driver.KERNELS} only, and nothing that a driver could translate for others; an "
-                "operator would fail with 'no kernel image is available for execution'"
+                f"{gpu}: too {age}, MXNet cannot run on it. {driver.KERNELS} only, and nothing "
+                "that a driver could translate for others; an operator would fail with 'no kernel "
+                "image is available for execution'"
             )
             remedy = f"train on CPU devices (--device cpu, {CPU}) or on a GPU of those capabilities"
-            yield WRONG if needed and not any_usable else NOTE, text, remedy
+            yield WRONG if needed and not any(map(driver.usable, found)) else NOTE, text, remedy
 
 
-def cuda_libraries() -> Iterator[Found]:
-    """Which CUDA libraries load, from where, and which ones a wheel with CUDA lacks."""
+def cuda() -> Iterator[Found]:
+    """Which CUDA libraries load, from where, and which ones a wheel with CUDA lacks.
+
+    Those that may need a damaged library are not tried: the system's loader would crash.
+    """
     needed = wheels.with_cuda(wheels.installed())
-    facts = probes.run("cuda", f"reinstall them: {CUDA}")
-    for name, path in facts["loaded"].items():
-        yield OK, f"{name} loads from {path}"
-    for name, (error, remedy) in facts["failed"].items() if needed else ():
-        yield WRONG, f"{name} does not load: {error}", remedy or CUDA
-    if needed and facts["untried"]:
-        text = f"not tried, since they may need a damaged one: {', '.join(facts['untried'])}"
+    damaged, num_loaded = set(), 0
+    for path in cuda_libraries.in_wheels("lib*.so*"):
+        wrong = cuda_libraries.damage(path)
+        if wrong:
+            damaged.add(path.name)
+        if wrong and needed:
+            text = f"{path.name} does not load: {path} is damaged: {wrong}"
+            yield WRONG, text, cuda_libraries.reinstall(path)
+    tried = list(itertools.takewhile(lambda n: n not in damaged, cuda_libraries.LIBRARIES))
+    for name in tried:
+        print(f"loading {name}", file=sys.stderr, flush=True)  # the last line if the process ends
+        try:
+            paths = cuda_libraries.load(name) or [name]
+            ctypes.CDLL(str(paths[0]), mode=ctypes.RTLD_GLOBAL)  # if not PyPI's: as MXNet would
+            num_loaded += 1
+            file = str(paths[0]) if os.path.isabs(paths[0]) else _mapped_file(name)
+            yield OK, f"{name} loads from {file}"
+        except OSError as error:
+            if needed:
+                yield WRONG, f"{name} does not load: {error}", getattr(error, "remedy", CUDA)
+    untried = [n for n in cuda_libraries.LIBRARIES[len(tried) :] if n not in damaged]
+    if needed and untried:
+        text = f"not tried, since they may need a damaged one: {', '.join(untried)}"
         yield NOTE, text, "run doctor again after the repair"
-    if not (needed or facts["loaded"]):
+    if not (needed or num_loaded):
         yield OK, "no CUDA libraries, and the installed MXNet needs none"
+
+
+def _mapped_file(library: str) -> str:
+    """Return the file from which a library of this name was loaded into this process."""
+    stem = library.split(".so")[0] + ".so"
+    paths = [line.split(maxsplit=5)[-1] for line in _read(Path("/proc/self/maps")).splitlines()]
+    return next((path for path in paths if os.path.basename(path).startswith(stem)), library)
 
 
 def settings() -> Iterator[Found]:
@@ -174,7 +223,7 @@ def threads() -> Iterator[Found]:
     allowed, present, quota = len(os.sched_getaffinity(0)), os.cpu_count() or 1, cpu_quota()
     limited = "" if quota is None else f", of which a cgroup lets it use {quota:g}"
     yield OK, f"{allowed} of {present} processors{limited}"
-    load = probes.load_average()
+    load = load_average()
     if load > allowed:
         text = f"other programs compete for them: the load average is {load:.1f}"
         yield NOTE, text, "measure times when no other program is running"
@@ -202,6 +251,14 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
     return min(quotas, default=None)
 
 
+def load_average() -> float:
+    """Return the number of runnable processes in the last minute; NaN if it cannot be read."""
+    try:
+        return os.getloadavg()[0]
+    except OSError:
+        return float("nan")
+
+
 def _read(path: Path) -> str:
     try:
         return path.read_text(errors="replace").strip()
@@ -226,46 +283,57 @@ def shared_memory(folder: str = "/dev/shm") -> Iterator[Found]:
 
 
 def data() -> Iterator[Found]:
-    """Where Fashion-MNIST is; nothing is downloaded."""
-    remedy = "repair or remove the files, or give another folder with --data-dir"
-    facts = probes.run("data", remedy)
-    if "found" in facts:
-        yield OK, f"Fashion-MNIST in {facts['found']}"
-    else:
-        text = f"Fashion-MNIST is not in {', '.join(facts['searched'])}"
-        remedy = "training downloads it; or apt-get install dataset-fashion-mnist; or --data-dir"
-        yield NOTE, text, remedy
+    """Where the first folder with all of Fashion-MNIST is; nothing is downloaded."""
+    from gluonpar.training.data import fashion_mnist, locate
+
+    folders = locate.folders()
+    for folder, what in folders.items():
+        if not fashion_mnist.missing(folder):
+            _, edition = fashion_mnist.read_folder(folder)
+            yield OK, f"Fashion-MNIST in {folder} ({what}, edition of {edition.date})"
+            return
+    searched = ", ".join(f"{folder} ({what})" for folder, what in folders.items())
+    remedy = "training downloads it; or apt-get install dataset-fashion-mnist; or --data-dir"
+    yield NOTE, f"Fashion-MNIST is not in {searched}", remedy
 
 
 def mpi() -> Iterator[Found]:
     """mpi4py and mpirun, which only training in several processes needs, and whether they match."""
-    remedy = "for several processes: pip install 'gluonpar[mpi]'"
     if importlib.util.find_spec("mpi4py") is None:
-        yield NOTE, "no mpi4py, so one process only", remedy
+        yield NOTE, "no mpi4py, so one process only", _MPI
         return
-    facts = probes.run("mpi", remedy)
-    yield OK, f"mpi4py {facts['mpi4py']} with {facts['library']}"
-    if "mpirun" not in facts:
-        yield NOTE, "no mpirun, so one process only", remedy
+    import mpi4py
+
+    mpi4py.rc.initialize = False
+    from mpi4py import MPI
+
+    library = MPI.Get_library_version().split("\n")[0].strip("\0 ")
+    yield OK, f"mpi4py {mpi4py.__version__} with {library}"
+    mpirun = shutil.which("mpirun") or shutil.which("mpirun", path=os.path.dirname(sys.executable))
+    if mpirun is None:
+        yield NOTE, "no mpirun, so one process only", _MPI
         return
-    text = f"mpirun is {facts['mpirun']}, {facts['mpirun_version']!r}"
-    if (facts["vendor"] == "Open MPI") == ("Open MPI" in facts["mpirun_version"]):
+    done = subprocess.run([mpirun, "--version"], capture_output=True, timeout=60)
+    version = " ".join(done.stdout.decode(errors="replace").split())[:80]
+    text = f"mpirun is {mpirun}, {version!r}"
+    if (MPI.get_vendor()[0] == "Open MPI") == ("Open MPI" in version):
         yield OK, text
     else:
         text = f"{text}: not the MPI of mpi4py, so each process would be rank 0 of 1"
         yield WRONG, text, "use the mpirun of the same MPI, by its full path"
 
 
-CHECKS: dict[str, Callable[[], Iterator[Found]]] = {
-    "python": python,
-    "numpy": numpy,
-    "mxnet": mxnet,
-    "driver": nvidia_driver,
-    "gpu": gpus,
-    "cuda": cuda_libraries,
-    "settings": settings,
-    "threads": threads,
-    "shared memory": shared_memory,
-    "data": data,
-    "mpi": mpi,
+# By topic: the check, and the remedy if it raises an exception or ends the process.
+CHECKS: dict[str, tuple[Callable[[], Iterator[Found]], str]] = {
+    "python": (python, _REPORT),
+    "numpy": (numpy, _NUMPY),
+    "mxnet": (mxnet, f"if the message names no remedy, reinstall it: {CPU} or {CUDA}"),
+    "driver": (nvidia_driver, _DRIVER),
+    "gpu": (gpus, _DRIVER),
+    "cuda": (cuda, f"reinstall them: {CUDA}"),
+    "settings": (settings, _REPORT),
+    "threads": (threads, _REPORT),
+    "shared memory": (shared_memory, _REPORT),
+    "data": (data, "repair or remove the files, or give another folder with --data-dir"),
+    "mpi": (mpi, _MPI),
 }

@@ -12,11 +12,27 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
+import subprocess
 import sys
+from pathlib import Path
 from typing import NamedTuple, Sequence
 
-from gluonpar.diagnostics.doctor import checks, probes
+from gluonpar.diagnostics.doctor import checks
 from gluonpar.diagnostics.doctor.checks import NOTE, WRONG
+
+TIMEOUT_SECONDS = 120.0  # importing MXNet takes 1 to 3 s, and much longer on a busy machine
+
+_STANDALONE = Path(__file__).parents[2] / "runtime" / "standalone.py"
+_CHILD = f"""
+import sys
+sys.path[:] = filter(None, sys.path)  # without the current folder, whose files may shadow modules
+import runpy
+runpy.run_path(sys.argv[1])["skip_init"](*{checks.SKIPPED!r})
+from gluonpar.diagnostics.doctor import command
+command.write_findings(sys.argv[2])
+"""
+_MARK = "gluonpar-doctor:"
 
 
 class Finding(NamedTuple):
@@ -37,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     as_json = parser.parse_args(argv).json
-    findings = examine()
+    findings = [finding for topic in checks.CHECKS for finding in examine(topic)]
     num_wrong = sum(finding.state == WRONG for finding in findings)
     if as_json:
         found = {"wrong": num_wrong, "findings": [finding._asdict() for finding in findings]}
@@ -48,20 +64,47 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if num_wrong else 0
 
 
-def examine() -> list[Finding]:
-    """Run all checks; if one raises an exception, that is its last finding."""
-    findings: list[Finding] = []
-    for topic, check in checks.CHECKS.items():
-        try:
-            for found in check():
-                findings.append(Finding(topic, *found))
-        except probes.ProbeFailed as error:
-            findings.append(Finding(topic, WRONG, f"cannot be used: {error}", error.remedy))
-        except Exception as error:  # a broken installation can break anything
-            text = f"the check failed: {type(error).__name__}: {error}"
-            remedy = "repair the other findings first; then report this message"
-            findings.append(Finding(topic, WRONG, text, remedy))
-    return findings
+def examine(topic: str, timeout_seconds: float = TIMEOUT_SECONDS) -> list[Finding]:
+    """Run one check in a child process, which it may end; if it fails, the last finding says so.
+
+    The child imports modules without ``gluonpar/__init__.py``, so without MXNet.
+    """
+    command, stdout = [sys.executable, "-c", _CHILD, str(_STANDALONE), topic], b""
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_seconds
+        )
+        stdout, errors = done.stdout, done.stderr.decode(errors="replace").strip().splitlines()
+        code = done.returncode
+        how = f"exit code {code}" if code >= 0 else f"signal {-code}, {signal.strsignal(-code)}"
+        failure = f"the process ended with {how}; last line: {(errors or ['no output'])[-1]}"
+    except subprocess.TimeoutExpired:
+        load = f"the load average is {checks.load_average():.0f}"
+        failure = f"no result within {timeout_seconds:g} s ({load})"
+    except OSError as error:
+        failure = f"no process could be started: {error}"
+    lines = stdout.decode(errors="replace").splitlines()
+    results = [json.loads(line[len(_MARK) :]) for line in lines if line.startswith(_MARK)]
+    findings = [Finding(topic, *found) for found in results if found]
+    if results and not results[-1]:  # the check has come to its end
+        return findings
+    return [*findings, Finding(topic, WRONG, f"failed: {failure}", checks.CHECKS[topic][1])]
+
+
+def write_findings(topic: str) -> None:
+    """Run the check in this process and write its findings, each as a line, and an empty one."""
+    check, remedy = checks.CHECKS[topic]
+    try:
+        for found in check():
+            _write(found)
+    except Exception as error:  # a broken installation can break anything
+        _write((WRONG, f"failed: {type(error).__name__}: {checks.summary(error)}", remedy))
+    _write(())
+
+
+def _write(found: Sequence[str]) -> None:
+    sys.stdout.write(f"\n{_MARK}{json.dumps(found)}\n")
+    sys.stdout.flush()
 
 
 def _as_text(finding: Finding) -> str:
