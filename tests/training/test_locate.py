@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 from idx_files import contents, encode, gz, tiny, write
 from test_download import Mirror, no_proxy  # noqa: F401
@@ -76,48 +74,13 @@ def test_a_data_dir_that_is_not_a_folder(tmp_path, kind):
         find(given, tiny(tmp_path))
 
 
-class DataMirror(Mirror):
-    """A mirror of tiny files, each by its name."""
-
-    def __init__(self, seed: int = 0, **behave: str) -> None:
-        super().__init__(**behave)
-        self.bodies = {f"{stem}.gz": gz(raw) for stem, raw in contents(seed).items()}
-
-    def answer(self, handler, what):
-        handler.send_response(200)
-        handler.end_headers()
-        handler.wfile.write(self.bodies[handler.path.rsplit("/", 1)[-1]])
-
-
-def test_downloads_are_kept_beside_mxnets_cache_and_downloaded_once(tmp_path, home):
-    with DataMirror() as mirror:
-        files = tiny(tmp_path, mirrors=(mirror.url,))
-        partial = write(download_folder(files), {STEMS[1]: contents()[STEMS[1]]})
-        for _ in range(2):
-            arrays, source = find(files=files)
-            assert {stem: encode(array) for stem, array in arrays.items()} == contents()
-            assert source == f"{partial} (downloaded, edition of 2017-08-31)"
-        assert mirror.asked == [f"{stem}.gz" for stem in (STEMS[0], STEMS[2], STEMS[3])]
-    assert os.listdir(home) == ["fashion-mnist-2017-08-31"]
-    assert len(os.listdir(partial)) == 4
-
-
-def test_a_mirror_of_another_edition_is_refused(tmp_path):
-    with DataMirror(seed=1) as mirror:
-        files = tiny(tmp_path, mirrors=(mirror.url,))
-        with pytest.raises(FileNotFoundError, match=f"{mirror.url}/.*wrong checksum"):
-            find(files=files)
-    assert os.listdir(download_folder(files)) == []
-
-
 def test_data_that_are_not_found_list_every_folder_with_the_reason_and_the_alternatives(
     tmp_path, home
 ):
     write(home / "fashion-mnist", {STEMS[0]: contents()[STEMS[0]]})
     (tmp_path / "debian").write_text("")
-    names = dict.fromkeys((f"{stem}.gz" for stem in STEMS), "404")
-    with Mirror() as first, Mirror() as second:
-        first.behave = second.behave = names
+    missing = {f"{STEMS[0]}.gz": "404"}
+    with Mirror(missing) as first, Mirror(missing) as second:
         files = tiny(tmp_path, mirrors=(first.url, second.url))
         with pytest.raises(FileNotFoundError) as caught:
             find(files=files)
@@ -132,12 +95,3 @@ def test_data_that_are_not_found_list_every_folder_with_the_reason_and_the_alter
         assert line in message.splitlines()
     for way in ("--data-dir", "apt-get install dataset-fashion-mnist", "--dataset synthetic"):
         assert way in message
-
-
-def test_a_cache_that_cannot_be_written_is_reported(tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("MXNET_HOME", str(tmp_path / "file"))
-    with DataMirror() as mirror, pytest.raises(
-        FileNotFoundError, match="cannot be written: .*file"
-    ):
-        find(files=tiny(tmp_path, mirrors=(mirror.url,)))

@@ -1,15 +1,22 @@
-"""The folders in which Fashion-MNIST is looked for, and their order."""
+"""The folders in which Fashion-MNIST is looked for, in their order, and its download."""
 
 from __future__ import annotations
 
+import http.client
 import os
+import sys
+import urllib.error
+import urllib.request
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from gluonpar.training.data import download, idx
+from gluonpar.checkpoint.files import atomic_write
+from gluonpar.training.data import idx
 from gluonpar.training.data.fashion_mnist import FASHION_MNIST, Files, check, missing, read_folder
+
+_BLOCK_BYTES = 1 << 16
 
 
 def cache_root() -> Path:
@@ -42,18 +49,23 @@ def find(
     the last of these lacks. Raises FileNotFoundError, with the reason for each folder and mirror,
     if the files are not found; ValueError if the first folder that has all four has a damaged one.
     """
-    downloads = download_folder(files)
     places = folders(files) if data_dir is None else {Path(data_dir): "data_dir"}
     tried = []
     for folder, what in places.items():
         lacking = missing(folder)
-        if lacking and folder == downloads:
-            tried += _download(lacking, folder, files)
+        if lacking and folder == download_folder(files):
+            try:
+                tried += _download(lacking, folder, files)
+            except OSError as error:
+                tried.append(f"downloads cannot be written: {error}")
             lacking = missing(folder)
         if not lacking:
             arrays, edition = read_folder(folder, files)
             return arrays, f"{folder} ({what}, edition of {edition.date})"
-        tried.append(f"{folder} ({what}): {_problem(folder, lacking)}")
+        problem = "lacks " + ", ".join(f"{stem}[.gz]" for stem in lacking)
+        if not os.path.isdir(folder):
+            problem = "not a folder" if os.path.exists(folder) else "no such folder"
+        tried.append(f"{folder} ({what}): {problem}")
     raise FileNotFoundError(
         "Fashion-MNIST was not found. Tried:\n"
         + "".join(f"  - {line}\n" for line in tried)
@@ -63,23 +75,57 @@ def find(
     )
 
 
-def _download(lacking: list[str], folder: Path, files: Files) -> list[str]:
-    """Download the files of these stems; return one line for each mirror that failed."""
+def _download(stems: list[str], folder: Path, files: Files) -> list[str]:
+    """Download files, each from the first mirror that has it; return a line per failed mirror.
+
+    A mirror that fails is not used again. Stops at the first file that no mirror delivers. A file
+    is received into memory, checked, and only then written under its name, atomically.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
     published = replace(files, editions=files.editions[:1])
-    wanted = {f"{stem}.gz": idx.max_file_bytes(files.shape(stem)) for stem in lacking}
+    failed: dict[str, str] = {}
+    for stem in stems:
+        for mirror in (m for m in files.mirrors if m not in failed):
+            url = f"{mirror.rstrip('/')}/{stem}.gz"
+            try:
+                content = _receive(url, idx.max_file_bytes(files.shape(stem)), files)
+                check(content, stem, url, published)
+            except ValueError as error:
+                failed[mirror] = str(error)
+                continue
+            with atomic_write(folder / f"{stem}.gz") as file:
+                file.write(content)
+            break
+        else:
+            break
+    return list(failed.values())
 
-    def checked(content: bytes, name: str, url: str) -> None:
-        check(content, name[: -len(".gz")], url, published)
 
+def _receive(url: str, max_bytes: int, files: Files) -> bytes:
+    """Return a file's content; raise ValueError with the URL if the mirror does not deliver it."""
+    from tqdm import tqdm  # here, because `import gluonpar` must cost no more than MXNet
+
+    request = urllib.request.Request(url, headers={"User-Agent": "gluonpar"})
+    received = bytearray()
     try:
-        return download.fetch_files(wanted, folder, files.mirrors, checked, files.timeout_seconds)
-    except OSError as error:
-        return [f"downloads cannot be written: {error}"]
-
-
-def _problem(folder: Path, lacking: list[str]) -> str:
-    if not os.path.exists(folder):
-        return "no such folder"
-    if not os.path.isdir(folder):
-        return "not a folder"
-    return "lacks " + ", ".join(f"{stem}[.gz]" for stem in lacking)
+        with urllib.request.urlopen(request, timeout=files.timeout_seconds) as response:
+            if not sys.stderr.isatty():
+                print(f"downloading {url}", file=sys.stderr)
+            length = response.headers.get("Content-Length", "")
+            expected = int(length) if length.isdecimal() else None
+            with tqdm(total=expected, desc=url, unit="B", unit_scale=True, disable=None) as bar:
+                for block in iter(lambda: response.read(_BLOCK_BYTES), b""):
+                    received += block
+                    bar.update(len(block))
+                    if len(received) > max_bytes:
+                        raise ValueError(f"{url}: larger than the {max_bytes} bytes allowed")
+    except urllib.error.HTTPError as error:
+        error.close()
+        raise ValueError(f"{url}: HTTP status {error.code} {error.reason}") from error
+    except (OSError, http.client.HTTPException) as error:
+        reason = str(getattr(error, "reason", error)) or type(error).__name__
+        raise ValueError(f"{url}: {reason}") from error
+    # read(n) does not report a connection that was cut early.
+    if expected not in (None, len(received)):
+        raise ValueError(f"{url}: cut off after {len(received)} of {expected} bytes")
+    return bytes(received)
