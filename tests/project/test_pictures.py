@@ -11,8 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from gluonpar.collectives import ALGORITHMS
-from gluonpar.training.profiler.operators import BACKWARD, DATA, FORWARD, FUSED, Span
-from gluonpar.training.profiler.timeline import Timeline
+from gluonpar.training.timeline import BACKWARD, DATA, FORWARD, FUSED, Span, Timeline
 
 pytest.importorskip("matplotlib")
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from gluonpar.training.profiler.operators import FUSED, Span, classify, events, read
+from gluonpar.training.timeline import FUSED, Span, classify, events, read
 
 
 def event(kind, name, ts, pid=0, tid=7):

@@ -10,9 +10,9 @@ import pytest
 import gluonpar
 from gluonpar.models import lenet
 from gluonpar.runtime import memory, threads
+from gluonpar.training import profiler, timeline
 from gluonpar.training.data import dataset
-from gluonpar.training.profiler import operators, profile
-from gluonpar.training.profiler.profile import Profiler
+from gluonpar.training.profiler import Profiler
 from gluonpar.training.workloads import pixel_lenet
 
 CTX = [mx.cpu(0), mx.cpu(1)]
@@ -41,7 +41,7 @@ def recorded(tmp_path):
     mx.profiler.set_state("run")
     mx.profiler.set_state("stop")
     mx.profiler.dump()
-    return {event["name"] for event in operators.events(path.read_text()) if event["ph"] == "B"}
+    return {event["name"] for event in timeline.events(path.read_text()) if event["ph"] == "B"}
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def test_the_window_has_the_steps_after_the_warm_up_and_their_operators(watched)
     assert watched.steps == (3, 5)
     assert watched.timeline.num_steps == 3
     parts = [span.part for span in watched.timeline.spans]
-    assert parts.count("update") + parts.count(operators.FUSED) >= 3
+    assert parts.count("update") + parts.count(timeline.FUSED) >= 3
     names = [span.name for span in spans(watched, None)]
     assert names.count("batch") == 3
     assert names.count("copy to cpu(0)") == names.count("copy to cpu(1)") == 2 * 3  # X and y
@@ -185,22 +185,22 @@ def test_negative_numbers_of_steps_are_refused():
 
 def test_devices_that_mxnets_profiler_cannot_record_are_refused():
     most = threads.cores() + 2
-    assert profile.check_devices([mx.cpu(i) for i in range(most)]) == {i: i for i in range(most)}
+    assert profiler.check_devices([mx.cpu(i) for i in range(most)]) == {i: i for i in range(most)}
     with pytest.raises(ValueError, match=rf"cpu\({most}\) cannot be .* {most} CPU"):
         Profiler([mx.cpu(most)])
 
 
 def test_gpus_are_numbered_after_the_processors(monkeypatch):
     names = ["cpu/0", "cpu/1", "gpu/0", "gpu/1", "gpu/2", "cpu pinned/", "cpu shared/"]
-    monkeypatch.setattr(profile, "_processes", lambda: names)
-    assert profile.check_devices([mx.gpu(0), mx.gpu(2)]) == {2: 0, 4: 1}
+    monkeypatch.setattr(profiler, "_processes", lambda: names)
+    assert profiler.check_devices([mx.gpu(0), mx.gpu(2)]) == {2: 0, 4: 1}
     with pytest.raises(ValueError, match=r"cpu\(2\) cannot be .* 2 CPU contexts and 3 GPUs"):
-        profile.check_devices([mx.cpu(2)])
+        profiler.check_devices([mx.cpu(2)])
 
 
 def test_the_devices_are_known_even_if_other_code_wrote_the_first_profile(tmp_path):
-    profile._processes()  # now the first file is written, in whatever order the tests run
-    assert profile._processes.__wrapped__() == profile._processes()
+    profiler._processes()  # now the first file is written, in whatever order the tests run
+    assert profiler._processes.__wrapped__() == profiler._processes()
 
 
 def test_the_trace_is_a_file_of_the_trace_event_format(watched, tmp_path):

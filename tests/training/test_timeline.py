@@ -5,8 +5,7 @@ import re
 
 import pytest
 
-from gluonpar.training.profiler.operators import FUSED, Span
-from gluonpar.training.profiler.timeline import Timeline, length, union, without
+from gluonpar.training.timeline import FUSED, Span, Timeline, length, union, without
 
 DEVICES = ["cpu(0)", "cpu(1)"]
 

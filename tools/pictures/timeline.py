@@ -9,7 +9,7 @@ from typing import Any, Sequence
 from matplotlib.figure import Figure
 
 from gluonpar.collectives.drawing import COLOURS, GREY, save, style
-from gluonpar.training.profiler.operators import (
+from gluonpar.training.timeline import (
     BACKWARD,
     DATA,
     EXCHANGE,
@@ -17,8 +17,9 @@ from gluonpar.training.profiler.operators import (
     FUSED,
     UPDATE,
     Span,
+    Timeline,
+    union,
 )
-from gluonpar.training.profiler.timeline import Timeline, union
 
 BLUE, ORANGE, GREEN, _, PURPLE, *_ = COLOURS
 COLOUR = {

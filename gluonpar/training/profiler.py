@@ -1,4 +1,4 @@
-"""Profiler: records some steps of a training loop with MXNet's own profiler."""
+"""A profile of some training steps: how long each part takes on each device, and why."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ import mxnet as mx
 from gluonpar.checkpoint import files
 from gluonpar.runtime import memory, threads
 from gluonpar.runtime.devices import as_list
-from gluonpar.training.profiler import operators
-from gluonpar.training.profiler.operators import DATA, EXCHANGE, UPDATE, Span
-from gluonpar.training.profiler.timeline import Timeline
+from gluonpar.training import timeline
+from gluonpar.training.timeline import DATA, EXCHANGE, UPDATE, Span, Timeline
 
 WARM_UP = 5  # steps before the window: the first steps allocate, trace and start threads
 NUM_STEPS = 20  # in the window: enough for a mean, few enough to look at in a trace
@@ -110,8 +109,8 @@ class Profiler:
                 f"{self.warm_up} are for warming up; give a smaller warm_up or a longer loop"
             )
         window, num_steps = (self._ends[0], self._end), len(self._ends) - 1
-        found = operators.read(self._profile[0], self._devices, *window)
-        spans = [*operators.classify(found, len(self.ctx)), *self._python]
+        found = timeline.read(self._profile[0], self._devices, *window)
+        spans = [*timeline.classify(found, len(self.ctx)), *self._python]
         moved = len(self.ctx) * self.num_bytes
         num_bytes = {DATA: self._copied_bytes / num_steps, UPDATE: moved}
         num_bytes[EXCHANGE] = moved if len(self.ctx) > 1 else 0
@@ -144,11 +143,18 @@ class Profiler:
             file.write(json.dumps(content).encode())
 
     def _open(self) -> None:
+        from_numpy = memory.from_numpy
+
+        def timed(values: Any, ctx: mx.Context) -> mx.nd.NDArray:
+            self._copied_bytes += values.nbytes
+            with self._timed(f"copy to {ctx}"):
+                return from_numpy(values, ctx)
+
         mx.nd.waitall()
         with contextlib.ExitStack() as undo:
             self._profile = undo.enter_context(_recording())
-            undo.callback(setattr, memory, "from_numpy", memory.from_numpy)
-            memory.from_numpy = self._timing(memory.from_numpy)
+            undo.callback(setattr, memory, "from_numpy", from_numpy)
+            memory.from_numpy = timed
             self._ends.append(_now())
             self._window = undo.pop_all()
 
@@ -158,16 +164,6 @@ class Profiler:
             window.callback(lambda: setattr(self, "_end", _now()))
             if wait:
                 mx.nd.waitall()
-
-    def _timing(self, from_numpy):
-        @functools.wraps(from_numpy)
-        def timed(values: Any, ctx: mx.Context) -> mx.nd.NDArray:
-            with self._timed(f"copy to {ctx}"):
-                array = from_numpy(values, ctx)
-            self._copied_bytes += values.nbytes
-            return array
-
-        return timed
 
     @contextlib.contextmanager
     def _timed(self, name: str) -> Iterator[None]:
@@ -210,7 +206,7 @@ def _processes() -> list[str]:
     """
     with _recording() as profile:
         pass
-    events = operators.events(profile[0])
+    events = timeline.events(profile[0])
     named = {event["pid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
     expected = [f"cpu/{i}" for i in range(threads.cores())] + ["cpu pinned/", "cpu shared/"]
     return [named[pid] for pid in range(len(named))] if 0 in named else expected
