@@ -18,12 +18,12 @@ from gluonpar.collectives import partition
 from gluonpar.runtime import devices, memory, threads
 from gluonpar.runtime.version import __version__
 from gluonpar.step import STEPS_IN_FLIGHT
-from gluonpar.training import plot, profiler, ranks
+from gluonpar.training import profiler, ranks
 from gluonpar.training.checkpointing import Checkpointer
 from gluonpar.training.configuration import Configuration
 from gluonpar.training.console import Console
 from gluonpar.training.data import dataset
-from gluonpar.training.history import Epoch, History, Progress
+from gluonpar.training.history import Epoch, History, Progress, check_plot
 from gluonpar.training.profiler import Profiler
 from gluonpar.training.termination import Terminated, Termination
 from gluonpar.training.workloads import WORKLOADS, Workload, check_memory
@@ -61,7 +61,7 @@ class Run:
         if config.weights is not None:
             partition.check_weights(config.weights, len(self.ctx))
         if config.plot:
-            plot.check(config.plot)
+            check_plot(config.plot)
         if config.trace is not None:
             profiler.check_trace(config.trace)
         self.save_dir = files.make_writable_folder(config.save_dir) if config.save_dir else None
@@ -242,7 +242,7 @@ class Run:
                 self.kept.append(str(path))
         self.console.epoch(self.history.epochs[-1])
         if config.plot:
-            self._write(config.plot, plot.draw, self.history, config.plot)
+            self._write(config.plot, self.history.plot, config.plot)
         traced = config.trace and epoch == 1 and self._is_profiled()
         if traced and self._write(config.trace, self.profiler.save, config.trace):
             self.kept.append(config.trace)

@@ -5,16 +5,17 @@ import sys
 import mxnet as mx
 import pytest
 
-from gluonpar.training import Epoch, History, plot, profiler
+from gluonpar.training import Epoch, History, profiler
+from gluonpar.training.history import check_plot
 
 
 def test_the_plot_is_a_picture(tmp_path):
     pytest.importorskip("matplotlib")
     path = tmp_path / "lenet.png"
-    plot.check(str(path))
+    check_plot(str(path))
     assert not path.exists()
     epochs = [Epoch(1, 10.94, 1.2344, 0.678, 5499.6), Epoch(2, 10.86, 0.9, 0.784, 5525.0)]
-    plot.draw(History([mx.cpu(0)], epochs), str(path))
+    History([mx.cpu(0)], epochs).plot(str(path))
     assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
 
@@ -53,10 +54,10 @@ def test_a_trace_that_could_not_be_written_is_refused_and_changes_nothing(folder
 def test_a_plot_that_could_not_be_written_is_refused(folder, path):
     pytest.importorskip("matplotlib")
     with pytest.raises(ValueError, match=f"cannot plot to {path}: .*"):
-        plot.check(path)
+        check_plot(path)
 
 
 def test_without_matplotlib_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
     with pytest.raises(ValueError, match=r"pip install 'gluonpar\[plot\]'"):
-        plot.check("lenet.png")
+        check_plot("lenet.png")

@@ -25,8 +25,8 @@ from mxnet.base import MXNetError
 
 from gluonpar.runtime import devices, driver, threads
 from gluonpar.runtime.version import __version__
-from gluonpar.training import plot as training_plot
 from gluonpar.training.console import Console
+from gluonpar.training.history import check_plot
 
 MEASURED, WRONG, BAD_REQUEST, INTERRUPTED = 0, 1, 2, 130  # exit codes
 
@@ -227,7 +227,7 @@ def conduct(
     try:
         try:
             if options.plot:
-                training_plot.check(options.plot)
+                check_plot(options.plot)
             prepared = prepare(options)
             record.write()
         except ValueError as error:
