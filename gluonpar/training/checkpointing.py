@@ -28,8 +28,7 @@ class CannotResume(ValueError):
 class Checkpointer:
     """Saves a run's progress into ``folder`` (None: nowhere), and loads it.
 
-    All processes must call its methods; rank 0 reads and writes. ``saves`` is whether it has a
-    folder.
+    All processes must call its methods; rank 0 reads and writes. ``saves`` is whether any saves.
     """
 
     def __init__(
@@ -65,8 +64,8 @@ class Checkpointer:
         ``shuffle`` is the generator's state from before the epoch was shuffled. Raises OSError,
         with earlier checkpoints unchanged, if the file cannot be written.
         """
-        configuration = asdict(self._configuration)
-        notes = {"run": self._identity, "configuration": configuration, **asdict(progress)}
+        notes = {"run": self._identity, "configuration": asdict(self._configuration)}
+        notes.update(asdict(progress))
         save_checkpoint(self.path(progress), workload.trained, workload.trainer, shuffle, notes)
         for old in self.paths()[: -self._configuration.keep]:
             old.unlink()
@@ -76,13 +75,11 @@ class Checkpointer:
         name = f"{self._configuration.model}-at-{progress.epoch:04d}-{progress.batch:06d}.npz"
         return (self._folder or pathlib.Path()) / name  # other ranks than 0 write nothing
 
-    def paths(self) -> list[pathlib.Path]:
-        """Return the checkpoints in the folder, oldest first."""
-        return self._found(self._folder) if self._folder else []
-
-    def _found(self, folder: pathlib.Path) -> list[pathlib.Path]:
-        paths = folder.glob(f"{self._configuration.model}-at-*.npz")
-        return sorted(filter(_place, paths), key=_place)
+    def paths(self, folder: pathlib.Path | None = None) -> list[pathlib.Path]:
+        """Return the checkpoints in ``folder`` (default: the run's), oldest first."""
+        folder = folder or self._folder
+        found = folder.glob(f"{self._configuration.model}-at-*.npz") if folder else ()
+        return sorted(filter(_place, found), key=_place)
 
     def _path_to_resume(self) -> pathlib.Path | None:
         resume = self._configuration.resume
@@ -91,9 +88,8 @@ class Checkpointer:
         path = pathlib.Path(resume) if resume else self._folder
         if not os.path.isdir(path):
             return path
-        found = self._found(path)
+        found, model = self.paths(path), self._configuration.model
         if not found and resume:
-            model = self._configuration.model
             raise ValueError(f"{path} has no checkpoint of {model}: to start anew, omit resume")
         return found[-1] if found else None
 
@@ -120,16 +116,15 @@ class Checkpointer:
 
     def _prepare_folder(self, progress: Progress) -> None:
         """Remove incomplete files of a killed run; refuse to mix two runs in one folder."""
-        if not self._folder:
-            return
         paths = self.paths()
         if paths and _place(paths[-1]) > (progress.epoch, progress.batch):
             raise ValueError(
                 f"{paths[-1]} is a later checkpoint of an earlier run: give resume to continue "
                 "that run, or another save_dir"
             )
-        for path in self._folder.glob(f".{self._configuration.model}-at-*.tmp"):
-            path.unlink()
+        if self._folder:
+            for path in self._folder.glob(f".{self._configuration.model}-at-*.tmp"):
+                path.unlink()
 
 
 def _place(path: pathlib.Path) -> tuple[int, ...]:

@@ -79,23 +79,21 @@ def parser(description: str, **defaults: Any) -> argparse.ArgumentParser:
 
     add = made.add_argument_group("devices").add_argument
     add("--num-gpus", type=int, metavar="K", help="train on K GPUs, or K CPU devices without GPUs")
-    add(
-        "--gpus", type=_list_of(int), metavar="IDS", help="use the GPUs with these ids, such as 0,2"
-    )
-    help_ = "gpu: GPUs or an error; cpu: CPU devices; auto: see --num-gpus (%(default)s)"
-    add("--device", choices=devices.KINDS, help=help_)
-    help_ = "the devices' relative speeds, such as 1,2; shards are proportional to them"
-    add("--weights", type=_list_of(float), metavar="W,W", help=help_)
-    help_ = f"one of {', '.join(collectives.ALGORITHMS)}"
-    add("--allreduce", dest="algorithm", metavar="NAME", help=help_)
+    text = "use the GPUs with these ids, such as 0,2"
+    add("--gpus", type=_list_of(int), metavar="IDS", help=text)
+    text = "gpu: GPUs or an error; cpu: CPU devices; auto: see --num-gpus (%(default)s)"
+    add("--device", choices=devices.KINDS, help=text)
+    text = "the devices' relative speeds, such as 1,2; shards are proportional to them"
+    add("--weights", type=_list_of(float), metavar="W,W", help=text)
+    names = ", ".join(collectives.ALGORITHMS)
+    add("--allreduce", dest="algorithm", metavar="NAME", help=f"one of {names}")
 
     add = made.add_argument_group("training").add_argument
-    add(
-        "--batch-size", type=int, metavar="N", help="samples per step, on all devices (%(default)s)"
-    )
+    text = "samples per step, on all devices (%(default)s)"
+    add("--batch-size", type=int, metavar="N", help=text)
     add("--lr", type=float, help="learning rate (%(default)s)")
-    help_ = "passes over the training images (%(default)s)"
-    add("--epochs", "--num-epochs", dest="num_epochs", type=int, metavar="N", help=help_)
+    text = "passes over the training images (%(default)s)"
+    add("--epochs", "--num-epochs", dest="num_epochs", type=int, metavar="N", help=text)
     add("--seed", type=int, help="of the initial parameters and the shuffling (%(default)s)")
 
     add = made.add_argument_group("data").add_argument
@@ -105,16 +103,16 @@ def parser(description: str, **defaults: Any) -> argparse.ArgumentParser:
 
     add = made.add_argument_group("output").add_argument
     add("--log-interval", type=int, metavar="N", help="print the loss every N batches")
-    help_ = "save the parameters of every epoch, and checkpoints, in this folder"
-    add("--save-dir", metavar="DIR", help=help_)
+    text = "save the parameters of every epoch, and checkpoints, in this folder"
+    add("--save-dir", metavar="DIR", help=text)
     add("--save-every", type=int, metavar="N", help="also save a checkpoint every N batches")
     add("--keep", type=int, metavar="N", help="keep the last N checkpoints (%(default)s)")
-    help_ = (
+    text = (
         "continue from this checkpoint, or the newest in this folder or, without it, in --save-dir"
     )
-    add("--resume", nargs="?", const="", metavar="FILE|DIR", help=help_)
-    help_ = "save every epoch's network in --save-dir as ONNX, too; needs the package onnx"
-    add("--onnx", action="store_true", help=help_)
+    add("--resume", nargs="?", const="", metavar="FILE|DIR", help=text)
+    text = "save every epoch's network in --save-dir as ONNX, too; needs the package onnx"
+    add("--onnx", action="store_true", help=text)
     add("--plot", metavar="FILE.png", help="plot loss, test accuracy and images/s over epochs")
     add("--profile", action="store_true", help="print where a step's time goes, in the first epoch")
     add("--trace", metavar="FILE.json", help="write these steps for ui.perfetto.dev")

@@ -60,10 +60,7 @@ class Configuration:
                 option = "onnx" if self.onnx else "save_every"
                 raise ValueError(f"{option} needs a folder for its files: give save_dir too")
             if self.resume == "":
-                raise ValueError(
-                    "resume without a value takes the newest checkpoint in save_dir: give save_dir "
-                    "too, or the checkpoint's file or folder"
-                )
+                raise ValueError("resume without a value needs save_dir: give one, or a checkpoint")
         if self.onnx:
             try:
                 onnx_export.check_onnx()

@@ -111,12 +111,10 @@ class Profiler:
         window, num_steps = (self._ends[0], self._end), len(self._ends) - 1
         found = timeline.read(self._profile[0], self._devices, *window)
         spans = [*timeline.classify(found, len(self.ctx)), *self._python]
-        moved = len(self.ctx) * self.num_bytes
-        num_bytes = {DATA: self._copied_bytes / num_steps, UPDATE: moved}
-        num_bytes[EXCHANGE] = moved if len(self.ctx) > 1 else 0
-        names, on_cpu = [str(c) for c in self.ctx], self.ctx[0].device_type == "cpu"
-        processors = threads.cores() if on_cpu else None
-        return Timeline(names, window, num_steps, spans, num_bytes, processors)
+        num_bytes = {DATA: self._copied_bytes / num_steps, UPDATE: len(self.ctx) * self.num_bytes}
+        num_bytes[EXCHANGE] = num_bytes[UPDATE] if len(self.ctx) > 1 else 0
+        processors = threads.cores() if self.ctx[0].device_type == "cpu" else None
+        return Timeline([*map(str, self.ctx)], window, num_steps, spans, num_bytes, processors)
 
     def table(self) -> str:
         """Return milliseconds per step by part and device, bytes per step, and the overlap.
@@ -181,11 +179,8 @@ def check_devices(ctx: Sequence[mx.Context]) -> dict[int, int]:
     available = {"cpu": cpus if gpus else range(len(names)), "gpu": gpus}
     for c in ctx:
         if c.device_id >= len(available.get(c.device_type, ())):
-            raise ValueError(
-                f"{c} cannot be profiled: on this machine MXNet's profiler records at most "
-                f"{len(available['cpu'])} CPU contexts and {len(gpus)} GPUs; profile with fewer "
-                "devices"
-            )
+            most = f"{len(available['cpu'])} CPU contexts and {len(gpus)} GPUs on this machine"
+            raise ValueError(f"{c} cannot be profiled: MXNet can profile at most {most}; use fewer")
     return {available[c.device_type][c.device_id]: device for device, c in enumerate(ctx)}
 
 

@@ -85,9 +85,8 @@ class Run:
         config = self.configuration
         mx.random.seed(config.seed)
         self.shuffle = np.random.RandomState(config.seed)
-        self.workload: Workload = WORKLOADS[config.model](
-            self.ctx, config.lr, config.algorithm, config.weights
-        )
+        options = config.lr, config.algorithm, config.weights
+        self.workload: Workload = WORKLOADS[config.model](self.ctx, *options)
         ranks.agree_on_parameters(self.workload.name, self.workload.copies)
         self.profiler.num_bytes = sum(map(memory.num_bytes, self.workload.params))
         self.console.header(__version__, self._header())
@@ -113,8 +112,8 @@ class Run:
             self.workload.trainer.set_learning_rate(config.lr)
         if lr != config.lr:
             self.console.notice(f"lr is {config.lr:g} from here on; it was {lr:g}")
-        done = f"{self.progress.batch} of {self.num_batches} batches done"
-        self.console.line(f"resumed: {path}, epoch {self.progress.epoch}, {done}")
+        place = f"epoch {self.progress.epoch}, {self.progress.batch} of {self.num_batches}"
+        self.console.line(f"resumed: {path}, {place} batches done")
 
     def _train_epoch(self) -> None:
         # self.shuffle keeps its state from before this epoch until the epoch is complete: a
@@ -140,7 +139,7 @@ class Run:
             batches = profiled.loading(batches)
             batches = self.console.batches(batches, self.num_batches, progress.epoch, done)
             for number, (X, y) in enumerate(batches, done + 1):
-                in_flight.append(self.workload.step(X, y, self._batch_size(number)))
+                in_flight.append(self._step(number, X, y))
                 meter.add(in_flight[-1])
                 if len(in_flight) > STEPS_IN_FLIGHT:  # the only wait here: it bounds the memory
                     for loss in in_flight.popleft()[:1]:  # none if this rank had no sample
@@ -166,10 +165,10 @@ class Run:
         images, labels = self.data.train_images, self.data.train_labels
         return dataset.batches(images, labels, self.configuration.batch_size, shuffle, share, first)
 
-    def _batch_size(self, number: int) -> int:
-        """Return the size of batch ``number``, from 1, on all ranks together."""
+    def _step(self, number: int, X: np.ndarray, y: np.ndarray) -> list[mx.nd.NDArray]:
+        """Train on this rank's share of batch ``number``, from 1; return the losses."""
         size = self.configuration.batch_size
-        return min(size, self.num_samples - (number - 1) * size)
+        return self.workload.step(X, y, min(size, self.num_samples - (number - 1) * size))
 
     def _reseed(self) -> None:
         """Seed MXNet's generator, whose state no checkpoint can hold, by epoch and batch."""
@@ -182,10 +181,9 @@ class Run:
 
     def _checkpoint_is_due(self, number: int) -> bool:
         """Return whether ``save_every`` calls for a checkpoint within the epoch, at this batch."""
-        every = self.configuration.save_every
-        if not self.checkpointer.saves or not every or number == self.num_batches:
-            return False
-        return ((self.progress.epoch - 1) * self.num_batches + number) % every == 0
+        done = (self.progress.epoch - 1) * self.num_batches + number
+        every = self.checkpointer.saves and self.configuration.save_every
+        return bool(every) and number < self.num_batches and done % every == 0
 
     def _save_checkpoint(self, ends: bool) -> None:
         """Save a checkpoint if there is a folder for it; raise Terminated if the run ends here."""
@@ -201,10 +199,8 @@ class Run:
         try:
             write(*arguments)
         except OSError as error:
-            self.console.notice(
-                f"error: {path} was not written ({error.strerror or error}); training goes on, and "
-                "earlier files are unchanged"
-            )
+            what = f"{path} was not written ({error.strerror or error})"
+            self.console.notice(f"error: {what}; training goes on, and earlier files are unchanged")
             return False
         return True
 
@@ -231,8 +227,8 @@ class Run:
         """Evaluate; print, save, plot and trace the epoch's results."""
         config, epoch = self.configuration, self.progress.epoch
         accuracy = self.workload.accuracy(self.data.test_images, self.data.test_labels)
-        rate = self.num_samples / seconds
-        self.history.epochs.append(Epoch(epoch, seconds, loss, accuracy, rate))
+        results = Epoch(epoch, seconds, loss, accuracy, self.num_samples / seconds)
+        self.history.epochs.append(results)
         writers = {"params": self.workload.save} if self.save_dir else {}
         if self.save_dir and config.onnx:
             writers["onnx"] = self.workload.save_onnx
@@ -240,7 +236,7 @@ class Run:
             path = self.save_dir / f"{config.model}-epoch-{epoch:04d}.{suffix}"
             if self._write(path, write, path):
                 self.kept.append(str(path))
-        self.console.epoch(self.history.epochs[-1])
+        self.console.epoch(results)
         if config.plot:
             self._write(config.plot, self.history.plot, config.plot)
         traced = config.trace and epoch == 1 and self._is_profiled()
@@ -250,8 +246,7 @@ class Run:
 
     def _dry_run(self) -> None:
         meter = metrics.LossMeter()
-        X, y = next(self._batches(self.shuffle))
-        meter.add(self.workload.step(X, y, self._batch_size(1)))
+        meter.add(self._step(1, *next(self._batches(self.shuffle))))
         done = f"1 of {self.num_batches} batches of epoch 1 done, loss {self._read(meter):.3f}"
         self.console.line(f"dry run: {done}; nothing was saved")
 
@@ -262,9 +257,9 @@ class Run:
         epochs = f"{config.num_epochs} epoch{'s' if config.num_epochs > 1 else ''}"
         batches = f"{self.num_batches} batch{'es' if self.num_batches > 1 else ''}"
         images = f"{self.num_samples} training and {len(data.test_labels)} test images"
-        processes = {"processes": f"{num_ranks}, each with as many devices as rank 0"}
+        processes = f"{num_ranks}, each with as many devices as rank 0"
         return {
-            **(processes if num_ranks > 1 else {}),
+            **({"processes": processes} if num_ranks > 1 else {}),
             "devices": ", ".join(filter(None, [str(self.ctx), threads.describe(self.ctx)])),
             "batch size": _describe_shards(config.batch_size, len(self.ctx) * num_ranks, weights),
             "all-reduce": config.algorithm or str(collectives.explain(largest)),

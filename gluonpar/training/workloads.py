@@ -47,13 +47,9 @@ class Workload:
     trainer: Trainer | None = None
 
     def __init__(
-        self,
-        ctx: Sequence[mx.Context],
-        lr: float,
-        algorithm: str | None = None,
-        weights: Sequence[float] | None = None,
+        self, ctx: list[mx.Context], lr: float, algorithm: str | None, weights: Sequence | None
     ) -> None:
-        self.ctx, self.lr, self.algorithm, self.weights = list(ctx), lr, algorithm, weights
+        self.ctx, self.lr, self.algorithm, self.weights = ctx, lr, algorithm, weights
         self._initialize()
 
     @property
@@ -100,7 +96,7 @@ class ResNet18Workload(Workload):
     def _initialize(self) -> None:
         self.trained = net = resnet.resnet18(width=self.width)
         net.initialize(mx.init.Xavier(), ctx=self.ctx)
-        self.losses = _PixelLoss(net)
+        self.scores, self.losses = _PixelScores(net), _PixelLoss(net)
         for block in (net, self.losses):
             block.hybridize(static_alloc=True, static_shape=True)
         params = net.collect_params()
@@ -118,14 +114,14 @@ class ResNet18Workload(Workload):
 
     def accuracy(self, images, labels):
         running_statistics.average_statistics(self.trained)
-        nets = [self.trained] * len(self.ctx)
-        return metrics.accuracy(images, labels, nets, self.ctx, _pixel_scores)
+        nets = [self.scores] * len(self.ctx)
+        return metrics.accuracy(images, labels, nets, self.ctx, lambda X, scores: scores(X))
 
     def save(self, path):
         params_file.save_params(path, self.trained)
 
     def save_onnx(self, path):
-        export_onnx(path, _PixelScores(self.trained), PIXELS, dtype="uint8")
+        export_onnx(path, self.scores, PIXELS, dtype="uint8")
 
 
 class _PixelScores(gluon.HybridBlock):
@@ -136,18 +132,14 @@ class _PixelScores(gluon.HybridBlock):
         self.net = net
 
     def hybrid_forward(self, F, X):
-        return _pixel_scores(X, self.net)
+        return self.net(lenet.standardize(X))
 
 
 class _PixelLoss(_PixelScores):
     """Losses of uint8 images, in one graph."""
 
     def hybrid_forward(self, F, X, y):
-        return softmax_cross_entropy(_pixel_scores(X, self.net), y)
-
-
-def _pixel_scores(X, net: gluon.HybridBlock):
-    return net(lenet.standardize(X))
+        return softmax_cross_entropy(super().hybrid_forward(F, X), y)
 
 
 @cached_op.traceable

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 from idx_files import encode, gz
 
-from gluonpar.training.data import idx
+from gluonpar.training.data import fashion_mnist
 
 SHAPES = st_numpy.array_shapes(min_dims=1, max_dims=4, min_side=0, max_side=5)
 ARRAYS = st_numpy.arrays(np.uint8, SHAPES)
@@ -20,7 +20,7 @@ SAMPLE = np.arange(60, dtype=np.uint8).reshape(3, 4, 5)
 
 
 def read(raw: bytes, shape: tuple) -> np.ndarray:
-    return idx.decode(idx.unpack(raw, shape, "FILE"), shape, "FILE")
+    return fashion_mnist.decode(fashion_mnist.unpack(raw, shape, "FILE"), shape, "FILE")
 
 
 @given(ARRAYS, st.booleans())
@@ -30,7 +30,7 @@ def test_what_was_written_is_read(array, compressed):
     assert found.dtype == np.uint8
     assert found.shape == array.shape
     np.testing.assert_array_equal(found, array)
-    assert len(raw) <= idx.max_file_bytes(array.shape)
+    assert len(raw) <= fashion_mnist.max_file_bytes(array.shape)
 
 
 @given(ARRAYS, st.booleans(), st.data())

@@ -41,10 +41,8 @@ class Dataset:
         """
         available = len(self.train_images)
         if not 1 <= n <= available:
-            raise ValueError(
-                f"limit must be between 1 and {available}, the number of training images of "
-                f"{self.name}, got {n}"
-            )
+            of = f"the number of training images of {self.name}"
+            raise ValueError(f"limit must be between 1 and {available}, {of}, got {n}")
         return replace(self, train_images=self.train_images[:n], train_labels=self.train_labels[:n])
 
 
@@ -68,18 +66,14 @@ def load(
         raise ValueError(f"the data set must be one of {', '.join(NAMES)}, got {name!r}")
     if name == "synthetic":
         if data_dir is not None:
-            raise ValueError(
-                f"synthetic data are not read from files, got data_dir={str(data_dir)!r}: leave it "
-                "out, or use 'fashion-mnist'"
-            )
+            given = f"data_dir={str(data_dir)!r}"
+            raise ValueError(f"synthetic data are not read from files: leave out {given}")
         dataset = synthetic()
     else:
         arrays, source = locate.find(data_dir, files)
-        train_images, train_labels, test_images, test_labels = map(arrays.get, fashion_mnist.STEMS)
-        images = train_images[:, None], test_images[:, None]
-        dataset = Dataset(
-            name, images[0], train_labels, images[1], test_labels, source, files.num_classes
-        )
+        X, y, test_X, test_y = map(arrays.get, fashion_mnist.STEMS)
+        samples = X[:, None], y, test_X[:, None], test_y
+        dataset = Dataset(name, *samples, source, files.num_classes)
     return dataset if limit is None else dataset.limited(limit)
 
 
@@ -95,10 +89,9 @@ def synthetic(seed: int = 0, num_train: int = 6000, num_test: int = 1000) -> Dat
         raise ValueError(f"num_train and num_test must be at least 1, got {num_train}, {num_test}")
     rng = np.random.RandomState(seed)
     patterns = np.kron(rng.randint(0, 256, size=(10, 7, 7)), np.ones((4, 4), dtype=np.int64))
-    train_images, train_labels = _synthesize(patterns, num_train, rng)
-    test_images, test_labels = _synthesize(patterns, num_test, rng)
+    train, test = (_synthesize(patterns, count, rng) for count in (num_train, num_test))
     source = f"synthetic, made with seed {seed}: not real data"
-    return Dataset("synthetic", train_images, train_labels, test_images, test_labels, source)
+    return Dataset("synthetic", *train, *test, source)
 
 
 def _synthesize(

@@ -1,23 +1,33 @@
-"""The four files of Fashion-MNIST: their checksums, and how they are read.
+"""The four files of Fashion-MNIST: their checksums, their format IDX, and how they are read.
 
 Xiao, Rasul and Vollgraf 2017, "Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine
 Learning Algorithms". There are two editions: the authors replaced duplicate samples five days after
 the first (zalandoresearch/fashion-mnist, pull request 45). Debian and most frameworks have the
 later one; MXNet's own ``FashionMNIST`` requires the earlier. Both are accepted, but not a mixture:
 training samples of one may be test samples of the other.
+
+An IDX file is a four-byte magic number, the dimensions and the bytes, and may be gzip-compressed:
+
+    00 00 08 03 | 00 00 ea 60 | 00 00 00 1c | 00 00 00 1c | pixels ...
+    uint8, 3-d    60000         28            28
+
+The magic number's third byte is the element type (08: unsigned byte, the only one here), its fourth
+the number of dimensions. After LeCun, Cortes and Burges, "The MNIST database of handwritten
+digits".
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
+import struct
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Mapping, NamedTuple
 
 import numpy as np
-
-from gluonpar.training.data import idx
 
 TRAIN_IMAGES = "train-images-idx3-ubyte"
 TRAIN_LABELS = "train-labels-idx1-ubyte"
@@ -111,11 +121,10 @@ def read_folder(
             raise FileNotFoundError(f"{folder}: has neither {stem}.gz nor {stem}")
         try:
             with open(path, "rb") as file:
-                raw = file.read(idx.max_file_bytes(files.shape(stem)) + 1)
+                raw = file.read(max_file_bytes(files.shape(stem)) + 1)
+            arrays[stem], editions[path.name] = check(raw, stem, str(path), files)
         except OSError as error:
             raise ValueError(f"{path} cannot be read: {error.strerror}") from error
-        try:
-            arrays[stem], editions[path.name] = check(raw, stem, str(path), files)
         except ValueError as error:
             raise ValueError(f"{error}. Delete the file and get it again") from error
     if len({edition.date for edition in editions.values()}) > 1:
@@ -127,25 +136,22 @@ def read_folder(
     return arrays, next(iter(editions.values()))
 
 
-def check(
-    raw: bytes, stem: str, name: str, files: Files = FASHION_MNIST
-) -> tuple[np.ndarray, Edition]:
+def check(raw: bytes, stem: str, name: str, files: Files) -> tuple[np.ndarray, Edition]:
     """Return the array in a file's bytes, and the file's edition.
 
     Raises ValueError, which begins with ``name``, for damage, wrong dimensions, labels out of range
     and an unknown checksum.
     """
     shape = files.shape(stem)
-    most = idx.max_file_bytes(shape)
+    most = max_file_bytes(shape)
     if len(raw) > most:
         raise ValueError(f"{name}: too large: dimensions {shape} need at most {most} bytes")
-    content = idx.unpack(raw, shape, name)
-    array = idx.decode(content, shape, name)
-    if "labels" in stem and array.size and array.max() >= files.num_classes:
-        at = int(np.argmax(array >= files.num_classes))
-        raise ValueError(
-            f"{name}: label {array[at]} at index {at}; expected 0 to {files.num_classes - 1}"
-        )
+    content = unpack(raw, shape, name)
+    array = decode(content, shape, name)
+    largest = files.num_classes - 1
+    if "labels" in stem and array.size and array.max() > largest:
+        at = int(np.argmax(array > largest))
+        raise ValueError(f"{name}: label {array[at]} at index {at}; expected 0 to {largest}")
     sha256, sha1 = hashlib.sha256(content).hexdigest(), hashlib.sha1(raw).hexdigest()
     for edition in files.editions:
         if edition.checksums[stem] in (sha256, sha1):
@@ -155,3 +161,58 @@ def check(
         f"{name}: wrong checksum: the content's SHA-256 is {sha256} and the file's SHA-1 {sha1}; "
         f"expected {expected}"
     )
+
+
+def _num_bytes(shape: tuple[int, ...]) -> int:
+    return 4 + 4 * len(shape) + math.prod(shape)
+
+
+def max_file_bytes(shape: tuple[int, ...]) -> int:
+    """Return the largest size of a file of this shape, compressed or not, in bytes."""
+    size = _num_bytes(shape)
+    return size + size // 1024 + 4096  # gzip may add its frame, a name, and 5 bytes per 16 KiB
+
+
+def unpack(raw: bytes, shape: tuple[int, ...], name: str) -> bytes:
+    """Return the IDX content of a file's bytes, decompressed if they are gzip.
+
+    Decompresses at most one byte more than ``shape`` needs, so a gzip bomb does no harm.
+    """
+    if raw[:2] != b"\x1f\x8b":
+        return raw
+    size, stream = _num_bytes(shape), zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+    try:
+        content = stream.decompress(raw, size + 1)
+    except zlib.error as error:
+        raise ValueError(f"{name}: damaged gzip ({error}); expected {size} bytes of IDX") from error
+    if len(content) > size:
+        raise ValueError(f"{name}: the gzip holds more than the {size} bytes expected of {shape}")
+    if not stream.eof:
+        raise ValueError(f"{name}: truncated gzip of {len(content)} bytes of IDX; expected {size}")
+    extra = len(stream.unused_data)
+    if extra:
+        raise ValueError(f"{name}: {extra} bytes of trailing garbage after the gzip stream")
+    return content
+
+
+def decode(content: bytes, shape: tuple[int, ...], name: str) -> np.ndarray:
+    """Return the array in an uncompressed IDX file: uint8, a read-only view of ``content``.
+
+    Allocates nothing by the sizes in the file's header.
+
+    >>> decode(bytes([0, 0, 8, 1, 0, 0, 0, 2, 5, 7]), (2,), "labels")
+    array([5, 7], dtype=uint8)
+    """
+    header = struct.pack(f">4B{len(shape)}I", 0, 0, 8, len(shape), *shape)
+    if len(content) >= 4 and content[:4] != header[:4]:
+        magic = f"{content[:4].hex()}; expected {header[:4].hex()}"
+        raise ValueError(f"{name}: wrong magic number {magic} ({len(shape)} dimensions of bytes)")
+    if len(content) >= len(header) and not content.startswith(header):
+        found = struct.unpack(f">{len(shape)}I", content[4 : len(header)])
+        raise ValueError(f"{name}: its header has dimensions {found}; expected {tuple(shape)}")
+    extra = len(content) - _num_bytes(shape)
+    if extra:
+        what = f"truncated by {-extra} bytes" if extra < 0 else f"{extra} bytes of trailing garbage"
+        sizes = f"{len(content)} bytes of IDX; expected {_num_bytes(shape)}"
+        raise ValueError(f"{name}: {what}: {sizes}")
+    return np.frombuffer(content, np.uint8, offset=len(header)).reshape(shape)

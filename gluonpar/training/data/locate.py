@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from gluonpar.checkpoint.files import atomic_write
-from gluonpar.training.data import idx
-from gluonpar.training.data.fashion_mnist import FASHION_MNIST, Files, check, missing, read_folder
+from gluonpar.training.data import fashion_mnist
+from gluonpar.training.data.fashion_mnist import FASHION_MNIST, Files, missing
 
 _BLOCK_BYTES = 1 << 16
 
@@ -60,7 +60,7 @@ def find(
                 tried.append(f"downloads cannot be written: {error}")
             lacking = missing(folder)
         if not lacking:
-            arrays, edition = read_folder(folder, files)
+            arrays, edition = fashion_mnist.read_folder(folder, files)
             return arrays, f"{folder} ({what}, edition of {edition.date})"
         problem = "lacks " + ", ".join(f"{stem}[.gz]" for stem in lacking)
         if not os.path.isdir(folder):
@@ -88,8 +88,9 @@ def _download(stems: list[str], folder: Path, files: Files) -> list[str]:
         for mirror in (m for m in files.mirrors if m not in failed):
             url = f"{mirror.rstrip('/')}/{stem}.gz"
             try:
-                content = _receive(url, idx.max_file_bytes(files.shape(stem)), files)
-                check(content, stem, url, published)
+                most = fashion_mnist.max_file_bytes(files.shape(stem))
+                content = _receive(url, most, files.timeout_seconds)
+                fashion_mnist.check(content, stem, url, published)
             except ValueError as error:
                 failed[mirror] = str(error)
                 continue
@@ -101,14 +102,14 @@ def _download(stems: list[str], folder: Path, files: Files) -> list[str]:
     return list(failed.values())
 
 
-def _receive(url: str, max_bytes: int, files: Files) -> bytes:
+def _receive(url: str, max_bytes: int, timeout_seconds: float) -> bytes:
     """Return a file's content; raise ValueError with the URL if the mirror does not deliver it."""
     from tqdm import tqdm  # here, because `import gluonpar` must cost no more than MXNet
 
     request = urllib.request.Request(url, headers={"User-Agent": "gluonpar"})
     received = bytearray()
     try:
-        with urllib.request.urlopen(request, timeout=files.timeout_seconds) as response:
+        with urllib.request.urlopen(request, timeout=timeout_seconds) as response:
             if not sys.stderr.isatty():
                 print(f"downloading {url}", file=sys.stderr)
             length = response.headers.get("Content-Length", "")
