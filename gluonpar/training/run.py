@@ -269,8 +269,7 @@ class Run:
 
 
 def _describe_shards(batch_size: int, num_devices: int, weights: tuple[float, ...] | None) -> str:
-    sizes = partition.sizes(batch_size, num_devices, weights)
-    shards = [size for size in sizes if size]
+    shards = [size for size in partition.sizes(batch_size, num_devices, weights) if size]
     idle = num_devices - len(shards)
     if weights is not None and not idle:
         return f"{batch_size} in all, {', '.join(map(str, shards))} on the devices by weight"

@@ -12,7 +12,7 @@ from idx_files import contents, encode, tiny, write
 
 from gluonpar.training.data.dataset import Dataset, batches, load, synthetic
 from gluonpar.training.data.fashion_mnist import STEMS, missing
-from gluonpar.training.data.locate import FASHION_MNIST, cache_root, download_folder
+from gluonpar.training.data.locate import folders
 
 
 def arrays_of(dataset: Dataset) -> list[np.ndarray]:
@@ -149,7 +149,7 @@ def test_a_batch_needs_a_sample(batch_size):
 
 
 def test_the_real_data_where_they_are():
-    places = (cache_root() / "fashion-mnist", FASHION_MNIST.debian, download_folder())
+    places = folders()
     here = [folder for folder in places if not missing(folder)]
     if not here:
         pytest.skip("Fashion-MNIST is in none of " + ", ".join(map(str, places)))

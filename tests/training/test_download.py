@@ -12,7 +12,7 @@ import pytest
 from idx_files import contents, gz, tiny, write
 
 from gluonpar.training.data.fashion_mnist import STEMS
-from gluonpar.training.data.locate import download_folder, find
+from gluonpar.training.data.locate import find, folders
 
 BODIES = {f"{stem}.gz": gz(content) for stem, content in contents().items()}
 NAMES = [f"{stem}.gz" for stem in STEMS]
@@ -85,7 +85,7 @@ def refusing():
 def folder(tmp_path, monkeypatch):
     """The folder for downloads, which does not exist yet."""
     monkeypatch.setenv("MXNET_HOME", str(tmp_path / "home"))
-    return download_folder(tiny(tmp_path))
+    return list(folders(tiny(tmp_path)))[-1]
 
 
 def fetch(folder, *mirrors, **options):

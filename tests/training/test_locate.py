@@ -7,7 +7,7 @@ from idx_files import contents, encode, gz, tiny, write
 from test_download import Mirror, no_proxy  # noqa: F401
 
 from gluonpar.training.data.fashion_mnist import STEMS, TEST_LABELS
-from gluonpar.training.data.locate import cache_root, download_folder, find
+from gluonpar.training.data.locate import find, folders
 
 
 @pytest.fixture(autouse=True)
@@ -17,17 +17,17 @@ def home(tmp_path, monkeypatch):
 
 
 def test_mxnets_cache_is_where_mxnet_has_it(tmp_path, monkeypatch):
-    assert cache_root() == tmp_path / "home" / "datasets"
+    assert next(iter(folders())) == tmp_path / "home" / "datasets" / "fashion-mnist"
     monkeypatch.delenv("MXNET_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache_root() == tmp_path / ".mxnet" / "datasets"
+    assert next(iter(folders())) == tmp_path / ".mxnet" / "datasets" / "fashion-mnist"
 
 
 def test_the_order_of_the_folders(tmp_path, home):
     files = tiny(tmp_path)
     expected = []
     for folder, what in (
-        (download_folder(files), "downloaded"),
+        (home / "fashion-mnist-2017-08-31", "downloaded"),
         (files.debian, "Debian's dataset-fashion-mnist"),
         (home / "fashion-mnist", "MXNet's cache"),
     ):

@@ -19,24 +19,18 @@ from gluonpar.training.data.fashion_mnist import FASHION_MNIST, Files, missing
 _BLOCK_BYTES = 1 << 16
 
 
-def cache_root() -> Path:
-    """Return MXNet's folder for data sets: $MXNET_HOME/datasets, or ~/.mxnet/datasets."""
-    home = os.environ.get("MXNET_HOME") or os.path.join("~", ".mxnet")
-    return Path(os.path.expanduser(home)) / "datasets"
-
-
-def download_folder(files: Files = FASHION_MNIST) -> Path:
-    """Return the folder for downloads."""
-    # Not MXNet's own fashion-mnist, where MXNet replaces single files of other editions by its own.
-    return cache_root() / f"fashion-mnist-{files.editions[0].date}"
-
-
 def folders(files: Files = FASHION_MNIST) -> dict[Path, str]:
-    """Return the folders that are looked into, in their order, and what each is."""
+    """Return the folders that are looked into, in their order, and what each is.
+
+    MXNet's folder for data sets is $MXNET_HOME/datasets, or ~/.mxnet/datasets.
+    """
+    home = os.environ.get("MXNET_HOME") or os.path.join("~", ".mxnet")
+    cache = Path(os.path.expanduser(home)) / "datasets"
     return {
-        cache_root() / "fashion-mnist": "MXNet's cache",
+        cache / "fashion-mnist": "MXNet's cache",
         files.debian: "Debian's dataset-fashion-mnist",
-        download_folder(files): "downloaded",
+        # Not in MXNet's own folder, where it replaces single files of other editions by its own.
+        cache / f"fashion-mnist-{files.editions[0].date}": "downloaded",
     }
 
 
@@ -53,7 +47,7 @@ def find(
     tried = []
     for folder, what in places.items():
         lacking = missing(folder)
-        if lacking and folder == download_folder(files):
+        if lacking and what == "downloaded":
             try:
                 tried += _download(lacking, folder, files)
             except OSError as error:
