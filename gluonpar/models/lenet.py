@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Sequence
 
 import mxnet as mx
@@ -9,8 +10,7 @@ from mxnet import gluon, nd
 
 from gluonpar.runtime.cached_op import operators, traceable
 
-PIXEL_MEAN, PIXEL_DEVIATION = 72.9, 90.0
-
+PIXEL_MEAN, PIXEL_DEVIATION = 72.9, 90.0  # of Fashion-MNIST's training images, about
 LENET_SHAPES = ((20, 1, 3, 3), (20,), (50, 20, 5, 5), (50,), (800, 128), (128,), (128, 10), (10,))
 
 
@@ -21,13 +21,9 @@ def init_lenet(scale: float = 0.01, ctx: mx.Context | None = None) -> list[nd.ND
     are drawn on ``ctx`` (default: ``mx.cpu(0)``) from MXNet's generator (``mx.random.seed``). Draw
     once and copy with ``get_params``: one seed gives different numbers on different contexts.
     """
-    ctx, params = ctx or mx.cpu(), []
-    for shape in LENET_SHAPES:
-        if len(shape) > 1:
-            params.append(nd.random.normal(scale=scale, shape=shape, ctx=ctx))
-        else:
-            params.append(nd.zeros(shape, ctx=ctx))
-    return params
+    ctx = ctx or mx.cpu()
+    draw = functools.partial(nd.random.normal, scale=scale, ctx=ctx)
+    return [draw(shape=s) if len(s) > 1 else nd.zeros(s, ctx=ctx) for s in LENET_SHAPES]
 
 
 @traceable
@@ -73,8 +69,5 @@ def relu(x: nd.NDArray) -> nd.NDArray:
 
 @traceable
 def standardize(X: nd.NDArray) -> nd.NDArray:
-    """Return uint8 images as float32 with mean 0 and standard deviation 1, on their own context.
-
-    The two constants are those of Fashion-MNIST's training pixels, so the moments are approximate.
-    """
+    """Return uint8 images as float32 with mean about 0 and deviation 1, on their own context."""
     return (operators(X).cast(X, dtype="float32") - PIXEL_MEAN) / PIXEL_DEVIATION

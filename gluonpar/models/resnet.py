@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from mxnet.gluon import nn
 
-STAGES = 4  # the first keeps the image size, each later one halves it and doubles the channels
-BLOCKS = 2  # per stage
-
 
 class Residual(nn.HybridBlock):
     """Two 3x3 convolutions with batch normalisation, and a shortcut around them.
@@ -38,8 +35,8 @@ def resnet18(num_classes: int = 10, width: int = 64, inputs: int = 1) -> nn.Hybr
     """
     net = chain(*_normed_conv(inputs, width, 1), nn.Activation("relu"))
     channels = width
-    for stage in range(STAGES):
-        for block in range(BLOCKS):
+    for stage in range(4):  # each after the first halves the image size and doubles the channels
+        for block in range(2):
             stride = 2 if stage and not block else 1
             net.add(Residual(channels, width << stage, stride))
             channels = width << stage
