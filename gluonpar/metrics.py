@@ -26,30 +26,30 @@ class LossMeter:
     """The mean per-sample loss of batches, and the first batch whose loss is not finite.
 
     :meth:`add` is asynchronous; :meth:`read` synchronises. With several processes, each adds its
-    part of the same batches, and all read together. ``total`` is the sum of the losses read so far.
-    To continue from it, pass it together with the number of samples (on rank 0; 0 on the other
-    ranks) and of batches in it.
+    part of the same batches, and all read together. ``total`` is the sum of the losses of the
+    ``num_batches`` read so far, ``num_samples`` the number added on this rank. To continue from
+    them, pass all three; on all ranks but 0, 0 samples.
     """
 
     def __init__(self, total: float = 0.0, num_samples: int = 0, num_batches: int = 0) -> None:
         self._unread: list[list[nd.NDArray]] = []
-        self.total, self._num_samples, self._num_batches = total, num_samples, num_batches
+        self.total, self.num_samples, self.num_batches = total, num_samples, num_batches
 
     def add(self, losses: Sequence[nd.NDArray]) -> None:
         """Add the per-sample losses of one batch, one array per device, as train_batch returns."""
         self._unread.append([loss.sum() for loss in losses])
-        self._num_samples += sum(loss.size for loss in losses)
+        self.num_samples += sum(loss.size for loss in losses)
 
     def read(self) -> float:
         """Wait for all batches so far and return their mean loss; raise Diverged if not finite."""
         sums = [sum(float(array.asscalar()) for array in batch) for batch in self._unread]
-        num_samples = self._num_samples
+        num_samples = self.num_samples
         if cluster.size() > 1:
             *sums, num_samples = cluster.total([*sums, num_samples]).tolist()
         for batch_sum in sums:
-            self._num_batches += 1
+            self.num_batches += 1
             if not math.isfinite(batch_sum):
-                raise Diverged(f"the loss became {batch_sum} in batch {self._num_batches}")
+                raise Diverged(f"the loss became {batch_sum} in batch {self.num_batches}")
             self.total += batch_sum
         self._unread.clear()
         return self.total / max(1, num_samples)
@@ -68,10 +68,8 @@ def check_identical(copies: Sequence[nd.NDArray], name: str) -> None:
         other = copy.asnumpy()
         if first.tobytes() != other.tobytes():
             furthest = np.abs(first.astype("float64") - other.astype("float64")).max()
-            raise ReplicasDiffer(
-                f"{name} differs between {copies[0].context} and {copy.context}, by up to "
-                f"{furthest:.3g}"
-            )
+            between = f"{copies[0].context} and {copy.context}"
+            raise ReplicasDiffer(f"{name} differs between {between}, by up to {furthest:.3g}")
 
 
 def accuracy(

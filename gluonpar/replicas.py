@@ -11,7 +11,6 @@ a layout of its own, and MXNet 1.9.1 writes that to the beginning of the memory 
 
 from __future__ import annotations
 
-import operator
 from typing import Collection, Iterable, NamedTuple, Sequence
 
 import mxnet as mx
@@ -30,9 +29,8 @@ class Part(NamedTuple):
 
 
 class Bucket(NamedTuple):
-    """Parameters, by index, that are summed and updated together, on all devices.
+    """Device k's parameters ``params[k]`` and, end to end, their gradients ``grads[k]``.
 
-    ``params[k]`` are device k's arrays; ``grads[k]`` is one array, their gradients end to end.
     ``owner`` is the device that updates the parameters, where only one does.
     """
 
@@ -60,7 +58,7 @@ class Replica(list):
         self.members = _neighbours(params, frozen)  # per bucket, the indices of its parameters
         self.grads = [self._attach_bucket(indices) for indices in self.members]
         self._made = tuple(self)
-        self._grad_chunks = [_grad_chunk(param) for param in self]
+        self._grad_chunks = _grad_chunks(self)
 
     def _attach_bucket(self, indices: Sequence[int]) -> mx.nd.NDArray:
         """Attach gradients to the parameters of one bucket; return the array that holds them."""
@@ -82,8 +80,7 @@ class Replica(list):
     @property
     def parts(self) -> list[Part] | None:
         """One part per bucket, the last layers' first; None if parameters have been replaced."""
-        same = len(self) == len(self._made) and all(map(operator.is_, self, self._made))
-        if not same or self._grad_chunks != [_grad_chunk(param) for param in self]:
+        if [*map(id, self)] != [*map(id, self._made)] or self._grad_chunks != _grad_chunks(self):
             return None
         return [
             Part(tuple(indices), [self[i] for i in indices], grad)
@@ -108,24 +105,22 @@ def check(device_params: Sequence[Sequence[mx.nd.NDArray]], ctx: Sequence[mx.Con
     """Raise ValueError unless ``device_params[i]`` are on ``ctx[i]`` and their shapes agree."""
     if len(device_params) != len(ctx):
         raise ValueError(
-            f"device_params must have one copy of the parameters per context, got "
-            f"{len(device_params)} copies for {len(ctx)} contexts {ctx}; make them with "
-            "[get_params(params, c) for c in ctx]"
+            f"device_params must have one copy per context, got {len(device_params)} for "
+            f"{len(ctx)} contexts {ctx}; make them with [get_params(params, c) for c in ctx]"
         )
-    first = [param.shape for param in device_params[0]]
-    for params, c in zip(device_params, ctx):
+    shapes = [[param.shape for param in params] for params in device_params]
+    for params, c, own in zip(device_params, ctx, shapes):
         for i, param in enumerate(params):
             if param.context != c:
                 raise ValueError(f"parameter {i} must be on {c}, but is on {param.context}")
-        shapes = [param.shape for param in params]
-        if shapes != first:
-            raise ValueError(f"parameters on {c} have shapes {shapes}, on {ctx[0]} {first}")
+        if own != shapes[0]:
+            raise ValueError(f"parameters on {c} have shapes {own}, on {ctx[0]} {shapes[0]}")
 
 
 def parts(params: Sequence[mx.nd.NDArray]) -> list[Part]:
-    """Return one device's parameters that have a gradient, the last layers' first.
+    """Return a :class:`Replica`'s parts, else one part per parameter that has a gradient.
 
-    They come as one part per bucket of a :class:`Replica`, else one per parameter.
+    The last layers' come first.
     """
     found = params.parts if isinstance(params, Replica) else None
     return _one_by_one(params) if found is None else found
@@ -165,10 +160,7 @@ def _one_by_one(params: Sequence[mx.nd.NDArray]) -> list[Part]:
 
 
 def _neighbours(params, frozen) -> list[list[int]]:
-    """Per bucket, its parameters by index: at most BUCKET_BYTES of one dtype, or one parameter.
-
-    A parameter without elements or without axes has a bucket of its own.
-    """
+    """Per bucket, its parameters by index: at most BUCKET_BYTES of one dtype, or one parameter."""
     found: list[list[int]] = []
     held, last = 0, None
     for i in reversed(range(len(params))):
@@ -184,6 +176,6 @@ def _neighbours(params, frozen) -> list[list[int]]:
     return found
 
 
-def _grad_chunk(param: mx.nd.NDArray) -> int | None:
-    grad = param.grad
-    return None if grad is None else memory.chunk(grad)
+def _grad_chunks(params: Sequence[mx.nd.NDArray]) -> list[int | None]:
+    grads = [param.grad for param in params]
+    return [grad if grad is None else memory.chunk(grad) for grad in grads]

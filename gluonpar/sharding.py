@@ -62,8 +62,8 @@ def split(
 ) -> tuple[list[Any], int]:
     """Return the shards of :func:`split_and_load` and the number of samples in them.
 
-    An empty batch has no shards: in a job of several processes a rank may have no sample. A list in
-    ``batch`` is one of ``nests``, or has one entry per sample (:func:`split_samples`).
+    An empty batch has no shards: a rank of several may have no sample. A list in ``batch`` is one
+    of ``nests``, or has one entry per sample (:func:`split_samples`).
     """
     if weights is not None:
         partition.check_weights(weights, len(contexts))
@@ -78,19 +78,17 @@ def num_samples(batch: Any, batch_axis: int = 0, nests: tuple[type, ...] = NESTS
     lengths: dict[int, str] = {}
     for path, leaf in _leaves(batch, "batch", nests):
         if isinstance(leaf, list):
-            for inner, array in _leaves(leaf, path, NESTS):
-                _check_entry(array, inner)
+            for inner, value in _leaves(leaf, path, NESTS):
+                if isinstance(value, _ARRAYS):
+                    _check_array(value, inner, may_be_empty=mx.util.is_np_shape())
             lengths.setdefault(len(leaf), f"{path} of length {len(leaf)}")
             continue
         _check_array(leaf, path)
-        if getattr(leaf, "stype", "default") != "default":
-            raise TypeError(
-                f"{path} must be dense, got a {leaf.stype} array; call tostype('default')"
-            )
+        stype = getattr(leaf, "stype", "default")
+        if stype != "default":
+            raise TypeError(f"{path} must be dense, got a {stype} array; call tostype('default')")
         if not -leaf.ndim <= batch_axis < leaf.ndim:
-            raise ValueError(
-                f"{path} must have an axis {batch_axis} to split, got shape {leaf.shape}"
-            )
+            raise ValueError(f"{path} must have axis {batch_axis} to split, got shape {leaf.shape}")
         lengths.setdefault(leaf.shape[batch_axis], f"{path} of shape {tuple(leaf.shape)}")
     if not lengths:
         raise ValueError(f"the batch must contain an array to split, got {batch!r}")
@@ -159,22 +157,16 @@ def _map(data: Any, nests: tuple[type, ...], change: Callable, *args: Any) -> An
     return rebuild(data, [_map(value, nests, change, *args) for _, value in items(data)])
 
 
-def _check_array(leaf: Any, path: str) -> None:
+def _check_array(leaf: Any, path: str, may_be_empty: bool = True) -> None:
     if not isinstance(leaf, _ARRAYS):
         raise TypeError(f"{path} must be an array or a nest of arrays, got {type(leaf).__name__}")
     if np.dtype(leaf.dtype) not in _DTYPES:
         raise TypeError(f"{path} has dtype {leaf.dtype}, which MXNet does not support; convert it")
-
-
-def _check_entry(entry: Any, path: str) -> None:
-    """Check what belongs to one sample in a list."""
-    if isinstance(entry, _ARRAYS):
-        _check_array(entry, path)
-        if 0 in entry.shape and not mx.util.is_np_shape():
-            raise ValueError(
-                f"{path} has shape {tuple(entry.shape)}, but mx.nd has no arrays without elements; "
-                "pad it, for example with a row of -1, or call npx.set_np()"
-            )
+    if 0 in leaf.shape and not may_be_empty:
+        raise ValueError(
+            f"{path} has shape {tuple(leaf.shape)}, but mx.nd has no arrays without elements; "
+            "pad it, for example with a row of -1, or call npx.set_np()"
+        )
 
 
 def _take(leaf: Any, part: slice, axis: int, ctx: mx.Context) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 from mxnet import autograd
 
 from gluonpar import cluster, optim, replicas, sharding
-from gluonpar.collectives import arguments, hierarchical, named
+from gluonpar.collectives import arguments, hierarchical
 from gluonpar.models.lenet import lenet
 from gluonpar.models.losses import softmax_cross_entropy
 from gluonpar.replicas import Bucket
@@ -89,10 +89,7 @@ def check_lr(lr: float) -> None:
 
 
 class GradientSums(NamedTuple):
-    """What :func:`allreduce_gradients` returns: buckets whose gradients are, or will be, sums.
-
-    If ``deferred``, the update sums inside this process, and every device keeps its own gradients.
-    """
+    """Buckets whose gradients are sums or, if ``deferred``, are summed by the update."""
 
     buckets: Sequence[Bucket]
     deferred: bool
@@ -109,9 +106,8 @@ def allreduce_gradients(
 
     This is the only place that decides how. On CPU contexts, unless another algorithm than 'host'
     is named, the gradients compressed or ``defer`` is False, the sum is left to the update
-    (:func:`gluonpar.optim.reduce_update`), which then moves (2 K + 1) n bytes of memory instead of
-    5 K n. Otherwise every bucket is summed as soon as backward has computed it on all devices, the
-    last layers' first, in place on every device, or with ``to_owner`` on each bucket's owner only.
+    (:mod:`gluonpar.optim`). Otherwise every bucket is summed as soon as backward has computed it on
+    all devices, in place on every device, or with ``to_owner`` on each bucket's owner only.
 
     Raises ValueError, with nothing changed, for an unknown algorithm and for gradients that
     :func:`allreduce` refuses.
@@ -119,8 +115,6 @@ def allreduce_gradients(
     summed = [bucket for bucket in buckets if bucket.grads[0].size]
     for bucket in summed:
         arguments.check_list(bucket.grads, "gradients")
-    if algorithm is not None:
-        named(algorithm)
     lists, owners = [bucket.grads for bucket in summed], [bucket.owner for bucket in summed]
     by_host = algorithm in (None, "host") and compression is None
     if defer and by_host and all(map(optim.on_host, lists)):
@@ -136,11 +130,7 @@ def allreduce_gradients(
 
 
 def sgd(sums: GradientSums, lr: float, batch_size: int | cluster.Later) -> None:
-    """Update the parameters on all devices by :func:`gluonpar.sgd`, in place, bucket by bucket.
-
-    A ``batch_size`` that is still being summed over processes is waited for only if the sums are
-    not deferred.
-    """
+    """Update the parameters on all devices by :func:`gluonpar.sgd`, in place, bucket by bucket."""
     if not sums.deferred:
         if isinstance(batch_size, cluster.Later):
             batch_size = batch_size.wait()  # MXNet's operators need the number itself

@@ -1,11 +1,10 @@
-"""Towers: one model per device on shared variables, each with a batch of its own."""
+"""Towers: data-parallel training in TensorFlow's style, one model and one batch per device."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections import deque
-from typing import Any, Callable, Iterable, Iterator, NamedTuple, Sequence
+from typing import Any, Callable, Iterable, NamedTuple, Sequence
 
 import mxnet as mx
 from mxnet import autograd, gluon
@@ -22,7 +21,7 @@ from gluonpar.step import STEPS_IN_FLIGHT, check_lr
 
 
 class TowersEpoch(NamedTuple):
-    """The result of :meth:`Towers.run_epoch`; ``loss`` is the mean over ``num_samples``."""
+    """The result of :meth:`Towers.run_epoch`; ``loss`` is the mean over samples."""
 
     loss: float
     num_samples: int
@@ -32,11 +31,11 @@ class TowersEpoch(NamedTuple):
 class Towers:
     """One model per device on shared variables; every tower gets a batch of its own.
 
-    ``variables`` are either a list of arrays, which is copied to each device with gradients
-    (:func:`get_params`), or a Gluon Block that is initialised on all of ``ctx``.
-    ``forward(batch, model)`` is called in the scope of a tower's device with the tower's batch and
-    that device's list of arrays, or the Block. It returns a dict of named outputs, of which
-    ``"loss"`` (n,), one loss per sample, is minimised, or the losses alone.
+    ``variables`` are either a list of arrays, which is copied to each device (:func:`get_params`),
+    or a Gluon Block that is initialised on all of ``ctx``. ``forward(batch, model)`` is called in
+    the scope of a tower's device with the tower's batch and that device's list of arrays, or the
+    Block. It returns a dict of named outputs, of which ``"loss"`` (n,), one loss per sample, is
+    minimised, or the losses alone.
 
     ``update(params, lr, batch_size)`` updates one device's variables in place from gradients that
     are sums over ``batch_size`` samples, except variables whose ``grad`` is None: it is
@@ -108,9 +107,7 @@ class Towers:
         """
         batches = list(batches)
         if not 1 <= len(batches) <= len(self.ctx):
-            raise ValueError(
-                f"a step takes 1 to {len(self.ctx)} batches, one per tower, got {len(batches)}"
-            )
+            raise ValueError(f"a step takes 1 to {len(self.ctx)} batches, got {len(batches)}")
         if lr is not None:
             check_lr(lr)
         elif self._needs_lr:
@@ -118,10 +115,16 @@ class Towers:
         with autograd.pause():
             if any(param._deferred_init for param in self._params or ()):
                 with autograd.predict_mode():  # infers shapes; then there are variables to restore
-                    self._outputs(0, batches[0])
+                    self._compute(0, batches[0], [])
             variables = self.variables
-            with _restored_on_error(variables):
+            statistics = [array for arrays in variables for array in arrays if array.grad is None]
+            before = [array.copy() for array in statistics]
+            try:
                 outputs = self._run(batches)
+            except BaseException:  # forward has changed the running statistics
+                for array, saved in zip(statistics, before):
+                    saved.copyto(array)
+                raise
             for bucket in replicas.buckets(variables[: len(batches)]):
                 reduce(list(bucket.grads))
             self._update(variables[0], lr, sum(output["loss"].size for output in outputs))
@@ -136,38 +139,39 @@ class Towers:
         ValueError if there is no batch, and ``metrics.Diverged`` if the loss is not finite.
         """
         remaining, meter, in_flight = iter(batches), LossMeter(), deque()
-        samples = steps = 0
         for drawn in iter(lambda: list(itertools.islice(remaining, len(self.ctx))), []):
             losses = [loss.as_nd_ndarray() for loss in self.step(drawn, lr)["loss"]]
             meter.add(losses)
-            samples, steps = samples + sum(loss.size for loss in losses), steps + 1
             in_flight.append(losses[0])
             if len(in_flight) > STEPS_IN_FLIGHT:  # it bounds the memory in use
                 in_flight.popleft().wait_to_read()
-        if not steps:
+        if not in_flight:
             raise ValueError("batches must yield at least 1 batch, got none")
-        return TowersEpoch(meter.read(), samples, steps)
+        return TowersEpoch(meter.read(), meter.num_samples, meter.num_batches)
 
     def evaluate(self, batches: Iterable[Any]) -> dict[str, list]:
         """Return outputs by name, in predict mode, each a list in the order of the batches.
 
         The towers take the batches in turn. No variable, gradient or running statistic changes.
-        ``forward`` need not return ``"loss"`` here. Nothing waits, and all outputs are kept in
-        memory. Raises RuntimeError, as :meth:`step`, for an exception in a tower.
+        ``forward`` need not return ``"loss"``. Nothing waits, and all outputs are kept in memory.
+        Raises RuntimeError, as :meth:`step`, for an exception in a tower.
         """
         found: list[dict] = []
         with autograd.pause(train_mode=False):
             for i, batch in enumerate(batches):
-                found.append(self._outputs(i % len(self.ctx), batch))
-                _check_names(found[-1], found[0], self.ctx[i % len(self.ctx)])
+                self._compute(i % len(self.ctx), batch, found)
         return {name: [output[name] for output in found] for name in (found or [{}])[0]}
 
-    def _outputs(self, i: int, batch: Any) -> dict[str, Any]:
-        """The outputs of ``forward`` for the batch in tower i."""
+    def _compute(self, i: int, batch: Any, outputs: list[dict]) -> None:
+        """Append what ``forward`` returns for the batch in tower i, under the same names."""
         with on_device(self.ctx[i], f"tower {i}"):
             [loaded] = split_and_load(batch, self.ctx[i])
             output = self._forward(loaded, self._models[i])
-        return output if isinstance(output, dict) else {"loss": output}
+        outputs.append(output if isinstance(output, dict) else {"loss": output})
+        if outputs[-1].keys() != outputs[0].keys():
+            names, before = sorted(outputs[-1]), sorted(outputs[0])
+            got = f"{names} on {self.ctx[i]} and {before} before"
+            raise ValueError(f"forward must always return the same names, got {got}")
 
     def _run(self, batches: list) -> list[dict[str, Any]]:
         """Run forward on every tower, then backward on every tower; return the outputs."""
@@ -178,9 +182,14 @@ class Towers:
                 if array.grad is not None:
                     array._fresh_grad = False  # until backward writes it: see _check_fresh
             with autograd.record():
-                outputs.append(self._outputs(i, batch))
-            _check_names(outputs[-1], outputs[0], c)
-            _check_loss(outputs[-1], num_samples(batch), c)
+                self._compute(i, batch, outputs)
+            loss, shape = outputs[-1].get("loss"), (num_samples(batch),)
+            if getattr(loss, "shape", None) != shape:
+                got = sorted(outputs[-1]) if loss is None else getattr(loss, "shape", loss)
+                raise ValueError(
+                    f"forward must return an output 'loss', one per sample, of shape {shape}, got "
+                    f"{got} on {c}"
+                )
         for i, (c, arrays, _) in enumerate(running):
             with on_device(c, f"backward of tower {i}"):
                 outputs[i]["loss"].backward()
@@ -205,45 +214,13 @@ def _rule_of(optimizer: mx.optimizer.Optimizer, params: list | None) -> Callable
     return update
 
 
-def _check_names(output: dict, first: dict, ctx: mx.Context) -> None:
-    if output.keys() != first.keys():
-        raise ValueError(
-            f"forward must return the same names every time, got {sorted(output)} on {ctx} and "
-            f"{sorted(first)} before"
-        )
-
-
-def _check_loss(output: dict, n: int, ctx: mx.Context) -> None:
-    if "loss" not in output:
-        raise ValueError(f"forward must return an output 'loss', got {sorted(output)} on {ctx}")
-    got = getattr(output["loss"], "shape", output["loss"])
-    if got != (n,):
-        raise ValueError(
-            f"the loss must have one entry per sample, shape ({n},), got {got} on {ctx}; the step "
-            "computes the mean"
-        )
-
-
-@contextlib.contextmanager
-def _restored_on_error(variables: Sequence[Sequence[mx.nd.NDArray]]) -> Iterator[None]:
-    """Restore the running statistics, which forward changes, if an exception is raised."""
-    statistics = [array for arrays in variables for array in arrays if array.grad is None]
-    before = [array.copy() for array in statistics]
-    try:
-        yield
-    except BaseException:
-        for array, saved in zip(statistics, before):
-            saved.copyto(array)
-        raise
-
-
 def _check_fresh(arrays: Sequence[mx.nd.NDArray], ctx: mx.Context) -> None:
     """Raise ValueError if backward has not written a gradient: it would be summed twice."""
     for j, array in enumerate(arrays):
         if array.grad is not None and not array._fresh_grad:
             raise ValueError(
                 f"the loss on {ctx} does not depend on variable {j} of shape {array.shape}; remove "
-                "it from the variables, or set its grad_req to 'null'"
+                "it, or set its grad_req to 'null'"
             )
 
 

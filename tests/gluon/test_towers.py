@@ -412,10 +412,10 @@ def test_a_failed_backward_restores_running_statistics(monkeypatch):
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        (lambda b, p: b["X"].mean(), r"shape \(5,\), got \(1,\) on cpu\(0\)"),
+        (lambda b, p: b["X"].mean(), r"\(5,\), got \(1,\) on cpu\(0\)"),
         (
             lambda b, p: {"cost": b["y"]},
-            r"'loss', got \['cost'\] on cpu\(0\)",
+            r"'loss'.* got \['cost'\] on cpu\(0\)",
         ),
         (lambda b, p: {"loss": 3.0}, r"got 3.0 on cpu\(0\)"),
         (lambda b, p: {"loss": b["y"] * p[1][0]}, r"on cpu\(0\) does not depend on variable 0"),
