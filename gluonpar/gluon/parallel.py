@@ -18,11 +18,10 @@ def make_parallel(fn: Callable, ctx: mx.Context | Sequence[mx.Context], **batch:
     """Compute ``fn(**batch)`` on all devices: each runs ``fn`` on its own shard of the batch.
 
     ``batch`` are named arrays (NumPy, ``mx.nd`` or ``mx.np``) or nests of them, with one entry per
-    sample along axis 0. They are split and loaded by :func:`split_and_load`, so with fewer samples
-    than devices ``fn`` is called fewer times. ``fn`` returns an array, or a nest of tuples, lists,
-    namedtuples and dicts of arrays, with one row per sample, or k rows per sample, in the order of
-    the samples. Call i runs in the scope of ``ctx[i]``. The outputs are concatenated along axis 0
-    in the order of the batch, as new arrays on ``ctx[0]``.
+    sample along axis 0, split by :func:`split_and_load`: with fewer samples than devices ``fn`` is
+    called fewer times. Call i runs in the scope of ``ctx[i]``. ``fn`` returns an array, or a nest
+    of tuples, lists, namedtuples and dicts of arrays, with k rows per sample in the samples' order.
+    They are concatenated along axis 0 in the order of the batch, as new arrays on ``ctx[0]``.
 
     Under ``autograd.record()`` splitting and copying are recorded, too, and backward runs each
     shard's part on the device that ran its forward. In ``fn``, copy parameters that are on one
@@ -70,10 +69,7 @@ def make_parallel(fn: Callable, ctx: mx.Context | Sequence[mx.Context], **batch:
 
 @contextlib.contextmanager
 def on_device(ctx: mx.Context, what: str) -> Iterator[None]:
-    """Make ``ctx`` the default context, and raise exceptions as RuntimeErrors that name it.
-
-    The message is "``what`` failed on ``ctx``: ..."; the exception is the cause.
-    """
+    """Make ``ctx`` the default context, and raise exceptions as RuntimeErrors that name it."""
     try:
         with mx.Context(ctx):  # a copy: entered twice, one Context does not restore the outer scope
             yield
@@ -83,14 +79,13 @@ def on_device(ctx: mx.Context, what: str) -> Iterator[None]:
 
 def _join(parts: Sequence[Any], runs: Runs, path: str) -> Any:
     """The nest of ``parts``, with their arrays concatenated on the first device."""
-    _check_same_nest(parts, runs, path)
+    _check_alike(parts, runs, path)
     if isinstance(parts[0], NESTS):
         joined = (
             _join([part[key] for part in parts], runs, f"{path}[{key!r}]")
             for key, _ in items(parts[0])
         )
         return rebuild(parts[0], joined)
-    _check_arrays(parts, runs, path)
     arrays = [array.as_in_context(runs[0][0]) for array in parts]
     if isinstance(arrays[0], mx.np.ndarray):
         return mx.np.concatenate(arrays, axis=0)
@@ -99,35 +94,31 @@ def _join(parts: Sequence[Any], runs: Runs, path: str) -> Any:
     return mx.nd.concat(*arrays, dim=0)
 
 
-def _check_same_nest(parts: Sequence[Any], runs: Runs, path: str) -> None:
+def _check_alike(parts: Sequence[Any], runs: Runs, path: str) -> None:
+    """Check that ``parts`` are the same nest, or arrays that differ in their samples only."""
     kinds: dict[str, mx.Context] = {}
-    for part, (c, _) in zip(parts, runs):
-        kind = f"{type(part).__module__}.{type(part).__name__}"
+    for part, (c, n) in zip(parts, runs):
+        kind = type(part).__name__
         if isinstance(part, dict):
-            kind = f"{type(part).__name__} with the keys {', '.join(sorted(map(repr, part)))}"
+            kind += f" with the keys {', '.join(sorted(map(repr, part)))}"
         elif isinstance(part, NESTS):
-            kind = f"{type(part).__name__} of {len(part)}"
+            kind += f" of {len(part)}"
+        else:
+            _check_array(part, c, n, path)
+            rows = f"{part.shape[0] // n} x {part.shape[1:]} per sample"
+            kind = f"{type(part).__module__}.{kind}, {np.dtype(part.dtype)}, {rows}"
         kinds.setdefault(kind, c)
     if len(kinds) > 1:
         got = " and ".join(f"a {kind} on {c}" for kind, c in kinds.items())
-        raise ValueError(f"{path} must be the same nest on every device, got {got}")
+        raise ValueError(f"{path} must be alike on all devices, got {got}")
 
 
-def _check_arrays(arrays: Sequence[Any], runs: Runs, path: str) -> None:
-    """Check that the arrays are dense, of one dtype, and of one shape per sample."""
-    kinds = {}
-    for array, (c, n) in zip(arrays, runs):
-        if not isinstance(array, mx.nd.NDArray) or array.stype != "default":
-            kind = getattr(array, "stype", type(array).__name__)
-            raise TypeError(f"fn must return dense MXNet arrays, got {path} a {kind} on {c}")
-        if not array.shape or array.shape[0] % n:
-            raise ValueError(
-                f"fn must return one row per sample, got {path} of shape {array.shape} on {c} for "
-                f"{n} samples; take sums and means of the result"
-            )
-        dtype = np.dtype(array.dtype)
-        shown = f"shape {array.shape} and dtype {dtype} on {c} for {n} samples"
-        kinds.setdefault((array.shape[0] // n, array.shape[1:], dtype), shown)
-    if len(kinds) > 1:
-        got = " and ".join(kinds.values())
-        raise ValueError(f"{path} may differ in the number of samples only, got {got}")
+def _check_array(array: Any, ctx: mx.Context, n: int, path: str) -> None:
+    if not isinstance(array, mx.nd.NDArray) or array.stype != "default":
+        kind = getattr(array, "stype", type(array).__name__)
+        raise TypeError(f"fn must return dense MXNet arrays, got {path} a {kind} on {ctx}")
+    if not array.shape or array.shape[0] % n:
+        raise ValueError(
+            f"fn must return one row per sample, got {path} of shape {array.shape} on {ctx} for "
+            f"{n} samples; take sums and means of the result"
+        )

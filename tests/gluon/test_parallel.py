@@ -289,26 +289,26 @@ def pair_or_dict(x):
         (lambda x: x.mean(), ValueError, r"output of shape \(1,\) on cpu\(0\) for 3 samples"),
         (lambda x: [x, {"m": x.mean()}], ValueError, r"output\[1\]\['m'\] of shape \(1,\)"),
         (pair_or_dict, ValueError, r"tuple of 2 on cpu\(0\) and a dict with the keys 'a' on cpu"),
-        (on_second(lambda x: [x]), ValueError, r"NDArray on cpu\(0\) and a list of 1 on cpu\(1\)"),
+        (on_second(lambda x: [x]), ValueError, r"NDArray.* on cpu\(0\) and a list of 1 on"),
         (
             on_second(lambda x: x.as_np_ndarray()),
             ValueError,
-            r"NDArray on cpu\(0\) and .*numpy.*ndarray on cpu\(1\)",
+            r"NDArray.* on cpu\(0\) and .*numpy.*ndarray.* on cpu\(1\)",
         ),
         (
             on_second(lambda x: x[:, :1]),
             ValueError,
-            r"\(3, 2\) and dtype .*\(2, 1\) and .*cpu\(1\)",
+            r"1 x \(2,\) .*cpu\(0\).* 1 x \(1,\) .*cpu\(1\)",
         ),
         (
             on_second(lambda x: x.astype("int32")),
             ValueError,
-            r"float32 on cpu\(0\).*int32 on cpu\(1\)",
+            r"float32.* on cpu\(0\).*int32.* on cpu\(1\)",
         ),
         (
             on_second(lambda x: x.reshape(-1)),
             ValueError,
-            r"for 3 samples and shape \(4,\).*for 2 samples",
+            r"1 x \(2,\) .*cpu\(0\).* 2 x \(\) .*cpu\(1\)",
         ),
         (lambda x: 1.5, TypeError, r"output a float on cpu\(0\)"),
         (lambda x: None, TypeError, r"output a NoneType on cpu\(0\)"),
@@ -323,9 +323,7 @@ def test_outputs_that_cannot_be_joined_are_refused(fn, error, words):
 
 def test_devices_that_return_different_numbers_of_rows_per_sample_are_refused():
     twice = on_second(lambda x: mx.nd.concat(x, x, dim=0))
-    with pytest.raises(
-        ValueError, match=r"\(3, 2\).*for 3 samples and shape \(4, 2\).* on cpu\(1\) for 2"
-    ):
+    with pytest.raises(ValueError, match=r"1 x \(2,\) .*cpu\(0\).* 2 x \(2,\) .*cpu\(1\)"):
         make_parallel(twice, contexts(2), x=values(5, 2))
 
 
