@@ -17,10 +17,7 @@ from gluonpar.runtime import memory
 
 
 class Layout:
-    """All parameters with a gradient, by index, in buckets on their contexts.
-
-    Parameters that are ``pinned`` keep their own arrays (see :meth:`moved`).
-    """
+    """All parameters with a gradient, by index, in buckets; ``pinned`` ones keep their arrays."""
 
     def __init__(
         self, params: Sequence[gluon.Parameter], pinned: Collection[gluon.Parameter] = ()
@@ -29,9 +26,8 @@ class Layout:
         self._params = [params[i] for i in self.indices]
         self.ctx = self._params[0].list_ctx() if self._params else []
         self.buckets = self._flatten([i for i in self.indices if params[i] not in pinned], params)
-        for i in self.indices:
-            if params[i] in pinned:
-                self.buckets.append(_bucket_of_one(i, params[i], i % len(self.ctx)))
+        own = [i for i in self.indices if params[i] in pinned]
+        self.buckets += [_bucket_of_one(i, params[i], i % len(self.ctx)) for i in own]
         self._made = _arrays(self._params)
 
     def holds(self, params: Sequence[gluon.Parameter]) -> bool:
@@ -88,10 +84,9 @@ class Layout:
             if absent.isdisjoint(bucket.indices):
                 kept.append(bucket)
                 continue
-            for i in bucket.indices:
-                if i not in absent:
-                    param = self._params[self.indices.index(i)]
-                    kept.append(_bucket_of_one(i, param, bucket.owner))
+            for i in sorted({*bucket.indices} - absent):
+                param = self._params[self.indices.index(i)]
+                kept.append(_bucket_of_one(i, param, bucket.owner))
         return kept
 
     def _flatten(self, indices: Sequence[int], params: Sequence[gluon.Parameter]) -> list[Bucket]:

@@ -16,25 +16,22 @@ from gluonpar.gluon import parameter_buckets
 from gluonpar.gluon.parameter_buckets import Layout
 from gluonpar.gluon.sharded_update import ShardedUpdate
 from gluonpar.replicas import Bucket
-from gluonpar.runtime import memory
 from gluonpar.step import GradientSums, allreduce_gradients
 
 
 class Trainer(gluon.Trainer):
     """``gluon.Trainer`` on gluonpar's collectives: K devices train as one device does.
 
-    ``params`` are Parameters, a list or dict of them (``net.collect_params()``), all dense and on
-    the same contexts; hybridized or not, initialised or deferred, shared, frozen
-    (``grad_req='null'``). ``optimizer`` and ``optimizer_params`` are those of ``gluon.Trainer``.
-    ``algorithm`` names the all-reduce (None: chosen, see :func:`gluonpar.allreduce`).
-    ``compression='fp16'`` exchanges gradients in float16 and adds them in float32; their sums must
-    stay below 65504.
+    ``params`` is a list or dict of Parameters (``net.collect_params()``), all dense and on the same
+    contexts; hybridized or not, initialised or deferred, shared, frozen (``grad_req='null'``).
+    ``optimizer`` and ``optimizer_params`` are those of ``gluon.Trainer``. ``algorithm`` names the
+    all-reduce (None: chosen, see :func:`gluonpar.allreduce`). ``compression='fp16'`` exchanges
+    gradients in float16 and adds them in float32; their sums must stay below 65504.
 
     Gradients become views of a few flat arrays, the *buckets*: at once if all parameters are
     initialised, else in the first :meth:`step`. In a step each bucket is summed onto one device,
-    which updates its parameters and broadcasts them (:class:`.ShardedUpdate`); on CPU contexts SGD
-    is one pass over memory (:func:`gluonpar.optim.reduce_update`). The other devices keep their own
-    gradients; :meth:`allreduce_grads` replaces them by the sums.
+    which updates its parameters and broadcasts them (:class:`.ShardedUpdate`). The other devices
+    keep their own gradients; :meth:`allreduce_grads` replaces them by the sums.
 
     With several processes (:mod:`gluonpar.cluster`) the sum is over all devices of all processes,
     and ``batch_size`` is the number of samples in it. All processes must pass the same parameters,
@@ -83,21 +80,13 @@ class Trainer(gluon.Trainer):
         """
         self._rescale(batch_size)
         buckets = self._fresh_buckets(ignore_stale_grad)
-        if hasattr(self, "_amp_loss_scaler"):  # it inspects the sums before the update
-            self._sum_everywhere(buckets)
-            self._update(ignore_stale_grad)
-            return
-        self._layout.zero_stale()
-        defer = self._update_of_owners.has_numpy_rule(buckets)
-        sums = allreduce_gradients(
-            buckets, self._algorithm, self._compression, defer, to_owner=True
-        )
-        self._update_of_owners.apply(sums)
-        self._finish()
+        amp = hasattr(self, "_amp_loss_scaler")  # it inspects all sums before the update
+        defer = not amp and self._update_of_owners.has_numpy_rule(buckets)
+        self._apply(self._sum(buckets, defer, to_owner=not amp))
 
     def allreduce_grads(self) -> None:
         """Replace every device's gradients by the sum, for instance to clip before the update."""
-        self._sum_everywhere(self._fresh_buckets(ignore_stale_grad=True))
+        self._sum(self._fresh_buckets(ignore_stale_grad=True))
 
     def update(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
         """Update by the gradients that :meth:`allreduce_grads` summed; raises as :meth:`step`."""
@@ -110,23 +99,21 @@ class Trainer(gluon.Trainer):
                 f"list_grad() of {', '.join(moved)} did not return what backward computed (it does "
                 "now): sum with Trainer.allreduce_grads(), or initialize before making the Trainer"
             )
-        self._update(ignore_stale_grad)
+        self._apply(GradientSums(self._fresh_buckets(ignore_stale_grad), deferred=False))
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Accumulate gradients over micro-batches: inside, and until the next update, they add up.
 
-        Forward and backward of all micro-batches but the last go inside, those of the last inside
-        or after it; then call ``step`` with the number of samples of all of them. Calling
-        :meth:`step` inside is an error. Compare ``no_sync`` of PyTorch's DistributedDataParallel.
+        Forward and backward of the last micro-batch go inside or after it, those of the others
+        inside; then call :meth:`step` with the number of samples of all of them. Compare
+        ``no_sync`` of PyTorch's DistributedDataParallel.
         """
         layout = self._laid_out()
         before = self._accumulating
         if not before:
-            for bucket in layout.buckets:
-                for grad in bucket.grads:
-                    memory.zero(grad)
             layout.mark_used()
+            layout.zero_stale()
             layout.set_grad_req("add")
         self._accumulating = "inside"
         try:
@@ -186,9 +173,7 @@ class Trainer(gluon.Trainer):
     def _laid_out(self) -> Layout:
         """The parameters in buckets, made the first time and after their arrays were replaced."""
         if {*parameter_buckets.listed(self._given)} != {*self._params}:
-            raise ValueError(
-                "the set of parameters has changed since this Trainer was made; make a new Trainer"
-            )
+            raise ValueError("the set of parameters has changed; make a new Trainer for it")
         if self._layout is not None and self._layout.holds(self._params):
             moved = self._layout.moved()
             if not moved:
@@ -212,43 +197,40 @@ class Trainer(gluon.Trainer):
         """The buckets to sum and update, without parameters that backward reached on no device."""
         if self._accumulating == "inside":
             raise ValueError("step() was called inside no_sync(); leave it first")
-        layout, absent = self._laid_out(), set()
+        layout, alone = self._laid_out(), cluster.size() == 1
         fresh = layout.fresh()
-        idle = [not any(on_device) for on_device in zip(*fresh)]
-        alone = cluster.size() == 1
-        if fresh and all(idle) and alone and not ignore_stale_grad:
-            raise UserWarning(
-                "no gradient has been computed since the last update; call backward before step"
-            )
-        for i, on_devices in zip(layout.indices, fresh):
-            stale = [k for k, (new, no) in enumerate(zip(on_devices, idle)) if not (new or no)]
-            if stale and not ignore_stale_grad:
-                where = ", ".join(str(layout.ctx[k]) for k in stale)
+        used = [any(on_devices) for on_devices in fresh]
+        if not ignore_stale_grad:
+            if alone and fresh and not any(used):
                 raise UserWarning(
-                    f"backward has not computed a gradient of parameter {self._params[i].name} on "
-                    f"{where} since the last update: the model did not use it there. If that is "
-                    "intended, call step(batch_size, ignore_stale_grad=True)"
+                    "no gradient has been computed since the last update; call backward before step"
                 )
-            if alone and not any(on_devices):
-                absent.add(i)
-        if ignore_stale_grad and not alone:  # all ranks must leave out the same; this waits
-            used = cluster.total([any(on_devices) for on_devices in fresh])
-            absent = {i for i, times in zip(layout.indices, used) if not times}
+            self._check_not_stale(fresh)
+        if not alone:  # all ranks must leave out the same; this waits
+            used = cluster.total(used) if ignore_stale_grad else [True] * len(fresh)
+        absent = {i for i, times in zip(layout.indices, used) if not times}
         return self._update_of_owners.owned(layout.without(absent))
 
-    def _sum_everywhere(self, buckets: Sequence[Bucket]) -> None:
-        self._layout.zero_stale()
-        allreduce_gradients(buckets, self._algorithm, self._compression, defer=False)
+    def _check_not_stale(self, fresh: list[list[bool]]) -> None:
+        """Check that every device that had samples has a new gradient of every parameter."""
+        idle = [not any(on_device) for on_device in zip(*fresh)]
+        for i, on_devices in zip(self._layout.indices, fresh):
+            stale = [str(c) for c, *ok in zip(self._layout.ctx, idle, on_devices) if not any(ok)]
+            if stale:
+                raise UserWarning(
+                    f"backward has not computed a gradient of parameter {self._params[i].name} on "
+                    f"{', '.join(stale)} since the last update: the model did not use it there. If "
+                    "that is intended, call step(batch_size, ignore_stale_grad=True)"
+                )
 
-    def _update(self, ignore_stale_grad: bool = False) -> None:
+    def _sum(self, buckets: Sequence[Bucket], defer=False, to_owner=False) -> GradientSums:
+        self._layout.zero_stale()
+        return allreduce_gradients(buckets, self._algorithm, self._compression, defer, to_owner)
+
+    def _apply(self, sums: GradientSums) -> None:
         scaler = getattr(self, "_amp_loss_scaler", None)
         if scaler is None or not scaler.has_overflow(self._params):
-            buckets = self._fresh_buckets(ignore_stale_grad)
-            self._update_of_owners.apply(GradientSums(buckets, deferred=False))
-        self._finish()
-
-    def _finish(self) -> None:
-        """Mark all gradients as used, and end the accumulation of :meth:`no_sync`."""
+            self._update_of_owners.apply(sums)
         self._layout.mark_used()
         if self._accumulating:
             self._accumulating = False
