@@ -28,19 +28,6 @@ def average_gradients(tower_grads: Sequence[Sequence[Any]]) -> list[Any]:
     >>> average_gradients(towers)[0].asnumpy().tolist()
     [2.5, 2.5]
     """
-    paired, lists = _by_variable(tower_grads)
-    means = []
-    with autograd.pause():
-        for grads in lists:
-            means.append(grads[0].copy())
-            reduce([means[-1], *grads[1:]], op="mean")
-    if not paired:
-        return means
-    return [(mean, variable) for mean, (_, variable) in zip(means, tower_grads[0])]
-
-
-def _by_variable(tower_grads: Sequence[Sequence[Any]]) -> tuple[bool, list[list]]:
-    """Return whether entries are pairs, and per variable the towers' gradients, checked."""
     if not isinstance(tower_grads, (list, tuple)) or not tower_grads:
         raise ValueError(f"tower_grads must hold one list per tower, got {tower_grads!r}")
     lengths = [len(entries) for entries in tower_grads]
@@ -49,15 +36,23 @@ def _by_variable(tower_grads: Sequence[Sequence[Any]]) -> tuple[bool, list[list]
     pairs = {isinstance(entry, (tuple, list)) for entries in tower_grads for entry in entries}
     if len(pairs) > 1:
         raise TypeError("tower_grads must hold either arrays or pairs, got both")
-    paired = pairs == {True}
-    columns = [[entry[0] if paired else entry for entry in column] for column in zip(*tower_grads)]
-    for j, grads in enumerate(columns):
-        without = [i for i, grad in enumerate(grads) if grad is None]
-        if without:
-            raise ValueError(
-                f"variable {j} must have a gradient in every tower, got None in towers {without}; "
-                "call attach_grad() on it before forward, or leave it out for every tower"
-            )
-        different = list({id(grad): grad for grad in grads}.values())  # two may be the same array
-        arguments.check_list(different, f"the towers' gradients of variable {j}")
-    return paired, columns
+    paired, means = pairs == {True}, []
+    for j, entries in enumerate(zip(*tower_grads)):
+        grads = [entry[0] if paired else entry for entry in entries]
+        _check(grads, j)
+        with autograd.pause():
+            mean = grads[0].copy()
+            reduce([mean, *grads[1:]], op="mean")
+        means.append((mean, entries[0][1]) if paired else mean)
+    return means
+
+
+def _check(grads: Sequence[Any], j: int) -> None:
+    without = [i for i, grad in enumerate(grads) if grad is None]
+    if without:
+        raise ValueError(
+            f"variable {j} must have a gradient in every tower, got None in towers {without}; "
+            "call attach_grad() on it before forward, or leave it out for every tower"
+        )
+    different = list({id(grad): grad for grad in grads}.values())  # two may be the same array
+    arguments.check_list(different, f"the towers' gradients of variable {j}")

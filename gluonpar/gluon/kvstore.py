@@ -2,9 +2,6 @@
 
 Importing this module registers the name for ``mx.kv.create``, and so for
 ``gluon.Trainer(params, optimizer, kvstore='gluonpar')`` and ``Module.fit(kvstore='gluonpar')``.
-Gradients are summed in place, and every device updates its own copy of the parameters with its own
-optimizer state. (The reverse, MXNet's store as an all-reduce algorithm, is
-``gluonpar.collectives.algorithms.mxnet_kvstore``.)
 """
 
 from __future__ import annotations
@@ -29,8 +26,8 @@ class GluonPar(mx.kvstore.KVStoreBase):
 
     For dense arrays that :func:`gluonpar.allreduce` takes; as asynchronous as any operator. A key
     is an int, a string or a list of those; no value is stored under it. ``priority`` is not used.
-    The store runs no optimizer, so ``update_on_kvstore`` is False, and the optimizer state belongs
-    to the Trainer (``save_states``, ``load_states``) or the Module.
+    The store runs no optimizer, so ``update_on_kvstore`` is False: every device updates its own
+    copy of the parameters, and the Trainer or the Module holds the optimizer states.
 
     >>> import mxnet as mx
     >>> ctx = [mx.cpu(0), mx.cpu(1)]
@@ -48,20 +45,9 @@ class GluonPar(mx.kvstore.KVStoreBase):
     def __init__(self) -> None:
         self._checked: dict[Any, tuple[list, list]] = {}  # by key: ids and arrays that passed
 
-    @property
-    def type(self) -> str:
-        """'gluonpar'."""
-        return "gluonpar"
-
-    @property
-    def rank(self) -> int:
-        """The rank of this process; 0 without MPI."""
-        return cluster.rank()
-
-    @property
-    def num_workers(self) -> int:
-        """The number of processes that train together; 1 without MPI."""
-        return cluster.size()
+    type = "gluonpar"
+    rank = property(lambda self: cluster.rank(), doc="The rank of this process; 0 without MPI.")
+    num_workers = property(lambda self: cluster.size(), doc="The number of processes.")
 
     @staticmethod
     def is_capable(capability: str) -> bool:
@@ -107,7 +93,11 @@ class GluonPar(mx.kvstore.KVStoreBase):
             self._sum(hashable, _lists(key, value, "value"))
         else:
             for data, targets in zip(_lists(key, value, "value"), _lists(key, out, "out")):
-                _sum_into(data, targets)
+                with autograd.pause():
+                    copies = [array.copy() for array in data]
+                    hierarchical.reduce_many([copies], [0])
+                    for target in targets:  # it may be in data, too
+                        copies[0].copyto(target)
 
     def _sum(self, key: Any, lists: Sequence[Sequence[mx.nd.NDArray]]) -> None:
         """Sum in place. Checking the arrays costs as much as a small sum, so it is done once."""
@@ -118,10 +108,9 @@ class GluonPar(mx.kvstore.KVStoreBase):
             return
         hierarchical.allreduce_many(lists, one_message=True)
         self._checked.pop(key, None)
-        if len(lists[0]) > 1 and all(data[0].size for data in lists):
-            if collectives.explain(lists[0]).algorithm == "host":
-                kept = [list(data) for data in lists]  # keeps the ids from being reused
-                self._checked[key] = ids, kept
+        summable = len(lists[0]) > 1 and all(data[0].size for data in lists)
+        if summable and collectives.explain(lists[0]).algorithm == "host":
+            self._checked[key] = ids, [list(data) for data in lists]  # no id can be reused
 
 
 def _refusing(name: str, reason: str) -> Callable[..., NoReturn]:
@@ -133,19 +122,13 @@ def _refusing(name: str, reason: str) -> Callable[..., NoReturn]:
     return refuse
 
 
-_VALUES = (
-    "stores no values; sum with pushpull, and train row_sparse parameters or gradients with "
-    "kvstore='device'"
-)
+_VALUES = "stores no values; sum with pushpull; for row_sparse arrays use kvstore='device'"
 for _name, _reason in {
-    "set_optimizer": "runs no optimizer: every device updates its own copy of the parameters; "
-    "pass update_on_kvstore=False, or kvstore='device'",
+    "set_optimizer": "runs no optimizer; pass update_on_kvstore=False, or kvstore='device'",
     "set_gradient_compression": "does not compress gradients; leave compression_params out, or use "
     "kvstore='device', which does on GPUs",
-    "save_optimizer_states": "holds no optimizer state; call trainer.save_states, or "
-    "module.save_optimizer_states",
-    "load_optimizer_states": "holds no optimizer state; call trainer.load_states, or "
-    "module.load_optimizer_states",
+    "save_optimizer_states": "holds no optimizer states; call trainer.save_states",
+    "load_optimizer_states": "holds no optimizer states; call trainer.load_states",
     "push": _VALUES,
     "pull": _VALUES,
     "row_sparse_pull": _VALUES,
@@ -160,12 +143,3 @@ def _lists(key: Any, arrays: Any, name: str) -> list[Sequence[mx.nd.NDArray]]:
         raise ValueError(f"{name} must hold one entry per key, got {len(arrays)} for keys {key}")
     of_keys = arrays if several else [arrays]
     return [[data] if isinstance(data, mx.nd.NDArray) else data for data in of_keys]
-
-
-def _sum_into(data: Sequence[mx.nd.NDArray], targets: Sequence[mx.nd.NDArray]) -> None:
-    """Replace every target by the sum of ``data``; arrays may be in both."""
-    with autograd.pause():
-        copies = [array.copy() for array in data]
-        hierarchical.reduce_many([copies], [0])
-        for target in targets:
-            copies[0].copyto(target)

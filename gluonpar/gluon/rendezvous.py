@@ -32,7 +32,7 @@ class Rendezvous:
     ) -> None:
         self.name, self.num_devices, self.timeout_seconds = name, num_devices, timeout_seconds
         self.key = next(_keys)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._rounds: dict[Hashable, tuple[dict[str, np.ndarray], futures.Future]] = {}
         self._begun: collections.Counter = collections.Counter()
         self._first_round = 0  # the rounds of a failed rendezvous are not used again
@@ -68,7 +68,8 @@ class Rendezvous:
     def restart(self) -> None:
         """Give all devices the same next round, however many each has taken part in."""
         with self._lock:
-            self._start_after_all_begun()
+            self._first_round += max(self._begun.values(), default=0)
+            self._begun.clear()
 
     def abandon(self) -> None:
         """Make every device that waits raise RendezvousTimeout."""
@@ -78,18 +79,13 @@ class Rendezvous:
 
     def _fail(self, tag: Hashable, when: str) -> None:
         arrived, total = self._rounds.pop(tag)
-        self._start_after_all_begun()
-        total.set_exception(
-            RendezvousTimeout(
-                f"{self.name}: of {self.num_devices()} devices only {', '.join(sorted(arrived))} "
-                f"arrived {when}. Run forward on all devices before reading any result, and "
-                "backward likewise; for a step on fewer devices call set_num_devices(net, number)"
-            )
+        self.restart()
+        message = (
+            f"{self.name}: of {self.num_devices()} devices only {', '.join(sorted(arrived))} "
+            f"arrived {when}. Run forward on all devices before reading any result, and "
+            "backward likewise; for a step on fewer devices call set_num_devices(net, number)"
         )
-
-    def _start_after_all_begun(self) -> None:
-        self._first_round += max(self._begun.values(), default=0)
-        self._begun.clear()
+        total.set_exception(RendezvousTimeout(message))
 
 
 @atexit.register

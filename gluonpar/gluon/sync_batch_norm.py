@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import mxnet as mx
@@ -32,12 +33,12 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
     fewer devices call :func:`set_num_devices`. In prediction nothing waits.
 
     Mean and variance are two all-reduces of one number per channel through the host, and so are
-    their gradients; on CPU contexts it takes several times as long as BatchNorm.
-    Zhang et al., "Context Encoding for Semantic Segmentation", CVPR 2018. MXNet's own
+    their gradients; on CPU contexts it takes several times as long as BatchNorm. MXNet's own
     ``gluon.contrib.nn.SyncBatchNorm`` weighs devices the same, waits forever for a missing device,
     and was seen to crash the process (a double free) in a loop of small steps.
 
-    Raises ValueError if ``timeout_seconds`` is not positive, or ``axis`` is not 1.
+    Raises ValueError if ``timeout_seconds`` is not positive, or ``axis`` is not 1. Zhang et al.,
+    "Context Encoding for Semantic Segmentation", CVPR 2018.
     """
 
     def __init__(self, timeout_seconds: float = 300, **batch_norm: Any) -> None:
@@ -48,10 +49,8 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
         super().__init__(**batch_norm)
         self.num_devices: int | None = None
         self._half = False
-        self._rendezvous = [
-            Rendezvous(f"{statistic} of {self.name}", self._num_devices, timeout_seconds)
-            for statistic in ("mean", "variance")
-        ]
+        names = (f"mean of {self.name}", f"variance of {self.name}")
+        self._rendezvous = [Rendezvous(name, self._num_devices, timeout_seconds) for name in names]
 
     def _num_devices(self) -> int:
         return self.num_devices or len(self.gamma.list_ctx())
@@ -69,14 +68,15 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
         if self._half:
             x = F.cast(x, "float32")
         flat = F.reshape(x, shape=(0, 0, -1))  # (n, channels, other axes)
+        column = functools.partial(F.reshape, shape=(1, -1, 1))
         mean = self._mean(F, flat, running["running_mean"], 0)
-        centred = F.broadcast_sub(flat, _as_column(F, mean))
+        centred = F.broadcast_sub(flat, column(mean))
         variance = self._mean(F, F.square(centred), running["running_var"], 1)
         if self._kwargs["fix_gamma"]:
             gamma = F.BlockGrad(F.elemwise_add(F.zeros_like(gamma), F.ones_like(variance)))
         scale = F.elemwise_div(gamma, F.sqrt(variance + self._kwargs["eps"]))
         beta = F.elemwise_add(beta, F.zeros_like(scale))  # infers the shape of beta
-        out = F.broadcast_add(F.broadcast_mul(centred, _as_column(F, scale)), _as_column(F, beta))
+        out = F.broadcast_add(F.broadcast_mul(centred, column(scale)), column(beta))
         out = F.reshape_like(out, x)
         if self._half:
             out = F.cast(out, "float16")
@@ -98,8 +98,7 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
 def set_num_devices(net: gluon.Block, num_devices: int | None) -> None:
     """Set the number of devices that take part in every SyncBatchNorm of ``net``; None is all.
 
-    For batches with fewer samples than devices. Waits for all operators. Raises ValueError for a
-    number below 1.
+    For batches with fewer samples than devices. Waits for all operators. Raises ValueError below 1.
     """
     if num_devices is not None and num_devices < 1:
         raise ValueError(f"num_devices must be at least 1, or None, got {num_devices}")
@@ -112,10 +111,6 @@ def set_num_devices(net: gluon.Block, num_devices: int | None) -> None:
                 own.restart()  # devices may have taken part in different numbers of rounds
 
     net.apply(change)
-
-
-def _as_column(F: Any, per_channel: Any) -> Any:
-    return F.reshape(per_channel, shape=(1, -1, 1))
 
 
 @mx.operator.register("gluonpar_mean_over_devices")
@@ -153,8 +148,7 @@ class _MeanOverDevices(mx.operator.CustomOp):
         self._round = self._total = None
 
     def forward(self, is_train, req, in_data, out_data, aux):
-        running = aux[0].asnumpy()
-        self._round = None
+        running, self._round = aux[0].asnumpy(), None
         if not is_train or self._frozen:
             _write(out_data[0], req[0], running)
             return
@@ -162,12 +156,11 @@ class _MeanOverDevices(mx.operator.CustomOp):
         count = in_data[1].asnumpy() / len(sums)
         self._round = self._rendezvous.begin(self._device)
         total = self._sum(self._round, np.append(sums, count), out_data[0])
-        if total is None:
-            return
-        self._total = total[-1]
-        mean = total[:-1] / self._total
-        _write(out_data[0], req[0], mean)
-        _write(aux[0], "write", self._momentum * running + (1 - self._momentum) * mean)
+        if total is not None:
+            self._total = total[-1]
+            mean = total[:-1] / self._total
+            _write(out_data[0], req[0], mean)
+            _write(aux[0], "write", self._momentum * running + (1 - self._momentum) * mean)
 
     def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
         gradient = np.zeros(in_grad[0].shape)
@@ -196,9 +189,8 @@ def _write(array: mx.nd.NDArray, req: str, values: np.ndarray) -> None:
     """Write into an array of the operator that is running."""
     if req == "null":
         return
-    if array.context.device_type != "cpu":
-        values = mx.nd.array(values, ctx=array.context, dtype=array.dtype)
-        array[:] = array + values if req == "add" else values
-        return
-    view = memory.view(array)
-    view[:] = view + values if req == "add" else values
+    if array.context.device_type == "cpu":
+        target = memory.view(array)
+    else:
+        target, values = array, mx.nd.array(values, ctx=array.context, dtype=array.dtype)
+    target[:] = target + values if req == "add" else values

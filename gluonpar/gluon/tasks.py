@@ -36,12 +36,11 @@ def run_tasks(
 
     The tasks are called one after another on the caller's thread; the devices still run in
     parallel, because MXNet's operators are only queued. A task that waits (``asnumpy``, a metric)
-    delays the next device, so do that with the results. (One thread per device, as in gluon-cv,
-    would have random generators that ``mx.random.seed`` does not seed.)
+    delays the next device, so do that with the results. (One thread per device, as in
+    ``gluoncv.utils.parallel``, would have random generators that ``mx.random.seed`` does not seed.)
 
     Raises ValueError for no shards, or more shards than contexts; TypeError for a task that is not
-    callable. If a task fails, later tasks do not run and earlier results are dropped:
-    :class:`TaskError` names the device. Compare ``gluoncv.utils.parallel``.
+    callable; :class:`TaskError`, which names the device, if a task fails: later tasks do not run.
 
     >>> import mxnet as mx
     >>> shards = [mx.nd.ones((n,), ctx=mx.cpu(n)) for n in (1, 2)]
@@ -53,10 +52,7 @@ def run_tasks(
     if not callable(call):
         raise TypeError(f"task must be a function or have a method forward_backward, got {task!r}")
     if not 1 <= len(shards) <= len(contexts):
-        raise ValueError(
-            f"shards must be 1 to {len(contexts)}, one per context, got {len(shards)}; make them "
-            "with split_and_load or split_samples"
-        )
+        raise ValueError(f"shards must be 1 to {len(contexts)}, one per context, got {len(shards)}")
     threads.share(contexts)
     results = []
     for shard, c in zip(shards, contexts):
