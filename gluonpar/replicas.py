@@ -16,7 +16,7 @@ from typing import Collection, Iterable, NamedTuple, Sequence
 import mxnet as mx
 from mxnet import autograd
 
-from gluonpar.collectives.bucketing import BUCKET_BYTES
+from gluonpar.collectives.operations import BUCKET_BYTES
 from gluonpar.runtime import memory
 
 

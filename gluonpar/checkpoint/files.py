@@ -43,8 +43,7 @@ def atomic_write(path: str | os.PathLike) -> Iterator[BinaryIO]:
         finally:
             os.close(handle)
     finally:
-        if temporary.exists():
-            temporary.unlink()
+        temporary.unlink(missing_ok=True)
 
 
 def _temporary(path: str | os.PathLike) -> pathlib.Path:

@@ -20,8 +20,6 @@ from gluonpar.checkpoint import files, params_file
 # MXNet's newest translations are for set 13, and mean the same in 14. Some readers, such as onnx's
 # reference evaluator, take a BatchNormalization of set 13 for one in training; not so in 14.
 OPERATOR_SET, IR_VERSION = 14, 7  # the file format that came with set 14
-INPUT, OUTPUT = "data", "scores"
-_DTYPES = "bool uint8 int8 int32 int64 float16 float32 float64".split()  # MXNet's
 
 
 def check_onnx() -> None:
@@ -29,9 +27,8 @@ def check_onnx() -> None:
     try:
         from onnx.helper import np_dtype_to_tensor_dtype  # noqa: F401
     except ImportError as error:
-        remedy = "pip install 'gluonpar[onnx]'"
         raise ImportError(
-            f"ONNX files need the package onnx, 1.16 or later ({error}): {remedy}"
+            f"ONNX files need onnx, 1.16 or later ({error}): pip install 'gluonpar[onnx]'"
         ) from error
 
 
@@ -64,17 +61,22 @@ def export_onnx(
     ['net.onnx']
     """
     check_onnx()
+    import onnx
+
     symbol, values = _symbol(model, params)
     graph = _translated(symbol, values, tuple(input_shape), np.dtype(dtype))
     _tidy(graph)
-    content = _serialized(graph)
+    sets = [onnx.helper.make_opsetid("", OPERATOR_SET)]
+    options = {"ir_version": IR_VERSION, "producer_name": "gluonpar"}
+    written = onnx.helper.make_model(graph, opset_imports=sets, **options)
+    onnx.checker.check_model(written, full_check=True)
     with files.atomic_write(path) as file:
-        file.write(content)
+        file.write(written.SerializeToString())
 
 
 def _symbol(model: Any, params: Any) -> tuple[mx.sym.Symbol, dict[str, mx.nd.NDArray]]:
     """Return the network as a symbol of its input and parameters, and the parameters by name."""
-    data = mx.sym.var(INPUT)
+    data = mx.sym.var("data")
     if isinstance(model, mx.gluon.HybridBlock):
         found = model.collect_params().values()
         params_file.check_initialized(found)
@@ -98,16 +100,14 @@ def _translated(symbol: mx.sym.Symbol, values: dict, shape: tuple, dtype: np.dty
     import onnx
     from mxnet.onnx.mx2onnx._export_onnx import MXNetGraph
 
-    dtypes = [np.dtype(name) for name in _DTYPES]
-    numbers = [onnx.helper.np_dtype_to_tensor_dtype(one) for one in dtypes]
-    by_dtype, by_number = dict(zip(dtypes, numbers)), dict(zip(numbers, dtypes))
-    mapping = types.SimpleNamespace(
-        NP_TYPE_TO_TENSOR_TYPE=by_dtype, TENSOR_TYPE_TO_NP_TYPE=by_number
-    )
+    dtypes = map(np.dtype, "bool uint8 int8 int32 int64 float16 float32 float64".split())
+    by_dtype = {one: onnx.helper.np_dtype_to_tensor_dtype(one) for one in dtypes}
+    mapping = types.SimpleNamespace(NP_TYPE_TO_TENSOR_TYPE=by_dtype)
+    mapping.TENSOR_TYPE_TO_NP_TYPE = {number: one for one, number in by_dtype.items()}
     patched = mock.patch.object(onnx, "mapping", mapping, create=True)
+    options = {"dynamic": True, "dynamic_input_shapes": [(None, *shape[1:])]}
     with patched, mock.patch.object(onnx.checker, "check_graph"):
         try:
-            options = {"dynamic": True, "dynamic_input_shapes": [(None, *shape[1:])]}
             return MXNetGraph().create_onnx_graph_proto(
                 symbol, values, [shape], [by_dtype[dtype]], opset_version=OPERATOR_SET, **options
             )
@@ -121,20 +121,9 @@ def _tidy(graph: Any) -> None:
     for value in [value for value in graph.input if value.name in stored]:
         graph.input.remove(value)
     several = len(graph.output) > 1
-    renamed = {v.name: f"{OUTPUT}{i if several else ''}" for i, v in enumerate(graph.output)}
+    renamed = {v.name: f"scores{i if several else ''}" for i, v in enumerate(graph.output)}
     for node in graph.node:
         for names in (node.input, node.output):
             names[:] = [renamed.get(name, name) for name in names]
     for value in graph.output:
         value.name = renamed[value.name]
-
-
-def _serialized(graph: Any) -> bytes:
-    import onnx
-
-    sets = [onnx.helper.make_opsetid("", OPERATOR_SET)]
-    model = onnx.helper.make_model(
-        graph, opset_imports=sets, ir_version=IR_VERSION, producer_name="gluonpar"
-    )
-    onnx.checker.check_model(model, full_check=True)
-    return model.SerializeToString()

@@ -8,6 +8,7 @@ same shapes and dtypes.
 
 from __future__ import annotations
 
+import functools
 import os
 import warnings
 from typing import Any, Callable, List, Sequence, Tuple
@@ -15,6 +16,7 @@ from typing import Any, Callable, List, Sequence, Tuple
 import mxnet as mx
 import numpy as np
 from mxnet import gluon
+from mxnet.optimizer import Updater
 
 from gluonpar.checkpoint import files, sealed_npz
 
@@ -27,9 +29,7 @@ _SETTINGS = ("aggregate_num",)
 NamedParams = List[Tuple[str, gluon.Parameter]]  # in the order of the updater's indices
 
 
-def save(
-    path: str | os.PathLike, updater: mx.optimizer.Updater, params: Sequence[gluon.Parameter]
-) -> None:
+def save(path: str | os.PathLike, updater: Updater, params: Sequence[gluon.Parameter]) -> None:
     """Write the states of ``updater``, which updates ``params`` in this order, whole or not at all.
 
     Waits for the arrays. Raises OSError if the file system refuses.
@@ -39,23 +39,18 @@ def save(
     sealed_npz.write(path, section, arrays)
 
 
-def load(
-    path: str | os.PathLike, updater: mx.optimizer.Updater, params: Sequence[gluon.Parameter]
-) -> None:
+def load(path: str | os.PathLike, updater: Updater, params: Sequence[gluon.Parameter]) -> None:
     """Restore what :func:`save` wrote for the same optimizer and parameters.
 
     Otherwise, or if the file is missing or damaged, raises ValueError and changes nothing.
     """
     named = [(param.name, param) for param in params]
-
-    def parse(section: dict, arrays: dict[int, np.ndarray]) -> Callable[[], None]:
-        return prepare_restore(section, arrays, updater, named)
-
+    parse = functools.partial(prepare_restore, updater, named)
     sealed_npz.unpack(files.read(path), parse, path)()
 
 
 def describe(
-    updater: mx.optimizer.Updater, params: NamedParams, arrays: sealed_npz.NumberedArrays
+    updater: Updater, params: NamedParams, arrays: sealed_npz.NumberedArrays
 ) -> dict[str, Any]:
     """Return the section for ``updater``, and add the states to ``arrays``."""
     optimizer, states = updater.optimizer, updater.states.items()
@@ -71,7 +66,7 @@ def describe(
 
 
 def prepare_restore(
-    section: dict, arrays: dict[int, np.ndarray], updater: mx.optimizer.Updater, params: NamedParams
+    updater: Updater, params: NamedParams, section: dict, arrays: dict[int, np.ndarray]
 ) -> Callable[[], None]:
     """Check a section that :func:`describe` made; return the function that restores ``updater``.
 
@@ -94,7 +89,11 @@ def prepare_restore(
         name, param = params[i]
         if min(param.shape, default=1) <= 0:  # the shape is not known before the first batch
             continue
-        found, expected = _map(kind_of, state), _map(kind_of, _new_state(optimizer, i, param))
+        with warnings.catch_warnings():  # float16 without multi_precision; the first update warns
+            warnings.simplefilter("ignore")
+            weight = mx.nd.empty(tuple(param.shape), dtype=param.dtype)
+            expected = _map(kind_of, optimizer.create_state_multi_precision(i, weight))
+        found = _map(kind_of, state)
         if found != expected:
             raise ValueError(f"the state of parameter {name} must be {expected}, got {found}")
     loaded = {i: _map(lambda a: mx.nd.array(a, dtype=a.dtype), s) for i, s in states.items()}
@@ -149,14 +148,6 @@ def _check_numbers(numbers: dict[str, Any], of: Any) -> None:
             fits = value in (0, 1)
         if not fits or name in (*_SETTINGS, "lr_scheduler"):
             raise ValueError(f"{type(of).__name__} cannot have {name} = {value!r}")
-
-
-def _new_state(optimizer: mx.optimizer.Optimizer, i: int, param: gluon.Parameter) -> Any:
-    weight = mx.nd.empty(tuple(param.shape), dtype=param.dtype)
-    with warnings.catch_warnings():
-        # float16 without multi_precision; the first update warns too
-        warnings.simplefilter("ignore")
-        return optimizer.create_state_multi_precision(i, weight)
 
 
 def _map(function: Callable[[Any], Any], state: Any) -> Any:

@@ -36,9 +36,8 @@ class NumberedArrays(list):
 
 def write(path: str | os.PathLike, header: Any, arrays: Sequence[np.ndarray]) -> None:
     """Write a sealed file whole or not at all; OSError if the file system refuses."""
-    content = pack(header, arrays)
     with files.atomic_write(path) as file:
-        file.write(content)
+        file.write(pack(header, arrays))
 
 
 def pack(header: Any, arrays: Sequence[np.ndarray]) -> memoryview:
@@ -77,9 +76,18 @@ def unpack(
     if ``parse`` raises any exception, as it may on a file made by hand.
     """
     try:
-        _check_seal(content)
+        body, seal = content[:-_SEAL_SIZE], bytes(content[-_SEAL_SIZE:])
+        if not seal.startswith(_SEAL):
+            raise ValueError("it does not end with a SHA-256: it is truncated or of another kind")
+        if seal != _SEAL + hashlib.sha256(body).hexdigest().encode():
+            raise ValueError("it is damaged: it does not have the SHA-256 that it ends with")
         with np.load(io.BytesIO(content), allow_pickle=False) as file:  # noqa: TID251
-            _check_sizes(file.zip.infolist(), len(content))
+            members = file.zip.infolist()
+            if any(member.compress_type != zipfile.ZIP_STORED for member in members):
+                raise ValueError("its members are compressed, which gluonpar never does")
+            total, most = sum(member.file_size for member in members), len(content)
+            if total > most:
+                raise ValueError(f"its members have {total} bytes in all, but the file has {most}")
             arrays = [file[str(i)] for i in range(len(file.files) - 1)]
             header = json.loads(file["header"].tobytes())
         if not all(isinstance(array, np.ndarray) for array in arrays):
@@ -88,19 +96,3 @@ def unpack(
     except Exception as error:
         reason = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
         raise ValueError(f"{path} cannot be loaded: {reason}") from error
-
-
-def _check_seal(content: bytes | memoryview) -> None:
-    body, written = content[:-_SEAL_SIZE], bytes(content[-_SEAL_SIZE:])
-    if not written.startswith(_SEAL):
-        raise ValueError("it does not end with a SHA-256: it is truncated or another kind of file")
-    if _SEAL + hashlib.sha256(body).hexdigest().encode() != written:
-        raise ValueError("it is damaged: its SHA-256 is not the one that it was written with")
-
-
-def _check_sizes(members: Sequence[zipfile.ZipInfo], num_bytes: int) -> None:
-    if any(member.compress_type != zipfile.ZIP_STORED for member in members):
-        raise ValueError("its members are compressed, which gluonpar never does")
-    total = sum(member.file_size for member in members)
-    if total > num_bytes:
-        raise ValueError(f"its members have {total} bytes in all, but the file has {num_bytes}")

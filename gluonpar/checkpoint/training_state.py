@@ -26,7 +26,6 @@ from gluonpar.runtime import memory
 from gluonpar.runtime.version import __version__
 
 FORMAT = 1
-_MT19937_KEYS = 624
 
 
 def save_checkpoint(
@@ -57,12 +56,9 @@ def save_checkpoint(
         "gluonpar": __version__,
         "params": [[name, [*map(arrays.add, found)]] for name, found in values.items()],
         "optimizer": trainer and optimizer_states.describe(*_optimizer(trainer, params), arrays),
-        "rng": None,
+        "rng": rng and [arrays.add(x) if isinstance(x, np.ndarray) else x for x in rng.get_state()],
         "notes": notes or {},
     }
-    if rng is not None:
-        kind, keys, *numbers = rng.get_state()
-        header["rng"] = [kind, arrays.add(keys), *numbers]
     sealed_npz.write(path, header, arrays)
 
 
@@ -93,7 +89,7 @@ def load_checkpoint(
                 raise ValueError(f"it was saved without {name}=; load it without {name}=, too")
         return (
             _checked_values(header["params"], arrays, named),
-            optimizer and optimizer_states.prepare_restore(header["optimizer"], arrays, *optimizer),
+            optimizer and optimizer_states.prepare_restore(*optimizer, header["optimizer"], arrays),
             rng and _checked_generator(arrays, *header["rng"]),
             dict(header["notes"]),
         )
@@ -155,15 +151,12 @@ def _checked_values(
     if len(values) != len(saved):
         raise ValueError("two of its parameters have the same name")
     for name in {**values, **named}:
-        if name not in values or name not in named:
-            where = "only in the file" if name in values else "not in the file"
-            raise ValueError(f"it is of another model: parameter {name} is {where}")
-        there = {optimizer_states.kind_of(value) for value in values[name]}
-        here = optimizer_states.kind_of(named[name][0][0])
-        if there != {here}:
-            found = " and ".join(sorted(there)) or "nothing"
+        kinds = {optimizer_states.kind_of(value) for value in values.get(name, [])}
+        there = " and ".join(sorted(kinds)) or "missing"
+        here = optimizer_states.kind_of(named[name][0][0]) if name in named else "unknown"
+        if there != here:
             raise ValueError(
-                f"it is of another model: parameter {name} is {found} in the file, but {here} here"
+                f"it is of another model: parameter {name} is {there} in the file, but {here} here"
             )
     return values
 
@@ -173,11 +166,11 @@ def _checked_generator(
 ) -> tuple:
     """Return arguments of ``RandomState.set_state``, which would crash later on a wrong ``pos``."""
     keys = arrays.pop(number)
-    if (kind, keys.shape, keys.dtype) != ("MT19937", (_MT19937_KEYS,), np.dtype("uint32")):
-        raise ValueError(f"rng must be MT19937 with 624 uint32, got {kind!r} with {keys!r}")
-    numbers = type(pos) is int and 0 <= pos <= _MT19937_KEYS and has_gauss in (0, 1)
-    if not numbers or not isinstance(gauss, (int, float)) or not keys[1:].any():
-        raise ValueError(f"rng is in an impossible state: {pos}, {has_gauss}, {gauss}, {keys!r}")
+    fits = (kind, optimizer_states.kind_of(keys)) == ("MT19937", "(624,) uint32") and keys[1:].any()
+    numbers = type(pos) is int and 0 <= pos <= 624 and has_gauss in (0, 1)
+    if not fits or not numbers or not isinstance(gauss, (int, float)):
+        state = f"{kind}, {pos}, {has_gauss}, {gauss}, {keys!r}"
+        raise ValueError(f"rng must be a possible state of MT19937, got {state}")
     return kind, keys, pos, int(has_gauss), float(gauss)
 
 

@@ -34,7 +34,7 @@ def time_limit() -> float:
 
 
 class FailureDetector:
-    """Ends the job with one line on stderr when a rank fails or a collective takes too long.
+    """Ends the job with one line on stderr after an exception or a collective that takes too long.
 
     A thread of each rank checks twice a second how long the rank has been in its present
     collective. Beyond ``seconds`` it calls the roll: it sends a query to all other ranks, whose
@@ -58,6 +58,7 @@ class FailureDetector:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gluonpar.failures", daemon=True)
         self._thread.start()
+        self._show, sys.excepthook = sys.excepthook, self._end_job
 
     @contextlib.contextmanager
     def operation(self, what: str) -> Iterator[int]:
@@ -77,17 +78,12 @@ class FailureDetector:
         self._stop.set()
         self._thread.join()
 
-    def end_job_on_exception(self) -> None:
-        """From now on, end the job when an exception ends the program of this rank."""
-        show = sys.excepthook
-
-        def hook(kind: type, error: BaseException, trace: Any) -> None:
-            show(kind, error, trace)
-            time.sleep(min(self.comm.rank, 4) / 2)  # if all ranks fail, rank 0 ends the job
-            line = traceback.format_exception_only(kind, error)[-1].strip().splitlines()[-1]
-            self.abort(f"failed: {line}")
-
-        sys.excepthook = hook
+    def _end_job(self, kind: type, error: BaseException, trace: Any) -> None:
+        """End the job after an exception that has ended the program of this rank."""
+        self._show(kind, error, trace)
+        time.sleep(min(self.comm.rank, 4) / 2)  # if all ranks fail, rank 0 ends the job
+        line = traceback.format_exception_only(kind, error)[-1].strip().splitlines()[-1]
+        self.abort(f"failed: {line}")
 
     def abort(self, why: str, rank: int | None = None) -> None:
         """End the job: ``why`` completes the line that begins "rank 1 (...)". Does not return."""

@@ -18,8 +18,6 @@ from gluonpar.cluster import mpi_sums
 from gluonpar.cluster.world import World, world
 from gluonpar.runtime import engine, memory
 
-CHECK = "GLUONPAR_CHECK"
-
 
 def allreduce(arrays: Sequence[mx.nd.NDArray], compression: str | None = None) -> None:
     """Replace each of ``arrays`` by its sum over all processes, in place, in one message per dtype.
@@ -39,9 +37,7 @@ def broadcast(arrays: Sequence[mx.nd.NDArray]) -> None:
 
 
 def gather(value: Any) -> list:
-    """Return the ``value`` of every process, in the order of ranks. Waits for all processes.
-
-    ``value`` may be any object that can be pickled.
+    """Return every process's ``value``, any picklable object, by rank. Waits for all processes.
 
     >>> gather({"size": 3})
     [{'size': 3}]
@@ -115,7 +111,7 @@ def _run(job: World, what: str, function: Callable[[], Any]) -> Any:
     with job.detector.operation(what) as number:
         job.meet()
         with job.mpi_lock:
-            if os.environ.get(CHECK, "0") not in ("", "0"):
+            if os.environ.get("GLUONPAR_CHECK", "0") not in ("", "0"):
                 _check(job, number, what)
             return function()
 

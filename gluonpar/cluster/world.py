@@ -53,10 +53,7 @@ class World(NamedTuple):
     one_machine: bool  # all ranks share its memory
 
     def meet(self, comm: Any = None) -> None:
-        """Wait until all ranks have called this. Sleeps between polls.
-
-        MPI's own waiting would keep a core busy that computes for the rank that is late.
-        """
+        """Wait until all ranks have called this, asleep between polls: MPI would occupy a core."""
         with self.mpi_lock:
             barrier = (comm or self.comm).Ibarrier()
         for polls in itertools.count():
@@ -134,12 +131,14 @@ def _start() -> World:
             f"another MPI than this launcher's, {mpi.Get_library_version().splitlines()[0]}"
         )
     os.environ[_JOINED] = str(os.getpid())
-    host = places[comm.rank][0]
-    _share_processors([processors for other, _, processors in places if other == host])
+    # Divide each processor of this machine evenly among the ranks that may run on it.
+    near = [processors for host, _, processors in places if host == socket.gethostname()]
+    own = os.sched_getaffinity(0)
+    share = sum(1 / sum(processor in other for other in near) for processor in own)
+    threads.limit(max(1, int(share + 1e-9)))
     names = [f"rank {rank} (pid {pid} on {host})" for rank, (host, pid, _) in enumerate(places)]
     mpi_lock = threading.Lock()
     detector = failures.FailureDetector(mpi, comm_of_detector, mpi_lock, names, seconds)
-    detector.end_job_on_exception()
     one_machine = len({host for host, _, _ in places}) == 1
     job = World(comm.rank, comm.size, mpi, comm, mpi_lock, detector, one_machine)
     engine.at_exit(lambda: _leave(job))
@@ -171,13 +170,6 @@ def _leave(job: World) -> None:
     job.detector.wait_at_exit(job.meet)
     if not job.mpi.Is_finalized():
         job.mpi.Finalize()
-
-
-def _share_processors(of_each_rank: list[set[int]]) -> None:
-    """Divide each processor of this machine evenly among the ranks that may run on it."""
-    own = os.sched_getaffinity(0)
-    share = sum(1 / sum(processor in other for other in of_each_rank) for processor in own)
-    threads.limit(max(1, int(share + 1e-9)))
 
 
 def _end_start(seconds: float) -> None:

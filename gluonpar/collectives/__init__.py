@@ -4,11 +4,11 @@ Nothing here depends on models or optimizers.
 """
 
 from gluonpar.collectives import algorithms
-from gluonpar.collectives.bucketing import allreduce_many
 from gluonpar.collectives.operations import (
     Choice,
     all_gather,
     allreduce,
+    allreduce_many,
     broadcast,
     broadcast_many,
     explain,

@@ -1,4 +1,4 @@
-"""Checks of what a collective is given: a list of arrays, an op, a root."""
+"""Checks of what a collective is given: a list of arrays, an op."""
 
 from __future__ import annotations
 
@@ -37,10 +37,8 @@ def check_list(data: Sequence[mx.nd.NDArray], name: str = "data") -> Kind:
     kinds = [(array.shape, array.dtype, array.stype) for array in data]
     for i, kind in enumerate(kinds):
         if kind != kinds[0]:
-            raise ValueError(
-                f"{name} must have one shape, dtype and storage type, got {name}[{i}] on "
-                f"{_described(data[i])}, but {name}[0] on {_described(data[0])}"
-            )
+            got = f"{name}[{i}] {_described(data[i])}, but {name}[0] {_described(data[0])}"
+            raise ValueError(f"{name} must have one shape, dtype and storage type, got {got}")
     shape, dtype, stype = kinds[0]
     if stype != "default":
         raise ValueError(
@@ -52,8 +50,8 @@ def check_list(data: Sequence[mx.nd.NDArray], name: str = "data") -> Kind:
 
 
 def _described(array: mx.nd.NDArray) -> str:
-    shape, dtype, stype = array.shape, np.dtype(array.dtype), array.stype
-    return f"{array.context} with shape {shape}, dtype {dtype} and {stype} storage"
+    kind = f"shape {array.shape}, dtype {np.dtype(array.dtype)} and {array.stype} storage"
+    return f"on {array.context} with {kind}"
 
 
 def check_op(op: str, accumulate: str | None, dtype: np.dtype) -> None:
@@ -66,9 +64,3 @@ def check_op(op: str, accumulate: str | None, dtype: np.dtype) -> None:
         raise ValueError(f"accumulate must be None or 'float32', got {accumulate!r}")
     if accumulate and dtype != np.float16:
         raise ValueError(f"accumulate={accumulate!r} must be given float16 arrays, got {dtype}")
-
-
-def check_root(root: int, num_devices: int) -> None:
-    """Raise ValueError unless ``root`` is the number of one of the arrays."""
-    if not 0 <= root < num_devices:
-        raise ValueError(f"root must be from 0 to {num_devices - 1}, got {root}")

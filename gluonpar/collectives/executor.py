@@ -18,12 +18,8 @@ from gluonpar.collectives import partition
 from gluonpar.collectives.plan import Hop, num_chunks
 from gluonpar.runtime import engine, memory
 
-COMBINE = {
-    "sum": mx.nd.elemwise_add,
-    "mean": mx.nd.elemwise_add,  # divided by the number of arrays at the end
-    "max": mx.nd.broadcast_maximum,
-    "min": mx.nd.broadcast_minimum,
-}
+COMBINE = {"max": mx.nd.broadcast_maximum, "min": mx.nd.broadcast_minimum}
+COMBINE["sum"] = COMBINE["mean"] = mx.nd.elemwise_add  # a mean is divided at the end
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from typing import Sequence
 import mxnet as mx
 
 from gluonpar import cluster
-from gluonpar.collectives import bucketing, operations
+from gluonpar.collectives import operations
 
 Lists = Sequence[Sequence[mx.nd.NDArray]]
 
@@ -63,9 +63,9 @@ def _sum_inside(
     lists: Lists, leaders: Sequence[int] | None, algorithm: str | None, compression: str | None
 ) -> None:
     if compression:
-        bucketing.allreduce_as_float16(lists, algorithm)
+        operations.allreduce_as_float16(lists, algorithm)
     elif leaders is None or algorithm:
-        bucketing.allreduce_many(lists, algorithm)
+        operations.allreduce_many(lists, algorithm)
     else:
         for data, leader in zip(lists, leaders):
             operations.reduce(data, leader)

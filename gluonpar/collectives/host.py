@@ -12,7 +12,7 @@ Arrays are added in the order of the list, starting with the one that the sum is
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple, Sequence
+from typing import Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -20,36 +20,26 @@ import numpy as np
 from gluonpar.collectives.registry import register_executor
 from gluonpar.runtime import memory, thread_pool
 
+Lists = Sequence[Sequence[mx.nd.NDArray]]
+# (part, sources, targets): a slice of the flattened arrays, and numbers of arrays in a list.
+Reduction = Tuple[slice, Sequence[int], Sequence[int]]
 COMBINE = {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum}
 
 
-class Reduction(NamedTuple):
-    """Combine ``part`` of the arrays ``sources`` into the first of them, then copy to ``targets``.
-
-    Arrays are given by their number in a list; ``part`` is a slice of the flattened arrays.
-    """
-
-    part: slice
-    sources: Sequence[int]
-    targets: Sequence[int]
-
-
 @register_executor("host")
-def allreduce(
-    lists: Sequence[Sequence[mx.nd.NDArray]], op: str = "sum", accumulate: str | None = None
-) -> None:
+def allreduce(lists: Lists, op: str = "sum", accumulate: str | None = None) -> None:
     """Sum the arrays of CPU contexts in memory, block by block, with several threads if large."""
     devices = range(len(lists[0]))
-    run(lists, [Reduction(slice(0, None), devices, devices[1:])], op, accumulate)
+    run(lists, [(slice(None), devices, devices[1:])], op, accumulate)
 
 
 def run(
-    lists: Sequence[Sequence[mx.nd.NDArray]],
-    reductions: Sequence[Reduction],
-    op: str = "sum",
-    accumulate: str | None = None,
+    lists: Lists, reductions: Sequence[Reduction], op: str = "sum", accumulate: str | None = None
 ) -> None:
-    """Push one operator that does ``reductions`` on each of ``lists``."""
+    """Push one operator that does ``reductions`` on each of ``lists``.
+
+    Each combines a part of the sources into the first of them, and copies it to the targets.
+    """
     lists = [tuple(data) for data in lists]  # the caller may change its own before it runs
     arrays = [array for data in lists for array in data]
     num_bytes = sum(map(memory.num_bytes, arrays))

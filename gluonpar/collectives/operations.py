@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Sequence
+from typing import Iterator, NamedTuple, Sequence
 
 import mxnet as mx
 from mxnet import autograd
@@ -13,7 +13,9 @@ from gluonpar.collectives.algorithms import balanced, tree
 from gluonpar.collectives.plan import relabel, reverse
 from gluonpar.runtime import threads
 
-SMALL_BYTES = 1 << 16
+# Large enough for an all-reduce to be bandwidth-bound, small enough for the first buckets of a
+# model's gradients to be summed while backward still computes the others.
+BUCKET_BYTES = 4 << 20
 
 
 class Choice(NamedTuple):
@@ -33,7 +35,7 @@ def choose(kind: arguments.Kind) -> Choice:
         return Choice("host", "all arrays are in the host's memory, so it can sum them in place")
     if len(kind.ctx) == 2:
         return Choice("star", "two devices: the fewest messages")
-    if kind.num_bytes <= SMALL_BYTES:
+    if kind.num_bytes <= 1 << 16:
         return Choice("tree", f"{kind.num_bytes} bytes per device: latency-bound, so fewest steps")
     return Choice("balanced", f"{kind.num_bytes} bytes per device: bandwidth-optimal")
 
@@ -71,16 +73,86 @@ def allreduce(
     >>> data[1].asnumpy().tolist()
     [3.0, 3.0]
     """
-    kind = arguments.check_list(data)
-    arguments.check_op(op, accumulate, kind.dtype)
-    chosen = registry.named(algorithm or choose(kind).algorithm)
-    if len(data) > 1 and 0 not in kind.shape:
-        threads.share(kind.ctx)
-        allreduce_checked([data], chosen, op, accumulate)
+    _allreduce([data], [arguments.check_list(data)], algorithm, op, accumulate)
 
 
-def allreduce_checked(lists, chosen: registry.Algorithm, op: str, accumulate: str | None) -> None:
-    """All-reduce lists that have been checked, of two or more arrays that are not empty."""
+def allreduce_many(
+    lists: Sequence[Sequence[mx.nd.NDArray]],
+    algorithm: str | None = None,
+    op: str = "sum",
+    accumulate: str | None = None,
+    bucket_bytes: int = BUCKET_BYTES,
+) -> None:
+    """:func:`allreduce` every list of ``lists`` in place, in buckets of up to ``bucket_bytes``.
+
+    ``lists[j]`` holds variable j's arrays, one per device, on the same contexts for every j. A
+    bucket holds consecutive variables of one dtype, at most ``bucket_bytes`` per device; a larger
+    variable has a bucket to itself. 'host' sums a bucket in one operator and copies nothing; for
+    the other algorithms a bucket is copied into one array per device and back.
+
+    The results have the bits of separate calls, except for floats added by algorithms that cut
+    arrays into chunks: an element's position determines the order of its additions. Raises as
+    :func:`allreduce` does, before anything has changed; also ValueError for lists on different
+    contexts and for ``bucket_bytes`` below 1.
+
+    >>> import mxnet as mx
+    >>> grads = [[mx.nd.ones((n,), ctx=mx.cpu(i)) for i in range(2)] for n in (3, 1)]
+    >>> allreduce_many(grads)
+    >>> grads[0][1].asnumpy().tolist(), grads[1][0].asnumpy().tolist()
+    ([2.0, 2.0, 2.0], [2.0])
+    """
+    if bucket_bytes < 1:
+        raise ValueError(f"bucket_bytes must be at least 1, got {bucket_bytes}")
+    kinds = [arguments.check_list(data, f"lists[{j}]") for j, data in enumerate(lists)]
+    _allreduce(lists, kinds, algorithm, op, accumulate, bucket_bytes)
+
+
+def _allreduce(lists, kinds, algorithm, op, accumulate, bucket_bytes: int = BUCKET_BYTES) -> None:
+    for j, kind in enumerate(kinds):
+        arguments.check_op(op, accumulate, kind.dtype)
+        if kind.ctx != kinds[0].ctx:
+            raise ValueError(
+                f"lists must be on the same contexts, got lists[{j}] on {kind.ctx}, "
+                f"but lists[0] on {kinds[0].ctx}"
+            )
+    if algorithm is not None:
+        registry.named(algorithm)
+    todo = [(data, kind) for data, kind in zip(lists, kinds) if 0 not in kind.shape]
+    if not todo or len(kinds[0].ctx) == 1:
+        return
+    threads.share(kinds[0].ctx)
+    for bucket, kind in _buckets(todo, bucket_bytes):
+        chosen = registry.named(algorithm or choose(kind).algorithm)
+        as_it_is = len(bucket) == 1 or chosen.name == "host"
+        run = _allreduce_separately if as_it_is else _allreduce_joined
+        run(bucket, chosen, op, accumulate)
+
+
+def _buckets(lists, bucket_bytes: int) -> Iterator[tuple[list, arguments.Kind]]:
+    """Give the lists of each bucket, and their kind as one flat array."""
+    bucket, held = [], 0
+    for i, (data, kind) in enumerate(lists):
+        bucket.append(data)
+        held += kind.num_bytes
+        after = lists[i + 1][1] if i + 1 < len(lists) else None
+        if after is None or after.dtype != kind.dtype or held + after.num_bytes > bucket_bytes:
+            yield bucket, kind._replace(shape=(held // kind.dtype.itemsize,))
+            bucket, held = [], 0
+
+
+def _allreduce_joined(bucket, chosen: registry.Algorithm, op: str, accumulate: str | None) -> None:
+    k = len(bucket[0])
+    with executor.flattened([array for data in bucket for array in data]) as flat:
+        joined = [mx.nd.concat(*flat[i::k], dim=0) for i in range(k)]
+        _allreduce_separately([joined], chosen, op, accumulate)
+        for i, whole in enumerate(joined):
+            start = 0
+            for array in flat[i::k]:
+                whole[start : start + array.size].copyto(array)
+                start += array.size
+
+
+def _allreduce_separately(lists, chosen, op: str, accumulate: str | None) -> None:
     if chosen.run is not None:
         with autograd.pause():
             chosen.run(lists, op, accumulate)
@@ -89,6 +161,18 @@ def allreduce_checked(lists, chosen: registry.Algorithm, op: str, accumulate: st
     for data in lists:
         with executor.flattened(data, accumulate) as flat:
             executor.run(hops, flat, op)
+
+
+def allreduce_as_float16(lists, algorithm: str | None = None) -> None:
+    """:func:`allreduce_many` of float16 copies, added in float32, and written back.
+
+    Every value and every sum is rounded to 11 binary digits; above 65504 it becomes infinite.
+    """
+    halves = [[array.astype("float16") for array in data] for data in lists]
+    allreduce_many(halves, algorithm, accumulate="float32")
+    for data, sums in zip(lists, halves):
+        for array, total in zip(data, sums):
+            total.astype(array.dtype).copyto(array)
 
 
 def explain(data: Sequence[mx.nd.NDArray]) -> Choice:
@@ -112,7 +196,8 @@ def broadcast(data: Sequence[mx.nd.NDArray], root: int = 0) -> None:
     >>> data[0].asnumpy().tolist()
     [1.0, 1.0]
     """
-    _broadcast([data], [arguments.check_list(data)], root)
+    arguments.check_list(data)
+    broadcast_many([data], root)
 
 
 def broadcast_many(lists: Sequence[Sequence[mx.nd.NDArray]], root: int = 0) -> None:
@@ -120,15 +205,11 @@ def broadcast_many(lists: Sequence[Sequence[mx.nd.NDArray]], root: int = 0) -> N
 
     On CPU contexts all lists together are one operator. Raises as :func:`allreduce` does.
     """
+    if not lists:
+        return
     kinds = [arguments.check_list(data, f"lists[{j}]") for j, data in enumerate(lists)]
-    if kinds:
-        _broadcast(lists, kinds, root)
-
-
-def _broadcast(lists, kinds: list[arguments.Kind], root: int) -> None:
-    k = len(kinds[0].ctx)
-    arguments.check_root(root, k)
-    copy = host.Reduction(slice(0, None), [root], _starting_with(root, k)[1:])
+    k = len(lists[0])
+    copy = (slice(None), [root], _beginning_with(root, k)[1:])
     _run(lists, kinds, relabel(reverse(tree.reduce(k)), root, k), [copy])
 
 
@@ -143,8 +224,7 @@ def reduce(data: Sequence[mx.nd.NDArray], root: int = 0, op: str = "sum") -> Non
     """
     kind, k = arguments.check_list(data), len(data)
     arguments.check_op(op, None, kind.dtype)
-    arguments.check_root(root, k)
-    whole = host.Reduction(slice(0, None), _starting_with(root, k), [])
+    whole = (slice(None), _beginning_with(root, k), [])
     _run([data], [kind], relabel(tree.reduce(k), root, k), [whole], op, [(root, 0)])
 
 
@@ -163,7 +243,7 @@ def reduce_scatter(data: Sequence[mx.nd.NDArray], op: str = "sum") -> None:
     kind, k = arguments.check_list(data), len(data)
     arguments.check_op(op, None, kind.dtype)
     parts = partition.slices(math.prod(kind.shape), k)
-    sums = [host.Reduction(part, _starting_with(i, k), []) for i, part in enumerate(parts)]
+    sums = [(part, _beginning_with(i, k), []) for i, part in enumerate(parts)]
     _run([data], [kind], balanced.reduce_scatter(k), sums, op, [(i, i) for i in range(k)])
 
 
@@ -178,7 +258,7 @@ def all_gather(data: Sequence[mx.nd.NDArray]) -> None:
     """
     kind, k = arguments.check_list(data), len(data)
     parts = partition.slices(math.prod(kind.shape), k)
-    copies = [host.Reduction(part, [i], _starting_with(i, k)[1:]) for i, part in enumerate(parts)]
+    copies = [(part, [i], _beginning_with(i, k)[1:]) for i, part in enumerate(parts)]
     _run([data], [kind], balanced.all_gather(k), copies)
 
 
@@ -196,5 +276,7 @@ def _run(lists, kinds: list[arguments.Kind], hops, reductions, op="sum", results
             executor.run(hops, flat, op, results)
 
 
-def _starting_with(i: int, k: int) -> list[int]:
+def _beginning_with(i: int, k: int) -> list[int]:
+    if not 0 <= i < k:
+        raise ValueError(f"root must be from 0 to {k - 1}, got {i}")
     return [(i + j) % k for j in range(k)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Callable, NamedTuple
 
 from gluonpar.collectives.plan import Hop
@@ -36,7 +37,7 @@ def register(name: str) -> Callable[[Callable], Callable]:
     True
     >>> del ALGORITHMS["chain"]
     """
-    return _adder(name, "plan")
+    return functools.partial(_add, name, "plan")
 
 
 def register_executor(name: str) -> Callable[[Callable], Callable]:
@@ -45,7 +46,7 @@ def register_executor(name: str) -> Callable[[Callable], Callable]:
     ``lists`` holds lists with one array per device, all on the same contexts and of one dtype; the
     other arguments are those of :func:`gluonpar.allreduce`. Raises as :func:`register` does.
     """
-    return _adder(name, "run")
+    return functools.partial(_add, name, "run")
 
 
 def named(name: str) -> Algorithm:
@@ -55,11 +56,8 @@ def named(name: str) -> Algorithm:
     return ALGORITHMS[name]
 
 
-def _adder(name: str, kind: str) -> Callable[[Callable], Callable]:
-    def add(function: Callable) -> Callable:
-        if name in ALGORITHMS:
-            raise ValueError(f"algorithm name must be new, got {name!r}, which is registered")
-        ALGORITHMS[name] = Algorithm(name, **{kind: function})
-        return function
-
-    return add
+def _add(name: str, kind: str, function: Callable) -> Callable:
+    if name in ALGORITHMS:
+        raise ValueError(f"algorithm name must be new, got {name!r}, which is registered")
+    ALGORITHMS[name] = Algorithm(name, **{kind: function})
+    return function

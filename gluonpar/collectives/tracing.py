@@ -50,7 +50,7 @@ class Trace:
     hops: tuple[Hop, ...]
 
     def __str__(self) -> str:
-        rows = [_messages(h for h in self.hops if h.step == s) for s in self._steps()]
+        rows = [_messages(h for h in self.hops if h.step == s) for s in range(num_steps(self.hops))]
         width = max((len(message) for row in rows for message in row), default=0)
         lines = [self._title()]
         for s, row in enumerate(rows):
@@ -61,7 +61,7 @@ class Trace:
     def _repr_html_(self) -> str:
         devices = range(self.num_devices)
         lines = ["<tr><th>step</th>" + "".join(f"<th>device {i}</th>" for i in devices) + "</tr>"]
-        for s in self._steps():
+        for s in range(num_steps(self.hops)):
             sent = (_messages((h for h in self.hops if h[:2] == (s, i)), False) for i in devices)
             cells = "".join(f"<td>{'<br>'.join(messages)}</td>" for messages in sent)
             lines.append(f"<tr><th>{s}</th>{cells}</tr>")
@@ -84,9 +84,6 @@ class Trace:
             if path is not None:
                 drawing.save(figure, path, title, str(self))
         return figure
-
-    def _steps(self) -> range:
-        return range(num_steps(self.hops))
 
     def _title(self) -> str:
         return f"{self.algorithm}, {_count(self.num_devices, 'device')}"
