@@ -14,7 +14,6 @@ import time
 import traceback
 from typing import Any, Callable, Iterator, Sequence
 
-TIME_LIMIT, DEFAULT_SECONDS = "GLUONPAR_TIMEOUT", 20.0
 FAILED = 1  # exit code
 _TICK_SECONDS, _ROLL_SECONDS, _DEFERRED_SECONDS = 0.5, 3.0, 12.0
 _QUERY, _ANSWER = 1, 2  # tags of messages
@@ -26,11 +25,11 @@ _KILL_LAUNCHER = "sleep 10; grep -qx 'prterun\\|mpirun\\|orterun' /proc/$0/comm 
 
 def time_limit() -> float:
     """Return how many seconds a collective may take: ``GLUONPAR_TIMEOUT``, at least 2, or 20."""
-    text = os.environ.get(TIME_LIMIT, str(DEFAULT_SECONDS))
+    text = os.environ.get("GLUONPAR_TIMEOUT", "20")
     with contextlib.suppress(ValueError):
         if float(text) >= 2:
             return float(text)
-    raise ValueError(f"{TIME_LIMIT} must be a number of seconds, at least 2, got {text!r}")
+    raise ValueError(f"GLUONPAR_TIMEOUT must be a number of seconds, at least 2, got {text!r}")
 
 
 class FailureDetector:

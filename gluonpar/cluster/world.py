@@ -150,8 +150,7 @@ def _initialized_mpi():
         import mpi4py
     except ImportError as error:
         raise ImportError(
-            "this process was started by an MPI launcher, and training on several processes needs "
-            f"mpi4py ({error}): pip install 'gluonpar[mpi]'"
+            f"training on several processes needs mpi4py ({error}): pip install 'gluonpar[mpi]'"
         ) from error
     mpi4py.rc.initialize, mpi4py.rc.finalize = False, False
     from mpi4py import MPI

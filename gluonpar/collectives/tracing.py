@@ -5,9 +5,8 @@ from __future__ import annotations
 import html
 import os
 from collections import defaultdict
-from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Iterable
+from typing import TYPE_CHECKING, Iterable, NamedTuple
 
 from gluonpar.collectives import drawing, registry
 from gluonpar.collectives.plan import Hop, chunks_sent, num_chunks, num_steps
@@ -38,8 +37,7 @@ def trace(algorithm: str, num_devices: int) -> Trace:
     return Trace(algorithm, num_devices, tuple(plan(num_devices)))
 
 
-@dataclass(frozen=True)
-class Trace:
+class Trace(NamedTuple):
     """The hops of an algorithm between ``num_devices`` devices, as returned by :func:`trace`.
 
     ``print`` shows one row per step, Jupyter one column per device, :meth:`draw` a picture.
@@ -91,10 +89,8 @@ class Trace:
     def _total(self) -> str:
         counts = chunks_sent(self.hops)
         sent = (str(Fraction(counts[i], num_chunks(self.hops))) for i in range(self.num_devices))
-        return (
-            f"{_count(num_steps(self.hops), 'step')}, {_count(len(self.hops), 'message')}; "
-            f"each device sends, in arrays: {', '.join(sent)}"
-        )
+        steps, messages = _count(num_steps(self.hops), "step"), _count(len(self.hops), "message")
+        return f"{steps}, {messages}; each device sends, in arrays: {', '.join(sent)}"
 
 
 def _count(number: int, noun: str) -> str:
