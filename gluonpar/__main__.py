@@ -18,8 +18,6 @@ from gluonpar.diagnostics import self_test
 from gluonpar.diagnostics.doctor import command
 from gluonpar.runtime import devices
 
-RIGHT, WRONG, BAD_REQUEST = 0, 1, 2
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command in ``argv`` (default: the process's arguments); return the exit code."""
@@ -32,10 +30,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands.required = True
     what = "test on this machine's devices that gluonpar computes correctly"
     verify = commands.add_parser("verify", help=what, description=what)
-    help_ = "K GPUs; K CPU devices if there is no GPU at all"
-    verify.add_argument("--num-gpus", type=int, metavar="K", help=help_)
-    help_ = "only GPUs, or only CPU devices"
-    verify.add_argument("--device", choices=devices.KINDS, default="auto", help=help_)
+    what = "K GPUs; K CPU devices if there is no GPU at all"
+    verify.add_argument("--num-gpus", type=int, metavar="K", help=what)
+    what = "only GPUs, or only CPU devices"
+    verify.add_argument("--device", choices=devices.KINDS, default="auto", help=what)
     what = "print what is installed and what is wrong, with a remedy for each fault"
     commands.add_parser("doctor", help=what)
     argv = sys.argv[1:] if argv is None else argv
@@ -49,16 +47,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         chosen = devices.choose(num_gpus, device=options.device)
     except ValueError as error:
         print(f"python -m gluonpar verify: error: {error}", file=sys.stderr)
-        return BAD_REQUEST
+        return 2
     if chosen.notice:
         print(chosen.notice, file=sys.stderr)
     print(f"devices: {', '.join(map(str, chosen.ctx))}")
     failures = self_test.run(chosen.ctx, lambda line: print(line, flush=True))
-    if failures:
-        print(f"{len(failures)} wrong. See `python -m gluonpar doctor`.")
-        return WRONG
-    print("all is right on these devices")
-    return RIGHT
+    wrong = f"{len(failures)} wrong. See `python -m gluonpar doctor`."
+    print(wrong if failures else "all is right on these devices")
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":

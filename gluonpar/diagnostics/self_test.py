@@ -1,8 +1,7 @@
 """The self test: python -m gluonpar verify.
 
-Every check computes on the devices themselves and compares values with those of NumPy or of MXNet
-alone. Nothing that the devices report about themselves is trusted: a device that supports
-peer-to-peer copies, but corrupts the data, is found.
+Every check computes on the devices and compares values with those of NumPy or of MXNet alone, so a
+device that supports peer-to-peer copies, but corrupts the data, is found.
 """
 
 from __future__ import annotations
@@ -60,10 +59,10 @@ def _checks() -> Iterator[tuple[str, Callable]]:
     for name in list(collectives.ALGORITHMS):
         yield f"all-reduce {name}", functools.partial(check_sums, algorithm=name)
     yield "all-reduce as chosen for training", check_sums
-    of_lenet = (train_lenet, train_lenet_alone, lenet.LENET_SHAPES)
+    of_lenet = train_lenet, train_lenet_alone, lenet.LENET_SHAPES
     yield "LeNet by train_batch", functools.partial(check_training, *of_lenet)
     alone = functools.partial(train_net, trainer=functools.partial(gluon.Trainer, kvstore=None))
-    of_net = (train_net, alone, NET_SHAPES)
+    of_net = train_net, alone, NET_SHAPES
     yield "a Gluon network by Trainer", functools.partial(check_training, *of_net)
 
 

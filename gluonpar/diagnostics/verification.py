@@ -79,23 +79,16 @@ def _compare(trial: _Trial, ctx: list[mx.Context]) -> list[str]:
     check_same_bits(one, trial.run(first, training), f"the whole batch on {first[0]}")
     other_seed = trial.run(first, training, seed=2)
     if not training:
-        lines.append(
-            "SyncBatchNorm: its devices wait for each other while training, so one alone cannot "
-            "train; compared in prediction mode, with the running statistics"
-        )
+        lines.append("SyncBatchNorm: one device alone cannot train; compared in prediction mode")
     elif one[_LOSSES].tobytes() != other_seed[_LOSSES].tobytes():
         training = False
         one = trial.run(first, training)
-        lines.append(
-            "random numbers: the network draws some (dropout), different ones on each device; "
-            "compared in prediction mode, without them"
-        )
+        lines.append("random numbers: drawn per device (dropout); compared in prediction mode")
     elif trial.net.collect_params(running_statistics.NAMES).keys():
         one = trial.run(first * min(k, sharding.num_samples(trial.batch)), training)
         lines.append(
-            "BatchNorm: each device normalizes its shard by itself, so the gradients of K devices "
-            "differ from those of the whole batch on one; compared with the same shards, one after "
-            f"another, on {first[0]} (gluonpar.SyncBatchNorm normalizes the whole batch)"
+            "BatchNorm: each device normalizes its shard by itself; compared with the same shards, "
+            f"one after another, on {first[0]} (gluonpar.SyncBatchNorm normalizes the whole batch)"
         )
     several = trial.run(ctx, training)
     check_same_bits(several, trial.run(ctx, training), f"a pass on {k} devices")
@@ -115,7 +108,7 @@ class _Trial:
         self.start = [(a, a.copy()) for p in params for a in p.list_data()]
 
     def run(self, ctx: Sequence[mx.Context], training: bool, seed: int = 1) -> Arrays:
-        """Return the losses and the summed gradients of the batch, sharded over ``ctx``.
+        """Return losses and summed gradients of the batch, sharded over ``ctx``.
 
         All shards at once, as in training; one after another if a context is repeated.
         """
@@ -129,7 +122,12 @@ class _Trial:
             with autograd.record(train_mode=training):
                 of_round = [self.loss(self.net(X), y) for X, y in some]
             for (_, y), array in zip(some, of_round):
-                _check_per_sample(array, sharding.num_samples(y))
+                num_samples = sharding.num_samples(y)
+                if array.shape[:1] != (num_samples,):
+                    raise ValueError(
+                        f"loss must give one loss per sample, got an array of shape {array.shape} "
+                        f"for {num_samples} samples; do not take the mean: the update divides"
+                    )
             autograd.backward(of_round, train_mode=training)
             losses += of_round
             for p in self.trained:
@@ -147,14 +145,6 @@ class _Trial:
             before.copyto(array)
         for param in self.trained:
             param.zero_grad()
-
-
-def _check_per_sample(losses: mx.nd.NDArray, num_samples: int) -> None:
-    if losses.shape[:1] != (num_samples,):
-        raise ValueError(
-            f"loss must give one loss per sample, got an array of shape {losses.shape} for "
-            f"{num_samples} samples; do not take the mean: the update divides"
-        )
 
 
 def check_replicas(copies: Sequence[mx.nd.NDArray], name: str) -> None:
@@ -211,9 +201,8 @@ def _contains(block: gluon.Block, kind: type) -> bool:
 def _check_request(net: gluon.Block, ctx: list[mx.Context]) -> None:
     if _contains(net, gluon.contrib.nn.SyncBatchNorm):
         raise ValueError(
-            "net must not contain gluon.contrib.nn.SyncBatchNorm, which waits for the other "
-            "devices when one computes alone; use gluonpar.SyncBatchNorm, which has the same "
-            "parameters"
+            "net must not contain gluon.contrib.nn.SyncBatchNorm, which cannot compute on one "
+            "device alone; use gluonpar.SyncBatchNorm, which has the same parameters"
         )
     for param in net.collect_params().values():
         absent = [str(c) for c in ctx if c not in param.list_ctx()]

@@ -41,24 +41,17 @@ def losses(
     """Return ``loss(model(X, params), y)``, by a traced graph if both are :func:`traceable`."""
     if not (getattr(model, "traceable", False) and getattr(loss, "traceable", False)):
         return loss(model(X, params), y)
-    return _graph_of(model, loss, params)(X, *params, y)
-
-
-def _graph_of(model: Callable, loss: Callable, params: Sequence) -> Callable:
-    """Return the traced graph for these parameters; a replica keeps its own in ``params.graphs``.
-
-    A graph on static memory keeps the gradients that it first wrote, and MXNet would write into
-    those for other parameters, too. So each list has a graph of its own.
-    """
+    # A graph on static memory keeps the gradients that it first wrote, and MXNet would write into
+    # those for other parameters, too. So each list has a graph of its own; a replica keeps it.
     grads = (param.grad for param in params)
     first = next((memory.chunk(grad) for grad in grads if grad is not None), None)
     key = (model, loss, len(params), first)
     graphs = getattr(params, "graphs", None)
     if graphs is None:
-        return _trace(*key)
+        return _trace(*key)(X, *params, y)
     if key not in graphs:
         graphs[key] = _trace.__wrapped__(*key)
-    return graphs[key]
+    return graphs[key](X, *params, y)
 
 
 @functools.lru_cache(64)
@@ -70,8 +63,7 @@ def _trace(model: Callable, loss: Callable, num_params: int, first_grad: int | N
     order = [names.index(name) for name in graph.list_inputs()]
     varying = [i for i, j in enumerate(order) if j in (0, len(names) - 1)]
     constant = [i for i in range(len(order)) if i not in varying]
-    static = [("static_alloc", True), ("static_shape", True)]
-    indices = [("data_indices", varying), ("param_indices", constant)]
-    bulk = ("backward_bulk_size", _BACKWARD_BULK_SIZE)
-    run = mx.nd.CachedOp(graph, [*static, *indices, bulk])
+    flags = {"static_alloc": True, "static_shape": True}
+    flags.update(data_indices=varying, param_indices=constant)
+    run = mx.nd.CachedOp(graph, [*flags.items(), ("backward_bulk_size", _BACKWARD_BULK_SIZE)])
     return lambda *arrays: run(*[arrays[j] for j in order])

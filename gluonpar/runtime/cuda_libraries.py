@@ -1,9 +1,8 @@
 """The CUDA 11 libraries from PyPI, loaded into the process before MXNet looks for them.
 
-The ``nvidia-*-cu11`` wheels install their libraries under ``site-packages/nvidia/*/lib``, where the
-loader does not look. A library that has been loaded by its path with RTLD_GLOBAL satisfies later
-requests for the same soname, so mxnet-cu112 finds them all without LD_LIBRARY_PATH and without a
-CUDA toolkit.
+The ``nvidia-*-cu11`` wheels install them under ``site-packages/nvidia/*/lib``, where the loader
+does not look. A library loaded by its path with RTLD_GLOBAL satisfies later requests for the same
+soname, so mxnet-cu112 finds them all without LD_LIBRARY_PATH and without a CUDA toolkit.
 """
 
 from __future__ import annotations
@@ -34,8 +33,7 @@ LIBRARIES = (
     *(f"libcudnn_{part}.so.8" for part in _CUDNN_PARTS),
 )
 
-# A program header of ELF-64: type, flags, offset, two addresses, length in the file and in memory,
-# alignment.
+# A program header of ELF-64: type, flags, offset, two addresses, length in file and in memory, ...
 _SEGMENT = struct.Struct("<2L6Q")
 
 
@@ -66,8 +64,13 @@ def load(name: str, site: pathlib.Path | None = None) -> list[pathlib.Path]:
     if source not in ("pypi", "system"):
         raise ValueError(f"GLUONPAR_CUDA must be pypi or system, got {source}; correct or unset it")
     if source == "system":
-        if _load_from_system(name):
+        try:
+            ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
             return [pathlib.Path(name)]
+        except OSError as error:
+            if not str(error).startswith(f"{name}: cannot open shared object file"):
+                remedy = "repair that CUDA, or unset GLUONPAR_CUDA to use PyPI's libraries"
+                raise CannotLoad(f"the system's {name} does not load: {error}", remedy) from error
         if name == LIBRARIES[0]:
             raise CannotLoad(
                 f"GLUONPAR_CUDA=system, but the system's loader finds no {name}, so no CUDA 11",
@@ -122,14 +125,3 @@ def reinstall(path: pathlib.Path) -> str:
     """Return the command that replaces a damaged library of PyPI's."""
     package = path.parent.parent.name.replace("_", "-")
     return f"pip install --force-reinstall --no-deps --no-cache-dir nvidia-{package}-cu11"
-
-
-def _load_from_system(name: str) -> bool:
-    try:
-        ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
-    except OSError as error:
-        if str(error).startswith(f"{name}: cannot open shared object file"):
-            return False
-        remedy = "repair that CUDA, or unset GLUONPAR_CUDA to use PyPI's libraries"
-        raise CannotLoad(f"the system's {name} does not load: {error}", remedy) from error
-    return True

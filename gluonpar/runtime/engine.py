@@ -1,10 +1,10 @@
 """A Python function as an operator of MXNet's engine.
 
-The engine runs the function on the worker thread of a context, after everything pushed earlier that
-writes the arrays named, and before everything pushed later that uses them. :func:`push` returns at
-once; it costs about ten microseconds. An exception in the function is raised as ``MXNetError``,
-with the Python traceback in its message, where the caller next waits for one of the arrays that the
-function writes, or for one computed from them.
+The engine runs it on the worker thread of a context, after everything pushed earlier that writes
+the arrays named, and before everything pushed later that uses them. :func:`push` returns at once,
+after about ten microseconds. An exception in the function is raised as ``MXNetError``, with the
+Python traceback in its message, where the caller next waits for an array that the function writes,
+or for one computed from it.
 
 Private to MXNet 1.9.1: ``MXEnginePushAsyncND`` (include/mxnet/c_api.h), which Horovod uses too, and
 the layout of ``CallbackOnComplete`` (include/mxnet/engine.h).
@@ -21,7 +21,7 @@ import threading
 import time
 import traceback
 import types
-from typing import Callable, Iterable, Sequence
+from typing import Callable, Sequence
 
 import mxnet as mx
 from mxnet.base import _LIB, check_call
@@ -99,12 +99,14 @@ def push(
     than waking a worker (about 0.1 ms). With ``prioritized`` it runs on one of the four threads for
     urgent operators that all CPU contexts share, in parallel with the contexts' workers.
     """
-    writes = _distinct(writes)
-    reads = [array for key, array in _distinct(reads).items() if key not in writes]
-    writes = list(writes.values())
+    # One array per engine variable: given one twice, the engine would wait for itself.
+    written = {memory.chunk(array): array.handle for array in writes}
+    read = {memory.chunk(array): array.handle for array in reads}
+    arrays = []
+    for handles in ([read[key] for key in read if key not in written], list(written.values())):
+        arrays += (ctypes.c_void_p * len(handles))(*handles), len(handles)
     ticket = next(_tickets)
     context = (ctypes.c_int * 2)(ctx.device_typeid, ctx.device_id)
-    arrays = (_handles(reads), len(reads), _handles(writes), len(writes))
     kind = ctypes.byref(_ASYNC if inline else _PRIORITIZED) if inline or prioritized else None
     rest = (kind, 0, name.encode(), ctypes.c_bool(False))  # 0 is the priority
     _pending[ticket] = function
@@ -117,15 +119,6 @@ def push(
         raise
     if isinstance(_pushing.error, KeyboardInterrupt):
         raise _pushing.error  # Ctrl-C while the function ran inline
-
-
-def _distinct(arrays: Iterable[mx.nd.NDArray]) -> dict[int, mx.nd.NDArray]:
-    """One array per engine variable: given one twice, the engine would wait for itself."""
-    return {memory.chunk(array): array for array in arrays}
-
-
-def _handles(arrays: Sequence[mx.nd.NDArray]) -> ctypes.Array:
-    return (ctypes.c_void_p * len(arrays))(*[array.handle for array in arrays])
 
 
 def _wait_for_all(report: bool = True) -> None:

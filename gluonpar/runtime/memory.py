@@ -34,11 +34,10 @@ def from_numpy(values: np.ndarray, ctx: mx.Context) -> mx.nd.NDArray:
     On a CPU context it does not wait. ``mx.nd.array`` would: it queues an operator behind those
     that the context is computing, although nothing can depend on a new array yet.
     """
-    numpy_arrays = mx.util.is_np_array()
+    module = mx.np if mx.util.is_np_array() else mx.nd
     if ctx.device_type != "cpu":
-        return (mx.np.array if numpy_arrays else mx.nd.array)(values, dtype=values.dtype, ctx=ctx)
-    create = mx.np.empty if numpy_arrays else mx.nd.empty
-    array = create(values.shape, dtype=values.dtype, ctx=ctx)
+        return module.array(values, dtype=values.dtype, ctx=ctx)
+    array = module.empty(values.shape, dtype=values.dtype, ctx=ctx)
     if values.size:
         np.copyto(view(array).reshape(values.shape), values)
     return array

@@ -49,10 +49,7 @@ def require(what: str, num_bytes: int, reserved_bytes: int = 0) -> None:
 
 
 def shortage(error: BaseException) -> str | None:
-    """Return the line of ``error`` about memory (or a thread's stack) that could not be allocated.
-
-    None if the error is about something else.
-    """
+    """Return the line of ``error`` about memory (or a thread) that is lacking, or None."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if isinstance(error, MemoryError):
         return lines[-1] if lines else "Python could not allocate an object"

@@ -1,8 +1,7 @@
 """Prepare the process for MXNet and import it: NumPy's alias, CUDA's libraries, pool and malloc.
 
-``import gluonpar`` calls :func:`start` before anything else. Settings that the user made in the
-environment are never overridden; if MXNet has run operators already, a warning names those that
-come too late.
+``import gluonpar`` calls :func:`start` before anything else. The environment is never overridden;
+if MXNet has run operators already, a warning names the settings that come too late.
 """
 
 from __future__ import annotations
@@ -58,7 +57,10 @@ def start() -> None:
     _keep_large_arrays_in_the_heap()
     if not imported_before:
         _import_mxnet(wheel)
-    elif missing and _pool_exists():
+        return
+    from mxnet.base import _LIB
+
+    if missing and ctypes.c_uint8.in_dll(_LIB, _POOL_GUARD).value:
         late = ", ".join(f"{name}={value}" for name, value in missing.items())
         message = (
             f"MXNet ran operators before gluonpar was imported: too late for {late}, so CPU "
@@ -93,8 +95,7 @@ def _installed_wheel() -> str:
             f"{' and '.join(names)} are both installed in {package.parent}; they overwrite each "
             f"other's files. Remove them all: pip uninstall -y {' '.join(names)}, then {INSTALL}."
         )
-    wheel = names[0] if names else "mxnet"
-    library = package / "libmxnet.so"
+    wheel, library = names[0] if names else "mxnet", package / "libmxnet.so"
     damage = cuda_libraries.damage(library) if library.exists() else ""
     if damage:
         raise ImportError(f"{library} is damaged: {damage}. {_reinstall(wheel)}")
@@ -143,10 +144,3 @@ def _keep_large_arrays_in_the_heap() -> None:
     if mallopt is not None and not any(name in os.environ for name in _MALLOC_VARIABLES):
         mallopt(_M_MMAP_THRESHOLD, 1 << 30)
         mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
-
-
-def _pool_exists() -> bool:
-    """Return whether an operator has run, which fixes the size of the workspace pool."""
-    from mxnet.base import _LIB
-
-    return bool(ctypes.c_uint8.in_dll(_LIB, _POOL_GUARD).value)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import multiprocessing.pool
-from collections import deque
 from typing import Callable, Sequence
 
 import mxnet as mx
@@ -21,15 +20,6 @@ BYTES_INLINE = 2 << 20  # of all arrays: up to this, the work takes less than wa
 BYTES_PER_THREAD = 16 << 20  # of all arrays: with fewer bytes waking a thread does not pay
 
 
-def prepare(num_bytes: int) -> None:
-    """Start the threads that :func:`run` on ``num_bytes`` will need.
-
-    Call it before pushing an operator that calls :func:`run`: an exiting process cannot start any.
-    """
-    if num_bytes >= BYTES_PER_THREAD:
-        pool()
-
-
 def push(
     function: Callable[[], None], arrays: Sequence[mx.nd.NDArray], num_bytes: int, name: str
 ) -> None:
@@ -37,7 +27,8 @@ def push(
 
     It may call :func:`run` on ``num_bytes``; ``name`` is what MXNet's profiler shows.
     """
-    prepare(num_bytes)
+    if num_bytes >= BYTES_PER_THREAD:
+        pool()  # now, since an exiting process cannot start threads
     small = num_bytes <= BYTES_INLINE
     ctx = arrays[0].context
     engine.push(function, ctx, writes=arrays, name=name, inline=small, prioritized=not small)
@@ -55,32 +46,28 @@ def run(
     the total of all arrays; ``max_threads`` counts the calling thread, too (default: the number of
     processors). An exception ends the work, and is raised when no thread uses the arrays any more.
     """
-    blocks: deque = deque()  # threads take one at a time: a late one takes fewer
+    blocks = []
     for function, arrays in tasks:
         step = BLOCK_BYTES // arrays[0].itemsize
         for start in range(0, arrays[0].size, step):
             blocks.append((function, [array[start : start + step] for array in arrays]))
+    remaining = iter(blocks)  # threads take one at a time: a late one takes fewer
+
+    def work() -> BaseException | None:  # not raised, as raising some would end the pool's thread
+        try:
+            with np.errstate(all="ignore"):  # as MXNet's operators: overflow gives inf, no warning
+                for function, arrays in remaining:
+                    function(*arrays)
+        except BaseException as error:
+            blocks.clear()  # so that the other threads stop
+            return error
+
     most = threads.cores() if max_threads is None else max_threads
     num_threads = min(most, 1 + num_bytes // BYTES_PER_THREAD, len(blocks))
-    others = [pool().apply_async(_work, (blocks,)) for _ in range(1, num_threads)]
-    for error in [_work(blocks), *(other.get() for other in others)]:
+    others = [pool().apply_async(work) for _ in range(1, num_threads)]
+    for error in [work(), *(other.get() for other in others)]:
         if error is not None:
             raise error
-
-
-def _work(blocks: deque) -> BaseException | None:
-    """Take blocks until none is left; return an exception, as raising some would end the thread."""
-    try:
-        with np.errstate(all="ignore"):  # as MXNet's operators: overflow gives inf, no warning
-            while True:
-                try:
-                    function, arrays = blocks.popleft()
-                except IndexError:  # none is left
-                    return None
-                function(*arrays)
-    except BaseException as error:
-        blocks.clear()  # so that the other threads stop
-        return error
 
 
 @functools.lru_cache(None)

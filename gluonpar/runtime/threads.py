@@ -1,15 +1,12 @@
 """Computing threads per CPU context: the machine's processors, shared out evenly.
 
-Each CPU context has an engine worker thread, and each worker starts an OpenMP team. K contexts get
-``cores / K`` threads each, at least one, so that their teams do not compete.
-
-A worker that has computed can lose threads but not gain any: oneDNN allocates the scratch memory of
-an operator for the team it first ran with, and MXNet caches the operator, so a larger team would
-write past the end (measured: a crash within a few steps). So from the import of this module, unless
-an operator has run by then, teams are as large as the machine (MXNet would take half of it,
-assuming hyperthreads), and they only shrink. Workers that start later get the smallest share so
-far: those of new contexts, and all of them after a fork, where MXNet starts new workers. (A
-DataLoader with ``num_workers`` forks; so does any subprocess under Python 3.8.)
+The engine's worker thread of each CPU context starts an OpenMP team. K contexts get ``cores / K``
+threads each, at least one. A worker that has computed can lose threads but not gain any: oneDNN
+allocates an operator's scratch memory for the team it first ran with, and MXNet caches the
+operator, so a larger team would write past the end (measured: a crash within a few steps). So teams
+start as large as the machine (MXNet would take half of it, assuming hyperthreads), and only shrink.
+Workers that start later get the smallest share so far: those of new contexts, and all of them after
+a fork, as by a DataLoader with ``num_workers``, and any subprocess under Python 3.8.
 """
 
 from __future__ import annotations
@@ -88,10 +85,8 @@ def size(ctx: mx.Context) -> int:
 def describe(ctx: Sequence[mx.Context]) -> str:
     """Return "1 thread each, of 2 processors" for CPU contexts, and "" for GPUs."""
     sizes = sorted({size(c) for c in ctx if c.device_type == "cpu"})
-    if not sizes:
-        return ""
-    each = " or ".join(map(str, sizes))
-    return f"{each} thread{'s' if sizes[-1] > 1 else ''} each, of {cores()} processors"
+    each = f"{' or '.join(map(str, sizes))} thread{'s' if max(sizes, default=0) > 1 else ''} each"
+    return f"{each}, of {cores()} processors" if sizes else ""
 
 
 def _shrink(ctx: mx.Context, num_threads: int) -> None:

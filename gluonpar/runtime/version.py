@@ -1,4 +1,3 @@
 """The version; setup.py reads this file."""
 
 __version__ = "0.1.0"
-"""The version: major, minor, patch."""

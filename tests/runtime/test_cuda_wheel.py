@@ -133,7 +133,7 @@ def test_without_a_driver_the_import_and_the_doctor_name_the_remedy():
     )
     assert "pip uninstall -y mxnet-cu112, then pip install 'gluonpar[cpu]'" in message
     found = doctor()
-    assert "no NVIDIA driver: libcuda.so.1" in found["driver", "wrong"][0]
+    assert "no NVIDIA driver found: libcuda.so.1" in found["driver", "wrong"][0]
     assert "NVIDIA's driver" in found["mxnet", "wrong"][0]
 
 

@@ -3,6 +3,7 @@
 import multiprocessing.pool
 import threading
 
+import mxnet as mx
 import numpy as np
 import pytest
 
@@ -97,10 +98,11 @@ def test_one_thread_per_sixteen_megabytes_up_to_the_maximum(
 def test_the_pool_is_started_ahead_and_only_for_enough_bytes(monkeypatch, missing_bytes, started):
     pools = []
     monkeypatch.setattr(thread_pool, "pool", lambda: pools.append("pool"))
-    thread_pool.prepare(thread_pool.BYTES_PER_THREAD - missing_bytes)
+    num_bytes = thread_pool.BYTES_PER_THREAD - missing_bytes
+    thread_pool.push(lambda: None, [mx.nd.zeros(9)], num_bytes, "test")
     assert len(pools) == started
     if not started:
-        thread_pool.run([(increment, [np.zeros(9)])], thread_pool.BYTES_PER_THREAD - missing_bytes)
+        thread_pool.run([(increment, [np.zeros(9)])], num_bytes)
         assert pools == []
 
 

@@ -33,15 +33,14 @@ _REPORT = "repair the other findings first; then report this message"
 SHM_BYTES = 256 << 20  # MPI or a DataLoader's workers soon fill less than this
 _PREFIXES = ("MXNET_", "OMP_", "GOMP_", "KMP_", "MALLOC_", "GLUONPAR_")
 _NAMES = ("GLIBC_TUNABLES", "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "LD_PRELOAD")
-_OWN_THREADS = (
-    "every device uses that many threads, where gluonpar would share the processors out; unset it, "
-    "unless that is intended"
-)
 _REMEDIES = {
     "MXNET_ENGINE_TYPE": "NaiveEngine runs one operator at a time, so devices wait for each other; "
     "unset it, unless you are looking for an error",
-    "OMP_NUM_THREADS": _OWN_THREADS,
-    "MXNET_OMP_MAX_THREADS": _OWN_THREADS,
+    **dict.fromkeys(
+        ("OMP_NUM_THREADS", "MXNET_OMP_MAX_THREADS"),
+        "every device uses that many threads, where gluonpar would share the processors out; unset "
+        "it, unless that is intended",
+    ),
 }
 
 
@@ -55,19 +54,15 @@ def python() -> Iterator[Found]:
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
         text = f"{platform.machine()} {sys.platform}: MXNet 1.9.1 has wheels for x86-64 Linux only"
         yield WRONG, text, "use such a machine, or a container of that platform"
-    for path in _shadowing_files():
-        text = f"{path} shadows the module {path.stem} in programs that run in this folder"
-        yield NOTE, text, "rename it"
-
-
-def _shadowing_files() -> list[Path]:
-    """Return the files of the current folder that Python would import in place of a module."""
     library = {path.stem for path in Path(os.__file__).parent.iterdir()} - {"test"}
     try:
         files = sorted(Path.cwd().glob("*.py"))
     except OSError:  # the folder was removed
-        return []
-    return [path for path in files if path.stem in {*library, "numpy", "mxnet", "tqdm", "mpi4py"}]
+        files = []
+    for path in files:
+        if path.stem in {*library, "numpy", "mxnet", "tqdm", "mpi4py"}:
+            text = f"{path} shadows the module {path.stem} in programs that run in this folder"
+            yield NOTE, text, "rename it"
 
 
 def numpy() -> Iterator[Found]:
@@ -116,13 +111,12 @@ def nvidia_driver() -> Iterator[Found]:
     try:
         driver.gpus()
         newest = driver.cuda_version()
-    except driver.DriverMissing as error:
-        text = f"no NVIDIA driver: {error.__cause__}; the devices are CPU contexts"
-        remedy = f"without a GPU: pip uninstall -y mxnet-cu112, then {CPU}; with one: its driver"
-        yield (WRONG, text, remedy) if needed else (OK, text)
-        return
-    except driver.DriverError as error:
-        yield WRONG if needed else NOTE, str(error), _DRIVER
+    except (driver.DriverMissing, driver.DriverError) as error:
+        harmless = OK if isinstance(error, driver.DriverMissing) else NOTE
+        remedy = (
+            f"without a GPU: pip uninstall -y mxnet-cu112, then {CPU}; else as the message says"
+        )
+        yield (WRONG, str(error), remedy) if needed else (harmless, str(error))
         return
     text = f"{_mapped_file(driver.LIBRARY)} supports CUDA up to {driver.version(newest)}"
     if needed and newest < driver.OLDEST_CUDA:
@@ -204,11 +198,10 @@ def settings() -> Iterator[Found]:
     """The environment, and whether it overrides what gluonpar would set."""
     wanted = startup.settings(wheels.installed())
     for name, value in wanted.items():
-        by_user = os.environ.get(name, value)
-        if by_user == value:
+        if os.environ.get(name, value) == value:
             yield OK, f"{name}={value}, by gluonpar"
         else:
-            text = f"{name}={by_user} in the environment overrides gluonpar's {value}"
+            text = f"{name}={os.environ[name]} in the environment overrides gluonpar's {value}"
             yield NOTE, text, f"unset {name}, unless you measured it"
     if not any(n.startswith("MALLOC_") or n == "GLIBC_TUNABLES" for n in os.environ):
         yield OK, "malloc keeps large arrays in the heap, by gluonpar"
@@ -252,7 +245,7 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
 
 
 def load_average() -> float:
-    """Return the number of runnable processes in the last minute; NaN if it cannot be read."""
+    """Return the mean number of runnable processes in the last minute; NaN if unknown."""
     try:
         return os.getloadavg()[0]
     except OSError:
@@ -313,7 +306,7 @@ def mpi() -> Iterator[Found]:
     if mpirun is None:
         yield NOTE, "no mpirun, so one process only", _MPI
         return
-    done = subprocess.run([mpirun, "--version"], capture_output=True, timeout=60)
+    done = subprocess.run([mpirun, "--version"], stdout=subprocess.PIPE, timeout=60)
     version = " ".join(done.stdout.decode(errors="replace").split())[:80]
     text = f"mpirun is {mpirun}, {version!r}"
     if (MPI.get_vendor()[0] == "Open MPI") == ("Open MPI" in version):

@@ -96,15 +96,11 @@ def write_findings(topic: str) -> None:
     check, remedy = checks.CHECKS[topic]
     try:
         for found in check():
-            _write(found)
+            print(f"\n{_MARK}{json.dumps(found)}", flush=True)
     except Exception as error:  # a broken installation can break anything
-        _write((WRONG, f"failed: {type(error).__name__}: {checks.summary(error)}", remedy))
-    _write(())
-
-
-def _write(found: Sequence[str]) -> None:
-    sys.stdout.write(f"\n{_MARK}{json.dumps(found)}\n")
-    sys.stdout.flush()
+        found = WRONG, f"failed: {type(error).__name__}: {checks.summary(error)}", remedy
+        print(f"\n{_MARK}{json.dumps(found)}")
+    print(f"\n{_MARK}[]", flush=True)
 
 
 def _as_text(finding: Finding) -> str:

@@ -1,9 +1,8 @@
 """Run ``python -m gluonpar doctor`` before anything else of gluonpar is imported.
 
-Python imports a package before it runs the package's ``__main__``, and ``gluonpar/__init__.py``
-imports MXNet, which may be missing or broken, or crash the process. So ``gluonpar/__init__.py``
-calls :func:`run_doctor_and_exit` first. This module imports only modules that Python has loaded
-already: any other could come from a file of the same name in the current folder.
+Python imports a package before its ``__main__``, and ``gluonpar/__init__.py`` imports MXNet, which
+may be broken; so it calls :func:`run_doctor_and_exit` first. This module imports only modules that
+Python has loaded already: any other could come from a file in the current folder.
 """
 
 from __future__ import annotations
