@@ -55,8 +55,7 @@ def check_plot(path: str) -> None:
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
     except ImportError as error:
-        remedy = "pip install 'gluonpar[plot]'"
-        raise ValueError(f"a plot needs matplotlib ({error}): {remedy}") from error
+        raise ValueError(f"plot needs matplotlib: {error}; pip install 'gluonpar[plot]'") from error
     kinds = FigureCanvasAgg.get_supported_filetypes()
     if pathlib.Path(path).suffix[1:].lower() not in kinds:
         raise ValueError(f"cannot plot to {path}: its suffix must be one of {', '.join(kinds)}")

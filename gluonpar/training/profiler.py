@@ -27,10 +27,9 @@ NUM_STEPS = 20  # in the window: enough for a mean, few enough to look at in a t
 class Profiler:
     """Records steps ``warm_up + 1`` to ``warm_up + num_steps`` of a loop over the devices ``ctx``.
 
-    Call :meth:`step` at the end of each step. The window closes after its last step, or at the end
-    of the ``with`` block; outside the window nothing is recorded and nothing costs time. Both ends
-    of the window wait for all devices. Results are the same, bit for bit. ``num_bytes`` are the
-    bytes of one device's gradients. ``num_steps=0`` records nothing.
+    Call :meth:`step` at the end of each step. The window of these steps, which may end earlier with
+    the ``with`` block, begins and ends by waiting for all devices. Outside it nothing is recorded
+    and nothing costs time. ``num_bytes`` are the bytes of one device's gradients.
 
     Records MXNet's operators on every device and, of Python's work, :meth:`loading` a batch and the
     copies of NumPy arrays to devices (``memory.from_numpy``, which is replaced in the window). It

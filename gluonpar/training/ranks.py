@@ -54,10 +54,10 @@ def agree(configuration: Configuration, ctx: Sequence[mx.Context], data: Dataset
     """Raise ValueError unless all ranks have the same options, data, versions and devices."""
     if cluster.size() == 1:
         return
-    facts = {k: v for k, v in vars(configuration).items() if k not in _MAY_DIFFER}
+    options = {k: v for k, v in vars(configuration).items() if k not in _MAY_DIFFER}
     versions = {"gluonpar": __version__, "mxnet": mx.__version__, "numpy": np.__version__}
-    facts.update({"number of devices": len(ctx), **versions})
-    cluster.agree({**facts, "checksum of the data": checksums(data)})
+    facts = {"number of devices": len(ctx), "checksum of the data": checksums(data)}
+    cluster.agree({**options, **versions, **facts})
 
 
 def checksums(data: Dataset) -> list[int]:

@@ -45,7 +45,7 @@ class Run:
 
     def __init__(self, configuration: Configuration, console: Console) -> None:
         self.configuration = ranks.without_output(configuration)
-        self.console = console if cluster.is_main() else _silent()
+        self.console = console if cluster.is_main() else Console(io.StringIO(), io.StringIO())
         cluster.together(self._prepare)
         ranks.agree(configuration, self.ctx, self.data)
         self.checkpointer = Checkpointer(self.configuration, self.save_dir, self.data)
@@ -133,10 +133,8 @@ class Run:
         start = time.perf_counter() - progress.seconds
         samples_done = min(done * config.batch_size, self.num_samples) if cluster.is_main() else 0
         meter, in_flight = metrics.LossMeter(progress.loss_sum, samples_done, done), deque()
-        batches = self._batches(shuffle, done)
-        first = progress.epoch == 1
-        with self.profiler if first else Profiler(self.ctx, num_steps=0) as profiled:
-            batches = profiled.loading(batches)
+        with self.profiler if progress.epoch == 1 else Profiler(self.ctx, num_steps=0) as profiled:
+            batches = profiled.loading(self._batches(shuffle, done))
             batches = self.console.batches(batches, self.num_batches, progress.epoch, done)
             for number, (X, y) in enumerate(batches, done + 1):
                 in_flight.append(self._step(number, X, y))
@@ -278,10 +276,6 @@ def _describe_shards(batch_size: int, num_devices: int, weights: tuple[float, ..
     return f"{batch_size} in all, {each} on each device{none}"
 
 
-def _silent() -> Console:
-    return Console(io.StringIO(), io.StringIO())
-
-
 def train(
     num_gpus: int | None = None,
     batch_size: int = 256,
@@ -301,5 +295,5 @@ def train(
     data are not found, and metrics.Diverged if the loss is not finite. After ``train`` in Dive into
     Deep Learning, 13.5.7.
     """
-    configuration = Configuration(num_gpus, batch_size, lr, num_epochs, **options)
-    return Run(configuration, Console() if verbose else _silent()).train()
+    console = Console() if verbose else Console(io.StringIO(), io.StringIO())
+    return Run(Configuration(num_gpus, batch_size, lr, num_epochs, **options), console).train()

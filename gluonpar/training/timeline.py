@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple, Sequence
 
@@ -128,18 +127,14 @@ def without(intervals: Intervals, others: Intervals) -> list[tuple[float, float]
     >>> without([(0, 10)], [(2, 3), (9, 12)])
     [(0, 2), (3, 9)]
     """
-    found, left = [], deque(union(others))
-    for start, end in union(intervals):
-        while left and left[0][0] < end:
-            if start < left[0][0]:
-                found.append((start, left[0][0]))
-            start = max(start, left[0][1])
-            if start > end:
-                break
-            left.popleft()
-        if start < end:
-            found.append((start, end))
-    return found
+    edges = [edge for start, end in intervals for edge in ((start, 1, 0), (end, -1, 0))]
+    edges += [edge for start, end in others for edge in ((start, 0, 1), (end, 0, -1))]
+    found, inside, covered, since = [], 0, 0, 0.0
+    for time, enters, covers in sorted(edges):
+        if inside and not covered and since < time:
+            found.append((since, time))
+        inside, covered, since = inside + enters, covered + covers, time
+    return union(found)
 
 
 def length(intervals: Intervals) -> float:
@@ -269,8 +264,7 @@ class Timeline:
         Each device is a process with a row per thread. Python is a process, and so is the exchange,
         with a row per device that takes part in it.
         """
-        k = len(self.devices)
-        events, rows = [], {}
+        k, events, rows = len(self.devices), [], {}
         for pid, name in enumerate([*self.devices, "Python", "exchange"]):
             events.append(_metadata("process_name", pid, 0, name=name))
             events.append(_metadata("process_sort_index", pid, 0, sort_index=pid))

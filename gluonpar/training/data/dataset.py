@@ -81,9 +81,8 @@ def synthetic(seed: int = 0, num_train: int = 6000, num_test: int = 1000) -> Dat
     """Return made-up data with Fashion-MNIST's shapes and dtypes; a seed always gives the same.
 
     A sample is its class's 7 x 7 pattern, enlarged to 28 x 28 and shifted by up to two pixels, at
-    half contrast, with uniform noise. Class sizes differ by at most one. That the data can be
-    learned shows that training works, and nothing else. Raises ValueError unless there is at least
-    one training and one test image.
+    half contrast, with uniform noise. Class sizes differ by at most one. Accuracy on these data
+    shows only that training works. Raises ValueError unless both numbers are at least 1.
     """
     if num_train < 1 or num_test < 1:
         raise ValueError(f"num_train and num_test must be at least 1, got {num_train}, {num_test}")

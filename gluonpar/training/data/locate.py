@@ -16,8 +16,6 @@ from gluonpar.checkpoint.files import atomic_write
 from gluonpar.training.data import fashion_mnist
 from gluonpar.training.data.fashion_mnist import FASHION_MNIST, Files, missing
 
-_BLOCK_BYTES = 1 << 16
-
 
 def folders(files: Files = FASHION_MNIST) -> dict[Path, str]:
     """Return the folders that are looked into, in their order, and what each is.
@@ -109,7 +107,7 @@ def _receive(url: str, max_bytes: int, timeout_seconds: float) -> bytes:
             length = response.headers.get("Content-Length", "")
             expected = int(length) if length.isdecimal() else None
             with tqdm(total=expected, desc=url, unit="B", unit_scale=True, disable=None) as bar:
-                for block in iter(lambda: response.read(_BLOCK_BYTES), b""):
+                for block in iter(lambda: response.read(1 << 16), b""):
                     received += block
                     bar.update(len(block))
                     if len(received) > max_bytes:
