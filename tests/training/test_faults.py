@@ -27,20 +27,19 @@ COMMON = ("--dataset", "synthetic", "--device", "cpu", "--num-gpus", "2")
 PLANTED = r"(__main__\.)?Planted: the planted error"  # Python 3.8 and 3.9 print the module
 
 
-def ended(*command, limits=None):
-    """Run a process; return exit code, stdout, stderr. The test fails if it does not end."""
+def ended(*command, **limits):
+    """Run a process with the limits of prlimit(1), in bytes: exit code, stdout, stderr.
 
-    def limit():
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        for kind, size in (limits or {}).items():
-            resource.setrlimit(kind, (size, size))
-
+    The test fails if the process does not end.
+    """
     process = subprocess.Popen(
-        [sys.executable, "-X", "faulthandler", *map(str, command)],
+        [
+            *("prlimit", "--core=0", *(f"--{kind}={size}" for kind, size in limits.items())),
+            *(sys.executable, "-X", "faulthandler", *map(str, command)),
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=limit,
     )
     try:
         out, err = process.communicate(timeout=TIME_LIMIT_SECONDS)
@@ -79,7 +78,7 @@ def one_line(name, err):
 @pytest.mark.parametrize("name", ["lenet", "resnet18"])
 def test_no_memory_for_the_data_is_one_line_and_3(name, imported):
     # 36 MB is what one of the arrays needs that the data is made of.
-    code, out, err = train(name, limits={resource.RLIMIT_AS: imported + 40 * memory_limits.MB})
+    code, out, err = train(name, **{"as": imported + 40 * memory_limits.MB})
     assert (code, out) == (3, "")
     assert re.search(
         r"out of memory: Unable to allocate .*array with shape .*; try a smaller "
@@ -89,12 +88,12 @@ def test_no_memory_for_the_data_is_one_line_and_3(name, imported):
 
 
 @pytest.mark.parametrize("name", ["lenet", "resnet18"])
-@pytest.mark.parametrize("kind", ["AS", "DATA"])
+@pytest.mark.parametrize("kind", ["as", "data"])
 def test_no_memory_for_what_every_step_needs_is_one_line_and_3(name, imported, kind):
     """Checked before training, because MXNet would crash or hang."""
-    size = imported + 220 * memory_limits.MB if kind == "AS" else 560 * memory_limits.MB
+    size = imported + 220 * memory_limits.MB if kind == "as" else 560 * memory_limits.MB
     arguments = ("--batch-size", "512", "--limit", "1024")
-    code, out, err = train(name, *arguments, limits={getattr(resource, f"RLIMIT_{kind}"): size})
+    code, out, err = train(name, *arguments, **{kind: size})
     assert (code, out) == (3, "")
     words = r"out of memory: cannot allocate about \d+ MB .* step of 512 samples on 2 CPU contexts"
     assert re.search(words, one_line(name, err))
@@ -107,9 +106,9 @@ def test_no_memory_in_a_step_is_one_line_and_3_and_the_checkpoint_stays(imported
     assert code == 0, err
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert "lenet-at-0002-000000.npz" in before
-    small = {resource.RLIMIT_AS: imported + 2000 * memory_limits.MB}
+    small = {"as": imported + 2000 * memory_limits.MB}
     folder = tmp_path / "other"
-    code, out, err = train("lenet", "--save-dir", folder, *saving[2:], limits=small)
+    code, out, err = train("lenet", "--save-dir", folder, *saving[2:], **small)
     assert code == 3 and "training: 1 epoch of 1 batch" in out, err
     words = r"out of memory: .*(alloc|memory object).*; try a smaller --batch-size than 6000, or "
     assert re.search(words, one_line("lenet", err))
@@ -118,8 +117,7 @@ def test_no_memory_in_a_step_is_one_line_and_3_and_the_checkpoint_stays(imported
 
 
 def test_no_memory_for_mxnet_itself_is_one_line_and_2():
-    limits = {resource.RLIMIT_AS: 450 * memory_limits.MB}
-    code, out, err = train("lenet", limits=limits)
+    code, out, err = train("lenet", **{"as": 450 * memory_limits.MB})
     assert (code, out) == (2, "")
     assert "cannot allocate about 500 MB of address space for MXNet's library" in one_line(
         "lenet", err

@@ -3,7 +3,6 @@
 import os
 import random
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -158,14 +157,14 @@ def start():
     """start(*arguments) starts the script; it is killed after four minutes."""
     timers = []
 
-    def start(*arguments, **options):
-        common = ("--dataset", "synthetic", "--device", "cpu", "--num-gpus", "2", "--batch-size")
+    def start(*arguments, wrapper=()):
+        common = ("--dataset", "synthetic", "--device", "cpu", "--num-gpus", "2")
+        common += ("--batch-size", "8", "--log-interval", "1")
         process = subprocess.Popen(
-            [sys.executable, str(SCRIPT), *common, "8", "--log-interval", "1", *arguments],
+            [*wrapper, sys.executable, SCRIPT, *common, *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            **options,
         )
         timers.append(threading.Timer(240, process.kill))
         timers[-1].start()
@@ -243,10 +242,7 @@ def test_training_goes_on_when_the_disk_is_full(start, tmp_path):
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert "lenet-at-0002-000000.npz" in before
 
-    def full():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-
-    process = start(*arguments, "--epochs", "2", preexec_fn=full)
+    process = start(*arguments, "--epochs", "2", wrapper=("prlimit", "--fsize=100000"))
     out, err = process.communicate()
     assert process.returncode == 0
     assert "epoch 2, time" in out
