@@ -30,8 +30,8 @@ class Trainer(gluon.Trainer):
 
     Gradients become views of a few flat arrays, the *buckets*: at once if all parameters are
     initialised, else in the first :meth:`step`. In a step each bucket is summed onto one device,
-    which updates its parameters and broadcasts them (:class:`.ShardedUpdate`). The other devices
-    keep their own gradients; :meth:`allreduce_grads` replaces them by the sums.
+    which updates its parameters and broadcasts them (:mod:`gluonpar.gluon.sharded_update`). The
+    other devices keep their own gradients; :meth:`allreduce_grads` replaces them by the sums.
 
     With several processes (:mod:`gluonpar.cluster`) the sum is over all devices of all processes,
     and ``batch_size`` is the number of samples in it. All processes must pass the same parameters,

@@ -1,7 +1,7 @@
 """What the doctor examines: each check yields findings about one part of the installation.
 
 A finding is a state, a text and, optionally, a remedy. The state is 'ok'; 'note': worth knowing; or
-'wrong': something cannot work. Each check runs in a child process (:func:`.command.examine`), since
+'wrong': something cannot work. Each check runs in a child process (``command.py``), since
 what it tries out, such as NumPy and MXNet, may raise any exception or end the process.
 """
 
