@@ -2,7 +2,7 @@
 #
 #   NUM_GPUS=4      number of devices for `make train`
 #   RANKS=2         number of processes for `make train-mpi`, with NUM_GPUS devices each
-#   ARGS="..."      further arguments of scripts/train_lenet.py, or of tools/test_matrix.py
+#   ARGS="..."      further arguments of what the target runs: `make test ARGS="-k ring"`
 #   PYTHON=...      interpreter, 3.8 to 3.12 (default: the first supported python3)
 #   EXTRA=cpu       MXNet to install, cpu or cu112 (default: cu112 if there is an NVIDIA GPU)
 #   VENV=...        folder of the environment (default: .venv)
@@ -21,7 +21,7 @@ EXTRA ?=
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help train train-mpi test test-faults test-cuda test-matrix notebook notebooks docs docs-serve pictures dist test-dist lint format data clean FORCE
+.PHONY: help train train-mpi test test-all test-faults test-cuda test-matrix notebook notebooks docs docs-serve pictures dist test-dist lint format data clean FORCE
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -46,8 +46,14 @@ train-mpi: $(VENV)/.mpi $(if $(findstring --data,$(ARGS)),,data) ## train LeNet 
 data: $(VENV)/.runs ## find or download Fashion-MNIST
 	$(BIN)/python scripts/get_data.py
 
-test: lint ## lint, then run the tests and the examples in docstrings
-	$(BIN)/python -m pytest
+# One process per processor takes tests from a common list.
+PYTEST = $(BIN)/python -m pytest --numprocesses=logical --dist=worksteal
+
+test: lint ## lint, then run the quick tests and the examples in docstrings
+	$(PYTEST) -m 'not slow' $(ARGS)
+
+test-all: test ## also run the slow tests: kills, faults, notebooks, documentation, benchmarks
+	$(PYTEST) -m slow $(ARGS)
 
 test-faults: $(VENV)/.tests ## kill training 50 times and resume it (`make test` does so 5 times)
 	GLUONPAR_KILLS=50 $(BIN)/python -m pytest tests/training/test_resume.py -k kill_9

@@ -105,7 +105,8 @@ setup(
         "plot": [MATPLOTLIB],
         "bench": [PSUTIL, MATPLOTLIB],
         "test": [
-            *("pytest", "hypothesis", RUFF, "import-linter>=2.1", MATPLOTLIB, PSUTIL),
+            *("pytest", "pytest-xdist", "hypothesis", RUFF, "import-linter>=2.1"),
+            *(MATPLOTLIB, PSUTIL),
             *D2L_NEEDS,
             *RUNS_NOTEBOOKS,
             # test_packaging.py builds a wheel with these, without a network.

@@ -145,7 +145,8 @@ def run_tests(python: Path, tests: Path, more: Sequence[str]) -> None:
     if "site-packages" not in done.stdout:
         raise Failed(f"the tests would import {done.stdout.strip() or done.stderr.strip()}")
     print(f"test_dist: {done.stdout.strip()}", flush=True)
-    pytest = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    workers = ["--numprocesses=logical", "--dist=worksteal"]
+    pytest = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *workers]
     run("running the tests", [*pytest, "tests", *more], tests)
     if not more:
         doctests = [*pytest, "-p", "tests.conftest", "--pyargs", "gluonpar"]

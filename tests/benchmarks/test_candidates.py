@@ -31,6 +31,7 @@ def all_of_mxnet(task):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("workload", "batch_size", "devices"),
     [
@@ -61,6 +62,7 @@ def test_all_of_mxnets_candidates_train_the_same_function(thin, workload, batch_
     assert last[OURS] < first[OURS] - TOLERANCE
 
 
+@pytest.mark.slow
 def test_each_device_normalises_its_own_shard(thin):
     task = workloads.task("resnet18", 4, CPUS)
     whole, cut = gluon.make(task, one_context=True), gluon.make(task)
@@ -79,6 +81,7 @@ def halves(task):
 
 # A Trainer's first step copies device 0's moving statistics to the others while backward, which
 # MXNet does not count among their writers, may be updating them: so that one on one device.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "devices"), [("gluonpar", CPUS), ("book", CPUS), ("trainer device", CPUS[:1])]
 )
@@ -137,6 +140,7 @@ def test_a_task_is_the_same_in_every_process():
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_memory_is_counted_once_by_purpose():
     training = train_batch.make(workloads.task("lenet", 4, CPUS))
     training.run(1)
@@ -152,6 +156,7 @@ def test_memory_is_counted_once_by_purpose():
     assert len(views) == 2
 
 
+@pytest.mark.slow
 def test_the_processes_of_horovod_train_as_one(tmp_path):
     """With a stand-in for Horovod: its launcher's arguments, the rate and the shards."""
     pythons = {"horovod": horovod_stand_in.write(tmp_path)}

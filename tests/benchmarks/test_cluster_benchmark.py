@@ -166,6 +166,7 @@ def test_a_request_that_cannot_be_met_is_a_line_and_exit_2(command, arguments, w
 SMALL = ("--rounds", "1", "--steps", "1", "--batch-size", "4", "--processes", "2")
 
 
+@pytest.mark.slow
 @needs_mpi
 def test_all_candidates_sum_right_and_train_the_same(monkeypatch, tmp_path, command):
     """Horovod is a stand-in."""

@@ -194,6 +194,7 @@ def test_the_seconds_of_steps_include_the_wait_for_their_end(monkeypatch):
     assert worker.train(Sleeps(), 7) == {"seconds": 107, "cpu_seconds": 214}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("acted", "statistics", "complaint"),
     [
@@ -269,6 +270,7 @@ def test_a_soak_that_fails_is_reported(command, play):
     assert "ZeroDivisionError" in err[-1]
 
 
+@pytest.mark.slow
 class TestPlot:
     def test_the_command_draws_even_what_is_wrong(self, command, play, tmp_path):
         pytest.importorskip("matplotlib")
@@ -338,6 +340,7 @@ def plant(monkeypatch):
 WARM = dataclasses.replace(SETTING, warmup=300)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("statements", "complaint"),
     [
@@ -376,6 +379,7 @@ def test_what_is_planted_in_the_real_process_is_found(plant, statements, complai
     )
 
 
+@pytest.mark.slow
 def test_nan_on_all_devices_alike_is_found(plant):
     plant("if count == 360:\n for params in self.device_params: params[7][:1] = float('nan')")
     result = soak.soak(WARM, 100)
@@ -384,6 +388,7 @@ def test_nan_on_all_devices_alike_is_found(plant):
     assert result.replicas["differing"] == 0
 
 
+@pytest.mark.slow
 def test_a_soak_of_gluonpars_trainer():
     result = soak.soak(WARM, 100, "gluonpar trainer")
     assert set(result.complaints) <= {"throughput"}  # by the real clock, of a machine in use

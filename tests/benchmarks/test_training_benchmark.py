@@ -159,6 +159,7 @@ def test_another_loss_is_wrong_and_busy_waiting_is_reported(command, play):
     assert cells(out)["c"][-2] == "+2.0e-03"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dies", "how"),
     [
@@ -181,6 +182,7 @@ def test_a_candidate_that_ends_is_reported_and_the_others_go_on(command, play, t
     assert [name for _, name, _ in kept["left_out"]] == ["cannot"]
 
 
+@pytest.mark.slow
 def test_real_candidates(command, tmp_path):
     path = tmp_path / "bench.json"
     chosen = "gluonpar,book,torch ddp,floor"
@@ -229,6 +231,7 @@ def test_a_bad_request_is_one_line_and_exit_code_2(command, arguments, words):
     bench_tools.expect_one_line(command(*TINY, *arguments), words)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "forever"),
     [

@@ -154,6 +154,7 @@ def test_a_model_that_cannot_be_written_is_refused_and_leaves_no_file(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["lenet", "resnet18"])
 def test_the_scripts_write_what_they_trained(tmp_path, monkeypatch, model):
     """From raw pixels; the same scores as the .params file of the same epoch gives in MXNet."""

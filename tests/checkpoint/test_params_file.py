@@ -42,25 +42,25 @@ import gluonpar, mxnet as mx
 from gluonpar.checkpoint import params_file
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
-try:
-    params_file.save_params(pathlib.Path(sys.argv[1]), [mx.nd.zeros((int(sys.argv[2]),))])
-except OSError as error:
-    print(error)
+for size in (500, 100_000):
+    try:
+        params_file.save_params(pathlib.Path(sys.argv[1]), [mx.nd.zeros((size,))])
+    except OSError as error:
+        print(error)
 """
 
 
-@pytest.mark.parametrize("size", [500, 100_000])
-def test_a_full_disk_is_an_oserror_and_keeps_the_earlier_file(tmp_path, size):
+def test_a_full_disk_is_an_oserror_and_keeps_the_earlier_file(tmp_path):
     """MXNet buffers small files, and does not notice when flushing the buffer fails."""
     path = tmp_path / "a.params"
     params_file.save_params(path, params())
     done = subprocess.run(
-        [sys.executable, "-c", FULL, str(path), str(size)],
+        [sys.executable, "-c", FULL, str(path)],
         capture_output=True,
         text=True,
         timeout=600,
     )
-    assert (done.returncode, str(path) in done.stdout) == (0, True), done.stderr
+    assert (done.returncode, done.stdout.count(str(path))) == (0, 2), done.stderr
     assert_holds(path, params())
     assert os.listdir(tmp_path) == ["a.params"]
 
@@ -73,6 +73,7 @@ def test_a_missing_folder_is_an_oserror_with_the_path(tmp_path):
 NETWORKS = {"lenet": lenet.LeNet, "resnet18": lambda: resnet.resnet18(width=2)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", NETWORKS)
 def test_gluon_loads_what_the_scripts_save_with_the_accuracy_that_they_printed(
     model, tmp_path, monkeypatch, capsys

@@ -22,6 +22,7 @@ from gluonpar.training.ranks import share_of_batch
 
 SECONDS = 6  # GLUONPAR_TIMEOUT of the jobs in which a rank fails
 JOBS_AT_ONCE = 3
+FAULT = "raise"  # the one of FAULTS that `make test` runs
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +39,7 @@ def reference():
 
 
 @needs_mpi
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_p_processes_with_k_devices_train_as_one_process_with_p_times_k(ranks, tmp_path, reference):
     """The job also calls all collectives; some batches leave devices and ranks without samples."""
     succeed(mpirun((ranks, [*RANK, "as_one", str(tmp_path)]), GLUONPAR_CHECK="1"))
@@ -52,6 +53,7 @@ def test_p_processes_with_k_devices_train_as_one_process_with_p_times_k(ranks, t
 
 
 @needs_mpi
+@pytest.mark.slow
 def test_one_process_under_mpirun_imports_no_mpi_and_gives_the_same_bits(tmp_path, reference):
     succeed(mpirun((1, [*RANK, "alone", str(tmp_path)])))
     want = b"".join(array.tobytes() for arrays in reference(2).values() for array in arrays)
@@ -91,13 +93,20 @@ FAULTS = {
 
 @pytest.fixture(scope="module")
 def faulty():
-    """Run all jobs of FAULTS; return exit code, seconds since the fault, stdout and stderr."""
+    """faulty(name): exit code, seconds since the fault, stdout and stderr of a job of FAULTS."""
+    found = {}
 
-    def run(arguments):
-        return ended(mpirun((3, [*RANK, *arguments]), GLUONPAR_TIMEOUT=str(SECONDS)))
+    def run(name):
+        return ended(mpirun((3, [*RANK, *FAULTS[name][0]]), GLUONPAR_TIMEOUT=str(SECONDS)))
 
-    with concurrent.futures.ThreadPoolExecutor(JOBS_AT_ONCE) as pool:
-        return dict(zip(FAULTS, pool.map(run, [arguments for arguments, _, _ in FAULTS.values()])))
+    def job(name):
+        if name not in found:  # most of the time they wait, so the slow ones run together
+            names = [name] if name == FAULT else [other for other in FAULTS if other != FAULT]
+            with concurrent.futures.ThreadPoolExecutor(JOBS_AT_ONCE) as pool:
+                found.update(zip(names, pool.map(run, names)))
+        return found[name]
+
+    return job
 
 
 def ended(job):
@@ -117,9 +126,12 @@ def lines_of_ours(err):
 
 
 @needs_mpi
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize(
+    "name",
+    [name if name == FAULT else pytest.param(name, marks=pytest.mark.slow) for name in FAULTS],
+)
 def test_a_rank_that_fails_ends_the_job_with_one_line_that_names_it(name, faulty):
-    code, seconds, out, err = faulty[name]
+    code, seconds, out, err = faulty(name)
     _, rank, end = FAULTS[name]
     lines = lines_of_ours(err)
     assert len(set(lines)) == 1, err  # under load a second rank may say the same
@@ -129,7 +141,7 @@ def test_a_rank_that_fails_ends_the_job_with_one_line_that_names_it(name, faulty
 
 
 @needs_mpi
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_killed_rank_ends_the_job_and_mpirun_names_it(rank):
     code, seconds, out, err = ended(mpirun((2, [*RANK, "kill", str(rank)])))
     assert re.search(
@@ -139,12 +151,14 @@ def test_a_killed_rank_ends_the_job_and_mpirun_names_it(rank):
     assert not any(map(runs, pids(out)))
 
 
+@pytest.mark.slow
 @needs_mpi
 def test_a_rank_may_go_on_alone_for_longer_than_the_time_limit_after_the_others_have_ended():
     out, err = succeed(mpirun((3, [*RANK, "end last", "1"]), GLUONPAR_TIMEOUT="2"))
     assert not err and "the last" in out
 
 
+@pytest.mark.slow
 @needs_mpi
 @pytest.mark.parametrize("number, fault", [(signal.SIGINT, "go on"), (signal.SIGKILL, "stop")])
 def test_when_mpirun_ends_all_ranks_end(number, fault):
@@ -188,6 +202,7 @@ def test_different_arguments_of_ranks_are_one_error_that_names_them():
     assert "number of devices is 2 on rank 1 and 1 on rank 0" in ours[0]
 
 
+@pytest.mark.slow
 @needs_mpi
 def test_data_that_one_rank_lacks_are_one_error_of_all_ranks(tmp_path):
     fine = [*TRAIN, "--num-gpus", "1", *QUICK]
@@ -199,6 +214,7 @@ def test_data_that_one_rank_lacks_are_one_error_of_all_ranks(tmp_path):
     assert str(tmp_path) in err  # the places that were looked at, a line each
 
 
+@pytest.mark.slow
 @needs_mpi
 @pytest.mark.parametrize("name", ["GLUONPAR_TIMEOUT", "PYTHONPATH"])
 def test_a_rank_that_cannot_join_prints_one_line(name, tmp_path):
@@ -217,6 +233,7 @@ def test_a_rank_that_cannot_join_prints_one_line(name, tmp_path):
 
 
 @needs_mpi
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "megabytes, code, words",
     [
@@ -262,6 +279,7 @@ def test_a_job_is_recognised_by_the_environment(environment, several):
     assert world.launched(environment) is several
 
 
+@pytest.mark.slow
 def test_one_process_sends_nothing_and_imports_no_mpi():
     assert (cluster.rank(), cluster.size(), cluster.is_main()) == (0, 1, True)
     assert cluster.gather("x") == ["x"] and cluster.total([2]).tolist() == [2.0]

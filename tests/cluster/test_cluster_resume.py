@@ -56,7 +56,7 @@ def train(model, ranks, num_devices, *more):
     return out
 
 
-@pytest.fixture(scope="module", params=["lenet", "resnet18"])
+@pytest.fixture(scope="module", params=[pytest.param("lenet", marks=pytest.mark.slow), "resnet18"])
 def whole(request, tmp_path_factory):
     """Model, and the folder of a run of two processes that was never stopped."""
     folder = tmp_path_factory.mktemp(request.param)
@@ -107,6 +107,7 @@ def test_on_as_many_ranks_resuming_gives_the_same_bits(whole, tmp_path):
         assert all(one[name].tobytes() == other[name].tobytes() for name in arrays)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "num_devices"), [(1, 2), (2, 2), (1, 1)])
 def test_on_other_ranks_and_devices_resuming_is_equal_to_rounding(
     whole, ranks, num_devices, tmp_path
@@ -117,6 +118,7 @@ def test_on_other_ranks_and_devices_resuming_is_equal_to_rounding(
     assert_equal_to_rounding(resumed(whole, ranks, num_devices, tmp_path), last(folder, model))
 
 
+@pytest.mark.slow
 def test_what_one_process_wrote_several_go_on_from(whole, tmp_path):
     model, folder = whole
     if model == "resnet18":
@@ -126,6 +128,7 @@ def test_what_one_process_wrote_several_go_on_from(whole, tmp_path):
     assert_equal_to_rounding(last(tmp_path, model), last(folder, model))
 
 
+@pytest.mark.slow
 def test_only_rank_zero_writes(tmp_path):
     folders = [tmp_path / "0", tmp_path / "1"]
     commands = [(1, command("lenet", 1, "--epochs", 1, "--save-dir", path)) for path in folders]
@@ -179,7 +182,12 @@ def assert_goes_on_bit_for_bit(folder, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("whom", "number"), [(0, signal.SIGTERM), (1, signal.SIGTERM), ("mpirun", signal.SIGUSR1)]
+    ("whom", "number"),
+    [
+        (0, signal.SIGTERM),
+        pytest.param(1, signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param("mpirun", signal.SIGUSR1, marks=pytest.mark.slow),
+    ],
 )
 def test_a_signal_to_one_rank_saves_and_ends_all_with_143(whom, number, tmp_path):
     folder = tmp_path / "ended"
@@ -194,6 +202,7 @@ def test_a_signal_to_one_rank_saves_and_ends_all_with_143(whom, number, tmp_path
         assert_goes_on_bit_for_bit(folder, tmp_path)
 
 
+@pytest.mark.slow
 def test_sigterm_to_mpirun_ends_non_zero_and_what_it_leaves_can_be_gone_on_from(tmp_path):
     """It gives its ranks a quarter of a second, which may be enough for one more checkpoint."""
     folder = tmp_path / "ended"

@@ -288,6 +288,7 @@ def test_sizes_are_written_as_in_nccl_tests(script, text, number):
     assert script.num_bytes(text) == number
 
 
+@pytest.mark.slow
 def test_it_runs_as_a_script():
     done = subprocess.run(
         [sys.executable, str(SCRIPT), *ON_CPU, "--algorithms", "ring"],

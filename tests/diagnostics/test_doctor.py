@@ -80,6 +80,7 @@ def no_site_packages(folder):
     )
 
 
+@pytest.mark.slow
 def test_here_nothing_is_wrong_and_both_forms_have_the_same_findings(run):
     text, as_json = run("-m", "gluonpar", "doctor"), run("-m", "gluonpar", "doctor", "--json")
     assert (text.returncode, text.stderr) == (0, "")
@@ -94,6 +95,7 @@ def test_here_nothing_is_wrong_and_both_forms_have_the_same_findings(run):
 # Python, NumPy and MXNet
 
 
+@pytest.mark.slow
 def test_neither_mxnet_nor_numpy(doctor, tmp_path):
     no_site_packages(tmp_path)
     found = doctor(tmp_path)
@@ -113,6 +115,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", BROKEN)
 def test_an_mxnet_that_cannot_be_imported(body, doctor, tmp_path):
     package(tmp_path, "mxnet", body, "mxnet")
@@ -141,6 +144,7 @@ def real_mxnet(tmp_path):
     return copy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "content", "words"),
     [
@@ -160,6 +164,7 @@ def test_the_real_mxnet_with_a_file_missing_or_damaged(file, content, words, doc
     assert words in finding and REINSTALL in finding
 
 
+@pytest.mark.slow
 def test_cuda_that_fails_in_mxnet_is_quoted(doctor, real_mxnet):
     error = "CUDA: Check failed: e == cudaSuccess (803 vs. 0)"
     failing = f"""
@@ -172,6 +177,7 @@ context.num_gpus = num_gpus
     assert finding.startswith("wrong: ") and error in finding
 
 
+@pytest.mark.slow
 def test_both_wheels(doctor, tmp_path):
     package(tmp_path, "mxnet", "", "mxnet", "mxnet_cu112")
     (finding,) = doctor(tmp_path)["mxnet"]
@@ -179,6 +185,7 @@ def test_both_wheels(doctor, tmp_path):
     assert "pip uninstall -y mxnet mxnet-cu112" in finding
 
 
+@pytest.mark.slow
 def test_numpy_2(doctor, tmp_path):
     package(
         tmp_path,
@@ -190,6 +197,7 @@ def test_numpy_2(doctor, tmp_path):
     assert finding.startswith("wrong: 2.1.0 at ") and "pip install 'numpy<2'" in finding
 
 
+@pytest.mark.slow
 def test_files_in_the_current_folder_that_shadow_modules_are_noted_and_not_imported(
     doctor, tmp_path
 ):
@@ -209,6 +217,7 @@ def test_the_informative_line_of_mxnets_long_errors():
     assert checks.summary(RuntimeError()) == ""
 
 
+@pytest.mark.slow
 def test_settings_that_override_and_one_that_does_not_exist(doctor):
     found = doctor(MXNET_CPU_TEMP_COPY="7", OMP_NUM_THREADS="4096", GLUONPAR_CUDA="sytem")
     assert any("MXNET_CPU_TEMP_COPY=7" in f and "256" in f for f in found["settings"])
@@ -251,6 +260,7 @@ def test_a_check_that_hangs_is_a_finding():
     assert "gluonpar[cpu]" in remedy
 
 
+@pytest.mark.slow
 def test_proc_that_cannot_be_read(doctor, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(
         "import builtins, io, os\n"
@@ -283,6 +293,7 @@ ENVIRONMENTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ENVIRONMENTS)
 def test_unusual_environments(what, run, tmp_path):
     no_site_packages(tmp_path)  # which is fast
@@ -291,6 +302,7 @@ def test_unusual_environments(what, run, tmp_path):
     assert done.stdout.count("WRONG  numpy: ") == 1
 
 
+@pytest.mark.slow
 def test_a_current_folder_that_was_removed(run, tmp_path):
     no_site_packages(tmp_path)
     (tmp_path / "gone").mkdir()
@@ -300,6 +312,7 @@ def test_a_current_folder_that_was_removed(run, tmp_path):
     assert "WRONG  numpy:" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("redirection", "message"),
     [
@@ -342,6 +355,7 @@ def machine(tmp_path, monkeypatch):
     return pretend
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("gpus", "wheel", "states", "words"),
     [
@@ -362,6 +376,7 @@ def test_gpus_against_the_kernels_in_the_wheel(gpus, wheel, states, words, machi
     assert [finding.state for finding in command.examine("driver")] == ["ok"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("needed", [False, True])
 @pytest.mark.parametrize(
     ("driver", "harmless", "words"),
@@ -520,6 +535,7 @@ def test_only_python_m_gluonpar_doctor_is_the_doctor(argv, command_line, ours):
     assert entry.is_doctor(argv, command_line) is ours
 
 
+@pytest.mark.slow
 def test_the_doctor_runs_on_pythons_without_orig_argv(run, tmp_path):
     """Python 3.8 and 3.9: the command line is read from /proc."""
     no_site_packages(tmp_path)

@@ -35,6 +35,7 @@ def command(*arguments):
     )
 
 
+@pytest.mark.slow
 def test_the_command_tests_two_devices_and_prints_the_difference_of_every_parameter():
     done = command("--device", "cpu")
     assert (done.returncode, done.stderr) == (0, "")
@@ -47,12 +48,14 @@ def test_the_command_tests_two_devices_and_prints_the_difference_of_every_parame
     assert len(differences) == 8 + 6  # LeNet's parameters, and the Gluon network's
 
 
+@pytest.mark.slow
 def test_a_request_that_cannot_be_met_is_one_line():
     done = command("--num-gpus", "0")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert done.stderr.startswith("python -m gluonpar verify: error: num_gpus ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [1, 4])
 def test_any_number_of_devices(k):
     assert self_test.run([mx.cpu(i) for i in range(k)], lambda line: None) == []

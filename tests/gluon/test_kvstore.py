@@ -596,6 +596,7 @@ def small_lenet():
     return net
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", ["np"], indirect=True)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the book's code is older than NumPy's
 def test_the_books_training_runs_unchanged_as_with_mxnets_own_store(world, d2l, capsys):

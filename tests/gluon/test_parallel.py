@@ -101,13 +101,14 @@ def fitted():
     return fit_by_numpy()
 
 
-@pytest.mark.parametrize("k", [1, 2, 3, 4])
+@pytest.mark.parametrize("k", [*(pytest.param(k, marks=pytest.mark.slow) for k in (1, 2, 3)), 4])
 def test_fitting_a_parabola_on_k_devices_is_fitting_it_on_one(fitted, k):
     w = fit(k, np_world=False)
     np.testing.assert_allclose(w, fitted, atol=1e-4)
     np.testing.assert_allclose(w, [5, 0, 3], atol=0.5)  # as near as after the chapter's 1000 steps
 
 
+@pytest.mark.slow
 def test_from_zero_the_fit_gets_as_far_as_the_books_in_its_1000_steps():
     """[4.99, 0.00, 3.45]: the constant, which matters least, is still on its way down to 3."""
     one, *more = (fit(k, np_world=False, start=[0.0, 0.0, 0.0]) for k in (1, 2, 3, 4))
@@ -116,6 +117,7 @@ def test_from_zero_the_fit_gets_as_far_as_the_books_in_its_1000_steps():
         np.testing.assert_allclose(w, one, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_fitting_a_parabola_with_numpy_arrays(fitted):
     with mx.util.np_shape(True), mx.util.np_array(True):
         np.testing.assert_allclose(fit(3, np_world=True), fitted, atol=1e-4)
@@ -173,6 +175,7 @@ mx.profiler.dump()
 """
 
 
+@pytest.mark.slow
 def test_each_shards_gradient_is_computed_on_the_device_that_ran_it(tmp_path):
     """MXNet's profiler gives each device a process; bulking off, operators keep their names."""
     path = tmp_path / "profile.json"

@@ -102,6 +102,7 @@ assert w.asnumpy().tolist() == [[1 - 0.5 - 0.75 - 0.875] * 3] * 2, w
 """
 
 
+@pytest.mark.slow
 def test_a_process_in_the_numpy_world():
     """By hand: momentum halves, each step adds half a gradient of one."""
     process = subprocess.run(

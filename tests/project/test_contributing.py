@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import doc_blocks
+import pytest
 
 import gluonpar
 
@@ -21,6 +22,7 @@ BLOCKS = doc_blocks.blocks(TEXT)
 LINE = "gluonpar/collectives/algorithms/line.py"  # the file that the recipe tells to write
 
 
+@pytest.mark.slow
 def test_its_code_prints_what_is_shown_below_it(tmp_path):
     done = subprocess.run(
         [sys.executable, doc_blocks.__file__, str(ROOT / "CONTRIBUTING.md")],
@@ -36,6 +38,7 @@ def test_its_code_prints_what_is_shown_below_it(tmp_path):
     assert {line: outcome["printed"] for line, outcome in outcomes.items()} == shown
 
 
+@pytest.mark.slow
 def test_an_algorithm_takes_its_file_and_one_line(tmp_path):
     shutil.copytree(PACKAGE, tmp_path / "gluonpar")
     shutil.copytree(ROOT / "tests" / "collectives", tmp_path / "tests" / "collectives")

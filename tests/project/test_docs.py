@@ -65,6 +65,7 @@ def outcomes(name):
 
 
 class TestBlocks:
+    @pytest.mark.slow
     @pytest.mark.parametrize(("name", "block"), PYTHON)
     def test_a_block_runs_and_prints_what_is_shown_below_it(self, name, block):
         outcome = outcomes(name)[block.line]
@@ -172,6 +173,7 @@ class TestCommands:
         known = set(importlib.metadata.metadata("gluonpar").get_all("Provides-Extra"))
         assert {"cpu", "cu112"} <= named <= known
 
+    @pytest.mark.slow
     def test_the_reference_lists_every_option_of_a_run(self):
         rows = dict(
             re.findall(r"^\| `(\w+)` \| `?(--[\w-]+)?", PAGES["docs/api/training.md"], re.M)

@@ -60,6 +60,7 @@ def ran(tmp_path_factory):
     return {cell.id: cell for cell in nbformat.read(path, as_version=4).cells}
 
 
+@pytest.mark.slow
 def test_it_runs_without_an_error_or_a_warning(ran):
     wrong = [
         (name, output.output_type, output.get("name"))

@@ -71,6 +71,7 @@ def wheel(sdist, tmp_path_factory):
         yield made
 
 
+@pytest.mark.slow
 @from_source
 def test_the_sdist_holds_every_file_of_the_project(tree, sdist):
     packed = {str(path.relative_to(sdist)) for path in sdist.rglob("*") if path.is_file()}
@@ -79,6 +80,7 @@ def test_the_sdist_holds_every_file_of_the_project(tree, sdist):
     assert others == {"PKG-INFO", "setup.cfg"}
 
 
+@pytest.mark.slow
 @from_source
 def test_the_wheel_holds_the_source_of_the_package_and_nothing_else(wheel):
     files = {name for name in wheel.namelist() if not name.endswith("/")}

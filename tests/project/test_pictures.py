@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PICTURES = sorted((ROOT / "docs" / "pictures").glob("*.svg"))
 
 
+@pytest.mark.slow
 def test_the_committed_pictures_are_what_is_drawn(capfd):
     assert draw_pictures.main(["--check"]) == 0
     assert capfd.readouterr().err == ""
@@ -32,6 +33,7 @@ def test_every_algorithm_with_a_plan_has_a_picture():
     assert plans <= {path.stem for path in PICTURES}
 
 
+@pytest.mark.slow
 def test_pictures_that_differ_are_named(tmp_path, capfd):
     for path in PICTURES:
         shutil.copy(path, tmp_path)

@@ -80,6 +80,7 @@ def machine(tmp_path):
     return Machine(tmp_path)
 
 
+@pytest.mark.slow
 def test_each_interpreter_gets_its_oldest_numpy_and_the_newest(machine):
     machine.python("3.8.18")
     machine.python("3.12.1")
@@ -112,6 +113,7 @@ def test_without_an_interpreter_the_exit_status_is_2(machine):
     assert not machine.matrix.exists()
 
 
+@pytest.mark.slow
 def test_a_failed_suite_is_counted_and_the_others_run(machine):
     machine.python("3.8.18", pytest=FAILS)
     machine.python("3.9.18", pip="echo no wheel; exit 1")
@@ -128,6 +130,7 @@ def test_a_failed_suite_is_counted_and_the_others_run(machine):
     assert "no wheel" in (machine.matrix / "3.9.18-numpy-newest.log").read_text()
 
 
+@pytest.mark.slow
 def test_a_second_run_keeps_the_environments(machine):
     machine.python("3.8.18")
     machine.run("--pythons", "3.8", *NEWEST)
@@ -138,6 +141,7 @@ def test_a_second_run_keeps_the_environments(machine):
     assert installed.read_text() == calls
 
 
+@pytest.mark.slow
 def test_the_interpreter_must_run_and_have_the_version_of_its_name(machine):
     machine.program(machine.bin / "python3.8", "#!/bin/sh\nexit 127\n")  # an inactive shim
     for version in ("3.8.9", "3.8.18", "3.8.2"):
@@ -179,6 +183,7 @@ def test_the_variables_of_make_reach_the_script_but_not_the_make_that_it_starts(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_ends_everything_and_the_finished_rows_are_written(machine, number):
     machine.python("3.8.18")

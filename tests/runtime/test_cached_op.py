@@ -261,6 +261,6 @@ class TestHowLongAGraphIsKept:
     def test_a_new_list_where_a_dead_ones_gradients_were_gets_its_own(self):
         """Memory is used again, so a new gradient may have a dead one's address."""
         want = train_alone(plain_list, num_steps=2)
-        for _ in range(50):
+        for _ in range(10):
             assert_same_bits(train_alone(plain_list, num_steps=2), want)
             gc.collect()

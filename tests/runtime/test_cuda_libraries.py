@@ -38,6 +38,7 @@ def dlopen(monkeypatch):
     return recorder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", [None, "", "pypi"])
 def test_pypis_libraries_are_loaded_in_order_whatever_the_system_has(
     source, tmp_path, wheel_library, dlopen, monkeypatch

@@ -225,6 +225,7 @@ def test_functions_pending_at_exit_run_and_errors_are_printed():
     assert "ZeroDivisionError" in done.stderr
 
 
+@pytest.mark.slow
 def test_large_sums_pending_at_exit_end_without_a_crash():
     done = python(
         "a = [mx.nd.ones((9_000_000,), ctx=mx.cpu(i)) for i in range(2)]\n"
@@ -233,6 +234,7 @@ def test_large_sums_pending_at_exit_end_without_a_crash():
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_functions_for_the_exit_are_called_after_the_last_operator():
     done = python(
         "a = mx.nd.zeros((1,))\n"
@@ -242,6 +244,7 @@ def test_functions_for_the_exit_are_called_after_the_last_operator():
     assert done.stdout == "operator\nexit\n", done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("function", "code"), [("sum(range(10**6))", 0), ("1 / 0", 1)])
 def test_a_fork_waits_for_functions_that_need_the_gil(function, code):
     """And an error that reached no caller is printed."""
@@ -258,6 +261,7 @@ def test_a_fork_waits_for_functions_that_need_the_gil(function, code):
     assert ("ZeroDivisionError" in done.stderr) == bool(code)
 
 
+@pytest.mark.slow
 def test_has_started():
     done = python("print(engine.has_started())\nmx.nd.zeros((1,))\nprint(engine.has_started())")
     assert done.stdout == "False\nTrue\n", done.stderr

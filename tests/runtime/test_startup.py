@@ -26,6 +26,7 @@ def python(program, *arguments, **environment):
     )
 
 
+@pytest.mark.slow
 def test_numpy_testing_is_imported_before_mxnet():
     """It may run a program; Python 3.8 and 3.9 fork for that, and MXNet starts its engine."""
     done = python(
@@ -43,6 +44,7 @@ def test_numpy_testing_is_imported_before_mxnet():
 MXNET_FIRST = "import numpy; numpy.bool = bool\nimport mxnet, warnings\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", ["", MXNET_FIRST + "warnings.simplefilter('error')\n"])
 @pytest.mark.parametrize("set_by_user", [None, "7"])
 def test_the_workspace_pool_is_set_unless_the_user_has_set_it(before, set_by_user):
@@ -54,6 +56,7 @@ def test_the_workspace_pool_is_set_unless_the_user_has_set_it(before, set_by_use
     assert done.stdout == f"{set_by_user or 256}\n", done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("settings", "warnings"), [({}, 1), (startup.SETTINGS, 0)])
 def test_after_operators_it_works_and_one_warning_names_what_came_too_late(settings, warnings):
     done = python(
@@ -69,6 +72,7 @@ def test_after_operators_it_works_and_one_warning_names_what_came_too_late(setti
     assert warnings or not done.stderr
 
 
+@pytest.mark.slow
 def test_importing_loads_neither_plots_nor_progress_bars_nor_the_book():
     done = python(
         "import sys, gluonpar\n"
@@ -142,6 +146,7 @@ BROKEN = {  # the wheel, its __init__.py, and words of the message
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", BROKEN)
 def test_an_mxnet_that_cannot_be_imported_is_one_line_with_the_remedy(what, tmp_path):
     wheel, body, *words = BROKEN[what]
@@ -169,6 +174,7 @@ def test_a_truncated_libmxnet_is_an_error_and_does_not_end_the_process(tmp_path)
     assert "pip install --force-reinstall --no-deps mxnet==1.9.1" in message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_bytes", [0, 100, 5000])
 def test_a_truncated_cuda_library_is_an_error_and_does_not_end_the_process(num_bytes, tmp_path):
     folder = site(tmp_path, "mxnet_cu112") / "nvidia" / "cuda_runtime" / "lib"

@@ -35,6 +35,7 @@ def python(program, **environment):
     return done.stdout.split()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k, want", [(2, 6), (3, 4), (5, 2), (8, 1), (13, 1)])
 def test_workers_get_an_even_share(k, want):
     # A worker starts with at most the machine's processors, which may be fewer than the share.
@@ -43,6 +44,7 @@ def test_workers_get_an_even_share(k, want):
     assert got == [str(expected)] * k
 
 
+@pytest.mark.slow
 def test_one_context_has_all_processors_even_if_operators_have_run():
     program = "mx.nd.ones((4,)).wait_to_read(); threads.share(cpus(1)); print(team(0))"
     assert python(program) == [str(os.cpu_count())]
@@ -56,6 +58,7 @@ def test_teams_shrink_when_more_contexts_come_and_never_grow():
     assert python(program) == [str(min(12, os.cpu_count())), "1", "1", "1"]
 
 
+@pytest.mark.slow
 def test_a_fork_restarts_all_workers_and_they_keep_their_share():
     """Also those of contexts that were never shared, and of new ones."""
     program = (
@@ -66,6 +69,7 @@ def test_a_fork_restarts_all_workers_and_they_keep_their_share():
     assert python(program) == ["1"] * 6
 
 
+@pytest.mark.slow
 def test_a_worker_that_started_larger_shrinks_when_it_is_shared():
     program = (
         "team(20); threads.share(cpus(12)); large = team(20);"
@@ -74,16 +78,19 @@ def test_a_worker_that_started_larger_shrinks_when_it_is_shared():
     assert python(program) == [str(os.cpu_count()), "1"]
 
 
+@pytest.mark.slow
 def test_repeated_contexts_count_once_and_gpus_not_at_all():
     program = "threads.share([mx.cpu(0), mx.cpu(0), mx.gpu(0)]); print(threads.size(mx.cpu(0)))"
     assert python(program) == ["12"]
 
 
+@pytest.mark.slow
 def test_the_users_own_number_is_kept():
     program = "threads.share(cpus(1)); print(team(0))"
     assert python(program, OMP_NUM_THREADS="3") == ["3"]
 
 
+@pytest.mark.slow
 def test_shrinking_between_steps_is_safe_for_cached_operators():
     """Growing a team crashes oneDNN's cached operators; what share() does must not."""
     program = (

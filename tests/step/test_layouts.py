@@ -228,6 +228,7 @@ def run_apart(kind, way):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", MODELS)
 def test_weights_that_are_views_of_one_array_would_be_damaged(way):
     """The process dies, or the values are not what they were; with arrays of their own, neither."""

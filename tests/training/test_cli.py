@@ -300,6 +300,7 @@ def test_odd_paths_are_accepted_or_refused_by_name(command, flag, tmp_path, monk
         assert_accepted_or_refused_by_name(command, flag, value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "arguments", "code", "words"),
     [
@@ -365,6 +366,7 @@ def test_ctrl_c_ends_with_130_and_names_what_was_kept(tmp_path):
     assert {path.suffix for path in tmp_path.iterdir()} == {".params", ".npz"}
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_a_progress_bar_on_stderr_and_none_on_stdout():
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))

@@ -75,6 +75,7 @@ def one_line(name, err):
     return err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lenet", "resnet18"])
 def test_no_memory_for_the_data_is_one_line_and_3(name, imported):
     # 36 MB is what one of the arrays needs that the data is made of.
@@ -87,6 +88,7 @@ def test_no_memory_for_the_data_is_one_line_and_3(name, imported):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lenet", "resnet18"])
 @pytest.mark.parametrize("kind", ["as", "data"])
 def test_no_memory_for_what_every_step_needs_is_one_line_and_3(name, imported, kind):
@@ -99,6 +101,7 @@ def test_no_memory_for_what_every_step_needs_is_one_line_and_3(name, imported, k
     assert re.search(words, one_line(name, err))
 
 
+@pytest.mark.slow
 def test_no_memory_in_a_step_is_one_line_and_3_and_the_checkpoint_stays(imported, tmp_path):
     """Enough for the small arrays, but not for those of a step on 6000 images."""
     saving = ("--save-dir", tmp_path, "--epochs", "1", "--batch-size", "6000")
@@ -116,6 +119,7 @@ def test_no_memory_in_a_step_is_one_line_and_3_and_the_checkpoint_stays(imported
     assert {path.name: path.read_bytes() for path in tmp_path.glob("*.*")} == before
 
 
+@pytest.mark.slow
 def test_no_memory_for_mxnet_itself_is_one_line_and_2():
     code, out, err = train("lenet", **{"as": 450 * memory_limits.MB})
     assert (code, out) == (2, "")
@@ -190,8 +194,8 @@ def test_the_required_memory_grows_with_contexts_and_batch_but_not_on_gpus(monke
 # Exceptions
 
 
-@pytest.mark.parametrize("name", ["operator", "loading"])
-@pytest.mark.parametrize("model", ["lenet", "resnet18"])
+@pytest.mark.parametrize("name", ["operator", pytest.param("loading", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("model", ["lenet", pytest.param("resnet18", marks=pytest.mark.slow)])
 def test_an_exception_while_training_is_printed_once_and_ends_with_1(name, model, tmp_path):
     """In an operator, on the engine's thread; in the iterator of the batches.
 
@@ -209,6 +213,7 @@ def test_an_exception_while_training_is_printed_once_and_ends_with_1(name, model
         sealed_npz.unpack(path.read_bytes())  # not damaged
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["threads", "processes"])
 def test_an_exception_in_a_data_loader_is_printed_and_ends_with_1(how):
     code, out, err = fault("loader", how)
@@ -220,6 +225,7 @@ def test_an_exception_in_a_data_loader_is_printed_and_ends_with_1(how):
 # Full disks
 
 
+@pytest.mark.slow
 def test_training_goes_on_to_its_end_on_a_full_disk(small_disk):
     arguments = ("--limit", "96", "--batch-size", "16", "--save-dir", small_disk, "--resume")
     code, out, err = train("lenet", *arguments, "--epochs", "1")

@@ -132,6 +132,7 @@ def test_a_package_that_cannot_be_imported_is_status_2(script, monkeypatch, caps
     assert "gluonpar.training.data.dataset" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_script_runs_from_anywhere(tmp_path):
     result = subprocess.run(
         [sys.executable, str(SCRIPT), "--data-dir", str(tmp_path)],

@@ -184,6 +184,7 @@ def after_batches(process, number):
     raise AssertionError(f"it ended early: {process.stderr.read()}")
 
 
+@pytest.mark.slow
 def test_kill_9_at_random_moments_loses_nothing(start, tmp_path):
     chance = random.Random(KILLS)
     limit = str(8 * 14 * max(3, KILLS))  # more steps in three epochs than before all kills
@@ -227,6 +228,7 @@ def test_sigterm_saves_and_ends_with_143(start, tmp_path):
     assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "ended" / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_sigterm_without_a_folder_ends_with_143(start):
     process = start("--limit", "240", "--epochs", "1000")
     after_batches(process, 2)
@@ -236,6 +238,7 @@ def test_sigterm_without_a_folder_ends_with_143(start):
     assert "ended by SIGTERM; nothing was saved" in err
 
 
+@pytest.mark.slow
 def test_training_goes_on_when_the_disk_is_full(start, tmp_path):
     arguments = ("--limit", "80", "--save-dir", str(tmp_path), "--save-every", "4", "--resume")
     start(*arguments, "--epochs", "1").communicate()

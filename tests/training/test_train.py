@@ -312,6 +312,7 @@ def test_weights_change_the_shards_and_nothing_but_rounding(two_devices, sizes):
         np.testing.assert_allclose(one.asnumpy(), other.asnumpy(), rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_trainer_of_ones_own_loop_loads_nothing_of_training():
     program = """
 import sys, gluonpar.gluon
