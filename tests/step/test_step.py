@@ -166,33 +166,6 @@ def test_one_context_need_not_be_a_list():
     assert gluonpar.train_batch(X, y, device_params, mx.cpu(1), LR)[0].context == mx.cpu(1)
 
 
-@pytest.mark.parametrize("lr", [0, -0.1, float("nan"), float("inf")])
-def test_a_learning_rate_that_is_not_positive_and_finite(lr):
-    X, y = make_batches(2)[0]
-    with pytest.raises(ValueError, match=f"lr must be .*{lr}"):
-        gluonpar.train_batch(X, y, replicas_of(start(), contexts(1)), contexts(1), lr)
-
-
-def test_images_and_labels_of_different_lengths():
-    X, y = make_batches(4)[0]
-    with pytest.raises(
-        ValueError, match=r"batch\[0\] of shape \(4, 1, 28, 28\).*batch\[1\] of shape \(3,\)"
-    ):
-        gluonpar.train_batch(X, y[:3], replicas_of(start(), contexts(2)), contexts(2), LR)
-
-
-def test_a_bad_request_changes_nothing():
-    X, y = make_batches(4)[0]
-    ctx = contexts(2)
-    device_params = replicas_of(start(), ctx)
-    with pytest.raises(ValueError, match="got 2 .* 3 contexts"):
-        gluonpar.train_batch(X, y, device_params, contexts(3), LR)
-    with pytest.raises(ValueError, match=r"parameter 0 must be on cpu\(0\), .* cpu\(1\)"):
-        gluonpar.train_batch(X, y, device_params[::-1], ctx, LR)
-    for param, before in zip(device_params[0], start()):
-        np.testing.assert_array_equal(param.asnumpy(), before)
-
-
 @pytest.fixture(scope="module")
 def of_the_default_algorithm():
     return train(make_batches(12), 3)[0]
@@ -246,18 +219,6 @@ def test_weighted_devices_train_as_one(n, weights):
     for params in device_params:
         for got, want in zip(params, train(batches, 1)[0]):
             assert relative_error(got.asnumpy(), want) < 1e-5
-
-
-@pytest.mark.parametrize("weights", [[1], [1, 0], [1, float("inf")], [1, 2, 3]])
-def test_bad_weights_change_nothing(weights):
-    X, y = make_batches(4)[0]
-    ctx = contexts(2)
-    device_params = replicas_of(start(), ctx)
-    with pytest.raises(ValueError, match="weights="):
-        gluonpar.train_batch(X, y, device_params, ctx, LR, weights=weights)
-    for params in device_params:
-        for got, want in zip(params, start()):
-            np.testing.assert_array_equal(got.asnumpy(), want)
 
 
 class Waiting(mx.autograd.Function):
@@ -406,3 +367,32 @@ class TestOverlap:
 
         monkeypatch.setattr(engine, "push", never_beside)
         assert not self.overlaps(updated, TestOverlap.on_the_worker)
+
+
+NOTHING = {"X": np.zeros((0, 1, 28, 28), "float32"), "y": np.zeros(0, "float32")}
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (NOTHING, "at least 1 sample, got 0"),
+        (
+            {"y": np.zeros(3, "float32")},
+            r"batch\[0\] of shape \(4, 1, .*batch\[1\] of shape \(3,\)",
+        ),
+        *(({"lr": lr}, f"lr must be .* {lr}") for lr in (0, -0.1, float("nan"), float("inf"))),
+        ({"ctx": contexts(3)}, "got 2 for 3 contexts"),
+        ({"ctx": contexts(2)[::-1]}, r"parameter 0 must be on cpu\(1\), .* cpu\(0\)"),
+        *(({"weights": w}, "weights=") for w in ([1], [1, 0], [1, float("inf")], [1, 2, 3])),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_is_refused_and_changes_no_parameter(changed, words):
+    X, y = make_batches(4)[0]
+    device_params = replicas_of(start(), contexts(2))
+    arguments = {"X": X, "y": y.astype("float32"), "ctx": contexts(2), "lr": LR, **changed}
+    with pytest.raises(ValueError, match=words):
+        gluonpar.train_batch(device_params=device_params, **arguments)
+    for params in device_params:
+        for param, before in zip(params, start()):
+            np.testing.assert_array_equal(param.asnumpy(), before)
