@@ -73,6 +73,7 @@ def test_it_runs_without_an_error_or_a_warning(ran):
     assert real != (NO_DATA in printed(ran["data"])), "synthetic data must be announced"
 
 
+@pytest.mark.slow
 def test_the_all_reduce_by_hand_and_the_library_s_are_the_sum(ran):
     sums = "{'cpu(0)': 111, 'cpu(1)': 111, 'cpu(2)': 111}\n"
     assert printed(ran["by-hand"]).endswith(sums)
@@ -86,6 +87,7 @@ def test_the_all_reduce_by_hand_and_the_library_s_are_the_sum(ran):
     assert ring == [np.arange(40).reshape(4, 10).sum(axis=0).tolist()] * 4
 
 
+@pytest.mark.slow
 def test_one_two_and_four_devices_train_alike_and_learn(ran):
     rows = [numbers(row) for row in printed(ran["table"]).splitlines()[1:]]
     assert [row[0] for row in rows] == [1, 2, 4]
@@ -95,6 +97,7 @@ def test_one_two_and_four_devices_train_alike_and_learn(ran):
     assert losses[0] < 0.6 * np.log(10)
 
 
+@pytest.mark.slow
 def test_measured_sums_are_right_and_busbw_follows_from_algbw(ran):
     rows = [line.split() for line in printed(ran["measure"]).splitlines()[1:]]
     assert [row[1] for row in rows] == ["star", "tree", "ring", "host"] * 3
@@ -104,12 +107,14 @@ def test_measured_sums_are_right_and_busbw_follows_from_algbw(ran):
         assert float(algbw) == pytest.approx(int(num_bytes) / float(ms) / 1e6, rel=0.1, abs=2e-3)
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one(ran):
     rows = [numbers(row) for row in printed(ran["processes"]).splitlines()]
     assert [row[:2] for row in rows] == [[1, 2], [2, 1]]  # processes, devices in each
     assert rows[0][-1] == pytest.approx(rows[1][-1], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_every_exercise_has_a_cell_and_a_solution_that_runs(ran):
     exercises = [name[len("exercise-") :] for name in ran if name.startswith("exercise-")]
     assert exercises == list(build.code(build.SOURCE / "solutions.py"))
@@ -128,6 +133,7 @@ def test_the_committed_notebook_is_built_from_the_source(committed):
     assert [cell.outputs for cell in codes(notebook)] == [cell.outputs for cell in codes(english)]
 
 
+@pytest.mark.slow
 def test_every_output_is_committed(committed, ran):
     notebook, language = committed
     for cell in codes(notebook):
