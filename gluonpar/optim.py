@@ -49,11 +49,15 @@ def sgd_on_parts(parts: Sequence[replicas.Part], lr: float, batch_size: int) -> 
         update = rule(lr, 1.0 / batch_size)
         reduce_update([Item([p.grad], [p.params], [update] * len(p.params)) for p in parts])
         return
-    for start in range(0, len(params), _MOST_WEIGHTS):
-        group = params[start : start + _MOST_WEIGHTS]
-        n, pairs = len(group), [array for param in group for array in (param, param.grad)]
-        options = {"lrs": [lr] * n, "wds": [0.0] * n, "rescale_grad": 1.0 / batch_size}
-        nd.multi_sgd_update(*pairs, out=group, num_weights=n, **options)
+    by_dtype: dict = {}  # as the operator wants one dtype
+    for param in params:
+        by_dtype.setdefault(param.dtype, []).append(param)
+    for same in by_dtype.values():
+        for start in range(0, len(same), _MOST_WEIGHTS):
+            group = same[start : start + _MOST_WEIGHTS]
+            n, pairs = len(group), [array for param in group for array in (param, param.grad)]
+            options = {"lrs": [lr] * n, "wds": [0.0] * n, "rescale_grad": 1.0 / batch_size}
+            nd.multi_sgd_update(*pairs, out=group, num_weights=n, **options)
 
 
 def rule(

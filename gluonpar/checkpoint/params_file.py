@@ -20,7 +20,9 @@ def save_params(path: pathlib.Path, params: mx.gluon.Block | Sequence[mx.nd.NDAr
             if isinstance(params, mx.gluon.Block):
                 params.save_parameters(file.name)
             else:
-                mx.nd.save(file.name, {str(i): param for i, param in enumerate(params)})
+                # With its context a file from gpu(3) could not be read where there are fewer GPUs.
+                copies = [param.as_in_context(mx.cpu()) for param in params]
+                mx.nd.save(file.name, {str(i): param for i, param in enumerate(copies)})
             # MXNet does not notice that closing the file failed, as on a full disk.
             mx.nd.load(file.name)  # noqa: TID251
         except mx.MXNetError as error:

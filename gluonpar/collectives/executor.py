@@ -16,10 +16,10 @@ from mxnet import autograd
 
 from gluonpar.collectives import partition
 from gluonpar.collectives.plan import Hop, num_chunks
-from gluonpar.runtime import engine, memory
+from gluonpar.runtime import engine, memory, peers
 
 COMBINE = {"max": mx.nd.broadcast_maximum, "min": mx.nd.broadcast_minimum}
-COMBINE["sum"] = COMBINE["mean"] = mx.nd.elemwise_add  # a mean is divided at the end
+COMBINE["sum"] = COMBINE["mean"] = mx.nd.broadcast_add  # elemwise_add knows no int8 on GPUs
 
 
 @contextlib.contextmanager
@@ -47,6 +47,7 @@ def run(
 
     ``results`` holds the (device, chunk) pairs to write; by default, all are written.
     """
+    peers.enable([array.context for array in data])
     if num_chunks(hops) == 1 and not results:
         _run_in_place(hops, data, op)
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import Iterator, NamedTuple, Sequence
 
@@ -40,6 +41,19 @@ def choose(kind: arguments.Kind) -> Choice:
     return Choice("balanced", f"{kind.num_bytes} bytes per device: bandwidth-optimal")
 
 
+def check_algorithm(name: str | None, ctx: Sequence[mx.Context]) -> None:
+    """Raise ValueError unless the algorithm is registered and can be used on these contexts."""
+    if name is None:
+        return
+    registry.named(name)
+    gpus = [context for context in ctx if "gpu" in context.device_type]
+    if name == "host" and gpus:
+        raise ValueError(
+            f"algorithm='host' must be given CPU contexts only, got {gpus[0]}, whose memory the "
+            "host cannot read; leave it out, or name another algorithm"
+        )
+
+
 def allreduce(
     data: Sequence[mx.nd.NDArray],
     algorithm: str | None = None,
@@ -61,8 +75,8 @@ def allreduce(
     values change, but not the graph.
 
     Raises ValueError for an empty list, different shapes, dtypes or storage types, sparse arrays,
-    the same array twice, and an unknown algorithm or op; TypeError if ``data`` is not a list of
-    MXNet arrays. From ``allreduce`` in Dive into Deep Learning, 13.5.4.
+    the same array twice, an unknown algorithm or op, and 'host' with arrays on GPUs; TypeError if
+    ``data`` is not a list of MXNet arrays. From ``allreduce`` in Dive into Deep Learning, 13.5.4.
 
     >>> import mxnet as mx
     >>> data = [mx.nd.ones((2,), ctx=mx.cpu(0)), mx.nd.ones((2,), ctx=mx.cpu(1)) * 2]
@@ -115,17 +129,19 @@ def _allreduce(lists, kinds, algorithm, op, accumulate, bucket_bytes: int = BUCK
                 f"lists must be on the same contexts, got lists[{j}] on {kind.ctx}, "
                 f"but lists[0] on {kinds[0].ctx}"
             )
-    if algorithm is not None:
-        registry.named(algorithm)
+    if kinds:
+        check_algorithm(algorithm, kinds[0].ctx)
     todo = [(data, kind) for data, kind in zip(lists, kinds) if 0 not in kind.shape]
     if not todo or len(kinds[0].ctx) == 1:
         return
     threads.share(kinds[0].ctx)
     for bucket, kind in _buckets(todo, bucket_bytes):
         chosen = registry.named(algorithm or choose(kind).algorithm)
-        as_it_is = len(bucket) == 1 or chosen.name == "host"
-        run = _allreduce_separately if as_it_is else _allreduce_joined
-        run(bucket, chosen, op, accumulate)
+        if len(bucket) == 1 or chosen.name == "host":
+            _allreduce_separately(bucket, chosen, op, accumulate)
+            continue
+        with _joined(bucket) as joined:
+            _allreduce_separately([joined], chosen, op, accumulate)
 
 
 def _buckets(lists, bucket_bytes: int) -> Iterator[tuple[list, arguments.Kind]]:
@@ -140,11 +156,13 @@ def _buckets(lists, bucket_bytes: int) -> Iterator[tuple[list, arguments.Kind]]:
             bucket, held = [], 0
 
 
-def _allreduce_joined(bucket, chosen: registry.Algorithm, op: str, accumulate: str | None) -> None:
+@contextlib.contextmanager
+def _joined(bucket) -> Iterator[list[mx.nd.NDArray]]:
+    """Give one array per device, the lists end to end, which are written back on exit."""
     k = len(bucket[0])
     with executor.flattened([array for data in bucket for array in data]) as flat:
         joined = [mx.nd.concat(*flat[i::k], dim=0) for i in range(k)]
-        _allreduce_separately([joined], chosen, op, accumulate)
+        yield joined
         for i, whole in enumerate(joined):
             start = 0
             for array in flat[i::k]:
@@ -203,7 +221,8 @@ def broadcast(data: Sequence[mx.nd.NDArray], root: int = 0) -> None:
 def broadcast_many(lists: Sequence[Sequence[mx.nd.NDArray]], root: int = 0) -> None:
     """:func:`broadcast` every list of ``lists``, all on the same contexts, in place.
 
-    On CPU contexts all lists together are one operator. Raises as :func:`allreduce` does.
+    On CPU contexts all lists together are one operator; elsewhere each bucket of lists is copied
+    into one array per device, and is one message. Raises as :func:`allreduce` does.
     """
     if not lists:
         return
@@ -264,15 +283,15 @@ def all_gather(data: Sequence[mx.nd.NDArray]) -> None:
 
 def _run(lists, kinds: list[arguments.Kind], hops, reductions, op="sum", results=()) -> None:
     """Do ``reductions`` in the host's memory if all arrays are there, otherwise run ``hops``."""
-    lists = [data for data, kind in zip(lists, kinds) if 0 not in kind.shape]
-    if not lists or len(lists[0]) == 1:
+    todo = [(data, kind) for data, kind in zip(lists, kinds) if 0 not in kind.shape]
+    if not todo or len(kinds[0].ctx) == 1:
         return
     threads.share(kinds[0].ctx)
     if all(choose(kind).algorithm == "host" for kind in kinds):
-        host.run(lists, reductions, op)
+        host.run([data for data, _ in todo], reductions, op)
         return
-    for data in lists:
-        with executor.flattened(data) as flat:
+    for bucket, _ in _buckets(todo, BUCKET_BYTES):
+        with executor.flattened(bucket[0]) if len(bucket) == 1 else _joined(bucket) as flat:
             executor.run(hops, flat, op, results)
 
 

@@ -11,7 +11,7 @@ from mxnet import gluon
 
 from gluonpar import cluster, metrics
 from gluonpar.checkpoint import optimizer_states
-from gluonpar.collectives import hierarchical, named
+from gluonpar.collectives import check_algorithm, hierarchical
 from gluonpar.gluon import parameter_buckets
 from gluonpar.gluon.parameter_buckets import Layout
 from gluonpar.gluon.sharded_update import ShardedUpdate
@@ -54,12 +54,12 @@ class Trainer(gluon.Trainer):
         algorithm: str | None = None,
         compression: str | None = None,
     ) -> None:
-        if algorithm is not None:
-            named(algorithm)
+        check_algorithm(algorithm, ())
         if compression not in (None, "fp16"):
             raise ValueError(f"compression must be None or 'fp16', got {compression!r}")
         parameter_buckets.check(params)
         super().__init__(params, optimizer, optimizer_params, kvstore=None)
+        check_algorithm(algorithm, self._contexts)
         self._given = params
         self._algorithm, self._compression = algorithm, compression
         self._layout: Layout | None = None

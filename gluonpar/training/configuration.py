@@ -49,8 +49,7 @@ class Configuration:
         if not 0 <= self.seed < 2**31:
             raise ValueError(f"seed must be between 0 and {2**31 - 1}, got {self.seed}")
         check_lr(self.lr)
-        if self.algorithm is not None:
-            collectives.named(self.algorithm)
+        collectives.check_algorithm(self.algorithm, ())
         if self.model not in WORKLOADS:
             raise ValueError(f"model must be one of {', '.join(WORKLOADS)}, got {self.model!r}")
         if self.save_dir == "":

@@ -58,6 +58,7 @@ class Run:
         config = self.configuration
         choice = devices.choose(config.num_gpus, config.gpus, config.device)
         self.ctx = list(choice.ctx)
+        collectives.check_algorithm(config.algorithm, self.ctx)
         if config.weights is not None:
             partition.check_weights(config.weights, len(self.ctx))
         if config.plot:

@@ -15,8 +15,8 @@ EXCHANGE, UPDATE, OTHER = "exchange", "update", "other"
 FUSED = "exchange + update"  # one operator does both
 
 _UPDATE = re.compile(r"\w+_update(_phase[12])?")
-_COPIES = {"CopyCPU2CPU", "CopyCPU2GPU", "CopyGPU2CPU", "CopyGPU2GPU", "_copyto", "_copy"}
-_SUMS = {"elemwise_add", "add_n", "broadcast_maximum", "broadcast_minimum", "_div_scalar", "Cast"}
+_COPY = re.compile(r"_copy(to(_[CG]PU2[CG]PU)?)?|(Sync)?Copy[CG]PU2[CG]PU")
+_SUM = re.compile(r"(elemwise|broadcast)_add|add_n|broadcast_(maximum|minimum)|_div_scalar|Cast")
 
 
 class Span(NamedTuple):
@@ -99,8 +99,8 @@ def _by_name(name: str) -> str:
 
 def _by_place(name: str, after_backward: bool) -> str:
     if after_backward:
-        return EXCHANGE if name in _COPIES or name in _SUMS else BACKWARD
-    return DATA if name in _COPIES else FORWARD
+        return EXCHANGE if _COPY.fullmatch(name) or _SUM.fullmatch(name) else BACKWARD
+    return DATA if _COPY.fullmatch(name) else FORWARD
 
 
 Intervals = Sequence["tuple[float, float]"]

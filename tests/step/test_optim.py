@@ -137,6 +137,16 @@ def test_both_ways_are_the_rule(by, make, dtype):
     assert params[0].grad.asnumpy().tolist() == [256.0, 2048.0]
 
 
+def test_parameters_of_several_dtypes(by):
+    params = [params_of([[4.0]], [[2.0]], dtype)[0] for dtype in ("float32", "float16", "float32")]
+    sgd(params, 0.5, 1)
+    assert [(np.dtype(param.dtype).name, param.asscalar()) for param in params] == [
+        ("float32", 3.0),
+        ("float16", 3.0),
+        ("float32", 3.0),
+    ]
+
+
 def test_parameters_without_gradient_or_elements_stay(by):
     [frozen] = params_of([[5.0]], [[1.0]])
     frozen = frozen.copy()

@@ -1,0 +1,62 @@
+"""Peer access: GPUs that copy to each other directly, not through the host's memory.
+
+MXNet enables it only in its kvstore 'device'; without it every ``copyto`` between two GPUs is
+staged through the host. CUDA grants it per pair of GPUs and per process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import itertools
+import os
+from typing import Sequence
+
+import mxnet as mx
+
+_RUNTIME = "libcudart.so.11.0"  # the one that libmxnet.so has loaded
+_ALREADY_ENABLED = 704
+
+
+def enable(ctx: Sequence[mx.Context]) -> frozenset[tuple[int, int]]:
+    """Enable peer access between all GPUs of ``ctx`` that have it; return these pairs of ids.
+
+    Does nothing with ``MXNET_ENABLE_GPU_P2P=0``. A later call with the same GPUs costs nothing.
+    """
+    return _enable(frozenset(c.device_id for c in ctx if c.device_type == "gpu"))
+
+
+def describe(ctx: Sequence[mx.Context]) -> str:
+    """Return which GPUs of ``ctx`` copy directly to each other; "" for fewer than two GPUs."""
+    gpus = sorted({c.device_id for c in ctx if c.device_type == "gpu"})
+    pairs = [*itertools.combinations(gpus, 2)]
+    if not pairs:
+        return ""
+    if os.environ.get("MXNET_ENABLE_GPU_P2P") == "0":
+        return "no peer access: MXNET_ENABLE_GPU_P2P=0"
+    direct = enable(ctx)
+    staged = [f"{i}-{j}" for i, j in pairs if not {(i, j), (j, i)} <= direct]
+    if not staged:
+        return "peer access between all"
+    some = "no peer access" if len(staged) == len(pairs) else "no peer access between some"
+    return f"{some}: copies of {', '.join(staged)} go through the host"
+
+
+@functools.lru_cache(None)
+def _enable(gpus: frozenset[int]) -> frozenset[tuple[int, int]]:
+    if len(gpus) < 2 or os.environ.get("MXNET_ENABLE_GPU_P2P") == "0":
+        return frozenset()
+    cuda, current = ctypes.CDLL(_RUNTIME), ctypes.c_int()
+    cuda.cudaGetDevice(ctypes.byref(current))
+    enabled, possible = set(), ctypes.c_int()
+    try:
+        for i, j in itertools.permutations(sorted(gpus), 2):
+            if cuda.cudaDeviceCanAccessPeer(ctypes.byref(possible), i, j) or not possible.value:
+                continue
+            cuda.cudaSetDevice(i)
+            if cuda.cudaDeviceEnablePeerAccess(j, 0) in (0, _ALREADY_ENABLED):
+                enabled.add((i, j))
+            cuda.cudaGetLastError()  # MXNet would take the error that stays for one of its own
+    finally:
+        cuda.cudaSetDevice(current)
+    return frozenset(enabled)
