@@ -65,13 +65,6 @@ def test_a_full_disk_is_an_oserror_and_keeps_the_earlier_file(tmp_path):
     assert os.listdir(tmp_path) == ["a.params"]
 
 
-def test_saved_arrays_do_not_name_the_device_they_were_on(tmp_path):
-    """MXNet loads an array to the device that the file names, and ends where there is none."""
-    path = tmp_path / "a.params"
-    params_file.save_params(path, [mx.nd.ones((2,), ctx=mx.cpu(3))])
-    assert mx.nd.load(str(path))["0"].context == mx.cpu(0)
-
-
 def test_a_missing_folder_is_an_oserror_with_the_path(tmp_path):
     with pytest.raises(OSError, match="absent"):
         params_file.save_params(tmp_path / "absent" / "a.params", params())
