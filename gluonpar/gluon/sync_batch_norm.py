@@ -86,7 +86,8 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
         """Per channel, the mean of ``flat`` over all devices; in prediction, ``running``."""
         return F.Custom(
             F.sum(flat, axis=1, exclude=True),
-            F.cast(F.size_array(flat), dtype=np.dtype(self.gamma.dtype).name),
+            # size_array would do, but its GPU kernel writes four of its eight bytes.
+            F.cast(F.shape_array(flat), dtype=np.dtype(self.gamma.dtype).name),
             running,
             op_type="gluonpar_mean_over_devices",
             key=self._rendezvous[which].key,
@@ -120,13 +121,13 @@ class _MeanOverDevicesProp(mx.operator.CustomOpProp):
         self._key, self._momentum, self._frozen = key, float(momentum), frozen == "1"
 
     def list_arguments(self):
-        return ["sums", "size"]
+        return ["sums", "shape"]
 
     def list_auxiliary_states(self):
         return ["running"]
 
     def infer_shape(self, in_shape):
-        return [in_shape[0], [1]], [in_shape[0]], [in_shape[0]]
+        return [in_shape[0], [3]], [in_shape[0]], [in_shape[0]]
 
     def create_operator(self, ctx, shapes, dtypes):
         own = rendezvous.by_key[self._key]
@@ -153,7 +154,8 @@ class _MeanOverDevices(mx.operator.CustomOp):
             _write(out_data[0], req[0], running)
             return
         sums = in_data[0].asnumpy()
-        count = in_data[1].asnumpy() / len(sums)
+        samples, _, others = in_data[1].asnumpy().astype("float64")
+        count = samples * others
         self._round = self._rendezvous.begin(self._device)
         total = self._sum(self._round, np.append(sums, count), out_data[0])
         if total is not None:
@@ -170,7 +172,7 @@ class _MeanOverDevices(mx.operator.CustomOp):
                 return
             gradient = total / self._total
         _write(in_grad[0], req[0], gradient)
-        _write(in_grad[1], req[1], np.zeros(1))
+        _write(in_grad[1], req[1], np.zeros(3))
 
     def _sum(self, tag: Any, values: np.ndarray, result: mx.nd.NDArray) -> np.ndarray | None:
         """The sum over devices; None after a timeout, which waiting for ``result`` then raises."""

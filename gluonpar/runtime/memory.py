@@ -8,11 +8,15 @@ variable and the memory.
 from __future__ import annotations
 
 import ctypes
-from typing import Iterable, Sequence
+import functools
+import itertools
+from typing import Iterable, Iterator, Sequence
 
 import mxnet as mx
 import numpy as np
 from mxnet.base import _LIB, check_call
+
+_COPIES_UNDER_WAY = 4
 
 _reorder = _LIB["_ZN5mxnet7NDArray5Chunk15Reorder2DefaultEv"]  # NDArray::Chunk::Reorder2Default()
 _reorder.argtypes, _reorder.restype = [ctypes.c_void_p], None
@@ -31,16 +35,30 @@ def num_bytes(array: mx.nd.NDArray) -> int:
 def from_numpy(values: np.ndarray, ctx: mx.Context) -> mx.nd.NDArray:
     """Return a copy of ``values`` on ``ctx``: ``mx.np`` under ``npx.set_np()``, else ``mx.nd``.
 
-    On a CPU context it does not wait. ``mx.nd.array`` would: it queues an operator behind those
-    that the context is computing, although nothing can depend on a new array yet.
+    It does not wait. ``mx.nd.array`` would: on a CPU context it queues an operator behind those
+    that the context is computing, although nothing can depend on a new array yet, and on a GPU it
+    waits for the copy. To a GPU ``values`` go through pinned memory, which is kept.
     """
-    module = mx.np if mx.util.is_np_array() else mx.nd
-    if ctx.device_type != "cpu":
-        return module.array(values, dtype=values.dtype, ctx=ctx)
-    array = module.empty(values.shape, dtype=values.dtype, ctx=ctx)
-    if values.size:
+    array = (mx.np if mx.util.is_np_array() else mx.nd).empty(
+        values.shape, dtype=values.dtype, ctx=ctx
+    )
+    if not values.size:
+        return array
+    if ctx.device_type == "cpu":
         np.copyto(view(array).reshape(values.shape), values)
+        return array
+    pinned = next(_pinned(ctx.device_id, values.size, np.dtype(values.dtype)))
+    check_call(_LIB.MXNDArrayWaitToWrite(pinned.handle))  # for the copy that it was last used for
+    np.copyto(view(pinned).reshape(values.shape), values)
+    pinned.reshape(values.shape).copyto(array.as_nd_ndarray())
     return array
+
+
+@functools.lru_cache(16)  # MXNet frees pinned memory at once, and allocating it takes long
+def _pinned(device_id: int, size: int, dtype: np.dtype) -> Iterator[mx.nd.NDArray]:
+    """Give flat arrays in pinned memory in turns: a copy from each may be under way."""
+    ctx = mx.cpu_pinned(device_id)
+    return itertools.cycle([mx.nd.empty((size,), ctx, dtype) for _ in range(_COPIES_UNDER_WAY)])
 
 
 def settle(arrays: Iterable[mx.nd.NDArray]) -> None:

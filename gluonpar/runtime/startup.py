@@ -12,7 +12,7 @@ import os
 import sys
 import warnings
 
-from gluonpar.runtime import cuda_libraries, memory_limits, wheels
+from gluonpar.runtime import cuda_libraries, driver, memory_limits, wheels
 
 INSTALL = (
     "install one of the two: pip install 'gluonpar[cpu]' (any x86-64 Linux machine) or "
@@ -27,6 +27,11 @@ SETTINGS = {"MXNET_CPU_TEMP_COPY": "256"}
 # An MXNet with CUDA counts the GPUs in the first backward of CPU devices too, only to print hints,
 # and fails there if the driver does. gluonpar.runtime.devices gives the hints.
 CUDA_SETTINGS = {"MXNET_CUDA_LIB_CHECKING": "0", "MXNET_CUDNN_LIB_CHECKING": "0"}
+
+# MXNet compiles the elementwise operators of a graph into one kernel, in the first step, by NVRTC. The
+# driver must be as new as NVRTC, while for everything else in MXNet any driver of CUDA 11 will do.
+WITHOUT_FUSION = {"MXNET_USE_FUSION": "0"}
+COMPILER_CUDA = (11, 8)  # of nvidia-cuda-nvrtc-cu11
 
 # glibc's mallopt: large arrays stay in the heap, which saves an mmap, page faults and an munmap.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -71,7 +76,19 @@ def start() -> None:
 
 def settings(installed: list[str]) -> dict[str, str]:
     """Return the environment variables that :func:`start` sets, unless set, for these wheels."""
-    return {**SETTINGS, **(CUDA_SETTINGS if wheels.with_cuda(installed) else {})}
+    if not wheels.with_cuda(installed):
+        return SETTINGS
+    return {**SETTINGS, **CUDA_SETTINGS, **({} if _fusion_works() else WITHOUT_FUSION)}
+
+
+def _fusion_works() -> bool:
+    """Return whether the driver accepts what the CUDA compiler in the process writes."""
+    if os.environ.get("GLUONPAR_CUDA") == "system":  # a compiler of any version
+        return False
+    try:
+        return driver.cuda_version() >= COMPILER_CUDA
+    except (driver.DriverMissing, driver.DriverError):
+        return True  # no GPU will be used
 
 
 def _prepare_numpy() -> None:
