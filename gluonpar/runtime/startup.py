@@ -28,8 +28,8 @@ SETTINGS = {"MXNET_CPU_TEMP_COPY": "256"}
 # and fails there if the driver does. gluonpar.runtime.devices gives the hints.
 CUDA_SETTINGS = {"MXNET_CUDA_LIB_CHECKING": "0", "MXNET_CUDNN_LIB_CHECKING": "0"}
 
-# MXNet compiles the elementwise operators of a graph into one kernel, in the first step, by NVRTC. The
-# driver must be as new as NVRTC, while for everything else in MXNet any driver of CUDA 11 will do.
+# MXNet compiles the elementwise operators of a graph into one kernel, in the first step, by NVRTC.
+# The driver must be as new as NVRTC; for everything else in MXNet any driver of CUDA 11 will do.
 WITHOUT_FUSION = {"MXNET_USE_FUSION": "0"}
 COMPILER_CUDA = (11, 8)  # of nvidia-cuda-nvrtc-cu11
 
