@@ -6,6 +6,7 @@ import gluonpar  # noqa: F401
 import importlib.util
 import signal
 
+import contexts
 import mxnet as mx
 import pytest
 from gluonpar import replicas
@@ -19,6 +20,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # How long an example takes says what else the machine is doing, and nothing of the law tested.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
+
+
+def pytest_addoption(parser):
+    text = "devices of the tests of step, collectives, gluon, models and checkpoint"
+    parser.addoption("--device", choices=("cpu", "gpu-sim"), default="cpu", help=text)
+
+
+def pytest_configure(config):
+    """Choose the devices before the tests are imported."""
+    if config.getoption("--device") == "gpu-sim":
+        contexts.kind = mx.gpu
 
 
 def pytest_collection_modifyitems(items):

@@ -6,6 +6,7 @@ import sys
 import mxnet as mx
 import numpy as np
 import pytest
+from contexts import device
 
 import gluonpar
 from gluonpar.models import lenet, resnet
@@ -33,11 +34,11 @@ def trained_resnet(k=1):
     """Narrow, with running statistics that two steps have changed."""
     mx.random.seed(0)
     net = resnet.resnet18(width=4)
-    net.initialize(mx.init.Xavier(), ctx=[mx.cpu(i) for i in range(k)])
+    net.initialize(mx.init.Xavier(), ctx=[device(i) for i in range(k)])
     for step in range(2):
         for i in range(k):
             with mx.autograd.record():
-                net(mx.nd.array(images(8, step) / 128 - 1, ctx=mx.cpu(i)))
+                net(mx.nd.array(images(8, step) / 128 - 1, ctx=device(i)))
     return net
 
 

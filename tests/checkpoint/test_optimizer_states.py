@@ -11,6 +11,7 @@ import gluon_runs as runs
 import mxnet as mx
 import numpy as np
 import pytest
+from contexts import device
 from gluon_runs import assert_as_one, contexts, give_grads, weights
 
 from gluonpar.checkpoint import sealed_npz
@@ -126,7 +127,7 @@ def test_float16_states_with_their_float32_copies(tmp_path):
     step(params, trainer, 3)
     trainer.save_states(tmp_path / "s")
     again, other = trained()
-    again[0].set_data(params[0].data(mx.cpu(0)))
+    again[0].set_data(params[0].data(device(0)))
     other.load_states(tmp_path / "s")
     step(params, trainer, 5)
     step(again, other, 5)

@@ -6,6 +6,7 @@ import sys
 
 import mxnet as mx
 import pytest
+from contexts import device
 
 from gluonpar.checkpoint import params_file
 from gluonpar.models import lenet, resnet
@@ -15,7 +16,7 @@ from gluonpar.training.data import dataset
 
 def params():
     """More than ten, with unique values, on two contexts; with a NaN, an infinity and a -0."""
-    odd = mx.nd.array([[float("nan"), float("inf"), -0.0], [1, 2, 3]], ctx=mx.cpu(1))
+    odd = mx.nd.array([[float("nan"), float("inf"), -0.0], [1, 2, 3]], ctx=device(1))
     many = [mx.nd.array([i]) for i in range(12)]
     return [odd, mx.nd.array([1 / 3, 2 / 3], dtype="float64"), *many]
 

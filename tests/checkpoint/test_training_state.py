@@ -6,6 +6,7 @@ import sys
 import mxnet as mx
 import numpy as np
 import pytest
+from contexts import device
 from mpi_jobs import mpirun, needs_mpi
 
 import gluonpar
@@ -18,7 +19,7 @@ def network(k, rate=0.1, optimizer="adam", seed=0, names="ab"):
     net = mx.gluon.nn.HybridSequential()
     first, last = (mx.gluon.nn.Dense(4, in_units=n, prefix=p) for n, p in zip((3, 4), names))
     net.add(first, mx.gluon.nn.BatchNorm(in_channels=4), last)
-    net.initialize(ctx=[mx.cpu(i) for i in range(k)])
+    net.initialize(ctx=[device(i) for i in range(k)])
     schedule = mx.lr_scheduler.FactorScheduler(2, 0.5, base_lr=rate)
     options = {"learning_rate": rate, "lr_scheduler": schedule}
     return net, gluonpar.Trainer(net.collect_params(), optimizer, options)
@@ -74,7 +75,7 @@ def test_on_another_number_of_devices_running_statistics_are_the_mean(saved):
 
 def test_lists_of_parameters_can_be_loaded_on_another_number_of_devices(tmp_path):
     params = gluonpar.init_lenet()
-    two, three = ([gluonpar.get_params(params, mx.cpu(i)) for i in range(k)] for k in (2, 3))
+    two, three = ([gluonpar.get_params(params, device(i)) for i in range(k)] for k in (2, 3))
     gluonpar.save_checkpoint(tmp_path / "a", two)
     for replica in three:
         for array in replica:

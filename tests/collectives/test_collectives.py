@@ -5,6 +5,7 @@ import threading
 import mxnet as mx
 import numpy as np
 import pytest
+from contexts import device
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mxnet import autograd
@@ -38,12 +39,12 @@ def payload(k, shape, dtype="float32"):
 
 
 def place(values, array=mx.nd.array):
-    return [array(v, ctx=mx.cpu(i), dtype=v.dtype) for i, v in enumerate(values)]
+    return [array(v, ctx=device(i), dtype=v.dtype) for i, v in enumerate(values)]
 
 
 def assert_everywhere(data, want):
     for i, array in enumerate(data):
-        assert array.context == mx.cpu(i)
+        assert array.context == device(i)
         np.testing.assert_array_equal(array.asnumpy(), want)
 
 
@@ -189,8 +190,8 @@ def test_several_arrays_on_one_context_and_rows_of_one_array(algorithm, views):
 @pytest.mark.parametrize("algorithm", NAMES)
 def test_arrays_in_one_of_onednns_layouts(algorithm):
     """A convolution's output is stored in blocks of channels until its values are read."""
-    X = [mx.nd.random.uniform(shape=(2, 3, 16, 16), ctx=mx.cpu(i)) for i in range(2)]
-    W = [mx.nd.random.uniform(shape=(32, 3, 3, 3), ctx=mx.cpu(i)) for i in range(2)]
+    X = [mx.nd.random.uniform(shape=(2, 3, 16, 16), ctx=device(i)) for i in range(2)]
+    W = [mx.nd.random.uniform(shape=(32, 3, 3, 3), ctx=device(i)) for i in range(2)]
     data, again = (
         [mx.nd.Convolution(x, w, None, (3, 3), num_filter=32, no_bias=True) for x, w in zip(X, W)]
         for _ in range(2)
@@ -255,7 +256,7 @@ class TestOtherCollectives:
 
     def test_empty_arrays(self, k):
         with mx.util.np_shape(True):
-            data = [mx.nd.zeros((0,), ctx=mx.cpu(i)) for i in range(k)]
+            data = [mx.nd.zeros((0,), ctx=device(i)) for i in range(k)]
             for name in ("reduce", "broadcast", "reduce_scatter", "all_gather"):
                 assert getattr(gluonpar, name)(data) is None
 
@@ -293,7 +294,7 @@ def test_it_returns_before_the_sum_is_there_and_keeps_no_list_of_the_callers(alg
     """Gluon's ``param.list_grad()`` is the parameter's own list, and may get other arrays."""
     gate = threading.Event()
     data, others = place(payload(2, (10,))), place(np.full((2, 10), 5, "float32"))
-    engine.push(lambda: gate.wait(600), mx.cpu(1), writes=data)  # as a long operator
+    engine.push(lambda: gate.wait(600), device(1), writes=data)  # as a long operator
     given = list(data)
     gluonpar.allreduce(given, algorithm)
     given[:] = others
@@ -327,7 +328,7 @@ def test_memory_is_constant_over_many_calls(algorithm):
 def test_nothing_is_recorded_for_autograd(algorithm):
     x = mx.nd.ones((2,))
     x.attach_grad()
-    data = [mx.nd.ones((2,)), mx.nd.ones((2,), ctx=mx.cpu(1))]
+    data = [mx.nd.ones((2,)), mx.nd.ones((2,), ctx=device(1))]
     with autograd.record():
         y = x * 3
         gluonpar.allreduce(data, algorithm)
@@ -405,7 +406,7 @@ class TestMany:
         assert messages == sizes
 
     def test_views_of_one_array_per_device(self):
-        flat = [mx.nd.array(np.arange(6) + i, ctx=mx.cpu(i)) for i in range(2)]
+        flat = [mx.nd.array(np.arange(6) + i, ctx=device(i)) for i in range(2)]
         lists = [[array[:2] for array in flat], [array[2:] for array in flat]]
         gluonpar.allreduce_many(lists)
         assert_everywhere(flat, 2 * np.arange(6) + 1)
@@ -437,7 +438,7 @@ def test_explain_names_the_host_for_cpu_contexts():
 )
 @pytest.mark.parametrize("mixed", [False, True])
 def test_the_choice_for_gpus_depends_on_bytes_and_number(k, size, want, mixed):
-    ctx = [mx.cpu(0) if mixed and i == 0 else mx.gpu(i) for i in range(k)]
+    ctx = [device(0) if mixed and i == 0 else mx.gpu(i) for i in range(k)]
     kind = arguments.Kind((size,), np.dtype("float32"), ctx)
     assert operations.choose(kind).algorithm == want
 
@@ -449,7 +450,7 @@ BAD_DATA = [
     ([ONE, np.ones(2)], TypeError, r"data\[1\] .*got ndarray"),
     ([ONE, ONE], ValueError, "data .*more than once"),
     ([SPARSE, SPARSE], ValueError, "row_sparse .*tostype"),
-    ([ONE, mx.nd.ones((3,), ctx=mx.cpu(1))], ValueError, r"cpu\(1\) .*\(3,\).* cpu\(0\) .*\(2,\)"),
+    ([ONE, mx.nd.ones((3,), ctx=device(1))], ValueError, r"cpu\(1\) .*\(3,\).* cpu\(0\) .*\(2,\)"),
     ([ONE, ONE.astype("float64")], ValueError, r"data\[1\] .*float64.*float32"),
     ([ONE, ONE.tostype("row_sparse")], ValueError, r"data\[1\] .*row_sparse.*default"),
 ]

@@ -4,6 +4,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 import waits
+from contexts import device
 from mxnet import autograd
 
 from gluonpar.gluon.average import average_gradients
@@ -19,7 +20,7 @@ def towers(k, dtype="float32", seed=0):
 
 def on_devices(world, grads):
     return [
-        [world.array(grad, dtype=grad.dtype, ctx=mx.cpu(i)) for grad in tower]
+        [world.array(grad, dtype=grad.dtype, ctx=device(i)) for grad in tower]
         for i, tower in enumerate(grads)
     ]
 
@@ -32,7 +33,7 @@ def test_means_are_those_of_numpy_on_the_first_towers_device(world, k, dtype):
     assert type(means) is list
     for mean, of_variable in zip(means, zip(*grads)):
         assert type(mean) is type(world.ones((1,)))
-        assert mean.context == mx.cpu(0)
+        assert mean.context == device(0)
         assert np.dtype(mean.dtype) == dtype
         np.testing.assert_array_equal(mean.asnumpy(), np.mean(of_variable, axis=0))
 
@@ -72,7 +73,7 @@ def test_no_variables_have_no_means():
     assert average_gradients([[], []]) == []
 
 
-ONE, TWO = mx.nd.ones((1,)), mx.nd.ones((2,), ctx=mx.cpu(1))
+ONE, TWO = mx.nd.ones((1,)), mx.nd.ones((2,), ctx=device(1))
 
 
 @pytest.mark.parametrize(

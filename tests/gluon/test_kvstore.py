@@ -3,6 +3,7 @@
 import mxnet as mx
 import numpy as np
 import pytest
+from contexts import device
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -10,7 +11,7 @@ import gluonpar
 import gluonpar.gluon.kvstore
 from gluonpar.runtime import engine
 
-CPUS = [mx.cpu(i) for i in range(4)]
+CPUS = [device(i) for i in range(4)]
 OPTIMIZERS = {
     "sgd": ("sgd", {"learning_rate": 0.1}),
     "momentum": ("sgd", {"learning_rate": 0.1, "momentum": 0.9, "wd": 1e-3}),
@@ -437,9 +438,9 @@ def test_broadcast_from_among_the_arrays_and_from_outside(world):
     data = place([[1], [2], [3]], world)
     store.broadcast(0, data[1], data)
     assert numbers(data) == [[2]] * 3
-    store.broadcast(0, world.array([7], ctx=mx.cpu(0)), data)
+    store.broadcast(0, world.array([7], ctx=device(0)), data)
     assert numbers(data) == [[7]] * 3
-    store.broadcast([0, "b"], [data[0], world.array([5], ctx=mx.cpu(3))], [data[1], data[2]])
+    store.broadcast([0, "b"], [data[0], world.array([5], ctx=device(3))], [data[1], data[2]])
     assert numbers(data) == [[7], [7], [5]]
 
 

@@ -12,7 +12,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 import waits
-from cpus import contexts
+from contexts import contexts, device
 from mxnet import autograd, gluon
 
 from gluonpar.collectives import partition
@@ -31,7 +31,7 @@ def test_adding_two_vectors_on_k_devices(world, n, k):
     """The chapter's first example."""
     a, b = values(n, 100), values(n, 100, seed=1)
     c = make_parallel(lambda a, b: a + b, contexts(k), a=world.array(a), b=world.array(b))
-    assert c.context == mx.cpu(0)
+    assert c.context == device(0)
     assert type(c) is type(world.array(a))
     assert c.asnumpy().tobytes() == (a + b).tobytes()
 
@@ -51,11 +51,11 @@ def test_fn_gets_each_devices_shard_on_that_device_in_its_scope(world, n, k):
 
 
 def test_the_callers_scope_is_what_it_was_even_if_it_is_one_of_the_devices():
-    ctx = [mx.cpu(3), mx.cpu(1)]
+    ctx = [device(3), device(1)]
     with ctx[0]:
         make_parallel(lambda x: x, ctx, x=values(4))
-        assert mx.context.current_context() == mx.cpu(3)
-    assert mx.context.current_context() == mx.cpu(0)
+        assert mx.context.current_context() == device(3)
+    assert mx.context.current_context() == device(0)
 
 
 POINTS = 100
@@ -145,18 +145,18 @@ def test_gradients_reach_the_batch_and_a_parameter_on_one_device(world, n, k):
     out.backward(world.array(dout))
     want = forward_and_gradients(X, W, dout)
     for got, expected in zip((out, x.grad, w.grad), want):
-        assert got.context == mx.cpu(0)
+        assert got.context == device(0)
         np.testing.assert_allclose(got.asnumpy(), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_gradients_reach_a_batch_that_is_on_another_device():
-    x = mx.nd.array(values(5, 2), ctx=mx.cpu(6))
+    x = mx.nd.array(values(5, 2), ctx=device(6))
     x.attach_grad()
     with autograd.record():
         out = make_parallel(lambda x: x * x, contexts(2), x=x)
     out.backward()
     np.testing.assert_array_equal(x.grad.asnumpy(), 2 * values(5, 2))
-    assert x.grad.context == mx.cpu(6)
+    assert x.grad.context == device(6)
 
 
 PROFILED = """
@@ -264,7 +264,7 @@ def test_nothing_waits():
 
 def test_an_exception_in_fn_names_the_device_and_keeps_its_traceback():
     def fn(x):
-        if x.context == mx.cpu(1):
+        if x.context == device(1):
             raise KeyError("no such layer")
         return x
 
@@ -274,16 +274,16 @@ def test_an_exception_in_fn_names_the_device_and_keeps_its_traceback():
         make_parallel(fn, contexts(3), x=values(5))
     assert type(e.value.__cause__) is KeyError
     assert traceback.extract_tb(e.value.__cause__.__traceback__)[-1].name == "fn"
-    assert mx.context.current_context() == mx.cpu(0)
+    assert mx.context.current_context() == device(0)
 
 
 def on_second(other):
     """A function that returns its input on the first device, and ``other(input)`` on the second."""
-    return lambda x: other(x) if x.context == mx.cpu(1) else x
+    return lambda x: other(x) if x.context == device(1) else x
 
 
 def pair_or_dict(x):
-    return {"a": x} if x.context == mx.cpu(1) else (x, x)
+    return {"a": x} if x.context == device(1) else (x, x)
 
 
 @pytest.mark.parametrize(

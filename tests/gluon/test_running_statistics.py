@@ -3,6 +3,7 @@
 import mxnet as mx
 import numpy as np
 import pytest
+from contexts import device
 from mxnet import autograd
 from mxnet.gluon import nn
 
@@ -10,7 +11,7 @@ from gluonpar import split_and_load
 from gluonpar.gluon.running_statistics import average_statistics, broadcast_statistics
 
 K = 3
-CTX = [mx.cpu(i) for i in range(K)]
+CTX = [device(i) for i in range(K)]
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import threading
 import mxnet as mx
 import numpy as np
 import pytest
-from cpus import contexts
+from contexts import contexts, device
 from mxnet import autograd, gluon, npx
 from mxnet.gluon import nn
 
@@ -60,7 +60,7 @@ def start(tmp_path, norm=nn.BatchNorm, n=2, dtype="float32", **options):
     """One device's network, and a file of its parameters."""
     mx.random.seed(1)
     one = network(norm, **options)
-    one.initialize(mx.init.Xavier(), ctx=mx.cpu(0))
+    one.initialize(mx.init.Xavier(), ctx=device(0))
     one.cast(dtype)
     one(mx.nd.array(batch(n, dtype=dtype)[0], dtype=dtype))
     path = str(tmp_path / "start.params")
@@ -81,7 +81,7 @@ def test_k_devices_give_what_batch_norm_gives_on_the_whole_batch(tmp_path, k, n,
     if HYBRIDIZED[hybridized] is not None:
         many.hybridize(**HYBRIDIZED[hybridized])
     trained, grads, running, predicted = run(many, contexts(k), n)
-    want_trained, want_grads, want_running, want_predicted = run(one, mx.cpu(0), n)
+    want_trained, want_grads, want_running, want_predicted = run(one, device(0), n)
     for got, want in zip(trained, want_trained):
         close(got, want)
     # A bias before a normalisation has gradient zero but for the rounding of large terms.
@@ -100,7 +100,7 @@ def test_float64_agrees_to_its_own_precision(tmp_path):
     many = network(SyncBatchNorm)
     many.cast("float64")
     many.load_parameters(path, ctx=contexts(3))
-    got, want = run(many, contexts(3), 7, dtype="float64"), run(one, mx.cpu(0), 7, dtype="float64")
+    got, want = run(many, contexts(3), 7, dtype="float64"), run(one, device(0), 7, dtype="float64")
     for ours, theirs in zip(got[0] + got[1], want[0] + want[1]):
         np.testing.assert_allclose(ours, theirs, rtol=1e-10, atol=1e-10)
 
@@ -110,7 +110,7 @@ def test_samples_weigh_the_same_however_they_are_split(tmp_path):
     many = network(SyncBatchNorm)
     many.load_parameters(path, ctx=contexts(2))
     trained = run(many, contexts(2), 10, weights=[1, 9])[0]
-    for got, want in zip(trained, run(one, mx.cpu(0), 10)[0]):
+    for got, want in zip(trained, run(one, device(0), 10)[0]):
         close(got, want)
 
 
@@ -123,7 +123,7 @@ def test_options_are_those_of_batch_norm(tmp_path, options):
     one, path = start(tmp_path, **options)
     many = network(SyncBatchNorm, **options)
     many.load_parameters(path, ctx=contexts(2))
-    for got, want in zip(run(many, contexts(2), 6), run(one, mx.cpu(0), 6)):
+    for got, want in zip(run(many, contexts(2), 6), run(one, device(0), 6)):
         for ours, theirs in zip(got, want):
             close(np.asarray(ours[0]), np.asarray(theirs[0]), 2e-5)
 
@@ -134,9 +134,9 @@ def test_global_statistics_are_used_and_left_alone():
     layer.running_mean.set_data(mx.nd.array([1, 2]))
     layer.running_var.set_data(mx.nd.array([4, 16]))
     with autograd.record():
-        out = layer(mx.nd.array([[3, 6]], ctx=mx.cpu(1)))  # without waiting
+        out = layer(mx.nd.array([[3, 6]], ctx=device(1)))  # without waiting
     np.testing.assert_array_equal(out.asnumpy(), [[1, 1]])
-    np.testing.assert_array_equal(layer.running_mean.data(mx.cpu(1)).asnumpy(), [1, 2])
+    np.testing.assert_array_equal(layer.running_mean.data(device(1)).asnumpy(), [1, 2])
 
 
 def test_a_mean_far_from_zero_costs_no_precision():
@@ -165,7 +165,7 @@ def test_half_precision_is_normalised_in_float32():
 @pytest.mark.parametrize("hybridized", HYBRIDIZED)
 def test_the_numpy_world_gives_the_same(tmp_path, hybridized):
     one, path = start(tmp_path)
-    want = run(one, mx.cpu(0), 6)[0]
+    want = run(one, device(0), 6)[0]
     npx.set_np()
     try:
         many = network(SyncBatchNorm)
@@ -219,8 +219,8 @@ def test_backward_of_different_calls_uses_different_rounds(monkeypatch):
         shard.grad.asnumpy()
     rounds = [1, 2, ("backward", 1), ("backward", 2)]
     for name in {name for name, _, _ in tags}:
-        for device in ("cpu(0)", "cpu(1)"):
-            met = [tag for own, tag, who in tags if (own, who) == (name, device)]
+        for where in ("cpu(0)", "cpu(1)"):
+            met = [tag for own, tag, who in tags if (own, who) == (name, where)]
             assert sorted(met, key=str) == sorted(rounds, key=str)
 
 
@@ -250,7 +250,7 @@ def test_it_trains_under_the_trainer_as_one_device_does(tmp_path):
             autograd.backward(losses)
             trainer.step(8)
     for got, want in zip(many.collect_params().values(), one.collect_params().values()):
-        close(got.data(mx.cpu(2)).asnumpy(), want.data().asnumpy(), 2e-5)
+        close(got.data(device(2)).asnumpy(), want.data().asnumpy(), 2e-5)
 
 
 class TestMissingDevices:
@@ -266,7 +266,7 @@ class TestMissingDevices:
 
     def test_are_an_error_that_names_those_that_arrived(self, layer):
         with autograd.record():
-            out = layer(mx.nd.ones((2, 1), ctx=mx.cpu(1)))
+            out = layer(mx.nd.ones((2, 1), ctx=device(1)))
         with pytest.raises(
             mx.MXNetError,
             match=r"mean of lonely_?: of 3 devices only cpu\(1\) arrived within 1 s",
@@ -290,7 +290,7 @@ class TestMissingDevices:
 
     def test_do_not_affect_later_rounds(self, layer):
         with autograd.record():
-            out = layer(mx.nd.ones((2, 1), ctx=mx.cpu(1)))
+            out = layer(mx.nd.ones((2, 1), ctx=device(1)))
         with pytest.raises(mx.MXNetError):
             out.asnumpy()
         self.wait_long(layer)
@@ -309,7 +309,7 @@ class TestMissingDevices:
         set_num_devices(layer, None)
         self.wait_long(layer, 1)
         with autograd.record():
-            out = layer(mx.nd.ones((2, 1), ctx=mx.cpu(0)))
+            out = layer(mx.nd.ones((2, 1), ctx=device(0)))
         with pytest.raises(mx.MXNetError, match="of 3 devices"):
             out.asnumpy()
 
@@ -407,6 +407,6 @@ def test_the_planted_bug_of_devices_weighing_the_same_is_caught(tmp_path, monkey
     for place in list(rendezvous.by_key.values()):
         place.__class__ = Alike
     trained = run(many, contexts(2), 10, weights=[1, 9])[0]
-    want = run(one, mx.cpu(0), 10)[0]
+    want = run(one, device(0), 10)[0]
     assert max(np.abs(a - b).max() for a, b in zip(trained, want)) > 1e-2
     assert partition.sizes(10, 2, [1, 9]) == [1, 9]

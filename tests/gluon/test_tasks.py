@@ -6,7 +6,7 @@ import traceback
 import mxnet as mx
 import numpy as np
 import pytest
-from cpus import contexts
+from contexts import contexts, device
 from mxnet import autograd
 from mxnet.gluon import nn
 
@@ -57,7 +57,7 @@ def train(k, n, path, weights=None):
         results = run_tasks(Detection(net), shards, contexts(k))
         trainer.step(n)
         seen.append([np.concatenate([a.asnumpy() for a in own]) for own in zip(*results)])
-    return [p.data(mx.cpu(k - 1)).asnumpy() for p in net.collect_params().values()], seen
+    return [p.data(device(k - 1)).asnumpy() for p in net.collect_params().values()], seen
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_results_are_returned_unchanged_in_the_order_of_the_devices():
 
 def test_a_task_runs_inside_its_context():
     arrays = run_tasks(lambda shard: mx.nd.ones((shard,)), [1, 2, 3], contexts(3))
-    assert [(a.shape, a.context) for a in arrays] == [((i + 1,), mx.cpu(i)) for i in range(3)]
+    assert [(a.shape, a.context) for a in arrays] == [((i + 1,), device(i)) for i in range(3)]
 
 
 def test_fewer_shards_than_contexts_run_on_the_first():
@@ -143,7 +143,7 @@ def test_an_error_names_the_device_keeps_its_type_and_its_traceback(error):
     with pytest.raises(type(error), match=r"failed on cpu\(1\): \w+: .*bad box") as caught:
         run_tasks(failing(error), [0, 1, 2], contexts(3))
     assert isinstance(caught.value, TaskError)
-    assert caught.value.ctx == mx.cpu(1)
+    assert caught.value.ctx == device(1)
     assert caught.value.__cause__ is error
     assert "in forward_backward" in "".join(traceback.format_tb(error.__traceback__))
 
@@ -170,7 +170,7 @@ def test_after_an_error_no_later_task_runs_and_nothing_is_left_behind():
     assert ran == [0, 1]
     assert threading.active_count() == before
     assert not autograd.is_recording()
-    assert mx.context.current_context() == mx.cpu(0)
+    assert mx.context.current_context() == device(0)
 
 
 def test_the_next_step_after_an_error_trains_as_without_it(tmp_path):
@@ -193,7 +193,7 @@ def test_the_next_step_after_an_error_trains_as_without_it(tmp_path):
                 run_tasks(task, [shards[0] * 9, None], contexts(2))
         run_tasks(task, shards, contexts(2))
         trainer.step(2)
-        results.append(net.weight.data(mx.cpu(1)).asnumpy())
+        results.append(net.weight.data(device(1)).asnumpy())
     np.testing.assert_array_equal(results[0], results[1])
     np.testing.assert_allclose(results[0], [[0.9, 0.9]], rtol=1e-6)
 

@@ -4,7 +4,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 import waits
-from cpus import contexts
+from contexts import contexts, device
 from mxnet import autograd, gluon
 
 from gluonpar import metrics
@@ -121,7 +121,7 @@ def test_each_tower_draws_its_next_batch_on_its_device():
 
     Towers(noting, start(mx.nd), contexts(3)).run_epoch(batches(SIZES[:5]), LR)
     order = [0, 1, 2, 0, 1]
-    assert seen == [(mx.cpu(i), mx.cpu(i), n) for i, n in zip(order, SIZES)]
+    assert seen == [(device(i), device(i), n) for i, n in zip(order, SIZES)]
 
 
 def test_with_equal_batches_a_step_applies_the_average_gradients():
@@ -158,7 +158,7 @@ def test_the_update_runs_once_when_all_gradients_are_summed():
     towers = Towers(linear, [mx.nd.zeros((1,))], contexts(3), update)
     towers.step([mx.nd.array([1, 2]), mx.nd.array([10]), mx.nd.array([100, 200, 300])], lr=0.5)
     towers.step([mx.nd.array([5])], lr=0.25)  # the sums of the step before are gone
-    assert calls == [(mx.cpu(0), 613, 0.5, 6), (mx.cpu(0), 5, 0.25, 1)]
+    assert calls == [(device(0), 613, 0.5, 6), (device(0), 5, 0.25, 1)]
     assert [variables[0].asscalar() for variables in towers.variables] == [7, 7, 7]
 
 
@@ -268,7 +268,7 @@ def block_start():
 def test_a_block_trains_as_on_one_device(world, k):
     towers = Towers(block_forward, plain_net(k), contexts(k))
     towers.run_epoch(batches([4] * 2 * k + [3, 1]), LR)
-    one = Towers(block_forward, plain_net(1), mx.cpu(0))
+    one = Towers(block_forward, plain_net(1), device(0))
     source = list(batches([4] * 2 * k + [3, 1]))
     for first in range(0, len(source), k):
         drawn = source[first : first + k]
@@ -280,7 +280,7 @@ def test_a_block_trains_as_on_one_device(world, k):
 def test_a_block_that_does_not_know_its_shapes_yet_may_train():
     towers = Towers(block_forward, net_on(2, deferred=True), contexts(2))
     towers.step(list(batches([4, 4])), LR)
-    assert [v.context for v in towers.variables[1]] == [mx.cpu(1)] * 8
+    assert [v.context for v in towers.variables[1]] == [device(1)] * 8
 
 
 def test_a_blocks_constants_are_no_variables():
@@ -380,7 +380,7 @@ def test_an_exception_in_one_tower_names_its_device_and_changes_no_variable(defe
     if not deferred:
         towers.step(list(batches([4, 4, 4])), LR)
         before = variable_bits(towers)
-    towers._forward = failing(mx.cpu(1), KeyError("layer"))
+    towers._forward = failing(device(1), KeyError("layer"))
     with pytest.raises(RuntimeError, match=r"tower 1 failed on cpu\(1\): KeyError: 'layer'") as e:
         towers.step(list(batches([4, 4, 4])), LR)
     assert type(e.value.__cause__) is KeyError
@@ -399,8 +399,8 @@ def test_a_failed_backward_restores_running_statistics(monkeypatch):
 
     def unused(batch, net):
         output = block_forward(batch, net)
-        if batch["X"].context == mx.cpu(1):
-            output["loss"] = batch["X"][:, 0] * net[2].bias.data(mx.cpu(1))
+        if batch["X"].context == device(1):
+            output["loss"] = batch["X"][:, 0] * net[2].bias.data(device(1))
         return output
 
     towers._forward = unused
@@ -432,7 +432,7 @@ def test_wrong_losses_are_refused(wrong, words):
 def test_names_that_differ_between_towers_are_refused():
     def unlike(batch, params):
         loss = forward(batch, params)["loss"]
-        return {"loss": loss, "more": loss} if loss.context == mx.cpu(1) else {"loss": loss}
+        return {"loss": loss, "more": loss} if loss.context == device(1) else {"loss": loss}
 
     towers = Towers(unlike, start(mx.nd), contexts(2))
     with pytest.raises(ValueError, match=r"\['loss', 'more'\] on cpu\(1\) and \['loss'\] before"):
@@ -484,7 +484,7 @@ def test_variables_that_cannot_be_shared():
     with pytest.raises(ValueError, match=r"weight must be .*not on \[cpu\(1\)\]"):
         Towers(block_forward, plain_net(1), contexts(2))
     with pytest.raises(ValueError, match="each context once"):
-        Towers(block_forward, plain_net(1), [mx.cpu(0)] * 2)
+        Towers(block_forward, plain_net(1), [device(0)] * 2)
     net = plain_net(2)
     net[0].weight.grad_req = "add"
     with pytest.raises(ValueError, match="weight .*grad_req='write', got 'add'"):

@@ -6,6 +6,7 @@ import gluon_runs as runs
 import mxnet as mx
 import numpy as np
 import pytest
+from contexts import device
 from gluon_nets import NETS
 from gluon_runs import assert_as_one, contexts, give_grads, weights
 from mxnet import gluon
@@ -191,7 +192,7 @@ def test_it_does_not_wait_for_the_gradients(do):
     give_grads(params, [[1.0, 2.0], [3.0, 5.0]])
     gate, passed = threading.Event(), []
     last = params[1].list_grad()[1]
-    engine.push(lambda: passed.append(gate.wait(600)), mx.cpu(1), writes=[last])
+    engine.push(lambda: passed.append(gate.wait(600)), device(1), writes=[last])
     last += 1
     if do == "no_sync":
         with trainer.no_sync():

@@ -3,6 +3,7 @@
 import mxnet as mx
 import numpy as np
 import pytest
+from contexts import device
 
 from gluonpar.models import lenet
 
@@ -22,10 +23,10 @@ def test_parameters_have_the_books_shapes():
 
 
 def test_parameters_are_float32_on_the_given_context():
-    assert {param.context for param in lenet.init_lenet()} == {mx.cpu(0)}
-    params = lenet.init_lenet(ctx=mx.cpu(3))
+    assert {param.context for param in lenet.init_lenet()} == {device(0)}
+    params = lenet.init_lenet(ctx=device(3))
     assert {(param.context, np.dtype(param.dtype)) for param in params} == {
-        (mx.cpu(3), np.dtype("float32"))
+        (device(3), np.dtype("float32"))
     }
 
 
@@ -55,7 +56,7 @@ def test_a_seed_repeats_and_another_differs():
 
 
 @pytest.mark.parametrize("n", [1, 3])
-@pytest.mark.parametrize("ctx", [mx.cpu(0), mx.cpu(2)], ids=str)
+@pytest.mark.parametrize("ctx", [device(0), device(2)], ids=str)
 def test_lenet_gives_ten_finite_scores_per_image_on_the_images_context(n, ctx):
     scores = lenet.lenet(mx.nd.random.uniform(shape=(n, 1, 28, 28), ctx=ctx), lenet_on(ctx))
     assert scores.shape == (n, 10)
@@ -68,14 +69,14 @@ def lenet_on(ctx):
 
 
 def test_an_images_scores_do_not_depend_on_its_neighbours():
-    images, params = mx.nd.random.uniform(shape=(5, 1, 28, 28)), lenet_on(mx.cpu(0))
+    images, params = mx.nd.random.uniform(shape=(5, 1, 28, 28)), lenet_on(device(0))
     alone = [lenet.lenet(images[i : i + 1], params).asnumpy()[0] for i in range(5)]
     together = lenet.lenet(images, params).asnumpy()
     np.testing.assert_allclose(together, alone, rtol=1e-4, atol=1e-5)
 
 
 def test_every_parameter_takes_part():
-    images, params = mx.nd.random.uniform(shape=(2, 1, 28, 28)), lenet_on(mx.cpu(0))
+    images, params = mx.nd.random.uniform(shape=(2, 1, 28, 28)), lenet_on(device(0))
     scores = lenet.lenet(images, params).asnumpy()
     for param in params:
         param += 0.1
@@ -86,9 +87,9 @@ def test_every_parameter_takes_part():
 
 def test_bytes_are_standardized_as_float32_where_they_are():
     values = np.arange(256, dtype="uint8").reshape(1, 1, 16, 16)
-    images = lenet.standardize(mx.nd.array(values, dtype="uint8", ctx=mx.cpu(1)))
+    images = lenet.standardize(mx.nd.array(values, dtype="uint8", ctx=device(1)))
     assert np.dtype(images.dtype) == "float32"
-    assert images.context == mx.cpu(1)
+    assert images.context == device(1)
     # 0.2860 and 0.3530 of the range 0 to 1 are Fashion-MNIST's mean and deviation, as published.
     expected = (values / 255 - 0.2860) / 0.3530
     np.testing.assert_allclose(images.asnumpy(), expected, atol=2e-3)

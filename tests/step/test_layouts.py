@@ -11,6 +11,7 @@ import sys
 import mxnet as mx
 import numpy as np
 import pytest
+from contexts import device
 from gluon_runs import STATIC
 from mxnet import autograd
 from mxnet.gluon import nn
@@ -21,7 +22,7 @@ from gluonpar.gluon.trainer import Trainer
 from gluonpar.models.losses import softmax_cross_entropy
 from gluonpar.runtime import cached_op, memory
 
-CTX = [mx.cpu(0), mx.cpu(1)]
+CTX = [device(0), device(1)]
 CHANNELS, NUM_STEPS, LR = 64, 3, 0.1
 SHAPES = [(CHANNELS, CHANNELS, 3, 3), (CHANNELS,)] * 2
 

@@ -1,8 +1,8 @@
 """metrics: every sample counts once, and the first loss that is no number is found."""
 
-import mxnet as mx
 import numpy as np
 import pytest
+from contexts import device
 from mxnet import nd
 
 from gluonpar import metrics
@@ -12,7 +12,7 @@ NUM_CLASSES = 5
 
 
 def losses(*shards):
-    return [nd.array(shard, ctx=mx.cpu(i)) for i, shard in enumerate(shards)]
+    return [nd.array(shard, ctx=device(i)) for i, shard in enumerate(shards)]
 
 
 def test_the_mean_is_over_samples_not_over_shards_or_batches():
@@ -79,7 +79,7 @@ def toy_data(n):
 
 
 def accuracy_of(images, labels, weights, k, batch_size):
-    ctx = [mx.cpu(i) for i in range(k)]
+    ctx = [device(i) for i in range(k)]
     params = [[nd.array(weights, ctx=c)] for c in ctx]
     return accuracy(images, labels, params, ctx, toy, batch_size)
 
@@ -104,7 +104,7 @@ def test_each_image_counts_wherever_it_is(wrong):
 def test_every_device_evaluates_with_its_own_parameters():
     images, _, weights = toy_data(8)
     labels = (images @ weights).argmax(axis=1).astype("uint8")
-    ctx = [mx.cpu(0), mx.cpu(1)]
+    ctx = [device(0), device(1)]
     inverted = [[nd.array(weights, ctx=ctx[0])], [nd.array(-weights, ctx=ctx[1])]]
     assert accuracy(images, labels, inverted, ctx, toy) == 0.5
 
@@ -120,7 +120,7 @@ def test_labels_may_have_any_dtype(dtype):
 def test_copies_with_the_same_bits_are_identical_and_one_bit_more_is_not(dtype):
     """NaN is itself; zero is not minus zero."""
     value = np.array([1.5, np.nan, 0.0], dtype)
-    copies = [nd.array(value, ctx=mx.cpu(i), dtype=dtype) for i in range(3)]
+    copies = [nd.array(value, ctx=device(i), dtype=dtype) for i in range(3)]
     metrics.check_identical(copies, "w")
     for place, other, words in ((0, 1.75, "by up to"), (2, -0.0, "by up to")):
         changed = value.copy()

@@ -8,6 +8,7 @@ import threading
 import mxnet as mx
 import numpy as np
 import pytest
+from contexts import device
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -67,11 +68,11 @@ def test_updates_are_in_place_and_leave_the_gradients():
 
 
 def test_one_devices_update_leaves_the_others_alone():
-    first, second = (params_of([[1.0]], [[1.0]], ctx=mx.cpu(i)) for i in (0, 1))
+    first, second = (params_of([[1.0]], [[1.0]], ctx=device(i)) for i in (0, 1))
     sgd(second, 1.0, 1)
     assert first[0].asscalar() == 1.0
     assert second[0].asscalar() == 0.0
-    assert second[0].context == mx.cpu(1)
+    assert second[0].context == device(1)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
@@ -126,7 +127,7 @@ def by(request, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-@pytest.mark.parametrize("make", [list, lambda params: get_params(params, mx.cpu(1))])
+@pytest.mark.parametrize("make", [list, lambda params: get_params(params, device(1))])
 def test_both_ways_are_the_rule(by, make, dtype):
     """Powers of two: exact whichever way, in any dtype; in a plain list and in a Replica."""
     params = make(params_of([[512.0, -1024.0], [3.0]], [[0.0, 0.0], [0.0]], dtype))
@@ -163,7 +164,7 @@ def test_parameters_without_gradient_or_elements_stay(by):
 def test_it_does_not_wait_for_the_gradient():
     [param] = params_of([[1.0]], [[0.0]])
     gate, passed = threading.Event(), []
-    engine.push(lambda: passed.append(gate.wait(600)), mx.cpu(0), writes=[param.grad])
+    engine.push(lambda: passed.append(gate.wait(600)), device(0), writes=[param.grad])
     grad = param.grad
     grad += 1
     sgd([param], 1.0, 1)
@@ -173,7 +174,7 @@ def test_it_does_not_wait_for_the_gradient():
 
 def test_a_replica_is_updated_in_one_operator_bucket_by_bucket(monkeypatch):
     monkeypatch.setattr(replicas, "BUCKET_BYTES", 12)
-    params = get_params([mx.nd.ones((n,)) for n in (2, 1, 2)], mx.cpu(0))
+    params = get_params([mx.nd.ones((n,)) for n in (2, 1, 2)], device(0))
     for param in params:
         param.grad[:] = 1
     calls, whole = [], optim.reduce_update

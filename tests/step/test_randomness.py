@@ -3,13 +3,14 @@
 import mxnet as mx
 import numpy as np
 import pytest
+from contexts import device
 from mxnet import autograd
 from mxnet.gluon import nn
 
 from gluonpar.gluon.trainer import Trainer
 
 K = 4
-CTX = [mx.cpu(i) for i in range(K)]
+CTX = [device(i) for i in range(K)]
 SIZE = 4096
 
 
@@ -83,7 +84,7 @@ def test_a_device_that_has_not_been_used_before_repeats_too():
     runs = []
     for _ in range(2):
         mx.random.seed(7)
-        runs.append(masks(DROPOUTS["mx.nd"](), [mx.cpu(41), mx.cpu(42)]))
+        runs.append(masks(DROPOUTS["mx.nd"](), [device(41), device(42)]))
     np.testing.assert_array_equal(runs[0], runs[1])
 
 

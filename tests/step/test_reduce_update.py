@@ -6,6 +6,7 @@ import types
 import mxnet as mx
 import numpy as np
 import pytest
+from contexts import device
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,7 +24,7 @@ def draw(seed, shape, dtype="float32"):
 
 
 def place(values):
-    return [mx.nd.array(v, ctx=mx.cpu(i), dtype=v.dtype) for i, v in enumerate(values)]
+    return [mx.nd.array(v, ctx=device(i), dtype=v.dtype) for i, v in enumerate(values)]
 
 
 def copies(k, value):
@@ -64,7 +65,7 @@ def test_every_copy_is_updated_by_the_exact_sum(k, dtype, shape):
     assert_everywhere(params, (start - values.sum(axis=0, dtype="float64") / 4).astype(dtype))
     for grad, value in zip(grads, values):
         np.testing.assert_array_equal(grad.asnumpy(), value)
-    assert [param.context for param in params] == [mx.cpu(i) for i in range(k)]
+    assert [param.context for param in params] == [device(i) for i in range(k)]
     assert all(np.dtype(param.dtype) == dtype and param.shape == shape for param in params)
 
 
@@ -216,7 +217,7 @@ def test_each_parameter_has_its_part_of_the_gradient_its_function_and_its_states
 def test_parts_larger_than_a_block_are_cut_where_the_parameters_are():
     sizes = [BLOCK + 3, 1, 2 * BLOCK - 1]
     values = np.stack([np.arange(sum(sizes)) % 1000, np.arange(sum(sizes)) % 77]).astype("float32")
-    params = [[mx.nd.zeros(n, ctx=mx.cpu(i)) for n in sizes] for i in range(2)]
+    params = [[mx.nd.zeros(n, ctx=device(i)) for n in sizes] for i in range(2)]
     optim.reduce_update([Item(place(values), params, [exact_sgd] * 3)])
     want = np.split(-values.sum(axis=0) / 4, np.cumsum(sizes)[:-1])
     for own in params:
@@ -268,7 +269,7 @@ def test_it_does_not_wait_for_gradients_and_keeps_no_list_of_the_callers(monkeyp
     monkeypatch.setattr(thread_pool, "BYTES_INLINE", bytes_inline)
     gate = threading.Event()
     grads, params = place(np.ones((2, 8), "float32")), copies(2, np.zeros(8, "float32"))
-    engine.push(lambda: gate.wait(600), mx.cpu(1), writes=[grads[1]])
+    engine.push(lambda: gate.wait(600), device(1), writes=[grads[1]])
     given = item(list(grads), params, exact_sgd)
     optim.reduce_update([given])
     for values in given[:3]:
@@ -335,7 +336,7 @@ def without_offsets(items):
 
 def with_the_sum_in_the_first_gradient(items):
     for item in items:
-        item.grads[0][:] = sum(grad.as_in_context(mx.cpu(0)) for grad in item.grads)
+        item.grads[0][:] = sum(grad.as_in_context(device(0)) for grad in item.grads)
     return [item._replace(grads=item.grads[:1]) for item in items]
 
 

@@ -6,6 +6,7 @@ import gc
 import mxnet as mx
 import numpy as np
 import pytest
+from contexts import device
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mxnet import autograd
@@ -31,16 +32,16 @@ def assert_equal(arrays, expected):
         np.testing.assert_array_equal(array.asnumpy(), value)
 
 
-@pytest.mark.parametrize("ctx", [mx.cpu(0), mx.cpu(3)], ids=str)
+@pytest.mark.parametrize("ctx", [device(0), device(3)], ids=str)
 def test_copies_are_equal_and_on_their_context(ctx):
     copies = get_params(originals(), ctx)
     assert_equal(copies, values())
     assert [copy.context for copy in copies] == [ctx] * 2
 
 
-@pytest.mark.parametrize("ctx", [mx.cpu(0), mx.cpu(3)], ids=str)
+@pytest.mark.parametrize("ctx", [device(0), device(3)], ids=str)
 def test_writing_to_a_copy_leaves_the_original(ctx):
-    params = originals(mx.cpu(0))
+    params = originals(device(0))
     for copy in get_params(params, ctx):
         copy += 1
     assert_equal(params, values())
@@ -48,7 +49,7 @@ def test_writing_to_a_copy_leaves_the_original(ctx):
 
 def test_writing_to_the_original_leaves_the_copies():
     params = originals()
-    copies = get_params(params, mx.cpu(0))
+    copies = get_params(params, device(0))
     for param in params:
         param[:] = -1
     assert_equal(copies, values())
@@ -56,19 +57,19 @@ def test_writing_to_the_original_leaves_the_copies():
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_dtypes_are_kept(dtype):
-    [copy] = get_params([mx.nd.ones((2,), dtype=dtype)], mx.cpu(1))
+    [copy] = get_params([mx.nd.ones((2,), dtype=dtype)], device(1))
     assert np.dtype(copy.dtype) == np.dtype(copy.grad.dtype) == dtype
 
 
 def test_gradients_start_at_zero_on_the_copys_context():
-    for copy in get_params(originals(), mx.cpu(2)):
-        assert copy.grad.context == mx.cpu(2)
+    for copy in get_params(originals(), device(2)):
+        assert copy.grad.context == device(2)
         assert not copy.grad.asnumpy().any()
 
 
 def test_each_backward_overwrites_the_gradient_of_its_own_copy_only():
     params = originals()
-    first, second = (get_params(params, c) for c in (mx.cpu(0), mx.cpu(1)))
+    first, second = (get_params(params, c) for c in (device(0), device(1)))
     for _ in range(2):
         with autograd.record():
             loss = (first[0] * first[0]).sum()
@@ -78,7 +79,7 @@ def test_each_backward_overwrites_the_gradient_of_its_own_copy_only():
 
 
 def test_zero_grads_zeroes_every_gradient_in_place_and_no_parameter():
-    params = get_params(originals(), mx.cpu(1))
+    params = get_params(originals(), device(1))
     grads = [param.grad for param in params]
     for grad in grads:
         grad[:] = 7
@@ -88,12 +89,12 @@ def test_zero_grads_zeroes_every_gradient_in_place_and_no_parameter():
 
 
 def test_replicas_in_order_pass_the_check():
-    ctx = [mx.cpu(0), mx.cpu(1)]
+    ctx = [device(0), device(1)]
     replicas.check([get_params(originals(), c) for c in ctx], ctx)
 
 
 def on(*ids):
-    return [get_params(originals(), mx.cpu(i)) for i in ids]
+    return [get_params(originals(), device(i)) for i in ids]
 
 
 @pytest.mark.parametrize(
@@ -109,7 +110,7 @@ def on(*ids):
 )
 def test_replicas_that_do_not_fit_are_refused_with_their_values(device_params, words):
     with pytest.raises(ValueError, match=words):
-        replicas.check(device_params(), [mx.cpu(0), mx.cpu(1)])
+        replicas.check(device_params(), [device(0), device(1)])
 
 
 class TestFlat:
@@ -131,16 +132,16 @@ class TestFlat:
         return [part.indices for part in replica.parts]
 
     def test_the_gradients_of_a_bucket_share_one_chunk_and_each_parameter_has_its_own(self):
-        replica = get_params(self.params((2, 3), (4,), (1, 5, 1)), mx.cpu(1))
+        replica = get_params(self.params((2, 3), (4,), (1, 5, 1)), device(1))
         [(numbers, params, grad)] = replica.parts
         assert numbers == (0, 1, 2)
         assert all(param is own for param, own in zip(params, replica))
         assert {memory.chunk(param.grad) for param in replica} == {memory.chunk(grad)}
         assert len({memory.chunk(param) for param in replica} | {memory.chunk(grad)}) == 4
-        assert (grad.shape, grad.context) == ((15,), mx.cpu(1))
+        assert (grad.shape, grad.context) == ((15,), device(1))
 
     def test_what_is_done_to_a_bucket_is_done_to_its_gradients_and_the_other_way_round(self):
-        replica = get_params(self.params((2, 3), (4,)), mx.cpu(0))
+        replica = get_params(self.params((2, 3), (4,)), device(0))
         [(_, _, grad)] = replica.parts
         grad[:] = np.arange(10)
         replica[1].grad[:2] = -1
@@ -151,7 +152,7 @@ class TestFlat:
         assert_equal(replica, [np.arange(6).reshape(2, 3), np.arange(6, 10)])
 
     def test_backward_writes_into_the_buckets_gradients(self):
-        replica = get_params(self.params((2,), (3,)), mx.cpu(1))
+        replica = get_params(self.params((2,), (3,)), device(1))
         with autograd.record():
             loss = (replica[0] ** 2).sum() + (3 * replica[1]).sum()
         loss.backward()
@@ -160,7 +161,7 @@ class TestFlat:
 
     def test_buckets_hold_neighbours_and_the_last_parameters_come_first(self, monkeypatch):
         monkeypatch.setattr(replicas, "BUCKET_BYTES", 40)
-        replica = get_params(self.params((5,), (5,), (1,), (5,), (3,)), mx.cpu(0))
+        replica = get_params(self.params((5,), (5,), (1,), (5,), (3,)), device(0))
         assert self.numbers(replica) == [(2, 3, 4), (0, 1)]
         assert self.sizes(replica) == [9, 10]
 
@@ -177,14 +178,14 @@ class TestFlat:
     )
     def test_a_bucket_holds_at_most_bucket_bytes_or_one_parameter(self, monkeypatch, shapes, want):
         monkeypatch.setattr(replicas, "BUCKET_BYTES", 40)
-        replica = get_params(self.params(*shapes), mx.cpu(0))
+        replica = get_params(self.params(*shapes), device(0))
         assert self.sizes(replica) == want
         assert_equal(replica, [param.asnumpy() for param in self.params(*shapes)])
 
     def test_a_bucket_has_one_dtype(self):
         dtypes = ["float32", "float16", "float16", "float64", "float32", "float32"]
         params = [mx.nd.full((i + 1,), i, dtype=dtype) for i, dtype in enumerate(dtypes)]
-        replica = get_params(params, mx.cpu(1))
+        replica = get_params(params, device(1))
         assert self.numbers(replica) == [(4, 5), (3,), (1, 2), (0,)]
         found = [(np.dtype(part.grad.dtype).name, part.grad.size) for part in replica.parts]
         assert found == [("float32", 11), ("float64", 4), ("float16", 5), ("float32", 1)]
@@ -193,7 +194,7 @@ class TestFlat:
 
     def test_numpy_arrays_stay_numpy_arrays_and_are_not_mixed_with_others(self):
         params = self.params((2,), (3,)) + self.params((2, 2), (2,), array=mx.np.array)
-        replica = get_params(params, mx.cpu(1))
+        replica = get_params(params, device(1))
         assert self.sizes(replica) == [6, 5]
         for arrays in (replica, [param.grad for param in replica]):
             numpy_world = [isinstance(array, mx.np.ndarray) for array in arrays]
@@ -207,7 +208,7 @@ class TestFlat:
     def test_parameters_without_axes_or_elements_are_alone(self):
         with mx.util.np_shape(True):
             params = self.params((2,), (), (3,), (0, 4), (2,), array=mx.np.array)
-            replica = get_params(params, mx.cpu(1))
+            replica = get_params(params, device(1))
             assert [param.shape for param in replica] == [(2,), (), (3,), (0, 4), (2,)]
             assert self.sizes(replica) == [2, 0, 3, 1, 2]
             assert_equal(replica, [param.asnumpy() for param in params])
@@ -215,7 +216,7 @@ class TestFlat:
 
     def test_the_gradient_of_a_parameter_without_axes_is_zeroed(self):
         with mx.util.np_shape(True):
-            replica = get_params(self.params((), (2,), array=mx.np.array), mx.cpu(0))
+            replica = get_params(self.params((), (2,), array=mx.np.array), device(0))
             with autograd.record():
                 loss = (replica[0] * replica[1]).sum()
             loss.backward()
@@ -243,13 +244,13 @@ class TestFlat:
         frozen = [i for i, (*_, is_frozen) in enumerate(kinds) if is_frozen]
         whole, replicas.BUCKET_BYTES = replicas.BUCKET_BYTES, bucket_bytes
         try:
-            replica = get_params(params, mx.cpu(1), frozen)
+            replica = get_params(params, device(1), frozen)
         finally:
             replicas.BUCKET_BYTES = whole
         assert_equal(replica, [param.asnumpy() for param in params])
         trainable = [i for i in range(len(params)) if i not in frozen]
         for i in trainable:
-            replica[i].grad[:] = params[i].as_in_context(mx.cpu(1))
+            replica[i].grad[:] = params[i].as_in_context(device(1))
         parts = list(reversed(replica.parts))
         assert [i for part in parts for i in part.indices] == trainable
         want = [params[i].asnumpy().ravel().tolist() for i in trainable]
@@ -260,7 +261,7 @@ class TestFlat:
 
     def test_frozen_parameters_have_no_gradient_and_are_in_no_bucket(self):
         params = self.params((2,), (3,), (4,), (5,))
-        replica = get_params(params, mx.cpu(0), frozen=iter([1]))
+        replica = get_params(params, device(0), frozen=iter([1]))
         assert [param.grad is None for param in replica] == [False, True, False, False]
         [(numbers, own, grad)] = replica.parts
         assert numbers == (0, 2, 3)
@@ -269,7 +270,7 @@ class TestFlat:
         replica[1][:] = 9
         assert_equal(params, [np.arange(2), np.arange(2, 5)])
 
-    @pytest.mark.parametrize("ctx", [mx.cpu(0), mx.cpu(3)], ids=str)
+    @pytest.mark.parametrize("ctx", [device(0), device(3)], ids=str)
     @pytest.mark.parametrize("frozen", [(), (0, 1, 2)])
     def test_no_copy_shares_memory_with_an_original_or_another_replica(self, ctx, frozen):
         params = self.params((2,), (3,), (1 << 20,))
@@ -280,8 +281,8 @@ class TestFlat:
 
     def test_copies_of_views_and_of_replicas_are_copies(self):
         whole = mx.nd.arange(10)
-        first = get_params([whole[2:5], whole[5:9]], mx.cpu(0))
-        second = get_params(first, mx.cpu(0))
+        first = get_params([whole[2:5], whole[5:9]], device(0))
+        second = get_params(first, device(0))
         first[0][:] = -1
         assert_equal(second, [[2, 3, 4], [5, 6, 7, 8]])
         assert whole.asnumpy().tolist() == list(range(10))
@@ -307,7 +308,7 @@ def test_k_devices_hold_parameters_and_gradients_and_nothing_more(monkeypatch, b
         return chunks(array for array in gc.get_objects() if isinstance(array, mx.nd.NDArray))
 
     before = living()
-    device_params = [get_params(params, mx.cpu(i)) for i in range(k)]
+    device_params = [get_params(params, device(i)) for i in range(k)]
     mine = chunks(array for own in device_params for p in own for array in (p, p.grad))
     assert living() - before == mine
     assert sum(map(allocated, mine)) == 2 * k * sum(map(memory.num_bytes, params))
@@ -421,7 +422,7 @@ def assert_same_bits(got, want):
 
 def moved(device_params):
     """Whether training changed each parameter, on every device alike."""
-    start = [param.asnumpy() for param in mlp_params(mx.cpu(0))]
+    start = [param.asnumpy() for param in mlp_params(device(0))]
     return [[(p != s).any() for p, s in zip(params, start)] for params in device_params]
 
 
@@ -430,7 +431,7 @@ def moved(device_params):
 def test_replicas_train_as_plain_lists_bit_for_bit(monkeypatch, bucket_bytes, algorithm):
     """With two devices every order of adding is the same, so algorithms cannot differ either."""
     monkeypatch.setattr(replicas, "BUCKET_BYTES", bucket_bytes)
-    ctx = [mx.cpu(i) for i in range(2)]
+    ctx = [device(i) for i in range(2)]
     got = train([get_params(mlp_params(c), c) for c in ctx], algorithm=algorithm)
     assert_same_bits(got, train([plain_list(c) for c in ctx], algorithm=algorithm))
     assert moved(got) == [[True] * 5] * 2
@@ -439,7 +440,7 @@ def test_replicas_train_as_plain_lists_bit_for_bit(monkeypatch, bucket_bytes, al
 @pytest.mark.parametrize("which", [[0], [1], [0, 1, 2]], ids=str)
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_changed_replica_trains_as_plain_lists(change, which):
-    ctx = [mx.cpu(i) for i in range(3)]
+    ctx = [device(i) for i in range(3)]
     mine, plain = [get_params(mlp_params(c), c) for c in ctx], [plain_list(c) for c in ctx]
     same_shapes = change not in (append, delete, insert_a_copy, freeze_by_replacing)
     changed = which if same_shapes else [0, 1, 2]
@@ -463,7 +464,7 @@ def test_each_kind_of_staleness_trains_wrongly_if_it_is_not_detected(monkeypatch
     monkeypatch.setattr(replicas.Replica, "parts", property(believed))
     for change in (replace_an_entry, attach_a_gradient, append):
         with pytest.raises(AssertionError):
-            ctx = [mx.cpu(0)]
+            ctx = [device(0)]
             mine, plain = [get_params(mlp_params(c), c) for c in ctx], [plain_list(c) for c in ctx]
             change(mine[0])
             change(plain[0])
@@ -472,7 +473,7 @@ def test_each_kind_of_staleness_trains_wrongly_if_it_is_not_detected(monkeypatch
 
 @pytest.mark.parametrize("replica_at", [0, 1])
 def test_one_device_a_replica_and_the_other_a_plain_list(replica_at):
-    ctx = [mx.cpu(i) for i in range(2)]
+    ctx = [device(i) for i in range(2)]
     mixed = [plain_list(c) for c in ctx]
     mixed[replica_at] = get_params(mlp_params(ctx[replica_at]), ctx[replica_at])
     assert_same_bits(train(mixed), train([plain_list(c) for c in ctx]))
@@ -480,16 +481,16 @@ def test_one_device_a_replica_and_the_other_a_plain_list(replica_at):
 
 @pytest.mark.parametrize("make", [list, tuple])
 def test_a_replica_copied_into_a_list_trains_the_same_arrays(make):
-    replica = get_params(mlp_params(mx.cpu(0)), mx.cpu(0))
+    replica = get_params(mlp_params(device(0)), device(0))
     train([make(replica)])
     assert replica.parts is not None
-    assert_same_bits([[p.asnumpy() for p in replica]], train([plain_list(mx.cpu(0))]))
+    assert_same_bits([[p.asnumpy() for p in replica]], train([plain_list(device(0))]))
 
 
 @pytest.mark.parametrize("frozen", [(), (1,), (0, 4), (0, 1, 2, 3, 4)], ids=str)
 @pytest.mark.parametrize("algorithm", [None, "star"])
 def test_frozen_parameters_stay_and_the_others_train(frozen, algorithm):
-    ctx = [mx.cpu(i) for i in range(2)]
+    ctx = [device(i) for i in range(2)]
     if len(frozen) == 5:  # nothing to differentiate: the update alone
         device_params = [get_params(mlp_params(c), c, frozen) for c in ctx]
         sums = step.allreduce_gradients(replicas.buckets(device_params), algorithm)
@@ -503,7 +504,7 @@ def test_frozen_parameters_stay_and_the_others_train(frozen, algorithm):
 
 
 def test_writing_a_frozen_parameter_keeps_the_buckets():
-    replica = get_params(mlp_params(mx.cpu(0)), mx.cpu(0), frozen=[1])
+    replica = get_params(mlp_params(device(0)), device(0), frozen=[1])
     replica[1][:] = 0
     replica[0] += 1
     assert replica.parts is not None
@@ -514,31 +515,31 @@ def test_writing_a_frozen_parameter_keeps_the_buckets():
 @pytest.mark.parametrize("which", [[0], [2], [0, 1]], ids=str)
 @pytest.mark.parametrize("algorithm", [None, "ring"])
 def test_a_parameter_frozen_on_some_devices_only_is_refused_by_number(which, algorithm):
-    device_params = [get_params(mlp_params(c), c) for c in (mx.cpu(i) for i in range(3))]
+    device_params = [get_params(mlp_params(c), c) for c in (device(i) for i in range(3))]
     for i in which:
         freeze_by_replacing(device_params[i])
     with pytest.raises(ValueError, match="parameter 0 has a gradient on some devices only; freeze"):
         train(device_params, algorithm=algorithm)
     for params in device_params:
-        assert_equal(params, [param.asnumpy() for param in mlp_params(mx.cpu(0))])
+        assert_equal(params, [param.asnumpy() for param in mlp_params(device(0))])
 
 
 @pytest.mark.parametrize("make", [get_params, lambda params, ctx: list(get_params(params, ctx))])
 def test_buckets_pair_the_same_parameters_of_all_devices(monkeypatch, make):
     """Of Replicas by bucket, of lists by parameter; in both, numbers from the last to the first."""
     monkeypatch.setattr(replicas, "BUCKET_BYTES", 40)
-    device_params = [make([mx.nd.ones((n,)) for n in (5, 5, 4)], mx.cpu(i)) for i in range(2)]
+    device_params = [make([mx.nd.ones((n,)) for n in (5, 5, 4)], device(i)) for i in range(2)]
     found = replicas.buckets(device_params)
     flat = [[p.size for p in bucket.params[1]] for bucket in found]
     assert flat == ([[5, 4], [5]] if make is get_params else [[4], [5], [5]])
     for bucket in found:
-        assert [grad.context for grad in bucket.grads] == [mx.cpu(0), mx.cpu(1)]
+        assert [grad.context for grad in bucket.grads] == [device(0), device(1)]
         for k, (params, grad) in enumerate(zip(bucket.params, bucket.grads)):
             assert {memory.chunk(param.grad) for param in params} == {memory.chunk(grad)}
             assert all(any(param is own for own in device_params[k]) for param in params)
 
 
 def test_thawing_a_frozen_parameter_trains_it():
-    replica = get_params(mlp_params(mx.cpu(0)), mx.cpu(0), frozen=[1])
+    replica = get_params(mlp_params(device(0)), device(0), frozen=[1])
     replica[1].attach_grad()
-    assert_same_bits(train([replica]), train([plain_list(mx.cpu(0))]))
+    assert_same_bits(train([replica]), train([plain_list(device(0))]))

@@ -5,7 +5,7 @@ import collections
 import mxnet as mx
 import numpy as np
 import pytest
-from cpus import contexts
+from contexts import contexts, device
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mxnet import npx
@@ -94,8 +94,8 @@ def test_fewer_samples_than_contexts_give_one_shard_per_sample(n):
 
 
 def test_one_context_gets_everything():
-    [shard] = split_and_load(payload((3, 2)), mx.cpu(5))
-    assert shard.context == mx.cpu(5)
+    [shard] = split_and_load(payload((3, 2)), device(5))
+    assert shard.context == device(5)
     assert shard.shape == (3, 2)
 
 
@@ -186,7 +186,7 @@ def test_numpy_data_goes_to_its_own_device_and_is_never_whole_on_one(monkeypatch
 
 
 def test_mxnet_data_is_moved_from_the_device_where_it_is():
-    batch = mx.nd.array(payload((5, 2)), ctx=mx.cpu(7))
+    batch = mx.nd.array(payload((5, 2)), ctx=device(7))
     assert_is_a_split(split_and_load(batch, contexts(2)), payload((5, 2)), contexts(2), 0)
 
 
@@ -226,7 +226,7 @@ def test_sparse_arrays_are_refused():
     ("ctx", "error", "words"),
     [
         ([], ValueError, r"ctx must contain .* got \[\]"),
-        ([mx.cpu(0), 1], TypeError, "ctx must be .* got 1"),
+        ([device(0), 1], TypeError, "ctx must be .* got 1"),
         (["cpu(0)"], TypeError, r"ctx must be .* got 'cpu\(0\)'"),
     ],
 )

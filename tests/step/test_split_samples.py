@@ -5,7 +5,7 @@ import collections
 import mxnet as mx
 import numpy as np
 import pytest
-from cpus import contexts
+from contexts import contexts
 from mxnet import npx
 
 from gluonpar.collectives import partition

@@ -7,7 +7,7 @@ import mxnet as mx
 import numpy as np
 import oracle
 import pytest
-from cpus import contexts
+from contexts import contexts, device
 
 import gluonpar
 from gluonpar import metrics, optim, replicas, step
@@ -79,9 +79,9 @@ def expected():
 @pytest.mark.parametrize("k", [1, 2, 3, 4, 5, 8])
 def test_k_devices_train_as_the_oracle(expected, n, k):
     batches, want = expected(n)
-    for device, got in enumerate(train(batches, k)):
+    for number, got in enumerate(train(batches, k)):
         for i, (g, w, before) in enumerate(zip(got, want, start())):
-            assert relative_error(g, w) < 1e-5, f"parameter {i} on device {device}"
+            assert relative_error(g, w) < 1e-5, f"parameter {i} on device {number}"
             assert relative_error(g - before, w - before) < 1e-3, f"its change, {i} on {device}"
 
 
@@ -162,8 +162,8 @@ def test_a_user_defined_model_and_loss():
 
 def test_one_context_need_not_be_a_list():
     X, y = make_batches(3)[0]
-    device_params = replicas_of(start(), [mx.cpu(1)])
-    assert gluonpar.train_batch(X, y, device_params, mx.cpu(1), LR)[0].context == mx.cpu(1)
+    device_params = replicas_of(start(), [device(1)])
+    assert gluonpar.train_batch(X, y, device_params, device(1), LR)[0].context == device(1)
 
 
 @pytest.fixture(scope="module")
@@ -310,13 +310,13 @@ class TestOverlap:
             seen.append(event.wait(seconds))
 
         def backward(dy, ctx):
-            if ctx == mx.cpu(0):
+            if ctx == device(0):
                 engine.push(hold, ctx, writes=[dy])
             return dy
 
         def forward(h):
-            if h.context == mx.cpu(1):
-                engine.push(lambda: held.wait(600), mx.cpu(1), writes=[h])
+            if h.context == device(1):
+                engine.push(lambda: held.wait(600), device(1), writes=[h])
 
         return backward, forward
 

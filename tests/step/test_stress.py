@@ -12,13 +12,14 @@ import time
 import mxnet as mx
 import numpy as np
 import pytest
+from contexts import device
 
 import gluonpar
 from gluonpar import replicas
 from gluonpar.runtime import engine, memory, thread_pool
 
 NUM_DEVICES, NUM_STEPS, BATCH_SIZE, LR = 4, 20, 16, 0.3
-CTX = [mx.cpu(i) for i in range(NUM_DEVICES)]
+CTX = [device(i) for i in range(NUM_DEVICES)]
 SHAPES = [(12, 10), (12,), (9, 12), (9,), (5, 9), (5,)]
 
 
@@ -213,7 +214,7 @@ class TestEngine:
     def run(self, seed, with_reads=True):
         """Random operators on random arrays, some read and some written; and the same in turn."""
         rng, sleeper = random.Random(seed), Sleeper(seed)
-        arrays = [mx.nd.zeros((1,), ctx=mx.cpu(i), dtype="int64") for i in range(6)]
+        arrays = [mx.nd.zeros((1,), ctx=device(i), dtype="int64") for i in range(6)]
         mx.nd.waitall()
         views, want = [memory.view(array) for array in arrays], [0] * 6
         for i in range(self.NUM_OPERATORS):
@@ -230,7 +231,7 @@ class TestEngine:
 
             engine.push(
                 function,
-                mx.cpu(rng.randrange(6)),
+                device(rng.randrange(6)),
                 reads=[arrays[source]] if with_reads else [],
                 writes=[arrays[first], arrays[second]],
                 inline=i % 3 == 0,

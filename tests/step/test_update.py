@@ -3,6 +3,7 @@
 import mxnet as mx
 import numpy as np
 import pytest
+from contexts import device
 
 import gluonpar
 from gluonpar import collectives, replicas, step
@@ -43,7 +44,7 @@ def mixture(params, ctx):
 def place(make, weights, grads, dtypes=("float32",) * 4, array=mx.nd.array):
     """Every device's parameters, made by ``make(params, ctx)``, with the gradients given."""
     params = [array(w, dtype=dtype) for w, dtype in zip(weights, dtypes)]
-    device_params = [make(params, mx.cpu(i)) for i in range(len(grads))]
+    device_params = [make(params, device(i)) for i in range(len(grads))]
     for copies, of_device in zip(device_params, grads):
         for copy, grad in zip(copies, of_device):
             if copy.grad is not None:
@@ -148,7 +149,7 @@ def test_parameters_without_elements_are_passed_over():
     with mx.util.np_shape(True):
         params = [mx.np.zeros((0, 3)), mx.np.ones((2,)), mx.np.array(1.0)]
         for algorithm in (None, "ring"):
-            device_params = [get_params(params, mx.cpu(i)) for i in range(2)]
+            device_params = [get_params(params, device(i)) for i in range(2)]
             for copies in device_params:
                 copies[1].grad[:] = 1
                 copies[2].grad[()] = 2
@@ -193,7 +194,7 @@ def test_gradients_that_cannot_be_summed_change_nothing(algorithm):
 @pytest.mark.parametrize("frozen", [({2}, ()), ((), {2}), ({2}, {0})], ids=str)
 def test_devices_that_freeze_different_parameters_never_mix_them_up(frozen):
     params = [mx.nd.full((2,), i) for i in range(3)]
-    device_params = [get_params(params, mx.cpu(i), f) for i, f in enumerate(frozen)]
+    device_params = [get_params(params, device(i), f) for i, f in enumerate(frozen)]
     for copies in device_params:
         for i, copy in enumerate(copies):
             if copy.grad is not None:
@@ -227,7 +228,7 @@ def test_the_sums_planted_bugs_are_caught(monkeypatch):
     update = gluonpar.optim.sgd_on_parts
 
     def only_on_the_first(parts, *more):
-        if parts[0].grad.context == mx.cpu(0):
+        if parts[0].grad.context == device(0):
             update(parts, *more)
 
     with monkeypatch.context() as patch:

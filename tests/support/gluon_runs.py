@@ -4,7 +4,7 @@ import functools
 
 import mxnet as mx
 import numpy as np
-from cpus import contexts
+from contexts import contexts
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
