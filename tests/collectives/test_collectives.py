@@ -5,7 +5,7 @@ import threading
 import mxnet as mx
 import numpy as np
 import pytest
-from contexts import device
+from contexts import algorithms, device
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mxnet import autograd
@@ -24,7 +24,7 @@ from gluonpar.collectives import (
 )
 from gluonpar.runtime import engine
 
-NAMES = sorted(ALGORITHMS)
+NAMES = algorithms()
 EXECUTORS = [name for name in NAMES if ALGORITHMS[name].run is not None]
 DTYPES = ["float16", "float32", "float64", "int8", "int32", "int64", "uint8"]
 SHAPES = st.lists(st.integers(1, 4), min_size=0, max_size=4).map(tuple)

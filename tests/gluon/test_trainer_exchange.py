@@ -6,7 +6,7 @@ import gluon_runs as runs
 import mxnet as mx
 import numpy as np
 import pytest
-from contexts import device
+from contexts import algorithms, device
 from gluon_nets import NETS
 from gluon_runs import assert_as_one, contexts, give_grads, weights
 from mxnet import gluon
@@ -19,7 +19,7 @@ from gluonpar.runtime import engine
 
 @pytest.mark.parametrize("compression", [None, "fp16"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-@pytest.mark.parametrize("algorithm", collectives.ALGORITHMS)
+@pytest.mark.parametrize("algorithm", algorithms())
 def test_every_algorithm_can_be_chosen(algorithm, optimizer, compression):
     options = {"learning_rate": 0.05}
     more = {"algorithm": algorithm, "compression": compression}

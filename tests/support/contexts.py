@@ -2,6 +2,8 @@
 
 import mxnet as mx
 
+from gluonpar.collectives import ALGORITHMS
+
 kind = mx.cpu  # set by conftest.py before the tests are imported
 
 
@@ -13,3 +15,8 @@ def device(i=0):
 def contexts(k):
     """Return the contexts of the first ``k`` devices."""
     return [kind(i) for i in range(k)]
+
+
+def algorithms():
+    """Return the names of the all-reduce algorithms that these devices can use."""
+    return [name for name in sorted(ALGORITHMS) if name != "host" or kind is mx.cpu]

@@ -1,8 +1,9 @@
-"""kvstore: MXNet's own reduction, as used by its gluon.Trainer: for comparison, and for NCCL.
+"""kvstore: MXNet's own reduction, as used by its gluon.Trainer: for comparison.
 
-A kvstore of type 'device' (or 'nccl', if all arrays are on GPUs and MXNet was built with NCCL) sums
-on a device that it chooses and copies the sum back. On the CPU it first copies all arrays into its
-own buffers (src/kvstore/comm.h): K n more bytes of memory, and about three times ``host``'s time.
+A kvstore of type 'device' sums on a device that it chooses and copies the sum back. On the CPU it
+first copies all arrays into its own buffers (src/kvstore/comm.h): K n more bytes of memory, and
+about three times ``host``'s time. The type 'nccl' is not used: such a store keeps the devices and
+the shape of its first call for ever, and refuses others.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ _keys: dict[tuple, int] = {}  # by contexts, shape and dtype: a store keeps a bu
 
 @register_executor("kvstore")
 def allreduce(lists, op: str = "sum", accumulate: str | None = None) -> None:
-    """Sum with MXNet's own kvstore of type 'device', or 'nccl' if all arrays are on GPUs."""
+    """Sum with MXNet's own kvstore of type 'device'."""
     if op not in ("sum", "mean"):
         raise ValueError(f"op must be 'sum' or 'mean' with algorithm 'kvstore', got {op!r}")
     for data in lists:
-        store = _store(all(array.context.device_type == "gpu" for array in data))
+        store = _store()
         with executor.flattened(data, accumulate) as flat:
             with _lock:
                 store.pushpull(_key(store, flat), flat, out=flat)
@@ -36,13 +37,12 @@ def allreduce(lists, op: str = "sum", accumulate: str | None = None) -> None:
 
 
 @functools.lru_cache(None)
-def _store(on_gpus: bool) -> mx.kvstore.KVStore:
-    nccl = on_gpus and mx.runtime.Features().is_enabled("NCCL")
-    return mx.kvstore.create("nccl" if nccl else "device")
+def _store() -> mx.kvstore.KVStore:
+    return mx.kvstore.create("device")
 
 
 def _key(store: mx.kvstore.KVStore, data: Sequence[mx.nd.NDArray]) -> int:
-    kind = (store.type, tuple(str(a.context) for a in data), data[0].shape, data[0].dtype)
+    kind = (tuple(str(a.context) for a in data), data[0].shape, data[0].dtype)
     if kind not in _keys:
         _keys[kind] = len(_keys)
         store.init(_keys[kind], data[0])
