@@ -5,6 +5,7 @@ import gluonpar  # noqa: F401
 
 import importlib.util
 import signal
+import types
 
 import contexts
 import mxnet as mx
@@ -33,12 +34,24 @@ def pytest_configure(config):
         contexts.kind = mx.gpu
 
 
-def pytest_collection_modifyitems(items):
-    """The docstring that writes an ONNX file needs the package, as test_onnx_export.py does."""
-    if importlib.util.find_spec("onnx") is None:
-        for item in items:
-            if item.name == "gluonpar.checkpoint.onnx_export.export_onnx":
-                item.add_marker(pytest.mark.skip(reason="the package onnx is not installed"))
+def pytest_collection_modifyitems(config, items):
+    """Skip what this installation or these devices cannot run, and say why."""
+    for item in items:
+        # The docstring that writes an ONNX file needs the package, as test_onnx_export.py does.
+        onnx = item.name == "gluonpar.checkpoint.onnx_export.export_onnx"
+        if onnx and importlib.util.find_spec("onnx") is None:
+            item.add_marker(pytest.mark.skip(reason="the package onnx is not installed"))
+        if contexts.kind is mx.cpu:
+            continue
+        parameters = getattr(item, "callspec", _NO_PARAMETERS).params.values()
+        on_host = any(isinstance(value, str) and value == "host" for value in parameters)
+        of_cpu = item.get_closest_marker("cpu")
+        if on_host or of_cpu:
+            reason = of_cpu.args[0] if of_cpu else "'host' sums in the memory of CPU contexts"
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+_NO_PARAMETERS = types.SimpleNamespace(params={})
 
 
 @pytest.fixture(params=["mx.nd", "mx.np"])

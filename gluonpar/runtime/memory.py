@@ -77,7 +77,12 @@ def view(array: mx.nd.NDArray) -> np.ndarray:
 
 
 def views(arrays: Sequence[mx.nd.NDArray]) -> list[np.ndarray]:
-    """Return :func:`view` of each of ``arrays``, which have the same size and dtype."""
+    """Return :func:`view` of each of ``arrays``, which have the same size and dtype.
+
+    Raises ValueError for arrays on GPUs, whose memory the host cannot read.
+    """
+    if arrays[0].context.device_type == "gpu":
+        raise ValueError(f"arrays must be on CPU contexts to be viewed, got {arrays[0].context}")
     size, dtype = arrays[0].size, np.dtype(arrays[0].dtype)
     memory, pointer, found = ctypes.c_char * (size * dtype.itemsize), ctypes.c_void_p(), []
     for array in arrays:
