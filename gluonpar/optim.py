@@ -56,8 +56,9 @@ def sgd_on_parts(parts: Sequence[replicas.Part], lr: float, batch_size: int) -> 
         for start in range(0, len(same), _MOST_WEIGHTS):
             group = same[start : start + _MOST_WEIGHTS]
             n, pairs = len(group), [array for param in group for array in (param, param.grad)]
+            pairs = [array.as_nd_ndarray() for array in pairs]
             options = {"lrs": [lr] * n, "wds": [0.0] * n, "rescale_grad": 1.0 / batch_size}
-            nd.multi_sgd_update(*pairs, out=group, num_weights=n, **options)
+            nd.multi_sgd_update(*pairs, out=pairs[::2], num_weights=n, **options)
 
 
 def rule(

@@ -452,7 +452,11 @@ BAD_DATA = [
     ([ONE, np.ones(2)], TypeError, r"data\[1\] .*got ndarray"),
     ([ONE, ONE], ValueError, "data .*more than once"),
     ([SPARSE, SPARSE], ValueError, "row_sparse .*tostype"),
-    ([ONE, mx.nd.ones((3,), ctx=device(1))], ValueError, r"[cg]pu\(1\) .*\(3,\).* [cg]pu\(0\) .*\(2,\)"),
+    (
+        [ONE, mx.nd.ones((3,), ctx=device(1))],
+        ValueError,
+        r"[cg]pu\(1\) .*\(3,\).* [cg]pu\(0\) .*\(2,\)",
+    ),
     ([ONE, ONE.astype("float64")], ValueError, r"data\[1\] .*float64.*float32"),
     ([ONE, ONE.tostype("row_sparse")], ValueError, r"data\[1\] .*row_sparse.*default"),
 ]

@@ -172,6 +172,7 @@ def test_it_does_not_wait_for_the_gradient():
     assert (param.asscalar(), passed) == (0.0, [True])
 
 
+@pytest.mark.cpu("the one-pass update is for CPU contexts")
 def test_a_replica_is_updated_in_one_operator_bucket_by_bucket(monkeypatch):
     monkeypatch.setattr(replicas, "BUCKET_BYTES", 12)
     params = get_params([mx.nd.ones((n,)) for n in (2, 1, 2)], device(0))

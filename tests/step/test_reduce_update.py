@@ -14,6 +14,8 @@ from gluonpar import optim
 from gluonpar.optim import Item
 from gluonpar.runtime import engine, thread_pool
 
+pytestmark = pytest.mark.cpu("reduce_update works in the memory of CPU contexts")
+
 BLOCK = thread_pool.BLOCK_BYTES // 4  # elements of float32
 DTYPES = ["float16", "float32", "float64"]
 EPSILON = {"float16": 1e-3, "float32": 1.2e-7, "float64": 2.3e-16}

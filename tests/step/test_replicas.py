@@ -100,12 +100,15 @@ def on(*ids):
 @pytest.mark.parametrize(
     ("device_params", "words"),
     [
-        (lambda: on(0), r"got 1 .* 2 contexts \[cpu\(0\), cpu\(1\)\]"),
+        (lambda: on(0), r"got 1 .* 2 contexts \[[cg]pu\(0\), [cg]pu\(1\)\]"),
         (lambda: on(0, 1, 2), "got 3 .* 2 contexts"),
-        (lambda: on(0, 0), r"parameter 0 must be on cpu\(1\), .* cpu\(0\)"),
-        (lambda: on(1, 0), r"parameter 0 must be on cpu\(0\), .* cpu\(1\)"),
-        (lambda: [on(0)[0], on(1)[0][:1]], r"on cpu\(1\) have shapes \[\(2, 3\)\], on cpu\(0\)"),
-        (lambda: [on(0)[0], on(1)[0][::-1]], r"on cpu\(1\) have shapes \[\(4,\), \(2, 3\)\]"),
+        (lambda: on(0, 0), r"parameter 0 must be on [cg]pu\(1\), .* [cg]pu\(0\)"),
+        (lambda: on(1, 0), r"parameter 0 must be on [cg]pu\(0\), .* [cg]pu\(1\)"),
+        (
+            lambda: [on(0)[0], on(1)[0][:1]],
+            r"on [cg]pu\(1\) have shapes \[\(2, 3\)\], on [cg]pu\(0\)",
+        ),
+        (lambda: [on(0)[0], on(1)[0][::-1]], r"on [cg]pu\(1\) have shapes \[\(4,\), \(2, 3\)\]"),
     ],
 )
 def test_replicas_that_do_not_fit_are_refused_with_their_values(device_params, words):
