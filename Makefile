@@ -7,12 +7,14 @@
 #   EXTRA=cpu       MXNet to install, cpu or cu112 (default: cu112 if there is an NVIDIA GPU)
 #   VENV=...        folder of the environment (default: .venv)
 #   VENV_CUDA=...   folder of the environment of `make test-cuda` (default: .venv-cuda)
+#   VENV_GPU_SIM=.. folder of the environment of `make test-gpu-sim` (default: .venv-gpu-sim)
 #   LANGUAGE=zh     `make notebook` opens the Chinese notebook
 #   PYTHONS="..."   interpreters for `make test-matrix`: versions such as 3.8, or paths
 
 PYTHON ?=
 VENV ?= .venv
 VENV_CUDA ?= .venv-cuda
+VENV_GPU_SIM ?= .venv-gpu-sim
 NUM_GPUS ?= 2
 RANKS ?= 2
 ARGS ?=
@@ -21,7 +23,7 @@ EXTRA ?=
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help train train-mpi test test-all test-faults test-cuda test-matrix notebook notebooks docs docs-serve pictures dist test-dist lint format data clean FORCE
+.PHONY: help train train-mpi test test-all test-faults test-cuda test-gpu-sim test-matrix notebook notebooks docs docs-serve pictures dist test-dist lint format data clean FORCE
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -63,6 +65,12 @@ test-faults: $(VENV)/.tests ## kill training 50 times and resume it (`make test`
 test-cuda: ## install mxnet-cu112 (2 GB) into VENV_CUDA and test it; needs gcc, but no GPU
 	@$(MAKE) --no-print-directory VENV=$(VENV_CUDA) EXTRA=cu112 $(VENV_CUDA)/.tests
 	$(VENV_CUDA)/bin/python -m pytest --noconftest tests/runtime/test_cuda_wheel.py
+
+# tools/cuda_sim/README.md says how GPUs are simulated. NVIDIA's libraries are not installed.
+GPU_SIM_TESTS := $(addprefix tests/,collectives cuda_sim gluon models step)
+test-gpu-sim: $(VENV_GPU_SIM)/.gpu-sim ## run tests on simulated GPUs (downloads 0.5 GB); needs g++
+	$(VENV_GPU_SIM)/bin/python tools/cuda_sim --num-gpus 9 --bytes 1000000000 --kernels \
+	$(VENV_GPU_SIM)/bin/python -m pytest --device gpu-sim -m 'not slow' $(GPU_SIM_TESTS) $(ARGS)
 
 # JupyterLab runs as root only with --allow-root.
 notebook: $(VENV)/.notebook data ## open the walkthrough in JupyterLab
@@ -128,6 +136,13 @@ $(VENV)/.tests: $(VENV)/.made setup.py pyproject.toml $(call stale,$(EXTRA),$(VE
 $(VENV)/.mpi: $(VENV)/.made setup.py pyproject.toml $(call stale,$(EXTRA),$(VENV)/.extra)
 	@$(call install,$(comma)mpi)
 	@touch $(VENV)/.runs $@
+
+$(VENV_GPU_SIM)/.gpu-sim: setup.py
+	@tools/make_venv.sh '$(VENV_GPU_SIM)' '$(PYTHON)'
+	@echo "installing mxnet-cu112 and gluonpar[test] into $(VENV_GPU_SIM) (downloads 0.5 GB)"
+	@$(VENV_GPU_SIM)/bin/python -m pip install --quiet mxnet-cu112==1.9.1 -e '.[test]'
+	@$(VENV_GPU_SIM)/bin/python -m pip install --quiet --no-deps $(D2L)
+	@touch $@
 
 $(VENV)/.notebook: $(VENV)/.made setup.py pyproject.toml $(call stale,$(EXTRA),$(VENV)/.extra)
 	@$(call install,$(comma)notebook)

@@ -34,6 +34,12 @@ def pytest_configure(config):
         contexts.kind = mx.gpu
 
 
+def pytest_ignore_collect(collection_path, config):
+    """The simulator's own tests need the simulator; None leaves others to pytest."""
+    of_simulator = "cuda_sim" in collection_path.parts
+    return True if of_simulator and config.getoption("--device") == "cpu" else None
+
+
 def pytest_collection_modifyitems(config, items):
     """Skip what this installation or these devices cannot run, and say why."""
     for item in items:
