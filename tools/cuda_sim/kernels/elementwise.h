@@ -9,12 +9,12 @@ namespace mxnet_op {
 
 // Element `i` of an array; a scalar operand is the same for every element.
 template <typename T>
-const T& element(const T* array, index_t i) {
-  return array[i];
-}
-template <typename T>
-T element(T scalar, index_t) {
-  return scalar;
+auto element(T operand, index_t i) {
+  if constexpr (std::is_pointer<T>::value) {
+    return operand[i];
+  } else {
+    return operand;
+  }
 }
 
 // MXNet handles float16 in pairs. Here a pair is two elements.
