@@ -17,14 +17,13 @@ import contextlib
 import fcntl
 import hashlib
 import importlib.util
-import os
 import pathlib
 import re
 import shutil
 import subprocess
 import sys
 import zipfile
-from typing import Iterator, NamedTuple
+from typing import Callable, Iterable, Iterator, NamedTuple
 
 HERE = pathlib.Path(__file__).resolve().parent
 DEFAULT_FOLDER = HERE.parents[1] / ".cuda-sim"
@@ -133,11 +132,6 @@ class _Builder:
     def __init__(self, folder: pathlib.Path, includes: tuple[pathlib.Path, ...]):
         self.folder = folder
         self.flags = [*FLAGS, *(f"-I{include}" for include in includes)]
-        # Paths that a source bakes in: where it and the headers for compiling at run time are.
-        self.flags.append(f'-DCUDA_SIM_SOURCES="{HERE}"')
-        self.flags.append(f'-DCUDA_SIM_INCLUDES="{" ".join(f"-I{path}" for path in includes)}"')
-        ours = sorted([*HERE.glob("*.h"), *HERE.glob("kernels/*.h")])
-        self.headers = b"".join(path.read_bytes() for path in ours)
 
     def build(self, library: Library, imported: list[str]) -> None:
         """Build one of LIBRARIES, with a stub for each function that its sources lack."""
@@ -159,8 +153,10 @@ class _Builder:
 
     def _compile(self, source: pathlib.Path) -> pathlib.Path:
         target = self.folder / "objects" / f"{source.name}.o"
-        command = ["g++", *self.flags, "-c", str(source), "-o", str(target)]
-        self._run(command, target, source.read_bytes() + self.headers)
+        # g++ lists what it read, which decides whether the next build may skip this.
+        listed = target.with_suffix(".d")
+        command = ["g++", *self.flags, "-MMD", "-MF", str(listed), "-c", str(source)]
+        self._run([*command, "-o", str(target)], target, lambda: _listed_files(listed))
         return target
 
     def _link(self, soname: str, objects: list[pathlib.Path]) -> None:
@@ -173,19 +169,38 @@ class _Builder:
         if soname != CUDART.soname:
             command += [f"-L{target.parent}", f"-l:{CUDART.soname}", "-Wl,-rpath,$ORIGIN"]
         command.append("-ldl")
-        self._run(command, target, b"".join(path.read_bytes() for path in objects))
+        self._run(command, target, lambda: objects)
 
-    def _run(self, command: list[str], target: pathlib.Path, inputs: bytes) -> None:
+    def _run(
+        self,
+        command: list[str],
+        target: pathlib.Path,
+        inputs: Callable[[], Iterable[pathlib.Path]],
+    ) -> None:
+        """Run the command if it or one of its inputs, known once it has run, has changed."""
         stamp = self.folder / "objects" / f"{target.name}.stamp"
-        digest = hashlib.sha256(repr(command).encode() + inputs).hexdigest()
-        if target.exists() and stamp.exists() and stamp.read_text() == digest:
+        if target.exists() and stamp.exists() and stamp.read_text() == _digest(command, inputs()):
             return
         print("building", target.name, flush=True)
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode != 0:
             raise CannotBuild(f"{target.name} does not build:\n{done.stderr}")
         sys.stderr.write(done.stderr)
-        stamp.write_text(digest)
+        stamp.write_text(_digest(command, inputs()))
+
+
+def _digest(command: list[str], inputs: Iterable[pathlib.Path]) -> str:
+    digest = hashlib.sha256(repr(command).encode())
+    for path in inputs:
+        digest.update(path.read_bytes() if path.exists() else b"missing")
+    return digest.hexdigest()
+
+
+def _listed_files(listed: pathlib.Path) -> list[pathlib.Path]:
+    """Return the files that a list of g++, in make's syntax, says the target depends on."""
+    text = listed.read_text() if listed.exists() else ""
+    _, _, names = text.replace("\\\n", " ").partition(": ")
+    return [pathlib.Path(name) for name in names.split()]
 
 
 def _owner(function: str) -> Library | None:

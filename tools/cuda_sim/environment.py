@@ -85,6 +85,7 @@ def environment(
         "LD_LIBRARY_PATH": f"{libraries}:{before}" if before else libraries,
         "GLUONPAR_CUDA": "system",
         "MXNET_CUDNN_LIB_CHECKING": "0",
+        "CUDA_SIM_CACHE": str(folder / "kernels"),
         "CUDA_SIM_DEVICES": str(num_devices),
         **{f"CUDA_SIM_{name.upper()}": str(value) for name, value in options.items()},
     }

@@ -62,13 +62,12 @@ int architecture(int num_options, const char* const* options) {
   return 52;
 }
 
+// The folder of this library and its neighbours.
 std::string folder() {
   Dl_info here;
   dladdr(reinterpret_cast<void*>(&folder), &here);
   std::string path = here.dli_fname;
-  path = path.substr(0, path.rfind('/')) + "/nvrtc";
-  mkdir(path.c_str(), 0777);
-  return path;
+  return path.substr(0, path.rfind('/'));
 }
 
 std::string contents(const std::string& path) {
@@ -88,10 +87,10 @@ std::string host_source(Program& program) {
   std::string source = std::regex_replace(program.source, to_half, "cuda_sim_to_half($1, $2);");
   source = std::regex_replace(source, to_float, "cuda_sim_to_float($1, $2);");
   std::string text = "#include \"fused.h\"\n" + source + "\n";
-  for (size_t i = 0; i < program.expressions.size(); i++) {
-    std::string lowered = "expression_" + std::to_string(i);
-    program.lowered_names[program.expressions[i]] = lowered;
-    text += "CUDA_SIM_EXPORT(" + lowered + ", (" + program.expressions[i] + "))\n";
+  for (const std::string& expression : program.expressions) {
+    std::string lowered = std::regex_replace(expression, std::regex("\\W"), "_");
+    program.lowered_names[expression] = lowered;
+    text += "CUDA_SIM_EXPORT(" + lowered + ", (" + expression + "))\n";
   }
   static const std::regex kernel("extern\\s+\"C\"\\s+__global__\\s+void\\s+(\\w+)");
   for (std::sregex_iterator at(source.begin(), source.end(), kernel), end; at != end; ++at) {
@@ -102,14 +101,19 @@ std::string host_source(Program& program) {
 
 // Compile once for all processes; return the library's path, or "" with the reason in `log`.
 std::string compile(const std::string& text, std::string& log) {
-  std::string base = folder() + "/" + std::to_string(std::hash<std::string>()(text));
+  std::string kept = folder() + "/nvrtc";
+  mkdir(kept.c_str(), 0777);
+  std::string base = kept + "/" + std::to_string(std::hash<std::string>()(text));
   std::string library = base + ".so";
   if (access(library.c_str(), R_OK) == 0) return library;
   static int number = 0;
   std::string own = base + "." + std::to_string(getpid()) + "." + std::to_string(number++);
   std::ofstream(own + ".cpp") << text;
-  std::string command = "g++ -std=c++17 -O1 -w -shared -fPIC -I '" CUDA_SIM_SOURCES "' -o '" + own +
-                        ".so' '" + own + ".cpp' 2> '" + own + ".log'";
+  std::string sources = __FILE__;
+  sources = sources.substr(0, sources.rfind('/'));
+  std::string command = "g++ -std=c++17 -O1 -w -shared -fPIC -I '" + sources + "' '" + own +
+                        ".cpp' -L '" + folder() + "' -l:libcudart.so.11.0 -o '" + own +
+                        ".so' 2> '" + own + ".log'";
   int status = system(command.c_str());
   log = contents(own + ".log");
   if (status == 0) rename((own + ".so").c_str(), library.c_str());
