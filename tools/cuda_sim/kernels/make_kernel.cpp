@@ -72,6 +72,8 @@ std::string mxnet_include() {
 }
 
 bool compile(const std::string& name) {
+  // What kernels.txt should have: `precompile.py --add-requested` adds these names to it.
+  std::ofstream(cache() / "requested.txt", std::ios::app) << name + "\n";
   const std::string script = (kSources / "precompile.py").string();
   const std::string folder = cache().string(), include = mxnet_include();
   const char* arguments[] = {"python3",   script.c_str(),  "--cache",    folder.c_str(),

@@ -165,10 +165,22 @@ def build(names, cache, include=None, jobs=1):
         return [name for dropped in pool.map(compile_piece, pieces) for name in dropped]
 
 
+def add_to_list(requested):
+    """Add the mangled names in a file to kernels.txt."""
+    listed = HERE / "kernels.txt"
+    names = {*listed.read_text().split(), *requested.read_text().split()}
+    listed.write_text("".join(f"{name}\n" for name in sorted(names)))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cache", required=True, help="folder of the compiled kernels")
     parser.add_argument("--include", help="MXNet's folder of headers (default: the installed)")
+    parser.add_argument(
+        "--add-requested",
+        action="store_true",
+        help="first add to kernels.txt what was compiled on demand with this cache",
+    )
     parser.add_argument("--jobs", type=int, default=1, help="compilers that run at once")
     parser.add_argument("names", nargs="*", help="mangled names (default: those of kernels.txt)")
     arguments = parser.parse_args()
@@ -180,6 +192,8 @@ def main():
                 error = re.search(r"^.*error: .*", messages, re.MULTILINE)
                 sys.exit(f"{demangle([name])[0]}\n{error.group(0) if error else messages}")
         return
+    if arguments.add_requested:
+        add_to_list(pathlib.Path(arguments.cache) / "requested.txt")
     names = (HERE / "kernels.txt").read_text().split()
     dropped = build(names, arguments.cache, arguments.include, arguments.jobs)
     for demangled in demangle(dropped) if dropped else []:

@@ -3,6 +3,8 @@
 // Names and parameters are MXNet's: libmxnet.so asks for them in the names of its kernels.
 #pragma once
 
+#include <numeric>
+
 #include "device.h"
 
 namespace mxnet {
@@ -279,6 +281,18 @@ LOGIC_BINARY(np_logical_and, a != A(0) && b != B(0))
 LOGIC_BINARY(np_logical_or, a != A(0) || b != B(0))
 LOGIC_BINARY(np_logical_xor, (a != A(0)) != (b != B(0)))
 
+// The least common multiple; 0 if a number is 0, and for types that are not integers.
+struct lcm {
+  template <typename T>
+  static T Map(T a, T b) {
+    if constexpr (std::is_integral<T>::value) {
+      return T(std::lcm(a, b));
+    } else {
+      return T(0);
+    }
+  }
+};
+
 struct clip {
   template <typename T>
   static T Map(T value, T bound) {
@@ -440,4 +454,15 @@ struct nrm2 {
 
 }  // namespace mshadow_op
 }  // namespace op
+}  // namespace mxnet
+
+// The operators of sparse arrays have names of their own for arithmetic.
+namespace mxnet {
+namespace ndarray {
+struct Plus : op::mshadow_op::plus {};
+struct Minus : op::mshadow_op::minus {};
+struct Mul : op::mshadow_op::mul {};
+struct Div : op::mshadow_op::div {};
+struct Mod : op::mshadow_op::mod {};
+}  // namespace ndarray
 }  // namespace mxnet

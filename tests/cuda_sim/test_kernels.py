@@ -1,0 +1,449 @@
+"""MXNet's operators on a simulated GPU give what the same wheel's give on the CPU.
+
+The kernels of the simulator are ours, and the CPU operators are their oracle: every entry of the
+table is computed on both, with its gradients, for random input of each dtype.
+"""
+
+from typing import Callable, NamedTuple
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.skipif(mx.context.num_gpus() == 0, reason="needs simulated GPUs")
+
+FLOATS = ("float32", "float64", "float16")
+INTEGERS = ("int8", "uint8", "int32", "int64")
+EVERY = FLOATS + INTEGERS
+TOLERANCES = {"float16": 4e-3, "float32": 2e-5, "float64": 1e-10}
+
+
+class Case(NamedTuple):
+    """An operator, the shapes of its inputs, and the interval that their elements are from."""
+
+    call: Callable
+    shapes: tuple = ((3, 4),)
+    dtypes: tuple = FLOATS
+    low: float = -2.0
+    high: float = 2.0
+
+
+def two(call, dtypes=FLOATS, low=-2.0, high=2.0):
+    return Case(call, ((3, 5), (3, 5)), dtypes, low, high)
+
+
+def broadcast(call, dtypes=FLOATS, low=-2.0, high=2.0):
+    return Case(call, ((3, 1, 5), (1, 4, 5)), dtypes, low, high)
+
+
+nd = mx.nd
+label = np.array([0, 2, 1, 3, 3], "float32")
+
+
+def index(values, like, dtype="int32"):
+    return nd.array(values, like.context, dtype=dtype)
+
+
+ELEMENTWISE = {
+    "abs": Case(nd.abs, dtypes=FLOATS),
+    "sign": Case(nd.sign, dtypes=EVERY),
+    "negative": Case(nd.negative, dtypes=FLOATS + ("int32", "int64")),
+    "square": Case(nd.square, dtypes=EVERY),
+    "sqrt": Case(nd.sqrt, low=0.2),
+    "rsqrt": Case(nd.rsqrt, low=0.2),
+    "cbrt": Case(nd.cbrt, low=0.2),
+    "rcbrt": Case(nd.rcbrt, low=0.2),
+    "reciprocal": Case(nd.reciprocal, low=0.2),
+    "exp": Case(nd.exp),
+    "expm1": Case(nd.expm1),
+    "log": Case(nd.log, low=0.2),
+    "log2": Case(nd.log2, low=0.2),
+    "log10": Case(nd.log10, low=0.2),
+    "log1p": Case(nd.log1p, low=0.2),
+    "sin": Case(nd.sin),
+    "cos": Case(nd.cos),
+    "tan": Case(nd.tan, low=-1, high=1),
+    "arcsin": Case(nd.arcsin, low=-0.9, high=0.9),
+    "arccos": Case(nd.arccos, low=-0.9, high=0.9),
+    "arctan": Case(nd.arctan),
+    "sinh": Case(nd.sinh),
+    "cosh": Case(nd.cosh),
+    "tanh": Case(nd.tanh),
+    "arcsinh": Case(nd.arcsinh),
+    "arccosh": Case(nd.arccosh, low=1.2, high=3),
+    "arctanh": Case(nd.arctanh, low=-0.9, high=0.9),
+    "degrees": Case(nd.degrees),
+    "radians": Case(nd.radians),
+    "erf": Case(nd.erf),
+    "erfinv": Case(nd.erfinv, dtypes=FLOATS[:2], low=-0.9, high=0.9),
+    "gamma": Case(nd.gamma, dtypes=FLOATS[:2], low=0.3, high=4),
+    "gammaln": Case(nd.gammaln, dtypes=FLOATS[:2], low=0.3, high=4),
+    "round": Case(nd.round, low=-9, high=9),
+    "rint": Case(nd.rint, low=-9, high=9),
+    "ceil": Case(nd.ceil, low=-9, high=9),
+    "floor": Case(nd.floor, low=-9, high=9),
+    "trunc": Case(nd.trunc, low=-9, high=9),
+    "fix": Case(nd.fix, low=-9, high=9),
+    "sigmoid": Case(nd.sigmoid),
+    "relu": Case(nd.relu, dtypes=EVERY),
+    "softsign": Case(nd.softsign),
+    "hard_sigmoid": Case(lambda x: nd.hard_sigmoid(x, alpha=0.3)),
+    "LeakyReLU": Case(lambda x: nd.LeakyReLU(x, slope=0.1)),
+    "elu": Case(lambda x: nd.LeakyReLU(x, act_type="elu", slope=0.7)),
+    "selu": Case(lambda x: nd.LeakyReLU(x, act_type="selu")),
+    "gelu": Case(lambda x: nd.LeakyReLU(x, act_type="gelu")),
+    "prelu": Case(lambda x, g: nd.LeakyReLU(x, g, act_type="prelu"), ((3, 4), (4,))),
+    "Activation_softrelu": Case(lambda x: nd.Activation(x, "softrelu")),
+    "Activation_softsign": Case(lambda x: nd.Activation(x, "softsign")),
+    "smooth_l1": Case(lambda x: nd.smooth_l1(x, scalar=1.5)),
+    "clip": Case(lambda x: nd.clip(x, -1, 1), dtypes=EVERY),
+    "logical_not": Case(lambda x: nd.logical_not(nd.round(x)), low=-1, high=1),
+    "add_n": Case(lambda a, b, c: nd.add_n(a, b, c, a, b, c), ((3, 4),) * 3),
+    "add_n_2": Case(lambda a, b: nd.add_n(a, b), ((3, 4),) * 2, EVERY),
+    "elemwise_add": two(nd.elemwise_add, FLOATS + ("int32", "int64")),
+    "elemwise_sub": two(nd.elemwise_sub),
+    "elemwise_mul": two(nd.elemwise_mul, FLOATS + ("int32", "int64")),
+    "elemwise_div": two(nd.elemwise_div, low=0.3),
+    "identity": Case(nd.identity, dtypes=EVERY),
+    "BlockGrad": Case(lambda x: nd.BlockGrad(x) * x),
+    "ones_like": Case(nd.ones_like, dtypes=EVERY),
+    "zeros_like": Case(nd.zeros_like, dtypes=EVERY),
+    "where": Case(lambda c, x, y: nd.where(nd.round(c), x, y), ((3, 4),) * 3),
+    "isfinite": Case(lambda x: nd.contrib.isfinite(1 / nd.round(x)), low=-1, high=1),
+}
+
+SCALAR = {
+    "plus": lambda x: x + 2,
+    "minus": lambda x: x - 2,
+    "rminus": lambda x: 2 - x,
+    "mul": lambda x: x * 3,
+    "maximum": lambda x: nd.maximum(x, 1),
+    "minimum": lambda x: nd.minimum(x, 1),
+    "equal": lambda x: x == 1,
+    "not_equal": lambda x: x != 1,
+    "greater": lambda x: x > 1,
+    "greater_equal": lambda x: x >= 1,
+    "lesser": lambda x: x < 1,
+    "lesser_equal": lambda x: x <= 1,
+}
+ELEMENTWISE |= {f"{name}_scalar": Case(call, dtypes=EVERY) for name, call in SCALAR.items()}
+ELEMENTWISE |= {
+    "div_scalar": Case(lambda x: x / 4, dtypes=FLOATS),
+    "rdiv_scalar": Case(lambda x: 2 / x, low=0.3),
+    "power_scalar": Case(lambda x: x**3),
+    "rpower_scalar": Case(lambda x: 2**x),
+    "mod_scalar": Case(lambda x: x % 0.7, dtypes=FLOATS[:2]),
+    "rmod_scalar": Case(lambda x: 5 % x, dtypes=FLOATS[:2], low=0.7),
+    "hypot_scalar": Case(lambda x: nd._internal._hypot_scalar(x, scalar=2)),
+}
+
+BROADCAST = {
+    "broadcast_add": broadcast(nd.broadcast_add, EVERY),
+    "broadcast_sub": broadcast(nd.broadcast_sub, EVERY),
+    "broadcast_mul": broadcast(nd.broadcast_mul, EVERY),
+    "broadcast_div": broadcast(nd.broadcast_div, low=0.5),
+    "broadcast_mod": broadcast(nd.broadcast_mod, FLOATS[:2], low=0.5),
+    "broadcast_power": broadcast(nd.broadcast_power, low=0.5),
+    "broadcast_hypot": broadcast(nd.broadcast_hypot, low=0.5),
+    "broadcast_maximum": broadcast(nd.broadcast_maximum, EVERY),
+    "broadcast_minimum": broadcast(nd.broadcast_minimum, EVERY),
+    "broadcast_equal": broadcast(nd.broadcast_equal, EVERY),
+    "broadcast_not_equal": broadcast(nd.broadcast_not_equal, EVERY),
+    "broadcast_greater": broadcast(nd.broadcast_greater, EVERY),
+    "broadcast_greater_equal": broadcast(nd.broadcast_greater_equal, EVERY),
+    "broadcast_lesser": broadcast(nd.broadcast_lesser, EVERY),
+    "broadcast_lesser_equal": broadcast(nd.broadcast_lesser_equal, EVERY),
+    "broadcast_logical_and": broadcast(nd.broadcast_logical_and, EVERY),
+    "broadcast_logical_or": broadcast(nd.broadcast_logical_or, EVERY),
+    "broadcast_logical_xor": broadcast(nd.broadcast_logical_xor, EVERY),
+    "broadcast_rows": Case(nd.broadcast_add, ((6, 4), (1, 4))),
+    "broadcast_columns": Case(nd.broadcast_mul, ((6, 4), (6, 1))),
+    "broadcast_channels": Case(nd.broadcast_mul, ((2, 3, 4, 5), (1, 3, 1, 1))),
+    "broadcast_channels_sub": Case(nd.broadcast_sub, ((2, 3, 4, 5), (1, 3, 1, 1))),
+    "broadcast_to": Case(lambda x: nd.broadcast_to(x, (3, 4, 5)), ((3, 1, 5),), EVERY),
+    "broadcast_axis": Case(lambda x: nd.broadcast_axis(x, axis=(0, 2), size=(3, 2)), ((1, 4, 1),)),
+    "broadcast_like": Case(nd.broadcast_like, ((3, 1), (3, 4))),
+}
+
+
+def reduction(call, dtypes=FLOATS, low=-2.0):
+    return Case(call, ((3, 4, 5),), dtypes, low)
+
+
+REDUCTIONS = {
+    f"{name}_{axis}": reduction(lambda x, f=call, a=axis: f(x, axis=a))
+    for name, call in (("sum", nd.sum), ("mean", nd.mean), ("max", nd.max), ("min", nd.min))
+    for axis in (None, 0, 1, 2, (0, 2), (1, 2))
+}
+REDUCTIONS |= {
+    "sum_integers": reduction(lambda x: nd.sum(x, axis=1), INTEGERS),
+    "max_integers": reduction(lambda x: nd.max(x, axis=0), INTEGERS),
+    "sum_excluded": reduction(lambda x: nd.sum(x, axis=1, exclude=True)),
+    "sum_large": Case(lambda x: nd.sum(x), ((300, 70),), FLOATS[:2]),
+    "mean_large": Case(lambda x: nd.mean(x, axis=0), ((700, 7),), FLOATS[:2]),
+    "sum_one": Case(lambda x: nd.sum(x, axis=1), ((4, 1, 3),)),
+    "prod": reduction(lambda x: nd.prod(x, axis=1), FLOATS[:2], low=0.5),
+    "nansum": reduction(lambda x: nd.nansum(x, axis=1), FLOATS[:2]),
+    "nanprod": reduction(lambda x: nd.nanprod(x, axis=1), FLOATS[:2], low=0.5),
+    "norm": reduction(nd.norm, FLOATS[:2]),
+    "norm_axis": reduction(lambda x: nd.norm(x, axis=1), FLOATS[:2]),
+    "norm_1": reduction(lambda x: nd.norm(x, ord=1, axis=(0, 2)), FLOATS[:2]),
+    "square_sum": reduction(lambda x: nd.sum(nd.square(x), axis=0)),
+    "argmax": reduction(lambda x: nd.argmax(x, axis=1), FLOATS[:2]),
+    "argmin": reduction(lambda x: nd.argmin(x, axis=2), FLOATS[:2]),
+    "argmax_channel": Case(nd.argmax_channel, ((5, 4),), FLOATS[:2]),
+    "L2Normalization": Case(nd.L2Normalization, ((5, 4),), FLOATS[:2]),
+    "moments": Case(lambda x: nd.moments(x, axes=(0,)), ((5, 4),), FLOATS[:2]),
+}
+
+SOFTMAX = {
+    "softmax": Case(nd.softmax, ((5, 4),)),
+    "softmax_axis": Case(lambda x: nd.softmax(x, axis=1), ((5, 4, 3),)),
+    "softmax_temperature": Case(lambda x: nd.softmax(x, temperature=2.5), ((5, 4),)),
+    "log_softmax": Case(nd.log_softmax, ((5, 4),)),
+    "log_softmax_axis": Case(lambda x: nd.log_softmax(x, axis=1), ((5, 4, 3),)),
+    "softmin": Case(nd.softmin, ((5, 4),)),
+    "SoftmaxOutput": Case(lambda x: nd.SoftmaxOutput(x, nd.array(label, x.context, x.dtype)),
+                          ((5, 4),), FLOATS[:2]),
+    "softmax_cross_entropy": Case(
+        lambda x: nd.softmax_cross_entropy(x, nd.array(label, x.context, x.dtype)),
+        ((5, 4),), FLOATS[:2]),
+    "pick": Case(lambda x: nd.pick(x, nd.array(label, x.context)), ((5, 4),)),
+    "pick_int64": Case(lambda x: nd.pick(x, index(label, x, "int64")), ((5, 4),)),
+    "pick_uint8": Case(lambda x: nd.pick(x, index(label, x, "uint8")), ((5, 4),)),
+    "pick_same": Case(lambda x: nd.pick(x, nd.array(label, x.context, x.dtype), axis=1), ((5, 4),)),
+    "pick_axis": Case(lambda x: nd.pick(x, nd.array([[2, 0, 4, 3]], x.context), axis=0,
+                                        keepdims=True), ((5, 4),)),
+}
+
+SHAPES = {
+    "concat": Case(lambda a, b: nd.concat(a, b, a, dim=1), ((3, 4), (3, 2)), EVERY),
+    "concat_rows": Case(lambda a, b: nd.concat(a, b, dim=0), ((3, 4), (2, 4)), EVERY),
+    "concat_middle": Case(lambda a, b: nd.concat(a, b, dim=1), ((2, 3, 4), (2, 1, 4))),
+    "stack": Case(lambda a, b: nd.stack(a, b, axis=1), ((3, 4), (3, 4)), FLOATS),
+    "split": Case(lambda x: nd.split(x, 2, axis=1), ((3, 4),)),
+    "split_v2": Case(lambda x: nd.split_v2(x, (1, 3), axis=1), ((3, 4),)),
+    "slice": Case(lambda x: nd.slice(x, (1, 0), (3, 4), (1, 2)), ((4, 5),), EVERY),
+    "slice_reversed": Case(lambda x: nd.slice(x, (3, None), (0, None), (-1, 1)), ((4, 5),)),
+    "slice_3": Case(lambda x: nd.slice(x, (1, 0, 1), (3, 4, 3)), ((4, 5, 3),)),
+    "slice_axis": Case(lambda x: nd.slice_axis(x, axis=1, begin=1, end=3), ((4, 5, 3),), EVERY),
+    "slice_like": Case(nd.slice_like, ((4, 5), (3, 2))),
+    "indexed": Case(lambda x: x[1:3, 2], ((4, 5),)),
+    "indexed_by_arrays": Case(lambda x: x[index([0, 2, 2], x), index([1, 0, 4], x)], ((4, 5),)),
+    "transpose": Case(nd.transpose, ((3, 4),), EVERY),
+    "transpose_3": Case(lambda x: nd.transpose(x, (2, 0, 1)), ((3, 4, 5),), EVERY),
+    "transpose_4": Case(lambda x: nd.transpose(x, (0, 2, 3, 1)), ((2, 3, 4, 5),)),
+    "transpose_mixed": Case(lambda x: nd.transpose(x, (2, 1, 0)), ((3, 4, 5),)),
+    "swapaxes": Case(lambda x: nd.swapaxes(x, 0, 2), ((3, 4, 5),)),
+    "reshape": Case(lambda x: nd.reshape(x, (-1, 2)), ((3, 4),), EVERY),
+    "flatten": Case(nd.flatten, ((3, 4, 5),), EVERY),
+    "expand_dims": Case(lambda x: nd.expand_dims(x, 1), ((3, 4),), EVERY),
+    "flip": Case(lambda x: nd.flip(x, axis=1), ((3, 4),), EVERY),
+    "tile": Case(lambda x: nd.tile(x, (2, 3)), ((3, 4),)),
+    "repeat": Case(lambda x: nd.repeat(x, 2, axis=1), ((3, 4),)),
+    "pad": Case(lambda x: nd.pad(x, "constant", (0, 0, 0, 0, 1, 2, 1, 1), 3), ((2, 3, 4, 5),),
+                FLOATS[:2]),
+    "take": Case(lambda x: nd.take(x, index([3, 0, 3], x)), ((4, 5),)),
+    "take_axis": Case(lambda x: nd.take(x, index([[4, 0], [1, 1]], x), axis=1), ((4, 5, 2),)),
+    "take_wrapped": Case(lambda x: nd.take(x, index([-1, 5], x), mode="wrap"), ((4, 5),)),
+    "Embedding": Case(lambda w: nd.Embedding(index([1, 0, 1], w), w, 4, 5), ((4, 5),), FLOATS[:2]),
+    "batch_take": Case(lambda x: nd.batch_take(x, index([1, 0, 4], x)), ((3, 5),), FLOATS[:2]),
+    "one_hot": Case(lambda x: nd.one_hot(index([1, 0, 3], x), 4, dtype=x.dtype), ((3,),)),
+    "gather_nd": Case(lambda x: nd.gather_nd(x, index([[1, 1], [0, 3]], x)), ((4, 5),), FLOATS[:2]),
+    "scatter_nd": Case(lambda x: nd.scatter_nd(x, index([[1, 0], [0, 3]], x), (2, 4)), ((2,),),
+                       FLOATS[:2]),
+    "diag": Case(nd.diag, ((4, 4),)),
+    "depth_to_space": Case(lambda x: nd.depth_to_space(x, 2), ((1, 4, 2, 3),)),
+    "space_to_depth": Case(lambda x: nd.space_to_depth(x, 2), ((1, 1, 4, 6),)),
+    "SequenceMask": Case(lambda x: nd.SequenceMask(x, index([1, 2, 3], x, "float32"), True),
+                         ((4, 3),), FLOATS[:1]),
+    "dot": Case(nd.dot, ((3, 4), (4, 5)), FLOATS[:2]),
+    "batch_dot": Case(nd.batch_dot, ((2, 3, 4), (2, 4, 5)), FLOATS[:2]),
+    "FullyConnected": Case(lambda x, w, b: nd.FullyConnected(x, w, b, num_hidden=3),
+                           ((5, 4), (3, 4), (3,))),
+    "FullyConnected_9": Case(lambda x, w, b: nd.FullyConnected(x, w, b, num_hidden=9),
+                             ((70, 4), (9, 4), (9,)), FLOATS[:2]),
+    "LayerNorm": Case(nd.LayerNorm, ((5, 4), (4,), (4,)), FLOATS[:2]),
+    "LayerNorm_axis": Case(lambda x, g, b: nd.LayerNorm(x, g, b, axis=1),
+                           ((5, 4, 3), (4,), (4,)), FLOATS[:2]),
+    "GroupNorm": Case(lambda x, g, b: nd.GroupNorm(x, g, b, num_groups=2),
+                      ((3, 4, 5), (4,), (4,)), FLOATS[:1]),
+    "InstanceNorm": Case(nd.InstanceNorm, ((3, 4, 5), (4,), (4,)), FLOATS[:1]),
+    "UpSampling": Case(lambda x: nd.UpSampling(x, scale=2, sample_type="nearest"),
+                       ((2, 3, 4, 5),), FLOATS[:1]),
+    "AdaptiveAvgPooling2D": Case(lambda x: nd.contrib.AdaptiveAvgPooling2D(x, output_size=2),
+                                 ((2, 3, 5, 4),), FLOATS[:1]),
+}
+
+CASES = {**ELEMENTWISE, **BROADCAST, **REDUCTIONS, **SOFTMAX, **SHAPES}
+
+
+def random_arrays(shapes, dtype, low=-2.0, high=2.0, seed=7):
+    random = np.random.RandomState(seed)
+    if dtype in INTEGERS:
+        return [random.randint(0 if dtype == "uint8" else -4, 5, s).astype(dtype) for s in shapes]
+    return [random.uniform(low, high, shape).astype(dtype) for shape in shapes]
+
+
+def results(call, arrays, ctx, grad_req):
+    """Return the outputs, and the gradients of the inputs for outputs' gradients 0.5, 1.5, ..."""
+    inputs = [nd.array(array, ctx, dtype=array.dtype) for array in arrays]
+    if arrays[0].dtype.name in INTEGERS:
+        outputs = call(*inputs)
+        return [output.asnumpy() for output in (outputs if isinstance(outputs, list) else [outputs])]
+    for one in inputs:
+        one.attach_grad(grad_req)
+        one.grad[:] = 3
+    with mx.autograd.record():
+        outputs = call(*inputs)
+        outputs = outputs if isinstance(outputs, list) else [outputs]
+    heads = []
+    for output in outputs:
+        head = (np.arange(output.size) % 5 + 0.5).reshape(output.shape).astype(output.dtype)
+        heads.append(nd.array(head, ctx, dtype=output.dtype))
+    mx.autograd.backward(outputs, heads)
+    return [one.asnumpy() for one in [*outputs, *(one.grad for one in inputs)]]
+
+
+def assert_same(got, want):
+    assert len(got) == len(want)
+    for ours, oracle in zip(got, want):
+        assert ours.dtype == oracle.dtype
+        tolerance = TOLERANCES.get(oracle.dtype.name, 0)
+        np.testing.assert_allclose(ours, oracle, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [(name, dtype) for name, case in CASES.items() for dtype in case.dtypes],
+)
+def test_an_operator(name, dtype):
+    case = CASES[name]
+    arrays = random_arrays(case.shapes, dtype, case.low, case.high)
+    for grad_req in ("write", "add"):
+        want = results(case.call, arrays, mx.cpu(), grad_req)
+        assert_same(results(case.call, arrays, mx.gpu(0), grad_req), want)
+        if dtype in INTEGERS:
+            break
+
+
+@pytest.mark.parametrize("source", EVERY)
+@pytest.mark.parametrize("target", EVERY)
+def test_casts(source, target):
+    (array,) = random_arrays([(3, 4)], source, low=0, high=9)
+    cast = nd.array(array, mx.gpu(0), dtype=source).astype(target)
+    assert_same([cast.asnumpy()], [nd.array(array, dtype=source).astype(target).asnumpy()])
+
+
+@pytest.mark.parametrize("dtype", EVERY)
+def test_filling_and_assigning(dtype):
+    def filled(ctx):
+        array = nd.full((4, 5), 3, ctx, dtype=dtype)
+        array[1] = 2
+        array[2:4, 1:3] = nd.ones((2, 2), ctx, dtype=dtype)
+        array[:, 4] = 5
+        made = [nd.zeros((2, 3), ctx, dtype=dtype), nd.ones((2,), ctx, dtype=dtype)]
+        made += [nd.arange(1, 7, 2, ctx=ctx, dtype=dtype), nd.eye(3, ctx=ctx, dtype=dtype)]
+        return [one.asnumpy() for one in (array, *made)]
+
+    assert_same(filled(mx.gpu(0)), filled(mx.cpu()))
+
+
+UPDATES = {
+    "sgd_update": (nd.sgd_update, 0, {}),
+    "sgd_mom_update": (nd.sgd_mom_update, 1, {"momentum": 0.9}),
+    "nag_mom_update": (nd.nag_mom_update, 1, {"momentum": 0.9}),
+    "signsgd_update": (nd.signsgd_update, 0, {}),
+    "signum_update": (nd.signum_update, 1, {"momentum": 0.9, "wd_lh": 0.01}),
+    "adam_update": (nd.adam_update, 2, {}),
+    "rmsprop_update": (nd.rmsprop_update, 1, {"gamma1": 0.9}),
+    "rmspropalex_update": (nd.rmspropalex_update, 3, {"gamma1": 0.9, "gamma2": 0.8}),
+    "ftml_update": (nd.ftml_update, 3, {"beta1": 0.6, "t": 3, "beta2": 0.999, "epsilon": 1e-8}),
+    "ftrl_update": (nd.ftrl_update, 2, {"lamda1": 0.01, "beta": 1.0}),
+}
+
+
+@pytest.mark.parametrize("clip", [-1, 0.2], ids=["unclipped", "clipped"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+@pytest.mark.parametrize("name", UPDATES)
+def test_an_update(name, dtype, clip):
+    update, num_states, options = UPDATES[name]
+    clip_name = "clip_grad" if name == "ftml_update" else "clip_gradient"
+
+    def updated(ctx):
+        weight, gradient = random_arrays([(3, 4)] * 2, dtype)
+        states = random_arrays([(3, 4)] * num_states, dtype, low=0.5, high=1.0)
+        if name == "rmspropalex_update":
+            states[1] /= 4
+        arrays = [nd.array(one, ctx, dtype=dtype) for one in (weight, gradient, *states)]
+        for _ in range(2):
+            update(*arrays, out=arrays[0], lr=0.1, wd=0.02, rescale_grad=0.7,
+                   **{clip_name: clip}, **options)
+        return [array.asnumpy() for array in arrays]
+
+    assert_same(updated(mx.gpu(0)), updated(mx.cpu()))
+
+
+OPTIMIZERS = sorted(set(mx.optimizer.Optimizer.opt_registry) - {"test", "sgld"})
+
+
+@pytest.mark.parametrize("mixed", [False, True], ids=["float32", "mixed"])
+@pytest.mark.parametrize("momentum", [0, 0.9])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer(name, momentum, mixed):
+    options = {"learning_rate": 0.05, "wd": 0.0 if name == "groupadagrad" else 0.01}
+    if "momentum" in mx.optimizer.Optimizer.opt_registry[name].__init__.__code__.co_varnames:
+        options["momentum"] = momentum
+    elif momentum:
+        pytest.skip("has no momentum")
+    dtype = "float16" if mixed else "float32"
+
+    def updated(ctx):
+        optimizer = mx.optimizer.create(name, multi_precision=mixed, **options)
+        updater = mx.optimizer.get_updater(optimizer)
+        arrays = random_arrays([(3, 4), (2, 5)] * 2, dtype)
+        weights = [nd.array(one, ctx, dtype=dtype) for one in arrays[:2]]
+        for _ in range(2):
+            for i in range(2):
+                updater(i, nd.array(arrays[i + 2], ctx, dtype=dtype), weights[i])
+        return [weight.asnumpy() for weight in weights]
+
+    assert_same(updated(mx.gpu(0)), updated(mx.cpu()))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_many_arrays_at_once(dtype):
+    def computed(ctx):
+        shapes = [(3, 4), (40000,), (7,)]
+        weights = [nd.array(one, ctx, dtype=dtype) for one in random_arrays(shapes, dtype)]
+        gradients = [nd.array(one, ctx, dtype=dtype)
+                     for one in random_arrays(shapes, dtype, seed=8)]
+        pairs = [one for pair in zip(weights, gradients) for one in pair]
+        nd.multi_sgd_update(*pairs, out=weights, lrs=(0.1, 0.2, 0.3), wds=(0.01, 0.02, 0),
+                            num_weights=3)
+        finite = nd.multi_all_finite(*weights, num_arrays=3)
+        weights[1][5] = np.inf
+        outputs = [finite, nd.multi_all_finite(*weights, num_arrays=3),
+                   nd.all_finite(weights[0]), nd.all_finite(weights[1]), weights[0], weights[2]]
+        outputs.append(nd.multi_sum_sq(weights[0], gradients[1], num_arrays=2))
+        return [output.asnumpy() for output in outputs]
+
+    got, want = computed(mx.gpu(0)), computed(mx.cpu())
+    assert_same(got[:-1], want[:-1])
+    np.testing.assert_allclose(got[-1], want[-1], rtol=1e-3 if dtype == "float16" else 1e-5)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_random_numbers_have_their_distribution_and_follow_the_seed(dtype):
+    def drawn(seed):
+        mx.random.seed(seed, ctx=mx.gpu(0))
+        uniform = nd.random.uniform(2, 5, (40000,), dtype=dtype, ctx=mx.gpu(0)).asnumpy()
+        normal = nd.random.normal(1, 3, (40000,), dtype=dtype, ctx=mx.gpu(0)).asnumpy()
+        return uniform.astype("float64"), normal.astype("float64")
+
+    uniform, normal = drawn(3)
+    assert 2 <= uniform.min() < 2.01 and 4.99 < uniform.max() <= 5
+    assert abs(uniform.mean() - 3.5) < 0.02 and abs(uniform.var() - 0.75) < 0.02
+    assert abs(normal.mean() - 1) < 0.06 and abs(normal.std() - 3) < 0.06
+    assert all(np.array_equal(a, b) for a, b in zip(drawn(3), (uniform, normal)))
+    assert not np.array_equal(drawn(4)[0], uniform)
