@@ -80,6 +80,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
   bool passed(long number);
   void wait_for(long number);
   void close();  // the thread ends after the work enqueued so far
+  bool closed();
   bool closed_and_empty();
 
  private:

@@ -94,6 +94,11 @@ void Stream::close() {
   arrived_.notify_one();
 }
 
+bool Stream::closed() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return closed_;
+}
+
 bool Stream::closed_and_empty() {
   std::lock_guard<std::mutex> lock(mutex_);
   return closed_ && completed_ == enqueued_;
@@ -129,7 +134,7 @@ std::shared_ptr<Stream> find_stream(void* handle) {
   std::lock_guard<std::mutex> lock(registry().mutex);
   if (!handle || handle == cudaStreamLegacy) return registry().defaults.at(current_device());
   for (const auto& stream : registry().streams) {
-    if (stream.get() == handle) return stream;
+    if (stream.get() == handle && !stream->closed()) return stream;
   }
   return nullptr;
 }
