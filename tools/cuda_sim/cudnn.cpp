@@ -1170,7 +1170,8 @@ int cudnnBatchNormalizationBackward(
   return kSuccess;
 }
 
-// ---- Dropout. Its reserve space holds one byte per element: whether the element was kept.
+// ---- Dropout. Its reserve space holds one bit per element, as MXNet counts on: whether the element
+// was kept.
 
 int cudnnDropoutGetStatesSize(Handle*, size_t* num_bytes) {
   *num_bytes = sizeof(DropoutStates);
@@ -1178,7 +1179,7 @@ int cudnnDropoutGetStatesSize(Handle*, size_t* num_bytes) {
 }
 
 int cudnnDropoutGetReserveSpaceSize(const TensorDescriptor* x, size_t* num_bytes) {
-  *num_bytes = num_dense_elements("cudnnDropoutGetReserveSpaceSize", *x);
+  *num_bytes = (num_dense_elements("cudnnDropoutGetReserveSpaceSize", *x) + 7) / 8;
   return kSuccess;
 }
 
@@ -1206,7 +1207,7 @@ int cudnnDropoutForward(Handle* handle, const DropoutDescriptor* dropout,
                         const TensorDescriptor* y_descriptor, void* y, void* reserve,
                         size_t reserve_bytes) {
   const long count = num_dense_elements("cudnnDropoutForward", *x_descriptor);
-  if (!same_layout(*x_descriptor, *y_descriptor) || reserve_bytes < size_t(count))
+  if (!same_layout(*x_descriptor, *y_descriptor) || reserve_bytes * 8 < size_t(count))
     return kBadParam;
   const DropoutDescriptor copy = *dropout;
   with_type(x_descriptor->type, "cudnnDropoutForward", [&](auto zero) {
@@ -1219,8 +1220,10 @@ int cudnnDropoutForward(Handle* handle, const DropoutDescriptor* dropout,
       const SumOf<T> scale = 1 / (1 - copy.probability);
       for (long i = 0; i < count; i++) {
         const uint64_t number = cuda_sim::random_bits(states.seed, states.position + i);
-        kept[i] = cuda_sim::uniform<float>(number) > copy.probability;
-        output[i] = kept[i] ? static_cast<T>(scale * SumOf<T>(input[i])) : T(0);
+        const bool keep = cuda_sim::uniform<float>(number) > copy.probability;
+        if (i % 8 == 0) kept[i / 8] = 0;
+        kept[i / 8] |= keep << i % 8;
+        output[i] = keep ? static_cast<T>(scale * SumOf<T>(input[i])) : T(0);
       }
       states.position += count;
     });
@@ -1233,7 +1236,7 @@ int cudnnDropoutBackward(Handle* handle, const DropoutDescriptor* dropout,
                          const TensorDescriptor* dx_descriptor, void* dx, const void* reserve,
                          size_t reserve_bytes) {
   const long count = num_dense_elements("cudnnDropoutBackward", *dy_descriptor);
-  if (!same_layout(*dy_descriptor, *dx_descriptor) || reserve_bytes < size_t(count))
+  if (!same_layout(*dy_descriptor, *dx_descriptor) || reserve_bytes * 8 < size_t(count))
     return kBadParam;
   const float probability = dropout->probability;
   with_type(dy_descriptor->type, "cudnnDropoutBackward", [&](auto zero) {
@@ -1243,8 +1246,10 @@ int cudnnDropoutBackward(Handle* handle, const DropoutDescriptor* dropout,
       const uint8_t* kept = bytes(static_cast<const uint8_t*>(reserve));
       T* result = bytes(static_cast<T*>(dx));
       const SumOf<T> scale = 1 / (1 - probability);
-      for (long i = 0; i < count; i++)
-        result[i] = kept[i] ? static_cast<T>(scale * SumOf<T>(gradient[i])) : T(0);
+      for (long i = 0; i < count; i++) {
+        const bool keep = kept[i / 8] >> i % 8 & 1;
+        result[i] = keep ? static_cast<T>(scale * SumOf<T>(gradient[i])) : T(0);
+      }
     });
   });
   return kSuccess;
