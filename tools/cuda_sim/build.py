@@ -51,6 +51,7 @@ CUDART = Library(
         "launch.cpp",
         "streams.cpp",
         "memory.cpp",
+        "faults.cpp",
         "devices.cpp",
         "options.cpp",
         "counters.cpp",

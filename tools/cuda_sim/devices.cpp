@@ -20,6 +20,7 @@ std::vector<std::unique_ptr<Device>>& devices() {
     for (size_t i = 0; i < options().devices.size(); i++) all->emplace_back(new Device);
     // A process forked from one that has used CUDA has no threads that do the streams' work.
     pthread_atfork(nullptr, nullptr, [] { forked = true; });
+    explain_faults();
     return all;
   }();
   return *result;

@@ -85,11 +85,14 @@ void* accessible(const void* address) {
   char* start = static_cast<char*>(const_cast<void*>(address));
   if (!on_device(address)) return start;
   int device = device_of(address);
-  if (kernels_device >= 0 && device != kernels_device && !peer_enabled(kernels_device, device)) {
-    fail(kernels_device, cudaErrorIllegalAddress,
-         "its kernel uses memory of another device, to which it has no peer access");
-  }
+  // Left as it is, since the kernel may have it without using it.
+  bool other = kernels_device >= 0 && device != kernels_device;
+  if (other && !peer_enabled(kernels_device, device)) return start;
   return start + memory().to_bytes;
+}
+
+bool bytes_of_device(const void* address) {
+  return on_device(static_cast<const char*>(address) - memory().to_bytes);
 }
 
 KernelScope::KernelScope(int device) { kernels_device = device; }

@@ -135,12 +135,20 @@ bool is_pinned(const void* address);
 bool enable_peer(int device, int peer);  // false if it was enabled before
 bool peer_enabled(int device, int peer);
 
-// While a kernel's work runs, bytes() refuses memory of devices that its own cannot access.
+// Whether the simulator has bytes of device memory there, or would have if more were allocated.
+bool bytes_of_device(const void* address);
+
+// While a kernel's work runs, bytes() does not give memory of devices that its own cannot access.
 class KernelScope {
  public:
   explicit KernelScope(int device);
   ~KernelScope();
 };
+
+// ---- faults.cpp
+
+extern thread_local const char* running_operation;  // by this thread; nullptr in host code
+void explain_faults();
 
 // ---- launch.cpp
 

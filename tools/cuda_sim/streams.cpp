@@ -126,6 +126,7 @@ void Stream::perform(Operation& operation) {
   for (const Point& point : operation.after) point.wait();
   if (options().delays) std::this_thread::sleep_for(random_delay(random_));
   double begin = seconds();
+  running_operation = operation.name;
   if (operation.work && !devices()[device]->error) operation.work();
   record(operation.name, device, number, begin, seconds());
 }

@@ -146,6 +146,7 @@ def test_new_memory_holds_no_zeros(succeed):
 def test_the_host_cannot_touch_device_memory(run, access):
     done = run(f"x = device_array()\n{access}")
     assert done.returncode == -11 and "Segmentation fault" in done.stderr
+    assert "host code touched memory of gpu 0" in done.stderr
 
 
 def test_memory_is_limited_and_comes_back(succeed):
@@ -334,23 +335,33 @@ def test_peer_access_may_be_missing_in_hardware(succeed):
     succeed(PEERS + program, num_devices=4, peers="0-1,2-3")
 
 
-def test_a_kernel_that_uses_another_devices_memory_needs_peer_access(succeed):
-    succeed(
-        """
-        add_one, x = load(ADD_ONE), device_array()
-        check(cudart.cudaMemsetAsync(x, 0, c_size_t(NUM_BYTES), None))
-        check(cudart.cudaDeviceSynchronize())
-        check(cudart.cudaSetDevice(1))
-        check(cudart.cudaDeviceEnablePeerAccess(0, 0))
-        check(add_one(x))
-        check(cudart.cudaDeviceSynchronize())
-        assert read(x)[0] == 1
-        y = device_array()
-        check(cudart.cudaSetDevice(0))
-        add_one(y)
-        assert name(cudart.cudaDeviceSynchronize()) == "cudaErrorIllegalAddress"
-        """
-    )
+FAR_KERNEL = """
+    add_one, x = load(ADD_ONE), device_array()
+    check(cudart.cudaMemsetAsync(x, 0, c_size_t(NUM_BYTES), None))
+    check(cudart.cudaDeviceSynchronize())
+    check(cudart.cudaSetDevice(1))
+    {enable}
+    check(add_one(x))
+    check(cudart.cudaDeviceSynchronize())
+    assert read(x)[0] == 1
+"""
+
+
+def test_a_kernel_can_use_another_devices_memory_with_peer_access(succeed):
+    succeed(FAR_KERNEL.format(enable="check(cudart.cudaDeviceEnablePeerAccess(0, 0))"))
+
+
+def test_a_kernel_cannot_use_another_devices_memory_without(run):
+    done = run(FAR_KERNEL.format(enable=""))
+    assert done.returncode == -11
+    assert "'kernel' touched memory of gpu 0, to which" in done.stderr
+
+
+def test_a_kernel_cannot_go_beyond_its_array(run):
+    program = "add_one, x = load(ADD_ONE), device_array()\nadd_one(x, grid=2 * LENGTH)"
+    done = run(program + "\ncheck(cudart.cudaDeviceSynchronize())")
+    assert done.returncode == -11
+    assert "'kernel' touched device memory outside of any array" in done.stderr
 
 
 def test_a_kernel_runs_in_its_stream(succeed):
