@@ -1,10 +1,11 @@
 """Build the simulated CUDA libraries with g++.
 
-    python tools/cuda_sim/build.py [FOLDER] [--mxnet PACKAGE]
+    python tools/cuda_sim/build.py [FOLDER] [--mxnet PACKAGE] [--kernels]
 
 FOLDER (default .cuda-sim in the checkout) gets lib/, with libcudart.so.11.0 and all others that
 libmxnet.so of mxnet-cu112 1.9.1 needs. What is up to date is not built again, and what was
-downloaded is not downloaded again.
+downloaded is not downloaded again. --kernels also compiles the kernels that the project's tests
+launch, which takes minutes; without it, each is compiled when it is first launched.
 
 PACKAGE is the installed package mxnet of mxnet-cu112; by default that of the Python that runs this,
 and if it has none, the wheel is downloaded (499 MB). NVIDIA's headers come from two small wheels.
@@ -17,6 +18,7 @@ import contextlib
 import fcntl
 import hashlib
 import importlib.util
+import os
 import pathlib
 import re
 import shutil
@@ -90,8 +92,12 @@ STUB_START = """\
 """
 
 
-def build(folder: pathlib.Path = DEFAULT_FOLDER, mxnet: pathlib.Path | None = None) -> pathlib.Path:
+def build(
+    folder: pathlib.Path = DEFAULT_FOLDER, mxnet: pathlib.Path | None = None, kernels: bool = False
+) -> pathlib.Path:
     """Build what is missing or out of date in ``folder``; return the folder of the libraries.
+
+    ``mxnet`` and ``kernels`` are the options --mxnet and --kernels.
 
     Raises CannotBuild, with the remedy, if something needed is missing or does not compile.
     """
@@ -110,6 +116,8 @@ def build(folder: pathlib.Path = DEFAULT_FOLDER, mxnet: pathlib.Path | None = No
         for library in LIBRARIES:
             builder.build(library, imported)
         builder.build_kernels()
+        if kernels:
+            _precompile(folder / "kernels", package / "include")
     return folder / "lib"
 
 
@@ -188,6 +196,14 @@ class _Builder:
             raise CannotBuild(f"{target.name} does not build:\n{done.stderr}")
         sys.stderr.write(done.stderr)
         stamp.write_text(_digest(command, inputs()))
+
+
+def _precompile(cache: pathlib.Path, include: pathlib.Path) -> None:
+    jobs = str(len(os.sched_getaffinity(0)))
+    command = [sys.executable, str(HERE / "kernels" / "precompile.py"), "--cache", str(cache)]
+    command += ["--include", str(include), "--jobs", jobs]
+    if subprocess.run(command).returncode != 0:
+        raise CannotBuild("the kernels do not compile: see the messages above")
 
 
 def _digest(command: list[str], inputs: Iterable[pathlib.Path]) -> str:
@@ -295,9 +311,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", nargs="?", type=pathlib.Path, default=DEFAULT_FOLDER)
     parser.add_argument("--mxnet", type=pathlib.Path, help="the installed package of " + MXNET)
+    parser.add_argument("--kernels", action="store_true", help="compile the tests' kernels, too")
     arguments = parser.parse_args()
     try:
-        print(build(arguments.folder, arguments.mxnet))
+        print(build(arguments.folder, arguments.mxnet, arguments.kernels))
     except CannotBuild as error:
         print(f"build.py: {error}", file=sys.stderr)
         return 1
