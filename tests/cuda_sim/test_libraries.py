@@ -25,6 +25,7 @@ def simulated_gpus():
 
 pytestmark = pytest.mark.skipif(simulated_gpus() < 4, reason="needs 4 simulated GPUs")
 
+
 def pointer(array):
     return ctypes.c_void_p(array.ctypes.data)
 
@@ -90,9 +91,7 @@ def test_dot(dtype, transpose_a, transpose_b):
 @pytest.mark.parametrize("transpose_b", [False, True])
 def test_batch_dot(dtype, transpose_b):
     b = (3, 5, 9) if transpose_b else (3, 9, 5)
-    compare(
-        lambda x, y: mx.nd.batch_dot(x, y, transpose_b=transpose_b), (3, 7, 9), b, dtype=dtype
-    )
+    compare(lambda x, y: mx.nd.batch_dot(x, y, transpose_b=transpose_b), (3, 7, 9), b, dtype=dtype)
 
 
 @every_dtype
@@ -264,9 +263,7 @@ def test_convolution_with_channels_last(name):
         x, weight = x.transpose((0, 3, 1, 2)), weight.transpose((0, 3, 1, 2))
         return mx.nd.Convolution(x, weight, bias, **options).transpose((0, 2, 3, 1))
 
-    compare(
-        lambda *a: mx.nd.Convolution(*a, layout="NHWC", **options), *last, reference=reference
-    )
+    compare(lambda *a: mx.nd.Convolution(*a, layout="NHWC", **options), *last, reference=reference)
 
 
 @every_dtype
@@ -400,7 +397,7 @@ def test_dropout_keeps_what_its_gradient_keeps(dtype):
             y = mx.nd.Dropout(x, p=0.3)
         y.backward()
         masks.append(y.asnumpy().astype("float64"))
-        assert set(np.unique(masks[-1])) == {0, np.dtype(dtype).type(1 / 0.7)}
+        assert np.allclose(np.unique(masks[-1]), [0, 1 / 0.7], rtol=1e-3)
         assert np.array_equal(masks[-1], x.grad.asnumpy().astype("float64"))
         # Five standard deviations of the number kept.
         assert abs((masks[-1] > 0).mean() - 0.7) < 5 * (0.21 / x.size) ** 0.5
@@ -602,9 +599,7 @@ def test_all_reduce_of_any_size(ranks, count):
 def test_other_collectives(ranks):
     root = ranks.size - 1
     sends = payloads(ranks, 12 * ranks.size, "float32")
-    assert np.array_equal(
-        ranks.each("ncclReduce", sends, sends[0].size, 0, root)[root], sum(sends)
-    )
+    assert np.array_equal(ranks.each("ncclReduce", sends, sends[0].size, 0, root)[root], sum(sends))
     for got in ranks.each("ncclBroadcast", sends, sends[0].size, root):
         assert np.array_equal(got, sends[root])
     for got in ranks.each("ncclAllGather", sends, sends[0].size * ranks.size):

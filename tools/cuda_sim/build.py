@@ -61,6 +61,11 @@ CUDART = Library(
     ),
     "(__)?cuda[A-Z]",
 )
+CUDNN = Library(
+    "libcudnn.so.8",
+    ("cudnn.cpp", "cudnn_convolution.cpp", "cudnn_pooling.cpp", "cudnn_batch_norm.cpp"),
+    "cudnn[A-Z]",
+)
 KERNELS = "libcuda_sim_kernels.so"
 
 # The sources that do not exist yet are left out, and their functions are stubs.
@@ -68,7 +73,7 @@ LIBRARIES = (
     CUDART,
     Library("libcuda.so.1", ("cuda.cpp",), "cu[A-Z]"),
     Library("libcublas.so.11", ("cublas.cpp",), "cublas[A-Z]"),
-    Library("libcudnn.so.8", ("cudnn.cpp",), "cudnn[A-Z]"),
+    CUDNN,
     Library("libcufft.so.10", ("cufft.cpp",), "cufft[A-Z]"),
     Library("libcurand.so.10", ("curand.cpp",), "curand[A-Z]"),
     Library("libcusolver.so.11", ("cusolver.cpp",), "cusolver[A-Z]"),

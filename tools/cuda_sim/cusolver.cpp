@@ -1,5 +1,5 @@
-// libcusolver.so.11, simulated: only what MXNet calls whenever it makes a stream. The factorisations
-// stop the program with their name.
+// libcusolver.so.11, simulated: only what MXNet calls whenever it makes a stream. All else stops
+// the program with its name.
 
 namespace {
 

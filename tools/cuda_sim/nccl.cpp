@@ -2,8 +2,8 @@
 //
 // The ranks of a communicator share memory in which each has a buffer. An operation is work on each
 // rank's stream and goes buffer by buffer: every rank copies its part in, waits for all, reduces
-// its share of the elements, waits for all, and copies the result out. Thus no rank can finish before
-// the last has started, as on GPUs. Sums are added in the order of the ranks.
+// its share of the elements, waits for all, and copies the result out. Thus no rank can finish
+// before the last has started, as on GPUs. Sums are added in the order of the ranks.
 #include <fcntl.h>
 #include <pthread.h>
 #include <sys/mman.h>
