@@ -609,6 +609,22 @@ def test_other_collectives(ranks):
         assert np.array_equal(got, want)
 
 
+def test_all_reduce_of_bfloat16():
+    """It is the upper half of float32; 1 + 2 = 3, and 256 + 1 is rounded to the even 256."""
+    ranks = Ranks(2)
+    numbers = [np.array(one, "float32").view("uint32") >> 16 for one in ([1, 256], [2, 1])]
+    bfloat16 = 9
+    memory = [ranks.to_device(i, one.astype("uint16")) for i, one in enumerate(numbers)]
+    assert ranks.nccl.ncclGroupStart() == 0
+    for rank in range(2):
+        arguments = (memory[rank], memory[rank], ctypes.c_size_t(2), bfloat16, 0)
+        assert not ranks.nccl.ncclAllReduce(*arguments, ranks.handle(rank), ranks.streams[rank])
+    assert ranks.nccl.ncclGroupEnd() == 0
+    for rank in range(2):
+        got = ranks.to_host(rank, memory[rank], 2, "uint16").astype("uint32") << 16
+        assert got.view("float32").tolist() == [3, 256]
+
+
 def test_a_wrong_sum_can_be_planted(monkeypatch):
     ranks = Ranks(2)
     sends = payloads(ranks, 100, "float32")
@@ -666,9 +682,36 @@ def test_nccl_refuses_what_is_wrong():
     assert all_reduce(0, ranks.streams[0], operation=5) == invalid_argument
     assert all_reduce(1, ranks.streams[1]) == invalid_argument  # memory of another device
     assert all_reduce(0, ranks.streams[1]) == cuda_error
+    # A group with a wrong call does nothing, and says so at its end.
+    assert ranks.nccl.ncclGroupStart() == success
+    assert all_reduce(0, ranks.streams[0]) == success
+    assert all_reduce(1, ranks.streams[1]) == invalid_argument
+    assert ranks.nccl.ncclGroupEnd() == invalid_argument
+    synchronize(ranks.streams[0])
     ranks.nccl.ncclGetErrorString.restype = ctypes.c_char_p
     assert ranks.nccl.ncclGetErrorString(success) == b"no error"
     assert b"invalid argument" in ranks.nccl.ncclGetErrorString(invalid_argument)
+
+
+class UniqueId(ctypes.Structure):
+    _fields_ = [("name", ctypes.c_char * 128)]
+
+
+def test_ranks_of_one_process_join_in_a_group():
+    cuda, nccl = ctypes.CDLL("libcudart.so.11.0"), ctypes.CDLL("libnccl.so.2")
+    unique_id, number = UniqueId(), ctypes.c_int()
+    assert nccl.ncclGetUniqueId(ctypes.byref(unique_id)) == 0
+    communicators = [ctypes.c_void_p() for _ in range(3)]
+    assert nccl.ncclGroupStart() == 0
+    for rank, communicator in enumerate(communicators):
+        assert cuda.cudaSetDevice(rank + 1) == 0
+        assert nccl.ncclCommInitRank(ctypes.byref(communicator), 3, unique_id, rank) == 0
+    assert nccl.ncclGroupEnd() == 0
+    for rank, communicator in enumerate(communicators):
+        for function, want in ("UserRank", rank), ("CuDevice", rank + 1), ("Count", 3):
+            assert getattr(nccl, f"ncclComm{function}")(communicator, ctypes.byref(number)) == 0
+            assert number.value == want
+        assert nccl.ncclCommDestroy(communicator) == 0
 
 
 # A process per rank: it gets the unique id on its standard input, and prints what it received.
