@@ -28,6 +28,22 @@ struct double4 { double x, y, z, w; };
 
 static thread_local cuda_sim::Dim3 threadIdx, blockIdx, blockDim, gridDim;
 
+// A load through the texture cache.
+template <typename Value>
+Value __ldg(const Value* address) {
+  return *address;
+}
+
+// Newton's method from Winitzki's approximation.
+inline double erfinv(double y) {
+  if (!(y > -1 && y < 1)) return y == 1 || y == -1 ? y * HUGE_VAL : NAN;
+  double logarithm = std::log(1 - y * y), half = 2 / (M_PI * 0.147) + logarithm / 2;
+  double x = std::copysign(std::sqrt(std::sqrt(half * half - logarithm / 0.147) - half), y);
+  for (int i = 0; i < 4; i++) x -= (std::erf(x) - y) * std::sqrt(M_PI) / 2 * std::exp(x * x);
+  return x;
+}
+inline float erfinvf(float y) { return erfinv(double(y)); }
+
 inline float rsqrtf(float x) { return 1 / sqrtf(x); }
 inline double rsqrt(double x) { return 1 / sqrt(x); }
 inline float rcbrtf(float x) { return 1 / cbrtf(x); }
