@@ -1,5 +1,9 @@
 // What was called how often and with how many bytes, the timeline of the streams, and the end of a
 // program that needs what is not simulated.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <chrono>
 #include <cstdarg>
 #include <cstdio>
@@ -45,13 +49,20 @@ void count(const char* name, double num_bytes) {
   counter.num_bytes += num_bytes;
 }
 
+void say(const char* text) {
+  size_t length = strlen(text);
+  if (write(STDERR_FILENO, text, length) < 0) return;
+  const char* path = getenv("CUDA_SIM_LOG");
+  int file = path ? open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666) : -1;
+  if (file >= 0 && write(file, text, length) >= 0) close(file);
+}
+
 void stop(const char* format, ...) {
   va_list arguments;
   va_start(arguments, format);
-  fprintf(stderr, "\ncuda_sim: ");
-  vfprintf(stderr, format, arguments);
-  fprintf(stderr, "\n");
-  fflush(stderr);
+  std::vector<char> text(1 << 16);  // names of kernels are long
+  vsnprintf(text.data(), text.size(), format, arguments);
+  say(("\ncuda_sim: " + std::string(text.data()) + "\n").c_str());
   abort();
 }
 

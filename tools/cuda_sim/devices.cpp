@@ -1,8 +1,6 @@
 // The state of each device and of each host thread: errors, the current device, a fork.
 #include <pthread.h>
 
-#include <cstdio>
-
 #include "runtime.h"
 
 namespace cuda_sim {
@@ -31,7 +29,7 @@ int current_device() { return this_threads_device; }
 void set_current_device(int device) { this_threads_device = device; }
 
 void fail(int device, cudaError_t error, const char* why) {
-  fprintf(stderr, "cuda_sim: gpu %d fails: %s\n", device, why);
+  say(("cuda_sim: gpu " + std::to_string(device) + " fails: " + why + "\n").c_str());
   devices()[device]->error = error;
 }
 

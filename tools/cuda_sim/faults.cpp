@@ -1,6 +1,5 @@
 // Says why a program dies when it touches memory of a device that it must not touch.
 #include <signal.h>
-#include <unistd.h>
 
 #include <cstdio>
 
@@ -17,17 +16,16 @@ struct sigaction previous;
 void explain(int signal, siginfo_t* fault, void*) {
   char who[300] = "host code";
   if (running_operation) snprintf(who, sizeof who, "'%.250s'", running_operation);
-  char text[600];
-  int length = 0;
+  char text[600] = "";
   if (on_device(fault->si_addr)) {
-    length = snprintf(text, sizeof text, "\ncuda_sim: %s touched memory of gpu %d%s\n", who,
-                      device_of(fault->si_addr),
-                      running_operation ? ", to which its device has no peer access" : "");
+    const char* why = running_operation ? ", to which its device has no peer access" : "";
+    snprintf(text, sizeof text, "\ncuda_sim: %s touched memory of gpu %d%s\n", who,
+             device_of(fault->si_addr), why);
   } else if (bytes_of_device(fault->si_addr)) {
     const char* form = "\ncuda_sim: %s touched device memory outside of any array\n";
-    length = snprintf(text, sizeof text, form, who);
+    snprintf(text, sizeof text, form, who);
   }
-  if (length > 0 && write(STDERR_FILENO, text, length) < 0) _exit(1);
+  say(text);
   // The instruction runs again when this returns, and the handler from before gets the signal.
   sigaction(SIGSEGV, &previous, nullptr);
   if (fault->si_code <= 0) raise(signal);  // sent by a process, not by an instruction

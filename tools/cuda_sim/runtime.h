@@ -163,6 +163,9 @@ const char* keep_name(const std::string& name);  // the same text, for the rest 
 double seconds();
 void record(const char* name, int device, int stream, double begin, double end);
 
+// Write to standard error, and to the file CUDA_SIM_LOG; can be called in a signal's handler.
+void say(const char* text);
+
 // ---- errors.cpp
 
 const char* error_name(int code);
