@@ -7,3 +7,4 @@
 #include "plans.h"
 #include "random.h"
 #include "softmax.h"
+#include "sorting.h"

@@ -27,20 +27,22 @@
 namespace cuda_sim {
 
 // The argument at `address`, with every device address inside it replaced by one that can be read.
-// Pointers are 8-byte words of a struct, so each such word is looked at.
+// Pointers are 8-byte words of a struct, so each such word is looked at. Padding is cleared before:
+// half an old address in it would make an address of the integer beside it.
 template <typename T>
 T translated(const void* address) {
-  alignas(16) char copy[sizeof(T)];
-  std::memcpy(copy, address, sizeof(T));
+  T value = *static_cast<const T*>(address);
+  __builtin_clear_padding(&value);
+  char* start = reinterpret_cast<char*>(&value);
   for (size_t offset = 0; offset + sizeof(void*) <= sizeof(T); offset += sizeof(void*)) {
     void* word;
-    std::memcpy(&word, copy + offset, sizeof word);
+    std::memcpy(&word, start + offset, sizeof word);
     if (on_device(word)) {
       word = bytes(word);
-      std::memcpy(copy + offset, &word, sizeof word);
+      std::memcpy(start + offset, &word, sizeof word);
     }
   }
-  return *reinterpret_cast<T*>(copy);
+  return value;
 }
 
 template <typename... Arguments, size_t... index>

@@ -240,6 +240,18 @@ struct gather_nd {
     for (index_t j = 0; j < row_size; j++) assign(out[i * row_size + j], req, in[start + j]);
   }
 };
+struct backward_gather_nd_gpu {
+  template <typename T, typename Index>
+  static void Map(index_t i, index_t num_indices, index_t index_size, index_t row_size,
+                  const Shape<10> strides, T* gradient, const T* out_gradient,
+                  const Index* indices) {
+    index_t start = 0;
+    for (index_t k = 0; k < index_size; k++) {
+      start += strides[k] * static_cast<index_t>(indices[k * num_indices + i]);
+    }
+    for (index_t j = 0; j < row_size; j++) gradient[start + j] += out_gradient[i * row_size + j];
+  }
+};
 struct scatter_nd {
   template <typename T, typename Index>
   static void Map(index_t i, OpReqType req, index_t num_indices, index_t index_size,
@@ -265,7 +277,61 @@ struct is_valid_check_gather_nd {
     }
   }
 };
-// The results of topk: ones at the chosen places, or values there.
+
+// ---- A diagonal of the last two axes, and a matrix with a given diagonal.
+template <int ndim, int req, bool backward>
+struct diag {
+  template <typename T>
+  static void Map(index_t i, T* out, const T* in, Shape<ndim> out_shape, Shape<ndim> in_shape,
+                  index_t stride, index_t offset, index_t diagonal_size) {
+    const index_t matrix = ravel(unravel(i / diagonal_size, out_shape), in_shape);
+    const index_t place = matrix + offset + stride * (i % diagonal_size);
+    if (backward) {
+      assign(out[place], req, in[i]);
+    } else {
+      assign(out[i], req, in[place]);
+    }
+  }
+};
+template <int req, bool backward>
+struct diag_gen {
+  template <typename T>
+  static void Map(index_t i, T* out, const T* in, Shape<2> shape, int k) {
+    const index_t row = i / shape[1], column = i % shape[1];
+    const index_t place = std::min(row, column);
+    if (column != row + k) {
+      if (!backward) assign(out[i], req, T(0));
+    } else if (backward) {
+      assign(out[place], req, in[i]);
+    } else {
+      assign(out[i], req, in[place]);
+    }
+  }
+};
+
+// ---- Sequences of different lengths: what follows their end gets `value`.
+template <int req>
+struct SequenceMask0GPUKernel {  // sequences along axis 0
+  template <typename T, typename Length>
+  static void Map(int i, T* data, const Length* lengths, index_t, index_t batch_size,
+                  index_t element_size, T value) {
+    const index_t position = i / element_size / batch_size;
+    const index_t length = static_cast<index_t>(lengths[i / element_size % batch_size]);
+    if (position >= length) assign(data[i], req, value);
+  }
+};
+template <int req>
+struct SequenceMask1GPUKernel {  // along axis 1
+  template <typename T, typename Length>
+  static void Map(int i, T* data, const Length* lengths, index_t max_length, index_t,
+                  index_t element_size, T value) {
+    const index_t position = i / element_size % max_length;
+    const index_t length = static_cast<index_t>(lengths[i / element_size / max_length]);
+    if (position >= length) assign(data[i], req, value);
+  }
+};
+
+// ---- The results of topk: ones at the chosen places, or values there.
 struct fill_ind_to_one {
   template <typename T>
   static void Map(int i, const index_t* indices, T* out) {

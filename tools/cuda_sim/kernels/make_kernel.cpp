@@ -56,7 +56,7 @@ fs::path libraries() {
   std::sort(headers.begin(), headers.end());
   std::string all = contents(kSources.parent_path() / "sim.h");
   for (const fs::path& header : headers) all += contents(header);
-  return cache() / fnv1a(all + contents(kSources / "precompile.py"));
+  return cache() / fnv1a(all);
 }
 
 // MXNet's headers are beside the libmxnet.so that is loaded.
@@ -128,7 +128,9 @@ extern "C" bool cuda_sim_make_kernel(const char* mangled_name) {
     folder = libraries();
     if (fs::exists(folder)) {
       for (const auto& entry : fs::directory_iterator(folder)) {
-        if (entry.path().filename().string().rfind("many-", 0) == 0) load(entry.path());
+        const fs::path path = entry.path();
+        const bool many = path.filename().string().rfind("many-", 0) == 0;
+        if (many && path.extension() == ".so") load(path);
       }
     }
   }

@@ -52,6 +52,21 @@ void MapReduceKeepDim1Kernel(Target target, Plan plan, T scale, Shape<4> shape) 
   }
 }
 
+// Adds each row of `source` to the row that its index names.
+template <bool clip, int bits, typename T, typename Target, typename Indices, typename Source>
+void AddTakeGradKernel(Target target, Indices indices, Source source, index_t num_indices,
+                       index_t row_size, const int num_rows) {
+  for (index_t k = 0; k < num_indices; k++) {
+    int row = static_cast<int>(indices.Eval(0, k));
+    if (clip) {
+      row = std::min(std::max(row, 0), num_rows - 1);
+    } else {
+      row = (row % num_rows + num_rows) % num_rows;
+    }
+    for (index_t i = 0; i < row_size; i++) target.REval(row, i) += source.Eval(k, i);
+  }
+}
+
 template <int bits, typename T, typename Target, typename Plan>
 void SoftmaxKernel(const cuda_sim::Launch& launch, Target target, Plan in, index_t size) {
   for (unsigned row = 0; row < launch.grid.x; row++) {

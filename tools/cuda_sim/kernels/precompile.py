@@ -34,7 +34,7 @@ def fnv1a(data):
 
 def headers_hash():
     """Return a hash of what the libraries are compiled from, other than MXNet's headers."""
-    sources = [HERE.parent / "sim.h", *sorted(HERE.glob("*.h")), pathlib.Path(__file__)]
+    sources = [HERE.parent / "sim.h", *sorted(HERE.glob("*.h"))]
     return fnv1a(b"".join(source.read_bytes() for source in sources))
 
 
@@ -149,17 +149,26 @@ def mxnet_include():
 
 
 def build(names, cache, include=None, jobs=1):
-    """Compile `names` in large libraries; return the names of those that do not compile."""
+    """Compile `names` in large libraries; return the names of those that do not compile.
+
+    What is in the cache already is not compiled again.
+    """
     compiler = Compiler(cache, include)
-    names = sorted(set(names))
+    done = {
+        name for listed in compiler.folder.glob("many-*.txt") for name in listed.read_text().split()
+    }
+    names = sorted(set(names) - done)
     pieces = [
         names[start : start + KERNELS_PER_LIBRARY]
         for start in range(0, len(names), KERNELS_PER_LIBRARY)
     ]
 
     def compile_piece(piece):
-        library = f"many-{fnv1a(' '.join(piece).encode())}.so"
-        return [] if (compiler.folder / library).exists() else compiler.compile_all(piece, library)
+        stem = f"many-{fnv1a(' '.join(piece).encode())}"
+        dropped = compiler.compile_all(piece, f"{stem}.so")
+        compiled = [name for name in piece if name not in dropped]
+        (compiler.folder / f"{stem}.txt").write_text("\n".join(compiled))
+        return dropped
 
     with ThreadPoolExecutor(jobs) as pool:
         return [name for dropped in pool.map(compile_piece, pieces) for name in dropped]

@@ -188,13 +188,14 @@ struct pick_grad {
   }
 };
 
-// Mean and variance of the axes: the squared difference of each element, and its gradient.
+// Mean and variance over axes: the squared difference of each element, and its gradient.
+constexpr int kMomentAxes = 6;
+
 struct VarBroadcastKernel {
   template <typename T>
-  static void Map(int i, T* out, const T* in, const T* mean, Shape<kMaxAxes> shape,
-                  Shape<kMaxAxes> mean_shape) {
-    const float difference = static_cast<float>(
-        in[i] - mean[broadcast_index(i, shape, mean_shape, kMaxAxes)]);
+  static void Map(int i, T* out, const T* in, const T* mean, Shape<kMomentAxes> shape,
+                  Shape<kMomentAxes> mean_shape) {
+    const T difference = T(in[i] - mean[broadcast_index(i, shape, mean_shape, kMomentAxes)]);
     out[i] = T(difference * difference);
   }
 };
@@ -202,9 +203,9 @@ template <int req>
 struct VarBackwardKernel {
   template <typename T>
   static void Map(int i, T* gradient, const T* out_gradient, const T* in, const T* mean,
-                  Shape<kMaxAxes> shape, Shape<kMaxAxes> mean_shape, const float count,
-                  const float lost_degrees) {
-    const index_t place = broadcast_index(i, shape, mean_shape, kMaxAxes);
+                  Shape<kMomentAxes> shape, Shape<kMomentAxes> mean_shape, const float count,
+                  const float lost_degrees = 0) {
+    const index_t place = broadcast_index(i, shape, mean_shape, kMomentAxes);
     assign(gradient[i], req,
            T(out_gradient[place] * (in[i] - mean[place]) * 2 / (count - lost_degrees)));
   }

@@ -25,6 +25,8 @@ Real<T> real(T value) {
 }
 
 constexpr double kPi = 3.14159265358979323846;
+// MXNet has some constants in float32 only, also where it computes in float64.
+constexpr float kFloatPi = 3.14159265f;
 constexpr float kSeluAlpha = 1.67326324235437728f;
 constexpr float kSeluLambda = 1.05070098735548049f;
 
@@ -80,10 +82,10 @@ UNARY(reciprocal_cube_root_grad, -1 / (3 * std::cbrt(x) * x))
 UNARY(abs, std::fabs(x))
 UNARY(sign, (a > T(0)) - (a < T(0)))
 UNARY(sign_grad, 0)
-UNARY(degrees, x * Real<T>(180 / kPi))
-UNARY(degrees_grad, 180 / kPi)
-UNARY(radians, x * Real<T>(kPi / 180))
-UNARY(radians_grad, kPi / 180)
+UNARY(degrees, x * (180 / kFloatPi))
+UNARY(degrees_grad, 180 / kFloatPi)
+UNARY(radians, x * (kFloatPi / 180))
+UNARY(radians_grad, kFloatPi / 180)
 
 BINARY(left, a)
 BINARY(right, b)
@@ -178,8 +180,8 @@ BINARY(arctan2_rgrad, -x / (x * x + y * y))
 BINARY(rarctan2, std::atan2(y, x))
 BINARY(rarctan2_grad, x / (x * x + y * y))
 UNARY(erf, std::erf(x))
-UNARY(erf_grad, Real<T>(2 / std::sqrt(kPi)) * std::exp(-x * x))
-UNARY(erfinv_grad, Real<T>(0.5 * std::sqrt(kPi)) * std::exp(x * x))
+UNARY(erf_grad, 2 / std::sqrt(kFloatPi) * std::exp(-x * x))
+UNARY(erfinv_grad, std::sqrt(kFloatPi) / 2 * std::exp(x * x))
 
 // The derivative of log(gamma(x)): shifted upwards to where its asymptotic series is accurate.
 inline double digamma(double x) {
@@ -231,11 +233,16 @@ UNARY(relu, IsNan(a) || a > T(0) ? a : T(0))
 UNARY(relu_grad, IsNan(a) ? a : T(a > T(0)))
 UNARY(selu, kSeluLambda * (x > 0 ? x : kSeluAlpha * std::expm1(x)))
 UNARY(selu_grad, kSeluLambda * (x > 0 ? 1 : kSeluAlpha + x))
-UNARY(gelu, x / 2 * (1 + std::erf(x / std::sqrt(Real<T>(2)))))
-BINARY(gelu_grad, (1 + std::erf(x / std::sqrt(Real<T>(2)))) / 2 +
-                      x * std::exp(-x * x / 2) / Real<T>(std::sqrt(2 * kPi)))
+
+// Gaussian error linear unit, always in float32.
+inline float gaussian_integral(float x) { return (1 + std::erf(x / std::sqrt(2.f))) / 2; }
+inline float gaussian(float x) { return std::exp(-x * x / 2) / std::sqrt(2 * kFloatPi); }
+
+UNARY(gelu, static_cast<float>(x) * gaussian_integral(static_cast<float>(x)))
+BINARY(gelu_grad, gaussian_integral(static_cast<float>(x)) +
+                      static_cast<float>(x) * gaussian(static_cast<float>(x)))
 BINARY(prelu_grad, a > T(0) ? T(0) : a)
-BINARY(xelu, x > 0 ? x : x * y)
+BINARY(xelu, a > T(0) ? a : T(static_cast<float>(a) * static_cast<float>(b)))
 BINARY(xelu_grad, a > T(0) ? T(1) : b)
 BINARY(elu, x > 0 ? x : y * std::expm1(x))
 BINARY(elu_grad, x > 0 ? 1 : y + x)
