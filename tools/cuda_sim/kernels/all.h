@@ -8,3 +8,4 @@
 #include "random.h"
 #include "softmax.h"
 #include "sorting.h"
+#include "sparse.h"

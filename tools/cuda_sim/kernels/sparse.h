@@ -1,0 +1,56 @@
+// Row-sparse arrays: an array of the rows that are not zero, and their numbers.
+#pragma once
+
+#include "device.h"
+
+namespace mxnet {
+namespace op {
+
+// Marks the rows that are not zero. MXNet has one thread, warp or block per row; here the thread
+// with a row's number does it.
+struct MarkRspRowThreadKernel {
+  template <typename T>
+  static void Map(int thread, int64_t* marks, const T* dense, const int64_t num_rows,
+                  const int64_t row_size) {
+    if (thread >= num_rows) return;
+    const T* row = dense + thread * row_size;
+    marks[thread] = std::any_of(row, row + row_size, [](T value) { return value != T(0); });
+  }
+};
+struct MarkRspRowWarpKernel : MarkRspRowThreadKernel {};
+struct MarkRspRowBlockKernel : MarkRspRowThreadKernel {};
+
+struct MarkRowFlgKernel {
+  template <typename Mark, typename Row>
+  static void Map(int i, Mark* marks, const Row* rows) {
+    marks[static_cast<int64_t>(rows[i])] = Mark(1);
+  }
+};
+
+// The numbers of the marked rows, from the prefix sums of the marks.
+struct FillRspRowIdxKernel {
+  template <typename Row>
+  static void Map(int i, Row* rows, const int64_t* sums, const int64_t num_rows) {
+    const int64_t before = i == 0 ? 0 : sums[i - 1];
+    if (i < num_rows && sums[i] > before) rows[before] = static_cast<Row>(i);
+  }
+};
+
+// Copies between dense and row-sparse.
+struct CastDnsRspValsKernel {
+  template <typename T, typename Row>
+  static void Map(int i, T* values, const Row* rows, const T* dense, const int64_t num_stored,
+                  const int64_t row_size) {
+    if (i >= num_stored * row_size) return;
+    values[i] = dense[static_cast<int64_t>(rows[i / row_size]) * row_size + i % row_size];
+  }
+};
+struct CastStorageRspDnsKernel {
+  template <typename T, typename Row>
+  static void Map(int i, const int64_t row_size, const Row* rows, const T* values, T* dense) {
+    const T* row = values + i * row_size;
+    std::copy(row, row + row_size, dense + static_cast<int64_t>(rows[i]) * row_size);
+  }
+};
+}  // namespace op
+}  // namespace mxnet
