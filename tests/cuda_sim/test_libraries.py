@@ -231,7 +231,11 @@ CONVOLUTIONS = {
     "no bias": ((3, 2, 5, 5), {"kernel": (2, 2), "num_filter": 3, "no_bias": True}),
     "wide pad": ((1, 1, 3, 3), {"kernel": (3, 3), "num_filter": 2, "pad": (4, 5)}),
     "1D": ((2, 3, 15), {"kernel": (4,), "num_filter": 5, "stride": (2,), "pad": (1,)}),
-    "3D": ((2, 2, 5, 6, 7), {"kernel": (2, 3, 2), "num_filter": 3, "stride": (1, 2, 1)}),
+    "3D": (
+        (2, 2, 5, 6, 7),
+        {"kernel": (2, 3, 2), "num_filter": 3, "stride": (1, 2, 1), "pad": (1, 0, 2)},
+    ),
+    "3D, dilation": ((1, 2, 6, 7, 8), {"kernel": (2, 2, 2), "num_filter": 3, "dilate": (3, 2, 1)}),
 }
 
 
@@ -403,6 +407,19 @@ def test_dropout_keeps_what_its_gradient_keeps(dtype):
         assert abs((masks[-1] > 0).mean() - 0.7) < 5 * (0.21 / x.size) ** 0.5
     assert not np.array_equal(*masks)
     assert np.array_equal(mx.nd.Dropout(x, p=0.3).asnumpy(), x.asnumpy())
+
+
+def test_a_compiled_dropout_draws_anew():
+    """Its operator keeps its states, unlike an operator called by itself."""
+    x = mx.nd.ones((100, 20), ctx=mx.gpu(0))
+    block = mx.gluon.nn.Dropout(0.5)
+    block.hybridize()
+    masks = []
+    for _ in range(3):
+        with mx.autograd.record():
+            masks.append(block(x).asnumpy())
+    for one, other in itertools.combinations(masks, 2):
+        assert 0.4 < (one == other).mean() < 0.6
 
 
 # ---- Random numbers
@@ -598,14 +615,15 @@ def test_all_reduce_of_any_size(ranks, count):
 
 def test_other_collectives(ranks):
     root = ranks.size - 1
-    sends = payloads(ranks, 12 * ranks.size, "float32")
+    block = 90000  # more than a buffer of 1 MiB for 3 ranks
+    sends = payloads(ranks, block * ranks.size, "float32")
     assert np.array_equal(ranks.each("ncclReduce", sends, sends[0].size, 0, root)[root], sum(sends))
     for got in ranks.each("ncclBroadcast", sends, sends[0].size, root):
         assert np.array_equal(got, sends[root])
     for got in ranks.each("ncclAllGather", sends, sends[0].size * ranks.size):
         assert np.array_equal(got, np.concatenate(sends))
     parts = np.split(sum(sends), ranks.size)
-    for got, want in zip(ranks.each("ncclReduceScatter", sends, 12, 0), parts):
+    for got, want in zip(ranks.each("ncclReduceScatter", sends, block, 0), parts):
         assert np.array_equal(got, want)
 
 
