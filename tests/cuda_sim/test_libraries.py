@@ -410,7 +410,6 @@ def test_dropout_keeps_what_its_gradient_keeps(dtype):
 
 
 def test_a_compiled_dropout_draws_anew():
-    """Its operator keeps its states, unlike an operator called by itself."""
     x = mx.nd.ones((100, 20), ctx=mx.gpu(0))
     block = mx.gluon.nn.Dropout(0.5)
     block.hybridize()
