@@ -132,19 +132,20 @@ struct PreloadedMultiSGDKernel {
   }
 };
 
-// ---- Nesterov's momentum.
+// ---- Nesterov's momentum. The weight decay of the momentum is that of the changed weight, as `out`
+// is `weight` in an optimizer, and MXNet computes the momentum last.
 struct NAGMomKernel {
   template <typename T>
   static void Map(index_t i, T* out, T* momentum, const T* weight, const T* gradient,
                   const T clip, const T factor, const T rate, const T decay, const T rescale,
                   const OpReqType req) {
     const T value = clipped(T(rescale * gradient[i]), clip);
+    const T decayed = T(factor * momentum[i]);
     const T step = T(rate * (value + decay * weight[i]));
-    momentum[i] = T(factor * momentum[i] - step);
-    assign(out[i], req, T(weight[i] + factor * momentum[i] - step));
+    assign(out[i], req, T(weight[i] + factor * decayed - (factor + T(1)) * step));
+    momentum[i] = T(decayed - rate * (value + decay * weight[i]));
   }
 };
-// Unlike the above, MXNet's mixed-precision update decays the momentum by the changed weight.
 struct MP_NAGMomKernel {
   template <typename T>
   static void Map(index_t i, T* out, float* momentum, const T*, const T* gradient,
