@@ -1,12 +1,7 @@
 """The simulated CUDA itself: what a GPU does to programs that are wrong, it must do too.
 
-    python -m pytest --noconftest tools/cuda_sim/test_cuda_sim.py
-
 Each test calls the libraries with ctypes in a process of its own; MXNet is needed only to build.
 """
-
-# A test's name says the law it states.
-# ruff: noqa: D103
 
 from __future__ import annotations
 
