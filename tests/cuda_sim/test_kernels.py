@@ -288,7 +288,8 @@ def results(call, arrays, ctx, grad_req=None):
     inputs = [nd.array(array, ctx, dtype=array.dtype) for array in arrays]
     if grad_req is None:
         outputs = call(*inputs)
-        return [output.asnumpy() for output in (outputs if isinstance(outputs, list) else [outputs])]
+        outputs = outputs if isinstance(outputs, list) else [outputs]
+        return [output.asnumpy() for output in outputs]
     for one in inputs:
         one.attach_grad(grad_req)
         one.grad[:] = 3

@@ -1,6 +1,7 @@
 // How an emulated kernel becomes something that the simulator can launch.
 //
-// An emulated kernel is a function `void kernel(arguments...)` that does the work of the whole grid.
+// An emulated kernel is a function `void kernel(arguments...)` that does the work of the whole
+// grid.
 // One that depends on its grid takes a `const cuda_sim::Launch&` first.
 #pragma once
 

@@ -132,8 +132,8 @@ struct PreloadedMultiSGDKernel {
   }
 };
 
-// ---- Nesterov's momentum. The weight decay of the momentum is that of the changed weight, as `out`
-// is `weight` in an optimizer, and MXNet computes the momentum last.
+// ---- Nesterov's momentum. The weight decay of the momentum is that of the changed weight, as
+// `out` is `weight` in an optimizer, and MXNet computes the momentum last.
 struct NAGMomKernel {
   template <typename T>
   static void Map(index_t i, T* out, T* momentum, const T* weight, const T* gradient,

@@ -128,8 +128,10 @@ template <int, int, typename Samples, typename Counter, typename Level, typename
 struct DipatchHistogram {
   struct PtxHistogramSweepPolicy {};
   struct PassThruTransform {};
+  // The order of the members was found by printing what a launch passes.
   struct ScaleTransform {
     Level max;
+    Level num_levels;
     Level min;
     Level scale;
   };
