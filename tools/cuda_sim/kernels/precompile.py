@@ -25,7 +25,7 @@ FLAGS = ["-std=c++17", "-O1", "-fPIC", "-w", "-mf16c", "-fno-gnu-unique"]
 
 
 def fnv1a(data):
-    """Return the 64-bit FNV-1a hash of bytes in hexadecimal digits; make_kernel.cpp has the same."""
+    """Return the 64-bit FNV-1a hash of bytes in hexadecimal, as make_kernel.cpp computes it."""
     value = 0xCBF29CE484222325
     for byte in data:
         value = (value ^ byte) * 0x100000001B3 % 2**64
