@@ -205,17 +205,21 @@ SOFTMAX = {
     "log_softmax": Case(nd.log_softmax, ((5, 4),)),
     "log_softmax_axis": Case(lambda x: nd.log_softmax(x, axis=1), ((5, 4, 3),)),
     "softmin": Case(nd.softmin, ((5, 4),)),
-    "SoftmaxOutput": Case(lambda x: nd.SoftmaxOutput(x, nd.array(label, x.context, x.dtype)),
-                          ((5, 4),), FLOATS[:2]),
+    "SoftmaxOutput": Case(
+        lambda x: nd.SoftmaxOutput(x, nd.array(label, x.context, x.dtype)), ((5, 4),), FLOATS[:2]
+    ),
     "softmax_cross_entropy": Case(
         lambda x: nd.softmax_cross_entropy(x, nd.array(label, x.context, x.dtype)),
-        ((5, 4),), FLOATS[:2]),
+        ((5, 4),),
+        FLOATS[:2],
+    ),
     "pick": Case(lambda x: nd.pick(x, nd.array(label, x.context)), ((5, 4),)),
     "pick_int64": Case(lambda x: nd.pick(x, index(label, x, "int64")), ((5, 4),)),
     "pick_uint8": Case(lambda x: nd.pick(x, index(label, x, "uint8")), ((5, 4),)),
     "pick_same": Case(lambda x: nd.pick(x, nd.array(label, x.context, x.dtype), axis=1), ((5, 4),)),
-    "pick_axis": Case(lambda x: nd.pick(x, nd.array([[2, 0, 4, 3]], x.context), axis=0,
-                                        keepdims=True), ((5, 4),)),
+    "pick_axis": Case(
+        lambda x: nd.pick(x, nd.array([[2, 0, 4, 3]], x.context), axis=0, keepdims=True), ((5, 4),)
+    ),
 }
 
 SHAPES = {
@@ -247,30 +251,41 @@ SHAPES = {
     "take_axis": Case(lambda x: nd.take(x, index([[4, 0], [1, 1]], x), axis=1), ((4, 5, 2),)),
     "take_wrapped": Case(lambda x: nd.take(x, index([-1, 5], x), mode="wrap"), ((4, 5),)),
     "Embedding": Case(lambda w: nd.Embedding(index([1, 0, 1], w), w, 4, 5), ((4, 5),), FLOATS[:2]),
-    "batch_take": Case(lambda x: nd.batch_take(x, index([1, 0, 4], x)), ((3, 5),), FLOATS[:2],
-                       differentiable=False),
-    "one_hot": Case(lambda x: nd.one_hot(index([1, 0, 3], x), 4, dtype=x.dtype), ((3,),),
-                    differentiable=False),
+    "batch_take": Case(
+        lambda x: nd.batch_take(x, index([1, 0, 4], x)), ((3, 5),), FLOATS[:2], differentiable=False
+    ),
+    "one_hot": Case(
+        lambda x: nd.one_hot(index([1, 0, 3], x), 4, dtype=x.dtype), ((3,),), differentiable=False
+    ),
     "gather_nd": Case(lambda x: nd.gather_nd(x, index([[1, 1], [0, 3]], x)), ((4, 5),), FLOATS[:2]),
-    "scatter_nd": Case(lambda x: nd.scatter_nd(x, index([[1, 0], [0, 3]], x), (2, 4)), ((2,),),
-                       FLOATS[:2]),
+    "scatter_nd": Case(
+        lambda x: nd.scatter_nd(x, index([[1, 0], [0, 3]], x), (2, 4)), ((2,),), FLOATS[:2]
+    ),
     "diag": Case(nd.diag, ((4, 4),)),
-    "SequenceMask": Case(lambda x: nd.SequenceMask(x, index([1, 2, 3], x, "float32"), True),
-                         ((4, 3),), FLOATS[:1]),
+    "SequenceMask": Case(
+        lambda x: nd.SequenceMask(x, index([1, 2, 3], x, "float32"), True), ((4, 3),), FLOATS[:1]
+    ),
     "dot": Case(nd.dot, ((3, 4), (4, 5)), FLOATS[:2]),
     "batch_dot": Case(nd.batch_dot, ((2, 3, 4), (2, 4, 5)), FLOATS[:2]),
-    "FullyConnected": Case(lambda x, w, b: nd.FullyConnected(x, w, b, num_hidden=3),
-                           ((5, 4), (3, 4), (3,)), FLOATS[:2]),
-    "FullyConnected_9": Case(lambda x, w, b: nd.FullyConnected(x, w, b, num_hidden=9),
-                             ((70, 4), (9, 4), (9,)), FLOATS[:2]),
+    "FullyConnected": Case(
+        lambda x, w, b: nd.FullyConnected(x, w, b, num_hidden=3), ((5, 4), (3, 4), (3,)), FLOATS[:2]
+    ),
+    "FullyConnected_9": Case(
+        lambda x, w, b: nd.FullyConnected(x, w, b, num_hidden=9),
+        ((70, 4), (9, 4), (9,)),
+        FLOATS[:2],
+    ),
     "LayerNorm": Case(nd.LayerNorm, ((5, 4), (4,), (4,)), FLOATS[:2]),
-    "LayerNorm_axis": Case(lambda x, g, b: nd.LayerNorm(x, g, b, axis=1),
-                           ((5, 4, 3), (4,), (4,)), FLOATS[:2]),
-    "GroupNorm": Case(lambda x, g, b: nd.GroupNorm(x, g, b, num_groups=2),
-                      ((3, 4, 5), (2,), (2,)), FLOATS[:1]),
+    "LayerNorm_axis": Case(
+        lambda x, g, b: nd.LayerNorm(x, g, b, axis=1), ((5, 4, 3), (4,), (4,)), FLOATS[:2]
+    ),
+    "GroupNorm": Case(
+        lambda x, g, b: nd.GroupNorm(x, g, b, num_groups=2), ((3, 4, 5), (2,), (2,)), FLOATS[:1]
+    ),
     "InstanceNorm": Case(nd.InstanceNorm, ((3, 4, 5), (4,), (4,)), FLOATS[:1]),
-    "UpSampling": Case(lambda x: nd.UpSampling(x, scale=2, sample_type="nearest"),
-                       ((2, 3, 4, 5),), FLOATS[:1]),
+    "UpSampling": Case(
+        lambda x: nd.UpSampling(x, scale=2, sample_type="nearest"), ((2, 3, 4, 5),), FLOATS[:1]
+    ),
 }
 
 CASES = {**ELEMENTWISE, **BROADCAST, **REDUCTIONS, **SOFTMAX, **SHAPES}
@@ -375,8 +390,15 @@ def test_an_update(name, dtype, clip):
             states[1] /= 4
         arrays = [nd.array(one, ctx, dtype=dtype) for one in (weight, gradient, *states)]
         for _ in range(2):
-            update(*arrays, out=arrays[0], lr=0.1, wd=0.02, rescale_grad=0.7,
-                   **{clip_name: clip}, **options)
+            update(
+                *arrays,
+                out=arrays[0],
+                lr=0.1,
+                wd=0.02,
+                rescale_grad=0.7,
+                **{clip_name: clip},
+                **options,
+            )
         return [array.asnumpy() for array in arrays]
 
     assert_same(updated(mx.gpu(0)), updated(mx.cpu()))
@@ -414,15 +436,23 @@ def test_many_arrays_at_once(dtype):
     def computed(ctx):
         shapes = [(3, 4), (40000,), (7,)]
         weights = [nd.array(one, ctx, dtype=dtype) for one in random_arrays(shapes, dtype)]
-        gradients = [nd.array(one, ctx, dtype=dtype)
-                     for one in random_arrays(shapes, dtype, seed=8)]
+        gradients = [
+            nd.array(one, ctx, dtype=dtype) for one in random_arrays(shapes, dtype, seed=8)
+        ]
         pairs = [one for pair in zip(weights, gradients) for one in pair]
-        nd.multi_sgd_update(*pairs, out=weights, lrs=(0.1, 0.2, 0.3), wds=(0.01, 0.02, 0),
-                            num_weights=3)
+        nd.multi_sgd_update(
+            *pairs, out=weights, lrs=(0.1, 0.2, 0.3), wds=(0.01, 0.02, 0), num_weights=3
+        )
         finite = nd.multi_all_finite(*weights, num_arrays=3)
         weights[1][5] = np.inf
-        outputs = [finite, nd.multi_all_finite(*weights, num_arrays=3),
-                   nd.all_finite(weights[0]), nd.all_finite(weights[1]), weights[0], weights[2]]
+        outputs = [
+            finite,
+            nd.multi_all_finite(*weights, num_arrays=3),
+            nd.all_finite(weights[0]),
+            nd.all_finite(weights[1]),
+            weights[0],
+            weights[2],
+        ]
         outputs.append(nd.multi_sum_sq(weights[0], gradients[1], num_arrays=2))
         return [output.asnumpy() for output in outputs]
 

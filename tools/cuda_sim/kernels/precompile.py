@@ -94,20 +94,26 @@ class Compiler:
                 os.replace(temporary, target)
 
     def run(self, *arguments):
+        """Run g++ with these arguments; return the ended process."""
         command = ["g++", *FLAGS, f"-I{self.folder}", f"-I{self.include}", *map(str, arguments)]
         return subprocess.run(command, capture_output=True, text=True)
 
     def write_header(self, target):
+        """Write the header that includes all headers of kernels."""
         target.write_text(f'#include "{HERE / "all.h"}"\n')
 
     def precompile_header(self, target):
+        """Compile that header, so that a kernel takes less than a second."""
         done = self.run("-x", "c++-header", HERE / "all.h", "-o", target)
         if done.returncode:
             raise RuntimeError(f"the headers of the kernels do not compile:\n{done.stderr}")
 
     def make_stub(self, target):
-        # The libraries are linked to this one, which has libcudart's name, not to libcudart:
-        # that it is loaded by then is all they need.
+        """Make an empty library of libcudart's name.
+
+        The kernels' libraries are linked to it instead of libcudart: that libcudart is loaded by
+        then is all they need.
+        """
         soname = "-Wl,-soname,libcudart.so.11.0"
         self.run("-shared", soname, "-x", "c++", "/dev/null", "-o", target).check_returncode()
 
@@ -182,6 +188,7 @@ def add_to_list(requested):
 
 
 def main():
+    """Compile the kernels that the arguments name."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cache", required=True, help="folder of the compiled kernels")
     parser.add_argument("--include", help="MXNet's folder of headers (default: the installed)")
