@@ -199,7 +199,8 @@ def test_a_pinned_copy_is_done_after_synchronizing(succeed, wait):
 
 
 def test_a_pinned_copy_is_not_done_before(run):
-    assert "AssertionError" in run(PINNED.format(wait=""), delays=1).stderr
+    runs = (run(PINNED.format(wait=""), delays=seed) for seed in range(20))
+    assert any("AssertionError" in ended.stderr for ended in runs)
 
 
 def test_pageable_memory_may_be_changed_after_the_call(succeed):
@@ -229,7 +230,8 @@ def test_an_event_orders_two_streams(succeed, seed):
 
 
 def test_without_the_event_the_second_stream_reads_too_early(run):
-    assert "AssertionError" in run(TWO_STREAMS.format(wait=""), delays=1).stderr
+    runs = (run(TWO_STREAMS.format(wait=""), delays=seed) for seed in range(20))
+    assert any("AssertionError" in ended.stderr for ended in runs)
 
 
 @pytest.mark.parametrize("seed", range(3))
