@@ -54,7 +54,6 @@ class Trainer(gluon.Trainer):
         algorithm: str | None = None,
         compression: str | None = None,
     ) -> None:
-        check_algorithm(algorithm, ())
         if compression not in (None, "fp16"):
             raise ValueError(f"compression must be None or 'fp16', got {compression!r}")
         parameter_buckets.check(params)

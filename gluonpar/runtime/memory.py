@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
+import threading
 from typing import Iterable, Iterator, Sequence
 
 import mxnet as mx
@@ -17,6 +18,7 @@ import numpy as np
 from mxnet.base import _LIB, check_call
 
 _COPIES_UNDER_WAY = 4
+_pinned_lock = threading.Lock()
 
 _reorder = _LIB["_ZN5mxnet7NDArray5Chunk15Reorder2DefaultEv"]  # NDArray::Chunk::Reorder2Default()
 _reorder.argtypes, _reorder.restype = [ctypes.c_void_p], None
@@ -44,13 +46,14 @@ def from_numpy(values: np.ndarray, ctx: mx.Context) -> mx.nd.NDArray:
     )
     if not values.size:
         return array
-    if ctx.device_type == "cpu":
+    if ctx.device_type != "gpu":
         np.copyto(view(array).reshape(values.shape), values)
         return array
-    pinned = next(_pinned(ctx.device_id, values.size, np.dtype(values.dtype)))
-    check_call(_LIB.MXNDArrayWaitToWrite(pinned.handle))  # for the copy that it was last used for
-    np.copyto(view(pinned).reshape(values.shape), values)
-    pinned.reshape(values.shape).copyto(array.as_nd_ndarray())
+    with _pinned_lock:  # until the copy is queued, no other thread may be given the same memory
+        pinned = next(_pinned(ctx.device_id, values.size, np.dtype(values.dtype)))
+        check_call(_LIB.MXNDArrayWaitToWrite(pinned.handle))  # for the copy it was last used for
+        np.copyto(view(pinned).reshape(values.shape), values)
+        pinned.reshape(values.shape).copyto(array.as_nd_ndarray())
     return array
 
 

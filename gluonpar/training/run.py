@@ -15,7 +15,7 @@ import numpy as np
 from gluonpar import cluster, collectives, metrics
 from gluonpar.checkpoint import files
 from gluonpar.collectives import partition
-from gluonpar.runtime import devices, memory, threads
+from gluonpar.runtime import devices, memory, peers, threads
 from gluonpar.runtime.version import __version__
 from gluonpar.step import STEPS_IN_FLIGHT
 from gluonpar.training import profiler, ranks
@@ -256,10 +256,11 @@ class Run:
         epochs = f"{config.num_epochs} epoch{'s' if config.num_epochs > 1 else ''}"
         batches = f"{self.num_batches} batch{'es' if self.num_batches > 1 else ''}"
         images = f"{self.num_samples} training and {len(data.test_labels)} test images"
+        described = [str(self.ctx), threads.describe(self.ctx), peers.describe(self.ctx)]
         processes = f"{num_ranks}, each with as many devices as rank 0"
         return {
             **({"processes": processes} if num_ranks > 1 else {}),
-            "devices": ", ".join(filter(None, [str(self.ctx), threads.describe(self.ctx)])),
+            "devices": ", ".join(filter(None, described)),
             "batch size": _describe_shards(config.batch_size, len(self.ctx) * num_ranks, weights),
             "all-reduce": config.algorithm or str(collectives.explain(largest)),
             "data": f"{data.name}, {images}, {data.source}",
