@@ -67,7 +67,7 @@ test-cuda: ## install mxnet-cu112 (2 GB) into VENV_CUDA and test it; needs gcc, 
 	$(VENV_CUDA)/bin/python -m pytest --noconftest tests/runtime/test_cuda_wheel.py
 
 # tools/cuda_sim/README.md says how GPUs are simulated. NVIDIA's libraries are not installed.
-GPU_SIM_TESTS := $(addprefix tests/,collectives cuda_sim gluon models step)
+GPU_SIM_TESTS := $(addprefix tests/,collectives cuda_sim gluon gpu_sim models step)
 test-gpu-sim: $(VENV_GPU_SIM)/.gpu-sim ## run tests on simulated GPUs (downloads 0.5 GB); needs g++
 	$(VENV_GPU_SIM)/bin/python tools/cuda_sim --num-gpus 9 --bytes 1000000000 \
 	$(VENV_GPU_SIM)/bin/python -m pytest --device gpu-sim -m 'not slow' $(GPU_SIM_TESTS) $(ARGS)

@@ -35,8 +35,8 @@ def pytest_configure(config):
 
 
 def pytest_ignore_collect(collection_path, config):
-    """The simulator's own tests need the simulator; None leaves others to pytest."""
-    of_simulator = "cuda_sim" in collection_path.parts
+    """Tests of the simulator and of its counts need it; None leaves others to pytest."""
+    of_simulator = {"cuda_sim", "gpu_sim"} & {*collection_path.parts}
     return True if of_simulator and config.getoption("--device") == "cpu" else None
 
 
