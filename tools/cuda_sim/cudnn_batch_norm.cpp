@@ -2,6 +2,7 @@
 // float32, or float64 for tensors of float64.
 #include <algorithm>
 #include <cmath>
+#include <initializer_list>
 
 #include "cudnn_tensors.h"
 
@@ -28,9 +29,30 @@ Moments moments_of_channel(const Layout& layout, long channel, const T* x) {
   return {mean, variance / count};
 }
 
-int check_batch_norm(int mode, const TensorDescriptor* x, const TensorDescriptor* y) {
+// y = alpha * ((x - center) * slope + shift) + beta * y, for one channel.
+template <typename T>
+void normalize(const Layout& layout, long channel, const T* x, T* y, double center, double slope,
+               double shift, double alpha, double beta) {
+  layout.each_of_channel(channel, [&](long at) {
+    blend(y[at], alpha, SumOf<T>((double(x[at]) - center) * slope + shift), beta);
+  });
+}
+
+void check_mode(int mode) {
   if (mode == kPerActivation) stop("cuDNN's batch normalisation per activation is not simulated");
-  return same_layout(*x, *y) ? kSuccess : kBadParam;
+}
+
+// Enqueue function(T(), layout), for tensors that must have the type and layout of x.
+template <typename Function>
+int enqueue_batch_norm(Handle* handle, const char* name, int mode, const TensorDescriptor& x,
+                       std::initializer_list<const TensorDescriptor*> others, Function function) {
+  check_mode(mode);
+  for (const TensorDescriptor* other : others) {
+    if (!same_layout(x, *other)) return kBadParam;
+  }
+  const Layout layout = layout_of(x);
+  enqueue_typed(handle, x.type, name, [=](auto zero) { function(zero, layout); });
+  return kSuccess;
 }
 
 }  // namespace
@@ -38,7 +60,7 @@ int check_batch_norm(int mode, const TensorDescriptor* x, const TensorDescriptor
 extern "C" {
 
 int cudnnDeriveBNTensorDescriptor(TensorDescriptor* derived, const TensorDescriptor* x, int mode) {
-  if (mode == kPerActivation) stop("cuDNN's batch normalisation per activation is not simulated");
+  check_mode(mode);
   const int channels = x->sizes[1], num_dimensions = std::max(4, x->num_dimensions);
   TensorDescriptor result;
   result.type = x->type == kDouble ? kDouble : kFloat;
@@ -55,21 +77,16 @@ int cudnnBatchNormalizationForwardTraining(
     void* y, const TensorDescriptor* /*parameters*/, const void* scale, const void* bias,
     double average_factor, void* running_mean, void* running_variance, double epsilon,
     void* saved_mean, void* saved_inverse_deviation) {
-  const int status = check_batch_norm(mode, x_descriptor, y_descriptor);
-  if (status != kSuccess) return status;
-  const Layout layout = layout_of(*x_descriptor);
-  const int type = x_descriptor->type;
-  const double a = factor(type, alpha), b = factor(type, beta);
-  enqueue_typed(handle, type, "cudnnBatchNormalizationForwardTraining", [=](auto zero) {
+  const double a = factor(x_descriptor->type, alpha), b = factor(x_descriptor->type, beta);
+  const auto work = [=](auto zero, const Layout& layout) {
     using T = decltype(zero);
     using Sum = SumOf<T>;
     const T* input = typed<T>(x);
     T* output = typed<T>(y);
     const double count = double(layout.sizes[0] * layout.num_places());
     const auto average = [=](void* running, long channel, double value) {
-      if (running != nullptr)
-        blend(typed<Sum>(running)[channel], average_factor, Sum(value),
-              1 - average_factor);
+      if (running == nullptr) return;
+      blend(typed<Sum>(running)[channel], average_factor, Sum(value), 1 - average_factor);
     };
     const auto save = [](void* saved, long channel, double value) {
       if (saved != nullptr) typed<Sum>(saved)[channel] = Sum(value);
@@ -79,17 +96,16 @@ int cudnnBatchNormalizationForwardTraining(
       const double inverse_deviation = 1 / std::sqrt(moments.variance + epsilon);
       const double slope = typed<Sum>(scale)[channel] * inverse_deviation;
       const double shift = typed<Sum>(bias)[channel];
-      layout.each_of_channel(channel, [&](long at) {
-        blend(output[at], a, Sum((double(input[at]) - moments.mean) * slope + shift), b);
-      });
+      normalize(layout, channel, input, output, moments.mean, slope, shift, a, b);
       average(running_mean, channel, moments.mean);
       // cuDNN's running variance is that of the population which the batch is a sample of.
       average(running_variance, channel, moments.variance * count / std::max(1.0, count - 1));
       save(saved_mean, channel, moments.mean);
       save(saved_inverse_deviation, channel, inverse_deviation);
     }
-  });
-  return kSuccess;
+  };
+  return enqueue_batch_norm(handle, "cudnnBatchNormalizationForwardTraining", mode, *x_descriptor,
+                            {y_descriptor}, work);
 }
 
 int cudnnBatchNormalizationForwardInference(
@@ -97,28 +113,19 @@ int cudnnBatchNormalizationForwardInference(
     const TensorDescriptor* x_descriptor, const void* x, const TensorDescriptor* y_descriptor,
     void* y, const TensorDescriptor* /*parameters*/, const void* scale, const void* bias,
     const void* mean, const void* variance, double epsilon) {
-  const int status = check_batch_norm(mode, x_descriptor, y_descriptor);
-  if (status != kSuccess) return status;
-  const Layout layout = layout_of(*x_descriptor);
-  const int type = x_descriptor->type;
-  const double a = factor(type, alpha), b = factor(type, beta);
-  enqueue_typed(handle, type, "cudnnBatchNormalizationForwardInference", [=](auto zero) {
+  const double a = factor(x_descriptor->type, alpha), b = factor(x_descriptor->type, beta);
+  const auto work = [=](auto zero, const Layout& layout) {
     using T = decltype(zero);
-    using Sum = SumOf<T>;
-    const T* input = typed<T>(x);
-    T* output = typed<T>(y);
     for (long channel = 0; channel < layout.sizes[1]; channel++) {
       const auto read = [channel](const void* parameter) -> double {
-        return typed<Sum>(parameter)[channel];
+        return typed<SumOf<T>>(parameter)[channel];
       };
       const double slope = read(scale) / std::sqrt(read(variance) + epsilon);
-      const double center = read(mean), shift = read(bias);
-      layout.each_of_channel(channel, [&](long at) {
-        blend(output[at], a, Sum((double(input[at]) - center) * slope + shift), b);
-      });
+      normalize(layout, channel, typed<T>(x), typed<T>(y), read(mean), slope, read(bias), a, b);
     }
-  });
-  return kSuccess;
+  };
+  return enqueue_batch_norm(handle, "cudnnBatchNormalizationForwardInference", mode,
+                            *x_descriptor, {y_descriptor}, work);
 }
 
 int cudnnBatchNormalizationBackward(
@@ -128,15 +135,11 @@ int cudnnBatchNormalizationBackward(
     const TensorDescriptor* dx_descriptor, void* dx, const TensorDescriptor* /*parameters*/,
     const void* scale, void* dscale, void* dbias, double epsilon, const void* saved_mean,
     const void* saved_inverse_deviation) {
-  int status = check_batch_norm(mode, x_descriptor, dy_descriptor);
-  if (status == kSuccess) status = check_batch_norm(mode, x_descriptor, dx_descriptor);
-  if (status != kSuccess) return status;
-  const Layout layout = layout_of(*x_descriptor);
   const int type = x_descriptor->type;
   const double a = factor(type, alpha_data), b = factor(type, beta_data);
   const double a_parameters = factor(type, alpha_parameters);
   const double b_parameters = factor(type, beta_parameters);
-  enqueue_typed(handle, type, "cudnnBatchNormalizationBackward", [=](auto zero) {
+  const auto work = [=](auto zero, const Layout& layout) {
     using T = decltype(zero);
     using Sum = SumOf<T>;
     const T* input = typed<T>(x);
@@ -164,12 +167,12 @@ int cudnnBatchNormalizationBackward(
         const double centered = double(gradient[at]) - (sum + normalized * weighted_sum) / count;
         blend(result[at], a, Sum(slope * centered), b);
       });
-      blend(typed<Sum>(dscale)[channel], a_parameters, Sum(weighted_sum),
-            b_parameters);
+      blend(typed<Sum>(dscale)[channel], a_parameters, Sum(weighted_sum), b_parameters);
       blend(typed<Sum>(dbias)[channel], a_parameters, Sum(sum), b_parameters);
     }
-  });
-  return kSuccess;
+  };
+  return enqueue_batch_norm(handle, "cudnnBatchNormalizationBackward", mode, *x_descriptor,
+                            {dy_descriptor, dx_descriptor}, work);
 }
 
 }  // extern "C"

@@ -8,9 +8,11 @@ namespace op {
 
 // ---- Slices with a begin and a step for each axis.
 template <int ndim>
+using PerAxis = common::StaticArray<index_t, ndim>;
+
+template <int ndim>
 index_t place_in_slice(index_t i, const Shape<ndim>& shape, const Shape<ndim>& slice_shape,
-                       const common::StaticArray<index_t, ndim>& begin,
-                       const common::StaticArray<index_t, ndim>& step) {
+                       const PerAxis<ndim>& begin, const PerAxis<ndim>& step) {
   const Shape<ndim> coordinate = unravel(i, slice_shape);
   index_t place = 0;
   for (int axis = 0; axis < ndim; axis++) {
@@ -23,8 +25,8 @@ template <int ndim, int req, typename Device>
 struct slice_forward {
   template <typename T>
   static void Map(index_t i, T* out, const T* in, const Shape<ndim> shape,
-                  const Shape<ndim> slice_shape, const common::StaticArray<index_t, ndim> begin,
-                  const common::StaticArray<index_t, ndim> step) {
+                  const Shape<ndim> slice_shape, const PerAxis<ndim> begin,
+                  const PerAxis<ndim> step) {
     assign(out[i], req, in[place_in_slice(i, shape, slice_shape, begin, step)]);
   }
 };
@@ -32,8 +34,8 @@ template <int ndim, int req, typename Device>
 struct slice_assign {
   template <typename T>
   static void Map(index_t i, T* out, const T* values, const Shape<ndim> shape,
-                  const Shape<ndim> slice_shape, const common::StaticArray<index_t, ndim> begin,
-                  const common::StaticArray<index_t, ndim> step) {
+                  const Shape<ndim> slice_shape, const PerAxis<ndim> begin,
+                  const PerAxis<ndim> step) {
     assign(out[place_in_slice(i, shape, slice_shape, begin, step)], req, values[i]);
   }
 };
@@ -43,8 +45,7 @@ struct slice_assign_scalar {
   template <typename T>
   static void Map(index_t row, T* out, const T value, const OpReqType req,
                   const Shape<ndim> shape, const Shape<ndim> slice_shape,
-                  const common::StaticArray<index_t, ndim> begin,
-                  const common::StaticArray<index_t, ndim> step) {
+                  const PerAxis<ndim> begin, const PerAxis<ndim> step) {
     const index_t row_size = slice_shape[ndim - 1];
     for (index_t i = row * row_size; i < (row + 1) * row_size; i++) {
       assign(out[place_in_slice(i, shape, slice_shape, begin, step)], req, value);
@@ -53,16 +54,17 @@ struct slice_assign_scalar {
 };
 
 // ---- Splitting an axis at `borders` into arrays, and joining them again.
-inline size_t section_of(size_t position, const size_t* borders, size_t num_sections) {
+
+// Element i of the joined array, in its section.
+template <typename T>
+T& element_in_section(size_t i, T** sections, const size_t* borders, size_t num_sections,
+                      size_t axis_size, size_t trailing_size) {
+  const size_t lead = i / (trailing_size * axis_size), position = i / trailing_size % axis_size;
   size_t section = 0;
   while (section + 1 < num_sections && borders[section + 1] <= position) section++;
-  return section;
-}
-inline size_t place_in_section(size_t i, size_t position, const size_t* borders, size_t section,
-                               size_t axis_size, size_t trailing_size) {
   const size_t section_size = borders[section + 1] - borders[section];
-  const size_t lead = i / (trailing_size * axis_size);
-  return (lead * section_size + position - borders[section]) * trailing_size + i % trailing_size;
+  const size_t row = lead * section_size + position - borders[section];
+  return cuda_sim::bytes(sections[section])[row * trailing_size + i % trailing_size];
 }
 
 struct SplitKernel {
@@ -70,11 +72,7 @@ struct SplitKernel {
   static void Map(size_t i, const T* in, T** sections, const size_t* borders,
                   const size_t num_sections, const size_t axis_size,
                   const size_t trailing_size) {
-    const size_t position = i / trailing_size % axis_size;
-    const size_t section = section_of(position, borders, num_sections);
-    const size_t place =
-        place_in_section(i, position, borders, section, axis_size, trailing_size);
-    cuda_sim::bytes(sections[section])[place] = in[i];
+    element_in_section(i, sections, borders, num_sections, axis_size, trailing_size) = in[i];
   }
 };
 struct ConcatenateKernel {
@@ -82,11 +80,7 @@ struct ConcatenateKernel {
   static void Map(size_t i, T** sections, T* out, const size_t* borders,
                   const size_t num_sections, const size_t axis_size,
                   const size_t trailing_size) {
-    const size_t position = i / trailing_size % axis_size;
-    const size_t section = section_of(position, borders, num_sections);
-    const size_t place =
-        place_in_section(i, position, borders, section, axis_size, trailing_size);
-    out[i] = cuda_sim::bytes(sections[section])[place];
+    out[i] = element_in_section(i, sections, borders, num_sections, axis_size, trailing_size);
   }
 };
 
@@ -227,17 +221,26 @@ struct one_hot {
 };
 
 // ---- Elements at multi-dimensional indices; column i of `indices` is the i-th index.
+
+// Where the row of an index starts; only gather_nd takes negative indices, and gives the shape.
+template <typename Index>
+index_t row_start(index_t i, index_t num_indices, index_t index_size, const Shape<10>& strides,
+                  const Index* indices, const Shape<10>* shape = nullptr) {
+  index_t start = 0;
+  for (index_t k = 0; k < index_size; k++) {
+    const index_t position = static_cast<index_t>(indices[k * num_indices + i]);
+    start += strides[k] * (shape ? (position + (*shape)[k]) % (*shape)[k] : position);
+  }
+  return start;
+}
+
 struct gather_nd {
   template <typename T, typename Index>
   static void Map(index_t i, OpReqType req, index_t num_indices, index_t index_size,
                   index_t row_size, const Shape<10> strides, const Shape<10> shape, T* out,
                   const T* in, const Index* indices) {
-    index_t start = 0;
-    for (index_t k = 0; k < index_size; k++) {
-      const index_t position = static_cast<index_t>(indices[k * num_indices + i]);
-      start += strides[k] * ((position + shape[k]) % shape[k]);
-    }
-    for (index_t j = 0; j < row_size; j++) assign(out[i * row_size + j], req, in[start + j]);
+    const T* row = in + row_start(i, num_indices, index_size, strides, indices, &shape);
+    for (index_t j = 0; j < row_size; j++) assign(out[i * row_size + j], req, row[j]);
   }
 };
 struct backward_gather_nd_gpu {
@@ -245,11 +248,8 @@ struct backward_gather_nd_gpu {
   static void Map(index_t i, index_t num_indices, index_t index_size, index_t row_size,
                   const Shape<10> strides, T* gradient, const T* out_gradient,
                   const Index* indices) {
-    index_t start = 0;
-    for (index_t k = 0; k < index_size; k++) {
-      start += strides[k] * static_cast<index_t>(indices[k * num_indices + i]);
-    }
-    for (index_t j = 0; j < row_size; j++) gradient[start + j] += out_gradient[i * row_size + j];
+    T* row = gradient + row_start(i, num_indices, index_size, strides, indices);
+    for (index_t j = 0; j < row_size; j++) row[j] += out_gradient[i * row_size + j];
   }
 };
 struct scatter_nd {
@@ -257,11 +257,8 @@ struct scatter_nd {
   static void Map(index_t i, OpReqType req, index_t num_indices, index_t index_size,
                   index_t row_size, const Shape<10> strides, T* out, const T* in,
                   const Index* indices) {
-    index_t start = 0;
-    for (index_t k = 0; k < index_size; k++) {
-      start += strides[k] * static_cast<index_t>(indices[k * num_indices + i]);
-    }
-    for (index_t j = 0; j < row_size; j++) assign(out[start + j], req, in[i * row_size + j]);
+    T* row = out + row_start(i, num_indices, index_size, strides, indices);
+    for (index_t j = 0; j < row_size; j++) assign(row[j], req, in[i * row_size + j]);
   }
 };
 struct is_valid_check_gather_nd {
@@ -309,27 +306,22 @@ struct diag_gen {
   }
 };
 
-// ---- Sequences of different lengths: what follows their end gets `value`.
-template <int req>
-struct SequenceMask0GPUKernel {  // sequences along axis 0
+// ---- Sequences of different lengths along axis 0 or 1: what follows their end gets `value`.
+template <int req, bool along_0>
+struct SequenceMask {
   template <typename T, typename Length>
-  static void Map(int i, T* data, const Length* lengths, index_t, index_t batch_size,
+  static void Map(int i, T* data, const Length* lengths, index_t max_length, index_t batch_size,
                   index_t element_size, T value) {
-    const index_t position = i / element_size / batch_size;
-    const index_t length = static_cast<index_t>(lengths[i / element_size % batch_size]);
-    if (position >= length) assign(data[i], req, value);
+    const index_t row = i / element_size;
+    const index_t position = along_0 ? row / batch_size : row % max_length;
+    const Length length = lengths[along_0 ? row % batch_size : row / max_length];
+    if (position >= static_cast<index_t>(length)) assign(data[i], req, value);
   }
 };
 template <int req>
-struct SequenceMask1GPUKernel {  // along axis 1
-  template <typename T, typename Length>
-  static void Map(int i, T* data, const Length* lengths, index_t max_length, index_t,
-                  index_t element_size, T value) {
-    const index_t position = i / element_size % max_length;
-    const index_t length = static_cast<index_t>(lengths[i / element_size / max_length]);
-    if (position >= length) assign(data[i], req, value);
-  }
-};
+struct SequenceMask0GPUKernel : SequenceMask<req, true> {};
+template <int req>
+struct SequenceMask1GPUKernel : SequenceMask<req, false> {};
 
 // ---- The results of topk: ones at the chosen places, or values there.
 struct fill_ind_to_one {

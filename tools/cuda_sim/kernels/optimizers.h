@@ -18,12 +18,25 @@ T root(T value) {
 }
 
 // ---- SGD. The mixed-precision updates keep the weight in float32 beside its copy.
+template <typename Real>
+Real sgd(Real weight, Real gradient, Real clip, Real rate, Real decay, Real rescale) {
+  const Real step = Real(rate * clipped(Real(rescale * gradient), clip));
+  return Real((1.f - rate * decay) * weight - step);
+}
+
+// Returns the change of the weight, which is the new momentum.
+template <typename Real>
+Real sgd_momentum(Real momentum, Real weight, Real gradient, Real clip, Real factor, Real rate,
+                  Real decay, Real rescale) {
+  const Real step = Real(rate * clipped(Real(rescale * gradient), clip));
+  return Real(factor * momentum - rate * decay * weight - step);
+}
+
 struct SGDKernel {
   template <typename T>
   static void Map(index_t i, T* out, const T* weight, const T* gradient, const T clip,
                   const T rate, const T decay, const T rescale, const OpReqType req) {
-    const T step = T(rate * clipped(T(rescale * gradient[i]), clip));
-    assign(out[i], req, T((1.f - rate * decay) * weight[i] - step));
+    assign(out[i], req, sgd(weight[i], gradient[i], clip, rate, decay, rescale));
   }
 };
 
@@ -32,8 +45,8 @@ struct SGDMomKernel {
   static void Map(index_t i, T* out, T* momentum, const T* weight, const T* gradient,
                   const T clip, const T factor, const T rate, const T decay, const T rescale,
                   const OpReqType req) {
-    const T step = T(rate * clipped(T(rescale * gradient[i]), clip));
-    momentum[i] = T(factor * momentum[i] - rate * decay * weight[i] - step);
+    momentum[i] =
+        sgd_momentum(momentum[i], weight[i], gradient[i], clip, factor, rate, decay, rescale);
     assign(out[i], req, T(weight[i] + momentum[i]));
   }
 };
@@ -43,8 +56,7 @@ struct MP_SGDKernel {
   static void Map(index_t i, T* out, const T*, const T* gradient, float* weight,
                   const float clip, const float rate, const float decay, const float rescale,
                   const OpReqType req) {
-    const float step = rate * clipped(rescale * static_cast<float>(gradient[i]), clip);
-    weight[i] = (1 - rate * decay) * weight[i] - step;
+    weight[i] = sgd(weight[i], static_cast<float>(gradient[i]), clip, rate, decay, rescale);
     assign(out[i], req, T(weight[i]));
   }
 };
@@ -54,83 +66,56 @@ struct MP_SGDMomKernel {
   static void Map(index_t i, T* out, float* momentum, const T*, const T* gradient,
                   float* weight, const float clip, const float factor, const float rate,
                   const float decay, const float rescale, const OpReqType req) {
-    const float step = rate * clipped(rescale * static_cast<float>(gradient[i]), clip);
-    momentum[i] = factor * momentum[i] - rate * decay * weight[i] - step;
+    momentum[i] = sgd_momentum(momentum[i], weight[i], static_cast<float>(gradient[i]), clip,
+                               factor, rate, decay, rescale);
     weight[i] += momentum[i];
     assign(out[i], req, T(weight[i]));
   }
 };
 
-// Several weights in one kernel. `Real` is T, or float where T is float16 with float32 weights.
-template <typename T, typename Real>
-struct MultiSGDKernelParam {
-  static const int N = 60;
+// Several weights in one kernel. `Real` is T, or float where T is float16 with float32 weights;
+// the rates are in the struct, or "preloaded" in device memory.
+template <typename T, typename Real, typename Rates>
+struct SeveralWeights {
   int count;
   size_t max_size;
-  size_t sizes[N];
-  T* weights[N];
-  T* grads[N];
-  Real* mom[N];
-  Real* weights32[N];
-  T* out_data[N];
-  Real lrs[N];
-  Real wds[N];
+  size_t sizes[60];
+  T* weights[60];
+  T* grads[60];
+  Real* mom[60];
+  Real* weights32[60];
+  T* out_data[60];
+  Rates lrs;
+  Rates wds;
   Real clip_gradient;
   Real rescale_grad;
   Real momentum;
 };
-
-// The same with the rates in device memory.
 template <typename T, typename Real>
-struct PreloadedMultiSGDKernelParam {
-  static const int N = 60;
-  int count;
-  size_t max_size;
-  size_t sizes[N];
-  T* weights[N];
-  T* grads[N];
-  Real* mom[N];
-  Real* weights32[N];
-  T* out_data[N];
-  float* lrs;
-  float* wds;
-  Real clip_gradient;
-  Real rescale_grad;
-  Real momentum;
-};
-
-template <typename Real, bool has_momentum, bool mixed_precision, typename Parameters>
-void update_several(index_t i, const Parameters& parameters, OpReqType req) {
-  for (int k = 0; k < parameters.count; k++) {
-    if (static_cast<size_t>(i) >= parameters.sizes[k]) continue;
-    Real weight = mixed_precision ? parameters.weights32[k][i] : Real(parameters.weights[k][i]);
-    const Real gradient = Real(parameters.rescale_grad * Real(parameters.grads[k][i]));
-    const Real rate = Real(parameters.lrs[k]), decay = Real(parameters.wds[k]);
-    Real change = has_momentum ? Real(parameters.momentum * parameters.mom[k][i]) : Real(0);
-    change = Real(change - rate * decay * weight -
-                  rate * clipped(gradient, parameters.clip_gradient));
-    if (has_momentum) parameters.mom[k][i] = change;
-    weight = Real(weight + change);
-    if (mixed_precision) parameters.weights32[k][i] = weight;
-    assign(parameters.out_data[k][i], req, weight);
-  }
-}
+using MultiSGDKernelParam = SeveralWeights<T, Real, Real[60]>;
+template <typename T, typename Real>
+using PreloadedMultiSGDKernelParam = SeveralWeights<T, Real, float*>;
 
 template <typename Real, bool has_momentum, bool mixed_precision>
 struct MultiSGDKernel {
-  template <typename T>
-  static void Map(index_t i, const MultiSGDKernelParam<T, Real>& parameters, OpReqType req) {
-    update_several<Real, has_momentum, mixed_precision>(i, parameters, req);
+  template <typename Parameters>
+  static void Map(index_t i, const Parameters& all, OpReqType req) {
+    for (int k = 0; k < all.count; k++) {
+      if (static_cast<size_t>(i) >= all.sizes[k]) continue;
+      const Real weight = mixed_precision ? all.weights32[k][i] : Real(all.weights[k][i]);
+      const Real momentum = has_momentum ? all.mom[k][i] : Real(0);
+      const Real factor = has_momentum ? all.momentum : Real(0);
+      const Real change =
+          sgd_momentum(momentum, weight, Real(all.grads[k][i]), all.clip_gradient, factor,
+                       Real(all.lrs[k]), Real(all.wds[k]), all.rescale_grad);
+      if (has_momentum) all.mom[k][i] = change;
+      if (mixed_precision) all.weights32[k][i] = Real(weight + change);
+      assign(all.out_data[k][i], req, Real(weight + change));
+    }
   }
 };
 template <typename Real, bool has_momentum, bool mixed_precision>
-struct PreloadedMultiSGDKernel {
-  template <typename T>
-  static void Map(index_t i, const PreloadedMultiSGDKernelParam<T, Real>& parameters,
-                  OpReqType req) {
-    update_several<Real, has_momentum, mixed_precision>(i, parameters, req);
-  }
-};
+struct PreloadedMultiSGDKernel : MultiSGDKernel<Real, has_momentum, mixed_precision> {};
 
 // ---- Nesterov's momentum. The weight decay of the momentum is that of the changed weight, as
 // `out` is `weight` in an optimizer, and MXNet computes the momentum last.
@@ -274,21 +259,27 @@ struct FtrlUpdateKernel {
 };
 
 // ---- LAMB: an Adam step, whose length then follows the norm of the weight.
+template <typename Real>
+Real lamb_step(Real& mean, Real& variance, Real weight, Real gradient, Real clip, Real rescale,
+               Real beta1, Real beta1_power, Real beta2, Real beta2_power, Real decay,
+               Real epsilon, bool bias_correction) {
+  const Real value = clipped(Real(gradient * rescale), clip);
+  average(mean, beta1, value);
+  average(variance, beta2, Real(value * value));
+  const Real first = bias_correction ? Real(mean / (Real(1) - beta1_power)) : mean;
+  const Real second = bias_correction ? Real(variance / (Real(1) - beta2_power)) : variance;
+  return Real(first / (root(second) + epsilon) + decay * weight);
+}
+
 struct LambUpdatePhaseOneKernel {
   template <typename T>
   static void Map(index_t i, T* out, T* mean, T* variance, const T* weight, const T* gradient,
                   const T clip, const T rescale, const T beta1, const T beta1_power,
                   const T beta2, const T beta2_power, const T decay, const T epsilon,
                   const int, bool bias_correction, const OpReqType req) {
-    const T value = clipped(T(gradient[i] * rescale), clip);
-    average(mean[i], beta1, value);
-    average(variance[i], beta2, T(value * value));
-    T first = mean[i], second = variance[i];
-    if (bias_correction) {
-      first = T(first / (T(1) - beta1_power));
-      second = T(second / (T(1) - beta2_power));
-    }
-    assign(out[i], req, T(first / (root(second) + epsilon) + decay * weight[i]));
+    assign(out[i], req,
+           lamb_step(mean[i], variance[i], weight[i], gradient[i], clip, rescale, beta1,
+                     beta1_power, beta2, beta2_power, decay, epsilon, bias_correction));
   }
 };
 // Here MXNet passes each power before its base.
@@ -299,12 +290,10 @@ struct MPLambUpdatePhaseOneKernel {
                   const float rescale, const float beta1_power, const float beta1,
                   const float beta2_power, const float beta2, const float decay,
                   const float epsilon, const int, bool bias_correction, const OpReqType req) {
-    const float value = clipped(static_cast<float>(gradient[i]) * rescale, clip);
-    average(mean[i], beta1, value);
-    average(variance[i], beta2, value * value);
-    const float first = bias_correction ? mean[i] / (1 - beta1_power) : mean[i];
-    const float second = bias_correction ? variance[i] / (1 - beta2_power) : variance[i];
-    assign(out[i], req, first / (root(second) + epsilon) + decay * weight[i]);
+    assign(out[i], req,
+           lamb_step(mean[i], variance[i], weight[i], static_cast<float>(gradient[i]), clip,
+                     rescale, beta1, beta1_power, beta2, beta2_power, decay, epsilon,
+                     bias_correction));
   }
 };
 
@@ -475,6 +464,13 @@ void MultiAllFiniteGPUKernel(const MultiAllFiniteKernelParam<T> parameters, floa
 }
 
 // ---- Row-sparse gradients: only the rows that `rows` names are updated.
+
+// Where element i of the stored rows is in the dense array.
+template <typename Row>
+int64_t dense_place(int64_t i, const Row* rows, int64_t row_size) {
+  return static_cast<int64_t>(rows[i / row_size]) * row_size + i % row_size;
+}
+
 template <typename Device>
 struct GroupAdagradDnsRspKernel {
   template <typename T, typename Index>
@@ -503,7 +499,7 @@ struct SGDDnsRspKernel {
   static void Map(index_t i, const index_t row_size, T* out, const T* weight, const Index* rows,
                   const T* gradient, const T clip, const T rate, const T decay,
                   const T rescale) {
-    const int64_t place = static_cast<int64_t>(rows[i / row_size]) * row_size + i % row_size;
+    const int64_t place = dense_place(i, rows, row_size);
     SGDKernel::Map(0, out + place, weight + place, gradient + i, clip, rate, decay, rescale,
                    OpReqType(req));
   }
@@ -514,7 +510,7 @@ struct SGDMomDnsRspDnsKernel {
   static void Map(index_t i, index_t row_size, T* out, T* momentum, const T* weight,
                   const Index* rows, const T* gradient, const T clip, const T factor,
                   const T rate, const T decay, const T rescale) {
-    const int64_t place = static_cast<int64_t>(rows[i / row_size]) * row_size + i % row_size;
+    const int64_t place = dense_place(i, rows, row_size);
     SGDMomKernel::Map(0, out + place, momentum + place, weight + place, gradient + i, clip,
                       factor, rate, decay, rescale, OpReqType(req));
   }
@@ -526,7 +522,7 @@ struct AdamDnsRspDnsKernel {
                   const T* weight, const Index* rows, const T* gradient, const T clip,
                   const T beta1, const T beta2, const T rate, const T decay, const T epsilon,
                   const T rescale) {
-    const int64_t place = static_cast<int64_t>(rows[i / row_size]) * row_size + i % row_size;
+    const int64_t place = dense_place(i, rows, row_size);
     AdamUpdateKernel::Map(0, out + place, mean + place, variance + place, weight + place,
                           gradient + i, clip, rescale, beta1, beta2, rate, decay, epsilon,
                           OpReqType(req));

@@ -65,9 +65,13 @@ inline double normal(Bits& bits) {
          std::cos(2 * mshadow_op::kPi * uniform(bits));
 }
 
-// Samples of `num_parameters` distributions, num_samples in all.
-inline index_t distribution_of(index_t i, index_t num_parameters, index_t num_samples) {
-  return i / (1 + (num_samples - 1) / num_parameters);
+// Samples of `num_parameters` distributions, num_samples in all; draw(k, bits) is one of the k-th.
+template <typename Generator, typename Out, typename Draw>
+void draw_samples(index_t id, Generator generator, index_t size, index_t step,
+                  index_t num_parameters, index_t num_samples, Out* out, Draw draw) {
+  draw_all(id, generator, size, step, [&](index_t i, Bits& bits) {
+    out[i] = Out(draw(i / (1 + (num_samples - 1) / num_parameters), bits));
+  });
 }
 
 #define SAMPLE_OF_TWO(name, expression)                                                       \
@@ -77,11 +81,11 @@ inline index_t distribution_of(index_t i, index_t num_parameters, index_t num_sa
     static void Map(index_t id, Generator generator, const index_t size, const index_t step,  \
                     index_t num_parameters, index_t num_samples, const Parameter* first,      \
                     const Parameter* second, Out* out) {                                      \
-      draw_all(id, generator, size, step, [&](index_t i, Bits& bits) {                        \
-        const index_t k = distribution_of(i, num_parameters, num_samples);                    \
+      auto draw = [&](index_t k, Bits& bits) {                                                \
         const Parameter a = first[k], b = second[k];                                          \
-        out[i] = Out(expression);                                                             \
-      });                                                                                     \
+        return expression;                                                                    \
+      };                                                                                      \
+      draw_samples(id, generator, size, step, num_parameters, num_samples, out, draw);        \
     }                                                                                         \
   };
 #define SAMPLE_OF_ONE(name, expression)                                                       \
@@ -91,11 +95,11 @@ inline index_t distribution_of(index_t i, index_t num_parameters, index_t num_sa
     static void Map(index_t id, Generator generator, const index_t size, const index_t step,  \
                     index_t num_parameters, index_t num_samples, const Parameter* first,      \
                     Out* out) {                                                               \
-      draw_all(id, generator, size, step, [&](index_t i, Bits& bits) {                        \
-        const double a =                                                                      \
-            static_cast<double>(first[distribution_of(i, num_parameters, num_samples)]);      \
-        out[i] = Out(expression);                                                             \
-      });                                                                                     \
+      auto draw = [&](index_t k, Bits& bits) {                                                \
+        const double a = static_cast<double>(first[k]);                                       \
+        return expression;                                                                    \
+      };                                                                                      \
+      draw_samples(id, generator, size, step, num_parameters, num_samples, out, draw);        \
     }                                                                                         \
   };
 
@@ -145,58 +149,56 @@ class DropoutOp {
   };
 };
 
-// ---- mx.np.random: numbers between 0 and 1, or of the standard normal distribution, are scaled.
-template <int ndim, typename In, typename Out>
-struct uniform_kernel {
-  static void Map(index_t i, Shape<ndim> low_stride, Shape<ndim> high_stride, Shape<ndim> shape,
-                  In* low, In* high, float* noise, Out* out) {
+// ---- mx.np.random: `noise`, between 0 and 1 or of the standard normal distribution, is scaled by
+// two parameters, each an array or a number. The gradient of normal needs the unscaled number.
+struct ScaledUniform {
+  template <typename T>
+  static auto Map(T low, T high, float noise) {
+    return low + (high - low) * noise;
+  }
+};
+struct ScaledNormal {
+  template <typename T>
+  static auto Map(T mean, T deviation, float noise) {
+    return mean + noise * deviation;
+  }
+};
+
+template <typename Scale>
+struct ScaledNoise {
+  template <int ndim, typename In, typename Out>
+  static void Map(index_t i, Shape<ndim> stride_1, Shape<ndim> stride_2, Shape<ndim> shape,
+                  In* parameter_1, In* parameter_2, float* noise, Out* out) {
     const Shape<ndim> place = unravel(i, shape);
-    const In first = low[dot(place, low_stride)], last = high[dot(place, high_stride)];
-    out[i] = Out(first + (last - first) * noise[i]);
+    out[i] = Out(Scale::Map(parameter_1[dot(place, stride_1)], parameter_2[dot(place, stride_2)],
+                            noise[i]));
   }
-};
-template <typename Out>
-struct uniform_two_scalar_kernel {
-  static void Map(index_t i, float low, float high, float* noise, Out* out) {
-    out[i] = Out(low + (high - low) * noise[i]);
+  template <typename Out>
+  static void Map(index_t i, float parameter_1, float parameter_2, float* noise, Out* out) {
+    out[i] = Out(Scale::Map(parameter_1, parameter_2, noise[i]));
   }
-};
-template <int ndim, typename In, typename Out>
-struct uniform_one_scalar_kernel {
+  template <int ndim, typename In, typename Out>
   static void Map(index_t i, int scalar_position, Shape<ndim> stride, Shape<ndim> shape,
                   In* array, float scalar, float* noise, Out* out) {
     const float value = static_cast<float>(array[dot(unravel(i, shape), stride)]);
-    const float low = scalar_position == 0 ? scalar : value;
-    const float high = scalar_position == 0 ? value : scalar;
-    out[i] = Out(low + (high - low) * noise[i]);
+    out[i] = Out(scalar_position == 0 ? Scale::Map(scalar, value, noise[i])
+                                      : Scale::Map(value, scalar, noise[i]));
   }
 };
-// The normal kernels leave the unscaled number in `noise`, which the gradient needs.
+
 template <int ndim, typename In, typename Out>
-struct normal_kernel {
-  static void Map(index_t i, Shape<ndim> mean_stride, Shape<ndim> deviation_stride,
-                  Shape<ndim> shape, In* mean, In* deviation, float* noise, Out* out) {
-    const Shape<ndim> place = unravel(i, shape);
-    out[i] = Out(mean[dot(place, mean_stride)] +
-                 noise[i] * deviation[dot(place, deviation_stride)]);
-  }
-};
+struct uniform_kernel : ScaledNoise<ScaledUniform> {};
+template <int ndim, typename In, typename Out>
+struct uniform_one_scalar_kernel : ScaledNoise<ScaledUniform> {};
 template <typename Out>
-struct normal_two_scalar_kernel {
-  static void Map(index_t i, float mean, float deviation, float* noise, Out* out) {
-    out[i] = Out(mean + noise[i] * deviation);
-  }
-};
+struct uniform_two_scalar_kernel : ScaledNoise<ScaledUniform> {};
 template <int ndim, typename In, typename Out>
-struct normal_one_scalar_kernel {
-  static void Map(index_t i, int scalar_position, Shape<ndim> stride, Shape<ndim> shape,
-                  In* array, float scalar, float* noise, Out* out) {
-    const float value = static_cast<float>(array[dot(unravel(i, shape), stride)]);
-    const float mean = scalar_position == 0 ? scalar : value;
-    const float deviation = scalar_position == 0 ? value : scalar;
-    out[i] = Out(mean + noise[i] * deviation);
-  }
-};
+struct normal_kernel : ScaledNoise<ScaledNormal> {};
+template <int ndim, typename In, typename Out>
+struct normal_one_scalar_kernel : ScaledNoise<ScaledNormal> {};
+template <typename Out>
+struct normal_two_scalar_kernel : ScaledNoise<ScaledNormal> {};
+
 template <typename In>
 struct check_legal_scale_kernel {
   static void Map(index_t i, In* deviation, float* negative) {
