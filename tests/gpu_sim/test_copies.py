@@ -1,4 +1,4 @@
-"""Copies between GPUs, as the simulated driver counts them. tools/cuda_sim/README.md: "counters"."""
+"""Copies between GPUs, as counters() of the simulated driver counts them."""
 
 import mxnet as mx
 import pytest
