@@ -51,8 +51,8 @@ def parser():
     made.add("--warmup", 5, "samples before that do not count", type=harness.at_least(0), **count)
     made.add("--check", 1, "compare every value with NumPy's", type=int, choices=(0, 1))
     known = harness.one_of(collectives.ALGORITHMS)
-    every = ",".join(collectives.ALGORITHMS)
-    made.add("--algorithms", every, "gluonpar's algorithms to measure", metavar="A,B", type=known)
+    text = "gluonpar's algorithms to measure (default: all that these devices can use)"
+    made.add_argument("--algorithms", metavar="A,B", type=known, help=text)
     return made
 
 
@@ -73,7 +73,8 @@ def prepare(options):
     how = (options.dtype, options.op, options.rounds, options.warmup, bool(options.check))
     setting = allreduce.Setting(chosen.ctx, *how)
     threads.share(chosen.ctx)
-    found = allreduce.makers(chosen.ctx, options.algorithms)
+    algorithms = options.algorithms or collectives.usable(chosen.ctx)
+    found = allreduce.makers(chosen.ctx, algorithms)
     return sizes, setting, *allreduce.without_unsupported(found, setting), chosen.notice
 
 

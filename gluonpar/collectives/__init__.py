@@ -15,6 +15,7 @@ from gluonpar.collectives.operations import (
     explain,
     reduce,
     reduce_scatter,
+    usable,
 )
 from gluonpar.collectives.plan import Hop
 from gluonpar.collectives.registry import ALGORITHMS, named, register, register_executor
@@ -39,4 +40,5 @@ __all__ = [
     "register",
     "register_executor",
     "trace",
+    "usable",
 ]

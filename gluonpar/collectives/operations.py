@@ -12,7 +12,7 @@ from mxnet import autograd
 from gluonpar.collectives import arguments, executor, host, partition, registry
 from gluonpar.collectives.algorithms import balanced, tree
 from gluonpar.collectives.plan import relabel, reverse
-from gluonpar.runtime import threads
+from gluonpar.runtime import nccl, peers, threads
 
 # Large enough for an all-reduce to be bandwidth-bound, small enough for the first buckets of a
 # model's gradients to be summed while backward still computes the others.
@@ -34,6 +34,9 @@ def choose(kind: arguments.Kind) -> Choice:
     # Measured on CPU contexts. The rules for GPUs follow from the costs in docs/algorithms.md.
     if not any("gpu" in context.device_type for context in kind.ctx):
         return Choice("host", "all arrays are in the host's memory, so it can sum them in place")
+    by_nccl = kind.dtype.name in nccl.DTYPES and not nccl.refusal(kind.ctx)
+    if by_nccl and len(kind.ctx) > 1 and peers.between_all(kind.ctx):
+        return Choice("nccl", "NCCL is installed, and there is peer access between all GPUs")
     if len(kind.ctx) == 2:
         return Choice("star", "two devices: the fewest messages")
     if kind.num_bytes <= 1 << 16:
@@ -43,15 +46,23 @@ def choose(kind: arguments.Kind) -> Choice:
 
 def check_algorithm(name: str | None, ctx: Sequence[mx.Context]) -> None:
     """Raise ValueError unless the algorithm is registered and can be used on these contexts."""
-    if name is None:
-        return
-    registry.named(name)
+    reason = _refusal(registry.named(name).name, ctx) if name is not None else ""
+    if reason:
+        advice = "leave it out, or name another algorithm"
+        raise ValueError(f"algorithm={name!r} {reason}; {advice}")
+
+
+def usable(ctx: Sequence[mx.Context]) -> list[str]:
+    """Return the names of the registered algorithms that can be used on these contexts."""
+    return [name for name in registry.ALGORITHMS if not _refusal(name, ctx)]
+
+
+def _refusal(name: str, ctx: Sequence[mx.Context]) -> str:
+    """Return why the algorithm cannot be used on these contexts; "" if it can."""
     gpus = [context for context in ctx if "gpu" in context.device_type]
     if name == "host" and gpus:
-        raise ValueError(
-            f"algorithm='host' must be given CPU contexts only, got {gpus[0]}, whose memory the "
-            "host cannot read; leave it out, or name another algorithm"
-        )
+        return f"must be given CPU contexts only, got {gpus[0]}, whose memory the host cannot read"
+    return nccl.refusal(ctx) if name == "nccl" else ""
 
 
 def allreduce(
@@ -75,8 +86,9 @@ def allreduce(
     values change, but not the graph.
 
     Raises ValueError for an empty list, different shapes, dtypes or storage types, sparse arrays,
-    the same array twice, an unknown algorithm or op, and 'host' with arrays on GPUs; TypeError if
-    ``data`` is not a list of MXNet arrays. From ``allreduce`` in Dive into Deep Learning, 13.5.4.
+    the same array twice, an unknown algorithm or op, 'host' with arrays on GPUs, and 'nccl' with
+    arrays on CPUs, with two on one GPU, or without NCCL; TypeError if ``data`` is not a list of
+    MXNet arrays. From ``allreduce`` in Dive into Deep Learning, 13.5.4.
 
     >>> import mxnet as mx
     >>> data = [mx.nd.ones((2,), ctx=mx.cpu(0)), mx.nd.ones((2,), ctx=mx.cpu(1)) * 2]
@@ -101,8 +113,8 @@ def allreduce_many(
 
     ``lists[j]`` holds variable j's arrays, one per device, on the same contexts for every j. A
     bucket holds consecutive variables of one dtype, at most ``bucket_bytes`` per device; a larger
-    variable has a bucket to itself. 'host' sums a bucket in one operator and copies nothing; for
-    the other algorithms a bucket is copied into one array per device and back.
+    variable has a bucket to itself. 'host' and 'nccl' sum a bucket in one operator, without copies;
+    for the other algorithms a bucket is copied into one array per device and back.
 
     The results have the bits of separate calls, except for floats added by algorithms that cut
     arrays into chunks: an element's position determines the order of its additions. Raises as
@@ -137,7 +149,7 @@ def _allreduce(lists, kinds, algorithm, op, accumulate, bucket_bytes: int = BUCK
     threads.share(kinds[0].ctx)
     for bucket, kind in _buckets(todo, bucket_bytes):
         chosen = registry.named(algorithm or choose(kind).algorithm)
-        if len(bucket) == 1 or chosen.name == "host":
+        if len(bucket) == 1 or chosen.name in ("host", "nccl"):
             _allreduce_separately(bucket, chosen, op, accumulate)
             continue
         with _joined(bucket) as joined:

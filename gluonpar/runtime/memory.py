@@ -2,13 +2,16 @@
 
 Private to MXNet 1.9.1: an ``NDArray`` begins with the pointer to its ``Chunk``
 (include/mxnet/ndarray.h), which an array shares with all its views, and which holds the engine
-variable and the memory.
+variable and the memory; and ``Storage`` (include/mxnet/storage.h) holds, after the pointer to its
+virtual functions, two mutexes, the second of which is for GPU and pinned memory.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+import gc
 import itertools
 import threading
 from typing import Iterable, Iterator, Sequence
@@ -22,6 +25,10 @@ _pinned_lock = threading.Lock()
 
 _reorder = _LIB["_ZN5mxnet7NDArray5Chunk15Reorder2DefaultEv"]  # NDArray::Chunk::Reorder2Default()
 _reorder.argtypes, _reorder.restype = [ctypes.c_void_p], None
+_storage = _LIB["_ZN5mxnet7Storage3GetEv"]  # Storage::Get()
+_storage.argtypes, _storage.restype = [], ctypes.c_void_p
+_GPU_MUTEX_AT = 8 + 40
+_allocations_lock = threading.Lock()
 
 
 def chunk(array: mx.nd.NDArray) -> int:
@@ -70,6 +77,33 @@ def settle(arrays: Iterable[mx.nd.NDArray]) -> None:
         _reorder(chunk(array))
 
 
+def address(array: mx.nd.NDArray) -> int:
+    """Return where the elements of a dense array are; call as :func:`view`, if on a CPU context."""
+    pointer = ctypes.c_void_p()
+    check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
+    return pointer.value
+
+
+@contextlib.contextmanager
+def no_gpu_allocations() -> Iterator[None]:
+    """Let no other thread allocate or free GPU memory through MXNet in a ``with`` block.
+
+    Keep the block short, and allocate and free no array in it: that would wait for the block's end.
+    Therefore Python collects no garbage meanwhile, among which there could be arrays.
+    """
+    libc, mutex = ctypes.CDLL(None), ctypes.c_void_p(_storage() + _GPU_MUTEX_AT)
+    with _allocations_lock:
+        collects = gc.isenabled()
+        gc.disable()
+        libc.pthread_mutex_lock(mutex)
+        try:
+            yield
+        finally:
+            libc.pthread_mutex_unlock(mutex)
+            if collects:
+                gc.enable()
+
+
 def view(array: mx.nd.NDArray) -> np.ndarray:
     """Return a flat NumPy array on the memory of ``array``, which is dense and on a CPU context.
 
@@ -87,11 +121,10 @@ def views(arrays: Sequence[mx.nd.NDArray]) -> list[np.ndarray]:
     if arrays[0].context.device_type == "gpu":
         raise ValueError(f"arrays must be on CPU contexts to be viewed, got {arrays[0].context}")
     size, dtype = arrays[0].size, np.dtype(arrays[0].dtype)
-    memory, pointer, found = ctypes.c_char * (size * dtype.itemsize), ctypes.c_void_p(), []
+    memory, found = ctypes.c_char * (size * dtype.itemsize), []
     for array in arrays:
         _reorder(chunk(array))  # else MXNDArrayGetData would push an operator for it, and wait
-        check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
-        found.append(np.frombuffer(memory.from_address(pointer.value), dtype))
+        found.append(np.frombuffer(memory.from_address(address(array)), dtype))
     return found
 
 

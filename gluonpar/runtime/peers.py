@@ -26,6 +26,11 @@ def enable(ctx: Sequence[mx.Context]) -> frozenset[tuple[int, int]]:
     return _enable(frozenset(c.device_id for c in ctx if c.device_type == "gpu"))
 
 
+def between_all(ctx: Sequence[mx.Context]) -> bool:
+    """Return whether each GPU of ``ctx`` has, and uses, peer access to every other."""
+    return enable(ctx) >= {*itertools.permutations({c.device_id for c in ctx}, 2)}
+
+
 def describe(ctx: Sequence[mx.Context]) -> str:
     """Return which GPUs of ``ctx`` copy directly to each other; "" for fewer than two GPUs."""
     gpus = sorted({c.device_id for c in ctx if c.device_type == "gpu"})

@@ -26,6 +26,8 @@ from gluonpar.runtime import engine
 
 NAMES = algorithms()
 EXECUTORS = [name for name in NAMES if ALGORITHMS[name].run is not None]
+KINDS = [name for name in ("host", "star", "ring", "kvstore", "nccl") if name in NAMES]
+ON_ONE_CONTEXT = [name for name in NAMES if name != "nccl"]  # which wants a GPU for each array
 DTYPES = ["float16", "float32", "float64", "int8", "int32", "int64", "uint8"]
 SHAPES = st.lists(st.integers(1, 4), min_size=0, max_size=4).map(tuple)
 
@@ -150,7 +152,7 @@ def test_random_floats_are_close_to_float64_and_have_the_same_bits_everywhere(al
     assert_everywhere(again, data[0].asnumpy())
 
 
-@pytest.mark.parametrize("algorithm", ["host", "kvstore", "ring"])
+@pytest.mark.parametrize("algorithm", KINDS)
 def test_large_arrays(algorithm):
     """More than one block, thread and cache: three arrays of 12 MB."""
     values = np.arange(3 * 3_000_001, dtype="float32").reshape(3, -1) % 4096
@@ -176,7 +178,7 @@ def test_mx_np_arrays(numpy_semantics, algorithm, shape):
     assert all(type(array) is mx.np.ndarray for array in data)
 
 
-@pytest.mark.parametrize("algorithm", NAMES)
+@pytest.mark.parametrize("algorithm", ON_ONE_CONTEXT)
 @pytest.mark.parametrize("views", [False, True])
 def test_several_arrays_on_one_context_and_rows_of_one_array(algorithm, views):
     values = payload(3, (4,))
@@ -303,7 +305,7 @@ def test_it_returns_before_the_sum_is_there_and_keeps_no_list_of_the_callers(alg
     assert_everywhere(others, np.full(10, 5, "float32"))
 
 
-@pytest.mark.parametrize("algorithm", ["host", "star", "ring", "kvstore"])
+@pytest.mark.parametrize("algorithm", KINDS)
 def test_memory_is_constant_over_many_calls(algorithm):
     data = place(payload(2, (1000,)) * 0)
 
@@ -326,9 +328,9 @@ def test_memory_is_constant_over_many_calls(algorithm):
 
 @pytest.mark.parametrize("algorithm", NAMES)
 def test_nothing_is_recorded_for_autograd(algorithm):
-    x = mx.nd.ones((2,))
+    x = mx.nd.ones((2,), ctx=device(0))
     x.attach_grad()
-    data = [mx.nd.ones((2,)), mx.nd.ones((2,), ctx=device(1))]
+    data = [mx.nd.ones((2,), ctx=device(i)) for i in range(2)]
     with autograd.record():
         y = x * 3
         gluonpar.allreduce(data, algorithm)
@@ -371,7 +373,7 @@ class TestMany:
         rng = np.random.RandomState(0)
         return [place(rng.normal(size=(k, *shape)).astype(dtype)) for shape, dtype in self.LISTS]
 
-    @pytest.mark.parametrize("algorithm", ["host", "star", "tree", "kvstore"])
+    @pytest.mark.parametrize("algorithm", [name for name in KINDS if name != "ring"])
     @pytest.mark.parametrize("bucket_bytes", [1, 16, 1 << 20])
     def test_the_results_are_those_of_separate_calls(self, algorithm, bucket_bytes):
         together, separate = self.lists(), self.lists()
@@ -440,9 +442,20 @@ def test_explain_names_the_host_for_cpu_contexts():
 )
 @pytest.mark.parametrize("mixed", [False, True])
 def test_the_choice_for_gpus_depends_on_bytes_and_number(k, size, want, mixed):
-    ctx = [device(0) if mixed and i == 0 else mx.gpu(i) for i in range(k)]
+    """Without NCCL, and with a CPU among the devices."""
+    ctx = [mx.cpu(0) if mixed and i == 0 else mx.gpu(i) for i in range(k)]
     kind = arguments.Kind((size,), np.dtype("float32"), ctx)
-    assert operations.choose(kind).algorithm == want
+    chosen = operations.choose(kind).algorithm
+    assert chosen == ("nccl" if "nccl" in NAMES and not mixed else want)
+
+
+@pytest.mark.parametrize("algorithm, ctx", [("nccl", [mx.cpu(0), mx.cpu(1)])])
+def test_an_algorithm_for_other_devices_is_refused_and_nothing_changed(algorithm, ctx):
+    data = [mx.nd.ones((2,), ctx=context) for context in ctx]
+    with pytest.raises(ValueError, match=r"algorithm='nccl' .*GPU contexts only, got cpu\(0\)"):
+        gluonpar.allreduce(data, algorithm)
+    assert [array.asnumpy().tolist() for array in data] == [[1, 1], [1, 1]]
+    assert algorithm not in gluonpar.collectives.usable(ctx)
 
 
 ONE, SPARSE = mx.nd.ones((2,)), mx.nd.ones((2, 2)).tostype("row_sparse")

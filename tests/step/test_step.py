@@ -7,7 +7,7 @@ import mxnet as mx
 import numpy as np
 import oracle
 import pytest
-from contexts import contexts, device
+from contexts import algorithms, contexts, device
 
 import gluonpar
 from gluonpar import metrics, optim, replicas, step
@@ -171,7 +171,7 @@ def of_the_default_algorithm():
     return train(make_batches(12), 3)[0]
 
 
-@pytest.mark.parametrize("algorithm", sorted(gluonpar.collectives.ALGORITHMS))
+@pytest.mark.parametrize("algorithm", algorithms())
 def test_every_algorithm_trains_the_same(of_the_default_algorithm, algorithm):
     ctx = contexts(3)
     device_params = replicas_of(start(), ctx)

@@ -3,15 +3,15 @@
 import mxnet as mx
 import numpy as np
 import pytest
-from contexts import device
+from contexts import algorithms, device
 
 import gluonpar
-from gluonpar import collectives, replicas, step
+from gluonpar import replicas, step
 from gluonpar.replicas import get_params
 from gluonpar.runtime import thread_pool
 from gluonpar.step import allreduce_gradients
 
-OTHERS = sorted(set(collectives.ALGORITHMS) - {"host"})
+OTHERS = sorted(set(algorithms()) - {"host"})
 SHAPES = [(3, 4), (5,), (2, 2, 2), (1,)]
 MIXED = ["float32", "float16", "float64", "float32"]
 LR, BATCH_SIZE = 0.3, 7

@@ -9,3 +9,4 @@ from gluonpar.collectives.algorithms import tree
 from gluonpar.collectives.algorithms import halving_doubling
 from gluonpar.collectives import host
 from gluonpar.collectives.algorithms import mxnet_kvstore
+from gluonpar.collectives.algorithms import nvidia_nccl

@@ -1,0 +1,148 @@
+"""NVIDIA's NCCL: all-reduces of arrays on different GPUs, all together one operator of the engine.
+
+The operator runs on one of the threads for urgent operators of CPU contexts. It launches one NCCL
+kernel per GPU on streams of our own, and waits for these streams:
+
+- When the engine starts the operator, all that was done to the arrays before is complete, since
+  MXNet waits for its stream before it reports an operator as complete. So our streams need not wait
+  for MXNet's. And the engine starts nothing on the arrays until our streams are done.
+- The kernels of a group wait for each other, so nothing may come between their launches that waits
+  for a GPU, as freeing memory does. They are launched under the lock under which MXNet allocates
+  and frees GPU memory. (MXNet's kvstore 'nccl' does the same.)
+- Each GPU has one stream for all device sets, and the groups are launched one after the other. So
+  all GPUs run them in the same order, and none waits for a kernel behind the one that waits for it.
+- MXNet's own kernels wait for no other GPU, so those that occupy a GPU end by themselves.
+
+Communicators are made at the first use of a set of devices, and kept.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Sequence
+
+import mxnet as mx
+import numpy as np
+
+from gluonpar.runtime import engine, memory
+
+LIBRARY, _RUNTIME = "libnccl.so.2", "libcudart.so.11.0"  # libmxnet.so has loaded both
+# ncclDataType_t and ncclRedOp_t
+DTYPES = {
+    **{"int8": 0, "uint8": 1, "int32": 2, "int64": 4},
+    **{"float16": 6, "float32": 7, "float64": 8},
+}
+OPS = {"sum": 0, "max": 2, "min": 3}
+
+Lists = Sequence[Sequence[mx.nd.NDArray]]
+
+_communicators: dict[tuple[int, ...], dict[int, int]] = {}  # by the ids of GPUs; by id of each
+_streams: dict[int, ctypes.c_void_p] = {}
+
+
+class NCCLError(RuntimeError):
+    """A function of NCCL, or the CUDA function that waits for it, failed."""
+
+
+def refusal(ctx: Sequence[mx.Context]) -> str:
+    """Return why NCCL cannot all-reduce arrays on these contexts; "" if it can."""
+    for context in ctx:
+        if context.device_type != "gpu":
+            return f"must be given GPU contexts only, got {context}"
+        if list(ctx).count(context) > 1:
+            return f"must be given every GPU once, got {context} more than once"
+    if ctx and _library() is None:
+        return f"needs NVIDIA's {LIBRARY}, which is not there: pip install nvidia-nccl-cu11"
+    return ""
+
+
+def allreduce(lists: Lists, op: str) -> None:
+    """All-reduce each of ``lists``, one array per GPU, in place by 'sum', 'max' or 'min'.
+
+    All arrays have the same dtype, one of :data:`DTYPES`. Asynchronous: an error is raised, in
+    NCCL's words, at the next wait for one of the arrays.
+    """
+    dtype = np.dtype(lists[0][0].dtype).name
+    if dtype not in DTYPES:
+        raise ValueError(f"NCCL adds {', '.join(DTYPES)}, got {dtype}")
+    lists = [tuple(data) for data in lists]
+    arrays = [array for data in lists for array in data]
+    function = functools.partial(_allreduce, lists, DTYPES[dtype], OPS[op])
+    engine.push(function, mx.cpu(0), writes=arrays, name="gluonpar.nccl", prioritized=True)
+
+
+def _allreduce(lists: Lists, dtype: int, op: int) -> None:
+    nccl, ids = _library(), [array.context.device_id for array in lists[0]]
+    calls = []
+    for data in lists:
+        for device_id, array in zip(ids, data):
+            calls.append((device_id, memory.address(array), array.size))
+    with memory.no_gpu_allocations():
+        communicators = _communicators_of(tuple(sorted(ids)))
+        _check(nccl.ncclGroupStart())
+        try:
+            for device_id, address, size in calls:
+                place = communicators[device_id], _streams[device_id]
+                _check(nccl.ncclAllReduce(address, address, size, dtype, op, *place))
+        finally:
+            ended = nccl.ncclGroupEnd()
+        _check(ended)
+    for device_id in ids:
+        _check_cuda(_cuda().cudaStreamSynchronize(_streams[device_id]))
+
+
+def _communicators_of(ids: tuple[int, ...]) -> dict[int, int]:
+    """Return each GPU's communicator for this set of GPUs. ``no_gpu_allocations`` is held."""
+    if ids not in _communicators:
+        for device_id in ids:
+            _make_stream(device_id)
+        made = (ctypes.c_void_p * len(ids))()
+        _check(_library().ncclCommInitAll(made, len(ids), (ctypes.c_int * len(ids))(*ids)))
+        _communicators[ids] = dict(zip(ids, made))
+    return _communicators[ids]
+
+
+def _make_stream(device_id: int) -> None:
+    if device_id in _streams:
+        return
+    current, stream = ctypes.c_int(), ctypes.c_void_p()
+    _check_cuda(_cuda().cudaGetDevice(ctypes.byref(current)))
+    _check_cuda(_cuda().cudaSetDevice(device_id))
+    _check_cuda(_cuda().cudaStreamCreate(ctypes.byref(stream)))
+    _check_cuda(_cuda().cudaSetDevice(current))
+    _streams[device_id] = stream
+
+
+@functools.lru_cache(None)
+def _library() -> ctypes.CDLL | None:
+    try:
+        nccl = ctypes.CDLL(LIBRARY)
+    except OSError:
+        return None
+    address, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    nccl.ncclAllReduce.argtypes = [address, address, size, number, number, address, address]
+    nccl.ncclGetErrorString.restype = ctypes.c_char_p
+    return nccl
+
+
+@functools.lru_cache(None)
+def _cuda() -> ctypes.CDLL:
+    cuda = ctypes.CDLL(_RUNTIME)
+    cuda.cudaGetErrorString.restype = ctypes.c_char_p
+    return cuda
+
+
+def _check(code: int) -> None:
+    if code == 0:
+        return
+    nccl, words = _library(), [_library().ncclGetErrorString(code).decode()]
+    if hasattr(nccl, "ncclGetLastError"):  # from NCCL 2.13
+        nccl.ncclGetLastError.restype = ctypes.c_char_p
+        words.append((nccl.ncclGetLastError(None) or b"").decode().strip())
+    raise NCCLError(f"NCCL: {': '.join(filter(None, words))}")
+
+
+def _check_cuda(code: int) -> None:
+    if code:
+        raise NCCLError(f"CUDA: {_cuda().cudaGetErrorString(code).decode()}")

@@ -1,0 +1,175 @@
+"""NCCL on simulated GPUs: what it is called for, what it is not, and what a fault leads to."""
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+
+import mxnet as mx
+import numpy as np
+import pytest
+from contexts import contexts
+from cuda_sim.environment import counters, environment, reset
+
+import gluonpar
+from gluonpar import collectives
+from gluonpar.__main__ import main
+from gluonpar.diagnostics import self_test
+from gluonpar.runtime import memory, nccl
+
+COPIES = ("D2D", "peer direct", "peer staged", "H2D pinned", "H2D pageable", "D2H pinned")
+
+
+def ones(ctx, shape=(3,)):
+    return [mx.nd.ones(shape, ctx=context) for context in ctx]
+
+
+def counted(function):
+    """What happened how often while ``function`` ran."""
+    mx.nd.waitall()
+    reset()
+    function()
+    mx.nd.waitall()
+    return {name: count.times for name, count in counters().items() if count.times}
+
+
+@pytest.mark.parametrize("k", [2, 4, 8])
+def test_a_bucket_is_one_call_per_array_and_no_copy(k):
+    lists = [ones(contexts(k), shape) for shape in ((3,), (2, 5), (7,))]
+    gluonpar.allreduce_many(lists)
+    found = counted(lambda: gluonpar.allreduce_many(lists))
+    assert found == {"ncclAllReduce": 3 * k, "nccl": 3 * k, "cudaStreamSynchronize": k}
+
+
+def test_communicators_and_streams_are_made_once_per_set_of_gpus():
+    ctx = [mx.gpu(i) for i in (1, 3, 5)]
+    found = counted(lambda: gluonpar.allreduce(ones(ctx), "nccl"))
+    assert found["ncclCommInitAll"] == 1
+    for same in (ctx, ctx[::-1]):
+        found = counted(lambda same=same: gluonpar.allreduce(ones(same), "nccl"))
+        assert "ncclCommInitAll" not in found and "cudaStreamCreate" not in found
+
+
+def test_sets_of_gpus_that_overlap_are_summed_at_once_from_several_threads():
+    """Groups launched in another order on another GPU would wait for each other."""
+    sets = [(0, 1), (1, 2), (2, 0), (0, 1, 2), (2, 3), (3, 0)]
+    results = {}
+
+    def repeat(ids):
+        data = [mx.nd.full((1000,), i, ctx=mx.gpu(i)) for i in ids]
+        for _ in range(20):
+            gluonpar.allreduce(data, "nccl", op="mean")
+        results[ids] = [array.asnumpy() for array in data]
+
+    threads = [threading.Thread(target=repeat, args=(ids,)) for ids in sets]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for ids in sets:
+        for array in results[ids]:
+            np.testing.assert_allclose(array, np.mean(ids), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "ctx, words",
+    [
+        ([mx.cpu(0), mx.gpu(1)], r"GPU contexts only, got cpu\(0\)"),
+        ([mx.gpu(1), mx.gpu(1)], r"got gpu\(1\) more than once"),
+    ],
+)
+def test_what_nccl_cannot_do_is_refused_and_not_chosen(ctx, words):
+    data = ones(ctx)
+    with pytest.raises(ValueError, match=f"algorithm='nccl' .*{words}"):
+        gluonpar.allreduce(data, "nccl")
+    assert gluonpar.explain(data).algorithm != "nccl"
+    assert "nccl" not in collectives.usable(ctx)
+    gluonpar.allreduce(data)
+    assert [array.asnumpy().tolist() for array in data] == [[2, 2, 2]] * 2
+
+
+def test_without_the_library_nccl_is_refused_with_the_remedy(monkeypatch):
+    monkeypatch.setattr(nccl, "_library", lambda: None)
+    with pytest.raises(ValueError, match="libnccl.so.2.*pip install nvidia-nccl-cu11"):
+        gluonpar.allreduce(ones(contexts(2)), "nccl")
+    assert gluonpar.explain(ones(contexts(2))).algorithm != "nccl"
+
+
+def test_a_dtype_that_nccl_lacks_is_refused():
+    data = [mx.nd.ones((2,), ctx=context).astype("bool") for context in contexts(2)]
+    with pytest.raises(ValueError, match="got bool"):
+        gluonpar.allreduce(data, "nccl")
+    assert gluonpar.explain(data).algorithm != "nccl"
+
+
+@pytest.mark.parametrize("peers, chosen", [("all", "nccl"), ("0-1,2-3", "balanced")])
+def test_it_is_chosen_if_all_gpus_have_peer_access(peers, chosen):
+    program = (
+        "import gluonpar, mxnet as mx\n"
+        "data = [mx.nd.ones((1 << 20,), ctx=mx.gpu(i)) for i in range(4)]\n"
+        "print(gluonpar.explain(data).algorithm)"
+    )
+    variables = {**os.environ, **environment(4, peers=peers)}
+    done = subprocess.run([sys.executable, "-c", program], env=variables, stdout=subprocess.PIPE)
+    assert done.stdout.decode().split() == [chosen]
+
+
+def test_an_error_is_raised_in_nccls_words_at_the_next_wait(monkeypatch):
+    data = ones(contexts(2))
+    mx.nd.waitall()
+    with monkeypatch.context() as patch:
+        patch.setitem(nccl.DTYPES, "float32", 99)
+        gluonpar.allreduce(data, "nccl")
+        with pytest.raises(mx.MXNetError, match="NCCLError: NCCL: invalid argument"):
+            data[1].wait_to_read()
+    mx.nd.waitall()
+    for array in data:
+        array[:] = 2
+    gluonpar.allreduce(data, "nccl")
+    assert [array.asnumpy().tolist() for array in data] == [[4, 4, 4]] * 2
+
+
+def test_a_wrong_sum_is_found(monkeypatch, capsys):
+    """By python -m gluonpar verify; the tests of all algorithms compare the same values."""
+    monkeypatch.setenv("CUDA_SIM_NCCL_WRONG", "1")
+    every = self_test._checks
+
+    def sums(ctx):
+        return (check for check in every(ctx) if check[0].startswith("all-reduce"))
+
+    monkeypatch.setattr(self_test, "_checks", sums)
+    assert main(["verify", "--num-gpus", "2"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    wrong = [line.split(":")[0] for line in lines if line.startswith("WRONG")]
+    assert wrong == ["WRONG  all-reduce nccl", "WRONG  all-reduce as chosen for training"]
+
+
+def test_nothing_is_allocated_while_the_kernels_of_a_group_are_launched(monkeypatch):
+    """Freeing memory waits for a GPU, on which a kernel may wait for one not yet launched."""
+    library, waited, made = nccl._library(), [], []
+
+    def allocate():
+        made.append(mx.nd.empty((1 << 20,), ctx=mx.gpu(0)))
+
+    def end_group():
+        thread = threading.Thread(target=allocate)
+        thread.start()
+        thread.join(0.3)
+        waited.append((thread, thread.is_alive(), gc.isenabled()))
+        return library.ncclGroupEnd()
+
+    class Library:
+        ncclGroupEnd = staticmethod(end_group)
+
+        def __getattr__(self, name):
+            return getattr(library, name)
+
+    monkeypatch.setattr(nccl, "_library", Library)
+    data = ones(contexts(2))
+    gluonpar.allreduce(data, "nccl")
+    assert [array.asnumpy().tolist() for array in data] == [[2, 2, 2]] * 2
+    ((thread, blocked, collects),) = waited
+    thread.join(60)
+    assert blocked and not collects and len(made) == 1
+    assert gc.isenabled() and not memory._allocations_lock.locked()
