@@ -13,7 +13,7 @@ from gluonpar.collectives import arguments, hierarchical
 from gluonpar.models.lenet import lenet
 from gluonpar.models.losses import softmax_cross_entropy
 from gluonpar.replicas import Bucket
-from gluonpar.runtime import cached_op
+from gluonpar.runtime import cached_op, interrupts
 from gluonpar.runtime.devices import as_list
 
 # How many steps a training loop may queue ahead of the devices; their batches are in memory.
@@ -134,14 +134,16 @@ def sgd(sums: GradientSums, lr: float, batch_size: int | cluster.Later) -> None:
     if not sums.deferred:
         if isinstance(batch_size, cluster.Later):
             batch_size = batch_size.wait()  # MXNet's operators need the number itself
-        for parts in zip(*(bucket.parts for bucket in sums.buckets)):
-            optim.sgd_on_parts(parts, lr, batch_size)
+        with interrupts.held():
+            for parts in zip(*(bucket.parts for bucket in sums.buckets)):
+                optim.sgd_on_parts(parts, lr, batch_size)
         return
 
     def update(*arrays: np.ndarray) -> None:
         later = isinstance(batch_size, cluster.Later)
         optim.rule(lr, 1.0 / (batch_size.number if later else batch_size))(*arrays)
 
-    for bucket in sums.buckets:
-        updates = [update] * len(bucket.params[0])
-        optim.reduce_update([optim.Item(bucket.grads, bucket.params, updates)])
+    with interrupts.held():
+        for bucket in sums.buckets:
+            updates = [update] * len(bucket.params[0])
+            optim.reduce_update([optim.Item(bucket.grads, bucket.params, updates)])

@@ -12,7 +12,7 @@ from mxnet import autograd
 from gluonpar.collectives import arguments, executor, host, partition, registry
 from gluonpar.collectives.algorithms import balanced, tree
 from gluonpar.collectives.plan import relabel, reverse
-from gluonpar.runtime import nccl, peers, threads
+from gluonpar.runtime import interrupts, nccl, peers, threads
 
 # Large enough for an all-reduce to be bandwidth-bound, small enough for the first buckets of a
 # model's gradients to be summed while backward still computes the others.
@@ -133,6 +133,7 @@ def allreduce_many(
     _allreduce(lists, kinds, algorithm, op, accumulate, bucket_bytes)
 
 
+@interrupts.held()
 def _allreduce(lists, kinds, algorithm, op, accumulate, bucket_bytes: int = BUCKET_BYTES) -> None:
     for j, kind in enumerate(kinds):
         arguments.check_op(op, accumulate, kind.dtype)
@@ -193,6 +194,7 @@ def _allreduce_separately(lists, chosen, op: str, accumulate: str | None) -> Non
             executor.run(hops, flat, op)
 
 
+@interrupts.held()
 def allreduce_as_float16(lists, algorithm: str | None = None) -> None:
     """:func:`allreduce_many` of float16 copies, added in float32, and written back.
 
@@ -293,6 +295,7 @@ def all_gather(data: Sequence[mx.nd.NDArray]) -> None:
     _run([data], [kind], balanced.all_gather(k), copies)
 
 
+@interrupts.held()
 def _run(lists, kinds: list[arguments.Kind], hops, reductions, op="sum", results=()) -> None:
     """Do ``reductions`` in the host's memory if all arrays are there, otherwise run ``hops``."""
     todo = [(data, kind) for data, kind in zip(lists, kinds) if 0 not in kind.shape]

@@ -16,6 +16,7 @@ from gluonpar.gluon import parameter_buckets
 from gluonpar.gluon.parameter_buckets import Layout
 from gluonpar.gluon.sharded_update import ShardedUpdate
 from gluonpar.replicas import Bucket
+from gluonpar.runtime import interrupts
 from gluonpar.step import GradientSums, allreduce_gradients
 
 
@@ -228,9 +229,11 @@ class Trainer(gluon.Trainer):
 
     def _apply(self, sums: GradientSums) -> None:
         scaler = getattr(self, "_amp_loss_scaler", None)
-        if scaler is None or not scaler.has_overflow(self._params):
-            self._update_of_owners.apply(sums)
-        self._layout.mark_used()
-        if self._accumulating:
-            self._accumulating = False
-            self._layout.set_grad_req(None)
+        overflow = scaler is not None and scaler.has_overflow(self._params)
+        with interrupts.held():
+            if not overflow:
+                self._update_of_owners.apply(sums)
+            self._layout.mark_used()
+            if self._accumulating:
+                self._accumulating = False
+                self._layout.set_grad_req(None)

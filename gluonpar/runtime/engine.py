@@ -17,7 +17,6 @@ import ctypes
 import itertools
 import os
 import sys
-import threading
 import time
 import traceback
 import types
@@ -26,7 +25,7 @@ from typing import Callable, Sequence
 import mxnet as mx
 from mxnet.base import _LIB, check_call
 
-from gluonpar.runtime import memory
+from gluonpar.runtime import interrupts, memory
 
 _ERROR_BYTES = 64  # more than a std::runtime_error, which is two pointers
 _PRIORITIZED, _ASYNC = ctypes.c_int(3), ctypes.c_int(4)  # FnProperty::kCPUPrioritized, kAsync
@@ -52,7 +51,6 @@ _pending: dict[int, Callable[[], None]] = {}  # functions that have not run yet,
 _exit_code = 0  # 1 after an error that reached no caller
 _at_exit: list[Callable[[], None]] = []
 _tickets = itertools.count(1)
-_pushing = threading.local()  # the ticket this thread is pushing; its exception if it ran inline
 
 
 def _called(_context, on_complete, ticket):
@@ -61,9 +59,7 @@ def _called(_context, on_complete, ticket):
     finish, engine, param = done.finish, done.engine, done.param  # finish() frees *on_complete
     try:
         _pending.pop(ticket)()
-    except BaseException as exception:  # KeyboardInterrupt too: no caller above could catch it
-        if getattr(_pushing, "ticket", None) == ticket:
-            _pushing.error = exception
+    except BaseException:  # no caller above could catch it
         error = ctypes.create_string_buffer(_ERROR_BYTES)
         _new_error(error, traceback.format_exc().encode())
         finish(engine, param, ctypes.addressof(error))  # the engine copies it
@@ -109,16 +105,14 @@ def push(
     context = (ctypes.c_int * 2)(ctx.device_typeid, ctx.device_id)
     kind = ctypes.byref(_ASYNC if inline else _PRIORITIZED) if inline or prioritized else None
     rest = (kind, 0, name.encode(), ctypes.c_bool(False))  # 0 is the priority
-    _pending[ticket] = function
-    _pushing.ticket, _pushing.error = ticket, None
-    try:
-        call = (_run, ctypes.c_void_p(ticket), None, ctypes.byref(context))
-        check_call(_LIB.MXEnginePushAsyncND(*call, *arrays, *rest))
-    except BaseException:
-        _pending.pop(ticket, None)
-        raise
-    if isinstance(_pushing.error, KeyboardInterrupt):
-        raise _pushing.error  # Ctrl-C while the function ran inline
+    with interrupts.held():  # the engine may call the function now, on this thread
+        _pending[ticket] = function
+        try:
+            call = (_run, ctypes.c_void_p(ticket), None, ctypes.byref(context))
+            check_call(_LIB.MXEnginePushAsyncND(*call, *arrays, *rest))
+        except BaseException:
+            _pending.pop(ticket, None)
+            raise
 
 
 def _wait_for_all(report: bool = True) -> None:

@@ -68,7 +68,8 @@ def test_gpus_lists_index_name_and_capability_in_the_drivers_order(fake):
 def test_gpus_and_cuda_version_through_a_real_shared_library(
     tmp_path, monkeypatch, number, version
 ):
-    library = build_libcuda(tmp_path, [T4, H200], cuda=number)
+    # Under its usual name it would be the driver of all later tests of this process.
+    library = build_libcuda(tmp_path, [T4, H200], cuda=number, name=f"libcuda-{number}.so")
     monkeypatch.setattr(driver, "LIBRARY", str(library))
     assert driver.gpus() == [Gpu(0, "Tesla T4", (7, 5)), Gpu(1, "NVIDIA H200", (9, 0))]
     assert driver.cuda_version() == version

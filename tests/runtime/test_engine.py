@@ -120,28 +120,13 @@ def test_an_error_reaches_the_next_wait_with_its_traceback_and_the_engine_goes_o
         raise error("planted")
 
     for _ in range(6):  # more than there are threads for prioritized operators
-        try:
-            engine.push(fail_here, mx.cpu(3), writes=[array], **way)
-        except KeyboardInterrupt:
-            assert "inline" in way and error is KeyboardInterrupt
+        engine.push(fail_here, mx.cpu(3), writes=[array], **way)
         with pytest.raises(mx.MXNetError, match="planted") as caught:
             (array + 1).wait_to_read()
         assert error.__name__ in str(caught.value) and "fail_here" in str(caught.value)
     mx.nd.waitall()
     engine.push(lambda: memory.fill(3), mx.cpu(3), writes=[array], **way)
     assert array.asscalar() == 3
-
-
-def test_ctrl_c_while_a_function_runs_inline_is_raised_by_push():
-    def interrupted():
-        raise KeyboardInterrupt
-
-    array = mx.nd.zeros((1,))
-    array.wait_to_read()
-    with pytest.raises(KeyboardInterrupt):
-        engine.push(interrupted, mx.cpu(0), writes=[array], inline=True)
-    with pytest.raises(mx.MXNetError, match="KeyboardInterrupt"):
-        array.wait_to_read()
 
 
 @on_other_threads

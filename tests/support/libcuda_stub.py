@@ -42,8 +42,10 @@ ABSENT(cuModuleUnload)
 """
 
 
-def build_libcuda(folder: Path, gpus, *, init: int = 0, cuda: int = 11020) -> Path:
-    """Compile folder/libcuda.so.1; ``gpus`` lists (name, major, minor), cuInit returns ``init``."""
+def build_libcuda(
+    folder: Path, gpus, *, init: int = 0, cuda: int = 11020, name: str = "libcuda.so.1"
+) -> Path:
+    """Compile folder/``name``; ``gpus`` lists (name, major, minor), cuInit returns ``init``."""
     source = SOURCE % {
         "names": ", ".join(f'"{name}"' for name, _, _ in gpus) or "0",
         "capabilities": ", ".join(f"{{{major}, {minor}}}" for _, major, minor in gpus) or "{0}",
@@ -51,7 +53,7 @@ def build_libcuda(folder: Path, gpus, *, init: int = 0, cuda: int = 11020) -> Pa
         "init": init,
         "cuda": cuda,
     }
-    return build_library(folder, "libcuda.so.1", source)
+    return build_library(folder, name, source)
 
 
 def build_library(folder: Path, name: str, source: str = "int nothing;") -> Path:

@@ -21,7 +21,6 @@ from typing import Any, Callable, Collection, Iterable, Iterator, Sequence, Type
 
 import mxnet as mx
 import numpy as np
-from mxnet.base import MXNetError
 
 from gluonpar.runtime import devices, driver, threads
 from gluonpar.runtime.version import __version__
@@ -233,10 +232,7 @@ def conduct(
         except ValueError as error:
             parser.error(str(error))
         complaints = measure(prepared, console, record)
-    except (KeyboardInterrupt, MXNetError) as error:
-        # Ctrl-C may arrive in a function of ours that MXNet's engine runs, which makes it its own.
-        if "KeyboardInterrupt" not in repr(error):
-            raise
+    except KeyboardInterrupt:
         console.notice(f"\n{parser.prog}: interrupted; {len(record.rows)} rows were measured")
         return INTERRUPTED
     finally:

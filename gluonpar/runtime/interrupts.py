@@ -1,0 +1,44 @@
+"""Ctrl-C is held back while MXNet's engine, or replicas that are half changed, depend on this code.
+
+Python raises KeyboardInterrupt between any two bytecodes of the main thread. In a function that the
+engine calls there, the operator would never end, and all that waits for its arrays neither; between
+two operators of an all-reduce some devices would have the sum, and others not.
+"""
+
+from __future__ import annotations
+
+import _signal  # the module signal converts numbers to enumerations, which takes microseconds
+import contextlib
+import threading
+from typing import Iterator
+
+_MAIN = threading.main_thread().ident
+_received: list | None = None  # while held: the arguments of the handler's calls
+
+
+def _receive(*arguments: object) -> None:
+    _received.append(arguments)
+
+
+@contextlib.contextmanager
+def held() -> Iterator[None]:
+    """Within this context, or a function decorated with it, SIGINT's handler is not called.
+
+    If SIGINT came, the handler is called once on leaving, and raises KeyboardInterrupt there. Other
+    threads than the main thread are never interrupted, and nothing is done there. Contexts may be
+    nested. Do not wait within: until it is left, Ctrl-C has no effect.
+    """
+    global _received
+    handler = _signal.getsignal(_signal.SIGINT)
+    if handler is _receive or not callable(handler) or threading.get_ident() != _MAIN:
+        yield
+        return
+    _received = []
+    _signal.signal(_signal.SIGINT, _receive)
+    try:
+        yield
+    finally:
+        received = _received
+        _signal.signal(_signal.SIGINT, handler)
+        if received:
+            handler(*received[0])
