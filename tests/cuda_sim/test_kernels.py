@@ -461,6 +461,22 @@ def test_many_arrays_at_once(dtype):
     np.testing.assert_allclose(got[-1], want[-1], rtol=1e-3 if dtype == "float16" else 1e-5)
 
 
+@pytest.mark.parametrize("storage", ["csr", "row_sparse"])
+@pytest.mark.parametrize("dtype", EVERY)
+@pytest.mark.parametrize("shape", [(3, 4), (300, 7), (4, 700)], ids=str)
+def test_dense_to_sparse_and_back(storage, dtype, shape):
+    (array,) = random_arrays([shape], dtype)
+    array[array < 1] = 0
+    array[1] = 0
+
+    def cast(ctx):
+        sparse = nd.array(array, ctx, dtype=dtype).tostype(storage)
+        parts = [sparse.data, sparse.indices, *([sparse.indptr] if storage == "csr" else [])]
+        return [one.asnumpy() for one in (*parts, sparse.tostype("default"))]
+
+    assert_same(cast(mx.gpu(0)), cast(mx.cpu()))
+
+
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_random_numbers_have_their_distribution_and_follow_the_seed(dtype):
     def drawn(seed):

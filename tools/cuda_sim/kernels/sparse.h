@@ -1,4 +1,5 @@
-// Row-sparse arrays: an array of the rows that are not zero, and their numbers.
+// Row-sparse arrays: an array of the rows that are not zero, and their numbers. CSR arrays: an array
+// of all values that are not zero, their columns, and where each row starts.
 #pragma once
 
 #include "device.h"
@@ -50,6 +51,49 @@ struct CastStorageRspDnsKernel {
   static void Map(int i, const int64_t row_size, const Row* rows, const T* values, T* dense) {
     const T* row = values + i * row_size;
     std::copy(row, row + row_size, dense + static_cast<int64_t>(rows[i]) * row_size);
+  }
+};
+
+// Dense to CSR. First each row's number of values, which prefix sums then turn into starts[row + 1].
+// As for row-sparse arrays, what MXNet does by threads, warps or blocks, a row's thread does here.
+struct CastDnsCsrIndPtrThreadKernel {
+  template <typename T>
+  static void Map(int row, int64_t* starts, const T* dense, const int64_t num_rows,
+                  const int64_t num_columns) {
+    if (row == 0) starts[0] = 0;
+    if (row >= num_rows) return;
+    const T* first = dense + row * num_columns;
+    starts[row + 1] =
+        std::count_if(first, first + num_columns, [](T value) { return value != T(0); });
+  }
+};
+struct CastDnsCsrIndPtrWarpKernel : CastDnsCsrIndPtrThreadKernel {};
+struct CastDnsCsrIndPtrBlockKernel : CastDnsCsrIndPtrThreadKernel {};
+
+struct CastDnsCsrColIdxAndValsThreadKernel {
+  template <typename T>
+  static void Map(int row, T* values, int64_t* columns, const int64_t* starts, const T* dense,
+                  const int64_t num_rows, const int64_t num_columns) {
+    if (row >= num_rows) return;
+    int64_t place = starts[row];
+    for (int64_t column = 0; column < num_columns; column++) {
+      const T value = dense[row * num_columns + column];
+      if (value == T(0)) continue;
+      values[place] = value;
+      columns[place++] = column;
+    }
+  }
+};
+struct CastDnsCsrColIdxAndValsWarpKernel : CastDnsCsrColIdxAndValsThreadKernel {};
+struct CastDnsCsrColIdxAndValsBlockKernel : CastDnsCsrColIdxAndValsThreadKernel {};
+
+struct CopyCsrDataToDns {
+  template <typename T>
+  static void Map(int row, T* dense, const int64_t* columns, const int64_t* starts,
+                  const T* values, const int64_t num_columns) {
+    for (int64_t k = starts[row]; k < starts[row + 1]; k++) {
+      dense[row * num_columns + columns[k]] = values[k];
+    }
   }
 };
 }  // namespace op
