@@ -19,13 +19,15 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
 
     Each device's input is (n_i, channels, ...), float16, float32 or float64; the n_i may differ.
     Samples weigh the same, so K devices compute what one device computes with ``BatchNorm`` on the
-    whole batch: outputs, gradients and running statistics, up to rounding. float16 is normalised
-    in float32. Arguments and parameters are those of ``BatchNorm``, except that ``axis`` must be 1;
-    parameter files fit both. The block may be hybridized. On CPU contexts, hybridize networks with
-    more than about 250 operators that use a workspace (convolutions, sums, gradients of broadcasts;
-    counted over all devices) with ``static_alloc=True, static_shape=True``: otherwise operators of
-    two devices may draw the same entry of MXNet's workspace pool (MXNET_CPU_TEMP_COPY, 256 here),
-    one queued behind the other, while the other waits for the first.
+    whole batch: outputs, gradients and running statistics, up to rounding. The running variance
+    of n numbers is BatchNorm's, too: divided by n on CPU contexts, and by n - 1 on GPUs, as in
+    cuDNN. float16 is normalised in float32. Arguments and parameters are those of ``BatchNorm``,
+    except that ``axis`` must be 1; parameter files fit both. The block may be hybridized. On CPU
+    contexts, hybridize networks with more than about 250 operators that use a workspace
+    (convolutions, sums, gradients of broadcasts; counted over all devices) with
+    ``static_alloc=True, static_shape=True``: otherwise operators of two devices may draw the same
+    entry of MXNet's workspace pool (MXNET_CPU_TEMP_COPY, 256 here), one queued behind the other,
+    while the other waits for the first.
 
     All devices that hold the parameters must run forward before any result is read, because reading
     waits for all of them, and likewise backward. If a device does not arrive within
@@ -93,6 +95,7 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
             key=self._rendezvous[which].key,
             momentum=self._kwargs["momentum"],
             frozen=int(self._kwargs["use_global_stats"]),
+            variance=which,
         )
 
 
@@ -116,9 +119,10 @@ def set_num_devices(net: gluon.Block, num_devices: int | None) -> None:
 
 @mx.operator.register("gluonpar_mean_over_devices")
 class _MeanOverDevicesProp(mx.operator.CustomOpProp):
-    def __init__(self, key: str, momentum: str, frozen: str) -> None:
+    def __init__(self, key: str, momentum: str, frozen: str, variance: str) -> None:
         super().__init__(need_top_grad=True)
         self._key, self._momentum, self._frozen = key, float(momentum), frozen == "1"
+        self._variance = variance == "1"
 
     def list_arguments(self):
         return ["sums", "shape"]
@@ -131,21 +135,25 @@ class _MeanOverDevicesProp(mx.operator.CustomOpProp):
 
     def create_operator(self, ctx, shapes, dtypes):
         own = rendezvous.by_key[self._key]
-        return _MeanOverDevices(own, str(ctx), self._momentum, self._frozen)
+        unbiased = self._variance and str(ctx).startswith("gpu")
+        return _MeanOverDevices(own, str(ctx), self._momentum, self._frozen, unbiased)
 
 
 class _MeanOverDevices(mx.operator.CustomOp):
     """mean = (sum of sums) / (sum of counts) over devices, and the running mean of it.
 
     MXNet runs each custom operator on a thread of its own, so waiting here blocks no other. Calls
-    for one device are ordered, because they all change ``running``.
+    for one device are ordered, because they all change ``running``. With ``unbiased`` the running
+    mean is of n / (n - 1) times the mean.
     """
 
-    def __init__(self, rendezvous: Rendezvous, device: str, momentum: float, frozen: bool) -> None:
+    def __init__(
+        self, rendezvous: Rendezvous, device: str, momentum: float, frozen: bool, unbiased: bool
+    ) -> None:
         super().__init__()
         # in_data is on cpu(0) on every CPU context, so the device is passed
         self._rendezvous, self._device = rendezvous, device
-        self._momentum, self._frozen = momentum, frozen
+        self._momentum, self._frozen, self._unbiased = momentum, frozen, unbiased
         self._round = self._total = None
 
     def forward(self, is_train, req, in_data, out_data, aux):
@@ -162,6 +170,8 @@ class _MeanOverDevices(mx.operator.CustomOp):
             self._total = total[-1]
             mean = total[:-1] / self._total
             _write(out_data[0], req[0], mean)
+            if self._unbiased:
+                mean *= self._total / max(1, self._total - 1)
             _write(aux[0], "write", self._momentum * running + (1 - self._momentum) * mean)
 
     def backward(self, req, out_grad, in_data, out_data, in_grad, aux):

@@ -51,11 +51,11 @@ def test_fn_gets_each_devices_shard_on_that_device_in_its_scope(world, n, k):
 
 
 def test_the_callers_scope_is_what_it_was_even_if_it_is_one_of_the_devices():
-    ctx = [device(3), device(1)]
+    ctx, before = [device(3), device(1)], mx.context.current_context()
     with ctx[0]:
         make_parallel(lambda x: x, ctx, x=values(4))
         assert mx.context.current_context() == device(3)
-    assert mx.context.current_context() == device(0)
+    assert mx.context.current_context() == before
 
 
 POINTS = 100
@@ -135,14 +135,14 @@ def forward_and_gradients(x, w, dout):
 @pytest.mark.parametrize("k", [1, 2, 3, 4, 8])
 def test_gradients_reach_the_batch_and_a_parameter_on_one_device(world, n, k):
     X, W, dout = values(n, 5), values(5, 4, seed=1), values(n, 4, seed=2)
-    x, w = world.array(X), world.array(W)
+    x, w, head = (world.array(array, ctx=device(0)) for array in (X, W, dout))
     x.attach_grad()
     w.attach_grad()
     with autograd.record():
         out = make_parallel(
             lambda x: world.tanh(world.dot(x, w.as_in_context(x.context))), contexts(k), x=x
         )
-    out.backward(world.array(dout))
+    out.backward(head)
     want = forward_and_gradients(X, W, dout)
     for got, expected in zip((out, x.grad, w.grad), want):
         assert got.context == device(0)
@@ -268,13 +268,14 @@ def test_an_exception_in_fn_names_the_device_and_keeps_its_traceback():
             raise KeyError("no such layer")
         return x
 
+    before = mx.context.current_context()
     with pytest.raises(
-        RuntimeError, match=r"shard 1 of 3 failed on cpu\(1\): KeyError.*layer"
+        RuntimeError, match=r"shard 1 of 3 failed on [cg]pu\(1\): KeyError.*layer"
     ) as e:
         make_parallel(fn, contexts(3), x=values(5))
     assert type(e.value.__cause__) is KeyError
     assert traceback.extract_tb(e.value.__cause__.__traceback__)[-1].name == "fn"
-    assert mx.context.current_context() == device(0)
+    assert mx.context.current_context() == before
 
 
 def on_second(other):
@@ -289,34 +290,38 @@ def pair_or_dict(x):
 @pytest.mark.parametrize(
     ("fn", "error", "words"),
     [
-        (lambda x: x.mean(), ValueError, r"output of shape \(1,\) on cpu\(0\) for 3 samples"),
+        (lambda x: x.mean(), ValueError, r"output of shape \(1,\) on [cg]pu\(0\) for 3 samples"),
         (lambda x: [x, {"m": x.mean()}], ValueError, r"output\[1\]\['m'\] of shape \(1,\)"),
-        (pair_or_dict, ValueError, r"tuple of 2 on cpu\(0\) and a dict with the keys 'a' on cpu"),
-        (on_second(lambda x: [x]), ValueError, r"NDArray.* on cpu\(0\) and a list of 1 on"),
+        (
+            pair_or_dict,
+            ValueError,
+            r"tuple of 2 on [cg]pu\(0\) and a dict with the keys 'a' on [cg]pu",
+        ),
+        (on_second(lambda x: [x]), ValueError, r"NDArray.* on [cg]pu\(0\) and a list of 1 on"),
         (
             on_second(lambda x: x.as_np_ndarray()),
             ValueError,
-            r"NDArray.* on cpu\(0\) and .*numpy.*ndarray.* on cpu\(1\)",
+            r"NDArray.* on [cg]pu\(0\) and .*numpy.*ndarray.* on [cg]pu\(1\)",
         ),
         (
             on_second(lambda x: x[:, :1]),
             ValueError,
-            r"1 x \(2,\) .*cpu\(0\).* 1 x \(1,\) .*cpu\(1\)",
+            r"1 x \(2,\) .*[cg]pu\(0\).* 1 x \(1,\) .*[cg]pu\(1\)",
         ),
         (
             on_second(lambda x: x.astype("int32")),
             ValueError,
-            r"float32.* on cpu\(0\).*int32.* on cpu\(1\)",
+            r"float32.* on [cg]pu\(0\).*int32.* on [cg]pu\(1\)",
         ),
         (
             on_second(lambda x: x.reshape(-1)),
             ValueError,
-            r"1 x \(2,\) .*cpu\(0\).* 2 x \(\) .*cpu\(1\)",
+            r"1 x \(2,\) .*[cg]pu\(0\).* 2 x \(\) .*[cg]pu\(1\)",
         ),
-        (lambda x: 1.5, TypeError, r"output a float on cpu\(0\)"),
-        (lambda x: None, TypeError, r"output a NoneType on cpu\(0\)"),
-        (lambda x: x.asnumpy(), TypeError, r"output a ndarray on cpu\(0\)"),
-        (lambda x: x.tostype("csr"), TypeError, r"output a csr on cpu\(0\)"),
+        (lambda x: 1.5, TypeError, r"output a float on [cg]pu\(0\)"),
+        (lambda x: None, TypeError, r"output a NoneType on [cg]pu\(0\)"),
+        (lambda x: x.asnumpy(), TypeError, r"output a ndarray on [cg]pu\(0\)"),
+        (lambda x: x.tostype("csr"), TypeError, r"output a csr on [cg]pu\(0\)"),
     ],
 )
 def test_outputs_that_cannot_be_joined_are_refused(fn, error, words):
@@ -326,13 +331,13 @@ def test_outputs_that_cannot_be_joined_are_refused(fn, error, words):
 
 def test_devices_that_return_different_numbers_of_rows_per_sample_are_refused():
     twice = on_second(lambda x: mx.nd.concat(x, x, dim=0))
-    with pytest.raises(ValueError, match=r"1 x \(2,\) .*cpu\(0\).* 2 x \(2,\) .*cpu\(1\)"):
+    with pytest.raises(ValueError, match=r"1 x \(2,\) .*[cg]pu\(0\).* 2 x \(2,\) .*[cg]pu\(1\)"):
         make_parallel(twice, contexts(2), x=values(5, 2))
 
 
 def test_a_number_without_axes_is_refused():
     with mx.util.np_shape(True), mx.util.np_array(True):
-        with pytest.raises(ValueError, match=r"shape \(\) on cpu\(0\) for 1 samples"):
+        with pytest.raises(ValueError, match=r"shape \(\) on [cg]pu\(0\) for 1 samples"):
             make_parallel(lambda x: x.mean(), contexts(2), x=values(2))
 
 

@@ -84,16 +84,15 @@ def test_a_task_runs_inside_its_context():
 
 
 def test_fewer_shards_than_contexts_run_on_the_first():
-    assert run_tasks(lambda shard: str(mx.context.current_context()), [0, 0], contexts(3)) == [
-        "cpu(0)",
-        "cpu(1)",
-    ]
+    found = run_tasks(lambda shard: mx.context.current_context(), [0, 0], contexts(3))
+    assert found == contexts(2)
 
 
 def test_dropout_inside_differs_per_device_and_repeats_with_the_seed():
     def task(shard):
         with autograd.record():
-            return mx.nd.Dropout(mx.nd.ones((1000,)), p=0.5)
+            # MXNet does not seed cuDNN's dropout by mx.random.seed.
+            return mx.nd.Dropout(mx.nd.ones((1000,)), p=0.5, cudnn_off=True)
 
     def draw():
         mx.random.seed(3)
@@ -140,7 +139,7 @@ def failing(error):
     ids=lambda error: type(error).__name__,
 )
 def test_an_error_names_the_device_keeps_its_type_and_its_traceback(error):
-    with pytest.raises(type(error), match=r"failed on cpu\(1\): \w+: .*bad box") as caught:
+    with pytest.raises(type(error), match=r"failed on [cg]pu\(1\): \w+: .*bad box") as caught:
         run_tasks(failing(error), [0, 1, 2], contexts(3))
     assert isinstance(caught.value, TaskError)
     assert caught.value.ctx == device(1)
@@ -150,14 +149,14 @@ def test_an_error_names_the_device_keeps_its_type_and_its_traceback(error):
 
 def test_an_error_whose_type_cannot_be_kept_is_still_the_cause():
     error = Sealed("bad box")
-    with pytest.raises(TaskError, match=r"failed on cpu\(1\): Sealed: bad box") as caught:
+    with pytest.raises(TaskError, match=r"failed on [cg]pu\(1\): Sealed: bad box") as caught:
         run_tasks(failing(error), [0, 1], contexts(2))
     assert type(caught.value) is TaskError
     assert caught.value.__cause__ is error
 
 
 def test_after_an_error_no_later_task_runs_and_nothing_is_left_behind():
-    ran, before = [], threading.active_count()
+    ran, before, ctx = [], threading.active_count(), mx.context.current_context()
 
     def task(shard):
         ran.append(shard)
@@ -170,7 +169,7 @@ def test_after_an_error_no_later_task_runs_and_nothing_is_left_behind():
     assert ran == [0, 1]
     assert threading.active_count() == before
     assert not autograd.is_recording()
-    assert mx.context.current_context() == device(0)
+    assert mx.context.current_context() == ctx
 
 
 def test_the_next_step_after_an_error_trains_as_without_it(tmp_path):

@@ -7,6 +7,7 @@ import gluon_runs as runs
 import mxnet as mx
 import numpy as np
 import pytest
+from contexts import device
 from gluon_runs import assert_as_one, contexts
 
 from gluonpar.gluon.trainer import Trainer
@@ -51,8 +52,10 @@ def test_every_optimizer_of_mxnet_is_covered():
 )
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_k_devices_train_as_one_with_every_optimizer(optimizer, which, k, small_buckets):
-    want = stock_of(optimizer, which)
     net, _ = runs.run(k, optimizer, options_of(optimizer, which), make_for(optimizer))
+    # sgld adds random numbers, and each GPU has a generator of its own: its replicas must be equal.
+    noisy = optimizer == "sgld" and device().device_type == "gpu"
+    want = runs.values(net) if noisy else stock_of(optimizer, which)
     assert_as_one(net, want)
     start = runs.start_values(bias=optimizer != "groupadagrad")
     assert all((a != b).any() for a, b in zip(want, start))

@@ -16,7 +16,7 @@ def test_an_unused_parameter_is_named_with_its_device(optimizer):
     trainer = Trainer(params, optimizer, {"learning_rate": 1.0})
     give_grads(params, [[1.0, 2.0, 3.0], [1.0, None, 3.0]])
     before = runs.bits(params)
-    with pytest.raises(UserWarning, match=r"parameter w1 on cpu\(1\) since .*ignore_stale_grad"):
+    with pytest.raises(UserWarning, match=r"parameter w1 on [cg]pu\(1\) since .*ignore_stale_grad"):
         trainer.step(1)
     assert runs.bits(params) == before
     assert trainer._updater.states == {} and trainer.optimizer.num_update == 0
@@ -81,7 +81,9 @@ def test_a_maximum_norm_that_is_not_positive(max_norm):
 def test_parameters_on_other_contexts_are_named():
     [here], [there] = weights([[1.0]], 2), weights([[1.0]], 3)
     there.name = "far"
-    with pytest.raises(ValueError, match=r"far on \[cpu\(0\), cpu\(1\), cpu\(2\)\] and w0 on"):
+    with pytest.raises(
+        ValueError, match=r"far on \[[cg]pu\(0\), [cg]pu\(1\), [cg]pu\(2\)\] and w0 on"
+    ):
         Trainer([here, there], "sgd")
     there.reset_ctx(contexts(2))
     trainer = Trainer([here, there], "sgd", {"learning_rate": 1.0})

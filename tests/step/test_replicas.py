@@ -467,10 +467,10 @@ def test_each_kind_of_staleness_trains_wrongly_if_it_is_not_detected(monkeypatch
     monkeypatch.setattr(replicas.Replica, "parts", property(believed))
     for change in (replace_an_entry, attach_a_gradient, append):
         with pytest.raises(AssertionError):
-            ctx = [device(0)]
+            ctx = [device(0), device(1)]
             mine, plain = [get_params(mlp_params(c), c) for c in ctx], [plain_list(c) for c in ctx]
-            change(mine[0])
-            change(plain[0])
+            for params in (*mine, *plain):
+                change(params)
             assert_same_bits(train(mine), train(plain))
 
 

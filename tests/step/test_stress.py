@@ -194,6 +194,7 @@ def forget(kind):
     return change
 
 
+@pytest.mark.cpu("the planted bug is in the one-pass update, which is for CPU contexts")
 @pytest.mark.parametrize("kind", ["parameters", "gradients"])
 def test_a_dependency_left_out_is_seen(monkeypatch, calm, kind):
     """Each alone: then forward reads old weights, or the update old gradients."""
@@ -206,6 +207,7 @@ def test_a_dependency_left_out_is_seen(monkeypatch, calm, kind):
         assert_same_bits(got, want)
 
 
+@pytest.mark.cpu("its operators work in the memory of CPU contexts")
 class TestEngine:
     """The same without any model: counters in memory, hundreds of operators, random sleeps."""
 

@@ -17,6 +17,11 @@ def contexts(k):
     return [kind(i) for i in range(k)]
 
 
+def unused():
+    """Return contexts of devices that no other test uses."""
+    return [kind(41), kind(42)] if kind is mx.cpu else [kind(8)]
+
+
 def algorithms():
     """Return the names of the all-reduce algorithms that these devices can use."""
     return sorted(collectives.usable([device()]))
