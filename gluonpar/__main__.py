@@ -2,6 +2,7 @@
 
     python -m gluonpar verify                  # all GPUs, or two CPU devices
     python -m gluonpar verify --num-gpus 4     # four GPUs, or four CPU devices
+    python -m gluonpar verify --report gpu-report.json    # and benchmarks, in less than ten minutes
     python -m gluonpar doctor                  # what is installed, and the remedy for each fault
     python -m gluonpar doctor --json
 
@@ -11,11 +12,14 @@ Exit code 0: nothing is wrong. 1: something is wrong, and printed. 2: the reques
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from typing import Sequence
 
 from gluonpar.diagnostics import self_test
+from gluonpar.diagnostics.benchmark import harness, steps
 from gluonpar.diagnostics.doctor import command
+from gluonpar.diagnostics.report import measurement, writing
 from gluonpar.runtime import devices
 
 
@@ -34,6 +38,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     verify.add_argument("--num-gpus", type=int, metavar="K", help=what)
     what = "only GPUs, or only CPU devices"
     verify.add_argument("--device", choices=devices.KINDS, default="auto", help=what)
+    what = (
+        "also run the doctor, and time copies, all-reduces and training steps beside MXNet's own; "
+    )
+    what += "write all figures and findings to FILE.json, and a page of them to FILE.md"
+    verify.add_argument("--report", metavar="FILE.json", help=what)
+    what = (
+        "with --report: time for the benchmarks, which decides how often each figure is measured "
+    )
+    what += "(default: %(default)g; the report takes some minutes more)"
+    kind = harness.at_least(0, float)
+    default = measurement.SECONDS
+    verify.add_argument("--seconds", type=kind, default=default, metavar="S", help=what)
+    what = "with --report: samples per device in a training step (default: "
+    what += ", ".join(f"{size} of {name}" for name, size in steps.BATCH_SIZES.items()) + ")"
+    verify.add_argument("--batch-size", type=harness.at_least(1), metavar="N", help=what)
     what = "print what is installed and what is wrong, with a remedy for each fault"
     commands.add_parser("doctor", help=what)
     argv = sys.argv[1:] if argv is None else argv
@@ -45,12 +64,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         num_gpus = 2  # one device has nothing to be compared with
     try:
         chosen = devices.choose(num_gpus, device=options.device)
+        paths = options.report and writing.check_path(options.report)
     except ValueError as error:
         print(f"python -m gluonpar verify: error: {error}", file=sys.stderr)
         return 2
     if chosen.notice:
         print(chosen.notice, file=sys.stderr)
-    print(f"devices: {', '.join(map(str, chosen.ctx))}")
+    print(f"devices: {', '.join(map(str, chosen.ctx))}", flush=True)
+    if paths:
+        done = shlex.join(["python", "-m", "gluonpar", *argv])
+        how = (options.seconds, options.batch_size, done)
+        return 0 if writing.write(paths, chosen.ctx, *how) else 1
     failures = self_test.run(chosen.ctx, lambda line: print(line, flush=True))
     wrong = f"{len(failures)} wrong. See `python -m gluonpar doctor`."
     print(wrong if failures else "all is right on these devices")

@@ -236,12 +236,13 @@ def test_a_check_that_raises_keeps_its_findings_and_has_a_remedy(topic, monkeypa
 
     remedy = checks.CHECKS[topic][1]
     monkeypatch.setitem(checks.CHECKS, topic, (broken, remedy))
-    command.write_findings(topic)
-    first, last, end = [
-        json.loads(line.split(":", 1)[1]) for line in capsys.readouterr().out.split("\n") if line
-    ]
-    assert first == ["ok", "found before"] and end == []
-    assert last[0] == "wrong" and "MemoryError: none left" in last[1] and last[2] == remedy != ""
+    command.tell_findings(topic)
+    told = capsys.readouterr().out
+    monkeypatch.setattr(command, "_CHILD", f"print({told!r})")
+    first, last = command.examine(topic)
+    assert first == (topic, "ok", "found before", "")
+    assert last.state == "wrong" and "MemoryError: none left" in last.text
+    assert last.remedy == remedy != ""
 
 
 def test_a_check_that_ends_its_process_keeps_its_findings(tmp_path, monkeypatch):

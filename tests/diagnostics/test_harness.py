@@ -68,6 +68,30 @@ def test_waiting_is_in_the_sample_and_preparing_is_not(monkeypatch):
     assert harness.interleaved([candidate], rounds=2)["a"].values == (11.0, 11.0)
 
 
+def test_time_is_shared_out_and_what_is_left_goes_to_the_others(monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    ends = []
+    for item, end in harness.shares("abcd", 140.0):
+        ends.append(end)
+        clock[0] += {"a": 4.0, "b": 30.0, "c": 10.0, "d": 0.0}[item]
+    assert ends == [110.0, 116.0, 137.0, 144.0]
+
+
+def test_rounds_end_at_the_deadline_but_one_is_measured(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+
+    def run():
+        clock[0] += 1
+
+    candidate = Candidate("a", run)
+    for deadline, number in [(-5.0, 1), (4.5, 3), (1e9, 20)]:
+        clock[0] = 0.0
+        samples = harness.interleaved([candidate], 20, 2, harness.until(deadline))
+        assert len(samples["a"].values) == number
+
+
 def test_the_garbage_collector_is_off_during_the_samples_and_on_again_after_an_error():
     seen = []
 

@@ -5,8 +5,8 @@ over K devices sends at least 2(K-1)/K times the bytes through every device's li
 that does no more has a busbw equal to the links' speed, whatever K is
 (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md).
 
-``mxnet device`` and ``mxnet local`` run in the same process, so they have the workspace pool, the
-allocator's settings and the OpenMP threads that ``import gluonpar`` has set.
+``mxnet device``, ``mxnet local`` and, on GPUs, ``mxnet nccl`` run in the same process, so they have
+the workspace pool, the allocator's settings and the OpenMP threads that ``import gluonpar`` sets.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ def makers(ctx: Sequence[mx.Context], algorithms: Iterable[str]) -> dict[str, Ma
     the same memory.
     """
     found: dict[str, Maker] = {name: functools.partial(_of_gluonpar, name) for name in algorithms}
-    for kind in ("device", "local"):
+    gpus = all(context.device_type == "gpu" for context in ctx)
+    for kind in ("device", "local", *(["nccl"] if gpus else [])):
         found[f"mxnet {kind}"] = functools.partial(_of_mxnet, kind)
     if all(context.device_type == "cpu" for context in ctx):
         found[FLOOR] = _floor

@@ -138,6 +138,32 @@ def interleaved(
     return {name: Samples(tuple(values)) for name, values in seconds.items()}
 
 
+def shares(items: Sequence[T], deadline: float) -> Iterator[tuple[T, float]]:
+    """Yield each item and until when it may take: an equal share of what is left for the others.
+
+    Both times are :func:`time.monotonic`'s.
+    """
+    for i, item in enumerate(items):
+        now = time.monotonic()
+        yield item, now + max(0.0, deadline - now) / (len(items) - i)
+
+
+def until(deadline: float, each_round: Callable[[], object] = lambda: None) -> Progress:
+    """Return a wrapper for :func:`turns` that ends at ``deadline``, but after one round at least.
+
+    ``each_round`` is called before each round.
+    """
+
+    def progress(rounds: Iterable[int]) -> Iterator[int]:
+        for round_ in rounds:
+            each_round()
+            yield round_
+            if round_ >= 0 and time.monotonic() > deadline:
+                return
+
+    return progress
+
+
 def machine() -> dict[str, Any]:
     """Return what the figures depend on: processor, cores, GPUs, versions, date; for JSON."""
     try:

@@ -19,6 +19,7 @@ import sys
 from pathlib import Path
 from typing import Callable, Iterator, Tuple, Union
 
+from gluonpar.diagnostics.child_process import load_average, summary
 from gluonpar.runtime import cuda_libraries, driver, startup, wheels
 
 SKIPPED = ("gluonpar", "gluonpar.checkpoint", "gluonpar.training")  # their __init__ imports MXNet
@@ -97,12 +98,6 @@ def mxnet() -> Iterator[Found]:
     else:
         built = "with" if mx.runtime.Features().is_enabled("CUDA") else "without"
         yield OK, f"{text}, {built} CUDA; finds {num_gpus} GPUs"
-
-
-def summary(error: Exception) -> str:
-    """Return the most informative line of an exception; MXNet's begin with a C++ traceback."""
-    lines = str(error).strip().splitlines() or [""]
-    return (lines[-1] if lines[0].startswith("Traceback") else lines[0]).strip()
 
 
 def nvidia_driver() -> Iterator[Found]:
@@ -242,14 +237,6 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
         if len(limit) == 2 and all(number.isdecimal() for number in limit) and int(limit[1]):
             quotas.append(int(limit[0]) / int(limit[1]))
     return min(quotas, default=None)
-
-
-def load_average() -> float:
-    """Return the mean number of runnable processes in the last minute; NaN if unknown."""
-    try:
-        return os.getloadavg()[0]
-    except OSError:
-        return float("nan")
 
 
 def _read(path: Path) -> str:

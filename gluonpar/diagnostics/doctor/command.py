@@ -12,16 +12,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple, Sequence
 
+from gluonpar.diagnostics import child_process
+from gluonpar.diagnostics.child_process import TIMEOUT_SECONDS
 from gluonpar.diagnostics.doctor import checks
 from gluonpar.diagnostics.doctor.checks import NOTE, WRONG
-
-TIMEOUT_SECONDS = 120.0  # importing MXNet takes 1 to 3 s, and much longer on a busy machine
 
 _STANDALONE = Path(__file__).parents[2] / "runtime" / "standalone.py"
 _CHILD = f"""
@@ -30,9 +28,8 @@ sys.path[:] = filter(None, sys.path)  # without the current folder, whose files 
 import runpy
 runpy.run_path(sys.argv[1])["skip_init"](*{checks.SKIPPED!r})
 from gluonpar.diagnostics.doctor import command
-command.write_findings(sys.argv[2])
+command.tell_findings(sys.argv[2])
 """
-_MARK = "gluonpar-doctor:"
 
 
 class Finding(NamedTuple):
@@ -60,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _print(json.dumps(found, indent=2))
     else:
         last = f"{num_wrong} wrong" if num_wrong else "nothing is wrong"
-        _print("\n".join([*map(_as_text, findings), last]))
+        _print("\n".join([*map(as_text, findings), last]))
     return 1 if num_wrong else 0
 
 
@@ -69,41 +66,23 @@ def examine(topic: str, timeout_seconds: float = TIMEOUT_SECONDS) -> list[Findin
 
     The child imports modules without ``gluonpar/__init__.py``, so without MXNet.
     """
-    command, stdout = [sys.executable, "-c", _CHILD, str(_STANDALONE), topic], b""
+    command, findings = [sys.executable, "-c", _CHILD, str(_STANDALONE), topic], []
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_seconds
-        )
-        stdout, errors = done.stdout, done.stderr.decode(errors="replace").strip().splitlines()
-        code = done.returncode
-        how = f"exit code {code}" if code >= 0 else f"signal {-code}, {signal.strsignal(-code)}"
-        failure = f"the process ended with {how}; last line: {(errors or ['no output'])[-1]}"
-    except subprocess.TimeoutExpired:
-        load = f"the load average is {checks.load_average():.0f}"
-        failure = f"no result within {timeout_seconds:g} s ({load})"
-    except OSError as error:
-        failure = f"no process could be started: {error}"
-    lines = stdout.decode(errors="replace").splitlines()
-    results = [json.loads(line[len(_MARK) :]) for line in lines if line.startswith(_MARK)]
-    findings = [Finding(topic, *found) for found in results if found]
-    if results and not results[-1]:  # the check has come to its end
-        return findings
-    return [*findings, Finding(topic, WRONG, f"failed: {failure}", checks.CHECKS[topic][1])]
+        for found in child_process.messages(command, timeout_seconds):
+            findings.append(Finding(topic, *found))
+    except child_process.ChildFailed as how:
+        findings.append(Finding(topic, WRONG, f"failed: {how}", checks.CHECKS[topic][1]))
+    return findings
 
 
-def write_findings(topic: str) -> None:
-    """Run the check in this process and write its findings, each as a line, and an empty one."""
-    check, remedy = checks.CHECKS[topic]
-    try:
-        for found in check():
-            print(f"\n{_MARK}{json.dumps(found)}", flush=True)
-    except Exception as error:  # a broken installation can break anything
-        found = WRONG, f"failed: {type(error).__name__}: {checks.summary(error)}", remedy
-        print(f"\n{_MARK}{json.dumps(found)}")
-    print(f"\n{_MARK}[]", flush=True)
+def tell_findings(topic: str) -> None:
+    """In the child: run the check and tell its findings."""
+    check, _ = checks.CHECKS[topic]
+    child_process.perform(lambda: [child_process.tell(found) for found in check()])
 
 
-def _as_text(finding: Finding) -> str:
+def as_text(finding: Finding) -> str:
+    """Return the finding as a line, and one for the remedy if there is one."""
     mark = {WRONG: "WRONG", NOTE: "note"}.get(finding.state, "ok")
     remedy = f"\n       -> {finding.remedy}" if finding.remedy else ""
     return f"{mark:<6} {finding.topic}: {finding.text}{remedy}"

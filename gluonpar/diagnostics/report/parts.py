@@ -1,0 +1,144 @@
+"""The parts of a report that use devices, each in a process of its own, which tells the figures.
+
+    python -m gluonpar.diagnostics.report.parts '{"part": "steps", "devices": [["gpu", 0]], ...}'
+
+A candidate that fails may end the process: "candidate" is told before one is first used, and again
+if an exception is raised during its turn.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import sys
+from typing import Callable, Sequence
+
+import mxnet as mx
+
+from gluonpar import collectives
+from gluonpar.diagnostics import self_test
+from gluonpar.diagnostics.benchmark import allreduce, copies, harness, steps
+from gluonpar.diagnostics.benchmark.harness import Candidate
+from gluonpar.diagnostics.child_process import perform, tell
+from gluonpar.runtime import cuda_libraries, driver, peers, threads
+
+COPY_BYTES = 64 << 20
+ALLREDUCE_BYTES = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20)
+ROUNDS, WARMUP = 20, 2
+
+_told: list[str] = []  # candidates, the one whose turn it is at the end
+
+
+def devices(ctx: Sequence[mx.Context]) -> None:
+    """Tell the CUDA libraries' versions, the GPUs among ``ctx``, and the pairs with peer access."""
+    for library in cuda_libraries.versions().items():
+        tell({"libraries": library})
+    ids = [context.device_id for context in ctx if context.device_type == "gpu"]
+    for gpu in driver.gpus() if ids else ():
+        if gpu.index in ids:
+            _, num_bytes = mx.context.gpu_memory_info(gpu.index)
+            tell({"gpus": {**gpu._asdict(), "memory_bytes": num_bytes}})
+    for pair in sorted(peers.enable(ctx)):
+        tell({"peers": pair})
+
+
+def check(ctx: Sequence[mx.Context]) -> None:
+    """Tell the lines of the self test, and its failures."""
+    for failure in self_test.run(ctx, lambda line: tell({"lines": line})):
+        tell({"failures": failure})
+
+
+def copy(ctx: Sequence[mx.Context], deadline: float, without: Sequence[str]) -> None:
+    """Tell the times of copies between each two devices."""
+    for times in copies.measure(ctx, COPY_BYTES, ROUNDS, _until(deadline)):
+        tell({"rows": times.as_dict()})
+
+
+def reduce(ctx: Sequence[mx.Context], deadline: float, without: Sequence[str]) -> None:
+    """Tell, size by size, which all-reduce is chosen, and the times of all."""
+    setting = allreduce.Setting(ctx, rounds=ROUNDS, warmup=WARMUP)
+    threads.share(ctx)
+    makers = allreduce.makers(ctx, collectives.ALGORITHMS)
+    makers.pop(allreduce.FLOOR, None)
+    announced = {n: functools.partial(_announced, n, makers[n]) for n in makers if n not in without}
+    found, left_out = allreduce.without_unsupported(announced, setting)
+    for reason in left_out.items():
+        tell({"left out": reason})
+    for num_bytes, end in harness.shares(ALLREDUCE_BYTES, deadline):
+        size = num_bytes // 4
+        choice = collectives.explain(setting.zeros(size))
+        tell({"choices": {"num_bytes": num_bytes, **choice._asdict()}})
+        for result in allreduce.measure_size(found, setting, size, _until(end)):
+            tell({"rows": result.as_dict()})
+
+
+def step(
+    ctx: Sequence[mx.Context],
+    deadline: float,
+    without: Sequence[str],
+    workload: str,
+    batch_size: int | None,
+) -> None:
+    """Tell the times of a workload's step."""
+    names = [name for name in steps.candidates(ctx) if name not in without]
+    samples = batch_size or steps.BATCH_SIZES[workload]
+    how = (ROUNDS, _until(deadline), _announce)
+    for times in steps.measure(workload, ctx, names, samples, *how) if names else ():
+        tell({"rows": times.as_dict()})
+
+
+def _until(deadline: float) -> harness.Progress:
+    return harness.until(deadline, lambda: tell({}))
+
+
+def _announced(
+    name: str, maker: allreduce.Maker, arrays: Sequence[mx.nd.NDArray], op: str
+) -> Candidate:
+    _announce(name)
+    candidate = maker(arrays, op)
+
+    def prepare() -> None:
+        _announce(name)
+        candidate.prepare()
+
+    return dataclasses.replace(candidate, prepare=prepare)
+
+
+def _announce(name: str) -> None:
+    """Tell it only once: a message before each sample would cost time in it."""
+    if name in _told:
+        _told.remove(name)
+    else:
+        tell({"candidate": name})
+    _told.append(name)
+
+
+PARTS: dict[str, Callable] = {
+    "devices": devices,
+    "self test": check,
+    "copies": copy,
+    "all-reduce": reduce,
+    "steps": step,
+}
+
+
+def main(argument: str) -> None:
+    """Do one part, whose name and arguments are the fields of a JSON object."""
+    given = json.loads(argument)
+    part = PARTS[given.pop("part")]
+    ctx = [mx.Context(kind, i) for kind, i in given.pop("devices")]
+
+    def work() -> None:
+        try:
+            part(ctx, **given)
+        except Exception:
+            if _told:
+                tell({"candidate": _told[-1]})
+            raise
+
+    perform(work)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
