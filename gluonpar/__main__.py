@@ -38,20 +38,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     verify.add_argument("--num-gpus", type=int, metavar="K", help=what)
     what = "only GPUs, or only CPU devices"
     verify.add_argument("--device", choices=devices.KINDS, default="auto", help=what)
-    what = (
-        "also run the doctor, and time copies, all-reduces and training steps beside MXNet's own; "
-    )
-    what += "write all figures and findings to FILE.json, and a page of them to FILE.md"
+    what = "also run the doctor and benchmarks; write figures and findings to FILE.json and FILE.md"
     verify.add_argument("--report", metavar="FILE.json", help=what)
-    what = (
-        "with --report: time for the benchmarks, which decides how often each figure is measured "
-    )
-    what += "(default: %(default)g; the report takes some minutes more)"
-    kind = harness.at_least(0, float)
-    default = measurement.SECONDS
-    verify.add_argument("--seconds", type=kind, default=default, metavar="S", help=what)
-    what = "with --report: samples per device in a training step (default: "
-    what += ", ".join(f"{size} of {name}" for name, size in steps.BATCH_SIZES.items()) + ")"
+    what = "time for the report's benchmarks; all else takes some minutes (default: %(default)g)"
+    seconds = {"type": harness.at_least(0, float), "default": measurement.SECONDS, "metavar": "S"}
+    verify.add_argument("--seconds", help=what, **seconds)
+    sizes = ", ".join(f"{size} in {name}" for name, size in steps.BATCH_SIZES.items())
+    what = f"samples per device in the report's training steps (default: {sizes})"
     verify.add_argument("--batch-size", type=harness.at_least(1), metavar="N", help=what)
     what = "print what is installed and what is wrong, with a remedy for each fault"
     commands.add_parser("doctor", help=what)

@@ -1,1 +1,1 @@
-"""The benchmark of the all-reduce, and the harness that it shares with ``benchmarks/``."""
+"""Benchmarks of copies, all-reduces and training steps, and their harness."""
