@@ -1,8 +1,10 @@
 """verify --report: its words follow its figures, and what fails is a finding, not the end."""
 
 import copy
+import itertools
 import json
 import math
+import time
 
 import mxnet as mx
 import pytest
@@ -276,12 +278,12 @@ def part(name, k=2, **given):
 
 
 def test_an_exception_in_a_candidate_s_turn_names_it(monkeypatch, capsys, fresh):
-    run = collectives.named("star")
-
     def broken(lists, op, accumulate):
-        raise mx.MXNetError("CUDA: no kernel image")
+        if lists[0][0].size > 8:  # not when all are tried, but later, when all have had a turn
+            raise mx.MXNetError("CUDA: no kernel image")
 
-    monkeypatch.setitem(collectives.ALGORITHMS, "star", run._replace(plan=None, run=broken))
+    algorithm = collectives.named("star")._replace(plan=None, run=broken)
+    monkeypatch.setitem(collectives.ALGORITHMS, "star", algorithm)
     part("all-reduce", deadline=0, without=[])
     *_, last, end = told(capsys)
     assert last == {"message": {"candidate": "star"}}
@@ -325,13 +327,44 @@ def test_candidates_train_as_one_and_a_wrong_update_is_seen(monkeypatch):
     assert len(wrong(measure())) == 1
 
 
-def test_copies_between_each_two_devices():
+@pytest.fixture
+def clock(monkeypatch):
+    """Stop the time that samples are taken with; return what lets it pass."""
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+
+    def wait(seconds):
+        now[0] += seconds
+
+    return wait
+
+
+def test_a_step_s_time_does_not_depend_on_how_many_are_in_a_sample(monkeypatch, clock):
+    losses = [mx.nd.ones((4,))]
+    for seconds in (1e-3, 0.04, 7.0):
+        monkeypatch.setattr(steps, "_make", lambda *_, s=seconds: lambda: clock(s) or losses)
+        (row,) = steps.measure("lenet", [mx.cpu(0)], ["gluonpar"], batch_size=4, rounds=2)
+        assert row.samples.median == pytest.approx(seconds)
+
+
+def test_a_copy_s_time_is_that_of_its_pair_with_waiting(monkeypatch, clock):
+    copyto, wait_to_read = mx.nd.NDArray.copyto, mx.nd.NDArray.wait_to_read
+
+    def slow(self, other):
+        if isinstance(other, mx.nd.NDArray):
+            clock(1 + 3 * self.context.device_id + other.context.device_id)
+        return copyto(self, other)
+
+    def wait(self):
+        clock(100)
+        wait_to_read(self)
+
+    monkeypatch.setattr(mx.nd.NDArray, "copyto", slow)
+    monkeypatch.setattr(mx.nd.NDArray, "wait_to_read", wait)
     rows = copies.measure([mx.cpu(i) for i in range(3)], num_bytes=4096, rounds=2)
-    assert {(row.src, row.dst) for row in rows} == {(i, j) for i in range(3) for j in range(3)} - {
-        (i, i) for i in range(3)
-    }
-    for row in rows:
-        assert row.algbw == pytest.approx(4096 / row.samples.median / 1e9) and row.algbw > 0
+    seconds = {(row.src, row.dst): row.samples.median for row in rows}
+    assert seconds == {(i, j): 101 + 3 * i + j for i, j in itertools.permutations(range(3), 2)}
+    assert [row.algbw for row in rows] == [4096 / row.samples.median / 1e9 for row in rows]
 
 
 # The command

@@ -141,7 +141,7 @@ def interleaved(
 def shares(items: Sequence[T], deadline: float) -> Iterator[tuple[T, float]]:
     """Yield each item and until when it may take: an equal share of what is left for the others.
 
-    Both times are :func:`time.monotonic`'s.
+    Both times are those of ``time.monotonic()``.
     """
     for i, item in enumerate(items):
         now = time.monotonic()
