@@ -28,7 +28,7 @@ TOLD = {
     "devices": ("gpus", "peers", "libraries"),
     "self test": ("lines", "failures"),
     "copies": ("rows",),
-    "all-reduce": ("rows", "choices", "left out"),
+    "all-reduce": ("rows", "choices"),
     "steps": ("rows",),
 }
 

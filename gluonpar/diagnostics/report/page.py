@@ -64,8 +64,6 @@ def _tables(report: dict[str, Any]) -> Iterator[str]:
             figures = f"{1e6 * row['median_seconds']:.1f} ({row['busbw']:.2f})"
             cells[row["name"], size] = mark + figures
         yield _table("", cells)
-        if reduced["left out"]:
-            yield "\n".join(f"- left out: {name}: {why}" for name, why in reduced["left out"])
     for workload in dict.fromkeys(row["workload"] for row in report["steps"]["rows"]):
         rows = [row for row in report["steps"]["rows"] if row["workload"] == workload]
         per_device = rows[0]["batch_size"] // rows[0]["num_devices"]

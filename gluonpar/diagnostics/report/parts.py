@@ -59,13 +59,10 @@ def reduce(ctx: Sequence[mx.Context], deadline: float, without: Sequence[str]) -
     """Tell, size by size, which all-reduce is chosen, and the times of all."""
     setting = allreduce.Setting(ctx, rounds=ROUNDS, warmup=WARMUP)
     threads.share(ctx)
-    makers = allreduce.makers(ctx, collectives.ALGORITHMS)
+    makers = allreduce.makers(ctx, collectives.usable(ctx))
     makers.pop(allreduce.FLOOR, None)
-    announced = {n: functools.partial(_announced, n, makers[n]) for n in makers if n not in without}
-    found, left_out = allreduce.without_unsupported(announced, setting)
-    for reason in left_out.items():
-        tell({"left out": reason})
-    for num_bytes, end in harness.shares(ALLREDUCE_BYTES, deadline):
+    found = {n: functools.partial(_announced, n, makers[n]) for n in makers if n not in without}
+    for num_bytes, end in harness.shares(ALLREDUCE_BYTES if found else (), deadline):
         size = num_bytes // 4
         choice = collectives.explain(setting.zeros(size))
         tell({"choices": {"num_bytes": num_bytes, **choice._asdict()}})
