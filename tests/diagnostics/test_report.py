@@ -37,7 +37,7 @@ def report():
     """Figures of three GPUs on which all is well."""
     pairs = [[i, j] for i in range(3) for j in range(3) if i != j]
     machine = {"wheels": ["mxnet-cu112"], "processor": "any", "cores": 4, "date": "2020-02-02"}
-    machine.update(gluonpar="1", mxnet="1.9.1", numpy="1.26", python="3.11")
+    machine.update(gluonpar="1", mxnet="1.9.1", numpy="1.26", python="3.11", gpus=["gpu 0 Tesla"])
     names = ["gpu(0)", "gpu(1)", "gpu(2)"]
     libraries = [["CUDA", "11.8"], ["cuDNN", "8.9.6"]]
     return {
@@ -113,9 +113,7 @@ def test_pairs_without_peer_access_are_named(report):
 
 
 def test_no_finding_rests_on_times_of_simulated_gpus(report):
-    names = [f"Simulated GPU {i}" for i in range(3)]
-    gpus = [{**gpu, "name": name} for gpu, name in zip(GPUS, names)]
-    report["devices"]["gpus"] = gpus
+    report["machine"]["gpus"] = ["gpu 0 Simulated GPU 0, compute capability 8.6"]
     (note,) = found(report, "note")
     assert "simulated GPUs: times mean nothing" in note
     assert not any(unit in line for line in found(report) for unit in (" us", " ms", "images/s"))
@@ -123,6 +121,8 @@ def test_no_finding_rests_on_times_of_simulated_gpus(report):
     titles = [line for line in page(report).splitlines() if line.startswith("## ")]
     assert len(titles) == 4
     assert all("simulated" in title for title in titles if title != "## Findings")
+    report["devices"].update(gpus=[], names=["cpu(0)", "cpu(1)", "cpu(2)"])
+    assert any("images/s" in line for line in found(report))  # beside a simulator, but on CPUs
 
 
 @pytest.mark.parametrize(

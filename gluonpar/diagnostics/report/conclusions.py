@@ -24,16 +24,21 @@ def conclude(report: Report) -> list[Finding]:
     return sorted(findings, key=lambda finding: (WRONG, NOTE, OK).index(finding.state))
 
 
+def on_gpus(report: Report) -> bool:
+    """Return whether the devices are GPUs."""
+    return any(name.startswith("gpu") for name in report["devices"]["names"])
+
+
 def simulated(report: Report) -> bool:
-    """Return whether the GPUs are those of a simulator, which says so in their names."""
-    return any("simulated" in gpu["name"].lower() for gpu in report["devices"]["gpus"])
+    """Return whether the devices are GPUs of a simulator, which says so in their names."""
+    return on_gpus(report) and any("simulated" in gpu.lower() for gpu in report["machine"]["gpus"])
 
 
 def _devices(report: Report) -> Iterator[Finding]:
     if simulated(report):
         text = "simulated GPUs: times mean nothing, and no finding is based on them"
         yield Finding("devices", NOTE, text)
-    elif not report["devices"]["gpus"]:
+    elif not on_gpus(report):
         yield Finding("devices", NOTE, "CPU devices: their times say nothing about GPUs")
 
 

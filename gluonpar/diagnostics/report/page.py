@@ -23,7 +23,7 @@ def _header(report: dict[str, Any]) -> Iterator[str]:
         f"{'.'.join(map(str, gpu['capability']))}, {gpu['memory_bytes'] / 2**30:.1f} GiB"
         for gpu in devices["gpus"]
     ]
-    yield "\n".join(gpus) or "CPU devices, no GPU."
+    yield "\n".join(gpus) or "; ".join(machine["gpus"]) or "No GPU."
     versions = [f"{name} {machine[name]}" for name in ("gluonpar", "mxnet", "numpy", "python")]
     versions += [" ".join(library) for library in devices["libraries"]]
     yield (
