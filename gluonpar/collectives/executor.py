@@ -48,8 +48,8 @@ def run(
     ``results`` holds the (device, chunk) pairs to write; by default, all are written.
     """
     peers.enable([array.context for array in data])
-    if num_chunks(hops) == 1 and not results:
-        _run_in_place(hops, data, op)
+    if num_chunks(hops) == 1:
+        _run_whole(hops, data, op, results)
         return
     size = data[0].size
     cuts = partition.slices(size, num_chunks(hops))[:size]  # without the empty ones
@@ -70,14 +70,20 @@ def run(
                 value.copyto(chunk)
 
 
-def _run_in_place(hops: Sequence[Hop], data: Sequence[mx.nd.NDArray], op: str) -> None:
+def _run_whole(
+    hops: Sequence[Hop], data: Sequence[mx.nd.NDArray], op: str, results: Container
+) -> None:
     """Carry out a plan of whole arrays, which gains nothing from writing at the end."""
+    values = list(data)
     for hop in hops:
-        source, own = data[hop.src], data[hop.dst]
+        source, own = values[hop.src], values[hop.dst]
         if hop.reduce:
-            COMBINE[op](own, source.copyto(own.context), out=own)
+            came = source.copyto(own.context)
+            kept = not results or (hop.dst, 0) in results
+            values[hop.dst] = COMBINE[op](own, came, out=own if kept else came)
         else:
             source.copyto(own)
     if op == "mean":
-        for array in data:
-            array /= len(data)
+        for i, array in enumerate(data):
+            if not results or (i, 0) in results:
+                array /= len(data)

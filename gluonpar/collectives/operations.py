@@ -9,7 +9,7 @@ from typing import Iterator, NamedTuple, Sequence
 import mxnet as mx
 from mxnet import autograd
 
-from gluonpar.collectives import arguments, executor, host, partition, registry
+from gluonpar.collectives import arguments, cost_model, executor, host, partition, registry
 from gluonpar.collectives.algorithms import balanced, tree
 from gluonpar.collectives.plan import relabel, reverse
 from gluonpar.runtime import interrupts, nccl, peers, threads
@@ -31,17 +31,16 @@ class Choice(NamedTuple):
 
 def choose(kind: arguments.Kind) -> Choice:
     """Choose an algorithm by the arrays' contexts, their number and their bytes."""
-    # Measured on CPU contexts. The rules for GPUs follow from the costs in docs/algorithms.md.
     if not any("gpu" in context.device_type for context in kind.ctx):
         return Choice("host", "all arrays are in the host's memory, so it can sum them in place")
     by_nccl = kind.dtype.name in nccl.DTYPES and not nccl.refusal(kind.ctx)
     if by_nccl and len(kind.ctx) > 1 and peers.between_all(kind.ctx):
         return Choice("nccl", "NCCL is installed, and there is peer access between all GPUs")
-    if len(kind.ctx) == 2:
-        return Choice("star", "two devices: the fewest messages")
-    if kind.num_bytes <= 1 << 16:
-        return Choice("tree", f"{kind.num_bytes} bytes per device: latency-bound, so fewest steps")
-    return Choice("balanced", f"{kind.num_bytes} bytes per device: bandwidth-optimal")
+    costs = {name: cost_model.of(name, len(kind.ctx)) for name in ("star", "tree", "balanced")}
+    name = min(costs, key=lambda name: costs[name].seconds(kind.num_bytes))
+    messages, steps, critical_path = costs[name]
+    why = f"{messages} messages in {steps} steps, which send {critical_path:g} arrays in turn"
+    return Choice(name, f"{kind.num_bytes} bytes per device: {why}, estimated the fastest")
 
 
 def check_algorithm(name: str | None, ctx: Sequence[mx.Context]) -> None:
@@ -170,17 +169,30 @@ def _buckets(lists, bucket_bytes: int) -> Iterator[tuple[list, arguments.Kind]]:
 
 
 @contextlib.contextmanager
-def _joined(bucket) -> Iterator[list[mx.nd.NDArray]]:
-    """Give one array per device, the lists end to end, which are written back on exit."""
+def _joined(bucket, root: int | None = None) -> Iterator[list[mx.nd.NDArray]]:
+    """Give one array per device, the lists end to end, which are written back on exit.
+
+    With ``root``, only its values are in them, and only the other devices' are written back.
+    """
     k = len(bucket[0])
     with executor.flattened([array for data in bucket for array in data]) as flat:
-        joined = [mx.nd.concat(*flat[i::k], dim=0) for i in range(k)]
+        of_devices = [flat[i::k] for i in range(k)]
+        size = sum(array.size for array in of_devices[0])
+        joined = [
+            mx.nd.concat(*own, dim=0)
+            if root in (None, i)
+            else mx.nd.empty((size,), own[0].context, own[0].dtype)
+            for i, own in enumerate(of_devices)
+        ]
         yield joined
-        for i, whole in enumerate(joined):
-            start = 0
-            for array in flat[i::k]:
-                whole[start : start + array.size].copyto(array)
-                start += array.size
+        for i, (own, whole) in enumerate(zip(of_devices, joined)):
+            if i == root:
+                continue
+            end = 0
+            with mx.engine.bulk(len(own)):  # one operator: a copyto of each would be one each
+                for array in own:
+                    start, end = end, end + array.size
+                    mx.nd.slice_axis(whole, axis=0, begin=start, end=end, out=array)
 
 
 def _allreduce_separately(lists, chosen, op: str, accumulate: str | None) -> None:
@@ -201,7 +213,8 @@ def allreduce_as_float16(lists, algorithm: str | None = None) -> None:
     Every value and every sum is rounded to 11 binary digits; above 65504 it becomes infinite.
     """
     halves = [[array.astype("float16") for array in data] for data in lists]
-    allreduce_many(halves, algorithm, accumulate="float32")
+    # Half as many bytes: the buckets that a caller has made are not joined to larger ones.
+    allreduce_many(halves, algorithm, accumulate="float32", bucket_bytes=BUCKET_BYTES // 2)
     for data, sums in zip(lists, halves):
         for array, total in zip(data, sums):
             total.astype(array.dtype).copyto(array)
@@ -216,7 +229,10 @@ def explain(data: Sequence[mx.nd.NDArray]) -> Choice:
     >>> print(explain([mx.nd.ones((2,), ctx=mx.cpu(i)) for i in range(4)]))
     host: all arrays are in the host's memory, so it can sum them in place
     """
-    return choose(arguments.check_list(data))
+    kind = arguments.check_list(data)
+    choice = choose(kind)
+    staged = peers.staged(kind.ctx)
+    return choice._replace(why=f"{choice.why}; {staged}") if staged else choice
 
 
 def broadcast(data: Sequence[mx.nd.NDArray], root: int = 0) -> None:
@@ -243,7 +259,7 @@ def broadcast_many(lists: Sequence[Sequence[mx.nd.NDArray]], root: int = 0) -> N
     kinds = [arguments.check_list(data, f"lists[{j}]") for j, data in enumerate(lists)]
     k = len(lists[0])
     copy = (slice(None), [root], _beginning_with(root, k)[1:])
-    _run(lists, kinds, relabel(reverse(tree.reduce(k)), root, k), [copy])
+    _run(lists, kinds, relabel(reverse(tree.reduce(k)), root, k), [copy], root=root)
 
 
 def reduce(data: Sequence[mx.nd.NDArray], root: int = 0, op: str = "sum") -> None:
@@ -296,8 +312,11 @@ def all_gather(data: Sequence[mx.nd.NDArray]) -> None:
 
 
 @interrupts.held()
-def _run(lists, kinds: list[arguments.Kind], hops, reductions, op="sum", results=()) -> None:
-    """Do ``reductions`` in the host's memory if all arrays are there, otherwise run ``hops``."""
+def _run(lists, kinds, hops, reductions, op="sum", results=(), root: int | None = None) -> None:
+    """Do ``reductions`` in the host's memory if all arrays are there, otherwise run ``hops``.
+
+    ``root`` is the only device whose values matter, if there is one.
+    """
     todo = [(data, kind) for data, kind in zip(lists, kinds) if 0 not in kind.shape]
     if not todo or len(kinds[0].ctx) == 1:
         return
@@ -306,7 +325,8 @@ def _run(lists, kinds: list[arguments.Kind], hops, reductions, op="sum", results
         host.run([data for data, _ in todo], reductions, op)
         return
     for bucket, _ in _buckets(todo, BUCKET_BYTES):
-        with executor.flattened(bucket[0]) if len(bucket) == 1 else _joined(bucket) as flat:
+        alone = len(bucket) == 1
+        with executor.flattened(bucket[0]) if alone else _joined(bucket, root) as flat:
             executor.run(hops, flat, op, results)
 
 

@@ -23,7 +23,7 @@ def enable(ctx: Sequence[mx.Context]) -> frozenset[tuple[int, int]]:
 
     Does nothing with ``MXNET_ENABLE_GPU_P2P=0``. A later call with the same GPUs costs nothing.
     """
-    return _enable(frozenset(c.device_id for c in ctx if c.device_type == "gpu"))
+    return _enable(_gpus(ctx))
 
 
 def between_all(ctx: Sequence[mx.Context]) -> bool:
@@ -33,18 +33,24 @@ def between_all(ctx: Sequence[mx.Context]) -> bool:
 
 def describe(ctx: Sequence[mx.Context]) -> str:
     """Return which GPUs of ``ctx`` copy directly to each other; "" for fewer than two GPUs."""
-    gpus = sorted({c.device_id for c in ctx if c.device_type == "gpu"})
-    pairs = [*itertools.combinations(gpus, 2)]
-    if not pairs:
-        return ""
-    if os.environ.get("MXNET_ENABLE_GPU_P2P") == "0":
+    return staged(ctx) or ("peer access between all" if len(_gpus(ctx)) > 1 else "")
+
+
+def staged(ctx: Sequence[mx.Context]) -> str:
+    """Return which copies between GPUs of ``ctx`` go through the host, and why; "" if none does."""
+    pairs = [*itertools.combinations(sorted(_gpus(ctx)), 2)]
+    if pairs and os.environ.get("MXNET_ENABLE_GPU_P2P") == "0":
         return "no peer access: MXNET_ENABLE_GPU_P2P=0"
     direct = enable(ctx)
-    staged = [f"{i}-{j}" for i, j in pairs if not {(i, j), (j, i)} <= direct]
-    if not staged:
-        return "peer access between all"
-    some = "no peer access" if len(staged) == len(pairs) else "no peer access between some"
-    return f"{some}: copies of {', '.join(staged)} go through the host"
+    found = [f"{i}-{j}" for i, j in pairs if not {(i, j), (j, i)} <= direct]
+    if not found:
+        return ""
+    some = "no peer access" if len(found) == len(pairs) else "no peer access between some"
+    return f"{some}: copies of {', '.join(found)} go through the host"
+
+
+def _gpus(ctx: Sequence[mx.Context]) -> frozenset[int]:
+    return frozenset(c.device_id for c in ctx if c.device_type == "gpu")
 
 
 @functools.lru_cache(None)

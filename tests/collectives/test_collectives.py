@@ -15,6 +15,7 @@ from gluonpar.collectives import (
     ALGORITHMS,
     Choice,
     arguments,
+    cost_model,
     executor,
     host,
     operations,
@@ -433,16 +434,28 @@ def test_explain_names_the_host_for_cpu_contexts():
     assert gluonpar.explain(place(payload(3, (4,)))).algorithm == "host"
 
 
-@pytest.mark.parametrize(
-    "k, size, want", [(2, 10, "star"), (4, 10, "tree"), (4, 10**6, "balanced")]
-)
 @pytest.mark.parametrize("mixed", [False, True])
-def test_the_choice_for_gpus_depends_on_bytes_and_number(k, size, want, mixed):
-    """Without NCCL, and with a CPU among the devices."""
-    ctx = [mx.cpu(0) if mixed and i == 0 else mx.gpu(i) for i in range(k)]
-    kind = arguments.Kind((size,), np.dtype("float32"), ctx)
-    chosen = operations.choose(kind).algorithm
-    assert chosen == ("nccl" if "nccl" in NAMES and not mixed else want)
+class TestTheChoiceForGpusWithoutNccl:
+    @pytest.fixture(autouse=True)
+    def no_peer_access(self, monkeypatch):
+        monkeypatch.setattr(operations.peers, "between_all", lambda ctx: False)
+
+    def choose(self, k, num_bytes, mixed):
+        ctx = [mx.cpu(0) if mixed and i == 0 else mx.gpu(i) for i in range(k)]
+        kind = arguments.Kind((num_bytes // 4,), np.dtype("float32"), ctx)
+        return operations.choose(kind).algorithm
+
+    @pytest.mark.parametrize("k", [3, 4, 8])
+    def test_small_arrays_take_the_fewest_messages_and_large_ones_the_shortest_path(self, k, mixed):
+        costs = {name: cost_model.of(name, k) for name in ("star", "tree", "balanced")}
+        small, large = (costs[self.choose(k, size, mixed)] for size in (4, 1 << 30))
+        assert small.messages == min(cost.messages for cost in costs.values())
+        assert large.critical_path == min(cost.critical_path for cost in costs.values())
+        changes = [self.choose(k, 1 << log, mixed) for log in range(2, 31)]
+        assert changes == sorted(changes, key=changes.index)  # from one to the other only once
+
+    def test_lenets_gradients_on_eight_take_the_tree(self, mixed):
+        assert self.choose(8, 516_272, mixed) == "tree"
 
 
 @pytest.mark.parametrize("algorithm, ctx", [("nccl", [mx.cpu(0), mx.cpu(1)])])
