@@ -17,15 +17,24 @@ from gluonpar.runtime import memory
 
 
 class Layout:
-    """All parameters with a gradient, by index, in buckets; ``pinned`` ones keep their arrays."""
+    """All parameters with a gradient, by index, in buckets; ``pinned`` ones keep their arrays.
+
+    ``in_order`` are the same parameters in the order in which forward uses them: neighbours share
+    a bucket.
+    """
 
     def __init__(
-        self, params: Sequence[gluon.Parameter], pinned: Collection[gluon.Parameter] = ()
+        self,
+        params: Sequence[gluon.Parameter],
+        pinned: Collection[gluon.Parameter] = (),
+        in_order: Sequence[gluon.Parameter] | None = None,
     ) -> None:
         self.indices = [i for i, param in enumerate(params) if param.grad_req != "null"]
         self._params = [params[i] for i in self.indices]
         self.ctx = self._params[0].list_ctx() if self._params else []
-        self.buckets = self._flatten([i for i in self.indices if params[i] not in pinned], params)
+        place = {param: i for i, param in enumerate(in_order or params)}
+        in_turn = sorted(self.indices, key=lambda i: place[params[i]])
+        self.buckets = self._flatten([i for i in in_turn if params[i] not in pinned], params)
         own = [i for i in self.indices if params[i] in pinned]
         self.buckets += [_bucket_of_one(i, params[i], i % len(self.ctx)) for i in own]
         self._made = _arrays(self._params)

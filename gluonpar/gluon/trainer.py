@@ -172,7 +172,8 @@ class Trainer(gluon.Trainer):
 
     def _laid_out(self) -> Layout:
         """The parameters in buckets, made the first time and after their arrays were replaced."""
-        if {*parameter_buckets.listed(self._given)} != {*self._params}:
+        in_order = parameter_buckets.listed(self._given)  # gluon.Trainer sorts by name
+        if {*in_order} != {*self._params}:
             raise ValueError("the set of parameters has changed; make a new Trainer for it")
         if self._layout is not None and self._layout.holds(self._params):
             moved = self._layout.moved()
@@ -183,10 +184,10 @@ class Trainer(gluon.Trainer):
         for param in self._params:
             param.list_data()  # raises, naming the parameter, if it is not initialised
         if self._layout is None and cluster.size() > 1:
-            kinds = [(param.shape, str(param.dtype)) for param in self._params]
+            kinds = [(param.shape, str(param.dtype)) for param in in_order]
             cluster.agree({"shapes and dtypes of the parameters": kinds})
-            hierarchical.broadcast_many([param._data for param in self._params])
-        self._layout = Layout(self._params, self._pinned)
+            hierarchical.broadcast_many([param._data for param in in_order])
+        self._layout = Layout(self._params, self._pinned, in_order)
         self._contexts = self._layout.ctx or self._contexts
         self._update_of_owners.set_contexts(self._contexts)
         if self._accumulating:

@@ -5,9 +5,11 @@ import mxnet as mx
 import numpy as np
 import pytest
 from gluon_runs import STATIC, contexts, give_grads, weights
+from mxnet import gluon
 
 from gluonpar import replicas
 from gluonpar.gluon.parameter_buckets import Layout, check, listed
+from gluonpar.gluon.trainer import Trainer
 from gluonpar.runtime import memory
 
 
@@ -135,3 +137,15 @@ def test_the_parameters_of_lists_and_dicts():
     assert listed(params) == listed(tuple(params)) == listed({1: params[0], 2: params[1]}) == params
     assert listed(params[0]) == listed(None) == listed(5) == []
     check(params)
+
+
+def test_a_trainers_buckets_hold_neighbouring_layers(monkeypatch):
+    """gluon.Trainer sorts parameters by name, in which a tenth layer comes before the second."""
+    monkeypatch.setattr(replicas, "BUCKET_BYTES", 48)  # three layers
+    net = gluon.nn.HybridSequential()
+    net.add(*[gluon.nn.Dense(2, in_units=2, use_bias=False) for _ in range(12)])
+    net.initialize(ctx=contexts(2))
+    Trainer(net.collect_params(), "sgd")
+    buckets = [memory.chunk(layer.weight.list_grad()[0]) for layer in net]
+    assert buckets == [bucket for bucket in buckets[::3] for _ in range(3)]
+    assert len({*buckets}) == 4
