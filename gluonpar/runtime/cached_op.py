@@ -15,10 +15,10 @@ import mxnet as mx
 
 from gluonpar.runtime import memory
 
-# Operators of backward that MXNet's engine runs as one. With its default of 15, all of LeNet's
-# backward is one, and no gradient could be summed before the last is computed. More, smaller ones
-# cost microseconds.
-_BACKWARD_BULK_SIZE = 4
+# Operators of backward that MXNet's engine runs as one: on a GPU each such bulk ends by waiting for
+# the stream. With MXNet's default, gradients in several buckets could not be summed before backward
+# has computed many more.
+_DEFAULT_BULK_SIZE, _BULK_SIZE_OF_BUCKETS = 15, 4
 
 
 def traceable(function: Callable) -> Callable:
@@ -43,9 +43,9 @@ def losses(
         return loss(model(X, params), y)
     # A graph on static memory keeps the gradients that it first wrote, and MXNet would write into
     # those for other parameters, too. So each list has a graph of its own; a replica keeps it.
-    grads = (param.grad for param in params)
-    first = next((memory.chunk(grad) for grad in grads if grad is not None), None)
-    key = (model, loss, len(params), first)
+    chunks = [memory.chunk(param.grad) for param in params if param.grad is not None]
+    bulk_size = _DEFAULT_BULK_SIZE if len({*chunks}) == 1 else _BULK_SIZE_OF_BUCKETS
+    key = (model, loss, len(params), next(iter(chunks), None), bulk_size)
     graphs = getattr(params, "graphs", None)
     if graphs is None:
         return _trace(*key)(X, *params, y)
@@ -55,7 +55,9 @@ def losses(
 
 
 @functools.lru_cache(64)
-def _trace(model: Callable, loss: Callable, num_params: int, first_grad: int | None) -> Callable:
+def _trace(
+    model: Callable, loss: Callable, num_params: int, first_grad: int | None, bulk_size: int
+) -> Callable:
     X, y = mx.sym.var("X"), mx.sym.var("y")
     params = [mx.sym.var(f"param{i}") for i in range(num_params)]
     graph = loss(model(X, params), y)
@@ -65,5 +67,5 @@ def _trace(model: Callable, loss: Callable, num_params: int, first_grad: int | N
     constant = [i for i in range(len(order)) if i not in varying]
     flags = {"static_alloc": True, "static_shape": True}
     flags.update(data_indices=varying, param_indices=constant)
-    run = mx.nd.CachedOp(graph, [*flags.items(), ("backward_bulk_size", _BACKWARD_BULK_SIZE)])
+    run = mx.nd.CachedOp(graph, [*flags.items(), ("backward_bulk_size", bulk_size)])
     return lambda *arrays: run(*[arrays[j] for j in order])
