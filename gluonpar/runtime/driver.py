@@ -8,8 +8,9 @@ see. `nvidia-smi` ignores that variable, and may not be installed.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
-from typing import Any, NamedTuple
+from typing import Any, Iterable, Iterator, NamedTuple
 
 LIBRARY = "libcuda.so.1"
 
@@ -112,6 +113,17 @@ def gpus() -> list[Gpu]:
         major, minor = (_get("cuDeviceGetAttribute", kind, device) for kind in _CAPABILITY)
         found.append(Gpu(index, name.value.decode(errors="replace"), (major, minor)))
     return found
+
+
+def peers(indices: Iterable[int]) -> Iterator[tuple[tuple[int, int], bool]]:
+    """Yield each pair of these GPUs, and whether the two have peer access; errors as gpus().
+
+    GPUs with peer access can copy directly to each other, others through the host.
+    """
+    for pair in itertools.combinations(sorted(indices), 2):
+        first, second = (_get("cuDeviceGet", index) for index in pair)
+        ways = (_get("cuDeviceCanAccessPeer", *way) for way in ((first, second), (second, first)))
+        yield pair, all(ways)
 
 
 def why_unusable() -> str:

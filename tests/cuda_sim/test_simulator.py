@@ -309,6 +309,19 @@ PEERS = """
 """
 
 
+def test_a_copy_over_a_slow_link_takes_its_time_and_others_do_not(succeed):
+    program = """
+    assert kind(0, 1) == "peer staged"
+    check(cudart.cudaMemsetAsync(arrays[0], 0, c_size_t(NUM_BYTES), None))
+    check(cudart.cudaDeviceSynchronize())
+    check(cudart.cudaSetDevice(0))
+    check(cudart.cudaDeviceSynchronize())
+    took = {one.name: one.end - one.begin for one in timeline()}
+    assert took["peer staged"] >= 0.5 > took["memset"]
+    """
+    succeed(PEERS + program, num_devices=4, timeline=1, link=1 << 20)
+
+
 def test_peer_access_must_be_enabled(succeed):
     program = """
     assert kind(0, 1) == kind(2, 3) == "peer staged"

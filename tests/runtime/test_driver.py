@@ -18,8 +18,8 @@ T4, A6000, H200 = ("Tesla T4", 7, 5), ("NVIDIA RTX A6000", 8, 6), ("NVIDIA H200"
 class FakeDriver:
     """libcuda's functions in Python: device handles differ from indices, and calls can fail."""
 
-    def __init__(self, *gpus, failing=None):
-        self.gpus, self.failing = gpus, failing or {}
+    def __init__(self, *gpus, failing=None, peers=()):
+        self.gpus, self.failing, self.peers = gpus, failing or {}, peers
 
     def _return(self, function, reference=None, value=None):
         if reference is not None:
@@ -44,13 +44,16 @@ class FakeDriver:
         number = self.gpus[device - 100][{75: 1, 76: 2}[attribute]]
         return self._return("cuDeviceGetAttribute", value, number)
 
+    def cuDeviceCanAccessPeer(self, can, device, peer):
+        return self._return("cuDeviceCanAccessPeer", can, (device - 100, peer - 100) in self.peers)
+
 
 @pytest.fixture
 def fake(monkeypatch):
     """fake(*gpus, failing=None): let the driver be a FakeDriver of these."""
 
-    def install(*gpus, failing=None):
-        monkeypatch.setattr(driver, "load", lambda: FakeDriver(*gpus, failing=failing))
+    def install(*gpus, **options):
+        monkeypatch.setattr(driver, "load", lambda: FakeDriver(*gpus, **options))
 
     return install
 
@@ -73,6 +76,12 @@ def test_gpus_and_cuda_version_through_a_real_shared_library(
     monkeypatch.setattr(driver, "LIBRARY", str(library))
     assert driver.gpus() == [Gpu(0, "Tesla T4", (7, 5)), Gpu(1, "NVIDIA H200", (9, 0))]
     assert driver.cuda_version() == version
+
+
+def test_peer_access_is_told_per_pair_and_must_go_both_ways(fake):
+    fake(T4, T4, T4, peers={(0, 2), (2, 0), (1, 2)})
+    assert dict(driver.peers([2, 0, 1])) == {(0, 1): False, (0, 2): True, (1, 2): False}
+    assert dict(driver.peers([1])) == {}
 
 
 def test_usable_is_capability_5_0_to_8_9():

@@ -93,6 +93,10 @@ EXPORTED CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute,
   return CUDA_SUCCESS;
 }
 
+EXPORTED CUresult cuDeviceCanAccessPeer(int* can, CUdevice device, CUdevice peer) {
+  return result_of(cudaDeviceCanAccessPeer(can, device, peer));
+}
+
 // A device's context is its number, plus one so that it is not null.
 EXPORTED CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
   if (CUresult result = check_device(device)) return result;

@@ -22,6 +22,7 @@ _OPTIONS = (
     "delays",
     "driver",
     "fail_after",
+    "link",
     "log",
     "nvrtc",
     "peers",
@@ -74,6 +75,7 @@ def environment(
     - ``fail_after``: "device:launches": the device fails at the launch after so many (never)
     - ``driver``: the driver's version, which decides on CUDA's and PTX's ("550.54.14")
     - ``nvrtc``: the version of CUDA that NVRTC is of, "11.2" to "11.8" ("11.8")
+    - ``link``: bytes per second of a copy between two devices, at most (no limit)
     - ``log``: a file to which the simulator's last words are appended, too, as pytest hides
       what a process that dies has written (none)
     - ``timeline``: 1 keeps what timeline() returns (0)

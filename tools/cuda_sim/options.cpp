@@ -114,6 +114,7 @@ Options read_options() {
   result.devices = visible_devices(number("CUDA_SIM_DEVICES", "2", 0));
   result.bytes_per_device = number("CUDA_SIM_BYTES", "4294967296", 1);
   result.capability = version("CUDA_SIM_CAPABILITY", "8.6");
+  result.link_bytes_per_second = number("CUDA_SIM_LINK", "0", 0);
   result.delays = !variable("CUDA_SIM_DELAYS", "").empty();
   result.seed = number("CUDA_SIM_DELAYS", "0", 0);
   result.timeline = flag("CUDA_SIM_TIMELINE");

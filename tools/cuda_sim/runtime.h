@@ -38,6 +38,7 @@ struct Options {
   Version capability;
   bool every_peer;
   std::vector<std::pair<int, int>> peers;  // with numbers in the machine, if not every_peer
+  double link_bytes_per_second;  // between devices; 0 is no limit
   bool delays;
   unsigned seed;
   int failing_device = -1;  // number in the machine

@@ -37,6 +37,8 @@ _NAMES = ("GLIBC_TUNABLES", "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "LD_PRELO
 _REMEDIES = {
     "MXNET_ENGINE_TYPE": "NaiveEngine runs one operator at a time, so devices wait for each other; "
     "unset it, unless you are looking for an error",
+    "MXNET_ENABLE_GPU_P2P": "with 0 all copies between GPUs go through the host, and NCCL is not "
+    "chosen; unset it, unless direct copies fail",
     **dict.fromkeys(
         ("OMP_NUM_THREADS", "MXNET_OMP_MAX_THREADS"),
         "every device uses that many threads, where gluonpar would share the processors out; unset "
@@ -146,6 +148,18 @@ def gpus() -> Iterator[Found]:
             )
             remedy = f"train on CPU devices (--device cpu, {CPU}) or on a GPU of those capabilities"
             yield WRONG if needed and not any(map(driver.usable, found)) else NOTE, text, remedy
+    yield from _peer_access([gpu.index for gpu in found if driver.usable(gpu)])
+
+
+def _peer_access(indices: list[int]) -> Iterator[Found]:
+    """Which of the usable GPUs copy to each other directly."""
+    access = dict(driver.peers(indices))
+    staged = [f"{i}-{j}" for (i, j), direct in access.items() if not direct]
+    if staged:
+        text = f"no peer access between GPUs {', '.join(staged)}: their copies go through the host"
+        yield NOTE, text, "nvidia-smi topo -p2p r says why; --gpus can choose GPUs that have it"
+    elif access:
+        yield OK, f"peer access between all {len(indices)} usable GPUs: they copy directly"
 
 
 def cuda() -> Iterator[Found]:
