@@ -28,7 +28,7 @@ def perform(work: Callable[[], object]) -> None:
     try:
         work()
     except Exception as error:  # a broken installation can raise anything
-        _write({"failed": f"{type(error).__name__}: {summary(error)}"})
+        _write({"failed": describe(error)})
     else:
         _write({"end": True})
 
@@ -77,6 +77,12 @@ def summary(error: Exception) -> str:
     """Return the most informative line of an exception; MXNet's begin with a C++ traceback."""
     lines = str(error).strip().splitlines() or [""]
     return (lines[-1] if lines[0].startswith("Traceback") else lines[0]).strip()
+
+
+def describe(error: Exception) -> str:
+    """Return the exception's type and its :func:`summary`, which may begin with the type."""
+    kind, text = type(error).__name__, summary(error)
+    return text if text.startswith(kind) else f"{kind}: {text}"
 
 
 def load_average() -> float:

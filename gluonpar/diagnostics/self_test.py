@@ -16,6 +16,7 @@ from mxnet import autograd, gluon
 
 from gluonpar import collectives
 from gluonpar.diagnostics.benchmark.allreduce import payload
+from gluonpar.diagnostics.child_process import describe, summary
 from gluonpar.diagnostics.verification import Wrong, check_close, check_replicas, check_same_bits
 from gluonpar.gluon.trainer import Trainer
 from gluonpar.models import lenet, resnet
@@ -47,9 +48,8 @@ def run(ctx: Sequence[mx.Context], report: Callable[[str], object] = print) -> l
         try:
             report(f"ok     {name}: {check(ctx)}")
         except Exception as error:
-            lines = str(error).strip().splitlines() or [""]
-            kind = "" if isinstance(error, Wrong) else f"{type(error).__name__}: "
-            failures.append(f"{name}: {kind}{lines[0]}")
+            how = summary(error) if isinstance(error, Wrong) else describe(error)
+            failures.append(f"{name}: {how}")
             report(f"WRONG  {failures[-1]}")
     return failures
 

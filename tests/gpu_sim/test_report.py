@@ -11,20 +11,26 @@ import pytest
 from cuda_sim.environment import environment
 
 
+def run(folder, k, **options):
+    """Run the command on ``k`` simulated GPUs; return how it ended, the report and the page."""
+    path = folder / "report.json"
+    command = [sys.executable, "-m", "gluonpar", "verify", "--device", "gpu", "--report", path]
+    done = subprocess.run(
+        [*command, "--seconds", "1", "--batch-size", "1"],
+        env={**os.environ, **environment(num_devices=k, **options)},
+        capture_output=True,
+        text=True,
+    )
+    report = json.loads(path.read_text(), parse_constant=pytest.fail)
+    return done, report, path.with_suffix(".md").read_text()
+
+
 @pytest.mark.parametrize(
     ("k", "peers", "staged"),
     [(2, "none", "0-1"), pytest.param(3, "0-1", "0-2, 1-2", marks=pytest.mark.slow)],
 )
 def test_every_part_has_figures_and_no_finding_rests_on_times(k, peers, staged, tmp_path):
-    path = tmp_path / "report.json"
-    command = [sys.executable, "-m", "gluonpar", "verify", "--device", "gpu", "--report", path]
-    done = subprocess.run(
-        [*command, "--seconds", "1", "--batch-size", "1"],
-        env={**os.environ, **environment(num_devices=k, peers=peers)},
-        capture_output=True,
-        text=True,
-    )
-    report = json.loads(path.read_text(), parse_constant=pytest.fail)
+    done, report, page = run(tmp_path, k, peers=peers)
     assert report["failed"] == report["self test"]["failures"] == []
     findings = {finding["topic"]: finding["text"] for finding in report["findings"]}
     wrong = [finding for finding in report["findings"] if finding["state"] == "wrong"]
@@ -33,7 +39,6 @@ def test_every_part_has_figures_and_no_finding_rests_on_times(k, peers, staged, 
     assert report["simulated"] and "times mean nothing" in findings["devices"]
     assert f" {staged}:" in findings["peer access"]
     assert not any(unit in text for text in findings.values() for unit in (" us", " ms"))
-    page = path.with_suffix(".md").read_text()
     assert "Simulated GPU 1, compute capability 8.6, 4.0 GiB" in page
     titles = [line for line in page.splitlines() if line.startswith("## ")]
     assert [title for title in titles if "simulated" not in title] == ["## Findings"]
@@ -59,3 +64,16 @@ def test_every_part_has_figures_and_no_finding_rests_on_times(k, peers, staged, 
     for part in ("copies", "all-reduce", "steps"):
         for row in report[part]["rows"]:
             assert min(row["seconds"]) > 0 and math.isfinite(row["median_seconds"])
+
+
+@pytest.mark.slow
+def test_a_gpu_that_fails_ends_no_report(tmp_path):
+    done, report, page = run(tmp_path, 2, fail_after="1:60")
+    assert done.returncode == 1, done.stderr
+    wrong = [finding for finding in report["findings"] if finding["state"] == "wrong"]
+    assert {"self test", "lenet", "resnet18"} <= {finding["topic"] for finding in wrong}
+    failures = [finding["text"] for finding in wrong if finding["topic"] == "self test"]
+    assert all("an illegal memory access" in text for text in failures)
+    assert all(finding["text"] in page for finding in wrong)
+    alone = {row["name"] for row in report["steps"]["rows"] if row["num_devices"] == 1}
+    assert alone == {"gluonpar", "mxnet device"}  # the other GPU works
