@@ -112,9 +112,7 @@ def test_an_error_in_a_check_is_a_failure_and_the_others_are_run(monkeypatch, fa
 
     algorithm = collectives.registry.Algorithm("ring", run=broken)
     monkeypatch.setitem(collectives.ALGORITHMS, "ring", algorithm)
-    assert failures("all-reduce r") == [
-        "all-reduce ring: MXNetError: CUDA: no kernel"
-    ]
+    assert failures("all-reduce r") == ["all-reduce ring: MXNetError: CUDA: no kernel"]
 
 
 def test_a_copy_that_arrives_changed_is_found(monkeypatch, failures):
