@@ -183,9 +183,9 @@ def children(monkeypatch, answer):
     """Let ``answer(part, without)`` give what a part tells, and return the parts asked for."""
     asked = []
 
-    def messages(command):
+    def messages(command, environment=None):
         given = json.loads(command[-1])
-        asked.append(given)
+        asked.append({**given, "environment": environment})
         yield from answer(given)
 
     monkeypatch.setattr(measurement, "messages", messages)
