@@ -23,13 +23,13 @@ EXTRA ?=
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help train train-mpi test test-all test-faults test-cuda test-gpu-sim test-matrix notebook notebooks docs docs-serve pictures dist test-dist lint format data clean FORCE
+.PHONY: help train train-mpi test test-all test-faults test-cuda test-gpu-sim test-gpu-sim-all test-matrix notebook notebooks docs docs-serve pictures dist test-dist lint format data clean FORCE
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' $(firstword $(MAKEFILE_LIST)) | \
-	while read -r target text; do printf '  make %-11s %s\n' "$$target" "$$text"; done
+	while read -r target text; do printf '  make %-16s %s\n' "$$target" "$$text"; done
 	@sed -n 's/^#  / /p' $(firstword $(MAKEFILE_LIST))
 
 # With --data-dir or --dataset the training script finds its data; Fashion-MNIST is not downloaded.
@@ -66,11 +66,17 @@ test-cuda: ## install mxnet-cu112 (2 GB) into VENV_CUDA and test it; needs gcc, 
 	@$(MAKE) --no-print-directory VENV=$(VENV_CUDA) EXTRA=cu112 $(VENV_CUDA)/.tests
 	$(VENV_CUDA)/bin/python -m pytest --noconftest tests/runtime/test_cuda_wheel.py
 
-# tools/cuda_sim/README.md says how GPUs are simulated. NVIDIA's libraries are not installed.
-GPU_SIM_TESTS := $(addprefix tests/,collectives cuda_sim gluon gpu_sim models step)
+# tools/cuda_sim/README.md says how GPUs are simulated. NVIDIA's libraries are not installed. Each
+# of pytest's processes has nine GPUs of its own: eight, and one that no test has used before.
+GPU_SIM_TESTS := $(addprefix tests/,checkpoint collectives cuda_sim gluon gpu_sim models step)
+GPU_SIM = $(VENV_GPU_SIM)/bin/python tools/cuda_sim --kernels --num-gpus 9 --bytes 1000000000 \
+	$(PYTEST:$(BIN)/%=$(VENV_GPU_SIM)/bin/%) --device gpu-sim
+
 test-gpu-sim: $(VENV_GPU_SIM)/.gpu-sim ## run tests on simulated GPUs (downloads 0.5 GB); needs g++
-	$(VENV_GPU_SIM)/bin/python tools/cuda_sim --num-gpus 9 --bytes 1000000000 \
-	$(VENV_GPU_SIM)/bin/python -m pytest --device gpu-sim -m 'not slow' $(GPU_SIM_TESTS) $(ARGS)
+	$(GPU_SIM) -m 'not slow' $(GPU_SIM_TESTS) $(ARGS)
+
+test-gpu-sim-all: test-gpu-sim ## also run the slow tests on simulated GPUs
+	$(GPU_SIM) -m slow $(GPU_SIM_TESTS) $(ARGS)
 
 # JupyterLab runs as root only with --allow-root.
 notebook: $(VENV)/.notebook data ## open the walkthrough in JupyterLab
