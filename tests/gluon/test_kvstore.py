@@ -3,7 +3,7 @@
 import mxnet as mx
 import numpy as np
 import pytest
-from contexts import device
+from contexts import contexts, device
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -11,7 +11,7 @@ import gluonpar
 import gluonpar.gluon.kvstore
 from gluonpar.runtime import engine
 
-CPUS = [device(i) for i in range(4)]
+CTX = contexts(8)
 OPTIMIZERS = {
     "sgd": ("sgd", {"learning_rate": 0.1}),
     "momentum": ("sgd", {"learning_rate": 0.1, "momentum": 0.9, "wd": 1e-3}),
@@ -98,7 +98,7 @@ def assert_moved(net, ctx, **more):
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_trains_as_with_mxnets_own_store(world, optimizer, k):
-    ctx, nets = CPUS[:k], {}
+    ctx, nets = CTX[:k], {}
     for kvstore in ("gluonpar", "device"):
         nets[kvstore] = network(ctx)
         train(nets[kvstore], make_trainer(nets[kvstore], optimizer, kvstore), ctx)
@@ -107,16 +107,17 @@ def test_trains_as_with_mxnets_own_store(world, optimizer, k):
     assert_moved(nets["gluonpar"], ctx)
 
 
-@pytest.mark.parametrize("k", [2, 3, 4])
+@pytest.mark.parametrize("k", [2, 3, 4, 8])
 def test_k_devices_train_as_one(world, k):
-    one, many = network(CPUS[:1], in_units=4), network(CPUS[:k], in_units=4)
-    train(one, make_trainer(one), CPUS[:1])
-    train(many, make_trainer(many), CPUS[:k])
+    one, many = network(CTX[:1], in_units=4), network(CTX[:k], in_units=4)
+    data = list(batches((8, 9, 17)))
+    train(one, make_trainer(one), CTX[:1], data)
+    train(many, make_trainer(many), CTX[:k], data)
     assert_equal(many, one, rtol=1e-5)
 
 
 def test_batch_norm_keeps_its_statistics_per_device_as_with_mxnets_own_store():
-    ctx, nets = CPUS[:3], {}
+    ctx, nets = CTX[:3], {}
     for kvstore in ("gluonpar", "device"):
         nets[kvstore] = network(ctx, batch_norm=True)
         train(nets[kvstore], make_trainer(nets[kvstore], kvstore=kvstore), ctx)
@@ -140,7 +141,7 @@ def assert_summed(param, values):
 
 
 def test_gradients_are_exact_sums_between_allreduce_grads_and_update():
-    ctx, values = CPUS[:3], (100, 10, 1)
+    ctx, values = CTX[:3], (100, 10, 1)
     net = network(ctx, in_units=4)
     trainer = make_trainer(net)
     for _ in range(2):
@@ -161,7 +162,7 @@ def test_gradients_are_exact_sums_between_allreduce_grads_and_update():
 
 @pytest.mark.parametrize("layer", [0, 1])
 def test_a_frozen_layer_is_left_alone_be_it_the_first_or_the_last(layer):
-    ctx = CPUS[:2]
+    ctx = CTX[:2]
     net = network(ctx, in_units=4)
     net[layer].collect_params().setattr("grad_req", "null")
     before = replicas(net)
@@ -173,7 +174,7 @@ def test_a_frozen_layer_is_left_alone_be_it_the_first_or_the_last(layer):
 
 def test_gradients_that_are_added_up_are_summed_once():
     """grad_req='add': two half batches a step are as good as one whole."""
-    ctx, nets = CPUS[:2], {}
+    ctx, nets = CTX[:2], {}
     for grad_req in ("write", "add"):
         net = nets[grad_req] = network(ctx, in_units=4)
         net.collect_params().setattr("grad_req", grad_req)
@@ -188,7 +189,7 @@ def test_gradients_that_are_added_up_are_summed_once():
 
 
 def test_float16_beside_float32_with_a_master_copy():
-    ctx, nets = CPUS[:2], {}
+    ctx, nets = CTX[:2], {}
     for kvstore in ("gluonpar", "device"):
         params = nets[kvstore] = gluon.ParameterDict()
         half = params.get("half", shape=(3, 4), dtype="float16", init="ones")
@@ -215,8 +216,8 @@ def test_float16_beside_float32_with_a_master_copy():
 def test_one_context_by_name_and_by_instance_trains_as_without_a_store():
     nets = []
     for kvstore in (None, "gluonpar", mx.kv.create("gluonpar")):
-        nets.append(network(CPUS[:1]))
-        train(nets[-1], make_trainer(nets[-1], "adam", kvstore), CPUS[:1])
+        nets.append(network(CTX[:1]))
+        train(nets[-1], make_trainer(nets[-1], "adam", kvstore), CTX[:1])
     for net in nets[1:]:
         for mine, theirs in zip(replicas(net), replicas(nets[0])):
             np.testing.assert_array_equal(mine, theirs)
@@ -224,7 +225,7 @@ def test_one_context_by_name_and_by_instance_trains_as_without_a_store():
 
 def test_one_store_for_two_trainers():
     """Their keys are the same numbers, their arrays are not."""
-    ctx, store = CPUS[:2], mx.kv.create("gluonpar")
+    ctx, store = CTX[:2], mx.kv.create("gluonpar")
     shapes = ({"in_units": 4}, {"in_units": 4, "use_bias": False})
     together = [network(ctx, **more) for more in shapes]
     trainers = [make_trainer(net, kvstore=store) for net in together]
@@ -239,7 +240,7 @@ def test_one_store_for_two_trainers():
 
 
 def test_a_part_of_the_network_that_is_not_used_is_skipped_on_every_device():
-    ctx, nets = CPUS[:2], {}
+    ctx, nets = CTX[:2], {}
     for kvstore in ("gluonpar", "device"):
         net = network(ctx, in_units=4)
         unused = nn.Dense(2, in_units=2)
@@ -267,7 +268,7 @@ def train_ignoring(net, trainer, ctx):
 
 def test_a_device_without_samples_is_an_error_unless_stale_gradients_are_ignored():
     """One sample for two devices; nothing may be silently wrong."""
-    ctx = CPUS[:2]
+    ctx = CTX[:2]
     net = network(ctx)
     trainer = make_trainer(net)
     train(net, trainer, ctx)
@@ -278,7 +279,7 @@ def test_a_device_without_samples_is_an_error_unless_stale_gradients_are_ignored
 
 def test_new_gradient_arrays_are_found():
     """Initializing again, another number of devices: the store must not sum what was there."""
-    ctx = CPUS[:2]
+    ctx = CTX[:2]
     net = network(ctx, in_units=4)
     trainer = make_trainer(net)
     train(net, trainer, ctx)
@@ -294,7 +295,7 @@ def test_new_gradient_arrays_are_found():
 
 @pytest.mark.parametrize("optimizer", ["momentum", "adam"])
 def test_training_continues_from_saved_states(tmp_path, optimizer):
-    ctx = CPUS[:2]
+    ctx = CTX[:2]
     first, second = list(batches()), list(batches(seed=1))
     through = network(ctx)
     trainer = make_trainer(through, optimizer)
@@ -323,7 +324,7 @@ def count_operators(monkeypatch):
 
 @pytest.mark.cpu("the operator is that of 'host', for CPU contexts")
 def test_the_stock_loop_is_summed_in_one_operator_and_checked_once(monkeypatch):
-    ctx = CPUS[:2]
+    ctx = CTX[:2]
     net = network(ctx)
     trainer = make_trainer(net)
     train(net, trainer, ctx, batches((8,)))
@@ -358,7 +359,7 @@ class AroundTheStore(gluonpar.gluon.kvstore.GluonPar):
     ids=["own loop", "own store"],
 )
 def test_callers_other_than_the_stock_loop_get_the_sums_of_their_keys(make, summed):
-    net = network(CPUS[:2], in_units=4)
+    net = network(CTX[:2], in_units=4)
     trainer = make(net.collect_params())
     for _ in range(2):
         for j, param in enumerate(trainer._params):
@@ -371,7 +372,7 @@ def test_callers_other_than_the_stock_loop_get_the_sums_of_their_keys(make, summ
 
 
 def test_only_the_given_keys_are_summed():
-    ctx = CPUS[:2]
+    ctx = CTX[:2]
     net = network(ctx, in_units=4)
     params = list(net.collect_params().values())
     for param in params:
@@ -385,7 +386,7 @@ def test_only_the_given_keys_are_summed():
 
 
 def place(values, world=mx.nd):
-    return [world.array(value, ctx=c) for value, c in zip(values, CPUS)]
+    return [world.array(value, ctx=c) for value, c in zip(values, CTX)]
 
 
 def numbers(arrays):
@@ -428,7 +429,7 @@ def test_the_same_key_with_other_arrays_or_grouped_otherwise_is_summed_as_given(
 def test_arrays_without_elements():
     with mx.util.np_shape(True):
         store = mx.kv.create("gluonpar")
-        empty, full = [mx.nd.zeros((0, 2), ctx=c) for c in CPUS[:2]], place([[1], [2]])
+        empty, full = [mx.nd.zeros((0, 2), ctx=c) for c in CTX[:2]], place([[1], [2]])
         for total in (3, 6, 12):
             store.pushpull([0, 1], [empty, full])
             assert numbers(full) == [[total]] * 2
@@ -494,8 +495,8 @@ def fit(kvstore, ctx, states=None):
 @pytest.mark.parametrize("k", [1, 2, 4])
 def test_module_fit_trains_as_with_mxnets_own_store(tmp_path, by_name, k):
     kvstore = "gluonpar" if by_name else mx.kv.create("gluonpar")
-    mine, start = fit(kvstore, CPUS[:k], tmp_path / "states")
-    theirs, _ = fit("device", CPUS[:k])
+    mine, start = fit(kvstore, CTX[:k], tmp_path / "states")
+    theirs, _ = fit("device", CTX[:k])
     assert sorted(mine) == ["a_bias", "a_weight", "b_bias", "b_weight"]
     for name, value in mine.items():
         np.testing.assert_allclose(value, theirs[name], rtol=1e-5, atol=1e-6)
@@ -503,14 +504,14 @@ def test_module_fit_trains_as_with_mxnets_own_store(tmp_path, by_name, k):
 
 
 def test_updating_on_the_store_is_refused_with_the_remedy():
-    net = network(CPUS[:2], in_units=4)
+    net = network(CTX[:2], in_units=4)
     trainer = make_trainer(net, update_on_kvstore=True)
     with pytest.raises(ValueError, match="Please set update_on_kvstore=False.*GluonPar"):
         trainer.step(1)
 
 
 def test_compression_is_refused_with_the_remedy():
-    net = network(CPUS[:2], in_units=4)
+    net = network(CTX[:2], in_units=4)
     trainer = make_trainer(net, compression_params={"type": "2bit", "threshold": 0.5})
     with pytest.raises(ValueError, match="2bit.*does not compress.*kvstore='device'"):
         trainer.step(1)
@@ -518,18 +519,18 @@ def test_compression_is_refused_with_the_remedy():
 
 def test_sparse_gradients_are_refused():
     net = nn.Embedding(5, 2, sparse_grad=True)
-    net.initialize(ctx=CPUS[:2])
+    net.initialize(ctx=CTX[:2])
     trainer = make_trainer(net)
     with pytest.raises(ValueError, match="GluonPar.*sparse gradients"):
         trainer.step(1)
-    rows = [mx.nd.zeros((3, 2), ctx=c).tostype("row_sparse") for c in CPUS[:2]]
+    rows = [mx.nd.zeros((3, 2), ctx=c).tostype("row_sparse") for c in CTX[:2]]
     with pytest.raises(ValueError, match="row_sparse"):
         mx.kv.create("gluonpar").pushpull(0, rows)
 
 
 def test_sparse_parameters_are_refused():
     net = gluon.contrib.nn.SparseEmbedding(5, 2)
-    net.initialize(ctx=CPUS[:2])
+    net.initialize(ctx=CTX[:2])
     trainer = make_trainer(net)
     with pytest.raises(AssertionError, match="sparse weight requires optimizer support"):
         trainer.step(1)
@@ -604,7 +605,7 @@ def small_lenet():
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the book's code is older than NumPy's
 def test_the_books_training_runs_unchanged_as_with_mxnets_own_store(world, d2l, capsys):
     nets = {
-        kvstore: train_by_the_book(d2l, lambda: d2l.resnet18(10), kvstore, CPUS[:2], 8)
+        kvstore: train_by_the_book(d2l, lambda: d2l.resnet18(10), kvstore, CTX[:2], 8)
         for kvstore in ("gluonpar", "device")
     }
     assert "on [cpu(0), cpu(1)]" in capsys.readouterr().out
@@ -622,7 +623,7 @@ def test_the_books_training_runs_unchanged_as_with_mxnets_own_store(world, d2l, 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_books_training_on_two_devices_gives_what_one_gives(world, d2l):
     """Without batch normalization, whose statistics are per device."""
-    two = train_by_the_book(d2l, small_lenet, "gluonpar", CPUS[:2], 10)
-    one = train_by_the_book(d2l, small_lenet, "gluonpar", CPUS[:1], 10)
+    two = train_by_the_book(d2l, small_lenet, "gluonpar", CTX[:2], 10)
+    one = train_by_the_book(d2l, small_lenet, "gluonpar", CTX[:1], 10)
     assert_identical(two)
     assert_equal(two, one, rtol=1e-4)  # ten steps, each adding in another order

@@ -73,7 +73,7 @@ def close(got, want, rtol=1e-5):
 
 
 @pytest.mark.parametrize("hybridized", HYBRIDIZED)
-@pytest.mark.parametrize(("k", "n"), [(1, 5), (2, 12), (3, 12), (4, 12), (3, 11), (4, 5)])
+@pytest.mark.parametrize(("k", "n"), [(1, 5), (2, 12), (3, 12), (4, 12), (3, 11), (4, 5), (8, 9)])
 def test_k_devices_give_what_batch_norm_gives_on_the_whole_batch(tmp_path, k, n, hybridized):
     one, path = start(tmp_path)
     many = network(SyncBatchNorm)

@@ -61,7 +61,7 @@ def train(k, n, path, weights=None):
 
 
 @pytest.mark.parametrize(
-    ("k", "n", "weights"), [(2, 6, None), (3, 7, None), (4, 3, None), (2, 7, [1, 3])]
+    ("k", "n", "weights"), [(2, 6, None), (3, 7, None), (4, 3, None), (2, 7, [1, 3]), (8, 9, None)]
 )
 def test_k_devices_train_on_ragged_batches_as_one_does(tmp_path, k, n, weights):
     want, want_losses = train(1, n, tmp_path / "start")

@@ -64,7 +64,7 @@ def steps_of(k):
     return [min(k, len(SIZES) - drawn) for drawn in range(0, len(SIZES), k)]
 
 
-@pytest.mark.parametrize("k", [1, 2, 3, 4])
+@pytest.mark.parametrize("k", [1, 2, 3, 4, 8])
 def test_k_towers_on_uneven_batches_train_as_one_device(world, k):
     """With 3 and 4 towers, the generator ends before the last step has a batch for each."""
     towers = Towers(forward, start(world), contexts(k))

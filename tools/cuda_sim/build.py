@@ -5,7 +5,7 @@
 FOLDER (default .cuda-sim in the checkout) gets lib/, with libcudart.so.11.0 and all others that
 libmxnet.so of mxnet-cu112 1.9.1 needs. What is up to date is not built again, and what was
 downloaded is not downloaded again. --kernels also compiles the kernels that the project's tests
-launch, which takes minutes; without it, each is compiled when it is first launched.
+launch, a minute's work; without it, each is compiled when it is first launched.
 
 PACKAGE is the installed package mxnet of mxnet-cu112; by default that of the Python that runs this,
 and if it has none, the wheel is downloaded (499 MB). NVIDIA's headers come from two small wheels.
