@@ -268,7 +268,7 @@ def told(capsys):
 @pytest.fixture
 def fresh(monkeypatch):
     """A process in which no candidate had its turn."""
-    monkeypatch.setattr(parts, "_told", [])
+    monkeypatch.setattr(parts, "_told", {})
 
 
 def part(name, k=2, **given):
@@ -290,6 +290,16 @@ def test_an_exception_in_a_candidate_s_turn_names_it(monkeypatch, capsys, fresh)
     *_, last, end = told(capsys)
     assert last == {"message": {"candidate": "star"}}
     assert end == {"failed": "MXNetError: CUDA: no kernel image"}
+
+
+def test_a_candidate_is_told_at_once_and_then_once_per_second(monkeypatch, capsys, fresh):
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    for i in range(100):
+        clock[0] = 0.05 * i
+        parts._announce("ab"[i % 2])
+    names = [message["message"]["candidate"] for message in told(capsys)]
+    assert names[:2] == ["a", "b"] and 5 <= len(names) <= 7
 
 
 def test_without_the_one_that_fails_the_others_are_measured(monkeypatch, capsys, fresh):

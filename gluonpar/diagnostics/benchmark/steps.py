@@ -83,7 +83,7 @@ def measure(
 ) -> list[StepTimes]:
     """Time the candidates ``names`` of "lenet" or "resnet18" with ``batch_size`` per device.
 
-    ``announce`` is called with a candidate's name whenever its turn comes.
+    ``announce`` is called with a candidate's name when its turn comes, and after a step of warm-up.
     """
     threads.share(list(ctx))
     total, rng = batch_size * len(ctx), np.random.default_rng(SEED)
@@ -96,6 +96,8 @@ def measure(
         step = steps[name] = _make(workload, name, list(ctx), X, y)
         for _ in range(WARMUP_STEPS):
             losses = step()
+            mx.nd.waitall()
+            announce(name)
         loss[name] = sum(float(part.sum().asscalar()) for part in losses) / total
         seconds.append(Candidate(name, step, mx.nd.waitall).sample())
     steps_per_sample = int(min(MAX_STEPS, max(1, SAMPLE_SECONDS / max(seconds))))

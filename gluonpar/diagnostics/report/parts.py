@@ -2,8 +2,8 @@
 
     python -m gluonpar.diagnostics.report.parts '{"part": "steps", "devices": [["gpu", 0]], ...}'
 
-A candidate that fails may end the process: "candidate" is told before one is first used, and again
-if an exception is raised during its turn.
+A candidate that fails may end the process, or hang: "candidate" is told before one is first used,
+then about once per second, and if an exception is raised.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import json
 import sys
+import time
 from typing import Callable, Sequence
 
 import mxnet as mx
@@ -26,8 +27,9 @@ from gluonpar.runtime import cuda_libraries, driver, peers, threads
 COPY_BYTES = 64 << 20
 ALLREDUCE_BYTES = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20)
 ROUNDS, WARMUP = 20, 2
+SILENCE_SECONDS = 1.0
 
-_told: list[str] = []  # candidates, the one whose turn it is at the end
+_told: dict[str, float] = {}  # when each candidate was told; the last is the one whose turn it is
 
 
 def devices(ctx: Sequence[mx.Context]) -> None:
@@ -53,7 +55,8 @@ def check(ctx: Sequence[mx.Context]) -> None:
 
 def copy(ctx: Sequence[mx.Context], deadline: float, without: Sequence[str]) -> None:
     """Tell the times of copies between each two devices."""
-    for times in copies.measure(ctx, COPY_BYTES, ROUNDS, _until(deadline)):
+    rounds = harness.until(deadline, lambda: tell({}))
+    for times in copies.measure(ctx, COPY_BYTES, ROUNDS, rounds):
         tell({"rows": times.as_dict()})
 
 
@@ -68,7 +71,7 @@ def reduce(ctx: Sequence[mx.Context], deadline: float, without: Sequence[str]) -
         size = num_bytes // 4
         choice = collectives.explain(setting.zeros(size))
         tell({"choices": {"num_bytes": num_bytes, **choice._asdict()}})
-        for result in allreduce.measure_size(found, setting, size, _until(end)):
+        for result in allreduce.measure_size(found, setting, size, harness.until(end)):
             tell({"rows": result.as_dict()})
 
 
@@ -82,13 +85,9 @@ def step(
     """Tell the times of a workload's step."""
     names = [name for name in steps.candidates(ctx) if name not in without]
     samples = batch_size or steps.BATCH_SIZES[workload]
-    how = (ROUNDS, _until(deadline), _announce)
+    how = (ROUNDS, harness.until(deadline), _announce)
     for times in steps.measure(workload, ctx, names, samples, *how) if names else ():
         tell({"rows": times.as_dict()})
-
-
-def _until(deadline: float) -> harness.Progress:
-    return harness.until(deadline, lambda: tell({}))
 
 
 def _announced(
@@ -105,12 +104,13 @@ def _announced(
 
 
 def _announce(name: str) -> None:
-    """Tell it only once: a message before each sample would cost time in it."""
-    if name in _told:
-        _told.remove(name)
-    else:
+    """Tell whose turn it is, but not each time: a message before each sample would cost time."""
+    now, last = time.monotonic(), max(_told.values(), default=0.0)
+    told = _told.pop(name, None)
+    if told is None or now - last > SILENCE_SECONDS:
         tell({"candidate": name})
-    _told.append(name)
+        told = now
+    _told[name] = told  # at the end
 
 
 PARTS: dict[str, Callable] = {
@@ -133,7 +133,7 @@ def main(argument: str) -> None:
             part(ctx, **given)
         except Exception:
             if _told:
-                tell({"candidate": _told[-1]})
+                tell({"candidate": list(_told)[-1]})
             raise
 
     perform(work)
