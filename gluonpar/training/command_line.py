@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
+import io
 import os
 import signal
 import sys
@@ -19,7 +20,8 @@ from gluonpar.training.data import dataset
 from gluonpar.training.run import Run
 from gluonpar.training.termination import Terminated
 
-TRAINED, BAD_REQUEST, OUT_OF_MEMORY, INTERRUPTED, TERMINATED = 0, 2, 3, 130, 143
+TRAINED, BAD_REQUEST, OUT_OF_MEMORY, NOT_SAVED = 0, 2, 3, 4
+INTERRUPTED, BROKEN_PIPE, TERMINATED = 130, 141, 143
 
 
 def main(description: str, argv: Sequence[str] | None = None, **defaults: Any) -> int:
@@ -31,10 +33,12 @@ def main(description: str, argv: Sequence[str] | None = None, **defaults: Any) -
     - 1: an exception that is not listed here, with its traceback; or another process ended with 3.
     - 2: the options are wrong or cannot be met, or the loss diverged.
     - 3: out of memory, on the host or a GPU. The process ends at once, because MXNet might hang.
+    - 4: trained to the end, but a file is missing that was to be written: the disk was full.
     - 130: interrupted (Ctrl-C).
+    - 141: nobody reads stdout any more (``| head -1``); nothing is printed.
     - 143: ended by SIGTERM, after writing a checkpoint if there is a ``--save-dir``.
 
-    Codes from 2 come with one line on stderr: the reason, the remedy and what was saved.
+    The other codes from 2 come with one line on stderr: the reason, the remedy and what was saved.
     """
     options = parser(description, **defaults).parse_args(argv)
     if memory_limits.limits():  # MXNet's own handler of SIGSEGV may hang without free memory
@@ -52,6 +56,9 @@ def main(description: str, argv: Sequence[str] | None = None, **defaults: Any) -
         run = Run(cluster.together(lambda: Configuration(**vars(options))), Console())
         with run.termination.by_signal(run.checkpointer.saves):
             run.train()
+    except BrokenPipeError:
+        cluster.abort("could not print")
+        return BROKEN_PIPE
     except KeyboardInterrupt:
         return _interrupted(run, options.save_dir)
     except Terminated:
@@ -69,6 +76,12 @@ def main(description: str, argv: Sequence[str] | None = None, **defaults: Any) -
         if shortage is not None:
             _leave_out_of_memory(shortage, run, options.batch_size)
         raise
+    if run.lost:
+        newest = run.checkpointer.paths()[-1:]
+        there = f"the newest checkpoint is {newest[0]}" if newest else "there is no checkpoint"
+        files = f"{len(run.lost)} file{'s' * (len(run.lost) > 1)}"
+        _print(f"error: {files} could not be written, at last {run.lost[-1]}; {there}")
+        return NOT_SAVED
     return TRAINED
 
 
@@ -133,7 +146,8 @@ def _list_of(kind: Callable) -> Callable[[str], tuple]:
 
 
 def _print(text: str) -> None:
-    print(f"{os.path.basename(sys.argv[0])}: {text}", file=sys.stderr, flush=True)
+    if sys.stderr is not None:  # it was not closed
+        print(f"{os.path.basename(sys.argv[0])}: {text}", file=sys.stderr, flush=True)
 
 
 def _interrupted(run: Run | None, save_dir: str | None) -> int:
@@ -142,7 +156,7 @@ def _interrupted(run: Run | None, save_dir: str | None) -> int:
     if not saved and not save_dir:
         what += " (--save-dir DIR saves each epoch)"
     if cluster.is_main():
-        print(file=sys.stderr)  # ends the line of the progress bar
+        print(file=sys.stderr or io.StringIO())  # ends the line of the progress bar
         _print(f"interrupted; {what}")
     cluster.abort("was interrupted")
     return INTERRUPTED
@@ -160,5 +174,5 @@ def _leave_out_of_memory(shortage: str, run: Run | None, batch_size: int) -> Non
     text = "; ".join(filter(None, [f"out of memory: {shortage}", remedy, _how_to_resume(run)]))
     cluster.abort(f"ran {text}")
     _print(f"error: {text}")
-    sys.stdout.flush()
+    (sys.stdout or io.StringIO()).flush()
     os._exit(OUT_OF_MEMORY)  # at exit MXNet might wait for ever

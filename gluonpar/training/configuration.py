@@ -52,8 +52,9 @@ class Configuration:
         collectives.check_algorithm(self.algorithm, ())
         if self.model not in WORKLOADS:
             raise ValueError(f"model must be one of {', '.join(WORKLOADS)}, got {self.model!r}")
-        if self.save_dir == "":
-            raise ValueError("save_dir must name a folder, got ''")
+        for name, what in (("save_dir", "a folder"), ("plot", "a file"), ("trace", "a file")):
+            if getattr(self, name) == "":
+                raise ValueError(f"{name} must name {what}, got ''")
         if self.save_dir is None:
             if self.save_every is not None or self.onnx:
                 option = "onnx" if self.onnx else "save_every"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import os
 import platform
 import sys
 from typing import Iterable, Iterator, TextIO
@@ -18,18 +20,26 @@ class Console:
     """Output of a run: lines on ``out``, notices and, on a terminal, a progress bar on ``err``."""
 
     def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:
-        self.out, self.err = out or sys.stdout, err or sys.stderr
+        # A stream of sys that was closed is None.
+        self.out, self.err = (
+            chosen or standard or io.StringIO()
+            for chosen, standard in ((out, sys.stdout), (err, sys.stderr))
+        )
         self._bar = None
 
     def line(self, text: str) -> None:
-        """Print one line on ``out`` and flush it; hide the progress bar meanwhile."""
+        """Print one line on ``out`` and flush it; hide the progress bar meanwhile.
+
+        Raises BrokenPipeError if nobody reads ``out`` any more. If it cannot be written for another
+        reason, such as a full disk, nothing more is printed on it.
+        """
         bar = self._bar
         with bar.external_write_mode(file=self.out) if bar else contextlib.nullcontext():
-            print(_encodable(text, self.out), file=self.out, flush=True)
+            _print(text, self.out)
 
     def notice(self, text: str) -> None:
-        """Print one line on ``err`` and flush it."""
-        print(_encodable(text, self.err), file=self.err, flush=True)
+        """Print one line on ``err``, as :meth:`line` does on ``out``."""
+        _print(text, self.err)
 
     def header(self, version: str, rows: dict[str, str]) -> None:
         """Print the versions, then one line for each of ``rows``."""
@@ -75,6 +85,22 @@ class Console:
         milliseconds = 1e3 * profiler.timeline.step_seconds
         self.line(f"profile: {_steps(profiler)}, {milliseconds:.1f} ms per step")
         self.line(f"{profiler.table()}\n{profiler.sentence()}")
+
+
+def _print(text: str, stream: TextIO) -> None:
+    try:
+        print(_encodable(text, stream), file=stream, flush=True)
+    except OSError as error:
+        _discard(stream)
+        if isinstance(error, BrokenPipeError):
+            raise
+
+
+def _discard(stream: TextIO) -> None:
+    """Write what ``stream`` still holds, and all that is printed on it later, nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 def _encodable(text: str, stream: TextIO) -> str:

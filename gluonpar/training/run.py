@@ -38,9 +38,10 @@ _TERMINATION_DELAY = 2
 class Run:
     """One training run. The constructor checks and loads everything; :meth:`train` trains.
 
-    ``history`` has the finished epochs, and ``kept`` the paths of the files written other than
-    checkpoints, also after an exception. With several processes (:mod:`gluonpar.cluster`) each
-    trains on its share of every batch; rank 0 prints, plots and saves.
+    ``history`` has the finished epochs, ``kept`` the paths of the files written other than
+    checkpoints, and ``lost`` those of files that could not be written, also after an exception.
+    With several processes (:mod:`gluonpar.cluster`) each trains on its share of every batch; rank 0
+    prints, plots and saves.
     """
 
     def __init__(self, configuration: Configuration, console: Console) -> None:
@@ -53,6 +54,7 @@ class Run:
         self.progress = Progress()
         self.history = History(self.ctx, self.progress.history, model=configuration.model)
         self.kept: list[str] = []
+        self.lost: list[str] = []
 
     def _prepare(self) -> None:
         config = self.configuration
@@ -188,18 +190,22 @@ class Run:
         """Save a checkpoint if there is a folder for it; raise Terminated if the run ends here."""
         if self.checkpointer.saves:
             path = self.checkpointer.path(self.progress)
-            self._write(path, self.checkpointer.save, self.workload, self.shuffle, self.progress)
+            state = self.workload, self.shuffle, self.progress
+            if self._write(path, self.checkpointer.save, *state):  # it replaces older ones
+                self.lost = [lost for lost in self.lost if not lost.endswith(path.suffix)]
             self._reseed()
         if ends:
             raise Terminated
 
     def _write(self, path: str | pathlib.Path, write: Callable[..., None], *arguments: Any) -> bool:
         """Call ``write(*arguments)``; return False, after a notice, if ``path`` was not written."""
+        self.lost = [lost for lost in self.lost if lost != str(path)]
         try:
             write(*arguments)
         except OSError as error:
             what = f"{path} was not written ({error.strerror or error})"
             self.console.notice(f"error: {what}; training goes on, and earlier files are unchanged")
+            self.lost.append(str(path))
             return False
         return True
 

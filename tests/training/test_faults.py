@@ -17,7 +17,7 @@ import pytest
 
 from gluonpar.checkpoint import sealed_npz
 from gluonpar.runtime import memory_limits
-from gluonpar.training import Run, command_line, workloads
+from gluonpar.training import Run, checkpointing, command_line, workloads
 
 HERE = Path(__file__).resolve().parent
 SCRIPTS = HERE.parents[1] / "scripts"
@@ -234,8 +234,9 @@ def test_training_goes_on_to_its_end_on_a_full_disk(small_disk):
     assert set(before) == {"lenet-at-0002-000000.npz", "lenet-epoch-0001.params"}
     fill(small_disk / "other", leave=200_000)
     code, out, err = train("lenet", *arguments, "--epochs", "3", "--save-every", "4")
-    assert code == 0 and "epoch 3, time" in out and "test acc: " in out
-    lines = err.splitlines()
+    assert code == 4 and "epoch 3, time" in out and "test acc: " in out
+    *lines, last = err.splitlines()
+    assert "lenet-at-0004-000000.npz" in last and last.endswith("lenet-at-0002-000000.npz")
     names = [re.fullmatch(r"error: .*/(\S+) was not written \((.*)\); .*", line) for line in lines]
     assert [found.group(1) for found in names] == [
         *("lenet-at-0002-000002.npz", "lenet-epoch-0002.params", "lenet-at-0003-000000.npz"),
@@ -246,6 +247,41 @@ def test_training_goes_on_to_its_end_on_a_full_disk(small_disk):
     assert {path.name: path.read_bytes() for path in small_disk.iterdir()} == before
     code, out, err = train("lenet", *arguments, "--epochs", "2")  # there is room again
     assert (code, err) == (0, "") and "lenet-at-0002-000000.npz, epoch 2, 0 of 6" in out
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_is_lost_is_made_up_for_by_a_later_one(monkeypatch, capsys, tmp_path):
+    save, failures = checkpointing.save_checkpoint, [OSError(28, "No space left on device")]
+
+    def fail_once(*arguments):
+        if failures:
+            raise failures.pop()
+        save(*arguments)
+
+    monkeypatch.setattr(checkpointing, "save_checkpoint", fail_once)
+    options = ["--dataset", "synthetic", "--limit", "64", "--num-gpus", "1", "--device", "cpu"]
+    assert command_line.main("", [*options, "--epochs", "2", "--save-dir", str(tmp_path)]) == 0
+    assert "was not written" in capsys.readouterr().err
+
+
+# Output that nobody can read
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "redirection, code, says",
+    [(">&-", 0, ""), (">/dev/full", 0, ""), ("2>&- >&-", 0, ""), ("| head -1", 141, "gluonpar ")],
+)
+def test_training_goes_on_without_output_and_ends_if_nobody_reads_it(
+    redirection, code, says, tmp_path
+):
+    options = f"{' '.join(COMMON)} --limit 64 --epochs 2 --save-dir {tmp_path}"
+    train = f"{sys.executable} {SCRIPTS / 'train_lenet.py'} {options}"
+    line = f"{train} {redirection}; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (code, "") and done.stdout.startswith(says)
+    if code == 0:
+        assert len([*tmp_path.glob("*.npz")]) == 2
 
 
 @pytest.fixture

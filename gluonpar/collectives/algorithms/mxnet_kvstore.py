@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import functools
 import threading
-from typing import Sequence
 
 import mxnet as mx
 
 from gluonpar.collectives import executor
 from gluonpar.collectives.registry import register_executor
 
+# A store keeps buffers for each of its keys. So there is a store for each kind of arrays, and for
+# the kinds used last only.
+_STORES = 32
 _lock = threading.Lock()
-_keys: dict[tuple, int] = {}  # by contexts, shape and dtype: a store keeps a buffer for each key
 
 
 @register_executor("kvstore")
@@ -27,23 +28,16 @@ def allreduce(lists, op: str = "sum", accumulate: str | None = None) -> None:
     if op not in ("sum", "mean"):
         raise ValueError(f"op must be 'sum' or 'mean' with algorithm 'kvstore', got {op!r}")
     for data in lists:
-        store = _store()
-        with executor.flattened(data, accumulate) as flat:
-            with _lock:
-                store.pushpull(_key(store, flat), flat, out=flat)
+        with executor.flattened(data, accumulate) as flat, _lock:
+            contexts = tuple(str(array.context) for array in flat)
+            _store(contexts, flat[0].size, flat[0].dtype).pushpull(0, flat, out=flat)
             if op == "mean":
                 for array in flat:
                     array /= len(flat)
 
 
-@functools.lru_cache(None)
-def _store() -> mx.kvstore.KVStore:
-    return mx.kvstore.create("device")
-
-
-def _key(store: mx.kvstore.KVStore, data: Sequence[mx.nd.NDArray]) -> int:
-    kind = (tuple(str(a.context) for a in data), data[0].shape, data[0].dtype)
-    if kind not in _keys:
-        _keys[kind] = len(_keys)
-        store.init(_keys[kind], data[0])
-    return _keys[kind]
+@functools.lru_cache(_STORES)
+def _store(contexts: tuple[str, ...], size: int, dtype: type) -> mx.kvstore.KVStore:
+    store = mx.kvstore.create("device")
+    store.init(0, mx.nd.zeros((size,), mx.cpu(0), dtype))
+    return store
