@@ -25,6 +25,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from concurrent import futures
 from typing import Callable, Iterable, Iterator, NamedTuple
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -118,9 +119,12 @@ def build(
         imported = _imported(package / "libmxnet.so", folder)
         includes = (HERE, headers, package / "include")
         builder = _Builder(folder, includes)
-        for library in LIBRARIES:
-            builder.build(library, imported)
-        builder.build_kernels()
+        builder.build(CUDART, imported)  # which the others are linked to
+        with futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            built = [pool.submit(builder.build, one, imported) for one in LIBRARIES[1:]]
+            built.append(pool.submit(builder.build_kernels))
+        for one in built:
+            one.result()
         if kernels:
             _precompile(folder / "kernels", package / "include")
     return folder / "lib"

@@ -226,6 +226,19 @@ int the_algorithm(int num_wanted, int* num_found, AlgorithmPerformance* found) {
   return kSuccess;
 }
 
+// Enqueue work(T(), convolution, alpha, beta), whatever its direction.
+template <typename Work>
+int enqueue_convolution(Handle* handle, const char* name, const TensorDescriptor* x,
+                        const FilterDescriptor* w, const ConvolutionDescriptor* descriptor,
+                        const TensorDescriptor* y, const void* alpha, const void* beta, Work work) {
+  Convolution convolution;
+  const int status = describe(x, w, descriptor, y, &convolution);
+  if (status != kSuccess) return status;
+  const double a = factor(x->type, alpha), b = factor(x->type, beta);
+  enqueue_typed(handle, x->type, name, [=](auto zero) { work(zero, convolution, a, b); });
+  return kSuccess;
+}
+
 }  // namespace
 
 extern "C" {
@@ -313,17 +326,12 @@ int cudnnConvolutionForward(Handle* handle, const void* alpha, const TensorDescr
                             const ConvolutionDescriptor* descriptor, int /*algorithm*/,
                             void* /*workspace*/, size_t /*workspace_bytes*/, const void* beta,
                             const TensorDescriptor* y_descriptor, void* y) {
-  Convolution convolution;
-  const int status =
-      describe(x_descriptor, w_descriptor, descriptor, y_descriptor, &convolution);
-  if (status != kSuccess) return status;
-  const double a = factor(x_descriptor->type, alpha), b = factor(x_descriptor->type, beta);
-  enqueue_typed(handle, x_descriptor->type, "cudnnConvolutionForward", [=](auto zero) {
+  const auto work = [=](auto zero, const Convolution& convolution, double a, double b) {
     using T = decltype(zero);
-    convolve_forward(convolution, a, typed<T>(x),
-                     typed<T>(w), b, typed<T>(y));
-  });
-  return kSuccess;
+    convolve_forward(convolution, a, typed<T>(x), typed<T>(w), b, typed<T>(y));
+  };
+  return enqueue_convolution(handle, "cudnnConvolutionForward", x_descriptor, w_descriptor,
+                             descriptor, y_descriptor, alpha, beta, work);
 }
 
 int cudnnConvolutionBackwardData(Handle* handle, const void* alpha,
@@ -332,17 +340,12 @@ int cudnnConvolutionBackwardData(Handle* handle, const void* alpha,
                                  const ConvolutionDescriptor* descriptor, int /*algorithm*/,
                                  void* /*workspace*/, size_t /*workspace_bytes*/, const void* beta,
                                  const TensorDescriptor* x_descriptor, void* dx) {
-  Convolution convolution;
-  const int status =
-      describe(x_descriptor, w_descriptor, descriptor, y_descriptor, &convolution);
-  if (status != kSuccess) return status;
-  const double a = factor(x_descriptor->type, alpha), b = factor(x_descriptor->type, beta);
-  enqueue_typed(handle, x_descriptor->type, "cudnnConvolutionBackwardData", [=](auto zero) {
+  const auto work = [=](auto zero, const Convolution& convolution, double a, double b) {
     using T = decltype(zero);
-    convolve_backward_data(convolution, a, typed<T>(w),
-                           typed<T>(dy), b, typed<T>(dx));
-  });
-  return kSuccess;
+    convolve_backward_data(convolution, a, typed<T>(w), typed<T>(dy), b, typed<T>(dx));
+  };
+  return enqueue_convolution(handle, "cudnnConvolutionBackwardData", x_descriptor, w_descriptor,
+                             descriptor, y_descriptor, alpha, beta, work);
 }
 
 int cudnnConvolutionBackwardFilter(Handle* handle, const void* alpha,
@@ -352,17 +355,12 @@ int cudnnConvolutionBackwardFilter(Handle* handle, const void* alpha,
                                    void* /*workspace*/, size_t /*workspace_bytes*/,
                                    const void* beta, const FilterDescriptor* w_descriptor,
                                    void* dw) {
-  Convolution convolution;
-  const int status =
-      describe(x_descriptor, w_descriptor, descriptor, y_descriptor, &convolution);
-  if (status != kSuccess) return status;
-  const double a = factor(x_descriptor->type, alpha), b = factor(x_descriptor->type, beta);
-  enqueue_typed(handle, x_descriptor->type, "cudnnConvolutionBackwardFilter", [=](auto zero) {
+  const auto work = [=](auto zero, const Convolution& convolution, double a, double b) {
     using T = decltype(zero);
-    convolve_backward_filter(convolution, a, typed<T>(x),
-                             typed<T>(dy), b, typed<T>(dw));
-  });
-  return kSuccess;
+    convolve_backward_filter(convolution, a, typed<T>(x), typed<T>(dy), b, typed<T>(dw));
+  };
+  return enqueue_convolution(handle, "cudnnConvolutionBackwardFilter", x_descriptor, w_descriptor,
+                             descriptor, y_descriptor, alpha, beta, work);
 }
 
 int cudnnConvolutionBackwardBias(Handle* handle, const void* alpha,
