@@ -7,32 +7,43 @@ at a time and in the order of the calls.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, Iterator, Sequence
 
 import mxnet as mx
 import numpy as np
+from mxnet import autograd
 
 from gluonpar.cluster import mpi_sums
 from gluonpar.cluster.world import World, world
-from gluonpar.runtime import engine, memory
+from gluonpar.runtime import engine, memory, nccl
 
 
-def allreduce(arrays: Sequence[mx.nd.NDArray], compression: str | None = None) -> None:
+def allreduce(
+    arrays: Sequence[mx.nd.NDArray], compression: str | None = None, by_nccl: bool = True
+) -> None:
     """Replace each of ``arrays`` by its sum over all processes, in place, in one message per dtype.
 
     Arrays are dense, on any contexts, of the same shapes and dtypes on all processes. float16 is
     added in float32. With ``compression='fp16'`` floats are sent as float16: half the bytes, with
     11 significant bits. The result has the same bits on all processes. Asynchronous, as any
-    operator. Arrays on a GPU are copied through pinned memory.
+    operator.
+
+    Arrays on a GPU are copied through pinned memory, which is kept. But if every process sees one
+    GPU only, and no two the same, NCCL sums them directly, unless they are float16 or compressed,
+    or ``by_nccl`` is False. All processes must then give arrays on GPUs, or all on CPUs.
     """
     sum_up = functools.partial(mpi_sums.allreduce, as_float16=compression == "fp16")
-    _push("allreduce", sum_up, arrays)
+    _push("allreduce", sum_up, arrays, by_nccl and compression is None)
 
 
 def broadcast(arrays: Sequence[mx.nd.NDArray]) -> None:
-    """Replace each of ``arrays`` by that of rank 0, in place; otherwise as :func:`allreduce`."""
+    """Replace each of ``arrays`` by that of rank 0, in place; otherwise as :func:`allreduce`.
+
+    NCCL is not used.
+    """
     _push("broadcast", lambda job, flat: job.comm.Bcast([flat.view("u1"), job.mpi.BYTE]), arrays)
 
 
@@ -77,18 +88,42 @@ class Later:
         return self.number
 
 
-def _push(name: str, run: Callable, arrays: Sequence[mx.nd.NDArray]) -> None:
+def _push(name: str, run: Callable, arrays: Sequence[mx.nd.NDArray], by_nccl: bool = False) -> None:
     job = world()
     if job is None:
         return
     for dtype in sorted({str(np.dtype(array.dtype)) for array in arrays if array.size}):
         some = [array for array in arrays if array.size and np.dtype(array.dtype) == dtype]
-        staged = [a.copyto(mx.cpu_pinned(0)) if a.context.device_type == "gpu" else a for a in some]
         what = f"{name} of {sum(array.size for array in some):,} {dtype}"
-        _push_operator(name, functools.partial(_run_flat, job, what, run, staged), staged)
-        for array, copy in zip(some, staged):
-            if copy is not array:
-                copy.copyto(array)
+        on_gpus = [array.context.device_type == "gpu" for array in some]
+        if by_nccl and job.nccl and all(on_gpus) and dtype in set(nccl.DTYPES) - {"float16"}:
+            sum_up = functools.partial(_sum_by_nccl, job, some)
+            _push_operator(name, functools.partial(_run, job, f"{what} by NCCL", sum_up), some)
+        elif any(on_gpus):
+            with _staged(some, dtype) as staged:
+                _push_operator(name, functools.partial(_run_flat, job, what, run, staged), staged)
+        else:
+            _push_operator(name, functools.partial(_run_flat, job, what, run, some), some)
+
+
+@contextlib.contextmanager
+def _staged(arrays: Sequence[mx.nd.NDArray], dtype: str) -> Iterator[list[mx.nd.NDArray]]:
+    """Give one array in pinned memory, a copy of all, from which they are copied back on exit."""
+    ctx = next(array.context for array in arrays if array.context.device_type == "gpu")
+    size = sum(array.size for array in arrays)
+    with memory.pinned(ctx, size, dtype) as whole, autograd.pause(), mx.util.np_shape(True):
+        flat = [array.as_nd_ndarray().reshape((-1,)) for array in arrays]
+        ends = np.cumsum([array.size for array in flat]).tolist()
+        parts = [whole[end - array.size : end] for array, end in zip(flat, ends)]
+        for array, part in zip(flat, parts):
+            array.copyto(part)
+        yield [whole]
+        for array, part in zip(flat, parts):
+            part.copyto(array)
+
+
+def _sum_by_nccl(job: World, arrays: Sequence[mx.nd.NDArray]) -> None:
+    nccl.sum_over_ranks(arrays, job.rank, job.size, job.comm.bcast)
 
 
 def _push_operator(name: str, function: Callable[[], None], arrays: list[mx.nd.NDArray]) -> None:

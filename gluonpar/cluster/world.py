@@ -13,7 +13,7 @@ import time
 from typing import Any, Mapping, NamedTuple
 
 from gluonpar.cluster import failures
-from gluonpar.runtime import engine, memory_limits, threads
+from gluonpar.runtime import engine, memory_limits, nccl, threads
 
 # Address space: with 100 MB MPI crashed, with 200 MB it did not start in 60 s, with 300 MB it did.
 MPI_ADDRESSES = 350 * memory_limits.MB
@@ -51,6 +51,7 @@ class World(NamedTuple):
     mpi_lock: threading.Lock
     detector: failures.FailureDetector
     one_machine: bool  # all ranks share its memory
+    nccl: bool  # there is NCCL, and each rank sees one GPU, which no other rank sees
 
     def meet(self, comm: Any = None) -> None:
         """Wait until all ranks have called this, asleep between polls: MPI would occupy a core."""
@@ -122,7 +123,8 @@ def _start() -> World:
     try:
         mpi = _initialized_mpi()
         comm, comm_of_detector = mpi.COMM_WORLD.Dup(), mpi.COMM_WORLD.Dup()
-        places = comm.allgather((socket.gethostname(), os.getpid(), os.sched_getaffinity(0)))
+        place = socket.gethostname(), os.getpid(), os.sched_getaffinity(0), nccl.only_gpu()
+        places = comm.allgather(place)
     finally:
         timer.cancel()
     if comm.size == 1:
@@ -132,15 +134,17 @@ def _start() -> World:
         )
     os.environ[_JOINED] = str(os.getpid())
     # Divide each processor of this machine evenly among the ranks that may run on it.
-    near = [processors for host, _, processors in places if host == socket.gethostname()]
+    near = [processors for host, _, processors, _ in places if host == socket.gethostname()]
     own = os.sched_getaffinity(0)
     share = sum(1 / sum(processor in other for other in near) for processor in own)
     threads.limit(max(1, int(share + 1e-9)))
-    names = [f"rank {rank} (pid {pid} on {host})" for rank, (host, pid, _) in enumerate(places)]
+    names = [f"rank {rank} (pid {pid} on {host})" for rank, (host, pid, *_) in enumerate(places)]
     mpi_lock = threading.Lock()
     detector = failures.FailureDetector(mpi, comm_of_detector, mpi_lock, names, seconds)
-    one_machine = len({host for host, _, _ in places}) == 1
-    job = World(comm.rank, comm.size, mpi, comm, mpi_lock, detector, one_machine)
+    one_machine = len({host for host, *_ in places}) == 1
+    gpus = {(host, gpu) for host, _, _, gpu in places if gpu}
+    by_nccl = len(gpus) == comm.size and len({version for _, (_, version) in gpus}) == 1
+    job = World(comm.rank, comm.size, mpi, comm, mpi_lock, detector, one_machine, by_nccl)
     engine.at_exit(lambda: _leave(job))
     return job
 

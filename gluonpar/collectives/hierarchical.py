@@ -26,14 +26,16 @@ def allreduce_many(
 ) -> None:
     """Replace every array of each list, one per device, by the sum over all processes' devices.
 
-    ``algorithm`` is that of the sum inside the process. With ``compression='fp16'`` float16 is
+    ``algorithm`` is that of the sum inside the process; another than 'nccl' also keeps NCCL from
+    summing over processes. With ``compression='fp16'`` float16 is
     exchanged, and added in float32. Between processes each list is a message of its own, so that
     the first can be sent while the last is still being computed, or with ``one_message`` all
     together.
     """
     _sum_inside(lists, None, algorithm, compression)
     if cluster.size() > 1:
-        _exchange(lists, [0] * len(lists), compression, one_message)
+        by_nccl = algorithm in (None, "nccl")
+        _exchange(lists, [0] * len(lists), compression, by_nccl, one_message)
         operations.broadcast_many(lists)
 
 
@@ -50,7 +52,7 @@ def reduce_many(
     """
     _sum_inside(lists, leaders, algorithm, compression)
     if cluster.size() > 1:
-        _exchange(lists, leaders, compression)
+        _exchange(lists, leaders, compression, algorithm in (None, "nccl"))
 
 
 def broadcast_many(lists: Lists) -> None:
@@ -72,8 +74,12 @@ def _sum_inside(
 
 
 def _exchange(
-    lists: Lists, leaders: Sequence[int], compression: str | None, one_message: bool = False
+    lists: Lists,
+    leaders: Sequence[int],
+    compression: str | None,
+    by_nccl: bool,
+    one_message: bool = False,
 ) -> None:
     arrays = [data[leader] for data, leader in zip(lists, leaders)]
     for message in [arrays] if one_message else [[array] for array in arrays]:
-        cluster.allreduce(message, compression)
+        cluster.allreduce(message, compression, by_nccl)

@@ -18,6 +18,7 @@ from typing import Iterable, Iterator, Sequence
 
 import mxnet as mx
 import numpy as np
+from mxnet import autograd
 from mxnet.base import _LIB, check_call
 
 _COPIES_UNDER_WAY = 4
@@ -56,19 +57,30 @@ def from_numpy(values: np.ndarray, ctx: mx.Context) -> mx.nd.NDArray:
     if ctx.device_type != "gpu":
         np.copyto(view(array).reshape(values.shape), values)
         return array
-    with _pinned_lock:  # until the copy is queued, no other thread may be given the same memory
-        pinned = next(_pinned(ctx.device_id, values.size, np.dtype(values.dtype)))
-        check_call(_LIB.MXNDArrayWaitToWrite(pinned.handle))  # for the copy it was last used for
-        np.copyto(view(pinned).reshape(values.shape), values)
-        pinned.reshape(values.shape).copyto(array.as_nd_ndarray())
+    with pinned(ctx, values.size, values.dtype) as staged:
+        check_call(_LIB.MXNDArrayWaitToWrite(staged.handle))  # for the copy it was last used for
+        np.copyto(view(staged).reshape(values.shape), values)
+        staged.reshape(values.shape).copyto(array.as_nd_ndarray())
     return array
 
 
-@functools.lru_cache(16)  # MXNet frees pinned memory at once, and allocating it takes long
+@contextlib.contextmanager
+def pinned(ctx: mx.Context, size: int, dtype: np.dtype | str) -> Iterator[mx.nd.NDArray]:
+    """Give a flat array in pinned memory of the GPU ``ctx``, which is kept and will be given again.
+
+    Push all operators on it before the ``with`` block ends: until then no other thread gets it, and
+    afterwards the engine orders them before those of whatever uses it next.
+    """
+    with _pinned_lock, autograd.pause():  # recording, a slice would be a copy
+        rounded = 1 << (size - 1).bit_length()  # few sizes, so that few arrays are kept
+        yield next(_pinned(ctx.device_id, rounded, np.dtype(dtype)))[:size]
+
+
+@functools.lru_cache(None)  # MXNet frees pinned memory at once, and allocating it takes long
 def _pinned(device_id: int, size: int, dtype: np.dtype) -> Iterator[mx.nd.NDArray]:
-    """Give flat arrays in pinned memory in turns: a copy from each may be under way."""
+    """Give flat arrays in turns, made when first used: a copy from each may be under way."""
     ctx = mx.cpu_pinned(device_id)
-    return itertools.cycle([mx.nd.empty((size,), ctx, dtype) for _ in range(_COPIES_UNDER_WAY)])
+    return itertools.cycle(mx.nd.empty((size,), ctx, dtype) for _ in range(_COPIES_UNDER_WAY))
 
 
 def settle(arrays: Iterable[mx.nd.NDArray]) -> None:

@@ -1,7 +1,8 @@
 """NVIDIA's NCCL: all-reduces of arrays on different GPUs, all together one operator of the engine.
 
-The operator runs on one of the threads for urgent operators of CPU contexts. It launches one NCCL
-kernel per GPU on streams of our own, and waits for these streams:
+The GPUs are those of this process, or one of each process of a job. The operator runs on one of the
+threads for urgent operators of CPU contexts. It launches one NCCL kernel per array on streams of
+our own, and waits for these streams:
 
 - When the engine starts the operator, all that was done to the arrays before is complete, since
   MXNet waits for its stream before it reports an operator as complete. So our streams need not wait
@@ -13,14 +14,15 @@ kernel per GPU on streams of our own, and waits for these streams:
   all GPUs run them in the same order, and none waits for a kernel behind the one that waits for it.
 - MXNet's own kernels wait for no other GPU, so those that occupy a GPU end by themselves.
 
-Communicators are made at the first use of a set of devices, and kept.
+All processes run their operators in the same order, for which their caller is responsible.
+Communicators are made at the first use of a set of GPUs, and kept.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-from typing import Sequence
+from typing import Callable, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -39,6 +41,12 @@ Lists = Sequence[Sequence[mx.nd.NDArray]]
 
 _communicators: dict[tuple[int, ...], dict[int, int]] = {}  # by the ids of GPUs; by id of each
 _streams: dict[int, ctypes.c_void_p] = {}
+
+
+class _UniqueId(ctypes.Structure):
+    """``ncclUniqueId``, by which the processes of a job find each other."""
+
+    _fields_ = [("internal", ctypes.c_byte * 128)]
 
 
 class NCCLError(RuntimeError):
@@ -68,18 +76,43 @@ def allreduce(lists: Lists, op: str) -> None:
         raise ValueError(f"NCCL adds {', '.join(DTYPES)}, got {dtype}")
     lists = [tuple(data) for data in lists]
     arrays = [array for data in lists for array in data]
-    function = functools.partial(_allreduce, lists, DTYPES[dtype], OPS[op])
+    function = functools.partial(_allreduce, lists, DTYPES[dtype], OPS[op], _of_gpus)
     engine.push(function, mx.cpu(0), writes=arrays, name="gluonpar.nccl", prioritized=True)
 
 
-def _allreduce(lists: Lists, dtype: int, op: int) -> None:
+def only_gpu() -> tuple[str, int] | None:
+    """Return the PCI bus id of the only GPU that this process sees, and NCCL's version.
+
+    None without NCCL, or with another number of GPUs.
+    """
+    number, name = ctypes.c_int(), ctypes.create_string_buffer(32)
+    if _library() is None or _cuda().cudaGetDeviceCount(ctypes.byref(number)) or number.value != 1:
+        return None
+    _check_cuda(_cuda().cudaDeviceGetPCIBusId(name, len(name), 0))
+    _check(_library().ncclGetVersion(ctypes.byref(number)))
+    return name.value.decode(), number.value
+
+
+def sum_over_ranks(
+    arrays: Sequence[mx.nd.NDArray], rank: int, num_ranks: int, broadcast: Callable
+) -> None:
+    """Sum arrays of a dtype on this process's :func:`only_gpu` over all processes, in place; wait.
+
+    Call it in an operator that writes ``arrays``. ``broadcast(value)`` returns that of rank 0.
+    """
+    join = functools.partial(_of_ranks, rank, num_ranks, broadcast)
+    dtype = DTYPES[np.dtype(arrays[0].dtype).name]
+    _allreduce([(array,) for array in arrays], dtype, OPS["sum"], join)
+
+
+def _allreduce(lists: Lists, dtype: int, op: int, communicators_of: Callable) -> None:
     nccl, ids = _library(), [array.context.device_id for array in lists[0]]
     calls = []
     for data in lists:
         for device_id, array in zip(ids, data):
             calls.append((device_id, memory.address(array), array.size))
     with memory.no_gpu_allocations():
-        communicators = _communicators_of(tuple(sorted(ids)))
+        communicators = communicators_of(tuple(sorted(ids)))
         _check(nccl.ncclGroupStart())
         try:
             for device_id, address, size in calls:
@@ -92,14 +125,27 @@ def _allreduce(lists: Lists, dtype: int, op: int) -> None:
         _check_cuda(_cuda().cudaStreamSynchronize(_streams[device_id]))
 
 
-def _communicators_of(ids: tuple[int, ...]) -> dict[int, int]:
-    """Return each GPU's communicator for this set of GPUs. ``no_gpu_allocations`` is held."""
+def _of_gpus(ids: tuple[int, ...]) -> dict[int, int]:
+    """Return each GPU's communicator for a set of this process's. No GPU memory is allocated."""
     if ids not in _communicators:
         for device_id in ids:
             _make_stream(device_id)
         made = (ctypes.c_void_p * len(ids))()
         _check(_library().ncclCommInitAll(made, len(ids), (ctypes.c_int * len(ids))(*ids)))
         _communicators[ids] = dict(zip(ids, made))
+    return _communicators[ids]
+
+
+def _of_ranks(rank: int, num_ranks: int, broadcast: Callable, ids: tuple[int]) -> dict[int, int]:
+    """Return the only GPU's communicator for all processes."""
+    if ids not in _communicators:
+        _make_stream(ids[0])
+        unique_id, made = _UniqueId(), ctypes.c_void_p()
+        if rank == 0:
+            _check(_library().ncclGetUniqueId(ctypes.byref(unique_id)))
+        unique_id = _UniqueId.from_buffer_copy(broadcast(bytes(unique_id)))
+        _check(_library().ncclCommInitRank(ctypes.byref(made), num_ranks, unique_id, rank))
+        _communicators[ids] = {ids[0]: made.value}
     return _communicators[ids]
 
 
@@ -122,6 +168,7 @@ def _library() -> ctypes.CDLL | None:
         return None
     address, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
     nccl.ncclAllReduce.argtypes = [address, address, size, number, number, address, address]
+    nccl.ncclCommInitRank.argtypes = [address, number, _UniqueId, number]
     nccl.ncclGetErrorString.restype = ctypes.c_char_p
     return nccl
 

@@ -122,6 +122,13 @@ EXPORTED cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute
   return cudaSuccess;
 }
 
+EXPORTED cudaError_t cudaDeviceGetPCIBusId(char* text, int length, int device) {
+  cudaDeviceProp properties;
+  RETURN_ERROR(cudaGetDeviceProperties(&properties, device));
+  snprintf(text, length, "%04x:%02x:00.0", properties.pciDomainID, properties.pciBusID);
+  return cudaSuccess;
+}
+
 // ---- Peer access
 
 EXPORTED cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {

@@ -1,0 +1,134 @@
+"""Sums over the processes of a job, each with arrays on simulated GPUs: what is copied and called.
+
+Every rank prints what it counted; the job fails if a value is wrong.
+"""
+
+import ast
+import sys
+import textwrap
+
+import pytest
+from mpi_jobs import mpirun, needs_mpi, succeed
+
+pytestmark = needs_mpi
+
+START = """
+import os, sys
+rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
+os.environ["CUDA_VISIBLE_DEVICES"] = sys.argv[1 + rank]
+import gluonpar, mxnet as mx, numpy as np
+from gluonpar import cluster
+from gluonpar.collectives import hierarchical
+from cuda_sim.environment import counters, reset
+
+def arrays(dtype="float32", sizes=(1000, 7, 7, 70000), ctx=mx.gpu(0)):
+    return [mx.nd.full((size,), rank + 1 + i, ctx, dtype) for i, size in enumerate(sizes)]
+
+def check(found):
+    for i, array in enumerate(found):
+        assert (array.asnumpy() == 2 * i + 3).all(), array
+
+def counted(function):
+    mx.nd.waitall()
+    reset()
+    function()
+    mx.nd.waitall()
+    return {name: count.times for name, count in counters().items() if count.times}
+"""
+
+
+def run(program, *visible, **environment):
+    """Run the program on as many ranks as there are ``visible``; return what each printed."""
+    source = START + textwrap.dedent(program)
+    command = [sys.executable, "-c", source, *visible]
+    out, _ = succeed(mpirun((len(visible), command), **environment))
+    return [ast.literal_eval(line) for line in out.splitlines()]
+
+
+def test_pinned_memory_is_kept():
+    """Four arrays per size are made when first used, so that four messages can be under way."""
+    program = """
+    def step():
+        found = [arrays(sizes=sizes) for sizes in ((900,), (901,), (8, 3, 3, 70000), (900,))]
+        for some in found:
+            cluster.allreduce(some)
+        for some in found:
+            check(some)
+        cluster.allreduce(found[0], compression="fp16")
+        cluster.broadcast(found[1])
+    print([counted(step) for _ in range(5)][-1])
+    """
+    for counts in run(program, "0,1", "0,1"):
+        assert counts["D2H pinned"] == counts["H2D pinned"] == 7 + 2
+        assert not {"cudaHostAlloc", "cudaFreeHost", "cudaMalloc", "ncclAllReduce"} & set(counts)
+
+
+def test_one_gpu_per_rank_is_summed_by_nccl_without_copies():
+    program = """
+    found = arrays()
+    first = counted(lambda: cluster.allreduce(found))
+    check(found)
+    again = [arrays(), arrays("int32", (5,)), arrays("float64", (5,))]
+    second = counted(lambda: [cluster.allreduce(some) for some in again])
+    for some in again:
+        check(some)
+    print((first, second))
+    """
+    for first, second in run(program, "0", "1", GLUONPAR_CHECK="1"):
+        assert first["ncclCommInitRank"] == 1 and first["ncclAllReduce"] == 4
+        # Full of the values: a kernel per array. No copy, and no communicator, stream or memory.
+        assert second["ncclAllReduce"] == 6
+        allowed = {"ncclAllReduce", "nccl", "cudaStreamSynchronize", "kernel"}
+        assert set(second) <= allowed
+
+
+@pytest.mark.parametrize("visible", ["01", "00"], ids=["a GPU each", "one GPU for both"])
+def test_what_nccl_is_not_for_goes_through_the_host(visible):
+    program = """
+    calls = [
+        lambda: cluster.allreduce(found, compression="fp16"),
+        lambda: cluster.allreduce(found, by_nccl=False),
+        lambda: hierarchical.allreduce_many([[array] for array in found], "star"),
+    ]
+    for call in calls if rank_sees_its_own else [lambda: cluster.allreduce(found)]:
+        found = arrays()
+        counts = counted(call)
+        check(found)
+        assert counts["D2H pinned"] == counts["H2D pinned"] == 4
+        assert "ncclAllReduce" not in counts
+    for others in (arrays("float16"), arrays(ctx=mx.cpu(0))):
+        assert "ncclAllReduce" not in counted(lambda: cluster.allreduce(others))
+        check(others)
+    print(True)
+    """
+    program = program.replace("rank_sees_its_own", str(visible[0] != visible[1]))
+    assert run(program, *visible) == [True, True]
+
+
+def test_ranks_train_as_one_process_does():
+    """A Trainer on a GPU of each of two ranks, and on both GPUs of one process."""
+    program = """
+    from mxnet import autograd, gluon
+    ctx = [mx.gpu(i) for i in range(2 // cluster.size())]
+    net = gluon.nn.HybridSequential()
+    net.add(gluon.nn.Dense(8, activation="tanh", in_units=5), gluon.nn.Dense(3, in_units=8))
+    mx.random.seed(3)
+    net.initialize(mx.init.Xavier(), ctx=ctx)
+    trainer = gluonpar.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    X = np.random.RandomState(0).normal(size=(12, 5)).astype("float32")
+    y = np.arange(12, dtype="float32") % 3
+    loss = gluon.loss.SoftmaxCELoss()
+    mine = slice(rank * 6, rank * 6 + 6) if cluster.size() > 1 else slice(None)
+    for _ in range(3):
+        with autograd.record():
+            losses = [loss(net(a), b) for a, b in gluonpar.split_and_load((X[mine], y[mine]), ctx)]
+        autograd.backward(losses)
+        trainer.step(12)
+    trainer.check_replicas()
+    values = [param.data(ctx[0]).asnumpy().tolist() for param in net.collect_params().values()]
+    print((values, "ncclCommInitRank" in counters()))
+    """
+    first, second = run(program, "0", "1")
+    (alone,) = run(program, "0,1")
+    assert first[0] == second[0] == alone[0]  # with two devices there is one order of addition
+    assert first[1] and second[1] and not alone[1]
