@@ -7,6 +7,7 @@
     python -m gluonpar doctor --json
 
 Exit code 0: nothing is wrong. 1: something is wrong, and printed. 2: the request cannot be met.
+130: Ctrl-C.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from gluonpar.diagnostics.benchmark import harness, steps
 from gluonpar.diagnostics.doctor import command
 from gluonpar.diagnostics.report import measurement, writing
 from gluonpar.runtime import devices
+
+PROGRAM = "python -m gluonpar verify"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,15 +62,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         chosen = devices.choose(num_gpus, device=options.device)
         paths = options.report and writing.check_path(options.report)
     except ValueError as error:
-        print(f"python -m gluonpar verify: error: {error}", file=sys.stderr)
+        print(f"{PROGRAM}: error: {error}", file=sys.stderr)
         return 2
     if chosen.notice:
         print(chosen.notice, file=sys.stderr)
     print(f"devices: {', '.join(map(str, chosen.ctx))}", flush=True)
     if paths:
-        done = shlex.join(["python", "-m", "gluonpar", *argv])
-        how = (options.seconds, options.batch_size, done)
-        return 0 if writing.write(paths, chosen.ctx, *how) else 1
+        typed = shlex.join(["python", "-m", "gluonpar", *argv])
+        how = (options.seconds, options.batch_size, typed)
+        try:
+            return 0 if writing.write(paths, chosen.ctx, *how) else 1
+        except OSError as error:
+            print(f"{PROGRAM}: error: cannot write {paths[0]}: {error.strerror}", file=sys.stderr)
+            return 2
+        except KeyboardInterrupt:
+            print(f"\n{PROGRAM}: interrupted, nothing is written", file=sys.stderr)
+            return harness.INTERRUPTED
     failures = self_test.run(chosen.ctx, lambda line: print(line, flush=True))
     wrong = f"{len(failures)} wrong. See `python -m gluonpar doctor`."
     print(wrong if failures else "all is right on these devices")

@@ -1,6 +1,7 @@
 """verify --report: its words follow its figures, and what fails is a finding, not the end."""
 
 import copy
+import errno
 import itertools
 import json
 import math
@@ -410,6 +411,29 @@ def test_the_exit_code_says_whether_something_is_wrong(planned, tmp_path, capsys
     planned["self test"]["failures"].append("all-reduce ring: wrong")
     assert run("--report", path) == 1
     assert "WRONG  self test: all-reduce ring" in capsys.readouterr().out
+
+
+def test_findings_are_printed_even_if_the_disk_has_become_full(
+    planned, tmp_path, monkeypatch, capsys
+):
+    def full(path):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(writing.files, "atomic_write", full)
+    assert run("--report", tmp_path / "report.json") == 2
+    captured = capsys.readouterr()
+    assert "ok     self test: 2 checks" in captured.out
+    assert captured.err.count("\n") == 1 and "No space left on device" in captured.err
+
+
+def test_ctrl_c_is_one_line(monkeypatch, tmp_path, capsys):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(measurement, "collect", interrupted)
+    assert run("--report", tmp_path / "report.json") == 130
+    assert "nothing is written" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_if_the_page_cannot_be_made_nothing_is_written(planned, tmp_path, monkeypatch):

@@ -42,7 +42,7 @@ def write(
 
     The arguments are those of :func:`measurement.collect`; ``command`` is written, too. The self
     test's lines and the findings are printed, progress goes to standard error. Each file is written
-    whole or not at all. Raises OSError if that is not possible any more.
+    whole or not at all. Raises OSError if that is no longer possible.
     """
     start = time.monotonic()
 
@@ -56,8 +56,9 @@ def write(
     findings = conclusions.conclude(report)
     report["simulated"] = conclusions.simulated(report)
     report["findings"] = [finding._asdict() for finding in findings]
+    line("\n".join(map(doctor.as_text, findings)))
     for path, text in zip(paths, (json.dumps(report, indent=1) + "\n", page(report))):
         with files.atomic_write(path) as file:
             file.write(text.encode())
-    print("\n".join([*map(doctor.as_text, findings), f"report: {paths[0]}, as a page: {paths[1]}"]))
+    line(f"report: {paths[0]}, as a page: {paths[1]}")
     return not any(finding.state == WRONG for finding in findings)
