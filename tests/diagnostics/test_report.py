@@ -25,12 +25,13 @@ GPUS = [
 
 def reduced(name, num_bytes, seconds, wrong=0):
     figures = {"median_seconds": seconds, "busbw": num_bytes / seconds / 1e9, "wrong": wrong}
-    return {"name": name, "num_bytes": num_bytes, **figures}
+    return {"name": name, "num_bytes": num_bytes, "seconds": [seconds] * 9, **figures}
 
 
 def stepped(name, k, seconds, loss=1.5):
     speed = {"median_seconds": seconds, "images_per_second": 8 * k / seconds, "loss": loss}
-    return {"workload": "lenet", "name": name, "num_devices": k, "batch_size": 8 * k, **speed}
+    setting = {"workload": "lenet", "name": name, "num_devices": k, "batch_size": 8 * k}
+    return {**setting, "seconds": [seconds] * 9, **speed}
 
 
 @pytest.fixture
@@ -48,7 +49,11 @@ def report():
         "devices": {"names": names, "gpus": GPUS, "peers": pairs, "libraries": libraries},
         "doctor": [{"topic": "mpi", "state": "ok", "text": "mpi4py", "remedy": ""}],
         "self test": {"lines": ["ok     copies", "ok     sums"], "failures": []},
-        "copies": {"rows": [{"src": 0, "dst": 1, "num_bytes": 1 << 20, "algbw": 12.5}]},
+        "copies": {
+            "rows": [
+                {"src": 0, "dst": 1, "num_bytes": 1 << 20, "algbw": 12.5, "seconds": [8e-5] * 9}
+            ]
+        },
         "all-reduce": {
             "rows": [
                 reduced("tree", 4096, 100e-6),
@@ -105,6 +110,12 @@ def test_scaling_and_the_ratio_to_mxnet_follow_from_the_medians(report):
     assert ratio in words
     report["steps"]["rows"][0] = stepped("gluonpar", 1, 5e-3)
     assert "lenet on 1 device: gluonpar takes 1.25 times as long" in found(report, "note")[0]
+
+
+def test_medians_of_few_samples_are_noted(report):
+    report["all-reduce"]["rows"][1]["seconds"] = [100e-6, 102e-6]
+    (finding,) = found(report, "note")
+    assert finding.startswith("all-reduce: ") and " 2, " in finding
 
 
 def test_pairs_without_peer_access_are_named(report):

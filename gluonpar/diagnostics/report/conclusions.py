@@ -11,6 +11,7 @@ from gluonpar.diagnostics.doctor.command import Finding
 
 CHOICE_TOLERANCE = 1.1  # a choice is good if it takes at most so many times as long as the fastest
 LOSS_TOLERANCE = 0.05  # relative; TF32 may change some thousandths, a missing gradient a tenth
+FEW_SAMPLES = 5
 
 Report = dict
 
@@ -19,7 +20,7 @@ def conclude(report: Report) -> list[Finding]:
     """Return the findings, those that are wrong first."""
     parts = [_devices, _doctor, _self_test, _failed, _wrong_sums, _losses, _peers]
     if not simulated(report):
-        parts += [_choices, _scaling, _trainers]
+        parts += [_few_samples, _choices, _scaling, _trainers]
     findings = [finding for part in parts for finding in part(report)]
     return sorted(findings, key=lambda finding: (WRONG, NOTE, OK).index(finding.state))
 
@@ -99,6 +100,14 @@ def _peers(report: Report) -> Iterator[Finding]:
         yield Finding("peer access", NOTE, text)
     elif pairs:
         yield Finding("peer access", OK, "between all pairs of GPUs")
+
+
+def _few_samples(report: Report) -> Iterator[Finding]:
+    for part in ("copies", "all-reduce", "steps"):
+        fewest = min((len(row["seconds"]) for row in report[part]["rows"]), default=FEW_SAMPLES)
+        if fewest < FEW_SAMPLES:
+            text = f"short of time: the fewest samples of a median are {fewest}, and times vary"
+            yield Finding(part, NOTE, text, "give it more --seconds")
 
 
 def _choices(report: Report) -> Iterator[Finding]:
