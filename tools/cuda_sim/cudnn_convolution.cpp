@@ -1,6 +1,9 @@
 // Convolution of the simulated cuDNN: the inputs of each window become a column, and the rest is
 // matrix products.
 #include <algorithm>
+#include <cstdlib>
+#include <numeric>
+#include <random>
 #include <vector>
 
 #include "cudnn_tensors.h"
@@ -199,31 +202,40 @@ void convolve_backward_data(const Convolution& c, double alpha, const T* w, cons
 
 template <typename T>
 void convolve_backward_filter(const Convolution& c, double alpha, const T* x, const T* dy,
-                              double beta, T* dw) {
+                              double beta, T* dw, bool any_order) {
   using Sum = SumOf<T>;
   std::vector<T> columns(c.num_rows() * c.num_columns());
   std::vector<Sum> sums(c.filter.num_elements());
-  for (long image = 0; image < c.input.sizes[0]; image++)
+  std::vector<long> images(c.input.sizes[0]);
+  std::iota(images.begin(), images.end(), 0);
+  if (any_order) std::shuffle(images.begin(), images.end(), std::random_device());
+  for (long image : images)
     for (long group = 0; group < c.num_groups; group++) {
       c.gather(c.group_of_input(x, image, group), columns.data());
       gemm<Sum>(c.outputs_per_group(), c.num_rows(), c.num_columns(), Sum(1),
                 c.group_of_output(dy, image, group),
-                Matrix<const T>{columns.data(), 1, c.num_columns()}, Sum(image == 0 ? 0 : 1),
+                Matrix<const T>{columns.data(), 1, c.num_columns()}, Sum(1),
                 c.group_of_filter(sums.data(), group));
     }
   for (size_t i = 0; i < sums.size(); i++) blend(dw[i], alpha, sums[i], beta);
 }
 
-// ---- Choosing algorithms: there is one, which is called 1 because cuDNN's algorithms 0 of the
-// gradients are not deterministic.
+// ---- Choosing algorithms. Algorithm 1 is deterministic. With CUDA_SIM_ATOMICS=1 algorithm 0, which
+// as cuDNN's is not for gradients, seems to be faster.
 
 constexpr size_t kWorkspaceBytes = 1024;
+enum Algorithm { kWithAtomics = 0, kDeterministic = 1 };
 
-int the_algorithm(int num_wanted, int* num_found, AlgorithmPerformance* found) {
-  if (num_wanted < 1) return kBadParam;
-  *num_found = 1;
-  *found = {1, kSuccess, 1.0f, kWorkspaceBytes, 1, 0, {}};
-  return kSuccess;
+int algorithms(int num_wanted, int* num_found, AlgorithmPerformance* found) {
+  static const char* atomics = getenv("CUDA_SIM_ATOMICS");
+  *num_found = 0;
+  for (int algorithm : {kWithAtomics, kDeterministic}) {
+    if (algorithm == kWithAtomics && !(atomics && atoi(atomics))) continue;
+    if (*num_found == num_wanted) break;
+    const int determinism = algorithm == kDeterministic;
+    found[(*num_found)++] = {algorithm, kSuccess, 1.0f, kWorkspaceBytes, determinism, 0, {}};
+  }
+  return num_wanted < 1 ? kBadParam : kSuccess;
 }
 
 // Enqueue work(T(), convolution, alpha, beta), whatever its direction.
@@ -297,19 +309,19 @@ int cudnnSetConvolutionMathType(ConvolutionDescriptor* convolution, int math_typ
 
 #define CUDA_SIM_ALGORITHMS(DIRECTION)                                                           \
   int cudnnGetConvolution##DIRECTION##AlgorithmMaxCount(Handle*, int* count) {                   \
-    *count = 1;                                                                                  \
+    *count = 2;                                                                                  \
     return kSuccess;                                                                             \
   }                                                                                              \
   int cudnnGetConvolution##DIRECTION##Algorithm_v7(const Handle*, const void*, const void*,      \
                                                    const void*, const void*, int wanted,         \
                                                    int* found, AlgorithmPerformance* results) {  \
-    return the_algorithm(wanted, found, results);                                                \
+    return algorithms(wanted, found, results);                                                   \
   }                                                                                              \
   int cudnnFindConvolution##DIRECTION##Algorithm(const Handle*, const void*, const void*,        \
                                                  const void*, const void*, int wanted,           \
                                                  int* found, AlgorithmPerformance* results) {    \
     count("cudnnFindConvolution" #DIRECTION "Algorithm");                              \
-    return the_algorithm(wanted, found, results);                                                \
+    return algorithms(wanted, found, results);                                                   \
   }                                                                                              \
   int cudnnGetConvolution##DIRECTION##WorkspaceSize(const Handle*, const void*, const void*,     \
                                                     const void*, const void*, int,               \
@@ -351,13 +363,14 @@ int cudnnConvolutionBackwardData(Handle* handle, const void* alpha,
 int cudnnConvolutionBackwardFilter(Handle* handle, const void* alpha,
                                    const TensorDescriptor* x_descriptor, const void* x,
                                    const TensorDescriptor* y_descriptor, const void* dy,
-                                   const ConvolutionDescriptor* descriptor, int /*algorithm*/,
+                                   const ConvolutionDescriptor* descriptor, int algorithm,
                                    void* /*workspace*/, size_t /*workspace_bytes*/,
                                    const void* beta, const FilterDescriptor* w_descriptor,
                                    void* dw) {
   const auto work = [=](auto zero, const Convolution& convolution, double a, double b) {
     using T = decltype(zero);
-    convolve_backward_filter(convolution, a, typed<T>(x), typed<T>(dy), b, typed<T>(dw));
+    convolve_backward_filter(convolution, a, typed<T>(x), typed<T>(dy), b, typed<T>(dw),
+                             algorithm == kWithAtomics);
   };
   return enqueue_convolution(handle, "cudnnConvolutionBackwardFilter", x_descriptor, w_descriptor,
                              descriptor, y_descriptor, alpha, beta, work);

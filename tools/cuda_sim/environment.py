@@ -17,6 +17,7 @@ from typing import NamedTuple
 from .build import DEFAULT_FOLDER
 
 _OPTIONS = (
+    "atomics",
     "bytes",
     "capability",
     "delays",
@@ -26,6 +27,7 @@ _OPTIONS = (
     "log",
     "nvrtc",
     "peers",
+    "tf32",
     "timeline",
     "trace",
 )
@@ -68,6 +70,7 @@ def environment(
 
     ``folder`` is that of build.py. The options, all of which have a default:
 
+    - ``atomics``: 1 makes cuDNN prefer gradients that are summed in a random order (0)
     - ``bytes``: memory per device; cudaMalloc fails beyond it (4 GiB)
     - ``capability``: compute capability, such as "9.0", for which the wheel has no kernels ("8.6")
     - ``peers``: which GPUs can access each other: "all", "none" or pairs as in "0-1,2-3" ("all")
@@ -78,6 +81,8 @@ def environment(
     - ``link``: bytes per second of a copy between two devices, at most (no limit)
     - ``log``: a file to which the simulator's last words are appended, too, as pytest hides
       what a process that dies has written (none)
+    - ``tf32``: 1 rounds the factors of float32 products to TF32, unless NVIDIA_TF32_OVERRIDE=0 is
+      set when the library is loaded (0)
     - ``timeline``: 1 keeps what timeline() returns (0)
     - ``trace``: 1 prints each operation as it is enqueued (0)
     """

@@ -2,8 +2,11 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
+#include <cstring>
 #include <type_traits>
 #include <vector>
 
@@ -69,13 +72,31 @@ inline void multiply_tile(int depth, const int32_t* left, const int32_t* right, 
   multiply<IntVector>(depth, left, right, tile);
 }
 
+// CUDA_SIM_TF32=1, unless NVIDIA_TF32_OVERRIDE=0 was set when the library was loaded.
+inline const bool kRoundsToTf32 = [] {
+  const char *tf32 = getenv("CUDA_SIM_TF32"), *allowed = getenv("NVIDIA_TF32_OVERRIDE");
+  return tf32 && atoi(tf32) && !(allowed && strcmp(allowed, "0") == 0);
+}();
+
+// A factor in the type that it is summed in. TF32 has ten bits after the leading one.
+template <typename Sum, typename T>
+Sum rounded_factor(T value) {
+  if constexpr (std::is_same_v<std::remove_cv_t<T>, float>) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    bits = (bits + (1 << 12)) & ~((1u << 13) - 1);
+    if (kRoundsToTf32 && std::isfinite(value)) memcpy(&value, &bits, sizeof bits);
+  }
+  return static_cast<Sum>(value);
+}
+
 // Copy rows [begin, begin + width) of a matrix, column after column and padded with zeros, so that
 // a tile reads consecutive numbers of the type that it sums in.
 template <int width, typename Sum, typename T>
 void pack(Matrix<const T> matrix, int begin, int num_rows, int num_columns, Sum* packed) {
   const int filled = std::min(width, num_rows - begin);
   for (int column = 0; column < num_columns; column++, packed += width) {
-    for (int i = 0; i < filled; i++) packed[i] = static_cast<Sum>(matrix(begin + i, column));
+    for (int i = 0; i < filled; i++) packed[i] = rounded_factor<Sum>(matrix(begin + i, column));
     for (int i = filled; i < width; i++) packed[i] = Sum(0);
   }
 }
