@@ -116,11 +116,32 @@ def nvidia_driver() -> Iterator[Found]:
         yield (WRONG, str(error), remedy) if needed else (harmless, str(error))
         return
     text = f"{_mapped_file(driver.LIBRARY)} supports CUDA up to {driver.version(newest)}"
+    remedy = "install a newer driver; until then use CPU devices (--device cpu)"
     if needed and newest < driver.OLDEST_CUDA:
-        remedy = "install a newer driver; until then use CPU devices (--device cpu)"
         yield WRONG, f"{text}; mxnet-cu112 needs CUDA 11", remedy
-    else:
-        yield OK, text
+        return
+    yield OK, text
+    if not needed:
+        return
+    try:
+        accepted, compiler = cuda_libraries.accepts_driver(), cuda_libraries.compiler_version()
+    except (OSError, ValueError):  # cuda reports it
+        return
+    if not accepted:
+        text = "CUDA's runtime finds the driver too old: CUDA 11.1 and later need driver 450.80.02"
+        yield WRONG, text, remedy
+    elif newest < compiler:
+        yield _without_fusion(compiler)
+
+
+def _without_fusion(compiler: tuple[int, int]) -> Found:
+    """The driver does not take what the CUDA compiler writes: MXNet's fused operators."""
+    cuda = f"CUDA {driver.version(compiler)}"
+    text, newer = f"the CUDA compiler is of {cuda}", f"install a driver that supports {cuda}"
+    if os.environ.get("MXNET_USE_FUSION", "0") in ("0", "false"):
+        return NOTE, f"{text}, so MXNet computes elementwise operators one by one", newer
+    text = f"{text}, so with MXNET_USE_FUSION a step would fail with 'CUDA Driver: ...'"
+    return WRONG, text, f"unset MXNET_USE_FUSION, or {newer}"
 
 
 def gpus() -> Iterator[Found]:
