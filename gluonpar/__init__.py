@@ -3,7 +3,7 @@
 # ruff: noqa: E402, I001 - the doctor and the runtime come first, before MXNet is imported
 from gluonpar.diagnostics.doctor import entry
 
-entry.run_doctor_and_exit()  # if this is `python -m gluonpar doctor`: the rest may be broken
+entry.before_mxnet()  # for `python -m gluonpar doctor`, where the rest may be broken, and verify
 
 from gluonpar.runtime import startup
 

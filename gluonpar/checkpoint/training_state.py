@@ -71,8 +71,8 @@ def load_checkpoint(
     """Restore ``params``, ``trainer`` and ``rng`` from a checkpoint in place; return its notes.
 
     On as many devices as it was written with, each gets its own running statistics, and training
-    continues bit for bit; otherwise all get their mean. The optimizer and the generator in the file
-    may be left out. With several processes rank 0 reads.
+    continues bit for bit, if its operators repeat; otherwise all get their mean. The optimizer and
+    the generator in the file may be left out. With several processes rank 0 reads.
 
     Raises ValueError, and changes nothing, if the file is missing, damaged, not a checkpoint, of a
     later format, of another model or optimizer, or lacks what is to be restored.

@@ -22,7 +22,7 @@ from gluonpar.gluon.trainer import Trainer
 from gluonpar.models import lenet, resnet
 from gluonpar.models.losses import softmax_cross_entropy
 from gluonpar.replicas import get_params
-from gluonpar.runtime import memory, threads
+from gluonpar.runtime import determinism, memory, threads
 from gluonpar.sharding import split_and_load
 from gluonpar.step import train_batch
 from gluonpar.training.data import dataset
@@ -44,13 +44,14 @@ def run(ctx: Sequence[mx.Context], report: Callable[[str], object] = print) -> l
     ctx = list(ctx)
     threads.share(ctx)
     failures = []
-    for name, check in _checks(ctx):
-        try:
-            report(f"ok     {name}: {check(ctx)}")
-        except Exception as error:
-            how = summary(error) if isinstance(error, Wrong) else describe(error)
-            failures.append(f"{name}: {how}")
-            report(f"WRONG  {failures[-1]}")
+    with determinism.enforced():
+        for name, check in _checks(ctx):
+            try:
+                report(f"ok     {name}: {check(ctx)}")
+            except Exception as error:
+                how = summary(error) if isinstance(error, Wrong) else describe(error)
+                failures.append(f"{name}: {how}")
+                report(f"WRONG  {failures[-1]}")
     return failures
 
 

@@ -11,7 +11,7 @@ from mxnet import autograd, gluon
 from gluonpar import metrics, sharding
 from gluonpar.collectives import allreduce
 from gluonpar.gluon import running_statistics, sync_batch_norm
-from gluonpar.runtime import threads
+from gluonpar.runtime import determinism, threads
 from gluonpar.runtime.devices import as_list
 
 # The largest relative difference that counts as rounding. A device left out, or counted twice,
@@ -46,6 +46,10 @@ def verify(
     (dropout), and with :class:`SyncBatchNorm`, which one device cannot train, are compared in
     prediction mode.
 
+    On GPUs cuDNN's deterministic algorithms are used, for shapes that were not computed before.
+    With compute capability 8.0 and up, start Python with ``NVIDIA_TF32_OVERRIDE=0``: products in
+    TF32 may differ by more than rounding of float32.
+
     Raises :class:`Wrong` for a difference; ValueError for an empty batch, a loss that is not per
     sample, and a network that is not on ``ctx`` or accumulates gradients (``grad_req='add'``).
 
@@ -59,14 +63,15 @@ def verify(
     contexts = as_list(ctx)
     threads.share(contexts)
     _check_request(net, contexts)
-    if any(p._data is None and p._deferred_init for p in net.collect_params().values()):
-        X, _ = sharding.split_and_load(batch, contexts[:1])[0]
-        net(X)  # infers the shapes that are not known yet
-    trial = _Trial(net, loss, batch)
-    try:
-        return _compare(trial, contexts)
-    finally:
-        trial.restore()
+    with determinism.enforced():
+        if any(p._data is None and p._deferred_init for p in net.collect_params().values()):
+            X, _ = sharding.split_and_load(batch, contexts[:1])[0]
+            net(X)  # infers the shapes that are not known yet
+        trial = _Trial(net, loss, batch)
+        try:
+            return _compare(trial, contexts)
+        finally:
+            trial.restore()
 
 
 def _compare(trial: _Trial, ctx: list[mx.Context]) -> list[str]:
@@ -161,8 +166,7 @@ def check_same_bits(first: Arrays, second: Arrays, what: str) -> None:
     if different:
         raise Wrong(
             f"repeatability: {what}, done twice, gave different {', '.join(different[:3])}; on "
-            "GPUs cuDNN may, unless MXNET_ENFORCE_DETERMINISM=1 and "
-            "MXNET_CUDNN_AUTOTUNE_DEFAULT=0 are set"
+            "GPUs cuDNN may, if these convolutions were computed before verify: call it first"
         )
 
 

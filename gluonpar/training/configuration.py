@@ -40,6 +40,7 @@ class Configuration:
     keep: int = 3
     resume: str | None = None
     onnx: bool = False
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "num_epochs", "limit", "log_interval", "save_every", "keep"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 import pathlib
@@ -15,7 +16,7 @@ import numpy as np
 from gluonpar import cluster, collectives, metrics
 from gluonpar.checkpoint import files
 from gluonpar.collectives import partition
-from gluonpar.runtime import devices, memory, peers, threads
+from gluonpar.runtime import determinism, devices, memory, peers, threads
 from gluonpar.runtime.version import __version__
 from gluonpar.step import STEPS_IN_FLIGHT
 from gluonpar.training import profiler, ranks
@@ -85,6 +86,11 @@ class Run:
 
         Raises metrics.Diverged if the loss or a parameter is not finite; CannotResume; Terminated.
         """
+        repeatable = self.configuration.deterministic
+        with determinism.enforced() if repeatable else contextlib.nullcontext():
+            return self._train()
+
+    def _train(self) -> History:
         config = self.configuration
         mx.random.seed(config.seed)
         self.shuffle = np.random.RandomState(config.seed)
@@ -296,8 +302,9 @@ def train(
 
     Each batch of ``batch_size`` samples is split over the devices. ``options`` are the other fields
     of :class:`Configuration`; ``model='resnet18'`` trains ResNet-18 with a :class:`Trainer`. Runs
-    with the same seed and number of devices end with the same bits. Prints what
-    ``scripts/train_lenet.py`` prints unless ``verbose`` is False.
+    with the same seed and number of CPU devices end with the same bits; on GPUs they do with
+    ``deterministic=True``, if no convolution of the same shape was computed before without it.
+    Prints what ``scripts/train_lenet.py`` prints unless ``verbose`` is False.
 
     Raises ValueError for options that are not allowed or cannot be met, FileNotFoundError if the
     data are not found, and metrics.Diverged if the loss is not finite. After ``train`` in Dive into

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from libcuda_stub import build_libcuda, cut
+from libcuda_stub import build_libcuda, build_library, cut
 
 import gluonpar
 from gluonpar.diagnostics.doctor import checks, command, entry
@@ -399,6 +399,47 @@ def test_a_bad_driver_is_wrong_only_with_a_wheel_that_needs_it(
     assert bool(command.examine("gpu")) == (driver == {"cuda": 10020})
 
 
+RUNTIME = "int cudaGetDeviceCount(int *count) { *count = 1; return %d; }"
+NVRTC = "int nvrtcVersion(int *major, int *minor) { *major = 11; *minor = 8; return 0; }"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fusion", "cuda", "states"),
+    [
+        (None, 11070, ["ok", "note"]),
+        ("0", 11070, ["ok", "note"]),
+        ("1", 11070, ["ok", "wrong"]),
+        ("1", 11080, ["ok"]),
+        (None, 12040, ["ok"]),
+    ],
+)
+def test_a_driver_older_than_the_cuda_compiler_is_wrong_only_if_operators_are_fused(
+    fusion, cuda, states, machine, tmp_path, monkeypatch
+):
+    build_library(tmp_path, "libcudart.so.11.0", RUNTIME % 0)
+    build_library(tmp_path, "libnvrtc.so.11.2", NVRTC)
+    monkeypatch.setenv("GLUONPAR_CUDA", "system")
+    machine([T4], cuda=cuda)
+    if fusion is not None:
+        monkeypatch.setenv("MXNET_USE_FUSION", fusion)
+    found = command.examine("driver")
+    assert [finding.state for finding in found] == states
+    if len(states) > 1:
+        assert "11.8" in found[1].text and "11.8" in found[1].remedy
+        assert ("MXNET_USE_FUSION" in found[1].remedy) == (states[1] == "wrong")
+
+
+def test_a_driver_that_cudas_runtime_finds_too_old_is_wrong(machine, tmp_path, monkeypatch):
+    """450.36 to 450.66 support CUDA 11.0, but not the later 11.x."""
+    build_library(tmp_path, "libcudart.so.11.0", RUNTIME % 35)
+    build_library(tmp_path, "libnvrtc.so.11.2", NVRTC)
+    monkeypatch.setenv("GLUONPAR_CUDA", "system")
+    machine([T4], cuda=11000)
+    _, (_, state, text, remedy) = command.examine("driver")
+    assert state == "wrong" and "450.80.02" in text and "newer driver" in remedy
+
+
 def cuda_findings():
     """The findings about CUDA's libraries by the first word: the library, or "not" (tried)."""
     return {found.text.split()[0]: found for found in command.examine("cuda")}
@@ -521,19 +562,20 @@ def test_mpirun_of_another_mpi_is_wrong_and_none_is_noted(version, state, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("argv", "command_line", "ours"),
+    ("argv", "command_line", "name"),
     [
-        (["-m", "doctor", "--json"], ["py", "-m", "gluonpar", "doctor", "--json"], True),
-        (["-m", "doctor"], ["py", "-mgluonpar", "doctor"], True),
-        (["-m", "doctor"], ["py", "-Im", "gluonpar.__main__", "doctor"], True),
-        (["-m", "doctor"], ["py", "-m", "other.gluonpar", "doctor"], False),
-        (["-m", "verify"], ["py", "-m", "gluonpar", "verify"], False),
-        (["train.py", "doctor"], ["py", "train.py", "doctor"], False),
-        (["-m", "doctor"], [], False),
+        (["-m", "doctor", "--json"], ["py", "-m", "gluonpar", "doctor", "--json"], "doctor"),
+        (["-m", "doctor"], ["py", "-mgluonpar", "doctor"], "doctor"),
+        (["-m", "doctor"], ["py", "-Im", "gluonpar.__main__", "doctor"], "doctor"),
+        (["-m", "doctor"], ["py", "-m", "other.gluonpar", "doctor"], ""),
+        (["-m", "verify"], ["py", "-m", "gluonpar", "verify"], "verify"),
+        (["-m"], ["py", "-m", "gluonpar"], ""),
+        (["train.py", "doctor"], ["py", "train.py", "doctor"], ""),
+        (["-m", "doctor"], [], ""),
     ],
 )
-def test_only_python_m_gluonpar_doctor_is_the_doctor(argv, command_line, ours):
-    assert entry.is_doctor(argv, command_line) is ours
+def test_only_python_m_gluonpar_doctor_is_the_doctor(argv, command_line, name):
+    assert entry.command(argv, command_line) == name
 
 
 @pytest.mark.slow

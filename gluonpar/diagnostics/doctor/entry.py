@@ -1,8 +1,9 @@
-"""Run ``python -m gluonpar doctor`` before anything else of gluonpar is imported.
+"""What ``python -m gluonpar`` does before anything else of gluonpar is imported.
 
-Python imports a package before its ``__main__``, and ``gluonpar/__init__.py`` imports MXNet, which
-may be broken; so it calls :func:`run_doctor_and_exit` first. This module imports only modules that
-Python has loaded already: any other could come from a file in the current folder.
+Python imports a package before its ``__main__``, and ``gluonpar/__init__.py`` imports MXNet. That
+may be broken, and loads CUDA's libraries, some of which read their settings only then. So it calls
+:func:`before_mxnet` first. This module imports only modules that Python has loaded already: any
+other could come from a file in the current folder.
 """
 
 from __future__ import annotations
@@ -10,37 +11,45 @@ from __future__ import annotations
 import os
 import sys
 
+# cuBLAS and cuDNN may round the factors of float32 products to TF32, with 11 significant bits, on
+# GPUs of compute capability 8.0 and later. Comparisons need float32; training is faster without.
+FLOAT32 = {"NVIDIA_TF32_OVERRIDE": "0"}
 
-def run_doctor_and_exit() -> None:
-    """If this process was started with ``python -m gluonpar doctor``, run it and exit."""
-    if is_doctor(sys.argv, _command_line()):
+
+def before_mxnet() -> None:
+    """For ``python -m gluonpar doctor``: run it and exit; for ``verify``: have float32 products."""
+    name = command(sys.argv, _command_line())
+    if name == "doctor":
         try:
             current_folder = os.getcwd()
         except OSError:  # it has been removed
             current_folder = ""
         sys.path[:] = [folder for folder in sys.path if folder not in ("", current_folder)]
-        from gluonpar.diagnostics.doctor import command
+        from gluonpar.diagnostics.doctor import command as doctor
 
-        raise SystemExit(command.main(sys.argv[2:]))
+        raise SystemExit(doctor.main(sys.argv[2:]))
+    if name == "verify":
+        for variable, value in FLOAT32.items():
+            os.environ.setdefault(variable, value)
 
 
-def is_doctor(argv: list[str], command_line: list[str]) -> bool:
-    """Return whether ``sys.argv`` and Python's whole command line are those of gluonpar's doctor.
+def command(argv: list[str], command_line: list[str]) -> str:
+    """Return the command of ``python -m gluonpar COMMAND``, "" if this is another program.
 
-    While Python looks for the module of ``-m``, ``sys.argv[0]`` is "-m"; only the command line
-    has the module's name.
+    ``argv`` is ``sys.argv`` and ``command_line`` that of Python. While Python looks for the module
+    of ``-m``, ``sys.argv[0]`` is "-m"; only the command line has the module's name.
 
-    >>> is_doctor(["-m", "doctor"], ["python3", "-m", "gluonpar", "doctor"])
-    True
+    >>> command(["-m", "doctor"], ["python3", "-m", "gluonpar", "doctor"])
+    'doctor'
     """
-    if argv[:2] != ["-m", "doctor"] or len(command_line) <= len(argv):
-        return False
+    if len(argv) < 2 or argv[0] != "-m" or len(command_line) <= len(argv):
+        return ""
     module = command_line[-len(argv)]
     for name in ("gluonpar", "gluonpar.__main__"):
         option = module[: -len(name)]  # "-Im" of -Imgluonpar, "" of -m gluonpar
         if module.endswith(name) and (not option or option[0] == "-" and option[-1] == "m"):
-            return True
-    return False
+            return argv[1]
+    return ""
 
 
 def _command_line() -> list[str]:
