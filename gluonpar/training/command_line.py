@@ -6,8 +6,10 @@ import argparse
 import faulthandler
 import io
 import os
+import re
 import signal
 import sys
+import traceback
 from typing import Any, Callable, Sequence
 
 from gluonpar import cluster, collectives, metrics
@@ -20,8 +22,11 @@ from gluonpar.training.data import dataset
 from gluonpar.training.run import Run
 from gluonpar.training.termination import Terminated
 
-TRAINED, BAD_REQUEST, OUT_OF_MEMORY, NOT_SAVED = 0, 2, 3, 4
+TRAINED, FAILED, BAD_REQUEST, OUT_OF_MEMORY, NOT_SAVED = 0, 1, 2, 3, 4
 INTERRUPTED, BROKEN_PIPE, TERMINATED = 130, 141, 143
+
+# In MXNet's messages; lines of its traceback are not meant.
+_CUDA = re.compile(r"(?!File )(.*\W)?(cuda|cudnn|cublas|curand|nccl)", re.IGNORECASE)
 
 
 def main(description: str, argv: Sequence[str] | None = None, **defaults: Any) -> int:
@@ -30,7 +35,8 @@ def main(description: str, argv: Sequence[str] | None = None, **defaults: Any) -
     ``defaults`` are this script's where they differ from :class:`Configuration`'s. Exit codes:
 
     - 0: the training, or the dry run, is complete.
-    - 1: an exception that is not listed here, with its traceback; or another process ended with 3.
+    - 1: an exception that is not listed here, with its traceback, such as that of a GPU that
+      fails; or another process ended with 3.
     - 2: the options are wrong or cannot be met, or the loss diverged.
     - 3: out of memory, on the host or a GPU. The process ends at once, because MXNet might hang.
     - 4: trained to the end, but a file is missing that was to be written: the disk was full.
@@ -74,7 +80,13 @@ def main(description: str, argv: Sequence[str] | None = None, **defaults: Any) -
             return BAD_REQUEST
         shortage = memory_limits.shortage(error)
         if shortage is not None:
-            _leave_out_of_memory(shortage, run, options.batch_size)
+            limits = f" ({memory_limits.limits()})" if memory_limits.limits() else ""
+            remedy = f"try a smaller --batch-size than {options.batch_size}, or more memory{limits}"
+            _leave(f"out of memory: {shortage}; {remedy}", run, OUT_OF_MEMORY)
+        failures = [line for line in map(str.strip, str(error).splitlines()) if _CUDA.match(line)]
+        if failures and isinstance(error, RuntimeError):
+            traceback.print_exc()
+            _leave(f"a GPU failed: {failures[-1]}", run, FAILED)
         raise
     if run.lost:
         newest = run.checkpointer.paths()[-1:]
@@ -108,6 +120,8 @@ def parser(description: str, **defaults: Any) -> argparse.ArgumentParser:
     text = "passes over the training images (%(default)s)"
     add("--epochs", "--num-epochs", dest="num_epochs", type=int, metavar="N", help=text)
     add("--seed", type=int, help="of the initial parameters and the shuffling (%(default)s)")
+    text = "on GPUs too, runs of one seed end with the same bits; slower there"
+    add("--deterministic", action="store_true", help=text)
 
     add = made.add_argument_group("data").add_argument
     add("--dataset", choices=dataset.NAMES, help="synthetic needs no files (%(default)s)")
@@ -167,12 +181,10 @@ def _how_to_resume(run: Run | None) -> str:
     return f"--resume continues from {paths[-1]}" if paths else ""
 
 
-def _leave_out_of_memory(shortage: str, run: Run | None, batch_size: int) -> None:
-    """End the process with one line that says what could not be allocated and what to do."""
-    limits = f" ({memory_limits.limits()})" if memory_limits.limits() else ""
-    remedy = f"try a smaller --batch-size than {batch_size}, or more memory{limits}"
-    text = "; ".join(filter(None, [f"out of memory: {shortage}", remedy, _how_to_resume(run)]))
-    cluster.abort(f"ran {text}")
+def _leave(what: str, run: Run | None, code: int) -> None:
+    """End the process with one line that says what happened, and how to resume."""
+    text = "; ".join(filter(None, [what, _how_to_resume(run)]))
+    cluster.abort(f"failed: {text}" if code == FAILED else f"ran {text}")
     _print(f"error: {text}")
     (sys.stdout or io.StringIO()).flush()
-    os._exit(OUT_OF_MEMORY)  # at exit MXNet might wait for ever
+    os._exit(code)  # at exit MXNet might wait for ever, or abort

@@ -24,8 +24,11 @@ OPTIMIZERS = {
 }
 
 
+kind = mx.cpu
+
+
 def contexts(num_devices):
-    return [mx.cpu(i) for i in range(num_devices)]
+    return [kind(i) for i in range(num_devices)]
 
 
 def batches(num_devices):
@@ -114,7 +117,7 @@ def exchanged():
         cluster.broadcast([y])
         assert y.asnumpy().tolist() == list(range(5)), (dtype, y)
     several = [mx.nd.full((n,), rank + n, dtype=d) for n, d in ((3, "float32"), (2, "int32"))]
-    several += [mx.nd.full((4,), rank + 4.0), mx.nd.full((2, 3), rank + 6.0, ctx=mx.cpu(1))]
+    several += [mx.nd.full((4,), rank + 4.0), mx.nd.full((2, 3), rank + 6.0, ctx=kind(1))]
     cluster.allreduce(several)
     for array in several:
         n = array.size
@@ -185,16 +188,30 @@ def as_one(folder):
     by_stock_trainer()
     no_samples_left_out()
     for num_devices in (1, 2, 3):
-        found = trained(num_devices)
-        bits = [b"".join(array.tobytes() for array in arrays) for arrays in found.values()]
-        assert all(theirs == bits for theirs in cluster.gather(bits))
-        if cluster.is_main():
-            flat = {
-                f"{name}{i}": array
-                for name, arrays in found.items()
-                for i, array in enumerate(arrays)
-            }
-            np.savez(pathlib.Path(folder) / f"{num_devices}.npz", **flat)
+        save(folder, num_devices)
+
+
+def save(folder, num_devices):
+    """Train; the bits must be the same on all ranks."""
+    found = trained(num_devices)
+    bits = [b"".join(array.tobytes() for array in arrays) for arrays in found.values()]
+    assert all(theirs == bits for theirs in cluster.gather(bits))
+    if cluster.is_main():
+        flat = {
+            f"{name}{i}": array for name, arrays in found.items() for i, array in enumerate(arrays)
+        }
+        np.savez(pathlib.Path(folder) / f"{num_devices}.npz", **flat)
+
+
+def on_gpus(folder):
+    """The same on two GPUs per rank."""
+    global kind
+    kind, RUN["device"] = mx.gpu, "gpu"
+    with kind(0):  # the context of arrays that are made without one
+        exchanged()
+        by_stock_trainer()
+        no_samples_left_out()
+        save(folder, 2)
 
 
 def alone(folder):
@@ -244,7 +261,7 @@ def fault(kind, who):
 
 if __name__ == "__main__":
     task, argument = sys.argv[1:]
-    if task in ("as_one", "alone"):
+    if task in ("as_one", "on_gpus", "alone"):
         globals()[task](argument)
     else:
         fault(task, int(argument))

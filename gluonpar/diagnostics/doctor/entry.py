@@ -17,7 +17,10 @@ FLOAT32 = {"NVIDIA_TF32_OVERRIDE": "0"}
 
 
 def before_mxnet() -> None:
-    """For ``python -m gluonpar doctor``: run it and exit; for ``verify``: have float32 products."""
+    """For ``python -m gluonpar doctor``: run it and exit; for ``verify``: set :data:`FLOAT32`.
+
+    The benchmarks of ``verify --report`` run without it, and its self test in a process of its own.
+    """
     name = command(sys.argv, _command_line())
     if name == "doctor":
         try:
@@ -28,7 +31,7 @@ def before_mxnet() -> None:
         from gluonpar.diagnostics.doctor import command as doctor
 
         raise SystemExit(doctor.main(sys.argv[2:]))
-    if name == "verify":
+    if name == "verify" and not any(word.startswith("--r") for word in sys.argv):
         for variable, value in FLOAT32.items():
             os.environ.setdefault(variable, value)
 

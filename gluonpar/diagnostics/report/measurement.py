@@ -7,6 +7,7 @@ run. If it did so during a candidate's turn, it is repeated without this candida
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from typing import Any, Callable, Iterator, Sequence
@@ -17,6 +18,7 @@ from gluonpar.diagnostics.benchmark import harness
 from gluonpar.diagnostics.child_process import ChildFailed, messages
 from gluonpar.diagnostics.doctor import command as doctor
 from gluonpar.diagnostics.doctor.checks import CHECKS
+from gluonpar.diagnostics.doctor.entry import FLOAT32
 from gluonpar.diagnostics.report.conclusions import number
 from gluonpar.runtime import wheels
 
@@ -113,9 +115,11 @@ def _run(
     """Give what the part tells; how it fails, if it does, is added to ``failed``."""
     devices = [(context.device_type, context.device_id) for context in ctx]
     argument = json.dumps({"part": part, "devices": devices, **given})
+    command = [sys.executable, "-m", f"{__package__}.parts", argument]
+    environment = {**FLOAT32, **os.environ} if part == "self test" else None
     candidate = None
     try:
-        for told in messages([sys.executable, "-m", f"{__package__}.parts", argument]):
+        for told in messages(command, environment=environment):
             candidate = told.get("candidate", candidate)
             yield told
     except ChildFailed as how:

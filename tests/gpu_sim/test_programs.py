@@ -1,0 +1,356 @@
+"""Whole programs on simulated GPUs: what they compute, and what they say of GPUs that fail."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import cluster_rank
+import mxnet as mx
+import numpy as np
+import pytest
+from cuda_sim.environment import environment
+from mpi_jobs import RANK, mpirun, needs_mpi
+from mpi_jobs import succeed as end_of
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SETTINGS = ("MXNET_", "OMP_", "GLUONPAR_", "NVIDIA_", "CUDA_SIM_")  # importing gluonpar sets some
+LENET = "scripts/train_lenet.py"
+DATA = ("--dataset", "synthetic", "--seed", "1")
+SHORT = (*DATA, "--limit", "96", "--batch-size", "48")
+GPUS, CPUS = ("--num-gpus", "2", "--device", "gpu"), ("--num-gpus", "2", "--device", "cpu")
+PYPI = {"GLUONPAR_CUDA": "pypi"}  # the libraries of which gluonpar knows NVRTC's version
+
+
+def variables(num_devices=2, more=None, **options):
+    """The environment of a process on simulated GPUs."""
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(SETTINGS)}
+    return {**inherited, **environment(num_devices, **options), **(more or {})}
+
+
+def run(*arguments, **options):
+    """Run Python on simulated GPUs; return the ended process."""
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        cwd=REPOSITORY,
+        env=variables(**options),
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+
+
+def succeed(*arguments, **options):
+    done = run(*arguments, **options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+class Trained(NamedTuple):
+    """What a run printed, and the parameters after each epoch."""
+
+    out: str
+    epochs: list[list[np.ndarray]]
+
+    def bits(self):
+        return [param.tobytes() for params in self.epochs for param in params]
+
+
+@pytest.fixture(scope="module")
+def train(tmp_path_factory):
+    """train(*arguments, **options): train LeNet by its script."""
+
+    def train(*arguments, folder=None, **options):
+        folder = folder or tmp_path_factory.mktemp("run")
+        done = succeed(LENET, *arguments, "--save-dir", folder, **options)
+        files = [mx.nd.load(str(file)) for file in sorted(folder.glob("*.params"))]
+        return Trained(done.stdout, [[f[name].asnumpy() for name in sorted(f)] for f in files])
+
+    return train
+
+
+@pytest.fixture(scope="module")
+def short(train):
+    """short(devices): two epochs of two batches."""
+    return functools.lru_cache(None)(lambda devices: train(*SHORT, "--epochs", "2", *devices))
+
+
+def difference(one, other, epoch=-1):
+    """The largest difference of parameters after an epoch, relative to their array's largest."""
+    assert len(one.epochs) == len(other.epochs) > 0
+    pairs = zip(one.epochs[epoch], other.epochs[epoch])
+    return max(np.abs(a - b).max() / np.abs(b).max() for a, b in pairs)
+
+
+def results(out):
+    """Loss and accuracy of each epoch, as printed."""
+    lines = re.findall(r"^epoch .* loss ([\d.]+), test acc ([\d.]+)", out, re.M)
+    return np.array(lines, dtype="float64")
+
+
+# What is computed
+
+
+@pytest.mark.slow
+def test_three_epochs_end_where_cpu_contexts_end(train):
+    """Eight steps an epoch; rounding grows tenfold in two or three, as between two and one CPU."""
+    arguments = (*DATA, "--limit", "2000", "--epochs", "3")
+    gpus, cpus = train(*arguments, *GPUS), train(*arguments, *CPUS)
+    assert "devices: [gpu(0), gpu(1)]" in gpus.out
+    assert difference(gpus, cpus, 0) < 1e-4 and difference(gpus, cpus) < 0.1
+    np.testing.assert_allclose(results(gpus.out), results(cpus.out), atol=0.011)
+    assert results(gpus.out)[-1, 1] > 0.5  # it has learned
+
+
+def test_a_short_run_ends_where_cpu_contexts_end(short):
+    assert difference(short(GPUS), short(CPUS)) < 1e-4
+    assert len(short(GPUS).epochs) == 2
+
+
+@pytest.mark.parametrize(
+    ("devices", "options"),
+    [
+        (GPUS, {"delays": 1}),
+        (GPUS, {"delays": 2}),
+        (GPUS, {"peers": "none"}),
+        (("--gpus", "0,2"), {"num_devices": 3}),
+    ],
+    ids=["delays 1", "delays 2", "no peers", "gpus 0 and 2"],
+)
+def test_neither_delays_nor_links_nor_ids_change_a_bit(devices, options, train, short):
+    other = train(*SHORT, "--epochs", "2", *devices, **options)
+    assert other.bits() == short(GPUS).bits()
+    assert ("gpu(2)" in other.out) == ("0,2" in devices)
+    assert ("no peer access" in other.out) == ("peers" in options)
+
+
+def test_deterministic_takes_cudnns_deterministic_gradients(train, short):
+    """Whatever the environment says; without the option, the gradients' sums have any order."""
+    arguments = (*SHORT, "--epochs", "2", *GPUS)
+    other = {"MXNET_CUDNN_AUTOTUNE_DEFAULT": "1", "MXNET_ENFORCE_DETERMINISM": "0"}
+    repeatable = train(*arguments, "--deterministic", atomics=1, more=other)
+    assert repeatable.bits() == short(GPUS).bits()
+    assert train(*arguments, atomics=1).bits() != short(GPUS).bits()
+
+
+@pytest.mark.parametrize("first, second", [(GPUS, CPUS), (CPUS, GPUS)])
+def test_gpus_and_cpus_continue_each_others_checkpoints(first, second, train, short, tmp_path):
+    train(*SHORT, "--epochs", "1", *first, folder=tmp_path)
+    resumed = train(*SHORT, "--epochs", "2", *second, "--resume", folder=tmp_path)
+    assert "\nresumed: " in resumed.out
+    assert difference(resumed, short(CPUS)) < 1e-4
+
+
+RESNET = """
+import sys
+from gluonpar.training import command_line, workloads
+from gluonpar.training.data import dataset
+
+small = dataset.synthetic(num_train=24, num_test=8)
+dataset.synthetic = lambda: small
+workloads.ResNet18Workload.width = 8
+sys.exit(command_line.main("Train.", model="resnet18", lr=0.1))
+"""
+
+
+@pytest.mark.slow
+def test_resnet18_by_its_script_on_gpus_and_on_cpus():
+    """One step: the evaluation of its 1000 test images takes minutes on simulated GPUs."""
+    arguments = (*DATA, "--limit", "16", "--batch-size", "8", "--dry-run")
+    lines = [succeed("scripts/train_resnet18.py", *arguments, *d).stdout for d in (GPUS, CPUS)]
+    gpus, cpus = (float(re.search(r"loss ([\d.]+)", line)[1]) for line in lines)
+    assert gpus == pytest.approx(cpus, abs=2e-3)
+
+
+def test_a_narrow_resnet18_ends_where_cpu_contexts_end(tmp_path):
+    found = []
+    for devices in (GPUS, CPUS):
+        folder = tmp_path / devices[-1]
+        arguments = (*DATA, "--batch-size", "8", "--epochs", "1", "--save-dir", folder)
+        succeed("-c", RESNET, *arguments, *devices)
+        (file,) = folder.glob("*.params")
+        found.append({name: array.asnumpy() for name, array in mx.nd.load(str(file)).items()})
+    gpus, cpus = found
+    assert set(gpus) == set(cpus)
+    for name, want in cpus.items():
+        scale = max(np.abs(want).max(), 1e-2)  # biases before a batch normalization are rounding
+        # cuDNN divides the variance that it keeps by n - 1, and MXNet on CPUs by n.
+        tolerance = 1e-2 if "running_var" in name else 1e-3
+        assert np.abs(gpus[name] - want).max() < tolerance * scale, name
+
+
+CELLS = """
+imports devices data split-sizes params lenet loss alias replicas buckets by-hand wrong-order
+star split mean-of-means step-forward step-backward step-allreduce step-picture step-update
+train-batch train ring-run resnet resnet-train stock-trainer own-loop exercise-owners
+exercise-accuracy exercise-batch-norm exercise-speed exercise-wait
+""".split()
+NOTEBOOK = """
+import json, sys
+import matplotlib
+matplotlib.use("Agg")
+sys.path.insert(0, "tools")
+import build_notebooks, gluonpar, mxnet as mx
+
+cells = build_notebooks.code(build_notebooks.SOURCE / "cells.py")
+values = {"all_once": {i: 1 for i in range(4)}}
+exec("from gluonpar.collectives.plan import contributions", values)
+changes = {"mx.cpu(i)": "mx.gpu(i)", "=4096": "=256", ":1000]": ":64]", ":1024]": ":128]"}
+start = "gluonpar.init_lenet(scale=0.1)"  # on the CPU
+changes[start] = f"[param.as_in_context(devices[0]) for param in {start}]"
+with mx.gpu(0):  # nd.array() without a context is on the first device, as mx.cpu(0) was
+    for name in json.loads(sys.argv[1]):
+        code = cells[name]
+        for old, new in changes.items():
+            code = code.replace(old, new)
+        exec(compile(code, name, "exec"), values)
+    one, two = (values["train"](k, 64, num_epochs=1)[0] for k in (1, 2))
+print("largest difference", (abs(one - two) / one).max())
+"""
+
+
+@pytest.mark.slow
+def test_the_notebooks_code_runs_with_gpus_as_its_devices():
+    """Cells without pictures and times. Their own assertions hold, and two devices train as one."""
+    for package in ("d2l", "nbformat", "nbclient"):
+        pytest.importorskip(package)
+    out = succeed("-c", NOTEBOOK, json.dumps(CELLS), num_devices=4).stdout
+    assert "{'gpu(0)': 111, 'gpu(1)': 111, 'gpu(2)': 111}" in out
+    assert "the copies on gpu(0) and gpu(1) are bit for bit the same" in out
+    assert float(out.split()[-1]) < 1e-4
+
+
+# Several processes
+
+
+@needs_mpi
+def test_two_ranks_with_two_gpus_each_train_as_four(tmp_path):
+    job = [*RANK, "on_gpus", str(tmp_path)]
+    end_of(mpirun((2, job), GLUONPAR_CHECK="1", **environment(2)))
+    got = np.load(tmp_path / "2.npz")
+    for name, arrays in cluster_rank.trained(4).items():  # on CPU contexts
+        for i, want in enumerate(arrays):
+            # as in test_cluster.py, and other kernels
+            scale = np.abs(want).max()
+            assert np.abs(got[f"{name}{i}"] - want).max() <= 2e-5 * scale, (name, i)
+
+
+# verify and doctor
+
+
+@pytest.mark.parametrize("num_devices", [2, 4])
+def test_verify_finds_all_gpus_right_though_cudnn_and_cublas_would_round(num_devices):
+    """Also with gradients in any order and with TF32, which differ by more than rounding."""
+    arguments = ("-m", "gluonpar", "verify", "--num-gpus", num_devices)
+    done = run(*arguments, num_devices=num_devices, atomics=1, tf32=1)
+    assert done.returncode == 0 and "WRONG" not in done.stdout, done.stdout
+    assert f"gpu({num_devices - 1})" in done.stdout.splitlines()[0]
+
+
+def test_without_its_setting_verify_would_find_tf32():
+    more = {"NVIDIA_TF32_OVERRIDE": "1"}  # of the user's, who may want to see the difference
+    done = run("-m", "gluonpar", "verify", num_devices=2, tf32=1, more=more)
+    assert done.returncode == 1 and "WRONG  LeNet by train_batch: updates" in done.stdout
+
+
+OWN_NETWORK = """
+import gluonpar, mxnet as mx, numpy as np
+from mxnet import gluon
+
+ctx = [mx.gpu(0), mx.gpu(1)]
+net = gluon.nn.HybridSequential()
+net.add(gluon.nn.Conv2D(20, 3), gluon.nn.Dense(3))
+net.initialize(ctx=ctx)
+batch = np.random.RandomState(0).normal(size=(20, 1, 9, 9)).astype("float32"), np.arange(20) % 3
+loss = gluon.loss.SoftmaxCELoss()
+if COMPUTED_BEFORE:
+    for _ in range(2):
+        with mx.autograd.record():
+            losses = [loss(net(X), y) for X, y in gluonpar.split_and_load(batch, ctx)]
+        mx.autograd.backward(losses)
+print(gluonpar.verify(net, loss, batch, ctx))
+"""
+
+
+@pytest.mark.parametrize("computed_before", [False, True])
+def test_verify_of_ones_own_network_repeats_unless_it_was_computed_before(computed_before):
+    done = run("-c", f"COMPUTED_BEFORE = {computed_before}\n{OWN_NETWORK}", atomics=1)
+    if computed_before:
+        assert "Wrong: repeatability: " in done.stderr and "call it first" in done.stderr
+    else:
+        assert "the same bits twice" in done.stdout, done.stderr
+
+
+def doctor(**options):
+    """The doctor's findings that are wrong or notes, as (topic, state): text."""
+    done = run("-m", "gluonpar", "doctor", "--json", **options)
+    found = json.loads(done.stdout)["findings"]
+    return {(f["topic"], f["state"]): f["text"] + f["remedy"] for f in found if f["state"] != "ok"}
+
+
+def wrong(findings):
+    return {topic: text for (topic, state), text in findings.items() if state == "wrong"}
+
+
+def test_the_doctor_finds_nothing_wrong_with_usable_gpus():
+    assert wrong(doctor(more=PYPI)) == {}
+
+
+# GPUs and drivers that cannot do all
+
+
+def test_a_gpu_without_kernels_is_named_in_one_line():
+    found = wrong(doctor(num_devices=1, capability="9.0"))
+    assert set(found) == {"gpu"} and "capability 9.0: too new" in found["gpu"]
+    done = run(LENET, *SHORT, "--num-gpus", "1", "--device", "gpu", capability="9.0")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "capability 9.0" in done.stderr and "5.0 to 8.9" in done.stderr
+
+
+OLD = {"driver": "450.80.02", "nvrtc": "11.8"}
+STEP = (LENET, *SHORT, "--dry-run", *GPUS)
+
+
+def test_a_driver_older_than_nvrtc_trains_without_fused_operators():
+    succeed(*STEP, more=PYPI, **OLD)
+    found = doctor(more=PYPI, **OLD)
+    assert wrong(found) == {} and "11.8" in found["driver", "note"]
+
+
+def test_fused_operators_on_an_old_driver_fail_and_the_doctor_says_so():
+    more = {**PYPI, "MXNET_USE_FUSION": "1"}
+    done = run(*STEP, more=more, **OLD)
+    assert done.returncode == 1 and "a GPU failed: " in done.stderr.splitlines()[-1]
+    assert "CUDA Driver: " in done.stderr.splitlines()[-1]
+    found = wrong(doctor(more=more, **OLD))
+    assert set(found) == {"driver"} and "MXNET_USE_FUSION" in found["driver"]
+
+
+def test_the_first_drivers_of_cuda_11_are_refused_and_the_doctor_says_why():
+    done = run(*STEP, driver="450.51.06")
+    assert done.returncode == 2 and "python -m gluonpar doctor" in done.stderr
+    found = wrong(doctor(driver="450.51.06"))
+    assert set(found) == {"driver"} and "450.80.02" in found["driver"]
+
+
+def last_line(done):
+    return done.stderr.splitlines()[-1]
+
+
+def test_a_gpu_that_is_too_small_is_one_line_and_exit_code_3():
+    done = run(*STEP, "--deterministic", bytes=4_000_000)  # without MXNet's line about its timing
+    assert done.returncode == 3 and done.stderr.count("\n") == 1, done.stderr
+    assert "out of memory" in last_line(done) and "--batch-size" in last_line(done)
+
+
+@pytest.mark.parametrize("launches", [20, 100])
+def test_a_gpu_that_fails_ends_the_run_with_what_happened(launches):
+    done = run(LENET, *SHORT, *GPUS, fail_after=f"1:{launches}")
+    assert done.returncode == 1
+    assert "a GPU failed: " in last_line(done) and "illegal memory access" in last_line(done)
