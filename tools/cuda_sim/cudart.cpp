@@ -1,7 +1,6 @@
 // The functions of libcudart.so.11.0 that libmxnet imports, apart from launches (launch.cpp), and
 // those of its neighbours that tests want. What each must do is in NVIDIA's documentation of the
 // CUDA Runtime API; "API synchronization behavior" says which copies wait for what.
-#include <chrono>
 #include <cstdio>
 #include <cstring>
 
@@ -279,14 +278,10 @@ cudaError_t start(const Copy& copy, cudaMemcpyKind direction, cudaStream_t handl
   }
   const char* kind = kind_of(copy);
   count(kind, copy.num_bytes());
-  Work work = [copy] { copy.perform(); };
-  if (between_devices(copy) && options().link_bytes_per_second) {
-    double seconds = copy.num_bytes() / options().link_bytes_per_second;
-    work = [copy, seconds] {
-      std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
-      copy.perform();
-    };
-  }
+  Work work = [copy] {
+    if (between_devices(copy)) cross_link(copy.num_bytes());
+    copy.perform();
+  };
   bool from_pageable = !on_device(copy.from) && !is_pinned(copy.from);
   if (from_pageable) {
     auto staged = std::make_shared<std::vector<char>>(copy.num_bytes());

@@ -78,7 +78,7 @@ def environment(
     - ``fail_after``: "device:launches": the device fails at the launch after so many (never)
     - ``driver``: the driver's version, which decides on CUDA's and PTX's ("550.54.14")
     - ``nvrtc``: the version of CUDA that NVRTC is of, "11.2" to "11.8" ("11.8")
-    - ``link``: bytes per second of a copy between two devices, at most (no limit)
+    - ``link``: bytes per second of a copy between two devices, and of NCCL, at most (no limit)
     - ``log``: a file to which the simulator's last words are appended, too, as pytest hides
       what a process that dies has written (none)
     - ``tf32``: 1 rounds the factors of float32 products to TF32, unless NVIDIA_TF32_OVERRIDE=0 is

@@ -337,6 +337,8 @@ void perform(const Call& call) {
   const char* send = static_cast<const char*>(bytes(call.send));
   char* receive = static_cast<char*>(bytes(call.receive));
   communicator.agree(request);
+  const double others = double(communicator.num_ranks - 1) / communicator.num_ranks;
+  cuda_sim::cross_link(block * others * (request.kind == kAllReduce ? 2 : 1));
   switch (request.kind) {
     case kAllReduce:
       return reduce_step(communicator, request.type, request.operation, send, receive,

@@ -31,6 +31,9 @@ void enqueue(void* stream, const char* name, Work work);
 int current_device();
 int device_of_stream(void* stream);
 
+// Wait for as long as the bytes take between two devices, by the option `link`.
+void cross_link(double num_bytes);
+
 // ---- Kernels.
 
 struct Dim3 {

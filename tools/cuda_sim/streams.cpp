@@ -187,6 +187,12 @@ void enqueue(void* handle, const char* name, Work work) {
   enqueue_operation(stream, {keep_name(name), std::move(work), {}});
 }
 
+void cross_link(double num_bytes) {
+  if (!options().link_bytes_per_second) return;
+  const double seconds = num_bytes / options().link_bytes_per_second;
+  std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+}
+
 int device_of_stream(void* handle) {
   auto stream = find_stream(handle);
   if (!stream) stop("%p is not a stream", handle);
