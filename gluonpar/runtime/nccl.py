@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from typing import Callable, Sequence
 
 import mxnet as mx
@@ -60,6 +61,8 @@ def refusal(ctx: Sequence[mx.Context]) -> str:
             return f"must be given GPU contexts only, got {context}"
         if list(ctx).count(context) > 1:
             return f"must be given every GPU once, got {context} more than once"
+    if len(ctx) > 1 and os.environ.get("CUDA_LAUNCH_BLOCKING", "0") != "0":
+        return "must launch kernels on all GPUs before one ends, but CUDA_LAUNCH_BLOCKING is set"
     if ctx and _library() is None:
         return f"needs NVIDIA's {LIBRARY}, which is not there: pip install nvidia-nccl-cu11"
     return ""
@@ -187,7 +190,8 @@ def _check(code: int) -> None:
     if hasattr(nccl, "ncclGetLastError"):  # from NCCL 2.13
         nccl.ncclGetLastError.restype = ctypes.c_char_p
         words.append((nccl.ncclGetLastError(None) or b"").decode().strip())
-    raise NCCLError(f"NCCL: {': '.join(filter(None, words))}")
+    remedy = "NCCL_DEBUG=INFO in the environment shows more; other algorithms do without NCCL"
+    raise NCCLError(f"NCCL: {': '.join(filter(None, words))}. {remedy}")
 
 
 def _check_cuda(code: int) -> None:

@@ -96,6 +96,13 @@ def test_without_the_library_nccl_is_refused_with_the_remedy(monkeypatch):
     assert gluonpar.explain(ones(contexts(2))).algorithm != "nccl"
 
 
+def test_nccl_is_refused_where_a_launch_waits_for_its_kernel(monkeypatch):
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    with pytest.raises(ValueError, match="algorithm='nccl' .*CUDA_LAUNCH_BLOCKING"):
+        gluonpar.allreduce(ones(contexts(2)), "nccl")
+    assert gluonpar.explain(ones(contexts(2))).algorithm != "nccl"
+
+
 def test_a_dtype_that_nccl_lacks_is_refused():
     data = [mx.nd.ones((2,), ctx=context).astype("bool") for context in contexts(2)]
     with pytest.raises(ValueError, match="got bool"):

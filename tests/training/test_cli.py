@@ -183,6 +183,7 @@ BAD_REQUESTS = {
     "--seed -1": "seed .*got -1",
     "--log-interval 0": "log_interval .*got 0",
     "--allreduce quux": "star.*'quux'",
+    "--device cpu --allreduce nccl": r"'nccl' .*GPU contexts only, got cpu\(0\)",
     "--dataset mnist": "'mnist'",
     "--frobnicate": "--frobnicate",
     "--device cpu --num-gpus 2 --weights 1,2,3": r"weights.*\[1.0, 2.0, 3.0\].* 3 .*2",
