@@ -23,42 +23,67 @@ class ReplicasDiffer(AssertionError):
 
 
 class LossMeter:
-    """The mean per-sample loss of batches, and the first batch whose loss is not finite.
+    """The mean per-sample loss of batches, and the first batch that is not finite.
 
     :meth:`add` is asynchronous; :meth:`read` synchronises. With several processes, each adds its
     part of the same batches, and all read together. ``total`` is the sum of the losses of the
     ``num_batches`` read so far, ``num_samples`` the number added on this rank. To continue from
-    them, pass all three; on all ranks but 0, 0 samples.
+    them, pass all three; on all ranks but 0, 0 samples. With ``check_finite`` False, losses and
+    parameters may be infinite or NaN.
     """
 
-    def __init__(self, total: float = 0.0, num_samples: int = 0, num_batches: int = 0) -> None:
-        self._unread: list[list[nd.NDArray]] = []
+    def __init__(
+        self,
+        total: float = 0.0,
+        num_samples: int = 0,
+        num_batches: int = 0,
+        check_finite: bool = True,
+    ) -> None:
+        self._unread: list[tuple[list[nd.NDArray], nd.NDArray | None]] = []
         self.total, self.num_samples, self.num_batches = total, num_samples, num_batches
+        self._check_finite = check_finite
 
-    def add(self, losses: Sequence[nd.NDArray]) -> None:
-        """Add the per-sample losses of one batch, one array per device, as train_batch returns."""
-        self._unread.append([loss.sum() for loss in losses])
+    def add(self, losses: Sequence[nd.NDArray], params: Sequence[nd.NDArray] = ()) -> None:
+        """Add the per-sample losses of one batch, one array per device, as train_batch returns.
+
+        ``params``, one device's after the batch's update, are read once: a gradient that is not
+        finite ruins them, while the losses may stay finite (relu gives 0 for NaN).
+        """
+        checked = all_finite(params) if params and self._check_finite else None
+        self._unread.append(([loss.sum() for loss in losses], checked))
         self.num_samples += sum(loss.size for loss in losses)
 
     def read(self) -> float:
-        """Wait for all batches so far and return their mean loss; raise Diverged if not finite."""
-        sums = [sum(float(array.asscalar()) for array in batch) for batch in self._unread]
+        """Wait for all batches so far and return their mean loss.
+
+        Raises Diverged, with the first batch whose loss, or the parameters after it, are not
+        finite, and the device.
+        """
+        on_devices = [
+            {str(array.context): float(array.asscalar()) for array in batch}
+            for batch, _ in self._unread
+        ]
+        sums = [sum(batch.values()) for batch in on_devices]
         num_samples = self.num_samples
         if cluster.size() > 1:
             *sums, num_samples = cluster.total([*sums, num_samples]).tolist()
-        for batch_sum in sums:
+        for batch, batch_sum, (_, checked) in zip(on_devices, sums, self._unread):
             self.num_batches += 1
-            if not math.isfinite(batch_sum):
-                raise Diverged(f"the loss became {batch_sum} in batch {self.num_batches}")
+            if self._check_finite and not math.isfinite(batch_sum):
+                bad = [device for device, value in batch.items() if not math.isfinite(value)]
+                where = f" on {', '.join(bad)}" if bad else ""
+                raise Diverged(f"the loss{where} became {batch_sum} in batch {self.num_batches}")
+            if checked is not None and not checked.asscalar():
+                update = f"the update after batch {self.num_batches}"
+                raise Diverged(f"the parameters became infinite or NaN in {update}")
             self.total += batch_sum
         self._unread.clear()
         return self.total / max(1, num_samples)
 
 
-def check_finite(params: Sequence[nd.NDArray]) -> None:
-    """Wait for one device's ``params``; raise Diverged unless all of their elements are finite."""
-    if not nd.multi_all_finite(*params, num_arrays=len(params)).asscalar():
-        raise Diverged("the parameters became infinite or NaN in the update after the last batch")
+def all_finite(arrays: Sequence[nd.NDArray]) -> nd.NDArray:
+    """Return 1.0 in an array of shape (1,) if all elements of one device's arrays are finite."""
+    return nd.multi_all_finite(*arrays, num_arrays=len(arrays))
 
 
 def check_identical(copies: Sequence[nd.NDArray], name: str) -> None:

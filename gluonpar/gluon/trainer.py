@@ -42,6 +42,10 @@ class Trainer(gluon.Trainer):
     device that had samples is an error, unless ``ignore_stale_grad``; it then adds nothing there,
     and is not updated if it has no new gradient on any device.
 
+    With ``skip_nonfinite`` a step whose summed gradients have an infinite or NaN element changes
+    nothing, on all devices of all processes, and ``num_skipped`` counts it. That waits for the sums
+    in each step, which otherwise nothing does.
+
     Raises ValueError for parameters on different contexts, sparse parameters, and an unknown
     algorithm or compression. Nothing waits, as in ``gluon.Trainer``; see Dive into Deep Learning,
     13.6.
@@ -54,6 +58,7 @@ class Trainer(gluon.Trainer):
         optimizer_params: dict | None = None,
         algorithm: str | None = None,
         compression: str | None = None,
+        skip_nonfinite: bool = False,
     ) -> None:
         if compression not in (None, "fp16"):
             raise ValueError(f"compression must be None or 'fp16', got {compression!r}")
@@ -62,6 +67,7 @@ class Trainer(gluon.Trainer):
         check_algorithm(algorithm, self._contexts)
         self._given = params
         self._algorithm, self._compression = algorithm, compression
+        self._skip_nonfinite, self.num_skipped = skip_nonfinite, 0
         self._layout: Layout | None = None
         self._pinned: set[gluon.Parameter] = set()
         self._accumulating = False
@@ -81,7 +87,7 @@ class Trainer(gluon.Trainer):
         self._rescale(batch_size)
         buckets = self._fresh_buckets(ignore_stale_grad)
         amp = hasattr(self, "_amp_loss_scaler")  # it inspects all sums before the update
-        defer = not amp and self._update_of_owners.has_numpy_rule(buckets)
+        defer = not (amp or self._skip_nonfinite) and self._update_of_owners.has_numpy_rule(buckets)
         self._apply(self._sum(buckets, defer, to_owner=not amp))
 
     def allreduce_grads(self) -> None:
@@ -230,11 +236,18 @@ class Trainer(gluon.Trainer):
 
     def _apply(self, sums: GradientSums) -> None:
         scaler = getattr(self, "_amp_loss_scaler", None)
-        overflow = scaler is not None and scaler.has_overflow(self._params)
+        skip = scaler is not None and scaler.has_overflow(self._params)
+        if self._skip_nonfinite and not all(map(_is_finite, sums.buckets)):
+            skip, self.num_skipped = True, self.num_skipped + 1
         with interrupts.held():
-            if not overflow:
+            if not skip:
                 self._update_of_owners.apply(sums)
             self._layout.mark_used()
             if self._accumulating:
                 self._accumulating = False
                 self._layout.set_grad_req(None)
+
+
+def _is_finite(bucket: Bucket) -> bool:
+    """Wait for the sum of a bucket's gradients, and return whether all its elements are finite."""
+    return bool(metrics.all_finite([bucket.grads[bucket.owner].as_nd_ndarray()]).asscalar())

@@ -122,6 +122,8 @@ def parser(description: str, **defaults: Any) -> argparse.ArgumentParser:
     add("--seed", type=int, help="of the initial parameters and the shuffling (%(default)s)")
     text = "on GPUs too, runs of one seed end with the same bits; slower there"
     add("--deterministic", action="store_true", help=text)
+    text = "go on when the loss or a parameter becomes infinite or NaN"
+    add("--no-check-finite", dest="check_finite", action="store_false", help=text)
 
     add = made.add_argument_group("data").add_argument
     add("--dataset", choices=dataset.NAMES, help="synthetic needs no files (%(default)s)")

@@ -41,6 +41,7 @@ class Configuration:
     resume: str | None = None
     onnx: bool = False
     deterministic: bool = False
+    check_finite: bool = True
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "num_epochs", "limit", "log_interval", "save_every", "keep"):

@@ -141,13 +141,14 @@ class Run:
         config, progress, done = self.configuration, self.progress, self.progress.batch
         start = time.perf_counter() - progress.seconds
         samples_done = min(done * config.batch_size, self.num_samples) if cluster.is_main() else 0
-        meter, in_flight = metrics.LossMeter(progress.loss_sum, samples_done, done), deque()
+        meter = metrics.LossMeter(progress.loss_sum, samples_done, done, config.check_finite)
+        in_flight = deque()
         with self.profiler if progress.epoch == 1 else Profiler(self.ctx, num_steps=0) as profiled:
             batches = profiled.loading(self._batches(shuffle, done))
             batches = self.console.batches(batches, self.num_batches, progress.epoch, done)
             for number, (X, y) in enumerate(batches, done + 1):
                 in_flight.append(self._step(number, X, y))
-                meter.add(in_flight[-1])
+                meter.add(in_flight[-1], self.workload.params)
                 if len(in_flight) > STEPS_IN_FLIGHT:  # the only wait here: it bounds the memory
                     for loss in in_flight.popleft()[:1]:  # none if this rank had no sample
                         loss.wait_to_read()
@@ -160,11 +161,11 @@ class Run:
                 ends = self._ends(_TERMINATION_DELAY)
                 if ends or self._checkpoint_is_due(number):
                     progress.batch, progress.seconds = number, time.perf_counter() - start
-                    self._read(meter, check_parameters=True)
+                    self._read(meter)
                     progress.loss_sum = meter.total
                     self._save_checkpoint(ends)
         # Waits for the devices, because the last update belongs to the epoch's time.
-        loss = self._read(meter, check_parameters=True)
+        loss = self._read(meter)
         return time.perf_counter() - start, loss
 
     def _batches(self, shuffle: np.random.RandomState, first: int = 0) -> Iterator:
@@ -220,19 +221,17 @@ class Run:
         first, last = self.profiler.steps
         return first <= last
 
-    def _read(self, meter: metrics.LossMeter, check_parameters: bool = False) -> float:
+    def _read(self, meter: metrics.LossMeter) -> float:
         """Wait for the mean loss; metrics.Diverged names epoch, learning rate and batch size."""
         lr, batch_size = self.configuration.lr, self.configuration.batch_size
         try:
-            loss = meter.read()
-            if check_parameters:
-                metrics.check_finite(self.workload.params)
+            return meter.read()
         except metrics.Diverged as error:
             raise metrics.Diverged(
                 f"{error} of {self.num_batches}, epoch {self.progress.epoch}, with lr={lr:g} and "
-                f"batch size {batch_size}; try a smaller learning rate, such as {lr / 10:g}"
+                f"batch size {batch_size}; try a smaller learning rate, such as {lr / 10:g}, or "
+                "look at that batch's images and labels"
             ) from None
-        return loss
 
     def _finish_epoch(self, seconds: float, loss: float) -> None:
         """Evaluate; print, save, plot and trace the epoch's results."""

@@ -156,3 +156,31 @@ def test_a_set_of_parameters_that_changes_later_is_an_error(kind, change):
     with pytest.raises(ValueError, match="set of parameters has changed.*make a new Trainer"):
         trainer.step(1)
     assert runs.bits(params) == before
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_step_that_is_not_finite_on_one_device_is_left_out_on_all(optimizer, k, bad):
+    """And the next step is the one that would have been taken without it."""
+    found = []
+    for gradients in ([2.0, bad, 3.0], [2.0, 3.0]):
+        params = weights([[1.0], [2.0]], k)
+        trainer = Trainer(params, optimizer, {"learning_rate": 0.5}, skip_nonfinite=True)
+        for gradient in gradients:
+            give_grads(params, [[1.0] * k, [1.0] * (k - 1) + [gradient]])
+            trainer.step(1)
+        found.append((runs.bits(params), trainer.optimizer.num_update))
+        assert trainer.num_skipped == len(gradients) - 2
+    assert found[0] == found[1]
+
+
+def test_gradients_that_were_clipped_by_nan_are_left_out():
+    params = weights([[1.0], [2.0]], 2)
+    trainer = Trainer(params, "sgd", {"learning_rate": 0.5}, skip_nonfinite=True)
+    give_grads(params, [[1.0, 1.0], [1.0, float("nan")]])
+    trainer.allreduce_grads()
+    trainer.clip_global_norm(1.0)  # all gradients are NaN now
+    trainer.update(1)
+    values = [value.asscalar() for param in params for value in param.list_data()]
+    assert values == [1.0, 1.0, 2.0, 2.0] and trainer.num_skipped == 1

@@ -44,7 +44,8 @@ def test_the_first_batch_that_is_not_finite_is_named(bad, batch, device):
         if number >= batch:
             shards[device][0] = float(bad)
         meter.add(losses(*shards))
-    with pytest.raises(Diverged, match=f"the loss became {bad} in batch {batch}$"):
+    name = rf"{losses([1.0], [1.0])[device].context}".replace("(", r"\(").replace(")", r"\)")
+    with pytest.raises(Diverged, match=f"{name} became {bad} in batch {batch}$"):
         meter.read()
 
 

@@ -70,6 +70,15 @@ def test_there_must_be_as_many_images_as_labels():
         batches(images, np.zeros(4), 2)
 
 
+@pytest.mark.parametrize("bad", [77, -3, float("nan"), 10, 1.5])
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_a_label_that_is_no_class_is_refused_with_its_place(bad, part):
+    images, labels = np.zeros((3, 1, 2, 2), np.uint8), {"train": np.zeros(3), "test": np.zeros(3)}
+    labels[part][1] = bad
+    with pytest.raises(ValueError, match=rf"{part} .*from 0 to 9, got {bad:g}(\.0)? at image 1"):
+        Dataset("x", images, labels["train"], images, labels["test"], "here")
+
+
 def test_synthetic_data_have_the_real_datas_shapes_and_are_labelled_as_made_up():
     dataset = synthetic()
     assert [a.shape for a in arrays_of(dataset)] == [

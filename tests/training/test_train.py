@@ -93,9 +93,9 @@ def sizes(monkeypatch):
     """The shards' sizes of each batch that is trained."""
     found, add = [], metrics.LossMeter.add
 
-    def noting(self, losses):
+    def noting(self, losses, params):
         found.append([loss.size for loss in losses])
-        add(self, losses)
+        add(self, losses, params)
 
     monkeypatch.setattr(metrics.LossMeter, "add", noting)
     return found
@@ -115,14 +115,35 @@ def test_divergence_names_epoch_batch_and_learning_rate():
 
 
 def test_divergence_in_a_later_epoch_names_that_epoch(monkeypatch):
-    reads = iter([1.0, float("nan")])
-    monkeypatch.setattr(
-        metrics.LossMeter,
-        "add",
-        lambda self, losses: self._unread.append([mx.nd.array([next(reads)])]),
-    )
+    add, factors = metrics.LossMeter.add, iter([1.0, float("nan")])
+
+    def spoil(self, losses, params):
+        factor = next(factors)
+        add(self, [loss * factor for loss in losses], params)
+
+    monkeypatch.setattr(metrics.LossMeter, "add", spoil)
     with pytest.raises(metrics.Diverged, match="nan in batch 1 of 1, epoch 2, "):
         train(2, limit=32, num_epochs=3)
+
+
+def test_the_first_update_that_ruins_the_parameters_is_named_though_losses_stay_finite(monkeypatch):
+    """A NaN before a relu becomes 0, so the losses of the next batches are finite."""
+    steps = iter(range(1, 100))
+    update = step.sgd
+
+    def ruin(sums, *rest):
+        update(sums, *rest)
+        if next(steps) == 3:
+            for bucket in sums.buckets:
+                for copies in bucket.params:
+                    if copies[0].shape == (20, 1, 3, 3):  # before the first relu
+                        copies[0][:] = np.nan
+
+    monkeypatch.setattr(step, "sgd", ruin)
+    with pytest.raises(metrics.Diverged, match="parameters .* after batch 3 of 6, epoch 1"):
+        train(1, limit=48, batch_size=8)
+    steps = iter(range(1, 100))
+    assert len(train(1, limit=48, batch_size=8, num_epochs=2, check_finite=False).epochs) == 2
 
 
 def test_a_quiet_run_prints_nothing(capfd):

@@ -18,7 +18,8 @@ class Dataset:
     """Images and labels for classification, in host memory; they may be read-only views.
 
     Images are uint8 (n, 1, height, width); labels are uint8 (n,), below ``num_classes``. ``source``
-    describes where they come from. Raises ValueError unless there are as many images as labels.
+    describes where they come from. Raises ValueError unless there are as many images as labels, and
+    for a label that is no class: MXNet would take the nearest class, and train.
     """
 
     name: str
@@ -33,6 +34,12 @@ class Dataset:
         for part in ("train", "test"):
             images, labels = getattr(self, f"{part}_images"), getattr(self, f"{part}_labels")
             _check_counts(images, labels, f"{self.name}, {part} ({self.source})")
+            wrong = np.flatnonzero(~np.isin(labels, np.arange(self.num_classes)))
+            if wrong.size:
+                raise ValueError(
+                    f"{self.name}, {part} ({self.source}): labels must be from 0 to "
+                    f"{self.num_classes - 1}, got {labels[wrong[0]]} at image {wrong[0]}"
+                )
 
     def limited(self, n: int) -> Dataset:
         """Return the data set with its first n training images only (views), and all test images.
