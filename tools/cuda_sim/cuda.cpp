@@ -93,8 +93,13 @@ EXPORTED CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute,
   return CUDA_SUCCESS;
 }
 
+// A driver that is too old for the runtime still answers.
 EXPORTED CUresult cuDeviceCanAccessPeer(int* can, CUdevice device, CUdevice peer) {
-  return result_of(cudaDeviceCanAccessPeer(can, device, peer));
+  const int num_devices = devices().size();
+  if (device < 0 || peer < 0 || device >= num_devices || peer >= num_devices)
+    return CUDA_ERROR_INVALID_DEVICE;
+  *can = can_access_peer(device, peer);
+  return CUDA_SUCCESS;
 }
 
 // A device's context is its number, plus one so that it is not null.
