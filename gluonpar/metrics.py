@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from typing import Callable, Sequence
 
@@ -95,6 +96,21 @@ def check_identical(copies: Sequence[nd.NDArray], name: str) -> None:
             furthest = np.abs(first.astype("float64") - other.astype("float64")).max()
             between = f"{copies[0].context} and {copy.context}"
             raise ReplicasDiffer(f"{name} differs between {between}, by up to {furthest:.3g}")
+
+
+def check_ranks(arrays: Sequence[nd.NDArray], names: Sequence[str]) -> None:
+    """Wait for ``arrays``; raise ReplicasDiffer unless all processes have the same bits.
+
+    All processes must call it, with as many arrays.
+    """
+    if cluster.size() == 1:
+        return
+    digests = [hashlib.sha256(array.asnumpy().tobytes()).hexdigest() for array in arrays]
+    first, *others = cluster.gather(digests)
+    for rank, theirs in enumerate(others, 1):
+        different = [name for name, a, b in zip(names, first, theirs) if a != b]
+        if different:
+            raise ReplicasDiffer(f"{', '.join(different)} differ between rank 0 and rank {rank}")
 
 
 def accuracy(

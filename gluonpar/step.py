@@ -53,6 +53,9 @@ def train_batch(
     check_lr(lr)
     replicas.check(device_params, contexts)
 
+    if cluster.size() > 1:
+        cluster.agree_later({"lr": lr, "algorithm": algorithm, "batch_size": batch_size})
+
     # Split: shard i of the batch goes to device i.
     shards, num_samples = sharding.split((X, y), contexts, weights=weights)
     if num_samples == 0 and cluster.size() == 1:

@@ -5,7 +5,7 @@ A process that mpirun or srun started as one of several joins the others at the 
 MPI. How to start a job, and what ends it: docs/cluster.md.
 """
 
-from gluonpar.cluster.agreement import agree, together
+from gluonpar.cluster.agreement import agree, agree_later, together
 from gluonpar.cluster.process_collectives import Later, allreduce, broadcast, gather, total
 from gluonpar.cluster.world import abort, is_main, rank, size
 
@@ -13,6 +13,7 @@ __all__ = [
     "Later",
     "abort",
     "agree",
+    "agree_later",
     "allreduce",
     "broadcast",
     "gather",

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import zlib
 from typing import Any, Callable
 
+import numpy as np
+
+from gluonpar.cluster import process_collectives
 from gluonpar.cluster.process_collectives import gather
+from gluonpar.cluster.world import World
 
 
 def agree(facts: dict[str, Any]) -> None:
@@ -12,7 +18,28 @@ def agree(facts: dict[str, Any]) -> None:
 
     Waits for all ranks. The values of ``facts`` must be picklable and comparable with ``==``.
     """
-    first, *others = gather(facts)
+    _compare(gather(facts))
+
+
+def agree_later(facts: dict[str, Any]) -> None:
+    """:func:`agree` without waiting, for every step: an operator that compares checksums.
+
+    If ``facts`` differ, it fails on all ranks, with :func:`agree`'s error, at the next wait for an
+    array that was computed from a later exchange.
+    """
+    process_collectives.push(functools.partial(_compare_checksums, facts))
+
+
+def _compare_checksums(facts: dict[str, Any], job: World) -> None:
+    checksum = zlib.crc32(repr(facts).encode())
+    pair = np.array([checksum, -checksum], np.int64)
+    job.comm.Allreduce(job.mpi.IN_PLACE, pair, job.mpi.MAX)
+    if pair[0] != -pair[1]:  # the largest is not the smallest
+        _compare(job.comm.allgather(facts))
+
+
+def _compare(facts: list[dict[str, Any]]) -> None:
+    first, *others = facts
     for rank, theirs in enumerate(others, 1):
         differences = [
             f"{name} is {theirs.get(name)!r} on rank {rank} and {first.get(name)!r} on rank 0"

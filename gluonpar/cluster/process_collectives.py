@@ -88,6 +88,13 @@ class Later:
         return self.number
 
 
+def push(function: Callable[[World], None]) -> None:
+    """Have the engine call ``function``, in which all ranks may call MPI, between the others."""
+    job = world()
+    if job is not None:
+        _push_operator("agree", functools.partial(_run, job, "agree", lambda: function(job)), [])
+
+
 def _push(name: str, run: Callable, arrays: Sequence[mx.nd.NDArray], by_nccl: bool = False) -> None:
     job = world()
     if job is None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import Iterator, Sequence
+import re
+from typing import Any, Iterator, Sequence
 
 import mxnet as mx
+import numpy as np
 from mxnet import gluon
 
 from gluonpar import cluster, metrics
@@ -150,11 +152,13 @@ class Trainer(gluon.Trainer):
     def check_replicas(self) -> None:
         """Wait for all parameters; raise metrics.ReplicasDiffer unless replicas are bit-identical.
 
-        Parameters without a gradient, such as running statistics, are not compared.
+        With several processes, all must call it, and their parameters are compared. Parameters
+        without a gradient, such as running statistics, are not compared.
         """
-        for param in self._params:
-            if param._grad is not None:
-                metrics.check_identical(param._data, param.name)
+        trained = [param for param in self._params if param._grad is not None]
+        for param in trained:
+            metrics.check_identical(param._data, param.name)
+        metrics.check_ranks([param._data[0] for param in trained], [p.name for p in trained])
 
     def save_states(self, fname: str | os.PathLike) -> None:
         """Write the optimizer's states, counters and learning rates, whole or not at all.
@@ -175,6 +179,19 @@ class Trainer(gluon.Trainer):
         if not batch_size > 0:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         self._optimizer.rescale_grad = self._scale / batch_size
+        if cluster.size() > 1:
+            cluster.agree_later({**self._hyper_parameters(), "batch_size": batch_size})
+
+    def _hyper_parameters(self) -> dict[str, Any]:
+        """What the updates depend on, which must be the same on all ranks."""
+        optimizer = self._optimizer
+        options = {
+            name: value
+            for name, value in {**vars(optimizer), "lr": optimizer.learning_rate}.items()
+            if isinstance(value, (bool, int, float, str, type(None))) and name != "rescale_grad"
+        }
+        own = {"algorithm": self._algorithm, "compression": self._compression}
+        return {"optimizer": type(optimizer).__name__, **options, **own}
 
     def _laid_out(self) -> Layout:
         """The parameters in buckets, made the first time and after their arrays were replaced."""
@@ -190,8 +207,7 @@ class Trainer(gluon.Trainer):
         for param in self._params:
             param.list_data()  # raises, naming the parameter, if it is not initialised
         if self._layout is None and cluster.size() > 1:
-            kinds = [(param.shape, str(param.dtype)) for param in in_order]
-            cluster.agree({"shapes and dtypes of the parameters": kinds})
+            cluster.agree({**self._hyper_parameters(), **_kinds(in_order)})
             hierarchical.broadcast_many([param._data for param in in_order])
         self._layout = Layout(self._params, self._pinned, in_order)
         self._contexts = self._layout.ctx or self._contexts
@@ -251,3 +267,13 @@ class Trainer(gluon.Trainer):
 def _is_finite(bucket: Bucket) -> bool:
     """Wait for the sum of a bucket's gradients, and return whether all its elements are finite."""
     return bool(metrics.all_finite([bucket.grads[bucket.owner].as_nd_ndarray()]).asscalar())
+
+
+def _kinds(params: Sequence[gluon.Parameter]) -> dict[str, Any]:
+    """Shape, dtype and ``grad_req`` of parameters, by their names without MXNet's counters."""
+    return {
+        f"parameter {i} ({re.sub('[0-9]+', '', param.name)})": (
+            *(param.shape, np.dtype(param.dtype).name, param.grad_req),
+        )
+        for i, param in enumerate(params)
+    }

@@ -202,6 +202,29 @@ def test_different_arguments_of_ranks_are_one_error_that_names_them():
     assert "number of devices is 2 on rank 1 and 1 on rank 0" in ours[0]
 
 
+WORDS = {
+    "optimizer": "optimizer is 'Adam' on rank 1 and 'SGD' on rank 0",
+    "lr": "lr is 0.5 on rank 1 and 0.1 on rank 0",
+    "lr later": "lr is 0.5 on rank 1 and 0.1 on rank 0",
+    "values": "p0 differ between rank 0 and rank 1",
+}
+
+
+@needs_mpi
+@pytest.mark.parametrize(
+    "what",
+    [
+        pytest.param(what, marks=[] if what == "lr later" else pytest.mark.slow)
+        for what in cluster_rank.UNLIKE
+    ],
+)
+def test_ranks_that_differ_in_one_respect_end_with_an_error_that_names_it(what):
+    job = mpirun((2, [*RANK, "unlike", what]))
+    out, err = job.communicate(timeout=600)
+    assert job.returncode == 1 and "alike" not in out
+    assert WORDS.get(what, f"{what} ") in err and "rank 1" in err and "the job ends" in err
+
+
 @pytest.mark.slow
 @needs_mpi
 def test_data_that_one_rank_lacks_are_one_error_of_all_ranks(tmp_path):

@@ -259,9 +259,53 @@ def fault(kind, who):
         time.sleep(0.01)
 
 
+UNLIKE = {
+    "optimizer": lambda options: options.update(optimizer="adam"),
+    "lr": lambda options: options.update(learning_rate=0.5),
+    "momentum": lambda options: options.update(momentum=0.5),
+    "wd": lambda options: options.update(wd=0.5),
+    "clip_gradient": lambda options: options.update(clip_gradient=0.5),
+    "algorithm": lambda options: options.update(algorithm="ring"),
+    "parameter 0": lambda options: options.update(shape=(3,)),
+    "parameter 1": lambda options: options.update(number=2),
+    "lr later": lambda options: options.update(later=0.5),
+    "batch_size": lambda options: options.update(batch_size=2),
+    "values": lambda options: options.update(add=1.0),
+}
+
+
+def unlike(what):
+    """Train a few steps by a Trainer that is different on rank 1 in one respect."""
+    options = {"optimizer": "sgd", "algorithm": None, "shape": (2,), "number": 1, "batch_size": 1}
+    options.update(learning_rate=0.1, momentum=0.9, wd=0.01, clip_gradient=1.0, later=0.1, add=0.0)
+    if cluster.rank() == 1:
+        UNLIKE[what](options)
+    names = ("learning_rate", "wd", "clip_gradient")
+    hyper = {name: options[name] for name in names}
+    if options["optimizer"] == "sgd":
+        hyper["momentum"] = options["momentum"]
+    params = [gluon.Parameter(f"p{i}", shape=options["shape"]) for i in range(options["number"])]
+    for param in params:
+        param.initialize(mx.init.One())
+    algorithm = options["algorithm"]
+    trainer = gluonpar.Trainer(params, options["optimizer"], hyper, algorithm=algorithm)
+    for step in range(6):
+        if step == 3:
+            trainer.set_learning_rate(options["later"])
+        with autograd.record():
+            loss = sum(param.data().sum() for param in params)
+        loss.backward()
+        trainer.step(options["batch_size"])
+    mx.nd.waitall()
+    for param in params:
+        param.data()[:] += options["add"]
+    trainer.check_replicas()
+    print("alike", flush=True)
+
+
 if __name__ == "__main__":
     task, argument = sys.argv[1:]
-    if task in ("as_one", "on_gpus", "alone"):
+    if task in ("as_one", "on_gpus", "alone", "unlike"):
         globals()[task](argument)
     else:
         fault(task, int(argument))
