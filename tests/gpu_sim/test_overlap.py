@@ -1,4 +1,4 @@
-"""The all-reduce of the first bucket begins while backward still computes the others."""
+"""The all-reduce of the first buckets begins while backward still computes the others."""
 
 import os
 import subprocess
@@ -7,18 +7,38 @@ import sys
 import pytest
 from cuda_sim.environment import environment
 
-# Six layers whose weights fill a bucket each. All operators of a step are queued before any can
-# start, so that it does not matter how fast Python is. Only forward and backward call cuBLAS.
-PROGRAM = """
+# All operators of a step are queued before any can start, so that it does not matter how fast
+# Python is: the batch, on the CPU, is written by an operator that waits for that.
+START = """
 import sys, threading
 import gluonpar
 import mxnet as mx
-import numpy as np
 from cuda_sim.environment import reset, timeline
+from gluonpar.models import losses, resnet
 from gluonpar.runtime import cached_op, engine
 
+ctx, algorithm = [mx.gpu(0), mx.gpu(1)], sys.argv[1] if sys.argv[1:] else None
+
+
+def record(step, X, y):
+    for _ in range(2):  # the first step allocates
+        mx.nd.waitall()
+        reset()
+        queued = threading.Event()
+        engine.push(lambda: queued.wait(60), mx.cpu(0), writes=[X])
+        step(X, y)
+        queued.set()
+    mx.nd.waitall()
+    return timeline()
+
+
+def named(operations, *names):
+    return [one for one in operations if one.name.startswith(names)]
+"""
+
+# Six layers whose weights fill a bucket each. Only forward and backward call cuBLAS.
+PERCEPTRON = """
 WIDTH, LAYERS, BATCH = 1024, 6, 16
-ctx = [mx.gpu(0), mx.gpu(1)]
 
 
 @cached_op.traceable
@@ -31,17 +51,12 @@ def mlp(X, params):
 
 weights = [mx.nd.random.normal(0, 0.05, (WIDTH, WIDTH)) for _ in range(LAYERS)]
 replicas = [gluonpar.get_params(weights, c) for c in ctx]
-X, y = mx.nd.random.normal(0, 1, (BATCH, WIDTH)), mx.nd.arange(BATCH)
-for _ in range(2):  # the first step allocates
-    mx.nd.waitall()
-    reset()
-    queued = threading.Event()
-    engine.push(lambda: queued.wait(60), mx.cpu(0), writes=[X])
-    gluonpar.train_batch(X, y, replicas, ctx, 0.1, model=mlp, algorithm=sys.argv[1])
-    queued.set()
-mx.nd.waitall()
-computed = [one for one in timeline() if one.name.startswith("cublas")]
-sent = [one for one in timeline() if one.name in ("peer direct", "ncclAllReduce")]
+done = record(
+    lambda X, y: gluonpar.train_batch(X, y, replicas, ctx, 0.1, mlp, algorithm=algorithm),
+    mx.nd.random.normal(0, 1, (BATCH, WIDTH)),
+    mx.nd.arange(BATCH),
+)
+computed, sent = named(done, "cublas"), named(done, "peer direct", "ncclAllReduce")
 first = min(sent, key=lambda one: one.begin)
 for device in range(2):
     own = [one for one in computed if one.device == device]
@@ -51,16 +66,47 @@ for device in range(2):
 assert len(sent) >= 2 * LAYERS, f"{len(sent)} messages for {LAYERS} buckets"
 """
 
+# Twelve buckets. The first layer's gradient is the last that is computed.
+RESNET18 = """
+net = resnet.resnet18()
+net.initialize(mx.init.Xavier(), ctx=ctx)
+net.hybridize(static_alloc=True, static_shape=True)
+trainer = gluonpar.Trainer(net.collect_params(), "sgd")
 
-@pytest.mark.parametrize("algorithm", ["star", "balanced", "nccl"])
-def test_the_first_bucket_is_exchanged_while_backward_computes_the_others(algorithm):
-    """With links on which a bucket takes a second."""
+
+def step(X, y):
+    shards = gluonpar.split_and_load((X, y), ctx)
+    with mx.autograd.record():
+        of_devices = [losses.softmax_cross_entropy(net(X), y) for X, y in shards]
+    mx.autograd.backward(of_devices)
+    trainer.step(len(X))
+
+
+done = record(step, mx.nd.random.normal(0, 1, (2, 1, 28, 28)), mx.nd.arange(2))
+end = max(one.end for one in named(done, "cudnnConvolutionBackward"))
+early = [one for one in named(done, "peer direct") if one.begin < end]
+assert len(early) >= 6, f"{len(early)} buckets were exchanged before backward had ended"
+"""
+
+
+def run(program, *arguments):
+    """Run it with links on which a bucket takes a second."""
     simulated = environment(2, timeline=1, link=4 << 20)
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, algorithm],
+        [sys.executable, "-c", START + program, *arguments],
         env={**os.environ, **simulated, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
         timeout=600,
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("algorithm", ["star", "balanced", "nccl"])
+def test_the_first_bucket_is_exchanged_while_backward_computes_the_others(algorithm):
+    run(PERCEPTRON, algorithm)
+
+
+@pytest.mark.slow
+def test_half_of_resnet18s_buckets_are_exchanged_before_a_trainers_backward_has_ended():
+    run(RESNET18)
