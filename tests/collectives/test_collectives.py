@@ -239,7 +239,7 @@ class TestOtherCollectives:
             np.testing.assert_array_equal(array.asnumpy(), w)
 
     @pytest.mark.parametrize("shape", [(13,), (2, 1, 3), (1,)])
-    @pytest.mark.parametrize("op", ["sum", "min"])
+    @pytest.mark.parametrize("op", ["sum", "mean", "min"])
     def test_reduce_scatter_changes_each_devices_own_part_only(self, k, shape, op):
         values = payload(k, shape)
         data = place(values)
