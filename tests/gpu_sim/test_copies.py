@@ -28,7 +28,7 @@ def test_all_copies_between_gpus_are_direct(algorithm, messages):
 LOAD = """
 import gluonpar, mxnet as mx, numpy as np
 ctx = [mx.gpu(0), mx.gpu(1)]
-batches = [gluonpar.split_and_load(np.full((2, 1000), i, "float32"), ctx) for i in range(20)]
+batches = [gluonpar.split_and_load(np.full((2, 1000), i, "float32"), ctx) for i in range(200)]
 print([{number for shard in own for number in shard.asnumpy().flat} for own in batches])
 """
 
@@ -36,4 +36,4 @@ print([{number for shard in own for number in shard.asnumpy().flat} for own in b
 def test_pinned_memory_is_not_filled_again_before_it_is_copied():
     variables = {**os.environ, **environment(2, delays=1)}
     done = subprocess.run([sys.executable, "-c", LOAD], env=variables, stdout=subprocess.PIPE)
-    assert done.stdout.decode().strip() == str([{float(i)} for i in range(20)])
+    assert done.stdout.decode().strip() == str([{float(i)} for i in range(200)])
