@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import os
+import re
 from typing import Any, Iterable, Iterator, NamedTuple
 
 LIBRARY = "libcuda.so.1"
@@ -90,6 +91,16 @@ def cuda_version() -> tuple[int, int]:
     """Return the newest CUDA version that the driver supports, e.g. (12, 4); errors as gpus()."""
     number = _get("cuDriverGetVersion")
     return number // 1000, number % 1000 // 10
+
+
+def release(path: str = "/proc/driver/nvidia/version") -> str:
+    """Return the version of the loaded kernel module, such as '535.104.05'; "" if not known."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            found = re.search(r"NVRM version.*?(\d+(?:\.\d+)+)", file.read())
+    except OSError:  # there is none, or the container does not show it
+        return ""
+    return found[1] if found else ""
 
 
 def gpus() -> list[Gpu]:

@@ -258,6 +258,16 @@ def test_a_part_that_fails_before_any_candidate_is_not_repeated(monkeypatch):
     assert len(asked) == len(report["failed"]) == 2 + 2 + 4
 
 
+def test_the_self_test_computes_in_float32_and_the_benchmarks_as_users_do(monkeypatch):
+    monkeypatch.delenv("NVIDIA_TF32_OVERRIDE", raising=False)
+    asked = children(monkeypatch, lambda given: [])
+    measurement.collect([mx.cpu(0), mx.cpu(1)])
+    (self_test,) = [given for given in asked if given["environment"] is not None]
+    assert self_test["part"] == "self test" and len(asked) > 4
+    assert self_test["environment"]["NVIDIA_TF32_OVERRIDE"] == "0"
+    assert self_test["environment"]["PATH"]
+
+
 @pytest.mark.parametrize(
     ("k", "counts"), [(1, [1]), (2, [1, 2]), (4, [1, 2, 4]), (6, [1, 2, 4, 6])]
 )

@@ -144,3 +144,23 @@ def test_packages_that_have_been_imported_stay():
     before = sys.modules["gluonpar"]
     runpy.run_path(str(STANDALONE))["skip_init"]("gluonpar")
     assert sys.modules["gluonpar"] is before
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        (
+            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15",
+            "535.104.05",
+        ),
+        (
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.14  Release",
+            "550.54.14",
+        ),
+        ("GCC version: gcc 11.4.0\n", ""),
+    ],
+)
+def test_the_kernel_module_s_version(text, version, tmp_path):
+    (tmp_path / "version").write_text(text)
+    assert driver.release(str(tmp_path / "version")) == version
+    assert driver.release(str(tmp_path / "missing")) == ""

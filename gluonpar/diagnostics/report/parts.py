@@ -39,6 +39,8 @@ def devices(ctx: Sequence[mx.Context]) -> None:
     ids = [context.device_id for context in ctx if context.device_type == "gpu"]
     if ids:
         tell({"libraries": ("CUDA of the driver", driver.version(driver.cuda_version()))})
+    if driver.release():
+        tell({"libraries": ("driver", driver.release())})
     for gpu in driver.gpus() if ids else ():
         if gpu.index in ids:
             _, num_bytes = mx.context.gpu_memory_info(gpu.index)
