@@ -503,3 +503,23 @@ def test_mxnets_gradient_of_few_indices_along_an_axis_is_wrong_on_gpus():
         ]
 
     assert not np.array_equal(gradient(mx.gpu(0)), gradient(mx.cpu()))
+
+
+@pytest.mark.parametrize("kind", ["uniform", "normal"])
+@pytest.mark.parametrize("arrays", [(0, 0), (0, 1), (1, 0), (1, 1)], ids=str)
+def test_numpys_random_numbers_take_arrays_and_numbers(kind, arrays):
+    """uniform(low, high), normal(mean, deviation): rows with parameters of their own."""
+    first = np.array([[-1.0], [2.0]]) if arrays[0] else np.array([[1.0]])
+    second = np.array([[3.0], [5.0]]) if arrays[1] else np.array([[4.0]])
+    mx.random.seed(3, ctx=mx.gpu(0))
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        given = [
+            mx.np.array(value, ctx=mx.gpu(0)) if value.size > 1 else value.item()
+            for value in (first, second)
+        ]
+        draw = getattr(mx.np.random, kind)
+        drawn = draw(*given, size=(2, 20000), ctx=mx.gpu(0)).asnumpy()
+    mean = first if kind == "normal" else (first + second) / 2
+    deviation = second if kind == "normal" else (second - first) / 12**0.5
+    assert abs(drawn.mean(axis=1, keepdims=True) - mean).max() < 0.15
+    assert abs(drawn.std(axis=1, keepdims=True) / deviation - 1).max() < 0.03

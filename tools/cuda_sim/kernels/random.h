@@ -149,8 +149,10 @@ class DropoutOp {
   };
 };
 
-// ---- mx.np.random: `noise`, between 0 and 1 or of the standard normal distribution, is scaled by
-// two parameters, each an array or a number. The gradient of normal needs the unscaled number.
+// ---- mx.np.random's uniform and normal: `noise`, between 0 and 1 or of the standard normal
+// distribution, is scaled by two parameters, each an array or a number. The gradient of normal
+// needs the unscaled number.
+namespace mxnet_op {
 struct ScaledUniform {
   template <typename T>
   static auto Map(T low, T high, float noise) {
@@ -205,5 +207,6 @@ struct check_legal_scale_kernel {
     if (deviation[i] < In(0)) *negative = -1;
   }
 };
+}  // namespace mxnet_op
 }  // namespace op
 }  // namespace mxnet

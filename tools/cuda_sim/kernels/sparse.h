@@ -1,5 +1,5 @@
-// Row-sparse arrays: an array of the rows that are not zero, and their numbers. CSR arrays: an array
-// of all values that are not zero, their columns, and where each row starts.
+// Row-sparse arrays: an array of the rows that are not zero, and their numbers. CSR arrays: an
+// array of all values that are not zero, their columns, and where each row starts.
 #pragma once
 
 #include "device.h"
@@ -54,8 +54,8 @@ struct CastStorageRspDnsKernel {
   }
 };
 
-// Dense to CSR. First each row's number of values, which prefix sums then turn into starts[row + 1].
-// As for row-sparse arrays, what MXNet does by threads, warps or blocks, a row's thread does here.
+// Dense to CSR. First each row's number of values, which prefix sums then turn into
+// starts[row + 1]. As for row-sparse arrays, what MXNet does by threads, warps or blocks, a row's thread does here.
 struct CastDnsCsrIndPtrThreadKernel {
   template <typename T>
   static void Map(int row, int64_t* starts, const T* dense, const int64_t num_rows,
