@@ -55,7 +55,7 @@ struct CastStorageRspDnsKernel {
 };
 
 // Dense to CSR. First each row's number of values, which prefix sums then turn into
-// starts[row + 1]. As for row-sparse arrays, what MXNet does by threads, warps or blocks, a row's thread does here.
+// starts[row + 1]. As for row-sparse arrays, the thread with a row's number does it.
 struct CastDnsCsrIndPtrThreadKernel {
   template <typename T>
   static void Map(int row, int64_t* starts, const T* dense, const int64_t num_rows,
