@@ -372,6 +372,14 @@ def test_values_are_added_in_the_order_of_the_devices_not_of_arrival():
         assert [sums[device][0] for device in "abc"] == [0, 0, 0]
 
 
+def test_rounds_after_a_restart_are_the_same_on_all_devices_and_none_of_those_before():
+    place = rendezvous.Rendezvous("test", lambda: 2)
+    before = {place.begin(device) for device in "aaab"}  # backward may still come
+    place.restart()
+    after = {place.begin(device) for device in "ab"}
+    assert len(after) == 1 and after.isdisjoint(before)
+
+
 def test_an_abandoned_rendezvous_releases_all_threads():
     place, errors = rendezvous.Rendezvous("test", lambda: 2), []
     started = threading.Event()

@@ -1,6 +1,7 @@
 """Console: the lines of a run, and its progress bar."""
 
 import io
+import os
 
 import mxnet as mx
 import pytest
@@ -75,6 +76,19 @@ def test_on_a_terminal_there_is_a_bar_on_err_only():
     assert "epoch 7" in console.err.getvalue()
     assert "/3" in console.err.getvalue()
     assert console.out.getvalue() == "a\nb\nc\n"
+
+
+def test_the_bar_of_a_resumed_epoch_begins_with_the_batches_done():
+    console = Console(io.StringIO(), Terminal())
+    assert list(console.batches(iter("bc"), total=3, epoch=7, done=1)) == ["b", "c"]
+    assert "1/3" in console.err.getvalue().split("\r")[1]
+
+
+def test_a_pipe_that_nobody_reads_is_an_error():
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "w") as out, pytest.raises(BrokenPipeError):
+        Console(out, io.StringIO()).line("a line")
 
 
 def test_progress_outside_an_epoch_is_harmless(console):

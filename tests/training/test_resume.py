@@ -92,9 +92,10 @@ def test_on_another_number_of_devices_what_was_reached_is_the_same(whole, k):
     assert bits(again.train()) == bits(history)
 
 
-def test_more_epochs_go_on_from_a_finished_run(whole):
+def test_more_epochs_go_on_from_the_newest_checkpoint_of_a_finished_run(whole, capsys):
     model, history, folder = whole
     more = run(model=model, num_epochs=3, resume=str(folder)).train()
+    assert f"resumed: {folder / model}-at-0003-000000.npz, " in capsys.readouterr().out
     never_stopped = run(model=model, num_epochs=3).train()
     assert bits(more) == bits(never_stopped)
     assert figures(more) == figures(never_stopped)

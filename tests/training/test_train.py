@@ -106,6 +106,11 @@ def test_a_batch_that_the_devices_do_not_divide_loses_no_sample(sizes):
     assert sizes == [[11, 11, 10], [11, 11, 10], [1]]
 
 
+def test_a_smaller_batch_is_divided_by_its_own_size():
+    smaller, whole = (train(2, batch_size=size, limit=5) for size in (32, 5))
+    assert bits(smaller) == bits(whole)
+
+
 def test_divergence_names_epoch_batch_and_learning_rate():
     with pytest.raises(metrics.Diverged) as caught:
         train(2, lr=1e10, batch_size=16, limit=96)
