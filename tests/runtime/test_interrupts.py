@@ -52,13 +52,6 @@ def test_ctrl_c_twice_in_nested_contexts_is_raised_once_at_the_end():
     assert reached and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_ctrl_c_before_a_nested_context_is_raised_at_the_end():
-    with pytest.raises(KeyboardInterrupt), interrupts.held():
-        ctrl_c()
-        with interrupts.held():
-            pass
-
-
 def test_a_sum_that_is_interrupted_between_two_hops_is_complete(monkeypatch):
     add = executor.COMBINE["sum"]
 

@@ -99,8 +99,8 @@ if sys.argv[1] == "operator":
 params = [mx.nd.array([i]) for i in range(62)]
 for i, param in enumerate(params):
     param.attach_grad()
-    param.grad[:] = 4 * i
-gluonpar.sgd(params, 1.0, 2)
+    param.grad[:] = 2 * i
+gluonpar.sgd(params, 1.0, 1)
 assert [param.asscalar() for param in params] == [-i for i in range(62)]
 """
 
