@@ -426,6 +426,16 @@ def test_the_same_key_with_other_arrays_or_grouped_otherwise_is_summed_as_given(
     assert numbers([a, b, d, c]) == [[180], [180], [30], [90]]
 
 
+def test_a_list_that_the_caller_changes_later_was_summed_as_given():
+    store = mx.kv.create("gluonpar")
+    data, others = place([[1], [2]]), place([[4], [8]])
+    given = list(data)
+    store.pushpull(0, given)
+    given[:] = others
+    store.pushpull(0, data)
+    assert numbers(data) == [[6]] * 2 and numbers(others) == [[4], [8]]
+
+
 def test_arrays_without_elements():
     with mx.util.np_shape(True):
         store = mx.kv.create("gluonpar")
