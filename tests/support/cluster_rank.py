@@ -11,6 +11,7 @@ import numpy as np
 import gluonpar
 from gluonpar import cluster
 from gluonpar.cluster import mpi_sums
+from gluonpar.gluon import running_statistics
 from gluonpar.training import ranks
 
 import mxnet as mx  # isort: skip
@@ -183,8 +184,20 @@ def no_samples_left_out():
     ]
 
 
+def averaged_statistics():
+    """Check that running statistics become the mean over the devices of all processes."""
+    norm = gluon.nn.BatchNorm(in_channels=1)
+    norm.initialize(ctx=contexts(2))
+    means = norm.running_mean.list_data()
+    for i, mean in enumerate(means):
+        mean[:] = 2 * cluster.rank() + i
+    running_statistics.average_statistics(norm)
+    assert [mean.asscalar() for mean in means] == [cluster.size() - 0.5] * 2
+
+
 def as_one(folder):
     exchanged()
+    averaged_statistics()
     by_stock_trainer()
     no_samples_left_out()
     for num_devices in (1, 2, 3):
