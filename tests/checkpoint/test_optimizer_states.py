@@ -71,6 +71,23 @@ def test_training_continues_bit_for_bit(name, schedule, tmp_path):
             assert getattr(other.optimizer, key) == value, key
 
 
+@pytest.mark.parametrize("steps", [0, 3])
+def test_a_trainer_that_was_used_forgets_its_counts_and_schedule(steps, tmp_path):
+    data, ctx, path = runs.batches(), contexts(2), tmp_path / "states"
+    net, trainer = start(2, "adam", "factor")
+    runs.train(net, trainer, data[:steps], ctx)
+    trainer.save_states(path)
+    again, other = start(2, "adam", "factor")
+    runs.train(again, other, data[:5], ctx)
+    other.optimizer.lr_scheduler.base_lr = 0.3
+    copy_params(net, again)
+    other.load_states(path)
+    for one, two in ((net, trainer), (again, other)):
+        runs.train(one, two, data[steps:], ctx)
+    for a, b in zip(runs.values(net), runs.values(again)):
+        assert a.tobytes() == b.tobytes()
+
+
 @pytest.mark.parametrize("ks", [(2, 3), (3, 1), (1, 2)])
 @pytest.mark.parametrize("name", ["sgd", "adam", "nadam"])
 def test_training_continues_on_another_number_of_devices(name, ks, tmp_path):
