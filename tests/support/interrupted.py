@@ -10,11 +10,12 @@ import sys
 import threading
 import time
 
-import mxnet as mx
 import numpy as np
-from mxnet import autograd, gluon
 
 import gluonpar
+
+import mxnet as mx  # isort: skip
+from mxnet import autograd, gluon  # isort: skip
 
 DEVICES = [mx.cpu(0), mx.cpu(1)]
 ROWS = np.ones((8, 1, 28, 28), "float32"), np.arange(8, dtype="float32") % 10
@@ -104,8 +105,8 @@ def interrupt():
     Python drops the exception if it is raised in a destructor; then the steps go on.
     """
     while True:
-        steps, interrupts = Main.steps, Main.interrupts
         time.sleep(random.expovariate(500))
+        steps, interrupts = Main.steps, Main.interrupts
         os.kill(os.getpid(), signal.SIGINT)
         while Main.interrupts == interrupts and Main.steps <= steps + 9:
             time.sleep(1e-3)
