@@ -105,13 +105,13 @@ def interrupt():
     Python drops the exception if it is raised in a destructor; then the steps go on.
     """
     while True:
+        steps = Main.steps
+        while Main.steps == steps:
+            time.sleep(1e-3)
         time.sleep(random.expovariate(500))
         steps, interrupts = Main.steps, Main.interrupts
         os.kill(os.getpid(), signal.SIGINT)
         while Main.interrupts == interrupts and Main.steps <= steps + 9:
-            time.sleep(1e-3)
-        steps = Main.steps
-        while Main.steps == steps:
             time.sleep(1e-3)
 
 
