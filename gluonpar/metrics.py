@@ -61,17 +61,17 @@ class LossMeter:
         finite, and the device.
         """
         on_devices = [
-            {str(array.context): float(array.asscalar()) for array in batch}
+            [(str(array.context), float(array.asscalar())) for array in batch]
             for batch, _ in self._unread
         ]
-        sums = [sum(batch.values()) for batch in on_devices]
+        sums = [sum(value for _, value in batch) for batch in on_devices]
         num_samples = self.num_samples
         if cluster.size() > 1:
             *sums, num_samples = cluster.total([*sums, num_samples]).tolist()
         for batch, batch_sum, (_, checked) in zip(on_devices, sums, self._unread):
             self.num_batches += 1
             if self._check_finite and not math.isfinite(batch_sum):
-                bad = [device for device, value in batch.items() if not math.isfinite(value)]
+                bad = [device for device, value in batch if not math.isfinite(value)]
                 where = f" on {', '.join(bad)}" if bad else ""
                 raise Diverged(f"the loss{where} became {batch_sum} in batch {self.num_batches}")
             if checked is not None and not checked.asscalar():

@@ -133,7 +133,7 @@ def end(process: subprocess.Popen) -> None:
         os.killpg(process.pid, signal.SIGINT)
         process.wait(10)
     except (ProcessLookupError, subprocess.TimeoutExpired):
-        pass
+        pass  # it has ended, or is killed below
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -49,6 +49,12 @@ def test_the_first_batch_that_is_not_finite_is_named(bad, batch, device):
         meter.read()
 
 
+def test_losses_of_a_context_that_occurs_twice_are_both_in_the_mean():
+    meter = LossMeter()
+    meter.add([nd.array([1.0, 2.0]), nd.array([6.0])])
+    assert meter.read() == 3
+
+
 def test_batches_are_numbered_across_reads():
     meter = LossMeter()
     for _ in range(3):
