@@ -8,6 +8,7 @@ import sys
 import textwrap
 
 import pytest
+from cuda_sim import build
 from mpi_jobs import mpirun, needs_mpi, succeed
 
 pytestmark = needs_mpi
@@ -41,7 +42,8 @@ def run(program, *visible, **environment):
     """Run the program on as many ranks as there are ``visible``; return what each printed."""
     source = START + textwrap.dedent(program)
     command = [sys.executable, "-c", source, *visible]
-    out, _ = succeed(mpirun((len(visible), command), **environment))
+    path = str(build.HERE.parent)  # of cuda_sim
+    out, _ = succeed(mpirun((len(visible), command), PYTHONPATH=path, **environment))
     return [ast.literal_eval(line) for line in out.splitlines()]
 
 

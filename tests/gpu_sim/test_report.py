@@ -17,7 +17,7 @@ def run(folder, k, **options):
     command = [sys.executable, "-m", "gluonpar", "verify", "--device", "gpu", "--report", path]
     done = subprocess.run(
         [*command, "--seconds", "1", "--batch-size", "1"],
-        env={**os.environ, **environment(num_devices=k, **options)},
+        env={**os.environ, **environment(num_devices=k, bytes=4 << 30, **options)},
         capture_output=True,
         text=True,
     )

@@ -115,7 +115,7 @@ def build(
     (folder / ".gitignore").write_text("*\n")
     with _lock(folder):
         package = mxnet or installed_mxnet() or _downloaded_mxnet(folder)
-        headers = _cuda_headers(folder)
+        headers = cuda_headers(folder)
         imported = _imported(package / "libmxnet.so", folder)
         includes = (HERE, headers, package / "include")
         builder = _Builder(folder, includes)
@@ -258,7 +258,7 @@ def _symbols(kind: str, path: pathlib.Path, dynamic: bool = True) -> list[str]:
     return sorted({line.split()[0].split("@")[0] for line in listing.splitlines() if line})
 
 
-def _cuda_headers(folder: pathlib.Path) -> pathlib.Path:
+def cuda_headers(folder: pathlib.Path) -> pathlib.Path:
     """Return the folder with CUDA's headers; cuda_runtime_api.h includes crt/ of nvcc's wheel."""
     include = folder / "include"
     if not (include / ".complete").exists():

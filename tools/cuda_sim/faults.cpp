@@ -13,7 +13,7 @@ namespace {
 
 struct sigaction previous;
 
-void explain(int signal, siginfo_t* fault, void*) {
+void explain(int number, siginfo_t* fault, void*) {
   char who[300] = "host code";
   if (running_operation) snprintf(who, sizeof who, "'%.250s'", running_operation);
   char text[600] = "";
@@ -22,13 +22,16 @@ void explain(int signal, siginfo_t* fault, void*) {
     snprintf(text, sizeof text, "\ncuda_sim: %s touched memory of gpu %d%s\n", who,
              device_of(fault->si_addr), why);
   } else if (bytes_of_device(fault->si_addr)) {
-    const char* form = "\ncuda_sim: %s touched device memory outside of any array\n";
-    snprintf(text, sizeof text, form, who);
+    const char* where = was_released(fault->si_addr) ? "that was released" : "outside of any array";
+    snprintf(text, sizeof text, "\ncuda_sim: %s touched device memory %s\n", who, where);
   }
   say(text);
-  // The instruction runs again when this returns, and the handler from before gets the signal.
-  sigaction(SIGSEGV, &previous, nullptr);
-  if (fault->si_code <= 0) raise(signal);  // sent by a process, not by an instruction
+  // The instruction runs again when this returns, and the handler from before gets the signal. Not
+  // in a stream's thread: MXNet's handler calls exit(), which would wait for that stream.
+  struct sigaction none = {};
+  none.sa_handler = SIG_DFL;
+  sigaction(SIGSEGV, running_operation ? &none : &previous, nullptr);
+  if (fault->si_code <= 0) raise(number);  // sent by a process, not by an instruction
 }
 
 }  // namespace

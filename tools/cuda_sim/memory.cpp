@@ -4,9 +4,17 @@
 // same length where its bytes are. Programs get addresses of the first range. A range is much
 // longer than the device's memory: an address is never handed out twice, so that the use of freed
 // memory is a SIGSEGV, as is, mostly, the use of what follows an allocation.
+//
+// The first ranges are in the kernel's half of the address space, and the distance between the two
+// is a multiple of 2^40. The reason is kernels/device.h, which translates each 8-byte word of a
+// kernel's arguments that looks like a device address. So does, sometimes, a word of which only the
+// first bytes were written: small integers, completed by the end of an address that was on the
+// stack before. Then a translation changes only the three highest bytes, and the integers are not
+// among them, unless the highest is about -28,000.
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <set>
@@ -17,6 +25,7 @@ namespace cuda_sim {
 namespace {
 
 const size_t RANGE = size_t(1) << 38;
+const uintptr_t FIRST = 0xffff900000000000, ALIGNMENT = uintptr_t(1) << 40;
 const size_t PAGE = 4096;
 const int POISON = 0xff;  // NaN in every floating-point type, and -1
 
@@ -26,10 +35,14 @@ struct Memory {
   size_t ranges;       // their length
   ptrdiff_t to_bytes;  // from an address handed out to where its bytes are
   std::vector<size_t> next, allocated;  // by device: offset in its range, bytes in use
-  std::map<const char*, size_t> allocations;  // start -> bytes
+  std::map<const char*, size_t> allocations, released;  // start -> bytes
   std::map<const char*, size_t> pinned;
   std::set<std::pair<int, int>> peers;  // (device, peer): the device may access the peer
 };
+
+size_t round_up(size_t number, size_t multiple) {
+  return (number + multiple - 1) / multiple * multiple;
+}
 
 char* reserve(size_t num_bytes) {
   int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
@@ -43,17 +56,14 @@ Memory& memory() {
     auto* memory = new Memory;
     size_t num_devices = options().devices.size();
     memory->ranges = RANGE * std::max<size_t>(num_devices, 1);
-    memory->first = reserve(memory->ranges);
-    memory->to_bytes = reserve(memory->ranges) - memory->first;
+    memory->first = reinterpret_cast<char*>(FIRST);
+    auto reserved = reinterpret_cast<uintptr_t>(reserve(memory->ranges + ALIGNMENT));
+    memory->to_bytes = static_cast<ptrdiff_t>(round_up(reserved, ALIGNMENT) - FIRST);
     memory->next.resize(num_devices);
     memory->allocated.resize(num_devices);
     return memory;
   }();
   return *result;
-}
-
-size_t round_up(size_t number, size_t multiple) {
-  return (number + multiple - 1) / multiple * multiple;
 }
 
 // The entry that contains all bytes from `address` on, or end().
@@ -95,6 +105,12 @@ bool bytes_of_device(const void* address) {
   return on_device(static_cast<const char*>(address) - memory().to_bytes);
 }
 
+bool was_released(const void* bytes) {
+  std::unique_lock<std::mutex> lock(memory().mutex, std::try_to_lock);
+  const char* address = static_cast<const char*>(bytes) - memory().to_bytes;
+  return lock && containing(memory().released, address, 1) != memory().released.end();
+}
+
 KernelScope::KernelScope(int device) { kernels_device = device; }
 KernelScope::~KernelScope() { kernels_device = -1; }
 
@@ -127,7 +143,7 @@ cudaError_t release(void* address) {
   madvise(bytes, mapped, MADV_DONTNEED);
   mprotect(bytes, mapped, PROT_NONE);
   memory().allocated[device_of(address)] -= round_up(block->second, 512);
-  memory().allocations.erase(block);
+  memory().released.insert(memory().allocations.extract(block));
   return cudaSuccess;
 }
 

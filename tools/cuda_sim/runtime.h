@@ -138,6 +138,7 @@ bool peer_enabled(int device, int peer);
 
 // Whether the simulator has bytes of device memory there, or would have if more were allocated.
 bool bytes_of_device(const void* address);
+bool was_released(const void* bytes);  // false, too, if another thread is just at it
 
 // While a kernel's work runs, bytes() does not give memory of devices that its own cannot access.
 class KernelScope {

@@ -29,7 +29,8 @@ namespace cuda_sim {
 
 // The argument at `address`, with every device address inside it replaced by one that can be read.
 // Pointers are 8-byte words of a struct, so each such word is looked at. Padding is cleared before:
-// half an old address in it would make an address of the integer beside it.
+// half an old address in it would make an address of the integer beside it. (memory.cpp says why
+// that does no harm in members that are not written.)
 template <typename T>
 T translated(const void* address) {
   T value = *static_cast<const T*>(address);
