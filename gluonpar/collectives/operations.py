@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
+import threading
 from typing import Iterator, NamedTuple, Sequence
 
 import mxnet as mx
@@ -17,6 +19,19 @@ from gluonpar.runtime import interrupts, nccl, peers, threads
 # Large enough for an all-reduce to be bandwidth-bound, small enough for the first buckets of a
 # model's gradients to be summed while backward still computes the others.
 BUCKET_BYTES = 4 << 20
+
+
+_pushing = threading.RLock()
+os.register_at_fork(
+    before=_pushing.acquire, after_in_parent=_pushing.release, after_in_child=_pushing.release
+)
+
+
+@contextlib.contextmanager
+def _as_one() -> Iterator[None]:
+    """Push the operators of a call without those of other threads' calls, or Ctrl-C, in between."""
+    with interrupts.held(), _pushing:
+        yield
 
 
 class Choice(NamedTuple):
@@ -81,8 +96,9 @@ def allreduce(
 
     All arrays end with the same bits, and the same values always give the same bits. Asynchronous,
     as all MXNet operators; an error during execution is raised at the next wait for one of the
-    arrays. Several threads may call it. Autograd records nothing: inside ``autograd.record()`` the
-    values change, but not the graph.
+    arrays. Several threads may call it; on the same arrays their calls take place one after
+    another. Autograd records nothing: inside ``autograd.record()`` the values change, but not the
+    graph.
 
     Raises ValueError for an empty list, different shapes, dtypes or storage types, sparse arrays,
     the same array twice, an unknown algorithm or op, 'host' with arrays on GPUs, and 'nccl' with
@@ -132,7 +148,7 @@ def allreduce_many(
     _allreduce(lists, kinds, algorithm, op, accumulate, bucket_bytes)
 
 
-@interrupts.held()
+@_as_one()
 def _allreduce(lists, kinds, algorithm, op, accumulate, bucket_bytes: int = BUCKET_BYTES) -> None:
     for j, kind in enumerate(kinds):
         arguments.check_op(op, accumulate, kind.dtype)
@@ -206,7 +222,7 @@ def _allreduce_separately(lists, chosen, op: str, accumulate: str | None) -> Non
             executor.run(hops, flat, op)
 
 
-@interrupts.held()
+@_as_one()
 def allreduce_as_float16(lists, algorithm: str | None = None) -> None:
     """:func:`allreduce_many` of float16 copies, added in float32, and written back.
 
@@ -311,7 +327,7 @@ def all_gather(data: Sequence[mx.nd.NDArray]) -> None:
     _run([data], [kind], balanced.all_gather(k), copies)
 
 
-@interrupts.held()
+@_as_one()
 def _run(lists, kinds, hops, reductions, op="sum", results=(), root: int | None = None) -> None:
     """Do ``reductions`` in the host's memory if all arrays are there, otherwise run ``hops``.
 

@@ -293,6 +293,22 @@ def test_several_threads_reduce_at_once(algorithm):
 
 
 @pytest.mark.parametrize("algorithm", NAMES)
+def test_sums_of_the_same_arrays_by_several_threads_take_place_one_after_another(algorithm):
+    data = place(np.ones((2, 1000), "float32"))
+
+    def double():
+        for _ in range(10):
+            gluonpar.allreduce(data, algorithm)
+
+    threads = [threading.Thread(target=double) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert_everywhere(data, np.full((1000,), 2.0**40))
+
+
+@pytest.mark.parametrize("algorithm", NAMES)
 def test_it_returns_before_the_sum_is_there_and_keeps_no_list_of_the_callers(algorithm):
     """Gluon's ``param.list_grad()`` is the parameter's own list, and may get other arrays."""
     gate = threading.Event()
