@@ -23,6 +23,7 @@ from gluonpar.collectives import (
     reduce_scatter,
 )
 from gluonpar.gluon import (  # and kvstore='gluonpar' is registered with MXNet
+    BatchProcessor,
     SyncBatchNorm,
     TaskError,
     Towers,
@@ -54,6 +55,7 @@ _MODULES = {
 }
 
 __all__ = [
+    "BatchProcessor",
     "SyncBatchNorm",
     "TaskError",
     "Towers",

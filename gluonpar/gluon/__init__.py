@@ -5,11 +5,12 @@ from gluonpar.gluon.average import average_gradients
 from gluonpar.gluon.parallel import make_parallel
 from gluonpar.gluon.running_statistics import average_statistics, broadcast_statistics
 from gluonpar.gluon.sync_batch_norm import SyncBatchNorm, set_num_devices
-from gluonpar.gluon.tasks import TaskError, run_tasks
+from gluonpar.gluon.tasks import BatchProcessor, TaskError, run_tasks
 from gluonpar.gluon.towers import Towers, TowersEpoch
 from gluonpar.gluon.trainer import Trainer
 
 __all__ = [
+    "BatchProcessor",
     "SyncBatchNorm",
     "TaskError",
     "Towers",

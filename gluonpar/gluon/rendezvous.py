@@ -1,42 +1,51 @@
-"""A rendezvous of threads, one per device, where each returns with the sum of all values."""
+"""A rendezvous of devices, where each is given the sum of all values; no thread waits there."""
 
 from __future__ import annotations
 
 import atexit
 import collections
-import itertools
+import os
 import threading
+import time
+import traceback
+import warnings
 import weakref
-from concurrent import futures
-from typing import Callable, Hashable
+from typing import Callable, Hashable, NamedTuple
 
 import numpy as np
 
-by_key: weakref.WeakValueDictionary[str, Rendezvous] = weakref.WeakValueDictionary()
-_keys = map(str, itertools.count())
+_all: weakref.WeakSet[Rendezvous] = weakref.WeakSet()
+
+WARN_SECONDS = 20  # after which a warning says who is waited for
+EXIT_SECONDS = 10  # for devices that are still computing when the process ends
+Done = Callable[[np.ndarray], None]
+Failed = Callable[[str], None]
 
 
-class RendezvousTimeout(RuntimeError):
-    """Not all devices arrived in time; the message names those that did."""
+class _Round:
+    """One meeting: what the devices that have arrived gave, and whom to tell the sum."""
+
+    def __init__(self, now: float) -> None:
+        self.values: dict[str, np.ndarray] = {}
+        self.waiting: list[tuple[Done, Failed]] = []
+        self.began, self.warned = now, False
 
 
 class Rendezvous:
     """Sums of numbers over ``num_devices()`` devices, round after round.
 
-    Each device arrives on a thread of its own and waits there, at most ``timeout_seconds``.
-    ``by_key[key]`` is this object while it exists.
+    Its functions can be called on any thread.
     """
 
     def __init__(
         self, name: str, num_devices: Callable[[], int], timeout_seconds: float = 300
     ) -> None:
         self.name, self.num_devices, self.timeout_seconds = name, num_devices, timeout_seconds
-        self.key = next(_keys)
         self._lock = threading.RLock()
-        self._rounds: dict[Hashable, tuple[dict[str, np.ndarray], futures.Future]] = {}
+        self._rounds: dict[Hashable, _Round] = {}
         self._begun: collections.Counter = collections.Counter()
         self._first_round = 0  # the rounds of a failed rendezvous are not used again
-        by_key[self.key] = self
+        _all.add(self)
 
     def begin(self, device: str) -> int:
         """Return the number of this device's next round, which is the same on all devices."""
@@ -44,26 +53,36 @@ class Rendezvous:
             self._begun[device] += 1
             return self._first_round + self._begun[device]
 
-    def sum(self, tag: Hashable, device: str, values: np.ndarray) -> np.ndarray:
-        """Wait for all devices of the round ``tag`` and return the float64 sum of their values.
+    def arrive(
+        self, tag: Hashable, device: str, values: np.ndarray, done: Done, failed: Failed
+    ) -> None:
+        """Take part in the round ``tag``; returns at once.
 
-        Values are added in the order of the devices' names, whichever order they arrive in. Raises
-        RendezvousTimeout, on all devices that have arrived, if one is missing after the timeout;
-        the next round starts afresh.
+        When all devices have arrived, ``done`` of each is called with the float64 sum of their
+        values, on the thread that arrives last. Values are added in the order of the devices'
+        names, whichever order they arrive in. If a device is missing after ``timeout_seconds``,
+        ``failed`` of those that have arrived is called with a message; the next round starts
+        afresh.
         """
         with self._lock:
-            arrived, total = self._rounds.setdefault(tag, ({}, futures.Future()))
-            arrived[device] = np.asarray(values, dtype=np.float64)
-            if len(arrived) >= self.num_devices():
+            meeting = self._rounds.setdefault(tag, _Round(time.monotonic()))
+            meeting.values[device] = np.asarray(values, dtype=np.float64)
+            meeting.waiting.append((done, failed))
+            complete = len(meeting.values) >= self.num_devices()
+            if complete:
                 del self._rounds[tag]
-                total.set_result(sum(arrived[name] for name in sorted(arrived)))
-        try:
-            return total.result(self.timeout_seconds)
-        except futures.TimeoutError:
-            with self._lock:
-                if not total.done():
-                    self._fail(tag, f"within {self.timeout_seconds:g} s")
-        return total.result()
+        if complete:
+            total = sum(meeting.values[name] for name in sorted(meeting.values))
+            for done, failed in meeting.waiting:
+                try:
+                    done(total)
+                except Exception:  # of one device; the others must go on
+                    failed(traceback.format_exc())
+        elif _closed and time.monotonic() >= _closed.at:
+            self.abandon(_closed.why)
+        else:
+            seconds = EXIT_SECONDS if _closed else WARN_SECONDS
+            _watch.notice(min(seconds, self.timeout_seconds))
 
     def restart(self) -> None:
         """Give all devices the same next round, however many each has taken part in."""
@@ -71,25 +90,124 @@ class Rendezvous:
             self._first_round += max(self._begun.values(), default=0)
             self._begun.clear()
 
-    def abandon(self) -> None:
-        """Make every device that waits raise RendezvousTimeout."""
+    def abandon(self, why: str) -> None:
+        """Fail all rounds that lack a device."""
+        for tag in list(self._rounds):
+            self._fail(tag, why)
+
+    def is_open(self) -> bool:
+        """Return whether a round lacks a device."""
+        return bool(self._rounds)
+
+    def check(self) -> float:
+        """Warn of rounds that wait long, fail those that wait too long; return the next time."""
+        now, next_time = time.monotonic(), float("inf")
         with self._lock:
-            for tag in list(self._rounds):
-                self._fail(tag, "before the process ended")
+            rounds = list(self._rounds.items())
+        for tag, meeting in rounds:
+            ends = meeting.began + self.timeout_seconds
+            warns = meeting.began + WARN_SECONDS
+            if _closed and now >= _closed.at:
+                self._fail(tag, _closed.why)
+            elif now >= ends:
+                self._fail(tag, f"within {self.timeout_seconds:g} s")
+            elif now >= warns and not meeting.warned:
+                meeting.warned = True
+                text = self._missing(meeting, f"within {WARN_SECONDS} s")
+                warnings.warn(f"{text}. Waiting on, for {self.timeout_seconds:g} s", stacklevel=1)
+            next_time = min(next_time, ends if meeting.warned else min(ends, warns))
+        return min(next_time, _closed.at) if _closed and rounds else next_time
 
     def _fail(self, tag: Hashable, when: str) -> None:
-        arrived, total = self._rounds.pop(tag)
-        self.restart()
-        message = (
-            f"{self.name}: of {self.num_devices()} devices only {', '.join(sorted(arrived))} "
-            f"arrived {when}. Run forward on all devices before reading any result, and "
-            "backward likewise; for a step on fewer devices call set_num_devices(net, number)"
+        with self._lock:
+            meeting = self._rounds.pop(tag, None)
+            if meeting is None:  # just completed
+                return
+            self.restart()
+        for _, failed in meeting.waiting:
+            failed(self._missing(meeting, when))
+
+    def _missing(self, meeting: _Round, when: str) -> str:
+        arrived = ", ".join(sorted(meeting.values))
+        return (
+            f"{self.name}: of {self.num_devices()} devices only {arrived} arrived {when}. Run "
+            "forward on all devices before reading any result, and backward likewise, on CPU "
+            "contexts both in run_tasks; for a step on fewer devices call "
+            "set_num_devices(net, number)"
         )
-        total.set_exception(RendezvousTimeout(message))
 
 
-@atexit.register
-def _abandon_all() -> None:
-    """Do not let the process wait for devices that can no longer arrive."""
-    for rendezvous in list(by_key.values()):
-        rendezvous.abandon()
+class _Watch:
+    """A thread that checks every rendezvous when one may have waited too long."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._wakes: float | None = None  # at this time; None if there is no thread
+
+    def notice(self, seconds: float) -> None:
+        """Check in ``seconds``, or before."""
+        wakes = time.monotonic() + seconds
+        if self._wakes is not None and self._wakes <= wakes:
+            return
+        with self._changed:
+            if self._wakes is None:
+                threading.Thread(target=self._run, name="gluonpar rendezvous", daemon=True).start()
+            self._wakes = wakes
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                remaining = self._wakes - time.monotonic()
+                if remaining > 0:
+                    self._changed.wait(min(remaining, threading.TIMEOUT_MAX))
+                    continue
+                self._wakes = float("inf")
+            wakes = min((one.check() for one in list(_all)), default=float("inf"))
+            with self._changed:
+                self._wakes = min(self._wakes, wakes)
+
+
+_watch = _Watch()
+
+
+class _Closed(NamedTuple):
+    """From ``at`` on no device waits for others, and ``why``."""
+
+    at: float
+    why: str
+
+
+_closed: _Closed | None = None
+
+
+def close(why: str, seconds: float = 0) -> bool:
+    """Fail all rounds that lack a device in ``seconds``, and those to come.
+
+    Returns whether there is any rendezvous.
+    """
+    global _closed
+    _closed = _Closed(time.monotonic() + seconds, why)
+    if not seconds:
+        for rendezvous in list(_all):
+            rendezvous.abandon(why)
+    elif any(rendezvous.is_open() for rendezvous in list(_all)):
+        _watch.notice(seconds)
+    return bool(_all)
+
+
+def reopen() -> None:
+    """After :func:`close`, when no operator runs: start afresh."""
+    global _closed
+    _closed = None
+    for rendezvous in list(_all):
+        rendezvous.restart()
+
+
+def _after_fork() -> None:
+    global _watch
+    _watch = _Watch()
+
+
+atexit.register(close, "before the process ended", EXIT_SECONDS)  # no more will be called
+os.register_at_fork(after_in_child=_after_fork)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+import itertools
+import os
+import weakref
+from typing import Any, Callable
 
 import mxnet as mx
 import numpy as np
-from mxnet import gluon
+from mxnet import autograd, gluon
 
-from gluonpar.gluon import rendezvous
-from gluonpar.gluon.rendezvous import Rendezvous, RendezvousTimeout
-from gluonpar.runtime import engine, memory
+from gluonpar.gluon.rendezvous import Rendezvous
+from gluonpar.runtime import device_threads, engine, memory
 
 
 class SyncBatchNorm(gluon.nn.BatchNorm):
@@ -22,24 +24,38 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
     whole batch: outputs, gradients and running statistics, up to rounding. The running variance
     of n numbers is BatchNorm's, too: divided by n on CPU contexts, and by n - 1 on GPUs, as in
     cuDNN. float16 is normalised in float32. Arguments and parameters are those of ``BatchNorm``,
-    except that ``axis`` must be 1; parameter files fit both. The block may be hybridized. On CPU
-    contexts, hybridize networks with more than about 250 operators that use a workspace
-    (convolutions, sums, gradients of broadcasts; counted over all devices) with
-    ``static_alloc=True, static_shape=True``: otherwise operators of two devices may draw the same
-    entry of MXNet's workspace pool (MXNET_CPU_TEMP_COPY, 256 here), one queued behind the other,
-    while the other waits for the first.
+    except that ``axis`` must be 1; parameter files fit both. The block may be hybridized.
 
-    All devices that hold the parameters must run forward before any result is read, because reading
-    waits for all of them, and likewise backward. If a device does not arrive within
-    ``timeout_seconds``, the others fail with an MXNetError where a result is read. For a step on
-    fewer devices call :func:`set_num_devices`. In prediction nothing waits.
+    On CPU contexts train in :func:`run_tasks`, forward and backward::
+
+        def forward_backward(shard):
+            X, y = shard
+            with autograd.record():
+                losses = loss(net(X), y)
+            losses.backward()
+            return losses
+
+        losses = gluonpar.run_tasks(forward_backward, shards, ctx)
+
+    In a plain loop, ``[net(X) for X, y in shards]``, all devices draw their workspaces from one
+    pool, and one can be queued for ever behind another that waits for it. That is refused at once,
+    with a RuntimeError; in a hybridized network with a ValueError if shapes are not known yet, and
+    with an MXNetError where a result is read if the network has been called before. GPUs have a
+    pool each: there both work. In prediction nothing waits, and plain loops are right everywhere.
+    docs/guide.md has the argument.
+
+    Results are read after all devices' tasks, because reading waits for all devices. If one does
+    not arrive, a warning says so after 20 seconds, and after ``timeout_seconds`` the others fail
+    with an MXNetError where a result is read. For a step on fewer devices call
+    :func:`set_num_devices`.
 
     Mean and variance are two all-reduces of one number per channel through the host, and so are
     their gradients; on CPU contexts it takes several times as long as BatchNorm. MXNet's own
     ``gluon.contrib.nn.SyncBatchNorm`` weighs devices the same, waits forever for a missing device,
     and was seen to crash the process (a double free) in a loop of small steps.
 
-    Raises ValueError if ``timeout_seconds`` is not positive, or ``axis`` is not 1. Zhang et al.,
+    Raises ValueError if ``timeout_seconds`` is not positive, or ``axis`` is not 1; RuntimeError in
+    training on several devices under MXNET_ENGINE_TYPE=NaiveEngine, too. Zhang et al.,
     "Context Encoding for Semantic Segmentation", CVPR 2018.
     """
 
@@ -53,6 +69,8 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
         self._half = False
         names = (f"mean of {self.name}", f"variance of {self.name}")
         self._rendezvous = [Rendezvous(name, self._num_devices, timeout_seconds) for name in names]
+        self._key = str(next(_keys))
+        _blocks[self._key] = self
 
     def _num_devices(self) -> int:
         return self.num_devices or len(self.gamma.list_ctx())
@@ -61,6 +79,13 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
         """Cast inputs and outputs to ``dtype``; for float16 the parameters stay float32."""
         super().cast(dtype)
         self._half = np.dtype(dtype) == np.float16
+
+    def forward(self, x: Any, *more: Any) -> Any:
+        """Refuse what would not end, at once, and compute."""
+        refusal = self._refusal(None if isinstance(x, mx.sym.Symbol) else x.context)
+        if refusal:
+            raise RuntimeError(refusal)
+        return super().forward(x, *more)
 
     def hybrid_forward(self, F: Any, x: Any, gamma: Any, beta: Any, **running: Any) -> Any:
         """Compute what BatchNorm does, for ``x`` (n, channels, ...) on this device."""
@@ -84,6 +109,18 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
             out = F.cast(out, "float16")
         return out.as_np_ndarray() if mx.util.is_np_array() else out
 
+    def _refusal(self, ctx: mx.Context | None) -> str:
+        """Why a call for ``ctx`` on this thread would not end; None is any device."""
+        thread, on = device_threads.current(), [ctx] if ctx else self.gamma.list_ctx()
+        waits = autograd.is_training() and not self._kwargs["use_global_stats"]
+        if not waits or self._num_devices() == 1:
+            return ""
+        if os.environ.get("MXNET_ENGINE_TYPE") == "NaiveEngine":
+            return _NAIVE_ENGINE.format(self.name)
+        if thread in on or all(c.device_type == "gpu" for c in on):
+            return ""
+        return _PLAIN_LOOP.format(self.name)
+
     def _mean(self, F: Any, flat: Any, running: Any, which: int) -> Any:
         """Per channel, the mean of ``flat`` over all devices; in prediction, ``running``."""
         return F.Custom(
@@ -92,11 +129,23 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
             F.cast(F.shape_array(flat), dtype=np.dtype(self.gamma.dtype).name),
             running,
             op_type="gluonpar_mean_over_devices",
-            key=self._rendezvous[which].key,
+            key=self._key,
             momentum=self._kwargs["momentum"],
             frozen=int(self._kwargs["use_global_stats"]),
             variance=which,
         )
+
+
+_PLAIN_LOOP = """{} cannot train on CPU contexts in a plain loop, in which one device may be \
+queued for ever behind another that waits for it. Run forward and backward in run_tasks:
+    def forward_backward(shard): ...  # autograd.record(), net, loss, backward()
+    losses = gluonpar.run_tasks(forward_backward, shards, ctx)"""
+
+
+_NAIVE_ENGINE = (
+    "{} cannot train on several devices with NaiveEngine, which ends each operator before the next "
+    "device can start; unset MXNET_ENGINE_TYPE"
+)
 
 
 def set_num_devices(net: gluon.Block, num_devices: int | None) -> None:
@@ -117,6 +166,10 @@ def set_num_devices(net: gluon.Block, num_devices: int | None) -> None:
     net.apply(change)
 
 
+_blocks: weakref.WeakValueDictionary[str, SyncBatchNorm] = weakref.WeakValueDictionary()
+_keys = itertools.count()
+
+
 @mx.operator.register("gluonpar_mean_over_devices")
 class _MeanOverDevicesProp(mx.operator.CustomOpProp):
     def __init__(self, key: str, momentum: str, frozen: str, variance: str) -> None:
@@ -134,75 +187,103 @@ class _MeanOverDevicesProp(mx.operator.CustomOpProp):
         return [in_shape[0], [3]], [in_shape[0]], [in_shape[0]]
 
     def create_operator(self, ctx, shapes, dtypes):
-        own = rendezvous.by_key[self._key]
-        unbiased = self._variance and str(ctx).startswith("gpu")
-        return _MeanOverDevices(own, str(ctx), self._momentum, self._frozen, unbiased)
+        block, device = _blocks[self._key], mx.Context(ctx)
+        meeting = block._rendezvous[self._variance]
+        # Its forward says why it cannot train; an error raised here would lose its words.
+        refusal = block._refusal(device)
+        unbiased = self._variance and device.device_type == "gpu"
+        return _MeanOverDevices(meeting, device, self._momentum, self._frozen, unbiased, refusal)
 
 
 class _MeanOverDevices(mx.operator.CustomOp):
     """mean = (sum of sums) / (sum of counts) over devices, and the running mean of it.
 
-    MXNet runs each custom operator on a thread of its own, so waiting here blocks no other. Calls
-    for one device are ordered, because they all change ``running``. With ``unbiased`` the running
-    mean is of n / (n - 1) times the mean.
+    Nothing waits here: what depends on other devices is written, later, by operators that end when
+    the last device has arrived. Calls for one device are ordered, because they all change
+    ``running``. With ``unbiased`` the running mean is of n / (n - 1) times the mean.
     """
 
     def __init__(
-        self, rendezvous: Rendezvous, device: str, momentum: float, frozen: bool, unbiased: bool
+        self,
+        rendezvous: Rendezvous,
+        ctx: mx.Context,
+        momentum: float,
+        frozen: bool,
+        unbiased: bool,
+        refusal: str,
     ) -> None:
         super().__init__()
-        # in_data is on cpu(0) on every CPU context, so the device is passed
-        self._rendezvous, self._device = rendezvous, device
-        self._momentum, self._frozen, self._unbiased = momentum, frozen, unbiased
-        self._round = self._total = None
+        # in_data is on cpu(0) on every CPU context, so the context is passed
+        self._rendezvous, self._ctx, self._momentum = rendezvous, ctx, momentum
+        self._frozen, self._unbiased, self._refusal = frozen, unbiased, refusal
+        self._round = self._count = None
+        # How many backward passes this device's thread had begun when forward was called on it.
+        on_thread = device_threads.current() == ctx and ctx.device_type == "cpu"
+        matters = on_thread and rendezvous.num_devices() > 1
+        self._num_backwards = device_threads.num_backwards(ctx) if matters else -1
 
     def forward(self, is_train, req, in_data, out_data, aux):
-        running, self._round = aux[0].asnumpy(), None
+        self._round = None
         if not is_train or self._frozen:
-            _write(out_data[0], req[0], running)
+            self.assign(out_data[0], req[0], aux[0])
             return
-        sums = in_data[0].asnumpy()
+        sums, running = in_data[0].asnumpy(), aux[0].asnumpy()
         samples, _, others = in_data[1].asnumpy().astype("float64")
-        count = samples * others
-        self._round = self._rendezvous.begin(self._device)
-        total = self._sum(self._round, np.append(sums, count), out_data[0])
-        if total is not None:
-            self._total = total[-1]
-            mean = total[:-1] / self._total
-            _write(out_data[0], req[0], mean)
-            if self._unbiased:
-                mean *= self._total / max(1, self._total - 1)
-            _write(aux[0], "write", self._momentum * running + (1 - self._momentum) * mean)
+        self._round = self._rendezvous.begin(str(self._ctx))
+
+        def results(total: np.ndarray) -> list[np.ndarray]:
+            self._count = total[-1]
+            mean = total[:-1] / self._count
+            factor = self._count / max(1, self._count - 1) if self._unbiased else 1
+            return [mean, self._momentum * running + (1 - self._momentum) * factor * mean]
+
+        values, targets = np.append(sums, samples * others), [out_data[0], aux[0]]
+        self._write(self._round, values, results, targets, [req[0], "write"])
 
     def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
-        gradient = np.zeros(in_grad[0].shape)
-        if self._round is not None:
-            total = self._sum(("backward", self._round), out_grad[0].asnumpy(), in_grad[0])
-            if total is None:
-                return
-            gradient = total / self._total
-        _write(in_grad[0], req[0], gradient)
-        _write(in_grad[1], req[1], np.zeros(3))
+        self.assign(in_grad[1], req[1], 0)
+        if self._round is None:
+            self.assign(in_grad[0], req[0], 0)
+            return
 
-    def _sum(self, tag: Any, values: np.ndarray, result: mx.nd.NDArray) -> np.ndarray | None:
-        """The sum over devices; None after a timeout, which waiting for ``result`` then raises."""
-        try:
-            return self._rendezvous.sum(tag, self._device, values)
-        except RendezvousTimeout as error:
+        def results(total: np.ndarray) -> list[np.ndarray]:
+            return [total / self._count]
 
-            def throw(error: Exception = error) -> None:
-                raise error
+        if device_threads.num_backwards(self._ctx) == self._num_backwards:
+            self._refusal = _PLAIN_LOOP.format(self._rendezvous.name)  # it is another thread's
+        tag, values = ("backward", self._round), out_grad[0].asnumpy()
+        self._write(tag, values, results, [in_grad[0]], [req[0]])
 
-            engine.push(throw, result.context, writes=[result], name="gluonpar.SyncBatchNorm")
-            return None
+    def _write(
+        self,
+        tag: Any,
+        values: np.ndarray,
+        results: Callable[[np.ndarray], list[np.ndarray]],
+        targets: list[mx.nd.NDArray],
+        req: list[str],
+    ) -> None:
+        """Write what ``results`` makes of the sum of ``values`` over devices; returns at once."""
+        on_host = self._ctx.device_type == "cpu"
+        arrays, kinds = targets, req
+        if not on_host:
+            arrays = [mx.nd.empty(array.shape, mx.cpu(), array.dtype) for array in targets]
+            kinds = ["write"] * len(targets)
 
+        def arrive(complete: Callable) -> None:
+            def write(total: np.ndarray) -> None:
+                for array, kind, result in zip(arrays, kinds, results(total)):
+                    if kind == "add":
+                        memory.view(array)[:] += result
+                    elif kind != "null":
+                        memory.view(array)[:] = result
+                complete()
 
-def _write(array: mx.nd.NDArray, req: str, values: np.ndarray) -> None:
-    """Write into an array of the operator that is running."""
-    if req == "null":
-        return
-    if array.context.device_type == "cpu":
-        target = memory.view(array)
-    else:
-        target, values = array, mx.nd.array(values, ctx=array.context, dtype=array.dtype)
-    target[:] = target + values if req == "add" else values
+            if self._refusal:
+                raise RuntimeError(self._refusal)
+            self._rendezvous.arrive(tag, str(self._ctx), values, write, complete)
+
+        where, name = self._ctx if on_host else mx.cpu(), "gluonpar.SyncBatchNorm"
+        engine.push(arrive, where, writes=arrays, name=name, prioritized=True, deferred=True)
+        if not on_host:
+            for target, kind, array in zip(targets, req, arrays):
+                self.assign(target, kind, array.as_in_context(target.context))

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Sequence
+from typing import Any, Iterator, Sequence
 
 import mxnet as mx
+from mxnet import autograd
+from mxnet.gluon.contrib import estimator
 
-from gluonpar.runtime import threads
+from gluonpar.gluon import rendezvous
+from gluonpar.runtime import device_threads, interrupts, threads
 from gluonpar.runtime.devices import as_list
+from gluonpar.sharding import split_and_load
 
 
 class TaskError(RuntimeError):
@@ -34,10 +38,13 @@ def run_tasks(
     itself (``autograd.record()``, ``backward()``) and may return anything. The results are returned
     unchanged in a list, in the order of the devices.
 
-    The tasks are called one after another on the caller's thread; the devices still run in
-    parallel, because MXNet's operators are only queued. A task that waits (``asnumpy``, a metric)
-    delays the next device, so do that with the results. (One thread per device, as in
-    ``gluoncv.utils.parallel``, would have random generators that ``mx.random.seed`` does not seed.)
+    The tasks are called one after another, each on a thread that is kept for its device; the
+    devices compute in parallel, because MXNet's operators are only queued. A task that waits
+    (``asnumpy``, a metric) delays the next device, so do that with the results. Each thread has
+    workspaces and random generators of its own, so no device's operators are queued behind
+    another's: see :class:`SyncBatchNorm`. ``mx.random.seed`` seeds them all; with one CPU context,
+    or with GPUs, the numbers are those of a plain loop. The first Ctrl-C is raised when all tasks
+    have returned.
 
     Raises ValueError for no shards, or more shards than contexts; TypeError for a task that is not
     callable; :class:`TaskError`, which names the device, if a task fails: later tasks do not run.
@@ -55,13 +62,62 @@ def run_tasks(
         raise ValueError(f"shards must be 1 to {len(contexts)}, one per context, got {len(shards)}")
     threads.share(contexts)
     results = []
-    for shard, c in zip(shards, contexts):
-        try:
-            with c:
-                results.append(call(shard))
-        except Exception as error:
-            raise _task_error(c, error) from error
+    with together():
+        for shard, c in zip(shards, contexts):
+            try:
+                results.append(device_threads.call(c, call, shard))
+            except Exception as error:
+                raise _task_error(c, error) from error
     return results
+
+
+@contextlib.contextmanager
+def together() -> Iterator[None]:
+    """Within this context functions are called on devices' threads, for all devices or for none.
+
+    Ctrl-C is held back until it is left. If it is left by an exception, no SyncBatchNorm goes on
+    waiting for a device that was not called, and all are ready for the next step.
+    """
+    with interrupts.held_while_waiting():
+        try:
+            yield
+        except BaseException:
+            if rendezvous.close("because a task failed on another device"):
+                with contextlib.suppress(mx.MXNetError):
+                    mx.nd.waitall()
+            rendezvous.reopen()
+            raise
+
+
+class BatchProcessor(estimator.BatchProcessor):
+    """For ``gluon.contrib.estimator.Estimator``: forward and backward of a batch in run_tasks.
+
+    Pass it as ``Estimator(..., batch_processor=gluonpar.BatchProcessor())``. Networks with
+    :class:`SyncBatchNorm` need it on CPU contexts. Batches are split by :func:`split_and_load`,
+    so their size need not be a multiple of the number of devices.
+    """
+
+    def _get_data_and_label(self, batch: Any, ctx: Any, batch_axis: int = 0) -> tuple[list, list]:
+        data, label = batch
+        return tuple(split_and_load(each, as_list(ctx), batch_axis) for each in (data, label))
+
+    def fit_batch(
+        self, estimator: Any, train_batch: Any, batch_axis: int = 0
+    ) -> tuple[list, list, list, list]:
+        """Run forward and backward; return data, labels, predictions and losses per device."""
+
+        def forward_backward(shard: tuple) -> tuple:
+            X, y = shard
+            with autograd.record():
+                prediction = estimator.net(X)
+                loss = estimator.loss(prediction, y)
+            loss.backward()
+            return prediction, loss
+
+        data, label = self._get_data_and_label(train_batch, estimator.context, batch_axis)
+        found = run_tasks(forward_backward, list(zip(data, label)), estimator.context)
+        predictions, losses = zip(*found)
+        return data, label, list(predictions), list(losses)
 
 
 def _task_error(ctx: mx.Context, error: Exception) -> TaskError:

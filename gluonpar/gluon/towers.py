@@ -12,9 +12,10 @@ from mxnet import autograd, gluon
 from gluonpar import replicas
 from gluonpar.collectives import broadcast_many, reduce
 from gluonpar.gluon.parallel import on_device
+from gluonpar.gluon.tasks import together
 from gluonpar.metrics import LossMeter
 from gluonpar.optim import sgd
-from gluonpar.runtime import threads
+from gluonpar.runtime import device_threads, threads
 from gluonpar.runtime.devices import as_list
 from gluonpar.sharding import num_samples, split_and_load
 from gluonpar.step import STEPS_IN_FLIGHT, check_lr
@@ -120,7 +121,8 @@ class Towers:
             statistics = [array for arrays in variables for array in arrays if array.grad is None]
             before = [array.copy() for array in statistics]
             try:
-                outputs = self._run(batches)
+                with together():
+                    outputs = self._run(batches)
             except BaseException:  # forward has changed the running statistics
                 for array, saved in zip(statistics, before):
                     saved.copyto(array)
@@ -166,7 +168,7 @@ class Towers:
         """Append what ``forward`` returns for the batch in tower i, under the same names."""
         with on_device(self.ctx[i], f"tower {i}"):
             [loaded] = split_and_load(batch, self.ctx[i])
-            output = self._forward(loaded, self._models[i])
+            output = device_threads.call(self.ctx[i], self._forward, loaded, self._models[i])
         outputs.append(output if isinstance(output, dict) else {"loss": output})
         if outputs[-1].keys() != outputs[0].keys():
             names, before = sorted(outputs[-1]), sorted(outputs[0])
@@ -192,7 +194,7 @@ class Towers:
                 )
         for i, (c, arrays, _) in enumerate(running):
             with on_device(c, f"backward of tower {i}"):
-                outputs[i]["loss"].backward()
+                device_threads.call(c, outputs[i]["loss"].backward)
             _check_fresh(arrays, c)
         return outputs
 

@@ -47,7 +47,7 @@ _delete_error.argtypes, _delete_error.restype = [ctypes.c_void_p], None
 # The C++ guard of the engine's pool of operators: its first byte turns 1 with the first one pushed.
 _POOL_GUARD = "_ZGVZN5mxnet6common10ObjectPoolINS_6engine11ThreadedOprEE13_GetSharedRefEvE8inst_ptr"
 
-_pending: dict[int, Callable[[], None]] = {}  # functions that have not run yet, by ticket
+_pending: dict[int, tuple[Callable, bool]] = {}  # by ticket: (function, deferred), not run yet
 _exit_code = 0  # 1 after an error that reached no caller
 _at_exit: list[Callable[[], None]] = []
 _tickets = itertools.count(1)
@@ -57,15 +57,24 @@ def _called(_context, on_complete, ticket):
     """Run a pushed function; the engine calls this, and ``finish`` must be called exactly once."""
     done = on_complete.contents
     finish, engine, param = done.finish, done.engine, done.param  # finish() frees *on_complete
-    try:
-        _pending.pop(ticket)()
-    except BaseException:  # no caller above could catch it
+
+    def complete(message: str | None = None) -> None:
+        if message is None:
+            finish(engine, param, None)
+            return
         error = ctypes.create_string_buffer(_ERROR_BYTES)
-        _new_error(error, traceback.format_exc().encode())
+        _new_error(error, message.encode())
         finish(engine, param, ctypes.addressof(error))  # the engine copies it
         _delete_error(error)
+
+    try:
+        function, deferred = _pending.pop(ticket)
+        function(*[complete] * deferred)
+    except BaseException:  # no caller above could catch it
+        complete(traceback.format_exc())
     else:
-        finish(engine, param, None)
+        if not deferred:
+            complete()
 
 
 _RUN = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(_OnComplete), ctypes.c_void_p)
@@ -78,13 +87,14 @@ def has_started() -> bool:
 
 
 def push(
-    function: Callable[[], None],
+    function: Callable[..., None],
     ctx: mx.Context,
     reads: Sequence[mx.nd.NDArray] = (),
     writes: Sequence[mx.nd.NDArray] = (),
     name: str = "gluonpar",
     inline: bool = False,
     prioritized: bool = False,
+    deferred: bool = False,
 ) -> None:
     """Have the engine run ``function()`` on the worker of ``ctx``, ordered by the arrays it uses.
 
@@ -94,6 +104,10 @@ def push(
     thread, inside this call, if it need not wait for an array: for functions that take less time
     than waking a worker (about 0.1 ms). With ``prioritized`` it runs on one of the four threads for
     urgent operators that all CPU contexts share, in parallel with the contexts' workers.
+
+    With ``deferred`` the engine calls ``function(complete)``, and the operator ends, without
+    keeping a worker, when any thread calls ``complete()``, or ``complete(message)`` if it failed.
+    It must do so exactly once, unless ``function`` raises.
     """
     # One array per engine variable: given one twice, the engine would wait for itself.
     written = {memory.chunk(array): array.handle for array in writes}
@@ -106,7 +120,7 @@ def push(
     kind = ctypes.byref(_ASYNC if inline else _PRIORITIZED) if inline or prioritized else None
     rest = (kind, 0, name.encode(), ctypes.c_bool(False))  # 0 is the priority
     with interrupts.held():  # the engine may call the function now, on this thread
-        _pending[ticket] = function
+        _pending[ticket] = function, deferred
         try:
             call = (_run, ctypes.c_void_p(ticket), None, ctypes.byref(context))
             check_call(_LIB.MXEnginePushAsyncND(*call, *arrays, *rest))

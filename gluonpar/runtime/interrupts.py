@@ -42,3 +42,27 @@ def held() -> Iterator[None]:
         _signal.signal(_signal.SIGINT, handler)
         if received:
             handler(*received[0])
+
+
+@contextlib.contextmanager
+def held_while_waiting() -> Iterator[None]:
+    """As held(), for code that waits: a second Ctrl-C has its effect at once."""
+    handler = _signal.getsignal(_signal.SIGINT)
+    if not callable(handler) or threading.get_ident() != _MAIN:
+        yield
+        return
+    received: list[tuple] = []
+
+    def receive(*arguments: object) -> None:
+        received.append(arguments)
+        if len(received) > 1:
+            _signal.signal(_signal.SIGINT, handler)
+            handler(*arguments)
+
+    _signal.signal(_signal.SIGINT, receive)
+    try:
+        yield
+    finally:
+        _signal.signal(_signal.SIGINT, handler)
+        if len(received) == 1:
+            handler(*received[0])

@@ -58,8 +58,14 @@ assert correct[0].asscalar() == round(expected * len(y_test))
 # %% batch-norm
 layer = gluonpar.SyncBatchNorm(in_channels=1)
 layer.initialize(ctx=ctx)
-with autograd.record():
-    outputs = [layer(shard) for shard in gluonpar.split_and_load(X_train[:8], ctx)]
+
+
+def forward(shard):
+    with autograd.record():
+        return layer(shard)
+
+
+outputs = gluonpar.run_tasks(forward, gluonpar.split_and_load(X_train[:8], ctx), ctx)
 two = np.concatenate([output.asnumpy() for output in outputs])
 print(f"one device and two differ by up to {np.abs(one - two).max():.1e}")
 assert np.allclose(one, two, atol=1e-5)

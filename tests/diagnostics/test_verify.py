@@ -264,10 +264,14 @@ def test_training_works_after_a_verification_with_sync_batch_norm():
     verify(net, LOSS, BATCH, CPUS)
     trainer = gluonpar.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
     before = values(net)
-    with autograd.record():
-        shards = gluonpar.split_and_load(BATCH, CPUS)
-        losses = [LOSS(net(X_shard), y_shard) for X_shard, y_shard in shards]
-    autograd.backward(losses)
+
+    def forward_backward(shard):
+        X, y = shard
+        with autograd.record():
+            loss = LOSS(net(X), y)
+        loss.backward()
+
+    gluonpar.run_tasks(forward_backward, gluonpar.split_and_load(BATCH, CPUS), CPUS)
     trainer.step(10)
     trainer.check_replicas()
     assert values(net) != before

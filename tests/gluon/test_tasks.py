@@ -1,5 +1,7 @@
 """run_tasks: one task per device's shard, results in order, errors that name the device."""
 
+import os
+import signal
 import threading
 import traceback
 
@@ -7,12 +9,14 @@ import mxnet as mx
 import numpy as np
 import pytest
 from contexts import contexts, device
-from mxnet import autograd
+from mxnet import autograd, gluon
 from mxnet.gluon import nn
+from mxnet.gluon.contrib import estimator
 
-from gluonpar.gluon.tasks import TaskError, run_tasks
+from gluonpar.gluon.sync_batch_norm import SyncBatchNorm
+from gluonpar.gluon.tasks import BatchProcessor, TaskError, run_tasks
 from gluonpar.gluon.trainer import Trainer
-from gluonpar.sharding import split_samples
+from gluonpar.sharding import split_and_load, split_samples
 
 
 class Detection:
@@ -103,6 +107,141 @@ def test_dropout_inside_differs_per_device_and_repeats_with_the_seed():
     assert first[0] != first[1]
 
 
+def random_numbers(shard):
+    return mx.nd.random.uniform(shape=(shard,)).asnumpy().tolist()
+
+
+def test_with_one_device_random_numbers_are_those_of_a_plain_loop():
+    for seed in (None, 5, 5, 0):
+        if seed is not None:
+            mx.random.seed(seed)
+        else:
+            mx.random.seed(11, ctx=device(0))
+        with device(0):
+            plain = [random_numbers(4) for _ in range(3)]
+        if seed is not None:
+            mx.random.seed(seed)
+        else:
+            mx.random.seed(11, ctx=device(0))
+        assert [run_tasks(random_numbers, [4], device(0))[0] for _ in range(3)] == plain
+
+
+def test_a_seed_for_one_context_leaves_the_others():
+    mx.random.seed(1)
+    first = run_tasks(random_numbers, [3, 3], contexts(2))
+    mx.random.seed(1)
+    mx.random.seed(2, ctx=device(1))
+    again = run_tasks(random_numbers, [3, 3], contexts(2))
+    assert again[0] == first[0] and again[1] != first[1]
+
+
+def test_each_device_has_a_thread_of_its_own_which_is_kept():
+    def idents():
+        return run_tasks(lambda shard: threading.get_ident(), "abc", contexts(3))
+
+    first = idents()
+    assert len({*first, threading.get_ident()}) == 4
+    assert idents() == first
+
+
+def test_a_task_within_a_task_runs_on_its_devices_thread():
+    def outer(shard):
+        return shard, run_tasks(str.upper, [shard], mx.context.current_context())
+
+    assert run_tasks(outer, "ab", contexts(2)) == [("a", ["A"]), ("b", ["B"])]
+
+
+def test_a_task_records_and_trains_if_its_caller_does():
+    def flags(shard):
+        return autograd.is_recording(), autograd.is_training(), mx.util.is_np_array()
+
+    assert run_tasks(flags, [0], device(0)) == [(False, False, False)]
+    with autograd.record(train_mode=False), mx.util.np_array(True):
+        assert run_tasks(flags, [0], device(0)) == [(True, False, True)]
+    assert run_tasks(flags, [0], device(0)) == [(False, False, False)]
+
+
+def test_ctrl_c_is_raised_when_all_tasks_have_returned():
+    ran = []
+
+    def task(shard):
+        signal.raise_signal(signal.SIGINT)
+        ran.append(shard)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_tasks(task, [0], device(0))
+    assert ran == [0]
+
+
+def test_a_second_ctrl_c_does_not_wait():
+    raised, go_on, ran = threading.Event(), threading.Event(), []
+
+    def handler(*_):
+        if not raised.is_set():
+            raised.set()
+            raise KeyboardInterrupt
+
+    def task(shard):
+        ran.append(shard)
+        while not raised.wait(0.01):
+            os.kill(os.getpid(), signal.SIGINT)
+        go_on.wait()
+
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_tasks(task, [0, 1], contexts(2))
+        go_on.set()
+        assert ran == [0]
+        assert run_tasks(lambda shard: shard, [2, 3], contexts(2)) == [2, 3]
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm, SyncBatchNorm])
+def test_an_estimator_trains_as_a_loop_of_run_tasks_does(norm):
+    """Seven samples on two devices, in batches of four: the last is of three."""
+    rng = np.random.RandomState(0)
+    X, y = rng.normal(size=(7, 3)).astype("float32"), np.arange(7) % 2
+    batches = gluon.data.DataLoader(gluon.data.ArrayDataset(X, y), 4)
+    loss, results = gluon.loss.SoftmaxCELoss(), []
+
+    def start():
+        mx.random.seed(0)
+        net = nn.HybridSequential(prefix="net_")
+        net.add(nn.Dense(8, in_units=3), norm(in_channels=8), nn.Dense(2, in_units=8))
+        net.initialize(mx.init.Xavier(), ctx=contexts(2))
+        net.hybridize()
+        return net, Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5})
+
+    def end(net):
+        results.append([p.data(device(1)).asnumpy() for p in net.collect_params().values()])
+
+    net, trainer = start()
+    processor = BatchProcessor()
+    stock = estimator.Estimator(
+        net, loss, trainer=trainer, context=contexts(2), batch_processor=processor
+    )
+    stock.logger.setLevel("ERROR")
+    stock.fit(batches, epochs=2)
+    end(net)
+
+    net, trainer = start()
+
+    def forward_backward(shard):
+        with autograd.record():
+            losses = loss(net(shard[0]), shard[1])
+        losses.backward()
+
+    for _ in range(2):
+        for batch in batches:
+            run_tasks(forward_backward, split_and_load(tuple(batch), contexts(2)), contexts(2))
+            trainer.step(len(batch[0]))
+    end(net)
+    for ours, theirs in zip(*results):
+        np.testing.assert_array_equal(ours, theirs)
+
+
 class Strange(Exception):
     def __init__(self, code, reason):
         super().__init__(code, reason)
@@ -156,6 +295,7 @@ def test_an_error_whose_type_cannot_be_kept_is_still_the_cause():
 
 
 def test_after_an_error_no_later_task_runs_and_nothing_is_left_behind():
+    run_tasks(str, [0, 1, 2], contexts(3))
     ran, before, ctx = [], threading.active_count(), mx.context.current_context()
 
     def task(shard):

@@ -93,8 +93,11 @@ def test_an_update_that_is_interrupted_is_complete_on_all_devices():
         trainer.step(1)
 
 
+WORK = ["allreduce", "hops", "train_batch", "trainer", "kvstore", "sync_batch_norm", "data"]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("work", ["allreduce", "hops", "train_batch", "trainer", "kvstore", "data"])
+@pytest.mark.parametrize("work", WORK)
 def test_after_500_interrupts_the_next_step_works_and_replicas_are_alike(work):
     command = [sys.executable, str(INTERRUPTED), work, "500"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=500)

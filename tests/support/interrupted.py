@@ -78,6 +78,27 @@ def kvstore():
     return gluon_loop(stock)
 
 
+def sync_batch_norm():
+    net = gluon.nn.HybridSequential()
+    net.add(gluon.nn.Conv2D(2, 3), gluonpar.SyncBatchNorm(timeout_seconds=60), gluon.nn.Dense(10))
+    net.initialize(ctx=DEVICES)
+    net.hybridize()
+    loss = gluon.loss.SoftmaxCELoss()
+    trainer = gluonpar.Trainer(net.collect_params(), "adam", {"learning_rate": 1e-4})
+
+    def forward_backward(shard):
+        X, y = shard
+        with autograd.record():
+            losses = loss(net(X), y)
+        losses.backward()
+
+    def step():
+        gluonpar.run_tasks(forward_backward, gluonpar.split_and_load(ROWS, DEVICES), DEVICES)
+        trainer.step(8)
+
+    return step, lambda: [p.list_data() for p in net.collect_params().values()]
+
+
 def data():
     images = np.arange(64 * 784, dtype="uint8").reshape(64, 1, 28, 28)
     last = []

@@ -1,0 +1,141 @@
+"""One Python thread per context, kept for the life of the process.
+
+MXNet gives each thread that pushes operators its own pool of workspaces and its own random
+generators, shared by all CPU contexts. An operator waits for its workspace until the operators that
+drew the same one before have ended. Operators that are pushed from their device's thread therefore
+wait for none of another device, unless they read what it writes.
+
+MXNet seeds the generators of the thread that calls ``mx.random.seed``; here those of all devices'
+threads are seeded, too. For that, and to count backward passes, functions of MXNet's C interface
+are replaced by others that call them.
+"""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import functools
+import os
+import queue
+import threading
+from typing import Any, Callable
+
+import mxnet as mx
+from mxnet import autograd
+from mxnet.base import _LIB
+
+_STRIDE = 1 << 20  # between the seeds of CPU contexts, which MXNet seeds alike
+
+_threads: dict[mx.Context, _DeviceThread] = {}
+_this = threading.local()  # .ctx: the context of a device's thread
+_seeds: dict[Any, tuple[int, int]] = {"all": (0, 0)}  # "all" or a context: (which call, seed)
+_seed_all, _seed_context = _LIB.MXRandomSeed, _LIB.MXRandomSeedContext
+_backward = _LIB.MXAutogradBackwardEx
+_num_backwards: collections.Counter = collections.Counter()  # by context: calls on its thread
+
+
+def current() -> mx.Context | None:
+    """Return the context whose thread calls this; None on other threads."""
+    return getattr(_this, "ctx", None)
+
+
+def num_backwards(ctx: mx.Context) -> int:
+    """Return how often the thread of ``ctx`` has called ``backward``."""
+    return _num_backwards[ctx]
+
+
+def call(ctx: mx.Context, function: Callable, *arguments: Any) -> Any:
+    """Call ``function(*arguments)`` on the thread of ``ctx`` and return its result; waits for it.
+
+    It runs in the scope of ``ctx``, and records, trains and uses NumPy's semantics if the caller
+    does. What it raises is raised here. On the thread of ``ctx`` itself it is simply called.
+    """
+    scope = _Scope()
+    if current() == ctx:
+        with ctx:
+            return function(*arguments)
+    if ctx not in _threads:
+        _threads[ctx] = _DeviceThread(ctx)
+    return _threads[ctx].call(scope, function, arguments)
+
+
+class _Scope:
+    """The caller's settings that MXNet keeps per thread."""
+
+    def __init__(self) -> None:
+        self._np_shape, self._np_array = mx.util.is_np_shape(), mx.util.is_np_array()
+        self._recording, self._training = autograd.is_recording(), autograd.is_training()
+
+    def call(self, function: Callable, arguments: tuple) -> Any:
+        autograd.set_recording(self._recording)
+        autograd.set_training(self._training)
+        with mx.util.np_shape(self._np_shape), mx.util.np_array(self._np_array):
+            return function(*arguments)
+
+
+class _DeviceThread:
+    """The thread of one context."""
+
+    def __init__(self, ctx: mx.Context) -> None:
+        self._ctx, self._seeded = ctx, -1
+        self._calls: queue.SimpleQueue = queue.SimpleQueue()
+        threading.Thread(target=self._run, name=f"gluonpar {ctx}", daemon=True).start()
+
+    def call(self, scope: _Scope, function: Callable, arguments: tuple) -> Any:
+        found: queue.SimpleQueue = queue.SimpleQueue()
+        self._calls.put((scope, function, arguments, found))
+        result, error = found.get()
+        if error is None:
+            return result
+        try:
+            raise error
+        finally:
+            del error  # its traceback refers to this frame
+
+    def _run(self) -> None:
+        _this.ctx = self._ctx
+        while True:
+            scope, function, arguments, found = self._calls.get()
+            try:
+                self._seed()
+                with self._ctx:
+                    found.put((scope.call(function, arguments), None))
+            except BaseException as error:
+                found.put((None, error))
+            del scope, function, arguments, found  # what a task refers to may be large
+
+    def _seed(self) -> None:
+        """Seed this thread's generators, if that was asked for since the last time."""
+        of_all, own = _seeds["all"], _seeds.get(self._ctx, (-1, 0))
+        if max(of_all, own)[0] <= self._seeded:
+            return
+        self._seeded = max(of_all, own)[0]
+        if own > of_all:
+            _seed_context(own[1], self._ctx.device_typeid, self._ctx.device_id)
+        else:
+            apart = self._ctx.device_id * _STRIDE if self._ctx.device_type == "cpu" else 0
+            _seed_all((of_all[1] + apart) % (1 << 31))
+
+
+def _seed_threads(seed: Callable) -> Callable:
+    """MXNet's function ``seed``, which then seeds the devices' threads, too."""
+
+    @functools.wraps(seed)
+    def seeded(value: ctypes.c_int, *context: int) -> int:
+        if current() is None:
+            where = mx.Context(mx.Context.devtype2str[context[0]], context[1]) if context else "all"
+            _seeds[where] = (max(_seeds.values())[0] + 1, value.value)
+        return seed(value, *context)
+
+    return seeded
+
+
+@functools.wraps(_backward)
+def _counted_backward(*arguments: Any) -> int:
+    _num_backwards[current()] += 1
+    return _backward(*arguments)
+
+
+_LIB.MXAutogradBackwardEx = _counted_backward
+_LIB.MXRandomSeed, _LIB.MXRandomSeedContext = map(_seed_threads, (_seed_all, _seed_context))
+os.register_at_fork(after_in_child=_threads.clear)  # threads do not survive a fork
