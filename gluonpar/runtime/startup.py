@@ -19,8 +19,8 @@ INSTALL = (
     "pip install 'gluonpar[cu112]' (NVIDIA GPUs of compute capability 5.0 to 8.9)"
 )
 
-# Operators of all CPU contexts, pushed by one thread, share a pool of temporary workspaces. With
-# MXNet's 4 entries two contexts soon draw the same entry and wait for each other; 256 make that rare.
+# CPU contexts share a pool of workspaces for all operators that one thread pushes. With
+# MXNet's 4 entries two contexts soon draw the same and wait for each other; with 256, rarely.
 SETTINGS = {"MXNET_CPU_TEMP_COPY": "256"}
 
 # An MXNet with CUDA counts the GPUs in the first backward of CPU devices too, only to print hints,
