@@ -57,8 +57,9 @@ test: lint ## lint, then run the quick tests and the examples in docstrings
 test-all: test ## also run the slow tests: kills, faults, notebooks, documentation, benchmarks
 	$(PYTEST) -m slow $(ARGS)
 
-test-faults: $(VENV)/.tests ## kill training 50 times and resume it (`make test` does so 5 times)
-	GLUONPAR_KILLS=50 $(BIN)/python -m pytest tests/training/test_resume.py -k kill_9
+test-faults: $(VENV)/.tests ## more of two slow tests: 50 kills, ten minutes of SyncBatchNorm
+	GLUONPAR_KILLS=50 GLUONPAR_STRESS_SECONDS=600 $(BIN)/python -m pytest -s \
+	tests/training/test_resume.py tests/gluon/test_sync_batch_norm.py -k 'kill_9 or random_networks'
 
 # The tests start child processes with a stub of the CUDA driver. pytest's own process has none, so it
 # cannot import gluonpar, nor tests/conftest.py.
