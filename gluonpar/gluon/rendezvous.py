@@ -65,6 +65,13 @@ class Rendezvous:
         afresh.
         """
         with self._lock:
+            if len(self._begun) > self.num_devices():
+                called = ", ".join(sorted(self._begun))
+                failed(
+                    f"{self.name}: {called} take part, but num_devices is {self.num_devices()}; "
+                    "call set_num_devices(net, number), or pass num_devices to SyncBatchNorm"
+                )
+                return
             meeting = self._rounds.setdefault(tag, _Round(time.monotonic()))
             meeting.values[device] = np.asarray(values, dtype=np.float64)
             meeting.waiting.append((done, failed))

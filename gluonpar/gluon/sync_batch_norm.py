@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import os
+import uuid
 import weakref
-from typing import Any, Callable
+from typing import Any, Callable, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -23,8 +23,10 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
     Samples weigh the same, so K devices compute what one device computes with ``BatchNorm`` on the
     whole batch: outputs, gradients and running statistics, up to rounding. The running variance
     of n numbers is BatchNorm's, too: divided by n on CPU contexts, and by n - 1 on GPUs, as in
-    cuDNN. float16 is normalised in float32. Arguments and parameters are those of ``BatchNorm``,
-    except that ``axis`` must be 1; parameter files fit both. The block may be hybridized.
+    cuDNN. float16 is normalised in float32. Arguments are those of
+    ``gluon.contrib.nn.SyncBatchNorm``; parameter files fit that and ``BatchNorm``. ``num_devices``
+    None is the number of contexts that hold the parameters. The block may be hybridized, exported
+    and imported; an imported symbol trains on as many devices as when it was traced.
 
     On CPU contexts train in :func:`run_tasks`, forward and backward::
 
@@ -54,26 +56,36 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
     ``gluon.contrib.nn.SyncBatchNorm`` weighs devices the same, waits forever for a missing device,
     and was seen to crash the process (a double free) in a loop of small steps.
 
-    Raises ValueError if ``timeout_seconds`` is not positive, or ``axis`` is not 1; RuntimeError in
-    training on several devices under MXNET_ENGINE_TYPE=NaiveEngine, too. Zhang et al.,
+    Raises ValueError if ``timeout_seconds`` is not positive, ``num_devices`` less than 1, or
+    ``axis`` not 1; RuntimeError in training on several devices under NaiveEngine, too. Zhang et al.,
     "Context Encoding for Semantic Segmentation", CVPR 2018.
     """
 
-    def __init__(self, timeout_seconds: float = 300, **batch_norm: Any) -> None:
+    def __init__(
+        self,
+        in_channels: int = 0,
+        num_devices: int | None = None,
+        *args: Any,
+        timeout_seconds: float = 300,
+        **kwargs: Any,
+    ) -> None:
         if not timeout_seconds > 0:
             raise ValueError(f"timeout_seconds must be positive, got {timeout_seconds}")
-        if batch_norm.setdefault("axis", 1) != 1:
-            raise ValueError(f"axis must be 1, got {batch_norm['axis']}")
-        super().__init__(**batch_norm)
-        self.num_devices: int | None = None
+        if kwargs.setdefault("axis", 1) != 1:
+            raise ValueError(f"axis must be 1, got {kwargs['axis']}")
+        _check_num_devices(num_devices)
+        options = {**dict(zip(_POSITIONAL, args)), **kwargs}
+        super().__init__(in_channels=in_channels, **options)
+        self.num_devices = num_devices
         self._half = False
-        names = (f"mean of {self.name}", f"variance of {self.name}")
-        self._rendezvous = [Rendezvous(name, self._num_devices, timeout_seconds) for name in names]
-        self._key = str(next(_keys))
-        _blocks[self._key] = self
+        self._layer = _Layer(self.name, self._num_devices, timeout_seconds)
+        self._key = uuid.uuid4().hex
+        _layers[self._key] = self._layer
 
     def _num_devices(self) -> int:
-        return self.num_devices or len(self.gamma.list_ctx())
+        """As set, or the number of the parameters' contexts; 1 if there are none yet."""
+        known = self.gamma._data is not None or self.gamma._deferred_init
+        return self.num_devices or (len(self.gamma.list_ctx()) if known else 1)
 
     def cast(self, dtype: Any) -> None:
         """Cast inputs and outputs to ``dtype``; for float16 the parameters stay float32."""
@@ -82,9 +94,11 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
 
     def forward(self, x: Any, *more: Any) -> Any:
         """Refuse what would not end, at once, and compute."""
-        refusal = self._refusal(None if isinstance(x, mx.sym.Symbol) else x.context)
-        if refusal:
-            raise RuntimeError(refusal)
+        if not self._kwargs["use_global_stats"]:
+            symbolic = isinstance(x, mx.sym.Symbol)
+            refusal = self._layer.refusal(self.gamma.list_ctx() if symbolic else [x.context])
+            if refusal:
+                raise RuntimeError(refusal)
         return super().forward(x, *more)
 
     def hybrid_forward(self, F: Any, x: Any, gamma: Any, beta: Any, **running: Any) -> Any:
@@ -109,18 +123,6 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
             out = F.cast(out, "float16")
         return out.as_np_ndarray() if mx.util.is_np_array() else out
 
-    def _refusal(self, ctx: mx.Context | None) -> str:
-        """Why a call for ``ctx`` on this thread would not end; None is any device."""
-        thread, on = device_threads.current(), [ctx] if ctx else self.gamma.list_ctx()
-        waits = autograd.is_training() and not self._kwargs["use_global_stats"]
-        if not waits or self._num_devices() == 1:
-            return ""
-        if os.environ.get("MXNET_ENGINE_TYPE") == "NaiveEngine":
-            return _NAIVE_ENGINE.format(self.name)
-        if thread in on or all(c.device_type == "gpu" for c in on):
-            return ""
-        return _PLAIN_LOOP.format(self.name)
-
     def _mean(self, F: Any, flat: Any, running: Any, which: int) -> Any:
         """Per channel, the mean of ``flat`` over all devices; in prediction, ``running``."""
         return F.Custom(
@@ -130,17 +132,24 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
             running,
             op_type="gluonpar_mean_over_devices",
             key=self._key,
+            name_of_layer=self.name,
+            num_devices=self._num_devices(),
             momentum=self._kwargs["momentum"],
             frozen=int(self._kwargs["use_global_stats"]),
             variance=which,
         )
 
 
+# The further positional arguments of contrib's SyncBatchNorm.
+_POSITIONAL = (
+    *("momentum", "epsilon", "center", "scale", "use_global_stats", "beta_initializer"),
+    *("gamma_initializer", "running_mean_initializer", "running_variance_initializer"),
+)
+
 _PLAIN_LOOP = """{} cannot train on CPU contexts in a plain loop, in which one device may be \
 queued for ever behind another that waits for it. Run forward and backward in run_tasks:
     def forward_backward(shard): ...  # autograd.record(), net, loss, backward()
     losses = gluonpar.run_tasks(forward_backward, shards, ctx)"""
-
 
 _NAIVE_ENGINE = (
     "{} cannot train on several devices with NaiveEngine, which ends each operator before the next "
@@ -148,33 +157,68 @@ _NAIVE_ENGINE = (
 )
 
 
+class _Layer:
+    """What the operators of a SyncBatchNorm share, over devices."""
+
+    def __init__(
+        self, name: str, num_devices: Callable[[], int], timeout_seconds: float = 300
+    ) -> None:
+        self.name, self.num_devices = name, num_devices
+        names = (f"mean of {name}", f"variance of {name}")
+        self.rendezvous = [Rendezvous(each, num_devices, timeout_seconds) for each in names]
+
+    def refusal(self, ctx: Sequence[mx.Context]) -> str:
+        """Why a call for one of ``ctx`` on this thread would not end, if it would not."""
+        if not autograd.is_training() or self.num_devices() == 1:
+            return ""
+        if os.environ.get("MXNET_ENGINE_TYPE") == "NaiveEngine":
+            return _NAIVE_ENGINE.format(self.name)
+        if device_threads.current() in ctx or all(c.device_type == "gpu" for c in ctx):
+            return ""
+        return _PLAIN_LOOP.format(self.name)
+
+
+# Symbols refer to layers by key: to those of blocks, and to those that a symbol brought along.
+_layers: weakref.WeakValueDictionary[str, _Layer] = weakref.WeakValueDictionary()
+_imported: dict[str, _Layer] = {}
+
+
 def set_num_devices(net: gluon.Block, num_devices: int | None) -> None:
     """Set the number of devices that take part in every SyncBatchNorm of ``net``; None is all.
 
     For batches with fewer samples than devices. Waits for all operators. Raises ValueError below 1.
     """
-    if num_devices is not None and num_devices < 1:
-        raise ValueError(f"num_devices must be at least 1, or None, got {num_devices}")
+    _check_num_devices(num_devices)
     mx.nd.waitall()
 
     def change(block: gluon.Block) -> None:
         if isinstance(block, SyncBatchNorm):
             block.num_devices = num_devices
-            for own in block._rendezvous:
+            for own in block._layer.rendezvous:
                 own.restart()  # devices may have taken part in different numbers of rounds
 
     net.apply(change)
 
 
-_blocks: weakref.WeakValueDictionary[str, SyncBatchNorm] = weakref.WeakValueDictionary()
-_keys = itertools.count()
+def _check_num_devices(num_devices: int | None) -> None:
+    if num_devices is not None and num_devices < 1:
+        raise ValueError(f"num_devices must be at least 1, or None, got {num_devices}")
 
 
 @mx.operator.register("gluonpar_mean_over_devices")
 class _MeanOverDevicesProp(mx.operator.CustomOpProp):
-    def __init__(self, key: str, momentum: str, frozen: str, variance: str) -> None:
+    def __init__(
+        self,
+        key: str,
+        name_of_layer: str,
+        num_devices: str,
+        momentum: str,
+        frozen: str,
+        variance: str,
+    ) -> None:
         super().__init__(need_top_grad=True)
-        self._key, self._momentum, self._frozen = key, float(momentum), frozen == "1"
+        self._key, self._name, self._num_devices = key, name_of_layer, int(num_devices)
+        self._momentum, self._frozen = float(momentum), frozen == "1"
         self._variance = variance == "1"
 
     def list_arguments(self):
@@ -187,10 +231,13 @@ class _MeanOverDevicesProp(mx.operator.CustomOpProp):
         return [in_shape[0], [3]], [in_shape[0]], [in_shape[0]]
 
     def create_operator(self, ctx, shapes, dtypes):
-        block, device = _blocks[self._key], mx.Context(ctx)
-        meeting = block._rendezvous[self._variance]
+        layer, device = _layers.get(self._key), mx.Context(ctx)
+        if layer is None:  # the block is gone, or was in another process
+            layer = _imported[self._key] = _Layer(self._name, lambda: self._num_devices)
+            _layers[self._key] = layer
+        meeting = layer.rendezvous[self._variance]
         # Its forward says why it cannot train; an error raised here would lose its words.
-        refusal = block._refusal(device)
+        refusal = "" if self._frozen else layer.refusal([device])
         unbiased = self._variance and device.device_type == "gpu"
         return _MeanOverDevices(meeting, device, self._momentum, self._frozen, unbiased, refusal)
 

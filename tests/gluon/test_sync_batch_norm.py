@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import gc
 import os
 import pathlib
 import subprocess
@@ -287,6 +288,72 @@ def test_it_trains_under_the_trainer_as_one_device_does(tmp_path):
         close(got.data(device(2)).asnumpy(), want.data().asnumpy(), 2e-5)
 
 
+def test_it_is_called_as_the_one_of_contrib():
+    stock = gluon.contrib.nn.SyncBatchNorm(3, 2, 0.8, 1e-3, False, False, True, "ones")
+    ours = SyncBatchNorm(3, 2, 0.8, 1e-3, False, False, True, "ones")
+    for name in ("eps", "momentum", "fix_gamma", "use_global_stats"):
+        assert ours._kwargs[name] == stock._kwargs[name]
+    ours.initialize(ctx=contexts(2))
+    np.testing.assert_array_equal(ours.beta.data(device(0)).asnumpy(), np.ones(3))
+    assert ours.gamma.shape == (3,) and ours.num_devices == 2
+    assert SyncBatchNorm(in_channels=4, num_devices=3, use_global_stats=True).num_devices == 3
+
+
+def exported(folder, k):
+    """The files of an exported network for two devices, and a batch and its outputs."""
+    net = network(SyncBatchNorm)
+    net.initialize(mx.init.Xavier(), ctx=contexts(k))
+    net.hybridize()
+    X, w = batch(8)
+    shards = split_and_load((X, w), contexts(k))
+    [net(x) for x, _ in shards]
+    net.export(str(folder / "net"))
+    trained = np.concatenate([out.asnumpy() for out in train(net, shards, contexts(k))])
+    return str(folder / "net-symbol.json"), str(folder / "net-0000.params"), trained
+
+
+IMPORTED = """
+import sys
+import numpy as np, gluonpar, mxnet as mx
+symbol, params, batch = sys.argv[1:]
+ctx = [mx.cpu(0), mx.cpu(1)]
+net = mx.gluon.SymbolBlock.imports(symbol, ["data"], params, ctx=ctx)
+def forward(x):
+    with mx.autograd.record():
+        return net(x)
+outs = gluonpar.run_tasks(forward, gluonpar.split_and_load(np.load(batch), ctx), ctx)
+np.save(batch, np.concatenate([out.asnumpy() for out in outs]))
+"""
+
+
+@pytest.mark.filterwarnings("ignore:Cannot decide type")
+@pytest.mark.parametrize("where", ["here", pytest.param("elsewhere", marks=on_cpu)])
+def test_an_exported_network_trains_when_its_block_is_gone(tmp_path, where):
+    symbol, params, want = exported(tmp_path, 2)
+    gc.collect()
+    if where == "here":
+        net = gluon.SymbolBlock.imports(symbol, ["data"], params, ctx=contexts(2))
+        shards = split_and_load(batch(8)[0], contexts(2))
+        got = np.concatenate([out.asnumpy() for out in outputs(net, shards, contexts(2))])
+    else:
+        path = str(tmp_path / "batch.npy")
+        np.save(path, batch(8)[0])
+        subprocess.run([sys.executable, "-c", IMPORTED, symbol, params, path], check=True)
+        got = np.load(path)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_more_devices_than_were_declared_are_an_error():
+    layer = SyncBatchNorm(in_channels=1, num_devices=2)
+    layer.initialize(ctx=contexts(3))
+    shards = [mx.nd.ones((2, 1), ctx=c) for c in contexts(3)]
+    outs = outputs(layer, shards, contexts(3))
+    with pytest.raises(mx.MXNetError, match="num_devices is 2"):
+        [out.asnumpy() for out in outs]
+    with contextlib.suppress(mx.MXNetError):
+        mx.nd.waitall()
+
+
 class TestMissingDevices:
     @pytest.fixture
     def layer(self):
@@ -295,7 +362,7 @@ class TestMissingDevices:
         return layer
 
     def wait_long(self, layer, seconds=60):
-        for place in layer._rendezvous:
+        for place in layer._layer.rendezvous:
             place.timeout_seconds = seconds
 
     def alone(self, layer, i):
