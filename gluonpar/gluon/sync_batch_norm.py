@@ -57,8 +57,9 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
     and was seen to crash the process (a double free) in a loop of small steps.
 
     Raises ValueError if ``timeout_seconds`` is not positive, ``num_devices`` less than 1, or
-    ``axis`` not 1; RuntimeError in training on several devices under NaiveEngine, too. Zhang et al.,
-    "Context Encoding for Semantic Segmentation", CVPR 2018.
+    ``axis`` not 1; RuntimeError in training on several devices under NaiveEngine, too.
+
+    Zhang et al., "Context Encoding for Semantic Segmentation", CVPR 2018.
     """
 
     def __init__(
