@@ -25,6 +25,7 @@ class ShardedUpdate:
     def __init__(self, updater: mx.optimizer.Updater, params: Sequence[gluon.Parameter]) -> None:
         self._updater, self._params = updater, params
         self._optimizer = updater.optimizer
+        self._owners: dict[int, int] = {}  # by parameter: the device that updated it last
 
     def set_contexts(self, ctx: Sequence[mx.Context]) -> None:
         """Let all devices share the optimizer's update counts and states."""
@@ -47,6 +48,11 @@ class ShardedUpdate:
 
     def apply(self, sums: GradientSums) -> None:
         """Update every bucket on its owner and broadcast the result."""
+        for bucket in sums.buckets:
+            for i in bucket.indices:
+                if self._owners.setdefault(i, bucket.owner) != bucket.owner:
+                    self._owners[i] = bucket.owner
+                    self._updater.states_synced[i] = False  # the state is on another device
         if not sums.deferred:
             self._update_owned(sums.buckets)
         for bucket in sums.buckets:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import warnings
 from typing import Any, Iterator, Sequence
 
 import mxnet as mx
@@ -13,7 +14,7 @@ from mxnet import gluon
 
 from gluonpar import cluster, metrics
 from gluonpar.checkpoint import optimizer_states
-from gluonpar.collectives import check_algorithm, hierarchical
+from gluonpar.collectives import check_algorithm, hierarchical, registry
 from gluonpar.gluon import parameter_buckets
 from gluonpar.gluon.parameter_buckets import Layout
 from gluonpar.gluon.sharded_update import ShardedUpdate
@@ -21,20 +22,29 @@ from gluonpar.replicas import Bucket
 from gluonpar.runtime import interrupts
 from gluonpar.step import GradientSums, allreduce_gradients
 
+# MXNet's kvstores of one process, which all sum over its devices.
+_KVSTORES = (
+    *(None, "local", "device", "nccl", "gluonpar"),
+    *("local_allreduce_cpu", "local_allreduce_device", "local_update_cpu"),
+)
+
 
 class Trainer(gluon.Trainer):
     """``gluon.Trainer`` on gluonpar's collectives: K devices train as one device does.
 
     ``params`` is a list or dict of Parameters (``net.collect_params()``), all dense and on the same
     contexts; hybridized or not, initialised or deferred, shared, frozen (``grad_req='null'``).
-    ``optimizer`` and ``optimizer_params`` are those of ``gluon.Trainer``. ``algorithm`` names the
-    all-reduce (None: chosen, see :func:`gluonpar.allreduce`). ``compression='fp16'`` exchanges
-    gradients in float16 and adds them in float32; their sums must stay below 65504.
+    The other positional arguments are those of ``gluon.Trainer``. Every ``kvstore`` of one process
+    (None, 'local', 'device', 'nccl', 'gluonpar') stands for gluonpar's all-reduce; None does, too,
+    with which ``gluon.Trainer`` sums nothing: that is a warning. ``algorithm`` names the all-reduce
+    (None: chosen, see :func:`gluonpar.allreduce`). ``compression='fp16'`` exchanges gradients in
+    float16 and adds them in float32; their sums must stay below 65504.
 
     Gradients become views of a few flat arrays, the *buckets*: at once if all parameters are
     initialised, else in the first :meth:`step`. In a step each bucket is summed onto one device,
     which updates its parameters and broadcasts them (:mod:`gluonpar.gluon.sharded_update`). The
-    other devices keep their own gradients; :meth:`allreduce_grads` replaces them by the sums.
+    other devices keep their own gradients; :meth:`allreduce_grads` replaces them by the sums, and
+    :meth:`update`, which may follow it, updates by those of the first device.
 
     With several processes (:mod:`gluonpar.cluster`) the sum is over all devices of all processes,
     and ``batch_size`` is the number of samples in it. All processes must pass the same parameters,
@@ -48,9 +58,10 @@ class Trainer(gluon.Trainer):
     nothing, on all devices of all processes, and ``num_skipped`` counts it. That waits for the sums
     in each step, which otherwise nothing does.
 
-    Raises ValueError for parameters on different contexts, sparse parameters, and an unknown
-    algorithm or compression. Nothing waits, as in ``gluon.Trainer``; see Dive into Deep Learning,
-    13.6.
+    Raises ValueError for parameters on different contexts, sparse parameters, an unknown algorithm
+    or compression, and for what this Trainer has not: ``update_on_kvstore=True``, kvstores of
+    several processes, and ``compression_params``. Nothing waits, as in ``gluon.Trainer``; see Dive
+    into Deep Learning, 13.6.
     """
 
     def __init__(
@@ -58,15 +69,23 @@ class Trainer(gluon.Trainer):
         params: gluon.ParameterDict | dict | Sequence[gluon.Parameter],
         optimizer: str | mx.optimizer.Optimizer,
         optimizer_params: dict | None = None,
+        kvstore: str | mx.kvstore.KVStoreBase | None = "device",
+        compression_params: dict | None = None,
+        update_on_kvstore: bool | None = None,
+        *,
         algorithm: str | None = None,
         compression: str | None = None,
         skip_nonfinite: bool = False,
     ) -> None:
+        _check_stock_arguments(kvstore, compression_params, update_on_kvstore)
         if compression not in (None, "fp16"):
             raise ValueError(f"compression must be None or 'fp16', got {compression!r}")
         parameter_buckets.check(params)
         super().__init__(params, optimizer, optimizer_params, kvstore=None)
         check_algorithm(algorithm, self._contexts)
+        if kvstore is None and len(self._contexts or ()) > 1:
+            text = "kvstore=None: gluon.Trainer would not sum gradients over devices; this one does"
+            warnings.warn(text, stacklevel=2)
         self._given = params
         self._algorithm, self._compression = algorithm, compression
         self._skip_nonfinite, self.num_skipped = skip_nonfinite, 0
@@ -87,6 +106,11 @@ class Trainer(gluon.Trainer):
         not positive, and inside :meth:`no_sync`.
         """
         self._rescale(batch_size)
+        if type(self)._allreduce_grads is not Trainer._allreduce_grads:  # a subclass sums
+            self._laid_out()
+            self._allreduce_grads()
+            self._update(ignore_stale_grad)
+            return
         buckets = self._fresh_buckets(ignore_stale_grad)
         amp = hasattr(self, "_amp_loss_scaler")  # it inspects all sums before the update
         defer = not (amp or self._skip_nonfinite) and self._update_of_owners.has_numpy_rule(buckets)
@@ -94,11 +118,23 @@ class Trainer(gluon.Trainer):
 
     def allreduce_grads(self) -> None:
         """Replace every device's gradients by the sum, for instance to clip before the update."""
-        self._sum(self._fresh_buckets(ignore_stale_grad=True))
+        self._allreduce_grads()
 
     def update(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
-        """Update by the gradients that :meth:`allreduce_grads` summed; raises as :meth:`step`."""
+        """Update by the gradients that :meth:`allreduce_grads` summed; raises as :meth:`step`.
+
+        All devices' parameters are updated by the first device's gradients, so it is enough to clip
+        or scale those.
+        """
         self._rescale(batch_size)
+        self._update(ignore_stale_grad)
+
+    def _allreduce_grads(self) -> None:
+        """What others override or call in ``gluon.Trainer``."""
+        self._sum(self._fresh_buckets(ignore_stale_grad=True))
+
+    def _update(self, ignore_stale_grad: bool = False) -> None:
+        """What others override or call in ``gluon.Trainer``; ``rescale_grad`` is set already."""
         before = set(self._pinned)
         self._laid_out()
         moved = [param.name for param in self._params if param in self._pinned - before]
@@ -107,7 +143,8 @@ class Trainer(gluon.Trainer):
                 f"list_grad() of {', '.join(moved)} did not return what backward computed (it does "
                 "now): sum with Trainer.allreduce_grads(), or initialize before making the Trainer"
             )
-        self._apply(GradientSums(self._fresh_buckets(ignore_stale_grad), deferred=False))
+        buckets = [b._replace(owner=0) for b in self._fresh_buckets(ignore_stale_grad)]
+        self._apply(GradientSums(buckets, deferred=False))
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -262,6 +299,28 @@ class Trainer(gluon.Trainer):
             if self._accumulating:
                 self._accumulating = False
                 self._layout.set_grad_req(None)
+
+
+def _check_stock_arguments(kvstore: Any, compression_params: Any, update_on_kvstore: Any) -> None:
+    """Check the arguments of ``gluon.Trainer`` that gluonpar's has no use for."""
+    kind = getattr(kvstore, "type", kvstore)
+    if kind in registry.ALGORITHMS and kind not in _KVSTORES:
+        raise ValueError(f"kvstore {kind!r} is an all-reduce algorithm; pass algorithm={kind!r}")
+    if kind not in _KVSTORES:
+        raise ValueError(
+            f"kvstore must be one of {', '.join(map(repr, _KVSTORES))}, got {kind!r}; to train in "
+            "several processes, start them by mpirun, and leave kvstore out (docs/cluster.md)"
+        )
+    if update_on_kvstore:
+        raise ValueError(
+            "update_on_kvstore must be None or False: gluonpar.Trainer updates on the devices; for "
+            "True use gluon.Trainer"
+        )
+    if compression_params:
+        raise ValueError(
+            f"compression_params must be None, got {compression_params!r}; for float16 pass "
+            "compression='fp16'"
+        )
 
 
 def _is_finite(bucket: Bucket) -> bool:

@@ -193,7 +193,7 @@ def test_it_does_not_wait_for_the_gradients(do):
     params = weights([[1.0, 2.0], [4.0]], 2)
     optimizer = "adam" if do == "adam" else "sgd"
     algorithm = "ring" if do == "ring" else None
-    trainer = Trainer(params, optimizer, {"learning_rate": 1.0}, algorithm)
+    trainer = Trainer(params, optimizer, {"learning_rate": 1.0}, algorithm=algorithm)
     give_grads(params, [[1.0, 2.0], [3.0, 5.0]])
     gate, passed = threading.Event(), []
     last = params[1].list_grad()[1]

@@ -1,0 +1,155 @@
+"""gluonpar.Trainer where gluon.Trainer was: arguments, methods, and what others override."""
+
+import inspect
+
+import mxnet as mx
+import numpy as np
+import pytest
+from contexts import contexts
+from gluon_runs import give_grads, weights
+from mxnet import gluon
+
+from gluonpar.gluon.trainer import Trainer
+
+GRADS = [[[1.0, 2.0], [4.0, 8.0]], [[0.5, 0.25], [2.0, 1.0]], [[3.0, 1.0], [1.0, 5.0]]]
+
+
+def params_for(k=2):
+    """Two parameters of different dtypes, so in different buckets, which two devices own."""
+    return [weights([[1.0, 2.0]], k)[0], weights([[0.0], [4.0]], k, dtype="float64")[1]]
+
+
+def values(params):
+    return [[array.asnumpy().tolist() for array in param.list_data()] for param in params]
+
+
+def test_the_positional_arguments_are_those_of_stock():
+    stock = list(inspect.signature(gluon.Trainer).parameters.values())
+    ours = list(inspect.signature(Trainer).parameters.values())
+    assert [(p.name, p.default) for p in ours[: len(stock)]] == [(p.name, p.default) for p in stock]
+    assert {p.kind for p in ours[len(stock) :]} == {inspect.Parameter.KEYWORD_ONLY}
+
+
+def test_every_name_of_stock_is_there_and_callable_alike():
+    params = params_for()
+    stock = gluon.Trainer(params, "sgd", {"learning_rate": 0.5}, kvstore="device")
+    names = {name for name in {*dir(gluon.Trainer), *vars(stock)} if not name.startswith("__")}
+    ours = Trainer(params, "sgd", {"learning_rate": 0.5}, "device")
+    assert {name for name in names if not hasattr(ours, name)} == set()
+    for name in names:
+        if inspect.isfunction(getattr(gluon.Trainer, name, None)):
+            stock_arguments = inspect.signature(getattr(gluon.Trainer, name)).parameters
+            our_arguments = inspect.signature(getattr(Trainer, name)).parameters
+            assert list(stock_arguments) == list(our_arguments)
+    assert ours.learning_rate == stock.learning_rate == 0.5
+    ours.set_learning_rate(0.25)
+    assert ours.optimizer.learning_rate == 0.25
+
+
+@pytest.mark.parametrize("options", [(), ("local",), ("nccl", None, False), ("gluonpar", {}), "kv"])
+def test_every_kvstore_of_one_process_sums(options):
+    if options == "kv":
+        options = (mx.kv.create("device"),)
+    params = params_for()
+    trainer = Trainer(params, "sgd", {"learning_rate": 1.0}, *options)
+    give_grads(params, [[1.0, 2.0], [4.0, 8.0]])
+    trainer.step(1)
+    assert values(params) == [[[-2.0, -1.0]] * 2, [[-8.0]] * 2]
+
+
+def test_no_kvstore_is_a_warning_as_stock_would_not_sum():
+    with pytest.warns(UserWarning, match="kvstore=None"):
+        Trainer(params_for(), "sgd", kvstore=None)
+
+
+@pytest.mark.filterwarnings("error")
+def test_no_kvstore_on_one_device_is_none():
+    Trainer(params_for(1), "sgd", kvstore=None)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"kvstore": "ring"}, "pass algorithm='ring'"),
+        ({"kvstore": "dist_sync"}, "got 'dist_sync'.*mpirun"),
+        ({"kvstore": "horovod"}, "got 'horovod'"),
+        ({"update_on_kvstore": True}, "update_on_kvstore must be None or False.*gluon.Trainer"),
+        ({"compression_params": {"type": "2bit"}}, "2bit.*compression='fp16'"),
+    ],
+)
+def test_what_it_has_not_is_refused_with_what_to_write_instead(options, words):
+    with pytest.raises(ValueError, match=words):
+        Trainer(params_for(), "sgd", **options)
+
+
+def scaled(kind):
+    """A Trainer whose sum is followed by a scaling, as others write it."""
+
+    class Scaled(kind):
+        def _allreduce_grads(self):
+            super()._allreduce_grads()
+            for param in self._params:
+                for grad in param.list_grad():
+                    grad *= 0.5
+
+    return Scaled
+
+
+def clip_first(params):
+    """Change the gradients of the first device only."""
+    gluon.utils.clip_global_norm([params[0].list_grad()[0]], 1.5)
+    params[1].list_grad()[0][:] *= 0.5
+
+
+def initialized(trainer):
+    if not trainer._kv_initialized:
+        trainer._init_kvstore()
+        trainer._init_params()
+
+
+PROGRAMS = {
+    "step": lambda trainer, params: trainer.step(2),
+    "two halves": lambda trainer, params: (trainer.allreduce_grads(), trainer.update(2)),
+    "underscores": lambda trainer, params: (
+        initialized(trainer),
+        trainer._check_and_rescale_grad(0.5),
+        trainer._allreduce_grads(),
+        trainer._update(),
+    ),
+    "clipped": lambda trainer, params: (
+        trainer.allreduce_grads(),
+        clip_first(params),
+        trainer.update(2),
+    ),
+}
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "lamb"])
+@pytest.mark.parametrize("program", [*PROGRAMS, "overridden", "mixed"])
+def test_programs_give_on_every_device_what_stock_gives_on_the_first(program, optimizer):
+    results = []
+    for kind in (gluon.Trainer, Trainer):
+        params = params_for()
+        kind = scaled(kind) if program == "overridden" else kind
+        options = {"learning_rate": 0.5, "wd": 0.1}
+        trainer = kind(params, optimizer, options, update_on_kvstore=False)
+        for step, grads in enumerate(GRADS):
+            give_grads(params, grads)
+            name = ["step", "clipped", "step"][step] if program == "mixed" else program
+            PROGRAMS.get(name, PROGRAMS["step"])(trainer, params)
+        results.append(values(params))
+    stock, ours = results
+    for want, got in zip(stock, ours):
+        assert got == [got[0]] * 2
+        np.testing.assert_allclose(got[0], want[0], rtol=1e-6)
+
+
+def test_states_follow_the_device_that_updates():
+    """step() updates a parameter on its owner, update() on the first device."""
+    params = params_for()
+    trainer = Trainer(params, "adam", {"learning_rate": 0.5})
+    for number, grads in enumerate(GRADS):
+        give_grads(params, grads)
+        PROGRAMS["two halves" if number == 1 else "step"](trainer, params)
+    state = trainer._updater.states
+    assert {state[i][0].context for i in state} == set(contexts(2))
