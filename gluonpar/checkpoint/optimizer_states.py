@@ -8,8 +8,10 @@ same shapes and dtypes.
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
+import pickle  # noqa: TID251 - what gluon.Trainer writes, if its user says that it is trusted
 import warnings
 from typing import Any, Callable, List, Sequence, Tuple
 
@@ -21,6 +23,7 @@ from mxnet.optimizer import Updater
 from gluonpar.checkpoint import files, sealed_npz
 
 FORMAT = 1
+_PICKLE = b"\x80"  # how every pickle of protocol 2 or later starts
 _NUMBERS = (bool, int, float, np.number)
 # How many parameters MXNet updates in one operator: a setting, not a state. MXNet does not check it
 # and reads past the end of its arrays if it is too large.
@@ -29,24 +32,69 @@ _SETTINGS = ("aggregate_num",)
 NamedParams = List[Tuple[str, gluon.Parameter]]  # in the order of the updater's indices
 
 
-def save(path: str | os.PathLike, updater: Updater, params: Sequence[gluon.Parameter]) -> None:
+def save(
+    path: str | os.PathLike,
+    updater: Updater,
+    params: Sequence[gluon.Parameter],
+    format: str = "gluonpar",
+) -> None:
     """Write the states of ``updater``, which updates ``params`` in this order, whole or not at all.
 
-    Waits for the arrays. Raises OSError if the file system refuses.
+    With ``format="gluon"`` as ``gluon.Trainer.save_states`` does. Waits for the arrays. Raises
+    OSError if the file system refuses, ValueError for another format.
     """
+    if format not in ("gluonpar", "gluon"):
+        raise ValueError(f"format must be 'gluonpar' or 'gluon', got {format!r}")
+    if format == "gluon":
+        optimizer = copy.copy(updater.optimizer)
+        # gluon.Trainer counts updates per device; gluonpar's devices share their counts.
+        counts = optimizer._all_index_update_counts
+        optimizer._all_index_update_counts = {k: dict(own) for k, own in counts.items()}
+        optimizer._index_update_count = optimizer._all_index_update_counts[0]
+        with files.atomic_write(path) as file:
+            pickle.dump((updater.states, optimizer), file)
+        return
     arrays = sealed_npz.NumberedArrays()
     section = describe(updater, [(param.name, param) for param in params], arrays)
     sealed_npz.write(path, section, arrays)
 
 
-def load(path: str | os.PathLike, updater: Updater, params: Sequence[gluon.Parameter]) -> None:
+def load(
+    path: str | os.PathLike,
+    updater: Updater,
+    params: Sequence[gluon.Parameter],
+    trusted: bool = False,
+) -> None:
     """Restore what :func:`save` wrote for the same optimizer and parameters.
 
-    Otherwise, or if the file is missing or damaged, raises ValueError and changes nothing.
+    A file of ``gluon.Trainer`` is a pickle, which can run any code, and is read only if it is
+    ``trusted``. Otherwise, or if the file is missing or damaged, raises ValueError and changes
+    nothing.
     """
     named = [(param.name, param) for param in params]
+    content = files.read(path)
+    if content.startswith(_PICKLE):
+        if not trusted:
+            raise ValueError(
+                f"{path} is a pickle, as gluon.Trainer writes states; reading it can run any code "
+                "that is in it. If you trust the file, pass trusted=True"
+            )
+        content = _converted(path, content, named)
     parse = functools.partial(prepare_restore, updater, named)
-    sealed_npz.unpack(files.read(path), parse, path)()
+    sealed_npz.unpack(content, parse, path)()
+
+
+def _converted(path: str | os.PathLike, content: bytes, params: NamedParams) -> memoryview:
+    """Unpickle what ``gluon.Trainer`` saved; return what :func:`save` would have written."""
+    try:
+        states, optimizer = pickle.loads(content)  # noqa: S301
+        saved = mx.optimizer.get_updater(optimizer)
+        saved.states = states
+        arrays = sealed_npz.NumberedArrays()
+        return sealed_npz.pack(describe(saved, params, arrays), arrays)
+    except Exception as error:  # as of pickle, or of what is in it
+        what = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{path} is no file of gluon.Trainer.save_states: {what}") from error
 
 
 def describe(

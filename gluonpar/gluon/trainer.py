@@ -197,20 +197,22 @@ class Trainer(gluon.Trainer):
             metrics.check_identical(param._data, param.name)
         metrics.check_ranks([param._data[0] for param in trained], [p.name for p in trained])
 
-    def save_states(self, fname: str | os.PathLike) -> None:
+    def save_states(self, fname: str | os.PathLike, format: str = "gluonpar") -> None:
         """Write the optimizer's states, counters and learning rates, whole or not at all.
 
-        The file, a NumPy ``.npz`` with a SHA-256, is independent of the number of devices.
+        The file, a NumPy ``.npz`` with a SHA-256, is independent of the number of devices. With
+        ``format="gluon"`` it is one that ``gluon.Trainer`` reads.
         """
-        optimizer_states.save(fname, self._updater, self._params)
+        optimizer_states.save(fname, self._updater, self._params, format)
 
-    def load_states(self, fname: str | os.PathLike) -> None:
+    def load_states(self, fname: str | os.PathLike, trusted: bool = False) -> None:
         """Load what :meth:`save_states` wrote; the optimizer continues from there.
 
-        Raises ValueError, with nothing changed, if the file is for another optimizer or other
-        parameters, or is missing or damaged.
+        Files of ``gluon.Trainer`` are pickles, which can run any code, and read only if
+        ``trusted``. Raises ValueError, with nothing changed, if the file is for another optimizer
+        or other parameters, or is missing or damaged.
         """
-        optimizer_states.load(fname, self._updater, self._params)
+        optimizer_states.load(fname, self._updater, self._params, trusted)
 
     def _rescale(self, batch_size: int) -> None:
         if not batch_size > 0:

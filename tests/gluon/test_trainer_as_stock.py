@@ -1,6 +1,7 @@
 """gluonpar.Trainer where gluon.Trainer was: arguments, methods, and what others override."""
 
 import inspect
+import pickle
 
 import mxnet as mx
 import numpy as np
@@ -40,7 +41,7 @@ def test_every_name_of_stock_is_there_and_callable_alike():
         if inspect.isfunction(getattr(gluon.Trainer, name, None)):
             stock_arguments = inspect.signature(getattr(gluon.Trainer, name)).parameters
             our_arguments = inspect.signature(getattr(Trainer, name)).parameters
-            assert list(stock_arguments) == list(our_arguments)
+            assert list(our_arguments)[: len(stock_arguments)] == list(stock_arguments)
     assert ours.learning_rate == stock.learning_rate == 0.5
     ours.set_learning_rate(0.25)
     assert ours.optimizer.learning_rate == 0.25
@@ -153,3 +154,43 @@ def test_states_follow_the_device_that_updates():
         PROGRAMS["two halves" if number == 1 else "step"](trainer, params)
     state = trainer._updater.states
     assert {state[i][0].context for i in state} == set(contexts(2))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "lamb", "nag"])
+@pytest.mark.parametrize("first", ["stock", "ours"])
+def test_states_go_on_in_the_other_trainer(tmp_path, first, optimizer):
+    """One step, its states into the other kind of Trainer, two more steps; or all three in one."""
+    options = {"learning_rate": 0.5, "momentum": 0.9} if optimizer in ("sgd", "nag") else {}
+    results, path = [], str(tmp_path / "states")
+    for change in (False, True):
+        params = params_for()
+        kinds = [gluon.Trainer, Trainer] if first == "stock" else [Trainer, gluon.Trainer]
+        trainer = kinds[0](params, optimizer, dict(options), update_on_kvstore=False)
+        give_grads(params, GRADS[0])
+        trainer.step(2)
+        if change:
+            trainer.save_states(path, **({} if first == "stock" else {"format": "gluon"}))
+            trainer = kinds[1](params, optimizer, dict(options), update_on_kvstore=False)
+            trainer.load_states(path, **({"trusted": True} if first == "stock" else {}))
+        for grads in GRADS[1:]:
+            give_grads(params, grads)
+            trainer.step(2)
+        results.append(values(params))
+    for want, got in zip(*results):
+        np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+def test_a_pickle_is_read_only_if_it_is_trusted(tmp_path):
+    params, path = params_for(), str(tmp_path / "states")
+    gluon.Trainer(params, "sgd", kvstore=None).save_states(path)
+    trainer = Trainer(params, "sgd")
+    with pytest.raises(ValueError, match="is a pickle, as gluon.Trainer writes.*trusted=True"):
+        trainer.load_states(path)
+    trainer.load_states(path, trusted=True)
+    with pytest.raises(ValueError, match="of optimizer SGD, but this one is Adam"):
+        Trainer(params, "adam").load_states(path, trusted=True)
+    (tmp_path / "states").write_bytes(pickle.dumps({"no": "states"}))
+    with pytest.raises(ValueError, match="no file of gluon.Trainer.save_states"):
+        trainer.load_states(path, trusted=True)
+    with pytest.raises(ValueError, match="format must be .*got 'onnx'"):
+        trainer.save_states(path, format="onnx")
