@@ -14,7 +14,7 @@ from mxnet import gluon
 
 from gluonpar import cluster, metrics
 from gluonpar.checkpoint import optimizer_states
-from gluonpar.collectives import check_algorithm, hierarchical, registry
+from gluonpar.collectives import broadcast_many, check_algorithm, hierarchical, registry
 from gluonpar.gluon import parameter_buckets
 from gluonpar.gluon.parameter_buckets import Layout
 from gluonpar.gluon.sharded_update import ShardedUpdate
@@ -44,7 +44,8 @@ class Trainer(gluon.Trainer):
     initialised, else in the first :meth:`step`. In a step each bucket is summed onto one device,
     which updates its parameters and broadcasts them (:mod:`gluonpar.gluon.sharded_update`). The
     other devices keep their own gradients; :meth:`allreduce_grads` replaces them by the sums, and
-    :meth:`update`, which may follow it, updates by those of the first device.
+    :meth:`update`, which may follow it, updates by those of the first device. The first step begins
+    with a broadcast of the first device's parameters and running statistics, as in gluon.Trainer.
 
     With several processes (:mod:`gluonpar.cluster`) the sum is over all devices of all processes,
     and ``batch_size`` is the number of samples in it. All processes must pass the same parameters,
@@ -91,7 +92,7 @@ class Trainer(gluon.Trainer):
         self._skip_nonfinite, self.num_skipped = skip_nonfinite, 0
         self._layout: Layout | None = None
         self._pinned: set[gluon.Parameter] = set()
-        self._accumulating = False
+        self._accumulating = self._broadcast = False
         self._updater = self._updaters[0]
         self._updaters = [self._updater]
         self._update_of_owners = ShardedUpdate(self._updater, self._params)
@@ -260,6 +261,9 @@ class Trainer(gluon.Trainer):
         if self._accumulating == "inside":
             raise ValueError("step() was called inside no_sync(); leave it first")
         layout, alone = self._laid_out(), cluster.size() == 1
+        if not self._broadcast:  # as gluon.Trainer: running statistics, too
+            broadcast_many([param.list_data() for param in self._params])
+            self._broadcast = True
         fresh = layout.fresh()
         used = [any(on_devices) for on_devices in fresh]
         if not ignore_stale_grad:

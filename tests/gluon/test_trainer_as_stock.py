@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from contexts import contexts
 from gluon_runs import give_grads, weights
-from mxnet import gluon
+from mxnet import autograd, gluon
 
 from gluonpar.gluon.trainer import Trainer
 
@@ -154,6 +154,26 @@ def test_states_follow_the_device_that_updates():
         PROGRAMS["two halves" if number == 1 else "step"](trainer, params)
     state = trainer._updater.states
     assert {state[i][0].context for i in state} == set(contexts(2))
+
+
+def test_the_first_step_copies_running_statistics_and_values_of_the_first_device():
+    results = []
+    for kind in (gluon.Trainer, Trainer):
+        norm = gluon.nn.BatchNorm(in_channels=1, prefix="norm_")
+        norm.initialize(ctx=contexts(2))
+        norm.beta.list_data()[1][:] = 5
+        trainer = kind(norm.collect_params(), "sgd", {"learning_rate": 0.5})
+        for step in range(2):
+            for i, c in enumerate(contexts(2)):
+                with autograd.record():
+                    out = norm(mx.nd.array([[1.0], [2.0 + i + step]], ctx=c)) ** 2
+                out.backward()
+            trainer.step(4)
+            found = norm.collect_params().values()
+            results.append([[a.asscalar() for a in param.list_data()] for param in found])
+    for want, got in zip(results[:2], results[2:]):
+        np.testing.assert_allclose(got, want, rtol=1e-5)
+    assert len({*results[2][2]}) == 1 and len({*results[3][2]}) == 2
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "lamb", "nag"])
