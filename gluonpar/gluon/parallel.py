@@ -27,8 +27,10 @@ def make_parallel(fn: Callable, ctx: mx.Context | Sequence[mx.Context], **batch:
     shard's part on the device that ran its forward. In ``fn``, copy parameters that are on one
     device with ``w.as_in_context(x.context)``: the gradients of all shards flow back and are added
     in ``w.grad``. A Gluon Block that is initialised on all of ``ctx`` is called as usual, and each
-    device keeps the gradient of its own copy, for ``gluon.Trainer`` to sum. Take the mean or sum
-    over samples of the concatenated output, not in ``fn``. Nothing waits.
+    device keeps the gradient of its own copy, for ``gluon.Trainer`` to sum. One with
+    :class:`SyncBatchNorm` is trained on CPU contexts by :func:`run_tasks` or :class:`Towers`
+    instead. Take the mean or sum over samples of the concatenated output, not in ``fn``. Nothing
+    waits.
 
     Raises ValueError for no batch, for arguments that ``split_and_load`` refuses, for nests, shapes
     or dtypes that differ between devices, and for outputs without a row per sample; TypeError for

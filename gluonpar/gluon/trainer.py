@@ -262,8 +262,9 @@ class Trainer(gluon.Trainer):
             raise ValueError("step() was called inside no_sync(); leave it first")
         layout, alone = self._laid_out(), cluster.size() == 1
         if not self._broadcast:  # as gluon.Trainer: running statistics, too
-            broadcast_many([param.list_data() for param in self._params])
             self._broadcast = True
+            if self._optimizer.num_update == self._optimizer.begin_num_update:  # not after resuming
+                broadcast_many([param.list_data() for param in self._params])
         fresh = layout.fresh()
         used = [any(on_devices) for on_devices in fresh]
         if not ignore_stale_grad:

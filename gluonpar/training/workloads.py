@@ -100,7 +100,8 @@ class ResNet18Workload(Workload):
         for block in (net, self.losses):
             block.hybridize(static_alloc=True, static_shape=True)
         params = net.collect_params()
-        self.trainer = Trainer(params, "sgd", {"learning_rate": self.lr}, self.algorithm)
+        options = {"learning_rate": self.lr}
+        self.trainer = Trainer(params, "sgd", options, algorithm=self.algorithm)
         self.copies = [p.list_data() for p in params.values() if p.grad_req != "null"]
 
     def step(self, X, y, batch_size):

@@ -6,10 +6,12 @@ import pytest
 import waits
 from contexts import contexts, device
 from mxnet import autograd, gluon
+from mxnet.gluon import nn
 
 from gluonpar import metrics
 from gluonpar.gluon import towers as towers_module
 from gluonpar.gluon.average import average_gradients
+from gluonpar.gluon.sync_batch_norm import SyncBatchNorm
 from gluonpar.gluon.towers import Towers
 
 SIZES = [5, 2, 7, 1, 4, 4, 3, 6, 2, 1]  # of successive batches
@@ -508,3 +510,20 @@ def test_forgetting_to_broadcast_the_update_is_caught(monkeypatch):
     towers.step(list(batches())[:2], LR)
     with pytest.raises(AssertionError):
         np.testing.assert_array_equal(*(variables[0].asnumpy() for variables in towers.variables))
+
+
+def test_a_block_with_sync_batch_norm_trains_as_one_device_with_batch_norm():
+    results = []
+    for norm, k in ((nn.BatchNorm, 1), (SyncBatchNorm, 3)):
+        mx.random.seed(0)
+        net = nn.HybridSequential()
+        net.add(nn.Dense(4, in_units=3), norm(in_channels=4), nn.Dense(1, in_units=4))
+        net.initialize(mx.init.Xavier(), ctx=contexts(k))
+        net.hybridize()
+        towers = Towers(lambda batch, net: net(batch)[:, 0] ** 2, net, contexts(k))
+        rows = np.random.RandomState(0).normal(size=(3, 4, 3)).astype("float32")
+        for _ in range(3):
+            towers.step(list(rows) if k == 3 else [rows.reshape(12, 3)], lr=0.1)
+        results.append([p.data(device(k - 1)).asnumpy() for p in net.collect_params().values()])
+    for want, got in zip(*results):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
