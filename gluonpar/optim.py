@@ -68,22 +68,28 @@ def rule(
 
     ``total`` is overwritten. ``param -= lr * (clip(rescale_grad * total) + wd * param)``; with
     momentum ``m = momentum * m - lr * (...)``, ``param += m``. As in MXNet, only a positive
-    ``clip_gradient`` clips.
+    ``clip_gradient`` clips. float32 gets the bits of MXNet's ``multi_sgd_update`` and
+    ``multi_sgd_mom_update``: constants are rounded, and terms added, as there.
     """
 
     def update(total: np.ndarray, param: np.ndarray, state: np.ndarray | None = None) -> None:
+        rounded = total.dtype.type
+        rate, scale = rounded(lr), rounded(rescale_grad)
         if not clip_gradient or clip_gradient < 0:
-            np.multiply(total, lr * rescale_grad, out=total)
+            np.multiply(total, rate * scale, out=total)
         else:
-            np.multiply(total, rescale_grad, out=total)
+            np.multiply(total, scale, out=total)
             np.clip(total, -clip_gradient, clip_gradient, out=total)
-            np.multiply(total, lr, out=total)
-        if wd:
-            np.add(total, (lr * wd) * param, out=total)
+            np.multiply(total, rate, out=total)
+        decay = (rate * rounded(wd)) * param if wd else None
         if state is None:
+            if wd:
+                np.add(total, decay, out=total)
             np.subtract(param, total, out=param, casting="same_kind")
             return
         np.multiply(state, momentum, out=state)
+        if wd:
+            np.subtract(state, decay, out=state, casting="same_kind")
         np.subtract(state, total, out=state, casting="same_kind")
         np.add(param, state, out=param)
 

@@ -40,6 +40,11 @@ class Bucket(NamedTuple):
     owner: int = 0
 
     @property
+    def row_sparse(self) -> bool:
+        """Whether the gradients are row_sparse; the bucket then has one parameter."""
+        return self.grads[0].stype == "row_sparse"
+
+    @property
     def parts(self) -> list[Part]:
         """Every device's share."""
         return [Part(self.indices, *own) for own in zip(self.params, self.grads)]

@@ -17,6 +17,7 @@ class Kind(NamedTuple):
     shape: tuple[int, ...]
     dtype: np.dtype
     ctx: list[mx.Context]
+    stype: str = "default"
 
     @property
     def num_bytes(self) -> int:
@@ -24,8 +25,11 @@ class Kind(NamedTuple):
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def check_list(data: Sequence[mx.nd.NDArray], name: str = "data") -> Kind:
-    """Return the kind of ``data``, which must be distinct dense arrays of one shape and dtype."""
+def check_list(data: Sequence[mx.nd.NDArray], name: str = "data", row_sparse: bool = False) -> Kind:
+    """Return the kind of ``data``, which must be distinct arrays of one shape and dtype.
+
+    They must be dense, or with ``row_sparse`` all dense or all row_sparse.
+    """
     if not isinstance(data, (list, tuple)):
         kind = type(data).__name__
         raise TypeError(f"{name} must be a list of arrays, one per device, got {kind}")
@@ -40,13 +44,13 @@ def check_list(data: Sequence[mx.nd.NDArray], name: str = "data") -> Kind:
             got = f"{name}[{i}] {_described(data[i])}, but {name}[0] {_described(data[0])}"
             raise ValueError(f"{name} must have one shape, dtype and storage type, got {got}")
     shape, dtype, stype = kinds[0]
-    if stype != "default":
+    if stype != "default" and not (row_sparse and stype == "row_sparse"):
         raise ValueError(
             f"{name} must hold dense arrays, got {stype} storage; call tostype('default') on each"
         )
     if len({id(array) for array in data}) < len(data):
         raise ValueError(f"{name} must hold different arrays, got the same one more than once")
-    return Kind(shape, np.dtype(dtype), [array.context for array in data])
+    return Kind(shape, np.dtype(dtype), [array.context for array in data], stype)
 
 
 def _described(array: mx.nd.NDArray) -> str:

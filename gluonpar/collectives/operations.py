@@ -11,7 +11,15 @@ from typing import Iterator, NamedTuple, Sequence
 import mxnet as mx
 from mxnet import autograd
 
-from gluonpar.collectives import arguments, cost_model, executor, host, partition, registry
+from gluonpar.collectives import (
+    arguments,
+    cost_model,
+    executor,
+    host,
+    partition,
+    registry,
+    row_sparse,
+)
 from gluonpar.collectives.algorithms import balanced, tree
 from gluonpar.collectives.plan import relabel, reverse
 from gluonpar.runtime import interrupts, nccl, peers, threads
@@ -45,7 +53,9 @@ class Choice(NamedTuple):
 
 
 def choose(kind: arguments.Kind) -> Choice:
-    """Choose an algorithm by the arrays' contexts, their number and their bytes."""
+    """Choose an algorithm by the arrays' storage, contexts, number and bytes."""
+    if kind.stype == "row_sparse":
+        return Choice("row_sparse", "rows are sent to the first device, added, and sent back")
     if not any("gpu" in context.device_type for context in kind.ctx):
         return Choice("host", "all arrays are in the host's memory, so it can sum them in place")
     by_nccl = kind.dtype.name in nccl.DTYPES and not nccl.refusal(kind.ctx)
@@ -89,7 +99,9 @@ def allreduce(
 
     ``data`` holds one array per device: any number of dense arrays, ``mx.nd`` or ``mx.np``, of one
     shape (size 0 and 0-d included) and dtype (float16, float32, float64, int8, int32, int64 or
-    uint8), on CPUs, GPUs or both; a context may occur more than once. ``algorithm`` is a name in
+    uint8), on CPUs, GPUs or both; a context may occur more than once. Or all are row_sparse: the
+    sum has the rows that any of them has, ``op`` is 'sum' or 'mean', and nothing else can be given
+    (:mod:`gluonpar.collectives.row_sparse`). ``algorithm`` is a name in
     :data:`ALGORITHMS`; None chooses one (see :func:`explain`). ``op`` is 'sum', 'mean' (floats
     only), 'max' or 'min'. float16 is added in float16, or in float32 with ``accumulate='float32'``.
     Integers wrap around.
@@ -100,8 +112,8 @@ def allreduce(
     another. Autograd records nothing: inside ``autograd.record()`` the values change, but not the
     graph.
 
-    Raises ValueError for an empty list, different shapes, dtypes or storage types, sparse arrays,
-    the same array twice, an unknown algorithm or op, 'host' with arrays on GPUs, and 'nccl' with
+    Raises ValueError for an empty list, different shapes, dtypes or storage types, csr arrays, the
+    same array twice, an unknown algorithm or op, 'host' with arrays on GPUs, and 'nccl' with
     arrays on CPUs, with two on one GPU, or without NCCL; TypeError if ``data`` is not a list of
     MXNet arrays. From ``allreduce`` in Dive into Deep Learning, 13.5.4.
 
@@ -114,7 +126,7 @@ def allreduce(
     >>> data[1].asnumpy().tolist()
     [3.0, 3.0]
     """
-    _allreduce([data], [arguments.check_list(data)], algorithm, op, accumulate)
+    _allreduce([data], [arguments.check_list(data, row_sparse=True)], algorithm, op, accumulate)
 
 
 def allreduce_many(
@@ -144,7 +156,7 @@ def allreduce_many(
     """
     if bucket_bytes < 1:
         raise ValueError(f"bucket_bytes must be at least 1, got {bucket_bytes}")
-    kinds = [arguments.check_list(data, f"lists[{j}]") for j, data in enumerate(lists)]
+    kinds = [arguments.check_list(data, f"lists[{j}]", True) for j, data in enumerate(lists)]
     _allreduce(lists, kinds, algorithm, op, accumulate, bucket_bytes)
 
 
@@ -159,11 +171,17 @@ def _allreduce(lists, kinds, algorithm, op, accumulate, bucket_bytes: int = BUCK
             )
     if kinds:
         check_algorithm(algorithm, kinds[0].ctx)
+    if any(kind.stype == "row_sparse" for kind in kinds):
+        row_sparse.check(algorithm, op, accumulate)
     todo = [(data, kind) for data, kind in zip(lists, kinds) if 0 not in kind.shape]
     if not todo or len(kinds[0].ctx) == 1:
         return
     threads.share(kinds[0].ctx)
-    for bucket, kind in _buckets(todo, bucket_bytes):
+    dense = [(data, kind) for data, kind in todo if kind.stype == "default"]
+    for data, kind in todo:
+        if kind.stype == "row_sparse":
+            row_sparse.allreduce(data, op)
+    for bucket, kind in _buckets(dense, bucket_bytes):
         chosen = registry.named(algorithm or choose(kind).algorithm)
         if len(bucket) == 1 or chosen.name in ("host", "nccl"):
             _allreduce_separately(bucket, chosen, op, accumulate)
@@ -245,7 +263,7 @@ def explain(data: Sequence[mx.nd.NDArray]) -> Choice:
     >>> print(explain([mx.nd.ones((2,), ctx=mx.cpu(i)) for i in range(4)]))
     host: all arrays are in the host's memory, so it can sum them in place
     """
-    kind = arguments.check_list(data)
+    kind = arguments.check_list(data, row_sparse=True)
     choice = choose(kind)
     staged = peers.staged(kind.ctx)
     return choice._replace(why=f"{choice.why}; {staged}") if staged else choice

@@ -18,14 +18,15 @@ from gluonpar.collectives import hierarchical, host
 # MXNet is retired, so this loop over all gradients will not change. A subclass with a loop of its
 # own or a patched Trainer is not recognised, and its calls are then executed one by one.
 _STOCK_LOOP = gluon.Trainer._allreduce_grads.__code__
+_VALUES = "stores sums of row_sparse arrays only; sum dense ones with pushpull"
 
 
 @mx.kvstore.KVStoreBase.register  # under the class's name in lower case
-class GluonPar(mx.kvstore.KVStoreBase):
+class GluonPar(mx.kvstore.KVStore):  # of which sparse gradients need an instance
     """The store that a Trainer or Module uses: copies parameters, sums gradients, both in place.
 
-    For dense arrays that :func:`gluonpar.allreduce` takes; as asynchronous as any operator. A key
-    is an int, a string or a list of those; no value is stored under it. ``priority`` is not used.
+    For arrays that :func:`gluonpar.allreduce` takes; as asynchronous as any operator. A key is an
+    int, a string or a list of those; no dense value is stored under it. ``priority`` is not used.
     The store runs no optimizer, so ``update_on_kvstore`` is False: every device updates its own
     copy of the parameters, and the Trainer or the Module holds the optimizer states.
 
@@ -44,6 +45,10 @@ class GluonPar(mx.kvstore.KVStoreBase):
 
     def __init__(self) -> None:
         self._checked: dict[Any, tuple[list, list]] = {}  # by key: ids and arrays that passed
+        self._row_sparse: dict[Any, mx.nd.NDArray] = {}  # by key: the sum pushed last
+
+    def __del__(self) -> None:
+        """Free nothing: there is no store of MXNet's behind this one."""
 
     type = "gluonpar"
     rank = property(lambda self: cluster.rank(), doc="The rank of this process; 0 without MPI.")
@@ -81,13 +86,14 @@ class GluonPar(mx.kvstore.KVStoreBase):
         gradients of all parameters together, and the others do nothing: for a small network one
         operator per parameter would cost as much as the sums. For other callers every call sums.
 
-        Raises ValueError for arrays of different shapes or dtypes, and for sparse arrays.
+        Raises ValueError for arrays of different shapes or dtypes, and for sparse arrays, which a
+        Trainer or Module gives to :meth:`push` and :meth:`pull`.
         """
         caller = sys._getframe(1)
         if caller.f_code is _STOCK_LOOP:
             params = caller.f_locals["self"]._params
-            if key == next(i for i, param in enumerate(params) if param.grad_req != "null"):
-                self._sum(key, [p.list_grad() for p in params if p.grad_req != "null"])
+            if key == next(i for i, param in enumerate(params) if _is_summed_here(param)):
+                self._sum(key, [p.list_grad() for p in params if _is_summed_here(p)])
         elif out is None:
             hashable = tuple(key) if isinstance(key, list) else key
             self._sum(hashable, _lists(key, value, "value"))
@@ -98,6 +104,37 @@ class GluonPar(mx.kvstore.KVStoreBase):
                     hierarchical.reduce_many([copies], [0])
                     for target in targets:  # it may be in data, too
                         copies[0].copyto(target)
+
+    def push(self, key: Any, value: Any, priority: int = 0) -> None:
+        """Store the sum of the row_sparse arrays ``value``, one per device, under ``key``.
+
+        With a list of keys, one list of arrays per key. Raises ValueError for dense arrays, and
+        with several processes: row_sparse arrays are not exchanged between them.
+        """
+        for name, data in zip(_keys(key), _lists(key, value, "value")):
+            if data[0].stype != "row_sparse":
+                raise ValueError(f"kvstore 'gluonpar' cannot push({key!r}): it {_VALUES}")
+            if cluster.size() > 1:
+                raise ValueError(
+                    "row_sparse arrays are not exchanged between processes; make the layer of "
+                    f"{key!r} with sparse_grad=False"
+                )
+            copies = [array.copy() for array in data]
+            collectives.allreduce(copies)
+            self._row_sparse[name] = copies[0]
+
+    def pull(
+        self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True
+    ) -> None:
+        """Copy the sum that :meth:`push` stored under ``key`` to every array of ``out``.
+
+        ``ignore_sparse`` is not used: all sums are row_sparse. Raises ValueError if there is none.
+        """
+        for name, targets in zip(_keys(key), _lists(key, out, "out")):
+            if name not in self._row_sparse:
+                raise ValueError(f"kvstore 'gluonpar' cannot pull({key!r}): it {_VALUES}")
+            for target in targets:
+                self._row_sparse[name].copyto(target)
 
     def _sum(self, key: Any, lists: Sequence[Sequence[mx.nd.NDArray]]) -> None:
         """Sum in place. Checking the arrays costs as much as a small sum, so it is done once."""
@@ -122,18 +159,23 @@ def _refusing(name: str, reason: str) -> Callable[..., NoReturn]:
     return refuse
 
 
-_VALUES = "stores no values; sum with pushpull; for row_sparse arrays use kvstore='device'"
 for _name, _reason in {
     "set_optimizer": "runs no optimizer; pass update_on_kvstore=False, or kvstore='device'",
     "set_gradient_compression": "does not compress gradients; leave compression_params out, or use "
     "kvstore='device', which does on GPUs",
     "save_optimizer_states": "holds no optimizer states; call trainer.save_states",
     "load_optimizer_states": "holds no optimizer states; call trainer.load_states",
-    "push": _VALUES,
-    "pull": _VALUES,
     "row_sparse_pull": _VALUES,
 }.items():
     setattr(GluonPar, _name, _refusing(_name, _reason))
+
+
+def _is_summed_here(param: gluon.Parameter) -> bool:
+    return param.grad_req != "null" and param._grad_stype == "default"
+
+
+def _keys(key: Any) -> Sequence[Any]:
+    return key if isinstance(key, (list, tuple)) else [key]
 
 
 def _lists(key: Any, arrays: Any, name: str) -> list[Sequence[mx.nd.NDArray]]:

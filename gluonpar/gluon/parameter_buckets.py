@@ -11,14 +11,16 @@ from typing import Collection, Sequence
 
 from mxnet import autograd, gluon
 
+from gluonpar import cluster
 from gluonpar.collectives import partition
 from gluonpar.replicas import Bucket, Replica
 from gluonpar.runtime import memory
 
 
 class Layout:
-    """All parameters with a gradient, by index, in buckets; ``pinned`` ones keep their arrays.
+    """All parameters with a gradient, by index, in buckets.
 
+    ``pinned`` ones keep their arrays, and so do those with a row_sparse gradient.
     ``in_order`` are the same parameters in the order in which forward uses them: neighbours share
     a bucket.
     """
@@ -34,9 +36,9 @@ class Layout:
         self.ctx = self._params[0].list_ctx() if self._params else []
         place = {param: i for i, param in enumerate(in_order or params)}
         in_turn = sorted(self.indices, key=lambda i: place[params[i]])
-        self.buckets = self._flatten([i for i in in_turn if params[i] not in pinned], params)
-        own = [i for i in self.indices if params[i] in pinned]
-        self.buckets += [_bucket_of_one(i, params[i], i % len(self.ctx)) for i in own]
+        alone = [i for i in self.indices if params[i] in pinned or _is_sparse(params[i])]
+        self.buckets = self._flatten([i for i in in_turn if i not in alone], params)
+        self.buckets += [_bucket_of_one(i, params[i], i % len(self.ctx)) for i in alone]
         self._made = _arrays(self._params)
 
     def holds(self, params: Sequence[gluon.Parameter]) -> bool:
@@ -122,15 +124,23 @@ def listed(params) -> list[gluon.Parameter]:
 
 
 def check(params) -> None:
-    """Raise ValueError unless ``params`` are dense, on the same contexts, and listed once each."""
+    """Raise ValueError unless ``params`` are dense, on the same contexts, and listed once each.
+
+    Their gradients may be row_sparse in one process.
+    """
     values = listed(params)
     for i, param in enumerate(values):
         if param in values[:i]:
             raise ValueError(f"parameter {param.name} is given more than once; give it once")
-        if param._stype != "default" or param._grad_stype != "default":
+        if param._stype != "default" or param._grad_stype not in ("default", "row_sparse"):
             raise ValueError(
-                f"parameter {param.name} must be dense, got {param._stype} with a "
-                f"{param._grad_stype} gradient; make it with sparse_grad=False"
+                f"parameter {param.name} must be dense, with a dense or row_sparse gradient, got "
+                f"{param._stype} with a {param._grad_stype} gradient"
+            )
+        if _is_sparse(param) and cluster.size() > 1:
+            raise ValueError(
+                f"parameter {param.name} must have a dense gradient, because row_sparse gradients "
+                "are not exchanged between processes; make it with sparse_grad=False"
             )
         if param.list_ctx() != values[0].list_ctx():
             raise ValueError(
@@ -152,7 +162,12 @@ def _replica(params: Sequence[gluon.Parameter], device: int) -> Replica:
 
 
 def _bucket_of_one(index: int, param: gluon.Parameter, owner: int) -> Bucket:
+    owner = 0 if _is_sparse(param) else owner  # every device updates it
     return Bucket([index], [[value] for value in param._data], param._grad, owner)
+
+
+def _is_sparse(param: gluon.Parameter) -> bool:
+    return param._grad_stype == "row_sparse"
 
 
 def _arrays(params: Sequence[gluon.Parameter]) -> list:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import collections
+import itertools
 import os
 import threading
 import time
@@ -62,15 +63,19 @@ class Rendezvous:
         values, on the thread that arrives last. Values are added in the order of the devices'
         names, whichever order they arrive in. If a device is missing after ``timeout_seconds``,
         ``failed`` of those that have arrived is called with a message; the next round starts
-        afresh.
+        afresh. If more devices take part than there are, ``failed`` of all is called.
         """
         with self._lock:
             if len(self._begun) > self.num_devices():
                 called = ", ".join(sorted(self._begun))
-                failed(
+                why = (
                     f"{self.name}: {called} take part, but num_devices is {self.num_devices()}; "
                     "call set_num_devices(net, number), or pass num_devices to SyncBatchNorm"
                 )
+                waiting = [one.waiting for one in self._rounds.values()]
+                self._rounds.clear()
+                for _, fail in [*itertools.chain(*waiting), (done, failed)]:
+                    fail(why)
                 return
             meeting = self._rounds.setdefault(tag, _Round(time.monotonic()))
             meeting.values[device] = np.asarray(values, dtype=np.float64)

@@ -1,8 +1,13 @@
-"""The update of a Trainer: each parameter once, on the device that owns its bucket."""
+"""The update of a Trainer: each parameter once, on the device that owns its bucket.
+
+A parameter with a row_sparse gradient is updated on every device instead, as by ``gluon.Trainer``:
+to broadcast it would send all its rows, of which the gradient has few.
+"""
 
 from __future__ import annotations
 
-from typing import Sequence
+import copy
+from typing import Any, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -26,6 +31,8 @@ class ShardedUpdate:
         self._updater, self._params = updater, params
         self._optimizer = updater.optimizer
         self._owners: dict[int, int] = {}  # by parameter: the device that updated it last
+        self._of_copies: list[mx.optimizer.Updater] = []  # by device: row_sparse gradients only
+        self._copied: dict[int, Any] = {}  # by parameter: the state that _of_copies have, too
 
     def set_contexts(self, ctx: Sequence[mx.Context]) -> None:
         """Let all devices share the optimizer's update counts and states."""
@@ -33,6 +40,8 @@ class ShardedUpdate:
         for c in ctx:
             counts[c.device_id] = counts[0]
         self._updater.states_synced = dict.fromkeys(self._updater.states, False)
+        self._of_copies = [mx.optimizer.get_updater(self._optimizer) for _ in ctx]
+        self._copied.clear()
 
     def owned(self, buckets: Sequence[Bucket]) -> Sequence[Bucket]:
         """Return the buckets, with one owner if the optimizer compares what it updates together."""
@@ -43,19 +52,23 @@ class ShardedUpdate:
     def has_numpy_rule(self, buckets: Sequence[Bucket]) -> bool:
         """Return whether :meth:`apply` can compute deferred sums: float32, plain SGD."""
         return type(self._optimizer) is mx.optimizer.SGD and all(
-            bucket.grads[0].dtype == np.float32 for bucket in buckets
+            bucket.row_sparse or bucket.grads[0].dtype == np.float32 for bucket in buckets
         )
 
     def apply(self, sums: GradientSums) -> None:
         """Update every bucket on its owner and broadcast the result."""
+        sparse = [bucket for bucket in sums.buckets if bucket.row_sparse]
+        self._update_copies(sparse)
         for bucket in sums.buckets:
             for i in bucket.indices:
                 if self._owners.setdefault(i, bucket.owner) != bucket.owner:
                     self._owners[i] = bucket.owner
                     self._updater.states_synced[i] = False  # the state is on another device
-        if not sums.deferred:
-            self._update_owned(sums.buckets)
+        self._update_owned(sparse if sums.deferred else sums.buckets)
+        self._copied.update((i, self._updater.states[i]) for b in sparse for i in b.indices)
         for bucket in sums.buckets:
+            if bucket.row_sparse:
+                continue
             if sums.deferred:
                 self._sum_and_update(bucket)
             else:
@@ -72,6 +85,25 @@ class ShardedUpdate:
             grads = [self._params[i]._grad[owners[i]] for i in group]
             values = [self._params[i]._data[owners[i]] for i in group]
             self._updater(group, grads, values)
+
+    def _update_copies(self, buckets: Sequence[Bucket]) -> None:
+        """Update what devices other than the owner hold of parameters with row_sparse gradients."""
+        counts, states = self._optimizer._index_update_count, self._updater.states
+        for bucket in buckets:
+            [i] = bucket.indices
+            is_copied = self._copied.get(i) is states.get(i)
+            for k, ([value], grad) in enumerate(zip(bucket.params, bucket.grads)):
+                if k == bucket.owner:
+                    continue
+                updater = self._of_copies[k]
+                if not is_copied:  # the state was loaded, or is on other contexts now
+                    updater.states.pop(i, None)
+                    updater.states.update({j: copy.deepcopy(states[j]) for j in states if j == i})
+                    updater.states_synced[i] = False
+                before = dict(counts)
+                updater([i], [grad], [value])
+                counts.clear()  # a step counts once, however many devices there are
+                counts.update(before)
 
     def _sum_and_update(self, bucket: Bucket) -> None:
         """Sum over devices, SGD and broadcast of a bucket, in one pass over memory."""

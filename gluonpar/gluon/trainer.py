@@ -14,7 +14,13 @@ from mxnet import gluon
 
 from gluonpar import cluster, metrics
 from gluonpar.checkpoint import optimizer_states
-from gluonpar.collectives import broadcast_many, check_algorithm, hierarchical, registry
+from gluonpar.collectives import (
+    allreduce_many,
+    broadcast_many,
+    check_algorithm,
+    hierarchical,
+    registry,
+)
 from gluonpar.gluon import parameter_buckets
 from gluonpar.gluon.parameter_buckets import Layout
 from gluonpar.gluon.sharded_update import ShardedUpdate
@@ -34,6 +40,7 @@ class Trainer(gluon.Trainer):
 
     ``params`` is a list or dict of Parameters (``net.collect_params()``), all dense and on the same
     contexts; hybridized or not, initialised or deferred, shared, frozen (``grad_req='null'``).
+    Gradients may be row_sparse in one process (:mod:`gluonpar.gluon.sharded_update`).
     The other positional arguments are those of ``gluon.Trainer``. Every ``kvstore`` of one process
     (None, 'local', 'device', 'nccl', 'gluonpar') stands for gluonpar's all-reduce; None does, too,
     with which ``gluon.Trainer`` sums nothing: that is a warning. ``algorithm`` names the all-reduce
@@ -145,6 +152,10 @@ class Trainer(gluon.Trainer):
                 "now): sum with Trainer.allreduce_grads(), or initialize before making the Trainer"
             )
         buckets = [b._replace(owner=0) for b in self._fresh_buckets(ignore_stale_grad)]
+        for bucket in buckets:
+            if bucket.row_sparse:  # every device updates by its own
+                for grad in bucket.grads[1:]:
+                    bucket.grads[0].copyto(grad)
         self._apply(GradientSums(buckets, deferred=False))
 
     @contextlib.contextmanager
@@ -156,6 +167,8 @@ class Trainer(gluon.Trainer):
         ``no_sync`` of PyTorch's DistributedDataParallel.
         """
         layout = self._laid_out()
+        if any(bucket.row_sparse for bucket in layout.buckets):
+            raise ValueError("MXNet cannot add up row_sparse gradients; use sparse_grad=False")
         before = self._accumulating
         if not before:
             layout.mark_used()
@@ -179,9 +192,8 @@ class Trainer(gluon.Trainer):
             raise ValueError(f"max_norm must be positive, got {max_norm}")
         norms = []
         for grads in zip(*(bucket.grads for bucket in self._laid_out().buckets)):
-            flat = [grad.as_nd_ndarray().reshape((-1,)) for grad in grads]
-            squares = [mx.nd.multi_sum_sq(grad, num_arrays=1) for grad in flat]
-            norms.append(mx.nd.concat(*squares, dim=0).sum().sqrt())
+            flat = [_flat(grad) for grad in grads]
+            norms.append(mx.nd.concat(*map(_sum_of_squares, flat), dim=0).sum().sqrt())
             scale = mx.nd.minimum(max_norm / (norms[-1] + 1e-8), 1.0)
             for grad in flat:
                 grad *= scale.astype(grad.dtype)
@@ -292,7 +304,11 @@ class Trainer(gluon.Trainer):
 
     def _sum(self, buckets: Sequence[Bucket], defer=False, to_owner=False) -> GradientSums:
         self._layout.zero_stale()
-        return allreduce_gradients(buckets, self._algorithm, self._compression, defer, to_owner)
+        sparse = [bucket for bucket in buckets if bucket.row_sparse]
+        dense = [bucket for bucket in buckets if not bucket.row_sparse]
+        allreduce_many([bucket.grads for bucket in sparse])
+        sums = allreduce_gradients(dense, self._algorithm, self._compression, defer, to_owner)
+        return sums._replace(buckets=[*sums.buckets, *sparse])
 
     def _apply(self, sums: GradientSums) -> None:
         scaler = getattr(self, "_amp_loss_scaler", None)
@@ -332,7 +348,20 @@ def _check_stock_arguments(kvstore: Any, compression_params: Any, update_on_kvst
 
 def _is_finite(bucket: Bucket) -> bool:
     """Wait for the sum of a bucket's gradients, and return whether all its elements are finite."""
-    return bool(metrics.all_finite([bucket.grads[bucket.owner].as_nd_ndarray()]).asscalar())
+    total = bucket.grads[bucket.owner]
+    total = total.data if bucket.row_sparse else total.as_nd_ndarray()
+    return not total.size or bool(metrics.all_finite([total]).asscalar())
+
+
+def _flat(grad: mx.nd.NDArray) -> mx.nd.NDArray:
+    return grad if grad.stype == "row_sparse" else grad.as_nd_ndarray().reshape((-1,))
+
+
+def _sum_of_squares(grad: mx.nd.NDArray) -> mx.nd.NDArray:
+    """In float32, of shape (1,)."""
+    if grad.stype == "row_sparse":
+        return grad.norm().square().astype("float32").reshape((1,))
+    return mx.nd.multi_sum_sq(grad, num_arrays=1)
 
 
 def _kinds(params: Sequence[gluon.Parameter]) -> dict[str, Any]:

@@ -141,5 +141,8 @@ def views(arrays: Sequence[mx.nd.NDArray]) -> list[np.ndarray]:
 
 
 def zero(array: mx.nd.NDArray) -> None:
-    """Set every element to zero, in place."""
+    """Set every element to zero, in place; a row_sparse array then has no rows."""
+    if array.stype == "row_sparse":
+        mx.nd.sparse.zeros("row_sparse", array.shape, array.context, array.dtype).copyto(array)
+        return
     array[() if array.ndim == 0 else slice(None)] = 0

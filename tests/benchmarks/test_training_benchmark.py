@@ -6,14 +6,13 @@ import pathlib
 import signal
 import subprocess
 import sys
-import time
 
 import bench_tools
 import mxnet as mx
 import numpy as np
 import pytest
 from bench_tools import actor, program
-from processes import runs
+from processes import runs, wait_until
 
 from benchmarks import comparison, jobs
 from benchmarks.training import __main__ as script
@@ -54,13 +53,6 @@ def job():
     yield start
     for each in started:
         each.close()
-
-
-def wait_until(condition, seconds=200):
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.05)
 
 
 def cells(out):

@@ -354,6 +354,16 @@ def test_more_devices_than_were_declared_are_an_error():
         mx.nd.waitall()
 
 
+def test_who_waits_when_one_device_too_many_comes_is_told():
+    place, told = rendezvous.Rendezvous("of two", lambda: 2), []
+    for name in ("cpu(0)", "cpu(1)", "cpu(2)"):
+        place.begin(name)
+        if name != "cpu(1)":  # which has begun, and is late
+            place.arrive(1, name, [1.0], lambda total: None, told.append)
+    assert len(told) == 2
+    assert not place.is_open()
+
+
 class TestMissingDevices:
     @pytest.fixture
     def layer(self):

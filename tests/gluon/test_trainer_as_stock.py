@@ -1,8 +1,10 @@
 """gluonpar.Trainer where gluon.Trainer was: arguments, methods, and what others override."""
 
+import functools
 import inspect
 import pickle
 
+import gluon_runs as runs
 import mxnet as mx
 import numpy as np
 import pytest
@@ -81,6 +83,19 @@ def test_no_kvstore_on_one_device_is_none():
 def test_what_it_has_not_is_refused_with_what_to_write_instead(options, words):
     with pytest.raises(ValueError, match=words):
         Trainer(params_for(), "sgd", **options)
+
+
+@pytest.mark.parametrize("momentum", [0, 0.9])
+@pytest.mark.parametrize("wd", [0, 0.1])
+@pytest.mark.parametrize("clip", [None, 0.05])
+def test_sgd_on_two_devices_has_the_bits_of_gluon_trainer(momentum, wd, clip):
+    options = {"learning_rate": 0.3, "momentum": momentum, "wd": wd, "clip_gradient": clip}
+    found = []
+    for make in (Trainer, functools.partial(gluon.Trainer, update_on_kvstore=False)):
+        net = runs.mlp(contexts(2))
+        runs.train(net, make(net.collect_params(), "sgd", options), runs.batches(), contexts(2))
+        found.append([value.tobytes() for value in runs.values(net)])
+    assert found[0] == found[1]
 
 
 def scaled(kind):

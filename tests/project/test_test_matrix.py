@@ -6,11 +6,10 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from processes import runs
+from processes import runs, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "tools" / "test_matrix.py"
@@ -194,10 +193,9 @@ def test_an_interrupt_ends_everything_and_the_finished_rows_are_written(machine,
     process = subprocess.Popen(
         machine.command("--pythons", "3.8 3.9 3.10", *NEWEST), env=machine.environment
     )
-    while not told.exists():
-        assert process.poll() is None
-        time.sleep(0.02)
+    wait_until(lambda: told.exists() or process.poll() is not None)
+    assert told.exists()
     process.send_signal(number)
     assert process.wait() == 130
     assert [row[:3] for row in machine.table()] == [["3.8.18", "2", "passed"]]
-    assert not runs(int(told.read_text()))
+    wait_until(lambda: not runs(int(told.read_text())))

@@ -1,5 +1,6 @@
-"""What the system says of a process."""
+"""What the system says of a process, and waiting for it."""
 
+import time
 from pathlib import Path
 
 
@@ -14,3 +15,11 @@ def state(pid: int) -> str:
 def runs(pid: int) -> bool:
     """Whether there is such a process, and it is more than an entry in a table."""
     return state(pid) not in ("", "Z", "X")
+
+
+def wait_until(condition, seconds=200):
+    """Poll: a process that is killed ends a little later."""
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.05)

@@ -1,0 +1,40 @@
+"""row_sparse arrays, such as the gradients of an embedding: the union of their rows, summed.
+
+A row_sparse array holds some rows of a large array, and their indices, and each device's has other
+rows. Algorithms on chunks have no use for that, and neither has the sum in the host's memory. So
+the rows are copied to the first array's device, added there in the order of the list, and the sum
+is copied to every device. MXNet's kvstore adds in this order, too, so the results have its bits.
+"""
+
+from __future__ import annotations
+
+from typing import Sequence
+
+import mxnet as mx
+from mxnet import autograd
+
+from gluonpar.runtime import peers
+
+
+def check(algorithm: str | None, op: str, accumulate: str | None) -> None:
+    """Raise ValueError for what :func:`allreduce` has not."""
+    if algorithm is not None or accumulate is not None:
+        raise ValueError(
+            "row_sparse arrays are summed on the first array's device, whatever their number; "
+            f"leave out algorithm={algorithm!r} and accumulate={accumulate!r}, or call "
+            "tostype('default') on each"
+        )
+    if op not in ("sum", "mean"):
+        raise ValueError(f"op must be 'sum' or 'mean' for row_sparse arrays, got {op!r}")
+
+
+def allreduce(data: Sequence[mx.nd.NDArray], op: str = "sum") -> None:
+    """Replace every array by the sum or mean of all: the union of their rows, in place."""
+    ctx = data[0].context
+    peers.enable([array.context for array in data])
+    with autograd.pause():
+        total = mx.nd.sparse.add_n(*[array.as_in_context(ctx) for array in data])
+        if op == "mean":
+            total /= len(data)
+        for array in data:
+            total.copyto(array)
