@@ -477,6 +477,83 @@ def test_dense_to_sparse_and_back(storage, dtype, shape):
     assert_same(cast(mx.gpu(0)), cast(mx.cpu()))
 
 
+def row_sparse(rows, ctx, dtype, row_size=5):
+    """An array of eight rows, of which all but these are zero."""
+    if not rows:
+        return nd.sparse.zeros("row_sparse", (8, row_size), ctx, dtype)
+    (values,) = random_arrays([(len(rows), row_size)], dtype, seed=len(rows))
+    return nd.sparse.row_sparse_array((values, rows), (8, row_size), ctx, dtype)
+
+
+def rows_and_values(array):
+    return [array.indices.asnumpy(), array.asnumpy()]
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_sums_of_row_sparse_arrays(dtype):
+    def summed(ctx):
+        arrays = [row_sparse(rows, ctx, dtype) for rows in ([1, 4], [], [0, 1, 7], [4])]
+        sums = [nd.sparse.add_n(*arrays), nd.sparse.add_n(*arrays[:2])]
+        assert not nd.sparse.add_n(arrays[1], arrays[1]).asnumpy().any()
+        return [one for total in sums for one in rows_and_values(total)]
+
+    assert_same(summed(mx.gpu(0)), summed(mx.cpu()))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("index_dtype", ["float32", "int32", "int64"])
+def test_the_sparse_gradient_of_embedding(index_dtype, dtype):
+    def gradient(ctx, dtype, words=((5, 1, 5), (7, 5, 0))):
+        weight, grad = nd.ones((8, 9), ctx, dtype), row_sparse([], ctx, dtype, 9)
+        mx.autograd.mark_variables([weight], [grad])  # attach_grad would make one on the CPU
+        words = index(words, weight, index_dtype)
+        with mx.autograd.record():
+            output = nd.Embedding(words, weight, 8, 9, dtype=dtype, sparse_grad=True)
+        (head,) = random_arrays([output.shape], dtype)
+        output.backward(nd.array(head, ctx, dtype=dtype))
+        return rows_and_values(grad)
+
+    # On the CPU MXNet has none in float16.
+    rows, values = gradient(mx.cpu(), "float32" if dtype == "float16" else dtype)
+    assert_same(gradient(mx.gpu(0), dtype), [rows, values.astype(dtype)])
+    with pytest.raises(mx.MXNetError, match="out of bound"):
+        gradient(mx.gpu(0), dtype, [[8]])
+
+
+LAZY, FULL = {"wd": 0.02, "lazy_update": True}, {"wd": 0.02, "lazy_update": False}
+SPARSE_UPDATES = {
+    "sgd": (nd.sparse.sgd_update, 0, LAZY),
+    "sgd_full": (nd.sparse.sgd_update, 0, FULL),
+    "sgd_mom": (nd.sparse.sgd_mom_update, 1, {"momentum": 0.9, **LAZY}),
+    "sgd_mom_full": (nd.sparse.sgd_mom_update, 1, {"momentum": 0.9, **FULL}),
+    "adam": (nd.sparse.adam_update, 2, LAZY),
+    "adam_full": (nd.sparse.adam_update, 2, FULL),
+    "adagrad": (nd.sparse.adagrad_update, 1, {"epsilon": 1e-3}),
+    "ftrl": (nd.sparse.ftrl_update, 2, {"wd": 0.02, "lamda1": 0.01, "beta": 1.0}),
+}
+
+
+@pytest.mark.parametrize("clip", [-1, 0.2], ids=["unclipped", "clipped"])
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("name", SPARSE_UPDATES)
+def test_an_update_by_a_row_sparse_gradient(name, dtype, clip):
+    update, num_states, options = SPARSE_UPDATES[name]
+    options = {"lr": 0.1, "rescale_grad": 0.7, "clip_gradient": clip, **options}
+
+    def updated(ctx):
+        weight = random_arrays([(8, 5)], dtype)
+        states = random_arrays([(8, 5)] * num_states, dtype, low=0.5, high=1.0)
+        arrays = [nd.array(one, ctx, dtype=dtype) for one in weight + states]
+        if name == "ftrl":  # which MXNet has for row_sparse weights only
+            arrays = [one.tostype("row_sparse") for one in arrays]
+        for rows in ([1, 4], [], [0, 1, 7]):
+            gradient = row_sparse(rows, ctx, dtype)
+            update(arrays[0], gradient, *arrays[1:], out=arrays[0], **options)
+        return [array.asnumpy() for array in arrays]
+
+    assert_same(updated(mx.gpu(0)), updated(mx.cpu()))
+
+
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_random_numbers_have_their_distribution_and_follow_the_seed(dtype):
     def drawn(seed):

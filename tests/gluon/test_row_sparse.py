@@ -11,8 +11,6 @@ from mxnet.gluon import nn
 import gluonpar
 from gluonpar.gluon.trainer import Trainer
 
-pytestmark = pytest.mark.cpu("the simulator lacks kernels for sums of row_sparse arrays")
-
 ROWS, WIDTH = 12, 3
 
 

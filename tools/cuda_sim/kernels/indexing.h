@@ -157,6 +157,14 @@ struct TakeGradGeneralKernel {
   }
 };
 
+// Says whether an index is out of bounds; `invalid` is 0 before.
+struct is_valid_check {
+  template <typename Index>
+  static void Map(int i, char* invalid, const Index* indices, const Index min, const Index max) {
+    if (indices[i] < min || indices[i] > max) *invalid = 1;
+  }
+};
+
 struct tcast_clip {
   template <typename Out, typename In>
   static void Map(int i, Out* out, const In* in, const Out size) {

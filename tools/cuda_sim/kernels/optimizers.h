@@ -463,7 +463,7 @@ void MultiAllFiniteGPUKernel(const MultiAllFiniteKernelParam<T> parameters, floa
   }
 }
 
-// ---- Row-sparse gradients: only the rows that `rows` names are updated.
+// ---- Row-sparse gradients: only the rows that `rows` names are updated ("lazy" updates).
 
 // Where element i of the stored rows is in the dense array.
 template <typename Row>
@@ -526,6 +526,64 @@ struct AdamDnsRspDnsKernel {
     AdamUpdateKernel::Map(0, out + place, mean + place, variance + place, weight + place,
                           gradient + i, clip, rescale, beta1, beta2, rate, decay, epsilon,
                           OpReqType(req));
+  }
+};
+template <typename Device>
+struct AdagradDnsRspDnsKernel {
+  template <typename T, typename Index>
+  static void Map(index_t i, const index_t row_size, T* out, T* state, const T* weight,
+                  const Index* rows, const T* gradient, const T clip, const T epsilon,
+                  const T rate, const T rescale) {
+    const int64_t place = dense_place(i, rows, row_size);
+    const T value = clipped(T(gradient[i] * rescale), clip);
+    state[place] += T(value * value);
+    out[place] = T(weight[place] - rate * (value / root(T(state[place] + epsilon))));
+  }
+};
+// One call is for a row.
+template <int req>
+struct FtrlDnsRspDnsKernel {
+  template <typename T, typename Index>
+  static void Map(index_t stored, const int64_t row_size, T* out, T* z, T* n, const T* weight,
+                  const Index* rows, const T* gradient, const T clip, const T lambda1,
+                  const T beta, const T rate, const T decay, const T rescale) {
+    for (int64_t i = stored * row_size; i < (stored + 1) * row_size; i++) {
+      const int64_t place = dense_place(i, rows, row_size);
+      FtrlUpdateKernel::Map(0, out + place, n + place, z + place, weight + place, gradient + i,
+                            clip, rescale, beta, lambda1, rate, decay, OpReqType(req));
+    }
+  }
+};
+
+// ---- The same for every row of the weight: rows that are not stored have gradient 0. `sums` are
+// the prefix sums of the marks of the stored rows.
+template <typename T>
+T dense_element(int64_t i, const int64_t* sums, const T* values, int64_t row_size) {
+  const int64_t row = i / row_size, before = row == 0 ? 0 : sums[row - 1];
+  return sums[row] > before ? values[before * row_size + i % row_size] : T(0);
+}
+
+template <int req, typename Device>
+struct SGDMomStdDnsRspDnsKernel {
+  template <typename T, typename Index>
+  static void Map(int i, const int64_t row_size, T* out, T* momentum, const T* weight,
+                  const Index*, const T* gradient, const int64_t* sums, const T clip,
+                  const T factor, const T rate, const T decay, const T rescale) {
+    const T value = dense_element(i, sums, gradient, row_size);
+    SGDMomKernel::Map(0, out + i, momentum + i, weight + i, &value, clip, factor, rate, decay,
+                      rescale, OpReqType(req));
+  }
+};
+template <int req, typename Device>
+struct AdamStdDnsRspDnsKernel {
+  template <typename T, typename Index>
+  static void Map(int i, const int64_t row_size, T* out, T* mean, T* variance, const T* weight,
+                  const Index*, const T* gradient, const int64_t* sums, const T clip,
+                  const T beta1, const T beta2, const T rate, const T decay, const T epsilon,
+                  const T rescale) {
+    const T value = dense_element(i, sums, gradient, row_size);
+    AdamUpdateKernel::Map(0, out + i, mean + i, variance + i, weight + i, &value, clip, rescale,
+                          beta1, beta2, rate, decay, epsilon, OpReqType(req));
   }
 };
 }  // namespace op

@@ -18,6 +18,7 @@ namespace cub {
 
 struct NullType {};
 struct Sum {};
+struct Equality {};
 template <typename Offset>
 struct GridEvenShare {
   Offset unused[9];
@@ -121,6 +122,24 @@ void DeviceScanKernel(In in, Out out, State, int first_tile, Operator, Initial i
       total += value;
     }
   }
+}
+
+// ---- Selection: the first of each run of equal elements, and how many there are.
+template <typename In, typename Flags, typename Out, typename Count, typename Select,
+          typename Equal, typename Offset, bool>
+struct DispatchSelectIf {
+  struct PtxSelectIfPolicyT {};
+};
+
+template <typename State, typename Count>
+void DeviceCompactInitKernel(State, int, Count) {}
+
+template <typename Policy, typename In, typename Flags, typename Out, typename Count,
+          typename State, typename Select, typename Equal, typename Offset, bool>
+void DeviceSelectSweepKernel(In in, Flags, Out out, Count count, State, Select, Equal,
+                             Offset size, int) {
+  static_assert(std::is_same<Select, NullType>::value, "only runs are selected");
+  *count = std::unique_copy(in, in + size, out) - out;
 }
 
 // ---- Histograms with bins of one size. "Dipatch" is CUB's own spelling.

@@ -27,6 +27,12 @@ struct MarkRowFlgKernel {
     marks[static_cast<int64_t>(rows[i])] = Mark(1);
   }
 };
+struct MarkRspRowFlgKernel {
+  template <typename Row>
+  static void Map(int i, Row* marks, const Row* rows, const int64_t num_stored) {
+    if (i < num_stored) MarkRowFlgKernel::Map(i, marks, rows);
+  }
+};
 
 // The numbers of the marked rows, from the prefix sums of the marks.
 struct FillRspRowIdxKernel {
@@ -37,7 +43,7 @@ struct FillRspRowIdxKernel {
   }
 };
 
-// Copies between dense and row-sparse.
+// ---- Copies between dense and row-sparse.
 struct CastDnsRspValsKernel {
   template <typename T, typename Row>
   static void Map(int i, T* values, const Row* rows, const T* dense, const int64_t num_stored,
@@ -54,7 +60,30 @@ struct CastStorageRspDnsKernel {
   }
 };
 
-// Dense to CSR. First each row's number of values, which prefix sums then turn into
+// ---- The row-sparse gradient of Embedding: where each row is stored, and the sums of what its
+// occurrences, which are neighbours in `sorted`, have as gradients. MXNet has one thread for all
+// occurrences and some columns; here each occurrence is added by the threads with its number.
+struct MarkLookupTable {
+  template <typename Row>
+  static void Map(int i, int64_t* places, const Row* rows) {
+    places[static_cast<int64_t>(rows[i])] = i;
+  }
+};
+
+template <int columns>
+struct AddTakeGradRspDeterministicKernel {
+  template <typename T>
+  static void Map(int thread, T* gradient, const int64_t* places, const int64_t* sorted,
+                  const int64_t, const int64_t* original_place, const T* out_gradient,
+                  const int64_t row_size, const int64_t threads_per_row) {
+    const int64_t k = thread / threads_per_row, first = thread % threads_per_row * columns;
+    const T* source = out_gradient + original_place[k] * row_size;
+    T* row = gradient + places[sorted[k]] * row_size;
+    for (int64_t i = first; i < std::min(first + columns, row_size); i++) row[i] += source[i];
+  }
+};
+
+// ---- Dense to CSR. First each row's number of values, which prefix sums then turn into
 // starts[row + 1]. As for row-sparse arrays, the thread with a row's number does it.
 struct CastDnsCsrIndPtrThreadKernel {
   template <typename T>
@@ -97,4 +126,17 @@ struct CopyCsrDataToDns {
   }
 };
 }  // namespace op
+
+namespace ndarray {
+// Adds a row-sparse array to the sum of several, whose rows are numbered by `sums`, the prefix sums
+// of their marks.
+struct ElementWiseRspAdditionKernel {
+  template <typename T, typename Row>
+  static void Map(int i, T* total, const Row* sums, const Row* rows, const T* values,
+                  const int64_t num_stored, const int64_t row_size) {
+    if (i >= num_stored * row_size) return;
+    total[(sums[rows[i / row_size]] - 1) * row_size + i % row_size] += values[i];
+  }
+};
+}  // namespace ndarray
 }  // namespace mxnet
