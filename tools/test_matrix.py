@@ -140,6 +140,23 @@ def end(process: subprocess.Popen) -> None:
         process.wait()
 
 
+@contextlib.contextmanager
+def interrupts_held() -> Iterator[list[int]]:
+    """Give a list of the interrupts that arrive meanwhile, none of which raises.
+
+    An exception while a program is being started would leave it running, and nobody to end it.
+    """
+    held: list[int] = []
+    before = [(n, signal.getsignal(n)) for n in (signal.SIGINT, signal.SIGTERM)]
+    for number, _ in before:
+        signal.signal(number, lambda caught, frame: held.append(caught))
+    try:
+        yield held
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+
+
 def logged(command: list[str], log: Path, **environment: str) -> int:
     """Run a command in the repository, append its output to ``log``, and return its exit status.
 
@@ -148,18 +165,21 @@ def logged(command: list[str], log: Path, **environment: str) -> int:
     outer_make = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")
     inherited = {name: value for name, value in os.environ.items() if name not in outer_make}
     with log.open("a", encoding="utf-8", errors="replace") as out:
-        process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env={**inherited, **environment},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
+        with interrupts_held() as held:
+            process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env={**inherited, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                start_new_session=True,
+            )
         try:
+            if held:
+                raise KeyboardInterrupt
             for line in process.stdout:
                 out.write(line)
                 out.flush()
