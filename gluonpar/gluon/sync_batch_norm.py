@@ -85,8 +85,12 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
 
     def _num_devices(self) -> int:
         """As set, or the number of the parameters' contexts; 1 if there are none yet."""
+        return self.num_devices or len(self._contexts()) or 1
+
+    def _contexts(self) -> list[mx.Context]:
+        """Those of the parameters; none if they have not been initialised."""
         known = self.gamma._data is not None or self.gamma._deferred_init
-        return self.num_devices or (len(self.gamma.list_ctx()) if known else 1)
+        return self.gamma.list_ctx() if known else []
 
     def cast(self, dtype: Any) -> None:
         """Cast inputs and outputs to ``dtype``; for float16 the parameters stay float32."""
@@ -97,7 +101,7 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
         """Refuse what would not end, at once, and compute."""
         if not self._kwargs["use_global_stats"]:
             symbolic = isinstance(x, mx.sym.Symbol)
-            refusal = self._layer.refusal(self.gamma.list_ctx() if symbolic else [x.context])
+            refusal = self._layer.refusal(self._contexts() if symbolic else [x.context])
             if refusal:
                 raise RuntimeError(refusal)
         return super().forward(x, *more)

@@ -343,6 +343,12 @@ def test_an_exported_network_trains_when_its_block_is_gone(tmp_path, where):
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
+def test_a_symbol_is_made_of_a_layer_that_is_not_initialised():
+    """gluon-cv's FeatureExpander makes its networks so."""
+    layer = SyncBatchNorm(in_channels=3, num_devices=2)
+    assert layer(mx.sym.var("data")).list_arguments()[0] == "data"
+
+
 def test_more_devices_than_were_declared_are_an_error():
     layer = SyncBatchNorm(in_channels=1, num_devices=2)
     layer.initialize(ctx=contexts(3))
