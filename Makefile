@@ -8,6 +8,7 @@
 #   VENV=...        folder of the environment (default: .venv)
 #   VENV_CUDA=...   folder of the environment of `make test-cuda` (default: .venv-cuda)
 #   VENV_GPU_SIM=.. folder of the environment of `make test-gpu-sim` (default: .venv-gpu-sim)
+#   VENV_PROGRAMS=. folder of the environment of `make test-programs` (default: .venv-programs)
 #   LANGUAGE=zh     `make notebook` opens the Chinese notebook
 #   PYTHONS="..."   interpreters for `make test-matrix`: versions such as 3.8, or paths
 
@@ -15,6 +16,7 @@ PYTHON ?=
 VENV ?= .venv
 VENV_CUDA ?= .venv-cuda
 VENV_GPU_SIM ?= .venv-gpu-sim
+VENV_PROGRAMS ?= .venv-programs
 NUM_GPUS ?= 2
 RANKS ?= 2
 ARGS ?=
@@ -23,7 +25,7 @@ EXTRA ?=
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help train train-mpi test test-all test-faults test-cuda test-gpu-sim test-gpu-sim-all test-matrix notebook notebooks docs docs-serve pictures dist test-dist lint format data clean FORCE
+.PHONY: help train train-mpi test test-all test-faults test-cuda test-gpu-sim test-gpu-sim-all test-programs test-matrix notebook notebooks docs docs-serve pictures dist test-dist lint format data clean FORCE
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -78,6 +80,10 @@ test-gpu-sim: $(VENV_GPU_SIM)/.gpu-sim ## run tests on simulated GPUs (downloads
 
 test-gpu-sim-all: test-gpu-sim ## also run the slow tests on simulated GPUs
 	$(GPU_SIM) -m slow $(GPU_SIM_TESTS) $(ARGS)
+
+# Each program has a process of its own. tests/programs/compare.py prints the table of docs/programs.md.
+test-programs: $(VENV_PROGRAMS)/.programs ## run programs of gluon-cv, GluonNLP and d2l (0.3 GB)
+	$(PYTEST:$(BIN)/%=$(VENV_PROGRAMS)/bin/%) tests/programs/test_programs.py $(ARGS)
 
 # JupyterLab runs as root only with --allow-root.
 notebook: $(VENV)/.notebook data ## open the walkthrough in JupyterLab
@@ -151,6 +157,13 @@ $(VENV_GPU_SIM)/.gpu-sim: setup.py
 	@$(VENV_GPU_SIM)/bin/python -m pip install --quiet --no-deps $(D2L)
 	@touch $@
 
+$(VENV_PROGRAMS)/.programs: setup.py tests/programs/requirements.txt
+	@tools/make_venv.sh '$(VENV_PROGRAMS)' '$(PYTHON)'
+	@echo "installing gluon-cv, GluonNLP, d2l and d2lzh into $(VENV_PROGRAMS) (downloads 0.3 GB)"
+	@$(VENV_PROGRAMS)/bin/python -m pip install --quiet -r tests/programs/requirements.txt
+	@$(VENV_PROGRAMS)/bin/python -m pip install --quiet --no-deps $(PROGRAMS)
+	@touch $@
+
 $(VENV)/.notebook: $(VENV)/.made setup.py pyproject.toml $(call stale,$(EXTRA),$(VENV)/.extra)
 	@$(call install,$(comma)notebook)
 	@touch $(VENV)/.runs $(VENV)/.mpi $@
@@ -167,6 +180,9 @@ $(VENV)/.dist: $(VENV)/.made
 
 # The tests and the notebook run the book's code with gluonpar. d2l works with newer packages than it pins.
 D2L := d2l==1.0.3
+
+# Others' programs. They pin other versions of what they need than each other.
+PROGRAMS := gluoncv==0.10.5.post0 gluonnlp==0.10.0 d2lzh==1.0.0 $(D2L) autocfg==0.0.8
 
 # Uninstall the other MXNet first: both wheels contain the directory mxnet/, and uninstalling one later
 # would remove files of the other.

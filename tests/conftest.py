@@ -35,9 +35,14 @@ def pytest_configure(config):
 
 
 def pytest_ignore_collect(collection_path, config):
-    """Tests of the simulator and of its counts need it; None leaves others to pytest."""
-    of_simulator = {"cuda_sim", "gpu_sim"} & {*collection_path.parts}
-    return True if of_simulator and config.getoption("--device") == "cpu" else None
+    """What needs the simulator, or others' packages, has environments of its own.
+
+    None leaves others to pytest.
+    """
+    parts = {*collection_path.parts}
+    if {"cuda_sim", "gpu_sim"} & parts and config.getoption("--device") == "cpu":
+        return True
+    return True if "programs" in parts and importlib.util.find_spec("gluoncv") is None else None
 
 
 def pytest_collection_modifyitems(config, items):
