@@ -175,8 +175,8 @@ def child(name, *arguments, timeout=600):
     """Run this file in a process of its own; return what its lines of JSON hold."""
     command = [sys.executable, __file__, name, *map(str, arguments)]
     environment = dict(os.environ)
-    # Several networks, one after another, would fill all of gluonpar's 256 workspaces. With few of
-    # them MXNet's SyncBatchNorm stands still.
+    # Several networks, one after another, would fill all of gluonpar's 256 workspaces. With 1
+    # or 4 of them MXNet's SyncBatchNorm stands still.
     if "--times" not in arguments and name != "ssd_contrib":
         environment["MXNET_CPU_TEMP_COPY"] = "1"
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment)
