@@ -20,7 +20,7 @@ def check(algorithm: str | None, op: str, accumulate: str | None) -> None:
     """Raise ValueError for what :func:`allreduce` has not."""
     if algorithm is not None or accumulate is not None:
         raise ValueError(
-            "row_sparse arrays are summed on the first array's device, whatever their number; "
+            "row_sparse arrays are always summed on the first array's device; "
             f"leave out algorithm={algorithm!r} and accumulate={accumulate!r}, or call "
             "tostype('default') on each"
         )

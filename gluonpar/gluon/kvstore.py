@@ -86,8 +86,8 @@ class GluonPar(mx.kvstore.KVStore):  # of which sparse gradients need an instanc
         gradients of all parameters together, and the others do nothing: for a small network one
         operator per parameter would cost as much as the sums. For other callers every call sums.
 
-        Raises ValueError for arrays of different shapes or dtypes, and for sparse arrays, which a
-        Trainer or Module gives to :meth:`push` and :meth:`pull`.
+        Raises ValueError for arrays of different shapes or dtypes, and for row_sparse ones with
+        ``out`` or several processes; a Trainer or Module gives those to :meth:`push`.
         """
         caller = sys._getframe(1)
         if caller.f_code is _STOCK_LOOP:
@@ -114,11 +114,7 @@ class GluonPar(mx.kvstore.KVStore):  # of which sparse gradients need an instanc
         for name, data in zip(_keys(key), _lists(key, value, "value")):
             if data[0].stype != "row_sparse":
                 raise ValueError(f"kvstore 'gluonpar' cannot push({key!r}): it {_VALUES}")
-            if cluster.size() > 1:
-                raise ValueError(
-                    "row_sparse arrays are not exchanged between processes; make the layer of "
-                    f"{key!r} with sparse_grad=False"
-                )
+            _check_processes(key, data)
             copies = [array.copy() for array in data]
             collectives.allreduce(copies)
             self._row_sparse[name] = copies[0]
@@ -143,6 +139,8 @@ class GluonPar(mx.kvstore.KVStore):  # of which sparse gradients need an instanc
         if ids == checked and cluster.size() == 1:
             host.allreduce(kept)
             return
+        for data in lists if cluster.size() > 1 else ():
+            _check_processes(key, data)
         hierarchical.allreduce_many(lists, one_message=True)
         self._checked.pop(key, None)
         summable = len(lists[0]) > 1 and all(data[0].size for data in lists)
@@ -172,6 +170,14 @@ for _name, _reason in {
 
 def _is_summed_here(param: gluon.Parameter) -> bool:
     return param.grad_req != "null" and param._grad_stype == "default"
+
+
+def _check_processes(key: Any, data: Sequence[mx.nd.NDArray]) -> None:
+    if cluster.size() > 1 and data[0].stype != "default":
+        raise ValueError(
+            "row_sparse arrays are not exchanged between processes; make the layer of "
+            f"{key!r} with sparse_grad=False"
+        )
 
 
 def _keys(key: Any) -> Sequence[Any]:

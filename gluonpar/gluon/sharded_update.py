@@ -98,12 +98,12 @@ class ShardedUpdate:
                 updater = self._of_copies[k]
                 if not is_copied:  # the state was loaded, or is on other contexts now
                     updater.states.pop(i, None)
-                    updater.states.update({j: copy.deepcopy(states[j]) for j in states if j == i})
-                    updater.states_synced[i] = False
-                before = dict(counts)
+                    if i in states:
+                        updater.states[i] = copy.deepcopy(states[i])
+                        updater.states_synced[i] = False
+                before = counts.get(i, self._optimizer.begin_num_update)
                 updater([i], [grad], [value])
-                counts.clear()  # a step counts once, however many devices there are
-                counts.update(before)
+                counts[i] = before  # a step counts once, however many devices there are
 
     def _sum_and_update(self, bucket: Bucket) -> None:
         """Sum over devices, SGD and broadcast of a bucket, in one pass over memory."""

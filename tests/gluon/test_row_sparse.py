@@ -240,3 +240,5 @@ def test_several_processes_are_refused(monkeypatch):
         Trainer(bag(contexts(2)).collect_params(), "sgd")
     with pytest.raises(ValueError, match="not exchanged between processes.*sparse_grad=False"):
         mx.kv.create("gluonpar").push("w", row_sparse(contexts(2)))
+    with pytest.raises(ValueError, match="not exchanged between processes.*sparse_grad=False"):
+        mx.kv.create("gluonpar").pushpull("w", row_sparse(contexts(2)))

@@ -39,9 +39,8 @@ PROGRAMS = {
     "mxnet_programs": {"fitted": "", "module": "", "bucketing_module": ""},
 }
 NAMES = [name for names in PROGRAMS.values() for name in names]
-ALIKE = [
-    name for name in NAMES if name not in ("ssd_contrib", "fcn_as_one")
-]  # any number of devices
+# Those that are run on two and on four devices.
+ALIKE = [name for name in NAMES if name not in ("ssd_contrib", "fcn_as_one")]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,8 +86,8 @@ class Run:
     """The losses of each step, and copies of all parameters after the first and the last one."""
 
     losses: list
-    first: dict
-    last: dict
+    first: list
+    last: list
     seconds: list  # of each step
 
 
@@ -151,6 +150,8 @@ def _difference(ours, stock):
 
 
 def _compare(name, ks):
+    import mxnet as mx
+
     import gluonpar
 
     if name == "fcn_as_one":
@@ -160,8 +161,6 @@ def _compare(name, ks):
             print(json.dumps({"k": k, "way": "one device", **found}), flush=True)
         return
     for k in ks:
-        import mxnet as mx
-
         # The contexts have their share of the processors from here on: some operators add in an
         # order that depends on the number of threads.
         gluonpar.allreduce([mx.nd.zeros((1,), ctx=mx.cpu(i)) for i in range(k)])
