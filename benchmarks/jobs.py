@@ -21,9 +21,9 @@ from gluonpar.runtime import threads
 
 WORKER = pathlib.Path(__file__).with_name("worker.py")
 LOOPBACK = "127.0.0.1"
-# They decide how fast MXNet, OpenMP and MPI run, so no candidate inherits them.
+# They decide how fast MXNet, OpenMP, MPI and others run, so no candidate inherits them.
 SETTINGS = ("MXNET_", "OMP_", "GOMP_", "KMP_", "MKL_", "MALLOC_", "GLIBC_TUNABLES", "HOROVOD_")
-SETTINGS += ("OMPI_", "PMIX_", "PRTE_", "DMLC_", "PS_", "GLUONPAR_")
+SETTINGS += ("OMPI_", "PMIX_", "PRTE_", "DMLC_", "PS_", "GLUONPAR_", "XLA_", "JAX_", "TF_")
 LAST_LINES = 5
 PYTHON_SECONDS = 60  # an interpreter needs less to start and end
 

@@ -48,6 +48,8 @@ def parser():
     made.add("--dtype", "float32", "of the arrays", choices=allreduce.DTYPES)
     made.add("--op", "sum", "how arrays are combined", choices=list(allreduce.COMBINE))
     made.add("--iters", 20, "samples", type=harness.at_least(1), dest="rounds", **count)
+    often = "calls on the same arrays before the wait; a sample is one call's share"
+    made.add("--calls", 1, often, type=harness.at_least(1), **count)
     made.add("--warmup", 5, "samples before that do not count", type=harness.at_least(0), **count)
     made.add("--check", 1, "compare every value with NumPy's", type=int, choices=(0, 1))
     known = harness.one_of(collectives.ALGORITHMS)
@@ -71,8 +73,7 @@ def prepare(options):
     sizes = allreduce.sizes(options.min_bytes, options.max_bytes, options.factor, options.dtype)
     chosen = devices.choose(num_gpus=options.num_gpus, device=options.device)
     how = (options.dtype, options.op, options.rounds, options.warmup, bool(options.check))
-    setting = allreduce.Setting(chosen.ctx, *how)
-    threads.share(chosen.ctx)
+    setting = allreduce.Setting(chosen.ctx, *how, options.calls)
     algorithms = options.algorithms or collectives.usable(chosen.ctx)
     found = allreduce.makers(chosen.ctx, algorithms)
     return sizes, setting, *allreduce.without_unsupported(found, setting), chosen.notice
@@ -110,6 +111,7 @@ def header(console, machine, setting):
         FLOOR: f"NumPy on the same memory, {allreduce.FLOOR_THREADS} threads from "
         f"{allreduce.FLOOR_MIN_BYTES} bytes up",
         "all-reduce": f"{setting.op} of {setting.dtype}, {checked}",
+        "calls": f"{setting.calls} before each wait; times are per call",
         "samples": f"{setting.rounds} rounds after {setting.warmup} to warm up, all candidates in "
         "turns; time is the median, iqr the interquartile range",
         "ratios": f"of times to those of {PEER} and {FLOOR}: below 1 is faster",

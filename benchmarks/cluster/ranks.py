@@ -25,7 +25,7 @@ class GluonparRank(Rank):
             raise RuntimeError(f"{size} processes have joined, not {len(task.devices)}")
         own = shard(task, rank, size)
         if kind == "trainer":
-            training = gluon.make(own, share_threads=True, gluonpar_trainer=True)
+            training = gluon.make(own, trainer="gluonpar")
             training.batch_size = n
         else:
             training = TrainBatch(own, n)

@@ -22,10 +22,9 @@ from benchmarks.training import soak as soaks
 from benchmarks.training import soak_chart, tables
 from benchmarks.training.candidates import (
     CANDIDATES,
-    HOROVOD,
+    LIBRARIES,
     OURS,
     REFERENCE,
-    TORCH,
     TRAINER,
     Setting,
     measure,
@@ -71,9 +70,9 @@ def parser():
     made.add("--warmup", 5, "steps before that do not count", type=kind, metavar="N")
     help_ = "train this many steps, and show whether the process stays as it was"
     made.add_argument("--soak", type=int, metavar="N", help=help_)
-    for name, package in ((TORCH, "PyTorch"), (HOROVOD, "Horovod")):
+    for library, package in LIBRARIES.items():
         help_ = f"interpreter that has {package} (default: this one)"
-        option = f"--{name.split()[0]}-python"
+        option = f"--{library}-python"
         made.add_argument(option, metavar="PATH", default=sys.executable, help=help_)
     return made
 
@@ -84,9 +83,12 @@ def prepare(options):
         raise ValueError("--plot needs --soak; --json keeps the figures of a comparison")
     if options.soak is not None:
         soaks.check(options.soak, names(options))
-    pythons = {TORCH: options.torch_python, HOROVOD: options.horovod_python}
-    for name in set(pythons) & set(names(options)):
-        check_python(f"--{name.split()[0]}-python", pythons[name])
+    pythons = {}
+    for name in names(options):
+        library = name.split()[0]
+        if library in LIBRARIES:
+            pythons[name] = getattr(options, f"{library}_python")
+            check_python(f"--{library}-python", pythons[name])
     chosen = [devices.choose(num_gpus=k, device=options.device) for k in options.num_gpus]
     often = (options.batch_size, options.steps, options.rounds, options.warmup, pythons)
     settings = [Setting(work, choice.ctx, *often) for work in options.workload for choice in chosen]
@@ -127,7 +129,7 @@ def header(console, record):
         "machine": harness.processor(machine),
         "date": machine["date"],
         "samples": f"{options.rounds} rounds of {options.steps} steps after {options.warmup} "
-        "to warm up, all candidates in turns; a step is the median, iqr the interquartile range",
+        "to warm up, all candidates in turns; a step is the median, q1 and q3 the quartiles",
         "processes": "each candidate's own, without the MXNET_*, OMP_* and MALLOC_* set here; one "
         "candidate computes, the others wait",
         "data": "one random batch in NumPy, which is loaded and split in every step",

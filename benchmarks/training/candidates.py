@@ -15,39 +15,47 @@ from benchmarks.training.workloads import WORKLOADS
 from gluonpar.diagnostics.benchmark.harness import Progress, Samples
 
 OURS, TRAINER, REFERENCE = "gluonpar", "trainer device", "one context"
-TORCH, HOROVOD, FLOOR = "torch ddp", "horovod", "floor"
+FLOOR, PROCESSES, HOROVOD = "floor", "processes", "horovod"
 
 _OURS = Program("training.train_batch", "train_batch with a plain function", "gluonpar")
 _GLUON = functools.partial(Program, "training.gluon")
-_SHARED = {"share_threads": True}
+_OUR_TRAINER = _GLUON("the same by gluonpar.Trainer", "gluonpar", options={"trainer": "gluonpar"})
+_OUR_STORE = _GLUON(
+    "the same by gluon.Trainer(kvstore='gluonpar')", "gluonpar", options={"kvstore": "gluonpar"}
+)
+_REFERENCE = _GLUON(
+    "gluon.Trainer, hybridized static, whole batch on device 0 with every core, MXNet as it comes",
+    "mxnet",
+    options={"one_context": True},
+    team="all",
+    splits=False,
+)
+_PREPARED = "with OMP_NUM_THREADS=cores/K in the environment"
+_TENSORFLOW = Program(
+    "training.tensorflow_mirrored", "TensorFlow's MirroredStrategy, one process, as it comes"
+)
+_JAX = Program("training.jax_shard_map", "JAX's shard_map, one process, as it comes")
+_ONE_DEVICE = {"options": {"one_device": True}, "splits": False}
 CANDIDATES = {
     OURS: _OURS,
     "book": Program("training.book", "Dive into Deep Learning 13.5, MXNet as it comes", "mxnet"),
     TRAINER: _GLUON(
         "gluon.Trainer(kvstore='device'), hybridized static, MXNet as it comes", "mxnet"
     ),
-    "trainer device + our runtime": _GLUON(
-        "the same after import gluonpar and threads.share", "gluonpar", options=_SHARED
+    "trainer device, imported": _GLUON("the same after import gluonpar", "gluonpar"),
+    "gluonpar trainer": _OUR_TRAINER,
+    "gluonpar trainer, prepared": dataclasses.replace(
+        _OUR_TRAINER, about=f"gluonpar.Trainer {_PREPARED}", team="share"
     ),
-    "trainer gluonpar": _GLUON(
-        "gluon.Trainer(kvstore='gluonpar'), the rest as above",
-        "gluonpar",
-        options={**_SHARED, "kvstore": "gluonpar"},
+    "trainer gluonpar": _OUR_STORE,
+    "trainer gluonpar, prepared": dataclasses.replace(
+        _OUR_STORE, about=f"gluon.Trainer(kvstore='gluonpar') {_PREPARED}", team="share"
     ),
-    "gluonpar trainer": _GLUON(
-        "gluonpar's Trainer and split_and_load, the rest as above",
-        "gluonpar",
-        options={**_SHARED, "gluonpar_trainer": True},
+    REFERENCE: _REFERENCE,
+    "one context, imported": dataclasses.replace(
+        _REFERENCE, about="the same after import gluonpar", runtime="gluonpar", team=""
     ),
-    REFERENCE: _GLUON(
-        "gluon.Trainer, hybridized static, whole batch on device 0 with every core, MXNet as it "
-        "comes",
-        "mxnet",
-        options={"one_context": True},
-        team="all",
-        splits=False,
-    ),
-    TORCH: Program(
+    "torch ddp": Program(
         "training.torch_ddp",
         "PyTorch DistributedDataParallel, gloo, a process per device",
         launch=process_per_device,
@@ -63,6 +71,22 @@ CANDIDATES = {
         team="share",
         ranks=True,
     ),
+    "tensorflow mirrored": _TENSORFLOW,
+    "tensorflow one device": dataclasses.replace(
+        _TENSORFLOW, about="TensorFlow, whole batch on one device", **_ONE_DEVICE
+    ),
+    "jax shard_map": _JAX,
+    "jax one device": dataclasses.replace(
+        _JAX, about="JAX, whole batch on one device", **_ONE_DEVICE
+    ),
+    PROCESSES: dataclasses.replace(
+        _OUR_TRAINER,
+        about="gluonpar.Trainer in a process per device, each alone on its shard: no exchange",
+        launch=process_per_device,
+        team="share",
+        ranks=True,
+        exchanges=False,
+    ),
     FLOOR: dataclasses.replace(
         _OURS,
         about="gluonpar's functions, every device alone on its shard: no exchange",
@@ -70,6 +94,8 @@ CANDIDATES = {
         exchanges=False,
     ),
 }
+# Libraries that are installed apart: the option --NAME-python, and the package.
+LIBRARIES = {"torch": "PyTorch", HOROVOD: "Horovod", "tensorflow": "TensorFlow", "jax": "JAX"}
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 from typing import Callable
 
 import mxnet as mx
@@ -10,25 +11,17 @@ import numpy as np
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-from benchmarks.training.training import Training
+from benchmarks.training.training import Rank, Training, shard
 from benchmarks.training.workloads import NUM_CLASSES, Task, residual_blocks
 
 
 class Gluon(Training):
     """The fastest way that Gluon documents: static memory and shapes, one backward for all devices.
 
-    ``make_trainer(params, optimizer, optimizer_params)`` returns what updates; ``split((X, y),
-    ctx)`` returns the shards, by default with Gluon's own function.
+    ``make_trainer(params, optimizer, optimizer_params)`` returns what updates.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        ctx: list[mx.Context],
-        make_trainer: Callable,
-        split: Callable | None = None,
-    ) -> None:
-        self.split = split or split_and_load
+    def __init__(self, task: Task, ctx: list[mx.Context], make_trainer: Callable) -> None:
         self.X, self.y, self.ctx, self.batch_size = task.X, task.y, ctx, len(task.X)
         self.net = MODELS[task.workload](task.width)
         self.losses = gluon.loss.SoftmaxCrossEntropyLoss()
@@ -68,13 +61,9 @@ class Gluon(Training):
         return [[param.data(c).asnumpy() for param in self.trained] for c in self.ctx]
 
     def _losses(self) -> list[mx.nd.NDArray]:
-        shards = self.split((self.X, self.y), self.ctx)
-        return [self.losses(self.net(X), y) for X, y in shards]
-
-
-def split_and_load(batch: tuple, ctx: list[mx.Context]) -> list[tuple]:
-    """Split each array of ``batch`` with Gluon's function."""
-    return list(zip(*[gluon.utils.split_and_load(a, ctx, even_split=False) for a in batch]))
+        X_shards = gluon.utils.split_and_load(self.X, self.ctx, even_split=False)
+        y_shards = gluon.utils.split_and_load(self.y, self.ctx, even_split=False)
+        return [self.losses(self.net(X), y) for X, y in zip(X_shards, y_shards)]
 
 
 def lenet(width: int = 20) -> nn.HybridSequential:
@@ -142,23 +131,21 @@ MODELS = {"lenet": lenet, "mlp": mlp, "resnet18": resnet18}
 
 def make(
     task: Task,
-    one_context: bool = False,
-    share_threads: bool = False,
+    trainer: str = "mxnet",
     kvstore: str = "device",
-    gluonpar_trainer: bool = False,
+    one_context: bool = False,
+    rank: int | None = None,
+    rendezvous: str = "",
 ) -> Training:
-    """Return the training of ``task``, with ``one_context`` on its first device only.
+    """Return the training of ``task`` by the Trainer of the package ``trainer``.
 
-    ``gluonpar_trainer``: gluonpar's Trainer and ``split_and_load`` in place of Gluon's.
+    With ``one_context`` on its first device only; with ``rank`` on that rank's shard, alone.
     """
+    package = importlib.import_module("mxnet.gluon" if trainer == "mxnet" else trainer)
+    make_trainer = functools.partial(package.Trainer, kvstore=kvstore)
+    if rank is not None:
+        size = len(task.devices)
+        own = Gluon(shard(task, rank, size), [mx.cpu()], make_trainer)
+        return Rank(rank, size, len(task.X), own)
     ctx = [mx.Context(*device) for device in task.devices]
-    if share_threads:
-        from gluonpar.runtime import threads
-
-        threads.share(ctx)
-    if gluonpar_trainer:
-        import gluonpar
-
-        return Gluon(task, ctx, gluonpar.Trainer, gluonpar.split_and_load)
-    make_trainer = functools.partial(gluon.Trainer, kvstore=kvstore)
     return Gluon(task, ctx[:1] if one_context else ctx, make_trainer)

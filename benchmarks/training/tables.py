@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from typing import Sequence
 
-from benchmarks.training.candidates import FLOOR, StepResult
+from benchmarks.training.candidates import FLOOR, PROCESSES, StepResult
 from benchmarks.training.soak import ALLOWED_BYTES, LEAST_RATIO, MB, Soak, describe
 from gluonpar.diagnostics.benchmark.harness import columns
 
-HEADINGS = ("candidate", "ms/step", "iqr ms", "images/s", f"/ {FLOOR}", "loss", "off", "peak MB")
-WIDTHS = (-28, 9, 9, 10, 7, 9, 9, 8)
+HEADINGS = ("candidate", "ms/step", "q1", "q3", "images/s", f"/ {FLOOR}", f"/ {PROCESSES}")
+HEADINGS += ("loss", "off", "peak MB")
+WIDTHS = (-28, 9, 9, 9, 10, 7, 11, 9, 9, 8)
 
 
 def table(rows: Sequence[StepResult]) -> list[str]:
     """Return the headings and a line for each of ``rows``, one workload on some devices."""
     lines = [columns(HEADINGS, WIDTHS)]
-    floor = _median(rows, FLOOR)
+    floors = [_median(rows, name) for name in (FLOOR, PROCESSES)]
     for row in rows:
-        time, spread = row.samples.median, row.samples.spread
+        time, (first, third) = row.samples.median, row.samples.quartiles
         off = "-" if row.deviation is None else f"{row.deviation:+.1e}"
-        figures = (f"{1e3 * time:.2f}", f"{1e3 * spread:.2f}", f"{row.images_per_second:.0f}")
+        figures = [f"{1e3 * seconds:.2f}" for seconds in (time, first, third)]
+        figures.append(f"{row.images_per_second:.0f}")
         loss, peak = f"{row.last_loss:.4f}", f"{row.peak_bytes / MB:.0f}"
-        cells = (row.name, *figures, _ratio(time, floor), loss, off, peak)
+        cells = (row.name, *figures, *(_ratio(time, floor) for floor in floors), loss, off, peak)
         lines.append(columns(cells, WIDTHS))
     return lines
 

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import functools
 import gc
-from typing import Callable, Iterable, Sequence
+from typing import Iterable, Sequence
 
 import mxnet as mx
 import numpy as np
 from mxnet import autograd, nd
 
+import gluonpar
 from benchmarks.training import resnet
 from benchmarks.training.training import Training
-from benchmarks.training.workloads import NUM_CLASSES, Task
-from gluonpar import replicas, step
-from gluonpar.models import lenet
+from benchmarks.training.workloads import Task
 from gluonpar.models.losses import softmax_cross_entropy
-from gluonpar.optim import sgd
-from gluonpar.runtime import cached_op, memory, threads
-from gluonpar.sharding import split_and_load
+from gluonpar.runtime import cached_op, memory
 
 
 class TrainBatch(Training):
-    """``train_batch`` with a plain function as its model.
+    """``train_batch`` with a plain function as its model, as a user would write it.
 
     A model's last parameters are the moving statistics of its batch normalisations: they have no
     gradient, and no update.
@@ -32,16 +28,15 @@ class TrainBatch(Training):
         self.X, self.y, self.lr, self.num_trained = task.X, task.y, task.lr, len(task.params)
         self.batch_size = batch_size
         self.ctx = [mx.Context(*device) for device in task.devices]
-        threads.share(self.ctx)  # before any array is made, as train() does
-        self.model, convert = MODELS[task.workload](task.width)
+        self.model, convert = MODELS[task.workload]
         params = [nd.array(convert(value), ctx=mx.cpu()) for value in task.params + task.moving]
         moving = range(self.num_trained, len(params))
-        self.device_params = [replicas.get_params(params, c, frozen=moving) for c in self.ctx]
+        self.device_params = [gluonpar.get_params(params, c, frozen=moving) for c in self.ctx]
 
     def step(self) -> None:
         """Take a step as a user would."""
         params, n = self.device_params, self.batch_size
-        step.train_batch(self.X, self.y, params, self.ctx, self.lr, self.model, batch_size=n)
+        gluonpar.train_batch(self.X, self.y, params, self.ctx, self.lr, self.model, batch_size=n)
 
     def wait(self) -> None:
         """Wait for all of MXNet's queues."""
@@ -66,9 +61,10 @@ class TrainBatch(Training):
         return [by_purpose(params, c) for params, c in zip(self.device_params, self.ctx)]
 
     def _losses(self, device_params: Sequence[Sequence[nd.NDArray]]) -> list[nd.NDArray]:
+        shards = gluonpar.split_and_load((self.X, self.y), self.ctx)
         return [
             cached_op.losses(self.model, softmax_cross_entropy, X, y, params)
-            for (X, y), params in zip(split_and_load((self.X, self.y), self.ctx), device_params)
+            for (X, y), params in zip(shards, device_params)
         ]
 
 
@@ -81,29 +77,21 @@ class Floor(TrainBatch):
             losses = self._losses(self.device_params)
         autograd.backward(losses)
         for params, loss in zip(self.device_params, losses):
-            sgd(params, self.lr, len(loss))
+            gluonpar.sgd(params, self.lr, len(loss))
 
 
-@functools.lru_cache(None)
-def _mlp(width: int) -> Callable:
-    @cached_op.traceable
-    def model(X: nd.NDArray, params: Sequence[nd.NDArray]) -> nd.NDArray:
-        F, h = cached_op.operators(X), X
-        for i, size in enumerate((width, width, NUM_CLASSES)):
-            h = lenet.relu(h) if i else h
-            h = F.FullyConnected(h, params[2 * i], params[2 * i + 1], num_hidden=size)
-        return h
-
-    return model
+def mlp(X: nd.NDArray, params: Sequence[nd.NDArray]) -> nd.NDArray:
+    """Return the scores of dense layers with relu between them."""
+    h = X
+    for W, b in zip(params[::2], params[1::2]):
+        h = h if h is X else nd.Activation(h, act_type="relu")
+        h = nd.FullyConnected(h, W, b, num_hidden=W.shape[0])
+    return h
 
 
-@functools.lru_cache(None)
-def _resnet18(width: int) -> Callable:
-    @cached_op.traceable
-    def model(X: nd.NDArray, params: Sequence[nd.NDArray]) -> nd.NDArray:
-        return resnet.resnet18(cached_op.operators(X), X, params, width)
-
-    return model
+def resnet18(X: nd.NDArray, params: Sequence[nd.NDArray]) -> nd.NDArray:
+    """Return the scores of ResNet-18."""
+    return resnet.resnet18(nd, X, params, width=params[0].shape[0])
 
 
 def _same(value: np.ndarray) -> np.ndarray:
@@ -114,11 +102,11 @@ def _transposed(value: np.ndarray) -> np.ndarray:
     return value.T if value.ndim == 2 else value
 
 
-# By workload, from the first layer's width to the model and the conversion of its parameters.
+# By workload: the model, and the conversion of its parameters.
 MODELS = {
-    "lenet": lambda width: (lenet.lenet, _same),
-    "mlp": lambda width: (_mlp(width), _transposed),
-    "resnet18": lambda width: (_resnet18(width), _same),
+    "lenet": (gluonpar.lenet, _same),
+    "mlp": (mlp, _transposed),
+    "resnet18": (resnet18, _same),
 }
 
 

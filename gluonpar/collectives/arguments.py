@@ -8,6 +8,8 @@ from typing import NamedTuple, Sequence
 import mxnet as mx
 import numpy as np
 
+from gluonpar.runtime import memory
+
 OPS = ("sum", "mean", "max", "min")
 
 
@@ -35,22 +37,22 @@ def check_list(data: Sequence[mx.nd.NDArray], name: str = "data", row_sparse: bo
         raise TypeError(f"{name} must be a list of arrays, one per device, got {kind}")
     if not data:
         raise ValueError(f"{name} must hold at least one array, got an empty list")
+    kinds = []
     for i, array in enumerate(data):
         if not isinstance(array, mx.nd.NDArray):
             raise TypeError(f"{name}[{i}] must be an MXNet array, got {type(array).__name__}")
-    kinds = [(array.shape, array.dtype, array.stype) for array in data]
-    for i, kind in enumerate(kinds):
-        if kind != kinds[0]:
-            got = f"{name}[{i}] {_described(data[i])}, but {name}[0] {_described(data[0])}"
+        kinds.append(memory.kind(array))
+        if kinds[i] != kinds[0]:
+            got = f"{name}[{i}] {_described(array)}, but {name}[0] {_described(data[0])}"
             raise ValueError(f"{name} must have one shape, dtype and storage type, got {got}")
     shape, dtype, stype = kinds[0]
     if stype != "default" and not (row_sparse and stype == "row_sparse"):
         raise ValueError(
             f"{name} must hold dense arrays, got {stype} storage; call tostype('default') on each"
         )
-    if len({id(array) for array in data}) < len(data):
+    if len({*map(id, data)}) < len(data):
         raise ValueError(f"{name} must hold different arrays, got the same one more than once")
-    return Kind(shape, np.dtype(dtype), [array.context for array in data], stype)
+    return Kind(shape, dtype, [*map(memory.context, data)], stype)
 
 
 def _described(array: mx.nd.NDArray) -> str:

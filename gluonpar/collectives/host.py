@@ -12,7 +12,7 @@ Arrays are added in the order of the list, starting with the one that the sum is
 from __future__ import annotations
 
 import functools
-from typing import Sequence, Tuple
+from typing import Callable, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -29,22 +29,33 @@ COMBINE = {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum}
 @register_executor("host")
 def allreduce(lists: Lists, op: str = "sum", accumulate: str | None = None) -> None:
     """Sum the arrays of CPU contexts in memory, block by block, with several threads if large."""
+    prepare(lists, op, accumulate)(lists)
+
+
+def prepare(lists: Lists, op: str = "sum", accumulate: str | None = None) -> Callable:
+    """Return what does :func:`allreduce` with these lists; it does not keep the arrays alive."""
     devices = range(len(lists[0]))
-    run(lists, [(slice(None), devices, devices[1:])], op, accumulate)
+    return _prepare(lists, [(slice(None), devices, devices[1:])], op, accumulate)
 
 
-def run(
-    lists: Lists, reductions: Sequence[Reduction], op: str = "sum", accumulate: str | None = None
-) -> None:
+def run(lists: Lists, reductions: Sequence[Reduction], op: str = "sum") -> None:
     """Push one operator that does ``reductions`` on each of ``lists``.
 
     Each combines a part of the sources into the first of them, and copies it to the targets.
     """
-    lists = [tuple(data) for data in lists]  # the caller may change its own before it runs
+    _prepare(lists, reductions, op, None)(lists)
+
+
+def _prepare(lists, reductions, op: str, accumulate: str | None) -> Callable:
     arrays = [array for data in lists for array in data]
-    num_bytes = sum(map(memory.num_bytes, arrays))
-    function = functools.partial(_reduce, lists, reductions, op, accumulate, num_bytes)
-    thread_pool.push(function, arrays, num_bytes, name="gluonpar.host")
+    num_bytes = sum(len(data) * memory.num_bytes(data[0]) for data in lists)
+    push = thread_pool.prepare(arrays, num_bytes, name="gluonpar.host")
+
+    def push_sum(lists: Lists) -> None:
+        lists = [tuple(data) for data in lists]  # the caller may change its own before it runs
+        push(functools.partial(_reduce, lists, reductions, op, accumulate, num_bytes))
+
+    return push_sum
 
 
 def _reduce(lists, reductions, op: str, accumulate: str | None, num_bytes: int) -> None:
@@ -53,7 +64,8 @@ def _reduce(lists, reductions, op: str, accumulate: str | None, num_bytes: int) 
         views = memory.views(data)
         for part, sources, targets in reductions:
             function = functools.partial(_combine, len(sources), op, accumulate)
-            tasks.append((function, [views[i][part] for i in (*sources, *targets)]))
+            of_devices = views if part == slice(None) else [view[part] for view in views]
+            tasks.append((function, [of_devices[i] for i in (*sources, *targets)]))
     thread_pool.run(tasks, num_bytes)
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import threading
-from typing import Iterator, NamedTuple, Sequence
+from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
 import mxnet as mx
 from mxnet import autograd
@@ -22,12 +23,17 @@ from gluonpar.collectives import (
 )
 from gluonpar.collectives.algorithms import balanced, tree
 from gluonpar.collectives.plan import relabel, reverse
-from gluonpar.runtime import interrupts, nccl, peers, threads
+from gluonpar.runtime import interrupts, memory, nccl, peers, threads
 
 # Large enough for an all-reduce to be bandwidth-bound, small enough for the first buckets of a
 # model's gradients to be summed while backward still computes the others.
 BUCKET_BYTES = 4 << 20
 
+
+# What pushes a sum of arrays that have been checked, which would take longer than a small sum. The
+# arrays are not kept alive: see memory.fingerprint.
+_prepared: dict[tuple, Callable] = {}
+_MOST_PREPARED = 256
 
 _pushing = threading.RLock()
 os.register_at_fork(
@@ -35,11 +41,15 @@ os.register_at_fork(
 )
 
 
-@contextlib.contextmanager
-def _as_one() -> Iterator[None]:
+def _as_one(function: Callable) -> Callable:
     """Push the operators of a call without those of other threads' calls, or Ctrl-C, in between."""
-    with interrupts.held(), _pushing:
-        yield
+
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> None:
+        with interrupts.held(), _pushing:
+            function(*args, **kwargs)
+
+    return called
 
 
 class Choice(NamedTuple):
@@ -126,7 +136,29 @@ def allreduce(
     >>> data[1].asnumpy().tolist()
     [3.0, 3.0]
     """
-    _allreduce([data], [arguments.check_list(data, row_sparse=True)], algorithm, op, accumulate)
+    key = _key(data, algorithm, op, accumulate)
+    prepared = _prepared.get(key)
+    if prepared is not None:
+        with interrupts.held(), _pushing:
+            prepared([data])
+        return
+    kind = arguments.check_list(data, row_sparse=True)
+    _allreduce([data], [kind], algorithm, op, accumulate)
+    if kind.stype != "default" or len(data) == 1 or 0 in kind.shape:
+        return
+    if registry.named(algorithm or choose(kind).algorithm).run is host.allreduce:
+        if len(_prepared) == _MOST_PREPARED:
+            _prepared.clear()
+        _prepared[key] = host.prepare([data], op, accumulate)
+
+
+def _key(data, *how) -> tuple | None:
+    """Return by what a list of arrays is known again, although others may have been freed."""
+    if not isinstance(data, (list, tuple)):
+        return None
+    if not all(isinstance(array, mx.nd.NDArray) for array in data):
+        return None
+    return (*map(memory.fingerprint, data), *how)
 
 
 def allreduce_many(
@@ -160,27 +192,30 @@ def allreduce_many(
     _allreduce(lists, kinds, algorithm, op, accumulate, bucket_bytes)
 
 
-@_as_one()
+@_as_one
 def _allreduce(lists, kinds, algorithm, op, accumulate, bucket_bytes: int = BUCKET_BYTES) -> None:
+    if not kinds:
+        return
+    ctx = kinds[0].ctx
     for j, kind in enumerate(kinds):
         arguments.check_op(op, accumulate, kind.dtype)
-        if kind.ctx != kinds[0].ctx:
+        if kind.ctx != ctx:
             raise ValueError(
                 f"lists must be on the same contexts, got lists[{j}] on {kind.ctx}, "
-                f"but lists[0] on {kinds[0].ctx}"
+                f"but lists[0] on {ctx}"
             )
-    if kinds:
-        check_algorithm(algorithm, kinds[0].ctx)
-    if any(kind.stype == "row_sparse" for kind in kinds):
-        row_sparse.check(algorithm, op, accumulate)
-    todo = [(data, kind) for data, kind in zip(lists, kinds) if 0 not in kind.shape]
-    if not todo or len(kinds[0].ctx) == 1:
+        if kind.stype == "row_sparse":
+            row_sparse.check(algorithm, op, accumulate)
+    check_algorithm(algorithm, ctx)
+    if len(ctx) == 1:
         return
-    threads.share(kinds[0].ctx)
-    dense = [(data, kind) for data, kind in todo if kind.stype == "default"]
-    for data, kind in todo:
+    threads.share(ctx)
+    dense = []
+    for data, kind in zip(lists, kinds):
         if kind.stype == "row_sparse":
             row_sparse.allreduce(data, op)
+        elif 0 not in kind.shape:
+            dense.append((data, kind))
     for bucket, kind in _buckets(dense, bucket_bytes):
         chosen = registry.named(algorithm or choose(kind).algorithm)
         if len(bucket) == 1 or chosen.name in ("host", "nccl"):
@@ -191,14 +226,15 @@ def _allreduce(lists, kinds, algorithm, op, accumulate, bucket_bytes: int = BUCK
 
 
 def _buckets(lists, bucket_bytes: int) -> Iterator[tuple[list, arguments.Kind]]:
-    """Give the lists of each bucket, and their kind as one flat array."""
+    """Give the lists of each bucket, and their kind; of several lists as one flat array."""
     bucket, held = [], 0
     for i, (data, kind) in enumerate(lists):
         bucket.append(data)
         held += kind.num_bytes
         after = lists[i + 1][1] if i + 1 < len(lists) else None
         if after is None or after.dtype != kind.dtype or held + after.num_bytes > bucket_bytes:
-            yield bucket, kind._replace(shape=(held // kind.dtype.itemsize,))
+            whole = len(bucket) > 1
+            yield bucket, kind._replace(shape=(held // kind.dtype.itemsize,)) if whole else kind
             bucket, held = [], 0
 
 
@@ -230,6 +266,9 @@ def _joined(bucket, root: int | None = None) -> Iterator[list[mx.nd.NDArray]]:
 
 
 def _allreduce_separately(lists, chosen, op: str, accumulate: str | None) -> None:
+    if chosen.run is host.allreduce:  # one function, of which autograd records nothing
+        host.allreduce(lists, op, accumulate)
+        return
     if chosen.run is not None:
         with autograd.pause():
             chosen.run(lists, op, accumulate)
@@ -240,7 +279,7 @@ def _allreduce_separately(lists, chosen, op: str, accumulate: str | None) -> Non
             executor.run(hops, flat, op)
 
 
-@_as_one()
+@_as_one
 def allreduce_as_float16(lists, algorithm: str | None = None) -> None:
     """:func:`allreduce_many` of float16 copies, added in float32, and written back.
 
@@ -345,7 +384,7 @@ def all_gather(data: Sequence[mx.nd.NDArray]) -> None:
     _run([data], [kind], balanced.all_gather(k), copies)
 
 
-@_as_one()
+@_as_one
 def _run(lists, kinds, hops, reductions, op="sum", results=(), root: int | None = None) -> None:
     """Do ``reductions`` in the host's memory if all arrays are there, otherwise run ``hops``.
 

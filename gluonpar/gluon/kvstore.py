@@ -13,7 +13,7 @@ import mxnet as mx
 from mxnet import autograd, gluon
 
 from gluonpar import cluster, collectives
-from gluonpar.collectives import hierarchical, host
+from gluonpar.collectives import hierarchical
 
 # MXNet is retired, so this loop over all gradients will not change. A subclass with a loop of its
 # own or a patched Trainer is not recognised, and its calls are then executed one by one.
@@ -44,7 +44,6 @@ class GluonPar(mx.kvstore.KVStore):  # of which sparse gradients need an instanc
     """
 
     def __init__(self) -> None:
-        self._checked: dict[Any, tuple[list, list]] = {}  # by key: ids and arrays that passed
         self._row_sparse: dict[Any, mx.nd.NDArray] = {}  # by key: the sum pushed last
 
     def __del__(self) -> None:
@@ -93,10 +92,9 @@ class GluonPar(mx.kvstore.KVStore):  # of which sparse gradients need an instanc
         if caller.f_code is _STOCK_LOOP:
             params = caller.f_locals["self"]._params
             if key == next(i for i, param in enumerate(params) if _is_summed_here(param)):
-                self._sum(key, [p.list_grad() for p in params if _is_summed_here(p)])
+                _sum(key, [p.list_grad() for p in params if _is_summed_here(p)])
         elif out is None:
-            hashable = tuple(key) if isinstance(key, list) else key
-            self._sum(hashable, _lists(key, value, "value"))
+            _sum(key, _lists(key, value, "value"))
         else:
             for data, targets in zip(_lists(key, value, "value"), _lists(key, out, "out")):
                 with autograd.pause():
@@ -132,21 +130,6 @@ class GluonPar(mx.kvstore.KVStore):  # of which sparse gradients need an instanc
             for target in targets:
                 self._row_sparse[name].copyto(target)
 
-    def _sum(self, key: Any, lists: Sequence[Sequence[mx.nd.NDArray]]) -> None:
-        """Sum in place. Checking the arrays costs as much as a small sum, so it is done once."""
-        ids = [[id(array) for array in data] for data in lists]
-        checked, kept = self._checked.get(key, (None, None))
-        if ids == checked and cluster.size() == 1:
-            host.allreduce(kept)
-            return
-        for data in lists if cluster.size() > 1 else ():
-            _check_processes(key, data)
-        hierarchical.allreduce_many(lists, one_message=True)
-        self._checked.pop(key, None)
-        summable = len(lists[0]) > 1 and all(data[0].size for data in lists)
-        if summable and collectives.explain(lists[0]).algorithm == "host":
-            self._checked[key] = ids, [list(data) for data in lists]  # no id can be reused
-
 
 def _refusing(name: str, reason: str) -> Callable[..., NoReturn]:
     def refuse(self: GluonPar, *args: Any, **kwargs: Any) -> NoReturn:
@@ -170,6 +153,12 @@ for _name, _reason in {
 
 def _is_summed_here(param: gluon.Parameter) -> bool:
     return param.grad_req != "null" and param._grad_stype == "default"
+
+
+def _sum(key: Any, lists: Sequence[Sequence[mx.nd.NDArray]]) -> None:
+    for data in lists if cluster.size() > 1 else ():
+        _check_processes(key, data)
+    hierarchical.allreduce_many(lists, one_message=True)
 
 
 def _check_processes(key: Any, data: Sequence[mx.nd.NDArray]) -> None:

@@ -25,7 +25,7 @@ from gluonpar.gluon import parameter_buckets
 from gluonpar.gluon.parameter_buckets import Layout
 from gluonpar.gluon.sharded_update import ShardedUpdate
 from gluonpar.replicas import Bucket
-from gluonpar.runtime import interrupts
+from gluonpar.runtime import interrupts, threads
 from gluonpar.step import GradientSums, allreduce_gradients
 
 # MXNet's kvstores of one process, which all sum over its devices.
@@ -94,6 +94,7 @@ class Trainer(gluon.Trainer):
         if kvstore is None and len(self._contexts or ()) > 1:
             text = "kvstore=None: gluon.Trainer would not sum gradients over devices; this one does"
             warnings.warn(text, stacklevel=2)
+        threads.share(self._contexts or ())  # before the first forward
         self._given = params
         self._algorithm, self._compression = algorithm, compression
         self._skip_nonfinite, self.num_skipped = skip_nonfinite, 0
@@ -263,6 +264,7 @@ class Trainer(gluon.Trainer):
             hierarchical.broadcast_many([param._data for param in in_order])
         self._layout = Layout(self._params, self._pinned, in_order)
         self._contexts = self._layout.ctx or self._contexts
+        threads.share(self._contexts or ())
         self._update_of_owners.set_contexts(self._contexts)
         if self._accumulating:
             self._layout.set_grad_req("add")

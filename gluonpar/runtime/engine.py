@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import functools
 import itertools
 import os
+import struct
 import sys
 import time
 import traceback
@@ -28,15 +30,16 @@ from mxnet.base import _LIB, check_call
 from gluonpar.runtime import interrupts, memory
 
 _ERROR_BYTES = 64  # more than a std::runtime_error, which is two pointers
-_PRIORITIZED, _ASYNC = ctypes.c_int(3), ctypes.c_int(4)  # FnProperty::kCPUPrioritized, kAsync
+# FnProperty::kCPUPrioritized and kAsync
+_PRIORITIZED, _ASYNC = ctypes.byref(ctypes.c_int(3)), ctypes.byref(ctypes.c_int(4))
+_NO = ctypes.c_bool(False)
+_push_async = _LIB.MXEnginePushAsyncND
+
+# ``mxnet::engine::CallbackOnComplete``: called as finish(engine, param, error or NULL).
+_ON_COMPLETE = struct.Struct("QQQ")
+_ON_COMPLETE_BYTES = ctypes.c_char * _ON_COMPLETE.size
 _FINISH = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
-
-
-class _OnComplete(ctypes.Structure):
-    """``mxnet::engine::CallbackOnComplete``: called as ``finish(engine, param, error or NULL)``."""
-
-    _fields_ = [("finish", _FINISH), ("engine", ctypes.c_void_p), ("param", ctypes.c_void_p)]
-
+_finish_at = functools.lru_cache(None)(_FINISH)  # by address, of which there is one
 
 _cxx = ctypes.CDLL("libstdc++.so.6")
 _new_error = _cxx["_ZNSt13runtime_errorC1EPKc"]  # std::runtime_error::runtime_error(const char*)
@@ -55,8 +58,9 @@ _tickets = itertools.count(1)
 
 def _called(_context, on_complete, ticket):
     """Run a pushed function; the engine calls this, and ``finish`` must be called exactly once."""
-    done = on_complete.contents
-    finish, engine, param = done.finish, done.engine, done.param  # finish() frees *on_complete
+    fields = _ON_COMPLETE_BYTES.from_address(on_complete)  # finish() frees it
+    address, engine, param = _ON_COMPLETE.unpack_from(fields)
+    finish = _finish_at(address)
 
     def complete(message: str | None = None) -> None:
         if message is None:
@@ -69,15 +73,18 @@ def _called(_context, on_complete, ticket):
 
     try:
         function, deferred = _pending.pop(ticket)
-        function(*[complete] * deferred)
+        if deferred:
+            function(complete)
+        else:
+            function()
     except BaseException:  # no caller above could catch it
         complete(traceback.format_exc())
     else:
         if not deferred:
-            complete()
+            finish(engine, param, None)
 
 
-_RUN = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(_OnComplete), ctypes.c_void_p)
+_RUN = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 _run = _RUN(_called)
 
 
@@ -109,24 +116,41 @@ def push(
     keeping a worker, when any thread calls ``complete()``, or ``complete(message)`` if it failed.
     It must do so exactly once, unless ``function`` raises.
     """
+    how = {"inline": inline, "prioritized": prioritized, "deferred": deferred}
+    prepare(ctx, reads=reads, writes=writes, name=name, **how)(function)
+
+
+def prepare(
+    ctx: mx.Context,
+    reads: Sequence[mx.nd.NDArray] = (),
+    writes: Sequence[mx.nd.NDArray] = (),
+    name: str = "gluonpar",
+    inline: bool = False,
+    prioritized: bool = False,
+    deferred: bool = False,
+) -> Callable[[Callable[..., None]], None]:
+    """Return what does :func:`push` with a function; it does not keep the arrays alive."""
     # One array per engine variable: given one twice, the engine would wait for itself.
-    written = {memory.chunk(array): array.handle for array in writes}
-    read = {memory.chunk(array): array.handle for array in reads}
-    arrays = []
-    for handles in ([read[key] for key in read if key not in written], list(written.values())):
-        arrays += (ctypes.c_void_p * len(handles))(*handles), len(handles)
-    ticket = next(_tickets)
-    context = (ctypes.c_int * 2)(ctx.device_typeid, ctx.device_id)
-    kind = ctypes.byref(_ASYNC if inline else _PRIORITIZED) if inline or prioritized else None
-    rest = (kind, 0, name.encode(), ctypes.c_bool(False))  # 0 is the priority
-    with interrupts.held():  # the engine may call the function now, on this thread
-        _pending[ticket] = function, deferred
-        try:
-            call = (_run, ctypes.c_void_p(ticket), None, ctypes.byref(context))
-            check_call(_LIB.MXEnginePushAsyncND(*call, *arrays, *rest))
-        except BaseException:
-            _pending.pop(ticket, None)
-            raise
+    written = {memory.chunk(array): array.handle.value for array in writes}
+    read = {memory.chunk(array): array.handle.value for array in reads}
+    inputs = [handle for key, handle in read.items() if key not in written]
+    arrays = struct.pack(f"{len(inputs)}P", *inputs), len(inputs)
+    arrays += struct.pack(f"{len(written)}P", *written.values()), len(written)
+    where = (ctypes.c_int * 2)(ctx.device_typeid, ctx.device_id)
+    kind = _ASYNC if inline else _PRIORITIZED if prioritized else None
+    rest = (None, where, *arrays, kind, 0, name.encode(), _NO)  # 0 is the priority
+
+    def push_function(function: Callable[..., None]) -> None:
+        ticket = next(_tickets)
+        with interrupts.held():  # the engine may call the function now, on this thread
+            _pending[ticket] = function, deferred
+            try:
+                check_call(_push_async(_run, ctypes.c_void_p(ticket), *rest))
+            except BaseException:
+                _pending.pop(ticket, None)
+                raise
+
+    return push_function
 
 
 def _wait_for_all(report: bool = True) -> None:

@@ -13,35 +13,42 @@ import threading
 from typing import Iterator
 
 _MAIN = threading.main_thread().ident
-_received: list | None = None  # while held: the arguments of the handler's calls
+_is_held = False  # on the main thread
+_received: list = []  # while held: the arguments of the handler's calls
 
 
 def _receive(*arguments: object) -> None:
     _received.append(arguments)
 
 
-@contextlib.contextmanager
-def held() -> Iterator[None]:
-    """Within this context, or a function decorated with it, SIGINT's handler is not called.
+class held:
+    """Within this context SIGINT's handler is not called.
 
     If SIGINT came, the handler is called once on leaving, and raises KeyboardInterrupt there. Other
     threads than the main thread are never interrupted, and nothing is done there. Contexts may be
     nested. Do not wait within: until it is left, Ctrl-C has no effect.
     """
-    global _received
-    handler = _signal.getsignal(_signal.SIGINT)
-    if handler is _receive or not callable(handler) or threading.get_ident() != _MAIN:
-        yield
-        return
-    _received = []
-    _signal.signal(_signal.SIGINT, _receive)
-    try:
-        yield
-    finally:
-        received = _received
-        _signal.signal(_signal.SIGINT, handler)
-        if received:
-            handler(*received[0])
+
+    __slots__ = ("_handler",)
+
+    def __enter__(self) -> None:
+        global _received, _is_held
+        self._handler = None
+        if _is_held or threading.get_ident() != _MAIN:
+            return
+        handler = _signal.getsignal(_signal.SIGINT)
+        if callable(handler):
+            _received = []
+            _signal.signal(_signal.SIGINT, _receive)  # from here on nothing is interrupted
+            _is_held, self._handler = True, handler
+
+    def __exit__(self, *raised: object) -> None:
+        global _is_held
+        if self._handler is not None:
+            _is_held = False
+            _signal.signal(_signal.SIGINT, self._handler)
+            if _received:
+                self._handler(*_received[0])
 
 
 @contextlib.contextmanager

@@ -1,9 +1,12 @@
-"""The memory of an MXNet array: its identity, and NumPy views of it.
+"""The memory of an MXNet array: its kind, its identity, and NumPy views of it.
 
-Private to MXNet 1.9.1: an ``NDArray`` begins with the pointer to its ``Chunk``
-(include/mxnet/ndarray.h), which an array shares with all its views, and which holds the engine
-variable and the memory; and ``Storage`` (include/mxnet/storage.h) holds, after the pointer to its
-virtual functions, two mutexes, the second of which is for GPU and pinned memory.
+Private to MXNet 1.9.1: the fields of an ``NDArray`` and of its ``Chunk`` (include/mxnet/ndarray.h),
+which an array shares with all its views, and which holds the engine variable and the memory; and
+``Storage`` (include/mxnet/storage.h), which holds, after the pointer to its virtual functions, two
+mutexes, the second of which is for GPU and pinned memory.
+
+The fields are read from memory: asked for one by one through MXNet's interface, shape, dtype,
+storage and context of the arrays of a small sum take longer than the sum.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ import ctypes
 import functools
 import gc
 import itertools
+import math
+import struct
 import threading
 from typing import Iterable, Iterator, Sequence
 
@@ -24,12 +29,56 @@ from mxnet.base import _LIB, check_call
 _COPIES_UNDER_WAY = 4
 _pinned_lock = threading.Lock()
 
+# NDArray: chunk; number of dimensions and the first four; offset in bytes; dtype; storage type.
+_ARRAY = struct.Struct("=Q8xi4x4q8xQi4xi")
+# Chunk: address; type and number of the device; whether oneDNN has the values, if not 0; whether
+# the memory is still to be allocated.
+_CHUNK = struct.Struct("=Q8xii32xQ17x?")
+_ARRAY_BYTES, _CHUNK_BYTES = ctypes.c_char * _ARRAY.size, ctypes.c_char * _CHUNK.size
+_ANY_BYTES = ctypes.c_char * (1 << 46)  # a new type for each size would take microseconds
+_GPU = mx.Context.devstr2type["gpu"]
+# By the numbers of dtype and storage type.
+_TYPES = {
+    (i, j): (np.dtype(dtype), stype)
+    for i, dtype in mx.nd.ndarray._DTYPE_MX_TO_NP.items()
+    for j, stype in mx.nd.ndarray._STORAGE_TYPE_ID_TO_STR.items()
+}
+
 _reorder = _LIB["_ZN5mxnet7NDArray5Chunk15Reorder2DefaultEv"]  # NDArray::Chunk::Reorder2Default()
 _reorder.argtypes, _reorder.restype = [ctypes.c_void_p], None
 _storage = _LIB["_ZN5mxnet7Storage3GetEv"]  # Storage::Get()
 _storage.argtypes, _storage.restype = [], ctypes.c_void_p
 _GPU_MUTEX_AT = 8 + 40
 _allocations_lock = threading.Lock()
+
+
+def kind(array: mx.nd.NDArray) -> tuple[tuple[int, ...], np.dtype, str]:
+    """Return the array's shape, dtype and storage type."""
+    fields = _ARRAY.unpack_from(_ARRAY_BYTES.from_address(array.handle.value))
+    ndim = fields[1]
+    if not 0 <= ndim <= 4:
+        return array.shape, np.dtype(array.dtype), array.stype
+    return (fields[2 : 2 + ndim], *_TYPES[fields[-2:]])
+
+
+def context(array: mx.nd.NDArray) -> mx.Context:
+    """Return the array's context; for two arrays on one context it is the same object."""
+    return _context(*_CHUNK.unpack_from(_CHUNK_BYTES.from_address(chunk(array)))[1:3])
+
+
+def fingerprint(array: mx.nd.NDArray) -> tuple[int, bytes, bytes]:
+    """Return the fields that determine the array's kind, context, chunk and address.
+
+    Two live arrays with equal fingerprints are the same one.
+    """
+    handle = array.handle.value
+    fields = _ARRAY_BYTES.from_address(handle).raw
+    return handle, fields, _CHUNK_BYTES.from_address(chunk(array)).raw
+
+
+@functools.lru_cache(None)
+def _context(device_typeid: int, device_id: int) -> mx.Context:
+    return mx.Context(mx.Context.devtype2str[device_typeid], device_id)
 
 
 def chunk(array: mx.nd.NDArray) -> int:
@@ -39,7 +88,8 @@ def chunk(array: mx.nd.NDArray) -> int:
 
 def num_bytes(array: mx.nd.NDArray) -> int:
     """Return the number of bytes of the array's elements."""
-    return array.size * np.dtype(array.dtype).itemsize
+    shape, dtype, _ = kind(array)
+    return math.prod(shape) * dtype.itemsize
 
 
 def from_numpy(values: np.ndarray, ctx: mx.Context) -> mx.nd.NDArray:
@@ -130,13 +180,21 @@ def views(arrays: Sequence[mx.nd.NDArray]) -> list[np.ndarray]:
 
     Raises ValueError for arrays on GPUs, whose memory the host cannot read.
     """
-    if arrays[0].context.device_type == "gpu":
-        raise ValueError(f"arrays must be on CPU contexts to be viewed, got {arrays[0].context}")
-    size, dtype = arrays[0].size, np.dtype(arrays[0].dtype)
-    memory, found = ctypes.c_char * (size * dtype.itemsize), []
+    shape, dtype, _ = kind(arrays[0])
+    size, found = math.prod(shape), []
     for array in arrays:
-        _reorder(chunk(array))  # else MXNDArrayGetData would push an operator for it, and wait
-        found.append(np.frombuffer(memory.from_address(address(array)), dtype))
+        where = chunk(array)
+        fields = _CHUNK.unpack_from(_CHUNK_BYTES.from_address(where))
+        start, device_typeid, _, of_onednn, unallocated = fields
+        if device_typeid == _GPU:
+            raise ValueError(f"arrays must be on CPU contexts to be viewed, got {array.context}")
+        if of_onednn:
+            _reorder(where)  # else MXNDArrayGetData would push an operator for it, and wait
+        if of_onednn or unallocated:
+            start = address(array)
+        else:
+            start += _ARRAY.unpack_from(_ARRAY_BYTES.from_address(array.handle.value))[6]
+        found.append(np.frombuffer(_ANY_BYTES.from_address(start), dtype, size))
     return found
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import functools
 import multiprocessing.pool
-from typing import Callable, Sequence
+from typing import Callable, Iterable, Sequence
 
 import mxnet as mx
 import numpy as np
 
-from gluonpar.runtime import engine, threads
+from gluonpar.runtime import engine, memory, threads
 
 BLOCK_BYTES = 1 << 19  # of one array: smaller blocks cost more calls, larger ones leave the cache
 BYTES_INLINE = 2 << 20  # of all arrays: up to this, the work takes less than waking a worker
@@ -27,11 +27,18 @@ def push(
 
     It may call :func:`run` on ``num_bytes``; ``name`` is what MXNet's profiler shows.
     """
+    prepare(arrays, num_bytes, name)(function)
+
+
+def prepare(
+    arrays: Sequence[mx.nd.NDArray], num_bytes: int, name: str
+) -> Callable[[Callable[[], None]], None]:
+    """Return what does :func:`push` with a function; it does not keep the arrays alive."""
     if num_bytes >= BYTES_PER_THREAD:
         pool()  # now, since an exiting process cannot start threads
-    small = num_bytes <= BYTES_INLINE
-    ctx = arrays[0].context
-    engine.push(function, ctx, writes=arrays, name=name, inline=small, prioritized=not small)
+    small, ctx = num_bytes <= BYTES_INLINE, memory.context(arrays[0])
+    how = {"inline": small, "prioritized": not small}
+    return engine.prepare(ctx, writes=arrays, name=name, **how)
 
 
 def run(
@@ -48,26 +55,40 @@ def run(
     """
     blocks = []
     for function, arrays in tasks:
-        step = BLOCK_BYTES // arrays[0].itemsize
-        for start in range(0, arrays[0].size, step):
+        size, step = arrays[0].size, BLOCK_BYTES // arrays[0].itemsize
+        if size <= step:
+            blocks.append((function, arrays))
+            continue
+        for start in range(0, size, step):
             blocks.append((function, [array[start : start + step] for array in arrays]))
+    num_threads = min(1 + num_bytes // BYTES_PER_THREAD, len(blocks))
+    if num_threads <= 1:
+        return _call_all(blocks)
     remaining = iter(blocks)  # threads take one at a time: a late one takes fewer
 
     def work() -> BaseException | None:  # not raised, as raising some would end the pool's thread
         try:
-            with np.errstate(all="ignore"):  # as MXNet's operators: overflow gives inf, no warning
-                for function, arrays in remaining:
-                    function(*arrays)
+            _call_all(remaining)
         except BaseException as error:
             blocks.clear()  # so that the other threads stop
             return error
 
-    most = threads.cores() if max_threads is None else max_threads
-    num_threads = min(most, 1 + num_bytes // BYTES_PER_THREAD, len(blocks))
+    num_threads = min(num_threads, max_threads or threads.cores())
     others = [pool().apply_async(work) for _ in range(1, num_threads)]
     for error in [work(), *(other.get() for other in others)]:
         if error is not None:
             raise error
+
+
+def _call_all(blocks: Iterable[tuple[Callable[..., None], Sequence[np.ndarray]]]) -> None:
+    """Without warnings, as MXNet's operators: overflow gives inf."""
+    settings = np.geterrobj()
+    np.seterrobj([settings[0], 0, None])  # np.errstate takes microseconds
+    try:
+        for function, arrays in blocks:
+            function(*arrays)
+    finally:
+        np.seterrobj(settings)
 
 
 @functools.lru_cache(None)

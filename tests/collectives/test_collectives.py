@@ -60,6 +60,22 @@ def test_every_device_ends_with_the_exact_sum(algorithm, k):
     assert_everywhere(data, values.sum(axis=0))
 
 
+def test_arrays_in_the_place_of_freed_ones_are_checked():
+    """Arrays that have been checked are known again; others at their addresses are not."""
+    one, other = device(0), device(1)
+    for _ in range(20):
+        for shape, dtype in [((5,), "float32"), ((4,), "int32"), ((2, 2), "float32")]:
+            data = [mx.nd.ones((4,), ctx=c) for c in (one, other)]
+            for _ in range(2):
+                gluonpar.allreduce(data)
+            mx.nd.waitall()
+            del data
+            data = [mx.nd.ones((4,), ctx=one), mx.nd.ones(shape, ctx=other, dtype=dtype)]
+            with pytest.raises(ValueError, match="one shape, dtype and storage type"):
+                gluonpar.allreduce(data)
+            del data
+
+
 @pytest.mark.parametrize("name", EXECUTORS)
 def test_an_executor_that_leaves_a_device_out_is_detected(monkeypatch, name):
     run = ALGORITHMS[name].run

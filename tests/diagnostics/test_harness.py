@@ -1,6 +1,7 @@
 """The benchmarks' harness: the order of the candidates, which samples count, what is reported."""
 
 import argparse
+import dataclasses
 import gc
 import itertools
 import json
@@ -66,6 +67,8 @@ def test_waiting_is_in_the_sample_and_preparing_is_not(monkeypatch):
 
     candidate = Candidate("a", run=takes(1.0), wait=takes(10.0), prepare=takes(100.0))
     assert harness.interleaved([candidate], rounds=2)["a"].values == (11.0, 11.0)
+    of_many = dataclasses.replace(candidate, calls=5)  # a wait after the last: 15 s in all
+    assert harness.interleaved([of_many], rounds=1)["a"].values == (3.0,)
 
 
 def test_time_is_shared_out_and_what_is_left_goes_to_the_others(monkeypatch):

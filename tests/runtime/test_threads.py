@@ -58,6 +58,15 @@ def test_teams_shrink_when_more_contexts_come_and_never_grow():
     assert python(program) == [str(min(12, os.cpu_count())), "1", "1", "1"]
 
 
+def test_a_trainer_shares_the_processors_before_the_first_forward():
+    """Also if the parameters' shapes are not known yet."""
+    program = (
+        "net = mx.gluon.nn.Dense(1); net.initialize(ctx=cpus(12));"
+        "gluonpar.Trainer(net.collect_params(), 'sgd'); print(team(0), team(11))"
+    )
+    assert python(program) == ["1", "1"]
+
+
 @pytest.mark.slow
 def test_a_fork_restarts_all_workers_and_they_keep_their_share():
     """Also those of contexts that were never shared, and of new ones."""

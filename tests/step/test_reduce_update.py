@@ -228,8 +228,10 @@ def test_parts_larger_than_a_block_are_cut_where_the_parameters_are():
 
 
 def test_several_items_of_several_dtypes_and_functions_are_one_operator(monkeypatch):
-    pushes, push = [], engine.push
-    monkeypatch.setattr(engine, "push", lambda *a, **k: (pushes.append(k["name"]), push(*a, **k)))
+    pushes, prepare = [], engine.prepare
+    monkeypatch.setattr(
+        engine, "prepare", lambda *a, **k: pushes.append(k["name"]) or prepare(*a, **k)
+    )
     values = [np.arange(i, i + 12).reshape(3, 4).astype(dtype) for i, dtype in enumerate(DTYPES)]
     rates = [0.5, 1, 2]
     items = [

@@ -361,12 +361,12 @@ class TestOverlap:
         assert not self.overlaps(updated, TestOverlap.in_python)
 
     def test_the_worker_instead_of_a_thread_beside_it_would_be_seen(self, updated, monkeypatch):
-        push = engine.push
+        prepare = engine.prepare
 
-        def never_beside(*args, **more):
-            push(*args, **{**more, "prioritized": False})
+        def never_beside(ctx, **more):
+            return prepare(ctx, **{**more, "prioritized": False})
 
-        monkeypatch.setattr(engine, "push", never_beside)
+        monkeypatch.setattr(engine, "prepare", never_beside)
         assert not self.overlaps(updated, TestOverlap.on_the_worker)
 
 

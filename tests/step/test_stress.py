@@ -107,17 +107,22 @@ def train(sleeper, get_params=gluonpar.get_params, algorithm=None):
 
 def disturb_pushes(monkeypatch, sleeper, change=lambda more: more):
     """gluonpar's own operators of the engine sleep before, or after, they do their work."""
-    push = engine.push
+    prepare = engine.prepare
 
-    def disturbed(function, ctx, *args, **more):
-        def late():
-            sleeper.sleep()
-            function()
-            sleeper.sleep()
+    def disturbed(ctx, **more):
+        push = prepare(ctx, **change(more))
 
-        push(late, ctx, *args, **change(more))
+        def push_late(function):
+            def late():
+                sleeper.sleep()
+                function()
+                sleeper.sleep()
 
-    monkeypatch.setattr(engine, "push", disturbed)
+            push(late)
+
+        return push_late
+
+    monkeypatch.setattr(engine, "prepare", disturbed)
 
 
 WAYS = ["at once", "beside", "beside, a bucket a layer"]

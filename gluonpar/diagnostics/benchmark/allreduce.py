@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Callable, Iterable, Sequence
 
 import mxnet as mx
@@ -65,7 +65,10 @@ class Result:
 
 @dataclass(frozen=True)
 class Setting:
-    """What all candidates do, and how often; ValueError for an ``op`` that ``dtype`` lacks."""
+    """What all candidates do, and how often; ValueError for an ``op`` that ``dtype`` lacks.
+
+    A sample is a call's share of ``calls`` calls on the same arrays and one wait after the last.
+    """
 
     ctx: Sequence[mx.Context]
     dtype: str = "float32"
@@ -73,6 +76,7 @@ class Setting:
     rounds: int = 20
     warmup: int = 5
     check: bool = True
+    calls: int = 1
 
     def __post_init__(self) -> None:
         arguments.check_op(self.op, None, np.dtype(self.dtype))
@@ -144,6 +148,7 @@ def measure_size(
     # Zeros stay zeros however often they are summed in place; other numbers would grow to inf.
     for array in arrays:
         array[:] = 0
+    candidates = [replace(candidate, calls=setting.calls) for candidate in candidates]
     samples = harness.interleaved(candidates, setting.rounds, setting.warmup, progress)
     what = (memory.num_bytes(arrays[0]), size, len(arrays))
     return [Result(name, *what, found, wrong.get(name)) for name, found in samples.items()]

@@ -1,0 +1,54 @@
+"""What is read from the fields of an array is what MXNet's own interface says."""
+
+import mxnet as mx
+import numpy as np
+import pytest
+from contexts import contexts
+
+from gluonpar.runtime import memory
+
+DTYPES = ("float16", "float32", "float64", "uint8", "int8", "int32", "int64")
+CTX = contexts(2)[1]
+
+
+def of_every_kind():
+    for ndim in range(1, 7):
+        for dtype in DTYPES:
+            yield mx.nd.ones((3, 2, 1, 4, 1, 2)[:ndim], CTX, dtype)
+    whole = mx.nd.arange(24, ctx=CTX).reshape((4, 6))
+    yield from (whole[1:3], whole[2], whole.T, whole.reshape((2, 3, 4)))
+    yield mx.nd.ones((4, 2), CTX).tostype("row_sparse")
+    yield mx.nd.sparse.zeros("csr", (2, 3), mx.cpu(7))
+    yield mx.np.ones((), ctx=CTX)
+    yield mx.np.ones((0, 3), ctx=CTX)
+    yield mx.np.ones((2, 2), dtype="bool", ctx=CTX)
+
+
+def test_kind_and_context_are_those_of_mxnet():
+    with mx.util.np_shape(True):
+        for array in of_every_kind():
+            dtype = np.dtype(array.dtype)
+            assert memory.kind(array) == (array.shape, dtype, array.stype)
+            assert memory.context(array) == array.context
+            assert memory.num_bytes(array) == np.prod(array.shape) * dtype.itemsize
+
+
+@pytest.mark.cpu("the memory of GPUs cannot be viewed")
+def test_a_view_begins_where_the_array_does():
+    whole = mx.nd.arange(12)
+    late = mx.nd.NDArray(mx.nd.ndarray._new_alloc_handle((5,), mx.cpu(), True, np.float32))
+    mx.nd.waitall()
+    memory.view(late)[:] = 7  # it had no memory yet
+    memory.view(whole[4:9])[:] += 1
+    assert whole.asnumpy().tolist() == [0, 1, 2, 3, 5, 6, 7, 8, 9, 9, 10, 11]
+    assert late.asnumpy().tolist() == [7] * 5
+
+
+@pytest.mark.cpu("oneDNN has layouts of its own on CPU contexts only")
+def test_an_array_in_a_layout_of_onednn_is_viewed_in_the_ordinary_one():
+    X, weight = mx.nd.random.normal(shape=(2, 8, 9, 9)), mx.nd.random.normal(shape=(16, 8, 3, 3))
+    out, same = (
+        mx.nd.Convolution(X, weight, kernel=(3, 3), num_filter=16, no_bias=True) for _ in range(2)
+    )
+    out.wait_to_read()
+    np.testing.assert_array_equal(memory.view(out), same.asnumpy().ravel())
