@@ -42,17 +42,17 @@ CANDIDATES = {
     TRAINER: _GLUON(
         "gluon.Trainer(kvstore='device'), hybridized static, MXNet as it comes", "mxnet"
     ),
-    "trainer device, imported": _GLUON("the same after import gluonpar", "gluonpar"),
+    "trainer device imported": _GLUON("the same after import gluonpar", "gluonpar"),
     "gluonpar trainer": _OUR_TRAINER,
-    "gluonpar trainer, prepared": dataclasses.replace(
+    "gluonpar trainer prepared": dataclasses.replace(
         _OUR_TRAINER, about=f"gluonpar.Trainer {_PREPARED}", team="share"
     ),
     "trainer gluonpar": _OUR_STORE,
-    "trainer gluonpar, prepared": dataclasses.replace(
+    "trainer gluonpar prepared": dataclasses.replace(
         _OUR_STORE, about=f"gluon.Trainer(kvstore='gluonpar') {_PREPARED}", team="share"
     ),
     REFERENCE: _REFERENCE,
-    "one context, imported": dataclasses.replace(
+    "one context imported": dataclasses.replace(
         _REFERENCE, about="the same after import gluonpar", runtime="gluonpar", team=""
     ),
     "torch ddp": Program(

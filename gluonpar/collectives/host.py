@@ -23,6 +23,7 @@ from gluonpar.runtime import memory, thread_pool
 Lists = Sequence[Sequence[mx.nd.NDArray]]
 # (part, sources, targets): a slice of the flattened arrays, and numbers of arrays in a list.
 Reduction = Tuple[slice, Sequence[int], Sequence[int]]
+_WHOLE = slice(None)
 COMBINE = {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum}
 
 
@@ -35,7 +36,7 @@ def allreduce(lists: Lists, op: str = "sum", accumulate: str | None = None) -> N
 def prepare(lists: Lists, op: str = "sum", accumulate: str | None = None) -> Callable:
     """Return what does :func:`allreduce` with these lists; it does not keep the arrays alive."""
     devices = range(len(lists[0]))
-    return _prepare(lists, [(slice(None), devices, devices[1:])], op, accumulate)
+    return _prepare(lists, [(_WHOLE, devices, devices[1:])], op, accumulate)
 
 
 def run(lists: Lists, reductions: Sequence[Reduction], op: str = "sum") -> None:
@@ -64,7 +65,7 @@ def _reduce(lists, reductions, op: str, accumulate: str | None, num_bytes: int) 
         views = memory.views(data)
         for part, sources, targets in reductions:
             function = functools.partial(_combine, len(sources), op, accumulate)
-            of_devices = views if part == slice(None) else [view[part] for view in views]
+            of_devices = views if part == _WHOLE else [view[part] for view in views]
             tasks.append((function, [of_devices[i] for i in (*sources, *targets)]))
     thread_pool.run(tasks, num_bytes)
 

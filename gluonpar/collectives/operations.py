@@ -156,9 +156,10 @@ def _key(data, *how) -> tuple | None:
     """Return by what a list of arrays is known again, although others may have been freed."""
     if not isinstance(data, (list, tuple)):
         return None
-    if not all(isinstance(array, mx.nd.NDArray) for array in data):
+    try:
+        return (*map(memory.fingerprint, data), *how)
+    except TypeError:
         return None
-    return (*map(memory.fingerprint, data), *how)
 
 
 def allreduce_many(

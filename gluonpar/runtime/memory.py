@@ -54,11 +54,17 @@ _allocations_lock = threading.Lock()
 
 def kind(array: mx.nd.NDArray) -> tuple[tuple[int, ...], np.dtype, str]:
     """Return the array's shape, dtype and storage type."""
-    fields = _ARRAY.unpack_from(_ARRAY_BYTES.from_address(array.handle.value))
+    fields = _fields(array)
+    return (_shape(array, fields), *_TYPES[fields[-2:]])
+
+
+def _fields(array: mx.nd.NDArray) -> tuple:
+    return _ARRAY.unpack_from(_ARRAY_BYTES.from_address(array.handle.value))
+
+
+def _shape(array: mx.nd.NDArray, fields: tuple) -> tuple[int, ...]:
     ndim = fields[1]
-    if not 0 <= ndim <= 4:
-        return array.shape, np.dtype(array.dtype), array.stype
-    return (fields[2 : 2 + ndim], *_TYPES[fields[-2:]])
+    return fields[2 : 2 + ndim] if 0 <= ndim <= 4 else array.shape
 
 
 def context(array: mx.nd.NDArray) -> mx.Context:
@@ -69,8 +75,10 @@ def context(array: mx.nd.NDArray) -> mx.Context:
 def fingerprint(array: mx.nd.NDArray) -> tuple[int, bytes, bytes]:
     """Return the fields that determine the array's kind, context, chunk and address.
 
-    Two live arrays with equal fingerprints are the same one.
+    Two live arrays with equal fingerprints are the same one. Raises TypeError for anything else.
     """
+    if not isinstance(array, mx.nd.NDArray):
+        raise TypeError(f"an MXNet array is needed, got {type(array).__name__}")
     handle = array.handle.value
     fields = _ARRAY_BYTES.from_address(handle).raw
     return handle, fields, _CHUNK_BYTES.from_address(chunk(array)).raw
@@ -180,12 +188,14 @@ def views(arrays: Sequence[mx.nd.NDArray]) -> list[np.ndarray]:
 
     Raises ValueError for arrays on GPUs, whose memory the host cannot read.
     """
-    shape, dtype, _ = kind(arrays[0])
-    size, found = math.prod(shape), []
+    first = _fields(arrays[0])
+    size, dtype, found = math.prod(_shape(arrays[0], first)), _TYPES[first[-2:]][0], []
     for array in arrays:
-        where = chunk(array)
-        fields = _CHUNK.unpack_from(_CHUNK_BYTES.from_address(where))
-        start, device_typeid, _, of_onednn, unallocated = fields
+        fields = _fields(array)
+        where = fields[0]
+        start, device_typeid, _, of_onednn, unallocated = _CHUNK.unpack_from(
+            _CHUNK_BYTES.from_address(where)
+        )
         if device_typeid == _GPU:
             raise ValueError(f"arrays must be on CPU contexts to be viewed, got {array.context}")
         if of_onednn:
@@ -193,7 +203,7 @@ def views(arrays: Sequence[mx.nd.NDArray]) -> list[np.ndarray]:
         if of_onednn or unallocated:
             start = address(array)
         else:
-            start += _ARRAY.unpack_from(_ARRAY_BYTES.from_address(array.handle.value))[6]
+            start += fields[6]
         found.append(np.frombuffer(_ANY_BYTES.from_address(start), dtype, size))
     return found
 

@@ -53,7 +53,7 @@ def test_all_of_mxnets_candidates_train_the_same_function(thin, workload, batch_
         training.run(3)
     last = {name: training.loss() for name, training in trainings.items()}
     same = [name for name in trainings if comparable(name, setting)]
-    whole = {"one context", "one context, imported"}
+    whole = {"one context", "one context imported"}
     assert set(trainings) - set(same) == (whole if setting.shards_matter else set())
     for losses in (first, last):
         agreed = losses["one context" if "one context" in same else TRAINER]

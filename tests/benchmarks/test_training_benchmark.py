@@ -74,7 +74,7 @@ def test_no_candidate_inherits_settings(job, monkeypatch, team, threads):
     assert env.get("OMP_NUM_THREADS") == (threads and str(threads))
     assert not {"MXNET_CPU_TEMP_COPY", "HOROVOD_RANK", "DMLC_ROLE"} & set(env)
     others = {"one context", "torch ddp", "horovod", "processes"}
-    prepared = {"gluonpar trainer, prepared", "trainer gluonpar, prepared"}
+    prepared = {"gluonpar trainer prepared", "trainer gluonpar prepared"}
     assert {n for n, of in CANDIDATES.items() if of.team} == others | prepared
 
 
