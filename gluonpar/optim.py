@@ -147,13 +147,12 @@ def _tasks(item: Item) -> Iterator[tuple[Callable[..., None], list[np.ndarray]]]
     """Give one task per parameter: the function, and the views that it is called with."""
     grads, start = memory.views(item.grads), 0
     for i, (update, copies) in enumerate(zip(item.updates, zip(*item.params))):
-        part = slice(start, start + copies[0].size)
+        params = memory.views(copies)
+        part = slice(start, start + params[0].size)
         start = part.stop
-        if not copies[0].size:  # MXNet allocates no memory for it
-            continue
         states = [memory.view(state) for state in item.states[i]] if item.states else []
         function = functools.partial(_update, len(grads), len(states), update)
-        yield function, [*(grad[part] for grad in grads), *states, *memory.views(copies)]
+        yield function, [*(grad[part] for grad in grads), *states, *params]
 
 
 def _update(num_grads: int, num_states: int, update, *arrays: np.ndarray) -> None:

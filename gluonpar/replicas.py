@@ -63,7 +63,7 @@ class Replica(list):
         self.members = _neighbours(params, frozen)  # per bucket, the indices of its parameters
         self.grads = [self._attach_bucket(indices) for indices in self.members]
         self._made = tuple(self)
-        self._grad_chunks = _grad_chunks(self)
+        self._grad_chunks = [*map(memory.grad_chunk, self)]
 
     def _attach_bucket(self, indices: Sequence[int]) -> mx.nd.NDArray:
         """Attach gradients to the parameters of one bucket; return the array that holds them."""
@@ -85,7 +85,9 @@ class Replica(list):
     @property
     def parts(self) -> list[Part] | None:
         """One part per bucket, the last layers' first; None if parameters have been replaced."""
-        if [*map(id, self)] != [*map(id, self._made)] or self._grad_chunks != _grad_chunks(self):
+        if [*map(id, self)] != [*map(id, self._made)]:
+            return None
+        if [*map(memory.grad_chunk, self)] != self._grad_chunks:
             return None
         return [
             Part(tuple(indices), [self[i] for i in indices], grad)
@@ -113,10 +115,10 @@ def check(device_params: Sequence[Sequence[mx.nd.NDArray]], ctx: Sequence[mx.Con
             f"device_params must have one copy per context, got {len(device_params)} for "
             f"{len(ctx)} contexts {ctx}; make them with [get_params(params, c) for c in ctx]"
         )
-    shapes = [[param.shape for param in params] for params in device_params]
+    shapes = [[memory.kind(param)[0] for param in params] for params in device_params]
     for params, c, own in zip(device_params, ctx, shapes):
         for i, param in enumerate(params):
-            if param.context != c:
+            if memory.context(param) != c:
                 raise ValueError(f"parameter {i} must be on {c}, but is on {param.context}")
         if own != shapes[0]:
             raise ValueError(f"parameters on {c} have shapes {own}, on {ctx[0]} {shapes[0]}")
@@ -179,8 +181,3 @@ def _neighbours(params, frozen) -> list[list[int]]:
         found[-1].insert(0, i)
         held += size
     return found
-
-
-def _grad_chunks(params: Sequence[mx.nd.NDArray]) -> list[int | None]:
-    grads = [param.grad for param in params]
-    return [grad if grad is None else memory.chunk(grad) for grad in grads]

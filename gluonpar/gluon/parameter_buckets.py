@@ -57,9 +57,9 @@ class Layout:
         """
         found = []
         for param in self._params:
-            written = [value.grad for value in param._data]
-            if [*map(memory.chunk, written)] != [*map(memory.chunk, param._grad)]:
-                param._grad[:] = written
+            written = [memory.grad_chunk(value) for value in param._data]
+            if written != [*map(memory.chunk, param._grad)]:
+                param._grad[:] = [value.grad for value in param._data]
                 found.append(param)
         return found
 

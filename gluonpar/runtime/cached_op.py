@@ -43,7 +43,7 @@ def losses(
         return loss(model(X, params), y)
     # A graph on static memory keeps the gradients that it first wrote, and MXNet would write into
     # those for other parameters, too. So each list has a graph of its own; a replica keeps it.
-    chunks = [memory.chunk(param.grad) for param in params if param.grad is not None]
+    chunks = [chunk for chunk in map(memory.grad_chunk, params) if chunk is not None]
     bulk_size = _DEFAULT_BULK_SIZE if len({*chunks}) == 1 else _BULK_SIZE_OF_BUCKETS
     key = (model, loss, len(params), next(iter(chunks), None), bulk_size)
     graphs = getattr(params, "graphs", None)

@@ -94,6 +94,17 @@ def chunk(array: mx.nd.NDArray) -> int:
     return ctypes.c_void_p.from_address(array.handle.value).value
 
 
+def grad_chunk(array: mx.nd.NDArray) -> int | None:
+    """Return :func:`chunk` of ``array.grad``, which takes longer; None if there is none."""
+    grad = ctypes.c_void_p()
+    check_call(_LIB.MXNDArrayGetGrad(array.handle, ctypes.byref(grad)))
+    if grad.value is None:
+        return None
+    found = ctypes.c_void_p.from_address(grad.value).value
+    check_call(_LIB.MXNDArrayFree(grad))
+    return found
+
+
 def num_bytes(array: mx.nd.NDArray) -> int:
     """Return the number of bytes of the array's elements."""
     shape, dtype, _ = kind(array)
@@ -190,6 +201,8 @@ def views(arrays: Sequence[mx.nd.NDArray]) -> list[np.ndarray]:
     """
     first = _fields(arrays[0])
     size, dtype, found = math.prod(_shape(arrays[0], first)), _TYPES[first[-2:]][0], []
+    if not size:  # MXNet allocates no memory for them
+        return [np.empty(0, dtype) for _ in arrays]
     for array in arrays:
         fields = _fields(array)
         where = fields[0]
@@ -199,11 +212,9 @@ def views(arrays: Sequence[mx.nd.NDArray]) -> list[np.ndarray]:
         if device_typeid == _GPU:
             raise ValueError(f"arrays must be on CPU contexts to be viewed, got {array.context}")
         if of_onednn:
-            _reorder(where)  # else MXNDArrayGetData would push an operator for it, and wait
-        if of_onednn or unallocated:
-            start = address(array)
-        else:
-            start += fields[6]
+            _reorder(where)
+            start = ctypes.c_void_p.from_address(where).value
+        start = address(array) if unallocated else start + fields[6]
         found.append(np.frombuffer(_ANY_BYTES.from_address(start), dtype, size))
     return found
 
