@@ -39,6 +39,7 @@ from gluonpar.gluon import (  # and kvstore='gluonpar' is registered with MXNet
 from gluonpar.models.lenet import init_lenet, lenet
 from gluonpar.optim import sgd
 from gluonpar.replicas import get_params
+from gluonpar.runtime.cached_op import operators, traceable
 from gluonpar.runtime.version import __version__
 from gluonpar.sharding import split_and_load, split_samples
 from gluonpar.step import train_batch
@@ -77,6 +78,7 @@ __all__ = [
     "lenet",
     "load_checkpoint",
     "make_parallel",
+    "operators",
     "reduce",
     "reduce_scatter",
     "run_tasks",
@@ -85,6 +87,7 @@ __all__ = [
     "sgd",
     "split_and_load",
     "split_samples",
+    "traceable",
     "train",
     "train_batch",
     "verify",

@@ -10,7 +10,7 @@ import numpy as np
 from mxnet import autograd, nd
 
 import gluonpar
-from benchmarks.training import resnet
+from benchmarks.training import resnet, workloads
 from benchmarks.training.training import Training
 from benchmarks.training.workloads import Task
 from gluonpar.models.losses import softmax_cross_entropy
@@ -80,18 +80,21 @@ class Floor(TrainBatch):
             gluonpar.sgd(params, self.lr, len(loss))
 
 
+@gluonpar.traceable
 def mlp(X: nd.NDArray, params: Sequence[nd.NDArray]) -> nd.NDArray:
     """Return the scores of dense layers with relu between them."""
-    h = X
-    for W, b in zip(params[::2], params[1::2]):
-        h = h if h is X else nd.Activation(h, act_type="relu")
-        h = nd.FullyConnected(h, W, b, num_hidden=W.shape[0])
+    F, h, width = gluonpar.operators(X), X, workloads.WORKLOADS["mlp"].parameters[1].shape[0]
+    for W, b, size in zip(params[::2], params[1::2], (width, width, workloads.NUM_CLASSES)):
+        h = h if h is X else F.Activation(h, act_type="relu")
+        h = F.FullyConnected(h, W, b, num_hidden=size)
     return h
 
 
+@gluonpar.traceable
 def resnet18(X: nd.NDArray, params: Sequence[nd.NDArray]) -> nd.NDArray:
     """Return the scores of ResNet-18."""
-    return resnet.resnet18(nd, X, params, width=params[0].shape[0])
+    width = workloads.WORKLOADS["resnet18"].parameters[1].shape[0]
+    return resnet.resnet18(gluonpar.operators(X), X, params, width)
 
 
 def _same(value: np.ndarray) -> np.ndarray:
