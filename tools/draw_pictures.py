@@ -4,6 +4,7 @@
     python tools/draw_pictures.py --check            # write nothing, name the ones that differ
     python tools/draw_pictures.py --record timeline  # measure first, half a minute
     python tools/draw_pictures.py --record timeline,scaling --torch-python ~/torch/bin/python
+        --tensorflow-python ~/tensorflow/bin/python --jax-python ~/jax/bin/python
 
 Every algorithm that has a plan is drawn for 4 devices. step-timeline.svg and scaling.svg show
 docs/measured/step-timeline.json and scaling.json, which --record writes: run it on an otherwise
@@ -43,8 +44,10 @@ PICTURES, MEASURED = ROOT / "docs" / "pictures", ROOT / "docs" / "measured"
 TIMELINE, SCALING = MEASURED / "step-timeline.json", MEASURED / "scaling.json"
 FIRST_STEP, NUM_STEPS = 8, 3  # of the profile
 CANDIDATES = (
-    "gluonpar,gluonpar trainer,trainer gluonpar,trainer device,one context,book,torch ddp,floor"
+    "gluonpar,gluonpar trainer,trainer gluonpar,trainer device,one context,one context imported,"
+    "book,torch ddp,tensorflow mirrored,jax shard_map,floor"
 )
+LIBRARIES = ("torch", "tensorflow", "jax")
 BENCHMARK = "--workload lenet --num-gpus 1,2,4 --device cpu --rounds 12 --steps 5".split()
 TOLERANCE = 1.0  # in points: fonts differ a little between versions of matplotlib
 SVG = "{http://www.w3.org/2000/svg}"
@@ -61,8 +64,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="compare only, and name what differs")
     help_ = "measure before drawing: timeline, scaling or timeline,scaling"
     parser.add_argument("--record", metavar="NAMES", default="", help=help_)
-    help_ = "an interpreter that has PyTorch, for --record scaling"
-    parser.add_argument("--torch-python", metavar="PATH", help=help_)
+    for library in LIBRARIES:
+        help_ = f"an interpreter that has {library}, for --record scaling"
+        parser.add_argument(f"--{library}-python", metavar="PATH", help=help_)
     args = parser.parse_args(argv)
     names = args.record.split(",") if args.record else []
     if not set(names) <= {"timeline", "scaling"}:
@@ -71,7 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return check(PICTURES)
     if "timeline" in names:
         record_timeline()
-    status = record_scaling(args.torch_python) if "scaling" in names else 0
+    pythons = {f"--{name}-python": getattr(args, f"{name}_python") for name in LIBRARIES}
+    status = record_scaling(pythons) if "scaling" in names else 0
     draw(PICTURES)
     return status
 
@@ -122,11 +127,10 @@ def record_timeline() -> None:
     _write(TIMELINE, {"command": command, "machine": machine, **steps})
 
 
-def record_scaling(torch_python: str | None) -> int:
+def record_scaling(pythons: dict[str, str | None]) -> int:
     """Run the training benchmark and keep its figures; return its exit status."""
     command = [sys.executable, "-m", "benchmarks.training", *BENCHMARK, "--candidates", CANDIDATES]
-    if torch_python:
-        command += ["--torch-python", torch_python]
+    command += [word for option in pythons.items() if option[1] for word in option]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "samples.json"
         status = subprocess.run([*command, "--json", str(path)], cwd=ROOT).returncode

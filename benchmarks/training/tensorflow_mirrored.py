@@ -111,9 +111,17 @@ class _Layers:
         self.params, self.moving, self.moved = params, moving, []
 
     def conv(self, h, stride: int = 1, pad: int = 0):
-        """Convolve, with ``pad`` zeros on every side; "SAME" would put more of them on one."""
-        pads = [(0, 0), (pad, pad), (pad, pad), (0, 0)]
-        return tf.nn.bias_add(tf.nn.conv2d(h, next(self.params), stride, pads), next(self.params))
+        """Convolve, with ``pad`` zeros on every side.
+
+        oneDNN's kernels, which are faster, know no explicit padding; with a stride, "SAME" would
+        put more zeros on one side.
+        """
+        padding = "SAME" if pad and stride == 1 else "VALID"
+        if pad and stride > 1:
+            h = tf.pad(h, [(0, 0), (pad, pad), (pad, pad), (0, 0)])
+        return tf.nn.bias_add(
+            tf.nn.conv2d(h, next(self.params), stride, padding), next(self.params)
+        )
 
     def norm(self, h):
         """Normalise by the fused operator, whose moving variance has n - 1 in place of n."""

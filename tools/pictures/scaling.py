@@ -19,7 +19,10 @@ LABELS = {
     "trainer device": "gluon.Trainer,\nstock MXNet",
     "book": "the book's loop,\nstock MXNet",
     "torch ddp": "PyTorch DDP,\ngloo",
-    "one context": "one context,\nall cores",
+    "one context": "one context,\nstock MXNet",
+    "one context imported": "one context,\nimport gluonpar",
+    "tensorflow mirrored": "TensorFlow\nMirroredStrategy",
+    "jax shard_map": "JAX shard_map",
 }
 FLOOR = "floor"  # the same devices without any exchange of gradients
 LINES = {"gluonpar": 0, "torch ddp": 2, "trainer device": 4, "book": 1}  # and their colours
