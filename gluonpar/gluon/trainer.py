@@ -47,6 +47,7 @@ class Trainer(gluon.Trainer):
     (None: chosen, see :func:`gluonpar.allreduce`). ``compression='fp16'`` exchanges gradients in
     float16 and adds them in float32; their sums must stay below 65504.
 
+    The machine's processors are shared out over CPU contexts (:mod:`gluonpar.runtime.threads`).
     Gradients become views of a few flat arrays, the *buckets*: at once if all parameters are
     initialised, else in the first :meth:`step`. In a step each bucket is summed onto one device,
     which updates its parameters and broadcasts them (:mod:`gluonpar.gluon.sharded_update`). The

@@ -25,7 +25,7 @@ LABELS = {
     "jax shard_map": "JAX shard_map",
 }
 FLOOR = "floor"  # the same devices without any exchange of gradients
-LINES = {"gluonpar": 0, "torch ddp": 2, "trainer device": 4, "book": 1}  # and their colours
+LINES = {"tensorflow mirrored": 3, "gluonpar": 0, "torch ddp": 2, "trainer device": 4, "book": 1}
 
 
 def condensed(record: dict[str, Any]) -> dict[str, Any]:
@@ -107,7 +107,9 @@ def _over_devices(axes: Axes, rows: Sequence[dict[str, Any]]) -> None:
     axes.set(xlim=(-0.25, len(counts) - 0.75), xlabel="devices", title="images per second")
     axes.set_ylim(0)
     axes.grid(False)
-    axes.legend(loc="lower left", frameon=False, labelcolor="linecolor", fontsize=9.5)
+    axes.legend(
+        loc="lower left", frameon=False, labelcolor="linecolor", fontsize=9, labelspacing=0.15
+    )
 
 
 def _beside_peers(
