@@ -19,9 +19,13 @@ FLOOR, PROCESSES, HOROVOD = "floor", "processes", "horovod"
 
 _OURS = Program("training.train_batch", "train_batch with a plain function", "gluonpar")
 _GLUON = functools.partial(Program, "training.gluon")
-_OUR_TRAINER = _GLUON("the same by gluonpar.Trainer", "gluonpar", options={"trainer": "gluonpar"})
+_OUR_TRAINER = _GLUON(
+    "gluonpar.Trainer, hybridized static", "gluonpar", options={"trainer": "gluonpar"}
+)
 _OUR_STORE = _GLUON(
-    "the same by gluon.Trainer(kvstore='gluonpar')", "gluonpar", options={"kvstore": "gluonpar"}
+    "gluon.Trainer(kvstore='gluonpar'), hybridized static",
+    "gluonpar",
+    options={"kvstore": "gluonpar"},
 )
 _REFERENCE = _GLUON(
     "gluon.Trainer, hybridized static, whole batch on device 0 with every core, MXNet as it comes",
@@ -42,7 +46,9 @@ CANDIDATES = {
     TRAINER: _GLUON(
         "gluon.Trainer(kvstore='device'), hybridized static, MXNet as it comes", "mxnet"
     ),
-    "trainer device imported": _GLUON("the same after import gluonpar", "gluonpar"),
+    "trainer device imported": _GLUON(
+        "gluon.Trainer(kvstore='device'), hybridized static, after import gluonpar", "gluonpar"
+    ),
     "gluonpar trainer": _OUR_TRAINER,
     "gluonpar trainer prepared": dataclasses.replace(
         _OUR_TRAINER, about=f"gluonpar.Trainer {_PREPARED}", team="share"
@@ -53,7 +59,10 @@ CANDIDATES = {
     ),
     REFERENCE: _REFERENCE,
     "one context imported": dataclasses.replace(
-        _REFERENCE, about="the same after import gluonpar", runtime="gluonpar", team=""
+        _REFERENCE,
+        about="whole batch on device 0 with every core, after import gluonpar",
+        runtime="gluonpar",
+        team="",
     ),
     "torch ddp": Program(
         "training.torch_ddp",

@@ -139,7 +139,8 @@ def make(
 ) -> Training:
     """Return the training of ``task`` by the Trainer of the package ``trainer``.
 
-    With ``one_context`` on its first device only; with ``rank`` on that rank's shard, alone.
+    With ``one_context`` on its first device only; with ``rank`` on that rank's shard, alone, so
+    that it has no use for ``rendezvous``.
     """
     package = importlib.import_module("mxnet.gluon" if trainer == "mxnet" else trainer)
     make_trainer = functools.partial(package.Trainer, kvstore=kvstore)

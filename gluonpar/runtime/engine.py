@@ -22,7 +22,7 @@ import sys
 import time
 import traceback
 import types
-from typing import Callable, Sequence
+from typing import Any, Callable, Sequence
 
 import mxnet as mx
 from mxnet.base import _LIB, check_call
@@ -93,31 +93,9 @@ def has_started() -> bool:
     return bool(ctypes.c_uint8.in_dll(_LIB, _POOL_GUARD).value)
 
 
-def push(
-    function: Callable[..., None],
-    ctx: mx.Context,
-    reads: Sequence[mx.nd.NDArray] = (),
-    writes: Sequence[mx.nd.NDArray] = (),
-    name: str = "gluonpar",
-    inline: bool = False,
-    prioritized: bool = False,
-    deferred: bool = False,
-) -> None:
-    """Have the engine run ``function()`` on the worker of ``ctx``, ordered by the arrays it uses.
-
-    ``function`` must not wait for an MXNet array or operator, which may need the same worker.
-    ``reads`` and ``writes`` are arrays or views on any context; duplicates are allowed. ``name`` is
-    what MXNet's profiler shows. With ``inline`` the engine may run the function on the calling
-    thread, inside this call, if it need not wait for an array: for functions that take less time
-    than waking a worker (about 0.1 ms). With ``prioritized`` it runs on one of the four threads for
-    urgent operators that all CPU contexts share, in parallel with the contexts' workers.
-
-    With ``deferred`` the engine calls ``function(complete)``, and the operator ends, without
-    keeping a worker, when any thread calls ``complete()``, or ``complete(message)`` if it failed.
-    It must do so exactly once, unless ``function`` raises.
-    """
-    how = {"inline": inline, "prioritized": prioritized, "deferred": deferred}
-    prepare(ctx, reads=reads, writes=writes, name=name, **how)(function)
+def push(function: Callable[..., None], ctx: mx.Context, **how: Any) -> None:
+    """Have the engine run ``function()``, once; the arguments are those of :func:`prepare`."""
+    prepare(ctx, **how)(function)
 
 
 def prepare(
@@ -129,7 +107,20 @@ def prepare(
     prioritized: bool = False,
     deferred: bool = False,
 ) -> Callable[[Callable[..., None]], None]:
-    """Return what does :func:`push` with a function; it does not keep the arrays alive."""
+    """Return ``push``: ``push(function)`` has the engine run a function on the worker of ``ctx``.
+
+    It is ordered by the arrays that it uses, and must not wait for an MXNet array or operator,
+    which may need the same worker. ``reads`` and ``writes`` are arrays or views on any context;
+    duplicates are allowed. They are not kept alive: hold them until ``push`` has returned. ``name``
+    is what MXNet's profiler shows. With ``inline`` the engine may run the function on the calling
+    thread, inside ``push``, if it need not wait for an array: for functions that take less time
+    than waking a worker (about 0.1 ms). With ``prioritized`` it runs on one of the four threads for
+    urgent operators that all CPU contexts share, in parallel with the contexts' workers.
+
+    With ``deferred`` the engine calls ``function(complete)``, and the operator ends, without
+    keeping a worker, when any thread calls ``complete()``, or ``complete(message)`` if it failed.
+    It must do so exactly once, unless ``function`` raises.
+    """
     # One array per engine variable: given one twice, the engine would wait for itself.
     written = {memory.chunk(array): array.handle.value for array in writes}
     read = {memory.chunk(array): array.handle.value for array in reads}

@@ -121,7 +121,7 @@ def test_nothing_is_recorded_before_the_window():
 def test_running_operators_end_before_the_window_begins():
     done = []
     gluonpar.runtime.engine.push(
-        lambda: done.append(sum(range(3_000_000))), CTX[1], [mx.nd.ones((1,))]
+        lambda: done.append(sum(range(3_000_000))), CTX[1], reads=[mx.nd.ones((1,))]
     )
     with Profiler(CTX, warm_up=0, num_steps=1):
         assert len(done) == 1
