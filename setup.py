@@ -93,12 +93,14 @@ setup(
         "d2l": ["d2l==1.0.3; python_version < '3.12'"],
         "mpi": MPI,
         "dist": ["build"],
-        # Needs Python 3.10 or newer. mkdocstrings formats signatures with ruff.
+        # Needs Python 3.10 or newer. mkdocstrings formats signatures with ruff; latex2mathml is for
+        # the notebook's formulas, jieba for the search in Chinese text.
         "docs": [
             "mkdocs-material>=9.5,<10",
             "mkdocstrings>=1,<2",
             "mkdocstrings-python>=2,<3",
             RUFF,
+            *("latex2mathml>=3.77,<4", "jieba>=0.42"),
         ],
         "notebook": ["jupyterlab", "nbconvert", *RUNS_NOTEBOOKS, *D2L_NEEDS, MATPLOTLIB, *MPI],
         "onnx": ONNX,

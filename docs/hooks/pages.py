@@ -1,22 +1,33 @@
-"""Extensions of MkDocs for this site: a check of every page, and docstrings converted to Markdown.
+"""Extensions of MkDocs for this site: formulas, tables, a check of every page, and docstrings.
 
-MkDocs loads this file for ``on_post_page``, and mkdocstrings loads it for :class:`Docstrings`.
+MkDocs loads this file for the functions ``on_...``, mkdocstrings loads it for :class:`Docstrings`.
 """
 
 from __future__ import annotations
 
+import html
 import logging
 import re
 
 import griffe
+from latex2mathml.converter import convert
 
 FROM_THE_NET = re.compile(
     r"<(?:script|img|iframe|link rel=.?stylesheet)[^>]*(?:src|href)=.?https?:"
 )
 ROLE = re.compile(r":(?:class|data|func|meth|mod):`(~?)([\w.]+)`")
 DOCTEST = re.compile(r"^>>> .*(?:\n.+)*", re.M)
+FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[([](.*?)\\[])]</\1>', re.S)
+TABLE = re.compile(r"<table>.*?</table>", re.S)
+ROW, CELL = re.compile(r"<tr>.*?</tr>", re.S), re.compile(r"<t[dh]\b[^>]*>(.*?)</t[dh]>", re.S)
+LONG = 40  # characters in the last column of a table that is better stacked on a narrow screen
 
 log = logging.getLogger("mkdocs.hooks.pages")  # with `strict: true` a warning ends the build
+
+
+def on_page_content(html: str, page, config, files) -> str:
+    """Turn formulas into MathML, which browsers show without a script, and mark long tables."""
+    return TABLE.sub(_table, FORMULA.sub(_formula, html))
 
 
 def on_post_page(output: str, page, config) -> str:
@@ -24,6 +35,23 @@ def on_post_page(output: str, page, config) -> str:
     for tag in FROM_THE_NET.findall(output):
         log.warning("%s fetches something from the net: %s", page.file.src_uri, tag)
     return output
+
+
+def _formula(found: re.Match) -> str:
+    display = "block" if found[1] == "div" else "inline"
+    return convert(html.unescape(found[2]), display=display)
+
+
+def _table(found: re.Match) -> str:
+    """A table for the style sheet: ``stacked`` if its last column is text, with named cells."""
+    head, *rows = (CELL.findall(row) for row in ROW.findall(found[0]))
+    texts = [re.sub("<[^>]*>", "", row[-1]) for row in rows if row]
+    if max(map(len, texts), default=0) <= LONG:
+        return f'<div class="wide">{found[0]}</div>'
+    names = [html.escape(re.sub("<[^>]*>", "", name), quote=True) for name in head]
+    cells = iter(names * len(rows))
+    named = re.sub("<td", lambda cell: f'<td data-name="{next(cells)}"', found[0])
+    return f'<div class="stacked">{named}</div>'
 
 
 class Docstrings(griffe.Extension):
