@@ -1,7 +1,8 @@
 /* The search runs in a Web Worker, which browsers refuse to pages that are opened as files. There a
-   hidden frame does a worker's work: it loads the script and passes messages both ways. */
+   hidden frame does a worker's work: it loads the script and passes messages both ways. Material's
+   script finds the parts for Chinese text if the class is also called IFrameWorker. */
 if (location.protocol === "file:") {
-  window.Worker = class extends EventTarget {
+  window.Worker = window.IFrameWorker = class extends EventTarget {
     constructor(url) {
       super()
       this.frame = document.createElement("iframe")

@@ -18,7 +18,7 @@ from mkdocs.structure.files import File
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = ("notebooks/multi_gpu_walkthrough.ipynb", "notebooks/multi_gpu_walkthrough.zh-CN.ipynb")
 README, HOME = "README.zh-CN.md", {"README.md": "index.md"}
-LINK = re.compile(r"(?<!\!)\[([^\]]*)\]\(([^)#\s]+)(#[^)\s]+)?\)")
+LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)#\s]+)(#[^)\s]+)?\)")
 HEADING = re.compile(r"^(#+ )(.*)$", re.M)
 
 
@@ -41,12 +41,13 @@ def on_page_markdown(markdown: str, page, config, files) -> str:
     source = here if page.file.generated_by else f"docs/{here}"
 
     def convert(link: re.Match) -> str:
-        words, target, anchor = link.groups(default="")
+        mark, words, target, anchor = link.groups(default="")
         path = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
         on_site = HOME.get(path) or re.sub(r"\.ipynb$", ".md", re.sub("^docs/", "", path))
         if files.get_file_from_path(on_site) is not None:
-            return f"[{words}]({posixpath.relpath(on_site, posixpath.dirname(here))}{anchor})"
-        return words if (ROOT / path).exists() else link[0]
+            to = posixpath.relpath(on_site, posixpath.dirname(here))
+            return f"{mark}[{words}]({to}{anchor})"
+        return words if (ROOT / path).exists() and not mark else link[0]
 
     return LINK.sub(convert, markdown)
 

@@ -8,23 +8,22 @@ Each cell begins with ``# %% name``, in the order of en.md, which is the order i
 import gluonpar  # before MXNet, because it changes MXNet's settings
 import mxnet as mx
 import numpy as np
+import walkthrough_plots as plots
 from d2l import mxnet as d2l
 from gluonpar import collectives, metrics
-from gluonpar.models import lenet, resnet
+from gluonpar.models import lenet
 from gluonpar.runtime import threads
 from gluonpar.training.data import dataset
-from gluonpar.training.profiler import Profiler
 from mxnet import autograd, gluon, nd
 
-d2l.use_svg_display()
-STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "grid.alpha": 0.4}
-d2l.plt.rcParams.update(STYLE)
-WIDE = (6.5, 2.8)  # inches
+plots.use_style()
+
 
 # %% devices
 devices = [mx.cpu(i) for i in range(4)]
 threads.share(devices)
-print(f"{threads.cores()} cores, {len(devices)} devices:", *devices)
+print(*devices, "with", threads.describe(devices))
+
 
 # %% data
 try:
@@ -62,7 +61,7 @@ d2l.plot(
     legend=["by layers", "within layers", "by samples"],
     xscale="log",
     yscale="log",
-    figsize=WIDE,
+    figsize=plots.WIDE,
 )
 
 # %% params
@@ -215,17 +214,8 @@ with autograd.record():
 loss.backward()
 whole = alone[-1].grad.asnumpy()
 assert np.allclose(sums[0], whole, rtol=1e-5, atol=1e-6)
+plots.gradients(ctx, parts, sums[0], whole)
 
-figure, axes = d2l.plt.subplots(figsize=WIDE)
-classes = np.arange(10)
-for i, part in enumerate(parts):
-    axes.bar(classes + 0.25 * (i - 1), part, 0.25, label=f"{ctx[i]}, {len(losses[i])} samples")
-axes.bar(classes + 0.25, sums[0], 0.25, label="their sum")
-axes.plot(classes + 0.25, whole, "k_", ms=12, label="one device, 5 samples")
-d2l.set_axes(axes, "class", "gradient of b4", None, None, "linear", "linear", None)
-axes.set_xticks(classes)
-axes.legend(ncol=2, frameon=False)
-figure.tight_layout()
 
 # %% step-update
 for replica in device_params:
@@ -276,8 +266,8 @@ animator = d2l.Animator(
     ylabel="training loss",
     legend=[f"{count} device{'s' * (count > 1)}" for count in counts],
     xlim=[1, NUM_EPOCHS],
-    fmts=("C0-", "C1--", "k:"),
-    figsize=WIDE,
+    fmts=("C0-", "C1--", "C3:"),
+    figsize=plots.WIDE,
 )
 runs = {}
 for i, count in enumerate(counts):
@@ -288,11 +278,52 @@ for i, count in enumerate(counts):
     runs[count] = train(count, after_epoch=draw)
 
 # %% table
-print("devices  loss of the last epoch  test accuracy  sec/epoch  speedup")
+print("devices  threads  loss of the last epoch  test accuracy  sec/epoch")
 for count, (history, accuracy, seconds) in runs.items():
+    num_threads = sum(threads.size(c) for c in devices[:count])
     last = history[-16:].mean()  # an epoch is 16 steps
-    speedup = runs[1][2] / seconds
-    print(f"{count:7}  {last:22.4f}  {accuracy:13.3f}  {seconds:9.2f}  {speedup:7.2f}")
+    print(f"{count:7}  {num_threads:7}  {last:22.4f}  {accuracy:13.3f}  {seconds:9.2f}")
+
+# %% step-times
+import walkthrough_timing as timing
+
+cores = threads.cores()
+one_half = f"1 device, {max(1, cores // 2)} of {cores} cores"
+one_all = f"1 device, all {cores} cores"
+both, separate = "2 devices sharing the cores", "2 devices, no exchange"
+half_the_threads = {"OMP_NUM_THREADS": str(max(1, cores // 2))}
+mxnets = {"MXNET_CPU_TEMP_COPY": "4", "GLIBC_TUNABLES": "glibc.malloc.tcache_count=7"}
+times = timing.measure(
+    {
+        one_half: (1, "together", half_the_threads),
+        one_all: (1, "together", {}),
+        both: (2, "together", {}),
+        separate: (2, "alone", {}),
+        f"{one_all}, MXNet's defaults": (1, "together", mxnets),
+        f"{both}, MXNet's defaults": (2, "together", mxnets),
+    }
+)
+print(f"{'ms per step':46}     LeNet  perceptron")
+for name, ms in times.items():
+    print(f"{name:46} {ms['LeNet']:9.1f} {ms['perceptron']:11.1f}")
+
+# %% what-is-gained
+comparisons = {
+    "all cores instead of half, one device": (one_half, one_all),
+    "two devices instead of one, all cores": (one_all, both),
+    "without the exchange, two devices": (both, separate),
+    "gluonpar's settings, one device": (f"{one_all}, MXNet's defaults", one_all),
+    "gluonpar's settings, two devices": (f"{both}, MXNet's defaults", both),
+}
+print(f"{'times as fast':46}     LeNet  perceptron")
+for change, (before, after) in comparisons.items():
+    gains = [times[before][network] / times[after][network] for network in ("LeNet", "perceptron")]
+    print(f"{change:46} {gains[0]:9.2f} {gains[1]:11.2f}")
+
+for network in ("LeNet", "perceptron"):
+    gain = times[one_all][network] / times[both][network]
+    verdict = "faster than" if gain > 1.05 else "slower than" if gain < 0.95 else "about as fast as"
+    print(f"{network}: two devices are {verdict} one device with the same cores")
 
 
 # %% difference
@@ -309,13 +340,15 @@ d2l.plot(
     ylabel="relative difference",
     legend=["2 devices and 1", "4 devices and 1"],
     yscale="log",
-    figsize=WIDE,
+    figsize=plots.WIDE,
 )
 for count in (2, 4):
     assert differences[count][0] < 1e-6, "the first step may differ only by rounding"
     assert np.allclose(per_epoch(runs[count][0]), per_epoch(one), rtol=0.02)
 
 # %% profile
+from gluonpar.training.profiler import Profiler
+
 num_bytes = 4 * int(parameters)
 device_params = [gluonpar.get_params(params, c) for c in ctx]
 with Profiler(ctx, num_bytes, warm_up=6, num_steps=8) as profiler:
@@ -325,20 +358,10 @@ with Profiler(ctx, num_bytes, warm_up=6, num_steps=8) as profiler:
 print(profiler.table())
 print(*profiler.sentence().split(", "), sep="\n  ")
 
+
 # %% timeline
-timeline = profiler.timeline
-start, milliseconds = timeline.window[0], 2e3 * timeline.step_seconds
-rows = [str(c) for c in ctx] + ["Python"]
-figure, axes = d2l.plt.subplots(figsize=(6.5, 2.2))
-for i, part in enumerate(("data", "forward", "backward", "exchange + update")):
-    for row, device in enumerate((0, 1, None)):
-        spans = timeline.intervals(part, device=device)
-        bars = [((begin - start) / 1e3, (end - begin) / 1e3) for begin, end in spans]
-        axes.broken_barh(bars, (row - 0.4, 0.8), color=f"C{i}", label=part if row == 0 else None)
-axes.set(xlim=(0, milliseconds), xlabel="milliseconds: two steps", ylim=(2.5, -0.5))
-axes.set_yticks(range(3), rows)
-axes.legend(ncol=4, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0))
-figure.tight_layout()
+plots.timeline(profiler.timeline)
+
 
 # %% ring
 hops = collectives.algorithms.ring.plan(4)
@@ -348,22 +371,10 @@ collectives.trace("ring", 4).draw()
 # %% ring-states
 from gluonpar.collectives.plan import contributions, num_steps
 
-states = [[[{i: 1} for _ in range(4)] for i in range(4)]]
-states += [contributions([h for h in hops if h.step <= s], 4) for s in range(num_steps(hops))]
-
-figure, panels = d2l.plt.subplots(2, 4, figsize=(8, 4.4))
-for s, (axes, state) in enumerate(zip(panels.flat, states)):
-    axes.imshow([[len(chunk) for chunk in device] for device in state], "Greens", vmin=0, vmax=6)
-    for device in range(4):
-        for chunk in range(4):
-            summed = "".join(map(str, sorted(state[device][chunk])))
-            axes.text(chunk, device, summed, ha="center", va="center", size=7.5)
-    axes.set(xticks=range(4), yticks=range(4), xlabel="chunk", ylabel="device")
-    axes.set_title(f"after step {s - 1}" if s else "before step 0", size=9)
-panels[1, 3].axis("off")
-figure.tight_layout()
+plots.chunks(hops, 4)
 all_once = {0: 1, 1: 1, 2: 1, 3: 1}  # the number of every device, once
-assert all(chunk == all_once for device in states[-1] for chunk in device)
+assert all(chunk == all_once for device in contributions(hops, 4) for chunk in device)
+
 
 # %% ring-run
 values = np.arange(4 * 10).reshape(4, 10).astype("float32")  # 10 numbers in 4 uneven chunks
@@ -373,11 +384,73 @@ for array in arrays:
     print(array.context, array.asnumpy().astype(int))
     assert np.array_equal(array.asnumpy(), values.sum(axis=0))
 
+# %% check-plan
+from gluonpar.collectives.plan import chunks_sent, num_chunks
+
+
+def check(plan):
+    is_the_ring = True
+    for k in (2, 3, 4, 7):
+        hops = plan(k)
+        values = np.random.randint(100, size=(k, num_chunks(hops)))
+        expected = values.sum(axis=0)
+        for step in range(num_steps(hops)):
+            now = [hop for hop in hops if hop.step == step]
+            sent = [values[hop.src, hop.chunk] for hop in now]  # before anything arrives
+            for hop, value in zip(now, sent):
+                values[hop.dst, hop.chunk] = value + hop.reduce * values[hop.dst, hop.chunk]
+        right = bool((values == expected).all())
+        most = max(chunks_sent(hops).values(), default=0)
+        to_next = all(hop.dst == (hop.src + 1) % k for hop in hops)
+        is_the_ring &= right and to_next and num_chunks(hops) == k and most <= 2 * (k - 1)
+        print(f"K = {k}: sums {'right' if right else 'WRONG'}, chunks {num_chunks(hops)},", end=" ")
+        print(f"at most {most} sent by one device, {'only' if to_next else 'NOT only'} to the next")
+    print("This is the ring." if is_the_ring else "This is not the ring yet.")
+
+
+check(collectives.named("tree").plan)
+
+# %% exercise-ring
+from gluonpar.collectives import Hop
+
+
+def my_ring(num_devices):
+    """So far the star: all arrays to device 0, in one chunk, and back."""
+    others = range(1, num_devices)
+    collect = [Hop(i - 1, i, 0, 0, reduce=True) for i in others]
+    return collect + [Hop(num_devices - 2 + i, 0, i, 0, reduce=False) for i in others]
+
+
+check(my_ring)
+
+# %% my-ring
+collectives.ALGORITHMS.pop("my-ring", None)  # so that this cell can be run again
+collectives.register("my-ring")(my_ring)
+
+
+def milliseconds(algorithm, num_bytes, repeats=7):
+    """The median time of an all-reduce on the four devices; every sum is checked."""
+    times = []
+    for _ in range(2 + repeats):  # the first two warm up
+        arrays = [nd.full((num_bytes // 4,), 10**i, ctx=c) for i, c in enumerate(devices)]
+        mx.nd.waitall()
+        timer = d2l.Timer()
+        gluonpar.allreduce(arrays, algorithm)
+        mx.nd.waitall()
+        times.append(timer.stop())
+        assert all((array.asnumpy() == 1111).all() for array in arrays), "a sum is wrong"
+    return 1e3 * np.median(times[2:])
+
+
+for name in ("my-ring", "ring"):
+    print(f"{name:8} {milliseconds(name, 1 << 20):7.2f} ms for arrays of 1 MiB")
+collectives.trace("my-ring", 4).draw()
+
 
 # %% cost-model
 def predicted(algorithm, num_devices, num_bytes, latency, bandwidth):
     hops = collectives.named(algorithm).plan(num_devices)
-    chunk_bytes = num_bytes / collectives.plan.num_chunks(hops)
+    chunk_bytes = num_bytes / num_chunks(hops)
     return num_steps(hops) * (latency + chunk_bytes / bandwidth)
 
 
@@ -392,34 +465,28 @@ d2l.plot(
     legend=[f"{name}, 8 devices" for name in algorithms],
     xscale="log",
     yscale="log",
-    figsize=WIDE,
+    figsize=plots.WIDE,
 )
 
 # %% measure
-from gluonpar.diagnostics.benchmark import allreduce as benchmark
+names, array_bytes = (*algorithms, "host"), (1 << 12, 1 << 18, 1 << 24)
+measured = {name: [] for name in names}  # busbw
+print("   bytes  algorithm        ms  algbw GB/s  busbw GB/s")
+for n in array_bytes:
+    for name in names:
+        ms = milliseconds(name, n)
+        algbw = n / ms / 1e6
+        measured[name].append(algbw * 2 * (4 - 1) / 4)
+        print(f"{n:8}  {name:9} {ms:9.2f} {algbw:11.3f} {measured[name][-1]:11.3f}")
 
-named = benchmark.makers(devices, (*algorithms, "host"))
-named = {name: named[name] for name in (*algorithms, "host")}
-setting = benchmark.Setting(devices, rounds=7, warmup=2)
-results = {n: benchmark.measure_size(named, setting, n // 4) for n in (1 << 12, 1 << 18, 1 << 24)}
-print("   bytes  algorithm        ms  algbw GB/s  busbw GB/s  wrong")
-for n, rows in results.items():
-    for row in rows:
-        ms = 1e3 * row.samples.median
-        print(f"{n:8}  {row.name:9} {ms:9.2f} {row.algbw:11.3f} {row.busbw:11.3f} {row.wrong:6}")
-        assert row.wrong == 0
 
 # %% measured-picture
-figure, axes = d2l.plt.subplots(figsize=WIDE)
-for i, name in enumerate(named):
-    busbw = [row.busbw for rows in results.values() for row in rows if row.name == name]
-    axes.bar(np.arange(len(results)) + 0.2 * (i - 1.5), busbw, 0.2, label=name)
-d2l.set_axes(axes, "size of the array", "busbw, GB/s", None, None, "linear", "log", None)
-axes.set_xticks(range(len(results)), [f"{n >> 10} KiB" for n in results])
-axes.legend(ncol=4, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0))
-figure.tight_layout()
+plots.busbw(measured, array_bytes)
+
 
 # %% resnet
+from gluonpar.models import resnet
+
 mx.random.seed(0)
 net = resnet.resnet18(num_classes=10, width=8)  # the book's is 64 wide
 net.initialize(mx.init.Xavier(), ctx=ctx)
@@ -430,7 +497,7 @@ sizes_of = [param.data(ctx[0]).size for param in net.collect_params().values()]
 print(f"{sum(sizes_of)} numbers in {len(sizes_of)} parameters, on each of {ctx}")
 
 # %% resnet-train
-animator = d2l.Animator(xlabel="epoch", ylabel="training loss", xlim=[1, 3], figsize=WIDE)
+animator = d2l.Animator(xlabel="epoch", ylabel="training loss", xlim=[1, 3], figsize=plots.WIDE)
 timer, order = d2l.Timer(), np.random.RandomState(0)
 for epoch in range(1, 4):
     timer.start()
@@ -502,7 +569,7 @@ d2l.plot(
     xlabel="machines",
     ylabel="speedup",
     legend=list(bandwidths),
-    figsize=WIDE,
+    figsize=plots.WIDE,
 )
 
 # %% processes
@@ -546,8 +613,6 @@ for rate in (0.01, 0.02, 0.04):
     print(f"1 device, lr {rate}: loss {history[-8:].mean():.4f}")
 
 # %% exercise-owners
-from gluonpar.collectives import Hop
-
 collectives.ALGORITHMS.pop("owners", None)  # so that this cell can be run again
 
 

@@ -33,6 +33,7 @@ PAGES = {
     for path in [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
     if path.name != "CHANGELOG.md"  # names what is gone, too
 }
+NOTEBOOKS = [f"notebooks/multi_gpu_walkthrough{end}.ipynb" for end in ("", ".zh-CN")]
 PROGRAMS = {
     str(path.relative_to(ROOT)): ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
     for folder in ("scripts", "tools", "benchmarks")
@@ -185,17 +186,43 @@ class TestCommands:
         assert len(options) > 10 and options == set(rows.values()) - {""}
 
 
-@pytest.mark.parametrize("name", PAGES)
+def text_of(path):
+    """A page, or the text cells of a notebook, without its code."""
+    text = path.read_text("utf-8")
+    if path.suffix == ".ipynb":
+        cells = json.loads(text)["cells"]
+        text = "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "markdown")
+    return doc_blocks.FENCE.sub("", text)
+
+
+def anchors(path):
+    """The anchors of the headings: in a page as on code forges, in a notebook as in JupyterLab."""
+    titles = [title.strip() for title in re.findall(r"^#+ (.+)$", text_of(path), re.M)]
+    if path.suffix == ".ipynb":
+        return [title.replace("`", "").replace(" ", "-") for title in titles]
+    return [re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-") for title in titles]
+
+
+@pytest.mark.parametrize("name", [*PAGES, *NOTEBOOKS])
 def test_links_lead_to_files_and_headings(name):
-    for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)", PAGES[name]):
+    links = re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)", text_of(ROOT / name))
+    assert links or name not in NOTEBOOKS
+    for target, anchor in links:
         if target.startswith(("http:", "https:")):
             continue
-        path = (ROOT / name).parent / target if target else ROOT / name
-        assert path.exists(), target
+        path = ((ROOT / name).parent / target).resolve() if target else ROOT / name
+        assert path.exists() and ROOT in path.parents, target
         if anchor and not anchor.startswith("gluonpar."):
-            titles = re.findall(r"^#+ (.+)$", doc_blocks.FENCE.sub("", path.read_text()), re.M)
-            plain = [re.sub(r"[^\w -]", "", title).strip().lower() for title in titles]
-            assert anchor in [title.replace(" ", "-") for title in plain], f"{target}#{anchor}"
+            assert anchor in anchors(path), f"{target}#{anchor}"
+
+
+def test_notebooks_are_linked_from_the_site_and_link_to_each_other():
+    assert all(f"(../{NOTEBOOKS[0]})" in PAGES[f"docs/{page}.md"] for page in ("index", "guide"))
+    for ours, other in (NOTEBOOKS, NOTEBOOKS[::-1]):
+        assert f"({Path(other).name})" in text_of(ROOT / ours)
+    nav = (ROOT / "mkdocs.yml").read_text("utf-8")
+    for path in NOTEBOOKS:
+        assert path.replace(".ipynb", ".md") in nav, path
 
 
 @pytest.mark.parametrize("package", ["gluonpar", "gluonpar.collectives", "gluonpar.cluster"])

@@ -1,0 +1,91 @@
+"""The look of the walkthrough's plots, and the plots that take more lines than they explain."""
+
+from __future__ import annotations
+
+from typing import Mapping, Sequence
+
+import numpy as np
+from d2l import mxnet as d2l
+from mxnet import Context
+
+from gluonpar.collectives import Hop
+from gluonpar.collectives.drawing import COLOURS, SETTINGS
+from gluonpar.collectives.plan import contributions, num_steps
+from gluonpar.training.timeline import Timeline
+
+WIDE = (5.2, 2.6)  # inches: on a phone's screen the text is still readable
+FORWARD, BACKWARD, EXCHANGE, DATA = COLOURS[0], COLOURS[4], COLOURS[1], COLOURS[2]
+
+
+def use_style() -> None:
+    """Plot on a transparent background in colours that are readable on white and on black."""
+    d2l.use_svg_display()
+    d2l.plt.rcParams.update(SETTINGS)
+    cycle = d2l.plt.cycler(color=COLOURS)
+    d2l.plt.rcParams.update({"axes.prop_cycle": cycle, "font.size": 9, "figure.dpi": 100})
+
+
+def gradients(
+    ctx: Sequence[Context], parts: Sequence[np.ndarray], total: np.ndarray, whole: np.ndarray
+) -> None:
+    """Plot each device's part of a gradient, their sum, and the gradient of the whole batch."""
+    figure, axes = d2l.plt.subplots(figsize=WIDE)
+    classes = np.arange(len(total))
+    for i, (bars, label) in enumerate(zip((*parts, total), (*ctx, "their sum"))):
+        axes.bar(classes + 0.25 * (i - 1), bars, 0.25, label=label)
+    axes.plot(classes + 0.25, whole, "_", color=SETTINGS["text.color"], ms=12, label="one device")
+    axes.set(xlabel="class", ylabel="gradient of b4", xticks=classes)
+    _legend_above(axes, figure)
+
+
+def timeline(steps: Timeline) -> None:
+    """Plot two of the recorded steps: a row per device, and one for Python's thread."""
+    figure, axes = d2l.plt.subplots(figsize=(WIDE[0], 2.2))
+    colours = {"forward": FORWARD, "backward": BACKWARD, "exchange + update": EXCHANGE}
+    for part, colour in {**colours, "data": DATA}.items():
+        for row, device in enumerate((0, 1, None)):
+            spans = [(a - steps.window[0], b - a) for a, b in steps.intervals(part, device=device)]
+            bars = np.array(spans).reshape(-1, 2) / 1e3  # milliseconds
+            axes.broken_barh(bars, (row - 0.4, 0.8), color=colour, label=None if row else part)
+    milliseconds = 2e3 * steps.step_seconds
+    axes.set(xlim=(0, milliseconds), xlabel="milliseconds: two steps", ylim=(2.5, -0.5))
+    axes.set_yticks(range(3), [*steps.devices, "Python"])
+    _legend_above(axes, figure)
+
+
+def chunks(hops: Sequence[Hop], num_devices: int) -> None:
+    """Plot, after each step of a plan, whose numbers are in each chunk on each device."""
+    states = [[[{i: 1}] * num_devices for i in range(num_devices)]]
+    for step in range(num_steps(hops)):
+        states.append(contributions([hop for hop in hops if hop.step <= step], num_devices))
+    rows = -(-len(states) // 4)
+    figure, panels = d2l.plt.subplots(rows, 4, figsize=(1.6 * 4, 1.9 * rows))
+    for step, (axes, state) in enumerate(zip(panels.flat, states), -1):
+        counts = [[len(chunk) for chunk in device] for device in state]
+        axes.imshow(counts, "Greens", vmin=0, vmax=1.5 * num_devices)
+        for device, row in enumerate(state):
+            for chunk, summed in enumerate(row):
+                names = "".join(map(str, sorted(summed)))
+                axes.text(chunk, device, names, color="black", ha="center", va="center", size=7.5)
+        axes.set(xticks=range(num_devices), yticks=range(num_devices))
+        axes.set(xlabel="chunk", ylabel="device")
+        axes.set_title("before step 0" if step < 0 else f"after step {step}", size=9)
+        axes.grid(False)
+    for axes in panels.flat[len(states) :]:
+        axes.axis("off")
+    figure.tight_layout()
+
+
+def busbw(measured: Mapping[str, Sequence[float]], sizes: Sequence[int]) -> None:
+    """Plot the bus bandwidth of each algorithm (GB/s) as bars, grouped by size (bytes)."""
+    figure, axes = d2l.plt.subplots(figsize=WIDE)
+    for i, (name, bandwidths) in enumerate(measured.items()):
+        axes.bar(np.arange(len(sizes)) + 0.2 * (i - 1.5), bandwidths, 0.2, label=name)
+    axes.set(xlabel="size of the array", ylabel="busbw, GB/s", yscale="log")
+    axes.set_xticks(range(len(sizes)), [f"{n >> 10} KiB" for n in sizes])
+    _legend_above(axes, figure)
+
+
+def _legend_above(axes, figure) -> None:
+    axes.legend(ncol=4, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    figure.tight_layout()
