@@ -22,7 +22,8 @@ def use_style() -> None:
     d2l.use_svg_display()
     d2l.plt.rcParams.update(SETTINGS)
     cycle = d2l.plt.cycler(color=COLOURS)
-    d2l.plt.rcParams.update({"axes.prop_cycle": cycle, "font.size": 9, "figure.dpi": 100})
+    d2l.plt.rcParams.update({"axes.prop_cycle": cycle, "legend.frameon": False})
+    d2l.plt.rcParams.update({"font.size": 9, "figure.dpi": 100})
 
 
 def gradients(
@@ -59,14 +60,14 @@ def chunks(hops: Sequence[Hop], num_devices: int) -> None:
     for step in range(num_steps(hops)):
         states.append(contributions([hop for hop in hops if hop.step <= step], num_devices))
     rows = -(-len(states) // 4)
-    figure, panels = d2l.plt.subplots(rows, 4, figsize=(1.6 * 4, 1.9 * rows))
+    figure, panels = d2l.plt.subplots(rows, 4, figsize=(1.85 * 4, 2.1 * rows))
     for step, (axes, state) in enumerate(zip(panels.flat, states), -1):
         counts = [[len(chunk) for chunk in device] for device in state]
         axes.imshow(counts, "Greens", vmin=0, vmax=1.5 * num_devices)
         for device, row in enumerate(state):
             for chunk, summed in enumerate(row):
                 names = "".join(map(str, sorted(summed)))
-                axes.text(chunk, device, names, color="black", ha="center", va="center", size=7.5)
+                axes.text(chunk, device, names, color="black", ha="center", va="center", size=6.5)
         axes.set(xticks=range(num_devices), yticks=range(num_devices))
         axes.set(xlabel="chunk", ylabel="device")
         axes.set_title("before step 0" if step < 0 else f"after step {step}", size=9)
@@ -87,5 +88,5 @@ def busbw(measured: Mapping[str, Sequence[float]], sizes: Sequence[int]) -> None
 
 
 def _legend_above(axes, figure) -> None:
-    axes.legend(ncol=4, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    axes.legend(ncol=4, loc="lower center", bbox_to_anchor=(0.5, 1.0))
     figure.tight_layout()

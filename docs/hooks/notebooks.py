@@ -74,7 +74,8 @@ def _markdown(notebook: dict) -> tuple[str, dict[str, bytes]]:
             if "image/png" in data:
                 name, width = f"plots/{cell['id']}.png", output["metadata"]["image/png"]["width"]
                 drawn[name] = base64.b64decode(data["image/png"])
-                parts.append(f"![Plot: {cell['id']}]({name}){{ .plot width={width} }}")
+                size = ".wide-picture " if width > 600 else ""
+                parts.append(f"![Plot: {cell['id']}]({name}){{ {size}width={width} }}")
             else:
                 text = "".join(output.get("text", data.get("text/plain", "")))
                 parts.append(f"``` {{ .text .printed .no-copy }}\n{text.rstrip()}\n```")

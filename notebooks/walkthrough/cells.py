@@ -321,9 +321,13 @@ for change, (before, after) in comparisons.items():
     print(f"{change:46} {gains[0]:9.2f} {gains[1]:11.2f}")
 
 for network in ("LeNet", "perceptron"):
-    gain = times[one_all][network] / times[both][network]
-    verdict = "faster than" if gain > 1.05 else "slower than" if gain < 0.95 else "about as fast as"
-    print(f"{network}: two devices are {verdict} one device with the same cores")
+    half, one, two = (times[setting][network] for setting in (one_half, one_all, both))
+    verdict = "about as fast as"
+    if not 0.95 < one / two < 1.05:
+        verdict = "faster than" if two < one else "slower than"
+    print(f"{network}: from one device with half of the cores to two devices with all of them:")
+    print(f"    {half / two:.2f} = {half / one:.2f} (cores) x {one / two:.2f} (second device);")
+    print(f"    two devices are {verdict} one device with the same cores")
 
 
 # %% difference
