@@ -9,12 +9,13 @@ from d2l import mxnet as d2l
 from mxnet import Context
 
 from gluonpar.collectives import Hop
-from gluonpar.collectives.drawing import COLOURS, SETTINGS
+from gluonpar.collectives.drawing import COLOURS, GREY, SETTINGS
 from gluonpar.collectives.plan import contributions, num_steps
 from gluonpar.training.timeline import Timeline
 
 WIDE = (5.2, 2.6)  # inches: on a phone's screen the text is still readable
-FORWARD, BACKWARD, EXCHANGE, DATA = COLOURS[0], COLOURS[4], COLOURS[1], COLOURS[2]
+# The colours of the pictures of a step in docs/pictures.
+FORWARD, BACKWARD, EXCHANGE, DATA = COLOURS[2], COLOURS[4], COLOURS[1], GREY
 
 
 def use_style() -> None:
@@ -40,7 +41,7 @@ def gradients(
 
 
 def timeline(steps: Timeline) -> None:
-    """Plot two of the recorded steps: a row per device, and one for Python's thread."""
+    """Plot twice the mean time of a step: a row per device, and one for Python's thread."""
     figure, axes = d2l.plt.subplots(figsize=(WIDE[0], 2.2))
     colours = {"forward": FORWARD, "backward": BACKWARD, "exchange + update": EXCHANGE}
     for part, colour in {**colours, "data": DATA}.items():
@@ -49,7 +50,7 @@ def timeline(steps: Timeline) -> None:
             bars = np.array(spans).reshape(-1, 2) / 1e3  # milliseconds
             axes.broken_barh(bars, (row - 0.4, 0.8), color=colour, label=None if row else part)
     milliseconds = 2e3 * steps.step_seconds
-    axes.set(xlim=(0, milliseconds), xlabel="milliseconds: two steps", ylim=(2.5, -0.5))
+    axes.set(xlim=(0, milliseconds), xlabel="milliseconds (twice the mean step)", ylim=(2.5, -0.5))
     axes.set_yticks(range(3), [*steps.devices, "Python"])
     _legend_above(axes, figure)
 
