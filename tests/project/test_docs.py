@@ -134,8 +134,10 @@ def parse(call, monkeypatch):
     if first == "-m" and rest[0] == "gluonpar":
         command.main(rest[1:])
     monkeypatch.setattr(sys, "argv", [first, *rest[first == "-m" :]])
-    program = f"{rest[0].replace('.', '/')}/__main__.py" if first == "-m" else first
-    runpy.run_path(str(ROOT / program), run_name="__main__")
+    program = ROOT / (rest[0].replace(".", "/") if first == "-m" else first)
+    runpy.run_path(
+        str(program if program.is_dir() else program.with_suffix(".py")), run_name="__main__"
+    )
 
 
 class TestCommands:
