@@ -132,9 +132,8 @@ def train(args):
                     mx.nd.sgd_mom_update(weight, grad, momentum, out=weight, **how)
             # end
             meter.add(losses)
-        share = accuracy(
-            test_images, data.test_labels, [net] * len(ctx), ctx, lambda X, net: net(X)
-        )
+        nets = [net] * len(ctx)  # one network, with parameters on each device
+        share = accuracy(test_images, data.test_labels, nets, ctx, lambda X, net: net(X))
         print(f"epoch {epoch}, loss {meter.read():.3f}, test acc {share:.2f}", flush=True)
         if args.save_dir:
             path = args.save_dir / f"epoch-{epoch}"

@@ -119,9 +119,8 @@ def train(args):
             trainer.step(len(y))
             # end
             meter.add(losses)
-        share = accuracy(
-            test_images, data.test_labels, [net] * len(ctx), ctx, lambda X, net: net(X)
-        )
+        nets = [net] * len(ctx)  # one network, with parameters on each device
+        share = accuracy(test_images, data.test_labels, nets, ctx, lambda X, net: net(X))
         print(f"epoch {epoch}, loss {meter.read():.3f}, test acc {share:.2f}", flush=True)
         if args.save_dir:
             path = args.save_dir / f"epoch-{epoch}"

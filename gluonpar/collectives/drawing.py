@@ -48,9 +48,7 @@ def style(salt: str) -> Iterator[None]:
     try:
         import matplotlib
     except ImportError as error:
-        raise ImportError(
-            f"drawing needs matplotlib ({error}): pip install 'gluonpar[plot]'"
-        ) from error
+        raise ImportError(f"drawing needs matplotlib ({error}): pip install matplotlib") from error
     with matplotlib.rc_context({**SETTINGS, "svg.hashsalt": salt}):
         yield
 

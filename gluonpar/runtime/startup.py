@@ -15,8 +15,8 @@ import warnings
 from gluonpar.runtime import cuda_libraries, driver, heap, memory_limits, wheels
 
 INSTALL = (
-    "install one of the two: pip install 'gluonpar[cpu]' (any x86-64 Linux machine) or "
-    "pip install 'gluonpar[cu112]' (NVIDIA GPUs of compute capability 5.0 to 8.9)"
+    "install one of the two: pip install mxnet==1.9.1 (any x86-64 Linux machine) or, in a clone of "
+    "gluonpar, pip install -e '.[cu112]' (NVIDIA GPUs of compute capability 5.0 to 8.9)"
 )
 
 # CPU contexts share a pool of workspaces for all operators that one thread pushes. With
@@ -137,10 +137,10 @@ def _remedy(error: Exception, wheel: str) -> str:
     if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("mxnet"):
         return f"Remedy: pip install {'setuptools' if error.name == 'distutils' else error.name}."
     if "libcuda.so" in str(error):
-        cpu = "pip uninstall -y mxnet-cu112, then pip install 'gluonpar[cpu]'"
+        cpu = "pip uninstall -y mxnet-cu112, then pip install mxnet==1.9.1"
         return f"libcuda.so.1 is part of NVIDIA's driver. Without it, use the CPU wheel: {cpu}."
     if any(name in str(error) for name in cuda_libraries.LIBRARIES):
-        return "CUDA 11's libraries are on PyPI: pip install 'gluonpar[cu112]' installs them."
+        return "In a clone of gluonpar, pip install -e '.[cu112]' installs CUDA 11's libraries."
     if "libgomp" in str(error):
         return "libgomp is gcc's OpenMP library; on Debian and Ubuntu: apt-get install libgomp1."
     return _reinstall(wheel)

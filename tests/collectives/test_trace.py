@@ -65,7 +65,7 @@ def test_unknown_algorithms_and_zero_devices_are_refused():
 
 def test_without_matplotlib_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ImportError, match=r"matplotlib .*pip install 'gluonpar\[plot\]'"):
+    with pytest.raises(ImportError, match=r"matplotlib .*pip install matplotlib"):
         trace("ring", 3).draw()
 
 

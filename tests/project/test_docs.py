@@ -18,6 +18,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import textwrap
 from pathlib import Path
 
 import doc_blocks
@@ -35,14 +36,14 @@ PAGES = {
 }
 PROGRAMS = {
     str(path.relative_to(ROOT)): ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
-    for folder in ("scripts", "tools", "benchmarks")
+    for folder in ("scripts", "tools", "benchmarks", "examples")
     for path in sorted((ROOT / folder).rglob("*.py"))
 }
 PYTHON = [
     pytest.param(name, block, id=f"{name}:{block.line}")
     for name, text in PAGES.items()
     for block in doc_blocks.blocks(text)
-    if block.language == "python"
+    if block.language == "python" and not block.title
 ]
 STATEMENT = re.compile(
     r"^ *(>>> |import \w|from \w+ import|def \w+\(|class \w+.*:$|with .*:$)", re.M
@@ -71,6 +72,14 @@ class TestBlocks:
         outcome = outcomes(name)[block.line]
         assert outcome["error"] is None, outcome["error"]
         assert outcome["printed"] == (block.output or "")
+
+    @pytest.mark.parametrize("name", PAGES)
+    def test_a_block_with_a_files_name_as_title_quotes_lines_of_that_file(self, name):
+        for block in doc_blocks.blocks(PAGES[name]):
+            if block.title:
+                text = (ROOT / block.title).read_text("utf-8")
+                indented = [textwrap.indent(block.text, " " * n) for n in range(0, 20, 4)]
+                assert any(f"\n{lines}" in text for lines in indented), f"line {block.line}"
 
     def test_readme_and_guide_have_blocks(self):
         names = [param.values[0] for param in PYTHON]
@@ -107,9 +116,10 @@ def commands(text):
     text = text.replace("\\\n", " ")
     lines = [line for block in doc_blocks.blocks(text) for line in block.text.splitlines()]
     rest = doc_blocks.FENCE.sub("", text)
-    lines += re.findall(r"^    .*$|^python3? (?:scripts|tools)/.*$", rest, re.M)
+    lines += re.findall(r"^    .*$|^python3? (?:scripts|tools|examples)/.*$", rest, re.M)
     lines += [span.replace("\n", " ") for span in re.findall(r"(?<!`)`([^`]+)`(?!`)", rest)]
-    program = r"python3? ((?:(?:scripts|tools)/\w+\.py|-m (?:gluonpar|benchmarks\.\w+)\b)[^#;|&)]*)"
+    script = r"(?:scripts|tools|examples)/\w+\.py"
+    program = rf"python3? ((?:{script}|-m (?:gluonpar|benchmarks\.\w+)\b)[^#;|&)]*)"
     for line in lines:
         yield from re.findall(program, line)
 

@@ -39,8 +39,8 @@ def same_bits(some, others):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """Each program's parameters after two epochs on two devices, and the folder of its files."""
-    folders = {program: tmp_path_factory.mktemp(program) for program in PROGRAMS}
-    return {name: (run(name, 2, f"--save-dir={folder}"), folder) for name, folder in folders.items()}
+    folders = {name: tmp_path_factory.mktemp(name) for name in PROGRAMS}
+    return {name: (run(name, 2, f"--save-dir={path}"), path) for name, path in folders.items()}
 
 
 def test_the_programs_differ_in_the_marked_lines_only():
@@ -62,6 +62,23 @@ def test_the_three_end_with_the_same_bits(finished):
 def test_continuing_after_an_epoch_gives_the_bits_of_a_run_without_a_break(program, finished):
     want, folder = finished[program]
     assert same_bits(run(program, 2, f"--save-dir={folder}", "--resume=1"), want)
+
+
+def test_a_last_batch_with_fewer_samples_than_devices():
+    options = ["--limit=81", "--epochs=1"]
+    assert same_bits(run("loop_by_hand", 2, *options), run("loop_trainer", 2, *options))
+    with pytest.raises(UserWarning, match="has not been updated by backward"):
+        run("loop_kvstore", 2, *options)
+
+
+def test_every_epoch_has_all_samples_in_another_order():
+    sampler = runpy.run_path(str(ROOT / "examples" / "loop_trainer.py"))["Shuffled"](7, 3, seed=0)
+    epochs = []
+    for sampler.epoch in (1, 2):
+        items = [item for (item,) in sampler]
+        assert len(items) == len(sampler) == 3 and len({seed for seed, _ in items}) == 3
+        epochs.append(np.concatenate([indices for _, indices in items]).tolist())
+    assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(7)) and epochs[0] != epochs[1]
 
 
 def test_two_devices_train_as_one(finished):
