@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 COLOURS = ("#3b7dd8", "#c8641b", "#2e8b57", "#d04545", "#8a63c9", "#14889a", "#c24a94", "#7d7a1e")
 GREY, LIGHT_GREY = "#767c85", "#c9d1d9"  # the light one is for pages that are always dark
-# Device i has COLOURS[i]. These two, which also the colour-blind can tell apart, mean the same in
-# every picture.
+# Device i has COLOURS[i]. Forward and backward have these two in every picture that shows them;
+# readers who are colour-blind can tell them apart.
 FORWARD_COLOUR, BACKWARD_COLOUR = COLOURS[2], COLOURS[4]
 _COLOURED = ("text.color", "axes.edgecolor", "axes.labelcolor", "axes.titlecolor")
 _COLOURED += ("xtick.color", "ytick.color", "grid.color")
@@ -41,7 +41,7 @@ SETTINGS.update({"svg.fonttype": "path", "path.simplify": False})
 WIDTH, LEAST_WIDTH, MARGIN, LEFT, TOP, BOTTOM = 10.0, 7.0, 0.16, 1.0, 0.4, 0.5
 LANE, GAP, SPACE, NARROWEST = 0.075, 0.26, 0.1, 0.1
 KEY = (
-    "Each grid is the state before its step; bands in a cell: devices whose values it contains.",
+    "Each grid: the state before its step. Each band in a cell: a device whose values it contains.",
     "Solid arrow: the receiver adds the chunk. Dashed: it replaces its own.",
 )
 
@@ -113,46 +113,65 @@ def arrow(
     axes.add_patch(FancyArrowPatch(tail, head, connectionstyle=bend, **shape, **look))
 
 
-def picture(hops: Sequence[Hop], num_devices: int, title: str, dark: bool) -> Figure:
-    """Return a figure with one grid per step, which holds the step's hops, and one of the result.
+def label_ends(axes: Axes, ends: Iterable[tuple[float, str, str]], size: float = 9) -> None:
+    """Write beside the axes the names of lines that end there: y, name and colour of each.
 
-    A cell is one device's chunk; a band in it for each device whose values are in it.
+    Names that would overlap are moved apart. The axes must have their final limits and size.
     """
+    ends, apart = sorted(ends, reverse=True), 1.25 * size * axes.figure.dpi / 72
+    heights = [axes.transData.transform((axes.get_xlim()[1], y))[1] for y, _, _ in ends]
+    for i in range(1, len(ends)):
+        heights[i] = min(heights[i], heights[i - 1] - apart)
+    lowest = axes.bbox.y0
+    for i in reversed(range(len(ends))):
+        heights[i] = max(heights[i], lowest)
+        lowest = heights[i] + apart
+    for height, (_, name, colour) in zip(heights, ends):
+        y = (height - axes.bbox.y0) / axes.bbox.height
+        axes.text(1.03, y, name, color=colour, size=size, va="center", transform=axes.transAxes)
+
+
+def picture(hops: Sequence[Hop], num_devices: int, title: str, dark: bool) -> Figure:
+    """Return a figure with one grid per step, with the step's hops, and one of the result."""
     grey, steps, chunks = LIGHT_GREY if dark else GREY, num_steps(hops), num_chunks(hops)
     lanes = _lanes(hops)
-    cell, pitch, lines = _layout(hops, LANE * (max(lanes.values(), default=0) + 2))
+    width, pitch, lines = _layout(hops, LANE * (max(lanes.values(), default=0) + 2))
     height = min(max(0.36, 0.09 * num_devices), 0.6)
+    band = height / num_devices  # in a cell, one per device whose values are in the cell's sum
     headings, grid = 0.54 if chunks > 1 else 0.3, chunks * pitch + GAP
     below = headings + (height + SPACE) * num_devices + 0.1  # from one line of grids to the next
-    width = max(LEAST_WIDTH, LEFT - GAP + grid * max(map(len, lines)))
-    figure, axes = sheet(width, TOP + below * len(lines) + BOTTOM)
+    right = LEFT - GAP + grid * max(map(len, lines))
+    figure, axes = sheet(max(LEAST_WIDTH, right), TOP + below * len(lines) + BOTTOM)
     axes.text(MARGIN, 0.26, title, color=grey, size=13, weight="bold", va="center")
     sums = {(i, chunk): {i} for i in range(num_devices) for chunk in range(chunks)}
     for i, line in enumerate(lines):
-        top, columns = TOP + below * i + headings, {"color": grey, "size": 8.5}
+        top = TOP + below * i + headings
         for device in range(num_devices):
-            where = LEFT - 0.12, top + (height + SPACE) * device + height / 2, f"device {device}"
-            look = {"color": _colour(device), "weight": "bold"}
-            axes.text(*where, ha="right", va="center_baseline", **look)
+            y, look = top + (height + SPACE) * device + height / 2, {"weight": "bold"}
+            look.update(color=_colour(device), ha="right", va="center_baseline")
+            axes.text(LEFT - 0.12, y, f"device {device}", **look)
         if chunks > 1:
-            axes.text(LEFT - 0.12, top - 0.1, "chunk", ha="right", **columns)
+            axes.text(LEFT - 0.12, top - 0.1, "chunk", color=grey, size=8.5, ha="right")
         for j, step in enumerate(line):
             left, name = LEFT + grid * j, f"step {step}" if step < steps else "result"
-            middle = left + (cell + pitch * (chunks - 1)) / 2
+            middle = left + (width + pitch * (chunks - 1)) / 2
             axes.text(middle, top - headings + 0.2, name, color=grey, ha="center")
             for chunk in range(chunks if chunks > 1 else 0):
-                axes.text(left + pitch * chunk + cell / 2, top - 0.1, chunk, ha="center", **columns)
-            corners = {at: (left + pitch * at[1], top + (height + SPACE) * at[0]) for at in sums}
-            _boxes(axes, corners.values(), cell, height, f"cells-{step}", fc=grey, alpha=0.16)
-            band = height / num_devices
+                x = left + pitch * chunk + width / 2
+                axes.text(x, top - 0.1, chunk, color=grey, size=8.5, ha="center")
+            cells = {at: (left + pitch * at[1], top + (height + SPACE) * at[0]) for at in sums}
+            _boxes(axes, cells.values(), width, height, f"cells-{step}", fc=grey, alpha=0.16)
             for part in range(num_devices):
-                have = [(x, y + band * part) for at, (x, y) in corners.items() if part in sums[at]]
-                _boxes(axes, have, cell, band, f"values-{step}-{part}", fc=_colour(part))
+                have = [(x, y + band * part) for at, (x, y) in cells.items() if part in sums[at]]
+                _boxes(axes, have, width, band, f"values-{step}-{part}", fc=_colour(part))
             for hop in (hop for hop in hops if hop.step == step):
                 src, dst = (hop.src, hop.chunk), (hop.dst, hop.chunk)
                 sums[dst] = sums[src] | (sums[dst] if hop.reduce else set())
-                ends = [(x + cell + 0.02, y + height / 2) for x, y in (corners[src], corners[dst])]
-                _message(axes, hop, *ends, grey, 72 * LANE * (lanes[hop] + 1))
+                ends = [(x + width + 0.02, y + height / 2) for x, y in (cells[src], cells[dst])]
+                arm, kind = 72 * LANE * (lanes[hop] + 1), "add" if hop.reduce else "copy"
+                bend = f"arc,angleA=0,angleB=0,armA={arm},armB={arm},rad=3"  # in points
+                gid = f"hop-{step}-{hop.src}-{hop.dst}-{hop.chunk}-{kind}"
+                arrow(axes, *ends, grey, gid, dashed=not hop.reduce, bend=bend, size=8.5)
     for i, text in enumerate(KEY if hops else KEY[:1]):
         y = axes.get_ylim()[0] - BOTTOM + 0.2 + 0.22 * i
         axes.text(MARGIN, y, text, color=grey, size=9.5)
@@ -202,21 +221,6 @@ def _lanes(hops: Sequence[Hop]) -> dict[Hop, int]:
 
 def _colour(device: int) -> str:
     return COLOURS[device % len(COLOURS)]
-
-
-def _message(
-    axes: Axes,
-    hop: Hop,
-    tail: tuple[float, float],
-    head: tuple[float, float],
-    colour: str,
-    points: float,
-) -> None:
-    """Draw an arrow between rows, at a distance of ``points`` from the column."""
-    bend = f"arc,angleA=0,angleB=0,armA={points},armB={points},rad=3"
-    kind = "add" if hop.reduce else "copy"
-    gid = f"hop-{hop.step}-{hop.src}-{hop.dst}-{hop.chunk}-{kind}"
-    arrow(axes, tail, head, colour, gid, dashed=not hop.reduce, bend=bend, size=8.5)
 
 
 def _boxes(
