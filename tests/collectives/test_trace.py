@@ -114,7 +114,7 @@ class TestPicture:
     def test_an_arrow_goes_from_the_sender_s_cell_to_the_receiver_s(self, name, k):
         axes = trace(name, k).draw().axes[0]
         shapes = {patch.get_gid(): patch for patch in axes.patches}
-        chunks = plan.num_chunks(ALGORITHMS[name].plan(k))
+        chunks, drawn = plan.num_chunks(ALGORITHMS[name].plan(k)), []
         for gid, arrow in shapes.items():
             if gid.startswith("hop-"):
                 step, *ends, chunk, kind = gid.split("-")[1:]
@@ -124,8 +124,11 @@ class TestPicture:
                 for (x, y), device in zip((tail, tip), ends):
                     left, top, right, bottom = cells[int(device) * chunks + int(chunk)]
                     assert 0 < x - right < 0.05 and top < y < bottom
+                drawn.append((step, vertices[:, 0].max(), *sorted((tail[1], tip[1]))))
                 assert vertices[:, 0].max() < axes.get_xlim()[1]
                 assert (arrow.get_linestyle() in ("-", "solid")) == (kind == "add")
+        for (step, x, _, low), (other, next_x, high, _) in zip(sorted(drawn), sorted(drawn)[1:]):
+            assert step != other or abs(x - next_x) > 0.01 or low < high  # none on another
 
     def test_drawn_again_it_has_the_same_bytes_and_no_date(self, tmp_path):
         first, second = tmp_path / "1.svg", tmp_path / "2.svg"
