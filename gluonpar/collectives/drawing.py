@@ -163,7 +163,8 @@ def picture(hops: Sequence[Hop], num_devices: int, title: str, dark: bool) -> Fi
             _boxes(axes, cells.values(), width, height, f"cells-{step}", fc=grey, alpha=0.16)
             for part in range(num_devices):
                 have = [(x, y + band * part) for at, (x, y) in cells.items() if part in sums[at]]
-                _boxes(axes, have, width, band, f"values-{step}-{part}", fc=_colour(part))
+                if have:
+                    _boxes(axes, have, width, band, f"values-{step}-{part}", fc=_colour(part))
             for hop in (hop for hop in hops if hop.step == step):
                 src, dst = (hop.src, hop.chunk), (hop.dst, hop.chunk)
                 sums[dst] = sums[src] | (sums[dst] if hop.reduce else set())

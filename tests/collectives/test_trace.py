@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from gluonpar.collectives import ALGORITHMS, plan, trace
+from gluonpar.collectives import ALGORITHMS, Trace, plan, trace
 
 PLANS = [name for name, algorithm in ALGORITHMS.items() if algorithm.plan is not None]
 HOP = re.compile(r"(\d+) -> (\d+): chunks? ([\d, ]+) \((add|copy)\)")
@@ -108,6 +108,12 @@ class TestPicture:
                 where = [{i for i, cell in enumerate(cells) if inside(v, cell)} for v in values]
                 assert all(len(found) == 1 for found in where)
                 assert set().union(*where) == {i for i, all_ in enumerate(expected) if part in all_}
+
+    def test_a_copy_removes_the_receiver_s_values_from_its_cell(self):
+        broadcast = Trace("broadcast", 2, (plan.Hop(0, 0, 1, 0, reduce=False),))
+        shapes = {patch.get_gid(): patch for patch in broadcast.draw().axes[0].patches}
+        assert len(boxes(shapes["values-1-0"])) == 2
+        assert "values-0-1" in shapes and "values-1-1" not in shapes
 
     @pytest.mark.parametrize("name", PLANS)
     @pytest.mark.parametrize("k", [2, 3, 8])
