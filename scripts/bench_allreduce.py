@@ -29,7 +29,6 @@ PEER, FLOOR = allreduce.PEER, allreduce.FLOOR
 HEADINGS = ("bytes", "elements", "candidate", "time us", "iqr us", "algbw GB/s", "busbw GB/s")
 HEADINGS += (f"/ {PEER}", f"/ {FLOOR}", "#wrong")
 WIDTHS = (11, 10, -18, 10, 9, 10, 10, 14, 7, 7)
-GREY = {PEER: "^--", "mxnet local": "v:", FLOOR: "s-"}  # drawn in grey, with these markers
 
 
 def main(argv=None) -> int:
@@ -129,23 +128,36 @@ def cells(row, seconds):
 
 
 def plot(options, rows):
-    """Draw busbw over bytes, a line for each candidate; the fastest at the end is named first."""
+    """Draw busbw over bytes, a line for each candidate, with its name at the end; most are grey."""
     title = f"all-reduce: {options.op} of {options.dtype} over {rows[0].num_devices} devices"
+    chosen = {"host": 0, "ring": 1, "kvstore": 6, PEER: 6, FLOOR: 2}
+    colours = {name: drawing.COLOURS[i] for name, i in chosen.items()}
     with drawing.style(title):
         from matplotlib.figure import Figure
+        from matplotlib.ticker import NullLocator
 
-        figure = Figure(figsize=(9, 5), layout="constrained")
-        axes = figure.subplots()
-        for i, name in enumerate(dict.fromkeys(row.name for row in rows)):
+        figure, ends = Figure(figsize=(9, 5)), []
+        axes = figure.add_axes((0.08, 0.11, 0.77, 0.81))
+        names = dict.fromkeys(row.name for row in rows)
+        for name in sorted(names, key=colours.__contains__):  # those in colour on top
             points = [(row.num_bytes, row.busbw) for row in rows if row.name == name]
-            colour = drawing.GREY if name in GREY else drawing.COLOURS[i % len(drawing.COLOURS)]
-            axes.plot(*zip(*points), GREY.get(name, "o-"), color=colour, label=name, markersize=5)
+            colour, width = colours.get(name, drawing.GREY), 2 if name in colours else 0.8
+            line = "o--" if name == PEER else "o-"
+            axes.plot(*zip(*points), line, color=colour, linewidth=width, markersize=2 * width)
+            ends.append((points[-1][1], name, colour))
         axes.set_xscale("log", base=2)
         axes.set_yscale("log" if rows[0].busbw else "linear")  # one device has no bus
-        axes.set(title=title, xlabel="bytes of one device's array", ylabel="busbw, GB/s (median)")
-        lines = sorted(axes.get_lines(), key=lambda drawn: -drawn.get_ydata()[-1])
-        axes.legend(handles=lines, loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
-        names = ", ".join(line.get_label() for line in lines)
+        sizes = sorted({row.num_bytes for row in rows})
+        units = [min((size.bit_length() - 1) // 10, 3) for size in sizes]
+        labels = [f"{n >> 10 * u}{['', 'K', 'M', 'G'][u]}" for n, u in zip(sizes, units)]
+        axes.set_xticks(sizes, labels)
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.set(xlabel="bytes of one device's array", ylabel="busbw, GB/s: higher is better")
+        axes.set_title(f"{title}, medians", loc="left")
+        axes.margins(x=0.02)
+        drawing.label_ends(axes, ends)
+        names = ", ".join(name for _, name, _ in sorted(ends, reverse=True))
         drawing.save(figure, options.plot, title, f"At the largest size, fastest first: {names}.")
 
 

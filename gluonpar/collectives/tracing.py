@@ -67,14 +67,15 @@ class Trace(NamedTuple):
         return "\n".join(["<table>", caption, *lines, f"</table>\n<p>{self._total()}</p>"])
 
     def draw(self, path: str | os.PathLike | None = None, dark: bool = False) -> Figure:
-        """Return a picture with one lane per device, one column per step and one arrow per hop.
+        """Return a picture of the plan: one grid per step and one of the result, one arrow per hop.
 
-        ``path`` saves it, too, in the format that the suffix names. The background is transparent
-        and the colours are readable on white and on black; ``dark`` lightens the text for pages
-        that are always dark. In an SVG file each hop is a group with the id
-        'hop-STEP-SRC-DST-CHUNK-add' (or '-copy'), the printed table is there for screen readers,
-        and one version of matplotlib always writes the same bytes. Raises ImportError without
-        matplotlib.
+        A grid has a row per device and a column per chunk, and shows the state before its step: a
+        cell has a band of colour for each device whose values are in its sum. ``path`` saves the
+        picture, too, in the format that the suffix names. The background is transparent and the
+        colours are readable on white and on black; ``dark`` lightens the text for pages that are
+        always dark. In an SVG file each hop is a group with the id 'hop-STEP-SRC-DST-CHUNK-add' (or
+        '-copy'), the printed table is there for screen readers, and one version of matplotlib
+        always writes the same bytes. Raises ImportError without matplotlib.
         """
         title = self._title()
         with drawing.style(title):

@@ -14,6 +14,7 @@ from mxnet import autograd, gluon
 
 from gluonpar import cluster, collectives
 from gluonpar.collectives import hierarchical
+from gluonpar.runtime import heap
 
 # MXNet is retired, so this loop over all gradients will not change. A subclass with a loop of its
 # own or a patched Trainer is not recognised, and its calls are then executed one by one.
@@ -92,7 +93,9 @@ class GluonPar(mx.kvstore.KVStore):  # of which sparse gradients need an instanc
         if caller.f_code is _STOCK_LOOP:
             params = caller.f_locals["self"]._params
             if key == next(i for i, param in enumerate(params) if _is_summed_here(param)):
-                _sum(key, [p.list_grad() for p in params if _is_summed_here(p)])
+                lists = [p.list_grad() for p in params if _is_summed_here(p)]
+                heap.return_free([grad for grads in lists for grad in grads])
+                _sum(key, lists)
         elif out is None:
             _sum(key, _lists(key, value, "value"))
         else:

@@ -12,11 +12,11 @@ import os
 import sys
 import warnings
 
-from gluonpar.runtime import cuda_libraries, driver, memory_limits, wheels
+from gluonpar.runtime import cuda_libraries, driver, heap, memory_limits, wheels
 
 INSTALL = (
-    "install one of the two: pip install 'gluonpar[cpu]' (any x86-64 Linux machine) or "
-    "pip install 'gluonpar[cu112]' (NVIDIA GPUs of compute capability 5.0 to 8.9)"
+    "install one of the two: pip install mxnet==1.9.1 (any x86-64 Linux machine) or, in a clone of "
+    "gluonpar, pip install -e '.[cu112]' (NVIDIA GPUs of compute capability 5.0 to 8.9)"
 )
 
 # CPU contexts share a pool of workspaces for all operators that one thread pushes. With
@@ -31,10 +31,6 @@ CUDA_SETTINGS = {"MXNET_CUDA_LIB_CHECKING": "0", "MXNET_CUDNN_LIB_CHECKING": "0"
 # The driver must be as new as NVRTC; for everything else in MXNet any driver of CUDA 11 will do.
 WITHOUT_FUSION = {"MXNET_USE_FUSION": "0"}
 COMPILER_CUDA = (11, 8)  # of nvidia-cuda-nvrtc-cu11
-
-# glibc's mallopt: large arrays stay in the heap, which saves an mmap, page faults and an munmap.
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_MALLOC_VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
 
 # The C++ guard of the thread-local store that holds the workspace pool: its first byte turns 1 when
 # the first operator uses a resource, and the pool's size is fixed from then on.
@@ -58,7 +54,7 @@ def start() -> None:
     missing = {name: value for name, value in SETTINGS.items() if name not in os.environ}
     for name, value in settings([wheel]).items():
         os.environ.setdefault(name, value)
-    _keep_large_arrays_in_the_heap()
+    heap.keep_large_arrays()
     if not imported_before:
         _import_mxnet(wheel)
         return
@@ -141,10 +137,10 @@ def _remedy(error: Exception, wheel: str) -> str:
     if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("mxnet"):
         return f"Remedy: pip install {'setuptools' if error.name == 'distutils' else error.name}."
     if "libcuda.so" in str(error):
-        cpu = "pip uninstall -y mxnet-cu112, then pip install 'gluonpar[cpu]'"
+        cpu = "pip uninstall -y mxnet-cu112, then pip install mxnet==1.9.1"
         return f"libcuda.so.1 is part of NVIDIA's driver. Without it, use the CPU wheel: {cpu}."
     if any(name in str(error) for name in cuda_libraries.LIBRARIES):
-        return "CUDA 11's libraries are on PyPI: pip install 'gluonpar[cu112]' installs them."
+        return "In a clone of gluonpar, pip install -e '.[cu112]' installs CUDA 11's libraries."
     if "libgomp" in str(error):
         return "libgomp is gcc's OpenMP library; on Debian and Ubuntu: apt-get install libgomp1."
     return _reinstall(wheel)
@@ -153,10 +149,3 @@ def _remedy(error: Exception, wheel: str) -> str:
 def _reinstall(wheel: str) -> str:
     """Return the remedy for damaged files, which a plain pip install would leave as they are."""
     return f"Reinstall it: pip install --force-reinstall --no-deps {wheel}==1.9.1."
-
-
-def _keep_large_arrays_in_the_heap() -> None:
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries may lack it
-    if mallopt is not None and not any(name in os.environ for name in _MALLOC_VARIABLES):
-        mallopt(_M_MMAP_THRESHOLD, 1 << 30)
-        mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)

@@ -11,8 +11,8 @@ import sys
 import numpy as np
 import pytest
 
-pytest.importorskip("nbformat", reason="needs: pip install 'gluonpar[notebook]'")
-pytest.importorskip("nbclient", reason="needs: pip install 'gluonpar[notebook]'")
+pytest.importorskip("nbformat", reason="needs: pip install nbformat nbclient")
+pytest.importorskip("nbclient", reason="needs: pip install nbformat nbclient")
 pytest.importorskip("d2l", reason="needs: pip install --no-deps d2l==1.0.3")
 
 import build_notebooks as build

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from itertools import combinations
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
 from gluonpar.collectives import ALGORITHMS
@@ -16,10 +18,18 @@ from gluonpar.training.timeline import BACKWARD, DATA, FORWARD, FUSED, Span, Tim
 pytest.importorskip("matplotlib")
 
 import draw_pictures
+from matplotlib.patches import Rectangle
+from matplotlib.path import Path as Outline
+from matplotlib.transforms import Affine2D, Bbox
 from pictures import scaling, timeline
+
+from gluonpar.collectives import drawing
 
 ROOT = Path(__file__).resolve().parents[2]
 PICTURES = sorted((ROOT / "docs" / "pictures").glob("*.svg"))
+MEASURED = sorted((ROOT / "docs" / "measured").glob("*.svg"))
+SVG, LINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}href"
+CODES = dict(zip("MLQCz", (Outline.MOVETO, Outline.LINETO, 3, 4, Outline.CLOSEPOLY)))
 
 
 @pytest.mark.slow
@@ -68,6 +78,102 @@ def test_a_picture_has_a_title_and_a_description_and_needs_no_font(path):
     assert title.tag.endswith("title") and len(title.text) > 5
     assert description.tag.endswith("desc") and len(description.text) > 50
     assert "<text" not in text
+
+
+class Drawn:
+    """What an SVG file of matplotlib's shows, in its coordinates.
+
+    ``words`` are lines of text with the boxes around them; ``shapes`` the outlines of everything
+    else that is visible, as polygons, with half the width of the pen.
+    """
+
+    def __init__(self, path):
+        builder = ElementTree.TreeBuilder(insert_comments=True)  # text is in comments
+        root = ElementTree.parse(path, ElementTree.XMLParser(target=builder)).getroot()
+        self.sheet = Bbox.from_bounds(*map(float, root.get("viewBox").split()))
+        self.shapes, lines = [], []
+        self._named = {element.get("id"): element for element in root.iter(f"{SVG}path")}
+        self._walk(root, Affine2D(), lines, None)
+        self.words = [(text, Bbox.union(glyphs)) for text, glyphs in lines if glyphs]
+
+    def _walk(self, element, outer, lines, glyphs):
+        to, source, style = transform(element) + outer, element, properties(element)
+        if element.tag == f"{SVG}use":
+            source = self._named[element.get(LINK)[1:]]
+            to, style = transform(source) + to, {**properties(source), **style}
+        if source.tag == f"{SVG}path" and source.get("d"):
+            outline = polygons(source.get("d"), to)
+            pen = float(style.get("stroke-width", 1)) / 2 if "stroke" in style else 0
+            if glyphs is not None:
+                glyphs += [Bbox([polygon.min(axis=0), polygon.max(axis=0)]) for polygon in outline]
+            elif style.get("fill") != "none" or pen:
+                self.shapes += [(polygon, pen) for polygon in outline]
+        is_text = element.get("id", "").startswith("text_")
+        for child in element:
+            if child.tag is ElementTree.Comment:
+                lines.append((child.text.strip(), []))
+            elif child.tag != f"{SVG}defs":
+                self._walk(child, to, lines, lines[-1][1] if is_text else glyphs)
+
+    def collisions(self, gap=1):
+        """The words that leave the sheet or are less than ``gap`` from other words or an outline.
+
+        Words may lie inside a shape, such as a lane or a circle.
+        """
+        pairs = combinations(self.words, 2)
+        found = [a[0] for a, b in pairs if a[1].padded(gap).overlaps(b[1])]
+        low = np.array([polygon.min(axis=0) - pen for polygon, pen in self.shapes])
+        high = np.array([polygon.max(axis=0) + pen for polygon, pen in self.shapes])
+        for text, box in self.words:
+            if not all(self.sheet.contains(*corner) for corner in box.corners()):
+                found.append(text)
+            near = np.all((low < box.max + gap) & (high > box.min - gap), axis=1)
+            for polygon, pen in (self.shapes[i] for i in np.flatnonzero(near)):
+                if Outline(polygon).intersects_bbox(box.padded(gap + pen), filled=False):
+                    found.append(text)
+        return found
+
+
+def properties(element):
+    return dict(re.findall(r"([\w-]+): ([^;]+)", element.get("style", "")))
+
+
+def transform(element):
+    made = Affine2D().translate(float(element.get("x", 0)), float(element.get("y", 0)))
+    for name, text in reversed(re.findall(r"(\w+)\(([^)]*)\)", element.get("transform", ""))):
+        numbers = [float(number) for number in re.split("[ ,]+", text.strip())]
+        getattr(made, {"rotate": "rotate_deg"}.get(name, name))(*numbers)
+    return made
+
+
+def polygons(text, to):
+    parts = re.findall("([MLQCz])([^MLQCz]*)", text)
+    points = [np.reshape([float(n) for n in part.split()] or [0, 0], (-1, 2)) for _, part in parts]
+    codes = [CODES[letter] for (letter, _), some in zip(parts, points) for _ in some]
+    return Outline(np.concatenate(points), codes).transformed(to).to_polygons(closed_only=False)
+
+
+@pytest.mark.parametrize("path", PICTURES + MEASURED, ids=lambda path: path.stem)
+def test_no_words_touch_a_shape_or_other_words_or_leave_the_picture(path):
+    drawn = Drawn(path)
+    assert len(drawn.words) > 8 and len(drawn.shapes) > 8
+    assert drawn.collisions() == []
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "words", "collides"),
+    [(2, 2, "in", False), (2, 5, "on", True), (7, 7, "free", False), (7, 5, "arrow", True)]
+    + [(7, 2, "others", True), (9.8, 7, "out", True)],
+)
+def test_words_that_touch_something_are_found(tmp_path, x, y, words, collides):
+    with drawing.style("collisions"):
+        figure, axes = drawing.sheet(10, 10)
+        axes.add_patch(Rectangle((1, 1), 4, 4, fc="grey", lw=0))
+        drawing.arrow(axes, (6, 4.9), (9, 5.1), "grey")
+        axes.text(7.3, 2, "words")
+        axes.text(x, y, words)
+        drawing.save(figure, tmp_path / "words.svg", "words", "words and shapes")
+    assert bool(Drawn(tmp_path / "words.svg").collisions()) is collides
 
 
 def test_every_picture_is_shown_on_a_page_and_has_alternative_text():

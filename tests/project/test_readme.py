@@ -1,5 +1,6 @@
 """The example program and the two READMEs. test_docs.py runs the README's code blocks."""
 
+import json
 import pathlib
 import re
 import subprocess
@@ -33,5 +34,20 @@ def test_the_chinese_readme_has_the_same_blocks_pictures_and_figures():
         assert pattern.findall(theirs) == pattern.findall(ours)
     assert len(fenced.findall(ours)) > 10 and len(pictures.findall(ours)) >= 3
     assert theirs.count("\n## ") == ours.count("\n## ")
-    figures = re.compile(r"\| \**([\d.]+)\** \|$", re.M)
-    assert figures.findall(theirs) == figures.findall(ours) != []
+
+
+# The rows of the table of speeds, in order.
+CANDIDATES = ("gluonpar", "floor", "gluonpar trainer", "trainer gluonpar", "one context imported")
+CANDIDATES += ("one context", "trainer device", "book", "tensorflow mirrored", "torch ddp")
+CANDIDATES += ("jax shard_map",)
+
+
+@pytest.mark.parametrize("name", ["README.md", "README.zh-CN.md"])
+def test_the_table_of_speeds_is_the_recorded_run_that_the_picture_is_drawn_from(name):
+    recorded = json.loads((ROOT / "docs" / "measured" / "scaling.json").read_text())["rows"]
+    medians = {
+        (row["name"], row["num_devices"]): f"{1e3 * row['median_seconds']:.0f}" for row in recorded
+    }
+    rows = re.search(r"^\| \| K = 1 .*\n\|---.*\n((?:\|.*\n)+)", (ROOT / name).read_text(), re.M)[1]
+    shown = [[cell.strip(" *") for cell in row.split("|")[2:-1]] for row in rows.splitlines()]
+    assert shown == [[medians[row, k] for k in (1, 2, 4)] for row in CANDIDATES]

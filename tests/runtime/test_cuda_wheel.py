@@ -131,7 +131,7 @@ def test_without_a_driver_the_import_and_the_doctor_name_the_remedy():
     assert message.startswith(
         "ImportError: mxnet-cu112 cannot be loaded: libcuda.so.1: cannot open"
     )
-    assert "pip uninstall -y mxnet-cu112, then pip install 'gluonpar[cpu]'" in message
+    assert "pip uninstall -y mxnet-cu112, then pip install mxnet==1.9.1" in message
     found = doctor()
     assert "no NVIDIA driver found: libcuda.so.1" in found["driver", "wrong"][0]
     assert "NVIDIA's driver" in found["mxnet", "wrong"][0]
@@ -200,7 +200,7 @@ def test_a_missing_library_is_named_with_the_remedy(a6000, tmp_path):
     setup = {"libraries": [a6000], "paths": [wheels_with(tmp_path, missing=[name])]}
     message = import_error(**setup)
     assert f"mxnet-cu112 cannot be loaded: {name}: cannot open shared object file" in message
-    assert "pip install 'gluonpar[cu112]'" in message
+    assert "pip install -e '.[cu112]'" in message
     (finding,) = doctor(**setup)["cuda", "wrong"]
     assert finding.startswith(f"{name} does not load: {name}: cannot open")
 

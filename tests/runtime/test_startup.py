@@ -116,13 +116,13 @@ BROKEN = {  # the wheel, its __init__.py, and words of the message
         "mxnet_cu112",
         "raise OSError('libcuda.so.1: cannot open shared object file: No such file')",
         "mxnet-cu112 cannot be loaded: libcuda.so.1: cannot open shared object",
-        "pip uninstall -y mxnet-cu112, then pip install 'gluonpar[cpu]'",
+        "pip uninstall -y mxnet-cu112, then pip install mxnet==1.9.1",
     ),
     "no CUDA library": (
         "mxnet_cu112",
         "raise OSError('libcudart.so.11.0: cannot open shared object file: No such file')",
         "mxnet-cu112 cannot be loaded: libcudart.so.11.0: cannot open",
-        "pip install 'gluonpar[cu112]'",
+        "pip install -e '.[cu112]'",
     ),
     "no OpenMP": (
         "mxnet",
@@ -156,7 +156,7 @@ def test_an_mxnet_that_cannot_be_imported_is_one_line_with_the_remedy(what, tmp_
 
 def test_no_mxnet(monkeypatch):
     monkeypatch.setattr(wheels.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=r"MXNet 1.9.1 .* pip install 'gluonpar\[cpu\]'"):
+    with pytest.raises(ImportError, match=r"MXNet 1.9.1 .* pip install mxnet==1.9.1"):
         startup.start()
 
 

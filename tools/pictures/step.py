@@ -7,23 +7,32 @@ import os
 from typing import Sequence
 
 from matplotlib.axes import Axes
-from matplotlib.patches import Rectangle
+from matplotlib.patches import Circle, Rectangle
 
 from gluonpar.collectives import partition
-from gluonpar.collectives.drawing import COLOURS, GREY, arrow, save, sheet, style
+from gluonpar.collectives.drawing import (
+    BACKWARD_COLOUR,
+    COLOURS,
+    FORWARD_COLOUR,
+    GREY,
+    arrow,
+    save,
+    sheet,
+    style,
+)
 from gluonpar.models.lenet import LENET_SHAPES
 
 NUM_DEVICES, BATCH_SIZE = 2, 256
 # The axes measure inches from the upper left corner.
 WIDTH, HEIGHT, LANES_TOP, LANE = 10.0, 4.78, 0.82, 1.66
-BATCH, SHARD, REPLICA, LOSSES, GRADIENTS, SUM, UPDATED = 0.96, 2.2, 3.3, 4.3, 5.3, 7.2, 9.3
+BATCH, SHARD, REPLICA, LOSSES, GRADIENTS, SUM, UPDATED = 0.96, 2.2, 3.3, 4.3, 5.3, 7.1, 9.2
 TALL = 0.8  # the height of a shard and of a stack of parameter arrays
 STAGES = (
-    ((BATCH + SHARD) / 2, "split", "split_and_load"),
-    (REPLICA, "forward", "lenet(X, params)"),
-    ((LOSSES + GRADIENTS) / 2, "backward", "autograd.backward"),
-    ((GRADIENTS + SUM) / 2, "all-reduce", "allreduce"),
-    ((SUM + UPDATED) / 2, "update", "sgd"),
+    ((BATCH + SHARD) / 2, "split", "split_and_load", GREY),
+    (REPLICA, "forward", "lenet(X, params)", FORWARD_COLOUR),
+    ((LOSSES + GRADIENTS) / 2, "backward", "autograd.backward", BACKWARD_COLOUR),
+    ((GRADIENTS + SUM) / 2, "all-reduce", "allreduce", GREY),
+    ((SUM + UPDATED) / 2, "update", "sgd", GREY),
 )
 
 
@@ -36,16 +45,17 @@ def draw(path: str | os.PathLike) -> None:
     shards = partition.slices(BATCH_SIZE, NUM_DEVICES)
     with style("step"):
         figure, axes = sheet(WIDTH, HEIGHT)
-        for x, name, function in STAGES:
-            _text(axes, x, 0.3, name, size=13, weight="bold")
-            _text(axes, x, 0.56, function, family="DejaVu Sans Mono")
+        for x, name, function, colour in STAGES:
+            _text(axes, x, 0.3, name, size=13, weight="bold", color=colour)
+            _text(axes, x, 0.56, function, family="DejaVu Sans Mono", color=colour)
         for device, shard in enumerate(shards):
             _split(axes, device, shard)
             _forward_and_backward(axes, device, shard.stop - shard.start)
             _update(axes, device)
         _text(axes, BATCH, _middle(0) + 1.8, f"{BATCH_SIZE} samples")
         _allreduce(axes)
-        legend = "in colour: on one device only     grey: the same on every device     dashed: copy"
+        legend = "blue, orange: on one device only     grey: the same on every device"
+        legend += "     dashed: copy"
         _text(axes, 1.62, HEIGHT - 0.2, legend, ha="left")
         sizes = " and ".join(str(shard.stop - shard.start) for shard in shards)
         description = (
@@ -107,8 +117,12 @@ def _forward_and_backward(axes: Axes, device: int, num_samples: int) -> None:
     _stack(axes, REPLICA, device, [GREY], "params")
     _box(axes, LOSSES, middle - TALL / 2, 0.12, TALL, colour, gid=f"losses-{device}")
     _stack(axes, GRADIENTS, device, [colour], "grads")
-    for left, right in ((SHARD, REPLICA), (REPLICA, LOSSES), (LOSSES, GRADIENTS)):
-        arrow(axes, (left + 0.22, middle), (right - 0.2, middle), colour)
+    for left, right, stage in (
+        (SHARD, REPLICA, FORWARD_COLOUR),
+        (REPLICA, LOSSES, FORWARD_COLOUR),
+        (LOSSES, GRADIENTS, BACKWARD_COLOUR),
+    ):
+        arrow(axes, (left + 0.22, middle), (right - 0.2, middle), stage)
     _text(axes, SHARD, below, f"{num_samples} samples")
     _text(axes, REPLICA, below, f"replica {device}")
     _text(axes, LOSSES, below, f"{num_samples} losses")
@@ -118,13 +132,14 @@ def _forward_and_backward(axes: Axes, device: int, num_samples: int) -> None:
 def _allreduce(axes: Axes) -> None:
     """Device 0 adds the other device's gradients to its own and sends the sum back."""
     first, other = _middle(0), _middle(1)
-    left, right, plus = GRADIENTS + 0.22, SUM - 0.2, 6.1
-    arrow(axes, (left, first), (right, first), GREY)
+    left, right, plus, radius = GRADIENTS + 0.22, SUM - 0.2, 6.05, 0.12
+    arrow(axes, (left, first), (plus - radius, first), COLOURS[0])
+    arrow(axes, (plus + radius, first), (right, first), GREY)
     bends = ("angle3,angleA=0,angleB=90", "angle3,angleA=90,angleB=0")
-    arrow(axes, (left, other), (plus, first + 0.12), COLOURS[1], bend=bends[0])
-    axes.plot(plus, first, marker="o", ms=14, color=GREY, mew=0)
+    arrow(axes, (left, other), (plus, first + radius), COLOURS[1], bend=bends[0])
+    axes.add_patch(Circle((plus, first), radius, fc=GREY, lw=0))
     _text(axes, plus, first, "+", color="white", size=13, weight="bold")
-    arrow(axes, (6.5, first), (right, other), GREY, dashed=True, bend=bends[1])
+    arrow(axes, (6.42, first), (right, other), GREY, dashed=True, bend=bends[1])
     for device in range(NUM_DEVICES):
         _stack(axes, SUM, device, COLOURS[:NUM_DEVICES], "sum")
         _text(axes, SUM, _middle(device) + 0.56, "sum of gradients")
@@ -136,4 +151,4 @@ def _update(axes: Axes, device: int) -> None:
     _text(axes, x, middle - 0.17, "params -=", family="DejaVu Sans Mono")
     _text(axes, x, middle + 0.17, f"lr / {BATCH_SIZE} * sum", family="DejaVu Sans Mono")
     _stack(axes, UPDATED, device, [GREY], "updated")
-    _text(axes, UPDATED, middle + 0.56, "updated")
+    _text(axes, UPDATED, middle + 0.56, f"replica {device}, updated")

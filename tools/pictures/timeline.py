@@ -8,7 +8,7 @@ from typing import Any, Sequence
 
 from matplotlib.figure import Figure
 
-from gluonpar.collectives.drawing import COLOURS, GREY, save, style
+from gluonpar.collectives.drawing import BACKWARD_COLOUR, COLOURS, FORWARD_COLOUR, GREY, save, style
 from gluonpar.training.timeline import (
     BACKWARD,
     DATA,
@@ -21,15 +21,8 @@ from gluonpar.training.timeline import (
     union,
 )
 
-BLUE, ORANGE, GREEN, _, PURPLE, *_ = COLOURS
-COLOUR = {
-    FORWARD: BLUE,
-    BACKWARD: PURPLE,
-    EXCHANGE: ORANGE,
-    UPDATE: ORANGE,
-    FUSED: ORANGE,
-    DATA: GREEN,
-}
+COLOUR = {FORWARD: FORWARD_COLOUR, BACKWARD: BACKWARD_COLOUR, DATA: GREY}
+COLOUR.update(dict.fromkeys((EXCHANGE, UPDATE, FUSED), COLOURS[1]))
 GAP = 100.0  # operators of one kind with fewer microseconds between them are drawn as one
 
 
@@ -100,7 +93,7 @@ def draw(steps: dict[str, Any], title: str, note: str, path: str | os.PathLike) 
                     gid = f"row-{y}-{part.replace(' ', '')}"
                     axes.broken_barh(ran, (y - 0.32, 0.64), label=label, gid=gid, **where)
         axes.set_yticks(range(len(rows)), names)
-        axes.set(ylim=(len(rows) - 0.5, -0.5), xlabel="ms")
+        axes.set(ylim=(len(rows) - 0.5, -0.5), xlabel="milliseconds")
         axes.grid(axis="y", alpha=0)
         axes.set_axisbelow(True)
         axes.tick_params(length=0)

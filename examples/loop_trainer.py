@@ -1,0 +1,156 @@
+"""Train a convolutional network on several devices; gluonpar.Trainer sums the gradients.
+
+    python examples/loop_trainer.py --num-gpus 2 --num-workers 2 --save-dir out
+    python examples/loop_trainer.py --num-gpus 2 --num-workers 2 --save-dir out --resume 3
+
+loop_kvstore.py and loop_by_hand.py are the same program, except for the lines between `# differs`
+and `# end`. docs/training-loop.md explains all three.
+"""
+
+# ruff: noqa: I001 - gluonpar comes before MXNet
+import argparse
+import operator
+import pathlib
+import random
+
+import gluonpar
+from gluonpar.metrics import LossMeter, accuracy
+from gluonpar.runtime import devices
+from gluonpar.training.data import dataset
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+from mxnet.gluon.data.vision import transforms
+
+
+class Batches(gluon.data.Dataset):
+    """Whole batches, shuffled and augmented; the item (seed, indices) depends on nothing else."""
+
+    def __init__(self, images, labels):
+        self.images, self.labels = images, labels
+        self.augment = transforms.Compose(
+            [transforms.RandomResizedCrop(28, scale=(0.8, 1.0)), transforms.RandomFlipLeftRight()]
+        )
+
+    def __getitem__(self, item):
+        seed, indices = item
+        random.seed(seed)  # RandomResizedCrop draws from Python's generator,
+        mx.random.seed(seed)  # RandomFlipLeftRight from MXNet's
+        images = [self.augment(mx.nd.array(self.images[i], dtype="uint8")) for i in indices]
+        return mx.nd.stack(*images), self.labels[indices]
+
+
+class Shuffled:
+    """The items of one epoch, one in each list: the DataLoader's batch sampler."""
+
+    def __init__(self, num_samples, batch_size, seed):
+        self.num_samples, self.batch_size, self.seed, self.epoch = num_samples, batch_size, seed, 0
+
+    def __len__(self):
+        return -(-self.num_samples // self.batch_size)  # the last batch may be smaller
+
+    def __iter__(self):
+        rng = np.random.RandomState([self.seed, self.epoch])
+        order = rng.permutation(self.num_samples)
+        for start in range(0, self.num_samples, self.batch_size):
+            yield [(int(rng.randint(2**31)), order[start : start + self.batch_size])]
+
+
+def network():
+    """Return a network of uint8 images (n, height, width, channels), with all shapes known."""
+    net = nn.HybridSequential()
+    net.add(
+        *(transforms.ToTensor(), transforms.Normalize(0.286, 0.353)),  # on the device
+        *(nn.Conv2D(20, 5, activation="relu", in_channels=1), nn.MaxPool2D()),
+        *(nn.Conv2D(50, 5, activation="relu", in_channels=20), nn.MaxPool2D()),
+        *(nn.Dense(128, activation="relu", in_units=800), nn.Dense(10, in_units=128)),
+    )
+    return net
+
+
+def train(args):
+    """Train as the options say, and return the network."""
+    ctx = list(devices.choose(args.num_gpus, device=args.device).ctx)
+    data = dataset.load(args.dataset, limit=args.limit)
+    images, test_images = (x.transpose(0, 2, 3, 1) for x in (data.train_images, data.test_images))
+
+    sampler = Shuffled(len(images), args.batch_size, args.seed)
+    loader = gluon.data.DataLoader(
+        Batches(images, data.train_labels),
+        batch_sampler=sampler,
+        batchify_fn=operator.itemgetter(0),  # an item is a batch already
+        num_workers=args.num_workers,
+    )
+
+    mx.random.seed(args.seed)
+    net = network()
+    net.initialize(mx.init.Xavier(), ctx=ctx)
+    net.hybridize(static_alloc=True)
+    loss_of = gluon.loss.SoftmaxCrossEntropyLoss()  # one number per sample
+    num_steps = args.epochs * len(sampler)
+    schedule = mx.lr_scheduler.CosineScheduler(
+        num_steps, base_lr=args.lr, warmup_steps=num_steps // 10
+    )
+    options = {"momentum": 0.9, "wd": 1e-4}
+    # differs: the optimizer
+    options["lr_scheduler"] = schedule
+    trainer = gluonpar.Trainer(net.collect_params(), "sgd", options)
+    # end
+
+    if args.resume:
+        path = args.save_dir / f"epoch-{args.resume}"
+        # differs: continuing
+        gluonpar.load_checkpoint(f"{path}.ckpt", net, trainer)
+        # end
+
+    for epoch in range(args.resume + 1, args.epochs + 1):
+        sampler.epoch = epoch
+        mx.random.seed(args.seed + epoch)  # for layers that draw, such as Dropout
+        mx.random.seed(args.seed + epoch)  # for layers that draw, such as Dropout
+        meter = LossMeter()
+        for X, y in loader:
+            shards = gluonpar.split_and_load((X, y), ctx)
+            with autograd.record():
+                losses = [loss_of(net(X_shard), y_shard) for X_shard, y_shard in shards]
+            autograd.backward(losses)
+            # differs: the step
+            trainer.step(len(y))
+            # end
+            meter.add(losses)
+        nets = [net] * len(ctx)  # one network, with parameters on each device
+        share = accuracy(test_images, data.test_labels, nets, ctx, lambda X, net: net(X))
+        print(f"epoch {epoch}, loss {meter.read():.3f}, test acc {share:.2f}", flush=True)
+        if args.save_dir:
+            path = args.save_dir / f"epoch-{epoch}"
+            # differs: saving
+            gluonpar.save_checkpoint(f"{path}.ckpt", net, trainer)
+            # end
+    return net
+
+
+def parse(argv=None):
+    """Return the command line's options."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--num-gpus", type=int, default=2, help="devices (default: %(default)s)")
+    parser.add_argument("--device", choices=["auto", "cpu", "gpu"], default="auto")
+    parser.add_argument("--dataset", choices=dataset.NAMES, default="fashion-mnist")
+    parser.add_argument("--limit", type=int, help="train on the first LIMIT images only")
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--batch-size", type=int, default=256, help="on all devices together")
+    parser.add_argument("--lr", type=float, default=0.1, help="the largest learning rate")
+    parser.add_argument("--num-workers", type=int, default=0, help="processes that load data")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--save-dir", type=pathlib.Path, help="save every epoch in this folder")
+    parser.add_argument("--resume", type=int, default=0, help="the epoch to continue after")
+    args = parser.parse_args(argv)
+    if args.resume and not args.save_dir:
+        parser.error("--resume needs --save-dir")
+    if args.save_dir:
+        args.save_dir.mkdir(parents=True, exist_ok=True)
+    return args
+
+
+if __name__ == "__main__":
+    train(parse())
