@@ -9,13 +9,17 @@ from d2l import mxnet as d2l
 from mxnet import Context
 
 from gluonpar.collectives import Hop
-from gluonpar.collectives.drawing import COLOURS, GREY, SETTINGS
+from gluonpar.collectives.drawing import (
+    BACKWARD_COLOUR,
+    COLOURS,
+    FORWARD_COLOUR,
+    GREY,
+    SETTINGS,
+)
 from gluonpar.collectives.plan import contributions, num_steps
 from gluonpar.training.timeline import Timeline
 
 WIDE = (5.2, 2.6)  # inches: on a phone's screen the text is still readable
-# The colours of the pictures of a step in docs/pictures.
-FORWARD, BACKWARD, EXCHANGE, DATA = COLOURS[2], COLOURS[4], COLOURS[1], GREY
 
 
 def use_style() -> None:
@@ -43,8 +47,9 @@ def gradients(
 def timeline(steps: Timeline) -> None:
     """Plot twice the mean time of a step: a row per device, and one for Python's thread."""
     figure, axes = d2l.plt.subplots(figsize=(WIDE[0], 2.2))
-    colours = {"forward": FORWARD, "backward": BACKWARD, "exchange + update": EXCHANGE}
-    for part, colour in {**colours, "data": DATA}.items():
+    colours = {"forward": FORWARD_COLOUR, "backward": BACKWARD_COLOUR}
+    colours.update({"exchange + update": COLOURS[1], "data": GREY})
+    for part, colour in colours.items():
         for row, device in enumerate((0, 1, None)):
             spans = [(a - steps.window[0], b - a) for a, b in steps.intervals(part, device=device)]
             bars = np.array(spans).reshape(-1, 2) / 1e3  # milliseconds
