@@ -19,12 +19,14 @@ from gluonpar.collectives.operations import (
 )
 from gluonpar.collectives.plan import Hop
 from gluonpar.collectives.registry import ALGORITHMS, named, register, register_executor
+from gluonpar.collectives.simulator import Simulation, simulate
 from gluonpar.collectives.tracing import Trace, trace
 
 __all__ = [
     "ALGORITHMS",
     "Choice",
     "Hop",
+    "Simulation",
     "Trace",
     "algorithms",
     "all_gather",
@@ -39,6 +41,7 @@ __all__ = [
     "reduce_scatter",
     "register",
     "register_executor",
+    "simulate",
     "trace",
     "usable",
 ]

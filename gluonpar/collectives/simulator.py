@@ -1,0 +1,162 @@
+"""An all-reduce on links, simulated: when each message begins and ends. Pure NumPy.
+
+A device's chunks that go to the same device in the same step are one message. Steps follow one
+another, as in the cost model of docs/algorithms.md: the messages of a step begin when everything of
+the step before has ended (Valiant, "A bridging model for parallel computation", 1990). A message
+takes the latencies of the links on its route, and then its bytes flow; a link's bandwidth is
+divided evenly among the messages on it at that moment, and a message flows as fast as the link with
+the least for it. What arrives to be added takes the receiver's memory three times its bytes, two
+reads and a write, and the sums of one device share its bandwidth in the same way.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from gluonpar.collectives import registry
+from gluonpar.collectives.links import TOPOLOGIES, Topology
+from gluonpar.collectives.plan import Hop, num_chunks
+
+_AT_ONCE = 1e-9  # of the time until the next event: what ends within it ends with it
+
+
+class Timed(NamedTuple):
+    """A hop, and the seconds from the beginning of the all-reduce at which it begins and ends."""
+
+    hop: Hop
+    begin: float
+    end: float
+
+
+class Simulation(NamedTuple):
+    """The result of :func:`simulate`: the time of the whole, and of each hop in the plan's order.
+
+    ``begin`` and ``end`` are arrays over the plan's ``hops``. A hop that adds ends with its sum.
+    """
+
+    seconds: float
+    hops: list[Hop]
+    begin: np.ndarray
+    end: np.ndarray
+
+    @property
+    def timed(self) -> list[Timed]:
+        """Every hop with its begin and end."""
+        return [Timed(*one) for one in zip(self.hops, self.begin.tolist(), self.end.tolist())]
+
+
+def simulate(
+    algorithm: str,
+    num_devices: int,
+    num_bytes: float,
+    topology: str | Topology = "full",
+    memory_bandwidth: float = math.inf,
+) -> Simulation:
+    """Simulate an all-reduce of arrays of ``num_bytes`` each over ``num_devices``.
+
+    ``algorithm`` has a plan. ``topology`` is a :class:`Topology` or the name of one: 'full' (a link
+    between every two devices), 'pcie' (two switches), 'nvlink' (the cube mesh of a DGX-1V),
+    'nvswitch' or 'ethernet' (hosts of four devices). ``memory_bandwidth``, in bytes/s, is that of
+    each device's memory for sums. Nothing else takes time: no operators, no Python.
+
+    Raises ValueError for an algorithm without a plan, an unknown topology or one for another number
+    of devices, and numbers that are not positive.
+
+    >>> simulate("ring", 4, 1e6, "nvswitch").seconds < simulate("ring", 4, 1e6, "ethernet").seconds
+    True
+    """
+    hops = _plan(algorithm, num_devices)
+    if not 0 <= num_bytes < math.inf or not memory_bandwidth > 0:
+        raise ValueError(
+            "num_bytes must be at least 0 and memory_bandwidth positive, got "
+            f"{num_bytes} and {memory_bandwidth}"
+        )
+    on = _named(topology, num_devices) if isinstance(topology, str) else topology
+    if on.num_devices != num_devices:
+        raise ValueError(f"the topology has {on.num_devices} devices, not {num_devices}")
+    return _run(hops, num_bytes / num_chunks(hops), on, memory_bandwidth)
+
+
+@functools.lru_cache(64)
+def _named(name: str, num_devices: int) -> Topology:
+    if name not in TOPOLOGIES:
+        raise ValueError(f"topology must be one of {', '.join(TOPOLOGIES)}, got {name!r}")
+    return TOPOLOGIES[name](num_devices)
+
+
+@functools.lru_cache(8)
+def _plan(algorithm: str, num_devices: int) -> list[Hop]:
+    if num_devices < 1:
+        raise ValueError(f"num_devices must be at least 1, got {num_devices}")
+    plan = registry.named(algorithm).plan
+    if plan is None:
+        raise ValueError(f"{algorithm!r} has no plan that could be simulated")
+    return plan(num_devices)
+
+
+def _run(hops: list[Hop], chunk_bytes: float, on: Topology, memory_bandwidth: float) -> Simulation:
+    k, flat = on.num_devices, itertools.chain.from_iterable(hops)
+    step, src, dst, _, reduce = np.fromiter(flat, np.int64, 5 * len(hops)).reshape(-1, 5).T
+    places = 2 * k * k  # of a message in its step
+    messages, of_hop, counts = np.unique(
+        step * places + (src * k + dst) * 2 + reduce, return_inverse=True, return_counts=True
+    )
+    begin, end = np.zeros(len(messages)), np.zeros(len(messages))
+    bounds = np.flatnonzero(np.diff(messages // places, prepend=-1, append=-1))
+    now, known = 0.0, {}
+    for first, last in zip(bounds, bounds[1:]):
+        these, sizes = messages[first:last] % places, counts[first:last]
+        key = these.tobytes(), sizes.tobytes()
+        if key not in known:  # most plans have few different steps
+            known[key] = _step(these, sizes * chunk_bytes, on, memory_bandwidth)
+        begin[first:last], end[first:last] = now, now + known[key]
+        now = end[first:last].max()
+    return Simulation(float(now), hops, begin[of_hop], end[of_hop])
+
+
+def _step(
+    messages: np.ndarray, num_bytes: np.ndarray, on: Topology, memory_bandwidth: float
+) -> np.ndarray:
+    """Return when each message of a step has ended; it is coded as (src * K + dst) * 2 + reduce."""
+    k = on.num_devices
+    src, dst, reduce = messages // 2 // k, messages // 2 % k, messages % 2 == 1
+    routes = on.routes[src, dst]
+    end = share(on.latency[routes].sum(axis=1), num_bytes, routes, on.bandwidth)
+    if memory_bandwidth < math.inf and reduce.any():
+        memory = np.full(k, memory_bandwidth)
+        end[reduce] = share(end[reduce], 3 * num_bytes[reduce], dst[reduce, None], memory)
+    return end
+
+
+def share(
+    begin: np.ndarray, num_bytes: np.ndarray, routes: np.ndarray, bandwidth: np.ndarray
+) -> np.ndarray:
+    """Return when each of some flows ends that begin at ``begin`` with ``num_bytes`` to carry.
+
+    A flow passes the resources ``routes[flow]``, indices of ``bandwidth``, whose last entry may be
+    infinite. Each resource is divided evenly among the flows on it at the moment.
+    """
+    end, left = begin.copy(), np.array(num_bytes, float)
+    now = -math.inf
+    while (left > 0).any():
+        waiting = (left > 0) & (begin > now)
+        active = np.flatnonzero((left > 0) & (begin <= now))
+        if not len(active):
+            now = begin[waiting].min()
+            continue
+        passed = routes[active]
+        on_each = np.bincount(passed.ravel() % len(bandwidth), minlength=len(bandwidth))
+        rate = (bandwidth[passed] / on_each[passed]).min(axis=1)
+        ends_in = left[active] / rate
+        until = begin[waiting].min() - now if waiting.any() else math.inf
+        elapsed = min(until, ends_in.min())
+        done = ends_in <= elapsed * (1 + _AT_ONCE)
+        left[active] = np.where(done, 0.0, left[active] - np.where(done, 0.0, rate * elapsed))
+        now += elapsed
+        end[active[done]] = now
+    return end

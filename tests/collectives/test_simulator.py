@@ -1,0 +1,180 @@
+"""Laws of simulated all-reduces: the closed forms, bandwidth, causality, and who shares a link."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_algorithm_cards import formula
+
+from gluonpar.collectives import ALGORITHMS, Hop, register, simulate
+from gluonpar.collectives.links import TOPOLOGIES, Link, by_matrix, ethernet, full
+from gluonpar.collectives.simulator import share
+
+PLANS = [name for name, algorithm in ALGORITHMS.items() if algorithm.plan is not None]
+LINK = Link(latency=3e-5, bandwidth=7e9)
+
+plans = st.sampled_from(PLANS)
+topologies = st.sampled_from(sorted(TOPOLOGIES))
+sizes = st.sampled_from([0, 1, 4096, 516_272, 1e8])
+
+
+@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("k", range(2, 17))
+def test_without_shared_links_it_is_the_closed_form_of_the_algorithms_card(name, k):
+    for num_bytes in (0, 4096, 516_272, 1e8):
+        latency = formula(name, "steps", k) * LINK.latency
+        transfer = formula(name, "critical path", k) * num_bytes / LINK.bandwidth
+        found = simulate(name, k, num_bytes, full(k, LINK)).seconds
+        assert found == pytest.approx(latency + transfer, rel=1e-12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(plans, st.integers(2, 8), sizes, topologies, st.data())
+def test_twice_the_bandwidth_of_a_link_or_memory_is_never_slower(name, k, num_bytes, on, data):
+    topology = TOPOLOGIES[on](k)
+    before = simulate(name, k, num_bytes, topology, memory_bandwidth=2e10)
+    topology.bandwidth[data.draw(st.integers(0, len(topology.links) - 1))] *= 2
+    after = simulate(name, k, num_bytes, topology, memory_bandwidth=2e10)
+    assert after.seconds <= before.seconds * (1 + 1e-12)
+    more = simulate(name, k, num_bytes, topology, memory_bandwidth=4e10)
+    assert more.seconds <= after.seconds * (1 + 1e-12)
+
+
+@settings(max_examples=40, deadline=None)
+@given(plans, st.integers(2, 8), sizes, topologies)
+def test_a_link_that_no_hop_uses_does_not_matter_and_every_other_does(name, k, num_bytes, on):
+    topology = TOPOLOGIES[on](k)
+    hops = simulate(name, k, num_bytes, topology).hops
+    used = {link for hop in hops for link in topology.routes[hop.src, hop.dst]}
+    before = simulate(name, k, num_bytes, topology).seconds
+    for link in range(len(topology.links)):
+        slow = TOPOLOGIES[on](k)
+        slow.latency[link] += 1.0
+        assert (simulate(name, k, num_bytes, slow).seconds == before) == (link not in used)
+
+
+@settings(max_examples=60, deadline=None)
+@given(plans, st.integers(2, 9), sizes, st.sampled_from(["full", "pcie", "nvswitch", "ethernet"]))
+def test_no_message_begins_before_what_it_sends_is_there(name, k, num_bytes, on):
+    there = {}  # when the value of (device, chunk) was written last
+    result = simulate(name, k, num_bytes, on, memory_bandwidth=1e10)
+    for hop, begin, end in sorted(result.timed, key=lambda timed: timed.hop.step):
+        assert begin >= there.get((hop.src, hop.chunk), 0.0)
+        assert begin >= there.get((hop.dst, hop.chunk), 0.0)
+        assert end >= begin
+        there[hop.dst, hop.chunk] = end
+    assert result.seconds == max(there.values())
+
+
+@settings(max_examples=60, deadline=None)
+@given(plans, st.integers(2, 8), topologies)
+def test_no_link_carries_more_than_its_bandwidth(name, k, on):
+    topology, num_bytes = TOPOLOGIES[on](k), 1e8
+    result = simulate(name, k, num_bytes, topology)
+    chunk = num_bytes / (1 + max(hop.chunk for hop in result.hops))
+    carried = np.zeros(len(topology.links) + 1)
+    for hop in result.hops:
+        carried[topology.routes[hop.src, hop.dst]] += chunk
+    assert result.seconds >= (carried / topology.bandwidth)[:-1].max() * (1 - 1e-9)
+
+
+def test_flows_divide_a_link_evenly_while_both_are_on_it():
+    # On one link of 1 byte/s: 2 bytes from 0 on and 4 from 1 on. The first has 1 byte left when the
+    # second begins, takes 2 s for it, and leaves 3 bytes of the second, alone from then on.
+    routes, bandwidth = np.array([[0], [0]]), np.array([1.0, math.inf])
+    ends = share(np.array([0.0, 1.0]), np.array([2.0, 4.0]), routes, bandwidth)
+    assert ends.tolist() == [3.0, 6.0]
+    # The second passes a slower link, too: it takes that link's rate, and its half of the other.
+    routes = np.array([[0, -1], [0, 1]])
+    bandwidth = np.array([1.0, 0.25, math.inf])
+    assert share(np.zeros(2), np.array([1.0, 1.0]), routes, bandwidth).tolist() == [2.0, 4.0]
+
+
+def test_sums_take_three_times_their_bytes_of_the_receivers_memory():
+    latency, bandwidth, memory, n = *LINK, 5e9, 1e6
+    # Two devices exchange halves, each adds one, and they exchange the sums.
+    seconds = simulate("ring", 2, n, full(2, LINK), memory).seconds
+    assert seconds == pytest.approx(2 * (latency + n / 2 / bandwidth) + 3 * n / 2 / memory)
+
+
+def test_directions_share_a_link_without_duplex():
+    fast, slow = (
+        simulate("ring", 2, 1e9, full(2, LINK, duplex)).seconds for duplex in (True, False)
+    )
+    assert slow == pytest.approx(2 * fast, rel=1e-3)
+
+
+def test_a_matrix_is_read_from_sender_to_receiver():
+    bandwidth = np.full((3, 3), 1e9)
+    bandwidth[1, 0] = 1e6  # only the sum of 'star' from device 1 to device 0 is slow
+    found = simulate("star", 3, 1e6, by_matrix(np.zeros((3, 3)), bandwidth))
+    ends = [end - begin for _, begin, end in found.timed]
+    assert ends == pytest.approx([1.0, 1e-3, 1e-3, 1e-3])
+
+
+def test_sums_share_the_memory_of_the_device_that_receives_and_steps_differ_by_size():
+    @register("funnel")
+    def funnel(num_devices):
+        """Step 0: chunk 0 from 1 and 2 to 0. Step 1: chunks 0 and 1, otherwise the same."""
+        hops = [(0, 1, 0), (0, 2, 0), (1, 1, 0), (1, 1, 1), (1, 2, 0), (1, 2, 1)]
+        return [Hop(step, src, 0, chunk, reduce=True) for step, src, chunk in hops]
+
+    try:
+        found = simulate("funnel", 3, 2e6, full(3, Link(0, 1e9)), memory_bandwidth=6e9)
+    finally:
+        del ALGORITHMS["funnel"]
+    one = 1e-3 + 2 * 3e6 / 6e9  # a chunk of 1 MB from each, then both sums
+    assert [timed.end for timed in found.timed] == pytest.approx([one] * 2 + [3 * one] * 4)
+
+
+def test_a_message_passes_its_devices_links_and_those_of_the_switches():
+    on = ethernet(8, per_host=4, link=Link(2e-6, 1e9), network=Link(8e-6, 1e9))
+    names = [on.links[i] for i in on.routes[1, 6]]
+    assert names == ["device 1 out", "switch 0 out", "switch 1 in", "device 6 in"]
+    assert [on.links[i] for i in on.routes[6, 5] if i >= 0] == ["device 6 out", "device 5 in"]
+    assert on.latency[on.routes[1, 6]].sum() == pytest.approx(10e-6)
+    assert simulate("tree", 8, 0, on).seconds == pytest.approx(4 * 2e-6 + 2 * 10e-6)
+
+
+def test_one_link_for_both_directions_has_the_numbers_from_the_smaller_device():
+    latency, bandwidth = np.array([[0, 1.0], [2.0, 0]]), np.array([[0, 3.0], [4.0, 0]])
+    on = by_matrix(latency, bandwidth, duplex=False)
+    assert (on.links, on.latency[0], on.bandwidth[0]) == (["0-1"], 1.0, 3.0)
+    assert on.routes[0, 1] == on.routes[1, 0]
+
+
+def test_devices_of_one_host_share_its_link_to_the_network():
+    # All 4 devices of host 0 send to host 1 in the first step of halving-doubling.
+    on = ethernet(8, per_host=4, link=Link(0, 1e12), network=Link(0, 1e9))
+    first = simulate("halving-doubling", 8, 1e9, on).timed[0]
+    assert first.end == pytest.approx(4 * 0.5, rel=1e-2)
+
+
+@pytest.mark.parametrize("on", sorted(TOPOLOGIES))
+def test_every_topology_connects_every_pair_both_ways(on):
+    topology = TOPOLOGIES[on](8)
+    for src, dst in itertools.permutations(range(8), 2):
+        assert (topology.routes[src, dst] >= 0).any()
+        assert len(topology.routes[src, dst]) == len(topology.routes[dst, src])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "quoted"),
+    [
+        (("host", 4, 1e6), "host"),
+        (("rings", 4, 1e6), "rings"),
+        (("ring", 0, 1e6), "0"),
+        (("ring", 4, -1), "-1"),
+        (("ring", 4, math.nan), "nan"),
+        (("ring", 4, 1e6, "bus"), "bus"),
+        (("ring", 9, 1e6, "nvlink"), "9"),
+        (("ring", 4, 1e6, full(3)), "3"),
+        (("ring", 4, 1e6, "full", 0), "0"),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused(arguments, quoted):
+    with pytest.raises(ValueError, match=quoted):
+        simulate(*arguments)
