@@ -56,8 +56,8 @@ def choose(
     """Return contexts for ``num_gpus`` devices, or for the GPUs with the ids ``gpus``.
 
     ``device='gpu'`` requires GPUs and ``device='cpu'`` gives CPU contexts. ``'auto'`` gives GPUs if
-    the machine has any that MXNet can use; otherwise as many CPU contexts, with a notice that
-    explains why. Without ``num_gpus`` and ``gpus``: all GPUs, or one CPU context.
+    the machine has any that MXNet can use; otherwise as many CPU contexts, with a notice, which
+    says why if there is a GPU. Without ``num_gpus`` and ``gpus``: all GPUs, or one CPU context.
 
     Raises ValueError if the request cannot be met, also if there are GPUs, but too few.
     """
@@ -75,9 +75,7 @@ def choose(
         if device == "gpu":
             raise ValueError(f"device='gpu', but there is no GPU that MXNet can use: {reason}")
         contexts = _cpus(num_gpus or 1)
-        names = ", ".join(map(str, contexts))
-        notice = f"no GPU that MXNet can use, so the devices are {names}: {reason}"
-        return DeviceChoice(contexts, notice)
+        return DeviceChoice(contexts, _notice(contexts, reason))
     wanted = num_gpus or len(present)
     if wanted > len(present):
         number = "1 GPU" if len(present) == 1 else f"{len(present)} GPUs"
@@ -110,6 +108,26 @@ def _cpus(count: int) -> tuple[mx.Context, ...]:
     return tuple(mx.cpu(i) for i in range(count))
 
 
+def _notice(contexts: Sequence[mx.Context], reason: str) -> str:
+    """Return what to print where CPU devices stand in for GPUs; ``reason`` if there may be one."""
+    shown = contexts if len(contexts) <= 4 else (contexts[0], contexts[-1])
+    names = (" to " if len(shown) < len(contexts) else ", ").join(map(str, shown))
+    using = f"using CPU device{'s' * (len(contexts) > 1)} {names}"
+    if _there_may_be_a_gpu():
+        return f"No GPU that MXNet can use; {using}: {reason}"
+    return f"No GPU found; {using} (details: gluonpar doctor)"
+
+
+def _there_may_be_a_gpu() -> bool:
+    """Return whether the driver shows a GPU, fails, is not visible, or may have to hide one."""
+    try:
+        return bool(driver.gpus() or driver.hidden())
+    except driver.DriverMissing:
+        return bool(driver.release())  # a container without the host's libcuda.so.1
+    except driver.DriverError:
+        return True
+
+
 def why_no_gpu() -> str:
     """Return, in one line, why MXNet can use no GPU here and what to do about it."""
     reason = driver.why_unusable()
@@ -117,7 +135,7 @@ def why_no_gpu() -> str:
         return reason
     gpu = next(filter(driver.usable, driver.gpus()))
     installed = " and ".join(wheels.installed()) or "the installed MXNet"
-    fault, remedy = f"{installed} finds none", "see python -m gluonpar doctor"
+    fault, remedy = f"{installed} finds none", "see gluonpar doctor"
     try:
         mx.context.num_gpus()
     except mx.base.MXNetError as error:

@@ -288,7 +288,7 @@ def test_a_gpu_without_kernels_is_named_and_not_used(gpu, age, driver_folder):
 
     done = train(libraries=libraries)
     assert done.returncode == 0, done.stderr
-    assert f"the devices are cpu(0), cpu(1): {shown}" in done.stderr
+    assert f"using CPU devices cpu(0), cpu(1): {shown}" in done.stderr
     assert "on [cpu(0), cpu(1)]" in done.stdout
 
 

@@ -21,7 +21,7 @@ def gpus(*ids):
 def machine(monkeypatch):
     """machine(capabilities, ...): the driver's GPUs, how many MXNet counts, its CUDA, a fault."""
 
-    def pretend(*capabilities, counted=None, cuda_wheel=False, cuda=(11, 2), fault=None):
+    def pretend(*capabilities, counted=None, cuda_wheel=False, cuda=(11, 2), fault=None, release=""):
         shown = [driver.Gpu(i, f"Card {i}", cap) for i, cap in enumerate(capabilities)]
 
         def list_gpus():
@@ -40,6 +40,8 @@ def machine(monkeypatch):
 
         monkeypatch.setattr(driver, "gpus", list_gpus)
         monkeypatch.setattr(driver, "cuda_version", lambda: cuda)
+        monkeypatch.setattr(driver, "release", lambda: release)
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         monkeypatch.setattr(mx.context, "num_gpus", num_gpus)
         monkeypatch.setattr(mx.runtime, "Features", Features)
         if cuda_wheel:
@@ -50,7 +52,7 @@ def machine(monkeypatch):
 
 @pytest.fixture
 def no_driver(machine):
-    machine(fault=driver.DriverMissing("no NVIDIA driver here"))
+    machine(fault=NO_DRIVER)
 
 
 @pytest.mark.parametrize("device", ["auto", "gpu"])
@@ -68,12 +70,37 @@ def test_fewer_gpus_than_requested_is_an_error_that_says_how_many(machine, prese
         choose(3, device=device)
 
 
-@pytest.mark.parametrize("k", [None, 1, 3])
-def test_without_any_gpu_as_many_cpu_devices_and_a_notice(no_driver, k):
+NO_DRIVER = driver.DriverMissing("no NVIDIA driver here")
+
+
+@pytest.mark.parametrize("fault", [NO_DRIVER, None], ids=["no driver", "a driver, but no GPU"])
+@pytest.mark.parametrize(
+    ("k", "names"),
+    [(None, "cpu(0)"), (1, "cpu(0)"), (2, "cpu(0), cpu(1)"), (8, "cpu(0) to cpu(7)")],
+)
+def test_without_any_gpu_as_many_cpu_devices_and_a_notice_of_no_fault(machine, fault, k, names):
+    machine(fault=fault)
     choice = choose(k)
     assert choice.ctx == cpus(k or 1)
-    assert ", ".join(map(str, choice.ctx)) in choice.notice
-    assert "no NVIDIA driver here" in choice.notice and "\n" not in choice.notice
+    assert f" {names} (" in choice.notice and "gluonpar doctor" in choice.notice
+    assert "driver" not in choice.notice and "\n" not in choice.notice
+
+
+@pytest.mark.parametrize(
+    ("variables", "options", "words"),
+    [
+        ({}, {"fault": NO_DRIVER, "release": "535.1"}, "no NVIDIA driver here"),
+        ({"CUDA_VISIBLE_DEVICES": "7"}, {}, "CUDA_VISIBLE_DEVICES is '7'"),
+    ],
+    ids=["container", "hidden"],
+)
+def test_a_gpu_that_is_hidden_or_out_of_reach_is_explained(
+    machine, monkeypatch, variables, options, words
+):
+    machine(**options)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert words in choose(8).notice and "cpu(0) to cpu(7)" in choose(8).notice
 
 
 @pytest.mark.parametrize("k", [None, 1, 8])
@@ -101,15 +128,13 @@ CUDA_FAILS = mx.base.MXNetError("Traceback (most recent call last):\n  CUDA: (99
     ("shown", "more", "words"),
     [
         ([H200], {}, ["gpu 0 Card 0, compute capability 9.0", "5.0 to 8.9"]),
-        ([], {}, ["driver shows no GPU"]),
-        ([], {"fault": driver.DriverMissing("no NVIDIA driver here")}, ["no NVIDIA driver here"]),
         ([], {"fault": driver.DriverError("cuInit", 803)}, ["cuInit failed with error 803"]),
         ([T4], {"counted": 0}, ["gpu 0 Card 0", "without CUDA", "pip install 'gluonpar[cu112]'"]),
         ([T4], {"counted": 0, "cuda_wheel": True, "cuda": (10, 2)}, ["CUDA up to 10.2", "11.0"]),
         ([T4], {"counted": 0, "cuda_wheel": True}, ["gpu 0 Card 0", "mxnet-cu112 finds none"]),
         ([T4], {"cuda_wheel": True, "fault": CUDA_FAILS}, ["mxnet-cu112 (CUDA: (999 vs. 0) unkn"]),
     ],
-    ids=["kernels", "none", "no driver", "driver", "CPU wheel", "old driver", "count", "CUDA"],
+    ids=["kernels", "driver", "CPU wheel", "old driver", "count", "CUDA"],
 )
 def test_why_no_gpu_can_be_used_is_a_notice_or_an_error(machine, shown, more, words):
     machine(*shown, **more)
