@@ -83,6 +83,7 @@ setup(
     ],
     packages=find_packages(include=["gluonpar", "gluonpar.*"]),
     package_data={"gluonpar": ["py.typed"]},
+    entry_points={"console_scripts": ["gluonpar = gluonpar.__main__:main"]},
     python_requires=">=3.8,<3.13",
     install_requires=["numpy>1.16,<2", "tqdm"],  # MXNet 1.9.1 has the same bounds for NumPy
     extras_require={

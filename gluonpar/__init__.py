@@ -1,13 +1,22 @@
 """gluonpar: one model on several devices in MXNet/Gluon, by hand, where every step can be read."""
 
-# ruff: noqa: E402, I001 - the doctor and the runtime come first, before MXNet is imported
-from gluonpar.diagnostics.doctor import entry
+# ruff: noqa: E402, I001 - the command and the runtime come first, before MXNet is imported
+from gluonpar.runtime import entry
 
-entry.before_mxnet()  # for `python -m gluonpar doctor`, where the rest may be broken, and verify
+if entry.without_mxnet():  # `gluonpar doctor`, where the rest may be broken, and `gluonpar --help`
+    from gluonpar import __main__ as _command
+
+    raise SystemExit(_command.main())
 
 from gluonpar.runtime import startup
 
-startup.start()
+try:
+    startup.start()
+except (ImportError, KeyboardInterrupt) as error:
+    code = entry.exit_code(error)  # of the command; None in other programs
+    if code is None:
+        raise
+    raise SystemExit(code) from None
 
 import importlib as _importlib
 from typing import TYPE_CHECKING as _TYPE_CHECKING

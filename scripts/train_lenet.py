@@ -18,4 +18,4 @@ except KeyboardInterrupt:
     sys.exit(130)
 
 if __name__ == "__main__":
-    sys.exit(command_line.main(__doc__.partition("\n")[0]))
+    sys.exit(command_line.main(model="lenet", about=__doc__))

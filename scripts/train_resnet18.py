@@ -17,4 +17,4 @@ except KeyboardInterrupt:
     sys.exit(130)
 
 if __name__ == "__main__":
-    sys.exit(command_line.main(__doc__.partition("\n")[0], model="resnet18", lr=0.1))
+    sys.exit(command_line.main(model="resnet18", about=__doc__))

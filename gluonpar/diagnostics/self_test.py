@@ -1,4 +1,4 @@
-"""The self test: python -m gluonpar verify.
+"""The self test: gluonpar verify.
 
 Every check computes on the devices and compares values with those of NumPy or of MXNet alone, so a
 device that supports peer-to-peer copies, but corrupts the data, is found.

@@ -1,4 +1,4 @@
-"""The command line of the training scripts: options, messages and exit codes."""
+"""The command line of `gluonpar train` and the scripts: options, messages and exit codes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import re
 import signal
 import sys
 import traceback
-from typing import Any, Callable, Sequence
+from typing import Callable, Sequence
 
 from gluonpar import cluster, collectives, metrics
-from gluonpar.runtime import devices, memory_limits
+from gluonpar.runtime import devices, entry, memory_limits
+from gluonpar.runtime.entry import BAD_REQUEST, INTERRUPTED
 from gluonpar.runtime.version import __version__
 from gluonpar.training.checkpointing import CannotResume
 from gluonpar.training.configuration import Configuration
@@ -21,32 +22,46 @@ from gluonpar.training.console import Console
 from gluonpar.training.data import dataset
 from gluonpar.training.run import Run
 from gluonpar.training.termination import Terminated
+from gluonpar.training.workloads import WORKLOADS
 
-TRAINED, FAILED, BAD_REQUEST, OUT_OF_MEMORY, NOT_SAVED = 0, 1, 2, 3, 4
-INTERRUPTED, BROKEN_PIPE, TERMINATED = 130, 141, 143
+TRAINED, FAILED, OUT_OF_MEMORY, NOT_SAVED, BROKEN_PIPE, TERMINATED = 0, 1, 3, 4, 141, 143
+EXIT_CODES = {
+    TRAINED: "the training, or the dry run, is complete",
+    FAILED: "an exception, with its traceback, such as that of a GPU that fails",
+    BAD_REQUEST: "the options are wrong or cannot be met, or the loss diverged",
+    OUT_OF_MEMORY: "out of memory, on the host or a GPU",
+    NOT_SAVED: "trained to the end, but a file could not be written: the disk was full",
+    INTERRUPTED: "interrupted (Ctrl-C)",
+    BROKEN_PIPE: "nobody reads the output any more, as after | head -1",
+    TERMINATED: "ended by SIGTERM, after writing a checkpoint if there is a --save-dir",
+}
+ABOUT = """Train LeNet or ResNet-18 on Fashion-MNIST, on several devices by data parallelism.
+
+gluonpar train --num-gpus 2
+gluonpar train --num-gpus 4 --device cpu --epochs 1 --limit 6000
+gluonpar train --model resnet18 --save-dir out --plot out/curves.png
+gluonpar train --model resnet18 --save-dir out --resume
+"""
 
 # In MXNet's messages; lines of its traceback are not meant.
 _CUDA = re.compile(r"(?!File )(.*\W)?(cuda|cudnn|cublas|curand|nccl)", re.IGNORECASE)
 
 
-def main(description: str, argv: Sequence[str] | None = None, **defaults: Any) -> int:
+def main(
+    argv: Sequence[str] | None = None,
+    prog: str | None = None,
+    model: str | None = None,
+    about: str = ABOUT,
+) -> int:
     """Train with the options ``argv`` (default: the process's arguments); return the exit code.
 
-    ``defaults`` are this script's where they differ from :class:`Configuration`'s. Exit codes:
-
-    - 0: the training, or the dry run, is complete.
-    - 1: an exception that is not listed here, with its traceback, such as that of a GPU that
-      fails; or another process ended with 3.
-    - 2: the options are wrong or cannot be met, or the loss diverged.
-    - 3: out of memory, on the host or a GPU. The process ends at once, because MXNet might hang.
-    - 4: trained to the end, but a file is missing that was to be written: the disk was full.
-    - 130: interrupted (Ctrl-C).
-    - 141: nobody reads stdout any more (``| head -1``); nothing is printed.
-    - 143: ended by SIGTERM, after writing a checkpoint if there is a ``--save-dir``.
-
-    The other codes from 2 come with one line on stderr: the reason, the remedy and what was saved.
+    ``prog`` is the program's name in messages (default: the script's), ``about`` one line and then
+    examples for its help. Without ``model`` the option --model chooses it. The exit codes are
+    :data:`EXIT_CODES`; those from 2 come with one line on stderr: the reason, the remedy and what
+    was saved, except that nobody would read it after 141.
     """
-    options = parser(description, **defaults).parse_args(argv)
+    parsed = parser(prog, model, about)
+    prog, options = parsed.prog, parsed.parse_args(argv)
     if memory_limits.limits():  # MXNet's own handler of SIGSEGV may hang without free memory
         signal.signal(signal.SIGSEGV, signal.SIG_DFL)
         faulthandler.enable(all_threads=False)
@@ -55,7 +70,7 @@ def main(description: str, argv: Sequence[str] | None = None, **defaults: Any) -
     except (ImportError, RuntimeError, ValueError, MemoryError) as error:
         short = memory_limits.shortage(error)
         text = str(error) if short is None else f"out of memory: {short} ({memory_limits.limits()})"
-        _print(f"error: {text}")
+        _print(prog, f"error: {text}")
         return BAD_REQUEST if short is None else OUT_OF_MEMORY
     run = None
     try:
@@ -66,40 +81,49 @@ def main(description: str, argv: Sequence[str] | None = None, **defaults: Any) -
         cluster.abort("could not print")
         return BROKEN_PIPE
     except KeyboardInterrupt:
-        return _interrupted(run, options.save_dir)
+        return _interrupted(prog, run, options.save_dir)
     except Terminated:
         if cluster.is_main():
             saved = _how_to_resume(run) or "nothing was saved (--save-dir DIR saves checkpoints)"
-            _print(f"ended by SIGTERM; {saved}")
+            _print(prog, f"ended by SIGTERM; {saved}")
         return TERMINATED
     except Exception as error:
         unmet = (ValueError, FileNotFoundError) if run is None else (CannotResume, metrics.Diverged)
         if isinstance(error, unmet):
             if cluster.is_main():
-                _print(f"error: {error}")
+                _print(prog, f"error: {error}")
             return BAD_REQUEST
         shortage = memory_limits.shortage(error)
         if shortage is not None:
             limits = f" ({memory_limits.limits()})" if memory_limits.limits() else ""
             remedy = f"try a smaller --batch-size than {options.batch_size}, or more memory{limits}"
-            _leave(f"out of memory: {shortage}; {remedy}", run, OUT_OF_MEMORY)
+            _leave(f"out of memory: {shortage}; {remedy}", prog, run, OUT_OF_MEMORY)
         failures = [line for line in map(str.strip, str(error).splitlines()) if _CUDA.match(line)]
         if failures and isinstance(error, RuntimeError):
             traceback.print_exc()
-            _leave(f"a GPU failed: {failures[-1]}", run, FAILED)
+            _leave(f"a GPU failed: {failures[-1]}", prog, run, FAILED)
         raise
     if run.lost:
         newest = run.checkpointer.paths()[-1:]
         there = f"the newest checkpoint is {newest[0]}" if newest else "there is no checkpoint"
         files = f"{len(run.lost)} file{'s' * (len(run.lost) > 1)}"
-        _print(f"error: {files} could not be written, at last {run.lost[-1]}; {there}")
+        _print(prog, f"error: {files} could not be written, at last {run.lost[-1]}; {there}")
         return NOT_SAVED
     return TRAINED
 
 
-def parser(description: str, **defaults: Any) -> argparse.ArgumentParser:
+def parser(prog: str | None, model: str | None, about: str) -> argparse.ArgumentParser:
     """Return the parser; it stores options under the names of :class:`Configuration`'s fields."""
-    made = argparse.ArgumentParser(description=description)
+    description, _, examples = about.partition("\n")
+    made = argparse.ArgumentParser(
+        prog=prog,
+        usage="%(prog)s [OPTION ...]",  # all of them would take fifteen lines
+        description=description,
+        epilog=entry.epilog(examples, EXIT_CODES),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    if model is None:
+        made.add_argument("--model", choices=WORKLOADS, help="what to train (%(default)s)")
     made.add_argument("--version", action="version", version=f"gluonpar {__version__}")
 
     add = made.add_argument_group("devices").add_argument
@@ -116,7 +140,7 @@ def parser(description: str, **defaults: Any) -> argparse.ArgumentParser:
     add = made.add_argument_group("training").add_argument
     text = "samples per step, on all devices (%(default)s)"
     add("--batch-size", type=int, metavar="N", help=text)
-    add("--lr", type=float, help="learning rate (%(default)s)")
+    add("--lr", type=float, help="learning rate (0.2; 0.1 for resnet18)")
     text = "passes over the training images (%(default)s)"
     add("--epochs", "--num-epochs", dest="num_epochs", type=int, metavar="N", help=text)
     add("--seed", type=int, help="of the initial parameters and the shuffling (%(default)s)")
@@ -147,7 +171,8 @@ def parser(description: str, **defaults: Any) -> argparse.ArgumentParser:
     add("--trace", metavar="FILE.json", help="write these steps for ui.perfetto.dev")
     add("--dry-run", action="store_true", help="check everything and take one step; save nothing")
 
-    made.set_defaults(**{**vars(Configuration()), **defaults})
+    defaults = vars(Configuration(**({"model": model} if model else {})))
+    made.set_defaults(**{**defaults, "lr": None})
     return made
 
 
@@ -161,19 +186,19 @@ def _list_of(kind: Callable) -> Callable[[str], tuple]:
     return parse
 
 
-def _print(text: str) -> None:
+def _print(prog: str, text: str) -> None:
     if sys.stderr is not None:  # it was not closed
-        print(f"{os.path.basename(sys.argv[0])}: {text}", file=sys.stderr, flush=True)
+        print(f"{prog}: {text}", file=sys.stderr, flush=True)
 
 
-def _interrupted(run: Run | None, save_dir: str | None) -> int:
+def _interrupted(prog: str, run: Run | None, save_dir: str | None) -> int:
     saved = [*run.kept, *map(str, run.checkpointer.paths())] if run else []
     what = f"saved: {', '.join(saved)}" if saved else "nothing was saved"
     if not saved and not save_dir:
         what += " (--save-dir DIR saves each epoch)"
     if cluster.is_main():
         print(file=sys.stderr or io.StringIO())  # ends the line of the progress bar
-        _print(f"interrupted; {what}")
+        _print(prog, f"interrupted; {what}")
     cluster.abort("was interrupted")
     return INTERRUPTED
 
@@ -183,10 +208,10 @@ def _how_to_resume(run: Run | None) -> str:
     return f"--resume continues from {paths[-1]}" if paths else ""
 
 
-def _leave(what: str, run: Run | None, code: int) -> None:
+def _leave(what: str, prog: str, run: Run | None, code: int) -> None:
     """End the process with one line that says what happened, and how to resume."""
     text = "; ".join(filter(None, [what, _how_to_resume(run)]))
     cluster.abort(f"failed: {text}" if code == FAILED else f"ran {text}")
-    _print(f"error: {text}")
+    _print(prog, f"error: {text}")
     (sys.stdout or io.StringIO()).flush()
     os._exit(code)  # at exit MXNet might wait for ever, or abort

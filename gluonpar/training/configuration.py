@@ -19,7 +19,7 @@ class Configuration:
 
     num_gpus: int | None = None
     batch_size: int = 256
-    lr: float = 0.2
+    lr: float | None = None
     num_epochs: int = 4
     gpus: tuple[int, ...] | None = None
     device: str = "auto"
@@ -50,10 +50,12 @@ class Configuration:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         if not 0 <= self.seed < 2**31:
             raise ValueError(f"seed must be between 0 and {2**31 - 1}, got {self.seed}")
-        check_lr(self.lr)
         collectives.check_algorithm(self.algorithm, ())
         if self.model not in WORKLOADS:
             raise ValueError(f"model must be one of {', '.join(WORKLOADS)}, got {self.model!r}")
+        if self.lr is None:
+            object.__setattr__(self, "lr", WORKLOADS[self.model].default_lr)
+        check_lr(self.lr)
         for name, what in (("save_dir", "a folder"), ("plot", "a file"), ("trace", "a file")):
             if getattr(self, name) == "":
                 raise ValueError(f"{name} must name {what}, got ''")

@@ -64,11 +64,12 @@ class Run:
         collectives.check_algorithm(config.algorithm, self.ctx)
         if config.weights is not None:
             partition.check_weights(config.weights, len(self.ctx))
+        # First, so that the other files may be in it.
+        self.save_dir = files.make_writable_folder(config.save_dir) if config.save_dir else None
         if config.plot:
             check_plot(config.plot)
         if config.trace is not None:
             profiler.check_trace(config.trace)
-        self.save_dir = files.make_writable_folder(config.save_dir) if config.save_dir else None
         self.data = dataset.load(config.dataset, config.data_dir, config.limit)
         self.num_samples = len(self.data.train_labels)
         self.num_batches = -(-self.num_samples // config.batch_size)
@@ -292,7 +293,7 @@ def _describe_shards(batch_size: int, num_devices: int, weights: tuple[float, ..
 def train(
     num_gpus: int | None = None,
     batch_size: int = 256,
-    lr: float = 0.2,
+    lr: float | None = None,
     num_epochs: int = 4,
     verbose: bool = True,
     **options: Any,
@@ -303,7 +304,7 @@ def train(
     of :class:`Configuration`; ``model='resnet18'`` trains ResNet-18 with a :class:`Trainer`. Runs
     with the same seed and number of CPU devices end with the same bits; on GPUs they do with
     ``deterministic=True``, if no convolution of the same shape was computed before without it.
-    Prints what ``scripts/train_lenet.py`` prints unless ``verbose`` is False.
+    Prints what ``gluonpar train`` prints unless ``verbose`` is False.
 
     Raises ValueError for options that are not allowed or cannot be met, FileNotFoundError if the
     data are not found, and metrics.Diverged if the loss is not finite. After ``train`` in Dive into

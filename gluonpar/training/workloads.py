@@ -42,6 +42,7 @@ class Workload:
     """
 
     name: str
+    default_lr: float
     copies: Sequence[Sequence[mx.nd.NDArray]]
     trained: gluon.Block | Sequence[Sequence[mx.nd.NDArray]]
     trainer: Trainer | None = None
@@ -61,7 +62,7 @@ class Workload:
 class LeNetWorkload(Workload):
     """LeNet as a plain function, trained by :func:`train_batch`."""
 
-    name = "lenet"
+    name, default_lr = "lenet", 0.2
 
     def _initialize(self) -> None:
         params = lenet.init_lenet(INIT_SCALE)
@@ -90,7 +91,7 @@ class ResNet18Workload(Workload):
     devices' running statistics.
     """
 
-    name = "resnet18"
+    name, default_lr = "resnet18", 0.1
     width = 64
 
     def _initialize(self) -> None:

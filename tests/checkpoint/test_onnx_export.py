@@ -122,13 +122,13 @@ def test_without_onnx_the_error_names_the_remedy(tmp_path, without_onnx, capsys)
     with pytest.raises(ImportError, match=re.escape("pip install 'onnx>=1.16'")):
         gluonpar.export_onnx(tmp_path / "a.onnx", gluonpar.lenet, (1, 1, 28, 28), [])
     assert list(tmp_path.iterdir()) == []
-    assert command_line.main("Train.", ["--onnx", "--save-dir", str(tmp_path)]) == 2
+    assert command_line.main(["--onnx", "--save-dir", str(tmp_path)]) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1 and "pip install 'onnx>=1.16'" in err
 
 
 def test_onnx_without_a_folder_is_refused(capsys):
-    assert command_line.main("Train.", ["--onnx"]) == 2
+    assert command_line.main(["--onnx"]) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1 and "onnx" in err and "save_dir" in err
 
@@ -162,7 +162,7 @@ def test_the_scripts_write_what_they_trained(tmp_path, monkeypatch, model):
     monkeypatch.setattr(workloads.ResNet18Workload, "width", 4)
     options = ["--dataset", "synthetic", "--device", "cpu", "--num-gpus", "2", "--limit", "64"]
     options += ["--batch-size", "16", "--epochs", "2", "--save-dir", str(tmp_path), "--onnx"]
-    assert command_line.main("Train.", options, model=model) == 0
+    assert command_line.main(options, model=model) == 0
     names = {path.name for path in tmp_path.glob("*.onnx")}
     assert names == {f"{model}-epoch-000{i}.onnx" for i in (1, 2)}
     X = images(4, 5, "uint8")

@@ -18,7 +18,7 @@ SCRIPT = pathlib.Path(__file__).parents[2] / "scripts" / "train_lenet.py"
 NARROW = (
     "import sys; from gluonpar.training import command_line, workloads\n"
     "workloads.ResNet18Workload.width = 2\n"
-    "sys.exit(command_line.main('Train.', model='resnet18', lr=0.1))\n"
+    "sys.exit(command_line.main(model='resnet18'))\n"
 )
 COMMANDS = {
     "lenet": [sys.executable, str(SCRIPT)],

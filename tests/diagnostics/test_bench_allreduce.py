@@ -12,7 +12,7 @@ import pytest
 from gluonpar import collectives
 from gluonpar.collectives import registry
 from gluonpar.collectives.algorithms import star
-from gluonpar.diagnostics.benchmark import allreduce
+from gluonpar.diagnostics.benchmark import allreduce, bench_command
 from gluonpar.diagnostics.benchmark.allreduce import Result, Setting
 from gluonpar.diagnostics.benchmark.harness import Samples
 
@@ -23,13 +23,8 @@ COLUMNS = 10
 
 
 @pytest.fixture
-def script():
-    return bench_tools.load("bench_allreduce")
-
-
-@pytest.fixture
-def command(script, capsys):
-    return bench_tools.runner(script, capsys)
+def command(capsys):
+    return bench_tools.runner(bench_command, capsys)
 
 
 @pytest.fixture
@@ -280,14 +275,15 @@ def test_other_errors_keep_their_traceback(command, monkeypatch):
 
 
 @pytest.mark.parametrize(("text", "number"), [("4096", 4096), ("4K", 4096), ("64m", 64 << 20)])
-def test_sizes_are_written_as_in_nccl_tests(script, text, number):
-    assert script.num_bytes(text) == number
+def test_sizes_are_written_as_in_nccl_tests(text, number):
+    assert bench_command.num_bytes(text) == number
 
 
 @pytest.mark.slow
-def test_it_runs_as_a_script():
+@pytest.mark.parametrize("program", [[str(SCRIPT)], ["-m", "gluonpar", "bench"]])
+def test_it_runs_as_a_script_and_as_a_command(program):
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), *ON_CPU, "--algorithms", "ring"],
+        [sys.executable, *program, *ON_CPU, "--algorithms", "ring"],
         capture_output=True,
         text=True,
         timeout=600,

@@ -1,4 +1,4 @@
-"""python -m gluonpar doctor, mostly in installations that are really broken, by stand-in files."""
+"""gluonpar doctor, mostly in installations that are really broken, by stand-in files."""
 
 import json
 import os
@@ -10,8 +10,8 @@ import pytest
 from libcuda_stub import build_libcuda, build_library, cut
 
 import gluonpar
-from gluonpar.diagnostics.doctor import checks, command, entry
-from gluonpar.runtime import cuda_libraries, wheels
+from gluonpar.diagnostics.doctor import checks, command
+from gluonpar.runtime import cuda_libraries, entry, wheels
 from gluonpar.training.data import locate
 
 SETTINGS = ("MXNET_", "OMP_", "GLUONPAR_", "CUDA_", "LD_", "PYTHON")
@@ -567,14 +567,19 @@ def test_mpirun_of_another_mpi_is_wrong_and_none_is_noted(version, state, tmp_pa
         (["-m", "doctor", "--json"], ["py", "-m", "gluonpar", "doctor", "--json"], "doctor"),
         (["-m", "doctor"], ["py", "-mgluonpar", "doctor"], "doctor"),
         (["-m", "doctor"], ["py", "-Im", "gluonpar.__main__", "doctor"], "doctor"),
-        (["-m", "doctor"], ["py", "-m", "other.gluonpar", "doctor"], ""),
+        (["-m", "doctor"], ["py", "-m", "other.gluonpar", "doctor"], None),
         (["-m", "verify"], ["py", "-m", "gluonpar", "verify"], "verify"),
         (["-m"], ["py", "-m", "gluonpar"], ""),
-        (["train.py", "doctor"], ["py", "train.py", "doctor"], ""),
-        (["-m", "doctor"], [], ""),
+        (["/bin/gluonpar", "doctor"], ["py", "/bin/gluonpar", "doctor"], "doctor"),
+        (["gluonpar"], ["py", "gluonpar"], ""),
+        (["train.py", "doctor"], ["py", "train.py", "doctor"], None),
+        (["gluonpar.py", "doctor"], ["py", "gluonpar.py", "doctor"], None),
+        (["-c", "doctor"], ["py", "-c", "pass", "doctor"], None),
+        ([""], ["py"], None),
+        (["-m", "doctor"], [], None),
     ],
 )
-def test_only_python_m_gluonpar_doctor_is_the_doctor(argv, command_line, name):
+def test_only_the_command_gluonpar_is_recognized(argv, command_line, name):
     assert entry.command(argv, command_line) == name
 
 

@@ -159,7 +159,7 @@ from gluonpar.training.data import dataset
 small = dataset.synthetic(num_train=24, num_test=8)
 dataset.synthetic = lambda: small
 workloads.ResNet18Workload.width = 8
-sys.exit(command_line.main("Train.", model="resnet18", lr=0.1))
+sys.exit(command_line.main(model="resnet18"))
 """
 
 

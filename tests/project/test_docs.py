@@ -123,8 +123,10 @@ def commands(text):
     lines += [span.replace("\n", " ") for span in re.findall(r"(?<!`)`([^`]+)`(?!`)", rest)]
     script = r"(?:scripts|tools|examples)/\w+\.py"
     program = rf"python3? ((?:{script}|-m (?:gluonpar|benchmarks\.\w+)\b)[^#;|&)]*)"
+    console = rf"(?:^| )(gluonpar (?:{'|'.join(command.COMMANDS)})\b[^#;|&)]*)"
     for line in lines:
         yield from re.findall(program, line)
+        yield from (f"-m {call}" for call in re.findall(console, line) if f"-m {call}" not in line)
 
 
 CALLS = [
@@ -144,13 +146,12 @@ def parse(call, monkeypatch):
 
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_args)
     first, *rest = ["2" if word in ("K", "N") else word for word in shlex.split(call)]
-    if first == "-m" and rest[0] == "gluonpar":
-        command.main(rest[1:])
     monkeypatch.setattr(sys, "argv", [first, *rest[first == "-m" :]])
+    if first == "-m" and rest[0] == "gluonpar":
+        command.main()
     program = ROOT / (rest[0].replace(".", "/") if first == "-m" else first)
-    runpy.run_path(
-        str(program if program.is_dir() else program.with_suffix(".py")), run_name="__main__"
-    )
+    program = program if program.is_dir() else program.with_suffix(".py")
+    runpy.run_path(str(program), run_name="__main__")
 
 
 class TestCommands:
@@ -194,7 +195,7 @@ class TestCommands:
             re.findall(r"^\| `(\w+)` \| `?(--[\w-]+)?", PAGES["docs/api/training.md"], re.M)
         )
         assert set(rows) == {field.name for field in dataclasses.fields(Configuration)}
-        script = [sys.executable, str(ROOT / "scripts" / "train_lenet.py"), "--help"]
+        script = [sys.executable, "-m", "gluonpar", "train", "--help"]
         text = subprocess.run(script, capture_output=True, text=True, timeout=120).stdout
         options = set(re.findall(r"^  (--[\w-]+)", text, re.M)) - {"--help", "--version"}
         assert len(options) > 10 and options == set(rows.values()) - {""}

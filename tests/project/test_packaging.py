@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import email
 import hashlib
+import os
 import re
 import shutil
 import subprocess
@@ -89,8 +90,45 @@ def test_the_wheel_holds_the_source_of_the_package_and_nothing_else(wheel):
     assert {name for name in files if not name.startswith(DIST_INFO)} == set(source)
     assert all(wheel.read(name) == path.read_bytes() for name, path in source.items())
     about = {name.rpartition("/")[2] for name in files - set(source)}
-    assert about == {"LICENSE", "METADATA", "RECORD", "WHEEL", "top_level.txt"}
+    assert about == {"LICENSE", "METADATA", "RECORD", "WHEEL", "entry_points.txt", "top_level.txt"}
     assert "Tag: py3-none-any" in wheel.read(f"{DIST_INFO}/WHEEL").decode()
+
+
+@pytest.fixture(scope="module")
+def console(wheel, tmp_path_factory):
+    """console(*arguments) runs the installed command ``gluonpar`` outside the checkout."""
+    target = tmp_path_factory.mktemp("target")
+    offline = ["--no-deps", "--no-index", "--no-cache-dir", "--disable-pip-version-check"]
+    pip = [sys.executable, "-m", "pip", "install", "-q", *offline]
+    subprocess.run([*pip, "--target", target, wheel.filename], check=True)
+
+    def run(*arguments, cwd):
+        environment = {**os.environ, "PYTHONPATH": str(target)}
+        command = [sys.executable, str(target / "bin" / "gluonpar"), *arguments]
+        return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
+
+    return run
+
+
+@pytest.mark.slow
+@from_source
+def test_the_installed_command_works_outside_a_checkout(console, tmp_path):
+    assert console("--version", cwd=tmp_path).stdout == f"gluonpar {gluonpar.__version__}\n"
+    small = ["--device", "cpu", "--num-gpus", "2"]
+    data = ["--dataset", "synthetic", "--limit", "32", "--epochs", "1", "--save-dir", "out"]
+    bench = ["--min-bytes", "4K", "--max-bytes", "4K", "--iters", "1", "--algorithms", "ring"]
+    for arguments, words in (
+        (["train", *small, *data, "--plot", "out/a.png"], "test acc: "),
+        (["bench", *small, *bench, "--json", "out/bench.json"], " ring "),
+        (["doctor"], "nothing is wrong\n"),
+    ):
+        done = console(*arguments, cwd=tmp_path)
+        assert (done.returncode, done.stderr) == (0, ""), done
+        assert words in done.stdout
+    names = {path.suffix for path in (tmp_path / "out").iterdir()}
+    assert names == {".params", ".npz", ".png", ".json"}
+    done = console("verify", "--num-gpus", "0", cwd=tmp_path)
+    assert done.returncode == 2 and done.stderr.startswith("gluonpar verify: error: num_gpus ")
 
 
 @from_source

@@ -1,6 +1,5 @@
 """For tests of benchmarks: run a command line in this process; stand-ins for candidates."""
 
-import importlib.util
 import itertools
 import pathlib
 import sys
@@ -11,15 +10,6 @@ import psutil
 from benchmarks import jobs
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-
-
-def load(name):
-    """Import the script of that name."""
-    path = ROOT / "scripts" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(f"{name}_script", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def runner(script, capsys):

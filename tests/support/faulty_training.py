@@ -28,7 +28,7 @@ def fail(*_):
 
 
 def script(model, *more):
-    sys.exit(command_line.main("Train.", [*ARGUMENTS.split(), *more], model=model))
+    sys.exit(command_line.main([*ARGUMENTS.split(), *more], model=model))
 
 
 def operator(model, *more):

@@ -36,7 +36,7 @@ def command(capsys):
 
     def run(*arguments):
         try:
-            code = command_line.main("Train LeNet.", [str(argument) for argument in arguments])
+            code = command_line.main([str(argument) for argument in arguments])
         except SystemExit as exit_:
             code = exit_.code
         out, err = capsys.readouterr()

@@ -161,7 +161,7 @@ def test_out_of_memory_names_the_checkpoint_to_resume(monkeypatch, capsys, tmp_p
     monkeypatch.setattr(Run, "train", run_out)
     monkeypatch.setattr(os, "_exit", lambda code: codes.append(code) or sys.exit(code))
     with pytest.raises(SystemExit):
-        command_line.main("Train.", [*COMMON, "--save-dir", str(tmp_path), "--dry-run"])
+        command_line.main([*COMMON, "--save-dir", str(tmp_path), "--dry-run"])
     err = capsys.readouterr().err
     assert codes == [3] and err.count("\n") == 1
     assert err.endswith(f"; --resume continues from {tmp_path}/lenet-at-0001-000002.npz\n")
@@ -260,7 +260,7 @@ def test_a_checkpoint_that_is_lost_is_made_up_for_by_a_later_one(monkeypatch, ca
 
     monkeypatch.setattr(checkpointing, "save_checkpoint", fail_once)
     options = ["--dataset", "synthetic", "--limit", "64", "--num-gpus", "1", "--device", "cpu"]
-    assert command_line.main("", [*options, "--epochs", "2", "--save-dir", str(tmp_path)]) == 0
+    assert command_line.main([*options, "--epochs", "2", "--save-dir", str(tmp_path)]) == 0
     assert "was not written" in capsys.readouterr().err
 
 

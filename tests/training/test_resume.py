@@ -287,7 +287,7 @@ def test_a_damaged_checkpoint_is_one_line_and_exit_2(whole, tmp_path, capsys, ho
     flipped[5000] ^= 1
     path.write_bytes({"cut": good[:-100], "flipped": flipped, "foreign": b"\x80\x04N."}[how])
     options = ["--dataset", "synthetic", "--device", "cpu", "--limit", "90", "--resume", str(path)]
-    assert command_line.main("Train.", options, model=model) == 2
+    assert command_line.main(options, model=model) == 2
     err = capsys.readouterr().err
     assert re.search(r"error: .*a.npz .*\n$", err), err
     assert "Traceback" not in err

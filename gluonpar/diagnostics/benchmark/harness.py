@@ -22,12 +22,19 @@ from typing import Any, Callable, Collection, Iterable, Iterator, Sequence, Type
 import mxnet as mx
 import numpy as np
 
-from gluonpar.runtime import devices, driver, threads
+from gluonpar.runtime import devices, driver, entry, threads
+from gluonpar.runtime.entry import BAD_REQUEST, INTERRUPTED
 from gluonpar.runtime.version import __version__
 from gluonpar.training.console import Console
 from gluonpar.training.history import check_plot
 
-MEASURED, WRONG, BAD_REQUEST, INTERRUPTED = 0, 1, 2, 130  # exit codes
+MEASURED, WRONG = 0, 1
+EXIT_CODES = {
+    MEASURED: "measured",
+    WRONG: "some value was wrong; a line says which",
+    BAD_REQUEST: "the request cannot be met; a line says why",
+    INTERRUPTED: "interrupted (Ctrl-C); what was measured is kept",
+}
 
 Progress = Callable[[Iterable[int]], Iterable[int]]
 T = TypeVar("T")
@@ -196,8 +203,20 @@ def _processor() -> str:
 class BenchmarkParser(argparse.ArgumentParser):
     """A parser with the options of all benchmarks; --plot and --device only if asked for."""
 
-    def __init__(self, description: str, plot_help: str = "", on_devices: bool = True) -> None:
-        super().__init__(description=description)
+    def __init__(
+        self,
+        description: str,
+        plot_help: str = "",
+        on_devices: bool = True,
+        prog: str | None = None,
+        examples: str = "",
+    ) -> None:
+        super().__init__(
+            prog=prog,
+            description=description,
+            epilog=entry.epilog(examples, EXIT_CODES),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
         self.add_argument("--version", action="version", version=f"gluonpar {__version__}")
         self.add_argument("--json", metavar="FILE", help="write all samples to this file")
         if on_devices:

@@ -1,1 +1,1 @@
-"""python -m gluonpar doctor: what is installed and what is wrong; works without MXNet and NumPy."""
+"""gluonpar doctor: what is installed and what is wrong; works without MXNet and NumPy."""

@@ -1,10 +1,6 @@
-"""python -m gluonpar doctor: what is installed and what is wrong, with a remedy for each fault.
+"""gluonpar doctor: print what is installed and what is wrong, with a remedy for each fault.
 
-    python -m gluonpar doctor           # as text
-    python -m gluonpar doctor --json    # {"wrong": number, "findings": [...]}, the same findings
-
-Exit code 0: nothing is wrong. 1: something is. The doctor changes nothing, downloads nothing, and
-works without MXNet and NumPy.
+It changes nothing, downloads nothing, and works without MXNet and NumPy.
 """
 
 from __future__ import annotations
@@ -20,6 +16,7 @@ from gluonpar.diagnostics import child_process
 from gluonpar.diagnostics.child_process import TIMEOUT_SECONDS
 from gluonpar.diagnostics.doctor import checks
 from gluonpar.diagnostics.doctor.checks import NOTE, WRONG
+from gluonpar.runtime import entry
 
 _STANDALONE = Path(__file__).parents[2] / "runtime" / "standalone.py"
 _CHILD = f"""
@@ -41,11 +38,23 @@ class Finding(NamedTuple):
     remedy: str = ""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print all findings, as text or JSON; return 1 if something is wrong, else 0."""
+EXAMPLES = """
+gluonpar doctor
+gluonpar doctor --json    # {"wrong": number, "findings": [...]}, the same findings
+"""
+EXIT_CODES = {
+    0: "nothing is wrong",
+    1: "something is wrong, and printed with a remedy",
+    entry.BAD_REQUEST: "an option is unknown",
+}
+
+
+def main(argv: Sequence[str] | None = None, prog: str = "gluonpar doctor") -> int:
+    """Print all findings, as text or JSON; return the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m gluonpar doctor",
-        description=__doc__,
+        prog=prog,
+        description=entry.about(__doc__),
+        epilog=entry.epilog(EXAMPLES, EXIT_CODES),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
@@ -99,4 +108,4 @@ def _print(text: str) -> None:
         # Else Python would fail again at its end, when it writes what is still buffered.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(error, BrokenPipeError):  # as in `doctor | head`
-            sys.stderr.write(f"python -m gluonpar doctor: standard output: {error}\n")
+            sys.stderr.write(f"gluonpar doctor: standard output: {error}\n")

@@ -1,1 +1,1 @@
-"""What python -m gluonpar verify --report FILE.json measures, concludes and writes."""
+"""What gluonpar verify --report FILE.json measures, concludes and writes."""

@@ -52,7 +52,7 @@ def _doctor(report: Report) -> Iterator[Finding]:
 def _self_test(report: Report) -> Iterator[Finding]:
     found = report["self test"]
     for failure in found["failures"]:
-        yield Finding("self test", WRONG, failure, "python -m gluonpar doctor")
+        yield Finding("self test", WRONG, failure, "gluonpar doctor")
     if not found["failures"] and not any(each["part"] == "self test" for each in report["failed"]):
         yield Finding("self test", OK, f"{len(found['lines'])} checks, nothing is wrong")
 

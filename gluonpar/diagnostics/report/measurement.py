@@ -18,9 +18,9 @@ from gluonpar.diagnostics.benchmark import harness
 from gluonpar.diagnostics.child_process import ChildFailed, messages
 from gluonpar.diagnostics.doctor import command as doctor
 from gluonpar.diagnostics.doctor.checks import CHECKS
-from gluonpar.diagnostics.doctor.entry import FLOAT32
 from gluonpar.diagnostics.report.conclusions import number
 from gluonpar.runtime import wheels
+from gluonpar.runtime.entry import FLOAT32
 
 FORMAT = 1
 SECONDS = 400.0  # with what is not limited, such as starting processes, less than ten minutes

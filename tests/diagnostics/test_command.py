@@ -1,0 +1,81 @@
+"""The command gluonpar: its list, its names in messages, and what does without MXNet."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gluonpar
+from gluonpar.__main__ import COMMANDS, main
+
+PACKAGES = Path(gluonpar.__file__).resolve().parents[1]
+CONSOLE_SCRIPT = "import sys\nfrom gluonpar.__main__ import main\nsys.exit(main())\n"  # as pip's
+
+
+@pytest.fixture
+def without_mxnet(tmp_path):
+    """without_mxnet(form, *arguments): run the command where importing MXNet or NumPy fails."""
+    for name in ("mxnet", "numpy"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(f"raise ImportError('{name} is broken')")
+    (tmp_path / "bin").mkdir()
+    script = tmp_path / "bin" / "gluonpar"
+    script.write_text(CONSOLE_SCRIPT)
+    forms = {"gluonpar": [script], "python -m gluonpar": ["-m", "gluonpar"]}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(PACKAGES)])}
+
+    def run(form, *arguments):
+        command = [sys.executable, *forms.get(form, [form]), *arguments]
+        options = {"capture_output": True, "text": True, "timeout": 120}
+        return subprocess.run(command, env=environment, cwd=tmp_path / "bin", **options)
+
+    return run
+
+
+@pytest.mark.parametrize("arguments", [(), ("--help",), ("-h",)])
+def test_without_a_command_all_are_listed_with_a_way_to_start(arguments, capsys):
+    try:
+        code = main(arguments)
+    except SystemExit as exit_:
+        code = exit_.code
+    out = capsys.readouterr().out
+    assert code == 0
+    assert all(f"  {name} " in out and command.summary in out for name, command in COMMANDS.items())
+    assert "gluonpar train --num-gpus 2" in out
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_every_command_has_examples_and_exit_codes(name, capsys):
+    with pytest.raises(SystemExit):
+        main([name, "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    examples, codes = lines.index("examples:"), lines.index("exit codes:")
+    assert all(line.startswith(f"  gluonpar {name}") for line in lines[examples + 1 : codes - 1])
+    assert lines[codes + 1].split()[0] == "0" and len(lines[codes:]) > 2
+
+
+@pytest.mark.parametrize("form", ["gluonpar", "python -m gluonpar"])
+def test_what_needs_no_mxnet_does_not_import_it_and_the_others_say_what_to_do(without_mxnet, form):
+    assert without_mxnet(form, "--version").stdout == f"gluonpar {gluonpar.__version__}\n"
+    for arguments in ((), ("--help",), ("doctor", "--help")):
+        done = without_mxnet(form, *arguments)
+        assert (done.returncode, done.stderr) == (0, "") and "doctor" in done.stdout
+    for arguments, prefix in (
+        (("trian",), form),
+        (("--frob",), form),
+        (("doctor", "--frob"), f"{form} doctor"),
+    ):
+        done = without_mxnet(form, *arguments)
+        assert done.returncode == 2 and arguments[-1] in done.stderr
+        assert f"{prefix}: error: " in done.stderr
+    done = without_mxnet(form, "train", "--num-gpus", "2")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith(f"{form} train: error: ") and "numpy is broken" in done.stderr
+
+
+def test_another_program_gets_the_exception(without_mxnet, tmp_path):
+    (tmp_path / "program.py").write_text("import gluonpar")
+    done = without_mxnet(tmp_path / "program.py", "doctor")
+    assert done.returncode == 1 and "ImportError: numpy is broken" in done.stderr
