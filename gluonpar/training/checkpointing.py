@@ -6,11 +6,12 @@ import os
 import pathlib
 import re
 from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 
 from gluonpar import cluster
-from gluonpar.checkpoint import load_checkpoint, save_checkpoint
+from gluonpar.checkpoint import files, load_checkpoint, save_checkpoint, sealed_npz
 from gluonpar.training import ranks
 from gluonpar.training.configuration import Configuration
 from gluonpar.training.data.dataset import Dataset
@@ -18,7 +19,11 @@ from gluonpar.training.history import Epoch, Progress
 from gluonpar.training.workloads import Workload
 
 # Fields that a resumed run must share with its checkpoint; the others may change.
-_FIXED = ("model", "batch_size", "seed", "dataset", "limit")
+_FIXED = ("model", "batch_size", "seed", "dataset", "limit", "optimizer", "momentum", "wd")
+_LATER = {"optimizer": "sgd", "momentum": 0.0, "wd": 0.0}  # older checkpoints lack them
+
+# After epoch 1, and within epoch 2; formerly "lenet-at-0002-000000.npz" and "...-000120.npz".
+_NAMES = re.compile(r"(.*)-(?:epoch-(\d+)(?:-batch-(\d+))?|at-(\d+)-(\d+))\.npz")
 
 
 class CannotResume(ValueError):
@@ -44,19 +49,20 @@ class Checkpointer:
 
     def load(
         self, workload: Workload, shuffle: np.random.RandomState
-    ) -> tuple[pathlib.Path, Progress, float] | None:
+    ) -> tuple[pathlib.Path, Progress] | None:
         """Load the checkpoint that the configuration names, if any, into the arguments.
 
-        Returns its file, progress and learning rate. Raises CannotResume if it cannot be loaded or
-        is of another run, or if the folder has later checkpoints.
+        Returns its file and progress. Raises CannotResume if it cannot be loaded or is of another
+        run, or if the folder has later checkpoints.
         """
+        config, folder = self._configuration, self._folder
         try:
-            path = cluster.gather(cluster.together(self._path_to_resume))[0]
-            progress, lr = self._load(path, workload, shuffle) if path else (Progress(), 0.0)
+            path = cluster.gather(cluster.together(lambda: path_to_resume(config, folder)))[0]
+            progress = self._load(path, workload, shuffle) if path else Progress()
             cluster.together(lambda: self._prepare_folder(progress))
         except ValueError as error:
             raise CannotResume(str(error)) from error
-        return (path, progress, lr) if path else None
+        return (path, progress) if path else None
 
     def save(self, workload: Workload, shuffle: np.random.RandomState, progress: Progress) -> None:
         """Write a checkpoint, and remove the oldest if there are more than ``keep``.
@@ -72,47 +78,23 @@ class Checkpointer:
 
     def path(self, progress: Progress) -> pathlib.Path:
         """Return the file for a checkpoint at ``progress``."""
-        name = f"{self._configuration.model}-at-{progress.epoch:04d}-{progress.batch:06d}.npz"
+        done = progress.epoch if progress.batch else progress.epoch - 1  # the epoch it is of
+        batch = f"-batch-{progress.batch:06d}" if progress.batch else ""
+        name = f"{self._configuration.model}-epoch-{done:04d}{batch}.npz"
         return (self._folder or pathlib.Path()) / name  # other ranks than 0 write nothing
 
-    def paths(self, folder: pathlib.Path | None = None) -> list[pathlib.Path]:
-        """Return the checkpoints in ``folder`` (default: the run's), oldest first."""
-        folder = folder or self._folder
-        found = folder.glob(f"{self._configuration.model}-at-*.npz") if folder else ()
-        return sorted(filter(_place, found), key=_place)
-
-    def _path_to_resume(self) -> pathlib.Path | None:
-        resume = self._configuration.resume
-        if resume is None or not cluster.is_main():
-            return None
-        path = pathlib.Path(resume) if resume else self._folder
-        if not os.path.isdir(path):
-            return path
-        found, model = self.paths(path), self._configuration.model
-        if not found and resume:
-            raise ValueError(f"{path} has no checkpoint of {model}: to start anew, omit resume")
-        return found[-1] if found else None
+    def paths(self) -> list[pathlib.Path]:
+        """Return the checkpoints in the run's folder, oldest first."""
+        return _checkpoints(self._folder, self._configuration.model) if self._folder else []
 
     def _load(
         self, path: pathlib.Path, workload: Workload, shuffle: np.random.RandomState
-    ) -> tuple[Progress, float]:
-        # The parameters change before the notes are checked: the run ends if these are wrong.
+    ) -> Progress:
+        # The parameters change before the data are compared: the run ends if these are others.
         notes = load_checkpoint(path, workload.trained, workload.trainer, shuffle)
-        try:
-            identity, lr = dict(notes["run"]), float(notes["configuration"]["lr"])
-            history = [Epoch(**results) for results in notes["history"]]
-            place = [int(notes["epoch"]), int(notes["batch"])]
-            progress = Progress(*place, float(notes["loss_sum"]), float(notes["seconds"]), history)
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{path} is not a checkpoint of a training run: {error}") from error
-        differences = [
-            f"{name} was {identity.get(name)} and is now {value}"
-            for name, value in self._identity.items()
-            if value != identity.get(name)
-        ]
-        if differences:
-            raise ValueError(f"{path} is a checkpoint of another run: {'; '.join(differences)}")
-        return progress, lr
+        progress, identity = _parse(path, notes)
+        _check_same_run(path, identity, self._identity)
+        return progress
 
     def _prepare_folder(self, progress: Progress) -> None:
         """Remove incomplete files of a killed run; refuse to mix two runs in one folder."""
@@ -123,11 +105,85 @@ class Checkpointer:
                 "that run, or another save_dir"
             )
         if self._folder:
-            for path in self._folder.glob(f".{self._configuration.model}-at-*.tmp"):
+            for path in self._folder.glob(f".{self._configuration.model}-*.tmp"):
                 path.unlink()
 
 
+def check_resume(configuration: Configuration, folder: pathlib.Path | None) -> None:
+    """Raise CannotResume if the checkpoint to resume is missing, damaged or of other options.
+
+    It is read without loading it: before the data are.
+    """
+    try:
+        path = path_to_resume(configuration, folder)
+        if path is None:
+            return
+        content = files.read(path, "checkpoint")
+        notes = sealed_npz.unpack(content, lambda header, _: dict(header["notes"]), path)
+        here = {name: getattr(configuration, name) for name in _FIXED}
+        _check_same_run(path, _parse(path, notes)[1], here)
+    except ValueError as error:
+        raise CannotResume(str(error)) from error
+
+
+def path_to_resume(
+    configuration: Configuration, folder: pathlib.Path | None
+) -> pathlib.Path | None:
+    """Return the checkpoint that ``resume`` names, on rank 0; None to start from the beginning.
+
+    Raises ValueError for a folder without a checkpoint, unless it is ``save_dir``, ``folder``.
+    """
+    resume = configuration.resume
+    if resume is None or not cluster.is_main():
+        return None
+    path = pathlib.Path(resume) if resume else folder
+    if not os.path.isdir(path):
+        return path
+    found, model = _checkpoints(path, configuration.model), configuration.model
+    if not found and resume:
+        raise ValueError(f"{path} has no checkpoint of {model}: to start anew, omit resume")
+    return found[-1] if found else None
+
+
+def _checkpoints(folder: pathlib.Path, model: str) -> list[pathlib.Path]:
+    """Return the checkpoints of ``model`` in ``folder``, oldest first."""
+    return sorted(filter(_place, folder.glob(f"{model}-*.npz")), key=_place)
+
+
 def _place(path: pathlib.Path) -> tuple[int, ...]:
-    """Return epoch and batch from a checkpoint's name; () if the name has none."""
-    numbers = re.fullmatch(r".*-at-(\d+)-(\d+)\.npz", path.name)
-    return tuple(map(int, numbers.groups())) if numbers else ()
+    """Return from a checkpoint's name the epoch to continue in, and its batches that are done.
+
+    >>> [_place(pathlib.Path(f"lenet-{name}.npz")) for name in ("epoch-0001", "at-0002-000000")]
+    [(2, 0), (2, 0)]
+    >>> _place(pathlib.Path("lenet-epoch-0002-batch-000120.npz")), _place(pathlib.Path("a.npz"))
+    ((2, 120), ())
+    """
+    found = _NAMES.fullmatch(path.name)
+    if not found:
+        return ()
+    _, epoch, batch, former_epoch, former_batch = found.groups()
+    if former_epoch:
+        return int(former_epoch), int(former_batch)
+    return (int(epoch), int(batch)) if batch else (int(epoch) + 1, 0)
+
+
+def _parse(path: pathlib.Path, notes: dict[str, Any]) -> tuple[Progress, dict[str, Any]]:
+    """Return progress and identity of a run from the notes of its checkpoint."""
+    try:
+        lr = float(notes.get("lr", notes["configuration"]["lr"]))
+        history = [Epoch(**{"lr": lr, **results}) for results in notes["history"]]
+        sums = float(notes["loss_sum"]), float(notes["seconds"])
+        progress = Progress(int(notes["epoch"]), int(notes["batch"]), *sums, history, lr)
+        return progress, {**_LATER, **notes["run"]}
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is not a checkpoint of a training run: {error}") from error
+
+
+def _check_same_run(path: pathlib.Path, there: dict[str, Any], here: dict[str, Any]) -> None:
+    differences = [
+        f"{name} was {there.get(name)} and is now {value}"
+        for name, value in here.items()
+        if value != there.get(name)
+    ]
+    if differences:
+        raise ValueError(f"{path} is a checkpoint of another run: {'; '.join(differences)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import faulthandler
 import io
 import os
@@ -16,6 +17,7 @@ from gluonpar import cluster, collectives, metrics
 from gluonpar.runtime import devices, entry, memory_limits
 from gluonpar.runtime.entry import BAD_REQUEST, INTERRUPTED
 from gluonpar.runtime.version import __version__
+from gluonpar.training import optimization
 from gluonpar.training.checkpointing import CannotResume
 from gluonpar.training.configuration import Configuration
 from gluonpar.training.console import Console
@@ -135,12 +137,12 @@ def parser(prog: str | None, model: str | None, about: str) -> argparse.Argument
     text = "the devices' relative speeds, such as 1,2; shards are proportional to them"
     add("--weights", type=_list_of(float), metavar="W,W", help=text)
     names = ", ".join(collectives.ALGORITHMS)
-    add("--allreduce", dest="algorithm", metavar="NAME", help=f"one of {names}")
+    text = f"the all-reduce: one of {names} (chosen)"
+    add("--algorithm", "--allreduce", dest="algorithm", metavar="NAME", help=text)
 
     add = made.add_argument_group("training").add_argument
     text = "samples per step, on all devices (%(default)s)"
     add("--batch-size", type=int, metavar="N", help=text)
-    add("--lr", type=float, help="learning rate (0.2; 0.1 for resnet18)")
     text = "passes over the training images (%(default)s)"
     add("--epochs", "--num-epochs", dest="num_epochs", type=int, metavar="N", help=text)
     add("--seed", type=int, help="of the initial parameters and the shuffling (%(default)s)")
@@ -148,6 +150,24 @@ def parser(prog: str | None, model: str | None, about: str) -> argparse.Argument
     add("--deterministic", action="store_true", help=text)
     text = "go on when the loss or a parameter becomes infinite or NaN"
     add("--no-check-finite", dest="check_finite", action="store_false", help=text)
+
+    text = "stop after N epochs without a better test accuracy"
+    add("--early-stop", type=int, metavar="N", help=text)
+
+    add = made.add_argument_group("optimizer").add_argument
+    text = f"one of MXNet's: {', '.join(optimization.names())} (%(default)s)"
+    add("--optimizer", metavar="NAME", help=text)
+    text = "learning rate (0.2, resnet18 0.1; MXNet's own for other optimizers than sgd)"
+    add("--lr", type=float, help=text)
+    add("--momentum", type=float, metavar="M", help="of sgd, nag, ... (the optimizer's own)")
+    add("--wd", type=float, metavar="W", help="weight decay (%(default)g)")
+    text = "how the learning rate changes from step to step (%(default)s)"
+    add("--lr-schedule", choices=optimization.SCHEDULES, help=text)
+    text = "step: the epochs after which it is multiplied by --lr-factor, such as 2,3"
+    add("--lr-steps", type=_list_of(int), metavar="E,E", help=text)
+    add("--lr-factor", type=float, metavar="F", help="step: the factor (%(default)g)")
+    text = "raise the learning rate linearly from 0 in the first X epochs, such as 0.5"
+    add("--warmup-epochs", type=float, metavar="X", help=text)
 
     add = made.add_argument_group("data").add_argument
     add("--dataset", choices=dataset.NAMES, help="synthetic needs no files (%(default)s)")
@@ -167,12 +187,16 @@ def parser(prog: str | None, model: str | None, about: str) -> argparse.Argument
     text = "save every epoch's network in --save-dir as ONNX, too; needs the package onnx"
     add("--onnx", action="store_true", help=text)
     add("--plot", metavar="FILE.png", help="plot loss, test accuracy and images/s over epochs")
+    text = "write a table of the epochs, complete after each: time, loss, accuracy, lr"
+    add("--history", metavar="FILE.csv|.json", help=text)
+    text = "write these figures for TensorBoard; needs the package tensorboardX"
+    add("--tensorboard", metavar="DIR", help=text)
     add("--profile", action="store_true", help="print where a step's time goes, in the first epoch")
     add("--trace", metavar="FILE.json", help="write these steps for ui.perfetto.dev")
     add("--dry-run", action="store_true", help="check everything and take one step; save nothing")
 
-    defaults = vars(Configuration(**({"model": model} if model else {})))
-    made.set_defaults(**{**defaults, "lr": None})
+    made.set_defaults(**{field.name: field.default for field in dataclasses.fields(Configuration)})
+    made.set_defaults(**({"model": model} if model else {}))
     return made
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from gluonpar import collectives
 from gluonpar.checkpoint import onnx_export
 from gluonpar.step import check_lr
+from gluonpar.training import optimization
 from gluonpar.training.workloads import WORKLOADS
 
 
@@ -42,9 +43,20 @@ class Configuration:
     onnx: bool = False
     deterministic: bool = False
     check_finite: bool = True
+    optimizer: str = "sgd"
+    momentum: float | None = None
+    wd: float = 0.0
+    lr_schedule: str = "constant"
+    lr_steps: tuple[int, ...] | None = None
+    lr_factor: float = 0.1
+    warmup_epochs: float = 0.0
+    early_stop: int | None = None
+    history: str | None = None
+    tensorboard: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "num_epochs", "limit", "log_interval", "save_every", "keep"):
+        counts = ("batch_size", "num_epochs", "limit", "log_interval", "save_every", "keep")
+        for name in (*counts, "early_stop"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
@@ -53,10 +65,19 @@ class Configuration:
         collectives.check_algorithm(self.algorithm, ())
         if self.model not in WORKLOADS:
             raise ValueError(f"model must be one of {', '.join(WORKLOADS)}, got {self.model!r}")
+        if self.optimizer not in optimization.names():
+            known = ", ".join(optimization.names())
+            raise ValueError(f"optimizer must be one of {known}, got {self.optimizer!r}")
         if self.lr is None:
-            object.__setattr__(self, "lr", WORKLOADS[self.model].default_lr)
+            plain, name = self.optimizer == "sgd", self.optimizer
+            own = WORKLOADS[self.model].default_lr if plain else optimization.default_lr(name)
+            object.__setattr__(self, "lr", own)
         check_lr(self.lr)
-        for name, what in (("save_dir", "a folder"), ("plot", "a file"), ("trace", "a file")):
+        if self.momentum is None:
+            object.__setattr__(self, "momentum", optimization.default_momentum(self.optimizer))
+        optimization.check(self)
+        paths = {name: "a file" for name in ("plot", "history", "trace")}
+        for name, what in {**paths, "save_dir": "a folder", "tensorboard": "a folder"}.items():
             if getattr(self, name) == "":
                 raise ValueError(f"{name} must name {what}, got ''")
         if self.save_dir is None:

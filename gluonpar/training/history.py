@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import csv
+import html
+import io
+import json
+import math
 import pathlib
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Sequence
 
 import mxnet as mx
@@ -13,23 +18,70 @@ from gluonpar.checkpoint import files
 
 @dataclass(frozen=True)
 class Epoch:
-    """Results of one epoch. ``seconds`` is its training time, without the evaluation after it."""
+    """Results of one epoch. ``seconds`` is its training time, without the evaluation after it.
+
+    ``lr`` is the learning rate of its last update.
+    """
 
     epoch: int
     seconds: float
     loss: float
     test_accuracy: float
     images_per_second: float
+    lr: float | None = None
+
+    def figures(self) -> dict[str, float]:
+        """Return what changes from epoch to epoch, by name: not ``epoch`` and ``seconds``."""
+        names = ("loss", "test_accuracy", "images_per_second", "lr")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 
-@dataclass
+@dataclass(repr=False)
 class History:
-    """Results of a run. ``params`` are the trained parameters on the first context of ``ctx``."""
+    """Results of a run. ``params`` are the trained parameters on the first context of ``ctx``.
+
+    Jupyter shows it as a table of the epochs.
+    """
 
     ctx: Sequence[mx.Context]
     epochs: list[Epoch] = field(default_factory=list)
     params: list[mx.nd.NDArray] = field(default_factory=list)
     model: str = "lenet"
+
+    def __repr__(self) -> str:
+        number = f"{len(self.epochs)} epoch{'s' * (len(self.epochs) != 1)}"
+        reached = f", test accuracy {self.epochs[-1].test_accuracy:.4f}" if self.epochs else ""
+        return f"<History of {self.model}: {number} on {list(self.ctx)}{reached}>"
+
+    def _repr_html_(self) -> str:
+        names = [field.name for field in fields(Epoch)]
+        formats = ("d", ".1f", ".3f", ".4f", ".0f", "g")  # of the fields in this order
+        rows = [
+            [format(getattr(epoch, name), f) for name, f in zip(names, formats)]
+            for epoch in (replace(e, lr=math.nan if e.lr is None else e.lr) for e in self.epochs)
+        ]
+        lines = [_html_row("th", [name.replace("_", " ") for name in names])]
+        lines += [_html_row("td", row) for row in rows]
+        return f"<p>{html.escape(repr(self)[1:-1])}</p><table>{''.join(lines)}</table>"
+
+    def save(self, path: str) -> None:
+        """Write the epochs to ``path``, whole or not at all: as .csv, or .json, a list of objects.
+
+        The columns are the fields of :class:`Epoch`. Raises OSError if the file system refuses, and
+        ValueError for another suffix.
+        """
+        check_history_suffix(path)
+        rows, text = [asdict(epoch) for epoch in self.epochs], io.StringIO()
+        if _suffix(path) == ".json":
+            json.dump(rows, text, indent=1)
+            text.write("\n")
+        else:
+            names = [field.name for field in fields(Epoch)]
+            table = csv.DictWriter(text, names, lineterminator="\n")
+            table.writeheader()
+            table.writerows(rows)
+        with files.atomic_write(path) as file:
+            file.write(text.getvalue().encode())
 
     def plot(self, path: str) -> None:
         """Plot loss, test accuracy and images/s over epochs to the image file ``path``."""
@@ -48,6 +100,30 @@ class History:
         figure.axes[-1].set_ylim(bottom=0)
         figure.suptitle(f"{self.model} on {list(self.ctx)}")
         figure.savefig(path, dpi=120)
+
+
+def check_history_suffix(path: str) -> None:
+    """Raise ValueError unless the suffix of ``path`` is one that :meth:`History.save` writes."""
+    if _suffix(path) not in (".csv", ".json"):
+        raise ValueError(f"cannot write a history to {path}: its suffix must be .csv or .json")
+
+
+def check_history(path: str) -> None:
+    """Raise ValueError if :meth:`History.save` could not write to ``path``."""
+    check_history_suffix(path)
+    try:
+        files.check_replaceable(path)
+    except (OSError, ValueError) as error:
+        reason = f"{getattr(error, 'strerror', error)}; give a file in an existing folder"
+        raise ValueError(f"cannot write a history to {path}: {reason}") from error
+
+
+def _suffix(path: str) -> str:
+    return pathlib.Path(path).suffix.lower()
+
+
+def _html_row(tag: str, cells: Sequence[str]) -> str:
+    return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
 
 
 def check_plot(path: str) -> None:
@@ -70,7 +146,8 @@ class Progress:
     """How far a run has come, as a checkpoint stores it.
 
     ``batch`` batches of epoch ``epoch`` (from 1) are done, in ``seconds`` of training time;
-    ``loss_sum`` is the sum of their samples' losses. ``history`` has the epochs before.
+    ``loss_sum`` is the sum of their samples' losses. ``history`` has the epochs before. ``lr`` is
+    the learning rate of the next step.
     """
 
     epoch: int = 1
@@ -78,3 +155,4 @@ class Progress:
     loss_sum: float = 0.0
     seconds: float = 0.0
     history: list[Epoch] = field(default_factory=list)
+    lr: float = 0.0

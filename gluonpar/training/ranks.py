@@ -16,7 +16,10 @@ from gluonpar.training.configuration import Configuration
 from gluonpar.training.data.dataset import Dataset
 
 # Output, which only rank 0 writes, and the values of these fields on the other ranks.
-_RANK_ZERO_ONLY = {"save_dir": None, "plot": None, "profile": False, "trace": None}
+_RANK_ZERO_ONLY = {
+    **dict.fromkeys(("save_dir", "plot", "history", "tensorboard", "trace")),
+    "profile": False,
+}
 
 # Fields that may differ between ranks: machines have different devices and folders.
 _MAY_DIFFER = {*_RANK_ZERO_ONLY, "gpus", "num_gpus", "device", "data_dir"}

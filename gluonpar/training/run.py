@@ -19,15 +19,15 @@ from gluonpar.collectives import partition
 from gluonpar.runtime import determinism, devices, memory, peers, threads
 from gluonpar.runtime.version import __version__
 from gluonpar.step import STEPS_IN_FLIGHT
-from gluonpar.training import profiler, ranks
-from gluonpar.training.checkpointing import Checkpointer
+from gluonpar.training import optimization, profiler, ranks, tensorboard, workloads
+from gluonpar.training.checkpointing import Checkpointer, check_resume
 from gluonpar.training.configuration import Configuration
 from gluonpar.training.console import Console
 from gluonpar.training.data import dataset
-from gluonpar.training.history import Epoch, History, Progress, check_plot
+from gluonpar.training.history import Epoch, History, Progress, check_history, check_plot
 from gluonpar.training.profiler import Profiler
 from gluonpar.training.termination import Terminated, Termination
-from gluonpar.training.workloads import WORKLOADS, Workload, check_memory
+from gluonpar.training.workloads import Workload, check_memory
 
 DEFAULT_LOG_INTERVAL = 50
 
@@ -42,10 +42,15 @@ class Run:
     ``history`` has the finished epochs, ``kept`` the paths of the files written other than
     checkpoints, and ``lost`` those of files that could not be written, also after an exception.
     With several processes (:mod:`gluonpar.cluster`) each trains on its share of every batch; rank 0
-    prints, plots and saves.
+    prints, plots and saves. ``on_epoch``: see :func:`train`.
     """
 
-    def __init__(self, configuration: Configuration, console: Console) -> None:
+    def __init__(
+        self,
+        configuration: Configuration,
+        console: Console,
+        on_epoch: Callable[[Epoch], Any] | None = None,
+    ) -> None:
         self.configuration = ranks.without_output(configuration)
         self.console = console if cluster.is_main() else Console(io.StringIO(), io.StringIO())
         cluster.together(self._prepare)
@@ -54,8 +59,10 @@ class Run:
         self.termination = Termination()
         self.progress = Progress()
         self.history = History(self.ctx, self.progress.history, model=configuration.model)
+        self.on_epoch = on_epoch
         self.kept: list[str] = []
         self.lost: list[str] = []
+        self.written: set[str] = set()
 
     def _prepare(self) -> None:
         config = self.configuration
@@ -70,6 +77,12 @@ class Run:
             check_plot(config.plot)
         if config.trace is not None:
             profiler.check_trace(config.trace)
+        if config.history:
+            check_history(config.history)
+        if config.tensorboard:
+            tensorboard.summary_writer()
+            files.make_writable_folder(config.tensorboard)
+        check_resume(config, self.save_dir)
         self.data = dataset.load(config.dataset, config.data_dir, config.limit)
         self.num_samples = len(self.data.train_labels)
         self.num_batches = -(-self.num_samples // config.batch_size)
@@ -95,8 +108,10 @@ class Run:
         config = self.configuration
         mx.random.seed(config.seed)
         self.shuffle = np.random.RandomState(config.seed)
-        options = config.lr, config.algorithm, config.weights
-        self.workload: Workload = WORKLOADS[config.model](self.ctx, *options)
+        optimizer = config.optimizer, optimization.arguments(config)
+        options = {"algorithm": config.algorithm, "weights": config.weights}
+        self.workload: Workload = workloads.make(config.model, self.ctx, *optimizer, **options)
+        self.schedule = optimization.schedule(config, self.num_batches)
         ranks.agree_on_parameters(self.workload.name, self.workload.copies)
         self.profiler.num_bytes = sum(map(memory.num_bytes, self.workload.params))
         self.console.header(__version__, self._header())
@@ -104,10 +119,13 @@ class Run:
             self._dry_run()
             return self.history
         self._resume()
-        while self.progress.epoch <= config.num_epochs:
+        while self.progress.epoch <= config.num_epochs and not self._stops_early():
             self._train_epoch()
+            if self._callback_stops():
+                break
         self.history.params = self.workload.params
         self.console.result(self.history)
+        self._print_files()
         if config.profile and self._is_profiled():
             self.console.profile(self.profiler)
         return self.history
@@ -116,12 +134,11 @@ class Run:
         config, found = self.configuration, self.checkpointer.load(self.workload, self.shuffle)
         if found is None:
             return
-        path, self.progress, lr = found
+        path, self.progress = found
         self.history.epochs = self.progress.history
-        if self.workload.trainer is not None:
-            self.workload.trainer.set_learning_rate(config.lr)
-        if lr != config.lr:
-            self.console.notice(f"lr is {config.lr:g} from here on; it was {lr:g}")
+        lr, was = self.schedule(self._next_update()), self.progress.lr
+        if lr != was and self.progress.epoch <= config.num_epochs:
+            self.console.notice(f"lr is {lr:g} from here on; it was {was:g}")
         place = f"epoch {self.progress.epoch}, {self.progress.batch} of {self.num_batches}"
         self.console.line(f"resumed: {path}, {place} batches done")
 
@@ -135,6 +152,7 @@ class Run:
         ends = self._ends()
         self.shuffle = shuffle
         self.progress = Progress(self.progress.epoch + 1, history=self.progress.history)
+        self.progress.lr = self.schedule(self._next_update())
         self._save_checkpoint(ends)
 
     def _train_batches(self, shuffle: np.random.RandomState) -> tuple[float, float]:
@@ -164,6 +182,7 @@ class Run:
                     progress.batch, progress.seconds = number, time.perf_counter() - start
                     self._read(meter)
                     progress.loss_sum = meter.total
+                    progress.lr = self.schedule(self._next_update())
                     self._save_checkpoint(ends)
         # Waits for the devices, because the last update belongs to the epoch's time.
         loss = self._read(meter)
@@ -177,7 +196,12 @@ class Run:
     def _step(self, number: int, X: np.ndarray, y: np.ndarray) -> list[mx.nd.NDArray]:
         """Train on this rank's share of batch ``number``, from 1; return the losses."""
         size = self.configuration.batch_size
+        self.workload.set_lr(self.schedule((self.progress.epoch - 1) * self.num_batches + number))
         return self.workload.step(X, y, min(size, self.num_samples - (number - 1) * size))
+
+    def _next_update(self) -> int:
+        """Return the number of the update after ``progress``, from 1 over all epochs."""
+        return (self.progress.epoch - 1) * self.num_batches + self.progress.batch + 1
 
     def _reseed(self) -> None:
         """Seed MXNet's generator, whose state no checkpoint can hold, by epoch and batch."""
@@ -187,6 +211,26 @@ class Run:
     def _ends(self, delay: int = 0) -> bool:
         """Return whether the run is to end now; several processes agree only if one saves."""
         return (cluster.size() == 1 or self.checkpointer.saves) and self.termination.agreed(delay)
+
+    def _stops_early(self) -> bool:
+        """Return whether ``early_stop`` epochs have passed without a better test accuracy."""
+        wait, epochs = self.configuration.early_stop, self.history.epochs
+        if wait is None or not epochs:
+            return False
+        best = max(epochs, key=lambda epoch: epoch.test_accuracy)  # the first of them
+        if epochs[-1].epoch - best.epoch < wait:
+            return False
+        reached = f"test acc {best.test_accuracy:.4f} of epoch {best.epoch}"
+        self.console.line(f"early stop: {reached} was not exceeded in {wait} epochs")
+        return True
+
+    def _callback_stops(self) -> bool:
+        """Call ``on_epoch`` with the last epoch; return whether it ends the run, on some rank."""
+        stops = self.on_epoch is not None and bool(self.on_epoch(self.history.epochs[-1]))
+        if not any(cluster.gather(stops)):
+            return False
+        self.console.line(f"on_epoch ended the run after epoch {self.history.epochs[-1].epoch}")
+        return True
 
     def _checkpoint_is_due(self, number: int) -> bool:
         """Return whether ``save_every`` calls for a checkpoint within the epoch, at this batch."""
@@ -215,6 +259,7 @@ class Run:
             self.console.notice(f"error: {what}; training goes on, and earlier files are unchanged")
             self.lost.append(str(path))
             return False
+        self.written.add(str(path))
         return True
 
     def _is_profiled(self) -> bool:
@@ -224,7 +269,7 @@ class Run:
 
     def _read(self, meter: metrics.LossMeter) -> float:
         """Wait for the mean loss; metrics.Diverged names epoch, learning rate and batch size."""
-        lr, batch_size = self.configuration.lr, self.configuration.batch_size
+        lr, batch_size = self.workload.lr, self.configuration.batch_size
         try:
             return meter.read()
         except metrics.Diverged as error:
@@ -238,7 +283,8 @@ class Run:
         """Evaluate; print, save, plot and trace the epoch's results."""
         config, epoch = self.configuration, self.progress.epoch
         accuracy = self.workload.accuracy(self.data.test_images, self.data.test_labels)
-        results = Epoch(epoch, seconds, loss, accuracy, self.num_samples / seconds)
+        lr = self.schedule(epoch * self.num_batches)
+        results = Epoch(epoch, seconds, loss, accuracy, self.num_samples / seconds, lr)
         self.history.epochs.append(results)
         writers = {"params": self.workload.save} if self.save_dir else {}
         if self.save_dir and config.onnx:
@@ -247,13 +293,32 @@ class Run:
             path = self.save_dir / f"{config.model}-epoch-{epoch:04d}.{suffix}"
             if self._write(path, write, path):
                 self.kept.append(str(path))
-        self.console.epoch(results)
+        varies = config.lr_schedule != "constant" or config.warmup_epochs > 0
+        self.console.epoch(results, *([True] if varies else []))
         if config.plot:
             self._write(config.plot, self.history.plot, config.plot)
+        if config.history:
+            self._write(config.history, self.history.save, config.history)
+        if config.tensorboard:
+            self._write(config.tensorboard, tensorboard.write, config.tensorboard, results)
         traced = config.trace and epoch == 1 and self._is_profiled()
         if traced and self._write(config.trace, self.profiler.save, config.trace):
             self.kept.append(config.trace)
             self.console.trace(config.trace, self.profiler)
+
+    def _print_files(self) -> None:
+        """Print once what the run has written, other than the trace."""
+        config, found = self.configuration, []
+        if self.save_dir:
+            num_epochs = len({*self.save_dir.glob(f"{config.model}-epoch-*.params")})
+            what = f"parameters of {num_epochs} epoch{'s' * (num_epochs != 1)}"
+            num_checkpoints = len(self.checkpointer.paths())
+            checkpoints = f"{num_checkpoints} checkpoint{'s' * (num_checkpoints != 1)}"
+            found.append(f"{self.save_dir} ({what}{' and ONNX' * config.onnx}, {checkpoints})")
+        files_of_epochs = filter(None, (config.plot, config.history, config.tensorboard))
+        found += [path for path in files_of_epochs if path in self.written]
+        if found:
+            self.console.line(f"saved: {', '.join(found)}")
 
     def _dry_run(self) -> None:
         meter = metrics.LossMeter()
@@ -270,13 +335,14 @@ class Run:
         images = f"{self.num_samples} training and {len(data.test_labels)} test images"
         described = [str(self.ctx), threads.describe(self.ctx), peers.describe(self.ctx)]
         processes = f"{num_ranks}, each with as many devices as rank 0"
+        training = f"{epochs} of {batches}, {optimization.describe(config)}, seed {config.seed}"
         return {
             **({"processes": processes} if num_ranks > 1 else {}),
             "devices": ", ".join(filter(None, described)),
             "batch size": _describe_shards(config.batch_size, len(self.ctx) * num_ranks, weights),
             "all-reduce": config.algorithm or str(collectives.explain(largest)),
             "data": f"{data.name}, {images}, {data.source}",
-            "training": f"{epochs} of {batches}, lr {config.lr:g}, seed {config.seed}",
+            "training": training,
         }
 
 
@@ -296,6 +362,7 @@ def train(
     lr: float | None = None,
     num_epochs: int = 4,
     verbose: bool = True,
+    on_epoch: Callable[[Epoch], Any] | None = None,
     **options: Any,
 ) -> History:
     """Train LeNet on ``num_gpus`` devices by hand-written data parallelism; return the history.
@@ -304,6 +371,11 @@ def train(
     of :class:`Configuration`; ``model='resnet18'`` trains ResNet-18 with a :class:`Trainer`. Runs
     with the same seed and number of CPU devices end with the same bits; on GPUs they do with
     ``deterministic=True``, if no convolution of the same shape was computed before without it.
+    ``on_epoch(epoch)`` is called after every epoch with its :class:`~gluonpar.training.Epoch`, when
+    its files and checkpoint have been written, on every rank if there are several. If it returns a
+    true value on one of them, the run ends there as after its last epoch; an exception that it
+    raises reaches the caller.
+
     Prints what ``gluonpar train`` prints unless ``verbose`` is False.
 
     Raises ValueError for options that are not allowed or cannot be met, FileNotFoundError if the
@@ -311,4 +383,5 @@ def train(
     Deep Learning, 13.5.7.
     """
     console = Console() if verbose else Console(io.StringIO(), io.StringIO())
-    return Run(Configuration(num_gpus, batch_size, lr, num_epochs, **options), console).train()
+    configuration = Configuration(num_gpus, batch_size, lr, num_epochs, **options)
+    return Run(configuration, console, on_epoch).train()

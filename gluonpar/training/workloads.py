@@ -6,7 +6,7 @@ Dive into Deep Learning, 13.5 and 13.6.
 # ruff: noqa: D102 (Workload's docstring describes the methods of its subclasses)
 from __future__ import annotations
 
-from typing import Sequence
+from typing import Any, Sequence
 
 import mxnet as mx
 from mxnet import autograd, gluon
@@ -48,10 +48,23 @@ class Workload:
     trainer: Trainer | None = None
 
     def __init__(
-        self, ctx: list[mx.Context], lr: float, algorithm: str | None, weights: Sequence | None
+        self,
+        ctx: list[mx.Context],
+        lr: float,
+        algorithm: str | None = None,
+        weights: Sequence | None = None,
+        optimizer: str = "sgd",
+        optimizer_params: dict | None = None,
     ) -> None:
         self.ctx, self.lr, self.algorithm, self.weights = ctx, lr, algorithm, weights
+        self.optimizer = optimizer, optimizer_params or {"learning_rate": lr}
         self._initialize()
+
+    def set_lr(self, lr: float) -> None:
+        """Set the learning rate of the steps that follow."""
+        self.lr = lr
+        if self.trainer is not None:
+            self.trainer.set_learning_rate(lr)
 
     @property
     def params(self) -> list[mx.nd.NDArray]:
@@ -84,25 +97,23 @@ class LeNetWorkload(Workload):
         export_onnx(path, pixel_lenet, PIXELS, self.params, "uint8")
 
 
-class ResNet18Workload(Workload):
-    """ResNet-18 as Gluon blocks, trained by a Trainer.
+class GluonWorkload(Workload):
+    """A Gluon network, trained by a Trainer; subclasses make it, initialised, in ``_network``.
 
     Training uses each device's own batch statistics; evaluation and files use the mean of the
     devices' running statistics.
     """
 
-    name, default_lr = "resnet18", 0.1
-    width = 64
+    def _network(self) -> gluon.HybridBlock:
+        raise NotImplementedError
 
     def _initialize(self) -> None:
-        self.trained = net = resnet.resnet18(width=self.width)
-        net.initialize(mx.init.Xavier(), ctx=self.ctx)
+        self.trained = net = self._network()
         self.scores, self.losses = _PixelScores(net), _PixelLoss(net)
         for block in (net, self.losses):
             block.hybridize(static_alloc=True, static_shape=True)
         params = net.collect_params()
-        options = {"learning_rate": self.lr}
-        self.trainer = Trainer(params, "sgd", options, algorithm=self.algorithm)
+        self.trainer = Trainer(params, *self.optimizer, algorithm=self.algorithm)
         self.copies = [p.list_data() for p in params.values() if p.grad_req != "null"]
 
     def step(self, X, y, batch_size):
@@ -124,6 +135,31 @@ class ResNet18Workload(Workload):
 
     def save_onnx(self, path):
         export_onnx(path, self.scores, PIXELS, dtype="uint8")
+
+
+class ResNet18Workload(GluonWorkload):
+    """ResNet-18, trained by a Trainer."""
+
+    name, default_lr = "resnet18", 0.1
+    width = 64
+
+    def _network(self):
+        net = resnet.resnet18(width=self.width)
+        net.initialize(mx.init.Xavier(), ctx=self.ctx)
+        return net
+
+
+class LeNetTrainerWorkload(GluonWorkload):
+    """LeNet with any optimizer: the same parameters and files as :class:`LeNetWorkload`'s."""
+
+    name, default_lr = LeNetWorkload.name, LeNetWorkload.default_lr
+
+    def _network(self):
+        net, params = lenet.LeNet(), lenet.init_lenet(INIT_SCALE)
+        net.initialize(ctx=self.ctx)
+        for i, param in enumerate(params):
+            net.params.get(str(i)).set_data(param)
+        return net
 
 
 class _PixelScores(gluon.HybridBlock):
@@ -151,6 +187,18 @@ def pixel_lenet(X: mx.nd.NDArray, params: list[mx.nd.NDArray]) -> mx.nd.NDArray:
 
 
 WORKLOADS = {workload.name: workload for workload in (LeNetWorkload, ResNet18Workload)}
+
+
+def make(
+    model: str, ctx: list[mx.Context], optimizer: str, optimizer_params: dict, **options: Any
+) -> Workload:
+    """Return the workload: LeNet is trained by :func:`train_batch` if the update is plain SGD."""
+    kind = WORKLOADS[model]
+    if kind is LeNetWorkload and (optimizer, *optimizer_params) != ("sgd", "learning_rate"):
+        kind = LeNetTrainerWorkload
+    lr = optimizer_params["learning_rate"]
+    return kind(ctx, lr, optimizer=optimizer, optimizer_params=optimizer_params, **options)
+
 
 # Bytes that training needs at least, as measured: in all, per CPU context, and per sample.
 _NEEDED = {

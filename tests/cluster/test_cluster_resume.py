@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -25,7 +26,7 @@ COMMANDS = {
     "resnet18": [sys.executable, "-c", NARROW],
 }
 EPOCHS, LIMIT, BATCH_SIZE = 2, 44, 8  # six batches an epoch, the last of four samples
-MIDDLE = "at-0001-000003.npz"
+MIDDLE = "epoch-0001-batch-000003.npz"
 
 
 def command(model, num_devices, *more):
@@ -89,8 +90,8 @@ def assert_equal_to_rounding(one, other):
 
 def test_checkpoints_are_there_once_and_made_of_all_ranks(whole):
     model, folder = whole
-    places = ("0001-000003", "0002-000000", "0002-000003", "0003-000000")
-    names = [f"{model}-at-{place}.npz" for place in places]
+    places = ("0001-batch-000003", "0001", "0002-batch-000003", "0002")
+    names = [f"{model}-epoch-{place}.npz" for place in places]
     names += [f"{model}-epoch-000{epoch}.params" for epoch in (1, 2)]
     assert sorted(path.name for path in folder.iterdir()) == sorted(names)
     with np.load(folder / f"{model}-{MIDDLE}", allow_pickle=False) as found:
@@ -100,7 +101,7 @@ def test_checkpoints_are_there_once_and_made_of_all_ranks(whole):
 def test_on_as_many_ranks_resuming_gives_the_same_bits(whole, tmp_path):
     model, folder = whole
     assert resumed(whole, 2, 1, tmp_path).read_bytes() == last(folder, model).read_bytes()
-    final = f"{model}-at-0003-000000.npz"
+    final = f"{model}-epoch-0002.npz"
     with np.load(tmp_path / final) as one, np.load(folder / final) as other:
         arrays = [name for name in one.files if name != "header"]  # which has seconds in it
         assert arrays and set(one.files) == set(other.files)
@@ -135,7 +136,7 @@ def test_only_rank_zero_writes(tmp_path):
     code, _, err = finish(mpirun(*commands))
     assert code == 0, err
     names = {path.name for path in folders[0].iterdir()}
-    assert names == {"lenet-at-0002-000000.npz", "lenet-epoch-0001.params"}
+    assert names == {"lenet-epoch-0001.npz", "lenet-epoch-0001.params"}
     assert not folders[1].exists() or not list(folders[1].iterdir())
 
 
@@ -172,8 +173,9 @@ def signalled(folder, whom, number):
 
 def assert_goes_on_bit_for_bit(folder, tmp_path):
     """From its last checkpoint: to where a run that was never stopped comes in as many epochs."""
-    newest = sorted(folder.glob("lenet-at-*.npz"))[-1]
-    epochs = int(newest.name.split("-")[2])
+    newest = sorted(folder.glob("lenet-*.npz"))[-1]
+    number = int(re.search(r"epoch-(\d+)", newest.name)[1])
+    epochs = number if "batch" in newest.name else number + 1
     train("lenet", 2, 1, "--epochs", epochs, "--save-dir", folder, "--resume")
     train("lenet", 2, 1, "--epochs", epochs, "--save-dir", tmp_path / "never stopped")
     name = f"lenet-epoch-{epochs:04d}.params"
@@ -194,7 +196,7 @@ def test_a_signal_to_one_rank_saves_and_ends_all_with_143(whom, number, tmp_path
     code, out, err, ranks = signalled(folder, whom, number)
     assert code == 143, err
     [line] = [line for line in err.splitlines() if line.startswith("train_lenet.py: ")]
-    newest = sorted(folder.glob("lenet-at-*.npz"))[-1]
+    newest = sorted(folder.glob("lenet-*.npz"))[-1]
     assert line == f"train_lenet.py: ended by SIGTERM; --resume continues from {newest}"
     assert "gluonpar: rank" not in err
     assert not any(map(runs, ranks))

@@ -23,9 +23,12 @@ from gluonpar.training.data import dataset
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SCRIPT = REPOSITORY / "scripts" / "train_lenet.py"
-FLAGS = """--num-gpus --gpus --device --weights --allreduce --batch-size --lr --epochs --num-epochs
-           --seed --dataset --data-dir --limit --log-interval --save-dir --save-every --keep
-           --resume --onnx --plot --profile --trace --dry-run --version""".split()
+FLAGS = """--num-gpus --gpus --device --weights --algorithm --allreduce --batch-size --lr --epochs
+           --num-epochs --seed --dataset --data-dir --limit --log-interval --save-dir --keep
+           --save-every
+           --resume --onnx --plot --profile --trace --dry-run --version --model --optimizer
+           --momentum --wd --lr-schedule --lr-steps --lr-factor --warmup-epochs --early-stop
+           --history --tensorboard""".split()
 ON_CPU = ("--dataset", "synthetic", "--device", "cpu")
 SMALL = (*ON_CPU, "--limit", "96", "--batch-size", "32", "--epochs", "1")
 
@@ -98,8 +101,9 @@ def test_the_header_has_the_shards_sizes(command, batch_size, k, more, words):
     assert f"batch size: {words}" in out
 
 
-def test_the_all_reduce_given_is_in_the_header(command):
-    code, out, _ = command(*ON_CPU, "--num-gpus", 2, "--allreduce", "star", "--dry-run")
+@pytest.mark.parametrize("option", ["--algorithm", "--allreduce"])
+def test_the_all_reduce_given_is_in_the_header(command, option):
+    code, out, _ = command(*ON_CPU, "--num-gpus", 2, option, "star", "--dry-run")
     assert code == 0
     assert "all-reduce: star" in out
 
@@ -111,6 +115,14 @@ def test_log_interval_prints_the_loss_every_n_batches(command):
         f"epoch {epoch}, batch {batch}/6" for epoch in (1, 2) for batch in (2, 4, 6)
     ]
     assert all(re.fullmatch(r"\d\.\d{3}", line.rpartition(" ")[2]) for line in logged)
+
+
+def test_the_learning_rate_is_printed_per_epoch_if_it_changes(command):
+    step = ("--lr-schedule", "step", "--lr-steps", "1", "--lr", 0.5, "--epochs", 2)
+    _, out, _ = command(*SMALL, *step, "--optimizer", "nag", "--momentum", 0.5)
+    assert "nag, lr 0.5, times 0.1 after epoch 1, momentum 0.5, " in ("\n".join(out))
+    epochs = [line.rpartition(", ")[2] for line in out if line.startswith("epoch ")]
+    assert epochs == ["lr 0.5", "lr 0.05"]
 
 
 def test_a_dry_run_takes_one_step_and_keeps_nothing(command, tmp_path):
@@ -183,8 +195,18 @@ BAD_REQUESTS = {
     "--epochs 0": "num_epochs .*got 0",
     "--seed -1": "seed .*got -1",
     "--log-interval 0": "log_interval .*got 0",
-    "--allreduce quux": "star.*'quux'",
-    "--device cpu --allreduce nccl": r"'nccl' .*GPU contexts only, got cpu\(0\)",
+    "--optimizer quux": "optimizer .*adam.*'quux'",
+    "--optimizer adam --momentum 0.9": "momentum=0.9.*adam",
+    "--lr-schedule step": "lr_steps",
+    "--lr-schedule quux": "'quux'",
+    "--lr-steps 1;2": "--lr-steps: .*'1;2'",
+    "--warmup-epochs 4": "warmup_epochs .*got 4",
+    "--early-stop 0": "early_stop .*got 0",
+    "--device cpu --resume missing.npz": "no checkpoint missing.npz",
+    "--device cpu --history a.txt": "a.txt.*csv.*json",
+    "--device cpu --history /absent/a.csv": "/absent/a.csv: No such",
+    "--algorithm quux": "star.*'quux'",
+    "--device cpu --algorithm nccl": r"'nccl' .*GPU contexts only, got cpu\(0\)",
     "--dataset mnist": "'mnist'",
     "--frobnicate": "--frobnicate",
     "--device cpu --num-gpus 2 --weights 1,2,3": r"weights.*\[1.0, 2.0, 3.0\].* 3 .*2",
@@ -272,8 +294,9 @@ ODD_NUMBERS += ["", " ", "None", "%s", "{}", "9" * 23, "9" * 5000]
 ODD_PATHS = ["", ".", "folder", "file", "file/below", "pipe", "loop.png", "full.png", "/dev/null"]
 ODD_PATHS += ["new/deep", "/proc/new", "a" * 250, "a" * 300, "a" * 250 + ".png"]
 FLAGS_WITH_NUMBERS = """--num-gpus --gpus --weights --batch-size --lr --epochs --seed --limit
-                        --log-interval --save-every --keep --allreduce""".split()
-FLAGS_WITH_PATHS = "--save-dir --resume --plot --trace --data-dir".split()
+                        --log-interval --save-every --keep --algorithm --momentum --wd --lr-steps
+                        --lr-factor --warmup-epochs --early-stop""".split()
+FLAGS_WITH_PATHS = "--save-dir --resume --plot --trace --history --data-dir".split()
 
 
 def assert_accepted_or_refused_by_name(command, flag, value, *more):

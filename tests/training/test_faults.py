@@ -108,7 +108,7 @@ def test_no_memory_in_a_step_is_one_line_and_3_and_the_checkpoint_stays(imported
     code, _, err = train("lenet", *saving, "--limit", "64")
     assert code == 0, err
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    assert "lenet-at-0002-000000.npz" in before
+    assert "lenet-epoch-0001.npz" in before
     small = {"as": imported + 2000 * memory_limits.MB}
     folder = tmp_path / "other"
     code, out, err = train("lenet", "--save-dir", folder, *saving[2:], **small)
@@ -154,7 +154,7 @@ def test_which_errors_are_about_memory_and_their_message(error, short):
 
 def test_out_of_memory_names_the_checkpoint_to_resume(monkeypatch, capsys, tmp_path):
     def run_out(run):
-        (tmp_path / "lenet-at-0001-000002.npz").write_bytes(b"")
+        (tmp_path / "lenet-epoch-0001-batch-000002.npz").write_bytes(b"")
         raise MemoryError
 
     codes = []
@@ -164,7 +164,7 @@ def test_out_of_memory_names_the_checkpoint_to_resume(monkeypatch, capsys, tmp_p
         command_line.main([*COMMON, "--save-dir", str(tmp_path), "--dry-run"])
     err = capsys.readouterr().err
     assert codes == [3] and err.count("\n") == 1
-    assert err.endswith(f"; --resume continues from {tmp_path}/lenet-at-0001-000002.npz\n")
+    assert err.endswith(f"; --resume continues from {tmp_path}/lenet-epoch-0001-batch-000002.npz\n")
 
 
 def test_memory_that_is_required_is_not_kept():
@@ -208,7 +208,7 @@ def test_an_exception_while_training_is_printed_once_and_ends_with_1(name, model
     assert "in fail" in err  # where it was raised
     places = [path.name for path in sorted(tmp_path.glob("*.npz"))]
     steps = {"operator": 2, "loading": 2}[name]
-    assert places == [f"{model}-at-0001-00000{step}.npz" for step in range(1, steps + 1)]
+    assert places == [f"{model}-epoch-0001-batch-00000{step}.npz" for step in range(1, steps + 1)]
     for path in tmp_path.glob("*.npz"):
         sealed_npz.unpack(path.read_bytes())  # not damaged
 
@@ -231,22 +231,22 @@ def test_training_goes_on_to_its_end_on_a_full_disk(small_disk):
     code, out, err = train("lenet", *arguments, "--epochs", "1")
     assert (code, err) == (0, "")
     before = {path.name: path.read_bytes() for path in small_disk.iterdir()}
-    assert set(before) == {"lenet-at-0002-000000.npz", "lenet-epoch-0001.params"}
+    assert set(before) == {"lenet-epoch-0001.npz", "lenet-epoch-0001.params"}
     fill(small_disk / "other", leave=200_000)
     code, out, err = train("lenet", *arguments, "--epochs", "3", "--save-every", "4")
     assert code == 4 and "epoch 3, time" in out and "test acc: " in out
     *lines, last = err.splitlines()
-    assert "lenet-at-0004-000000.npz" in last and last.endswith("lenet-at-0002-000000.npz")
+    assert "lenet-epoch-0003.npz" in last and last.endswith("lenet-epoch-0001.npz")
     names = [re.fullmatch(r"error: .*/(\S+) was not written \((.*)\); .*", line) for line in lines]
     assert [found.group(1) for found in names] == [
-        *("lenet-at-0002-000002.npz", "lenet-epoch-0002.params", "lenet-at-0003-000000.npz"),
-        *("lenet-at-0003-000004.npz", "lenet-epoch-0003.params", "lenet-at-0004-000000.npz"),
+        *("lenet-epoch-0002-batch-000002.npz", "lenet-epoch-0002.params", "lenet-epoch-0002.npz"),
+        *("lenet-epoch-0003-batch-000004.npz", "lenet-epoch-0003.params", "lenet-epoch-0003.npz"),
     ]
     assert names[0].group(2) == "No space left on device"
     os.unlink(small_disk / "other")
     assert {path.name: path.read_bytes() for path in small_disk.iterdir()} == before
     code, out, err = train("lenet", *arguments, "--epochs", "2")  # there is room again
-    assert (code, err) == (0, "") and "lenet-at-0002-000000.npz, epoch 2, 0 of 6" in out
+    assert (code, err) == (0, "") and "lenet-epoch-0001.npz, epoch 2, 0 of 6" in out
 
 
 @pytest.mark.slow

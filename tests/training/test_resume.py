@@ -13,6 +13,7 @@ import pytest
 
 from gluonpar.checkpoint import sealed_npz
 from gluonpar.training import CannotResume, Configuration, Console, Run, command_line, workloads
+from gluonpar.training.data import dataset
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "train_lenet.py"
 KILLS = int(os.environ.get("GLUONPAR_KILLS", "3"))
@@ -49,24 +50,24 @@ def whole(request, tmp_path_factory):
 def test_checkpoints_are_saved_every_n_steps_and_after_each_epoch(whole):
     model, _, folder = whole
     names = sorted(path.name for path in folder.glob("*.npz"))
-    places = ("0001-000004", "0002-000000", "0002-000002")  # of six batches per epoch
-    assert names == [f"{model}-at-{place}.npz" for place in (*places, "0003-000000")]
+    places = ("0001-batch-000004", "0001", "0002-batch-000002")  # of six batches per epoch
+    assert names == sorted(f"{model}-epoch-{place}.npz" for place in (*places, "0002"))
 
 
-@pytest.mark.parametrize("place", ["0001-000004", "0002-000000", "0002-000002", "0003-000000"])
+@pytest.mark.parametrize("place", ["0001-batch-000004", "0001", "0002-batch-000002", "0002"])
 def test_on_as_many_devices_resuming_gives_the_same_bits(whole, place):
     model, history, folder = whole
-    again = run(model=model, resume=str(folder / f"{model}-at-{place}.npz")).train()
-    if place != "0003-000000" or model == "lenet":
+    again = run(model=model, resume=str(folder / f"{model}-epoch-{place}.npz")).train()
+    if place != "0002" or model == "lenet":
         assert figures(again) == figures(history)
     assert bits(again) == bits(history)
 
 
-@pytest.mark.parametrize("place", ["0001-000004", "0002-000000"])
+@pytest.mark.parametrize("place", ["0001-batch-000004", "0001"])
 def test_a_run_resumed_after_the_steps_to_profile_has_no_profile(whole, tmp_path, place):
     model, history, folder = whole
     output = {"profile": True, "trace": str(tmp_path / "trace.json")}
-    again = run(model=model, resume=str(folder / f"{model}-at-{place}.npz"), **output).train()
+    again = run(model=model, resume=str(folder / f"{model}-epoch-{place}.npz"), **output).train()
     assert bits(again) == bits(history)
     assert not list(tmp_path.iterdir())
 
@@ -78,7 +79,9 @@ def test_on_another_number_of_devices_resuming_is_equal_to_rounding(whole, k):
         pytest.skip(
             "batch normalization uses each device's shard; the next test compares the checkpoint"
         )
-    again = run(model=model, num_gpus=k, resume=str(folder / f"{model}-at-0001-000004.npz")).train()
+    again = run(
+        model=model, num_gpus=k, resume=str(folder / f"{model}-epoch-0001-batch-000004.npz")
+    ).train()
     for one, other in zip(again.params, history.params):
         one, other = one.asnumpy(), other.asnumpy()
         assert abs(one - other).max() <= 1e-4 * abs(other).max()
@@ -88,23 +91,42 @@ def test_on_another_number_of_devices_resuming_is_equal_to_rounding(whole, k):
 def test_on_another_number_of_devices_what_was_reached_is_the_same(whole, k):
     """No step is left: parameters and the mean of the running statistics are the other run's."""
     model, history, folder = whole
-    again = run(model=model, num_gpus=k, resume=str(folder / f"{model}-at-0003-000000.npz"))
+    again = run(model=model, num_gpus=k, resume=str(folder / f"{model}-epoch-0002.npz"))
     assert bits(again.train()) == bits(history)
 
 
 def test_more_epochs_go_on_from_the_newest_checkpoint_of_a_finished_run(whole, capsys):
     model, history, folder = whole
     more = run(model=model, num_epochs=3, resume=str(folder)).train()
-    assert f"resumed: {folder / model}-at-0003-000000.npz, " in capsys.readouterr().out
+    assert f"resumed: {folder / model}-epoch-0002.npz, " in capsys.readouterr().out
     never_stopped = run(model=model, num_epochs=3).train()
     assert bits(more) == bits(never_stopped)
     assert figures(more) == figures(never_stopped)
 
 
+def test_checkpoints_with_former_names_are_resumed_and_count_among_the_kept(whole, tmp_path):
+    model, history, folder = whole
+    former = {"0001-batch-000004": "0001-000004", "0001": "0002-000000"}
+    for name, before in former.items():
+        path = folder / f"{model}-epoch-{name}.npz"
+        (tmp_path / f"{model}-at-{before}.npz").write_bytes(path.read_bytes())
+    again = run(model=model, save_dir=str(tmp_path), resume="", keep=2).train()
+    assert bits(again) == bits(history)
+    names = {path.name for path in tmp_path.glob("*.npz")}
+    assert names == {f"{model}-at-0002-000000.npz", f"{model}-epoch-0002.npz"}
+
+
+def test_a_checkpoint_that_does_not_exist_is_an_error_before_the_data_are_read(monkeypatch):
+    monkeypatch.setattr(dataset, "load", lambda *_: pytest.fail("read"))
+    for resume in ("missing.npz", "/missing/folder"):
+        with pytest.raises(CannotResume, match=f"no checkpoint {resume}"):
+            run(resume=resume)
+
+
 def test_the_last_n_are_kept(tmp_path):
     run(save_dir=str(tmp_path), save_every=1, keep=2).train()
     names = sorted(path.name for path in tmp_path.glob("*.npz"))
-    assert names == ["lenet-at-0002-000005.npz", "lenet-at-0003-000000.npz"]
+    assert names == ["lenet-epoch-0002-batch-000005.npz", "lenet-epoch-0002.npz"]
 
 
 @pytest.mark.parametrize(
@@ -123,8 +145,9 @@ def test_another_configuration_is_refused_by_name(whole, change, words):
 
 def test_another_learning_rate_is_used_and_printed(whole, capsys):
     model, history, folder = whole
-    again = run(model=model, lr=0.05, resume=str(folder / f"{model}-at-0002-000000.npz")).train()
-    assert "lr is 0.05 from here on; it was 0.2" in capsys.readouterr().err
+    again = run(model=model, lr=0.05, resume=str(folder / f"{model}-epoch-0001.npz")).train()
+    was = {"lenet": 0.2, "resnet18": 0.1}[model]
+    assert f"lr is 0.05 from here on; it was {was}" in capsys.readouterr().err
     assert bits(again) != bits(history)
 
 
@@ -141,7 +164,7 @@ def test_another_models_checkpoints_cannot_be_resumed(whole):
 def test_two_runs_are_not_mixed_in_one_folder(tmp_path):
     run(save_dir=str(tmp_path)).train()
     before = sorted(tmp_path.iterdir())
-    with pytest.raises(CannotResume, match="lenet-at-0003-000000.npz .*resume .*save_dir"):
+    with pytest.raises(CannotResume, match="lenet-epoch-0002.npz .*resume .*save_dir"):
         run(save_dir=str(tmp_path)).train()
     assert sorted(tmp_path.iterdir()) == before
 
@@ -209,7 +232,7 @@ def test_kill_9_at_random_moments_loses_nothing(start, tmp_path):
     name = "lenet-epoch-0003.params"
     one, other = (tmp_path / folder / name for folder in ("whole", "killed"))
     assert one.read_bytes() == other.read_bytes()
-    assert not list((tmp_path / "killed").glob(".lenet-at-*"))
+    assert not list((tmp_path / "killed").glob(".lenet-*"))
     assert len(list((tmp_path / "killed").glob("*.npz"))) == 3
 
 
@@ -222,7 +245,9 @@ def test_sigterm_saves_and_ends_with_143(start, tmp_path):
     process.terminate()
     _, err = process.communicate()
     assert process.returncode == 143, err
-    assert re.search(r"ended by SIGTERM; --resume continues from .*lenet-at-0001-0000\d\d.npz", err)
+    assert re.search(
+        r"ended by SIGTERM; --resume continues from .*lenet-epoch-0001-batch-0000\d\d.npz", err
+    )
     out, _ = start(*arguments, str(tmp_path / "ended"), "--resume").communicate()
     assert re.search(r"resumed: .*, epoch 1, \d+ of 30 batches done", out)
     name = "lenet-epoch-0002.params"
@@ -244,13 +269,17 @@ def test_training_goes_on_when_the_disk_is_full(start, tmp_path):
     arguments = ("--limit", "80", "--save-dir", str(tmp_path), "--save-every", "4", "--resume")
     start(*arguments, "--epochs", "1").communicate()
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    assert "lenet-at-0002-000000.npz" in before
+    assert "lenet-epoch-0001.npz" in before
 
     process = start(*arguments, "--epochs", "2", wrapper=("prlimit", "--fsize=100000"))
     out, err = process.communicate()
     assert process.returncode == 4
     assert "epoch 2, time" in out
-    for name in ("lenet-at-0002-000002.npz", "lenet-epoch-0002.params", "lenet-at-0003-000000.npz"):
+    for name in (
+        "lenet-epoch-0002-batch-000002.npz",
+        "lenet-epoch-0002.params",
+        "lenet-epoch-0002.npz",
+    ):
         assert re.search(f"error: .*{name} was not written", err), (name, err)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
@@ -258,19 +287,21 @@ def test_training_goes_on_when_the_disk_is_full(start, tmp_path):
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("run", None, "'NoneType' object is not iterable"),
+        ("run", None, "'NoneType' object is not a mapping"),
         ("configuration", {}, "'lr'"),
         ("epoch", "two", "'two'"),
         ("batch", None, "'NoneType'"),
         ("loss_sum", [], "'list'"),
         ("history", [{"epoch": 1}], "missing 4 required"),
-        ("history", {"epoch": 1}, "argument after \\*\\* must be a mapping"),
+        ("history", {"epoch": 1}, "object is not a mapping"),
     ],
 )
 def test_notes_that_are_not_a_runs_are_refused_by_name(whole, tmp_path, name, value, words):
     """The checksum is right: a checkpoint of another program, or one made by hand."""
     model, _, folder = whole
-    header, arrays = sealed_npz.unpack((folder / f"{model}-at-0001-000004.npz").read_bytes())
+    header, arrays = sealed_npz.unpack(
+        (folder / f"{model}-epoch-0001-batch-000004.npz").read_bytes()
+    )
     header["notes"][name] = value
     path = tmp_path / "a.npz"
     path.write_bytes(sealed_npz.pack(header, arrays))
@@ -282,7 +313,7 @@ def test_notes_that_are_not_a_runs_are_refused_by_name(whole, tmp_path, name, va
 def test_a_damaged_checkpoint_is_one_line_and_exit_2(whole, tmp_path, capsys, how):
     model, _, folder = whole
     path = tmp_path / "a.npz"
-    good = bytearray((folder / f"{model}-at-0001-000004.npz").read_bytes())
+    good = bytearray((folder / f"{model}-epoch-0001-batch-000004.npz").read_bytes())
     flipped = good[:]
     flipped[5000] ^= 1
     path.write_bytes({"cut": good[:-100], "flipped": flipped, "foreign": b"\x80\x04N."}[how])

@@ -1,0 +1,169 @@
+"""Optimizers and learning rates of a run: as in MXNet, on K devices as on one, and resumed."""
+
+import math
+import warnings
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd, gluon, lr_scheduler
+
+import gluonpar
+from gluonpar.models import lenet
+from gluonpar.models.losses import softmax_cross_entropy
+from gluonpar.training import CannotResume, Configuration, optimization, workloads
+from gluonpar.training.data import dataset
+
+SMALL = {"dataset": "synthetic", "device": "cpu", "batch_size": 16, "limit": 90, "num_epochs": 2}
+BATCHES = 6  # per epoch
+ADAM = {"optimizer": "adam", "lr": 0.003, "lr_schedule": "cosine", "warmup_epochs": 0.5}
+MOMENTUM = {"momentum": 0.9, "wd": 1e-3, "lr": 0.05, "lr_schedule": "step", "lr_steps": (1,)}
+RUNS = {"adam, cosine, warm-up": ADAM, "momentum, decay, step": MOMENTUM}
+
+
+@pytest.fixture(autouse=True)
+def narrow(monkeypatch):
+    monkeypatch.setattr(workloads.ResNet18Workload, "width", 2)
+
+
+def train(k=2, **more):
+    return gluonpar.train(k, verbose=False, **{**SMALL, **more})
+
+
+def bits(history):
+    return [param.asnumpy().tobytes() for param in history.params]
+
+
+def rates(num_epochs, num_batches, **options):
+    at = optimization.schedule(Configuration(num_epochs=num_epochs, **options), num_batches)
+    return [at(n) for n in range(1, num_epochs * num_batches + 1)]
+
+
+def test_the_learning_rates_are_those_of_the_formulas():
+    assert rates(2, 3, lr=0.5) == [0.5] * 6
+    assert rates(1, 4, lr=0.5, warmup_epochs=0.5) == [0.25, 0.5, 0.5, 0.5]
+    stepped = rates(4, 2, lr=0.5, lr_schedule="step", lr_steps=(1, 3), lr_factor=0.1)
+    np.testing.assert_allclose(stepped, [0.5] * 2 + [0.05] * 4 + [0.005] * 2, rtol=1e-12)
+    cosine = rates(2, 2, lr=0.5, lr_schedule="cosine")
+    wanted = [0.25 * (1 + math.cos(math.pi * n / 5)) for n in (1, 2, 3, 4)]
+    np.testing.assert_allclose(cosine, wanted, rtol=1e-12)
+    assert 0 < cosine[-1] < 0.05
+
+
+@pytest.mark.parametrize("warmup", [0, 0.25, 1.5])
+@pytest.mark.parametrize("kind", optimization.SCHEDULES)
+def test_the_learning_rates_are_those_of_mxnets_schedulers(kind, warmup):
+    options = {"base_lr": 0.3, "warmup_steps": round(8 * warmup)}
+    theirs = {
+        "constant": lambda: lr_scheduler.FactorScheduler(1000, **options),
+        "step": lambda: lr_scheduler.MultiFactorScheduler([16, 24], 0.2, **options),
+        "cosine": lambda: lr_scheduler.CosineScheduler(41, **options),
+    }[kind]()
+    more = {"lr_steps": (2, 3), "lr_factor": 0.2} if kind == "step" else {}
+    ours = rates(5, 8, lr=0.3, lr_schedule=kind, warmup_epochs=warmup, **more)
+    np.testing.assert_allclose(ours, [theirs(n) for n in range(1, 41)], rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_equals_a_plain_loop_with_gluons_own_trainer(name):
+    options = RUNS[name]
+    history = train(1, **options)
+
+    schedules = {
+        "adam": lambda: lr_scheduler.CosineScheduler(2 * BATCHES + 1, 0.003, warmup_steps=3),
+        "sgd": lambda: lr_scheduler.MultiFactorScheduler([BATCHES], 0.1, 0.05),
+    }
+    optimizer = options.get("optimizer", "sgd")
+    theirs = {key: options[key] for key in ("momentum", "wd") if key in options}
+    mx.random.seed(0)
+    net, start = lenet.LeNet(), lenet.init_lenet(workloads.INIT_SCALE)
+    net.initialize()
+    for i, value in enumerate(start):
+        net.params.get(str(i)).set_data(value)
+    trainer = gluon.Trainer(
+        net.collect_params(), optimizer, {**theirs, "lr_scheduler": schedules[optimizer]()}
+    )
+    data, shuffle = dataset.load("synthetic", limit=90), np.random.RandomState(0)
+    for _ in range(2):
+        for X, y in dataset.batches(data.train_images, data.train_labels, 16, shuffle):
+            with autograd.record():
+                scores = net(lenet.standardize(mx.nd.array(X, dtype="uint8")))
+                loss = softmax_cross_entropy(scores, mx.nd.array(y))
+            loss.backward()
+            trainer.step(len(X))
+    for i, param in enumerate(history.params):
+        one, other = param.asnumpy(), net.params.get(str(i)).data().asnumpy()
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=2e-5)
+        assert not np.array_equal(other, start[i].asnumpy())
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_k_devices_train_as_one(name):
+    one, three = train(1, **RUNS[name]), train(3, **RUNS[name])
+    for one_param, other in zip(one.params, three.params):
+        np.testing.assert_allclose(one_param.asnumpy(), other.asnumpy(), rtol=1e-3, atol=2e-5)
+
+
+@pytest.mark.parametrize("model", ["lenet", "resnet18"])
+@pytest.mark.parametrize("name", RUNS)
+def test_resumed_within_an_epoch_a_run_ends_with_the_same_bits(model, name, tmp_path, capsys):
+    """In the warm-up, in the middle of the second epoch, and between them."""
+    options = {"model": model, **RUNS[name]}
+    whole = train(**options, save_dir=str(tmp_path), save_every=2, keep=99)
+    for place in ("0001-batch-000002", "0001", "0002-batch-000002"):
+        again = train(**options, resume=str(tmp_path / f"{model}-epoch-{place}.npz"))
+        assert bits(again) == bits(whole)
+        assert [e.lr for e in again.epochs] == [e.lr for e in whole.epochs]
+
+
+def test_other_values_of_the_optimizer_are_refused_by_name_when_resuming(tmp_path):
+    train(**MOMENTUM, save_dir=str(tmp_path))
+    for change, words in (
+        ({"momentum": 0.5}, "momentum was 0.9 and is now 0.5"),
+        ({"wd": 0.0}, "wd was 0.001 and is now 0.0"),
+        ({"momentum": None, "optimizer": "adam"}, "optimizer was sgd and is now adam"),
+    ):
+        with pytest.raises(CannotResume, match=words):
+            train(**{**MOMENTUM, **change}, resume=str(tmp_path))
+
+
+def test_the_default_learning_rate_is_the_models_or_the_optimizers():
+    assert Configuration().lr == 0.2
+    assert Configuration(model="resnet18").lr == 0.1
+    for name in ("adam", "rmsprop", "nag"):
+        assert Configuration(optimizer=name).lr == mx.optimizer.create(name).learning_rate
+    assert Configuration(optimizer="signum").momentum == 0.9
+    assert optimization.arguments(Configuration(optimizer="signum", momentum=0.0))["momentum"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", optimization.names())
+def test_every_optimizer_of_mxnet_trains(name):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # MXNet's own, about some of them
+        history = train(optimizer=name, num_epochs=1)
+    assert math.isfinite(history.epochs[0].loss)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"optimizer": "sdg"}, "optimizer must be one of .*adam.*, got 'sdg'"),
+        ({"momentum": 1.0}, "momentum .*1.0"),
+        ({"momentum": math.nan}, "momentum .*nan"),
+        ({"optimizer": "adam", "momentum": 0.9}, "momentum=0.9.* adam .*sgd"),
+        ({"wd": -1e-4}, "wd .*-0.0001"),
+        ({"lr_schedule": "linear"}, "lr_schedule .*cosine.*'linear'"),
+        ({"lr_schedule": "step"}, "lr_steps"),
+        ({"lr_steps": (2, 3)}, r"lr_schedule='constant', lr_steps=\(2, 3\)"),
+        ({"lr_schedule": "step", "lr_steps": (3, 2)}, r"lr_steps .*\[3, 2\]"),
+        ({"lr_schedule": "step", "lr_steps": (0,)}, r"lr_steps .*\[0\]"),
+        ({"lr_schedule": "step", "lr_steps": (1,), "lr_factor": 1.5}, "lr_factor .*1.5"),
+        ({"warmup_epochs": 4}, "warmup_epochs .*num_epochs=4.*got 4"),
+        ({"warmup_epochs": math.nan}, "warmup_epochs .*nan"),
+        ({"early_stop": 0}, "early_stop must be at least 1, got 0"),
+    ],
+)
+def test_values_that_are_not_possible_are_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        Configuration(**options)

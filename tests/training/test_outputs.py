@@ -1,0 +1,193 @@
+"""What follows each epoch: early stopping, the callback, and the files of the history."""
+
+import csv
+import json
+import struct
+import sys
+
+import mxnet as mx
+import pytest
+
+import gluonpar
+from gluonpar.training import Configuration, Console, Epoch, History, Run, tensorboard
+from gluonpar.training.history import check_history
+from gluonpar.training.workloads import LeNetWorkload
+
+SMALL = {"dataset": "synthetic", "device": "cpu", "batch_size": 16, "limit": 48, "num_epochs": 6}
+EPOCHS = [Epoch(1, 2.5, 1.5, 0.25, 24.0, 0.2), Epoch(2, 2.0, 1.25, 0.5, 30.0, 0.1)]
+
+
+def train(**more):
+    return gluonpar.train(2, verbose=False, **{**SMALL, **more})
+
+
+@pytest.fixture
+def accuracies(monkeypatch):
+    """accuracies(a, b, ...): the runs' test accuracies, in this order."""
+
+    def plan(*values):
+        left = list(values)
+        monkeypatch.setattr(LeNetWorkload, "accuracy", lambda *_: left.pop(0))
+
+    return plan
+
+
+# Early stopping
+
+
+@pytest.mark.parametrize(
+    ("wait", "values", "num_epochs"),
+    [
+        (1, (0.3, 0.4, 0.4), 3),  # as good is not better
+        (2, (0.3, 0.2, 0.4, 0.3, 0.4), 5),
+        (3, (0.5, 0.1, 0.2, 0.3), 4),
+        (9, (0.5, 0.1, 0.1, 0.1, 0.1, 0.1), 6),
+    ],
+)
+def test_a_run_stops_after_n_epochs_without_a_better_accuracy(accuracies, wait, values, num_epochs):
+    accuracies(*values)
+    assert len(train(early_stop=wait).epochs) == num_epochs
+
+
+def test_early_stopping_counts_the_epochs_before_resuming(accuracies, tmp_path, capsys):
+    accuracies(0.5, 0.1)
+    train(save_dir=str(tmp_path), num_epochs=2, early_stop=3)
+    accuracies(0.2, 0.3)
+    again = gluonpar.train(2, **SMALL, save_dir=str(tmp_path), resume="", early_stop=3)
+    assert [epoch.epoch for epoch in again.epochs] == [1, 2, 3, 4]
+    lines = capsys.readouterr().out.splitlines()
+    assert any("early stop" in line and "0.5000 of epoch 1" in line for line in lines)
+    accuracies()  # a run that has stopped trains no further epoch
+    assert len(train(save_dir=str(tmp_path), resume="", early_stop=3).epochs) == 4
+
+
+# The callback
+
+
+def test_the_callback_gets_each_epoch_after_its_checkpoint_and_can_end_the_run(tmp_path):
+    seen, files = [], []
+
+    def on_epoch(epoch):
+        seen.append(epoch)
+        files.append({path.name for path in tmp_path.glob("*.npz")})
+        return epoch.epoch == 3
+
+    history = train(save_dir=str(tmp_path), keep=9, on_epoch=on_epoch)
+    assert seen == history.epochs and [epoch.epoch for epoch in seen] == [1, 2, 3]
+    for number, found in enumerate(files, 1):
+        assert found == {f"lenet-epoch-{i:04d}.npz" for i in range(1, number + 1)}
+    assert len(history.params) == 8
+
+
+def test_an_exception_of_the_callback_reaches_the_caller(tmp_path):
+    def on_epoch(epoch):
+        raise KeyError("a bug")
+
+    run = Run(Configuration(**SMALL, save_dir=str(tmp_path)), Console(), on_epoch)
+    with pytest.raises(KeyError, match="a bug"):
+        run.train()
+    assert len(run.history.epochs) == 1 and (tmp_path / "lenet-epoch-0001.npz").exists()
+
+
+# Files
+
+
+def read(path):
+    if path.suffix == ".json":
+        return json.loads(path.read_text())
+    with open(path, newline="") as file:
+        return [{k: float(v) for k, v in row.items()} for row in csv.DictReader(file)]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".json"])
+def test_the_history_has_every_value_of_every_epoch(tmp_path, suffix):
+    path = tmp_path / f"history{suffix}"
+    History([mx.cpu(0)], EPOCHS).save(str(path))
+    assert [Epoch(**row) for row in read(path)] == EPOCHS
+    assert list(read(path)[0]) == [
+        *("epoch", "seconds", "loss", "test_accuracy", "images_per_second", "lr")
+    ]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".json"])
+def test_the_history_is_complete_after_every_epoch_and_after_resuming(tmp_path, suffix):
+    path, lengths = tmp_path / f"history{suffix}", []
+    files = {"history": str(path), "save_dir": str(tmp_path / "out")}
+    count = lambda epoch: lengths.append(len(read(path)))  # noqa: E731
+    train(**files, num_epochs=2, on_epoch=count)
+    history = train(**files, num_epochs=3, resume="", on_epoch=count)
+    assert lengths == [1, 2, 3]
+    assert [Epoch(**row) for row in read(path)] == history.epochs
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("path", ["history.txt", "history", "absent/history.csv", "folder.json"])
+def test_a_history_that_could_not_be_written_is_refused(tmp_path, monkeypatch, path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder.json").mkdir()
+    with pytest.raises(ValueError, match=f"cannot write a history to {path}: "):
+        check_history(path)
+
+
+def test_what_was_written_is_printed_once_at_the_end(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    files = {name: str(tmp_path / f"a.{name}") for name in ("csv", "png")}
+    options = {"history": files["csv"], "plot": files["png"], "save_dir": str(tmp_path)}
+    gluonpar.train(2, **{**SMALL, "num_epochs": 2}, **options)
+    out = capsys.readouterr().out.splitlines()
+    [line] = [line for line in out if line.startswith("saved: ")]
+    assert line == out[-1]
+    assert all(path in line for path in (*files.values(), f"{tmp_path} (")), line
+    assert "2 epochs" in line and "2 checkpoints" in line
+
+
+def test_a_history_is_shown_in_a_few_words_and_in_jupyter_as_a_table():
+    history = train(num_epochs=1)
+    assert len(repr(history)) < 120 and "lenet" in repr(history) and repr(history) == str(history)
+    page = History([mx.cpu(0)], EPOCHS, model="a<b")._repr_html_()
+    assert page.count("<tr>") == 3 and "<td>0.5000</td>" in page
+    assert "a<b" not in page and "a&lt;b" in page
+
+
+# TensorBoard
+
+
+def scalars(folder):
+    """Return (tag, step, value) of all events, and the steps from which earlier ones are purged."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    found, purged = [], []
+    for path in sorted(folder.glob("*tfevents*")):
+        content = path.read_bytes()
+        while content:  # a TFRecord: length, its CRC, data, their CRC
+            (length,) = struct.unpack("<Q", content[:8])
+            event = Event.FromString(content[12 : 12 + length])
+            content = content[16 + length :]
+            found += [(value.tag, event.step, value.simple_value) for value in event.summary.value]
+            purged += [event.step] if event.HasField("session_log") else []
+    return found, purged
+
+
+def test_tensorboards_files_have_every_figure_and_a_resumed_run_goes_on(tmp_path):
+    pytest.importorskip("tensorboardX", reason="pip install 'gluonpar[tensorboard]'")
+    folder = tmp_path / "new" / "run"
+    files = {"tensorboard": str(folder), "save_dir": str(tmp_path / "out")}
+    train(**files, num_epochs=2)
+    history = train(**files, num_epochs=3, resume="")
+    found, purged = scalars(folder)
+    wanted = [
+        (name, epoch.epoch, pytest.approx(getattr(epoch, name), rel=1e-6))
+        for epoch in history.epochs
+        for name in ("loss", "test_accuracy", "images_per_second", "lr")
+    ]
+    assert found == wanted
+    assert purged == [1, 2, 3]
+
+
+def test_without_a_package_that_writes_them_the_extra_is_named_before_training(monkeypatch):
+    for name in ("tensorboardX", "torch.utils.tensorboard"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ValueError, match=r"pip install 'gluonpar\[tensorboard\]'"):
+        tensorboard.summary_writer()
+    with pytest.raises(ValueError, match="tensorboard"):
+        train(tensorboard="never-made")
