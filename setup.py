@@ -69,6 +69,10 @@ setup(
     long_description_content_type="text/markdown",
     author="The gluonpar developers",
     license="Apache-2.0",
+    project_urls={  # those of the project itself are to be added where it is published
+        "Dive into Deep Learning, 13.5": "https://d2l.ai/chapter_computational-performance/multiple-gpus.html",
+        "Apache MXNet 1.9.1": "https://github.com/apache/mxnet/tree/1.9.1",
+    },
     license_files=["LICENSE"],
     keywords="mxnet gluon data-parallel allreduce multi-gpu deep-learning",
     classifiers=[

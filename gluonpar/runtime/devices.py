@@ -142,5 +142,5 @@ def why_no_gpu() -> str:
         fault = f"CUDA fails in {installed} ({str(error).strip().splitlines()[-1].strip()})"
     if not mx.runtime.Features().is_enabled("CUDA"):
         fault = f"{installed} {mx.__version__} was built without CUDA"
-        remedy = "pip uninstall -y mxnet, then pip install 'gluonpar[cu112]'"
+        remedy = "pip uninstall -y mxnet, then in a clone pip install -e '.[cu112]'"
     return f"{gpu} is present, but {fault}: {remedy}"

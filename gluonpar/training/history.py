@@ -131,7 +131,7 @@ def check_plot(path: str) -> None:
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
     except ImportError as error:
-        raise ValueError(f"plot needs matplotlib: {error}; pip install 'gluonpar[plot]'") from error
+        raise ValueError(f"plot needs matplotlib: {error}; pip install matplotlib") from error
     kinds = FigureCanvasAgg.get_supported_filetypes()
     if pathlib.Path(path).suffix[1:].lower() not in kinds:
         raise ValueError(f"cannot plot to {path}: its suffix must be one of {', '.join(kinds)}")

@@ -19,7 +19,7 @@ def summary_writer() -> type:
             return importlib.import_module(module).SummaryWriter
         except ImportError:
             continue
-    raise ValueError("tensorboard needs tensorboardX: pip install 'gluonpar[tensorboard]'")
+    raise ValueError("tensorboard needs tensorboardX: pip install tensorboardX")
 
 
 def write(folder: str | os.PathLike, results: Epoch) -> None:

@@ -131,7 +131,7 @@ CUDA_FAILS = mx.base.MXNetError("Traceback (most recent call last):\n  CUDA: (99
     [
         ([H200], {}, ["gpu 0 Card 0, compute capability 9.0", "5.0 to 8.9"]),
         ([], {"fault": driver.DriverError("cuInit", 803)}, ["cuInit failed with error 803"]),
-        ([T4], {"counted": 0}, ["gpu 0 Card 0", "without CUDA", "pip install 'gluonpar[cu112]'"]),
+        ([T4], {"counted": 0}, ["gpu 0 Card 0", "without CUDA", "pip install -e '.[cu112]'"]),
         ([T4], {"counted": 0, "cuda_wheel": True, "cuda": (10, 2)}, ["CUDA up to 10.2", "11.0"]),
         ([T4], {"counted": 0, "cuda_wheel": True}, ["gpu 0 Card 0", "mxnet-cu112 finds none"]),
         ([T4], {"cuda_wheel": True, "fault": CUDA_FAILS}, ["mxnet-cu112 (CUDA: (999 vs. 0) unkn"]),

