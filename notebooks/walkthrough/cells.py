@@ -293,14 +293,15 @@ one_all = f"1 device, all {cores} cores"
 both, separate = "2 devices sharing the cores", "2 devices, no exchange"
 half_the_threads = {"OMP_NUM_THREADS": str(max(1, cores // 2))}
 mxnets = {"MXNET_CPU_TEMP_COPY": "4", "GLIBC_TUNABLES": "glibc.malloc.tcache_count=7"}
+mxnets["MXNET_OMP_MAX_THREADS"] = half_the_threads["OMP_NUM_THREADS"]
 times = timing.measure(
     {
         one_half: (1, "together", half_the_threads),
         one_all: (1, "together", {}),
         both: (2, "together", {}),
         separate: (2, "alone", {}),
-        f"{one_all}, MXNet's defaults": (1, "together", mxnets),
-        f"{both}, MXNet's defaults": (2, "together", mxnets),
+        "1 device, MXNet's defaults": (1, "together", mxnets),
+        "2 devices, MXNet's defaults": (2, "together", mxnets),
     }
 )
 print(f"{'ms per step':46}     LeNet  perceptron")
@@ -312,8 +313,8 @@ comparisons = {
     "all cores instead of half, one device": (one_half, one_all),
     "two devices instead of one, all cores": (one_all, both),
     "without the exchange, two devices": (both, separate),
-    "gluonpar's settings, one device": (f"{one_all}, MXNet's defaults", one_all),
-    "gluonpar's settings, two devices": (f"{both}, MXNet's defaults", both),
+    "gluonpar's settings, one device": ("1 device, MXNet's defaults", one_all),
+    "gluonpar's settings, two devices": ("2 devices, MXNet's defaults", both),
 }
 print(f"{'times as fast':46}     LeNet  perceptron")
 for change, (before, after) in comparisons.items():

@@ -57,7 +57,7 @@ def test_a_plot_that_could_not_be_written_is_refused(folder, path):
         check_plot(path)
 
 
-def test_without_matplotlib_the_extra_is_named(monkeypatch):
+def test_without_matplotlib_it_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
-    with pytest.raises(ValueError, match=r"pip install 'gluonpar\[plot\]'"):
+    with pytest.raises(ValueError, match=r"pip install matplotlib"):
         check_plot("lenet.png")
