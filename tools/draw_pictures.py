@@ -29,7 +29,7 @@ from typing import Any, Sequence
 from xml.etree import ElementTree
 
 try:
-    from pictures import scaling, step, timeline
+    from pictures import growth, scaling, step, timeline
 
     from gluonpar.collectives import ALGORITHMS, trace
     from gluonpar.diagnostics.benchmark import harness
@@ -88,6 +88,7 @@ def draw(folder: Path) -> None:
             trace(name, 4).draw(folder / f"{name}.svg")
     trace("halving-doubling", 6).draw(folder / "halving-doubling-6.svg")
     step.draw(folder / "step.svg")
+    growth.draw(folder / "growth.svg")
     steps = json.loads(TIMELINE.read_text("utf-8"))
     title = (
         f"{steps['num_steps']} steps of LeNet, batch 256, on {len(steps['devices'])} CPU devices"

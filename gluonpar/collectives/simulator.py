@@ -70,7 +70,7 @@ def simulate(
     >>> simulate("ring", 4, 1e6, "nvswitch").seconds < simulate("ring", 4, 1e6, "ethernet").seconds
     True
     """
-    hops = _plan(algorithm, num_devices)
+    plan = _messages(algorithm, num_devices)
     if not 0 <= num_bytes < math.inf or not memory_bandwidth > 0:
         raise ValueError(
             "num_bytes must be at least 0 and memory_bandwidth positive, got "
@@ -79,7 +79,7 @@ def simulate(
     on = _named(topology, num_devices) if isinstance(topology, str) else topology
     if on.num_devices != num_devices:
         raise ValueError(f"the topology has {on.num_devices} devices, not {num_devices}")
-    return _run(hops, num_bytes / num_chunks(hops), on, memory_bandwidth)
+    return _run(plan, num_bytes / plan.chunks_per_array, on, memory_bandwidth)
 
 
 @functools.lru_cache(64)
@@ -89,34 +89,49 @@ def _named(name: str, num_devices: int) -> Topology:
     return TOPOLOGIES[name](num_devices)
 
 
-@functools.lru_cache(8)
-def _plan(algorithm: str, num_devices: int) -> list[Hop]:
+class _Messages(NamedTuple):
+    """A plan's messages in the order of their steps: chunks of one step, sender and receiver.
+
+    ``places`` code sender, receiver and whether the receiver adds, :func:`_step`; ``of_hop`` has
+    each hop's message.
+    """
+
+    hops: list[Hop]
+    chunks_per_array: int
+    steps: np.ndarray
+    places: np.ndarray
+    num_chunks: np.ndarray
+    of_hop: np.ndarray
+
+
+@functools.lru_cache(1)  # the plan for 1,024 devices takes seconds, and has millions of hops
+def _messages(algorithm: str, num_devices: int) -> _Messages:
     if num_devices < 1:
         raise ValueError(f"num_devices must be at least 1, got {num_devices}")
     plan = registry.named(algorithm).plan
     if plan is None:
         raise ValueError(f"{algorithm!r} has no plan that could be simulated")
-    return plan(num_devices)
+    hops, k = plan(num_devices), num_devices
+    flat = np.fromiter(itertools.chain.from_iterable(hops), np.int64, 5 * len(hops))
+    step, src, dst, _, reduce = flat.reshape(-1, 5).T
+    codes = (step * k + src) * k * 2 + dst * 2 + reduce
+    messages, of_hop, counts = np.unique(codes, return_inverse=True, return_counts=True)
+    steps, places = np.divmod(messages, 2 * k * k)
+    return _Messages(hops, num_chunks(hops), steps, places, counts, of_hop)
 
 
-def _run(hops: list[Hop], chunk_bytes: float, on: Topology, memory_bandwidth: float) -> Simulation:
-    k, flat = on.num_devices, itertools.chain.from_iterable(hops)
-    step, src, dst, _, reduce = np.fromiter(flat, np.int64, 5 * len(hops)).reshape(-1, 5).T
-    places = 2 * k * k  # of a message in its step
-    messages, of_hop, counts = np.unique(
-        step * places + (src * k + dst) * 2 + reduce, return_inverse=True, return_counts=True
-    )
-    begin, end = np.zeros(len(messages)), np.zeros(len(messages))
-    bounds = np.flatnonzero(np.diff(messages // places, prepend=-1, append=-1))
+def _run(plan: _Messages, chunk_bytes: float, on: Topology, memory_bandwidth: float) -> Simulation:
+    begin, end = np.zeros(len(plan.places)), np.zeros(len(plan.places))
+    bounds = np.flatnonzero(np.diff(plan.steps, prepend=-1, append=-1))
     now, known = 0.0, {}
     for first, last in zip(bounds, bounds[1:]):
-        these, sizes = messages[first:last] % places, counts[first:last]
+        these, sizes = plan.places[first:last], plan.num_chunks[first:last]
         key = these.tobytes(), sizes.tobytes()
         if key not in known:  # most plans have few different steps
             known[key] = _step(these, sizes * chunk_bytes, on, memory_bandwidth)
         begin[first:last], end[first:last] = now, now + known[key]
         now = end[first:last].max()
-    return Simulation(float(now), hops, begin[of_hop], end[of_hop])
+    return Simulation(float(now), plan.hops, begin[plan.of_hop], end[plan.of_hop])
 
 
 def _step(

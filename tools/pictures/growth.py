@@ -1,0 +1,84 @@
+"""How each algorithm's time grows with the number of devices, simulated on two topologies."""
+
+from __future__ import annotations
+
+import functools
+import os
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+from gluonpar.collectives import ALGORITHMS, simulate
+from gluonpar.collectives.drawing import COLOURS, label_ends, save, style
+
+TITLE = "The simulated time of an all-reduce by number of devices: lower is better"
+NAMES = [name for name, algorithm in ALGORITHMS.items() if algorithm.plan is not None]
+DEVICES = [1 << i for i in range(1, 11)]
+WIDTHS = (4.5, 3.5, 2.4, 1.2, 3.2, 1.2)  # lines that coincide are seen below each other
+SIZES = {"4 KB": 4e3, "1 MB": 1e6, "100 MB": 1e8}
+TOPOLOGIES = {
+    "nvswitch": "a switch, 144 GB/s",
+    "ethernet": "hosts of 4, 10 Gbit/s each",
+}
+
+
+def draw(path: os.PathLike) -> None:
+    """Simulate every algorithm that has a plan and draw a panel per topology and size."""
+    seconds = _simulated()
+    with style("growth"):
+        figure = Figure((10, 6.4))
+        figure.text(0.02, 0.955, TITLE, size=13, weight="bold")
+        for row, (on, described) in enumerate(TOPOLOGIES.items()):
+            for column, size in enumerate(SIZES):
+                place = (0.07 + 0.275 * column, 0.56 - 0.455 * row, 0.215, 0.31)
+                lines = {n: [seconds[n, k, on, size] for k in DEVICES] for n in NAMES}
+                _panel(figure, place, f"{size}, {described}", lines, named=column == 2)
+        best = ", ".join(
+            f"{size} on {on}: {min(NAMES, key=lambda n: seconds[n, DEVICES[-1], on, size])}"
+            for on in TOPOLOGIES
+            for size in SIZES
+        )
+        save(
+            figure, path, TITLE, f"Fastest on {DEVICES[-1]} devices, by size and topology: {best}."
+        )
+
+
+@functools.lru_cache(None)
+def _simulated() -> dict[tuple, float]:
+    """Return seconds by algorithm, number of devices, topology and size."""
+    return {  # all of one plan together: for 1,024 devices it takes seconds to make
+        (name, k, on, size): simulate(name, k, num_bytes, on).seconds
+        for name in NAMES
+        for k in DEVICES
+        for on in TOPOLOGIES
+        for size, num_bytes in SIZES.items()
+    }
+
+
+def _panel(
+    figure: Figure, place: tuple, title: str, lines: dict[str, list[float]], named: bool
+) -> None:
+    axes, ends = figure.add_axes(place), []
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    for i, (name, times) in enumerate(lines.items()):
+        gid = f"line-{name}-{title.replace(' ', '-')}"
+        axes.plot(DEVICES, times, color=COLOURS[i], lw=WIDTHS[i % len(WIDTHS)], gid=gid)
+        ends.append((times[-1], name, COLOURS[i]))
+    axes.set_title(title, loc="left", size=9.5)
+    axes.set_xticks(DEVICES[1::2], map(str, DEVICES[1::2]))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_locator(LogLocator(10))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: _seconds(y)))
+    axes.tick_params(labelsize=8.5)
+    axes.set_xlabel("devices", size=9)
+    if named:
+        label_ends(axes, ends, size=8.5)
+
+
+def _seconds(seconds: float) -> str:
+    for unit, name in ((1, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if seconds >= 0.999 * unit:
+            return f"{seconds / unit:g} {name}"
+    return f"{seconds:g} s"
