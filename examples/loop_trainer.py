@@ -108,7 +108,6 @@ def train(args):
     for epoch in range(args.resume + 1, args.epochs + 1):
         sampler.epoch = epoch
         mx.random.seed(args.seed + epoch)  # for layers that draw, such as Dropout
-        mx.random.seed(args.seed + epoch)  # for layers that draw, such as Dropout
         meter = LossMeter()
         for X, y in loader:
             shards = gluonpar.split_and_load((X, y), ctx)
