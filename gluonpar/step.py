@@ -119,8 +119,7 @@ def allreduce_gradients(
     for bucket in summed:
         arguments.check_list(bucket.grads, "gradients")
     lists, owners = [bucket.grads for bucket in summed], [bucket.owner for bucket in summed]
-    if lists:
-        heap.return_free([grad for grads in lists for grad in grads])
+    heap.return_free(lists)
     by_host = algorithm in (None, "host") and compression is None
     if defer and by_host and all(map(optim.on_host, lists)):
         if cluster.size() > 1:

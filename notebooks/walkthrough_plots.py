@@ -8,7 +8,6 @@ import numpy as np
 from d2l import mxnet as d2l
 from mxnet import Context
 
-from gluonpar.collectives import Hop
 from gluonpar.collectives.drawing import (
     BACKWARD_COLOUR,
     COLOURS,
@@ -16,7 +15,6 @@ from gluonpar.collectives.drawing import (
     GREY,
     SETTINGS,
 )
-from gluonpar.collectives.plan import contributions, num_steps
 from gluonpar.training.timeline import Timeline
 
 WIDE = (5.2, 2.6)  # inches: on a phone's screen the text is still readable
@@ -58,29 +56,6 @@ def timeline(steps: Timeline) -> None:
     axes.set(xlim=(0, milliseconds), xlabel="milliseconds (twice the mean step)", ylim=(2.5, -0.5))
     axes.set_yticks(range(3), [*steps.devices, "Python"])
     _legend_above(axes, figure)
-
-
-def chunks(hops: Sequence[Hop], num_devices: int) -> None:
-    """Plot, after each step of a plan, whose numbers are in each chunk on each device."""
-    states = [[[{i: 1}] * num_devices for i in range(num_devices)]]
-    for step in range(num_steps(hops)):
-        states.append(contributions([hop for hop in hops if hop.step <= step], num_devices))
-    rows = -(-len(states) // 4)
-    figure, panels = d2l.plt.subplots(rows, 4, figsize=(1.85 * 4, 2.1 * rows))
-    for step, (axes, state) in enumerate(zip(panels.flat, states), -1):
-        counts = [[len(chunk) for chunk in device] for device in state]
-        axes.imshow(counts, "Greens", vmin=0, vmax=1.5 * num_devices)
-        for device, row in enumerate(state):
-            for chunk, summed in enumerate(row):
-                names = "".join(map(str, sorted(summed)))
-                axes.text(chunk, device, names, color="black", ha="center", va="center", size=6.5)
-        axes.set(xticks=range(num_devices), yticks=range(num_devices))
-        axes.set(xlabel="chunk", ylabel="device")
-        axes.set_title("before step 0" if step < 0 else f"after step {step}", size=9)
-        axes.grid(False)
-    for axes in panels.flat[len(states) :]:
-        axes.axis("off")
-    figure.tight_layout()
 
 
 def busbw(measured: Mapping[str, Sequence[float]], sizes: Sequence[int]) -> None:

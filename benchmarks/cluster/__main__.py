@@ -19,7 +19,6 @@ from benchmarks.comparison import Comparison
 from benchmarks.jobs import check_python
 from gluonpar.diagnostics.benchmark import harness
 from gluonpar.runtime import threads
-from gluonpar.runtime.version import __version__
 
 SIZES = "256,16384,262144,11000000"  # float32: 1 KiB, 64 KiB, 1 MiB and 44 MB
 LENET_BYTES = 4 * 129_068
@@ -87,10 +86,8 @@ def measure_all(options, console, record):
 
 def header(console, record):
     """Print what the figures depend on and what they mean."""
-    machine, options = record.machine, record.options
+    options = record.options
     rows = {
-        "machine": harness.processor(machine),
-        "date": machine["date"],
         "samples": f"{options.rounds} rounds, all candidates in turns; the median, iqr the "
         "interquartile range, of the slowest rank from a barrier on",
         "all-reduce": "of one float32 array per process, in host memory, to all processes",
@@ -98,7 +95,7 @@ def header(console, record):
         "step over all processes, cores / processes threads each",
         "lo": "what the loopback network carried meanwhile, per process, without shared memory",
     }
-    console.header(__version__, rows)
+    record.header(console, rows)
     for name in options.candidates:
         console.line(f"{name}: {CANDIDATES[name].about}")
 

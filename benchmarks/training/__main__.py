@@ -32,7 +32,6 @@ from benchmarks.training.candidates import (
 from benchmarks.training.workloads import WORKLOADS
 from gluonpar.diagnostics.benchmark import harness
 from gluonpar.runtime import devices
-from gluonpar.runtime.version import __version__
 
 IDLE_CPU = 0.05  # of a core: a candidate that uses more while it waits disturbs the others
 
@@ -124,10 +123,8 @@ def compare(settings, console, record):
 
 def header(console, record):
     """Print what the figures depend on and what they mean."""
-    machine, options = record.machine, record.options
+    options = record.options
     rows = {
-        "machine": harness.processor(machine),
-        "date": machine["date"],
         "samples": f"{options.rounds} rounds of {options.steps} steps after {options.warmup} "
         "to warm up, all candidates in turns; a step is the median, q1 and q3 the quartiles",
         "processes": "each candidate's own, without the MXNET_*, OMP_* and MALLOC_* set here; one "
@@ -137,7 +134,7 @@ def header(console, record):
         f"on several devices from that of {TRAINER!r}, else from their median; more than "
         f"{TOLERANCE:g} is wrong",
     }
-    console.header(__version__, rows)
+    record.header(console, rows)
     for name in names(options):
         console.line(f"{name}: {CANDIDATES[name].about}")
 
@@ -159,8 +156,7 @@ def show(console, setting, comparison, rows):
 
 def soak(settings, console, record):
     """Print how each candidate's process changed in each setting; return complaints."""
-    machine = record.machine
-    console.header(__version__, {"machine": harness.processor(machine), "date": machine["date"]})
+    record.header(console, {})
     failed = record.more["failed"] = []
     for setting, name in itertools.product(settings, names(record.options)):
         bar = harness.progress_bar(f"{name}, {setting.title}")

@@ -34,7 +34,6 @@ from benchmarks.training import train_batch
 from benchmarks.training.workloads import WORKLOADS, task
 from gluonpar.diagnostics.benchmark import harness
 from gluonpar.runtime import threads
-from gluonpar.runtime.version import __version__
 
 HEADINGS = ("workload", "K", "alone", "python", "rest", "at least", "at most", "measured")
 HEADINGS += ("images/s", "speed-up")
@@ -99,14 +98,9 @@ def prepare(options):
 
 def measure(prepared, console, record):
     """Print a line for each workload and number of devices; return complaints."""
-    options, machine = record.options, record.machine
-    header = {
-        "machine": harness.processor(machine),
-        "date": machine["date"],
-        "times": f"ms per step, medians of {options.rounds} rounds of {options.steps} steps; "
-        "alone, rest and the step itself in turns",
-    }
-    console.header(__version__, header)
+    options = record.options
+    times = f"ms per step, medians of {options.rounds} rounds of {options.steps} steps; "
+    record.header(console, {"times": f"{times}alone, rest and the step itself in turns"})
     console.line("\n" + harness.columns(HEADINGS, WIDTHS))
     for workload, numbers in prepared:
         for k in numbers:

@@ -94,7 +94,7 @@ class GluonPar(mx.kvstore.KVStore):  # of which sparse gradients need an instanc
             params = caller.f_locals["self"]._params
             if key == next(i for i, param in enumerate(params) if _is_summed_here(param)):
                 lists = [p.list_grad() for p in params if _is_summed_here(p)]
-                heap.return_free([grad for grads in lists for grad in grads])
+                heap.return_free(lists)
                 _sum(key, lists)
         elif out is None:
             _sum(key, _lists(key, value, "value"))

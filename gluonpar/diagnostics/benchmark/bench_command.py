@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import argparse
 import re
-from typing import Any, Sequence
+from typing import Sequence
 
 from gluonpar import collectives
 from gluonpar.collectives import drawing
 from gluonpar.diagnostics.benchmark import allreduce, harness
 from gluonpar.runtime import devices, entry, threads
-from gluonpar.runtime.version import __version__
 from gluonpar.training.console import Console
 
 EXAMPLES = """
@@ -85,7 +84,7 @@ def measure(prepared: tuple, console: Console, record: harness.Record) -> list[s
     reasons = [f"left out: {name}: {reason}" for name, reason in left_out.items()]
     for text in filter(None, [notice, *reasons]):
         console.notice(text)
-    header(console, record.machine, setting)
+    header(console, record, setting)
     for size in sizes:
         bar = harness.progress_bar(f"{size} elements")
         rows = allreduce.measure_size(found, setting, size, bar)
@@ -99,13 +98,11 @@ def measure(prepared: tuple, console: Console, record: harness.Record) -> list[s
     return [f"wrong values: {', '.join(wrong)}"] if wrong else []
 
 
-def header(console: Console, machine: dict[str, Any], setting: allreduce.Setting) -> None:
+def header(console: Console, record: harness.Record, setting: allreduce.Setting) -> None:
     """Print what the figures depend on and what they mean."""
-    how = threads.describe(setting.ctx) or "; ".join(machine["gpus"])
+    how = threads.describe(setting.ctx) or "; ".join(record.machine["gpus"])
     checked = "every value compared with NumPy's" if setting.check else "values not checked"
     rows = {
-        "machine": harness.processor(machine),
-        "date": machine["date"],
         "devices": f"{list(setting.ctx)}, {how}",
         FLOOR: f"NumPy on the same memory, {allreduce.FLOOR_THREADS} threads from "
         f"{allreduce.FLOOR_MIN_BYTES} bytes up",
@@ -115,7 +112,7 @@ def header(console: Console, machine: dict[str, Any], setting: allreduce.Setting
         "turns; time is the median, iqr the interquartile range",
         "ratios": f"of times to those of {PEER} and {FLOOR}: below 1 is faster",
     }
-    console.header(__version__, rows)
+    record.header(console, rows)
 
 
 def cells(row: allreduce.Result, seconds: dict[str, float]) -> tuple:
@@ -127,7 +124,7 @@ def cells(row: allreduce.Result, seconds: dict[str, float]) -> tuple:
     return (row.num_bytes, row.elements, row.name, *figures, *ratios, wrong)
 
 
-def plot(options, rows):
+def plot(options: argparse.Namespace, rows: Sequence[allreduce.Result]) -> None:
     """Draw busbw over bytes, a line for each candidate, with its name at the end; most are grey."""
     title = f"all-reduce: {options.op} of {options.dtype} over {rows[0].num_devices} devices"
     chosen = {"host": 0, "ring": 1, "kvstore": 6, PEER: 6, FLOOR: 2}

@@ -243,6 +243,11 @@ class Record:
         self.rows: list[Any] = []
         self.more: dict[str, Any] = {}
 
+    def header(self, console: Console, rows: dict[str, str]) -> None:
+        """Print what the figures depend on: versions, machine, date, and ``rows``."""
+        where = {"machine": processor(self.machine), "date": self.machine["date"]}
+        console.header(__version__, {**where, **rows})
+
     def write(self) -> None:
         """Write everything so far to the --json file; ValueError if that is not possible."""
         path = self.options.json
