@@ -4,18 +4,16 @@ Nothing here depends on models or optimizers.
 """
 
 from gluonpar.collectives import algorithms
+from gluonpar.collectives.choice import Choice, check_algorithm, usable
 from gluonpar.collectives.operations import (
-    Choice,
     all_gather,
     allreduce,
     allreduce_many,
     broadcast,
     broadcast_many,
-    check_algorithm,
     explain,
     reduce,
     reduce_scatter,
-    usable,
 )
 from gluonpar.collectives.plan import Hop
 from gluonpar.collectives.registry import ALGORITHMS, named, register, register_executor

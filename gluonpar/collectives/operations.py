@@ -1,4 +1,4 @@
-"""allreduce and related collectives on lists of arrays, and the choice of the algorithm."""
+"""allreduce and related collectives on lists of arrays."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import functools
 import math
 import os
 import threading
-from typing import Any, Callable, Iterator, NamedTuple, Sequence
+from typing import Any, Callable, Iterator, Sequence
 
 import mxnet as mx
 from mxnet import autograd
 
 from gluonpar.collectives import (
     arguments,
-    cost_model,
     executor,
     host,
     partition,
@@ -22,8 +21,9 @@ from gluonpar.collectives import (
     row_sparse,
 )
 from gluonpar.collectives.algorithms import balanced, tree
+from gluonpar.collectives.choice import Choice, check_algorithm, choose, on_host
 from gluonpar.collectives.plan import relabel, reverse
-from gluonpar.runtime import interrupts, memory, nccl, peers, threads
+from gluonpar.runtime import interrupts, memory, peers, threads
 
 # Large enough for an all-reduce to be bandwidth-bound, small enough for the first buckets of a
 # model's gradients to be summed while backward still computes the others.
@@ -50,53 +50,6 @@ def _as_one(function: Callable) -> Callable:
             function(*args, **kwargs)
 
     return called
-
-
-class Choice(NamedTuple):
-    """An algorithm's name and the reason for choosing it; printed as one sentence."""
-
-    algorithm: str
-    why: str
-
-    def __str__(self) -> str:
-        return f"{self.algorithm}: {self.why}"
-
-
-def choose(kind: arguments.Kind) -> Choice:
-    """Choose an algorithm by the arrays' storage, contexts, number and bytes."""
-    if kind.stype == "row_sparse":
-        return Choice("row_sparse", "rows are sent to the first device, added, and sent back")
-    if not any("gpu" in context.device_type for context in kind.ctx):
-        return Choice("host", "all arrays are in the host's memory, so it can sum them in place")
-    by_nccl = kind.dtype.name in nccl.DTYPES and not nccl.refusal(kind.ctx)
-    if by_nccl and len(kind.ctx) > 1 and peers.between_all(kind.ctx):
-        return Choice("nccl", "NCCL is installed, and there is peer access between all GPUs")
-    costs = {name: cost_model.of(name, len(kind.ctx)) for name in ("star", "tree", "balanced")}
-    name = min(costs, key=lambda name: costs[name].seconds(kind.num_bytes))
-    messages, steps, critical_path = costs[name]
-    why = f"{messages} messages in {steps} steps, which send {critical_path:g} arrays in turn"
-    return Choice(name, f"{kind.num_bytes} bytes per device: {why}, estimated the fastest")
-
-
-def check_algorithm(name: str | None, ctx: Sequence[mx.Context]) -> None:
-    """Raise ValueError unless the algorithm is registered and can be used on these contexts."""
-    reason = _refusal(registry.named(name).name, ctx) if name is not None else ""
-    if reason:
-        advice = "leave it out, or name another algorithm"
-        raise ValueError(f"algorithm={name!r} {reason}; {advice}")
-
-
-def usable(ctx: Sequence[mx.Context]) -> list[str]:
-    """Return the names of the registered algorithms that can be used on these contexts."""
-    return [name for name in registry.ALGORITHMS if not _refusal(name, ctx)]
-
-
-def _refusal(name: str, ctx: Sequence[mx.Context]) -> str:
-    """Return why the algorithm cannot be used on these contexts; "" if it can."""
-    gpus = [context for context in ctx if "gpu" in context.device_type]
-    if name == "host" and gpus:
-        return f"must be given CPU contexts only, got {gpus[0]}, whose memory the host cannot read"
-    return nccl.refusal(ctx) if name == "nccl" else ""
 
 
 def allreduce(
@@ -395,7 +348,7 @@ def _run(lists, kinds, hops, reductions, op="sum", results=(), root: int | None 
     if not todo or len(kinds[0].ctx) == 1:
         return
     threads.share(kinds[0].ctx)
-    if all(choose(kind).algorithm == "host" for kind in kinds):
+    if on_host(kinds[0].ctx):
         host.run([data for data, _ in todo], reductions, op)
         return
     for bucket, _ in _buckets(todo, BUCKET_BYTES):

@@ -14,8 +14,6 @@ import gluonpar
 from gluonpar.collectives import (
     ALGORITHMS,
     Choice,
-    arguments,
-    cost_model,
     executor,
     host,
     operations,
@@ -464,30 +462,6 @@ class TestMany:
 @pytest.mark.cpu("'host' sums in the memory of CPU contexts")
 def test_explain_names_the_host_for_cpu_contexts():
     assert gluonpar.explain(place(payload(3, (4,)))).algorithm == "host"
-
-
-@pytest.mark.parametrize("mixed", [False, True])
-class TestTheChoiceForGpusWithoutNccl:
-    @pytest.fixture(autouse=True)
-    def no_peer_access(self, monkeypatch):
-        monkeypatch.setattr(operations.peers, "between_all", lambda ctx: False)
-
-    def choose(self, k, num_bytes, mixed):
-        ctx = [mx.cpu(0) if mixed and i == 0 else mx.gpu(i) for i in range(k)]
-        kind = arguments.Kind((num_bytes // 4,), np.dtype("float32"), ctx)
-        return operations.choose(kind).algorithm
-
-    @pytest.mark.parametrize("k", [3, 4, 8])
-    def test_small_arrays_take_the_fewest_messages_and_large_ones_the_shortest_path(self, k, mixed):
-        costs = {name: cost_model.of(name, k) for name in ("star", "tree", "balanced")}
-        small, large = (costs[self.choose(k, size, mixed)] for size in (4, 1 << 30))
-        assert small.messages == min(cost.messages for cost in costs.values())
-        assert large.critical_path == min(cost.critical_path for cost in costs.values())
-        changes = [self.choose(k, 1 << log, mixed) for log in range(2, 31)]
-        assert changes == sorted(changes, key=changes.index)  # from one to the other only once
-
-    def test_lenets_gradients_on_eight_take_the_tree(self, mixed):
-        assert self.choose(8, 516_272, mixed) == "tree"
 
 
 @pytest.mark.parametrize("algorithm, ctx", [("nccl", [mx.cpu(0), mx.cpu(1)])])

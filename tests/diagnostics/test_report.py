@@ -2,7 +2,6 @@
 
 import copy
 import errno
-import itertools
 import json
 import math
 import time
@@ -12,7 +11,7 @@ import pytest
 
 from gluonpar import __main__ as command
 from gluonpar import collectives
-from gluonpar.diagnostics.benchmark import copies, steps
+from gluonpar.diagnostics.benchmark import steps
 from gluonpar.diagnostics.child_process import ChildFailed
 from gluonpar.diagnostics.report import conclusions, measurement, parts, writing
 from gluonpar.diagnostics.report.page import page
@@ -379,26 +378,6 @@ def test_a_step_s_time_does_not_depend_on_how_many_are_in_a_sample(monkeypatch, 
         monkeypatch.setattr(steps, "_make", lambda *_, s=seconds: lambda: clock(s) or losses)
         (row,) = steps.measure("lenet", [mx.cpu(0)], ["gluonpar"], batch_size=4, rounds=2)
         assert row.samples.median == pytest.approx(seconds)
-
-
-def test_a_copy_s_time_is_that_of_its_pair_with_waiting(monkeypatch, clock):
-    copyto, wait_to_read = mx.nd.NDArray.copyto, mx.nd.NDArray.wait_to_read
-
-    def slow(self, other):
-        if isinstance(other, mx.nd.NDArray):
-            clock(1 + 3 * self.context.device_id + other.context.device_id)
-        return copyto(self, other)
-
-    def wait(self):
-        clock(100)
-        wait_to_read(self)
-
-    monkeypatch.setattr(mx.nd.NDArray, "copyto", slow)
-    monkeypatch.setattr(mx.nd.NDArray, "wait_to_read", wait)
-    rows = copies.measure([mx.cpu(i) for i in range(3)], num_bytes=4096, rounds=2)
-    seconds = {(row.src, row.dst): row.samples.median for row in rows}
-    assert seconds == {(i, j): 101 + 3 * i + j for i, j in itertools.permutations(range(3), 2)}
-    assert [row.algbw for row in rows] == [4096 / row.samples.median / 1e9 for row in rows]
 
 
 # The command

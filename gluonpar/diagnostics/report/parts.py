@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
 import sys
 import time
@@ -18,8 +19,9 @@ from typing import Callable, Sequence
 import mxnet as mx
 
 from gluonpar import collectives
+from gluonpar.collectives import probing
 from gluonpar.diagnostics import self_test
-from gluonpar.diagnostics.benchmark import allreduce, copies, harness, steps
+from gluonpar.diagnostics.benchmark import allreduce, harness, steps
 from gluonpar.diagnostics.benchmark.harness import Candidate
 from gluonpar.diagnostics.child_process import perform, tell
 from gluonpar.runtime import cuda_libraries, driver, peers, threads
@@ -56,10 +58,19 @@ def check(ctx: Sequence[mx.Context]) -> None:
 
 
 def copy(ctx: Sequence[mx.Context], deadline: float, without: Sequence[str]) -> None:
-    """Tell the times of copies between each two devices."""
+    """Tell the times of copies between each two devices, one at a time, and GB/s (1e9 bytes)."""
+    messages = probing.Messages(ctx, COPY_BYTES)
+    pairs = [*itertools.permutations(range(len(ctx)), 2)]
+    seconds: dict[tuple[int, int], list[float]] = {pair: [] for pair in pairs}
     rounds = harness.until(deadline, lambda: tell({}))
-    for times in copies.measure(ctx, COPY_BYTES, ROUNDS, rounds):
-        tell({"rows": times.as_dict()})
+    for pair, counts in harness.turns(pairs, ROUNDS, 1, rounds):
+        sample = messages.one(*pair)
+        if counts:
+            seconds[pair].append(sample)
+    for (src, dst), values in seconds.items():
+        samples = harness.Samples(tuple(values))
+        row = {"src": src, "dst": dst, "num_bytes": COPY_BYTES}
+        tell({"rows": {**row, "algbw": COPY_BYTES / samples.median / 1e9, **samples.as_dict()}})
 
 
 def reduce(ctx: Sequence[mx.Context], deadline: float, without: Sequence[str]) -> None:

@@ -1,0 +1,103 @@
+"""The choice of an all-reduce on known links: is the plan that is chosen the fastest of all?
+
+    python -m benchmarks.choice
+    python -m benchmarks.choice --num-gpus 4 --message-seconds 2e-5
+
+The links are measured as they are between real devices, but by simulation on each topology, and the
+plan is chosen with these figures alone. Then all plans are simulated on the topology itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from typing import NamedTuple, Sequence
+
+import numpy as np
+
+from gluonpar.collectives import choice, probing
+from gluonpar.collectives.links import TOPOLOGIES, MeasuredLinks, Topology
+from gluonpar.collectives.simulator import share, simulate
+from gluonpar.diagnostics.benchmark.harness import columns
+
+SIZES = {"4 KB": 4096, "516 KB, LeNet": 516_272, "100 MB": 100_000_000}
+MEMORY_BANDWIDTH = 500e9  # of sums on a GPU such as the V100, what is read and what is written
+OLD = ("star", "tree", "balanced")  # what the rule before knew, on links as choice.assumed has them
+HEADINGS = ("topology", "bytes", "chosen", "ms", "best", "ms", "rule before", "ms")
+WIDTHS = (-10, -14, -18, 8, -18, 8, -12, 8)
+
+
+class Row(NamedTuple):
+    """Seconds on the topology itself: of the plan chosen, of the best, of the rule before."""
+
+    topology: str
+    size: str
+    chosen: str
+    best: str
+    before: str
+    seconds: dict[str, float]
+
+
+def measured(on: Topology, memory_bandwidth: float, message_seconds: float) -> MeasuredLinks:
+    """Return what ``probing.measure`` would measure on a topology, by simulation."""
+    k, n, burst = on.num_devices, probing.NUM_BYTES, probing.BURST
+
+    def sent(pairs: Sequence[tuple[int, int]], num_bytes: float) -> np.ndarray:
+        routes = np.array([on.routes[pair] for pair in pairs])
+        begin = on.latency[routes].sum(axis=1)
+        return share(begin, np.full(len(pairs), float(num_bytes)), routes, on.bandwidth)
+
+    seconds: probing.Seconds = {name: {} for name in ("latency", "alone", "at once", "out", "in")}
+    for pair in itertools.permutations(range(k), 2):
+        seconds["latency"][pair] = [sent([pair], 4)[0]]
+        seconds["alone"][pair] = [sent([pair], n)[0]]
+    for shift in range(1, k):
+        pairs = [(i, (i + shift) % k) for i in range(k)]
+        for pair, end in zip(pairs, sent(pairs, burst * n)):
+            seconds["at once"][pair] = [end / burst]
+    for i in range(k):
+        beside = sorted({(i + 1) % k, (i - 1) % k})
+        seconds["out"][i,] = [sent([(i, j) for j in beside], burst * n).max() / burst]
+        seconds["in"][i,] = [sent([(j, i) for j in beside], burst * n).max() / burst]
+    seconds["sum"] = {(i,): [3 * n / memory_bandwidth] for i in range(k)}
+    seconds["message"] = {(): [message_seconds]}
+    return probing.links([f"gpu({i})" for i in range(k)], n, burst, seconds)
+
+
+def table(num_devices: int, message_seconds: float) -> list[Row]:
+    """Return a row for each topology and size."""
+    rows = []
+    for name, make in TOPOLOGIES.items():
+        on = make(num_devices)
+        found = measured(on, MEMORY_BANDWIDTH, message_seconds)
+        for size, num_bytes in SIZES.items():
+            estimated = choice.estimates(found, num_bytes)
+            rule = choice.estimates(choice.assumed(found.devices), num_bytes)
+            seconds = {}
+            for plan in estimated:
+                run = simulate(plan, num_devices, num_bytes, on, MEMORY_BANDWIDTH)
+                seconds[plan] = run.seconds + len(run.hops) * message_seconds
+            best = min(seconds, key=seconds.__getitem__)
+            before = next(plan for plan in rule if plan in OLD)
+            rows.append(Row(name, size, next(iter(estimated)), best, before, seconds))
+    return rows
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print the table."""
+    summary, _, details = (__doc__ or "").partition("\n")
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=summary, epilog=details, formatter_class=raw)
+    parser.add_argument("--num-gpus", type=int, default=8, metavar="K", help="devices (default: 8)")
+    help_ = "of the calling thread, to start a message and its sum (default: 4e-5)"
+    parser.add_argument("--message-seconds", type=float, default=4e-5, metavar="S", help=help_)
+    options = parser.parse_args(argv)
+    print(columns(HEADINGS, WIDTHS))
+    for row in table(options.num_gpus, options.message_seconds):
+        names = (row.chosen, row.best, row.before)
+        cells = itertools.chain(*((name, f"{1e3 * row.seconds[name]:.3g}") for name in names))
+        print(columns((row.topology, row.size, *cells), WIDTHS))
+
+
+if __name__ == "__main__":
+    main()
