@@ -22,13 +22,13 @@ from gluonpar.diagnostics.benchmark.harness import columns
 
 SIZES = {"4 KB": 4096, "516 KB, LeNet": 516_272, "100 MB": 100_000_000}
 MEMORY_BANDWIDTH = 500e9  # of sums on a GPU such as the V100, what is read and what is written
-OLD = ("star", "tree", "balanced")  # what the rule before knew, on links as choice.assumed has them
-HEADINGS = ("topology", "bytes", "chosen", "ms", "best", "ms", "rule before", "ms")
-WIDTHS = (-10, -14, -18, 8, -18, 8, -12, 8)
+OLD = ("star", "tree", "balanced")  # what gluonpar 0.2 chose from, on links as assumed
+HEADINGS = ("topology", "bytes", "chosen", "ms", "best", "ms", "old rule", "ms")
+WIDTHS = (-9, -13, -18, 6, -18, 6, -9, 6)
 
 
 class Row(NamedTuple):
-    """Seconds on the topology itself: of the plan chosen, of the best, of the rule before."""
+    """The plan chosen, the best and the old rule's, and each plan's seconds on the topology."""
 
     topology: str
     size: str

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import pathlib
 import time
 
 import mxnet as mx
@@ -43,6 +44,12 @@ def test_the_plan_chosen_by_measured_links_is_close_to_the_fastest_on_the_links(
     for row in rows:
         assert row.seconds[row.chosen] <= 1.2 * row.seconds[row.best]
         assert row.seconds[row.chosen] <= 1.1 * row.seconds[row.before]
+
+
+def test_the_table_of_the_docs_is_the_benchmarks(capsys):
+    known_links.main([])
+    docs = pathlib.Path(__file__).parents[2] / "docs" / "algorithms.md"
+    assert f"```\n{capsys.readouterr().out}```\n" in docs.read_text("utf-8")
 
 
 @pytest.mark.parametrize("k", [2, 3, 8])
