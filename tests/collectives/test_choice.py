@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import choice as known_links
 from gluonpar.collectives import arguments, choice, probing, simulate
-from gluonpar.collectives.links import TOPOLOGIES, Link, full
+from gluonpar.collectives.links import TOPOLOGIES, Link, MeasuredLinks, full
 
 LENET = 516_272
 
@@ -62,6 +62,27 @@ def test_links_made_of_measurements_measure_the_same(name, k):
     # Where everything is slowed at one place, all at once is as slow; elsewhere no faster.
     assert (again.at_once >= 0.49 * found.at_once).all()
     assert again.at_once.sum() <= 1.3 * found.at_once.sum()
+
+
+def test_no_device_and_no_direction_is_taken_for_another(tmp_path):
+    random, k = np.random.default_rng(1), 4
+    latency, bandwidth = random.uniform(1e-6, 2e-6, (k, k)), random.uniform(1e9, 2e9, (k, k))
+    apart = ~np.eye(k, dtype=bool)
+    of_two = np.array([np.where(apart, bandwidth, 0).max(axis) for axis in (1, 0)])
+    of_two += random.uniform(0, 1e9, (2, k)).clip(max=2e9 - of_two.max())
+    names = [f"gpu({i})" for i in range(k)]
+    found = MeasuredLinks(names, latency, bandwidth, bandwidth, *of_two, 1e15, 0.0)
+    again = known_links.measured(found.topology(), 1e15, 0.0)
+    for one, two in zip(found[1:6], again[1:6]):
+        same = apart if one.ndim == 2 else ...
+        np.testing.assert_allclose(one[same], two[same], rtol=5e-3)
+
+    pair = found.between(["gpu(3)", "gpu(1)"])
+    assert (pair.latency[0, 1], pair.bandwidth[1, 0]) == (latency[3, 1], bandwidth[1, 3])
+    assert (pair.outgoing[0], pair.incoming[1]) == (of_two[0, 3], of_two[1, 1])
+    path = saved(tmp_path / "links.json", found)
+    first = simulate("star", 3, 1e6, path).timed[1]  # from device 2 to device 0
+    assert first.end - first.begin == pytest.approx(latency[2, 0] + 1e6 / bandwidth[2, 0], rel=1e-4)
 
 
 def test_two_messages_on_a_shared_link_are_seen_and_simulated():
