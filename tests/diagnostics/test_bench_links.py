@@ -44,6 +44,10 @@ def test_tables_file_and_simulation_have_the_same_figures(command, tmp_path):
     count = {"latency": 6, "alone": 6, "at once": 6, "out": 3, "in": 3, "sum": 3, "message": 1}
     assert {what: sum(row["what"] == what for row in rows) for what in count} == count
     assert all(len(row["seconds"]) == 2 and min(row["seconds"]) > 0 for row in rows)
+    for row in rows:
+        if row["what"] == "latency":
+            i, j = map(names.index, row["devices"])
+            assert measured.latency[i, j] == row["median_seconds"]
     assert matplotlib.image.imread(picture).std() > 0
 
 
