@@ -15,8 +15,10 @@ import traceback
 from typing import Any, Callable, Iterator, Sequence
 
 FAILED = 1  # exit code
-_TICK_SECONDS, _ROLL_SECONDS, _DEFERRED_SECONDS = 0.5, 3.0, 12.0
-_QUERY, _ANSWER = 1, 2  # tags of messages
+_TICK_SECONDS, _ROLL_SECONDS = 0.5, 3.0
+# A rank waits so much longer for one that will end the job, and for one that has said so.
+_DEFERRED_SECONDS, _ENDING_SECONDS = 12.0, 60.0
+_QUERY, _ANSWER, _ENDING = 1, 2, 3  # tags of messages
 _SILENT = "it does not respond (killed or stopped, or its machine or network is down)"
 # mpirun, told to end the job, waits for a host that is cut off until TCP gives up, a quarter of an
 # hour: this kills it after 10 s. The ranks end with it.
@@ -38,7 +40,8 @@ class FailureDetector:
     A thread of each rank checks twice a second how long the rank has been in its present
     collective. Beyond ``seconds`` it calls the roll: it sends a query to all other ranks, whose
     threads answer where they are; a process that is stopped or cut off does not answer. The lowest
-    rank that waits prints what it found, and ends the processes on all hosts with ``MPI_Abort``.
+    rank that waits prints what it found, and ends the processes on all hosts with ``MPI_Abort``. It
+    tells the others before, which may take seconds to end, and do not hear from it any more.
 
     ``comm`` is a communicator for this alone. If a thread does not return from MPI with
     ``mpi_lock`` held, this one calls MPI at the same time where that is allowed (THREAD_MULTIPLE),
@@ -53,6 +56,7 @@ class FailureDetector:
         self._ended = False
         self._query = -1  # the operation for which a rank last called the roll
         self._answers: dict[int, str] = {}
+        self._ending = False  # whether another rank has said that it ends the job
         self._sent: list = []  # requests, which must live as long as the messages
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gluonpar.failures", daemon=True)
@@ -87,6 +91,8 @@ class FailureDetector:
     def abort(self, why: str, rank: int | None = None) -> None:
         """End the job: ``why`` completes the line that begins "rank 1 (...)". Does not return."""
         name = self._names[self.comm.rank if rank is None else rank]
+        with contextlib.suppress(self._mpi.Exception):  # the job ends also if it cannot be told
+            self._exchange(self._others(), _ENDING)
         sys.stdout.flush()
         print(f"gluonpar: {name} {why}; the job ends", file=sys.stderr, flush=True)
         # Spawned, because a fork waits for all operators of MXNet, also for the one that waits.
@@ -104,20 +110,21 @@ class FailureDetector:
 
     def _call_roll(self, since: float) -> None:
         rank, place, self._answers = self.comm.rank, self._place(), {}
-        others = [other for other in range(self.comm.size) if other != rank]
+        others = self._others()
         failed = f"did not complete {self._operation} in {self._seconds:g} s"
-        if not self._exchange(query=others):
+        if not self._exchange(others, _QUERY):
             self.abort(f"{failed}: it is inside a call of MPI", rank)
         called = time.monotonic()
         waits, patience = ("has ended", self._seconds) if self._ended else ("is in ", _ROLL_SECONDS)
-        deferred = False
-        while time.monotonic() - called < patience + (_DEFERRED_SECONDS if deferred else 0):
+        more = 0.0
+        while time.monotonic() - called < patience + more:
             if self._stop.wait(_TICK_SECONDS / 10) or self._since != since:
                 return
             self._exchange()
             lower = [self._answers.get(other, "") for other in range(rank)]
-            deferred = any(answer.startswith(waits) for answer in lower)  # that rank ends the job
-            if len(self._answers) == len(others) and not deferred:
+            deferred = any(answer.startswith(waits) for answer in lower)
+            more = _ENDING_SECONDS if self._ending else _DEFERRED_SECONDS if deferred else 0.0
+            if len(self._answers) == len(others) and not more:
                 break
         for other in others:
             if other not in self._answers:
@@ -130,20 +137,28 @@ class FailureDetector:
                 self.abort(f"{failed}: it {answer}", other)
         self.abort(f"{failed}, and all other ranks are there too: is the network too slow?", rank)
 
-    def _exchange(self, query: Sequence[int] = ()) -> bool:
-        """Query ranks, and receive and answer what has come; False if MPI may not be called now."""
+    def _others(self) -> list[int]:
+        return [other for other in range(self.comm.size) if other != self.comm.rank]
+
+    def _exchange(self, to: Sequence[int] = (), tag: int = _QUERY) -> bool:
+        """Send a message to some ranks, and receive and answer what has come.
+
+        Returns False if MPI may not be called now.
+        """
         free = self._mpi_lock.acquire(timeout=_TICK_SECONDS)
         if not free and self._mpi.Query_thread() < self._mpi.THREAD_MULTIPLE:
             return False
         try:
-            for rank in query:
+            for rank in to:
                 number = -1 if self._ended else self._number
-                self._sent.append(self.comm.isend(number, rank, _QUERY))
+                self._sent.append(self.comm.isend(number, rank, tag))
             found = self._mpi.Status()
             while self.comm.iprobe(status=found):
                 message = self.comm.recv(source=found.source, tag=found.tag)
                 if found.tag == _ANSWER:
                     self._answers[found.source] = message
+                elif found.tag == _ENDING:
+                    self._ending = True
                 else:
                     self._query = message
                     self._sent.append(self.comm.isend(self._place(), found.source, _ANSWER))

@@ -70,6 +70,7 @@ def test_only_rank_zero_prints_and_saves(tmp_path):
 
 # Per job: the arguments of cluster_rank.py, the rank that the line is about, and the end of it.
 NO_RESPONSE = "did not complete operation 12 .*: it does not respond .*"
+LEFT = r"did not complete operation 12 \(allreduce of 1,000 .*has ended"
 FAULTS = {
     "raise": (["raise", "1"], 1, "failed: KeyError: 'the cat'"),
     "interrupt": (["interrupt", "1"], 1, "failed: KeyboardInterrupt"),
@@ -82,7 +83,8 @@ FAULTS = {
         1,
         r"did not complete operation 12 .* is at cluster_rank\.py:\d+ in .*",
     ),
-    "leave": (["leave", "1"], 1, r"did not complete operation 12 \(allreduce of 1,000 .*has ended"),
+    "leave": (["leave", "1"], 1, LEFT),
+    "leave slowly": (["leave, and the job ends slowly", "1"], 1, LEFT),
     "differ": (
         ["differ", "1"],
         1,
