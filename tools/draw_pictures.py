@@ -1,12 +1,13 @@
 """Draw every picture of docs/pictures: plans, the training step, recorded runs.
 
-    python tools/draw_pictures.py                    # write docs/pictures/*.svg
+    python tools/draw_pictures.py                    # write docs/pictures/*.svg and the page's data
     python tools/draw_pictures.py --check            # write nothing, name the ones that differ
     python tools/draw_pictures.py --record timeline  # measure first, half a minute
     python tools/draw_pictures.py --record timeline,scaling --torch-python ~/torch/bin/python
         --tensorflow-python ~/tensorflow/bin/python --jax-python ~/jax/bin/python
 
-Every algorithm that has a plan is drawn for 4 devices. step-timeline.svg and scaling.svg show
+Every algorithm that has a plan is drawn for 4 devices. docs/assets/plans.js has all plans and
+topologies, for docs/step-by-step.html. step-timeline.svg and scaling.svg show
 docs/measured/step-timeline.json and scaling.json, which --record writes: run it on an otherwise
 idle machine. --check compares words and the coordinates of named shapes, not bytes, because those
 differ between versions of matplotlib.
@@ -29,7 +30,7 @@ from typing import Any, Sequence
 from xml.etree import ElementTree
 
 try:
-    from pictures import growth, scaling, step, timeline
+    from pictures import growth, plans, scaling, step, timeline
 
     from gluonpar.collectives import ALGORITHMS, trace
     from gluonpar.diagnostics.benchmark import harness
@@ -41,6 +42,7 @@ except ImportError as error:
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURES, MEASURED = ROOT / "docs" / "pictures", ROOT / "docs" / "measured"
+PLANS = ROOT / "docs" / "assets" / "plans.js"
 TIMELINE, SCALING = MEASURED / "step-timeline.json", MEASURED / "scaling.json"
 FIRST_STEP, NUM_STEPS = 8, 3  # of the profile
 CANDIDATES = (
@@ -72,12 +74,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not set(names) <= {"timeline", "scaling"}:
         parser.error(f"--record must be timeline, scaling or both, got {args.record}")
     if args.check:
-        return check(PICTURES)
+        return max(check(PICTURES), check_plans(PLANS))
     if "timeline" in names:
         record_timeline()
     pythons = {f"--{name}-python": getattr(args, f"{name}_python") for name in LIBRARIES}
     status = record_scaling(pythons) if "scaling" in names else 0
     draw(PICTURES)
+    PLANS.write_text(plans.text(), "utf-8")
     return status
 
 
@@ -151,6 +154,14 @@ def check(folder: Path) -> int:
     for name in wrong:
         print(f"{folder / name} must be drawn again: make pictures", file=sys.stderr)
     return 1 if wrong else 0
+
+
+def check_plans(path: Path) -> int:
+    """Name the data of the page if it is not that of the package; 1 in this case."""
+    if path.exists() and path.read_text("utf-8") == plans.text():
+        return 0
+    print(f"{path} must be written again: make pictures", file=sys.stderr)
+    return 1
 
 
 def same(path: Path, other: Path) -> bool:
