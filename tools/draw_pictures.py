@@ -6,8 +6,8 @@
     python tools/draw_pictures.py --record timeline,scaling --torch-python ~/torch/bin/python
         --tensorflow-python ~/tensorflow/bin/python --jax-python ~/jax/bin/python
 
-Every algorithm that has a plan is drawn for 4 devices. docs/assets/plans.js has all plans and
-topologies, for docs/step-by-step.html. step-timeline.svg and scaling.svg show
+Every algorithm that has a plan is drawn for 4 devices. docs/assets/step-by-step/plans.js has
+all plans and topologies, for docs/step-by-step.html. step-timeline.svg and scaling.svg show
 docs/measured/step-timeline.json and scaling.json, which --record writes: run it on an otherwise
 idle machine. --check compares words and the coordinates of named shapes, not bytes, because those
 differ between versions of matplotlib.
@@ -42,7 +42,7 @@ except ImportError as error:
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURES, MEASURED = ROOT / "docs" / "pictures", ROOT / "docs" / "measured"
-PLANS = ROOT / "docs" / "assets" / "plans.js"
+PLANS = ROOT / "docs" / "assets" / "step-by-step" / "plans.js"
 TIMELINE, SCALING = MEASURED / "step-timeline.json", MEASURED / "scaling.json"
 FIRST_STEP, NUM_STEPS = 8, 3  # of the profile
 CANDIDATES = (

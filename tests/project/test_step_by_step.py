@@ -1,17 +1,15 @@
-"""docs/step-by-step.html in a real browser: it computes what ``simulate`` does, and shows it."""
+"""docs/step-by-step.html has the package's plans and topologies, and computes what it does."""
 
 from __future__ import annotations
 
-import html
 import inspect
 import json
 import math
 import re
-import shutil
-import subprocess
 from itertools import product
 from pathlib import Path
 
+import browser
 import pytest
 
 from gluonpar.collectives import ALGORITHMS, simulate
@@ -19,27 +17,10 @@ from gluonpar.collectives.links import TOPOLOGIES, Link
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PLANS = [name for name, algorithm in ALGORITHMS.items() if algorithm.plan is not None]
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
-pytestmark = pytest.mark.skipif(BROWSER is None, reason=f"needs one of {', '.join(BROWSERS)}")
-
+ASSETS = DOCS / "assets" / "step-by-step"
 # Unlike the defaults and unlike each other, by the names of the topologies' parameters.
 LINKS = {"link": Link(3e-6, 7e9), "sockets": Link(9e-6, 11e9), "network": Link(4e-5, 2e9)}
 LINKS["pci"] = Link(2e-5, 5e9)
-
-
-def browse(folder: Path, page: str, *options: str):
-    """Open a page in the browser and return what its scripts have written into #report."""
-    path = folder / "page.html"
-    path.write_text(page, "utf-8")
-    profile = f"--user-data-dir={folder / 'profile'}"
-    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", profile, *options]
-    command += ["--dump-dom", path.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    found = re.search(r'<pre id="report">(.*?)</pre>', done.stdout, re.S)
-    assert done.returncode == 0 and found, done.stderr
-    return json.loads(html.unescape(found[1]))
-
 
 COMPUTE = """
 const parse = (id) => JSON.parse(document.getElementById(id).textContent);
@@ -85,13 +66,14 @@ def computed(tmp_path_factory):
         }
         for name, k, num_bytes, on, links, memory in cases()
     ]
-    sources = (f"{DOCS.as_uri()}/assets/{name}.js" for name in ("plans", "step-by-step"))
+    sources = (f"{ASSETS.as_uri()}/{name}.js" for name in ("plans", "simulate"))
     scripts = "".join(f'<script src="{source}"></script>' for source in sources)
     page = f'<script id="cases" type="application/json">{json.dumps(told)}</script>'
     page += f'<pre id="report"></pre>{scripts}<script>{COMPUTE}</script>'
-    return browse(tmp_path_factory.mktemp("computed"), page)
+    return browser.run(tmp_path_factory.mktemp("computed"), page)
 
 
+@browser.needed
 def test_the_page_computes_what_simulate_does(computed):
     assert len(computed["computed"]) == len(list(cases())) >= 30
     assert {k for _, k, *_ in cases()} == set(range(2, 17))
@@ -105,6 +87,7 @@ def test_the_page_computes_what_simulate_does(computed):
         }, (name, k, on)
 
 
+@browser.needed
 def test_the_page_has_the_topologies_of_the_package(computed):
     found = {(on, k): machine for on, k, machine in computed["machines"]}
     assert set(found) == {
@@ -130,3 +113,14 @@ def test_the_data_of_the_page_is_that_of_the_package(tmp_path, capfd):
         (tmp_path / "plans.js").write_text(other, "utf-8")
         assert draw_pictures.check_plans(tmp_path / "plans.js") == 1
     assert capfd.readouterr().err.count("plans.js must be written again") == 2
+
+
+def test_nothing_is_loaded_from_outside():
+    page = DOCS / "step-by-step.html"
+    for path in (page, *ASSETS.iterdir()):
+        text = path.read_text("utf-8")
+        assert not re.search(r"https?:|//\w|url\((?!#)|@import|fetch\(|XMLHttp|import\(", text), (
+            path
+        )
+    links = re.findall(r'(?:src|href)="([^"]+)"', page.read_text("utf-8"))
+    assert len(links) == 6 and all((DOCS / link).exists() for link in links)

@@ -34,7 +34,7 @@ CHINESE = {
 
 
 def text() -> str:
-    """Return docs/assets/plans.js."""
+    """Return docs/assets/step-by-step/plans.js."""
     parts = {
         "devices": [DEVICES[0], DEVICES[-1]],
         "algorithms": {

@@ -1,7 +1,6 @@
-// All-reduce, step by step: the page docs/step-by-step.html. plans.js has the plans and topologies.
+// gluonpar.collectives.simulate in JavaScript, for docs/step-by-step.html; the tests compare them.
+// plans.js has the plans and the topologies.
 "use strict";
-
-/* ---- The simulation: gluonpar.collectives.simulate in JavaScript; the tests compare the two ---- */
 
 const AT_ONCE = 1e-9; // of the time until the next event: what ends within it ends with it
 
@@ -35,23 +34,31 @@ function messagesOf(line) {
 function simulate(algorithm, devices, bytes, on, memoryBandwidth = Infinity) {
   const plan = PLANS.algorithms[algorithm].plans[devices];
   const steps = [];
+  const known = new Map();
   let now = 0;
   for (const line of plan.steps) {
-    const messages = timed(messagesOf(line), devices, bytes / plan.chunks, on, memoryBandwidth);
-    for (const message of messages) {
-      message.begin = now;
-      message.arrive += now;
-      message.end += now;
+    const messages = messagesOf(line);
+    // Most plans have few different steps, but for the numbers of the chunks.
+    const key = messages
+      .map(({ src, dst, adds, chunks }) => [src, dst, adds, chunks.length])
+      .join();
+    if (!known.has(key)) {
+      known.set(key, timesOf(messages, devices, bytes / plan.chunks, on, memoryBandwidth));
     }
-    const end = Math.max(...messages.map((message) => message.end));
-    steps.push({ begin: now, end, messages });
-    now = end;
+    const { routes, arrive, end } = known.get(key);
+    messages.forEach((message, i) => {
+      const times = { begin: now, arrive: now + arrive[i], end: now + end[i] };
+      Object.assign(message, { route: routes[i], ...times });
+    });
+    const last = now + Math.max(...end);
+    steps.push({ begin: now, end: last, messages });
+    now = last;
   }
   return { seconds: now, steps, devices, chunks: plan.chunks };
 }
 
-/** The messages of a step with their routes, arrivals and ends, from the step's begin on. */
-function timed(messages, devices, chunkBytes, on, memoryBandwidth) {
+/** The routes of a step's messages, and their arrivals and ends after the step's begin. */
+function timesOf(messages, devices, chunkBytes, on, memoryBandwidth) {
   const bytes = messages.map((message) => message.chunks.length * chunkBytes);
   const routes = messages.map((message) => on.routes[message.src][message.dst]);
   const latency = (route) => route.reduce((sum, link) => sum + on.links[link].latency, 0);
@@ -69,13 +76,7 @@ function timed(messages, devices, chunkBytes, on, memoryBandwidth) {
     );
     adding.forEach((i, j) => (end[i] = sums[j]));
   }
-  return messages.map((message, i) => ({
-    ...message,
-    bytes: bytes[i],
-    route: routes[i],
-    arrive: arrive[i],
-    end: end[i],
-  }));
+  return { routes, arrive, end };
 }
 
 /** When each of some flows ends; a resource on its route is divided evenly among those on it. */
@@ -110,4 +111,52 @@ function share(begin, bytes, routes, bandwidth) {
       }
     });
   }
+}
+
+/** Which devices' values each chunk of each device has, as bits, before every step and after. */
+function valuesOf({ devices, chunks, steps }) {
+  let values = Array.from({ length: devices * chunks }, (_, i) => 1 << Math.floor(i / chunks));
+  const before = [values];
+  for (const { messages } of steps) {
+    values = values.slice();
+    for (const message of messages) receive(values, before[before.length - 1], message, chunks);
+    before.push(values);
+  }
+  return before;
+}
+
+/** Write into ``values`` what a message brings, of the values before its step. */
+function receive(values, before, { src, dst, adds, chunks: sent }, chunks) {
+  for (const chunk of sent) {
+    const kept = adds ? values[dst * chunks + chunk] : 0;
+    values[dst * chunks + chunk] = kept | before[src * chunks + chunk];
+  }
+}
+
+/** The number of the step at a time; after the last one, the number of steps. */
+function stepAt(run, now) {
+  if (now >= run.seconds) return run.steps.length;
+  return run.steps.filter((step) => step.begin <= now).length - 1;
+}
+
+const SIZES = Array.from({ length: 23 }, (_, i) => 2 ** (8 + i)); // 256 bytes to 1 GB
+
+/** The names of the fastest at each of some sizes, in ranges: {names, from, to}. */
+function fastest(sizes, times) {
+  const best = sizes.map((_, i) => {
+    const least = Math.min(...Object.values(times).map((line) => line[i]));
+    return Object.keys(times).filter((name) => times[name][i] <= least * (1 + AT_ONCE));
+  });
+  const ranges = [{ names: best[0], from: sizes[0], to: sizes[sizes.length - 1] }];
+  for (let i = 1; i < sizes.length; i++) {
+    if (best[i].join() === best[i - 1].join()) continue;
+    // Times are lines over bytes, so that their difference is one, too.
+    const [old, now] = [times[best[i - 1][0]], times[best[i][0]]];
+    const [before, after] = [now[i - 1] - old[i - 1], old[i] - now[i]];
+    const part = before + after > 0 ? before / (before + after) : 0.5;
+    const at = sizes[i - 1] + part * (sizes[i] - sizes[i - 1]);
+    ranges[ranges.length - 1].to = at;
+    ranges.push({ names: best[i], from: at, to: sizes[sizes.length - 1] });
+  }
+  return ranges;
 }
