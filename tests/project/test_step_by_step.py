@@ -12,8 +12,9 @@ from pathlib import Path
 import browser
 import pytest
 
-from gluonpar.collectives import ALGORITHMS, simulate
+from gluonpar.collectives import ALGORITHMS, Hop, simulate
 from gluonpar.collectives.links import TOPOLOGIES, Link
+from gluonpar.collectives.registry import Algorithm
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PLANS = [name for name, algorithm in ALGORITHMS.items() if algorithm.plan is not None]
@@ -28,11 +29,12 @@ const compute = ({ algorithm, devices, bytes, topology, kinds, memory }) => {
   const on = topologyOf(topology, devices, kinds);
   const { seconds, steps } = simulate(algorithm, devices, bytes, on, memory || Infinity);
   const hops = steps.flatMap(({ messages }, step) => messages.flatMap((m) => m.chunks.map(
-    (chunk) => [step, m.src, m.dst, chunk, m.adds, m.begin, m.end])));
+    (chunk) => [step, m.src, m.dst, chunk, m.adds, m.route, m.begin, m.end])));
   return { seconds, hops };
 };
 const machines = Object.entries(PLANS.topologies).flatMap(([topology, { kinds, machines }]) =>
   Object.keys(machines).map((k) => [topology, +k, topologyOf(topology, k, Object.values(kinds))]));
+PLANS.algorithms.funnel = { plans: { 3: { chunks: 2, steps: ["10+0 20+0", "10+01 20+01"] } } };
 const report = { computed: parse("cases").map(compute), machines };
 document.getElementById("report").textContent = JSON.stringify(report);
 """
@@ -44,6 +46,13 @@ def cases():
     for i, (name, on, links) in enumerate(product(PLANS, TOPOLOGIES, ({}, LINKS))):
         k = 8 - i % 3 if on == "nvlink" else 2 + 4 * i % 15
         yield name, k, sizes[i % 6], on, links, memories[i // 2 % 3]
+    yield "funnel", 3, 1e6, "full", {}, 2e10
+
+
+def funnel(num_devices):
+    """Two steps of the same messages, with one chunk and with two, as in ``COMPUTE``."""
+    hops = [(0, 1, 0), (0, 2, 0), (1, 1, 0), (1, 1, 1), (1, 2, 0), (1, 2, 1)]
+    return [Hop(step, src, 0, chunk, reduce=True) for step, src, chunk in hops]
 
 
 def parameters(on, links):
@@ -74,7 +83,8 @@ def computed(tmp_path_factory):
 
 
 @browser.needed
-def test_the_page_computes_what_simulate_does(computed):
+def test_the_page_computes_what_simulate_does(computed, monkeypatch):
+    monkeypatch.setitem(ALGORITHMS, "funnel", Algorithm("funnel", funnel))
     assert len(computed["computed"]) == len(list(cases())) >= 30
     assert {k for _, k, *_ in cases()} == set(range(2, 17))
     for (name, k, num_bytes, on, links, memory), found in zip(cases(), computed["computed"]):
@@ -82,9 +92,11 @@ def test_the_page_computes_what_simulate_does(computed):
         expected = simulate(name, k, num_bytes, topology, memory or math.inf)
         assert found["seconds"] == pytest.approx(expected.seconds, rel=1e-9), (name, k, on)
         timed = {tuple(hop): (begin, end) for hop, begin, end in expected.timed}
-        assert {tuple(hop[:5]): tuple(hop[5:]) for hop in found["hops"]} == {
+        assert {tuple(hop[:5]): tuple(hop[6:]) for hop in found["hops"]} == {
             hop: pytest.approx(times, rel=1e-9) for hop, times in timed.items()
         }, (name, k, on)
+        for _, src, dst, _, _, route, *_ in found["hops"]:
+            assert route == [i for i in topology.routes[src, dst] if i >= 0]
 
 
 @browser.needed

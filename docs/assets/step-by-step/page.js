@@ -213,7 +213,7 @@ function nodesOf(boxes, switches, groups, middle) {
   const nodes = Array.from({ length: groups }, (_, s) => {
     const mine = boxes.filter((_, i) => switches[i] === s);
     const mean = (axis) => mine.reduce((sum, place) => sum + place[axis] / mine.length, 0);
-    const between = (axis) => middle[axis] + 0.72 * (mean(axis) - middle[axis]);
+    const between = (axis) => middle[axis] + 0.8 * (mean(axis) - middle[axis]);
     return node({ x: between("x"), y: between("y") }, say(switchWord(), s));
   });
   return [...nodes, node(middle, say(switchWord() === "host" ? "network" : "cpus"))];
