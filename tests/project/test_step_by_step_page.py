@@ -34,6 +34,7 @@ TOLD = {
             ("ethernet", 8, "halving-doubling"),
             ("pcie", 6, "balanced"),
             ("nvlink", 8, "halving-doubling"),
+            ("nvswitch", 5, "star"),
         )
     ],
     "charts": [

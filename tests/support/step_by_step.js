@@ -189,7 +189,7 @@ async function drive({ stepped, scrubbed, charts, narrow }) {
   await follow(report.chosen.hash.slice(1));
   report.again = { form: form(), shown: shown(), hash: location.hash };
   await follow(
-    "algorithm=host&with=%E0&devices=99&bytes=-1&topology=bus&latency=x&bandwidth=0&t=-5&lang=xx&theme=1&other=2",
+    "algorithm=host&with=%E0&devices=99&bytes=-1&topology=bus&latency=x&bandwidth=0&t=-5&lang=toString&theme=1&other=2",
   );
   report.bad = { form: form(), shown: shown() };
   await follow("topology=nvlink&devices=12&t=1e8");

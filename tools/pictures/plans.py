@@ -36,7 +36,6 @@ CHINESE = {
 def text() -> str:
     """Return docs/assets/step-by-step/plans.js."""
     parts = {
-        "devices": [DEVICES[0], DEVICES[-1]],
         "algorithms": {
             name: _algorithm(name, algorithm.plan, colour)
             for (name, algorithm), colour in zip(ALGORITHMS.items(), COLOURS)

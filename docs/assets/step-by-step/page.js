@@ -52,10 +52,11 @@ function stepInWords(run, step) {
   if (told.length < messages.length) found.push(say("more", messages.length - told.length));
   const shared = [...usersOf(messages)].filter(([, users]) => users.length > 1);
   shared.sort((a, b) => b[1].length - a[1].length);
-  for (const [link, users] of shared.slice(0, 1)) {
+  if (shared.length) {
+    const [link, users] = shared[0];
     found.push(say("sharing", linkInWords(run.on.links[link].name), users.length));
   }
-  if (shared.length > 1) found.push(say("moreShared", shared.length - 1));
+  if (shared.length > 1) found.push(say("allShared", shared.length));
   const values = run.before[step];
   const whole = values.filter((bits) => count(bits) === run.devices);
   found.push(say("complete", whole.length, values.length));
@@ -110,7 +111,7 @@ function valid(name, text, topology) {
   if (name === "topology") return Object.keys(PLANS.topologies).includes(text);
   if (name === "devices") return Object.keys(PLANS.topologies[topology].machines).includes(text);
   if (name === "bytes") return BYTES.test(text);
-  if (name === "lang") return text in TEXT;
+  if (name === "lang") return Object.keys(TEXT).includes(text);
   if (name === "theme") return ["", "light", "dark"].includes(text);
   if (name === "memory" && text === "") return true;
   if (name.startsWith("latency") || name === "t") return number >= 0 && number < 1e9;
@@ -675,6 +676,7 @@ function fillWords() {
   document.documentElement.lang = say("code");
   document.title = say("title");
   $("language").textContent = say("language");
+  $("language").lang = settings.lang === "zh" ? "en" : "zh-CN";
   for (const element of document.querySelectorAll("[data-text]")) {
     element.textContent = say(element.dataset.text);
   }
@@ -697,6 +699,8 @@ function fillWords() {
 function fillForm() {
   kindsOf(settings.topology).forEach(([kind], i) => ($(`kind-${i}`).textContent = say(kind)));
   $("second").hidden = !("latency2" in settings);
+  const { machines } = PLANS.topologies[settings.topology];
+  $("settings").elements.devices.max = Math.max(...Object.keys(machines));
   for (const input of $("settings").elements) {
     const text = settings[input.name] || "";
     if (input.value.trim() !== text) input.value = text;

@@ -1,9 +1,5 @@
 // Written by tools/draw_pictures.py: make pictures
 const PLANS = {
-"devices": [
-2,
-16
-],
 "algorithms": {
 "star": {
 "colour": "#3b7dd8",
