@@ -182,7 +182,8 @@ function placesOf({ devices, chunks, on }, width) {
   const half = groups > 1 ? switches.filter((s) => s < groups / 2).length : 0; // on the left
   const around = half ? 2 * Math.max(half, devices - half) : devices; // if the circle were full
   const box = boxOf(chunks, width, around);
-  const least = box.height + (box.height + 12) / Math.sin(Math.PI / Math.max(around, 3));
+  const gap = half && width < 420 ? 34 : 12; // on a phone the switches are between the boxes
+  const least = box.height + (box.height + gap) / Math.sin(Math.PI / Math.max(around, 3));
   const height = Math.max(Math.min(0.62 * width, 150 + 45 * around, 480), least);
   const middle = { x: width / 2, y: height / 2 };
   const boxes = switches.map((_, i) => {
