@@ -182,6 +182,13 @@ def test_at_any_moment_messages_sums_and_shared_links_are_those_of_the_simulatio
     assert glowing > 20
 
 
+def test_a_message_leaves_its_sender_and_comes_to_its_receiver(driven):
+    # In the first of the ring's six steps, device i sends chunk i: shortly after, and shortly before.
+    for shown, ahead in zip(driven["distances"], (0, 1)):
+        nearest = {text: far.index(min(far)) for text, far in shown.items()}
+        assert nearest == {f"+{i}": (i + ahead) % 4 for i in range(4)}
+
+
 def test_the_chart_and_its_table_mark_the_algorithms_that_simulate_finds_fastest(driven):
     for told in driven["charts"]:
         values = told["values"]

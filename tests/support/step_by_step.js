@@ -62,6 +62,18 @@ function scrub(value) {
   return shown();
 }
 
+/** How far each message is from each device, in pixels, by its text. */
+function distances() {
+  const middle = (element) => {
+    const { x, y, width, height } = element.getBoundingClientRect();
+    return [x + width / 2, y + height / 2];
+  };
+  const boxes = all(".box").map(middle);
+  const far = ([x, y]) => boxes.map((box) => Math.hypot(box[0] - x, box[1] - y));
+  const found = all(".message").filter((message) => !message.closest("#key"));
+  return Object.fromEntries(found.map((e) => [e.textContent, far(middle(e.firstChild))]));
+}
+
 /** Open a link to the page with this hash. */
 async function follow(hash) {
   const changed = new Promise((done) =>
@@ -165,6 +177,8 @@ async function drive({ stepped, scrubbed, charts, narrow }) {
     ["scrub", "speed", "language"].map((id) => press(key, document.getElementById(id))),
   );
   await follow("devices=4&t=0");
+  report.distances = [20, 145].map((position) => scrub(position) && distances());
+  click("begin");
   report.buttons = ["next", "next", "previous", "end", "begin"].map(click);
   report.played = await played();
 
