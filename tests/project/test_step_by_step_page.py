@@ -183,7 +183,7 @@ def test_at_any_moment_messages_sums_and_shared_links_are_those_of_the_simulatio
 
 
 def test_a_message_leaves_its_sender_and_comes_to_its_receiver(driven):
-    # In the first of the ring's six steps, device i sends chunk i: shortly after, and shortly before.
+    # Device i sends chunk i in the first of the ring's six steps: near its begin and end.
     for shown, ahead in zip(driven["distances"], (0, 1)):
         nearest = {text: far.index(min(far)) for text, far in shown.items()}
         assert nearest == {f"+{i}": (i + ahead) % 4 for i in range(4)}
