@@ -1,12 +1,15 @@
 """Draw every picture of docs/pictures: plans, the training step, recorded runs.
 
-    python tools/draw_pictures.py                    # write docs/pictures/*.svg
+    python tools/draw_pictures.py                    # write docs/pictures/*.svg and the page's data
     python tools/draw_pictures.py --check            # write nothing, name the ones that differ
     python tools/draw_pictures.py --record timeline  # measure first, half a minute
+    python tools/draw_pictures.py --record page      # photograph the page; needs chromium
     python tools/draw_pictures.py --record timeline,scaling --torch-python ~/torch/bin/python
         --tensorflow-python ~/tensorflow/bin/python --jax-python ~/jax/bin/python
 
-Every algorithm that has a plan is drawn for 4 devices. step-timeline.svg and scaling.svg show
+Every algorithm that has a plan is drawn for 4 devices. docs/assets/step-by-step/plans.js has
+all plans and topologies, for docs/step-by-step.html; step-by-step.png is a picture of that page,
+which --record page takes and --check does not compare. step-timeline.svg and scaling.svg show
 docs/measured/step-timeline.json and scaling.json, which --record writes: run it on an otherwise
 idle machine. --check compares words and the coordinates of named shapes, not bytes, because those
 differ between versions of matplotlib.
@@ -21,6 +24,7 @@ import argparse
 import io
 import json
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -29,7 +33,8 @@ from typing import Any, Sequence
 from xml.etree import ElementTree
 
 try:
-    from pictures import growth, scaling, step, timeline
+    from pictures import growth, plans, scaling, step, timeline
+    from PIL import Image
 
     from gluonpar.collectives import ALGORITHMS, trace
     from gluonpar.diagnostics.benchmark import harness
@@ -41,8 +46,11 @@ except ImportError as error:
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURES, MEASURED = ROOT / "docs" / "pictures", ROOT / "docs" / "measured"
+PLANS = ROOT / "docs" / "assets" / "step-by-step" / "plans.js"
 TIMELINE, SCALING = MEASURED / "step-timeline.json", MEASURED / "scaling.json"
 FIRST_STEP, NUM_STEPS = 8, 3  # of the profile
+PAGE = ROOT / "docs" / "step-by-step.html"
+MOMENT = "lang=en&theme=light&algorithm=halving-doubling&with=ring&topology=ethernet&t=1220"
 CANDIDATES = (
     "gluonpar,gluonpar trainer,trainer gluonpar,trainer device,one context,one context imported,"
     "book,torch ddp,tensorflow mirrored,jax shard_map,floor"
@@ -62,22 +70,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--check", action="store_true", help="compare only, and name what differs")
-    help_ = "measure before drawing: timeline, scaling or timeline,scaling"
+    help_ = "measure before drawing: one or several of timeline, scaling and page"
     parser.add_argument("--record", metavar="NAMES", default="", help=help_)
     for library in LIBRARIES:
         help_ = f"an interpreter that has {library}, for --record scaling"
         parser.add_argument(f"--{library}-python", metavar="PATH", help=help_)
     args = parser.parse_args(argv)
     names = args.record.split(",") if args.record else []
-    if not set(names) <= {"timeline", "scaling"}:
-        parser.error(f"--record must be timeline, scaling or both, got {args.record}")
+    if not set(names) <= {"timeline", "scaling", "page"}:
+        parser.error(f"--record must name timeline, scaling or page, got {args.record}")
     if args.check:
-        return check(PICTURES)
+        return max(check(PICTURES), check_plans(PLANS))
     if "timeline" in names:
         record_timeline()
     pythons = {f"--{name}-python": getattr(args, f"{name}_python") for name in LIBRARIES}
     status = record_scaling(pythons) if "scaling" in names else 0
     draw(PICTURES)
+    PLANS.write_text(plans.text(), "utf-8")
+    if "page" in names:
+        photograph_page()
     return status
 
 
@@ -142,6 +153,23 @@ def record_scaling(pythons: dict[str, str | None]) -> int:
     return status
 
 
+def photograph_page() -> None:
+    """Draw docs/step-by-step.html at a moment, as a browser shows it."""
+    browser = shutil.which("chromium") or shutil.which("google-chrome") or "chromium"
+    picture = PICTURES / "step-by-step.png"
+    with tempfile.TemporaryDirectory() as profile:
+        options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
+        options += [
+            f"--user-data-dir={profile}",
+            "--window-size=1180,880",
+            f"--screenshot={picture}",
+        ]
+        subprocess.run([browser, *options, f"{PAGE.as_uri()}#{MOMENT}"], check=True)
+    with Image.open(picture) as image:
+        few = image.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE)
+    few.save(picture, optimize=True)  # a third of the bytes
+
+
 def check(folder: Path) -> int:
     """Name the pictures in ``folder`` that differ from what :func:`draw` writes; 1 if any do."""
     with tempfile.TemporaryDirectory() as fresh:
@@ -151,6 +179,14 @@ def check(folder: Path) -> int:
     for name in wrong:
         print(f"{folder / name} must be drawn again: make pictures", file=sys.stderr)
     return 1 if wrong else 0
+
+
+def check_plans(path: Path) -> int:
+    """Name the data of the page if it is not that of the package; 1 in this case."""
+    if path.exists() and path.read_text("utf-8") == plans.text():
+        return 0
+    print(f"{path} must be written again: make pictures", file=sys.stderr)
+    return 1
 
 
 def same(path: Path, other: Path) -> bool:

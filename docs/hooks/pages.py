@@ -11,6 +11,7 @@ import re
 
 import griffe
 from latex2mathml.converter import convert
+from mkdocs.structure.files import File
 
 FROM_THE_NET = re.compile(
     r"<(?:script|img|iframe|link rel=.?stylesheet)[^>]*(?:src|href)=.?https?:"
@@ -23,6 +24,15 @@ ROW, CELL = re.compile(r"<tr>.*?</tr>", re.S), re.compile(r"<t[dh]\b[^>]*>(.*?)<
 LONG = 40  # characters in the last column of a table that is better stacked on a narrow screen
 
 log = logging.getLogger("mkdocs.hooks.pages")  # with `strict: true` a warning ends the build
+
+
+def on_files(files, config):
+    """Let the page that is not made from Markdown link to those that are: by their names here."""
+    page = files.get_file_from_path("step-by-step.html")
+    linked = re.sub(r'(href="[\w-]+)\.md"', r'\1.html"', page.content_string)
+    files.remove(page)
+    files.append(File.generated(config, page.src_uri, content=linked))
+    return files
 
 
 def on_page_content(html: str, page, config, files) -> str:

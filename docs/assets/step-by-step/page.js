@@ -1,0 +1,836 @@
+// docs/step-by-step.html: settings, pictures, chart and controls. simulate.js has the simulation,
+// words.js the words. What is drawn at a moment depends on that moment and the settings only.
+"use strict";
+
+/* ---- Words ---- */
+
+/** The text of this name in the reader's language, with values in place of {0}, {1}, ... */
+function say(name, ...values) {
+  return TEXT[settings.lang][name].replace(/\{(\d)\}/g, (_, i) => values[i]);
+}
+
+/** 0 to 3 and 7 as "0–3, 7". */
+function numbers(sorted) {
+  const starts = sorted.filter((n, i) => n - 1 !== sorted[i - 1]);
+  const ends = sorted.filter((n, i) => n + 1 !== sorted[i + 1]);
+  return starts.map((n, i) => (n === ends[i] ? n : `${n}–${ends[i]}`)).join(", ");
+}
+
+/** Seconds in the unit that suits ``largest``, with three digits of it: "12.3 us". */
+function duration(seconds, largest = seconds, unit = true) {
+  const units = { s: 1, ms: 1e-3, us: 1e-6 };
+  const name = Object.keys(units).find((unit) => largest >= 0.9995 * units[unit]) || "us";
+  const size = units[name];
+  const digits = Math.max(0, 2 - Math.floor(Math.log10(Math.max(largest / size, 1e-3)) + 1e-9));
+  return (seconds / size).toFixed(digits) + (unit ? ` ${name}` : "");
+}
+
+/** A number of bytes as in the settings: 4K, 1.5M. */
+function size(bytes) {
+  const power = Math.max(0, Math.min(3, Math.floor(Math.log2(bytes) / 10 + 1e-9)));
+  return Number((bytes / 1024 ** power).toPrecision(3)) + ["", "K", "M", "G"][power];
+}
+
+/** A step's number and times. */
+function stepTitle(run, step) {
+  if (step === run.steps.length) return say("finished", duration(run.seconds));
+  const { begin, end } = run.steps[step];
+  const times = [duration(begin, run.seconds, false), duration(end, run.seconds)];
+  return say("step", step + 1, run.steps.length, ...times);
+}
+
+/** What happens in a step, in a few sentences. */
+function stepInWords(run, step) {
+  const found = [stepTitle(run, step)];
+  if (step === run.steps.length) return found[0];
+  const { messages } = run.steps[step];
+  const told = messages.slice(0, messages.length > 4 ? 3 : 4);
+  for (const { src, dst, adds, chunks } of told) {
+    const what = say(chunks.length > 1 ? "chunks" : "chunk", numbers(chunks));
+    found.push(say(adds ? "adds" : "copies", src, what, dst));
+  }
+  if (told.length < messages.length) found.push(say("more", messages.length - told.length));
+  const shared = [...usersOf(messages)].filter(([, users]) => users.length > 1);
+  shared.sort((a, b) => b[1].length - a[1].length);
+  if (shared.length) {
+    const [link, users] = shared[0];
+    found.push(say("sharing", linkInWords(run.on.links[link].name), users.length));
+  }
+  if (shared.length > 1) found.push(say("allShared", shared.length));
+  const values = run.before[step];
+  const whole = values.filter((bits) => count(bits) === run.devices);
+  found.push(say("complete", whole.length, values.length));
+  return found.join(say("space"));
+}
+
+function linkInWords(name) {
+  const [, kind, number, way, src, dst] = name.match(LINK_NAME);
+  if (src) return say("between", src, dst);
+  return say(way === "out" ? "from" : "to", say(kind === "switch" ? switchWord() : kind, number));
+}
+
+const LINK_NAME = /(?:(device|switch) (\d+) (out|in))|(\d+)-(\d+)/;
+const switchWord = () => (settings.topology === "ethernet" ? "host" : "switch");
+
+/** The messages on each link, by the link's number. */
+function usersOf(messages) {
+  const users = new Map();
+  for (const message of messages) {
+    for (const link of message.route) users.set(link, [...(users.get(link) || []), message]);
+  }
+  return users;
+}
+
+/* ---- Settings: texts by name, as in the form and in the link's hash ---- */
+
+const LANGUAGE = (navigator.language || "").startsWith("zh") ? "zh" : "en";
+const ALGORITHMS = Object.keys(PLANS.algorithms);
+const BYTES = /^(\d{1,15}(?:\.\d+)?) ?([KMG]?)B?$/i;
+
+/** The kinds of links of a topology: [name, {latency, bandwidth}]. */
+const kindsOf = (topology) => Object.entries(PLANS.topologies[topology].kinds);
+
+/** A number as a text without the rounding of its unit. */
+const short = (number) => String(Number(number.toPrecision(9)));
+
+function defaults(topology) {
+  const found = { algorithm: "ring", with: "", devices: "8", bytes: "1M", topology: "full" };
+  Object.assign(found, { memory: "", t: "0", lang: LANGUAGE, theme: "" });
+  kindsOf(topology).forEach(([, { latency, bandwidth }], i) => {
+    found[["latency", "latency2"][i]] = short(latency * 1e6);
+    found[["bandwidth", "bandwidth2"][i]] = short(bandwidth / 1e9);
+  });
+  return found;
+}
+
+/** Whether a setting can have this text. */
+function valid(name, text, topology) {
+  const number = /^(\d+\.?\d*|\.\d+)(e-?\d+)?$/.test(text) ? Number(text) : NaN;
+  if (name === "algorithm") return ALGORITHMS.includes(text);
+  if (name === "with") return text === "" || ALGORITHMS.includes(text);
+  if (name === "topology") return Object.keys(PLANS.topologies).includes(text);
+  if (name === "devices") return Object.keys(PLANS.topologies[topology].machines).includes(text);
+  if (name === "bytes") return BYTES.test(text);
+  if (name === "lang") return Object.keys(TEXT).includes(text);
+  if (name === "theme") return ["", "light", "dark"].includes(text);
+  if (name === "memory" && text === "") return true;
+  if (name.startsWith("latency") || name === "t") return number >= 0 && number < 1e9;
+  return number >= 1e-6 && number < 1e9;
+}
+
+/** Settings from some texts; what is missing or not valid is the default. */
+function complete(texts) {
+  const topology = valid("topology", texts.topology || "") ? texts.topology : "full";
+  const found = { ...defaults(topology), topology };
+  for (const name of Object.keys(found)) {
+    if (name in texts && valid(name, texts[name], topology)) found[name] = texts[name];
+  }
+  return found;
+}
+
+function bytesOf(text) {
+  const [, number, unit] = text.match(BYTES);
+  return Math.round(number * 1024 ** " KMG".indexOf(unit.toUpperCase() || " "));
+}
+
+const readHash = () => complete(Object.fromEntries(new URLSearchParams(location.hash.slice(1))));
+
+/** Keep the settings that are not the default in the page's link. */
+function writeHash() {
+  const usual = defaults(settings.topology);
+  const texts = Object.entries({ ...settings, t: short(now * 1e6) });
+  const hash = new URLSearchParams(texts.filter(([name, text]) => text !== usual[name])).toString();
+  history.replaceState(null, "", location.href.split("#")[0] + (hash ? `#${hash}` : ""));
+}
+
+/** Simulate an algorithm with the settings. */
+function runOf(algorithm, on, bytes = bytesOf(settings.bytes)) {
+  const memory = settings.memory === "" ? Infinity : settings.memory * 1e9;
+  return { algorithm, on, ...simulate(algorithm, Number(settings.devices), bytes, on, memory) };
+}
+
+function linksOf({ topology, devices, ...texts }) {
+  const kinds = kindsOf(topology).map((_, i) => ({
+    latency: texts[["latency", "latency2"][i]] * 1e-6,
+    bandwidth: texts[["bandwidth", "bandwidth2"][i]] * 1e9,
+  }));
+  return topologyOf(topology, devices, kinds);
+}
+
+/* ---- The picture of one algorithm: places, and what is where at a moment ---- */
+
+/** Each device's switch, from the routes: all on switch 0 where no route passes others. */
+function switchesOf({ links, routes }) {
+  const found = routes.map(() => undefined);
+  const named = (route) => route.map((link) => links[link].name);
+  const pairs = routes.flatMap((row, src) => row.map((route, dst) => [src, dst, named(route)]));
+  for (const [src, dst, names] of pairs) {
+    const passed = names.join().match(/switch (\d+) out,switch (\d+) in/);
+    if (passed) [found[src], found[dst]] = passed.slice(1).map(Number);
+  }
+  for (const [src, dst, names] of pairs) {
+    const together = names.length === 2 && names[0].startsWith("device");
+    if (together && found[src] === undefined) found[src] = found[dst];
+  }
+  return found.map((number) => number || 0);
+}
+
+/** Where everything is on a sheet of this width, in pixels: boxes, switches and links. */
+function placesOf({ devices, chunks, on }, width) {
+  const switches = switchesOf(on);
+  const groups = Math.max(...switches) + 1;
+  const half = groups > 1 ? switches.filter((s) => s < groups / 2).length : 0; // on the left
+  const around = half ? 2 * Math.max(half, devices - half) : devices; // if the circle were full
+  const box = boxOf(chunks, width, around);
+  const gap = half && width < 420 ? 34 : 12; // on a phone the switches are between the boxes
+  const least = box.height + (box.height + gap) / Math.sin(Math.PI / Math.max(around, 3));
+  const height = Math.max(Math.min(0.62 * width, 150 + 45 * around, 480), least);
+  const middle = { x: width / 2, y: height / 2 };
+  const boxes = switches.map((_, i) => {
+    // Clockwise from the top; with several switches, both sides from the top down.
+    let turn = (2 * (i - 0.5)) / devices;
+    if (half) turn = i < half ? -(i + 0.5) / half : (i - half + 0.5) / (devices - half);
+    const x = middle.x + (middle.x - box.width / 2 - 4) * Math.sin(Math.PI * turn);
+    const y = middle.y - (middle.y - box.height / 2 - 4) * Math.cos(Math.PI * turn);
+    return { x, y, half: [box.width / 2, box.height / 2] };
+  });
+  const nodes = nodesOf(boxes, switches, groups, middle);
+  const ends = (name) => {
+    const [, kind, number, way, src, dst] = name.match(LINK_NAME);
+    if (src) return [boxes[src], boxes[dst]];
+    const hub = nodes[nodes.length - 1];
+    const inner = kind === "device" ? nodes[switches[number]] : hub;
+    const outer = kind === "device" ? boxes[number] : nodes[number];
+    return way === "out" ? [outer, inner] : [inner, outer];
+  };
+  const used = new Set(on.routes.flat(2));
+  const links = on.links.map(({ name }, i) => used.has(i) && ends(name));
+  return { width, height, box, boxes, nodes, links };
+}
+
+/** The switches, each between its devices and the middle, and what connects them. */
+function nodesOf(boxes, switches, groups, middle) {
+  const node = ({ x, y }, text) => ({ x, y, text, half: [7 + textWidth(text) / 2, 11] });
+  if (groups === 1) return [node(middle, say("onlySwitch"))];
+  const nodes = Array.from({ length: groups }, (_, s) => {
+    const mine = boxes.filter((_, i) => switches[i] === s);
+    const mean = (axis) => mine.reduce((sum, place) => sum + place[axis] / mine.length, 0);
+    const between = (axis) => middle[axis] + 0.8 * (mean(axis) - middle[axis]);
+    return node({ x: between("x"), y: between("y") }, say(switchWord(), s));
+  });
+  return [...nodes, node(middle, say(switchWord() === "host" ? "network" : "cpus"))];
+}
+
+/** About the pixels that a text in a picture takes. */
+const textWidth = (text) => [...text].reduce((sum, c) => sum + (c > "\u2e80" ? 11 : 6.2), 0);
+
+/** A device's box and its cells: in one row if there is space, in several if not. */
+function boxOf(chunks, width, around) {
+  const side = Math.sin(Math.PI / Math.max(around, 3));
+  const most = Math.min((0.68 * side * width) / (1 + 0.68 * side), 0.3 * width, 210) - 8;
+  const least = [11, 8, 6].find((pixels) => chunks * pixels <= 3 * most) || 5;
+  const rows = Math.ceil((chunks * least) / most);
+  const columns = Math.ceil(chunks / rows);
+  const cell = {
+    width: Math.min(most / columns, chunks > 1 ? 24 : 48),
+    height: [24, 16, 12][Math.min(rows, 3) - 1],
+  };
+  return { columns, cell, width: columns * cell.width + 8, height: rows * (cell.height + 2) + 20 };
+}
+
+/** A link as a line from border to border, ``aside`` pixels to the right of its direction. */
+function line([from, to], aside) {
+  const [dx, dy] = [to.x - from.x, to.y - from.y];
+  const length = Math.hypot(dx, dy) || 1;
+  const inside = ({ half: [w, h] }) => length * Math.min(w / Math.abs(dx), h / Math.abs(dy));
+  const at = (distance) => ({
+    x: from.x + (dx * distance - dy * aside) / length,
+    y: from.y + (dy * distance + dx * aside) / length,
+  });
+  return [at(inside(from)), at(length - inside(to))];
+}
+
+/** The point at a part, 0 to 1, of the way along some lines. */
+function along(lines, part) {
+  const lengths = lines.map(([a, b]) => Math.hypot(b.x - a.x, b.y - a.y));
+  let left = part * lengths.reduce((sum, length) => sum + length, 0);
+  let i = 0;
+  while (i < lines.length - 1 && left > lengths[i]) left -= lengths[i++];
+  const [a, b] = lines[i];
+  const rest = Math.min(left / (lengths[i] || 1), 1);
+  return { x: a.x + (b.x - a.x) * rest, y: a.y + (b.y - a.y) * rest };
+}
+
+const LANE = 4; // pixels from the middle of a wire to each of its directions
+
+/** The markup of an SVG element. */
+function tag(name, attributes, inside = "") {
+  const texts = Object.entries(attributes).map(([key, value]) => ` ${key}="${value}"`);
+  return `<${name}${texts.join("")}>${inside}</${name}>`;
+}
+
+const textTag = (x, y, text, more = {}) =>
+  tag("text", { x, y, "text-anchor": "middle", ...more }, text);
+
+const lineTag = ([a, b], more) => tag("line", { x1: a.x, y1: a.y, x2: b.x, y2: b.y, ...more });
+
+const svgTag = (width, height, label, inside) =>
+  tag("svg", { width, height, role: "img", "aria-label": label }, inside);
+
+/** A rectangle and a text around a place. */
+function labelTag({ x, y }, [w, h], text, classes) {
+  const rect = tag("rect", { x: -w, y: -h, width: 2 * w, height: 2 * h, rx: 5 });
+  return tag(
+    "g",
+    { class: classes, transform: `translate(${x},${y})` },
+    rect + textTag(0, 4, text),
+  );
+}
+
+/** A cell: a frame, what it has, and a tick when it is complete. */
+function cellTag(x, y, width, height) {
+  const at = `translate(${width / 2},${height / 2})scale(${Math.min(1, width / 12)})`;
+  const parts = [
+    tag("title", {}),
+    tag("rect", { class: "cell", width, height }),
+    tag("rect", { class: "have", x: 1, width: width - 2 }),
+    tag("path", { class: "tick", d: "M-4,0l3,3l5,-6", transform: at }),
+  ];
+  return tag("g", { transform: `translate(${x},${y})` }, parts.join(""));
+}
+
+/** Show that a cell has the values of ``have`` of K devices, a part of one while it is added. */
+function fillCell(cell, have, devices, title = "") {
+  const text = have.toFixed(2);
+  if (cell.dataset.have === text) return;
+  cell.dataset.have = text;
+  cell.setAttribute("class", have === devices ? "complete" : "");
+  const [name, frame, filled] = cell.children;
+  const height = frame.getAttribute("height") - 2;
+  filled.setAttribute("y", 1 + height * (1 - have / devices));
+  filled.setAttribute("height", (height * have) / devices);
+  name.textContent = title;
+}
+
+/** Draw everything of a run that stays, and return what showPanel changes. */
+function makePanel(run) {
+  const figure = document.createElement("figure");
+  figure.innerHTML =
+    `<figcaption>${run.algorithm}<span class="badge"></span></figcaption>` +
+    `<p class="about">${PLANS.algorithms[run.algorithm][settings.lang]}</p>` +
+    `<div class="picture"></div><p class="words" aria-live="polite"></p>`;
+  $("panels").append(figure);
+  const picture = figure.querySelector(".picture");
+  const places = placesOf(run, picture.clientWidth);
+  const most = Math.max(...run.on.links.map(({ bandwidth }) => bandwidth));
+  const wires = places.links.map((ends, i) => {
+    const width = 0.4 + 1.5 * Math.sqrt(run.on.links[i].bandwidth / most);
+    return ends ? lineTag(line(ends, LANE), { class: "wire", "stroke-width": width }) : "";
+  });
+  const direct = run.on.routes.flat(2).every((link) => !/device/.test(run.on.links[link].name));
+  const nodes = direct
+    ? []
+    : places.nodes.map((node) => labelTag(node, node.half, node.text, "node"));
+  const layers = [
+    ARROW,
+    tag("g", { class: wires.length > 40 ? "many" : "" }, wires.join("")),
+    tag("g", { class: "active" }),
+    ...nodes,
+    ...places.boxes.map((_, i) => deviceTag(run, places, i)),
+    tag("g", { class: "moving" }),
+  ];
+  const label = say("picture", run.algorithm, run.devices);
+  picture.innerHTML = svgTag(places.width, places.height, label, layers.join(""));
+  const all = (selector) => [...figure.querySelectorAll(selector)];
+  const find = (selector) => figure.querySelector(selector);
+  return { run, places, find, cells: all(".cells > g"), devices: all(".device") };
+}
+
+const ARROW = tag(
+  "marker",
+  {
+    id: "arrow",
+    refX: 7,
+    refY: 4,
+    markerWidth: 8,
+    markerHeight: 8,
+    markerUnits: "userSpaceOnUse",
+    orient: "auto",
+  },
+  tag("path", { d: "M0,0.5L8,4L0,7.5z", fill: "context-stroke" }),
+);
+
+function deviceTag({ chunks }, { box, boxes }, i) {
+  const { columns, cell, width, height } = box;
+  const cells = Array.from({ length: chunks }, (_, c) => {
+    const [row, column] = [Math.floor(c / columns), c % columns];
+    return cellTag(
+      4 + column * cell.width,
+      17 + row * (cell.height + 2),
+      cell.width - 1,
+      cell.height,
+    );
+  });
+  const at = `translate(${boxes[i].x - width / 2},${boxes[i].y - height / 2})`;
+  const frame = tag("rect", { class: "box", width, height, rx: 5 });
+  const inside = frame + textTag(width / 2, 13, i) + tag("g", { class: "cells" }, cells.join(""));
+  return tag("g", { class: "device", transform: at }, inside);
+}
+
+/** Show a panel at a moment. */
+function showPanel(panel, moment) {
+  const { run, places, find } = panel;
+  const step = stepAt(run, moment);
+  const { messages } = run.steps[step] || { messages: [] };
+  const adding = messages.filter(({ arrive, end }) => arrive <= moment && moment < end);
+  haveAt(run, step, moment).forEach((have, i) => {
+    const [device, chunk] = [Math.floor(i / run.chunks), i % run.chunks];
+    const title = say("cell", device, chunk, Math.floor(have), run.devices);
+    fillCell(panel.cells[i], have, run.devices, title);
+  });
+  panel.devices.forEach((device, i) => {
+    device.classList.toggle(
+      "adding",
+      adding.some(({ dst }) => dst === i),
+    );
+  });
+  const moving = messages.filter(({ arrive }) => moment < arrive);
+  const users = usersOf(moving);
+  const links = [...users].map(([link, { length }]) => [places.links[link], length]);
+  // Where many links have two messages each, they glow, but have no label.
+  const labelled = links.filter(([, length]) => length > 1).length > 8 ? 3 : 2;
+  find(".active").innerHTML = links.map(activeTags).join("");
+  find(".moving").innerHTML =
+    moving.map((message) => messageTag(panel, message, step, moment, users)).join("") +
+    links
+      .filter(([, length]) => length >= labelled)
+      .map(timesTag)
+      .join("");
+  if (panel.step === step) return;
+  panel.step = step;
+  find(".words").textContent = stepInWords(run, step);
+  find(".badge").textContent = step === run.steps.length ? say("badge", duration(run.seconds)) : "";
+}
+
+/** Of how many devices each chunk has the values at a moment; a part of one while it is added. */
+function haveAt(run, step, moment) {
+  const before = run.before[step];
+  const have = before.map(count);
+  if (step === run.steps.length) return have;
+  const after = run.before[step + 1];
+  for (const { dst, chunks, arrive, end } of run.steps[step].messages) {
+    if (moment < arrive) continue;
+    const part = moment >= end ? 1 : (moment - arrive) / (end - arrive);
+    for (const i of chunks.map((chunk) => dst * run.chunks + chunk)) {
+      have[i] += part * (count(after[i]) - count(before[i]));
+    }
+  }
+  return have;
+}
+
+/** The number of devices whose bits are set. */
+function count(bits) {
+  let found = 0;
+  for (; bits; bits &= bits - 1) found += 1;
+  return found;
+}
+
+/** A link that is used now, which glows if messages share it. */
+function activeTags([ends, users]) {
+  const shown = line(ends, LANE);
+  const used = { class: users > 1 ? "used shared" : "used", "marker-end": "url(#arrow)" };
+  const glow = { class: "glow", "stroke-width": Math.min(6 + 2 * users, 20) };
+  return (users > 1 ? lineTag(shown, glow) : "") + lineTag(shown, used);
+}
+
+/** How many messages share a link, beside its middle. */
+function timesTag([ends, users]) {
+  const { x, y } = along([line(ends, 30)], 0.5);
+  return textTag(x, y + 4, `×${users}`, { class: "times" });
+}
+
+/** A message on its way; those that share a link follow one another, so that each can be seen. */
+function messageTag({ run, places }, message, step, moment, users) {
+  const lines = message.route.map((link) => line(places.links[link], LANE + 6));
+  const length = lines.reduce((sum, [a, b]) => sum + Math.hypot(b.x - a.x, b.y - a.y), 0);
+  const sharing = message.route.map((link) => users.get(link));
+  const train = sharing.reduce((most, some) => (some.length > most.length ? some : most));
+  const text = (message.adds ? "+" : "=") + numbers(message.chunks);
+  const half = 4 + 3.3 * text.length;
+  const gap = Math.min((2 * half + 2) / length, 0.7 / train.length);
+  const part = (moment - message.begin) / (message.arrive - message.begin);
+  const behind = part * (1 + gap * (train.length - 1)) - gap * train.indexOf(message);
+  const place = along(lines, Math.max(0, Math.min(1, behind)));
+  const sent = run.before[step][message.src * run.chunks + message.chunks[0]];
+  return labelTag(
+    place,
+    [half, 8],
+    text,
+    count(sent) === run.devices ? "message whole" : "message",
+  );
+}
+
+/** What the shapes in the pictures mean. */
+function drawKey() {
+  const [place, half] = [{ x: 15, y: 9 }, [12, 8]];
+  const wire = [
+    { x: 2, y: 9 },
+    { x: 28, y: 9 },
+  ];
+  const shapes = {
+    keyPart: cellTag(8, 0, 14, 18),
+    keyWhole: cellTag(8, 0, 14, 18),
+    keyAdds: labelTag(place, half, "+2", "message"),
+    keyCopies: labelTag(place, half, "=2", "message whole"),
+    keyShared:
+      lineTag(wire, { class: "glow", "stroke-width": 12 }) +
+      lineTag(wire, { class: "used shared" }),
+  };
+  const items = Object.entries(shapes).map(([name, shape]) => {
+    const svg = tag("svg", { width: 30, height: 18, "aria-hidden": true }, shape);
+    return `<li>${svg}${say(name)}</li>`;
+  });
+  $("key").innerHTML = items.join("");
+  [...$("key").querySelectorAll(".cell")].forEach((cell, i) =>
+    fillCell(cell.parentNode, [3, 8][i], 8),
+  );
+}
+
+/* ---- The chart and its table ---- */
+
+function drawChart() {
+  const on = linksOf(settings);
+  const times = {};
+  for (const name of ALGORITHMS) times[name] = SIZES.map((bytes) => runOf(name, on, bytes).seconds);
+  const ranges = fastest(SIZES, times);
+  const words = ranges.map(({ names, from, to }) =>
+    say("range", names.join(" = "), size(from), size(to)),
+  );
+  $("fastest").textContent = say("fastest", words.join(say("semicolon")));
+  const width = $("chart").clientWidth;
+  const height = Math.max(300, Math.min(420, width * 0.5));
+  const area = { left: 58, right: width - 146, top: 44, bottom: height - 40 };
+  const logs = Object.values(times).flat().map(Math.log10);
+  area.powers = [Math.min(...logs) - 0.1, Math.max(...logs) + 0.1];
+  area.x = (bytes) => area.left + ((Math.log2(bytes) - 8) / 22) * (area.right - area.left);
+  area.y = (seconds) => {
+    const part = (Math.log10(seconds) - area.powers[0]) / (area.powers[1] - area.powers[0]);
+    return area.bottom - part * (area.bottom - area.top);
+  };
+  const parts = [
+    ...axes(area),
+    ...ranges.map((range) => stripTags(area, range)),
+    ...curves(area, times),
+  ];
+  const bytes = bytesOf(settings.bytes);
+  if (bytes >= SIZES[0] && bytes <= SIZES[SIZES.length - 1]) {
+    const chosen = [
+      { x: area.x(bytes), y: area.top - 10 },
+      { x: area.x(bytes), y: area.bottom },
+    ];
+    parts.push(lineTag(chosen, { class: "at" }));
+  }
+  const label = say("chart", $("fastest").textContent);
+  $("chart").innerHTML = svgTag(width, height, label, parts.join(""));
+  drawTable(on);
+}
+
+/** Grid lines and their labels. */
+function axes({ left, right, top, bottom, powers, x, y }) {
+  const grid = { class: "grid" };
+  const muted = { class: "muted" };
+  const parts = [textTag((left + right) / 2, bottom + 35, say("bytes"), muted)];
+  for (let power = Math.ceil(powers[0]); power <= powers[1]; power++) {
+    const at = y(10 ** power);
+    parts.push(
+      lineTag(
+        [
+          { x: left, y: at },
+          { x: right, y: at },
+        ],
+        grid,
+      ),
+    );
+    const label = duration(10 ** power).replace(/\.0+/, "");
+    parts.push(textTag(left - 6, at + 4, label, { class: "muted", "text-anchor": "end" }));
+  }
+  for (let power = 10; power <= 30; power += right - left < 400 ? 10 : 5) {
+    const at = x(2 ** power);
+    parts.push(
+      lineTag(
+        [
+          { x: at, y: top },
+          { x: at, y: bottom },
+        ],
+        grid,
+      ),
+    );
+    parts.push(textTag(at, bottom + 18, size(2 ** power), muted));
+  }
+  return parts;
+}
+
+/** The fastest algorithms of a range of sizes: a strip in the colour of the first, and names. */
+function stripTags({ top, x }, { names, from, to }) {
+  const width = x(to) - x(from);
+  const fill = PLANS.algorithms[names[0]].colour;
+  const texts = [names.join(" = "), `${names[0]} = …`, names[0], ""];
+  const label = texts.find((text) => textWidth(text) < width);
+  const strip = tag("rect", { x: x(from), y: top - 18, width, height: 8, fill });
+  return strip + textTag((x(from) + x(to)) / 2, top - 24, label);
+}
+
+/** A line per algorithm, and the names at their ends, moved apart. */
+function curves({ right, bottom, x, y }, times) {
+  const ends = ALGORITHMS.map((name) => ({ name, y: y(times[name][SIZES.length - 1]) }));
+  ends.sort((a, b) => a.y - b.y);
+  ends.forEach((end, i) => (end.at = Math.max(end.y, i ? ends[i - 1].at + 16 : 0)));
+  let lowest = bottom;
+  for (const end of [...ends].reverse()) {
+    end.at = Math.min(end.at, lowest);
+    lowest = end.at - 16;
+  }
+  return ALGORITHMS.map((name, i) => {
+    const end = ends.find((one) => one.name === name);
+    const look = { stroke: PLANS.algorithms[name].colour, fill: "none" };
+    const points = SIZES.map(
+      (bytes, j) => `${x(bytes).toFixed(1)},${y(times[name][j]).toFixed(1)}`,
+    );
+    const width = WIDTHS[i % WIDTHS.length];
+    const chosen = [settings.algorithm, settings.with].includes(name) ? "chosen" : "";
+    return (
+      tag("polyline", { points: points.join(" "), "stroke-width": width, ...look }) +
+      tag("path", {
+        d: `M${right + 2},${end.y}L${right + 12},${end.at}h6`,
+        "stroke-width": 2,
+        ...look,
+      }) +
+      textTag(right + 21, end.at + 4, name, { class: chosen, "text-anchor": "start" })
+    );
+  });
+}
+
+const WIDTHS = [4.5, 3.5, 2.4, 1.4, 3.2, 1.4]; // lines that coincide are seen below each other
+
+function drawTable(on) {
+  $("table-title").textContent = say("tableTitle", settings.bytes);
+  const runs = ALGORITHMS.map((name) => runOf(name, on));
+  const least = Math.min(...runs.map((run) => run.seconds));
+  const heads = ["algorithm", "steps", "seconds", "relative"];
+  const rows = runs.map(({ algorithm, steps, seconds }) => {
+    const best = seconds <= least * (1 + AT_ONCE);
+    const relative = best ? say("isFastest") : `${(seconds / least).toPrecision(3)} ×`;
+    const cells = [steps.length, duration(seconds), relative].map((text) => `<td>${text}</td>`);
+    const name = `<th scope="row">${algorithm}</th>`;
+    return `<tr class="${best ? "fastest" : ""}">${name}${cells.join("")}</tr>`;
+  });
+  const head = heads.map((name) => `<th scope="col">${say(name)}</th>`).join("");
+  $("table").innerHTML = `<thead><tr>${head}</tr></thead><tbody>${rows.join("")}</tbody>`;
+}
+
+/* ---- The page: settings, one clock for all panels, controls ---- */
+
+const $ = (id) => document.getElementById(id);
+const REDUCED = matchMedia("(prefers-reduced-motion: reduce)");
+const PLAYED = { step: 1.4, least: 5, most: 24 }; // seconds at speed 1: by the steps, and bounds
+
+let settings = complete({});
+let panels = [];
+let now = 0; // seconds since the begin of the all-reduce
+let playing = null; // when playing began, and at which moment
+
+const longest = () => Math.max(...panels.map(({ run }) => run.seconds));
+
+/** When a step begins in any panel, and the end. */
+function marks() {
+  const times = panels.flatMap(({ run }) => [...run.steps.map((step) => step.begin), run.seconds]);
+  times.sort((a, b) => a - b);
+  return times.filter((time, i) => i === 0 || time > times[i - 1] + AT_ONCE * longest());
+}
+
+/** Simulate and draw anew, with settings that have changed. */
+function update(texts) {
+  const translate = !panels.length || texts.lang !== settings.lang;
+  settings = texts;
+  if (translate) fillWords();
+  fillForm();
+  document.documentElement.dataset.theme = settings.theme;
+  draw();
+  const at = settings.t * 1e-6;
+  stop();
+  show(marks().find((mark) => Math.abs(mark - at) < 1e-5 * longest()) || Math.min(at, longest()));
+}
+
+/** Draw the panels and the chart for the width that there is. */
+function draw() {
+  const on = linksOf(settings);
+  const names = new Set([settings.algorithm, settings.with].filter((name) => name));
+  $("panels").innerHTML = "";
+  $("panels").className = names.size > 1 ? "two" : "one";
+  const runs = [...names].map((name) => runOf(name, on));
+  panels = runs.map((run) => makePanel({ ...run, before: valuesOf(run) }));
+  drawChart();
+}
+
+/** Write all words that do not depend on the settings, but for the language. */
+function fillWords() {
+  document.documentElement.lang = say("code");
+  document.title = say("title");
+  $("language").textContent = say("language");
+  $("language").lang = settings.lang === "zh" ? "en" : "zh-CN";
+  for (const element of document.querySelectorAll("[data-text]")) {
+    element.textContent = say(element.dataset.text);
+  }
+  for (const element of document.querySelectorAll("[data-label]")) {
+    element.setAttribute("aria-label", say(element.dataset.label));
+    if (element.tagName === "BUTTON") element.title = say(element.dataset.label);
+  }
+  const { algorithm, with: other, topology, memory } = $("settings").elements;
+  const fill = (select, names, text) => {
+    const options = names.map((name) => `<option value="${name}">${text(name)}</option>`);
+    select.innerHTML = options.join("");
+  };
+  fill(algorithm, ALGORITHMS, (name) => name);
+  fill(other, ["", ...ALGORITHMS], (name) => name || say("none"));
+  fill(topology, Object.keys(PLANS.topologies), say);
+  memory.placeholder = say("unlimited");
+  drawKey();
+}
+
+function fillForm() {
+  kindsOf(settings.topology).forEach(([kind], i) => ($(`kind-${i}`).textContent = say(kind)));
+  $("second").hidden = !("latency2" in settings);
+  const { machines } = PLANS.topologies[settings.topology];
+  $("settings").elements.devices.max = Math.max(...Object.keys(machines));
+  for (const input of $("settings").elements) {
+    const text = settings[input.name] || "";
+    if (input.value.trim() !== text) input.value = text;
+    input.removeAttribute("aria-invalid");
+  }
+}
+
+/** Show all panels at a moment. */
+function show(moment) {
+  now = moment;
+  const end = longest();
+  for (const panel of panels) showPanel(panel, now);
+  $("clock").textContent = say("clock", duration(now, end, false), duration(end));
+  $("scrub").value = (1000 * now) / (end || 1);
+  if (playing) return; // a screen reader need not follow
+  const steps = panels.map(({ run }) => stepTitle(run, stepAt(run, now)));
+  $("scrub").setAttribute("aria-valuetext", [$("clock").textContent, ...steps].join(" "));
+}
+
+/** Go to a moment, and keep it in the page's link. */
+function go(moment) {
+  stop();
+  show(moment);
+  writeHash();
+}
+
+/** Go to where the previous (-1) or the next (1) step begins. */
+function goStep(direction) {
+  const some = 1e-9 * longest();
+  const others = marks().filter((time) => direction * (time - now) > some);
+  go((direction > 0 ? others[0] : others.pop()) ?? now);
+}
+
+function play() {
+  if (now >= longest()) show(0);
+  playing = { since: performance.now(), from: now };
+  showPlaying();
+  requestAnimationFrame(frame);
+}
+
+function stop() {
+  playing = null;
+  showPlaying();
+}
+
+/** A screen reader reads the steps when they are not playing. */
+function showPlaying() {
+  $("play").textContent = say(playing ? "pause" : "play");
+  const live = playing ? "off" : "polite";
+  for (const { find } of panels) find(".words").setAttribute("aria-live", live);
+}
+
+const toggle = () => (playing ? go(now) : play());
+
+function frame() {
+  if (!playing) return;
+  const times = marks();
+  const seconds = Math.min(Math.max(PLAYED.step * times.length, PLAYED.least), PLAYED.most);
+  const part = ((performance.now() - playing.since) / 1000 / seconds) * $("speed").value;
+  const moment = playing.from + part * longest();
+  if (moment >= longest()) {
+    go(longest());
+    return;
+  }
+  // Without motion: from the begin of a step to that of the next.
+  show(REDUCED.matches ? times.filter((mark) => mark <= moment).pop() : moment);
+  requestAnimationFrame(frame);
+}
+
+/** Take a value from the form, or mark it as invalid and keep the last one. */
+function changed({ target: { name, value }, target }) {
+  const text = value.trim();
+  if (!valid(name, text, settings.topology)) {
+    target.setAttribute("aria-invalid", "true");
+    return;
+  }
+  const kept = Object.entries(settings).filter(([other]) => {
+    return name !== "topology" || !/^(latency|bandwidth)/.test(other); // those of another one
+  });
+  update(complete({ ...Object.fromEntries(kept), [name]: text, t: "0" }));
+  writeHash();
+}
+
+function pressed(event) {
+  const busy = event.target.closest("input, select, textarea, summary, a");
+  const button = event.target.closest("button");
+  if (busy || event.ctrlKey || event.altKey || event.metaKey || (button && event.key === " "))
+    return;
+  const actions = {
+    " ": toggle,
+    ArrowLeft: () => goStep(-1),
+    ArrowRight: () => goStep(1),
+    Home: () => go(0),
+    End: () => go(longest()),
+  };
+  if (!(event.key in actions)) return;
+  event.preventDefault();
+  actions[event.key]();
+}
+
+function start() {
+  $("settings").addEventListener("input", changed);
+  $("settings").addEventListener("submit", (event) => event.preventDefault());
+  $("language").addEventListener("click", () => {
+    update({ ...settings, lang: settings.lang === "zh" ? "en" : "zh", t: short(now * 1e6) });
+    writeHash();
+  });
+  $("play").addEventListener("click", toggle);
+  $("speed").addEventListener("change", () => playing && play());
+  $("begin").addEventListener("click", () => go(0));
+  $("end").addEventListener("click", () => go(longest()));
+  $("previous").addEventListener("click", () => goStep(-1));
+  $("next").addEventListener("click", () => goStep(1));
+  $("scrub").addEventListener("input", () => {
+    stop();
+    show(($("scrub").value / 1000) * longest());
+  });
+  $("scrub").addEventListener("change", writeHash);
+  document.addEventListener("keydown", pressed);
+  window.addEventListener("hashchange", () => update(readHash()));
+  let width = innerWidth;
+  window.addEventListener("resize", () => {
+    if (innerWidth === width) return; // a phone's address bar changes the height only
+    width = innerWidth;
+    const moment = now;
+    draw();
+    show(moment);
+  });
+  update(readHash());
+}
+
+start();
