@@ -75,7 +75,7 @@ def computed(tmp_path_factory):
         }
         for name, k, num_bytes, on, links, memory in cases()
     ]
-    sources = (f"{ASSETS.as_uri()}/{name}.js" for name in ("plans", "simulate"))
+    sources = (f"{ASSETS.as_uri()}/{name}.js" for name in ("plans", "words", "page"))
     scripts = "".join(f'<script src="{source}"></script>' for source in sources)
     page = f'<script id="cases" type="application/json">{json.dumps(told)}</script>'
     page += f'<pre id="report"></pre>{scripts}<script>{COMPUTE}</script>'
@@ -135,4 +135,4 @@ def test_nothing_is_loaded_from_outside():
             path
         )
     links = re.findall(r'(?:src|href)="([^"]+)"', page.read_text("utf-8"))
-    assert len(links) == 6 and all((DOCS / link).exists() for link in links)
+    assert len(links) == 5 and all((DOCS / link).exists() for link in links)

@@ -260,7 +260,7 @@ def test_what_is_typed_is_shown_as_invalid_and_the_last_good_value_kept(driven):
 
 
 def test_keys_are_not_taken_from_controls_and_buttons_step(driven):
-    keys = driven["keys"]  # Space and arrows, on the slider, the speed and a button
+    keys = driven["keys"]  # Space and arrows, on the slider, a list and a button
     assert keys == [[False, False, False], *[[False, False, True]] * 4]
     result = simulate("ring", 4, 1 << 20)
     times = begins(result)

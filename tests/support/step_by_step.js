@@ -174,7 +174,7 @@ async function drive({ stepped, scrubbed, charts, narrow }) {
 
   await follow("");
   report.keys = [" ", "ArrowRight", "ArrowLeft", "Home", "End"].map((key) =>
-    ["scrub", "speed", "language"].map((id) => press(key, document.getElementById(id))),
+    ["#scrub", "[name=algorithm]", "#language"].map((css) => press(key, document.querySelector(css))),
   );
   await follow("devices=4&t=0");
   report.distances = [20, 145].map((position) => scrub(position) && distances());

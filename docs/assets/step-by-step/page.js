@@ -1,6 +1,168 @@
-// docs/step-by-step.html: settings, pictures, chart and controls. simulate.js has the simulation,
-// words.js the words. What is drawn at a moment depends on that moment and the settings only.
+// docs/step-by-step.html: the simulation, then settings, pictures, chart and controls. words.js has
+// all words in both languages, plans.js the plans and the topologies. What is drawn at a moment
+// depends on that moment and the settings only.
 "use strict";
+
+/* ---- gluonpar.collectives.simulate in JavaScript; the tests compare them ---- */
+
+const AT_ONCE = 1e-9; // of the time until the next event: what ends within it ends with it
+
+/** The links of a topology, with ``kinds[i]`` = {latency, bandwidth}, and the routes over them. */
+function topologyOf(name, devices, kinds) {
+  const machine = PLANS.topologies[name].machines[devices];
+  const links = machine.links.map((text) => {
+    const [link, numbers] = text.split(": ");
+    const [kind, latency, bandwidth] = numbers.split(" ").map(Number);
+    const of = kinds[kind] || { latency: 1, bandwidth: 1 }; // -1: not to be chosen
+    return { name: link, latency: latency * of.latency, bandwidth: bandwidth * of.bandwidth };
+  });
+  const numbers = (word) => (word.match(/../g) || []).map((digits) => parseInt(digits, 36));
+  return { links, routes: machine.routes.map((row) => row.split(" ").map(numbers)) };
+}
+
+/** The messages of a step, from its line in plans.js. */
+function messagesOf(line) {
+  return line.split(" ").map((word) => ({
+    src: parseInt(word[0], 36),
+    dst: parseInt(word[1], 36),
+    adds: word[2] === "+",
+    chunks: [...word.slice(3)].map((digit) => parseInt(digit, 36)),
+  }));
+}
+
+/** Simulate an all-reduce: its seconds, and the begin, arrival and end of every message by step.
+ *
+ * ``on`` is from topologyOf. A message that is added arrives before it ends: its sum takes time.
+ */
+function simulate(algorithm, devices, bytes, on, memoryBandwidth = Infinity) {
+  const plan = PLANS.algorithms[algorithm].plans[devices];
+  const steps = [];
+  const known = new Map();
+  let now = 0;
+  for (const line of plan.steps) {
+    const messages = messagesOf(line);
+    // Most plans have few different steps, but for the numbers of the chunks.
+    const key = messages
+      .map(({ src, dst, adds, chunks }) => [src, dst, adds, chunks.length])
+      .join();
+    if (!known.has(key)) {
+      known.set(key, timesOf(messages, devices, bytes / plan.chunks, on, memoryBandwidth));
+    }
+    const { routes, arrive, end } = known.get(key);
+    messages.forEach((message, i) => {
+      const times = { begin: now, arrive: now + arrive[i], end: now + end[i] };
+      Object.assign(message, { route: routes[i], ...times });
+    });
+    const last = now + Math.max(...end);
+    steps.push({ begin: now, end: last, messages });
+    now = last;
+  }
+  return { seconds: now, steps, devices, chunks: plan.chunks };
+}
+
+/** The routes of a step's messages, and their arrivals and ends after the step's begin. */
+function timesOf(messages, devices, chunkBytes, on, memoryBandwidth) {
+  const bytes = messages.map((message) => message.chunks.length * chunkBytes);
+  const routes = messages.map((message) => on.routes[message.src][message.dst]);
+  const latency = (route) => route.reduce((sum, link) => sum + on.links[link].latency, 0);
+  const bandwidth = on.links.map((link) => link.bandwidth);
+  const arrive = share(routes.map(latency), bytes, routes, bandwidth);
+  const end = arrive.slice();
+  const adding = messages.map((_, i) => i).filter((i) => messages[i].adds);
+  if (memoryBandwidth < Infinity) {
+    // Two reads and a write per byte; the sums of one device share its memory.
+    const sums = share(
+      adding.map((i) => arrive[i]),
+      adding.map((i) => 3 * bytes[i]),
+      adding.map((i) => [messages[i].dst]),
+      Array(devices).fill(memoryBandwidth),
+    );
+    adding.forEach((i, j) => (end[i] = sums[j]));
+  }
+  return { routes, arrive, end };
+}
+
+/** When each of some flows ends; a resource on its route is divided evenly among those on it. */
+function share(begin, bytes, routes, bandwidth) {
+  const end = begin.slice();
+  const left = bytes.slice();
+  let now = -Infinity;
+  for (;;) {
+    const unfinished = left.map((_, i) => i).filter((i) => left[i] > 0);
+    if (!unfinished.length) return end;
+    const active = unfinished.filter((i) => begin[i] <= now);
+    const waiting = unfinished.filter((i) => begin[i] > now);
+    const next = Math.min(...waiting.map((i) => begin[i])); // Infinity if none waits
+    if (!active.length) {
+      now = next;
+      continue;
+    }
+    const onEach = Array(bandwidth.length).fill(0);
+    for (const i of active) for (const link of routes[i]) onEach[link] += 1;
+    const rate = active.map((i) =>
+      Math.min(...routes[i].map((link) => bandwidth[link] / onEach[link])),
+    );
+    const endsIn = active.map((i, j) => left[i] / rate[j]);
+    const elapsed = Math.min(next - now, ...endsIn);
+    now += elapsed;
+    active.forEach((i, j) => {
+      if (endsIn[j] <= elapsed * (1 + AT_ONCE)) {
+        left[i] = 0;
+        end[i] = now;
+      } else {
+        left[i] -= rate[j] * elapsed;
+      }
+    });
+  }
+}
+
+/** Which devices' values each chunk of each device has, as bits, before every step and after. */
+function valuesOf({ devices, chunks, steps }) {
+  let values = Array.from({ length: devices * chunks }, (_, i) => 1 << Math.floor(i / chunks));
+  const before = [values];
+  for (const { messages } of steps) {
+    values = values.slice();
+    for (const message of messages) receive(values, before[before.length - 1], message, chunks);
+    before.push(values);
+  }
+  return before;
+}
+
+/** Write into ``values`` what a message brings, of the values before its step. */
+function receive(values, before, { src, dst, adds, chunks: sent }, chunks) {
+  for (const chunk of sent) {
+    const kept = adds ? values[dst * chunks + chunk] : 0;
+    values[dst * chunks + chunk] = kept | before[src * chunks + chunk];
+  }
+}
+
+/** The number of the step at a time; after the last one, the number of steps. */
+function stepAt(run, now) {
+  if (now >= run.seconds) return run.steps.length;
+  return run.steps.filter((step) => step.begin <= now).length - 1;
+}
+
+const SIZES = Array.from({ length: 23 }, (_, i) => 2 ** (8 + i)); // 256 bytes to 1 GB
+
+/** The names of the fastest at each of some sizes, in ranges: {names, from, to}. */
+function fastest(sizes, times) {
+  const best = sizes.map((_, i) => {
+    const least = Math.min(...Object.values(times).map((line) => line[i]));
+    return Object.keys(times).filter((name) => times[name][i] <= least * (1 + AT_ONCE));
+  });
+  const ranges = [{ names: best[0], from: sizes[0], to: sizes[sizes.length - 1] }];
+  for (let i = 1; i < sizes.length; i++) {
+    if (best[i].join() === best[i - 1].join()) continue;
+    // Times are lines over bytes, so that their difference is one, too.
+    const [old, now] = [times[best[i - 1][0]], times[best[i][0]]];
+    const [before, after] = [now[i - 1] - old[i - 1], old[i] - now[i]];
+    const part = before + after > 0 ? before / (before + after) : 0.5;
+    const at = sizes[i - 1] + part * (sizes[i] - sizes[i - 1]);
+    ranges[ranges.length - 1].to = at;
+    ranges.push({ names: best[i], from: at, to: sizes[sizes.length - 1] });
+  }
+  return ranges;
+}
 
 /* ---- Words ---- */
 
@@ -274,17 +436,19 @@ const textTag = (x, y, text, more = {}) =>
 
 const lineTag = ([a, b], more) => tag("line", { x1: a.x, y1: a.y, x2: b.x, y2: b.y, ...more });
 
+const points = (x1, y1, x2, y2) => [
+  { x: x1, y: y1 },
+  { x: x2, y: y2 },
+];
+
 const svgTag = (width, height, label, inside) =>
   tag("svg", { width, height, role: "img", "aria-label": label }, inside);
 
 /** A rectangle and a text around a place. */
 function labelTag({ x, y }, [w, h], text, classes) {
   const rect = tag("rect", { x: -w, y: -h, width: 2 * w, height: 2 * h, rx: 5 });
-  return tag(
-    "g",
-    { class: classes, transform: `translate(${x},${y})` },
-    rect + textTag(0, 4, text),
-  );
+  const at = { class: classes, transform: `translate(${x},${y})` };
+  return tag("g", at, rect + textTag(0, 4, text));
 }
 
 /** A cell: a frame, what it has, and a tick when it is complete. */
@@ -346,30 +510,15 @@ function makePanel(run) {
   return { run, places, find, cells: all(".cells > g"), devices: all(".device") };
 }
 
-const ARROW = tag(
-  "marker",
-  {
-    id: "arrow",
-    refX: 7,
-    refY: 4,
-    markerWidth: 8,
-    markerHeight: 8,
-    markerUnits: "userSpaceOnUse",
-    orient: "auto",
-  },
-  tag("path", { d: "M0,0.5L8,4L0,7.5z", fill: "context-stroke" }),
-);
+const ARROW = `<marker id="arrow" refX="7" refY="4" markerWidth="8" markerHeight="8" orient="auto"
+  markerUnits="userSpaceOnUse"><path d="M0,0.5L8,4L0,7.5z" fill="context-stroke"/></marker>`;
 
 function deviceTag({ chunks }, { box, boxes }, i) {
   const { columns, cell, width, height } = box;
   const cells = Array.from({ length: chunks }, (_, c) => {
     const [row, column] = [Math.floor(c / columns), c % columns];
-    return cellTag(
-      4 + column * cell.width,
-      17 + row * (cell.height + 2),
-      cell.width - 1,
-      cell.height,
-    );
+    const at = [4 + column * cell.width, 17 + row * (cell.height + 2)];
+    return cellTag(...at, cell.width - 1, cell.height);
   });
   const at = `translate(${boxes[i].x - width / 2},${boxes[i].y - height / 2})`;
   const frame = tag("rect", { class: "box", width, height, rx: 5 });
@@ -389,10 +538,8 @@ function showPanel(panel, moment) {
     fillCell(panel.cells[i], have, run.devices, title);
   });
   panel.devices.forEach((device, i) => {
-    device.classList.toggle(
-      "adding",
-      adding.some(({ dst }) => dst === i),
-    );
+    const adds = adding.some(({ dst }) => dst === i);
+    device.classList.toggle("adding", adds);
   });
   const moving = messages.filter(({ arrive }) => moment < arrive);
   const users = usersOf(moving);
@@ -462,21 +609,16 @@ function messageTag({ run, places }, message, step, moment, users) {
   const behind = part * (1 + gap * (train.length - 1)) - gap * train.indexOf(message);
   const place = along(lines, Math.max(0, Math.min(1, behind)));
   const sent = run.before[step][message.src * run.chunks + message.chunks[0]];
-  return labelTag(
-    place,
-    [half, 8],
-    text,
-    count(sent) === run.devices ? "message whole" : "message",
-  );
+  const kind = count(sent) === run.devices ? "message whole" : "message";
+  return labelTag(place, [half, 8], text, kind);
 }
+
+const FRAME = { x: 3, y: 2, width: 24, height: 14, rx: 4 };
 
 /** What the shapes in the pictures mean. */
 function drawKey() {
   const [place, half] = [{ x: 15, y: 9 }, [12, 8]];
-  const wire = [
-    { x: 2, y: 9 },
-    { x: 28, y: 9 },
-  ];
+  const wire = points(2, 9, 28, 9);
   const shapes = {
     keyPart: cellTag(8, 0, 14, 18),
     keyWhole: cellTag(8, 0, 14, 18),
@@ -485,6 +627,7 @@ function drawKey() {
     keyShared:
       lineTag(wire, { class: "glow", "stroke-width": 12 }) +
       lineTag(wire, { class: "used shared" }),
+    keySums: tag("g", { class: "adding" }, tag("rect", { class: "box", ...FRAME })),
   };
   const items = Object.entries(shapes).map(([name, shape]) => {
     const svg = tag("svg", { width: 30, height: 18, "aria-hidden": true }, shape);
@@ -524,11 +667,8 @@ function drawChart() {
   ];
   const bytes = bytesOf(settings.bytes);
   if (bytes >= SIZES[0] && bytes <= SIZES[SIZES.length - 1]) {
-    const chosen = [
-      { x: area.x(bytes), y: area.top - 10 },
-      { x: area.x(bytes), y: area.bottom },
-    ];
-    parts.push(lineTag(chosen, { class: "at" }));
+    const at = area.x(bytes);
+    parts.push(lineTag(points(at, area.top - 10, at, area.bottom), { class: "at" }));
   }
   const label = say("chart", $("fastest").textContent);
   $("chart").innerHTML = svgTag(width, height, label, parts.join(""));
@@ -542,29 +682,13 @@ function axes({ left, right, top, bottom, powers, x, y }) {
   const parts = [textTag((left + right) / 2, bottom + 35, say("bytes"), muted)];
   for (let power = Math.ceil(powers[0]); power <= powers[1]; power++) {
     const at = y(10 ** power);
-    parts.push(
-      lineTag(
-        [
-          { x: left, y: at },
-          { x: right, y: at },
-        ],
-        grid,
-      ),
-    );
+    parts.push(lineTag(points(left, at, right, at), grid));
     const label = duration(10 ** power).replace(/\.0+/, "");
     parts.push(textTag(left - 6, at + 4, label, { class: "muted", "text-anchor": "end" }));
   }
   for (let power = 10; power <= 30; power += right - left < 400 ? 10 : 5) {
     const at = x(2 ** power);
-    parts.push(
-      lineTag(
-        [
-          { x: at, y: top },
-          { x: at, y: bottom },
-        ],
-        grid,
-      ),
-    );
+    parts.push(lineTag(points(at, top, at, bottom), grid));
     parts.push(textTag(at, bottom + 18, size(2 ** power), muted));
   }
   return parts;
@@ -593,18 +717,13 @@ function curves({ right, bottom, x, y }, times) {
   return ALGORITHMS.map((name, i) => {
     const end = ends.find((one) => one.name === name);
     const look = { stroke: PLANS.algorithms[name].colour, fill: "none" };
-    const points = SIZES.map(
-      (bytes, j) => `${x(bytes).toFixed(1)},${y(times[name][j]).toFixed(1)}`,
-    );
+    const curve = SIZES.map((bytes, j) => [x(bytes), y(times[name][j])].map((n) => n.toFixed(1)));
     const width = WIDTHS[i % WIDTHS.length];
+    const leader = `M${right + 2},${end.y}L${right + 12},${end.at}h6`;
     const chosen = [settings.algorithm, settings.with].includes(name) ? "chosen" : "";
     return (
-      tag("polyline", { points: points.join(" "), "stroke-width": width, ...look }) +
-      tag("path", {
-        d: `M${right + 2},${end.y}L${right + 12},${end.at}h6`,
-        "stroke-width": 2,
-        ...look,
-      }) +
+      tag("polyline", { points: curve.join(" "), "stroke-width": width, ...look }) +
+      tag("path", { d: leader, "stroke-width": 2, ...look }) +
       textTag(right + 21, end.at + 4, name, { class: chosen, "text-anchor": "start" })
     );
   });
@@ -632,7 +751,7 @@ function drawTable(on) {
 
 const $ = (id) => document.getElementById(id);
 const REDUCED = matchMedia("(prefers-reduced-motion: reduce)");
-const PLAYED = { step: 1.4, least: 5, most: 24 }; // seconds at speed 1: by the steps, and bounds
+const PLAYED = { step: 1.4, least: 5, most: 24 }; // seconds: by the steps, and bounds
 
 let settings = complete({});
 let panels = [];
@@ -760,7 +879,7 @@ function frame() {
   if (!playing) return;
   const times = marks();
   const seconds = Math.min(Math.max(PLAYED.step * times.length, PLAYED.least), PLAYED.most);
-  const part = ((performance.now() - playing.since) / 1000 / seconds) * $("speed").value;
+  const part = ((performance.now() - playing.since) / 1000 / seconds);
   const moment = playing.from + part * longest();
   if (moment >= longest()) {
     go(longest());
@@ -810,7 +929,6 @@ function start() {
     writeHash();
   });
   $("play").addEventListener("click", toggle);
-  $("speed").addEventListener("change", () => playing && play());
   $("begin").addEventListener("click", () => go(0));
   $("end").addEventListener("click", () => go(longest()));
   $("previous").addEventListener("click", () => goStep(-1));
@@ -833,4 +951,4 @@ function start() {
   update(readHash());
 }
 
-start();
+if ($("settings")) start(); // the tests of the simulation have no form
