@@ -229,9 +229,7 @@ def test_links_lead_to_files_and_headings(name):
             continue
         path = ((ROOT / name).parent / target).resolve() if target else ROOT / name
         assert path.exists() and ROOT in path.parents, target
-        if (
-            path.suffix == ".html"
-        ):  # its anchor is settings: tests/project/test_step_by_step_page.py
+        if path.suffix == ".html":  # the anchor is settings of the page
             assert dict(parse_qsl(anchor)).get("algorithm", "ring") in ALGORITHMS, anchor
         elif anchor and not anchor.startswith("gluonpar."):
             assert anchor in anchors(path), f"{target}#{anchor}"
