@@ -21,7 +21,15 @@ def run(folder: Path, page: str, *options: str):
     path = folder / "page.html"
     path.write_text(page, "utf-8")
     profile = f"--user-data-dir={folder / 'profile'}"
-    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", profile, *options]
+    command = [
+        BROWSER,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        profile,
+        *options,
+    ]
     command += ["--dump-dom", path.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     found = re.search(r'<pre id="report">(.*?)</pre>', done.stdout, re.S)
