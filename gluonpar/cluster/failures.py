@@ -91,8 +91,9 @@ class FailureDetector:
     def abort(self, why: str, rank: int | None = None) -> None:
         """End the job: ``why`` completes the line that begins "rank 1 (...)". Does not return."""
         name = self._names[self.comm.rank if rank is None else rank]
-        with contextlib.suppress(self._mpi.Exception):  # the job ends also if it cannot be told
-            self._exchange(self._others(), _ENDING)
+        with contextlib.suppress(self._mpi.Exception), self._turn() as allowed:
+            if allowed:  # the job ends also if the others cannot be told
+                self._send(self._others(), _ENDING)
         sys.stdout.flush()
         print(f"gluonpar: {name} {why}; the job ends", file=sys.stderr, flush=True)
         # Spawned, because a fork waits for all operators of MXNet, also for the one that waits.
@@ -112,7 +113,7 @@ class FailureDetector:
         rank, place, self._answers = self.comm.rank, self._place(), {}
         others = self._others()
         failed = f"did not complete {self._operation} in {self._seconds:g} s"
-        if not self._exchange(others, _QUERY):
+        if not self._exchange(query=others):
             self.abort(f"{failed}: it is inside a call of MPI", rank)
         called = time.monotonic()
         waits, patience = ("has ended", self._seconds) if self._ended else ("is in ", _ROLL_SECONDS)
@@ -140,18 +141,29 @@ class FailureDetector:
     def _others(self) -> list[int]:
         return [other for other in range(self.comm.size) if other != self.comm.rank]
 
-    def _exchange(self, to: Sequence[int] = (), tag: int = _QUERY) -> bool:
-        """Send a message to some ranks, and receive and answer what has come.
-
-        Returns False if MPI may not be called now.
-        """
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[bool]:
+        """Give whether MPI may be called now."""
         free = self._mpi_lock.acquire(timeout=_TICK_SECONDS)
-        if not free and self._mpi.Query_thread() < self._mpi.THREAD_MULTIPLE:
-            return False
         try:
-            for rank in to:
-                number = -1 if self._ended else self._number
-                self._sent.append(self.comm.isend(number, rank, tag))
+            yield free or self._mpi.Query_thread() >= self._mpi.THREAD_MULTIPLE
+        finally:
+            if free:
+                self._mpi_lock.release()
+
+    def _send(self, ranks: Sequence[int], tag: int) -> None:
+        number = -1 if self._ended else self._number
+        self._sent += [self.comm.isend(number, rank, tag) for rank in ranks]
+
+    def _exchange(self, query: Sequence[int] = ()) -> bool:
+        """Query ranks, and receive and answer what has come; False if MPI may not be called now.
+
+        Only this object's thread receives: another one could take what this one has seen.
+        """
+        with self._turn() as allowed:
+            if not allowed:
+                return False
+            self._send(query, _QUERY)
             found = self._mpi.Status()
             while self.comm.iprobe(status=found):
                 message = self.comm.recv(source=found.source, tag=found.tag)
@@ -162,9 +174,6 @@ class FailureDetector:
                 else:
                     self._query = message
                     self._sent.append(self.comm.isend(self._place(), found.source, _ANSWER))
-        finally:
-            if free:
-                self._mpi_lock.release()
         return True
 
     def _place(self) -> str:
