@@ -1,7 +1,6 @@
 """Several processes under a real mpirun, on this machine, train as one and end as one."""
 
 import concurrent.futures
-import os
 import re
 import resource
 import signal
@@ -13,7 +12,7 @@ import cluster_rank
 import numpy as np
 import pytest
 from mpi_jobs import QUICK, RANK, TRAIN, line_of, mpirun, needs_mpi, succeed
-from processes import runs
+from processes import runs, wait_until
 
 from gluonpar import cluster
 from gluonpar.cluster import failures, world
@@ -139,24 +138,25 @@ def test_a_rank_that_fails_ends_the_job_with_one_line_that_names_it(name, faulty
     assert len(set(lines)) == 1, err  # under load a second rank may say the same
     assert re.fullmatch(rf"gluonpar: rank {rank} \(pid \d+ on .*\) {end}; the job ends", lines[0])
     assert code == 1 and seconds < 60  # several jobs run at once
-    assert len(pids(out)) == 3 and not any(map(runs, pids(out)))
+    assert len(pids(out)) == 3
+    wait_until(lambda: not any(map(runs, pids(out))))
 
 
 @needs_mpi
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_killed_rank_ends_the_job_and_mpirun_names_it(rank):
-    code, seconds, out, err = ended(mpirun((2, [*RANK, "kill", str(rank)])))
+    code, _, out, err = ended(mpirun((2, [*RANK, "kill", str(rank)])))
     assert re.search(
         rf"process rank {rank} with PID \d+ on node .* signal 9", " ".join(err.split())
     )
-    assert code != 0 and seconds < 20  # the time limit of a collective, which is not needed here
-    assert not any(map(runs, pids(out)))
+    assert code != 0 and "did not complete" not in err  # no time limit is needed
+    wait_until(lambda: not any(map(runs, pids(out))))
 
 
 @pytest.mark.slow
 @needs_mpi
 def test_a_rank_may_go_on_alone_for_longer_than_the_time_limit_after_the_others_have_ended():
-    out, err = succeed(mpirun((3, [*RANK, "end last", "1"]), GLUONPAR_TIMEOUT="2"))
+    out, err = succeed(mpirun((3, [*RANK, "end last", "1"]), GLUONPAR_TIMEOUT=str(SECONDS)))
     assert not err and "the last" in out
 
 
@@ -173,10 +173,7 @@ def test_when_mpirun_ends_all_ranks_end(number, fault):
     job.communicate(timeout=600)
     found = pids("".join(out))
     assert job.returncode != 0 and len(found) == 2
-    deadline = time.monotonic() + 10
-    while any(map(runs, found)) and time.monotonic() < deadline:
-        os.sched_yield()
-    assert not any(map(runs, found))
+    wait_until(lambda: not any(map(runs, found)))
 
 
 @needs_mpi

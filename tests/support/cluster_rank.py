@@ -253,7 +253,7 @@ FAULTS = {
 }
 AT_THE_END = {
     "stop at the end": stop,
-    "end last": lambda: (time.sleep(6), print("the last", flush=True)),
+    "end last": lambda: (time.sleep(15), print("the last", flush=True)),
 }
 
 
