@@ -15,9 +15,9 @@ import traceback
 from typing import Any, Callable, Iterator, Sequence
 
 FAILED = 1  # exit code
-_TICK_SECONDS, _ROLL_SECONDS = 0.5, 3.0
-# A rank waits so much longer for one that will end the job, and for one that has said so.
-_DEFERRED_SECONDS, _ENDING_SECONDS = 12.0, 60.0
+# A rank that calls the roll waits so long for answers, and so much longer for another rank that
+# will end the job, or has said so: on a machine with much else to do that may take a while.
+_TICK_SECONDS, _ROLL_SECONDS, _DEFERRED_SECONDS = 0.5, 3.0, 60.0
 _QUERY, _ANSWER, _ENDING = 1, 2, 3  # tags of messages
 _SILENT = "it does not respond (killed or stopped, or its machine or network is down)"
 # mpirun, told to end the job, waits for a host that is cut off until TCP gives up, a quarter of an
@@ -117,15 +117,14 @@ class FailureDetector:
             self.abort(f"{failed}: it is inside a call of MPI", rank)
         called = time.monotonic()
         waits, patience = ("has ended", self._seconds) if self._ended else ("is in ", _ROLL_SECONDS)
-        more = 0.0
-        while time.monotonic() - called < patience + more:
+        deferred = False
+        while time.monotonic() - called < patience + (_DEFERRED_SECONDS if deferred else 0):
             if self._stop.wait(_TICK_SECONDS / 10) or self._since != since:
                 return
             self._exchange()
             lower = [self._answers.get(other, "") for other in range(rank)]
-            deferred = any(answer.startswith(waits) for answer in lower)
-            more = _ENDING_SECONDS if self._ending else _DEFERRED_SECONDS if deferred else 0.0
-            if len(self._answers) == len(others) and not more:
+            deferred = self._ending or any(answer.startswith(waits) for answer in lower)
+            if len(self._answers) == len(others) and not deferred:
                 break
         for other in others:
             if other not in self._answers:

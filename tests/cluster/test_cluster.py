@@ -137,7 +137,7 @@ def test_a_rank_that_fails_ends_the_job_with_one_line_that_names_it(name, faulty
     lines = lines_of_ours(err)
     assert len(set(lines)) == 1, err  # under load a second rank may say the same
     assert re.fullmatch(rf"gluonpar: rank {rank} \(pid \d+ on .*\) {end}; the job ends", lines[0])
-    assert code == 1 and seconds < 60  # several jobs run at once
+    assert code == 1 and seconds < 200  # several jobs run at once
     assert len(pids(out)) == 3
     wait_until(lambda: not any(map(runs, pids(out))))
 
