@@ -69,11 +69,11 @@ def allreduce(
     only), 'max' or 'min'. float16 is added in float16, or in float32 with ``accumulate='float32'``.
     Integers wrap around.
 
-    All arrays end with the same bits, and the same values always give the same bits. Asynchronous,
-    as all MXNet operators; an error during execution is raised at the next wait for one of the
-    arrays. Several threads may call it; on the same arrays their calls take place one after
-    another. Autograd records nothing: inside ``autograd.record()`` the values change, but not the
-    graph.
+    All arrays end with the same bits, and with one algorithm the same values always give the same
+    bits. Asynchronous, as all MXNet operators, but on GPUs the first choice of an algorithm waits:
+    :func:`explain`. An error during execution is raised at the next wait for one of the arrays.
+    Several threads may call it; on the same arrays their calls take place one after another.
+    Autograd records nothing: inside ``autograd.record()`` the values change, but not the graph.
 
     Raises ValueError for an empty list, different shapes, dtypes or storage types, csr arrays, the
     same array twice, an unknown algorithm or op, 'host' with arrays on GPUs, and 'nccl' with
@@ -250,7 +250,10 @@ def allreduce_as_float16(lists, algorithm: str | None = None) -> None:
 def explain(data: Sequence[mx.nd.NDArray]) -> Choice:
     """Return the algorithm that :func:`allreduce` chooses for ``data``, and the reason.
 
-    It depends on the arrays' contexts, shapes and dtypes. Raises as :func:`allreduce` does.
+    It depends on the arrays' contexts, shapes and dtypes. On GPUs without NCCL or peer access it is
+    the plan that is fastest by simulation on the links between them. They are measured once per
+    process, or read from the file that GLUONPAR_LINKS names; with "off", and with
+    MXNET_ENFORCE_DETERMINISM=1, the figures are always the same. Raises as :func:`allreduce` does.
 
     >>> import mxnet as mx
     >>> print(explain([mx.nd.ones((2,), ctx=mx.cpu(i)) for i in range(4)]))
