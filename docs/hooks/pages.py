@@ -12,6 +12,7 @@ import re
 import griffe
 from latex2mathml.converter import convert
 from mkdocs.structure.files import File
+from mkdocs.structure.nav import Link
 
 FROM_THE_NET = re.compile(
     r"<(?:script|img|iframe|link rel=.?stylesheet)[^>]*(?:src|href)=.?https?:"
@@ -33,6 +34,16 @@ def on_files(files, config):
     files.remove(page)
     files.append(File.generated(config, page.src_uri, content=linked))
     return files
+
+
+def on_nav(nav, config, files):
+    """Let the entry in Chinese open the page in Chinese; in mkdocs.yml that would name no file."""
+    section = next(section for section in nav.items if section.title == "中文")
+    for i, item in enumerate(section.children):
+        if item.file.src_uri == "step-by-step.html":
+            section.children[i] = Link(item.title, "step-by-step.html#lang=zh")
+            section.children[i].parent = section
+    return nav
 
 
 def on_page_content(html: str, page, config, files) -> str:
