@@ -38,30 +38,37 @@ class Row(NamedTuple):
     seconds: dict[str, float]
 
 
+class SimulatedMessages(probing.Messages):
+    """Messages of ``num_bytes`` on the links of a topology, whose times are simulated."""
+
+    def __init__(
+        self, on: Topology, num_bytes: int, memory_bandwidth: float, message_seconds: float
+    ) -> None:
+        self.on, self.num_bytes = on, num_bytes
+        self.memory_bandwidth, self.message_seconds = memory_bandwidth, message_seconds
+
+    def several(self, pairs: Sequence[tuple[int, int]], burst: int = 1) -> list[float]:
+        """Return when each pair's messages have arrived."""
+        routes = np.array([self.on.routes[pair] for pair in pairs])
+        begin, flows = self.on.latency[routes].sum(axis=1), np.full(len(pairs), 1.0)
+        return share(begin, burst * self.num_bytes * flows, routes, self.on.bandwidth).tolist()
+
+    def sum(self, device: int) -> float:
+        """Return the time of a sum."""
+        return 3 * self.num_bytes / self.memory_bandwidth
+
+    def started(self, count: int = 1) -> float:
+        """Return the calling thread's time per message."""
+        return self.message_seconds
+
+
 def measured(on: Topology, memory_bandwidth: float, message_seconds: float) -> MeasuredLinks:
     """Return what ``probing.measure`` would measure on a topology, by simulation."""
-    k, n, burst = on.num_devices, probing.NUM_BYTES, probing.BURST
-
-    def sent(pairs: Sequence[tuple[int, int]], num_bytes: float) -> np.ndarray:
-        routes = np.array([on.routes[pair] for pair in pairs])
-        begin = on.latency[routes].sum(axis=1)
-        return share(begin, np.full(len(pairs), float(num_bytes)), routes, on.bandwidth)
-
-    seconds: probing.Seconds = {name: {} for name in ("latency", "alone", "at once", "out", "in")}
-    for pair in itertools.permutations(range(k), 2):
-        seconds["latency"][pair] = [sent([pair], 4)[0]]
-        seconds["alone"][pair] = [sent([pair], n)[0]]
-    for shift in range(1, k):
-        pairs = [(i, (i + shift) % k) for i in range(k)]
-        for pair, end in zip(pairs, sent(pairs, burst * n)):
-            seconds["at once"][pair] = [end / burst]
-    for i in range(k):
-        beside = sorted({(i + 1) % k, (i - 1) % k})
-        seconds["out"][i,] = [sent([(i, j) for j in beside], burst * n).max() / burst]
-        seconds["in"][i,] = [sent([(j, i) for j in beside], burst * n).max() / burst]
-    seconds["sum"] = {(i,): [3 * n / memory_bandwidth] for i in range(k)}
-    seconds["message"] = {(): [message_seconds]}
-    return probing.links([f"gpu({i})" for i in range(k)], n, burst, seconds)
+    k, how = on.num_devices, (memory_bandwidth, message_seconds)
+    small, large = (SimulatedMessages(on, n, *how) for n in (4, probing.NUM_BYTES))
+    seconds = probing.take(small, large, k, rounds=1, warmup=0, burst=probing.BURST)
+    names = [f"gpu({i})" for i in range(k)]
+    return probing.links(names, probing.NUM_BYTES, probing.BURST, seconds)
 
 
 def table(num_devices: int, message_seconds: float) -> list[Row]:

@@ -40,8 +40,8 @@ class FailureDetector:
     A thread of each rank checks twice a second how long the rank has been in its present
     collective. Beyond ``seconds`` it calls the roll: it sends a query to all other ranks, whose
     threads answer where they are; a process that is stopped or cut off does not answer. The lowest
-    rank that waits prints what it found, and ends the processes on all hosts with ``MPI_Abort``. It
-    tells the others before, which may take seconds to end, and do not hear from it any more.
+    rank that waits prints what it found, and ends the processes on all hosts with ``MPI_Abort``,
+    which may take seconds. It tells the others before, so that none takes its silence for a fault.
 
     ``comm`` is a communicator for this alone. If a thread does not return from MPI with
     ``mpi_lock`` held, this one calls MPI at the same time where that is allowed (THREAD_MULTIPLE),

@@ -17,7 +17,7 @@ from mxnet import autograd
 from gluonpar.collectives.links import MeasuredLinks
 from gluonpar.runtime import peers, threads
 
-NUM_BYTES, ROUNDS, BURST = 1 << 20, 3, 4  # for the choice of an algorithm: some milliseconds
+NUM_BYTES, ROUNDS, BURST = 1 << 20, 3, 4  # for the choice of an algorithm: 10 to 100 ms
 Seconds = Dict[str, Dict[tuple, List[float]]]
 Progress = Callable[[Iterable[int]], Iterable[int]]
 
@@ -86,38 +86,53 @@ def measure(
     burst: int = BURST,
     progress: Progress = iter,
 ) -> Seconds:
-    """Return the seconds of each round, for :func:`links`, by what was measured and its devices.
+    """Return what :func:`take` does for ``ctx``, which holds at least two different devices.
 
-    'latency', 'alone', 'at once': (i, j); 'out', 'in', 'sum': (i,); 'message': (). Messages have
-    ``num_bytes``, and 'latency' 4; 'at once', 'out' and 'in' are times per message of ``burst``.
-    The first ``warmup`` rounds do not count. ``ctx`` holds at least two different devices.
+    Messages have ``num_bytes``, and 'latency' 4.
     """
     threads.share(ctx)
-    k = len(ctx)
-    shifts = [[(i, (i + shift) % k) for i in range(k)] for shift in range(1, k)]
     with autograd.pause():
         small, large = Messages(ctx, 4), Messages(ctx, num_bytes)
-        for round_ in progress(range(-warmup, rounds)):
-            if round_ in (-warmup, 0):
-                seconds: Seconds = defaultdict(lambda: defaultdict(list))
-            for pair in itertools.permutations(range(k), 2):
-                seconds["latency"][pair].append(small.one(*pair))
-                seconds["alone"][pair].append(large.one(*pair))
-            for pairs in shifts:
-                pairs = sorted(pairs, key=lambda pair: min(seconds["alone"][pair]))
-                for pair, arrived in zip(pairs, large.several(pairs, burst)):
-                    seconds["at once"][pair].append(arrived / burst)
-            for i in range(k):
-                to, by = zip(*(((i, j), (j, i)) for j in _beside(i, k)))
-                seconds["out"][i,].append(max(large.several(to, burst)) / burst)
-                seconds["in"][i,].append(max(large.several(by, burst)) / burst)
-                seconds["sum"][i,].append(large.sum(i))
-            seconds["message"][()].append(small.started())
+        return take(small, large, len(ctx), rounds, warmup, burst, progress)
+
+
+def take(
+    small: Messages,
+    large: Messages,
+    num_devices: int,
+    rounds: int,
+    warmup: int,
+    burst: int,
+    progress: Progress = iter,
+) -> Seconds:
+    """Return the seconds of each round, for :func:`links`, by what was measured and its devices.
+
+    'latency', 'alone', 'at once': (i, j); 'out', 'in', 'sum': (i,); 'message': (). 'at once', 'out'
+    and 'in' are times per message of ``burst``. The first ``warmup`` rounds do not count.
+    """
+    k = num_devices
+    shifts = [[(i, (i + shift) % k) for i in range(k)] for shift in range(1, k)]
+    for round_ in progress(range(-warmup, rounds)):
+        if round_ in (-warmup, 0):
+            seconds: Seconds = defaultdict(lambda: defaultdict(list))
+        for pair in itertools.permutations(range(k), 2):
+            seconds["latency"][pair].append(small.one(*pair))
+            seconds["alone"][pair].append(large.one(*pair))
+        for pairs in shifts:
+            pairs = sorted(pairs, key=lambda pair: min(seconds["alone"][pair]))
+            for pair, arrived in zip(pairs, large.several(pairs, burst)):
+                seconds["at once"][pair].append(arrived / burst)
+        for i in range(k):
+            to, by = zip(*(((i, j), (j, i)) for j in _beside(i, k)))
+            seconds["out"][i,].append(max(large.several(to, burst)) / burst)
+            seconds["in"][i,].append(max(large.several(by, burst)) / burst)
+            seconds["sum"][i,].append(large.sum(i))
+        seconds["message"][()].append(small.started())
     return seconds
 
 
 def links(names: Sequence[str], num_bytes: int, burst: int, seconds: Seconds) -> MeasuredLinks:
-    """Return latencies and bandwidths from the medians of what :func:`measure` returned."""
+    """Return latencies and bandwidths from the medians of what :func:`take` returned."""
     k = len(names)
     latency, alone, at_once = np.zeros((3, k, k))
     for pair in itertools.permutations(range(k), 2):

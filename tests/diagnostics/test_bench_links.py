@@ -55,6 +55,8 @@ def test_tables_file_and_simulation_have_the_same_figures(command, tmp_path):
     ("arguments", "words"),
     [
         (("--num-gpus", "1"), "at least 2 with --links, got 1"),
+        (("--max-bytes", "0"), "got 0"),
+        (("--max-bytes", "8G"), "got 8589934592"),
         (("--op", "max"), "--op"),
         (("--algorithms", "ring"), "--algorithms"),
         (("--min-bytes", "8K"), "--min-bytes"),

@@ -57,6 +57,8 @@ def prepare(options: argparse.Namespace, defaults: argparse.Namespace) -> LinkSe
             raise ValueError(f"--{name.replace('_', '-')} has no meaning with --links")
     if options.num_gpus < 2:
         raise ValueError(f"--num-gpus must be at least 2 with --links, got {options.num_gpus}")
+    if not 4 <= options.max_bytes < 4 << 31:
+        raise ValueError(f"--max-bytes must be from 4 to {(4 << 31) - 1}, got {options.max_bytes}")
     chosen = devices.choose(num_gpus=options.num_gpus, device=options.device)
     return LinkSetting(chosen.ctx, options.max_bytes, options.rounds, options.warmup, chosen.notice)
 
