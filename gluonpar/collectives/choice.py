@@ -50,7 +50,12 @@ def on_host(ctx: Sequence[mx.Context]) -> bool:
 
 
 def check_algorithm(name: str | None, ctx: Sequence[mx.Context]) -> None:
-    """Raise ValueError unless the algorithm is registered and can be used on these contexts."""
+    """Raise ValueError unless the algorithm is registered and can be used on these contexts.
+
+    Without a name, raise it if GLUONPAR_LINKS names a file that does not have their links.
+    """
+    if name is None and not on_host(ctx) and _source() not in ("off", "measure"):
+        _links(tuple(ctx), _source())
     reason = _refusal(registry.named(name).name, ctx) if name is not None else ""
     if reason:
         advice = "leave it out, or name another algorithm"

@@ -149,9 +149,14 @@ def test_a_file_that_does_not_fit_is_refused_by_name(content, quoted, monkeypatc
     elif content is not None:
         path.write_text(content)
     monkeypatch.setenv("GLUONPAR_LINKS", str(path))
-    with pytest.raises(ValueError, match=quoted) as caught:
-        chosen(3, LENET)
-    assert str(path) in str(caught.value)
+    for refused in (
+        lambda: chosen(3, LENET),
+        lambda: choice.check_algorithm(None, [mx.gpu(i) for i in range(3)]),  # before training
+    ):
+        with pytest.raises(ValueError, match=quoted) as caught:
+            refused()
+        assert str(path) in str(caught.value)
+    choice.check_algorithm(None, [mx.cpu(0), mx.cpu(1)])
 
 
 def test_without_a_file_the_links_are_measured_once(monkeypatch):
