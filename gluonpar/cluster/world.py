@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import os
 import signal
 import socket
-import sys
+import subprocess
 import threading
 import time
-from typing import Any, Mapping, NamedTuple
+from typing import Any, Iterator, Mapping, NamedTuple
 
 from gluonpar.cluster import failures
 from gluonpar.runtime import engine, memory_limits, nccl, threads
@@ -25,6 +26,9 @@ _PMIX_RANK, _SLURM_TASKS = "PMIX_RANK", "SLURM_STEP_NUM_TASKS"
 _JOINED = "GLUONPAR_CLUSTER_PID"
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _POLL_SECONDS, _POLLS_AT_ONCE = 50e-6, 20
+_START_SECONDS = 60  # the least for all ranks to start MPI, for which each first imports MXNet
+# In another process, because MPI_Init waits with the GIL held. Its input ends with the caller.
+_END_START = 'timeout $0 cat >/dev/null; if [ $? = 124 ]; then echo "$1" >&2; kill -9 $PPID; fi'
 
 
 def launched(environment: Mapping[str, str] = os.environ) -> bool:
@@ -117,16 +121,11 @@ def _start() -> World:
     seconds = failures.time_limit()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # when the launcher dies
     memory_limits.require("MPI", 0, MPI_ADDRESSES)
-    timer = threading.Timer(3 * seconds, _end_start, [3 * seconds])
-    timer.daemon = True
-    timer.start()
-    try:
+    with _start_limit(max(_START_SECONDS, 3 * seconds)):
         mpi = _initialized_mpi()
         comm, comm_of_detector = mpi.COMM_WORLD.Dup(), mpi.COMM_WORLD.Dup()
         place = socket.gethostname(), os.getpid(), os.sched_getaffinity(0), nccl.only_gpu()
         places = comm.allgather(place)
-    finally:
-        timer.cancel()
     if comm.size == 1:
         raise RuntimeError(
             "the launcher started several processes, but MPI sees one: mpi4py was built for "
@@ -175,7 +174,14 @@ def _leave(job: World) -> None:
         job.mpi.Finalize()
 
 
-def _end_start(seconds: float) -> None:
+@contextlib.contextmanager
+def _start_limit(seconds: float) -> Iterator[None]:
+    """Print a line and end this process if the block takes longer than ``seconds``."""
     line = f"gluonpar: not all ranks started MPI within {seconds:g} s; the job ends"
-    print(line, file=sys.stderr, flush=True)
-    os._exit(failures.FAILED)
+    command = ["/bin/sh", "-c", _END_START, f"{seconds:g}", line]
+    # Without close_fds it is spawned; a fork would wait for MXNet's operators.
+    watch = subprocess.Popen(command, stdin=subprocess.PIPE, close_fds=False)
+    try:
+        yield
+    finally:
+        watch.communicate()  # closes its input

@@ -248,7 +248,7 @@ def test_no_process_is_left_behind(number, forever):
         wait_until(lambda: children.read_text())
         pids = children.read_text().split()
         run.send_signal(number)
-        _, err = run.communicate(timeout=200)
+        _, err = run.communicate(timeout=600)
     finally:
         run.kill()
     wait_until(lambda: not any(runs(pid) for pid in pids))

@@ -123,7 +123,7 @@ assert [copy.asscalar() for copy in copies] == own
 @needs_mpi
 def test_each_device_of_each_process_gets_its_own_running_statistics(tmp_path):
     job = mpirun((2, [sys.executable, "-c", RANK, str(tmp_path / "a.npz")]))
-    _, err = job.communicate(timeout=240)
+    _, err = job.communicate(timeout=600)
     assert job.returncode == 0, err
     header, arrays = sealed_npz.unpack((tmp_path / "a.npz").read_bytes())
     numbers = dict(header["params"])["running_mean"]

@@ -6,7 +6,6 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 
 import cluster_rank
 import numpy as np
@@ -94,7 +93,7 @@ FAULTS = {
 
 @pytest.fixture(scope="module")
 def faulty():
-    """faulty(name): exit code, seconds since the fault, stdout and stderr of a job of FAULTS."""
+    """faulty(name): exit code, stdout and stderr of a job of FAULTS."""
     found = {}
 
     def run(name):
@@ -111,9 +110,8 @@ def faulty():
 
 
 def ended(job):
-    out, err = job.communicate(timeout=300)
-    now = time.time()
-    return job.returncode, now - float(re.search(r"^now (.*)", out, re.M)[1]), out, err
+    out, err = job.communicate(timeout=600)
+    return job.returncode, out, err
 
 
 def pids(out):
@@ -132,12 +130,12 @@ def lines_of_ours(err):
     [name if name == FAULT else pytest.param(name, marks=pytest.mark.slow) for name in FAULTS],
 )
 def test_a_rank_that_fails_ends_the_job_with_one_line_that_names_it(name, faulty):
-    code, seconds, out, err = faulty(name)
+    code, out, err = faulty(name)
     _, rank, end = FAULTS[name]
     lines = lines_of_ours(err)
     assert len(set(lines)) == 1, err  # under load a second rank may say the same
     assert re.fullmatch(rf"gluonpar: rank {rank} \(pid \d+ on .*\) {end}; the job ends", lines[0])
-    assert code == 1 and seconds < 200  # several jobs run at once
+    assert code == 1
     assert len(pids(out)) == 3
     wait_until(lambda: not any(map(runs, pids(out))))
 
@@ -145,12 +143,23 @@ def test_a_rank_that_fails_ends_the_job_with_one_line_that_names_it(name, faulty
 @needs_mpi
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_killed_rank_ends_the_job_and_mpirun_names_it(rank):
-    code, _, out, err = ended(mpirun((2, [*RANK, "kill", str(rank)])))
+    code, out, err = ended(mpirun((2, [*RANK, "kill", str(rank)])))
     assert re.search(
         rf"process rank {rank} with PID \d+ on node .* signal 9", " ".join(err.split())
     )
     assert code != 0 and "did not complete" not in err  # no time limit is needed
     wait_until(lambda: not any(map(runs, pids(out))))
+
+
+@pytest.mark.slow
+@needs_mpi
+def test_a_rank_that_does_not_start_mpi_ends_the_job():
+    """After a minute also with a short GLUONPAR_TIMEOUT: a busy machine starts ranks slowly."""
+    never = [sys.executable, "-c", "import time; time.sleep(1000)"]
+    job = mpirun((1, [*RANK, "go on", "0"]), (1, never), GLUONPAR_TIMEOUT=str(SECONDS))
+    _, err = job.communicate(timeout=600)
+    assert job.returncode != 0
+    assert lines_of_ours(err) == ["gluonpar: not all ranks started MPI within 60 s; the job ends"]
 
 
 @pytest.mark.slow
@@ -271,7 +280,7 @@ def train_with_address_space(megabytes, tmp_path, ranks_without):
 @pytest.mark.slow
 def test_ranks_without_enough_memory_for_mpi_end_the_job_with_one_line(tmp_path):
     job = train_with_address_space(100, tmp_path, ranks_without=2)
-    out, err = job.communicate(timeout=200)
+    out, err = job.communicate(timeout=600)
     assert job.returncode == 3, out + err
     lines = lines_of_ours(err)
     assert 1 <= len(lines) <= 2 and len(set(lines)) == 1 and "Traceback" not in err, err
@@ -291,7 +300,7 @@ def test_ranks_without_enough_memory_for_mpi_end_the_job_with_one_line(tmp_path)
 )
 def test_a_rank_without_enough_memory_ends_the_job_with_one_line(megabytes, words, tmp_path):
     job = train_with_address_space(megabytes, tmp_path, ranks_without=1)
-    out, err = job.communicate(timeout=200)
+    out, err = job.communicate(timeout=600)
     assert job.returncode == 1, out + err
     ours = lines_of_ours(err)
     assert len(ours) == 1 and re.search(words, ours[0]) and "Traceback" not in err, err

@@ -14,7 +14,7 @@ from mpi_jobs import mpirun, needs_mpi
 from processes import runs, wait_until
 
 pytestmark = needs_mpi
-WATCHDOG_SECONDS = 240
+WATCHDOG_SECONDS = 600
 SCRIPT = pathlib.Path(__file__).parents[2] / "scripts" / "train_lenet.py"
 NARROW = (
     "import sys; from gluonpar.training import command_line, workloads\n"

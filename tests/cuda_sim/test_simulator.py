@@ -117,7 +117,7 @@ def run(folder):
         source = START + textwrap.dedent(program)
         command = [sys.executable, "-X", "faulthandler", "-c", source]
         env = {**os.environ, **variables, "PYTHONPATH": path}
-        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
 
     return run
 

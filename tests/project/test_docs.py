@@ -198,7 +198,7 @@ class TestCommands:
         )
         assert set(rows) == {field.name for field in dataclasses.fields(Configuration)}
         script = [sys.executable, "-m", "gluonpar", "train", "--help"]
-        text = subprocess.run(script, capture_output=True, text=True, timeout=120).stdout
+        text = subprocess.run(script, capture_output=True, text=True, timeout=600).stdout
         options = set(re.findall(r"^  (--[\w-]+)", text, re.M)) - {"--help", "--version"}
         assert len(options) > 10 and options == set(rows.values()) - {""}
 

@@ -14,7 +14,7 @@ from gluonpar.training.data import dataset
 import mxnet as mx  # isort: skip
 from mxnet import autograd, gluon  # isort: skip
 
-WATCHDOG_SECONDS = 100  # then all threads' stacks are printed, and the process ends with 1
+WATCHDOG_SECONDS = 500  # then all threads' stacks are printed, and the process ends with 1
 CTX = [mx.cpu(0), mx.cpu(1)]
 ARGUMENTS = "--dataset synthetic --device cpu --num-gpus 2 --limit 64 --batch-size 16 --epochs 2"
 

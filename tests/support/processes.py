@@ -17,7 +17,7 @@ def runs(pid: int) -> bool:
     return state(pid) not in ("", "Z", "X")
 
 
-def wait_until(condition, seconds=200):
+def wait_until(condition, seconds=600):
     """Poll: a process that is killed ends a little later."""
     until = time.monotonic() + seconds
     while not condition():
