@@ -16,8 +16,9 @@ from typing import Any, Callable, Iterator, Sequence
 
 FAILED = 1  # exit code
 # A rank that calls the roll waits so long for answers, and so much longer for another rank that
-# will end the job, or has said so: on a machine with much else to do that may take a while.
-_TICK_SECONDS, _ROLL_SECONDS, _DEFERRED_SECONDS = 0.5, 3.0, 60.0
+# will end the job, or has said so: on a machine with much else to do that may take a while (half a
+# minute was measured for the start of a process beside 27 ranks that wait in MPI on two cores).
+_TICK_SECONDS, _ROLL_SECONDS, _DEFERRED_SECONDS = 0.5, 3.0, 30.0
 _QUERY, _ANSWER, _ENDING = 1, 2, 3  # tags of messages
 _SILENT = "it does not respond (killed or stopped, or its machine or network is down)"
 # mpirun, told to end the job, waits for a host that is cut off until TCP gives up, a quarter of an
@@ -41,7 +42,8 @@ class FailureDetector:
     collective. Beyond ``seconds`` it calls the roll: it sends a query to all other ranks, whose
     threads answer where they are; a process that is stopped or cut off does not answer. The lowest
     rank that waits prints what it found, and ends the processes on all hosts with ``MPI_Abort``,
-    which may take seconds. It tells the others before, so that none takes its silence for a fault.
+    which may take seconds. It tells the others before: if it takes too long one of them ends the
+    job, but prints nothing.
 
     ``comm`` is a communicator for this alone. If a thread does not return from MPI with
     ``mpi_lock`` held, this one calls MPI at the same time where that is allowed (THREAD_MULTIPLE),
@@ -89,13 +91,17 @@ class FailureDetector:
         self.abort(f"failed: {line}")
 
     def abort(self, why: str, rank: int | None = None) -> None:
-        """End the job: ``why`` completes the line that begins "rank 1 (...)". Does not return."""
-        name = self._names[self.comm.rank if rank is None else rank]
-        with contextlib.suppress(self._mpi.Exception), self._turn() as allowed:
-            if allowed:  # the job ends also if the others cannot be told
-                self._send(self._others(), _ENDING)
-        sys.stdout.flush()
-        print(f"gluonpar: {name} {why}; the job ends", file=sys.stderr, flush=True)
+        """End the job: ``why`` completes the line that begins "rank 1 (...)". Does not return.
+
+        Prints nothing if another rank has said that it ends the job.
+        """
+        if not self._ending:
+            with contextlib.suppress(self._mpi.Exception), self._turn() as allowed:
+                if allowed:  # the job ends also if the others cannot be told
+                    self._send(self._others(), _ENDING)
+            name = self._names[self.comm.rank if rank is None else rank]
+            sys.stdout.flush()
+            print(f"gluonpar: {name} {why}; the job ends", file=sys.stderr, flush=True)
         # Spawned, because a fork waits for all operators of MXNet, also for the one that waits.
         quiet = [(os.POSIX_SPAWN_OPEN, stream, os.devnull, os.O_RDWR, 0) for stream in range(3)]
         command = ["sh", "-c", _KILL_LAUNCHER, str(os.getppid())]

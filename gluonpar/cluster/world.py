@@ -26,7 +26,7 @@ _PMIX_RANK, _SLURM_TASKS = "PMIX_RANK", "SLURM_STEP_NUM_TASKS"
 _JOINED = "GLUONPAR_CLUSTER_PID"
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _POLL_SECONDS, _POLLS_AT_ONCE = 50e-6, 20
-_START_SECONDS = 60  # the least for all ranks to start MPI, for which each first imports MXNet
+_START_SECONDS = 120  # the least for all ranks to start MPI, for which each first imports MXNet
 # In another process, because MPI_Init waits with the GIL held. Its input ends with the caller.
 _END_START = 'timeout $0 cat >/dev/null; if [ $? = 124 ]; then echo "$1" >&2; kill -9 $PPID; fi'
 

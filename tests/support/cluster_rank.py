@@ -249,6 +249,7 @@ FAULTS = {
     "leave, and the job ends slowly": lambda: sys.exit(0),
     "order": lambda: cluster.allreduce([mx.nd.ones((7,))]),
     "differ": lambda: cluster.gather("what the others do not call"),
+    "differ, and the job ends slowly": lambda: cluster.gather("what the others do not call"),
     "go on": lambda: None,
 }
 AT_THE_END = {
@@ -262,7 +263,7 @@ def fault(kind, who):
     print(f"pid {os.getpid()}", flush=True)
     if "slowly" in kind and cluster.rank() != who:  # as on a machine that computes other things
         spawn = os.posix_spawn  # between the line and MPI_Abort
-        os.posix_spawn = lambda *args, **more: (time.sleep(20), spawn(*args, **more))
+        os.posix_spawn = lambda *args, **more: (time.sleep(50), spawn(*args, **more))
     x = mx.nd.ones((1000,))
     for i in range(11 if kind in AT_THE_END else 10**9):
         cluster.allreduce([x])
