@@ -98,24 +98,6 @@ FAULTS = {
 }
 
 
-@pytest.fixture(scope="module")
-def faulty():
-    """faulty(name): exit code, stdout and stderr of a job of FAULTS."""
-    found = {}
-
-    def run(name):
-        return ended(mpirun(*FAULTS[name][0], GLUONPAR_TIMEOUT=str(SECONDS)))
-
-    def job(name):
-        if name not in found:  # most of the time they wait, so the slow ones run together
-            names = [name] if name == FAULT else [other for other in FAULTS if other != FAULT]
-            with concurrent.futures.ThreadPoolExecutor(JOBS_AT_ONCE) as pool:
-                found.update(zip(names, pool.map(run, names)))
-        return found[name]
-
-    return job
-
-
 def ended(job):
     out, err = job.communicate(timeout=600)
     return job.returncode, out, err
@@ -133,18 +115,25 @@ def lines_of_ours(err):
 
 @needs_mpi
 @pytest.mark.parametrize(
-    "name",
-    [name if name == FAULT else pytest.param(name, marks=pytest.mark.slow) for name in FAULTS],
+    "names",
+    [[FAULT], pytest.param([name for name in FAULTS if name != FAULT], marks=pytest.mark.slow)],
+    ids=[FAULT, "others"],
 )
-def test_a_rank_that_fails_ends_the_job_with_one_line_that_names_it(name, faulty):
-    code, out, err = faulty(name)
-    commands, line, ends_with = FAULTS[name]
-    lines = lines_of_ours(err)
-    assert len(set(lines)) == 1, err  # under load a second rank may say the same
-    assert re.fullmatch(f"gluonpar: {line}; the job ends", lines[0])
-    assert code == ends_with
-    assert len(pids(out)) == sum(ranks for ranks, _ in commands)
-    wait_until(lambda: not any(map(runs, pids(out))))
+def test_a_rank_that_fails_ends_the_job_with_one_line_that_names_it(names):
+    """The jobs run together, as they wait most of the time."""
+
+    def run(name):
+        return ended(mpirun(*FAULTS[name][0], GLUONPAR_TIMEOUT=str(SECONDS)))
+
+    with concurrent.futures.ThreadPoolExecutor(JOBS_AT_ONCE) as pool:
+        for name, (code, out, err) in zip(names, pool.map(run, names)):
+            commands, line, ends_with = FAULTS[name]
+            lines = lines_of_ours(err)
+            assert len(set(lines)) == 1, (name, err)  # under load a second rank may say the same
+            assert re.fullmatch(f"gluonpar: {line}; the job ends", lines[0]), (name, err)
+            assert code == ends_with, (name, code, err)
+            assert len(pids(out)) == sum(ranks for ranks, _ in commands), (name, out)
+            wait_until(lambda: not any(map(runs, pids(out))))  # noqa: B023
 
 
 @needs_mpi
