@@ -176,7 +176,7 @@ def _leave(job: World) -> None:
 
 @contextlib.contextmanager
 def _start_limit(seconds: float) -> Iterator[None]:
-    """Print a line and end this process if the block takes longer than ``seconds``."""
+    """Have a line printed and this process killed if the block takes longer than ``seconds``."""
     line = f"gluonpar: not all ranks started MPI within {seconds:g} s; the job ends"
     command = ["/bin/sh", "-c", _END_START, f"{seconds:g}", line]
     # Without close_fds it is spawned; a fork would wait for MXNet's operators.

@@ -67,7 +67,7 @@ def test_only_rank_zero_prints_and_saves(tmp_path):
 
 
 def fails(rank, fault, end):
-    """Two ranks, a third with a fault, and the line about it."""
+    """A job of three ranks, of which ``rank`` fails: an entry of FAULTS."""
     words, line = [*RANK, fault, str(rank)], rf"rank {rank} \(pid \d+ on .*\) {end}"
     return [(3, words)], line, 1
 
