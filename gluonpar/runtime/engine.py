@@ -81,6 +81,7 @@ def _called(_context, on_complete, ticket):
         complete(traceback.format_exc())
     else:
         if not deferred:
+            del function  # and what it holds, before anyone who waits goes on
             finish(engine, param, None)
 
 

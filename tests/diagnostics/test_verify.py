@@ -260,7 +260,7 @@ def test_requests_that_cannot_be_verified_are_errors_with_the_remedy():
 
 
 def test_training_works_after_a_verification_with_sync_batch_norm():
-    net = make(nn.Conv2D(4, 3), SyncBatchNorm(timeout_seconds=20), nn.Dense(3))
+    net = make(nn.Conv2D(4, 3), SyncBatchNorm(timeout_seconds=600), nn.Dense(3))
     verify(net, LOSS, BATCH, CPUS)
     trainer = gluonpar.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
     before = values(net)

@@ -472,7 +472,7 @@ def deep(num_blocks=4):
     class Block(nn.HybridBlock):
         def __init__(self):
             super().__init__()
-            self.norms = [SyncBatchNorm(timeout_seconds=120) for _ in range(2)]
+            self.norms = [SyncBatchNorm(timeout_seconds=600) for _ in range(2)]
             self.convolutions = [nn.Conv2D(2, 3, padding=1) for _ in range(2)]
             for own in self.norms + self.convolutions:
                 self.register_child(own)

@@ -21,10 +21,10 @@ def test_the_next_batch_is_copied_while_the_gpus_compute_this_one():
     mx.nd.waitall()
     reset()
     go_on = threading.Event()
-    engine.push(lambda: go_on.wait(60), mx.cpu(1), writes=[p[0] for p in params])
+    engine.push(lambda: go_on.wait(600), mx.cpu(1), writes=[p[0] for p in params])
     for _ in range(2):
         gluonpar.train_batch(X, y, params, ctx, 0.1)
-    end = time.monotonic() + 30  # only if they are not copied
+    end = time.monotonic() + 300  # only if they are not copied
     while counters().get("H2D pinned", (0,))[0] < copies and time.monotonic() < end:
         time.sleep(0.001)
     counted = counters()

@@ -25,7 +25,7 @@ def record(step, X, y):
         mx.nd.waitall()
         reset()
         queued = threading.Event()
-        engine.push(lambda: queued.wait(60), mx.cpu(0), writes=[X])
+        engine.push(lambda: queued.wait(600), mx.cpu(0), writes=[X])
         step(X, y)
         queued.set()
     mx.nd.waitall()

@@ -80,7 +80,7 @@ def kvstore():
 
 def sync_batch_norm():
     net = gluon.nn.HybridSequential()
-    net.add(gluon.nn.Conv2D(2, 3), gluonpar.SyncBatchNorm(timeout_seconds=60), gluon.nn.Dense(10))
+    net.add(gluon.nn.Conv2D(2, 3), gluonpar.SyncBatchNorm(timeout_seconds=600), gluon.nn.Dense(10))
     net.initialize(ctx=DEVICES)
     net.hybridize()
     loss = gluon.loss.SoftmaxCELoss()

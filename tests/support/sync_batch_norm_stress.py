@@ -27,7 +27,7 @@ class Branches(nn.HybridBlock):
             stack = nn.HybridSequential()
             for _ in range(depth):
                 stack.add(nn.Conv2D(channels, 3, padding=1))
-                stack.add(gluonpar.SyncBatchNorm(timeout_seconds=60), nn.Activation("relu"))
+                stack.add(gluonpar.SyncBatchNorm(timeout_seconds=600), nn.Activation("relu"))
             self.register_child(stack)
             self.branches.append(stack)
 
