@@ -50,9 +50,12 @@ def run(program, *visible, **environment):
 def test_pinned_memory_is_kept():
     """Four arrays per size are made when first used, so that four messages can be under way."""
     program = """
+    found = [arrays(sizes=sizes) for sizes in ((900,), (901,), (8, 3, 3, 70000), (900,))]
+
     def step():
-        found = [arrays(sizes=sizes) for sizes in ((900,), (901,), (8, 3, 3, 70000), (900,))]
         for some in found:
+            for i, array in enumerate(some):
+                array[:] = rank + 1 + i
             cluster.allreduce(some)
         for some in found:
             check(some)
