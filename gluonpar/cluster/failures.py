@@ -19,6 +19,8 @@ FAILED = 1  # exit code
 # will end the job, or has said so: on a machine with much else to do that may take a while (half a
 # minute was measured for the start of a process beside 27 ranks that wait in MPI on two cores).
 _TICK_SECONDS, _ROLL_SECONDS, _DEFERRED_SECONDS = 0.5, 3.0, 30.0
+# The thread that comes to its next check later than this has itself not run: that does not count.
+_STILL_SECONDS = 2.0
 _QUERY, _ANSWER, _ENDING = 1, 2, 3  # tags of messages
 _SILENT = "it does not respond (killed or stopped, or its machine or network is down)"
 # mpirun, told to end the job, waits for a host that is cut off until TCP gives up, a quarter of an
@@ -43,7 +45,8 @@ class FailureDetector:
     threads answer where they are; a process that is stopped or cut off does not answer. The lowest
     rank that waits prints what it found, and ends the processes on all hosts with ``MPI_Abort``,
     which may take seconds. It tells the others before: if it takes too long one of them ends the
-    job, but prints nothing.
+    job, but prints nothing. Time in which this process did not run, because the job was stopped for
+    a while or its machine was suspended, does not count.
 
     ``comm`` is a communicator for this alone. If a thread does not return from MPI with
     ``mpi_lock`` held, this one calls MPI at the same time where that is allowed (THREAD_MULTIPLE),
@@ -56,6 +59,7 @@ class FailureDetector:
         self._number, self._operation = 0, ""  # the last collective begun
         self._since: float | None = None  # when it, or the wait at exit, began; None: it is done
         self._ended = False
+        self._checked, self._still = time.monotonic(), 0.0  # last check; seconds that do not count
         self._query = -1  # the operation for which a rank last called the roll
         self._answers: dict[int, str] = {}
         self._ending = False  # whether another rank has said that it ends the job
@@ -70,7 +74,7 @@ class FailureDetector:
         """Apply the time limit to the collective ``what``. Yields its number."""
         self._number += 1
         self._operation = f"operation {self._number} ({what})"
-        self._since = time.monotonic()
+        self._since = self._time()
         try:
             yield self._number
         finally:
@@ -78,7 +82,7 @@ class FailureDetector:
 
     def wait_at_exit(self, meet: Callable[[Any], None]) -> None:
         """Call ``meet(comm)``, which may take any time while all ranks answer."""
-        self._operation, self._ended, self._since = "its program", True, time.monotonic()
+        self._operation, self._ended, self._since = "its program", True, self._time()
         meet(self.comm)
         self._stop.set()
         self._thread.join()
@@ -108,10 +112,20 @@ class FailureDetector:
         os.posix_spawn("/bin/sh", command, os.environ, file_actions=quiet, setsid=True)
         self._mpi.COMM_WORLD.Abort(FAILED)
 
+    def _time(self) -> float:
+        return time.monotonic() - self._still
+
+    def _wait(self, seconds: float) -> bool:
+        """Wait; return whether to stop."""
+        stop, now = self._stop.wait(seconds), time.monotonic()
+        self._still += max(0.0, now - self._checked - _STILL_SECONDS)
+        self._checked = now
+        return stop
+
     def _run(self) -> None:
-        while not self._stop.wait(_TICK_SECONDS):
+        while not self._wait(_TICK_SECONDS):
             self._exchange()
-            since, now = self._since, time.monotonic()
+            since, now = self._since, self._time()
             if since and (now - since > self._seconds or self._query == self._number):
                 self._call_roll(since)
 
@@ -121,11 +135,11 @@ class FailureDetector:
         failed = f"did not complete {self._operation} in {self._seconds:g} s"
         if not self._exchange(query=others):
             self.abort(f"{failed}: it is inside a call of MPI", rank)
-        called = time.monotonic()
+        called = self._time()
         waits, patience = ("has ended", self._seconds) if self._ended else ("is in ", _ROLL_SECONDS)
         deferred = False
-        while time.monotonic() - called < patience + (_DEFERRED_SECONDS if deferred else 0):
-            if self._stop.wait(_TICK_SECONDS / 10) or self._since != since:
+        while self._time() - called < patience + (_DEFERRED_SECONDS if deferred else 0):
+            if self._wait(_TICK_SECONDS / 10) or self._since != since:
                 return
             self._exchange()
             lower = [self._answers.get(other, "") for other in range(rank)]
@@ -136,7 +150,7 @@ class FailureDetector:
             if other not in self._answers:
                 self.abort(f"{failed}: {_SILENT}", other)
         if self._ended:
-            self._since = time.monotonic()
+            self._since = self._time()
             return
         for other, answer in sorted(self._answers.items()):
             if answer != place:

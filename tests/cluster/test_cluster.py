@@ -1,11 +1,13 @@
 """Several processes under a real mpirun, on this machine, train as one and end as one."""
 
 import concurrent.futures
+import os
 import re
 import resource
 import signal
 import subprocess
 import sys
+import time
 
 import cluster_rank
 import numpy as np
@@ -152,6 +154,20 @@ def test_a_killed_rank_ends_the_job_and_mpirun_names_it(rank):
 def test_a_rank_may_go_on_alone_for_longer_than_the_time_limit_after_the_others_have_ended():
     out, err = succeed(mpirun((3, [*RANK, "end last", "1"]), GLUONPAR_TIMEOUT=str(SECONDS)))
     assert not err and "the last" in out
+
+
+@pytest.mark.slow
+@needs_mpi
+def test_a_job_that_stands_still_for_longer_than_the_time_limit_goes_on(tmp_path):
+    """As after Ctrl-Z and fg, or on a virtual machine that is paused; then one rank is late."""
+    job = mpirun((2, [*RANK, "late", str(tmp_path)]), GLUONPAR_TIMEOUT="10")
+    ranks = pids(line_of(job) + line_of(job))
+    for number, seconds in ((signal.SIGSTOP, 12), (signal.SIGCONT, 2)):
+        for rank in ranks:
+            os.kill(rank, number)
+        time.sleep(seconds)  # what is tested is how this time is counted
+    (tmp_path / "go").touch()
+    succeed(job)
 
 
 @pytest.mark.slow

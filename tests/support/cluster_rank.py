@@ -235,6 +235,16 @@ def alone(folder):
     pathlib.Path(folder, "alone").write_bytes(bits)
 
 
+def late(folder):
+    """Rank 1 comes to a collective once there is a file ``go``; the others wait for it."""
+    on_time = cluster.rank() != 1
+    cluster.gather("the first takes longer")
+    print(f"pid {os.getpid()}", flush=True)
+    while not (on_time or pathlib.Path(folder, "go").exists()):
+        time.sleep(0.01)
+    cluster.gather(None)
+
+
 def stop():
     os.kill(os.getpid(), signal.SIGSTOP)
 
@@ -323,7 +333,7 @@ def unlike(what):
 
 if __name__ == "__main__":
     task, argument = sys.argv[1:]
-    if task in ("as_one", "on_gpus", "alone", "unlike"):
+    if task in ("as_one", "on_gpus", "alone", "unlike", "late"):
         globals()[task](argument)
     else:
         fault(task, int(argument))
