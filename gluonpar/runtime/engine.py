@@ -13,12 +13,14 @@ the layout of ``CallbackOnComplete`` (include/mxnet/engine.h).
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import functools
 import itertools
 import os
 import struct
 import sys
+import threading
 import time
 import traceback
 import types
@@ -53,6 +55,9 @@ _POOL_GUARD = "_ZGVZN5mxnet6common10ObjectPoolINS_6engine11ThreadedOprEE13_GetSh
 _pending: dict[int, tuple[Callable, bool]] = {}  # by ticket: (function, deferred), not run yet
 _exit_code = 0  # 1 after an error that reached no caller
 _at_exit: list[Callable[[], None]] = []
+_failing = threading.RLock()  # held while the engine is told of an error
+_has_room = False
+_ROOM = 256  # errors between two waits for all operators
 _tickets = itertools.count(1)
 
 
@@ -68,7 +73,9 @@ def _called(_context, on_complete, ticket):
             return
         error = ctypes.create_string_buffer(_ERROR_BYTES)
         _new_error(error, message.encode())
-        finish(engine, param, ctypes.addressof(error))  # the engine copies it
+        with _failing:
+            _make_room()
+            finish(engine, param, ctypes.addressof(error))  # the engine copies it
         _delete_error(error)
 
     try:
@@ -83,6 +90,25 @@ def _called(_context, on_complete, ticket):
         if not deferred:
             del function  # and what it holds, before anyone who waits goes on
             finish(engine, param, None)
+
+
+def _make_room() -> None:
+    """Before the first error, have the engine's list of errors grow, while no other thread uses it.
+
+    Operators that fail, and those that depend on them, use the list (``global_exception_refs_`` in
+    src/engine/threaded_engine.h) without a lock: two that append to it at the same time, or one
+    that reads it while it is moved to grow, end the process. It never shrinks.
+    """
+    global _has_room
+    if _has_room:
+        return
+    _has_room = True
+    array = mx.nd.empty((1,), mx.cpu())
+    push_error = prepare(mx.cpu(), writes=[array], inline=True, deferred=True)
+    for _ in range(_ROOM):
+        push_error(lambda complete: complete("makes room for other errors"))
+        with contextlib.suppress(mx.MXNetError):
+            array.wait_to_read()  # it is no longer an error that reached no caller
 
 
 _RUN = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)

@@ -211,6 +211,32 @@ def test_functions_pending_at_exit_run_and_errors_are_printed():
 
 
 @pytest.mark.slow
+def test_operators_that_fail_at_the_same_time_leave_the_process_whole():
+    """MXNet lists errors without a lock; operators that depend on a failed one look there, too."""
+    done = python("""
+import concurrent.futures, queue
+for _ in range(40):
+    arrays = [mx.nd.zeros((1,), ctx=mx.cpu(i % 4)) for i in range(250)]
+    begun = queue.Queue()
+    for array in arrays:
+        engine.push(begun.put, array.context, writes=[array], deferred=True)
+    results = [array + 1 for array in arrays for _ in range(8)]
+    completes = [begun.get() for _ in arrays]
+    with concurrent.futures.ThreadPoolExecutor(4) as threads:
+        for i in range(4):
+            threads.submit(lambda own: [complete('planted') for complete in own], completes[i::4])
+    try:
+        mx.nd.waitall()
+    except mx.MXNetError as error:
+        assert 'planted' in str(error)
+    else:
+        raise AssertionError('no error')
+print('whole')
+""")
+    assert done.stdout == "whole\n", done.stderr
+
+
+@pytest.mark.slow
 def test_large_sums_pending_at_exit_end_without_a_crash():
     done = python(
         "a = [mx.nd.ones((9_000_000,), ctx=mx.cpu(i)) for i in range(2)]\n"
