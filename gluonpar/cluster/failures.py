@@ -18,7 +18,8 @@ FAILED = 1  # exit code
 # A rank that calls the roll waits so long for answers, and so much longer for another rank that
 # will end the job, or has said so: on a machine with much else to do that may take a while (half a
 # minute was measured for the start of a process beside 27 ranks that wait in MPI on two cores).
-_TICK_SECONDS, _ROLL_SECONDS, _DEFERRED_SECONDS = 0.5, 3.0, 30.0
+# It also waits longer if it has itself not run for a while: the others may not run again yet.
+_TICK_SECONDS, _ROLL_SECONDS, _MORE_SECONDS = 0.5, 3.0, 30.0
 # The thread that comes to its next check later than this has itself not run: that does not count.
 _STILL_SECONDS = 2.0
 _QUERY, _ANSWER, _ENDING = 1, 2, 3  # tags of messages
@@ -46,7 +47,7 @@ class FailureDetector:
     rank that waits prints what it found, and ends the processes on all hosts with ``MPI_Abort``,
     which may take seconds. It tells the others before: if it takes too long one of them ends the
     job, but prints nothing. Time in which this process did not run, because the job was stopped for
-    a while or its machine was suspended, does not count.
+    a while or its machine was suspended, does not count, and others get longer to answer then.
 
     ``comm`` is a communicator for this alone. If a thread does not return from MPI with
     ``mpi_lock`` held, this one calls MPI at the same time where that is allowed (THREAD_MULTIPLE),
@@ -138,7 +139,7 @@ class FailureDetector:
         called = self._time()
         waits, patience = ("has ended", self._seconds) if self._ended else ("is in ", _ROLL_SECONDS)
         deferred = False
-        while self._time() - called < patience + (_DEFERRED_SECONDS if deferred else 0):
+        while self._time() - called < patience + _MORE_SECONDS * (deferred or self._still > 0):
             if self._wait(_TICK_SECONDS / 10) or self._since != since:
                 return
             self._exchange()

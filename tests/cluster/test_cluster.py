@@ -172,6 +172,24 @@ def test_a_job_that_stands_still_for_longer_than_the_time_limit_goes_on(tmp_path
 
 @pytest.mark.slow
 @needs_mpi
+def test_ranks_that_stood_still_need_not_go_on_at_the_same_time():
+    """As on two machines: the first must not report that the other one does not respond."""
+    job = mpirun((2, [*RANK, "differ", "1"]), GLUONPAR_TIMEOUT=str(SECONDS))
+    first, second = pids("".join(line_of(job) for _ in range(3)))
+    for rank, number, seconds in (
+        (first, signal.SIGSTOP, 0),
+        (second, signal.SIGSTOP, SECONDS),
+        (first, signal.SIGCONT, 3 * SECONDS),
+        (second, signal.SIGCONT, 0),
+    ):
+        os.kill(rank, number)
+        time.sleep(seconds)  # what is tested is how this time is counted
+    (line,) = set(lines_of_ours(ended(job)[2]))
+    assert re.match(r"gluonpar: rank 1 .* did not complete operation 12 .*: it is (in|at) ", line)
+
+
+@pytest.mark.slow
+@needs_mpi
 @pytest.mark.parametrize("number, fault", [(signal.SIGINT, "go on"), (signal.SIGKILL, "stop")])
 def test_when_mpirun_ends_all_ranks_end(number, fault):
     """Also a rank that is stopped, which cannot notice anything."""
