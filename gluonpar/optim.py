@@ -9,8 +9,7 @@ all copies. That is (2 K + 1) n bytes instead of 5 K n.
 from __future__ import annotations
 
 import functools
-import itertools
-from typing import Callable, Iterable, Iterator, NamedTuple, Sequence
+from typing import Callable, Iterable, NamedTuple, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -38,27 +37,33 @@ def sgd(params: Sequence[nd.NDArray], lr: float, batch_size: int) -> None:
     >>> w.asscalar()
     0.0
     """
-    sgd_on_parts(replicas.parts(params), lr, batch_size)
+    update_by_sgd(replicas.buckets([params]), lr, batch_size)
 
 
-def sgd_on_parts(parts: Sequence[replicas.Part], lr: float, batch_size: int) -> None:
-    """Update by :func:`sgd` one device's parameters in ``parts``, such as its share of buckets."""
-    parts = [part for part in parts if part.grad.size]
-    params = [param for part in parts for param in part.params]
-    if params and on_host(params):
-        update = rule(lr, 1.0 / batch_size)
-        reduce_update([Item([p.grad], [p.params], [update] * len(p.params)) for p in parts])
-        return
-    by_dtype: dict = {}  # as the operator wants one dtype
-    for param in params:
-        by_dtype.setdefault(param.dtype, []).append(param)
-    for same in by_dtype.values():
-        for start in range(0, len(same), _MOST_WEIGHTS):
-            group = same[start : start + _MOST_WEIGHTS]
-            n, pairs = len(group), [array for param in group for array in (param, param.grad)]
-            pairs = [array.as_nd_ndarray() for array in pairs]
-            options = {"lrs": [lr] * n, "wds": [0.0] * n, "rescale_grad": 1.0 / batch_size}
-            nd.multi_sgd_update(*pairs, out=pairs[::2], num_weights=n, **options)
+def update_by_sgd(buckets: Sequence[replicas.Bucket], lr: float, batch_size: int) -> None:
+    """Update by :func:`sgd` the parameters in ``buckets``, each copy by its own gradient."""
+    for of_device in zip(*(_pairs_by_device(bucket) for bucket in buckets)):
+        first, _ = of_device[0][0]
+        if on_host([first]):
+            update = rule(lr, 1.0 / batch_size)
+            pairs = [pair for pairs in of_device for pair in pairs]
+            reduce_update([Item([grad], [param], update) for param, grad in pairs])
+            continue
+        for pairs in of_device:
+            for start in range(0, len(pairs), _MOST_WEIGHTS):
+                _multi_sgd_update(pairs[start : start + _MOST_WEIGHTS], lr, batch_size)
+
+
+def _pairs_by_device(bucket: replicas.Bucket) -> Iterable[list[tuple[nd.NDArray, nd.NDArray]]]:
+    """Give each device's parameters in the bucket, each with its gradient."""
+    for k in range(len(bucket.copies[0].params)):
+        yield [(each.params[k], each.grads[k]) for each in bucket.copies]
+
+
+def _multi_sgd_update(pairs: Sequence[tuple], lr: float, batch_size: int) -> None:
+    n, arrays = len(pairs), [array.as_nd_ndarray() for pair in pairs for array in pair]
+    options = {"lrs": [lr] * n, "wds": [0.0] * n, "rescale_grad": 1.0 / batch_size}
+    nd.multi_sgd_update(*arrays, out=arrays[::2], num_weights=n, **options)
 
 
 def rule(
@@ -97,18 +102,17 @@ def rule(
 
 
 class Item(NamedTuple):
-    """Some parameters of all devices, their gradients, and the functions that update them.
+    """A parameter on all devices, the gradients to be summed, and the function that updates it.
 
-    ``grads[k]`` are the gradients of device k's parameters ``params[k]``, end to end. ``updates``
-    has one function per parameter: ``update(total, param, *states)`` is given flat NumPy blocks of
-    the sum of the gradients, which it may overwrite, and of the first device's parameter and its
-    ``states`` (on any CPU context), which it changes in place, element by element.
+    ``update(total, param, *states)`` is given flat NumPy blocks of the sum of ``grads``, which it
+    may overwrite, and of the first of ``params`` and its ``states`` (on any CPU context), which it
+    changes in place, element by element.
     """
 
     grads: Sequence[mx.nd.NDArray]
-    params: Sequence[Sequence[mx.nd.NDArray]]
-    updates: Sequence[Callable[..., None]]
-    states: Sequence[Sequence[mx.nd.NDArray]] | None = None
+    params: Sequence[mx.nd.NDArray]
+    update: Callable[..., None]
+    states: Sequence[mx.nd.NDArray] = ()
 
 
 def on_host(arrays: Iterable[mx.nd.NDArray]) -> bool:
@@ -117,42 +121,29 @@ def on_host(arrays: Iterable[mx.nd.NDArray]) -> bool:
 
 
 def reduce_update(items: Sequence[Item]) -> None:
-    """Update the parameters of every item on all devices by the sum of their gradients, in place.
+    """Update the parameter of every item on all devices by the sum of its gradients, in place.
 
-    The first device's parameters are updated and copied to the others. Gradients are not changed.
-    float16 is summed in float32, and ``total`` is then float32. All arrays must be dense and on CPU
+    The first of ``params`` is updated and copied to the others. Gradients are not changed. float16
+    is summed in float32, and ``total`` is then float32. All arrays must be dense and on CPU
     contexts. It is one operator; an error is raised at the next wait for one of the parameters.
     """
-    items = [_copied(item) for item in items]  # the caller may change its lists before it runs
-    arrays: list[mx.nd.NDArray] = []
-    for item in items:
-        arrays.extend(itertools.chain(item.grads, *item.params, *(item.states or ())))
+    # The caller may change its lists before it runs.
+    items = [Item(*map(tuple, item[:2]), item.update, tuple(item.states)) for item in items]
+    arrays = [array for item in items for array in (*item.grads, *item.params, *item.states)]
     num_bytes = sum(map(memory.num_bytes, arrays))
-    max_threads = sum(threads.size(c) for c in {grad.context for grad in items[0].grads})
+    max_threads = sum(threads.size(c) for c in {*map(memory.context, items[0].params)})
 
     def work() -> None:
-        tasks = [task for item in items for task in _tasks(item)]
-        thread_pool.run(tasks, num_bytes, max_threads)
+        thread_pool.run([*map(_task, items)], num_bytes, max_threads)
 
     thread_pool.push(work, arrays, num_bytes, name="gluonpar.update")
 
 
-def _copied(item: Item) -> Item:
-    states = item.states and [tuple(of_param) for of_param in item.states]
-    params = [tuple(of_device) for of_device in item.params]
-    return Item(tuple(item.grads), params, tuple(item.updates), states)
-
-
-def _tasks(item: Item) -> Iterator[tuple[Callable[..., None], list[np.ndarray]]]:
-    """Give one task per parameter: the function, and the views that it is called with."""
-    grads, start = memory.views(item.grads), 0
-    for i, (update, copies) in enumerate(zip(item.updates, zip(*item.params))):
-        params = memory.views(copies)
-        part = slice(start, start + params[0].size)
-        start = part.stop
-        states = [memory.view(state) for state in item.states[i]] if item.states else []
-        function = functools.partial(_update, len(grads), len(states), update)
-        yield function, [*(grad[part] for grad in grads), *states, *params]
+def _task(item: Item) -> tuple[Callable[..., None], list[np.ndarray]]:
+    """Return the function for an item, and the views that it is called with."""
+    function = functools.partial(_update, len(item.grads), len(item.states), item.update)
+    states = [memory.view(state) for state in item.states]
+    return function, [*memory.views(item.grads), *states, *memory.views(item.params)]
 
 
 def _update(num_grads: int, num_states: int, update, *arrays: np.ndarray) -> None:

@@ -1,98 +1,70 @@
-"""A copy of the parameters per device, with its gradients in a few flat arrays.
+"""A copy of the parameters per device, and their gradients in buckets.
 
-The gradients of neighbouring parameters of one device are views of one array, a *bucket*, so the
-sum over devices works on a few large arrays. Buckets are filled from the last parameter to the
-first, because backward reaches the last layers first: their sum can start while backward computes
-the others (Li et al., "PyTorch Distributed", VLDB 2020).
+A bucket is what is summed over devices, and updated, in one operator or message: the gradients of
+neighbouring parameters. Buckets are filled from the last parameter to the first, because backward
+reaches the last layers first: their sum can start while backward computes the others (Li et al.,
+"PyTorch Distributed", VLDB 2020).
 
-Parameters cannot be views: in a forward pass without training, oneDNN converts a weight in place to
-a layout of its own, and MXNet 1.9.1 writes that to the beginning of the memory it is a view of.
+Every gradient is an array of its own, as anywhere in MXNet. If gradients were views of one flat
+array per bucket, sums would be simpler to write; but not every operator of MXNet can write a
+gradient into a view (the backward of Deconvolution ends the process), and a graph with static
+memory keeps writing to the arrays that it found first. What needs one flat array copies.
 """
 
 from __future__ import annotations
 
-from typing import Collection, Iterable, NamedTuple, Sequence
+from typing import Iterable, NamedTuple, Sequence
 
 import mxnet as mx
-from mxnet import autograd
 
 from gluonpar.collectives.operations import BUCKET_BYTES
-from gluonpar.runtime import memory
+from gluonpar.runtime import backward_passes, memory
 
 
-class Part(NamedTuple):
-    """One device's share of a bucket: parameters, by index, and their gradients end to end."""
+class Copies(NamedTuple):
+    """One parameter, by index, on all devices: its copies, and their gradients.
 
-    indices: Sequence[int]
-    params: Sequence[mx.nd.NDArray]
-    grad: mx.nd.NDArray
-
-
-class Bucket(NamedTuple):
-    """Device k's parameters ``params[k]`` and, end to end, their gradients ``grads[k]``.
-
-    ``owner`` is the device that updates the parameters, where only one does.
+    ``fresh[k]`` is whether this step's backward has written the gradient of device k; the others
+    must not count in the sum. Empty stands for all.
     """
 
-    indices: Sequence[int]
-    params: Sequence[Sequence[mx.nd.NDArray]]
+    index: int
+    params: Sequence[mx.nd.NDArray]
     grads: Sequence[mx.nd.NDArray]
-    owner: int = 0
+    fresh: Sequence[bool] = ()
+
+    @property
+    def stale(self) -> list[mx.nd.NDArray]:
+        """The gradients that must not count."""
+        return [grad for grad, fresh in zip(self.grads, self.fresh) if not fresh]
 
     @property
     def row_sparse(self) -> bool:
-        """Whether the gradients are row_sparse; the bucket then has one parameter."""
+        """Whether the gradients are row_sparse."""
         return self.grads[0].stype == "row_sparse"
 
-    @property
-    def parts(self) -> list[Part]:
-        """Every device's share."""
-        return [Part(self.indices, *own) for own in zip(self.params, self.grads)]
+
+class Bucket(NamedTuple):
+    """Neighbouring parameters, and the device that updates them where only one does."""
+
+    copies: Sequence[Copies]
+    owner: int = 0
 
 
 class Replica(list):
-    """One device's parameters: a list of arrays whose gradients are views of a few flat arrays.
+    """One device's parameters: a list of arrays, and the graphs that were traced for them."""
 
-    If an entry is replaced or given another gradient, each parameter is a bucket of its own
-    (:func:`parts`). ``frozen`` are the indices of parameters without a gradient.
-    """
-
-    def __init__(self, params: Sequence[mx.nd.NDArray], frozen: Collection[int] = ()) -> None:
+    def __init__(self, params: Iterable[mx.nd.NDArray]) -> None:
         super().__init__(params)
-        self.graphs: dict = {}  # traced for these parameters by gluonpar.runtime.cached_op
-        self.members = _neighbours(params, frozen)  # per bucket, the indices of its parameters
-        self.grads = [self._attach_bucket(indices) for indices in self.members]
-        self._made = tuple(self)
-        self._grad_chunks = [*map(memory.grad_chunk, self)]
+        self.graphs: dict = {}  # by gluonpar.runtime.cached_op
+        self._grads: dict[int, mx.nd.NDArray] = {}
 
-    def _attach_bucket(self, indices: Sequence[int]) -> mx.nd.NDArray:
-        """Attach gradients to the parameters of one bucket; return the array that holds them."""
-        params = [self[i] for i in indices]
-        if len(params) == 1:
-            params[0].attach_grad()
-            return params[0].grad
-        size = sum(param.size for param in params)
-        flat = mx.nd.zeros((size,), ctx=params[0].context, dtype=params[0].dtype)
-        start = 0
-        for param in params:
-            view = flat[start : start + param.size].reshape(param.shape)
-            if isinstance(param, mx.np.ndarray):
-                view = view.as_np_ndarray()
-            autograd.mark_variables([param], [view])
-            start += param.size
-        return flat
-
-    @property
-    def parts(self) -> list[Part] | None:
-        """One part per bucket, the last layers' first; None if parameters have been replaced."""
-        if [*map(id, self)] != [*map(id, self._made)]:
-            return None
-        if [*map(memory.grad_chunk, self)] != self._grad_chunks:
-            return None
-        return [
-            Part(tuple(indices), [self[i] for i in indices], grad)
-            for indices, grad in zip(self.members, self.grads)
-        ]
+    def grad(self, i: int) -> mx.nd.NDArray | None:
+        """Return the gradient of parameter i; MXNet makes a new array each time it is asked."""
+        chunk, kept = memory.grad_chunk(self[i]), self._grads.get(i)
+        if chunk is None or kept is None or memory.chunk(kept) != chunk:
+            kept = self._grads[i] = self[i].grad
+        return kept
 
 
 def get_params(
@@ -105,7 +77,11 @@ def get_params(
     gradient and are not updated. From ``get_params`` in Dive into Deep Learning, 13.5.3.
     """
     # as_in_context would alias on the same context
-    return Replica([param.copyto(ctx) for param in params], frozenset(frozen))
+    replica, without = Replica(param.copyto(ctx) for param in params), frozenset(frozen)
+    for i, param in enumerate(replica):
+        if i not in without:
+            param.attach_grad()
+    return replica
 
 
 def check(device_params: Sequence[Sequence[mx.nd.NDArray]], ctx: Sequence[mx.Context]) -> None:
@@ -124,60 +100,50 @@ def check(device_params: Sequence[Sequence[mx.nd.NDArray]], ctx: Sequence[mx.Con
             raise ValueError(f"parameters on {c} have shapes {own}, on {ctx[0]} {shapes[0]}")
 
 
-def parts(params: Sequence[mx.nd.NDArray]) -> list[Part]:
-    """Return a :class:`Replica`'s parts, else one part per parameter that has a gradient.
-
-    The last layers' come first.
-    """
-    found = params.parts if isinstance(params, Replica) else None
-    return _one_by_one(params) if found is None else found
+def grads(params: Sequence[mx.nd.NDArray]) -> list[mx.nd.NDArray | None]:
+    """Return the gradient of each of one device's parameters; None for those without one."""
+    if isinstance(params, Replica):
+        return [*map(params.grad, range(len(params)))]
+    return [param.grad for param in params]
 
 
-def buckets(device_params: Sequence[Sequence[mx.nd.NDArray]]) -> list[Bucket]:
-    """Return the buckets of all devices, in the order of :func:`parts`.
+def buckets(
+    device_params: Sequence[Sequence[mx.nd.NDArray]], written: bool = False
+) -> list[Bucket]:
+    """Return the parameters with a gradient in buckets, the last layers' first.
 
+    With ``written`` only gradients count whose flags are set (:mod:`backward_passes`).
     Raises ValueError if a parameter has a gradient on some devices only.
     """
-    of_devices = [parts(params) for params in device_params]
-    indices = [[part.indices for part in own] for own in of_devices]
-    if any(own != indices[0] for own in indices):
-        of_devices = [_one_by_one(params) for params in device_params]  # some are plain lists
-    for own in of_devices[1:]:
-        different = {part.indices for part in own} ^ {part.indices for part in of_devices[0]}
-        if different:
+    of_devices = [grads(params) for params in device_params]
+    found = []
+    for i, (copies, of_copies) in enumerate(zip(zip(*device_params), zip(*of_devices))):
+        without = [grad is None for grad in of_copies]
+        if any(without) and not all(without):
             raise ValueError(
-                f"parameter {min(different)[0]} has a gradient on some devices only; freeze the "
-                "same parameters on all devices"
+                f"parameter {i} has a gradient on some devices only; freeze the same parameters "
+                "on all devices"
             )
-    return [
-        Bucket(same[0].indices, [part.params for part in same], [part.grad for part in same])
-        for same in zip(*of_devices)
-    ]
+        if not any(without):
+            fresh = backward_passes.flags(copies) if written else ()
+            found.append(Copies(i, copies, of_copies, fresh))
+    return [Bucket(copies) for copies in in_buckets(found)]
 
 
-def zero_grads(params: Sequence[mx.nd.NDArray]) -> None:
-    """Set one device's gradients to zero, in place: what a device without samples contributes."""
-    for part in parts(params):
-        memory.zero(part.grad)
+def in_buckets(copies: Sequence[Copies]) -> list[list[Copies]]:
+    """Return parameters in groups of one dtype and at most BUCKET_BYTES, the last one first.
 
-
-def _one_by_one(params: Sequence[mx.nd.NDArray]) -> list[Part]:
-    found = [Part((i,), [param], param.grad) for i, param in enumerate(params)]
-    return [part for part in reversed(found) if part.grad is not None]
-
-
-def _neighbours(params, frozen) -> list[list[int]]:
-    """Per bucket, its parameters by index: at most BUCKET_BYTES of one dtype, or one parameter."""
-    found: list[list[int]] = []
+    One with a row_sparse gradient has a bucket to itself, and one without elements has none.
+    """
+    found: list[list[Copies]] = []
     held, last = 0, None
-    for i in reversed(range(len(params))):
-        if i in frozen:
+    for each in reversed(copies):
+        dtype, size = memory.kind(each.grads[0])[1].name, memory.num_bytes(each.grads[0])
+        if not size:
             continue
-        size, kind = memory.num_bytes(params[i]), (params[i].dtype, type(params[i]))
-        alone = 0 in params[i].shape or params[i].shape == ()
-        if kind != last or alone or held + size > BUCKET_BYTES:
+        if dtype != last or held + size > BUCKET_BYTES or each.row_sparse:
             found.append([])
-            held, last = 0, None if alone else kind
-        found[-1].insert(0, i)
+            held, last = 0, None if each.row_sparse else dtype
+        found[-1].append(each)
         held += size
     return found

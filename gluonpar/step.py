@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 from typing import Any, Callable, NamedTuple, Sequence
 
 import mxnet as mx
@@ -9,11 +11,11 @@ import numpy as np
 from mxnet import autograd
 
 from gluonpar import cluster, optim, replicas, sharding
-from gluonpar.collectives import arguments, hierarchical
+from gluonpar.collectives import arguments, check_algorithm, hierarchical
 from gluonpar.models.lenet import lenet
 from gluonpar.models.losses import softmax_cross_entropy
 from gluonpar.replicas import Bucket
-from gluonpar.runtime import cached_op, heap, interrupts
+from gluonpar.runtime import backward_passes, cached_op, heap, interrupts, memory
 from gluonpar.runtime.devices import as_list
 
 # How many steps a training loop may queue ahead of the devices; their batches are in memory.
@@ -47,11 +49,13 @@ def train_batch(
     Returns one array of per-sample losses for each device that had samples, on that device. Nothing
     waits: reading a loss synchronises. From ``train_batch`` in Dive into Deep Learning, 13.5.6.
     Raises ValueError, with nothing changed, for X and y of different lengths, an empty batch, a bad
-    ``lr``, parameters that are not on their context, and bad weights.
+    ``lr`` or ``batch_size``, parameters that are not on their context, and bad weights.
     """
     contexts = as_list(ctx)
     check_lr(lr)
     replicas.check(device_params, contexts)
+    if batch_size is not None:
+        batch_size = check_batch_size(batch_size)
 
     if cluster.size() > 1:
         cluster.agree_later({"lr": lr, "algorithm": algorithm, "batch_size": batch_size})
@@ -64,24 +68,25 @@ def train_batch(
         batch_size = num_samples if cluster.size() == 1 else cluster.Later(num_samples)
 
     # Forward: every device computes the losses of its shard.
+    for params in device_params:
+        backward_passes.clear_flags(params)  # only what backward writes now will count
     with autograd.record():
         losses = [
-            cached_op.losses(model, loss, X_shard, y_shard, params)
+            cached_op.losses(model, loss, X_shard, y_shard, params, replicas.BUCKET_BYTES)
             for (X_shard, y_shard), params in zip(shards, device_params)
         ]
 
-    # Backward: every device computes the gradients of its shard; without samples they are zero.
+    # Backward: every device computes the gradients of its shard.
     if losses:
         autograd.backward(losses)
-    for params in device_params[len(losses) :]:
-        replicas.zero_grads(params)
-    buckets = replicas.buckets(device_params)
 
-    # All-reduce: gradients are summed over devices.
-    sums = allreduce_gradients(buckets, algorithm)
+    with autograd.pause():  # the caller may record; a step is not recorded
+        # All-reduce: gradients are summed over devices, without those that are not of this batch.
+        buckets = replicas.buckets(device_params, written=True)
+        sums = allreduce_gradients(buckets, algorithm)
 
-    # Update: every device updates its copy of the parameters.
-    sgd(sums, lr, batch_size)
+        # Update: every device updates its copy of the parameters.
+        sgd(sums, lr, batch_size)
     return losses
 
 
@@ -89,6 +94,20 @@ def check_lr(lr: float) -> None:
     """Raise ValueError unless the learning rate is a positive finite number."""
     if not 0 < lr <= np.finfo("float32").max:
         raise ValueError(f"lr must be a positive finite number, got {lr}; try 0.2")
+
+
+def check_batch_size(batch_size: Any) -> Any:
+    """Return the number of samples, which may be fractional (a weight); read an array of one.
+
+    Raises ValueError unless it is a positive finite number.
+    """
+    if isinstance(batch_size, mx.nd.NDArray) and batch_size.size == 1:
+        batch_size = batch_size.asscalar()
+    elif isinstance(batch_size, np.ndarray) and batch_size.size == 1:
+        batch_size = batch_size.item()
+    if not isinstance(batch_size, (numbers.Real, np.number)) or not 0 < batch_size < math.inf:
+        raise ValueError(f"batch_size must be a positive finite number, got {batch_size!r}")
+    return batch_size
 
 
 class GradientSums(NamedTuple):
@@ -111,43 +130,58 @@ def allreduce_gradients(
     is named, the gradients compressed or ``defer`` is False, the sum is left to the update
     (:mod:`gluonpar.optim`). Otherwise every bucket is summed as soon as backward has computed it on
     all devices, in place on every device, or with ``to_owner`` on each bucket's owner only.
+    Gradients that do not count are left out or, where an array is needed, set to zero.
 
     Raises ValueError, with nothing changed, for an unknown algorithm and for gradients that
     :func:`allreduce` refuses.
     """
-    summed = [bucket for bucket in buckets if bucket.grads[0].size]
-    for bucket in summed:
-        arguments.check_list(bucket.grads, "gradients")
-    lists, owners = [bucket.grads for bucket in summed], [bucket.owner for bucket in summed]
+    every = [copies for bucket in buckets for copies in bucket.copies]
+    lists, owners = [copies.grads for copies in every], [b.owner for b in buckets for _ in b.copies]
+    for grads in lists:
+        check_algorithm(algorithm, arguments.check_list(grads, "gradients").ctx)
     heap.return_free(lists)
     by_host = algorithm in (None, "host") and compression is None
-    if defer and by_host and all(map(optim.on_host, lists)):
-        if cluster.size() > 1:
-            hierarchical.reduce_many(lists, owners)
-            summed = [bucket._replace(grads=[bucket.grads[bucket.owner]]) for bucket in summed]
-        return GradientSums(summed, deferred=True)
-    if to_owner:
+    deferred = defer and by_host and all(map(optim.on_host, lists))
+    if deferred and cluster.size() == 1:
+        return GradientSums([*map(_without_stale, buckets)], deferred)
+    memory.zero([grad for copies in every for grad in copies.stale])
+    if deferred or to_owner:
         hierarchical.reduce_many(lists, owners, algorithm, compression)
     else:
         hierarchical.allreduce_many(lists, algorithm, compression)
-    return GradientSums(buckets, deferred=False)
+    return GradientSums([*map(_of_owner, buckets)] if deferred else buckets, deferred)
+
+
+def _without_stale(bucket: Bucket) -> Bucket:
+    """Leave out the gradients that do not count, and parameters that have no other."""
+    found = []
+    for copies in bucket.copies:
+        if copies.stale:
+            counting = [grad for grad, fresh in zip(copies.grads, copies.fresh) if fresh]
+            copies = copies._replace(grads=counting)
+        if copies.grads:
+            found.append(copies)
+    return bucket._replace(copies=found)
+
+
+def _of_owner(bucket: Bucket) -> Bucket:
+    """Leave only the owner's gradient, which is the sum."""
+    found = [copies._replace(grads=[copies.grads[bucket.owner]]) for copies in bucket.copies]
+    return bucket._replace(copies=found)
 
 
 def sgd(sums: GradientSums, lr: float, batch_size: int | cluster.Later) -> None:
     """Update the parameters on all devices by :func:`gluonpar.sgd`, in place, bucket by bucket."""
-    if not sums.deferred:
-        if isinstance(batch_size, cluster.Later):
-            batch_size = batch_size.wait()  # MXNet's operators need the number itself
-        with interrupts.held():
-            for parts in zip(*(bucket.parts for bucket in sums.buckets)):
-                optim.sgd_on_parts(parts, lr, batch_size)
-        return
+    later = isinstance(batch_size, cluster.Later)
 
     def update(*arrays: np.ndarray) -> None:
-        later = isinstance(batch_size, cluster.Later)
         optim.rule(lr, 1.0 / (batch_size.number if later else batch_size))(*arrays)
 
     with interrupts.held():
-        for bucket in sums.buckets:
-            updates = [update] * len(bucket.params[0])
-            optim.reduce_update([optim.Item(bucket.grads, bucket.params, updates)])
+        if sums.deferred:
+            for bucket in sums.buckets:
+                items = [optim.Item(each.grads, each.params, update) for each in bucket.copies]
+                optim.reduce_update(items)
+            return
+        # MXNet's operators need the number itself.
+        optim.update_by_sgd(sums.buckets, lr, batch_size.wait() if later else batch_size)

@@ -6,10 +6,18 @@ MPI. How to start a job, and what ends it: docs/cluster.md.
 """
 
 from gluonpar.cluster.agreement import agree, agree_later, together
-from gluonpar.cluster.process_collectives import Later, allreduce, broadcast, gather, total
+from gluonpar.cluster.process_collectives import (
+    Gathered,
+    Later,
+    allreduce,
+    broadcast,
+    gather,
+    total,
+)
 from gluonpar.cluster.world import abort, is_main, rank, size
 
 __all__ = [
+    "Gathered",
     "Later",
     "abort",
     "agree",

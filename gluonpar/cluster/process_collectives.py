@@ -88,6 +88,27 @@ class Later:
         return self.number
 
 
+class Gathered:
+    """Every process's value, any picklable object, gathered while the program goes on.
+
+    ``check(values)`` is called with them, by rank. If it raises, that is raised at the next wait
+    for an array that was computed from a later exchange.
+    """
+
+    def __init__(self, value: Any, check: Callable[[list], None]) -> None:
+        self._values, self._check = [value], check
+        push(self._gather)
+
+    def _gather(self, job: World) -> None:
+        self._values = job.comm.allgather(self._values[0])
+        self._check(self._values)
+
+    def wait(self) -> list:
+        """Return the values by rank."""
+        _marker().wait_to_read()
+        return self._values
+
+
 def push(function: Callable[[World], None]) -> None:
     """Have the engine call ``function``, in which all ranks may call MPI, between the others."""
     job = world()

@@ -13,6 +13,7 @@ from gluonpar.collectives.operations import (
     broadcast_many,
     explain,
     reduce,
+    reduce_many,
     reduce_scatter,
 )
 from gluonpar.collectives.plan import Hop
@@ -36,6 +37,7 @@ __all__ = [
     "explain",
     "named",
     "reduce",
+    "reduce_many",
     "reduce_scatter",
     "register",
     "register_executor",

@@ -13,7 +13,7 @@ from typing import Sequence
 import mxnet as mx
 
 from gluonpar import cluster
-from gluonpar.collectives import operations
+from gluonpar.collectives import arguments, operations
 
 Lists = Sequence[Sequence[mx.nd.NDArray]]
 
@@ -27,10 +27,9 @@ def allreduce_many(
     """Replace every array of each list, one per device, by the sum over all processes' devices.
 
     ``algorithm`` is that of the sum inside the process; another than 'nccl' also keeps NCCL from
-    summing over processes. With ``compression='fp16'`` float16 is
-    exchanged, and added in float32. Between processes each list is a message of its own, so that
-    the first can be sent while the last is still being computed, or with ``one_message`` all
-    together.
+    summing over processes. With ``compression='fp16'`` float16 is exchanged, and added in float32.
+    Between processes each bucket of lists is a message, so that the first can be sent while the
+    last is still being computed, or with ``one_message`` all together.
     """
     _sum_inside(lists, None, algorithm, compression)
     if cluster.size() > 1:
@@ -69,8 +68,7 @@ def _sum_inside(
     elif leaders is None or algorithm:
         operations.allreduce_many(lists, algorithm)
     else:
-        for data, leader in zip(lists, leaders):
-            operations.reduce(data, leader)
+        operations.reduce_many(lists, leaders)
 
 
 def _exchange(
@@ -80,6 +78,7 @@ def _exchange(
     by_nccl: bool,
     one_message: bool = False,
 ) -> None:
-    arrays = [data[leader] for data, leader in zip(lists, leaders)]
-    for message in [arrays] if one_message else [[array] for array in arrays]:
-        cluster.allreduce(message, compression, by_nccl)
+    kinds = [arguments.check_list(data) for data in lists]
+    buckets = [range(len(lists))] if one_message else operations.in_buckets(kinds, roots=leaders)
+    for bucket in buckets:
+        cluster.allreduce([lists[j][leaders[j]] for j in bucket], compression, by_nccl)

@@ -7,7 +7,7 @@ import functools
 import math
 import os
 import threading
-from typing import Any, Callable, Iterator, Sequence
+from typing import Any, Callable, Container, Iterator, Sequence
 
 import mxnet as mx
 from mxnet import autograd
@@ -181,22 +181,38 @@ def _allreduce(lists, kinds, algorithm, op, accumulate, bucket_bytes: int = BUCK
 
 def _buckets(lists, bucket_bytes: int) -> Iterator[tuple[list, arguments.Kind]]:
     """Give the lists of each bucket, and their kind; of several lists as one flat array."""
-    bucket, held = [], 0
-    for i, (data, kind) in enumerate(lists):
-        bucket.append(data)
+    for bucket in in_buckets([kind for _, kind in lists], bucket_bytes):
+        kinds = [lists[j][1] for j in bucket]
+        size = sum(math.prod(kind.shape) for kind in kinds)
+        kind = kinds[0] if len(bucket) == 1 else kinds[0]._replace(shape=(size,))
+        yield [lists[j][0] for j in bucket], kind
+
+
+def in_buckets(
+    kinds: Sequence[arguments.Kind],
+    bucket_bytes: int = BUCKET_BYTES,
+    roots: Sequence[int] | None = None,
+) -> list[list[int]]:
+    """Return consecutive numbers of lists in groups: one dtype and root, up to ``bucket_bytes``."""
+    buckets, held, last = [], 0, None
+    for j, kind in enumerate(kinds):
+        alike = kind.dtype.name, roots and roots[j]
+        if alike != last or held + kind.num_bytes > bucket_bytes:
+            buckets.append([])
+            held, last = 0, alike
+        buckets[-1].append(j)
         held += kind.num_bytes
-        after = lists[i + 1][1] if i + 1 < len(lists) else None
-        if after is None or after.dtype != kind.dtype or held + after.num_bytes > bucket_bytes:
-            whole = len(bucket) > 1
-            yield bucket, kind._replace(shape=(held // kind.dtype.itemsize,)) if whole else kind
-            bucket, held = [], 0
+    return buckets
 
 
 @contextlib.contextmanager
-def _joined(bucket, root: int | None = None) -> Iterator[list[mx.nd.NDArray]]:
+def _joined(
+    bucket, reads: Container[int] | None = None, writes: Container[int] | None = None
+) -> Iterator[list[mx.nd.NDArray]]:
     """Give one array per device, the lists end to end, which are written back on exit.
 
-    With ``root``, only its values are in them, and only the other devices' are written back.
+    ``reads`` are the devices whose values matter, and ``writes`` those that have others afterwards;
+    by default all.
     """
     k = len(bucket[0])
     with executor.flattened([array for data in bucket for array in data]) as flat:
@@ -204,13 +220,13 @@ def _joined(bucket, root: int | None = None) -> Iterator[list[mx.nd.NDArray]]:
         size = sum(array.size for array in of_devices[0])
         joined = [
             mx.nd.concat(*own, dim=0)
-            if root in (None, i)
+            if reads is None or i in reads
             else mx.nd.empty((size,), own[0].context, own[0].dtype)
             for i, own in enumerate(of_devices)
         ]
         yield joined
         for i, (own, whole) in enumerate(zip(of_devices, joined)):
-            if i == root:
+            if writes is not None and i not in writes:
                 continue
             end = 0
             with mx.engine.bulk(len(own)):  # one operator: a copyto of each would be one each
@@ -288,8 +304,9 @@ def broadcast_many(lists: Sequence[Sequence[mx.nd.NDArray]], root: int = 0) -> N
         return
     kinds = [arguments.check_list(data, f"lists[{j}]") for j, data in enumerate(lists)]
     k = len(lists[0])
-    copy = (slice(None), [root], _beginning_with(root, k)[1:])
-    _run(lists, kinds, relabel(reverse(tree.reduce(k)), root, k), [copy], root=root)
+    _, *others = _beginning_with(root, k)
+    hops, copy = relabel(reverse(tree.reduce(k)), root, k), (slice(None), [root], others)
+    _run(lists, kinds, hops, [copy], reads=[root], writes=others)
 
 
 def reduce(data: Sequence[mx.nd.NDArray], root: int = 0, op: str = "sum") -> None:
@@ -301,10 +318,26 @@ def reduce(data: Sequence[mx.nd.NDArray], root: int = 0, op: str = "sum") -> Non
     >>> [array.asnumpy().tolist() for array in data]
     [[1.0, 1.0], [1.0, 1.0], [3.0, 3.0]]
     """
-    kind, k = arguments.check_list(data), len(data)
+    kind = arguments.check_list(data)
     arguments.check_op(op, None, kind.dtype)
+    _reduce([data], [kind], root, op)
+
+
+def reduce_many(lists: Sequence[Sequence[mx.nd.NDArray]], roots: Sequence[int]) -> None:
+    """:func:`reduce` every list to its root, all on the same contexts, in buckets.
+
+    A bucket holds consecutive lists of one root and dtype, at most BUCKET_BYTES per device; it is
+    one operator in the host's memory, and elsewhere copied into one array per device.
+    """
+    kinds = [arguments.check_list(data, f"lists[{j}]") for j, data in enumerate(lists)]
+    for bucket in in_buckets(kinds, roots=roots):
+        _reduce([lists[j] for j in bucket], [kinds[j] for j in bucket], roots[bucket[0]])
+
+
+def _reduce(lists, kinds, root: int, op: str = "sum") -> None:
+    k = len(lists[0])
     whole = (slice(None), _beginning_with(root, k), [])
-    _run([data], [kind], relabel(tree.reduce(k), root, k), [whole], op, [(root, 0)])
+    _run(lists, kinds, relabel(tree.reduce(k), root, k), [whole], op, [(root, 0)], writes=[root])
 
 
 def reduce_scatter(data: Sequence[mx.nd.NDArray], op: str = "sum") -> None:
@@ -342,10 +375,10 @@ def all_gather(data: Sequence[mx.nd.NDArray]) -> None:
 
 
 @_as_one
-def _run(lists, kinds, hops, reductions, op="sum", results=(), root: int | None = None) -> None:
+def _run(lists, kinds, hops, reductions, op="sum", results=(), reads=None, writes=None) -> None:
     """Do ``reductions`` in the host's memory if all arrays are there, otherwise run ``hops``.
 
-    ``root`` is the only device whose values matter, if there is one.
+    ``reads`` and ``writes`` are as in :func:`_joined`.
     """
     todo = [(data, kind) for data, kind in zip(lists, kinds) if 0 not in kind.shape]
     if not todo or len(kinds[0].ctx) == 1:
@@ -356,7 +389,7 @@ def _run(lists, kinds, hops, reductions, op="sum", results=(), root: int | None 
         return
     for bucket, _ in _buckets(todo, BUCKET_BYTES):
         alone = len(bucket) == 1
-        with executor.flattened(bucket[0]) if alone else _joined(bucket, root) as flat:
+        with executor.flattened(bucket[0]) if alone else _joined(bucket, reads, writes) as flat:
             executor.run(hops, flat, op, results)
 
 

@@ -52,31 +52,32 @@ class ShardedUpdate:
     def has_numpy_rule(self, buckets: Sequence[Bucket]) -> bool:
         """Return whether :meth:`apply` can compute deferred sums: float32, plain SGD."""
         return type(self._optimizer) is mx.optimizer.SGD and all(
-            bucket.row_sparse or bucket.grads[0].dtype == np.float32 for bucket in buckets
+            bucket.copies[0].row_sparse or bucket.copies[0].grads[0].dtype == np.float32
+            for bucket in buckets
         )
 
     def apply(self, sums: GradientSums) -> None:
         """Update every bucket on its owner and broadcast the result."""
-        sparse = [bucket for bucket in sums.buckets if bucket.row_sparse]
+        sparse = [bucket for bucket in sums.buckets if bucket.copies[0].row_sparse]
+        dense = [bucket for bucket in sums.buckets if not bucket.copies[0].row_sparse]
         self._update_copies(sparse)
         for bucket in sums.buckets:
-            for i in bucket.indices:
+            for i, *_ in bucket.copies:
                 if self._owners.setdefault(i, bucket.owner) != bucket.owner:
                     self._owners[i] = bucket.owner
                     self._updater.states_synced[i] = False  # the state is on another device
         self._update_owned(sparse if sums.deferred else sums.buckets)
-        self._copied.update((i, self._updater.states[i]) for b in sparse for i in b.indices)
-        for bucket in sums.buckets:
-            if bucket.row_sparse:
-                continue
+        for bucket in sparse:
+            self._copied.update((i, self._updater.states[i]) for i, *_ in bucket.copies)
+        for bucket in dense:
             if sums.deferred:
                 self._sum_and_update(bucket)
             else:
-                broadcast_many([list(copies) for copies in zip(*bucket.params)], bucket.owner)
+                broadcast_many([each.params for each in bucket.copies], bucket.owner)
 
     def _update_owned(self, buckets: Sequence[Bucket]) -> None:
         """In the order of the parameters, on which some optimizers rely."""
-        owners = {i: bucket.owner for bucket in buckets for i in bucket.indices}
+        owners = {each.index: bucket.owner for bucket in buckets for each in bucket.copies}
         groups = [[i] for i in sorted(owners)]
         if self._updater.aggregate_updates:  # several parameters of one device in one operator
             ks = sorted({*owners.values()})
@@ -90,9 +91,9 @@ class ShardedUpdate:
         """Update what devices other than the owner hold of parameters with row_sparse gradients."""
         counts, states = self._optimizer._index_update_count, self._updater.states
         for bucket in buckets:
-            [i] = bucket.indices
-            is_copied = self._copied.get(i) is states.get(i)
-            for k, ([value], grad) in enumerate(zip(bucket.params, bucket.grads)):
+            [copies] = bucket.copies
+            i, is_copied = copies.index, self._copied.get(copies.index) is states.get(copies.index)
+            for k, (value, grad) in enumerate(zip(copies.params, copies.grads)):
                 if k == bucket.owner:
                     continue
                 updater = self._of_copies[k]
@@ -107,13 +108,21 @@ class ShardedUpdate:
 
     def _sum_and_update(self, bucket: Bucket) -> None:
         """Sum over devices, SGD and broadcast of a bucket, in one pass over memory."""
-        sgd, indices = self._optimizer, list(bucket.indices)
+        sgd, indices = self._optimizer, [each.index for each in bucket.copies]
         sgd._update_count(indices)
         clip = sgd.clip_gradient or 0
-        rates = zip(sgd._get_lrs(indices), sgd._get_wds(indices))
-        rules = [optim.rule(lr, sgd.rescale_grad, wd, sgd.momentum, clip) for lr, wd in rates]
-        states = [self._momentum(i, bucket.owner) for i in indices]
-        optim.reduce_update([optim.Item(bucket.grads, bucket.params, rules, states)])
+        rates = zip(bucket.copies, sgd._get_lrs(indices), sgd._get_wds(indices))
+        optim.reduce_update(
+            [
+                optim.Item(
+                    each.grads,
+                    each.params,
+                    optim.rule(lr, sgd.rescale_grad, wd, sgd.momentum, clip),
+                    self._momentum(each.index, bucket.owner),
+                )
+                for each, lr, wd in rates
+            ]
+        )
 
     def _momentum(self, i: int, owner: int) -> list[mx.nd.NDArray]:
         """The state of parameter i as the optimizer creates it: none, or one array."""

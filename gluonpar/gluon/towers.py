@@ -10,7 +10,7 @@ import mxnet as mx
 from mxnet import autograd, gluon
 
 from gluonpar import replicas
-from gluonpar.collectives import broadcast_many, reduce
+from gluonpar.collectives import broadcast_many, reduce_many
 from gluonpar.gluon.parallel import on_device
 from gluonpar.gluon.tasks import together
 from gluonpar.metrics import LossMeter
@@ -127,8 +127,9 @@ class Towers:
                 for array, saved in zip(statistics, before):
                     saved.copyto(array)
                 raise
-            for bucket in replicas.buckets(variables[: len(batches)]):
-                reduce(list(bucket.grads))
+            buckets = replicas.buckets(variables[: len(batches)])
+            grads = [copies.grads for bucket in buckets for copies in bucket.copies]
+            reduce_many(grads, [0] * len(grads))
             self._update(variables[0], lr, sum(output["loss"].size for output in outputs))
             broadcast_many([list(copies) for copies in zip(*variables)])
         return {name: [output[name] for output in outputs] for name in outputs[0]}

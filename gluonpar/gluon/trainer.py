@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import warnings
-from typing import Any, Iterator, Sequence
+from typing import Any, Callable, Iterator, Sequence
 
 import mxnet as mx
 import numpy as np
-from mxnet import gluon
+from mxnet import autograd, gluon
 
 from gluonpar import cluster, metrics
 from gluonpar.checkpoint import optimizer_states
@@ -25,14 +26,25 @@ from gluonpar.gluon import parameter_buckets
 from gluonpar.gluon.parameter_buckets import Layout
 from gluonpar.gluon.sharded_update import ShardedUpdate
 from gluonpar.replicas import Bucket
-from gluonpar.runtime import interrupts, threads
-from gluonpar.step import GradientSums, allreduce_gradients
+from gluonpar.runtime import backward_passes, interrupts, memory, threads
+from gluonpar.step import GradientSums, allreduce_gradients, check_batch_size
 
 # MXNet's kvstores of one process, which all sum over its devices.
 _KVSTORES = (
     *(None, "local", "device", "nccl", "gluonpar"),
     *("local_allreduce_cpu", "local_allreduce_device", "local_update_cpu"),
 )
+
+
+def _not_recorded(method: Callable) -> Callable:
+    """The method, which autograd does not record if it is called in ``autograd.record()``."""
+
+    @functools.wraps(method)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        with autograd.pause(train_mode=autograd.is_training()):
+            return method(*args, **kwargs)
+
+    return called
 
 
 class Trainer(gluon.Trainer):
@@ -48,9 +60,8 @@ class Trainer(gluon.Trainer):
     float16 and adds them in float32; their sums must stay below 65504.
 
     The machine's processors are shared out over CPU contexts (:mod:`gluonpar.runtime.threads`).
-    Gradients become views of a few flat arrays, the *buckets*: at once if all parameters are
-    initialised, else in the first :meth:`step`. In a step each bucket is summed onto one device,
-    which updates its parameters and broadcasts them (:mod:`gluonpar.gluon.sharded_update`). The
+    Neighbouring parameters form *buckets*. In a step each bucket is summed onto one device, which
+    updates its parameters and broadcasts them (:mod:`gluonpar.gluon.sharded_update`). The
     other devices keep their own gradients; :meth:`allreduce_grads` replaces them by the sums, and
     :meth:`update`, which may follow it, updates by those of the first device. The first step begins
     with a broadcast of the first device's parameters and running statistics, as in gluon.Trainer.
@@ -59,9 +70,10 @@ class Trainer(gluon.Trainer):
     and ``batch_size`` is the number of samples in it. All processes must pass the same parameters,
     and start with the values of rank 0.
 
-    A device that had no sample in a step adds nothing. A parameter without a new gradient on a
-    device that had samples is an error, unless ``ignore_stale_grad``; it then adds nothing there,
-    and is not updated if it has no new gradient on any device.
+    A device that had no sample in a step adds nothing, whatever other backward passes have left
+    there (:mod:`gluonpar.runtime.backward_passes`). A parameter without a new gradient on a device
+    that had samples is an error, unless ``ignore_stale_grad``; it then adds nothing there, and is
+    not updated if it has no new gradient on any device.
 
     With ``skip_nonfinite`` a step whose summed gradients have an infinite or NaN element changes
     nothing, on all devices of all processes, and ``num_skipped`` counts it. That waits for the sums
@@ -100,20 +112,20 @@ class Trainer(gluon.Trainer):
         self._algorithm, self._compression = algorithm, compression
         self._skip_nonfinite, self.num_skipped = skip_nonfinite, 0
         self._layout: Layout | None = None
-        self._pinned: set[gluon.Parameter] = set()
         self._accumulating = self._broadcast = False
         self._updater = self._updaters[0]
         self._updaters = [self._updater]
         self._update_of_owners = ShardedUpdate(self._updater, self._params)
         self._update_of_owners.set_contexts(self._contexts)
-        if all(param._data is not None for param in self._params):
-            self._laid_out()  # before a hybridized network stores the gradients' arrays
+        backward_passes.track(self._params)
 
-    def step(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
+    @_not_recorded
+    def step(self, batch_size: Any, ignore_stale_grad: bool = False) -> None:
         """Sum the gradients over devices and update; ``batch_size`` samples are in that sum.
 
+        It may be an array of one element, such as a count of tokens, which is then waited for.
         Raises UserWarning for a stale gradient (see above), and ValueError for a batch size that is
-        not positive, and inside :meth:`no_sync`.
+        not positive and finite, and inside :meth:`no_sync`.
         """
         self._rescale(batch_size)
         if type(self)._allreduce_grads is not Trainer._allreduce_grads:  # a subclass sums
@@ -126,11 +138,13 @@ class Trainer(gluon.Trainer):
         defer = not (amp or self._skip_nonfinite) and self._update_of_owners.has_numpy_rule(buckets)
         self._apply(self._sum(buckets, defer, to_owner=not amp))
 
+    @_not_recorded
     def allreduce_grads(self) -> None:
         """Replace every device's gradients by the sum, for instance to clip before the update."""
         self._allreduce_grads()
 
-    def update(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
+    @_not_recorded
+    def update(self, batch_size: Any, ignore_stale_grad: bool = False) -> None:
         """Update by the gradients that :meth:`allreduce_grads` summed; raises as :meth:`step`.
 
         All devices' parameters are updated by the first device's gradients, so it is enough to clip
@@ -145,19 +159,18 @@ class Trainer(gluon.Trainer):
 
     def _update(self, ignore_stale_grad: bool = False) -> None:
         """What others override or call in ``gluon.Trainer``; ``rescale_grad`` is set already."""
-        before = set(self._pinned)
         self._laid_out()
-        moved = [param.name for param in self._params if param in self._pinned - before]
+        moved = [param.name for param in parameter_buckets.follow_backward(self._params)]
         if moved and len(self._contexts) > 1:
             raise UserWarning(
                 f"list_grad() of {', '.join(moved)} did not return what backward computed (it does "
                 "now): sum with Trainer.allreduce_grads(), or initialize before making the Trainer"
             )
         buckets = [b._replace(owner=0) for b in self._fresh_buckets(ignore_stale_grad)]
-        for bucket in buckets:
-            if bucket.row_sparse:  # every device updates by its own
-                for grad in bucket.grads[1:]:
-                    bucket.grads[0].copyto(grad)
+        for [copies, *_], _ in buckets:
+            if copies.row_sparse:  # every device updates by its own
+                for grad in copies.grads[1:]:
+                    copies.grads[0].copyto(grad)
         self._apply(GradientSums(buckets, deferred=False))
 
     @contextlib.contextmanager
@@ -169,19 +182,20 @@ class Trainer(gluon.Trainer):
         ``no_sync`` of PyTorch's DistributedDataParallel.
         """
         layout = self._laid_out()
-        if any(bucket.row_sparse for bucket in layout.buckets):
+        if any(param._grad_stype == "row_sparse" for param in layout.params):
             raise ValueError("MXNet cannot add up row_sparse gradients; use sparse_grad=False")
         before = self._accumulating
         if not before:
-            layout.mark_used()
-            layout.zero_stale()
-            layout.set_grad_req("add")
+            backward_passes.mark_used(layout.params)
+            memory.zero([grad for param in layout.params for grad in param._grad])
+            backward_passes.set_grad_req(layout.params, "add")
         self._accumulating = "inside"
         try:
             yield
         finally:
             self._accumulating = before or True
 
+    @_not_recorded
     def clip_global_norm(self, max_norm: float) -> mx.nd.NDArray:
         """Scale all gradients so that their global norm is at most ``max_norm``.
 
@@ -193,7 +207,7 @@ class Trainer(gluon.Trainer):
         if not max_norm > 0:
             raise ValueError(f"max_norm must be positive, got {max_norm}")
         norms = []
-        for grads in zip(*(bucket.grads for bucket in self._laid_out().buckets)):
+        for grads in zip(*(param._grad for param in self._laid_out().params)):
             flat = [_flat(grad) for grad in grads]
             norms.append(mx.nd.concat(*map(_sum_of_squares, flat), dim=0).sum().sqrt())
             scale = mx.nd.minimum(max_norm / (norms[-1] + 1e-8), 1.0)
@@ -229,9 +243,8 @@ class Trainer(gluon.Trainer):
         """
         optimizer_states.load(fname, self._updater, self._params, trusted)
 
-    def _rescale(self, batch_size: int) -> None:
-        if not batch_size > 0:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    def _rescale(self, batch_size: Any) -> None:
+        batch_size = check_batch_size(batch_size)
         self._optimizer.rescale_grad = self._scale / batch_size
         if cluster.size() > 1:
             cluster.agree_later({**self._hyper_parameters(), "batch_size": batch_size})
@@ -248,27 +261,24 @@ class Trainer(gluon.Trainer):
         return {"optimizer": type(optimizer).__name__, **options, **own}
 
     def _laid_out(self) -> Layout:
-        """The parameters in buckets, made the first time and after their arrays were replaced."""
+        """The parameters in buckets, made the first time and after they have changed in kind."""
         in_order = parameter_buckets.listed(self._given)  # gluon.Trainer sorts by name
         if {*in_order} != {*self._params}:
             raise ValueError("the set of parameters has changed; make a new Trainer for it")
         if self._layout is not None and self._layout.holds(self._params):
-            moved = self._layout.moved()
-            if not moved:
-                return self._layout
-            self._pinned.update(moved)
+            return self._layout
         parameter_buckets.check(self._params)
         for param in self._params:
             param.list_data()  # raises, naming the parameter, if it is not initialised
         if self._layout is None and cluster.size() > 1:
             cluster.agree({**self._hyper_parameters(), **_kinds(in_order)})
             hierarchical.broadcast_many([param._data for param in in_order])
-        self._layout = Layout(self._params, self._pinned, in_order)
+        self._layout = Layout(self._params, in_order)
         self._contexts = self._layout.ctx or self._contexts
         threads.share(self._contexts or ())
         self._update_of_owners.set_contexts(self._contexts)
         if self._accumulating:
-            self._layout.set_grad_req("add")
+            backward_passes.set_grad_req(self._layout.params, "add")
         return self._layout
 
     def _fresh_buckets(self, ignore_stale_grad: bool) -> list[Bucket]:
@@ -276,27 +286,42 @@ class Trainer(gluon.Trainer):
         if self._accumulating == "inside":
             raise ValueError("step() was called inside no_sync(); leave it first")
         layout, alone = self._laid_out(), cluster.size() == 1
+        parameter_buckets.follow_backward(layout.params)
         if not self._broadcast:  # as gluon.Trainer: running statistics, too
             self._broadcast = True
             if self._optimizer.num_update == self._optimizer.begin_num_update:  # not after resuming
                 broadcast_many([param.list_data() for param in self._params])
-        fresh = layout.fresh()
-        used = [any(on_devices) for on_devices in fresh]
+        fresh = layout.fresh() if alone else self._fresh_in_all_ranks()
+        used = {i for i, on_devices in fresh.items() if any(on_devices)}
         if not ignore_stale_grad:
-            if alone and fresh and not any(used):
+            if alone and fresh and not used:
                 raise UserWarning(
                     "no gradient has been computed since the last update; call backward before step"
                 )
             self._check_not_stale(fresh)
         if not alone:  # all ranks must leave out the same; this waits
-            used = cluster.total(used) if ignore_stale_grad else [True] * len(fresh)
-        absent = {i for i, times in zip(layout.indices, used) if not times}
-        return self._update_of_owners.owned(layout.without(absent))
+            times = cluster.total([i in used for i in fresh]) if ignore_stale_grad else fresh
+            used = {i for i, time in zip(fresh, times) if not ignore_stale_grad or time}
+        return self._update_of_owners.owned(layout.buckets(fresh, used))
 
-    def _check_not_stale(self, fresh: list[list[bool]]) -> None:
+    def _fresh_in_all_ranks(self) -> dict[int, list[bool]]:
+        """Layout.fresh(), without gradients that are older than those of other ranks.
+
+        A rank that had samples need not wait for the others: no gradient is newer than its own.
+        """
+        fresh = self._layout.fresh()
+        ages = np.array([backward_passes.age(self._params[i]) for i in fresh]).reshape(-1, 2)
+        of_ranks = cluster.Gathered(ages, _check_ages)
+        if (ages[:, 0] == backward_passes.num_updates()).all():
+            return fresh
+        newest = np.max(of_ranks.wait(), axis=0)[:, 0]
+        counts = dict(zip(fresh, ages[:, 0] == newest))
+        return {i: [counts[i] and one for one in on_devices] for i, on_devices in fresh.items()}
+
+    def _check_not_stale(self, fresh: dict[int, list[bool]]) -> None:
         """Check that every device that had samples has a new gradient of every parameter."""
-        idle = [not any(on_device) for on_device in zip(*fresh)]
-        for i, on_devices in zip(self._layout.indices, fresh):
+        idle = [not any(on_device) for on_device in zip(*fresh.values())]
+        for i, on_devices in fresh.items():
             stale = [str(c) for c, *ok in zip(self._layout.ctx, idle, on_devices) if not any(ok)]
             if stale:
                 raise UserWarning(
@@ -306,25 +331,39 @@ class Trainer(gluon.Trainer):
                 )
 
     def _sum(self, buckets: Sequence[Bucket], defer=False, to_owner=False) -> GradientSums:
-        self._layout.zero_stale()
-        sparse = [bucket for bucket in buckets if bucket.row_sparse]
-        dense = [bucket for bucket in buckets if not bucket.row_sparse]
-        allreduce_many([bucket.grads for bucket in sparse])
+        sparse = [bucket for bucket in buckets if bucket.copies[0].row_sparse]
+        dense = [bucket for bucket in buckets if not bucket.copies[0].row_sparse]
+        for bucket in sparse:
+            memory.zero(bucket.copies[0].stale)
+        allreduce_many([bucket.copies[0].grads for bucket in sparse])
         sums = allreduce_gradients(dense, self._algorithm, self._compression, defer, to_owner)
         return sums._replace(buckets=[*sums.buckets, *sparse])
 
     def _apply(self, sums: GradientSums) -> None:
         scaler = getattr(self, "_amp_loss_scaler", None)
         skip = scaler is not None and scaler.has_overflow(self._params)
-        if self._skip_nonfinite and not all(map(_is_finite, sums.buckets)):
+        if self._skip_nonfinite and not _are_finite(sums.buckets):
             skip, self.num_skipped = True, self.num_skipped + 1
         with interrupts.held():
             if not skip:
                 self._update_of_owners.apply(sums)
-            self._layout.mark_used()
+            backward_passes.mark_used(self._layout.params)
             if self._accumulating:
                 self._accumulating = False
-                self._layout.set_grad_req(None)
+                backward_passes.set_grad_req(self._layout.params, None)
+
+
+def _check_ages(of_ranks: Sequence[np.ndarray]) -> None:
+    """Raise ValueError if it cannot be told which ranks had samples of the last batch."""
+    times, skipped = np.array(of_ranks).transpose(2, 0, 1)
+    same_time = times == times.max(axis=0)
+    most, least = (np.where(same_time, skipped, other) for other in (-1, np.iinfo("int64").max))
+    if (most.max(axis=0) != least.min(axis=0)).any():
+        raise ValueError(
+            "since the last step, ranks ran backward for different numbers of batches, so which "
+            "gradients are of the last batch cannot be told; call step() or allreduce_grads() on "
+            "all ranks for each batch, also on ranks without samples"
+        )
 
 
 def _check_stock_arguments(kvstore: Any, compression_params: Any, update_on_kvstore: Any) -> None:
@@ -349,11 +388,14 @@ def _check_stock_arguments(kvstore: Any, compression_params: Any, update_on_kvst
         )
 
 
-def _is_finite(bucket: Bucket) -> bool:
-    """Wait for the sum of a bucket's gradients, and return whether all its elements are finite."""
-    total = bucket.grads[bucket.owner]
-    total = total.data if bucket.row_sparse else total.as_nd_ndarray()
-    return not total.size or bool(metrics.all_finite([total]).asscalar())
+def _are_finite(buckets: Sequence[Bucket]) -> bool:
+    """Wait for the sums of all gradients, and return whether all their elements are finite."""
+    found = []
+    for bucket in buckets:
+        sums = [each.grads[bucket.owner] for each in bucket.copies]
+        sums = [total.data if total.stype == "row_sparse" else total for total in sums]
+        found.append(metrics.all_finite([total.as_nd_ndarray() for total in sums if total.size]))
+    return all(bool(finite.asscalar()) for finite in found)
 
 
 def _flat(grad: mx.nd.NDArray) -> mx.nd.NDArray:

@@ -8,6 +8,7 @@ is planned once, as ``hybridize(static_alloc=True, static_shape=True)`` does for
 from __future__ import annotations
 
 import functools
+import math
 from types import ModuleType
 from typing import Callable, Sequence
 
@@ -45,16 +46,25 @@ def operators(x: mx.nd.NDArray | mx.sym.Symbol) -> ModuleType:
 
 
 def losses(
-    model: Callable, loss: Callable, X: mx.nd.NDArray, y: mx.nd.NDArray, params: Sequence
+    model: Callable,
+    loss: Callable,
+    X: mx.nd.NDArray,
+    y: mx.nd.NDArray,
+    params: Sequence,
+    bucket_bytes: float = math.inf,
 ) -> mx.nd.NDArray:
-    """Return ``loss(model(X, params), y)``, by a traced graph if both are :func:`traceable`."""
+    """Return ``loss(model(X, params), y)``, by a traced graph if both are :func:`traceable`.
+
+    Gradients will be summed in buckets of ``bucket_bytes``.
+    """
     if not (getattr(model, "traceable", False) and getattr(loss, "traceable", False)):
         return loss(model(X, params), y)
     # A graph on static memory keeps the gradients that it first wrote, and MXNet would write into
     # those for other parameters, too. So each list has a graph of its own; a replica keeps it.
-    chunks = [chunk for chunk in map(memory.grad_chunk, params) if chunk is not None]
-    bulk_size = _DEFAULT_BULK_SIZE if len({*chunks}) == 1 else _BULK_SIZE_OF_BUCKETS
-    key = (model, loss, len(params), next(iter(chunks), None), bulk_size)
+    grads = tuple(map(memory.grad_chunk, params))
+    one_bucket = sum(map(memory.num_bytes, params)) <= bucket_bytes
+    bulk_size = _DEFAULT_BULK_SIZE if one_bucket else _BULK_SIZE_OF_BUCKETS
+    key = (model, loss, len(params), grads, bulk_size)
     graphs = getattr(params, "graphs", None)
     if graphs is None:
         return _trace(*key)(X, *params, y)
@@ -65,7 +75,7 @@ def losses(
 
 @functools.lru_cache(64)
 def _trace(
-    model: Callable, loss: Callable, num_params: int, first_grad: int | None, bulk_size: int
+    model: Callable, loss: Callable, num_params: int, grads: tuple, bulk_size: int
 ) -> Callable:
     X, y = mx.sym.var("X"), mx.sym.var("y")
     params = [mx.sym.var(f"param{i}") for i in range(num_params)]

@@ -219,9 +219,13 @@ def views(arrays: Sequence[mx.nd.NDArray]) -> list[np.ndarray]:
     return found
 
 
-def zero(array: mx.nd.NDArray) -> None:
-    """Set every element to zero, in place; a row_sparse array then has no rows."""
-    if array.stype == "row_sparse":
-        mx.nd.sparse.zeros("row_sparse", array.shape, array.context, array.dtype).copyto(array)
-        return
-    array[() if array.ndim == 0 else slice(None)] = 0
+def zero(arrays: Sequence[mx.nd.NDArray]) -> None:
+    """Set every element of ``arrays`` to zero, in place; row_sparse ones then have no rows."""
+    by_context: dict[mx.Context, list[mx.nd.NDArray]] = {}
+    for array in arrays:
+        if array.stype == "row_sparse":
+            mx.nd.sparse.zeros("row_sparse", array.shape, array.context, array.dtype).copyto(array)
+        elif num_bytes(array):
+            by_context.setdefault(context(array), []).append(array.as_nd_ndarray())
+    for same in by_context.values():
+        mx.nd.reset_arrays(*same, num_arrays=len(same))

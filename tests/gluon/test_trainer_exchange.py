@@ -92,7 +92,9 @@ def test_allreduce_grads_then_update_is_step(optimizer, make):
     assert_as_one(net, runs.stock(optimizer, {"learning_rate": 0.05}, data=data))
 
 
-@pytest.mark.parametrize("make", [runs.mlp, NETS["hybridized"], NETS["static"]])
+@pytest.mark.parametrize(
+    "make", [runs.mlp, NETS["hybridized"], NETS["static"], NETS["deferred static"]]
+)
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_the_users_own_allreduce_then_update_is_step(optimizer, make):
     ctx = contexts(3)
@@ -103,23 +105,6 @@ def test_the_users_own_allreduce_then_update_is_step(optimizer, make):
         gluonpar.allreduce_many([param.list_grad() for param in net.collect_params().values()])
         trainer.update(len(batch[0]))
     assert_as_one(net, runs.stock(optimizer, {"learning_rate": 0.05}))
-
-
-def test_the_users_own_allreduce_of_arrays_that_are_not_the_gradients_is_an_error():
-    """A static network that learnt its shapes late: list_grad() is wrong until Trainer looks."""
-    ctx, make = contexts(2), NETS["deferred static"]
-    net, [first, second, *others] = make(ctx), runs.batches()
-    trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 0.05})
-    runs.train(net, trainer, [first], ctx)
-    runs.backward(net, second, ctx)
-    before = [value.tobytes() for value in runs.values(net)]
-    with pytest.raises(UserWarning, match="mlp_dense0_weight.*sum with Trainer.allreduce_grads"):
-        trainer.update(len(second[0]))
-    assert [value.tobytes() for value in runs.values(net)] == before
-    trainer.allreduce_grads()
-    trainer.update(len(second[0]))
-    runs.train(net, trainer, others, ctx)
-    assert_as_one(net, runs.stock(options={"learning_rate": 0.05}))
 
 
 @pytest.mark.parametrize("max_norm", [1e-3, 0.5, 1e6])

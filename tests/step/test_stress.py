@@ -5,6 +5,7 @@ a result. Two plantings show that a race would be seen.
 """
 
 import functools
+import itertools
 import random
 import threading
 import time
@@ -192,9 +193,10 @@ def forget(kind):
     def change(more):
         if more.get("name") != "gluonpar.update":
             return more
-        half = NUM_DEVICES  # the update's arrays: all gradients, then all parameters
-        parts = {"parameters": more["writes"][:half], "gradients": more["writes"][half:]}
-        return {**more, "writes": parts[kind], "inline": False, "prioritized": True}
+        # The update's arrays: the gradients of a parameter, its copies; those of the next.
+        kinds = itertools.cycle(["gradients"] * NUM_DEVICES + ["parameters"] * NUM_DEVICES)
+        writes = [array for array, each in zip(more["writes"], kinds) if each != kind]
+        return {**more, "writes": writes, "inline": False, "prioritized": True}
 
     return change
 
