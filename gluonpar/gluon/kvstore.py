@@ -14,7 +14,7 @@ from mxnet import autograd, gluon
 
 from gluonpar import cluster, collectives
 from gluonpar.collectives import hierarchical
-from gluonpar.runtime import heap
+from gluonpar.runtime import backward_passes, heap, memory
 
 # MXNet is retired, so this loop over all gradients will not change. A subclass with a loop of its
 # own or a patched Trainer is not recognised, and its calls are then executed one by one.
@@ -84,7 +84,8 @@ class GluonPar(mx.kvstore.KVStore):  # of which sparse gradients need an instanc
 
         The stock Trainer calls this for one parameter after another. The first call sums the
         gradients of all parameters together, and the others do nothing: for a small network one
-        operator per parameter would cost as much as the sums. For other callers every call sums.
+        operator per parameter would cost as much as the sums. A device that had no sample adds
+        nothing, and is updated as the others. For other callers every call sums.
 
         Raises ValueError for arrays of different shapes or dtypes, and for row_sparse ones with
         ``out`` or several processes; a Trainer or Module gives those to :meth:`push`.
@@ -93,7 +94,8 @@ class GluonPar(mx.kvstore.KVStore):  # of which sparse gradients need an instanc
         if caller.f_code is _STOCK_LOOP:
             params = caller.f_locals["self"]._params
             if key == next(i for i, param in enumerate(params) if _is_summed_here(param)):
-                lists = [p.list_grad() for p in params if _is_summed_here(p)]
+                summed = _with_gradients([param for param in params if _is_summed_here(param)])
+                lists = [param.list_grad() for param in summed]
                 heap.return_free(lists)
                 _sum(key, lists)
         elif out is None:
@@ -112,6 +114,9 @@ class GluonPar(mx.kvstore.KVStore):  # of which sparse gradients need an instanc
         With a list of keys, one list of arrays per key. Raises ValueError for dense arrays, and
         with several processes: row_sparse arrays are not exchanged between them.
         """
+        caller = sys._getframe(1)
+        if caller.f_code is _STOCK_LOOP:
+            _with_gradients([caller.f_locals["self"]._params[key]])
         for name, data in zip(_keys(key), _lists(key, value, "value")):
             if data[0].stype != "row_sparse":
                 raise ValueError(f"kvstore 'gluonpar' cannot push({key!r}): it {_VALUES}")
@@ -156,6 +161,24 @@ for _name, _reason in {
 
 def _is_summed_here(param: gluon.Parameter) -> bool:
     return param.grad_req != "null" and param._grad_stype == "default"
+
+
+def _with_gradients(params: Sequence[gluon.Parameter]) -> list[gluon.Parameter]:
+    """Return the parameters of which some device has a gradient that counts; zero the others.
+
+    They are then marked as fresh on all devices, which the sum is: the Trainer updates them all.
+    """
+    backward_passes.track(params)
+    found, stale = [], []
+    for param in params:
+        fresh = backward_passes.fresh(param)
+        if any(fresh) or cluster.size() > 1:
+            found.append(param)
+            stale += [grad for grad, counts in zip(param._grad, fresh) if not counts]
+            for value in param._data:
+                value._fresh_grad = True
+    memory.zero(stale)
+    return found
 
 
 def _sum(key: Any, lists: Sequence[Sequence[mx.nd.NDArray]]) -> None:

@@ -266,17 +266,6 @@ def train_ignoring(net, trainer, ctx):
         trainer.step(len(X), ignore_stale_grad=True)
 
 
-def test_a_device_without_samples_is_an_error_unless_stale_gradients_are_ignored():
-    """One sample for two devices; nothing may be silently wrong."""
-    ctx = CTX[:2]
-    net = network(ctx)
-    trainer = make_trainer(net)
-    train(net, trainer, ctx)
-    backward(net, *next(batches((1,))), ctx)
-    with pytest.raises(UserWarning, match=r"on context [cg]pu\(1\) has not been updated"):
-        trainer.step(1)
-
-
 def test_new_gradient_arrays_are_found():
     """Initializing again, another number of devices: the store must not sum what was there."""
     ctx = CTX[:2]

@@ -1,0 +1,165 @@
+"""Only the gradients of a step's own backward count, whatever other backward passes there were.
+
+A device without samples keeps the gradient of some earlier pass: of another network's loss, of a
+batch that was skipped. One device, with MXNet's own Trainer, is what all are compared with.
+"""
+
+import gluon_runs as runs
+import mxnet as mx
+import numpy as np
+import pytest
+from gluon_runs import assert_as_one, contexts
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+import gluonpar
+from gluonpar.gluon.trainer import Trainer
+from gluonpar.runtime import backward_passes
+
+SIZES = (8, 1, 8, 2, 1)
+
+
+class StockWithKVStore(gluon.Trainer):
+    """gluon.Trainer on kvstore='gluonpar'."""
+
+    def __init__(self, *args):
+        super().__init__(*args, kvstore="gluonpar")
+
+    def step(self, batch_size):
+        super().step(batch_size, ignore_stale_grad=batch_size % 2 == 0)  # it makes no difference
+
+
+TRAINERS = {
+    "host": Trainer,
+    "adam": lambda params, _, options: Trainer(params, "adam", options),
+    "ring": lambda *args: Trainer(*args, algorithm="ring"),
+    "kvstore": StockWithKVStore,
+}
+
+
+def backward(losses, how):
+    """All devices in one pass, or in a pass each, as in the book's loop."""
+    if how == "one pass":
+        autograd.backward(losses)
+    else:
+        for loss in losses:
+            loss.backward()
+
+
+def dense(prefix, ctx, seed, outputs):
+    net = nn.Dense(outputs, in_units=4, prefix=prefix)
+    net.initialize(ctx=ctx)
+    rng = np.random.RandomState(seed)
+    for param in net.collect_params().values():
+        param.set_data(mx.nd.array(rng.normal(0, 0.5, param.shape)))
+    return net
+
+
+def samples(sizes, seed=0):
+    rng = np.random.RandomState(seed)
+    return [rng.normal(size=(n, 4)).astype("float32") for n in sizes]
+
+
+def gan(ctx, make, how):
+    """The generator's backward also writes the critic's gradients, on all devices."""
+    generator, critic = dense("generator_", ctx, 1, 4), dense("critic_", ctx, 2, 1)
+    trainers = [
+        make(n.collect_params(), "sgd", {"learning_rate": 0.1}) for n in (critic, generator)
+    ]
+    # The critic's batch is small after the generator's was large, and the other way round.
+    for i, (small, large) in enumerate(zip(samples(SIZES), samples((8,) * 5, seed=1))):
+        for trainer, batch in zip(trainers, (small, large) if i % 2 else (large, small)):
+            shards = gluonpar.split_and_load(batch, ctx)
+            with autograd.record():
+                if trainer is trainers[0]:
+                    losses = [critic(x) - critic(generator(x).detach()) for x in shards]
+                else:
+                    losses = [critic(generator(x)) for x in shards]
+            backward(losses, how)
+            trainer.step(len(batch))
+    return [generator, critic]
+
+
+def skips(ctx, make, how):
+    """A loss that is NaN, an exception, a sum that is never used: each before a batch of one."""
+    net = dense("net_", ctx, 1, 1)
+    trainer = make(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    for i, batch in enumerate(samples((8, 7, 1, 6, 1, 7, 1, 8, 2))):
+        skipped = i in (1, 3, 5, 7)
+        if skipped:
+            batch[:] = [np.nan, np.inf, 100, 1e30][i // 2]
+        with autograd.record():
+            losses = [net(x) ** 2 for x in gluonpar.split_and_load(batch, ctx)]
+        backward(losses, how)
+        if i == 5:
+            trainer.allreduce_grads()
+        if not skipped:
+            trainer.step(len(batch))
+    return [net]
+
+
+def halves(ctx, make, how):
+    """Two Trainers for the two parts of one network, stepped in turns."""
+    parts = [dense("first_", ctx, 1, 4), dense("second_", ctx, 2, 1)]
+    trainers = [make(part.collect_params(), "sgd", {"learning_rate": 0.1}) for part in parts]
+    for i, batch in enumerate(samples((8, 8, 1, 2, 8, 1))):
+        with autograd.record():
+            losses = [parts[1](parts[0](x)) for x in gluonpar.split_and_load(batch, ctx)]
+        backward(losses, how)
+        trainers[i % 2].step(len(batch))
+    return parts
+
+
+def overwritten(ctx, make, how):
+    """Two losses per device in turn, of which the second overwrites the first's gradients."""
+    net = dense("net_", ctx, 1, 1)
+    trainer = make(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    for batch in samples(SIZES):
+        with autograd.record():
+            losses = [(net(x) ** 2, net(x)) for x in gluonpar.split_and_load(batch, ctx)]
+        for pair in losses if how == "one pass" else zip(*losses):
+            for loss in pair:
+                loss.backward(retain_graph=True)
+        trainer.step(len(batch))
+    return [net]
+
+
+@pytest.mark.parametrize("how", ["one pass", "a pass each"])
+@pytest.mark.parametrize(
+    ("trainer", "k"), [("host", 2), ("host", 3), ("adam", 2), ("ring", 3), ("kvstore", 3)]
+)
+@pytest.mark.parametrize("program", [gan, skips, halves, overwritten])
+def test_it_trains_as_one_device_does(program, k, trainer, how):
+    def stock(params, _, options):
+        return gluon.Trainer(params, "adam" if trainer == "adam" else "sgd", options, kvstore=None)
+
+    wanted = program(contexts(1), stock, how)
+    for net, want in zip(program(contexts(k), TRAINERS[trainer], how), wanted):
+        assert_as_one(net, runs.values(want))
+
+
+@pytest.mark.parametrize("program", [gan, skips, halves])
+def test_mxnets_own_flags_would_be_seen(program, monkeypatch):
+    """The bug, planted: every gradient counts that was written since the last update."""
+    flags = backward_passes.flags
+    monkeypatch.setattr(
+        backward_passes, "fresh", lambda param: [*map(bool, flags(param.list_data()))]
+    )
+    monkeypatch.setattr(backward_passes._Writes, "begin", lambda self: None)
+    with pytest.raises(AssertionError):
+        test_it_trains_as_one_device_does(program, 2, "host", "one pass")
+
+
+def test_skip_nonfinite_counts_the_batches_that_are_not_finite_only():
+    """The last batch is good; the one before it left NaN on the device that has no sample now."""
+    ctx = contexts(2)
+    net = dense("net_", ctx, 1, 1)
+    trainer = Trainer(net.collect_params(), "sgd", skip_nonfinite=True)
+    for batch in ([[np.nan] * 4] * 4, [[1.0] * 4]):
+        with autograd.record():
+            losses = [net(x) for x in gluonpar.split_and_load(np.array(batch, "float32"), ctx)]
+        autograd.backward(losses)
+    before = net.weight.list_data()[1].asnumpy()
+    trainer.step(1)
+    assert trainer.num_skipped == 0
+    np.testing.assert_allclose(net.weight.list_data()[1].asnumpy(), before - 0.01, rtol=1e-5)
