@@ -14,6 +14,7 @@ from mxnet import autograd, gluon
 
 from gluonpar import cluster, collectives
 from gluonpar.collectives import hierarchical
+from gluonpar.gluon import parameter_buckets
 from gluonpar.runtime import backward_passes, heap, memory
 
 # MXNet is retired, so this loop over all gradients will not change. A subclass with a loop of its
@@ -170,8 +171,7 @@ def _with_gradients(params: Sequence[gluon.Parameter]) -> list[gluon.Parameter]:
     """
     backward_passes.track(params)
     found, stale = [], []
-    for param in params:
-        fresh = backward_passes.fresh(param)
+    for param, fresh in zip(params, parameter_buckets.fresh(params)):
         if any(fresh) or cluster.size() > 1:
             found.append(param)
             stale += [grad for grad, counts in zip(param._grad, fresh) if not counts]

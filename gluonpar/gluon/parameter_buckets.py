@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections.abc
 from typing import Collection, Sequence
 
+import numpy as np
 from mxnet import gluon
 
 from gluonpar import cluster, replicas
@@ -45,9 +46,10 @@ class Layout:
         """Return whether ``params`` still are of the same kinds, on the same contexts."""
         return _kinds(params) == self._kinds
 
-    def fresh(self) -> dict[int, list[bool]]:
-        """Return per parameter, by device, whether its gradient counts in the next update."""
-        return {i: backward_passes.fresh(self._params[i]) for i in self.indices}
+    def fresh(self, summed: bool = False) -> dict[int, list[bool]]:
+        """Return per parameter, by device, whether its gradient counts; see :func:`fresh`."""
+        counting = map(backward_passes.fresh, self.params) if summed else fresh(self.params)
+        return dict(zip(self.indices, counting))
 
     def buckets(self, fresh: dict[int, list[bool]], used: Collection[int]) -> list[Bucket]:
         """Return the buckets of the parameters whose indices are in ``used``."""
@@ -107,6 +109,38 @@ def follow_backward(params: Sequence[gluon.Parameter]) -> list[gluon.Parameter]:
             param._grad[:] = [value.grad for value in param._data]
             found.append(param)
     return found
+
+
+def fresh(params: Sequence[gluon.Parameter]) -> list[list[bool]]:
+    """Return per parameter, by device, whether its gradient counts in the sum that comes next.
+
+    All ranks call it before each sum, and gradients that are older than other ranks' do not count:
+    a rank may have no samples. One that had samples of the last batch does not wait for the others.
+    """
+    counting = [*map(backward_passes.fresh, params)]
+    if cluster.size() > 1 and params:
+        ages = np.array([*map(backward_passes.age, params)])
+        of_ranks = cluster.Gathered(ages, _check_ages)
+        if (ages[:, 0] != backward_passes.num_sums()).any():
+            newest = np.max(of_ranks.wait(), axis=0)[:, 0]
+            for i in np.flatnonzero(ages[:, 0] < newest):
+                counting[i] = [False] * len(counting[i])
+    backward_passes.count_sum()
+    return counting
+
+
+def _check_ages(of_ranks: Sequence[np.ndarray]) -> None:
+    """Raise ValueError if it cannot be told which ranks had samples of the last batch."""
+    sums, skipped = np.array(of_ranks).transpose(2, 0, 1)
+    newest = sums == sums.max(axis=0)
+    most = np.where(newest, skipped, -1).max(axis=0)
+    least = np.where(newest, skipped, np.iinfo("int64").max).min(axis=0)
+    if (most != least).any():
+        raise ValueError(
+            "since the last step, ranks ran backward for different numbers of batches, so which "
+            "gradients are of the last batch cannot be told; call step() or allreduce_grads() on "
+            "all ranks for each batch, also on ranks without samples"
+        )
 
 
 def _kinds(params: Sequence[gluon.Parameter]) -> list[tuple]:

@@ -166,7 +166,7 @@ class Trainer(gluon.Trainer):
                 f"list_grad() of {', '.join(moved)} did not return what backward computed (it does "
                 "now): sum with Trainer.allreduce_grads(), or initialize before making the Trainer"
             )
-        buckets = [b._replace(owner=0) for b in self._fresh_buckets(ignore_stale_grad)]
+        buckets = [b._replace(owner=0) for b in self._fresh_buckets(ignore_stale_grad, True)]
         for [copies, *_], _ in buckets:
             if copies.row_sparse:  # every device updates by its own
                 for grad in copies.grads[1:]:
@@ -281,8 +281,11 @@ class Trainer(gluon.Trainer):
             backward_passes.set_grad_req(self._layout.params, "add")
         return self._layout
 
-    def _fresh_buckets(self, ignore_stale_grad: bool) -> list[Bucket]:
-        """The buckets to sum and update, without parameters that backward reached on no device."""
+    def _fresh_buckets(self, ignore_stale_grad: bool, summed: bool = False) -> list[Bucket]:
+        """The buckets to sum and update, without parameters that backward reached on no device.
+
+        With ``summed`` the gradients are sums already.
+        """
         if self._accumulating == "inside":
             raise ValueError("step() was called inside no_sync(); leave it first")
         layout, alone = self._laid_out(), cluster.size() == 1
@@ -291,7 +294,7 @@ class Trainer(gluon.Trainer):
             self._broadcast = True
             if self._optimizer.num_update == self._optimizer.begin_num_update:  # not after resuming
                 broadcast_many([param.list_data() for param in self._params])
-        fresh = layout.fresh() if alone else self._fresh_in_all_ranks()
+        fresh = layout.fresh(summed)
         used = {i for i, on_devices in fresh.items() if any(on_devices)}
         if not ignore_stale_grad:
             if alone and fresh and not used:
@@ -303,20 +306,6 @@ class Trainer(gluon.Trainer):
             times = cluster.total([i in used for i in fresh]) if ignore_stale_grad else fresh
             used = {i for i, time in zip(fresh, times) if not ignore_stale_grad or time}
         return self._update_of_owners.owned(layout.buckets(fresh, used))
-
-    def _fresh_in_all_ranks(self) -> dict[int, list[bool]]:
-        """Layout.fresh(), without gradients that are older than those of other ranks.
-
-        A rank that had samples need not wait for the others: no gradient is newer than its own.
-        """
-        fresh = self._layout.fresh()
-        ages = np.array([backward_passes.age(self._params[i]) for i in fresh]).reshape(-1, 2)
-        of_ranks = cluster.Gathered(ages, _check_ages)
-        if (ages[:, 0] == backward_passes.num_updates()).all():
-            return fresh
-        newest = np.max(of_ranks.wait(), axis=0)[:, 0]
-        counts = dict(zip(fresh, ages[:, 0] == newest))
-        return {i: [counts[i] and one for one in on_devices] for i, on_devices in fresh.items()}
 
     def _check_not_stale(self, fresh: dict[int, list[bool]]) -> None:
         """Check that every device that had samples has a new gradient of every parameter."""
@@ -351,19 +340,6 @@ class Trainer(gluon.Trainer):
             if self._accumulating:
                 self._accumulating = False
                 backward_passes.set_grad_req(self._layout.params, None)
-
-
-def _check_ages(of_ranks: Sequence[np.ndarray]) -> None:
-    """Raise ValueError if it cannot be told which ranks had samples of the last batch."""
-    times, skipped = np.array(of_ranks).transpose(2, 0, 1)
-    same_time = times == times.max(axis=0)
-    most, least = (np.where(same_time, skipped, other) for other in (-1, np.iinfo("int64").max))
-    if (most.max(axis=0) != least.min(axis=0)).any():
-        raise ValueError(
-            "since the last step, ranks ran backward for different numbers of batches, so which "
-            "gradients are of the last batch cannot be told; call step() or allreduce_grads() on "
-            "all ranks for each batch, also on ranks without samples"
-        )
 
 
 def _check_stock_arguments(kvstore: Any, compression_params: Any, update_on_kvstore: Any) -> None:

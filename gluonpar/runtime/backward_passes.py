@@ -30,7 +30,7 @@ from gluonpar.runtime import interrupts
 
 _tracked: weakref.WeakKeyDictionary[gluon.Parameter, _Writes] = weakref.WeakKeyDictionary()
 _number = 1  # of the last pass; the first stands for all those before a parameter was tracked
-_num_updates = 0  # of all trainers
+_num_sums = 0  # of gradients, over devices and ranks
 _running = 0  # passes that have begun and not ended
 _lock = threading.Lock()
 _backward, _get_flag = _LIB.MXAutogradBackwardEx, _LIB.MXNDArrayGetGradState
@@ -73,25 +73,29 @@ def fresh(param: gluon.Parameter) -> list[bool]:
 def age(param: gluon.Parameter) -> tuple[int, int]:
     """Return when the gradient of a tracked parameter was written; (-1, 0) if none counts.
 
-    That is after how many updates (:func:`num_updates`), and after how many times since then that
-    an unused gradient was overwritten. The age is the same on all ranks that had samples of a
-    batch, and less on those that had none.
+    That is after how many sums (:func:`num_sums`), and after how many times since then that an
+    unused gradient was overwritten. The age is the same on all ranks that had samples of a batch,
+    and less on those that had none.
     """
     with _lock:
         writes = _tracked[param]
         return (writes.time, writes.skipped) if any(writes.passes()) else (-1, 0)
 
 
-def num_updates() -> int:
-    """Return how often :func:`mark_used` has been called, for any parameters."""
-    return _num_updates
+def num_sums() -> int:
+    """Return how often :func:`count_sum` has been called."""
+    return _num_sums
+
+
+def count_sum() -> None:
+    """Count a sum of gradients, of any parameters, in which all ranks take part."""
+    global _num_sums
+    _num_sums += 1
 
 
 def mark_used(params: Iterable[gluon.Parameter]) -> None:
     """Let no gradient of the tracked ``params`` count until backward has written it again."""
-    global _num_updates
     with _lock:
-        _num_updates += 1
         for param in params:
             _tracked[param].forget()
 
@@ -170,9 +174,9 @@ class _Writes:
         self._passes = [_number if written else number for number, written in passes]
         if _number not in self._passes:
             return
-        is_first = self.time != _num_updates
+        is_first = self.time != _num_sums
         if is_first:
-            self.time, self.skipped = _num_updates, 0
+            self.time, self.skipped = _num_sums, 0
         overwritten = [m for m, n in zip(before, self._passes) if 0 < m < n]
         if overwritten and not self._adds:
             first = min(overwritten)
