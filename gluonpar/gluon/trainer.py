@@ -118,6 +118,8 @@ class Trainer(gluon.Trainer):
         self._update_of_owners = ShardedUpdate(self._updater, self._params)
         self._update_of_owners.set_contexts(self._contexts)
         backward_passes.track(self._params)
+        if all(param._data is not None for param in self._params):
+            self._laid_out()  # before the first forward, as ranks then take rank 0's values
 
     @_not_recorded
     def step(self, batch_size: Any, ignore_stale_grad: bool = False) -> None:
