@@ -1,9 +1,9 @@
 """The optimizer's section of a checkpoint, and files that hold nothing else (``save_states``).
 
-The section has the optimizer's class, the parameters' names and shapes, and the numbers of the
-optimizer and its learning-rate schedule; the arrays are the states of each parameter. Before
-anything changes, it is checked that a number replaces only a number, and a state only one of the
-same shapes and dtypes.
+The section has the optimizer with all its attributes, its learning-rate schedule too, and each
+parameter's states (:mod:`gluonpar.checkpoint.objects`). As when ``gluon.Trainer`` loads states, the
+saved optimizer's attributes replace those of the one that is there. Before anything changes, all of
+it is checked; MXNet's own optimizers get only states of the shapes and dtypes that they create.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import copy
 import functools
 import os
 import pickle  # noqa: TID251 - what gluon.Trainer writes, if its user says that it is trusted
+import re
 import warnings
 from typing import Any, Callable, List, Sequence, Tuple
 
@@ -20,28 +21,26 @@ import numpy as np
 from mxnet import gluon
 from mxnet.optimizer import Updater
 
-from gluonpar.checkpoint import files, sealed_npz
+from gluonpar.checkpoint import files, objects, sealed_npz
 
-FORMAT = 1
+FORMAT = 2
 _PICKLE = b"\x80"  # how every pickle of protocol 2 or later starts
-_NUMBERS = (bool, int, float, np.number)
-# How many parameters MXNet updates in one operator: a setting, not a state. MXNet does not check it
-# and reads past the end of its arrays if it is too large.
-_SETTINGS = ("aggregate_num",)
+# Of the optimizer here: the counts are in a key of their own, and shared by all devices.
+_COUNTS = ("_all_index_update_counts", "_index_update_count")
+_OWN = (*objects.SETTINGS, *_COUNTS)
 
-NamedParams = List[Tuple[str, gluon.Parameter]]  # in the order of the updater's indices
+# Name, index in the updater, and parameter, in the order in which the parameters were given.
+NamedParams = List[Tuple[str, int, gluon.Parameter]]
 
 
 def save(
-    path: str | os.PathLike,
-    updater: Updater,
-    params: Sequence[gluon.Parameter],
-    format: str = "gluonpar",
+    path: str | os.PathLike, updater: Updater, params: NamedParams, format: str = "gluonpar"
 ) -> None:
-    """Write the states of ``updater``, which updates ``params`` in this order, whole or not at all.
+    """Write the states of ``updater``, which updates ``params``, whole or not at all.
 
     With ``format="gluon"`` as ``gluon.Trainer.save_states`` does. Waits for the arrays. Raises
-    OSError if the file system refuses, ValueError for another format.
+    OSError if the file system refuses, ValueError for another format, and for an optimizer with an
+    attribute that could not be restored.
     """
     if format not in ("gluonpar", "gluon"):
         raise ValueError(f"format must be 'gluonpar' or 'gluon', got {format!r}")
@@ -55,15 +54,12 @@ def save(
             pickle.dump((updater.states, optimizer), file)
         return
     arrays = sealed_npz.NumberedArrays()
-    section = describe(updater, [(param.name, param) for param in params], arrays)
+    section = describe(updater, params, arrays)
     sealed_npz.write(path, section, arrays)
 
 
 def load(
-    path: str | os.PathLike,
-    updater: Updater,
-    params: Sequence[gluon.Parameter],
-    trusted: bool = False,
+    path: str | os.PathLike, updater: Updater, params: NamedParams, trusted: bool = False
 ) -> None:
     """Restore what :func:`save` wrote for the same optimizer and parameters.
 
@@ -71,45 +67,40 @@ def load(
     ``trusted``. Otherwise, or if the file is missing or damaged, raises ValueError and changes
     nothing.
     """
-    named = [(param.name, param) for param in params]
     content = files.read(path)
-    if content.startswith(_PICKLE):
-        if not trusted:
-            raise ValueError(
-                f"{path} is a pickle, as gluon.Trainer writes states; reading it can run any code "
-                "that is in it. If you trust the file, pass trusted=True"
-            )
-        content = _converted(path, content, named)
-    parse = functools.partial(prepare_restore, updater, named)
-    sealed_npz.unpack(content, parse, path)()
-
-
-def _converted(path: str | os.PathLike, content: bytes, params: NamedParams) -> memoryview:
-    """Unpickle what ``gluon.Trainer`` saved; return what :func:`save` would have written."""
+    if not content.startswith(_PICKLE):
+        parse = functools.partial(prepare_restore, updater, params)
+        sealed_npz.unpack(content, parse, path)()
+        return
+    if not trusted:
+        raise ValueError(
+            f"{path} is a pickle, as gluon.Trainer writes states; reading it can run any code "
+            "that is in it. If you trust the file, pass trusted=True"
+        )
     try:
-        states, optimizer = pickle.loads(content)  # noqa: S301
-        saved = mx.optimizer.get_updater(optimizer)
-        saved.states = states
-        arrays = sealed_npz.NumberedArrays()
-        return sealed_npz.pack(describe(saved, params, arrays), arrays)
+        states, saved = pickle.loads(content)  # noqa: S301
+        _check_kind(type(saved).__name__, updater.optimizer)
+        restore = _prepared(updater, params, saved, dict(saved._index_update_count), states)
     except Exception as error:  # as of pickle, or of what is in it
         what = f"{type(error).__name__}: {error}"
         raise ValueError(f"{path} is no file of gluon.Trainer.save_states: {what}") from error
+    restore()
 
 
 def describe(
     updater: Updater, params: NamedParams, arrays: sealed_npz.NumberedArrays
 ) -> dict[str, Any]:
-    """Return the section for ``updater``, and add the states to ``arrays``."""
-    optimizer, states = updater.optimizer, updater.states.items()
+    """Return the section for ``updater``, and add its arrays to ``arrays``."""
+    optimizer, names = updater.optimizer, {i: name for name, i, _ in params}
+    encode = objects.Encoder(arrays).encode
     return {
         "format": FORMAT,
-        "optimizer": type(optimizer).__name__,
-        "params": [[name, list(param.shape)] for name, param in params],
-        "numbers": _numbers(optimizer),
-        "schedule": _numbers(optimizer.lr_scheduler),
+        "params": [[name, list(param.shape), i] for name, i, param in params],
         "counts": list(optimizer._index_update_count.items()),
-        "states": [[i, _map(lambda a: arrays.add(a.asnumpy()), state)] for i, state in states],
+        "optimizer": encode(optimizer, "optimizer", without=_COUNTS),
+        "states": [
+            [i, encode(state, f"state of {names.get(i, i)}")] for i, state in updater.states.items()
+        ],
     }
 
 
@@ -118,44 +109,130 @@ def prepare_restore(
 ) -> Callable[[], None]:
     """Check a section that :func:`describe` made; return the function that restores ``updater``.
 
-    Takes the states out of ``arrays``. May raise any exception for a section made by hand.
+    Takes the arrays out of ``arrays``. May raise any exception for a section made by hand.
     """
-    optimizer, kind = updater.optimizer, type(updater.optimizer).__name__
+    optimizer = updater.optimizer
+    if section["format"] == 1:
+        return _prepare_restore_of_format_1(updater, params, section, arrays)
     if section["format"] != FORMAT:
         raise ValueError(f"format {section['format']}, but this version reads {FORMAT}")
-    if section["optimizer"] != kind:
-        raise ValueError(f"it is of optimizer {section['optimizer']}, but this one is {kind}")
+    _check_kind(section["optimizer"]["object"][0], optimizer)
     index = _indices(section["params"], params)
-    _check_numbers(section["numbers"], optimizer)
-    if optimizer.lr_scheduler is not None:
-        _check_numbers(section["schedule"], optimizer.lr_scheduler)
-    counts = {index[i]: count for i, count in section["counts"]}
+    counts = dict(section["counts"])
+    ctx = params[0][2].list_ctx()[0] if params else mx.cpu()
+    decoder = objects.Decoder(arrays, ctx, index, counts)
+    saved = decoder.decode(section["optimizer"], optimizer, type(optimizer).__name__)
+    decoder.moved = False
+    if is_of_mxnet(optimizer):
+        decoder.ctx = mx.cpu()  # each goes to the device that updates the parameter
+    states = {
+        index[i]: decoder.decode(state, updater.states.get(index[i]), f"state {i}")
+        for i, state in section["states"]
+    }
+    return _prepared(updater, params, saved, {index[i]: n for i, n in counts.items()}, states)
+
+
+def _prepare_restore_of_format_1(
+    updater: Updater, params: NamedParams, section: dict, arrays: dict[int, np.ndarray]
+) -> Callable[[], None]:
+    """It has numbers only, which replace those of the optimizer and its schedule that are here."""
+    optimizer = updater.optimizer
+    _check_kind(section["optimizer"], optimizer)
+    in_order = sorted(params, key=lambda param: param[1])
+    natural = sorted(in_order, key=lambda param: _natural(param[0]))
+    saved_params = [[*param, i] for i, param in enumerate(section["params"])]
+    saved_natural = sorted(saved_params, key=lambda param: _natural(param[0]))
+    if [*map(_without_numbers, natural)] == [*map(_without_numbers, saved_natural)]:
+        in_order, saved_params = natural, saved_natural  # gluon.Trainer sorts dense10 before dense9
+    index = _indices(saved_params, in_order)
+    saved = copy.copy(optimizer)
+    saved.lr_scheduler = copy.copy(optimizer.lr_scheduler)
+    for target, numbers in ((saved, section["numbers"]), (saved.lr_scheduler, section["schedule"])):
+        for name, value in numbers.items() if target is not None else ():
+            objects.check_attribute(type(target), vars(target), name, value)
+            vars(target)[name] = value
+    decoded = {index[i]: _map(arrays.pop, numbers) for i, numbers in section["states"]}
+    states = {i: _map(lambda a: mx.nd.array(a, dtype=a.dtype), s) for i, s in decoded.items()}
+    return _prepared(updater, params, saved, {index[i]: n for i, n in section["counts"]}, states)
+
+
+def _prepared(
+    updater: Updater,
+    params: NamedParams,
+    saved: mx.optimizer.Optimizer,
+    counts: dict[int, int],
+    states: dict[int, Any],
+) -> Callable[[], None]:
+    """Check counts and states; return the function that gives ``updater`` all of it."""
+    optimizer = updater.optimizer
     if not all(type(count) is int and count >= 0 for count in counts.values()):
         raise ValueError(f"update counts must be integers and at least 0, got {counts}")
-    states = {index[i]: _map(arrays.pop, numbers) for i, numbers in section["states"]}
-    for i, state in states.items():
-        name, param = params[i]
-        if min(param.shape, default=1) <= 0:  # the shape is not known before the first batch
-            continue
-        with warnings.catch_warnings():  # float16 without multi_precision; the first update warns
-            warnings.simplefilter("ignore")
-            weight = mx.nd.empty(tuple(param.shape), dtype=param.dtype)
-            expected = _map(kind_of, optimizer.create_state_multi_precision(i, weight))
-        found = _map(kind_of, state)
-        if found != expected:
-            raise ValueError(f"the state of parameter {name} must be {expected}, got {found}")
-    loaded = {i: _map(lambda a: mx.nd.array(a, dtype=a.dtype), s) for i, s in states.items()}
+    named = {i: (name, param) for name, i, param in params}
+    if is_of_mxnet(saved):
+        states = {i: _checked_state(saved, i, *named[i], state) for i, state in states.items()}
 
     def restore() -> None:
-        vars(optimizer).update(section["numbers"])
-        if optimizer.lr_scheduler is not None:
-            vars(optimizer.lr_scheduler).update(section["schedule"])
+        here = {name: vars(optimizer)[name] for name in _OWN}
+        schedule = optimizer.lr_scheduler
+        if hasattr(schedule, "__dict__") and type(schedule) is type(saved.lr_scheduler):
+            schedule.__dict__ = vars(saved.lr_scheduler)  # others may have this object, too
+            saved.lr_scheduler = schedule
+        optimizer.__dict__ = vars(saved)
+        vars(optimizer).update(here)
         optimizer._index_update_count.clear()
         optimizer._index_update_count.update(counts)
-        updater.states = loaded
-        updater.states_synced = dict.fromkeys(loaded, False)  # copied to their devices when used
+        updater.states = states
+        updater.states_synced = dict.fromkeys(states, False)  # copied to their devices when used
 
     return restore
+
+
+def is_of_mxnet(optimizer: mx.optimizer.Optimizer) -> bool:
+    """Return whether it is one of MXNet's own, whose states we know."""
+    return type(optimizer).__module__.startswith("mxnet.")
+
+
+def _check_kind(saved: str, optimizer: mx.optimizer.Optimizer) -> None:
+    if saved != type(optimizer).__name__:
+        raise ValueError(f"it is of optimizer {saved}, but this one is {type(optimizer).__name__}")
+
+
+def _checked_state(
+    optimizer: mx.optimizer.Optimizer, i: int, name: str, param: gluon.Parameter, state: Any
+) -> Any:
+    """Return the state if its shapes and dtypes are those that ``optimizer`` creates."""
+    if min(param.shape, default=1) <= 0:  # the shape is not known before the first batch
+        return state
+    with warnings.catch_warnings():  # float16 without multi_precision; the first update warns
+        warnings.simplefilter("ignore")
+        weight = mx.nd.zeros(tuple(param.shape), dtype=param.dtype)
+        expected = optimizer.create_state_multi_precision(i, weight)
+    if not _fits(state, expected, weight, hasattr(optimizer, "momentum")):
+        expected, found = _map(_kind, expected), _map(_kind, state)
+        raise ValueError(f"the state of parameter {name} must be {expected}, got {found}")
+    return state
+
+
+def _fits(state: Any, expected: Any, weight: mx.nd.NDArray, optional: bool) -> bool:
+    """``optional``: an array may be missing, or be there, after the momentum has changed."""
+    if isinstance(expected, (tuple, list)):
+        return (
+            isinstance(state, (tuple, list))
+            and len(state) == len(expected)
+            and all(_fits(*parts, weight, optional) for parts in zip(state, expected))
+        )
+    if state is None:
+        return expected is None or optional
+    if not isinstance(state, mx.nd.NDArray):
+        return False
+    if expected is None:
+        dtypes = {np.dtype(weight.dtype), np.dtype("float32")}
+        return optional and state.shape == weight.shape and np.dtype(state.dtype) in dtypes
+    return kind_of(state) == kind_of(expected)
+
+
+def _kind(value: Any) -> Any:
+    return kind_of(value) if hasattr(value, "shape") else value
 
 
 def kind_of(array: Any) -> str:
@@ -164,38 +241,34 @@ def kind_of(array: Any) -> str:
 
 
 def _indices(saved: list, params: NamedParams) -> dict[int, int]:
-    """Return the index in ``params`` of each saved one: by name if all names are the same."""
+    """Return the new index of each saved one: by name if all names are the same, else in order."""
     if len(saved) != len(params):
         raise ValueError(f"it is for {len(saved)} parameters, but there are {len(params)}")
-    by_name = {name: i for i, (name, _) in enumerate(params)}
-    same_names = by_name.keys() == {name for name, _ in saved} and len(by_name) == len(params)
-    index = {i: by_name[name] if same_names else i for i, (name, _) in enumerate(saved)}
-    for i, (saved_name, saved_shape) in enumerate(saved):
-        (name, param), shape = params[index[i]], tuple(saved_shape)
+    by_name = {param[0]: param for param in params}
+    same_names = by_name.keys() == {name for name, *_ in saved} and len(by_name) == len(params)
+    index = {}
+    for number, (saved_name, saved_shape, i) in enumerate(saved):
+        name, index[i], param = by_name[saved_name] if same_names else params[number]
+        shape = tuple(saved_shape)
         # A length that is not known yet is 0, or -1 in mx.np.
         fits = (a == b or min(a, b) <= 0 for a, b in zip(shape, param.shape))
         if len(shape) != len(param.shape) or not all(fits):
             raise ValueError(
-                f"it is for other parameters: number {i} is {saved_name} {shape} in the file, but "
-                f"{name} {tuple(param.shape)} here"
+                f"it is for other parameters: number {number} is {saved_name} {shape} in the file, "
+                f"but {name} {tuple(param.shape)} here"
             )
+    if len(index) != len(params):
+        raise ValueError("two of its parameters have the same index")
     return index
 
 
-def _numbers(of: Any) -> dict[str, Any]:
-    found = vars(of).items() if of else ()
-    return {k: v for k, v in found if isinstance(v, _NUMBERS) and k not in _SETTINGS}
+def _natural(name: str) -> list:
+    """The key by which dense9 comes before dense10."""
+    return [int(part) if part.isdecimal() else part for part in re.split("([0-9]+)", name)]
 
 
-def _check_numbers(numbers: dict[str, Any], of: Any) -> None:
-    """Check that each number replaces a number or None: not a method, property or schedule."""
-    for name, value in numbers.items():
-        now = vars(of).get(name, getattr(type(of), name, None))
-        fits = isinstance(value, _NUMBERS) and isinstance(now, (*_NUMBERS, type(None)))
-        if isinstance(now, bool):
-            fits = value in (0, 1)
-        if not fits or name in (*_SETTINGS, "lr_scheduler"):
-            raise ValueError(f"{type(of).__name__} cannot have {name} = {value!r}")
+def _without_numbers(param: Sequence) -> str:
+    return re.sub("[0-9]+", "", param[0])
 
 
 def _map(function: Callable[[Any], Any], state: Any) -> Any:

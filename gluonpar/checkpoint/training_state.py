@@ -38,13 +38,14 @@ def save_checkpoint(
     """Write parameters, and what else is needed to continue training, to the file ``path``.
 
     ``params`` is an initialized block, or one list of parameters per device (:func:`get_params`).
-    ``trainer`` contributes the optimizer's states, update counts and learning-rate schedule, and
-    ``rng`` the state of the generator that shuffles. ``notes`` is anything that JSON can express.
+    ``trainer`` contributes the optimizer with all its attributes, states and schedule, and ``rng``
+    the state of the generator that shuffles. ``notes`` is anything that JSON can express.
 
     Parameters without gradients, such as the running statistics of batch normalization, are written
     for each device if they differ. Waits for the arrays. The file, an ``.npz`` without pickles, is
-    written whole or not at all and flushed to the disk. Raises OSError if the file system refuses.
-    With several processes all must call this; rank 0 writes.
+    written whole or not at all and flushed to the disk. Raises OSError if the file system refuses,
+    ValueError if an attribute of the optimizer could not be restored. With several processes all
+    must call this; rank 0 writes.
     """
     named = _named(params)
     values = _values(named)
@@ -71,8 +72,9 @@ def load_checkpoint(
     """Restore ``params``, ``trainer`` and ``rng`` from a checkpoint in place; return its notes.
 
     On as many devices as it was written with, each gets its own running statistics, and training
-    continues bit for bit, if its operators repeat; otherwise all get their mean. The optimizer and
-    the generator in the file may be left out. With several processes rank 0 reads.
+    continues bit for bit, if its operators repeat; otherwise all get their mean. The optimizer's
+    attributes in the file replace the arguments of ``trainer``. The optimizer and the generator in
+    the file may be left out. With several processes rank 0 reads.
 
     Raises ValueError, and changes nothing, if the file is missing, damaged, not a checkpoint, of a
     later format, of another model or optimizer, or lacks what is to be restored.
@@ -99,11 +101,20 @@ def load_checkpoint(
         restore()
     if rng is not None:
         rng.set_state(generator)
+    if isinstance(params, gluon.Block):
+        _tell_trainers(params)
     for name, (copies, _) in named.items():
         for copy, value in zip(copies, _local(values[name], len(copies))):
             new = memory.from_numpy(value, copy.context)
             new.as_nd_ndarray().copyto(copy.as_nd_ndarray())
     return notes
+
+
+def _tell_trainers(net: gluon.Block) -> None:
+    """As ``Parameter.set_data`` does: a Trainer's kvstore or states may have copies of weights."""
+    for trainer in {param._trainer for param in net.collect_params().values()} - {None}:
+        if trainer._kv_initialized and trainer._update_on_kvstore:
+            trainer._reset_kvstore()
 
 
 def _named(params: Any) -> dict[str, tuple[Sequence[mx.nd.NDArray], bool]]:
@@ -126,7 +137,8 @@ def _optimizer(
         raise TypeError(f"trainer must be a gluonpar.Trainer or None, got {trainer!r}")
     named = params._collect_params_with_prefix() if isinstance(params, gluon.Block) else {}
     names = {param: name for name, param in named.items()}
-    return trainer._updater, [(names.get(param, param.name), param) for param in trainer._params]
+    listed = enumerate(trainer._params)
+    return trainer._updater, [(names.get(param, param.name), i, param) for i, param in listed]
 
 
 def _values(named: dict[str, tuple]) -> dict[str, list[np.ndarray]]:

@@ -1,7 +1,8 @@
 """The update of a Trainer: each parameter once, on the device that owns its bucket.
 
 A parameter with a row_sparse gradient is updated on every device instead, as by ``gluon.Trainer``:
-to broadcast it would send all its rows, of which the gradient has few.
+to broadcast it would send all its rows, of which the gradient has few. One device owns all buckets
+if the optimizer is not one of MXNet's: it may have arrays besides its states.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from mxnet import gluon
 
 from gluonpar import optim
 from gluonpar.collectives import broadcast_many
+from gluonpar.gluon.updater import Updater, may_keep_arrays
 from gluonpar.replicas import Bucket
 from gluonpar.step import GradientSums
 
@@ -27,11 +29,11 @@ class ShardedUpdate:
     2020).
     """
 
-    def __init__(self, updater: mx.optimizer.Updater, params: Sequence[gluon.Parameter]) -> None:
+    def __init__(self, updater: Updater, params: Sequence[gluon.Parameter]) -> None:
         self._updater, self._params = updater, params
         self._optimizer = updater.optimizer
         self._owners: dict[int, int] = {}  # by parameter: the device that updated it last
-        self._of_copies: list[mx.optimizer.Updater] = []  # by device: row_sparse gradients only
+        self._of_copies: list[Updater] = []  # by device: row_sparse gradients only
         self._copied: dict[int, Any] = {}  # by parameter: the state that _of_copies have, too
 
     def set_contexts(self, ctx: Sequence[mx.Context]) -> None:
@@ -40,12 +42,20 @@ class ShardedUpdate:
         for c in ctx:
             counts[c.device_id] = counts[0]
         self._updater.states_synced = dict.fromkeys(self._updater.states, False)
-        self._of_copies = [mx.optimizer.get_updater(self._optimizer) for _ in ctx]
+        self._of_copies = [Updater(self._optimizer) for _ in ctx]
         self._copied.clear()
 
+    def weights_were_set(self) -> None:
+        """Compare, in the next update, each weight with its float32 copy, if it has one."""
+        for updater in (self._updater, *self._of_copies):
+            updater.weights_were_set()
+
     def owned(self, buckets: Sequence[Bucket]) -> Sequence[Bucket]:
-        """Return the buckets, with one owner if the optimizer compares what it updates together."""
-        if type(self._optimizer) is mx.optimizer.LARS:
+        """Return the buckets, with one owner if their updates may depend on each other.
+
+        LARS compares what it updates together; others may have arrays of their own.
+        """
+        if type(self._optimizer) is mx.optimizer.LARS or may_keep_arrays(self._optimizer):
             return [bucket._replace(owner=0) for bucket in buckets]
         return buckets
 
@@ -126,9 +136,5 @@ class ShardedUpdate:
 
     def _momentum(self, i: int, owner: int) -> list[mx.nd.NDArray]:
         """The state of parameter i as the optimizer creates it: none, or one array."""
-        states = self._updater.states
-        if i not in states:
-            weight = self._params[i]._data[owner].as_nd_ndarray()
-            states[i] = self._optimizer.create_state_multi_precision(i, weight)
-            self._updater.states_synced[i] = True
-        return [] if states[i] is None else [states[i]]
+        state = self._updater.prepare(i, self._params[i]._data[owner])
+        return [] if state is None else [state]

@@ -25,6 +25,7 @@ from gluonpar.collectives import (
 from gluonpar.gluon import parameter_buckets
 from gluonpar.gluon.parameter_buckets import Layout
 from gluonpar.gluon.sharded_update import ShardedUpdate
+from gluonpar.gluon.updater import Updater
 from gluonpar.replicas import Bucket
 from gluonpar.runtime import backward_passes, interrupts, memory, threads
 from gluonpar.step import GradientSums, allreduce_gradients, check_batch_size
@@ -113,11 +114,12 @@ class Trainer(gluon.Trainer):
         self._skip_nonfinite, self.num_skipped = skip_nonfinite, 0
         self._layout: Layout | None = None
         self._accumulating = self._broadcast = False
-        self._updater = self._updaters[0]
+        self._updater = Updater(self._optimizer)
         self._updaters = [self._updater]
         self._update_of_owners = ShardedUpdate(self._updater, self._params)
         self._update_of_owners.set_contexts(self._contexts)
         backward_passes.track(self._params)
+        self._reset_kvstore()
         if all(param._data is not None for param in self._params):
             self._laid_out()  # before the first forward, as ranks then take rank 0's values
 
@@ -229,21 +231,41 @@ class Trainer(gluon.Trainer):
         metrics.check_ranks([param._data[0] for param in trained], [p.name for p in trained])
 
     def save_states(self, fname: str | os.PathLike, format: str = "gluonpar") -> None:
-        """Write the optimizer's states, counters and learning rates, whole or not at all.
+        """Write the optimizer with all its attributes and states, whole or not at all.
 
-        The file, a NumPy ``.npz`` with a SHA-256, is independent of the number of devices. With
-        ``format="gluon"`` it is one that ``gluon.Trainer`` reads.
+        Its learning-rate schedule is one of them. The file, a NumPy ``.npz`` with a SHA-256, is
+        independent of the number of devices. With ``format="gluon"`` it is one that
+        ``gluon.Trainer`` reads. Raises ValueError if an attribute could not be restored, such as a
+        network or a lock.
         """
-        optimizer_states.save(fname, self._updater, self._params, format)
+        optimizer_states.save(fname, self._updater, self._named_params(), format)
 
     def load_states(self, fname: str | os.PathLike, trusted: bool = False) -> None:
         """Load what :meth:`save_states` wrote; the optimizer continues from there.
+
+        As in ``gluon.Trainer`` the saved attributes replace the arguments of this Trainer: learning
+        rate, schedule, momentum, clipping. Functions and classes must be the same here. Parameters
+        are told apart by name, or by their order if the names are others.
 
         Files of ``gluon.Trainer`` are pickles, which can run any code, and read only if
         ``trusted``. Raises ValueError, with nothing changed, if the file is for another optimizer
         or other parameters, or is missing or damaged.
         """
-        optimizer_states.load(fname, self._updater, self._params, trusted)
+        optimizer_states.load(fname, self._updater, self._named_params(), trusted)
+
+    def _named_params(self) -> optimizer_states.NamedParams:
+        """In the order of their definition: gluon.Trainer sorts by name, dense10 before dense9."""
+        index = {param: i for i, param in enumerate(self._params)}
+        given = parameter_buckets.listed(self._given)
+        return [(param.name, index[param], param) for param in given]
+
+    def _reset_kvstore(self) -> None:
+        """What ``Parameter.set_data`` calls where weights have copies elsewhere: in the states."""
+        super()._reset_kvstore()
+        if hasattr(self, "_update_of_owners"):
+            self._kv_initialized = self._update_on_kvstore = True  # its conditions
+            self._params_to_init = []
+            self._update_of_owners.weights_were_set()
 
     def _rescale(self, batch_size: Any) -> None:
         batch_size = check_batch_size(batch_size)

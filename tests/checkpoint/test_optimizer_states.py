@@ -1,11 +1,13 @@
 """save_states and load_states: training continues bit for bit, or nothing is changed."""
 
+import collections
 import functools
 import io
 import json
 import os
 import pickle
 import re
+import threading
 
 import gluon_runs as runs
 import mxnet as mx
@@ -129,6 +131,232 @@ def test_states_can_be_loaded_before_shapes_are_known(tmp_path):
     assert [a.tobytes() for a in runs.values(net)] == [a.tobytes() for a in runs.values(again)]
 
 
+class Lookahead(mx.optimizer.SGD):
+    """Zhang et al. 2019, with slow weights and counters on itself, and an inner schedule."""
+
+    def __init__(self, k=3, **options):
+        super().__init__(**options)
+        self.k, self.slow, self.steps = k, {}, {}
+
+    def update_multi_precision(self, index, weight, grad, state):
+        for i, fast in zip(index, weight):
+            self.slow.setdefault(i, fast.copy())
+            assert self.slow[i].context == fast.context  # MXNet checks that on GPUs only
+        super().update_multi_precision(index, weight, grad, state)
+        for i, fast in zip(index, weight):
+            self.steps[i] = self.steps.get(i, 0) + 1
+            if self.steps[i] % self.k == 0:
+                self.slow[i] += 0.5 * (fast - self.slow[i])
+                fast[:] = self.slow[i]
+
+
+class Chain(mx.lr_scheduler.LRScheduler):
+    """Schedules in turns, each of which changes with every call."""
+
+    def __init__(self, *parts):
+        super().__init__()
+        self.parts, self.calls = parts, {"last": 0, "count": 0}
+
+    def __call__(self, num_update):
+        if num_update > self.calls["last"]:
+            self.calls = {"last": num_update, "count": self.calls["count"] + 1}
+            for part in self.parts:
+                part.base_lr *= 0.9
+        return self.parts[self.calls["count"] // 2 % len(self.parts)].base_lr
+
+
+def factor(lr=0.3):
+    return mx.lr_scheduler.FactorScheduler(2, 0.5, base_lr=lr)
+
+
+def chain():
+    return Chain(factor(0.3), mx.lr_scheduler.CosineScheduler(99, 0.1))
+
+
+MOMENTUM = {"learning_rate": 0.1, "momentum": 0.9}
+# The optimizer, and the arguments of the Trainer that saves and of the one that loads.
+OTHER_ARGUMENTS = {
+    "LBSGD": ("lbsgd", {**MOMENTUM, "batch_scale": 4, "updates_per_epoch": 2}, MOMENTUM),
+    "Lookahead": (Lookahead, MOMENTUM, {"k": 2}),
+    "clipping": ("sgd", {**MOMENTUM, "clip_gradient": 0.01}, MOMENTUM),
+    "no clipping": ("sgd", MOMENTUM, {**MOMENTUM, "clip_gradient": 0.01}),
+    "momentum": ("nag", MOMENTUM, {}),
+    "no momentum": ("sgd", {"learning_rate": 0.1}, MOMENTUM),
+    "more states": ("rmsprop", {"centered": True}, {}),
+    "schedule": ("sgd", {"lr_scheduler": factor}, {"learning_rate": 0.3}),
+    "no schedule": ("sgd", {"learning_rate": 0.3}, {"lr_scheduler": factor}),
+    "another schedule": ("sgd", {"lr_scheduler": chain}, {"lr_scheduler": factor}),
+    "nested schedules": ("adam", {"lr_scheduler": chain}, {"lr_scheduler": chain}),
+}
+
+
+def made(optimizer, options):
+    kind = Lookahead if optimizer is Lookahead else mx.optimizer.Optimizer.opt_registry[optimizer]
+    return kind(**{name: v() if callable(v) else v for name, v in options.items()})
+
+
+@pytest.mark.usefixtures("small_buckets")
+@pytest.mark.parametrize(
+    ("ks", "algorithm"), [((2, 2), None), ((2, 2), "ring"), ((3, 2), None), ((1, 3), "ring")]
+)
+@pytest.mark.parametrize("case", OTHER_ARGUMENTS)
+def test_the_saved_optimizer_replaces_all_arguments_as_in_gluon_trainer(
+    case, ks, algorithm, tmp_path
+):
+    optimizer, saved, given = OTHER_ARGUMENTS[case]
+    data, path = [*runs.batches(), *runs.batches()], tmp_path / "states"
+    net, again = (runs.mlp(contexts(k)) for k in ks)
+    trainer = Trainer(net.collect_params(), made(optimizer, saved), algorithm=algorithm)
+    other = Trainer(again.collect_params(), made(optimizer, given), algorithm=algorithm)
+    runs.train(net, trainer, data[:4], contexts(ks[0]))
+    runs.train(again, other, data[:1], contexts(ks[1]))
+    trainer.save_states(path)
+    other.load_states(path)
+    copy_params(net, again)
+    for one, two, k in ((net, trainer, ks[0]), (again, other, ks[1])):
+        runs.train(one, two, data[4:], contexts(k))
+        if case != "LBSGD":  # see test_lbsgd_adds_up_gradients
+            assert_as_one(one, runs.stock(made(optimizer, saved), data=data))
+    assert_as_one(again, runs.values(net))
+    if ks[0] == ks[1]:
+        assert [a.tobytes() for a in runs.values(net)] == [a.tobytes() for a in runs.values(again)]
+
+
+def layers(first):
+    """Four equal layers, dense{first} and so on: gluon.Trainer sorts dense10 before dense9."""
+    net = mx.gluon.nn.Sequential(prefix="")
+    for i in range(first, first + 4):
+        net.add(mx.gluon.nn.Dense(6, "tanh", in_units=6, prefix=f"dense{i}_"))
+    net.initialize(ctx=contexts(2))
+    rng = np.random.RandomState(0)
+    runs.fill(net, [rng.normal(0, 0.5, p.shape) for p in net.collect_params().values()])
+    return net
+
+
+@pytest.mark.parametrize("firsts", [(8, 0), (0, 8), (8, 98)])
+@pytest.mark.parametrize("optimizer", ["sgd", Lookahead])
+def test_states_belong_to_layers_however_their_names_sort(optimizer, firsts, tmp_path):
+    def trained(first):
+        net = layers(first)
+        trainer = Trainer(net.collect_params(), made(optimizer, MOMENTUM))
+        trainer.optimizer.set_lr_mult({trainer._param2idx[f"dense{first}_weight"]: 0.5})
+        return net, trainer
+
+    def steps(net, trainer):
+        for batch in np.random.RandomState(1).normal(size=(3, 8, 6)):
+            with mx.autograd.record():
+                losses = [(net(mx.nd.array(batch, ctx=c)) ** 2).sum() for c in contexts(2)]
+            mx.autograd.backward(losses)
+            trainer.step(16)
+
+    (net, trainer), (again, other) = map(trained, firsts)
+    steps(net, trainer)
+    trainer.save_states(tmp_path / "s")
+    other.load_states(tmp_path / "s")
+    copy_params(net, again)
+    for pair in ((net, trainer), (again, other)):
+        steps(*pair)
+    assert [a.tobytes() for a in runs.values(net)] == [a.tobytes() for a in runs.values(again)]
+
+
+def test_dicts_that_may_or_may_not_be_by_parameter_are_refused_if_the_order_changed(tmp_path):
+    first, second = (Trainer(layers(n).collect_params(), "sgd") for n in (8, 0))
+    first.optimizer.schedule = {0: 0.1, 5: 0.01}
+    first.save_states(tmp_path / "s")
+    assert_refused(second, tmp_path / "s", "SGD.schedule")
+
+
+def test_all_kinds_of_attributes_are_restored_with_what_they_share(tmp_path):
+    trainer, other = (Trainer(weights([[1.0, 2.0]], 2), Lookahead()) for _ in range(2))
+    optimizer = trainer.optimizer
+    shared = mx.nd.array([1, 2], dtype="float16", ctx=device(1))
+    optimizer.arrays = [shared, {"also": shared}, mx.np.array([3.5]), np.arange(3, dtype="u1")]
+    optimizer.numbers = (np.float32(0.1), float("inf"), -(10**30), True, None, "text")
+    optimizer.window = collections.deque([1, 2], maxlen=2)
+    optimizer.table = collections.defaultdict(list, {("a", 1): [frozenset({1})]})
+    optimizer.ordered = collections.OrderedDict(b=1, a=2)
+    optimizer.inner = mx.optimizer.Adam(lr_scheduler=chain())
+    optimizer.inner.outer = optimizer
+    optimizer.loss = other.optimizer.loss = np.tanh
+    trainer.save_states(tmp_path / "s")
+    other.load_states(tmp_path / "s")
+    found, ctx = other.optimizer, contexts(2)[0]
+    half, also, wide, small = found.arrays
+    assert half is also["also"] and half.context == ctx and half.dtype == np.float16
+    assert half.asnumpy().tolist() == [1, 2] and wide.asnumpy().tolist() == [3.5]
+    assert type(wide) is mx.np.ndarray and small.dtype == np.uint8 and small.tolist() == [0, 1, 2]
+    assert found.numbers == optimizer.numbers and type(found.numbers[0]) is np.float32
+    assert found.window == optimizer.window and found.window.maxlen == 2
+    assert found.table == optimizer.table and found.table["new"] == []
+    assert [*found.ordered] == ["b", "a"]
+    counts = found.inner._all_index_update_counts
+    assert found.inner._index_update_count is counts[0]
+    assert vars(found.inner.outer) is vars(found) and found.loss is np.tanh
+    assert found.inner.lr_scheduler.parts[1].max_update == 99
+
+
+def closure():
+    count = [0]
+    return lambda num_update: count[0] + num_update
+
+
+CANNOT_BE_SAVED = {
+    "lock": threading.Lock,
+    "network": lambda: mx.gluon.nn.Dense(1),
+    "generator": lambda: np.random.RandomState(0),
+    "closure": closure,
+    "objects": lambda: np.array([{}], dtype=object),
+    "sparse": lambda: mx.nd.zeros((2, 2), stype="row_sparse"),
+}
+
+
+@pytest.mark.parametrize("what", CANNOT_BE_SAVED)
+def test_what_could_not_be_restored_is_not_saved(what, small):
+    trainer, path = small
+    before = path.read_bytes()
+    trainer.optimizer.mine = {"a": [CANNOT_BE_SAVED[what]()]}
+    with pytest.raises(ValueError, match=r"optimizer\.mine\['a'\]\[0\]"):
+        trainer.save_states(path)
+    assert path.read_bytes() == before
+
+
+def test_two_trainers_keep_their_common_schedule(tmp_path):
+    schedule = factor()
+    one, two = (Trainer(weights([[1.0]], 1), "sgd", {"lr_scheduler": schedule}) for _ in range(2))
+    one.save_states(tmp_path / "s")
+    schedule.base_lr = 7
+    two.load_states(tmp_path / "s")
+    assert one.optimizer.lr_scheduler is two.optimizer.lr_scheduler is schedule
+    assert one.learning_rate == two.learning_rate == 0.3
+
+
+@pytest.mark.parametrize("first", [0, 8])
+def test_files_of_version_0_2_are_read(first, tmp_path):
+    """Numbers and states by sorted name: here dense10, dense11, dense8, dense9."""
+    net = layers(first)
+    trainer = Trainer(net.collect_params(), "sgd", {"lr_scheduler": factor()})
+    names = sorted(f"dense{i}_{kind}" for i in range(8, 12) for kind in ("weight", "bias"))
+    shapes = [[6, 6] if name.endswith("weight") else [6] for name in names]
+    header = {
+        "format": 1,
+        "optimizer": "SGD",
+        "params": [*zip(names, shapes)],
+        "numbers": {"momentum": 0.5, "num_update": 3},
+        "schedule": {"base_lr": 0.125, "count": 2},
+        "counts": [[i, 3] for i in range(8)],
+        "states": [[i, i] for i in range(8)],
+    }
+    sealed_npz.write(tmp_path / "s", header, [np.full(s, i, "f4") for i, s in enumerate(shapes)])
+    trainer.load_states(tmp_path / "s")
+    for number in range(4):
+        for kind in ("weight", "bias"):
+            i = trainer._param2idx[f"dense{first + number}_{kind}"]
+            state = trainer._updater.states[i].asnumpy()
+            assert np.all(state == names.index(f"dense{8 + number}_{kind}"))
+    assert (trainer.optimizer.momentum, trainer.optimizer._index_update_count[7]) == (0.5, 3)
+    assert trainer.learning_rate == 0.125
+
+
 def test_float16_states_with_their_float32_copies(tmp_path):
     def trained():
         params = weights([[1.0, 2.0, 3.0]], 2, dtype="float16")
@@ -190,7 +418,7 @@ def test_states_of_another_optimizer_or_other_parameters_are_refused(tmp_path):
     for params, optimizer, words in (
         (net.collect_params(), "adam", "Nadam.*Adam"),
         (weights([[1.0]], 2), "nadam", "6 parameters.* 1$"),
-        (weights([[1.0]] * 6, 2), "nadam", r"mlp_dense0_bias \(10,\).* w0 \(1,\)"),
+        (weights([[1.0]] * 6, 2), "nadam", r"mlp_dense0_weight \(10, 6\).* w0 \(1,\)"),
     ):
         assert_refused(Trainer(params, optimizer), tmp_path / "states", words)
 
@@ -278,36 +506,49 @@ def test_the_file_is_npz_without_pickles(small):
     with np.load(path, allow_pickle=False) as found:
         assert {*found.files} == {"header", "0"}
         header = json.loads(found["header"].tobytes())
-    assert (header["optimizer"], header["params"]) == ("SGD", [["w0", [2]]])
-    assert header["states"] == [[0, 0]] and header["counts"] == [[0, 1]]
-    assert header["numbers"]["momentum"] == 0.5
-    assert "aggregate_num" not in header["numbers"]  # how many MXNet updates at once: no state
+    name, attributes = header["optimizer"]["object"]
+    assert (name, header["params"]) == ("SGD", [["w0", [2], 0]])
+    assert header["states"] == [[0, {"nd": 0}]] and header["counts"] == [[0, 1]]
+    assert attributes["momentum"] == 0.5
+    assert "aggregate_num" not in attributes  # how many MXNet updates at once: no state
+
+
+ATTRIBUTES = ["optimizer", "object", 1]
 
 
 @pytest.mark.parametrize(
     ("place", "value", "words"),
     [
-        (["format"], 2, "format 2"),
-        (["numbers"], 5, ""),
-        (["numbers", "update"], 5, "update = 5"),
-        (["numbers", "__class__"], 5, "__class__ = 5"),
-        (["numbers", "lr_scheduler"], 5, "lr_scheduler = 5"),
-        (["numbers", "learning_rate"], 5, "learning_rate = 5"),
-        (["numbers", "aggregate_num"], 1000, "aggregate_num = 1000"),
-        (["numbers", "lazy_update"], 1e300, r"lazy_update = 1e\+300"),
-        (["numbers", "lr"], "0.1", "'0.1'"),
-        (["numbers", "lr"], [0.1], r"\[0.1\]"),
+        (["format"], 3, "format 3"),
+        (ATTRIBUTES, 5, ""),
+        ([*ATTRIBUTES, "update"], 5, "update = 5"),
+        ([*ATTRIBUTES, "__class__"], 5, "__class__ = 5"),
+        ([*ATTRIBUTES, "lr_scheduler"], 5, "lr_scheduler = 5"),
+        ([*ATTRIBUTES, "learning_rate"], 5, "learning_rate = 5"),
+        ([*ATTRIBUTES, "aggregate_num"], 1000, "aggregate_num = 1000"),
+        ([*ATTRIBUTES, "lazy_update"], 1e300, r"lazy_update = 1e\+300"),
+        ([*ATTRIBUTES, "lr"], "0.1", "'0.1'"),
+        ([*ATTRIBUTES, "lr"], [0.1], "list"),
+        ([*ATTRIBUTES, "lr"], {"list": [0.1]}, r"\[0.1\]"),
+        ([*ATTRIBUTES, "param_dict"], {"dict": [None, [], []]}, "param_dict"),
+        ([*ATTRIBUTES, "new"], {"object": ["Popen", {}]}, "new is a Popen"),
+        ([*ATTRIBUTES, "new"], {"constant": "builtin_function_or_method eval"}, "eval"),
+        ([*ATTRIBUTES, "new"], {"same": 99}, "IndexError"),
+        ([*ATTRIBUTES, "new"], {"nd": 0}, "KeyError"),  # each array is used once
         (["counts"], [1], ""),
         (["counts"], [["0", 1]], "'0'"),
         (["counts"], [[1, 1]], "KeyError: 1"),
         (["counts"], [[0, 1.5]], "1.5"),
         (["counts"], [[0, -3]], "-3"),
-        (["states"], [[-1, 0]], "KeyError: -1"),
-        (["states"], [[0, [0, 1]]], "KeyError"),
-        (["states"], [[0, [0] * 10_000]], "KeyError"),  # few bytes, large states
-        (["states"], [[0, None]], r"w0.*\(2,\) float32.*None"),
-        (["states"], [[0, [0]]], "w0"),
-        (["optimizer"], ["SGD"], "SGD"),
+        (["states"], [[-1, {"nd": 0}]], "KeyError: -1"),
+        (["states"], [[0, {"tuple": [{"nd": 0}, {"nd": 1}]}]], "KeyError"),
+        (["states"], [[0, {"tuple": [{"nd": 0}] * 10_000}]], "KeyError"),  # few bytes, large states
+        (["states"], [[0, {"tuple": [{"nd": 0}]}]], "w0"),
+        (["states"], [[0, {"numpy": 0}]], "w0"),
+        (["states"], [[0, "ab"]], "w0"),
+        (["states"], [[0, {"object": ["NDArray", {"handle": "ab"}]}]], "is a NDArray"),
+        (["optimizer", "object", 0], ["SGD"], "SGD"),
+        (["params", 0, 2], 1, "KeyError: 0"),
         (["params", 0, 1], "ab", "'a'"),
     ],
 )

@@ -1,0 +1,281 @@
+"""Python objects as JSON and arrays: what an optimizer and its learning-rate schedule consist of.
+
+None, Booleans, numbers and strings are themselves. Everything else is a dict with one key, its
+kind, and is numbered in the order in which it begins; ``{"same": n}`` is number n once more. Of an
+object its class's name and its attributes are written, as ``pickle`` would take them. To read it
+imports nothing and calls no constructor: the class is that of the object which is at the same place
+already, or an optimizer or schedule that the program has defined.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import types
+from typing import Any, Iterable, Mapping
+
+import mxnet as mx
+import numpy as np
+from mxnet import gluon
+
+from gluonpar.checkpoint import sealed_npz
+
+_PLAIN = (type(None), bool, int, float, str)
+_NUMBERS = (bool, int, float, np.number)
+_ARRAYS = {"nd": mx.nd.NDArray, "np": mx.np.ndarray, "numpy": np.ndarray}
+_SEQUENCES = {c.__name__: c for c in (list, tuple, set, frozenset, collections.deque)}
+_DICTS = {c.__name__: c for c in (dict, collections.OrderedDict, collections.defaultdict)}
+_FACTORIES = {c.__name__: c for c in (int, float, list, dict, set)}  # of a defaultdict
+# Part of the program, not of its state: only the name is written, and must be the same.
+_CONSTANTS = (
+    *(type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType),
+    *(logging.Logger, np.dtype, np.ufunc, mx.Context),
+)
+_REBUILT = (mx.optimizer.Optimizer, mx.lr_scheduler.LRScheduler)
+# Not written: of the program, and how many parameters MXNet updates in one operator. MXNet reads
+# past the end of its arrays if that is too large.
+SETTINGS = {"param_dict": {}, "aggregate_num": 0}
+
+
+class Encoder:
+    """Makes JSON of values that may share parts, and adds their arrays to ``arrays``."""
+
+    def __init__(self, arrays: sealed_npz.NumberedArrays) -> None:
+        self._arrays = arrays
+        self._numbers: dict[int, int] = {}
+        self._numbered: list[Any] = []  # kept, so that no other object has the same id
+
+    def encode(self, value: Any, place: str, without: Iterable[str] = ()) -> Any:
+        """Return ``value`` for JSON; ValueError with its ``place`` if it could not be restored.
+
+        Attributes in ``without`` are left out, if it is an object.
+        """
+        kind = type(value)
+        if kind in _PLAIN:
+            return value
+        if id(value) in self._numbers:
+            return {"same": self._numbers[id(value)]}
+        self._numbers[id(value)] = len(self._numbers)
+        self._numbered.append(value)
+        if isinstance(value, np.generic) and not value.dtype.hasobject:
+            return {"number": self._arrays.add(np.asarray(value))}
+        for name, array in _ARRAYS.items():
+            if kind is array and not (name == "numpy" and value.dtype.hasobject):
+                return {name: self._arrays.add(value if name == "numpy" else value.asnumpy())}
+        if kind in _SEQUENCES.values():
+            parts = [self.encode(part, f"{place}[{i}]") for i, part in enumerate(value)]
+            return {
+                kind.__name__: parts if kind is not collections.deque else [value.maxlen, parts]
+            }
+        if kind in _DICTS.values():
+            return {kind.__name__: self._items(value, place)}
+        if isinstance(value, _CONSTANTS) and not getattr(value, "__closure__", None):
+            return {"constant": _name(value)}
+        if _is_plain_object(value):
+            attributes = state_of(value, place)
+            names = attributes.keys() - {*without, *SETTINGS}
+            encoded = {k: self.encode(attributes[k], f"{place}.{k}") for k in sorted(names)}
+            return {"object": [kind.__name__, encoded]}
+        raise _cannot_be_saved(value, place)
+
+    def _items(self, value: Mapping, place: str) -> list:
+        factory = getattr(value, "default_factory", None)
+        if factory not in (None, *_FACTORIES.values()):
+            raise _cannot_be_saved(factory, f"{place}.default_factory")
+        keys = [self.encode(key, f"a key of {place}") for key in value]
+        parts = [self.encode(part, f"{place}[{key!r}]") for key, part in value.items()]
+        return [getattr(factory, "__name__", None), keys, parts]
+
+
+class Decoder:
+    """Makes values of what :class:`Encoder` has written, taking each array out of ``arrays`` once.
+
+    MXNet's arrays are created on ``ctx``. ``index`` has the new index of each parameter, by the one
+    at the time of saving, and ``updated`` those that had been updated, which tells which dicts have
+    indices as keys. ``moved`` is whether such keys change.
+    """
+
+    def __init__(
+        self,
+        arrays: dict[int, np.ndarray],
+        ctx: mx.Context,
+        index: dict[int, int] | None = None,
+        updated: Iterable[int] = (),
+    ) -> None:
+        self.ctx = ctx
+        self.moved = any(old != new for old, new in (index or {}).items())
+        self._arrays, self._index, self._updated = arrays, index or {}, {*updated}
+        self._made: list[Any] = []
+
+    def decode(self, value: Any, like: Any, place: str) -> Any:
+        """Return the value; ``like`` is what is at the same place now. ValueError if it cannot."""
+        if type(value) in _PLAIN:
+            return value
+        [(kind, content)] = value.items()
+        if kind == "same":
+            return self._made[content]
+        number = len(self._made)
+        self._made.append(None)
+        if kind in _ARRAYS or kind == "number":
+            made = self._array(kind, self._arrays.pop(content))
+        elif kind in _SEQUENCES:
+            made = self._sequence(kind, content, like, place, number)
+        elif kind in _DICTS:
+            made = self._dict(kind, *content, like, place, number)
+        elif kind == "constant":
+            if not isinstance(like, _CONSTANTS) or _name(like) != content:
+                raise ValueError(f"{place} is {content} in the file, but {like!r} here")
+            made = like
+        else:
+            made = self._object(*content, like, place, number)
+        self._made[number] = made
+        return made
+
+    def _array(self, kind: str, array: np.ndarray) -> Any:
+        if kind == "numpy":
+            return array
+        if kind == "number":
+            return array[()]
+        with mx.util.np_shape(kind == "np"):
+            create = mx.np.array if kind == "np" else mx.nd.array
+            return create(array, dtype=array.dtype, ctx=self.ctx)
+
+    def _sequence(self, kind: str, content: list, like: Any, place: str, number: int) -> Any:
+        limit, parts = content if kind == "deque" else (None, content)
+        likes = [*like] if type(like).__name__ == kind else []
+        likes += [None] * (len(parts) - len(likes))
+        made: Any = collections.deque(maxlen=limit) if kind == "deque" else []
+        self._made[number] = made if kind in ("deque", "list") else None
+        for i, (part, old) in enumerate(zip(parts, likes)):
+            made.append(self.decode(part, old, f"{place}[{i}]"))
+        if self.moved and len(made) == len(self._index) and _has_array(made):
+            raise self._ambiguous(place)
+        return made if kind in ("deque", "list") else _SEQUENCES[kind](made)
+
+    def _dict(
+        self, kind: str, factory: str | None, keys: list, parts: list, like, place: str, number: int
+    ) -> Any:
+        made = _DICTS[kind](*([factory and _FACTORIES[factory]] if kind == "defaultdict" else []))
+        self._made[number] = made
+        keys = [self.decode(key, None, f"a key of {place}") for key in keys]
+        index = self._new_keys(keys, place)
+        for key, part in zip(keys, parts):
+            old = like.get(index.get(key, key)) if isinstance(like, dict) else None
+            made[index.get(key, key)] = self.decode(part, old, f"{place}[{key!r}]")
+        return made
+
+    def _new_keys(self, keys: list, place: str) -> dict[int, int]:
+        """Return what to replace the keys by that are indices of parameters."""
+        if not self.moved or place.endswith("._all_index_update_counts"):  # by device
+            return {}
+        if place.endswith((".lr_mult", ".wd_mult", ".idx2name")) or {*keys} == self._updated:
+            return self._index
+        if keys and {*keys} <= self._index.keys():
+            raise self._ambiguous(place)
+        return {}
+
+    def _ambiguous(self, place: str) -> ValueError:
+        return ValueError(
+            f"its parameters were in another order, and {place} may or may not be one value per "
+            "parameter; give the parameters names that sort in the same order, by a name scope"
+        )
+
+    def _object(
+        self, name: str, attributes: dict[str, Any], like: Any, place: str, number: int
+    ) -> Any:
+        same = type(like).__name__ == name and _is_plain_object(like)
+        kind = type(like) if same else _defined(name)
+        if kind is None:
+            raise ValueError(f"{place} is a {name} in the file, but {like!r} here")
+        own = vars(like) if same else {}
+        moved, self.moved = self.moved, self.moved and not issubclass(kind, _REBUILT[1])
+        self._made[number] = made = kind.__new__(kind)
+        state = {k: self.decode(v, own.get(k), f"{place}.{k}") for k, v in attributes.items()}
+        self.moved = moved
+        for key, value in state.items():
+            check_attribute(kind, own, key, value)
+        set_state(made, state)
+        if isinstance(made, mx.optimizer.Optimizer):
+            vars(made).update({key: own.get(key, default) for key, default in SETTINGS.items()})
+        return made
+
+
+def state_of(value: Any, place: str) -> dict[str, Any]:
+    """Return the attributes of an object that ``pickle`` would take."""
+    try:
+        state = value.__getstate__() if hasattr(value, "__getstate__") else vars(value)
+    except TypeError as error:  # "cannot pickle"
+        raise _cannot_be_saved(value, place) from error
+    if not isinstance(state, (dict, type(None))):
+        raise _cannot_be_saved(value, place)
+    return dict(state or {})
+
+
+def set_state(value: Any, state: dict[str, Any]) -> None:
+    """Give a new object the attributes that :func:`state_of` has returned."""
+    if hasattr(value, "__setstate__"):
+        value.__setstate__(state)
+    else:
+        vars(value).update(state)
+
+
+def check_attribute(kind: type, now: dict[str, Any], name: str, value: Any) -> None:
+    """Check that no method or property is hidden, and numbers in MXNet's classes stay numbers.
+
+    ``now`` are the attributes of the object that the value is for.
+    """
+    of_class = getattr(kind, name, None)
+    old = now.get(name, of_class)
+    hides = (callable(of_class) or hasattr(of_class, "__get__")) and value is not now.get(name)
+    fits = name not in SETTINGS and not hides
+    if name == "lr_scheduler":
+        fits = fits and (value is None or callable(value))
+    elif not kind.__module__.startswith("mxnet.") or value is None:
+        pass
+    elif isinstance(old, bool):
+        fits = fits and isinstance(value, _NUMBERS) and value in (0, 1)
+    elif isinstance(old, _NUMBERS):
+        fits = fits and isinstance(value, _NUMBERS)
+    elif isinstance(old, str):
+        fits = fits and isinstance(value, str)
+    if not fits:
+        raise ValueError(f"{kind.__name__} cannot have {name} = {value!r}")
+
+
+def _is_plain_object(value: Any) -> bool:
+    kind = type(value)
+    return (
+        hasattr(value, "__dict__")
+        and (kind.__reduce_ex__, kind.__reduce__) == (object.__reduce_ex__, object.__reduce__)
+        and not isinstance(value, (*_CONSTANTS, gluon.Block, gluon.Parameter, gluon.Trainer))
+        and not issubclass(kind, (*_PLAIN[2:], *_SEQUENCES.values(), *_DICTS.values()))
+    )
+
+
+def _has_array(values: Iterable[Any]) -> bool:
+    return any(isinstance(value, (*_ARRAYS.values(),)) for value in values)
+
+
+def _defined(name: str) -> type | None:
+    """Return the only optimizer or schedule of this name that the program has defined, if any."""
+    classes, found = [*_REBUILT], {}
+    while classes:
+        kind = classes.pop()
+        classes += kind.__subclasses__()
+        if kind.__name__ == name:
+            found[kind.__module__, kind.__qualname__] = kind
+    return next(iter(found.values())) if len(found) == 1 else None
+
+
+def _name(constant: Any) -> str:
+    if isinstance(constant, mx.Context):  # not which: that depends on the machine
+        return "Context"
+    name = getattr(constant, "__qualname__", None) or getattr(constant, "__name__", None)
+    return f"{type(constant).__name__} {name or getattr(constant, 'name', constant)}"
+
+
+def _cannot_be_saved(value: Any, place: str) -> ValueError:
+    return ValueError(
+        f"{place} is of type {type(value).__qualname__}, which cannot be saved; leave it out in "
+        "__getstate__, and make it again in __setstate__"
+    )
