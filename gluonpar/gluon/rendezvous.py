@@ -42,11 +42,15 @@ class Rendezvous:
         self, name: str, num_devices: Callable[[], int], timeout_seconds: float = 300
     ) -> None:
         self.name, self.num_devices, self.timeout_seconds = name, num_devices, timeout_seconds
+        self._forget()
+        _all.add(self)
+
+    def _forget(self) -> None:
+        """Begin, or begin again in a process that was forked."""
         self._lock = threading.RLock()
         self._rounds: dict[Hashable, _Round] = {}
         self._begun: collections.Counter = collections.Counter()
         self._first_round = 0  # the rounds of a failed rendezvous are not used again
-        _all.add(self)
 
     def begin(self, device: str) -> int:
         """Return the number of this device's next round, which is the same on all devices."""
@@ -217,8 +221,11 @@ def reopen() -> None:
 
 
 def _after_fork() -> None:
+    """Start afresh: the thread that watches, and other threads' locks and rounds, are gone."""
     global _watch
     _watch = _Watch()
+    for rendezvous in list(_all):
+        rendezvous._forget()
 
 
 atexit.register(close, "before the process ended", EXIT_SECONDS)  # no more will be called

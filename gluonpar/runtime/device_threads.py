@@ -138,4 +138,12 @@ def _counted_backward(*arguments: Any) -> int:
 
 _LIB.MXAutogradBackwardEx = _counted_backward
 _LIB.MXRandomSeed, _LIB.MXRandomSeedContext = map(_seed_threads, (_seed_all, _seed_context))
-os.register_at_fork(after_in_child=_threads.clear)  # threads do not survive a fork
+
+
+def _after_fork() -> None:
+    """Forget the devices' threads, which do not survive a fork; the one left is the main thread."""
+    _threads.clear()
+    vars(_this).clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

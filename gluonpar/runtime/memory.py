@@ -17,6 +17,7 @@ import functools
 import gc
 import itertools
 import math
+import os
 import struct
 import threading
 from typing import Iterable, Iterator, Sequence
@@ -50,6 +51,14 @@ _storage = _LIB["_ZN5mxnet7Storage3GetEv"]  # Storage::Get()
 _storage.argtypes, _storage.restype = [], ctypes.c_void_p
 _GPU_MUTEX_AT = 8 + 40
 _allocations_lock = threading.Lock()
+
+
+def _after_fork() -> None:
+    global _pinned_lock, _allocations_lock
+    _pinned_lock, _allocations_lock = threading.Lock(), threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def kind(array: mx.nd.NDArray) -> tuple[tuple[int, ...], np.dtype, str]:
