@@ -15,6 +15,7 @@ from mxnet import autograd, gluon
 from gluonpar import cluster, collectives
 from gluonpar.collectives import hierarchical
 from gluonpar.runtime import heap
+from gluonpar.runtime.devices import check_distinct
 
 # MXNet is retired, so this loop over all gradients will not change. A subclass with a loop of its
 # own or a patched Trainer is not recognised, and its calls are then executed one by one.
@@ -94,6 +95,7 @@ class GluonPar(mx.kvstore.KVStore):  # of which sparse gradients need an instanc
             params = caller.f_locals["self"]._params
             if key == next(i for i, param in enumerate(params) if _is_summed_here(param)):
                 lists = [p.list_grad() for p in params if _is_summed_here(p)]
+                check_distinct(params[key].list_ctx())
                 heap.return_free(lists)
                 _sum(key, lists)
         elif out is None:

@@ -15,6 +15,7 @@ from gluonpar import cluster
 from gluonpar.collectives import partition
 from gluonpar.replicas import Bucket, Replica
 from gluonpar.runtime import memory
+from gluonpar.runtime.devices import check_distinct
 
 
 class Layout:
@@ -126,7 +127,7 @@ def listed(params) -> list[gluon.Parameter]:
 def check(params) -> None:
     """Raise ValueError unless ``params`` are dense, on the same contexts, and listed once each.
 
-    Their gradients may be row_sparse in one process.
+    No context may occur twice. Gradients may be row_sparse in one process.
     """
     values = listed(params)
     for i, param in enumerate(values):
@@ -147,6 +148,7 @@ def check(params) -> None:
                 f"all parameters must be on the same contexts, got {param.name} on "
                 f"{param.list_ctx()} and {values[0].name} on {values[0].list_ctx()}"
             )
+        check_distinct(param.list_ctx())
 
 
 def _replica(params: Sequence[gluon.Parameter], device: int) -> Replica:

@@ -85,7 +85,9 @@ a = mx.nd.zeros((1,))
 a.wait_to_read()
 engine.push(lambda: 1 / 0, mx.cpu(0), writes=[a])
 forked(lambda: None)
+print("went on")
 """
     )
     done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True)
-    assert done.returncode == 1 and done.stderr.count("ZeroDivisionError: ") == 1
+    assert (done.returncode, done.stdout) == (1, "went on\n")
+    assert done.stderr.count("ZeroDivisionError: ") == 1

@@ -250,7 +250,7 @@ def fork(_):
     before, x = (cluster.rank(), cluster.size()), mx.nd.ones((2,))
     child = os.fork()
     if not child:
-        signal.alarm(300)
+        signal.alarm(60)
         assert (cluster.rank(), cluster.size()) == before
         for communicate in (cluster.allreduce, cluster.broadcast, cluster.gather, cluster.abort):
             try:
@@ -261,7 +261,7 @@ def fork(_):
     assert os.waitpid(child, 0)[1] == 1 << 8
     child = os.fork()
     if not child:
-        signal.alarm(300)
+        signal.alarm(60)
         sys.exit(7)  # through what is done at the end of a process
     assert os.waitpid(child, 0)[1] == 7 << 8
     cluster.allreduce([x])
