@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any, Callable, Iterable, Iterator, Sequence
 
 import mxnet as mx
@@ -125,6 +126,12 @@ def split_samples(
     if n == 0:
         raise ValueError("a batch must have at least 1 sample, got 0")
     return shards
+
+
+def check_batch_size(batch_size: float) -> None:
+    """Raise ValueError unless the number of samples that an update divides by is positive."""
+    if not 0 < batch_size < math.inf:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
 
 
 def items(nest: Any) -> Iterable[tuple[Any, Any]]:

@@ -47,10 +47,12 @@ def train_batch(
     Returns one array of per-sample losses for each device that had samples, on that device. Nothing
     waits: reading a loss synchronises. From ``train_batch`` in Dive into Deep Learning, 13.5.6.
     Raises ValueError, with nothing changed, for X and y of different lengths, an empty batch, a bad
-    ``lr``, parameters that are not on their context, and bad weights.
+    ``lr``, parameters that are not on their context, a ``batch_size`` below 1, and bad weights.
     """
     contexts = as_list(ctx)
     check_lr(lr)
+    if batch_size is not None:
+        sharding.check_batch_size(batch_size)
     replicas.check(device_params, contexts)
 
     if cluster.size() > 1:

@@ -76,7 +76,7 @@ def allreduce(
     Autograd records nothing: inside ``autograd.record()`` the values change, but not the graph.
 
     Raises ValueError for an empty list, different shapes, dtypes or storage types, csr arrays, the
-    same array twice, an unknown algorithm or op, 'host' with arrays on GPUs, and 'nccl' with
+    same memory twice, an unknown algorithm or op, 'host' with arrays on GPUs, and 'nccl' with
     arrays on CPUs, with two on one GPU, or without NCCL; TypeError if ``data`` is not a list of
     MXNet arrays. From ``allreduce`` in Dive into Deep Learning, 13.5.4.
 
@@ -151,13 +151,9 @@ def _allreduce(lists, kinds, algorithm, op, accumulate, bucket_bytes: int = BUCK
     if not kinds:
         return
     ctx = kinds[0].ctx
-    for j, kind in enumerate(kinds):
+    arguments.check_same_contexts(kinds)
+    for kind in kinds:
         arguments.check_op(op, accumulate, kind.dtype)
-        if kind.ctx != ctx:
-            raise ValueError(
-                f"lists must be on the same contexts, got lists[{j}] on {kind.ctx}, "
-                f"but lists[0] on {ctx}"
-            )
         if kind.stype == "row_sparse":
             row_sparse.check(algorithm, op, accumulate)
     check_algorithm(algorithm, ctx)
@@ -287,6 +283,7 @@ def broadcast_many(lists: Sequence[Sequence[mx.nd.NDArray]], root: int = 0) -> N
     if not lists:
         return
     kinds = [arguments.check_list(data, f"lists[{j}]") for j, data in enumerate(lists)]
+    arguments.check_same_contexts(kinds)
     k = len(lists[0])
     copy = (slice(None), [root], _beginning_with(root, k)[1:])
     _run(lists, kinds, relabel(reverse(tree.reduce(k)), root, k), [copy], root=root)

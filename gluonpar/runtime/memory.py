@@ -103,6 +103,12 @@ def chunk(array: mx.nd.NDArray) -> int:
     return ctypes.c_void_p.from_address(array.handle.value).value
 
 
+def extent(array: mx.nd.NDArray) -> tuple[int, int, int]:
+    """Return the chunk's address, and where in it the array's memory begins and ends, in bytes."""
+    fields = _fields(array)
+    return fields[0], fields[6], fields[6] + num_bytes(array)
+
+
 def grad_chunk(array: mx.nd.NDArray) -> int | None:
     """Return :func:`chunk` of ``array.grad``, which takes longer; None if there is none."""
     grad = ctypes.c_void_p()

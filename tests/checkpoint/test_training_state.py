@@ -263,3 +263,14 @@ def test_a_network_without_values_and_a_stock_trainer_are_refused(tmp_path):
     with pytest.raises(TypeError, match=r"gluonpar\.Trainer"):
         gluonpar.save_checkpoint(tmp_path / "a", net, stock)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("counts", "words"), [([], "no device"), ([2, 1], "2 on device 0, 1 on device 1")]
+)
+def test_lists_that_are_no_replicas_are_refused(tmp_path, counts, words):
+    """A zip of them would leave parameters out."""
+    params = [[mx.nd.ones((3,)) for _ in range(count)] for count in counts]
+    with pytest.raises(ValueError, match=words):
+        gluonpar.save_checkpoint(tmp_path / "a", params)
+    assert [*tmp_path.iterdir()] == []
