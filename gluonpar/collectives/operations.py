@@ -10,6 +10,7 @@ import threading
 from typing import Any, Callable, Iterator, Sequence
 
 import mxnet as mx
+import numpy as np
 from mxnet import autograd
 
 from gluonpar.collectives import (
@@ -146,8 +147,24 @@ def allreduce_many(
     _allreduce(lists, kinds, algorithm, op, accumulate, bucket_bytes)
 
 
-@_as_one
 def _allreduce(lists, kinds, algorithm, op, accumulate, bucket_bytes: int = BUCKET_BYTES) -> None:
+    _choose_before(kinds, algorithm, bucket_bytes)
+    _allreduce_as_one(lists, kinds, algorithm, op, accumulate, bucket_bytes)
+
+
+def _choose_before(kinds, algorithm: str | None, bucket_bytes: int) -> None:
+    """Choose, so that later it takes no time: now Ctrl-C has its effect, and nobody waits for it.
+
+    The first choice measures links, and simulates all plans.
+    """
+    if algorithm is None and kinds and not on_host(kinds[0].ctx):
+        dense = [(None, kind) for kind in kinds if kind.stype == "default" and 0 not in kind.shape]
+        for _, kind in _buckets(dense, bucket_bytes):
+            choose(kind)
+
+
+@_as_one
+def _allreduce_as_one(lists, kinds, algorithm, op, accumulate, bucket_bytes: int) -> None:
     if not kinds:
         return
     ctx = kinds[0].ctx
@@ -229,12 +246,19 @@ def _allreduce_separately(lists, chosen, op: str, accumulate: str | None) -> Non
             executor.run(hops, flat, op)
 
 
-@_as_one
 def allreduce_as_float16(lists, algorithm: str | None = None) -> None:
     """:func:`allreduce_many` of float16 copies, added in float32, and written back.
 
     Every value and every sum is rounded to 11 binary digits; above 65504 it becomes infinite.
     """
+    kinds = [arguments.check_list(data, f"lists[{j}]") for j, data in enumerate(lists)]
+    halves = [kind._replace(dtype=np.dtype("float16")) for kind in kinds]
+    _choose_before(halves, algorithm, BUCKET_BYTES // 2)
+    _allreduce_as_float16(lists, algorithm)
+
+
+@_as_one
+def _allreduce_as_float16(lists, algorithm: str | None) -> None:
     halves = [[array.astype("float16") for array in data] for data in lists]
     # Half as many bytes: the buckets that a caller has made are not joined to larger ones.
     allreduce_many(halves, algorithm, accumulate="float32", bucket_bytes=BUCKET_BYTES // 2)

@@ -6,6 +6,7 @@ import atexit
 import collections
 import itertools
 import os
+import sys
 import threading
 import time
 import traceback
@@ -129,8 +130,10 @@ class Rendezvous:
                 self._fail(tag, f"within {self.timeout_seconds:g} s")
             elif now >= warns and not meeting.warned:
                 meeting.warned = True
-                text = self._missing(meeting, f"within {WARN_SECONDS} s")
-                warnings.warn(f"{text}. Waiting on, for {self.timeout_seconds:g} s", stacklevel=1)
+                _warn(
+                    f"{self._missing(meeting, f'within {WARN_SECONDS} s')}. Waiting on, for "
+                    f"{self.timeout_seconds:g} s"
+                )
             next_time = min(next_time, ends if meeting.warned else min(ends, warns))
         return min(next_time, _closed.at) if _closed and rounds else next_time
 
@@ -151,6 +154,13 @@ class Rendezvous:
             "contexts both in run_tasks; for a step on fewer devices call "
             "set_num_devices(net, number)"
         )
+
+
+def _warn(text: str) -> None:
+    try:
+        warnings.warn(text, stacklevel=2)
+    except UserWarning:  # by -W error; on the thread that watches nobody could catch it
+        print(f"gluonpar: UserWarning: {text}", file=sys.stderr, flush=True)
 
 
 class _Watch:

@@ -72,7 +72,8 @@ def _called(_context, on_complete, ticket):
             finish(engine, param, None)
             return
         error = ctypes.create_string_buffer(_ERROR_BYTES)
-        _new_error(error, message.encode())
+        # Whatever is in the text: an operator whose error cannot be told would never end.
+        _new_error(error, message.encode(errors="backslashreplace").replace(b"\0", b"\\0"))
         with _failing:
             _make_room()
             finish(engine, param, ctypes.addressof(error))  # the engine copies it

@@ -236,6 +236,18 @@ print('whole')
     assert done.stdout == "whole\n", done.stderr
 
 
+@all_ways
+def test_an_error_whose_text_is_not_utf8_is_raised_and_the_operator_ends(way):
+    [array], _ = arrays(0)
+
+    def fail():
+        raise OSError("cannot read \udcff\0.rec")  # os.fsdecode() of such a file's name
+
+    engine.push(fail, mx.cpu(0), writes=[array], **way)
+    with pytest.raises(mx.MXNetError, match=r"OSError: cannot read \\udcff\\0.rec"):
+        array.wait_to_read()
+
+
 @pytest.mark.slow
 def test_large_sums_pending_at_exit_end_without_a_crash():
     done = python(
