@@ -101,7 +101,8 @@ class BatchProcessor(estimator.BatchProcessor):
 
     def _get_data_and_label(self, batch: Any, ctx: Any, batch_axis: int = 0) -> tuple[list, list]:
         data, label = batch
-        return tuple(split_and_load(each, as_list(ctx), batch_axis) for each in (data, label))
+        shards = split_and_load((data, label), as_list(ctx), batch_axis)
+        return tuple(map(list, zip(*shards)))
 
     def fit_batch(
         self, estimator: Any, train_batch: Any, batch_axis: int = 0

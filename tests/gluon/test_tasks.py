@@ -5,6 +5,7 @@ import re
 import signal
 import threading
 import traceback
+import types
 
 import mxnet as mx
 import numpy as np
@@ -259,6 +260,14 @@ def test_an_estimator_trains_as_a_loop_of_run_tasks_does(norm):
     end(net)
     for ours, theirs in zip(*results):
         np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_batch_with_fewer_labels_than_samples_is_refused():
+    """Split on their own, of three shards of samples only two would have labels."""
+    batch, ctx = (mx.nd.ones((3, 2)), mx.nd.ones((2, 1))), contexts(3)
+    used = types.SimpleNamespace(net=on_three(ctx=ctx), loss=gluon.loss.L2Loss(), context=ctx)
+    with pytest.raises(ValueError, match=r"same length .*\(3, 2\).*\(2, 1\)"):
+        BatchProcessor().fit_batch(used, batch)
 
 
 class Strange(Exception):
