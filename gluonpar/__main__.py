@@ -46,8 +46,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command in ``argv`` (default: the process's arguments); return the exit code."""
     argv = sys.argv[1:] if argv is None else list(argv)
     if argv and argv[0] in COMMANDS:
-        module = importlib.import_module(COMMANDS[argv[0]].module)
-        return module.main(argv=argv[1:], prog=f"{entry.program()} {argv[0]}")
+        prog = f"{entry.program()} {argv[0]}"
+
+        def work() -> int:
+            return importlib.import_module(COMMANDS[argv[0]].module).main(argv[1:], prog)
+
+        return entry.run(prog, work)
     lines = [f"  {name:<8}{command.summary}" for name, command in COMMANDS.items()]
     about, _, hint = __doc__.strip().partition("\n\n")
     parser = argparse.ArgumentParser(

@@ -11,7 +11,7 @@ import numpy as np
 from mxnet import nd
 
 from gluonpar import cluster
-from gluonpar.collectives import partition
+from gluonpar.collectives import arguments, partition
 from gluonpar.sharding import split_and_load
 
 
@@ -101,13 +101,17 @@ def check_identical(copies: Sequence[nd.NDArray], name: str) -> None:
 def check_ranks(arrays: Sequence[nd.NDArray], names: Sequence[str]) -> None:
     """Wait for ``arrays``; raise ReplicasDiffer unless all processes have the same bits.
 
-    All processes must call it, with as many arrays.
+    All processes must call it, with as many arrays. ValueError if there is not one name per array.
     """
+    arguments.check_lengths(arrays=arrays, names=names)
     if cluster.size() == 1:
         return
     digests = [hashlib.sha256(array.asnumpy().tobytes()).hexdigest() for array in arrays]
     first, *others = cluster.gather(digests)
     for rank, theirs in enumerate(others, 1):
+        if len(theirs) != len(first):
+            got = f"{len(first)} on rank 0 and {len(theirs)} on rank {rank}"
+            raise ReplicasDiffer(f"all ranks must have as many arrays, got {got}")
         different = [name for name, a, b in zip(names, first, theirs) if a != b]
         if different:
             raise ReplicasDiffer(f"{', '.join(different)} differ between rank 0 and rank {rank}")

@@ -15,7 +15,7 @@ import mxnet as mx
 import numpy as np
 from mxnet import nd
 
-from gluonpar import replicas
+from gluonpar import replicas, sharding
 from gluonpar.runtime import memory, thread_pool, threads
 
 # multi_sgd_update copies pointers into arrays of this length without checking it.
@@ -28,8 +28,8 @@ def sgd(params: Sequence[nd.NDArray], lr: float, batch_size: int) -> None:
     ``params`` are one device's, of any float dtype, whose gradients hold the *sum* over
     ``batch_size`` samples; parameters without a gradient are left as they are. On a CPU context the
     update is one pass over memory (:func:`reduce_update`), a quarter of the time of MXNet's own
-    operator; on a GPU it is that operator. Nothing waits, and nothing is checked. ``sgd`` in Dive
-    into Deep Learning, 3.4.
+    operator; on a GPU it is that operator. Nothing waits. Raises ValueError unless ``batch_size``
+    is positive. ``sgd`` in Dive into Deep Learning, 3.4.
 
     >>> import mxnet as mx
     >>> w = mx.nd.ones((1,)); w.attach_grad(); w.grad[:] = 8
@@ -37,6 +37,7 @@ def sgd(params: Sequence[nd.NDArray], lr: float, batch_size: int) -> None:
     >>> w.asscalar()
     0.0
     """
+    batch_size = sharding.check_batch_size(batch_size)
     update_by_sgd(replicas.buckets([params]), lr, batch_size)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import numbers
 from typing import Any, Callable, NamedTuple, Sequence
 
 import mxnet as mx
@@ -55,7 +53,7 @@ def train_batch(
     check_lr(lr)
     replicas.check(device_params, contexts)
     if batch_size is not None:
-        batch_size = check_batch_size(batch_size)
+        batch_size = sharding.check_batch_size(batch_size)
 
     if cluster.size() > 1:
         cluster.agree_later({"lr": lr, "algorithm": algorithm, "batch_size": batch_size})
@@ -94,20 +92,6 @@ def check_lr(lr: float) -> None:
     """Raise ValueError unless the learning rate is a positive finite number."""
     if not 0 < lr <= np.finfo("float32").max:
         raise ValueError(f"lr must be a positive finite number, got {lr}; try 0.2")
-
-
-def check_batch_size(batch_size: Any) -> Any:
-    """Return the number of samples, which may be fractional (a weight); read an array of one.
-
-    Raises ValueError unless it is a positive finite number.
-    """
-    if isinstance(batch_size, mx.nd.NDArray) and batch_size.size == 1:
-        batch_size = batch_size.asscalar()
-    elif isinstance(batch_size, np.ndarray) and batch_size.size == 1:
-        batch_size = batch_size.item()
-    if not isinstance(batch_size, (numbers.Real, np.number)) or not 0 < batch_size < math.inf:
-        raise ValueError(f"batch_size must be a positive finite number, got {batch_size!r}")
-    return batch_size
 
 
 class GradientSums(NamedTuple):

@@ -47,8 +47,9 @@ def atomic_write(path: str | os.PathLike) -> Iterator[BinaryIO]:
 
 
 def _temporary(path: str | os.PathLike) -> pathlib.Path:
+    """Return a new name: other threads, and processes on other hosts, may write ``path``, too."""
     path = pathlib.Path(path)
-    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    return path.with_name(f".{path.name}.{os.urandom(6).hex()}.tmp")
 
 
 def check_writable(path: str | os.PathLike) -> None:
@@ -74,7 +75,7 @@ def make_writable_folder(folder: str | os.PathLike) -> pathlib.Path:
     try:
         str(path.absolute()).encode()
         path.mkdir(parents=True, exist_ok=True)
-        check_writable(path / f".writable-{os.getpid()}")
+        check_writable(_temporary(path / "writable"))
     except (UnicodeEncodeError, OSError) as error:
         reason = getattr(error, "strerror", "MXNet takes only paths in UTF-8")
         raise ValueError(f"nothing can be saved in {path}: {reason}") from error

@@ -22,6 +22,7 @@ from mxnet import gluon
 
 from gluonpar import cluster
 from gluonpar.checkpoint import files, optimizer_states, params_file, sealed_npz
+from gluonpar.collectives import arguments
 from gluonpar.runtime import memory
 from gluonpar.runtime.version import __version__
 
@@ -120,6 +121,9 @@ def _tell_trainers(net: gluon.Block) -> None:
 def _named(params: Any) -> dict[str, tuple[Sequence[mx.nd.NDArray], bool]]:
     """Return each parameter's copies on this process's devices, and whether they may differ."""
     if not isinstance(params, gluon.Block):
+        if not params:
+            raise ValueError("params must hold one list of parameters per device, got no device")
+        arguments.check_lengths(**{f"on device {i}": own for i, own in enumerate(params)})
         return {str(i): (copies, False) for i, copies in enumerate(zip(*params))}
     found = params._collect_params_with_prefix()  # named by place in the block: save_parameters
     params_file.check_initialized(found.values())

@@ -2,7 +2,9 @@
 
 A process that mpirun or srun started as one of several joins the others at the first call of
 :func:`rank` or of any other function here. Any other process is rank 0 of 1, and does not import
-MPI. How to start a job, and what ends it: docs/cluster.md.
+MPI. A process that is forked from a rank, such as a DataLoader's worker, is no rank: it may ask for
+rank and size, but what communicates raises RuntimeError there. How to start a job, and what ends
+it: docs/cluster.md.
 """
 
 from gluonpar.cluster.agreement import agree, agree_later, together

@@ -59,7 +59,7 @@ class FailureDetector:
         self._names, self._seconds = names, seconds
         self._number, self._operation = 0, ""  # the last collective begun
         self._since: float | None = None  # when it, or the wait at exit, began; None: it is done
-        self._ended = False
+        self._ended, self._in_fork = False, False
         self._checked, self._still = time.monotonic(), 0.0  # last check; seconds that do not count
         self._query = -1  # the operation for which a rank last called the roll
         self._answers: dict[int, str] = {}
@@ -88,9 +88,15 @@ class FailureDetector:
         self._stop.set()
         self._thread.join()
 
+    def stop_in_fork(self) -> None:
+        """Let an exception in this process, which was forked from a rank, end it alone."""
+        self._in_fork = True
+
     def _end_job(self, kind: type, error: BaseException, trace: Any) -> None:
         """End the job after an exception that has ended the program of this rank."""
         self._show(kind, error, trace)
+        if self._in_fork:
+            return
         time.sleep(min(self.comm.rank, 4) / 2)  # if all ranks fail, rank 0 ends the job
         line = traceback.format_exception_only(kind, error)[-1].strip().splitlines()[-1]
         self.abort(f"failed: {line}")

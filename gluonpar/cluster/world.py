@@ -69,17 +69,34 @@ class World(NamedTuple):
                 time.sleep(_POLL_SECONDS)
 
 
-_world: World | None = None
+_world: World | None = None  # after a fork, the parent's
 _starting = threading.Lock()
+_forked = False  # whether this process is a fork of one that a launcher started
+
+
+def _after_fork() -> None:
+    global _forked, _starting
+    _forked, _starting = _forked or _world is not None or launched(), threading.Lock()
+    if _world is not None:
+        _world.detector.stop_in_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def world() -> World | None:
     """Return the job that this process belongs to, or None. The first call starts MPI.
 
-    Raises ImportError without mpi4py, RuntimeError if MPI cannot be used, memory_limits.OutOfMemory
-    with too little memory for it, ValueError if GLUONPAR_TIMEOUT is invalid.
+    Raises ImportError without mpi4py, RuntimeError if MPI cannot be used and in a process that was
+    forked from a rank, memory_limits.OutOfMemory with too little memory for MPI, ValueError if
+    GLUONPAR_TIMEOUT is invalid.
     """
     global _world
+    if _forked:
+        raise RuntimeError(
+            f"process {os.getpid()} was forked from a rank, and is no part of the job: what "
+            "communicates must be called in the process that the launcher started"
+        )
     if _world is None and launched():
         with _starting:
             _world = _world or _start()
@@ -89,16 +106,18 @@ def world() -> World | None:
 def rank() -> int:
     """Return this process's number in the MPI job, 0 to ``size() - 1``; 0 without MPI.
 
+    In a fork of a rank, such as a DataLoader's worker, it is that rank's, if it was known there.
+
     >>> rank(), size()
     (0, 1)
     """
-    found = world()
+    found = _world or world()
     return found.rank if found else 0
 
 
 def size() -> int:
     """Return the number of processes that train together; 1 without MPI."""
-    found = world()
+    found = _world or world()
     return found.size if found else 1
 
 

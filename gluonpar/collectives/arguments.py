@@ -50,9 +50,41 @@ def check_list(data: Sequence[mx.nd.NDArray], name: str = "data", row_sparse: bo
         raise ValueError(
             f"{name} must hold dense arrays, got {stype} storage; call tostype('default') on each"
         )
-    if len({*map(id, data)}) < len(data):
-        raise ValueError(f"{name} must hold different arrays, got the same one more than once")
+    check_apart(data, name)
     return Kind(shape, dtype, [*map(memory.context, data)], stype)
+
+
+def check_same_contexts(kinds: Sequence[Kind]) -> None:
+    """Raise ValueError unless the lists of these kinds are on the same contexts."""
+    for j, kind in enumerate(kinds):
+        if kind.ctx != kinds[0].ctx:
+            raise ValueError(
+                f"lists must be on the same contexts, got lists[{j}] on {kind.ctx}, "
+                f"but lists[0] on {kinds[0].ctx}"
+            )
+
+
+def check_lengths(**lists: Sequence | None) -> None:
+    """Raise ValueError unless lists that belong together are of one length; None is none."""
+    lengths = {name: len(entries) for name, entries in lists.items() if entries is not None}
+    if len({*lengths.values()}) > 1:
+        got = ", ".join(f"{length} {name}" for name, length in lengths.items())
+        raise ValueError(f"lists that belong together must be of one length, got {got}")
+
+
+def check_apart(arrays: Sequence[mx.nd.NDArray], name: str) -> None:
+    """Raise ValueError if two of ``arrays`` are the same, or share memory."""
+    if len({*map(memory.chunk, arrays)}) == len(arrays):
+        return
+    last = (0, 0, 0)
+    for extent in sorted(map(memory.extent, arrays)):
+        overlaps = extent[0] == last[0] and last[1] < extent[2] and extent[1] < last[2]
+        if overlaps or extent == last:
+            raise ValueError(
+                f"{name} must hold different arrays, got the same one, or one and its view, more "
+                "than once"
+            )
+        last = extent
 
 
 def _described(array: mx.nd.NDArray) -> str:

@@ -10,6 +10,7 @@ import threading
 from typing import Any, Callable, Container, Iterator, Sequence
 
 import mxnet as mx
+import numpy as np
 from mxnet import autograd
 
 from gluonpar.collectives import (
@@ -76,7 +77,7 @@ def allreduce(
     Autograd records nothing: inside ``autograd.record()`` the values change, but not the graph.
 
     Raises ValueError for an empty list, different shapes, dtypes or storage types, csr arrays, the
-    same array twice, an unknown algorithm or op, 'host' with arrays on GPUs, and 'nccl' with
+    same memory twice, an unknown algorithm or op, 'host' with arrays on GPUs, and 'nccl' with
     arrays on CPUs, with two on one GPU, or without NCCL; TypeError if ``data`` is not a list of
     MXNet arrays. From ``allreduce`` in Dive into Deep Learning, 13.5.4.
 
@@ -146,18 +147,30 @@ def allreduce_many(
     _allreduce(lists, kinds, algorithm, op, accumulate, bucket_bytes)
 
 
-@_as_one
 def _allreduce(lists, kinds, algorithm, op, accumulate, bucket_bytes: int = BUCKET_BYTES) -> None:
+    _choose_before(kinds, algorithm, bucket_bytes)
+    _allreduce_as_one(lists, kinds, algorithm, op, accumulate, bucket_bytes)
+
+
+def _choose_before(kinds, algorithm: str | None, bucket_bytes: int) -> None:
+    """Choose, so that later it takes no time: now Ctrl-C has its effect, and nobody waits for it.
+
+    The first choice measures links, and simulates all plans.
+    """
+    if algorithm is None and kinds and not on_host(kinds[0].ctx):
+        dense = [(None, kind) for kind in kinds if kind.stype == "default" and 0 not in kind.shape]
+        for _, kind in _buckets(dense, bucket_bytes):
+            choose(kind)
+
+
+@_as_one
+def _allreduce_as_one(lists, kinds, algorithm, op, accumulate, bucket_bytes: int) -> None:
     if not kinds:
         return
     ctx = kinds[0].ctx
-    for j, kind in enumerate(kinds):
+    arguments.check_same_contexts(kinds)
+    for kind in kinds:
         arguments.check_op(op, accumulate, kind.dtype)
-        if kind.ctx != ctx:
-            raise ValueError(
-                f"lists must be on the same contexts, got lists[{j}] on {kind.ctx}, "
-                f"but lists[0] on {ctx}"
-            )
         if kind.stype == "row_sparse":
             row_sparse.check(algorithm, op, accumulate)
     check_algorithm(algorithm, ctx)
@@ -249,12 +262,19 @@ def _allreduce_separately(lists, chosen, op: str, accumulate: str | None) -> Non
             executor.run(hops, flat, op)
 
 
-@_as_one
 def allreduce_as_float16(lists, algorithm: str | None = None) -> None:
     """:func:`allreduce_many` of float16 copies, added in float32, and written back.
 
     Every value and every sum is rounded to 11 binary digits; above 65504 it becomes infinite.
     """
+    kinds = [arguments.check_list(data, f"lists[{j}]") for j, data in enumerate(lists)]
+    halves = [kind._replace(dtype=np.dtype("float16")) for kind in kinds]
+    _choose_before(halves, algorithm, BUCKET_BYTES // 2)
+    _allreduce_as_float16(lists, algorithm)
+
+
+@_as_one
+def _allreduce_as_float16(lists, algorithm: str | None) -> None:
     halves = [[array.astype("float16") for array in data] for data in lists]
     # Half as many bytes: the buckets that a caller has made are not joined to larger ones.
     allreduce_many(halves, algorithm, accumulate="float32", bucket_bytes=BUCKET_BYTES // 2)
@@ -303,6 +323,7 @@ def broadcast_many(lists: Sequence[Sequence[mx.nd.NDArray]], root: int = 0) -> N
     if not lists:
         return
     kinds = [arguments.check_list(data, f"lists[{j}]") for j, data in enumerate(lists)]
+    arguments.check_same_contexts(kinds)
     k = len(lists[0])
     _, *others = _beginning_with(root, k)
     hops, copy = relabel(reverse(tree.reduce(k)), root, k), (slice(None), [root], others)

@@ -47,11 +47,12 @@ def run(ctx: Sequence[mx.Context], report: Callable[[str], object] = print) -> l
     with determinism.enforced():
         for name, check in _checks(ctx):
             try:
-                report(f"ok     {name}: {check(ctx)}")
+                line = f"ok     {name}: {check(ctx)}"
             except Exception as error:
                 how = summary(error) if isinstance(error, Wrong) else describe(error)
                 failures.append(f"{name}: {how}")
-                report(f"WRONG  {failures[-1]}")
+                line = f"WRONG  {failures[-1]}"
+            report(line)
     return failures
 
 

@@ -22,6 +22,7 @@ EXIT_CODES = {
     1: "something is wrong, and printed",
     entry.BAD_REQUEST: "the request cannot be met; a line says why",
     entry.INTERRUPTED: "interrupted (Ctrl-C)",
+    entry.BROKEN_PIPE: "nobody reads the output any more, as after | head -1",
 }
 
 

@@ -16,6 +16,7 @@ from gluonpar import cluster, collectives
 from gluonpar.collectives import hierarchical
 from gluonpar.gluon import parameter_buckets
 from gluonpar.runtime import backward_passes, heap, memory
+from gluonpar.runtime.devices import check_distinct
 
 # MXNet is retired, so this loop over all gradients will not change. A subclass with a loop of its
 # own or a patched Trainer is not recognised, and its calls are then executed one by one.
@@ -95,6 +96,7 @@ class GluonPar(mx.kvstore.KVStore):  # of which sparse gradients need an instanc
         if caller.f_code is _STOCK_LOOP:
             params = caller.f_locals["self"]._params
             if key == next(i for i, param in enumerate(params) if _is_summed_here(param)):
+                check_distinct(params[key].list_ctx())
                 summed = _with_gradients([param for param in params if _is_summed_here(param)])
                 lists = [param.list_grad() for param in summed]
                 heap.return_free(lists)

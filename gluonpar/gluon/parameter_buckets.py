@@ -12,6 +12,7 @@ from gluonpar import cluster, replicas
 from gluonpar.collectives import partition
 from gluonpar.replicas import Bucket, Copies
 from gluonpar.runtime import backward_passes, memory
+from gluonpar.runtime.devices import check_distinct
 
 
 class Layout:
@@ -73,7 +74,7 @@ def listed(params) -> list[gluon.Parameter]:
 def check(params) -> None:
     """Raise ValueError unless ``params`` are dense, on the same contexts, and listed once each.
 
-    Their gradients may be row_sparse in one process.
+    No context may occur twice. Gradients may be row_sparse in one process.
     """
     values = listed(params)
     for i, param in enumerate(values):
@@ -94,6 +95,7 @@ def check(params) -> None:
                 f"all parameters must be on the same contexts, got {param.name} on "
                 f"{param.list_ctx()} and {values[0].name} on {values[0].list_ctx()}"
             )
+        check_distinct(param.list_ctx())
 
 
 def follow_backward(params: Sequence[gluon.Parameter]) -> list[gluon.Parameter]:

@@ -6,6 +6,7 @@ import atexit
 import collections
 import itertools
 import os
+import sys
 import threading
 import time
 import traceback
@@ -42,11 +43,15 @@ class Rendezvous:
         self, name: str, num_devices: Callable[[], int], timeout_seconds: float = 300
     ) -> None:
         self.name, self.num_devices, self.timeout_seconds = name, num_devices, timeout_seconds
+        self._forget()
+        _all.add(self)
+
+    def _forget(self) -> None:
+        """Begin, or begin again in a process that was forked."""
         self._lock = threading.RLock()
         self._rounds: dict[Hashable, _Round] = {}
         self._begun: collections.Counter = collections.Counter()
         self._first_round = 0  # the rounds of a failed rendezvous are not used again
-        _all.add(self)
 
     def begin(self, device: str) -> int:
         """Return the number of this device's next round, which is the same on all devices."""
@@ -125,8 +130,10 @@ class Rendezvous:
                 self._fail(tag, f"within {self.timeout_seconds:g} s")
             elif now >= warns and not meeting.warned:
                 meeting.warned = True
-                text = self._missing(meeting, f"within {WARN_SECONDS} s")
-                warnings.warn(f"{text}. Waiting on, for {self.timeout_seconds:g} s", stacklevel=1)
+                _warn(
+                    f"{self._missing(meeting, f'within {WARN_SECONDS} s')}. Waiting on, for "
+                    f"{self.timeout_seconds:g} s"
+                )
             next_time = min(next_time, ends if meeting.warned else min(ends, warns))
         return min(next_time, _closed.at) if _closed and rounds else next_time
 
@@ -147,6 +154,13 @@ class Rendezvous:
             "contexts both in run_tasks; for a step on fewer devices call "
             "set_num_devices(net, number)"
         )
+
+
+def _warn(text: str) -> None:
+    try:
+        warnings.warn(text, stacklevel=2)
+    except UserWarning:  # by -W error; on the thread that watches nobody could catch it
+        print(f"gluonpar: UserWarning: {text}", file=sys.stderr, flush=True)
 
 
 class _Watch:
@@ -217,8 +231,11 @@ def reopen() -> None:
 
 
 def _after_fork() -> None:
+    """Start afresh: the thread that watches, and other threads' locks and rounds, are gone."""
     global _watch
     _watch = _Watch()
+    for rendezvous in list(_all):
+        rendezvous._forget()
 
 
 atexit.register(close, "before the process ended", EXIT_SECONDS)  # no more will be called

@@ -9,10 +9,12 @@ So call one of the two functions below before evaluating or saving. The running 
 
 from __future__ import annotations
 
+import mxnet as mx
 from mxnet import autograd, gluon
 
 from gluonpar import cluster
 from gluonpar.collectives import broadcast_many, hierarchical
+from gluonpar.runtime.devices import check_distinct
 
 NAMES = ".*(running|moving)_(mean|var)$"  # Gluon's, and Module's and SymbolBlock's
 
@@ -25,7 +27,7 @@ def average_statistics(net: gluon.Block) -> None:
     becomes the mean of the devices' variances, which lacks the variance of the shards' means, about
     1 / shard size of it. Parameters must be initialised.
     """
-    lists = [param.list_data() for param in net.collect_params(NAMES).values()]
+    lists = _of_devices(net)
     hierarchical.allreduce_many(lists, one_message=True)
     with autograd.pause():
         for copies in lists:
@@ -39,4 +41,12 @@ def broadcast_statistics(net: gluon.Block, root: int = 0) -> None:
     In place and without waiting, as :func:`average_statistics`; PyTorch's DistributedDataParallel
     does the same with buffers. Raises ValueError unless ``root`` is the number of a device.
     """
-    broadcast_many([param.list_data() for param in net.collect_params(NAMES).values()], root)
+    broadcast_many(_of_devices(net), root)
+
+
+def _of_devices(net: gluon.Block) -> list[list[mx.nd.NDArray]]:
+    """Per running mean or variance, its copies; ValueError if two are on one context."""
+    params = net.collect_params(NAMES).values()
+    for param in params:
+        check_distinct(param.list_ctx())
+    return [param.list_data() for param in params]

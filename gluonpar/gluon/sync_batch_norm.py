@@ -14,6 +14,7 @@ from mxnet import autograd, gluon
 
 from gluonpar.gluon.rendezvous import Rendezvous
 from gluonpar.runtime import device_threads, engine, memory
+from gluonpar.runtime.devices import check_distinct
 
 
 class SyncBatchNorm(gluon.nn.BatchNorm):
@@ -57,7 +58,8 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
     and was seen to crash the process (a double free) in a loop of small steps.
 
     Raises ValueError if ``timeout_seconds`` is not positive, ``num_devices`` less than 1, or
-    ``axis`` not 1; RuntimeError in training on several devices under NaiveEngine, too.
+    ``axis`` not 1, and when called if its parameters are on one context twice; RuntimeError in
+    training on several devices under NaiveEngine, too.
 
     Zhang et al., "Context Encoding for Semantic Segmentation", CVPR 2018.
     """
@@ -100,6 +102,7 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
     def forward(self, x: Any, *more: Any) -> Any:
         """Refuse what would not end, at once, and compute."""
         if not self._kwargs["use_global_stats"]:
+            check_distinct(self._contexts())
             symbolic = isinstance(x, mx.sym.Symbol)
             refusal = self._layer.refusal(self._contexts() if symbolic else [x.context])
             if refusal:

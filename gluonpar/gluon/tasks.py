@@ -11,7 +11,7 @@ from mxnet.gluon.contrib import estimator
 
 from gluonpar.gluon import rendezvous
 from gluonpar.runtime import backward_passes, device_threads, interrupts, threads
-from gluonpar.runtime.devices import as_list
+from gluonpar.runtime.devices import as_list, check_distinct
 from gluonpar.sharding import split_and_load
 
 
@@ -46,7 +46,8 @@ def run_tasks(
     or with GPUs, the numbers are those of a plain loop. The first Ctrl-C is raised when all tasks
     have returned.
 
-    Raises ValueError for no shards, or more shards than contexts; TypeError for a task that is not
+    Raises ValueError for no shards, more shards than contexts, or a context that is listed twice,
+    of whose copies of a Block only one would be trained; TypeError for a task that is not
     callable; :class:`TaskError`, which names the device, if a task fails: later tasks do not run.
 
     >>> import mxnet as mx
@@ -55,6 +56,7 @@ def run_tasks(
     [1.0, 2.0]
     """
     contexts = as_list(ctx)
+    check_distinct(contexts)
     call = getattr(task, "forward_backward", task)
     if not callable(call):
         raise TypeError(f"task must be a function or have a method forward_backward, got {task!r}")
@@ -99,7 +101,8 @@ class BatchProcessor(estimator.BatchProcessor):
 
     def _get_data_and_label(self, batch: Any, ctx: Any, batch_axis: int = 0) -> tuple[list, list]:
         data, label = batch
-        return tuple(split_and_load(each, as_list(ctx), batch_axis) for each in (data, label))
+        shards = split_and_load((data, label), as_list(ctx), batch_axis)
+        return tuple(map(list, zip(*shards)))
 
     def fit_batch(
         self, estimator: Any, train_batch: Any, batch_axis: int = 0

@@ -16,7 +16,7 @@ from gluonpar.gluon.tasks import together
 from gluonpar.metrics import LossMeter
 from gluonpar.optim import sgd
 from gluonpar.runtime import device_threads, threads
-from gluonpar.runtime.devices import as_list
+from gluonpar.runtime.devices import as_list, check_distinct
 from gluonpar.sharding import num_samples, split_and_load
 from gluonpar.step import STEPS_IN_FLIGHT, check_lr
 
@@ -240,8 +240,7 @@ def _check_arrays(variables: Any) -> None:
 def _params_of(block: gluon.Block, ctx: Sequence[mx.Context]) -> list[gluon.Parameter]:
     """The parameters of the Block without constants, each of which is on all of ``ctx``."""
     params = [p for p in block.collect_params().values() if not isinstance(p, gluon.Constant)]
-    if len(set(ctx)) < len(ctx):
-        raise ValueError(f"ctx must name each context once for a Block, got {ctx}")
+    check_distinct(ctx)
     for param in params:
         missing = [c for c in ctx if c not in param.list_ctx()]
         if missing:

@@ -28,7 +28,8 @@ from gluonpar.gluon.sharded_update import ShardedUpdate
 from gluonpar.gluon.updater import Updater
 from gluonpar.replicas import Bucket
 from gluonpar.runtime import backward_passes, interrupts, memory, threads
-from gluonpar.step import GradientSums, allreduce_gradients, check_batch_size
+from gluonpar.sharding import check_batch_size
+from gluonpar.step import GradientSums, allreduce_gradients
 
 # MXNet's kvstores of one process, which all sum over its devices.
 _KVSTORES = (

@@ -52,7 +52,7 @@ def call(ctx: mx.Context, function: Callable, *arguments: Any) -> Any:
     """
     scope = _Scope()
     if current() == ctx:
-        with ctx:
+        with mx.Context(ctx):
             return function(*arguments)
     if ctx not in _threads:
         _threads[ctx] = _DeviceThread(ctx)
@@ -98,7 +98,8 @@ class _DeviceThread:
             scope, function, arguments, found = self._calls.get()
             try:
                 self._seed()
-                with self._ctx:
+                # A copy: entered twice, one Context does not restore the outer scope.
+                with mx.Context(self._ctx):
                     found.put((scope.call(function, arguments), None))
             except BaseException as error:
                 found.put((None, error))
@@ -138,4 +139,12 @@ def _counted_backward(*arguments: Any) -> int:
 
 _LIB.MXAutogradBackwardEx = _counted_backward
 _LIB.MXRandomSeed, _LIB.MXRandomSeedContext = map(_seed_threads, (_seed_all, _seed_context))
-os.register_at_fork(after_in_child=_threads.clear)  # threads do not survive a fork
+
+
+def _after_fork() -> None:
+    """Forget the devices' threads, which do not survive a fork; the one left is the main thread."""
+    _threads.clear()
+    vars(_this).clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -35,6 +35,19 @@ def as_list(ctx: mx.Context | Sequence[mx.Context]) -> list[mx.Context]:
     return contexts
 
 
+def check_distinct(ctx: Sequence[mx.Context]) -> None:
+    """Raise ValueError if ``ctx``, on which a Block is replicated, has a context more than once.
+
+    Gluon finds a Block's arrays by context, so of two copies on one context it trains only one.
+    """
+    twice = [context for i, context in enumerate(ctx) if context in ctx[:i]]
+    if twice:
+        raise ValueError(
+            f"a Block must be on different contexts, got {twice[0]} more than once in {list(ctx)}; "
+            f"CPU contexts stand in for GPUs as {[*map(mx.cpu, range(len(ctx)))]}"
+        )
+
+
 def gpus_present() -> list[int]:
     """Return the ids of the GPUs that this MXNet has kernels for.
 

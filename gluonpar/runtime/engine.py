@@ -72,7 +72,8 @@ def _called(_context, on_complete, ticket):
             finish(engine, param, None)
             return
         error = ctypes.create_string_buffer(_ERROR_BYTES)
-        _new_error(error, message.encode())
+        # Whatever is in the text: an operator whose error cannot be told would never end.
+        _new_error(error, message.encode(errors="backslashreplace").replace(b"\0", b"\\0"))
         with _failing:
             _make_room()
             finish(engine, param, ctypes.addressof(error))  # the engine copies it
@@ -221,9 +222,19 @@ def _called_by_engine(frame: types.FrameType) -> bool:
     return frame.f_code is _called.__code__
 
 
-os.register_at_fork(before=_before_fork)
+def _after_fork() -> None:
+    """Leave to the parent what is to be done at its end, and the errors that it has printed."""
+    global _exit_code, _failing
+    _at_exit.clear()
+    _exit_code, _failing = 0, threading.RLock()  # another thread of the parent may hold it
+
+
+os.register_at_fork(before=_before_fork, after_in_child=_after_fork)
 
 
 def at_exit(function: Callable[[], None]) -> None:
-    """Call ``function`` at the end of the process, after the engine's last operator."""
+    """Call ``function`` at the end of this process, after the engine's last operator.
+
+    Not at the end of a process that is forked from it.
+    """
     _at_exit.append(function)

@@ -17,7 +17,7 @@ NEED_MXNET = ("train", "bench", "verify")  # commands; others, such as doctor, d
 # GPUs of compute capability 8.0 and later. Comparisons need float32; training is faster without.
 FLOAT32 = {"NVIDIA_TF32_OVERRIDE": "0"}
 
-BAD_REQUEST, INTERRUPTED = 2, 130  # exit codes of all commands
+BAD_REQUEST, INTERRUPTED, BROKEN_PIPE = 2, 130, 141  # exit codes of all commands
 
 
 def without_mxnet() -> bool:
@@ -53,6 +53,25 @@ def exit_code(error: BaseException) -> int | None:
         return INTERRUPTED
     print(f"{program()} {name}: error: {error}", file=sys.stderr)
     return BAD_REQUEST
+
+
+def run(program: str, work) -> int:
+    """Return ``work()``, the exit code of a command; its end by Ctrl-C, or ``| head``, is no error.
+
+    After Ctrl-C a line on stderr begins with ``program``.
+    """
+    try:
+        return work()
+    except KeyboardInterrupt:
+        if sys.stderr is not None:
+            print(f"\n{program}: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Else Python would fail again at its end, when it writes what is still buffered.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+        return BROKEN_PIPE
 
 
 def program() -> str:

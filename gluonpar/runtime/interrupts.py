@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import _signal  # the module signal converts numbers to enumerations, which takes microseconds
 import contextlib
+import os
 import threading
 from typing import Iterator
 
 _MAIN = threading.main_thread().ident
 _is_held = False  # on the main thread
 _received: list = []  # while held: the arguments of the handler's calls
+_replaced: list = []  # the handlers that the contexts that are entered will set again
 
 
 def _receive(*arguments: object) -> None:
@@ -41,11 +43,13 @@ class held:
             _received = []
             _signal.signal(_signal.SIGINT, _receive)  # from here on nothing is interrupted
             _is_held, self._handler = True, handler
+            _replaced.append(handler)
 
     def __exit__(self, *raised: object) -> None:
         global _is_held
         if self._handler is not None:
             _is_held = False
+            _replaced.pop()
             _signal.signal(_signal.SIGINT, self._handler)
             if _received:
                 self._handler(*_received[0])
@@ -66,10 +70,29 @@ def held_while_waiting() -> Iterator[None]:
             _signal.signal(_signal.SIGINT, handler)
             handler(*arguments)
 
+    _replaced.append(handler)
     _signal.signal(_signal.SIGINT, receive)
     try:
         yield
     finally:
+        _replaced.pop()
         _signal.signal(_signal.SIGINT, handler)
         if len(received) == 1:
             handler(*received[0])
+
+
+def _after_fork() -> None:
+    """Set Python's handler again if the parent's main thread, which would have done, is not here.
+
+    The thread that forked is this process's main thread.
+    """
+    global _MAIN, _is_held
+    main, _MAIN = _MAIN, threading.get_ident()
+    if main != _MAIN:
+        if _replaced:
+            _signal.signal(_signal.SIGINT, _replaced[0])
+        _replaced.clear()
+        _is_held = False
+
+
+os.register_at_fork(after_in_child=_after_fork)

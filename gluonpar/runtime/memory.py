@@ -17,6 +17,7 @@ import functools
 import gc
 import itertools
 import math
+import os
 import struct
 import threading
 from typing import Iterable, Iterator, Sequence
@@ -50,6 +51,14 @@ _storage = _LIB["_ZN5mxnet7Storage3GetEv"]  # Storage::Get()
 _storage.argtypes, _storage.restype = [], ctypes.c_void_p
 _GPU_MUTEX_AT = 8 + 40
 _allocations_lock = threading.Lock()
+
+
+def _after_fork() -> None:
+    global _pinned_lock, _allocations_lock
+    _pinned_lock, _allocations_lock = threading.Lock(), threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def kind(array: mx.nd.NDArray) -> tuple[tuple[int, ...], np.dtype, str]:
@@ -92,6 +101,12 @@ def _context(device_typeid: int, device_id: int) -> mx.Context:
 def chunk(array: mx.nd.NDArray) -> int:
     """Return the chunk's address: equal for two arrays if and only if they share one variable."""
     return ctypes.c_void_p.from_address(array.handle.value).value
+
+
+def extent(array: mx.nd.NDArray) -> tuple[int, int, int]:
+    """Return the chunk's address, and where in it the array's memory begins and ends, in bytes."""
+    fields = _fields(array)
+    return fields[0], fields[6], fields[6] + num_bytes(array)
 
 
 def grad_chunk(array: mx.nd.NDArray) -> int | None:

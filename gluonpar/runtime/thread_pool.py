@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import multiprocessing.pool
+import os
 from typing import Callable, Iterable, Sequence
 
 import mxnet as mx
@@ -34,11 +35,17 @@ def prepare(
     arrays: Sequence[mx.nd.NDArray], num_bytes: int, name: str
 ) -> Callable[[Callable[[], None]], None]:
     """Return what does :func:`push` with a function; it does not keep the arrays alive."""
-    if num_bytes >= BYTES_PER_THREAD:
-        pool()  # now, since an exiting process cannot start threads
     small, ctx = num_bytes <= BYTES_INLINE, memory.context(arrays[0])
     how = {"inline": small, "prioritized": not small}
-    return engine.prepare(ctx, writes=arrays, name=name, **how)
+    prepared = engine.prepare(ctx, writes=arrays, name=name, **how)
+    if num_bytes < BYTES_PER_THREAD:
+        return prepared
+
+    def push_function(function: Callable[[], None]) -> None:
+        pool()  # now, since an exiting process cannot start threads
+        prepared(function)
+
+    return push_function
 
 
 def run(
@@ -97,3 +104,14 @@ def pool() -> multiprocessing.pool.ThreadPool:
     made = multiprocessing.pool.ThreadPool(max(1, threads.cores() - 1))
     engine.at_exit(made.terminate)
     return made
+
+
+def _after_fork() -> None:
+    """Forget the parent's pool, whose threads this process does not have."""
+    if pool.cache_info().currsize:
+        # Or its destructor would write to a pipe that is the parent's, too.
+        pool()._state = multiprocessing.pool.TERMINATE
+    pool.cache_clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -6,7 +6,7 @@ import os
 import pathlib
 import re
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Iterator
 
 import numpy as np
 
@@ -40,6 +40,7 @@ class Checkpointer:
         self, configuration: Configuration, folder: pathlib.Path | None, data: Dataset
     ) -> None:
         self._configuration, self._folder = configuration, folder
+        self._stay: set[pathlib.Path] = set()  # old checkpoints that cannot be removed
         self.saves = any(cluster.gather(folder is not None))
         in_use = self.saves or configuration.resume is not None
         self._identity = {
@@ -65,7 +66,7 @@ class Checkpointer:
         return (path, progress) if path else None
 
     def save(self, workload: Workload, shuffle: np.random.RandomState, progress: Progress) -> None:
-        """Write a checkpoint, and remove the oldest if there are more than ``keep``.
+        """Write a checkpoint.
 
         ``shuffle`` is the generator's state from before the epoch was shuffled. Raises OSError,
         with earlier checkpoints unchanged, if the file cannot be written.
@@ -73,8 +74,20 @@ class Checkpointer:
         notes = {"run": self._identity, "configuration": asdict(self._configuration)}
         notes.update(asdict(progress))
         save_checkpoint(self.path(progress), workload.trained, workload.trainer, shuffle, notes)
+
+    def remove_old(self) -> Iterator[OSError]:
+        """Remove the oldest checkpoints if there are more than ``keep``; give what prevents it.
+
+        A file that cannot be removed is not tried again.
+        """
         for old in self.paths()[: -self._configuration.keep]:
-            old.unlink()
+            if old in self._stay:
+                continue
+            try:
+                old.unlink()
+            except OSError as error:
+                self._stay.add(old)
+                yield error
 
     def path(self, progress: Progress) -> pathlib.Path:
         """Return the file for a checkpoint at ``progress``."""

@@ -15,7 +15,7 @@ from typing import Callable, Sequence
 
 from gluonpar import cluster, collectives, metrics
 from gluonpar.runtime import devices, entry, memory_limits
-from gluonpar.runtime.entry import BAD_REQUEST, INTERRUPTED
+from gluonpar.runtime.entry import BAD_REQUEST, BROKEN_PIPE, INTERRUPTED
 from gluonpar.runtime.version import __version__
 from gluonpar.training import optimization
 from gluonpar.training.checkpointing import CannotResume
@@ -26,7 +26,7 @@ from gluonpar.training.run import Run
 from gluonpar.training.termination import Terminated
 from gluonpar.training.workloads import WORKLOADS
 
-TRAINED, FAILED, OUT_OF_MEMORY, NOT_SAVED, BROKEN_PIPE, TERMINATED = 0, 1, 3, 4, 141, 143
+TRAINED, FAILED, OUT_OF_MEMORY, NOT_SAVED, TERMINATED = 0, 1, 3, 4, 143
 EXIT_CODES = {
     TRAINED: "the training, or the dry run, is complete",
     FAILED: "an exception, with its traceback, such as that of a GPU that fails",

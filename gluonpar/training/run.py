@@ -245,6 +245,9 @@ class Run:
             state = self.workload, self.shuffle, self.progress
             if self._write(path, self.checkpointer.save, *state):  # it replaces older ones
                 self.lost = [lost for lost in self.lost if not lost.endswith(path.suffix)]
+                for error in self.checkpointer.remove_old():
+                    what = f"{error.filename} was not removed ({error.strerror})"
+                    self.console.notice(f"note: {what}; it is older than the checkpoints to keep")
             self._reseed()
         if ends:
             raise Terminated

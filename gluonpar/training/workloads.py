@@ -6,7 +6,7 @@ Dive into Deep Learning, 13.5 and 13.6.
 # ruff: noqa: D102 (Workload's docstring describes the methods of its subclasses)
 from __future__ import annotations
 
-from typing import Any, Sequence
+from typing import Any, NamedTuple, Sequence
 
 import mxnet as mx
 from mxnet import autograd, gluon
@@ -27,11 +27,20 @@ INIT_SCALE = 0.05
 PIXELS = (1, 1, 28, 28)
 
 
+class MemoryNeeded(NamedTuple):
+    """Bytes that training needs at least: in all, per CPU context, and per sample."""
+
+    base: int = 0
+    per_context: int = 0
+    per_sample: int = 0
+
+
 class Workload:
     """A model that is trained on the devices ``ctx``, each of which holds all parameters.
 
     ``weights`` are the devices' relative speeds (:func:`split_and_load`). ``copies`` has, per
     parameter, its arrays on all devices. ``trained`` and ``trainer`` are what a checkpoint saves.
+    ``needed`` is checked before a run on CPU contexts begins; as measured, or not at all.
     Subclasses set these in ``_initialize`` and have four methods:
 
     - ``step(X, y, batch_size)`` trains on uint8 images (n, 1, 28, 28), this process's share of
@@ -43,6 +52,7 @@ class Workload:
 
     name: str
     default_lr: float
+    needed = MemoryNeeded()
     copies: Sequence[Sequence[mx.nd.NDArray]]
     trained: gluon.Block | Sequence[Sequence[mx.nd.NDArray]]
     trainer: Trainer | None = None
@@ -76,6 +86,7 @@ class LeNetWorkload(Workload):
     """LeNet as a plain function, trained by :func:`train_batch`."""
 
     name, default_lr = "lenet", 0.2
+    needed = MemoryNeeded(base=250 * memory_limits.MB, per_sample=200_000)
 
     def _initialize(self) -> None:
         params = lenet.init_lenet(INIT_SCALE)
@@ -141,6 +152,7 @@ class ResNet18Workload(GluonWorkload):
     """ResNet-18, trained by a Trainer."""
 
     name, default_lr = "resnet18", 0.1
+    needed = MemoryNeeded(500 * memory_limits.MB, 300 * memory_limits.MB, 4_000_000)
     width = 64
 
     def _network(self):
@@ -200,11 +212,6 @@ def make(
     return kind(ctx, lr, optimizer=optimizer, optimizer_params=optimizer_params, **options)
 
 
-# Bytes that training needs at least, as measured: in all, per CPU context, and per sample.
-_NEEDED = {
-    "lenet": (250 * memory_limits.MB, 0, 200_000),
-    "resnet18": (500 * memory_limits.MB, 300 * memory_limits.MB, 4_000_000),
-}
 _UNUSED_ADDRESSES = 400 * memory_limits.MB  # reserved by heaps and stacks, but not filled
 
 
@@ -214,7 +221,7 @@ def check_memory(model: str, ctx: Sequence[mx.Context], batch_size: int) -> None
     ``batch_size`` is this process's. Training may still run out of memory later.
     """
     if ctx[0].device_type == "cpu":
-        base, per_context, per_sample = _NEEDED[model]
-        num_bytes = base + len(ctx) * per_context + batch_size * per_sample
+        needed = WORKLOADS[model].needed
+        num_bytes = needed.base + len(ctx) * needed.per_context + batch_size * needed.per_sample
         what = f"a step of {batch_size} samples on {len(ctx)} CPU contexts"
         memory_limits.require(what, num_bytes, num_bytes + _UNUSED_ADDRESSES)

@@ -35,6 +35,18 @@ def test_the_old_file_is_there_until_the_end(tmp_path):
     assert path.read_bytes() == b"new"
 
 
+def test_of_two_that_write_a_path_at_the_same_time_one_is_whole_and_there(tmp_path):
+    path = tmp_path / "a"
+    with files.atomic_write(path) as first:
+        first.write(b"the first, ")
+        write(path, b"the second")
+        first.write(b"whole")
+        first.flush()
+        assert path.read_bytes() == b"the second"
+    assert path.read_bytes() == b"the first, whole"
+    assert os.listdir(tmp_path) == ["a"]
+
+
 @pytest.mark.parametrize("error", [KeyError("a bug"), KeyboardInterrupt()])
 @pytest.mark.parametrize("old", [None, b"old"])
 def test_an_error_while_writing_keeps_the_old_file(tmp_path, error, old):

@@ -280,3 +280,14 @@ def test_values_reach_the_weights_that_a_kvstore_has(tmp_path):
     for param, copy in zip(net.collect_params().values(), values(net)[::2]):
         if param.grad_req != "null":
             assert copy.tobytes() in [value.tobytes() for value in want]
+
+
+@pytest.mark.parametrize(
+    ("counts", "words"), [([], "no device"), ([2, 1], "2 on device 0, 1 on device 1")]
+)
+def test_lists_that_are_no_replicas_are_refused(tmp_path, counts, words):
+    """A zip of them would leave parameters out."""
+    params = [[mx.nd.ones((3,)) for _ in range(count)] for count in counts]
+    with pytest.raises(ValueError, match=words):
+        gluonpar.save_checkpoint(tmp_path / "a", params)
+    assert [*tmp_path.iterdir()] == []

@@ -205,6 +205,13 @@ def test_when_mpirun_ends_all_ranks_end(number, fault):
 
 
 @needs_mpi
+def test_a_fork_of_a_rank_is_no_rank_and_ends_without_the_job():
+    out, err = succeed(mpirun((2, [*RANK, "fork", "-"])))
+    assert out.split("\n")[:2] == ["[2.0, 2.0]"] * 2
+    assert err.count("KeyError: 'the cat'") == 2
+
+
+@needs_mpi
 def test_another_order_of_collectives_is_an_error_if_checked():
     job = mpirun((2, [*RANK, "order", "1"]), GLUONPAR_CHECK="1")
     _, err = job.communicate(timeout=600)

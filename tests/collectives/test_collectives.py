@@ -473,12 +473,15 @@ def test_an_algorithm_for_other_devices_is_refused_and_nothing_changed(algorithm
     assert algorithm not in gluonpar.collectives.usable(ctx)
 
 
+LONG = mx.nd.ones((3,))
 ONE, CSR = mx.nd.ones((2,)), mx.nd.ones((2, 2)).tostype("csr")
 BAD_DATA = [
     ([], ValueError, "data .*empty list"),
     (ONE, TypeError, "data .*list of arrays.* got NDArray"),
     ([ONE, np.ones(2)], TypeError, r"data\[1\] .*got ndarray"),
     ([ONE, ONE], ValueError, "data .*more than once"),
+    ([ONE, ONE.reshape((1, 2))[0]], ValueError, "data .*more than once"),
+    ([LONG[:2], LONG[1:3]], ValueError, "data .*more than once"),
     ([CSR, CSR.copy()], ValueError, "csr .*tostype"),
     (
         [ONE, mx.nd.ones((3,), ctx=device(1))],
@@ -511,6 +514,22 @@ def test_bad_data_is_refused_and_unchanged(name, data, error, words):
 def test_bad_options_are_refused(dtype, options, words):
     with pytest.raises(ValueError, match=words):
         gluonpar.allreduce(place(payload(2, (3,), dtype)), **options)
+
+
+def test_views_of_one_array_that_do_not_overlap_are_different_arrays():
+    whole = mx.nd.arange(6)
+    gluonpar.allreduce([whole[4:], whole[:2], whole[2:4]])
+    assert whole.asnumpy().tolist() == [6, 9, 6, 9, 6, 9]
+
+
+def test_lists_of_different_lengths_are_refused_and_unchanged():
+    lists = [place(payload(k, (3,))) for k in (2, 3)]
+    before = [array.asnumpy() for data in lists for array in data]
+    for collective in (gluonpar.allreduce_many, gluonpar.collectives.broadcast_many):
+        with pytest.raises(ValueError, match=r"lists\[1\] on .*2\).*lists\[0\] on"):
+            collective(lists)
+    after = [array.asnumpy() for data in lists for array in data]
+    np.testing.assert_array_equal(before, after)
 
 
 @pytest.mark.parametrize("root", [-1, 2])

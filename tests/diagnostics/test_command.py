@@ -9,6 +9,8 @@ import pytest
 
 import gluonpar
 from gluonpar.__main__ import COMMANDS, main
+from gluonpar.diagnostics import self_test
+from gluonpar.diagnostics.benchmark import harness
 
 PACKAGES = Path(gluonpar.__file__).resolve().parents[1]
 CONSOLE_SCRIPT = "import sys\nfrom gluonpar.__main__ import main\nsys.exit(main())\n"  # as pip's
@@ -79,3 +81,32 @@ def test_another_program_gets_the_exception(without_mxnet, tmp_path):
     (tmp_path / "program.py").write_text("import gluonpar")
     done = without_mxnet(tmp_path / "program.py", "doctor")
     assert done.returncode == 1 and "ImportError: numpy is broken" in done.stderr
+
+
+def test_ctrl_c_is_one_line_and_exit_code_130(monkeypatch, capsys):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(self_test, "run", interrupted)
+    monkeypatch.setattr(harness, "Record", interrupted)  # before anything is measured
+    for command in ("verify", "bench"):
+        assert main([command, "--device", "cpu"]) == 130
+        err = capsys.readouterr().err
+        assert err.count("\n") == 2 and f"{command}: interrupted" in err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("bench", "--max-bytes", "4K", "--iters", "1", "--algorithms", "host"),
+        pytest.param(("bench", "--links", "--max-bytes", "4K"), marks=pytest.mark.slow),
+        pytest.param(("verify",), marks=pytest.mark.slow),
+    ],
+)
+def test_output_that_nobody_reads_ends_a_command_with_141_and_no_traceback(arguments):
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "gluonpar", *arguments, "--device", "cpu"]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, timeout=300)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")

@@ -111,6 +111,14 @@ def test_scaling_and_the_ratio_to_mxnet_follow_from_the_medians(report):
     assert "lenet on 1 device: gluonpar takes 1.25 times as long" in found(report, "note")[0]
 
 
+@pytest.mark.parametrize(("seconds", "state"), [(4e-3, "ok"), (2.5e-3, "note")])
+def test_an_efficiency_that_cannot_be_is_no_result(report, seconds, state):
+    report["steps"]["rows"] = [stepped("gluonpar", 1, 4e-3), stepped("gluonpar", 2, seconds)]
+    (finding,) = [f for f in conclusions.conclude(report) if "images/s" in f.text]
+    assert finding.state == state
+    assert ("efficiency" in finding.text) == (state == "ok")
+
+
 def test_medians_of_few_samples_are_noted(report):
     report["all-reduce"]["rows"][1]["seconds"] = [100e-6, 102e-6]
     (finding,) = found(report, "note")

@@ -635,6 +635,22 @@ def test_a_warning_says_who_is_waited_for(monkeypatch):
         place.check()  # once only
 
 
+def test_where_warnings_are_errors_a_missing_device_still_ends_the_wait(monkeypatch, capsys):
+    """The thread that watches calls check(), and must not end by an exception."""
+    monkeypatch.setattr(rendezvous, "WARN_SECONDS", 0)
+    monkeypatch.setattr(rendezvous._watch, "notice", lambda seconds: None)  # not now, too
+    place, failures = rendezvous.Rendezvous("test", lambda: 2), []
+    place.arrive(1, "a", np.zeros(1), pytest.fail, failures.append)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        place.check()
+        assert "of 2 devices only a arrived within 0 s" in capsys.readouterr().err
+        assert not failures
+        place.timeout_seconds = 0
+        place.check()
+    assert "only a arrived within 0 s" in failures[0]
+
+
 def test_the_planted_bug_of_devices_weighing_the_same_is_caught(tmp_path, monkeypatch):
     """Counts of one per device are the mean of means."""
     one, path = start(tmp_path)

@@ -1,9 +1,11 @@
 """run_tasks: one task per device's shard, results in order, errors that name the device."""
 
 import os
+import re
 import signal
 import threading
 import traceback
+import types
 
 import mxnet as mx
 import numpy as np
@@ -13,8 +15,11 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from mxnet.gluon.contrib import estimator
 
+import gluonpar
+from gluonpar.gluon.running_statistics import average_statistics
 from gluonpar.gluon.sync_batch_norm import SyncBatchNorm
 from gluonpar.gluon.tasks import BatchProcessor, TaskError, run_tasks
+from gluonpar.gluon.towers import Towers
 from gluonpar.gluon.trainer import Trainer
 from gluonpar.sharding import split_and_load, split_samples
 
@@ -85,6 +90,21 @@ def test_results_are_returned_unchanged_in_the_order_of_the_devices():
 def test_a_task_runs_inside_its_context():
     arrays = run_tasks(lambda shard: mx.nd.ones((shard,)), [1, 2, 3], contexts(3))
     assert [(a.shape, a.context) for a in arrays] == [((i + 1,), device(i)) for i in range(3)]
+
+
+def test_the_callers_contexts_keep_the_scopes_that_they_were_entered_in():
+    outer, inner = contexts(3)[2], device(1)
+    seen = []
+
+    def task(shard):
+        seen.append(run_tasks(lambda _: mx.current_context(), [shard], [inner])[0])
+        seen.append(mx.current_context())
+
+    with outer:
+        with inner:
+            run_tasks(task, [0], [inner])
+        seen.append(mx.current_context())
+    assert seen == [inner, inner, outer]
 
 
 def test_fewer_shards_than_contexts_run_on_the_first():
@@ -242,6 +262,14 @@ def test_an_estimator_trains_as_a_loop_of_run_tasks_does(norm):
         np.testing.assert_array_equal(ours, theirs)
 
 
+def test_a_batch_with_fewer_labels_than_samples_is_refused():
+    """Split on their own, of three shards of samples only two would have labels."""
+    batch, ctx = (mx.nd.ones((3, 2)), mx.nd.ones((2, 1))), contexts(3)
+    used = types.SimpleNamespace(net=on_three(ctx=ctx), loss=gluon.loss.L2Loss(), context=ctx)
+    with pytest.raises(ValueError, match=r"same length .*\(3, 2\).*\(2, 1\)"):
+        BatchProcessor().fit_batch(used, batch)
+
+
 class Strange(Exception):
     def __init__(self, code, reason):
         super().__init__(code, reason)
@@ -348,3 +376,65 @@ def test_the_next_step_after_an_error_trains_as_without_it(tmp_path):
 def test_bad_requests_are_refused_with_their_values(task, shards, error, words):
     with pytest.raises(error, match=words):
         run_tasks(task, shards, contexts(2))
+
+
+TWICE = [device(1), device(0), device(1)]
+
+
+def on_three(layer=lambda: nn.Dense(1, in_units=2), ctx=TWICE):
+    net = layer()
+    net.initialize(mx.init.One(), ctx=ctx)
+    return net
+
+
+def by_stock_trainer():
+    net = on_three()
+    trainer = gluon.Trainer(net.collect_params(), "sgd", kvstore="gluonpar")
+    with autograd.record():
+        losses = [net(mx.nd.ones((1, 2), ctx=c)) for c in TWICE]
+    autograd.backward(losses)
+    trainer.step(3, ignore_stale_grad=True)
+
+
+def by_estimator():
+    net = on_three()
+    trainer = gluon.Trainer(net.collect_params(), "sgd", kvstore="device")
+    stock = estimator.Estimator(
+        net, gluon.loss.L2Loss(), trainer=trainer, context=TWICE, batch_processor=BatchProcessor()
+    )
+    stock.logger.setLevel("ERROR")
+    samples = gluon.data.ArrayDataset(np.ones((3, 2), "float32"), np.ones((3, 1), "float32"))
+    stock.fit(gluon.data.DataLoader(samples, 3), epochs=1)
+
+
+REPLICATED = {
+    "Trainer": lambda: Trainer(on_three().collect_params(), "sgd"),
+    "Trainer, shapes unknown": lambda: Trainer(
+        on_three(lambda: nn.Dense(1)).collect_params(), "sgd"
+    ),
+    "kvstore": by_stock_trainer,
+    "run_tasks": lambda: run_tasks(len, [(1,), (), ()], TWICE),
+    "Estimator": by_estimator,
+    "Towers": lambda: Towers(lambda batch, net: net(batch), on_three(), TWICE),
+    "SyncBatchNorm": lambda: on_three(lambda: SyncBatchNorm(2))(mx.nd.ones((3, 2), ctx=device(1))),
+    "statistics": lambda: average_statistics(on_three(lambda: nn.BatchNorm(in_channels=2))),
+}
+
+
+@pytest.mark.parametrize("replicate", REPLICATED.values(), ids=REPLICATED)
+def test_a_context_listed_twice_is_refused_where_a_block_is_replicated(replicate):
+    with pytest.raises(ValueError, match=re.escape(f"{device(1)} more than once in {TWICE}")):
+        replicate()
+
+
+def test_a_context_listed_twice_trains_as_one_device_where_arrays_are_replicated():
+    X, y = np.arange(10, dtype="float32").reshape(5, 2), np.zeros(5, "float32")
+
+    def trained(ctx):
+        copies = [gluonpar.get_params([mx.nd.ones((2, 1))], c) for c in ctx]
+        model, loss = lambda X, params: mx.nd.dot(X, params[0]), lambda out, y: out[:, 0] ** 2
+        gluonpar.train_batch(X, y, copies, ctx, 1 / 64, model, loss)
+        return [params[0].asnumpy() for params in copies]
+
+    for found in trained(TWICE):
+        np.testing.assert_array_equal(found, trained(contexts(1))[0])

@@ -487,8 +487,6 @@ def test_variables_that_cannot_be_shared():
         Towers(forward, 3, contexts(2))
     with pytest.raises(ValueError, match=r"weight must be .*not on \[[cg]pu\(1\)\]"):
         Towers(block_forward, plain_net(1), contexts(2))
-    with pytest.raises(ValueError, match="each context once"):
-        Towers(block_forward, plain_net(1), [device(0)] * 2)
     net = plain_net(2)
     net[0].weight.grad_req = "add"
     with pytest.raises(ValueError, match="weight .*grad_req='write', got 'add'"):

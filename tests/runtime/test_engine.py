@@ -236,6 +236,26 @@ print('whole')
     assert done.stdout == "whole\n", done.stderr
 
 
+def test_an_error_whose_text_is_not_utf8_is_raised_and_the_operator_ends():
+    done = python("""
+import signal
+signal.alarm(100)
+
+def fail():
+    raise OSError("cannot read \\udcff\\0.rec")  # os.fsdecode() of such a file's name
+
+for way in ({}, {"prioritized": True}, {"inline": True}):
+    array = mx.nd.zeros((1,))
+    array.wait_to_read()
+    engine.push(fail, mx.cpu(0), writes=[array], **way)
+    try:
+        array.wait_to_read()
+    except mx.MXNetError as error:
+        print(str(error).splitlines()[-1])
+""")
+    assert done.stdout == "OSError: cannot read \\udcff\\0.rec\n" * 3, done.stderr
+
+
 @pytest.mark.slow
 def test_large_sums_pending_at_exit_end_without_a_crash():
     done = python(

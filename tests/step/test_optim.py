@@ -230,3 +230,11 @@ def test_weight_decay_momentum_and_clipping_by_hand():
     total, param, state = (np.array([x], "float32") for x in (16.0, 8.0, 4.0))
     rule(0.25, 0.25, wd=0.5, momentum=0.5, clip_gradient=2.0)(total, param, state)
     assert (state.tolist(), param.tolist()) == ([0.5 * 4 - 0.25 * (2 + 4)], [8 + 0.5])
+
+
+@pytest.mark.parametrize("batch_size", [0, -4])
+def test_a_batch_size_that_is_not_positive_is_refused(batch_size):
+    params = get_params([mx.nd.ones((2,))], device())
+    with pytest.raises(ValueError, match=f"batch_size must be .* {batch_size}"):
+        sgd(params, 0.1, batch_size)
+    assert params[0].asnumpy().tolist() == [1, 1]

@@ -301,6 +301,18 @@ def with_the_sum_in_the_first_gradient(items):
     return [item._replace(grads=item.grads[:1]) for item in items]
 
 
+def test_an_update_or_a_copy_that_is_missing_is_refused():
+    param, grads = mx.nd.ones((3,)), [mx.nd.ones((6,), ctx=device(0))]
+    for params, updates in (
+        ([[param, param.copy()]], [exact_sgd]),
+        ([[param], []], [exact_sgd]),
+        ([[param]], [exact_sgd] * 2),
+    ):
+        with pytest.raises(ValueError, match=f"got {len(params[-1])} .*{len(updates)}"):
+            optim.reduce_update([Item(grads, params, updates)])
+    assert param.asnumpy().tolist() == [1, 1, 1]
+
+
 @pytest.mark.parametrize(
     "bug", [without_a_gradient, without_a_copy, with_the_sum_in_the_first_gradient]
 )

@@ -384,6 +384,7 @@ NOTHING = {"X": np.zeros((0, 1, 28, 28), "float32"), "y": np.zeros(0, "float32")
         *(({"lr": lr}, f"lr must be .* {lr}") for lr in (0, -0.1, float("nan"), float("inf"))),
         ({"ctx": contexts(3)}, "got 2 for 3 contexts"),
         ({"ctx": contexts(2)[::-1]}, r"parameter 0 must be on [cg]pu\(1\), .* [cg]pu\(0\)"),
+        *(({"batch_size": n}, f"batch_size must be .* {n}") for n in (0, -4)),
         *(({"weights": w}, "weights=") for w in ([1], [1, 0], [1, float("inf")], [1, 2, 3])),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -245,6 +245,29 @@ def late(folder):
     cluster.gather(None)
 
 
+def fork(_):
+    """Each rank forks a process, which is no rank, and fails; the ranks go on."""
+    before, x = (cluster.rank(), cluster.size()), mx.nd.ones((2,))
+    child = os.fork()
+    if not child:
+        signal.alarm(60)
+        assert (cluster.rank(), cluster.size()) == before
+        for communicate in (cluster.allreduce, cluster.broadcast, cluster.gather, cluster.abort):
+            try:
+                communicate([x])
+            except RuntimeError as refusal:
+                assert str(os.getpid()) in str(refusal)
+        raise KeyError("the cat")
+    assert os.waitpid(child, 0)[1] == 1 << 8
+    child = os.fork()
+    if not child:
+        signal.alarm(60)
+        sys.exit(7)  # through what is done at the end of a process
+    assert os.waitpid(child, 0)[1] == 7 << 8
+    cluster.allreduce([x])
+    print(x.asnumpy().tolist(), flush=True)
+
+
 def stop():
     os.kill(os.getpid(), signal.SIGSTOP)
 
@@ -333,7 +356,7 @@ def unlike(what):
 
 if __name__ == "__main__":
     task, argument = sys.argv[1:]
-    if task in ("as_one", "on_gpus", "alone", "unlike", "late"):
+    if task in ("as_one", "on_gpus", "alone", "unlike", "late", "fork"):
         globals()[task](argument)
     else:
         fault(task, int(argument))

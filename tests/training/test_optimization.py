@@ -151,6 +151,7 @@ def test_every_optimizer_of_mxnet_trains(name):
         ({"optimizer": "sdg"}, "optimizer must be one of .*adam.*, got 'sdg'"),
         ({"momentum": 1.0}, "momentum .*1.0"),
         ({"momentum": math.nan}, "momentum .*nan"),
+        ({"optimizer": "dcasgd", "momentum": 0.9}, "momentum=0.9.* dcasgd .*sgd"),
         ({"optimizer": "adam", "momentum": 0.9}, "momentum=0.9.* adam .*sgd"),
         ({"wd": -1e-4}, "wd .*-0.0001"),
         ({"lr_schedule": "linear"}, "lr_schedule .*cosine.*'linear'"),

@@ -191,3 +191,23 @@ def test_without_a_package_that_writes_them_it_is_named_before_training(monkeypa
         tensorboard.summary_writer()
     with pytest.raises(ValueError, match="tensorboard"):
         train(tensorboard="never-made")
+
+
+def test_an_old_checkpoint_that_cannot_be_removed_is_a_note_and_the_new_one_is_there(
+    tmp_path, capsys
+):
+    old, new = (tmp_path / f"lenet-epoch-000{epoch}.npz" for epoch in (1, 2))
+
+    def put_a_folder_in_its_place(epoch):
+        if epoch.epoch == 2:
+            old.unlink(missing_ok=True)
+            old.mkdir()
+
+    options = {**SMALL, "num_epochs": 4, "keep": 2, "save_dir": str(tmp_path)}
+    run = Run(Configuration(num_gpus=2, **options), Console(), put_a_folder_in_its_place)
+    run.train()
+    assert run.lost == []
+    notes = [line for line in capsys.readouterr().err.splitlines() if str(old) in line]
+    assert len(notes) == 1 and "was not removed" in notes[0]
+    assert old.is_dir() and not new.exists()
+    assert len([*tmp_path.glob("*.npz")]) == 3

@@ -23,7 +23,7 @@ import mxnet as mx
 import numpy as np
 
 from gluonpar.runtime import devices, driver, entry, threads
-from gluonpar.runtime.entry import BAD_REQUEST, INTERRUPTED
+from gluonpar.runtime.entry import BAD_REQUEST, BROKEN_PIPE, INTERRUPTED
 from gluonpar.runtime.version import __version__
 from gluonpar.training.console import Console
 from gluonpar.training.history import check_plot
@@ -34,6 +34,7 @@ EXIT_CODES = {
     WRONG: "some value was wrong; a line says which",
     BAD_REQUEST: "the request cannot be met; a line says why",
     INTERRUPTED: "interrupted (Ctrl-C); what was measured is kept",
+    BROKEN_PIPE: "nobody reads the output any more, as after | head -1",
 }
 
 Progress = Callable[[Iterable[int]], Iterable[int]]
@@ -273,6 +274,10 @@ def conduct(
     A ValueError of ``prepare`` is an error of the command line. ``measure`` extends the record's
     rows and returns complaints, one line each. Rows measured before Ctrl-C or an error are plotted.
     """
+    return entry.run(parser.prog, lambda: _conduct(parser, argv, prepare, measure, plot))
+
+
+def _conduct(parser, argv, prepare, measure, plot) -> int:
     options = parser.parse_args(argv)
     console, record = Console(), Record(options)
     try:

@@ -11,6 +11,7 @@ from gluonpar.diagnostics.doctor.command import Finding
 
 CHOICE_TOLERANCE = 1.1  # a choice is good if it takes at most so many times as long as the fastest
 LOSS_TOLERANCE = 0.05  # relative; TF32 may change some thousandths, a missing gradient a tenth
+MOST_EFFICIENCY = 1.1  # more is not noise: devices that compute together are no faster for it
 FEW_SAMPLES = 5
 
 Report = dict
@@ -144,9 +145,13 @@ def _scaling(report: Report) -> Iterator[Finding]:
     }
     for (workload, k), speed in speeds.items():
         if k > 1 and (workload, 1) in speeds:
-            times = speed / speeds[workload, 1]
-            text = f"{times:.2f} times the images/s of one device: efficiency {times / k:.0%}"
-            yield Finding(f"{workload} on {k} devices", OK, text)
+            times, title = speed / speeds[workload, 1], f"{workload} on {k} devices"
+            text = f"{times:.2f} times the images/s of one device"
+            if times <= MOST_EFFICIENCY * k:
+                yield Finding(title, OK, f"{text}: efficiency {times / k:.0%}")
+                continue
+            text = f"no result: {text} cannot be; the machine was busy when one was measured"
+            yield Finding(title, NOTE, text, "measure again while nothing else runs")
 
 
 def _trainers(report: Report) -> Iterator[Finding]:
