@@ -128,7 +128,8 @@ def reduce_update(items: Sequence[Item]) -> None:
     for item in items:
         arrays.extend(itertools.chain(item.grads, *item.params, *(item.states or ())))
     num_bytes = sum(map(memory.num_bytes, arrays))
-    max_threads = sum(threads.size(c) for c in {grad.context for grad in items[0].grads})
+    contexts = {param.context for of_device in items[0].params for param in of_device}
+    max_threads = sum(map(threads.size, contexts))
 
     def work() -> None:
         tasks = [task for item in items for task in _tasks(item)]

@@ -6,7 +6,15 @@ MPI. How to start a job, and what ends it: docs/cluster.md.
 """
 
 from gluonpar.cluster.agreement import agree, agree_later, together
-from gluonpar.cluster.process_collectives import Later, allreduce, broadcast, gather, total
+from gluonpar.cluster.process_collectives import (
+    Later,
+    all_gather,
+    allreduce,
+    broadcast,
+    gather,
+    total,
+)
+from gluonpar.cluster.scope import is_local, local, spans
 from gluonpar.cluster.world import abort, is_main, rank, size
 
 __all__ = [
@@ -14,12 +22,16 @@ __all__ = [
     "abort",
     "agree",
     "agree_later",
+    "all_gather",
     "allreduce",
     "broadcast",
     "gather",
+    "is_local",
     "is_main",
+    "local",
     "rank",
     "size",
+    "spans",
     "together",
     "total",
 ]

@@ -14,7 +14,7 @@ import numpy as np
 from mxnet import gluon
 
 from gluonpar import optim
-from gluonpar.collectives import broadcast_many
+from gluonpar.collectives import local
 from gluonpar.replicas import Bucket
 from gluonpar.step import GradientSums
 
@@ -72,7 +72,7 @@ class ShardedUpdate:
             if sums.deferred:
                 self._sum_and_update(bucket)
             else:
-                broadcast_many([list(copies) for copies in zip(*bucket.params)], bucket.owner)
+                local.broadcast_many([list(copies) for copies in zip(*bucket.params)], bucket.owner)
 
     def _update_owned(self, buckets: Sequence[Bucket]) -> None:
         """In the order of the parameters, on which some optimizers rely."""

@@ -14,14 +14,8 @@ from mxnet import gluon
 
 from gluonpar import cluster, metrics
 from gluonpar.checkpoint import optimizer_states
-from gluonpar.collectives import (
-    allreduce_many,
-    broadcast_many,
-    check_algorithm,
-    hierarchical,
-    registry,
-)
-from gluonpar.gluon import parameter_buckets
+from gluonpar.collectives import check_algorithm, local, registry
+from gluonpar.gluon import initial_values, parameter_buckets
 from gluonpar.gluon.parameter_buckets import Layout
 from gluonpar.gluon.sharded_update import ShardedUpdate
 from gluonpar.replicas import Bucket
@@ -31,7 +25,7 @@ from gluonpar.step import GradientSums, allreduce_gradients
 # MXNet's kvstores of one process, which all sum over its devices.
 _KVSTORES = (
     *(None, "local", "device", "nccl", "gluonpar"),
-    *("local_allreduce_cpu", "local_allreduce_device", "local_update_cpu"),
+    *("local_allreduce_cpu", "local_allreduce_device", "local_update_cpu", "dist_sync_gluonpar"),
 )
 
 
@@ -57,7 +51,7 @@ class Trainer(gluon.Trainer):
 
     With several processes (:mod:`gluonpar.cluster`) the sum is over all devices of all processes,
     and ``batch_size`` is the number of samples in it. All processes must pass the same parameters,
-    and start with the values of rank 0.
+    which get the values of rank 0, now and whenever they are initialised.
 
     A device that had no sample in a step adds nothing. A parameter without a new gradient on a
     device that had samples is an error, unless ``ignore_stale_grad``; it then adds nothing there,
@@ -108,6 +102,7 @@ class Trainer(gluon.Trainer):
         self._update_of_owners.set_contexts(self._contexts)
         if all(param._data is not None for param in self._params):
             self._laid_out()  # before a hybridized network stores the gradients' arrays
+        initial_values.start_alike(parameter_buckets.listed(params))
 
     def step(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
         """Sum the gradients over devices and update; ``batch_size`` samples are in that sum.
@@ -262,7 +257,6 @@ class Trainer(gluon.Trainer):
             param.list_data()  # raises, naming the parameter, if it is not initialised
         if self._layout is None and cluster.size() > 1:
             cluster.agree({**self._hyper_parameters(), **_kinds(in_order)})
-            hierarchical.broadcast_many([param._data for param in in_order])
         self._layout = Layout(self._params, self._pinned, in_order)
         self._contexts = self._layout.ctx or self._contexts
         threads.share(self._contexts or ())
@@ -279,7 +273,7 @@ class Trainer(gluon.Trainer):
         if not self._broadcast:  # as gluon.Trainer: running statistics, too
             self._broadcast = True
             if self._optimizer.num_update == self._optimizer.begin_num_update:  # not after resuming
-                broadcast_many([param.list_data() for param in self._params])
+                local.broadcast_many([param.list_data() for param in self._params])
         fresh = layout.fresh()
         used = [any(on_devices) for on_devices in fresh]
         if not ignore_stale_grad:
@@ -309,7 +303,7 @@ class Trainer(gluon.Trainer):
         self._layout.zero_stale()
         sparse = [bucket for bucket in buckets if bucket.row_sparse]
         dense = [bucket for bucket in buckets if not bucket.row_sparse]
-        allreduce_many([bucket.grads for bucket in sparse])
+        local.allreduce_many([bucket.grads for bucket in sparse])
         sums = allreduce_gradients(dense, self._algorithm, self._compression, defer, to_owner)
         return sums._replace(buckets=[*sums.buckets, *sparse])
 
