@@ -162,10 +162,14 @@ def test_sizes_around_a_block(size):
     assert_everywhere(params, -values.sum(axis=0) / 4)
 
 
-def test_several_threads_share_large_arrays(monkeypatch):
-    """Two threads wait for each other in their first blocks: neither could do all of it alone."""
-    size = 1_200_001  # of two devices' gradients and parameters: 19 MB
-    assert size * 16 >= thread_pool.BYTES_PER_THREAD
+@pytest.mark.parametrize("num_grads", [1, 2])
+def test_several_threads_share_large_arrays(monkeypatch, num_grads):
+    """Two threads wait for each other in their first blocks: neither could do all of it alone.
+
+    One gradient is the sum over several processes, and two parameters are updated by it.
+    """
+    size = 1_600_001  # of two devices' parameters and one's gradients: 19 MB
+    assert size * 12 >= thread_pool.BYTES_PER_THREAD
     monkeypatch.setattr(optim.threads, "size", lambda ctx: 1)
     both, seen = threading.Barrier(2), set()
 
@@ -177,8 +181,8 @@ def test_several_threads_share_large_arrays(monkeypatch):
 
     values = np.stack([np.arange(size) % 1000, np.arange(size) % 77]).astype("float32")
     grads, params = place(values), copies(2, np.zeros(size, "float32"))
-    optim.reduce_update([item(grads, params, update)])
-    assert_everywhere(params, -values.sum(axis=0) / 4)
+    optim.reduce_update([item(grads[:num_grads], params, update)])
+    assert_everywhere(params, -values[:num_grads].sum(axis=0) / 4)
     assert len(seen) == 2
     assert_everywhere([grads[1]], values[1])
 

@@ -7,6 +7,7 @@ import os
 import pathlib
 import signal
 import sys
+import threading
 import time
 
 import numpy as np
@@ -16,6 +17,7 @@ from gluonpar import cluster
 from gluonpar.cluster import mpi_sums
 from gluonpar.collectives import partition
 from gluonpar.gluon import running_statistics
+from gluonpar.runtime import engine
 from gluonpar.training import ranks
 
 import mxnet as mx  # isort: skip
@@ -217,6 +219,11 @@ def collective():
             assert got == gathered.tolist(), dtype
         for _, got in after(lambda data: gluonpar.allreduce_many([data, [x + 1 for x in data]])):
             assert got == np.add.reduce(values, dtype=dtype).tolist(), dtype
+        arrays = [mx.nd.array(x, kind(i), dtype) for i, x in enumerate(own)]
+        with cluster.local():
+            gluonpar.allreduce(arrays, op="max")
+        gluonpar.allreduce(arrays, op="max")  # the same arrays again, now of all ranks
+        assert arrays[-1].asnumpy().tolist() == values.max(axis=0).tolist(), dtype
         with cluster.local():
             for _, got in after(gluonpar.allreduce):
                 assert got == np.add.reduce(own, dtype=dtype).tolist(), dtype
@@ -305,6 +312,19 @@ def exchanged():
     assert cluster.total([rank, 1.0]).tolist() == [size * (size - 1) / 2, size]
 
 
+def queued():
+    """Check that train_batch, not knowing the number of samples, does not wait for backward."""
+    ctx, gate, in_time = contexts(2), threading.Event(), []
+    X = mx.nd.ones((2, 1), kind(2))
+    engine.push(lambda: in_time.append(gate.wait(60)), mx.cpu(2), writes=[X])
+    params = [gluonpar.get_params([mx.nd.ones((1, 1))], c) for c in ctx]
+    options = {"model": lambda x, params: mx.nd.dot(x, params[0]), "loss": lambda z, y: z[:, 0]}
+    gluonpar.train_batch(X, mx.nd.ones((2,)), params, ctx, 0.5, algorithm="ring", **options)
+    gate.set()
+    assert params[1][0].asscalar() == 0.5
+    assert in_time == [True]
+
+
 def by_stock_trainer():
     """Check kvstore='gluonpar': its rank, and sums over the devices of all processes."""
     store = mx.kv.create("gluonpar")
@@ -366,6 +386,7 @@ def as_one(folder):
     exchanged()
     collective()
     refused()
+    queued()
     averaged_statistics()
     by_stock_trainer()
     no_samples_left_out()
