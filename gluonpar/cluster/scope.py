@@ -16,11 +16,11 @@ def local() -> Iterator[None]:
     """Keep what the calling thread does inside to the devices of this process.
 
     Collectives, and what is made of them (:func:`gluonpar.allreduce` and its relatives,
-    ``average_gradients``, ``average_statistics``, ``get_params``, ``make_parallel``), then neither
-    exchange anything with other processes nor wait for them, so one rank may call them alone. A
-    ``Towers`` or ``SyncBatchNorm`` that is made inside stays inside its process. Other threads,
-    ``gluonpar.Trainer``, ``train_batch``, ``kvstore='gluonpar'`` and the functions of
-    :mod:`gluonpar.cluster` are not affected.
+    ``average_gradients``, ``average_statistics``, ``get_params``, ``make_parallel``,
+    ``LossMeter.read``), then neither exchange anything with other processes nor wait for them, so
+    one rank may call them alone. A ``Towers`` or ``SyncBatchNorm`` that is made inside stays inside
+    its process. Other threads, ``gluonpar.Trainer``, ``train_batch``, ``kvstore='gluonpar'`` and
+    the functions of :mod:`gluonpar.cluster` are not affected.
 
     >>> with local():
     ...     spans()
