@@ -17,7 +17,8 @@ from typing import Iterable, NamedTuple, Sequence
 
 import mxnet as mx
 
-from gluonpar.collectives.operations import BUCKET_BYTES
+from gluonpar import cluster
+from gluonpar.collectives.local import BUCKET_BYTES
 from gluonpar.runtime import backward_passes, memory
 
 
@@ -72,10 +73,20 @@ def get_params(
 ) -> Replica:
     """Return copies of ``params`` on ``ctx``, each with a gradient; they never alias the originals.
 
+    In a job of several processes the copies have rank 0's values, and all ranks must call this
+    equally often; inside ``gluonpar.cluster.local()`` each has its own.
     Gradients start at zero and are overwritten by every backward (``grad_req='write'``). Parameters
     whose indices are in ``frozen``, such as the running statistics of batch normalisation, have no
     gradient and are not updated. From ``get_params`` in Dive into Deep Learning, 13.5.3.
     """
+    replica = copy(params, ctx, frozen)
+    if cluster.spans():
+        cluster.broadcast(list(replica), name="broadcast by get_params")
+    return replica
+
+
+def copy(params: Sequence[mx.nd.NDArray], ctx: mx.Context, frozen: Iterable[int] = ()) -> Replica:
+    """:func:`get_params` with this process's values."""
     # as_in_context would alias on the same context
     replica, without = Replica(param.copyto(ctx) for param in params), frozenset(frozen)
     for i, param in enumerate(replica):

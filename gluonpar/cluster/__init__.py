@@ -11,11 +11,13 @@ from gluonpar.cluster.agreement import agree, agree_later, together
 from gluonpar.cluster.process_collectives import (
     Gathered,
     Later,
+    all_gather,
     allreduce,
     broadcast,
     gather,
     total,
 )
+from gluonpar.cluster.scope import is_local, local, spans
 from gluonpar.cluster.world import abort, is_main, rank, size
 
 __all__ = [
@@ -24,12 +26,16 @@ __all__ = [
     "abort",
     "agree",
     "agree_later",
+    "all_gather",
     "allreduce",
     "broadcast",
     "gather",
+    "is_local",
     "is_main",
+    "local",
     "rank",
     "size",
+    "spans",
     "together",
     "total",
 ]

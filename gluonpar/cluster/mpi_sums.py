@@ -11,15 +11,18 @@ from gluonpar.cluster.world import World
 
 BLOCK_BYTES = 1 << 19  # stays in a core's second-level cache between its arrival and the addition
 BLOCKS_FROM_BYTES = 1 << 23
+COMBINE = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 
 
-def allreduce(job: World, flat: np.ndarray, as_float16: bool = False) -> None:
-    """Replace ``flat``, one-dimensional, by its sum over all ranks; ``job.mpi_lock`` is held.
+def allreduce(job: World, flat: np.ndarray, op: str = "sum", as_float16: bool = False) -> None:
+    """Replace ``flat``, one-dimensional, by its ``op`` over all ranks; ``job.mpi_lock`` is held.
 
-    float16, and with ``as_float16`` any float, is sent as float16 and added in float32.
+    ``op`` is 'sum', 'max' or 'min'. float16, and with ``as_float16`` any float, is sent as float16
+    and added in float32.
     """
-    if flat.dtype == np.float16 or (as_float16 and flat.dtype.kind == "f"):
-        _allreduce_as_float16(job, flat)
+    wire = np.dtype(np.float16) if as_float16 and flat.dtype.kind == "f" else flat.dtype
+    if op != "sum" or wire == np.float16:
+        _allreduce_in_parts(job, flat, wire, op)
     elif job.one_machine and flat.nbytes >= BLOCKS_FROM_BYTES:
         _allreduce_in_blocks(job, flat)
     else:
@@ -42,23 +45,24 @@ def _allreduce_in_blocks(job: World, flat: np.ndarray) -> None:
         job.comm.Sendrecv(own, to, 0, parts[source], source, 0)
 
 
-def _allreduce_as_float16(job: World, flat: np.ndarray) -> None:
-    """Reduce-scatter and all-gather of bits, as MPI has no float16; larger sums become infinite."""
-    halves = flat if flat.dtype == np.float16 else flat.astype(np.float16)
-    bits, kind = halves.view(np.uint16), job.mpi.UINT16_T
-    counts = [part.size for part in np.array_split(flat, job.size)]
+def _allreduce_in_parts(job: World, flat: np.ndarray, wire: np.dtype, op: str) -> None:
+    """Reduce-scatter and all-gather of bits, as MPI has no float16, and orders NaN in no way.
+
+    float16 is added in float32; larger sums become infinite.
+    """
+    sent, bits = flat.astype(wire, copy=False), f"u{wire.itemsize}"
+    counts = [part.size for part in np.array_split(sent, job.size)]
     own = counts[job.rank]
-    received = np.empty((job.size, own), np.float16)
-    to = [received.view(np.uint16), [own] * job.size, kind]
-    job.comm.Alltoallv([bits, counts, kind], to)
-    sums = received[0].astype(np.float32)
+    received = np.empty((job.size, own), wire)
+    job.comm.Alltoallv([sent.view(bits), counts], [received.view(bits), [own] * job.size])
+    result = received[0].astype(np.float32 if wire == np.float16 else wire)
     for other in received[1:]:
-        np.add(sums, other, out=sums)
+        COMBINE[op](result, other, out=result)
     with np.errstate(over="ignore"):
-        part = sums.astype(np.float16)
-    job.comm.Allgatherv([part.view(np.uint16), kind], [bits, counts, kind])
-    if halves is not flat:
-        np.copyto(flat, halves)
+        part = result.astype(wire, copy=False)
+    job.comm.Allgatherv(part.view(bits), [sent.view(bits), counts])
+    if sent is not flat:
+        np.copyto(flat, sent)
 
 
 def _pairs(job: World) -> list[tuple[int, int]]:

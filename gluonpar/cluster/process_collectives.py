@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 from typing import Any, Callable, Iterator, Sequence
 
 import mxnet as mx
@@ -22,29 +21,43 @@ from gluonpar.runtime import engine, memory, nccl
 
 
 def allreduce(
-    arrays: Sequence[mx.nd.NDArray], compression: str | None = None, by_nccl: bool = True
+    arrays: Sequence[mx.nd.NDArray],
+    compression: str | None = None,
+    by_nccl: bool = True,
+    op: str = "sum",
+    name: str = "allreduce",
 ) -> None:
     """Replace each of ``arrays`` by its sum over all processes, in place, in one message per dtype.
 
     Arrays are dense, on any contexts, of the same shapes and dtypes on all processes. float16 is
     added in float32. With ``compression='fp16'`` floats are sent as float16: half the bytes, with
     11 significant bits. The result has the same bits on all processes. Asynchronous, as any
-    operator.
+    operator. ``op`` may be 'max' or 'min' instead; ``name`` is what an error calls it.
 
     Arrays on a GPU are copied through pinned memory, which is kept. But if every process sees one
     GPU only, and no two the same, NCCL sums them directly, unless they are float16 or compressed,
     or ``by_nccl`` is False. All processes must then give arrays on GPUs, or all on CPUs.
     """
-    sum_up = functools.partial(mpi_sums.allreduce, as_float16=compression == "fp16")
-    _push("allreduce", sum_up, arrays, by_nccl and compression is None)
+    combine = functools.partial(mpi_sums.allreduce, op=op, as_float16=compression == "fp16")
+    _push(name, combine, arrays, by_nccl and compression is None and op == "sum")
 
 
-def broadcast(arrays: Sequence[mx.nd.NDArray]) -> None:
-    """Replace each of ``arrays`` by that of rank 0, in place; otherwise as :func:`allreduce`.
+def broadcast(arrays: Sequence[mx.nd.NDArray], root: int = 0, name: str = "broadcast") -> None:
+    """Replace each of ``arrays`` by that of rank ``root``, in place; else as :func:`allreduce`.
 
     NCCL is not used.
     """
-    _push("broadcast", lambda job, flat: job.comm.Bcast([flat.view("u1"), job.mpi.BYTE]), arrays)
+    _push(name, lambda job, flat: job.comm.Bcast(flat.view("u1"), root), arrays)
+
+
+def all_gather(array: mx.nd.NDArray, sizes: Sequence[int], name: str = "all-gather") -> None:
+    """Replace each rank's part of ``array``, whose parts have these sizes, by that of the rank."""
+    counts = [size * np.dtype(array.dtype).itemsize for size in sizes]
+
+    def run(job: World, flat: np.ndarray) -> None:
+        job.comm.Allgatherv(job.mpi.IN_PLACE, [flat.view("u1"), counts])
+
+    _push(name, run, [array])
 
 
 def gather(value: Any) -> list:
@@ -77,14 +90,19 @@ class Later:
     def __init__(self, number: float) -> None:
         self.number, job = number, world()
         if job is not None:
-            _push_operator("sum", functools.partial(self._sum, job), [])
+            self._known = mx.nd.empty((1,), ctx=mx.cpu(0))
+            _push_operator("sum", functools.partial(self._sum, job), [self._known])
 
     def _sum(self, job: World) -> None:
         self.number = _run(job, "sum", lambda: job.comm.allreduce(self.number))
 
     def wait(self) -> float:
-        """Return the sum. An operator pushed after a later collective may read ``number``."""
-        _marker().wait_to_read()
+        """Return the sum. Waits until all ranks have come to it, but for no later collective.
+
+        An operator pushed after a later collective may read ``number``.
+        """
+        if world() is not None:
+            self._known.wait_to_read()
         return self.number
 
 
@@ -170,23 +188,21 @@ def _run_flat(job: World, what: str, run: Callable, arrays: Sequence[mx.nd.NDArr
 
 
 def _run(job: World, what: str, function: Callable[[], Any]) -> Any:
-    """Wait until all ranks are at this operation, then call ``function``, which calls MPI."""
+    """Wait until all ranks are at this operation, then call ``function``, which calls MPI.
+
+    Raises RuntimeError, on all ranks, if they are at different operations.
+    """
     with job.detector.operation(what) as number:
-        job.meet()
+        alike = job.meet(what=what)
         with job.mpi_lock:
-            if os.environ.get("GLUONPAR_CHECK", "0") not in ("", "0"):
-                _check(job, number, what)
-            return function()
-
-
-def _check(job: World, number: int, what: str) -> None:
-    calls = job.comm.allgather(what)
-    if set(calls) != {what}:
-        listed = "; ".join(f"rank {rank}: {call}" for rank, call in enumerate(calls))
-        raise RuntimeError(
-            f"the ranks differ in operation {number}: {listed}. All must call the same "
-            "collectives in the same order, on arrays of equal sizes and dtypes"
-        )
+            if alike:
+                return function()
+            calls = job.comm.allgather(what)
+    listed = "; ".join(f"rank {rank}: {call}" for rank, call in enumerate(calls))
+    raise RuntimeError(
+        f"the ranks differ in operation {number}: {listed}. All must call the same "
+        "collectives in the same order, on arrays of equal sizes and dtypes"
+    )
 
 
 @functools.lru_cache(None)

@@ -11,7 +11,10 @@ import socket
 import subprocess
 import threading
 import time
+import zlib
 from typing import Any, Iterator, Mapping, NamedTuple
+
+import numpy as np
 
 from gluonpar.cluster import failures
 from gluonpar.runtime import engine, memory_limits, nccl, threads
@@ -57,19 +60,25 @@ class World(NamedTuple):
     one_machine: bool  # all ranks share its memory
     nccl: bool  # there is NCCL, and each rank sees one GPU, which no other rank sees
 
-    def meet(self, comm: Any = None) -> None:
-        """Wait until all ranks have called this, asleep between polls: MPI would occupy a core."""
-        with self.mpi_lock:
-            barrier = (comm or self.comm).Ibarrier()
+    def meet(self, comm: Any = None, what: str = "") -> bool:
+        """Wait until all ranks have called this, asleep between polls: MPI would occupy a core.
+
+        Returns whether all have given the same ``what``.
+        """
+        checksum = zlib.crc32(what.encode())
+        extremes = np.array([checksum, -checksum], np.int64)
+        with self.mpi_lock:  # for two numbers it takes microseconds longer than a barrier
+            barrier = (comm or self.comm).Iallreduce(self.mpi.IN_PLACE, extremes, self.mpi.MAX)
         for polls in itertools.count():
             with self.mpi_lock:
                 if barrier.Test():
-                    return
+                    return bool(extremes[0] == -extremes[1])  # the largest is the smallest
             if polls >= _POLLS_AT_ONCE:
                 time.sleep(_POLL_SECONDS)
 
 
 _world: World | None = None  # after a fork, the parent's
+_alone = False  # once found, because reading the environment takes microseconds
 _starting = threading.Lock()
 _forked = False  # whether this process is a fork of one that a launcher started
 
@@ -91,15 +100,18 @@ def world() -> World | None:
     forked from a rank, memory_limits.OutOfMemory with too little memory for MPI, ValueError if
     GLUONPAR_TIMEOUT is invalid.
     """
-    global _world
+    global _world, _alone
     if _forked:
         raise RuntimeError(
             f"process {os.getpid()} was forked from a rank, and is no part of the job: what "
             "communicates must be called in the process that the launcher started"
         )
-    if _world is None and launched():
-        with _starting:
-            _world = _world or _start()
+    if _world is None and not _alone:
+        if launched():
+            with _starting:
+                _world = _world or _start()
+        else:
+            _alone = True
     return _world
 
 

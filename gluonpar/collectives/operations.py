@@ -1,56 +1,21 @@
-"""allreduce and related collectives on lists of arrays."""
+"""The public collectives, over all processes, or over one inside ``cluster.local()``."""
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import math
-import os
-import threading
-from typing import Any, Callable, Container, Iterator, Sequence
+from typing import Callable, Sequence
 
 import mxnet as mx
-import numpy as np
-from mxnet import autograd
 
-from gluonpar.collectives import (
-    arguments,
-    executor,
-    host,
-    partition,
-    registry,
-    row_sparse,
-)
-from gluonpar.collectives.algorithms import balanced, tree
-from gluonpar.collectives.choice import Choice, check_algorithm, choose, on_host
-from gluonpar.collectives.plan import relabel, reverse
-from gluonpar.runtime import interrupts, memory, peers, threads
-
-# Large enough for an all-reduce to be bandwidth-bound, small enough for the first buckets of a
-# model's gradients to be summed while backward still computes the others.
-BUCKET_BYTES = 4 << 20
-
+from gluonpar import cluster
+from gluonpar.collectives import arguments, hierarchical, host, local, registry
+from gluonpar.collectives.choice import Choice, choose
+from gluonpar.collectives.local import BUCKET_BYTES
+from gluonpar.runtime import interrupts, memory, peers
 
 # What pushes a sum of arrays that have been checked, which would take longer than a small sum. The
 # arrays are not kept alive: see memory.fingerprint.
 _prepared: dict[tuple, Callable] = {}
 _MOST_PREPARED = 256
-
-_pushing = threading.RLock()
-os.register_at_fork(
-    before=_pushing.acquire, after_in_parent=_pushing.release, after_in_child=_pushing.release
-)
-
-
-def _as_one(function: Callable) -> Callable:
-    """Push the operators of a call without those of other threads' calls, or Ctrl-C, in between."""
-
-    @functools.wraps(function)
-    def called(*args: Any, **kwargs: Any) -> None:
-        with interrupts.held(), _pushing:
-            function(*args, **kwargs)
-
-    return called
 
 
 def allreduce(
@@ -60,6 +25,10 @@ def allreduce(
     accumulate: str | None = None,
 ) -> None:
     """Replace every array of ``data`` by the sum of all of them, in place.
+
+    In a job of several processes the sum is over the devices of all of them, and all must call this
+    with arrays of one shape and dtype, and the same ``op``; inside ``gluonpar.cluster.local()`` it
+    is over this process's devices only. So are all collectives.
 
     ``data`` holds one array per device: any number of dense arrays, ``mx.nd`` or ``mx.np``, of one
     shape (size 0 and 0-d included) and dtype (float16, float32, float64, int8, int32, int64 or
@@ -77,8 +46,9 @@ def allreduce(
     Autograd records nothing: inside ``autograd.record()`` the values change, but not the graph.
 
     Raises ValueError for an empty list, different shapes, dtypes or storage types, csr arrays, the
-    same memory twice, an unknown algorithm or op, 'host' with arrays on GPUs, and 'nccl' with
-    arrays on CPUs, with two on one GPU, or without NCCL; TypeError if ``data`` is not a list of
+    same array twice, an unknown algorithm or op, 'host' with arrays on GPUs, and 'nccl' with
+    arrays on CPUs, with two on one GPU, or without NCCL, and row_sparse arrays in a job of several
+    processes; TypeError if ``data`` is not a list of
     MXNet arrays. From ``allreduce`` in Dive into Deep Learning, 13.5.4.
 
     >>> import mxnet as mx
@@ -93,12 +63,12 @@ def allreduce(
     key = _key(data, algorithm, op, accumulate)
     prepared = _prepared.get(key)
     if prepared is not None:
-        with interrupts.held(), _pushing:
+        with interrupts.held(), local.pushing:
             prepared([data])
         return
     kind = arguments.check_list(data, row_sparse=True)
     _allreduce([data], [kind], algorithm, op, accumulate)
-    if kind.stype != "default" or len(data) == 1 or 0 in kind.shape:
+    if kind.stype != "default" or len(data) == 1 or 0 in kind.shape or cluster.size() > 1:
         return
     if registry.named(algorithm or choose(kind).algorithm).run is host.allreduce:
         if len(_prepared) == _MOST_PREPARED:
@@ -148,144 +118,18 @@ def allreduce_many(
 
 
 def _allreduce(lists, kinds, algorithm, op, accumulate, bucket_bytes: int = BUCKET_BYTES) -> None:
-    _choose_before(kinds, algorithm, bucket_bytes)
-    _allreduce_as_one(lists, kinds, algorithm, op, accumulate, bucket_bytes)
-
-
-def _choose_before(kinds, algorithm: str | None, bucket_bytes: int) -> None:
-    """Choose, so that later it takes no time: now Ctrl-C has its effect, and nobody waits for it.
-
-    The first choice measures links, and simulates all plans.
-    """
-    if algorithm is None and kinds and not on_host(kinds[0].ctx):
-        dense = [(None, kind) for kind in kinds if kind.stype == "default" and 0 not in kind.shape]
-        for _, kind in _buckets(dense, bucket_bytes):
-            choose(kind)
-
-
-@_as_one
-def _allreduce_as_one(lists, kinds, algorithm, op, accumulate, bucket_bytes: int) -> None:
-    if not kinds:
+    if not cluster.spans():
+        local.allreduce_many(lists, algorithm, op, accumulate, bucket_bytes, kinds)
         return
-    ctx = kinds[0].ctx
-    arguments.check_same_contexts(kinds)
-    for kind in kinds:
-        arguments.check_op(op, accumulate, kind.dtype)
-        if kind.stype == "row_sparse":
-            row_sparse.check(algorithm, op, accumulate)
-    check_algorithm(algorithm, ctx)
-    if len(ctx) == 1:
-        return
-    threads.share(ctx)
-    dense = []
-    for data, kind in zip(lists, kinds):
-        if kind.stype == "row_sparse":
-            row_sparse.allreduce(data, op)
-        elif 0 not in kind.shape:
-            dense.append((data, kind))
-    for bucket, kind in _buckets(dense, bucket_bytes):
-        chosen = registry.named(algorithm or choose(kind).algorithm)
-        if len(bucket) == 1 or chosen.name in ("host", "nccl"):
-            _allreduce_separately(bucket, chosen, op, accumulate)
-            continue
-        with _joined(bucket) as joined:
-            _allreduce_separately([joined], chosen, op, accumulate)
-
-
-def _buckets(lists, bucket_bytes: int) -> Iterator[tuple[list, arguments.Kind]]:
-    """Give the lists of each bucket, and their kind; of several lists as one flat array."""
-    for bucket in in_buckets([kind for _, kind in lists], bucket_bytes):
-        kinds = [lists[j][1] for j in bucket]
-        size = sum(math.prod(kind.shape) for kind in kinds)
-        kind = kinds[0] if len(bucket) == 1 else kinds[0]._replace(shape=(size,))
-        yield [lists[j][0] for j in bucket], kind
-
-
-def in_buckets(
-    kinds: Sequence[arguments.Kind],
-    bucket_bytes: int = BUCKET_BYTES,
-    roots: Sequence[int] | None = None,
-) -> list[list[int]]:
-    """Return consecutive numbers of lists in groups: one dtype and root, up to ``bucket_bytes``."""
-    buckets, held, last = [], 0, None
-    for j, kind in enumerate(kinds):
-        alike = kind.dtype.name, roots and roots[j]
-        if alike != last or held + kind.num_bytes > bucket_bytes:
-            buckets.append([])
-            held, last = 0, alike
-        buckets[-1].append(j)
-        held += kind.num_bytes
-    return buckets
-
-
-@contextlib.contextmanager
-def _joined(
-    bucket, reads: Container[int] | None = None, writes: Container[int] | None = None
-) -> Iterator[list[mx.nd.NDArray]]:
-    """Give one array per device, the lists end to end, which are written back on exit.
-
-    ``reads`` are the devices whose values matter, and ``writes`` those that have others afterwards;
-    by default all.
-    """
-    k = len(bucket[0])
-    with executor.flattened([array for data in bucket for array in data]) as flat:
-        of_devices = [flat[i::k] for i in range(k)]
-        size = sum(array.size for array in of_devices[0])
-        joined = [
-            mx.nd.concat(*own, dim=0)
-            if reads is None or i in reads
-            else mx.nd.empty((size,), own[0].context, own[0].dtype)
-            for i, own in enumerate(of_devices)
-        ]
-        yield joined
-        for i, (own, whole) in enumerate(zip(of_devices, joined)):
-            if writes is not None and i not in writes:
-                continue
-            end = 0
-            with mx.engine.bulk(len(own)):  # one operator: a copyto of each would be one each
-                for array in own:
-                    start, end = end, end + array.size
-                    mx.nd.slice_axis(whole, axis=0, begin=start, end=end, out=array)
-
-
-def _allreduce_separately(lists, chosen, op: str, accumulate: str | None) -> None:
-    if chosen.run is host.allreduce:  # one function, of which autograd records nothing
-        host.allreduce(lists, op, accumulate)
-        return
-    if chosen.run is not None:
-        with autograd.pause():
-            chosen.run(lists, op, accumulate)
-        return
-    hops = chosen.plan(len(lists[0]))
-    for data in lists:
-        with executor.flattened(data, accumulate) as flat:
-            executor.run(hops, flat, op)
-
-
-def allreduce_as_float16(lists, algorithm: str | None = None) -> None:
-    """:func:`allreduce_many` of float16 copies, added in float32, and written back.
-
-    Every value and every sum is rounded to 11 binary digits; above 65504 it becomes infinite.
-    """
-    kinds = [arguments.check_list(data, f"lists[{j}]") for j, data in enumerate(lists)]
-    halves = [kind._replace(dtype=np.dtype("float16")) for kind in kinds]
-    _choose_before(halves, algorithm, BUCKET_BYTES // 2)
-    _allreduce_as_float16(lists, algorithm)
-
-
-@_as_one
-def _allreduce_as_float16(lists, algorithm: str | None) -> None:
-    halves = [[array.astype("float16") for array in data] for data in lists]
-    # Half as many bytes: the buckets that a caller has made are not joined to larger ones.
-    allreduce_many(halves, algorithm, accumulate="float32", bucket_bytes=BUCKET_BYTES // 2)
-    for data, sums in zip(lists, halves):
-        for array, total in zip(data, sums):
-            total.astype(array.dtype).copyto(array)
+    local.check(lists, algorithm, op, accumulate, kinds)
+    more = {"op": op, "accumulate": accumulate, "bucket_bytes": bucket_bytes}
+    hierarchical.allreduce_many(lists, algorithm, **more)
 
 
 def explain(data: Sequence[mx.nd.NDArray]) -> Choice:
     """Return the algorithm that :func:`allreduce` chooses for ``data``, and the reason.
 
+    Between processes gradients are summed by MPI or NCCL (docs/cluster.md): this is about one.
     It depends on the arrays' contexts, shapes and dtypes. On GPUs without NCCL or peer access it is
     the plan that is fastest by simulation on the links between them. They are measured once per
     process, or read from the file that GLUONPAR_LINKS names; with "off", and with
@@ -304,14 +148,16 @@ def explain(data: Sequence[mx.nd.NDArray]) -> Choice:
 def broadcast(data: Sequence[mx.nd.NDArray], root: int = 0) -> None:
     """Replace every array of ``data`` by ``data[root]``, in place; otherwise as :func:`allreduce`.
 
+    In a job of several processes ``root``, as everywhere, counts the arrays of all of them in the
+    order of the ranks, which must then have equally many arrays.
+
     >>> import mxnet as mx
     >>> data = [mx.nd.zeros((2,), ctx=mx.cpu(0)), mx.nd.ones((2,), ctx=mx.cpu(1))]
     >>> broadcast(data, root=1)
     >>> data[0].asnumpy().tolist()
     [1.0, 1.0]
     """
-    arguments.check_list(data)
-    broadcast_many([data], root)
+    _broadcast([data], [arguments.check_list(data)], root)
 
 
 def broadcast_many(lists: Sequence[Sequence[mx.nd.NDArray]], root: int = 0) -> None:
@@ -320,14 +166,17 @@ def broadcast_many(lists: Sequence[Sequence[mx.nd.NDArray]], root: int = 0) -> N
     On CPU contexts all lists together are one operator; elsewhere each bucket of lists is copied
     into one array per device, and is one message. Raises as :func:`allreduce` does.
     """
-    if not lists:
-        return
     kinds = [arguments.check_list(data, f"lists[{j}]") for j, data in enumerate(lists)]
-    arguments.check_same_contexts(kinds)
-    k = len(lists[0])
-    _, *others = _beginning_with(root, k)
-    hops, copy = relabel(reverse(tree.reduce(k)), root, k), (slice(None), [root], others)
-    _run(lists, kinds, hops, [copy], reads=[root], writes=others)
+    if lists:
+        _broadcast(lists, kinds, root)
+
+
+def _broadcast(lists, kinds, root: int) -> None:
+    _check_root(root, len(lists[0]))
+    if cluster.spans():
+        hierarchical.broadcast_many(lists, root)
+    else:
+        local.broadcast_many(lists, root, kinds)
 
 
 def reduce(data: Sequence[mx.nd.NDArray], root: int = 0, op: str = "sum") -> None:
@@ -341,31 +190,19 @@ def reduce(data: Sequence[mx.nd.NDArray], root: int = 0, op: str = "sum") -> Non
     """
     kind = arguments.check_list(data)
     arguments.check_op(op, None, kind.dtype)
-    _reduce([data], [kind], root, op)
-
-
-def reduce_many(lists: Sequence[Sequence[mx.nd.NDArray]], roots: Sequence[int]) -> None:
-    """:func:`reduce` every list to its root, all on the same contexts, in buckets.
-
-    A bucket holds consecutive lists of one root and dtype, at most BUCKET_BYTES per device; it is
-    one operator in the host's memory, and elsewhere copied into one array per device.
-    """
-    kinds = [arguments.check_list(data, f"lists[{j}]") for j, data in enumerate(lists)]
-    for bucket in in_buckets(kinds, roots=roots):
-        _reduce([lists[j] for j in bucket], [kinds[j] for j in bucket], roots[bucket[0]])
-
-
-def _reduce(lists, kinds, root: int, op: str = "sum") -> None:
-    k = len(lists[0])
-    whole = (slice(None), _beginning_with(root, k), [])
-    _run(lists, kinds, relabel(tree.reduce(k), root, k), [whole], op, [(root, 0)], writes=[root])
+    _check_root(root, len(data))
+    if cluster.spans():
+        hierarchical.reduce(data, root, op)
+    else:
+        local.reduce_many([data], root, op, [kind])
 
 
 def reduce_scatter(data: Sequence[mx.nd.NDArray], op: str = "sum") -> None:
     """Replace part i of ``data[i]`` by the sum of part i of all arrays; other parts are unchanged.
 
     Part i is ``partition.slices(size, len(data))[i]`` of the flattened array: sizes differ by at
-    most one element, larger first. Followed by :func:`all_gather` it is :func:`allreduce`.
+    most one element, larger first. Followed by :func:`all_gather` it is :func:`allreduce`. In a job
+    of several processes ``data`` are the arrays of all of them, as in :func:`broadcast`.
 
     >>> import mxnet as mx
     >>> data = [mx.nd.ones((4,), ctx=mx.cpu(i)) for i in range(2)]
@@ -373,11 +210,12 @@ def reduce_scatter(data: Sequence[mx.nd.NDArray], op: str = "sum") -> None:
     >>> [array.asnumpy().tolist() for array in data]
     [[2.0, 2.0, 1.0, 1.0], [1.0, 1.0, 2.0, 2.0]]
     """
-    kind, k = arguments.check_list(data), len(data)
+    kind = arguments.check_list(data)
     arguments.check_op(op, None, kind.dtype)
-    parts = partition.slices(math.prod(kind.shape), k)
-    sums = [(part, _beginning_with(i, k), []) for i, part in enumerate(parts)]
-    _run([data], [kind], balanced.reduce_scatter(k), sums, op, [(i, i) for i in range(k)])
+    if cluster.spans():
+        hierarchical.reduce_scatter(data, op)
+    else:
+        local.reduce_scatter(data, kind, op)
 
 
 def all_gather(data: Sequence[mx.nd.NDArray]) -> None:
@@ -389,32 +227,23 @@ def all_gather(data: Sequence[mx.nd.NDArray]) -> None:
     >>> [array.asnumpy().tolist() for array in data]
     [[0.0, 0.0, 1.0], [0.0, 0.0, 1.0]]
     """
-    kind, k = arguments.check_list(data), len(data)
-    parts = partition.slices(math.prod(kind.shape), k)
-    copies = [(part, [i], _beginning_with(i, k)[1:]) for i, part in enumerate(parts)]
-    _run([data], [kind], balanced.all_gather(k), copies)
+    kind = arguments.check_list(data)
+    if cluster.spans():
+        hierarchical.all_gather(data)
+    else:
+        local.all_gather(data, kind)
 
 
-@_as_one
-def _run(lists, kinds, hops, reductions, op="sum", results=(), reads=None, writes=None) -> None:
-    """Do ``reductions`` in the host's memory if all arrays are there, otherwise run ``hops``.
-
-    ``reads`` and ``writes`` are as in :func:`_joined`.
-    """
-    todo = [(data, kind) for data, kind in zip(lists, kinds) if 0 not in kind.shape]
-    if not todo or len(kinds[0].ctx) == 1:
-        return
-    threads.share(kinds[0].ctx)
-    if on_host(kinds[0].ctx):
-        host.run([data for data, _ in todo], reductions, op)
-        return
-    for bucket, _ in _buckets(todo, BUCKET_BYTES):
-        alone = len(bucket) == 1
-        with executor.flattened(bucket[0]) if alone else _joined(bucket, reads, writes) as flat:
-            executor.run(hops, flat, op, results)
+def reduce_many(lists: Sequence[Sequence[mx.nd.NDArray]], op: str = "sum") -> None:
+    """Replace the first array of each list, in every process, by the sum over all devices."""
+    if cluster.spans():
+        hierarchical.reduce_many(lists, [0] * len(lists), op=op)
+    else:
+        for data in lists:
+            local.reduce_many([data], 0, op)
 
 
-def _beginning_with(i: int, k: int) -> list[int]:
-    if not 0 <= i < k:
-        raise ValueError(f"root must be from 0 to {k - 1}, got {i}")
-    return [(i + j) % k for j in range(k)]
+def _check_root(root: int, num_arrays: int) -> None:
+    num_arrays *= cluster.size() if cluster.spans() else 1
+    if not 0 <= root < num_arrays:
+        raise ValueError(f"root must be from 0 to {num_arrays - 1}, got {root}")

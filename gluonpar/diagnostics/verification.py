@@ -9,7 +9,7 @@ import numpy as np
 from mxnet import autograd, gluon
 
 from gluonpar import metrics, sharding
-from gluonpar.collectives import allreduce
+from gluonpar.collectives import local
 from gluonpar.gluon import running_statistics, sync_batch_norm
 from gluonpar.runtime import determinism, threads
 from gluonpar.runtime.devices import as_list
@@ -140,7 +140,7 @@ class _Trial:
                     dense = grad.copy() if grad.stype == "default" else grad.tostype("default")
                     grads[p.name].append(dense)
         for copies in grads.values():
-            allreduce(copies)
+            local.allreduce_many([copies])
         sums = {name: copies[-1].asnumpy() for name, copies in grads.items()}
         return {_LOSSES: np.concatenate([array.asnumpy() for array in losses]), **sums}
 

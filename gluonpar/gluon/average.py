@@ -6,7 +6,7 @@ from typing import Any, Sequence
 
 from mxnet import autograd
 
-from gluonpar.collectives import arguments, reduce
+from gluonpar.collectives import arguments, operations
 
 
 def average_gradients(tower_grads: Sequence[Sequence[Any]]) -> list[Any]:
@@ -14,8 +14,9 @@ def average_gradients(tower_grads: Sequence[Sequence[Any]]) -> list[Any]:
 
     ``tower_grads[i]`` are tower i's gradients, in the same order of variables for every tower:
     float arrays, ``mx.nd`` or ``mx.np``, or pairs (gradient, variable). Returns a list of new
-    arrays, or of pairs (mean, the first tower's variable). The inputs are not changed; nothing is
-    recorded for autograd, and nothing waits. All towers weigh the same, whatever their batches: for
+    arrays, or of pairs (mean, the first tower's variable). In a job of several processes the mean
+    is over the towers of all of them. The inputs are not changed; nothing is recorded for autograd,
+    and nothing waits. All towers weigh the same, whatever their batches: for
     batches of different sizes use :class:`gluonpar.Towers`, which weighs samples equally.
 
     Raises ValueError for towers with different numbers of gradients, for shapes or dtypes that
@@ -36,15 +37,15 @@ def average_gradients(tower_grads: Sequence[Sequence[Any]]) -> list[Any]:
     pairs = {isinstance(entry, (tuple, list)) for entries in tower_grads for entry in entries}
     if len(pairs) > 1:
         raise TypeError("tower_grads must hold either arrays or pairs, got both")
-    paired, means = pairs == {True}, []
-    for j, entries in enumerate(zip(*tower_grads)):
-        grads = [entry[0] if paired else entry for entry in entries]
+    paired = pairs == {True}
+    variables = list(zip(*tower_grads))
+    lists = [[entry[0] if paired else entry for entry in entries] for entries in variables]
+    for j, grads in enumerate(lists):
         _check(grads, j)
-        with autograd.pause():
-            mean = grads[0].copy()
-            reduce([mean, *grads[1:]], op="mean")
-        means.append((mean, entries[0][1]) if paired else mean)
-    return means
+    with autograd.pause():
+        means = [grads[0].copy() for grads in lists]
+    operations.reduce_many([[mean, *grads[1:]] for mean, grads in zip(means, lists)], op="mean")
+    return [(mean, of[0][1]) for mean, of in zip(means, variables)] if paired else means
 
 
 def _check(grads: Sequence[Any], j: int) -> None:
@@ -55,4 +56,5 @@ def _check(grads: Sequence[Any], j: int) -> None:
             "call attach_grad() on it before forward, or leave it out for every tower"
         )
     different = list({id(grad): grad for grad in grads}.values())  # two may be the same array
-    arguments.check_list(different, f"the towers' gradients of variable {j}")
+    kind = arguments.check_list(different, f"the towers' gradients of variable {j}")
+    arguments.check_op("mean", None, kind.dtype)

@@ -6,21 +6,28 @@ Importing this module registers the name for ``mx.kv.create``, and so for
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any, Callable, NoReturn, Sequence
 
 import mxnet as mx
 from mxnet import autograd, gluon
 
-from gluonpar import cluster, collectives
-from gluonpar.collectives import hierarchical
-from gluonpar.gluon import parameter_buckets
+from gluonpar import cluster
+from gluonpar.cluster import world
+from gluonpar.collectives import hierarchical, local
+from gluonpar.gluon import initial_values, parameter_buckets
 from gluonpar.runtime import backward_passes, heap, memory
 from gluonpar.runtime.devices import check_distinct
 
-# MXNet is retired, so this loop over all gradients will not change. A subclass with a loop of its
-# own or a patched Trainer is not recognised, and its calls are then executed one by one.
+# MXNet is retired, so these loops will not change. A subclass with a loop of its own or a patched
+# Trainer is not recognised, and its calls are then executed one by one.
 _STOCK_LOOP = gluon.Trainer._allreduce_grads.__code__
+_STOCK_INIT = mx.model._initialize_kvstore.__code__
+_NOT_EXCHANGED = (
+    "row_sparse arrays are not exchanged between processes; make the layer of {!r} with "
+    "sparse_grad=False"
+)
 _VALUES = "stores sums of row_sparse arrays only; sum dense ones with pushpull"
 
 
@@ -52,7 +59,14 @@ class GluonPar(mx.kvstore.KVStore):  # of which sparse gradients need an instanc
     def __del__(self) -> None:
         """Free nothing: there is no store of MXNet's behind this one."""
 
-    type = "gluonpar"
+    @property
+    def type(self) -> str:
+        """'gluonpar', or 'dist_sync_gluonpar' with several processes.
+
+        By 'dist' and '_sync' Module knows that a batch has the samples of all processes.
+        """
+        return "gluonpar" if cluster.size() == 1 else "dist_sync_gluonpar"
+
     rank = property(lambda self: cluster.rank(), doc="The rank of this process; 0 without MPI.")
     num_workers = property(lambda self: cluster.size(), doc="The number of processes.")
 
@@ -64,7 +78,15 @@ class GluonPar(mx.kvstore.KVStore):  # of which sparse gradients need an instanc
         return False
 
     def init(self, key: Any, value: Any) -> None:
-        """Do nothing: Module calls this to store parameters that it has copied itself."""
+        """Copy rank 0's array ``value`` to that of all ranks; with a list of keys, key by key.
+
+        Module calls this when it has copied its parameters to the devices: to these, too.
+        """
+        if cluster.size() == 1:
+            return
+        caller = sys._getframe(1)
+        from_module = caller.f_code is _STOCK_INIT
+        self.broadcast(key, value, caller.f_locals["param_on_devs"] if from_module else value)
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
         """Copy the array ``value`` to every array of ``out``; with a list of keys, key by key.
@@ -75,7 +97,7 @@ class GluonPar(mx.kvstore.KVStore):  # of which sparse gradients need an instanc
         for (root,), arrays in zip(_lists(key, value, "value"), _lists(key, out, "out")):
             cluster.broadcast([root])
             others = [array for array in arrays if array is not root]
-            collectives.broadcast([root, *others])
+            local.broadcast_many([[root, *others]])
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         """Replace every array of ``value``, one per device, by the sum of all of them.
@@ -125,7 +147,7 @@ class GluonPar(mx.kvstore.KVStore):  # of which sparse gradients need an instanc
                 raise ValueError(f"kvstore 'gluonpar' cannot push({key!r}): it {_VALUES}")
             _check_processes(key, data)
             copies = [array.copy() for array in data]
-            collectives.allreduce(copies)
+            local.allreduce_many([copies])
             self._row_sparse[name] = copies[0]
 
     def pull(
@@ -162,6 +184,43 @@ for _name, _reason in {
     setattr(GluonPar, _name, _refusing(_name, _reason))
 
 
+def _is_ours(kvstore: Any) -> bool:
+    named = isinstance(kvstore, str) and kvstore.lower() == "gluonpar"
+    return named or isinstance(kvstore, GluonPar)
+
+
+def _join_job() -> None:
+    """In a job of several processes, have MXNet use this store where it would use none.
+
+    By name, MXNet makes no store for a single device: ranks with one each would train apart. And
+    gluon.Trainer makes it in the first step only, after forward and backward with the values that
+    each rank has initialised itself.
+    """
+    create, start = mx.model._create_kvstore, gluon.Trainer.__init__
+
+    def create_always(kvstore: Any, num_device: int, arg_params: Any) -> tuple:
+        if isinstance(kvstore, str) and _is_ours(kvstore):
+            kvstore = mx.kv.create(kvstore)
+        return create(kvstore, num_device, arg_params)
+
+    @functools.wraps(start)
+    def start_alike(self: gluon.Trainer, *args: Any, **kwargs: Any) -> None:
+        start(self, *args, **kwargs)
+        if _is_ours(self._kvstore_params["kvstore"]):
+            for param in self._params:
+                if param._grad_stype != "default":
+                    raise ValueError(_NOT_EXCHANGED.format(param.name))
+            initial_values.start_alike(self._params)
+
+    for module in (mx.model, mx.gluon.trainer, mx.module.module):
+        module._create_kvstore = create_always
+    gluon.Trainer.__init__ = start_alike
+
+
+if world.launched():
+    _join_job()
+
+
 def _is_summed_here(param: gluon.Parameter) -> bool:
     return param.grad_req != "null" and param._grad_stype == "default"
 
@@ -186,15 +245,12 @@ def _with_gradients(params: Sequence[gluon.Parameter]) -> list[gluon.Parameter]:
 def _sum(key: Any, lists: Sequence[Sequence[mx.nd.NDArray]]) -> None:
     for data in lists if cluster.size() > 1 else ():
         _check_processes(key, data)
-    hierarchical.allreduce_many(lists, one_message=True)
+    hierarchical.allreduce_many(lists)
 
 
 def _check_processes(key: Any, data: Sequence[mx.nd.NDArray]) -> None:
     if cluster.size() > 1 and data[0].stype != "default":
-        raise ValueError(
-            "row_sparse arrays are not exchanged between processes; make the layer of "
-            f"{key!r} with sparse_grad=False"
-        )
+        raise ValueError(_NOT_EXCHANGED.format(key))
 
 
 def _keys(key: Any) -> Sequence[Any]:

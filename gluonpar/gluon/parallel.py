@@ -8,6 +8,7 @@ from typing import Any, Callable, Iterator, Sequence, Tuple
 import mxnet as mx
 import numpy as np
 
+from gluonpar import cluster
 from gluonpar.runtime.devices import as_list
 from gluonpar.sharding import NESTS, items, num_samples, rebuild, split_and_load
 
@@ -32,7 +33,12 @@ def make_parallel(fn: Callable, ctx: mx.Context | Sequence[mx.Context], **batch:
     instead. Take the mean or sum over samples of the concatenated output, not in ``fn``. Nothing
     waits.
 
-    Raises ValueError for no batch, for arguments that ``split_and_load`` refuses, for nests, shapes
+    In a job of several processes call it inside ``gluonpar.cluster.local()``: the output is that of
+    this process's batch, and gradients with respect to a ``w`` on one device are of this batch
+    alone, until :func:`allreduce` sums them.
+
+    Raises ValueError for no batch, in a job of several processes outside ``cluster.local()``, for
+    arguments that ``split_and_load`` refuses, for nests, shapes
     or dtypes that differ between devices, and for outputs without a row per sample; TypeError for
     outputs that are not dense MXNet arrays. An exception in ``fn`` is raised as a RuntimeError that
     names the device, with the exception as its cause.
@@ -56,6 +62,12 @@ def make_parallel(fn: Callable, ctx: mx.Context | Sequence[mx.Context], **batch:
     2.0
     """
     contexts = as_list(ctx)
+    if cluster.spans():
+        raise ValueError(
+            "make_parallel must stay in one process, where it concatenates the outputs, got a job "
+            f"of {cluster.size()} processes; call it inside gluonpar.cluster.local(), and sum "
+            "gradients by gluonpar.Trainer or allreduce"
+        )
     if not callable(fn):
         raise TypeError(f"fn must be a function of the batch's arrays, got {type(fn).__name__}")
     if not batch:

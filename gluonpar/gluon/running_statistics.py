@@ -10,10 +10,9 @@ So call one of the two functions below before evaluating or saving. The running 
 from __future__ import annotations
 
 import mxnet as mx
-from mxnet import autograd, gluon
+from mxnet import gluon
 
-from gluonpar import cluster
-from gluonpar.collectives import broadcast_many, hierarchical
+from gluonpar.collectives import allreduce_many, broadcast_many
 from gluonpar.runtime.devices import check_distinct
 
 NAMES = ".*(running|moving)_(mean|var)$"  # Gluon's, and Module's and SymbolBlock's
@@ -22,24 +21,20 @@ NAMES = ".*(running|moving)_(mean|var)$"  # Gluon's, and Module's and SymbolBloc
 def average_statistics(net: gluon.Block) -> None:
     """Replace every running mean and variance in ``net`` by its mean over devices, on all devices.
 
-    With several processes the mean is over the devices of all of them; all must call this, with the
-    same number of devices. In place and without waiting. Devices weigh the same. The variance
-    becomes the mean of the devices' variances, which lacks the variance of the shards' means, about
-    1 / shard size of it. Parameters must be initialised.
+    With several processes the mean is over the devices of all of them, and all must call this. In
+    place and without waiting. Devices weigh the same. The variance becomes the mean of the devices'
+    variances, which lacks the variance of the shards' means, about 1 / shard size of it. Parameters
+    must be initialised.
     """
-    lists = _of_devices(net)
-    hierarchical.allreduce_many(lists, one_message=True)
-    with autograd.pause():
-        for copies in lists:
-            for copy in copies:
-                copy /= len(copies) * cluster.size()
+    allreduce_many(_of_devices(net), op="mean")
 
 
 def broadcast_statistics(net: gluon.Block, root: int = 0) -> None:
     """Replace every running mean and variance in ``net`` by device ``root``'s, on all devices.
 
-    In place and without waiting, as :func:`average_statistics`; PyTorch's DistributedDataParallel
-    does the same with buffers. Raises ValueError unless ``root`` is the number of a device.
+    In place and without waiting; ``root`` counts the devices as :func:`gluonpar.broadcast` does.
+    PyTorch's DistributedDataParallel does the same with buffers. Raises ValueError unless ``root``
+    is the number of a device.
     """
     broadcast_many(_of_devices(net), root)
 

@@ -15,7 +15,7 @@ import numpy as np
 from mxnet import gluon
 
 from gluonpar import optim
-from gluonpar.collectives import broadcast_many
+from gluonpar.collectives import local
 from gluonpar.gluon.updater import Updater, may_keep_arrays
 from gluonpar.replicas import Bucket
 from gluonpar.step import GradientSums
@@ -83,7 +83,7 @@ class ShardedUpdate:
             if sums.deferred:
                 self._sum_and_update(bucket)
             else:
-                broadcast_many([each.params for each in bucket.copies], bucket.owner)
+                local.broadcast_many([each.params for each in bucket.copies], bucket.owner)
 
     def _update_owned(self, buckets: Sequence[Bucket]) -> None:
         """In the order of the parameters, on which some optimizers rely."""

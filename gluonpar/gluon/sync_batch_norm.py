@@ -12,6 +12,7 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 
+from gluonpar import cluster
 from gluonpar.gluon.rendezvous import Rendezvous
 from gluonpar.runtime import device_threads, engine, memory
 from gluonpar.runtime.devices import check_distinct
@@ -59,7 +60,9 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
 
     Raises ValueError if ``timeout_seconds`` is not positive, ``num_devices`` less than 1, or
     ``axis`` not 1, and when called if its parameters are on one context twice; RuntimeError in
-    training on several devices under NaiveEngine, too.
+    training on several devices under NaiveEngine, too, and in a job of several processes, unless
+    the layer was made inside ``gluonpar.cluster.local()``: each process then has a mean and
+    variance of its own.
 
     Zhang et al., "Context Encoding for Semantic Segmentation", CVPR 2018.
     """
@@ -159,6 +162,11 @@ queued for ever behind another that waits for it. Run forward and backward in ru
     def forward_backward(shard): ...  # autograd.record(), net, loss, backward()
     losses = gluonpar.run_tasks(forward_backward, shards, ctx)"""
 
+_SEVERAL_PROCESSES = (
+    "{} cannot train in a job of {} processes, because it computes mean and variance over the "
+    "devices of one process only; if that is what you want, make it inside gluonpar.cluster.local()"
+)
+
 _NAIVE_ENGINE = (
     "{} cannot train on several devices with NaiveEngine, which ends each operator before the next "
     "device can start; unset MXNET_ENGINE_TYPE"
@@ -171,13 +179,17 @@ class _Layer:
     def __init__(
         self, name: str, num_devices: Callable[[], int], timeout_seconds: float = 300
     ) -> None:
-        self.name, self.num_devices = name, num_devices
+        self.name, self.num_devices, self._is_local = name, num_devices, cluster.is_local()
         names = (f"mean of {name}", f"variance of {name}")
         self.rendezvous = [Rendezvous(each, num_devices, timeout_seconds) for each in names]
 
     def refusal(self, ctx: Sequence[mx.Context]) -> str:
         """Why a call for one of ``ctx`` on this thread would not end, if it would not."""
-        if not autograd.is_training() or self.num_devices() == 1:
+        if not autograd.is_training():
+            return ""
+        if not self._is_local and cluster.size() > 1:
+            return _SEVERAL_PROCESSES.format(self.name, cluster.size())
+        if self.num_devices() == 1:
             return ""
         if os.environ.get("MXNET_ENGINE_TYPE") == "NaiveEngine":
             return _NAIVE_ENGINE.format(self.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections import deque
 from typing import Any, Callable, Iterable, NamedTuple, Sequence
@@ -9,13 +10,14 @@ from typing import Any, Callable, Iterable, NamedTuple, Sequence
 import mxnet as mx
 from mxnet import autograd, gluon
 
-from gluonpar import replicas
-from gluonpar.collectives import broadcast_many, reduce_many
+from gluonpar import cluster, replicas
+from gluonpar.collectives import hierarchical, local
+from gluonpar.gluon import initial_values
 from gluonpar.gluon.parallel import on_device
 from gluonpar.gluon.tasks import together
 from gluonpar.metrics import LossMeter
 from gluonpar.optim import sgd
-from gluonpar.runtime import device_threads, threads
+from gluonpar.runtime import device_threads, memory, threads
 from gluonpar.runtime.devices import as_list, check_distinct
 from gluonpar.sharding import num_samples, split_and_load
 from gluonpar.step import STEPS_IN_FLIGHT, check_lr
@@ -43,6 +45,11 @@ class Towers:
     :func:`gluonpar.sgd`, a function like it, or an ``mx.optimizer.Optimizer``. It runs once per
     step, on the first tower's variables; the result, and the first tower's running statistics of
     batch normalisation, are then broadcast, so all towers stay bit-identical.
+
+    In a job of several processes all ranks' towers are one set: their gradients are summed, samples
+    weigh the same on all ranks, losses are averaged over them, and variables start with rank 0's
+    values. Every rank takes the same steps, with batches of its own or none. Towers made inside
+    ``gluonpar.cluster.local()`` are those of this process only.
 
     A step weighs samples equally, not towers: it equals one device's step on all towers' samples,
     for batches of any size, up to rounding and batch normalisation. With equal batches that is the
@@ -74,6 +81,7 @@ class Towers:
     ) -> None:
         self.ctx = as_list(ctx)
         self._forward = forward
+        self._is_local = cluster.is_local() or cluster.size() == 1
         threads.share(self.ctx)
         self._params: list[gluon.Parameter] | None = None  # a Block's, without constants
         if isinstance(variables, gluon.Block):
@@ -81,7 +89,13 @@ class Towers:
             self._models = [variables] * len(self.ctx)
         else:
             _check_arrays(variables)
-            self._models = [replicas.get_params(variables, c) for c in self.ctx]
+            self._models = [replicas.copy(variables, c) for c in self.ctx]
+        if self._is_local:
+            pass
+        elif self._params is not None:
+            initial_values.start_alike(self._params)
+        else:
+            hierarchical.broadcast_many([list(copies) for copies in zip(*self._models)])
         self._needs_lr = not isinstance(update, mx.optimizer.Optimizer)
         self._update = update if self._needs_lr else _rule_of(update, self._params)
 
@@ -99,22 +113,34 @@ class Towers:
         per sample along axis 0; it is loaded onto ``ctx[i]`` for tower i. With fewer batches than
         towers, the last towers do not take part. ``lr`` may be None only with an ``mx.optimizer``,
         which then uses its own learning rate. Outputs are on the device where they were computed,
-        and from before the update; nothing waits. The gradients are overwritten.
+        and from before the update; nothing waits. The gradients are overwritten. In a job of
+        several processes a rank may have no batch, and has no output then, if another rank has one;
+        a step waits until all ranks have begun it, to add up their samples.
 
         An exception in a tower is raised as a RuntimeError that names the device, with the
         exception as its cause. Raises ValueError for no batch, more batches than towers, a bad
         ``lr``, outputs whose names differ or lack ``"loss"``, losses that are not one per sample,
         and a variable that a tower's loss does not depend on. Variables are then unchanged.
         """
-        batches = list(batches)
-        if not 1 <= len(batches) <= len(self.ctx):
-            raise ValueError(f"a step takes 1 to {len(self.ctx)} batches, got {len(batches)}")
+        outputs, num_samples = self._step(list(batches), lr)
+        if not num_samples:
+            raise ValueError("a step takes at least 1 batch, got none on any rank")
+        return outputs
+
+    def _step(self, batches: list, lr: float | None) -> tuple[dict[str, list], int]:
+        """Return the outputs, and the number of samples of all ranks; without any, do nothing."""
+        least = int(self._is_local)
+        if not least <= len(batches) <= len(self.ctx):
+            got = f"{least} to {len(self.ctx)} batches, got {len(batches)}"
+            raise ValueError(f"a step takes {got}")
         if lr is not None:
             check_lr(lr)
         elif self._needs_lr:
             raise ValueError("lr must be given, such as 0.1, unless update is an mx.optimizer")
+        number = sum(map(num_samples, batches))
+        later = None if self._is_local else cluster.Later(number)
         with autograd.pause():
-            if any(param._deferred_init for param in self._params or ()):
+            if batches and any(param._deferred_init for param in self._params or ()):
                 with autograd.predict_mode():  # infers shapes; then there are variables to restore
                     self._compute(0, batches[0], [])
             variables = self.variables
@@ -127,30 +153,56 @@ class Towers:
                 for array, saved in zip(statistics, before):
                     saved.copyto(array)
                 raise
-            buckets = replicas.buckets(variables[: len(batches)])
-            grads = [copies.grads for bucket in buckets for copies in bucket.copies]
-            reduce_many(grads, [0] * len(grads))
-            self._update(variables[0], lr, sum(output["loss"].size for output in outputs))
-            broadcast_many([list(copies) for copies in zip(*variables)])
-        return {name: [output[name] for output in outputs] for name in outputs[0]}
+            if later is not None:
+                number = later.wait()
+            if number:
+                self._reduce_and_update(variables, len(batches), lr, number)
+        names = outputs[0] if outputs else ()
+        return {name: [output[name] for output in outputs] for name in names}, number
+
+    def _reduce_and_update(
+        self, variables: list[Sequence[mx.nd.NDArray]], num_used: int, lr: float | None, number: int
+    ) -> None:
+        if not num_used:
+            memory.zero([array.grad for array in variables[0] if array.grad is not None])
+        copies = [list(arrays) for arrays in zip(*variables)]
+        trained = [arrays for arrays in copies if arrays[0].grad is not None]
+        grads = [[array.grad for array in arrays[: num_used or 1]] for arrays in trained]
+        if self._is_local:
+            local.reduce_many(grads)
+        else:
+            hierarchical.reduce_many(grads, [0] * len(grads))
+        self._update(variables[0], lr, number)
+        if not self._is_local:  # all ranks have made the same update
+            cluster.broadcast([arrays[0] for arrays in copies if arrays[0].grad is None])
+        local.broadcast_many(copies)
 
     def run_epoch(self, batches: Iterable[Any], lr: float | None = None) -> TowersEpoch:
         """Take steps until ``batches`` ends, the towers drawing batches in turn.
 
-        In the last step, towers for which no batch is left do not take part. Waits at the end, to
-        read the loss, and where more than STEPS_IN_FLIGHT steps are queued. Raises as :meth:`step`,
-        ValueError if there is no batch, and ``metrics.Diverged`` if the loss is not finite.
+        In the last step, towers for which no batch is left do not take part. In a job of several
+        processes it ends when no rank has a batch left, and all return the same. Waits at the end,
+        to read the loss, and where more than STEPS_IN_FLIGHT steps are queued. Raises as
+        :meth:`step`, ValueError if there is no batch, and ``metrics.Diverged`` if the loss is not
+        finite.
         """
         remaining, meter, in_flight = iter(batches), LossMeter(), deque()
-        for drawn in iter(lambda: list(itertools.islice(remaining, len(self.ctx))), []):
-            losses = [loss.as_nd_ndarray() for loss in self.step(drawn, lr)["loss"]]
+        total = 0
+        while True:
+            drawn = list(itertools.islice(remaining, len(self.ctx)))
+            outputs, number = self._step(drawn, lr) if drawn or not self._is_local else ({}, 0)
+            if not number:
+                break
+            total += number
+            losses = [loss.as_nd_ndarray() for loss in outputs.get("loss", ())]
             meter.add(losses)
-            in_flight.append(losses[0])
+            in_flight.extend(losses[:1])
             if len(in_flight) > STEPS_IN_FLIGHT:  # it bounds the memory in use
                 in_flight.popleft().wait_to_read()
-        if not in_flight:
+        if not total:
             raise ValueError("batches must yield at least 1 batch, got none")
-        return TowersEpoch(meter.read(), meter.num_samples, meter.num_batches)
+        with cluster.local() if self._is_local else contextlib.nullcontext():
+            return TowersEpoch(meter.read(), total, meter.num_batches)
 
     def evaluate(self, batches: Iterable[Any]) -> dict[str, list]:
         """Return outputs by name, in predict mode, each a list in the order of the batches.

@@ -15,14 +15,8 @@ from mxnet import autograd, gluon
 
 from gluonpar import cluster, metrics
 from gluonpar.checkpoint import optimizer_states
-from gluonpar.collectives import (
-    allreduce_many,
-    broadcast_many,
-    check_algorithm,
-    hierarchical,
-    registry,
-)
-from gluonpar.gluon import parameter_buckets
+from gluonpar.collectives import check_algorithm, local, registry
+from gluonpar.gluon import initial_values, parameter_buckets
 from gluonpar.gluon.parameter_buckets import Layout
 from gluonpar.gluon.sharded_update import ShardedUpdate
 from gluonpar.gluon.updater import Updater
@@ -34,7 +28,7 @@ from gluonpar.step import GradientSums, allreduce_gradients
 # MXNet's kvstores of one process, which all sum over its devices.
 _KVSTORES = (
     *(None, "local", "device", "nccl", "gluonpar"),
-    *("local_allreduce_cpu", "local_allreduce_device", "local_update_cpu"),
+    *("local_allreduce_cpu", "local_allreduce_device", "local_update_cpu", "dist_sync_gluonpar"),
 )
 
 
@@ -70,7 +64,7 @@ class Trainer(gluon.Trainer):
 
     With several processes (:mod:`gluonpar.cluster`) the sum is over all devices of all processes,
     and ``batch_size`` is the number of samples in it. All processes must pass the same parameters,
-    and start with the values of rank 0.
+    which get the values of rank 0, now and whenever they are initialised.
 
     A device that had no sample in a step adds nothing, whatever other backward passes have left
     there (:mod:`gluonpar.runtime.backward_passes`). A parameter without a new gradient on a device
@@ -122,7 +116,8 @@ class Trainer(gluon.Trainer):
         backward_passes.track(self._params)
         self._reset_kvstore()
         if all(param._data is not None for param in self._params):
-            self._laid_out()  # before the first forward, as ranks then take rank 0's values
+            self._laid_out()  # before the first forward, so that ranks that differ are refused
+        initial_values.start_alike(parameter_buckets.listed(params))
 
     @_not_recorded
     def step(self, batch_size: Any, ignore_stale_grad: bool = False) -> None:
@@ -297,7 +292,6 @@ class Trainer(gluon.Trainer):
             param.list_data()  # raises, naming the parameter, if it is not initialised
         if self._layout is None and cluster.size() > 1:
             cluster.agree({**self._hyper_parameters(), **_kinds(in_order)})
-            hierarchical.broadcast_many([param._data for param in in_order])
         self._layout = Layout(self._params, in_order)
         self._contexts = self._layout.ctx or self._contexts
         threads.share(self._contexts or ())
@@ -318,7 +312,7 @@ class Trainer(gluon.Trainer):
         if not self._broadcast:  # as gluon.Trainer: running statistics, too
             self._broadcast = True
             if self._optimizer.num_update == self._optimizer.begin_num_update:  # not after resuming
-                broadcast_many([param.list_data() for param in self._params])
+                local.broadcast_many([param.list_data() for param in self._params])
         fresh = layout.fresh(summed)
         used = {i for i, on_devices in fresh.items() if any(on_devices)}
         if not ignore_stale_grad:
@@ -349,7 +343,7 @@ class Trainer(gluon.Trainer):
         dense = [bucket for bucket in buckets if not bucket.copies[0].row_sparse]
         for bucket in sparse:
             memory.zero(bucket.copies[0].stale)
-        allreduce_many([bucket.copies[0].grads for bucket in sparse])
+        local.allreduce_many([bucket.copies[0].grads for bucket in sparse])
         sums = allreduce_gradients(dense, self._algorithm, self._compression, defer, to_owner)
         return sums._replace(buckets=[*sums.buckets, *sparse])
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Sequence
 import mxnet as mx
 from mxnet import autograd, gluon
 
-from gluonpar import cluster, metrics
+from gluonpar import metrics
 from gluonpar.checkpoint import export_onnx, params_file
 from gluonpar.gluon import running_statistics
 from gluonpar.gluon.trainer import Trainer
@@ -90,7 +90,6 @@ class LeNetWorkload(Workload):
 
     def _initialize(self) -> None:
         params = lenet.init_lenet(INIT_SCALE)
-        cluster.broadcast(params)
         self.trained = [get_params(params, c) for c in self.ctx]
         self.copies = list(zip(*self.trained))
 

@@ -42,13 +42,17 @@ def reference():
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_p_processes_with_k_devices_train_as_one_process_with_p_times_k(ranks, tmp_path, reference):
     """The job also calls all collectives; some batches leave devices and ranks without samples."""
-    succeed(mpirun((ranks, [*RANK, "as_one", str(tmp_path)]), GLUONPAR_CHECK="1"))
+    succeed(mpirun((ranks, [*RANK, "as_one", str(tmp_path)])))
     for num_devices in (1, 2, 3):
         got = np.load(tmp_path / f"{num_devices}.npz")
         for name, arrays in reference(ranks * num_devices).items():
             for i, want in enumerate(arrays):
-                # float32 sums in another order, through three steps; Adam divides by small numbers
-                close = {"rtol": 1e-5, "atol": 5e-7 if name == "adam" else 1e-7}
+                # float32 sums in another order, through three steps; Adam, and batch normalisation
+                # of few samples, divide by small numbers
+                close = {
+                    "rtol": 1e-5,
+                    "atol": 5e-7 if name.startswith(("adam", "by_towers")) else 1e-7,
+                }
                 np.testing.assert_allclose(got[f"{name}{i}"], want, **close)
 
 
@@ -77,7 +81,6 @@ def fails(rank, fault, end):
 # Per job: its commands, the line without its ends, and the exit code. Those that take long first.
 NO_RESPONSE = "did not complete operation 12 .*: it does not respond .*"
 LEFT = r"did not complete operation 12 \(allreduce of 1,000 .*has ended"
-DIFFERS = r"did not complete operation 12 .* is in operation 12 \(gather\)"
 HANGS = r"did not complete operation 12 .* is at cluster_rank\.py:\d+ in .*"
 NEVER = "import os, time; print('pid', os.getpid(), flush=True); time.sleep(1000)"
 FAULTS = {
@@ -88,7 +91,6 @@ FAULTS = {
         128 + signal.SIGKILL,
     ),
     "leave slowly": fails(1, "leave, and the job ends slowly", LEFT),
-    "differ slowly": fails(1, "differ, and the job ends slowly", DIFFERS),
     "interrupt": fails(1, "interrupt", "failed: KeyboardInterrupt"),
     "stop": fails(1, "stop", NO_RESPONSE),
     "stop rank 0": fails(0, "stop", NO_RESPONSE),
@@ -96,7 +98,6 @@ FAULTS = {
     "stop at the end": fails(1, "stop at the end", "did not complete its program .*"),
     "hang": fails(1, "hang", HANGS),
     "leave": fails(1, "leave", LEFT),
-    "differ": fails(1, "differ", DIFFERS),
 }
 
 
@@ -174,7 +175,7 @@ def test_a_job_that_stands_still_for_longer_than_the_time_limit_goes_on(tmp_path
 @needs_mpi
 def test_ranks_that_stood_still_need_not_go_on_at_the_same_time():
     """As on two machines: the first must not report that the other one does not respond."""
-    job = mpirun((2, [*RANK, "differ", "1"]), GLUONPAR_TIMEOUT=str(SECONDS))
+    job = mpirun((2, [*RANK, "hang", "1"]), GLUONPAR_TIMEOUT=str(SECONDS))
     first, second = pids("".join(line_of(job) for _ in range(3)))
     for rank, number, seconds in (
         (first, signal.SIGSTOP, 0),
@@ -185,7 +186,7 @@ def test_ranks_that_stood_still_need_not_go_on_at_the_same_time():
         os.kill(rank, number)
         time.sleep(seconds)  # what is tested is how this time is counted
     (line,) = set(lines_of_ours(ended(job)[2]))
-    assert re.match(r"gluonpar: rank 1 .* did not complete operation 12 .*: it is (in|at) ", line)
+    assert re.match(r"gluonpar: rank 1 .* did not complete operation 12 .*: it is at ", line)
 
 
 @pytest.mark.slow
@@ -212,8 +213,8 @@ def test_a_fork_of_a_rank_is_no_rank_and_ends_without_the_job():
 
 
 @needs_mpi
-def test_another_order_of_collectives_is_an_error_if_checked():
-    job = mpirun((2, [*RANK, "order", "1"]), GLUONPAR_CHECK="1")
+def test_another_order_of_collectives_is_an_error():
+    job = mpirun((2, [*RANK, "order", "1"]))
     _, err = job.communicate(timeout=600)
     assert job.returncode != 0
     assert (

@@ -13,7 +13,7 @@ import pytest
 
 import gluonpar
 from benchmarks import choice as known_links
-from gluonpar.collectives import arguments, choice, operations, probing, simulate
+from gluonpar.collectives import arguments, choice, local, probing, simulate
 from gluonpar.collectives.links import TOPOLOGIES, Link, MeasuredLinks, full
 
 LENET = 516_272
@@ -185,7 +185,9 @@ def test_without_a_file_the_links_are_measured_once(monkeypatch):
     choice._links.cache_clear()
 
 
-@pytest.mark.parametrize("exchange", ["allreduce", "allreduce_many", "allreduce_as_float16"])
+@pytest.mark.parametrize(
+    "exchange", [gluonpar.allreduce, gluonpar.allreduce_many, local.allreduce_as_float16]
+)
 def test_while_links_are_measured_ctrl_c_has_its_effect_and_other_sums_go_on(monkeypatch, exchange):
     data, others = ([mx.nd.ones((8,), ctx=c) for c in CPUS[:2]] for _ in range(2))
 
@@ -197,7 +199,7 @@ def test_while_links_are_measured_ctrl_c_has_its_effect_and_other_sums_go_on(mon
         signal.raise_signal(signal.SIGINT)
         raise AssertionError("Ctrl-C had no effect")
 
-    for module in (choice, operations):
+    for module in (choice, local):
         monkeypatch.setattr(module, "on_host", lambda ctx: False)
     monkeypatch.setattr(choice.probing, "measure", measure)
     monkeypatch.delenv("GLUONPAR_LINKS", raising=False)
@@ -205,7 +207,7 @@ def test_while_links_are_measured_ctrl_c_has_its_effect_and_other_sums_go_on(mon
     for cached in (choice._links, choice._fastest):
         cached.cache_clear()
     with pytest.raises(KeyboardInterrupt):
-        getattr(operations, exchange)(data if exchange == "allreduce" else [data])
+        exchange(data if exchange is gluonpar.allreduce else [data])
     monkeypatch.undo()
     gluonpar.allreduce(data)
     assert [a.asnumpy().tolist() for a in (*data, *others)] == [[2.0] * 8] * 4

@@ -236,7 +236,7 @@ def test_the_notebooks_code_runs_with_gpus_as_its_devices():
 @needs_mpi
 def test_two_ranks_with_two_gpus_each_train_as_four(tmp_path):
     job = [*RANK, "on_gpus", str(tmp_path)]
-    end_of(mpirun((2, job), GLUONPAR_CHECK="1", **environment(2)))
+    end_of(mpirun((2, job), **environment(2)))
     got = np.load(tmp_path / "2.npz")
     for name, arrays in cluster_rank.trained(4).items():  # on CPU contexts
         for i, want in enumerate(arrays):

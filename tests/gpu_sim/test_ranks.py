@@ -79,7 +79,7 @@ def test_one_gpu_per_rank_is_summed_by_nccl_without_copies():
         check(some)
     print((first, second))
     """
-    for first, second in run(program, "0", "1", GLUONPAR_CHECK="1"):
+    for first, second in run(program, "0", "1"):
         assert first["ncclCommInitRank"] == 1 and first["ncclAllReduce"] == 4
         # Full of the values: a kernel per array. No copy, and no communicator, stream or memory.
         assert second["ncclAllReduce"] == 6

@@ -1,9 +1,13 @@
 """A rank of test_cluster.py's jobs: ``cluster_rank.py TASK FOLDER``, or ``FAULT RANK``."""
 
+import concurrent.futures
+import functools
+import itertools
 import os
 import pathlib
 import signal
 import sys
+import threading
 import time
 
 import numpy as np
@@ -11,13 +15,17 @@ import numpy as np
 import gluonpar
 from gluonpar import cluster
 from gluonpar.cluster import mpi_sums
+from gluonpar.collectives import partition
 from gluonpar.gluon import running_statistics
+from gluonpar.runtime import engine
 from gluonpar.training import ranks
 
 import mxnet as mx  # isort: skip
 from mxnet import autograd, gluon  # isort: skip
 
 SAMPLES, BATCH, STEPS = 23, 11, 2  # the last of three batches has one sample
+MODULE_BATCH = 36
+DTYPES = ("float16", "float32", "float64", "int8", "int32", "int64", "uint8")
 RUN = {"device": "cpu", "dataset": "synthetic", "limit": 27, "batch_size": 8, "num_epochs": 1}
 OPTIMIZERS = {
     "sgd": {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01},
@@ -46,10 +54,9 @@ def batches(num_devices):
 
 
 def by_train_batch(num_devices):
-    """LeNet as a plain function, without batch_size=; all ranks start with rank 0's parameters."""
+    """LeNet as a plain function, without batch_size=; initial values differ between ranks."""
     mx.random.seed(cluster.rank())
     params = gluonpar.init_lenet(0.1)
-    cluster.broadcast(params)
     ctx = contexts(num_devices)
     device_params = [gluonpar.get_params(params, c) for c in ctx]
     for X, y, _ in batches(num_devices):
@@ -57,35 +64,102 @@ def by_train_batch(num_devices):
     return [param.asnumpy() for param in device_params[-1]]
 
 
-def by_gluon(num_devices, make_trainer):
-    """A network whose initial parameters differ between ranks, which the Trainer must correct."""
-    mx.random.seed(7 + cluster.rank())
+def by_loop(num_devices):
+    """A loop by hand, with allreduce, and then a mean by average_gradients."""
+    rng = np.random.RandomState(5 + cluster.rank())
+    start = [mx.nd.array(rng.normal(0, 0.1, shape)) for shape in ((784, 10), (10,))]
     ctx = contexts(num_devices)
-    net = gluon.nn.HybridSequential(prefix="")
-    with net.name_scope():
-        net.add(
-            gluon.nn.Dense(16, activation="tanh", in_units=784), gluon.nn.Dense(10, in_units=16)
-        )
-    net.initialize(mx.init.Xavier(), ctx=ctx)
-    params = net.collect_params()
-    trainer = make_trainer(params)
-    if not isinstance(trainer, gluonpar.Trainer):
-        trainer._init_kvstore()
-        trainer._init_params()
-    loss = gluon.loss.SoftmaxCrossEntropyLoss()
+    params = [gluonpar.get_params(start, c) for c in ctx]
     for X, y, number in batches(num_devices):
-        if not len(y) and not isinstance(trainer, gluonpar.Trainer):
-            X, y = np.zeros((1, 1, 28, 28), "float32"), None  # the stock one wants gradients
-        shards = gluonpar.split_and_load(X, ctx) if len(X) else []
-        labels = gluonpar.split_and_load(y, ctx) if y is not None and len(X) else [None] * len(X)
+        shards = gluonpar.split_and_load((X, y), ctx) if len(X) else []
         with autograd.record():
             losses = [
-                loss(net(x), label) if label is not None else net(x).sum() * 0
-                for x, label in zip(shards, labels)
+                gluon.loss.SoftmaxCELoss()(mx.nd.dot(x.reshape((len(x), -1)), W) + b, label)
+                for (x, label), (W, b) in zip(shards, params)
             ]
         if losses:
             autograd.backward(losses)
-        trainer.step(number, ignore_stale_grad=not isinstance(trainer, gluonpar.Trainer))
+        for own in params[len(losses) :]:
+            for param in own:
+                param.grad[:] = 0
+        for copies in zip(*params):
+            gluonpar.allreduce([param.grad for param in copies])
+        for own in params:
+            gluonpar.sgd(own, 0.1, number)
+    means = gluonpar.average_gradients([[param.grad for param in own] for own in params])
+    return [array.asnumpy() for array in [*params[-1], *means]]
+
+
+def by_towers(num_devices):
+    """A Block of unknown shapes, one batch per tower; in the last step only the first has one."""
+    mx.random.seed(6 + cluster.rank())
+    ctx, loss = contexts(num_devices), gluon.loss.SoftmaxCELoss()
+    net = network(norm=True)
+    net.initialize(mx.init.Xavier(), ctx=ctx)
+    towers = gluonpar.Towers(lambda batch, net: loss(net(batch[0]), batch[1]), net, ctx)
+    own = (
+        (X[part], y[part])
+        for X, y, _ in batches(num_devices)
+        for part in partition.slices(len(y), num_devices)
+        if part.start < part.stop
+    )
+    epoch = np.array(towers.run_epoch(own, lr=0.1))
+    params = net.collect_params("^(?!.*running_var)")  # which GPUs define in another way
+    return [epoch, *(param.data(ctx[-1]).asnumpy() for param in params.values())]
+
+
+def by_module(num_devices):
+    """Module.fit, with the initial values of rank 0, and the mean over the batches of all ranks."""
+    mx.random.seed(8 + cluster.rank())
+    size, own = MODULE_BATCH // cluster.size(), cluster.rank()
+    X = np.random.RandomState(1).randn(2, cluster.size(), size, 5).astype("float32")
+    y = np.arange(X[..., 0].size).reshape(X.shape[:-1]) % 3
+    X, y = X[:, own].reshape(-1, 5), y[:, own].reshape(-1)
+    found = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3, name="fc")
+    module = mx.mod.Module(
+        mx.sym.SoftmaxOutput(found, name="softmax"), context=contexts(num_devices)
+    )
+    module.fit(
+        mx.io.NDArrayIter(X, y, size, label_name="softmax_label"),
+        initializer=mx.init.Normal(1),
+        kvstore="gluonpar",
+        optimizer_params={"learning_rate": 0.1},
+        num_epoch=2,
+    )
+    return [value.asnumpy() for _, value in sorted(module.get_params()[0].items())]
+
+
+def network(norm=False):
+    """A network whose shapes are not known before the first forward."""
+    net = gluon.nn.HybridSequential(prefix="")
+    with net.name_scope():
+        net.add(gluon.nn.Dense(16, activation="tanh"))
+        net.add(*[gluon.nn.BatchNorm()] * norm, gluon.nn.Dense(10))
+    return net
+
+
+def by_gluon(num_devices, make_trainer, deferred=False):
+    """A network whose initial parameters differ between ranks; initialised again half way."""
+    mx.random.seed(7 + cluster.rank())
+    ctx, net = contexts(num_devices), network()
+    net.initialize(mx.init.Xavier(), ctx=ctx)
+    if not deferred:
+        net(mx.nd.zeros((1, 784), ctx[0]))
+    params = net.collect_params()
+    trainer = make_trainer(params)
+    is_stock = not isinstance(trainer, gluonpar.Trainer)
+    loss = gluon.loss.SoftmaxCrossEntropyLoss()
+    for i, (X, y, number) in enumerate(batches(num_devices)):
+        if is_stock and number < BATCH:
+            continue  # the stock one wants gradients on all devices
+        if i == 1:
+            net.initialize(mx.init.Xavier(), ctx=ctx, force_reinit=True)
+        shards = gluonpar.split_and_load((X, y), ctx) if len(X) else []
+        with autograd.record():
+            losses = [loss(net(x), label) for x, label in shards]
+        if losses:
+            autograd.backward(losses)
+        trainer.step(number)
     return [p.list_data()[-1].asnumpy() for p in params.values()]
 
 
@@ -100,10 +174,108 @@ def by_run(num_devices):
 
 def trained(num_devices):
     """Everything that is trained in one job, by name."""
-    found = {"train_batch": by_train_batch(num_devices), "run": by_run(num_devices)}
+    ways = (by_train_batch, by_run, by_loop, by_towers, by_module)
+    found = {way.__name__: way(num_devices) for way in ways}
     for name, options in OPTIMIZERS.items():
-        found[name] = by_gluon(num_devices, lambda p: gluonpar.Trainer(p, name, dict(options)))  # noqa: B023
+        for deferred in (False, True):
+            make = functools.partial(gluonpar.Trainer, optimizer=name, optimizer_params={**options})
+            found[f"{name}, {deferred}"] = by_gluon(num_devices, make, deferred)
+            make = functools.partial(
+                gluon.Trainer, optimizer=name, optimizer_params={**options}, kvstore="gluonpar"
+            )
+            found[f"{name} of MXNet, {deferred}"] = by_gluon(num_devices, make, deferred)
     return found
+
+
+def collective():
+    """Check each collective, on arrays that differ in every cell, against NumPy on all of them."""
+    rank, size = cluster.rank(), cluster.size()
+    for k, dtype in itertools.product((1, 2), DTYPES):
+        n = k * size
+        values = (np.arange(n * 7).reshape(n, 7) * 37 % 50).astype(dtype)
+        own = values[rank * k : (rank + 1) * k]
+        parts = partition.slices(7, n)
+
+        def after(function, *args, data=own, first=rank * k, **kwargs):
+            arrays = [mx.nd.array(x, kind(i), x.dtype) for i, x in enumerate(data)]
+            with autograd.record():
+                function(arrays, *args, **kwargs)
+            return [(first + i, array.asnumpy().tolist()) for i, array in enumerate(arrays)]
+
+        ops = {"sum": np.add, "max": np.maximum, "min": np.minimum}
+        for op, combine in ops.items():
+            want = combine.reduce(values, dtype=dtype)
+            options = {"op": op, "algorithm": ["ring", None][k - 1]}
+            for _, got in after(gluonpar.allreduce, **options):
+                assert got == want.tolist(), (dtype, op)
+            for i, got in after(gluonpar.reduce, n - 1, op):
+                assert got == (want if i == n - 1 else values[i]).tolist(), (dtype, op, i)
+            for i, got in after(gluonpar.reduce_scatter, op):
+                expected = values[i].copy()
+                expected[parts[i]] = want[parts[i]]
+                assert got == expected.tolist(), (dtype, op, i)
+        for _, got in after(gluonpar.broadcast, n - 1):
+            assert got == values[n - 1].tolist(), dtype
+        gathered = np.concatenate([values[i][part] for i, part in enumerate(parts)])
+        for _, got in after(gluonpar.all_gather):
+            assert got == gathered.tolist(), dtype
+        for _, got in after(lambda data: gluonpar.allreduce_many([data, [x + 1 for x in data]])):
+            assert got == np.add.reduce(values, dtype=dtype).tolist(), dtype
+        arrays = [mx.nd.array(x, kind(i), dtype) for i, x in enumerate(own)]
+        with cluster.local():
+            gluonpar.allreduce(arrays, op="max")
+        gluonpar.allreduce(arrays, op="max")  # the same arrays again, now of all ranks
+        assert arrays[-1].asnumpy().tolist() == values.max(axis=0).tolist(), dtype
+        with cluster.local():
+            for _, got in after(gluonpar.allreduce):
+                assert got == np.add.reduce(own, dtype=dtype).tolist(), dtype
+            with concurrent.futures.ThreadPoolExecutor(1) as pool:
+                assert pool.submit(cluster.spans).result()  # another thread is not inside
+    # Ranks may have different numbers of arrays; sums may not be representable, where means are.
+    for op, numbers in (("sum", range(1, size + 1)), ("mean", range(2, size + 2))):
+        data = [mx.nd.full((3,), i + 2.0, kind(i)) for i in range(numbers[rank])]
+        gluonpar.allreduce(data, op=op)
+        every = [i + 2.0 for number in numbers for i in range(number)]
+        want = np.float32(sum(every) / (len(every) if op == "mean" else 1))
+        assert all((array.asnumpy() == want).all() for array in data), op
+    for dtype, large in (("float16", 60000), ("float32", 3e38)):
+        array = mx.nd.full((2,), large, kind(0), dtype)
+        gluonpar.allreduce([array], op="mean")
+        assert (array.asnumpy() == np.dtype(dtype).type(large)).all()
+
+
+def refused():
+    """Check that what stays in one process says so, and how to have that."""
+    ctx = contexts(2)
+    sparse = [mx.nd.ones((2, 2), c).tostype("row_sparse") for c in ctx]
+    norm = gluonpar.SyncBatchNorm(in_channels=1)
+    norm.initialize(ctx=ctx)
+
+    def train(net):
+        with autograd.record():
+            gluonpar.run_tasks(net, [mx.nd.ones((1, 1), c) for c in ctx], ctx)
+
+    x = mx.nd.ones((2, 1))
+    for function in (
+        lambda: gluonpar.allreduce(sparse),
+        lambda: gluonpar.make_parallel(lambda x: x * 2, ctx, x=x),
+        lambda: train(norm),
+    ):
+        try:
+            function()
+        except (ValueError, RuntimeError) as error:
+            assert "inside gluonpar.cluster.local()" in str(error), error
+        else:
+            raise AssertionError("it was not refused")
+    with cluster.local():
+        gluonpar.allreduce(sparse)
+        assert gluonpar.make_parallel(lambda x: x * 2, ctx, x=x).sum().asscalar() == 4
+        norm = gluonpar.SyncBatchNorm(in_channels=1)
+        params = gluonpar.get_params([mx.nd.full((1,), cluster.rank())], ctx[0])
+        towers = gluonpar.Towers(lambda batch, params: (batch - params[0]) ** 2, params, ctx)
+    norm.initialize(ctx=ctx)
+    train(norm)
+    assert towers.run_epoch([mx.nd.ones((1,))], 0.5).loss == (1 - cluster.rank()) ** 2
 
 
 def exchanged():
@@ -140,6 +312,19 @@ def exchanged():
     assert later.wait() == size * (size + 1) / 2
     assert cluster.gather(("a", rank)) == [("a", r) for r in range(size)]
     assert cluster.total([rank, 1.0]).tolist() == [size * (size - 1) / 2, size]
+
+
+def queued():
+    """Check that train_batch, not knowing the number of samples, does not wait for backward."""
+    ctx, gate, in_time = contexts(2), threading.Event(), []
+    X = mx.nd.ones((2, 1), kind(2))
+    engine.push(lambda: in_time.append(gate.wait(60)), mx.cpu(2), writes=[X])
+    params = [gluonpar.get_params([mx.nd.ones((1, 1))], c) for c in ctx]
+    options = {"model": lambda x, params: mx.nd.dot(x, params[0]), "loss": lambda z, y: z[:, 0]}
+    gluonpar.train_batch(X, mx.nd.ones((2,)), params, ctx, 0.5, algorithm="ring", **options)
+    gate.set()
+    assert params[1][0].asscalar() == 0.5
+    assert in_time == [True]
 
 
 def by_stock_trainer():
@@ -193,10 +378,17 @@ def averaged_statistics():
         mean[:] = 2 * cluster.rank() + i
     running_statistics.average_statistics(norm)
     assert [mean.asscalar() for mean in means] == [cluster.size() - 0.5] * 2
+    for i, mean in enumerate(means):
+        mean[:] = 2 * cluster.rank() + i
+    running_statistics.broadcast_statistics(norm, root=3)
+    assert [mean.asscalar() for mean in means] == [3] * 2
 
 
 def as_one(folder):
     exchanged()
+    collective()
+    refused()
+    queued()
     averaged_statistics()
     by_stock_trainer()
     no_samples_left_out()
@@ -281,8 +473,6 @@ FAULTS = {
     "leave": lambda: sys.exit(0),
     "leave, and the job ends slowly": lambda: sys.exit(0),
     "order": lambda: cluster.allreduce([mx.nd.ones((7,))]),
-    "differ": lambda: cluster.gather("what the others do not call"),
-    "differ, and the job ends slowly": lambda: cluster.gather("what the others do not call"),
     "go on": lambda: None,
 }
 AT_THE_END = {

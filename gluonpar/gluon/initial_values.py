@@ -1,0 +1,48 @@
+"""Parameters that start with the same values on all ranks of a job: those of rank 0.
+
+A parameter whose shape is not known yet is initialised in the first forward pass, and any parameter
+again with ``force_reinit``. Then rank 0's values must be there before they are used, and MXNet has
+no hook for that. Both call ``Parameter._init_impl``, which never changes again, as MXNet is
+retired; so it is wrapped, in a job of several processes only.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import Sequence
+
+from mxnet import autograd, gluon
+
+from gluonpar import cluster
+from gluonpar.collectives import hierarchical
+
+_alike: weakref.WeakSet[gluon.Parameter] = weakref.WeakSet()
+
+
+def start_alike(params: Sequence[gluon.Parameter]) -> None:
+    """Give ``params`` rank 0's values, now and whenever they are initialised, on all devices.
+
+    All ranks must call this, and initialise, with the same parameters in the same order.
+    """
+    if cluster.size() == 1:
+        return
+    _wrap()
+    dense = [param for param in params if param._stype == "default"]
+    _alike.update(dense)
+    with autograd.pause():
+        hierarchical.broadcast_many([param._data for param in dense if param._data is not None])
+
+
+@functools.lru_cache(None)
+def _wrap() -> None:
+    initialise = gluon.Parameter._init_impl
+
+    @functools.wraps(initialise)
+    def initialise_alike(self: gluon.Parameter, *args, **kwargs) -> None:
+        initialise(self, *args, **kwargs)
+        if self in _alike:
+            with autograd.pause():
+                hierarchical.broadcast_many([self._data])
+
+    gluon.Parameter._init_impl = initialise_alike
