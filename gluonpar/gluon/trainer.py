@@ -12,7 +12,7 @@ import mxnet as mx
 import numpy as np
 from mxnet import gluon
 
-from gluonpar import cluster, metrics
+from gluonpar import clipping, cluster, metrics
 from gluonpar.checkpoint import optimizer_states
 from gluonpar.collectives import (
     allreduce_many,
@@ -192,14 +192,9 @@ class Trainer(gluon.Trainer):
         """
         if not max_norm > 0:
             raise ValueError(f"max_norm must be positive, got {max_norm}")
-        norms = []
-        for grads in zip(*(bucket.grads for bucket in self._laid_out().buckets)):
-            flat = [_flat(grad) for grad in grads]
-            norms.append(mx.nd.concat(*map(_sum_of_squares, flat), dim=0).sum().sqrt())
-            scale = mx.nd.minimum(max_norm / (norms[-1] + 1e-8), 1.0)
-            for grad in flat:
-                grad *= scale.astype(grad.dtype)
-        return norms[0]
+        of_devices = zip(*(bucket.grads for bucket in self._laid_out().buckets))
+        norms = [clipping.clip_global_norm(grads, max_norm) for grads in of_devices]
+        return norms[0].astype("float32")
 
     def check_replicas(self) -> None:
         """Wait for all parameters; raise metrics.ReplicasDiffer unless replicas are bit-identical.
@@ -354,17 +349,6 @@ def _is_finite(bucket: Bucket) -> bool:
     total = bucket.grads[bucket.owner]
     total = total.data if bucket.row_sparse else total.as_nd_ndarray()
     return not total.size or bool(metrics.all_finite([total]).asscalar())
-
-
-def _flat(grad: mx.nd.NDArray) -> mx.nd.NDArray:
-    return grad if grad.stype == "row_sparse" else grad.as_nd_ndarray().reshape((-1,))
-
-
-def _sum_of_squares(grad: mx.nd.NDArray) -> mx.nd.NDArray:
-    """In float32, of shape (1,)."""
-    if grad.stype == "row_sparse":
-        return grad.norm().square().astype("float32").reshape((1,))
-    return mx.nd.multi_sum_sq(grad, num_arrays=1)
 
 
 def _kinds(params: Sequence[gluon.Parameter]) -> dict[str, Any]:
