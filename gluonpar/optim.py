@@ -19,8 +19,8 @@ from mxnet import nd
 from gluonpar import replicas
 from gluonpar.runtime import memory, thread_pool, threads
 
-# multi_sgd_update copies pointers into arrays of this length without checking it.
-_MOST_WEIGHTS = 60
+# multi_sgd_update, and all like it, copy pointers into arrays of this length without checking it.
+MOST_WEIGHTS = 60
 
 
 def sgd(params: Sequence[nd.NDArray], lr: float, batch_size: int) -> None:
@@ -49,16 +49,11 @@ def sgd_on_parts(parts: Sequence[replicas.Part], lr: float, batch_size: int) -> 
         update = rule(lr, 1.0 / batch_size)
         reduce_update([Item([p.grad], [p.params], [update] * len(p.params)) for p in parts])
         return
-    by_dtype: dict = {}  # as the operator wants one dtype
-    for param in params:
-        by_dtype.setdefault(param.dtype, []).append(param)
-    for same in by_dtype.values():
-        for start in range(0, len(same), _MOST_WEIGHTS):
-            group = same[start : start + _MOST_WEIGHTS]
-            n, pairs = len(group), [array for param in group for array in (param, param.grad)]
-            pairs = [array.as_nd_ndarray() for array in pairs]
-            options = {"lrs": [lr] * n, "wds": [0.0] * n, "rescale_grad": 1.0 / batch_size}
-            nd.multi_sgd_update(*pairs, out=pairs[::2], num_weights=n, **options)
+    for group in memory.by_dtype(params, MOST_WEIGHTS):
+        n, pairs = len(group), [array for param in group for array in (param, param.grad)]
+        pairs = [array.as_nd_ndarray() for array in pairs]
+        options = {"lrs": [lr] * n, "wds": [0.0] * n, "rescale_grad": 1.0 / batch_size}
+        nd.multi_sgd_update(*pairs, out=pairs[::2], num_weights=n, **options)
 
 
 def rule(

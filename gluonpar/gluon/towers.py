@@ -142,7 +142,7 @@ class Towers:
         """
         remaining, meter, in_flight = iter(batches), LossMeter(), deque()
         for drawn in iter(lambda: list(itertools.islice(remaining, len(self.ctx))), []):
-            losses = [loss.as_nd_ndarray() for loss in self.step(drawn, lr)["loss"]]
+            losses = self.step(drawn, lr)["loss"]
             meter.add(losses)
             in_flight.append(losses[0])
             if len(in_flight) > STEPS_IN_FLIGHT:  # it bounds the memory in use

@@ -111,6 +111,21 @@ def num_bytes(array: mx.nd.NDArray) -> int:
     return math.prod(shape) * dtype.itemsize
 
 
+def by_dtype(arrays: Sequence[mx.nd.NDArray], most: int) -> Iterator[list[mx.nd.NDArray]]:
+    """Give the arrays that have elements in lists of one dtype, of at most ``most`` arrays.
+
+    MXNet's operators on several arrays (``multi_...``) take arrays of one dtype only, and most of
+    them write beyond their memory if there are more than some number.
+    """
+    groups: dict[np.dtype, list] = {}
+    for array in arrays:
+        if array.size:
+            groups.setdefault(np.dtype(array.dtype), []).append(array)
+    for same in groups.values():
+        for start in range(0, len(same), most):
+            yield same[start : start + most]
+
+
 def from_numpy(values: np.ndarray, ctx: mx.Context) -> mx.nd.NDArray:
     """Return a copy of ``values`` on ``ctx``: ``mx.np`` under ``npx.set_np()``, else ``mx.nd``.
 
