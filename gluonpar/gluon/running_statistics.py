@@ -12,7 +12,7 @@ from __future__ import annotations
 from mxnet import autograd, gluon
 
 from gluonpar import cluster
-from gluonpar.collectives import broadcast_many, hierarchical
+from gluonpar.collectives import broadcast_many, hierarchical, mean
 
 NAMES = ".*(running|moving)_(mean|var)$"  # Gluon's, and Module's and SymbolBlock's
 
@@ -26,11 +26,13 @@ def average_statistics(net: gluon.Block) -> None:
     1 / shard size of it. Parameters must be initialised.
     """
     lists = [param.list_data() for param in net.collect_params(NAMES).values()]
-    hierarchical.allreduce_many(lists, one_message=True)
     with autograd.pause():
-        for copies in lists:
-            for copy in copies:
-                copy /= len(copies) * cluster.size()
+        size = cluster.size()
+        sums = [mean.scaled(copies, size * len(copies)) for copies in lists]
+        hierarchical.allreduce_many(sums, one_message=True)
+        for totals, copies in zip(sums, lists):
+            for total, copy in zip(totals, copies):
+                mean.write(total, size * len(copies), [copy])
 
 
 def broadcast_statistics(net: gluon.Block, root: int = 0) -> None:
