@@ -208,10 +208,6 @@ def _after(num_batches):
     return runs.values(net)
 
 
-@pytest.mark.cpu(
-    "in 2 of 150 runs on simulated GPUs an operator failed with 'invalid resource handle', not yet "
-    "explained; MXNet scales row_sparse arrays by way of dense ones"
-)
 def test_clipping_counts_the_rows():
     ctx = contexts(2)
     net = bag(ctx)
