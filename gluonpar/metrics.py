@@ -64,7 +64,8 @@ class LossMeter:
                 if loss.size:
                     num_samples = loss.shape[0] if loss.shape else 1
                     values = loss.as_nd_ndarray().astype("float64")
-                    sums.append(values.sum() / (loss.size / num_samples))
+                    each = loss.size // num_samples
+                    sums.append(values.sum() if each == 1 else values.sum() / each)
                     self.num_samples += num_samples
         self._unread.append((sums, checked))
 
@@ -102,11 +103,15 @@ def all_finite(arrays: Sequence[nd.NDArray]) -> nd.NDArray:
     ``arrays`` are any number, ``mx.nd`` or ``mx.np``, of any dtypes; without elements they are
     finite. Nothing waits.
     """
-    result = nd.ones((1,), ctx=arrays[0].context if arrays else None)
-    floats = [array.as_nd_ndarray() for array in arrays if np.dtype(array.dtype).kind not in "biu"]
+    result = None
     with autograd.pause():
-        for some in memory.by_dtype(floats, _MOST_ARRAYS):
-            nd.multi_all_finite(*some, num_arrays=len(some), init_output=False, out=result)
+        for dtype, some in memory.by_dtype(arrays, _MOST_ARRAYS):
+            if dtype.kind not in "biu":
+                some = [array.as_nd_ndarray() for array in some]
+                how = {"num_arrays": len(some), "init_output": result is None, "out": result}
+                result = nd.multi_all_finite(*some, **how)
+    if result is None:
+        return nd.ones((1,), ctx=arrays[0].context if arrays else None)
     return result
 
 

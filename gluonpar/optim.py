@@ -49,7 +49,7 @@ def sgd_on_parts(parts: Sequence[replicas.Part], lr: float, batch_size: int) -> 
         update = rule(lr, 1.0 / batch_size)
         reduce_update([Item([p.grad], [p.params], [update] * len(p.params)) for p in parts])
         return
-    for group in memory.by_dtype(params, MOST_WEIGHTS):
+    for _, group in memory.by_dtype(params, MOST_WEIGHTS):
         n, pairs = len(group), [array for param in group for array in (param, param.grad)]
         pairs = [array.as_nd_ndarray() for array in pairs]
         options = {"lrs": [lr] * n, "wds": [0.0] * n, "rescale_grad": 1.0 / batch_size}
