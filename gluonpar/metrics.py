@@ -8,11 +8,15 @@ from typing import Callable, Sequence
 
 import mxnet as mx
 import numpy as np
-from mxnet import nd
+from mxnet import autograd, nd
 
 from gluonpar import cluster
 from gluonpar.collectives import arguments, partition
+from gluonpar.runtime import memory
 from gluonpar.sharding import split_and_load
+
+# multi_all_finite copies pointers into arrays of this length without checking it.
+_MOST_ARRAYS = 200
 
 
 class Diverged(FloatingPointError):
@@ -47,12 +51,23 @@ class LossMeter:
     def add(self, losses: Sequence[nd.NDArray], params: Sequence[nd.NDArray] = ()) -> None:
         """Add the per-sample losses of one batch, one array per device, as train_batch returns.
 
+        They are of any dtype, and added in float64. A loss of shape (n, ...) is that of n samples,
+        each of which counts with the mean of its values, as in Gluon's losses.
+
         ``params``, one device's after the batch's update, are read once: a gradient that is not
         finite ruins them, while the losses may stay finite (relu gives 0 for NaN).
         """
         checked = all_finite(params) if params and self._check_finite else None
-        self._unread.append(([loss.sum() for loss in losses], checked))
-        self.num_samples += sum(loss.size for loss in losses)
+        sums = []
+        with autograd.pause():
+            for loss in losses:
+                if loss.size:
+                    num_samples = loss.shape[0] if loss.shape else 1
+                    values = loss.as_nd_ndarray().astype("float64")
+                    each = loss.size // num_samples
+                    sums.append(values.sum() if each == 1 else values.sum() / each)
+                    self.num_samples += num_samples
+        self._unread.append((sums, checked))
 
     def read(self) -> float:
         """Wait for all batches so far and return their mean loss.
@@ -83,8 +98,21 @@ class LossMeter:
 
 
 def all_finite(arrays: Sequence[nd.NDArray]) -> nd.NDArray:
-    """Return 1.0 in an array of shape (1,) if all elements of one device's arrays are finite."""
-    return nd.multi_all_finite(*arrays, num_arrays=len(arrays))
+    """Return 1.0 in an array of shape (1,) if all elements of one device's arrays are finite.
+
+    ``arrays`` are any number, ``mx.nd`` or ``mx.np``, of any dtypes; without elements they are
+    finite. Nothing waits.
+    """
+    result = None
+    with autograd.pause():
+        for dtype, some in memory.by_dtype(arrays, _MOST_ARRAYS):
+            if dtype.kind not in "biu":
+                some = [array.as_nd_ndarray() for array in some]
+                how = {"num_arrays": len(some), "init_output": result is None, "out": result}
+                result = nd.multi_all_finite(*some, **how)
+    if result is None:
+        return nd.ones((1,), ctx=arrays[0].context if arrays else None)
+    return result
 
 
 def check_identical(copies: Sequence[nd.NDArray], name: str) -> None:
@@ -125,20 +153,39 @@ def accuracy(
     model: Callable,
     batch_size: int = 256,
 ) -> float:
-    """Return the share of ``images`` (n, ...) whose highest score is at their label (n,).
+    """Return the share of ``images`` (n, ...) whose highest score is at their label (n,) or (n, 1).
 
-    Every batch is split over ``ctx``. The host reads the devices' counts once, at the end: the only
-    wait. With several processes, each takes its part of the same images, and all return the same.
+    ``model(X, device_params[i])`` returns scores (n, classes) of any float dtype, ``mx.nd`` or
+    ``mx.np``. Every batch is split over ``ctx``. The host reads the devices' counts once, at the
+    end: the only wait. With several processes, each takes its part of the same images, and all
+    return the same. Raises ValueError for no images, and for labels or scores of other shapes.
     """
     num_images = len(images)
+    if num_images == 0:
+        raise ValueError("images must hold at least 1 image, got 0")
+    if np.shape(labels) not in ((num_images,), (num_images, 1)):
+        got = f"{np.shape(labels)} for {num_images} images"
+        raise ValueError(f"labels must be one per image, of shape (n,) or (n, 1), got {got}")
     own = partition.slices(num_images, cluster.size())[cluster.rank()]
     images, labels = images[own], labels[own]
-    correct = [nd.zeros((1,), ctx=c) for c in ctx]
+    correct = [nd.zeros((1,), ctx=c, dtype="float64") for c in ctx]
     for start in range(0, len(images), batch_size):
         batch = slice(start, start + batch_size)
         shards = split_and_load((images[batch], labels[batch]), list(ctx))
         for i, (X_shard, y_shard) in enumerate(shards):
-            predicted = model(X_shard, device_params[i]).argmax(axis=1)
-            correct[i] += (predicted == y_shard.astype("float32")).sum()
+            predicted = _predictions(model(X_shard, device_params[i]), len(X_shard))
+            labels_of_shard = y_shard.as_nd_ndarray().reshape((-1,)).astype("float64")
+            correct[i] += (predicted == labels_of_shard).sum()
     counted = sum(float(count.asscalar()) for count in correct)
     return float(cluster.total(counted)) / num_images
+
+
+def _predictions(scores: nd.NDArray, num_samples: int) -> nd.NDArray:
+    """Return the number of each sample's highest score, in float64."""
+    if scores.ndim != 2 or len(scores) != num_samples:
+        got = f"{scores.shape} for {num_samples} images"
+        raise ValueError(f"model must return scores of shape (n, classes), got {got}")
+    scores = scores.as_nd_ndarray()
+    if scores.dtype == np.float16:  # which argmax would return, too, and round above 2048
+        scores = scores.astype("float32")
+    return scores.argmax(axis=1).astype("float64")

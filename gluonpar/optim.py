@@ -18,8 +18,8 @@ from mxnet import nd
 from gluonpar import replicas, sharding
 from gluonpar.runtime import memory, thread_pool, threads
 
-# multi_sgd_update copies pointers into arrays of this length without checking it.
-_MOST_WEIGHTS = 60
+# multi_sgd_update, and all like it, copy pointers into arrays of this length without checking it.
+MOST_WEIGHTS = 60
 
 
 def sgd(params: Sequence[nd.NDArray], lr: float, batch_size: int) -> None:
@@ -51,8 +51,8 @@ def update_by_sgd(buckets: Sequence[replicas.Bucket], lr: float, batch_size: int
             reduce_update([Item([grad], [param], update) for param, grad in pairs])
             continue
         for pairs in of_device:
-            for start in range(0, len(pairs), _MOST_WEIGHTS):
-                _multi_sgd_update(pairs[start : start + _MOST_WEIGHTS], lr, batch_size)
+            for start in range(0, len(pairs), MOST_WEIGHTS):
+                _multi_sgd_update(pairs[start : start + MOST_WEIGHTS], lr, batch_size)
 
 
 def _pairs_by_device(bucket: replicas.Bucket) -> Iterable[list[tuple[nd.NDArray, nd.NDArray]]]:

@@ -11,6 +11,7 @@ import numpy as np
 from gluonpar.runtime import memory
 
 OPS = ("sum", "mean", "max", "min")
+DTYPES = ("float16", "float32", "float64", "int8", "int32", "int64", "uint8")
 
 
 class Kind(NamedTuple):
@@ -93,9 +94,14 @@ def _described(array: mx.nd.NDArray) -> str:
 
 
 def check_op(op: str, accumulate: str | None, dtype: np.dtype) -> None:
-    """Raise ValueError unless ``op`` and ``accumulate`` are known and suit ``dtype``."""
+    """Raise ValueError unless ``op`` and ``accumulate`` are known, and suit ``dtype``."""
     if op not in OPS:
         raise ValueError(f"op must be one of {', '.join(OPS)}, got {op!r}")
+    if dtype not in DTYPES:
+        got = (dtype.names or [dtype.name])[0]  # bfloat16 is a structure to NumPy
+        raise ValueError(
+            f"arrays must be of one of {', '.join(DTYPES)}, got {got}; convert them with astype"
+        )
     if op == "mean" and dtype.kind != "f":
         raise ValueError(f"op='mean' must be given float arrays, got {dtype}; use 'sum'")
     if accumulate not in (None, "float32"):

@@ -17,6 +17,7 @@ from typing import Callable, Sequence, Tuple
 import mxnet as mx
 import numpy as np
 
+from gluonpar.collectives import mean
 from gluonpar.collectives.registry import register_executor
 from gluonpar.runtime import memory, thread_pool
 
@@ -24,7 +25,7 @@ Lists = Sequence[Sequence[mx.nd.NDArray]]
 # (part, sources, targets): a slice of the flattened arrays, and numbers of arrays in a list.
 Reduction = Tuple[slice, Sequence[int], Sequence[int]]
 _WHOLE = slice(None)
-COMBINE = {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum}
+COMBINE = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 
 
 @register_executor("host")
@@ -73,12 +74,27 @@ def _reduce(lists, reductions, op: str, accumulate: str | None, num_bytes: int) 
 def _combine(num_sources: int, op: str, accumulate: str | None, *arrays: np.ndarray) -> None:
     """Combine the first ``num_sources`` blocks, in order, into the first; copy it to the rest."""
     result, *others = arrays[:num_sources]
-    total = result if accumulate is None else result.astype(accumulate)
-    for other in others:
-        COMBINE[op](total, other, out=total)
     if op == "mean":
-        np.divide(total, num_sources, out=total)
+        total = _mean(result, others)
+    else:
+        total = result if accumulate is None else result.astype(accumulate)
+        for other in others:
+            COMBINE[op](total, other, out=total)
     if total is not result:
         np.copyto(result, total, casting="same_kind")
     for target in arrays[num_sources:]:
         np.copyto(target, result)
+
+
+def _mean(first: np.ndarray, others: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the mean of blocks, in ``first`` if it is of the dtype for that."""
+    total = first.astype(mean.dtype(first.dtype), copy=False)
+    scale, divisor = mean.factors(1 + len(others))
+    np.multiply(total, scale, out=total)
+    summand = np.empty_like(total)
+    for other in others:
+        np.multiply(other, scale, out=summand, dtype=total.dtype)
+        np.add(total, summand, out=total)
+    if divisor != 1:
+        np.divide(total, divisor, out=total)
+    return total

@@ -36,8 +36,8 @@ def allreduce(
     sum has the rows that any of them has, ``op`` is 'sum' or 'mean', and nothing else can be given
     (:mod:`gluonpar.collectives.row_sparse`). ``algorithm`` is a name in
     :data:`ALGORITHMS`; None chooses one (see :func:`explain`). ``op`` is 'sum', 'mean' (floats
-    only), 'max' or 'min'. float16 is added in float16, or in float32 with ``accumulate='float32'``.
-    Integers wrap around.
+    only), 'max' or 'min'. float16 is added in float16, or in float32 with ``accumulate='float32'``
+    and for the mean, which never overflows. Integers wrap around.
 
     All arrays end with the same bits, and with one algorithm the same values always give the same
     bits. Asynchronous, as all MXNet operators, but on GPUs the first choice of an algorithm waits:

@@ -13,6 +13,7 @@ from typing import Sequence
 import mxnet as mx
 from mxnet import autograd
 
+from gluonpar.collectives import mean
 from gluonpar.runtime import peers
 
 
@@ -33,8 +34,10 @@ def allreduce(data: Sequence[mx.nd.NDArray], op: str = "sum") -> None:
     ctx = data[0].context
     peers.enable([array.context for array in data])
     with autograd.pause():
-        total = mx.nd.sparse.add_n(*[array.as_in_context(ctx) for array in data])
+        own = [array.as_in_context(ctx) for array in data]
         if op == "mean":
-            total /= len(data)
+            mean.write(mx.nd.sparse.add_n(*mean.scaled(own, len(own))), len(own), data)
+            return
+        total = mx.nd.sparse.add_n(*own)
         for array in data:
             total.copyto(array)

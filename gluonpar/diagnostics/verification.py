@@ -11,7 +11,7 @@ from mxnet import autograd, gluon
 from gluonpar import metrics, sharding
 from gluonpar.collectives import local
 from gluonpar.gluon import running_statistics, sync_batch_norm
-from gluonpar.runtime import determinism, threads
+from gluonpar.runtime import determinism, memory, threads
 from gluonpar.runtime.devices import as_list
 
 # The largest relative difference that counts as rounding. A device left out, or counted twice,
@@ -149,7 +149,8 @@ class _Trial:
         for array, before in self.start:
             before.copyto(array)
         for param in self.trained:
-            param.zero_grad()
+            for grad in param.list_grad():  # Parameter.zero_grad knows mx.nd only
+                memory.zero(grad)
 
 
 def check_replicas(copies: Sequence[mx.nd.NDArray], name: str) -> None:

@@ -90,6 +90,7 @@ class ShardedUpdate:
         owners = {each.index: bucket.owner for bucket in buckets for each in bucket.copies}
         groups = [[i] for i in sorted(owners)]
         if self._updater.aggregate_updates:  # several parameters of one device in one operator
+            self._optimizer.aggregate_num = min(self._optimizer.aggregate_num, optim.MOST_WEIGHTS)
             ks = sorted({*owners.values()})
             groups = [[i for i in sorted(owners) if owners[i] == k] for k in ks]
         for group in groups:

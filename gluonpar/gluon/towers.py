@@ -194,7 +194,7 @@ class Towers:
             if not number:
                 break
             total += number
-            losses = [loss.as_nd_ndarray() for loss in outputs.get("loss", ())]
+            losses = outputs.get("loss", [])
             meter.add(losses)
             in_flight.extend(losses[:1])
             if len(in_flight) > STEPS_IN_FLIGHT:  # it bounds the memory in use

@@ -13,7 +13,7 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 
-from gluonpar import cluster, metrics
+from gluonpar import clipping, cluster, metrics
 from gluonpar.checkpoint import optimizer_states
 from gluonpar.collectives import check_algorithm, local, registry
 from gluonpar.gluon import initial_values, parameter_buckets
@@ -206,14 +206,9 @@ class Trainer(gluon.Trainer):
         """
         if not max_norm > 0:
             raise ValueError(f"max_norm must be positive, got {max_norm}")
-        norms = []
-        for grads in zip(*(param._grad for param in self._laid_out().params)):
-            flat = [_flat(grad) for grad in grads]
-            norms.append(mx.nd.concat(*map(_sum_of_squares, flat), dim=0).sum().sqrt())
-            scale = mx.nd.minimum(max_norm / (norms[-1] + 1e-8), 1.0)
-            for grad in flat:
-                grad *= scale.astype(grad.dtype)
-        return norms[0]
+        of_devices = zip(*(param._grad for param in self._laid_out().params))
+        norms = [clipping.clip_global_norm(grads, max_norm) for grads in of_devices]
+        return norms[0].astype("float32")
 
     def check_replicas(self) -> None:
         """Wait for all parameters; raise metrics.ReplicasDiffer unless replicas are bit-identical.
@@ -389,19 +384,8 @@ def _are_finite(buckets: Sequence[Bucket]) -> bool:
     for bucket in buckets:
         sums = [each.grads[bucket.owner] for each in bucket.copies]
         sums = [total.data if total.stype == "row_sparse" else total for total in sums]
-        found.append(metrics.all_finite([total.as_nd_ndarray() for total in sums if total.size]))
+        found.append(metrics.all_finite(sums))
     return all(bool(finite.asscalar()) for finite in found)
-
-
-def _flat(grad: mx.nd.NDArray) -> mx.nd.NDArray:
-    return grad if grad.stype == "row_sparse" else grad.as_nd_ndarray().reshape((-1,))
-
-
-def _sum_of_squares(grad: mx.nd.NDArray) -> mx.nd.NDArray:
-    """In float32, of shape (1,)."""
-    if grad.stype == "row_sparse":
-        return grad.norm().square().astype("float32").reshape((1,))
-    return mx.nd.multi_sum_sq(grad, num_arrays=1)
 
 
 def _kinds(params: Sequence[gluon.Parameter]) -> dict[str, Any]:

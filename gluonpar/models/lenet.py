@@ -33,8 +33,8 @@ def lenet(X: nd.NDArray, params: Sequence[nd.NDArray]) -> nd.NDArray:
     ``params`` are those of :func:`init_lenet`, on the context of X, where the scores are too. Dive
     into Deep Learning, 13.5.2, after LeCun et al. 1998.
     """
-    F = operators(X)
-    W1, b1, W2, b2, W3, b3, W4, b4 = params
+    F, X = operators(X), X.as_nd_ndarray()
+    W1, b1, W2, b2, W3, b3, W4, b4 = (param.as_nd_ndarray() for param in params)
     h1 = relu(F.Convolution(X, W1, b1, kernel=(3, 3), num_filter=20))
     h1 = F.Pooling(h1, pool_type="avg", kernel=(2, 2), stride=(2, 2))
     h2 = relu(F.Convolution(h1, W2, b2, kernel=(5, 5), num_filter=50))
@@ -70,4 +70,4 @@ def relu(x: nd.NDArray) -> nd.NDArray:
 @traceable
 def standardize(X: nd.NDArray) -> nd.NDArray:
     """Return uint8 images as float32 with mean about 0 and deviation 1, on their own context."""
-    return (operators(X).cast(X, dtype="float32") - PIXEL_MEAN) / PIXEL_DEVIATION
+    return (operators(X).cast(X.as_nd_ndarray(), dtype="float32") - PIXEL_MEAN) / PIXEL_DEVIATION

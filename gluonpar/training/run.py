@@ -60,6 +60,7 @@ class Run:
         self.progress = Progress()
         self.history = History(self.ctx, self.progress.history, model=configuration.model)
         self.on_epoch = on_epoch
+        self.semantics = mx.util.is_np_shape(), mx.util.is_np_array()
         self.kept: list[str] = []
         self.lost: list[str] = []
         self.written: set[str] = set()
@@ -102,7 +103,8 @@ class Run:
         """
         repeatable = self.configuration.deterministic
         with determinism.enforced() if repeatable else contextlib.nullcontext():
-            return self._train()
+            with _semantics(False, False):  # the models are of mx.nd
+                return self._train()
 
     def _train(self) -> History:
         config = self.configuration
@@ -226,7 +228,8 @@ class Run:
 
     def _callback_stops(self) -> bool:
         """Call ``on_epoch`` with the last epoch; return whether it ends the run, on some rank."""
-        stops = self.on_epoch is not None and bool(self.on_epoch(self.history.epochs[-1]))
+        with _semantics(*self.semantics):
+            stops = self.on_epoch is not None and bool(self.on_epoch(self.history.epochs[-1]))
         if not any(cluster.gather(stops)):
             return False
         self.console.line(f"on_epoch ended the run after epoch {self.history.epochs[-1].epoch}")
@@ -347,6 +350,15 @@ class Run:
             "data": f"{data.name}, {images}, {data.source}",
             "training": training,
         }
+
+
+@contextlib.contextmanager
+def _semantics(np_shape: bool, np_array: bool) -> Iterator[None]:
+    """Switch what ``npx.set_np()`` sets on or off in a ``with`` block."""
+    scopes = mx.util.np_array(np_array), mx.util.np_shape(np_shape)
+    first, second = scopes[::-1] if np_array else scopes  # never arrays without shapes
+    with first, second:
+        yield
 
 
 def _describe_shards(batch_size: int, num_devices: int, weights: tuple[float, ...] | None) -> str:

@@ -121,6 +121,37 @@ def test_other_ops(algorithm, op, k):
     assert_everywhere(data, OPS[op](values.astype("float64"), axis=0).astype("float32"))
 
 
+# Means that can be represented, although the sums overflow, or halves of the values vanish.
+EXTREMES = {"float16": (60000, 2**-24), "float32": (3e38, 1e-37), "float64": (1.7e308, 1e-307)}
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("collective", [*NAMES, "reduce", "reduce_scatter"])
+@pytest.mark.parametrize("dtype", EXTREMES)
+@pytest.mark.parametrize("k", [2, 3, 5])
+def test_the_mean_is_right_wherever_it_can_be_represented(collective, dtype, k):
+    for extreme in EXTREMES[dtype]:
+        values = np.full((k, 7), extreme, dtype)
+        values[0, 1::2], values[1, 1::2] = -values[0, 1::2], 0
+        data = place(values)
+        if collective in NAMES:
+            gluonpar.allreduce(data, collective, op="mean")
+            means = data[0]
+            assert_everywhere(data, means.asnumpy())
+        elif collective == "reduce":
+            gluonpar.reduce(data, root=1, op="mean")
+            means = data.pop(1)
+            unchanged = np.delete(values, 1, axis=0)
+            np.testing.assert_array_equal([array.asnumpy() for array in data], unchanged)
+        else:
+            gluonpar.reduce_scatter(data, op="mean")
+            gluonpar.all_gather(data)
+            means = data[0]
+        want = (values.astype("longdouble") / k).sum(axis=0)
+        # Two roundings; the least numbers of float16 are far apart.
+        np.testing.assert_allclose(means.asnumpy(), want.astype(dtype), rtol=np.finfo(dtype).eps)
+
+
 @pytest.mark.parametrize("op", ["max", "min"])
 @pytest.mark.parametrize("algorithm", ["host", "ring"])
 def test_ops_on_integers(op, algorithm):
@@ -529,6 +560,19 @@ def test_lists_of_different_lengths_are_refused_and_unchanged():
             collective(lists)
     after = [array.asnumpy() for data in lists for array in data]
     np.testing.assert_array_equal(before, after)
+
+
+@pytest.mark.cpu("MXNet has bfloat16 on CPU contexts only")
+@pytest.mark.parametrize("name", ["allreduce", "ring", "reduce", "reduce_scatter", "kvstore"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "bool"])
+def test_what_is_not_added_is_refused_at_once(name, dtype):
+    data = [mx.nd.cast(array, dtype) for array in place(payload(2, (3,)))]
+    call = {
+        "ring": lambda data: gluonpar.allreduce(data, "ring"),
+        "kvstore": lambda data: mx.kv.create("gluonpar").pushpull(0, data),
+    }
+    with pytest.raises(ValueError, match=f"{dtype}.*astype"):
+        call.get(name, getattr(gluonpar, name, None))(data)
 
 
 @pytest.mark.parametrize("root", [-1, 2])

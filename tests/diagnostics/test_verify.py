@@ -192,7 +192,7 @@ NETWORKS = {
 
 @pytest.mark.parametrize("hybridized", [False, True])
 @pytest.mark.parametrize("kind", NETWORKS)
-def test_a_correct_network_passes_and_its_values_are_kept(kind, hybridized):
+def test_a_correct_network_passes_and_its_values_are_kept(world, kind, hybridized):
     blocks, note = NETWORKS[kind]
     net = make(*blocks(), hybridized=hybridized)
     verify(net, LOSS, BATCH, CPUS)

@@ -38,6 +38,12 @@ def test_means_are_those_of_numpy_on_the_first_towers_device(world, k, dtype):
         np.testing.assert_array_equal(mean.asnumpy(), np.mean(of_variable, axis=0))
 
 
+@pytest.mark.parametrize(("dtype", "value"), [("float16", 60000), ("float32", 3e38)])
+def test_means_of_large_gradients_do_not_overflow(world, dtype, value):
+    [mean] = average_gradients(on_devices(world, [[np.full((2,), value, dtype)]] * 3))
+    np.testing.assert_allclose(mean.asnumpy(), np.full((2,), value, dtype), rtol=1e-6)
+
+
 @pytest.mark.parametrize("k", [1, 3])
 def test_pairs_give_pairs_with_the_first_towers_variables(world, k):
     grads = towers(k)

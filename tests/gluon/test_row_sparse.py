@@ -59,6 +59,18 @@ def test_mean_and_explain():
     np.testing.assert_allclose(data[2].asnumpy(), want, rtol=1e-6)
 
 
+@pytest.mark.parametrize(("dtype", "value"), [("float16", 60000), ("float32", 3e38)])
+def test_the_mean_of_large_rows_does_not_overflow(dtype, value):
+    data = row_sparse(contexts(3), dtype)
+    for array in data:
+        full = (np.full((2, WIDTH), value, dtype), [1, 3]), (ROWS, WIDTH)
+        mx.nd.sparse.row_sparse_array(*full, array.context, dtype).copyto(array)
+    gluonpar.allreduce(data, op="mean")
+    for array in data:
+        assert rows_of(array) == [1, 3]
+        np.testing.assert_allclose(array.data.asnumpy(), full[0][0], rtol=1e-6)
+
+
 def test_dense_and_row_sparse_lists_together():
     sparse, dense = row_sparse(contexts(2)), [mx.nd.ones((2,), ctx=c) for c in contexts(2)]
     want = sum(array.asnumpy() for array in sparse)
@@ -196,10 +208,6 @@ def _after(num_batches):
     return runs.values(net)
 
 
-@pytest.mark.cpu(
-    "in 2 of 150 runs on simulated GPUs an operator failed with 'invalid resource handle', not yet "
-    "explained; MXNet scales row_sparse arrays by way of dense ones"
-)
 def test_clipping_counts_the_rows():
     ctx = contexts(2)
     net = bag(ctx)

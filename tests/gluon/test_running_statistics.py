@@ -64,6 +64,17 @@ def test_averaging_puts_the_mean_on_all_devices_and_leaves_weights_alone(net):
         np.testing.assert_array_equal(now, then)
 
 
+@pytest.mark.parametrize(("dtype", "value"), [("float16", 60000), ("float32", 3e38)])
+def test_the_mean_of_large_statistics_does_not_overflow(world, dtype, value):
+    layer = nn.BatchNorm(in_channels=2)
+    layer.initialize(ctx=CTX)
+    layer.running_mean.cast(dtype)
+    layer.running_mean.set_data(world.full((2,), value, dtype=dtype))
+    average_statistics(layer)
+    for own in layer.running_mean.list_data():
+        np.testing.assert_allclose(own.asnumpy(), np.full((2,), value, dtype), rtol=1e-6)
+
+
 def test_after_averaging_all_devices_evaluate_alike(net):
     average_statistics(net)
     X = np.ones((1, 5), "float32")

@@ -469,6 +469,13 @@ def test_an_epoch_whose_loss_is_not_finite_says_so():
         towers.run_epoch([mx.nd.array([1.0])] * 2 + [mx.nd.array([float("nan")])], LR)
 
 
+def test_the_mean_of_float16_losses_is_right_where_their_sum_is_too_large(world):
+    variables = [world.array([100.0]).astype("float16")]
+    towers = Towers(lambda X, w: X * w[0], variables, contexts(2))
+    batch = world.ones((1000,)).astype("float16")
+    assert towers.run_epoch([batch] * 2, lr=1e-3).loss == 100
+
+
 def test_an_exception_of_the_generator_comes_through():
     def broken():
         yield from batches([4, 4, 4])

@@ -2,6 +2,9 @@
 
 import functools
 import inspect
+import os
+import subprocess
+import sys
 
 import gluon_runs as runs
 import mxnet as mx
@@ -132,3 +135,37 @@ def test_the_rate_can_be_set_between_steps(momentum):
             runs.train(net, trainer, [batch], contexts(k))
         results.append(net)
     assert_as_one(results[1], runs.values(results[0]))
+
+
+MANY_WEIGHTS = """
+import gluonpar, mxnet as mx
+import sys
+
+net = mx.gluon.nn.Sequential()
+for _ in range(100):
+    net.add(mx.gluon.nn.Dense(2, in_units=2))
+net.initialize(mx.init.One(), ctx=[mx.cpu(0), mx.cpu(1)])
+options = {"learning_rate": 0.5, "momentum": 0.9}
+trainer = gluonpar.Trainer(net.collect_params(), sys.argv[1], options)
+for param in net.collect_params().values():
+    for value, grad in zip(param.list_data(), param.list_grad()):
+        grad[:] = 1
+        value._fresh_grad = True
+trainer.allreduce_grads()
+trainer.update(1)
+params = net.collect_params().values()
+print({float(value) for param in params for value in param.data(mx.cpu(1)).asnumpy().ravel()})
+"""
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "lars"])
+def test_any_number_of_weights_may_be_updated_together(optimizer):
+    """MXNet's operators on several weights write beyond their memory if there are more than 60."""
+    found = {}
+    for number in ("4", "200"):
+        env = {**os.environ, "MXNET_OPTIMIZER_AGGREGATION_SIZE": number, "MALLOC_PERTURB_": "165"}
+        found[number] = subprocess.run(
+            [sys.executable, "-c", MANY_WEIGHTS, optimizer],
+            **{"env": env, "capture_output": True, "text": True, "timeout": 300},
+        )
+    assert found["200"].stdout == found["4"].stdout != "", found["200"].stderr

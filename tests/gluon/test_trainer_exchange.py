@@ -156,6 +156,44 @@ def test_clip_global_norm_of_no_gradient_is_zero():
     assert params[0].list_data()[0].asscalar() == 1
 
 
+@pytest.mark.parametrize("max_norm", [1e-3, 1.0])
+@pytest.mark.parametrize(
+    ("dtype", "value", "size"),
+    [
+        ("float16", 300, 1000),  # squares overflow float16
+        ("float16", 1e-4, 1000),  # they vanish in it
+        ("float32", 1, 20_000_000),  # more than 2**24 ones: added one by one, they end there
+        ("float32", 1e25, 100),
+        ("float32", 3e38, 100),  # the norm itself overflows float32
+        ("float32", 1e-30, 100),
+        ("float64", 1e200, 100),
+        ("float64", 1e-200, 100),
+    ],
+)
+@pytest.mark.parametrize("sparse", [False, True])
+def test_the_norm_of_finite_gradients_is_right_however_large_small_or_many(
+    dtype, value, size, max_norm, sparse
+):
+    size = min(size, 1000) if sparse else size
+    shape, stype = (size // 4, 4), "row_sparse" if sparse else "default"
+    param = gluon.Parameter("w", shape=shape, dtype=dtype, grad_stype=stype)
+    param.initialize(ctx=device())
+    trainer = Trainer([param], "sgd")
+    values, grad = np.full(shape, value, dtype), param.grad(device())
+    if sparse:
+        rows = (values, np.arange(len(values)))
+        mx.nd.sparse.row_sparse_array(rows, shape, device(), dtype).copyto(grad)
+    else:
+        grad[:] = mx.nd.array(values, dtype=dtype)
+    norm = np.sqrt(np.longdouble(size)) * values.flat[0]
+    found = trainer.clip_global_norm(max_norm).asscalar()
+    with np.errstate(over="ignore"):
+        np.testing.assert_allclose(found, np.float32(norm), rtol=1e-5)
+    clipped = (grad.data if sparse else grad).asnumpy()
+    want = values.flat[0] * min(max_norm / norm, 1)  # rounded once: exactly so, or to a neighbour
+    np.testing.assert_allclose(clipped[[0, -1]], np.full((2, 4), want, dtype), rtol=1e-5)
+
+
 @pytest.mark.parametrize("device", [1, 2])
 @pytest.mark.parametrize("number", range(6))
 def test_check_replicas_finds_one_bit(device, number):

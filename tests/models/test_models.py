@@ -4,8 +4,10 @@ import mxnet as mx
 import numpy as np
 import pytest
 from contexts import device
+from mxnet import autograd
 
 from gluonpar.models import lenet
+from gluonpar.models.losses import softmax_cross_entropy
 
 
 def seeded(seed, **more):
@@ -107,3 +109,18 @@ def test_lenet_as_a_block_computes_the_same_as_the_function(hybridized):
     assert abs(want).max() > 0.01
     np.testing.assert_allclose(net(X).asnumpy(), want, rtol=1e-5, atol=1e-7)
     assert abs(params[4].asnumpy().std() - 0.1) < 0.002 and not params[5].asnumpy().any()
+
+
+def test_lenet_and_its_loss_take_arrays_of_mx_np(world):
+    images = np.random.RandomState(0).randint(0, 256, (4, 1, 28, 28)).astype("uint8")
+    start, grads = seeded(0, scale=0.05), []
+    for F in (mx.nd, world):
+        params = [F.array(value, ctx=device()) for value in start]
+        for param in params:
+            param.attach_grad()
+        X, y = (F.array(a, dtype=a.dtype, ctx=device()) for a in (images, np.arange(4)))
+        with autograd.record():
+            loss = softmax_cross_entropy(lenet.lenet(lenet.standardize(X), params), y)
+        loss.backward()
+        grads.append([param.grad.asnumpy().tobytes() for param in params])
+    assert grads[0] == grads[1]

@@ -1,8 +1,12 @@
 """metrics: every sample counts once, and the first loss that is no number is found."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
-from contexts import device
+from contexts import contexts, device
 from mxnet import nd
 
 from gluonpar import metrics
@@ -66,6 +70,58 @@ def test_batches_are_numbered_across_reads():
         meter.read()
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int8", "uint8", "int64"])
+def test_losses_of_any_dtype_are_added_without_overflow(world, dtype):
+    """1,000 times 100; float32 cannot hold the sum of two of 3e38."""
+    largest = {"float16": 60000, "float32": 3e38, "float64": 1e300}.get(dtype, 100)
+    meter = LossMeter()
+    meter.add([world.full((1000,), 100, dtype=dtype, ctx=device())])
+    assert meter.read() == 100
+    meter = LossMeter()
+    meter.add([world.full((n,), largest, dtype=dtype, ctx=device(i)) for i, n in enumerate((9, 8))])
+    assert meter.read() == pytest.approx(largest, rel=1e-3)
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 1), (4, 3), (4, 2, 3)])
+def test_a_sample_counts_once_however_many_values_its_loss_has(world, shape):
+    meter = LossMeter()
+    meter.add([world.ones(shape, ctx=device(0)) * 7, world.ones((1,), ctx=device(1)) * 2])
+    assert meter.read() == (4 * 7 + 2) / 5
+    assert meter.num_samples == 5
+
+
+MANY = """
+import itertools
+import gluonpar, mxnet as mx
+from gluonpar import metrics
+
+values = [metrics.all_finite([]).asscalar()]
+kinds = itertools.cycle(("float32", "float16", "float64"))
+for number in (200, 201, 1000):
+    arrays = [mx.nd.ones((3,), dtype=next(kinds)) for _ in range(number)]
+    values.append(metrics.all_finite([*arrays, mx.nd.ones((1,), dtype="int32")]).asscalar())
+    for bad in (0, 199, number - 1):
+        arrays[bad][2] = float("inf")
+        values.append(metrics.all_finite(arrays).asscalar())
+        arrays[bad][2] = 1
+with mx.util.np_shape(True), mx.util.np_array(True):
+    for arrays in ([mx.np.ones((0, 3))], [mx.np.ones((0,)), mx.np.array(float("nan"))]):
+        values.append(metrics.all_finite(arrays).asscalar())
+meter = metrics.LossMeter()
+meter.add([mx.nd.ones((2,))], [mx.nd.ones((3,)) for _ in range(600)])
+print([*map(int, values), meter.read()])
+"""
+
+
+def test_all_finite_takes_any_number_of_arrays_also_none_and_empty_ones():
+    """In a process of its own, as more than 200, and none, ended it."""
+    env = {**os.environ, "MALLOC_PERTURB_": "165"}
+    found = subprocess.run(
+        [sys.executable, "-c", MANY], env=env, capture_output=True, text=True, timeout=300
+    )
+    assert found.stdout == f"{[1, *[1, 0, 0, 0] * 3, 1, 0, 1.0]}\n", found.stderr
+
+
 def toy(X, params):
     """Scores are a linear function of the four features."""
     return nd.dot(X.astype("float32"), params[0])
@@ -121,6 +177,41 @@ def test_labels_may_have_any_dtype(dtype):
     images, labels, weights = toy_data(7)
     expected = accuracy_of(images, labels, weights, 2, 256)
     assert accuracy_of(images, labels.astype(dtype), weights, 2, 256) == expected
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_scores_may_have_any_float_dtype_and_labels_a_second_axis(world, dtype):
+    """The label of every other sample is the best of 3,000 classes, which float16 cannot count."""
+    images = np.zeros((20, 3000), dtype)
+    images[:, 2999], images[:, 2998] = 1, 0.5
+    labels = np.where(np.arange(20) % 2, 2999, 3000).astype("int32")
+    ctx = contexts(2)
+    params = [world.ones((1,), dtype=dtype, ctx=c) for c in ctx]
+    for given in (labels, labels.reshape((20, 1))):
+        assert accuracy(images, given, params, ctx, lambda X, one: X * one) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("num_images", "shape", "words"),
+    [
+        (7, (8,), r"\(8,\) for 7 images"),
+        (7, (6,), r"\(6,\) for 7 images"),
+        (7, (7, 2), r"\(7, 2\) for 7 images"),
+        (0, (0,), "at least 1 image, got 0"),
+    ],
+)
+def test_what_has_no_accuracy_is_refused(num_images, shape, words):
+    images, params = np.zeros((num_images, 4), "uint8"), [[nd.ones((4, 5), device())]]
+    with pytest.raises(ValueError, match=words):
+        accuracy(images, np.zeros(shape), params, [device()], toy)
+
+
+def test_scores_that_are_not_one_row_per_image_are_refused():
+    images, params = np.zeros((7, 4), "uint8"), [[nd.ones((4, 5), device())]]
+    with pytest.raises(ValueError, match=r"\(7, 5, 1\) for 7 images"):
+        accuracy(
+            images, np.zeros(7), params, [device()], lambda X, w: toy(X, w).expand_dims(axis=2)
+        )
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])

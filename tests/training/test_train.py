@@ -47,6 +47,22 @@ def test_one_seed_and_number_of_devices_give_the_same_bits(k):
     assert [e.loss for e in first.epochs] == [e.loss for e in second.epochs]
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_numpy_semantics_change_nothing_and_are_the_callbacks(optimizer):
+    def semantics():
+        return mx.util.is_np_shape(), mx.util.is_np_array()
+
+    plain, seen = train(2, optimizer=optimizer), []
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        of_np = train(2, optimizer=optimizer, on_epoch=lambda epoch: seen.append(semantics()))
+        assert semantics() == (True, True)
+    assert seen == [(True, True)]
+    assert bits(of_np) == bits(plain)
+    assert [(e.loss, e.test_accuracy) for e in of_np.epochs] == [
+        (e.loss, e.test_accuracy) for e in plain.epochs
+    ]
+
+
 def test_another_seed_differs(two_devices):
     for one, other in zip(bits(two_devices), bits(train(2, seed=1))):
         assert one != other
@@ -307,13 +323,13 @@ def test_a_dry_run_profiles_nothing(tmp_path):
 class Loss:
     """Takes the place of a step's losses on a device; records when they are waited for."""
 
-    size = 1
+    shape, size = (1,), 1
 
     def __init__(self, events):
         self.events, self.number = events, sum(kind == "step" for kind, _ in events)
         events.append(("step", self.number))
 
-    def sum(self):
+    def as_nd_ndarray(self):
         return mx.nd.zeros((1,))
 
     def wait_to_read(self):

@@ -28,12 +28,9 @@ def allreduce(lists, op: str = "sum", accumulate: str | None = None) -> None:
     if op not in ("sum", "mean"):
         raise ValueError(f"op must be 'sum' or 'mean' with algorithm 'kvstore', got {op!r}")
     for data in lists:
-        with executor.flattened(data, accumulate) as flat, _lock:
+        with executor.flattened(data, accumulate, op) as flat, _lock:
             contexts = tuple(str(array.context) for array in flat)
             _store(contexts, flat[0].size, flat[0].dtype).pushpull(0, flat, out=flat)
-            if op == "mean":
-                for array in flat:
-                    array /= len(flat)
 
 
 @functools.lru_cache(_STORES)

@@ -17,8 +17,5 @@ from gluonpar.runtime import nccl
 def allreduce(lists, op: str = "sum", accumulate: str | None = None) -> None:
     """All-reduce with NCCL the arrays of different GPUs."""
     with contextlib.ExitStack() as stack:
-        flat = [stack.enter_context(executor.flattened(data, accumulate)) for data in lists]
-        nccl.allreduce(flat, "sum" if op == "mean" else op)
-        if op == "mean":  # NCCL's own, from 2.10, multiplies by 1 / K
-            for array in (array for data in flat for array in data):
-                array /= len(lists[0])
+        flat = [stack.enter_context(executor.flattened(data, accumulate, op)) for data in lists]
+        nccl.allreduce(flat, "sum" if op == "mean" else op)  # its own mean multiplies by 1 / K
