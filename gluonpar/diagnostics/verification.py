@@ -150,7 +150,7 @@ class _Trial:
             before.copyto(array)
         for param in self.trained:
             for grad in param.list_grad():  # Parameter.zero_grad knows mx.nd only
-                memory.zero(grad)
+                memory.zero([grad])
 
 
 def check_replicas(copies: Sequence[mx.nd.NDArray], name: str) -> None:
