@@ -2,8 +2,9 @@
 
     echo '["operators", "sin", 0, "static", "write"]' | python tests/support/operator_sweep.py
 
-trains the cases on standard input: table, name, number of the case, form and ``grad_req``. It prints
-a line of JSON before and after each, so that a case that ends the process can be told.
+trains the cases on standard input: table, name, number of the case, form and ``grad_req``. It
+prints a line of JSON after each, so that the case that ends the process can be told. With the
+argument ``profile`` it trains them with stock MXNet, and prints which operators ran.
 """
 
 # ruff: noqa: I001
@@ -11,6 +12,7 @@ import gluonpar
 
 import contextlib
 import json
+import os
 import sys
 import traceback
 
@@ -25,6 +27,7 @@ FORMS = {
     "imperative": None,
     "hybridized": {},
     "static": {"static_alloc": True, "static_shape": True},
+    "deferred": {"static_alloc": True, "static_shape": True},
 }
 STEPS, LEARNING_RATE = 2, 0.0625
 # The gradients of outputs are these multiples of the same numbers. Their sum is 1, so two devices'
@@ -32,29 +35,51 @@ STEPS, LEARNING_RATE = 2, 0.0625
 HEADS = {1: [1.0], 2: [2.0, -1.0]}
 
 
-class Alone(gluon.HybridBlock):
+class Alone:
     """Only an operator or a layer, whose inputs are Parameters, after a Parameter of 3 elements.
 
     So backward of the operator itself writes gradients, at odd places of a bucket.
     """
 
     def __init__(self, case, grad_req):
-        super().__init__(prefix="")
+        super().__init__(prefix="net_")
         self.case = case
-        self.lead = self.params.get("lead", shape=(3,), init="ones", grad_req=grad_req)
+        self.lead = self.params.get("a", shape=(3,), init="ones")
         for i, given in enumerate(case.inputs):
             value = values(given, i)
             options = {"shape": value.shape, "dtype": value.dtype, "init": "zeros"}
-            options["grad_req"] = grad_req if isinstance(given, P) else "null"
+            options["grad_req"] = "write" if isinstance(given, P) else "null"
             setattr(self, f"x{i}", self.params.get(f"x{i}", **options))
+        if case.layer:
+            with self.name_scope():
+                self.layer = case.layer()
+        for param in self.collect_params().values():
+            if param.grad_req == "write":
+                param.grad_req = grad_req
 
-    def hybrid_forward(self, F, x, lead, **inputs):
-        inputs = [inputs[f"x{i}"] for i in range(len(inputs))]
-        outputs = self.case.call(F, *inputs)
+    def outputs(self, F, x, lead, inputs):
+        if self.case.layer:
+            outputs = (self.case.call or (lambda layer, *x: layer(*x)))(self.layer, *inputs)
+        else:
+            outputs = self.case.call(F, *inputs)
         if not isinstance(outputs, (list, tuple)):
             outputs = [*outputs] if type(outputs) is mx.sym.Symbol else [outputs]
         # MXNet's static graphs lose the gradient of an output that is a copy of an input's.
         return [x * lead, *(output * 1 for output in outputs)]
+
+
+class Hybrid(Alone, gluon.HybridBlock):
+    def hybrid_forward(self, F, x, lead, **inputs):
+        return self.outputs(F, x, lead, [inputs[f"x{i}"] for i in range(len(inputs))])
+
+
+class Plain(Alone, gluon.Block):
+    """With a layer that cannot be hybridized."""
+
+    def forward(self, x):
+        params = [self.lead, *(getattr(self, f"x{i}") for i in range(len(self.case.inputs)))]
+        lead, *inputs = (param.data(x.context) for param in params)
+        return self.outputs(mx.nd, x, lead, inputs)
 
 
 def values(given, number):
@@ -71,9 +96,9 @@ def function(F, name):
     for prefix, room in (
         *(("_npi_", F.numpy._internal), ("_npx_", F.numpy_extension._op), ("_np_", F.numpy._op)),
         *(("_contrib_", F.contrib), ("_linalg_", F.linalg), ("_sparse_", F.sparse)),
-        ("_image_", F.image),
+        *(("_image_", F.image), ("_random_", F.random)),
     ):
-        if name.startswith(prefix):
+        if name.startswith(prefix) and (prefix != "_random_" or name.endswith("_like")):
             return getattr(room, name[len(prefix) :])
     return getattr(F._internal if name.startswith("_") else F.op, name)
 
@@ -91,15 +116,11 @@ def direct(name, case):
     return lambda F, *inputs: function(F, name)(**dict(zip(arrays, inputs)), **case.attributes)
 
 
-def train(make, kind, devices, case, form, grad_req):
+def train(kind, devices, case, form, grad_req):
     """Train two steps, and return the Block."""
     ctx = [mx.cpu(i) for i in range(devices)]
-    mx.random.seed(0)
-    np.random.seed(0)
-    net = make(grad_req, ctx)
+    net = network(case, grad_req, form, ctx)
     array = mx.np.array if case.numpy else mx.nd.array
-    if FORMS[form] is not None:
-        net.hybridize(**FORMS[form])
     trainer = kind(net.collect_params(), "sgd", {"learning_rate": LEARNING_RATE})
     factors = [1.0] * devices if case.own_heads else HEADS[devices]
     for step in range(STEPS):
@@ -122,7 +143,7 @@ def train(make, kind, devices, case, form, grad_req):
 
 def result(net, device=0):
     return {
-        name: param.list_data()[device].asnumpy()
+        name[len("net_") :]: param.list_data()[device].asnumpy()
         for name, param in net.collect_params().items()
         if param.grad_req != "null"
     }
@@ -132,22 +153,23 @@ def stock(params, optimizer, options):
     return gluon.Trainer(params, optimizer, options, kvstore=None)
 
 
-def compare(make, case, form, grad_req):
+def compare(case, form, grad_req):
     """Return what is wrong, or None."""
-    net = make(grad_req, [mx.cpu()])
-    before = result(net)
+    before = result(network(case, grad_req, "imperative", [mx.cpu()]))
     try:
-        want = result(train(make, stock, 1, case, form, grad_req))
+        want = result(train(stock, 1, case, form, grad_req))
     except Exception as error:
         raise RuntimeError(f"stock: {error}") from error
     still = [n for n in want if (want[n] == before[n]).all()]
-    zero = [f"x{i}" for i, x in enumerate(case.inputs) if isinstance(x, P) and (case.zero or x.zero)]
+    zero = [
+        f"x{i}" for i, x in enumerate(case.inputs) if isinstance(x, P) and (case.zero or x.zero)
+    ]
     if sorted(still) != sorted(zero):
         return f"useless: these do not move: {still}"
     if not all(np.isfinite(value).all() for value in want.values()):
         return "useless: not finite"
-    for devices in (1, 2):
-        net = train(make, gluonpar.Trainer, devices, case, form, grad_req)
+    for devices in case.devices:
+        net = train(gluonpar.Trainer, devices, case, form, grad_req)
         for device in range(devices):
             for name, value in result(net, device).items():
                 error = np.abs(value.astype("float64") - want[name]).max()
@@ -157,25 +179,29 @@ def compare(make, case, form, grad_req):
     return None
 
 
-def of_operator(name, number):
-    case = operator_table.RECIPES[name][number]
-    case = case._replace(call=case.call or direct(name, case))
+def network(case, grad_req, form, ctx):
+    """The Block of a case, hybridized, with its values on ``ctx``."""
+    mx.random.seed(0)
+    np.random.seed(0)
+    array = mx.np.array if case.numpy else mx.nd.array
+    kind = Plain if case.layer and not isinstance(case.layer(), gluon.HybridBlock) else Hybrid
+    net = kind(case, grad_req)
+    net.initialize(mx.init.Uniform(0.3), ctx=ctx)
+    for i, given in enumerate(case.inputs):
+        value = values(given, i)
+        for copy in getattr(net, f"x{i}").list_data():
+            array(value, dtype=value.dtype).copyto(copy)
+    if FORMS[form] is not None:
+        net.hybridize(**FORMS[form])
+    if case.layer and form != "deferred":
+        net(array([1.0, 2.0, 3.0], ctx=ctx[0]))  # now all shapes are known
+    return net
 
-    def make(grad_req, ctx):
-        net = Alone(case, grad_req)
-        net.initialize(ctx=ctx)
-        for i, given in enumerate(case.inputs):
-            array = mx.np.array if case.numpy else mx.nd.array
-            value = values(given, i)
-            for copy in getattr(net, f"x{i}").list_data():
-                array(value, dtype=value.dtype).copyto(copy)
-        return net
 
-    return case, make
-
-
-def of_layer(name, number):
-    return layer_table.case_and_maker(name, number, Alone)
+def find(table, name, number):
+    """A case, with how it is called."""
+    case = {"operators": operator_table, "layers": layer_table}[table].RECIPES[name][number]
+    return case if case.layer or case.call else case._replace(call=direct(name, case))
 
 
 @contextlib.contextmanager
@@ -187,25 +213,35 @@ def world(numpy):
         yield
 
 
-def say(**what):
-    print(json.dumps(what), flush=True)
+def run_under_profiler():
+    """Train the cases with stock MXNet only, and print the names of the operators that ran."""
+    kinds = {"profile_imperative": True, "profile_symbolic": True}
+    mx.profiler.set_config(filename=os.devnull, aggregate_stats=True, **kinds)
+    mx.profiler.set_state("run")
+    for table, name, number, form, grad_req in map(json.loads, sys.stdin):
+        case = find(table, name, number)
+        with world(case.numpy):
+            result(train(stock, 1, case, form, grad_req))
+    mx.nd.waitall()
+    mx.profiler.set_state("stop")
+    times = json.loads(mx.profiler.dumps(format="json"))["Time"]
+    print(json.dumps(sorted({name for kind in times.values() for name in kind})))
 
 
 def main():
     for key in map(json.loads, sys.stdin):
         table, name, number, form, grad_req = key
-        say(begins=key)
         try:
-            case, make = {"operators": of_operator, "layers": of_layer}[table](name, number)
+            case = find(table, name, number)
             with world(case.numpy):
-                wrong = compare(make, case, form, grad_req)
+                wrong = compare(case, form, grad_req)
                 mx.nd.waitall()
         except Exception as error:
             traceback.print_exc()
             lines = str(error).strip().splitlines() or [""]
             wrong = f"{type(error).__name__}: {lines[0]} ... {lines[-1]}"
-        say(ended=key, wrong=wrong)
+        print(json.dumps({"case": key, "wrong": wrong}), flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    run_under_profiler() if sys.argv[1:] == ["profile"] else main()
