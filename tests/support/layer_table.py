@@ -149,7 +149,8 @@ for dimensions in (1, 2, 3):
             shape, 4, 3, 3, 1), (3, 2, *shape))  # fmt: skip
 cell("contrib.rnn.LSTMPCell", lambda: contrib.rnn.LSTMPCell(5, 3))
 cell("contrib.rnn.VariationalDropoutCell",
-     lambda: contrib.rnn.VariationalDropoutCell(rnn.LSTMCell(4), 0.3, 0.3, 0.3))  # fmt: skip
+     lambda: contrib.rnn.VariationalDropoutCell(rnn.LSTMCell(4), 0.3, 0.3, 0.3),
+     forms=operator_table.ALL_FORMS)  # fmt: skip
 layer("contrib.cnn.DeformableConvolution", None, P((2, 3, 6, 6)), channels=4, kernel_size=(3, 3))
 
 exclude(

@@ -518,8 +518,8 @@ op("_random_pdf_poisson", COUNTS, P((2,), 1, 2))
 op("_random_pdf_negative_binomial", COUNTS, P((2,), 2, 3), P((2,), 0.3, 0.7))
 op("_random_pdf_generalized_negative_binomial", COUNTS, P((2,), 1, 2), P((2,), 0.3, 0.7))
 op("_random_pdf_dirichlet", C([[[0.2, 0.3, 0.5]], [[0.6, 0.3, 0.1]]]), P((2, 3), 1, 2))
-op("_sample_multinomial", P(values=[[0.2, 0.3, 0.5]]), shape=4, get_prob=True,
-   forms=IMPERATIVE, grad_reqs=WRITE)  # fmt: skip
+op("_sample_multinomial", P((2, 3), 0.2, 0.5), forms=IMPERATIVE, call=lambda F, p:
+   F.sample_multinomial(p / p.sum(1, keepdims=True), shape=4, get_prob=True)[1])  # fmt: skip
 LOCATION, SCALE = P((3, 4)), P((3, 4), 0.5, 2)
 op("_npi_normal _npi_normal_n", LOCATION, SCALE, loc=None, scale=None, size=None)
 op("_npi_gumbel _npi_logistic", LOCATION, SCALE, loc=None, scale=None, size=None)
