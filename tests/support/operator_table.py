@@ -124,6 +124,8 @@ op("Cast", P(), dtype="float16")
 op("amp_cast", P(), dtype="float16")
 op("amp_cast", P(), dtype="float32", grad_reqs=WRITE)
 op("amp_multicast", P(), P((4,)), num_outputs=2, grad_reqs=WRITE)
+op("_contrib_quantize_v2", P(), zero=True)
+op("_contrib_quantize", P(), P((1,), -2, -1), P((1,), 1, 2), zero=True)
 op("_identity_with_attr_like_rhs", P(), C(np.ones((3, 5))))
 op("_copyto", P(), call=lambda F, x: x.copyto(mx.cpu(3)), forms=IMPERATIVE)
 NP_SMOOTH = "absolute arctan arcsinh cbrt cos cosh degrees exp expm1 negative radians sin sinh "
@@ -526,6 +528,11 @@ op("_npi_gumbel _npi_logistic", LOCATION, SCALE, loc=None, scale=None, size=None
 op("_npi_exponential _npi_rayleigh", SCALE, scale=None, size=None)
 op("_npi_pareto _npi_weibull", SCALE, a=None, size=None)
 
+op("_npi_uniform _npi_uniform_n", P(), P(low=1, high=2), low=None, high=None, size=None, zero=True)
+op("_npi_gamma", P(low=1, high=2), P(low=1, high=2), shape=None, scale=None, size=None, zero=True)
+op("_npi_bernoulli", P((3, 4), 0.1, 0.9), prob=None, logit=None, size=None, is_logit=False,
+   zero=True)  # fmt: skip
+op("_npi_choice", P((3,), 0.1, 0.3), a=3, size=2, replace=True, weighted=True, zero=True)
 op("_npi_powerd", SCALE, a=None, size=None, zero=True)
 op("_npi_multinomial", P(values=[0.2, 0.3, 0.5]), zero=True,
    forms=IMPERATIVE, call=lambda F, p: F.numpy._internal.multinomial(p, n=5, pvals=None),
@@ -606,16 +613,15 @@ exclude(
     _contrib_allclose _contrib_calibrate_entropy _contrib_getnnz _slice_assign _slice_assign_scalar
     _grad_add _histogram _npi_delete _npi_insert_scalar _npi_insert_slice _npi_insert_tensor
     _scatter_set_nd _npi_share_memory _shuffle _onehot_encode argmax_channel batch_take
-    fill_element_0index khatri_rao _npi_bernoulli _npi_choice _npi_gamma _npi_uniform _npi_uniform_n
-    _contrib_RROIAlign
+    fill_element_0index khatri_rao _contrib_RROIAlign
     _contrib_edge_id _contrib_dgl_adjacency _contrib_dgl_csr_neighbor_non_uniform_sample
     _contrib_dgl_csr_neighbor_uniform_sample _contrib_dgl_graph_compact _contrib_dgl_subgraph""",
 )
 exclude(
     "quantized arithmetic, for inference",
     """
-    _contrib_dequantize _contrib_quantize _contrib_quantize_asym _contrib_quantize_v2
-    _contrib_quantized_act _contrib_quantized_batch_norm _contrib_quantized_concat
+    _contrib_dequantize _contrib_quantize_asym _contrib_quantized_act
+    _contrib_quantized_batch_norm _contrib_quantized_concat
     _contrib_quantized_conv _contrib_quantized_elemwise_add _contrib_quantized_elemwise_mul
     _contrib_quantized_embedding _contrib_quantized_flatten _contrib_quantized_fully_connected
     _contrib_quantized_pooling _contrib_quantized_rnn _contrib_requantize _sg_mkldnn_conv
