@@ -585,7 +585,7 @@ op("_while_loop", P((3,)), C([0.0]), call=lambda F, x, i: F.contrib.while_loop(
 op("_cond", P((3,)), C([1.0]), call=lambda F, x, c: F.contrib.cond(
    c > 0, lambda: x * 2, lambda: x * 3))  # fmt: skip
 
-# --- grad_req='add': stock MXNet, on one device, does not compute twice the gradient of 'write' ----
+# --- grad_req='add': stock MXNet, on one device, does not compute twice the gradient of 'write' ---
 for name in """
     Crop SpatialTransformer _contrib_DeformableConvolution _contrib_boolean_mask _contrib_box_nms
     _copyto _linalg_gelqf _np_cumsum _np_trace _npi_diff _npi_dsplit _npi_flip _npi_hsplit _npi_mean
