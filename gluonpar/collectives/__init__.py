@@ -13,7 +13,6 @@ from gluonpar.collectives.operations import (
     broadcast_many,
     explain,
     reduce,
-    reduce_many,
     reduce_scatter,
 )
 from gluonpar.collectives.plan import Hop
@@ -37,7 +36,6 @@ __all__ = [
     "explain",
     "named",
     "reduce",
-    "reduce_many",
     "reduce_scatter",
     "register",
     "register_executor",

@@ -187,8 +187,9 @@ class Trainer(gluon.Trainer):
         before = self._accumulating
         if not before:
             backward_passes.mark_used(layout.params)
-            memory.zero([grad for param in layout.params for grad in param._grad])
-            backward_passes.set_grad_req(layout.params, "add")
+            adding = [param for param in layout.params if param.grad_req == "add"]
+            memory.zero([grad for param in adding for grad in param._grad])
+            backward_passes.accumulate(layout.params, True)
         self._accumulating = "inside"
         try:
             yield
@@ -292,7 +293,7 @@ class Trainer(gluon.Trainer):
         threads.share(self._contexts or ())
         self._update_of_owners.set_contexts(self._contexts)
         if self._accumulating:
-            backward_passes.set_grad_req(self._layout.params, "add")
+            backward_passes.accumulate(self._layout.params, True)
         return self._layout
 
     def _fresh_buckets(self, ignore_stale_grad: bool, summed: bool = False) -> list[Bucket]:
@@ -353,7 +354,7 @@ class Trainer(gluon.Trainer):
             backward_passes.mark_used(self._layout.params)
             if self._accumulating:
                 self._accumulating = False
-                backward_passes.set_grad_req(self._layout.params, None)
+                backward_passes.accumulate(self._layout.params, False)
 
 
 def _check_stock_arguments(kvstore: Any, compression_params: Any, update_on_kvstore: Any) -> None:

@@ -100,14 +100,15 @@ def mark_used(params: Iterable[gluon.Parameter]) -> None:
             _tracked[param].forget()
 
 
-def set_grad_req(params: Iterable[gluon.Parameter], grad_req: str | None) -> None:
-    """Make backward 'write' or 'add' for the tracked ``params``; None restores each one's own.
+def accumulate(params: Iterable[gluon.Parameter], on: bool) -> None:
+    """Have each pass add to the gradients of the tracked ``params`` that count, or write them.
 
-    Which gradients count does not change.
+    MXNet's ``grad_req='add'`` is not used: the backward of some operators writes all the same, and
+    that of others to memory that is not theirs (MXNet 1.9.1: mean, clip, cumsum, linalg.det, ...).
     """
     with _lock:
         for param in params:
-            _tracked[param].set_grad_req(grad_req or param.grad_req)
+            _tracked[param].accumulates = on
 
 
 @contextlib.contextmanager
@@ -120,6 +121,8 @@ def together() -> Iterator[None]:
                 writes.begin()
             _number += 1
         _running += 1
+        for writes in [*_tracked.values()]:
+            writes.save()
     try:
         yield
     finally:
@@ -128,7 +131,7 @@ def together() -> Iterator[None]:
             for writes in [*_tracked.values()]:
                 writes.note()
                 if not _running:
-                    writes.show()
+                    writes.end()
 
 
 class _Writes:
@@ -139,7 +142,9 @@ class _Writes:
         self._values: list[mx.nd.NDArray] | None = None  # what the rest is about
         self._grads: list[mx.nd.NDArray] | None = None
         self._passes: list[int] = []
-        self._adds = False
+        self._adds = False  # by itself: grad_req='add'
+        self._saved: dict[int, mx.nd.NDArray] = {}  # by device: to be added to what a pass writes
+        self.accumulates = False
         self.time = self.skipped = 0
 
     def passes(self) -> list[int]:
@@ -168,8 +173,19 @@ class _Writes:
         if any(self.passes()):
             clear_flags(self._values)
 
+    def save(self) -> None:
+        """Save what counts so far, if the next pass shall add to it."""
+        if not self.accumulates or self._adds:
+            return
+        with autograd.pause():
+            for i, number in enumerate(self._passes):
+                if number and i not in self._saved:
+                    self._saved[i] = self._grads[i].copy()
+                    clear_flags([self._values[i]])
+
     def note(self) -> None:
         """Note what the pass that runs has written, and what is out of date by that."""
+        self._add_saved()
         before, passes = self._passes, zip(self._passes, self._written())
         self._passes = [_number if written else number for number, written in passes]
         if _number not in self._passes:
@@ -178,15 +194,22 @@ class _Writes:
         if is_first:
             self.time, self.skipped = _num_sums, 0
         overwritten = [m for m, n in zip(before, self._passes) if 0 < m < n]
-        if overwritten and not self._adds:
+        if overwritten and not (self._adds or self.accumulates):
             first = min(overwritten)
             self._passes = [n if n == _number or n < first else 0 for n in self._passes]
             self.skipped += not is_first
 
-    def show(self) -> None:
+    def _add_saved(self) -> None:
+        with autograd.pause():
+            for i, written in enumerate(self._written() if self._saved else ()):
+                if written and i in self._saved:
+                    self._grads[i] += self._saved.pop(i)
+
+    def end(self) -> None:
         """Set MXNet's flag of each gradient that counts, for other programs that read it."""
+        self._saved.clear()
         for value, number in zip(self._values or (), self._passes):
-            if number and number < _number:
+            if number and (number < _number or self.accumulates):
                 value._fresh_grad = True
 
     def forget(self) -> None:
@@ -194,14 +217,6 @@ class _Writes:
         if self.passes():
             clear_flags(self._values)
         self._passes = [0] * len(self._passes)
-
-    def set_grad_req(self, grad_req: str) -> None:
-        """Change it, which clears MXNet's flags."""
-        passes = self.passes()
-        for value, grad, number in zip(self._values or (), self._grads or (), passes):
-            autograd.mark_variables([value], [grad], grad_req)
-            value._fresh_grad = number > 0
-        self._adds = grad_req == "add"
 
     def _written(self) -> list[bool]:
         return flags(self._values if self._passes else ())

@@ -1,11 +1,12 @@
 """Several backwards before one step: gradients are added up, and exchanged once."""
 
 import gluon_runs as runs
+import mxnet as mx
 import numpy as np
 import pytest
 from gluon_nets import NETS
 from gluon_runs import assert_as_one, contexts, give_grads, weights
-from mxnet import gluon
+from mxnet import autograd, gluon
 
 from gluonpar.gluon.trainer import Trainer
 
@@ -109,6 +110,44 @@ def test_nothing_can_be_exchanged_inside_no_sync(what):
         assert runs.bits(params) == before
     trainer.step(1)
     assert params[0].list_data()[0].asscalar() == (-3 if "inner" in what else -2)
+
+
+# In MXNet 1.9.1 these write where grad_req='add' says to add, or add to other memory.
+OVERWRITING = {
+    "mean": lambda w: w.mean(),
+    "clip": lambda w: w.clip(-9, 9),
+    "flip": lambda w: w.flip(0),
+    "cumsum": lambda w: mx.nd.cumsum(w),
+    "det": lambda w: mx.nd.linalg.det(w.reshape((1, 2, 2))),
+    "dot": lambda w: mx.nd.dot(w, w),  # adds, as it should
+}
+
+
+@pytest.mark.parametrize("inside", [2, 3])
+@pytest.mark.parametrize("operator", OVERWRITING)
+def test_micro_batches_add_up_whatever_operator_writes_the_gradient(operator, inside):
+    params = weights([[1.0, 2.0, 3.0, 5.0]], 2)
+    trainer = Trainer(params, "sgd", {"learning_rate": 1.0})
+
+    def micro_batch(factors):
+        with autograd.record():
+            losses = [
+                OVERWRITING[operator](value) * factor
+                for value, factor in zip(params[0].list_data(), factors)
+            ]
+        for loss in losses:  # a pass per device
+            loss.backward()
+
+    micro_batch([1.0, 0.0])
+    once = params[0].list_grad()[0].asnumpy()
+    with trainer.no_sync():
+        for i in range(inside):
+            micro_batch([1.0, 2.0**i])
+    micro_batch([4.0])  # and one of a single sample
+    times = inside + sum(2.0**i for i in range(inside)) + 4
+    trainer.step(1)
+    for value in params[0].list_data():
+        np.testing.assert_allclose(value.asnumpy(), [1, 2, 3, 5] - times * once, rtol=1e-5)
 
 
 def test_no_sync_names_a_parameter_without_a_shape():

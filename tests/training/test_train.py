@@ -155,10 +155,9 @@ def test_the_first_update_that_ruins_the_parameters_is_named_though_losses_stay_
     def ruin(sums, *rest):
         update(sums, *rest)
         if next(steps) == 3:
-            for bucket in sums.buckets:
-                for copies in bucket.params:
-                    if copies[0].shape == (20, 1, 3, 3):  # before the first relu
-                        copies[0][:] = np.nan
+            for copies in (copies for bucket in sums.buckets for copies in bucket.copies):
+                if copies.params[0].shape == (20, 1, 3, 3):  # before the first relu
+                    copies.params[0][:] = np.nan
 
     monkeypatch.setattr(step, "sgd", ruin)
     with pytest.raises(metrics.Diverged, match="parameters .* after batch 3 of 6, epoch 1"):
@@ -190,7 +189,7 @@ def test_what_was_reached_remains_after_an_exception(tmp_path, monkeypatch):
 
 def test_parameters_that_only_the_last_update_ruined_are_noticed(tmp_path, monkeypatch):
     def ruin(sums, *_):
-        sums.buckets[-1].params[0][0][:] = np.nan
+        sums.buckets[-1].copies[0].params[0][:] = np.nan
 
     monkeypatch.setattr(step, "sgd", ruin)
     with pytest.raises(metrics.Diverged, match="parameters became .*epoch 1, with lr=0.2"):
