@@ -88,7 +88,7 @@ def classify(operators: Sequence[Span], num_devices: int) -> list[Span]:
 
 
 def _by_name(name: str) -> str:
-    if name in ("gluonpar.runtime.threads", "DeleteVariable"):
+    if name in ("gluonpar.runtime.threads", "gluonpar.heap", "DeleteVariable"):
         return OTHER
     if name.startswith(("gluonpar", "KVStore")):
         return EXCHANGE
