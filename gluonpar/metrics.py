@@ -63,7 +63,7 @@ class LossMeter:
             for loss in losses:
                 if loss.size:
                     num_samples = loss.shape[0] if loss.shape else 1
-                    values = loss.as_nd_ndarray().astype("float64")
+                    values = nd.cast(loss.as_nd_ndarray(), "float64")
                     each = loss.size // num_samples
                     sums.append(values.sum() if each == 1 else values.sum() / each)
                     self.num_samples += num_samples

@@ -66,8 +66,9 @@ def classify(operators: Sequence[Span], num_devices: int) -> list[Span]:
     backward operator.
 
     By place: between a device's backward and the exchange or update, copies and sums are exchange,
-    and other operators backward, such as the sum of the losses. Elsewhere copies are data, and
-    other operators forward, such as a cast or an augmentation of the batch.
+    unless gluonpar's own operators exchange, and other operators backward, such as the sum of the
+    losses. Elsewhere copies are data, and other operators forward, such as a cast or an
+    augmentation of the batch.
     """
     updaters = {op.device for op in operators if op.name == "gluonpar.update"}
     summed = any(op.name == "gluonpar.host" for op in operators)
@@ -83,7 +84,9 @@ def classify(operators: Sequence[Span], num_devices: int) -> list[Span]:
             after_backward = dict.fromkeys(after_backward, False)
         elif part in (BACKWARD, UPDATE):
             after_backward[op.device] = part == BACKWARD
-        found.append(op._replace(part=part or _by_place(op.name, after_backward[op.device])))
+        by_copies = not summed and update != FUSED
+        place = _by_place(op.name, after_backward[op.device], by_copies)
+        found.append(op._replace(part=part or place))
     return found
 
 
@@ -97,9 +100,10 @@ def _by_name(name: str) -> str:
     return UPDATE if _UPDATE.fullmatch(name) else ""
 
 
-def _by_place(name: str, after_backward: bool) -> str:
+def _by_place(name: str, after_backward: bool, by_copies: bool) -> str:
     if after_backward:
-        return EXCHANGE if _COPY.fullmatch(name) or _SUM.fullmatch(name) else BACKWARD
+        exchanges = by_copies and (_COPY.fullmatch(name) or _SUM.fullmatch(name))
+        return EXCHANGE if exchanges else BACKWARD
     return DATA if _COPY.fullmatch(name) else FORWARD
 
 

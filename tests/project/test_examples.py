@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import mxnet as mx
 import numpy as np
 import pytest
 
@@ -28,7 +29,8 @@ def source(program):
 def run(program, num_devices, *options):
     """Run a program in this process; return its parameters on the last device, in their order."""
     found = runpy.run_path(str(ROOT / "examples" / f"{program}.py"))
-    net = found["train"](found["parse"]([*SMALL, f"--num-gpus={num_devices}", *options]))
+    with mx.name.NameManager():  # layers are counted from 0, as in a process of its own
+        net = found["train"](found["parse"]([*SMALL, f"--num-gpus={num_devices}", *options]))
     return [param.list_data()[-1].asnumpy() for param in net.collect_params().values()]
 
 
