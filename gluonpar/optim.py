@@ -13,7 +13,7 @@ from typing import Callable, Iterable, NamedTuple, Sequence
 
 import mxnet as mx
 import numpy as np
-from mxnet import nd
+from mxnet import autograd, nd
 
 from gluonpar import replicas, sharding
 from gluonpar.runtime import memory, thread_pool, threads
@@ -62,9 +62,11 @@ def _pairs_by_device(bucket: replicas.Bucket) -> Iterable[list[tuple[nd.NDArray,
 
 
 def _multi_sgd_update(pairs: Sequence[tuple], lr: float, batch_size: int) -> None:
+    """One operator, which autograd does not record."""
     n, arrays = len(pairs), [array.as_nd_ndarray() for pair in pairs for array in pair]
     options = {"lrs": [lr] * n, "wds": [0.0] * n, "rescale_grad": 1.0 / batch_size}
-    nd.multi_sgd_update(*arrays, out=arrays[::2], num_weights=n, **options)
+    with autograd.pause():
+        nd.multi_sgd_update(*arrays, out=arrays[::2], num_weights=n, **options)
 
 
 def rule(

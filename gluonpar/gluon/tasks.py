@@ -10,7 +10,7 @@ from mxnet import autograd
 from mxnet.gluon.contrib import estimator
 
 from gluonpar.gluon import rendezvous
-from gluonpar.runtime import backward_passes, device_threads, interrupts, threads
+from gluonpar.runtime import device_threads, interrupts, threads
 from gluonpar.runtime.devices import as_list, check_distinct
 from gluonpar.sharding import split_and_load
 
@@ -64,7 +64,7 @@ def run_tasks(
         raise ValueError(f"shards must be 1 to {len(contexts)}, one per context, got {len(shards)}")
     threads.share(contexts)
     results = []
-    with together(), backward_passes.together():
+    with together():
         for shard, c in zip(shards, contexts):
             try:
                 results.append(device_threads.call(c, call, shard))

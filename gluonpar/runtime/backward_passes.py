@@ -8,8 +8,8 @@ MXNet's own flag, ``_fresh_grad``, does not tell them apart: it says that some b
 written the gradient since the last update. So here passes have numbers, and a pass that overwrites
 what pass m wrote discards what pass m and later ones wrote on other devices.
 
-Passes that overlap, on several threads, or take place :func:`together` have one number. For that a
-function of MXNet's C interface is replaced by one that calls it.
+Passes that overlap, on several threads, have one number. For all that a function of MXNet's C
+interface is replaced by one that calls it.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ def accumulate(params: Iterable[gluon.Parameter], on: bool) -> None:
 
 
 @contextlib.contextmanager
-def together() -> Iterator[None]:
-    """Within this context all backward passes, on any threads, are one."""
+def _one_pass() -> Iterator[None]:
+    """Note what is written within this context; passes that overlap, on other threads, are one."""
     global _number, _running
     with _lock:
         if not _running:
@@ -224,7 +224,7 @@ class _Writes:
 
 @functools.wraps(_backward)
 def _numbered_backward(*arguments: Any) -> int:
-    with interrupts.held(), together():
+    with interrupts.held(), _one_pass():
         return _backward(*arguments)
 
 

@@ -147,11 +147,8 @@ def by_gluon(num_devices, make_trainer, deferred=False):
         net(mx.nd.zeros((1, 784), ctx[0]))
     params = net.collect_params()
     trainer = make_trainer(params)
-    is_stock = not isinstance(trainer, gluonpar.Trainer)
     loss = gluon.loss.SoftmaxCrossEntropyLoss()
     for i, (X, y, number) in enumerate(batches(num_devices)):
-        if is_stock and number < BATCH:
-            continue  # the stock one wants gradients on all devices
         if i == 1:
             net.initialize(mx.init.Xavier(), ctx=ctx, force_reinit=True)
         shards = gluonpar.split_and_load((X, y), ctx) if len(X) else []
@@ -161,6 +158,33 @@ def by_gluon(num_devices, make_trainer, deferred=False):
             autograd.backward(losses)
         trainer.step(number)
     return [p.list_data()[-1].asnumpy() for p in params.values()]
+
+
+def by_gan(num_devices, make_trainer):
+    """Batches of other sizes for the critic, whose gradients the generator's backward writes."""
+    ctx, rng = contexts(num_devices), np.random.RandomState(0)
+    critic, generator = (gluon.nn.Dense(units, in_units=4) for units in (1, 4))
+    for net in (critic, generator):
+        net.initialize(ctx=ctx)
+        for param in net.collect_params().values():
+            param.set_data(mx.nd.array(rng.normal(0, 0.5, param.shape)))
+    trainers = [make_trainer(net.collect_params()) for net in (critic, generator)]
+    for number in (8, 1, 8, 2, 1):
+        for trainer in trainers:
+            size = number if trainer is trainers[0] else 8
+            batch = rng.normal(size=(size, 4)).astype("float32")
+            own = np.array_split(batch, cluster.size())[cluster.rank()]
+            shards = gluonpar.split_and_load(own, ctx) if len(own) else []
+            with autograd.record():
+                if trainer is trainers[0]:
+                    losses = [critic(x) - critic(generator(x).detach()) for x in shards]
+                else:
+                    losses = [critic(generator(x)) for x in shards]
+            for loss in losses:
+                loss.backward()
+            trainer.step(size)
+    params = [*critic.collect_params().values(), *generator.collect_params().values()]
+    return [param.list_data()[-1].asnumpy() for param in params]
 
 
 def by_run(num_devices):
@@ -176,6 +200,9 @@ def trained(num_devices):
     """Everything that is trained in one job, by name."""
     ways = (by_train_batch, by_run, by_loop, by_towers, by_module)
     found = {way.__name__: way(num_devices) for way in ways}
+    found["gan"] = by_gan(num_devices, lambda params: gluonpar.Trainer(params, "sgd"))
+    stock = functools.partial(gluon.Trainer, optimizer="sgd", kvstore="gluonpar")
+    found["gan, trainer of MXNet"] = by_gan(num_devices, stock)
     for name, options in OPTIMIZERS.items():
         for deferred in (False, True):
             make = functools.partial(gluonpar.Trainer, optimizer=name, optimizer_params={**options})
