@@ -135,8 +135,8 @@ def check_batch_size(batch_size: Any) -> Any:
     Raises ValueError unless it is a positive finite number.
     """
     if isinstance(batch_size, mx.nd.NDArray) and batch_size.size == 1:
-        batch_size = batch_size.asscalar()
-    elif isinstance(batch_size, np.ndarray) and batch_size.size == 1:
+        batch_size = batch_size.asnumpy()
+    if isinstance(batch_size, np.ndarray) and batch_size.size == 1:
         batch_size = batch_size.item()
     if not isinstance(batch_size, (numbers.Real, np.number)) or not 0 < batch_size < math.inf:
         raise ValueError(f"batch_size must be a positive finite number, got {batch_size!r}")

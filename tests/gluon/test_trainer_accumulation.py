@@ -123,6 +123,7 @@ OVERWRITING = {
 }
 
 
+@pytest.mark.cpu("not all of these operators have a simulated kernel")
 @pytest.mark.parametrize("inside", [2, 3])
 @pytest.mark.parametrize("operator", OVERWRITING)
 def test_micro_batches_add_up_whatever_operator_writes_the_gradient(operator, inside):

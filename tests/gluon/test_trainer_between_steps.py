@@ -82,6 +82,63 @@ def test_the_devices_may_change_between_steps(optimizer, ks, small_buckets):
     assert_as_one(net, runs.stock(optimizer, options))
 
 
+OPTIONS = {"ring": {"algorithm": "ring"}, "fp16": {"compression": "fp16"}}
+
+
+@pytest.mark.parametrize("how", ["sgd", "adam", "ring", "fp16", "clipped"])
+def test_a_step_inside_record_is_the_step_outside(how):
+    """Also with an idle device; autograd would refuse to change what is in its graph."""
+    results = []
+    for scope in (autograd.record, autograd.pause):
+        ctx = contexts(2)
+        net = runs.mlp(ctx)
+        optimizer = "adam" if how == "adam" else "sgd"
+        trainer = Trainer(net.collect_params(), optimizer, **OPTIONS.get(how, {}))
+        for batch in runs.batches((4, 1, 4, 1)):
+            with scope():
+                runs.backward(net, batch, ctx)
+                if how == "clipped":
+                    trainer.allreduce_grads()
+                    trainer.clip_global_norm(0.5)
+                    trainer.update(len(batch[0]))
+                else:
+                    trainer.step(len(batch[0]))
+        results.append(runs.bits(net.collect_params().values()))
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize(
+    "number",
+    [mx.nd.array([4]), mx.nd.array([[4]], dtype="int32"), mx.np.array(4), np.array([4]), 4.0],
+    ids=repr,
+)
+def test_the_batch_size_may_be_any_number_or_an_array_of_one(number, optimizer):
+    """Such as a count of tokens."""
+    found = []
+    for batch_size in (number, 4):
+        params = weights([[1.0, 2.0]], 2)
+        trainer = Trainer(params, optimizer, {"learning_rate": 1.0})
+        give_grads(params, [[2.0, 6.0]])
+        trainer.step(batch_size)
+        found.append(params[0].list_data()[1].asnumpy().tolist())
+    assert found[0] == found[1] != [1, 2]
+
+
+@pytest.mark.parametrize("number", [0, -4, np.nan, np.inf, "8", mx.nd.array([4, 4]), [4]], ids=repr)
+def test_a_batch_size_that_is_no_number_of_samples_changes_nothing(number):
+    params = weights([[1.0, 2.0]], 2)
+    trainer = Trainer(params, "sgd")
+    give_grads(params, [[2.0, 6.0]])
+    before = runs.bits(params)
+    for call in (trainer.step, trainer.update):
+        with pytest.raises(ValueError, match="batch_size"):
+            call(number)
+    with pytest.raises(ValueError, match="batch_size"):
+        gluonpar.sgd([param.list_data()[0] for param in params], 0.1, number)
+    assert runs.bits(params) == before
+
+
 def adversaries(k, kind, hybridize=None):
     """Two networks against each other: the second is called twice in one of the two steps."""
     ctx = contexts(k)

@@ -57,18 +57,6 @@ def test_a_step_without_backward_is_an_error(k):
     assert runs.values(net)[0].tobytes() == before[0]
 
 
-@pytest.mark.parametrize("batch_size", [0, -3, float("nan")])
-def test_a_batch_size_that_cannot_be_divided_by(batch_size):
-    params = weights([[1.0]], 2)
-    trainer = Trainer(params, "sgd")
-    give_grads(params, [[1.0, 1.0]])
-    before = runs.bits(params)
-    for call in (trainer.step, trainer.update):
-        with pytest.raises(ValueError, match=f"batch_size must be .*got {batch_size}"):
-            call(batch_size)
-    assert runs.bits(params) == before
-
-
 @pytest.mark.parametrize("max_norm", [0, -1.0, float("nan")])
 def test_a_maximum_norm_that_is_not_positive(max_norm):
     params = weights([[1.0]], 2)

@@ -240,9 +240,10 @@ def test_two_ranks_with_two_gpus_each_train_as_four(tmp_path):
     got = np.load(tmp_path / "2.npz")
     for name, arrays in cluster_rank.trained(4).items():  # on CPU contexts
         for i, want in enumerate(arrays):
-            # as in test_cluster.py, and other kernels
-            scale = np.abs(want).max()
-            assert np.abs(got[f"{name}{i}"] - want).max() <= 2e-5 * scale, (name, i)
+            # as in test_cluster.py, and other kernels; batch normalisation of few samples divides
+            # by small numbers, so that it rounds more there, too
+            scale, limit = np.abs(want).max(), 1e-4 if name == "by_towers" else 2e-5
+            assert np.abs(got[f"{name}{i}"] - want).max() <= limit * scale, (name, i)
 
 
 # verify and doctor

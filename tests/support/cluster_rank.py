@@ -110,7 +110,8 @@ def by_towers(num_devices):
 
 def by_module(num_devices):
     """Module.fit, with the initial values of rank 0, and the mean over the batches of all ranks."""
-    mx.random.seed(8 + cluster.rank())
+    rng = np.random.RandomState(8 + cluster.rank())
+    start = {"fc_weight": mx.nd.array(rng.randn(3, 5)), "fc_bias": mx.nd.array(rng.randn(3))}
     size, own = MODULE_BATCH // cluster.size(), cluster.rank()
     X = np.random.RandomState(1).randn(2, cluster.size(), size, 5).astype("float32")
     y = np.arange(X[..., 0].size).reshape(X.shape[:-1]) % 3
@@ -121,7 +122,7 @@ def by_module(num_devices):
     )
     module.fit(
         mx.io.NDArrayIter(X, y, size, label_name="softmax_label"),
-        initializer=mx.init.Normal(1),
+        arg_params=start,
         kvstore="gluonpar",
         optimizer_params={"learning_rate": 0.1},
         num_epoch=2,
