@@ -141,6 +141,17 @@ def traces(monkeypatch):
     return made
 
 
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_gradient_that_is_attached_anew_is_written(make, which):
+    params = make(start(), mx.cpu(0))
+    seen = []
+    for number in range(4):
+        seen.append(step(params, number))
+        if number == 1:
+            params[which].attach_grad()
+    assert_same_bits([*seen, [param.asnumpy() for param in params]], train_alone(make))
+
+
 class TestEachListHasItsOwnGraph:
     """A graph on static memory keeps the gradients that it first wrote."""
 
