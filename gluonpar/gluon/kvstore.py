@@ -239,6 +239,7 @@ def _with_gradients(params: Sequence[gluon.Parameter]) -> list[gluon.Parameter]:
             for value in param._data:
                 value._fresh_grad = True
     memory.zero(stale)
+    backward_passes.mark_summed(found, 0)
     return found
 
 

@@ -126,7 +126,8 @@ def fresh(params: Sequence[gluon.Parameter]) -> list[list[bool]]:
         if (ages[:, 0] != backward_passes.num_sums()).any():
             newest = np.max(of_ranks.wait(), axis=0)[:, 0]
             for i in np.flatnonzero(ages[:, 0] < newest):
-                counting[i] = [False] * len(counting[i])
+                if params[i].grad_req != "add":  # of these all passes count
+                    counting[i] = [False] * len(counting[i])
     backward_passes.count_sum()
     return counting
 

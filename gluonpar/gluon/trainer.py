@@ -341,6 +341,9 @@ class Trainer(gluon.Trainer):
             memory.zero(bucket.copies[0].stale)
         local.allreduce_many([bucket.copies[0].grads for bucket in sparse])
         sums = allreduce_gradients(dense, self._algorithm, self._compression, defer, to_owner)
+        for bucket in () if sums.deferred else dense:
+            summed = [self._params[copies.index] for copies in bucket.copies]
+            backward_passes.mark_summed(summed, bucket.owner if to_owner else 0)
         return sums._replace(buckets=[*sums.buckets, *sparse])
 
     def _apply(self, sums: GradientSums) -> None:

@@ -5,11 +5,13 @@ the parameter; what earlier passes wrote is gone. On several devices the backwar
 one pass or, in a loop over devices, one pass per device. With fewer samples than devices some of
 these do not take place, and the gradients of an earlier batch remain there, which must not count.
 MXNet's own flag, ``_fresh_grad``, does not tell them apart: it says that some backward pass has
-written the gradient since the last update. So here passes have numbers, and a pass that overwrites
-what pass m wrote discards what pass m and later ones wrote on other devices.
+written the gradient since the last update.
 
-Passes that overlap, on several threads, have one number. For all that a function of MXNet's C
-interface is replaced by one that calls it.
+So passes have numbers here. Those that follow one recording (``autograd.record()``) have the same
+one, as do those that overlap, on several threads. When pass n writes a gradient of a parameter,
+these on other devices are out of date: those of passes that computed gradients on a device of pass
+n, and, if it overwrites what pass m wrote, those of pass m and later ones. For that functions of
+MXNet's C interface are replaced by others that call them.
 """
 
 from __future__ import annotations
@@ -26,16 +28,28 @@ import mxnet as mx
 from mxnet import autograd, gluon
 from mxnet.base import _LIB
 
-from gluonpar.runtime import interrupts
+from gluonpar.runtime import interrupts, memory
 
 _tracked: weakref.WeakKeyDictionary[gluon.Parameter, _Writes] = weakref.WeakKeyDictionary()
-_number = 1  # of the last pass; the first stands for all those before a parameter was tracked
 _num_sums = 0  # of gradients, over devices and ranks
 _running = 0  # passes that have begun and not ended
+_recorded = False  # whether recording has begun since the last pass
 _lock = threading.Lock()
 _backward, _get_flag = _LIB.MXAutogradBackwardEx, _LIB.MXNDArrayGetGradState
+_set_recording = _LIB.MXAutogradSetIsRecording
+_init_grad = gluon.Parameter._init_grad
 _flag = ctypes.c_int()
 _flag_pointer = ctypes.byref(_flag)
+
+
+class _Pass:
+    """A backward pass, and the devices on which it wrote gradients of tracked parameters."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.devices = number, set()
+
+
+_last = _Pass(1)  # the first stands for all those before a parameter was tracked
 
 
 def clear_flags(arrays: Iterable[mx.nd.NDArray]) -> None:
@@ -67,7 +81,7 @@ def fresh(param: gluon.Parameter) -> list[bool]:
     It does if backward has written it since :func:`mark_used` and no later pass discarded it.
     """
     with _lock:
-        return [number > 0 for number in _tracked[param].passes()]
+        return _tracked[param].fresh()
 
 
 def age(param: gluon.Parameter) -> tuple[int, int]:
@@ -94,10 +108,20 @@ def count_sum() -> None:
 
 
 def mark_used(params: Iterable[gluon.Parameter]) -> None:
-    """Let no gradient of the tracked ``params`` count until backward has written it again."""
+    """Let no gradient of ``params`` count until backward has written it again."""
     with _lock:
         for param in params:
             _tracked[param].forget()
+
+
+def mark_summed(params: Iterable[gluon.Parameter], device: int) -> None:
+    """Note that the gradients on this device are sums over devices, and others may be, too.
+
+    Passes that add to them will find zeros on the other devices.
+    """
+    with _lock:
+        for param in params:
+            _tracked[param].sum_on = device
 
 
 def accumulate(params: Iterable[gluon.Parameter], on: bool) -> None:
@@ -113,13 +137,14 @@ def accumulate(params: Iterable[gluon.Parameter], on: bool) -> None:
 
 @contextlib.contextmanager
 def _one_pass() -> Iterator[None]:
-    """Note what is written within this context; passes that overlap, on other threads, are one."""
-    global _number, _running
+    """Note what is written within this context."""
+    global _last, _running, _recorded
     with _lock:
         if not _running:
             for writes in [*_tracked.values()]:
                 writes.begin()
-            _number += 1
+            if _recorded:
+                _last, _recorded = _Pass(_last.number + 1), False
         _running += 1
         for writes in [*_tracked.values()]:
             writes.save()
@@ -128,26 +153,29 @@ def _one_pass() -> Iterator[None]:
     finally:
         with _lock:
             _running -= 1
-            for writes in [*_tracked.values()]:
-                writes.note()
+            written = [(writes, writes.see()) for writes in [*_tracked.values()]]
+            for writes, before in written:
+                writes.discard(before)
                 if not _running:
                     writes.end()
 
 
 class _Writes:
-    """By device, the pass that wrote one parameter's gradient last; 0 if that does not count."""
+    """By device, the pass that wrote one parameter's gradient last; None if it does not count."""
 
     def __init__(self, param: gluon.Parameter) -> None:
         self._param = weakref.ref(param)
         self._values: list[mx.nd.NDArray] | None = None  # what the rest is about
         self._grads: list[mx.nd.NDArray] | None = None
-        self._passes: list[int] = []
+        self._devices: list[mx.Context] = []
+        self._passes: list[_Pass | None] = []
         self._adds = False  # by itself: grad_req='add'
         self._saved: dict[int, mx.nd.NDArray] = {}  # by device: to be added to what a pass writes
         self.accumulates = False
+        self.sum_on: int | None = None
         self.time = self.skipped = 0
 
-    def passes(self) -> list[int]:
+    def passes(self) -> list[_Pass | None]:
         """Return the passes, after what has been done to the flags without a pass.
 
         One that was set before the parameter was tracked counts as of the last pass; one that has
@@ -158,65 +186,80 @@ class _Writes:
             return []
         if self._values is not param._data or self._grads is not param._grad:
             # Its arrays are others: it was initialised, cast or moved, or its grad_req changed.
-            self._values, self._grads = param._data, param._grad
-            self._passes = [0] * len(self._values if self._grads else ())
+            self._values, self._grads, self.sum_on = param._data, param._grad, None
+            self._devices = [value.context for value in (self._values if self._grads else ())]
+            self._passes = [None] * len(self._devices)
             self._adds = param.grad_req == "add"
         if not _running:
             self._passes = [
-                (number or _number) if written else 0
-                for number, written in zip(self._passes, self._written())
+                (before or _last) if written else None
+                for before, written in zip(self._passes, self._written())
             ]
         return self._passes
+
+    def fresh(self) -> list[bool]:
+        """Return by device whether the gradient counts; with grad_req='add' all do or none."""
+        counting = [one is not None for one in self.passes()]
+        return [any(counting)] * len(counting) if self._adds else counting
 
     def begin(self) -> None:
         """Clear the flags, so that those are seen which the pass sets that begins now."""
         if any(self.passes()):
             clear_flags(self._values)
+        if self.sum_on is not None and (self._adds or self.accumulates):
+            memory.zero([grad for i, grad in enumerate(self._grads) if i != self.sum_on])
+        self.sum_on = None
 
     def save(self) -> None:
         """Save what counts so far, if the next pass shall add to it."""
         if not self.accumulates or self._adds:
             return
         with autograd.pause():
-            for i, number in enumerate(self._passes):
-                if number and i not in self._saved:
+            for i, before in enumerate(self._passes):
+                if before and i not in self._saved:
                     self._saved[i] = self._grads[i].copy()
                     clear_flags([self._values[i]])
 
-    def note(self) -> None:
-        """Note what the pass that runs has written, and what is out of date by that."""
-        self._add_saved()
-        before, passes = self._passes, zip(self._passes, self._written())
-        self._passes = [_number if written else number for number, written in passes]
-        if _number not in self._passes:
+    def see(self) -> list[_Pass | None]:
+        """Note what the pass that runs has written; return the passes before."""
+        before, written = self._passes, self._written()
+        self._passes = [_last if now else one for one, now in zip(before, written)]
+        _last.devices.update(device for device, now in zip(self._devices, written) if now)
+        with autograd.pause():
+            for i in [i for i in self._saved if written[i]]:
+                self._grads[i] += self._saved.pop(i)
+        return before
+
+    def discard(self, before: list[_Pass | None]) -> None:
+        """Discard what is out of date by what the pass that runs has written."""
+        if not any(one is _last for one in self._passes):
             return
         is_first = self.time != _num_sums
         if is_first:
             self.time, self.skipped = _num_sums, 0
-        overwritten = [m for m, n in zip(before, self._passes) if 0 < m < n]
-        if overwritten and not (self._adds or self.accumulates):
-            first = min(overwritten)
-            self._passes = [n if n == _number or n < first else 0 for n in self._passes]
-            self.skipped += not is_first
-
-    def _add_saved(self) -> None:
-        with autograd.pause():
-            for i, written in enumerate(self._written() if self._saved else ()):
-                if written and i in self._saved:
-                    self._grads[i] += self._saved.pop(i)
+        if self._adds or self.accumulates:
+            return
+        pairs = zip(before, self._passes)
+        overwritten = [was.number for was, now in pairs if was and now is _last and was is not now]
+        first = min(overwritten, default=_last.number)
+        for i, one in enumerate(self._passes):
+            if one and one is not _last:
+                if one.number >= first or not one.devices.isdisjoint(_last.devices):
+                    self._passes[i] = None
+        self.skipped += bool(overwritten) and not is_first
 
     def end(self) -> None:
         """Set MXNet's flag of each gradient that counts, for other programs that read it."""
         self._saved.clear()
-        for value, number in zip(self._values or (), self._passes):
-            if number and (number < _number or self.accumulates):
-                value._fresh_grad = True
+        for value, one in zip(self._values or (), self._passes):
+            if one:
+                _LIB.MXNDArraySetGradState(value.handle, 1)
 
     def forget(self) -> None:
         """Let no gradient count."""
         if self.passes():
             clear_flags(self._values)
-        self._passes = [0] * len(self._passes)
+        self._passes = [None] * len(self._passes)
 
     def _written(self) -> list[bool]:
         return flags(self._values if self._passes else ())
@@ -228,7 +271,23 @@ def _numbered_backward(*arguments: Any) -> int:
         return _backward(*arguments)
 
 
-_LIB.MXAutogradBackwardEx = _numbered_backward
+@functools.wraps(_set_recording)
+def _noted_recording(is_recording: ctypes.c_int, before: Any) -> int:
+    global _recorded
+    _recorded = _recorded or bool(is_recording.value)
+    return _set_recording(is_recording, before)
+
+
+@functools.wraps(_init_grad)
+def _tracked_init_grad(param: gluon.Parameter) -> None:
+    """From now on: a Trainer may be made after the first backward."""
+    _init_grad(param)
+    if len(param._data) > 1:
+        track([param])
+
+
+_LIB.MXAutogradBackwardEx, _LIB.MXAutogradSetIsRecording = _numbered_backward, _noted_recording
+gluon.Parameter._init_grad = _tracked_init_grad
 os.register_at_fork(
     before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release
 )
