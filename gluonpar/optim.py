@@ -133,7 +133,10 @@ def reduce_update(items: Sequence[Item]) -> None:
     # The caller may change its lists before it runs.
     items = [Item(*map(tuple, item[:2]), item.update, tuple(item.states)) for item in items]
     arrays = [array for item in items for array in (*item.grads, *item.params, *item.states)]
-    num_bytes = sum(map(memory.num_bytes, arrays))
+    num_bytes = sum(
+        memory.num_bytes(item.params[0]) * sum(map(len, (item.grads, item.params, item.states)))
+        for item in items
+    )
     max_threads = sum(threads.size(c) for c in {*map(memory.context, items[0].params)})
 
     def work() -> None:

@@ -18,6 +18,7 @@ from typing import Iterable, NamedTuple, Sequence
 import mxnet as mx
 
 from gluonpar import cluster
+from gluonpar.collectives import arguments
 from gluonpar.collectives.local import BUCKET_BYTES
 from gluonpar.runtime import backward_passes, memory
 
@@ -124,7 +125,7 @@ def buckets(
     """Return the parameters with a gradient in buckets, the last layers' first.
 
     With ``written`` only gradients count whose flags are set (:mod:`backward_passes`).
-    Raises ValueError if a parameter has a gradient on some devices only.
+    Raises ValueError if a parameter has a gradient on some devices only, or gradients that differ.
     """
     of_devices = [grads(params) for params in device_params]
     found = []
@@ -136,6 +137,7 @@ def buckets(
                 "on all devices"
             )
         if not any(without):
+            arguments.check_list(of_copies, "gradients")
             fresh = backward_passes.flags(copies) if written else ()
             found.append(Copies(i, copies, of_copies, fresh))
     return [Bucket(copies) for copies in in_buckets(found)]

@@ -9,7 +9,7 @@ import numpy as np
 from mxnet import autograd
 
 from gluonpar import cluster, optim, replicas, sharding
-from gluonpar.collectives import arguments, check_algorithm, hierarchical
+from gluonpar.collectives import check_algorithm, hierarchical
 from gluonpar.models.lenet import lenet
 from gluonpar.models.losses import softmax_cross_entropy
 from gluonpar.replicas import Bucket
@@ -116,13 +116,12 @@ def allreduce_gradients(
     all devices, in place on every device, or with ``to_owner`` on each bucket's owner only.
     Gradients that do not count are left out or, where an array is needed, set to zero.
 
-    Raises ValueError, with nothing changed, for an unknown algorithm and for gradients that
-    :func:`allreduce` refuses.
+    Raises ValueError, with nothing changed, for an unknown algorithm.
     """
     every = [copies for bucket in buckets for copies in bucket.copies]
     lists, owners = [copies.grads for copies in every], [b.owner for b in buckets for _ in b.copies]
-    for grads in lists:
-        check_algorithm(algorithm, arguments.check_list(grads, "gradients").ctx)
+    if lists:
+        check_algorithm(algorithm, [*map(memory.context, lists[0])])
     heap.return_free(lists)
     by_host = algorithm in (None, "host") and compression is None
     deferred = defer and by_host and all(map(optim.on_host, lists))

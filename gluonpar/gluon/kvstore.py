@@ -28,6 +28,9 @@ _NOT_EXCHANGED = (
     "row_sparse arrays are not exchanged between processes; make the layer of {!r} with "
     "sparse_grad=False"
 )
+# Optimizers whose update changes or draws numbers of their own, or shares arrays: MXNet's Trainer
+# calls one optimizer for each device in turn, so the copies of a parameter would differ.
+_ONE_UPDATE = (mx.optimizer.Nadam, mx.optimizer.SGLD, mx.optimizer.LBSGD)
 _VALUES = "stores sums of row_sparse arrays only; sum dense ones with pushpull"
 
 
@@ -118,7 +121,7 @@ class GluonPar(mx.kvstore.KVStore):  # of which sparse gradients need an instanc
         if caller.f_code is _STOCK_LOOP:
             params = caller.f_locals["self"]._params
             if key == next(i for i, param in enumerate(params) if _is_summed_here(param)):
-                check_distinct(params[key].list_ctx())
+                _check_optimizer(caller.f_locals["self"]._optimizer, params[key].list_ctx())
                 summed = _with_gradients([param for param in params if _is_summed_here(param)])
                 lists = [param.list_grad() for param in summed]
                 heap.return_free(lists)
@@ -223,6 +226,16 @@ if world.launched():
 
 def _is_summed_here(param: gluon.Parameter) -> bool:
     return param.grad_req != "null" and param._grad_stype == "default"
+
+
+def _check_optimizer(optimizer: mx.optimizer.Optimizer, ctx: Sequence[mx.Context]) -> None:
+    """Raise ValueError for devices on which MXNet's Trainer cannot update alike."""
+    check_distinct(ctx)
+    if len(ctx) > 1 and isinstance(optimizer, _ONE_UPDATE):
+        raise ValueError(
+            f"gluon.Trainer updates each device's copy by itself, and {type(optimizer).__name__} "
+            f"would update the copies on {ctx} differently; use gluonpar.Trainer"
+        )
 
 
 def _with_gradients(params: Sequence[gluon.Parameter]) -> list[gluon.Parameter]:

@@ -105,7 +105,7 @@ def follow_backward(params: Sequence[gluon.Parameter]) -> list[gluon.Parameter]:
     its first backward, and MXNet gives a parameter others when its ``grad_req`` changes.
     """
     found = []
-    for param in params:
+    for param in backward_passes.with_new_arrays(params):
         written = [memory.grad_chunk(value) for value in param._data or () if param._grad]
         if written != [*map(memory.chunk, param._grad or ())]:
             param._grad[:] = [value.grad for value in param._data]
@@ -123,12 +123,12 @@ def fresh(params: Sequence[gluon.Parameter]) -> list[list[bool]]:
     if cluster.size() > 1 and params:
         ages = np.array([*map(backward_passes.age, params)])
         of_ranks = cluster.Gathered(ages, _check_ages)
-        if (ages[:, 0] != backward_passes.num_sums()).any():
+        may_be_old = (ages[:, 0] != backward_passes.num_sums()).any()
+        backward_passes.count_sum()
+        if may_be_old:
             newest = np.max(of_ranks.wait(), axis=0)[:, 0]
             for i in np.flatnonzero(ages[:, 0] < newest):
-                if params[i].grad_req != "add":  # of these all passes count
-                    counting[i] = [False] * len(counting[i])
-    backward_passes.count_sum()
+                counting[i] = [False] * len(counting[i])
     return counting
 
 

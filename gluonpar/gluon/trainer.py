@@ -99,6 +99,9 @@ class Trainer(gluon.Trainer):
             raise ValueError(f"compression must be None or 'fp16', got {compression!r}")
         parameter_buckets.check(params)
         super().__init__(params, optimizer, optimizer_params, kvstore=None)
+        if isinstance(self._optimizer, mx.optimizer.DCASGD) and self._optimizer.momentum:
+            momentum = self._optimizer.momentum
+            raise ValueError(f"momentum must be 0 for dcasgd, which fails with it, got {momentum}")
         check_algorithm(algorithm, self._contexts)
         if kvstore is None and len(self._contexts or ()) > 1:
             text = "kvstore=None: gluon.Trainer would not sum gradients over devices; this one does"

@@ -89,10 +89,12 @@ def age(param: gluon.Parameter) -> tuple[int, int]:
 
     That is after how many sums (:func:`num_sums`), and after how many times since then that an
     unused gradient was overwritten. The age is the same on all ranks that had samples of a batch,
-    and less on those that had none.
+    and less on those that had none. Gradients that passes add to have no age: they are of now.
     """
     with _lock:
         writes = _tracked[param]
+        if writes.adds():
+            return _num_sums, 0
         return (writes.time, writes.skipped) if any(writes.passes()) else (-1, 0)
 
 
@@ -105,6 +107,15 @@ def count_sum() -> None:
     """Count a sum of gradients, of any parameters, in which all ranks take part."""
     global _num_sums
     _num_sums += 1
+
+
+def with_new_arrays(params: Iterable[gluon.Parameter]) -> list[gluon.Parameter]:
+    """Return those to whose present arrays backward has written for the first time.
+
+    That is, since the last call.
+    """
+    with _lock:
+        return [param for param in params if _tracked[param].has_new_arrays()]
 
 
 def mark_used(params: Iterable[gluon.Parameter]) -> None:
@@ -171,6 +182,7 @@ class _Writes:
         self._passes: list[_Pass | None] = []
         self._adds = False  # by itself: grad_req='add'
         self._saved: dict[int, mx.nd.NDArray] = {}  # by device: to be added to what a pass writes
+        self._is_new = True
         self.accumulates = False
         self.sum_on: int | None = None
         self.time = self.skipped = 0
@@ -189,7 +201,7 @@ class _Writes:
             self._values, self._grads, self.sum_on = param._data, param._grad, None
             self._devices = [value.context for value in (self._values if self._grads else ())]
             self._passes = [None] * len(self._devices)
-            self._adds = param.grad_req == "add"
+            self._adds, self._is_new = param.grad_req == "add", True
         if not _running:
             self._passes = [
                 (before or _last) if written else None
@@ -202,11 +214,21 @@ class _Writes:
         counting = [one is not None for one in self.passes()]
         return [any(counting)] * len(counting) if self._adds else counting
 
+    def has_new_arrays(self) -> bool:
+        """Return whether they have been written, and this has not been returned before."""
+        found = self._is_new and any(self.passes())
+        self._is_new = self._is_new and not found
+        return found
+
+    def adds(self) -> bool:
+        """Return whether what earlier passes have written counts, too."""
+        return self._adds or self.accumulates
+
     def begin(self) -> None:
         """Clear the flags, so that those are seen which the pass sets that begins now."""
         if any(self.passes()):
             clear_flags(self._values)
-        if self.sum_on is not None and (self._adds or self.accumulates):
+        if self.sum_on is not None and self.adds():
             memory.zero([grad for i, grad in enumerate(self._grads) if i != self.sum_on])
         self.sum_on = None
 
@@ -237,7 +259,7 @@ class _Writes:
         is_first = self.time != _num_sums
         if is_first:
             self.time, self.skipped = _num_sums, 0
-        if self._adds or self.accumulates:
+        if self.adds():
             return
         pairs = zip(before, self._passes)
         overwritten = [was.number for was, now in pairs if was and now is _last and was is not now]

@@ -223,6 +223,18 @@ def test_one_context_by_name_and_by_instance_trains_as_without_a_store():
             np.testing.assert_array_equal(mine, theirs)
 
 
+@pytest.mark.parametrize("optimizer", ["nadam", "sgld", "lbsgd"])
+def test_optimizers_that_would_update_the_copies_differently_are_refused(optimizer):
+    net = network(CTX[:2], in_units=4)
+    trainer = gluon.Trainer(net.collect_params(), optimizer, kvstore="gluonpar")
+    backward(net, *next(batches()), CTX[:2])
+    before = replicas(net)
+    with pytest.raises(ValueError, match="gluonpar.Trainer"):
+        trainer.step(8)
+    for copies, others in zip(before, replicas(net)):
+        np.testing.assert_array_equal(copies, others)
+
+
 def test_one_store_for_two_trainers():
     """Their keys are the same numbers, their arrays are not."""
     ctx, store = CTX[:2], mx.kv.create("gluonpar")

@@ -57,6 +57,13 @@ def test_a_step_without_backward_is_an_error(k):
     assert runs.values(net)[0].tobytes() == before[0]
 
 
+def test_dcasgd_with_a_momentum_which_fails_in_mxnet():
+    params = weights([[1.0]], 2)
+    with pytest.raises(ValueError, match="momentum must be 0 .* got 0.9"):
+        Trainer(params, "dcasgd", {"momentum": 0.9})
+    Trainer(params, "dcasgd")
+
+
 @pytest.mark.parametrize("max_norm", [0, -1.0, float("nan")])
 def test_a_maximum_norm_that_is_not_positive(max_norm):
     params = weights([[1.0]], 2)

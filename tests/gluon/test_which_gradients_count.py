@@ -124,11 +124,54 @@ def overwritten(ctx, make, how):
     return [net]
 
 
+def reversed_devices(ctx, make, how):
+    """A loop over devices from the last to the first, and a batch that is skipped."""
+    net = dense("net_", ctx, 1, 1)
+    trainer = make(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    for i, batch in enumerate(samples((8, 7, 1, 1, 8, 2))):
+        with autograd.record():
+            losses = [net(x) ** 2 for x in gluonpar.split_and_load(batch, ctx)]
+        backward(losses[::-1], how)
+        if i not in (0, 1, 3):
+            trainer.step(len(batch))
+    return [net]
+
+
+def made_late(ctx, make, how):
+    """The Trainer is made after a batch that is not used."""
+    net = dense("net_", ctx, 1, 1)
+    for batch in samples((8, 1)):
+        with autograd.record():
+            losses = [net(x) ** 2 for x in gluonpar.split_and_load(batch, ctx)]
+        backward(losses, how)
+    make(net.collect_params(), "sgd", {"learning_rate": 0.1}).step(1)
+    return [net]
+
+
+def adds(ctx, make, how):
+    """grad_req='add' without zero_grad: all gradients there ever were count."""
+    net = dense("net_", ctx, 1, 1)
+    net.collect_params().setattr("grad_req", "add")
+    trainer = make(net.collect_params(), "sgd", {"learning_rate": 0.01})
+    for i, batch in enumerate(samples((8, 1, 8, 2))):
+        with autograd.record():
+            losses = [net(x) ** 2 for x in gluonpar.split_and_load(batch, ctx)]
+        backward(losses, how)
+        if i == 2:
+            trainer.allreduce_grads()
+        else:
+            trainer.step(len(batch))
+    return [net]
+
+
+PROGRAMS = [gan, skips, halves, overwritten, reversed_devices, made_late, adds]
+
+
 @pytest.mark.parametrize("how", ["one pass", "a pass each"])
 @pytest.mark.parametrize(
     ("trainer", "k"), [("host", 2), ("host", 3), ("adam", 2), ("ring", 3), ("kvstore", 3)]
 )
-@pytest.mark.parametrize("program", [gan, skips, halves, overwritten])
+@pytest.mark.parametrize("program", PROGRAMS)
 def test_it_trains_as_one_device_does(program, k, trainer, how):
     def stock(params, _, options):
         return gluon.Trainer(params, "adam" if trainer == "adam" else "sgd", options, kvstore=None)
