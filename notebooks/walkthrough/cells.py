@@ -108,10 +108,6 @@ device_params = [gluonpar.get_params(params, c) for c in ctx]
 for replica in device_params:
     print(replica[1].context, "b1 =", replica[1][:3].asnumpy(), "gradient", replica[1].grad.shape)
 
-# %% buckets
-for replica in device_params:
-    print(replica[0].context, [grads.shape for grads in replica.grads])
-
 
 # %% by-hand
 def three_numbers():
