@@ -3,7 +3,8 @@
 #   NUM_GPUS=4      number of devices for `make train`
 #   RANKS=2         number of processes for `make train-mpi`, with NUM_GPUS devices each
 #   ARGS="..."      further arguments of what the target runs: `make test ARGS="-k ring"`
-#   PYTHON=...      interpreter, 3.8 to 3.12 (default: the first supported python3)
+#   PYTHON=...      interpreter, 3.8 to 3.14 (default: the first supported python3)
+#   NUMPY=">=2"     NumPy to install (default: 1 up to Python 3.12, where it has wheels, else the newest)
 #   EXTRA=cpu       MXNet to install, cpu or cu112 (default: cu112 if there is an NVIDIA GPU)
 #   VENV=...        folder of the environment (default: .venv)
 #   VENV_CUDA=...   folder of the environment of `make test-cuda` (default: .venv-cuda)
@@ -21,6 +22,7 @@ NUM_GPUS ?= 2
 RANKS ?= 2
 ARGS ?=
 EXTRA ?=
+NUMPY ?=
 
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -154,8 +156,9 @@ $(VENV)/.mpi: $(VENV)/.made setup.py pyproject.toml $(call stale,$(EXTRA),$(VENV
 $(VENV_GPU_SIM)/.gpu-sim: setup.py
 	@tools/make_venv.sh '$(VENV_GPU_SIM)' '$(PYTHON)'
 	@echo "installing mxnet-cu112 and gluonpar[test] into $(VENV_GPU_SIM) (downloads 0.5 GB)"
-	@$(VENV_GPU_SIM)/bin/python -m pip install --quiet mxnet-cu112==1.9.1 -e '.[test]'
-	@$(VENV_GPU_SIM)/bin/python -m pip install --quiet --no-deps $(D2L)
+	@$(VENV_GPU_SIM)/bin/python -m pip install --quiet -e '.[test]' \
+	"mxnet-cu112==1.9.1; python_version < '3.13'"
+	@$(VENV_GPU_SIM)/bin/python -m pip install --quiet --no-deps mxnet-cu112==1.9.1 $(D2L)
 	@touch $@
 
 $(VENV_PROGRAMS)/.programs: setup.py tests/programs/requirements.txt
@@ -186,20 +189,24 @@ D2L := d2l==1.0.3
 PROGRAMS := gluoncv==0.10.5.post0 gluonnlp==0.10.0 d2lzh==1.0.0 $(D2L) autocfg==0.0.8
 
 # Uninstall the other MXNet first: both wheels contain the directory mxnet/, and uninstalling one later
-# would remove files of the other.
+# would remove files of the other. For Python 3.13 and later the extra does not name MXNet, since its
+# metadata ask for NumPy 1; --no-deps installs it nevertheless, and does nothing where it is installed.
 install = set -e; \
 	extra='$(EXTRA)'; \
 	[ -n "$$extra" ] || extra=$$($(BIN)/python tools/choose_extra.py); \
 	case $$extra in \
-	cpu) other=mxnet-cu112 size=50\ MB ;; \
-	cu112) other=mxnet size=2\ GB ;; \
+	cpu) mxnet=mxnet other=mxnet-cu112 size=50\ MB ;; \
+	cu112) mxnet=mxnet-cu112 other=mxnet size=2\ GB ;; \
 	*) echo "EXTRA must be cpu or cu112, got $$extra" >&2; exit 2 ;; \
 	esac; \
 	rm -f $(VENV)/.runs $(VENV)/.tests; \
 	echo "installing gluonpar[$$extra$(1)] into $(VENV) (downloads MXNet, about $$size)"; \
 	pip() { log=$$($(BIN)/python -m pip "$$@" 2>&1) || { echo "$$log" >&2; return 1; }; }; \
+	packages=$$($(BIN)/python -I gluonpar/runtime/system_libraries.py); \
+	[ -z "$$packages" ] || tools/apt_install.sh "MXNet links to gcc's libraries" $$packages; \
 	pip uninstall --yes $$other; \
 	pip install --quiet -e ".[$$extra$(1)]"; \
-	$(if $(filter %test %notebook,$(1)),pip install --quiet --no-deps $(D2L);) \
+	$(if $(NUMPY),pip install --quiet "numpy$(NUMPY)";) \
+	pip install --quiet --no-deps $$mxnet==1.9.1 $(if $(filter %test %notebook,$(1)),$(D2L)); \
 	echo $$extra >$(VENV)/.extra
 comma := ,

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import sys
 from pathlib import Path
 
 # mxnet, mxnet-cu112, mxnet-cu92mkl, ... all install the package ``mxnet``; mxnet-model-server and
 # other packages whose names begin with mxnet do not.
 _NAMES = re.compile(r"mxnet(-(cu\d+(mkl)?|mkl|native))?")
+
+# pip would replace NumPy 2 by 1, as MXNet's metadata ask; for Python 3.13 NumPy 1 has no wheels.
+_NO_DEPS = "--no-deps " if sys.version_info >= (3, 13) else ""
+CPU = f"pip install {_NO_DEPS}mxnet==1.9.1"
+CUDA = "in a clone of gluonpar pip install -e '.[cu112]'"
+CUDA += f" and pip install {_NO_DEPS}mxnet-cu112==1.9.1" if _NO_DEPS else ""
 
 
 def package() -> Path | None:

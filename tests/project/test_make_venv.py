@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).resolve().parents[2] / "tools" / "make_venv.sh"
-CANDIDATES = ["python3", "python3.12", "python3.11", "python3.10", "python3.9", "python3.8"]
+CANDIDATES = ["python3", *(f"python3.{minor}" for minor in range(14, 7, -1))]
 
 # $1 is -c for the questions about version and prefix, and -m for `-m venv FOLDER`.
 INTERPRETER = """#!/bin/sh
@@ -60,7 +60,8 @@ def machine(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("version", "taken"), [("3.9", "python3"), ("3.13", "python3.10"), ("2.7", "python3.10")]
+    ("version", "taken"),
+    [("3.8", "python3"), ("3.14", "python3"), ("3.15", "python3.10"), ("3.7", "python3.10")],
 )
 def test_the_first_interpreter_of_a_supported_version_is_taken(machine, version, taken):
     machine.python("python3", version)
@@ -72,18 +73,18 @@ def test_the_first_interpreter_of_a_supported_version_is_taken(machine, version,
 
 
 def test_without_an_interpreter_the_error_lists_what_was_tried(machine):
-    machine.python("python3", "3.13")
+    machine.python("python3", "3.15")
     result = machine.make_venv()
     assert result.returncode != 0
-    assert "python3 (3.13), python3.12 (does not run)" in result.stdout
-    assert "PYTHON=/path/to/python3.11" in result.stdout
+    assert "python3 (3.15), python3.14 (does not run)" in result.stdout
+    assert "PYTHON=/path/to/python3.13" in result.stdout
     assert not machine.venv.exists()
 
 
 def test_another_interpreter_replaces_the_environment_unless_it_does_not_fit(machine):
     machine.python("python3", "3.11")
     machine.python("python3.8", "3.8")
-    machine.python("new", "3.13")
+    machine.python("new", "3.15")
     assert machine.make_venv().returncode == 0
     (machine.venv / "left-over").touch()
     assert machine.make_venv("new").returncode != 0
