@@ -4,7 +4,7 @@
 #   RANKS=2         number of processes for `make train-mpi`, with NUM_GPUS devices each
 #   ARGS="..."      further arguments of what the target runs: `make test ARGS="-k ring"`
 #   PYTHON=...      interpreter, 3.8 to 3.14 (default: the first supported python3)
-#   NUMPY=">=2"     NumPy to install (default: 1 up to Python 3.12, where it has wheels, else the newest)
+#   NUMPY=">=2"     NumPy to install (default: NumPy 1 up to Python 3.12, which has wheels, else 2)
 #   EXTRA=cpu       MXNet to install, cpu or cu112 (default: cu112 if there is an NVIDIA GPU)
 #   VENV=...        folder of the environment (default: .venv)
 #   VENV_CUDA=...   folder of the environment of `make test-cuda` (default: .venv-cuda)
@@ -27,7 +27,7 @@ NUMPY ?=
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help train train-mpi test test-all test-faults test-cuda test-gpu-sim test-gpu-sim-all test-programs test-matrix notebook notebooks docs docs-serve pictures dist test-dist lint format data clean FORCE
+.PHONY: help train train-mpi test test-all test-faults test-cuda test-gpu-sim test-gpu-sim-all test-programs test-matrix test-bare notebook notebooks docs docs-serve pictures dist test-dist lint format data clean FORCE
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -102,9 +102,13 @@ docs: $(VENV)/.docs ## build the documentation into site/; needs Python 3.10
 docs-serve: $(VENV)/.docs ## serve the documentation on a local port, rebuilt on changes
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve
 
-test-matrix: ## run the tests on each installed Python, with oldest and newest NumPy
+test-matrix: ## run the tests on each installed Python and several NumPys, and test-bare
 	$(or $(PYTHON),python3) tools/test_matrix.py $(if $(PYTHONS),--pythons '$(PYTHONS)') \
 	$(if $(EXTRA),--extra $(EXTRA)) $(ARGS)
+	$(if $(PYTHONS)$(ARGS),,$(or $(PYTHON),python3) tools/bare_systems.py)
+
+test-bare: ## run train, test and the notebook's set-up in minimal Debian systems; needs root
+	$(or $(PYTHON),python3) tools/bare_systems.py $(ARGS)
 
 pictures: $(VENV)/.tests ## draw docs/pictures; ARGS="--record timeline,scaling" measures first
 	$(BIN)/python tools/draw_pictures.py $(ARGS)

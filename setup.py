@@ -103,8 +103,9 @@ setup(
         # Install only one of these two: both contain the directory mxnet/.
         "cpu": [f"mxnet==1.9.1; {NUMPY_1}"],
         "cu112": [f"mxnet-cu112==1.9.1; {NUMPY_1}", *CUDA_11],
-        # The book's package, in the release for MXNet 1.9.1; its pins need Python 3.11 or older.
-        "d2l": ["d2l==1.0.3; python_version < '3.12'"],
+        # The book's package, in the release for MXNet 1.9.1. Its pins need Python 3.11 or older; on
+        # newer ones `pip install --no-deps d2l==1.0.3` adds it to what it imports.
+        "d2l": ["d2l==1.0.3; python_version < '3.12'", *D2L_NEEDS, MATPLOTLIB],
         "mpi": MPI,
         "dist": ["build"],
         # Needs Python 3.10 or newer. mkdocstrings formats signatures with ruff; latex2mathml is for

