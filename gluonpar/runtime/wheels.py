@@ -11,11 +11,12 @@ from pathlib import Path
 # other packages whose names begin with mxnet do not.
 _NAMES = re.compile(r"mxnet(-(cu\d+(mkl)?|mkl|native))?")
 
-# pip would replace NumPy 2 by 1, as MXNet's metadata ask; for Python 3.13 NumPy 1 has no wheels.
-_NO_DEPS = "--no-deps " if sys.version_info >= (3, 13) else ""
-CPU = f"pip install {_NO_DEPS}mxnet==1.9.1"
+# What installs MXNet. gluonpar itself requires all that MXNet needs, and without MXNet's bound for
+# NumPy, which has no wheels for Python 3.13: there the extra cu112 has only the CUDA libraries.
+CPU = "pip install --no-deps mxnet==1.9.1"
 CUDA = "in a clone of gluonpar pip install -e '.[cu112]'"
-CUDA += f" and pip install {_NO_DEPS}mxnet-cu112==1.9.1" if _NO_DEPS else ""
+if sys.version_info >= (3, 13):
+    CUDA += " and pip install --no-deps mxnet-cu112==1.9.1"
 
 
 def package() -> Path | None:
