@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -26,7 +27,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from test_matrix import ROOT, counts, logged, output_of
+from test_matrix import ROOT, logged, output_of
 
 SYSTEMS = {"bookworm": "Debian 12", "trixie": "Debian 13", "sid": "Debian sid"}
 PACKAGES = "python3,make,git,ca-certificates"
@@ -46,8 +47,8 @@ ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LANG":
 # The mounts are in a namespace of their own and end with it, as all processes of the system do.
 # The device files are the system's own: debootstrap makes them by mknod.
 MOUNT = """
-mount -t proc proc "$0/proc" && mount -t tmpfs -o mode=1777 tmpfs "$0/dev/shm" &&
-mount -t devpts -o newinstance,ptmxmode=0666 devpts "$0/dev/pts" || exit
+mount -t proc proc "$0/proc" && mount -t sysfs -o ro sysfs "$0/sys" && mount -t tmpfs -o mode=1777 \\
+    tmpfs "$0/dev/shm" && mount -t devpts -o newinstance,ptmxmode=0666 devpts "$0/dev/pts" || exit
 exec chroot "$0" sh -c 'cd /root/gluonpar && exec '"$1"
 """
 ENTER = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", MOUNT]
@@ -107,6 +108,12 @@ def enter(system: Path, command: str) -> list[str]:
     return ["env", "-i", *environment, *inherited, *ENTER, str(system), command]
 
 
+def last_summary(log: Path) -> str:
+    """Return pytest's last line with numbers of tests, or ''."""
+    lines = log.read_text("utf-8").splitlines()
+    return next((line for line in reversed(lines) if re.search(r"\d+ passed", line)), "")
+
+
 def run(suite: str, folder: Path, keep: bool) -> Row:
     """Make one system, run the targets in it, and return its row."""
     system, start = folder / suite, time.monotonic()
@@ -120,8 +127,8 @@ def run(suite: str, folder: Path, keep: bool) -> Row:
             log.write_text("")
             began = time.monotonic()
             failed = logged(enter(system, command), log)
-            numbers = [f"{n} {what}" for what, n in counts(log).items() if target == "test"]
-            words = ", ".join(["FAILED" if failed else "passed", *numbers])
+            numbers = re.findall(r"\d+ (?:passed|failed|error|skipped)", last_summary(log))
+            words = ": ".join(filter(None, ["FAILED" if failed else "passed", ", ".join(numbers)]))
             results[target] = f"{words} ({time.monotonic() - began:.0f} s)"
             print(f"  {command}: {results[target]}; {log}", flush=True)
         found = output_of(*enter(system, f'.venv/bin/python -c "{VERSIONS}"')).split()
