@@ -47,11 +47,13 @@ ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LANG":
 # The mounts are in a namespace of their own and end with it, as all processes of the system do.
 # The device files are the system's own: debootstrap makes them by mknod.
 MOUNT = """
-mount -t proc proc "$0/proc" && mount -t sysfs -o ro sysfs "$0/sys" && mount -t tmpfs -o mode=1777 \\
-    tmpfs "$0/dev/shm" && mount -t devpts -o newinstance,ptmxmode=0666 devpts "$0/dev/pts" || exit
+mount -t proc proc "$0/proc"
+mount -t sysfs -o ro sysfs "$0/sys"
+mount -t tmpfs -o mode=1777 tmpfs "$0/dev/shm"
+mount -t devpts -o newinstance,ptmxmode=0666 devpts "$0/dev/pts"
 exec chroot "$0" sh -c 'cd /root/gluonpar && exec '"$1"
 """
-ENTER = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", MOUNT]
+ENTER = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-ec", MOUNT]
 
 
 class Row(NamedTuple):
