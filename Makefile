@@ -34,7 +34,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DELETE_ON_ERROR:
 
 help: ## this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' $(firstword $(MAKEFILE_LIST)) | \
+	@sed -n 's/^\([a-z0-9-]*\):.*## /\1 /p' $(firstword $(MAKEFILE_LIST)) | \
 	while read -r target text; do printf '  make %-16s %s\n' "$$target" "$$text"; done
 	@sed -n 's/^#  / /p' $(firstword $(MAKEFILE_LIST))
 
