@@ -10,7 +10,7 @@
 #   VENV_CUDA=...   folder of the environment of `make test-cuda` (default: .venv-cuda)
 #   VENV_GPU_SIM=.. folder of the environment of `make test-gpu-sim` (default: .venv-gpu-sim)
 #   VENV_PROGRAMS=. folder of the environment of `make test-programs` (default: .venv-programs)
-#   VENV_NUMPY_2=.. folder of the environment of `make test-numpy-2` (default: .venv-numpy-2)
+#   VENV_NUMPY2=... folder of the environment of `make test-numpy2` (default: .venv-numpy2)
 #   LANGUAGE=zh     `make notebook` opens the Chinese notebook
 #   PYTHONS="..."   interpreters for `make test-matrix`: versions such as 3.8, or paths
 
@@ -19,7 +19,7 @@ VENV ?= .venv
 VENV_CUDA ?= .venv-cuda
 VENV_GPU_SIM ?= .venv-gpu-sim
 VENV_PROGRAMS ?= .venv-programs
-VENV_NUMPY_2 ?= .venv-numpy-2
+VENV_NUMPY2 ?= .venv-numpy2
 NUM_GPUS ?= 2
 RANKS ?= 2
 ARGS ?=
@@ -29,7 +29,7 @@ NUMPY ?=
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help train train-mpi test test-all test-faults test-cuda test-gpu-sim test-gpu-sim-all test-programs test-numpy-2 test-matrix test-bare notebook notebooks docs docs-serve pictures dist test-dist lint format data clean FORCE
+.PHONY: help train train-mpi test test-all test-faults test-cuda test-gpu-sim test-gpu-sim-all test-programs test-numpy2 test-matrix test-bare notebook notebooks docs docs-serve pictures dist test-dist lint format data clean FORCE
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -86,11 +86,11 @@ test-gpu-sim: $(VENV_GPU_SIM)/.gpu-sim ## run tests on simulated GPUs (downloads
 test-gpu-sim-all: test-gpu-sim ## also run the slow tests on simulated GPUs
 	$(GPU_SIM) -m slow $(GPU_SIM_TESTS) $(ARGS)
 
-NUMPY_2_TESTS := $(addprefix tests/,checkpoint collectives gluon models runtime step training)
+NUMPY2_TESTS := $(addprefix tests/,checkpoint collectives gluon models runtime step training)
 
-test-numpy-2: ## run the quick tests of all but processes and the project with NumPy 2
-	@$(MAKE) --no-print-directory VENV=$(VENV_NUMPY_2) NUMPY='>=2' $(VENV_NUMPY_2)/.tests
-	$(PYTEST:$(BIN)/%=$(VENV_NUMPY_2)/bin/%) -m 'not slow' $(NUMPY_2_TESTS) $(ARGS)
+test-numpy2: ## run the quick tests of all but processes and the project with NumPy 2
+	@$(MAKE) --no-print-directory VENV=$(VENV_NUMPY2) NUMPY='>=2' $(VENV_NUMPY2)/.tests
+	$(PYTEST:$(BIN)/%=$(VENV_NUMPY2)/bin/%) -m 'not slow' $(NUMPY2_TESTS) $(ARGS)
 
 # Each program has a process of its own. tests/programs/compare.py prints the table of docs/programs.md.
 test-programs: $(VENV_PROGRAMS)/.programs ## run programs of gluon-cv, GluonNLP and d2l; up to Python 3.11
