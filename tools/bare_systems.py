@@ -158,7 +158,8 @@ def main() -> int:
         parser.error("only root can make a system and enter it")
     if shutil.which("debootstrap") is None:
         install = [ROOT / "tools" / "apt_install.sh", "bare_systems makes systems with it"]
-        subprocess.run([*install, "debootstrap"], check=True)
+        if subprocess.run([*install, "debootstrap"]).returncode:
+            return 1
     folder = options.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     rows = []
