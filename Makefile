@@ -211,11 +211,11 @@ install = set -e; \
 	cu112) mxnet=mxnet-cu112 other=mxnet size=2\ GB ;; \
 	*) echo "EXTRA must be cpu or cu112, got $$extra" >&2; exit 2 ;; \
 	esac; \
+	packages=$$($(BIN)/python -I gluonpar/runtime/system_libraries.py); \
+	[ -z "$$packages" ] || tools/apt_install.sh "MXNet links to gcc's libraries" $$packages; \
 	rm -f $(VENV)/.runs $(VENV)/.tests; \
 	echo "installing gluonpar[$$extra$(1)] into $(VENV) (downloads MXNet, about $$size)"; \
 	pip() { log=$$($(BIN)/python -m pip "$$@" 2>&1) || { echo "$$log" >&2; return 1; }; }; \
-	packages=$$($(BIN)/python -I gluonpar/runtime/system_libraries.py); \
-	[ -z "$$packages" ] || tools/apt_install.sh "MXNet links to gcc's libraries" $$packages; \
 	pip uninstall --yes $$other; \
 	pip install --quiet -e ".[$$extra$(1)]"; \
 	$(if $(NUMPY),pip install --quiet "numpy$(NUMPY)";) \
