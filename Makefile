@@ -3,12 +3,14 @@
 #   NUM_GPUS=4      number of devices for `make train`
 #   RANKS=2         number of processes for `make train-mpi`, with NUM_GPUS devices each
 #   ARGS="..."      further arguments of what the target runs: `make test ARGS="-k ring"`
-#   PYTHON=...      interpreter, 3.8 to 3.12 (default: the first supported python3)
+#   PYTHON=...      interpreter, 3.8 to 3.14 (default: the first supported python3)
+#   NUMPY=">=2"     NumPy to install (default: NumPy 1 up to Python 3.12, which has wheels, else 2)
 #   EXTRA=cpu       MXNet to install, cpu or cu112 (default: cu112 if there is an NVIDIA GPU)
 #   VENV=...        folder of the environment (default: .venv)
 #   VENV_CUDA=...   folder of the environment of `make test-cuda` (default: .venv-cuda)
 #   VENV_GPU_SIM=.. folder of the environment of `make test-gpu-sim` (default: .venv-gpu-sim)
 #   VENV_PROGRAMS=. folder of the environment of `make test-programs` (default: .venv-programs)
+#   VENV_NUMPY2=... folder of the environment of `make test-numpy2` (default: .venv-numpy2)
 #   LANGUAGE=zh     `make notebook` opens the Chinese notebook
 #   PYTHONS="..."   interpreters for `make test-matrix`: versions such as 3.8, or paths
 
@@ -17,20 +19,22 @@ VENV ?= .venv
 VENV_CUDA ?= .venv-cuda
 VENV_GPU_SIM ?= .venv-gpu-sim
 VENV_PROGRAMS ?= .venv-programs
+VENV_NUMPY2 ?= .venv-numpy2
 NUM_GPUS ?= 2
 RANKS ?= 2
 ARGS ?=
 EXTRA ?=
+NUMPY ?=
 
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help train train-mpi test test-all test-faults test-cuda test-gpu-sim test-gpu-sim-all test-programs test-matrix notebook notebooks docs docs-serve pictures dist test-dist lint format data clean FORCE
+.PHONY: help train train-mpi test test-all test-faults test-cuda test-gpu-sim test-gpu-sim-all test-programs test-numpy2 test-matrix test-bare notebook notebooks docs docs-serve pictures dist test-dist lint format data clean FORCE
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
 help: ## this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' $(firstword $(MAKEFILE_LIST)) | \
+	@sed -n 's/^\([a-z0-9-]*\):.*## /\1 /p' $(firstword $(MAKEFILE_LIST)) | \
 	while read -r target text; do printf '  make %-16s %s\n' "$$target" "$$text"; done
 	@sed -n 's/^#  / /p' $(firstword $(MAKEFILE_LIST))
 
@@ -82,8 +86,14 @@ test-gpu-sim: $(VENV_GPU_SIM)/.gpu-sim ## run tests on simulated GPUs (downloads
 test-gpu-sim-all: test-gpu-sim ## also run the slow tests on simulated GPUs
 	$(GPU_SIM) -m slow $(GPU_SIM_TESTS) $(ARGS)
 
+NUMPY2_TESTS := $(addprefix tests/,checkpoint collectives gluon models runtime step training)
+
+test-numpy2: ## run the quick tests of all but processes and the project with NumPy 2
+	@$(MAKE) --no-print-directory VENV=$(VENV_NUMPY2) NUMPY='>=2' $(VENV_NUMPY2)/.tests
+	$(PYTEST:$(BIN)/%=$(VENV_NUMPY2)/bin/%) -m 'not slow' $(NUMPY2_TESTS) $(ARGS)
+
 # Each program has a process of its own. tests/programs/compare.py prints the table of docs/programs.md.
-test-programs: $(VENV_PROGRAMS)/.programs ## run programs of gluon-cv, GluonNLP and d2l (0.3 GB)
+test-programs: $(VENV_PROGRAMS)/.programs ## run programs of gluon-cv, GluonNLP and d2l; up to Python 3.11
 	$(PYTEST:$(BIN)/%=$(VENV_PROGRAMS)/bin/%) tests/programs/test_programs.py $(ARGS)
 
 # JupyterLab runs as root only with --allow-root.
@@ -100,9 +110,13 @@ docs: $(VENV)/.docs ## build the documentation into site/; needs Python 3.10
 docs-serve: $(VENV)/.docs ## serve the documentation on a local port, rebuilt on changes
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve
 
-test-matrix: ## run the tests on each installed Python, with oldest and newest NumPy
+test-matrix: ## run the tests on each installed Python and several NumPys, and test-bare
 	$(or $(PYTHON),python3) tools/test_matrix.py $(if $(PYTHONS),--pythons '$(PYTHONS)') \
 	$(if $(EXTRA),--extra $(EXTRA)) $(ARGS)
+	$(if $(PYTHONS)$(ARGS),,$(or $(PYTHON),python3) tools/bare_systems.py)
+
+test-bare: ## run train, test and the notebook's set-up in minimal Debian systems; needs root
+	$(or $(PYTHON),python3) tools/bare_systems.py $(ARGS)
 
 pictures: $(VENV)/.tests ## draw docs/pictures; ARGS="--record timeline,scaling" measures first
 	$(BIN)/python tools/draw_pictures.py $(ARGS)
@@ -154,8 +168,9 @@ $(VENV)/.mpi: $(VENV)/.made setup.py pyproject.toml $(call stale,$(EXTRA),$(VENV
 $(VENV_GPU_SIM)/.gpu-sim: setup.py
 	@tools/make_venv.sh '$(VENV_GPU_SIM)' '$(PYTHON)'
 	@echo "installing mxnet-cu112 and gluonpar[test] into $(VENV_GPU_SIM) (downloads 0.5 GB)"
-	@$(VENV_GPU_SIM)/bin/python -m pip install --quiet mxnet-cu112==1.9.1 -e '.[test]'
-	@$(VENV_GPU_SIM)/bin/python -m pip install --quiet --no-deps $(D2L)
+	@$(VENV_GPU_SIM)/bin/python -m pip install --quiet -e '.[test]' \
+	"mxnet-cu112==1.9.1; python_version < '3.13'"
+	@$(VENV_GPU_SIM)/bin/python -m pip install --quiet --no-deps mxnet-cu112==1.9.1 $(D2L)
 	@touch $@
 
 $(VENV_PROGRAMS)/.programs: setup.py tests/programs/requirements.txt
@@ -186,20 +201,24 @@ D2L := d2l==1.0.3
 PROGRAMS := gluoncv==0.10.5.post0 gluonnlp==0.10.0 d2lzh==1.0.0 $(D2L) autocfg==0.0.8
 
 # Uninstall the other MXNet first: both wheels contain the directory mxnet/, and uninstalling one later
-# would remove files of the other.
+# would remove files of the other. For Python 3.13 and later the extra does not name MXNet, since its
+# metadata ask for NumPy 1; --no-deps installs it nevertheless, and does nothing where it is installed.
 install = set -e; \
 	extra='$(EXTRA)'; \
 	[ -n "$$extra" ] || extra=$$($(BIN)/python tools/choose_extra.py); \
 	case $$extra in \
-	cpu) other=mxnet-cu112 size=50\ MB ;; \
-	cu112) other=mxnet size=2\ GB ;; \
+	cpu) mxnet=mxnet other=mxnet-cu112 size=50\ MB ;; \
+	cu112) mxnet=mxnet-cu112 other=mxnet size=2\ GB ;; \
 	*) echo "EXTRA must be cpu or cu112, got $$extra" >&2; exit 2 ;; \
 	esac; \
+	packages=$$($(BIN)/python -I gluonpar/runtime/system_libraries.py); \
+	[ -z "$$packages" ] || tools/apt_install.sh "MXNet links to gcc's libraries" $$packages; \
 	rm -f $(VENV)/.runs $(VENV)/.tests; \
 	echo "installing gluonpar[$$extra$(1)] into $(VENV) (downloads MXNet, about $$size)"; \
 	pip() { log=$$($(BIN)/python -m pip "$$@" 2>&1) || { echo "$$log" >&2; return 1; }; }; \
 	pip uninstall --yes $$other; \
 	pip install --quiet -e ".[$$extra$(1)]"; \
-	$(if $(filter %test %notebook,$(1)),pip install --quiet --no-deps $(D2L);) \
+	$(if $(NUMPY),pip install --quiet "numpy$(NUMPY)";) \
+	pip install --quiet --no-deps $$mxnet==1.9.1 $(if $(filter %test %notebook,$(1)),$(D2L)); \
 	echo $$extra >$(VENV)/.extra
 comma := ,

@@ -16,8 +16,15 @@ VERSION = re.search(
     re.M,
 ).group(1)
 
-# MXNet 1.9.1 imports distutils, which Python 3.12 removed; setuptools provides it.
-DISTUTILS = "setuptools; python_version >= '3.12'"
+# What MXNet 1.9.1 needs beside NumPy; setuptools has distutils, which Python 3.12 removed.
+MXNET_NEEDS = [
+    *("requests>=2.20,<3", "graphviz>=0.8.1,<0.9"),
+    "setuptools; python_version >= '3.12'",
+]
+
+# MXNet's metadata ask for NumPy 1, which has no wheels for Python 3.13. pip can install both only
+# by `pip install --no-deps mxnet==1.9.1`, as the Makefile and the error of `import gluonpar` say.
+NUMPY_1 = "python_version < '3.13'"
 
 # The CUDA 11 libraries that mxnet-cu112 links to. gluonpar/runtime/cuda_libraries.py loads them, so
 # no CUDA toolkit needs to be installed. cuDNN is pinned because cuDNN 9 has no libcudnn.so.8.
@@ -91,13 +98,14 @@ setup(
     package_data={"gluonpar": ["py.typed"]},
     entry_points={"console_scripts": ["gluonpar = gluonpar.__main__:main"]},
     python_requires=">=3.8,<3.13",
-    install_requires=["numpy>1.16,<2", "tqdm"],  # MXNet 1.9.1 has the same bounds for NumPy
+    install_requires=["numpy>1.16", "tqdm", *MXNET_NEEDS],
     extras_require={
         # Install only one of these two: both contain the directory mxnet/.
-        "cpu": ["mxnet==1.9.1", DISTUTILS],
-        "cu112": ["mxnet-cu112==1.9.1", *CUDA_11, DISTUTILS],
-        # The book's package, in the release for MXNet 1.9.1; its pins need Python 3.11 or older.
-        "d2l": ["d2l==1.0.3; python_version < '3.12'"],
+        "cpu": [f"mxnet==1.9.1; {NUMPY_1}"],
+        "cu112": [f"mxnet-cu112==1.9.1; {NUMPY_1}", *CUDA_11],
+        # The book's package, in the release for MXNet 1.9.1. Its pins need Python 3.11 or older; on
+        # newer ones `pip install --no-deps d2l==1.0.3` adds it to what it imports.
+        "d2l": ["d2l==1.0.3; python_version < '3.12'", *D2L_NEEDS, MATPLOTLIB],
         "mpi": MPI,
         "dist": ["build"],
         # Needs Python 3.10 or newer. mkdocstrings formats signatures with ruff; latex2mathml is for

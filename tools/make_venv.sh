@@ -1,9 +1,9 @@
 #!/bin/sh
-# Create a virtual environment with an interpreter that MXNet 1.9.1 supports, Python 3.8 to 3.12.
+# Create a virtual environment with an interpreter that gluonpar supports, Python 3.8 to 3.14.
 #
 #     tools/make_venv.sh VENV [PYTHON]
 #
-# Without PYTHON, the first of python3, python3.12 ... python3.8 that runs and has a supported
+# Without PYTHON, the first of python3, python3.14 ... python3.8 that runs and has a supported
 # version is used. VENV/.made marks a complete environment. It holds the PYTHON argument ("-" for
 # none), or "adopted" for an environment that existed before: that is used as it is and never
 # removed. After a failure nothing is left behind.
@@ -23,7 +23,7 @@ version_of() {
 }
 
 fits() {
-    case $1 in 3.8 | 3.9 | 3.10 | 3.11 | 3.12) return 0 ;; *) return 1 ;; esac
+    case $1 in 3.8 | 3.9 | 3.1[0-4]) return 0 ;; *) return 1 ;; esac
 }
 
 # Set python and version to the first candidate that is supported.
@@ -40,20 +40,14 @@ choose() {
         fi
         seen="$seen${seen:+, }$python ($version)"
     done
-    fail "MXNet 1.9.1 needs Python 3.8 to 3.12; tried: ${seen:-no python3 on PATH}." \
-        "Install one of these, or give its path: make ... PYTHON=/path/to/python3.11"
+    fail "gluonpar needs Python 3.8 to 3.14; tried: ${seen:-no python3 on PATH}." \
+        "Install one of these, or give its path: make ... PYTHON=/path/to/python3.13"
 }
 
 # Whether this is Debian's interpreter without ensurepip, which Debian ships in a separate package.
 debian_lacks_ensurepip() {
     [ -e /etc/debian_version ] && "$python" -c 'import sys, importlib.util as util
 sys.exit(sys.base_prefix != "/usr" or util.find_spec("ensurepip") is not None)'
-}
-
-apt_install() {
-    echo "make_venv: installing Debian's $1, which $python -m venv needs" >&2
-    export DEBIAN_FRONTEND=noninteractive
-    apt-get install -y -qq "$1" 2>&1 || { apt-get update -qq && apt-get install -y -qq "$1"; } 2>&1
 }
 
 build() {
@@ -70,7 +64,7 @@ if [ -n "$(ls -A "$venv" 2>/dev/null)" ] && ! ours; then
     version=$(version_of "$venv/bin/python") || version="no working Python"
     [ -z "$wanted" ] && fits "$version" && "$venv/bin/python" -m pip --version >/dev/null 2>&1 ||
         fail "$venv was not created by make and has $version; make can only use it if it is an" \
-            "environment of Python 3.8 to 3.12 with pip, and without PYTHON=..." \
+            "environment of Python 3.8 to 3.14 with pip, and without PYTHON=..." \
             "Remove it, or choose another folder: make ... VENV=.venv-gluonpar"
     echo adopted >"$venv/.made"
     echo "make_venv: using $venv as it is (Python $version)" >&2
@@ -80,7 +74,7 @@ fi
 if [ -n "$wanted" ]; then
     choose "$wanted"
 else
-    choose python3 python3.12 python3.11 python3.10 python3.9 python3.8
+    choose python3 python3.14 python3.13 python3.12 python3.11 python3.10 python3.9 python3.8
 fi
 
 rm -rf "$venv" # incomplete, or made with another interpreter
@@ -90,8 +84,7 @@ echo "make_venv: $venv with $python ($version)" >&2
 if ! output=$(build); then
     debian_lacks_ensurepip || fail "$python -m venv $venv failed: $output"
     package=python$version-venv
-    [ "$(id -u)" = 0 ] || fail "$python -m venv needs Debian's $package: sudo apt-get install $package"
-    output=$(apt_install "$package") || fail "apt-get could not install $package: $output"
+    "$(dirname "$0")/apt_install.sh" "$python -m venv needs it" "$package"
     rm -rf "$venv"
     output=$(build) || fail "$python -m venv $venv failed: $output"
 fi

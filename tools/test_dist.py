@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="default: %(default)s")
-    parser.add_argument("--extra", default="cpu", help="which MXNet, cpu or cu112 (default: cpu)")
+    parser.add_argument("--extra", default="cpu", choices=["cpu", "cu112"], help="which MXNet")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="work in this folder and keep it")
     parser.add_argument("pytest", nargs="*", help="further arguments of pytest")
     args = parser.parse_args(argv)
@@ -123,7 +123,8 @@ def install(wheel: Path, extra: str, environment: Path) -> Path:
     python = environment / "bin" / "python"
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     run(f"installing {wheel.name}[{extra},test]", [*pip, f"{wheel}[{extra},test]"], environment)
-    run(f"installing {D2L}", [*pip, "--no-deps", D2L], environment)
+    mxnet = {"cpu": "mxnet==1.9.1", "cu112": "mxnet-cu112==1.9.1"}[extra]
+    run(f"installing {mxnet} and {D2L}", [*pip, "--no-deps", mxnet, D2L], environment)
     return python
 
 

@@ -1,14 +1,15 @@
-"""Run the tests on each supported Python, with the oldest and the newest NumPy, and write a table.
+"""Run the tests on each supported Python, with several NumPy releases, and write a table.
 
-    make test-matrix                              # every installed Python from 3.8 to 3.12
+    make test-matrix                              # every installed Python from 3.8 to 3.14
     make test-matrix PYTHONS="3.8 /opt/python/bin/python3.12"
     make test-matrix ARGS="--numpy newest"        # or oldest, or a version such as 1.22.4
     make test-matrix ARGS="-k ring tests/collectives/test_collectives.py"
 
-Interpreters are searched for on PATH, in pyenv and in uv. Each gets two environments under
-.matrix/, made as `make test` makes them: one with the oldest NumPy that has a wheel for it, one
-with the newest that MXNet 1.9.1 works with. All suites together take one to two hours. Their logs
-and the table (Markdown) are written to .matrix/.
+Interpreters are searched for on PATH, in pyenv and in uv. Each gets up to three environments under
+.matrix/, made as `make test` makes them: with the oldest NumPy that has a wheel for it, with the
+newest NumPy 1 and with the newest NumPy. All suites together take about three hours. Their logs and
+the table (Markdown) are written to .matrix/. Without PYTHONS and ARGS, `make test-matrix` then runs
+tools/bare_systems.py, also by itself: `make test-bare`.
 
 Exit status: 0, all suites passed; 1, one failed or could not be set up; 2, wrong arguments or no
 interpreter found; 130, interrupted with Ctrl-C, after writing the table of the suites that had
@@ -34,16 +35,17 @@ from typing import Iterator, NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 PYENV = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
 
-# The oldest NumPy release that has an x86-64 Linux wheel for each interpreter. MXNet requires
-# numpy>1.16,<2.
+# The oldest NumPy release that has an x86-64 Linux wheel for each interpreter.
 OLDEST_NUMPY = {
     "3.8": "1.17.3",
     "3.9": "1.19.3",
     "3.10": "1.21.2",
     "3.11": "1.23.2",
     "3.12": "1.26.0",
+    "3.13": "2.1.0",
+    "3.14": "2.3.2",
 }
-NEWEST = "<2"  # MXNet 1.9.1 does not run on NumPy 2
+NEWEST_1, NEWEST = "<2", ">=2"
 HEADINGS = ("Python", "NumPy", "result", "passed", "skipped", "failed", "seconds")
 VERSION = "import sys; print('%d.%d.%d' % sys.version_info[:3])"
 INSTALLED = """
@@ -121,10 +123,19 @@ def find(wanted: str) -> Interpreter:
 
 def requirements(numpy: str, minor: str) -> list[str]:
     """Return pip's version specifiers of NumPy for one interpreter."""
-    named = {"oldest": f"=={OLDEST_NUMPY[minor]}", "newest": NEWEST}
-    if numpy == "both":
-        return list(named.values())
-    return [named.get(numpy, f"=={numpy}")]
+    oldest, *newest = f"=={OLDEST_NUMPY[minor]}", NEWEST_1, NEWEST
+    if is_2(oldest):
+        newest = [NEWEST]
+    elif minor == "3.8":  # the last NumPy for it is 1.24
+        newest = [NEWEST_1]
+    if numpy == "all":
+        return [oldest, *newest]
+    return [{"oldest": oldest, "newest": newest[-1]}.get(numpy, f"=={numpy}")]
+
+
+def is_2(requirement: str) -> bool:
+    """Return whether a version specifier is of NumPy 2: ``==2.1.0`` or ``>=2``, not ``<2``."""
+    return requirement.startswith(("==2", ">=2"))
 
 
 def end(process: subprocess.Popen) -> None:
@@ -209,24 +220,28 @@ def counts(log: Path) -> dict[str, int]:
     return numbers
 
 
-def set_up(venv: Path, log: Path, python: str, numpy: str, extra: str) -> bool:
+def set_up(venv: Path, log: Path, interpreter: Interpreter, numpy: str, extra: str) -> bool:
     """Make or update the environment and return whether that succeeded.
 
     Only wheels are installed: with an old NumPy, pip falls back to releases that no longer build.
     """
     constraint = venv.with_name(f"{venv.name}.txt")
     constraint.write_text(f"numpy{numpy}\n")
-    make = ["make", f"VENV={venv}", f"PYTHON={python}", f"EXTRA={extra}", f"{venv}/.tests"]
-    return logged(make, log, PIP_CONSTRAINT=str(constraint.resolve()), PIP_ONLY_BINARY=":all:") == 0
+    make = ["make", f"VENV={venv}", f"PYTHON={interpreter.path}", f"EXTRA={extra}"]
+    if is_2(numpy) and not is_2(f"=={OLDEST_NUMPY[interpreter.minor]}"):
+        constraint.write_text("")  # the extra requires NumPy 1 here, so make installs it afterwards
+        make.append(f"NUMPY={numpy}")
+    pip = {"PIP_CONSTRAINT": str(constraint.resolve()), "PIP_ONLY_BINARY": ":all:"}
+    return logged([*make, f"{venv}/.tests"], log, **pip) == 0
 
 
 def test(interpreter: Interpreter, numpy: str, options: argparse.Namespace) -> Row:
     """Run the tests on one interpreter and one NumPy; return the row."""
-    bound = "newest" if numpy == NEWEST else numpy.lstrip("=")
+    bound = {NEWEST_1: "1", NEWEST: "2"}.get(numpy, numpy.lstrip("="))
     venv = options.folder / f"{interpreter.version}-numpy-{bound}"
     log = venv.with_name(f"{venv.name}.log")
     log.write_text("")
-    if not set_up(venv, log, interpreter.path, numpy, options.extra):
+    if not set_up(venv, log, interpreter, numpy, options.extra):
         return Row(interpreter.version, bound, "SET-UP FAILED", log=log)
     python = str(venv.absolute() / "bin" / "python")
     installed, _, mxnet = output_of(python, "-c", INSTALLED).partition(" ")
@@ -279,7 +294,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--pythons", default=" ".join(OLDEST_NUMPY), help="versions or paths, separated by spaces"
     )
-    parser.add_argument("--numpy", default="both", help="both, oldest, newest or a version")
+    parser.add_argument("--numpy", default="all", help="all, oldest, newest or a version")
     parser.add_argument("--extra", default="cpu", choices=["cpu", "cu112"], help="which MXNet")
     parser.add_argument(
         "--folder",
@@ -290,8 +305,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("-k", metavar="EXPRESSION", help="select tests, as pytest's -k")
     parser.add_argument("tests", nargs="*", help="test files (default: all)")
     options = parser.parse_args()
-    if not re.fullmatch(r"both|oldest|newest|\d+\.\d+(\.\d+)?", options.numpy):
-        parser.error(f"--numpy must be both, oldest, newest or a version, got {options.numpy}")
+    if not re.fullmatch(r"all|oldest|newest|\d+\.\d+(\.\d+)?", options.numpy):
+        parser.error(f"--numpy must be all, oldest, newest or a version, got {options.numpy}")
     for wanted in options.pythons.split():
         if re.fullmatch(r"\d+(\.\d+)*", wanted) and wanted not in OLDEST_NUMPY:
             parser.error(f"--pythons must be {', '.join(OLDEST_NUMPY)} or paths, got {wanted}")

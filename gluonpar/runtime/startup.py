@@ -12,11 +12,11 @@ import os
 import sys
 import warnings
 
-from gluonpar.runtime import cuda_libraries, driver, heap, memory_limits, wheels
+from gluonpar.runtime import cuda_libraries, driver, heap, memory_limits, system_libraries, wheels
 
 INSTALL = (
-    "install one of the two: pip install mxnet==1.9.1 (any x86-64 Linux machine) or, in a clone of "
-    "gluonpar, pip install -e '.[cu112]' (NVIDIA GPUs of compute capability 5.0 to 8.9)"
+    f"install one of the two: {wheels.CPU} (any x86-64 Linux machine) or {wheels.CUDA} (NVIDIA "
+    "GPUs of compute capability 5.0 to 8.9)"
 )
 
 # CPU contexts share a pool of workspaces for all operators that one thread pushes. With
@@ -137,12 +137,13 @@ def _remedy(error: Exception, wheel: str) -> str:
     if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("mxnet"):
         return f"Remedy: pip install {'setuptools' if error.name == 'distutils' else error.name}."
     if "libcuda.so" in str(error):
-        cpu = "pip uninstall -y mxnet-cu112, then pip install mxnet==1.9.1"
+        cpu = f"pip uninstall -y mxnet-cu112, then {wheels.CPU}"
         return f"libcuda.so.1 is part of NVIDIA's driver. Without it, use the CPU wheel: {cpu}."
     if any(name in str(error) for name in cuda_libraries.LIBRARIES):
         return "In a clone of gluonpar, pip install -e '.[cu112]' installs CUDA 11's libraries."
-    if "libgomp" in str(error):
-        return "libgomp is gcc's OpenMP library; on Debian and Ubuntu: apt-get install libgomp1."
+    absent = [n for n in system_libraries.PACKAGES if f"{n}: cannot open" in str(error)]
+    if absent:
+        return f"Remedy: {system_libraries.remedy(system_libraries.missing() or absent)}."
     return _reinstall(wheel)
 
 

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import sys
 from pathlib import Path
 
 # mxnet, mxnet-cu112, mxnet-cu92mkl, ... all install the package ``mxnet``; mxnet-model-server and
 # other packages whose names begin with mxnet do not.
 _NAMES = re.compile(r"mxnet(-(cu\d+(mkl)?|mkl|native))?")
+
+# What installs MXNet. gluonpar itself requires all that MXNet needs, and without MXNet's bound for
+# NumPy, which has no wheels for Python 3.13: there the extra cu112 has only the CUDA libraries.
+CPU = "pip install --no-deps mxnet==1.9.1"
+CUDA = "in a clone of gluonpar pip install -e '.[cu112]'"
+if sys.version_info >= (3, 13):
+    CUDA += " and pip install --no-deps mxnet-cu112==1.9.1"
 
 
 def package() -> Path | None:

