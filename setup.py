@@ -16,8 +16,10 @@ VERSION = re.search(
     re.M,
 ).group(1)
 
-# MXNet 1.9.1 imports distutils, which Python 3.12 removed; setuptools provides it.
-DISTUTILS = "setuptools; python_version >= '3.12'"
+# MXNet 1.9.1 asks for NumPy before 2, which has no wheels for Python 3.13. There an extra installs
+# what else MXNet needs, and `pip install --no-deps` MXNet; gluonpar lets it work with NumPy 2.
+NUMPY_1 = "python_version < '3.13'"
+MXNET_NEEDS = [f"{name}; python_version >= '3.13'" for name in ("graphviz<0.9", "requests")]
 
 # The CUDA 11 libraries that mxnet-cu112 links to. gluonpar/runtime/cuda_libraries.py loads them, so
 # no CUDA toolkit needs to be installed. cuDNN is pinned because cuDNN 9 has no libcudnn.so.8.
@@ -82,7 +84,7 @@ setup(
         "License :: OSI Approved :: Apache Software License",
         "Operating System :: POSIX :: Linux",
         "Programming Language :: Python :: 3 :: Only",
-        *(f"Programming Language :: Python :: 3.{minor}" for minor in range(8, 13)),
+        *(f"Programming Language :: Python :: 3.{minor}" for minor in range(8, 15)),
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
         "Topic :: System :: Distributed Computing",
         "Typing :: Typed",
@@ -90,12 +92,12 @@ setup(
     packages=find_packages(include=["gluonpar", "gluonpar.*"]),
     package_data={"gluonpar": ["py.typed"]},
     entry_points={"console_scripts": ["gluonpar = gluonpar.__main__:main"]},
-    python_requires=">=3.8,<3.13",
-    install_requires=["numpy>1.16,<2", "tqdm"],  # MXNet 1.9.1 has the same bounds for NumPy
+    python_requires=">=3.8",
+    install_requires=["numpy>1.16", "tqdm"],
     extras_require={
         # Install only one of these two: both contain the directory mxnet/.
-        "cpu": ["mxnet==1.9.1", DISTUTILS],
-        "cu112": ["mxnet-cu112==1.9.1", *CUDA_11, DISTUTILS],
+        "cpu": [f"mxnet==1.9.1; {NUMPY_1}", *MXNET_NEEDS],
+        "cu112": [f"mxnet-cu112==1.9.1; {NUMPY_1}", *CUDA_11, *MXNET_NEEDS],
         # The book's package, in the release for MXNet 1.9.1; its pins need Python 3.11 or older.
         "d2l": ["d2l==1.0.3; python_version < '3.12'"],
         "mpi": MPI,

@@ -1,4 +1,4 @@
-"""Prepare the process for MXNet and import it: NumPy's alias, CUDA's libraries, pool and malloc.
+"""Prepare the process for MXNet and import it: NumPy 1, CUDA's libraries, pool and malloc.
 
 ``import gluonpar`` calls :func:`start` before anything else. The environment is never overridden;
 if MXNet has run operators already, a warning names the settings that come too late.
@@ -50,7 +50,9 @@ def start() -> None:
     """
     imported_before = "mxnet" in sys.modules
     wheel = _installed_wheel()
-    _prepare_numpy()
+    from gluonpar.runtime import numpy1  # here, since the doctor imports this module without NumPy
+
+    numpy1.install()
     missing = {name: value for name, value in SETTINGS.items() if name not in os.environ}
     for name, value in settings([wheel]).items():
         os.environ.setdefault(name, value)
@@ -84,17 +86,6 @@ def _fusion_works() -> bool:
         return driver.cuda_version() >= COMPILER_CUDA
     except (driver.DriverMissing, driver.DriverError):
         return True  # no GPU will be used
-
-
-def _prepare_numpy() -> None:
-    """MXNet 1.9.1 reads ``numpy.bool`` when imported; NumPy 1.24 removed it, 1.20 to 1.23 warn."""
-    import numpy as np  # here, since the doctor imports this module without NumPy
-
-    if int(np.__version__.split(".")[0]) >= 2:
-        found = f"NumPy {np.__version__} is installed in {np.__path__[0]}"
-        raise ImportError(f"{found}, and MXNet 1.9.1 needs NumPy before 2: pip install 'numpy<2'.")
-    if "bool" not in vars(np):
-        np.bool = bool
 
 
 def _installed_wheel() -> str:
@@ -135,7 +126,7 @@ def _remedy(error: Exception, wheel: str) -> str:
     if isinstance(error, memory_limits.OutOfMemory):
         return f"Raise the memory limit of this process: {memory_limits.limits() or 'none is set'}."
     if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("mxnet"):
-        return f"Remedy: pip install {'setuptools' if error.name == 'distutils' else error.name}."
+        return f"Remedy: pip install {error.name}."
     if "libcuda.so" in str(error):
         cpu = "pip uninstall -y mxnet-cu112, then pip install mxnet==1.9.1"
         return f"libcuda.so.1 is part of NVIDIA's driver. Without it, use the CPU wheel: {cpu}."

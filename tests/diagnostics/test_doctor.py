@@ -186,18 +186,6 @@ def test_both_wheels(doctor, tmp_path):
 
 
 @pytest.mark.slow
-def test_numpy_2(doctor, tmp_path):
-    package(
-        tmp_path,
-        "numpy",
-        "__version__ = '2.1.0'\nclass ones:\n"
-        "    def __init__(self, n): self.n = n\n    def sum(self): return self.n\n",
-    )
-    (finding,) = doctor(tmp_path)["numpy"]
-    assert finding.startswith("wrong: 2.1.0 at ") and "pip install 'numpy<2'" in finding
-
-
-@pytest.mark.slow
 def test_files_in_the_current_folder_that_shadow_modules_are_noted_and_not_imported(
     doctor, tmp_path
 ):

@@ -141,12 +141,12 @@ def test_the_license_is_apache_2_and_in_the_wheel(wheel):
 def test_the_metadata_of_the_wheel(wheel):
     built = email.message_from_bytes(wheel.read(f"{DIST_INFO}/METADATA"))
     assert (built["Name"], built["Version"]) == ("gluonpar", gluonpar.__version__)
-    assert set(built["Requires-Python"].split(",")) == {">=3.8", "<3.13"}
+    assert built["Requires-Python"] == ">=3.8"
     assert (built["License"] or built["License-Expression"]) == "Apache-2.0"
     readme = built.get_payload().strip() or built["Description"].strip()
     assert readme.startswith("# gluonpar")
     classifiers = "\n".join(built.get_all("Classifier"))
-    assert re.findall(r"Python :: 3\.(\d+)", classifiers) == ["8", "9", "10", "11", "12"]
+    assert re.findall(r"Python :: 3\.(\d+)", classifiers) == [str(minor) for minor in range(8, 15)]
 
 
 def required(extra):
@@ -169,7 +169,6 @@ def test_the_extras():
 @pytest.mark.parametrize(("extra", "wheel"), [("cpu", "mxnet"), ("cu112", "mxnet-cu112")])
 def test_only_the_device_extras_install_an_mxnet_and_each_its_own(extra, wheel):
     assert [name for name in required(extra) if "mxnet" in name] == [f"{wheel}==1.9.1"]
-    assert "setuptools" in required(extra), "distutils for Python 3.12"
     assert len([line for line in requires("gluonpar") if line.startswith("mxnet")]) == 2
 
 
