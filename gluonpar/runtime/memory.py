@@ -61,6 +61,26 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
+def check_layout() -> None:
+    """Raise ImportError unless arrays are in memory as the fields above say; no operator runs."""
+    shape, ctx, dtype = (3, 2, 5, 7), mx.cpu(1), mx.nd.ndarray._DTYPE_NP_TO_MX[np.float16]
+    whole = mx.nd.NDArray(mx.nd.ndarray._new_alloc_handle(shape, ctx, True, np.float16))
+    with autograd.pause():
+        part = whole[1:3]
+    got, want = _fields(part), (chunk(whole), 4, 2, *shape[1:], 140, dtype, 0)
+    if got == want:  # so that its chunk is where it seems to be
+        to_allocate = _CHUNK.unpack_from(_CHUNK_BYTES.from_address(chunk(part)))[1:]
+        start = address(whole)
+        got = to_allocate, _CHUNK.unpack_from(_CHUNK_BYTES.from_address(chunk(part)))
+        device = ctx.device_typeid, ctx.device_id, 0
+        want = (*device, True), (start, *device, False)
+    if got != want:
+        raise ImportError(
+            f"gluonpar reads arrays from memory as the wheels of MXNet 1.9.1 lay them out, and of "
+            f"{mx.libinfo.find_lib_path()[0]} it reads {got}, not {want}. Install mxnet==1.9.1"
+        )
+
+
 def kind(array: mx.nd.NDArray) -> tuple[tuple[int, ...], np.dtype, str]:
     """Return the array's shape, dtype and storage type."""
     fields = _fields(array)

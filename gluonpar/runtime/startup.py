@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import os
+import platform
 import sys
 import warnings
 
@@ -17,6 +18,12 @@ from gluonpar.runtime import cuda_libraries, driver, heap, memory_limits, wheels
 INSTALL = (
     "install one of the two: pip install mxnet==1.9.1 (any x86-64 Linux machine) or, in a clone of "
     "gluonpar, pip install -e '.[cu112]' (NVIDIA GPUs of compute capability 5.0 to 8.9)"
+)
+
+MACHINE = "x86_64"
+OTHER_MACHINE = (
+    "it reads MXNet's arrays from memory, and their layout was checked there only (MXNet 1.9.1's "
+    "wheel for aarch64 also needs Arm's libraries libarmpl_lp64_mp, libamath and libastring)"
 )
 
 # CPU contexts share a pool of workspaces for all operators that one thread pushes. With
@@ -46,8 +53,13 @@ def start() -> None:
     """Prepare the process for MXNet and import it.
 
     Raises ImportError, with the remedy, if MXNet is missing, installed twice, damaged, or lacks a
-    library; ValueError if GLUONPAR_CUDA is neither pypi nor system.
+    library, or if this machine is no x86-64 one or its arrays are not in memory as gluonpar reads
+    them; ValueError if GLUONPAR_CUDA is neither pypi nor system.
     """
+    if platform.machine() != MACHINE:
+        raise ImportError(
+            f"gluonpar needs an x86-64 machine, got {platform.machine()}: {OTHER_MACHINE}."
+        )
     imported_before = "mxnet" in sys.modules
     wheel = _installed_wheel()
     from gluonpar.runtime import numpy1  # here, since the doctor imports this module without NumPy
@@ -59,10 +71,12 @@ def start() -> None:
     heap.keep_large_arrays()
     if not imported_before:
         _import_mxnet(wheel)
-        return
     from mxnet.base import _LIB
 
-    if missing and ctypes.c_uint8.in_dll(_LIB, _POOL_GUARD).value:
+    from gluonpar.runtime import memory
+
+    memory.check_layout()
+    if imported_before and missing and ctypes.c_uint8.in_dll(_LIB, _POOL_GUARD).value:
         late = ", ".join(f"{name}={value}" for name, value in missing.items())
         message = (
             f"MXNet ran operators before gluonpar was imported: too late for {late}, so CPU "
