@@ -7,6 +7,7 @@
 #   EXTRA=cpu       MXNet to install, cpu or cu112 (default: cu112 if there is an NVIDIA GPU)
 #   VENV=...        folder of the environment (default: .venv)
 #   VENV_CUDA=...   folder of the environment of `make test-cuda` (default: .venv-cuda)
+#   VENV_NUMPY2=... folder of the environment of `make test-numpy2` (default: .venv-numpy2)
 #   VENV_GPU_SIM=.. folder of the environment of `make test-gpu-sim` (default: .venv-gpu-sim)
 #   VENV_PROGRAMS=. folder of the environment of `make test-programs` (default: .venv-programs)
 #   LANGUAGE=zh     `make notebook` opens the Chinese notebook
@@ -15,6 +16,7 @@
 PYTHON ?=
 VENV ?= .venv
 VENV_CUDA ?= .venv-cuda
+VENV_NUMPY2 ?= .venv-numpy2
 VENV_GPU_SIM ?= .venv-gpu-sim
 VENV_PROGRAMS ?= .venv-programs
 NUM_GPUS ?= 2
@@ -25,7 +27,7 @@ EXTRA ?=
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help train train-mpi test test-all test-faults test-cuda test-gpu-sim test-gpu-sim-all test-programs test-matrix notebook notebooks docs docs-serve pictures dist test-dist lint format data clean FORCE
+.PHONY: help train train-mpi test test-all test-faults test-cuda test-numpy2 test-gpu-sim test-gpu-sim-all test-programs test-matrix notebook notebooks docs docs-serve pictures dist test-dist lint format data clean FORCE
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -68,6 +70,11 @@ test-faults: $(VENV)/.tests ## more of two slow tests: 50 kills, ten minutes of 
 test-cuda: ## install mxnet-cu112 (2 GB) into VENV_CUDA and test it; needs gcc, but no GPU
 	@$(MAKE) --no-print-directory VENV=$(VENV_CUDA) EXTRA=cu112 $(VENV_CUDA)/.tests
 	$(VENV_CUDA)/bin/python -m pytest --noconftest tests/runtime/test_cuda_wheel.py
+
+# MXNet itself asks for NumPy 1.
+test-numpy2: $(VENV_NUMPY2)/.numpy2 ## run the quick tests of all that computes under NumPy 2 (0.3 GB)
+	$(PYTEST:$(BIN)/%=$(VENV_NUMPY2)/bin/%) -m 'not slow' gluonpar \
+	$(addprefix tests/,checkpoint collectives gluon models runtime step training) $(ARGS)
 
 # tools/cuda_sim/README.md says how GPUs are simulated. NVIDIA's libraries are not installed. Each
 # of pytest's processes has nine GPUs of its own: eight, and one that no test has used before.
@@ -150,6 +157,13 @@ $(VENV)/.tests: $(VENV)/.made setup.py pyproject.toml $(call stale,$(EXTRA),$(VE
 $(VENV)/.mpi: $(VENV)/.made setup.py pyproject.toml $(call stale,$(EXTRA),$(VENV)/.extra)
 	@$(call install,$(comma)mpi)
 	@touch $(VENV)/.runs $@
+
+$(VENV_NUMPY2)/.numpy2: setup.py
+	@tools/make_venv.sh '$(VENV_NUMPY2)' '$(PYTHON)'
+	@echo "installing NumPy 2, MXNet and gluonpar[test] into $(VENV_NUMPY2) (downloads 0.3 GB)"
+	@$(VENV_NUMPY2)/bin/python -m pip install --quiet 'numpy>=2' 'graphviz<0.9' -e '.[test]'
+	@$(VENV_NUMPY2)/bin/python -m pip install --quiet --no-deps mxnet==1.9.1 $(D2L)
+	@touch $@
 
 $(VENV_GPU_SIM)/.gpu-sim: setup.py
 	@tools/make_venv.sh '$(VENV_GPU_SIM)' '$(PYTHON)'

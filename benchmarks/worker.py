@@ -106,7 +106,7 @@ def prepare(runtime: str, devices: list) -> None:
     if runtime == "mxnet":
         path = ROOT / "gluonpar" / "runtime" / "standalone.py"
         runpy.run_path(str(path))["skip_init"]("gluonpar")
-        importlib.import_module("gluonpar.runtime.numpy1").install()
+        importlib.import_module("gluonpar.runtime.compatibility").install()
         if any(kind == "gpu" for kind, _ in devices):
             importlib.import_module("gluonpar.runtime.cuda_libraries").load_libraries()
 

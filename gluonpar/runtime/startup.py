@@ -62,9 +62,11 @@ def start() -> None:
         )
     imported_before = "mxnet" in sys.modules
     wheel = _installed_wheel()
-    from gluonpar.runtime import numpy1  # here, since the doctor imports this module without NumPy
+    from gluonpar.runtime import (
+        compatibility,
+    )  # here, since the doctor imports this module without NumPy
 
-    numpy1.install()
+    compatibility.install()
     missing = {name: value for name, value in SETTINGS.items() if name not in os.environ}
     for name, value in settings([wheel]).items():
         os.environ.setdefault(name, value)

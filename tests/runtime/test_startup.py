@@ -44,7 +44,7 @@ def test_numpy_testing_is_imported_before_mxnet():
 
 # gluonpar's module that lets MXNet be imported, without the rest of gluonpar.
 MXNET_FIRST = (
-    "import runpy; runpy.run_path('gluonpar/runtime/numpy1.py')['install']()\n"
+    "import runpy; runpy.run_path('gluonpar/runtime/compatibility.py')['install']()\n"
     "import mxnet, warnings\n"
 )
 

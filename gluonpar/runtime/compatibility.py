@@ -1,8 +1,8 @@
-"""NumPy 1 and ``distutils`` for MXNet 1.9.1, whatever NumPy and Python are installed.
+"""What MXNet 1.9.1 needs of NumPy 1 and of older Pythons, whatever is installed.
 
 MXNet reads names that NumPy has since removed, or uses otherwise, some when imported and some in
-its functions. :func:`install` lets MXNet's modules, and no others, import a copy of the module
-``numpy`` in which :data:`FORMER` holds; a program's own ``numpy`` stays as it is.
+its functions; and ``distutils``. :func:`install` lets MXNet's modules, and no others, import a copy
+of the module ``numpy`` with what :func:`_former` lists; a program's own ``numpy`` stays as it is.
 """
 
 from __future__ import annotations
@@ -49,6 +49,15 @@ def _former() -> tuple[tuple[str, Any, str], ...]:
         ("msort", _renamed(lambda a: np.sort(a, axis=0)), "1.24"),
         *((name, _moved(name), "1.20") for name in ("mirr", "npv", "pmt", "ppmt", "pv", "rate")),
         ("array", _array, "2.0"),
+        # functions whose results have other dtypes now
+        ("count_nonzero", _renamed(_count_nonzero), "2.0"),
+        ("divmod", _by_value(np.divmod), "2.0"),
+        ("heaviside", _by_value(np.heaviside), "2.0"),
+        ("histogram_bin_edges", _renamed(_histogram_bin_edges), "2.0"),
+        ("histogram2d", _renamed(_in_float64(np.histogram2d, 2)), "2.0"),
+        ("histogramdd", _renamed(_in_float64(np.histogramdd, 1)), "2.0"),
+        ("nanpercentile", _renamed(_nanpercentile), "2.0"),
+        ("union1d", _renamed(_by_value(np.union1d)), "2.0"),
         # modules
         ("compat", types.SimpleNamespace(basestring=str), "2.0"),
     )
@@ -68,6 +77,57 @@ def _renamed(now: Callable) -> Callable:
         return now(*args, **kwargs)
 
     return former
+
+
+def _by_value(function: Callable) -> Callable:
+    """Return ``function`` with Python's numbers promoted by value: uint8 and 300 give uint16."""
+
+    def former(*args, **options):
+        dtypes = [arg.dtype for arg in args if isinstance(arg, np.ndarray)]
+        if dtypes:
+            common = np.result_type(*dtypes)
+            # By value only if no number is of a higher kind: 2.5 beside integers is a float64.
+            numbers = {"f": (int, float), "i": (int,), "u": (int,)}.get(common.kind, ())
+            args = [_typed(arg, common) if type(arg) in numbers else arg for arg in args]
+        return function(*args, **options)
+
+    return former
+
+
+def _typed(number: float, dtype: np.dtype) -> np.generic:
+    """Return the number in the dtype that it had beside an array of ``dtype`` in NumPy 1."""
+    signed = dtype.kind == "i" and type(number) is int and number >= 0
+    smallest = np.min_scalar_type(-number - 1 if signed else number)
+    return np.promote_types(dtype, smallest).type(number)
+
+
+def _in_float64(function: Callable, num_samples: int) -> Callable:
+    """Return ``function`` with its first arguments in float64, if they are floats."""
+
+    def former(*args, **options):
+        samples = map(_float64, args[:num_samples])
+        return function(*samples, *args[num_samples:], **options)
+
+    return former
+
+
+def _float64(values: object) -> np.ndarray:
+    values = np.asarray(values)
+    return values.astype(np.float64) if values.dtype.kind == "f" else values
+
+
+def _histogram_bin_edges(a, *args, **options):
+    edges, dtype = np.histogram_bin_edges(_float64(a), *args, **options), np.asarray(a).dtype
+    return edges.astype(dtype) if dtype.kind == "f" else edges
+
+
+def _nanpercentile(a, q, *args, **options):
+    return np.nanquantile(a, np.asarray(np.true_divide(q, 100), np.float64), *args, **options)
+
+
+def _count_nonzero(*args, **options):
+    found = np.count_nonzero(*args, **options)
+    return int(found) if isinstance(found, np.generic) else found
 
 
 @functools.wraps(np.array)
@@ -151,6 +211,8 @@ class _Loader(importlib.machinery.SourceFileLoader):
         """Run the module's code, and let it compute as with NumPy 1."""
         module.__builtins__ = self.builtins
         super().exec_module(module)
+        if module.__name__ == "mxnet.gluon.data.dataloader" and sys.version_info >= (3, 14):
+            module.multiprocessing = _forking(module.multiprocessing)
         if Version(np.__version__) < Version("2"):
             return
         if module.__name__ in _WRITE_ATTRIBUTES:
@@ -164,6 +226,17 @@ class _Loader(importlib.machinery.SourceFileLoader):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return super().source_to_code(data, path, **options)
+
+
+def _forking(multiprocessing: types.ModuleType) -> types.ModuleType:
+    """Return a copy that forks, the default up to Python 3.13; MXNet's workers cannot do else.
+
+    They give arrays back as files that only a child of the same process can map.
+    """
+    copy, fork = types.ModuleType("multiprocessing"), multiprocessing.get_context("fork")
+    forks = {"Pool": fork.Pool, "Process": fork.Process, "get_context": lambda: fork}
+    vars(copy).update({**vars(multiprocessing), **forks})
+    return copy
 
 
 def _text(value: object) -> str:

@@ -1,4 +1,4 @@
-"""MXNet computes as with NumPy 1, and a program's own NumPy stays as it is."""
+"""MXNet works as with NumPy 1 and Python 3.8, and a program's own NumPy stays as it is."""
 
 import os
 import subprocess
@@ -64,6 +64,13 @@ OF_NUMPY_1 = {
     "row_stack": (lambda f, a: f((a, a)), [[0, 3], [1, 2]] * 2, "float32"),
     "msort": (lambda f, a: f(a), [[0, 2], [1, 3]], "float32"),
     "trapz": (lambda f, a: f(a), [1.5, 1.5], "float32"),
+    "divmod": (lambda f, a: f(a.astype("float16"), 300)[1], [[0, 3], [1, 2]], "float32"),
+    "heaviside": (lambda f, a: f(a.astype("int8"), 300), [[300, 1], [1, 1]], "float32"),
+    "union1d": (lambda f, a: f(a.astype("float16"), 300), [0, 1, 2, 3, 300], "float32"),
+    "nanpercentile": (lambda f, a: f(a, 50), 1.5, "float64"),
+    "histogramdd": (lambda f, a: f(a[0], 1)[1][0], [0, 3], "float64"),
+    "histogram2d": (lambda f, a: f(a[0], a[1], 1)[2], [1, 2], "float64"),
+    "histogram_bin_edges": (lambda f, a: f(a[0], 10)[3], np.float32(0.3 * 3), "float32"),
     "trapz of a row": (lambda f, a: f(a[0], dx=2), 3, "float32"),
 }
 
@@ -75,6 +82,14 @@ def test_functions_that_numpy_2_renamed_give_what_they_gave(name):
     with mx.util.np_shape(True), mx.util.np_array(True):
         got = call(getattr(mx.np, name.split()[0]), a)
         assert np.allclose(np.array(got.tolist()), value) and got.dtype == dtype
+
+
+@pytest.mark.slow
+def test_a_data_loader_of_processes_gives_its_batches():
+    """Also where Python's default is to start processes without a fork, since 3.14."""
+    data = mx.gluon.data.ArrayDataset(np.arange(6, dtype="float32"), np.arange(6))
+    batches = list(mx.gluon.data.DataLoader(data, batch_size=4, num_workers=2, timeout=60))
+    assert [x.asnumpy().tolist() for x, _ in batches] == [[0, 1, 2, 3], [4, 5]]
 
 
 def test_a_function_that_is_gone_says_where_it_is_now():
