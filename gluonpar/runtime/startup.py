@@ -53,8 +53,8 @@ def start() -> None:
     """Prepare the process for MXNet and import it.
 
     Raises ImportError, with the remedy, if MXNet is missing, installed twice, damaged, or lacks a
-    library, or if this machine is no x86-64 one or its arrays are not in memory as gluonpar reads
-    them; ValueError if GLUONPAR_CUDA is neither pypi nor system.
+    library, or if this is no x86-64 machine. Raises ValueError if GLUONPAR_CUDA is neither pypi nor
+    system.
     """
     if platform.machine() != MACHINE:
         raise ImportError(
@@ -73,12 +73,10 @@ def start() -> None:
     heap.keep_large_arrays()
     if not imported_before:
         _import_mxnet(wheel)
+        return
     from mxnet.base import _LIB
 
-    from gluonpar.runtime import memory
-
-    memory.check_layout()
-    if imported_before and missing and ctypes.c_uint8.in_dll(_LIB, _POOL_GUARD).value:
+    if missing and ctypes.c_uint8.in_dll(_LIB, _POOL_GUARD).value:
         late = ", ".join(f"{name}={value}" for name, value in missing.items())
         message = (
             f"MXNet ran operators before gluonpar was imported: too late for {late}, so CPU "

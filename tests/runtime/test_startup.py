@@ -1,16 +1,14 @@
 """What importing gluonpar does to a process, and the error if MXNet cannot be imported."""
 
-import ctypes
 import os
 import pathlib
-import struct
 import subprocess
 import sys
 
 import pytest
 from libcuda_stub import build_library, cut
 
-from gluonpar.runtime import memory, startup, wheels
+from gluonpar.runtime import startup, wheels
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 
@@ -198,22 +196,4 @@ def test_packages_whose_names_begin_with_mxnet_are_not_its_wheels(tmp_path, monk
 def test_another_machine_is_an_error_at_once(monkeypatch):
     monkeypatch.setattr(startup.platform, "machine", lambda: "aarch64")
     with pytest.raises(ImportError, match=r"x86-64 machine, got aarch64: .*libarmpl_lp64_mp"):
-        startup.start()
-
-
-@pytest.mark.parametrize(
-    ("what", "gap", "wider"),
-    [
-        ("_ARRAY", "8x", "16x"),
-        ("_ARRAY", "8xQ", "16xQ"),
-        ("_CHUNK", "8x", "16x"),
-        ("_CHUNK", "?", "8x?"),
-    ],
-)
-def test_arrays_that_lie_otherwise_in_memory_are_an_error(what, gap, wider, monkeypatch):
-    """As those of an MXNet that was built otherwise, with a field more."""
-    changed = struct.Struct(getattr(memory, what).format.replace(gap, wider, 1))
-    monkeypatch.setattr(memory, what, changed)
-    monkeypatch.setattr(memory, f"{what}_BYTES", ctypes.c_char * changed.size)
-    with pytest.raises(ImportError, match=r"libmxnet.so it reads .* Install mxnet==1.9.1"):
         startup.start()
