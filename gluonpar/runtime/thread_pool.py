@@ -113,10 +113,22 @@ else:  # in a context variable
         _SILENT.copy().run(_call_each, blocks)
 
 
+class _Threads(multiprocessing.pool.ThreadPool):
+    """A pool whose semaphores are the process's own.
+
+    Since Python 3.14 those of ThreadPool are shared with other processes: one more process is
+    started to remove them, which a fork of this process cannot use.
+    """
+
+    def __init__(self, num_threads: int):
+        fork = multiprocessing.get_context("fork")
+        multiprocessing.pool.Pool.__init__(self, num_threads, context=fork)
+
+
 @functools.lru_cache(None)
 def pool() -> multiprocessing.pool.ThreadPool:
     """Return this process's pool, with one thread less than there are processors."""
-    made = multiprocessing.pool.ThreadPool(max(1, threads.cores() - 1))
+    made = _Threads(max(1, threads.cores() - 1))
     engine.at_exit(made.terminate)
     return made
 
