@@ -86,7 +86,7 @@ test-gpu-sim: $(VENV_GPU_SIM)/.gpu-sim ## run tests on simulated GPUs (downloads
 test-gpu-sim-all: test-gpu-sim ## also run the slow tests on simulated GPUs
 	$(GPU_SIM) -m slow $(GPU_SIM_TESTS) $(ARGS)
 
-NUMPY2_TESTS := $(addprefix tests/,checkpoint collectives gluon models runtime step training)
+NUMPY2_TESTS := gluonpar $(addprefix tests/,checkpoint collectives gluon models runtime step training)
 
 test-numpy2: ## run the quick tests of all but processes and the project with NumPy 2
 	@$(MAKE) --no-print-directory VENV=$(VENV_NUMPY2) NUMPY='>=2' $(VENV_NUMPY2)/.tests

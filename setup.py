@@ -16,11 +16,8 @@ VERSION = re.search(
     re.M,
 ).group(1)
 
-# What MXNet 1.9.1 needs beside NumPy; setuptools has distutils, which Python 3.12 removed.
-MXNET_NEEDS = [
-    *("requests>=2.20,<3", "graphviz>=0.8.1,<0.9"),
-    "setuptools; python_version >= '3.12'",
-]
+# What MXNet 1.9.1 needs beside NumPy.
+MXNET_NEEDS = ["requests>=2.20,<3", "graphviz>=0.8.1,<0.9"]
 
 # MXNet's metadata ask for NumPy 1, which has no wheels for Python 3.13. pip can install both only
 # by `pip install --no-deps mxnet==1.9.1`, as the Makefile and the error of `import gluonpar` say.
@@ -89,7 +86,7 @@ setup(
         "License :: OSI Approved :: Apache Software License",
         "Operating System :: POSIX :: Linux",
         "Programming Language :: Python :: 3 :: Only",
-        *(f"Programming Language :: Python :: 3.{minor}" for minor in range(8, 13)),
+        *(f"Programming Language :: Python :: 3.{minor}" for minor in range(8, 15)),
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
         "Topic :: System :: Distributed Computing",
         "Typing :: Typed",
@@ -97,7 +94,7 @@ setup(
     packages=find_packages(include=["gluonpar", "gluonpar.*"]),
     package_data={"gluonpar": ["py.typed"]},
     entry_points={"console_scripts": ["gluonpar = gluonpar.__main__:main"]},
-    python_requires=">=3.8,<3.13",
+    python_requires=">=3.8",
     install_requires=["numpy>1.16", "tqdm", *MXNET_NEEDS],
     extras_require={
         # Install only one of these two: both contain the directory mxnet/.

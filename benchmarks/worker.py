@@ -104,13 +104,10 @@ def prepare(runtime: str, devices: list) -> None:
     if runtime == "gluonpar":
         importlib.import_module("gluonpar")
     if runtime == "mxnet":
-        import numpy
-
-        if "bool" not in vars(numpy):
-            numpy.bool = bool  # MXNet 1.9.1 cannot be imported otherwise
+        path = ROOT / "gluonpar" / "runtime" / "standalone.py"
+        runpy.run_path(str(path))["skip_init"]("gluonpar")
+        importlib.import_module("gluonpar.runtime.compatibility").install()
         if any(kind == "gpu" for kind, _ in devices):
-            path = ROOT / "gluonpar" / "runtime" / "standalone.py"
-            runpy.run_path(str(path))["skip_init"]("gluonpar")
             importlib.import_module("gluonpar.runtime.cuda_libraries").load_libraries()
 
 

@@ -34,7 +34,7 @@ def sgd(params: Sequence[nd.NDArray], lr: float, batch_size: int) -> None:
     >>> import mxnet as mx
     >>> w = mx.nd.ones((1,)); w.attach_grad(); w.grad[:] = 8
     >>> sgd([w], lr=0.5, batch_size=4)
-    >>> w.asscalar()
+    >>> float(w.asscalar())
     0.0
     """
     batch_size = sharding.check_batch_size(batch_size)

@@ -58,7 +58,7 @@ def make_parallel(fn: Callable, ctx: mx.Context | Sequence[mx.Context], **batch:
     ...     fn = lambda x: x * w.as_in_context(x.context)
     ...     loss = make_parallel(fn, [mx.cpu(0), mx.cpu(1)], x=a).mean()
     >>> loss.backward()
-    >>> w.grad.asscalar()
+    >>> float(w.grad.asscalar())
     2.0
     """
     contexts = as_list(ctx)

@@ -64,7 +64,7 @@ class Towers:
     >>> towers = Towers(forward, [mx.nd.zeros((1,))], [mx.cpu(0), mx.cpu(1)])
     >>> for _ in range(20):
     ...     outputs = towers.step([mx.nd.array([2]), mx.nd.array([2, 2])], lr=0.1)
-    >>> [variables[0].asscalar() for variables in towers.variables]
+    >>> [float(variables[0].asscalar()) for variables in towers.variables]
     [3.0, 3.0]
     >>> [array.context for array in outputs["prediction"]]
     [cpu(0), cpu(1)]

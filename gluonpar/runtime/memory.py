@@ -51,6 +51,8 @@ _storage = _LIB["_ZN5mxnet7Storage3GetEv"]  # Storage::Get()
 _storage.argtypes, _storage.restype = [], ctypes.c_void_p
 _GPU_MUTEX_AT = 8 + 40
 _allocations_lock = threading.Lock()
+_layout_checked = False
+_kept: list[mx.nd.NDArray] = []  # to free an array, MXNet starts the worker of its context
 
 
 def _after_fork() -> None:
@@ -61,6 +63,34 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
+def _check_layout() -> None:
+    """Raise RuntimeError unless arrays are in memory as the fields above say.
+
+    Called when an array is first read, not when gluonpar is imported: it takes microseconds, but
+    making an array starts MXNet's engine, after which its settings could not be changed.
+    """
+    global _layout_checked
+    _layout_checked = True  # this function reads, too
+    shape, ctx, dtype = (3, 2, 5, 7), mx.cpu(1), mx.nd.ndarray._DTYPE_NP_TO_MX[np.float16]
+    whole = mx.nd.NDArray(mx.nd.ndarray._new_alloc_handle(shape, ctx, True, np.float16))
+    with autograd.pause():
+        part = whole[1:3]
+    _kept.append(part)
+    got, want = _fields(part), (chunk(whole), 4, 2, *shape[1:], 140, dtype, 0)
+    if got == want:  # so that its chunk is where it seems to be
+        to_allocate = _CHUNK.unpack_from(_CHUNK_BYTES.from_address(chunk(part)))[1:]
+        start = address(whole)
+        got = to_allocate, _CHUNK.unpack_from(_CHUNK_BYTES.from_address(chunk(part)))
+        device = ctx.device_typeid, ctx.device_id, 0
+        want = (*device, True), (start, *device, False)
+    if got != want:
+        _layout_checked = False
+        raise RuntimeError(
+            f"gluonpar reads arrays from memory as the wheels of MXNet 1.9.1 lay them out, and of "
+            f"{mx.libinfo.find_lib_path()[0]} it reads {got}, not {want}. Install mxnet==1.9.1"
+        )
+
+
 def kind(array: mx.nd.NDArray) -> tuple[tuple[int, ...], np.dtype, str]:
     """Return the array's shape, dtype and storage type."""
     fields = _fields(array)
@@ -68,6 +98,8 @@ def kind(array: mx.nd.NDArray) -> tuple[tuple[int, ...], np.dtype, str]:
 
 
 def _fields(array: mx.nd.NDArray) -> tuple:
+    if not _layout_checked:
+        _check_layout()
     return _ARRAY.unpack_from(_ARRAY_BYTES.from_address(array.handle.value))
 
 
@@ -88,6 +120,8 @@ def fingerprint(array: mx.nd.NDArray) -> tuple[int, bytes, bytes]:
     """
     if not isinstance(array, mx.nd.NDArray):
         raise TypeError(f"an MXNet array is needed, got {type(array).__name__}")
+    if not _layout_checked:
+        _check_layout()
     handle = array.handle.value
     fields = _ARRAY_BYTES.from_address(handle).raw
     return handle, fields, _CHUNK_BYTES.from_address(chunk(array)).raw
@@ -100,6 +134,8 @@ def _context(device_typeid: int, device_id: int) -> mx.Context:
 
 def chunk(array: mx.nd.NDArray) -> int:
     """Return the chunk's address: equal for two arrays if and only if they share one variable."""
+    if not _layout_checked:
+        _check_layout()
     return ctypes.c_void_p.from_address(array.handle.value).value
 
 

@@ -1,4 +1,4 @@
-"""Prepare the process for MXNet and import it: NumPy's alias, CUDA's libraries, pool and malloc.
+"""Prepare the process for MXNet and import it: NumPy 1, CUDA's libraries, pool and malloc.
 
 ``import gluonpar`` calls :func:`start` before anything else. The environment is never overridden;
 if MXNet has run operators already, a warning names the settings that come too late.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import os
+import platform
 import sys
 import warnings
 
@@ -17,6 +18,12 @@ from gluonpar.runtime import cuda_libraries, driver, heap, memory_limits, system
 INSTALL = (
     f"install one of the two: {wheels.CPU} (any x86-64 Linux machine) or {wheels.CUDA} (NVIDIA "
     "GPUs of compute capability 5.0 to 8.9)"
+)
+
+MACHINE = "x86_64"
+OTHER_MACHINE = (
+    "it reads MXNet's arrays from memory, and their layout was checked there only (MXNet 1.9.1's "
+    "wheel for aarch64 also needs Arm's libraries libarmpl_lp64_mp, libamath and libastring)"
 )
 
 # CPU contexts share a pool of workspaces for all operators that one thread pushes. With
@@ -46,11 +53,20 @@ def start() -> None:
     """Prepare the process for MXNet and import it.
 
     Raises ImportError, with the remedy, if MXNet is missing, installed twice, damaged, or lacks a
-    library; ValueError if GLUONPAR_CUDA is neither pypi nor system.
+    library, or if this is no x86-64 machine. Raises ValueError if GLUONPAR_CUDA is neither pypi nor
+    system.
     """
+    if platform.machine() != MACHINE:
+        raise ImportError(
+            f"gluonpar needs an x86-64 machine, got {platform.machine()}: {OTHER_MACHINE}."
+        )
     imported_before = "mxnet" in sys.modules
     wheel = _installed_wheel()
-    _prepare_numpy()
+    from gluonpar.runtime import (
+        compatibility,
+    )  # here, since the doctor imports this module without NumPy
+
+    compatibility.install()
     missing = {name: value for name, value in SETTINGS.items() if name not in os.environ}
     for name, value in settings([wheel]).items():
         os.environ.setdefault(name, value)
@@ -84,17 +100,6 @@ def _fusion_works() -> bool:
         return driver.cuda_version() >= COMPILER_CUDA
     except (driver.DriverMissing, driver.DriverError):
         return True  # no GPU will be used
-
-
-def _prepare_numpy() -> None:
-    """MXNet 1.9.1 reads ``numpy.bool`` when imported; NumPy 1.24 removed it, 1.20 to 1.23 warn."""
-    import numpy as np  # here, since the doctor imports this module without NumPy
-
-    if int(np.__version__.split(".")[0]) >= 2:
-        found = f"NumPy {np.__version__} is installed in {np.__path__[0]}"
-        raise ImportError(f"{found}, and MXNet 1.9.1 needs NumPy before 2: pip install 'numpy<2'.")
-    if "bool" not in vars(np):
-        np.bool = bool
 
 
 def _installed_wheel() -> str:
@@ -135,7 +140,7 @@ def _remedy(error: Exception, wheel: str) -> str:
     if isinstance(error, memory_limits.OutOfMemory):
         return f"Raise the memory limit of this process: {memory_limits.limits() or 'none is set'}."
     if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("mxnet"):
-        return f"Remedy: pip install {'setuptools' if error.name == 'distutils' else error.name}."
+        return f"Remedy: pip install {error.name}."
     if "libcuda.so" in str(error):
         cpu = f"pip uninstall -y mxnet-cu112, then {wheels.CPU}"
         return f"libcuda.so.1 is part of NVIDIA's driver. Without it, use the CPU wheel: {cpu}."

@@ -6,6 +6,7 @@ written, so each array crosses the memory bus once in and once out, whatever the
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import multiprocessing.pool
 import os
@@ -87,21 +88,47 @@ def run(
             raise error
 
 
-def _call_all(blocks: Iterable[tuple[Callable[..., None], Sequence[np.ndarray]]]) -> None:
-    """Without warnings, as MXNet's operators: overflow gives inf."""
-    settings = np.geterrobj()
-    np.seterrobj([settings[0], 0, None])  # np.errstate takes microseconds
-    try:
-        for function, arrays in blocks:
-            function(*arrays)
-    finally:
-        np.seterrobj(settings)
+def _call_each(blocks: Iterable[tuple[Callable[..., None], Sequence[np.ndarray]]]) -> None:
+    for function, arrays in blocks:
+        function(*arrays)
+
+
+# Call blocks' functions without warnings, as MXNet's operators: overflow gives inf. np.errstate
+# would take microseconds.
+if hasattr(np, "geterrobj"):  # NumPy 1, which has these settings per thread
+
+    def _call_all(blocks: Iterable) -> None:
+        settings = np.geterrobj()
+        np.seterrobj([settings[0], 0, None])
+        try:
+            _call_each(blocks)
+        finally:
+            np.seterrobj(settings)
+
+else:  # in a context variable
+    _SILENT = contextvars.Context()
+    _SILENT.run(np.seterr, all="ignore")
+
+    def _call_all(blocks: Iterable) -> None:
+        _SILENT.copy().run(_call_each, blocks)
+
+
+class _Threads(multiprocessing.pool.ThreadPool):
+    """A pool whose semaphores are the process's own.
+
+    Since Python 3.14 those of ThreadPool are shared with other processes: one more process is
+    started to remove them, which a fork of this process cannot use.
+    """
+
+    def __init__(self, num_threads: int):
+        fork = multiprocessing.get_context("fork")
+        multiprocessing.pool.Pool.__init__(self, num_threads, context=fork)
 
 
 @functools.lru_cache(None)
 def pool() -> multiprocessing.pool.ThreadPool:
     """Return this process's pool, with one thread less than there are processors."""
-    made = multiprocessing.pool.ThreadPool(max(1, threads.cores() - 1))
+    made = _Threads(max(1, threads.cores() - 1))
     engine.at_exit(made.terminate)
     return made
 

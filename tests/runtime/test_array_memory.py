@@ -1,10 +1,14 @@
 """What is read from the fields of an array is what MXNet's own interface says."""
 
+import ctypes
+import struct
+
 import mxnet as mx
 import numpy as np
 import pytest
 from contexts import contexts
 
+import gluonpar
 from gluonpar.runtime import memory
 
 DTYPES = ("float16", "float32", "float64", "uint8", "int8", "int32", "int64")
@@ -52,3 +56,23 @@ def test_an_array_in_a_layout_of_onednn_is_viewed_in_the_ordinary_one():
     )
     out.wait_to_read()
     np.testing.assert_array_equal(memory.view(out), same.asnumpy().ravel())
+
+
+@pytest.mark.cpu("CPU contexts are allocated here")
+@pytest.mark.parametrize(
+    ("what", "gap", "wider"),
+    [
+        ("_ARRAY", "8x", "16x"),
+        ("_ARRAY", "8xQ", "16xQ"),
+        ("_CHUNK", "8x", "16x"),
+        ("_CHUNK", "?", "8x?"),
+    ],
+)
+def test_arrays_that_lie_otherwise_in_memory_are_an_error(what, gap, wider, monkeypatch):
+    """As those of an MXNet that was built otherwise, with a field more."""
+    changed = struct.Struct(getattr(memory, what).format.replace(gap, wider, 1))
+    monkeypatch.setattr(memory, what, changed)
+    monkeypatch.setattr(memory, f"{what}_BYTES", ctypes.c_char * changed.size)
+    monkeypatch.setattr(memory, "_layout_checked", False)
+    with pytest.raises(RuntimeError, match=r"libmxnet.so it reads .* Install mxnet==1.9.1"):
+        gluonpar.allreduce([mx.nd.ones((2,), mx.cpu(i)) for i in range(2)])

@@ -56,7 +56,7 @@ def python() -> Iterator[Found]:
     else:
         yield WRONG, text, "use Python 3.8 to 3.14"
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
-        text = f"{platform.machine()} {sys.platform}: MXNet 1.9.1 has wheels for x86-64 Linux only"
+        text = f"{platform.machine()} {sys.platform}: gluonpar works on x86-64 Linux only"
         yield WRONG, text, "use such a machine, or a container of that platform"
     library = {path.stem for path in Path(os.__file__).parent.iterdir()} - {"test"}
     try:
