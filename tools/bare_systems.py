@@ -42,7 +42,7 @@ COPIED = (
 )
 INHERITED = ("PIP_", "SSL_CERT_", "REQUESTS_CA_", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 APT = ("Acquire::http", "Acquire::https", "Acquire::Check-Valid-Until", "Acquire::Check-Date")
-ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LANG": "C.UTF-8"}
+ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/srv", "LANG": "C.UTF-8"}
 
 # The mounts are in a namespace of their own and end with it, as all processes of the system do.
 # The device files are the system's own: debootstrap makes them by mknod.
@@ -51,7 +51,7 @@ mount -t proc proc "$0/proc"
 mount -t sysfs -o ro sysfs "$0/sys"
 mount -t tmpfs -o mode=1777 tmpfs "$0/dev/shm"
 mount -t devpts -o newinstance,ptmxmode=0666 devpts "$0/dev/pts"
-exec chroot "$0" sh -c 'cd /root/gluonpar && exec '"$1"
+exec chroot "$0" sh -c 'cd /srv/gluonpar && exec '"$1"
 """
 ENTER = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-ec", MOUNT]
 
