@@ -100,7 +100,7 @@ def make_system(suite: str, system: Path, log: Path) -> bool:
         elif source.exists():
             shutil.copy(source, target)
     (system / "etc/apt/apt.conf.d/99host").write_text(output_of("apt-config", "dump", *APT) + "\n")
-    return logged(["git", "clone", "--quiet", str(ROOT), str(system / "root/gluonpar")], log) == 0
+    return logged(["git", "clone", "--quiet", str(ROOT), str(system / "srv/gluonpar")], log) == 0
 
 
 def enter(system: Path, command: str) -> list[str]:
