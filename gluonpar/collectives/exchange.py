@@ -172,11 +172,10 @@ class Exchange:
                 cluster.allreduce(arrays, self._compression, by_nccl, op, name)
 
     @as_one
-    def broadcast(self, buckets: Sequence[Bucket], rank: int = 0) -> None:
+    def broadcast(self, buckets: Sequence[Bucket], rank: int = 0, name: str = "broadcast") -> None:
         """Replace every array of each list by the root's array of process ``rank``."""
         for lists, root in buckets:
             if self.num_processes > 1:
-                name = f"broadcast of array {root} of rank {rank}"
                 cluster.broadcast([data[root] for data in lists], rank, name)
             self._broadcast(lists, root)
 

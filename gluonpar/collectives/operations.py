@@ -61,7 +61,7 @@ def allreduce(
     >>> data[1].asnumpy().tolist()
     [3.0, 3.0]
     """
-    key = _key(data, algorithm, op, accumulate)
+    key = _key(data, algorithm, op, accumulate, cluster.is_local())
     prepared = _prepared.get(key)
     if prepared is not None:
         with interrupts.held(), exchange.pushing:
@@ -170,7 +170,8 @@ def _broadcast(lists, kinds: Sequence[arguments.Kind], root: int) -> None:
     over = _checked_exchange(kinds)
     rank, device = divmod(_checked_root(root, over), len(over.ctx))
     own = device if over.num_processes == 1 or rank == cluster.rank() else 0
-    over.broadcast(in_buckets(lists, root=own), rank)
+    name = f"broadcast of array {device} of rank {rank}"
+    over.broadcast(in_buckets(lists, root=own), rank, name)
 
 
 def reduce(data: Sequence[mx.nd.NDArray], root: int = 0, op: str = "sum") -> None:
