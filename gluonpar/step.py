@@ -45,14 +45,15 @@ def train_batch(
     may be empty; ``batch_size`` is the total number of samples, which they exchange if it is None.
 
     Returns one array of per-sample losses for each device that had samples, on that device. Nothing
-    waits: reading a loss synchronises. From ``train_batch`` in Dive into Deep Learning, 13.5.6.
+    waits, reading a loss does; but ranks that exchange the total, and have GPUs or an ``algorithm``
+    that is named, wait for it before the update. From ``train_batch`` in Dive into Deep Learning, 13.5.6.
     Raises ValueError, with nothing changed, for X and y of different lengths, an empty batch, a bad
     ``lr`` or ``batch_size``, parameters that are not on their context, and bad weights.
     """
     contexts = as_list(ctx)
     check_lr(lr)
     replicas.check(device_params, contexts)
-    exchange = Exchange(contexts, algorithm)
+    exchange = Exchange.over(tuple(contexts), algorithm)
     alone = exchange.num_processes == 1
     if batch_size is not None:
         batch_size = sharding.check_batch_size(batch_size)
@@ -63,7 +64,8 @@ def train_batch(
     shards, num_samples = sharding.split((X, y), contexts, weights=weights)
     if alone and num_samples == 0:
         raise ValueError("a batch must have at least 1 sample, got 0")
-    total = cluster.Later(num_samples) if batch_size is None else None  # over processes
+    if batch_size is None:
+        batch_size = num_samples if alone else cluster.PendingSum(num_samples)
 
     # Forward: every device computes the losses of its shard.
     for params in device_params:
@@ -81,7 +83,7 @@ def train_batch(
     # All-reduce, without gradients that are not of this batch, and update of all copies.
     buckets = replicas.buckets(device_params, written=True)
     heap.return_free([copies.grads for bucket in buckets for copies in bucket.copies])
-    allreduce_sgd(exchange, buckets, lr, batch_size or total)
+    allreduce_sgd(exchange, buckets, lr, batch_size)
     return losses
 
 
@@ -92,7 +94,7 @@ def check_lr(lr: float) -> None:
 
 
 def allreduce_sgd(
-    exchange: Exchange, buckets: Sequence[Bucket], lr: float, batch_size: int | cluster.Later
+    exchange: Exchange, buckets: Sequence[Bucket], lr: float, batch_size: int | cluster.PendingSum
 ) -> None:
     """Sum the gradients over all devices, and update all copies of the parameters by SGD.
 
@@ -100,7 +102,7 @@ def allreduce_sgd(
     """
     with autograd.pause(), interrupts.held():  # the caller may record; a step is not recorded
         if exchange.may_fuse:
-            later = isinstance(batch_size, cluster.Later)
+            later = isinstance(batch_size, cluster.PendingSum)
 
             def update(*arrays: np.ndarray) -> None:
                 optim.rule(lr, 1.0 / (batch_size.number if later else batch_size))(*arrays)
@@ -108,5 +110,5 @@ def allreduce_sgd(
             optim.reduce_update(exchange, buckets, lambda copies: (update,))
             return
         exchange.allreduce(replicas.to_sum(buckets))
-        number = batch_size.wait() if isinstance(batch_size, cluster.Later) else batch_size
+        number = batch_size.wait() if isinstance(batch_size, cluster.PendingSum) else batch_size
         optim.update_by_sgd(buckets, lr, number)

@@ -120,6 +120,12 @@ class Exchange:
         threads.share(ctx)
         peers.enable(ctx)
 
+    @staticmethod
+    @functools.lru_cache(256)
+    def over(*how: Any) -> Exchange:
+        """Return the one exchange for a tuple of contexts, and further arguments by position."""
+        return Exchange(*how)
+
     @property
     def num_arrays(self) -> int:
         """The number of arrays of one list, those of all processes; equally many in each."""
@@ -130,7 +136,7 @@ class Exchange:
         """The same exchange between this process's devices only."""
         if self.num_processes == 1:
             return self
-        return Exchange(self.ctx, self.algorithm, self._compression, spans=False)
+        return Exchange.over(tuple(self.ctx), self.algorithm, self._compression, False)
 
     @as_one
     def allreduce(

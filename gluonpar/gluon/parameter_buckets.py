@@ -125,7 +125,7 @@ def fresh(params: Sequence[gluon.Parameter]) -> list[list[bool]]:
     counting = [*map(backward_passes.fresh, params)]
     if cluster.size() > 1 and params:
         ages = np.array([*map(backward_passes.age, params)])
-        of_ranks = cluster.Gathered(ages, _check_ages)
+        of_ranks = cluster.PendingGather(ages, _check_ages)
         may_be_old = (ages[:, 0] != backward_passes.num_sums()).any()
         backward_passes.count_sum()
         if may_be_old:

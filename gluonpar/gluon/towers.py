@@ -138,7 +138,7 @@ class Towers:
         elif self._needs_lr:
             raise ValueError("lr must be given, such as 0.1, unless update is an mx.optimizer")
         number = sum(map(num_samples, batches))
-        later = None if self._is_local else cluster.Later(number)
+        later = None if self._is_local else cluster.PendingSum(number)
         with autograd.pause():
             if batches and any(param._deferred_init for param in self._params or ()):
                 with autograd.predict_mode():  # infers shapes; then there are variables to restore
