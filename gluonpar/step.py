@@ -46,7 +46,8 @@ def train_batch(
 
     Returns one array of per-sample losses for each device that had samples, on that device. Nothing
     waits, reading a loss does; but ranks that exchange the total, and have GPUs or an ``algorithm``
-    that is named, wait for it before the update. From ``train_batch`` in Dive into Deep Learning, 13.5.6.
+    that is named, wait for it before the update. From ``train_batch`` in Dive into Deep Learning,
+    13.5.6.
     Raises ValueError, with nothing changed, for X and y of different lengths, an empty batch, a bad
     ``lr`` or ``batch_size``, parameters that are not on their context, and bad weights.
     """
