@@ -48,7 +48,7 @@ class Copies(NamedTuple):
         return [grad for grad, fresh in zip(self.grads, self.fresh) if fresh]
 
 
-class Bucket(NamedTuple):
+class ParamBucket(NamedTuple):
     """Neighbouring parameters, and the device that updates them where only one does, the root."""
 
     copies: Sequence[Copies]
@@ -138,7 +138,7 @@ def grads(params: Sequence[mx.nd.NDArray]) -> list[mx.nd.NDArray | None]:
 
 def buckets(
     device_params: Sequence[Sequence[mx.nd.NDArray]], written: bool = False
-) -> list[Bucket]:
+) -> list[ParamBucket]:
     """Return the parameters with a gradient in buckets, the last layers' first.
 
     With ``written`` only gradients count whose flags are set (:mod:`backward_passes`).
@@ -157,10 +157,10 @@ def buckets(
             arguments.check_list(of_copies, "gradients")
             fresh = backward_passes.flags(copies) if written else ()
             found.append(Copies(i, copies, of_copies, fresh))
-    return [Bucket(copies) for copies in in_buckets(found)]
+    return [ParamBucket(copies) for copies in in_buckets(found)]
 
 
-def to_sum(buckets: Sequence[Bucket]) -> list[exchange.Bucket]:
+def to_sum(buckets: Sequence[ParamBucket]) -> list[exchange.Bucket]:
     """Return the gradients in the buckets, of which those that must not count are set to zero."""
     memory.zero([grad for bucket in buckets for copies in bucket.copies for grad in copies.stale])
     return [bucket.grads for bucket in buckets]

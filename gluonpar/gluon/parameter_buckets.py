@@ -10,7 +10,7 @@ from mxnet import gluon
 
 from gluonpar import cluster, replicas
 from gluonpar.collectives import partition
-from gluonpar.replicas import Bucket, Copies
+from gluonpar.replicas import Copies, ParamBucket
 from gluonpar.runtime import backward_passes, memory
 from gluonpar.runtime.devices import check_distinct
 
@@ -55,14 +55,14 @@ class Layout:
         counting = map(backward_passes.fresh, self.params) if summed else fresh(self.params)
         return dict(zip(self.indices, counting))
 
-    def buckets(self, fresh: dict[int, list[bool]], used: Collection[int]) -> list[Bucket]:
+    def buckets(self, fresh: dict[int, list[bool]], used: Collection[int]) -> list[ParamBucket]:
         """Return the buckets of the parameters whose indices are in ``used``."""
         found = []
         for indices, root in self._buckets:
             params = [(i, self._params[i]) for i in indices if i in used]
             if params:
                 copies = [Copies(i, param._data, param._grad, fresh[i]) for i, param in params]
-                found.append(Bucket(copies, root))
+                found.append(ParamBucket(copies, root))
         return found
 
 
