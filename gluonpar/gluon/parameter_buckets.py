@@ -57,13 +57,13 @@ class Layout:
 
     def buckets(self, fresh: dict[int, list[bool]], used: Collection[int]) -> list[ParamBucket]:
         """Return the buckets of the parameters whose indices are in ``used``."""
-        found = []
+        used_buckets = []
         for indices, root in self._buckets:
             params = [(i, self._params[i]) for i in indices if i in used]
             if params:
                 copies = [Copies(i, param._data, param._grad, fresh[i]) for i, param in params]
-                found.append(ParamBucket(copies, root))
-        return found
+                used_buckets.append(ParamBucket(copies, root))
+        return used_buckets
 
 
 def listed(params) -> list[gluon.Parameter]:
@@ -107,13 +107,13 @@ def follow_backward(params: Sequence[gluon.Parameter]) -> list[gluon.Parameter]:
     A network hybridized with ``static_alloc`` and ``static_shape`` keeps writing to the arrays of
     its first backward, and MXNet gives a parameter others when its ``grad_req`` changes.
     """
-    found = []
+    moved = []
     for param in backward_passes.with_new_arrays(params):
         written = [memory.grad_chunk(value) for value in param._data or () if param._grad]
         if written != [*map(memory.chunk, param._grad or ())]:
             param._grad[:] = [value.grad for value in param._data]
-            found.append(param)
-    return found
+            moved.append(param)
+    return moved
 
 
 def fresh(params: Sequence[gluon.Parameter]) -> list[list[bool]]:

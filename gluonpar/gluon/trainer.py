@@ -103,8 +103,10 @@ class Trainer(gluon.Trainer):
             momentum = self._optimizer.momentum
             raise ValueError(f"momentum must be 0 for dcasgd, which fails with it, got {momentum}")
         if kvstore is None and len(self._contexts or ()) > 1:
-            text = "kvstore=None: gluon.Trainer would not sum gradients over devices; this one does"
-            warnings.warn(text, stacklevel=2)
+            warnings.warn(
+                "kvstore=None: gluon.Trainer would not sum gradients over devices; this one does",
+                stacklevel=2,
+            )
         self._algorithm, self._compression = algorithm, compression
         self._exchange = self._made_exchange()  # before the first forward: it shares out threads
         self._given = params
@@ -277,8 +279,8 @@ class Trainer(gluon.Trainer):
             for name, value in {**vars(optimizer), "lr": optimizer.learning_rate}.items()
             if isinstance(value, (bool, int, float, str, type(None))) and name != "rescale_grad"
         }
-        own = {"algorithm": self._algorithm, "compression": self._compression}
-        return {"optimizer": type(optimizer).__name__, **options, **own}
+        ours = {"algorithm": self._algorithm, "compression": self._compression}
+        return {"optimizer": type(optimizer).__name__, **options, **ours}
 
     def _laid_out(self) -> Layout:
         """The parameters in buckets, made the first time and after they have changed in kind."""
@@ -393,12 +395,12 @@ def _check_stock_arguments(kvstore: Any, compression_params: Any, update_on_kvst
 
 def _are_finite(buckets: Sequence[ParamBucket]) -> bool:
     """Wait for the sums of all gradients, and return whether all their elements are finite."""
-    found = []
+    each_finite = []
     for bucket in buckets:
         sums = [each.grads[bucket.root] for each in bucket.copies]
         sums = [total.data if total.stype == "row_sparse" else total for total in sums]
-        found.append(metrics.all_finite(sums))
-    return all(bool(finite.asscalar()) for finite in found)
+        each_finite.append(metrics.all_finite(sums))
+    return all(bool(finite.asscalar()) for finite in each_finite)
 
 
 def _kinds(params: Sequence[gluon.Parameter]) -> dict[str, Any]:
