@@ -126,8 +126,9 @@ def check(device_params: Sequence[Sequence[mx.nd.NDArray]], ctx: Sequence[mx.Con
             if memory.context(param) != c:
                 raise ValueError(f"parameter {i} must be on {c}, but is on {param.context}")
         if device_shapes != shapes[0]:
-            got = f"{device_shapes} on {c}, {shapes[0]} on {ctx[0]}"
-            raise ValueError(f"parameters must have the same shapes on all contexts, got {got}")
+            raise ValueError(
+                f"parameters on {c} have shapes {device_shapes}, on {ctx[0]} {shapes[0]}"
+            )
 
 
 def grads(params: Sequence[mx.nd.NDArray]) -> list[mx.nd.NDArray | None]:
