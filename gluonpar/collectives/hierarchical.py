@@ -43,8 +43,6 @@ def allreduce_many(
     """
     if cluster.size() > 1:
         leaders = [0] * len(lists)
-        if compression:
-            local.choose_for_float16(lists, algorithm)
         with interrupts.held(), local.pushing:
             reduce_many(lists, leaders, algorithm, compression, op, accumulate, bucket_bytes)
             local.broadcast_many(lists)
@@ -70,8 +68,6 @@ def reduce_many(
     an algorithm is named or the exchange is compressed. ``name`` is what an error calls it.
     """
     _refuse_row_sparse(lists)
-    if compression:
-        local.choose_for_float16(lists, algorithm)
     with interrupts.held(), local.pushing:
         for message in _messages(lists, leaders, bucket_bytes):
             _sum_inside(message, algorithm, compression, op, accumulate, bucket_bytes)

@@ -13,7 +13,6 @@ import threading
 from typing import Any, Callable, Container, Iterator, Sequence
 
 import mxnet as mx
-import numpy as np
 from mxnet import autograd
 
 from gluonpar.collectives import arguments, executor, host, partition, registry, row_sparse
@@ -56,7 +55,6 @@ def allreduce_many(
     """:func:`gluonpar.allreduce_many`; ``kinds`` are those of ``lists``, if they are known."""
     kinds = check(lists, algorithm, op, accumulate, kinds)
     if kinds and len(kinds[0].ctx) > 1:
-        choose_before(kinds, algorithm, bucket_bytes)
         _allreduce(lists, kinds, algorithm, op, accumulate, bucket_bytes)
 
 
@@ -96,17 +94,6 @@ def check(
     if kinds:
         check_algorithm(algorithm, kinds[0].ctx)
     return kinds
-
-
-def choose_before(kinds, algorithm: str | None, bucket_bytes: int = BUCKET_BYTES) -> None:
-    """Choose, so that later it takes no time: now Ctrl-C has its effect, and nobody waits for it.
-
-    The first choice measures links, and simulates all plans.
-    """
-    if algorithm is None and kinds and not on_host(kinds[0].ctx):
-        dense = [(None, kind) for kind in kinds if kind.stype == "default" and 0 not in kind.shape]
-        for _, kind in _buckets(dense, bucket_bytes):
-            choose(kind)
 
 
 def _buckets(lists, bucket_bytes: int) -> Iterator[tuple[list, arguments.Kind]]:
@@ -166,24 +153,12 @@ def _allreduce_separately(lists, chosen, op: str, accumulate: str | None) -> Non
             executor.run(hops, flat, op)
 
 
+@as_one
 def allreduce_as_float16(lists: Lists, algorithm: str | None = None) -> None:
     """:func:`allreduce_many` of float16 copies, added in float32, and written back.
 
     Every value and every sum is rounded to 11 binary digits; above 65504 it becomes infinite.
     """
-    choose_for_float16(lists, algorithm)
-    _allreduce_as_float16(lists, algorithm)
-
-
-def choose_for_float16(lists: Lists, algorithm: str | None) -> None:
-    """:func:`choose_before` for :func:`allreduce_as_float16`."""
-    kinds = [arguments.check_list(data, f"lists[{j}]") for j, data in enumerate(lists)]
-    halves = [kind._replace(dtype=np.dtype("float16")) for kind in kinds]
-    choose_before(halves, algorithm, BUCKET_BYTES // 2)
-
-
-@as_one
-def _allreduce_as_float16(lists, algorithm: str | None) -> None:
     halves = [[array.astype("float16") for array in data] for data in lists]
     # Half as many bytes: the buckets that a caller has made are not joined to larger ones.
     allreduce_many(halves, algorithm, accumulate="float32", bucket_bytes=BUCKET_BYTES // 2)
