@@ -21,8 +21,8 @@ from typing import NamedTuple, Sequence
 
 import mxnet as mx
 
-from gluonpar.collectives import arguments, registry
-from gluonpar.runtime import nccl
+from gluonpar.collectives import arguments
+from gluonpar.plans import registry
 
 # 0.1 ms at 10 GB/s. The time is that of small arrays on two CPU contexts (docs/algorithms.md); the
 # bandwidth is that of PCIe 3.0 with 16 lanes.
@@ -48,7 +48,7 @@ def choose(kind: arguments.Kind) -> Choice:
     k = len(kind.ctx)
     if k == 1:
         return Choice("star", "there is one array, and nothing to send")
-    refusal = nccl.refusal(kind.ctx)
+    refusal = registry.named("nccl").refusal(kind.ctx)
     if not refusal:
         return Choice("nccl", "NCCL is installed, and takes these GPUs")
     limit = least_bytes_for_ring(k)
@@ -67,12 +67,12 @@ def least_bytes_for_ring(num_devices: int) -> float:
 
 def on_host(ctx: Sequence[mx.Context]) -> bool:
     """Return whether all arrays are in the host's memory."""
-    return not any("gpu" in context.device_type for context in ctx)
+    return not registry.named("host").refusal(ctx)
 
 
 def check_algorithm(name: str | None, ctx: Sequence[mx.Context]) -> None:
     """Raise ValueError unless the algorithm is registered and can be used on these contexts."""
-    reason = _refusal(registry.named(name).name, ctx) if name is not None else ""
+    reason = registry.named(name).refusal(ctx) if name is not None else ""
     if reason:
         advice = "leave it out, or name another algorithm"
         raise ValueError(f"algorithm={name!r} {reason}; {advice}")
@@ -80,12 +80,4 @@ def check_algorithm(name: str | None, ctx: Sequence[mx.Context]) -> None:
 
 def usable(ctx: Sequence[mx.Context]) -> list[str]:
     """Return the names of the registered algorithms that can be used on these contexts."""
-    return [name for name in registry.ALGORITHMS if not _refusal(name, ctx)]
-
-
-def _refusal(name: str, ctx: Sequence[mx.Context]) -> str:
-    """Return why the algorithm cannot be used on these contexts; "" if it can."""
-    gpus = [context for context in ctx if "gpu" in context.device_type]
-    if name == "host" and gpus:
-        return f"must be given CPU contexts only, got {gpus[0]}, whose memory the host cannot read"
-    return nccl.refusal(ctx) if name == "nccl" else ""
+    return [name for name, one in registry.ALGORITHMS.items() if not one.refusal(ctx)]

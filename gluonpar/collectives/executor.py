@@ -14,8 +14,9 @@ from typing import Collection, Iterator, Sequence
 import mxnet as mx
 from mxnet import autograd
 
-from gluonpar.collectives import mean, partition
-from gluonpar.collectives.plan import Hop, num_chunks
+from gluonpar.collectives import mean
+from gluonpar.plans import partition
+from gluonpar.plans.plan import Hop, num_chunks
 from gluonpar.runtime import engine, memory, peers
 
 COMBINE = {"max": mx.nd.broadcast_maximum, "min": mx.nd.broadcast_minimum}

@@ -17,8 +17,9 @@ import numpy as np
 from mxnet import autograd
 
 from gluonpar import cluster
-from gluonpar.collectives import executor, local, partition
+from gluonpar.collectives import executor, local
 from gluonpar.collectives.local import BUCKET_BYTES, Lists
+from gluonpar.plans import partition
 from gluonpar.runtime import interrupts, memory
 
 # In which the mean over processes is computed: sums of what is representable may not be.

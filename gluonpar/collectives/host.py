@@ -18,7 +18,7 @@ import mxnet as mx
 import numpy as np
 
 from gluonpar.collectives import mean
-from gluonpar.collectives.registry import register_executor
+from gluonpar.plans.registry import register_executor
 from gluonpar.runtime import memory, thread_pool
 
 Lists = Sequence[Sequence[mx.nd.NDArray]]
@@ -28,16 +28,23 @@ _WHOLE = slice(None)
 COMBINE = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 
 
-@register_executor("host")
-def allreduce(lists: Lists, op: str = "sum", accumulate: str | None = None) -> None:
-    """Sum the arrays of CPU contexts in memory, block by block, with several threads if large."""
-    prepare(lists, op, accumulate)(lists)
+def refusal(ctx: Sequence[mx.Context]) -> str:
+    """Return why arrays on these contexts cannot be summed here; "" if they can."""
+    gpus = [context for context in ctx if "gpu" in context.device_type]
+    reason = "must be given CPU contexts only, got {}, whose memory the host cannot read"
+    return reason.format(gpus[0]) if gpus else ""
 
 
 def prepare(lists: Lists, op: str = "sum", accumulate: str | None = None) -> Callable:
     """Return what does :func:`allreduce` with these lists; it does not keep the arrays alive."""
     devices = range(len(lists[0]))
     return _prepare(lists, [(_WHOLE, devices, devices[1:])], op, accumulate)
+
+
+@register_executor("host", refusal, whole_buckets=True, prepare=prepare)
+def allreduce(lists: Lists, op: str = "sum", accumulate: str | None = None) -> None:
+    """Sum the arrays of CPU contexts in memory, block by block, with several threads if large."""
+    prepare(lists, op, accumulate)(lists)
 
 
 def run(lists: Lists, reductions: Sequence[Reduction], op: str = "sum") -> None:

@@ -15,10 +15,11 @@ from typing import Any, Callable, Container, Iterator, Sequence
 import mxnet as mx
 from mxnet import autograd
 
-from gluonpar.collectives import arguments, executor, host, partition, registry, row_sparse
-from gluonpar.collectives.algorithms import balanced, tree
+from gluonpar.collectives import arguments, executor, host, row_sparse
 from gluonpar.collectives.choice import check_algorithm, choose, on_host
-from gluonpar.collectives.plan import relabel, reverse
+from gluonpar.plans import partition, registry
+from gluonpar.plans.algorithms import balanced, tree
+from gluonpar.plans.plan import relabel, reverse
 from gluonpar.runtime import interrupts, threads
 
 Lists = Sequence[Sequence[mx.nd.NDArray]]
@@ -69,7 +70,7 @@ def _allreduce(lists, kinds, algorithm, op, accumulate, bucket_bytes: int) -> No
             dense.append((data, kind))
     for bucket, kind in _buckets(dense, bucket_bytes):
         chosen = registry.named(algorithm or choose(kind).algorithm)
-        if len(bucket) == 1 or chosen.name in ("host", "nccl"):
+        if len(bucket) == 1 or chosen.whole_buckets:
             _allreduce_separately(bucket, chosen, op, accumulate)
             continue
         with _joined(bucket) as joined:
@@ -140,9 +141,6 @@ def _joined(
 
 
 def _allreduce_separately(lists, chosen, op: str, accumulate: str | None) -> None:
-    if chosen.run is host.allreduce:  # one function, of which autograd records nothing
-        host.allreduce(lists, op, accumulate)
-        return
     if chosen.run is not None:
         with autograd.pause():
             chosen.run(lists, op, accumulate)

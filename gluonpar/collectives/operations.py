@@ -7,9 +7,10 @@ from typing import Callable, Sequence
 import mxnet as mx
 
 from gluonpar import cluster
-from gluonpar.collectives import arguments, hierarchical, host, local, registry
+from gluonpar.collectives import arguments, hierarchical, local
 from gluonpar.collectives.choice import Choice, choose
 from gluonpar.collectives.local import BUCKET_BYTES
+from gluonpar.plans import registry
 from gluonpar.runtime import interrupts, memory, peers
 
 # What pushes a sum of arrays that have been checked, which would take longer than a small sum. The
@@ -70,10 +71,11 @@ def allreduce(
     _allreduce([data], [kind], algorithm, op, accumulate)
     if kind.stype != "default" or len(data) == 1 or 0 in kind.shape or cluster.size() > 1:
         return
-    if registry.named(algorithm or choose(kind).algorithm).run is host.allreduce:
+    chosen = registry.named(algorithm or choose(kind).algorithm)
+    if chosen.prepare is not None:
         if len(_prepared) == _MOST_PREPARED:
             _prepared.clear()
-        _prepared[key] = host.prepare([data], op, accumulate)
+        _prepared[key] = chosen.prepare([data], op, accumulate)
 
 
 def _key(data, *how) -> tuple | None:

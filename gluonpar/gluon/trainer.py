@@ -15,11 +15,12 @@ from mxnet import autograd, gluon
 
 from gluonpar import clipping, cluster, metrics
 from gluonpar.checkpoint import optimizer_states
-from gluonpar.collectives import check_algorithm, local, registry
+from gluonpar.collectives import check_algorithm, local
 from gluonpar.gluon import initial_values, parameter_buckets
 from gluonpar.gluon.parameter_buckets import Layout
 from gluonpar.gluon.sharded_update import ShardedUpdate
 from gluonpar.gluon.updater import Updater
+from gluonpar.plans import registry
 from gluonpar.replicas import Bucket
 from gluonpar.runtime import backward_passes, interrupts, memory, threads
 from gluonpar.sharding import check_batch_size

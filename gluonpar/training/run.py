@@ -15,7 +15,7 @@ import numpy as np
 
 from gluonpar import cluster, collectives, metrics
 from gluonpar.checkpoint import files
-from gluonpar.collectives import partition
+from gluonpar.plans import partition
 from gluonpar.runtime import determinism, devices, memory, peers, threads
 from gluonpar.runtime.version import __version__
 from gluonpar.step import STEPS_IN_FLIGHT

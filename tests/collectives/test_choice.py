@@ -18,7 +18,8 @@ def chosen(num_bytes, ctx):
 
 @pytest.fixture(params=["is not installed", ""])
 def refusal(request, monkeypatch):
-    monkeypatch.setattr(choice.nccl, "refusal", lambda ctx: request.param)
+    nccl = ALGORITHMS["nccl"]._replace(refusal=lambda ctx: request.param)
+    monkeypatch.setitem(ALGORITHMS, "nccl", nccl)
     return request.param
 
 
@@ -31,9 +32,9 @@ def test_gpus_take_nccl_where_it_takes_them(num_bytes, refusal):
 
 @pytest.mark.parametrize("k", range(2, 10))
 @pytest.mark.parametrize("first", [mx.cpu(0), mx.gpu(0)])
-def test_without_nccl_it_is_the_faster_of_tree_and_ring_by_their_cards(k, first, monkeypatch):
-    monkeypatch.setattr(choice.nccl, "refusal", lambda ctx: "is not installed")
-
+@pytest.mark.parametrize("refusal", ["is not installed"], indirect=True)
+@pytest.mark.usefixtures("refusal")
+def test_without_nccl_it_is_the_faster_of_tree_and_ring_by_their_cards(k, first):
     def seconds(name, num_bytes):
         messages = len(ALGORITHMS[name].plan(k))
         return messages * 1e-4 + formula(name, "critical path", k) * num_bytes / 1e10

@@ -11,15 +11,9 @@ from hypothesis import strategies as st
 from mxnet import autograd
 
 import gluonpar
-from gluonpar.collectives import (
-    ALGORITHMS,
-    executor,
-    host,
-    local,
-    partition,
-    register_executor,
-    registry,
-)
+from gluonpar.collectives import ALGORITHMS, executor, host, local, register_executor
+from gluonpar.plans import partition
+from gluonpar.plans.registry import Algorithm
 from gluonpar.runtime import engine
 
 NAMES = algorithms()
@@ -76,7 +70,7 @@ def test_arrays_in_the_place_of_freed_ones_are_checked():
 @pytest.mark.parametrize("name", EXECUTORS)
 def test_an_executor_that_leaves_a_device_out_is_detected(monkeypatch, name):
     run = ALGORITHMS[name].run
-    broken = registry.Algorithm(name, run=lambda lists, *more: run([d[:-1] for d in lists], *more))
+    broken = Algorithm(name, run=lambda lists, *more: run([d[:-1] for d in lists], *more))
     monkeypatch.setitem(ALGORITHMS, name, broken)
     with pytest.raises(AssertionError):
         test_every_device_ends_with_the_exact_sum(name, 3)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gluonpar.collectives import partition
+from gluonpar.plans import partition
 
 cuts = given(n=st.integers(0, 10_000), k=st.integers(1, 64))
 

@@ -4,8 +4,8 @@ from collections import Counter
 
 import pytest
 
-from gluonpar.collectives.algorithms import balanced, ring, tree
-from gluonpar.collectives.plan import (
+from gluonpar.plans.algorithms import balanced, ring, tree
+from gluonpar.plans.plan import (
     Hop,
     chunks_sent,
     contributions,
@@ -14,7 +14,7 @@ from gluonpar.collectives.plan import (
     relabel,
     reverse,
 )
-from gluonpar.collectives.registry import ALGORITHMS, named, register, register_executor
+from gluonpar.plans.registry import ALGORITHMS, named, register, register_executor
 
 PLANS = {name: algorithm.plan for name, algorithm in ALGORITHMS.items() if algorithm.plan}
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from test_algorithm_cards import formula
 
 from gluonpar.collectives import ALGORITHMS, Hop, register, simulate
-from gluonpar.collectives.links import TOPOLOGIES, Link, by_matrix, ethernet, full
-from gluonpar.collectives.simulator import share
+from gluonpar.plans.simulator import share
+from gluonpar.plans.topologies import TOPOLOGIES, Link, by_matrix, ethernet, full
 
 PLANS = [name for name, algorithm in ALGORITHMS.items() if algorithm.plan is not None]
 LINK = Link(latency=3e-5, bandwidth=7e9)

@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from gluonpar.collectives import ALGORITHMS, Trace, plan, trace
+from gluonpar.collectives import ALGORITHMS, Trace, trace
+from gluonpar.plans import plan
 
 PLANS = [name for name, algorithm in ALGORITHMS.items() if algorithm.plan is not None]
 HOP = re.compile(r"(\d+) -> (\d+): chunks? ([\d, ]+) \((add|copy)\)")

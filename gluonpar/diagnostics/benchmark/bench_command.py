@@ -10,8 +10,8 @@ import re
 from typing import Sequence
 
 from gluonpar import collectives
-from gluonpar.collectives import drawing
 from gluonpar.diagnostics.benchmark import allreduce, harness
+from gluonpar.plans import drawing
 from gluonpar.runtime import devices, entry, threads
 from gluonpar.training.console import Console
 

@@ -8,8 +8,8 @@ from collections import defaultdict
 from fractions import Fraction
 from typing import TYPE_CHECKING, Iterable, NamedTuple
 
-from gluonpar.collectives import drawing, registry
-from gluonpar.collectives.plan import Hop, chunks_sent, num_chunks, num_steps
+from gluonpar.plans import drawing, registry
+from gluonpar.plans.plan import Hop, chunks_sent, num_chunks, num_steps
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,13 +28,7 @@ def trace(algorithm: str, num_devices: int) -> Trace:
     step 3  0 -> 1: chunk 0 (copy)
     4 steps, 4 messages; each device sends, in arrays: 2, 1, 1
     """
-    plan = registry.named(algorithm).plan
-    if plan is None:
-        plans = ", ".join(a.name for a in registry.ALGORITHMS.values() if a.plan is not None)
-        raise ValueError(f"algorithm must be one with a plan ({plans}), got {algorithm!r}")
-    if num_devices < 1:
-        raise ValueError(f"num_devices must be at least 1, got {num_devices}")
-    return Trace(algorithm, num_devices, tuple(plan(num_devices)))
+    return Trace(algorithm, num_devices, tuple(registry.hops(algorithm, num_devices)))
 
 
 class Trace(NamedTuple):

@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 
 from gluonpar.collectives import executor
-from gluonpar.collectives.registry import register_executor
+from gluonpar.plans.registry import register_executor
 from gluonpar.runtime import nccl
 
 
-@register_executor("nccl")
+@register_executor("nccl", nccl.refusal, whole_buckets=True)
 def allreduce(lists, op: str = "sum", accumulate: str | None = None) -> None:
     """All-reduce with NCCL the arrays of different GPUs."""
     with contextlib.ExitStack() as stack:

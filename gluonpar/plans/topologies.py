@@ -1,7 +1,7 @@
 """Topologies: the links between devices, and the links that a message passes. Pure NumPy.
 
 A link has a latency and a bandwidth in each direction, or one bandwidth for both. Messages that
-pass a link at the same time share its bandwidth (:mod:`gluonpar.collectives.simulator`).
+pass a link at the same time share its bandwidth (:mod:`gluonpar.plans.simulator`).
 """
 
 from __future__ import annotations

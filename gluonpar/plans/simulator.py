@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gluonpar.collectives import registry
-from gluonpar.collectives.links import TOPOLOGIES, Topology
-from gluonpar.collectives.plan import Hop, num_chunks
+from gluonpar.plans import registry
+from gluonpar.plans.plan import Hop, num_chunks
+from gluonpar.plans.topologies import TOPOLOGIES, Topology
 
 _AT_ONCE = 1e-9  # of the time until the next event: what ends within it ends with it
 
@@ -102,12 +102,7 @@ class _Messages(NamedTuple):
 
 @functools.lru_cache(1)  # the plan for 1,024 devices takes seconds, and has millions of hops
 def _messages(algorithm: str, num_devices: int) -> _Messages:
-    if num_devices < 1:
-        raise ValueError(f"num_devices must be at least 1, got {num_devices}")
-    plan = registry.named(algorithm).plan
-    if plan is None:
-        raise ValueError(f"{algorithm!r} has no plan that could be simulated")
-    hops, k = plan(num_devices), num_devices
+    hops, k = registry.hops(algorithm, num_devices), num_devices
     flat = np.fromiter(itertools.chain.from_iterable(hops), np.int64, 5 * len(hops))
     step, src, dst, _, reduce = flat.reshape(-1, 5).T
     codes = (step * k + src) * k * 2 + dst * 2 + reduce

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Iterable, Iterator, Sequence
 from xml.sax.saxutils import escape
 
-from gluonpar.collectives.plan import Hop, num_chunks, num_steps
+from gluonpar.plans.plan import Hop, num_chunks, num_steps
 
 if TYPE_CHECKING:
     import os
