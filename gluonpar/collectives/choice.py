@@ -1,7 +1,8 @@
 """The choice of an algorithm: a rule of three lines.
 
 - On CPU contexts 'host'.
-- On GPUs 'nccl', if NCCL is installed and takes these GPUs. It takes every dtype of a collective.
+- On GPUs 'nccl', if NCCL is installed and takes these GPUs: every array on a GPU of its own. NCCL
+  takes every dtype that a collective takes.
 - Otherwise, and for CPUs and GPUs together, 'tree' for small arrays and 'ring' for large ones.
 
 A message costs the calling thread about 0.1 ms, in which a connection carries about 1 MB. The tree
@@ -80,4 +81,4 @@ def check_algorithm(name: str | None, ctx: Sequence[mx.Context]) -> None:
 
 def usable(ctx: Sequence[mx.Context]) -> list[str]:
     """Return the names of the registered algorithms that can be used on these contexts."""
-    return [name for name, one in registry.ALGORITHMS.items() if not one.refusal(ctx)]
+    return [each.name for each in registry.ALGORITHMS.values() if not each.refusal(ctx)]

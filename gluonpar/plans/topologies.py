@@ -43,10 +43,10 @@ class Topology:
         self.latency, self.bandwidth = (np.array(values, float) for values in zip(*kinds))
         if not (self.latency >= 0).all() or not (self.bandwidth > 0).all():
             raise ValueError("latencies must be at least 0 and bandwidths positive")
-        found = {pair: routes(*pair) for pair in itertools.permutations(range(k), 2)}
-        longest = max(map(len, found.values()), default=1)
+        links_of = {pair: routes(*pair) for pair in itertools.permutations(range(k), 2)}
+        longest = max(map(len, links_of.values()), default=1)
         self.routes = np.full((k, k, longest), -1)
-        for (src, dst), passed in found.items():
+        for (src, dst), passed in links_of.items():
             self.routes[src, dst, : len(passed)] = passed
 
     @property
