@@ -110,10 +110,12 @@ def test_a_dtype_that_nccl_lacks_is_refused():
 
 
 @pytest.mark.parametrize("peers", ["all", "0-1,2-3", "none"])
-def test_it_is_chosen_with_peer_access_and_without(peers):
+def test_it_is_chosen_and_right_with_peer_access_and_without(peers):
     program = (
         "import gluonpar, mxnet as mx\n"
         "data = [mx.nd.ones((1 << 20,), ctx=mx.gpu(i)) for i in range(4)]\n"
+        "gluonpar.allreduce(data)\n"
+        "assert all((array == 4).asnumpy().all() for array in data)\n"
         "print(gluonpar.explain(data).algorithm)"
     )
     variables = {**os.environ, **environment(4, peers=peers)}
