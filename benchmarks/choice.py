@@ -18,7 +18,7 @@ import numpy as np
 from gluonpar.collectives import choice, probing
 from gluonpar.collectives.links import TOPOLOGIES, MeasuredLinks, Topology
 from gluonpar.collectives.simulator import share, simulate
-from gluonpar.diagnostics.benchmark.harness import columns
+from gluonpar.diagnostics.harness import columns
 
 SIZES = {"4 KB": 4096, "516 KB, LeNet": 516_272, "100 MB": 100_000_000}
 MEMORY_BANDWIDTH = 500e9  # of sums on a GPU such as the V100, what is read and what is written

@@ -37,7 +37,7 @@ try:
     from PIL import Image
 
     from gluonpar.collectives import ALGORITHMS, trace
-    from gluonpar.diagnostics.benchmark import harness
+    from gluonpar.diagnostics import harness
     from gluonpar.training import Configuration, Console, Run
 except ImportError as error:
     remedy = "in a clone: pip install -e '.[cpu,plot]'"

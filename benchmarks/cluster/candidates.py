@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-import functools
+import sys
 from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Sequence
 
-from benchmarks.comparison import Comparison, expected_loss, is_wrong
-from benchmarks.jobs import Job, Program, mpirun, mpirun_over_tcp, parameter_servers
+from benchmarks.jobs import (
+    Comparison,
+    Program,
+    expected_loss,
+    is_wrong,
+    mpirun,
+    mpirun_over_tcp,
+    parameter_servers,
+)
 from benchmarks.training import candidates as training
 from benchmarks.training.candidates import FLOOR, HOROVOD, OURS
-from gluonpar.diagnostics.benchmark.harness import Progress, Samples
+from gluonpar.diagnostics.harness import Progress, Samples
 
-STEPS, WARMUP, SECONDS = "steps", 2, 300  # an answer may take that long
+STEPS, WARMUP = "steps", 2
 
 _BY_MPI = Program(
     "cluster.ranks",
@@ -114,16 +121,15 @@ def measure(
     task = ["lenet", options.batch_size, [("cpu", i) for i in range(processes)]]
     rows = {}
     for name in progress("starting")(options.candidates):
-        python = options.horovod_python if name == HOROVOD else None
-        job = functools.partial(Job, CANDIDATES[name], task, python, SECONDS)
-        comparison.start(name, job)
+        python = options.horovod_python if name == HOROVOD else sys.executable
+        comparison.start(name, CANDIDATES[name], task, python)
         if name in comparison.jobs:
             loss = sum(answer["loss"] for answer in comparison.jobs[name].ready)
             rows[name] = ProcessResult(name, processes, options.batch_size, first_loss=loss)
     bar = progress(f"{processes} processes")
     for name, counts in comparison.turns(options.rounds, WARMUP, bar):
         program = CANDIDATES[name]
-        parts = [(n, "sum", n) for n in options.sizes if program.sums and processes > 1]
+        parts = [(n, "add", n) for n in options.sizes if program.sums and processes > 1]
         parts += [(STEPS, "steps", options.steps)] * program.trains
         for what, verb, number in parts:
             before = loopback_bytes()
@@ -132,7 +138,7 @@ def measure(
                 each = number if what == STEPS else 1
                 rows[name].add(what, answers, loopback_bytes() - before, each, counts)
     for name in list(comparison.jobs):
-        answers = comparison.ask(name, report=True) if CANDIDATES[name].trains else []
+        answers = comparison.ask(name) if CANDIDATES[name].trains else []
         if answers:
             rows[name].last_loss = sum(answer["loss"] for answer in answers)
     found = [rows[name] for name in comparison.jobs]

@@ -6,7 +6,7 @@ from typing import Any, Sequence
 
 from benchmarks.cluster import model
 from benchmarks.cluster.candidates import FLOOR, OURS, STEPS, ProcessResult
-from gluonpar.diagnostics.benchmark.harness import Samples, columns
+from gluonpar.diagnostics.harness import Samples, columns
 
 WIDTHS = (-18, 10, 9, 9, 8, 11)
 PREDICTED = (8, 16, 32, 64, 128, 256, 512, 1024)

@@ -10,7 +10,6 @@ import numpy as np
 from benchmarks.training.training import Training, Unavailable
 from benchmarks.training.workloads import (
     Task,
-    channels_first,
     channels_last,
     residual_blocks,
 )
@@ -63,11 +62,6 @@ class Sharded(Training):
         """Return the mean of the shards' losses."""
         batch = jax.device_put((self.X, self.y), self.shards)
         return float(self.jitted_loss(self.params, self.moving, *batch)) / len(self.X)
-
-    def values(self) -> list[list[np.ndarray]]:
-        """Return each device's copies, in the task's layout."""
-        copies = [[np.asarray(of.data) for of in p.addressable_shards] for p in self.params]
-        return [[channels_first(v) for v in of] for of in zip(*copies)]
 
     def _step(self, params: list, moving: list, X, y) -> tuple:
         gradients, moved = jax.grad(self._forward, has_aux=True)(params, moving, X, y)

@@ -32,7 +32,7 @@ import numpy as np
 import gluonpar
 from benchmarks.training import train_batch
 from benchmarks.training.workloads import WORKLOADS, task
-from gluonpar.diagnostics.benchmark import harness
+from gluonpar.diagnostics import harness
 from gluonpar.runtime import threads
 
 HEADINGS = ("workload", "K", "alone", "python", "rest", "at least", "at most", "measured")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Sequence
 
 from benchmarks.training.candidates import FLOOR, PROCESSES, StepResult
-from benchmarks.training.soak import ALLOWED_BYTES, LEAST_RATIO, MB, Soak, describe
-from gluonpar.diagnostics.benchmark.harness import columns
+from gluonpar.diagnostics.harness import columns
 
 HEADINGS = ("candidate", "ms/step", "q1", "q3", "images/s", f"/ {FLOOR}", f"/ {PROCESSES}")
 HEADINGS += ("loss", "off", "peak MB")
+MB = 1e6
 WIDTHS = (-28, 9, 9, 9, 10, 7, 11, 9, 9, 8)
 
 
@@ -61,38 +61,6 @@ def summary(rows: Sequence[StepResult]) -> list[str]:
             cells.append(_ratio(alone, time))
         lines.append(columns(cells, widths))
     return lines
-
-
-def soaked(result: Soak) -> list[str]:
-    """Return the process after the warm-up and at the end, and the limits."""
-    samples, warm, of = result.samples, result.warm, result.replicas
-    seconds = sum(sample.seconds for sample in samples)
-    resident = [sample.resident_bytes / MB for sample in samples]
-    first, last = map(describe, result.throughput)
-    before, after = (1e3 * cpu.median for cpu in result.cpu_per_step)
-    lines = [
-        f"{result.title}: {samples[-1].steps} steps in {seconds:.0f} s, {len(samples)} samples",
-        f"  memory: resident {warm.resident_bytes / MB:.1f} MB after the warm-up, "
-        f"{resident[-1]:.1f} MB at the end, at most {max(resident):.1f} MB; over the last nine "
-        f"tenths {result.line[0]:+.0f} bytes/step, {result.growth / MB:+.1f} MB in all (more than "
-        f"{ALLOWED_BYTES / MB:g} MB is wrong)",
-    ]
-    for what in ("threads", "descriptors"):
-        counts = [getattr(sample, what) for sample in samples]
-        lines.append(
-            f"  {what}: {getattr(warm, what)} after the warm-up, {counts[-1]} at the end, "
-            f"{min(counts)} to {max(counts)} in between"
-        )
-    return [
-        *lines,
-        f"  replicas: on {of['devices']} devices {of['parameters'] - of['differing']} of "
-        f"{of['parameters']} parameters identical to the bit, {of['not_finite']} not finite; loss "
-        f"{result.losses[0]:.4f} at first, {result.losses[1]:.4f} at the end",
-        f"  images/s: median {first} in the first tenth, {last} in the last: ratio "
-        f"{result.ratio:.3f} (less than {LEAST_RATIO:g} is wrong)",
-        f"  processor time per step: {before:.2f} ms in the first tenth, {after:.2f} in the last "
-        "(medians), without that of other programs",
-    ]
 
 
 def _median(rows: Sequence[StepResult], name: str, k: int | None = None) -> float | None:

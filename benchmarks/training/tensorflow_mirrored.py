@@ -9,7 +9,6 @@ import numpy as np
 from benchmarks.training.training import Training, Unavailable
 from benchmarks.training.workloads import (
     Task,
-    channels_first,
     channels_last,
     residual_blocks,
 )
@@ -55,11 +54,6 @@ class Mirrored(Training):
     def loss(self) -> float:
         """Return the mean of the shards' losses."""
         return float(self.traced_loss(*self._split())) / len(self.X)
-
-    def values(self) -> list[list[np.ndarray]]:
-        """Return each replica's copies, in the task's layout."""
-        copies = [self.strategy.experimental_local_results(param) for param in self.params]
-        return [[channels_first(v.numpy()) for v in of] for of in zip(*copies)]
 
     def _split(self) -> list:
         """Return the images and the labels, each as one value of which a replica has its shard."""

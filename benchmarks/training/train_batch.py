@@ -50,11 +50,6 @@ class TrainBatch(Training):
             losses = self._losses(copies)
         return sum(float(loss.sum().asscalar()) for loss in losses) / len(self.X)
 
-    def values(self) -> list[list[np.ndarray]]:
-        """Return them without the moving statistics, which differ between devices."""
-        n = self.num_trained
-        return [[param.asnumpy() for param in params[:n]] for params in self.device_params]
-
     def memory(self) -> list[dict[str, int]]:
         """Count each device's arrays, see :func:`by_purpose`."""
         self.wait()

@@ -8,14 +8,14 @@ import pytest
 
 from gluonpar.collectives import simulate
 from gluonpar.collectives.links import read
-from gluonpar.diagnostics.benchmark import bench_command
+from gluonpar.diagnostics import bench
 
 SMALL = ("--links", "--device", "cpu", "--max-bytes", "4K", "--iters", "2", "--warmup", "1")
 
 
 @pytest.fixture
 def command(capsys):
-    return bench_tools.runner(bench_command, capsys)
+    return bench_tools.runner(bench, capsys)
 
 
 def test_tables_file_and_simulation_have_the_same_figures(command, tmp_path):

@@ -11,8 +11,8 @@ import numpy as np
 
 from gluonpar.collectives import choice, drawing, probing
 from gluonpar.collectives.links import MeasuredLinks
-from gluonpar.diagnostics.benchmark import harness
-from gluonpar.diagnostics.benchmark.harness import Samples
+from gluonpar.diagnostics import harness
+from gluonpar.diagnostics.harness import Samples
 from gluonpar.runtime import devices, peers, threads
 from gluonpar.training.console import Console
 
