@@ -46,7 +46,7 @@ def parser():
     made.add_argument("--latency-us", type=number, metavar="T", help=help_)
     help_ = "and of this bandwidth, in Gbit/s (default: as fitted)"
     made.add_argument("--gbit", type=harness.at_least(1e-9, float), metavar="B", help=help_)
-    help_ = "predict for this much computation per step (default: the floor's, measured)"
+    help_ = "predict for this much computation per step (default: measured, without exchange)"
     made.add_argument("--compute-ms", type=number, metavar="T", help=help_)
     kind = harness.at_least(0)
     made.add("--model-bytes", LENET_BYTES, "predict for these gradients", type=kind, metavar="N")

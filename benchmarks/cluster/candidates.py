@@ -16,7 +16,7 @@ from benchmarks.jobs import (
     parameter_servers,
 )
 from benchmarks.training import candidates as training
-from benchmarks.training.candidates import FLOOR, HOROVOD, OURS
+from benchmarks.training.candidates import ALONE, HOROVOD, OURS
 from gluonpar.diagnostics.harness import Progress, Samples
 
 STEPS, WARMUP = "steps", 2
@@ -40,7 +40,7 @@ _BY_SERVERS = replace(
     options={"store": "dist_sync", "kind": ""},
     trains=False,
 )
-_FLOOR = "one process with as many devices that exchange nothing, as in benchmarks.training"
+_NO_EXCHANGE = "one process with as many devices that exchange nothing, as in benchmarks.training"
 CANDIDATES = {
     OURS: _BY_MPI,
     "gluonpar trainer": replace(
@@ -62,7 +62,7 @@ CANDIDATES = {
         sums=False,
         trains=True,
     ),
-    FLOOR: replace(training.CANDIDATES[FLOOR], about=_FLOOR),
+    ALONE: replace(training.CANDIDATES[ALONE], about=_NO_EXCHANGE),
 }
 
 

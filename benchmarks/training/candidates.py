@@ -22,7 +22,7 @@ from benchmarks.training.workloads import WORKLOADS
 from gluonpar.diagnostics.harness import Progress, Samples
 
 OURS, TRAINER, REFERENCE = "gluonpar", "trainer device", "one context"
-FLOOR, PROCESSES, HOROVOD = "floor", "processes", "horovod"
+ALONE, PROCESSES, HOROVOD = "no exchange", "processes", "horovod"
 
 _OURS = Program("training.train_batch", "train_batch with a plain function", "gluonpar")
 _GLUON = functools.partial(Program, "training.gluon")
@@ -103,7 +103,7 @@ CANDIDATES = {
         ranks=True,
         exchanges=False,
     ),
-    FLOOR: dataclasses.replace(
+    ALONE: dataclasses.replace(
         _OURS,
         about="gluonpar's functions, every device alone on its shard: no exchange",
         options={"exchange": False},

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from typing import Sequence
 
-from benchmarks.training.candidates import FLOOR, PROCESSES, StepResult
+from benchmarks.training.candidates import ALONE, PROCESSES, StepResult
 from gluonpar.diagnostics.harness import columns
 
-HEADINGS = ("candidate", "ms/step", "q1", "q3", "images/s", f"/ {FLOOR}", f"/ {PROCESSES}")
+HEADINGS = ("candidate", "ms/step", "q1", "q3", "images/s", f"/ {ALONE}", f"/ {PROCESSES}")
 HEADINGS += ("loss", "off", "peak MB")
 MB = 1e6
-WIDTHS = (-28, 9, 9, 9, 10, 7, 11, 9, 9, 8)
+WIDTHS = (-28, 9, 9, 9, 10, 14, 12, 9, 9, 8)
 
 
 def table(rows: Sequence[StepResult]) -> list[str]:
     """Return the headings and a line for each of ``rows``, one workload on some devices."""
     lines = [columns(HEADINGS, WIDTHS)]
-    floors = [_median(rows, name) for name in (FLOOR, PROCESSES)]
+    alone = [_median(rows, name) for name in (ALONE, PROCESSES)]
     for row in rows:
         time, (first, third) = row.samples.median, row.samples.quartiles
         off = "-" if row.deviation is None else f"{row.deviation:+.1e}"
         figures = [f"{1e3 * seconds:.2f}" for seconds in (time, first, third)]
         figures.append(f"{row.images_per_second:.0f}")
         loss, peak = f"{row.last_loss:.4f}", f"{row.peak_bytes / MB:.0f}"
-        cells = (row.name, *figures, *(_ratio(time, floor) for floor in floors), loss, off, peak)
+        cells = (row.name, *figures, *(_ratio(time, each) for each in alone), loss, off, peak)
         lines.append(columns(cells, WIDTHS))
     return lines
 
@@ -43,13 +43,13 @@ def memory(row: StepResult) -> str:
 def summary(rows: Sequence[StepResult]) -> list[str]:
     """Return a line per workload and candidate, with columns for each number of devices K.
 
-    They are the step's time, its ratio to the floor of the same K, and the speedup over K = 1.
+    They are the step's time, its ratio to that without exchange, and the speedup over K = 1.
     """
     counts = sorted({len(row.setting.ctx) for row in rows})
     headings, widths = ["workload", "candidate"], [-9, -28]
     for k in counts:
-        headings += [f"K={k} ms", f"/ {FLOOR}", "x K=1"]
-        widths += [10, 7, 6]
+        headings += [f"K={k} ms", f"/ {ALONE}", "x K=1"]
+        widths += [10, 14, 6]
     lines = [columns(headings, widths)]
     for workload, name in dict.fromkeys((row.setting.workload, row.name) for row in rows):
         cells = [workload, name]
@@ -57,7 +57,7 @@ def summary(rows: Sequence[StepResult]) -> list[str]:
             there = [r for r in rows if (r.setting.workload, len(r.setting.ctx)) == (workload, k)]
             time = _median(there, name)
             alone = _median([r for r in rows if r.setting.workload == workload], name, k=1)
-            cells += [f"{1e3 * time:.2f}" if time else "-", _ratio(time, _median(there, FLOOR))]
+            cells += [f"{1e3 * time:.2f}" if time else "-", _ratio(time, _median(there, ALONE))]
             cells.append(_ratio(alone, time))
         lines.append(columns(cells, widths))
     return lines

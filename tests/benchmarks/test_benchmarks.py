@@ -46,7 +46,7 @@ def test_training(rows):
 def test_cluster(rows):
     few = ("--processes", "2", "--batch-size", "4", "--sizes", "64,65536")
     measured = {row["name"]: row for row in rows("cluster", *few)}
-    assert {"gluonpar", "gluonpar over tcp", "dist_sync", "floor"} <= set(measured)
+    assert {"gluonpar", "gluonpar over tcp", "dist_sync", "no exchange"} <= set(measured)
     assert list(measured["gluonpar"]["seconds"]) == ["64", "65536", "steps"]
 
 
