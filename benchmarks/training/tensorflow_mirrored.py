@@ -6,7 +6,7 @@ from typing import Iterator, Sequence
 
 import numpy as np
 
-from benchmarks.training.training import Training, Unavailable
+from benchmarks.training.training import Training, UnavailableError
 from benchmarks.training.workloads import (
     Task,
     channels_last,
@@ -171,11 +171,11 @@ NETS = {"lenet": lenet, "mlp": mlp, "resnet18": resnet18}
 def make(task: Task, one_device: bool = False) -> Training:
     """Return the training of ``task``; ``one_device``: the whole batch on one, no strategy."""
     if tf is None:
-        raise Unavailable(
+        raise UnavailableError(
             "tensorflow cannot be imported; give --tensorflow-python an interpreter that has it"
         )
     if any(kind != "cpu" for kind, _ in task.devices):
-        raise Unavailable("it is measured on CPU devices only")
+        raise UnavailableError("it is measured on CPU devices only")
     tf.config.set_visible_devices([], "GPU")
     number = 1 if one_device else len(task.devices)
     logical = [tf.config.LogicalDeviceConfiguration()] * number

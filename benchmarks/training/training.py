@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from benchmarks.training.workloads import Task
 
 
-class Unavailable(Exception):
+class UnavailableError(Exception):
     """A candidate cannot run here; why. Not a failure."""
 
 
@@ -79,10 +79,10 @@ class Rank(Training):
 def shard(task: Task, rank: int, size: int) -> Task:
     """Return the task with this rank's samples and its one device.
 
-    Raises :class:`Unavailable` on GPUs.
+    Raises :class:`UnavailableError` on GPUs.
     """
     if any(kind != "cpu" for kind, _ in task.devices):
-        raise Unavailable("it is measured on CPU devices only")
+        raise UnavailableError("it is measured on CPU devices only")
     n = len(task.X)
     mine = slice(rank * n // size, (rank + 1) * n // size)
     return dataclasses.replace(task, X=task.X[mine], y=task.y[mine], devices=[("cpu", 0)])

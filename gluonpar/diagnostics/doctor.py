@@ -398,11 +398,11 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
     """Return how many processors' time the control groups (v2 or v1) grant; None: no limit."""
     quotas = []
     lines = [line.split(":", 2) for line in _read(root / "proc/self/cgroup").splitlines()]
-    own = {Path(line[2].lstrip("/")) for line in lines if len(line) == 3}
-    for group in {Path()}.union(own, *(path.parents for path in own)):
+    groups = {Path(line[2].lstrip("/")) for line in lines if len(line) == 3}
+    for group in {Path()}.union(groups, *(path.parents for path in groups)):
         limit = _read(root / "sys/fs/cgroup" / group / "cpu.max").split()
         v1 = root / "sys/fs/cgroup/cpu" / group
-        limit = limit or [_read(v1 / f"cpu.cfs_{what}_us") for what in ("quota", "period")]
+        limit = limit or [_read(v1 / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
         if len(limit) == 2 and all(number.isdecimal() for number in limit) and int(limit[1]):
             quotas.append(int(limit[0]) / int(limit[1]))
     return min(quotas, default=None)
@@ -436,12 +436,12 @@ def data() -> Iterator[Described]:
     from gluonpar.training.data import fashion_mnist, locate
 
     folders = locate.folders()
-    for folder, what in folders.items():
+    for folder, origin in folders.items():
         if not fashion_mnist.missing(folder):
             _, edition = fashion_mnist.read_folder(folder)
-            yield OK, f"Fashion-MNIST in {folder} ({what}, edition of {edition.date})"
+            yield OK, f"Fashion-MNIST in {folder} ({origin}, edition of {edition.date})"
             return
-    searched = ", ".join(f"{folder} ({what})" for folder, what in folders.items())
+    searched = ", ".join(f"{folder} ({origin})" for folder, origin in folders.items())
     remedy = "training downloads it; or apt-get install dataset-fashion-mnist; or --data-dir"
     yield NOTE, f"Fashion-MNIST is not in {searched}", remedy
 

@@ -244,8 +244,8 @@ def conduct(
 def one_of(known: Collection[str]) -> Callable[[str], list[str]]:
     """Return an argparse type for comma-separated names out of ``known``, without repetitions."""
 
-    def names(text: str) -> list[str]:
-        given = list(dict.fromkeys(name.strip() for name in text.split(",")))
+    def names(argument: str) -> list[str]:
+        given = list(dict.fromkeys(name.strip() for name in argument.split(",")))
         for name in given:
             if name not in known:
                 raise argparse.ArgumentTypeError(f"got {name!r}; choose from {', '.join(known)}")
@@ -257,19 +257,21 @@ def one_of(known: Collection[str]) -> Callable[[str], list[str]]:
 def at_least(minimum: float, kind: Callable[[str], Any] = int) -> Callable[[str], Any]:
     """Return an argparse type for a finite number that is not below ``minimum``."""
 
-    def number(text: str) -> Any:
+    def number(argument: str) -> Any:
         with contextlib.suppress(ValueError):
-            value = kind(text)
+            value = kind(argument)
             if minimum <= value < float("inf"):
                 return value
-        raise argparse.ArgumentTypeError(f"must be a number of at least {minimum}, got {text!r}")
+        raise argparse.ArgumentTypeError(
+            f"must be a number of at least {minimum}, got {argument!r}"
+        )
 
     return number
 
 
-def integers(text: str) -> list[int]:
+def integers(argument: str) -> list[int]:
     """Convert comma-separated integers of at least 1, without repetitions; an argparse type."""
-    return list(dict.fromkeys(at_least(1)(part) for part in text.split(",")))
+    return list(dict.fromkeys(at_least(1)(part) for part in argument.split(",")))
 
 
 def columns(cells: Sequence[Any], widths: Sequence[int]) -> str:

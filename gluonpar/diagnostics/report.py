@@ -47,9 +47,9 @@ def write(path: str | os.PathLike, ctx: Sequence[mx.Context]) -> int:
     """
     report = collect(ctx)
     content = {path: json.dumps(report, indent=1) + "\n", page_path(path): page(report)}
-    for each, text in content.items():
-        with files.atomic_write(each) as file:
-            file.write(text.encode())
+    for file_path, written in content.items():
+        with files.atomic_write(file_path) as file:
+            file.write(written.encode())
     print(f"report: {path}, as a page: {page_path(path)}")
     return 1 if any(part["exit_code"] != 0 for part in report["parts"]) else 0
 

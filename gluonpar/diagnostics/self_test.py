@@ -21,7 +21,12 @@ from gluonpar.collectives import local
 from gluonpar.diagnostics import report
 from gluonpar.diagnostics.bench import payload
 from gluonpar.diagnostics.doctor import describe, summary
-from gluonpar.diagnostics.verification import Wrong, check_close, check_replicas, check_same_bits
+from gluonpar.diagnostics.verification import (
+    VerificationError,
+    check_close,
+    check_replicas,
+    check_same_bits,
+)
 from gluonpar.gluon.trainer import Trainer
 from gluonpar.models import lenet, resnet
 from gluonpar.models.losses import softmax_cross_entropy
@@ -106,7 +111,7 @@ def run(ctx: Sequence[mx.Context], show: Callable[[str], object] = print) -> lis
             try:
                 line = f"ok     {name}: {check(ctx)}"
             except Exception as error:
-                how = summary(error) if isinstance(error, Wrong) else describe(error)
+                how = summary(error) if isinstance(error, VerificationError) else describe(error)
                 failures.append(f"{name}: {how}")
                 line = f"WRONG  {failures[-1]}"
             show(line)
@@ -133,8 +138,8 @@ def check_copies(ctx: Sequence[mx.Context]) -> str:
             want = _payload(ctx, shape, dtype)[i]
             target = mx.nd.full(shape, 99, ctx=ctx[j], dtype=dtype)
             memory.from_numpy(want, ctx[i]).copyto(target)
-            what = f"{dtype} array of shape {shape} copied from {ctx[i]} to {ctx[j]}"
-            _check_equal(target, want, what)
+            subject = f"{dtype} array of shape {shape} copied from {ctx[i]} to {ctx[j]}"
+            _check_equal(target, want, subject)
             count += 1
     return f"{count} arrays of {len(DTYPES)} dtypes, every value arrived"
 
@@ -157,11 +162,11 @@ def check_sums(ctx: Sequence[mx.Context], algorithm: str | None = None) -> str:
     for shape in SHAPES:
         parts = _drawn([shape] * len(ctx), 1.0)
         first, again = allreduced(parts), allreduced(parts)
-        what = f"sum of float32 fractions of shape {shape}"
-        check_replicas([*first, *again], what)
+        subject = f"sum of float32 fractions of shape {shape}"
+        check_replicas([*first, *again], subject)
         difference = np.abs(first[0].asnumpy() - sum(part.astype("float64") for part in parts))
         if not difference.max() <= 1e-6 * sum(np.abs(part).max() for part in parts):
-            raise Wrong(f"{what} differs by {difference.max():.3g}")
+            raise VerificationError(f"{subject} differs by {difference.max():.3g}")
     return f"{count} arrays of {len(DTYPES)} dtypes exact; fractions the same bits twice"
 
 
@@ -180,7 +185,7 @@ def check_training(
     want = values(on_one(start, ctx[:1]))
     unchanged = [name for name, before in zip(names, start) if (want[name] == before).all()]
     if unchanged:
-        raise Wrong(f"training on {ctx[0]} alone did not change {', '.join(unchanged)}")
+        raise VerificationError(f"training on {ctx[0]} alone did not change {', '.join(unchanged)}")
     replicas = on_all(start, ctx)
     for name, copies in zip(names, replicas):
         check_replicas(copies, name)
@@ -251,13 +256,13 @@ def _payload(ctx: Sequence[mx.Context], shape: tuple[int, ...], dtype: str) -> l
     return [array.reshape(shape) for array in arrays]
 
 
-def _check_equal(array: mx.nd.NDArray, want: np.ndarray, what: str) -> None:
+def _check_equal(array: mx.nd.NDArray, want: np.ndarray, subject: str) -> None:
     got = array.asnumpy()
     wrong = np.flatnonzero(got.ravel() != want.ravel())
     if wrong.size:
         i = wrong[0]
-        raise Wrong(
-            f"{what}: {wrong.size} of {want.size} values are wrong; at {i} it is "
+        raise VerificationError(
+            f"{subject}: {wrong.size} of {want.size} values are wrong; at {i} it is "
             f"{got.ravel()[i]}, not {want.ravel()[i]}"
         )
 
