@@ -439,7 +439,14 @@ def test_a_damaged_library_of_pypis_has_its_remedy(machine, tmp_path, monkeypatc
 @pytest.mark.parametrize(
     ("files", "quota"),
     [
-        ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/cpu.max": "150000 100000"}, 1.5),
+        (
+            {
+                "proc/self/cgroup": "0::/a/b\n",
+                "sys/fs/cgroup/a/cpu.max": "150000 100000",
+                "sys/fs/cgroup/a/b/cpu.max": "200000 100000",
+            },
+            1.5,
+        ),
         ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "max 100000"}, None),
         (
             {
