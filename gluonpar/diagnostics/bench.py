@@ -29,7 +29,8 @@ from gluonpar.collectives import arguments, drawing, partition
 from gluonpar.diagnostics import harness
 from gluonpar.diagnostics.benchmark import bench_links
 from gluonpar.diagnostics.harness import Candidate, Samples, at_least
-from gluonpar.runtime import devices, entry, memory, threads
+from gluonpar.install import entry
+from gluonpar.runtime import devices, memory, threads
 from gluonpar.training.console import Console
 
 EXAMPLES = """

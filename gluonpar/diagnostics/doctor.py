@@ -24,8 +24,8 @@ import sys
 from pathlib import Path
 from typing import Callable, Iterator, NamedTuple, Sequence, Tuple, Union
 
-from gluonpar.runtime import cuda_libraries, driver, entry, startup, system_libraries, wheels
-from gluonpar.runtime.wheels import CPU, CUDA
+from gluonpar.install import cuda_libraries, driver, entry, startup, system_libraries, wheels
+from gluonpar.install.wheels import CPU, CUDA
 
 OK, NOTE, WRONG = "ok", "note", "wrong"  # note: worth knowing; wrong: something cannot work
 TIMEOUT_SECONDS = 120.0  # of a check; importing MXNet takes 1 to 3 s, more on a busy machine
@@ -41,7 +41,7 @@ EXIT_CODES = {
 }
 
 _SKIPPED = ("gluonpar", "gluonpar.checkpoint", "gluonpar.training")  # their __init__ imports MXNet
-_STANDALONE = Path(__file__).parents[1] / "runtime" / "standalone.py"
+_STANDALONE = Path(__file__).parents[1] / "install" / "standalone.py"
 _MARK = "gluonpar-finding:"  # the libraries that are tried may write to standard output, too
 _CHILD = f"""
 import sys

@@ -16,8 +16,7 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 
-from gluonpar import collectives
-from gluonpar.collectives import local
+from gluonpar import cluster, collectives
 from gluonpar.diagnostics import report
 from gluonpar.diagnostics.bench import payload
 from gluonpar.diagnostics.doctor import describe, summary
@@ -28,10 +27,11 @@ from gluonpar.diagnostics.verification import (
     check_same_bits,
 )
 from gluonpar.gluon.trainer import Trainer
+from gluonpar.install import entry
 from gluonpar.models import lenet, resnet
 from gluonpar.models.losses import softmax_cross_entropy
 from gluonpar.replicas import get_params
-from gluonpar.runtime import determinism, devices, entry, memory, threads
+from gluonpar.runtime import determinism, devices, memory, threads
 from gluonpar.sharding import split_and_load
 from gluonpar.step import train_batch
 from gluonpar.training.data import dataset
@@ -149,7 +149,8 @@ def check_sums(ctx: Sequence[mx.Context], algorithm: str | None = None) -> str:
 
     def allreduced(parts: Sequence[np.ndarray]) -> list[mx.nd.NDArray]:
         arrays = [memory.from_numpy(part, c) for part, c in zip(parts, ctx)]
-        local.allreduce_many([arrays], algorithm)
+        with cluster.local():
+            collectives.allreduce(arrays, algorithm)
         return arrays
 
     count = 0

@@ -11,7 +11,7 @@ from libcuda_stub import build_libcuda, build_library, cut
 
 import gluonpar
 from gluonpar.diagnostics import doctor as checks
-from gluonpar.runtime import cuda_libraries, entry, wheels
+from gluonpar.install import cuda_libraries, entry, wheels
 from gluonpar.training.data import locate
 
 SETTINGS = ("MXNET_", "OMP_", "GLUONPAR_", "CUDA_", "LD_", "PYTHON")
