@@ -146,13 +146,15 @@ class Job:
     def _connect(self) -> None:
         """Wait for all ranks' connections and their first messages; put them in order."""
         self._listener.settimeout(0.2)
+        deadline = time.monotonic() + ANSWER_SECONDS
         while len(self.ready) < self.num_ranks:
             ended = self._exit_codes()  # before accept, for one that connects and then ends
             try:
                 connection, _ = self._listener.accept()
             except socket.timeout:
-                if ended:
-                    raise self._failure("a process ended before it connected") from None
+                if ended or time.monotonic() > deadline:
+                    connected = f"{len(self.ready)} of {self.num_ranks} ranks connected"
+                    raise self._failure(connected) from None
                 continue
             connection.settimeout(ANSWER_SECONDS)
             with connection:  # its file keeps it open

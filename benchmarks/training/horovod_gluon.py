@@ -1,7 +1,6 @@
 """Horovod's DistributedTrainer with gloo: a process per device, each a Gluon network on its shard.
 
-A background thread of each rank looks for work every millisecond, also between steps
-(HOROVOD_CYCLE_TIME): a waiting rank takes 5 to 20% of a core.
+A background thread of each rank looks for work every millisecond (HOROVOD_CYCLE_TIME).
 """
 
 from __future__ import annotations

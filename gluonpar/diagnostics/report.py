@@ -33,7 +33,7 @@ def check_path(path: str | os.PathLike) -> None:
     """Raise ValueError unless ``path`` ends in .json, and it and the page can be written."""
     if Path(path).suffix != ".json":
         raise ValueError(f"the report must be a file named *.json, got {path}")
-    for each in (Path(path), Path(path).with_suffix(".html")):
+    for each in (path, page_path(path)):
         try:
             files.check_replaceable(each)
         except OSError as error:
@@ -97,15 +97,16 @@ def run(arguments: Sequence[str]) -> dict[str, Any]:
     The result is what it writes as JSON.
     """
     start, command = time.monotonic(), [sys.executable, "-m", "gluonpar", *arguments]
-    options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    options = {"stdin": subprocess.DEVNULL, "capture_output": True}
     try:
         done = subprocess.run(command, timeout=TIMEOUT_SECONDS, **options)
-        code, output = done.returncode, done.stdout.decode(errors="replace")
+        code, streams, ending = done.returncode, (done.stdout, done.stderr), ""
     except subprocess.TimeoutExpired as error:
-        code, output = None, (error.stdout or b"").decode(errors="replace")
-        output += f"\nended: no result within {TIMEOUT_SECONDS} s"
+        code, streams = None, (error.stdout or b"", error.stderr or b"")
+        ending = f"\nended: no result within {TIMEOUT_SECONDS} s"
+    output, errors = (stream.decode(errors="replace") for stream in streams)
     part = {"command": ["gluonpar", *arguments], "seconds": time.monotonic() - start}
-    part.update(exit_code=code, output=output, result=None)
+    part.update(exit_code=code, output=f"{output}{errors}{ending}", result=None)
     file = Path(arguments[-1])
     if arguments[0] == "doctor" and code in (0, 1):
         part["result"] = json.loads(output)

@@ -73,7 +73,11 @@ def main(argv: Sequence[str] | None = None, prog: str = "gluonpar verify") -> in
         print(chosen.notice, file=sys.stderr)
     print(f"devices: {', '.join(map(str, chosen.ctx))}", flush=True)
     if options.report:
-        return report.write(options.report, chosen.ctx)
+        try:
+            return report.write(options.report, chosen.ctx)
+        except OSError as error:
+            print(f"{prog}: error: the report cannot be written: {error}", file=sys.stderr)
+            return entry.BAD_REQUEST
     failures = run(chosen.ctx, functools.partial(print, flush=True))
     wrong = f"{len(failures)} wrong. See `gluonpar doctor`."
     print(wrong if failures else "all is right on these devices")
