@@ -18,11 +18,11 @@ FEW = ("--rounds", "1", "--steps", "1")
 def rows(tmp_path):
     """Return rows(module, *arguments), which runs a benchmark and returns its results."""
 
-    def run(module, *arguments):
+    def run(module, *arguments, codes=(0,)):
         command = [sys.executable, "-m", f"benchmarks.{module}", *FEW, *arguments]
         options = {"cwd": bench_tools.ROOT, "capture_output": True, "text": True, "timeout": 600}
         done = subprocess.run([*command, "--json", tmp_path / "out.json"], **options)
-        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.returncode in codes, done.stdout + done.stderr
         return json.loads((tmp_path / "out.json").read_text())["rows"]
 
     return run
@@ -51,6 +51,6 @@ def test_cluster(rows):
 
 
 def test_more_cores(rows):
-    # Exit code 1 would be a busy machine: with one device nothing is predicted.
-    (row,) = rows("training.more_cores", "--workload", "mlp", "--num-gpus", "1", "--warmup", "1")
+    few = ("--workload", "mlp", "--num-gpus", "1", "--warmup", "1")
+    (row,) = rows("training.more_cores", *few, codes=(0, 1))  # 1: other programs ran beside it
     assert 0 < row["python"] and row["alone"] == row["at_most"]
