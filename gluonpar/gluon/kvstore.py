@@ -240,16 +240,16 @@ def _with_gradients(params: Sequence[gluon.Parameter]) -> list[gluon.Parameter]:
     They are then marked as fresh on all devices, which the sum is: the Trainer updates them all.
     """
     backward_passes.track(params)
-    found, stale = [], []
+    summed, stale = [], []
     for param, fresh in zip(params, parameter_buckets.fresh(params)):
         if any(fresh) or cluster.size() > 1:
-            found.append(param)
+            summed.append(param)
             stale += [grad for grad, counts in zip(param._grad, fresh) if not counts]
             for value in param._data:
                 value._fresh_grad = True
     memory.zero(stale)
-    backward_passes.mark_summed(found, 0)
-    return found
+    backward_passes.mark_summed(summed, 0)
+    return summed
 
 
 def _exchange(lists: Sequence[Sequence[mx.nd.NDArray]]) -> Exchange:
