@@ -156,6 +156,7 @@ class BenchmarkParser(argparse.ArgumentParser):
     """A parser with the options of all benchmarks; --device only for those on chosen devices."""
 
     def __init__(self, description: str, on_devices: bool = True, **more: Any) -> None:
+        more = {"epilog": entry.epilog("", EXIT_CODES), **more}
         formatter = argparse.RawDescriptionHelpFormatter
         super().__init__(description=description, formatter_class=formatter, **more)
         self.add_argument("--version", action="version", version=f"gluonpar {__version__}")
