@@ -1,6 +1,6 @@
 """gluonpar bench: measure the all-reduce algorithms beside MXNet's kvstore and plain NumPy.
 
-The figures are those of nccl-tests. With --links, measure the links between the devices instead.
+The figures are those of nccl-tests.
 """
 
 # Bytes are those of one device's array. algbw = bytes / time. busbw = algbw * 2(K-1)/K: an
@@ -25,11 +25,11 @@ import mxnet as mx
 import numpy as np
 
 from gluonpar import collectives
-from gluonpar.collectives import arguments, drawing, partition
+from gluonpar.collectives import arguments
 from gluonpar.diagnostics import harness
-from gluonpar.diagnostics.benchmark import bench_links
 from gluonpar.diagnostics.harness import Candidate, Samples, at_least
 from gluonpar.install import entry
+from gluonpar.plans import drawing, partition
 from gluonpar.runtime import devices, memory, threads
 from gluonpar.training.console import Console
 
@@ -37,7 +37,6 @@ EXAMPLES = """
 gluonpar bench --num-gpus 2
 gluonpar bench --num-gpus 4 --device cpu --min-bytes 64K --factor 4
 gluonpar bench --algorithms host,ring --json bench.json --plot bench.png
-gluonpar bench --links --num-gpus 4 --json links.json --plot links.png
 """
 DTYPES = ("float16", "float32", "float64", "int8", "int32", "int64", "uint8")
 COMBINE = {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum}
@@ -57,11 +56,7 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
 
     ``prog`` is the program's name in messages (default: the script's).
     """
-    made = parser(prog)
-    if made.parse_args(argv).links:
-        prepare_links = functools.partial(bench_links.prepare, defaults=made.parse_args([]))
-        return harness.conduct(made, argv, prepare_links, bench_links.measure, bench_links.plot)
-    return harness.conduct(made, argv, prepare, measure, plot)
+    return harness.conduct(parser(prog), argv, prepare, measure, plot)
 
 
 def parser(prog: str | None) -> harness.BenchmarkParser:
@@ -70,7 +65,7 @@ def parser(prog: str | None) -> harness.BenchmarkParser:
     made = harness.BenchmarkParser(entry.about(__doc__), prog=prog, epilog=epilog)
     size, count = {"type": num_bytes, "metavar": "SIZE"}, {"metavar": "N"}
     made.add("--min-bytes", "4K", "smallest array of one device, such as 4096 or 4K", **size)
-    made.add("--max-bytes", "64M", "largest array, or the copies of --links", **size)
+    made.add("--max-bytes", "64M", "largest array", **size)
     made.add("--factor", 8, "ratio of one size to the one before", type=at_least(2), **count)
     made.add("--num-gpus", 2, "number of devices", type=int, metavar="K")
     made.add("--dtype", "float32", "of the arrays", choices=DTYPES)
@@ -83,10 +78,7 @@ def parser(prog: str | None) -> harness.BenchmarkParser:
     known = harness.one_of(collectives.ALGORITHMS)
     help_ = "gluonpar's algorithms to measure (default: all that these devices can use)"
     made.add_argument("--algorithms", metavar="A,B", type=known, help=help_)
-    help_ = "measure latency and bandwidth between each two devices; simulate reads the --json file"
-    made.add_argument("--links", action="store_true", help=help_)
-    help_ = "draw busbw over bytes, or with --links heat maps"
-    made.add_argument("--plot", metavar="FILE.png", help=help_)
+    made.add_argument("--plot", metavar="FILE.png", help="draw busbw over bytes")
     return made
 
 
