@@ -11,7 +11,7 @@ from libcuda_stub import build_libcuda
 from gluonpar.install import driver
 from gluonpar.install.driver import DriverError, DriverMissing, Gpu
 
-STANDALONE = Path(driver.__file__).with_name("standalone.py")
+ENTRY = Path(driver.__file__).with_name("entry.py")
 T4, A6000, H200 = ("Tesla T4", 7, 5), ("NVIDIA RTX A6000", 8, 6), ("NVIDIA H200", 9, 0)
 
 
@@ -80,8 +80,10 @@ def test_gpus_and_cuda_version_through_a_real_shared_library(
 
 def test_peer_access_is_told_per_pair_and_must_go_both_ways(fake):
     fake(T4, T4, T4, peers={(0, 2), (2, 0), (1, 2)})
-    assert dict(driver.peers([2, 0, 1])) == {(0, 1): False, (0, 2): True, (1, 2): False}
-    assert dict(driver.peers([1])) == {}
+    direct = driver.peers([2, 0, 1])
+    assert direct == {(0, 2), (2, 0), (1, 2)} and driver.peers([1]) == set()
+    assert "copies of GPUs 0-1, 1-2 go" in driver.staged([2, 0, 1], direct)
+    assert driver.staged([0, 2], direct) == driver.staged([1], direct) == ""
 
 
 def test_usable_is_capability_5_0_to_8_9():
@@ -130,7 +132,7 @@ def test_the_module_needs_nothing_but_the_standard_library():
     # -I and -S: no site-packages, and not the current folder.
     program = (
         "import runpy, sys\n"
-        f"runpy.run_path({str(STANDALONE)!r})['skip_init']('gluonpar')\n"
+        f"runpy.run_path({str(ENTRY)!r})['skip_init']('gluonpar')\n"
         "from gluonpar.install import driver\n"
         "print(driver.usable(driver.Gpu(0, 'T4', (7, 5))), 'numpy' in sys.modules)\n"
     )
@@ -142,7 +144,7 @@ def test_the_module_needs_nothing_but_the_standard_library():
 
 def test_packages_that_have_been_imported_stay():
     before = sys.modules["gluonpar"]
-    runpy.run_path(str(STANDALONE))["skip_init"]("gluonpar")
+    runpy.run_path(str(ENTRY))["skip_init"]("gluonpar")
     assert sys.modules["gluonpar"] is before
 
 

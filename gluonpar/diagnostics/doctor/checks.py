@@ -181,12 +181,10 @@ def gpus() -> Iterator[Found]:
 
 def _peer_access(indices: list[int]) -> Iterator[Found]:
     """Which of the usable GPUs copy to each other directly."""
-    access = dict(driver.peers(indices))
-    staged = [f"{i}-{j}" for (i, j), direct in access.items() if not direct]
+    staged = driver.staged(indices, driver.peers(indices))
     if staged:
-        text = f"no peer access between GPUs {', '.join(staged)}: their copies go through the host"
-        yield NOTE, text, "nvidia-smi topo -p2p r says why; --gpus can choose GPUs that have it"
-    elif access:
+        yield NOTE, staged, "nvidia-smi topo -p2p r says why; --gpus can choose GPUs that have it"
+    elif len(indices) > 1:
         yield OK, f"peer access between all {len(indices)} usable GPUs: they copy directly"
 
 

@@ -18,7 +18,7 @@ from gluonpar.diagnostics.doctor import checks
 from gluonpar.diagnostics.doctor.checks import NOTE, WRONG
 from gluonpar.install import entry
 
-_STANDALONE = Path(__file__).parents[2] / "install" / "standalone.py"
+_ENTRY = Path(__file__).parents[2] / "install" / "entry.py"
 _CHILD = f"""
 import sys
 sys.path[:] = filter(None, sys.path)  # without the current folder, whose files may shadow modules
@@ -75,7 +75,7 @@ def examine(topic: str, timeout_seconds: float = TIMEOUT_SECONDS) -> list[Findin
 
     The child imports modules without ``gluonpar/__init__.py``, so without MXNet.
     """
-    command, findings = [sys.executable, "-c", _CHILD, str(_STANDALONE), topic], []
+    command, findings = [sys.executable, "-c", _CHILD, str(_ENTRY), topic], []
     try:
         for found in child_process.messages(command, timeout_seconds):
             findings.append(Finding(topic, *found))
