@@ -120,7 +120,7 @@ setup(
         "plot": [MATPLOTLIB],
         "bench": [PSUTIL, MATPLOTLIB],
         "test": [
-            *("pytest", "pytest-xdist", "hypothesis", RUFF, "import-linter>=2.1"),
+            *("pytest", "pytest-xdist", "hypothesis", RUFF, "import-linter>=2"),
             *(MATPLOTLIB, PSUTIL),
             *D2L_NEEDS,
             *RUNS_NOTEBOOKS,

@@ -18,8 +18,8 @@ from typing import Iterable, NamedTuple, Sequence
 import mxnet as mx
 
 from gluonpar import cluster
-from gluonpar.collectives import arguments
-from gluonpar.collectives.local import BUCKET_BYTES
+from gluonpar.collectives import arguments, exchange
+from gluonpar.collectives.exchange import BUCKET_BYTES, groups
 from gluonpar.runtime import backward_passes, memory
 
 
@@ -41,16 +41,33 @@ class Copies(NamedTuple):
         return [grad for grad, fresh in zip(self.grads, self.fresh) if not fresh]
 
     @property
-    def row_sparse(self) -> bool:
-        """Whether the gradients are row_sparse."""
-        return self.grads[0].stype == "row_sparse"
+    def counting(self) -> Sequence[mx.nd.NDArray]:
+        """The gradients that count."""
+        if all(self.fresh):
+            return self.grads
+        return [grad for grad, fresh in zip(self.grads, self.fresh) if fresh]
 
 
 class Bucket(NamedTuple):
-    """Neighbouring parameters, and the device that updates them where only one does."""
+    """Neighbouring parameters, and the device that updates them where only one does, the root."""
 
     copies: Sequence[Copies]
-    owner: int = 0
+    root: int = 0
+
+    @property
+    def grads(self) -> exchange.Bucket:
+        """The gradients, to be summed."""
+        return exchange.Bucket([each.grads for each in self.copies], self.root)
+
+    @property
+    def params(self) -> exchange.Bucket:
+        """The copies of the parameters, to be broadcast."""
+        return exchange.Bucket([each.params for each in self.copies], self.root)
+
+    @property
+    def row_sparse(self) -> bool:
+        """Whether the gradients are row_sparse; then there is one parameter."""
+        return self.copies[0].grads[0].stype == "row_sparse"
 
 
 class Replica(list):
@@ -143,20 +160,17 @@ def buckets(
     return [Bucket(copies) for copies in in_buckets(found)]
 
 
+def to_sum(buckets: Sequence[Bucket]) -> list[exchange.Bucket]:
+    """Return the gradients in the buckets, of which those that must not count are set to zero."""
+    memory.zero([grad for bucket in buckets for copies in bucket.copies for grad in copies.stale])
+    return [bucket.grads for bucket in buckets]
+
+
 def in_buckets(copies: Sequence[Copies]) -> list[list[Copies]]:
     """Return parameters in groups of one dtype and at most BUCKET_BYTES, the last one first.
 
     One with a row_sparse gradient has a bucket to itself, and one without elements has none.
     """
-    found: list[list[Copies]] = []
-    held, last = 0, None
-    for each in reversed(copies):
-        dtype, size = memory.kind(each.grads[0])[1].name, memory.num_bytes(each.grads[0])
-        if not size:
-            continue
-        if dtype != last or held + size > BUCKET_BYTES or each.row_sparse:
-            found.append([])
-            held, last = 0, None if each.row_sparse else dtype
-        found[-1].append(each)
-        held += size
-    return found
+    backwards = copies[::-1]
+    firsts = [each.grads[0] for each in backwards]
+    return [[backwards[i] for i in group] for group in groups(firsts, BUCKET_BYTES)]

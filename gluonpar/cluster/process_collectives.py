@@ -84,7 +84,7 @@ def total(values: Any) -> np.ndarray:
     return np.sum([np.asarray(value, dtype=np.float64) for value in gather(values)], axis=0)
 
 
-class Later:
+class PendingSum:
     """A number that is summed over all processes while the program goes on."""
 
     def __init__(self, number: float) -> None:
@@ -106,7 +106,7 @@ class Later:
         return self.number
 
 
-class Gathered:
+class PendingGather:
     """Every process's value, any picklable object, gathered while the program goes on.
 
     ``check(values)`` is called with them, by rank. If it raises, that is raised at the next wait

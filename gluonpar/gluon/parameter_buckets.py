@@ -36,11 +36,14 @@ class Layout:
         copies = [Copies(i, params[i]._data, params[i]._grad) for i in self.indices]
         buckets = replicas.in_buckets(copies)
         sizes = [sum(memory.num_bytes(each.grads[0]) for each in bucket) for bucket in buckets]
-        owners = partition.balance(sizes, max(1, len(self.ctx)))
+        roots = partition.balance(sizes, max(1, len(self.ctx)))
         self._buckets = [
             # Every device updates by row_sparse gradients.
-            ([each.index for each in bucket], 0 if bucket[0].row_sparse else owner)
-            for bucket, owner in zip(buckets, owners)
+            (
+                [each.index for each in bucket],
+                0 if bucket[0].grads[0].stype == "row_sparse" else root,
+            )
+            for bucket, root in zip(buckets, roots)
         ]
 
     def holds(self, params: Sequence[gluon.Parameter]) -> bool:
@@ -55,11 +58,11 @@ class Layout:
     def buckets(self, fresh: dict[int, list[bool]], used: Collection[int]) -> list[Bucket]:
         """Return the buckets of the parameters whose indices are in ``used``."""
         found = []
-        for indices, owner in self._buckets:
+        for indices, root in self._buckets:
             params = [(i, self._params[i]) for i in indices if i in used]
             if params:
                 copies = [Copies(i, param._data, param._grad, fresh[i]) for i, param in params]
-                found.append(Bucket(copies, owner))
+                found.append(Bucket(copies, root))
         return found
 
 
@@ -122,7 +125,7 @@ def fresh(params: Sequence[gluon.Parameter]) -> list[list[bool]]:
     counting = [*map(backward_passes.fresh, params)]
     if cluster.size() > 1 and params:
         ages = np.array([*map(backward_passes.age, params)])
-        of_ranks = cluster.Gathered(ages, _check_ages)
+        of_ranks = cluster.PendingGather(ages, _check_ages)
         may_be_old = (ages[:, 0] != backward_passes.num_sums()).any()
         backward_passes.count_sum()
         if may_be_old:
