@@ -42,7 +42,7 @@ def sgd(params: Sequence[nd.NDArray], lr: float, batch_size: int) -> None:
     update_by_sgd(replicas.buckets([params]), lr, batch_size)
 
 
-def update_by_sgd(buckets: Sequence[replicas.Bucket], lr: float, batch_size: int) -> None:
+def update_by_sgd(buckets: Sequence[replicas.ParamBucket], lr: float, batch_size: int) -> None:
     """Update by :func:`sgd` the parameters in ``buckets``, each copy by its own gradient."""
     for of_device in zip(*(_pairs_by_device(bucket) for bucket in buckets)):
         first, _ = of_device[0][0]
@@ -56,7 +56,7 @@ def update_by_sgd(buckets: Sequence[replicas.Bucket], lr: float, batch_size: int
                 _multi_sgd_update(pairs[start : start + MOST_WEIGHTS], lr, batch_size)
 
 
-def _pairs_by_device(bucket: replicas.Bucket) -> Iterable[list[tuple[nd.NDArray, nd.NDArray]]]:
+def _pairs_by_device(bucket: replicas.ParamBucket) -> Iterable[list[tuple[nd.NDArray, nd.NDArray]]]:
     """Give each device's parameters in the bucket, each with its gradient."""
     for k in range(len(bucket.copies[0].params)):
         yield [(each.params[k], each.grads[k]) for each in bucket.copies]
@@ -126,7 +126,7 @@ def on_host(arrays: Iterable[mx.nd.NDArray]) -> bool:
 
 def reduce_update(
     exchange: Exchange,
-    buckets: Sequence[replicas.Bucket],
+    buckets: Sequence[replicas.ParamBucket],
     rule_of: Callable[[replicas.Copies], tuple],
 ) -> None:
     """Sum the gradients in ``buckets`` over all devices, and update all copies of the parameters.

@@ -48,7 +48,7 @@ class Copies(NamedTuple):
         return [grad for grad, fresh in zip(self.grads, self.fresh) if fresh]
 
 
-class Bucket(NamedTuple):
+class ParamBucket(NamedTuple):
     """Neighbouring parameters, and the device that updates them where only one does, the root."""
 
     copies: Sequence[Copies]
@@ -121,12 +121,14 @@ def check(device_params: Sequence[Sequence[mx.nd.NDArray]], ctx: Sequence[mx.Con
             f"{len(ctx)} contexts {ctx}; make them with [get_params(params, c) for c in ctx]"
         )
     shapes = [[memory.kind(param)[0] for param in params] for params in device_params]
-    for params, c, own in zip(device_params, ctx, shapes):
+    for params, c, device_shapes in zip(device_params, ctx, shapes):
         for i, param in enumerate(params):
             if memory.context(param) != c:
                 raise ValueError(f"parameter {i} must be on {c}, but is on {param.context}")
-        if own != shapes[0]:
-            raise ValueError(f"parameters on {c} have shapes {own}, on {ctx[0]} {shapes[0]}")
+        if device_shapes != shapes[0]:
+            raise ValueError(
+                f"parameters on {c} have shapes {device_shapes}, on {ctx[0]} {shapes[0]}"
+            )
 
 
 def grads(params: Sequence[mx.nd.NDArray]) -> list[mx.nd.NDArray | None]:
@@ -138,14 +140,14 @@ def grads(params: Sequence[mx.nd.NDArray]) -> list[mx.nd.NDArray | None]:
 
 def buckets(
     device_params: Sequence[Sequence[mx.nd.NDArray]], written: bool = False
-) -> list[Bucket]:
+) -> list[ParamBucket]:
     """Return the parameters with a gradient in buckets, the last layers' first.
 
     With ``written`` only gradients count whose flags are set (:mod:`backward_passes`).
     Raises ValueError if a parameter has a gradient on some devices only, or gradients that differ.
     """
     of_devices = [grads(params) for params in device_params]
-    found = []
+    trained = []
     for i, (copies, of_copies) in enumerate(zip(zip(*device_params), zip(*of_devices))):
         without = [grad is None for grad in of_copies]
         if any(without) and not all(without):
@@ -156,11 +158,11 @@ def buckets(
         if not any(without):
             arguments.check_list(of_copies, "gradients")
             fresh = backward_passes.flags(copies) if written else ()
-            found.append(Copies(i, copies, of_copies, fresh))
-    return [Bucket(copies) for copies in in_buckets(found)]
+            trained.append(Copies(i, copies, of_copies, fresh))
+    return [ParamBucket(copies) for copies in in_buckets(trained)]
 
 
-def to_sum(buckets: Sequence[Bucket]) -> list[exchange.Bucket]:
+def to_sum(buckets: Sequence[ParamBucket]) -> list[exchange.Bucket]:
     """Return the gradients in the buckets, of which those that must not count are set to zero."""
     memory.zero([grad for bucket in buckets for copies in bucket.copies for grad in copies.stale])
     return [bucket.grads for bucket in buckets]

@@ -12,7 +12,7 @@ from gluonpar import cluster, optim, replicas, sharding
 from gluonpar.collectives.exchange import Exchange
 from gluonpar.models.lenet import lenet
 from gluonpar.models.losses import softmax_cross_entropy
-from gluonpar.replicas import Bucket
+from gluonpar.replicas import ParamBucket
 from gluonpar.runtime import backward_passes, cached_op, heap, interrupts
 from gluonpar.runtime.devices import as_list
 
@@ -95,7 +95,10 @@ def check_lr(lr: float) -> None:
 
 
 def allreduce_sgd(
-    exchange: Exchange, buckets: Sequence[Bucket], lr: float, batch_size: int | cluster.PendingSum
+    exchange: Exchange,
+    buckets: Sequence[ParamBucket],
+    lr: float,
+    batch_size: int | cluster.PendingSum,
 ) -> None:
     """Sum the gradients over all devices, and update all copies of the parameters by SGD.
 

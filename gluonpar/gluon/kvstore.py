@@ -241,17 +241,18 @@ def _with_gradients(params: Sequence[gluon.Parameter]) -> list[gluon.Parameter]:
     They are then marked as fresh on all devices, which the sum is: the Trainer updates them all.
     """
     backward_passes.track(params)
-    found, stale = [], []
+    summed, stale = [], []
     for param, fresh in zip(params, parameter_buckets.fresh(params)):
         if any(fresh) or cluster.size() > 1:
-            found.append(param)
-            grads = zip(private_fields.grads(param), fresh)
-            stale += [grad for grad, counts in grads if not counts]
+            summed.append(param)
+            stale += [
+                grad for grad, counts in zip(private_fields.grads(param), fresh) if not counts
+            ]
             for value in private_fields.values(param):
                 private_fields.mark_grad(value, fresh=True)
     memory.zero(stale)
-    backward_passes.mark_summed(found, 0)
-    return found
+    backward_passes.mark_summed(summed, 0)
+    return summed
 
 
 def _exchange(lists: Sequence[Sequence[mx.nd.NDArray]]) -> Exchange:

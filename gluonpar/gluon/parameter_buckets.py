@@ -10,7 +10,7 @@ from mxnet import gluon
 
 from gluonpar import cluster, replicas
 from gluonpar.collectives import partition
-from gluonpar.replicas import Bucket, Copies
+from gluonpar.replicas import Copies, ParamBucket
 from gluonpar.runtime import backward_passes, memory, private_fields
 from gluonpar.runtime.devices import check_distinct
 
@@ -55,15 +55,15 @@ class Layout:
         counting = map(backward_passes.fresh, self.params) if summed else fresh(self.params)
         return dict(zip(self.indices, counting))
 
-    def buckets(self, fresh: dict[int, list[bool]], used: Collection[int]) -> list[Bucket]:
+    def buckets(self, fresh: dict[int, list[bool]], used: Collection[int]) -> list[ParamBucket]:
         """Return the buckets of the parameters whose indices are in ``used``."""
-        found = []
+        used_buckets = []
         for indices, root in self._buckets:
             params = [(i, self._params[i]) for i in indices if i in used]
             if params:
                 copies = [_copies(i, param, fresh[i]) for i, param in params]
-                found.append(Bucket(copies, root))
-        return found
+                used_buckets.append(ParamBucket(copies, root))
+        return used_buckets
 
 
 def listed(params) -> list[gluon.Parameter]:
@@ -112,14 +112,14 @@ def follow_backward(params: Sequence[gluon.Parameter]) -> list[gluon.Parameter]:
     A network hybridized with ``static_alloc`` and ``static_shape`` keeps writing to the arrays of
     its first backward, and MXNet gives a parameter others when its ``grad_req`` changes.
     """
-    found = []
+    moved = []
     for param in backward_passes.with_new_arrays(params):
         values, grads = private_fields.values(param), private_fields.grads(param)
         written = [memory.grad_chunk(value) for value in values or () if grads]
         if written != [*map(memory.chunk, grads or ())]:
             grads[:] = [value.grad for value in values]
-            found.append(param)
-    return found
+            moved.append(param)
+    return moved
 
 
 def fresh(params: Sequence[gluon.Parameter]) -> list[list[bool]]:

@@ -17,7 +17,7 @@ from mxnet import gluon
 from gluonpar import optim
 from gluonpar.collectives.exchange import Exchange
 from gluonpar.gluon.updater import Updater, may_keep_arrays
-from gluonpar.replicas import Bucket, Copies
+from gluonpar.replicas import Copies, ParamBucket
 from gluonpar.runtime import private_fields
 
 
@@ -50,7 +50,7 @@ class ShardedUpdate:
         for updater in (self._updater, *self._of_copies):
             updater.weights_were_set()
 
-    def with_roots(self, buckets: Sequence[Bucket]) -> Sequence[Bucket]:
+    def with_roots(self, buckets: Sequence[ParamBucket]) -> Sequence[ParamBucket]:
         """Return the buckets, with one root if their updates may depend on each other.
 
         LARS compares what it updates together; others may have arrays of their own.
@@ -59,13 +59,13 @@ class ShardedUpdate:
             return [bucket._replace(root=0) for bucket in buckets]
         return buckets
 
-    def has_numpy_rule(self, buckets: Sequence[Bucket]) -> bool:
+    def has_numpy_rule(self, buckets: Sequence[ParamBucket]) -> bool:
         """Return whether :meth:`apply` can sum while it updates: float32, plain SGD."""
         return type(self._optimizer) is mx.optimizer.SGD and all(
             bucket.row_sparse or bucket.copies[0].grads[0].dtype == np.float32 for bucket in buckets
         )
 
-    def apply(self, exchange: Exchange, buckets: Sequence[Bucket], fused: bool) -> None:
+    def apply(self, exchange: Exchange, buckets: Sequence[ParamBucket], fused: bool) -> None:
         """Update every bucket on its root and broadcast the result.
 
         With ``fused`` the gradients, but for row_sparse ones, are summed here.
@@ -86,7 +86,7 @@ class ShardedUpdate:
         else:
             exchange.inside.broadcast([bucket.params for bucket in dense])
 
-    def _update_on_roots(self, buckets: Sequence[Bucket]) -> None:
+    def _update_on_roots(self, buckets: Sequence[ParamBucket]) -> None:
         """In the order of the parameters, on which some optimizers rely."""
         roots = {each.index: bucket.root for bucket in buckets for each in bucket.copies}
         groups = [[i] for i in sorted(roots)]
@@ -99,7 +99,7 @@ class ShardedUpdate:
             values = [private_fields.values(self._params[i])[roots[i]] for i in group]
             self._updater(group, grads, values)
 
-    def _update_copies(self, buckets: Sequence[Bucket]) -> None:
+    def _update_copies(self, buckets: Sequence[ParamBucket]) -> None:
         """Update what devices other than the root hold of parameters with row_sparse gradients."""
         counts, states = private_fields.update_counts(self._optimizer), self._updater.states
         for bucket in buckets:
@@ -118,7 +118,7 @@ class ShardedUpdate:
                 updater([i], [grad], [value])
                 counts[i] = before  # a step counts once, however many devices there are
 
-    def _sum_and_update(self, exchange: Exchange, buckets: Sequence[Bucket]) -> None:
+    def _sum_and_update(self, exchange: Exchange, buckets: Sequence[ParamBucket]) -> None:
         """Sum over devices, SGD and broadcast, in one pass over memory."""
         sgd, indices = self._optimizer, [each.index for b in buckets for each in b.copies]
         rates = private_fields.count_updates(sgd, indices)

@@ -21,7 +21,7 @@ from gluonpar.gluon import initial_values, parameter_buckets
 from gluonpar.gluon.parameter_buckets import Layout
 from gluonpar.gluon.sharded_update import ShardedUpdate
 from gluonpar.gluon.updater import Updater
-from gluonpar.replicas import Bucket
+from gluonpar.replicas import ParamBucket
 from gluonpar.runtime import backward_passes, heap, interrupts, memory, private_fields
 from gluonpar.sharding import check_batch_size
 
@@ -103,8 +103,10 @@ class Trainer(gluon.Trainer):
             momentum = self._optimizer.momentum
             raise ValueError(f"momentum must be 0 for dcasgd, which fails with it, got {momentum}")
         if kvstore is None and len(self._contexts or ()) > 1:
-            text = "kvstore=None: gluon.Trainer would not sum gradients over devices; this one does"
-            warnings.warn(text, stacklevel=2)
+            warnings.warn(
+                "kvstore=None: gluon.Trainer would not sum gradients over devices; this one does",
+                stacklevel=2,
+            )
         self._algorithm, self._compression = algorithm, compression
         self._exchange = self._made_exchange()  # before the first forward: it shares out threads
         self._given = params
@@ -278,8 +280,8 @@ class Trainer(gluon.Trainer):
             for name, value in {**vars(optimizer), "lr": optimizer.learning_rate}.items()
             if isinstance(value, (bool, int, float, str, type(None))) and name != "rescale_grad"
         }
-        own = {"algorithm": self._algorithm, "compression": self._compression}
-        return {"optimizer": type(optimizer).__name__, **options, **own}
+        ours = {"algorithm": self._algorithm, "compression": self._compression}
+        return {"optimizer": type(optimizer).__name__, **options, **ours}
 
     def _laid_out(self) -> Layout:
         """The parameters in buckets, made the first time and after they have changed in kind."""
@@ -304,7 +306,7 @@ class Trainer(gluon.Trainer):
     def _made_exchange(self) -> Exchange:
         return Exchange(self._contexts or (), self._algorithm, self._compression)
 
-    def _fresh_buckets(self, ignore_stale_grad: bool, summed: bool = False) -> list[Bucket]:
+    def _fresh_buckets(self, ignore_stale_grad: bool, summed: bool = False) -> list[ParamBucket]:
         """The buckets to sum and update, without parameters that backward reached on no device.
 
         With ``summed`` the gradients are sums already.
@@ -345,7 +347,7 @@ class Trainer(gluon.Trainer):
                     "that is intended, call step(batch_size, ignore_stale_grad=True)"
                 )
 
-    def _sum(self, buckets: Sequence[Bucket], on_all: bool) -> None:
+    def _sum(self, buckets: Sequence[ParamBucket], on_all: bool) -> None:
         """Sum the gradients on each bucket's root, or on all devices."""
         sums = replicas.to_sum(buckets)
         if on_all:
@@ -356,7 +358,7 @@ class Trainer(gluon.Trainer):
             summed = [self._params[copies.index] for copies in bucket.copies]
             backward_passes.mark_summed(summed, 0 if on_all else bucket.root)
 
-    def _apply(self, buckets: Sequence[Bucket], fused: bool = False) -> None:
+    def _apply(self, buckets: Sequence[ParamBucket], fused: bool = False) -> None:
         scaler = getattr(self, "_amp_loss_scaler", None)
         skip = scaler is not None and scaler.has_overflow(self._params)
         if self._skip_nonfinite and not _are_finite(buckets):
@@ -392,14 +394,14 @@ def _check_stock_arguments(kvstore: Any, compression_params: Any, update_on_kvst
         )
 
 
-def _are_finite(buckets: Sequence[Bucket]) -> bool:
+def _are_finite(buckets: Sequence[ParamBucket]) -> bool:
     """Wait for the sums of all gradients, and return whether all their elements are finite."""
-    found = []
+    each_finite = []
     for bucket in buckets:
         sums = [each.grads[bucket.root] for each in bucket.copies]
         sums = [total.data if total.stype == "row_sparse" else total for total in sums]
-        found.append(metrics.all_finite(sums))
-    return all(bool(finite.asscalar()) for finite in found)
+        each_finite.append(metrics.all_finite(sums))
+    return all(bool(finite.asscalar()) for finite in each_finite)
 
 
 def _kinds(params: Sequence[gluon.Parameter]) -> dict[str, Any]:
