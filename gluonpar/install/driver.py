@@ -44,7 +44,7 @@ _REMEDIES = {
 }
 
 
-class DriverMissing(OSError):
+class DriverMissingError(OSError):
     """libcuda.so.1 cannot be loaded: no NVIDIA driver, or the container does not see it."""
 
 
@@ -78,11 +78,11 @@ def usable(gpu: Gpu) -> bool:
 
 
 def load() -> ctypes.CDLL:
-    """Load the driver's library; raises DriverMissing, with the loader's message, on failure."""
+    """Load the driver's library; raises DriverMissingError with the loader's message."""
     try:
         return ctypes.CDLL(LIBRARY)
     except OSError as error:
-        raise DriverMissing(
+        raise DriverMissingError(
             f"no NVIDIA driver found: {error}. Without a GPU, use CPU devices; with one, install "
             "its driver, or start the container with docker run --gpus all"
         ) from error
@@ -110,7 +110,7 @@ def gpus() -> list[Gpu]:
     Empty if there is a driver, but no GPU in the machine, or if CUDA_VISIBLE_DEVICES hides them.
     Starts CUDA in the process (cuInit), so a process forked from it later cannot use a GPU.
 
-    Raises DriverMissing without a driver, and DriverError if one of its functions fails.
+    Raises DriverMissingError without a driver, and DriverError if one of its functions fails.
     """
     try:
         _call("cuInit", 0)
@@ -149,7 +149,7 @@ def why_unusable() -> str:
     """Return, in one line, why mxnet-cu112 cannot use any GPU here; "" if it can."""
     try:
         shown, cuda = gpus(), cuda_version()
-    except (DriverMissing, DriverError) as error:
+    except (DriverMissingError, DriverError) as error:
         return str(error)
     if not shown:
         return f"the NVIDIA driver shows no GPU{hidden()}"

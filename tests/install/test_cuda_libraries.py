@@ -4,7 +4,7 @@ import pytest
 from libcuda_stub import build_library, cut
 
 from gluonpar.install import cuda_libraries
-from gluonpar.install.cuda_libraries import LIBRARIES, CannotLoad, damage, load_libraries
+from gluonpar.install.cuda_libraries import LIBRARIES, LibraryError, damage, load_libraries
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_a_system_without_cuda_11_is_an_error_if_the_environment_asks_for_it(
     wheel_library(LIBRARIES[0])
     dlopen.system = set(LIBRARIES[1:])
     monkeypatch.setenv("GLUONPAR_CUDA", "system")
-    with pytest.raises(CannotLoad, match="libcudart.so.11.0") as caught:
+    with pytest.raises(LibraryError, match="libcudart.so.11.0") as caught:
         load_libraries(tmp_path)
     assert "LD_LIBRARY_PATH" in caught.value.remedy and "unset GLUONPAR_CUDA" in caught.value.remedy
     assert dlopen == []
@@ -90,7 +90,7 @@ def test_a_system_library_that_does_not_load_is_an_error_and_not_replaced(
 
     monkeypatch.setattr(cuda_libraries.ctypes, "CDLL", damaged)
     monkeypatch.setenv("GLUONPAR_CUDA", "system")
-    with pytest.raises(CannotLoad, match="libcudart.so.11.0 .* file too short"):
+    with pytest.raises(LibraryError, match="libcudart.so.11.0 .* file too short"):
         load_libraries(tmp_path)
 
 

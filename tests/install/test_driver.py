@@ -9,7 +9,7 @@ import pytest
 from libcuda_stub import build_libcuda
 
 from gluonpar.install import driver
-from gluonpar.install.driver import DriverError, DriverMissing, Gpu
+from gluonpar.install.driver import DriverError, DriverMissingError, Gpu
 
 ENTRY = Path(driver.__file__).with_name("entry.py")
 T4, A6000, H200 = ("Tesla T4", 7, 5), ("NVIDIA RTX A6000", 8, 6), ("NVIDIA H200", 9, 0)
@@ -124,7 +124,9 @@ def test_no_call_of_the_driver_fails_silently(fake, function, code):
 def test_a_library_that_cannot_be_loaded_is_a_missing_driver(monkeypatch):
     monkeypatch.setattr(driver, "LIBRARY", "libcuda-that-is-not-there.so.1")
     for function in (driver.load, driver.gpus, driver.cuda_version):
-        with pytest.raises(DriverMissing, match=r"libcuda-that-is-not-there\.so\.1.*--gpus all"):
+        with pytest.raises(
+            DriverMissingError, match=r"libcuda-that-is-not-there\.so\.1.*--gpus all"
+        ):
             function()
 
 

@@ -28,7 +28,7 @@ def machine(monkeypatch):
         shown = [driver.Gpu(i, f"Card {i}", cap) for i, cap in enumerate(capabilities)]
 
         def list_gpus():
-            if isinstance(fault, (driver.DriverMissing, driver.DriverError)):
+            if isinstance(fault, (driver.DriverMissingError, driver.DriverError)):
                 raise fault
             return shown
 
@@ -73,7 +73,7 @@ def test_fewer_gpus_than_requested_is_an_error_that_says_how_many(machine, prese
         choose(3, device=device)
 
 
-NO_DRIVER = driver.DriverMissing("no NVIDIA driver here")
+NO_DRIVER = driver.DriverMissingError("no NVIDIA driver here")
 
 
 @pytest.mark.parametrize("fault", [NO_DRIVER, None], ids=["no driver", "a driver, but no GPU"])

@@ -115,8 +115,8 @@ def nvidia_driver() -> Iterator[Found]:
     try:
         driver.gpus()
         newest = driver.cuda_version()
-    except (driver.DriverMissing, driver.DriverError) as error:
-        harmless = OK if isinstance(error, driver.DriverMissing) else NOTE
+    except (driver.DriverMissingError, driver.DriverError) as error:
+        harmless = OK if isinstance(error, driver.DriverMissingError) else NOTE
         remedy = (
             f"without a GPU: pip uninstall -y mxnet-cu112, then {CPU}; else as the message says"
         )
@@ -156,7 +156,7 @@ def gpus() -> Iterator[Found]:
     needed = wheels.with_cuda(wheels.installed())
     try:
         found = driver.gpus()
-    except (driver.DriverMissing, driver.DriverError):  # nvidia_driver reports it
+    except (driver.DriverMissingError, driver.DriverError):  # nvidia_driver reports it
         return
     if not found:
         remedy = "see what nvidia-smi -L lists; unset CUDA_VISIBLE_DEVICES if it hides them"
