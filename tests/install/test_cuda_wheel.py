@@ -174,15 +174,6 @@ def test_the_systems_libraries_are_used_only_if_the_environment_says_so(a6000, t
     assert sum(str(SITE) in line for line in found) == len(found) - len(names)
 
 
-def test_no_system_cuda_is_an_error_if_the_environment_asks_for_it(a6000):
-    setup = {"libraries": [a6000], "GLUONPAR_CUDA": "system"}
-    message = import_error(**setup)
-    assert "GLUONPAR_CUDA=system, but" in message and "libcudart.so.11.0" in message
-    assert "unset GLUONPAR_CUDA" in message
-    (finding,) = doctor(**setup)["cuda", "wrong"]
-    assert finding.startswith("libcudart.so.11.0 does not load: GLUONPAR_CUDA=system, but")
-
-
 @pytest.mark.parametrize("name", ["libcufft.so.10", "libcudnn_cnn_infer.so.8"])
 def test_a_damaged_library_and_its_wheel_are_named(name, a6000, tmp_path):
     setup = {"libraries": [a6000], "paths": [wheels_with(tmp_path, damaged=[name])]}
@@ -193,39 +184,6 @@ def test_a_damaged_library_and_its_wheel_are_named(name, a6000, tmp_path):
     assert remedy in message
     (finding,) = doctor(**setup)["cuda", "wrong"]
     assert f"{name} does not load: {path} is damaged" in finding and remedy in finding
-
-
-def test_a_missing_library_is_named_with_the_remedy(a6000, tmp_path):
-    name = "libcurand.so.10"
-    setup = {"libraries": [a6000], "paths": [wheels_with(tmp_path, missing=[name])]}
-    message = import_error(**setup)
-    assert f"mxnet-cu112 cannot be loaded: {name}: cannot open shared object file" in message
-    assert "pip install -e '.[cu112]'" in message
-    (finding,) = doctor(**setup)["cuda", "wrong"]
-    assert finding.startswith(f"{name} does not load: {name}: cannot open")
-
-
-def test_both_wheels_at_once(a6000, tmp_path):
-    (tmp_path / "mxnet").symlink_to(SITE / "mxnet")
-    for wheel in ("mxnet", "mxnet_cu112"):
-        (tmp_path / f"{wheel}-1.9.1.dist-info").mkdir()
-    setup = {"libraries": [a6000], "paths": [tmp_path]}
-    message = import_error(**setup)
-    assert f"mxnet and mxnet-cu112 are both installed in {tmp_path}" in message
-    assert "pip uninstall -y mxnet mxnet-cu112" in message
-    assert "mxnet and mxnet-cu112 are both installed" in doctor(**setup)["mxnet", "wrong"][0]
-
-
-def test_a_truncated_libmxnet(a6000, tmp_path):
-    (tmp_path / "mxnet").mkdir()
-    for path in (SITE / "mxnet").iterdir():
-        (tmp_path / "mxnet" / path.name).symlink_to(path)
-    library = tmp_path / "mxnet" / "libmxnet.so"
-    library.unlink()
-    with (SITE / "mxnet" / "libmxnet.so").open("rb") as file:
-        library.write_bytes(file.read(1 << 20))
-    message = import_error(libraries=[a6000], paths=[tmp_path])
-    assert f"ImportError: {library} is damaged: cut off after 1048576 of at least" in message
 
 
 # Computing on CPU contexts

@@ -1,6 +1,5 @@
 """runtime.driver: the GPUs that libcuda.so.1 shows, and which of them MXNet has kernels for."""
 
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -58,15 +57,6 @@ def fake(monkeypatch):
     return install
 
 
-def test_gpus_lists_index_name_and_capability_in_the_drivers_order(fake):
-    fake(H200, T4, A6000)
-    assert driver.gpus() == [
-        Gpu(0, "NVIDIA H200", (9, 0)),
-        Gpu(1, "Tesla T4", (7, 5)),
-        Gpu(2, "NVIDIA RTX A6000", (8, 6)),
-    ]
-
-
 @pytest.mark.parametrize(("number", "version"), [(12040, (12, 4)), (10020, (10, 2))])
 def test_gpus_and_cuda_version_through_a_real_shared_library(
     tmp_path, monkeypatch, number, version
@@ -110,14 +100,13 @@ def test_a_failing_cuinit_names_the_code_and_a_remedy(fake, code, remedy):
     assert caught.value.code == code
 
 
-@pytest.mark.parametrize("code", [100, 101])
 @pytest.mark.parametrize(
     "function", ["cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetName", "cuDeviceGetAttribute"]
 )
-def test_no_call_of_the_driver_fails_silently(fake, function, code):
+def test_no_call_of_the_driver_fails_silently(fake, function):
     """Not even with the code that means an empty list if cuInit returns it."""
-    fake(T4, failing={function: code})
-    with pytest.raises(DriverError, match=f"{function} failed with error {code}"):
+    fake(T4, failing={function: 100})
+    with pytest.raises(DriverError, match=f"{function} failed with error 100"):
         driver.gpus()
 
 
@@ -144,27 +133,12 @@ def test_the_module_needs_nothing_but_the_standard_library():
     assert result.stdout.split() == ["True", "False"]
 
 
-def test_packages_that_have_been_imported_stay():
-    before = sys.modules["gluonpar"]
-    runpy.run_path(str(ENTRY))["skip_init"]("gluonpar")
-    assert sys.modules["gluonpar"] is before
-
-
-@pytest.mark.parametrize(
-    ("text", "version"),
-    [
-        (
-            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15",
-            "535.104.05",
-        ),
-        (
-            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.14  Release",
-            "550.54.14",
-        ),
-        ("GCC version: gcc 11.4.0\n", ""),
-    ],
-)
-def test_the_kernel_module_s_version(text, version, tmp_path):
-    (tmp_path / "version").write_text(text)
-    assert driver.release(str(tmp_path / "version")) == version
-    assert driver.release(str(tmp_path / "missing")) == ""
+def test_the_kernel_module_s_version(tmp_path):
+    path = tmp_path / "version"
+    assert driver.release(str(path)) == ""
+    path.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15")
+    assert driver.release(str(path)) == "535.104.05"
+    path.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.14  Release")
+    assert driver.release(str(path)) == "550.54.14"
+    path.write_text("GCC version: gcc 11.4.0")
+    assert driver.release(str(path)) == ""
