@@ -199,7 +199,7 @@ def _magnitude(array: np.ndarray) -> float:
 
 
 def _contains(block: gluon.Block, kind: type) -> bool:
-    children = private_fields.children(block)
+    children = private_fields.children(block).values()
     return isinstance(block, kind) or any(_contains(child, kind) for child in children)
 
 

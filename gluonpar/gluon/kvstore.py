@@ -206,7 +206,7 @@ def _join_job() -> None:
     @functools.wraps(start)
     def start_alike(self: gluon.Trainer, *args: Any, **kwargs: Any) -> None:
         start(self, *args, **kwargs)
-        if _is_ours(private_fields.kvstore_name(self)):
+        if _is_ours(private_fields.kvstore_params(self)["kvstore"]):
             params = private_fields.params(self)
             for param in params:
                 if private_fields.grad_stype(param) != "default":

@@ -1,11 +1,13 @@
 """The private fields and functions of MXNet's Python classes that gluonpar uses, by public names.
 
-MXNet 1.9.1 is the last release, so they stay; no other package of gluonpar names one of them.
+MXNet 1.9.1 is the last release, so they stay; no other package of gluonpar names one of them. Lists
+and dicts are the objects' own, not copies.
 """
 
 from __future__ import annotations
 
-from typing import Any, Callable, Sequence
+from operator import attrgetter
+from typing import Callable, Sequence
 
 import mxnet as mx
 from mxnet import gluon
@@ -14,92 +16,32 @@ from mxnet import gluon
 TRAINER_LOOP = gluon.Trainer._allreduce_grads.__code__
 MODULE_INIT = mx.model._initialize_kvstore.__code__
 
-# gluon.Parameter
+# Of a gluon.Parameter:
+values = attrgetter("_data")  # its arrays by device; None if it is not initialised
+grads = attrgetter("_grad")  # its gradients by device; None if it has none
+stype, grad_stype = attrgetter("_stype"), attrgetter("_grad_stype")  # storage types of these
+awaits_shape = attrgetter("_deferred_init")  # not empty if a forward pass will initialise it
+trainer = attrgetter("_trainer")  # the Trainer that updates it, or None
 
+# Of an mx.nd.NDArray: whether backward has written its gradient since mark_grad(array, False).
+has_fresh_grad = attrgetter("_fresh_grad")
 
-def values(param: gluon.Parameter) -> list[mx.nd.NDArray] | None:
-    """Return the parameter's own list of its arrays, by device; None if not initialised."""
-    return param._data
+# Of a gluon.Block: the blocks that it directly consists of, by name.
+children = attrgetter("_children")
 
+# Of a gluon.Trainer:
+params = attrgetter("_params")  # a list; the optimizer numbers them in its order
+optimizer = attrgetter("_optimizer")
+kvstore_params = attrgetter("_kvstore_params")  # the arguments about the kvstore
 
-def grads(param: gluon.Parameter) -> list[mx.nd.NDArray] | None:
-    """Return the parameter's own list of its gradients, by device; None if it has none."""
-    return param._grad
-
-
-def stype(param: gluon.Parameter) -> str:
-    """Return the storage type of the parameter's arrays."""
-    return param._stype
-
-
-def grad_stype(param: gluon.Parameter) -> str:
-    """Return the storage type of the parameter's gradients."""
-    return param._grad_stype
-
-
-def awaits_shape(param: gluon.Parameter) -> bool:
-    """Return whether the parameter is initialised when a forward pass shows its shape."""
-    return bool(param._deferred_init)
-
-
-def trainer(param: gluon.Parameter) -> gluon.Trainer | None:
-    """Return the Trainer that updates the parameter."""
-    return param._trainer
+# Of an mx.optimizer.Optimizer:
+update_counts = attrgetter("_index_update_count")  # by the parameter's index
+update_counts_by_device = attrgetter("_all_index_update_counts")  # the same by the device's number
 
 
 def wrap_initialisation(wrap: Callable[[Callable], Callable]) -> None:
     """Replace the function that gives a parameter its first values by ``wrap`` of it."""
     gluon.Parameter._init_impl = wrap(gluon.Parameter._init_impl)
-
-
-# mx.nd.NDArray
-
-
-def has_fresh_grad(array: mx.nd.NDArray) -> bool:
-    """Return whether backward has written the array's gradient since the mark was removed."""
-    return array._fresh_grad
-
-
-def mark_grad(array: mx.nd.NDArray, fresh: bool) -> None:
-    """Mark the array's gradient as fresh, or remove the mark."""
-    array._fresh_grad = fresh
-
-
-# gluon.Block
-
-
-def children(block: gluon.Block) -> list[gluon.Block]:
-    """Return the blocks that ``block`` directly consists of."""
-    return list(block._children.values())
-
-
-def params_by_place(block: gluon.Block) -> dict[str, gluon.Parameter]:
-    """Return the block's parameters by their place in it, as ``save_parameters`` names them."""
-    return block._collect_params_with_prefix()
-
-
-# gluon.Trainer
-
-
-def params(trainer: gluon.Trainer) -> list[gluon.Parameter]:
-    """Return the Trainer's parameters in its order, which counts them for the optimizer."""
-    return trainer._params
-
-
-def optimizer(trainer: gluon.Trainer) -> mx.optimizer.Optimizer:
-    """Return the Trainer's optimizer, also before its kvstore is made."""
-    return trainer._optimizer
-
-
-def kvstore_name(trainer: gluon.Trainer) -> Any:
-    """Return the kvstore, or its name, that the Trainer was made with."""
-    return trainer._kvstore_params["kvstore"]
-
-
-def forget_kvstore_values(trainer: gluon.Trainer) -> None:
-    """Have a Trainer whose kvstore updates weights give it the present ones before it does."""
-    if trainer._kv_initialized and trainer._update_on_kvstore:
-        trainer._reset_kvstore()
 
 
 def wrap_kvstore_creation(wrap: Callable[[Callable], Callable]) -> None:
@@ -109,17 +51,20 @@ def wrap_kvstore_creation(wrap: Callable[[Callable], Callable]) -> None:
         module._create_kvstore = create
 
 
-# mx.optimizer.Optimizer
+def mark_grad(array: mx.nd.NDArray, fresh: bool) -> None:
+    """Mark the array's gradient as written by backward, or remove the mark."""
+    array._fresh_grad = fresh
 
 
-def update_counts(optimizer: mx.optimizer.Optimizer) -> dict[int, int]:
-    """Return the optimizer's own number of updates of each parameter, by index."""
-    return optimizer._index_update_count
+def params_by_place(block: gluon.Block) -> dict[str, gluon.Parameter]:
+    """Return the block's parameters by their place in it, as ``save_parameters`` names them."""
+    return block._collect_params_with_prefix()
 
 
-def update_counts_by_device(optimizer: mx.optimizer.Optimizer) -> dict[int, dict[int, int]]:
-    """Return the optimizer's own :func:`update_counts` of each device, by its number."""
-    return optimizer._all_index_update_counts
+def forget_kvstore_values(trainer: gluon.Trainer) -> None:
+    """Have a Trainer whose kvstore updates weights give it the present ones before it does."""
+    if trainer._kv_initialized and trainer._update_on_kvstore:
+        trainer._reset_kvstore()
 
 
 def separate_update_counts(optimizer: mx.optimizer.Optimizer) -> None:

@@ -1,5 +1,6 @@
 """runtime.driver: the GPUs that libcuda.so.1 shows, and which of them MXNet has kernels for."""
 
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -142,3 +143,9 @@ def test_the_kernel_module_s_version(tmp_path):
     assert driver.release(str(path)) == "550.54.14"
     path.write_text("GCC version: gcc 11.4.0")
     assert driver.release(str(path)) == ""
+
+
+def test_packages_that_have_been_imported_stay():
+    before = sys.modules["gluonpar"]
+    runpy.run_path(str(ENTRY))["skip_init"]("gluonpar")
+    assert sys.modules["gluonpar"] is before
