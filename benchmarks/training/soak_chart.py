@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Sequence
 
 from benchmarks.training.soak import MB, Soak
-from gluonpar.collectives.drawing import COLOURS, GREY, save, style
+from gluonpar.plans.drawing import COLOURS, GREY, save, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from gluonpar import collectives
-from gluonpar.collectives import registry
-from gluonpar.collectives.algorithms import star
 from gluonpar.diagnostics.benchmark import allreduce, bench_command
 from gluonpar.diagnostics.benchmark.allreduce import Result, Setting
 from gluonpar.diagnostics.benchmark.harness import Samples
+from gluonpar.plans import registry
+from gluonpar.plans.algorithms import star
 
 SCRIPT = bench_tools.ROOT / "scripts" / "bench_allreduce.py"
 SMALL = ("--min-bytes", "4K", "--max-bytes", "8K", "--factor", "2", "--iters", "2", "--warmup", "1")

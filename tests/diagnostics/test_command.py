@@ -99,7 +99,6 @@ def test_ctrl_c_is_one_line_and_exit_code_130(monkeypatch, capsys):
     "arguments",
     [
         ("bench", "--max-bytes", "4K", "--iters", "1", "--algorithms", "host"),
-        pytest.param(("bench", "--links", "--max-bytes", "4K"), marks=pytest.mark.slow),
         pytest.param(("verify",), marks=pytest.mark.slow),
     ],
 )

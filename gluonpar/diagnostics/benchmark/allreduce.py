@@ -20,9 +20,10 @@ import mxnet as mx
 import numpy as np
 
 from gluonpar import collectives
-from gluonpar.collectives import arguments, partition
+from gluonpar.collectives import arguments
 from gluonpar.diagnostics.benchmark import harness
 from gluonpar.diagnostics.benchmark.harness import Candidate, Samples
+from gluonpar.plans import partition
 from gluonpar.runtime import memory, threads
 
 DTYPES = ("float16", "float32", "float64", "int8", "int32", "int64", "uint8")

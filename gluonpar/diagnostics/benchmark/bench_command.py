@@ -1,19 +1,18 @@
 """gluonpar bench: measure the all-reduce algorithms beside MXNet's kvstore and a NumPy floor.
 
-The figures are those of nccl-tests. With --links, measure the links between the devices instead.
+The figures are those of nccl-tests.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import re
 from typing import Sequence
 
 from gluonpar import collectives
-from gluonpar.collectives import drawing
-from gluonpar.diagnostics.benchmark import allreduce, bench_links, harness
+from gluonpar.diagnostics.benchmark import allreduce, harness
 from gluonpar.install import entry
+from gluonpar.plans import drawing
 from gluonpar.runtime import devices, threads
 from gluonpar.training.console import Console
 
@@ -21,7 +20,6 @@ EXAMPLES = """
 gluonpar bench --num-gpus 2
 gluonpar bench --num-gpus 4 --device cpu --min-bytes 64K --factor 4
 gluonpar bench --algorithms host,ring --json bench.json --plot bench.png
-gluonpar bench --links --num-gpus 4 --json links.json --plot links.png
 """
 PEER, FLOOR = allreduce.PEER, allreduce.FLOOR
 HEADINGS = ("bytes", "elements", "candidate", "time us", "iqr us", "algbw GB/s", "busbw GB/s")
@@ -34,22 +32,16 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
 
     ``prog`` is the program's name in messages (default: the script's).
     """
-    made = parser(prog)
-    if made.parse_args(argv).links:
-        prepare_links = functools.partial(bench_links.prepare, defaults=made.parse_args([]))
-        return harness.conduct(made, argv, prepare_links, bench_links.measure, bench_links.plot)
-    return harness.conduct(made, argv, prepare, measure, plot)
+    return harness.conduct(parser(prog), argv, prepare, measure, plot)
 
 
 def parser(prog: str | None) -> harness.BenchmarkParser:
     """Return the options, named as in nccl-tests."""
     more = {"prog": prog, "examples": EXAMPLES}
-    made = harness.BenchmarkParser(
-        entry.about(__doc__), "draw busbw over bytes, or with --links heat maps", **more
-    )
+    made = harness.BenchmarkParser(entry.about(__doc__), "draw busbw over bytes", **more)
     size, count = {"type": num_bytes, "metavar": "SIZE"}, {"metavar": "N"}
     made.add("--min-bytes", "4K", "smallest array of one device, such as 4096 or 4K", **size)
-    made.add("--max-bytes", "64M", "largest array, or the copies of --links", **size)
+    made.add("--max-bytes", "64M", "largest array", **size)
     made.add("--factor", 8, "ratio of one size to the one before", type=int, **count)
     made.add("--num-gpus", 2, "number of devices", type=int, metavar="K")
     made.add("--dtype", "float32", "of the arrays", choices=allreduce.DTYPES)
@@ -62,8 +54,6 @@ def parser(prog: str | None) -> harness.BenchmarkParser:
     known = harness.one_of(collectives.ALGORITHMS)
     text = "gluonpar's algorithms to measure (default: all that these devices can use)"
     made.add_argument("--algorithms", metavar="A,B", type=known, help=text)
-    text = "measure latency and bandwidth between each two devices; simulate reads the --json file"
-    made.add_argument("--links", action="store_true", help=text)
     return made
 
 
