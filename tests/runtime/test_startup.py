@@ -79,7 +79,7 @@ def test_after_operators_it_works_and_one_warning_names_what_came_too_late(setti
 def test_importing_loads_neither_plots_nor_progress_bars_nor_the_book():
     done = python(
         "import sys, gluonpar\n"
-        "print(*sorted({'tqdm', 'matplotlib', 'd2l', 'mpi4py'} & set(sys.modules)))"
+        "print(*sorted({'tqdm', 'pooch', 'matplotlib', 'd2l', 'mpi4py'} & set(sys.modules)))"
     )
     assert done.stdout == "\n"
 
