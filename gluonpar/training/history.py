@@ -15,6 +15,8 @@ import mxnet as mx
 
 from gluonpar.checkpoint import files
 
+HISTORY_SUFFIXES = (".csv", ".json")
+
 
 @dataclass(frozen=True)
 class Epoch:
@@ -70,18 +72,18 @@ class History:
         The columns are the fields of :class:`Epoch`. Raises OSError if the file system refuses, and
         ValueError for another suffix.
         """
-        check_history_suffix(path)
-        rows, text = [asdict(epoch) for epoch in self.epochs], io.StringIO()
-        if _suffix(path) == ".json":
-            json.dump(rows, text, indent=1)
-            text.write("\n")
+        _check_suffix(path, "a history", HISTORY_SUFFIXES)
+        rows, content = [asdict(epoch) for epoch in self.epochs], io.StringIO()
+        if pathlib.Path(path).suffix.lower() == ".json":
+            json.dump(rows, content, indent=1)
+            content.write("\n")
         else:
             names = [field.name for field in fields(Epoch)]
-            table = csv.DictWriter(text, names, lineterminator="\n")
+            table = csv.DictWriter(content, names, lineterminator="\n")
             table.writeheader()
             table.writerows(rows)
         with files.atomic_write(path) as file:
-            file.write(text.getvalue().encode())
+            file.write(content.getvalue().encode())
 
     def plot(self, path: str) -> None:
         """Plot loss, test accuracy and images/s over epochs to the image file ``path``."""
@@ -99,31 +101,22 @@ class History:
             axes.grid(alpha=0.3)
         figure.axes[-1].set_ylim(bottom=0)
         figure.suptitle(f"{self.model} on {list(self.ctx)}")
-        figure.savefig(path, dpi=120)
-
-
-def check_history_suffix(path: str) -> None:
-    """Raise ValueError unless the suffix of ``path`` is one that :meth:`History.save` writes."""
-    if _suffix(path) not in (".csv", ".json"):
-        raise ValueError(f"cannot write a history to {path}: its suffix must be .csv or .json")
-
-
-def check_history(path: str) -> None:
-    """Raise ValueError if :meth:`History.save` could not write to ``path``."""
-    check_history_suffix(path)
-    try:
-        files.check_replaceable(path)
-    except (OSError, ValueError) as error:
-        reason = f"{getattr(error, 'strerror', error)}; give a file in an existing folder"
-        raise ValueError(f"cannot write a history to {path}: {reason}") from error
-
-
-def _suffix(path: str) -> str:
-    return pathlib.Path(path).suffix.lower()
+        with files.atomic_write(path) as file:
+            figure.savefig(file, dpi=120, format=pathlib.Path(path).suffix[1:].lower())
 
 
 def _html_row(tag: str, cells: Sequence[str]) -> str:
     return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
+
+
+def check_file(path: str, content: str, suffixes: Sequence[str] = ()) -> None:
+    """Raise ValueError unless ``content``, such as a trace, can be written to ``path``."""
+    _check_suffix(path, content, suffixes)
+    try:
+        files.check_replaceable(path)
+    except (OSError, ValueError) as error:
+        reason = f"{getattr(error, 'strerror', error)}; give a file in an existing folder"
+        raise ValueError(f"cannot write {content} to {path}: {reason}") from error
 
 
 def check_plot(path: str) -> None:
@@ -132,13 +125,14 @@ def check_plot(path: str) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
     except ImportError as error:
         raise ValueError(f"plot needs matplotlib: {error}; pip install matplotlib") from error
-    kinds = FigureCanvasAgg.get_supported_filetypes()
-    if pathlib.Path(path).suffix[1:].lower() not in kinds:
-        raise ValueError(f"cannot plot to {path}: its suffix must be one of {', '.join(kinds)}")
-    try:
-        files.check_writable(path)
-    except OSError as error:
-        raise ValueError(f"cannot plot to {path}: {error.strerror}; give another file") from error
+    suffixes = [f".{kind}" for kind in FigureCanvasAgg.get_supported_filetypes()]
+    check_file(path, "a plot", suffixes)
+
+
+def _check_suffix(path: str, content: str, suffixes: Sequence[str]) -> None:
+    if suffixes and pathlib.Path(path).suffix.lower() not in suffixes:
+        expected = f"its suffix must be one of {', '.join(suffixes)}"
+        raise ValueError(f"cannot write {content} to {path}: {expected}")
 
 
 @dataclass

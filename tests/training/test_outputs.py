@@ -10,7 +10,6 @@ import pytest
 
 import gluonpar
 from gluonpar.training import Configuration, Console, Epoch, History, Run, tensorboard
-from gluonpar.training.history import check_history
 from gluonpar.training.workloads import LeNetWorkload
 
 SMALL = {"dataset": "synthetic", "device": "cpu", "batch_size": 16, "limit": 48, "num_epochs": 6}
@@ -119,14 +118,6 @@ def test_the_history_is_complete_after_every_epoch_and_after_resuming(tmp_path, 
     assert lengths == [1, 2, 3]
     assert [Epoch(**row) for row in read(path)] == history.epochs
     assert not list(tmp_path.glob(".*"))
-
-
-@pytest.mark.parametrize("path", ["history.txt", "history", "absent/history.csv", "folder.json"])
-def test_a_history_that_could_not_be_written_is_refused(tmp_path, monkeypatch, path):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "folder.json").mkdir()
-    with pytest.raises(ValueError, match=f"cannot write a history to {path}: "):
-        check_history(path)
 
 
 def test_what_was_written_is_printed_once_at_the_end(tmp_path, capsys):
