@@ -38,7 +38,7 @@ def main(request: dict) -> None:
         connect(request["port"], {"unavailable": str(reason)})
         return
     hello = {"rank": made.rank, "pid": os.getpid(), "loss": made.loss(), "version": made.version}
-    hello["imports_gluonpar"] = "gluonpar.runtime.startup" in sys.modules
+    hello["imports_gluonpar"] = "gluonpar.install.startup" in sys.modules
     serve(made, connect(request["port"], hello))
     os._exit(0)  # libraries would wait for the other ranks
 
@@ -104,11 +104,11 @@ def prepare(runtime: str, devices: list) -> None:
     if runtime == "gluonpar":
         importlib.import_module("gluonpar")
     if runtime == "mxnet":
-        path = ROOT / "gluonpar" / "runtime" / "standalone.py"
+        path = ROOT / "gluonpar" / "install" / "standalone.py"
         runpy.run_path(str(path))["skip_init"]("gluonpar")
-        importlib.import_module("gluonpar.runtime.compatibility").install()
+        importlib.import_module("gluonpar.install.compatibility").install()
         if any(kind == "gpu" for kind, _ in devices):
-            importlib.import_module("gluonpar.runtime.cuda_libraries").load_libraries()
+            importlib.import_module("gluonpar.install.cuda_libraries").load_libraries()
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ import importlib
 import sys
 from typing import NamedTuple, Sequence
 
-from gluonpar.runtime import entry
-from gluonpar.runtime.version import __version__
+from gluonpar.install import entry
+from gluonpar.install.version import __version__
 
 
 class Command(NamedTuple):

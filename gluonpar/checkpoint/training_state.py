@@ -23,8 +23,8 @@ from mxnet import gluon
 from gluonpar import cluster
 from gluonpar.checkpoint import files, optimizer_states, params_file, sealed_npz
 from gluonpar.collectives import arguments
+from gluonpar.install.version import __version__
 from gluonpar.runtime import memory
-from gluonpar.runtime.version import __version__
 
 FORMAT = 1
 

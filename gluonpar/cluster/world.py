@@ -17,7 +17,8 @@ from typing import Any, Iterator, Mapping, NamedTuple
 import numpy as np
 
 from gluonpar.cluster import failures
-from gluonpar.runtime import engine, memory_limits, nccl, threads
+from gluonpar.install import memory_limits
+from gluonpar.runtime import engine, nccl, threads
 
 # Address space: with 100 MB MPI crashed, with 200 MB it did not start in 60 s, with 300 MB it did.
 MPI_ADDRESSES = 350 * memory_limits.MB

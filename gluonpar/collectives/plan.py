@@ -47,6 +47,22 @@ def reverse(hops: Sequence[Hop], first_step: int = 0) -> list[Hop]:
     ]
 
 
+def towards(hops: Sequence[Hop], root: int) -> list[Hop]:
+    """Return the hops on which the final values of device ``root`` depend: a reduce to it.
+
+    >>> towards([Hop(0, 1, 0, 0, True), Hop(1, 0, 1, 0, False)], 0)
+    [Hop(step=0, src=1, dst=0, chunk=0, reduce=True)]
+    """
+    needed, kept = {(root, chunk) for chunk in range(num_chunks(hops))}, []
+    for hop in reversed(hops):
+        if (hop.dst, hop.chunk) in needed:
+            kept.append(hop)
+            if not hop.reduce:
+                needed.discard((hop.dst, hop.chunk))
+            needed.add((hop.src, hop.chunk))
+    return kept[::-1]
+
+
 def chunks_sent(hops: Sequence[Hop]) -> Counter:
     """Return how many chunks each device sends; times a chunk's bytes: its bytes on the wire."""
     return Counter(hop.src for hop in hops)

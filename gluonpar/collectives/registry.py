@@ -14,6 +14,9 @@ class Algorithm(NamedTuple):
     name: str
     plan: Callable[[int], list[Hop]] | None = None
     run: Callable[..., Any] | None = None
+    reduce: Callable[..., Any] | None = None
+    broadcast: Callable[..., Any] | None = None
+    takes_buckets: bool = False
 
 
 ALGORITHMS: dict[str, Algorithm] = {}
@@ -40,13 +43,22 @@ def register(name: str) -> Callable[[Callable], Callable]:
     return functools.partial(_add, name, "plan")
 
 
-def register_executor(name: str) -> Callable[[Callable], Callable]:
+def register_executor(
+    name: str,
+    reduce: Callable | None = None,
+    broadcast: Callable | None = None,
+    takes_buckets: bool = False,
+) -> Callable[[Callable], Callable]:
     """Return a decorator that adds ``function(lists, op, accumulate)``, which reduces in place.
 
-    ``lists`` holds lists with one array per device, all on the same contexts and of one dtype; the
-    other arguments are those of :func:`gluonpar.allreduce`. Raises as :func:`register` does.
+    ``lists`` holds lists with one array per device, all on the same contexts and of one dtype: one
+    list, or with ``takes_buckets`` any number, which are otherwise copied into one array per device
+    and back. The other arguments are those of :func:`gluonpar.allreduce`. ``reduce(lists, root, op,
+    accumulate)`` and ``broadcast(lists, root)``, if given, do that; otherwise all devices get the
+    sum, and arrays are broadcast by a tree. Raises as :func:`register` does.
     """
-    return functools.partial(_add, name, "run")
+    more = {"reduce": reduce, "broadcast": broadcast, "takes_buckets": takes_buckets}
+    return functools.partial(_add, name, "run", **more)
 
 
 def named(name: str) -> Algorithm:
@@ -56,8 +68,8 @@ def named(name: str) -> Algorithm:
     return ALGORITHMS[name]
 
 
-def _add(name: str, kind: str, function: Callable) -> Callable:
+def _add(name: str, kind: str, function: Callable, **more: Any) -> Callable:
     if name in ALGORITHMS:
         raise ValueError(f"algorithm name must be new, got {name!r}, which is registered")
-    ALGORITHMS[name] = Algorithm(name, **{kind: function})
+    ALGORITHMS[name] = Algorithm(name, **{kind: function}, **more)
     return function

@@ -14,8 +14,7 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 
-from gluonpar import collectives
-from gluonpar.collectives import local
+from gluonpar import cluster, collectives
 from gluonpar.diagnostics.benchmark.allreduce import payload
 from gluonpar.diagnostics.child_process import describe, summary
 from gluonpar.diagnostics.verification import Wrong, check_close, check_replicas, check_same_bits
@@ -88,7 +87,8 @@ def check_sums(ctx: Sequence[mx.Context], algorithm: str | None = None) -> str:
 
     def allreduced(parts: Sequence[np.ndarray]) -> list[mx.nd.NDArray]:
         arrays = [memory.from_numpy(part, c) for part, c in zip(parts, ctx)]
-        local.allreduce_many([arrays], algorithm)
+        with cluster.local():
+            collectives.allreduce(arrays, algorithm)
         return arrays
 
     count = 0

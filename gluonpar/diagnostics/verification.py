@@ -8,8 +8,7 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 
-from gluonpar import metrics, sharding
-from gluonpar.collectives import local
+from gluonpar import cluster, collectives, metrics, sharding
 from gluonpar.gluon import running_statistics, sync_batch_norm
 from gluonpar.runtime import determinism, memory, threads
 from gluonpar.runtime.devices import as_list
@@ -139,8 +138,9 @@ class _Trial:
                 for grad in (p.grad(c) for c in used[: len(some)]):
                     dense = grad.copy() if grad.stype == "default" else grad.tostype("default")
                     grads[p.name].append(dense)
-        for copies in grads.values():
-            local.allreduce_many([copies])
+        with cluster.local():
+            for copies in grads.values():
+                collectives.allreduce(copies)
         sums = {name: copies[-1].asnumpy() for name, copies in grads.items()}
         return {_LOSSES: np.concatenate([array.asnumpy() for array in losses]), **sums}
 

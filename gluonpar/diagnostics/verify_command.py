@@ -10,7 +10,8 @@ from typing import Sequence
 from gluonpar.diagnostics import self_test
 from gluonpar.diagnostics.benchmark import harness, steps
 from gluonpar.diagnostics.report import measurement, writing
-from gluonpar.runtime import devices, entry
+from gluonpar.install import entry
+from gluonpar.runtime import devices
 
 EXAMPLES = """
 gluonpar verify                  # all GPUs, or two CPU devices

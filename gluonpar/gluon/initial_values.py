@@ -12,10 +12,11 @@ import functools
 import weakref
 from typing import Sequence
 
-from mxnet import autograd, gluon
+import mxnet as mx
+from mxnet import gluon
 
 from gluonpar import cluster
-from gluonpar.collectives import hierarchical
+from gluonpar.collectives.exchange import Exchange, in_buckets
 
 _alike: weakref.WeakSet[gluon.Parameter] = weakref.WeakSet()
 
@@ -30,8 +31,12 @@ def start_alike(params: Sequence[gluon.Parameter]) -> None:
     _wrap()
     dense = [param for param in params if param._stype == "default"]
     _alike.update(dense)
-    with autograd.pause():
-        hierarchical.broadcast_many([param._data for param in dense if param._data is not None])
+    _broadcast([param._data for param in dense if param._data is not None])
+
+
+def _broadcast(lists: Sequence[Sequence[mx.nd.NDArray]]) -> None:
+    if lists:
+        Exchange([array.context for array in lists[0]]).broadcast(in_buckets(lists))
 
 
 @functools.lru_cache(None)
@@ -42,7 +47,6 @@ def _wrap() -> None:
     def initialise_alike(self: gluon.Parameter, *args, **kwargs) -> None:
         initialise(self, *args, **kwargs)
         if self in _alike:
-            with autograd.pause():
-                hierarchical.broadcast_many([self._data])
+            _broadcast([self._data])
 
     gluon.Parameter._init_impl = initialise_alike

@@ -10,7 +10,7 @@ from mxnet import gluon
 
 from gluonpar import cluster, replicas
 from gluonpar.collectives import partition
-from gluonpar.replicas import Bucket, Copies
+from gluonpar.replicas import Copies, ParamBucket
 from gluonpar.runtime import backward_passes, memory
 from gluonpar.runtime.devices import check_distinct
 
@@ -36,11 +36,14 @@ class Layout:
         copies = [Copies(i, params[i]._data, params[i]._grad) for i in self.indices]
         buckets = replicas.in_buckets(copies)
         sizes = [sum(memory.num_bytes(each.grads[0]) for each in bucket) for bucket in buckets]
-        owners = partition.balance(sizes, max(1, len(self.ctx)))
+        roots = partition.balance(sizes, max(1, len(self.ctx)))
         self._buckets = [
             # Every device updates by row_sparse gradients.
-            ([each.index for each in bucket], 0 if bucket[0].row_sparse else owner)
-            for bucket, owner in zip(buckets, owners)
+            (
+                [each.index for each in bucket],
+                0 if bucket[0].grads[0].stype == "row_sparse" else root,
+            )
+            for bucket, root in zip(buckets, roots)
         ]
 
     def holds(self, params: Sequence[gluon.Parameter]) -> bool:
@@ -52,15 +55,15 @@ class Layout:
         counting = map(backward_passes.fresh, self.params) if summed else fresh(self.params)
         return dict(zip(self.indices, counting))
 
-    def buckets(self, fresh: dict[int, list[bool]], used: Collection[int]) -> list[Bucket]:
+    def buckets(self, fresh: dict[int, list[bool]], used: Collection[int]) -> list[ParamBucket]:
         """Return the buckets of the parameters whose indices are in ``used``."""
-        found = []
-        for indices, owner in self._buckets:
+        used_buckets = []
+        for indices, root in self._buckets:
             params = [(i, self._params[i]) for i in indices if i in used]
             if params:
                 copies = [Copies(i, param._data, param._grad, fresh[i]) for i, param in params]
-                found.append(Bucket(copies, owner))
-        return found
+                used_buckets.append(ParamBucket(copies, root))
+        return used_buckets
 
 
 def listed(params) -> list[gluon.Parameter]:
@@ -104,13 +107,13 @@ def follow_backward(params: Sequence[gluon.Parameter]) -> list[gluon.Parameter]:
     A network hybridized with ``static_alloc`` and ``static_shape`` keeps writing to the arrays of
     its first backward, and MXNet gives a parameter others when its ``grad_req`` changes.
     """
-    found = []
+    moved = []
     for param in backward_passes.with_new_arrays(params):
         written = [memory.grad_chunk(value) for value in param._data or () if param._grad]
         if written != [*map(memory.chunk, param._grad or ())]:
             param._grad[:] = [value.grad for value in param._data]
-            found.append(param)
-    return found
+            moved.append(param)
+    return moved
 
 
 def fresh(params: Sequence[gluon.Parameter]) -> list[list[bool]]:
@@ -122,7 +125,7 @@ def fresh(params: Sequence[gluon.Parameter]) -> list[list[bool]]:
     counting = [*map(backward_passes.fresh, params)]
     if cluster.size() > 1 and params:
         ages = np.array([*map(backward_passes.age, params)])
-        of_ranks = cluster.Gathered(ages, _check_ages)
+        of_ranks = cluster.PendingGather(ages, _check_ages)
         may_be_old = (ages[:, 0] != backward_passes.num_sums()).any()
         backward_passes.count_sum()
         if may_be_old:

@@ -11,13 +11,13 @@ import mxnet as mx
 from mxnet import autograd, gluon
 
 from gluonpar import cluster, replicas
-from gluonpar.collectives import hierarchical, local
+from gluonpar.collectives.exchange import Exchange, in_buckets
 from gluonpar.gluon import initial_values
 from gluonpar.gluon.parallel import on_device
 from gluonpar.gluon.tasks import together
 from gluonpar.metrics import LossMeter
 from gluonpar.optim import sgd
-from gluonpar.runtime import device_threads, memory, threads
+from gluonpar.runtime import device_threads, memory
 from gluonpar.runtime.devices import as_list, check_distinct
 from gluonpar.sharding import num_samples, split_and_load
 from gluonpar.step import STEPS_IN_FLIGHT, check_lr
@@ -82,7 +82,7 @@ class Towers:
         self.ctx = as_list(ctx)
         self._forward = forward
         self._is_local = cluster.is_local() or cluster.size() == 1
-        threads.share(self.ctx)
+        self._exchange = Exchange(self.ctx, spans=not self._is_local)
         self._params: list[gluon.Parameter] | None = None  # a Block's, without constants
         if isinstance(variables, gluon.Block):
             self._params = _params_of(variables, self.ctx)
@@ -95,7 +95,7 @@ class Towers:
         elif self._params is not None:
             initial_values.start_alike(self._params)
         else:
-            hierarchical.broadcast_many([list(copies) for copies in zip(*self._models)])
+            self._exchange.broadcast(in_buckets([list(copies) for copies in zip(*self._models)]))
         self._needs_lr = not isinstance(update, mx.optimizer.Optimizer)
         self._update = update if self._needs_lr else _rule_of(update, self._params)
 
@@ -138,7 +138,7 @@ class Towers:
         elif self._needs_lr:
             raise ValueError("lr must be given, such as 0.1, unless update is an mx.optimizer")
         number = sum(map(num_samples, batches))
-        later = None if self._is_local else cluster.Later(number)
+        later = None if self._is_local else cluster.PendingSum(number)
         with autograd.pause():
             if batches and any(param._deferred_init for param in self._params or ()):
                 with autograd.predict_mode():  # infers shapes; then there are variables to restore
@@ -168,14 +168,12 @@ class Towers:
         copies = [list(arrays) for arrays in zip(*variables)]
         trained = [arrays for arrays in copies if arrays[0].grad is not None]
         grads = [[array.grad for array in arrays[: num_used or 1]] for arrays in trained]
-        if self._is_local:
-            local.reduce_many(grads)
-        else:
-            hierarchical.reduce_many(grads, [0] * len(grads))
+        used = Exchange(self.ctx[: num_used or 1], spans=not self._is_local)
+        used.reduce(in_buckets(grads))
         self._update(variables[0], lr, number)
         if not self._is_local:  # all ranks have made the same update
             cluster.broadcast([arrays[0] for arrays in copies if arrays[0].grad is None])
-        local.broadcast_many(copies)
+        self._exchange.inside.broadcast(in_buckets(copies))
 
     def run_epoch(self, batches: Iterable[Any], lr: float | None = None) -> TowersEpoch:
         """Take steps until ``batches`` ends, the towers drawing batches in turn.

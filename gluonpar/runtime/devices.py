@@ -6,7 +6,7 @@ from typing import NamedTuple, Sequence
 
 import mxnet as mx
 
-from gluonpar.runtime import driver, wheels
+from gluonpar.install import driver, wheels
 
 KINDS = ("auto", "gpu", "cpu")
 MAX_CPU_DEVICES = 1024  # MXNet starts a thread for each

@@ -11,7 +11,7 @@ import numpy as np
 
 from gluonpar import cluster
 from gluonpar.collectives import partition
-from gluonpar.runtime.version import __version__
+from gluonpar.install.version import __version__
 from gluonpar.training.configuration import Configuration
 from gluonpar.training.data.dataset import Dataset
 

@@ -3,17 +3,14 @@
 import itertools
 import json
 import pathlib
-import signal
-import threading
 import time
 
 import mxnet as mx
 import numpy as np
 import pytest
 
-import gluonpar
 from benchmarks import choice as known_links
-from gluonpar.collectives import arguments, choice, local, probing, simulate
+from gluonpar.collectives import arguments, choice, probing, simulate
 from gluonpar.collectives.links import TOPOLOGIES, Link, MeasuredLinks, full
 
 LENET = 516_272
@@ -183,34 +180,6 @@ def test_without_a_file_the_links_are_measured_once(monkeypatch):
     assert "assumed" in choice.choose(kind).why
     assert len(calls) == 1
     choice._links.cache_clear()
-
-
-@pytest.mark.parametrize(
-    "exchange", [gluonpar.allreduce, gluonpar.allreduce_many, local.allreduce_as_float16]
-)
-def test_while_links_are_measured_ctrl_c_has_its_effect_and_other_sums_go_on(monkeypatch, exchange):
-    data, others = ([mx.nd.ones((8,), ctx=c) for c in CPUS[:2]] for _ in range(2))
-
-    def measure(ctx):
-        other = threading.Thread(target=gluonpar.allreduce, args=(others, "ring"))
-        other.start()
-        other.join(100)
-        assert not other.is_alive()
-        signal.raise_signal(signal.SIGINT)
-        raise AssertionError("Ctrl-C had no effect")
-
-    for module in (choice, local):
-        monkeypatch.setattr(module, "on_host", lambda ctx: False)
-    monkeypatch.setattr(choice.probing, "measure", measure)
-    monkeypatch.delenv("GLUONPAR_LINKS", raising=False)
-    monkeypatch.delenv("MXNET_ENFORCE_DETERMINISM", raising=False)
-    for cached in (choice._links, choice._fastest):
-        cached.cache_clear()
-    with pytest.raises(KeyboardInterrupt):
-        exchange(data if exchange is gluonpar.allreduce else [data])
-    monkeypatch.undo()
-    gluonpar.allreduce(data)
-    assert [a.asnumpy().tolist() for a in (*data, *others)] == [[2.0] * 8] * 4
 
 
 MEASURE, CPUS = probing.measure, [mx.cpu(i) for i in range(3)]

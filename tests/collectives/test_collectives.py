@@ -13,13 +13,15 @@ from mxnet import autograd
 import gluonpar
 from gluonpar.collectives import (
     ALGORITHMS,
+    exchange,
     executor,
     host,
-    local,
     partition,
     register_executor,
     registry,
+    scatter,
 )
+from gluonpar.collectives.choice import Choice
 from gluonpar.runtime import engine
 
 NAMES = algorithms()
@@ -251,7 +253,8 @@ def test_arrays_in_one_of_onednns_layouts(algorithm):
 def path(request, monkeypatch):
     """Both ways that the other collectives are executed: in the host's memory and as a plan."""
     if request.param == "hops":
-        monkeypatch.setattr(local, "on_host", lambda ctx: False)
+        monkeypatch.setattr(scatter, "on_host", lambda ctx: False)
+        monkeypatch.setattr(exchange, "choose", lambda kind: Choice("tree", ""))
 
 
 @pytest.mark.usefixtures("path")

@@ -11,7 +11,7 @@ from libcuda_stub import build_libcuda, build_library, cut
 
 import gluonpar
 from gluonpar.diagnostics.doctor import checks, command
-from gluonpar.runtime import cuda_libraries, entry, wheels
+from gluonpar.install import cuda_libraries, entry, wheels
 from gluonpar.training.data import fashion_mnist
 
 SETTINGS = ("MXNET_", "OMP_", "GLUONPAR_", "CUDA_", "LD_", "PYTHON")

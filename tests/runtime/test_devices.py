@@ -3,7 +3,8 @@
 import mxnet as mx
 import pytest
 
-from gluonpar.runtime import devices, driver
+from gluonpar.install import driver
+from gluonpar.runtime import devices
 from gluonpar.runtime.devices import DeviceChoice, choose
 
 T4, H200 = (7, 5), (9, 0)

@@ -178,13 +178,13 @@ def test_one_devices_parameters_are_updated_in_one_operator(monkeypatch):
     params = get_params([mx.nd.ones((n,)) for n in (2, 1, 2)], device(0))
     for param in params:
         param.grad[:] = 1
-    calls, whole = [], optim.reduce_update
+    calls, whole = [], optim.update_on_host
 
     def note(items):
         calls.append([param.size for item in items for param in item.params])
         whole(items)
 
-    monkeypatch.setattr(optim, "reduce_update", note)
+    monkeypatch.setattr(optim, "update_on_host", note)
     sgd(params, 0.5, 1)
     assert calls == [[2, 1, 2]]
     assert [param.asnumpy().tolist() for param in params] == [[0.5, 0.5], [0.5], [0.5, 0.5]]

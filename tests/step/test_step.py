@@ -126,8 +126,8 @@ def test_an_idle_device_does_not_add_its_last_gradient_again(monkeypatch, k):
 
 def test_dividing_by_a_shards_size_instead_of_the_batchs_is_caught(monkeypatch, expected):
     batches, want = expected(7)
-    sgd = step.sgd
-    monkeypatch.setattr(step, "sgd", lambda sums, lr, n: sgd(sums, lr, 4))
+    last_lines = step.allreduce_sgd
+    monkeypatch.setattr(step, "allreduce_sgd", lambda *args: last_lines(*args[:3], 4))
     assert max(relative_error(g, w) for g, w in zip(train(batches, 2)[0], want)) > 1e-3
 
 
@@ -339,17 +339,17 @@ class TestOverlap:
 
     @pytest.mark.parametrize("way", WAYS)
     def test_a_wait_before_the_updates_would_be_seen(self, updated, monkeypatch, way):
-        sgd = step.sgd
+        last_lines = step.allreduce_sgd
 
         def wait_first(*args):
             mx.nd.waitall()
-            sgd(*args)
+            last_lines(*args)
 
-        monkeypatch.setattr(step, "sgd", wait_first)
+        monkeypatch.setattr(step, "allreduce_sgd", wait_first)
         assert not self.overlaps(updated, way)
 
     def test_one_operator_for_all_buckets_would_be_seen(self, updated, monkeypatch):
-        items, whole = [], optim.reduce_update
+        items, whole = [], optim.update_on_host
 
         def collect(some):
             items.extend(some)
@@ -357,7 +357,7 @@ class TestOverlap:
                 whole(items[:])
                 items.clear()
 
-        monkeypatch.setattr(optim, "reduce_update", collect)
+        monkeypatch.setattr(optim, "update_on_host", collect)
         assert not self.overlaps(updated, TestOverlap.in_python)
 
     def test_the_worker_instead_of_a_thread_beside_it_would_be_seen(self, updated, monkeypatch):

@@ -17,7 +17,7 @@ import mxnet as mx
 import pytest
 
 from gluonpar import metrics
-from gluonpar.runtime import driver
+from gluonpar.install import driver
 from gluonpar.training import Run, command_line
 from gluonpar.training.data import dataset
 

@@ -16,7 +16,7 @@ import mxnet as mx
 import pytest
 
 from gluonpar.checkpoint import sealed_npz
-from gluonpar.runtime import memory_limits
+from gluonpar.install import memory_limits
 from gluonpar.training import Run, checkpointing, command_line, workloads
 
 HERE = Path(__file__).resolve().parent

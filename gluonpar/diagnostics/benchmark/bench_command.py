@@ -13,7 +13,8 @@ from typing import Sequence
 from gluonpar import collectives
 from gluonpar.collectives import drawing
 from gluonpar.diagnostics.benchmark import allreduce, bench_links, harness
-from gluonpar.runtime import devices, entry, threads
+from gluonpar.install import entry
+from gluonpar.runtime import devices, threads
 from gluonpar.training.console import Console
 
 EXAMPLES = """

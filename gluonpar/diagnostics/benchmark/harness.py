@@ -22,9 +22,10 @@ from typing import Any, Callable, Collection, Iterable, Iterator, Sequence, Type
 import mxnet as mx
 import numpy as np
 
-from gluonpar.runtime import devices, driver, entry, threads
-from gluonpar.runtime.entry import BAD_REQUEST, BROKEN_PIPE, INTERRUPTED
-from gluonpar.runtime.version import __version__
+from gluonpar.install import driver, entry
+from gluonpar.install.entry import BAD_REQUEST, BROKEN_PIPE, INTERRUPTED
+from gluonpar.install.version import __version__
+from gluonpar.runtime import devices, threads
 from gluonpar.training.console import Console
 from gluonpar.training.history import check_plot
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Callable, Iterator, Tuple, Union
 
 from gluonpar.diagnostics.child_process import load_average, summary
-from gluonpar.runtime import cuda_libraries, driver, startup, system_libraries, wheels
-from gluonpar.runtime.wheels import CPU, CUDA
+from gluonpar.install import cuda_libraries, driver, startup, system_libraries, wheels
+from gluonpar.install.wheels import CPU, CUDA
 
 SKIPPED = ("gluonpar", "gluonpar.checkpoint", "gluonpar.training")  # their __init__ imports MXNet
 OK, NOTE, WRONG = "ok", "note", "wrong"

@@ -16,9 +16,9 @@ from gluonpar.diagnostics import child_process
 from gluonpar.diagnostics.child_process import TIMEOUT_SECONDS
 from gluonpar.diagnostics.doctor import checks
 from gluonpar.diagnostics.doctor.checks import NOTE, WRONG
-from gluonpar.runtime import entry
+from gluonpar.install import entry
 
-_STANDALONE = Path(__file__).parents[2] / "runtime" / "standalone.py"
+_STANDALONE = Path(__file__).parents[2] / "install" / "standalone.py"
 _CHILD = f"""
 import sys
 sys.path[:] = filter(None, sys.path)  # without the current folder, whose files may shadow modules

@@ -19,8 +19,8 @@ from gluonpar.diagnostics.child_process import ChildFailed, messages
 from gluonpar.diagnostics.doctor import command as doctor
 from gluonpar.diagnostics.doctor.checks import CHECKS
 from gluonpar.diagnostics.report.conclusions import number
-from gluonpar.runtime import wheels
-from gluonpar.runtime.entry import FLOAT32
+from gluonpar.install import wheels
+from gluonpar.install.entry import FLOAT32
 
 FORMAT = 1
 SECONDS = 400.0  # with what is not limited, such as starting processes, less than ten minutes

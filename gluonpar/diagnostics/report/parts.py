@@ -24,7 +24,8 @@ from gluonpar.diagnostics import self_test
 from gluonpar.diagnostics.benchmark import allreduce, harness, steps
 from gluonpar.diagnostics.benchmark.harness import Candidate
 from gluonpar.diagnostics.child_process import perform, tell
-from gluonpar.runtime import cuda_libraries, driver, peers, threads
+from gluonpar.install import cuda_libraries, driver
+from gluonpar.runtime import peers, threads
 
 COPY_BYTES = 64 << 20
 ALLREDUCE_BYTES = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20)

@@ -8,7 +8,7 @@ import sys
 import pytest
 from libcuda_stub import build_library, cut
 
-from gluonpar.runtime import startup, wheels
+from gluonpar.install import startup, wheels
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 
@@ -42,7 +42,7 @@ def test_numpy_testing_is_imported_before_mxnet():
 
 # gluonpar's module that lets MXNet be imported, without the rest of gluonpar.
 MXNET_FIRST = (
-    "import runpy; runpy.run_path('gluonpar/runtime/compatibility.py')['install']()\n"
+    "import runpy; runpy.run_path('gluonpar/install/compatibility.py')['install']()\n"
     "import mxnet, warnings\n"
 )
 

@@ -13,7 +13,7 @@ import platform
 import sys
 import warnings
 
-from gluonpar.runtime import cuda_libraries, driver, heap, memory_limits, system_libraries, wheels
+from gluonpar.install import cuda_libraries, driver, memory_limits, system_libraries, wheels
 
 INSTALL = (
     f"install one of the two: {wheels.CPU} (any x86-64 Linux machine) or {wheels.CUDA} (NVIDIA "
@@ -45,6 +45,12 @@ _POOL_GUARD = (
     "_ZGVZN4dmlc16ThreadLocalStoreIN5mxnet8resource19ResourceManagerImplEE9SingletonEvE4inst"
 )
 
+# An output's memory that glibc returns to the system when it is freed costs an mmap, page faults
+# and an munmap in every step. gluonpar.runtime.heap returns what no later step needs.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_MALLOC_VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
+keeps_freed_memory = False
+
 # What importing damaged files raises; ValueError for null bytes, up to Python 3.11.
 _BROKEN = (OSError, ImportError, RuntimeError, SyntaxError, ValueError, AttributeError, MemoryError)
 
@@ -62,27 +68,35 @@ def start() -> None:
         )
     imported_before = "mxnet" in sys.modules
     wheel = _installed_wheel()
-    from gluonpar.runtime import (
-        compatibility,
-    )  # here, since the doctor imports this module without NumPy
+    # Here, because the doctor imports this module where NumPy may be missing.
+    from gluonpar.install import compatibility
 
     compatibility.install()
     missing = {name: value for name, value in SETTINGS.items() if name not in os.environ}
     for name, value in settings([wheel]).items():
         os.environ.setdefault(name, value)
-    heap.keep_large_arrays()
+    _keep_freed_memory()
     if not imported_before:
         _import_mxnet(wheel)
         return
-    from mxnet.base import _LIB
-
-    if missing and ctypes.c_uint8.in_dll(_LIB, _POOL_GUARD).value:
+    library = ctypes.CDLL(sys.modules["mxnet"].libinfo.find_lib_path()[0])
+    if missing and ctypes.c_uint8.in_dll(library, _POOL_GUARD).value:
         late = ", ".join(f"{name}={value}" for name, value in missing.items())
         message = (
             f"MXNet ran operators before gluonpar was imported: too late for {late}, so CPU "
             "devices will wait for each other. Import gluonpar first, or set it in the environment."
         )
         warnings.warn(message, RuntimeWarning, stacklevel=3)
+
+
+def _keep_freed_memory() -> None:
+    """Have glibc keep the memory of freed arrays, unless the environment has settings for it."""
+    global keeps_freed_memory
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries may lack it
+    if mallopt is not None and not any(name in os.environ for name in _MALLOC_VARIABLES):
+        mallopt(_M_MMAP_THRESHOLD, 1 << 30)
+        mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+        keeps_freed_memory = True
 
 
 def settings(installed: list[str]) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 Minimal systems lack the first two. ``make`` runs this file before anything is installed::
 
-    python -I gluonpar/runtime/system_libraries.py    # prints the packages that are missing
+    python -I gluonpar/install/system_libraries.py    # prints the packages that are missing
 """
 
 from __future__ import annotations

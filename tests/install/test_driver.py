@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from libcuda_stub import build_libcuda
 
-from gluonpar.runtime import driver
-from gluonpar.runtime.driver import DriverError, DriverMissing, Gpu
+from gluonpar.install import driver
+from gluonpar.install.driver import DriverError, DriverMissing, Gpu
 
 STANDALONE = Path(driver.__file__).with_name("standalone.py")
 T4, A6000, H200 = ("Tesla T4", 7, 5), ("NVIDIA RTX A6000", 8, 6), ("NVIDIA H200", 9, 0)
@@ -131,7 +131,7 @@ def test_the_module_needs_nothing_but_the_standard_library():
     program = (
         "import runpy, sys\n"
         f"runpy.run_path({str(STANDALONE)!r})['skip_init']('gluonpar')\n"
-        "from gluonpar.runtime import driver\n"
+        "from gluonpar.install import driver\n"
         "print(driver.usable(driver.Gpu(0, 'T4', (7, 5))), 'numpy' in sys.modules)\n"
     )
     result = subprocess.run(

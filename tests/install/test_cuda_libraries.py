@@ -3,8 +3,8 @@
 import pytest
 from libcuda_stub import build_library, cut
 
-from gluonpar.runtime import cuda_libraries
-from gluonpar.runtime.cuda_libraries import LIBRARIES, CannotLoad, damage, load_libraries
+from gluonpar.install import cuda_libraries
+from gluonpar.install.cuda_libraries import LIBRARIES, CannotLoad, damage, load_libraries
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 
 For programs that run without MXNet, or measure it without gluonpar's settings. They run this file::
 
-    runpy.run_path("gluonpar/runtime/standalone.py")["skip_init"]("gluonpar")
-    from gluonpar.runtime import driver
+    runpy.run_path("gluonpar/install/standalone.py")["skip_init"]("gluonpar")
+    from gluonpar.install import driver
 """
 
 from __future__ import annotations
