@@ -132,14 +132,6 @@ def test_what_was_written_is_printed_once_at_the_end(tmp_path, capsys):
     assert "2 epochs" in line and "2 checkpoints" in line
 
 
-def test_a_history_is_shown_in_a_few_words_and_in_jupyter_as_a_table():
-    history = train(num_epochs=1)
-    assert len(repr(history)) < 120 and "lenet" in repr(history) and repr(history) == str(history)
-    page = History([mx.cpu(0)], EPOCHS, model="a<b")._repr_html_()
-    assert page.count("<tr>") == 3 and "<td>0.5000</td>" in page
-    assert "a<b" not in page and "a&lt;b" in page
-
-
 # TensorBoard
 
 

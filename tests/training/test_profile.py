@@ -161,11 +161,6 @@ def test_gpus_are_numbered_after_the_processors(monkeypatch):
         profiler.device_of_process([mx.cpu(2)])
 
 
-def test_the_devices_are_known_even_if_other_code_wrote_the_first_profile(tmp_path):
-    profiler._processes()  # now the first file is written, in whatever order the tests run
-    assert profiler._processes.__wrapped__() == profiler._processes()
-
-
 def test_the_trace_is_a_file_of_the_trace_event_format(watched, tmp_path):
     path = tmp_path / "trace.json"
     watched.save(path)
