@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import csv
-import html
 import io
 import json
-import math
 import pathlib
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from typing import Sequence
 
 import mxnet as mx
@@ -40,10 +38,7 @@ class Epoch:
 
 @dataclass(repr=False)
 class History:
-    """Results of a run. ``params`` are the trained parameters on the first context of ``ctx``.
-
-    Jupyter shows it as a table of the epochs.
-    """
+    """Results of a run. ``params`` are the trained parameters on the first context of ``ctx``."""
 
     ctx: Sequence[mx.Context]
     epochs: list[Epoch] = field(default_factory=list)
@@ -54,17 +49,6 @@ class History:
         number = f"{len(self.epochs)} epoch{'s' * (len(self.epochs) != 1)}"
         reached = f", test accuracy {self.epochs[-1].test_accuracy:.4f}" if self.epochs else ""
         return f"<History of {self.model}: {number} on {list(self.ctx)}{reached}>"
-
-    def _repr_html_(self) -> str:
-        names = [field.name for field in fields(Epoch)]
-        formats = ("d", ".1f", ".3f", ".4f", ".0f", "g")  # of the fields in this order
-        rows = [
-            [format(getattr(epoch, name), f) for name, f in zip(names, formats)]
-            for epoch in (replace(e, lr=math.nan if e.lr is None else e.lr) for e in self.epochs)
-        ]
-        lines = [_html_row("th", [name.replace("_", " ") for name in names])]
-        lines += [_html_row("td", row) for row in rows]
-        return f"<p>{html.escape(repr(self)[1:-1])}</p><table>{''.join(lines)}</table>"
 
     def save(self, path: str) -> None:
         """Write the epochs to ``path``, whole or not at all: as .csv, or .json, a list of objects.
@@ -103,10 +87,6 @@ class History:
         figure.suptitle(f"{self.model} on {list(self.ctx)}")
         with files.atomic_write(path) as file:
             figure.savefig(file, dpi=120, format=pathlib.Path(path).suffix[1:].lower())
-
-
-def _html_row(tag: str, cells: Sequence[str]) -> str:
-    return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
 
 
 def check_file(path: str, content: str, suffixes: Sequence[str] = ()) -> None:
