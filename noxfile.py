@@ -36,6 +36,7 @@ PYENV = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
 PYTHONS = map(str, sorted(PYENV.glob("versions/3.*/bin"), reverse=True))
 os.environ["PATH"] = os.pathsep.join([*PYTHONS, os.environ["PATH"]])  # before pyenv's own shims
 
+nox.options.default_venv_backend = "venv"  # virtualenv makes none for Python 3.8 any more
 nox.options.envdir = str(FOLDER)
 nox.options.error_on_missing_interpreters = False
 nox.options.reuse_existing_virtualenvs = True

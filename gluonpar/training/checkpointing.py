@@ -131,8 +131,8 @@ def check_resume(configuration: Configuration, folder: pathlib.Path | None) -> N
             return
         content = files.read(path, "checkpoint")
         notes = sealed_npz.unpack(content, lambda header, _: dict(header["notes"]), path)
-        here = {name: getattr(configuration, name) for name in _FIXED}
-        _check_same_run(path, _parse(path, notes)[1], here)
+        given = {name: getattr(configuration, name) for name in _FIXED}
+        _check_same_run(path, _parse(path, notes)[1], given)
     except ValueError as error:
         raise ResumeError(str(error)) from error
 
@@ -188,11 +188,11 @@ def _parse(path: pathlib.Path, notes: dict[str, Any]) -> tuple[Progress, dict[st
         raise ValueError(f"{path} is not a checkpoint of a training run: {error}") from error
 
 
-def _check_same_run(path: pathlib.Path, there: dict[str, Any], here: dict[str, Any]) -> None:
+def _check_same_run(path: pathlib.Path, saved: dict[str, Any], given: dict[str, Any]) -> None:
     differences = [
-        f"{name} was {there.get(name)} and is now {value}"
-        for name, value in here.items()
-        if value != there.get(name)
+        f"{name} was {saved.get(name)} and is now {value}"
+        for name, value in given.items()
+        if value != saved.get(name)
     ]
     if differences:
         raise ValueError(f"{path} is a checkpoint of another run: {'; '.join(differences)}")

@@ -218,8 +218,8 @@ class Run:
         mx.random.seed(int(np.random.RandomState(place).randint(2**31)))
 
     def _ends(self, delay: int = 0) -> bool:
-        """Return whether the run is to end now; several processes agree only if one saves."""
-        return (cluster.size() == 1 or self.checkpointer.saves) and self.termination.agreed(delay)
+        """Return whether the run is to end now; several processes only if one saves."""
+        return (cluster.size() == 1 or self.checkpointer.saves) and self.termination.is_due(delay)
 
     def _stops_early(self) -> bool:
         """Return whether ``early_stop`` epochs have passed without a better test accuracy."""
