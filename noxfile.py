@@ -37,6 +37,7 @@ PYTHONS = map(str, sorted(PYENV.glob("versions/3.*/bin"), reverse=True))
 os.environ["PATH"] = os.pathsep.join([*PYTHONS, os.environ["PATH"]])  # before pyenv's own shims
 
 nox.options.default_venv_backend = "venv"  # virtualenv makes none for Python 3.8 any more
+nox.options.download_python = "never"
 nox.options.envdir = str(FOLDER)
 nox.options.error_on_missing_interpreters = False
 nox.options.reuse_existing_virtualenvs = True
