@@ -13,6 +13,7 @@ import functools
 import gc
 import json
 import platform
+import random
 import re
 import time
 from dataclasses import dataclass
@@ -71,7 +72,7 @@ class Candidate:
 class Samples:
     """One candidate's measurements, in the order of the rounds."""
 
-    values: tuple[float, ...]
+    values: Sequence[float]
 
     @property
     def median(self) -> float:
@@ -79,9 +80,9 @@ class Samples:
         return float(np.median(self.values))
 
     @property
-    def quartiles(self) -> tuple[float, float]:
+    def quartiles(self) -> list[float]:
         """The lower and the upper quartile."""
-        return tuple(np.percentile(self.values, (25, 75)).tolist())
+        return np.percentile(self.values, (25, 75)).tolist()
 
     @property
     def spread(self) -> float:
@@ -90,24 +91,8 @@ class Samples:
 
     def as_dict(self) -> dict[str, Any]:
         """Return times in seconds for JSON."""
-        samples = {"quartiles_seconds": list(self.quartiles), "seconds": list(self.values)}
+        samples = {"quartiles_seconds": self.quartiles, "seconds": list(self.values)}
         return {"median_seconds": self.median, **samples}
-
-
-def order(num_candidates: int, round_: int) -> list[int]:
-    """Return the order in which the candidates run in this round.
-
-    Rounds are the rows of a Williams design ("Experimental designs balanced for the estimation of
-    residual effects of treatments", 1949): over 2n rounds, or n if n is even, each of n candidates
-    has every place equally often and follows within a round every other one equally often.
-
-    >>> [order(3, i) for i in range(6)]
-    [[0, 1, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0], [0, 2, 1], [1, 0, 2]]
-    """
-    n = num_candidates
-    zigzag = [(i + 1) // 2 if i % 2 else -(i // 2) for i in range(n)]  # 0, 1, -1, 2, -2, ...
-    row = [(i + round_) % n for i in zigzag]
-    return row[::-1] if round_ // n % 2 else row
 
 
 def turns(
@@ -115,28 +100,19 @@ def turns(
 ) -> Iterator[tuple[T, bool]]:
     """Yield each candidate once per round, and whether the sample counts: not if it warms up.
 
-    ``progress`` may wrap the iteration over all rounds, as ``tqdm`` does. Raises ValueError for
-    fewer than one round or a negative ``warmup``.
+    The order of each round is random, and the same in every run. ``progress`` may wrap the
+    iteration over all rounds, as ``tqdm`` does.
     """
-    if rounds < 1 or warmup < 0:
-        must = "rounds must be at least 1 and warmup at least 0"
-        raise ValueError(f"{must}, got rounds={rounds}, warmup={warmup}")
     for round_ in progress(range(-warmup, rounds)) if candidates else ():
-        for i in order(len(candidates), round_):
-            yield candidates[i], round_ >= 0
+        for candidate in random.Random(round_).sample(candidates, len(candidates)):
+            yield candidate, round_ >= 0
 
 
 def interleaved(
     candidates: Sequence[Candidate], rounds: int, warmup: int = 0, progress: Progress = iter
 ) -> dict[str, Samples]:
-    """Time all candidates in :func:`turns`; return their samples in seconds, by name.
-
-    Raises ValueError also without candidates and for two of the same name.
-    """
-    names = [candidate.name for candidate in candidates]
-    if not names or len(set(names)) < len(names):
-        raise ValueError(f"candidates must have different names, and be at least one; got {names}")
-    seconds: dict[str, list[float]] = {name: [] for name in names}
+    """Time all candidates in :func:`turns`; return their samples in seconds, by name."""
+    seconds: dict[str, list[float]] = {candidate.name: [] for candidate in candidates}
     gc.collect()
     gc.disable()  # else it would run in some of the samples
     try:
@@ -146,33 +122,7 @@ def interleaved(
                 seconds[candidate.name].append(sample)
     finally:
         gc.enable()
-    return {name: Samples(tuple(values)) for name, values in seconds.items()}
-
-
-def shares(items: Sequence[T], deadline: float) -> Iterator[tuple[T, float]]:
-    """Yield each item and until when it may take: an equal share of what is left for the others.
-
-    Both times are those of ``time.monotonic()``.
-    """
-    for i, item in enumerate(items):
-        now = time.monotonic()
-        yield item, now + max(0.0, deadline - now) / (len(items) - i)
-
-
-def until(deadline: float, each_round: Callable[[], object] = lambda: None) -> Progress:
-    """Return a wrapper for :func:`turns` that ends at ``deadline``, but after one round at least.
-
-    ``each_round`` is called before each round.
-    """
-
-    def progress(rounds: Iterable[int]) -> Iterator[int]:
-        for round_ in rounds:
-            each_round()
-            yield round_
-            if round_ >= 0 and time.monotonic() > deadline:
-                return
-
-    return progress
+    return {name: Samples(values) for name, values in seconds.items()}
 
 
 def machine() -> dict[str, Any]:
@@ -196,36 +146,24 @@ def machine() -> dict[str, Any]:
 def _processor() -> str:
     """Return the processor's name, or its architecture if it has none."""
     with contextlib.suppress(OSError), open("/proc/cpuinfo", errors="replace") as file:
-        found = re.search(r"^model name\s*: (.*)", file.read(), re.MULTILINE)
-        if found:
-            return found[1].strip()
+        match = re.search(r"^model name\s*: (.*)", file.read(), re.MULTILINE)
+        if match:
+            return match[1].strip()
     return platform.machine()
 
 
 class BenchmarkParser(argparse.ArgumentParser):
-    """A parser with the options of all benchmarks; --plot and --device only if asked for."""
+    """A parser with the options of all benchmarks; --device only for those on chosen devices."""
 
-    def __init__(
-        self,
-        description: str,
-        plot_help: str = "",
-        on_devices: bool = True,
-        prog: str | None = None,
-        examples: str = "",
-    ) -> None:
-        super().__init__(
-            prog=prog,
-            description=description,
-            epilog=entry.epilog(examples, EXIT_CODES),
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
+    def __init__(self, description: str, on_devices: bool = True, **more: Any) -> None:
+        more = {"epilog": entry.epilog("", EXIT_CODES), **more}
+        formatter = argparse.RawDescriptionHelpFormatter
+        super().__init__(description=description, formatter_class=formatter, **more)
         self.add_argument("--version", action="version", version=f"gluonpar {__version__}")
         self.add_argument("--json", metavar="FILE", help="write all samples to this file")
         if on_devices:
             help_ = "gpu: GPUs only; cpu: CPU devices; auto: CPU devices if there is no GPU"
             self.add("--device", "auto", help_, choices=devices.KINDS)
-        if plot_help:
-            self.add_argument("--plot", metavar="FILE.png", help=plot_help)
         self.set_defaults(plot=None)
 
     def add(self, name: str, default: Any, help_: str, **more: Any) -> None:
@@ -247,8 +185,9 @@ class Record:
 
     def header(self, console: Console, rows: dict[str, str]) -> None:
         """Print what the figures depend on: versions, machine, date, and ``rows``."""
-        where = {"machine": processor(self.machine), "date": self.machine["date"]}
-        console.header(__version__, {**where, **rows})
+        gpus = "".join(f"; {gpu}" for gpu in self.machine["gpus"])
+        where = f"{self.machine['processor']}, {self.machine['cores']} cores usable{gpus}"
+        console.header(__version__, {"machine": where, "date": self.machine["date"], **rows})
 
     def write(self) -> None:
         """Write everything so far to the --json file; ValueError if that is not possible."""
@@ -275,44 +214,44 @@ def conduct(
     A ValueError of ``prepare`` is an error of the command line. ``measure`` extends the record's
     rows and returns complaints, one line each. Rows measured before Ctrl-C or an error are plotted.
     """
-    return entry.run(parser.prog, lambda: _conduct(parser, argv, prepare, measure, plot))
-
-
-def _conduct(parser, argv, prepare, measure, plot) -> int:
     options = parser.parse_args(argv)
-    console, record = Console(), Record(options)
-    try:
+
+    def work() -> int:
+        console, record = Console(), Record(options)
         try:
-            if options.plot:
-                check_plot(options.plot)
-            prepared = prepare(options)
-            record.write()
-        except ValueError as error:
-            parser.error(str(error))
-        complaints = measure(prepared, console, record)
-    except KeyboardInterrupt:
-        console.notice(f"\n{parser.prog}: interrupted; {len(record.rows)} rows were measured")
-        return INTERRUPTED
-    finally:
-        if options.plot and record.rows:
             try:
-                plot(options, record.rows)
-            except OSError as error:
-                parser.error(f"cannot write {options.plot}: {error.strerror}")
-    for complaint in complaints:
-        console.notice(f"{parser.prog}: {complaint}")
-    return WRONG if complaints else MEASURED
+                if options.plot:
+                    check_plot(options.plot)
+                prepared = prepare(options)
+                record.write()
+            except ValueError as error:
+                parser.error(str(error))
+            complaints = measure(prepared, console, record)
+        except KeyboardInterrupt:
+            console.notice(f"\n{parser.prog}: interrupted; {len(record.rows)} rows were measured")
+            return INTERRUPTED
+        finally:
+            if options.plot and record.rows:
+                try:
+                    plot(options, record.rows)
+                except OSError as error:
+                    parser.error(f"cannot write {options.plot}: {error.strerror}")
+        for complaint in complaints:
+            console.notice(f"{parser.prog}: {complaint}")
+        return WRONG if complaints else MEASURED
+
+    return entry.run(parser.prog, work)
 
 
 def one_of(known: Collection[str]) -> Callable[[str], list[str]]:
     """Return an argparse type for comma-separated names out of ``known``, without repetitions."""
 
-    def names(text: str) -> list[str]:
-        found = list(dict.fromkeys(name.strip() for name in text.split(",")))
-        for name in found:
+    def names(argument: str) -> list[str]:
+        given = list(dict.fromkeys(name.strip() for name in argument.split(",")))
+        for name in given:
             if name not in known:
                 raise argparse.ArgumentTypeError(f"got {name!r}; choose from {', '.join(known)}")
-        return found
+        return given
 
     return names
 
@@ -320,25 +259,21 @@ def one_of(known: Collection[str]) -> Callable[[str], list[str]]:
 def at_least(minimum: float, kind: Callable[[str], Any] = int) -> Callable[[str], Any]:
     """Return an argparse type for a finite number that is not below ``minimum``."""
 
-    def number(text: str) -> Any:
+    def number(argument: str) -> Any:
         with contextlib.suppress(ValueError):
-            value = kind(text)
+            value = kind(argument)
             if minimum <= value < float("inf"):
                 return value
-        raise argparse.ArgumentTypeError(f"must be a number of at least {minimum}, got {text!r}")
+        raise argparse.ArgumentTypeError(
+            f"must be a number of at least {minimum}, got {argument!r}"
+        )
 
     return number
 
 
-def integers(text: str) -> list[int]:
+def integers(argument: str) -> list[int]:
     """Convert comma-separated integers of at least 1, without repetitions; an argparse type."""
-    return list(dict.fromkeys(at_least(1)(part) for part in text.split(",")))
-
-
-def processor(machine: dict[str, Any]) -> str:
-    """Return one line about :func:`machine`."""
-    gpus = "".join(f"; {gpu}" for gpu in machine["gpus"])
-    return f"{machine['processor']}, {machine['cores']} cores usable{gpus}"
+    return list(dict.fromkeys(at_least(1)(part) for part in argument.split(",")))
 
 
 def columns(cells: Sequence[Any], widths: Sequence[int]) -> str:
