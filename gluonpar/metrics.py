@@ -11,7 +11,8 @@ import numpy as np
 from mxnet import autograd, nd
 
 from gluonpar import cluster
-from gluonpar.collectives import arguments, partition
+from gluonpar.collectives import arguments
+from gluonpar.plans import partition
 from gluonpar.runtime import memory
 from gluonpar.sharding import split_and_load
 

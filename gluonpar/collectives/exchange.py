@@ -29,8 +29,9 @@ import numpy as np
 from mxnet import autograd
 
 from gluonpar import cluster
-from gluonpar.collectives import arguments, executor, registry, row_sparse
+from gluonpar.collectives import arguments, executor, row_sparse
 from gluonpar.collectives.choice import check_algorithm, choose, on_host
+from gluonpar.plans import registry
 from gluonpar.runtime import interrupts, memory, peers, threads
 
 Lists = Sequence[Sequence[mx.nd.NDArray]]

@@ -13,10 +13,11 @@ from typing import Collection, Container, Iterator, Sequence
 
 import mxnet as mx
 
-from gluonpar.collectives import mean, partition
-from gluonpar.collectives.algorithms import tree
-from gluonpar.collectives.plan import Hop, num_chunks, relabel, reverse, towards
-from gluonpar.collectives.registry import Algorithm
+from gluonpar.collectives import mean
+from gluonpar.plans import partition
+from gluonpar.plans.algorithms import tree
+from gluonpar.plans.plan import Hop, num_chunks, relabel, reverse, towards
+from gluonpar.plans.registry import Algorithm
 from gluonpar.runtime import engine, memory
 
 Lists = Sequence[Sequence[mx.nd.NDArray]]
@@ -31,7 +32,7 @@ def allreduce(algorithm: Algorithm, lists: Lists, op: str, accumulate: str | Non
         hops = algorithm.plan(len(lists[0]))
         with joined(lists) as whole, flattened(whole, accumulate, op) as flat:
             run(hops, flat, op)
-    elif algorithm.takes_buckets or len(lists) == 1:
+    elif algorithm.whole_buckets or len(lists) == 1:
         algorithm.run(lists, op, accumulate)
     else:
         with joined(lists) as whole:

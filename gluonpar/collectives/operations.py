@@ -8,9 +8,10 @@ import mxnet as mx
 from mxnet import autograd
 
 from gluonpar import cluster
-from gluonpar.collectives import arguments, exchange, host, registry, scatter
+from gluonpar.collectives import arguments, exchange, scatter
 from gluonpar.collectives.choice import Choice, choose
 from gluonpar.collectives.exchange import BUCKET_BYTES, Exchange, in_buckets
+from gluonpar.plans import registry
 from gluonpar.runtime import interrupts, memory, peers
 
 # What pushes a sum of arrays that have been checked, which would take longer than a small sum. The
@@ -41,10 +42,10 @@ def allreduce(
     and for the mean, which never overflows. Integers wrap around.
 
     All arrays end with the same bits, and with one algorithm the same values always give the same
-    bits. Asynchronous, as all MXNet operators, but on GPUs the first choice of an algorithm waits:
-    :func:`explain`. An error during execution is raised at the next wait for one of the arrays.
-    Several threads may call it; on the same arrays their calls take place one after another.
-    Autograd records nothing: inside ``autograd.record()`` the values change, but not the graph.
+    bits. Asynchronous, as all MXNet operators. An error during execution is raised at the next wait
+    for one of the arrays. Several threads may call it; on the same arrays their calls take place
+    one after another. Autograd records nothing: inside ``autograd.record()`` the values change, but
+    not the graph.
 
     Raises ValueError for an empty list, different shapes, dtypes or storage types, csr arrays, the
     same array twice, an unknown algorithm or op, 'host' with arrays on GPUs, and 'nccl' with
@@ -72,10 +73,11 @@ def allreduce(
     over.allreduce(in_buckets([data]), op, accumulate)
     if kind.stype != "default" or len(data) == 1 or 0 in kind.shape or over.num_processes > 1:
         return
-    if registry.named(algorithm or choose(kind).algorithm).run is host.allreduce:
+    chosen = registry.named(algorithm or choose(kind).algorithm)
+    if chosen.prepare is not None:
         if len(_prepared) == _MOST_PREPARED:
             _prepared.clear()
-        _prepared[key] = host.prepare_allreduce([data], op, accumulate)
+        _prepared[key] = chosen.prepare([data], op, accumulate)
 
 
 def _key(data, *how) -> tuple | None:
@@ -125,10 +127,10 @@ def explain(data: Sequence[mx.nd.NDArray]) -> Choice:
     """Return the algorithm that :func:`allreduce` chooses for ``data``, and the reason.
 
     Between processes gradients are summed by MPI or NCCL (docs/cluster.md): this is about one.
-    It depends on the arrays' contexts, shapes and dtypes. On GPUs without NCCL or peer access it is
-    the plan that is fastest by simulation on the links between them. They are measured once per
-    process, or read from the file that GLUONPAR_LINKS names; with "off", and with
-    MXNET_ENFORCE_DETERMINISM=1, the figures are always the same. Raises as :func:`allreduce` does.
+    It depends on the arrays' contexts and bytes: on CPU contexts 'host'; on GPUs 'nccl', where it
+    takes these GPUs; otherwise 'tree' for small arrays and 'ring' for large ones, from 2 MB on two
+    devices and 23 MB on eight (:mod:`gluonpar.collectives.choice`). Raises as :func:`allreduce`
+    does.
 
     >>> import mxnet as mx
     >>> print(explain([mx.nd.ones((2,), ctx=mx.cpu(i)) for i in range(4)]))

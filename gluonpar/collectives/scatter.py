@@ -10,10 +10,11 @@ from typing import Sequence
 import mxnet as mx
 
 from gluonpar import cluster
-from gluonpar.collectives import executor, host, mean, partition
-from gluonpar.collectives.algorithms import balanced
+from gluonpar.collectives import executor, host, mean
 from gluonpar.collectives.choice import on_host
 from gluonpar.collectives.exchange import Exchange, as_one, in_buckets
+from gluonpar.plans import partition
+from gluonpar.plans.algorithms import balanced
 
 
 @as_one
@@ -33,7 +34,7 @@ def reduce_scatter(exchange: Exchange, data: Sequence[mx.nd.NDArray], op: str) -
     k, parts = len(data), partition.slices(data[0].size, len(data))
     if on_host(exchange.ctx):
         sums = [(part, host.starting_with(i, k), []) for i, part in enumerate(parts)]
-        host.prepare([data], sums, op)([data])
+        host.prepare_reductions([data], sums, op)([data])
         return
     results = [(i, i) for i in range(k)]
     with executor.flattened(data) as flat:
@@ -55,7 +56,7 @@ def all_gather(exchange: Exchange, data: Sequence[mx.nd.NDArray]) -> None:
         _all_gather_over_ranks(exchange, data)
     elif on_host(exchange.ctx):
         copies = [(part, [i], host.starting_with(i, k)[1:]) for i, part in enumerate(parts)]
-        host.prepare([data], copies)([data])
+        host.prepare_reductions([data], copies)([data])
     else:
         with executor.flattened(data) as flat:
             executor.run(balanced.all_gather(k), flat)

@@ -9,7 +9,7 @@ import numpy as np
 from mxnet import gluon
 
 from gluonpar import cluster, replicas
-from gluonpar.collectives import partition
+from gluonpar.plans import partition
 from gluonpar.replicas import Copies, ParamBucket
 from gluonpar.runtime import backward_passes, memory
 from gluonpar.runtime.devices import check_distinct

@@ -15,12 +15,12 @@ from mxnet import autograd, gluon
 
 from gluonpar import clipping, cluster, metrics, replicas
 from gluonpar.checkpoint import optimizer_states
-from gluonpar.collectives import registry
 from gluonpar.collectives.exchange import Exchange, in_buckets
 from gluonpar.gluon import initial_values, parameter_buckets
 from gluonpar.gluon.parameter_buckets import Layout
 from gluonpar.gluon.sharded_update import ShardedUpdate
 from gluonpar.gluon.updater import Updater
+from gluonpar.plans import registry
 from gluonpar.replicas import ParamBucket
 from gluonpar.runtime import backward_passes, heap, interrupts, memory
 from gluonpar.sharding import check_batch_size

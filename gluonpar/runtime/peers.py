@@ -26,11 +26,6 @@ def enable(ctx: Sequence[mx.Context]) -> frozenset[tuple[int, int]]:
     return _enable(_gpus(ctx))
 
 
-def between_all(ctx: Sequence[mx.Context]) -> bool:
-    """Return whether each GPU of ``ctx`` has, and uses, peer access to every other."""
-    return enable(ctx) >= {*itertools.permutations({c.device_id for c in ctx}, 2)}
-
-
 def describe(ctx: Sequence[mx.Context]) -> str:
     """Return which GPUs of ``ctx`` copy directly to each other; "" for fewer than two GPUs."""
     return staged(ctx) or ("peer access between all" if len(_gpus(ctx)) > 1 else "")

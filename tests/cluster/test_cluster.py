@@ -17,7 +17,7 @@ from processes import runs, wait_until
 
 from gluonpar import cluster
 from gluonpar.cluster import failures, world
-from gluonpar.collectives import partition
+from gluonpar.plans import partition
 from gluonpar.training.ranks import share_of_batch
 
 SECONDS = 6  # GLUONPAR_TIMEOUT of the jobs in which a rank fails

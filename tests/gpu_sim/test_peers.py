@@ -66,7 +66,7 @@ def test_copies_are_staged_where_there_is_no_peer_access_and_all_say_so(
     for text in (found["header"], found["explain"]):
         assert ("no peer access" in text) == bool(pairs)
         assert all(pair in text for pair in pairs)
-    assert found["explain"].startswith("tree" if pairs else "nccl")
+    assert found["explain"].startswith("nccl")
     [of_gpus] = found["gpu"]
     if "peers" in options:
         assert of_gpus.startswith("note") and ", ".join(pairs) in of_gpus

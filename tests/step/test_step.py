@@ -12,6 +12,7 @@ from contexts import algorithms, contexts, device
 import gluonpar
 from gluonpar import metrics, optim, replicas, step
 from gluonpar.models.lenet import LENET_SHAPES
+from gluonpar.plans import partition
 from gluonpar.runtime import backward_passes, engine, thread_pool
 
 LR = 0.2
@@ -214,7 +215,7 @@ def test_weighted_devices_train_as_one(n, weights):
     device_params = replicas_of(start(), ctx)
     for X, y in batches:
         losses = gluonpar.train_batch(X, y, device_params, ctx, LR, weights=weights)
-        sizes = gluonpar.collectives.partition.sizes(n, 3, weights)
+        sizes = partition.sizes(n, 3, weights)
         assert [loss.size for loss in losses] == [size for size in sizes if size]
     for params in device_params:
         for got, want in zip(params, train(batches, 1)[0]):

@@ -15,8 +15,8 @@ import numpy as np
 import gluonpar
 from gluonpar import cluster
 from gluonpar.cluster import mpi_sums
-from gluonpar.collectives import partition
 from gluonpar.gluon import running_statistics
+from gluonpar.plans import partition
 from gluonpar.runtime import engine
 from gluonpar.training import ranks
 

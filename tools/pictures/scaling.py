@@ -9,7 +9,7 @@ from typing import Any, Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from gluonpar.collectives.drawing import COLOURS, GREY, label_ends, save, style
+from gluonpar.plans.drawing import COLOURS, GREY, label_ends, save, style
 
 # The labels of the candidates of benchmarks/training.
 LABELS = {

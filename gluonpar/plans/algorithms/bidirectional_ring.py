@@ -14,9 +14,9 @@ algorithms for large MPI collectives on torus interconnects" (2010).
 
 from __future__ import annotations
 
-from gluonpar.collectives.algorithms.ring import one_ring
-from gluonpar.collectives.plan import Hop
-from gluonpar.collectives.registry import register
+from gluonpar.plans.algorithms.ring import one_ring
+from gluonpar.plans.plan import Hop
+from gluonpar.plans.registry import register
 
 
 @register("bidirectional-ring")

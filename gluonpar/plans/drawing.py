@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Iterable, Iterator, Sequence
 from xml.sax.saxutils import escape
 
-from gluonpar.collectives.plan import Hop, num_chunks, num_steps
+from gluonpar.plans.plan import Hop, num_chunks, num_steps
 
 if TYPE_CHECKING:
     import os
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = ("#3b7dd8", "#c8641b", "#2e8b57", "#d04545", "#8a63c9", "#14889a", "#c24a94", "#7d7a1e")
-GREY, LIGHT_GREY = "#767c85", "#c9d1d9"  # the light one is for pages that are always dark
+GREY = "#767c85"
 # Device i has COLOURS[i]. Forward and backward have these two in every picture that shows them;
 # readers who are colour-blind can tell them apart.
 FORWARD_COLOUR, BACKWARD_COLOUR = COLOURS[2], COLOURS[4]
@@ -72,9 +72,9 @@ def save(
     if not str(path).endswith(".svg"):
         figure.savefig(path, dpi=dpi)
         return
-    text, no_date = io.StringIO(), dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    figure.savefig(text, format="svg", metadata=no_date)
-    before, tag, after = re.split(r"(?<=<svg )([^>]*>)", text.getvalue(), maxsplit=1)
+    svg, no_date = io.StringIO(), dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    figure.savefig(svg, format="svg", metadata=no_date)
+    before, tag, after = re.split(r"(?<=<svg )([^>]*>)", svg.getvalue(), maxsplit=1)
     front = f'role="img" aria-labelledby="title desc" {tag}\n <title id="title">{escape(title)}'
     front += f'</title>\n <desc id="desc">{escape(description)}</desc>'
     Path(path).write_text(re.sub(r"[ \t]+$", "", before + front + after, flags=re.M), "utf-8")
@@ -131,9 +131,9 @@ def label_ends(axes: Axes, ends: Iterable[tuple[float, str, str]], size: float =
         axes.text(1.03, y, name, color=colour, size=size, va="center", transform=axes.transAxes)
 
 
-def picture(hops: Sequence[Hop], num_devices: int, title: str, dark: bool) -> Figure:
+def picture(hops: Sequence[Hop], num_devices: int, title: str) -> Figure:
     """Return a figure with one grid per step, with the step's hops, and one of the result."""
-    grey, steps, chunks = LIGHT_GREY if dark else GREY, num_steps(hops), num_chunks(hops)
+    steps, chunks = num_steps(hops), num_chunks(hops)
     lanes = _lanes(hops)
     width, pitch, lines = _layout(hops, LANE * (max(lanes.values(), default=0) + 2))
     height = min(max(0.36, 0.09 * num_devices), 0.6)
@@ -142,7 +142,7 @@ def picture(hops: Sequence[Hop], num_devices: int, title: str, dark: bool) -> Fi
     below = headings + (height + SPACE) * num_devices + 0.1  # from one line of grids to the next
     right = LEFT - GAP + grid * max(map(len, lines))
     figure, axes = sheet(max(LEAST_WIDTH, right), TOP + below * len(lines) + BOTTOM)
-    axes.text(MARGIN, 0.26, title, color=grey, size=13, weight="bold", va="center")
+    axes.text(MARGIN, 0.26, title, color=GREY, size=13, weight="bold", va="center")
     sums = {(i, chunk): {i} for i in range(num_devices) for chunk in range(chunks)}
     for i, line in enumerate(lines):
         top = TOP + below * i + headings
@@ -151,16 +151,16 @@ def picture(hops: Sequence[Hop], num_devices: int, title: str, dark: bool) -> Fi
             look.update(color=_colour(device), ha="right", va="center_baseline")
             axes.text(LEFT - 0.12, y, f"device {device}", **look)
         if chunks > 1:
-            axes.text(LEFT - 0.12, top - 0.1, "chunk", color=grey, size=8.5, ha="right")
+            axes.text(LEFT - 0.12, top - 0.1, "chunk", color=GREY, size=8.5, ha="right")
         for j, step in enumerate(line):
             left, name = LEFT + grid * j, f"step {step}" if step < steps else "result"
             middle = left + (width + pitch * (chunks - 1)) / 2
-            axes.text(middle, top - headings + 0.2, name, color=grey, ha="center")
+            axes.text(middle, top - headings + 0.2, name, color=GREY, ha="center")
             for chunk in range(chunks if chunks > 1 else 0):
                 x = left + pitch * chunk + width / 2
-                axes.text(x, top - 0.1, chunk, color=grey, size=8.5, ha="center")
+                axes.text(x, top - 0.1, chunk, color=GREY, size=8.5, ha="center")
             cells = {at: (left + pitch * at[1], top + (height + SPACE) * at[0]) for at in sums}
-            _boxes(axes, cells.values(), width, height, f"cells-{step}", fc=grey, alpha=0.16)
+            _boxes(axes, cells.values(), width, height, f"cells-{step}", fc=GREY, alpha=0.16)
             for part in range(num_devices):
                 have = [(x, y + band * part) for at, (x, y) in cells.items() if part in sums[at]]
                 if have:
@@ -172,10 +172,10 @@ def picture(hops: Sequence[Hop], num_devices: int, title: str, dark: bool) -> Fi
                 arm, kind = 72 * LANE * (lanes[hop] + 1), "add" if hop.reduce else "copy"
                 bend = f"arc,angleA=0,angleB=0,armA={arm},armB={arm},rad=3"  # in points
                 gid = f"hop-{step}-{hop.src}-{hop.dst}-{hop.chunk}-{kind}"
-                arrow(axes, *ends, grey, gid, dashed=not hop.reduce, bend=bend, size=8.5)
-    for i, text in enumerate(KEY if hops else KEY[:1]):
+                arrow(axes, *ends, GREY, gid, dashed=not hop.reduce, bend=bend, size=8.5)
+    for i, sentence in enumerate(KEY if hops else KEY[:1]):
         y = axes.get_ylim()[0] - BOTTOM + 0.2 + 0.22 * i
-        axes.text(MARGIN, y, text, color=grey, size=9.5)
+        axes.text(MARGIN, y, sentence, color=GREY, size=9.5)
     return figure
 
 
@@ -208,15 +208,15 @@ def _lanes(hops: Sequence[Hop]) -> dict[Hop, int]:
     lanes: dict[Hop, int] = {}
     columns = defaultdict(list)
     for hop in sorted(hops, key=lambda hop: (abs(hop.dst - hop.src), hop)):
-        others = columns[hop.step, hop.chunk]
+        column = columns[hop.step, hop.chunk]
         low, high = sorted((hop.src, hop.dst))
         taken = {
             lanes[other]
-            for other in others
+            for other in column
             if min(other.src, other.dst) <= high and low <= max(other.src, other.dst)
         }
         lanes[hop] = min(set(range(len(taken) + 1)) - taken)
-        others.append(hop)
+        column.append(hop)
     return lanes
 
 

@@ -15,8 +15,8 @@ Source: ``allreduce`` in Dive into Deep Learning, 13.5.4; a parameter server on 
 
 from __future__ import annotations
 
-from gluonpar.collectives.plan import Hop
-from gluonpar.collectives.registry import register
+from gluonpar.plans.plan import Hop
+from gluonpar.plans.registry import register
 
 
 @register("star")

@@ -1,4 +1,4 @@
-"""trace: the hops of a plan as a printed table, a table in Jupyter, or a picture."""
+"""trace: the hops of a plan as a printed table or a picture."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections import defaultdict
 from fractions import Fraction
 from typing import TYPE_CHECKING, Iterable, NamedTuple
 
-from gluonpar.collectives import drawing, registry
-from gluonpar.collectives.plan import Hop, chunks_sent, num_chunks, num_steps
+from gluonpar.plans import drawing, registry
+from gluonpar.plans.plan import Hop, chunks_sent, num_chunks, num_steps
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,19 +28,13 @@ def trace(algorithm: str, num_devices: int) -> Trace:
     step 3  0 -> 1: chunk 0 (copy)
     4 steps, 4 messages; each device sends, in arrays: 2, 1, 1
     """
-    plan = registry.named(algorithm).plan
-    if plan is None:
-        plans = ", ".join(a.name for a in registry.ALGORITHMS.values() if a.plan is not None)
-        raise ValueError(f"algorithm must be one with a plan ({plans}), got {algorithm!r}")
-    if num_devices < 1:
-        raise ValueError(f"num_devices must be at least 1, got {num_devices}")
-    return Trace(algorithm, num_devices, tuple(plan(num_devices)))
+    return Trace(algorithm, num_devices, tuple(registry.hops(algorithm, num_devices)))
 
 
 class Trace(NamedTuple):
     """The hops of an algorithm between ``num_devices`` devices, as returned by :func:`trace`.
 
-    ``print`` shows one row per step, Jupyter one column per device, :meth:`draw` a picture.
+    ``print`` and Jupyter show one row per step, :meth:`draw` a picture.
     """
 
     algorithm: str
@@ -57,29 +51,22 @@ class Trace(NamedTuple):
         return "\n".join([*lines, self._total()])
 
     def _repr_html_(self) -> str:
-        devices = range(self.num_devices)
-        lines = ["<tr><th>step</th>" + "".join(f"<th>device {i}</th>" for i in devices) + "</tr>"]
-        for s in range(num_steps(self.hops)):
-            sent = (_messages((h for h in self.hops if h[:2] == (s, i)), False) for i in devices)
-            cells = "".join(f"<td>{'<br>'.join(messages)}</td>" for messages in sent)
-            lines.append(f"<tr><th>{s}</th>{cells}</tr>")
-        caption = f"<caption>{html.escape(self._title())}: what each device sends</caption>"
-        return "\n".join(["<table>", caption, *lines, f"</table>\n<p>{self._total()}</p>"])
+        return f"<pre>{html.escape(str(self))}</pre>"
 
-    def draw(self, path: str | os.PathLike | None = None, dark: bool = False) -> Figure:
+    def draw(self, path: str | os.PathLike | None = None) -> Figure:
         """Return a picture of the plan: one grid per step and one of the result, one arrow per hop.
 
         A grid has a row per device and a column per chunk, and shows the state before its step: a
         cell has a band of colour for each device whose values are in its sum. ``path`` saves the
         picture, too, in the format that the suffix names. The background is transparent and the
-        colours are readable on white and on black; ``dark`` lightens the text for pages that are
-        always dark. In an SVG file each hop is a group with the id 'hop-STEP-SRC-DST-CHUNK-add' (or
-        '-copy'), the printed table is there for screen readers, and one version of matplotlib
-        always writes the same bytes. Raises ImportError without matplotlib.
+        colours are readable on white and on black. In an SVG file each hop is a group with the id
+        'hop-STEP-SRC-DST-CHUNK-add' (or '-copy'), the printed table is there for screen readers,
+        and one version of matplotlib always writes the same bytes. Raises ImportError without
+        matplotlib.
         """
         title = self._title()
         with drawing.style(title):
-            figure = drawing.picture(self.hops, self.num_devices, title, dark)
+            figure = drawing.picture(self.hops, self.num_devices, title)
             if path is not None:
                 drawing.save(figure, path, title, str(self))
         return figure
@@ -98,13 +85,13 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _messages(hops: Iterable[Hop], with_sender: bool = True) -> list[str]:
+def _messages(hops: Iterable[Hop]) -> list[str]:
     """The hops as text; chunks with the same sender, receiver and kind share one entry."""
     chunks = defaultdict(list)
     for hop in sorted(hops):
-        ends = f"{hop.src} -> {hop.dst}" if with_sender else f"to {hop.dst}"
-        chunks[ends, hop.reduce].append(str(hop.chunk))
+        chunks[hop.src, hop.dst, hop.reduce].append(str(hop.chunk))
     return [
-        f"{ends}: chunk{'s' * (len(some) > 1)} {', '.join(some)} ({'add' if reduce else 'copy'})"
-        for (ends, reduce), some in chunks.items()
+        f"{src} -> {dst}: chunk{'s' * (len(sent) > 1)} {', '.join(sent)} "
+        f"({'add' if reduce else 'copy'})"
+        for (src, dst, reduce), sent in chunks.items()
     ]

@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gluonpar.collectives import links, registry
-from gluonpar.collectives.links import TOPOLOGIES, MeasuredLinks, Topology
-from gluonpar.collectives.plan import Hop, num_chunks
+from gluonpar.plans import registry
+from gluonpar.plans.plan import Hop, num_chunks
+from gluonpar.plans.topologies import TOPOLOGIES, Topology
 
 _AT_ONCE = 1e-9  # of the time until the next event: what ends within it ends with it
 
@@ -54,48 +54,35 @@ def simulate(
     algorithm: str,
     num_devices: int,
     num_bytes: float,
-    topology: str | Topology | MeasuredLinks = "full",
-    memory_bandwidth: float | None = None,
+    topology: str | Topology = "full",
+    memory_bandwidth: float = math.inf,
 ) -> Simulation:
     """Simulate an all-reduce of arrays of ``num_bytes`` each over ``num_devices``.
 
     ``algorithm`` has a plan. ``topology`` is a :class:`Topology` or the name of one: 'full' (a link
     between every two devices), 'pcie' (two switches), 'nvlink' (the cube mesh of a DGX-1V),
-    'nvswitch' or 'ethernet' (hosts of four devices); or what was measured, as such or as the path
-    of the .json file that ``gluonpar bench --links --json`` has written, of whose devices the first
-    are taken. ``memory_bandwidth``, in bytes/s, is that of each device's memory for sums (default:
-    as measured, otherwise infinite). Nothing else takes time: no operators, no Python.
+    'nvswitch' or 'ethernet' (hosts of four devices). ``memory_bandwidth``, in bytes/s, is that of
+    each device's memory for sums. Nothing else takes time: no operators, no Python.
 
-    Raises ValueError for an algorithm without a plan, an unknown topology, file or one for another
-    number of devices, and numbers that are not positive; OSError for a file that cannot be read.
+    Raises ValueError for an algorithm without a plan, an unknown topology or one for another number
+    of devices, and numbers that are not positive.
 
     >>> simulate("ring", 4, 1e6, "nvswitch").seconds < simulate("ring", 4, 1e6, "ethernet").seconds
     True
     """
     plan = _messages(algorithm, num_devices)
-    on, memory = topology, memory_bandwidth
-    if isinstance(on, str):
-        on = links.read(on) if on.endswith(".json") else _named(on, num_devices)
-    if isinstance(on, MeasuredLinks):
-        memory = on.memory_bandwidth if memory is None else memory
-        on = on.between(on.devices[:num_devices]).topology()
-    memory = math.inf if memory is None else memory
-    if not 0 <= num_bytes < math.inf or not memory > 0:
+    if isinstance(topology, str):
+        if topology not in TOPOLOGIES:
+            raise ValueError(f"topology must be one of {', '.join(TOPOLOGIES)}, got {topology!r}")
+        topology = TOPOLOGIES[topology](num_devices)
+    if not 0 <= num_bytes < math.inf or not memory_bandwidth > 0:
         raise ValueError(
             "num_bytes must be at least 0 and memory_bandwidth positive, got "
-            f"{num_bytes} and {memory}"
+            f"{num_bytes} and {memory_bandwidth}"
         )
-    if on.num_devices != num_devices:
-        raise ValueError(f"the topology has {on.num_devices} devices, not {num_devices}")
-    return _run(plan, num_bytes / plan.chunks_per_array, on, memory)
-
-
-@functools.lru_cache(64)
-def _named(name: str, num_devices: int) -> Topology:
-    if name not in TOPOLOGIES:
-        names = ", ".join(TOPOLOGIES)
-        raise ValueError(f"topology must be a .json file or one of {names}, got {name!r}")
-    return TOPOLOGIES[name](num_devices)
+    if topology.num_devices != num_devices:
+        raise ValueError(f"the topology has {topology.num_devices} devices, not {num_devices}")
+    return _run(plan, num_bytes / plan.chunks_per_array, topology, memory_bandwidth)
 
 
 class _Messages(NamedTuple):
@@ -115,12 +102,7 @@ class _Messages(NamedTuple):
 
 @functools.lru_cache(1)  # the plan for 1,024 devices takes seconds, and has millions of hops
 def _messages(algorithm: str, num_devices: int) -> _Messages:
-    if num_devices < 1:
-        raise ValueError(f"num_devices must be at least 1, got {num_devices}")
-    plan = registry.named(algorithm).plan
-    if plan is None:
-        raise ValueError(f"{algorithm!r} has no plan that could be simulated")
-    hops, k = plan(num_devices), num_devices
+    hops, k = registry.hops(algorithm, num_devices), num_devices
     flat = np.fromiter(itertools.chain.from_iterable(hops), np.int64, 5 * len(hops))
     step, src, dst, _, reduce = flat.reshape(-1, 5).T
     codes = (step * k + src) * k * 2 + dst * 2 + reduce

@@ -14,8 +14,8 @@ Source: the binomial tree of MPI_Reduce and MPI_Bcast, Thakur et al. (2005).
 
 from __future__ import annotations
 
-from gluonpar.collectives.plan import Hop, num_steps, reverse
-from gluonpar.collectives.registry import register
+from gluonpar.plans.plan import Hop, num_steps, reverse
+from gluonpar.plans.registry import register
 
 
 @register("tree")

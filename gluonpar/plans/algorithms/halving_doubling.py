@@ -17,8 +17,8 @@ Source: Rabenseifner, "Optimization of collective reduction operations" (2004).
 
 from __future__ import annotations
 
-from gluonpar.collectives.plan import Hop, num_steps, reverse
-from gluonpar.collectives.registry import register
+from gluonpar.plans.plan import Hop, num_steps, reverse
+from gluonpar.plans.registry import register
 
 
 @register("halving-doubling")

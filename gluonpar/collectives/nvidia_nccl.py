@@ -10,7 +10,7 @@ import contextlib
 from typing import Iterator, Sequence
 
 from gluonpar.collectives import executor
-from gluonpar.collectives.registry import register_executor
+from gluonpar.plans.registry import register_executor
 from gluonpar.runtime import nccl
 
 
@@ -34,7 +34,7 @@ def broadcast(lists, root: int) -> None:
         nccl.broadcast(flat, root)
 
 
-@register_executor("nccl", reduce=reduce, broadcast=broadcast, takes_buckets=True)
+@register_executor("nccl", nccl.refusal, whole_buckets=True, reduce=reduce, broadcast=broadcast)
 def allreduce(lists, op: str = "sum", accumulate: str | None = None) -> None:
     """All-reduce with NCCL the arrays of different GPUs."""
     with _flattened(lists, op, accumulate) as (flat, nccl_op):

@@ -20,8 +20,8 @@ Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for cluster
 
 from __future__ import annotations
 
-from gluonpar.collectives.plan import Hop
-from gluonpar.collectives.registry import register
+from gluonpar.plans.plan import Hop
+from gluonpar.plans.registry import register
 
 
 @register("ring")

@@ -1,17 +1,14 @@
 """Topologies: the links between devices, and the links that a message passes. Pure NumPy.
 
 A link has a latency and a bandwidth in each direction, or one bandwidth for both. Messages that
-pass a link at the same time share its bandwidth (:mod:`gluonpar.collectives.simulator`).
+pass a link at the same time share its bandwidth (:mod:`gluonpar.plans.simulator`).
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import math
-import os
-from pathlib import Path
-from typing import Any, Callable, NamedTuple, Sequence
+from typing import Callable, NamedTuple, Sequence
 
 import numpy as np
 
@@ -46,102 +43,16 @@ class Topology:
         self.latency, self.bandwidth = (np.array(values, float) for values in zip(*kinds))
         if not (self.latency >= 0).all() or not (self.bandwidth > 0).all():
             raise ValueError("latencies must be at least 0 and bandwidths positive")
-        found = {pair: routes(*pair) for pair in itertools.permutations(range(k), 2)}
-        longest = max(map(len, found.values()), default=1)
+        links_of = {pair: routes(*pair) for pair in itertools.permutations(range(k), 2)}
+        longest = max(map(len, links_of.values()), default=1)
         self.routes = np.full((k, k, longest), -1)
-        for (src, dst), passed in found.items():
+        for (src, dst), passed in links_of.items():
             self.routes[src, dst, : len(passed)] = passed
 
     @property
     def num_devices(self) -> int:
         """The number of devices."""
         return len(self.routes)
-
-
-class MeasuredLinks(NamedTuple):
-    """What messages between ``devices`` took: ``gluonpar bench --links``, :mod:`probing`.
-
-    Matrices are (src, dst); their diagonals are not used. ``latency`` is in seconds, ``bandwidth``
-    in bytes/s, of one message at a time; ``at_once`` is the bandwidth while every device sends one
-    message and receives one. ``outgoing`` and ``incoming`` are the bandwidths of each device that
-    sends, or receives, two messages at once; ``memory_bandwidth`` is that of the slowest device's
-    sums, what is read and what is written, all in bytes/s. The calling thread takes
-    ``message_seconds`` to start a message and its sum.
-    """
-
-    devices: list[str]
-    latency: np.ndarray
-    bandwidth: np.ndarray
-    at_once: np.ndarray
-    outgoing: np.ndarray
-    incoming: np.ndarray
-    memory_bandwidth: float
-    message_seconds: float
-
-    def topology(self) -> Topology:
-        """Return a link for each pair, one out of and one into each device, and one that is shared.
-
-        The pairs that are slower while all devices send share the last, whose bandwidth is the most
-        that they had together. It is one link, wherever they are slowed, and for both directions.
-        """
-        k = len(self.devices)
-        alone = np.maximum(self.bandwidth, self.at_once)
-        shifts = [[(i, (i + shift) % k) for i in range(k)] for shift in range(1, k)]
-        slower = {p for pairs in shifts for p in pairs if self.at_once[p] < _SLOWER * alone[p]}
-        together = [sum(self.at_once[p] for p in pairs if p in slower) for pairs in shifts]
-        links = [(f"{i}-{j}", Link(self.latency[i, j], alone[i, j])) for i, j in sum(shifts, [])]
-        place = {pair: number for number, pair in enumerate(sum(shifts, []))}
-        for name, of_two, axis in (("out", self.outgoing, 1), ("in", self.incoming, 0)):
-            least = np.where(np.eye(k, dtype=bool), 0, alone).max(axis)
-            links += [(f"device {i} {name}", Link(0.0, max(of_two[i], least[i]))) for i in range(k)]
-        most = max([*together, *(alone[p] for p in slower)], default=math.inf)
-        links.append(("shared", Link(0.0, most or math.inf)))
-        first, shared = len(place), len(links) - 1
-
-        def route(i: int, j: int) -> Sequence[int]:
-            own = [place[i, j], first + i, first + k + j]
-            return [*own, shared] if (i, j) in slower else own
-
-        return Topology(links, route, k)
-
-    def between(self, devices: Sequence[str]) -> MeasuredLinks:
-        """Return what concerns these devices. Raises ValueError if one was not measured."""
-        missing = [name for name in devices if name not in self.devices]
-        if missing:
-            raise ValueError(f"{missing[0]} is not among those measured, {', '.join(self.devices)}")
-        chosen = [self.devices.index(name) for name in devices]
-        square = np.ix_(chosen, chosen)
-        matrices = (matrix[square] for matrix in (self.latency, self.bandwidth, self.at_once))
-        of_two = (self.outgoing[chosen], self.incoming[chosen])
-        return MeasuredLinks([*devices], *matrices, *of_two, *self[6:])
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return everything for JSON."""
-        return {
-            name: value.tolist() if isinstance(value, np.ndarray) else value
-            for name, value in self._asdict().items()
-        }
-
-
-_SLOWER = 0.9  # of the bandwidth alone: below, something is shared; a mistake costs as little
-
-
-def read(path: str | os.PathLike) -> MeasuredLinks:
-    """Read a file of ``gluonpar bench --links --json``; ValueError if it is not one, OSError."""
-    try:
-        found = json.loads(Path(path).read_text("utf-8"))["links"]
-        values = {name: found[name] for name in MeasuredLinks._fields}
-        k = len(values["devices"])
-        shapes = {**dict.fromkeys(("latency", "bandwidth", "at_once"), (k, k))}
-        shapes.update(outgoing=(k,), incoming=(k,))
-        for name, shape in shapes.items():
-            values[name] = np.array(values[name], float).reshape(shape)
-        values.update({name: float(values[name]) for name in MeasuredLinks._fields[-2:]})
-        measured = MeasuredLinks(**values)
-        measured.topology()  # which checks the numbers
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is not a file of gluonpar bench --links --json") from error
-    return measured
 
 
 def full(num_devices: int, link: Link = PCIE, duplex: bool = True) -> Topology:

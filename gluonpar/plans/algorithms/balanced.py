@@ -16,8 +16,8 @@ Source: reduce-scatter and all-gather by pairwise exchange, Thakur, Rabenseifner
 
 from __future__ import annotations
 
-from gluonpar.collectives.plan import Hop
-from gluonpar.collectives.registry import register
+from gluonpar.plans.plan import Hop
+from gluonpar.plans.registry import register
 
 
 @register("balanced")
