@@ -47,7 +47,7 @@ class Simulation(NamedTuple):
     @property
     def timed(self) -> list[Timed]:
         """Every hop with its begin and end."""
-        return [Timed(*one) for one in zip(self.hops, self.begin.tolist(), self.end.tolist())]
+        return [Timed(*row) for row in zip(self.hops, self.begin.tolist(), self.end.tolist())]
 
 
 def simulate(
@@ -116,10 +116,10 @@ def _run(plan: _Messages, chunk_bytes: float, on: Topology, memory_bandwidth: fl
     bounds = np.flatnonzero(np.diff(plan.steps, prepend=-1, append=-1))
     now, known = 0.0, {}
     for first, last in zip(bounds, bounds[1:]):
-        these, sizes = plan.places[first:last], plan.num_chunks[first:last]
-        key = these.tobytes(), sizes.tobytes()
+        places, sizes = plan.places[first:last], plan.num_chunks[first:last]
+        key = places.tobytes(), sizes.tobytes()
         if key not in known:  # most plans have few different steps
-            known[key] = _step(these, sizes * chunk_bytes, on, memory_bandwidth)
+            known[key] = _step(places, sizes * chunk_bytes, on, memory_bandwidth)
         begin[first:last], end[first:last] = now, now + known[key]
         now = end[first:last].max()
     return Simulation(float(now), plan.hops, begin[plan.of_hop], end[plan.of_hop])

@@ -408,23 +408,29 @@ class TestMany:
         for data, v in zip(lists, values):
             assert_everywhere(data, v.sum(axis=0))
 
+    @pytest.mark.parametrize("whole", [False, True])
     @pytest.mark.parametrize(
         "bucket_bytes, sizes",
-        [(1, [3, 10, 4, 1]), (51, [3, 10, 4, 1]), (52, [13, 4, 1]), (1 << 20, [13, 4, 1])],
+        [
+            (1, [[3], [10], [4], [1]]),
+            (51, [[3], [10], [4], [1]]),
+            (52, [[3, 10], [4], [1]]),
+            (1 << 20, [[3, 10], [4], [1]]),
+        ],
     )
-    def test_a_bucket_has_neighbours_of_one_dtype_up_to_its_bytes(self, bucket_bytes, sizes):
-        """The first two lists have 52 bytes of float32."""
+    def test_a_bucket_has_neighbours_of_one_dtype_up_to_its_bytes(self, bucket_bytes, sizes, whole):
+        """The first two lists have 52 bytes. Unless taken whole, a bucket is one array."""
         messages = []
 
-        @register_executor("note sizes")
+        @register_executor("note sizes", whole_buckets=whole)
         def note(lists, op, accumulate):
-            messages.extend(data[0].size for data in lists)
+            messages.append([data[0].size for data in lists])
 
         try:
             gluonpar.allreduce_many(self.lists(), "note sizes", bucket_bytes=bucket_bytes)
         finally:
             del ALGORITHMS["note sizes"]
-        assert messages == sizes
+        assert messages == (sizes if whole else [[sum(bucket)] for bucket in sizes])
 
     def test_views_of_one_array_per_device(self):
         flat = [mx.nd.array(np.arange(6) + i, ctx=device(i)) for i in range(2)]
