@@ -14,7 +14,7 @@ from gluonpar import cluster, replicas
 from gluonpar.collectives.exchange import Exchange, in_buckets
 from gluonpar.gluon import initial_values
 from gluonpar.gluon.parallel import on_device
-from gluonpar.gluon.tasks import together
+from gluonpar.gluon.tasks import all_devices
 from gluonpar.metrics import LossMeter
 from gluonpar.optim import sgd
 from gluonpar.runtime import device_threads, memory
@@ -147,7 +147,7 @@ class Towers:
             statistics = [array for arrays in variables for array in arrays if array.grad is None]
             before = [array.copy() for array in statistics]
             try:
-                with together():
+                with all_devices():
                     outputs = self._run(batches)
             except BaseException:  # forward has changed the running statistics
                 for array, saved in zip(statistics, before):
