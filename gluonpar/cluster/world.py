@@ -61,18 +61,18 @@ class World(NamedTuple):
     one_machine: bool  # all ranks share its memory
     nccl: bool  # there is NCCL, and each rank sees one GPU, which no other rank sees
 
-    def meet(self, comm: Any = None, what: str = "") -> bool:
+    def barrier(self, comm: Any = None, name: str = "") -> bool:
         """Wait until all ranks have called this, asleep between polls: MPI would occupy a core.
 
-        Returns whether all have given the same ``what``.
+        Returns whether all have given the same ``name``.
         """
-        checksum = zlib.crc32(what.encode())
+        checksum = zlib.crc32(name.encode())
         extremes = np.array([checksum, -checksum], np.int64)
         with self.mpi_lock:  # for two numbers it takes microseconds longer than a barrier
-            barrier = (comm or self.comm).Iallreduce(self.mpi.IN_PLACE, extremes, self.mpi.MAX)
+            request = (comm or self.comm).Iallreduce(self.mpi.IN_PLACE, extremes, self.mpi.MAX)
         for polls in itertools.count():
             with self.mpi_lock:
-                if barrier.Test():
+                if request.Test():
                     return bool(extremes[0] == -extremes[1])  # the largest is the smallest
             if polls >= _POLLS_AT_ONCE:
                 time.sleep(_POLL_SECONDS)
@@ -201,7 +201,7 @@ def _initialized_mpi():
 
 
 def _leave(job: World) -> None:
-    job.detector.wait_at_exit(job.meet)
+    job.detector.wait_at_exit(job.barrier)
     if not job.mpi.Is_finalized():
         job.mpi.Finalize()
 

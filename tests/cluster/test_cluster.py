@@ -22,7 +22,7 @@ from gluonpar.training.ranks import share_of_batch
 
 SECONDS = 6  # GLUONPAR_TIMEOUT of the jobs in which a rank fails
 JOBS_AT_ONCE = 3
-FAULT = "raise"  # the one of FAULTS that `make test` runs
+QUICK_FAULTS = ["raise", "hang"]  # those of FAULTS that `make test` runs
 
 
 @pytest.fixture(scope="module")
@@ -58,10 +58,12 @@ def test_p_processes_with_k_devices_train_as_one_process_with_p_times_k(ranks, t
 
 @needs_mpi
 def test_only_rank_zero_prints_and_saves(tmp_path):
-    command = [*TRAIN, "--num-gpus", "2", *QUICK, "--epochs", "1"]
-    out, err = succeed(mpirun((2, [*command, "--save-dir", str(tmp_path), "--save-every", "1"])))
+    command = [*TRAIN, "--num-gpus", "2", *QUICK, "--epochs", "1", "--save-every", "1"]
+    folders = [tmp_path / "0", tmp_path / "1"]
+    out, err = succeed(mpirun(*[(1, [*command, "--save-dir", str(f)]) for f in folders]))
     assert out.count("epoch 1,") == 1 and "processes: 2" in out and not err
-    assert [path.name for path in tmp_path.glob("*.params")] == ["lenet-epoch-0001.params"]
+    assert [path.name for path in folders[0].glob("*.params")] == ["lenet-epoch-0001.params"]
+    assert not folders[1].exists() or not list(folders[1].iterdir())
 
 
 def fails(rank, fault, end):
@@ -108,8 +110,11 @@ def lines_of_ours(err):
 @needs_mpi
 @pytest.mark.parametrize(
     "names",
-    [[FAULT], pytest.param([name for name in FAULTS if name != FAULT], marks=pytest.mark.slow)],
-    ids=[FAULT, "others"],
+    [
+        QUICK_FAULTS,
+        pytest.param([name for name in FAULTS if name not in QUICK_FAULTS], marks=pytest.mark.slow),
+    ],
+    ids=["quick", "others"],
 )
 def test_a_rank_that_fails_ends_the_job_with_one_line_that_names_it(names):
     """The jobs run together, as they wait most of the time."""

@@ -364,17 +364,6 @@ def by_stock_trainer():
     trainer.step(3, ignore_stale_grad=True)
 
 
-def by_estimator():
-    net = on_three()
-    trainer = gluon.Trainer(net.collect_params(), "sgd", kvstore="device")
-    stock = estimator.Estimator(
-        net, gluon.loss.L2Loss(), trainer=trainer, context=TWICE, batch_processor=BatchProcessor()
-    )
-    stock.logger.setLevel("ERROR")
-    samples = gluon.data.ArrayDataset(np.ones((3, 2), "float32"), np.ones((3, 1), "float32"))
-    stock.fit(gluon.data.DataLoader(samples, 3), epochs=1)
-
-
 REPLICATED = {
     "Trainer": lambda: Trainer(on_three().collect_params(), "sgd"),
     "Trainer, shapes unknown": lambda: Trainer(
@@ -382,7 +371,6 @@ REPLICATED = {
     ),
     "kvstore": by_stock_trainer,
     "run_tasks": lambda: run_tasks(len, [(1,), (), ()], TWICE),
-    "Estimator": by_estimator,
     "Towers": lambda: Towers(lambda batch, net: net(batch), on_three(), TWICE),
     "SyncBatchNorm": lambda: on_three(lambda: SyncBatchNorm(2))(mx.nd.ones((3, 2), ctx=device(1))),
     "statistics": lambda: average_statistics(on_three(lambda: nn.BatchNorm(in_channels=2))),
