@@ -219,6 +219,27 @@ def test_a_layer_called_twice_in_one_step_keeps_its_calls_apart():
             np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
+def test_backward_of_two_calls_may_come_in_another_order_on_each_device():
+    a, b = np.random.RandomState(0).normal(size=(2, 6, 1)).astype("float32") * [[[1]], [[100]]]
+    results = []
+    for layer, ctx in ((nn.BatchNorm(), contexts(1)), (SyncBatchNorm(), contexts(2))):
+        layer.initialize(ctx=ctx)
+        shards = split_and_load((a.astype("float32"), b.astype("float32")), ctx)
+        for array in sum(shards, ()):
+            array.attach_grad()
+
+        def forward(shard, layer=layer):
+            with autograd.record():
+                return [(layer(array) ** 3).sum() for array in shard]
+
+        losses = run_tasks(forward, shards, ctx)
+        for turn in range(2):
+            firsts = [losses[i][(turn + i) % 2] for i in range(len(ctx))]
+            run_tasks(lambda loss: loss.backward(retain_graph=True), firsts, ctx)
+        results.append([np.concatenate([s[i].grad.asnumpy() for s in shards]) for i in range(2)])
+    np.testing.assert_allclose(results[1], results[0], rtol=1e-4, atol=1e-5)
+
+
 def test_the_same_run_gives_the_same_bits_whichever_thread_is_first(tmp_path):
     path = start(tmp_path)[1]
     many = network(SyncBatchNorm)
