@@ -65,10 +65,10 @@ def together(function: Callable[[], Any]) -> Any:
     except (ValueError, FileNotFoundError) as error:
         failure = error
     failures = gather(None if failure is None else (type(failure), str(failure)))
-    failed = [rank for rank, found in enumerate(failures) if found is not None]
+    failed = [rank for rank, error in enumerate(failures) if error is not None]
     if not failed:
         return result
     if set(failures) == {failures[0]}:
         raise failure
-    kind, text = failures[failed[0]]
-    raise kind(f"rank {failed[0]}: {text}") from failure
+    kind, message = failures[failed[0]]
+    raise kind(f"rank {failed[0]}: {message}") from failure

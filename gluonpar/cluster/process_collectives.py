@@ -193,7 +193,7 @@ def _run(job: World, call: str, function: Callable[[], Any]) -> Any:
     Raises RuntimeError, on all ranks, if they are at different operations.
     """
     with job.detector.operation(call) as number:
-        alike = job.meet(what=call)
+        alike = job.barrier(name=call)
         with job.mpi_lock:
             if alike:
                 return function()

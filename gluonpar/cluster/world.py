@@ -50,7 +50,7 @@ def launched(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 class World(NamedTuple):
-    """All processes of the job. A thread holds ``mpi_lock`` while it calls MPI."""
+    """All processes of the job. A thread holds ``mpi_lock`` while it calls MPI on ``comm``."""
 
     rank: int
     size: int
@@ -61,18 +61,18 @@ class World(NamedTuple):
     one_machine: bool  # all ranks share its memory
     nccl: bool  # there is NCCL, and each rank sees one GPU, which no other rank sees
 
-    def meet(self, comm: Any = None, what: str = "") -> bool:
+    def barrier(self, comm: Any = None, name: str = "") -> bool:
         """Wait until all ranks have called this, asleep between polls: MPI would occupy a core.
 
-        Returns whether all have given the same ``what``.
+        Returns whether all have given the same ``name``.
         """
-        checksum = zlib.crc32(what.encode())
+        checksum = zlib.crc32(name.encode())
         extremes = np.array([checksum, -checksum], np.int64)
         with self.mpi_lock:  # for two numbers it takes microseconds longer than a barrier
-            barrier = (comm or self.comm).Iallreduce(self.mpi.IN_PLACE, extremes, self.mpi.MAX)
+            request = (comm or self.comm).Iallreduce(self.mpi.IN_PLACE, extremes, self.mpi.MAX)
         for polls in itertools.count():
             with self.mpi_lock:
-                if barrier.Test():
+                if request.Test():
                     return bool(extremes[0] == -extremes[1])  # the largest is the smallest
             if polls >= _POLLS_AT_ONCE:
                 time.sleep(_POLL_SECONDS)
@@ -124,14 +124,14 @@ def rank() -> int:
     >>> rank(), size()
     (0, 1)
     """
-    found = _world or world()
-    return found.rank if found else 0
+    job = _world or world()
+    return job.rank if job else 0
 
 
 def size() -> int:
     """Return the number of processes that train together; 1 without MPI."""
-    found = _world or world()
-    return found.size if found else 1
+    job = _world or world()
+    return job.size if job else 1
 
 
 def is_main() -> bool:
@@ -165,13 +165,13 @@ def _start() -> World:
         )
     os.environ[_JOINED] = str(os.getpid())
     # Divide each processor of this machine evenly among the ranks that may run on it.
-    near = [processors for host, _, processors, _ in places if host == socket.gethostname()]
-    own = os.sched_getaffinity(0)
-    share = sum(1 / sum(processor in other for other in near) for processor in own)
+    here = [processors for host, _, processors, _ in places if host == socket.gethostname()]
+    usable = os.sched_getaffinity(0)
+    share = sum(1 / sum(processor in ranks for ranks in here) for processor in usable)
     threads.limit(max(1, int(share + 1e-9)))
     names = [f"rank {rank} (pid {pid} on {host})" for rank, (host, pid, *_) in enumerate(places)]
     mpi_lock = threading.Lock()
-    detector = failures.FailureDetector(mpi, comm_of_detector, mpi_lock, names, seconds)
+    detector = failures.FailureDetector(mpi, comm_of_detector, names, seconds)
     one_machine = len({host for host, *_ in places}) == 1
     gpus = {(host, gpu) for host, _, _, gpu in places if gpu}
     by_nccl = len(gpus) == comm.size and len({version for _, (_, version) in gpus}) == 1
@@ -192,16 +192,16 @@ def _initialized_mpi():
 
     if not MPI.Is_initialized():
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
-    level, needed = MPI.Query_thread(), MPI.THREAD_SERIALIZED
+    level, needed = MPI.Query_thread(), MPI.THREAD_MULTIPLE
     if level < needed:
         raise RuntimeError(
-            f"MPI must support threads at level {needed} (SERIALIZED), got {level}; use another MPI"
+            f"MPI must support threads at level {needed} (MULTIPLE), got {level}; use another MPI"
         )
     return MPI
 
 
 def _leave(job: World) -> None:
-    job.detector.wait_at_exit(job.meet)
+    job.detector.wait_at_exit(job.barrier)
     if not job.mpi.Is_finalized():
         job.mpi.Finalize()
 

@@ -82,13 +82,13 @@ def make_parallel(fn: Callable, ctx: mx.Context | Sequence[mx.Context], **batch:
 
 
 @contextlib.contextmanager
-def on_device(ctx: mx.Context, what: str) -> Iterator[None]:
-    """Make ``ctx`` the default context, and raise exceptions as RuntimeErrors that name it."""
+def on_device(ctx: mx.Context, name: str) -> Iterator[None]:
+    """Make ``ctx`` the default context; raise exceptions as RuntimeErrors: "name failed on ctx"."""
     try:
         with mx.Context(ctx):  # a copy: entered twice, one Context does not restore the outer scope
             yield
     except Exception as error:
-        raise RuntimeError(f"{what} failed on {ctx}: {type(error).__name__}: {error}") from error
+        raise RuntimeError(f"{name} failed on {ctx}: {type(error).__name__}: {error}") from error
 
 
 def _join(parts: Sequence[Any], runs: Runs, path: str) -> Any:

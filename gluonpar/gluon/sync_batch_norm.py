@@ -13,7 +13,7 @@ import numpy as np
 from mxnet import autograd, gluon
 
 from gluonpar import cluster
-from gluonpar.gluon.rendezvous import Rendezvous
+from gluonpar.gluon.device_sums import DeviceSums
 from gluonpar.runtime import device_threads, engine, memory, private_fields
 from gluonpar.runtime.devices import check_distinct
 
@@ -41,17 +41,14 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
 
         losses = gluonpar.run_tasks(forward_backward, shards, ctx)
 
-    In a plain loop, ``[net(X) for X, y in shards]``, all devices draw their workspaces from one
-    pool, and one can be queued for ever behind another that waits for it. That is refused at once,
-    with a RuntimeError; in a hybridized network with a ValueError if shapes are not known yet, and
-    with an MXNetError where a result is read if the network has been called before. GPUs have a
-    pool each: there both work. In prediction nothing waits, and plain loops are right everywhere.
-    docs/guide.md has the argument.
+    A plain loop, ``[net(X) for X, y in shards]``, could stand still there (docs/guide.md says why),
+    and is refused at once, with a RuntimeError; in a hybridized network with a ValueError if shapes
+    are not known yet, and with an MXNetError where a result is read if the network has been called
+    before. On GPUs, and in prediction, plain loops work.
 
     Results are read after all devices' tasks, because reading waits for all devices. If one does
-    not arrive, a warning says so after 20 seconds, and after ``timeout_seconds`` the others fail
-    with an MXNetError where a result is read. For a step on fewer devices call
-    :func:`set_num_devices`.
+    not arrive within ``timeout_seconds``, the others fail with an MXNetError where a result is
+    read. For a step on fewer devices call :func:`set_num_devices`.
 
     Mean and variance are two all-reduces of one number per channel through the host, and so are
     their gradients; on CPU contexts it takes several times as long as BatchNorm. MXNet's own
@@ -181,7 +178,7 @@ class _Layer:
     ) -> None:
         self.name, self.num_devices, self._is_local = name, num_devices, cluster.is_local()
         names = (f"mean of {name}", f"variance of {name}")
-        self.rendezvous = [Rendezvous(each, num_devices, timeout_seconds) for each in names]
+        self.sums = [DeviceSums(each, num_devices, timeout_seconds) for each in names]
 
     def refusal(self, ctx: Sequence[mx.Context]) -> str:
         """Why a call for one of ``ctx`` on this thread would not end, if it would not."""
@@ -214,8 +211,8 @@ def set_num_devices(net: gluon.Block, num_devices: int | None) -> None:
     def change(block: gluon.Block) -> None:
         if isinstance(block, SyncBatchNorm):
             block.num_devices = num_devices
-            for own in block._layer.rendezvous:
-                own.restart()  # devices may have taken part in different numbers of rounds
+            for sums in block._layer.sums:
+                sums.restart()  # devices may have taken part in different numbers of sums
 
     net.apply(change)
 
@@ -227,19 +224,12 @@ def _check_num_devices(num_devices: int | None) -> None:
 
 @mx.operator.register("gluonpar_mean_over_devices")
 class _MeanOverDevicesProp(mx.operator.CustomOpProp):
-    def __init__(
-        self,
-        key: str,
-        name_of_layer: str,
-        num_devices: str,
-        momentum: str,
-        frozen: str,
-        variance: str,
-    ) -> None:
+    """The operator's attributes, which a symbol keeps as strings."""
+
+    def __init__(self, key, name_of_layer, num_devices, momentum, frozen, variance) -> None:
         super().__init__(need_top_grad=True)
-        self._key, self._name, self._num_devices = key, name_of_layer, int(num_devices)
-        self._momentum, self._frozen = float(momentum), frozen == "1"
-        self._variance = variance == "1"
+        self.key, self.name, self.num_devices = key, name_of_layer, int(num_devices)
+        self.momentum, self.frozen, self.variance = float(momentum), frozen == "1", variance == "1"
 
     def list_arguments(self):
         return ["sums", "shape"]
@@ -251,15 +241,11 @@ class _MeanOverDevicesProp(mx.operator.CustomOpProp):
         return [in_shape[0], [3]], [in_shape[0]], [in_shape[0]]
 
     def create_operator(self, ctx, shapes, dtypes):
-        layer, device = _layers.get(self._key), mx.Context(ctx)
+        layer = _layers.get(self.key)
         if layer is None:  # the block is gone, or was in another process
-            layer = _imported[self._key] = _Layer(self._name, lambda: self._num_devices)
-            _layers[self._key] = layer
-        meeting = layer.rendezvous[self._variance]
-        # Its forward says why it cannot train; an error raised here would lose its words.
-        refusal = "" if self._frozen else layer.refusal([device])
-        unbiased = self._variance and device.device_type == "gpu"
-        return _MeanOverDevices(meeting, device, self._momentum, self._frozen, unbiased, refusal)
+            layer = _imported[self.key] = _Layer(self.name, lambda: self.num_devices)
+            _layers[self.key] = layer
+        return _MeanOverDevices(self, layer, mx.Context(ctx))
 
 
 class _MeanOverDevices(mx.operator.CustomOp):
@@ -267,63 +253,54 @@ class _MeanOverDevices(mx.operator.CustomOp):
 
     Nothing waits here: what depends on other devices is written, later, by operators that end when
     the last device has arrived. Calls for one device are ordered, because they all change
-    ``running``. With ``unbiased`` the running mean is of n / (n - 1) times the mean.
+    ``running``.
     """
 
-    def __init__(
-        self,
-        rendezvous: Rendezvous,
-        ctx: mx.Context,
-        momentum: float,
-        frozen: bool,
-        unbiased: bool,
-        refusal: str,
-    ) -> None:
+    def __init__(self, prop: _MeanOverDevicesProp, layer: _Layer, ctx: mx.Context) -> None:
         super().__init__()
         # in_data is on cpu(0) on every CPU context, so the context is passed
-        self._rendezvous, self._ctx, self._momentum = rendezvous, ctx, momentum
-        self._frozen, self._unbiased, self._refusal = frozen, unbiased, refusal
-        self._round = self._count = None
+        self._prop, self._ctx, self._sums = prop, ctx, layer.sums[prop.variance]
+        # Its forward says why it cannot train; an error raised here would lose its words.
+        self._refusal = "" if prop.frozen else layer.refusal([ctx])
+        self._number = self._count = None  # of the sum, if forward was in training; of samples
         # How many backward passes this device's thread had begun when forward was called on it.
         on_thread = device_threads.current() == ctx and ctx.device_type == "cpu"
-        matters = on_thread and rendezvous.num_devices() > 1
+        matters = on_thread and layer.num_devices() > 1
         self._num_backwards = device_threads.num_backwards(ctx) if matters else -1
 
     def forward(self, is_train, req, in_data, out_data, aux):
-        self._round = None
-        if not is_train or self._frozen:
+        self._number = None
+        if not is_train or self._prop.frozen:
             self.assign(out_data[0], req[0], aux[0])
             return
         sums, running = in_data[0].asnumpy(), aux[0].asnumpy()
         samples, _, others = in_data[1].asnumpy().astype("float64")
-        self._round = self._rendezvous.begin(str(self._ctx))
+        self._number = self._sums.begin(str(self._ctx))
 
         def results(total: np.ndarray) -> list[np.ndarray]:
             self._count = total[-1]
-            mean = total[:-1] / self._count
-            factor = self._count / max(1, self._count - 1) if self._unbiased else 1
-            return [mean, self._momentum * running + (1 - self._momentum) * factor * mean]
+            mean = new = total[:-1] / self._count
+            if self._prop.variance and self._ctx.device_type == "gpu":  # as cuDNN's
+                new = mean * self._count / max(1, self._count - 1)
+            momentum = self._prop.momentum
+            return [mean, momentum * running + (1 - momentum) * new]
 
         values, targets = np.append(sums, samples * others), [out_data[0], aux[0]]
-        self._write(self._round, values, results, targets, [req[0], "write"])
+        self._write(self._number, values, results, targets, [req[0], "write"])
 
     def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
         self.assign(in_grad[1], req[1], 0)
-        if self._round is None:
+        if self._number is None:
             self.assign(in_grad[0], req[0], 0)
             return
-
-        def results(total: np.ndarray) -> list[np.ndarray]:
-            return [total / self._count]
-
         if device_threads.num_backwards(self._ctx) == self._num_backwards:
-            self._refusal = _PLAIN_LOOP.format(self._rendezvous.name)  # it is another thread's
-        tag, values = ("backward", self._round), out_grad[0].asnumpy()
-        self._write(tag, values, results, [in_grad[0]], [req[0]])
+            self._refusal = _PLAIN_LOOP.format(self._sums.name)  # it is another thread's
+        key, values = ("backward", self._number), out_grad[0].asnumpy()
+        self._write(key, values, lambda total: [total / self._count], [in_grad[0]], [req[0]])
 
     def _write(
         self,
-        tag: Any,
+        key: Any,
         values: np.ndarray,
         results: Callable[[np.ndarray], list[np.ndarray]],
         targets: list[mx.nd.NDArray],
@@ -336,7 +313,7 @@ class _MeanOverDevices(mx.operator.CustomOp):
             arrays = [mx.nd.empty(array.shape, mx.cpu(), array.dtype) for array in targets]
             kinds = ["write"] * len(targets)
 
-        def arrive(complete: Callable) -> None:
+        def add(complete: Callable) -> None:
             def write(total: np.ndarray) -> None:
                 for array, kind, result in zip(arrays, kinds, results(total)):
                     if kind == "add":
@@ -347,10 +324,10 @@ class _MeanOverDevices(mx.operator.CustomOp):
 
             if self._refusal:
                 raise RuntimeError(self._refusal)
-            self._rendezvous.arrive(tag, str(self._ctx), values, write, complete)
+            self._sums.add(key, str(self._ctx), values, write, complete)
 
         where, name = self._ctx if on_host else mx.cpu(), "gluonpar.SyncBatchNorm"
-        engine.push(arrive, where, writes=arrays, name=name, prioritized=True, deferred=True)
+        engine.push(add, where, writes=arrays, name=name, prioritized=True, deferred=True)
         if not on_host:
             for target, kind, array in zip(targets, req, arrays):
                 self.assign(target, kind, array.as_in_context(target.context))

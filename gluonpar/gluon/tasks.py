@@ -9,7 +9,7 @@ import mxnet as mx
 from mxnet import autograd
 from mxnet.gluon.contrib import estimator
 
-from gluonpar.gluon import rendezvous
+from gluonpar.gluon import device_sums
 from gluonpar.runtime import device_threads, interrupts, threads
 from gluonpar.runtime.devices import as_list, check_distinct
 from gluonpar.sharding import split_and_load
@@ -64,7 +64,7 @@ def run_tasks(
         raise ValueError(f"shards must be 1 to {len(contexts)}, one per context, got {len(shards)}")
     threads.share(contexts)
     results = []
-    with together():
+    with all_devices():
         for shard, c in zip(shards, contexts):
             try:
                 results.append(device_threads.call(c, call, shard))
@@ -74,7 +74,7 @@ def run_tasks(
 
 
 @contextlib.contextmanager
-def together() -> Iterator[None]:
+def all_devices() -> Iterator[None]:
     """Within this context functions are called on devices' threads, for all devices or for none.
 
     Ctrl-C is held back until it is left. If it is left by an exception, no SyncBatchNorm goes on
@@ -84,10 +84,7 @@ def together() -> Iterator[None]:
         try:
             yield
         except BaseException:
-            if rendezvous.close("because a task failed on another device"):
-                with contextlib.suppress(mx.MXNetError):
-                    mx.nd.waitall()
-            rendezvous.reopen()
+            device_sums.abandon("a task failed on another device")
             raise
 
 
@@ -118,9 +115,9 @@ class BatchProcessor(estimator.BatchProcessor):
             return prediction, loss
 
         data, label = self._get_data_and_label(train_batch, estimator.context, batch_axis)
-        found = run_tasks(forward_backward, list(zip(data, label)), estimator.context)
-        predictions, losses = zip(*found)
-        return data, label, list(predictions), list(losses)
+        results = run_tasks(forward_backward, list(zip(data, label)), estimator.context)
+        predictions, losses = map(list, zip(*results))
+        return data, label, predictions, losses
 
 
 def _task_error(ctx: mx.Context, error: Exception) -> TaskError:

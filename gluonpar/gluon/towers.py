@@ -14,7 +14,7 @@ from gluonpar import cluster, replicas
 from gluonpar.collectives.exchange import Exchange, in_buckets
 from gluonpar.gluon import initial_values
 from gluonpar.gluon.parallel import on_device
-from gluonpar.gluon.tasks import together
+from gluonpar.gluon.tasks import all_devices
 from gluonpar.metrics import LossMeter
 from gluonpar.optim import sgd
 from gluonpar.runtime import device_threads, memory, private_fields
@@ -147,7 +147,7 @@ class Towers:
             statistics = [array for arrays in variables for array in arrays if array.grad is None]
             before = [array.copy() for array in statistics]
             try:
-                with together():
+                with all_devices():
                     outputs = self._run(batches)
             except BaseException:  # forward has changed the running statistics
                 for array, saved in zip(statistics, before):
@@ -157,8 +157,7 @@ class Towers:
                 number = later.wait()
             if number:
                 self._reduce_and_update(variables, len(batches), lr, number)
-        names = outputs[0] if outputs else ()
-        return {name: [output[name] for output in outputs] for name in names}, number
+        return _by_name(outputs), number
 
     def _reduce_and_update(
         self, variables: list[Sequence[mx.nd.NDArray]], num_used: int, lr: float | None, number: int
@@ -209,11 +208,11 @@ class Towers:
         ``forward`` need not return ``"loss"``. Nothing waits, and all outputs are kept in memory.
         Raises RuntimeError, as :meth:`step`, for an exception in a tower.
         """
-        found: list[dict] = []
+        outputs: list[dict] = []
         with autograd.pause(train_mode=False):
             for i, batch in enumerate(batches):
-                self._compute(i % len(self.ctx), batch, found)
-        return {name: [output[name] for output in found] for name in (found or [{}])[0]}
+                self._compute(i % len(self.ctx), batch, outputs)
+        return _by_name(outputs)
 
     def _compute(self, i: int, batch: Any, outputs: list[dict]) -> None:
         """Append what ``forward`` returns for the batch in tower i, under the same names."""
@@ -249,6 +248,10 @@ class Towers:
                 device_threads.call(c, outputs[i]["loss"].backward)
             _check_fresh(arrays, c)
         return outputs
+
+
+def _by_name(outputs: list[dict]) -> dict[str, list]:
+    return {name: [output[name] for output in outputs] for name in (outputs or [{}])[0]}
 
 
 def _rule_of(optimizer: mx.optimizer.Optimizer, params: list | None) -> Callable:

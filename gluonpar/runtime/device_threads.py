@@ -13,6 +13,7 @@ are replaced by others that call them.
 from __future__ import annotations
 
 import collections
+import concurrent.futures
 import ctypes
 import functools
 import os
@@ -50,69 +51,62 @@ def call(ctx: mx.Context, function: Callable, *arguments: Any) -> Any:
     It runs in the scope of ``ctx``, and records, trains and uses NumPy's semantics if the caller
     does. What it raises is raised here. On the thread of ``ctx`` itself it is simply called.
     """
-    scope = _Scope()
     if current() == ctx:
         with mx.Context(ctx):
             return function(*arguments)
     if ctx not in _threads:
         _threads[ctx] = _DeviceThread(ctx)
-    return _threads[ctx].call(scope, function, arguments)
+    return _threads[ctx].call(_in_scope_of_caller(functools.partial(function, *arguments)))
 
 
-class _Scope:
-    """The caller's settings that MXNet keeps per thread."""
+def _in_scope_of_caller(function: Callable) -> Callable:
+    """Return ``function`` with this thread's settings, which MXNet keeps per thread."""
+    np_shape, np_array = mx.util.is_np_shape(), mx.util.is_np_array()
+    recording, training = autograd.is_recording(), autograd.is_training()
 
-    def __init__(self) -> None:
-        self._np_shape, self._np_array = mx.util.is_np_shape(), mx.util.is_np_array()
-        self._recording, self._training = autograd.is_recording(), autograd.is_training()
+    def scoped() -> Any:
+        autograd.set_recording(recording)
+        autograd.set_training(training)
+        with mx.util.np_shape(np_shape), mx.util.np_array(np_array):
+            return function()
 
-    def call(self, function: Callable, arguments: tuple) -> Any:
-        autograd.set_recording(self._recording)
-        autograd.set_training(self._training)
-        with mx.util.np_shape(self._np_shape), mx.util.np_array(self._np_array):
-            return function(*arguments)
+    return scoped
 
 
 class _DeviceThread:
-    """The thread of one context."""
+    """The thread of one context. Unlike an executor's, it does not keep the process from ending."""
 
     def __init__(self, ctx: mx.Context) -> None:
         self._ctx, self._seeded = ctx, -1
         self._calls: queue.SimpleQueue = queue.SimpleQueue()
         threading.Thread(target=self._run, name=f"gluonpar {ctx}", daemon=True).start()
 
-    def call(self, scope: _Scope, function: Callable, arguments: tuple) -> Any:
-        found: queue.SimpleQueue = queue.SimpleQueue()
-        self._calls.put((scope, function, arguments, found))
-        result, error = found.get()
-        if error is None:
-            return result
-        try:
-            raise error
-        finally:
-            del error  # its traceback refers to this frame
+    def call(self, function: Callable) -> Any:
+        future: concurrent.futures.Future = concurrent.futures.Future()
+        self._calls.put((function, future))
+        return future.result()
 
     def _run(self) -> None:
         _this.ctx = self._ctx
         while True:
-            scope, function, arguments, found = self._calls.get()
+            function, future = self._calls.get()
             try:
                 self._seed()
-                # A copy: entered twice, one Context does not restore the outer scope.
-                with mx.Context(self._ctx):
-                    found.put((scope.call(function, arguments), None))
+                with mx.Context(self._ctx):  # a copy: entered twice, one does not restore the outer
+                    future.set_result(function())
             except BaseException as error:
-                found.put((None, error))
-            del scope, function, arguments, found  # what a task refers to may be large
+                future.set_exception(error)
+            del function, future  # what a task refers to may be large
 
     def _seed(self) -> None:
         """Seed this thread's generators, if that was asked for since the last time."""
-        of_all, own = _seeds["all"], _seeds.get(self._ctx, (-1, 0))
-        if max(of_all, own)[0] <= self._seeded:
+        of_all, of_context = _seeds["all"], _seeds.get(self._ctx, (-1, 0))
+        newest = max(of_all, of_context)
+        if newest[0] <= self._seeded:
             return
-        self._seeded = max(of_all, own)[0]
-        if own > of_all:
-            _seed_context(own[1], self._ctx.device_typeid, self._ctx.device_id)
+        self._seeded = newest[0]
+        if newest is of_context:
+            _seed_context(of_context[1], self._ctx.device_typeid, self._ctx.device_id)
         else:
             apart = self._ctx.device_id * _STRIDE if self._ctx.device_type == "cpu" else 0
             _seed_all((of_all[1] + apart) % (1 << 31))

@@ -22,7 +22,7 @@ from gluonpar.training.ranks import share_of_batch
 
 SECONDS = 6  # GLUONPAR_TIMEOUT of the jobs in which a rank fails
 JOBS_AT_ONCE = 3
-FAULT = "raise"  # the one of FAULTS that `make test` runs
+QUICK_FAULTS = ["raise", "hang"]  # those of FAULTS that `make test` runs
 
 
 @pytest.fixture(scope="module")
@@ -57,19 +57,13 @@ def test_p_processes_with_k_devices_train_as_one_process_with_p_times_k(ranks, t
 
 
 @needs_mpi
-@pytest.mark.slow
-def test_one_process_under_mpirun_imports_no_mpi_and_gives_the_same_bits(tmp_path, reference):
-    succeed(mpirun((1, [*RANK, "alone", str(tmp_path)])))
-    want = b"".join(array.tobytes() for arrays in reference(2).values() for array in arrays)
-    assert (tmp_path / "alone").read_bytes() == want
-
-
-@needs_mpi
 def test_only_rank_zero_prints_and_saves(tmp_path):
-    command = [*TRAIN, "--num-gpus", "2", *QUICK, "--epochs", "1"]
-    out, err = succeed(mpirun((2, [*command, "--save-dir", str(tmp_path), "--save-every", "1"])))
+    command = [*TRAIN, "--num-gpus", "2", *QUICK, "--epochs", "1", "--save-every", "1"]
+    folders = [tmp_path / "0", tmp_path / "1"]
+    out, err = succeed(mpirun(*[(1, [*command, "--save-dir", str(f)]) for f in folders]))
     assert out.count("epoch 1,") == 1 and "processes: 2" in out and not err
-    assert [path.name for path in tmp_path.glob("*.params")] == ["lenet-epoch-0001.params"]
+    assert [path.name for path in folders[0].glob("*.params")] == ["lenet-epoch-0001.params"]
+    assert not folders[1].exists() or not list(folders[1].iterdir())
 
 
 def fails(rank, fault, end):
@@ -81,7 +75,7 @@ def fails(rank, fault, end):
 # Per job: its commands, the line without its ends, and the exit code. Those that take long first.
 NO_RESPONSE = "did not complete operation 12 .*: it does not respond .*"
 LEFT = r"did not complete operation 12 \(allreduce of 1,000 .*has ended"
-HANGS = r"did not complete operation 12 .* is at cluster_rank\.py:\d+ in .*"
+HANGS = "did not complete operation 12 .* is outside gluonpar's collectives"
 NEVER = "import os, time; print('pid', os.getpid(), flush=True); time.sleep(1000)"
 FAULTS = {
     "raise": fails(1, "raise", "failed: KeyError: 'the cat'"),
@@ -90,11 +84,8 @@ FAULTS = {
         "not all ranks started MPI within 120 s",
         128 + signal.SIGKILL,
     ),
-    "leave slowly": fails(1, "leave, and the job ends slowly", LEFT),
-    "interrupt": fails(1, "interrupt", "failed: KeyboardInterrupt"),
     "stop": fails(1, "stop", NO_RESPONSE),
-    "stop rank 0": fails(0, "stop", NO_RESPONSE),
-    "stop inside": fails(1, "stop inside", NO_RESPONSE),
+    "stop inside": fails(0, "stop inside", NO_RESPONSE),
     "stop at the end": fails(1, "stop at the end", "did not complete its program .*"),
     "hang": fails(1, "hang", HANGS),
     "leave": fails(1, "leave", LEFT),
@@ -119,8 +110,11 @@ def lines_of_ours(err):
 @needs_mpi
 @pytest.mark.parametrize(
     "names",
-    [[FAULT], pytest.param([name for name in FAULTS if name != FAULT], marks=pytest.mark.slow)],
-    ids=[FAULT, "others"],
+    [
+        QUICK_FAULTS,
+        pytest.param([name for name in FAULTS if name not in QUICK_FAULTS], marks=pytest.mark.slow),
+    ],
+    ids=["quick", "others"],
 )
 def test_a_rank_that_fails_ends_the_job_with_one_line_that_names_it(names):
     """The jobs run together, as they wait most of the time."""
@@ -169,24 +163,6 @@ def test_a_job_that_stands_still_for_longer_than_the_time_limit_goes_on(tmp_path
         time.sleep(seconds)  # what is tested is how this time is counted
     (tmp_path / "go").touch()
     succeed(job)
-
-
-@pytest.mark.slow
-@needs_mpi
-def test_ranks_that_stood_still_need_not_go_on_at_the_same_time():
-    """As on two machines: the first must not report that the other one does not respond."""
-    job = mpirun((2, [*RANK, "hang", "1"]), GLUONPAR_TIMEOUT=str(SECONDS))
-    first, second = pids("".join(line_of(job) for _ in range(3)))
-    for rank, number, seconds in (
-        (first, signal.SIGSTOP, 0),
-        (second, signal.SIGSTOP, SECONDS),
-        (first, signal.SIGCONT, 3 * SECONDS),
-        (second, signal.SIGCONT, 0),
-    ):
-        os.kill(rank, number)
-        time.sleep(seconds)  # what is tested is how this time is counted
-    (line,) = set(lines_of_ours(ended(job)[2]))
-    assert re.match(r"gluonpar: rank 1 .* did not complete operation 12 .*: it is at ", line)
 
 
 @pytest.mark.slow
@@ -317,21 +293,13 @@ def test_ranks_without_enough_memory_for_mpi_end_the_job_with_one_line(tmp_path)
 
 @needs_mpi
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "megabytes, words",
-    [
-        (600, "ran out of memory: .* for a step of 3000 samples on 1 CPU context"),
-        (2200, "ran out of memory: .*(alloc|memory object)"),
-    ],
-    ids=["for a step", "in a step"],
-)
-def test_a_rank_without_enough_memory_ends_the_job_with_one_line(megabytes, words, tmp_path):
-    job = train_with_address_space(megabytes, tmp_path, ranks_without=1)
+def test_a_rank_without_enough_memory_ends_the_job_with_one_line(tmp_path):
+    job = train_with_address_space(600, tmp_path, ranks_without=1)
     out, err = job.communicate(timeout=600)
     assert job.returncode == 1, out + err
-    ours = lines_of_ours(err)
-    assert len(ours) == 1 and re.search(words, ours[0]) and "Traceback" not in err, err
-    assert ours[0].startswith("gluonpar: rank 1 (pid ")
+    (line,) = lines_of_ours(err)
+    assert re.search("ran out of memory: .* for a step of 3000 samples on 1 CPU context", line)
+    assert line.startswith("gluonpar: rank 1 (pid ") and "Traceback" not in err, err
     assert list(tmp_path.iterdir()) == []
 
 

@@ -129,17 +129,6 @@ def test_what_one_process_wrote_several_go_on_from(whole, tmp_path):
     assert_equal_to_rounding(last(tmp_path, model), last(folder, model))
 
 
-@pytest.mark.slow
-def test_only_rank_zero_writes(tmp_path):
-    folders = [tmp_path / "0", tmp_path / "1"]
-    commands = [(1, command("lenet", 1, "--epochs", 1, "--save-dir", path)) for path in folders]
-    code, _, err = finish(mpirun(*commands))
-    assert code == 0, err
-    names = {path.name for path in folders[0].iterdir()}
-    assert names == {"lenet-epoch-0001.npz", "lenet-epoch-0001.params"}
-    assert not folders[1].exists() or not list(folders[1].iterdir())
-
-
 # Signals
 
 

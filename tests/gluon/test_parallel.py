@@ -58,71 +58,6 @@ def test_the_callers_scope_is_what_it_was_even_if_it_is_one_of_the_devices():
     assert mx.context.current_context() == before
 
 
-POINTS = 100
-STEPS = 1000
-
-
-def fit(k, np_world, start=None):
-    """The chapter's second example: 5 x^2 + 3, from samples of it, by Adam; the coefficients."""
-    F = mx.np if np_world else mx.nd
-    w = F.array(values(3) if start is None else start)
-    w.attach_grad()
-
-    def losses(x, y):
-        a, b, c = (w.as_in_context(x.context)[i : i + 1] for i in range(3))
-        return (a * x * x + b * x + c - y) ** 2
-
-    adam = mx.optimizer.get_updater(mx.optimizer.Adam(learning_rate=0.1))
-    rng = np.random.RandomState(1)
-    for _ in range(STEPS):
-        x = rng.uniform(-10, 10, size=POINTS).astype("float32")
-        with autograd.record():
-            loss = make_parallel(losses, contexts(k), x=x, y=5 * x * x + 3).mean()
-        loss.backward()
-        adam(0, w.grad, w)
-    return w.asnumpy()
-
-
-def fit_by_numpy():
-    """The same in float64, with the gradient and Adam written out."""
-    w, m, v = values(3).astype("float64"), np.zeros(3), np.zeros(3)
-    rng = np.random.RandomState(1)
-    for t in range(1, STEPS + 1):
-        x = rng.uniform(-10, 10, size=POINTS).astype("float32")
-        features = np.stack([x * x, x, np.ones_like(x)], axis=1).astype("float64")
-        grad = 2 * features.T @ (features @ w - (5 * x * x + 3)) / POINTS
-        m, v = 0.9 * m + 0.1 * grad, 0.999 * v + 0.001 * grad**2
-        w -= 0.1 * np.sqrt(1 - 0.999**t) / (1 - 0.9**t) * m / (np.sqrt(v) + 1e-8)
-    return w
-
-
-@pytest.fixture(scope="module")
-def fitted():
-    return fit_by_numpy()
-
-
-@pytest.mark.parametrize("k", [*(pytest.param(k, marks=pytest.mark.slow) for k in (1, 2, 3)), 4])
-def test_fitting_a_parabola_on_k_devices_is_fitting_it_on_one(fitted, k):
-    w = fit(k, np_world=False)
-    np.testing.assert_allclose(w, fitted, atol=1e-4)
-    np.testing.assert_allclose(w, [5, 0, 3], atol=0.5)  # as near as after the chapter's 1000 steps
-
-
-@pytest.mark.slow
-def test_from_zero_the_fit_gets_as_far_as_the_books_in_its_1000_steps():
-    """[4.99, 0.00, 3.45]: the constant, which matters least, is still on its way down to 3."""
-    one, *more = (fit(k, np_world=False, start=[0.0, 0.0, 0.0]) for k in (1, 2, 3, 4))
-    np.testing.assert_allclose(one, [4.99, 0.00, 3.45], atol=0.05)
-    for w in more:
-        np.testing.assert_allclose(w, one, atol=1e-4)
-
-
-@pytest.mark.slow
-def test_fitting_a_parabola_with_numpy_arrays(fitted):
-    with mx.util.np_shape(True), mx.util.np_array(True):
-        np.testing.assert_allclose(fit(3, np_world=True), fitted, atol=1e-4)
-
-
 def forward_and_gradients(x, w, dout):
     """tanh(x w) and the gradients of (dout * output).sum(), in float64."""
     x, w = x.astype("float64"), w.astype("float64")
@@ -327,12 +262,6 @@ def pair_or_dict(x):
 def test_outputs_that_cannot_be_joined_are_refused(fn, error, words):
     with pytest.raises(error, match=words):
         make_parallel(fn, contexts(2), x=values(5, 2))
-
-
-def test_devices_that_return_different_numbers_of_rows_per_sample_are_refused():
-    twice = on_second(lambda x: mx.nd.concat(x, x, dim=0))
-    with pytest.raises(ValueError, match=r"1 x \(2,\) .*[cg]pu\(0\).* 2 x \(2,\) .*[cg]pu\(1\)"):
-        make_parallel(twice, contexts(2), x=values(5, 2))
 
 
 def test_a_number_without_axes_is_refused():
