@@ -222,7 +222,10 @@ def test_a_layer_called_twice_in_one_step_keeps_its_calls_apart():
 def test_backward_of_two_calls_may_come_in_another_order_on_each_device():
     a, b = np.random.RandomState(0).normal(size=(2, 6, 1)).astype("float32") * [[[1]], [[100]]]
     results = []
-    for layer, ctx in ((nn.BatchNorm(), contexts(1)), (SyncBatchNorm(), contexts(2))):
+    for layer, ctx in (
+        (nn.BatchNorm(), contexts(1)),
+        (SyncBatchNorm(timeout_seconds=30), contexts(2)),
+    ):
         layer.initialize(ctx=ctx)
         shards = split_and_load((a.astype("float32"), b.astype("float32")), ctx)
         for array in sum(shards, ()):

@@ -173,6 +173,8 @@ def test_a_task_records_and_trains_if_its_caller_does():
     assert run_tasks(flags, [0], device(0)) == [(False, False, False)]
     with autograd.record(train_mode=False), mx.util.np_array(True):
         assert run_tasks(flags, [0], device(0)) == [(True, False, True)]
+    with autograd.record():
+        assert run_tasks(flags, [0], device(0)) == [(True, True, False)]
     assert run_tasks(flags, [0], device(0)) == [(False, False, False)]
 
 
