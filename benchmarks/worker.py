@@ -1,30 +1,32 @@
 """One process of a candidate: makes its training, then does what the messages say.
 
 Run by its path, with a request (:meth:`jobs.Job.worker`) as its argument. Between two messages it
-blocks in a read, so that another candidate has the machine; the processor time that its threads
-take meanwhile is part of its report.
+is stopped, so that another candidate has the machine.
 """
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import importlib
 import json
 import os
 import pathlib
 import runpy
+import signal
 import socket
 import sys
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-LOOPBACK = "127.0.0.1"
+LOOPBACK, PR_SET_PDEATHSIG = "127.0.0.1", 1
 
 
 def main(request: dict) -> None:
     """Make the training, connect, and answer until the connection is closed."""
     from benchmarks.training import training, workloads
 
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # a stopped process sees no end
     prepare(request["runtime"], request["task"][2])
     if os.environ.get("DMLC_ROLE", "worker") != "worker":
         import mxnet  # noqa: F401  # a parameter server serves while it is imported
@@ -34,61 +36,41 @@ def main(request: dict) -> None:
     try:
         module = importlib.import_module(f"benchmarks.{request['module']}")
         made = module.make(task, **request["options"])
-    except training.Unavailable as reason:
-        connect(request["port"], {"unavailable": str(reason)})
-        return
-    hello = {"rank": made.rank, "pid": os.getpid(), "loss": made.loss(), "version": made.version}
-    hello["imports_gluonpar"] = "gluonpar.runtime.startup" in sys.modules
-    serve(made, connect(request["port"], hello))
-    os._exit(0)  # libraries would wait for the other ranks
-
-
-def connect(port: int, hello: dict):
-    """Return a file of the connection to the parent process, after sending ``hello``."""
-    with socket.create_connection((LOOPBACK, port)) as connection:  # its file keeps it open
+    except training.UnavailableError as reason:
+        hello, made = {"unavailable": str(reason)}, None
+    else:
+        hello = {"rank": made.rank, "pid": os.getpid(), "loss": made.loss()}
+        hello["version"] = made.version
+        hello["imports_gluonpar"] = hasattr(sys.modules.get("gluonpar"), "__version__")
+    with socket.create_connection((LOOPBACK, request["port"])) as connection:
         lines = connection.makefile("rw")
     print(json.dumps(hello), file=lines, flush=True)
-    return lines
-
-
-def serve(training, lines) -> None:
-    """Answer each message until the connection is closed."""
-    idle_seconds = idle_cpu_seconds = 0.0
     gc.collect()
     gc.freeze()
     gc.disable()
-    while True:
-        wall, cpu = time.perf_counter(), time.process_time()
-        line = lines.readline()
-        idle_seconds += time.perf_counter() - wall
-        idle_cpu_seconds += time.process_time() - cpu
-        if not line:
-            return
-        message = json.loads(line)
-        if "steps" in message:
-            answer = train(training, message["steps"])
-        elif "sum" in message:
-            answer = add(training, message["sum"])
-        else:
-            answer = {"loss": training.loss(), **training.report()}
-            answer.update(idle_seconds=idle_seconds, idle_cpu_seconds=idle_cpu_seconds)
-        print(json.dumps(answer), file=lines, flush=True)
+    for line in lines if made else ():
+        print(json.dumps(answer(made, **json.loads(line))), file=lines, flush=True)
+    os._exit(0)  # libraries would wait for the other ranks
 
 
-def train(training, steps: int) -> dict:
-    """Return the seconds of all steps together, without garbage collection during them."""
-    gc.collect()
-    training.barrier()
-    start, cpu = time.perf_counter(), time.process_time()
-    training.run(steps)
-    return {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - cpu}
+def answer(training, steps: int = 0, add: int = 0) -> dict:
+    """Take ``steps`` steps, or sum arrays of ``add`` float32, or else report; return the figures.
 
-
-def add(training, n: int) -> dict:
-    """Return the seconds of an all-reduce of ``n`` float32, and how many sums are wrong."""
+    They are the seconds of all steps together, without garbage collection during them; those of the
+    sum and how many elements are wrong; or the memory and the loss.
+    """
+    if steps:
+        gc.collect()
+        training.barrier()
+        start = time.perf_counter()
+        training.run(steps)
+        return {"seconds": time.perf_counter() - start}
+    if not add:
+        memory = {"peak_bytes": peak_bytes(), "memory": training.memory()}
+        return {**memory, "loss": training.loss()}
     import mxnet as mx
 
-    x = mx.nd.full((n,), training.rank + 1)
+    x = mx.nd.full((add,), training.rank + 1)
     x.wait_to_read()
     training.barrier()
     start = time.perf_counter()
@@ -99,16 +81,28 @@ def add(training, n: int) -> dict:
     return {"seconds": seconds, "wrong": int((total.asnumpy() != right).sum())}
 
 
+def peak_bytes() -> int:
+    """Return the peak resident memory; 0 where there is no /proc.
+
+    Not by getrusage, which includes the memory of the process that started this one.
+    """
+    try:
+        lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
+
+
 def prepare(runtime: str, devices: list) -> None:
     """Import gluonpar, or make MXNet importable without it, or do nothing."""
     if runtime == "gluonpar":
         importlib.import_module("gluonpar")
     if runtime == "mxnet":
-        path = ROOT / "gluonpar" / "runtime" / "standalone.py"
+        path = ROOT / "gluonpar" / "install" / "entry.py"
         runpy.run_path(str(path))["skip_init"]("gluonpar")
-        importlib.import_module("gluonpar.runtime.compatibility").install()
+        importlib.import_module("gluonpar.install.compatibility").install()
         if any(kind == "gpu" for kind, _ in devices):
-            importlib.import_module("gluonpar.runtime.cuda_libraries").load_libraries()
+            importlib.import_module("gluonpar.install.cuda_libraries").load_libraries()
 
 
 if __name__ == "__main__":

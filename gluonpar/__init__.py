@@ -1,14 +1,14 @@
 """gluonpar: one model on several devices in MXNet/Gluon, by hand, where every step can be read."""
 
 # ruff: noqa: E402, I001 - the command and the runtime come first, before MXNet is imported
-from gluonpar.runtime import entry
+from gluonpar.install import entry
 
 if entry.without_mxnet():  # `gluonpar doctor`, where the rest may be broken, and `gluonpar --help`
     from gluonpar import __main__ as _command
 
     raise SystemExit(_command.main())
 
-from gluonpar.runtime import startup
+from gluonpar.install import startup
 
 try:
     startup.start()
@@ -49,7 +49,7 @@ from gluonpar.models.lenet import init_lenet, lenet
 from gluonpar.optim import sgd
 from gluonpar.replicas import get_params
 from gluonpar.runtime.cached_op import operators, traceable
-from gluonpar.runtime.version import __version__
+from gluonpar.install.version import __version__
 from gluonpar.sharding import split_and_load, split_samples
 from gluonpar.step import train_batch
 

@@ -10,8 +10,8 @@ import importlib
 import sys
 from typing import NamedTuple, Sequence
 
-from gluonpar.runtime import entry
-from gluonpar.runtime.version import __version__
+from gluonpar.install import entry
+from gluonpar.install.version import __version__
 
 
 class Command(NamedTuple):
@@ -28,15 +28,15 @@ COMMANDS = {
         "train LeNet or ResNet-18 on K GPUs, or on K CPU devices",
     ),
     "bench": Command(
-        "gluonpar.diagnostics.benchmark.bench_command",
+        "gluonpar.diagnostics.bench",
         "measure the all-reduce algorithms beside MXNet's own",
     ),
     "verify": Command(
-        "gluonpar.diagnostics.verify_command",
+        "gluonpar.diagnostics.self_test",
         "test on these devices that gluonpar computes correctly",
     ),
     "doctor": Command(
-        "gluonpar.diagnostics.doctor.command",
+        "gluonpar.diagnostics.doctor",
         "print what is installed and what is wrong, with a remedy for each fault",
     ),
 }

@@ -11,7 +11,8 @@ import numpy as np
 from mxnet import autograd, nd
 
 from gluonpar import cluster
-from gluonpar.collectives import arguments, partition
+from gluonpar.collectives import arguments
+from gluonpar.plans import partition
 from gluonpar.runtime import memory
 from gluonpar.sharding import split_and_load
 
@@ -166,8 +167,8 @@ def accuracy(
     if np.shape(labels) not in ((num_images,), (num_images, 1)):
         got = f"{np.shape(labels)} for {num_images} images"
         raise ValueError(f"labels must be one per image, of shape (n,) or (n, 1), got {got}")
-    own = partition.slices(num_images, cluster.size())[cluster.rank()]
-    images, labels = images[own], labels[own]
+    part = partition.slices(num_images, cluster.size())[cluster.rank()]
+    images, labels = images[part], labels[part]
     correct = [nd.zeros((1,), ctx=c, dtype="float64") for c in ctx]
     for start in range(0, len(images), batch_size):
         batch = slice(start, start + batch_size)

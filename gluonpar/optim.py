@@ -16,6 +16,7 @@ import numpy as np
 from mxnet import autograd, nd
 
 from gluonpar import replicas, sharding
+from gluonpar.collectives.exchange import Exchange
 from gluonpar.runtime import memory, thread_pool, threads
 
 # multi_sgd_update, and all like it, copy pointers into arrays of this length without checking it.
@@ -27,7 +28,7 @@ def sgd(params: Sequence[nd.NDArray], lr: float, batch_size: int) -> None:
 
     ``params`` are one device's, of any float dtype, whose gradients hold the *sum* over
     ``batch_size`` samples; parameters without a gradient are left as they are. On a CPU context the
-    update is one pass over memory (:func:`reduce_update`), a quarter of the time of MXNet's own
+    update is one pass over memory (:func:`update_on_host`), a quarter of the time of MXNet's own
     operator; on a GPU it is that operator. Nothing waits. Raises ValueError unless ``batch_size``
     is positive. ``sgd`` in Dive into Deep Learning, 3.4.
 
@@ -41,21 +42,21 @@ def sgd(params: Sequence[nd.NDArray], lr: float, batch_size: int) -> None:
     update_by_sgd(replicas.buckets([params]), lr, batch_size)
 
 
-def update_by_sgd(buckets: Sequence[replicas.Bucket], lr: float, batch_size: int) -> None:
+def update_by_sgd(buckets: Sequence[replicas.ParamBucket], lr: float, batch_size: int) -> None:
     """Update by :func:`sgd` the parameters in ``buckets``, each copy by its own gradient."""
     for of_device in zip(*(_pairs_by_device(bucket) for bucket in buckets)):
         first, _ = of_device[0][0]
         if on_host([first]):
             update = rule(lr, 1.0 / batch_size)
             pairs = [pair for pairs in of_device for pair in pairs]
-            reduce_update([Item([grad], [param], update) for param, grad in pairs])
+            update_on_host([Item([grad], [param], update) for param, grad in pairs])
             continue
         for pairs in of_device:
             for start in range(0, len(pairs), MOST_WEIGHTS):
                 _multi_sgd_update(pairs[start : start + MOST_WEIGHTS], lr, batch_size)
 
 
-def _pairs_by_device(bucket: replicas.Bucket) -> Iterable[list[tuple[nd.NDArray, nd.NDArray]]]:
+def _pairs_by_device(bucket: replicas.ParamBucket) -> Iterable[list[tuple[nd.NDArray, nd.NDArray]]]:
     """Give each device's parameters in the bucket, each with its gradient."""
     for k in range(len(bucket.copies[0].params)):
         yield [(each.params[k], each.grads[k]) for each in bucket.copies]
@@ -123,13 +124,38 @@ def on_host(arrays: Iterable[mx.nd.NDArray]) -> bool:
     return not any("gpu" in array.context.device_type for array in arrays)
 
 
-def reduce_update(items: Sequence[Item]) -> None:
+def reduce_update(
+    exchange: Exchange,
+    buckets: Sequence[replicas.ParamBucket],
+    rule_of: Callable[[replicas.Copies], tuple],
+) -> None:
+    """Sum the gradients in ``buckets`` over all devices, and update all copies of the parameters.
+
+    On CPU contexts, for an exchange that :attr:`~Exchange.may_fuse`. In one process the sum and the
+    update are one pass over memory; in several the update is, after the sums on each bucket's root.
+    ``rule_of(copies)`` returns the function that updates a parameter and the states that it is
+    given, as in :class:`Item`.
+    """
+    alone = exchange.num_processes == 1
+    if not alone:
+        exchange.reduce(replicas.to_sum(buckets))
+    for bucket in buckets:
+        items = [
+            Item(each.counting if alone else [each.grads[bucket.root]], each.params, *rule_of(each))
+            for each in bucket.copies
+        ]
+        update_on_host([item for item in items if item.grads])
+
+
+def update_on_host(items: Sequence[Item]) -> None:
     """Update the parameter of every item on all devices by the sum of its gradients, in place.
 
     The first of ``params`` is updated and copied to the others. Gradients are not changed. float16
     is summed in float32, and ``total`` is then float32. All arrays must be dense and on CPU
     contexts. It is one operator; an error is raised at the next wait for one of the parameters.
     """
+    if not items:
+        return
     # The caller may change its lists before it runs.
     items = [Item(*map(tuple, item[:2]), item.update, tuple(item.states)) for item in items]
     arrays = [array for item in items for array in (*item.grads, *item.params, *item.states)]

@@ -18,8 +18,8 @@ from typing import Iterable, NamedTuple, Sequence
 import mxnet as mx
 
 from gluonpar import cluster
-from gluonpar.collectives import arguments
-from gluonpar.collectives.local import BUCKET_BYTES
+from gluonpar.collectives import arguments, exchange
+from gluonpar.collectives.exchange import BUCKET_BYTES, groups
 from gluonpar.runtime import backward_passes, memory
 
 
@@ -41,16 +41,33 @@ class Copies(NamedTuple):
         return [grad for grad, fresh in zip(self.grads, self.fresh) if not fresh]
 
     @property
-    def row_sparse(self) -> bool:
-        """Whether the gradients are row_sparse."""
-        return self.grads[0].stype == "row_sparse"
+    def counting(self) -> Sequence[mx.nd.NDArray]:
+        """The gradients that count."""
+        if all(self.fresh):
+            return self.grads
+        return [grad for grad, fresh in zip(self.grads, self.fresh) if fresh]
 
 
-class Bucket(NamedTuple):
-    """Neighbouring parameters, and the device that updates them where only one does."""
+class ParamBucket(NamedTuple):
+    """Neighbouring parameters, and the device that updates them where only one does, the root."""
 
     copies: Sequence[Copies]
-    owner: int = 0
+    root: int = 0
+
+    @property
+    def grads(self) -> exchange.Bucket:
+        """The gradients, to be summed."""
+        return exchange.Bucket([each.grads for each in self.copies], self.root)
+
+    @property
+    def params(self) -> exchange.Bucket:
+        """The copies of the parameters, to be broadcast."""
+        return exchange.Bucket([each.params for each in self.copies], self.root)
+
+    @property
+    def row_sparse(self) -> bool:
+        """Whether the gradients are row_sparse; then there is one parameter."""
+        return self.copies[0].grads[0].stype == "row_sparse"
 
 
 class Replica(list):
@@ -104,12 +121,14 @@ def check(device_params: Sequence[Sequence[mx.nd.NDArray]], ctx: Sequence[mx.Con
             f"{len(ctx)} contexts {ctx}; make them with [get_params(params, c) for c in ctx]"
         )
     shapes = [[memory.kind(param)[0] for param in params] for params in device_params]
-    for params, c, own in zip(device_params, ctx, shapes):
+    for params, c, device_shapes in zip(device_params, ctx, shapes):
         for i, param in enumerate(params):
             if memory.context(param) != c:
                 raise ValueError(f"parameter {i} must be on {c}, but is on {param.context}")
-        if own != shapes[0]:
-            raise ValueError(f"parameters on {c} have shapes {own}, on {ctx[0]} {shapes[0]}")
+        if device_shapes != shapes[0]:
+            raise ValueError(
+                f"parameters on {c} have shapes {device_shapes}, on {ctx[0]} {shapes[0]}"
+            )
 
 
 def grads(params: Sequence[mx.nd.NDArray]) -> list[mx.nd.NDArray | None]:
@@ -121,14 +140,14 @@ def grads(params: Sequence[mx.nd.NDArray]) -> list[mx.nd.NDArray | None]:
 
 def buckets(
     device_params: Sequence[Sequence[mx.nd.NDArray]], written: bool = False
-) -> list[Bucket]:
+) -> list[ParamBucket]:
     """Return the parameters with a gradient in buckets, the last layers' first.
 
     With ``written`` only gradients count whose flags are set (:mod:`backward_passes`).
     Raises ValueError if a parameter has a gradient on some devices only, or gradients that differ.
     """
     of_devices = [grads(params) for params in device_params]
-    found = []
+    trained = []
     for i, (copies, of_copies) in enumerate(zip(zip(*device_params), zip(*of_devices))):
         without = [grad is None for grad in of_copies]
         if any(without) and not all(without):
@@ -139,8 +158,14 @@ def buckets(
         if not any(without):
             arguments.check_list(of_copies, "gradients")
             fresh = backward_passes.flags(copies) if written else ()
-            found.append(Copies(i, copies, of_copies, fresh))
-    return [Bucket(copies) for copies in in_buckets(found)]
+            trained.append(Copies(i, copies, of_copies, fresh))
+    return [ParamBucket(copies) for copies in in_buckets(trained)]
+
+
+def to_sum(buckets: Sequence[ParamBucket]) -> list[exchange.Bucket]:
+    """Return the gradients in the buckets, of which those that must not count are set to zero."""
+    memory.zero([grad for bucket in buckets for copies in bucket.copies for grad in copies.stale])
+    return [bucket.grads for bucket in buckets]
 
 
 def in_buckets(copies: Sequence[Copies]) -> list[list[Copies]]:
@@ -148,15 +173,6 @@ def in_buckets(copies: Sequence[Copies]) -> list[list[Copies]]:
 
     One with a row_sparse gradient has a bucket to itself, and one without elements has none.
     """
-    found: list[list[Copies]] = []
-    held, last = 0, None
-    for each in reversed(copies):
-        dtype, size = memory.kind(each.grads[0])[1].name, memory.num_bytes(each.grads[0])
-        if not size:
-            continue
-        if dtype != last or held + size > BUCKET_BYTES or each.row_sparse:
-            found.append([])
-            held, last = 0, None if each.row_sparse else dtype
-        found[-1].append(each)
-        held += size
-    return found
+    backwards = copies[::-1]
+    firsts = [each.grads[0] for each in backwards]
+    return [[backwards[i] for i in group] for group in groups(firsts, BUCKET_BYTES)]

@@ -10,7 +10,7 @@ from typing import Any, Callable, Iterable, Iterator, Sequence
 import mxnet as mx
 import numpy as np
 
-from gluonpar.collectives import partition
+from gluonpar.plans import partition
 from gluonpar.runtime import memory, threads
 from gluonpar.runtime.devices import as_list
 
@@ -36,7 +36,7 @@ def split_and_load(
     Shard sizes differ by at most one, larger shards first, and no sample is dropped. With fewer
     samples than contexts there is one shard per sample, and the remaining contexts get none.
     ``weights`` are the relative speeds of the devices, one positive finite number per context: then
-    shard sizes are proportional to them (:func:`gluonpar.collectives.partition.sizes`), but at
+    shard sizes are proportional to them (:func:`gluonpar.plans.partition.sizes`), but at
     least one, so shard i is still on ``ctx[i]``.
 
     Raises ValueError for an empty batch, for arrays whose lengths along ``batch_axis`` differ, for

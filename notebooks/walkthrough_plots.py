@@ -8,7 +8,7 @@ import numpy as np
 from d2l import mxnet as d2l
 from mxnet import Context
 
-from gluonpar.collectives.drawing import (
+from gluonpar.plans.drawing import (
     BACKWARD_COLOUR,
     COLOURS,
     FORWARD_COLOUR,

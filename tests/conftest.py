@@ -4,7 +4,6 @@
 import gluonpar  # noqa: F401
 
 import importlib.util
-import os
 import signal
 import types
 
@@ -30,14 +29,9 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    """Choose the devices before the tests are imported.
-
-    The times of simulated GPUs mean nothing. If the all-reduce were chosen by them, processes whose
-    bits are compared could add in different orders.
-    """
+    """Choose the devices before the tests are imported."""
     if config.getoption("--device") == "gpu-sim":
         contexts.kind = mx.gpu
-        os.environ.setdefault("GLUONPAR_LINKS", "off")
 
 
 def pytest_ignore_collect(collection_path, config):

@@ -30,6 +30,8 @@ COUNTED = (
     "peer direct",
     "peer staged",
     "ncclAllReduce",
+    "ncclReduce",
+    "ncclBroadcast",
     "D2D",
     "H2D pinned",
     "H2D pageable",

@@ -37,7 +37,7 @@ try:
     from PIL import Image
 
     from gluonpar.collectives import ALGORITHMS, trace
-    from gluonpar.diagnostics.benchmark import harness
+    from gluonpar.diagnostics import harness
     from gluonpar.training import Configuration, Console, Run
 except ImportError as error:
     remedy = "in a clone: pip install -e '.[cpu,plot]'"
@@ -53,7 +53,7 @@ PAGE = ROOT / "docs" / "step-by-step.html"
 MOMENT = "lang=en&theme=light&algorithm=halving-doubling&with=ring&topology=ethernet&t=1220"
 CANDIDATES = (
     "gluonpar,gluonpar trainer,trainer gluonpar,trainer device,one context,one context imported,"
-    "book,torch ddp,tensorflow mirrored,jax shard_map,floor"
+    "book,torch ddp,tensorflow mirrored,jax shard_map,no exchange"
 )
 LIBRARIES = ("torch", "tensorflow", "jax")
 BENCHMARK = "--workload lenet --num-gpus 1,2,4 --device cpu --rounds 12 --steps 5".split()

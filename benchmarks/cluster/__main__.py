@@ -15,9 +15,8 @@ import sys
 
 from benchmarks.cluster import tables
 from benchmarks.cluster.candidates import CANDIDATES, measure
-from benchmarks.comparison import Comparison
-from benchmarks.jobs import check_python
-from gluonpar.diagnostics.benchmark import harness
+from benchmarks.jobs import Comparison
+from gluonpar.diagnostics import harness
 from gluonpar.runtime import threads
 
 SIZES = "256,16384,262144,11000000"  # float32: 1 KiB, 64 KiB, 1 MiB and 44 MB
@@ -36,18 +35,18 @@ def parser():
     many, positive = harness.integers, {"type": harness.at_least(1), "metavar": "N"}
     made.add("--processes", "1,2,4", "numbers of processes", type=many, metavar="P,...")
     made.add("--sizes", SIZES, "float32 in the arrays to sum", type=many, metavar="N,...")
-    every, known = ",".join(CANDIDATES), harness.one_of(CANDIDATES)
-    made.add("--candidates", every, "what to measure", type=known, metavar="A,B")
+    known = harness.one_of(CANDIDATES)
+    made.add("--candidates", ",".join(CANDIDATES), "what to measure", type=known, metavar="A,B")
     made.add("--batch-size", 256, "images per step, over all processes", **positive)
     made.add("--steps", 5, "steps per sample", **positive)
     made.add("--rounds", 12, "samples of each candidate", **positive)
-    made.add_argument("--horovod-python", metavar="PATH", help="interpreter that has Horovod")
+    made.add("--horovod-python", sys.executable, "interpreter that has Horovod", metavar="PATH")
     number = harness.at_least(0, float)
     help_ = "predict for a network of this latency, in microseconds (default: as fitted)"
     made.add_argument("--latency-us", type=number, metavar="T", help=help_)
     help_ = "and of this bandwidth, in Gbit/s (default: as fitted)"
     made.add_argument("--gbit", type=harness.at_least(1e-9, float), metavar="B", help=help_)
-    help_ = "predict for this much computation per step (default: the floor's, measured)"
+    help_ = "predict for this much computation per step (default: measured, without exchange)"
     made.add_argument("--compute-ms", type=number, metavar="T", help=help_)
     kind = harness.at_least(0)
     made.add("--model-bytes", LENET_BYTES, "predict for these gradients", type=kind, metavar="N")
@@ -61,8 +60,6 @@ def prepare(options):
         raise ValueError(
             f"batch_size must be at least {most}, the number of processes, got {options.batch_size}"
         )
-    if options.horovod_python:
-        check_python("--horovod-python", options.horovod_python)
     return options
 
 
@@ -71,7 +68,7 @@ def measure_all(options, console, record):
     header(console, record)
     failed = []
     for number in options.processes:
-        with Comparison(stop=True) as comparison:
+        with Comparison() as comparison:
             rows = measure(number, options, comparison, harness.progress_bar)
         show(console, options, number, comparison, rows)
         record.rows += rows

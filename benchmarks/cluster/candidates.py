@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-import functools
+import sys
 from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Sequence
 
-from benchmarks.comparison import Comparison, expected_loss, is_wrong
-from benchmarks.jobs import Job, Program, mpirun, mpirun_over_tcp, parameter_servers
+from benchmarks.jobs import (
+    Comparison,
+    Program,
+    expected_loss,
+    is_wrong,
+    mpirun,
+    mpirun_over_tcp,
+    parameter_servers,
+)
 from benchmarks.training import candidates as training
-from benchmarks.training.candidates import FLOOR, HOROVOD, OURS
-from gluonpar.diagnostics.benchmark.harness import Progress, Samples
+from benchmarks.training.candidates import ALONE, HOROVOD, OURS
+from gluonpar.diagnostics.harness import Progress, Samples
 
-STEPS, WARMUP, SECONDS = "steps", 2, 300  # an answer may take that long
+STEPS, WARMUP = "steps", 2
 
 _BY_MPI = Program(
     "cluster.ranks",
@@ -33,7 +40,7 @@ _BY_SERVERS = replace(
     options={"store": "dist_sync", "kind": ""},
     trains=False,
 )
-_FLOOR = "one process with as many devices that exchange nothing, as in benchmarks.training"
+_NO_EXCHANGE = "one process with as many devices that exchange nothing, as in benchmarks.training"
 CANDIDATES = {
     OURS: _BY_MPI,
     "gluonpar trainer": replace(
@@ -55,7 +62,7 @@ CANDIDATES = {
         sums=False,
         trains=True,
     ),
-    FLOOR: replace(training.CANDIDATES[FLOOR], about=_FLOOR),
+    ALONE: replace(training.CANDIDATES[ALONE], about=_NO_EXCHANGE),
 }
 
 
@@ -82,19 +89,19 @@ class ProcessResult:
         """Whether a sum was wrong, or the loss is not the expected one."""
         return bool(self.wrong_sums) or is_wrong(self.deviation)
 
-    def samples(self, what: Any) -> Samples:
-        """Return the seconds of the sums of ``what`` elements, or of the steps."""
-        return Samples(tuple(self.seconds[what]))
+    def samples(self, part: Any) -> Samples:
+        """Return the seconds of the sums of ``part`` elements, or of the steps."""
+        return Samples(tuple(self.seconds[part]))
 
     def add(
-        self, what: Any, answers: Sequence[dict], carried: int, parts: int, counts: bool
+        self, part: Any, answers: Sequence[dict], carried: int, parts: int, counts: bool
     ) -> None:
         """Add one sample, of ``parts`` steps or one sum; its errors count in the warm-up, too."""
         self.wrong_sums += sum(answer.get("wrong", 0) for answer in answers)
         if counts:
             slowest = max(answer["seconds"] for answer in answers)
-            self.seconds.setdefault(what, []).append(slowest / parts)
-            self.lo_bytes.setdefault(what, []).append(carried / parts / self.processes)
+            self.seconds.setdefault(part, []).append(slowest / parts)
+            self.lo_bytes.setdefault(part, []).append(carried / parts / self.processes)
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything, with all samples, for JSON."""
@@ -114,33 +121,32 @@ def measure(
     task = ["lenet", options.batch_size, [("cpu", i) for i in range(processes)]]
     rows = {}
     for name in progress("starting")(options.candidates):
-        python = options.horovod_python if name == HOROVOD else None
-        job = functools.partial(Job, CANDIDATES[name], task, python, SECONDS)
-        comparison.start(name, job)
+        python = options.horovod_python if name == HOROVOD else sys.executable
+        comparison.start(name, CANDIDATES[name], task, python)
         if name in comparison.jobs:
             loss = sum(answer["loss"] for answer in comparison.jobs[name].ready)
             rows[name] = ProcessResult(name, processes, options.batch_size, first_loss=loss)
     bar = progress(f"{processes} processes")
     for name, counts in comparison.turns(options.rounds, WARMUP, bar):
         program = CANDIDATES[name]
-        parts = [(n, "sum", n) for n in options.sizes if program.sums and processes > 1]
+        parts = [(n, "add", n) for n in options.sizes if program.sums and processes > 1]
         parts += [(STEPS, "steps", options.steps)] * program.trains
-        for what, verb, number in parts:
+        for part, verb, number in parts:
             before = loopback_bytes()
             answers = comparison.ask(name, **{verb: number})
             if answers:
-                each = number if what == STEPS else 1
-                rows[name].add(what, answers, loopback_bytes() - before, each, counts)
+                each = number if part == STEPS else 1
+                rows[name].add(part, answers, loopback_bytes() - before, each, counts)
     for name in list(comparison.jobs):
-        answers = comparison.ask(name, report=True) if CANDIDATES[name].trains else []
+        answers = comparison.ask(name) if CANDIDATES[name].trains else []
         if answers:
             rows[name].last_loss = sum(answer["loss"] for answer in answers)
-    found = [rows[name] for name in comparison.jobs]
-    agreeing = [r for r in found if CANDIDATES[r.name].exchanges and r.last_loss is not None]
+    measured = [rows[name] for name in comparison.jobs]
+    agreeing = [r for r in measured if CANDIDATES[r.name].exchanges and r.last_loss is not None]
     right = expected_loss({row.name: row.last_loss for row in agreeing})
     for row in agreeing:
         row.deviation = row.last_loss - right
-    return found
+    return measured
 
 
 def loopback_bytes() -> int:

@@ -86,8 +86,8 @@ def fit(measured: Sequence[Measured]) -> Network:
 
     >>> true = Network(2e-4, 1e-4, 1e9)
     >>> points = [(p, n) for p in (2, 4) for n in (10, 10**5, 10**7)]
-    >>> found = fit([Measured(p, n, allreduce_seconds(p, n, true)) for p, n in points])
-    >>> ["%.3g" % x for x in found]
+    >>> fitted = fit([Measured(p, n, allreduce_seconds(p, n, true)) for p, n in points])
+    >>> ["%.3g" % x for x in fitted]
     ['0.0002', '0.0001', '1e+09']
     """
     rows = [
@@ -102,11 +102,11 @@ def fit(measured: Sequence[Measured]) -> Network:
         itertools.combinations(range(3), k) for k in (3, 2, 1)
     ):
         chosen = relative[:, used] / scale[list(used)]
-        found, _, rank, _ = np.linalg.lstsq(chosen, np.ones(len(seconds)), rcond=1e-9)
-        error = float(np.sum((chosen @ found - 1) ** 2))
-        if 2 in used and rank == len(used) and (found > 0).all():
+        fitted, _, rank, _ = np.linalg.lstsq(chosen, np.ones(len(seconds)), rcond=1e-9)
+        error = float(np.sum((chosen @ fitted - 1) ** 2))
+        if 2 in used and rank == len(used) and (fitted > 0).all():
             if best is None or error < best[0] * (1 - 1e-9):
-                best = error, dict(zip(used, found / scale[list(used)]))
+                best = error, dict(zip(used, fitted / scale[list(used)]))
     if best is None or len(set((m.processes, m.num_bytes) for m in measured)) < 2:
         raise ValueError(
             "a fit needs several sizes that differ a thousandfold, "

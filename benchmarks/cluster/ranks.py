@@ -23,12 +23,12 @@ class GluonparRank(Rank):
         rank, size, n = cluster.rank(), cluster.size(), len(task.X)
         if size != len(task.devices):
             raise RuntimeError(f"{size} processes have joined, not {len(task.devices)}")
-        own = shard(task, rank, size)
+        part = shard(task, rank, size)
         if kind == "trainer":
-            training = gluon.make(own, trainer="gluonpar")
+            training = gluon.make(part, trainer="gluonpar")
             training.batch_size = n
         else:
-            training = TrainBatch(own, n)
+            training = TrainBatch(part, n)
         super().__init__(rank, size, n, training)
 
     def barrier(self) -> None:
@@ -46,12 +46,12 @@ class ServerRank(Rank):
 
     def __init__(self, task: Task, kind: str) -> None:
         self.store, self.known = mx.kv.create("dist_sync"), set()
-        rank, size, own = self.store.rank, len(task.devices), None
+        rank, size, training = self.store.rank, len(task.devices), None
         if kind == "trainer":
             mine = shard(task, rank, size)
-            own = gluon.Gluon(mine, [mx.cpu()], self._trainer)
-            own.batch_size = len(task.X)
-        super().__init__(rank, size, len(task.X), own)
+            training = gluon.Gluon(mine, [mx.cpu()], self._trainer)
+            training.batch_size = len(task.X)
+        super().__init__(rank, size, len(task.X), training)
 
     def barrier(self) -> None:
         """Wait for all workers."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, Sequence
 
 from benchmarks.cluster import model
-from benchmarks.cluster.candidates import FLOOR, OURS, STEPS, ProcessResult
-from gluonpar.diagnostics.benchmark.harness import Samples, columns
+from benchmarks.cluster.candidates import ALONE, OURS, STEPS, ProcessResult
+from gluonpar.diagnostics.harness import Samples, columns
 
-WIDTHS = (-18, 10, 9, 9, 8, 11)
+WIDTHS = (-18, 10, 9, 9, 14, 11)
 PREDICTED = (8, 16, 32, 64, 128, 256, 512, 1024)
 
 
@@ -23,20 +23,20 @@ def sums(rows: Sequence[ProcessResult], sizes: Sequence[int]) -> list[str]:
 
 
 def steps(rows: Sequence[ProcessResult]) -> list[str]:
-    """Return the training steps: time, ratio to the floor, and what the loopback carried."""
-    heads = ("training", "loss", "ms/step", "iqr ms", "/ floor", "lo MB/proc")
+    """Return the steps: time, ratio to that without exchange, and what the loopback carried."""
+    heads = ("training", "loss", "ms/step", "iqr ms", f"/ {ALONE}", "lo MB/proc")
     lines = [columns(heads, WIDTHS)]
     trained = [row for row in rows if STEPS in row.seconds]
-    floor = _median(trained, FLOOR, STEPS)
-    return lines + [_line(row, STEPS, f"{row.last_loss:.4f}", floor) for row in trained]
+    alone = _median(trained, ALONE, STEPS)
+    return lines + [_line(row, STEPS, f"{row.last_loss:.4f}", alone) for row in trained]
 
 
-def _median(rows: Sequence[ProcessResult], name: str, what: Any) -> float | None:
-    return next((row.samples(what).median for row in rows if row.name == name), None)
+def _median(rows: Sequence[ProcessResult], name: str, part: Any) -> float | None:
+    return next((row.samples(part).median for row in rows if row.name == name), None)
 
 
-def _line(row: ProcessResult, what: Any, second: Any, reference: float | None) -> str:
-    samples, carried = row.samples(what), Samples(tuple(row.lo_bytes[what]))
+def _line(row: ProcessResult, part: Any, second: Any, reference: float | None) -> str:
+    samples, carried = row.samples(part), Samples(tuple(row.lo_bytes[part]))
     ratio = "-" if reference is None else f"{samples.median / reference:.2f}"
     cells = (f"{1e3 * samples.median:.3f}", f"{1e3 * samples.spread:.3f}", ratio)
     return columns((row.name, second, *cells, f"{carried.median / 1e6:.2f}"), WIDTHS)
@@ -81,7 +81,7 @@ def prediction(options: Any, rows: Sequence[ProcessResult], cores: int) -> list[
         network = network._replace(bytes_per_second=options.gbit * 1e9 / 8)
     compute = compute_seconds(rows) if options.compute_ms is None else options.compute_ms / 1e3
     if compute is None:
-        return [*lines, "no prediction: the floor was not measured; give --compute-ms"]
+        return [*lines, f"no prediction: '{ALONE}' was not measured; give --compute-ms"]
     lines.append(
         "predicted for processes with processors of their own: "
         f"{options.model_bytes} bytes of gradients, {1e3 * compute:.1f} ms of computation, "
@@ -104,7 +104,7 @@ def _network(network: model.Network) -> str:
 
 
 def compute_seconds(rows: Sequence[ProcessResult]) -> float | None:
-    """Return the floor's step on the most processes that were measured; None if it was not."""
-    floors = [row for row in rows if row.name == FLOOR and STEPS in row.seconds]
-    most = max(floors, key=lambda row: row.processes, default=None)
+    """Return the step without exchange on the most processes; None if it was not measured."""
+    alone = [row for row in rows if row.name == ALONE and STEPS in row.seconds]
+    most = max(alone, key=lambda row: row.processes, default=None)
     return most.samples(STEPS).median if most else None

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 from dataclasses import dataclass, field
 from typing import Any, Callable, Mapping, Sequence
 
 import mxnet as mx
 
-from benchmarks.comparison import Comparison, expected_loss, is_wrong
-from benchmarks.jobs import Job, Program, horovodrun, process_per_device
+from benchmarks.jobs import (
+    Comparison,
+    Program,
+    expected_loss,
+    horovodrun,
+    is_wrong,
+    process_per_device,
+)
 from benchmarks.training.workloads import WORKLOADS
-from gluonpar.diagnostics.benchmark.harness import Progress, Samples
+from gluonpar.diagnostics.harness import Progress, Samples
 
 OURS, TRAINER, REFERENCE = "gluonpar", "trainer device", "one context"
-FLOOR, PROCESSES, HOROVOD = "floor", "processes", "horovod"
+ALONE, PROCESSES, HOROVOD = "no exchange", "processes", "horovod"
 
 _OURS = Program("training.train_batch", "train_batch with a plain function", "gluonpar")
 _GLUON = functools.partial(Program, "training.gluon")
@@ -96,7 +103,7 @@ CANDIDATES = {
         ranks=True,
         exchanges=False,
     ),
-    FLOOR: dataclasses.replace(
+    ALONE: dataclasses.replace(
         _OURS,
         about="gluonpar's functions, every device alone on its shard: no exchange",
         options={"exchange": False},
@@ -151,11 +158,11 @@ class Setting:
         """Workload, batch and devices."""
         return f"{self.workload}, batch {self.samples} on {list(self.ctx)}"
 
-    def job(self, name: str) -> Job:
-        """Start a candidate's processes; errors as of :class:`Job`."""
-        devices = [(c.device_type, c.device_id) for c in self.ctx]
-        task = [self.workload, self.samples, devices]
-        return Job(CANDIDATES[name], task, self.pythons.get(name))
+    @property
+    def task(self) -> list:
+        """The arguments of :func:`workloads.task`."""
+        devices = [(context.device_type, context.device_id) for context in self.ctx]
+        return [self.workload, self.samples, devices]
 
 
 def comparable(name: str, setting: Setting) -> bool:
@@ -171,9 +178,8 @@ def comparable(name: str, setting: Setting) -> bool:
 class StepResult:
     """One candidate in one setting; seconds are of one step.
 
-    ``deviation`` is that of its loss from the expected one (None: not comparable). ``idle_cpu`` is
-    the share of a core that it used while others trained. ``memory`` is that of its arrays
-    (:meth:`training.Training.memory`).
+    ``deviation`` is that of its loss from the expected one (None: not comparable). ``memory`` is
+    that of its arrays (:meth:`training.Training.memory`).
     """
 
     name: str
@@ -183,7 +189,6 @@ class StepResult:
     last_loss: float
     deviation: float | None
     peak_bytes: int
-    idle_cpu: float
     imports_gluonpar: bool = False
     version: str = ""
     memory: list[dict[str, int]] = field(default_factory=list)
@@ -220,33 +225,30 @@ def measure(
     progress: Callable[[str], Progress] = lambda title: iter,
 ) -> list[StepResult]:
     """Start the candidates, let them train in turns, and return their results."""
-    ready, seconds = {}, {name: [] for name in names}
+    seconds = {name: [] for name in names}
     for name in progress("starting")(names):
-        comparison.start(name, functools.partial(setting.job, name))
-        if name in comparison.jobs:
-            ready[name] = comparison.jobs[name].ready
-            if setting.warmup:
-                comparison.ask(name, steps=setting.warmup)
+        python = setting.pythons.get(name, sys.executable)
+        comparison.start(name, CANDIDATES[name], setting.task, python)
+        if setting.warmup:
+            comparison.ask(name, steps=setting.warmup)
     for name, _ in comparison.turns(setting.rounds, progress=progress(setting.title)):
         answers = comparison.ask(name, steps=setting.steps)
         if answers:
-            slowest = max(answer["seconds"] for answer in answers)
-            seconds[name].append(slowest / setting.steps)
-    peaks = {name: job.peak_bytes() for name, job in comparison.jobs.items()}
-    reports = {name: comparison.ask(name, report=True) for name in list(comparison.jobs)}
-    losses = {name: _total(answers) for name, answers in reports.items() if answers}
+            seconds[name].append(max(a["seconds"] for a in answers) / setting.steps)
+    ready = {name: job.ready for name, job in comparison.jobs.items()}
+    reports = {name: comparison.ask(name) for name in ready}
+    losses = {name: _total(answers, "loss") for name, answers in reports.items() if answers}
     agreeing = {name: loss for name, loss in losses.items() if comparable(name, setting)}
     right = expected_loss(agreeing, (REFERENCE, TRAINER))
     return [
         StepResult(
             name,
             setting,
-            Samples(tuple(seconds[name])),
-            _total(ready[name]),
+            Samples(seconds[name]),
+            _total(ready[name], "loss"),
             loss,
             loss - right if name in agreeing else None,
-            peaks[name],
-            reports[name][0]["idle_cpu_seconds"] / max(reports[name][0]["idle_seconds"], 1e-9),
+            _total(reports[name], "peak_bytes"),
             ready[name][0]["imports_gluonpar"],
             ready[name][0]["version"],
             reports[name][0]["memory"],
@@ -255,6 +257,6 @@ def measure(
     ]
 
 
-def _total(answers: Sequence[Mapping[str, Any]]) -> float:
-    """Add the ranks' shares of the loss."""
-    return sum(answer["loss"] for answer in answers)
+def _total(answers: Sequence[Mapping[str, Any]], key: str) -> float:
+    """Add what the ranks answer, such as their shares of the loss."""
+    return sum(answer[key] for answer in answers)

@@ -7,7 +7,6 @@ import importlib
 from typing import Callable
 
 import mxnet as mx
-import numpy as np
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -55,10 +54,6 @@ class Gluon(Training):
         for array, value in zip(moving, kept):
             array[:] = value
         return total / len(self.X)
-
-    def values(self) -> list[list[np.ndarray]]:
-        """Return them without the moving statistics, which differ between devices."""
-        return [[param.data(c).asnumpy() for param in self.trained] for c in self.ctx]
 
     def _losses(self) -> list[mx.nd.NDArray]:
         X_shards = gluon.utils.split_and_load(self.X, self.ctx, even_split=False)
@@ -146,7 +141,7 @@ def make(
     make_trainer = functools.partial(package.Trainer, kvstore=kvstore)
     if rank is not None:
         size = len(task.devices)
-        own = Gluon(shard(task, rank, size), [mx.cpu()], make_trainer)
-        return Rank(rank, size, len(task.X), own)
+        training = Gluon(shard(task, rank, size), [mx.cpu()], make_trainer)
+        return Rank(rank, size, len(task.X), training)
     ctx = [mx.Context(*device) for device in task.devices]
     return Gluon(task, ctx[:1] if one_context else ctx, make_trainer)

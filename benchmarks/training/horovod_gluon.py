@@ -1,7 +1,6 @@
 """Horovod's DistributedTrainer with gloo: a process per device, each a Gluon network on its shard.
 
-A background thread of each rank looks for work every millisecond, also between steps
-(HOROVOD_CYCLE_TIME): a waiting rank takes 5 to 20% of a core.
+A background thread of each rank looks for work every millisecond (HOROVOD_CYCLE_TIME).
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import mxnet as mx
 
 from benchmarks.training.gluon import Gluon
-from benchmarks.training.training import Rank, Training, Unavailable, shard
+from benchmarks.training.training import Rank, Training, UnavailableError, shard
 from benchmarks.training.workloads import Task
 
 try:
@@ -26,10 +25,10 @@ class HorovodRank(Rank):
         hvd.init()
         self.version = f"horovod {horovod.__version__}, gloo"
         rank, size, n = hvd.rank(), hvd.size(), len(task.X)
-        own = Gluon(shard(task, rank, size), [mx.cpu()], hvd.DistributedTrainer)
-        hvd.broadcast_parameters(own.net.collect_params(), root_rank=0)
-        own.batch_size = n / size  # the Trainer divides the sum by the ranks, too
-        super().__init__(rank, size, n, own)
+        training = Gluon(shard(task, rank, size), [mx.cpu()], hvd.DistributedTrainer)
+        hvd.broadcast_parameters(training.net.collect_params(), root_rank=0)
+        training.batch_size = n / size  # the Trainer divides the sum by the ranks, too
+        super().__init__(rank, size, n, training)
 
     def barrier(self) -> None:
         """Sum one number."""
@@ -43,10 +42,10 @@ class HorovodRank(Rank):
 def make(task: Task) -> Training:
     """Return this rank's training."""
     if hvd is None:
-        raise Unavailable(
+        raise UnavailableError(
             f"horovod.mxnet cannot be imported ({_missing}); give --horovod-python an interpreter "
             "that has it"
         )
     if not hvd.gloo_built():
-        raise Unavailable("this Horovod was built without gloo (HOROVOD_WITH_GLOO=1)")
+        raise UnavailableError("this Horovod was built without gloo (HOROVOD_WITH_GLOO=1)")
     return HorovodRank(task)

@@ -7,10 +7,9 @@ from typing import Callable, Iterator
 
 import numpy as np
 
-from benchmarks.training.training import Training, Unavailable
+from benchmarks.training.training import Training, UnavailableError
 from benchmarks.training.workloads import (
     Task,
-    channels_first,
     channels_last,
     residual_blocks,
 )
@@ -40,14 +39,15 @@ class Sharded(Training):
         self.net, self.width = NETS[task.workload], task.width
         self.rate = task.lr / len(task.X)
         mesh = Mesh(np.array(jax.devices()).reshape(number), (_AXIS,))
-        every, own = PartitionSpec(), PartitionSpec(_AXIS)
-        self.shards = NamedSharding(mesh, own)
+        replicated, sharded = PartitionSpec(), PartitionSpec(_AXIS)
+        self.shards = NamedSharding(mesh, sharded)
         params = [channels_last(value) for value in task.params]
         moving = [np.stack([value] * number) for value in task.moving]
-        self.params = jax.device_put(params, NamedSharding(mesh, every))
+        self.params = jax.device_put(params, NamedSharding(mesh, replicated))
         self.moving = jax.device_put(moving, self.shards)
-        step = _shard_map(self._step, mesh, (every, own, own, own), (every, own))
-        loss = _shard_map(self._loss, mesh, (every, own, own, own), every)
+        inputs = (replicated, sharded, sharded, sharded)
+        step = _shard_map(self._step, mesh, inputs, (replicated, sharded))
+        loss = _shard_map(self._loss, mesh, inputs, replicated)
         self.jitted_step, self.jitted_loss = jax.jit(step, donate_argnums=(0, 1)), jax.jit(loss)
 
     def step(self) -> None:
@@ -63,11 +63,6 @@ class Sharded(Training):
         """Return the mean of the shards' losses."""
         batch = jax.device_put((self.X, self.y), self.shards)
         return float(self.jitted_loss(self.params, self.moving, *batch)) / len(self.X)
-
-    def values(self) -> list[list[np.ndarray]]:
-        """Return each device's copies, in the task's layout."""
-        copies = [[np.asarray(of.data) for of in p.addressable_shards] for p in self.params]
-        return [[channels_first(v) for v in of] for of in zip(*copies)]
 
     def _step(self, params: list, moving: list, X, y) -> tuple:
         gradients, moved = jax.grad(self._forward, has_aux=True)(params, moving, X, y)
@@ -156,12 +151,16 @@ NETS = {"lenet": lenet, "mlp": mlp, "resnet18": resnet18}
 def make(task: Task, one_device: bool = False) -> Training:
     """Return the training of ``task``; ``one_device``: the whole batch on one."""
     if jax is None:
-        raise Unavailable("jax cannot be imported; give --jax-python an interpreter that has it")
+        raise UnavailableError(
+            "jax cannot be imported; give --jax-python an interpreter that has it"
+        )
     if any(kind != "cpu" for kind, _ in task.devices):
-        raise Unavailable("it is measured on CPU devices only")
+        raise UnavailableError("it is measured on CPU devices only")
     number = 1 if one_device else len(task.devices)
     if len(task.X) % number:
-        raise Unavailable("JAX shards evenly; the batch size must be a multiple of the devices")
+        raise UnavailableError(
+            "JAX shards evenly; the batch size must be a multiple of the devices"
+        )
     jax.config.update("jax_platforms", "cpu")
     flags = os.environ.get("XLA_FLAGS", "")
     os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count={number}"

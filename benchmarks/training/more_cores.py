@@ -32,7 +32,7 @@ import numpy as np
 import gluonpar
 from benchmarks.training import train_batch
 from benchmarks.training.workloads import WORKLOADS, task
-from gluonpar.diagnostics.benchmark import harness
+from gluonpar.diagnostics import harness
 from gluonpar.runtime import threads
 
 HEADINGS = ("workload", "K", "alone", "python", "rest", "at least", "at most", "measured")
@@ -148,11 +148,11 @@ class Row:
         return harness.columns((self.workload, self.num_devices, *figures, *speed), WIDTHS)
 
 
-def row(workload, k, found, one):
-    """Return the prediction from medians ``found``; ``one`` is the row of one device, if not it."""
-    alone, python, rest = (found[what] for what in ("alone", "python", "rest"))
+def row(workload, k, medians, one):
+    """Return the prediction from ``medians``; ``one`` is the row of one device, if not it."""
+    alone, python, rest = (medians[part] for part in ("alone", "python", "rest"))
     most = alone + max(0.0, rest - (one.rest if one else rest))
-    measured = found["step"] if k <= threads.cores() else None
+    measured = medians["step"] if k <= threads.cores() else None
     speedup = (one.alone if one else alone) / most
     return Row(workload, k, alone, python, rest, max(alone, python), most, measured, speedup)
 
@@ -165,19 +165,19 @@ def sample(workload, k, options):
         "rest": Rest(task(workload, n, devices)),
         "step": train_batch.TrainBatch(task(workload, n, devices)),
     }
-    found = {what: [] for what in (*made, "python")}
+    samples = {part: [] for part in (*made, "python")}
     bar = harness.progress_bar(f"{workload}, K={k}")
-    for what, counts in harness.turns(list(made), options.rounds, options.warmup, bar):
+    for part, counts in harness.turns(list(made), options.rounds, options.warmup, bar):
         start, python = time.perf_counter(), time.thread_time()
         for _ in range(options.steps):
-            made[what].step()
+            made[part].step()
         python = time.thread_time() - python
-        made[what].wait()
+        made[part].wait()
         if counts:
-            found[what].append((time.perf_counter() - start) / options.steps)
-            if what == "step":
-                found["python"].append(python / options.steps)
-    return {what: float(np.median(values)) for what, values in found.items()}
+            samples[part].append((time.perf_counter() - start) / options.steps)
+            if part == "step":
+                samples["python"].append(python / options.steps)
+    return {part: float(np.median(values)) for part, values in samples.items()}
 
 
 if __name__ == "__main__":

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from typing import Sequence
 
-from benchmarks.training.candidates import FLOOR, PROCESSES, StepResult
-from benchmarks.training.soak import ALLOWED_BYTES, LEAST_RATIO, MB, Soak, describe
-from gluonpar.diagnostics.benchmark.harness import columns
+from benchmarks.training.candidates import ALONE, PROCESSES, StepResult
+from gluonpar.diagnostics.harness import columns
 
-HEADINGS = ("candidate", "ms/step", "q1", "q3", "images/s", f"/ {FLOOR}", f"/ {PROCESSES}")
+HEADINGS = ("candidate", "ms/step", "q1", "q3", "images/s", f"/ {ALONE}", f"/ {PROCESSES}")
 HEADINGS += ("loss", "off", "peak MB")
-WIDTHS = (-28, 9, 9, 9, 10, 7, 11, 9, 9, 8)
+MB = 1e6
+WIDTHS = (-28, 9, 9, 9, 10, 14, 12, 9, 9, 8)
 
 
 def table(rows: Sequence[StepResult]) -> list[str]:
     """Return the headings and a line for each of ``rows``, one workload on some devices."""
     lines = [columns(HEADINGS, WIDTHS)]
-    floors = [_median(rows, name) for name in (FLOOR, PROCESSES)]
+    alone = [_median(rows, name) for name in (ALONE, PROCESSES)]
     for row in rows:
         time, (first, third) = row.samples.median, row.samples.quartiles
         off = "-" if row.deviation is None else f"{row.deviation:+.1e}"
         figures = [f"{1e3 * seconds:.2f}" for seconds in (time, first, third)]
         figures.append(f"{row.images_per_second:.0f}")
         loss, peak = f"{row.last_loss:.4f}", f"{row.peak_bytes / MB:.0f}"
-        cells = (row.name, *figures, *(_ratio(time, floor) for floor in floors), loss, off, peak)
+        cells = (row.name, *figures, *(_ratio(time, each) for each in alone), loss, off, peak)
         lines.append(columns(cells, WIDTHS))
     return lines
 
@@ -43,13 +43,13 @@ def memory(row: StepResult) -> str:
 def summary(rows: Sequence[StepResult]) -> list[str]:
     """Return a line per workload and candidate, with columns for each number of devices K.
 
-    They are the step's time, its ratio to the floor of the same K, and the speedup over K = 1.
+    They are the step's time, its ratio to that without exchange, and the speedup over K = 1.
     """
     counts = sorted({len(row.setting.ctx) for row in rows})
     headings, widths = ["workload", "candidate"], [-9, -28]
     for k in counts:
-        headings += [f"K={k} ms", f"/ {FLOOR}", "x K=1"]
-        widths += [10, 7, 6]
+        headings += [f"K={k} ms", f"/ {ALONE}", "x K=1"]
+        widths += [10, 14, 6]
     lines = [columns(headings, widths)]
     for workload, name in dict.fromkeys((row.setting.workload, row.name) for row in rows):
         cells = [workload, name]
@@ -57,42 +57,10 @@ def summary(rows: Sequence[StepResult]) -> list[str]:
             there = [r for r in rows if (r.setting.workload, len(r.setting.ctx)) == (workload, k)]
             time = _median(there, name)
             alone = _median([r for r in rows if r.setting.workload == workload], name, k=1)
-            cells += [f"{1e3 * time:.2f}" if time else "-", _ratio(time, _median(there, FLOOR))]
+            cells += [f"{1e3 * time:.2f}" if time else "-", _ratio(time, _median(there, ALONE))]
             cells.append(_ratio(alone, time))
         lines.append(columns(cells, widths))
     return lines
-
-
-def soaked(result: Soak) -> list[str]:
-    """Return the process after the warm-up and at the end, and the limits."""
-    samples, warm, of = result.samples, result.warm, result.replicas
-    seconds = sum(sample.seconds for sample in samples)
-    resident = [sample.resident_bytes / MB for sample in samples]
-    first, last = map(describe, result.throughput)
-    before, after = (1e3 * cpu.median for cpu in result.cpu_per_step)
-    lines = [
-        f"{result.title}: {samples[-1].steps} steps in {seconds:.0f} s, {len(samples)} samples",
-        f"  memory: resident {warm.resident_bytes / MB:.1f} MB after the warm-up, "
-        f"{resident[-1]:.1f} MB at the end, at most {max(resident):.1f} MB; over the last nine "
-        f"tenths {result.line[0]:+.0f} bytes/step, {result.growth / MB:+.1f} MB in all (more than "
-        f"{ALLOWED_BYTES / MB:g} MB is wrong)",
-    ]
-    for what in ("threads", "descriptors"):
-        counts = [getattr(sample, what) for sample in samples]
-        lines.append(
-            f"  {what}: {getattr(warm, what)} after the warm-up, {counts[-1]} at the end, "
-            f"{min(counts)} to {max(counts)} in between"
-        )
-    return [
-        *lines,
-        f"  replicas: on {of['devices']} devices {of['parameters'] - of['differing']} of "
-        f"{of['parameters']} parameters identical to the bit, {of['not_finite']} not finite; loss "
-        f"{result.losses[0]:.4f} at first, {result.losses[1]:.4f} at the end",
-        f"  images/s: median {first} in the first tenth, {last} in the last: ratio "
-        f"{result.ratio:.3f} (less than {LEAST_RATIO:g} is wrong)",
-        f"  processor time per step: {before:.2f} ms in the first tenth, {after:.2f} in the last "
-        "(medians), without that of other programs",
-    ]
 
 
 def _median(rows: Sequence[StepResult], name: str, k: int | None = None) -> float | None:

@@ -6,10 +6,9 @@ from typing import Iterator, Sequence
 
 import numpy as np
 
-from benchmarks.training.training import Training, Unavailable
+from benchmarks.training.training import Training, UnavailableError
 from benchmarks.training.workloads import (
     Task,
-    channels_first,
     channels_last,
     residual_blocks,
 )
@@ -55,11 +54,6 @@ class Mirrored(Training):
     def loss(self) -> float:
         """Return the mean of the shards' losses."""
         return float(self.traced_loss(*self._split())) / len(self.X)
-
-    def values(self) -> list[list[np.ndarray]]:
-        """Return each replica's copies, in the task's layout."""
-        copies = [self.strategy.experimental_local_results(param) for param in self.params]
-        return [[channels_first(v.numpy()) for v in of] for of in zip(*copies)]
 
     def _split(self) -> list:
         """Return the images and the labels, each as one value of which a replica has its shard."""
@@ -177,11 +171,11 @@ NETS = {"lenet": lenet, "mlp": mlp, "resnet18": resnet18}
 def make(task: Task, one_device: bool = False) -> Training:
     """Return the training of ``task``; ``one_device``: the whole batch on one, no strategy."""
     if tf is None:
-        raise Unavailable(
+        raise UnavailableError(
             "tensorflow cannot be imported; give --tensorflow-python an interpreter that has it"
         )
     if any(kind != "cpu" for kind, _ in task.devices):
-        raise Unavailable("it is measured on CPU devices only")
+        raise UnavailableError("it is measured on CPU devices only")
     tf.config.set_visible_devices([], "GPU")
     number = 1 if one_device else len(task.devices)
     logical = [tf.config.LogicalDeviceConfiguration()] * number

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 
-from benchmarks.training.training import Rank, Training, Unavailable, shard
+from benchmarks.training.training import Rank, Training, UnavailableError, shard
 from benchmarks.training.workloads import NUM_CLASSES, Task, residual_blocks
 
 try:
@@ -123,7 +123,7 @@ class TorchRank(Rank):
 def make(task: Task, rank: int, rendezvous: str) -> Training:
     """Return this rank's training; ``rendezvous`` is a file by which the ranks find each other."""
     if torch is None:
-        raise Unavailable(
+        raise UnavailableError(
             "torch cannot be imported; give --torch-python an interpreter that has it"
         )
     size = len(task.devices)

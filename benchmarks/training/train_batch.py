@@ -1,4 +1,4 @@
-"""gluonpar's own step, and the floor: the same work without exchange."""
+"""gluonpar's own step, and the same work without exchange."""
 
 from __future__ import annotations
 
@@ -50,11 +50,6 @@ class TrainBatch(Training):
             losses = self._losses(copies)
         return sum(float(loss.sum().asscalar()) for loss in losses) / len(self.X)
 
-    def values(self) -> list[list[np.ndarray]]:
-        """Return them without the moving statistics, which differ between devices."""
-        n = self.num_trained
-        return [[param.asnumpy() for param in params[:n]] for params in self.device_params]
-
     def memory(self) -> list[dict[str, int]]:
         """Count each device's arrays, see :func:`by_purpose`."""
         self.wait()
@@ -68,7 +63,7 @@ class TrainBatch(Training):
         ]
 
 
-class Floor(TrainBatch):
+class WithoutExchange(TrainBatch):
     """Every device trains alone on its own shard, without exchanging or waiting for anything."""
 
     def step(self) -> None:
@@ -115,7 +110,7 @@ MODELS = {
 
 def make(task: Task, exchange: bool = True) -> Training:
     """Return the training of ``task``."""
-    return TrainBatch(task) if exchange else Floor(task)
+    return TrainBatch(task) if exchange else WithoutExchange(task)
 
 
 def by_purpose(params: Sequence[nd.NDArray], ctx: mx.Context) -> dict[str, int]:

@@ -84,30 +84,16 @@ def residual_blocks(width: int) -> list[tuple[int, int]]:
     return [(width << i // 2, 2 if i in (2, 4, 6) else 1) for i in range(8)]
 
 
-# LeNet's dense weight behind its images, and the pixels of each of those.
-_FLATTENED, _PIXELS = (800, 128), 16
-
-
 def channels_last(value: np.ndarray) -> np.ndarray:
     """Return a parameter for NHWC: a kernel as HWIO, and rows in the order of the images' pixels.
 
     >>> channels_last(np.zeros((50, 20, 5, 5))).shape
     (5, 5, 20, 50)
     """
-    return _rearrange(value, (2, 3, 1, 0), _FLATTENED[0] // _PIXELS)
-
-
-def channels_first(value: np.ndarray) -> np.ndarray:
-    """Return the parameter that :func:`channels_last` was given."""
-    return _rearrange(value, (3, 2, 0, 1), _PIXELS)
-
-
-def _rearrange(value: np.ndarray, axes: tuple[int, ...], rows: int) -> np.ndarray:
-    """Permute a kernel's axes; permute rows, grouped by ``rows``, where images are flattened."""
-    if value.ndim == len(axes):
-        return value.transpose(axes)
-    if value.shape == _FLATTENED:
-        return value.reshape(rows, -1, value.shape[1]).swapaxes(0, 1).reshape(value.shape)
+    if value.ndim == 4:
+        return value.transpose(2, 3, 1, 0)
+    if value.shape == (800, 128):  # LeNet's dense weight behind 50 channels of 16 pixels
+        return value.reshape(50, 16, 128).swapaxes(0, 1).reshape(value.shape)
     return value
 
 

@@ -9,8 +9,8 @@ it: docs/cluster.md.
 
 from gluonpar.cluster.agreement import agree, agree_later, together
 from gluonpar.cluster.process_collectives import (
-    Gathered,
-    Later,
+    PendingGather,
+    PendingSum,
     all_gather,
     allreduce,
     broadcast,
@@ -21,8 +21,8 @@ from gluonpar.cluster.scope import is_local, local, spans
 from gluonpar.cluster.world import abort, is_main, rank, size
 
 __all__ = [
-    "Gathered",
-    "Later",
+    "PendingGather",
+    "PendingSum",
     "abort",
     "agree",
     "agree_later",

@@ -84,7 +84,7 @@ def total(values: Any) -> np.ndarray:
     return np.sum([np.asarray(value, dtype=np.float64) for value in gather(values)], axis=0)
 
 
-class Later:
+class PendingSum:
     """A number that is summed over all processes while the program goes on."""
 
     def __init__(self, number: float) -> None:
@@ -106,7 +106,7 @@ class Later:
         return self.number
 
 
-class Gathered:
+class PendingGather:
     """Every process's value, any picklable object, gathered while the program goes on.
 
     ``check(values)`` is called with them, by rank. If it raises, that is raised at the next wait
@@ -140,16 +140,16 @@ def _push(name: str, run: Callable, arrays: Sequence[mx.nd.NDArray], by_nccl: bo
         return
     for dtype in sorted({str(np.dtype(array.dtype)) for array in arrays if array.size}):
         some = [array for array in arrays if array.size and np.dtype(array.dtype) == dtype]
-        what = f"{name} of {sum(array.size for array in some):,} {dtype}"
+        call = f"{name} of {sum(array.size for array in some):,} {dtype}"
         on_gpus = [array.context.device_type == "gpu" for array in some]
         if by_nccl and job.nccl and all(on_gpus) and dtype in set(nccl.DTYPES) - {"float16"}:
             sum_up = functools.partial(_sum_by_nccl, job, some)
-            _push_operator(name, functools.partial(_run, job, f"{what} by NCCL", sum_up), some)
+            _push_operator(name, functools.partial(_run, job, f"{call} by NCCL", sum_up), some)
         elif any(on_gpus):
             with _staged(some, dtype) as staged:
-                _push_operator(name, functools.partial(_run_flat, job, what, run, staged), staged)
+                _push_operator(name, functools.partial(_run_flat, job, call, run, staged), staged)
         else:
-            _push_operator(name, functools.partial(_run_flat, job, what, run, some), some)
+            _push_operator(name, functools.partial(_run_flat, job, call, run, some), some)
 
 
 @contextlib.contextmanager
@@ -177,27 +177,27 @@ def _push_operator(name: str, function: Callable[[], None], arrays: list[mx.nd.N
     engine.push(function, mx.cpu(0), writes=writes, name=name, prioritized=True)
 
 
-def _run_flat(job: World, what: str, run: Callable, arrays: Sequence[mx.nd.NDArray]) -> None:
+def _run_flat(job: World, call: str, run: Callable, arrays: Sequence[mx.nd.NDArray]) -> None:
     views = [memory.view(array) for array in arrays]
     flat = views[0] if len(views) == 1 else np.concatenate(views)
-    _run(job, what, lambda: run(job, flat))
+    _run(job, call, lambda: run(job, flat))
     if len(views) > 1:
         ends = np.cumsum([view.size for view in views])
         for view, part in zip(views, np.split(flat, ends[:-1])):
             np.copyto(view, part)
 
 
-def _run(job: World, what: str, function: Callable[[], Any]) -> Any:
+def _run(job: World, call: str, function: Callable[[], Any]) -> Any:
     """Wait until all ranks are at this operation, then call ``function``, which calls MPI.
 
     Raises RuntimeError, on all ranks, if they are at different operations.
     """
-    with job.detector.operation(what) as number:
-        alike = job.meet(what=what)
+    with job.detector.operation(call) as number:
+        alike = job.meet(what=call)
         with job.mpi_lock:
             if alike:
                 return function()
-            calls = job.comm.allgather(what)
+            calls = job.comm.allgather(call)
     listed = "; ".join(f"rank {rank}: {call}" for rank, call in enumerate(calls))
     raise RuntimeError(
         f"the ranks differ in operation {number}: {listed}. All must call the same "

@@ -17,7 +17,8 @@ from typing import Any, Iterator, Mapping, NamedTuple
 import numpy as np
 
 from gluonpar.cluster import failures
-from gluonpar.runtime import engine, memory_limits, nccl, threads
+from gluonpar.install import memory_limits
+from gluonpar.runtime import engine, nccl, threads
 
 # Address space: with 100 MB MPI crashed, with 200 MB it did not start in 60 s, with 300 MB it did.
 MPI_ADDRESSES = 350 * memory_limits.MB
@@ -97,7 +98,7 @@ def world() -> World | None:
     """Return the job that this process belongs to, or None. The first call starts MPI.
 
     Raises ImportError without mpi4py, RuntimeError if MPI cannot be used and in a process that was
-    forked from a rank, memory_limits.OutOfMemory with too little memory for MPI, ValueError if
+    forked from a rank, memory_limits.OutOfMemoryError with too little memory for MPI, ValueError if
     GLUONPAR_TIMEOUT is invalid.
     """
     global _world, _alone

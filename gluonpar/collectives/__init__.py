@@ -3,7 +3,8 @@
 Nothing here depends on models or optimizers.
 """
 
-from gluonpar.collectives import algorithms
+# The plans are registered before the executors: ALGORITHMS is in this order.
+from gluonpar.collectives import host, mxnet_kvstore, nvidia_nccl  # noqa: F401 - registers them
 from gluonpar.collectives.choice import Choice, check_algorithm, usable
 from gluonpar.collectives.operations import (
     all_gather,
@@ -15,10 +16,11 @@ from gluonpar.collectives.operations import (
     reduce,
     reduce_scatter,
 )
-from gluonpar.collectives.plan import Hop
-from gluonpar.collectives.registry import ALGORITHMS, named, register, register_executor
-from gluonpar.collectives.simulator import Simulation, simulate
-from gluonpar.collectives.tracing import Trace, trace
+from gluonpar.plans import algorithms
+from gluonpar.plans.plan import Hop
+from gluonpar.plans.registry import ALGORITHMS, named, register, register_executor
+from gluonpar.plans.simulator import Simulation, simulate
+from gluonpar.plans.tracing import Trace, trace
 
 __all__ = [
     "ALGORITHMS",

@@ -8,6 +8,7 @@ from typing import NamedTuple, Sequence
 import mxnet as mx
 import numpy as np
 
+from gluonpar.collectives import row_sparse
 from gluonpar.runtime import memory
 
 OPS = ("sum", "mean", "max", "min")
@@ -55,14 +56,22 @@ def check_list(data: Sequence[mx.nd.NDArray], name: str = "data", row_sparse: bo
     return Kind(shape, dtype, [*map(memory.context, data)], stype)
 
 
-def check_same_contexts(kinds: Sequence[Kind]) -> None:
-    """Raise ValueError unless the lists of these kinds are on the same contexts."""
+def check_exchange(
+    kinds: Sequence[Kind],
+    algorithm: str | None = None,
+    op: str = "sum",
+    accumulate: str | None = None,
+) -> None:
+    """Raise ValueError unless lists of these kinds can be exchanged together in this way."""
     for j, kind in enumerate(kinds):
         if kind.ctx != kinds[0].ctx:
             raise ValueError(
                 f"lists must be on the same contexts, got lists[{j}] on {kind.ctx}, "
                 f"but lists[0] on {kinds[0].ctx}"
             )
+        check_op(op, accumulate, kind.dtype)
+        if kind.stype == "row_sparse":
+            row_sparse.check(algorithm, op, accumulate)
 
 
 def check_lengths(**lists: Sequence | None) -> None:

@@ -1,4 +1,4 @@
-"""Carry out a plan with MXNet's own operators, on any contexts, asynchronously.
+"""Carry out an algorithm on arrays, on any contexts, asynchronously; a plan with MXNet's operators.
 
 A chunk that arrives at a device is an array of its own, and so are partial sums; the given arrays
 are written once, at the end. MXNet's engine, which orders operators by the arrays that they read
@@ -9,44 +9,142 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import Collection, Iterator, Sequence
+from typing import Collection, Container, Iterator, Sequence
 
 import mxnet as mx
-from mxnet import autograd
 
-from gluonpar.collectives import mean, partition
-from gluonpar.collectives.plan import Hop, num_chunks
-from gluonpar.runtime import engine, memory, peers
+from gluonpar.collectives import mean
+from gluonpar.plans import partition
+from gluonpar.plans.algorithms import tree
+from gluonpar.plans.plan import Hop, num_chunks, relabel, reverse, towards
+from gluonpar.plans.registry import Algorithm
+from gluonpar.runtime import engine, memory
+
+Lists = Sequence[Sequence[mx.nd.NDArray]]
 
 COMBINE = {"max": mx.nd.broadcast_maximum, "min": mx.nd.broadcast_minimum}
 COMBINE["sum"] = mx.nd.broadcast_add  # elemwise_add knows no int8 on GPUs
 
 
+def allreduce(algorithm: Algorithm, lists: Lists, op: str, accumulate: str | None) -> None:
+    """Replace every array of each list of a bucket by the sum of the list."""
+    if algorithm.run is None:
+        hops = algorithm.plan(len(lists[0]))
+        with joined(lists) as whole, flattened(whole, accumulate, op) as flat:
+            run(hops, flat, op)
+    elif algorithm.whole_buckets or len(lists) == 1:
+        algorithm.run(lists, op, accumulate)
+    else:
+        with joined(lists) as whole:
+            algorithm.run([whole], op, accumulate)
+
+
+def reduce(algorithm: Algorithm, lists: Lists, root: int, op: str, accumulate: str | None) -> None:
+    """Replace the array of device ``root``, of each list of a bucket, by the sum of the list.
+
+    By the hops of the algorithm's plan on which the root's sum depends. An algorithm that has
+    neither a plan nor a reduce gives all devices the sum.
+    """
+    if algorithm.reduce is not None:
+        algorithm.reduce(lists, root, op, accumulate)
+    elif algorithm.plan is None:
+        allreduce(algorithm, lists, op, accumulate)
+    else:
+        hops = _to_root(algorithm, len(lists[0]), root)
+        with joined(lists, writes=[root]) as whole:
+            with flattened(whole, accumulate, op, writes=[root]) as flat:
+                run(hops, flat, op, [(root, chunk) for chunk in range(num_chunks(hops))])
+
+
+def broadcast(algorithm: Algorithm, lists: Lists, root: int) -> None:
+    """Replace every array of each list of a bucket by that of device ``root``.
+
+    By the hops of :func:`reduce` in the opposite direction, or by those of a tree.
+    """
+    if algorithm.broadcast is not None:
+        algorithm.broadcast(lists, root)
+        return
+    k = len(lists[0])
+    hops = reverse(tree.reduce(k) if algorithm.plan is None else _to_root(algorithm, k, root))
+    if algorithm.plan is None:
+        hops = relabel(hops, root, k)
+    with joined(lists, [root], [i for i in range(k) if i != root]) as whole:
+        with flattened(whole) as flat:
+            run(hops, flat)
+
+
+@functools.lru_cache(256)
+def _to_root(algorithm: Algorithm, num_devices: int, root: int) -> list[Hop]:
+    return relabel(towards(algorithm.plan(num_devices), 0), root, num_devices)
+
+
+@contextlib.contextmanager
+def joined(
+    lists: Lists, reads: Container[int] | None = None, writes: Container[int] | None = None
+) -> Iterator[Sequence[mx.nd.NDArray]]:
+    """Give one array per device, the lists end to end, which are written back on exit.
+
+    ``reads`` are the devices whose values matter, and ``writes`` those that have others afterwards;
+    by default all. A single list is given as it is.
+    """
+    if len(lists) == 1:
+        yield lists[0]
+        return
+    k = len(lists[0])
+    with flattened([array for data in lists for array in data]) as flat:
+        of_devices = [flat[i::k] for i in range(k)]
+        size = sum(array.size for array in of_devices[0])
+        whole = [
+            mx.nd.concat(*arrays, dim=0)
+            if reads is None or i in reads
+            else mx.nd.empty((size,), arrays[0].context, arrays[0].dtype)
+            for i, arrays in enumerate(of_devices)
+        ]
+        yield whole
+        for i, arrays in enumerate(of_devices):
+            if writes is None or i in writes:
+                _cut(whole[i], arrays)
+
+
+def _cut(whole: mx.nd.NDArray, parts: Sequence[mx.nd.NDArray]) -> None:
+    """Copy an array into parts, end to end, in one operator: a copyto of each would be one each."""
+    end = 0
+    with mx.engine.bulk(len(parts)):
+        for part in parts:
+            start, end = end, end + part.size
+            mx.nd.slice_axis(whole, axis=0, begin=start, end=end, out=part)
+
+
 @contextlib.contextmanager
 def flattened(
-    data: Sequence[mx.nd.NDArray], dtype: str | None = None, op: str = "sum"
+    data: Sequence[mx.nd.NDArray],
+    dtype: str | None = None,
+    op: str = "sum",
+    writes: Container[int] | None = None,
 ) -> Iterator[list]:
-    """Give flat ``mx.nd`` views of ``data``, with autograd paused.
+    """Give flat ``mx.nd`` views of ``data``.
 
-    With ``dtype``, give copies of that dtype, which are cast back into ``data`` on exit; with
-    ``op`` 'mean', give copies whose sums become the mean (:mod:`gluonpar.collectives.mean`).
+    With ``dtype``, give copies of that dtype, and with ``op`` 'mean' copies whose sums become the
+    mean (:mod:`gluonpar.collectives.mean`). On exit they are written back, cast, into the arrays of
+    ``data`` at the positions ``writes``, by default all.
     """
-    on_cpu = [array for array in data if array.context.device_type == "cpu"]
+    on_cpu = [array for array in data if memory.context(array).device_type == "cpu"]
     if on_cpu:  # MXNet cannot make views of an array in one of oneDNN's layouts
-        settle = functools.partial(memory.settle, on_cpu)
-        engine.push(settle, on_cpu[0].context, writes=on_cpu, inline=True)
-    with autograd.pause(), mx.util.np_shape(True):  # np_shape: for arrays of 0 dimensions
-        flat = [array.as_nd_ndarray().reshape((-1,)) for array in data]
-        if op == "mean":
-            sums = mean.scaled(flat, len(flat))
-            yield sums
-            for array, total in zip(flat, sums):
-                mean.write(total, len(flat), [array])
-            return
-        copies = [array.astype(dtype) for array in flat] if dtype else []
-        yield copies or flat
-        for array, copy in zip(flat, copies):
-            copy.astype(array.dtype).copyto(array)
+        reorder = functools.partial(memory.reorder, on_cpu)
+        engine.push(reorder, on_cpu[0].context, writes=on_cpu, inline=True)
+    flat = [array.as_nd_ndarray().reshape((-1,)) for array in data]
+    if op != "mean" and dtype is None:
+        yield flat
+        return
+    k = len(flat)
+    copies = mean.scaled(flat, k) if op == "mean" else [array.astype(dtype) for array in flat]
+    yield copies
+    for i, (array, copy) in enumerate(zip(flat, copies)):
+        if writes is None or i in writes:
+            if op == "mean":
+                mean.write(copy, k, [array])
+            else:
+                copy.astype(array.dtype).copyto(array)
 
 
 def run(
@@ -54,23 +152,22 @@ def run(
 ) -> None:
     """Carry out ``hops`` on ``data`` in place; ``data[i]`` is device i's array, flat.
 
-    ``results`` holds the (device, chunk) pairs to write; by default, all are written.
+    ``results`` holds the (device, chunk) pairs to write; by default, all are written. With ``op``
+    'mean' the values are those of :func:`flattened`, which are added.
     """
-    peers.enable([array.context for array in data])
-    if op == "mean":
-        _run_mean(hops, data, results)
-        return
+    combine = COMBINE["sum" if op == "mean" else op]
     if num_chunks(hops) == 1:
-        _run_whole(hops, data, op, results)
+        _run_whole(hops, data, combine, results)
         return
-    cuts = _cuts(hops, data)
+    size = data[0].size
+    cuts = partition.slices(size, num_chunks(hops))[:size]  # without the empty ones
     chunks = {(i, c): array[cut] for i, array in enumerate(data) for c, cut in enumerate(cuts)}
     values = dict(chunks)
     for hop in hops:
         if hop.chunk < len(cuts):
             value = values[hop.src, hop.chunk].copyto(data[hop.dst].context)
             if hop.reduce:
-                COMBINE[op](value, values[hop.dst, hop.chunk], out=value)
+                combine(value, values[hop.dst, hop.chunk], out=value)
             values[hop.dst, hop.chunk] = value
     for place, chunk in chunks.items():
         value = values[place]
@@ -78,31 +175,14 @@ def run(
             value.copyto(chunk)
 
 
-def _run_whole(
-    hops: Sequence[Hop], data: Sequence[mx.nd.NDArray], op: str, results: Collection
-) -> None:
+def _run_whole(hops: Sequence[Hop], data: Sequence[mx.nd.NDArray], combine, results) -> None:
     """Carry out a plan of whole arrays, which gains nothing from writing at the end."""
     values = list(data)
     for hop in hops:
-        source, own = values[hop.src], values[hop.dst]
+        source, kept = values[hop.src], values[hop.dst]
         if hop.reduce:
-            came = source.copyto(own.context)
-            kept = not results or (hop.dst, 0) in results
-            values[hop.dst] = COMBINE[op](own, came, out=own if kept else came)
+            arrived = source.copyto(kept.context)
+            writes = not results or (hop.dst, 0) in results
+            values[hop.dst] = combine(kept, arrived, out=kept if writes else arrived)
         else:
-            source.copyto(own)
-
-
-def _run_mean(hops: Sequence[Hop], data: Sequence[mx.nd.NDArray], results: Collection) -> None:
-    k, cuts = len(data), _cuts(hops, data)
-    sums = mean.scaled(data, k)
-    run(hops, sums, "sum", results)
-    written = [(i, cuts[c]) for i, c in results if c < len(cuts)]
-    for i, part in written if results else [(i, slice(None)) for i in range(k)]:
-        mean.write(sums[i][part], k, [data[i][part]])
-
-
-def _cuts(hops: Sequence[Hop], data: Sequence[mx.nd.NDArray]) -> list[slice]:
-    """Return where the chunks of an array are, without the empty ones."""
-    size = data[0].size
-    return partition.slices(size, num_chunks(hops))[:size]
+            source.copyto(kept)

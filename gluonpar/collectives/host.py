@@ -18,37 +18,59 @@ import mxnet as mx
 import numpy as np
 
 from gluonpar.collectives import mean
-from gluonpar.collectives.registry import register_executor
+from gluonpar.plans.registry import register_executor
 from gluonpar.runtime import memory, thread_pool
 
 Lists = Sequence[Sequence[mx.nd.NDArray]]
-# (part, sources, targets): a slice of the flattened arrays, and numbers of arrays in a list.
+# (part, sources, targets): a slice of the flattened arrays, and positions of arrays in a list. The
+# sources' parts are added in this order into the first of them, which is copied to the targets.
 Reduction = Tuple[slice, Sequence[int], Sequence[int]]
 _WHOLE = slice(None)
 COMBINE = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 
 
-@register_executor("host")
-def allreduce(lists: Lists, op: str = "sum", accumulate: str | None = None) -> None:
-    """Sum the arrays of CPU contexts in memory, block by block, with several threads if large."""
-    prepare(lists, op, accumulate)(lists)
+def refusal(ctx: Sequence[mx.Context]) -> str:
+    """Return why arrays on these contexts cannot be summed here; "" if they can."""
+    gpus = [context for context in ctx if "gpu" in context.device_type]
+    reason = "must be given CPU contexts only, got {}, whose memory the host cannot read"
+    return reason.format(gpus[0]) if gpus else ""
+
+
+def starting_with(i: int, num_devices: int) -> list[int]:
+    """Return the positions of all devices in turn, from ``i`` on."""
+    return [(i + j) % num_devices for j in range(num_devices)]
+
+
+def reduce(lists: Lists, root: int, op: str = "sum", accumulate: str | None = None) -> None:
+    """Sum the arrays of each list into that of device ``root``."""
+    order = starting_with(root, len(lists[0]))
+    prepare_reductions(lists, [(_WHOLE, order, [])], op, accumulate)(lists)
+
+
+def broadcast(lists: Lists, root: int) -> None:
+    """Copy each list's array of device ``root`` to the others."""
+    _, *others = starting_with(root, len(lists[0]))
+    prepare_reductions(lists, [(_WHOLE, [root], others)])(lists)
 
 
 def prepare(lists: Lists, op: str = "sum", accumulate: str | None = None) -> Callable:
     """Return what does :func:`allreduce` with these lists; it does not keep the arrays alive."""
     devices = range(len(lists[0]))
-    return _prepare(lists, [(_WHOLE, devices, devices[1:])], op, accumulate)
+    return prepare_reductions(lists, [(_WHOLE, devices, devices[1:])], op, accumulate)
 
 
-def run(lists: Lists, reductions: Sequence[Reduction], op: str = "sum") -> None:
-    """Push one operator that does ``reductions`` on each of ``lists``.
+@register_executor(
+    "host", refusal, whole_buckets=True, prepare=prepare, reduce=reduce, broadcast=broadcast
+)
+def allreduce(lists: Lists, op: str = "sum", accumulate: str | None = None) -> None:
+    """Sum the arrays of CPU contexts in memory, block by block, with several threads if large."""
+    prepare(lists, op, accumulate)(lists)
 
-    Each combines a part of the sources into the first of them, and copies it to the targets.
-    """
-    _prepare(lists, reductions, op, None)(lists)
 
-
-def _prepare(lists, reductions, op: str, accumulate: str | None) -> Callable:
+def prepare_reductions(
+    lists: Lists, reductions: Sequence[Reduction], op: str = "sum", accumulate: str | None = None
+) -> Callable:
+    """Return what pushes one operator that does ``reductions`` on each of ``lists``."""
     arrays = [array for data in lists for array in data]
     num_bytes = sum(len(data) * memory.num_bytes(data[0]) for data in lists)
     push = thread_pool.prepare(arrays, num_bytes, name="gluonpar.host")

@@ -1,15 +1,17 @@
-"""The public collectives, over all processes, or over one inside ``cluster.local()``."""
+"""The public collectives: what they are given is checked here, once, and then exchanged."""
 
 from __future__ import annotations
 
 from typing import Callable, Sequence
 
 import mxnet as mx
+from mxnet import autograd
 
 from gluonpar import cluster
-from gluonpar.collectives import arguments, hierarchical, host, local, registry
+from gluonpar.collectives import arguments, exchange, scatter
 from gluonpar.collectives.choice import Choice, choose
-from gluonpar.collectives.local import BUCKET_BYTES
+from gluonpar.collectives.exchange import BUCKET_BYTES, Exchange, in_buckets
+from gluonpar.plans import registry
 from gluonpar.runtime import interrupts, memory, peers
 
 # What pushes a sum of arrays that have been checked, which would take longer than a small sum. The
@@ -40,10 +42,10 @@ def allreduce(
     and for the mean, which never overflows. Integers wrap around.
 
     All arrays end with the same bits, and with one algorithm the same values always give the same
-    bits. Asynchronous, as all MXNet operators, but on GPUs the first choice of an algorithm waits:
-    :func:`explain`. An error during execution is raised at the next wait for one of the arrays.
-    Several threads may call it; on the same arrays their calls take place one after another.
-    Autograd records nothing: inside ``autograd.record()`` the values change, but not the graph.
+    bits. Asynchronous, as all MXNet operators. An error during execution is raised at the next wait
+    for one of the arrays. Several threads may call it; on the same arrays their calls take place
+    one after another. Autograd records nothing: inside ``autograd.record()`` the values change, but
+    not the graph.
 
     Raises ValueError for an empty list, different shapes, dtypes or storage types, csr arrays, the
     same array twice, an unknown algorithm or op, 'host' with arrays on GPUs, and 'nccl' with
@@ -60,20 +62,22 @@ def allreduce(
     >>> data[1].asnumpy().tolist()
     [3.0, 3.0]
     """
-    key = _key(data, algorithm, op, accumulate)
+    key = _key(data, algorithm, op, accumulate, cluster.is_local())
     prepared = _prepared.get(key)
     if prepared is not None:
-        with interrupts.held(), local.pushing:
+        with interrupts.held(), exchange.pushing:
             prepared([data])
         return
     kind = arguments.check_list(data, row_sparse=True)
-    _allreduce([data], [kind], algorithm, op, accumulate)
-    if kind.stype != "default" or len(data) == 1 or 0 in kind.shape or cluster.size() > 1:
+    over = _checked_exchange([kind], algorithm, op, accumulate)
+    over.allreduce(in_buckets([data]), op, accumulate)
+    if kind.stype != "default" or len(data) == 1 or 0 in kind.shape or over.num_processes > 1:
         return
-    if registry.named(algorithm or choose(kind).algorithm).run is host.allreduce:
+    chosen = registry.named(algorithm or choose(kind).algorithm)
+    if chosen.prepare is not None:
         if len(_prepared) == _MOST_PREPARED:
             _prepared.clear()
-        _prepared[key] = host.prepare([data], op, accumulate)
+        _prepared[key] = chosen.prepare([data], op, accumulate)
 
 
 def _key(data, *how) -> tuple | None:
@@ -114,26 +118,19 @@ def allreduce_many(
     if bucket_bytes < 1:
         raise ValueError(f"bucket_bytes must be at least 1, got {bucket_bytes}")
     kinds = [arguments.check_list(data, f"lists[{j}]", True) for j, data in enumerate(lists)]
-    _allreduce(lists, kinds, algorithm, op, accumulate, bucket_bytes)
-
-
-def _allreduce(lists, kinds, algorithm, op, accumulate, bucket_bytes: int = BUCKET_BYTES) -> None:
-    if not cluster.spans():
-        local.allreduce_many(lists, algorithm, op, accumulate, bucket_bytes, kinds)
-        return
-    local.check(lists, algorithm, op, accumulate, kinds)
-    more = {"op": op, "accumulate": accumulate, "bucket_bytes": bucket_bytes}
-    hierarchical.allreduce_many(lists, algorithm, **more)
+    if lists:
+        over = _checked_exchange(kinds, algorithm, op, accumulate)
+        over.allreduce(in_buckets(lists, bucket_bytes), op, accumulate)
 
 
 def explain(data: Sequence[mx.nd.NDArray]) -> Choice:
     """Return the algorithm that :func:`allreduce` chooses for ``data``, and the reason.
 
     Between processes gradients are summed by MPI or NCCL (docs/cluster.md): this is about one.
-    It depends on the arrays' contexts, shapes and dtypes. On GPUs without NCCL or peer access it is
-    the plan that is fastest by simulation on the links between them. They are measured once per
-    process, or read from the file that GLUONPAR_LINKS names; with "off", and with
-    MXNET_ENFORCE_DETERMINISM=1, the figures are always the same. Raises as :func:`allreduce` does.
+    It depends on the arrays' contexts and bytes: on CPU contexts 'host'; on GPUs 'nccl', where it
+    takes these GPUs; otherwise 'tree' for small arrays and 'ring' for large ones, from 2 MB on two
+    devices and 23 MB on eight (:mod:`gluonpar.collectives.choice`). Raises as :func:`allreduce`
+    does.
 
     >>> import mxnet as mx
     >>> print(explain([mx.nd.ones((2,), ctx=mx.cpu(i)) for i in range(4)]))
@@ -171,12 +168,12 @@ def broadcast_many(lists: Sequence[Sequence[mx.nd.NDArray]], root: int = 0) -> N
         _broadcast(lists, kinds, root)
 
 
-def _broadcast(lists, kinds, root: int) -> None:
-    _check_root(root, len(lists[0]))
-    if cluster.spans():
-        hierarchical.broadcast_many(lists, root)
-    else:
-        local.broadcast_many(lists, root, kinds)
+def _broadcast(lists, kinds: Sequence[arguments.Kind], root: int) -> None:
+    over = _checked_exchange(kinds)
+    rank, device = divmod(_checked_root(root, over), len(over.ctx))
+    own = device if over.num_processes == 1 or rank == cluster.rank() else 0
+    name = f"broadcast of array {device} of rank {rank}"
+    over.broadcast(in_buckets(lists, root=own), rank, name)
 
 
 def reduce(data: Sequence[mx.nd.NDArray], root: int = 0, op: str = "sum") -> None:
@@ -188,13 +185,13 @@ def reduce(data: Sequence[mx.nd.NDArray], root: int = 0, op: str = "sum") -> Non
     >>> [array.asnumpy().tolist() for array in data]
     [[1.0, 1.0], [1.0, 1.0], [3.0, 3.0]]
     """
-    kind = arguments.check_list(data)
-    arguments.check_op(op, None, kind.dtype)
-    _check_root(root, len(data))
-    if cluster.spans():
-        hierarchical.reduce(data, root, op)
-    else:
-        local.reduce_many([data], root, op, [kind])
+    over = _checked_exchange([arguments.check_list(data)], op=op)
+    rank, device = divmod(_checked_root(root, over), len(data))
+    if over.num_processes > 1 and rank != cluster.rank():
+        with autograd.pause():
+            data, device = [data[0].copy(), *data[1:]], 0
+    name = f"reduce to array {root} of {over.num_arrays}"
+    over.reduce(in_buckets([data], root=device), op, name=name)
 
 
 def reduce_scatter(data: Sequence[mx.nd.NDArray], op: str = "sum") -> None:
@@ -210,12 +207,8 @@ def reduce_scatter(data: Sequence[mx.nd.NDArray], op: str = "sum") -> None:
     >>> [array.asnumpy().tolist() for array in data]
     [[2.0, 2.0, 1.0, 1.0], [1.0, 1.0, 2.0, 2.0]]
     """
-    kind = arguments.check_list(data)
-    arguments.check_op(op, None, kind.dtype)
-    if cluster.spans():
-        hierarchical.reduce_scatter(data, op)
-    else:
-        local.reduce_scatter(data, kind, op)
+    over = _checked_exchange([arguments.check_list(data)], op=op)
+    scatter.reduce_scatter(over, data, op)
 
 
 def all_gather(data: Sequence[mx.nd.NDArray]) -> None:
@@ -227,23 +220,21 @@ def all_gather(data: Sequence[mx.nd.NDArray]) -> None:
     >>> [array.asnumpy().tolist() for array in data]
     [[0.0, 0.0, 1.0], [0.0, 0.0, 1.0]]
     """
-    kind = arguments.check_list(data)
-    if cluster.spans():
-        hierarchical.all_gather(data)
-    else:
-        local.all_gather(data, kind)
+    scatter.all_gather(_checked_exchange([arguments.check_list(data)]), data)
 
 
-def reduce_many(lists: Sequence[Sequence[mx.nd.NDArray]], op: str = "sum") -> None:
-    """Replace the first array of each list, in every process, by the sum over all devices."""
-    if cluster.spans():
-        hierarchical.reduce_many(lists, [0] * len(lists), op=op)
-    else:
-        for data in lists:
-            local.reduce_many([data], 0, op)
+def _checked_exchange(
+    kinds: Sequence[arguments.Kind],
+    algorithm: str | None = None,
+    op: str = "sum",
+    accumulate: str | None = None,
+) -> Exchange:
+    """Return the exchange for lists of these kinds, over all processes or inside this one."""
+    arguments.check_exchange(kinds, algorithm, op, accumulate)
+    return Exchange(kinds[0].ctx, algorithm, spans=not cluster.is_local())
 
 
-def _check_root(root: int, num_arrays: int) -> None:
-    num_arrays *= cluster.size() if cluster.spans() else 1
-    if not 0 <= root < num_arrays:
-        raise ValueError(f"root must be from 0 to {num_arrays - 1}, got {root}")
+def _checked_root(root: int, over: Exchange) -> int:
+    if not 0 <= root < over.num_arrays:
+        raise ValueError(f"root must be from 0 to {over.num_arrays - 1}, got {root}")
+    return root

@@ -11,10 +11,13 @@ from __future__ import annotations
 from typing import Sequence
 
 import mxnet as mx
-from mxnet import autograd
 
 from gluonpar.collectives import mean
-from gluonpar.runtime import peers
+
+NOT_BETWEEN_PROCESSES = (
+    "row_sparse arrays are not exchanged between processes: make the layer with "
+    "sparse_grad=False, or sum over this process's devices, inside gluonpar.cluster.local()"
+)
 
 
 def check(algorithm: str | None, op: str, accumulate: str | None) -> None:
@@ -31,13 +34,11 @@ def check(algorithm: str | None, op: str, accumulate: str | None) -> None:
 
 def allreduce(data: Sequence[mx.nd.NDArray], op: str = "sum") -> None:
     """Replace every array by the sum or mean of all: the union of their rows, in place."""
-    ctx = data[0].context
-    peers.enable([array.context for array in data])
-    with autograd.pause():
-        own = [array.as_in_context(ctx) for array in data]
-        if op == "mean":
-            mean.write(mx.nd.sparse.add_n(*mean.scaled(own, len(own))), len(own), data)
-            return
-        total = mx.nd.sparse.add_n(*own)
-        for array in data:
-            total.copyto(array)
+    arrived = [array.as_in_context(data[0].context) for array in data]
+    if op == "mean":
+        total = mx.nd.sparse.add_n(*mean.scaled(arrived, len(data)))
+        mean.write(total, len(data), data)
+        return
+    total = mx.nd.sparse.add_n(*arrived)
+    for array in data:
+        total.copyto(array)

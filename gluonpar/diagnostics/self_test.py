@@ -1,4 +1,4 @@
-"""The self test: gluonpar verify.
+"""gluonpar verify: test on this machine's devices that gluonpar computes correctly.
 
 Every check computes on the devices and compares values with those of NumPy or of MXNet alone, so a
 device that supports peer-to-peer copies, but corrupts the data, is found.
@@ -6,28 +6,48 @@ device that supports peer-to-peer copies, but corrupts the data, is found.
 
 from __future__ import annotations
 
+import argparse
 import functools
 import itertools
+import sys
 from typing import Callable, Iterator, List, Sequence
 
 import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 
-from gluonpar import collectives
-from gluonpar.collectives import local
-from gluonpar.diagnostics.benchmark.allreduce import payload
-from gluonpar.diagnostics.child_process import describe, summary
-from gluonpar.diagnostics.verification import Wrong, check_close, check_replicas, check_same_bits
+from gluonpar import cluster, collectives
+from gluonpar.diagnostics import report
+from gluonpar.diagnostics.bench import payload
+from gluonpar.diagnostics.doctor import describe, summary
+from gluonpar.diagnostics.verification import (
+    VerificationError,
+    check_close,
+    check_replicas,
+    check_same_bits,
+)
 from gluonpar.gluon.trainer import Trainer
+from gluonpar.install import entry
 from gluonpar.models import lenet, resnet
 from gluonpar.models.losses import softmax_cross_entropy
 from gluonpar.replicas import get_params
-from gluonpar.runtime import determinism, memory, threads
+from gluonpar.runtime import determinism, devices, memory, threads
 from gluonpar.sharding import split_and_load
 from gluonpar.step import train_batch
 from gluonpar.training.data import dataset
 
+EXAMPLES = """
+gluonpar verify                  # all GPUs, or two CPU devices
+gluonpar verify --num-gpus 4     # four GPUs, or four CPU devices
+gluonpar verify --report gpu-report.json    # and doctor, benchmark and profiles, in some minutes
+"""
+EXIT_CODES = {
+    0: "nothing is wrong",
+    1: "something is wrong, and printed",
+    entry.BAD_REQUEST: "the request cannot be met; a line says why",
+    entry.INTERRUPTED: "interrupted (Ctrl-C)",
+    entry.BROKEN_PIPE: "nobody reads the output any more, as after | head -1",
+}
 DTYPES = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64")
 SHAPES = ((1,), (7,), (3, 5), (1009,), (257, 33), (1 << 18,))
 NET_SHAPES = ((8, 1, 5, 5), (8,), (16, 8 * 12 * 12), (16,), (10, 16), (10,))
@@ -36,8 +56,53 @@ BATCH_SIZE, STEPS, LR, SEED = 66, 5, 0.1, 7
 Replicas = List[Sequence[mx.nd.NDArray]]  # for each parameter its copies, one per device
 
 
-def run(ctx: Sequence[mx.Context], report: Callable[[str], object] = print) -> list[str]:
-    """Run all checks on the devices ``ctx``, one line each to ``report``; return the failures.
+def main(argv: Sequence[str] | None = None, prog: str = "gluonpar verify") -> int:
+    """Run the command line ``argv`` (default: the process's arguments); return the exit code."""
+    options = parser(prog).parse_args(argv)
+    num_gpus = options.num_gpus
+    if num_gpus is None and (options.device == "cpu" or not devices.gpus_present()):
+        num_gpus = 2  # one device has nothing to be compared with
+    try:
+        chosen = devices.choose(num_gpus, device=options.device)
+        if options.report:
+            report.check_path(options.report)
+    except ValueError as error:
+        print(f"{prog}: error: {error}", file=sys.stderr)
+        return entry.BAD_REQUEST
+    if chosen.notice:
+        print(chosen.notice, file=sys.stderr)
+    print(f"devices: {', '.join(map(str, chosen.ctx))}", flush=True)
+    if options.report:
+        try:
+            return report.write(options.report, chosen.ctx)
+        except OSError as error:
+            print(f"{prog}: error: the report cannot be written: {error}", file=sys.stderr)
+            return entry.BAD_REQUEST
+    failures = run(chosen.ctx, functools.partial(print, flush=True))
+    wrong = f"{len(failures)} wrong. See `gluonpar doctor`."
+    print(wrong if failures else "all is right on these devices")
+    return 1 if failures else 0
+
+
+def parser(prog: str) -> argparse.ArgumentParser:
+    """Return the parser of the command's options."""
+    made = argparse.ArgumentParser(
+        prog=prog,
+        description=entry.about(__doc__),
+        epilog=entry.epilog(EXAMPLES, EXIT_CODES),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    help_ = "K GPUs; K CPU devices if there is no GPU at all"
+    made.add_argument("--num-gpus", type=int, metavar="K", help=help_)
+    help_ = "only GPUs, or only CPU devices"
+    made.add_argument("--device", choices=devices.KINDS, default="auto", help=help_)
+    help_ = "also run the doctor, a benchmark and profiles; write all to FILE.json and FILE.html"
+    made.add_argument("--report", metavar="FILE.json", help=help_)
+    return made
+
+
+def run(ctx: Sequence[mx.Context], show: Callable[[str], object] = print) -> list[str]:
+    """Run all checks on the devices ``ctx``, one line each to ``show``; return the failures.
 
     An exception in a check, such as CUDA's, is its failure, and the other checks are still run.
     Seeds MXNet's random generators. Waits.
@@ -50,10 +115,10 @@ def run(ctx: Sequence[mx.Context], report: Callable[[str], object] = print) -> l
             try:
                 line = f"ok     {name}: {check(ctx)}"
             except Exception as error:
-                how = summary(error) if isinstance(error, Wrong) else describe(error)
+                how = summary(error) if isinstance(error, VerificationError) else describe(error)
                 failures.append(f"{name}: {how}")
                 line = f"WRONG  {failures[-1]}"
-            report(line)
+            show(line)
     return failures
 
 
@@ -77,8 +142,8 @@ def check_copies(ctx: Sequence[mx.Context]) -> str:
             want = _payload(ctx, shape, dtype)[i]
             target = mx.nd.full(shape, 99, ctx=ctx[j], dtype=dtype)
             memory.from_numpy(want, ctx[i]).copyto(target)
-            what = f"{dtype} array of shape {shape} copied from {ctx[i]} to {ctx[j]}"
-            _check_equal(target, want, what)
+            subject = f"{dtype} array of shape {shape} copied from {ctx[i]} to {ctx[j]}"
+            _check_equal(target, want, subject)
             count += 1
     return f"{count} arrays of {len(DTYPES)} dtypes, every value arrived"
 
@@ -88,7 +153,8 @@ def check_sums(ctx: Sequence[mx.Context], algorithm: str | None = None) -> str:
 
     def allreduced(parts: Sequence[np.ndarray]) -> list[mx.nd.NDArray]:
         arrays = [memory.from_numpy(part, c) for part, c in zip(parts, ctx)]
-        local.allreduce_many([arrays], algorithm)
+        with cluster.local():
+            collectives.allreduce(arrays, algorithm)
         return arrays
 
     count = 0
@@ -101,11 +167,11 @@ def check_sums(ctx: Sequence[mx.Context], algorithm: str | None = None) -> str:
     for shape in SHAPES:
         parts = _drawn([shape] * len(ctx), 1.0)
         first, again = allreduced(parts), allreduced(parts)
-        what = f"sum of float32 fractions of shape {shape}"
-        check_replicas([*first, *again], what)
+        subject = f"sum of float32 fractions of shape {shape}"
+        check_replicas([*first, *again], subject)
         difference = np.abs(first[0].asnumpy() - sum(part.astype("float64") for part in parts))
         if not difference.max() <= 1e-6 * sum(np.abs(part).max() for part in parts):
-            raise Wrong(f"{what} differs by {difference.max():.3g}")
+            raise VerificationError(f"{subject} differs by {difference.max():.3g}")
     return f"{count} arrays of {len(DTYPES)} dtypes exact; fractions the same bits twice"
 
 
@@ -124,7 +190,7 @@ def check_training(
     want = values(on_one(start, ctx[:1]))
     unchanged = [name for name, before in zip(names, start) if (want[name] == before).all()]
     if unchanged:
-        raise Wrong(f"training on {ctx[0]} alone did not change {', '.join(unchanged)}")
+        raise VerificationError(f"training on {ctx[0]} alone did not change {', '.join(unchanged)}")
     replicas = on_all(start, ctx)
     for name, copies in zip(names, replicas):
         check_replicas(copies, name)
@@ -195,13 +261,13 @@ def _payload(ctx: Sequence[mx.Context], shape: tuple[int, ...], dtype: str) -> l
     return [array.reshape(shape) for array in arrays]
 
 
-def _check_equal(array: mx.nd.NDArray, want: np.ndarray, what: str) -> None:
+def _check_equal(array: mx.nd.NDArray, want: np.ndarray, subject: str) -> None:
     got = array.asnumpy()
     wrong = np.flatnonzero(got.ravel() != want.ravel())
     if wrong.size:
         i = wrong[0]
-        raise Wrong(
-            f"{what}: {wrong.size} of {want.size} values are wrong; at {i} it is "
+        raise VerificationError(
+            f"{subject}: {wrong.size} of {want.size} values are wrong; at {i} it is "
             f"{got.ravel()[i]}, not {want.ravel()[i]}"
         )
 

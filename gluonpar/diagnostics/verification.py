@@ -8,10 +8,9 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 
-from gluonpar import metrics, sharding
-from gluonpar.collectives import local
+from gluonpar import cluster, collectives, metrics, sharding
 from gluonpar.gluon import running_statistics, sync_batch_norm
-from gluonpar.runtime import determinism, memory, threads
+from gluonpar.runtime import determinism, memory, private_fields, threads
 from gluonpar.runtime.devices import as_list
 
 # The largest relative difference that counts as rounding. A device left out, or counted twice,
@@ -24,8 +23,12 @@ _LOSSES = "losses (per sample)"  # cannot be the name of a parameter
 Arrays = Dict[str, np.ndarray]  # by name
 
 
-class Wrong(AssertionError):
-    """A result differs from what it must be; the message says what, where and by how much."""
+class VerificationError(AssertionError):
+    """A result differs from the expected one; the message says where and by how much."""
+
+
+Wrong = VerificationError
+"""The name of :class:`VerificationError` in ``gluonpar``."""
 
 
 def verify(
@@ -50,8 +53,9 @@ def verify(
     With compute capability 8.0 and up, start Python with ``NVIDIA_TF32_OVERRIDE=0``: products in
     TF32 may differ by more than rounding of float32.
 
-    Raises :class:`Wrong` for a difference; ValueError for an empty batch, a loss that is not per
-    sample, and a network that is not on ``ctx`` or accumulates gradients (``grad_req='add'``).
+    Raises :class:`gluonpar.Wrong` for a difference; ValueError for an empty batch, a loss that is
+    not per sample, and a network that is not on ``ctx`` or accumulates gradients
+    (``grad_req='add'``).
 
     >>> import mxnet as mx, numpy as np
     >>> net, ctx = mx.gluon.nn.Dense(3, in_units=4), [mx.cpu(0), mx.cpu(1)]
@@ -64,7 +68,7 @@ def verify(
     threads.share(contexts)
     _check_request(net, contexts)
     with determinism.enforced():
-        if any(p._data is None and p._deferred_init for p in net.collect_params().values()):
+        if any(map(private_fields.awaits_shape, net.collect_params().values())):
             X, _ = sharding.split_and_load(batch, contexts[:1])[0]
             net(X)  # infers the shapes that are not known yet
         trial = _Trial(net, loss, batch)
@@ -139,8 +143,9 @@ class _Trial:
                 for grad in (p.grad(c) for c in used[: len(some)]):
                     dense = grad.copy() if grad.stype == "default" else grad.tostype("default")
                     grads[p.name].append(dense)
-        for copies in grads.values():
-            local.allreduce_many([copies])
+        with cluster.local():
+            for copies in grads.values():
+                collectives.allreduce(copies)
         sums = {name: copies[-1].asnumpy() for name, copies in grads.items()}
         return {_LOSSES: np.concatenate([array.asnumpy() for array in losses]), **sums}
 
@@ -154,25 +159,25 @@ class _Trial:
 
 
 def check_replicas(copies: Sequence[mx.nd.NDArray], name: str) -> None:
-    """Raise Wrong, with devices and difference, unless all copies have the same bits. Waits."""
+    """Raise VerificationError, with the difference, unless all copies have the same bits. Waits."""
     try:
         metrics.check_identical(copies, name)
     except metrics.ReplicasDiffer as error:
-        raise Wrong(f"replicas: {error}") from error
+        raise VerificationError(f"replicas: {error}") from error
 
 
-def check_same_bits(first: Arrays, second: Arrays, what: str) -> None:
-    """Raise Wrong, with the names of what differs, unless both have the same bits."""
+def check_same_bits(first: Arrays, second: Arrays, subject: str) -> None:
+    """Raise VerificationError, with the names of what differs, unless both have the same bits."""
     different = [name for name in first if first[name].tobytes() != second[name].tobytes()]
     if different:
-        raise Wrong(
-            f"repeatability: {what}, done twice, gave different {', '.join(different[:3])}; on "
+        raise VerificationError(
+            f"repeatability: {subject}, done twice, gave different {', '.join(different[:3])}; on "
             "GPUs cuDNN may, if these convolutions were computed before verify: call it first"
         )
 
 
-def check_close(want: Arrays, got: Arrays, what: str) -> str:
-    """Return a line with the largest relative difference; raise Wrong if it exceeds rounding.
+def check_close(want: Arrays, got: Arrays, subject: str) -> str:
+    """Return a line with the largest relative difference; VerificationError if not by rounding.
 
     Differences are relative to the largest magnitude in the array, or to a hundredth of the largest
     magnitude in all arrays: an array that is zero but for rounding (the gradient of a bias before a
@@ -185,13 +190,13 @@ def check_close(want: Arrays, got: Arrays, what: str) -> str:
         difference = _magnitude(array.astype("float64") - got[name]) / scale
         tolerance = TOLERANCE.get(array.dtype.name, TOLERANCE["float32"])
         if not difference <= tolerance:  # also NaN
-            raise Wrong(
-                f"{what}: {name} differs by {difference:.3g} of its largest magnitude {scale:.3g}; "
-                f"rounding makes at most {tolerance:g}"
+            raise VerificationError(
+                f"{subject}: {name} differs by {difference:.3g} of its largest magnitude "
+                f"{scale:.3g}; rounding makes at most {tolerance:g}"
             )
         if difference > worst:
             worst, where = difference, f" ({name})" if len(want) > 1 else ""
-    return f"{what}: largest relative difference {worst:.1e}{where}"
+    return f"{subject}: largest relative difference {worst:.1e}{where}"
 
 
 def _magnitude(array: np.ndarray) -> float:
@@ -199,7 +204,7 @@ def _magnitude(array: np.ndarray) -> float:
 
 
 def _contains(block: gluon.Block, kind: type) -> bool:
-    children = block._children.values()
+    children = private_fields.children(block).values()
     return isinstance(block, kind) or any(_contains(child, kind) for child in children)
 
 

@@ -6,7 +6,9 @@ from typing import Any, Sequence
 
 from mxnet import autograd
 
-from gluonpar.collectives import arguments, operations
+from gluonpar import cluster
+from gluonpar.collectives import arguments
+from gluonpar.collectives.exchange import Exchange, in_buckets
 
 
 def average_gradients(tower_grads: Sequence[Sequence[Any]]) -> list[Any]:
@@ -44,7 +46,10 @@ def average_gradients(tower_grads: Sequence[Sequence[Any]]) -> list[Any]:
         _check(grads, j)
     with autograd.pause():
         means = [grads[0].copy() for grads in lists]
-    operations.reduce_many([[mean, *grads[1:]] for mean, grads in zip(means, lists)], op="mean")
+    if lists:
+        exchange = Exchange([grad.context for grad in lists[0]], spans=not cluster.is_local())
+        sums = [[mean, *grads[1:]] for mean, grads in zip(means, lists)]
+        exchange.reduce(in_buckets(sums), "mean")
     return [(mean, of[0][1]) for mean, of in zip(means, variables)] if paired else means
 
 

@@ -9,9 +9,9 @@ import numpy as np
 from mxnet import gluon
 
 from gluonpar import cluster, replicas
-from gluonpar.collectives import partition
-from gluonpar.replicas import Bucket, Copies
-from gluonpar.runtime import backward_passes, memory
+from gluonpar.plans import partition
+from gluonpar.replicas import Copies, ParamBucket
+from gluonpar.runtime import backward_passes, memory, private_fields
 from gluonpar.runtime.devices import check_distinct
 
 
@@ -33,14 +33,17 @@ class Layout:
         self.indices = sorted(trained, key=lambda i: place[params[i]])
         self.params = [params[i] for i in self.indices]
         self.ctx = self.params[0].list_ctx() if self.params else []
-        copies = [Copies(i, params[i]._data, params[i]._grad) for i in self.indices]
+        copies = [_copies(i, params[i]) for i in self.indices]
         buckets = replicas.in_buckets(copies)
         sizes = [sum(memory.num_bytes(each.grads[0]) for each in bucket) for bucket in buckets]
-        owners = partition.balance(sizes, max(1, len(self.ctx)))
+        roots = partition.balance(sizes, max(1, len(self.ctx)))
         self._buckets = [
             # Every device updates by row_sparse gradients.
-            ([each.index for each in bucket], 0 if bucket[0].row_sparse else owner)
-            for bucket, owner in zip(buckets, owners)
+            (
+                [each.index for each in bucket],
+                0 if bucket[0].grads[0].stype == "row_sparse" else root,
+            )
+            for bucket, root in zip(buckets, roots)
         ]
 
     def holds(self, params: Sequence[gluon.Parameter]) -> bool:
@@ -52,15 +55,15 @@ class Layout:
         counting = map(backward_passes.fresh, self.params) if summed else fresh(self.params)
         return dict(zip(self.indices, counting))
 
-    def buckets(self, fresh: dict[int, list[bool]], used: Collection[int]) -> list[Bucket]:
+    def buckets(self, fresh: dict[int, list[bool]], used: Collection[int]) -> list[ParamBucket]:
         """Return the buckets of the parameters whose indices are in ``used``."""
-        found = []
-        for indices, owner in self._buckets:
+        used_buckets = []
+        for indices, root in self._buckets:
             params = [(i, self._params[i]) for i in indices if i in used]
             if params:
-                copies = [Copies(i, param._data, param._grad, fresh[i]) for i, param in params]
-                found.append(Bucket(copies, owner))
-        return found
+                copies = [_copies(i, param, fresh[i]) for i, param in params]
+                used_buckets.append(ParamBucket(copies, root))
+        return used_buckets
 
 
 def listed(params) -> list[gluon.Parameter]:
@@ -80,12 +83,13 @@ def check(params) -> None:
     for i, param in enumerate(values):
         if param in values[:i]:
             raise ValueError(f"parameter {param.name} is given more than once; give it once")
-        if param._stype != "default" or param._grad_stype not in ("default", "row_sparse"):
+        stype, grad_stype = private_fields.stype(param), private_fields.grad_stype(param)
+        if stype != "default" or grad_stype not in ("default", "row_sparse"):
             raise ValueError(
                 f"parameter {param.name} must be dense, with a dense or row_sparse gradient, got "
-                f"{param._stype} with a {param._grad_stype} gradient"
+                f"{stype} with a {grad_stype} gradient"
             )
-        if param._grad_stype == "row_sparse" and cluster.size() > 1:
+        if grad_stype == "row_sparse" and cluster.size() > 1:
             raise ValueError(
                 f"parameter {param.name} must have a dense gradient, because row_sparse gradients "
                 "are not exchanged between processes; make it with sparse_grad=False"
@@ -98,19 +102,24 @@ def check(params) -> None:
         check_distinct(param.list_ctx())
 
 
+def _copies(index: int, param: gluon.Parameter, *fresh: list[bool]) -> Copies:
+    return Copies(index, private_fields.values(param), private_fields.grads(param), *fresh)
+
+
 def follow_backward(params: Sequence[gluon.Parameter]) -> list[gluon.Parameter]:
     """Have ``list_grad()`` return the arrays that backward writes; return where it did not.
 
     A network hybridized with ``static_alloc`` and ``static_shape`` keeps writing to the arrays of
     its first backward, and MXNet gives a parameter others when its ``grad_req`` changes.
     """
-    found = []
+    moved = []
     for param in backward_passes.with_new_arrays(params):
-        written = [memory.grad_chunk(value) for value in param._data or () if param._grad]
-        if written != [*map(memory.chunk, param._grad or ())]:
-            param._grad[:] = [value.grad for value in param._data]
-            found.append(param)
-    return found
+        values, grads = private_fields.values(param), private_fields.grads(param)
+        written = [memory.grad_chunk(value) for value in values or () if grads]
+        if written != [*map(memory.chunk, grads or ())]:
+            grads[:] = [value.grad for value in values]
+            moved.append(param)
+    return moved
 
 
 def fresh(params: Sequence[gluon.Parameter]) -> list[list[bool]]:
@@ -122,7 +131,7 @@ def fresh(params: Sequence[gluon.Parameter]) -> list[list[bool]]:
     counting = [*map(backward_passes.fresh, params)]
     if cluster.size() > 1 and params:
         ages = np.array([*map(backward_passes.age, params)])
-        of_ranks = cluster.Gathered(ages, _check_ages)
+        of_ranks = cluster.PendingGather(ages, _check_ages)
         may_be_old = (ages[:, 0] != backward_passes.num_sums()).any()
         backward_passes.count_sum()
         if may_be_old:

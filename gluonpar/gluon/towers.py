@@ -11,13 +11,13 @@ import mxnet as mx
 from mxnet import autograd, gluon
 
 from gluonpar import cluster, replicas
-from gluonpar.collectives import hierarchical, local
+from gluonpar.collectives.exchange import Exchange, in_buckets
 from gluonpar.gluon import initial_values
 from gluonpar.gluon.parallel import on_device
 from gluonpar.gluon.tasks import together
 from gluonpar.metrics import LossMeter
 from gluonpar.optim import sgd
-from gluonpar.runtime import device_threads, memory, threads
+from gluonpar.runtime import device_threads, memory, private_fields
 from gluonpar.runtime.devices import as_list, check_distinct
 from gluonpar.sharding import num_samples, split_and_load
 from gluonpar.step import STEPS_IN_FLIGHT, check_lr
@@ -82,7 +82,7 @@ class Towers:
         self.ctx = as_list(ctx)
         self._forward = forward
         self._is_local = cluster.is_local() or cluster.size() == 1
-        threads.share(self.ctx)
+        self._exchange = Exchange(self.ctx, spans=not self._is_local)
         self._params: list[gluon.Parameter] | None = None  # a Block's, without constants
         if isinstance(variables, gluon.Block):
             self._params = _params_of(variables, self.ctx)
@@ -95,7 +95,7 @@ class Towers:
         elif self._params is not None:
             initial_values.start_alike(self._params)
         else:
-            hierarchical.broadcast_many([list(copies) for copies in zip(*self._models)])
+            self._exchange.broadcast(in_buckets([list(copies) for copies in zip(*self._models)]))
         self._needs_lr = not isinstance(update, mx.optimizer.Optimizer)
         self._update = update if self._needs_lr else _rule_of(update, self._params)
 
@@ -138,9 +138,9 @@ class Towers:
         elif self._needs_lr:
             raise ValueError("lr must be given, such as 0.1, unless update is an mx.optimizer")
         number = sum(map(num_samples, batches))
-        later = None if self._is_local else cluster.Later(number)
+        later = None if self._is_local else cluster.PendingSum(number)
         with autograd.pause():
-            if batches and any(param._deferred_init for param in self._params or ()):
+            if batches and any(map(private_fields.awaits_shape, self._params or ())):
                 with autograd.predict_mode():  # infers shapes; then there are variables to restore
                     self._compute(0, batches[0], [])
             variables = self.variables
@@ -168,14 +168,12 @@ class Towers:
         copies = [list(arrays) for arrays in zip(*variables)]
         trained = [arrays for arrays in copies if arrays[0].grad is not None]
         grads = [[array.grad for array in arrays[: num_used or 1]] for arrays in trained]
-        if self._is_local:
-            local.reduce_many(grads)
-        else:
-            hierarchical.reduce_many(grads, [0] * len(grads))
+        used = Exchange(self.ctx[: num_used or 1], spans=not self._is_local)
+        used.reduce(in_buckets(grads))
         self._update(variables[0], lr, number)
         if not self._is_local:  # all ranks have made the same update
             cluster.broadcast([arrays[0] for arrays in copies if arrays[0].grad is None])
-        local.broadcast_many(copies)
+        self._exchange.inside.broadcast(in_buckets(copies))
 
     def run_epoch(self, batches: Iterable[Any], lr: float | None = None) -> TowersEpoch:
         """Take steps until ``batches`` ends, the towers drawing batches in turn.
@@ -235,7 +233,8 @@ class Towers:
         for i, (c, arrays, batch) in enumerate(running):
             for array in arrays:
                 if array.grad is not None:
-                    array._fresh_grad = False  # until backward writes it: see _check_fresh
+                    # Until backward writes it: see _check_fresh.
+                    private_fields.mark_grad(array, fresh=False)
             with autograd.record():
                 self._compute(i, batch, outputs)
             loss, shape = outputs[-1].get("loss"), (num_samples(batch),)
@@ -272,7 +271,7 @@ def _rule_of(optimizer: mx.optimizer.Optimizer, params: list | None) -> Callable
 def _check_fresh(arrays: Sequence[mx.nd.NDArray], ctx: mx.Context) -> None:
     """Raise ValueError if backward has not written a gradient: it would be summed twice."""
     for j, array in enumerate(arrays):
-        if array.grad is not None and not array._fresh_grad:
+        if array.grad is not None and not private_fields.has_fresh_grad(array):
             raise ValueError(
                 f"the loss on {ctx} does not depend on variable {j} of shape {array.shape}; remove "
                 "it, or set its grad_req to 'null'"

@@ -13,17 +13,17 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 
-from gluonpar import clipping, cluster, metrics
+from gluonpar import clipping, cluster, metrics, replicas
 from gluonpar.checkpoint import optimizer_states
-from gluonpar.collectives import check_algorithm, local, registry
+from gluonpar.collectives.exchange import Exchange, in_buckets
 from gluonpar.gluon import initial_values, parameter_buckets
 from gluonpar.gluon.parameter_buckets import Layout
 from gluonpar.gluon.sharded_update import ShardedUpdate
 from gluonpar.gluon.updater import Updater
-from gluonpar.replicas import Bucket
-from gluonpar.runtime import backward_passes, interrupts, memory, threads
+from gluonpar.plans import registry
+from gluonpar.replicas import ParamBucket
+from gluonpar.runtime import backward_passes, heap, interrupts, memory, private_fields
 from gluonpar.sharding import check_batch_size
-from gluonpar.step import GradientSums, allreduce_gradients
 
 # MXNet's kvstores of one process, which all sum over its devices.
 _KVSTORES = (
@@ -102,23 +102,24 @@ class Trainer(gluon.Trainer):
         if isinstance(self._optimizer, mx.optimizer.DCASGD) and self._optimizer.momentum:
             momentum = self._optimizer.momentum
             raise ValueError(f"momentum must be 0 for dcasgd, which fails with it, got {momentum}")
-        check_algorithm(algorithm, self._contexts)
         if kvstore is None and len(self._contexts or ()) > 1:
-            text = "kvstore=None: gluon.Trainer would not sum gradients over devices; this one does"
-            warnings.warn(text, stacklevel=2)
-        threads.share(self._contexts or ())  # before the first forward
-        self._given = params
+            warnings.warn(
+                "kvstore=None: gluon.Trainer would not sum gradients over devices; this one does",
+                stacklevel=2,
+            )
         self._algorithm, self._compression = algorithm, compression
+        self._exchange = self._made_exchange()  # before the first forward: it shares out threads
+        self._given = params
         self._skip_nonfinite, self.num_skipped = skip_nonfinite, 0
         self._layout: Layout | None = None
         self._accumulating = self._broadcast = False
         self._updater = Updater(self._optimizer)
         self._updaters = [self._updater]
-        self._update_of_owners = ShardedUpdate(self._updater, self._params)
-        self._update_of_owners.set_contexts(self._contexts)
+        self._sharded_update = ShardedUpdate(self._updater, self._params)
+        self._sharded_update.set_contexts(self._contexts)
         backward_passes.track(self._params)
         self._reset_kvstore()
-        if all(param._data is not None for param in self._params):
+        if None not in map(private_fields.values, self._params):
             self._laid_out()  # before the first forward, so that ranks that differ are refused
         initial_values.start_alike(parameter_buckets.listed(params))
 
@@ -138,8 +139,10 @@ class Trainer(gluon.Trainer):
             return
         buckets = self._fresh_buckets(ignore_stale_grad)
         amp = hasattr(self, "_amp_loss_scaler")  # it inspects all sums before the update
-        defer = not (amp or self._skip_nonfinite) and self._update_of_owners.has_numpy_rule(buckets)
-        self._apply(self._sum(buckets, defer, to_owner=not amp))
+        fused = self._exchange.may_fuse and not (amp or self._skip_nonfinite)
+        fused = fused and self._sharded_update.has_numpy_rule(buckets)
+        self._sum([b for b in buckets if b.row_sparse or not fused], on_all=amp)
+        self._apply(buckets, fused)
 
     @_not_recorded
     def allreduce_grads(self) -> None:
@@ -158,7 +161,7 @@ class Trainer(gluon.Trainer):
 
     def _allreduce_grads(self) -> None:
         """What others override or call in ``gluon.Trainer``."""
-        self._sum(self._fresh_buckets(ignore_stale_grad=True))
+        self._sum(self._fresh_buckets(ignore_stale_grad=True), on_all=True)
 
     def _update(self, ignore_stale_grad: bool = False) -> None:
         """What others override or call in ``gluon.Trainer``; ``rescale_grad`` is set already."""
@@ -169,12 +172,12 @@ class Trainer(gluon.Trainer):
                 f"list_grad() of {', '.join(moved)} did not return what backward computed (it does "
                 "now): sum with Trainer.allreduce_grads(), or initialize before making the Trainer"
             )
-        buckets = [b._replace(owner=0) for b in self._fresh_buckets(ignore_stale_grad, True)]
-        for [copies, *_], _ in buckets:
-            if copies.row_sparse:  # every device updates by its own
-                for grad in copies.grads[1:]:
-                    copies.grads[0].copyto(grad)
-        self._apply(GradientSums(buckets, deferred=False))
+        buckets = [b._replace(root=0) for b in self._fresh_buckets(ignore_stale_grad, True)]
+        sparse = [bucket.grads for bucket in buckets if bucket.row_sparse]
+        for [[first, *others]], _ in sparse:  # every device updates by its own
+            for grad in others:
+                first.copyto(grad)
+        self._apply(buckets)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -185,13 +188,13 @@ class Trainer(gluon.Trainer):
         ``no_sync`` of PyTorch's DistributedDataParallel.
         """
         layout = self._laid_out()
-        if any(param._grad_stype == "row_sparse" for param in layout.params):
+        if "row_sparse" in map(private_fields.grad_stype, layout.params):
             raise ValueError("MXNet cannot add up row_sparse gradients; use sparse_grad=False")
         before = self._accumulating
         if not before:
             backward_passes.mark_used(layout.params)
             adding = [param for param in layout.params if param.grad_req == "add"]
-            memory.zero([grad for param in adding for grad in param._grad])
+            memory.zero([grad for param in adding for grad in private_fields.grads(param)])
             backward_passes.accumulate(layout.params, True)
         self._accumulating = "inside"
         try:
@@ -210,7 +213,7 @@ class Trainer(gluon.Trainer):
         """
         if not max_norm > 0:
             raise ValueError(f"max_norm must be positive, got {max_norm}")
-        of_devices = zip(*(param._grad for param in self._laid_out().params))
+        of_devices = zip(*map(private_fields.grads, self._laid_out().params))
         norms = [clipping.clip_global_norm(grads, max_norm) for grads in of_devices]
         return norms[0].astype("float32")
 
@@ -220,10 +223,11 @@ class Trainer(gluon.Trainer):
         With several processes, all must call it, and their parameters are compared. Parameters
         without a gradient, such as running statistics, are not compared.
         """
-        trained = [param for param in self._params if param._grad is not None]
+        trained = [param for param in self._params if private_fields.grads(param) is not None]
         for param in trained:
-            metrics.check_identical(param._data, param.name)
-        metrics.check_ranks([param._data[0] for param in trained], [p.name for p in trained])
+            metrics.check_identical(private_fields.values(param), param.name)
+        first = [private_fields.values(param)[0] for param in trained]
+        metrics.check_ranks(first, [param.name for param in trained])
 
     def save_states(self, fname: str | os.PathLike, format: str = "gluonpar") -> None:
         """Write the optimizer with all its attributes and states, whole or not at all.
@@ -257,10 +261,10 @@ class Trainer(gluon.Trainer):
     def _reset_kvstore(self) -> None:
         """What ``Parameter.set_data`` calls where weights have copies elsewhere: in the states."""
         super()._reset_kvstore()
-        if hasattr(self, "_update_of_owners"):
+        if hasattr(self, "_sharded_update"):
             self._kv_initialized = self._update_on_kvstore = True  # its conditions
             self._params_to_init = []
-            self._update_of_owners.weights_were_set()
+            self._sharded_update.weights_were_set()
 
     def _rescale(self, batch_size: Any) -> None:
         batch_size = check_batch_size(batch_size)
@@ -276,8 +280,8 @@ class Trainer(gluon.Trainer):
             for name, value in {**vars(optimizer), "lr": optimizer.learning_rate}.items()
             if isinstance(value, (bool, int, float, str, type(None))) and name != "rescale_grad"
         }
-        own = {"algorithm": self._algorithm, "compression": self._compression}
-        return {"optimizer": type(optimizer).__name__, **options, **own}
+        ours = {"algorithm": self._algorithm, "compression": self._compression}
+        return {"optimizer": type(optimizer).__name__, **options, **ours}
 
     def _laid_out(self) -> Layout:
         """The parameters in buckets, made the first time and after they have changed in kind."""
@@ -293,13 +297,16 @@ class Trainer(gluon.Trainer):
             cluster.agree({**self._hyper_parameters(), **_kinds(in_order)})
         self._layout = Layout(self._params, in_order)
         self._contexts = self._layout.ctx or self._contexts
-        threads.share(self._contexts or ())
-        self._update_of_owners.set_contexts(self._contexts)
+        self._exchange = self._made_exchange()
+        self._sharded_update.set_contexts(self._contexts)
         if self._accumulating:
             backward_passes.accumulate(self._layout.params, True)
         return self._layout
 
-    def _fresh_buckets(self, ignore_stale_grad: bool, summed: bool = False) -> list[Bucket]:
+    def _made_exchange(self) -> Exchange:
+        return Exchange(self._contexts or (), self._algorithm, self._compression)
+
+    def _fresh_buckets(self, ignore_stale_grad: bool, summed: bool = False) -> list[ParamBucket]:
         """The buckets to sum and update, without parameters that backward reached on no device.
 
         With ``summed`` the gradients are sums already.
@@ -311,7 +318,8 @@ class Trainer(gluon.Trainer):
         if not self._broadcast:  # as gluon.Trainer: running statistics, too
             self._broadcast = True
             if self._optimizer.num_update == self._optimizer.begin_num_update:  # not after resuming
-                local.broadcast_many([param.list_data() for param in self._params])
+                first = in_buckets([param.list_data() for param in self._params])
+                self._exchange.inside.broadcast(first)
         fresh = layout.fresh(summed)
         used = {i for i, on_devices in fresh.items() if any(on_devices)}
         if not ignore_stale_grad:
@@ -323,7 +331,9 @@ class Trainer(gluon.Trainer):
         if not alone:  # all ranks must leave out the same; this waits
             times = cluster.total([i in used for i in fresh]) if ignore_stale_grad else fresh
             used = {i for i, time in zip(fresh, times) if not ignore_stale_grad or time}
-        return self._update_of_owners.owned(layout.buckets(fresh, used))
+        buckets = self._sharded_update.with_roots(layout.buckets(fresh, used))
+        heap.return_free([copies.grads for bucket in buckets for copies in bucket.copies])
+        return buckets
 
     def _check_not_stale(self, fresh: dict[int, list[bool]]) -> None:
         """Check that every device that had samples has a new gradient of every parameter."""
@@ -337,26 +347,25 @@ class Trainer(gluon.Trainer):
                     "that is intended, call step(batch_size, ignore_stale_grad=True)"
                 )
 
-    def _sum(self, buckets: Sequence[Bucket], defer=False, to_owner=False) -> GradientSums:
-        sparse = [bucket for bucket in buckets if bucket.copies[0].row_sparse]
-        dense = [bucket for bucket in buckets if not bucket.copies[0].row_sparse]
-        for bucket in sparse:
-            memory.zero(bucket.copies[0].stale)
-        local.allreduce_many([bucket.copies[0].grads for bucket in sparse])
-        sums = allreduce_gradients(dense, self._algorithm, self._compression, defer, to_owner)
-        for bucket in () if sums.deferred else dense:
+    def _sum(self, buckets: Sequence[ParamBucket], on_all: bool) -> None:
+        """Sum the gradients on each bucket's root, or on all devices."""
+        sums = replicas.to_sum(buckets)
+        if on_all:
+            self._exchange.allreduce(sums)
+        else:
+            self._exchange.reduce(sums)
+        for bucket in buckets:
             summed = [self._params[copies.index] for copies in bucket.copies]
-            backward_passes.mark_summed(summed, bucket.owner if to_owner else 0)
-        return sums._replace(buckets=[*sums.buckets, *sparse])
+            backward_passes.mark_summed(summed, 0 if on_all else bucket.root)
 
-    def _apply(self, sums: GradientSums) -> None:
+    def _apply(self, buckets: Sequence[ParamBucket], fused: bool = False) -> None:
         scaler = getattr(self, "_amp_loss_scaler", None)
         skip = scaler is not None and scaler.has_overflow(self._params)
-        if self._skip_nonfinite and not _are_finite(sums.buckets):
+        if self._skip_nonfinite and not _are_finite(buckets):
             skip, self.num_skipped = True, self.num_skipped + 1
         with interrupts.held():
             if not skip:
-                self._update_of_owners.apply(sums)
+                self._sharded_update.apply(self._exchange, buckets, fused)
             backward_passes.mark_used(self._layout.params)
             if self._accumulating:
                 self._accumulating = False
@@ -385,14 +394,14 @@ def _check_stock_arguments(kvstore: Any, compression_params: Any, update_on_kvst
         )
 
 
-def _are_finite(buckets: Sequence[Bucket]) -> bool:
+def _are_finite(buckets: Sequence[ParamBucket]) -> bool:
     """Wait for the sums of all gradients, and return whether all their elements are finite."""
-    found = []
+    each_finite = []
     for bucket in buckets:
-        sums = [each.grads[bucket.owner] for each in bucket.copies]
+        sums = [each.grads[bucket.root] for each in bucket.copies]
         sums = [total.data if total.stype == "row_sparse" else total for total in sums]
-        found.append(metrics.all_finite(sums))
-    return all(bool(finite.asscalar()) for finite in found)
+        each_finite.append(metrics.all_finite(sums))
+    return all(bool(finite.asscalar()) for finite in each_finite)
 
 
 def _kinds(params: Sequence[gluon.Parameter]) -> dict[str, Any]:

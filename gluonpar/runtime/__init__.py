@@ -1,5 +1,4 @@
-"""MXNet's engine, array memory, threads, CUDA libraries, driver and devices.
+"""MXNet's engine, array memory, threads and devices.
 
-The only package that uses private interfaces of MXNet 1.9.1. Nothing is imported here: modules such
-as :mod:`~gluonpar.runtime.driver` and :mod:`~gluonpar.runtime.wheels` must work without MXNet.
+No other package uses the private fields of MXNet 1.9.1's objects; ``private_fields`` has them all.
 """

@@ -60,11 +60,11 @@ def clear_flags(arrays: Iterable[mx.nd.NDArray]) -> None:
 
 def flags(arrays: Iterable[mx.nd.NDArray]) -> list[bool]:
     """Return MXNet's flags that backward has written the arrays' gradients."""
-    found = []
+    written = []
     for array in arrays:
         _get_flag(array.handle, _flag_pointer)
-        found.append(_flag.value != 0)
-    return found
+        written.append(_flag.value != 0)
+    return written
 
 
 def track(params: Iterable[gluon.Parameter]) -> None:
@@ -216,9 +216,9 @@ class _Writes:
 
     def has_new_arrays(self) -> bool:
         """Return whether they have been written, and this has not been returned before."""
-        found = self._is_new and any(self.passes())
-        self._is_new = self._is_new and not found
-        return found
+        first_time = self._is_new and any(self.passes())
+        self._is_new = self._is_new and not first_time
+        return first_time
 
     def adds(self) -> bool:
         """Return whether what earlier passes have written counts, too."""

@@ -6,7 +6,7 @@ from typing import NamedTuple, Sequence
 
 import mxnet as mx
 
-from gluonpar.runtime import driver, wheels
+from gluonpar.install import driver, wheels
 
 KINDS = ("auto", "gpu", "cpu")
 MAX_CPU_DEVICES = 1024  # MXNet starts a thread for each
@@ -135,7 +135,7 @@ def _there_may_be_a_gpu() -> bool:
     """Return whether the driver shows a GPU, fails, is not visible, or may have to hide one."""
     try:
         return bool(driver.gpus() or driver.hidden())
-    except driver.DriverMissing:
+    except driver.DriverMissingError:
         return bool(driver.release())  # a container without the host's libcuda.so.1
     except driver.DriverError:
         return True

@@ -1,4 +1,4 @@
-"""NVIDIA's NCCL: all-reduces of arrays on different GPUs, all together one operator of the engine.
+"""NVIDIA's NCCL: collectives on arrays on different GPUs, all together one operator of the engine.
 
 The GPUs are those of this process, or one of each process of a job. The operator runs on one of the
 threads for urgent operators of CPU contexts. It launches one NCCL kernel per array on streams of
@@ -72,15 +72,36 @@ def allreduce(lists: Lists, op: str) -> None:
     """All-reduce each of ``lists``, one array per GPU, in place by 'sum', 'max' or 'min'.
 
     All arrays have the same dtype, one of :data:`DTYPES`. Asynchronous: an error is raised, in
-    NCCL's words, at the next wait for one of the arrays.
+    NCCL's words, at the next wait for one of the arrays that are written.
     """
-    dtype = np.dtype(lists[0][0].dtype).name
-    if dtype not in DTYPES:
-        raise ValueError(f"NCCL adds {', '.join(DTYPES)}, got {dtype}")
+    _push("ncclAllReduce", lists, (OPS[op],), range(len(lists[0])))
+
+
+def reduce(lists: Lists, root: int, op: str) -> None:
+    """Replace the array at position ``root`` of each list only; otherwise as :func:`allreduce`."""
+    _push("ncclReduce", lists, (OPS[op], _rank(lists[0], root)), [root])
+
+
+def broadcast(lists: Lists, root: int) -> None:
+    """Replace every array of each list by that at ``root``; otherwise as :func:`allreduce`."""
+    others = [i for i in range(len(lists[0])) if i != root]
+    _push("ncclBroadcast", lists, (_rank(lists[0], root),), others)
+
+
+def _push(name: str, lists: Lists, arguments: tuple[int, ...], writes: Sequence[int]) -> None:
+    """Push one operator that calls a function of NCCL for each array, and writes some of a list."""
     lists = [tuple(data) for data in lists]
-    arrays = [array for data in lists for array in data]
-    function = functools.partial(_allreduce, lists, DTYPES[dtype], OPS[op], _of_gpus)
-    engine.push(function, mx.cpu(0), writes=arrays, name="gluonpar.nccl", prioritized=True)
+    every = [array for data in lists for array in data]
+    written = [data[i] for data in lists for i in writes]
+    function = functools.partial(_call, name, lists, arguments, _of_gpus)
+    how = {"reads": every, "writes": written, "name": f"gluonpar.{name}", "prioritized": True}
+    engine.push(function, mx.cpu(0), **how)
+
+
+def _rank(data: Sequence[mx.nd.NDArray], i: int) -> int:
+    """Return the rank of array i's GPU in the communicator of all of them."""
+    ids = [array.context.device_id for array in data]
+    return sorted(ids).index(ids[i])
 
 
 def only_gpu() -> tuple[str, int] | None:
@@ -104,23 +125,24 @@ def sum_over_ranks(
     Call it in an operator that writes ``arrays``. ``broadcast(value)`` returns that of rank 0.
     """
     join = functools.partial(_of_ranks, rank, num_ranks, broadcast)
-    dtype = DTYPES[np.dtype(arrays[0].dtype).name]
-    _allreduce([(array,) for array in arrays], dtype, OPS["sum"], join)
+    _call("ncclAllReduce", [(array,) for array in arrays], (OPS["sum"],), join)
 
 
-def _allreduce(lists: Lists, dtype: int, op: int, communicators_of: Callable) -> None:
+def _call(name: str, lists: Lists, arguments: tuple[int, ...], communicators_of: Callable) -> None:
     nccl, ids = _library(), [array.context.device_id for array in lists[0]]
-    calls = []
-    for data in lists:
-        for device_id, array in zip(ids, data):
-            calls.append((device_id, memory.address(array), array.size))
+    dtype = DTYPES[np.dtype(lists[0][0].dtype).name]
+    calls = [
+        (device_id, memory.address(array), array.size)
+        for data in lists
+        for device_id, array in zip(ids, data)
+    ]
     with memory.no_gpu_allocations():
         communicators = communicators_of(tuple(sorted(ids)))
         _check(nccl.ncclGroupStart())
         try:
             for device_id, address, size in calls:
                 place = communicators[device_id], _streams[device_id]
-                _check(nccl.ncclAllReduce(address, address, size, dtype, op, *place))
+                _check(getattr(nccl, name)(address, address, size, dtype, *arguments, *place))
         finally:
             ended = nccl.ncclGroupEnd()
         _check(ended)
@@ -170,7 +192,10 @@ def _library() -> ctypes.CDLL | None:
     except OSError:
         return None
     address, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-    nccl.ncclAllReduce.argtypes = [address, address, size, number, number, address, address]
+    arrays, place = [address, address, size, number], [address, address]
+    nccl.ncclAllReduce.argtypes = [*arrays, number, *place]
+    nccl.ncclReduce.argtypes = [*arrays, number, number, *place]
+    nccl.ncclBroadcast.argtypes = [*arrays, number, *place]
     nccl.ncclCommInitRank.argtypes = [address, number, _UniqueId, number]
     nccl.ncclGetErrorString.restype = ctypes.c_char_p
     return nccl

@@ -14,9 +14,10 @@ import traceback
 from typing import Callable, Sequence
 
 from gluonpar import cluster, collectives, metrics
-from gluonpar.runtime import devices, entry, memory_limits
-from gluonpar.runtime.entry import BAD_REQUEST, BROKEN_PIPE, INTERRUPTED
-from gluonpar.runtime.version import __version__
+from gluonpar.install import entry, memory_limits
+from gluonpar.install.entry import BAD_REQUEST, BROKEN_PIPE, INTERRUPTED
+from gluonpar.install.version import __version__
+from gluonpar.runtime import devices
 from gluonpar.training import optimization
 from gluonpar.training.checkpointing import CannotResume
 from gluonpar.training.configuration import Configuration

@@ -15,9 +15,9 @@ import numpy as np
 
 from gluonpar import cluster, collectives, metrics
 from gluonpar.checkpoint import files
-from gluonpar.collectives import partition
+from gluonpar.install.version import __version__
+from gluonpar.plans import partition
 from gluonpar.runtime import determinism, devices, memory, peers, threads
-from gluonpar.runtime.version import __version__
 from gluonpar.step import STEPS_IN_FLIGHT
 from gluonpar.training import optimization, profiler, ranks, tensorboard, workloads
 from gluonpar.training.checkpointing import Checkpointer, check_resume

@@ -15,10 +15,11 @@ from gluonpar import metrics
 from gluonpar.checkpoint import export_onnx, params_file
 from gluonpar.gluon import running_statistics
 from gluonpar.gluon.trainer import Trainer
+from gluonpar.install import memory_limits
 from gluonpar.models import lenet, resnet
 from gluonpar.models.losses import softmax_cross_entropy
 from gluonpar.replicas import get_params
-from gluonpar.runtime import cached_op, memory_limits
+from gluonpar.runtime import cached_op
 from gluonpar.sharding import split_and_load
 from gluonpar.step import train_batch
 
@@ -215,7 +216,7 @@ _UNUSED_ADDRESSES = 400 * memory_limits.MB  # reserved by heaps and stacks, but 
 
 
 def check_memory(model: str, ctx: Sequence[mx.Context], batch_size: int) -> None:
-    """Raise memory_limits.OutOfMemory if there is too little memory to train on CPU contexts.
+    """Raise memory_limits.OutOfMemoryError if there is too little memory to train on CPU contexts.
 
     ``batch_size`` is this process's. Training may still run out of memory later.
     """

@@ -370,7 +370,7 @@ print(len(hops), "hops; the first:", hops[0])
 collectives.trace("ring", 4).draw()
 
 # %% ring-states
-from gluonpar.collectives.plan import contributions, num_steps
+from gluonpar.plans.plan import contributions, num_steps
 
 print("device 0 ends with", *map(dict, contributions(hops, 4)[0]))
 all_once = {0: 1, 1: 1, 2: 1, 3: 1}  # the number of every device, once
@@ -386,7 +386,7 @@ for array in arrays:
     assert np.array_equal(array.asnumpy(), values.sum(axis=0))
 
 # %% check-plan
-from gluonpar.collectives.plan import chunks_sent, num_chunks
+from gluonpar.plans.plan import chunks_sent, num_chunks
 
 
 def check(plan):

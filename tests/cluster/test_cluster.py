@@ -17,7 +17,7 @@ from processes import runs, wait_until
 
 from gluonpar import cluster
 from gluonpar.cluster import failures, world
-from gluonpar.collectives import partition
+from gluonpar.plans import partition
 from gluonpar.training.ranks import share_of_batch
 
 SECONDS = 6  # GLUONPAR_TIMEOUT of the jobs in which a rank fails
@@ -356,7 +356,7 @@ def test_a_job_is_recognised_by_the_environment(environment, several):
 def test_one_process_sends_nothing_and_imports_no_mpi():
     assert (cluster.rank(), cluster.size(), cluster.is_main()) == (0, 1, True)
     assert cluster.gather("x") == ["x"] and cluster.total([2]).tolist() == [2.0]
-    assert cluster.Later(3).wait() == 3
+    assert cluster.PendingSum(3).wait() == 3
     cluster.abort("does nothing")
     code = (
         "import sys, gluonpar; assert gluonpar.cluster.size() == 1; print('mpi4py' in sys.modules)"

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gluonpar.collectives import ALGORITHMS, plan, trace
+from gluonpar.collectives import ALGORITHMS, trace
+from gluonpar.plans import plan
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 TEXT = (DOCS / "algorithms.md").read_text("utf-8")

@@ -7,26 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gluonpar.collectives import partition
-
-cuts = given(n=st.integers(0, 10_000), k=st.integers(1, 64))
+from gluonpar.plans import partition
 
 
-@cuts
+@given(n=st.integers(0, 10_000), k=st.integers(1, 64))
 def test_k_sizes_add_up_differ_by_at_most_one_and_the_larger_come_first(n, k):
     sizes = partition.sizes(n, k)
     assert (len(sizes), sum(sizes)) == (k, n)
     assert sizes[0] - sizes[-1] <= 1
     assert sizes == sorted(sizes, reverse=True)
     assert sizes == partition.sizes(n, k, [0.1] * k)
-
-
-@cuts
-def test_slices_are_consecutive_cover_everything_once_and_have_the_sizes(n, k):
-    items = list(range(n))
-    parts = [items[part] for part in partition.slices(n, k)]
-    assert sum(parts, []) == items
-    assert [len(part) for part in parts] == partition.sizes(n, k)
 
 
 @pytest.mark.parametrize("cut", [partition.sizes, partition.slices])
@@ -36,10 +26,7 @@ def test_impossible_cuts_are_refused_with_their_numbers(cut, n, k):
         cut(n, k)
 
 
-weights = given(weights=st.lists(st.integers(0, 1000), max_size=30), k=st.integers(1, 8))
-
-
-@weights
+@given(weights=st.lists(st.integers(0, 1000), max_size=30), k=st.integers(1, 8))
 def test_no_part_of_a_balance_exceeds_the_mean_and_one_weight(weights, k):
     """Graham's bound for giving each weight to the part with the smallest sum so far."""
     parts = partition.balance(weights, k)
@@ -56,11 +43,12 @@ speeds = st.lists(
 
 
 @given(n=st.integers(0, 3000), weights=speeds)
-def test_weighted_parts_cover_everything_once_in_order(n, weights):
-    items = list(range(n))
-    parts = partition.slices(n, len(weights), weights)
-    assert sum((items[part] for part in parts), []) == items
-    assert [part.stop - part.start for part in parts] == partition.sizes(n, len(weights), weights)
+def test_slices_cover_everything_once_in_order_and_have_the_sizes(n, weights):
+    items, k = list(range(n)), len(weights)
+    for shares in (weights, None):
+        parts = partition.slices(n, k, shares)
+        assert sum((items[part] for part in parts), []) == items
+        assert [len(items[part]) for part in parts] == partition.sizes(n, k, shares)
 
 
 @given(n=st.integers(0, 3000), weights=speeds)

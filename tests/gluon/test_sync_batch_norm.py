@@ -17,11 +17,11 @@ from mxnet import autograd, gluon, npx
 from mxnet.gluon import nn
 
 from gluonpar import split_and_load
-from gluonpar.collectives import partition
 from gluonpar.gluon import rendezvous
 from gluonpar.gluon.sync_batch_norm import SyncBatchNorm, set_num_devices
 from gluonpar.gluon.tasks import run_tasks
 from gluonpar.gluon.trainer import Trainer
+from gluonpar.plans import partition
 
 HYBRIDIZED = {
     "imperative": None,

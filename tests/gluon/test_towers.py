@@ -510,7 +510,7 @@ def test_a_step_and_an_evaluation_wait_for_nothing():
 
 def test_forgetting_to_broadcast_the_update_is_caught(monkeypatch):
     """The bug, planted: towers drift apart."""
-    monkeypatch.setattr(towers_module.local, "broadcast_many", lambda lists: None)
+    monkeypatch.setattr(towers_module.Exchange, "broadcast", lambda self, buckets: None)
     towers = Towers(forward, start(mx.nd), contexts(2))
     towers.step(list(batches())[:2], LR)
     with pytest.raises(AssertionError):

@@ -34,14 +34,15 @@ def test_lenets_step_with_the_tree_is_two_messages_and_an_addition_per_gpu_but_o
     assert counted(lenet(contexts(k), "tree")) == want
 
 
+@pytest.mark.parametrize("algorithm", ["tree", None])
 @pytest.mark.parametrize("k", [2, 4])
-def test_a_trainers_bucket_of_60_parameters_is_one_message_to_its_owner_and_one_back(k):
+def test_a_trainers_bucket_of_60_parameters_is_one_message_to_its_root_and_one_back(k, algorithm):
     ctx, num_params = contexts(k), 60
     params = [mx.gluon.Parameter(f"p{i}", shape=(i + 1, 3)) for i in range(num_params)]
     for param in params:
         param.initialize(ctx=ctx)
     optimizer = mx.optimizer.SGD(learning_rate=0.1)
-    trainer = gluonpar.Trainer(params, optimizer)
+    trainer = gluonpar.Trainer(params, optimizer, algorithm=algorithm)
 
     def step():
         for param in params:
@@ -50,6 +51,11 @@ def test_a_trainers_bucket_of_60_parameters_is_one_message_to_its_owner_and_one_
         trainer.step(1)
 
     updates = -(-num_params // optimizer.aggregate_num)
+    if algorithm is None:  # NCCL, which waits once on each GPU
+        assert counted(step) == {"cudaStreamSynchronize": 2 * k + updates}
+        seen = {name: count.times for name, count in counters().items()}
+        assert seen["ncclReduce"] == seen["ncclBroadcast"] == k * num_params
+        return
     messages, additions = 2 * (k - 1), k - 1
     joins, splits = k + 1, 1 + (k - 1)  # of gradients, of parameters
     want = {"peer direct": messages}

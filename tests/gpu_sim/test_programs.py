@@ -204,7 +204,7 @@ import build_notebooks, gluonpar, mxnet as mx
 
 cells = build_notebooks.code(build_notebooks.SOURCE / "cells.py")
 values = {"all_once": {i: 1 for i in range(4)}}
-exec("from gluonpar.collectives.plan import Hop, contributions", values)
+exec("from gluonpar.plans.plan import Hop, contributions", values)
 changes = {"mx.cpu(i)": "mx.gpu(i)", "=4096": "=256", ":1000]": ":64]", ":1024]": ":128]"}
 start = "gluonpar.init_lenet(scale=0.1)"  # on the CPU
 changes[start] = f"[param.as_in_context(devices[0]) for param in {start}]"

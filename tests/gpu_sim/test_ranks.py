@@ -19,7 +19,7 @@ rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
 os.environ["CUDA_VISIBLE_DEVICES"] = sys.argv[1 + rank]
 import gluonpar, mxnet as mx, numpy as np
 from gluonpar import cluster
-from gluonpar.collectives import hierarchical
+from gluonpar.collectives.exchange import Exchange, in_buckets
 from cuda_sim.environment import counters, reset
 
 def arrays(dtype="float32", sizes=(1000, 7, 7, 70000), ctx=mx.gpu(0)):
@@ -93,7 +93,7 @@ def test_what_nccl_is_not_for_goes_through_the_host(visible):
     calls = [
         lambda: cluster.allreduce(found, compression="fp16"),
         lambda: cluster.allreduce(found, by_nccl=False),
-        lambda: hierarchical.allreduce_many([[array] for array in found], "star"),
+        lambda: Exchange([mx.gpu(0)], "star").allreduce(in_buckets([[array] for array in found])),
     ]
     for call in calls if rank_sees_its_own else [lambda: cluster.allreduce(found)]:
         found = arrays()

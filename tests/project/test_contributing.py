@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path(gluonpar.__file__).parent  # in the checkout, or where the wheel is installed
 TEXT = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
 BLOCKS = doc_blocks.blocks(TEXT)
-LINE = "gluonpar/collectives/algorithms/line.py"  # the file that the recipe tells to write
+LINE = "gluonpar/plans/algorithms/line.py"  # the file that the recipe tells to write
 
 
 @pytest.mark.slow
@@ -49,7 +49,7 @@ def test_an_algorithm_takes_its_file_and_one_line(tmp_path):
     (code,) = [block.text for block in BLOCKS if block.text.startswith('"""line:')]
     (tmp_path / LINE).write_text(code)
     with (tmp_path / LINE).with_name("__init__.py").open("a") as file:
-        file.write("from gluonpar.collectives.algorithms import line\n")
+        file.write("from gluonpar.plans.algorithms import line\n")
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", "line"]
     tests = ["tests/collectives/test_plans.py", "tests/collectives/test_trace.py", LINE]
     done = subprocess.run(

@@ -23,7 +23,7 @@ from matplotlib.path import Path as Outline
 from matplotlib.transforms import Affine2D, Bbox
 from pictures import scaling, timeline
 
-from gluonpar.collectives import drawing
+from gluonpar.plans import drawing
 
 ROOT = Path(__file__).resolve().parents[2]
 PICTURES = sorted((ROOT / "docs" / "pictures").glob("*.svg"))

@@ -13,8 +13,8 @@ import browser
 import pytest
 
 from gluonpar.collectives import ALGORITHMS, Hop, simulate
-from gluonpar.collectives.links import TOPOLOGIES, Link
-from gluonpar.collectives.registry import Algorithm
+from gluonpar.plans.registry import Algorithm
+from gluonpar.plans.topologies import TOPOLOGIES, Link
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PLANS = [name for name, algorithm in ALGORITHMS.items() if algorithm.plan is not None]

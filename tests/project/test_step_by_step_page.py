@@ -13,8 +13,8 @@ import browser
 import pytest
 
 from gluonpar.collectives import ALGORITHMS, simulate
-from gluonpar.collectives.links import TOPOLOGIES, Link
-from gluonpar.collectives.plan import num_chunks, num_steps
+from gluonpar.plans.plan import num_chunks, num_steps
+from gluonpar.plans.topologies import TOPOLOGIES, Link
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PLANS = [name for name, algorithm in ALGORITHMS.items() if algorithm.plan is not None]

@@ -1,4 +1,4 @@
-"""reduce_update: one pass over memory gives what a sum, an update and a broadcast would give."""
+"""update_on_host: one pass over memory gives what a sum, an update and a broadcast would give."""
 
 import threading
 import types
@@ -14,7 +14,7 @@ from gluonpar import optim
 from gluonpar.optim import Item
 from gluonpar.runtime import engine, thread_pool
 
-pytestmark = pytest.mark.cpu("reduce_update works in the memory of CPU contexts")
+pytestmark = pytest.mark.cpu("update_on_host works in the memory of CPU contexts")
 
 BLOCK = thread_pool.BLOCK_BYTES // 4  # elements of float32
 DTYPES = ["float16", "float32", "float64"]
@@ -58,7 +58,7 @@ def test_every_copy_is_updated_by_the_exact_sum(k, dtype, shape):
     cells = np.arange(k * np.prod(shape)).reshape(k, *shape)
     values, start = (cells % 61).astype(dtype), (cells[0] % 13).astype(dtype)
     grads, params = place(values), copies(k, start)
-    assert optim.reduce_update([Item(grads, params, exact_sgd)]) is None
+    assert optim.update_on_host([Item(grads, params, exact_sgd)]) is None
     assert_everywhere(params, (start - values.sum(axis=0, dtype="float64") / 4).astype(dtype))
     for grad, value in zip(grads, values):
         np.testing.assert_array_equal(grad.asnumpy(), value)
@@ -80,7 +80,7 @@ def test_sgd_is_the_float64_oracles(k, sizes, dtype, lr, batch_size):
     starts = [draw(100 + i, n, dtype) for i, n in enumerate(sizes)]
     update = sgd(lr, batch_size)
     items = [Item(place(v), copies(k, s), update) for v, s in zip(values, starts)]
-    optim.reduce_update(items)
+    optim.update_on_host(items)
     for (grads, params, *_), value, start in zip(items, values, starts):
         rate, wide = lr / batch_size, value.astype("float64")
         want = start - rate * wide.sum(axis=0)
@@ -102,7 +102,7 @@ def test_float16_is_summed_in_float32():
         param[:] = 0
 
     params = copies(9, np.ones(1, "float16"))
-    optim.reduce_update([Item(place(values), params, update)])
+    optim.update_on_host([Item(place(values), params, update)])
     assert_everywhere(params, [0])
     assert seen == [(np.float32, pytest.approx(values.astype("float64").sum(), rel=1e-6))]
 
@@ -118,7 +118,7 @@ def test_with_one_device_the_gradient_is_not_overwritten(dtype):
         total[:] = 3
         param[:] = total
 
-    optim.reduce_update([Item([grad], [param], update)])
+    optim.update_on_host([Item([grad], [param], update)])
     assert_everywhere([param], np.full(9, 3))
     np.testing.assert_array_equal(grad.asnumpy(), before)
 
@@ -140,7 +140,7 @@ def test_states_exist_once_and_are_changed_in_place(k):
         for v, state in zip(values, states)
     ]
     for _ in range(3):
-        optim.reduce_update(items)
+        optim.update_on_host(items)
     for (_, params, _, (velocity, *_)), value in zip(items, values):
         total = value.sum(axis=0)
         np.testing.assert_array_equal(velocity.asnumpy(), 1.75 * total)
@@ -152,7 +152,7 @@ def test_states_exist_once_and_are_changed_in_place(k):
 def test_sizes_around_a_block(size):
     values = np.stack([np.arange(size) % 1000, np.arange(size) % 77]).astype("float32")
     grads, params = place(values), copies(2, np.zeros(size, "float32"))
-    optim.reduce_update([Item(grads, params, exact_sgd)])
+    optim.update_on_host([Item(grads, params, exact_sgd)])
     assert_everywhere(params, -values.sum(axis=0) / 4)
 
 
@@ -175,7 +175,7 @@ def test_several_threads_share_large_arrays(monkeypatch, num_grads):
 
     values = np.stack([np.arange(size) % 1000, np.arange(size) % 77]).astype("float32")
     grads, params = place(values), copies(2, np.zeros(size, "float32"))
-    optim.reduce_update([Item(grads[:num_grads], params, update)])
+    optim.update_on_host([Item(grads[:num_grads], params, update)])
     assert_everywhere(params, -values[:num_grads].sum(axis=0) / 4)
     assert len(seen) == 2
     assert_everywhere([grads[1]], values[1])
@@ -192,7 +192,7 @@ def test_items_of_any_shape_and_number_of_gradients(k):
             params = copies(k, np.full(shape, i, "float32"))
             items.append(Item(place(values), params, exact_sgd))
             want.append(i - values.sum(axis=0) / 4)
-        optim.reduce_update(items)
+        optim.update_on_host(items)
         for each, value in zip(items, want):
             assert_everywhere(each.params, value)
 
@@ -208,7 +208,7 @@ def test_several_items_of_several_dtypes_and_functions_are_one_operator(monkeypa
         Item(place(v), copies(3, np.zeros(4, v.dtype)), sgd(rate, 1))
         for v, rate in zip(values, rates)
     ]
-    optim.reduce_update(items)
+    optim.update_on_host(items)
     for (_, params, *_), value, rate in zip(items, values, rates):
         assert_everywhere(params, -rate * value.sum(axis=0))
     assert pushes == ["gluonpar.update"]
@@ -226,7 +226,7 @@ def test_it_is_ordered_with_the_operators_around_it(monkeypatch, bytes_inline):
     for step in range(50):
         for i, grad in enumerate(grads):
             grad[:] = step + i
-        optim.reduce_update([Item(grads, params, exact_sgd)])
+        optim.update_on_host([Item(grads, params, exact_sgd)])
         want -= (2 * step + 1) / 4
         for total, param in zip(sums, params):
             total += param
@@ -245,10 +245,10 @@ def test_it_does_not_wait_for_gradients_and_keeps_no_list_of_the_callers(monkeyp
     grads, params = place(np.ones((2, 8), "float32")), copies(2, np.zeros(8, "float32"))
     engine.push(lambda: gate.wait(600), device(1), writes=[grads[1]])
     given = Item(list(grads), params, exact_sgd)
-    optim.reduce_update([given])
+    optim.update_on_host([given])
     for values in given[:2]:
         values.clear()
-    gate.set()  # only now can the update be computed, and reduce_update has returned
+    gate.set()  # only now can the update be computed, and update_on_host has returned
     assert_everywhere(params, np.full(8, -0.5))
 
 
@@ -267,19 +267,19 @@ def test_an_error_is_raised_where_a_parameter_is_waited_for(monkeypatch, bytes_i
         raise Planted("in the update")
 
     grads, params = place(np.ones((3, 8), "float32")), copies(3, np.zeros(8, "float32"))
-    optim.reduce_update([Item(grads, params, fail_in_update)])
+    optim.update_on_host([Item(grads, params, fail_in_update)])
     with pytest.raises(mx.MXNetError, match="in the update") as caught:
         params[waiting].wait_to_read()
     assert "Planted" in str(caught.value)
     assert "fail_in_update" in str(caught.value)
     assert_everywhere(params, np.zeros(8))
-    optim.reduce_update([Item(grads, params, exact_sgd)])
+    optim.update_on_host([Item(grads, params, exact_sgd)])
     assert_everywhere(params, np.full(8, -0.75))  # and the engine goes on
 
 
 def test_overflow_is_inf_as_in_mxnets_own_operators():
     grads, params = place(np.full((2, 4), 3e38, "float32")), copies(2, np.zeros(4, "float32"))
-    optim.reduce_update([Item(grads, params, sgd(1.0, 1))])
+    optim.update_on_host([Item(grads, params, sgd(1.0, 1))])
     assert_everywhere(params, np.full(4, -np.inf))
 
 
@@ -309,7 +309,7 @@ def with_the_sum_in_the_first_gradient(items):
     "bug", [without_a_gradient, without_a_copy, with_the_sum_in_the_first_gradient]
 )
 def test_planted_bugs_are_detected(monkeypatch, bug):
-    whole = optim.reduce_update
-    monkeypatch.setattr(optim, "reduce_update", lambda items: whole(bug(items)))
+    whole = optim.update_on_host
+    monkeypatch.setattr(optim, "update_on_host", lambda items: whole(bug(items)))
     with pytest.raises(AssertionError):
         test_every_copy_is_updated_by_the_exact_sum(3, "float32", (7,))

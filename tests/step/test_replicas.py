@@ -13,6 +13,7 @@ from mxnet import autograd
 
 import gluonpar
 from gluonpar import replicas, step
+from gluonpar.collectives.exchange import Exchange
 from gluonpar.replicas import get_params
 from gluonpar.runtime import memory
 
@@ -301,8 +302,7 @@ def test_frozen_parameters_stay_and_the_others_train(frozen, algorithm):
     ctx = [device(i) for i in range(2)]
     if len(frozen) == 5:  # nothing to differentiate: the update alone
         device_params = [get_params(mlp_params(c), c, frozen) for c in ctx]
-        sums = step.allreduce_gradients(replicas.buckets(device_params), algorithm)
-        step.sgd(sums, 0.5, 1)
+        step.allreduce_sgd(Exchange(ctx, algorithm), replicas.buckets(device_params), 0.5, 1)
         got = [[param.asnumpy() for param in params] for params in device_params]
     else:
         device_params = [get_params(mlp_params(c), c, frozen) for c in ctx]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mxnet import npx
 
-from gluonpar.collectives import partition
+from gluonpar.plans import partition
 from gluonpar.runtime import memory
 from gluonpar.sharding import split_and_load
 

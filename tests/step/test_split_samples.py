@@ -8,7 +8,7 @@ import pytest
 from contexts import contexts
 from mxnet import npx
 
-from gluonpar.collectives import partition
+from gluonpar.plans import partition
 from gluonpar.sharding import split_samples
 
 Sample = collections.namedtuple("Sample", "boxes name")

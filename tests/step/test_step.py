@@ -12,6 +12,7 @@ from contexts import algorithms, contexts, device
 import gluonpar
 from gluonpar import metrics, optim, replicas, step
 from gluonpar.models.lenet import LENET_SHAPES
+from gluonpar.plans import partition
 from gluonpar.runtime import backward_passes, engine, thread_pool
 
 LR = 0.2
@@ -120,8 +121,8 @@ def test_an_idle_device_does_not_add_its_last_gradient_again(monkeypatch, k):
 
 def test_dividing_by_a_shards_size_instead_of_the_batchs_is_caught(monkeypatch, expected):
     batches, want = expected(7)
-    sgd = step.sgd
-    monkeypatch.setattr(step, "sgd", lambda sums, lr, n: sgd(sums, lr, 4))
+    last_lines = step.allreduce_sgd
+    monkeypatch.setattr(step, "allreduce_sgd", lambda *args: last_lines(*args[:3], 4))
     assert max(relative_error(g, w) for g, w in zip(train(batches, 2)[0], want)) > 1e-3
 
 
@@ -202,7 +203,7 @@ def test_weighted_devices_train_as_one(n, weights):
     device_params = replicas_of(start(), ctx)
     for X, y in batches:
         losses = gluonpar.train_batch(X, y, device_params, ctx, LR, weights=weights)
-        sizes = gluonpar.collectives.partition.sizes(n, 3, weights)
+        sizes = partition.sizes(n, 3, weights)
         assert [loss.size for loss in losses] == [size for size in sizes if size]
     for params in device_params:
         for got, want in zip(params, train(batches, 1)[0]):
@@ -309,13 +310,13 @@ class TestOverlap:
                 np.testing.assert_array_equal(a, b)
 
     def test_a_wait_before_the_updates_would_be_seen(self, updated, monkeypatch):
-        sgd, seen = step.sgd, []
+        last_lines, seen = step.allreduce_sgd, []
 
         def wait_first(*args):
             mx.nd.waitall()
-            sgd(*args)
+            last_lines(*args)
 
-        monkeypatch.setattr(step, "sgd", wait_first)
+        monkeypatch.setattr(step, "allreduce_sgd", wait_first)
         self.two_steps(*self.on_the_worker(updated, 0.3, seen))
         assert not seen[0]
 

@@ -7,9 +7,9 @@ from contexts import algorithms, device
 
 import gluonpar
 from gluonpar import replicas, step
+from gluonpar.collectives.exchange import Exchange
 from gluonpar.replicas import get_params
 from gluonpar.runtime import thread_pool
-from gluonpar.step import allreduce_gradients
 
 OTHERS = sorted(set(algorithms()) - {"host"})
 SHAPES = [(3, 4), (5,), (2, 2, 2), (1,)]
@@ -19,8 +19,8 @@ LR, BATCH_SIZE = 0.3, 7
 
 def allreduce_sgd(device_params, lr, batch_size, algorithm=None):
     """The last two lines of train_batch."""
-    sums = allreduce_gradients(replicas.buckets(device_params), algorithm)
-    step.sgd(sums, lr, batch_size)
+    exchange = Exchange([params[0].context for params in device_params], algorithm)
+    step.allreduce_sgd(exchange, replicas.buckets(device_params), lr, batch_size)
 
 
 def draw(k, seed=0):

@@ -15,8 +15,8 @@ import numpy as np
 import gluonpar
 from gluonpar import cluster
 from gluonpar.cluster import mpi_sums
-from gluonpar.collectives import partition
 from gluonpar.gluon import running_statistics
+from gluonpar.plans import partition
 from gluonpar.runtime import engine
 from gluonpar.training import ranks
 
@@ -336,7 +336,7 @@ def exchanged():
     halves = values.astype("float16").astype("float32")
     want = sum(halves[1:], halves[0]).astype("float16").astype("float32")
     assert x.asnumpy().tobytes() == want.tobytes()
-    later = cluster.Later(rank + 1)
+    later = cluster.PendingSum(rank + 1)
     assert later.wait() == size * (size + 1) / 2
     assert cluster.gather(("a", rank)) == [("a", r) for r in range(size)]
     assert cluster.total([rank, 1.0]).tolist() == [size * (size - 1) / 2, size]

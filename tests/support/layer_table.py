@@ -1,5 +1,7 @@
 """All layers of gluon.nn, gluon.rnn and gluon.contrib: how the operator sweep trains them."""
 
+from __future__ import annotations
+
 import inspect
 from typing import Any, Callable
 

@@ -4,6 +4,8 @@
 reason. Aliases (``_npi_det`` for ``_linalg_det``) are the same operator.
 """
 
+from __future__ import annotations
+
 import ctypes
 import itertools
 from typing import Any, Callable, NamedTuple

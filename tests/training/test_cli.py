@@ -17,7 +17,7 @@ import mxnet as mx
 import pytest
 
 from gluonpar import metrics
-from gluonpar.runtime import driver
+from gluonpar.install import driver
 from gluonpar.training import Run, command_line
 from gluonpar.training.data import dataset
 
@@ -52,7 +52,7 @@ def command(capsys):
 @pytest.fixture
 def no_gpu(monkeypatch):
     def missing():
-        raise driver.DriverMissing("no NVIDIA driver here")
+        raise driver.DriverMissingError("no NVIDIA driver here")
 
     monkeypatch.setattr(driver, "gpus", missing)
     monkeypatch.setattr(driver, "release", lambda: "")

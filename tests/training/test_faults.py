@@ -16,7 +16,7 @@ import mxnet as mx
 import pytest
 
 from gluonpar.checkpoint import sealed_npz
-from gluonpar.runtime import memory_limits
+from gluonpar.install import memory_limits
 from gluonpar.training import Run, checkpointing, command_line, workloads
 
 HERE = Path(__file__).resolve().parent
@@ -171,7 +171,7 @@ def test_memory_that_is_required_is_not_kept():
     for _ in range(50):
         memory_limits.require("a test", 1 << 30, 4 << 30)
     with pytest.raises(
-        memory_limits.OutOfMemory, match="about 1073741824 MB of address space for a test"
+        memory_limits.OutOfMemoryError, match="about 1073741824 MB of address space for a test"
     ):
         memory_limits.require("a test", 0, 1 << 50)
 

@@ -150,16 +150,16 @@ def test_divergence_in_a_later_epoch_names_that_epoch(monkeypatch):
 def test_the_first_update_that_ruins_the_parameters_is_named_though_losses_stay_finite(monkeypatch):
     """A NaN before a relu becomes 0, so the losses of the next batches are finite."""
     steps = iter(range(1, 100))
-    update = step.sgd
+    update = step.allreduce_sgd
 
-    def ruin(sums, *rest):
-        update(sums, *rest)
+    def ruin(exchange, buckets, *rest):
+        update(exchange, buckets, *rest)
         if next(steps) == 3:
-            for copies in (copies for bucket in sums.buckets for copies in bucket.copies):
+            for copies in (copies for bucket in buckets for copies in bucket.copies):
                 if copies.params[0].shape == (20, 1, 3, 3):  # before the first relu
                     copies.params[0][:] = np.nan
 
-    monkeypatch.setattr(step, "sgd", ruin)
+    monkeypatch.setattr(step, "allreduce_sgd", ruin)
     with pytest.raises(metrics.Diverged, match="parameters .* after batch 3 of 6, epoch 1"):
         train(1, limit=48, batch_size=8)
     steps = iter(range(1, 100))
@@ -188,10 +188,10 @@ def test_what_was_reached_remains_after_an_exception(tmp_path, monkeypatch):
 
 
 def test_parameters_that_only_the_last_update_ruined_are_noticed(tmp_path, monkeypatch):
-    def ruin(sums, *_):
-        sums.buckets[-1].copies[0].params[0][:] = np.nan
+    def ruin(exchange, buckets, *_):
+        buckets[-1].copies[0].params[0][:] = np.nan
 
-    monkeypatch.setattr(step, "sgd", ruin)
+    monkeypatch.setattr(step, "allreduce_sgd", ruin)
     with pytest.raises(metrics.Diverged, match="parameters became .*epoch 1, with lr=0.2"):
         train(2, limit=8, batch_size=8, num_epochs=1, lr=0.2, save_dir=str(tmp_path))
     assert not list(tmp_path.iterdir())

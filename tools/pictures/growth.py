@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from gluonpar.collectives import ALGORITHMS, simulate
-from gluonpar.collectives.drawing import COLOURS, label_ends, save, style
+from gluonpar.plans.drawing import COLOURS, label_ends, save, style
 
 TITLE = "The simulated time of an all-reduce by number of devices: lower is better"
 NAMES = [name for name, algorithm in ALGORITHMS.items() if algorithm.plan is not None]

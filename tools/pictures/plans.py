@@ -16,9 +16,9 @@ from collections import defaultdict
 from typing import Any, Callable, Iterable
 
 from gluonpar.collectives import ALGORITHMS, Hop
-from gluonpar.collectives.drawing import COLOURS
-from gluonpar.collectives.links import TOPOLOGIES, Link, Topology
-from gluonpar.collectives.plan import num_chunks, num_steps
+from gluonpar.plans.drawing import COLOURS
+from gluonpar.plans.plan import num_chunks, num_steps
+from gluonpar.plans.topologies import TOPOLOGIES, Link, Topology
 
 DEVICES = range(2, 17)
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"

@@ -9,7 +9,7 @@ from typing import Any, Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from gluonpar.collectives.drawing import COLOURS, GREY, label_ends, save, style
+from gluonpar.plans.drawing import COLOURS, GREY, label_ends, save, style
 
 # The labels of the candidates of benchmarks/training.
 LABELS = {
@@ -24,7 +24,7 @@ LABELS = {
     "tensorflow mirrored": "TensorFlow MirroredStrategy",
     "jax shard_map": "JAX shard_map",
 }
-FLOOR = "floor"  # the same devices without any exchange of gradients
+ALONE = "no exchange"  # the same devices, each alone on its shard
 ONE = "one context imported"  # all cores, whatever the number of devices of the others
 LINES = {"tensorflow mirrored": 3, "gluonpar": 0, "torch ddp": 2, "trainer device": 4, "book": 7}
 
@@ -61,12 +61,12 @@ def draw(
     """
     rows = [row for row in record["rows"] if row["workload"] == workload]
     peers = [row for row in rows if row["num_devices"] == num_devices]
-    bars = sorted((r for r in peers if r["name"] != FLOOR), key=lambda r: r["median_seconds"])
-    (floor,) = (1e3 * row["median_seconds"] for row in peers if row["name"] == FLOOR)
+    bars = sorted((r for r in peers if r["name"] != ALONE), key=lambda r: r["median_seconds"])
+    (alone,) = (1e3 * row["median_seconds"] for row in peers if row["name"] == ALONE)
     with style("scaling"):
         figure = Figure((10, 5.2))
         _over_devices(figure.add_axes((0.065, 0.24, 0.24, 0.58)), rows)
-        _beside_peers(figure.add_axes((0.715, 0.24, 0.27, 0.58)), bars, num_devices, floor)
+        _beside_peers(figure.add_axes((0.715, 0.24, 0.27, 0.58)), bars, num_devices, alone)
         figure.text(0.02, 0.94, title, size=13, weight="bold")
         figure.text(0.02, 0.86, "images per second: higher is better")
         right = f"milliseconds per step on {num_devices} devices: lower is better"
@@ -80,7 +80,7 @@ def draw(
             f"Left, images per second by number of devices: gluonpar {rates}; beside them one "
             f"context with all cores, after import gluonpar, {alone}. Right, milliseconds "
             f"per step on {num_devices} devices: {times}; the same devices without any exchange of "
-            f"gradients {floor:.0f}."
+            f"gradients {alone:.0f}."
         )
         save(figure, path, title, description)
 
@@ -114,7 +114,7 @@ def _over_devices(axes: Axes, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _beside_peers(
-    axes: Axes, bars: Sequence[dict[str, Any]], num_devices: int, floor: float
+    axes: Axes, bars: Sequence[dict[str, Any]], num_devices: int, alone: float
 ) -> None:
     for i, row in enumerate(bars):
         ours = row["name"].startswith("gluonpar")
@@ -123,11 +123,11 @@ def _beside_peers(
         gid = f"bar-{row['name'].replace(' ', '-')}"
         axes.barh(i, ms, 0.68, color=colour, alpha=alpha, gid=gid)
         axes.plot([low, high], [i, i], color=GREY, lw=1.4)
-        axes.text(max(high, floor) + 3, i, f"{ms:.0f}", va="center")
-    axes.axvline(floor, color=COLOURS[1], ls="--", gid="bar-floor")
+        axes.text(max(high, alone) + 3, i, f"{ms:.0f}", va="center")
+    axes.axvline(alone, color=COLOURS[1], ls="--", gid="bar-alone")
     axes.set_yticks(range(len(bars)), [LABELS[row["name"]] for row in bars], size=9)
     axes.set(ylim=(len(bars) - 0.5, -0.5))
     axes.set_xlim(0, 1.15e3 * max(row["quartiles_seconds"][1] for row in bars))
-    axes.set_xlabel(f"dashed: without any exchange, {floor:.0f} ms", color=COLOURS[1])
+    axes.set_xlabel(f"dashed: without any exchange, {alone:.0f} ms", color=COLOURS[1])
     axes.grid(False)
     axes.tick_params(axis="y", length=0)

@@ -9,8 +9,9 @@ from typing import Sequence
 from matplotlib.axes import Axes
 from matplotlib.patches import Circle, Rectangle
 
-from gluonpar.collectives import partition
-from gluonpar.collectives.drawing import (
+from gluonpar.models.lenet import LENET_SHAPES
+from gluonpar.plans import partition
+from gluonpar.plans.drawing import (
     BACKWARD_COLOUR,
     COLOURS,
     FORWARD_COLOUR,
@@ -20,7 +21,6 @@ from gluonpar.collectives.drawing import (
     sheet,
     style,
 )
-from gluonpar.models.lenet import LENET_SHAPES
 
 NUM_DEVICES, BATCH_SIZE = 2, 256
 # The axes measure inches from the upper left corner.

@@ -8,7 +8,7 @@ from typing import Any, Sequence
 
 from matplotlib.figure import Figure
 
-from gluonpar.collectives.drawing import BACKWARD_COLOUR, COLOURS, FORWARD_COLOUR, GREY, save, style
+from gluonpar.plans.drawing import BACKWARD_COLOUR, COLOURS, FORWARD_COLOUR, GREY, save, style
 from gluonpar.training.timeline import (
     BACKWARD,
     DATA,

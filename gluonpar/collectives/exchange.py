@@ -1,0 +1,247 @@
+"""Exchange: how arrays become their sum on all devices of all processes. All of it is decided here.
+
+A *list* holds one array per device; lists that are summed together are a *bucket*. When an Exchange
+is made for a set of contexts it decides
+
+- how a sum is computed *inside* the process: on CPU contexts in the host's memory, on GPUs by NCCL
+  or by a plan of copies (:mod:`gluonpar.collectives.choice`), or by the algorithm that is named;
+- how it is computed *between* processes: not at all, by MPI, or by NCCL (:mod:`gluonpar.cluster`);
+- what is *sent*: the arrays as they are, or float16 copies, which are added in float32.
+
+With several processes, an all-reduce is hierarchical: each process sums its bucket onto one device,
+the bucket's *root*; the roots' arrays are summed between processes; each process broadcasts from
+the root. So the network carries one array per process, however many devices there are.
+
+Everything is done in place and asynchronously; arrays have been checked (``operations.py``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import os
+import threading
+from typing import Any, Callable, Iterator, NamedTuple, Sequence
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd
+
+from gluonpar import cluster
+from gluonpar.collectives import arguments, executor, row_sparse
+from gluonpar.collectives.choice import check_algorithm, choose, on_host
+from gluonpar.plans import registry
+from gluonpar.runtime import interrupts, memory, peers, threads
+
+Lists = Sequence[Sequence[mx.nd.NDArray]]
+
+# Large enough for an all-reduce to be bandwidth-bound, small enough for the first buckets of a
+# model's gradients to be summed while backward still computes the others.
+BUCKET_BYTES = 4 << 20
+
+# In which the mean over processes is computed: sums of what is representable may not be.
+_WIDER = {np.dtype("float16"): "float32", np.dtype("float32"): "float64"}
+
+pushing = threading.RLock()
+os.register_at_fork(
+    before=pushing.acquire, after_in_parent=pushing.release, after_in_child=pushing.release
+)
+
+
+def as_one(function: Callable) -> Callable:
+    """Push the operators of a call without those of other threads' calls, or Ctrl-C, in between.
+
+    Autograd records none of them, and arrays of 0 dimensions are arrays with one element.
+    """
+
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> None:
+        with interrupts.held(), pushing, autograd.pause(), mx.util.np_shape(True):
+            function(*args, **kwargs)
+
+    return called
+
+
+class Bucket(NamedTuple):
+    """Lists of arrays that are summed together, and the device on which :meth:`reduce` sums."""
+
+    lists: Lists
+    root: int = 0
+
+
+def groups(arrays: Sequence[mx.nd.NDArray], most_bytes: int) -> list[list[int]]:
+    """Return the positions of neighbours that form a bucket: one dtype, at most ``most_bytes``.
+
+    A larger array and a row_sparse one have a group to themselves, arrays without elements none.
+    """
+    grouped: list[list[int]] = []
+    held, last = 0, None
+    for i, array in enumerate(arrays):
+        shape, dtype, stype = memory.kind(array)
+        num_bytes = math.prod(shape) * dtype.itemsize
+        if not num_bytes:
+            continue
+        if dtype.name != last or held + num_bytes > most_bytes or stype != "default":
+            grouped.append([])
+            held, last = 0, dtype.name if stype == "default" else None
+        grouped[-1].append(i)
+        held += num_bytes
+    return grouped
+
+
+def in_buckets(lists: Lists, most_bytes: int = BUCKET_BYTES, root: int = 0) -> list[Bucket]:
+    """Return the lists in buckets of at most ``most_bytes`` per device."""
+    firsts = [data[0] for data in lists]
+    return [Bucket([lists[j] for j in group], root) for group in groups(firsts, most_bytes)]
+
+
+class Exchange:
+    """All-reduce, reduce and broadcast over ``ctx``, and over other processes' devices.
+
+    ``algorithm`` names the all-reduce inside the process (None: by the rule); another than 'nccl'
+    keeps NCCL from summing between processes, too. With ``compression='fp16'`` float16 is sent.
+    ``spans`` is whether other processes take part, if there are any. Raises ValueError for an
+    algorithm that is not registered, or that cannot be used on these contexts.
+    """
+
+    def __init__(
+        self,
+        ctx: Sequence[mx.Context],
+        algorithm: str | None = None,
+        compression: str | None = None,
+        spans: bool = True,
+    ) -> None:
+        check_algorithm(algorithm, ctx)
+        self.ctx, self.algorithm, self._compression = list(ctx), algorithm, compression
+        self.num_processes = cluster.size() if spans else 1
+        by_host = on_host(ctx) and algorithm in (None, "host") and compression is None
+        # Whether a pass over the host's memory that reads the arrays may compute their sum, too.
+        self.may_fuse = by_host
+        threads.share(ctx)
+        peers.enable(ctx)
+
+    @staticmethod
+    @functools.lru_cache(256)
+    def over(*how: Any) -> Exchange:
+        """Return the one exchange for a tuple of contexts, and further arguments by position."""
+        return Exchange(*how)
+
+    @property
+    def num_arrays(self) -> int:
+        """The number of arrays of one list, those of all processes; equally many in each."""
+        return len(self.ctx) * self.num_processes
+
+    @property
+    def inside(self) -> Exchange:
+        """The same exchange between this process's devices only."""
+        if self.num_processes == 1:
+            return self
+        return Exchange.over(tuple(self.ctx), self.algorithm, self._compression, False)
+
+    @as_one
+    def allreduce(
+        self, buckets: Sequence[Bucket], op: str = "sum", accumulate: str | None = None
+    ) -> None:
+        """Replace every array of each list by the sum, or another ``op``, over all devices."""
+        if self.num_processes > 1:
+            self.reduce(buckets, op, accumulate)
+            self.inside.broadcast(buckets)
+            return
+        for bucket in buckets:
+            with self._sent(bucket.lists, accumulate) as (lists, wider):
+                self._allreduce(lists, op, wider)
+
+    @as_one
+    def reduce(
+        self,
+        buckets: Sequence[Bucket],
+        op: str = "sum",
+        accumulate: str | None = None,
+        name: str = "allreduce",
+    ) -> None:
+        """Replace the root's array of each list, in every process, by that of :meth:`allreduce`.
+
+        Other arrays are left as they are, or hold a sum, too, if the algorithm has no reduce. Of
+        row_sparse lists every array becomes the sum. ``name`` is what errors call it.
+        """
+        self._refuse_row_sparse(buckets)
+        by_nccl = self.algorithm in (None, "nccl")
+        for lists, root in buckets:
+            with self._sent(lists, accumulate, [root]) as (sent, wider):
+                self._reduce(sent, root, op, wider)
+            if self.num_processes == 1:
+                continue
+            arrays = [data[root] for data in lists]
+            if op == "mean":
+                self._average(arrays, name)
+            else:
+                cluster.allreduce(arrays, self._compression, by_nccl, op, name)
+
+    @as_one
+    def broadcast(self, buckets: Sequence[Bucket], rank: int = 0, name: str = "broadcast") -> None:
+        """Replace every array of each list by the root's array of process ``rank``."""
+        for lists, root in buckets:
+            if self.num_processes > 1:
+                cluster.broadcast([data[root] for data in lists], rank, name)
+            self._broadcast(lists, root)
+
+    @contextlib.contextmanager
+    def _sent(
+        self, lists: Lists, accumulate: str | None, writes: Sequence[int] | None = None
+    ) -> Iterator[tuple[Lists, str | None]]:
+        """Give what is sent, and the dtype that it is added in; write the devices ``writes``.
+
+        As float16, every value and every sum is rounded to 11 binary digits; above 65504 it becomes
+        infinite.
+        """
+        if self._compression is None:
+            yield lists, accumulate
+            return
+        halves = [[array.astype("float16") for array in data] for data in lists]
+        yield halves, "float32"
+        for data, sums in zip(lists, halves):
+            for i in range(len(data)) if writes is None else writes:
+                sums[i].astype(data[i].dtype).copyto(data[i])
+
+    def _chosen(self, lists: Lists) -> registry.Algorithm:
+        """Return the algorithm for a bucket."""
+        if self.algorithm is not None:
+            return registry.named(self.algorithm)
+        _, dtype, stype = memory.kind(lists[0][0])
+        num_bytes = sum(memory.num_bytes(data[0]) for data in lists)
+        shape = (num_bytes // dtype.itemsize,)
+        return registry.named(choose(arguments.Kind(shape, dtype, self.ctx, stype)).algorithm)
+
+    def _allreduce(self, lists: Lists, op: str, accumulate: str | None) -> None:
+        if memory.kind(lists[0][0])[2] == "row_sparse":
+            row_sparse.allreduce(lists[0], op)
+        elif len(self.ctx) > 1:
+            executor.allreduce(self._chosen(lists), lists, op, accumulate)
+
+    def _reduce(self, lists: Lists, root: int, op: str, accumulate: str | None) -> None:
+        if memory.kind(lists[0][0])[2] == "row_sparse":
+            row_sparse.allreduce(lists[0], op)
+        elif len(self.ctx) > 1:
+            executor.reduce(self._chosen(lists), lists, root, op, accumulate)
+
+    def _broadcast(self, lists: Lists, root: int) -> None:
+        if len(self.ctx) > 1:
+            executor.broadcast(self._chosen(lists), lists, root)
+
+    def _refuse_row_sparse(self, buckets: Sequence[Bucket]) -> None:
+        if self.num_processes > 1:
+            for lists, _ in buckets:
+                if lists[0][0].stype != "default":
+                    raise ValueError(row_sparse.NOT_BETWEEN_PROCESSES)
+
+    def _average(self, arrays: Sequence[mx.nd.NDArray], name: str) -> None:
+        """Replace means over this process's devices by the means over all processes' devices."""
+        num_devices, (_, dtype, _) = len(self.ctx), memory.kind(arrays[0])
+        with executor.flattened(arrays, _WIDER.get(dtype, dtype.name)) as sums:
+            for array in sums:
+                array *= num_devices
+            count = mx.nd.full((1,), num_devices, arrays[0].context, sums[0].dtype)
+            cluster.allreduce([*sums, count], name=f"mean by {name}")
+            for array in sums:
+                mx.nd.broadcast_div(array, count.as_in_context(array.context), out=array)

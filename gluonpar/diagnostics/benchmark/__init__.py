@@ -1,1 +1,0 @@
-"""Benchmarks of copies, all-reduces and training steps, and their harness."""

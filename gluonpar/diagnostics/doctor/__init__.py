@@ -1,1 +1,0 @@
-"""gluonpar doctor: what is installed and what is wrong; works without MXNet and NumPy."""

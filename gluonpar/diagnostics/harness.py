@@ -1,0 +1,288 @@
+"""Time candidates in turns, and run a benchmark from its command line.
+
+A machine's speed changes with time (heat, other programs). So candidates take turns: each round
+takes one sample of every candidate, in an order that changes from round to round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import functools
+import gc
+import json
+import platform
+import random
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable, Collection, Iterable, Iterator, Sequence, TypeVar
+
+import mxnet as mx
+import numpy as np
+
+from gluonpar.install import driver, entry
+from gluonpar.install.entry import BAD_REQUEST, BROKEN_PIPE, INTERRUPTED
+from gluonpar.install.version import __version__
+from gluonpar.runtime import devices, threads
+from gluonpar.training.console import Console
+from gluonpar.training.history import check_plot
+
+MEASURED, WRONG = 0, 1
+EXIT_CODES = {
+    MEASURED: "measured",
+    WRONG: "some value was wrong; a line says which",
+    BAD_REQUEST: "the request cannot be met; a line says why",
+    INTERRUPTED: "interrupted (Ctrl-C); what was measured is kept",
+    BROKEN_PIPE: "nobody reads the output any more, as after | head -1",
+}
+
+Progress = Callable[[Iterable[int]], Iterable[int]]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A function to be timed, under a name.
+
+    A sample is the time of ``run()``, ``calls`` times one after the other, and then ``wait()``,
+    which returns when everything that ``run`` started has finished: MXNet's operators return when
+    they are queued. ``prepare()`` is called before each sample and not timed.
+    """
+
+    name: str
+    run: Callable[[], Any]
+    wait: Callable[[], Any] = lambda: None
+    prepare: Callable[[], Any] = lambda: None
+    calls: int = 1
+
+    def sample(self) -> float:
+        """Prepare, run and wait; return the seconds of the last two, per call."""
+        self.prepare()
+        start = time.perf_counter()
+        for _ in range(self.calls):
+            self.run()
+        self.wait()
+        return (time.perf_counter() - start) / self.calls
+
+
+@dataclass(frozen=True)
+class Samples:
+    """One candidate's measurements, in the order of the rounds."""
+
+    values: Sequence[float]
+
+    @property
+    def median(self) -> float:
+        """The median."""
+        return float(np.median(self.values))
+
+    @property
+    def quartiles(self) -> list[float]:
+        """The lower and the upper quartile."""
+        return np.percentile(self.values, (25, 75)).tolist()
+
+    @property
+    def spread(self) -> float:
+        """The interquartile range."""
+        return self.quartiles[1] - self.quartiles[0]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return times in seconds for JSON."""
+        samples = {"quartiles_seconds": self.quartiles, "seconds": list(self.values)}
+        return {"median_seconds": self.median, **samples}
+
+
+def turns(
+    candidates: Sequence[T], rounds: int, warmup: int = 0, progress: Progress = iter
+) -> Iterator[tuple[T, bool]]:
+    """Yield each candidate once per round, and whether the sample counts: not if it warms up.
+
+    The order of each round is random, and the same in every run. ``progress`` may wrap the
+    iteration over all rounds, as ``tqdm`` does.
+    """
+    for round_ in progress(range(-warmup, rounds)) if candidates else ():
+        for candidate in random.Random(round_).sample(candidates, len(candidates)):
+            yield candidate, round_ >= 0
+
+
+def interleaved(
+    candidates: Sequence[Candidate], rounds: int, warmup: int = 0, progress: Progress = iter
+) -> dict[str, Samples]:
+    """Time all candidates in :func:`turns`; return their samples in seconds, by name."""
+    seconds: dict[str, list[float]] = {candidate.name: [] for candidate in candidates}
+    gc.collect()
+    gc.disable()  # else it would run in some of the samples
+    try:
+        for candidate, counts in turns(candidates, rounds, warmup, progress):
+            sample = candidate.sample()
+            if counts:
+                seconds[candidate.name].append(sample)
+    finally:
+        gc.enable()
+    return {name: Samples(values) for name, values in seconds.items()}
+
+
+def machine() -> dict[str, Any]:
+    """Return what the figures depend on: processor, cores, GPUs, versions, date; for JSON."""
+    try:
+        gpus = [str(gpu) for gpu in driver.gpus()]
+    except (driver.DriverMissingError, driver.DriverError):
+        gpus = []
+    return {
+        "processor": _processor(),
+        "cores": threads.cores(),
+        "gpus": gpus,
+        "python": platform.python_version(),
+        "mxnet": mx.__version__,
+        "numpy": np.__version__,
+        "gluonpar": __version__,
+        "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+    }
+
+
+def _processor() -> str:
+    """Return the processor's name, or its architecture if it has none."""
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", errors="replace") as file:
+        match = re.search(r"^model name\s*: (.*)", file.read(), re.MULTILINE)
+        if match:
+            return match[1].strip()
+    return platform.machine()
+
+
+class BenchmarkParser(argparse.ArgumentParser):
+    """A parser with the options of all benchmarks; --device only for those on chosen devices."""
+
+    def __init__(self, description: str, on_devices: bool = True, **more: Any) -> None:
+        more = {"epilog": entry.epilog("", EXIT_CODES), **more}
+        formatter = argparse.RawDescriptionHelpFormatter
+        super().__init__(description=description, formatter_class=formatter, **more)
+        self.add_argument("--version", action="version", version=f"gluonpar {__version__}")
+        self.add_argument("--json", metavar="FILE", help="write all samples to this file")
+        if on_devices:
+            help_ = "gpu: GPUs only; cpu: CPU devices; auto: CPU devices if there is no GPU"
+            self.add("--device", "auto", help_, choices=devices.KINDS)
+        self.set_defaults(plot=None)
+
+    def add(self, name: str, default: Any, help_: str, **more: Any) -> None:
+        """Add an option whose help ends with its default."""
+        self.add_argument(name, default=default, help=f"{help_} (default: %(default)s)", **more)
+
+    def error(self, message: str) -> None:
+        """Exit with one line."""
+        self.exit(BAD_REQUEST, f"{self.prog}: error: {message}\n")
+
+
+class Record:
+    """The results so far, rows with ``as_dict()``, and what --json keeps beside them."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options, self.machine = options, machine()
+        self.rows: list[Any] = []
+        self.more: dict[str, Any] = {}
+
+    def header(self, console: Console, rows: dict[str, str]) -> None:
+        """Print what the figures depend on: versions, machine, date, and ``rows``."""
+        gpus = "".join(f"; {gpu}" for gpu in self.machine["gpus"])
+        where = f"{self.machine['processor']}, {self.machine['cores']} cores usable{gpus}"
+        console.header(__version__, {"machine": where, "date": self.machine["date"], **rows})
+
+    def write(self) -> None:
+        """Write everything so far to the --json file; ValueError if that is not possible."""
+        path = self.options.json
+        if not path:
+            return
+        content = {"machine": self.machine, "arguments": vars(self.options), **self.more}
+        content["rows"] = [row.as_dict() for row in self.rows]
+        try:
+            Path(path).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise ValueError(f"cannot write {path}: {error.strerror}") from error
+
+
+def conduct(
+    parser: BenchmarkParser,
+    argv: Sequence[str] | None,
+    prepare: Callable[[argparse.Namespace], T],
+    measure: Callable[[T, Console, Record], list[str]],
+    plot: Callable[[argparse.Namespace, list[Any]], None] | None = None,
+) -> int:
+    """Parse ``argv``, prepare, measure and plot; return the exit code.
+
+    A ValueError of ``prepare`` is an error of the command line. ``measure`` extends the record's
+    rows and returns complaints, one line each. Rows measured before Ctrl-C or an error are plotted.
+    """
+    options = parser.parse_args(argv)
+
+    def work() -> int:
+        console, record = Console(), Record(options)
+        try:
+            try:
+                if options.plot:
+                    check_plot(options.plot)
+                prepared = prepare(options)
+                record.write()
+            except ValueError as error:
+                parser.error(str(error))
+            complaints = measure(prepared, console, record)
+        except KeyboardInterrupt:
+            console.notice(f"\n{parser.prog}: interrupted; {len(record.rows)} rows were measured")
+            return INTERRUPTED
+        finally:
+            if options.plot and record.rows:
+                try:
+                    plot(options, record.rows)
+                except OSError as error:
+                    parser.error(f"cannot write {options.plot}: {error.strerror}")
+        for complaint in complaints:
+            console.notice(f"{parser.prog}: {complaint}")
+        return WRONG if complaints else MEASURED
+
+    return entry.run(parser.prog, work)
+
+
+def one_of(known: Collection[str]) -> Callable[[str], list[str]]:
+    """Return an argparse type for comma-separated names out of ``known``, without repetitions."""
+
+    def names(argument: str) -> list[str]:
+        given = list(dict.fromkeys(name.strip() for name in argument.split(",")))
+        for name in given:
+            if name not in known:
+                raise argparse.ArgumentTypeError(f"got {name!r}; choose from {', '.join(known)}")
+        return given
+
+    return names
+
+
+def at_least(minimum: float, kind: Callable[[str], Any] = int) -> Callable[[str], Any]:
+    """Return an argparse type for a finite number that is not below ``minimum``."""
+
+    def number(argument: str) -> Any:
+        with contextlib.suppress(ValueError):
+            value = kind(argument)
+            if minimum <= value < float("inf"):
+                return value
+        raise argparse.ArgumentTypeError(
+            f"must be a number of at least {minimum}, got {argument!r}"
+        )
+
+    return number
+
+
+def integers(argument: str) -> list[int]:
+    """Convert comma-separated integers of at least 1, without repetitions; an argparse type."""
+    return list(dict.fromkeys(at_least(1)(part) for part in argument.split(",")))
+
+
+def columns(cells: Sequence[Any], widths: Sequence[int]) -> str:
+    """Return a table's line: right-justified cells, left-justified where the width is negative."""
+    return " ".join(f"{c!s:{'<' if w < 0 else '>'}{abs(w)}}" for c, w in zip(cells, widths))
+
+
+def progress_bar(title: str) -> Progress:
+    """Return ``tqdm`` as a wrapper for :func:`turns`, shown on a terminal only."""
+    from tqdm import tqdm
+
+    return functools.partial(tqdm, desc=title, leave=False, disable=None)

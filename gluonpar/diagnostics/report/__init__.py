@@ -1,1 +1,0 @@
-"""What gluonpar verify --report FILE.json measures, concludes and writes."""

@@ -1,0 +1,5 @@
+"""What happens before MXNet can be imported: wheels, CUDA's libraries, driver, NumPy's names.
+
+The lowest of the packages. Its modules work where MXNet is missing or broken; only
+:func:`gluonpar.install.startup.start` imports it.
+"""

@@ -1,0 +1,223 @@
+"""What MXNet 1.9.1 needs of NumPy 1 and of older Pythons, whatever is installed.
+
+MXNet reads names that NumPy has since removed, or uses otherwise, some when imported and some in
+its functions; and ``distutils``. :func:`install` lets MXNet's modules, and no others, import a copy
+of the module ``numpy`` with what :func:`_former` lists; a program's own ``numpy`` stays as it is.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import importlib.machinery
+import re
+import sys
+import types
+import warnings
+from typing import Any, Callable
+
+import numpy as np
+
+
+def install() -> None:
+    """Let the modules of MXNet that are imported from now on see NumPy 1."""
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder(_numpy_1()))
+
+
+def _former() -> tuple[tuple[str, Any, str], ...]:
+    """Return what MXNet uses of NumPy 1: its name, what it is now, the NumPy that changed it."""
+    return (
+        # names of Python's own types
+        ("bool", bool, "1.20"),  # NumPy 2 calls its own type so, of which True is no instance
+        ("int", int, "1.20"),
+        # numbers
+        ("Inf", np.inf, "2.0"),
+        ("PINF", np.inf, "2.0"),
+        ("NINF", -np.inf, "2.0"),
+        ("NAN", np.nan, "2.0"),
+        ("NaN", np.nan, "2.0"),
+        ("PZERO", 0.0, "2.0"),
+        ("NZERO", -0.0, "2.0"),
+        # functions
+        ("alltrue", _renamed(np.all), "1.25"),
+        ("sometrue", _renamed(np.any), "1.25"),
+        ("product", _renamed(np.prod), "1.25"),
+        ("round_", _renamed(np.round), "1.25"),
+        ("trapz", _renamed(getattr(np, "trapezoid", None)), "2.0"),
+        ("in1d", _renamed(lambda *args, **kwargs: np.isin(*args, **kwargs).reshape(-1)), "2.0"),
+        ("msort", _renamed(lambda a: np.sort(a, axis=0)), "1.24"),
+        *((name, _moved(name), "1.20") for name in ("mirr", "npv", "pmt", "ppmt", "pv", "rate")),
+        ("array", _array, "2.0"),
+        # modules
+        ("compat", types.SimpleNamespace(basestring=str), "2.0"),
+    )
+
+
+def _renamed(now: Callable) -> Callable:
+    """Return a function that calls ``now``, and that MXNet can register beside it as another.
+
+    As NumPy's own functions do, it leaves the call to the first argument that is no NumPy array
+    but has an ``__array_function__``, here ``mx.np.ndarray``.
+    """
+
+    def former(*args, **kwargs):
+        for value in (*args, *kwargs.values()):
+            if hasattr(value, "__array_function__") and type(value).__module__ != "numpy":
+                return type(value).__array_function__(value, former, (type(value),), args, kwargs)
+        return now(*args, **kwargs)
+
+    return former
+
+
+@functools.wraps(np.array)
+def _array(values, dtype=None, **options):
+    """Take integers modulo the range of ``dtype``, as MXNet's operators do, and NumPy 1 did."""
+    try:
+        return np.array(values, dtype, **options)
+    except OverflowError:
+        return np.array(values, **options).astype(dtype)
+
+
+def _moved(name: str) -> Callable:
+    def former(*args, **kwargs):
+        raise RuntimeError(f"numpy.{name} was removed in NumPy 1.20; numpy-financial has it")
+
+    return former
+
+
+def _numpy_1() -> types.ModuleType:
+    """Return a copy of the module ``numpy`` with the names of :func:`_former`."""
+    copy = types.ModuleType(np.__name__, np.__doc__)
+    vars(copy).update(vars(np), __getattr__=functools.partial(getattr, np))
+    installed = Version(np.__version__)
+    for name, value, since in _former():
+        if installed >= Version(since):
+            setattr(copy, name, value)
+    return copy
+
+
+@functools.total_ordering
+class Version:
+    """A version that compares as its numbers do, in place of distutils's classes."""
+
+    def __init__(self, text: str):
+        self._numbers = [int(number) for number in re.findall(r"\d+", text)]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Version) and self._numbers == other._numbers
+
+    def __lt__(self, other: Version) -> bool:
+        return self._numbers < other._numbers
+
+
+class _Finder:
+    """Finds MXNet's modules as Python does, and lets them import what is theirs."""
+
+    def __init__(self, numpy: types.ModuleType):
+        version = types.ModuleType("distutils.version")
+        version.StrictVersion = version.LooseVersion = Version
+        replaced = {"numpy": numpy, "distutils.version": version}
+
+        def import_for_mxnet(name, globals=None, locals=None, fromlist=(), level=0):
+            if level == 0 and name in replaced:
+                return replaced[name]
+            imported = builtins.__import__(name, globals, locals, fromlist, level)
+            # `import numpy.random` binds `numpy`.
+            return numpy if imported is np else imported
+
+        self._builtins = {**vars(builtins), "__import__": import_for_mxnet}
+
+    def find_spec(self, name, path=None, target=None):
+        """Return the module's spec, if it is one of MXNet's, as the other finders find it."""
+        if name.partition(".")[0] != "mxnet":
+            return None
+        for finder in sys.meta_path:
+            spec = None if finder is self else finder.find_spec(name, path, target)
+            if spec is not None:
+                if isinstance(spec.loader, importlib.machinery.SourceFileLoader):
+                    spec.loader = _Loader(spec.loader.name, spec.loader.path)
+                    spec.loader.builtins = self._builtins
+                return spec
+        return None
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    """Runs a module's code with builtins of its own, in which ``__import__`` is MXNet's."""
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Run the module's code, and let it compute as with NumPy 1."""
+        module.__builtins__ = self.builtins
+        super().exec_module(module)
+        if module.__name__ == "mxnet.gluon.data.dataloader" and sys.version_info >= (3, 14):
+            module.multiprocessing = _forking(module.multiprocessing)
+        if Version(np.__version__) < Version("2"):
+            return
+        if module.__name__ in _WRITE_ATTRIBUTES:
+            module.str = _WRITE_ATTRIBUTES[module.__name__]
+        elif module.__name__ == "mxnet.metric":
+            for name in ("sum_metric", "global_sum_metric"):
+                setattr(module.EvalMetric, name, _Sum(name))
+
+    def source_to_code(self, data, path, **options):
+        """Compile; Python 3.12 and later warn of ``'\\['``, and an error it could become."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return super().source_to_code(data, path, **options)
+
+
+def _forking(multiprocessing: types.ModuleType) -> types.ModuleType:
+    """Return a copy that forks, the default up to Python 3.13; MXNet's workers cannot do else.
+
+    They give arrays back as files that only a child of the same process can map.
+    """
+    copy, fork = types.ModuleType("multiprocessing"), multiprocessing.get_context("fork")
+    forks = {"Pool": fork.Pool, "Process": fork.Process, "get_context": lambda: fork}
+    vars(copy).update({**vars(multiprocessing), **forks})
+    return copy
+
+
+def _text(value: object) -> str:
+    """Return ``str(value)`` as under NumPy 1: of a tuple of its numbers, without their types."""
+    text = str(value)
+    if "np." in text and isinstance(value, (tuple, list)):
+        with np.printoptions(legacy="1.25"):
+            return str(value)
+    return text
+
+
+class _TextType(type):
+    """Makes a class that is :func:`_text` when called, and ``str`` for ``isinstance``."""
+
+    def __call__(cls, value: object) -> str:
+        return _text(value)
+
+    def __instancecheck__(cls, value: object) -> bool:
+        return isinstance(value, str)
+
+
+# The modules that give operators' attributes, such as shapes, to MXNet's library as text, and what
+# ``str`` is there. The first is on the path of every operator.
+_WRITE_ATTRIBUTES = {
+    "mxnet._ctypes.ndarray": _text,
+    "mxnet._ctypes.symbol": _text,
+    "mxnet.io.io": _text,
+    "mxnet.symbol.symbol": _TextType("str", (), {}),
+}
+
+
+class _Sum:
+    """An attribute of a metric that, once it is a float, adds float32 numbers in float64."""
+
+    def __init__(self, name: str):
+        self._name = name
+
+    def __get__(self, metric, owner=None):
+        if metric is None:
+            return self
+        if self._name not in vars(metric):
+            raise AttributeError(f"{type(metric).__name__} has no attribute {self._name!r}")
+        return vars(metric)[self._name]
+
+    def __set__(self, metric, value):
+        vars(metric)[self._name] = np.float64(value) if isinstance(value, float) else value

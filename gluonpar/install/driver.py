@@ -1,0 +1,179 @@
+"""The GPUs of this machine, as the NVIDIA driver itself reports them.
+
+Used before MXNet is installed, so only the standard library is imported here. The driver is called
+through libcuda.so.1, which applies CUDA_VISIBLE_DEVICES: the GPUs listed are those that MXNet will
+see. `nvidia-smi` ignores that variable, and may not be installed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+import re
+from typing import Any, Collection, Iterable, NamedTuple
+
+LIBRARY = "libcuda.so.1"
+
+
+def version(pair: tuple[int, int]) -> str:
+    """Return two numbers in the form of a version, such as '11.2'."""
+    return f"{pair[0]}.{pair[1]}"
+
+
+# The wheel mxnet-cu112 1.9.1 contains machine code for sm_50, 60, 70, 80 and 86, and no PTX that a
+# driver could translate for anything else. Machine code runs on its own and on later minor
+# versions of the same major version: 8.9 runs the code for 8.6, and 9.0 has nothing to run.
+OLDEST_CAPABILITY, NEWEST_CAPABILITY = (5, 0), (8, 9)
+KERNELS = "mxnet-cu112 has kernels for compute capability 5.0 to 8.9"
+
+# The driver must support CUDA 11, any 11.x: minor versions are compatible within a major one.
+OLDEST_CUDA = (11, 0)
+
+_NO_DEVICE = 100
+_CAPABILITY = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
+_REMEDIES = {
+    34: "this libcuda.so.1 is the CUDA toolkit's stub; remove its folder from LD_LIBRARY_PATH",
+    802: "the system is not ready yet; on machines with NVSwitch start nvidia-fabricmanager",
+    803: "libcuda.so.1 and the loaded kernel module are of different versions, usually after an "
+    "update; restart the machine, or give the container the host's libcuda.so.1",
+    804: "this libcuda.so.1 is for forward compatibility, which this GPU does not support; remove "
+    "its folder (often cuda/compat) from LD_LIBRARY_PATH",
+    999: "often the kernel module nvidia_uvm is not loaded; running nvidia-smi or restarting the "
+    "machine loads it",
+}
+
+
+class DriverMissingError(OSError):
+    """libcuda.so.1 cannot be loaded: no NVIDIA driver, or the container does not see it."""
+
+
+class DriverError(RuntimeError):
+    """A call of the driver failed; ``code`` is its CUresult, e.g. 803 or 999."""
+
+    def __init__(self, function: str, code: int):
+        remedy = _REMEDIES.get(code, "nvidia-smi may give more detail")
+        super().__init__(f"the NVIDIA driver's {function} failed with error {code}: {remedy}")
+        self.code = code
+
+
+class Gpu(NamedTuple):
+    """One GPU: its index (MXNet's ``mx.gpu(index)``), name and compute capability, e.g. (7, 5).
+
+    >>> print(Gpu(0, "Tesla T4", (7, 5)))
+    gpu 0 Tesla T4, compute capability 7.5
+    """
+
+    index: int
+    name: str
+    capability: tuple[int, int]
+
+    def __str__(self) -> str:
+        return f"gpu {self.index} {self.name}, compute capability {version(self.capability)}"
+
+
+def usable(gpu: Gpu) -> bool:
+    """Return whether mxnet-cu112 1.9.1 has kernels for this GPU."""
+    return OLDEST_CAPABILITY <= gpu.capability <= NEWEST_CAPABILITY
+
+
+def load() -> ctypes.CDLL:
+    """Load the driver's library; raises DriverMissingError with the loader's message."""
+    try:
+        return ctypes.CDLL(LIBRARY)
+    except OSError as error:
+        raise DriverMissingError(
+            f"no NVIDIA driver found: {error}. Without a GPU, use CPU devices; with one, install "
+            "its driver, or start the container with docker run --gpus all"
+        ) from error
+
+
+def cuda_version() -> tuple[int, int]:
+    """Return the newest CUDA version that the driver supports, e.g. (12, 4); errors as gpus()."""
+    number = _get("cuDriverGetVersion")
+    return number // 1000, number % 1000 // 10
+
+
+def release(path: str = "/proc/driver/nvidia/version") -> str:
+    """Return the version of the loaded kernel module, such as '535.104.05'; "" if not known."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            match = re.search(r"NVRM version.*?(\d+(?:\.\d+)+)", file.read())
+    except OSError:  # there is none, or the container does not show it
+        return ""
+    return match[1] if match else ""
+
+
+def gpus() -> list[Gpu]:
+    """Return the GPUs that programs may use, in CUDA's order.
+
+    Empty if there is a driver, but no GPU in the machine, or if CUDA_VISIBLE_DEVICES hides them.
+    Starts CUDA in the process (cuInit), so a process forked from it later cannot use a GPU.
+
+    Raises DriverMissingError without a driver, and DriverError if one of its functions fails.
+    """
+    try:
+        _call("cuInit", 0)
+    except DriverError as error:
+        if error.code == _NO_DEVICE:
+            return []
+        raise
+    shown, name = [], ctypes.create_string_buffer(256)
+    for index in range(_get("cuDeviceGetCount")):
+        device = _get("cuDeviceGet", index)
+        _call("cuDeviceGetName", name, len(name), device)
+        major, minor = (_get("cuDeviceGetAttribute", kind, device) for kind in _CAPABILITY)
+        shown.append(Gpu(index, name.value.decode(errors="replace"), (major, minor)))
+    return shown
+
+
+def peers(indices: Iterable[int]) -> set[tuple[int, int]]:
+    """Return the pairs (i, j) of these GPUs of which i may write to j's memory; errors as gpus().
+
+    GPUs with peer access in both directions copy directly to each other, others through the host.
+    """
+    _call("cuInit", 0)
+    devices = {index: _get("cuDeviceGet", index) for index in indices}
+    pairs = itertools.permutations(devices, 2)
+    return {(i, j) for i, j in pairs if _get("cuDeviceCanAccessPeer", devices[i], devices[j])}
+
+
+def staged(indices: Iterable[int], direct: Collection[tuple[int, int]]) -> str:
+    """Return which copies go through the host if only ``direct`` pairs do not; "" if none does."""
+    pairs = itertools.combinations(sorted(indices), 2)
+    names = [f"{i}-{j}" for i, j in pairs if not {(i, j), (j, i)} <= set(direct)]
+    return f"no peer access: copies of GPUs {', '.join(names)} go through the host" if names else ""
+
+
+def why_unusable() -> str:
+    """Return, in one line, why mxnet-cu112 cannot use any GPU here; "" if it can."""
+    try:
+        shown, cuda = gpus(), cuda_version()
+    except (DriverMissingError, DriverError) as error:
+        return str(error)
+    if not shown:
+        return f"the NVIDIA driver shows no GPU{hidden()}"
+    if not any(map(usable, shown)):
+        return f"{'; '.join(map(str, shown))} ({KERNELS} only)"
+    if cuda < OLDEST_CUDA:
+        needed = f"mxnet-cu112 needs {version(OLDEST_CUDA)} or later: install a newer driver"
+        return f"the NVIDIA driver supports CUDA up to {version(cuda)}, and {needed}"
+    return ""
+
+
+def hidden() -> str:
+    """Return " (CUDA_VISIBLE_DEVICES is '...')" if that variable may hide GPUs, else ""."""
+    devices = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return "" if devices is None else f" (CUDA_VISIBLE_DEVICES is {devices!r})"
+
+
+def _get(function: str, *arguments: int) -> int:
+    number = ctypes.c_int()
+    _call(function, ctypes.byref(number), *arguments)
+    return number.value
+
+
+def _call(function: str, *arguments: Any) -> None:
+    code = getattr(load(), function)(*arguments)
+    if code != 0:
+        raise DriverError(function, code)

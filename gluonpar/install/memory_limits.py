@@ -1,0 +1,68 @@
+"""Memory limits of this process: checked before the libraries need memory, and put into words.
+
+Where memory is short (seen under ``ulimit -v``), MXNet 1.9.1 raises an error if an array is too
+large, but crashes or hangs if a thread cannot be started or oneDNN gets no workspace. So callers
+check first that what every run needs can be allocated.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import re
+import resource
+
+MB = 1 << 20
+
+LIBRARY_ADDRESSES = 500 * MB  # of MXNet's library itself; with less, loading it crashed
+
+# Messages of MXNet, NumPy, Python and CUDA when memory, or a thread's stack, cannot be allocated.
+_MESSAGES = re.compile(
+    r"bad_?alloc|failed to allocate|unable to allocate|allocation failed|out of memory|MemoryError|"
+    r"cannot allocate memory|could not create a memory object|can't start new thread|"
+    r"resource temporarily unavailable",
+    re.IGNORECASE,
+)
+_LIMITS = {"ulimit -v": resource.RLIMIT_AS, "ulimit -d": resource.RLIMIT_DATA}
+
+
+class OutOfMemoryError(MemoryError):
+    """Memory that will be needed cannot be allocated; the message says how much and for what."""
+
+
+def require(purpose: str, num_bytes: int, reserved_bytes: int = 0) -> None:
+    """Raise OutOfMemoryError unless this process can allocate ``num_bytes`` more; keep none.
+
+    ``reserved_bytes`` is address space: stacks and heaps take more of it than they ever fill. Takes
+    some microseconds, as no page is touched. ``purpose`` completes "cannot allocate ... for".
+    """
+    for kind, size, protection in (
+        ("memory", num_bytes, mmap.PROT_READ | mmap.PROT_WRITE),
+        ("address space", reserved_bytes, 0),
+    ):
+        try:
+            if size:
+                mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, protection).close()
+        except OSError as error:
+            message = f"cannot allocate about {size // MB} MB of {kind} for {purpose}"
+            raise OutOfMemoryError(message) from error
+
+
+def shortage(error: BaseException) -> str | None:
+    """Return the line of ``error`` about memory (or a thread) that is lacking, or None."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if isinstance(error, MemoryError):
+        return lines[-1] if lines else "Python could not allocate an object"
+    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+        return lines[-1]
+    if isinstance(error, RuntimeError):  # also MXNetError, which may quote a traceback
+        short = [line for line in lines if _MESSAGES.search(line)]
+        return re.sub(r"^(mxnet\.base\.)?MXNetError: ", "", short[-1]) if short else None
+    return None
+
+
+def limits() -> str:
+    """Return the memory limits of this process, such as "ulimit -v is 700 MB"; "" without any."""
+    sizes = {name: resource.getrlimit(kind)[0] for name, kind in _LIMITS.items()}
+    finite = {name: size for name, size in sizes.items() if size != resource.RLIM_INFINITY}
+    return ", ".join(f"{name} is {size // MB} MB" for name, size in finite.items())

@@ -1,0 +1,171 @@
+"""Prepare the process for MXNet and import it: NumPy 1, CUDA's libraries, pool and malloc.
+
+``import gluonpar`` calls :func:`start` before anything else. The environment is never overridden;
+if MXNet has run operators already, a warning names the settings that come too late.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import platform
+import sys
+import warnings
+
+from gluonpar.install import cuda_libraries, driver, memory_limits, system_libraries, wheels
+
+INSTALL = (
+    f"install one of the two: {wheels.CPU} (any x86-64 Linux machine) or {wheels.CUDA} (NVIDIA "
+    "GPUs of compute capability 5.0 to 8.9)"
+)
+
+MACHINE = "x86_64"
+OTHER_MACHINE = (
+    "it reads MXNet's arrays from memory, and their layout was checked there only (MXNet 1.9.1's "
+    "wheel for aarch64 also needs Arm's libraries libarmpl_lp64_mp, libamath and libastring)"
+)
+
+# CPU contexts share a pool of workspaces for all operators that one thread pushes. With
+# MXNet's 4 entries two contexts soon draw the same and wait for each other; with 256, rarely.
+SETTINGS = {"MXNET_CPU_TEMP_COPY": "256"}
+
+# An MXNet with CUDA counts the GPUs in the first backward of CPU devices too, only to print hints,
+# and fails there if the driver does. gluonpar.runtime.devices gives the hints.
+CUDA_SETTINGS = {"MXNET_CUDA_LIB_CHECKING": "0", "MXNET_CUDNN_LIB_CHECKING": "0"}
+
+# MXNet compiles the elementwise operators of a graph into one kernel, in the first step, by NVRTC.
+# The driver must be as new as NVRTC; for everything else in MXNet any driver of CUDA 11 will do.
+WITHOUT_FUSION = {"MXNET_USE_FUSION": "0"}
+COMPILER_CUDA = (11, 8)  # of nvidia-cuda-nvrtc-cu11
+
+# The C++ guard of the thread-local store that holds the workspace pool: its first byte turns 1 when
+# the first operator uses a resource, and the pool's size is fixed from then on.
+_POOL_GUARD = (
+    "_ZGVZN4dmlc16ThreadLocalStoreIN5mxnet8resource19ResourceManagerImplEE9SingletonEvE4inst"
+)
+
+# An output's memory that glibc returns to the system when it is freed costs an mmap, page faults
+# and an munmap in every step. gluonpar.runtime.heap returns what no later step needs.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_MALLOC_VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
+keeps_freed_memory = False
+
+# What importing damaged files raises; ValueError for null bytes, up to Python 3.11.
+_BROKEN = (OSError, ImportError, RuntimeError, SyntaxError, ValueError, AttributeError, MemoryError)
+
+
+def start() -> None:
+    """Prepare the process for MXNet and import it.
+
+    Raises ImportError, with the remedy, if MXNet is missing, installed twice, damaged, or lacks a
+    library, or if this is no x86-64 machine. Raises ValueError if GLUONPAR_CUDA is neither pypi nor
+    system.
+    """
+    if platform.machine() != MACHINE:
+        raise ImportError(
+            f"gluonpar needs an x86-64 machine, got {platform.machine()}: {OTHER_MACHINE}."
+        )
+    imported_before = "mxnet" in sys.modules
+    wheel = _installed_wheel()
+    # Here, because the doctor imports this module where NumPy may be missing.
+    from gluonpar.install import compatibility
+
+    compatibility.install()
+    missing = {name: value for name, value in SETTINGS.items() if name not in os.environ}
+    for name, value in settings([wheel]).items():
+        os.environ.setdefault(name, value)
+    _keep_freed_memory()
+    if not imported_before:
+        _import_mxnet(wheel)
+        return
+    library = ctypes.CDLL(sys.modules["mxnet"].libinfo.find_lib_path()[0])
+    if missing and ctypes.c_uint8.in_dll(library, _POOL_GUARD).value:
+        late = ", ".join(f"{name}={value}" for name, value in missing.items())
+        message = (
+            f"MXNet ran operators before gluonpar was imported: too late for {late}, so CPU "
+            "devices will wait for each other. Import gluonpar first, or set it in the environment."
+        )
+        warnings.warn(message, RuntimeWarning, stacklevel=3)
+
+
+def _keep_freed_memory() -> None:
+    """Have glibc keep the memory of freed arrays, unless the environment has settings for it."""
+    global keeps_freed_memory
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries may lack it
+    if mallopt is not None and not any(name in os.environ for name in _MALLOC_VARIABLES):
+        mallopt(_M_MMAP_THRESHOLD, 1 << 30)
+        mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+        keeps_freed_memory = True
+
+
+def settings(installed: list[str]) -> dict[str, str]:
+    """Return the environment variables that :func:`start` sets, unless set, for these wheels."""
+    if not wheels.with_cuda(installed):
+        return SETTINGS
+    return {**SETTINGS, **CUDA_SETTINGS, **({} if _fusion_works() else WITHOUT_FUSION)}
+
+
+def _fusion_works() -> bool:
+    """Return whether the driver accepts what the CUDA compiler in the process writes."""
+    if os.environ.get("GLUONPAR_CUDA") == "system":  # a compiler of any version
+        return False
+    try:
+        return driver.cuda_version() >= COMPILER_CUDA
+    except (driver.DriverMissingError, driver.DriverError):
+        return True  # no GPU will be used
+
+
+def _installed_wheel() -> str:
+    """Return the name of the one MXNet wheel that is installed: ``mxnet``, ``mxnet-cu112``, ..."""
+    package, names = wheels.package(), wheels.installed()
+    if package is None:
+        raise ImportError(f"gluonpar needs MXNet 1.9.1 and finds none in {sys.prefix}; {INSTALL}.")
+    if len(names) > 1:
+        raise ImportError(
+            f"{' and '.join(names)} are both installed in {package.parent}; they overwrite each "
+            f"other's files. Remove them all: pip uninstall -y {' '.join(names)}, then {INSTALL}."
+        )
+    wheel, library = names[0] if names else "mxnet", package / "libmxnet.so"
+    damage = cuda_libraries.damage(library) if library.exists() else ""
+    if damage:
+        raise ImportError(f"{library} is damaged: {damage}. {_reinstall(wheel)}")
+    return wheel
+
+
+def _import_mxnet(wheel: str) -> None:
+    try:
+        memory_limits.require("MXNet's library", 0, memory_limits.LIBRARY_ADDRESSES)
+        if wheels.with_cuda([wheel]):
+            cuda_libraries.load_libraries()
+        # MXNet imports it last, and it may run lscpu. Under Python 3.8 and 3.9 that forks, and
+        # MXNet stops and starts its engine at a fork; the number of threads could no longer be set.
+        importlib.import_module("numpy.testing")
+        import mxnet  # noqa: F401
+    except _BROKEN as error:
+        reason = str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
+        raise ImportError(f"{wheel} cannot be loaded: {reason}. {_remedy(error, wheel)}") from error
+
+
+def _remedy(error: Exception, wheel: str) -> str:
+    """Return what to do about an exception that the import of MXNet raised."""
+    if isinstance(error, cuda_libraries.LibraryError):
+        return f"Remedy: {error.remedy}."
+    if isinstance(error, memory_limits.OutOfMemoryError):
+        return f"Raise the memory limit of this process: {memory_limits.limits() or 'none is set'}."
+    if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("mxnet"):
+        return f"Remedy: pip install {error.name}."
+    if "libcuda.so" in str(error):
+        cpu = f"pip uninstall -y mxnet-cu112, then {wheels.CPU}"
+        return f"libcuda.so.1 is part of NVIDIA's driver. Without it, use the CPU wheel: {cpu}."
+    if any(name in str(error) for name in cuda_libraries.LIBRARIES):
+        return "In a clone of gluonpar, pip install -e '.[cu112]' installs CUDA 11's libraries."
+    absent = [n for n in system_libraries.PACKAGES if f"{n}: cannot open" in str(error)]
+    if absent:
+        return f"Remedy: {system_libraries.remedy(system_libraries.missing() or absent)}."
+    return _reinstall(wheel)
+
+
+def _reinstall(wheel: str) -> str:
+    """Return the remedy for damaged files, which a plain pip install would leave as they are."""
+    return f"Reinstall it: pip install --force-reinstall --no-deps {wheel}==1.9.1."

@@ -1,0 +1,110 @@
+"""The all-reduce algorithms by name, and the decorators that register one."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, NamedTuple, Sequence
+
+from gluonpar.plans.plan import Hop
+
+
+def _takes_all(ctx: Sequence[Any]) -> str:
+    return ""
+
+
+class Algorithm(NamedTuple):
+    """An all-reduce algorithm: a ``plan``, or a function ``run`` that reduces the arrays itself.
+
+    ``refusal(ctx)`` returns why arrays on these contexts cannot be given, or "". Every algorithm
+    takes every dtype of a collective. If ``whole_buckets``, ``run`` is given all lists of a bucket;
+    otherwise their arrays are copied into one per device. ``prepare(lists, op, accumulate)``
+    returns a function that does what ``run`` does to these lists, without its preparations.
+    ``reduce(lists, root, op, accumulate)`` and ``broadcast(lists, root)`` do that; without them a
+    plan's hops towards the root, and back, are carried out, or everything is reduced, and a tree.
+    """
+
+    name: str
+    plan: Callable[[int], list[Hop]] | None = None
+    run: Callable[..., Any] | None = None
+    refusal: Callable[[Sequence[Any]], str] = _takes_all
+    whole_buckets: bool = False
+    prepare: Callable[..., Callable] | None = None
+    reduce: Callable[..., Any] | None = None
+    broadcast: Callable[..., Any] | None = None
+
+
+ALGORITHMS: dict[str, Algorithm] = {}
+"""Every :class:`Algorithm` that :func:`gluonpar.allreduce` accepts, by name."""
+
+
+def register(name: str) -> Callable[[Callable], Callable]:
+    """Return a decorator that adds the plan ``function(num_devices) -> list[Hop]``.
+
+    The plan must leave the sum of every chunk on every device, which
+    :func:`gluonpar.plans.plan.contributions` computes. Raises ValueError if the name is registered
+    already.
+
+    >>> @register("chain")
+    ... def chain(num_devices):
+    ...     last = num_devices - 1
+    ...     down = [Hop(i, i, i + 1, 0, reduce=True) for i in range(last)]
+    ...     up = [Hop(last + i, last - i, last - i - 1, 0, reduce=False) for i in range(last)]
+    ...     return down + up
+    >>> named("chain").plan is chain
+    True
+    >>> del ALGORITHMS["chain"]
+    """
+
+    def add(plan: Callable) -> Callable:
+        _add(Algorithm(name, plan=plan))
+        return plan
+
+    return add
+
+
+def register_executor(
+    name: str,
+    refusal: Callable[[Sequence[Any]], str] = _takes_all,
+    whole_buckets: bool = False,
+    prepare: Callable[..., Callable] | None = None,
+    reduce: Callable[..., Any] | None = None,
+    broadcast: Callable[..., Any] | None = None,
+) -> Callable[[Callable], Callable]:
+    """Return a decorator that adds ``function(lists, op, accumulate)``, which reduces in place.
+
+    ``lists`` holds lists with one array per device, all on the same contexts and of one dtype; the
+    other arguments are those of :func:`gluonpar.allreduce`. The further arguments here are the
+    fields of :class:`Algorithm`. Raises as :func:`register` does.
+    """
+
+    def add(run: Callable) -> Callable:
+        _add(Algorithm(name, None, run, refusal, whole_buckets, prepare, reduce, broadcast))
+        return run
+
+    return add
+
+
+def named(name: str) -> Algorithm:
+    """Return the algorithm ``name``. Raises ValueError, with all names, if it is not registered."""
+    if name not in ALGORITHMS:
+        raise ValueError(f"algorithm must be one of {', '.join(ALGORITHMS)}, got {name!r}")
+    return ALGORITHMS[name]
+
+
+def hops(name: str, num_devices: int) -> list[Hop]:
+    """Return the plan of the algorithm ``name`` for ``num_devices``.
+
+    Raises ValueError for an unknown algorithm or one without a plan, or ``num_devices`` below 1.
+    """
+    plan = named(name).plan
+    if plan is None:
+        plans = ", ".join(a.name for a in ALGORITHMS.values() if a.plan is not None)
+        raise ValueError(f"algorithm must be one with a plan ({plans}), got {name!r}")
+    if num_devices < 1:
+        raise ValueError(f"num_devices must be at least 1, got {num_devices}")
+    return plan(num_devices)
+
+
+def _add(algorithm: Algorithm) -> None:
+    if algorithm.name in ALGORITHMS:
+        raise ValueError(f"algorithm name must be new, got {algorithm.name!r}, which is registered")
+    ALGORITHMS[algorithm.name] = algorithm

@@ -1,0 +1,97 @@
+"""trace: the hops of a plan as a printed table or a picture."""
+
+from __future__ import annotations
+
+import html
+import os
+from collections import defaultdict
+from fractions import Fraction
+from typing import TYPE_CHECKING, Iterable, NamedTuple
+
+from gluonpar.plans import drawing, registry
+from gluonpar.plans.plan import Hop, chunks_sent, num_chunks, num_steps
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def trace(algorithm: str, num_devices: int) -> Trace:
+    """Return the hops of ``algorithm`` between ``num_devices`` devices, to print or draw.
+
+    Raises ValueError for an unknown algorithm or one without a plan, or ``num_devices`` below 1.
+
+    >>> print(trace("tree", 3))
+    tree, 3 devices
+    step 0  1 -> 0: chunk 0 (add)
+    step 1  2 -> 0: chunk 0 (add)
+    step 2  0 -> 2: chunk 0 (copy)
+    step 3  0 -> 1: chunk 0 (copy)
+    4 steps, 4 messages; each device sends, in arrays: 2, 1, 1
+    """
+    return Trace(algorithm, num_devices, tuple(registry.hops(algorithm, num_devices)))
+
+
+class Trace(NamedTuple):
+    """The hops of an algorithm between ``num_devices`` devices, as returned by :func:`trace`.
+
+    ``print`` and Jupyter show one row per step, :meth:`draw` a picture.
+    """
+
+    algorithm: str
+    num_devices: int
+    hops: tuple[Hop, ...]
+
+    def __str__(self) -> str:
+        rows = [_messages(h for h in self.hops if h.step == s) for s in range(num_steps(self.hops))]
+        width = max((len(message) for row in rows for message in row), default=0)
+        lines = [self._title()]
+        for s, row in enumerate(rows):
+            messages = "   ".join(message.ljust(width) for message in row).rstrip()
+            lines.append(f"step {s:<{len(str(len(rows) - 1))}}  {messages}")
+        return "\n".join([*lines, self._total()])
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+    def draw(self, path: str | os.PathLike | None = None) -> Figure:
+        """Return a picture of the plan: one grid per step and one of the result, one arrow per hop.
+
+        A grid has a row per device and a column per chunk, and shows the state before its step: a
+        cell has a band of colour for each device whose values are in its sum. ``path`` saves the
+        picture, too, in the format that the suffix names. The background is transparent and the
+        colours are readable on white and on black. In an SVG file each hop is a group with the id
+        'hop-STEP-SRC-DST-CHUNK-add' (or '-copy'), the printed table is there for screen readers,
+        and one version of matplotlib always writes the same bytes. Raises ImportError without
+        matplotlib.
+        """
+        title = self._title()
+        with drawing.style(title):
+            figure = drawing.picture(self.hops, self.num_devices, title)
+            if path is not None:
+                drawing.save(figure, path, title, str(self))
+        return figure
+
+    def _title(self) -> str:
+        return f"{self.algorithm}, {_count(self.num_devices, 'device')}"
+
+    def _total(self) -> str:
+        counts = chunks_sent(self.hops)
+        sent = (str(Fraction(counts[i], num_chunks(self.hops))) for i in range(self.num_devices))
+        steps, messages = _count(num_steps(self.hops), "step"), _count(len(self.hops), "message")
+        return f"{steps}, {messages}; each device sends, in arrays: {', '.join(sent)}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _messages(hops: Iterable[Hop]) -> list[str]:
+    """The hops as text; chunks with the same sender, receiver and kind share one entry."""
+    chunks = defaultdict(list)
+    for hop in sorted(hops):
+        chunks[hop.src, hop.dst, hop.reduce].append(str(hop.chunk))
+    return [
+        f"{src} -> {dst}: chunk{'s' * (len(sent) > 1)} {', '.join(sent)} "
+        f"({'add' if reduce else 'copy'})"
+        for (src, dst, reduce), sent in chunks.items()
+    ]

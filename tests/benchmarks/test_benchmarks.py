@@ -1,0 +1,56 @@
+"""The benchmarks run, and their own checks of sums and losses find nothing wrong."""
+
+import json
+import subprocess
+import sys
+
+import bench_tools
+import pytest
+from mpi_jobs import needs_mpi
+
+from benchmarks.training.candidates import CANDIDATES
+
+pytestmark = pytest.mark.slow
+FEW = ("--rounds", "1", "--steps", "1")
+
+
+@pytest.fixture
+def rows(tmp_path):
+    """Return rows(module, *arguments), which runs a benchmark and returns its results."""
+
+    def run(module, *arguments, codes=(0,)):
+        command = [sys.executable, "-m", f"benchmarks.{module}", *FEW, *arguments]
+        options = {"cwd": bench_tools.ROOT, "capture_output": True, "text": True, "timeout": 600}
+        done = subprocess.run([*command, "--json", tmp_path / "out.json"], **options)
+        assert done.returncode in codes, done.stdout + done.stderr
+        return json.loads((tmp_path / "out.json").read_text())["rows"]
+
+    return run
+
+
+def test_training(rows):
+    others = ("torch", "horovod", "tensorflow", "jax")  # they are installed apart
+    names = [name for name in CANDIDATES if not name.startswith(others)]
+    few = ("--device", "cpu", "--workload", "lenet,mlp", "--batch-size", "8", "--warmup", "1")
+    measured = rows("training", *few, "--candidates", ",".join(names))
+    assert [(row["workload"], row["name"]) for row in measured] == [
+        (workload, name) for workload in ("lenet", "mlp") for name in names
+    ]
+    for row in measured:
+        assert row["last_loss"] < row["first_loss"] and row["peak_bytes"] > 1e7
+        ours = CANDIDATES[row["name"]].runtime == "gluonpar"
+        assert row["imports_gluonpar"] == ours
+
+
+@needs_mpi
+def test_cluster(rows):
+    few = ("--processes", "2", "--batch-size", "4", "--sizes", "64,65536")
+    measured = {row["name"]: row for row in rows("cluster", *few)}
+    assert {"gluonpar", "gluonpar over tcp", "dist_sync", "no exchange"} <= set(measured)
+    assert list(measured["gluonpar"]["seconds"]) == ["64", "65536", "steps"]
+
+
+def test_more_cores(rows):
+    few = ("--workload", "mlp", "--num-gpus", "1", "--warmup", "1")
+    (row,) = rows("training.more_cores", *few, codes=(0, 1))  # 1: other programs ran beside it
+    assert 0 < row["python"] and row["alone"] == row["at_most"]

@@ -1,0 +1,114 @@
+"""MXNet works as with NumPy 1 and Python 3.8, and a program's own NumPy stays as it is."""
+
+import os
+import subprocess
+import sys
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet.gluon.contrib import estimator  # noqa: F401 - imported after MXNet, and reads np.Inf
+
+SUMS = ["Loss", "MAE", "MSE", "RMSE", "CrossEntropy", "NegativeLogLikelihood"]
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_a_metric_adds_float32_numbers_in_float64(name):
+    metric = mx.metric.create(name)
+    labels, preds = mx.nd.array([0, 1]), mx.nd.array([[0.3, 0.7], [0.4, 0.6]])
+    if name.startswith(("M", "R")):
+        preds = preds[:, 0]
+    metric.update([labels], [preds])
+    once = metric.sum_metric
+    assert np.float32(once) == once != 0
+    metric.sum_metric += 2.0**30
+    assert metric.sum_metric == 2**30 + float(once) and metric.sum_metric.dtype == "float64"
+    metric.reset()
+    assert metric.sum_metric == 0
+
+
+def two():
+    return np.int64(2)
+
+
+SHAPES = {
+    "zeros": lambda: mx.nd.zeros((two(), two())).shape == (2, 2),
+    "zeros of a list": lambda: mx.nd.zeros([two(), two()]).shape == (2, 2),
+    "reshape": lambda: mx.nd.ones(4).reshape((two(), two())).shape == (2, 2),
+    "tile": lambda: mx.nd.tile(mx.nd.ones(2), reps=(two(),)).shape == (4,),
+    "split_v2": lambda: len(mx.nd.split_v2(mx.nd.ones(4), (two(),))) == 2,
+    "Variable": lambda: mx.sym.var("x", shape=(two(),)).infer_shape()[0] == [(2,)],
+    "Symbol": lambda: mx.sym.zeros((two(), two())).infer_shape()[1] == [(2, 2)],
+}
+
+
+@pytest.mark.parametrize("what", SHAPES)
+def test_a_shape_may_be_of_numpys_integers(what):
+    assert SHAPES[what]()
+
+
+@pytest.mark.filterwarnings("ignore:NumPy will stop allowing")  # 1.24 to 1.26
+@pytest.mark.parametrize("make", [mx.nd.array, mx.np.array])
+def test_integers_are_taken_modulo_the_dtypes_range(make):
+    assert make([-1, 300], dtype="uint8").asnumpy().tolist() == [255, 44]
+    with pytest.raises(TypeError):
+        make([2**70], dtype="int64")
+
+
+OF_NUMPY_1 = {
+    "alltrue": (lambda f, a: f(a), False, "bool"),
+    "sometrue": (lambda f, a: f(a), True, "bool"),
+    "product": (lambda f, a: f(a + 1), 24, "float32"),
+    "round_": (lambda f, a: f(a / 4, 1), [[0.0, 0.8], [0.2, 0.5]], "float32"),
+    "in1d": (lambda f, a: f(a, a[0]), [True, True, False, False], "bool"),
+    "row_stack": (lambda f, a: f((a, a)), [[0, 3], [1, 2]] * 2, "float32"),
+    "msort": (lambda f, a: f(a), [[0, 2], [1, 3]], "float32"),
+    "trapz": (lambda f, a: f(a), [1.5, 1.5], "float32"),
+    "trapz of a row": (lambda f, a: f(a[0], dx=2), 3, "float32"),
+}
+
+
+@pytest.mark.parametrize("name", OF_NUMPY_1)
+def test_functions_that_numpy_2_renamed_give_what_they_gave(name):
+    call, value, dtype = OF_NUMPY_1[name]
+    a = mx.np.array([[0, 3], [1, 2]], dtype="float32")
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        got = call(getattr(mx.np, name.split()[0]), a)
+        assert np.allclose(np.array(got.tolist()), value) and got.dtype == dtype
+
+
+@pytest.mark.slow
+def test_a_data_loader_of_processes_gives_its_batches():
+    """Also where Python's default is to start processes without a fork, since 3.14."""
+    data = mx.gluon.data.ArrayDataset(np.arange(6, dtype="float32"), np.arange(6))
+    batches = list(mx.gluon.data.DataLoader(data, batch_size=4, num_workers=2, timeout=60))
+    assert [x.asnumpy().tolist() for x, _ in batches] == [[0, 1, 2, 3], [4, 5]]
+
+
+@pytest.mark.skipif(np.lib.NumpyVersion(np.__version__) < "1.20.0", reason="NumPy has it")
+def test_a_function_that_is_gone_says_where_it_is_now():
+    with pytest.raises(RuntimeError, match=r"numpy\.npv.*numpy-financial"):
+        mx.np.npv(0.1, [1, 2])
+
+
+def test_mxnets_bool_is_pythons():
+    assert mx.np.bool is bool
+
+
+@pytest.mark.slow
+def test_a_programs_numpy_stays_as_it_is_and_no_warning_is_shown(tmp_path):
+    """Also where MXNet is compiled anew, as it is if its folder cannot be written to."""
+    program = (
+        "import inspect, numpy, numpy.testing\n"
+        "def names(): return {k: v for k, v in vars(numpy).items() if not inspect.ismodule(v)}\n"
+        "before = names()\n"
+        "import gluonpar, mxnet.gluon.contrib.estimator\n"
+        "assert names() == before"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program],
+        env={**os.environ, "PYTHONPYCACHEPREFIX": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.stdout.strip(), done.stderr) == ("", "")

@@ -1,0 +1,103 @@
+"""Which CUDA libraries are loaded, in which order, and how damaged ones are found."""
+
+import pytest
+from libcuda_stub import build_library, cut
+
+from gluonpar.install import cuda_libraries
+from gluonpar.install.cuda_libraries import LIBRARIES, LibraryError, damage, load_libraries
+
+
+@pytest.fixture
+def wheel_library(tmp_path):
+    """Build an empty library of this name where PyPI's wheels install it."""
+
+    def build(name):
+        folder = tmp_path / "nvidia" / name.split(".")[0] / "lib"
+        folder.mkdir(parents=True)
+        return build_library(folder, name)
+
+    return build
+
+
+@pytest.fixture
+def dlopen(monkeypatch):
+    """A list of what is loaded, in order; ``.system`` holds what the system's loader finds."""
+
+    class Recorder(list):
+        system = set()
+
+        def __call__(self, path, mode):
+            assert mode == cuda_libraries.ctypes.RTLD_GLOBAL
+            if "/" not in path and path not in self.system:
+                raise OSError(f"{path}: cannot open shared object file: No such file or directory")
+            self.append(path)
+
+    recorder = Recorder()
+    monkeypatch.setattr(cuda_libraries.ctypes, "CDLL", recorder)
+    monkeypatch.delenv("GLUONPAR_CUDA", raising=False)
+    return recorder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", [None, "", "pypi"])
+def test_pypis_libraries_are_loaded_in_order_whatever_the_system_has(
+    source, tmp_path, wheel_library, dlopen, monkeypatch
+):
+    dlopen.system = set(LIBRARIES)
+    if source is not None:
+        monkeypatch.setenv("GLUONPAR_CUDA", source)
+    paths = {name: wheel_library(name) for name in reversed(LIBRARIES)}
+    loaded = load_libraries(tmp_path)
+    assert loaded == [paths[name] for name in LIBRARIES]
+    assert dlopen == [str(path) for path in loaded]
+
+
+def test_the_systems_libraries_come_first_if_the_environment_says_so(
+    tmp_path, wheel_library, dlopen, monkeypatch
+):
+    """The system has the first and the last library; PyPI's wheels have the first two."""
+    ours = [wheel_library(name) for name in LIBRARIES[:2]]
+    dlopen.system = {LIBRARIES[0], LIBRARIES[-1]}
+    monkeypatch.setenv("GLUONPAR_CUDA", "system")
+    assert list(map(str, load_libraries(tmp_path))) == [LIBRARIES[0], str(ours[1]), LIBRARIES[-1]]
+    assert dlopen == [LIBRARIES[0], str(ours[1]), LIBRARIES[-1]]
+
+
+def test_a_system_without_cuda_11_is_an_error_if_the_environment_asks_for_it(
+    tmp_path, wheel_library, dlopen, monkeypatch
+):
+    wheel_library(LIBRARIES[0])
+    dlopen.system = set(LIBRARIES[1:])
+    monkeypatch.setenv("GLUONPAR_CUDA", "system")
+    with pytest.raises(LibraryError, match="libcudart.so.11.0") as caught:
+        load_libraries(tmp_path)
+    assert "LD_LIBRARY_PATH" in caught.value.remedy and "unset GLUONPAR_CUDA" in caught.value.remedy
+    assert dlopen == []
+
+
+def test_another_source_is_an_error(monkeypatch):
+    monkeypatch.setenv("GLUONPAR_CUDA", "sytem")
+    with pytest.raises(ValueError, match="GLUONPAR_CUDA .*pypi or system, got sytem"):
+        load_libraries()
+
+
+def test_a_library_is_whole_unless_its_last_byte_is_missing(tmp_path):
+    library = build_library(tmp_path, "libwhole.so")
+    assert damage(library) == ""
+    num_bytes = library.stat().st_size
+    cut(library, num_bytes - 1)
+    assert damage(library) == f"cut off after {num_bytes - 1} of at least {num_bytes} bytes"
+    for short in (200, 64, 63, 4, 0):
+        assert damage(cut(library, short))
+    library.write_bytes(b"<html>404 Not Found</html>" * 20)
+    assert "520 bytes" in damage(library)
+
+
+def test_a_library_without_a_section_table_is_checked_by_its_segments(tmp_path):
+    """As where a tool such as patchelf has added segments behind the table."""
+    library = build_library(tmp_path, "libbare.so")
+    content = bytearray(library.read_bytes())
+    content[40:48], content[60:62] = bytes(8), bytes(2)  # the table's offset, and its length
+    library.write_bytes(content)
+    assert damage(library) == ""
+    assert damage(cut(library, 5000)).startswith("cut off after 5000 of at least ")

@@ -1,0 +1,242 @@
+"""gluonpar on mxnet-cu112, on a machine without a GPU: `make test-cuda` installs it and runs this.
+
+The CUDA libraries are PyPI's, the driver libcuda.so.1 is a stub built by gcc, and all computation
+is on CPU contexts. Nothing here shows that a GPU computes correctly.
+
+Each test starts processes: pytest's own has no driver, so it cannot import gluonpar, nor
+conftest.py.
+"""
+
+import importlib.metadata
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+from libcuda_stub import build_libcuda, build_library
+
+try:
+    importlib.metadata.version("mxnet-cu112")
+except importlib.metadata.PackageNotFoundError:
+    pytest.skip(
+        "mxnet-cu112 is not installed here; `make test-cuda` installs it and runs these tests",
+        allow_module_level=True,
+    )
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SITE = Path(sysconfig.get_path("purelib"))
+SETTINGS = ("MXNET_", "OMP_", "GLUONPAR_", "CUDA_", "LD_", "PYTHON")
+A6000, H200, K40 = ("NVIDIA RTX A6000", 8, 6), ("NVIDIA H200", 9, 0), ("Tesla K40m", 3, 5)
+TRAINING = "--dataset synthetic --limit 64 --batch-size 32 --epochs 1 --num-gpus 2".split()
+
+
+def python(*arguments, libraries=(), paths=(), **environment):
+    """Run Python with these folders before the system's libraries and the installed packages."""
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(SETTINGS)}
+    environment["PYTHONPATH"] = os.pathsep.join(map(str, [*paths, REPOSITORY]))
+    if libraries:
+        environment["LD_LIBRARY_PATH"] = os.pathsep.join(map(str, libraries))
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        env={**inherited, **environment},
+        capture_output=True,
+        text=True,
+        timeout=3600,
+    )
+
+
+def output_of(program, **setup):
+    done = python("-c", program, **setup)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def import_error(**setup):
+    """Return the last line of a failing import of gluonpar."""
+    done = python("-c", "import gluonpar", **setup)
+    assert done.returncode == 1
+    return done.stderr.strip().splitlines()[-1]
+
+
+def doctor(**setup):
+    """Return what the doctor finds, as {(topic, state): ["text -> remedy"]}."""
+    done = python("-m", "gluonpar", "doctor", "--json", **setup)
+    assert done.stderr == "" and done.returncode in (0, 1)
+    output = json.loads(done.stdout)
+    assert done.returncode == (output["wrong"] > 0)
+    found = {}
+    for finding in output["findings"]:
+        line = f"{finding['text']} -> {finding['remedy']}"
+        found.setdefault((finding["topic"], finding["state"]), []).append(line)
+    return found
+
+
+def train(*arguments, **setup):
+    return python(REPOSITORY / "scripts" / "train_lenet.py", *TRAINING, *arguments, **setup)
+
+
+@pytest.fixture(scope="module")
+def driver_folder(tmp_path_factory):
+    """driver_folder(gpus, ...): the folder of a libcuda.so.1 that shows those GPUs."""
+
+    def build(gpus, **answers):
+        folder = tmp_path_factory.mktemp("driver")
+        build_libcuda(folder, gpus, **answers)
+        return folder
+
+    return build
+
+
+@pytest.fixture(scope="module")
+def a6000(driver_folder):
+    return driver_folder([A6000])
+
+
+def wheels_with(folder, damaged=(), missing=()):
+    """Let PyPI's CUDA libraries seem to be installed in ``folder``; return it, for ``paths``."""
+    for library in SITE.glob("nvidia/*/lib/lib*.so*"):
+        place = folder / library.relative_to(SITE)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if library.name in damaged:
+            with library.open("rb") as file:
+                place.write_bytes(file.read(1 << 20))
+        elif library.name not in missing:
+            place.symlink_to(library)
+    (folder / "sitecustomize.py").write_text(
+        f"import sysconfig\nsysconfig.get_path = lambda name: {str(folder)!r}\n"
+    )
+    return folder
+
+
+# The import, and the files of CUDA's libraries
+
+MAPPED = """
+import gluonpar, os
+paths = {line.split(maxsplit=5)[-1].strip() for line in open("/proc/self/maps") if ".so" in line}
+for path in sorted(paths):
+    if os.path.basename(path).startswith(("libcu", "libnv", "libnccl")):
+        print(path)
+"""
+
+
+def test_without_a_driver_the_import_and_the_doctor_name_the_remedy():
+    if python("-c", "import ctypes; ctypes.CDLL('libcuda.so.1')").returncode == 0:
+        pytest.skip("this machine has NVIDIA's driver")
+    message = import_error()
+    assert message.startswith(
+        "ImportError: mxnet-cu112 cannot be loaded: libcuda.so.1: cannot open"
+    )
+    assert "pip uninstall -y mxnet-cu112, then pip install --no-deps mxnet==1.9.1" in message
+    found = doctor()
+    assert "no NVIDIA driver found: libcuda.so.1" in found["driver", "wrong"][0]
+    assert "NVIDIA's driver" in found["mxnet", "wrong"][0]
+
+
+def test_every_cuda_library_is_from_pypis_wheels(a6000):
+    mapped = [Path(line) for line in output_of(MAPPED, libraries=[a6000]).splitlines()]
+    driver = [path for path in mapped if path.name == "libcuda.so.1"]
+    assert driver == [a6000 / "libcuda.so.1"]
+    others = [path for path in mapped if path not in driver]
+    assert all(SITE / "nvidia" in path.parents for path in others)
+    program = "from gluonpar.install.cuda_libraries import LIBRARIES; print(*LIBRARIES)"
+    assert {path.name for path in others} == set(output_of(program, libraries=[a6000]).split())
+
+
+def test_parts_of_another_cudnn_on_the_loaders_path_are_not_used(a6000, tmp_path):
+    """cuDNN loads its parts by name at their first use; parts of another cuDNN end the process."""
+    build_library(tmp_path, "libcudnn_ops_infer.so.8")
+    build_library(tmp_path, "libcudnn_cnn_infer.so.8")
+    program = (
+        "import ctypes, gluonpar; print(ctypes.CDLL('libcudnn.so.8').cudnnOpsInferVersionCheck())"
+    )
+    assert output_of(program, libraries=[tmp_path, a6000]) == "0\n"
+
+
+def test_the_systems_libraries_are_used_only_if_the_environment_says_so(a6000, tmp_path):
+    names = ("libcudart.so.11.0", "libnvToolsExt.so.1", "libnvrtc.so.11.2")  # of a toolkit
+    for name in names:
+        (library,) = SITE.glob(f"nvidia/*/lib/{name}")
+        shutil.copyfile(library, tmp_path / name)
+    libraries = [tmp_path, a6000]
+    assert str(tmp_path) not in output_of(MAPPED, libraries=libraries)
+    setup = {"libraries": libraries, "GLUONPAR_CUDA": "system"}
+    for path in map(Path, output_of(MAPPED, **setup).splitlines()):
+        if path.name != "libcuda.so.1":
+            assert (path.parent == tmp_path) == (path.name in names)
+    found = doctor(**setup)["cuda", "ok"]
+    for name in names:
+        assert f"{name} loads from {tmp_path / name} -> " in found
+    assert sum(str(SITE) in line for line in found) == len(found) - len(names)
+
+
+@pytest.mark.parametrize("name", ["libcufft.so.10", "libcudnn_cnn_infer.so.8"])
+def test_a_damaged_library_and_its_wheel_are_named(name, a6000, tmp_path):
+    setup = {"libraries": [a6000], "paths": [wheels_with(tmp_path, damaged=[name])]}
+    message = import_error(**setup)
+    (path,) = tmp_path.glob(f"nvidia/*/lib/{name}")
+    assert f"ImportError: mxnet-cu112 cannot be loaded: {path} is damaged: cut off after" in message
+    remedy = f"pip install --force-reinstall --no-deps --no-cache-dir nvidia-{path.parts[-3]}-cu11"
+    assert remedy in message
+    (finding,) = doctor(**setup)["cuda", "wrong"]
+    assert f"{name} does not load: {path} is damaged" in finding and remedy in finding
+
+
+# Computing on CPU contexts
+
+
+CORE = ("step/test_step.py", "collectives/test_collectives.py", "gluon/test_trainer.py")
+
+
+def test_the_tests_of_the_core_pass_on_this_mxnet(a6000):
+    """K devices against the oracle in float64, every collective by value, the Trainer."""
+    files = [REPOSITORY / "tests" / name for name in CORE]
+    done = python("-m", "pytest", "-q", "-p", "no:cacheprovider", *files, libraries=[a6000])
+    assert done.returncode == 0, done.stdout
+    passed = re.search(r"^(\d+) passed", done.stdout, re.M)
+    assert passed and int(passed[1]) > 200, done.stdout
+
+
+def test_the_self_test_passes_on_cpu_devices(a6000):
+    done = python("-m", "gluonpar", "verify", "--num-gpus", "2", libraries=[a6000])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "devices: cpu(0), cpu(1)" in done.stdout
+    assert done.stdout.endswith("all is right on these devices\n")
+
+
+# The GPUs that the driver shows
+
+
+@pytest.mark.parametrize(
+    ("gpu", "age"), [(H200, "too new"), (K40, "too old")], ids=["capability 9.0", "capability 3.5"]
+)
+def test_a_gpu_without_kernels_is_named_and_not_used(gpu, age, driver_folder):
+    name, *capability = gpu
+    shown = f"gpu 0 {name}, compute capability {capability[0]}.{capability[1]}"
+    libraries = [driver_folder([gpu])]
+    (finding,) = doctor(libraries=libraries)["gpu", "wrong"]
+    assert f"{shown}: {age}, MXNet cannot run on it" in finding
+    assert "compute capability 5.0 to 8.9 only" in finding and "--device cpu" in finding
+
+    done = train("--device", "gpu", libraries=libraries)
+    assert done.returncode == 2 and done.stdout == ""
+    assert shown in done.stderr and "5.0 to 8.9 only" in done.stderr
+    assert "Traceback" not in done.stderr and "no kernel image" not in done.stderr
+
+    done = train(libraries=libraries)
+    assert done.returncode == 0, done.stderr
+    assert f"using CPU devices cpu(0), cpu(1): {shown}" in done.stderr
+    assert "on [cpu(0), cpu(1)]" in done.stdout
+
+
+def test_cuda_that_fails_in_mxnet_is_quoted_and_cpu_devices_train(a6000):
+    """The stub has only its GPUs' names, so CUDA's runtime cannot start on it."""
+    (finding,) = doctor(libraries=[a6000])["mxnet", "wrong"]
+    assert "CUDA fails: CUDA: Check failed: e == cudaSuccess" in finding
+    done = train(libraries=[a6000])
+    assert done.returncode == 0, done.stderr
+    assert "CUDA fails in mxnet-cu112 (CUDA: Check failed" in done.stderr

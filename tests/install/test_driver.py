@@ -1,0 +1,151 @@
+"""runtime.driver: the GPUs that libcuda.so.1 shows, and which of them MXNet has kernels for."""
+
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from libcuda_stub import build_libcuda
+
+from gluonpar.install import driver
+from gluonpar.install.driver import DriverError, DriverMissingError, Gpu
+
+ENTRY = Path(driver.__file__).with_name("entry.py")
+T4, A6000, H200 = ("Tesla T4", 7, 5), ("NVIDIA RTX A6000", 8, 6), ("NVIDIA H200", 9, 0)
+
+
+class FakeDriver:
+    """libcuda's functions in Python: device handles differ from indices, and calls can fail."""
+
+    def __init__(self, *gpus, failing=None, peers=()):
+        self.gpus, self.failing, self.peers = gpus, failing or {}, peers
+
+    def _return(self, function, reference=None, value=None):
+        if reference is not None:
+            reference._obj.value = value
+        return self.failing.get(function, 0)
+
+    def cuInit(self, flags):
+        assert flags == 0
+        return self._return("cuInit")
+
+    def cuDeviceGetCount(self, count):
+        return self._return("cuDeviceGetCount", count, len(self.gpus))
+
+    def cuDeviceGet(self, device, index):
+        return self._return("cuDeviceGet", device, 100 + index)
+
+    def cuDeviceGetName(self, name, size, device):
+        name.value = self.gpus[device - 100][0].encode()[: size - 1]
+        return self._return("cuDeviceGetName")
+
+    def cuDeviceGetAttribute(self, value, attribute, device):
+        number = self.gpus[device - 100][{75: 1, 76: 2}[attribute]]
+        return self._return("cuDeviceGetAttribute", value, number)
+
+    def cuDeviceCanAccessPeer(self, can, device, peer):
+        return self._return("cuDeviceCanAccessPeer", can, (device - 100, peer - 100) in self.peers)
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    """fake(*gpus, failing=None): let the driver be a FakeDriver of these."""
+
+    def install(*gpus, **options):
+        monkeypatch.setattr(driver, "load", lambda: FakeDriver(*gpus, **options))
+
+    return install
+
+
+@pytest.mark.parametrize(("number", "version"), [(12040, (12, 4)), (10020, (10, 2))])
+def test_gpus_and_cuda_version_through_a_real_shared_library(
+    tmp_path, monkeypatch, number, version
+):
+    # Under its usual name it would be the driver of all later tests of this process.
+    library = build_libcuda(tmp_path, [T4, H200], cuda=number, name=f"libcuda-{number}.so")
+    monkeypatch.setattr(driver, "LIBRARY", str(library))
+    assert driver.gpus() == [Gpu(0, "Tesla T4", (7, 5)), Gpu(1, "NVIDIA H200", (9, 0))]
+    assert driver.cuda_version() == version
+
+
+def test_peer_access_is_told_per_pair_and_must_go_both_ways(fake):
+    fake(T4, T4, T4, peers={(0, 2), (2, 0), (1, 2)})
+    direct = driver.peers([2, 0, 1])
+    assert direct == {(0, 2), (2, 0), (1, 2)} and driver.peers([1]) == set()
+    assert "copies of GPUs 0-1, 1-2 go" in driver.staged([2, 0, 1], direct)
+    assert driver.staged([0, 2], direct) == driver.staged([1], direct) == ""
+
+
+def test_usable_is_capability_5_0_to_8_9():
+    capabilities = [(3, 7), (4, 9), (5, 0), (6, 1), (8, 9), (8, 10), (9, 0), (10, 0), (12, 0)]
+    usable = [c for c in capabilities if driver.usable(Gpu(0, "any", c))]
+    assert usable == [(5, 0), (6, 1), (8, 9)]
+
+
+def test_a_driver_that_shows_no_device_gives_an_empty_list(fake):
+    fake(failing={"cuInit": 100})
+    assert driver.gpus() == []
+    fake()
+    assert driver.gpus() == []
+
+
+@pytest.mark.parametrize(
+    ("code", "remedy"),
+    [(803, "restart the machine"), (804, "cuda/compat"), (34, "stub"), (4711, "nvidia-smi")],
+)
+def test_a_failing_cuinit_names_the_code_and_a_remedy(fake, code, remedy):
+    fake(T4, failing={"cuInit": code})
+    with pytest.raises(DriverError, match=rf"cuInit .*{code}: .*{remedy}") as caught:
+        driver.gpus()
+    assert caught.value.code == code
+
+
+@pytest.mark.parametrize(
+    "function", ["cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetName", "cuDeviceGetAttribute"]
+)
+def test_no_call_of_the_driver_fails_silently(fake, function):
+    """Not even with the code that means an empty list if cuInit returns it."""
+    fake(T4, failing={function: 100})
+    with pytest.raises(DriverError, match=f"{function} failed with error 100"):
+        driver.gpus()
+
+
+def test_a_library_that_cannot_be_loaded_is_a_missing_driver(monkeypatch):
+    monkeypatch.setattr(driver, "LIBRARY", "libcuda-that-is-not-there.so.1")
+    for function in (driver.load, driver.gpus, driver.cuda_version):
+        with pytest.raises(
+            DriverMissingError, match=r"libcuda-that-is-not-there\.so\.1.*--gpus all"
+        ):
+            function()
+
+
+def test_the_module_needs_nothing_but_the_standard_library():
+    # -I and -S: no site-packages, and not the current folder.
+    program = (
+        "import runpy, sys\n"
+        f"runpy.run_path({str(ENTRY)!r})['skip_init']('gluonpar')\n"
+        "from gluonpar.install import driver\n"
+        "print(driver.usable(driver.Gpu(0, 'T4', (7, 5))), 'numpy' in sys.modules)\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", program], check=True, stdout=subprocess.PIPE, text=True
+    )
+    assert result.stdout.split() == ["True", "False"]
+
+
+def test_the_kernel_module_s_version(tmp_path):
+    path = tmp_path / "version"
+    assert driver.release(str(path)) == ""
+    path.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15")
+    assert driver.release(str(path)) == "535.104.05"
+    path.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.14  Release")
+    assert driver.release(str(path)) == "550.54.14"
+    path.write_text("GCC version: gcc 11.4.0")
+    assert driver.release(str(path)) == ""
+
+
+def test_packages_that_have_been_imported_stay():
+    before = sys.modules["gluonpar"]
+    runpy.run_path(str(ENTRY))["skip_init"]("gluonpar")
+    assert sys.modules["gluonpar"] is before

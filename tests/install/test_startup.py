@@ -1,0 +1,170 @@
+"""What importing gluonpar does to a process, and the error if MXNet cannot be imported."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+from libcuda_stub import build_library, cut
+
+from gluonpar.install import startup, wheels
+
+REPOSITORY = pathlib.Path(__file__).parents[2]
+
+
+def python(program, *arguments, **environment):
+    inherited = {k: v for k, v in os.environ.items() if k not in startup.SETTINGS}
+    return subprocess.run(
+        [sys.executable, "-c", program, *map(str, arguments)],
+        env={**inherited, **environment},
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+
+
+@pytest.mark.slow
+def test_numpy_testing_is_imported_before_mxnet():
+    """It may run a program; Python 3.8 and 3.9 fork for that, and MXNet starts its engine."""
+    done = python(
+        "import sys\n"
+        "class Watch:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'mxnet': print('numpy.testing' in sys.modules)\n"
+        "sys.meta_path.insert(0, Watch())\n"
+        "import gluonpar"
+    )
+    # It is looked for twice before it is imported.
+    assert done.stdout.split()[-1] == "True" and not done.stderr
+
+
+# gluonpar's module that lets MXNet be imported, without the rest of gluonpar.
+MXNET_FIRST = (
+    "import runpy; runpy.run_path('gluonpar/install/compatibility.py')['install']()\n"
+    "import mxnet, warnings\n"
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("before", ["", MXNET_FIRST + "warnings.simplefilter('error')\n"])
+@pytest.mark.parametrize("set_by_user", [None, "7"])
+def test_the_workspace_pool_is_set_unless_the_user_has_set_it(before, set_by_user):
+    """Also early enough: MXNet is imported, and has run no operator."""
+    done = python(
+        before + "import gluonpar, os; print(os.environ['MXNET_CPU_TEMP_COPY'])",
+        **({} if set_by_user is None else {"MXNET_CPU_TEMP_COPY": set_by_user}),
+    )
+    assert done.stdout == f"{set_by_user or 256}\n", done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("settings", "warnings"), [({}, 1), (startup.SETTINGS, 0)])
+def test_after_operators_it_works_and_one_warning_names_what_came_too_late(settings, warnings):
+    done = python(
+        MXNET_FIRST + "import mxnet as mx\n"
+        "mx.random.uniform(shape=(3,)).wait_to_read()\n"
+        "import gluonpar, gluonpar.step\n"
+        "a = [mx.nd.ones((1,), ctx=mx.cpu(i)) for i in range(2)]\n"
+        "gluonpar.allreduce(a)\nprint(a[1].asscalar())",
+        **settings,
+    )
+    assert done.stdout == "2.0\n"
+    assert done.stderr.count("too late for MXNET_CPU_TEMP_COPY=256") == warnings
+    assert warnings or not done.stderr
+
+
+def site(folder, *wheels, body=""):
+    """Put a stand-in for MXNet into ``folder``: the package, and each wheel's metadata."""
+    if wheels:
+        (folder / "mxnet").mkdir()
+        (folder / "mxnet" / "__init__.py").write_text(body)
+    for wheel in wheels:
+        (folder / f"{wheel}-1.9.1.dist-info").mkdir()
+    return folder
+
+
+def import_error(folder, **environment):
+    """Import gluonpar where MXNet and the CUDA wheels can only come from ``folder``."""
+    program = (
+        "import importlib.machinery, sys, sysconfig\n"
+        "sysconfig.get_path = lambda name: sys.argv[1]\n"
+        "class Hide:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'mxnet':\n"
+        "            found = importlib.machinery.PathFinder.find_spec(name, [sys.argv[1]])\n"
+        "            if found is None: raise ModuleNotFoundError('no mxnet', name='mxnet')\n"
+        "            return found\n"
+        "sys.meta_path.insert(0, Hide())\n"
+        "try:\n    import gluonpar\nexcept ImportError as error:\n    print(error)"
+    )
+    done = python(program, folder, **environment)
+    assert done.returncode == 0, "the process ended in the loader"
+    assert done.stdout.count("\n") == 1
+    return done.stdout
+
+
+ABSENT = "raise OSError('{}: cannot open shared object file')"
+BROKEN = {  # __init__.py of the wheel, and words of the message
+    ABSENT.format("libcuda.so.1"): f"pip uninstall -y mxnet-cu112, then {wheels.CPU}",
+    ABSENT.format("libcudart.so.11.0"): "pip install -e '.[cu112]'",
+    ABSENT.format("libquadmath.so.0"): "apt-get install libquadmath0",
+    ABSENT.format("libgfortran.so.3"): "--force-reinstall",  # MXNet's wheel contains it
+    "raise RuntimeError('Not found.\\nCandidates: /a')": "loaded: Not found. Reinstall it",
+    "def broken(:": "invalid syntax",
+    "import graphviz_is_not_here": "install graphviz_is_not_here",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("body", BROKEN)
+def test_an_mxnet_that_cannot_be_imported_is_one_line_with_the_remedy(body, tmp_path):
+    message = import_error(site(tmp_path, "mxnet_cu112", body=body))
+    assert message.startswith("mxnet-cu112 cannot be loaded: ") and BROKEN[body] in message
+
+
+def test_no_mxnet(monkeypatch):
+    monkeypatch.setattr(wheels.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"MXNet 1.9.1 .* pip install --no-deps mxnet==1.9.1"):
+        startup.start()
+
+
+def test_both_wheels(tmp_path):
+    message = import_error(site(tmp_path, "mxnet", "mxnet_cu112"))
+    assert f"mxnet and mxnet-cu112 are both installed in {tmp_path}" in message
+    assert "pip uninstall -y mxnet mxnet-cu112" in message
+
+
+def test_a_truncated_libmxnet_is_an_error_and_does_not_end_the_process(tmp_path):
+    load = "import ctypes; ctypes.CDLL(__path__[0] + '/libmxnet.so')"
+    library = cut(build_library(site(tmp_path, "mxnet", body=load) / "mxnet", "libmxnet.so"))
+    message = import_error(tmp_path)
+    assert f"{library} is damaged: cut off after 5000 of at least" in message
+    assert "pip install --force-reinstall --no-deps mxnet==1.9.1" in message
+
+
+@pytest.mark.slow
+def test_a_truncated_cuda_library_is_an_error_and_does_not_end_the_process(tmp_path):
+    folder = site(tmp_path, "mxnet_cu112") / "nvidia" / "cuda_runtime" / "lib"
+    folder.mkdir(parents=True)
+    library = cut(build_library(folder, "libcudart.so.11.0"))
+    message = import_error(tmp_path, GLUONPAR_CUDA="pypi")
+    assert f"mxnet-cu112 cannot be loaded: {library} is damaged: " in message
+    remedy = "pip install --force-reinstall --no-deps --no-cache-dir nvidia-cuda-runtime-cu11"
+    assert remedy in message
+
+
+def test_packages_whose_names_begin_with_mxnet_are_not_its_wheels(tmp_path, monkeypatch):
+    names = ("mxnet", "mxnet_model_server", "mxnet_cu112", "mxnet_cu92mkl", "mxnet_to_coreml")
+    package = site(tmp_path, *names) / "mxnet"
+    monkeypatch.setattr(wheels, "package", lambda: package)
+    assert wheels.installed() == ["mxnet", "mxnet-cu112", "mxnet-cu92mkl"]
+    monkeypatch.setattr(wheels, "package", lambda: None)
+    assert wheels.installed() == []
+
+
+def test_another_machine_is_an_error_at_once(monkeypatch):
+    monkeypatch.setattr(startup.platform, "machine", lambda: "aarch64")
+    with pytest.raises(ImportError, match=r"x86-64 machine, got aarch64: .*libarmpl_lp64_mp"):
+        startup.start()
