@@ -12,7 +12,7 @@
 #   VENV_PROGRAMS=. folder of the environment of `make test-programs` (default: .venv-programs)
 #   VENV_NUMPY2=... folder of the environment of `make test-numpy2` (default: .venv-numpy2)
 #   LANGUAGE=zh     `make notebook` opens the Chinese notebook
-#   PYTHONS="..."   interpreters for `make test-matrix`: versions such as 3.8, or paths
+#   PYTHONS="..."   interpreters for `make test-matrix`, such as "3.8 3.12" (default: all)
 
 PYTHON ?=
 VENV ?= .venv
@@ -111,9 +111,8 @@ docs: $(VENV)/.docs ## build the documentation into site/; needs Python 3.10
 docs-serve: $(VENV)/.docs ## serve the documentation on a local port, rebuilt on changes
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve
 
-test-matrix: ## run the tests on each installed Python and several NumPys, and test-bare
-	$(or $(PYTHON),python3) tools/test_matrix.py $(if $(PYTHONS),--pythons '$(PYTHONS)') \
-	$(if $(EXTRA),--extra $(EXTRA)) $(ARGS)
+test-matrix: $(VENV)/.nox ## run the quick tests on each installed Python and several NumPys, and test-bare
+	$(BIN)/python -m nox $(if $(PYTHONS),--pythons $(PYTHONS)) $(ARGS)
 	$(if $(PYTHONS)$(ARGS),,$(or $(PYTHON),python3) tools/bare_systems.py)
 
 test-bare: ## run train, test and the notebook's set-up in minimal Debian systems; needs root
@@ -139,13 +138,13 @@ format: $(VENV)/.tests ## sort imports and format, in place
 	$(BIN)/ruff format
 
 clean: ## remove caches, and VENV if make created it
-	rm -f $(VENV)/.runs $(VENV)/.tests $(VENV)/.mpi $(VENV)/.notebook $(VENV)/.docs $(VENV)/.dist
+	rm -f $(VENV)/.runs $(VENV)/.tests $(VENV)/.mpi $(VENV)/.notebook $(VENV)/.docs $(VENV)/.dist $(VENV)/.nox
 	rm -rf .matrix build dist site *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +
 	[ ! -e $(VENV)/.made ] || grep -qx adopted $(VENV)/.made || rm -rf $(VENV)
 
 # Stamp files in VENV, so that a repeated `make` does not call pip: .made (the environment is complete),
-# .runs, .mpi, .tests, .notebook, .docs and .dist (the requirements of these targets are installed).
+# .runs, .mpi, .tests, .notebook, .docs, .dist and .nox (the requirements of these targets are installed).
 # .extra holds the MXNet that was installed, cpu or cu112.
 
 # $(call stale,WANTED,FILE) is FORCE if WANTED is given and FILE does not contain it.
@@ -193,6 +192,10 @@ $(VENV)/.docs: $(VENV)/.made setup.py pyproject.toml
 # `build` installs the build requirements into an environment of its own.
 $(VENV)/.dist: $(VENV)/.made
 	@$(BIN)/python -m pip install --quiet build
+	@touch $@
+
+$(VENV)/.nox: $(VENV)/.tests
+	@$(BIN)/python -m pip install --quiet nox
 	@touch $@
 
 # The tests and the notebook run the book's code with gluonpar. d2l works with newer packages than it pins.

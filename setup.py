@@ -95,7 +95,7 @@ setup(
     package_data={"gluonpar": ["py.typed"]},
     entry_points={"console_scripts": ["gluonpar = gluonpar.__main__:main"]},
     python_requires=">=3.8",
-    install_requires=["numpy>1.16", "tqdm", *MXNET_NEEDS],
+    install_requires=["numpy>1.16", "pooch>=1.6", "tqdm", *MXNET_NEEDS],
     extras_require={
         # Install only one of these two: both contain the directory mxnet/.
         "cpu": [f"mxnet==1.9.1; {NUMPY_1}"],

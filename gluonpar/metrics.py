@@ -20,12 +20,16 @@ from gluonpar.sharding import split_and_load
 _MOST_ARRAYS = 200
 
 
-class Diverged(FloatingPointError):
+class DivergedError(FloatingPointError):
     """The loss is no longer finite; the message names epoch, batch and learning rate."""
 
 
-class ReplicasDiffer(AssertionError):
+class ReplicasDifferError(AssertionError):
     """The copies of a parameter on several devices differ; the message says where."""
+
+
+# Their former names.
+Diverged, ReplicasDiffer = DivergedError, ReplicasDifferError
 
 
 class LossMeter:
@@ -73,7 +77,7 @@ class LossMeter:
     def read(self) -> float:
         """Wait for all batches so far and return their mean loss.
 
-        Raises Diverged, with the first batch whose loss, or the parameters after it, are not
+        Raises DivergedError, with the first batch whose loss, or the parameters after it, are not
         finite, and the device.
         """
         on_devices = [
@@ -89,10 +93,12 @@ class LossMeter:
             if self._check_finite and not math.isfinite(batch_sum):
                 bad = [device for device, value in batch if not math.isfinite(value)]
                 where = f" on {', '.join(bad)}" if bad else ""
-                raise Diverged(f"the loss{where} became {batch_sum} in batch {self.num_batches}")
+                raise DivergedError(
+                    f"the loss{where} became {batch_sum} in batch {self.num_batches}"
+                )
             if checked is not None and not checked.asscalar():
                 update = f"the update after batch {self.num_batches}"
-                raise Diverged(f"the parameters became infinite or NaN in {update}")
+                raise DivergedError(f"the parameters became infinite or NaN in {update}")
             self.total += batch_sum
         self._unread.clear()
         return self.total / max(1, num_samples)
@@ -117,18 +123,18 @@ def all_finite(arrays: Sequence[nd.NDArray]) -> nd.NDArray:
 
 
 def check_identical(copies: Sequence[nd.NDArray], name: str) -> None:
-    """Wait for ``copies`` of the parameter ``name``; raise ReplicasDiffer unless bit-identical."""
+    """Wait for the parameter's ``copies``; raise ReplicasDifferError unless bit-identical."""
     first = copies[0].asnumpy()
     for copy in copies[1:]:
         other = copy.asnumpy()
         if first.tobytes() != other.tobytes():
             furthest = np.abs(first.astype("float64") - other.astype("float64")).max()
             between = f"{copies[0].context} and {copy.context}"
-            raise ReplicasDiffer(f"{name} differs between {between}, by up to {furthest:.3g}")
+            raise ReplicasDifferError(f"{name} differs between {between}, by up to {furthest:.3g}")
 
 
 def check_ranks(arrays: Sequence[nd.NDArray], names: Sequence[str]) -> None:
-    """Wait for ``arrays``; raise ReplicasDiffer unless all processes have the same bits.
+    """Wait for ``arrays``; raise ReplicasDifferError unless all processes have the same bits.
 
     All processes must call it, with as many arrays. ValueError if there is not one name per array.
     """
@@ -136,14 +142,16 @@ def check_ranks(arrays: Sequence[nd.NDArray], names: Sequence[str]) -> None:
     if cluster.size() == 1:
         return
     digests = [hashlib.sha256(array.asnumpy().tobytes()).hexdigest() for array in arrays]
-    first, *others = cluster.gather(digests)
-    for rank, theirs in enumerate(others, 1):
+    first, *rest = cluster.gather(digests)
+    for rank, theirs in enumerate(rest, 1):
         if len(theirs) != len(first):
             got = f"{len(first)} on rank 0 and {len(theirs)} on rank {rank}"
-            raise ReplicasDiffer(f"all ranks must have as many arrays, got {got}")
+            raise ReplicasDifferError(f"all ranks must have as many arrays, got {got}")
         different = [name for name, a, b in zip(names, first, theirs) if a != b]
         if different:
-            raise ReplicasDiffer(f"{', '.join(different)} differ between rank 0 and rank {rank}")
+            raise ReplicasDifferError(
+                f"{', '.join(different)} differ between rank 0 and rank {rank}"
+            )
 
 
 def accuracy(

@@ -27,8 +27,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from test_matrix import ROOT, logged, output_of
-
+ROOT = Path(__file__).resolve().parent.parent
 SYSTEMS = {"bookworm": "Debian 12", "trixie": "Debian 13", "sid": "Debian sid"}
 PACKAGES = "python3,make,git,ca-certificates"
 TARGETS = {"train": "make train", "notebook": "make .venv/.notebook", "test": "make test"}
@@ -75,13 +74,31 @@ class Row(NamedTuple):
         return (self.name, *self.versions, *results, f"{self.seconds:.0f}")
 
 
+def output_of(*command: str) -> str:
+    """Return what a program prints, or '' if it is missing or fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    except OSError:
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def logged(command: list[str], log: Path) -> int:
+    """Run a command in the repository, append its output to ``log``; return its exit status."""
+    outer_make = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")
+    env = {name: value for name, value in os.environ.items() if name not in outer_make}
+    with log.open("ab") as out:
+        streams = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": subprocess.STDOUT}
+        return subprocess.run(command, cwd=ROOT, env=env, **streams).returncode
+
+
 def mirror() -> str:
     """Return the address of the Debian mirror that apt uses here."""
     wanted = ("Created-By: Packages", "Origin: Debian", "Label: Debian", "Component: main")
-    found = output_of("apt-get", "indextargets", "--format", "$(REPO_URI)", *wanted).split()
-    if not found:
+    mirrors = output_of("apt-get", "indextargets", "--format", "$(REPO_URI)", *wanted).split()
+    if not mirrors:
         raise SystemExit("bare_systems: apt-get names no Debian mirror; see `apt-get indextargets`")
-    return found[0]
+    return mirrors[0]
 
 
 def make_system(suite: str, system: Path, log: Path) -> bool:
@@ -133,8 +150,8 @@ def run(suite: str, folder: Path, keep: bool) -> Row:
             words = ": ".join(filter(None, ["FAILED" if failed else "passed", ", ".join(numbers)]))
             results[target] = f"{words} ({time.monotonic() - began:.0f} s)"
             print(f"  {command}: {results[target]}; {log}", flush=True)
-        found = output_of(*enter(system, f'.venv/bin/python -c "{VERSIONS}"')).split()
-        versions = (*found, "", "")[:2]
+        printed = output_of(*enter(system, f'.venv/bin/python -c "{VERSIONS}"')).split()
+        versions = (*printed, "", "")[:2]
     else:
         print(f"  the system could not be made; {log}", flush=True)
     if not keep:

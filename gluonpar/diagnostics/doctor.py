@@ -431,9 +431,9 @@ def shared_memory(folder: str = "/dev/shm") -> Iterator[Described]:
 
 def data() -> Iterator[Described]:
     """Where the first folder with all of Fashion-MNIST is; nothing is downloaded."""
-    from gluonpar.training.data import fashion_mnist, locate
+    from gluonpar.training.data import fashion_mnist
 
-    folders = locate.folders()
+    folders = fashion_mnist.folders()
     for folder, origin in folders.items():
         if not fashion_mnist.missing(folder):
             _, edition = fashion_mnist.read_folder(folder)

@@ -92,28 +92,6 @@ def load(name: str, site: pathlib.Path | None = None) -> list[pathlib.Path]:
     return paths
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of CUDA's runtime, cuDNN and NCCL, if the process has loaded them."""
-    found, number = {}, ctypes.c_int()
-    cuda, cudnn, nccl = map(_loaded, ("libcudart.so.11.0", "libcudnn.so.8", "libnccl.so.2"))
-    if cuda and cuda.cudaRuntimeGetVersion(ctypes.byref(number)) == 0:  # such as 11080
-        found["CUDA"] = f"{number.value // 1000}.{number.value % 1000 // 10}"
-    if cudnn:  # such as 8906
-        major, rest = divmod(cudnn.cudnnGetVersion(), 1000)
-        found["cuDNN"] = f"{major}.{rest // 100}.{rest % 100}"
-    if nccl and nccl.ncclGetVersion(ctypes.byref(number)) == 0:  # such as 21005, from 2.9 on
-        major, rest = divmod(number.value, 10000)
-        found["NCCL"] = f"{major}.{rest // 100}.{rest % 100}"
-    return found
-
-
-def _loaded(name: str) -> ctypes.CDLL | None:
-    try:
-        return ctypes.CDLL(name, mode=os.RTLD_NOLOAD)
-    except OSError:
-        return None
-
-
 def compiler_version() -> tuple[int, int]:
     """Return the version of CUDA that the compiler NVRTC is of, e.g. (11, 8); errors as load().
 

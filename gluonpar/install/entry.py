@@ -18,10 +18,6 @@ import sys
 
 NEED_MXNET = ("train", "bench", "verify")  # commands; others, such as doctor, do without
 
-# cuBLAS and cuDNN may round the factors of float32 products to TF32, with 11 significant bits, on
-# GPUs of compute capability 8.0 and later. Comparisons need float32; training is faster without.
-FLOAT32 = {"NVIDIA_TF32_OVERRIDE": "0"}
-
 BAD_REQUEST, INTERRUPTED, BROKEN_PIPE = 2, 130, 141  # exit codes of all commands
 
 
@@ -37,15 +33,15 @@ def skip_init(*packages: str) -> None:
 def without_mxnet() -> bool:
     """Return whether this process is the command ``gluonpar``, and its arguments need no MXNet.
 
-    Then the current folder is removed from ``sys.path``: its files could shadow modules. For
-    ``verify``, :data:`FLOAT32` is set; the benchmarks of ``verify --report`` run without it, and
-    its self test in a process of its own.
+    Then the current folder is removed from ``sys.path``: its files could shadow modules.
     """
     name = command(sys.argv, _command_line())
     if name is None or name in NEED_MXNET:
         if name == "verify" and not any(word.startswith("--r") for word in sys.argv):
-            for variable, value in FLOAT32.items():
-                os.environ.setdefault(variable, value)
+            # On GPUs of compute capability 8.0 and later cuBLAS and cuDNN may round the factors of
+            # float32 products to TF32, with 11 significant bits. Comparisons need float32. With
+            # --report each command has a process of its own, and only this one sets it there.
+            os.environ.setdefault("NVIDIA_TF32_OVERRIDE", "0")
         return False
     try:
         current_folder = os.getcwd()

@@ -20,13 +20,11 @@ from gluonpar.training.workloads import Workload
 
 # Fields that a resumed run must share with its checkpoint; the others may change.
 _FIXED = ("model", "batch_size", "seed", "dataset", "limit", "optimizer", "momentum", "wd")
-_LATER = {"optimizer": "sgd", "momentum": 0.0, "wd": 0.0}  # older checkpoints lack them
 
-# After epoch 1, and within epoch 2; formerly "lenet-at-0002-000000.npz" and "...-000120.npz".
-_NAMES = re.compile(r"(.*)-(?:epoch-(\d+)(?:-batch-(\d+))?|at-(\d+)-(\d+))\.npz")
+_NAME = re.compile(r".*-epoch-(\d+)(?:-batch-(\d+))?\.npz")
 
 
-class CannotResume(ValueError):
+class ResumeError(ValueError):
     """A checkpoint that cannot be resumed, or a folder that has the checkpoints of another run."""
 
 
@@ -53,7 +51,7 @@ class Checkpointer:
     ) -> tuple[pathlib.Path, Progress] | None:
         """Load the checkpoint that the configuration names, if any, into the arguments.
 
-        Returns its file and progress. Raises CannotResume if it cannot be loaded or is of another
+        Returns its file and progress. Raises ResumeError if it cannot be loaded or is of another
         run, or if the folder has later checkpoints.
         """
         config, folder = self._configuration, self._folder
@@ -62,7 +60,7 @@ class Checkpointer:
             progress = self._load(path, workload, shuffle) if path else Progress()
             cluster.together(lambda: self._prepare_folder(progress))
         except ValueError as error:
-            raise CannotResume(str(error)) from error
+            raise ResumeError(str(error)) from error
         return (path, progress) if path else None
 
     def save(self, workload: Workload, shuffle: np.random.RandomState, progress: Progress) -> None:
@@ -123,7 +121,7 @@ class Checkpointer:
 
 
 def check_resume(configuration: Configuration, folder: pathlib.Path | None) -> None:
-    """Raise CannotResume if the checkpoint to resume is missing, damaged or of other options.
+    """Raise ResumeError if the checkpoint to resume is missing, damaged or of other options.
 
     It is read without loading it: before the data are.
     """
@@ -133,10 +131,10 @@ def check_resume(configuration: Configuration, folder: pathlib.Path | None) -> N
             return
         content = files.read(path, "checkpoint")
         notes = sealed_npz.unpack(content, lambda header, _: dict(header["notes"]), path)
-        here = {name: getattr(configuration, name) for name in _FIXED}
-        _check_same_run(path, _parse(path, notes)[1], here)
+        given = {name: getattr(configuration, name) for name in _FIXED}
+        _check_same_run(path, _parse(path, notes)[1], given)
     except ValueError as error:
-        raise CannotResume(str(error)) from error
+        raise ResumeError(str(error)) from error
 
 
 def path_to_resume(
@@ -152,10 +150,12 @@ def path_to_resume(
     path = pathlib.Path(resume) if resume else folder
     if not os.path.isdir(path):
         return path
-    found, model = _checkpoints(path, configuration.model), configuration.model
-    if not found and resume:
-        raise ValueError(f"{path} has no checkpoint of {model}: to start anew, omit resume")
-    return found[-1] if found else None
+    paths = _checkpoints(path, configuration.model)
+    if not paths and resume:
+        raise ValueError(
+            f"{path} has no checkpoint of {configuration.model}: to start anew, omit resume"
+        )
+    return paths[-1] if paths else None
 
 
 def _checkpoints(folder: pathlib.Path, model: str) -> list[pathlib.Path]:
@@ -166,37 +166,33 @@ def _checkpoints(folder: pathlib.Path, model: str) -> list[pathlib.Path]:
 def _place(path: pathlib.Path) -> tuple[int, ...]:
     """Return from a checkpoint's name the epoch to continue in, and its batches that are done.
 
-    >>> [_place(pathlib.Path(f"lenet-{name}.npz")) for name in ("epoch-0001", "at-0002-000000")]
-    [(2, 0), (2, 0)]
-    >>> _place(pathlib.Path("lenet-epoch-0002-batch-000120.npz")), _place(pathlib.Path("a.npz"))
-    ((2, 120), ())
+    >>> names = ("lenet-epoch-0001.npz", "lenet-epoch-0002-batch-000120.npz", "a.npz")
+    >>> [_place(pathlib.Path(name)) for name in names]
+    [(2, 0), (2, 120), ()]
     """
-    found = _NAMES.fullmatch(path.name)
-    if not found:
+    match = _NAME.fullmatch(path.name)
+    if not match:
         return ()
-    _, epoch, batch, former_epoch, former_batch = found.groups()
-    if former_epoch:
-        return int(former_epoch), int(former_batch)
+    epoch, batch = match.groups()
     return (int(epoch), int(batch)) if batch else (int(epoch) + 1, 0)
 
 
 def _parse(path: pathlib.Path, notes: dict[str, Any]) -> tuple[Progress, dict[str, Any]]:
     """Return progress and identity of a run from the notes of its checkpoint."""
     try:
-        lr = float(notes.get("lr", notes["configuration"]["lr"]))
-        history = [Epoch(**{"lr": lr, **results}) for results in notes["history"]]
+        lr, history = float(notes["lr"]), [Epoch(**results) for results in notes["history"]]
         sums = float(notes["loss_sum"]), float(notes["seconds"])
         progress = Progress(int(notes["epoch"]), int(notes["batch"]), *sums, history, lr)
-        return progress, {**_LATER, **notes["run"]}
+        return progress, dict(notes["run"])
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is not a checkpoint of a training run: {error}") from error
 
 
-def _check_same_run(path: pathlib.Path, there: dict[str, Any], here: dict[str, Any]) -> None:
+def _check_same_run(path: pathlib.Path, saved: dict[str, Any], given: dict[str, Any]) -> None:
     differences = [
-        f"{name} was {there.get(name)} and is now {value}"
-        for name, value in here.items()
-        if value != there.get(name)
+        f"{name} was {saved.get(name)} and is now {value}"
+        for name, value in given.items()
+        if value != saved.get(name)
     ]
     if differences:
         raise ValueError(f"{path} is a checkpoint of another run: {'; '.join(differences)}")

@@ -18,9 +18,8 @@ from gluonpar.install import entry, memory_limits
 from gluonpar.install.entry import BAD_REQUEST, BROKEN_PIPE, INTERRUPTED
 from gluonpar.install.version import __version__
 from gluonpar.runtime import devices
-from gluonpar.training import optimization
-from gluonpar.training.checkpointing import CannotResume
-from gluonpar.training.configuration import Configuration
+from gluonpar.training.checkpointing import ResumeError
+from gluonpar.training.configuration import SCHEDULES, Configuration, optimizer_names
 from gluonpar.training.console import Console
 from gluonpar.training.data import dataset
 from gluonpar.training.run import Run
@@ -72,8 +71,10 @@ def main(
         cluster.size()  # joins the other processes
     except (ImportError, RuntimeError, ValueError, MemoryError) as error:
         short = memory_limits.shortage(error)
-        text = str(error) if short is None else f"out of memory: {short} ({memory_limits.limits()})"
-        _print(prog, f"error: {text}")
+        reason = str(error)
+        if short is not None:
+            reason = f"out of memory: {short} ({memory_limits.limits()})"
+        _print(prog, f"error: {reason}")
         return BAD_REQUEST if short is None else OUT_OF_MEMORY
     run = None
     try:
@@ -91,7 +92,9 @@ def main(
             _print(prog, f"ended by SIGTERM; {saved}")
         return TERMINATED
     except Exception as error:
-        unmet = (ValueError, FileNotFoundError) if run is None else (CannotResume, metrics.Diverged)
+        unmet = (
+            (ValueError, FileNotFoundError) if run is None else (ResumeError, metrics.DivergedError)
+        )
         if isinstance(error, unmet):
             if cluster.is_main():
                 _print(prog, f"error: {error}")
@@ -131,44 +134,44 @@ def parser(prog: str | None, model: str | None, about: str) -> argparse.Argument
 
     add = made.add_argument_group("devices").add_argument
     add("--num-gpus", type=int, metavar="K", help="train on K GPUs, or K CPU devices without GPUs")
-    text = "use the GPUs with these ids, such as 0,2"
-    add("--gpus", type=_list_of(int), metavar="IDS", help=text)
-    text = "gpu: GPUs or an error; cpu: CPU devices; auto: see --num-gpus (%(default)s)"
-    add("--device", choices=devices.KINDS, help=text)
-    text = "the devices' relative speeds, such as 1,2; shards are proportional to them"
-    add("--weights", type=_list_of(float), metavar="W,W", help=text)
+    help_ = "use the GPUs with these ids, such as 0,2"
+    add("--gpus", type=_list_of(int), metavar="IDS", help=help_)
+    help_ = "gpu: GPUs or an error; cpu: CPU devices; auto: see --num-gpus (%(default)s)"
+    add("--device", choices=devices.KINDS, help=help_)
+    help_ = "the devices' relative speeds, such as 1,2; shards are proportional to them"
+    add("--weights", type=_list_of(float), metavar="W,W", help=help_)
     names = ", ".join(collectives.ALGORITHMS)
-    text = f"the all-reduce: one of {names} (chosen)"
-    add("--algorithm", "--allreduce", dest="algorithm", metavar="NAME", help=text)
+    help_ = f"the all-reduce: one of {names} (chosen)"
+    add("--algorithm", "--allreduce", dest="algorithm", metavar="NAME", help=help_)
 
     add = made.add_argument_group("training").add_argument
-    text = "samples per step, on all devices (%(default)s)"
-    add("--batch-size", type=int, metavar="N", help=text)
-    text = "passes over the training images (%(default)s)"
-    add("--epochs", "--num-epochs", dest="num_epochs", type=int, metavar="N", help=text)
+    help_ = "samples per step, on all devices (%(default)s)"
+    add("--batch-size", type=int, metavar="N", help=help_)
+    help_ = "passes over the training images (%(default)s)"
+    add("--epochs", "--num-epochs", dest="num_epochs", type=int, metavar="N", help=help_)
     add("--seed", type=int, help="of the initial parameters and the shuffling (%(default)s)")
-    text = "on GPUs too, runs of one seed end with the same bits; slower there"
-    add("--deterministic", action="store_true", help=text)
-    text = "go on when the loss or a parameter becomes infinite or NaN"
-    add("--no-check-finite", dest="check_finite", action="store_false", help=text)
+    help_ = "on GPUs too, runs of one seed end with the same bits; slower there"
+    add("--deterministic", action="store_true", help=help_)
+    help_ = "go on when the loss or a parameter becomes infinite or NaN"
+    add("--no-check-finite", dest="check_finite", action="store_false", help=help_)
 
-    text = "stop after N epochs without a better test accuracy"
-    add("--early-stop", type=int, metavar="N", help=text)
+    help_ = "stop after N epochs without a better test accuracy"
+    add("--early-stop", type=int, metavar="N", help=help_)
 
     add = made.add_argument_group("optimizer").add_argument
-    text = f"one of MXNet's: {', '.join(optimization.names())} (%(default)s)"
-    add("--optimizer", metavar="NAME", help=text)
-    text = "learning rate (0.2, resnet18 0.1; MXNet's own for other optimizers than sgd)"
-    add("--lr", type=float, help=text)
+    help_ = f"one of MXNet's: {', '.join(optimizer_names())} (%(default)s)"
+    add("--optimizer", metavar="NAME", help=help_)
+    help_ = "learning rate (0.2, resnet18 0.1; MXNet's own for other optimizers than sgd)"
+    add("--lr", type=float, help=help_)
     add("--momentum", type=float, metavar="M", help="of sgd, nag, ... (the optimizer's own)")
     add("--wd", type=float, metavar="W", help="weight decay (%(default)g)")
-    text = "how the learning rate changes from step to step (%(default)s)"
-    add("--lr-schedule", choices=optimization.SCHEDULES, help=text)
-    text = "step: the epochs after which it is multiplied by --lr-factor, such as 2,3"
-    add("--lr-steps", type=_list_of(int), metavar="E,E", help=text)
+    help_ = "how the learning rate changes from step to step (%(default)s)"
+    add("--lr-schedule", choices=SCHEDULES, help=help_)
+    help_ = "step: the epochs after which it is multiplied by --lr-factor, such as 2,3"
+    add("--lr-steps", type=_list_of(int), metavar="E,E", help=help_)
     add("--lr-factor", type=float, metavar="F", help="step: the factor (%(default)g)")
-    text = "raise the learning rate linearly from 0 in the first X epochs, such as 0.5"
-    add("--warmup-epochs", type=float, metavar="X", help=text)
+    help_ = "raise the learning rate linearly from 0 in the first X epochs, such as 0.5"
+    add("--warmup-epochs", type=float, metavar="X", help=help_)
 
     add = made.add_argument_group("data").add_argument
     add("--dataset", choices=dataset.NAMES, help="synthetic needs no files (%(default)s)")
@@ -177,21 +180,21 @@ def parser(prog: str | None, model: str | None, about: str) -> argparse.Argument
 
     add = made.add_argument_group("output").add_argument
     add("--log-interval", type=int, metavar="N", help="print the loss every N batches")
-    text = "save the parameters of every epoch, and checkpoints, in this folder"
-    add("--save-dir", metavar="DIR", help=text)
+    help_ = "save the parameters of every epoch, and checkpoints, in this folder"
+    add("--save-dir", metavar="DIR", help=help_)
     add("--save-every", type=int, metavar="N", help="also save a checkpoint every N batches")
     add("--keep", type=int, metavar="N", help="keep the last N checkpoints (%(default)s)")
-    text = (
+    help_ = (
         "continue from this checkpoint, or the newest in this folder or, without it, in --save-dir"
     )
-    add("--resume", nargs="?", const="", metavar="FILE|DIR", help=text)
-    text = "save every epoch's network in --save-dir as ONNX, too; needs the package onnx"
-    add("--onnx", action="store_true", help=text)
+    add("--resume", nargs="?", const="", metavar="FILE|DIR", help=help_)
+    help_ = "save every epoch's network in --save-dir as ONNX, too; needs the package onnx"
+    add("--onnx", action="store_true", help=help_)
     add("--plot", metavar="FILE.png", help="plot loss, test accuracy and images/s over epochs")
-    text = "write a table of the epochs, complete after each: time, loss, accuracy, lr"
-    add("--history", metavar="FILE.csv|.json", help=text)
-    text = "write these figures for TensorBoard; needs the package tensorboardX"
-    add("--tensorboard", metavar="DIR", help=text)
+    help_ = "write a table of the epochs, complete after each: time, loss, accuracy, lr"
+    add("--history", metavar="FILE.csv|.json", help=help_)
+    help_ = "write these figures for TensorBoard; needs the package tensorboardX"
+    add("--tensorboard", metavar="DIR", help=help_)
     add("--profile", action="store_true", help="print where a step's time goes, in the first epoch")
     add("--trace", metavar="FILE.json", help="write these steps for ui.perfetto.dev")
     add("--dry-run", action="store_true", help="check everything and take one step; save nothing")
@@ -211,19 +214,19 @@ def _list_of(kind: Callable) -> Callable[[str], tuple]:
     return parse
 
 
-def _print(prog: str, text: str) -> None:
+def _print(prog: str, message: str) -> None:
     if sys.stderr is not None:  # it was not closed
-        print(f"{prog}: {text}", file=sys.stderr, flush=True)
+        print(f"{prog}: {message}", file=sys.stderr, flush=True)
 
 
 def _interrupted(prog: str, run: Run | None, save_dir: str | None) -> int:
     saved = [*run.kept, *map(str, run.checkpointer.paths())] if run else []
-    what = f"saved: {', '.join(saved)}" if saved else "nothing was saved"
+    outcome = f"saved: {', '.join(saved)}" if saved else "nothing was saved"
     if not saved and not save_dir:
-        what += " (--save-dir DIR saves each epoch)"
+        outcome += " (--save-dir DIR saves each epoch)"
     if cluster.is_main():
         print(file=sys.stderr or io.StringIO())  # ends the line of the progress bar
-        _print(prog, f"interrupted; {what}")
+        _print(prog, f"interrupted; {outcome}")
     cluster.abort("was interrupted")
     return INTERRUPTED
 
@@ -233,10 +236,10 @@ def _how_to_resume(run: Run | None) -> str:
     return f"--resume continues from {paths[-1]}" if paths else ""
 
 
-def _leave(what: str, prog: str, run: Run | None, code: int) -> None:
+def _leave(reason: str, prog: str, run: Run | None, code: int) -> None:
     """End the process with one line that says what happened, and how to resume."""
-    text = "; ".join(filter(None, [what, _how_to_resume(run)]))
-    cluster.abort(f"failed: {text}" if code == FAILED else f"ran {text}")
-    _print(prog, f"error: {text}")
+    message = "; ".join(filter(None, [reason, _how_to_resume(run)]))
+    cluster.abort(f"failed: {message}" if code == FAILED else f"ran {message}")
+    _print(prog, f"error: {message}")
     (sys.stdout or io.StringIO()).flush()
     os._exit(code)  # at exit MXNet might wait for ever, or abort

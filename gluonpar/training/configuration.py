@@ -1,14 +1,33 @@
-"""The options of a run, and which values they may have."""
+"""The options of a run, which values they may have, and what they say about the optimizer."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Any, Callable
+
+import mxnet as mx
 
 from gluonpar import collectives
 from gluonpar.checkpoint import onnx_export
 from gluonpar.step import check_lr
-from gluonpar.training import optimization
 from gluonpar.training.workloads import WORKLOADS
+
+SCHEDULES = ("constant", "step", "cosine")
+
+# Registered, but no use here: MXNet's Adamax divides 0 by 0 where a gradient has always been 0,
+# GroupAdaGrad takes matrices only, and "test" is of MXNet's own tests.
+_EXCLUDED = ("adamax", "groupadagrad", "test")
+
+
+def optimizer_names() -> list[str]:
+    """Return the names of MXNet's registered optimizers that can train these models."""
+    return sorted({*mx.optimizer.Optimizer.opt_registry} - {*_EXCLUDED})
+
+
+def default_momentum(optimizer: str) -> float | None:
+    """Return the momentum that an optimizer of MXNet has by default; None: it takes none."""
+    return getattr(mx.optimizer.create(optimizer), "momentum", None)
 
 
 @dataclass(frozen=True)
@@ -65,21 +84,60 @@ class Configuration:
         collectives.check_algorithm(self.algorithm, ())
         if self.model not in WORKLOADS:
             raise ValueError(f"model must be one of {', '.join(WORKLOADS)}, got {self.model!r}")
-        if self.optimizer not in optimization.names():
-            known = ", ".join(optimization.names())
+        if self.optimizer not in optimizer_names():
+            known = ", ".join(optimizer_names())
             raise ValueError(f"optimizer must be one of {known}, got {self.optimizer!r}")
         if self.lr is None:
-            plain, name = self.optimizer == "sgd", self.optimizer
-            own = WORKLOADS[self.model].default_lr if plain else optimization.default_lr(name)
-            object.__setattr__(self, "lr", own)
+            default = float(mx.optimizer.create(self.optimizer).learning_rate)
+            if self.optimizer == "sgd":
+                default = WORKLOADS[self.model].default_lr
+            object.__setattr__(self, "lr", default)
         check_lr(self.lr)
         if self.momentum is None:
-            object.__setattr__(self, "momentum", optimization.default_momentum(self.optimizer))
-        optimization.check(self)
-        paths = {name: "a file" for name in ("plot", "history", "trace")}
-        for name, what in {**paths, "save_dir": "a folder", "tensorboard": "a folder"}.items():
+            object.__setattr__(self, "momentum", default_momentum(self.optimizer))
+        self._check_optimizer()
+        self._check_schedule()
+        self._check_files()
+
+    def _check_optimizer(self) -> None:
+        if not 0 <= self.wd < math.inf:
+            raise ValueError(f"wd must be a finite number of at least 0, got {self.wd}")
+        if self.momentum is not None and not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must be at least 0 and less than 1, got {self.momentum}")
+        takers = [name for name in optimizer_names() if default_momentum(name) is not None]
+        takers.remove("dcasgd")  # its update fails in MXNet 1.9.1 if it has a momentum
+        if self.momentum and self.optimizer not in takers:
+            raise ValueError(
+                f"momentum={self.momentum:g}, but optimizer {self.optimizer} takes none; these do: "
+                f"{', '.join(takers)}"
+            )
+
+    def _check_schedule(self) -> None:
+        if self.lr_schedule not in SCHEDULES:
+            known = ", ".join(SCHEDULES)
+            raise ValueError(f"lr_schedule must be one of {known}, got {self.lr_schedule!r}")
+        if (self.lr_schedule == "step") != (self.lr_steps is not None):
+            raise ValueError(
+                "lr_schedule='step' and lr_steps, the epochs after which the learning rate falls, "
+                f"need each other; got lr_schedule={self.lr_schedule!r}, lr_steps={self.lr_steps}"
+            )
+        steps = list(self.lr_steps or ())
+        if steps != sorted({*steps}) or not all(isinstance(s, int) and s >= 1 for s in steps):
+            raise ValueError(
+                f"lr_steps must be increasing numbers of epochs, such as 2,3, got {steps}"
+            )
+        if not 0 < self.lr_factor < 1:
+            raise ValueError(f"lr_factor must be between 0 and 1, got {self.lr_factor}")
+        if not 0 <= self.warmup_epochs < self.num_epochs:
+            raise ValueError(
+                f"warmup_epochs must be at least 0 and less than num_epochs={self.num_epochs}, got "
+                f"{self.warmup_epochs}"
+            )
+
+    def _check_files(self) -> None:
+        for name in ("plot", "history", "trace", "save_dir", "tensorboard"):
             if getattr(self, name) == "":
-                raise ValueError(f"{name} must name {what}, got ''")
+                raise ValueError(f"{name} must name a file or folder, got ''")
         if self.save_dir is None:
             if self.save_every is not None or self.onnx:
                 option = "onnx" if self.onnx else "save_every"
@@ -91,3 +149,52 @@ class Configuration:
                 onnx_export.check_onnx()
             except ImportError as error:
                 raise ValueError(f"onnx files cannot be written: {error}") from error
+
+    def optimizer_arguments(self) -> dict[str, Any]:
+        """Return the optimizer's arguments: the learning rate and what is not MXNet's default."""
+        defaults = {"momentum": default_momentum(self.optimizer), "wd": 0}
+        changed = {k: getattr(self, k) for k, v in defaults.items() if getattr(self, k) != v}
+        return {"learning_rate": self.lr, **changed}
+
+    def learning_rates(self, num_batches: int) -> Callable[[int], float]:
+        """Return a function from the number of an update to its learning rate.
+
+        Update n of N, from 1, with W of them in ``warmup_epochs``, has the learning rate
+
+        - ``lr * n / W`` if n < W; and from there on
+        - 'constant': ``lr``;
+        - 'step': ``lr * lr_factor ** k`` after k of the epochs in ``lr_steps``;
+        - 'cosine': ``lr * (1 + cos(pi * (n - W) / (N + 1 - W))) / 2``, which ends just above 0.
+
+        These are the values of ``mx.lr_scheduler``, whose objects change when they are called.
+        """
+        num_updates = num_batches * self.num_epochs
+        warmup = round(self.warmup_epochs * num_batches)
+
+        def learning_rate(n: int) -> float:
+            if n < warmup:
+                return self.lr * n / warmup
+            if self.lr_schedule == "step":
+                return self.lr * self.lr_factor ** sum(n > e * num_batches for e in self.lr_steps)
+            if self.lr_schedule == "cosine":
+                done = min(1.0, (n - warmup) / (num_updates + 1 - warmup))
+                return self.lr * (1 + math.cos(math.pi * done)) / 2
+            return self.lr
+
+        return learning_rate
+
+    def describe_training(self) -> str:
+        """Return optimizer and learning rate in words, such as "adam, lr 0.001, cosine"."""
+        momentum = self.momentum != default_momentum(self.optimizer)
+        steps = ", ".join(map(str, self.lr_steps or ()))
+        step = f"times {self.lr_factor:g} after epoch{'s' * (len(steps) > 1)} {steps}"
+        warmup = f"{self.warmup_epochs:g} epoch{'s' * (self.warmup_epochs != 1)}"
+        parts = [
+            self.optimizer if self.optimizer != "sgd" else "",
+            f"lr {self.lr:g}",
+            {"constant": "", "step": step, "cosine": "cosine"}[self.lr_schedule],
+            f"warm-up of {warmup}" if self.warmup_epochs else "",
+            f"momentum {self.momentum:g}" if momentum else "",
+            f"wd {self.wd:g}" if self.wd else "",
+        ]
+        return ", ".join(filter(None, parts))

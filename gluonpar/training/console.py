@@ -43,8 +43,8 @@ class Console:
 
     def header(self, version: str, rows: dict[str, str]) -> None:
         """Print the versions, then one line for each of ``rows``."""
-        others = f"mxnet {mx.__version__}, numpy {np.__version__}"
-        self.line(f"gluonpar {version}, {others}, python {platform.python_version()}")
+        packages = f"mxnet {mx.__version__}, numpy {np.__version__}"
+        self.line(f"gluonpar {version}, {packages}, python {platform.python_version()}")
         for name, value in rows.items():
             self.line(f"{name}: {value}")
 

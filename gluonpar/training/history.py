@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import csv
-import html
 import io
 import json
-import math
 import pathlib
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from typing import Sequence
 
 import mxnet as mx
 
 from gluonpar.checkpoint import files
+
+HISTORY_SUFFIXES = (".csv", ".json")
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,7 @@ class Epoch:
 
 @dataclass(repr=False)
 class History:
-    """Results of a run. ``params`` are the trained parameters on the first context of ``ctx``.
-
-    Jupyter shows it as a table of the epochs.
-    """
+    """Results of a run. ``params`` are the trained parameters on the first context of ``ctx``."""
 
     ctx: Sequence[mx.Context]
     epochs: list[Epoch] = field(default_factory=list)
@@ -53,35 +50,24 @@ class History:
         reached = f", test accuracy {self.epochs[-1].test_accuracy:.4f}" if self.epochs else ""
         return f"<History of {self.model}: {number} on {list(self.ctx)}{reached}>"
 
-    def _repr_html_(self) -> str:
-        names = [field.name for field in fields(Epoch)]
-        formats = ("d", ".1f", ".3f", ".4f", ".0f", "g")  # of the fields in this order
-        rows = [
-            [format(getattr(epoch, name), f) for name, f in zip(names, formats)]
-            for epoch in (replace(e, lr=math.nan if e.lr is None else e.lr) for e in self.epochs)
-        ]
-        lines = [_html_row("th", [name.replace("_", " ") for name in names])]
-        lines += [_html_row("td", row) for row in rows]
-        return f"<p>{html.escape(repr(self)[1:-1])}</p><table>{''.join(lines)}</table>"
-
     def save(self, path: str) -> None:
         """Write the epochs to ``path``, whole or not at all: as .csv, or .json, a list of objects.
 
         The columns are the fields of :class:`Epoch`. Raises OSError if the file system refuses, and
         ValueError for another suffix.
         """
-        check_history_suffix(path)
-        rows, text = [asdict(epoch) for epoch in self.epochs], io.StringIO()
-        if _suffix(path) == ".json":
-            json.dump(rows, text, indent=1)
-            text.write("\n")
+        _check_suffix(path, "a history", HISTORY_SUFFIXES)
+        rows, content = [asdict(epoch) for epoch in self.epochs], io.StringIO()
+        if pathlib.Path(path).suffix.lower() == ".json":
+            json.dump(rows, content, indent=1)
+            content.write("\n")
         else:
             names = [field.name for field in fields(Epoch)]
-            table = csv.DictWriter(text, names, lineterminator="\n")
+            table = csv.DictWriter(content, names, lineterminator="\n")
             table.writeheader()
             table.writerows(rows)
         with files.atomic_write(path) as file:
-            file.write(text.getvalue().encode())
+            file.write(content.getvalue().encode())
 
     def plot(self, path: str) -> None:
         """Plot loss, test accuracy and images/s over epochs to the image file ``path``."""
@@ -99,31 +85,18 @@ class History:
             axes.grid(alpha=0.3)
         figure.axes[-1].set_ylim(bottom=0)
         figure.suptitle(f"{self.model} on {list(self.ctx)}")
-        figure.savefig(path, dpi=120)
+        with files.atomic_write(path) as file:
+            figure.savefig(file, dpi=120, format=pathlib.Path(path).suffix[1:].lower())
 
 
-def check_history_suffix(path: str) -> None:
-    """Raise ValueError unless the suffix of ``path`` is one that :meth:`History.save` writes."""
-    if _suffix(path) not in (".csv", ".json"):
-        raise ValueError(f"cannot write a history to {path}: its suffix must be .csv or .json")
-
-
-def check_history(path: str) -> None:
-    """Raise ValueError if :meth:`History.save` could not write to ``path``."""
-    check_history_suffix(path)
+def check_file(path: str, content: str, suffixes: Sequence[str] = ()) -> None:
+    """Raise ValueError unless ``content``, such as a trace, can be written to ``path``."""
+    _check_suffix(path, content, suffixes)
     try:
         files.check_replaceable(path)
     except (OSError, ValueError) as error:
         reason = f"{getattr(error, 'strerror', error)}; give a file in an existing folder"
-        raise ValueError(f"cannot write a history to {path}: {reason}") from error
-
-
-def _suffix(path: str) -> str:
-    return pathlib.Path(path).suffix.lower()
-
-
-def _html_row(tag: str, cells: Sequence[str]) -> str:
-    return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
+        raise ValueError(f"cannot write {content} to {path}: {reason}") from error
 
 
 def check_plot(path: str) -> None:
@@ -132,13 +105,14 @@ def check_plot(path: str) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
     except ImportError as error:
         raise ValueError(f"plot needs matplotlib: {error}; pip install matplotlib") from error
-    kinds = FigureCanvasAgg.get_supported_filetypes()
-    if pathlib.Path(path).suffix[1:].lower() not in kinds:
-        raise ValueError(f"cannot plot to {path}: its suffix must be one of {', '.join(kinds)}")
-    try:
-        files.check_writable(path)
-    except OSError as error:
-        raise ValueError(f"cannot plot to {path}: {error.strerror}; give another file") from error
+    suffixes = [f".{kind}" for kind in FigureCanvasAgg.get_supported_filetypes()]
+    check_file(path, "a plot", suffixes)
+
+
+def _check_suffix(path: str, content: str, suffixes: Sequence[str]) -> None:
+    if suffixes and pathlib.Path(path).suffix.lower() not in suffixes:
+        expected = f"its suffix must be one of {', '.join(suffixes)}"
+        raise ValueError(f"cannot write {content} to {path}: {expected}")
 
 
 @dataclass

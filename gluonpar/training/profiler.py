@@ -18,7 +18,7 @@ from gluonpar.checkpoint import files
 from gluonpar.runtime import memory, threads
 from gluonpar.runtime.devices import as_list
 from gluonpar.training import timeline
-from gluonpar.training.timeline import DATA, EXCHANGE, UPDATE, Span, Timeline
+from gluonpar.training.timeline import DATA, Span, Timeline
 
 WARM_UP = 5  # steps before the window: the first steps allocate, trace and start threads
 NUM_STEPS = 20  # in the window: enough for a mean, few enough to look at in a trace
@@ -29,13 +29,13 @@ class Profiler:
 
     Call :meth:`step` at the end of each step. The window of these steps, which may end earlier with
     the ``with`` block, begins and ends by waiting for all devices. Outside it nothing is recorded
-    and nothing costs time. ``num_bytes`` are the bytes of one device's gradients.
+    and nothing costs time.
 
     Records MXNet's operators on every device and, of Python's work, :meth:`loading` a batch and the
     copies of NumPy arrays to devices (``memory.from_numpy``, which is replaced in the window). It
     does not record which threads wait for a processor. MXNet has one profiler per process: nothing
     else may use it in the window, and its settings are not restored. Raises ValueError for more CPU
-    contexts than processors + 2, and for negative numbers of steps.
+    contexts than processors + 2.
 
     >>> import mxnet as mx
     >>> ctx = [mx.cpu(0), mx.cpu(1)]
@@ -50,17 +50,12 @@ class Profiler:
     def __init__(
         self,
         ctx: mx.Context | Sequence[mx.Context],
-        num_bytes: int = 0,
         warm_up: int = WARM_UP,
         num_steps: int = NUM_STEPS,
     ) -> None:
-        if min(warm_up, num_steps) < 0:
-            given = f"{warm_up} and {num_steps}"
-            raise ValueError(f"warm_up and num_steps must be at least 0, got {given}")
         self.ctx, self.warm_up, self.num_steps = as_list(ctx), warm_up, num_steps
-        self._devices, self.num_bytes = check_devices(self.ctx) if num_steps else {}, num_bytes
+        self._devices = device_of_process(self.ctx) if num_steps else {}
         self._python: list[Span] = []
-        self._copied_bytes = 0
         self._ends: list[float] = []  # the window's begin, then the ends of its steps
         self._end, self._steps = 0.0, 0
         self._window: contextlib.ExitStack | None = None
@@ -70,7 +65,7 @@ class Profiler:
             self._open()
         return self
 
-    def __exit__(self, kind, error, trace) -> None:
+    def __exit__(self, kind, error, traceback) -> None:
         if self._window is not None:
             self._close(wait=kind is None)
 
@@ -107,16 +102,14 @@ class Profiler:
                 f"no step was profiled: the loop has taken {self._steps} steps and the first "
                 f"{self.warm_up} are for warming up; give a smaller warm_up or a longer loop"
             )
-        window, num_steps = (self._ends[0], self._end), len(self._ends) - 1
-        found = timeline.read(self._profile[0], self._devices, *window)
-        spans = [*timeline.classify(found, len(self.ctx)), *self._python]
-        num_bytes = {DATA: self._copied_bytes / num_steps, UPDATE: len(self.ctx) * self.num_bytes}
-        num_bytes[EXCHANGE] = num_bytes[UPDATE] if len(self.ctx) > 1 else 0
+        window = self._ends[0], self._end
+        operators = timeline.read(self._profile[0], self._devices, *window)
+        spans = [*timeline.classify(operators, len(self.ctx)), *self._python]
         processors = threads.cores() if self.ctx[0].device_type == "cpu" else None
-        return Timeline([*map(str, self.ctx)], window, num_steps, spans, num_bytes, processors)
+        return Timeline([*map(str, self.ctx)], window, len(self._ends) - 1, spans, processors)
 
     def table(self) -> str:
-        """Return milliseconds per step by part and device, bytes per step, and the overlap.
+        """Return milliseconds per step by part and device.
 
         This, :meth:`sentence` and :meth:`save` raise ValueError if no step was recorded.
         """
@@ -134,8 +127,8 @@ class Profiler:
         """
         thread = threading.main_thread().ident
         numbered = enumerate(zip(self._ends, self._ends[1:]), self.steps[0])
-        marks = [Span(f"step {i}", None, thread, *both, "step") for i, both in numbered]
-        content = {"traceEvents": self.timeline.trace(marks), "displayTimeUnit": "ms"}
+        steps = [Span(f"step {i}", None, thread, *both, "step") for i, both in numbered]
+        content = {"traceEvents": self.timeline.trace_events(steps), "displayTimeUnit": "ms"}
         with files.atomic_write(path) as file:
             file.write(json.dumps(content).encode())
 
@@ -143,7 +136,6 @@ class Profiler:
         from_numpy = memory.from_numpy
 
         def timed(values: Any, ctx: mx.Context) -> mx.nd.NDArray:
-            self._copied_bytes += values.nbytes
             with self._timed(f"copy to {ctx}"):
                 return from_numpy(values, ctx)
 
@@ -170,8 +162,11 @@ class Profiler:
             self._python.append(Span(name, None, threading.get_ident(), start, _now(), DATA))
 
 
-def check_devices(ctx: Sequence[mx.Context]) -> dict[int, int]:
-    """Return the device of each process of a profile; raise ValueError if one has no process."""
+def device_of_process(ctx: Sequence[mx.Context]) -> dict[int, int]:
+    """Return the index in ``ctx`` by the number of the process that the profile has for it.
+
+    Raises ValueError if a profile has no process for one of them.
+    """
     names = _processes()
     cpus, gpus = ([i for i, name in enumerate(names) if name[:4] == k] for k in ("cpu/", "gpu/"))
     # A CPU build never uses the last two processes, pinned and shared memory, for these.
@@ -180,16 +175,7 @@ def check_devices(ctx: Sequence[mx.Context]) -> dict[int, int]:
         if c.device_id >= len(available.get(c.device_type, ())):
             most = f"{len(available['cpu'])} CPU contexts and {len(gpus)} GPUs on this machine"
             raise ValueError(f"{c} cannot be profiled: MXNet can profile at most {most}; use fewer")
-    return {available[c.device_type][c.device_id]: device for device, c in enumerate(ctx)}
-
-
-def check_trace(path: str) -> None:
-    """Raise ValueError if :meth:`Profiler.save` could not write to ``path``."""
-    try:
-        files.check_replaceable(path)
-    except (OSError, ValueError) as error:
-        reason = f"{getattr(error, 'strerror', error)}; give a file in an existing folder"
-        raise ValueError(f"cannot write a trace to {path}: {reason}") from error
+    return {available[c.device_type][c.device_id]: index for index, c in enumerate(ctx)}
 
 
 @functools.lru_cache(None)

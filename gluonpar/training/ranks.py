@@ -1,4 +1,4 @@
-"""What a run does on each rank of several processes: its share of a batch, and agreement."""
+"""What a run does on each rank of several processes: its share of a batch, and checks."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def without_output(configuration: Configuration) -> Configuration:
     return mine
 
 
-def agree(configuration: Configuration, ctx: Sequence[mx.Context], data: Dataset) -> None:
+def check_same_run(configuration: Configuration, ctx: Sequence[mx.Context], data: Dataset) -> None:
     """Raise ValueError unless all ranks have the same options, data, versions and devices."""
     if cluster.size() == 1:
         return
@@ -69,7 +69,7 @@ def checksums(data: Dataset) -> list[int]:
     return [zlib.crc32(np.ascontiguousarray(array)) for array in arrays]
 
 
-def agree_on_parameters(name: str, copies: Sequence[Sequence[mx.nd.NDArray]]) -> None:
+def check_same_parameters(name: str, copies: Sequence[Sequence[mx.nd.NDArray]]) -> None:
     """Raise ValueError unless all ranks have a model ``name`` of the same shapes and dtypes."""
     if cluster.size() > 1:
         kinds = [(of[0].shape, np.dtype(of[0].dtype).name) for of in copies]

@@ -17,14 +17,21 @@ from gluonpar import cluster, collectives, metrics
 from gluonpar.checkpoint import files
 from gluonpar.install.version import __version__
 from gluonpar.plans import partition
-from gluonpar.runtime import determinism, devices, memory, peers, threads
+from gluonpar.runtime import determinism, devices, peers, threads
 from gluonpar.step import STEPS_IN_FLIGHT
-from gluonpar.training import optimization, profiler, ranks, tensorboard, workloads
+from gluonpar.training import profiler, ranks, tensorboard, workloads
 from gluonpar.training.checkpointing import Checkpointer, check_resume
 from gluonpar.training.configuration import Configuration
 from gluonpar.training.console import Console
 from gluonpar.training.data import dataset
-from gluonpar.training.history import Epoch, History, Progress, check_history, check_plot
+from gluonpar.training.history import (
+    HISTORY_SUFFIXES,
+    Epoch,
+    History,
+    Progress,
+    check_file,
+    check_plot,
+)
 from gluonpar.training.profiler import Profiler
 from gluonpar.training.termination import Terminated, Termination
 from gluonpar.training.workloads import Workload, check_memory
@@ -54,7 +61,7 @@ class Run:
         self.configuration = ranks.without_output(configuration)
         self.console = console if cluster.is_main() else Console(io.StringIO(), io.StringIO())
         cluster.together(self._prepare)
-        ranks.agree(configuration, self.ctx, self.data)
+        ranks.check_same_run(configuration, self.ctx, self.data)
         self.checkpointer = Checkpointer(self.configuration, self.save_dir, self.data)
         self.termination = Termination()
         self.progress = Progress()
@@ -76,10 +83,10 @@ class Run:
         self.save_dir = files.make_writable_folder(config.save_dir) if config.save_dir else None
         if config.plot:
             check_plot(config.plot)
-        if config.trace is not None:
-            profiler.check_trace(config.trace)
+        if config.trace:
+            check_file(config.trace, "a trace")
         if config.history:
-            check_history(config.history)
+            check_file(config.history, "a history", HISTORY_SUFFIXES)
         if config.tensorboard:
             tensorboard.summary_writer()
             files.make_writable_folder(config.tensorboard)
@@ -89,7 +96,7 @@ class Run:
         self.num_batches = -(-self.num_samples // config.batch_size)
         warm_up = min(profiler.WARM_UP, (self.num_batches - 1) // 2)
         num_steps = profiler.NUM_STEPS if config.profile or config.trace else 0
-        self.profiler = Profiler(self.ctx, 0, warm_up, num_steps)
+        self.profiler = Profiler(self.ctx, warm_up, num_steps)
         batch_size = min(config.batch_size, self.num_samples) // cluster.size()
         check_memory(config.model, self.ctx, batch_size)  # before threads are started
         threads.share(self.ctx)
@@ -99,7 +106,8 @@ class Run:
     def train(self) -> History:
         """Train to the last epoch; return the history.
 
-        Raises metrics.Diverged if the loss or a parameter is not finite; CannotResume; Terminated.
+        Raises metrics.DivergedError if the loss or a parameter is not finite; ResumeError;
+        Terminated.
         """
         repeatable = self.configuration.deterministic
         with determinism.enforced() if repeatable else contextlib.nullcontext():
@@ -110,12 +118,11 @@ class Run:
         config = self.configuration
         mx.random.seed(config.seed)
         self.shuffle = np.random.RandomState(config.seed)
-        optimizer = config.optimizer, optimization.arguments(config)
+        optimizer = config.optimizer, config.optimizer_arguments()
         options = {"algorithm": config.algorithm, "weights": config.weights}
         self.workload: Workload = workloads.make(config.model, self.ctx, *optimizer, **options)
-        self.schedule = optimization.schedule(config, self.num_batches)
-        ranks.agree_on_parameters(self.workload.name, self.workload.copies)
-        self.profiler.num_bytes = sum(map(memory.num_bytes, self.workload.params))
+        self.schedule = config.learning_rates(self.num_batches)
+        ranks.check_same_parameters(self.workload.name, self.workload.copies)
         self.console.header(__version__, self._header())
         if config.dry_run:
             self._dry_run()
@@ -133,10 +140,10 @@ class Run:
         return self.history
 
     def _resume(self) -> None:
-        config, found = self.configuration, self.checkpointer.load(self.workload, self.shuffle)
-        if found is None:
+        config, loaded = self.configuration, self.checkpointer.load(self.workload, self.shuffle)
+        if loaded is None:
             return
-        path, self.progress = found
+        path, self.progress = loaded
         self.history.epochs = self.progress.history
         lr, was = self.schedule(self._next_update()), self.progress.lr
         if lr != was and self.progress.epoch <= config.num_epochs:
@@ -211,8 +218,8 @@ class Run:
         mx.random.seed(int(np.random.RandomState(place).randint(2**31)))
 
     def _ends(self, delay: int = 0) -> bool:
-        """Return whether the run is to end now; several processes agree only if one saves."""
-        return (cluster.size() == 1 or self.checkpointer.saves) and self.termination.agreed(delay)
+        """Return whether the run is to end now; several processes only if one saves."""
+        return (cluster.size() == 1 or self.checkpointer.saves) and self.termination.is_due(delay)
 
     def _stops_early(self) -> bool:
         """Return whether ``early_stop`` epochs have passed without a better test accuracy."""
@@ -249,8 +256,10 @@ class Run:
             if self._write(path, self.checkpointer.save, *state):  # it replaces older ones
                 self.lost = [lost for lost in self.lost if not lost.endswith(path.suffix)]
                 for error in self.checkpointer.remove_old():
-                    what = f"{error.filename} was not removed ({error.strerror})"
-                    self.console.notice(f"note: {what}; it is older than the checkpoints to keep")
+                    self.console.notice(
+                        f"note: {error.filename} was not removed ({error.strerror}); it is older "
+                        "than the checkpoints to keep"
+                    )
             self._reseed()
         if ends:
             raise Terminated
@@ -261,8 +270,10 @@ class Run:
         try:
             write(*arguments)
         except OSError as error:
-            what = f"{path} was not written ({error.strerror or error})"
-            self.console.notice(f"error: {what}; training goes on, and earlier files are unchanged")
+            self.console.notice(
+                f"error: {path} was not written ({error.strerror or error}); training goes on, and "
+                "earlier files are unchanged"
+            )
             self.lost.append(str(path))
             return False
         self.written.add(str(path))
@@ -274,12 +285,12 @@ class Run:
         return first <= last
 
     def _read(self, meter: metrics.LossMeter) -> float:
-        """Wait for the mean loss; metrics.Diverged names epoch, learning rate and batch size."""
+        """Wait for the mean loss; DivergedError names epoch, learning rate and batch size."""
         lr, batch_size = self.workload.lr, self.configuration.batch_size
         try:
             return meter.read()
-        except metrics.Diverged as error:
-            raise metrics.Diverged(
+        except metrics.DivergedError as error:
+            raise metrics.DivergedError(
                 f"{error} of {self.num_batches}, epoch {self.progress.epoch}, with lr={lr:g} and "
                 f"batch size {batch_size}; try a smaller learning rate, such as {lr / 10:g}, or "
                 "look at that batch's images and labels"
@@ -314,17 +325,19 @@ class Run:
 
     def _print_files(self) -> None:
         """Print once what the run has written, other than the trace."""
-        config, found = self.configuration, []
+        config, saved = self.configuration, []
         if self.save_dir:
             num_epochs = len({*self.save_dir.glob(f"{config.model}-epoch-*.params")})
-            what = f"parameters of {num_epochs} epoch{'s' * (num_epochs != 1)}"
+            parameters = f"parameters of {num_epochs} epoch{'s' * (num_epochs != 1)}"
             num_checkpoints = len(self.checkpointer.paths())
             checkpoints = f"{num_checkpoints} checkpoint{'s' * (num_checkpoints != 1)}"
-            found.append(f"{self.save_dir} ({what}{' and ONNX' * config.onnx}, {checkpoints})")
+            saved.append(
+                f"{self.save_dir} ({parameters}{' and ONNX' * config.onnx}, {checkpoints})"
+            )
         files_of_epochs = filter(None, (config.plot, config.history, config.tensorboard))
-        found += [path for path in files_of_epochs if path in self.written]
-        if found:
-            self.console.line(f"saved: {', '.join(found)}")
+        saved += [path for path in files_of_epochs if path in self.written]
+        if saved:
+            self.console.line(f"saved: {', '.join(saved)}")
 
     def _dry_run(self) -> None:
         meter = metrics.LossMeter()
@@ -341,7 +354,7 @@ class Run:
         images = f"{self.num_samples} training and {len(data.test_labels)} test images"
         described = [str(self.ctx), threads.describe(self.ctx), peers.describe(self.ctx)]
         processes = f"{num_ranks}, each with as many devices as rank 0"
-        training = f"{epochs} of {batches}, {optimization.describe(config)}, seed {config.seed}"
+        training = f"{epochs} of {batches}, {config.describe_training()}, seed {config.seed}"
         return {
             **({"processes": processes} if num_ranks > 1 else {}),
             "devices": ", ".join(filter(None, described)),
@@ -394,8 +407,8 @@ def train(
     Prints what ``gluonpar train`` prints unless ``verbose`` is False.
 
     Raises ValueError for options that are not allowed or cannot be met, FileNotFoundError if the
-    data are not found, and metrics.Diverged if the loss is not finite. After ``train`` in Dive into
-    Deep Learning, 13.5.7.
+    data are not found, and metrics.DivergedError if the loss is not finite. After ``train`` in Dive
+    into Deep Learning, 13.5.7.
     """
     console = Console() if verbose else Console(io.StringIO(), io.StringIO())
     configuration = Configuration(num_gpus, batch_size, lr, num_epochs, **options)

@@ -19,10 +19,10 @@ class Terminated(Exception):
 
 
 class Termination:
-    """A request to end the run, on which all processes agree at the same step."""
+    """A request to end the run; all processes end it at the same step."""
 
     def __init__(self) -> None:
-        self._requested = self._agreed = False
+        self._requested = self._is_due = False
         self._in_flight: deque[mx.nd.NDArray] = deque()
 
     @contextlib.contextmanager
@@ -48,8 +48,8 @@ class Termination:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def agreed(self, delay: int = 0) -> bool:
-        """Return whether the run is to end now; all processes must call this, and agree.
+    def is_due(self, delay: int = 0) -> bool:
+        """Return whether the run is to end now; all processes must call this, and get the same.
 
         Their requests are summed asynchronously; the sum is read ``delay`` calls later.
         """
@@ -59,5 +59,5 @@ class Termination:
         cluster.allreduce([requests])
         self._in_flight.append(requests)
         while len(self._in_flight) > delay:
-            self._agreed |= bool(self._in_flight.popleft().asscalar() > 0)
-        return self._agreed
+            self._is_due |= bool(self._in_flight.popleft().asscalar() > 0)
+        return self._is_due

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from typing import NamedTuple, Sequence
+from typing import Any, NamedTuple, Sequence
 
 DATA, FORWARD, BACKWARD = "data", "forward", "backward"
 EXCHANGE, UPDATE, OTHER = "exchange", "update", "other"
@@ -17,6 +17,7 @@ FUSED = "exchange + update"  # one operator does both
 _UPDATE = re.compile(r"\w+_update(_phase[12])?")
 _COPY = re.compile(r"_copy(to(_[CG]PU2[CG]PU)?)?|(Sync)?Copy[CG]PU2[CG]PU")
 _SUM = re.compile(r"(elemwise|broadcast)_add|add_n|broadcast_(maximum|minimum)|_div_scalar|Cast")
+_HOUSEKEEPING = ("gluonpar.runtime.threads", "gluonpar.heap", "DeleteVariable")
 
 
 class Span(NamedTuple):
@@ -33,27 +34,27 @@ class Span(NamedTuple):
     part: str = ""
 
 
-def events(text: str) -> list[dict]:
+def events(content: str) -> list[dict[str, Any]]:
     """Return the events in a file of MXNet's profiler."""
     # All but the first file that a process writes begin with a comma that JSON does not allow.
-    return json.loads(re.sub(r"\[\s*,", "[", text, count=1))["traceEvents"]
+    return json.loads(re.sub(r"\[\s*,", "[", content, count=1))["traceEvents"]
 
 
-def read(text: str, devices: dict[int, int], begin: float, end: float) -> list[Span]:
+def read(content: str, devices: dict[int, int], begin: float, end: float) -> list[Span]:
     """Return the operators that began in the window [begin, end], in the order of their start.
 
     ``devices`` maps the file's process numbers to devices; other processes are left out.
     """
-    found, begun = [], {}
-    for event in events(text):
+    operators, begun = [], {}
+    for event in events(content):
         device, kind, key = devices.get(event["pid"]), event["ph"], (event["pid"], event.get("tid"))
         if device is not None and kind == "B":
             begun.setdefault(key, []).append(event["ts"])
         elif device is not None and kind == "E":
             start = begun[key].pop()
             if begin <= start <= end:
-                found.append(Span(event["name"], device, key[1], start, min(event["ts"], end)))
-    return sorted(found, key=lambda span: span.start)
+                operators.append(Span(event["name"], device, key[1], start, min(event["ts"], end)))
+    return sorted(operators, key=lambda span: span.start)
 
 
 def classify(operators: Sequence[Span], num_devices: int) -> list[Span]:
@@ -71,40 +72,35 @@ def classify(operators: Sequence[Span], num_devices: int) -> list[Span]:
     augmentation of the batch.
     """
     updaters = {op.device for op in operators if op.name == "gluonpar.update"}
-    summed = any(op.name == "gluonpar.host" for op in operators)
-    update = FUSED if len(updaters) == 1 < num_devices and not summed else UPDATE
-    traced = {op.device for op in operators if "_backward_" in op.name}
-    after_backward = dict.fromkeys(range(num_devices), False)
-    found = []
+    on_host = any(op.name == "gluonpar.host" for op in operators)
+    fused = len(updaters) == 1 < num_devices and not on_host
+    shows_backward = {op.device for op in operators if "_backward_" in op.name}
+    after_backward = [False] * num_devices
+    classified = []
     for op in sorted(operators, key=lambda span: span.start):
-        part = update if op.name == "gluonpar.update" else _by_name(op.name)
-        if op.name == "ImperativeBulk" and op.device not in traced:
+        if op.name in _HOUSEKEEPING:
+            part = OTHER
+        elif op.name == "gluonpar.update":
+            part = FUSED if fused else UPDATE
+        elif op.name.startswith(("gluonpar", "KVStore")):
+            part = EXCHANGE
+        elif "_backward_" in op.name:
             part = BACKWARD
+        elif op.name == "ImperativeBulk" and op.device not in shows_backward:
+            part = BACKWARD
+        elif _UPDATE.fullmatch(op.name):
+            part = UPDATE
+        elif after_backward[op.device]:
+            moves = _COPY.fullmatch(op.name) or _SUM.fullmatch(op.name)
+            part = EXCHANGE if moves and not on_host and not fused else BACKWARD
+        else:
+            part = DATA if _COPY.fullmatch(op.name) else FORWARD
         if op.name == "gluonpar.host" or part == FUSED:
-            after_backward = dict.fromkeys(after_backward, False)
+            after_backward = [False] * num_devices
         elif part in (BACKWARD, UPDATE):
             after_backward[op.device] = part == BACKWARD
-        by_copies = not summed and update != FUSED
-        place = _by_place(op.name, after_backward[op.device], by_copies)
-        found.append(op._replace(part=part or place))
-    return found
-
-
-def _by_name(name: str) -> str:
-    if name in ("gluonpar.runtime.threads", "gluonpar.heap", "DeleteVariable"):
-        return OTHER
-    if name.startswith(("gluonpar", "KVStore")):
-        return EXCHANGE
-    if "_backward_" in name:
-        return BACKWARD
-    return UPDATE if _UPDATE.fullmatch(name) else ""
-
-
-def _by_place(name: str, after_backward: bool, by_copies: bool) -> str:
-    if after_backward:
-        exchanges = by_copies and (_COPY.fullmatch(name) or _SUM.fullmatch(name))
-        return EXCHANGE if exchanges else BACKWARD
-    return DATA if _COPY.fullmatch(name) else FORWARD
+        classified.append(op._replace(part=part))
+    return classified
 
 
 Intervals = Sequence["tuple[float, float]"]
@@ -116,29 +112,31 @@ def union(intervals: Intervals) -> list[tuple[float, float]]:
     >>> union([(5, 7), (0, 2), (1, 3)])
     [(0, 3), (5, 7)]
     """
-    found: list[tuple[float, float]] = []
+    merged: list[tuple[float, float]] = []
     for start, end in sorted(intervals):
-        if found and start <= found[-1][1]:
-            found[-1] = found[-1][0], max(found[-1][1], end)
+        if merged and start <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(merged[-1][1], end)
         else:
-            found.append((start, end))
-    return found
+            merged.append((start, end))
+    return merged
 
 
-def without(intervals: Intervals, others: Intervals) -> list[tuple[float, float]]:
-    """Return the time in ``intervals`` that is in none of ``others``.
+def without(intervals: Intervals, removed: Intervals) -> list[tuple[float, float]]:
+    """Return the time in ``intervals`` that is in none of ``removed``.
 
     >>> without([(0, 10)], [(2, 3), (9, 12)])
     [(0, 2), (3, 9)]
     """
-    edges = [edge for start, end in intervals for edge in ((start, 1, 0), (end, -1, 0))]
-    edges += [edge for start, end in others for edge in ((start, 0, 1), (end, 0, -1))]
-    found, inside, covered, since = [], 0, 0, 0.0
-    for time, enters, covers in sorted(edges):
-        if inside and not covered and since < time:
-            found.append((since, time))
-        inside, covered, since = inside + enters, covered + covers, time
-    return union(found)
+    rest, removed = [], union(removed)
+    for start, end in union(intervals):
+        for first, last in removed:
+            if start < first < end:
+                rest.append((start, first))
+            if first < end and start < last:
+                start = last
+        if start < end:
+            rest.append((start, end))
+    return rest
 
 
 def length(intervals: Intervals) -> float:
@@ -150,16 +148,14 @@ def length(intervals: Intervals) -> float:
 class Timeline:
     """``num_steps`` steps on ``devices`` (their names) in the ``window`` (begin, end).
 
-    ``spans`` are classified (:func:`classify`); ``num_bytes`` are bytes per step by part,
-    over all devices. An operator that waits for a processor counts as running: with fewer
-    ``processors`` than devices, parts take longer than their computation.
+    ``spans`` are classified (:func:`classify`). An operator that waits for a processor counts as
+    running: with fewer ``processors`` than devices, parts take longer than their computation.
     """
 
     devices: list[str]
     window: tuple[float, float]
     num_steps: int
     spans: list[Span]
-    num_bytes: dict[str, float]
     processors: int | None = None
 
     @property
@@ -182,12 +178,19 @@ class Timeline:
             covered = without([self.window], covered)
         return length(covered) / self.num_steps / 1e3
 
-    def overlap(self) -> float | None:
-        """Return the share of exchange and update during which some device computes, if any."""
-        moved = self.intervals(EXCHANGE, UPDATE, FUSED)
-        if not moved:
-            return None
-        return 1 - length(without(moved, self.intervals(FORWARD, BACKWARD))) / length(moved)
+    def table(self) -> str:
+        """Return a table of milliseconds per step by part and device."""
+        rows = [["ms per step", *self.devices, "Python"]]
+        exchanges = [part for part in (EXCHANGE, UPDATE, FUSED) if self.intervals(part)]
+        for part in (DATA, FORWARD, BACKWARD, *exchanges, OTHER, "idle"):
+            times = [f"{self.part_ms(part, device):.2f}" for device in range(len(self.devices))]
+            python = f"{self.part_ms(part, None):.2f}" if part == DATA else ""
+            rows.append([part, *times, python])
+        widths = [max(map(len, column)) for column in zip(*rows)]
+        return "\n".join(
+            "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip()
+            for row in rows
+        )
 
     def shares(self) -> dict[str, float]:
         """Return the shares of a step, averaged over devices; they add up to 1.
@@ -236,56 +239,23 @@ class Timeline:
         bound = f"at best {speedup:.2f} times one of these devices"
         return f"{k} devices: {', '.join(parts)}; {bound}{shared}"
 
-    def table(self) -> str:
-        """Return a table of milliseconds per step by part and device, and the bytes per step."""
-        alone = len(self.devices) == 1
-        usual = (UPDATE,) if alone else (FUSED,) if self.intervals(FUSED) else (EXCHANGE, UPDATE)
-        moving = [p for p in (EXCHANGE, UPDATE, FUSED) if p in usual or self.intervals(p)]
-        rows = [["ms per step", *self.devices, "Python", "MB per step", "GB/s"]]
-        for part in (DATA, FORWARD, BACKWARD, *moving, OTHER, "idle"):
-            times = [f"{self.part_ms(part, d):.2f}" for d in range(len(self.devices))]
-            python = f"{self.part_ms(part, None):.2f}" if part == DATA else ""
-            rows.append([part, *times, python, *self._bytes(part)])
-        widths = [max(map(len, column)) for column in zip(*rows)]
-        lines = [
-            "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip()
-            for row in rows
-        ]
-        overlap = self.overlap()
-        if overlap is not None and not alone:
-            lines.append(f"{overlap:.0%} of {FUSED} overlapped forward or backward of some device")
-        return "\n".join(lines)
+    def trace_events(self, steps: Sequence[Span] = ()) -> list[dict[str, Any]]:
+        """Return the spans, and ``steps``, as events of the Trace Event Format, from 0 us.
 
-    def _bytes(self, part: str) -> tuple[str, str]:
-        parts = (EXCHANGE, UPDATE) if part == FUSED else (part,)
-        num_bytes, ms = sum(self.num_bytes.get(p, 0) for p in parts), self.part_ms(part)
-        known = num_bytes and ms
-        return (f"{num_bytes / 1e6:.2f}", f"{num_bytes / ms / 1e6:.2f}") if known else ("", "")
-
-    def trace(self, marks: Sequence[Span] = ()) -> list[dict]:
-        """Return the spans and ``marks`` as events of the Trace Event Format, from 0 us.
-
-        Each device is a process with a row per thread. Python is a process, and so is the exchange,
-        with a row per device that takes part in it.
+        Each device is a process with a row per thread, Python is one, and so is the exchange, with
+        a row per device that runs it.
         """
-        k, events, rows = len(self.devices), [], {}
-        for pid, name in enumerate([*self.devices, "Python", "exchange"]):
-            events.append(_metadata("process_name", pid, 0, name=name))
-            events.append(_metadata("process_sort_index", pid, 0, sort_index=pid))
-        for span in (*marks, *self.spans):
+        python, exchange = len(self.devices), len(self.devices) + 1
+        names = enumerate([*self.devices, "Python", "exchange"])
+        result = [
+            {"name": "process_name", "ph": "M", "pid": pid, "args": {"name": name}}
+            for pid, name in names
+        ]
+        for span in (*steps, *self.spans):
+            pid, tid = python if span.device is None else span.device, span.thread
             if span.part in (EXCHANGE, FUSED):
-                pid, key, row = k + 1, span.device, f"run by {self.devices[span.device]}"
-            else:
-                pid, key, row = k if span.device is None else span.device, span.thread, "thread {}"
-            of_process = rows.setdefault(pid, {})
-            if key not in of_process:
-                tid = of_process[key] = len(of_process)
-                events.append(_metadata("thread_name", pid, tid, name=row.format(tid)))
-            kind = {"name": span.name, "cat": span.part, "ph": "X", "pid": pid}
+                pid, tid = exchange, pid
             times = {"ts": span.start - self.window[0], "dur": span.end - span.start}
-            events.append({**kind, "tid": of_process[key], **times})
-        return events
-
-
-def _metadata(kind: str, pid: int, tid: int, **arguments) -> dict:
-    return {"name": kind, "ph": "M", "pid": pid, "tid": tid, "args": arguments}
+            event = {"name": span.name, "cat": span.part, "ph": "X", "pid": pid, "tid": tid}
+            result.append({**event, **times})
+        return result

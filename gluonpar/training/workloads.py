@@ -223,5 +223,5 @@ def check_memory(model: str, ctx: Sequence[mx.Context], batch_size: int) -> None
     if ctx[0].device_type == "cpu":
         needed = WORKLOADS[model].needed
         num_bytes = needed.base + len(ctx) * needed.per_context + batch_size * needed.per_sample
-        what = f"a step of {batch_size} samples on {len(ctx)} CPU contexts"
-        memory_limits.require(what, num_bytes, num_bytes + _UNUSED_ADDRESSES)
+        step = f"a step of {batch_size} samples on {len(ctx)} CPU contexts"
+        memory_limits.require(step, num_bytes, num_bytes + _UNUSED_ADDRESSES)

@@ -350,9 +350,8 @@ for count in (2, 4):
 # %% profile
 from gluonpar.training.profiler import Profiler
 
-num_bytes = 4 * int(parameters)
 device_params = [gluonpar.get_params(params, c) for c in ctx]
-with Profiler(ctx, num_bytes, warm_up=6, num_steps=8) as profiler:
+with Profiler(ctx, warm_up=6, num_steps=8) as profiler:
     for X, y in profiler.loading(dataset.batches(X_train, y_train, 256)):
         gluonpar.train_batch(X, y, device_params, ctx, lr)
         profiler.step()

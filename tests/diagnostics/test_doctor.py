@@ -12,7 +12,7 @@ from libcuda_stub import build_libcuda, build_library, cut
 import gluonpar
 from gluonpar.diagnostics import doctor as checks
 from gluonpar.install import cuda_libraries, entry, wheels
-from gluonpar.training.data import locate
+from gluonpar.training.data import fashion_mnist
 
 SETTINGS = ("MXNET_", "OMP_", "GLUONPAR_", "CUDA_", "LD_", "PYTHON")
 REINSTALL = "pip install --force-reinstall --no-deps mxnet==1.9.1"
@@ -481,7 +481,9 @@ def test_damaged_data_are_wrong_and_absent_data_are_not(tmp_path, monkeypatch):
     monkeypatch.setenv("MXNET_HOME", str(tmp_path))
     ((_, state, text, remedy),) = checks.examine("data")
     assert state == "wrong" and "train-images-idx3-ubyte.gz" in text and "--data-dir" in remedy
-    monkeypatch.setattr(locate, "folders", lambda: {tmp_path / "a": "one", tmp_path / "b": "two"})
+    monkeypatch.setattr(
+        fashion_mnist, "folders", lambda: {tmp_path / "a": "one", tmp_path / "b": "two"}
+    )
     ((state, text, _),) = checks.data()
     assert state == "note" and f"{tmp_path / 'a'} (one), {tmp_path / 'b'} (two)" in text
 

@@ -75,6 +75,15 @@ def test_after_operators_it_works_and_one_warning_names_what_came_too_late(setti
     assert warnings or not done.stderr
 
 
+@pytest.mark.slow
+def test_importing_loads_neither_plots_nor_progress_bars_nor_the_book():
+    done = python(
+        "import sys, gluonpar\n"
+        "print(*sorted({'tqdm', 'pooch', 'matplotlib', 'd2l', 'mpi4py'} & set(sys.modules)))"
+    )
+    assert done.stdout == "\n"
+
+
 def site(folder, *wheels, body=""):
     """Put a stand-in for MXNet into ``folder``: the package, and each wheel's metadata."""
     if wheels:

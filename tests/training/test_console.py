@@ -33,26 +33,12 @@ def test_the_last_line_has_the_last_accuracy_and_the_mean_time(console):
     assert console.out.getvalue() == "test acc: 0.75, 3.0 sec/epoch on [cpu(0), cpu(1)]\n"
 
 
-def test_the_header_has_versions_then_one_line_per_row(console):
-    console.header("9.8.7", {"devices": "two", "batch size": "64"})
-    first, *rows = console.out.getvalue().splitlines()
-    assert first.startswith(f"gluonpar 9.8.7, mxnet {mx.__version__}, numpy ")
-    assert rows == ["devices: two", "batch size: 64"]
-
-
 def test_lines_and_notices_are_flushed():
     pipes = [io.TextIOWrapper(io.BufferedWriter(io.BytesIO())) for _ in range(2)]
     console = Console(*pipes)
     console.line("a line")
     console.notice("a notice")
     assert [pipe.buffer.raw.getvalue() for pipe in pipes] == [b"a line\n", b"a notice\n"]
-
-
-def test_lines_go_to_stdout_and_notices_to_stderr_by_default(capsys):
-    console = Console()
-    console.line("a line")
-    console.notice("a notice")
-    assert capsys.readouterr() == ("a line\n", "a notice\n")
 
 
 def run_through(console):
@@ -89,11 +75,6 @@ def test_a_pipe_that_nobody_reads_is_an_error():
     os.close(read)
     with open(write, "w") as out, pytest.raises(BrokenPipeError):
         Console(out, io.StringIO()).line("a line")
-
-
-def test_progress_outside_an_epoch_is_harmless(console):
-    console.progress(1.0)
-    assert console.err.getvalue() == ""
 
 
 def test_what_a_stream_cannot_encode_is_escaped():

@@ -1,107 +1,251 @@
-"""The four files: everything that can be wrong with them, and the two editions."""
+"""Fashion-MNIST: the folders searched, downloads from mirrors on 127.0.0.1, and damaged files."""
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import hashlib
+import http.server
+import os
 import re
+import socket
+import threading
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as st_numpy
 from idx_files import contents, encode, gz, tiny, write
 
 from gluonpar.training.data.fashion_mnist import (
     MXNETS,
     STEMS,
     TEST_LABELS,
-    TRAIN_IMAGES,
     TRAIN_LABELS,
     Edition,
-    check,
+    decode,
+    find,
+    folders,
     missing,
-    path_of,
     read_folder,
 )
 
-REMEDY = "Delete the file and get it again"
+BODIES = {f"{stem}.gz": gz(content) for stem, content in contents().items()}
+NAMES = FIRST, SECOND, THIRD, FOURTH = [f"{stem}.gz" for stem in STEMS]
+
+
+@contextlib.contextmanager
+def mirror(faults=None, seed=0):
+    """Serve the tiny files; ``faults`` maps a name to 404, cut, wrong, stall or unsized.
+
+    Gives the address and the list of the names that are requested.
+    """
+    requested, release = [], threading.Event()
+    bodies = {f"{stem}.gz": gz(content) for stem, content in contents(seed).items()}
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            name = self.path.rsplit("/", 1)[-1]
+            requested.append(name)
+            fault, body = (faults or {}).get(name), bodies[name]
+            if fault == "404":
+                self.send_error(404)
+                return
+            self.send_response(200)
+            if fault != "unsized":
+                self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if fault == "stall":
+                release.wait(600)
+            body = b"x" * len(body) if fault == "wrong" else body
+            with contextlib.suppress(ConnectionError):
+                self.wfile.write(body[: len(body) // 2] if fault in ("cut", "stall") else body)
+
+        def log_message(self, *args):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/folder", requested
+    finally:
+        release.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture(autouse=True)
+def datasets(tmp_path, monkeypatch):
+    """The folder of MXNet's data sets, which does not exist yet."""
+    monkeypatch.setenv("no_proxy", "*")
+    monkeypatch.setenv("MXNET_HOME", str(tmp_path / "home"))
+    return tmp_path / "home" / "datasets"
+
+
+@pytest.fixture
+def downloads(datasets):
+    return datasets / "fashion-mnist-2017-08-31"
+
+
+def download(downloads, *mirrors, **options):
+    """Find the files; return the lines about mirrors if they are not found."""
+    try:
+        _, source = find(files=tiny(downloads.parents[2], mirrors=mirrors, **options))
+    except FileNotFoundError as error:
+        lines = [line[4:] for line in str(error).splitlines() if line.startswith("  - ")]
+        return [line for line in lines if line.startswith("http")]
+    assert source == f"{downloads} (downloaded, edition of 2017-08-31)"
+    assert {name: (downloads / name).read_bytes() for name in os.listdir(downloads)} == BODIES
+    return []
+
+
+def test_the_order_of_the_folders(tmp_path, datasets, downloads, monkeypatch):
+    files = tiny(tmp_path)
+    for folder, description in (
+        (downloads, "downloaded"),
+        (files.debian, "Debian's dataset-fashion-mnist"),
+        (datasets / "fashion-mnist", "MXNet's cache"),
+    ):
+        write(folder, contents())
+        arrays, source = find(files=files)
+        assert source == f"{folder} ({description}, edition of 2017-08-31)"
+        assert {stem: encode(array) for stem, array in arrays.items()} == contents()
+    given = write(tmp_path / "given", contents(1))
+    assert find(given, files)[1] == f"{given} (data_dir, edition of 2017-08-26)"
+    monkeypatch.delenv("MXNET_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert next(iter(folders())) == tmp_path / ".mxnet" / "datasets" / "fashion-mnist"
+
+
+def test_an_incomplete_folder_is_skipped_and_a_damaged_one_is_not(tmp_path, datasets):
+    files = tiny(tmp_path)
+    cache = write(datasets / "fashion-mnist", contents())
+    write(files.debian, contents())
+    path = cache / f"{TEST_LABELS}.gz"
+    path.write_bytes(gz(contents()[TEST_LABELS])[:-13])
+    with pytest.raises(ValueError, match=f"^{path}: wrong checksum.*Delete the file"):
+        find(files=files)
+    path.unlink()
+    assert find(files=files)[1].startswith(str(files.debian))
+
+
+def test_data_that_are_not_found_list_every_folder_and_mirror_and_the_alternatives(
+    tmp_path, datasets
+):
+    write(datasets / "fashion-mnist", {STEMS[0]: contents()[STEMS[0]]})
+    (tmp_path / "debian").write_text("")
+    with mirror({FIRST: "404"}) as (first, _), mirror({FIRST: "404"}) as (second, _):
+        files = tiny(tmp_path, mirrors=(first, second))
+        with pytest.raises(FileNotFoundError) as caught:
+            find(files=files)
+    message = str(caught.value)
+    lacking = ", ".join(f"{stem}[.gz]" for stem in STEMS[1:])
+    for line in (
+        f"{datasets / 'fashion-mnist'} (MXNet's cache): lacks {lacking}",
+        f"{files.debian} (Debian's dataset-fashion-mnist): not a folder",
+        f"{first}/{FIRST}: 404",
+        f"{second}/{FIRST}: 404",
+    ):
+        assert f"\n  - {line}" in message
+    for alternative in ("--data-dir", "install dataset-fashion-mnist", "--dataset synthetic"):
+        assert alternative in message
+
+
+def test_data_dir_is_the_only_folder_and_needs_no_network(tmp_path):
+    with mirror() as (url, requested):
+        files = tiny(tmp_path, mirrors=(url,))
+        write(files.debian, contents())
+        with pytest.raises(
+            FileNotFoundError, match=r"given \(data_dir\): no such folder"
+        ) as caught:
+            find(tmp_path / "given", files)
+        assert requested == []
+    assert str(files.debian) not in str(caught.value)
+
+
+FAULTS = {"404": "404", "cut": "", "wrong": "hash", "stall": "timed out"}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_bad_mirror_is_reported_once_and_the_next_one_replaces_it(downloads, fault):
+    with mirror({SECOND: fault, THIRD: fault}) as (bad, requested):
+        (failure,) = download(downloads, bad, timeout_seconds=0.2)
+        assert failure.startswith(f"{bad}/{SECOND}: ") and FAULTS[fault] in failure
+        assert requested == [FIRST, SECOND]
+        assert os.listdir(downloads) == [FIRST]  # nothing of the file that was not complete
+        with mirror({SECOND: "unsized"}) as (good, requested_of_good):
+            assert download(downloads, bad, good + "/", timeout_seconds=0.2) == []
+        assert requested == [FIRST, SECOND, SECOND]
+        assert requested_of_good == [SECOND, THIRD, FOURTH]
+        assert download(downloads, good) == []  # they are there: nobody listens at that address
+    assert all(path.stat().st_mode & 0o444 == 0o444 for path in downloads.iterdir())
+
+
+def test_no_connection_another_edition_and_an_unwritable_folder_are_reported(downloads):
+    with socket.socket() as held:  # its port is held, and not listened on
+        held.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{held.getsockname()[1]}"
+        (failure,) = download(downloads, url)
+        assert failure.startswith(f"{url}/{FIRST}: ") and "refused" in failure
+    with mirror(seed=1) as (url, _):
+        assert "hash" in download(downloads, url)[0]
+        assert os.listdir(downloads) == []
+        downloads.rmdir()
+        downloads.write_text("")
+        assert str(downloads) in download(downloads, url)[0]
 
 
 def test_gz_and_plain_files_are_read_alike(tmp_path):
-    files = tiny(tmp_path)
-    write(tmp_path / "gz", contents())
-    (tmp_path / "plain").mkdir()
-    for stem, content in contents().items():
-        (tmp_path / "plain" / stem).write_bytes(content)
-    for folder in ("gz", "plain"):
-        arrays, found = read_folder(tmp_path / folder, files)
-        assert found.date == "2017-08-31"
-        assert {stem: encode(array) for stem, array in arrays.items()} == contents()
-
-
-def test_missing_names_what_has_neither_form(tmp_path):
-    write(tmp_path, {stem: contents()[stem] for stem in STEMS[:2]})
-    (tmp_path / STEMS[2]).write_bytes(b"")
-    (tmp_path / f"{STEMS[3]}.gz").mkdir()
-    assert missing(tmp_path) == [STEMS[3]]
-    assert missing(tmp_path / ("a" * 300)) == list(STEMS)  # no folder can have this name
-    assert path_of(tmp_path, STEMS[2]) == tmp_path / STEMS[2]
-
-
-LABELS = np.array([0, 1, 2, 3, 9, 4], np.uint8)
-BAD_FILES = {
-    "truncated IDX": (TRAIN_LABELS, encode(LABELS)[:-2], "truncated by 2 bytes: 12 .*expected 14"),
-    "truncated gzip": (TRAIN_LABELS, gz(encode(LABELS))[:-9], "truncated gzip.*expected 14"),
-    "garbage": (TRAIN_LABELS, encode(LABELS) + b"abc", "3 bytes of trailing garbage.*expected 14"),
-    "magic": (TRAIN_LABELS, b"<html>no</html>", "magic number 3c68746d; expected 00000801"),
-    "swapped": (TRAIN_LABELS, contents()[TRAIN_IMAGES], "too large|magic number 00000803"),
-    "count": (TRAIN_LABELS, encode(LABELS[:5]), r"dimensions \(5,\); expected \(6,\)"),
-    "rows": (
-        TRAIN_IMAGES,
-        encode(np.zeros((6, 27, 28), np.uint8)),
-        r"dimensions \(6, 27, 28\); expected \(6, 28, 28\)",
-    ),
-    "label": (TRAIN_LABELS, encode(LABELS + 1), "label 10 at index 4; expected 0 to 9"),
-    "checksum": (
-        TRAIN_LABELS,
-        encode(LABELS),
-        f"SHA-256 is {hashlib.sha256(encode(LABELS)).hexdigest()}"
-        f".*expected {hashlib.sha256(contents()[TRAIN_LABELS]).hexdigest()}",
-    ),
-    "too large": (TRAIN_LABELS, bytes(10_000), "too large: .* 4110 bytes"),
-    "empty": (TRAIN_LABELS, b"", "truncated by 14 bytes: 0 .*expected 14"),
-}
-
-
-@pytest.mark.parametrize("bad", BAD_FILES)
-def test_a_bad_file_is_named_with_what_was_found_expected_and_the_remedy(tmp_path, bad):
-    stem, raw, message = BAD_FILES[bad]
-    folder = write(tmp_path / "data", contents())
-    path = folder / f"{stem}.gz"
-    path.write_bytes(raw)
-    with pytest.raises(ValueError, match=f"^{re.escape(str(path))}: .*({message}).*{REMEDY}$"):
+    folder = write(tmp_path / "data", {stem: contents()[stem] for stem in STEMS[:2]})
+    for stem in STEMS[2:]:
+        (folder / stem).write_bytes(contents()[stem])
+    assert missing(folder) == []
+    arrays, found = read_folder(folder, tiny(tmp_path))
+    assert found.date == "2017-08-31"
+    assert {stem: encode(array) for stem, array in arrays.items()} == contents()
+    (folder / STEMS[3]).unlink()
+    (folder / STEMS[3]).mkdir()
+    assert missing(folder) == [STEMS[3]]
+    with pytest.raises(FileNotFoundError, match=STEMS[3]):
         read_folder(folder, tiny(tmp_path))
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
 @given(data=st.data(), compressed=st.booleans())
-def test_damage_is_an_error_or_harmless(tmp_path, data, compressed):
+def test_damage_is_an_error_that_names_the_file_or_harmless(tmp_path, data, compressed):
     content = contents()[TEST_LABELS]
     raw = bytearray(gz(content) if compressed else content)
     for bit in data.draw(st.lists(st.integers(0, 8 * len(raw) - 1), max_size=3, unique=True)):
         raw[bit // 8] ^= 1 << bit % 8
-    damaged = bytes(raw[: data.draw(st.integers(0, len(raw)))])
+    path = write(tmp_path / "data", contents()) / f"{TEST_LABELS}.gz"
+    path.write_bytes(bytes(raw[: data.draw(st.integers(0, len(raw)))]))
     try:
-        array, _ = check(damaged, TEST_LABELS, "FILE", tiny(tmp_path))
+        arrays, _ = read_folder(path.parent, tiny(tmp_path))
     except ValueError as error:
-        assert str(error).startswith("FILE: ")
+        assert re.match(f"{path}(:| cannot).*Delete the file and get it again$", str(error))
     else:
-        assert encode(array) == content
+        assert encode(arrays[TEST_LABELS]) == content
+
+
+def test_a_gzip_bomb_and_a_file_that_cannot_be_read_are_refused(tmp_path, monkeypatch):
+    path = write(tmp_path / "data", contents()) / f"{TEST_LABELS}.gz"
+    path.write_bytes(gzip.compress(bytes(100_000_000)))
+    with pytest.raises(ValueError, match=f"{path}: wrong checksum"):
+        read_folder(path.parent, tiny(tmp_path))
+
+    def refuse(self):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("pathlib.Path.read_bytes", refuse)
+    with pytest.raises(ValueError, match="train-images.* cannot be read: Permission denied"):
+        read_folder(path.parent, tiny(tmp_path))
 
 
 def test_an_edition_known_by_its_compressed_files_is_accepted_compressed_only(tmp_path):
-    published = {stem: gz(content) for stem, content in contents().items()}
-    digests = {stem: hashlib.sha1(raw).hexdigest() for stem, raw in published.items()}
+    digests = {name[:-3]: hashlib.sha1(raw).hexdigest() for name, raw in BODIES.items()}
     files = tiny(tmp_path, editions=(Edition("2017-08-26", digests),))
     folder = write(tmp_path / "data", contents())
     assert read_folder(folder, files)[1].date == "2017-08-26"
@@ -119,11 +263,6 @@ def test_a_mixture_of_editions_is_refused(tmp_path):
         read_folder(folder, tiny(tmp_path))
 
 
-def test_a_folder_that_lacks_a_file_names_it(tmp_path):
-    with pytest.raises(FileNotFoundError, match=f"neither {TRAIN_IMAGES}.gz nor {TRAIN_IMAGES}"):
-        read_folder(tmp_path, tiny(tmp_path))
-
-
 def test_mxnets_constants_are_those_of_the_mxnet_installed(tmp_path):
     vision = pytest.importorskip("mxnet").gluon.data.vision
 
@@ -136,14 +275,8 @@ def test_mxnets_constants_are_those_of_the_mxnet_installed(tmp_path):
     assert {name[: -len(".gz")]: digest for name, digest in pairs} == MXNETS.checksums
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path, monkeypatch):
-    folder, real = write(tmp_path / "folder", contents()), open
-
-    def refusing(path, *more):
-        if "t10k-labels" in str(path):
-            raise PermissionError(13, "Permission denied")
-        return real(path, *more)
-
-    monkeypatch.setattr("builtins.open", refusing)
-    with pytest.raises(ValueError, match="t10k-labels-idx1-ubyte.gz .*Permission denied"):
-        read_folder(folder, tiny(tmp_path))
+@given(st_numpy.arrays(np.uint8, st_numpy.array_shapes(max_dims=4, min_side=0, max_side=5)))
+def test_an_idx_file_gives_the_array_that_was_written_read_only(array):
+    decoded = decode(encode(array))
+    assert decoded.dtype == np.uint8 and not decoded.flags.writeable
+    np.testing.assert_array_equal(decoded, array)

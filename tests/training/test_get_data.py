@@ -14,6 +14,8 @@ from gluonpar.training.data import dataset
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "get_data.py"
 INSTALL = ["apt-get", "install", "-y", "dataset-fashion-mnist"]
 UPDATE = ["apt-get", "update"]
+NOT_FOUND = FileNotFoundError("was not found")
+DATASET = dataset.synthetic(0, 10, 10)
 
 
 @pytest.fixture
@@ -31,49 +33,40 @@ def script(monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def commands(script, monkeypatch):
-    """The commands run; their exit statuses are taken from `commands.statuses`, then 0."""
+def run(script, monkeypatch, capsys):
+    """run(loads, statuses, *argv): exit status, output, errors and the commands that were run.
 
-    class Commands(list):
-        statuses: list = []
+    Each call of ``load`` in turn raises or returns one of ``loads``; the commands end with the
+    ``statuses``.
+    """
 
-    ran = Commands()
+    def run(loads, statuses, *argv):
+        loads, statuses, commands = iter(loads), iter(statuses), []
 
-    def run(command, env):
-        assert env["DEBIAN_FRONTEND"] == "noninteractive"
-        ran.append(command)
-        return subprocess.CompletedProcess(command, ran.statuses.pop(0) if ran.statuses else 0)
+        def load(data_dir=None):
+            outcome = next(loads)
+            if isinstance(outcome, Exception):
+                raise outcome
+            return outcome
 
-    monkeypatch.setattr(script.subprocess, "run", run)
-    return ran
+        def execute(command, env):
+            assert env["DEBIAN_FRONTEND"] == "noninteractive"
+            commands.append(command)
+            return subprocess.CompletedProcess(command, next(statuses))
 
+        monkeypatch.setattr(dataset, "load", load)
+        monkeypatch.setattr(script.subprocess, "run", execute)
+        return (script.main(argv), *capsys.readouterr(), commands)
 
-def loads(monkeypatch, *outcomes):
-    """Make each call of `load` in turn raise or return an outcome."""
-    remaining = list(outcomes)
-
-    def load(data_dir=None):
-        outcome = remaining.pop(0)
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
-
-    monkeypatch.setattr(dataset, "load", load)
+    return run
 
 
-NOWHERE = FileNotFoundError("was not found")
-FOUND = dataset.synthetic(0, 10, 10)
-
-
-def test_data_that_are_found_are_printed_and_nothing_is_run(script, commands, monkeypatch, capsys):
-    loads(monkeypatch, FOUND)
-    assert script.main([]) == 0
-    assert capsys.readouterr().out == f"synthetic: {FOUND.source}\n"
-    assert commands == []
+def test_data_that_are_found_are_printed_and_nothing_is_run(run):
+    assert run([DATASET], []) == (0, f"synthetic: {DATASET.source}\n", "", [])
 
 
 @pytest.mark.parametrize(
-    ("statuses", "commands_run", "status"),
+    ("statuses", "commands", "status"),
     [
         ([0], [INSTALL], 0),
         ([100, 0, 0], [INSTALL, UPDATE, INSTALL], 0),
@@ -81,65 +74,35 @@ def test_data_that_are_found_are_printed_and_nothing_is_run(script, commands, mo
     ],
 )
 def test_debians_package_is_installed_after_an_update_of_the_lists_if_need_be(
-    script, commands, monkeypatch, capsys, statuses, commands_run, status
+    run, statuses, commands, status
 ):
-    commands.statuses = statuses
-    loads(monkeypatch, NOWHERE, FOUND)
-    assert script.main([]) == status
-    assert commands == commands_run
-    out, err = capsys.readouterr()
+    result, out, err, executed = run([NOT_FOUND, DATASET], statuses)
+    assert (result, executed) == (status, commands)
     assert out.startswith(f"running: {' '.join(INSTALL)}\n")
-    if status:
-        assert err.startswith("was not found\n") and "exited with status 100" in err
+    assert ("was not found" in err and "exited with status 100" in err) == bool(status)
 
 
-@pytest.mark.parametrize(
-    "reason", ["not root", "not Debian", "no apt-get", "no os-release", "--data-dir"]
-)
-def test_the_reason_why_apt_get_was_not_tried_is_printed(
-    script, commands, monkeypatch, capsys, reason
-):
-    argv = []
+@pytest.mark.parametrize("reason", ["not root", "not Debian", "no apt-get", "--data-dir"])
+def test_the_reason_why_apt_get_was_not_tried_is_printed(script, run, monkeypatch, reason):
+    argv = ["--data-dir", "somewhere"] if reason == "--data-dir" else []
     if reason == "not root":
         monkeypatch.setattr(script.os, "geteuid", lambda: 1000)
     elif reason == "not Debian":
         script.OS_RELEASE.write_text("ID=fedora\n")
-    elif reason == "no os-release":
-        script.OS_RELEASE.unlink()
-        reason = "not Debian"
     elif reason == "no apt-get":
         monkeypatch.setattr(script.shutil, "which", lambda name: None)
-    else:
-        argv = ["--data-dir", "somewhere"]
-    loads(monkeypatch, NOWHERE)
-    assert script.main(argv) == 1
-    assert commands == []
-    error = capsys.readouterr().err
-    assert "was not found" in error and "not tried, because" in error
-    assert reason in error
+    status, _, err, commands = run([NOT_FOUND], [], *argv)
+    assert (status, commands) == (1, [])
+    assert "was not found" in err and "not tried, because" in err and reason in err
 
 
-def test_a_damaged_file_is_reported_and_nothing_is_installed(script, commands, monkeypatch, capsys):
-    loads(monkeypatch, ValueError("FILE: truncated"))
-    assert script.main([]) == 1
-    assert capsys.readouterr().err == "FILE: truncated\n"
-    assert commands == []
-
-
-def test_a_package_that_cannot_be_imported_is_status_2(script, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "gluonpar.training.data.dataset", None)
-    assert script.main([]) == 2
-    assert "gluonpar.training.data.dataset" in capsys.readouterr().err
+def test_a_damaged_file_is_reported_and_nothing_is_installed(run):
+    assert run([ValueError("FILE: damaged")], []) == (1, "", "FILE: damaged\n", [])
 
 
 @pytest.mark.slow
 def test_the_script_runs_from_anywhere(tmp_path):
-    result = subprocess.run(
-        [sys.executable, str(SCRIPT), "--data-dir", str(tmp_path)],
-        cwd=str(tmp_path),
-        capture_output=True,
-        text=True,
-    )
-    assert result.returncode == 1
-    assert f"{tmp_path} (data_dir): lacks train-images" in result.stderr
-    assert "Traceback" not in result.stderr
+    command = [sys.executable, str(SCRIPT), "--data-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=str(tmp_path), capture_output=True, text=True)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert f"{tmp_path} (data_dir): lacks train-images" in done.stderr

@@ -11,7 +11,8 @@ from mxnet import autograd, gluon, lr_scheduler
 import gluonpar
 from gluonpar.models import lenet
 from gluonpar.models.losses import softmax_cross_entropy
-from gluonpar.training import CannotResume, Configuration, optimization, workloads
+from gluonpar.training import Configuration, ResumeError, workloads
+from gluonpar.training.configuration import SCHEDULES, optimizer_names
 from gluonpar.training.data import dataset
 
 SMALL = {"dataset": "synthetic", "device": "cpu", "batch_size": 16, "limit": 90, "num_epochs": 2}
@@ -35,7 +36,7 @@ def bits(history):
 
 
 def rates(num_epochs, num_batches, **options):
-    at = optimization.schedule(Configuration(num_epochs=num_epochs, **options), num_batches)
+    at = Configuration(num_epochs=num_epochs, **options).learning_rates(num_batches)
     return [at(n) for n in range(1, num_epochs * num_batches + 1)]
 
 
@@ -51,7 +52,7 @@ def test_the_learning_rates_are_those_of_the_formulas():
 
 
 @pytest.mark.parametrize("warmup", [0, 0.25, 1.5])
-@pytest.mark.parametrize("kind", optimization.SCHEDULES)
+@pytest.mark.parametrize("kind", SCHEDULES)
 def test_the_learning_rates_are_those_of_mxnets_schedulers(kind, warmup):
     options = {"base_lr": 0.3, "warmup_steps": round(8 * warmup)}
     theirs = {
@@ -123,7 +124,7 @@ def test_other_values_of_the_optimizer_are_refused_by_name_when_resuming(tmp_pat
         ({"wd": 0.0}, "wd was 0.001 and is now 0.0"),
         ({"momentum": None, "optimizer": "adam"}, "optimizer was sgd and is now adam"),
     ):
-        with pytest.raises(CannotResume, match=words):
+        with pytest.raises(ResumeError, match=words):
             train(**{**MOMENTUM, **change}, resume=str(tmp_path))
 
 
@@ -133,11 +134,11 @@ def test_the_default_learning_rate_is_the_models_or_the_optimizers():
     for name in ("adam", "rmsprop", "nag"):
         assert Configuration(optimizer=name).lr == mx.optimizer.create(name).learning_rate
     assert Configuration(optimizer="signum").momentum == 0.9
-    assert optimization.arguments(Configuration(optimizer="signum", momentum=0.0))["momentum"] == 0
+    assert Configuration(optimizer="signum", momentum=0.0).optimizer_arguments()["momentum"] == 0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", optimization.names())
+@pytest.mark.parametrize("name", optimizer_names())
 def test_every_optimizer_of_mxnet_trains(name):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # MXNet's own, about some of them

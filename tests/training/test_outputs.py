@@ -10,7 +10,6 @@ import pytest
 
 import gluonpar
 from gluonpar.training import Configuration, Console, Epoch, History, Run, tensorboard
-from gluonpar.training.history import check_history
 from gluonpar.training.workloads import LeNetWorkload
 
 SMALL = {"dataset": "synthetic", "device": "cpu", "batch_size": 16, "limit": 48, "num_epochs": 6}
@@ -121,14 +120,6 @@ def test_the_history_is_complete_after_every_epoch_and_after_resuming(tmp_path, 
     assert not list(tmp_path.glob(".*"))
 
 
-@pytest.mark.parametrize("path", ["history.txt", "history", "absent/history.csv", "folder.json"])
-def test_a_history_that_could_not_be_written_is_refused(tmp_path, monkeypatch, path):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "folder.json").mkdir()
-    with pytest.raises(ValueError, match=f"cannot write a history to {path}: "):
-        check_history(path)
-
-
 def test_what_was_written_is_printed_once_at_the_end(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     files = {name: str(tmp_path / f"a.{name}") for name in ("csv", "png")}
@@ -139,14 +130,6 @@ def test_what_was_written_is_printed_once_at_the_end(tmp_path, capsys):
     assert line == out[-1]
     assert all(path in line for path in (*files.values(), f"{tmp_path} (")), line
     assert "2 epochs" in line and "2 checkpoints" in line
-
-
-def test_a_history_is_shown_in_a_few_words_and_in_jupyter_as_a_table():
-    history = train(num_epochs=1)
-    assert len(repr(history)) < 120 and "lenet" in repr(history) and repr(history) == str(history)
-    page = History([mx.cpu(0)], EPOCHS, model="a<b")._repr_html_()
-    assert page.count("<tr>") == 3 and "<td>0.5000</td>" in page
-    assert "a<b" not in page and "a&lt;b" in page
 
 
 # TensorBoard

@@ -1,12 +1,12 @@
-"""The plot of a run, and the files that plots and traces may be written to."""
+"""The plot of a run, and the files that plots, traces and histories may be written to."""
 
 import sys
 
 import mxnet as mx
 import pytest
 
-from gluonpar.training import Epoch, History, profiler
-from gluonpar.training.history import check_plot
+from gluonpar.training import Epoch, History
+from gluonpar.training.history import HISTORY_SUFFIXES, check_file, check_plot
 
 
 def test_the_plot_is_a_picture(tmp_path):
@@ -38,8 +38,8 @@ LONG = "a" * 300
 def test_a_trace_that_could_not_be_written_is_refused_and_changes_nothing(folder, path):
     before = sorted(folder.iterdir())
     with pytest.raises(ValueError, match=f"cannot write a trace to .*{path}"):
-        profiler.check_trace(path)
-    profiler.check_trace("trace.json")
+        check_file(path, "a trace")
+    check_file("trace.json", "a trace")
     assert sorted(folder.iterdir()) == before
 
 
@@ -53,7 +53,7 @@ def test_a_trace_that_could_not_be_written_is_refused_and_changes_nothing(folder
 )
 def test_a_plot_that_could_not_be_written_is_refused(folder, path):
     pytest.importorskip("matplotlib")
-    with pytest.raises(ValueError, match=f"cannot plot to {path}: .*"):
+    with pytest.raises(ValueError, match=f"cannot write a plot to {path}: .*"):
         check_plot(path)
 
 
@@ -61,3 +61,10 @@ def test_without_matplotlib_it_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
     with pytest.raises(ValueError, match=r"pip install matplotlib"):
         check_plot("lenet.png")
+
+
+@pytest.mark.parametrize("path", ["history.txt", "history", "absent/history.csv", "folder.json"])
+def test_a_history_that_could_not_be_written_is_refused(folder, path):
+    (folder / "folder.json").mkdir()
+    with pytest.raises(ValueError, match=f"cannot write a history to {path}: "):
+        check_file(path, "a history", HISTORY_SUFFIXES)

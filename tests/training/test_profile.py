@@ -1,7 +1,6 @@
 """Profiler: only the steps in the window are recorded, and no result changes."""
 
 import json
-import os
 
 import mxnet as mx
 import numpy as np
@@ -46,7 +45,7 @@ def recorded(tmp_path):
 
 @pytest.fixture(scope="module")
 def watched():
-    found = Profiler(CTX, num_bytes=1000, warm_up=2, num_steps=3)
+    found = Profiler(CTX, warm_up=2, num_steps=3)
     loop(found, 7)
     return found
 
@@ -75,19 +74,6 @@ def test_the_window_has_the_steps_after_the_warm_up_and_their_operators(watched)
     begin, end = watched.timeline.window
     for span in watched.timeline.spans:
         assert begin <= span.start <= span.end <= end, span
-
-
-def test_bytes_are_those_of_a_batch_and_of_all_devices_parameters(watched):
-    found = watched.timeline.num_bytes
-    assert found["data"] == X.nbytes + Y.nbytes
-    assert found["exchange"] == found["update"] == 2 * 1000
-
-
-def test_the_same_process_can_be_profiled_again(watched):
-    again = Profiler(CTX, warm_up=0, num_steps=2)
-    loop(again, 4)
-    assert again.steps == (1, 2)
-    assert sum("_backward_FullyConnected" in span.name for span in spans(again, 1)) == 2
 
 
 def test_a_profiled_loop_ends_with_the_same_bits():
@@ -127,19 +113,6 @@ def test_running_operators_end_before_the_window_begins():
         assert len(done) == 1
 
 
-def test_an_exception_in_the_window_ends_it(tmp_path):
-    from_numpy, watched = memory.from_numpy, Profiler(CTX, warm_up=0, num_steps=5)
-    with pytest.raises(KeyError, match="a bug"):
-        with watched:
-            mx.nd.ones((3,)).sin().wait_to_read()
-            watched.step()
-            raise KeyError("a bug")
-    mx.nd.ones((3,)).cos().wait_to_read()
-    assert recorded(tmp_path) == set()
-    assert memory.from_numpy is from_numpy
-    assert watched.steps == (1, 1)
-
-
 def test_an_operators_error_in_the_window_reaches_the_caller_and_ends_it(tmp_path):
     from_numpy = memory.from_numpy
     with pytest.raises(mx.MXNetError, match="a bug"):
@@ -150,13 +123,6 @@ def test_an_operators_error_in_the_window_reaches_the_caller_and_ends_it(tmp_pat
     mx.nd.ones((3,)).cos().wait_to_read()
     assert recorded(tmp_path) == set()
     assert memory.from_numpy is from_numpy
-
-
-def test_a_loop_that_ends_in_the_window_is_profiled_as_far_as_it_went():
-    watched = Profiler(CTX, warm_up=1, num_steps=9)
-    loop(watched, 3)
-    assert watched.steps == (2, 3)
-    assert watched.timeline.num_steps == 2
 
 
 @pytest.mark.parametrize(("warm_up", "taken"), [(3, 2), (3, 3), (0, 0)])
@@ -178,14 +144,11 @@ def test_with_no_steps_mxnets_profiler_is_never_used(monkeypatch):
         watched.step()
 
 
-def test_negative_numbers_of_steps_are_refused():
-    with pytest.raises(ValueError, match="got -1 and 2"):
-        Profiler(CTX, warm_up=-1, num_steps=2)
-
-
 def test_devices_that_mxnets_profiler_cannot_record_are_refused():
     most = threads.cores() + 2
-    assert profiler.check_devices([mx.cpu(i) for i in range(most)]) == {i: i for i in range(most)}
+    assert profiler.device_of_process([mx.cpu(i) for i in range(most)]) == {
+        i: i for i in range(most)
+    }
     with pytest.raises(ValueError, match=rf"cpu\({most}\) cannot be .* {most} CPU"):
         Profiler([mx.cpu(most)])
 
@@ -193,14 +156,9 @@ def test_devices_that_mxnets_profiler_cannot_record_are_refused():
 def test_gpus_are_numbered_after_the_processors(monkeypatch):
     names = ["cpu/0", "cpu/1", "gpu/0", "gpu/1", "gpu/2", "cpu pinned/", "cpu shared/"]
     monkeypatch.setattr(profiler, "_processes", lambda: names)
-    assert profiler.check_devices([mx.gpu(0), mx.gpu(2)]) == {2: 0, 4: 1}
+    assert profiler.device_of_process([mx.gpu(0), mx.gpu(2)]) == {2: 0, 4: 1}
     with pytest.raises(ValueError, match=r"cpu\(2\) cannot be .* 2 CPU contexts and 3 GPUs"):
-        profiler.check_devices([mx.cpu(2)])
-
-
-def test_the_devices_are_known_even_if_other_code_wrote_the_first_profile(tmp_path):
-    profiler._processes()  # now the first file is written, in whatever order the tests run
-    assert profiler._processes.__wrapped__() == profiler._processes()
+        profiler.device_of_process([mx.cpu(2)])
 
 
 def test_the_trace_is_a_file_of_the_trace_event_format(watched, tmp_path):
@@ -218,17 +176,3 @@ def test_the_trace_is_a_file_of_the_trace_event_format(watched, tmp_path):
     assert [event["name"] for event in steps] == ["step 3", "step 4", "step 5"]
     for one, other in zip(steps, steps[1:]):
         assert one["ts"] + one["dur"] == pytest.approx(other["ts"], rel=1e-9)
-
-
-def test_a_trace_that_cannot_be_finished_leaves_the_old_file(watched, tmp_path, monkeypatch):
-    path = tmp_path / "trace.json"
-    path.write_text("before")
-
-    def full(*_):
-        raise OSError("no space left")
-
-    monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(OSError, match="no space left"):
-        watched.save(path)
-    assert [file.name for file in tmp_path.iterdir()] == ["trace.json"]
-    assert path.read_text() == "before"

@@ -50,7 +50,7 @@ def record(timeline: Timeline, first: int, num_steps: int) -> dict[str, Any]:
                 if start < stop:
                     spans.append(Span(part, device, 0, round(start), round(stop), part))
     window = 0, round(end - begin)
-    steps = Timeline(timeline.devices, window, num_steps, spans, {}, timeline.processors)
+    steps = Timeline(timeline.devices, window, num_steps, spans, timeline.processors)
     return {
         "devices": timeline.devices,
         "num_steps": num_steps,

@@ -8,7 +8,7 @@ from typing import Callable, Iterator
 
 import numpy as np
 
-from gluonpar.training.data import fashion_mnist, locate
+from gluonpar.training.data import fashion_mnist
 
 NAMES = ("fashion-mnist", "synthetic")
 
@@ -48,8 +48,10 @@ class Dataset:
         """
         available = len(self.train_images)
         if not 1 <= n <= available:
-            of = f"the number of training images of {self.name}"
-            raise ValueError(f"limit must be between 1 and {available}, {of}, got {n}")
+            raise ValueError(
+                f"limit must be between 1 and {available}, the number of training images of "
+                f"{self.name}, got {n}"
+            )
         return replace(self, train_images=self.train_images[:n], train_labels=self.train_labels[:n])
 
 
@@ -73,14 +75,14 @@ def load(
         raise ValueError(f"the data set must be one of {', '.join(NAMES)}, got {name!r}")
     if name == "synthetic":
         if data_dir is not None:
-            given = f"data_dir={str(data_dir)!r}"
-            raise ValueError(f"synthetic data are not read from files: leave out {given}")
+            raise ValueError(
+                f"synthetic data are not read from files: leave out data_dir={str(data_dir)!r}"
+            )
         dataset = synthetic()
     else:
-        arrays, source = locate.find(data_dir, files)
+        arrays, source = fashion_mnist.find(data_dir, files)
         X, y, test_X, test_y = map(arrays.get, fashion_mnist.STEMS)
-        samples = X[:, None], y, test_X[:, None], test_y
-        dataset = Dataset(name, *samples, source, files.num_classes)
+        dataset = Dataset(name, X[:, None], y, test_X[:, None], test_y, source)
     return dataset if limit is None else dataset.limited(limit)
 
 
@@ -146,7 +148,7 @@ def batches(
     return generate()
 
 
-def _check_counts(images: np.ndarray, labels: np.ndarray, what: str) -> None:
+def _check_counts(images: np.ndarray, labels: np.ndarray, name: str) -> None:
     if len(images) != len(labels):
         counts = f"{len(images)} and {len(labels)}"
-        raise ValueError(f"{what}: there must be as many images as labels, got {counts}")
+        raise ValueError(f"{name}: there must be as many images as labels, got {counts}")

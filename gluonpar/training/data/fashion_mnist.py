@@ -1,4 +1,4 @@
-"""The four files of Fashion-MNIST: their checksums, their format IDX, and how they are read.
+"""Fashion-MNIST: where its four files are found, their download, checksums, and format, IDX.
 
 Xiao, Rasul and Vollgraf 2017, "Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine
 Learning Algorithms". There are two editions: the authors replaced duplicate samples five days after
@@ -19,11 +19,11 @@ digits".
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import struct
+import sys
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Mapping, NamedTuple
 
@@ -34,6 +34,9 @@ TRAIN_LABELS = "train-labels-idx1-ubyte"
 TEST_IMAGES = "t10k-images-idx3-ubyte"
 TEST_LABELS = "t10k-labels-idx1-ubyte"
 STEMS = (TRAIN_IMAGES, TRAIN_LABELS, TEST_IMAGES, TEST_LABELS)
+
+_MAX_BYTES = 1 << 26  # more than any of the files decompressed; a gzip bomb ends here
+_REMEDY = "Delete the file and get it again"
 
 
 class Edition(NamedTuple):
@@ -64,20 +67,24 @@ MXNETS = Edition(
         TEST_LABELS: "17f9ab60e7257a1620f4ad76bbbaf857c3920701",
     },
 )
+# SHA-256 of the mirrors' .gz files, whose content is CURRENT's. MXNet's own server has MXNETS.
+PUBLISHED = {
+    TRAIN_IMAGES: "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+    TRAIN_LABELS: "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+    TEST_IMAGES: "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+    TEST_LABELS: "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+}
 
 
 @dataclass(frozen=True)
 class Files:
-    """The four files' sizes, editions and sources; the defaults are Fashion-MNIST's.
+    """The four files' editions and sources; the defaults are Fashion-MNIST's.
 
-    Downloads must be of the first edition. (MXNet's own server has the second.)
+    ``published`` has the SHA-256 of each .gz file on the mirrors; they are of the first edition.
     """
 
-    num_train: int = 60000
-    num_test: int = 10000
-    side: int = 28
-    num_classes: int = 10
     editions: tuple[Edition, ...] = (CURRENT, MXNETS)
+    published: Mapping[str, str] = field(default_factory=lambda: PUBLISHED)
     debian: Path = Path("/usr/share/datasets/fashion-mnist")
     mirrors: tuple[str, ...] = (
         "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
@@ -86,24 +93,93 @@ class Files:
     )
     timeout_seconds: float = 5.0
 
-    def shape(self, stem: str) -> tuple[int, ...]:
-        """Return the dimensions that the file of this stem must have."""
-        count = self.num_train if stem in (TRAIN_IMAGES, TRAIN_LABELS) else self.num_test
-        return (count, self.side, self.side) if "images" in stem else (count,)
-
 
 FASHION_MNIST = Files()
 
 
-def path_of(folder: Path, stem: str) -> Path | None:
-    """Return the file of this stem, preferably the .gz; None if the folder has neither."""
-    candidates = (folder / f"{stem}.gz", folder / stem)
-    return next((path for path in candidates if os.path.isfile(path)), None)
+def folders(files: Files = FASHION_MNIST) -> dict[Path, str]:
+    """Return the folders that are searched, in their order, and what each is.
+
+    MXNet's folder for data sets is $MXNET_HOME/datasets, or ~/.mxnet/datasets.
+    """
+    home = os.environ.get("MXNET_HOME") or os.path.join("~", ".mxnet")
+    cache = Path(os.path.expanduser(home)) / "datasets"
+    return {
+        cache / "fashion-mnist": "MXNet's cache",
+        files.debian: "Debian's dataset-fashion-mnist",
+        # Not in MXNet's own folder, where it replaces single files of other editions by its own.
+        cache / f"fashion-mnist-{files.editions[0].date}": "downloaded",
+    }
+
+
+def find(
+    data_dir: str | os.PathLike[str] | None = None, files: Files = FASHION_MNIST
+) -> tuple[dict[str, np.ndarray], str]:
+    """Return the four arrays by stem, uint8 and read-only, and a description of their source.
+
+    Searches ``data_dir`` only, if that is given; otherwise :func:`folders`, and downloads the files
+    that the last of these lacks. Raises FileNotFoundError, with the reason for each folder and
+    mirror, if the files are not found; ValueError if the first folder that has all four has a
+    damaged one.
+    """
+    places = folders(files) if data_dir is None else {Path(data_dir): "data_dir"}
+    tried = []
+    for folder, description in places.items():
+        lacking = missing(folder)
+        if lacking and description == "downloaded":
+            tried += _download(lacking, folder, files)
+            lacking = missing(folder)
+        if not lacking:
+            arrays, edition = read_folder(folder, files)
+            return arrays, f"{folder} ({description}, edition of {edition.date})"
+        problem = "lacks " + ", ".join(f"{stem}[.gz]" for stem in lacking)
+        if not os.path.isdir(folder):
+            problem = "not a folder" if os.path.exists(folder) else "no such folder"
+        tried.append(f"{folder} ({description}): {problem}")
+    raise FileNotFoundError(
+        "Fashion-MNIST was not found. Tried:\n"
+        + "".join(f"  - {line}\n" for line in tried)
+        + "Either put its four files into one folder and give that with --data-dir (data_dir=...), "
+        "or install Debian's package: apt-get install dataset-fashion-mnist. "
+        "For a run without real data: --dataset synthetic."
+    )
+
+
+def _download(stems: list[str], folder: Path, files: Files) -> list[str]:
+    """Download files, each from the first mirror that has it; return a line per failed mirror.
+
+    A mirror that fails is not used again. Stops at the first file that no mirror delivers. pooch
+    gives a file its name only when its checksum is right.
+    """
+    import pooch  # here, because `import gluonpar` must cost no more than MXNet
+
+    progressbar = sys.stderr is not None and sys.stderr.isatty()
+    get = pooch.HTTPDownloader(progressbar, timeout=files.timeout_seconds)
+    failed: dict[str, str] = {}
+    for stem in stems:
+        name, checksum = f"{stem}.gz", f"sha256:{files.published[stem]}"
+        for mirror in (m for m in files.mirrors if m not in failed):
+            url = f"{mirror.rstrip('/')}/{name}"
+            try:
+                path = pooch.retrieve(url, checksum, name, folder, downloader=get)
+            except (OSError, ValueError) as error:
+                failed[mirror] = f"{url}: {error}"
+                continue
+            os.chmod(path, 0o644)  # pooch lets its owner alone read it
+            break
+        else:
+            break
+    return list(failed.values())
 
 
 def missing(folder: Path) -> list[str]:
     """Return the stems of which a folder has neither the .gz nor the plain file."""
-    return [stem for stem in STEMS if path_of(folder, stem) is None]
+    return [stem for stem in STEMS if _path(folder, stem) is None]
+
+
+def _path(folder: Path, stem: str) -> Path | None:
+    candidates = (folder / f"{stem}.gz", folder / stem)
+    return next((path for path in candidates if os.path.isfile(path)), None)
 
 
 def read_folder(
@@ -116,103 +192,47 @@ def read_folder(
     """
     arrays, editions = {}, {}
     for stem in STEMS:
-        path = path_of(folder, stem)
+        path = _path(folder, stem)
         if path is None:
             raise FileNotFoundError(f"{folder}: has neither {stem}.gz nor {stem}")
-        try:
-            with open(path, "rb") as file:
-                raw = file.read(max_file_bytes(files.shape(stem)) + 1)
-            arrays[stem], editions[path.name] = check(raw, stem, str(path), files)
-        except OSError as error:
-            raise ValueError(f"{path} cannot be read: {error.strerror}") from error
-        except ValueError as error:
-            raise ValueError(f"{error}. Delete the file and get it again") from error
+        content, editions[path.name] = _read(path, stem, files.editions)
+        arrays[stem] = decode(content)
     if len({edition.date for edition in editions.values()}) > 1:
-        found = ", ".join(f"{name} of {edition.date}" for name, edition in editions.items())
+        dates = ", ".join(f"{name} of {edition.date}" for name, edition in editions.items())
         raise ValueError(
-            f"{folder}: files of different editions: {found}; expected four of one. Delete them "
+            f"{folder}: files of different editions: {dates}; expected four of one. Delete them "
             "and get all four again"
         )
     return arrays, next(iter(editions.values()))
 
 
-def check(raw: bytes, stem: str, name: str, files: Files) -> tuple[np.ndarray, Edition]:
-    """Return the array in a file's bytes, and the file's edition.
-
-    Raises ValueError, which begins with ``name``, for damage, wrong dimensions, labels out of range
-    and an unknown checksum.
-    """
-    shape = files.shape(stem)
-    most = max_file_bytes(shape)
-    if len(raw) > most:
-        raise ValueError(f"{name}: too large: dimensions {shape} need at most {most} bytes")
-    content = unpack(raw, shape, name)
-    array = decode(content, shape, name)
-    largest = files.num_classes - 1
-    if "labels" in stem and array.size and array.max() > largest:
-        at = int(np.argmax(array > largest))
-        raise ValueError(f"{name}: label {array[at]} at index {at}; expected 0 to {largest}")
+def _read(path: Path, stem: str, editions: tuple[Edition, ...]) -> tuple[bytes, Edition]:
+    """Return a file's content, decompressed, and its edition, which its checksum says."""
+    try:
+        raw = path.read_bytes()
+        content = raw
+        if raw[:2] == b"\x1f\x8b":
+            content = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS).decompress(raw, _MAX_BYTES)
+    except (OSError, zlib.error) as error:
+        reason = getattr(error, "strerror", f"damaged gzip ({error})")
+        raise ValueError(f"{path} cannot be read: {reason}. {_REMEDY}") from error
     sha256, sha1 = hashlib.sha256(content).hexdigest(), hashlib.sha1(raw).hexdigest()
-    for edition in files.editions:
+    for edition in editions:
         if edition.checksums[stem] in (sha256, sha1):
-            return array, edition
-    expected = " or ".join(f"{e.checksums[stem]} ({e.date})" for e in files.editions)
+            return content, edition
+    expected = " or ".join(f"{e.checksums[stem]} ({e.date})" for e in editions)
     raise ValueError(
-        f"{name}: wrong checksum: the content's SHA-256 is {sha256} and the file's SHA-1 {sha1}; "
-        f"expected {expected}"
+        f"{path}: wrong checksum: the content's SHA-256 is {sha256} and the file's SHA-1 {sha1}; "
+        f"expected {expected}. {_REMEDY}"
     )
 
 
-def _num_bytes(shape: tuple[int, ...]) -> int:
-    return 4 + 4 * len(shape) + math.prod(shape)
+def decode(content: bytes) -> np.ndarray:
+    """Return the array in an IDX file's content: uint8, a read-only view of it.
 
-
-def max_file_bytes(shape: tuple[int, ...]) -> int:
-    """Return the largest size of a file of this shape, compressed or not, in bytes."""
-    size = _num_bytes(shape)
-    return size + size // 1024 + 4096  # gzip may add its frame, a name, and 5 bytes per 16 KiB
-
-
-def unpack(raw: bytes, shape: tuple[int, ...], name: str) -> bytes:
-    """Return the IDX content of a file's bytes, decompressed if they are gzip.
-
-    Decompresses at most one byte more than ``shape`` needs, so a gzip bomb does no harm.
-    """
-    if raw[:2] != b"\x1f\x8b":
-        return raw
-    size, stream = _num_bytes(shape), zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
-    try:
-        content = stream.decompress(raw, size + 1)
-    except zlib.error as error:
-        raise ValueError(f"{name}: damaged gzip ({error}); expected {size} bytes of IDX") from error
-    if len(content) > size:
-        raise ValueError(f"{name}: the gzip holds more than the {size} bytes expected of {shape}")
-    if not stream.eof:
-        raise ValueError(f"{name}: truncated gzip of {len(content)} bytes of IDX; expected {size}")
-    extra = len(stream.unused_data)
-    if extra:
-        raise ValueError(f"{name}: {extra} bytes of trailing garbage after the gzip stream")
-    return content
-
-
-def decode(content: bytes, shape: tuple[int, ...], name: str) -> np.ndarray:
-    """Return the array in an uncompressed IDX file: uint8, a read-only view of ``content``.
-
-    Allocates nothing by the sizes in the file's header.
-
-    >>> decode(bytes([0, 0, 8, 1, 0, 0, 0, 2, 5, 7]), (2,), "labels")
+    >>> decode(bytes([0, 0, 8, 1, 0, 0, 0, 2, 5, 7]))
     array([5, 7], dtype=uint8)
     """
-    header = struct.pack(f">4B{len(shape)}I", 0, 0, 8, len(shape), *shape)
-    if len(content) >= 4 and content[:4] != header[:4]:
-        magic = f"{content[:4].hex()}; expected {header[:4].hex()}"
-        raise ValueError(f"{name}: wrong magic number {magic} ({len(shape)} dimensions of bytes)")
-    if len(content) >= len(header) and not content.startswith(header):
-        found = struct.unpack(f">{len(shape)}I", content[4 : len(header)])
-        raise ValueError(f"{name}: its header has dimensions {found}; expected {tuple(shape)}")
-    extra = len(content) - _num_bytes(shape)
-    if extra:
-        what = f"truncated by {-extra} bytes" if extra < 0 else f"{extra} bytes of trailing garbage"
-        sizes = f"{len(content)} bytes of IDX; expected {_num_bytes(shape)}"
-        raise ValueError(f"{name}: {what}: {sizes}")
-    return np.frombuffer(content, np.uint8, offset=len(header)).reshape(shape)
+    num_dimensions = content[3]
+    shape = struct.unpack_from(f">{num_dimensions}I", content, 4)
+    return np.frombuffer(content, np.uint8, offset=4 + 4 * num_dimensions).reshape(shape)
