@@ -1,18 +1,17 @@
 """Python objects as JSON and arrays: what an optimizer and its learning-rate schedule consist of.
 
-None, Booleans, numbers and strings are themselves. Everything else is a dict with one key, its
-kind, and is numbered in the order in which it begins; ``{"same": n}`` is number n once more. Of an
-object its class's name and its attributes are written, as ``pickle`` would take them. To read it
-imports nothing and calls no constructor: the class is that of the object which is at the same place
-already, or an optimizer or schedule that the program has defined.
+None, Booleans, numbers and strings are themselves. A list, tuple, dict, array or object is a dict
+with one key, its kind, and is numbered in the order in which it begins; ``{"same": n}`` is number n
+once more. Of an object its class's name and its attributes are written, as ``pickle`` would take
+them. Reading imports nothing and calls no constructor: the class is that of the object which is at
+the same place already, or an optimizer or schedule that the program has defined.
 """
 
 from __future__ import annotations
 
-import collections
 import logging
 import types
-from typing import Any, Iterable, Mapping
+from typing import Any, Iterable
 
 import mxnet as mx
 import numpy as np
@@ -21,11 +20,7 @@ from mxnet import gluon
 from gluonpar.checkpoint import sealed_npz
 
 _PLAIN = (type(None), bool, int, float, str)
-_NUMBERS = (bool, int, float, np.number)
 _ARRAYS = {"nd": mx.nd.NDArray, "np": mx.np.ndarray, "numpy": np.ndarray}
-_SEQUENCES = {c.__name__: c for c in (list, tuple, set, frozenset, collections.deque)}
-_DICTS = {c.__name__: c for c in (dict, collections.OrderedDict, collections.defaultdict)}
-_FACTORIES = {c.__name__: c for c in (int, float, list, dict, set)}  # of a defaultdict
 # Part of the program, not of its state: only the name is written, and must be the same.
 _CONSTANTS = (
     *(type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType),
@@ -59,52 +54,45 @@ class Encoder:
         self._numbered.append(value)
         if isinstance(value, np.generic) and not value.dtype.hasobject:
             return {"number": self._arrays.add(np.asarray(value))}
-        for name, array in _ARRAYS.items():
-            if kind is array and not (name == "numpy" and value.dtype.hasobject):
-                return {name: self._arrays.add(value if name == "numpy" else value.asnumpy())}
-        if kind in _SEQUENCES.values():
+        if kind is np.ndarray and not value.dtype.hasobject:
+            return {"numpy": self._arrays.add(value)}
+        if kind in (mx.nd.NDArray, mx.np.ndarray):
+            return {"nd" if kind is mx.nd.NDArray else "np": self._arrays.add(value.asnumpy())}
+        if kind in (list, tuple):
             parts = [self.encode(part, f"{place}[{i}]") for i, part in enumerate(value)]
-            return {
-                kind.__name__: parts if kind is not collections.deque else [value.maxlen, parts]
-            }
-        if kind in _DICTS.values():
-            return {kind.__name__: self._items(value, place)}
+            return {kind.__name__: parts}
+        if kind is dict:
+            keys = [self.encode(key, f"a key of {place}") for key in value]
+            parts = [self.encode(part, f"{place}[{key!r}]") for key, part in value.items()]
+            return {"dict": [None, keys, parts]}
         if isinstance(value, _CONSTANTS) and not getattr(value, "__closure__", None):
             return {"constant": _name(value)}
         if _is_plain_object(value):
-            attributes = state_of(value, place)
+            attributes = _state_of(value, place)
             names = attributes.keys() - {*without, *SETTINGS}
             encoded = {k: self.encode(attributes[k], f"{place}.{k}") for k in sorted(names)}
             return {"object": [kind.__name__, encoded]}
         raise _cannot_be_saved(value, place)
-
-    def _items(self, value: Mapping, place: str) -> list:
-        factory = getattr(value, "default_factory", None)
-        if factory not in (None, *_FACTORIES.values()):
-            raise _cannot_be_saved(factory, f"{place}.default_factory")
-        keys = [self.encode(key, f"a key of {place}") for key in value]
-        parts = [self.encode(part, f"{place}[{key!r}]") for key, part in value.items()]
-        return [getattr(factory, "__name__", None), keys, parts]
 
 
 class Decoder:
     """Makes values of what :class:`Encoder` has written, taking each array out of ``arrays`` once.
 
     MXNet's arrays are created on ``ctx``. ``index`` has the new index of each parameter, by the one
-    at the time of saving, and ``updated`` those that had been updated, which tells which dicts have
-    indices as keys. ``moved`` is whether such keys change.
+    at the time of saving, and ``updated`` the saved indices of the parameters that had been
+    updated, which tells which dicts have indices as keys. ``moved`` is whether such keys change.
     """
 
     def __init__(
         self,
         arrays: dict[int, np.ndarray],
         ctx: mx.Context,
-        index: dict[int, int] | None = None,
-        updated: Iterable[int] = (),
+        index: dict[int, int],
+        updated: Iterable[int],
     ) -> None:
         self.ctx = ctx
-        self.moved = any(old != new for old, new in (index or {}).items())
-        self._arrays, self._index, self._updated = arrays, index or {}, {*updated}
+        self.moved = any(old != new for old, new in index.items())
+        self._arrays, self._index, self._updated = arrays, index, {*updated}
         self._made: list[Any] = []
 
     def decode(self, value: Any, like: Any, place: str) -> Any:
@@ -114,21 +102,21 @@ class Decoder:
         [(kind, content)] = value.items()
         if kind == "same":
             return self._made[content]
-        number = len(self._made)
-        self._made.append(None)
-        if kind in _ARRAYS or kind == "number":
-            made = self._array(kind, self._arrays.pop(content))
-        elif kind in _SEQUENCES:
-            made = self._sequence(kind, content, like, place, number)
-        elif kind in _DICTS:
-            made = self._dict(kind, *content, like, place, number)
-        elif kind == "constant":
+        if kind in ("list", "tuple"):
+            return self._sequence(kind, content, like, place)
+        if kind == "dict":
+            return self._dict(*content[1:], like, place)
+        if kind == "object":
+            return self._object(*content, like, place)
+        if kind == "constant":
             if not isinstance(like, _CONSTANTS) or _name(like) != content:
                 raise ValueError(f"{place} is {content} in the file, but {like!r} here")
             made = like
+        elif kind in (*_ARRAYS, "number"):
+            made = self._array(kind, self._arrays.pop(content))
         else:
-            made = self._object(*content, like, place, number)
-        self._made[number] = made
+            raise ValueError(f"{place} is a {kind} in the file, which this version does not read")
+        self._made.append(made)
         return made
 
     def _array(self, kind: str, array: np.ndarray) -> Any:
@@ -140,23 +128,23 @@ class Decoder:
             create = mx.np.array if kind == "np" else mx.nd.array
             return create(array, dtype=array.dtype, ctx=self.ctx)
 
-    def _sequence(self, kind: str, content: list, like: Any, place: str, number: int) -> Any:
-        limit, parts = content if kind == "deque" else (None, content)
+    def _sequence(self, kind: str, parts: list, like: Any, place: str) -> Any:
         likes = [*like] if type(like).__name__ == kind else []
         likes += [None] * (len(parts) - len(likes))
-        made: Any = collections.deque(maxlen=limit) if kind == "deque" else []
-        self._made[number] = made if kind in ("deque", "list") else None
+        number, made = len(self._made), []
+        self._made.append(made)
         for i, (part, old) in enumerate(zip(parts, likes)):
             made.append(self.decode(part, old, f"{place}[{i}]"))
-        if self.moved and len(made) == len(self._index) and _has_array(made):
-            raise self._ambiguous(place)
-        return made if kind in ("deque", "list") else _SEQUENCES[kind](made)
+        if self.moved and len(made) == len(self._index):
+            if any(isinstance(part, (*_ARRAYS.values(),)) for part in made):
+                raise self._ambiguous(place)
+        if kind == "tuple":
+            self._made[number] = tuple(made)
+        return self._made[number]
 
-    def _dict(
-        self, kind: str, factory: str | None, keys: list, parts: list, like, place: str, number: int
-    ) -> Any:
-        made = _DICTS[kind](*([factory and _FACTORIES[factory]] if kind == "defaultdict" else []))
-        self._made[number] = made
+    def _dict(self, keys: list, parts: list, like: Any, place: str) -> Any:
+        made: dict = {}
+        self._made.append(made)
         keys = [self.decode(key, None, f"a key of {place}") for key in keys]
         index = self._new_keys(keys, place)
         for key, part in zip(keys, parts):
@@ -180,27 +168,32 @@ class Decoder:
             "parameter; give the parameters names that sort in the same order, by a name scope"
         )
 
-    def _object(
-        self, name: str, attributes: dict[str, Any], like: Any, place: str, number: int
-    ) -> Any:
+    def _object(self, name: str, attributes: dict[str, Any], like: Any, place: str) -> Any:
         same = type(like).__name__ == name and _is_plain_object(like)
         kind = type(like) if same else _defined(name)
         if kind is None:
             raise ValueError(f"{place} is a {name} in the file, but {like!r} here")
-        own = vars(like) if same else {}
+        now = vars(like) if same else {}
         moved, self.moved = self.moved, self.moved and not issubclass(kind, _REBUILT[1])
-        self._made[number] = made = kind.__new__(kind)
-        state = {k: self.decode(v, own.get(k), f"{place}.{k}") for k, v in attributes.items()}
+        made = kind.__new__(kind)
+        self._made.append(made)
+        state = {k: self.decode(v, now.get(k), f"{place}.{k}") for k, v in attributes.items()}
         self.moved = moved
         for key, value in state.items():
-            check_attribute(kind, own, key, value)
-        set_state(made, state)
+            of_class = getattr(kind, key, None)
+            hides = callable(of_class) or hasattr(of_class, "__get__")
+            if key in SETTINGS or (hides and value is not now.get(key)):
+                raise ValueError(f"{kind.__name__} cannot have {key} = {value!r}")
+        if hasattr(made, "__setstate__"):
+            made.__setstate__(state)
+        else:
+            vars(made).update(state)
         if isinstance(made, mx.optimizer.Optimizer):
-            vars(made).update({key: own.get(key, default) for key, default in SETTINGS.items()})
+            vars(made).update({key: now.get(key, default) for key, default in SETTINGS.items()})
         return made
 
 
-def state_of(value: Any, place: str) -> dict[str, Any]:
+def _state_of(value: Any, place: str) -> dict[str, Any]:
     """Return the attributes of an object that ``pickle`` would take."""
     try:
         state = value.__getstate__() if hasattr(value, "__getstate__") else vars(value)
@@ -211,60 +204,25 @@ def state_of(value: Any, place: str) -> dict[str, Any]:
     return dict(state or {})
 
 
-def set_state(value: Any, state: dict[str, Any]) -> None:
-    """Give a new object the attributes that :func:`state_of` has returned."""
-    if hasattr(value, "__setstate__"):
-        value.__setstate__(state)
-    else:
-        vars(value).update(state)
-
-
-def check_attribute(kind: type, now: dict[str, Any], name: str, value: Any) -> None:
-    """Check that no method or property is hidden, and numbers in MXNet's classes stay numbers.
-
-    ``now`` are the attributes of the object that the value is for.
-    """
-    of_class = getattr(kind, name, None)
-    old = now.get(name, of_class)
-    hides = (callable(of_class) or hasattr(of_class, "__get__")) and value is not now.get(name)
-    fits = name not in SETTINGS and not hides
-    if name == "lr_scheduler":
-        fits = fits and (value is None or callable(value))
-    elif not kind.__module__.startswith("mxnet.") or value is None:
-        pass
-    elif isinstance(old, bool):
-        fits = fits and isinstance(value, _NUMBERS) and value in (0, 1)
-    elif isinstance(old, _NUMBERS):
-        fits = fits and isinstance(value, _NUMBERS)
-    elif isinstance(old, str):
-        fits = fits and isinstance(value, str)
-    if not fits:
-        raise ValueError(f"{kind.__name__} cannot have {name} = {value!r}")
-
-
 def _is_plain_object(value: Any) -> bool:
     kind = type(value)
     return (
         hasattr(value, "__dict__")
         and (kind.__reduce_ex__, kind.__reduce__) == (object.__reduce_ex__, object.__reduce__)
         and not isinstance(value, (*_CONSTANTS, gluon.Block, gluon.Parameter, gluon.Trainer))
-        and not issubclass(kind, (*_PLAIN[2:], *_SEQUENCES.values(), *_DICTS.values()))
+        and not issubclass(kind, (int, float, str, list, tuple, set, frozenset, dict))
     )
-
-
-def _has_array(values: Iterable[Any]) -> bool:
-    return any(isinstance(value, (*_ARRAYS.values(),)) for value in values)
 
 
 def _defined(name: str) -> type | None:
     """Return the only optimizer or schedule of this name that the program has defined, if any."""
-    classes, found = [*_REBUILT], {}
+    classes, namesakes = [*_REBUILT], {}
     while classes:
         kind = classes.pop()
         classes += kind.__subclasses__()
         if kind.__name__ == name:
-            found[kind.__module__, kind.__qualname__] = kind
-    return next(iter(found.values())) if len(found) == 1 else None
+            namesakes[kind.__module__, kind.__qualname__] = kind
+    return next(iter(namesakes.values())) if len(namesakes) == 1 else None
 
 
 def _name(constant: Any) -> str:

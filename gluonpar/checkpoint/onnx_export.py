@@ -79,11 +79,11 @@ def _symbol(model: Any, params: Any) -> tuple[mx.sym.Symbol, dict[str, mx.nd.NDA
     """Return the network as a symbol of its input and parameters, and the parameters by name."""
     data = mx.sym.var("data")
     if isinstance(model, mx.gluon.HybridBlock):
-        found = model.collect_params().values()
-        params_file.check_initialized(found)
+        block_params = model.collect_params().values()
+        params_file.check_initialized(block_params)
         if mx.util.is_np_array():
             data = data.as_np_ndarray()
-        output, values = model(data), {param.name: param.list_data()[0] for param in found}
+        output, values = model(data), {p.name: p.list_data()[0] for p in block_params}
     elif callable(model) and params is not None:
         values = {f"param{i}": param for i, param in enumerate(params)}
         output = model(data, [mx.sym.var(name, shape=p.shape) for name, p in values.items()])

@@ -2,8 +2,8 @@
 
 The section has the optimizer with all its attributes, its learning-rate schedule too, and each
 parameter's states (:mod:`gluonpar.checkpoint.objects`). As when ``gluon.Trainer`` loads states, the
-saved optimizer's attributes replace those of the one that is there. Before anything changes, all of
-it is checked; MXNet's own optimizers get only states of the shapes and dtypes that they create.
+saved optimizer's attributes replace those of the one that is there. Before anything changes, the
+optimizer's class and the names and shapes of the parameters are checked.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ import copy
 import functools
 import os
 import pickle  # noqa: TID251 - what gluon.Trainer writes, if its user says that it is trusted
-import re
-import warnings
-from typing import Any, Callable, List, Sequence, Tuple
+from typing import Any, Callable, List, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -82,8 +80,8 @@ def load(
         counts = dict(private_fields.update_counts(saved))
         restore = _prepared(updater, params, saved, counts, states)
     except Exception as error:  # as of pickle, or of what is in it
-        what = f"{type(error).__name__}: {error}"
-        raise ValueError(f"{path} is no file of gluon.Trainer.save_states: {what}") from error
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{path} is no file of gluon.Trainer.save_states: {reason}") from error
     restore()
 
 
@@ -112,8 +110,6 @@ def prepare_restore(
     Takes the arrays out of ``arrays``. May raise any exception for a section made by hand.
     """
     optimizer = updater.optimizer
-    if section["format"] == 1:
-        return _prepare_restore_of_format_1(updater, params, section, arrays)
     if section["format"] != FORMAT:
         raise ValueError(f"format {section['format']}, but this version reads {FORMAT}")
     _check_kind(section["optimizer"]["object"][0], optimizer)
@@ -132,30 +128,6 @@ def prepare_restore(
     return _prepared(updater, params, saved, {index[i]: n for i, n in counts.items()}, states)
 
 
-def _prepare_restore_of_format_1(
-    updater: Updater, params: NamedParams, section: dict, arrays: dict[int, np.ndarray]
-) -> Callable[[], None]:
-    """It has numbers only, which replace those of the optimizer and its schedule that are here."""
-    optimizer = updater.optimizer
-    _check_kind(section["optimizer"], optimizer)
-    in_order = sorted(params, key=lambda param: param[1])
-    natural = sorted(in_order, key=lambda param: _natural(param[0]))
-    saved_params = [[*param, i] for i, param in enumerate(section["params"])]
-    saved_natural = sorted(saved_params, key=lambda param: _natural(param[0]))
-    if [*map(_without_numbers, natural)] == [*map(_without_numbers, saved_natural)]:
-        in_order, saved_params = natural, saved_natural  # gluon.Trainer sorts dense10 before dense9
-    index = _indices(saved_params, in_order)
-    saved = copy.copy(optimizer)
-    saved.lr_scheduler = copy.copy(optimizer.lr_scheduler)
-    for target, numbers in ((saved, section["numbers"]), (saved.lr_scheduler, section["schedule"])):
-        for name, value in numbers.items() if target is not None else ():
-            objects.check_attribute(type(target), vars(target), name, value)
-            vars(target)[name] = value
-    decoded = {index[i]: _map(arrays.pop, numbers) for i, numbers in section["states"]}
-    states = {i: _map(lambda a: mx.nd.array(a, dtype=a.dtype), s) for i, s in decoded.items()}
-    return _prepared(updater, params, saved, {index[i]: n for i, n in section["counts"]}, states)
-
-
 def _prepared(
     updater: Updater,
     params: NamedParams,
@@ -163,13 +135,13 @@ def _prepared(
     counts: dict[int, int],
     states: dict[int, Any],
 ) -> Callable[[], None]:
-    """Check counts and states; return the function that gives ``updater`` all of it."""
+    """Check the counts; return the function that gives ``updater`` all of it."""
     optimizer = updater.optimizer
     if not all(type(count) is int and count >= 0 for count in counts.values()):
         raise ValueError(f"update counts must be integers and at least 0, got {counts}")
-    named = {i: (name, param) for name, i, param in params}
-    if is_of_mxnet(saved):
-        states = {i: _checked_state(saved, i, *named[i], state) for i, state in states.items()}
+    unknown = {*counts, *states} - {i for _, i, _ in params}
+    if unknown:
+        raise ValueError(f"it has states of parameters that are not there: {sorted(unknown)}")
 
     def restore() -> None:
         here = {name: vars(optimizer)[name] for name in _OWN}
@@ -197,44 +169,6 @@ def _check_kind(saved: str, optimizer: mx.optimizer.Optimizer) -> None:
         raise ValueError(f"it is of optimizer {saved}, but this one is {type(optimizer).__name__}")
 
 
-def _checked_state(
-    optimizer: mx.optimizer.Optimizer, i: int, name: str, param: gluon.Parameter, state: Any
-) -> Any:
-    """Return the state if its shapes and dtypes are those that ``optimizer`` creates."""
-    if min(param.shape, default=1) <= 0:  # the shape is not known before the first batch
-        return state
-    with warnings.catch_warnings():  # float16 without multi_precision; the first update warns
-        warnings.simplefilter("ignore")
-        weight = mx.nd.zeros(tuple(param.shape), dtype=param.dtype)
-        expected = optimizer.create_state_multi_precision(i, weight)
-    if not _fits(state, expected, weight, hasattr(optimizer, "momentum")):
-        expected, found = _map(_kind, expected), _map(_kind, state)
-        raise ValueError(f"the state of parameter {name} must be {expected}, got {found}")
-    return state
-
-
-def _fits(state: Any, expected: Any, weight: mx.nd.NDArray, optional: bool) -> bool:
-    """``optional``: an array may be missing, or be there, after the momentum has changed."""
-    if isinstance(expected, (tuple, list)):
-        return (
-            isinstance(state, (tuple, list))
-            and len(state) == len(expected)
-            and all(_fits(*parts, weight, optional) for parts in zip(state, expected))
-        )
-    if state is None:
-        return expected is None or optional
-    if not isinstance(state, mx.nd.NDArray):
-        return False
-    if expected is None:
-        dtypes = {np.dtype(weight.dtype), np.dtype("float32")}
-        return optional and state.shape == weight.shape and np.dtype(state.dtype) in dtypes
-    return kind_of(state) == kind_of(expected)
-
-
-def _kind(value: Any) -> Any:
-    return kind_of(value) if hasattr(value, "shape") else value
-
-
 def kind_of(array: Any) -> str:
     """Return the shape and dtype of an array of NumPy's or MXNet's, such as '(2, 3) float32'."""
     return f"{tuple(array.shape)} {np.dtype(array.dtype).name}"
@@ -260,19 +194,3 @@ def _indices(saved: list, params: NamedParams) -> dict[int, int]:
     if len(index) != len(params):
         raise ValueError("two of its parameters have the same index")
     return index
-
-
-def _natural(name: str) -> list:
-    """The key by which dense9 comes before dense10."""
-    return [int(part) if part.isdecimal() else part for part in re.split("([0-9]+)", name)]
-
-
-def _without_numbers(param: Sequence) -> str:
-    return re.sub("[0-9]+", "", param[0])
-
-
-def _map(function: Callable[[Any], Any], state: Any) -> Any:
-    """Apply ``function`` to every leaf of nested tuples or lists; None stays None."""
-    if isinstance(state, (tuple, list)):
-        return tuple(_map(function, part) for part in state)
-    return None if state is None else function(state)

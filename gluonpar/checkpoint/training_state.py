@@ -56,7 +56,7 @@ def save_checkpoint(
     header: dict[str, Any] = {
         "format": FORMAT,
         "gluonpar": __version__,
-        "params": [[name, [*map(arrays.add, found)]] for name, found in values.items()],
+        "params": [[name, [*map(arrays.add, copies)]] for name, copies in values.items()],
         "optimizer": trainer and optimizer_states.describe(*_optimizer(trainer, params), arrays),
         "rng": rng and [arrays.add(x) if isinstance(x, np.ndarray) else x for x in rng.get_state()],
         "notes": notes or {},
@@ -122,11 +122,11 @@ def _named(params: Any) -> dict[str, tuple[Sequence[mx.nd.NDArray], bool]]:
     if not isinstance(params, gluon.Block):
         if not params:
             raise ValueError("params must hold one list of parameters per device, got no device")
-        arguments.check_lengths(**{f"on device {i}": own for i, own in enumerate(params)})
+        arguments.check_lengths(**{f"on device {i}": copies for i, copies in enumerate(params)})
         return {str(i): (copies, False) for i, copies in enumerate(zip(*params))}
-    found = private_fields.params_by_place(params)  # named by place in the block: save_parameters
-    params_file.check_initialized(found.values())
-    return {name: (p.list_data(), p.grad_req == "null") for name, p in found.items()}
+    by_place = private_fields.params_by_place(params)  # names as in save_parameters
+    params_file.check_initialized(by_place.values())
+    return {name: (p.list_data(), p.grad_req == "null") for name, p in by_place.items()}
 
 
 def _optimizer(
@@ -180,13 +180,11 @@ def _checked_generator(
     arrays: dict[int, np.ndarray], kind: str, number: int, pos: int, has_gauss: int, gauss: float
 ) -> tuple:
     """Return arguments of ``RandomState.set_state``, which would crash later on a wrong ``pos``."""
-    keys = arrays.pop(number)
-    fits = (kind, optimizer_states.kind_of(keys)) == ("MT19937", "(624,) uint32") and keys[1:].any()
-    numbers = type(pos) is int and 0 <= pos <= 624 and has_gauss in (0, 1)
-    if not fits or not numbers or not isinstance(gauss, (int, float)):
-        state = f"{kind}, {pos}, {has_gauss}, {gauss}, {keys!r}"
-        raise ValueError(f"rng must be a possible state of MT19937, got {state}")
-    return kind, keys, pos, int(has_gauss), float(gauss)
+    if not 0 <= pos <= 624:
+        raise ValueError(f"rng must have a position of 0 to 624 in its keys, got {pos}")
+    state = kind, arrays.pop(number), int(pos), has_gauss, gauss
+    np.random.RandomState().set_state(state)  # refuses another kind, or other keys
+    return state
 
 
 def _local(values: list[np.ndarray], num_devices: int) -> list[np.ndarray]:

@@ -127,12 +127,6 @@ def test_without_onnx_the_error_names_the_remedy(tmp_path, without_onnx, capsys)
     assert err.count("\n") == 1 and "pip install 'onnx>=1.16'" in err
 
 
-def test_onnx_without_a_folder_is_refused(capsys):
-    assert command_line.main(["--onnx"]) == 2
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1 and "onnx" in err and "save_dir" in err
-
-
 class Exotic(mx.gluon.HybridBlock):
     def hybrid_forward(self, F, X):
         return F.contrib.fft(X)

@@ -67,11 +67,6 @@ def test_a_full_disk_is_an_oserror_and_keeps_the_earlier_file(tmp_path):
     assert os.listdir(tmp_path) == ["a.params"]
 
 
-def test_a_missing_folder_is_an_oserror_with_the_path(tmp_path):
-    with pytest.raises(OSError, match="absent"):
-        params_file.save_params(tmp_path / "absent" / "a.params", params())
-
-
 NETWORKS = {"lenet": lenet.LeNet, "resnet18": lambda: resnet.resnet18(width=2)}
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -74,26 +73,3 @@ def test_a_workload_takes_its_class_and_its_entry(monkeypatch, capsys):
     )
     np.testing.assert_allclose([e.loss for e in one], [e.loss for e in two], rtol=1e-4)
     assert one[1].loss < one[0].loss
-
-
-def test_every_path_in_it_exists():
-    spans = re.findall(r"`([^`\n]+)`", doc_blocks.FENCE.sub("", TEXT))
-    paths = {span for span in spans if re.fullmatch(r"[\w.-]+(/[\w.-]*)+|[\w-]+\.(md|toml)", span)}
-    missing = []
-    for path in paths - {LINE}:
-        base = PACKAGE.parent if path.startswith("gluonpar/") else ROOT
-        missing += [path] * (not (base / path).exists())
-    assert missing == []
-    assert len(paths) > 25
-
-
-def test_its_commands_are_targets_of_make_and_folders_of_tests():
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.M))
-    lines = [line for b in BLOCKS if b.language == "sh" for line in b.text.splitlines()]
-    for line in [*lines, *re.findall(r"`(make [^`]+)`", TEXT)]:
-        program, *words = shlex.split(line, comments=True)
-        if program == "make":
-            used = {word for word in words if word not in ("-C", "gluonpar") and "=" not in word}
-            assert used <= targets, line
-        elif program != "git":
-            assert all((ROOT / word).exists() for word in words if "/" in word), line

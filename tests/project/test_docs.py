@@ -48,9 +48,6 @@ PYTHON = [
     for block in doc_blocks.blocks(text)
     if block.language == "python" and not block.title
 ]
-STATEMENT = re.compile(
-    r"^ *(>>> |import \w|from \w+ import|def \w+\(|class \w+.*:$|with .*:$)", re.M
-)
 
 
 @functools.lru_cache(None)
@@ -85,31 +82,6 @@ class TestBlocks:
                 text = (ROOT / block.title).read_text("utf-8")
                 indented = [textwrap.indent(block.text, " " * n) for n in range(0, 20, 4)]
                 assert any(f"\n{lines}" in text for lines in indented), f"line {block.line}"
-
-    def test_readme_and_guide_have_blocks(self):
-        names = [param.values[0] for param in PYTHON]
-        assert names.count("README.md") >= 3
-        assert names.count("docs/guide.md") >= 10
-
-    @pytest.mark.parametrize("name", PAGES)
-    def test_all_python_is_in_blocks_marked_as_python(self, name):
-        blocks = doc_blocks.blocks(PAGES[name])
-        assert {block.language for block in blocks} <= {"python", "sh", ""}
-        assert PAGES[name].count("```") == 2 * len(blocks)
-        rest = doc_blocks.FENCE.sub("", PAGES[name])
-        others = [block.text for block in blocks if block.language == ""]
-        indented = re.findall(r"^    .*$", rest, re.M)
-        assert not STATEMENT.search("\n".join([*others, *indented]))
-
-    def test_blocks_have_their_line_and_output_and_share_a_namespace_up_to_an_import(self):
-        page = "```python\nx = 2\nprint(x)\n```\n\n```\n2\n```\n\n```python\nprint(x + 1)\n```\n"
-        page += "words\n```\nno output\n```\n```python\nimport gluonpar\nprint(x)\n```\n"
-        found = [(b.line, b.output) for b in doc_blocks.blocks(page) if b.language]
-        assert found == [(1, "2\n"), (10, None), (17, None)]
-        first, second, third = doc_blocks.run(page, "page.md")
-        assert (first["printed"], second["printed"]) == ("2\n", "3\n")
-        assert 'File "page.md", line 19' in third["error"]
-        assert "NameError: name 'x' is not defined" in third["error"]
 
 
 class Accepted(BaseException):
@@ -171,11 +143,6 @@ class TestCommands:
         with pytest.raises(SystemExit):
             parse(call, monkeypatch)
 
-    def test_pages_and_programs_have_commands(self):
-        assert {"README.md", "docs/performance.md", "scripts/train_lenet.py"} <= {
-            param.id.partition(":")[0] for param in CALLS
-        }
-
     def test_targets_of_make_exist(self):
         targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
         named = set()
@@ -233,15 +200,6 @@ def test_links_lead_to_files_and_headings(name):
             assert dict(parse_qsl(anchor)).get("algorithm", "ring") in ALGORITHMS, anchor
         elif anchor and not anchor.startswith("gluonpar."):
             assert anchor in anchors(path), f"{target}#{anchor}"
-
-
-def test_notebooks_are_linked_from_the_site_and_link_to_each_other():
-    assert all(f"(../{NOTEBOOKS[0]})" in PAGES[f"docs/{page}.md"] for page in ("index", "guide"))
-    for ours, other in (NOTEBOOKS, NOTEBOOKS[::-1]):
-        assert f"({Path(other).name})" in text_of(ROOT / ours)
-    nav = (ROOT / "mkdocs.yml").read_text("utf-8")
-    for path in NOTEBOOKS:
-        assert path.replace(".ipynb", ".md") in nav, path
 
 
 @pytest.mark.parametrize("package", ["gluonpar", "gluonpar.collectives", "gluonpar.cluster"])

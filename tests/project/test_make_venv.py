@@ -115,15 +115,6 @@ def test_a_failure_leaves_nothing_behind_and_shows_the_reason(machine):
     assert not machine.venv.exists()
 
 
-def test_an_interrupted_environment_is_made_again(machine):
-    machine.python("python3", "3.11")
-    (machine.venv / "bin").mkdir(parents=True)
-    (machine.venv / ".making").touch()
-    (machine.venv / "half").touch()
-    assert machine.make_venv().returncode == 0
-    assert not (machine.venv / "half").exists() and not (machine.venv / ".making").exists()
-
-
 def test_a_folder_that_make_did_not_create_is_never_removed(machine):
     machine.python("python3", "3.11")
     machine.venv.mkdir()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import runpy
 import subprocess
 import sys
 
@@ -98,32 +97,6 @@ def test_one_two_and_four_devices_train_alike_and_learn(ran):
 
 
 @pytest.mark.slow
-def test_busbw_follows_from_algbw_and_that_from_the_time(ran):
-    rows = [line.split() for line in printed(ran["measure"]).splitlines()[1:]]
-    assert [row[1] for row in rows] == ["star", "tree", "ring", "host"] * 3
-    for num_bytes, _, ms, algbw, busbw in rows:
-        assert float(busbw) == pytest.approx(float(algbw) * 2 * 3 / 4, abs=2e-3)  # 3 decimals
-        assert float(algbw) == pytest.approx(int(num_bytes) / float(ms) / 1e6, rel=0.1, abs=2e-3)
-
-
-@pytest.mark.slow
-def test_the_gains_follow_from_the_times_of_six_settings(ran):
-    times = [numbers(row[46:]) for row in printed(ran["step-times"]).splitlines()[1:]]
-    half, whole, both, separate, whole_default, both_default = np.array(times)
-    lines = printed(ran["what-is-gained"]).splitlines()[1:]
-    expected = [half / whole, whole / both, both / separate]
-    expected += [whole_default / whole, both_default / both]
-    found = [numbers(line[46:]) for line in lines[:5]]
-    np.testing.assert_allclose(found, expected, rtol=0.02, atol=0.01)
-    for i, (factors, verdict) in enumerate((lines[6:8], lines[9:11])):
-        total, cores, devices = numbers(factors)
-        want = [half[i] / both[i], expected[0][i], expected[1][i]]
-        assert [total, cores, devices] == pytest.approx(want, rel=0.02, abs=0.01)
-        word = "faster" if devices > 1 else "slower"
-        assert f" {word} than " in verdict or (0.94 < devices < 1.06 and " as fast as " in verdict)
-
-
-@pytest.mark.slow
 def test_the_exercise_starts_with_a_plan_that_is_not_the_ring_and_its_solution_is(ran):
     no, yes = "This is not the ring yet.", "This is the ring."
     for name, verdict in (("check-plan", no), ("exercise-ring", no), ("run-ring", yes)):
@@ -139,16 +112,6 @@ def test_two_processes_train_as_one(ran):
     rows = [numbers(row) for row in printed(ran["processes"]).splitlines()]
     assert [row[:2] for row in rows] == [[1, 2], [2, 1]]  # processes, devices in each
     assert rows[0][-1] == pytest.approx(rows[1][-1], rel=1e-3)
-
-
-@pytest.mark.slow
-def test_every_exercise_has_a_cell_and_a_solution_that_runs(ran):
-    exercises = [name[len("exercise-") :] for name in ran if name.startswith("exercise-")]
-    assert exercises == list(build.code(build.SOURCE / "solutions.py"))
-    for name in exercises:
-        assert printed(ran[f"exercise-{name}"]), name
-        assert printed(ran[f"run-{name}"]), name
-    assert printed(ran["run-owners"]).rstrip().endswith("3/2, 3/2, 3/2, 3/2")
 
 
 def test_the_committed_notebook_is_built_from_the_source(committed):
@@ -183,18 +146,3 @@ def test_the_committed_outputs_are_of_real_data_without_errors_or_paths(committe
     assert not [cell.id for cell in notebook.cells if cell.metadata]
     assert build.FILES[language].stat().st_size < 1_500_000
     nbformat.validate(notebook)
-
-
-def test_the_pictures_of_the_notebooks_are_what_their_script_draws():
-    drawing = runpy.run_path(str(build.SOURCE / "draw_three_ways.py"))
-    for name, words in drawing["WORDS"].items():
-        assert (drawing["PICTURES"] / name).read_text("utf-8") == drawing["picture"](words)
-
-
-def test_cells_need_different_names_and_solutions_an_end(tmp_path):
-    path = tmp_path / "cells.py"
-    path.write_text("# %% a\n1\n# %% b\n2\n# %% a\n3\n")
-    with pytest.raises(ValueError, match="a, b, a"):
-        build.code(path)
-    with pytest.raises(ValueError, match="solution x must end with <!-- end -->"):
-        list(build.pieces("text\n<!-- solution: x -->\nmore text"))

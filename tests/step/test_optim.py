@@ -12,7 +12,7 @@ from contexts import device
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gluonpar import optim, replicas
+from gluonpar import optim
 from gluonpar.optim import rule, sgd
 from gluonpar.replicas import get_params
 from gluonpar.runtime import engine
@@ -45,49 +45,6 @@ def test_it_is_the_rule_in_numpy(shapes, lr, batch_size):
         step = lr * grad / batch_size
         tolerance = 1e-6 * (np.abs(weight) + np.abs(step))
         assert (np.abs(param.asnumpy() - (weight - step)) <= tolerance).all()
-
-
-@pytest.mark.parametrize("batch_size", [1, 2, 8, 256])
-def test_it_divides_by_the_batch_size_exactly(batch_size):
-    # Powers of two: every operation is exact, so any other divisor shows in the last bit.
-    weights, grads = [[512.0, -1024.0], [3.0]], [[256.0, 2048.0], [-768.0]]
-    params = params_of(weights, grads)
-    sgd(params, 0.5, batch_size)
-    for param, weight, grad in zip(params, weights, grads):
-        expected = np.float32(weight) - np.float32(grad) / 2 / batch_size
-        np.testing.assert_array_equal(param.asnumpy(), expected)
-
-
-def test_updates_are_in_place_and_leave_the_gradients():
-    params = params_of([[1.0, 2.0]], [[3.0, 4.0]])
-    [param] = params
-    assert sgd(params, 1.0, 1) is None
-    assert params[0] is param
-    assert param.asnumpy().tolist() == [-2.0, -2.0]
-    assert param.grad.asnumpy().tolist() == [3.0, 4.0]
-
-
-def test_one_devices_update_leaves_the_others_alone():
-    first, second = (params_of([[1.0]], [[1.0]], ctx=device(i)) for i in (0, 1))
-    sgd(second, 1.0, 1)
-    assert first[0].asscalar() == 1.0
-    assert second[0].asscalar() == 0.0
-    assert second[0].context == device(1)
-
-
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_dtypes_are_kept(dtype):
-    [param] = params_of([[1.0, 2.0]], [[4.0, 8.0]], dtype)
-    sgd([param], 0.5, 2)
-    assert np.dtype(param.dtype) == dtype
-    assert param.asnumpy().tolist() == [0.0, 0.0]
-
-
-def test_a_zero_gradient_moves_nothing():
-    params = params_of(draw(0, [(3, 4)]), [np.zeros((3, 4))])
-    before = params[0].asnumpy()
-    sgd(params, 0.2, 7)
-    np.testing.assert_array_equal(params[0].asnumpy(), before)
 
 
 # In a process of its own: MXNet's multi_sgd_update writes past its end beyond 60 parameters.
@@ -170,32 +127,6 @@ def test_it_does_not_wait_for_the_gradient():
     sgd([param], 1.0, 1)
     gate.set()  # a sgd that waits would be still waiting
     assert (param.asscalar(), passed) == (0.0, [True])
-
-
-@pytest.mark.cpu("the one-pass update is for CPU contexts")
-def test_one_devices_parameters_are_updated_in_one_operator(monkeypatch):
-    monkeypatch.setattr(replicas, "BUCKET_BYTES", 12)
-    params = get_params([mx.nd.ones((n,)) for n in (2, 1, 2)], device(0))
-    for param in params:
-        param.grad[:] = 1
-    calls, whole = [], optim.update_on_host
-
-    def note(items):
-        calls.append([param.size for item in items for param in item.params])
-        whole(items)
-
-    monkeypatch.setattr(optim, "update_on_host", note)
-    sgd(params, 0.5, 1)
-    assert calls == [[2, 1, 2]]
-    assert [param.asnumpy().tolist() for param in params] == [[0.5, 0.5], [0.5], [0.5, 0.5]]
-
-
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_the_rule_overwrites_both_its_blocks_in_place(dtype):
-    total = np.array([4.0, -8.0], np.promote_types(dtype, "float32"))
-    param = np.array([1.0, 1.0], dtype)
-    assert rule(0.5, 0.25)(total, param) is None
-    assert (total.tolist(), param.tolist()) == ([0.5, -1.0], [0.5, 2.0])
 
 
 @settings(deadline=None, max_examples=60)

@@ -40,34 +40,6 @@ def test_copies_are_equal_and_on_their_context(ctx):
     assert [copy.context for copy in copies] == [ctx] * 2
 
 
-@pytest.mark.parametrize("ctx", [device(0), device(3)], ids=str)
-def test_writing_to_a_copy_leaves_the_original(ctx):
-    params = originals(device(0))
-    for copy in get_params(params, ctx):
-        copy += 1
-    assert_equal(params, values())
-
-
-def test_writing_to_the_original_leaves_the_copies():
-    params = originals()
-    copies = get_params(params, device(0))
-    for param in params:
-        param[:] = -1
-    assert_equal(copies, values())
-
-
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_dtypes_are_kept(dtype):
-    [copy] = get_params([mx.nd.ones((2,), dtype=dtype)], device(1))
-    assert np.dtype(copy.dtype) == np.dtype(copy.grad.dtype) == dtype
-
-
-def test_gradients_start_at_zero_on_the_copys_context():
-    for copy in get_params(originals(), device(2)):
-        assert copy.grad.context == device(2)
-        assert not copy.grad.asnumpy().any()
-
-
 def test_each_backward_overwrites_the_gradient_of_its_own_copy_only():
     params = originals()
     first, second = (get_params(params, c) for c in (device(0), device(1)))
@@ -77,11 +49,6 @@ def test_each_backward_overwrites_the_gradient_of_its_own_copy_only():
         loss.backward()
     assert_equal([first[0].grad], [2 * values()[0]])
     assert_equal([second[0].grad], [np.zeros(SHAPES[0])])
-
-
-def test_replicas_in_order_pass_the_check():
-    ctx = [device(0), device(1)]
-    replicas.check([get_params(originals(), c) for c in ctx], ctx)
 
 
 def on(*ids):
@@ -145,14 +112,6 @@ def test_every_trained_parameter_is_in_one_bucket_and_the_last_come_first(kinds,
             size = sum(memory.num_bytes(each.grads[0]) for each in [*before, after[0]])
             same_dtype = before[0].params[0].dtype == after[0].params[0].dtype
             assert size > bucket_bytes or not same_dtype
-
-
-def test_frozen_parameters_are_copied_and_have_no_gradient():
-    params = originals()
-    replica = get_params(params, device(0), frozen=iter([1]))
-    assert [param.grad is None for param in replica] == [False, True]
-    replica[1][:] = 9
-    assert_equal(params, values())
 
 
 @pytest.mark.parametrize("ctx", [device(0), device(3)], ids=str)
@@ -272,15 +231,6 @@ def append(params):
     params[-1].attach_grad()
 
 
-def delete(params):
-    del params[4]
-
-
-def insert_a_copy(params):
-    params.insert(4, params[4].copy())
-    params[4].attach_grad()
-
-
 def replace_one_and_delete_one(params):
     append(params)
     del params[4]
@@ -294,8 +244,6 @@ CHANGES = [
     attach_an_adding_gradient,
     detach_an_entry,
     append,
-    delete,
-    insert_a_copy,
     replace_one_and_delete_one,
 ]
 
@@ -329,7 +277,7 @@ def test_replicas_train_as_plain_lists_bit_for_bit(monkeypatch, bucket_bytes, al
 def test_a_changed_replica_trains_as_plain_lists(change, which):
     ctx = [device(i) for i in range(3)]
     mine, plain = [get_params(mlp_params(c), c) for c in ctx], [plain_list(c) for c in ctx]
-    same_shapes = change not in (append, delete, insert_a_copy, freeze_by_replacing)
+    same_shapes = change not in (append, freeze_by_replacing)
     changed = which if same_shapes else [0, 1, 2]
     train(mine, 1), train(plain, 1)  # so that what is remembered of the arrays is out of date
     for params in (mine, plain):
@@ -340,32 +288,12 @@ def test_a_changed_replica_trains_as_plain_lists(change, which):
     assert moved(got) == [[True] * min(5, len(mine[0]))] * 3
 
 
-def test_a_gradient_that_is_remembered_but_out_of_date_would_be_seen(monkeypatch):
-    """The bug, planted: a Replica believes what it remembers."""
-    whole = replicas.Replica.grad
-    monkeypatch.setattr(
-        replicas.Replica,
-        "grad",
-        lambda self, i: self._grads[i] if i in self._grads else whole(self, i),
-    )
-    for change in (replace_an_entry, attach_a_gradient):
-        with pytest.raises(AssertionError):
-            test_a_changed_replica_trains_as_plain_lists(change, [0, 1, 2])
-
-
 @pytest.mark.parametrize("replica_at", [0, 1])
 def test_one_device_a_replica_and_the_other_a_plain_list(replica_at):
     ctx = [device(i) for i in range(2)]
     mixed = [plain_list(c) for c in ctx]
     mixed[replica_at] = get_params(mlp_params(ctx[replica_at]), ctx[replica_at])
     assert_same_bits(train(mixed), train([plain_list(c) for c in ctx]))
-
-
-@pytest.mark.parametrize("make", [list, tuple])
-def test_a_replica_copied_into_a_list_trains_the_same_arrays(make):
-    replica = get_params(mlp_params(device(0)), device(0))
-    train([make(replica)])
-    assert_same_bits([[p.asnumpy() for p in replica]], train([plain_list(device(0))]))
 
 
 @pytest.mark.parametrize("frozen", [(), (1,), (0, 4), (0, 1, 2, 3, 4)], ids=str)
@@ -393,9 +321,3 @@ def test_a_parameter_frozen_on_some_devices_only_is_refused_by_number(which, alg
         train(device_params, algorithm=algorithm)
     for params in device_params:
         assert_equal(params, [param.asnumpy() for param in mlp_params(device(0))])
-
-
-def test_thawing_a_frozen_parameter_trains_it():
-    replica = get_params(mlp_params(device(0)), device(0), frozen=[1])
-    replica[1].attach_grad()
-    assert_same_bits(train([replica]), train([plain_list(device(0))]))

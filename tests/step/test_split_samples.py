@@ -41,12 +41,6 @@ def test_every_array_is_on_its_shards_context_with_its_dtype():
         assert {np.dtype(a.dtype) for a in shard[1]} == {np.dtype("int32")}
 
 
-def test_equal_shapes_do_not_make_a_list_a_nest():
-    """Three samples of two rows each: cut as 2 and 1 samples, not as 1 and 1 rows."""
-    shards = split_samples([np.zeros((2, 4))] * 3, contexts(2))
-    assert [[a.shape for a in shard] for shard in shards] == [[(2, 4)] * 2, [(2, 4)]]
-
-
 def test_nests_are_kept_and_other_values_are_unchanged():
     batch = {
         "x": np.arange(3),
@@ -96,8 +90,3 @@ def test_samples_without_boxes_are_kept_under_numpy_semantics():
 def test_what_cannot_be_split_is_refused_with_its_place(batch, error, words):
     with pytest.raises(error, match=words):
         split_samples(batch, contexts(2))
-
-
-def test_bad_weights_are_refused():
-    with pytest.raises(ValueError, match=r"weights=\[1\] .*got 1 for 2"):
-        split_samples(boxes(3), contexts(2), [1])

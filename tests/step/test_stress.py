@@ -17,7 +17,7 @@ from contexts import device
 
 import gluonpar
 from gluonpar import replicas
-from gluonpar.runtime import engine, memory, thread_pool
+from gluonpar.runtime import engine, thread_pool
 
 NUM_DEVICES, NUM_STEPS, BATCH_SIZE, LR = 4, 20, 16, 0.3
 CTX = [device(i) for i in range(NUM_DEVICES)]
@@ -165,21 +165,6 @@ def test_no_sleep_anywhere_changes_a_bit(monkeypatch, calm, way, seed):
     assert moved == [True] * len(SHAPES)
 
 
-def plain_list(params, ctx):
-    copies = [param.copyto(ctx) for param in params]
-    for copy in copies:
-        copy.attach_grad()
-    return copies
-
-
-def test_nor_with_plain_lists_of_arrays(monkeypatch, calm):
-    want = calm(None)
-    set_way(monkeypatch, "beside")
-    sleeper = Sleeper(7)
-    disturb_pushes(monkeypatch, sleeper)
-    assert_same_bits(train(sleeper, plain_list), want)
-
-
 def test_nor_with_another_algorithm(monkeypatch, calm):
     want = calm("ring")
     sleeper = Sleeper(11)
@@ -212,50 +197,3 @@ def test_a_dependency_left_out_is_seen(monkeypatch, calm, kind):
     mx.nd.waitall()
     with pytest.raises(AssertionError):
         assert_same_bits(got, want)
-
-
-@pytest.mark.cpu("its operators work in the memory of CPU contexts")
-class TestEngine:
-    """The same without any model: counters in memory, hundreds of operators, random sleeps."""
-
-    NUM_OPERATORS = 400
-
-    def run(self, seed, with_reads=True):
-        """Random operators on random arrays, some read and some written; and the same in turn."""
-        rng, sleeper = random.Random(seed), Sleeper(seed)
-        arrays = [mx.nd.zeros((1,), ctx=device(i), dtype="int64") for i in range(6)]
-        mx.nd.waitall()
-        views, want = [memory.view(array) for array in arrays], [0] * 6
-        for i in range(self.NUM_OPERATORS):
-            chosen = rng.sample(range(6), 3)
-            source, first, second = chosen
-
-            def function(chosen=chosen, i=i):
-                touched = [views[j] for j in chosen]
-                value = int(touched[0][0])
-                if i % 4 == 0:
-                    sleeper.sleep()
-                touched[1][0] = (3 * int(touched[1][0]) + value + i) % 9973
-                touched[2][0] = (5 * int(touched[2][0]) + 7 * value + i) % 9973
-
-            engine.push(
-                function,
-                device(rng.randrange(6)),
-                reads=[arrays[source]] if with_reads else [],
-                writes=[arrays[first], arrays[second]],
-                inline=i % 3 == 0,
-                prioritized=i % 3 == 1,
-            )
-            want[first] = (3 * want[first] + want[source] + i) % 9973
-            want[second] = (5 * want[second] + 7 * want[source] + i) % 9973
-        mx.nd.waitall()
-        return [int(view[0]) for view in views], want
-
-    @pytest.mark.parametrize("seed", range(4))
-    def test_operators_in_any_place_give_what_they_give_in_turn(self, seed):
-        got, want = self.run(seed)
-        assert got == want
-
-    def test_reads_left_out_are_seen(self):
-        got, want = self.run(0, with_reads=False)
-        assert got != want
