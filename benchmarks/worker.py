@@ -98,7 +98,7 @@ def prepare(runtime: str, devices: list) -> None:
     if runtime == "gluonpar":
         importlib.import_module("gluonpar")
     if runtime == "mxnet":
-        path = ROOT / "gluonpar" / "install" / "standalone.py"
+        path = ROOT / "gluonpar" / "install" / "entry.py"
         runpy.run_path(str(path))["skip_init"]("gluonpar")
         importlib.import_module("gluonpar.install.compatibility").install()
         if any(kind == "gpu" for kind, _ in devices):

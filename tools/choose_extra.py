@@ -20,7 +20,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "gluonpar"
 def choose() -> tuple[str, str]:
     """Return the extra, and the reason in words."""
     # MXNet is not installed yet, so gluonpar cannot be imported as a whole.
-    runpy.run_path(str(PACKAGE / "install" / "standalone.py"))["skip_init"]("gluonpar")
+    runpy.run_path(str(PACKAGE / "install" / "entry.py"))["skip_init"]("gluonpar")
     from gluonpar.install import driver
 
     reason = driver.why_unusable()

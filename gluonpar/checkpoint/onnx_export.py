@@ -16,6 +16,7 @@ import mxnet as mx
 import numpy as np
 
 from gluonpar.checkpoint import files, params_file
+from gluonpar.runtime import private_fields
 
 # MXNet's newest translations are for set 13, and mean the same in 14. Some readers, such as onnx's
 # reference evaluator, take a BatchNormalization of set 13 for one in training; not so in 14.
@@ -98,7 +99,6 @@ def _translated(symbol: mx.sym.Symbol, values: dict, shape: tuple, dtype: np.dty
     from unittest import mock  # slow to import, and not needed by programs that export nothing
 
     import onnx
-    from mxnet.onnx.mx2onnx._export_onnx import MXNetGraph
 
     dtypes = map(np.dtype, "bool uint8 int8 int32 int64 float16 float32 float64".split())
     by_dtype = {one: onnx.helper.np_dtype_to_tensor_dtype(one) for one in dtypes}
@@ -108,7 +108,7 @@ def _translated(symbol: mx.sym.Symbol, values: dict, shape: tuple, dtype: np.dty
     options = {"dynamic": True, "dynamic_input_shapes": [(None, *shape[1:])]}
     with patched, mock.patch.object(onnx.checker, "check_graph"):
         try:
-            return MXNetGraph().create_onnx_graph_proto(
+            return private_fields.onnx_graph()().create_onnx_graph_proto(
                 symbol, values, [shape], [by_dtype[dtype]], opset_version=OPERATOR_SET, **options
             )
         except AttributeError as error:  # what the exporter raises for an unknown operator

@@ -22,6 +22,7 @@ from mxnet import gluon
 from mxnet.optimizer import Updater
 
 from gluonpar.checkpoint import files, objects, sealed_npz
+from gluonpar.runtime import private_fields
 
 FORMAT = 2
 _PICKLE = b"\x80"  # how every pickle of protocol 2 or later starts
@@ -47,9 +48,7 @@ def save(
     if format == "gluon":
         optimizer = copy.copy(updater.optimizer)
         # gluon.Trainer counts updates per device; gluonpar's devices share their counts.
-        counts = optimizer._all_index_update_counts
-        optimizer._all_index_update_counts = {k: dict(own) for k, own in counts.items()}
-        optimizer._index_update_count = optimizer._all_index_update_counts[0]
+        private_fields.separate_update_counts(optimizer)
         with files.atomic_write(path) as file:
             pickle.dump((updater.states, optimizer), file)
         return
@@ -80,7 +79,8 @@ def load(
     try:
         states, saved = pickle.loads(content)  # noqa: S301
         _check_kind(type(saved).__name__, updater.optimizer)
-        restore = _prepared(updater, params, saved, dict(saved._index_update_count), states)
+        counts = dict(private_fields.update_counts(saved))
+        restore = _prepared(updater, params, saved, counts, states)
     except Exception as error:  # as of pickle, or of what is in it
         what = f"{type(error).__name__}: {error}"
         raise ValueError(f"{path} is no file of gluon.Trainer.save_states: {what}") from error
@@ -96,7 +96,7 @@ def describe(
     return {
         "format": FORMAT,
         "params": [[name, list(param.shape), i] for name, i, param in params],
-        "counts": list(optimizer._index_update_count.items()),
+        "counts": list(private_fields.update_counts(optimizer).items()),
         "optimizer": encode(optimizer, "optimizer", without=_COUNTS),
         "states": [
             [i, encode(state, f"state of {names.get(i, i)}")] for i, state in updater.states.items()
@@ -179,8 +179,8 @@ def _prepared(
             saved.lr_scheduler = schedule
         optimizer.__dict__ = vars(saved)
         vars(optimizer).update(here)
-        optimizer._index_update_count.clear()
-        optimizer._index_update_count.update(counts)
+        private_fields.update_counts(optimizer).clear()
+        private_fields.update_counts(optimizer).update(counts)
         updater.states = states
         updater.states_synced = dict.fromkeys(states, False)  # copied to their devices when used
 

@@ -8,6 +8,7 @@ from typing import Iterable, Sequence
 import mxnet as mx
 
 from gluonpar.checkpoint import files
+from gluonpar.runtime import private_fields
 
 
 def save_params(path: pathlib.Path, params: mx.gluon.Block | Sequence[mx.nd.NDArray]) -> None:
@@ -33,7 +34,7 @@ def save_params(path: pathlib.Path, params: mx.gluon.Block | Sequence[mx.nd.NDAr
 def check_initialized(params: Iterable[mx.gluon.Parameter]) -> None:
     """Raise ValueError for the first parameter that has no values to be saved yet."""
     for param in params:
-        if param._data is None:
+        if private_fields.values(param) is None:
             raise ValueError(
                 f"parameter {param.name} has no values yet; initialize the network, and call it on "
                 "one batch if its shapes depend on the input"

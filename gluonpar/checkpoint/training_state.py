@@ -24,7 +24,7 @@ from gluonpar import cluster
 from gluonpar.checkpoint import files, optimizer_states, params_file, sealed_npz
 from gluonpar.collectives import arguments
 from gluonpar.install.version import __version__
-from gluonpar.runtime import memory
+from gluonpar.runtime import memory, private_fields
 
 FORMAT = 1
 
@@ -113,9 +113,8 @@ def load_checkpoint(
 
 def _tell_trainers(net: gluon.Block) -> None:
     """As ``Parameter.set_data`` does: a Trainer's kvstore or states may have copies of weights."""
-    for trainer in {param._trainer for param in net.collect_params().values()} - {None}:
-        if trainer._kv_initialized and trainer._update_on_kvstore:
-            trainer._reset_kvstore()
+    for trainer in {*map(private_fields.trainer, net.collect_params().values())} - {None}:
+        private_fields.forget_kvstore_values(trainer)
 
 
 def _named(params: Any) -> dict[str, tuple[Sequence[mx.nd.NDArray], bool]]:
@@ -125,7 +124,7 @@ def _named(params: Any) -> dict[str, tuple[Sequence[mx.nd.NDArray], bool]]:
             raise ValueError("params must hold one list of parameters per device, got no device")
         arguments.check_lengths(**{f"on device {i}": own for i, own in enumerate(params)})
         return {str(i): (copies, False) for i, copies in enumerate(zip(*params))}
-    found = params._collect_params_with_prefix()  # named by place in the block: save_parameters
+    found = private_fields.params_by_place(params)  # named by place in the block: save_parameters
     params_file.check_initialized(found.values())
     return {name: (p.list_data(), p.grad_req == "null") for name, p in found.items()}
 
@@ -139,9 +138,9 @@ def _optimizer(
     """
     if not hasattr(trainer, "_updater"):  # gluon.Trainer has one per device
         raise TypeError(f"trainer must be a gluonpar.Trainer or None, got {trainer!r}")
-    named = params._collect_params_with_prefix() if isinstance(params, gluon.Block) else {}
+    named = private_fields.params_by_place(params) if isinstance(params, gluon.Block) else {}
     names = {param: name for name, param in named.items()}
-    listed = enumerate(trainer._params)
+    listed = enumerate(private_fields.params(trainer))
     return trainer._updater, [(names.get(param, param.name), i, param) for i, param in listed]
 
 

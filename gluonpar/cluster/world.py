@@ -98,7 +98,7 @@ def world() -> World | None:
     """Return the job that this process belongs to, or None. The first call starts MPI.
 
     Raises ImportError without mpi4py, RuntimeError if MPI cannot be used and in a process that was
-    forked from a rank, memory_limits.OutOfMemory with too little memory for MPI, ValueError if
+    forked from a rank, memory_limits.OutOfMemoryError with too little memory for MPI, ValueError if
     GLUONPAR_TIMEOUT is invalid.
     """
     global _world, _alone

@@ -130,8 +130,8 @@ def flattened(
     """
     on_cpu = [array for array in data if memory.context(array).device_type == "cpu"]
     if on_cpu:  # MXNet cannot make views of an array in one of oneDNN's layouts
-        settle = functools.partial(memory.settle, on_cpu)
-        engine.push(settle, on_cpu[0].context, writes=on_cpu, inline=True)
+        reorder = functools.partial(memory.reorder, on_cpu)
+        engine.push(reorder, on_cpu[0].context, writes=on_cpu, inline=True)
     flat = [array.as_nd_ndarray().reshape((-1,)) for array in data]
     if op != "mean" and dtype is None:
         yield flat

@@ -41,7 +41,7 @@ EXIT_CODES = {
 }
 
 _SKIPPED = ("gluonpar", "gluonpar.checkpoint", "gluonpar.training")  # their __init__ imports MXNet
-_STANDALONE = Path(__file__).parents[1] / "install" / "standalone.py"
+_ENTRY = Path(__file__).parents[1] / "install" / "entry.py"
 _MARK = "gluonpar-finding:"  # the libraries that are tried may write to standard output, too
 _CHILD = f"""
 import sys
@@ -116,7 +116,7 @@ def examine(topic: str, timeout_seconds: float = TIMEOUT_SECONDS) -> list[Findin
 
     The child imports modules without ``gluonpar/__init__.py``, so without MXNet.
     """
-    command, pipe = [sys.executable, "-c", _CHILD, str(_STANDALONE), topic], subprocess.PIPE
+    command, pipe = [sys.executable, "-c", _CHILD, str(_ENTRY), topic], subprocess.PIPE
     options = {"stdin": subprocess.DEVNULL, "stdout": pipe, "stderr": pipe}
     try:
         done = subprocess.run(command, timeout=timeout_seconds, **options)
@@ -244,8 +244,8 @@ def nvidia_driver() -> Iterator[Described]:
     try:
         driver.gpus()
         newest = driver.cuda_version()
-    except (driver.DriverMissing, driver.DriverError) as error:
-        harmless = OK if isinstance(error, driver.DriverMissing) else NOTE
+    except (driver.DriverMissingError, driver.DriverError) as error:
+        harmless = OK if isinstance(error, driver.DriverMissingError) else NOTE
         remedy = (
             f"without a GPU: pip uninstall -y mxnet-cu112, then {CPU}; else as the message says"
         )
@@ -285,7 +285,7 @@ def gpus() -> Iterator[Described]:
     needed = wheels.with_cuda(wheels.installed())
     try:
         shown = driver.gpus()
-    except (driver.DriverMissing, driver.DriverError):  # nvidia_driver reports it
+    except (driver.DriverMissingError, driver.DriverError):  # nvidia_driver reports it
         return
     if not shown:
         remedy = "see what nvidia-smi -L lists; unset CUDA_VISIBLE_DEVICES if it hides them"
@@ -310,12 +310,10 @@ def gpus() -> Iterator[Described]:
 
 def _peer_access(indices: list[int]) -> Iterator[Described]:
     """Which of the usable GPUs copy to each other directly."""
-    access = dict(driver.peers(indices))
-    staged = [f"{i}-{j}" for (i, j), direct in access.items() if not direct]
+    staged = driver.staged(indices, driver.peers(indices))
     if staged:
-        text = f"no peer access between GPUs {', '.join(staged)}: their copies go through the host"
-        yield NOTE, text, "nvidia-smi topo -p2p r says why; --gpus can choose GPUs that have it"
-    elif access:
+        yield NOTE, staged, "nvidia-smi topo -p2p r says why; --gpus can choose GPUs that have it"
+    elif len(indices) > 1:
         yield OK, f"peer access between all {len(indices)} usable GPUs: they copy directly"
 
 

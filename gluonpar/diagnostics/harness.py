@@ -129,7 +129,7 @@ def machine() -> dict[str, Any]:
     """Return what the figures depend on: processor, cores, GPUs, versions, date; for JSON."""
     try:
         gpus = [str(gpu) for gpu in driver.gpus()]
-    except (driver.DriverMissing, driver.DriverError):
+    except (driver.DriverMissingError, driver.DriverError):
         gpus = []
     return {
         "processor": _processor(),

@@ -10,7 +10,7 @@ from mxnet import autograd, gluon
 
 from gluonpar import cluster, collectives, metrics, sharding
 from gluonpar.gluon import running_statistics, sync_batch_norm
-from gluonpar.runtime import determinism, memory, threads
+from gluonpar.runtime import determinism, memory, private_fields, threads
 from gluonpar.runtime.devices import as_list
 
 # The largest relative difference that counts as rounding. A device left out, or counted twice,
@@ -68,7 +68,7 @@ def verify(
     threads.share(contexts)
     _check_request(net, contexts)
     with determinism.enforced():
-        if any(p._data is None and p._deferred_init for p in net.collect_params().values()):
+        if any(map(private_fields.awaits_shape, net.collect_params().values())):
             X, _ = sharding.split_and_load(batch, contexts[:1])[0]
             net(X)  # infers the shapes that are not known yet
         trial = _Trial(net, loss, batch)
@@ -204,7 +204,7 @@ def _magnitude(array: np.ndarray) -> float:
 
 
 def _contains(block: gluon.Block, kind: type) -> bool:
-    children = block._children.values()
+    children = private_fields.children(block).values()
     return isinstance(block, kind) or any(_contains(child, kind) for child in children)
 
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import Sequence
+from typing import Callable, Sequence
 
 import mxnet as mx
 from mxnet import gluon
 
 from gluonpar import cluster
 from gluonpar.collectives.exchange import Exchange, in_buckets
+from gluonpar.runtime import private_fields
 
 _alike: weakref.WeakSet[gluon.Parameter] = weakref.WeakSet()
 
@@ -29,9 +30,10 @@ def start_alike(params: Sequence[gluon.Parameter]) -> None:
     if cluster.size() == 1:
         return
     _wrap()
-    dense = [param for param in params if param._stype == "default"]
+    dense = [param for param in params if private_fields.stype(param) == "default"]
     _alike.update(dense)
-    _broadcast([param._data for param in dense if param._data is not None])
+    lists = map(private_fields.values, dense)
+    _broadcast([arrays for arrays in lists if arrays is not None])
 
 
 def _broadcast(lists: Sequence[Sequence[mx.nd.NDArray]]) -> None:
@@ -41,12 +43,13 @@ def _broadcast(lists: Sequence[Sequence[mx.nd.NDArray]]) -> None:
 
 @functools.lru_cache(None)
 def _wrap() -> None:
-    initialise = gluon.Parameter._init_impl
+    def alike(initialise: Callable) -> Callable:
+        @functools.wraps(initialise)
+        def initialise_alike(param: gluon.Parameter, *args, **kwargs) -> None:
+            initialise(param, *args, **kwargs)
+            if param in _alike:
+                _broadcast([private_fields.values(param)])
 
-    @functools.wraps(initialise)
-    def initialise_alike(self: gluon.Parameter, *args, **kwargs) -> None:
-        initialise(self, *args, **kwargs)
-        if self in _alike:
-            _broadcast([self._data])
+        return initialise_alike
 
-    gluon.Parameter._init_impl = initialise_alike
+    private_fields.wrap_initialisation(alike)

@@ -18,13 +18,9 @@ from gluonpar.cluster import world
 from gluonpar.collectives import arguments, row_sparse
 from gluonpar.collectives.exchange import Exchange, in_buckets
 from gluonpar.gluon import initial_values, parameter_buckets
-from gluonpar.runtime import backward_passes, heap, memory
+from gluonpar.runtime import backward_passes, heap, memory, private_fields
 from gluonpar.runtime.devices import check_distinct
 
-# MXNet is retired, so these loops will not change. A subclass with a loop of its own or a patched
-# Trainer is not recognised, and its calls are then executed one by one.
-_STOCK_LOOP = gluon.Trainer._allreduce_grads.__code__
-_STOCK_INIT = mx.model._initialize_kvstore.__code__
 # Optimizers whose update changes or draws numbers of their own, or shares arrays: MXNet's Trainer
 # calls one optimizer for each device in turn, so the copies of a parameter would differ.
 _ONE_UPDATE = (mx.optimizer.Nadam, mx.optimizer.SGLD, mx.optimizer.LBSGD)
@@ -85,7 +81,7 @@ class GluonPar(mx.kvstore.KVStore):  # of which sparse gradients need an instanc
         if cluster.size() == 1:
             return
         caller = sys._getframe(1)
-        from_module = caller.f_code is _STOCK_INIT
+        from_module = caller.f_code is private_fields.MODULE_INIT
         self.broadcast(key, value, caller.f_locals["param_on_devs"] if from_module else value)
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
@@ -115,10 +111,12 @@ class GluonPar(mx.kvstore.KVStore):  # of which sparse gradients need an instanc
         ``out`` or several processes; a Trainer or Module gives those to :meth:`push`.
         """
         caller = sys._getframe(1)
-        if caller.f_code is _STOCK_LOOP:
-            params = caller.f_locals["self"]._params
+        # A subclass with a loop of its own is not recognised: its calls are executed one by one.
+        if caller.f_code is private_fields.TRAINER_LOOP:
+            trainer = caller.f_locals["self"]
+            params = private_fields.params(trainer)
             if key == next(i for i, param in enumerate(params) if _is_summed_here(param)):
-                _check_optimizer(caller.f_locals["self"]._optimizer, params[key].list_ctx())
+                _check_optimizer(private_fields.optimizer(trainer), params[key].list_ctx())
                 summed = _with_gradients([param for param in params if _is_summed_here(param)])
                 lists = [param.list_grad() for param in summed]
                 heap.return_free(lists)
@@ -140,8 +138,8 @@ class GluonPar(mx.kvstore.KVStore):  # of which sparse gradients need an instanc
         with several processes: row_sparse arrays are not exchanged between them.
         """
         caller = sys._getframe(1)
-        if caller.f_code is _STOCK_LOOP:
-            _with_gradients([caller.f_locals["self"]._params[key]])
+        if caller.f_code is private_fields.TRAINER_LOOP:
+            _with_gradients([private_fields.params(caller.f_locals["self"])[key]])
         for name, data in zip(_keys(key), _lists(key, value, "value")):
             if data[0].stype != "row_sparse":
                 raise ValueError(f"kvstore 'gluonpar' cannot push({key!r}): it {_VALUES}")
@@ -195,24 +193,27 @@ def _join_job() -> None:
     gluon.Trainer makes it in the first step only, after forward and backward with the values that
     each rank has initialised itself.
     """
-    create, start = mx.model._create_kvstore, gluon.Trainer.__init__
+    start = gluon.Trainer.__init__
 
-    def create_always(kvstore: Any, num_device: int, arg_params: Any) -> tuple:
-        if isinstance(kvstore, str) and _is_ours(kvstore):
-            kvstore = mx.kv.create(kvstore)
-        return create(kvstore, num_device, arg_params)
+    def always(create: Callable) -> Callable:
+        def create_always(kvstore: Any, num_device: int, arg_params: Any) -> tuple:
+            if isinstance(kvstore, str) and _is_ours(kvstore):
+                kvstore = mx.kv.create(kvstore)
+            return create(kvstore, num_device, arg_params)
+
+        return create_always
 
     @functools.wraps(start)
     def start_alike(self: gluon.Trainer, *args: Any, **kwargs: Any) -> None:
         start(self, *args, **kwargs)
-        if _is_ours(self._kvstore_params["kvstore"]):
-            for param in self._params:
-                if param._grad_stype != "default":
+        if _is_ours(private_fields.kvstore_params(self)["kvstore"]):
+            params = private_fields.params(self)
+            for param in params:
+                if private_fields.grad_stype(param) != "default":
                     raise ValueError(f"parameter {param.name}: {row_sparse.NOT_BETWEEN_PROCESSES}")
-            initial_values.start_alike(self._params)
+            initial_values.start_alike(params)
 
-    for module in (mx.model, mx.gluon.trainer, mx.module.module):
-        module._create_kvstore = create_always
+    private_fields.wrap_kvstore_creation(always)
     gluon.Trainer.__init__ = start_alike
 
 
@@ -221,7 +222,7 @@ if world.launched():
 
 
 def _is_summed_here(param: gluon.Parameter) -> bool:
-    return param.grad_req != "null" and param._grad_stype == "default"
+    return param.grad_req != "null" and private_fields.grad_stype(param) == "default"
 
 
 def _check_optimizer(optimizer: mx.optimizer.Optimizer, ctx: Sequence[mx.Context]) -> None:
@@ -244,9 +245,11 @@ def _with_gradients(params: Sequence[gluon.Parameter]) -> list[gluon.Parameter]:
     for param, fresh in zip(params, parameter_buckets.fresh(params)):
         if any(fresh) or cluster.size() > 1:
             summed.append(param)
-            stale += [grad for grad, counts in zip(param._grad, fresh) if not counts]
-            for value in param._data:
-                value._fresh_grad = True
+            stale += [
+                grad for grad, counts in zip(private_fields.grads(param), fresh) if not counts
+            ]
+            for value in private_fields.values(param):
+                private_fields.mark_grad(value, fresh=True)
     memory.zero(stale)
     backward_passes.mark_summed(summed, 0)
     return summed

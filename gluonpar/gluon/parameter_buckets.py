@@ -11,7 +11,7 @@ from mxnet import gluon
 from gluonpar import cluster, replicas
 from gluonpar.plans import partition
 from gluonpar.replicas import Copies, ParamBucket
-from gluonpar.runtime import backward_passes, memory
+from gluonpar.runtime import backward_passes, memory, private_fields
 from gluonpar.runtime.devices import check_distinct
 
 
@@ -33,7 +33,7 @@ class Layout:
         self.indices = sorted(trained, key=lambda i: place[params[i]])
         self.params = [params[i] for i in self.indices]
         self.ctx = self.params[0].list_ctx() if self.params else []
-        copies = [Copies(i, params[i]._data, params[i]._grad) for i in self.indices]
+        copies = [_copies(i, params[i]) for i in self.indices]
         buckets = replicas.in_buckets(copies)
         sizes = [sum(memory.num_bytes(each.grads[0]) for each in bucket) for bucket in buckets]
         roots = partition.balance(sizes, max(1, len(self.ctx)))
@@ -61,7 +61,7 @@ class Layout:
         for indices, root in self._buckets:
             params = [(i, self._params[i]) for i in indices if i in used]
             if params:
-                copies = [Copies(i, param._data, param._grad, fresh[i]) for i, param in params]
+                copies = [_copies(i, param, fresh[i]) for i, param in params]
                 used_buckets.append(ParamBucket(copies, root))
         return used_buckets
 
@@ -83,12 +83,13 @@ def check(params) -> None:
     for i, param in enumerate(values):
         if param in values[:i]:
             raise ValueError(f"parameter {param.name} is given more than once; give it once")
-        if param._stype != "default" or param._grad_stype not in ("default", "row_sparse"):
+        stype, grad_stype = private_fields.stype(param), private_fields.grad_stype(param)
+        if stype != "default" or grad_stype not in ("default", "row_sparse"):
             raise ValueError(
                 f"parameter {param.name} must be dense, with a dense or row_sparse gradient, got "
-                f"{param._stype} with a {param._grad_stype} gradient"
+                f"{stype} with a {grad_stype} gradient"
             )
-        if param._grad_stype == "row_sparse" and cluster.size() > 1:
+        if grad_stype == "row_sparse" and cluster.size() > 1:
             raise ValueError(
                 f"parameter {param.name} must have a dense gradient, because row_sparse gradients "
                 "are not exchanged between processes; make it with sparse_grad=False"
@@ -101,6 +102,10 @@ def check(params) -> None:
         check_distinct(param.list_ctx())
 
 
+def _copies(index: int, param: gluon.Parameter, *fresh: list[bool]) -> Copies:
+    return Copies(index, private_fields.values(param), private_fields.grads(param), *fresh)
+
+
 def follow_backward(params: Sequence[gluon.Parameter]) -> list[gluon.Parameter]:
     """Have ``list_grad()`` return the arrays that backward writes; return where it did not.
 
@@ -109,9 +114,10 @@ def follow_backward(params: Sequence[gluon.Parameter]) -> list[gluon.Parameter]:
     """
     moved = []
     for param in backward_passes.with_new_arrays(params):
-        written = [memory.grad_chunk(value) for value in param._data or () if param._grad]
-        if written != [*map(memory.chunk, param._grad or ())]:
-            param._grad[:] = [value.grad for value in param._data]
+        values, grads = private_fields.values(param), private_fields.grads(param)
+        written = [memory.grad_chunk(value) for value in values or () if grads]
+        if written != [*map(memory.chunk, grads or ())]:
+            grads[:] = [value.grad for value in values]
             moved.append(param)
     return moved
 

@@ -18,6 +18,7 @@ from gluonpar import optim
 from gluonpar.collectives.exchange import Exchange
 from gluonpar.gluon.updater import Updater, may_keep_arrays
 from gluonpar.replicas import Copies, ParamBucket
+from gluonpar.runtime import private_fields
 
 
 class ShardedUpdate:
@@ -37,7 +38,7 @@ class ShardedUpdate:
 
     def set_contexts(self, ctx: Sequence[mx.Context]) -> None:
         """Let all devices share the optimizer's update counts and states."""
-        counts = self._optimizer._all_index_update_counts
+        counts = private_fields.update_counts_by_device(self._optimizer)
         for c in ctx:
             counts[c.device_id] = counts[0]
         self._updater.states_synced = dict.fromkeys(self._updater.states, False)
@@ -94,13 +95,13 @@ class ShardedUpdate:
             ks = sorted({*roots.values()})
             groups = [[i for i in sorted(roots) if roots[i] == k] for k in ks]
         for group in groups:
-            grads = [self._params[i]._grad[roots[i]] for i in group]
-            values = [self._params[i]._data[roots[i]] for i in group]
+            grads = [private_fields.grads(self._params[i])[roots[i]] for i in group]
+            values = [private_fields.values(self._params[i])[roots[i]] for i in group]
             self._updater(group, grads, values)
 
     def _update_copies(self, buckets: Sequence[ParamBucket]) -> None:
         """Update what devices other than the root hold of parameters with row_sparse gradients."""
-        counts, states = self._optimizer._index_update_count, self._updater.states
+        counts, states = private_fields.update_counts(self._optimizer), self._updater.states
         for bucket in buckets:
             [copies] = bucket.copies
             i, is_copied = copies.index, self._copied.get(copies.index) is states.get(copies.index)
@@ -120,8 +121,7 @@ class ShardedUpdate:
     def _sum_and_update(self, exchange: Exchange, buckets: Sequence[ParamBucket]) -> None:
         """Sum over devices, SGD and broadcast, in one pass over memory."""
         sgd, indices = self._optimizer, [each.index for b in buckets for each in b.copies]
-        sgd._update_count(indices)
-        rates = dict(zip(indices, zip(sgd._get_lrs(indices), sgd._get_wds(indices))))
+        rates = private_fields.count_updates(sgd, indices)
         roots = {each.index: bucket.root for bucket in buckets for each in bucket.copies}
 
         def rule_of(copies: Copies) -> tuple:
@@ -133,5 +133,5 @@ class ShardedUpdate:
 
     def _momentum(self, i: int, root: int) -> list[mx.nd.NDArray]:
         """The state of parameter i as the optimizer creates it: none, or one array."""
-        state = self._updater.prepare(i, self._params[i]._data[root])
+        state = self._updater.prepare(i, private_fields.values(self._params[i])[root])
         return [] if state is None else [state]

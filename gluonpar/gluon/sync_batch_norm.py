@@ -14,7 +14,7 @@ from mxnet import autograd, gluon
 
 from gluonpar import cluster
 from gluonpar.gluon.rendezvous import Rendezvous
-from gluonpar.runtime import device_threads, engine, memory
+from gluonpar.runtime import device_threads, engine, memory, private_fields
 from gluonpar.runtime.devices import check_distinct
 
 
@@ -94,7 +94,7 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
 
     def _contexts(self) -> list[mx.Context]:
         """Those of the parameters; none if they have not been initialised."""
-        known = self.gamma._data is not None or self.gamma._deferred_init
+        known = private_fields.values(self.gamma) or private_fields.awaits_shape(self.gamma)
         return self.gamma.list_ctx() if known else []
 
     def cast(self, dtype: Any) -> None:

@@ -17,7 +17,7 @@ from gluonpar.gluon.parallel import on_device
 from gluonpar.gluon.tasks import together
 from gluonpar.metrics import LossMeter
 from gluonpar.optim import sgd
-from gluonpar.runtime import device_threads, memory
+from gluonpar.runtime import device_threads, memory, private_fields
 from gluonpar.runtime.devices import as_list, check_distinct
 from gluonpar.sharding import num_samples, split_and_load
 from gluonpar.step import STEPS_IN_FLIGHT, check_lr
@@ -140,7 +140,7 @@ class Towers:
         number = sum(map(num_samples, batches))
         later = None if self._is_local else cluster.PendingSum(number)
         with autograd.pause():
-            if batches and any(param._deferred_init for param in self._params or ()):
+            if batches and any(map(private_fields.awaits_shape, self._params or ())):
                 with autograd.predict_mode():  # infers shapes; then there are variables to restore
                     self._compute(0, batches[0], [])
             variables = self.variables
@@ -233,7 +233,8 @@ class Towers:
         for i, (c, arrays, batch) in enumerate(running):
             for array in arrays:
                 if array.grad is not None:
-                    array._fresh_grad = False  # until backward writes it: see _check_fresh
+                    # Until backward writes it: see _check_fresh.
+                    private_fields.mark_grad(array, fresh=False)
             with autograd.record():
                 self._compute(i, batch, outputs)
             loss, shape = outputs[-1].get("loss"), (num_samples(batch),)
@@ -270,7 +271,7 @@ def _rule_of(optimizer: mx.optimizer.Optimizer, params: list | None) -> Callable
 def _check_fresh(arrays: Sequence[mx.nd.NDArray], ctx: mx.Context) -> None:
     """Raise ValueError if backward has not written a gradient: it would be summed twice."""
     for j, array in enumerate(arrays):
-        if array.grad is not None and not array._fresh_grad:
+        if array.grad is not None and not private_fields.has_fresh_grad(array):
             raise ValueError(
                 f"the loss on {ctx} does not depend on variable {j} of shape {array.shape}; remove "
                 "it, or set its grad_req to 'null'"

@@ -22,7 +22,7 @@ from gluonpar.gluon.sharded_update import ShardedUpdate
 from gluonpar.gluon.updater import Updater
 from gluonpar.plans import registry
 from gluonpar.replicas import ParamBucket
-from gluonpar.runtime import backward_passes, heap, interrupts, memory
+from gluonpar.runtime import backward_passes, heap, interrupts, memory, private_fields
 from gluonpar.sharding import check_batch_size
 
 # MXNet's kvstores of one process, which all sum over its devices.
@@ -119,7 +119,7 @@ class Trainer(gluon.Trainer):
         self._sharded_update.set_contexts(self._contexts)
         backward_passes.track(self._params)
         self._reset_kvstore()
-        if all(param._data is not None for param in self._params):
+        if None not in map(private_fields.values, self._params):
             self._laid_out()  # before the first forward, so that ranks that differ are refused
         initial_values.start_alike(parameter_buckets.listed(params))
 
@@ -188,13 +188,13 @@ class Trainer(gluon.Trainer):
         ``no_sync`` of PyTorch's DistributedDataParallel.
         """
         layout = self._laid_out()
-        if any(param._grad_stype == "row_sparse" for param in layout.params):
+        if "row_sparse" in map(private_fields.grad_stype, layout.params):
             raise ValueError("MXNet cannot add up row_sparse gradients; use sparse_grad=False")
         before = self._accumulating
         if not before:
             backward_passes.mark_used(layout.params)
             adding = [param for param in layout.params if param.grad_req == "add"]
-            memory.zero([grad for param in adding for grad in param._grad])
+            memory.zero([grad for param in adding for grad in private_fields.grads(param)])
             backward_passes.accumulate(layout.params, True)
         self._accumulating = "inside"
         try:
@@ -213,7 +213,7 @@ class Trainer(gluon.Trainer):
         """
         if not max_norm > 0:
             raise ValueError(f"max_norm must be positive, got {max_norm}")
-        of_devices = zip(*(param._grad for param in self._laid_out().params))
+        of_devices = zip(*map(private_fields.grads, self._laid_out().params))
         norms = [clipping.clip_global_norm(grads, max_norm) for grads in of_devices]
         return norms[0].astype("float32")
 
@@ -223,10 +223,11 @@ class Trainer(gluon.Trainer):
         With several processes, all must call it, and their parameters are compared. Parameters
         without a gradient, such as running statistics, are not compared.
         """
-        trained = [param for param in self._params if param._grad is not None]
+        trained = [param for param in self._params if private_fields.grads(param) is not None]
         for param in trained:
-            metrics.check_identical(param._data, param.name)
-        metrics.check_ranks([param._data[0] for param in trained], [p.name for p in trained])
+            metrics.check_identical(private_fields.values(param), param.name)
+        first = [private_fields.values(param)[0] for param in trained]
+        metrics.check_ranks(first, [param.name for param in trained])
 
     def save_states(self, fname: str | os.PathLike, format: str = "gluonpar") -> None:
         """Write the optimizer with all its attributes and states, whole or not at all.

@@ -49,15 +49,6 @@ def _former() -> tuple[tuple[str, Any, str], ...]:
         ("msort", _renamed(lambda a: np.sort(a, axis=0)), "1.24"),
         *((name, _moved(name), "1.20") for name in ("mirr", "npv", "pmt", "ppmt", "pv", "rate")),
         ("array", _array, "2.0"),
-        # functions whose results have other dtypes now
-        ("count_nonzero", _renamed(_count_nonzero), "2.0"),
-        ("divmod", _by_value(np.divmod), "2.0"),
-        ("heaviside", _by_value(np.heaviside), "2.0"),
-        ("histogram_bin_edges", _renamed(_histogram_bin_edges), "2.0"),
-        ("histogram2d", _renamed(_in_float64(np.histogram2d, 2)), "2.0"),
-        ("histogramdd", _renamed(_in_float64(np.histogramdd, 1)), "2.0"),
-        ("nanpercentile", _renamed(_nanpercentile), "2.0"),
-        ("union1d", _renamed(_by_value(np.union1d)), "2.0"),
         # modules
         ("compat", types.SimpleNamespace(basestring=str), "2.0"),
     )
@@ -79,57 +70,6 @@ def _renamed(now: Callable) -> Callable:
     return former
 
 
-def _by_value(function: Callable) -> Callable:
-    """Return ``function`` with Python's numbers promoted by value: uint8 and 300 give uint16."""
-
-    def former(*args, **options):
-        dtypes = [arg.dtype for arg in args if isinstance(arg, np.ndarray)]
-        if dtypes:
-            common = np.result_type(*dtypes)
-            # By value only if no number is of a higher kind: 2.5 beside integers is a float64.
-            numbers = {"f": (int, float), "i": (int,), "u": (int,)}.get(common.kind, ())
-            args = [_typed(arg, common) if type(arg) in numbers else arg for arg in args]
-        return function(*args, **options)
-
-    return former
-
-
-def _typed(number: float, dtype: np.dtype) -> np.generic:
-    """Return the number in the dtype that it had beside an array of ``dtype`` in NumPy 1."""
-    signed = dtype.kind == "i" and type(number) is int and number >= 0
-    smallest = np.min_scalar_type(-number - 1 if signed else number)
-    return np.promote_types(dtype, smallest).type(number)
-
-
-def _in_float64(function: Callable, num_samples: int) -> Callable:
-    """Return ``function`` with its first arguments in float64, if they are floats."""
-
-    def former(*args, **options):
-        samples = map(_float64, args[:num_samples])
-        return function(*samples, *args[num_samples:], **options)
-
-    return former
-
-
-def _float64(values: object) -> np.ndarray:
-    values = np.asarray(values)
-    return values.astype(np.float64) if values.dtype.kind == "f" else values
-
-
-def _histogram_bin_edges(a, *args, **options):
-    edges, dtype = np.histogram_bin_edges(_float64(a), *args, **options), np.asarray(a).dtype
-    return edges.astype(dtype) if dtype.kind == "f" else edges
-
-
-def _nanpercentile(a, q, *args, **options):
-    return np.nanquantile(a, np.asarray(np.true_divide(q, 100), np.float64), *args, **options)
-
-
-def _count_nonzero(*args, **options):
-    found = np.count_nonzero(*args, **options)
-    return int(found) if isinstance(found, np.generic) else found
-
-
 @functools.wraps(np.array)
 def _array(values, dtype=None, **options):
     """Take integers modulo the range of ``dtype``, as MXNet's operators do, and NumPy 1 did."""
@@ -141,8 +81,7 @@ def _array(values, dtype=None, **options):
 
 def _moved(name: str) -> Callable:
     def former(*args, **kwargs):
-        instead = "the package numpy-financial has it"
-        raise RuntimeError(f"numpy.{name} was removed in NumPy 1.20; {instead}")
+        raise RuntimeError(f"numpy.{name} was removed in NumPy 1.20; numpy-financial has it")
 
     return former
 
@@ -181,9 +120,8 @@ class _Finder:
         replaced = {"numpy": numpy, "distutils.version": version}
 
         def import_for_mxnet(name, globals=None, locals=None, fromlist=(), level=0):
-            found = replaced.get(name) if level == 0 else None
-            if found is not None:
-                return found
+            if level == 0 and name in replaced:
+                return replaced[name]
             imported = builtins.__import__(name, globals, locals, fromlist, level)
             # `import numpy.random` binds `numpy`.
             return numpy if imported is np else imported

@@ -39,11 +39,11 @@ _TOO_OLD = 35  # cudaErrorInsufficientDriver
 _SEGMENT = struct.Struct("<2L6Q")
 
 
-class CannotLoad(OSError):
+class LibraryError(OSError):
     """A CUDA library is damaged, or not where it was looked for; ``remedy`` says what to do."""
 
-    def __init__(self, what: str, remedy: str):
-        super().__init__(what)
+    def __init__(self, message: str, remedy: str):
+        super().__init__(message)
         self.remedy = remedy
 
 
@@ -59,7 +59,7 @@ def load(name: str, site: pathlib.Path | None = None) -> list[pathlib.Path]:
     Python's site-packages). With 'system': the one that the system's loader finds (LD_LIBRARY_PATH,
     ldconfig), whose name is returned, or else PyPI's, since a toolkit has neither cuDNN nor NCCL.
 
-    Raises :class:`CannotLoad` if the library is damaged, or the system has no CUDA 11 with
+    Raises :class:`LibraryError` if the library is damaged, or the system has no CUDA 11 with
     GLUONPAR_CUDA='system'; ValueError for another value of GLUONPAR_CUDA.
     """
     source = os.environ.get("GLUONPAR_CUDA") or "pypi"
@@ -72,15 +72,15 @@ def load(name: str, site: pathlib.Path | None = None) -> list[pathlib.Path]:
         except OSError as error:
             if not str(error).startswith(f"{name}: cannot open shared object file"):
                 remedy = "repair that CUDA, or unset GLUONPAR_CUDA to use PyPI's libraries"
-                raise CannotLoad(f"the system's {name} does not load: {error}", remedy) from error
+                raise LibraryError(f"the system's {name} does not load: {error}", remedy) from error
         if name == LIBRARIES[0]:
-            raise CannotLoad(
+            raise LibraryError(
                 f"GLUONPAR_CUDA=system, but the system's loader finds no {name}, so no CUDA 11",
                 "add its folder, often /usr/local/cuda-11.2/lib64, to LD_LIBRARY_PATH before "
                 "Python starts, or unset GLUONPAR_CUDA to use PyPI's libraries",
             )
-    found = in_wheels(name, site)
-    for path in found:
+    paths = in_wheels(name, site)
+    for path in paths:
         wrong = damage(path)
         try:
             if not wrong:
@@ -88,8 +88,8 @@ def load(name: str, site: pathlib.Path | None = None) -> list[pathlib.Path]:
         except OSError as error:
             wrong = str(error)
         if wrong:
-            raise CannotLoad(f"{path} is damaged: {wrong}", reinstall(path))
-    return found
+            raise LibraryError(f"{path} is damaged: {wrong}", reinstall(path))
+    return paths
 
 
 def versions() -> dict[str, str]:

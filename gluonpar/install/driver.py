@@ -11,7 +11,7 @@ import ctypes
 import itertools
 import os
 import re
-from typing import Any, Iterable, Iterator, NamedTuple
+from typing import Any, Collection, Iterable, NamedTuple
 
 LIBRARY = "libcuda.so.1"
 
@@ -44,7 +44,7 @@ _REMEDIES = {
 }
 
 
-class DriverMissing(OSError):
+class DriverMissingError(OSError):
     """libcuda.so.1 cannot be loaded: no NVIDIA driver, or the container does not see it."""
 
 
@@ -78,13 +78,14 @@ def usable(gpu: Gpu) -> bool:
 
 
 def load() -> ctypes.CDLL:
-    """Load the driver's library; raises DriverMissing, with the loader's message, on failure."""
+    """Load the driver's library; raises DriverMissingError with the loader's message."""
     try:
         return ctypes.CDLL(LIBRARY)
     except OSError as error:
-        remedy = "with one, install its driver, or start the container with docker run --gpus all"
-        text = f"no NVIDIA driver found: {error}. Without a GPU, use CPU devices; {remedy}"
-        raise DriverMissing(text) from error
+        raise DriverMissingError(
+            f"no NVIDIA driver found: {error}. Without a GPU, use CPU devices; with one, install "
+            "its driver, or start the container with docker run --gpus all"
+        ) from error
 
 
 def cuda_version() -> tuple[int, int]:
@@ -97,10 +98,10 @@ def release(path: str = "/proc/driver/nvidia/version") -> str:
     """Return the version of the loaded kernel module, such as '535.104.05'; "" if not known."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
-            found = re.search(r"NVRM version.*?(\d+(?:\.\d+)+)", file.read())
+            match = re.search(r"NVRM version.*?(\d+(?:\.\d+)+)", file.read())
     except OSError:  # there is none, or the container does not show it
         return ""
-    return found[1] if found else ""
+    return match[1] if match else ""
 
 
 def gpus() -> list[Gpu]:
@@ -109,7 +110,7 @@ def gpus() -> list[Gpu]:
     Empty if there is a driver, but no GPU in the machine, or if CUDA_VISIBLE_DEVICES hides them.
     Starts CUDA in the process (cuInit), so a process forked from it later cannot use a GPU.
 
-    Raises DriverMissing without a driver, and DriverError if one of its functions fails.
+    Raises DriverMissingError without a driver, and DriverError if one of its functions fails.
     """
     try:
         _call("cuInit", 0)
@@ -117,36 +118,43 @@ def gpus() -> list[Gpu]:
         if error.code == _NO_DEVICE:
             return []
         raise
-    found, name = [], ctypes.create_string_buffer(256)
+    shown, name = [], ctypes.create_string_buffer(256)
     for index in range(_get("cuDeviceGetCount")):
         device = _get("cuDeviceGet", index)
         _call("cuDeviceGetName", name, len(name), device)
         major, minor = (_get("cuDeviceGetAttribute", kind, device) for kind in _CAPABILITY)
-        found.append(Gpu(index, name.value.decode(errors="replace"), (major, minor)))
-    return found
+        shown.append(Gpu(index, name.value.decode(errors="replace"), (major, minor)))
+    return shown
 
 
-def peers(indices: Iterable[int]) -> Iterator[tuple[tuple[int, int], bool]]:
-    """Yield each pair of these GPUs, and whether the two have peer access; errors as gpus().
+def peers(indices: Iterable[int]) -> set[tuple[int, int]]:
+    """Return the pairs (i, j) of these GPUs of which i may write to j's memory; errors as gpus().
 
-    GPUs with peer access can copy directly to each other, others through the host.
+    GPUs with peer access in both directions copy directly to each other, others through the host.
     """
-    for pair in itertools.combinations(sorted(indices), 2):
-        first, second = (_get("cuDeviceGet", index) for index in pair)
-        ways = (_get("cuDeviceCanAccessPeer", *way) for way in ((first, second), (second, first)))
-        yield pair, all(ways)
+    _call("cuInit", 0)
+    devices = {index: _get("cuDeviceGet", index) for index in indices}
+    pairs = itertools.permutations(devices, 2)
+    return {(i, j) for i, j in pairs if _get("cuDeviceCanAccessPeer", devices[i], devices[j])}
+
+
+def staged(indices: Iterable[int], direct: Collection[tuple[int, int]]) -> str:
+    """Return which copies go through the host if only ``direct`` pairs do not; "" if none does."""
+    pairs = itertools.combinations(sorted(indices), 2)
+    names = [f"{i}-{j}" for i, j in pairs if not {(i, j), (j, i)} <= set(direct)]
+    return f"no peer access: copies of GPUs {', '.join(names)} go through the host" if names else ""
 
 
 def why_unusable() -> str:
     """Return, in one line, why mxnet-cu112 cannot use any GPU here; "" if it can."""
     try:
-        found, cuda = gpus(), cuda_version()
-    except (DriverMissing, DriverError) as error:
+        shown, cuda = gpus(), cuda_version()
+    except (DriverMissingError, DriverError) as error:
         return str(error)
-    if not found:
+    if not shown:
         return f"the NVIDIA driver shows no GPU{hidden()}"
-    if not any(map(usable, found)):
-        return f"{'; '.join(map(str, found))} ({KERNELS} only)"
+    if not any(map(usable, shown)):
+        return f"{'; '.join(map(str, shown))} ({KERNELS} only)"
     if cuda < OLDEST_CUDA:
         needed = f"mxnet-cu112 needs {version(OLDEST_CUDA)} or later: install a newer driver"
         return f"the NVIDIA driver supports CUDA up to {version(cuda)}, and {needed}"

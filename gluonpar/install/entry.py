@@ -1,9 +1,14 @@
-"""The command ``gluonpar``, also ``python -m gluonpar``: what it does before MXNet is imported.
+"""How gluonpar's modules are entered without MXNet: by the command, and by other programs.
 
-Python imports a package before its ``__main__``, and ``gluonpar/__init__.py`` imports MXNet. That
-takes a second, may be broken, and loads CUDA's libraries, some of which read their settings only
-then. So it calls :func:`without_mxnet` first. This module imports only modules that Python has
-loaded already: any other could come from a file in the current folder.
+Python imports a package before its modules, and ``gluonpar/__init__.py`` imports MXNet. That takes
+a second, may be broken, and loads CUDA's libraries, some of which read their settings only then. So
+it calls :func:`without_mxnet` first. Other programs that do without MXNet run this file::
+
+    runpy.run_path("gluonpar/install/entry.py")["skip_init"]("gluonpar")
+    from gluonpar.install import driver
+
+This module imports only modules that Python has loaded already: any other could come from a file in
+the current folder.
 """
 
 from __future__ import annotations
@@ -18,6 +23,15 @@ NEED_MXNET = ("train", "bench", "verify")  # commands; others, such as doctor, d
 FLOAT32 = {"NVIDIA_TF32_OVERRIDE": "0"}
 
 BAD_REQUEST, INTERRUPTED, BROKEN_PIPE = 2, 130, 141  # exit codes of all commands
+
+
+def skip_init(*packages: str) -> None:
+    """Make ``packages`` importable without their ``__init__``, unless they have been imported."""
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    for name in packages:
+        if name not in sys.modules:
+            package = sys.modules[name] = type(sys)(name)
+            package.__path__ = [os.path.join(root, *name.split("."))]
 
 
 def without_mxnet() -> bool:

@@ -26,15 +26,15 @@ _MESSAGES = re.compile(
 _LIMITS = {"ulimit -v": resource.RLIMIT_AS, "ulimit -d": resource.RLIMIT_DATA}
 
 
-class OutOfMemory(MemoryError):
+class OutOfMemoryError(MemoryError):
     """Memory that will be needed cannot be allocated; the message says how much and for what."""
 
 
-def require(what: str, num_bytes: int, reserved_bytes: int = 0) -> None:
-    """Raise OutOfMemory unless this process can allocate ``num_bytes`` more; keeps none of them.
+def require(purpose: str, num_bytes: int, reserved_bytes: int = 0) -> None:
+    """Raise OutOfMemoryError unless this process can allocate ``num_bytes`` more; keep none.
 
     ``reserved_bytes`` is address space: stacks and heaps take more of it than they ever fill. Takes
-    some microseconds, as no page is touched. ``what`` completes "cannot allocate ... for".
+    some microseconds, as no page is touched. ``purpose`` completes "cannot allocate ... for".
     """
     for kind, size, protection in (
         ("memory", num_bytes, mmap.PROT_READ | mmap.PROT_WRITE),
@@ -44,8 +44,8 @@ def require(what: str, num_bytes: int, reserved_bytes: int = 0) -> None:
             if size:
                 mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, protection).close()
         except OSError as error:
-            text = f"cannot allocate about {size // MB} MB of {kind} for {what}"
-            raise OutOfMemory(text) from error
+            message = f"cannot allocate about {size // MB} MB of {kind} for {purpose}"
+            raise OutOfMemoryError(message) from error
 
 
 def shortage(error: BaseException) -> str | None:
@@ -56,8 +56,8 @@ def shortage(error: BaseException) -> str | None:
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:
         return lines[-1]
     if isinstance(error, RuntimeError):  # also MXNetError, which may quote a traceback
-        found = [line for line in lines if _MESSAGES.search(line)]
-        return re.sub(r"^(mxnet\.base\.)?MXNetError: ", "", found[-1]) if found else None
+        short = [line for line in lines if _MESSAGES.search(line)]
+        return re.sub(r"^(mxnet\.base\.)?MXNetError: ", "", short[-1]) if short else None
     return None
 
 

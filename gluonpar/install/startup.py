@@ -112,7 +112,7 @@ def _fusion_works() -> bool:
         return False
     try:
         return driver.cuda_version() >= COMPILER_CUDA
-    except (driver.DriverMissing, driver.DriverError):
+    except (driver.DriverMissingError, driver.DriverError):
         return True  # no GPU will be used
 
 
@@ -143,15 +143,15 @@ def _import_mxnet(wheel: str) -> None:
         importlib.import_module("numpy.testing")
         import mxnet  # noqa: F401
     except _BROKEN as error:
-        what = str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
-        raise ImportError(f"{wheel} cannot be loaded: {what}. {_remedy(error, wheel)}") from error
+        reason = str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
+        raise ImportError(f"{wheel} cannot be loaded: {reason}. {_remedy(error, wheel)}") from error
 
 
 def _remedy(error: Exception, wheel: str) -> str:
     """Return what to do about an exception that the import of MXNet raised."""
-    if isinstance(error, cuda_libraries.CannotLoad):
+    if isinstance(error, cuda_libraries.LibraryError):
         return f"Remedy: {error.remedy}."
-    if isinstance(error, memory_limits.OutOfMemory):
+    if isinstance(error, memory_limits.OutOfMemoryError):
         return f"Raise the memory limit of this process: {memory_limits.limits() or 'none is set'}."
     if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("mxnet"):
         return f"Remedy: pip install {error.name}."

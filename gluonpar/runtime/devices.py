@@ -135,7 +135,7 @@ def _there_may_be_a_gpu() -> bool:
     """Return whether the driver shows a GPU, fails, is not visible, or may have to hide one."""
     try:
         return bool(driver.gpus() or driver.hidden())
-    except driver.DriverMissing:
+    except driver.DriverMissingError:
         return bool(driver.release())  # a container without the host's libcuda.so.1
     except driver.DriverError:
         return True

@@ -151,9 +151,9 @@ def grad_chunk(array: mx.nd.NDArray) -> int | None:
     check_call(_LIB.MXNDArrayGetGrad(array.handle, ctypes.byref(grad)))
     if grad.value is None:
         return None
-    found = ctypes.c_void_p.from_address(grad.value).value
+    address_of_chunk = ctypes.c_void_p.from_address(grad.value).value
     check_call(_LIB.MXNDArrayFree(grad))
-    return found
+    return address_of_chunk
 
 
 def num_bytes(array: mx.nd.NDArray) -> int:
@@ -183,9 +183,10 @@ def by_dtype(
 def from_numpy(values: np.ndarray, ctx: mx.Context) -> mx.nd.NDArray:
     """Return a copy of ``values`` on ``ctx``: ``mx.np`` under ``npx.set_np()``, else ``mx.nd``.
 
-    It does not wait. ``mx.nd.array`` would: on a CPU context it queues an operator behind those
-    that the context is computing, although nothing can depend on a new array yet, and on a GPU it
-    waits for the copy. To a GPU ``values`` go through pinned memory, which is kept.
+    On a CPU context it does not wait. ``mx.nd.array`` would: it queues an operator behind those
+    that the context is computing, although nothing can depend on a new array yet. To a GPU
+    ``values`` go through pinned memory, which is kept; it waits for an earlier copy from there, of
+    which four may be under way, and ``mx.nd.array`` would wait for this one.
     """
     array = (mx.np if mx.util.is_np_array() else mx.nd).empty(
         values.shape, dtype=values.dtype, ctx=ctx
@@ -221,7 +222,7 @@ def _pinned(device_id: int, size: int, dtype: np.dtype) -> Iterator[mx.nd.NDArra
     return itertools.cycle(mx.nd.empty((size,), ctx, dtype) for _ in range(_COPIES_UNDER_WAY))
 
 
-def settle(arrays: Iterable[mx.nd.NDArray]) -> None:
+def reorder(arrays: Iterable[mx.nd.NDArray]) -> None:
     """Convert arrays on CPU contexts that oneDNN left in a layout of its own; call as `view`."""
     for array in arrays:
         _reorder(chunk(array))
@@ -269,23 +270,21 @@ def views(arrays: Sequence[mx.nd.NDArray]) -> list[np.ndarray]:
     Raises ValueError for arrays on GPUs, whose memory the host cannot read.
     """
     first = _fields(arrays[0])
-    size, dtype, found = math.prod(_shape(arrays[0], first)), _TYPES[first[-2:]][0], []
+    size, dtype, flat = math.prod(_shape(arrays[0], first)), _TYPES[first[-2:]][0], []
     if not size:  # MXNet allocates no memory for them
         return [np.empty(0, dtype) for _ in arrays]
     for array in arrays:
         fields = _fields(array)
-        where = fields[0]
-        start, device_typeid, _, of_onednn, unallocated = _CHUNK.unpack_from(
-            _CHUNK_BYTES.from_address(where)
-        )
+        of_chunk = _CHUNK.unpack_from(_CHUNK_BYTES.from_address(fields[0]))
+        start, device_typeid, _, of_onednn, unallocated = of_chunk
         if device_typeid == _GPU:
             raise ValueError(f"arrays must be on CPU contexts to be viewed, got {array.context}")
         if of_onednn:
-            _reorder(where)
-            start = ctypes.c_void_p.from_address(where).value
+            _reorder(fields[0])
+            start = ctypes.c_void_p.from_address(fields[0]).value
         start = address(array) if unallocated else start + fields[6]
-        found.append(np.frombuffer(_ANY_BYTES.from_address(start), dtype, size))
-    return found
+        flat.append(np.frombuffer(_ANY_BYTES.from_address(start), dtype, size))
+    return flat
 
 
 def zero(arrays: Sequence[mx.nd.NDArray]) -> None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import itertools
 import os
 from typing import Sequence
 
 import mxnet as mx
+
+from gluonpar.install import driver
 
 _RUNTIME = "libcudart.so.11.0"  # the one that libmxnet.so has loaded
 _ALREADY_ENABLED = 704
@@ -33,32 +34,26 @@ def describe(ctx: Sequence[mx.Context]) -> str:
 
 def staged(ctx: Sequence[mx.Context]) -> str:
     """Return which copies between GPUs of ``ctx`` go through the host, and why; "" if none does."""
-    pairs = [*itertools.combinations(sorted(_gpus(ctx)), 2)]
-    if pairs and os.environ.get("MXNET_ENABLE_GPU_P2P") == "0":
-        return "no peer access: MXNET_ENABLE_GPU_P2P=0"
-    direct = enable(ctx)
-    found = [f"{i}-{j}" for i, j in pairs if not {(i, j), (j, i)} <= direct]
-    if not found:
-        return ""
-    some = "no peer access" if len(found) == len(pairs) else "no peer access between some"
-    return f"{some}: copies of {', '.join(found)} go through the host"
+    text = driver.staged(_gpus(ctx), enable(ctx))
+    return "no peer access: MXNET_ENABLE_GPU_P2P=0" if text and _is_off() else text
 
 
 def _gpus(ctx: Sequence[mx.Context]) -> frozenset[int]:
     return frozenset(c.device_id for c in ctx if c.device_type == "gpu")
 
 
+def _is_off() -> bool:
+    return os.environ.get("MXNET_ENABLE_GPU_P2P") == "0"
+
+
 @functools.lru_cache(None)
 def _enable(gpus: frozenset[int]) -> frozenset[tuple[int, int]]:
-    if len(gpus) < 2 or os.environ.get("MXNET_ENABLE_GPU_P2P") == "0":
+    if len(gpus) < 2 or _is_off():
         return frozenset()
-    cuda, current = ctypes.CDLL(_RUNTIME), ctypes.c_int()
+    cuda, current, enabled = ctypes.CDLL(_RUNTIME), ctypes.c_int(), set()
     cuda.cudaGetDevice(ctypes.byref(current))
-    enabled, possible = set(), ctypes.c_int()
     try:
-        for i, j in itertools.permutations(sorted(gpus), 2):
-            if cuda.cudaDeviceCanAccessPeer(ctypes.byref(possible), i, j) or not possible.value:
-                continue
+        for i, j in driver.peers(gpus):
             cuda.cudaSetDevice(i)
             if cuda.cudaDeviceEnablePeerAccess(j, 0) in (0, _ALREADY_ENABLED):
                 enabled.add((i, j))

@@ -82,8 +82,8 @@ def run(
             return error
 
     num_threads = min(num_threads, max_threads or threads.cores())
-    others = [pool().apply_async(work) for _ in range(1, num_threads)]
-    for error in [work(), *(other.get() for other in others)]:
+    results = [pool().apply_async(work) for _ in range(1, num_threads)]
+    for error in [work(), *(result.get() for result in results)]:
         if error is not None:
             raise error
 

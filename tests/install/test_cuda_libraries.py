@@ -4,7 +4,7 @@ import pytest
 from libcuda_stub import build_library, cut
 
 from gluonpar.install import cuda_libraries
-from gluonpar.install.cuda_libraries import LIBRARIES, CannotLoad, damage, load_libraries
+from gluonpar.install.cuda_libraries import LIBRARIES, LibraryError, damage, load_libraries
 
 
 @pytest.fixture
@@ -52,11 +52,6 @@ def test_pypis_libraries_are_loaded_in_order_whatever_the_system_has(
     assert dlopen == [str(path) for path in loaded]
 
 
-def test_all_parts_of_cudnn_are_loaded_so_that_no_other_cudnns_are():
-    parts = {f"libcudnn_{a}_{b}.so.8" for a in ("ops", "cnn", "adv") for b in ("infer", "train")}
-    assert parts == set(LIBRARIES[LIBRARIES.index("libcudnn.so.8") + 1 :])
-
-
 def test_the_systems_libraries_come_first_if_the_environment_says_so(
     tmp_path, wheel_library, dlopen, monkeypatch
 ):
@@ -74,34 +69,16 @@ def test_a_system_without_cuda_11_is_an_error_if_the_environment_asks_for_it(
     wheel_library(LIBRARIES[0])
     dlopen.system = set(LIBRARIES[1:])
     monkeypatch.setenv("GLUONPAR_CUDA", "system")
-    with pytest.raises(CannotLoad, match="libcudart.so.11.0") as caught:
+    with pytest.raises(LibraryError, match="libcudart.so.11.0") as caught:
         load_libraries(tmp_path)
     assert "LD_LIBRARY_PATH" in caught.value.remedy and "unset GLUONPAR_CUDA" in caught.value.remedy
     assert dlopen == []
-
-
-def test_a_system_library_that_does_not_load_is_an_error_and_not_replaced(
-    tmp_path, wheel_library, dlopen, monkeypatch
-):
-    wheel_library(LIBRARIES[0])
-
-    def damaged(path, mode):
-        raise OSError(f"/usr/local/lib/{path}: file too short")
-
-    monkeypatch.setattr(cuda_libraries.ctypes, "CDLL", damaged)
-    monkeypatch.setenv("GLUONPAR_CUDA", "system")
-    with pytest.raises(CannotLoad, match="libcudart.so.11.0 .* file too short"):
-        load_libraries(tmp_path)
 
 
 def test_another_source_is_an_error(monkeypatch):
     monkeypatch.setenv("GLUONPAR_CUDA", "sytem")
     with pytest.raises(ValueError, match="GLUONPAR_CUDA .*pypi or system, got sytem"):
         load_libraries()
-
-
-def test_without_pypis_libraries_nothing_is_loaded(tmp_path, dlopen):
-    assert load_libraries(tmp_path) == dlopen == []
 
 
 def test_a_library_is_whole_unless_its_last_byte_is_missing(tmp_path):

@@ -75,15 +75,6 @@ def test_after_operators_it_works_and_one_warning_names_what_came_too_late(setti
     assert warnings or not done.stderr
 
 
-@pytest.mark.slow
-def test_importing_loads_neither_plots_nor_progress_bars_nor_the_book():
-    done = python(
-        "import sys, gluonpar\n"
-        "print(*sorted({'tqdm', 'pooch', 'matplotlib', 'd2l', 'mpi4py'} & set(sys.modules)))"
-    )
-    assert done.stdout == "\n"
-
-
 def site(folder, *wheels, body=""):
     """Put a stand-in for MXNet into ``folder``: the package, and each wheel's metadata."""
     if wheels:
@@ -114,52 +105,23 @@ def import_error(folder, **environment):
     return done.stdout
 
 
-BROKEN = {  # the wheel, its __init__.py, and words of the message
-    "no driver": (
-        "mxnet_cu112",
-        "raise OSError('libcuda.so.1: cannot open shared object file: No such file')",
-        "mxnet-cu112 cannot be loaded: libcuda.so.1: cannot open shared object",
-        f"pip uninstall -y mxnet-cu112, then {wheels.CPU}",
-    ),
-    "no CUDA library": (
-        "mxnet_cu112",
-        "raise OSError('libcudart.so.11.0: cannot open shared object file: No such file')",
-        "mxnet-cu112 cannot be loaded: libcudart.so.11.0: cannot open",
-        "pip install -e '.[cu112]'",
-    ),
-    "no OpenMP": (
-        "mxnet",
-        "raise OSError('libgomp.so.1: cannot open shared object file')",
-        "apt-get install libgomp1",
-    ),
-    "no libquadmath": (
-        "mxnet",
-        "raise OSError('libquadmath.so.0: cannot open shared object file')",
-        "apt-get install libquadmath0",
-    ),
-    "no libgfortran": (  # MXNet's wheel contains it
-        "mxnet",
-        "raise OSError('libgfortran.so.3: cannot open shared object file')",
-        "--force-reinstall",
-    ),
-    "no library": (
-        "mxnet",
-        "raise RuntimeError('Cannot find the MXNet library.\\nList of candidates:\\n/a')",
-        "mxnet cannot be loaded: Cannot find the MXNet library. ",
-        "pip install --force-reinstall --no-deps mxnet==1.9.1",
-    ),
-    "syntax": ("mxnet", "def broken(:", "invalid syntax", "--force-reinstall"),
-    "no module": ("mxnet", "import mxnet.ndarray", "'mxnet.ndarray'", "--force-reinstall"),
-    "no dependency": ("mxnet", "import graphviz_is_not_here", "install graphviz_is_not_here"),
+ABSENT = "raise OSError('{}: cannot open shared object file')"
+BROKEN = {  # __init__.py of the wheel, and words of the message
+    ABSENT.format("libcuda.so.1"): f"pip uninstall -y mxnet-cu112, then {wheels.CPU}",
+    ABSENT.format("libcudart.so.11.0"): "pip install -e '.[cu112]'",
+    ABSENT.format("libquadmath.so.0"): "apt-get install libquadmath0",
+    ABSENT.format("libgfortran.so.3"): "--force-reinstall",  # MXNet's wheel contains it
+    "raise RuntimeError('Not found.\\nCandidates: /a')": "loaded: Not found. Reinstall it",
+    "def broken(:": "invalid syntax",
+    "import graphviz_is_not_here": "install graphviz_is_not_here",
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", BROKEN)
-def test_an_mxnet_that_cannot_be_imported_is_one_line_with_the_remedy(what, tmp_path):
-    wheel, body, *words = BROKEN[what]
-    message = import_error(site(tmp_path, wheel, body=body))
-    assert all(expected in message for expected in words), message
+@pytest.mark.parametrize("body", BROKEN)
+def test_an_mxnet_that_cannot_be_imported_is_one_line_with_the_remedy(body, tmp_path):
+    message = import_error(site(tmp_path, "mxnet_cu112", body=body))
+    assert message.startswith("mxnet-cu112 cannot be loaded: ") and BROKEN[body] in message
 
 
 def test_no_mxnet(monkeypatch):
@@ -183,11 +145,10 @@ def test_a_truncated_libmxnet_is_an_error_and_does_not_end_the_process(tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_bytes", [0, 100, 5000])
-def test_a_truncated_cuda_library_is_an_error_and_does_not_end_the_process(num_bytes, tmp_path):
+def test_a_truncated_cuda_library_is_an_error_and_does_not_end_the_process(tmp_path):
     folder = site(tmp_path, "mxnet_cu112") / "nvidia" / "cuda_runtime" / "lib"
     folder.mkdir(parents=True)
-    library = cut(build_library(folder, "libcudart.so.11.0"), num_bytes)
+    library = cut(build_library(folder, "libcudart.so.11.0"))
     message = import_error(tmp_path, GLUONPAR_CUDA="pypi")
     assert f"mxnet-cu112 cannot be loaded: {library} is damaged: " in message
     remedy = "pip install --force-reinstall --no-deps --no-cache-dir nvidia-cuda-runtime-cu11"

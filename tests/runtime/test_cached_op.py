@@ -141,26 +141,12 @@ def traces(monkeypatch):
     return made
 
 
-@pytest.mark.parametrize("which", [0, 1])
-def test_a_gradient_that_is_attached_anew_is_written(make, which):
-    params = make(start(), mx.cpu(0))
-    seen = []
-    for number in range(4):
-        seen.append(step(params, number))
-        if number == 1:
-            params[which].attach_grad()
-    assert_same_bits([*seen, [param.asnumpy() for param in params]], train_alone(make))
-
-
 class TestEachListHasItsOwnGraph:
     """A graph on static memory keeps the gradients that it first wrote."""
 
-    def train_in_turns(self, make, devices=(0, 0), graphs=None):
-        """Train two lists of parameters in turns; return that, and each trained alone."""
+    @pytest.mark.parametrize("devices", [(0, 0), (2, 1)], ids=str)
+    def test_two_trained_in_turns_are_each_trained_alone(self, make, devices):
         both = [make(start(seed), mx.cpu(c)) for seed, c in enumerate(devices)]
-        if graphs is not None and make is gluonpar.get_params:
-            for params in both:
-                params.graphs = graphs
         attached = [[memory.chunk(param.grad) for param in params] for params in both]
         seen = [[], []]
         for number in range(4):
@@ -170,30 +156,17 @@ class TestEachListHasItsOwnGraph:
                 of_one.append([param.grad.asnumpy() for param in params])
                 gluonpar.sgd(params, 0.5, 5)
         assert [[memory.chunk(param.grad) for param in params] for params in both] == attached
-        for params, of_one in zip(both, seen):
-            of_one.append([param.asnumpy() for param in params])
-        return seen, [train_alone(make, seed, mx.cpu(c)) for seed, c in enumerate(devices)]
-
-    @pytest.mark.parametrize("devices", [(0, 0), (0, 1), (2, 1)], ids=str)
-    def test_two_trained_in_turns_are_each_trained_alone(self, make, devices):
-        for got, want in zip(*self.train_in_turns(make, devices)):
-            assert_same_bits(got, want)
-
-    def test_one_graph_for_both_would_fail_that_test(self, make, monkeypatch):
-        """The bug, planted: graphs are kept by model and loss, for any gradients."""
-        monkeypatch.setattr(cached_op.memory, "grad_chunk", lambda array: 0)
-        with pytest.raises(AssertionError):
-            for got, want in zip(*self.train_in_turns(make, graphs={})):
-                assert_same_bits(got, want)
+        for seed, (c, params, of_one) in enumerate(zip(devices, both, seen)):
+            values = [param.asnumpy() for param in params]
+            assert_same_bits([*of_one, values], train_alone(make, seed, mx.cpu(c)))
 
     def test_both_graphs_may_run_before_either_backward(self, make):
         both = [make(start(seed), mx.cpu(0)) for seed in range(2)]
         for number in range(4):
+            data = batch(number, mx.cpu(0))
             with autograd.record():
                 losses = [
-                    cached_op.losses(
-                        linear, softmax_cross_entropy, *batch(number, mx.cpu(0)), params
-                    )
+                    cached_op.losses(linear, softmax_cross_entropy, *data, params)
                     for params in both
                 ]
             autograd.backward(losses)
@@ -203,29 +176,19 @@ class TestEachListHasItsOwnGraph:
             want = train_alone(make, seed)[-1]
             assert_same_bits([[param.asnumpy() for param in params]], [want])
 
-    def test_gradients_attached_anew_are_written(self, make):
-        """In the middle of training: one, then all; the old arrays keep their values."""
-        params, seen = make(start(), mx.cpu(0)), []
-        for number in range(4):
-            if number in (1, 3):
-                old = [param.grad for param in params]
-                before = [grad.asnumpy() for grad in old]
-                for param in params[: 1 if number == 1 else 2]:
-                    param.attach_grad()
-            seen.append(step(params, number))
-        assert_same_bits([*seen, [p.asnumpy() for p in params]], train_alone(make))
-        np.testing.assert_array_equal(old[0].asnumpy(), before[0])
-
     @pytest.mark.parametrize("replace", [False, True], ids=["new gradient", "new array"])
     @pytest.mark.parametrize("which", [0, 1])
     def test_one_parameter_may_get_a_new_gradient_or_be_replaced(self, make, which, replace):
         params = make(start(), mx.cpu(0))
         seen = [step(params, 0)]
+        old = params[which].grad
+        before = old.asnumpy()
         if replace:
             params[which] = params[which].copy()
         params[which].attach_grad()
         seen += [step(params, number) for number in range(1, 4)]
         assert_same_bits([*seen, [p.asnumpy() for p in params]], train_alone(make))
+        np.testing.assert_array_equal(old.asnumpy(), before)
 
     def test_a_gradient_that_accumulates(self, make):
         params = make(start(), mx.cpu(0))
@@ -237,40 +200,27 @@ class TestEachListHasItsOwnGraph:
                 np.testing.assert_allclose(grad, times * want, rtol=1e-6, atol=1e-6)
 
 
-class TestHowLongAGraphIsKept:
-    def test_a_list_is_traced_once_per_model(self, make, traces):
-        params = make(start(), mx.cpu(0))
-        for number in range(5):
-            step(params, number)
-        assert len(traces) == 1
-        step(params, 5, cached_op.traceable(lambda X, params: linear(X, params)))
-        assert len(traces) == 2
+def test_a_list_is_traced_once_per_model_and_a_replicas_graphs_are_freed_with_it(traces):
+    params = gluonpar.get_params(start(), mx.cpu(0))
+    for number in range(5):
+        step(params, number)
+    assert len(traces) == 1
+    step(params, 5, cached_op.traceable(lambda X, params: linear(X, params)))
+    assert len(traces) == 2
+    kept = [*map(weakref.ref, params.graphs.values())]
+    del params
+    gc.collect()
+    assert [graph() for graph in kept] == [None, None]
 
-    def test_a_replicas_graphs_are_freed_with_it(self):
-        params = gluonpar.get_params(start(), mx.cpu(0))
-        step(params, 0)
-        kept = weakref.ref(*params.graphs.values())
-        assert kept() is not None
-        del params
-        gc.collect()
-        assert kept() is None
 
-    def test_of_plain_lists_64_graphs_are_kept_and_all_train_correctly(self, traces):
-        """More lists than graphs: those trained long ago are traced again, to the same bits."""
-        lists = [plain_list(start(), mx.cpu(0)) for _ in range(70)]
-        seen = [[step(params, 0)] for params in lists]
-        step(lists[-64], 0, train=False)
-        assert len(traces) == 70
-        for params, of_one in zip(lists, seen):
-            of_one.append(step(params, 1))
-        assert len(traces) > 70
-        want = train_alone(plain_list, num_steps=2)
-        for params, of_one in zip(lists, seen):
-            assert_same_bits([*of_one, [param.asnumpy() for param in params]], want)
-
-    def test_a_new_list_where_a_dead_ones_gradients_were_gets_its_own(self):
-        """Memory is used again, so a new gradient may have a dead one's address."""
-        want = train_alone(plain_list, num_steps=2)
-        for _ in range(10):
-            assert_same_bits(train_alone(plain_list, num_steps=2), want)
-            gc.collect()
+def test_of_plain_lists_64_graphs_are_kept_and_all_train_correctly(traces):
+    """More lists than graphs: those trained long ago are traced again, to the same bits."""
+    lists = [plain_list(start(), mx.cpu(0)) for _ in range(70)]
+    seen = [[step(params, 0)] for params in lists]
+    step(lists[-64], 0, train=False)
+    assert len(traces) == 70
+    want = train_alone(plain_list, num_steps=2)
+    for params, of_one in zip(lists, seen):
+        of_one.append(step(params, 1))
+        assert_same_bits([*of_one, [param.asnumpy() for param in params]], want)
+    assert len(traces) > 70

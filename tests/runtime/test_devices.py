@@ -28,7 +28,7 @@ def machine(monkeypatch):
         shown = [driver.Gpu(i, f"Card {i}", cap) for i, cap in enumerate(capabilities)]
 
         def list_gpus():
-            if isinstance(fault, (driver.DriverMissing, driver.DriverError)):
+            if isinstance(fault, (driver.DriverMissingError, driver.DriverError)):
                 raise fault
             return shown
 
@@ -53,13 +53,8 @@ def machine(monkeypatch):
     return pretend
 
 
-@pytest.fixture
-def no_driver(machine):
-    machine(fault=NO_DRIVER)
-
-
 @pytest.mark.parametrize("device", ["auto", "gpu"])
-@pytest.mark.parametrize(("present", "requested"), [(1, 1), (2, 1), (4, 3), (4, 4), (4, None)])
+@pytest.mark.parametrize(("present", "requested"), [(1, 1), (4, 3), (4, None)])
 def test_as_many_gpus_or_more_are_used_without_a_notice(machine, present, requested, device):
     machine(*[T4] * present)
     assert choose(requested, device=device) == DeviceChoice(gpus(*range(requested or present)))
@@ -73,13 +68,13 @@ def test_fewer_gpus_than_requested_is_an_error_that_says_how_many(machine, prese
         choose(3, device=device)
 
 
-NO_DRIVER = driver.DriverMissing("no NVIDIA driver here")
+NO_DRIVER = driver.DriverMissingError("no NVIDIA driver here")
 
 
 @pytest.mark.parametrize("fault", [NO_DRIVER, None], ids=["no driver", "a driver, but no GPU"])
 @pytest.mark.parametrize(
     ("k", "names"),
-    [(None, "cpu(0)"), (1, "cpu(0)"), (2, "cpu(0), cpu(1)"), (8, "cpu(0) to cpu(7)")],
+    [(None, "cpu(0)"), (2, "cpu(0), cpu(1)"), (8, "cpu(0) to cpu(7)")],
 )
 def test_without_any_gpu_as_many_cpu_devices_and_a_notice_of_no_fault(machine, fault, k, names):
     machine(fault=fault)
@@ -89,29 +84,20 @@ def test_without_any_gpu_as_many_cpu_devices_and_a_notice_of_no_fault(machine, f
     assert "driver" not in choice.notice and "\n" not in choice.notice
 
 
-@pytest.mark.parametrize(
-    ("variables", "options", "words"),
-    [
-        ({}, {"fault": NO_DRIVER, "release": "535.1"}, "no NVIDIA driver here"),
-        ({"CUDA_VISIBLE_DEVICES": "7"}, {}, "CUDA_VISIBLE_DEVICES is '7'"),
-    ],
-    ids=["container", "hidden"],
-)
-def test_a_gpu_that_is_hidden_or_out_of_reach_is_explained(
-    machine, monkeypatch, variables, options, words
-):
-    machine(**options)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    assert words in choose(8).notice and "cpu(0) to cpu(7)" in choose(8).notice
+def test_a_gpu_that_is_hidden_or_out_of_reach_is_explained(machine, monkeypatch):
+    machine(fault=NO_DRIVER, release="535.1")  # as in a container
+    assert "no NVIDIA driver here" in choose(8).notice
+    machine()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    assert "CUDA_VISIBLE_DEVICES is '7'" in choose(8).notice
 
 
-@pytest.mark.parametrize("k", [None, 1, 8])
-def test_device_cpu_gives_cpu_devices_without_a_notice_and_counts_no_gpus(monkeypatch, k):
+def test_device_cpu_gives_cpu_devices_without_a_notice_and_counts_no_gpus(monkeypatch):
     """Counting them starts CUDA, which a forked process could not use afterwards."""
     monkeypatch.setattr(mx.context, "num_gpus", lambda: pytest.fail("counted"))
     monkeypatch.setattr(driver, "gpus", lambda: pytest.fail("listed"))
-    assert choose(k, device="cpu") == DeviceChoice(cpus(k or 1))
+    for k in (None, 1, 8):
+        assert choose(k, device="cpu") == DeviceChoice(cpus(k or 1))
 
 
 def test_gpus_without_kernels_are_skipped(machine):
@@ -166,10 +152,7 @@ def test_ids_are_used_in_their_order(machine):
         ({"gpus": [0], "num_gpus": 2}, r"num_gpus=2 and gpus=\[0\]"),
         ({"gpus": [0, 1], "device": "cpu"}, r"gpus=\[0, 1\] and device='cpu'"),
         ({"num_gpus": 0}, "num_gpus .*at least 1, got 0"),
-        ({"num_gpus": -2}, "num_gpus .*at least 1, got -2"),
-        ({"num_gpus": 0, "device": "cpu"}, "num_gpus .*at least 1, got 0"),
         ({"num_gpus": 1025, "device": "cpu"}, "num_gpus .*1024.* got 1025"),
-        ({"num_gpus": 10**23, "device": "cpu"}, f"num_gpus .*1024.* got {10**23}"),
         ({"device": "tpu"}, "device must be one of auto, gpu, cpu, got 'tpu'"),
     ],
 )
@@ -181,10 +164,10 @@ def test_requests_that_cannot_be_met_are_errors_with_their_values(machine, reque
     assert len(choose(1024, device="cpu").ctx) == 1024
 
 
-@pytest.mark.parametrize("device", ["auto", "gpu"])
-def test_ids_without_any_gpu_are_an_error_even_for_auto(no_driver, device):
+def test_ids_without_any_gpu_are_an_error_even_for_auto(machine):
+    machine(fault=NO_DRIVER)
     with pytest.raises(ValueError, match=r"gpus=\[0\].*no NVIDIA driver here"):
-        choose(gpus=[0], device=device)
+        choose(gpus=[0])
 
 
 def test_one_context_is_a_list_of_one():

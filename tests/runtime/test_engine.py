@@ -88,31 +88,12 @@ def test_an_array_may_be_named_twice_and_be_a_view():
     np.testing.assert_array_equal(array.asnumpy(), [3] * 4)
 
 
-def test_it_runs_on_the_contexts_worker_thread():
-    made, _ = arrays(0, 1, 1)
-    threads = []
-    for array in made:
-        engine.push(lambda: threads.append(threading.get_ident()), array.context, writes=[array])
-        array.wait_to_read()
-    assert threads[1] == threads[2] != threads[0]
-    assert threading.get_ident() not in threads
-
-
-def test_inline_runs_on_the_calling_thread_if_the_arrays_are_ready():
-    [array], _ = arrays(0)
-    threads = []
-    engine.push(
-        lambda: threads.append(threading.get_ident()), mx.cpu(0), writes=[array], inline=True
-    )
-    assert threads == [threading.get_ident()]
-
-
 class Planted(Exception):
     pass
 
 
 @all_ways
-@pytest.mark.parametrize("error", [Planted, KeyboardInterrupt, MemoryError, SystemExit])
+@pytest.mark.parametrize("error", [Planted, SystemExit])
 def test_an_error_reaches_the_next_wait_with_its_traceback_and_the_engine_goes_on(error, way):
     [array], [memory] = arrays(3)
 
@@ -155,34 +136,18 @@ def test_two_thousand_functions_pushed_from_four_threads_all_run_and_are_freed(w
     assert len(functions) == 2000 and not any(function() for function in functions)
 
 
-class TestPrioritized:
-    """These functions do not queue behind the operators of their context's worker."""
-
-    @pytest.mark.parametrize("prioritized", [True, False])
-    @pytest.mark.parametrize("ctx", [mx.cpu(0), mx.cpu(3)], ids=str)
-    def test_it_runs_while_the_contexts_worker_is_busy(self, ctx, prioritized):
-        """The worker waits for what is pushed after its operator; an ordinary push stays queued."""
-        (held, other), _ = arrays(ctx.device_id, ctx.device_id)
-        released, passed = threading.Event(), []
-        seconds = 600 if prioritized else 0.1
-        engine.push(lambda: passed.append(released.wait(seconds)), ctx, writes=[held])
-        engine.push(released.set, ctx, writes=[other], prioritized=prioritized)
-        held.wait_to_read()
-        other.wait_to_read()
-        assert passed == [prioritized]
-
-    def test_four_run_at_the_same_time(self):
-        made, _ = arrays(0, 0, 1, 2)
-        barrier, passed = threading.Barrier(4), []
-        for array in made:
-            engine.push(
-                lambda: passed.append(barrier.wait(600)),
-                array.context,
-                writes=[array],
-                prioritized=True,
-            )
-        mx.nd.waitall()
-        assert sorted(passed) == [0, 1, 2, 3]
+@pytest.mark.parametrize("prioritized", [True, False])
+@pytest.mark.parametrize("ctx", [mx.cpu(0), mx.cpu(3)], ids=str)
+def test_a_prioritized_function_does_not_queue_behind_the_contexts_operators(ctx, prioritized):
+    """The worker waits for what is pushed after its operator; an ordinary push stays queued."""
+    (held, other), _ = arrays(ctx.device_id, ctx.device_id)
+    released, passed = threading.Event(), []
+    seconds = 600 if prioritized else 0.1
+    engine.push(lambda: passed.append(released.wait(seconds)), ctx, writes=[held])
+    engine.push(released.set, ctx, writes=[other], prioritized=prioritized)
+    held.wait_to_read()
+    other.wait_to_read()
+    assert passed == [prioritized]
 
 
 def python(program):
@@ -257,15 +222,6 @@ for way in ({}, {"prioritized": True}, {"inline": True}):
 
 
 @pytest.mark.slow
-def test_large_sums_pending_at_exit_end_without_a_crash():
-    done = python(
-        "a = [mx.nd.ones((9_000_000,), ctx=mx.cpu(i)) for i in range(2)]\n"
-        "for _ in range(3): gluonpar.allreduce(a)\n"
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-@pytest.mark.slow
 def test_functions_for_the_exit_are_called_after_the_last_operator():
     done = python(
         "a = mx.nd.zeros((1,))\n"
@@ -290,9 +246,3 @@ def test_a_fork_waits_for_functions_that_need_the_gil(function, code):
     )
     assert (done.returncode, done.stdout) == (code, "went on\n")
     assert ("ZeroDivisionError" in done.stderr) == bool(code)
-
-
-@pytest.mark.slow
-def test_has_started():
-    done = python("print(engine.has_started())\nmx.nd.zeros((1,))\nprint(engine.has_started())")
-    assert done.stdout == "False\nTrue\n", done.stderr

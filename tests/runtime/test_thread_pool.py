@@ -3,7 +3,6 @@
 import multiprocessing.pool
 import threading
 
-import mxnet as mx
 import numpy as np
 import pytest
 
@@ -50,15 +49,7 @@ def test_every_element_is_processed_exactly_once(tiny_blocks, max_threads, num_a
             np.testing.assert_array_equal(array, np.full(n, factor))
 
 
-@pytest.mark.parametrize(("dtype", "elements"), [("float16", 8), ("float32", 4), ("float64", 2)])
-def test_a_block_has_block_bytes_and_the_last_one_the_rest(tiny_blocks, dtype, elements):
-    lengths = []
-    array = np.zeros(2 * elements + 1, dtype)
-    thread_pool.run([(lambda block: lengths.append(block.size), [array])], 0)
-    assert lengths == [elements, elements, 1]
-
-
-def test_arrays_of_a_task_are_cut_in_the_same_places_whatever_their_dtypes(tiny_blocks):
+def test_blocks_have_block_bytes_and_are_cut_in_the_same_places_in_all_arrays(tiny_blocks):
     a, b = np.arange(9, dtype="float32"), np.arange(9, dtype="float64")
     seen = []
     thread_pool.run([(lambda x, y: seen.append((x.tolist(), y.tolist())), [a, b])], 0)
@@ -83,8 +74,7 @@ def threads_used(num_bytes, max_threads, num_blocks=64):
 
 @pytest.mark.parametrize(
     ("megabytes", "most", "num_blocks", "want"),
-    [(15, 4, 64, 1), (16, 4, 64, 2), (47, 4, 64, 3), (48, 4, 64, 4), (500, 4, 64, 4)]
-    + [(500, 1, 64, 1), (500, 3, 64, 3), (500, 4, 2, 2), (500, 4, 1, 1)],
+    [(15, 4, 64, 1), (16, 4, 64, 2), (47, 4, 64, 3), (500, 3, 64, 3), (500, 4, 2, 2)],
 )
 def test_one_thread_per_sixteen_megabytes_up_to_the_maximum(
     monkeypatch, pool_of_three, megabytes, most, num_blocks, want
@@ -94,23 +84,11 @@ def test_one_thread_per_sixteen_megabytes_up_to_the_maximum(
     assert len(pool_of_three) == want - 1  # and no other thread was given work
 
 
-@pytest.mark.parametrize(("missing_bytes", "started"), [(1, 0), (0, 1)])
-def test_the_pool_is_started_ahead_and_only_for_enough_bytes(monkeypatch, missing_bytes, started):
-    pools = []
-    monkeypatch.setattr(thread_pool, "pool", lambda: pools.append("pool"))
-    num_bytes = thread_pool.BYTES_PER_THREAD - missing_bytes
-    thread_pool.push(lambda: None, [mx.nd.zeros(9)], num_bytes, "test")
-    assert len(pools) == started
-    if not started:
-        thread_pool.run([(increment, [np.zeros(9)])], num_bytes)
-        assert pools == []
-
-
-class Planted(Exception):
+class Planted(SystemExit):  # which would end a thread of the pool
     pass
 
 
-ERRORS = [Planted, KeyboardInterrupt, SystemExit, IndexError]
+ERRORS = [Planted, KeyboardInterrupt, IndexError]
 
 
 @pytest.mark.parametrize("error", ERRORS)
@@ -167,19 +145,6 @@ def test_after_an_error_the_other_threads_take_no_more_blocks(pool_of_three):
     with pytest.raises(Planted):
         run_on_two(fail_elsewhere, num_blocks=8)
     assert len(calls) == 1
-
-
-def test_the_pool_goes_on_after_an_error(pool_of_three):
-    for error in ERRORS:
-        both = threading.Barrier(2)
-
-        def fail(_block, both=both, error=error):
-            both.wait(600)
-            raise error("planted")
-
-        with pytest.raises(error, match="planted"):
-            run_on_two(fail)
-    assert threads_used(500 << 20, 4, num_blocks=8) == 4
 
 
 def test_overflow_gives_inf_and_no_warning(pool_of_three):

@@ -48,7 +48,7 @@ def command(capsys):
 @pytest.fixture
 def no_gpu(monkeypatch):
     def missing():
-        raise driver.DriverMissing("no NVIDIA driver here")
+        raise driver.DriverMissingError("no NVIDIA driver here")
 
     monkeypatch.setattr(driver, "gpus", missing)
     monkeypatch.setattr(driver, "release", lambda: "")

@@ -170,7 +170,7 @@ def test_memory_that_is_required_is_not_kept():
     for _ in range(50):
         memory_limits.require("a test", 1 << 30, 4 << 30)
     with pytest.raises(
-        memory_limits.OutOfMemory, match="about 1073741824 MB of address space for a test"
+        memory_limits.OutOfMemoryError, match="about 1073741824 MB of address space for a test"
     ):
         memory_limits.require("a test", 0, 1 << 50)
 

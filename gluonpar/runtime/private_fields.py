@@ -1,0 +1,88 @@
+"""The private fields and functions of MXNet's Python classes that gluonpar uses, by public names.
+
+MXNet 1.9.1 is the last release, so they stay; no other package of gluonpar names one of them. Lists
+and dicts are the objects' own, not copies.
+"""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import Callable, Sequence
+
+import mxnet as mx
+from mxnet import gluon
+
+# The code that calls a kvstore in the stock Trainer's and in Module's loops.
+TRAINER_LOOP = gluon.Trainer._allreduce_grads.__code__
+MODULE_INIT = mx.model._initialize_kvstore.__code__
+
+# Of a gluon.Parameter:
+values = attrgetter("_data")  # its arrays by device; None if it is not initialised
+grads = attrgetter("_grad")  # its gradients by device; None if it has none
+stype, grad_stype = attrgetter("_stype"), attrgetter("_grad_stype")  # storage types of these
+awaits_shape = attrgetter("_deferred_init")  # not empty if a forward pass will initialise it
+trainer = attrgetter("_trainer")  # the Trainer that updates it, or None
+
+# Of an mx.nd.NDArray: whether backward has written its gradient since mark_grad(array, False).
+has_fresh_grad = attrgetter("_fresh_grad")
+
+# Of a gluon.Block: the blocks that it directly consists of, by name.
+children = attrgetter("_children")
+
+# Of a gluon.Trainer:
+params = attrgetter("_params")  # a list; the optimizer numbers them in its order
+optimizer = attrgetter("_optimizer")
+kvstore_params = attrgetter("_kvstore_params")  # the arguments about the kvstore
+
+# Of an mx.optimizer.Optimizer:
+update_counts = attrgetter("_index_update_count")  # by the parameter's index
+update_counts_by_device = attrgetter("_all_index_update_counts")  # the same by the device's number
+
+
+def wrap_initialisation(wrap: Callable[[Callable], Callable]) -> None:
+    """Replace the function that gives a parameter its first values by ``wrap`` of it."""
+    gluon.Parameter._init_impl = wrap(gluon.Parameter._init_impl)
+
+
+def wrap_kvstore_creation(wrap: Callable[[Callable], Callable]) -> None:
+    """Replace the function by which Trainer and Module make a kvstore by ``wrap`` of it."""
+    create = wrap(mx.model._create_kvstore)
+    for module in (mx.model, gluon.trainer, mx.module.module):
+        module._create_kvstore = create
+
+
+def mark_grad(array: mx.nd.NDArray, fresh: bool) -> None:
+    """Mark the array's gradient as written by backward, or remove the mark."""
+    array._fresh_grad = fresh
+
+
+def params_by_place(block: gluon.Block) -> dict[str, gluon.Parameter]:
+    """Return the block's parameters by their place in it, as ``save_parameters`` names them."""
+    return block._collect_params_with_prefix()
+
+
+def forget_kvstore_values(trainer: gluon.Trainer) -> None:
+    """Have a Trainer whose kvstore updates weights give it the present ones before it does."""
+    if trainer._kv_initialized and trainer._update_on_kvstore:
+        trainer._reset_kvstore()
+
+
+def separate_update_counts(optimizer: mx.optimizer.Optimizer) -> None:
+    """Give a copied optimizer counts that it does not share with the original: one per device."""
+    counts = {device: dict(each) for device, each in optimizer._all_index_update_counts.items()}
+    optimizer._all_index_update_counts, optimizer._index_update_count = counts, counts[0]
+
+
+def count_updates(
+    optimizer: mx.optimizer.Optimizer, indices: Sequence[int]
+) -> dict[int, tuple[float, float]]:
+    """Count an update of each parameter; return its learning rate and weight decay, by index."""
+    optimizer._update_count(indices)
+    return dict(zip(indices, zip(optimizer._get_lrs(indices), optimizer._get_wds(indices))))
+
+
+def onnx_graph() -> type:
+    """Return the class by which MXNet's exporter makes an ONNX graph; imports ``onnx``."""
+    from mxnet.onnx.mx2onnx._export_onnx import MXNetGraph
+
+    return MXNetGraph
