@@ -311,7 +311,7 @@ class Run:
             if self._write(path, write, path):
                 self.kept.append(str(path))
         varies = config.lr_schedule != "constant" or config.warmup_epochs > 0
-        self.console.epoch(results, *([True] if varies else []))
+        self.console.epoch(results, show_lr=varies)
         if config.plot:
             self._write(config.plot, self.history.plot, config.plot)
         if config.history:

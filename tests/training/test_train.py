@@ -161,7 +161,7 @@ def test_a_quiet_run_prints_nothing(capfd):
 
 
 def test_what_was_reached_remains_after_an_exception(tmp_path, monkeypatch):
-    def interrupted(self, figures, *_):
+    def interrupted(self, figures, **_):
         if figures.epoch == 2:
             raise KeyboardInterrupt
 
