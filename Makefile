@@ -75,8 +75,8 @@ test-cuda: ## install mxnet-cu112 (2 GB) into VENV_CUDA and test it; needs gcc, 
 
 # tools/cuda_sim/README.md says how GPUs are simulated. NVIDIA's libraries are not installed. Each
 # of pytest's processes has nine GPUs of its own: eight, and one that no test has used before.
-GPU_SIM_TESTS := $(addprefix tests/,checkpoint collectives cuda_sim gluon gpu_sim models step \
-	runtime/test_array_memory.py)
+GPU_SIM_TESTS := tools/cuda_sim/tests $(addprefix tests/,checkpoint collectives gluon gpu_sim models \
+	step runtime/test_array_memory.py)
 GPU_SIM = $(VENV_GPU_SIM)/bin/python tools/cuda_sim --kernels --num-gpus 9 --bytes 1000000000 \
 	$(PYTEST:$(BIN)/%=$(VENV_GPU_SIM)/bin/%) --device gpu-sim
 

@@ -1,6 +1,6 @@
 """The simulated cuBLAS, cuDNN, cuRAND and NCCL: what MXNet computes with them is what its CPU says.
 
-These tests need a process on simulated GPUs (tools/cuda_sim/environment.py), and skip in others.
+These tests need a process on simulated GPUs, and skip in others.
 """
 
 import ctypes
@@ -12,12 +12,12 @@ import threading
 import mxnet as mx
 import numpy as np
 import pytest
-from cuda_sim import environment
+from cuda_sim import Count, counters
 
 
 def simulated_gpus():
     try:
-        environment.counters()
+        counters()
     except (OSError, RuntimeError):
         return 0
     return mx.context.num_gpus()
@@ -672,10 +672,10 @@ def test_an_all_reduce_waits_for_every_device():
 
 def test_nccl_counts_calls_and_bytes():
     ranks = Ranks(2)
-    before = environment.counters()
+    before = counters()
     ranks.each("ncclAllReduce", payloads(ranks, 50, "float32"), 50, 0)
-    after = environment.counters()
-    nothing = environment.Count(0, 0)
+    after = counters()
+    nothing = Count(0, 0)
     assert after["ncclAllReduce"].times - before.get("ncclAllReduce", nothing).times == 2
     assert after["nccl"].num_bytes - before.get("nccl", nothing).num_bytes == 2 * 200
 

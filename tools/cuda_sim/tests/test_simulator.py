@@ -12,14 +12,13 @@ import sys
 import textwrap
 
 import pytest
-from cuda_sim import build
-from cuda_sim.environment import environment
+from cuda_sim import build, environment
 
 # What each test's program starts with: check() raises for an error, buffers are of int64.
 START = """
 import ctypes, sys
 from ctypes import byref, c_int, c_size_t, c_void_p
-from cuda_sim.environment import counters, reset, timeline
+from cuda_sim import counters, reset, timeline
 
 cudart = ctypes.CDLL("libcudart.so.11.0")
 cudart.cudaGetErrorString.restype = cudart.cudaGetErrorName.restype = ctypes.c_char_p
