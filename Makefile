@@ -118,7 +118,7 @@ test-matrix: ## run the tests on each installed Python and several NumPys, and t
 test-bare: ## run train, test and the notebook's set-up in minimal Debian systems; needs root
 	$(or $(PYTHON),python3) tools/bare_systems.py $(ARGS)
 
-pictures: $(VENV)/.tests ## draw docs/pictures; ARGS="--record timeline,scaling" measures first
+pictures: $(VENV)/.tests ## draw the READMEs' pictures; ARGS="--record timeline,scaling" measures first
 	$(BIN)/python tools/draw_pictures.py $(ARGS)
 
 dist: $(VENV)/.dist ## build an sdist, and a wheel from it, into dist/
@@ -184,8 +184,8 @@ $(VENV)/.notebook: $(VENV)/.made setup.py pyproject.toml $(call stale,$(EXTRA),$
 	@$(call install,$(comma)notebook)
 	@touch $(VENV)/.runs $(VENV)/.mpi $@
 
-# The reference is built from the source, so MXNet is not needed.
-$(VENV)/.docs: $(VENV)/.made setup.py pyproject.toml
+# The site's pictures are drawn from the package's plans.
+$(VENV)/.docs: $(VENV)/.tests
 	@$(BIN)/python -m pip install --quiet -e '.[docs]'
 	@touch $@
 
