@@ -244,8 +244,8 @@ def test_the_doctor_finds_nothing_wrong_with_usable_gpus():
 
 
 def test_a_gpu_without_kernels_is_named_in_one_line():
-    found = wrong(doctor(num_devices=1, capability="9.0"))
-    assert set(found) == {"gpu"} and "capability 9.0: too new" in found["gpu"]
+    findings = wrong(doctor(num_devices=1, capability="9.0"))
+    assert set(findings) == {"gpu"} and "capability 9.0: too new" in findings["gpu"]
     done = run(LENET, *SHORT, "--num-gpus", "1", "--device", "gpu", capability="9.0")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert "capability 9.0" in done.stderr and "5.0 to 8.9" in done.stderr
@@ -257,8 +257,8 @@ STEP = (LENET, *SHORT, "--dry-run", *GPUS)
 
 def test_a_driver_older_than_nvrtc_trains_without_fused_operators():
     succeed(*STEP, more=PYPI, **OLD)
-    found = doctor(more=PYPI, **OLD)
-    assert wrong(found) == {} and "11.8" in found["driver", "note"]
+    findings = doctor(more=PYPI, **OLD)
+    assert wrong(findings) == {} and "11.8" in findings["driver", "note"]
 
 
 def test_fused_operators_on_an_old_driver_fail_and_the_doctor_says_so():
@@ -266,15 +266,15 @@ def test_fused_operators_on_an_old_driver_fail_and_the_doctor_says_so():
     done = run(*STEP, more=more, **OLD)
     assert done.returncode == 1 and "a GPU failed: " in done.stderr.splitlines()[-1]
     assert "CUDA Driver: " in done.stderr.splitlines()[-1]
-    found = wrong(doctor(more=more, **OLD))
-    assert set(found) == {"driver"} and "MXNET_USE_FUSION" in found["driver"]
+    findings = wrong(doctor(more=more, **OLD))
+    assert set(findings) == {"driver"} and "MXNET_USE_FUSION" in findings["driver"]
 
 
 def test_the_first_drivers_of_cuda_11_are_refused_and_the_doctor_says_why():
     done = run(*STEP, driver="450.51.06")
     assert done.returncode == 2 and "gluonpar doctor" in done.stderr
-    found = wrong(doctor(driver="450.51.06"))
-    assert set(found) == {"driver"} and "450.80.02" in found["driver"]
+    findings = wrong(doctor(driver="450.51.06"))
+    assert set(findings) == {"driver"} and "450.80.02" in findings["driver"]
 
 
 def last_line(done):

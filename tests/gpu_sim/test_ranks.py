@@ -95,9 +95,9 @@ def test_what_nccl_is_not_for_goes_through_the_host(visible):
         check(data)
         assert counts["D2H pinned"] == counts["H2D pinned"] == 4
         assert "ncclAllReduce" not in counts
-    for others in (arrays("float16"), arrays(ctx=mx.cpu(0))):
-        assert "ncclAllReduce" not in counted(lambda: cluster.allreduce(others))
-        check(others)
+    for data in (arrays("float16"), arrays(ctx=mx.cpu(0))):
+        assert "ncclAllReduce" not in counted(lambda: cluster.allreduce(data))
+        check(data)
     print(True)
     """
     program = program.replace("rank_sees_its_own", str(visible[0] != visible[1]))

@@ -87,25 +87,25 @@ def test_the_page_computes_what_simulate_does(computed, monkeypatch):
     monkeypatch.setitem(ALGORITHMS, "funnel", Algorithm("funnel", funnel))
     assert len(computed["computed"]) == len(list(cases())) >= 30
     assert {k for _, k, *_ in cases()} == set(range(2, 17))
-    for (name, k, num_bytes, on, links, memory), found in zip(cases(), computed["computed"]):
+    for (name, k, num_bytes, on, links, memory), result in zip(cases(), computed["computed"]):
         topology = TOPOLOGIES[on](k, **parameters(on, links))
         expected = simulate(name, k, num_bytes, topology, memory or math.inf)
-        assert found["seconds"] == pytest.approx(expected.seconds, rel=1e-9), (name, k, on)
+        assert result["seconds"] == pytest.approx(expected.seconds, rel=1e-9), (name, k, on)
         timed = {tuple(hop): (begin, end) for hop, begin, end in expected.timed}
-        assert {tuple(hop[:5]): tuple(hop[6:]) for hop in found["hops"]} == {
+        assert {tuple(hop[:5]): tuple(hop[6:]) for hop in result["hops"]} == {
             hop: pytest.approx(times, rel=1e-9) for hop, times in timed.items()
         }, (name, k, on)
-        for _, src, dst, _, _, route, *_ in found["hops"]:
+        for _, src, dst, _, _, route, *_ in result["hops"]:
             assert route == [i for i in topology.routes[src, dst] if i >= 0]
 
 
 @browser.needed
 def test_the_page_has_the_topologies_of_the_package(computed):
-    found = {(on, k): machine for on, k, machine in computed["machines"]}
-    assert set(found) == {
+    machines = {(on, k): machine for on, k, machine in computed["machines"]}
+    assert set(machines) == {
         (on, k) for on in TOPOLOGIES for k in range(2, 9 if on == "nvlink" else 17)
     }
-    for (on, k), machine in found.items():
+    for (on, k), machine in machines.items():
         expected, links = TOPOLOGIES[on](k), machine["links"]
         assert [link["name"] for link in links] == expected.links
         for number in ("latency", "bandwidth"):

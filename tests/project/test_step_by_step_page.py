@@ -180,8 +180,8 @@ def test_the_chart_and_its_table_mark_the_algorithms_that_simulate_finds_fastest
         for marked, name, steps, time, relative in told["rows"]:
             assert int(steps) == num_steps(ALGORITHMS[name].plan(int(values["devices"])))
             number, unit = time.split()
-            found = float(number) * {"s": 1, "ms": 1e-3, "us": 1e-6}[unit]
-            assert found == pytest.approx(times[name], rel=0.006)  # three digits
+            seconds_shown = float(number) * {"s": 1, "ms": 1e-3, "us": 1e-6}[unit]
+            assert seconds_shown == pytest.approx(times[name], rel=0.006)  # three digits
             assert (marked == "fastest") == (relative == "fastest") == (name in best(times))
             if marked != "fastest":
                 factor = float(relative.split()[0])

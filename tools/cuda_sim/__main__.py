@@ -35,7 +35,7 @@ def main() -> int:
         parser.error("no command was given")
     try:
         build.build(kernels=options.kernels)
-    except build.CannotBuild as error:
+    except build.BuildError as error:
         print(f"python tools/cuda_sim: error: {error}", file=sys.stderr)
         return 2
     limits = {} if options.bytes is None else {"bytes": options.bytes}

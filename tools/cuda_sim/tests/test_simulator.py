@@ -100,7 +100,7 @@ def folder():
         return build.pathlib.Path(os.environ["CUDA_SIM_FOLDER"])
     try:
         build.build()
-    except build.CannotBuild as error:
+    except build.BuildError as error:
         pytest.skip(str(error))
     return build.DEFAULT_FOLDER
 
