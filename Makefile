@@ -75,8 +75,8 @@ test-cuda: ## install mxnet-cu112 (2 GB) into VENV_CUDA and test it; needs gcc, 
 
 # tools/cuda_sim/README.md says how GPUs are simulated. NVIDIA's libraries are not installed. Each
 # of pytest's processes has nine GPUs of its own: eight, and one that no test has used before.
-GPU_SIM_TESTS := $(addprefix tests/,checkpoint collectives cuda_sim gluon gpu_sim models step \
-	runtime/test_array_memory.py)
+GPU_SIM_TESTS := tools/cuda_sim/tests $(addprefix tests/,checkpoint collectives gluon gpu_sim models \
+	step runtime/test_array_memory.py)
 GPU_SIM = $(VENV_GPU_SIM)/bin/python tools/cuda_sim --kernels --num-gpus 9 --bytes 1000000000 \
 	$(PYTEST:$(BIN)/%=$(VENV_GPU_SIM)/bin/%) --device gpu-sim
 
@@ -118,7 +118,7 @@ test-matrix: $(VENV)/.nox ## run the quick tests on each installed Python and se
 test-bare: ## run train, test and the notebook's set-up in minimal Debian systems; needs root
 	$(or $(PYTHON),python3) tools/bare_systems.py $(ARGS)
 
-pictures: $(VENV)/.tests ## draw docs/pictures; ARGS="--record timeline,scaling" measures first
+pictures: $(VENV)/.tests ## draw the READMEs' pictures; ARGS="--record timeline,scaling" measures first
 	$(BIN)/python tools/draw_pictures.py $(ARGS)
 
 dist: $(VENV)/.dist ## build an sdist, and a wheel from it, into dist/
@@ -184,8 +184,8 @@ $(VENV)/.notebook: $(VENV)/.made setup.py pyproject.toml $(call stale,$(EXTRA),$
 	@$(call install,$(comma)notebook)
 	@touch $(VENV)/.runs $(VENV)/.mpi $@
 
-# The reference is built from the source, so MXNet is not needed.
-$(VENV)/.docs: $(VENV)/.made setup.py pyproject.toml
+# The site's pictures are drawn from the package's plans.
+$(VENV)/.docs: $(VENV)/.tests
 	@$(BIN)/python -m pip install --quiet -e '.[docs]'
 	@touch $@
 

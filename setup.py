@@ -106,13 +106,13 @@ setup(
         "mpi": MPI,
         "dist": ["build"],
         # Needs Python 3.10 or newer. mkdocstrings formats signatures with ruff; latex2mathml is for
-        # the notebook's formulas, jieba for the search in Chinese text.
+        # the notebook's formulas, jieba for the search in Chinese text, matplotlib for pictures.
         "docs": [
             "mkdocs-material>=9.5,<10",
             "mkdocstrings>=1,<2",
             "mkdocstrings-python>=2,<3",
             RUFF,
-            *("latex2mathml>=3.77,<4", "jieba>=0.42"),
+            *("latex2mathml>=3.77,<4", "jieba>=0.42", MATPLOTLIB),
         ],
         "notebook": ["jupyterlab", "nbconvert", *RUNS_NOTEBOOKS, *D2L_NEEDS, MATPLOTLIB, *MPI],
         "onnx": ONNX,

@@ -89,20 +89,20 @@ def assemble(language: str, printed: Mapping[str, str] | None = None) -> Noteboo
     :func:`finish` removes.
     """
     cells, solutions = code(SOURCE / "cells.py"), code(SOURCE / "solutions.py")
-    found, texts = [], 0
+    made, texts = [], 0
     for kind, name, text in pieces((SOURCE / f"{language}.md").read_text("utf-8")):
         if kind == "cell":
-            found.append(new_code_cell(cells[name], id=name))
+            made.append(new_code_cell(cells[name], id=name))
         elif kind == "solution":
             folded = _folded(text, solutions[name], (printed or {}).get(name, ""), WORDS[language])
-            found.append(new_markdown_cell(folded, id=f"solution-{name}"))
+            made.append(new_markdown_cell(folded, id=f"solution-{name}"))
             if printed is None:
                 hidden = new_code_cell(solutions[name], id=f"run-{name}", metadata={SOLUTION: name})
-                found.append(hidden)
+                made.append(hidden)
         elif text:
             texts += 1
-            found.append(new_markdown_cell(text, id=f"text-{texts}"))
-    return new_notebook(cells=found, metadata=METADATA)
+            made.append(new_markdown_cell(text, id=f"text-{texts}"))
+    return new_notebook(cells=made, metadata=METADATA)
 
 
 def _folded(text: str, solution: str, printed: str, words: Sequence[str]) -> str:
@@ -167,12 +167,12 @@ def with_outputs(language: str, run: NotebookNode, printed: Mapping[str, str]) -
 def printed_in(notebook: NotebookNode, language: str) -> dict[str, str]:
     """Return the solutions' output by name, read from a finished notebook."""
     block = re.compile(rf"{WORDS[language][1]}:\n\n```text\n(.*?)\n```\n\n</details>", re.S)
-    found = {}
+    solutions = {}
     for cell in notebook.cells:
         if cell.id.startswith("solution-"):
             match = block.search(cell.source)
-            found[cell.id[len("solution-") :]] = match.group(1) if match else ""
-    return found
+            solutions[cell.id[len("solution-") :]] = match.group(1) if match else ""
+    return solutions
 
 
 def languages() -> list[str]:

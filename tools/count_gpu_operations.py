@@ -20,7 +20,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import gluonpar  # before MXNet, which it prepares
 import mxnet as mx
 import numpy as np
-from cuda_sim.environment import counters, reset
+from cuda_sim import counters, reset
 from gluonpar.models import losses, resnet
 
 STEPS = 5  # as many in turn must be alike: the first allocate

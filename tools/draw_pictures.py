@@ -1,21 +1,18 @@
-"""Draw every picture of docs/pictures: plans, the training step, recorded runs.
+"""Draw the READMEs' pictures: the ring, the training step, recorded runs.
 
     python tools/draw_pictures.py                    # write docs/pictures/*.svg and the page's data
-    python tools/draw_pictures.py --check            # write nothing, name the ones that differ
     python tools/draw_pictures.py --record timeline  # measure first, half a minute
     python tools/draw_pictures.py --record page      # photograph the page; needs chromium
     python tools/draw_pictures.py --record timeline,scaling --torch-python ~/torch/bin/python
         --tensorflow-python ~/tensorflow/bin/python --jax-python ~/jax/bin/python
 
-Every algorithm that has a plan is drawn for 4 devices. docs/assets/step-by-step/plans.js has
-all plans and topologies, for docs/step-by-step.html; step-by-step.png is a picture of that page,
-which --record page takes and --check does not compare. step-timeline.svg and scaling.svg show
+docs/hooks/drawings.py draws the other plans when the site is built. plans.js of
+docs/assets/step-by-step has all plans and topologies, for docs/step-by-step.html; step-by-step.png
+is a picture of that page, which --record page takes. step-timeline.svg and scaling.svg show
 docs/measured/step-timeline.json and scaling.json, which --record writes: run it on an otherwise
-idle machine. --check compares words and the coordinates of named shapes, not bytes, because those
-differ between versions of matplotlib.
+idle machine.
 
-Exit status: 0, success; 1, pictures differ or are missing, or a candidate of the benchmark failed;
-2, wrong arguments.
+Exit status: 0, success; 1, a candidate of the benchmark failed; 2, wrong arguments.
 """
 
 from __future__ import annotations
@@ -30,13 +27,12 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any, Sequence
-from xml.etree import ElementTree
 
 try:
-    from pictures import growth, plans, scaling, step, timeline
+    from pictures import plans, scaling, step, timeline
     from PIL import Image
 
-    from gluonpar.collectives import ALGORITHMS, trace
+    from gluonpar.collectives import trace
     from gluonpar.diagnostics import harness
     from gluonpar.training import Configuration, Console, Run
 except ImportError as error:
@@ -57,8 +53,6 @@ CANDIDATES = (
 )
 LIBRARIES = ("torch", "tensorflow", "jax")
 BENCHMARK = "--workload lenet --num-gpus 1,2,4 --device cpu --rounds 12 --steps 5".split()
-TOLERANCE = 1.0  # in points: fonts differ a little between versions of matplotlib
-SVG = "{http://www.w3.org/2000/svg}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,7 +63,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         epilog=details,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--check", action="store_true", help="compare only, and name what differs")
     help_ = "measure before drawing: one or several of timeline, scaling and page"
     parser.add_argument("--record", metavar="NAMES", default="", help=help_)
     for library in LIBRARIES:
@@ -79,8 +72,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     names = args.record.split(",") if args.record else []
     if not set(names) <= {"timeline", "scaling", "page"}:
         parser.error(f"--record must name timeline, scaling or page, got {args.record}")
-    if args.check:
-        return max(check(PICTURES), check_plans(PLANS))
     if "timeline" in names:
         record_timeline()
     pythons = {f"--{name}-python": getattr(args, f"{name}_python") for name in LIBRARIES}
@@ -94,12 +85,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def draw(folder: Path) -> None:
     """Write all pictures into ``folder``."""
-    for name, algorithm in ALGORITHMS.items():
-        if algorithm.plan is not None:
-            trace(name, 4).draw(folder / f"{name}.svg")
-    trace("halving-doubling", 6).draw(folder / "halving-doubling-6.svg")
+    trace("ring", 4).draw(folder / "ring.svg")
     step.draw(folder / "step.svg")
-    growth.draw(folder / "growth.svg")
     steps = json.loads(TIMELINE.read_text("utf-8"))
     title = (
         f"{steps['num_steps']} steps of LeNet, batch 256, on {len(steps['devices'])} CPU devices"
@@ -168,59 +155,6 @@ def photograph_page() -> None:
     with Image.open(picture) as image:
         few = image.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE)
     few.save(picture, optimize=True)  # a third of the bytes
-
-
-def check(folder: Path) -> int:
-    """Name the pictures in ``folder`` that differ from what :func:`draw` writes; 1 if any do."""
-    with tempfile.TemporaryDirectory() as fresh:
-        draw(Path(fresh))
-        names = {path.name for place in (folder, Path(fresh)) for path in place.glob("*.svg")}
-        wrong = [name for name in sorted(names) if not same(folder / name, Path(fresh) / name)]
-    for name in wrong:
-        print(f"{folder / name} must be drawn again: make pictures", file=sys.stderr)
-    return 1 if wrong else 0
-
-
-def check_plans(path: Path) -> int:
-    """Name the data of the page if it is not that of the package; 1 in this case."""
-    if path.exists() and path.read_text("utf-8") == plans.text():
-        return 0
-    print(f"{path} must be written again: make pictures", file=sys.stderr)
-    return 1
-
-
-def same(path: Path, other: Path) -> bool:
-    """Whether two pictures have the same words and the same named shapes in the same places."""
-    if not (path.exists() and other.exists()):
-        return False
-    (words, shapes), (other_words, other_shapes) = content(path), content(other)
-    return (
-        words == other_words
-        and shapes.keys() == other_shapes.keys()
-        and all(
-            len(shapes[name]) == len(other_shapes[name])
-            and all(abs(a - b) <= TOLERANCE for a, b in zip(shapes[name], other_shapes[name]))
-            for name in shapes
-        )
-    )
-
-
-def content(path: Path) -> tuple[list[str], dict[str, list[float]]]:
-    """Return a picture's words, sorted, and by its id the coordinates of every named shape.
-
-    matplotlib keeps text that it draws as outlines in comments. Its own ids have no '-'.
-    """
-    builder = ElementTree.TreeBuilder(insert_comments=True)
-    root = ElementTree.fromstring(path.read_bytes(), ElementTree.XMLParser(target=builder))
-    words, shapes = [], {}
-    for element in root.iter():
-        if element.tag in (ElementTree.Comment, f"{SVG}title", f"{SVG}desc"):
-            words.append(str(element.text).strip())
-        elif element.tag == f"{SVG}g" and "-" in element.get("id", ""):
-            paths = " ".join(found.get("d", "") for found in element.iter(f"{SVG}path"))
-            numbers = re.findall(r"-?\d+\.?\d*(?:e-?\d+)?", paths)
-            shapes[element.get("id", "")] = [float(number) for number in numbers]
-    return sorted(words), shapes
 
 
 if __name__ == "__main__":

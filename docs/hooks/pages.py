@@ -58,20 +58,20 @@ def on_post_page(output: str, page, config) -> str:
     return output
 
 
-def _formula(found: re.Match) -> str:
-    display = "block" if found[1] == "div" else "inline"
-    return convert(html.unescape(found[2]), display=display)
+def _formula(formula: re.Match) -> str:
+    display = "block" if formula[1] == "div" else "inline"
+    return convert(html.unescape(formula[2]), display=display)
 
 
-def _table(found: re.Match) -> str:
+def _table(table: re.Match) -> str:
     """A table for the style sheet: ``stacked`` if its last column is text, with named cells."""
-    head, *rows = (CELL.findall(row) for row in ROW.findall(found[0]))
+    head, *rows = (CELL.findall(row) for row in ROW.findall(table[0]))
     texts = [re.sub("<[^>]*>", "", row[-1]) for row in rows if row]
     if max(map(len, texts), default=0) <= LONG:
-        return f'<div class="wide">{found[0]}</div>'
+        return f'<div class="wide">{table[0]}</div>'
     names = [html.escape(re.sub("<[^>]*>", "", name), quote=True) for name in head]
     cells = iter(names * len(rows))
-    named = re.sub("<td", lambda cell: f'<td data-name="{next(cells)}"', found[0])
+    named = re.sub("<td", lambda cell: f'<td data-name="{next(cells)}"', table[0])
     return f'<div class="stacked">{named}</div>'
 
 
@@ -99,10 +99,10 @@ def _link(tilde: str, name: str, obj: griffe.Object, package: griffe.Module) -> 
     for scope in (obj, package):
         try:
             path = package.path if first == package.path else scope.resolve(first)
-            found = package.modules_collection[f"{path}.{rest}" if rest else path]
+            thing = package.modules_collection[f"{path}.{rest}" if rest else path]
         except (KeyError, griffe.GriffeError):
             continue
-        target = found.canonical_path
+        target = thing.canonical_path
         return f'<autoref optional identifier="{target}"><code>{shown}</code></autoref>'
     log.warning("%s: its docstring refers to %s, which does not exist", obj.path, name)
     return f"`{shown}`"

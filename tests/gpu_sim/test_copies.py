@@ -1,13 +1,9 @@
-"""Copies between GPUs, as counters() of the simulated driver counts them."""
-
-import os
-import subprocess
-import sys
+"""Copies between GPUs, and from pinned memory, as the simulated driver counts and does them."""
 
 import mxnet as mx
 import pytest
+import simulated_gpus
 from contexts import contexts
-from cuda_sim.environment import counters, environment, reset
 
 from gluonpar import allreduce
 
@@ -16,24 +12,18 @@ from gluonpar import allreduce
 def test_all_copies_between_gpus_are_direct(algorithm, messages):
     data = [mx.nd.ones((4096,), ctx=c) for c in contexts(4)]
     allreduce(data, algorithm)  # enables peer access, and allocates
-    mx.nd.waitall()
-    reset()
-    allreduce(data, algorithm)
-    mx.nd.waitall()
-    counted = counters()
-    direct, staged = (counted.get(f"peer {way}") for way in ("direct", "staged"))
-    assert direct.times == messages and (staged is None or staged.times == 0)
+    counts = simulated_gpus.counted(lambda: allreduce(data, algorithm))
+    assert counts["peer direct"] == messages and "peer staged" not in counts
 
 
 LOAD = """
 import gluonpar, mxnet as mx, numpy as np
 ctx = [mx.gpu(0), mx.gpu(1)]
 batches = [gluonpar.split_and_load(np.full((2, 1000), i, "float32"), ctx) for i in range(200)]
-print([{number for shard in own for number in shard.asnumpy().flat} for own in batches])
+print([{number for shard in shards for number in shard.asnumpy().flat} for shards in batches])
 """
 
 
 def test_pinned_memory_is_not_filled_again_before_it_is_copied():
-    variables = {**os.environ, **environment(2, delays=1)}
-    done = subprocess.run([sys.executable, "-c", LOAD], env=variables, stdout=subprocess.PIPE)
-    assert done.stdout.decode().strip() == str([{float(i)} for i in range(200)])
+    printed = simulated_gpus.run(LOAD, delays=1)
+    assert printed.strip() == str([{float(i)} for i in range(200)])

@@ -4,7 +4,7 @@ import mxnet as mx
 import pytest
 from contexts import contexts
 from count_gpu_operations import lenet, per_step
-from cuda_sim.environment import counters, reset
+from cuda_sim import counters, reset
 
 import gluonpar
 from gluonpar.training.workloads import LeNetWorkload

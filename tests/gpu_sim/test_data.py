@@ -7,10 +7,10 @@ import mxnet as mx
 import numpy as np
 import pytest
 from contexts import contexts
-from cuda_sim.environment import counters, reset
+from cuda_sim import counters, reset
 
 import gluonpar
-from gluonpar.runtime import engine, memory
+from gluonpar.runtime import engine
 
 
 def test_the_next_batch_is_copied_while_the_gpus_compute_this_one():
@@ -46,15 +46,8 @@ def train_batch(ctx, algorithm):
     gluonpar.train_batch(X, y, params, ctx, 0.1, algorithm=algorithm)
 
 
-def arrays(ctx):
-    return [mx.nd.ones((2,), ctx=c) for c in ctx]
-
-
 HOST_READS = {
-    "view": lambda ctx: memory.view(arrays(ctx)[0]),
-    "views": lambda ctx: memory.views(arrays(ctx)),
-    "allreduce": lambda ctx: gluonpar.allreduce(arrays(ctx), "host"),
-    "allreduce_many": lambda ctx: gluonpar.allreduce_many([arrays(ctx)] * 2, "host"),
+    "allreduce": lambda ctx: gluonpar.allreduce([mx.nd.ones((2,), ctx=c) for c in ctx], "host"),
     "train_batch": lambda ctx: train_batch(ctx, "host"),
     "Trainer": lambda ctx: trainer(ctx, "host"),
     "train": lambda ctx: gluonpar.train(2, dataset="synthetic", device="gpu", algorithm="host"),

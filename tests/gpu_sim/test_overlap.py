@@ -1,11 +1,7 @@
 """The all-reduce of the first buckets begins while backward still computes the others."""
 
-import os
-import subprocess
-import sys
-
 import pytest
-from cuda_sim.environment import environment
+import simulated_gpus
 
 # All operators of a step are queued before any can start, so that it does not matter how fast
 # Python is: the batch, on the CPU, is written by an operator that waits for that.
@@ -13,7 +9,7 @@ START = """
 import sys, threading
 import gluonpar
 import mxnet as mx
-from cuda_sim.environment import reset, timeline
+from cuda_sim import reset, timeline
 from gluonpar.models import losses, resnet
 from gluonpar.runtime import cached_op, engine
 
@@ -59,9 +55,9 @@ done = record(
 computed, sent = named(done, "cublas"), named(done, "peer direct", "ncclAllReduce")
 first = min(sent, key=lambda one: one.begin)
 for device in range(2):
-    own = [one for one in computed if one.device == device]
-    assert max(one.end for one in own) > first.begin, "the exchange waited for all of backward"
-    during = [one for one in own if first.begin < one.begin < first.end]
+    here = [one for one in computed if one.device == device]
+    assert max(one.end for one in here) > first.begin, "the exchange waited for all of backward"
+    during = [one for one in here if first.begin < one.begin < first.end]
     assert during, "backward waited for the exchange"
 assert len(sent) >= 2 * LAYERS, f"{len(sent)} messages for {LAYERS} buckets"
 """
@@ -91,15 +87,7 @@ assert len(early) >= 6, f"{len(early)} buckets were exchanged before backward ha
 
 def run(program, *arguments):
     """Run it with links on which a bucket takes a second."""
-    simulated = environment(2, timeline=1, link=4 << 20)
-    done = subprocess.run(
-        [sys.executable, "-c", START + program, *arguments],
-        env={**os.environ, **simulated, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr
+    simulated_gpus.run(START + program, *arguments, timeline=1, link=4 << 20)
 
 
 @pytest.mark.parametrize("algorithm", ["star", "balanced", "nccl"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +14,7 @@ import cluster_rank
 import mxnet as mx
 import numpy as np
 import pytest
-from cuda_sim.environment import environment
+from cuda_sim import environment
 from mpi_jobs import RANK, mpirun, needs_mpi
 from mpi_jobs import succeed as end_of
 
@@ -90,24 +89,7 @@ def difference(one, other, epoch=-1):
     return max(np.abs(a - b).max() / np.abs(b).max() for a, b in pairs)
 
 
-def results(out):
-    """Loss and accuracy of each epoch, as printed."""
-    lines = re.findall(r"^epoch .* loss ([\d.]+), test acc ([\d.]+)", out, re.M)
-    return np.array(lines, dtype="float64")
-
-
 # What is computed
-
-
-@pytest.mark.slow
-def test_three_epochs_end_where_cpu_contexts_end(train):
-    """Eight steps an epoch; rounding grows tenfold in two or three, as between two and one CPU."""
-    arguments = (*DATA, "--limit", "2000", "--epochs", "3")
-    gpus, cpus = train(*arguments, *GPUS), train(*arguments, *CPUS)
-    assert "devices: [gpu(0), gpu(1)]" in gpus.out
-    assert difference(gpus, cpus, 0) < 1e-4 and difference(gpus, cpus) < 0.1
-    np.testing.assert_allclose(results(gpus.out), results(cpus.out), atol=0.011)
-    assert results(gpus.out)[-1, 1] > 0.5  # it has learned
 
 
 def test_a_short_run_ends_where_cpu_contexts_end(short):
@@ -163,71 +145,21 @@ sys.exit(command_line.main(model="resnet18"))
 """
 
 
-@pytest.mark.slow
-def test_resnet18_by_its_script_on_gpus_and_on_cpus():
-    """One step: the evaluation of its 1000 test images takes minutes on simulated GPUs."""
-    arguments = (*DATA, "--limit", "16", "--batch-size", "8", "--dry-run")
-    lines = [succeed("scripts/train_resnet18.py", *arguments, *d).stdout for d in (GPUS, CPUS)]
-    gpus, cpus = (float(re.search(r"loss ([\d.]+)", line)[1]) for line in lines)
-    assert gpus == pytest.approx(cpus, abs=2e-3)
-
-
 def test_a_narrow_resnet18_ends_where_cpu_contexts_end(tmp_path):
-    found = []
+    params = []
     for devices in (GPUS, CPUS):
         folder = tmp_path / devices[-1]
         arguments = (*DATA, "--batch-size", "8", "--epochs", "1", "--save-dir", folder)
         succeed("-c", RESNET, *arguments, *devices)
         (file,) = folder.glob("*.params")
-        found.append({name: array.asnumpy() for name, array in mx.nd.load(str(file)).items()})
-    gpus, cpus = found
+        params.append({name: array.asnumpy() for name, array in mx.nd.load(str(file)).items()})
+    gpus, cpus = params
     assert set(gpus) == set(cpus)
     for name, want in cpus.items():
         scale = max(np.abs(want).max(), 1e-2)  # biases before a batch normalization are rounding
         # cuDNN divides the variance that it keeps by n - 1, and MXNet on CPUs by n.
         tolerance = 1e-2 if "running_var" in name else 1e-3
         assert np.abs(gpus[name] - want).max() < tolerance * scale, name
-
-
-CELLS = """
-imports devices data split-sizes params lenet loss alias replicas buckets by-hand wrong-order
-star split mean-of-means step-forward step-backward step-allreduce step-picture step-update
-train-batch train ring-run resnet resnet-train stock-trainer own-loop exercise-owners
-exercise-accuracy exercise-batch-norm exercise-speed exercise-wait
-""".split()
-NOTEBOOK = """
-import json, sys
-import matplotlib
-matplotlib.use("Agg")
-sys.path[:0] = ["tools", "notebooks"]
-import build_notebooks, gluonpar, mxnet as mx
-
-cells = build_notebooks.code(build_notebooks.SOURCE / "cells.py")
-values = {"all_once": {i: 1 for i in range(4)}}
-exec("from gluonpar.plans.plan import Hop, contributions", values)
-changes = {"mx.cpu(i)": "mx.gpu(i)", "=4096": "=256", ":1000]": ":64]", ":1024]": ":128]"}
-start = "gluonpar.init_lenet(scale=0.1)"  # on the CPU
-changes[start] = f"[param.as_in_context(devices[0]) for param in {start}]"
-with mx.gpu(0):  # nd.array() without a context is on the first device, as mx.cpu(0) was
-    for name in json.loads(sys.argv[1]):
-        code = cells[name]
-        for old, new in changes.items():
-            code = code.replace(old, new)
-        exec(compile(code, name, "exec"), values)
-    one, two = (values["train"](k, 64, num_epochs=1)[0] for k in (1, 2))
-print("largest difference", (abs(one - two) / one).max())
-"""
-
-
-@pytest.mark.slow
-def test_the_notebooks_code_runs_with_gpus_as_its_devices():
-    """Cells without pictures and times. Their own assertions hold, and two devices train as one."""
-    for package in ("d2l", "nbformat", "nbclient"):
-        pytest.importorskip(package)
-    out = succeed("-c", NOTEBOOK, json.dumps(CELLS), num_devices=4).stdout
-    assert "{'gpu(0)': 111, 'gpu(1)': 111, 'gpu(2)': 111}" in out
-    assert "the copies on gpu(0) and gpu(1) are bit for bit the same" in out
-    assert float(out.split()[-1]) < 1e-4
 
 
 # Several processes
@@ -249,19 +181,11 @@ def test_two_ranks_with_two_gpus_each_train_as_four(tmp_path):
 # verify and doctor
 
 
-@pytest.mark.parametrize("num_devices", [2, 4])
-def test_verify_finds_all_gpus_right_though_cudnn_and_cublas_would_round(num_devices):
+def test_verify_finds_all_gpus_right_though_cudnn_and_cublas_would_round():
     """Also with gradients in any order and with TF32, which differ by more than rounding."""
-    arguments = ("-m", "gluonpar", "verify", "--num-gpus", num_devices)
-    done = run(*arguments, num_devices=num_devices, atomics=1, tf32=1)
+    done = run("-m", "gluonpar", "verify", "--num-gpus", 4, num_devices=4, atomics=1, tf32=1)
     assert done.returncode == 0 and "WRONG" not in done.stdout, done.stdout
-    assert f"gpu({num_devices - 1})" in done.stdout.splitlines()[0]
-
-
-def test_without_its_setting_verify_would_find_tf32():
-    more = {"NVIDIA_TF32_OVERRIDE": "1"}  # of the user's, who may want to see the difference
-    done = run("-m", "gluonpar", "verify", num_devices=2, tf32=1, more=more)
-    assert done.returncode == 1 and "WRONG  LeNet by train_batch: updates" in done.stdout
+    assert "gpu(3)" in done.stdout.splitlines()[0]
 
 
 OWN_NETWORK = """
@@ -295,8 +219,8 @@ def test_verify_of_ones_own_network_repeats_unless_it_was_computed_before(comput
 def doctor(**options):
     """The doctor's findings that are wrong or notes, as (topic, state): text."""
     done = run("-m", "gluonpar", "doctor", "--json", **options)
-    found = json.loads(done.stdout)["findings"]
-    return {(f["topic"], f["state"]): f["text"] + f["remedy"] for f in found if f["state"] != "ok"}
+    every = json.loads(done.stdout)["findings"]
+    return {(f["topic"], f["state"]): f["text"] + f["remedy"] for f in every if f["state"] != "ok"}
 
 
 def wrong(findings):
@@ -311,8 +235,8 @@ def test_the_doctor_finds_nothing_wrong_with_usable_gpus():
 
 
 def test_a_gpu_without_kernels_is_named_in_one_line():
-    found = wrong(doctor(num_devices=1, capability="9.0"))
-    assert set(found) == {"gpu"} and "capability 9.0: too new" in found["gpu"]
+    findings = wrong(doctor(num_devices=1, capability="9.0"))
+    assert set(findings) == {"gpu"} and "capability 9.0: too new" in findings["gpu"]
     done = run(LENET, *SHORT, "--num-gpus", "1", "--device", "gpu", capability="9.0")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert "capability 9.0" in done.stderr and "5.0 to 8.9" in done.stderr
@@ -324,8 +248,8 @@ STEP = (LENET, *SHORT, "--dry-run", *GPUS)
 
 def test_a_driver_older_than_nvrtc_trains_without_fused_operators():
     succeed(*STEP, more=PYPI, **OLD)
-    found = doctor(more=PYPI, **OLD)
-    assert wrong(found) == {} and "11.8" in found["driver", "note"]
+    findings = doctor(more=PYPI, **OLD)
+    assert wrong(findings) == {} and "11.8" in findings["driver", "note"]
 
 
 def test_fused_operators_on_an_old_driver_fail_and_the_doctor_says_so():
@@ -333,15 +257,15 @@ def test_fused_operators_on_an_old_driver_fail_and_the_doctor_says_so():
     done = run(*STEP, more=more, **OLD)
     assert done.returncode == 1 and "a GPU failed: " in done.stderr.splitlines()[-1]
     assert "CUDA Driver: " in done.stderr.splitlines()[-1]
-    found = wrong(doctor(more=more, **OLD))
-    assert set(found) == {"driver"} and "MXNET_USE_FUSION" in found["driver"]
+    findings = wrong(doctor(more=more, **OLD))
+    assert set(findings) == {"driver"} and "MXNET_USE_FUSION" in findings["driver"]
 
 
 def test_the_first_drivers_of_cuda_11_are_refused_and_the_doctor_says_why():
     done = run(*STEP, driver="450.51.06")
     assert done.returncode == 2 and "gluonpar doctor" in done.stderr
-    found = wrong(doctor(driver="450.51.06"))
-    assert set(found) == {"driver"} and "450.80.02" in found["driver"]
+    findings = wrong(doctor(driver="450.51.06"))
+    assert set(findings) == {"driver"} and "450.80.02" in findings["driver"]
 
 
 def last_line(done):

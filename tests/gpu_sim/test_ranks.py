@@ -4,11 +4,11 @@ Every rank prints what it counted; the job fails if a value is wrong.
 """
 
 import ast
+import os
 import sys
 import textwrap
 
 import pytest
-from cuda_sim import build
 from mpi_jobs import mpirun, needs_mpi, succeed
 
 pytestmark = needs_mpi
@@ -20,21 +20,15 @@ os.environ["CUDA_VISIBLE_DEVICES"] = sys.argv[1 + rank]
 import gluonpar, mxnet as mx, numpy as np
 from gluonpar import cluster
 from gluonpar.collectives.exchange import Exchange, in_buckets
-from cuda_sim.environment import counters, reset
+from cuda_sim import counters
+from simulated_gpus import counted
 
 def arrays(dtype="float32", sizes=(1000, 7, 7, 70000), ctx=mx.gpu(0)):
     return [mx.nd.full((size,), rank + 1 + i, ctx, dtype) for i, size in enumerate(sizes)]
 
-def check(found):
-    for i, array in enumerate(found):
+def check(sums):
+    for i, array in enumerate(sums):
         assert (array.asnumpy() == 2 * i + 3).all(), array
-
-def counted(function):
-    mx.nd.waitall()
-    reset()
-    function()
-    mx.nd.waitall()
-    return {name: count.times for name, count in counters().items() if count.times}
 """
 
 
@@ -42,7 +36,7 @@ def run(program, *visible, **environment):
     """Run the program on as many ranks as there are ``visible``; return what each printed."""
     source = START + textwrap.dedent(program)
     command = [sys.executable, "-c", source, *visible]
-    path = str(build.HERE.parent)  # of cuda_sim
+    path = os.pathsep.join(sys.path)
     out, _ = succeed(mpirun((len(visible), command), PYTHONPATH=path, **environment))
     return [ast.literal_eval(line) for line in out.splitlines()]
 
@@ -50,17 +44,17 @@ def run(program, *visible, **environment):
 def test_pinned_memory_is_kept():
     """Four arrays per size are made when first used, so that four messages can be under way."""
     program = """
-    found = [arrays(sizes=sizes) for sizes in ((900,), (901,), (8, 3, 3, 70000), (900,))]
+    lists = [arrays(sizes=sizes) for sizes in ((900,), (901,), (8, 3, 3, 70000), (900,))]
 
     def step():
-        for some in found:
+        for some in lists:
             for i, array in enumerate(some):
                 array[:] = rank + 1 + i
             cluster.allreduce(some)
-        for some in found:
+        for some in lists:
             check(some)
-        cluster.allreduce(found[0], compression="fp16")
-        cluster.broadcast(found[1])
+        cluster.allreduce(lists[0], compression="fp16")
+        cluster.broadcast(lists[1])
     print([counted(step) for _ in range(5)][-1])
     """
     for counts in run(program, "0,1", "0,1"):
@@ -70,9 +64,9 @@ def test_pinned_memory_is_kept():
 
 def test_one_gpu_per_rank_is_summed_by_nccl_without_copies():
     program = """
-    found = arrays()
-    first = counted(lambda: cluster.allreduce(found))
-    check(found)
+    data = arrays()
+    first = counted(lambda: cluster.allreduce(data))
+    check(data)
     again = [arrays(), arrays("int32", (5,)), arrays("float64", (5,))]
     second = counted(lambda: [cluster.allreduce(some) for some in again])
     for some in again:
@@ -91,19 +85,19 @@ def test_one_gpu_per_rank_is_summed_by_nccl_without_copies():
 def test_what_nccl_is_not_for_goes_through_the_host(visible):
     program = """
     calls = [
-        lambda: cluster.allreduce(found, compression="fp16"),
-        lambda: cluster.allreduce(found, by_nccl=False),
-        lambda: Exchange([mx.gpu(0)], "star").allreduce(in_buckets([[array] for array in found])),
+        lambda: cluster.allreduce(data, compression="fp16"),
+        lambda: cluster.allreduce(data, by_nccl=False),
+        lambda: Exchange([mx.gpu(0)], "star").allreduce(in_buckets([[array] for array in data])),
     ]
-    for call in calls if rank_sees_its_own else [lambda: cluster.allreduce(found)]:
-        found = arrays()
+    for call in calls if rank_sees_its_own else [lambda: cluster.allreduce(data)]:
+        data = arrays()
         counts = counted(call)
-        check(found)
+        check(data)
         assert counts["D2H pinned"] == counts["H2D pinned"] == 4
         assert "ncclAllReduce" not in counts
-    for others in (arrays("float16"), arrays(ctx=mx.cpu(0))):
-        assert "ncclAllReduce" not in counted(lambda: cluster.allreduce(others))
-        check(others)
+    for data in (arrays("float16"), arrays(ctx=mx.cpu(0))):
+        assert "ncclAllReduce" not in counted(lambda: cluster.allreduce(data))
+        check(data)
     print(True)
     """
     program = program.replace("rank_sees_its_own", str(visible[0] != visible[1]))

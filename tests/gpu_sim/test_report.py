@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from cuda_sim.environment import environment
+from cuda_sim import environment
 
 
 def run(folder, **options):

@@ -57,8 +57,8 @@ def funnel(num_devices):
 
 def parameters(on, links):
     """The links that a topology's function takes, by name: the default ones, or ``links``."""
-    found = inspect.signature(TOPOLOGIES[on]).parameters.values()
-    return {p.name: links.get(p.name, p.default) for p in found if isinstance(p.default, Link)}
+    every = inspect.signature(TOPOLOGIES[on]).parameters.values()
+    return {p.name: links.get(p.name, p.default) for p in every if isinstance(p.default, Link)}
 
 
 @pytest.fixture(scope="module")
@@ -87,25 +87,25 @@ def test_the_page_computes_what_simulate_does(computed, monkeypatch):
     monkeypatch.setitem(ALGORITHMS, "funnel", Algorithm("funnel", funnel))
     assert len(computed["computed"]) == len(list(cases())) >= 30
     assert {k for _, k, *_ in cases()} == set(range(2, 17))
-    for (name, k, num_bytes, on, links, memory), found in zip(cases(), computed["computed"]):
+    for (name, k, num_bytes, on, links, memory), result in zip(cases(), computed["computed"]):
         topology = TOPOLOGIES[on](k, **parameters(on, links))
         expected = simulate(name, k, num_bytes, topology, memory or math.inf)
-        assert found["seconds"] == pytest.approx(expected.seconds, rel=1e-9), (name, k, on)
+        assert result["seconds"] == pytest.approx(expected.seconds, rel=1e-9), (name, k, on)
         timed = {tuple(hop): (begin, end) for hop, begin, end in expected.timed}
-        assert {tuple(hop[:5]): tuple(hop[6:]) for hop in found["hops"]} == {
+        assert {tuple(hop[:5]): tuple(hop[6:]) for hop in result["hops"]} == {
             hop: pytest.approx(times, rel=1e-9) for hop, times in timed.items()
         }, (name, k, on)
-        for _, src, dst, _, _, route, *_ in found["hops"]:
+        for _, src, dst, _, _, route, *_ in result["hops"]:
             assert route == [i for i in topology.routes[src, dst] if i >= 0]
 
 
 @browser.needed
 def test_the_page_has_the_topologies_of_the_package(computed):
-    found = {(on, k): machine for on, k, machine in computed["machines"]}
-    assert set(found) == {
+    machines = {(on, k): machine for on, k, machine in computed["machines"]}
+    assert set(machines) == {
         (on, k) for on in TOPOLOGIES for k in range(2, 9 if on == "nvlink" else 17)
     }
-    for (on, k), machine in found.items():
+    for (on, k), machine in machines.items():
         expected, links = TOPOLOGIES[on](k), machine["links"]
         assert [link["name"] for link in links] == expected.links
         for number in ("latency", "bandwidth"):
@@ -113,18 +113,6 @@ def test_the_page_has_the_topologies_of_the_package(computed):
             assert [link[number] for link in links] == pytest.approx(values, rel=1e-12), (on, k)
         routes = [[[i for i in route if i >= 0] for route in row] for row in expected.routes]
         assert machine["routes"] == routes, (on, k)
-
-
-def test_the_data_of_the_page_is_that_of_the_package(tmp_path, capfd):
-    pytest.importorskip("matplotlib")
-    import draw_pictures
-
-    assert draw_pictures.check_plans(draw_pictures.PLANS) == 0
-    text = draw_pictures.PLANS.read_text("utf-8")
-    for other in (text.replace('"10+0"', '"10=0"', 1), text[:-1]):
-        (tmp_path / "plans.js").write_text(other, "utf-8")
-        assert draw_pictures.check_plans(tmp_path / "plans.js") == 1
-    assert capfd.readouterr().err.count("plans.js must be written again") == 2
 
 
 def test_nothing_is_loaded_from_outside():

@@ -17,9 +17,6 @@ const frames = () => new Promise(requestAnimationFrame);
 function shown() {
   return {
     now,
-    clock: words("#clock")[0],
-    scrub: document.getElementById("scrub").value,
-    valuetext: document.getElementById("scrub").getAttribute("aria-valuetext"),
     panels: all("figure").map((figure) => ({
       name: figure.querySelector("figcaption").firstChild.textContent,
       words: words(".words", figure)[0],
@@ -62,18 +59,6 @@ function scrub(value) {
   return shown();
 }
 
-/** How far each message is from each device, in pixels, by its text. */
-function distances() {
-  const middle = (element) => {
-    const { x, y, width, height } = element.getBoundingClientRect();
-    return [x + width / 2, y + height / 2];
-  };
-  const boxes = all(".box").map(middle);
-  const far = ([x, y]) => boxes.map((box) => Math.hypot(box[0] - x, box[1] - y));
-  const found = all(".message").filter((message) => !message.closest("#key"));
-  return Object.fromEntries(found.map((e) => [e.textContent, far(middle(e.firstChild))]));
-}
-
 /** Open a link to the page with this hash. */
 async function follow(hash) {
   const changed = new Promise((done) =>
@@ -99,26 +84,6 @@ function steps(values) {
   return { values, forward, back, end: shown() };
 }
 
-/** Play to the end; the moments that were shown. */
-async function played() {
-  press("Home");
-  document.getElementById("play").click();
-  const [live, label] = [all(".words")[0].getAttribute("aria-live"), words("#play")[0]];
-  const moments = [];
-  for (let i = 0; i < 5000 && words("#play")[0] === label; i++) {
-    moments.push(now);
-    await frames();
-  }
-  return {
-    moments,
-    live,
-    label,
-    after: all(".words")[0].getAttribute("aria-live"),
-    marks: marks(),
-    shown: shown(),
-  };
-}
-
 /** The chart's table and sentence. */
 function chart(values) {
   choose(values);
@@ -132,39 +97,8 @@ function chart(values) {
   };
 }
 
-/** Colours of texts and of what is behind them: [selector, text, background]. */
-function colours() {
-  const of = (selector, property) => getComputedStyle(document.querySelector(selector))[property];
-  const pairs = [
-    ["h1", "color", "body", "backgroundColor"],
-    [".intro", "color", "body", "backgroundColor"],
-    [".about", "color", "figure", "backgroundColor"],
-    [".words", "color", "figure", "backgroundColor"],
-    [".badge", "color", ".badge", "backgroundColor"],
-    ["#play", "color", "#play", "backgroundColor"],
-    ["form span", "color", "body", "backgroundColor"],
-    ["footer a", "color", "body", "backgroundColor"],
-    ["#chart .muted", "fill", "body", "backgroundColor"],
-    [".device text", "fill", ".box", "fill"],
-    [".node text", "fill", ".node rect", "fill"],
-    [".times", "fill", "figure", "backgroundColor"],
-    ["#key .message text", "fill", "#key .message rect", "fill"],
-    ["#key .whole text", "fill", "#key .whole rect", "fill"],
-  ];
-  return pairs.map(([text, ink, behind, paper]) => [text, of(text, ink), of(behind, paper)]);
-}
-
-async function drive({ stepped, scrubbed, charts, narrow }) {
+async function drive({ stepped, scrubbed, charts }) {
   const report = { started: { ...shown(), form: form(), hash: location.hash } };
-  if (narrow) {
-    const widths = [];
-    for (const hash of narrow) {
-      await follow(hash);
-      widths.push([hash, document.documentElement.scrollWidth, innerWidth]);
-    }
-    await follow("devices=4");
-    return { ...report, widths, played: await played() };
-  }
   report.stepped = stepped.map(steps);
   report.scrubbed = scrubbed.map(([values, positions]) => {
     choose(values);
@@ -172,15 +106,13 @@ async function drive({ stepped, scrubbed, charts, narrow }) {
   });
   report.charts = charts.map(chart);
 
-  await follow("");
-  report.keys = [" ", "ArrowRight", "ArrowLeft", "Home", "End"].map((key) =>
-    ["#scrub", "[name=algorithm]", "#language"].map((css) => press(key, document.querySelector(css))),
-  );
-  await follow("devices=4&t=0");
-  report.distances = [20, 145].map((position) => scrub(position) && distances());
-  click("begin");
+  await follow("devices=4");
   report.buttons = ["next", "next", "previous", "end", "begin"].map(click);
-  report.played = await played();
+  const play = document.getElementById("play");
+  const label = play.textContent;
+  click("play");
+  while (play.textContent !== label) await frames();
+  report.played = shown();
 
   await follow("");
   const texts = {
@@ -233,15 +165,10 @@ async function drive({ stepped, scrubbed, charts, narrow }) {
     now,
     words: [document.body.innerText, ...attributes, ...all("option").map((e) => e.textContent)],
   };
-  report.colours = {};
-  for (const theme of ["light", "dark"]) {
-    await follow(`theme=${theme}&topology=pcie&algorithm=halving-doubling&t=20`);
-    report.colours[theme] = colours();
-  }
   return report;
 }
 
-/** Write the report once the page is there; in a frame, give it to the page around it. */
+/** Write the report once the page is there. */
 window.addEventListener("load", async () => {
   const told = JSON.parse(document.getElementById("told").textContent);
   let report;
@@ -253,6 +180,5 @@ window.addEventListener("load", async () => {
   const element = document.createElement("pre");
   element.id = "report";
   element.textContent = JSON.stringify({ ...report, errors });
-  if (parent === window) document.body.append(element);
-  else parent.postMessage(element.textContent, "*");
+  document.body.append(element);
 });

@@ -15,8 +15,7 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from cuda_sim import build  # noqa: E402 - now that it is on the path
-from cuda_sim.environment import environment  # noqa: E402
+from cuda_sim import build, environment  # noqa: E402 - now that it is on the path
 
 
 def main() -> int:
@@ -36,7 +35,7 @@ def main() -> int:
         parser.error("no command was given")
     try:
         build.build(kernels=options.kernels)
-    except build.CannotBuild as error:
+    except build.BuildError as error:
         print(f"python tools/cuda_sim: error: {error}", file=sys.stderr)
         return 2
     limits = {} if options.bytes is None else {"bytes": options.bytes}

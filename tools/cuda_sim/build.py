@@ -35,7 +35,7 @@ HEADERS = ("nvidia-cuda-runtime-cu11==11.8.89", "nvidia-cuda-nvcc-cu11==11.8.89"
 FLAGS = ("-std=c++17", "-O2", "-g1", "-fPIC", "-pthread", "-Wall", "-Wno-unused-function")
 
 
-class CannotBuild(RuntimeError):
+class BuildError(RuntimeError):
     """A tool, a download or the right MXNet is missing, or g++ refuses a source."""
 
 
@@ -105,11 +105,11 @@ def build(
 
     ``mxnet`` and ``kernels`` are the options --mxnet and --kernels.
 
-    Raises CannotBuild, with the remedy, if something needed is missing or does not compile.
+    Raises BuildError, with the remedy, if something needed is missing or does not compile.
     """
     for tool, package in (("g++", "g++"), ("nm", "binutils")):
         if shutil.which(tool) is None:
-            raise CannotBuild(f"{tool} is missing: install it, on Debian the package {package}")
+            raise BuildError(f"{tool} is missing: install it, on Debian the package {package}")
     folder = folder.resolve()
     (folder / "lib").mkdir(parents=True, exist_ok=True)
     (folder / ".gitignore").write_text("*\n")
@@ -132,10 +132,10 @@ def build(
 
 def installed_mxnet() -> pathlib.Path | None:
     """Return this Python's package mxnet if its libmxnet.so needs CUDA, else None."""
-    found = importlib.util.find_spec("mxnet")
-    if found is None or not found.submodule_search_locations:
+    spec = importlib.util.find_spec("mxnet")
+    if spec is None or not spec.submodule_search_locations:
         return None
-    package = pathlib.Path(next(iter(found.submodule_search_locations)))
+    package = pathlib.Path(next(iter(spec.submodule_search_locations)))
     library = package / "libmxnet.so"
     # The wheel of CUDA 11.2 has 1.9 GB unpacked, and that for CPUs less than 0.2 GB.
     return package if library.exists() and library.stat().st_size > 5e8 else None
@@ -202,7 +202,7 @@ class _Builder:
         print("building", target.name, flush=True)
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode != 0:
-            raise CannotBuild(f"{target.name} does not build:\n{done.stderr}")
+            raise BuildError(f"{target.name} does not build:\n{done.stderr}")
         sys.stderr.write(done.stderr)
         stamp.write_text(_digest(command, inputs()))
 
@@ -212,7 +212,7 @@ def _precompile(cache: pathlib.Path, include: pathlib.Path) -> None:
     command = [sys.executable, str(HERE / "kernels" / "precompile.py"), "--cache", str(cache)]
     command += ["--include", str(include), "--jobs", jobs]
     if subprocess.run(command).returncode != 0:
-        raise CannotBuild("the kernels do not compile: see the messages above")
+        raise BuildError("the kernels do not compile: see the messages above")
 
 
 def _digest(command: list[str], inputs: Iterable[pathlib.Path]) -> str:
@@ -237,12 +237,12 @@ def _owner(function: str) -> Library | None:
 def _imported(libmxnet: pathlib.Path, folder: pathlib.Path) -> list[str]:
     """Return the functions of CUDA's libraries that libmxnet.so imports; kept in a file."""
     if not libmxnet.exists():
-        raise CannotBuild(f"{libmxnet} does not exist: --mxnet must be a package mxnet of {MXNET}")
+        raise BuildError(f"{libmxnet} does not exist: --mxnet must be a package mxnet of {MXNET}")
     kept = folder / "objects" / "imported.txt"
     if not kept.exists() or kept.stat().st_mtime < libmxnet.stat().st_mtime:
         names = [name for name in _symbols("--undefined-only", libmxnet) if _owner(name)]
         if "cudaMalloc" not in names:
-            raise CannotBuild(f"{libmxnet} does not use CUDA; install or download {MXNET}")
+            raise BuildError(f"{libmxnet} does not use CUDA; install or download {MXNET}")
         _write_if_changed(kept, "\n".join(names))
     return kept.read_text().split()
 
@@ -291,9 +291,9 @@ def _download(requirement: str, folder: pathlib.Path) -> pathlib.Path:
         command += ["--quiet", "--dest", str(downloads), requirement]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode != 0:
-            what = f"pip cannot download {requirement}:\n{done.stderr.strip()}"
+            failure = f"pip cannot download {requirement}:\n{done.stderr.strip()}"
             remedy = f"connect to a package index, or put the wheel into {downloads}"
-            raise CannotBuild(f"{what}\n{remedy}")
+            raise BuildError(f"{failure}\n{remedy}")
     return next(downloads.glob(pattern))
 
 
@@ -324,7 +324,7 @@ def main() -> int:
     arguments = parser.parse_args()
     try:
         print(build(arguments.folder, arguments.mxnet, arguments.kernels))
-    except CannotBuild as error:
+    except BuildError as error:
         print(f"build.py: {error}", file=sys.stderr)
         return 1
     return 0

@@ -215,96 +215,6 @@ int multiply_triangular(Handle* handle, const char* name, int side, int fill, in
   return kSuccess;
 }
 
-// One triangle of C = alpha * op(A) @ op(A).T + beta * C.
-template <typename T>
-int update_symmetric(Handle* handle, const char* name, int fill, int operation, int size, int depth,
-                     const T* alpha_address, const T* a, int leading_a, const T* beta_address, T* c,
-                     int leading_c) {
-  const Scalar<T> alpha(handle, alpha_address), beta(handle, beta_address);
-  enqueue(handle->stream, name, [=] {
-    const Matrix<const T> factor = column_major(bytes(a), leading_a, operation);
-    std::vector<T> product(static_cast<size_t>(size) * size);
-    gemm<T>(size, size, depth, alpha.read(), factor, factor.transposed(), T(0),
-            column_major(product.data(), size));
-    const Matrix<T> result = column_major(bytes(c), leading_c);
-    const T kept = beta.read();
-    for (int column = 0; column < size; column++) {
-      const int begin = fill == kUpper ? 0 : column, end = fill == kUpper ? column + 1 : size;
-      for (int row = begin; row < end; row++) {
-        T& element = result(row, column);
-        element = product[row + static_cast<size_t>(column) * size] +
-                  (kept == T(0) ? T(0) : kept * element);
-      }
-    }
-  });
-  return kSuccess;
-}
-
-// ---- LU factorisations and inverses of many small matrices.
-
-// LU with partial pivoting in place. Returns 0, or the 1-based column of the first zero pivot.
-template <typename T>
-int factorize(int size, Matrix<T> a, int* pivots) {
-  int first_zero = 0;
-  for (int column = 0; column < size; column++) {
-    int pivot = column;
-    if (pivots != nullptr) {
-      for (int row = column + 1; row < size; row++)
-        if (std::abs(a(row, column)) > std::abs(a(pivot, column))) pivot = row;
-      pivots[column] = pivot + 1;
-    }
-    if (pivot != column)
-      for (int k = 0; k < size; k++) std::swap(a(column, k), a(pivot, k));
-    if (a(column, column) == T(0)) {
-      if (first_zero == 0) first_zero = column + 1;
-      continue;
-    }
-    for (int row = column + 1; row < size; row++) {
-      const T factor = a(row, column) /= a(column, column);
-      for (int k = column + 1; k < size; k++) a(row, k) -= factor * a(column, k);
-    }
-  }
-  return first_zero;
-}
-
-template <typename T>
-int factorize_all(Handle* handle, const char* name, int size, T* const* a, int leading_a,
-                  int* pivots, int* info, int num_matrices) {
-  enqueue(handle->stream, name, [=] {
-    for (int i = 0; i < num_matrices; i++) {
-      bytes(info)[i] = factorize(size, column_major(bytes(bytes(a)[i]), leading_a),
-                                 pivots == nullptr ? nullptr : bytes(pivots) + i * size);
-    }
-  });
-  return kSuccess;
-}
-
-template <typename T>
-int invert_all(Handle* handle, const char* name, int size, const T* const* a, int leading_a,
-               const int* pivots, T* const* c, int leading_c, int* info, int num_matrices) {
-  enqueue(handle->stream, name, [=] {
-    for (int i = 0; i < num_matrices; i++) {
-      const T* factors = bytes(bytes(a)[i]);
-      const Matrix<T> inverse = column_major(bytes(bytes(c)[i]), leading_c);
-      for (int column = 0; column < size; column++)
-        for (int row = 0; row < size; row++) inverse(row, column) = T(row == column);
-      for (int row = 0; pivots != nullptr && row < size; row++) {
-        const int other = bytes(pivots)[i * size + row] - 1;
-        for (int k = 0; other != row && k < size; k++)
-          std::swap(inverse(row, k), inverse(other, k));
-      }
-      const auto lower = dense_triangle(factors, leading_a, size, kLower, kAsIs, kUnit);
-      const auto upper = dense_triangle(factors, leading_a, size, kUpper, kAsIs, kNonUnit);
-      substitute<T>(column_major(lower.data(), size), true, size, size, inverse);
-      substitute<T>(column_major(upper.data(), size), false, size, size, inverse);
-      int& first_zero = bytes(info)[i] = 0;
-      for (int k = size; k > 0; k--)
-        if (upper[(k - 1) * static_cast<size_t>(size + 1)] == T(0)) first_zero = k;
-    }
-  });
-  return kSuccess;
-}
-
 template <typename T>
 int dot(Handle* handle, const char* name, int size, const T* x, int step_x, const T* y, int step_y,
         T* result) {
@@ -433,23 +343,6 @@ int cublasGemmStridedBatchedEx(Handle* handle, int operation_a, int operation_b,
                               const T* b, int leading_b, T* c, int leading_c) {                   \
     return multiply_triangular(handle, "cublas" #LETTER "trmm", side, fill, operation, diagonal,  \
                                rows, columns, alpha, a, leading_a, b, leading_b, c, leading_c);   \
-  }                                                                                               \
-  int cublas##LETTER##syrk_v2(Handle* handle, int fill, int operation, int size, int depth,       \
-                              const T* alpha, const T* a, int leading_a, const T* beta, T* c,     \
-                              int leading_c) {                                                    \
-    return update_symmetric(handle, "cublas" #LETTER "syrk", fill, operation, size, depth, alpha, \
-                            a, leading_a, beta, c, leading_c);                                    \
-  }                                                                                               \
-  int cublas##LETTER##getrfBatched(Handle* handle, int size, T* const* a, int leading_a,          \
-                                   int* pivots, int* info, int num_matrices) {                    \
-    return factorize_all(handle, "cublas" #LETTER "getrfBatched", size, a, leading_a, pivots,     \
-                         info, num_matrices);                                                     \
-  }                                                                                               \
-  int cublas##LETTER##getriBatched(Handle* handle, int size, const T* const* a, int leading_a,    \
-                                   const int* pivots, T* const* c, int leading_c, int* info,      \
-                                   int num_matrices) {                                            \
-    return invert_all(handle, "cublas" #LETTER "getriBatched", size, a, leading_a, pivots, c,     \
-                      leading_c, info, num_matrices);                                             \
   }
 CUDA_SIM_BLAS(S, float)
 CUDA_SIM_BLAS(D, double)

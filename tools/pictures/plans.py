@@ -34,29 +34,33 @@ CHINESE = {
 
 
 def text() -> str:
-    """Return docs/assets/step-by-step/plans.js."""
-    parts = {
-        "algorithms": {
-            name: _algorithm(name, algorithm.plan, colour)
-            for (name, algorithm), colour in zip(ALGORITHMS.items(), COLOURS)
-            if algorithm.plan is not None
-        },
-        "topologies": {name: _topology(make) for name, make in TOPOLOGIES.items()},
+    """Return docs/assets/step-by-step/plans.js, which has one line per plan and per topology."""
+    algorithms = {
+        name: _algorithm(name, algorithm.plan, colour)
+        for (name, algorithm), colour in zip(ALGORITHMS.items(), COLOURS)
+        if algorithm.plan is not None
     }
-    written = json.dumps(parts, indent=0, ensure_ascii=False)
-    return f"// Written by tools/draw_pictures.py: make pictures\nconst PLANS = {written};\n"
+    topologies = {name: _topology(make) for name, make in TOPOLOGIES.items()}
+    plans = _lines({"algorithms": _lines(algorithms), "topologies": _lines(topologies)})
+    return f"// Written by tools/draw_pictures.py: make pictures\nconst PLANS = {plans};\n"
 
 
-def _algorithm(name: str, plan: Callable[[int], list[Hop]], colour: str) -> dict[str, Any]:
+def _lines(values: dict[Any, str]) -> str:
+    """JSON of an object with a line per name; the values are JSON."""
+    return "{\n" + ",\n".join(f'"{name}": {value}' for name, value in values.items()) + "\n}"
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _algorithm(name: str, plan: Callable[[int], list[Hop]], colour: str) -> str:
     documentation = sys.modules[plan.__module__].__doc__ or ""
     english = documentation.splitlines()[0].partition(": ")[2]
     english = english[:1].upper() + english[1:]
-    return {
-        "colour": colour,
-        "en": english,
-        "zh": CHINESE.get(name, english),
-        "plans": {k: _plan(plan(k)) for k in DEVICES},
-    }
+    parts = {"colour": colour, "en": english, "zh": CHINESE.get(name, english)}
+    plans = _lines({k: _json(_plan(plan(k))) for k in DEVICES})
+    return _lines({**{key: _json(part) for key, part in parts.items()}, "plans": plans})
 
 
 def _plan(hops: list[Hop]) -> dict[str, Any]:
@@ -67,13 +71,12 @@ def _plan(hops: list[Hop]) -> dict[str, Any]:
     return {"chunks": num_chunks(hops), "steps": steps}
 
 
-def _topology(make: Callable[..., Topology]) -> dict[str, Any]:
+def _topology(make: Callable[..., Topology]) -> str:
     parameters = inspect.signature(make).parameters.values()
     kinds = {p.name: p.default for p in parameters if isinstance(p.default, Link)}
-    return {
-        "kinds": {name: kind._asdict() for name, kind in kinds.items()},
-        "machines": {k: _machine(make, kinds, k) for k in DEVICES if _exists(make, k)},
-    }
+    machines = {k: _json(_machine(make, kinds, k)) for k in DEVICES if _exists(make, k)}
+    links = {name: kind._asdict() for name, kind in kinds.items()}
+    return _lines({"kinds": _json(links), "machines": _lines(machines)})
 
 
 def _exists(make: Callable[..., Topology], num_devices: int) -> bool:

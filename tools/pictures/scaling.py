@@ -74,11 +74,11 @@ def draw(
         figure.text(0.02, 0.03, textwrap.fill(note, 125), size=9.5)
         gluonpar = sorted((r["num_devices"], r) for r in rows if r["name"] == "gluonpar")
         rates = ", ".join(f"{_rate(row):.0f} with {k}" for k, row in gluonpar)
-        alone = ", ".join(f"{_rate(row):.0f}" for row in rows if row["name"] == ONE)
+        one_context = ", ".join(f"{_rate(row):.0f}" for row in rows if row["name"] == ONE)
         times = ", ".join(f"{LABELS[r['name']]} {1e3 * r['median_seconds']:.0f}" for r in bars)
         description = (
             f"Left, images per second by number of devices: gluonpar {rates}; beside them one "
-            f"context with all cores, after import gluonpar, {alone}. Right, milliseconds "
+            f"context with all cores, after import gluonpar, {one_context}. Right, milliseconds "
             f"per step on {num_devices} devices: {times}; the same devices without any exchange of "
             f"gradients {alone:.0f}."
         )

@@ -62,12 +62,12 @@ def record(timeline: Timeline, first: int, num_steps: int) -> dict[str, Any]:
 
 def _starts(timeline: Timeline, device: int) -> list[float]:
     """Where the device runs forward for the first time after each backward."""
-    found, backward = [], True
+    starts, backward = [], True
     for span in sorted((s for s in timeline.spans if s.device == device), key=lambda s: s.start):
         if span.part == FORWARD and backward:
-            found.append(span.start)
+            starts.append(span.start)
         backward = span.part == BACKWARD or (backward and span.part != FORWARD)
-    return found
+    return starts
 
 
 def draw(steps: dict[str, Any], title: str, note: str, path: str | os.PathLike) -> None:

@@ -203,26 +203,26 @@ function stepTitle(run, step) {
 
 /** What happens in a step, in a few sentences. */
 function stepInWords(run, step) {
-  const found = [stepTitle(run, step)];
-  if (step === run.steps.length) return found[0];
+  const sentences = [stepTitle(run, step)];
+  if (step === run.steps.length) return sentences[0];
   const { messages } = run.steps[step];
   const told = messages.slice(0, messages.length > 4 ? 3 : 4);
   for (const { src, dst, adds, chunks } of told) {
-    const what = say(chunks.length > 1 ? "chunks" : "chunk", numbers(chunks));
-    found.push(say(adds ? "adds" : "copies", src, what, dst));
+    const sent = say(chunks.length > 1 ? "chunks" : "chunk", numbers(chunks));
+    sentences.push(say(adds ? "adds" : "copies", src, sent, dst));
   }
-  if (told.length < messages.length) found.push(say("more", messages.length - told.length));
+  if (told.length < messages.length) sentences.push(say("more", messages.length - told.length));
   const shared = [...usersOf(messages)].filter(([, users]) => users.length > 1);
   shared.sort((a, b) => b[1].length - a[1].length);
   if (shared.length) {
     const [link, users] = shared[0];
-    found.push(say("sharing", linkInWords(run.on.links[link].name), users.length));
+    sentences.push(say("sharing", linkInWords(run.on.links[link].name), users.length));
   }
-  if (shared.length > 1) found.push(say("allShared", shared.length));
+  if (shared.length > 1) sentences.push(say("allShared", shared.length));
   const values = run.before[step];
   const whole = values.filter((bits) => count(bits) === run.devices);
-  found.push(say("complete", whole.length, values.length));
-  return found.join(say("space"));
+  sentences.push(say("complete", whole.length, values.length));
+  return sentences.join(say("space"));
 }
 
 function linkInWords(name) {
@@ -256,13 +256,13 @@ const kindsOf = (topology) => Object.entries(PLANS.topologies[topology].kinds);
 const short = (number) => String(Number(number.toPrecision(9)));
 
 function defaults(topology) {
-  const found = { algorithm: "ring", with: "", devices: "8", bytes: "1M", topology: "full" };
-  Object.assign(found, { memory: "", t: "0", lang: LANGUAGE, theme: "" });
+  const chosen = { algorithm: "ring", with: "", devices: "8", bytes: "1M", topology: "full" };
+  Object.assign(chosen, { memory: "", t: "0", lang: LANGUAGE, theme: "" });
   kindsOf(topology).forEach(([, { latency, bandwidth }], i) => {
-    found[["latency", "latency2"][i]] = short(latency * 1e6);
-    found[["bandwidth", "bandwidth2"][i]] = short(bandwidth / 1e9);
+    chosen[["latency", "latency2"][i]] = short(latency * 1e6);
+    chosen[["bandwidth", "bandwidth2"][i]] = short(bandwidth / 1e9);
   });
-  return found;
+  return chosen;
 }
 
 /** Whether a setting can have this text. */
@@ -283,11 +283,11 @@ function valid(name, text, topology) {
 /** Settings from some texts; what is missing or not valid is the default. */
 function complete(texts) {
   const topology = valid("topology", texts.topology || "") ? texts.topology : "full";
-  const found = { ...defaults(topology), topology };
-  for (const name of Object.keys(found)) {
-    if (name in texts && valid(name, texts[name], topology)) found[name] = texts[name];
+  const chosen = { ...defaults(topology), topology };
+  for (const name of Object.keys(chosen)) {
+    if (name in texts && valid(name, texts[name], topology)) chosen[name] = texts[name];
   }
-  return found;
+  return chosen;
 }
 
 function bytesOf(text) {
@@ -323,18 +323,18 @@ function linksOf({ topology, devices, ...texts }) {
 
 /** Each device's switch, from the routes: all on switch 0 where no route passes others. */
 function switchesOf({ links, routes }) {
-  const found = routes.map(() => undefined);
+  const switches = routes.map(() => undefined);
   const named = (route) => route.map((link) => links[link].name);
   const pairs = routes.flatMap((row, src) => row.map((route, dst) => [src, dst, named(route)]));
   for (const [src, dst, names] of pairs) {
     const passed = names.join().match(/switch (\d+) out,switch (\d+) in/);
-    if (passed) [found[src], found[dst]] = passed.slice(1).map(Number);
+    if (passed) [switches[src], switches[dst]] = passed.slice(1).map(Number);
   }
   for (const [src, dst, names] of pairs) {
     const together = names.length === 2 && names[0].startsWith("device");
-    if (together && found[src] === undefined) found[src] = found[dst];
+    if (together && switches[src] === undefined) switches[src] = switches[dst];
   }
-  return found.map((number) => number || 0);
+  return switches.map((number) => number || 0);
 }
 
 /** Where everything is on a sheet of this width, in pixels: boxes, switches and links. */
@@ -577,9 +577,9 @@ function haveAt(run, step, moment) {
 
 /** The number of devices whose bits are set. */
 function count(bits) {
-  let found = 0;
-  for (; bits; bits &= bits - 1) found += 1;
-  return found;
+  let number = 0;
+  for (; bits; bits &= bits - 1) number += 1;
+  return number;
 }
 
 /** A link that is used now, which glows if messages share it. */
@@ -850,8 +850,8 @@ function go(moment) {
 /** Go to where the previous (-1) or the next (1) step begins. */
 function goStep(direction) {
   const some = 1e-9 * longest();
-  const others = marks().filter((time) => direction * (time - now) > some);
-  go((direction > 0 ? others[0] : others.pop()) ?? now);
+  const ahead = marks().filter((time) => direction * (time - now) > some);
+  go((direction > 0 ? ahead[0] : ahead.pop()) ?? now);
 }
 
 function play() {

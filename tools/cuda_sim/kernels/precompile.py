@@ -148,10 +148,10 @@ class Compiler:
 
 def mxnet_include():
     """Return the folder of headers of the installed mxnet, without importing it."""
-    found = importlib.util.find_spec("mxnet")
-    if found is None:
+    spec = importlib.util.find_spec("mxnet")
+    if spec is None:
         raise ModuleNotFoundError("mxnet is not installed; give its headers by --include")
-    return pathlib.Path(found.origin).parent / "include"
+    return pathlib.Path(spec.origin).parent / "include"
 
 
 def build(names, cache, include=None, jobs=1):

@@ -1,4 +1,4 @@
-"""The environment of a process that runs on simulated GPUs, and what the process can ask them.
+"""Simulated GPUs for a process, and what the process can ask them: all that other code may import.
 
 A process needs the variables before it starts, since the loader reads LD_LIBRARY_PATH only then::
 
@@ -15,6 +15,8 @@ import pathlib
 from typing import NamedTuple
 
 from .build import DEFAULT_FOLDER
+
+__all__ = ["Count", "Operation", "counters", "environment", "reset", "timeline"]
 
 _OPTIONS = (
     "atomics",

@@ -1,6 +1,6 @@
 """The simulated cuBLAS, cuDNN, cuRAND and NCCL: what MXNet computes with them is what its CPU says.
 
-These tests need a process on simulated GPUs (tools/cuda_sim/environment.py), and skip in others.
+These tests need a process on simulated GPUs, and skip in others.
 """
 
 import ctypes
@@ -12,12 +12,12 @@ import threading
 import mxnet as mx
 import numpy as np
 import pytest
-from cuda_sim import environment
+from cuda_sim import Count, counters
 
 
 def simulated_gpus():
     try:
-        environment.counters()
+        counters()
     except (OSError, RuntimeError):
         return 0
     return mx.context.num_gpus()
@@ -103,115 +103,42 @@ def test_fully_connected(dtype, no_bias):
     )
 
 
-@float32_and_float64
-def test_linalg_gemm(dtype):
+def assert_same_output(function, *shapes, dtype):
+    """As compare, without gradients, for which some kernels are not written."""
     random = np.random.RandomState(0)
-    inputs = [random.uniform(-1, 1, shape) for shape in [(2, 6, 4), (2, 6, 3), (2, 4, 3)]]
+    inputs = [random.uniform(-1, 1, shape) for shape in shapes]
     got, want = (
-        mx.nd.linalg.gemm(
-            *(mx.nd.array(one, ctx=ctx, dtype=dtype) for one in inputs),
-            transpose_a=True,
-            alpha=0.5,
-            beta=-2.0,
-        ).asnumpy()
+        function(*(mx.nd.array(one, ctx=ctx, dtype=dtype) for one in inputs)).asnumpy()
         for ctx in (mx.gpu(0), mx.cpu())
     )
     assert_same(got, want, dtype)
 
 
-class Blas:
-    """cuBLAS of one dtype. Its simulation computes in memory of the host, too."""
-
-    def __init__(self, dtype):
-        self.library = ctypes.CDLL("libcublas.so.11")
-        self.handle = ctypes.c_void_p()
-        assert self.library.cublasCreate_v2(ctypes.byref(self.handle)) == 0
-        self.letter = {"float32": "S", "float64": "D"}[dtype]
-        self.scalar = {"float32": ctypes.c_float, "float64": ctypes.c_double}[dtype]
-
-    def __call__(self, function, *arguments):
-        """Call a function; arrays are passed by their address, and so are floats."""
-        passed = [
-            pointer(one)
-            if isinstance(one, np.ndarray)
-            else ctypes.byref(self.scalar(one))
-            if isinstance(one, float)
-            else one
-            for one in arguments
-        ]
-        assert getattr(self.library, f"cublas{self.letter}{function}")(self.handle, *passed) == 0
-        synchronize()
-
-
-def column_major(array, dtype):
-    return np.asfortranarray(array.astype(dtype))
+@float32_and_float64
+def test_linalg_gemm(dtype):
+    options = {"transpose_a": True, "alpha": 0.5, "beta": -2.0}
+    shapes = (2, 6, 4), (2, 6, 3), (2, 4, 3)
+    assert_same_output(lambda *a: mx.nd.linalg.gemm(*a, **options), *shapes, dtype=dtype)
 
 
 @float32_and_float64
-@pytest.mark.parametrize("unit", [False, True])
 @pytest.mark.parametrize("transpose", [False, True])
 @pytest.mark.parametrize("rightside", [False, True])
-@pytest.mark.parametrize("upper", [False, True])
-def test_triangular_matrices(upper, rightside, transpose, unit, dtype):
-    random = np.random.RandomState(0)
-    # Far from singular; the triangle that must not be read is not zero.
-    a = column_major(random.uniform(-1, 1, (5, 5)) + 4 * np.eye(5), dtype)
-    b = column_major(random.uniform(-1, 1, (3, 5) if rightside else (5, 3)), dtype)
-    rows, columns = b.shape
-    triangle = (np.triu if upper else np.tril)(a)
-    if unit:
-        np.fill_diagonal(triangle, 1)
-    triangle = triangle.T if transpose else triangle
-    options = (int(rightside), int(upper), int(transpose), int(unit), rows, columns, 0.5)
+@pytest.mark.parametrize("lower", [False, True])
+@pytest.mark.parametrize("operator", [mx.nd.linalg.trmm, mx.nd.linalg.trsm])
+def test_triangular_matrices(operator, lower, rightside, transpose, dtype):
+    """The triangle that must not be read is not zero."""
+    options = {"transpose": transpose, "rightside": rightside, "lower": lower, "alpha": 0.5}
 
-    product = np.zeros_like(b)
-    Blas(dtype)("trmm_v2", *options, a, 5, b, rows, product, rows)
-    assert_same(product, 0.5 * (b @ triangle if rightside else triangle @ b), dtype)
+    def computed(a, b):
+        return operator(a + 4 * mx.nd.eye(5, ctx=a.context, dtype=dtype), b, **options)
 
-    solution = b.copy(order="F")
-    Blas(dtype)("trsm_v2", *options, a, 5, solution, rows)
-    assert_same(solution @ triangle if rightside else triangle @ solution, 0.5 * b, dtype)
+    assert_same_output(computed, (5, 5), (3, 5) if rightside else (5, 3), dtype=dtype)
 
 
-@float32_and_float64
-@pytest.mark.parametrize("transpose", [False, True])
-@pytest.mark.parametrize("upper", [False, True])
-def test_a_symmetric_update_leaves_the_other_triangle(upper, transpose, dtype):
-    random = np.random.RandomState(0)
-    a = column_major(random.uniform(-1, 1, (4, 6)), dtype)
-    size, depth = a.shape[::-1] if transpose else a.shape
-    c = column_major(random.uniform(-1, 1, (size, size)), dtype)
-    whole = 2 * (a.T @ a if transpose else a @ a.T) + 3 * c
-    ours, others = (np.triu, np.tril) if upper else (np.tril, np.triu)
-    want = ours(whole) + others(c, -1 if upper else 1)
-    Blas(dtype)("syrk_v2", int(upper), int(transpose), size, depth, 2.0, a, 4, 3.0, c, size)
-    assert_same(c, want, dtype)
-
-
-@float32_and_float64
-def test_inverses_of_many_matrices(dtype):
-    random = np.random.RandomState(0)
-    matrices = [column_major(random.uniform(-1, 1, (6, 6)), dtype) for _ in range(3)]
-    factors = [one.copy(order="F") for one in matrices]
-    inverses = [np.zeros((6, 6), dtype, order="F") for _ in matrices]
-    addresses = np.array([one.ctypes.data for one in factors])
-    inverse_addresses = np.array([one.ctypes.data for one in inverses])
-    pivots, info = np.zeros((3, 6), "int32"), np.full(3, -1, "int32")
-    blas = Blas(dtype)
-    blas("getrfBatched", 6, addresses, 6, pivots, info, 3)
-    assert not info.any()
-    blas("getriBatched", 6, addresses, 6, pivots, inverse_addresses, 6, info, 3)
-    assert not info.any()
-    for matrix, inverse in zip(matrices, inverses):
-        assert np.abs(matrix @ inverse - np.eye(6)).max() < (1e-4 if dtype == "float32" else 1e-12)
-
-
-@float32_and_float64
-def test_a_dot_product_is_there_when_the_call_returns(dtype):
-    x, y = (np.arange(1, 10, dtype=dtype) for _ in range(2))
-    result = np.zeros(1, dtype)
-    Blas(dtype)("dot_v2", 3, x, 2, y, -1, result)
-    assert result == 1 * 3 + 3 * 2 + 5 * 1
+@every_dtype
+def test_a_dot_product(dtype):
+    compare(mx.nd.dot, (9,), (9,), dtype=dtype)
 
 
 # ---- cuDNN
@@ -333,12 +260,6 @@ def test_softmax_activation(mode, shape):
     )
 
 
-@every_dtype
-@pytest.mark.parametrize("operator", [mx.nd.softmax, mx.nd.log_softmax])
-def test_softmax(operator, dtype):
-    compare(lambda x: operator(x, axis=1), (4, 5, 3), dtype=dtype)
-
-
 def batch_norm(x, gamma, beta, mean, variance, **options):
     return mx.nd.BatchNorm(
         x, gamma, beta, mean, variance, fix_gamma=False, eps=1e-3, momentum=0.75, **options
@@ -419,76 +340,6 @@ def test_a_compiled_dropout_draws_anew():
             masks.append(block(x).asnumpy())
     for one, other in itertools.combinations(masks, 2):
         assert 0.4 < (one == other).mean() < 0.6
-
-
-# ---- Random numbers
-
-
-@float32_and_float64
-@pytest.mark.parametrize(
-    "draw, mean, deviation",
-    [
-        (lambda **options: mx.nd.random.uniform(-1, 3, **options), 1, 4 / 12**0.5),
-        (lambda **options: mx.nd.random.normal(2, 0.5, **options), 2, 0.5),
-    ],
-    ids=["uniform", "normal"],
-)
-def test_random_numbers(draw, mean, deviation, dtype):
-    def numbers(seed):
-        mx.random.seed(seed)
-        return [draw(shape=(999,), ctx=mx.gpu(0), dtype=dtype).asnumpy() for _ in range(10)]
-
-    first = np.concatenate(numbers(7))
-    assert np.array_equal(first, np.concatenate(numbers(7)))
-    assert not np.array_equal(first, np.concatenate(numbers(8)))
-    assert len(np.unique(first)) > 0.99 * len(first)
-    assert abs(first.mean() - mean) < 5 * deviation / len(first) ** 0.5
-    assert abs(first.std() / deviation - 1) < 0.05
-
-
-class Generator:
-    """A generator of the simulated cuRAND; it writes to memory of the host as well."""
-
-    def __init__(self, seed, offset=0):
-        self.library = ctypes.CDLL("libcurand.so.10")
-        self.handle = ctypes.c_void_p()
-        self.library.curandCreateGenerator(ctypes.byref(self.handle), 100)
-        seed, offset = ctypes.c_ulonglong(seed), ctypes.c_ulonglong(offset)
-        self.library.curandSetPseudoRandomGeneratorSeed(self.handle, seed)
-        self.library.curandSetGeneratorOffset(self.handle, offset)
-
-    def uniform(self, count):
-        numbers = np.empty(count, "float32")
-        size = ctypes.c_size_t(count)
-        assert not self.library.curandGenerateUniform(self.handle, pointer(numbers), size)
-        synchronize()
-        return numbers
-
-    def normal(self, count):
-        numbers = np.empty(count, "float64")
-        mean, deviation = ctypes.c_double(3), ctypes.c_double(2)
-        status = self.library.curandGenerateNormalDouble(
-            self.handle, pointer(numbers), ctypes.c_size_t(count), mean, deviation
-        )
-        synchronize()
-        return status, numbers
-
-
-def test_a_seed_and_an_offset_determine_the_numbers_of_curand():
-    whole = Generator(5).uniform(1000)
-    generator = Generator(5)
-    assert np.array_equal(np.concatenate([generator.uniform(400), generator.uniform(600)]), whole)
-    assert np.array_equal(Generator(5, offset=300).uniform(700), whole[300:])
-    assert not np.array_equal(Generator(6).uniform(1000), whole)
-    assert 0 < whole.min() and whole.max() <= 1
-
-
-def test_curand_makes_normal_numbers_in_pairs():
-    status, numbers = Generator(1).normal(20000)
-    assert status == 0
-    assert abs(numbers.mean() - 3) < 0.07 and abs(numbers.std() - 2) < 0.05
-    length_not_multiple = 105
-    assert Generator(1).normal(3)[0] == length_not_multiple
 
 
 # ---- NCCL, as MXNet's kvstore calls it
@@ -626,30 +477,6 @@ def test_other_collectives(ranks):
         assert np.array_equal(got, want)
 
 
-def test_all_reduce_of_bfloat16():
-    """It is the upper half of float32; 1 + 2 = 3, and 256 + 1 is rounded to the even 256."""
-    ranks = Ranks(2)
-    numbers = [np.array(one, "float32").view("uint32") >> 16 for one in ([1, 256], [2, 1])]
-    bfloat16 = 9
-    memory = [ranks.to_device(i, one.astype("uint16")) for i, one in enumerate(numbers)]
-    assert ranks.nccl.ncclGroupStart() == 0
-    for rank in range(2):
-        arguments = (memory[rank], memory[rank], ctypes.c_size_t(2), bfloat16, 0)
-        assert not ranks.nccl.ncclAllReduce(*arguments, ranks.handle(rank), ranks.streams[rank])
-    assert ranks.nccl.ncclGroupEnd() == 0
-    for rank in range(2):
-        got = ranks.to_host(rank, memory[rank], 2, "uint16").astype("uint32") << 16
-        assert got.view("float32").tolist() == [3, 256]
-
-
-def test_a_wrong_sum_can_be_planted(monkeypatch):
-    ranks = Ranks(2)
-    sends = payloads(ranks, 100, "float32")
-    monkeypatch.setenv("CUDA_SIM_NCCL_WRONG", "1")
-    for got in ranks.each("ncclAllReduce", sends, 100, 0):
-        assert (got - sum(sends)).tolist() == [1] + 99 * [0]
-
-
 def test_an_all_reduce_waits_for_every_device():
     ranks = Ranks(2)
     memory = [ranks.to_device(rank, np.full(10, rank + 1, "float32")) for rank in range(2)]
@@ -672,10 +499,10 @@ def test_an_all_reduce_waits_for_every_device():
 
 def test_nccl_counts_calls_and_bytes():
     ranks = Ranks(2)
-    before = environment.counters()
+    before = counters()
     ranks.each("ncclAllReduce", payloads(ranks, 50, "float32"), 50, 0)
-    after = environment.counters()
-    nothing = environment.Count(0, 0)
+    after = counters()
+    nothing = Count(0, 0)
     assert after["ncclAllReduce"].times - before.get("ncclAllReduce", nothing).times == 2
     assert after["nccl"].num_bytes - before.get("nccl", nothing).num_bytes == 2 * 200
 
@@ -708,27 +535,6 @@ def test_nccl_refuses_what_is_wrong():
     ranks.nccl.ncclGetErrorString.restype = ctypes.c_char_p
     assert ranks.nccl.ncclGetErrorString(success) == b"no error"
     assert b"invalid argument" in ranks.nccl.ncclGetErrorString(invalid_argument)
-
-
-class UniqueId(ctypes.Structure):
-    _fields_ = [("name", ctypes.c_char * 128)]
-
-
-def test_ranks_of_one_process_join_in_a_group():
-    cuda, nccl = ctypes.CDLL("libcudart.so.11.0"), ctypes.CDLL("libnccl.so.2")
-    unique_id, number = UniqueId(), ctypes.c_int()
-    assert nccl.ncclGetUniqueId(ctypes.byref(unique_id)) == 0
-    communicators = [ctypes.c_void_p() for _ in range(3)]
-    assert nccl.ncclGroupStart() == 0
-    for rank, communicator in enumerate(communicators):
-        assert cuda.cudaSetDevice(rank + 1) == 0
-        assert nccl.ncclCommInitRank(ctypes.byref(communicator), 3, unique_id, rank) == 0
-    assert nccl.ncclGroupEnd() == 0
-    for rank, communicator in enumerate(communicators):
-        for function, want in ("UserRank", rank), ("CuDevice", rank + 1), ("Count", 3):
-            assert getattr(nccl, f"ncclComm{function}")(communicator, ctypes.byref(number)) == 0
-            assert number.value == want
-        assert nccl.ncclCommDestroy(communicator) == 0
 
 
 # A process per rank: it gets the unique id on its standard input, and prints what it received.

@@ -1,0 +1,37 @@
+"""What tests/gpu_sim does with tools/cuda_sim: count a call's operations, run a program."""
+
+import os
+import subprocess
+import sys
+
+import cuda_sim
+import mxnet as mx
+
+
+def counted(function):
+    """How often each operation happened while ``function`` ran, by its name."""
+    mx.nd.waitall()
+    cuda_sim.reset()
+    function()
+    mx.nd.waitall()
+    return {name: count.times for name, count in cuda_sim.counters().items() if count.times}
+
+
+def run(program, *arguments, num_gpus=2, variables=None, **options):
+    """Run a program's text on simulated GPUs with ``options``; return what it prints.
+
+    It can import the modules of tests/support.
+    """
+    simulated = {
+        **cuda_sim.environment(num_gpus, **options),
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        env={**os.environ, **simulated, **(variables or {})},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
