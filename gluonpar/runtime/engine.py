@@ -232,6 +232,15 @@ def _after_fork() -> None:
 os.register_at_fork(before=_before_fork, after_in_child=_after_fork)
 
 
+def _audit(event: str, _: tuple) -> None:
+    if event == "subprocess.Popen":
+        _before_fork()
+
+
+if sys.version_info < (3, 10):  # where subprocess forks, and calls nothing that is registered
+    sys.addaudithook(_audit)
+
+
 def at_exit(function: Callable[[], None]) -> None:
     """Call ``function`` at the end of this process, after the engine's last operator.
 

@@ -6,7 +6,7 @@ allocates an operator's scratch memory for the team it first ran with, and MXNet
 operator, so a larger team would write past the end (measured: a crash within a few steps). So teams
 start as large as the machine (MXNet would take half of it, assuming hyperthreads), and only shrink.
 Workers that start later get the smallest share so far: those of new contexts, and all of them after
-a fork, as by a DataLoader with ``num_workers``, and any subprocess under Python 3.8.
+a fork, as by a DataLoader with ``num_workers``, and any subprocess under Python 3.8 and 3.9.
 """
 
 from __future__ import annotations

@@ -231,6 +231,20 @@ def test_functions_for_the_exit_are_called_after_the_last_operator():
     assert done.stdout == "operator\nexit\n", done.stderr
 
 
+def test_processes_are_started_while_functions_need_the_gil():
+    """Up to Python 3.9 subprocess forks, as os.fork does."""
+    done = python(
+        "import gluonpar, subprocess\n"
+        "data = [mx.nd.ones((300_000,), mx.cpu(i)) for i in range(2)]\n"
+        "for _ in range(20):\n"
+        "    for _ in range(40):\n"
+        "        gluonpar.allreduce(data, op='max')\n"
+        "    subprocess.run(['true'], check=True)\n"
+        "print('went on')\n"
+    )
+    assert done.stdout == "went on\n", done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("function", "code"), [("sum(range(10**6))", 0), ("1 / 0", 1)])
 def test_a_fork_waits_for_functions_that_need_the_gil(function, code):
