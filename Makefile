@@ -75,13 +75,14 @@ test-cuda: ## install mxnet-cu112 (2 GB) into VENV_CUDA and test it; needs gcc, 
 
 # tools/cuda_sim/README.md says how GPUs are simulated. NVIDIA's libraries are not installed. Each
 # of pytest's processes has nine GPUs of its own: eight, and one that no test has used before.
-GPU_SIM_TESTS := tools/cuda_sim/tests $(addprefix tests/,checkpoint collectives gluon gpu_sim models \
-	step runtime/test_array_memory.py)
+GPU_SIM_TESTS := --device gpu-sim $(addprefix tests/,checkpoint collectives gluon gpu_sim models step \
+	runtime/test_array_memory.py)
 GPU_SIM = $(VENV_GPU_SIM)/bin/python tools/cuda_sim --kernels --num-gpus 9 --bytes 1000000000 \
-	$(PYTEST:$(BIN)/%=$(VENV_GPU_SIM)/bin/%) --device gpu-sim
+	$(PYTEST:$(BIN)/%=$(VENV_GPU_SIM)/bin/%)
 
 test-gpu-sim: $(VENV_GPU_SIM)/.gpu-sim ## run tests on simulated GPUs (downloads 0.5 GB); needs g++
 	$(GPU_SIM) -m 'not slow' $(GPU_SIM_TESTS) $(ARGS)
+	$(GPU_SIM) -m 'not slow' tools/cuda_sim/tests
 
 test-gpu-sim-all: test-gpu-sim ## also run the slow tests on simulated GPUs
 	$(GPU_SIM) -m slow $(GPU_SIM_TESTS) $(ARGS)

@@ -18,13 +18,13 @@ from xml.etree import ElementTree
 
 import nox
 
-# Of each Python the oldest NumPy that has an x86-64 Linux wheel for it, and the newest releases.
+# Of each Python the oldest NumPy that has an x86-64 Linux wheel for it, and the newest.
 NUMPYS = {
     "3.8": ("1.17.3", "1.*"),
-    "3.9": ("1.19.3", "1.*", "2.*"),
-    "3.10": ("1.21.2", "1.*", "2.*"),
-    "3.11": ("1.23.2", "1.*", "2.*"),
-    "3.12": ("1.26.0", "1.*", "2.*"),
+    "3.9": ("1.19.3", "2.*"),
+    "3.10": ("1.21.2", "2.*"),
+    "3.11": ("1.23.2", "2.*"),
+    "3.12": ("1.26.0", "2.*"),
     "3.13": ("2.1.0", "2.*"),
     "3.14": ("2.3.2", "2.*"),
 }
