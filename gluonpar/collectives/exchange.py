@@ -82,9 +82,10 @@ def groups(arrays: Sequence[mx.nd.NDArray], most_bytes: int) -> list[list[int]]:
         num_bytes = math.prod(shape) * dtype.itemsize
         if not num_bytes:
             continue
-        if dtype.name != last or held + num_bytes > most_bytes or stype != "default":
+        alone = stype != "default"
+        if last is None or dtype != last or held + num_bytes > most_bytes or alone:
             grouped.append([])
-            held, last = 0, dtype.name if stype == "default" else None
+            held, last = 0, None if alone else dtype
         grouped[-1].append(i)
         held += num_bytes
     return grouped
