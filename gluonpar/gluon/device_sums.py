@@ -16,6 +16,7 @@ import mxnet as mx
 import numpy as np
 
 _all: weakref.WeakSet[DeviceSums] = weakref.WeakSet()
+_start_lock = threading.Lock()
 _abandoned = ""  # why no sum will become complete, while a failed step's operators end
 
 Done = Callable[[np.ndarray], None]
@@ -61,6 +62,7 @@ class DeviceSums:
         ``timeout_seconds``, or more arrive than there are, ``failed`` of those that have arrived is
         called with a message.
         """
+        _start_watch()  # before others can complete the sum, after which the process may end
         with self.lock:
             current = self._incomplete.setdefault(key, _Sum())
             current.values[device] = np.asarray(values, dtype=np.float64)
@@ -81,8 +83,6 @@ class DeviceSums:
                     failed(traceback.format_exc())
         elif _abandoned:
             self.fail(_abandoned)
-        else:
-            _start_watch()
 
     def restart(self) -> None:
         """Give all devices the same next number, however many sums each has begun."""
@@ -134,8 +134,13 @@ def abandon(why: str) -> None:
             sums.restart()
 
 
-@functools.lru_cache(None)
 def _start_watch() -> None:
+    with _start_lock:
+        _start_once()
+
+
+@functools.lru_cache(None)
+def _start_once() -> None:
     threading.Thread(target=_watch, name="gluonpar device sums", daemon=True).start()
 
 
@@ -148,7 +153,9 @@ def _watch() -> None:
 
 def _after_fork() -> None:
     """Only this thread is left: no operator runs, but another thread may have held a lock."""
-    _start_watch.cache_clear()
+    global _start_lock
+    _start_lock = threading.Lock()
+    _start_once.cache_clear()
     for sums in list(_all):
         sums.lock = threading.RLock()
 
