@@ -36,7 +36,7 @@ def command(*arguments):
 
 
 @pytest.mark.slow
-def test_the_command_tests_two_devices_and_prints_the_difference_of_every_parameter():
+def test_the_command_tests_two_devices():
     done = command("--device", "cpu")
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
@@ -44,8 +44,7 @@ def test_the_command_tests_two_devices_and_prints_the_difference_of_every_parame
     assert lines[-1] == "all is right on these devices"
     for name in collectives.usable(CPUS[:2]):
         assert any(line.startswith(f"ok     all-reduce {name}: ") for line in lines)
-    differences = [line for line in lines if "max relative difference" in line]
-    assert len(differences) == 8 + 6  # LeNet's parameters, and the Gluon network's
+    assert sum("updates: largest relative difference" in line for line in lines) == 2
 
 
 @pytest.mark.slow
