@@ -18,7 +18,7 @@ import functools
 import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Callable, Iterable, Sequence
+from typing import Any, Iterable, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -44,8 +44,6 @@ NUMPY_BLOCK = 1 << 16  # elements: K blocks stay in a core's cache between the s
 HEADINGS = ("bytes", "elements", "candidate", "time us", "iqr us", "algbw GB/s", "busbw GB/s")
 HEADINGS += (f"/ {PEER}", f"/ {NUMPY}", "#wrong")
 WIDTHS = (11, 10, -18, 10, 9, 10, 10, 14, 7, 7)
-
-Maker = Callable[[Sequence[mx.nd.NDArray]], Candidate]
 
 
 def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
@@ -106,7 +104,7 @@ def measure(prepared: tuple, console: Console, record: harness.Record) -> list[s
     header(console, record, setting)
     console.line("\n" + harness.columns(HEADINGS, WIDTHS))
     for size in counts:
-        rows = measure_size(makers(setting.ctx, algorithms), setting, size)
+        rows = measure_size(algorithms, setting, size)
         seconds = {row.name: row.samples.median for row in rows}
         for row in rows:
             console.line(harness.columns(cells(row, seconds), WIDTHS))
@@ -181,18 +179,12 @@ class Setting:
     calls: int = 1
 
 
-def makers(ctx: Sequence[mx.Context], algorithms: Iterable[str]) -> dict[str, Maker]:
-    """Return what makes each candidate from one array per device, by name.
-
-    They are gluonpar's ``algorithms``, MXNet's key-value stores and, on CPUs, NumPy on the same
-    memory.
-    """
-    made: dict[str, Maker] = {name: functools.partial(_of_gluonpar, name) for name in algorithms}
-    for kind in ("device", "local"):
-        made[f"mxnet {kind}"] = functools.partial(_of_mxnet, kind)
-    if all(context.device_type == "cpu" for context in ctx):
-        made[NUMPY] = _of_numpy
-    return made
+def candidates(arrays: Sequence[mx.nd.NDArray], algorithms: Iterable[str]) -> list[Candidate]:
+    """Return gluonpar's ``algorithms``, MXNet's kvstores and, on CPUs, NumPy, on these arrays."""
+    made = [_of_gluonpar(name, arrays) for name in algorithms]
+    made += [_of_mxnet(kind, arrays) for kind in ("device", "local")]
+    on_cpus = all(array.context.device_type == "cpu" for array in arrays)
+    return [*made, _of_numpy(arrays)] if on_cpus else made
 
 
 def sizes(min_bytes: int, max_bytes: int, factor: int, dtype: str) -> list[int]:
@@ -215,15 +207,15 @@ def sizes(min_bytes: int, max_bytes: int, factor: int, dtype: str) -> list[int]:
     return counts
 
 
-def measure_size(makers: dict[str, Maker], setting: Setting, size: int) -> list[Result]:
+def measure_size(algorithms: Iterable[str], setting: Setting, size: int) -> list[Result]:
     """Return a result for each candidate, all on the same arrays of ``size`` elements."""
     arrays = [mx.nd.zeros((size,), ctx=context, dtype=setting.dtype) for context in setting.ctx]
-    candidates = [maker(arrays) for maker in makers.values()]
-    wrong = count_wrong(candidates, arrays)
+    timed = candidates(arrays, algorithms)
+    wrong = count_wrong(timed, arrays)
     # Zeros stay zeros however often they are summed in place; other numbers would grow to inf.
     for array in arrays:
         array[:] = 0
-    samples = harness.interleaved(candidates, setting.rounds, setting.warmup, setting.calls)
+    samples = harness.interleaved(timed, setting.rounds, setting.warmup, setting.calls)
     shape = (memory.num_bytes(arrays[0]), size, len(arrays))
     return [Result(name, *shape, each, wrong[name]) for name, each in samples.items()]
 
