@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+from contexts import algorithms
 
 MB = 1e6
 PROGRAM = """
@@ -19,7 +20,7 @@ for i, size in enumerate(sizes, 1):
 
 @pytest.mark.slow
 @pytest.mark.cpu("the memory of CPU contexts is the process's")
-@pytest.mark.parametrize("algorithm", ["host", "ring", "kvstore"])
+@pytest.mark.parametrize("algorithm", algorithms())
 def test_changing_shapes_keep_no_memory(algorithm):
     command = [sys.executable, "-c", PROGRAM, algorithm]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from gluonpar.collectives import ALGORITHMS, trace
+from gluonpar.collectives import ALGORITHMS, Trace, trace
 from gluonpar.plans import plan
 
 PLANS = [name for name, algorithm in ALGORITHMS.items() if algorithm.plan is not None]
@@ -20,7 +20,7 @@ def hop(step, src, dst, chunk, kind):
 
 
 @pytest.mark.parametrize("name", PLANS)
-@pytest.mark.parametrize("k", [1, 4, 6])
+@pytest.mark.parametrize("k", [1, 2, 3, 4, 6, 8])
 def test_the_table_is_the_plan(name, k):
     title, *rows, total = str(trace(name, k)).split("\n")
     hops = ALGORITHMS[name].plan(k)
@@ -37,6 +37,10 @@ def test_the_table_is_the_plan(name, k):
     assert (int(steps), int(messages)) == (len(rows), len(hops))
     counts, chunks = plan.chunks_sent(hops), plan.num_chunks(hops)
     assert [eval(fraction) for fraction in sent] == [counts[i] / chunks for i in range(k)]
+
+
+def test_chunks_between_the_same_devices_are_one_entry():
+    assert "0 -> 2: chunks 2, 3 (add)" in str(trace("halving-doubling", 4))
 
 
 @pytest.mark.parametrize("name", ["host", "kvstore"])
@@ -58,6 +62,17 @@ def test_without_matplotlib_the_extra_is_named(monkeypatch):
         trace("ring", 3).draw()
 
 
+def boxes(patch):
+    """Left, top, right and bottom of each rectangle of a shape; y grows downwards."""
+    corners = patch.get_path().vertices.reshape(-1, 5, 2)
+    return [(*box.min(axis=0), *box.max(axis=0)) for box in corners]
+
+
+def inside(box, other):
+    gaps = [sign * (a - b) for a, b, sign in zip(box, other, (1, 1, -1, -1))]
+    return min(gaps) > -1e-9
+
+
 class TestPicture:
     @pytest.fixture(autouse=True)
     def _matplotlib(self):
@@ -70,8 +85,49 @@ class TestPicture:
         drawn = [hop(*found) for found in GID.findall(path.read_text())]
         assert sorted(drawn) == sorted(ALGORITHMS[name].plan(k))
 
+    @pytest.mark.parametrize("name", PLANS)
+    @pytest.mark.parametrize("k", [1, 2, 3, 6])
+    def test_grids_show_which_devices_values_each_cell_contains(self, name, k):
+        hops = ALGORITHMS[name].plan(k)
+        shapes = {patch.get_gid(): patch for patch in trace(name, k).draw().axes[0].patches}
+        nothing = plan.Hop(0, 0, 0, plan.num_chunks(hops) - 1, False)
+        for step in range(plan.num_steps(hops) + 1):
+            sums = plan.contributions([nothing, *(h for h in hops if h.step < step)], k)
+            cells = boxes(shapes[f"cells-{step}"])
+            assert len(cells) == k * plan.num_chunks(hops)
+            expected = [set(chunk) for device in sums for chunk in device]
+            for part in range(k):
+                values = boxes(shapes[f"values-{step}-{part}"])
+                where = [{i for i, cell in enumerate(cells) if inside(v, cell)} for v in values]
+                assert all(len(found) == 1 for found in where)
+                assert set().union(*where) == {i for i, all_ in enumerate(expected) if part in all_}
+
+    def test_a_copy_removes_the_receiver_s_values_from_its_cell(self):
+        broadcast = Trace("broadcast", 2, (plan.Hop(0, 0, 1, 0, reduce=False),))
+        shapes = {patch.get_gid(): patch for patch in broadcast.draw().axes[0].patches}
+        assert len(boxes(shapes["values-1-0"])) == 2
+        assert "values-0-1" in shapes and "values-1-1" not in shapes
+
+    def test_drawn_again_it_has_the_same_bytes_and_no_date(self, tmp_path):
+        first, second = tmp_path / "1.svg", tmp_path / "2.svg"
+        trace("tree", 5).draw(first)
+        trace("tree", 5).draw(second)
+        assert first.read_bytes() == second.read_bytes()
+        assert b"date" not in first.read_bytes()
+        assert "<text" not in first.read_text()  # outlines, so that no font is needed
+
     def test_other_formats(self, tmp_path):
         trace("ring", 2).draw(str(tmp_path / "ring.png"))
         assert (tmp_path / "ring.png").read_bytes().startswith(b"\x89PNG")
         with pytest.raises(ValueError, match="cake"):
             trace("ring", 2).draw(tmp_path / "ring.cake")
+
+    def test_matplotlib_is_left_as_it_was(self, tmp_path):
+        import matplotlib
+
+        names = set(matplotlib.rcParams) - {"backend"}  # reading that one chooses one
+        before = {name: matplotlib.rcParams[name] for name in names}
+        trace("ring", 2).draw(tmp_path / "ring.svg")
+        assert before == {name: matplotlib.rcParams[name] for name in names}
+        pyplot = sys.modules.get("matplotlib.pyplot")
+        assert pyplot is None or not pyplot.get_fignums()

@@ -1,10 +1,49 @@
 """A Trainer's buckets: which parameters they hold, in which order, and who updates them."""
 
+import mxnet as mx
+import pytest
 from gluon_runs import contexts, weights
 from mxnet import gluon
 
 from gluonpar import replicas
 from gluonpar.gluon.parameter_buckets import Layout, check, listed
+
+
+def test_every_trained_parameter_is_in_one_bucket(monkeypatch):
+    monkeypatch.setattr(replicas, "BUCKET_BYTES", 16)
+    params = weights([[1.0], [2.0, 3.0], [4.0], [5.0, 6.0, 7.0]], 2)
+    params[2].grad_req = "null"
+    layout = Layout(params)
+    assert layout.params == [params[i] for i in layout.indices]
+    fresh = {i: [True, False] for i in layout.indices}
+    buckets = layout.buckets(fresh, {0, 1, 3})
+    assert sorted(copies.index for bucket in buckets for copies in bucket.copies) == [0, 1, 3]
+    assert {bucket.root for bucket in buckets} == {0, 1}
+    assert layout.ctx == contexts(2)
+    for copies in (copies for bucket in layout.buckets(fresh, {1}) for copies in bucket.copies):
+        assert copies == (1, params[1]._data, params[1]._grad, [True, False])
+        assert copies.stale == params[1]._grad[1:]
+
+
+CHANGES = {
+    "cast": lambda param: param.cast("float64"),
+    "freeze": lambda param: setattr(param, "grad_req", "null"),
+    "add": lambda param: setattr(param, "grad_req", "add"),
+    "contexts": lambda param: param.reset_ctx(contexts(3)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_it_notices_that_a_parameter_is_of_another_kind(change):
+    params = weights([[1.0, 2.0], [3.0]], 2)
+    layout = Layout(params)
+    params[0].set_data(mx.nd.array([5.0, 6.0]))
+    params[1].initialize(ctx=contexts(2), force_reinit=True)
+    assert layout.holds(params)
+    for param in params if change == "contexts" else params[:1]:
+        CHANGES[change](param)
+    assert not layout.holds(params)
+    assert Layout(params).holds(params)
 
 
 def test_the_parameters_of_lists_and_dicts():

@@ -39,10 +39,8 @@ def summed_by_mxnet(data):
     return results
 
 
-@pytest.mark.parametrize(
-    ("k", "dtype"),
-    [(1, "float32"), (2, "float64"), (3, "float16"), (4, "float32"), (8, "float32")],
-)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+@pytest.mark.parametrize("k", [1, 2, 3, 4, 8])
 def test_the_sum_has_the_rows_of_all_and_the_bits_of_mxnets_kvstore(k, dtype):
     ctx = contexts(k)
     data = row_sparse(ctx, dtype)
@@ -145,9 +143,8 @@ def stock(params, made_optimizer, kvstore="device"):
     return gluon.Trainer(params, made_optimizer, kvstore=kvstore, update_on_kvstore=False)
 
 
-@pytest.mark.parametrize(
-    ("name", "hybridize"), [*((name, False) for name in OPTIMIZERS), ("momentum", True)]
-)
+@pytest.mark.parametrize("hybridize", [False, True])
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_two_devices_train_with_the_bits_of_gluon_trainer(name, hybridize):
     """On two devices, where every sum is of two. If lazy, rows that no batch has stay as they are.
 

@@ -50,7 +50,9 @@ def test_every_optimizer_of_mxnet_is_covered():
     assert set(OPTIMIZERS) == KNOWN
 
 
-@pytest.mark.parametrize(("which", "k"), [("wd", 3), ("more", 1), ("more", 2)])
+@pytest.mark.parametrize(
+    ("which", "k"), [("wd", 3), ("more", 1), ("more", 2), ("more", 3), ("more", 4)]
+)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_k_devices_train_as_one_with_every_optimizer(optimizer, which, k, small_buckets):
     net, _ = runs.run(k, optimizer, options_of(optimizer, which), make_for(optimizer))
@@ -62,16 +64,18 @@ def test_k_devices_train_as_one_with_every_optimizer(optimizer, which, k, small_
     assert all((a != b).any() for a, b in zip(want, start))
 
 
-def test_eight_devices_train_as_one(small_buckets):
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_eight_devices_train_as_one(optimizer, small_buckets):
     data, options = runs.batches((9, 8, 17)), {"learning_rate": 0.05}
-    net, _ = runs.run(8, "adam", options, data=data)
-    assert_as_one(net, runs.stock("adam", options, data=data))
+    net, _ = runs.run(8, optimizer, options, data=data)
+    assert_as_one(net, runs.stock(optimizer, options, data=data))
 
 
+@pytest.mark.parametrize("k", [2, 3])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_deferred_initialisation_trains_the_same(optimizer):
+def test_deferred_initialisation_trains_the_same(optimizer, k):
     make = make_for(optimizer, deferred=True)
-    net, _ = runs.run(3, optimizer, options_of(optimizer, "more"), make)
+    net, _ = runs.run(k, optimizer, options_of(optimizer, "more"), make)
     assert_as_one(net, stock_of(optimizer, "more"))
 
 
@@ -90,13 +94,9 @@ SCHEDULES = {
 }
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "schedule", "k"),
-    [
-        *(("sgd", schedule, 3) for schedule in SCHEDULES),
-        *(("adam", "cosine", 1), ("lars", "factor", 3), ("lbsgd", "poly", 3)),
-    ],
-)
+@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "lars", "lbsgd"])
 def test_rates_follow_their_schedule(optimizer, schedule, k, small_buckets):
     def options():
         more = {} if optimizer in ("adam", "nadam") else {"momentum": 0.9}
@@ -108,10 +108,9 @@ def test_rates_follow_their_schedule(optimizer, schedule, k, small_buckets):
     assert trainer.learning_rate == options()["lr_scheduler"](5)
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "options", "k"),
-    [("sgd", {}, 3), ("sgd", {"momentum": 0.9}, 1), ("nag", {"momentum": 0.9}, 3)],
-)
+@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.9}])
+@pytest.mark.parametrize("optimizer", ["sgd", "nag"])
 def test_each_parameter_has_its_multipliers(optimizer, options, k):
     def make(ctx):
         net = runs.mlp(ctx)
@@ -140,32 +139,33 @@ def test_the_rate_can_be_set_between_steps(momentum):
 
 MANY_WEIGHTS = """
 import gluonpar, mxnet as mx
+import sys
 
-for optimizer in ("sgd", "lars"):
-    net = mx.gluon.nn.Sequential()
-    for _ in range(100):
-        net.add(mx.gluon.nn.Dense(2, in_units=2))
-    net.initialize(mx.init.One(), ctx=[mx.cpu(0), mx.cpu(1)])
-    params, options = net.collect_params(), {"learning_rate": 0.5, "momentum": 0.9}
-    trainer = gluonpar.Trainer(params, optimizer, options)
-    for param in params.values():
-        for value, grad in zip(param.list_data(), param.list_grad()):
-            grad[:] = 1
-            value._fresh_grad = True
-    trainer.allreduce_grads()
-    trainer.update(1)
-    values = [param.data(mx.cpu(1)).asnumpy().ravel() for param in params.values()]
-    print({float(value) for of_param in values for value in of_param})
+net = mx.gluon.nn.Sequential()
+for _ in range(100):
+    net.add(mx.gluon.nn.Dense(2, in_units=2))
+net.initialize(mx.init.One(), ctx=[mx.cpu(0), mx.cpu(1)])
+options = {"learning_rate": 0.5, "momentum": 0.9}
+trainer = gluonpar.Trainer(net.collect_params(), sys.argv[1], options)
+for param in net.collect_params().values():
+    for value, grad in zip(param.list_data(), param.list_grad()):
+        grad[:] = 1
+        value._fresh_grad = True
+trainer.allreduce_grads()
+trainer.update(1)
+params = net.collect_params().values()
+print({float(value) for param in params for value in param.data(mx.cpu(1)).asnumpy().ravel()})
 """
 
 
-def test_any_number_of_weights_may_be_updated_together():
+@pytest.mark.parametrize("optimizer", ["sgd", "lars"])
+def test_any_number_of_weights_may_be_updated_together(optimizer):
     """MXNet's operators on several weights write beyond their memory if there are more than 60."""
     found = {}
     for number in ("4", "200"):
         env = {**os.environ, "MXNET_OPTIMIZER_AGGREGATION_SIZE": number, "MALLOC_PERTURB_": "165"}
         found[number] = subprocess.run(
-            [sys.executable, "-c", MANY_WEIGHTS],
+            [sys.executable, "-c", MANY_WEIGHTS, optimizer],
             **{"env": env, "capture_output": True, "text": True, "timeout": 300},
         )
     assert found["200"].stdout == found["4"].stdout != "", found["200"].stderr

@@ -41,13 +41,9 @@ def accumulated(net, trainer, batch, ctx, parts=3):
     trainer.step(len(X))
 
 
-@pytest.mark.parametrize(
-    ("how", "optimizer", "k"),
-    [
-        *(("mlp", "sgd", 1), ("mlp", "adam", 3), ("block", "sgd", 3), ("hybridized", "adam", 3)),
-        *(("static", "sgd", 3), ("static", "adam", 1), ("convolution", "adam", 3)),
-    ],
-)
+@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("how", ["mlp", "block", "hybridized", "static", "convolution"])
 def test_micro_batches_are_one_large_batch(how, optimizer, k):
     """Every second step is an ordinary one: it starts from zero, not from what was added up."""
     make, ctx = {"mlp": runs.mlp, **NETS}[how], contexts(k)
@@ -61,7 +57,8 @@ def test_micro_batches_are_one_large_batch(how, optimizer, k):
     assert_as_one(net, runs.stock(optimizer, {"learning_rate": 0.05}, make, data))
 
 
-@pytest.mark.parametrize(("first", "optimizer"), [(1, "sgd"), (2, "adam"), (3, "sgd")])
+@pytest.mark.parametrize("first", [1, 2, 3])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_micro_batches_of_a_static_network_with_deferred_initialisation(optimizer, first):
     """It writes to arrays that are not the trainer's, and must not find old numbers there."""
     ctx, make = contexts(2), NETS["deferred static"]
@@ -127,9 +124,9 @@ OVERWRITING = {
 
 
 @pytest.mark.cpu("not all of these operators have a simulated kernel")
+@pytest.mark.parametrize("inside", [2, 3])
 @pytest.mark.parametrize("operator", OVERWRITING)
-def test_micro_batches_add_up_whatever_operator_writes_the_gradient(operator):
-    inside = 3
+def test_micro_batches_add_up_whatever_operator_writes_the_gradient(operator, inside):
     params = weights([[1.0, 2.0, 3.0, 5.0]], 2)
     trainer = Trainer(params, "sgd", {"learning_rate": 1.0})
 

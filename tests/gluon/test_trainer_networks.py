@@ -1,5 +1,8 @@
 """gluonpar.Trainer trains any kind of network, whatever is frozen and however small the batch."""
 
+import subprocess
+import sys
+
 import gluon_runs as runs
 import mxnet as mx
 import numpy as np
@@ -13,7 +16,8 @@ import gluonpar
 from gluonpar.gluon.trainer import Trainer
 
 
-@pytest.mark.parametrize(("optimizer", "k"), [("sgd", 4), ("adam", 3), ("adam", 1)])
+@pytest.mark.parametrize("k", [1, 2, 3])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("name", NETS)
 def test_any_kind_of_network_is_trained(name, optimizer, k, small_buckets):
     """Batch sizes change, and some are below the number of devices."""
@@ -36,6 +40,15 @@ def test_with_all_parameters_frozen_there_is_nothing_to_do():
     trainer = Trainer([param], "sgd")
     trainer.step(1)
     assert param.list_data()[1].asnumpy().tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("make", [runs.mlp, NETS["static"], NETS["deferred static"]])
+def test_batches_with_fewer_samples_than_devices(optimizer, make):
+    """A device without samples adds nothing, neither zero nor what it had computed before."""
+    data = runs.batches((1, 8, 2, 8, 3, 1))
+    net, _ = runs.run(4, optimizer, make=make, data=data)
+    assert_as_one(net, runs.stock(optimizer, data=data))
 
 
 @mx.util.use_np
@@ -66,6 +79,36 @@ def test_the_numpy_world_trains_as_the_other(optimizer):
     want = runs.stock(optimizer, {"learning_rate": 0.05, "wd": 0.01})
     assert_as_one(train_np(3, optimizer, Trainer), want)
     assert_as_one(train_np(1, optimizer, runs.stock_trainer), want)
+
+
+ALONE = """
+import gluonpar, mxnet as mx
+from gluonpar.gluon.trainer import Trainer
+mx.npx.set_np()
+ctx = [mx.cpu(0), mx.cpu(1)]
+net = mx.gluon.nn.Dense(2)
+net.initialize(mx.init.One(), ctx=ctx)
+net.hybridize(static_alloc=True, static_shape=True)
+trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5, "momentum": 0.5})
+for _ in range(3):
+    with mx.autograd.record():
+        losses = [net(mx.np.ones((1, 3), ctx=c)) for c in ctx]
+    mx.autograd.backward(losses)
+    trainer.step(2)
+trainer.check_replicas()
+w = net.weight.data(ctx[1])
+assert type(w) is mx.np.ndarray and w.shape == (2, 3)
+assert w.asnumpy().tolist() == [[1 - 0.5 - 0.75 - 0.875] * 3] * 2, w
+"""
+
+
+@pytest.mark.slow
+def test_a_process_in_the_numpy_world():
+    """By hand: momentum halves, each step adds half a gradient of one."""
+    process = subprocess.run(
+        [sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=600
+    )
+    assert process.returncode == 0, process.stderr
 
 
 def test_statistics_of_batch_normalisation_may_differ():

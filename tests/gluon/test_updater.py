@@ -11,8 +11,8 @@ import gluonpar
 from gluonpar.gluon.trainer import Trainer
 
 LR = 0.125
-FLOAT16 = {"dtype": "float16"}
-COMES_BACK, COMES = [0.5, 0.5, 0, 0, 0.5, 0.5], [0, 0, 0.5, 0, 0.5]
+HOW = [{}, {"algorithm": "ring"}, {"skip_nonfinite": True}]
+PRECISIONS = [{}, {"dtype": "float16"}]
 
 
 def by_formula(optimizer, moments, wd):
@@ -27,21 +27,11 @@ def by_formula(optimizer, moments, wd):
     return w
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "moments", "precision", "k", "how"),
-    [
-        ("sgd", COMES_BACK, {}, 1, {}),
-        ("sgd", COMES, {}, 2, {"skip_nonfinite": True}),
-        ("sgd", COMES, FLOAT16, 2, {}),
-        ("sgd", COMES_BACK, FLOAT16, 1, {"algorithm": "ring"}),
-        ("ccsgd", COMES, {}, 2, {"algorithm": "ring"}),
-        ("nag", COMES_BACK, {}, 2, {}),
-        ("nag", COMES, FLOAT16, 1, {}),
-        ("lbsgd", COMES_BACK, FLOAT16, 2, {}),
-        ("lbsgd", COMES, {}, 1, {"skip_nonfinite": True}),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("how", HOW, ids=str)
+@pytest.mark.parametrize("k", [1, 2])
+@pytest.mark.parametrize("precision", PRECISIONS, ids=str)
+@pytest.mark.parametrize("moments", [[0.5, 0.5, 0, 0, 0.5, 0.5], [0, 0, 0.5, 0, 0.5]], ids=str)
+@pytest.mark.parametrize("optimizer", ["sgd", "ccsgd", "nag", "lbsgd"])
 def test_momentum_can_change_while_training(optimizer, moments, precision, k, how):
     """NumPy's formula; MXNet's SGD lets the momentum stay in a step without, or fails."""
     params = weights([[1.0, 2.0]], k, **precision)
@@ -111,14 +101,9 @@ def force_reinit(net, value, path):
 SETTERS = [set_data, load_parameters, load_checkpoint, force_reinit]
 
 
-@pytest.mark.parametrize(
-    ("setter", "optimizer", "k"),
-    [
-        *((setter, "momentum", 2) for setter in SETTERS),
-        *((set_data, name, 2) for name in ("sgd", "nag", "adam", "lamb", "lars", "lbsgd")),
-        *((force_reinit, "sgd", 1), (load_checkpoint, "adam", 1)),
-    ],
-)
+@pytest.mark.parametrize("k", [1, 2])
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "nag", "adam", "lamb", "lars", "lbsgd"])
+@pytest.mark.parametrize("setter", SETTERS)
 def test_float16_weights_that_are_set_stay_set(setter, optimizer, k, tmp_path):
     """The others keep the digits that only their float32 copies have."""
     nets = [Scale(k), Scale(k)]

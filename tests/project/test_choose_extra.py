@@ -17,13 +17,13 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def choose(library_folder):
+def choose(library_folder, **environment):
     """Run the script with the folder's libcuda.so.1; return the extra and the reason."""
     # -S hides site-packages: the script is run before anything is installed.
     result = subprocess.run(
         [sys.executable, "-S", str(SCRIPT)],
         cwd=library_folder,
-        env={**os.environ, "LD_LIBRARY_PATH": str(library_folder)},
+        env={**os.environ, "LD_LIBRARY_PATH": str(library_folder), **environment},
         capture_output=True,
         text=True,
         check=True,
@@ -33,22 +33,27 @@ def choose(library_folder):
     return extra, reason
 
 
-@pytest.mark.parametrize(
-    ("gpus", "driver", "expected"),
-    [
-        ([T4], {}, "cu112"),
-        ([H200], {"cuda": 12080}, "cpu"),
-        ([H200, T4], {}, "cu112"),
-        ([], {"init": 100}, "cpu"),
-        ([T4], {"cuda": 10020}, "cpu"),
-    ],
-)
-def test_one_gpu_with_kernels_and_a_driver_of_cuda_11_mean_cu112(tmp_path, gpus, driver, expected):
-    build_libcuda(tmp_path, gpus, **driver)
+def test_a_gpu_with_kernels_means_cu112(tmp_path):
+    build_libcuda(tmp_path, [T4])
     extra, reason = choose(tmp_path)
-    assert extra == expected
-    if H200 in gpus:
-        assert "H200" in reason.partition("not usable: ")[2] or extra == "cpu"
+    assert extra == "cu112" and "gpu 0 Tesla T4, compute capability 7.5\n" in reason
+
+
+def test_a_gpu_without_kernels_means_cpu(tmp_path):
+    build_libcuda(tmp_path, [H200], cuda=12080)
+    extra, reason = choose(tmp_path)
+    assert extra == "cpu"
+    assert "gpu 0 NVIDIA H200, compute capability 9.0" in reason and "5.0 to 8.9" in reason
+
+
+@pytest.mark.parametrize("gpus", [(T4, H200), (H200, T4)])
+def test_one_gpu_with_kernels_is_enough_and_the_other_is_named(tmp_path, gpus):
+    build_libcuda(tmp_path, gpus)
+    extra, reason = choose(tmp_path)
+    usable, unusable = reason.split(" (not usable: ")
+    assert extra == "cu112"
+    assert "Tesla T4" in usable and "H200" not in usable
+    assert "H200" in unusable and "T4" not in unusable
 
 
 def test_a_missing_driver_means_cpu(tmp_path):
@@ -56,3 +61,23 @@ def test_a_missing_driver_means_cpu(tmp_path):
     (tmp_path / "libcuda.so.1").write_text("not a library\n" * 100)
     extra, reason = choose(tmp_path)
     assert extra == "cpu" and "libcuda.so.1" in reason
+
+
+def test_no_visible_gpu_means_cpu_and_quotes_the_variable(tmp_path):
+    build_libcuda(tmp_path, [], init=100)
+    extra, reason = choose(tmp_path, CUDA_VISIBLE_DEVICES="-1")
+    assert extra == "cpu" and "CUDA_VISIBLE_DEVICES is '-1'" in reason
+
+
+def test_a_driver_that_does_not_start_means_cpu_and_names_the_code(tmp_path):
+    build_libcuda(tmp_path, [T4], init=803)
+    extra, reason = choose(tmp_path)
+    assert extra == "cpu" and "cuInit failed with error 803" in reason
+
+
+@pytest.mark.parametrize(("cuda", "expected"), [(10020, "cpu"), (11000, "cu112")])
+def test_a_driver_older_than_cuda_11_means_cpu(tmp_path, cuda, expected):
+    build_libcuda(tmp_path, [T4], cuda=cuda)
+    extra, reason = choose(tmp_path)
+    assert extra == expected
+    assert ("CUDA up to 10.2" in reason) == (expected == "cpu")

@@ -12,11 +12,13 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "tools" / "make_venv.sh"
 CANDIDATES = ["python3", *(f"python3.{minor}" for minor in range(14, 7, -1))]
 
-# $1 is -c for the questions about version and prefix, and -m for `-m venv FOLDER`.
+# $1 is -c for the questions about version and prefix, -m for `-m venv FOLDER` and pip, and -I for
+# the question which of gcc's libraries are missing.
 INTERPRETER = """#!/bin/sh
 case "$1 $2" in
-*base_prefix*) exit 1 ;;
+*base_prefix*) exit {other:d} ;;
 -c*) echo {version} ;;
+-I*) echo {missing} ;;
 *venv) {venv} ;;
 esac
 """
@@ -39,12 +41,23 @@ class Machine:
         path.chmod(0o755)
         return path
 
-    def python(self, name: str, version: str, venv=MAKES_IT) -> Path:
-        return self.program(name, INTERPRETER.format(version=version, venv=venv))
+    def python(
+        self, name: str, version: str, venv=MAKES_IT, complete: bool = True, missing: str = ""
+    ) -> Path:
+        values = {"version": version, "venv": venv, "other": complete, "missing": missing}
+        return self.program(name, INTERPRETER.format(**values))
+
+    def user(self, number: int) -> None:
+        """Make ``id -u`` print the number, and apt-get write its arguments into a file."""
+        self.program("id", f"#!/bin/sh\necho {number}\n")
+        self.program("apt-get", f'#!/bin/sh\necho "$@" >{self.folder}/installed\n')
 
     def make_venv(self, *wanted: str) -> subprocess.CompletedProcess:
+        return self.run("sh", str(SCRIPT), str(self.venv), *wanted)
+
+    def run(self, *command: str) -> subprocess.CompletedProcess:
         return subprocess.run(
-            ["sh", str(SCRIPT), str(self.venv), *wanted],
+            command,
             env={**os.environ, "PATH": f"{self.bin}:/usr/bin:/bin"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -71,6 +84,15 @@ def test_the_first_interpreter_of_a_supported_version_is_taken(machine, version,
     assert machine.make_venv().returncode == 0
     assert machine.made_by() == taken
     assert sorted(path.name for path in machine.venv.iterdir()) == [".made", "bin", "made-by"]
+
+
+def test_without_an_interpreter_the_error_lists_what_was_tried(machine):
+    machine.python("python3", "3.15")
+    result = machine.make_venv()
+    assert result.returncode != 0
+    assert "python3 (3.15), python3.14 (does not run)" in result.stdout
+    assert "PYTHON=/path/to/python3.13" in result.stdout
+    assert not machine.venv.exists()
 
 
 def test_another_interpreter_replaces_the_environment_unless_it_does_not_fit(machine):
@@ -109,3 +131,28 @@ def test_an_environment_made_by_hand_is_used_and_kept(machine):
     assert (machine.venv / ".made").read_text() == "adopted\n"
     assert machine.make_venv("python3").returncode != 0
     assert (machine.venv / "bin" / "python").exists()
+
+
+@pytest.mark.skipif(not Path("/etc/debian_version").exists(), reason="about Debian's packages")
+@pytest.mark.parametrize("user", [0, 1000])
+def test_root_installs_debian_s_missing_venv_package_and_others_are_told(machine, user):
+    fails_at_first = f"[ -e {machine.folder}/installed ] || {{ {FAILS}; }}; {MAKES_IT}"
+    machine.python("python3", "3.11", venv=fails_at_first, complete=False)
+    machine.user(user)
+    result = machine.make_venv()
+    assert "python3.11-venv" in result.stdout
+    assert (result.returncode == 0) == (user == 0)
+    assert (machine.folder / "installed").exists() == machine.venv.exists() == (user == 0)
+
+
+@pytest.mark.parametrize("user", [0, 1000])
+def test_root_installs_gcc_s_missing_libraries_and_others_get_the_line_to_type(machine, user):
+    copies_itself = 'mkdir -p "$3/bin"; cp "$0" "$3/bin/python"'
+    machine.python("python3", "3.13", venv=copies_itself, missing="libgomp1 libquadmath0")
+    machine.user(user)
+    stamp = f"{machine.venv}/.runs"
+    result = machine.run("make", "-C", str(ROOT), f"VENV={machine.venv}", "EXTRA=cpu", stamp)
+    assert "apt-get install libgomp1 libquadmath0" in result.stdout
+    installed = machine.folder / "installed"
+    assert (result.returncode == 0) == installed.exists() == Path(stamp).exists() == (user == 0)
+    assert user != 0 or installed.read_text().endswith(" libgomp1 libquadmath0\n")

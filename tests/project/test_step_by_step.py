@@ -35,7 +35,7 @@ const compute = ({ algorithm, devices, bytes, topology, kinds, memory }) => {
 const machines = Object.entries(PLANS.topologies).flatMap(([topology, { kinds, machines }]) =>
   Object.keys(machines).map((k) => [topology, +k, topologyOf(topology, k, Object.values(kinds))]));
 PLANS.algorithms.funnel = { plans: { 3: { chunks: 2, steps: ["10+0 20+0", "10+01 20+01"] } } };
-const report = { computed: parse("cases").map(compute), machines, words: TEXT };
+const report = { computed: parse("cases").map(compute), machines };
 document.getElementById("report").textContent = JSON.stringify(report);
 """
 
@@ -113,14 +113,6 @@ def test_the_page_has_the_topologies_of_the_package(computed):
             assert [link[number] for link in links] == pytest.approx(values, rel=1e-12), (on, k)
         routes = [[[i for i in route if i >= 0] for route in row] for row in expected.routes]
         assert machine["routes"] == routes, (on, k)
-
-
-@browser.needed
-def test_every_word_is_there_in_both_languages(computed):
-    english, chinese = computed["words"]["en"], computed["words"]["zh"]
-    assert english.keys() == chinese.keys()
-    for name, text in english.items():
-        assert sorted(re.findall(r"\{\d\}", text)) == sorted(re.findall(r"\{\d\}", chinese[name]))
 
 
 def test_nothing_is_loaded_from_outside():

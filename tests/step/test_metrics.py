@@ -26,9 +26,9 @@ def test_the_mean_is_over_samples_not_over_shards_or_batches():
     assert meter.read() == 63 / 6
 
 
-@pytest.mark.parametrize(
-    ("bad", "batch", "device"), [("nan", 1, 0), ("inf", 2, 1), ("-inf", 4, 0), ("nan", 4, 1)]
-)
+@pytest.mark.parametrize("bad", ["nan", "inf", "-inf"])
+@pytest.mark.parametrize("batch", [1, 2, 4])
+@pytest.mark.parametrize("device", [0, 1])
 def test_the_first_batch_that_is_not_finite_is_named(bad, batch, device):
     meter = LossMeter()
     for number in range(1, 6):
@@ -129,10 +129,9 @@ def accuracy_of(images, labels, weights, k, batch_size):
     return accuracy(images, labels, params, ctx, toy, batch_size)
 
 
-@pytest.mark.parametrize(
-    ("n", "k", "batch_size"),
-    [(1, 3, 64), (7, 1, 3), (7, 4, 1), (257, 2, 256), (257, 4, 64), (257, 3, 1000)],
-)
+@pytest.mark.parametrize("n", [1, 7, 257])
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+@pytest.mark.parametrize("batch_size", [1, 3, 64, 256, 1000])
 def test_accuracy_is_the_share_that_numpy_counts(n, k, batch_size):
     images, labels, weights = toy_data(n)
     correct = ((images @ weights).argmax(axis=1) == labels).sum()

@@ -50,13 +50,9 @@ def sgd(lr, batch_size):
     return update
 
 
-@pytest.mark.parametrize(
-    ("k", "dtype", "shape"),
-    [
-        *((1, "float32", (7,)), (2, "float16", (3, 4, 5)), (3, "float32", (1, 1))),
-        *((5, "float64", (3, 4, 5)), (2, "float32", (2 * BLOCK + 1,)), (2, "float32", (BLOCK,))),
-    ],
-)
+@pytest.mark.parametrize("k", range(1, 6))
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1,), (7,), (3, 4, 5), (1, 1)])
 def test_every_copy_is_updated_by_the_exact_sum(k, dtype, shape):
     """Small integers, each gradient's cells its own: every operation is exact in any dtype."""
     cells = np.arange(k * np.prod(shape)).reshape(k, *shape)
@@ -150,6 +146,14 @@ def test_states_exist_once_and_are_changed_in_place(k):
         np.testing.assert_array_equal(velocity.asnumpy(), 1.75 * total)
         assert_everywhere(params, -(1 + 1.5 + 1.75) * total)
     assert states[1][1].asnumpy().tolist() == [3, 3, 3]
+
+
+@pytest.mark.parametrize("size", [1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 1])
+def test_sizes_around_a_block(size):
+    values = np.stack([np.arange(size) % 1000, np.arange(size) % 77]).astype("float32")
+    grads, params = place(values), copies(2, np.zeros(size, "float32"))
+    optim.update_on_host([Item(grads, params, exact_sgd)])
+    assert_everywhere(params, -values.sum(axis=0) / 4)
 
 
 @pytest.mark.parametrize("num_grads", [1, 2])
@@ -255,7 +259,7 @@ class Planted(Exception):
 @pytest.mark.parametrize(
     "bytes_inline", [0, thread_pool.BYTES_INLINE], ids=["prioritized", "inline"]
 )
-@pytest.mark.parametrize("waiting", [0, 2])
+@pytest.mark.parametrize("waiting", range(3))
 def test_an_error_is_raised_where_a_parameter_is_waited_for(monkeypatch, bytes_inline, waiting):
     monkeypatch.setattr(thread_pool, "BYTES_INLINE", bytes_inline)
 
@@ -285,3 +289,27 @@ def test_possible_is_host_memory_only():
     assert optim.on_host([])
     assert optim.on_host([*on_cpu, pinned])
     assert not optim.on_host([*on_cpu, on_gpu])
+
+
+def without_a_gradient(items):
+    return [item._replace(grads=item.grads[:-1]) for item in items]
+
+
+def without_a_copy(items):
+    return [item._replace(params=item.params[:-1]) for item in items]
+
+
+def with_the_sum_in_the_first_gradient(items):
+    for item in items:
+        item.grads[0][:] = sum(grad.as_in_context(device(0)) for grad in item.grads)
+    return [item._replace(grads=item.grads[:1]) for item in items]
+
+
+@pytest.mark.parametrize(
+    "bug", [without_a_gradient, without_a_copy, with_the_sum_in_the_first_gradient]
+)
+def test_planted_bugs_are_detected(monkeypatch, bug):
+    whole = optim.update_on_host
+    monkeypatch.setattr(optim, "update_on_host", lambda items: whole(bug(items)))
+    with pytest.raises(AssertionError):
+        test_every_copy_is_updated_by_the_exact_sum(3, "float32", (7,))

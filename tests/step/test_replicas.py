@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from mxnet import autograd
 
 import gluonpar
-from gluonpar import replicas
+from gluonpar import replicas, step
+from gluonpar.collectives.exchange import Exchange
 from gluonpar.replicas import get_params
 from gluonpar.runtime import memory
 
@@ -141,7 +142,9 @@ def allocated(chunk):
     return ctypes.c_size_t.from_address(chunk + ctypes.sizeof(ctypes.c_void_p)).value
 
 
-def test_k_devices_hold_parameters_and_gradients_and_nothing_more():
+@pytest.mark.parametrize("bucket_bytes", [1, 4000, 4 << 20])
+def test_k_devices_hold_parameters_and_gradients_and_nothing_more(monkeypatch, bucket_bytes):
+    monkeypatch.setattr(replicas, "BUCKET_BYTES", bucket_bytes)
     k, params = 3, [mx.nd.ones(shape) for shape in gluonpar.models.lenet.LENET_SHAPES]
 
     def living():
@@ -258,9 +261,8 @@ def moved(device_params):
     return [[(p != s).any() for p, s in zip(params, start)] for params in device_params]
 
 
-@pytest.mark.parametrize(
-    ("bucket_bytes", "algorithm"), [(1, None), (64, "ring"), (64, None), (4 << 20, "ring")]
-)
+@pytest.mark.parametrize("bucket_bytes", [1, 64, 4 << 20])
+@pytest.mark.parametrize("algorithm", [None, "ring"])
 def test_replicas_train_as_plain_lists_bit_for_bit(monkeypatch, bucket_bytes, algorithm):
     """With two devices every order of adding is the same, so algorithms cannot differ either."""
     monkeypatch.setattr(replicas, "BUCKET_BYTES", bucket_bytes)
@@ -270,12 +272,13 @@ def test_replicas_train_as_plain_lists_bit_for_bit(monkeypatch, bucket_bytes, al
     assert moved(got) == [[True] * 5] * 2
 
 
+@pytest.mark.parametrize("which", [[0], [1], [0, 1, 2]], ids=str)
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_changed_replica_trains_as_plain_lists(change):
+def test_a_changed_replica_trains_as_plain_lists(change, which):
     ctx = [device(i) for i in range(3)]
     mine, plain = [get_params(mlp_params(c), c) for c in ctx], [plain_list(c) for c in ctx]
     same_shapes = change not in (append, freeze_by_replacing)
-    changed = [1] if same_shapes else [0, 1, 2]
+    changed = which if same_shapes else [0, 1, 2]
     train(mine, 1), train(plain, 1)  # so that what is remembered of the arrays is out of date
     for params in (mine, plain):
         for i in changed:
@@ -293,7 +296,23 @@ def test_one_device_a_replica_and_the_other_a_plain_list(replica_at):
     assert_same_bits(train(mixed), train([plain_list(c) for c in ctx]))
 
 
-@pytest.mark.parametrize(("which", "algorithm"), [([0], None), ([2], "ring"), ([0, 1], None)])
+@pytest.mark.parametrize("frozen", [(), (1,), (0, 4), (0, 1, 2, 3, 4)], ids=str)
+@pytest.mark.parametrize("algorithm", [None, "star"])
+def test_frozen_parameters_stay_and_the_others_train(frozen, algorithm):
+    ctx = [device(i) for i in range(2)]
+    if len(frozen) == 5:  # nothing to differentiate: the update alone
+        device_params = [get_params(mlp_params(c), c, frozen) for c in ctx]
+        step.allreduce_sgd(Exchange(ctx, algorithm), replicas.buckets(device_params), 0.5, 1)
+        got = [[param.asnumpy() for param in params] for params in device_params]
+    else:
+        device_params = [get_params(mlp_params(c), c, frozen) for c in ctx]
+        got = train(device_params, algorithm=algorithm)
+    assert moved(got) == [[i not in frozen for i in range(5)]] * 2
+    assert_same_bits(got[:1], got[1:])
+
+
+@pytest.mark.parametrize("which", [[0], [2], [0, 1]], ids=str)
+@pytest.mark.parametrize("algorithm", [None, "ring"])
 def test_a_parameter_frozen_on_some_devices_only_is_refused_by_number(which, algorithm):
     device_params = [get_params(mlp_params(c), c) for c in (device(i) for i in range(3))]
     for i in which:

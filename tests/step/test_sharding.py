@@ -68,7 +68,8 @@ def test_shards_put_together_are_the_batch_bit_for_bit(batch, dtype, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("dtype", "axis"), [("float32", 0), ("int64", 2), ("uint8", -4)])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("axis", [0, 1, 2, 3, -1, -4])
 def test_shards_are_the_batch_under_numpy_semantics(np_semantics, kind, dtype, axis):
     values = payload((5, 4, 3, 7), dtype)
     shards = split_and_load(made_as(kind, values), contexts(3), batch_axis=axis)
@@ -199,7 +200,7 @@ def test_weighted_shards_are_the_batch_in_proportion_shard_i_on_ctx_i(kind, n):
     np.testing.assert_array_equal(np.concatenate([s.asnumpy() for s in shards], axis=1), values)
 
 
-@pytest.mark.parametrize("weights", [[1], [1, 0]])
+@pytest.mark.parametrize("weights", [[1], [1, 2, 3], [1, 0], [1, float("nan")], [-1, 1]])
 def test_weights_that_are_not_one_speed_per_context_are_refused(weights):
     with pytest.raises(ValueError, match="weights=.*(for 2 devices|positive finite)"):
         split_and_load(payload((4,)), contexts(2), weights=weights)

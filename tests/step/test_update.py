@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from contexts import algorithms, device
 
+import gluonpar
 from gluonpar import replicas, step
 from gluonpar.collectives.exchange import Exchange
 from gluonpar.replicas import get_params
@@ -78,10 +79,9 @@ def assert_grads(device_params, want, rtol):
 
 
 @pytest.mark.cpu("the one-pass update is for CPU contexts")
-@pytest.mark.parametrize(
-    ("algorithm", "k", "make"),
-    [(None, 1, get_params), ("host", 2, plain_list), (None, 3, mixture), ("host", 5, get_params)],
-)
+@pytest.mark.parametrize("make", [get_params, plain_list, mixture])
+@pytest.mark.parametrize("k", [1, 2, 3, 5])
+@pytest.mark.parametrize("algorithm", [None, "host"])
 def test_fused_is_the_oracle_and_leaves_the_gradients(algorithm, k, make):
     weights, grads = draw(k)
     device_params = place(make, weights, grads)
@@ -90,7 +90,8 @@ def test_fused_is_the_oracle_and_leaves_the_gradients(algorithm, k, make):
     assert_grads(device_params, [rounded(own, ["float32"] * 4) for own in grads], rtol=0)
 
 
-@pytest.mark.parametrize(("k", "make"), [(2, plain_list), (3, mixture), (4, get_params)])
+@pytest.mark.parametrize("make", [get_params, plain_list, mixture])
+@pytest.mark.parametrize("k", [2, 3, 4])
 @pytest.mark.parametrize("algorithm", OTHERS)
 def test_other_algorithms_give_the_same_and_leave_the_sums(algorithm, k, make):
     weights, grads = draw(k)
@@ -101,10 +102,11 @@ def test_other_algorithms_give_the_same_and_leave_the_sums(algorithm, k, make):
     assert_grads(device_params, [sums] * k, rtol=1e-6)
 
 
+@pytest.mark.parametrize("make", [get_params, plain_list, mixture])
 @pytest.mark.parametrize("algorithm", [None, *OTHERS])
-def test_parameters_of_several_dtypes(algorithm):
+def test_parameters_of_several_dtypes(algorithm, make):
     weights, grads = draw(3)
-    device_params = place(mixture, weights, grads, MIXED)
+    device_params = place(make, weights, grads, MIXED)
     allreduce_sgd(device_params, LR, BATCH_SIZE, algorithm)
     assert [np.dtype(param.dtype).name for param in device_params[2]] == MIXED
     assert_updated(device_params, weights, grads)
@@ -129,8 +131,8 @@ def test_however_the_parameters_fall_into_buckets(monkeypatch, bucket_bytes, alg
     assert_updated(device_params, weights, grads)
 
 
-@pytest.mark.parametrize("algorithm", [None, "ring", "kvstore"])
-@pytest.mark.parametrize("frozen", [{1, 3}, {0, 1, 2, 3}], ids=str)
+@pytest.mark.parametrize("algorithm", [None, "host", "ring", "kvstore"])
+@pytest.mark.parametrize("frozen", [{0}, {1, 3}, {0, 1, 2, 3}], ids=str)
 def test_frozen_parameters_stay(algorithm, frozen):
     weights, grads = draw(2)
     device_params = place(lambda params, ctx: get_params(params, ctx, frozen), weights, grads)
@@ -190,6 +192,20 @@ def test_gradients_that_cannot_be_summed_change_nothing(algorithm):
     refused(device_params, r"gradients\[1\] on [cg]pu\(1\) .*float64", algorithm)
 
 
+@pytest.mark.parametrize("frozen", [({2}, ()), ((), {2}), ({2}, {0})], ids=str)
+def test_devices_that_freeze_different_parameters_never_mix_them_up(frozen):
+    params = [mx.nd.full((2,), i) for i in range(3)]
+    device_params = [get_params(params, device(i), f) for i, f in enumerate(frozen)]
+    for copies in device_params:
+        for i, copy in enumerate(copies):
+            if copy.grad is not None:
+                copy.grad[:] = 10**i
+    with pytest.raises(ValueError, match=r"parameter \d has a gradient on some devices only"):
+        allreduce_sgd(device_params, 1.0, 1)
+    for copies in device_params:
+        assert [copy.asnumpy().tolist() for copy in copies] == [[i, i] for i in range(3)]
+
+
 @pytest.mark.cpu("the one-pass update is for CPU contexts")
 def test_one_operator_per_bucket_and_the_last_layers_first(monkeypatch):
     monkeypatch.setattr(replicas, "BUCKET_BYTES", 52)
@@ -202,3 +218,23 @@ def test_one_operator_per_bucket_and_the_last_layers_first(monkeypatch):
     monkeypatch.setattr(thread_pool, "push", note)
     allreduce_sgd(place(get_params, *draw(2)), LR, BATCH_SIZE)
     assert pushed == [[1] * 4 + [8] * 4, [5] * 4, [12] * 4]
+
+
+def test_the_sums_planted_bugs_are_caught(monkeypatch):
+    """The batch size taken for one device's; the update left out on one device."""
+    rule = gluonpar.optim.rule
+    with monkeypatch.context() as patch:
+        patch.setattr(gluonpar.optim, "rule", lambda lr, rescale, **more: rule(lr, 2 * rescale))
+        with pytest.raises(AssertionError):
+            test_fused_is_the_oracle_and_leaves_the_gradients(None, 2, get_params)
+    update = gluonpar.optim.update_by_sgd
+
+    def only_on_the_first(buckets, *more):
+        for bucket in buckets:
+            first = [copies._replace(params=copies.params[:1]) for copies in bucket.copies]
+            update([bucket._replace(copies=first)], *more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(gluonpar.optim, "update_by_sgd", only_on_the_first)
+        with pytest.raises(AssertionError):
+            test_other_algorithms_give_the_same_and_leave_the_sums("ring", 2, get_params)
