@@ -229,9 +229,11 @@ class Comparison:
             self.jobs.pop(name).close()
             return []
 
-    def turns(self, rounds: int, warmup: int = 0) -> Iterator[tuple[str, bool]]:
+    def turns(
+        self, rounds: int, warmup: int = 0, progress: harness.Progress = iter
+    ) -> Iterator[tuple[str, bool]]:
         """Yield the candidates' names in turns, as :func:`harness.turns` does."""
-        return harness.turns(list(self.jobs), rounds, warmup)
+        return harness.turns(list(self.jobs), rounds, warmup, progress)
 
     def missing(self) -> list[str]:
         """Return a line for each candidate that is not, or no longer, there."""

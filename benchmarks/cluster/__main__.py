@@ -1,7 +1,8 @@
-"""Measure sums and steps of several processes beside Horovod and MXNet's dist_sync.
+"""Measure sums and steps of several processes beside Horovod and MXNet's dist_sync; predict more.
 
 python -m benchmarks.cluster
 python -m benchmarks.cluster --processes 2 --horovod-python ~/hvd/bin/python --json out.json
+python -m benchmarks.cluster --latency-us 25 --gbit 10     # predict for this network
 
 The processes of all candidates run on this machine at once; the candidates take turns, and the
 processes of the others are stopped meanwhile.
@@ -16,8 +17,10 @@ from benchmarks.cluster import tables
 from benchmarks.cluster.candidates import CANDIDATES, measure
 from benchmarks.jobs import Comparison
 from gluonpar.diagnostics import harness
+from gluonpar.runtime import threads
 
 SIZES = "256,16384,262144,11000000"  # float32: 1 KiB, 64 KiB, 1 MiB and 44 MB
+LENET_BYTES = 4 * 129_068
 
 
 def main(argv=None) -> int:
@@ -38,6 +41,15 @@ def parser():
     made.add("--steps", 5, "steps per sample", **positive)
     made.add("--rounds", 12, "samples of each candidate", **positive)
     made.add("--horovod-python", sys.executable, "interpreter that has Horovod", metavar="PATH")
+    number = harness.at_least(0, float)
+    help_ = "predict for a network of this latency, in microseconds (default: as fitted)"
+    made.add_argument("--latency-us", type=number, metavar="T", help=help_)
+    help_ = "and of this bandwidth, in Gbit/s (default: as fitted)"
+    made.add_argument("--gbit", type=harness.at_least(1e-9, float), metavar="B", help=help_)
+    help_ = "predict for this much computation per step (default: measured, without exchange)"
+    made.add_argument("--compute-ms", type=number, metavar="T", help=help_)
+    kind = harness.at_least(0)
+    made.add("--model-bytes", LENET_BYTES, "predict for these gradients", type=kind, metavar="N")
     return made
 
 
@@ -52,16 +64,18 @@ def prepare(options):
 
 
 def measure_all(options, console, record):
-    """Print tables for each number of processes; return complaints."""
+    """Print tables for each number of processes, and the prediction; return complaints."""
     header(console, record)
     failed = []
     for number in options.processes:
         with Comparison() as comparison:
-            rows = measure(number, options, comparison)
+            rows = measure(number, options, comparison, harness.progress_bar)
         show(console, options, number, comparison, rows)
         record.rows += rows
         failed += [f"{name} on {number} processes" for name in comparison.failed]
         record.write()
+    for line in tables.prediction(options, record.rows, threads.cores()):
+        console.line(line)
     wrong = [f"{row.name} on {row.processes} processes" for row in record.rows if row.wrong]
     lines = [f"wrong sums, or another loss than the others': {'; '.join(wrong)}"] if wrong else []
     return lines + ([f"failed: {'; '.join(failed)}"] if failed else [])

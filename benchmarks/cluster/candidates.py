@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field, replace
-from typing import Any, Sequence
+from typing import Any, Callable, Sequence
 
 from benchmarks.jobs import (
     Comparison,
@@ -17,7 +17,7 @@ from benchmarks.jobs import (
 )
 from benchmarks.training import candidates as training
 from benchmarks.training.candidates import ALONE, HOROVOD, OURS
-from gluonpar.diagnostics.harness import Samples
+from gluonpar.diagnostics.harness import Progress, Samples
 
 STEPS, WARMUP = "steps", 2
 
@@ -108,20 +108,26 @@ class ProcessResult:
         return {**vars(self), "wrong": self.wrong}
 
 
-def measure(processes: int, options: Any, comparison: Comparison) -> list[ProcessResult]:
+def measure(
+    processes: int,
+    options: Any,
+    comparison: Comparison,
+    progress: Callable[[str], Progress] = lambda title: iter,
+) -> list[ProcessResult]:
     """Start the candidates, let them run in turns, and return their results.
 
     ``options`` are those of the command line.
     """
     task = ["lenet", options.batch_size, [("cpu", i) for i in range(processes)]]
     rows = {}
-    for name in options.candidates:
+    for name in progress("starting")(options.candidates):
         python = options.horovod_python if name == HOROVOD else sys.executable
         comparison.start(name, CANDIDATES[name], task, python)
         if name in comparison.jobs:
             loss = sum(answer["loss"] for answer in comparison.jobs[name].ready)
             rows[name] = ProcessResult(name, processes, options.batch_size, first_loss=loss)
-    for name, counts in comparison.turns(options.rounds, WARMUP):
+    bar = progress(f"{processes} processes")
+    for name, counts in comparison.turns(options.rounds, WARMUP, bar):
         program = CANDIDATES[name]
         parts = [(n, "add", n) for n in options.sizes if program.sums and processes > 1]
         parts += [(STEPS, "steps", options.steps)] * program.trains

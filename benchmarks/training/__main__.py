@@ -15,6 +15,7 @@ from benchmarks.training import tables
 from benchmarks.training.candidates import (
     CANDIDATES,
     LIBRARIES,
+    OURS,
     REFERENCE,
     TRAINER,
     Setting,
@@ -76,7 +77,7 @@ def compare(prepared, console, record):
     left_out = record.more["left_out"] = []
     for setting in settings:
         with Comparison() as comparison:
-            rows = measure(setting, comparison, record.options.candidates)
+            rows = measure(setting, comparison, record.options.candidates, harness.progress_bar)
         show(console, setting, comparison, rows)
         record.rows += rows
         failed += [[setting.title, *failure] for failure in comparison.failed.items()]
@@ -114,6 +115,8 @@ def show(console, setting, comparison, rows):
     for line in ["", setting.title, *tables.table(rows)]:
         console.line(line)
     for row in rows:
+        if row.name == OURS and row.memory:
+            console.line(tables.memory(row))
         if row.version:
             console.line(f"{row.name}: {row.version}")
     for line in comparison.missing():

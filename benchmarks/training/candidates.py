@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import sys
 from dataclasses import dataclass, field
-from typing import Any, Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 import mxnet as mx
 
@@ -19,7 +19,7 @@ from benchmarks.jobs import (
     process_per_device,
 )
 from benchmarks.training.workloads import WORKLOADS
-from gluonpar.diagnostics.harness import Samples
+from gluonpar.diagnostics.harness import Progress, Samples
 
 OURS, TRAINER, REFERENCE = "gluonpar", "trainer device", "one context"
 ALONE, PROCESSES, HOROVOD = "no exchange", "processes", "horovod"
@@ -178,7 +178,8 @@ def comparable(name: str, setting: Setting) -> bool:
 class StepResult:
     """One candidate in one setting; seconds are of one step.
 
-    ``deviation`` is that of its loss from the expected one (None: not comparable).
+    ``deviation`` is that of its loss from the expected one (None: not comparable). ``memory`` is
+    that of its arrays (:meth:`training.Training.memory`).
     """
 
     name: str
@@ -190,6 +191,7 @@ class StepResult:
     peak_bytes: int
     imports_gluonpar: bool = False
     version: str = ""
+    memory: list[dict[str, int]] = field(default_factory=list)
 
     @property
     def images_per_second(self) -> float:
@@ -216,15 +218,20 @@ class StepResult:
         }
 
 
-def measure(setting: Setting, comparison: Comparison, names: Sequence[str]) -> list[StepResult]:
+def measure(
+    setting: Setting,
+    comparison: Comparison,
+    names: Sequence[str],
+    progress: Callable[[str], Progress] = lambda title: iter,
+) -> list[StepResult]:
     """Start the candidates, let them train in turns, and return their results."""
     seconds = {name: [] for name in names}
-    for name in names:
+    for name in progress("starting")(names):
         python = setting.pythons.get(name, sys.executable)
         comparison.start(name, CANDIDATES[name], setting.task, python)
         if setting.warmup:
             comparison.ask(name, steps=setting.warmup)
-    for name, _ in comparison.turns(setting.rounds):
+    for name, _ in comparison.turns(setting.rounds, progress=progress(setting.title)):
         answers = comparison.ask(name, steps=setting.steps)
         if answers:
             seconds[name].append(max(a["seconds"] for a in answers) / setting.steps)
@@ -244,6 +251,7 @@ def measure(setting: Setting, comparison: Comparison, names: Sequence[str]) -> l
             _total(reports[name], "peak_bytes"),
             ready[name][0]["imports_gluonpar"],
             ready[name][0]["version"],
+            reports[name][0]["memory"],
         )
         for name, loss in losses.items()
     ]

@@ -11,8 +11,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 from benchmarks.training.training import Rank, Training, shard
-from benchmarks.training.workloads import NUM_CLASSES, Task
-from gluonpar.models import resnet
+from benchmarks.training.workloads import NUM_CLASSES, Task, residual_blocks
 
 
 class Gluon(Training):
@@ -64,7 +63,7 @@ class Gluon(Training):
 
 def lenet(width: int = 20) -> nn.HybridSequential:
     """Return the book's LeNet."""
-    return resnet.chain(
+    return _chain(
         nn.Conv2D(width, 3, activation="relu", in_channels=1),
         nn.AvgPool2D(2, 2),
         nn.Conv2D(50, 5, activation="relu", in_channels=width),
@@ -76,7 +75,7 @@ def lenet(width: int = 20) -> nn.HybridSequential:
 
 def mlp(width: int) -> nn.HybridSequential:
     """Return the wide perceptron."""
-    return resnet.chain(
+    return _chain(
         nn.Dense(width, activation="relu", in_units=784),
         nn.Dense(width, activation="relu", in_units=width),
         nn.Dense(NUM_CLASSES, in_units=width),
@@ -85,7 +84,41 @@ def mlp(width: int) -> nn.HybridSequential:
 
 def resnet18(width: int) -> nn.HybridSequential:
     """Return the book's ResNet-18."""
-    return resnet.resnet18(NUM_CLASSES, width)
+    net, inputs = _chain(*_normed_conv(1, width, 1), nn.Activation("relu")), width
+    for channels, stride in residual_blocks(width):
+        net.add(Residual(inputs, channels, stride))
+        inputs = channels
+    net.add(nn.GlobalAvgPool2D(), nn.Dense(NUM_CLASSES, in_units=inputs))
+    return net
+
+
+class Residual(nn.HybridBlock):
+    """Two 3x3 convolutions with batch normalisation, and a shortcut around them."""
+
+    def __init__(self, inputs: int, channels: int, stride: int) -> None:
+        super().__init__()
+        first, last = _normed_conv(inputs, channels, stride), _normed_conv(channels, channels, 1)
+        self.inside = _chain(*first, nn.Activation("relu"), *last)
+        self.shortcut = None
+        if stride > 1:
+            self.shortcut = nn.Conv2D(channels, 1, stride, in_channels=inputs)
+        self.relu = nn.Activation("relu")
+
+    def hybrid_forward(self, F, X):
+        """Add both paths."""
+        around = X if self.shortcut is None else self.shortcut(X)
+        return self.relu(self.inside(X) + around)
+
+
+def _normed_conv(inputs: int, channels: int, stride: int) -> list[nn.HybridBlock]:
+    conv = nn.Conv2D(channels, 3, stride, padding=1, in_channels=inputs)
+    return [conv, nn.BatchNorm(in_channels=channels)]
+
+
+def _chain(*blocks: nn.HybridBlock) -> nn.HybridSequential:
+    net = nn.HybridSequential()
+    net.add(*blocks)
+    return net
 
 
 MODELS = {"lenet": lenet, "mlp": mlp, "resnet18": resnet18}

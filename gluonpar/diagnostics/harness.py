@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
+import functools
 import gc
 import json
 import platform
@@ -17,7 +18,7 @@ import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Collection, Iterator, Sequence, TypeVar
+from typing import Any, Callable, Collection, Iterable, Iterator, Sequence, TypeVar
 
 import mxnet as mx
 import numpy as np
@@ -27,6 +28,7 @@ from gluonpar.install.entry import BAD_REQUEST, BROKEN_PIPE, INTERRUPTED
 from gluonpar.install.version import __version__
 from gluonpar.runtime import devices, threads
 from gluonpar.training.console import Console
+from gluonpar.training.history import check_plot
 
 MEASURED, WRONG = 0, 1
 EXIT_CODES = {
@@ -37,6 +39,7 @@ EXIT_CODES = {
     BROKEN_PIPE: "nobody reads the output any more, as after | head -1",
 }
 
+Progress = Callable[[Iterable[int]], Iterable[int]]
 T = TypeVar("T")
 
 
@@ -44,24 +47,25 @@ T = TypeVar("T")
 class Candidate:
     """A function to be timed, under a name.
 
-    A sample is the time of ``run()``, once or several times, and then ``wait()``, which returns
-    when everything that ``run`` started has finished: MXNet's operators return when they are
-    queued. ``prepare()`` is called before each sample and not timed.
+    A sample is the time of ``run()``, ``calls`` times one after the other, and then ``wait()``,
+    which returns when everything that ``run`` started has finished: MXNet's operators return when
+    they are queued. ``prepare()`` is called before each sample and not timed.
     """
 
     name: str
     run: Callable[[], Any]
     wait: Callable[[], Any] = lambda: None
     prepare: Callable[[], Any] = lambda: None
+    calls: int = 1
 
-    def sample(self, calls: int = 1) -> float:
-        """Prepare, run ``calls`` times and wait; return the seconds of the last two, per call."""
+    def sample(self) -> float:
+        """Prepare, run and wait; return the seconds of the last two, per call."""
         self.prepare()
         start = time.perf_counter()
-        for _ in range(calls):
+        for _ in range(self.calls):
             self.run()
         self.wait()
-        return (time.perf_counter() - start) / calls
+        return (time.perf_counter() - start) / self.calls
 
 
 @dataclass(frozen=True)
@@ -91,26 +95,29 @@ class Samples:
         return {"median_seconds": self.median, **samples}
 
 
-def turns(candidates: Sequence[T], rounds: int, warmup: int = 0) -> Iterator[tuple[T, bool]]:
+def turns(
+    candidates: Sequence[T], rounds: int, warmup: int = 0, progress: Progress = iter
+) -> Iterator[tuple[T, bool]]:
     """Yield each candidate once per round, and whether the sample counts: not if it warms up.
 
-    The order of each round is random, and the same in every run.
+    The order of each round is random, and the same in every run. ``progress`` may wrap the
+    iteration over all rounds, as ``tqdm`` does.
     """
-    for round_ in range(-warmup, rounds):
+    for round_ in progress(range(-warmup, rounds)) if candidates else ():
         for candidate in random.Random(round_).sample(candidates, len(candidates)):
             yield candidate, round_ >= 0
 
 
 def interleaved(
-    candidates: Sequence[Candidate], rounds: int, warmup: int = 0, calls: int = 1
+    candidates: Sequence[Candidate], rounds: int, warmup: int = 0, progress: Progress = iter
 ) -> dict[str, Samples]:
     """Time all candidates in :func:`turns`; return their samples in seconds, by name."""
     seconds: dict[str, list[float]] = {candidate.name: [] for candidate in candidates}
     gc.collect()
     gc.disable()  # else it would run in some of the samples
     try:
-        for candidate, counts in turns(candidates, rounds, warmup):
-            sample = candidate.sample(calls)
+        for candidate, counts in turns(candidates, rounds, warmup, progress):
+            sample = candidate.sample()
             if counts:
                 seconds[candidate.name].append(sample)
     finally:
@@ -157,6 +164,7 @@ class BenchmarkParser(argparse.ArgumentParser):
         if on_devices:
             help_ = "gpu: GPUs only; cpu: CPU devices; auto: CPU devices if there is no GPU"
             self.add("--device", "auto", help_, choices=devices.KINDS)
+        self.set_defaults(plot=None)
 
     def add(self, name: str, default: Any, help_: str, **more: Any) -> None:
         """Add an option whose help ends with its default."""
@@ -199,22 +207,35 @@ def conduct(
     argv: Sequence[str] | None,
     prepare: Callable[[argparse.Namespace], T],
     measure: Callable[[T, Console, Record], list[str]],
+    plot: Callable[[argparse.Namespace, list[Any]], None] | None = None,
 ) -> int:
-    """Parse ``argv``, prepare and measure; return the exit code.
+    """Parse ``argv``, prepare, measure and plot; return the exit code.
 
     A ValueError of ``prepare`` is an error of the command line. ``measure`` extends the record's
-    rows and returns complaints, one line each.
+    rows and returns complaints, one line each. Rows measured before Ctrl-C or an error are plotted.
     """
     options = parser.parse_args(argv)
 
     def work() -> int:
         console, record = Console(), Record(options)
         try:
-            prepared = prepare(options)
-            record.write()
-        except ValueError as error:
-            parser.error(str(error))
-        complaints = measure(prepared, console, record)
+            try:
+                if options.plot:
+                    check_plot(options.plot)
+                prepared = prepare(options)
+                record.write()
+            except ValueError as error:
+                parser.error(str(error))
+            complaints = measure(prepared, console, record)
+        except KeyboardInterrupt:
+            console.notice(f"\n{parser.prog}: interrupted; {len(record.rows)} rows were measured")
+            return INTERRUPTED
+        finally:
+            if options.plot and record.rows:
+                try:
+                    plot(options, record.rows)
+                except OSError as error:
+                    parser.error(f"cannot write {options.plot}: {error.strerror}")
         for complaint in complaints:
             console.notice(f"{parser.prog}: {complaint}")
         return WRONG if complaints else MEASURED
@@ -235,15 +256,16 @@ def one_of(known: Collection[str]) -> Callable[[str], list[str]]:
     return names
 
 
-def at_least(minimum: int) -> Callable[[str], int]:
-    """Return an argparse type for a whole number that is not below ``minimum``."""
+def at_least(minimum: float, kind: Callable[[str], Any] = int) -> Callable[[str], Any]:
+    """Return an argparse type for a finite number that is not below ``minimum``."""
 
-    def number(argument: str) -> int:
+    def number(argument: str) -> Any:
         with contextlib.suppress(ValueError):
-            if int(argument) >= minimum:
-                return int(argument)
+            value = kind(argument)
+            if minimum <= value < float("inf"):
+                return value
         raise argparse.ArgumentTypeError(
-            f"must be a whole number of at least {minimum}, got {argument!r}"
+            f"must be a number of at least {minimum}, got {argument!r}"
         )
 
     return number
@@ -257,3 +279,10 @@ def integers(argument: str) -> list[int]:
 def columns(cells: Sequence[Any], widths: Sequence[int]) -> str:
     """Return a table's line: right-justified cells, left-justified where the width is negative."""
     return " ".join(f"{c!s:{'<' if w < 0 else '>'}{abs(w)}}" for c, w in zip(cells, widths))
+
+
+def progress_bar(title: str) -> Progress:
+    """Return ``tqdm`` as a wrapper for :func:`turns`, shown on a terminal only."""
+    from tqdm import tqdm
+
+    return functools.partial(tqdm, desc=title, leave=False, disable=None)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 import json
+import math
 import os
 import subprocess
 import sys
@@ -19,8 +20,9 @@ import mxnet as mx
 
 from gluonpar.checkpoint import files
 from gluonpar.diagnostics import harness
+from gluonpar.diagnostics.doctor import Finding
 
-FORMAT = 3  # of the JSON file
+FORMAT = 2  # of the JSON file
 ALONE = "profile of 1 device"
 TIMEOUT_SECONDS = 600  # of one command
 MOST_EFFICIENCY = 1.1  # K devices are at most K times as fast as one, but for noise
@@ -79,7 +81,7 @@ def commands(kind: str, num_devices: int, folder: str) -> dict[str, list[str]]:
     """Return the arguments of ``gluonpar`` by the name of the part."""
     on_all = ["--device", kind, "--num-gpus", str(num_devices)]
     bench = ["bench", *on_all, "--json", os.path.join(folder, "bench.json")]
-    parts = {"doctor": ["doctor"], "verify": ["verify", *on_all], "bench": bench}
+    parts = {"doctor": ["doctor", "--json"], "verify": ["verify", *on_all], "bench": bench}
     for k in sorted({1, num_devices}):
         name = ALONE if k == 1 else f"profile of {k} devices"
         train = ["train", "--device", kind, "--num-gpus", str(k), "--dataset", "synthetic"]
@@ -106,27 +108,36 @@ def run(arguments: Sequence[str]) -> dict[str, Any]:
     part = {"command": ["gluonpar", *arguments], "seconds": time.monotonic() - start}
     part.update(exit_code=code, output=f"{output}{errors}{ending}", result=None)
     file = Path(arguments[-1])
-    if code == 0 and file.suffix == ".json":
+    if arguments[0] == "doctor" and code in (0, 1):
+        part["result"] = json.loads(output)
+        findings = [Finding(**finding) for finding in part["result"]["findings"]]
+        part["output"] = "\n".join(map(str, findings))
+    elif code == 0 and file.suffix == ".json":
         part["result"] = json.loads(file.read_text("utf-8"))
     return part
 
 
 def refusal(part: dict[str, Any], report: dict[str, Any]) -> str:
     """Return why the figures of the part cannot be true; "" if they can, or there are none."""
-    if part["result"] is None:
+    if part["result"] is None or part["name"] == "doctor":
         return ""
     simulated = any("simulated" in gpu.lower() for gpu in report["machine"]["gpus"])
     if simulated and report["devices"][0].startswith("gpu"):
         return "times of simulated GPUs mean nothing"
+    if part["name"] == "bench":
+        figures = [seconds for row in part["result"]["rows"] for seconds in row["seconds"]]
+    else:
+        figures = [epoch["images_per_second"] for epoch in part["result"]]
+    if not all(0 < figure < math.inf for figure in figures):
+        return "a time or a speed is not a positive number"
     alone = next((each["result"] for each in report["parts"] if each["name"] == ALONE), None)
     if part["name"] == "bench" or not alone:
         return ""
-    num_devices = len(report["devices"])
-    speed, speed_alone = (epochs[-1]["images_per_second"] for epochs in (part["result"], alone))
-    if speed <= MOST_EFFICIENCY * num_devices * speed_alone:
+    num_devices, speed = len(report["devices"]), alone[-1]["images_per_second"]
+    if figures[-1] <= MOST_EFFICIENCY * num_devices * speed:
         return ""
     return (
-        f"{num_devices} devices cannot have {speed:.0f} images/s where one has {speed_alone:.0f}: "
+        f"{num_devices} devices cannot have {figures[-1]:.0f} images/s where one has {speed:.0f}: "
         "the machine was busy when one of them was measured; measure again while nothing else runs"
     )
 

@@ -10,7 +10,7 @@ import argparse
 import functools
 import itertools
 import sys
-from typing import Callable, Iterator, Sequence
+from typing import Callable, Iterator, List, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -28,10 +28,12 @@ from gluonpar.diagnostics.verification import (
 )
 from gluonpar.gluon.trainer import Trainer
 from gluonpar.install import entry
-from gluonpar.models import resnet
+from gluonpar.models import lenet, resnet
 from gluonpar.models.losses import softmax_cross_entropy
+from gluonpar.replicas import get_params
 from gluonpar.runtime import determinism, devices, memory, threads
 from gluonpar.sharding import split_and_load
+from gluonpar.step import train_batch
 from gluonpar.training.data import dataset
 
 EXAMPLES = """
@@ -50,6 +52,8 @@ DTYPES = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64")
 SHAPES = ((1,), (7,), (3, 5), (1009,), (257, 33), (1 << 18,))
 NET_SHAPES = ((8, 1, 5, 5), (8,), (16, 8 * 12 * 12), (16,), (10, 16), (10,))
 BATCH_SIZE, STEPS, LR, SEED = 66, 5, 0.1, 7
+
+Replicas = List[Sequence[mx.nd.NDArray]]  # for each parameter its copies, one per device
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "gluonpar verify") -> int:
@@ -123,7 +127,11 @@ def _checks(ctx: Sequence[mx.Context]) -> Iterator[tuple[str, Callable]]:
     for name in collectives.usable(ctx):
         yield f"all-reduce {name}", functools.partial(check_sums, algorithm=name)
     yield "all-reduce as chosen for training", check_sums
-    yield "training by Trainer", check_training
+    of_lenet = train_lenet, train_lenet_alone, lenet.LENET_SHAPES
+    yield "LeNet by train_batch", functools.partial(check_training, *of_lenet)
+    alone = functools.partial(train_net, trainer=functools.partial(gluon.Trainer, kvstore=None))
+    of_net = train_net, alone, NET_SHAPES
+    yield "a Gluon network by Trainer", functools.partial(check_training, *of_net)
 
 
 def check_copies(ctx: Sequence[mx.Context]) -> str:
@@ -167,48 +175,80 @@ def check_sums(ctx: Sequence[mx.Context], algorithm: str | None = None) -> str:
     return f"{count} arrays of {len(DTYPES)} dtypes exact; fractions the same bits twice"
 
 
-def check_training(ctx: Sequence[mx.Context]) -> str:
+def check_training(
+    on_all: Callable[..., Replicas],
+    on_one: Callable[..., Replicas],
+    shapes: Sequence[tuple[int, ...]],
+    ctx: Sequence[mx.Context],
+) -> str:
     """Compare K devices with MXNet alone on the first, replicas bit by bit, and two trainings."""
-    drawn = _drawn(NET_SHAPES, 0.1)
-    start = {f"parameter {i}": values for i, values in enumerate(drawn)}
-    want = train(start, ctx[:1], functools.partial(gluon.Trainer, kvstore=None))
-    unchanged = [name for name, before in start.items() if (want[name] == before).all()]
+    start, names = _drawn(shapes, 0.1), [f"parameter {i}" for i in range(len(shapes))]
+
+    def values(replicas: Replicas) -> dict[str, np.ndarray]:
+        return {name: copies[0].asnumpy() for name, copies in zip(names, replicas)}
+
+    want = values(on_one(start, ctx[:1]))
+    unchanged = [name for name, before in zip(names, start) if (want[name] == before).all()]
     if unchanged:
         raise VerificationError(f"training on {ctx[0]} alone did not change {', '.join(unchanged)}")
-    got = train(start, ctx, Trainer)
-    check_same_bits(got, train(start, ctx, Trainer), f"training on {len(ctx)} devices")
-    updates = [{n: after[n] - before for n, before in start.items()} for after in (want, got)]
-    how = f"{len(ctx)} devices as one after {STEPS} steps, replicas identical, same bits twice"
-    return f"{how}; {check_close(*updates, 'updates')}"
+    replicas = on_all(start, ctx)
+    for name, copies in zip(names, replicas):
+        check_replicas(copies, name)
+    got = values(replicas)
+    check_same_bits(got, values(on_all(start, ctx)), f"training on {len(ctx)} devices")
+    lines = [f"{len(ctx)} devices as one after {STEPS} steps, replicas identical, same bits twice"]
+    for name, array in want.items():
+        difference = np.abs(array - got[name]).max() / np.abs(array).max()
+        lines.append(f"{name:<14} max relative difference {difference:.1e}, shape {array.shape}")
+    updates = [{n: after[n] - b for n, b in zip(names, start)} for after in (want, got)]
+    return "\n         ".join([*lines, check_close(*updates, "updates")])
 
 
-def train(
-    start: dict[str, np.ndarray], ctx: Sequence[mx.Context], make_trainer: Callable
-) -> dict[str, np.ndarray]:
-    """Train a small network from ``start`` with momentum, compare replicas, return parameters.
+def train_lenet(start: Sequence[np.ndarray], ctx: Sequence[mx.Context]) -> Replicas:
+    """Train the book's LeNet by ``train_batch``."""
+    device_params = [get_params([memory.from_numpy(v, c) for v in start], c) for c in ctx]
+    for X, y in _batches():
+        train_batch(X, y, device_params, ctx, LR)
+    return list(zip(*device_params))
 
-    It has no relu, which would amplify rounding where it moves an input across zero.
-    """
+
+def train_lenet_alone(start: Sequence[np.ndarray], ctx: Sequence[mx.Context]) -> Replicas:
+    """Train it by MXNet's operators only, on one device."""
+    params = [mx.nd.array(values, ctx=ctx[0]) for values in start]
+    for param in params:
+        param.attach_grad()
+    for X, y in _batches():
+        with autograd.record():
+            scores = lenet.lenet(mx.nd.array(X, ctx=ctx[0]), params)
+            loss = softmax_cross_entropy(scores, mx.nd.array(y, ctx=ctx[0]))
+        loss.backward()
+        for param in params:
+            param[:] = param - param.grad * (LR / len(X))
+    return [[param] for param in params]
+
+
+def train_net(
+    start: Sequence[np.ndarray], ctx: Sequence[mx.Context], trainer: Callable = Trainer
+) -> Replicas:
+    """Train a small convolutional network by ``trainer`` with momentum."""
     net = resnet.chain(
         gluon.nn.Conv2D(8, 5, 2, in_channels=1, activation="tanh"),
         gluon.nn.Dense(16, in_units=8 * 12 * 12, activation="tanh"),
         gluon.nn.Dense(10, in_units=16),
     )
     net.initialize(ctx=list(ctx))
-    params = dict(zip(start, net.collect_params().values()))
-    for name, param in params.items():
-        param.set_data(mx.nd.array(start[name]))
+    params = net.collect_params()
+    for param, values in zip(params.values(), start):
+        param.set_data(mx.nd.array(values))
     net.hybridize()
-    trainer = make_trainer(net.collect_params(), "sgd", {"learning_rate": LR, "momentum": 0.9})
+    made = trainer(params, "sgd", {"learning_rate": LR, "momentum": 0.9})
     for X, y in _batches():
         with autograd.record():
             shards = split_and_load((X, y), list(ctx))
             losses = [softmax_cross_entropy(net(X_shard), y_shard) for X_shard, y_shard in shards]
         autograd.backward(losses)
-        trainer.step(len(X))
-    for name, param in params.items():
-        check_replicas(param.list_data(), name)
-    return {name: param.list_data()[0].asnumpy() for name, param in params.items()}
+        made.step(len(X))
+    return [param.list_data() for param in params.values()]
 
 
 def _drawn(shapes: Sequence[tuple[int, ...]], scale: float) -> list[np.ndarray]:

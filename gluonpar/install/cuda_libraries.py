@@ -92,15 +92,27 @@ def load(name: str, site: pathlib.Path | None = None) -> list[pathlib.Path]:
     return paths
 
 
-def accepts_driver() -> bool:
-    """Return whether CUDA's runtime finds the driver new enough; errors as :func:`load`.
+def compiler_version() -> tuple[int, int]:
+    """Return the version of CUDA that the compiler NVRTC is of, e.g. (11, 8); errors as load().
 
-    CUDA 11.1 and later need driver 450.80.02: earlier ones of CUDA 11.0 are not compatible. Raises
-    OSError too if there is no CUDA runtime.
+    Raises OSError too if there is no NVRTC. Its kernels run on drivers of this CUDA or newer ones.
     """
-    (path,) = load(LIBRARIES[0]) or [LIBRARIES[0]]
-    runtime = ctypes.CDLL(str(path))
-    return runtime.cudaGetDeviceCount(ctypes.byref(ctypes.c_int())) != _TOO_OLD
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    _open("libnvrtc.so.11.2").nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+    return major.value, minor.value
+
+
+def accepts_driver() -> bool:
+    """Return whether CUDA's runtime finds the driver new enough; errors as compiler_version().
+
+    CUDA 11.1 and later need driver 450.80.02: earlier ones of CUDA 11.0 are not compatible.
+    """
+    return _open(LIBRARIES[0]).cudaGetDeviceCount(ctypes.byref(ctypes.c_int())) != _TOO_OLD
+
+
+def _open(name: str) -> ctypes.CDLL:
+    (path,) = load(name) or [name]
+    return ctypes.CDLL(str(path))
 
 
 def in_wheels(name: str, site: pathlib.Path | None = None) -> list[pathlib.Path]:

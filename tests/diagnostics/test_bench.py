@@ -29,8 +29,8 @@ def command(capsys):
 
 @pytest.fixture
 def planted():
-    """Until the test is over, what is registered as "planted" is an algorithm."""
-    yield
+    """Return what registers a plan as the algorithm "planted", until the test is over."""
+    yield registry.register("planted")
     collectives.ALGORITHMS.pop("planted", None)
 
 
@@ -46,6 +46,10 @@ def table(out):
     return rows
 
 
+def on_cpus(k, **more):
+    return Setting([mx.cpu(i) for i in range(k)], **more)
+
+
 def test_busbw_is_algbw_times_2_k_minus_1_over_k():
     for k in (1, 2, 4, 8):
         row = Result("a", 4_000_000, 1_000_000, k, Samples((0.002,)))
@@ -54,11 +58,12 @@ def test_busbw_is_algbw_times_2_k_minus_1_over_k():
 
 
 @pytest.mark.parametrize("dtype", bench.DTYPES)
-@pytest.mark.parametrize("k", [1, 2, 3, 8])
-def test_the_payload_s_sums_are_exact_and_devices_differ(dtype, k):
-    for size in (1, 2, 6, 1021, 4096):
-        values = bench.payload(k, size, np.dtype(dtype))
-        assert [(value.dtype, value.shape) for value in values] == [(np.dtype(dtype), (size,))] * k
+@pytest.mark.parametrize("k", [1, 2, 3, 8, 100])
+@pytest.mark.parametrize("size", [1, 2, 6, 1021, 4096])
+def test_the_payload_s_sums_are_exact_and_devices_differ(dtype, k, size):
+    values = bench.payload(k, size, np.dtype(dtype))
+    assert [(value.dtype, value.shape) for value in values] == [(np.dtype(dtype), (size,))] * k
+    if k < 100:  # 100 devices' int8 can neither differ nor stay small
         total = sum(value.astype(object) for value in values)
         np.testing.assert_array_equal(np.sum(values, axis=0, dtype=dtype), total)
         assert not any(np.array_equal(values[0], value) for value in values[1:])
@@ -69,28 +74,43 @@ def test_every_cell_of_a_float32_payload_is_unique():
     assert len(np.unique(cells)) == 4 * 4096
 
 
+@pytest.mark.parametrize("op", ["sum", "mean", "max", "min"])
+@pytest.mark.parametrize("k", [2, 3])
+def test_all_candidates_are_right_and_those_without_the_op_are_left_out(op, k):
+    setting = on_cpus(k, op=op, rounds=1, warmup=0)
+    names = collectives.usable(setting.ctx)
+    every = bench.makers(setting.ctx, names)
+    supported, left_out = bench.without_unsupported(every, setting)
+    assert list(every) == [*names, "mxnet device", "mxnet local", "numpy"]
+    lacking = [] if op == "sum" else ["mxnet device", "mxnet local"]
+    lacking += ["kvstore"] if op in ("max", "min") else []
+    assert sorted(left_out) == sorted(lacking)
+    assert all(repr(op) in reason for reason in left_out.values())
+    rows = bench.measure_size(supported, setting, 1001)
+    assert {row.name: row.wrong for row in rows} == dict.fromkeys(supported, 0)
+
+
 def test_numpy_sums_large_arrays_on_threads(monkeypatch):
     monkeypatch.setattr(bench, "NUMPY_MIN_BYTES", 0)
     monkeypatch.setattr(bench, "NUMPY_THREADS", 2)
     monkeypatch.setattr(bench, "NUMPY_BLOCK", 100)
-    setting = Setting([mx.cpu(i) for i in range(3)], rounds=1)
-    wrong = {row.name: row.wrong for row in bench.measure_size([], setting, 1001)}
-    assert wrong == {"mxnet device": 0, "mxnet local": 0, "numpy": 0}
+    setting = on_cpus(3, rounds=1)
+    makers = {"numpy": bench.makers(setting.ctx, [])["numpy"]}
+    assert [row.wrong for row in bench.measure_size(makers, setting, 1001)] == [0]
 
 
-def test_timed_payloads_do_not_overflow(monkeypatch):
-    setting, made = Setting([mx.cpu(0), mx.cpu(1)], dtype="float16", rounds=40, warmup=0), []
-    candidates = bench.candidates
-    monkeypatch.setattr(
-        bench, "candidates", lambda *given: made.extend(given[0]) or candidates(*given)
-    )
-    bench.measure_size(["star"], setting, 64)
-    assert len(made) == 2 and not any(array.asnumpy().any() for array in made)
+def test_timed_payloads_do_not_overflow():
+    setting = on_cpus(2, dtype="float16", rounds=40, warmup=0)
+    arrays = []
+    makers = bench.makers(setting.ctx, ["star"])
+    makers["star"] = lambda given, op, make=makers["star"]: arrays.extend(given) or make(given, op)
+    bench.measure_size(makers, setting, 64)
+    for array in arrays:
+        assert not array.asnumpy().any()
 
 
-def test_a_row_for_every_size_and_candidate_is_printed_and_kept_as_json(command, tmp_path):
-    path = tmp_path / "bench.json"
-    code, out, err = command(*ON_CPU, "--json", path)
+def test_a_row_for_every_size_and_candidate(command):
+    code, out, err = command(*ON_CPU)
     assert (code, err) == (0, [])
     rows = table(out)
     names = [*collectives.usable([mx.cpu(0)]), "mxnet device", "mxnet local", "numpy"]
@@ -99,26 +119,27 @@ def test_a_row_for_every_size_and_candidate_is_printed_and_kept_as_json(command,
         for num_bytes, elements in (("4096", "1024"), ("8192", "2048"))
         for name in names
     ]
+    assert all(len(row) == COLUMNS for row in rows)
     for row in rows:
-        assert len(row) == COLUMNS and row[-1] == "0"
+        assert row[-1] == "0"
         assert row[5] == row[6]  # algbw is busbw for two devices
         assert row[7] == "1.00" or row[2] != "mxnet device"
         assert row[8] == "1.00" or row[2] != "numpy"
-    result = json.loads(path.read_text())
-    assert result["machine"]["cores"] >= 1
-    assert result["arguments"]["min_bytes"] == 4096
-    assert [(str(r["num_bytes"]), r["name"]) for r in result["rows"]] == [
-        (row[0], row[2]) for row in rows
+
+
+def test_without_the_peer_there_is_no_ratio_to_it(command):
+    code, out, err = command(*ON_CPU, "--op", "max", "--algorithms", "host,kvstore")
+    assert code == 0
+    assert [line.split(":")[1].strip() for line in err] == [
+        "kvstore",
+        "mxnet device",
+        "mxnet local",
     ]
-    for row in result["rows"]:
-        assert len(row["seconds"]) == 2
-        assert row["median_seconds"] == pytest.approx(np.median(row["seconds"]))
-        assert row["algbw"] == pytest.approx(row["num_bytes"] / row["median_seconds"] / 1e9)
-        assert row["wrong"] == 0
+    assert {(row[2], row[7]) for row in table(out)} == {("host", "-"), ("numpy", "-")}
 
 
 def test_an_algorithm_that_omits_a_device_is_reported(command, planted):
-    registry.register("planted")(lambda num_devices: star.plan(num_devices)[:-1])
+    planted(lambda num_devices: star.plan(num_devices)[:-1])
     code, out, err = command(*ON_CPU, "--algorithms", "star,planted", "--num-gpus", 3)
     assert code == 1
     wrong = {row[2]: int(row[-1]) for row in table(out) if row[0] == "4096"}
@@ -126,8 +147,7 @@ def test_an_algorithm_that_omits_a_device_is_reported(command, planted):
     assert "planted at 4096 bytes, planted at 8192 bytes" in err[-1]
 
 
-@pytest.mark.parametrize("dtype", bench.DTYPES)
-def test_an_algorithm_that_misplaces_chunks_is_reported(command, planted, dtype):
+def test_an_algorithm_that_misplaces_chunks_is_reported(command):
     @registry.register_executor("planted")
     def rotate(lists, op, accumulate):
         collectives.named("host").run(lists, op, accumulate)
@@ -136,10 +156,40 @@ def test_an_algorithm_that_misplaces_chunks_is_reported(command, planted, dtype)
                 half = array.size // 2
                 array[:] = mx.nd.concat(array[half:], array[:half], dim=0)
 
-    code, out, _ = command(*ON_CPU, "--algorithms", "planted", "--dtype", dtype)
-    assert code == 1
-    wrong = {row[2] for row in table(out) if int(row[-1])}
-    assert wrong == {"planted"}
+    try:
+        for dtype in bench.DTYPES:
+            code, out, _ = command(*ON_CPU, "--algorithms", "planted", "--dtype", dtype)
+            assert code == 1
+            assert all(int(row[-1]) > 0 for row in table(out) if row[2] == "planted")
+    finally:
+        del collectives.ALGORITHMS["planted"]
+
+
+def test_json_holds_all_that_was_printed_and_every_sample(command, tmp_path):
+    path = tmp_path / "bench.json"
+    code, out, _ = command(*ON_CPU, "--algorithms", "host", "--json", path)
+    assert code == 0
+    result = json.loads(path.read_text())
+    assert result["machine"]["cores"] >= 1
+    assert result["arguments"]["min_bytes"] == 4096
+    assert result["arguments"]["algorithms"] == ["host"]
+    assert [(str(r["num_bytes"]), r["name"]) for r in result["rows"]] == [
+        (row[0], row[2]) for row in table(out)
+    ]
+    for row in result["rows"]:
+        assert len(row["seconds"]) == 2
+        assert row["median_seconds"] == pytest.approx(np.median(row["seconds"]))
+        assert row["algbw"] == pytest.approx(row["num_bytes"] / row["median_seconds"] / 1e9)
+        assert row["wrong"] == 0
+
+
+@pytest.mark.parametrize("num_gpus", [1, 2])
+def test_plot(command, tmp_path, num_gpus):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "bench.png"
+    code, _, err = command(*ON_CPU, "--num-gpus", num_gpus, "--plot", path)
+    assert (code, err) == (0, [])
+    assert path.read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(
@@ -149,11 +199,14 @@ def test_an_algorithm_that_misplaces_chunks_is_reported(command, planted, dtype)
         (("--min-bytes", "16K"), "max_bytes=8192, got 16384"),
         (("--min-bytes", "2"), "at least 4, one float32"),
         (("--max-bytes", "8G"), "max_bytes must be less than 8589934592, got 8589934592"),
-        (("--factor", "1"), "--factor: must be a whole number of at least 2, got '1'"),
+        (("--factor", "1"), "--factor: must be a number of at least 2, got '1'"),
+        (("--iters", "nan"), "--iters: must be a number of at least 1, got 'nan'"),
         (("--warmup", "-1"), "--warmup"),
         (("--num-gpus", "0"), "num_gpus must be at least 1, got 0"),
         (("--algorithms", "ring,nope"), "'nope'; choose from star, "),
-        (("--algorithms", "nccl"), "algorithm='nccl'"),
+        (("--op", "mean", "--dtype", "int8"), "int8"),
+        (("--plot", "/nowhere/to/be/found.png"), "/nowhere/to/be/found.png"),
+        (("--plot", "bench.txt"), "bench.txt"),
         (("--json", "/nowhere/to/be/found.json"), "cannot write /nowhere/to/be/found.json"),
     ],
 )
@@ -164,17 +217,27 @@ def test_a_bad_request_is_one_line_and_exit_code_2(command, arguments, words):
 def test_ctrl_c_keeps_the_rows_so_far(command, monkeypatch, tmp_path):
     measure_size = bench.measure_size
 
-    def interrupted_at_the_second(algorithms, setting, size):
+    def interrupted_at_the_second(makers, setting, size, progress):
         if size > 1024:
             raise KeyboardInterrupt
-        return measure_size(algorithms, setting, size)
+        return measure_size(makers, setting, size, progress)
 
     monkeypatch.setattr(bench, "measure_size", interrupted_at_the_second)
     path = tmp_path / "bench.json"
     code, out, err = command(*ON_CPU, "--algorithms", "host", "--json", path)
-    assert code == 130 and "interrupted" in err[-1]
+    assert code == 130
     assert [row[0] for row in table(out)] == ["4096"] * 4
     assert len(json.loads(path.read_text())["rows"]) == 4
+    assert "interrupted; 4 rows were measured" in err[-1]
+
+
+def test_other_errors_keep_their_traceback(command, monkeypatch):
+    def broken(*_):
+        raise mx.base.MXNetError("out of memory")
+
+    monkeypatch.setattr(bench, "measure_size", broken)
+    with pytest.raises(mx.base.MXNetError, match="out of memory"):
+        command(*ON_CPU)
 
 
 @pytest.mark.slow

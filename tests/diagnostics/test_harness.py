@@ -1,6 +1,7 @@
 """The benchmarks' harness: the order of the candidates, which samples count, what is reported."""
 
 import argparse
+import dataclasses
 import gc
 import json
 import time
@@ -24,13 +25,20 @@ def recorders(names, log):
 
 
 def test_candidates_take_turns_and_warm_up_rounds_do_not_count():
-    log = []
-    samples = harness.interleaved(recorders("ABC", log), rounds=4, warmup=2)
+    log, shown = [], []
+
+    def progress(rounds):
+        for round_ in rounds:
+            shown.append(round_)
+            yield round_
+
+    samples = harness.interleaved(recorders("ABC", log), rounds=4, warmup=2, progress=progress)
     runs = [entry[4:] for entry in log if entry.startswith("run")]
     rounds = ["".join(runs[i : i + 3]) for i in range(0, len(runs), 3)]
     assert [sorted(round_) for round_ in rounds] == [["A", "B", "C"]] * 6
     assert len(set(rounds)) > 1  # the order changes
     assert {name: len(each.values) for name, each in samples.items()} == dict.fromkeys("ABC", 4)
+    assert len(shown) == 6
 
 
 def test_waiting_is_in_the_sample_and_preparing_is_not(monkeypatch):
@@ -42,8 +50,8 @@ def test_waiting_is_in_the_sample_and_preparing_is_not(monkeypatch):
 
     candidate = Candidate("a", run=takes(1.0), wait=takes(10.0), prepare=takes(100.0))
     assert harness.interleaved([candidate], rounds=2)["a"].values == [11.0, 11.0]
-    of_many = harness.interleaved([candidate], rounds=1, calls=5)  # a wait after the last
-    assert of_many["a"].values == [3.0]
+    of_many = dataclasses.replace(candidate, calls=5)  # a wait after the last: 15 s in all
+    assert harness.interleaved([of_many], rounds=1)["a"].values == [3.0]
 
 
 def test_the_garbage_collector_is_off_during_the_samples_and_on_again_after_an_error():
@@ -75,11 +83,14 @@ def test_the_machine_is_described_and_json_takes_it():
 
 def test_numbers_on_a_command_line():
     assert harness.integers("4,1,4") == [4, 1]
+    assert harness.at_least(0)("0") == 0 and harness.at_least(0.5, float)("0.5") == 0.5
     for kind, text in (
         (harness.integers, "1,0"),
         (harness.integers, "a"),
         (harness.at_least(1), "0"),
+        (harness.at_least(0, float), "nan"),
+        (harness.at_least(0, float), "inf"),
         (harness.at_least(0), "9" * 5000),
     ):
-        with pytest.raises(argparse.ArgumentTypeError, match="must be a whole number of at least"):
+        with pytest.raises(argparse.ArgumentTypeError, match="must be a number of at least"):
             kind(text)

@@ -1,6 +1,7 @@
 """verify --report: what the commands print is kept, and figures that cannot be true are not."""
 
 import json
+import math
 
 import mxnet as mx
 import pytest
@@ -22,7 +23,7 @@ def test_the_whole_report_on_two_cpu_contexts(tmp_path, capsys):
     parts = {part["name"]: part for part in written["parts"]}
     assert list(parts) == ["doctor", "verify", "bench", report.ALONE, "profile of 2 devices"]
     assert all(part["exit_code"] == 0 for part in parts.values())
-    assert parts["doctor"]["output"].endswith("nothing is wrong\n")
+    assert parts["doctor"]["result"]["wrong"] == 0
     assert "all is right on these devices" in parts["verify"]["output"]
     assert {"host", "mxnet device"} <= {row["name"] for row in parts["bench"]["result"]["rows"]}
     assert "2 devices: " in parts["profile of 2 devices"]["output"]
@@ -61,8 +62,12 @@ def rows(*seconds):
     [
         ({"alone": epochs(1000.0), "both": epochs(2150.0)}, []),
         ({"alone": epochs(1000.0), "both": epochs(2300.0)}, ["both"]),
+        ({"alone": epochs(1000.0), "both": epochs(math.inf)}, ["both"]),
+        ({"alone": epochs(0.0), "both": epochs(1.0)}, ["alone", "both"]),
         ({"alone": None, "both": epochs(2300.0)}, []),
-        ({"alone": epochs(1000.0), "bench": rows(0.1, 0.2)}, []),
+        ({"bench": rows(0.1, 0.2)}, []),
+        ({"bench": rows(0.1, 0.0)}, ["bench"]),
+        ({"bench": rows(0.1, math.nan)}, ["bench"]),
     ],
 )
 def test_figures_that_cannot_be_true_are_refused(results, refused, monkeypatch, tmp_path):

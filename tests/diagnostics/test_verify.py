@@ -36,7 +36,7 @@ def command(*arguments):
 
 
 @pytest.mark.slow
-def test_the_command_tests_two_devices():
+def test_the_command_tests_two_devices_and_prints_the_difference_of_every_parameter():
     done = command("--device", "cpu")
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
@@ -44,7 +44,8 @@ def test_the_command_tests_two_devices():
     assert lines[-1] == "all is right on these devices"
     for name in collectives.usable(CPUS[:2]):
         assert any(line.startswith(f"ok     all-reduce {name}: ") for line in lines)
-    assert sum("updates: largest relative difference" in line for line in lines) == 1
+    differences = [line for line in lines if "max relative difference" in line]
+    assert len(differences) == 8 + 6  # LeNet's parameters, and the Gluon network's
 
 
 @pytest.mark.slow
@@ -133,27 +134,34 @@ def test_a_copy_that_arrives_changed_is_found(monkeypatch, failures):
     ("bug", "words"),
     [
         ("rate", "updates: parameter 0 differs by"),
-        ("one device only", "differs between cpu(0) and cpu(1)"),
+        ("one device only", "replicas: parameter 2 differs between cpu(0) and cpu(1)"),
         ("noise", "repeatability: training on 3 devices, done twice, gave different"),
     ],
 )
 def test_a_broken_update_is_found(bug, words, monkeypatch, failures):
-    step, noise = gluonpar.Trainer.step, np.random.RandomState(0)
+    correct, noise = gluonpar.train_batch, np.random.RandomState(0)
 
-    def wrong(self, batch_size):
-        weights = self._params[2].list_data()
-        before = weights[1].copy()
-        step(self, batch_size * 0.95 if bug == "rate" else batch_size)
+    def wrong(X, y, device_params, ctx, lr):
+        before = device_params[1][2].copy()
+        losses = correct(X, y, device_params, ctx, lr * 1.05 if bug == "rate" else lr)
         if bug == "one device only":
-            before.copyto(weights[1])
+            before.copyto(device_params[1][2])
         if bug == "noise":
             number = float(noise.uniform(1e-6, 2e-6))
-            for weight in weights:
-                weight += number
+            for params in device_params:
+                params[3] += number
+        return losses
 
-    monkeypatch.setattr(gluonpar.Trainer, "step", wrong)
-    (found,) = failures("training")
-    assert found.startswith("training by Trainer: ") and words in found
+    monkeypatch.setattr(self_test, "train_batch", wrong)
+    (found,) = failures("LeNet")
+    assert found.startswith("LeNet by train_batch: ") and words in found
+
+
+def test_a_trainer_that_divides_by_the_wrong_number_is_found(monkeypatch, failures):
+    step = gluonpar.Trainer.step
+    monkeypatch.setattr(gluonpar.Trainer, "step", lambda self, n: step(self, n // 3))
+    (found,) = failures("a Gluon network")
+    assert "updates: parameter 0 differs by" in found
 
 
 # gluonpar.verify

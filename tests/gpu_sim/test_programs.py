@@ -249,14 +249,17 @@ STEP = (LENET, *SHORT, "--dry-run", *GPUS)
 
 def test_a_driver_older_than_nvrtc_trains_without_fused_operators():
     succeed(*STEP, more=PYPI, **OLD)
-    assert wrong(doctor(more=PYPI, **OLD)) == {}
+    findings = doctor(more=PYPI, **OLD)
+    assert wrong(findings) == {} and "11.8" in findings["driver", "note"]
 
 
-def test_fused_operators_on_an_old_driver_fail_with_the_drivers_message():
+def test_fused_operators_on_an_old_driver_fail_and_the_doctor_says_so():
     more = {**PYPI, "MXNET_USE_FUSION": "1"}
     done = run(*STEP, more=more, **OLD)
     assert done.returncode == 1 and "a GPU failed: " in done.stderr.splitlines()[-1]
     assert "CUDA Driver: " in done.stderr.splitlines()[-1]
+    findings = wrong(doctor(more=more, **OLD))
+    assert set(findings) == {"driver"} and "MXNET_USE_FUSION" in findings["driver"]
 
 
 def test_the_first_drivers_of_cuda_11_are_refused_and_the_doctor_says_why():
