@@ -295,5 +295,6 @@ def zero(arrays: Sequence[mx.nd.NDArray]) -> None:
             mx.nd.sparse.zeros("row_sparse", array.shape, array.context, array.dtype).copyto(array)
         elif num_bytes(array):
             by_context.setdefault(context(array), []).append(array.as_nd_ndarray())
-    for same in by_context.values():
-        mx.nd.reset_arrays(*same, num_arrays=len(same))
+    with autograd.pause():  # recorded, reset_arrays ends the process
+        for same in by_context.values():
+            mx.nd.reset_arrays(*same, num_arrays=len(same))

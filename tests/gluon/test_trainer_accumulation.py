@@ -1,5 +1,7 @@
 """Several backwards before one step: gradients are added up, and exchanged once."""
 
+import contextlib
+
 import gluon_runs as runs
 import mxnet as mx
 import numpy as np
@@ -55,6 +57,21 @@ def test_micro_batches_are_one_large_batch(how, optimizer, k):
         else:
             accumulated(net, trainer, batch, ctx, parts=2)
     assert_as_one(net, runs.stock(optimizer, {"learning_rate": 0.05}, make, data))
+
+
+def test_no_sync_may_be_entered_while_autograd_records():
+    def steps(k, kind):
+        ctx, net = contexts(k), runs.mlp(contexts(k))
+        net.collect_params().setattr("grad_req", "add")
+        trainer = kind(net.collect_params(), "sgd", {"learning_rate": 0.05})
+        within = getattr(trainer, "no_sync", contextlib.nullcontext)
+        with autograd.record(), within():  # MXNet's way to zero arrays crashes where it is recorded
+            losses = [net(mx.nd.full((2, 6), i + 1, ctx=ctx[i % k])).sum() for i in range(2)]
+        autograd.backward(losses)
+        trainer.step(4)
+        return net
+
+    assert_as_one(steps(2, Trainer), runs.values(steps(1, runs.stock_trainer)))
 
 
 @pytest.mark.parametrize("first", [1, 2, 3])
