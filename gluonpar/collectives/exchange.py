@@ -116,9 +116,10 @@ class Exchange:
         check_algorithm(algorithm, ctx)
         self.ctx, self.algorithm, self._compression = list(ctx), algorithm, compression
         self.num_processes = cluster.size() if spans else 1
-        by_host = on_host(ctx) and algorithm in (None, "host") and compression is None
+        # On CPU contexts the choice depends on nothing else.
+        self._name = algorithm or ("host" if on_host(ctx) else None)
         # Whether a pass over the host's memory that reads the arrays may compute their sum, too.
-        self.may_fuse = by_host
+        self.may_fuse = on_host(ctx) and self._name == "host" and compression is None
         threads.share(ctx)
         peers.enable(ctx)
 
@@ -207,8 +208,8 @@ class Exchange:
 
     def _chosen(self, lists: Lists) -> registry.Algorithm:
         """Return the algorithm for a bucket."""
-        if self.algorithm is not None:
-            return registry.named(self.algorithm)
+        if self._name is not None:
+            return registry.named(self._name)
         _, dtype, stype = memory.kind(lists[0][0])
         num_bytes = sum(memory.num_bytes(data[0]) for data in lists)
         shape = (num_bytes // dtype.itemsize,)

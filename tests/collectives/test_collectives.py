@@ -218,6 +218,7 @@ def path(request, monkeypatch):
     """Both ways that the other collectives are executed: in the host's memory and as a plan."""
     if request.param == "hops":
         monkeypatch.setattr(scatter, "on_host", lambda ctx: False)
+        monkeypatch.setattr(exchange, "on_host", lambda ctx: False)
         monkeypatch.setattr(exchange, "choose", lambda kind: Choice("tree", ""))
 
 
