@@ -59,17 +59,21 @@ def check_list(data: Sequence[mx.nd.NDArray], name: str = "data", row_sparse: bo
 def check_exchange(
     kinds: Sequence[Kind],
     algorithm: str | None = None,
-    op: str = "sum",
+    op: str | None = "sum",
     accumulate: str | None = None,
 ) -> None:
-    """Raise ValueError unless lists of these kinds can be exchanged together in this way."""
+    """Raise ValueError unless lists of these kinds can be exchanged together in this way.
+
+    With ``op`` None nothing is added, and arrays may have any dtype.
+    """
     for j, kind in enumerate(kinds):
         if kind.ctx != kinds[0].ctx:
             raise ValueError(
                 f"lists must be on the same contexts, got lists[{j}] on {kind.ctx}, "
                 f"but lists[0] on {kinds[0].ctx}"
             )
-        check_op(op, accumulate, kind.dtype)
+        if op is not None:
+            check_op(op, accumulate, kind.dtype)
         if kind.stype == "row_sparse":
             row_sparse.check(algorithm, op, accumulate)
 

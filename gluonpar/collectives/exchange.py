@@ -150,9 +150,8 @@ class Exchange:
             self.reduce(buckets, op, accumulate)
             self.inside.broadcast(buckets)
             return
-        for bucket in buckets:
-            with self._sent(bucket.lists, accumulate) as (lists, wider):
-                self._allreduce(lists, op, wider)
+        for lists, _ in buckets:
+            self._sum_inside(lists, None, op, accumulate)
 
     @as_one
     def reduce(
@@ -170,8 +169,7 @@ class Exchange:
         self._refuse_row_sparse(buckets)
         by_nccl = self.algorithm in (None, "nccl")
         for lists, root in buckets:
-            with self._sent(lists, accumulate, [root]) as (sent, wider):
-                self._reduce(sent, root, op, wider)
+            self._sum_inside(lists, root, op, accumulate)
             if self.num_processes == 1:
                 continue
             arrays = [data[root] for data in lists]
@@ -186,7 +184,21 @@ class Exchange:
         for lists, root in buckets:
             if self.num_processes > 1:
                 cluster.broadcast([data[root] for data in lists], rank, name)
-            self._broadcast(lists, root)
+            if len(self.ctx) > 1:
+                executor.broadcast(self._chosen(lists), lists, root)
+
+    def _sum_inside(self, lists: Lists, root: int | None, op: str, accumulate: str | None) -> None:
+        """Sum a bucket over this process's devices, on the device ``root`` or on all."""
+        if memory.kind(lists[0][0])[2] == "row_sparse":  # sent as it is, and summed on all
+            row_sparse.allreduce(lists[0], op)
+            return
+        with self._sent(lists, accumulate, None if root is None else [root]) as (sent, wider):
+            if len(self.ctx) == 1:
+                return
+            if root is None:
+                executor.allreduce(self._chosen(sent), sent, op, wider)
+            else:
+                executor.reduce(self._chosen(sent), sent, root, op, wider)
 
     @contextlib.contextmanager
     def _sent(
@@ -214,22 +226,6 @@ class Exchange:
         num_bytes = sum(memory.num_bytes(data[0]) for data in lists)
         shape = (num_bytes // dtype.itemsize,)
         return registry.named(choose(arguments.Kind(shape, dtype, self.ctx, stype)).algorithm)
-
-    def _allreduce(self, lists: Lists, op: str, accumulate: str | None) -> None:
-        if memory.kind(lists[0][0])[2] == "row_sparse":
-            row_sparse.allreduce(lists[0], op)
-        elif len(self.ctx) > 1:
-            executor.allreduce(self._chosen(lists), lists, op, accumulate)
-
-    def _reduce(self, lists: Lists, root: int, op: str, accumulate: str | None) -> None:
-        if memory.kind(lists[0][0])[2] == "row_sparse":
-            row_sparse.allreduce(lists[0], op)
-        elif len(self.ctx) > 1:
-            executor.reduce(self._chosen(lists), lists, root, op, accumulate)
-
-    def _broadcast(self, lists: Lists, root: int) -> None:
-        if len(self.ctx) > 1:
-            executor.broadcast(self._chosen(lists), lists, root)
 
     def _refuse_row_sparse(self, buckets: Sequence[Bucket]) -> None:
         if self.num_processes > 1:

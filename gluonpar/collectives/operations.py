@@ -169,7 +169,7 @@ def broadcast_many(lists: Sequence[Sequence[mx.nd.NDArray]], root: int = 0) -> N
 
 
 def _broadcast(lists, kinds: Sequence[arguments.Kind], root: int) -> None:
-    over = _checked_exchange(kinds)
+    over = _checked_exchange(kinds, op=None)
     rank, device = divmod(_checked_root(root, over), len(over.ctx))
     own = device if over.num_processes == 1 or rank == cluster.rank() else 0
     name = f"broadcast of array {device} of rank {rank}"
@@ -220,13 +220,13 @@ def all_gather(data: Sequence[mx.nd.NDArray]) -> None:
     >>> [array.asnumpy().tolist() for array in data]
     [[0.0, 0.0, 1.0], [0.0, 0.0, 1.0]]
     """
-    scatter.all_gather(_checked_exchange([arguments.check_list(data)]), data)
+    scatter.all_gather(_checked_exchange([arguments.check_list(data)], op=None), data)
 
 
 def _checked_exchange(
     kinds: Sequence[arguments.Kind],
     algorithm: str | None = None,
-    op: str = "sum",
+    op: str | None = "sum",
     accumulate: str | None = None,
 ) -> Exchange:
     """Return the exchange for lists of these kinds, over all processes or inside this one."""

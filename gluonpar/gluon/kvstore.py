@@ -93,7 +93,7 @@ class GluonPar(mx.kvstore.KVStore):  # of which sparse gradients need an instanc
         for (root,), arrays in zip(_lists(key, value, "value"), _lists(key, out, "out")):
             others = [array for array in arrays if array is not root]
             data = [root, *others]
-            _exchange([data]).broadcast(in_buckets([data]))
+            _exchange([data], op=None).broadcast(in_buckets([data]))
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         """Replace every array of ``value``, one per device, by the sum of all of them.
@@ -108,7 +108,7 @@ class GluonPar(mx.kvstore.KVStore):  # of which sparse gradients need an instanc
         nothing, and is updated as the others. For other callers every call sums.
 
         Raises ValueError for arrays of different shapes or dtypes, and for row_sparse ones with
-        ``out`` or several processes; a Trainer or Module gives those to :meth:`push`.
+        several processes; a Trainer or Module gives those to :meth:`push`.
         """
         caller = sys._getframe(1)
         # A subclass with a loop of its own is not recognised: its calls are executed one by one.
@@ -255,9 +255,13 @@ def _with_gradients(params: Sequence[gluon.Parameter]) -> list[gluon.Parameter]:
     return summed
 
 
-def _exchange(lists: Sequence[Sequence[mx.nd.NDArray]]) -> Exchange:
-    kinds = [arguments.check_list(data, f"list {j}", True) for j, data in enumerate(lists)]
-    arguments.check_exchange(kinds)
+def _exchange(lists: Sequence[Sequence[mx.nd.NDArray]], op: str | None = "sum") -> Exchange:
+    """Return the exchange for lists that are added, or with ``op`` None only copied."""
+    kinds = [
+        arguments.check_list(data, f"lists[{j}]", row_sparse=op is not None)
+        for j, data in enumerate(lists)
+    ]
+    arguments.check_exchange(kinds, op=op)
     return Exchange(kinds[0].ctx)
 
 

@@ -82,7 +82,7 @@ class Towers:
         self.ctx = as_list(ctx)
         self._forward = forward
         self._is_local = cluster.is_local() or cluster.size() == 1
-        self._exchange = Exchange(self.ctx, spans=not self._is_local)
+        self._exchange = self._exchange_over(len(self.ctx))
         self._params: list[gluon.Parameter] | None = None  # a Block's, without constants
         if isinstance(variables, gluon.Block):
             self._params = _params_of(variables, self.ctx)
@@ -159,6 +159,9 @@ class Towers:
                 self._reduce_and_update(variables, len(batches), lr, number)
         return _by_name(outputs), number
 
+    def _exchange_over(self, num_devices: int) -> Exchange:
+        return Exchange.over(tuple(self.ctx[:num_devices]), None, None, not self._is_local)
+
     def _reduce_and_update(
         self, variables: list[Sequence[mx.nd.NDArray]], num_used: int, lr: float | None, number: int
     ) -> None:
@@ -167,8 +170,7 @@ class Towers:
         copies = [list(arrays) for arrays in zip(*variables)]
         trained = [arrays for arrays in copies if arrays[0].grad is not None]
         grads = [[array.grad for array in arrays[: num_used or 1]] for arrays in trained]
-        used = Exchange(self.ctx[: num_used or 1], spans=not self._is_local)
-        used.reduce(in_buckets(grads))
+        self._exchange_over(num_used or 1).reduce(in_buckets(grads))
         self._update(variables[0], lr, number)
         if not self._is_local:  # all ranks have made the same update
             cluster.broadcast([arrays[0] for arrays in copies if arrays[0].grad is None])

@@ -83,17 +83,27 @@ def reduce(lists: Lists, root: int, op: str) -> None:
 
 
 def broadcast(lists: Lists, root: int) -> None:
-    """Replace every array of each list by that at ``root``; otherwise as :func:`allreduce`."""
-    others = [i for i in range(len(lists[0])) if i != root]
-    _push("ncclBroadcast", lists, (_rank(lists[0], root),), others)
+    """Replace every array of each list by that at ``root``; as :func:`allreduce`, of any dtype."""
+    receivers = [i for i in range(len(lists[0])) if i != root]
+    _push("ncclBroadcast", lists, (_rank(lists[0], root),), receivers, "uint8")  # bytes
 
 
-def _push(name: str, lists: Lists, arguments: tuple[int, ...], writes: Sequence[int]) -> None:
-    """Push one operator that calls a function of NCCL for each array, and writes some of a list."""
+def _push(
+    name: str,
+    lists: Lists,
+    arguments: tuple[int, ...],
+    writes: Sequence[int],
+    dtype: str | None = None,
+) -> None:
+    """Push one operator that calls a function of NCCL for each array, and writes some of a list.
+
+    NCCL takes the arrays as of ``dtype``, by default their own.
+    """
     lists = [tuple(data) for data in lists]
     every = [array for data in lists for array in data]
     written = [data[i] for data in lists for i in writes]
-    function = functools.partial(_call, name, lists, arguments, _of_gpus)
+    dtype = dtype or np.dtype(lists[0][0].dtype).name
+    function = functools.partial(_call, name, lists, dtype, arguments, _of_gpus)
     how = {"reads": every, "writes": written, "name": f"gluonpar.{name}", "prioritized": True}
     engine.push(function, mx.cpu(0), **how)
 
@@ -125,14 +135,17 @@ def sum_over_ranks(
     Call it in an operator that writes ``arrays``. ``broadcast(value)`` returns that of rank 0.
     """
     join = functools.partial(_of_ranks, rank, num_ranks, broadcast)
-    _call("ncclAllReduce", [(array,) for array in arrays], (OPS["sum"],), join)
+    dtype = np.dtype(arrays[0].dtype).name
+    _call("ncclAllReduce", [(array,) for array in arrays], dtype, (OPS["sum"],), join)
 
 
-def _call(name: str, lists: Lists, arguments: tuple[int, ...], communicators_of: Callable) -> None:
-    nccl, ids = _library(), [array.context.device_id for array in lists[0]]
-    dtype = DTYPES[np.dtype(lists[0][0].dtype).name]
+def _call(
+    name: str, lists: Lists, dtype: str, arguments: tuple[int, ...], communicators_of: Callable
+) -> None:
+    function, ids = getattr(_library(), name), [array.context.device_id for array in lists[0]]
+    nccl, itemsize = _library(), np.dtype(dtype).itemsize
     calls = [
-        (device_id, memory.address(array), array.size)
+        (device_id, memory.address(array), memory.num_bytes(array) // itemsize)
         for data in lists
         for device_id, array in zip(ids, data)
     ]
@@ -142,7 +155,7 @@ def _call(name: str, lists: Lists, arguments: tuple[int, ...], communicators_of:
         try:
             for device_id, address, size in calls:
                 place = communicators[device_id], _streams[device_id]
-                _check(getattr(nccl, name)(address, address, size, dtype, *arguments, *place))
+                _check(function(address, address, size, DTYPES[dtype], *arguments, *place))
         finally:
             ended = nccl.ncclGroupEnd()
         _check(ended)

@@ -232,6 +232,19 @@ class TestOtherCollectives:
         assert gluonpar.broadcast(data, root % k) is None
         assert_everywhere(data, values[root % k])
 
+    def test_what_is_only_copied_may_have_any_dtype(self, k):
+        values = payload(k, (k + 1,)) % 2
+        data = [array.astype("bool") for array in place(values)]
+        gluonpar.all_gather(data)
+        parts = partition.slices(k + 1, k)
+        assert_everywhere(data, np.concatenate([values[i][p] for i, p in enumerate(parts)]) == 1)
+        data = [array.astype("bool") for array in place(values)]
+        gluonpar.broadcast(data, k - 1)
+        assert_everywhere(data, values[k - 1] == 1)
+        if k > 1:
+            mx.kv.create("gluonpar").broadcast("key", data[0], data[1:])
+            assert_everywhere(data, values[k - 1] == 1)
+
     def test_broadcast_many_copies_the_root_of_each_list(self, k):
         values = [payload(k, shape, dtype) for shape, dtype in [((3,), "float32"), ((2,), "int32")]]
         lists = [place(v) for v in values]

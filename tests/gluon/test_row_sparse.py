@@ -165,6 +165,21 @@ def test_two_devices_train_with_the_bits_of_gluon_trainer(name, hybridize):
     assert len({tuple(bits) for bits in found.values()}) == 1
 
 
+@pytest.mark.parametrize("more", [{"compression": "fp16"}, {"algorithm": "ring"}], ids=str)
+def test_what_is_chosen_for_dense_gradients_leaves_rows_as_they_are(more):
+    """2049 is no float16, and every device updates by all rows."""
+    ctx = contexts(2)
+    table = nn.Embedding(3, 1, sparse_grad=True)
+    table.initialize(mx.init.Zero(), ctx=ctx)
+    trainer = Trainer(table.collect_params(), "sgd", {"learning_rate": 1.0}, **more)
+    with autograd.record():
+        losses = [(table(mx.nd.array([i], ctx=c)) * 2049).sum() for i, c in enumerate(ctx)]
+    autograd.backward(losses)
+    trainer.step(1)
+    for value in table.weight.list_data():
+        assert value.asnumpy().tolist() == [[-2049], [-2049], [0]]
+
+
 @pytest.mark.parametrize("k", [3, 4])
 def test_more_devices_than_samples_train_as_one(k):
     data = batches((7, 2, 5, 1))
