@@ -270,7 +270,9 @@ FLAGS_WITH_PATHS = "--save-dir --resume --plot --trace --history --data-dir".spl
 
 
 def assert_accepted_or_refused_by_name(command, flag, value, *more):
-    code, _, err = command(*ON_CPU, "--batch-size", 2, "--dry-run", f"{flag}={value}", *more)
+    # The limit, as the largest --batch-size is accepted: one batch of all images.
+    sizes = ["--batch-size", 2, "--limit", 100]
+    code, _, err = command(*ON_CPU, *sizes, "--dry-run", f"{flag}={value}", *more)
     assert code in (0, 2)
     if code == 2:
         [line] = [line for line in err if "error: " in line]
