@@ -13,7 +13,7 @@ import platform
 import sys
 import warnings
 
-from gluonpar.install import cuda_libraries, driver, memory_limits, system_libraries, wheels
+from gluonpar.install import cuda_libraries, driver, memory_limits, wheels
 
 INSTALL = (
     f"install one of the two: {wheels.CPU} (any x86-64 Linux machine) or {wheels.CUDA} (NVIDIA "
@@ -160,9 +160,9 @@ def _remedy(error: Exception, wheel: str) -> str:
         return f"libcuda.so.1 is part of NVIDIA's driver. Without it, use the CPU wheel: {cpu}."
     if any(name in str(error) for name in cuda_libraries.LIBRARIES):
         return "In a clone of gluonpar, pip install -e '.[cu112]' installs CUDA 11's libraries."
-    absent = [n for n in system_libraries.PACKAGES if f"{n}: cannot open" in str(error)]
+    absent = [n for n in wheels.GCC_PACKAGES if f"{n}: cannot open" in str(error)]
     if absent:
-        return f"Remedy: {system_libraries.remedy(system_libraries.missing() or absent)}."
+        return f"Remedy: {wheels.remedy(wheels.missing_libraries() or absent)}."
     return _reinstall(wheel)
 
 
