@@ -210,7 +210,7 @@ def path(request, monkeypatch):
     if request.param == "hops":
         monkeypatch.setattr(scatter, "on_host", lambda ctx: False)
         monkeypatch.setattr(exchange, "on_host", lambda ctx: False)
-        monkeypatch.setattr(exchange, "choose", lambda kind: Choice("tree", ""))
+        monkeypatch.setattr(exchange, "choose", lambda ctx, num_bytes: Choice("tree", ""))
 
 
 @pytest.mark.usefixtures("path")
