@@ -19,8 +19,9 @@ from __future__ import annotations
 import contextvars
 import ctypes
 import functools
-import multiprocessing.pool
 import os
+import queue
+import threading
 from typing import Callable, Iterable, Sequence
 
 import mxnet as mx
@@ -164,16 +165,18 @@ def run(
         return _call_all(blocks)
     remaining = iter(blocks)  # threads take one at a time: a late one takes fewer
 
-    def work() -> BaseException | None:  # not raised, as raising some would end the pool's thread
+    def work() -> BaseException | None:  # not raised, which would end the pool's thread
         try:
             _call_all(remaining)
         except BaseException as error:
             blocks.clear()  # so that the other threads stop
             return error
 
-    num_threads = min(num_threads, max_threads or cores())
-    results = [pool().apply_async(work) for _ in range(1, num_threads)]
-    for error in [work(), *(result.get() for result in results)]:
+    num_helpers = min(num_threads, max_threads or cores()) - 1
+    ended: queue.SimpleQueue = queue.SimpleQueue()
+    for _ in range(num_helpers):
+        pool().put(lambda: ended.put(work()))
+    for error in [work(), *(ended.get() for _ in range(num_helpers))]:
         if error is not None:
             raise error
 
@@ -203,35 +206,24 @@ else:  # in a context variable
         _SILENT.copy().run(_call_each, blocks)
 
 
-class _Threads(multiprocessing.pool.ThreadPool):
-    """A pool whose semaphores are the process's own.
-
-    Since Python 3.14 those of ThreadPool are shared with other processes: one more process is
-    started to remove them, which a fork of this process cannot use.
-    """
-
-    def __init__(self, num_threads: int):
-        fork = multiprocessing.get_context("fork")
-        multiprocessing.pool.Pool.__init__(self, num_threads, context=fork)
-
-
 @functools.lru_cache(None)
-def pool() -> multiprocessing.pool.ThreadPool:
-    """Return this process's pool, with one thread less than there are processors."""
-    made = _Threads(max(1, cores() - 1))
-    engine.at_exit(made.terminate)
-    return made
+def pool() -> queue.SimpleQueue:
+    """Return the queue of functions that this process's pool calls: :func:`cores` threads less one.
+
+    The functions must not raise. The threads do not keep the process from ending.
+    """
+    functions: queue.SimpleQueue = queue.SimpleQueue()
+    for _ in range(max(1, cores() - 1)):
+        threading.Thread(target=_call_from, args=[functions], daemon=True).start()
+    return functions
 
 
-def _after_fork() -> None:
-    """Forget the parent's pool, whose threads this process does not have."""
-    if pool.cache_info().currsize:
-        # Or its destructor would write to a pipe that is the parent's, too.
-        pool()._state = multiprocessing.pool.TERMINATE
-    pool.cache_clear()
+def _call_from(functions: queue.SimpleQueue) -> None:
+    while True:
+        functions.get()()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(after_in_child=pool.cache_clear)  # a child has none of its parent's threads
 
 if not (_SET_BY_USER or engine.has_started()):
     _openmp.thread_max = cores()

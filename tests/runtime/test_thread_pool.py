@@ -1,6 +1,5 @@
 """threads.run: every block once, on the number of threads that pays; errors end the work."""
 
-import multiprocessing.pool
 import threading
 
 import numpy as np
@@ -16,21 +15,27 @@ def tiny_blocks(monkeypatch):
     monkeypatch.setattr(threads, "BYTES_PER_THREAD", 1)
 
 
+@pytest.fixture(scope="module")
+def three_threads():
+    """The pool of a machine with four processors."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threads, "cores", lambda: 4)
+        return threads.pool.__wrapped__()
+
+
 @pytest.fixture
-def pool_of_three(monkeypatch):
-    """The pool of a machine with four processors; gives the results of the work handed to it."""
-    pool, results = multiprocessing.pool.ThreadPool(3), []
+def pool_of_three(monkeypatch, three_threads):
+    """That pool; gives an event for each function that it is given, set when it has returned."""
+    returned = []
 
     class Recording:
         @staticmethod
-        def apply_async(*call):
-            results.append(pool.apply_async(*call))
-            return results[-1]
+        def put(function):
+            returned.append(threading.Event())
+            three_threads.put(lambda event=returned[-1]: (function(), event.set()))
 
     monkeypatch.setattr(threads, "pool", Recording)
-    yield results
-    pool.terminate()
-    pool.join()
+    return returned
 
 
 def increment(*arrays):
@@ -84,7 +89,7 @@ def test_one_thread_per_sixteen_megabytes_up_to_the_maximum(
     assert len(pool_of_three) == want - 1  # and no other thread was given work
 
 
-class Planted(SystemExit):  # which would end a thread of the pool
+class Planted(SystemExit):  # which would silently end a thread of the pool
     pass
 
 
