@@ -7,6 +7,7 @@ from test_algorithm_cards import formula
 import gluonpar
 from gluonpar.collectives import ALGORITHMS, usable
 from gluonpar.collectives.choice import choose
+from gluonpar.collectives.exchange import Exchange
 
 LENET = 516_272
 CPUS, GPUS = ([make(i) for i in range(9)] for make in (mx.cpu, mx.gpu))
@@ -38,6 +39,12 @@ def test_without_nccl_it_is_the_faster_of_tree_and_ring_by_their_cards(k, first)
     for num_bytes in (4, LENET, *(1 << log for log in range(14, 31))):
         fastest = min(("tree", "ring"), key=lambda name: seconds(name, num_bytes))
         assert choose([first, *GPUS[1:k]], num_bytes).algorithm == fastest
+
+
+def test_a_bucket_has_the_bytes_of_all_its_lists():
+    mixed = Exchange([CPUS[0], GPUS[1]])  # not for NCCL; from 2 MB on the ring
+    data = [mx.nd.ones((300_000,), ctx=CPUS[0])] * 2
+    assert [mixed.chosen([data] * n).name for n in (1, 2)] == ["tree", "ring"]
 
 
 def test_cpu_contexts_take_the_host_and_one_array_the_plan_without_a_hop():
