@@ -216,7 +216,7 @@ install = set -e; \
 	cu112) mxnet=mxnet-cu112 other=mxnet size=2\ GB ;; \
 	*) echo "EXTRA must be cpu or cu112, got $$extra" >&2; exit 2 ;; \
 	esac; \
-	packages=$$($(BIN)/python -I gluonpar/install/system_libraries.py); \
+	packages=$$($(BIN)/python -I gluonpar/install/wheels.py); \
 	[ -z "$$packages" ] || tools/apt_install.sh "MXNet links to gcc's libraries" $$packages; \
 	rm -f $(VENV)/.runs $(VENV)/.tests; \
 	echo "installing gluonpar[$$extra$(1)] into $(VENV) (downloads MXNet, about $$size)"; \

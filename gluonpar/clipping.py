@@ -15,7 +15,7 @@ import numpy as np
 from mxnet import autograd
 
 from gluonpar.optim import on_host
-from gluonpar.runtime import memory, thread_pool
+from gluonpar.runtime import memory, threads
 
 
 def global_norm(arrays: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
@@ -82,10 +82,10 @@ def _norm_on_host(arrays: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
     def work() -> None:
         sums: list[np.floating] = []  # of blocks, in any order
         tasks = [(functools.partial(_add_squares, sums), [memory.view(a)]) for a in arrays]
-        thread_pool.run(tasks, num_bytes)
+        threads.run(tasks, num_bytes)
         memory.view(result)[0] = np.sqrt(np.sum(np.sort(sums)))  # sorted: always the same bits
 
-    thread_pool.push(work, [*arrays, result], num_bytes, name="gluonpar.global_norm")
+    threads.push(work, [*arrays, result], num_bytes, name="gluonpar.global_norm")
     return result
 
 
@@ -102,9 +102,9 @@ def _scale_on_host(arrays: Sequence[mx.nd.NDArray], factor: mx.nd.NDArray) -> No
         by = memory.view(factor)[0]
         if by != 1:
             tasks = [(functools.partial(_scale, by), [memory.view(array)]) for array in arrays]
-            thread_pool.run(tasks, num_bytes)
+            threads.run(tasks, num_bytes)
 
-    thread_pool.push(work, [*arrays, factor], num_bytes, name="gluonpar.clip_global_norm")
+    threads.push(work, [*arrays, factor], num_bytes, name="gluonpar.clip_global_norm")
 
 
 def _scale(by: np.float64, block: np.ndarray) -> None:

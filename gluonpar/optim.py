@@ -17,7 +17,7 @@ from mxnet import autograd, nd
 
 from gluonpar import replicas, sharding
 from gluonpar.collectives.exchange import Exchange
-from gluonpar.runtime import memory, thread_pool, threads
+from gluonpar.runtime import memory, threads
 
 # multi_sgd_update, and all like it, copy pointers into arrays of this length without checking it.
 MOST_WEIGHTS = 60
@@ -166,9 +166,9 @@ def update_on_host(items: Sequence[Item]) -> None:
     max_threads = sum(threads.size(c) for c in {*map(memory.context, items[0].params)})
 
     def work() -> None:
-        thread_pool.run([*map(_task, items)], num_bytes, max_threads)
+        threads.run([*map(_task, items)], num_bytes, max_threads)
 
-    thread_pool.push(work, arrays, num_bytes, name="gluonpar.update")
+    threads.push(work, arrays, num_bytes, name="gluonpar.update")
 
 
 def _task(item: Item) -> tuple[Callable[..., None], list[np.ndarray]]:

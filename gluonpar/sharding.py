@@ -12,11 +12,26 @@ import numpy as np
 
 from gluonpar.plans import partition
 from gluonpar.runtime import memory, threads
-from gluonpar.runtime.devices import as_list
 
 _DTYPES = ("float16", "float32", "float64", "int8", "int32", "int64", "uint8", "bool")
 _ARRAYS = (np.ndarray, mx.nd.NDArray)
 NESTS = (dict, tuple, list)
+
+
+def as_list(ctx: mx.Context | Sequence[mx.Context]) -> list[mx.Context]:
+    """Return ``ctx``, one context or a list of them as in Gluon, as a non-empty list.
+
+    Raises TypeError if an entry is not a context, and ValueError for an empty list.
+    """
+    contexts = list(ctx) if isinstance(ctx, (list, tuple)) else [ctx]
+    if not contexts:
+        raise ValueError("ctx must contain at least one context, got []; try [mx.cpu(0)]")
+    for entry in contexts:
+        if not isinstance(entry, mx.Context):
+            raise TypeError(
+                f"ctx must be an mx.Context, such as mx.cpu(0), or a list; got {entry!r}"
+            )
+    return contexts
 
 
 def split_and_load(

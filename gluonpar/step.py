@@ -14,7 +14,6 @@ from gluonpar.models.lenet import lenet
 from gluonpar.models.losses import softmax_cross_entropy
 from gluonpar.replicas import ParamBucket
 from gluonpar.runtime import backward_passes, cached_op, heap, interrupts
-from gluonpar.runtime.devices import as_list
 
 # How many steps a training loop may queue ahead of the devices; their batches are in memory.
 STEPS_IN_FLIGHT = 4
@@ -51,7 +50,7 @@ def train_batch(
     Raises ValueError, with nothing changed, for X and y of different lengths, an empty batch, a bad
     ``lr`` or ``batch_size``, parameters that are not on their context, and bad weights.
     """
-    contexts = as_list(ctx)
+    contexts = sharding.as_list(ctx)
     check_lr(lr)
     replicas.check(device_params, contexts)
     exchange = Exchange.over(tuple(contexts), algorithm)

@@ -22,7 +22,6 @@ from typing import NamedTuple, Sequence
 
 import mxnet as mx
 
-from gluonpar.collectives import arguments
 from gluonpar.plans import registry
 
 # 0.1 ms at 10 GB/s. The time is that of small arrays on two CPU contexts (docs/algorithms.md); the
@@ -40,20 +39,18 @@ class Choice(NamedTuple):
         return f"{self.algorithm}: {self.why}"
 
 
-def choose(kind: arguments.Kind) -> Choice:
-    """Choose an algorithm by the arrays' storage, contexts and bytes."""
-    if kind.stype == "row_sparse":
-        return Choice("row_sparse", "rows are sent to the first device, added, and sent back")
-    if on_host(kind.ctx):
+def choose(ctx: Sequence[mx.Context], num_bytes: int) -> Choice:
+    """Choose an algorithm for dense arrays of ``num_bytes`` on each of ``ctx``."""
+    if on_host(ctx):
         return Choice("host", "all arrays are in the host's memory, so it can sum them in place")
-    k = len(kind.ctx)
+    k = len(ctx)
     if k == 1:
         return Choice("star", "there is one array, and nothing to send")
-    refusal = registry.named("nccl").refusal(kind.ctx)
+    refusal = registry.named("nccl").refusal(ctx)
     if not refusal:
         return Choice("nccl", "NCCL is installed, and takes these GPUs")
     limit = least_bytes_for_ring(k)
-    if kind.num_bytes < limit:
+    if num_bytes < limit:
         name, reason = "tree", f"below {limit / 1e6:.3g} MB on {k} devices few messages are faster"
     else:
         name, reason = "ring", f"from {limit / 1e6:.3g} MB on {k} devices few bytes are faster"

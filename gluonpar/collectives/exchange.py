@@ -29,7 +29,7 @@ import numpy as np
 from mxnet import autograd
 
 from gluonpar import cluster
-from gluonpar.collectives import arguments, executor, row_sparse
+from gluonpar.collectives import executor, row_sparse
 from gluonpar.collectives.choice import check_algorithm, choose, on_host
 from gluonpar.plans import registry
 from gluonpar.runtime import interrupts, memory, peers, threads
@@ -185,7 +185,7 @@ class Exchange:
             if self.num_processes > 1:
                 cluster.broadcast([data[root] for data in lists], rank, name)
             if len(self.ctx) > 1:
-                executor.broadcast(self._chosen(lists), lists, root)
+                executor.broadcast(self.chosen(lists), lists, root)
 
     def _sum_inside(self, lists: Lists, root: int | None, op: str, accumulate: str | None) -> None:
         """Sum a bucket over this process's devices, on the device ``root`` or on all."""
@@ -196,9 +196,9 @@ class Exchange:
             if len(self.ctx) == 1:
                 return
             if root is None:
-                executor.allreduce(self._chosen(sent), sent, op, wider)
+                executor.allreduce(self.chosen(sent), sent, op, wider)
             else:
-                executor.reduce(self._chosen(sent), sent, root, op, wider)
+                executor.reduce(self.chosen(sent), sent, root, op, wider)
 
     @contextlib.contextmanager
     def _sent(
@@ -218,14 +218,12 @@ class Exchange:
             for i in range(len(data)) if writes is None else writes:
                 sums[i].astype(data[i].dtype).copyto(data[i])
 
-    def _chosen(self, lists: Lists) -> registry.Algorithm:
-        """Return the algorithm for a bucket."""
+    def chosen(self, lists: Lists) -> registry.Algorithm:
+        """Return the algorithm for a bucket of dense arrays."""
         if self._name is not None:
             return registry.named(self._name)
-        _, dtype, stype = memory.kind(lists[0][0])
         num_bytes = sum(memory.num_bytes(data[0]) for data in lists)
-        shape = (num_bytes // dtype.itemsize,)
-        return registry.named(choose(arguments.Kind(shape, dtype, self.ctx, stype)).algorithm)
+        return registry.named(choose(self.ctx, num_bytes).algorithm)
 
     def _refuse_row_sparse(self, buckets: Sequence[Bucket]) -> None:
         if self.num_processes > 1:

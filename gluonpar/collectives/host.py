@@ -19,7 +19,7 @@ import numpy as np
 
 from gluonpar.collectives import mean
 from gluonpar.plans.registry import register_executor
-from gluonpar.runtime import memory, thread_pool
+from gluonpar.runtime import memory, threads
 
 Lists = Sequence[Sequence[mx.nd.NDArray]]
 # (part, sources, targets): a slice of the flattened arrays, and positions of arrays in a list. The
@@ -73,7 +73,7 @@ def prepare_reductions(
     """Return what pushes one operator that does ``reductions`` on each of ``lists``."""
     arrays = [array for data in lists for array in data]
     num_bytes = sum(len(data) * memory.num_bytes(data[0]) for data in lists)
-    push = thread_pool.prepare(arrays, num_bytes, name="gluonpar.host")
+    push = threads.prepare(arrays, num_bytes, name="gluonpar.host")
 
     def push_sum(lists: Lists) -> None:
         lists = [tuple(data) for data in lists]  # the caller may change its own before it runs
@@ -90,7 +90,7 @@ def _reduce(lists, reductions, op: str, accumulate: str | None, num_bytes: int) 
             function = functools.partial(_combine, len(sources), op, accumulate)
             of_devices = views if part == _WHOLE else [view[part] for view in views]
             tasks.append((function, [of_devices[i] for i in (*sources, *targets)]))
-    thread_pool.run(tasks, num_bytes)
+    threads.run(tasks, num_bytes)
 
 
 def _combine(num_sources: int, op: str, accumulate: str | None, *arrays: np.ndarray) -> None:

@@ -28,13 +28,9 @@ def reduce(lists, root: int, op: str = "sum", accumulate: str | None = None) -> 
         nccl.reduce(flat, root, nccl_op)
 
 
-def broadcast(lists, root: int) -> None:
-    """Copy one GPU's arrays to the others with NCCL."""
-    with _flattened(lists, "sum", None) as (flat, _):
-        nccl.broadcast(flat, root)
-
-
-@register_executor("nccl", nccl.refusal, whole_buckets=True, reduce=reduce, broadcast=broadcast)
+@register_executor(
+    "nccl", nccl.refusal, whole_buckets=True, reduce=reduce, broadcast=nccl.broadcast
+)
 def allreduce(lists, op: str = "sum", accumulate: str | None = None) -> None:
     """All-reduce with NCCL the arrays of different GPUs."""
     with _flattened(lists, op, accumulate) as (flat, nccl_op):

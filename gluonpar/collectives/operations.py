@@ -11,7 +11,6 @@ from gluonpar import cluster
 from gluonpar.collectives import arguments, exchange, scatter
 from gluonpar.collectives.choice import Choice, choose
 from gluonpar.collectives.exchange import BUCKET_BYTES, Exchange, in_buckets
-from gluonpar.plans import registry
 from gluonpar.runtime import interrupts, memory, peers
 
 # What pushes a sum of arrays that have been checked, which would take longer than a small sum. The
@@ -73,7 +72,7 @@ def allreduce(
     over.allreduce(in_buckets([data]), op, accumulate)
     if kind.stype != "default" or len(data) == 1 or 0 in kind.shape or over.num_processes > 1:
         return
-    chosen = registry.named(algorithm or choose(kind).algorithm)
+    chosen = over.chosen([data])
     if chosen.prepare is not None:
         if len(_prepared) == _MOST_PREPARED:
             _prepared.clear()
@@ -137,7 +136,10 @@ def explain(data: Sequence[mx.nd.NDArray]) -> Choice:
     host: all arrays are in the host's memory, so it can sum them in place
     """
     kind = arguments.check_list(data, row_sparse=True)
-    choice = choose(kind)
+    if kind.stype == "row_sparse":
+        choice = Choice("row_sparse", "rows are sent to the first device, added, and sent back")
+    else:
+        choice = choose(kind.ctx, kind.num_bytes)
     staged = peers.staged(kind.ctx)
     return choice._replace(why=f"{choice.why}; {staged}") if staged else choice
 
@@ -171,9 +173,9 @@ def broadcast_many(lists: Sequence[Sequence[mx.nd.NDArray]], root: int = 0) -> N
 def _broadcast(lists, kinds: Sequence[arguments.Kind], root: int) -> None:
     over = _checked_exchange(kinds, op=None)
     rank, device = divmod(_checked_root(root, over), len(over.ctx))
-    own = device if over.num_processes == 1 or rank == cluster.rank() else 0
+    is_here = over.num_processes == 1 or rank == cluster.rank()
     name = f"broadcast of array {device} of rank {rank}"
-    over.broadcast(in_buckets(lists, root=own), rank, name)
+    over.broadcast(in_buckets(lists, root=device if is_here else 0), rank, name)
 
 
 def reduce(data: Sequence[mx.nd.NDArray], root: int = 0, op: str = "sum") -> None:

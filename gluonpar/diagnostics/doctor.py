@@ -24,7 +24,7 @@ import sys
 from pathlib import Path
 from typing import Callable, Iterator, NamedTuple, Sequence, Tuple, Union
 
-from gluonpar.install import cuda_libraries, driver, entry, startup, system_libraries, wheels
+from gluonpar.install import cuda_libraries, driver, entry, startup, wheels
 from gluonpar.install.wheels import CPU, CUDA
 
 OK, NOTE, WRONG = "ok", "note", "wrong"  # note: worth knowing; wrong: something cannot work
@@ -208,12 +208,12 @@ def numpy() -> Iterator[Described]:
 
 def libraries() -> Iterator[Described]:
     """Whether the libraries of gcc that MXNet links to load."""
-    missing = system_libraries.missing()
+    missing = wheels.missing_libraries()
     if missing:
-        remedy = system_libraries.remedy(missing)
+        remedy = wheels.remedy(missing)
         yield WRONG, f"{', '.join(missing)} cannot be loaded, which MXNet links to", remedy
     else:
-        yield OK, f"{', '.join(system_libraries.PACKAGES)} load"
+        yield OK, f"{', '.join(wheels.GCC_PACKAGES)} load"
 
 
 def mxnet() -> Iterator[Described]:

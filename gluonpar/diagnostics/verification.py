@@ -11,7 +11,6 @@ from mxnet import autograd, gluon
 from gluonpar import cluster, collectives, metrics, sharding
 from gluonpar.gluon import running_statistics, sync_batch_norm
 from gluonpar.runtime import determinism, memory, private_fields, threads
-from gluonpar.runtime.devices import as_list
 
 # The largest relative difference that counts as rounding. A device left out, or counted twice,
 # changes a sum by about 1 / K; another order of addition by a few units in the last place, and by
@@ -64,7 +63,7 @@ def verify(
     >>> print(verify(net, mx.gluon.loss.SoftmaxCELoss(), batch, ctx)[0])
     replicas: 2 parameters identical on 2 devices
     """
-    contexts = as_list(ctx)
+    contexts = sharding.as_list(ctx)
     threads.share(contexts)
     _check_request(net, contexts)
     with determinism.enforced():

@@ -9,8 +9,7 @@ import mxnet as mx
 import numpy as np
 
 from gluonpar import cluster
-from gluonpar.runtime.devices import as_list
-from gluonpar.sharding import NESTS, items, num_samples, rebuild, split_and_load
+from gluonpar.sharding import NESTS, as_list, items, num_samples, rebuild, split_and_load
 
 Runs = Sequence[Tuple[mx.Context, int]]  # each call's context, and its number of samples
 

@@ -11,8 +11,8 @@ from mxnet.gluon.contrib import estimator
 
 from gluonpar.gluon import device_sums
 from gluonpar.runtime import device_threads, interrupts, threads
-from gluonpar.runtime.devices import as_list, check_distinct
-from gluonpar.sharding import split_and_load
+from gluonpar.runtime.devices import check_distinct
+from gluonpar.sharding import as_list, split_and_load
 
 
 class TaskError(RuntimeError):

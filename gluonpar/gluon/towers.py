@@ -18,8 +18,8 @@ from gluonpar.gluon.tasks import all_devices
 from gluonpar.metrics import LossMeter
 from gluonpar.optim import sgd
 from gluonpar.runtime import device_threads, memory, private_fields
-from gluonpar.runtime.devices import as_list, check_distinct
-from gluonpar.sharding import num_samples, split_and_load
+from gluonpar.runtime.devices import check_distinct
+from gluonpar.sharding import as_list, num_samples, split_and_load
 from gluonpar.step import STEPS_IN_FLIGHT, check_lr
 
 

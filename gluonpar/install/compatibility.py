@@ -126,8 +126,8 @@ def _nanpercentile(a, q, *args, **options):
 
 
 def _count_nonzero(*args, **options):
-    found = np.count_nonzero(*args, **options)
-    return int(found) if isinstance(found, np.generic) else found
+    number = np.count_nonzero(*args, **options)
+    return int(number) if isinstance(number, np.generic) else number
 
 
 @functools.wraps(np.array)
@@ -181,9 +181,8 @@ class _Finder:
         replaced = {"numpy": numpy, "distutils.version": version}
 
         def import_for_mxnet(name, globals=None, locals=None, fromlist=(), level=0):
-            found = replaced.get(name) if level == 0 else None
-            if found is not None:
-                return found
+            if level == 0 and name in replaced:
+                return replaced[name]
             imported = builtins.__import__(name, globals, locals, fromlist, level)
             # `import numpy.random` binds `numpy`.
             return numpy if imported is np else imported

@@ -1,4 +1,4 @@
-"""Prepare the process for MXNet and import it: NumPy 1, CUDA's libraries, pool and malloc.
+"""Prepare the process for MXNet and import it: NumPy 1, CUDA's libraries, pool of workspaces.
 
 ``import gluonpar`` calls :func:`start` before anything else. The environment is never overridden;
 if MXNet has run operators already, a warning names the settings that come too late.
@@ -13,7 +13,7 @@ import platform
 import sys
 import warnings
 
-from gluonpar.install import cuda_libraries, driver, memory_limits, system_libraries, wheels
+from gluonpar.install import cuda_libraries, driver, memory_limits, wheels
 
 INSTALL = (
     f"install one of the two: {wheels.CPU} (any x86-64 Linux machine) or {wheels.CUDA} (NVIDIA "
@@ -45,12 +45,6 @@ _POOL_GUARD = (
     "_ZGVZN4dmlc16ThreadLocalStoreIN5mxnet8resource19ResourceManagerImplEE9SingletonEvE4inst"
 )
 
-# An output's memory that glibc returns to the system when it is freed costs an mmap, page faults
-# and an munmap in every step. gluonpar.runtime.heap returns what no later step needs.
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_MALLOC_VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
-keeps_freed_memory = False
-
 # What importing damaged files raises; ValueError for null bytes, up to Python 3.11.
 _BROKEN = (OSError, ImportError, RuntimeError, SyntaxError, ValueError, AttributeError, MemoryError)
 
@@ -75,7 +69,6 @@ def start() -> None:
     missing = {name: value for name, value in SETTINGS.items() if name not in os.environ}
     for name, value in settings([wheel]).items():
         os.environ.setdefault(name, value)
-    _keep_freed_memory()
     if not imported_before:
         _import_mxnet(wheel)
         return
@@ -87,16 +80,6 @@ def start() -> None:
             "devices will wait for each other. Import gluonpar first, or set it in the environment."
         )
         warnings.warn(message, RuntimeWarning, stacklevel=3)
-
-
-def _keep_freed_memory() -> None:
-    """Have glibc keep the memory of freed arrays, unless the environment has settings for it."""
-    global keeps_freed_memory
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries may lack it
-    if mallopt is not None and not any(name in os.environ for name in _MALLOC_VARIABLES):
-        mallopt(_M_MMAP_THRESHOLD, 1 << 30)
-        mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
-        keeps_freed_memory = True
 
 
 def settings(installed: list[str]) -> dict[str, str]:
@@ -160,9 +143,9 @@ def _remedy(error: Exception, wheel: str) -> str:
         return f"libcuda.so.1 is part of NVIDIA's driver. Without it, use the CPU wheel: {cpu}."
     if any(name in str(error) for name in cuda_libraries.LIBRARIES):
         return "In a clone of gluonpar, pip install -e '.[cu112]' installs CUDA 11's libraries."
-    absent = [n for n in system_libraries.PACKAGES if f"{n}: cannot open" in str(error)]
+    absent = [n for n in wheels.GCC_PACKAGES if f"{n}: cannot open" in str(error)]
     if absent:
-        return f"Remedy: {system_libraries.remedy(system_libraries.missing() or absent)}."
+        return f"Remedy: {wheels.remedy(wheels.missing_libraries() or absent)}."
     return _reinstall(wheel)
 
 

@@ -1,4 +1,5 @@
 """MXNet's engine, array memory, threads and devices.
 
-No other package uses the private fields of MXNet 1.9.1's objects; ``private_fields`` has them all.
+No other package uses what is private to MXNet 1.9.1. ``private_fields`` has the fields of Gluon's
+and the optimizers' objects; ``memory``, ``engine`` and ``threads`` have those of its C++ library.
 """

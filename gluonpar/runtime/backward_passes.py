@@ -16,28 +16,29 @@ MXNet's C interface are replaced by others that call them.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import ctypes
 import functools
 import os
 import threading
 import weakref
-from typing import Any, Iterable, Iterator
+from typing import Any, Callable, Iterable, Iterator
 
 import mxnet as mx
 from mxnet import autograd, gluon
 from mxnet.base import _LIB
 
-from gluonpar.runtime import interrupts, memory
+from gluonpar.runtime import interrupts, memory, private_fields
 
 _tracked: weakref.WeakKeyDictionary[gluon.Parameter, _Writes] = weakref.WeakKeyDictionary()
 _num_sums = 0  # of gradients, over devices and ranks
 _running = 0  # passes that have begun and not ended
 _recorded = False  # whether recording has begun since the last pass
+_num_calls: collections.Counter = collections.Counter()  # of backward, by the thread's identifier
 _lock = threading.Lock()
 _backward, _get_flag = _LIB.MXAutogradBackwardEx, _LIB.MXNDArrayGetGradState
 _set_recording = _LIB.MXAutogradSetIsRecording
-_init_grad = gluon.Parameter._init_grad
 _flag = ctypes.c_int()
 _flag_pointer = ctypes.byref(_flag)
 
@@ -65,6 +66,11 @@ def flags(arrays: Iterable[mx.nd.NDArray]) -> list[bool]:
         _get_flag(array.handle, _flag_pointer)
         written.append(_flag.value != 0)
     return written
+
+
+def num_calls(thread: int) -> int:
+    """Return how often the thread with this identifier has called ``backward``."""
+    return _num_calls[thread]
 
 
 def track(params: Iterable[gluon.Parameter]) -> None:
@@ -196,9 +202,10 @@ class _Writes:
         param = self._param()
         if param is None:  # it is about to leave _tracked
             return []
-        if self._values is not param._data or self._grads is not param._grad:
+        values, grads = private_fields.values(param), private_fields.grads(param)
+        if self._values is not values or self._grads is not grads:
             # Its arrays are others: it was initialised, cast or moved, or its grad_req changed.
-            self._values, self._grads, self.sum_on = param._data, param._grad, None
+            self._values, self._grads, self.sum_on = values, grads, None
             self._devices = [value.context for value in (self._values if self._grads else ())]
             self._passes = [None] * len(self._devices)
             self._adds, self._is_new = param.grad_req == "add", True
@@ -289,6 +296,7 @@ class _Writes:
 
 @functools.wraps(_backward)
 def _numbered_backward(*arguments: Any) -> int:
+    _num_calls[threading.get_ident()] += 1
     with interrupts.held(), _one_pass():
         return _backward(*arguments)
 
@@ -300,16 +308,20 @@ def _noted_recording(is_recording: ctypes.c_int, before: Any) -> int:
     return _set_recording(is_recording, before)
 
 
-@functools.wraps(_init_grad)
-def _tracked_init_grad(param: gluon.Parameter) -> None:
-    """From now on: a Trainer may be made after the first backward."""
-    _init_grad(param)
-    if len(param._data) > 1:
-        track([param])
+def _tracking(allocate: Callable) -> Callable:
+    """Track a parameter from then on: a Trainer may be made after the first backward."""
+
+    @functools.wraps(allocate)
+    def tracked(param: gluon.Parameter) -> None:
+        allocate(param)
+        if len(private_fields.values(param)) > 1:
+            track([param])
+
+    return tracked
 
 
 _LIB.MXAutogradBackwardEx, _LIB.MXAutogradSetIsRecording = _numbered_backward, _noted_recording
-gluon.Parameter._init_grad = _tracked_init_grad
+private_fields.wrap_gradient_allocation(_tracking)
 os.register_at_fork(
     before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release
 )

@@ -6,13 +6,12 @@ drew the same one before have ended. Operators that are pushed from their device
 wait for none of another device, unless they read what it writes.
 
 MXNet seeds the generators of the thread that calls ``mx.random.seed``; here those of all devices'
-threads are seeded, too. For that, and to count backward passes, functions of MXNet's C interface
-are replaced by others that call them.
+threads are seeded, too. For that, functions of MXNet's C interface are replaced by others that call
+them.
 """
 
 from __future__ import annotations
 
-import collections
 import concurrent.futures
 import ctypes
 import functools
@@ -25,14 +24,14 @@ import mxnet as mx
 from mxnet import autograd
 from mxnet.base import _LIB
 
+from gluonpar.runtime import backward_passes
+
 _STRIDE = 1 << 20  # between the seeds of CPU contexts, which MXNet seeds alike
 
 _threads: dict[mx.Context, _DeviceThread] = {}
 _this = threading.local()  # .ctx: the context of a device's thread
 _seeds: dict[Any, tuple[int, int]] = {"all": (0, 0)}  # "all" or a context: (which call, seed)
 _seed_all, _seed_context = _LIB.MXRandomSeed, _LIB.MXRandomSeedContext
-_backward = _LIB.MXAutogradBackwardEx
-_num_backwards: collections.Counter = collections.Counter()  # by context: calls on its thread
 
 
 def current() -> mx.Context | None:
@@ -42,7 +41,7 @@ def current() -> mx.Context | None:
 
 def num_backwards(ctx: mx.Context) -> int:
     """Return how often the thread of ``ctx`` has called ``backward``."""
-    return _num_backwards[ctx]
+    return backward_passes.num_calls(_threads[ctx].ident) if ctx in _threads else 0
 
 
 def call(ctx: mx.Context, function: Callable, *arguments: Any) -> Any:
@@ -79,7 +78,9 @@ class _DeviceThread:
     def __init__(self, ctx: mx.Context) -> None:
         self._ctx, self._seeded = ctx, -1
         self._calls: queue.SimpleQueue = queue.SimpleQueue()
-        threading.Thread(target=self._run, name=f"gluonpar {ctx}", daemon=True).start()
+        thread = threading.Thread(target=self._run, name=f"gluonpar {ctx}", daemon=True)
+        thread.start()
+        self.ident = thread.ident
 
     def call(self, function: Callable) -> Any:
         future: concurrent.futures.Future = concurrent.futures.Future()
@@ -125,13 +126,6 @@ def _seed_threads(seed: Callable) -> Callable:
     return seeded
 
 
-@functools.wraps(_backward)
-def _counted_backward(*arguments: Any) -> int:
-    _num_backwards[current()] += 1
-    return _backward(*arguments)
-
-
-_LIB.MXAutogradBackwardEx = _counted_backward
 _LIB.MXRandomSeed, _LIB.MXRandomSeedContext = map(_seed_threads, (_seed_all, _seed_context))
 
 

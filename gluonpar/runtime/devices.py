@@ -1,4 +1,4 @@
-"""Choosing contexts for a request, and explaining why a GPU cannot be used."""
+"""Choosing and checking contexts, and explaining why a GPU cannot be used."""
 
 from __future__ import annotations
 
@@ -17,22 +17,6 @@ class DeviceChoice(NamedTuple):
 
     ctx: tuple[mx.Context, ...]
     notice: str = ""
-
-
-def as_list(ctx: mx.Context | Sequence[mx.Context]) -> list[mx.Context]:
-    """Return ``ctx``, one context or a list of them as in Gluon, as a non-empty list.
-
-    Raises TypeError if an entry is not a context, and ValueError for an empty list.
-    """
-    contexts = list(ctx) if isinstance(ctx, (list, tuple)) else [ctx]
-    if not contexts:
-        raise ValueError("ctx must contain at least one context, got []; try [mx.cpu(0)]")
-    for entry in contexts:
-        if not isinstance(entry, mx.Context):
-            raise TypeError(
-                f"ctx must be an mx.Context, such as mx.cpu(0), or a list; got {entry!r}"
-            )
-    return contexts
 
 
 def check_distinct(ctx: Sequence[mx.Context]) -> None:

@@ -52,12 +52,12 @@ _delete_error.argtypes, _delete_error.restype = [ctypes.c_void_p], None
 # The C++ guard of the engine's pool of operators: its first byte turns 1 with the first one pushed.
 _POOL_GUARD = "_ZGVZN5mxnet6common10ObjectPoolINS_6engine11ThreadedOprEE13_GetSharedRefEvE8inst_ptr"
 
-_pending: dict[int, tuple[Callable, bool]] = {}  # by ticket: (function, deferred), not run yet
+_pending: dict[int, tuple[Callable, bool]] = {}  # by ticket: (function, ends_by_call), not run yet
 _exit_code = 0  # 1 after an error that reached no caller
 _at_exit: list[Callable[[], None]] = []
 _failing = threading.RLock()  # held while the engine is told of an error
-_has_room = False
-_ROOM = 256  # errors between two waits for all operators
+_list_has_grown = False
+_MOST_ERRORS = 256  # between two waits for all operators
 _tickets = itertools.count(1)
 
 
@@ -75,39 +75,39 @@ def _called(_context, on_complete, ticket):
         # Whatever is in the text: an operator whose error cannot be told would never end.
         _new_error(error, message.encode(errors="backslashreplace").replace(b"\0", b"\\0"))
         with _failing:
-            _make_room()
+            _grow_list_of_errors()
             finish(engine, param, ctypes.addressof(error))  # the engine copies it
         _delete_error(error)
 
     try:
-        function, deferred = _pending.pop(ticket)
-        if deferred:
+        function, ends_by_call = _pending.pop(ticket)
+        if ends_by_call:
             function(complete)
         else:
             function()
     except BaseException:  # no caller above could catch it
         complete(traceback.format_exc())
     else:
-        if not deferred:
+        if not ends_by_call:
             del function  # and what it holds, before anyone who waits goes on
             finish(engine, param, None)
 
 
-def _make_room() -> None:
+def _grow_list_of_errors() -> None:
     """Before the first error, have the engine's list of errors grow, while no other thread uses it.
 
     Operators that fail, and those that depend on them, use the list (``global_exception_refs_`` in
     src/engine/threaded_engine.h) without a lock: two that append to it at the same time, or one
     that reads it while it is moved to grow, end the process. It never shrinks.
     """
-    global _has_room
-    if _has_room:
+    global _list_has_grown
+    if _list_has_grown:
         return
-    _has_room = True
+    _list_has_grown = True
     array = mx.nd.empty((1,), mx.cpu())
-    push_error = prepare(mx.cpu(), writes=[array], inline=True, deferred=True)
-    for _ in range(_ROOM):
-        push_error(lambda complete: complete("makes room for other errors"))
+    push_error = prepare(mx.cpu(), writes=[array], inline=True, ends_by_call=True)
+    for _ in range(_MOST_ERRORS):
+        push_error(lambda complete: complete("grows the list of errors"))
         with contextlib.suppress(mx.MXNetError):
             array.wait_to_read()  # it is no longer an error that reached no caller
 
@@ -133,7 +133,7 @@ def prepare(
     name: str = "gluonpar",
     inline: bool = False,
     prioritized: bool = False,
-    deferred: bool = False,
+    ends_by_call: bool = False,
 ) -> Callable[[Callable[..., None]], None]:
     """Return ``push``: ``push(function)`` has the engine run a function on the worker of ``ctx``.
 
@@ -145,7 +145,7 @@ def prepare(
     than waking a worker (about 0.1 ms). With ``prioritized`` it runs on one of the four threads for
     urgent operators that all CPU contexts share, in parallel with the contexts' workers.
 
-    With ``deferred`` the engine calls ``function(complete)``, and the operator ends, without
+    With ``ends_by_call`` the engine calls ``function(complete)``, and the operator ends, without
     keeping a worker, when any thread calls ``complete()``, or ``complete(message)`` if it failed.
     It must do so exactly once, unless ``function`` raises.
     """
@@ -162,7 +162,7 @@ def prepare(
     def push_function(function: Callable[..., None]) -> None:
         ticket = next(_tickets)
         with interrupts.held():  # the engine may call the function now, on this thread
-            _pending[ticket] = function, deferred
+            _pending[ticket] = function, ends_by_call
             try:
                 check_call(_push_async(_run, ctypes.c_void_p(ticket), *rest))
             except BaseException:

@@ -1,33 +1,43 @@
-"""glibc's heap: after some steps, the memory that is free in it is returned to the system.
+"""glibc's heap keeps what is freed in it; after some steps, what is free is returned to the system.
 
 An operator's output that glibc returns to the system when it is freed costs an mmap, page faults
 and an munmap in every step. But a program's first steps free much that no later step needs: initial
 values, arrays in whose place buckets came, what was allocated before a graph was planned.
+
+glibc's settings are left as they are if the environment has any for it.
 """
 
 from __future__ import annotations
 
 import ctypes
 import itertools
+import os
 from typing import Sequence
 
 import mxnet as mx
 
-from gluonpar.install import startup
 from gluonpar.runtime import engine
 
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
+
 _libc = ctypes.CDLL(None)
+_keeps_freed = hasattr(_libc, "mallopt") and not any(name in os.environ for name in _VARIABLES)
 _steps = itertools.count(1)
+
+if _keeps_freed:  # other C libraries than glibc may lack mallopt
+    _libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30)
+    _libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def return_free(after: Sequence[Sequence[mx.nd.NDArray]]) -> None:
     """Count a step; after the steps 1, 2, 4, 8, ... return free memory to the system.
 
     That happens on an engine's thread once ``after``, lists of arrays that the step computes, are
-    there. Nothing is done if start-up left glibc's settings as they were.
+    there.
     """
     number = next(_steps)
-    if number & (number - 1) or not startup.keeps_freed_memory:
+    if number & (number - 1) or not _keeps_freed:
         return
     arrays = [array for arrays in after for array in arrays]
     if arrays and arrays[0].context.device_type == "cpu":

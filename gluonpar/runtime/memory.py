@@ -1,9 +1,7 @@
 """The memory of an MXNet array: its kind, its identity, and NumPy views of it.
 
 Private to MXNet 1.9.1: the fields of an ``NDArray`` and of its ``Chunk`` (include/mxnet/ndarray.h),
-which an array shares with all its views, and which holds the engine variable and the memory; and
-``Storage`` (include/mxnet/storage.h), which holds, after the pointer to its virtual functions, two
-mutexes, the second of which is for GPU and pinned memory.
+which an array shares with all its views, and which holds the engine variable and the memory.
 
 The fields are read from memory: asked for one by one through MXNet's interface, shape, dtype,
 storage and context of the arrays of a small sum take longer than the sum.
@@ -14,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import gc
 import itertools
 import math
 import os
@@ -47,17 +44,13 @@ _TYPES = {
 
 _reorder = _LIB["_ZN5mxnet7NDArray5Chunk15Reorder2DefaultEv"]  # NDArray::Chunk::Reorder2Default()
 _reorder.argtypes, _reorder.restype = [ctypes.c_void_p], None
-_storage = _LIB["_ZN5mxnet7Storage3GetEv"]  # Storage::Get()
-_storage.argtypes, _storage.restype = [], ctypes.c_void_p
-_GPU_MUTEX_AT = 8 + 40
-_allocations_lock = threading.Lock()
 _layout_checked = False
 _kept: list[mx.nd.NDArray] = []  # to free an array, MXNet starts the worker of its context
 
 
 def _after_fork() -> None:
-    global _pinned_lock, _allocations_lock
-    _pinned_lock, _allocations_lock = threading.Lock(), threading.Lock()
+    global _pinned_lock
+    _pinned_lock = threading.Lock()
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -120,11 +113,9 @@ def fingerprint(array: mx.nd.NDArray) -> tuple[int, bytes, bytes]:
     """
     if not isinstance(array, mx.nd.NDArray):
         raise TypeError(f"an MXNet array is needed, got {type(array).__name__}")
-    if not _layout_checked:
-        _check_layout()
+    of_chunk = _CHUNK_BYTES.from_address(chunk(array)).raw
     handle = array.handle.value
-    fields = _ARRAY_BYTES.from_address(handle).raw
-    return handle, fields, _CHUNK_BYTES.from_address(chunk(array)).raw
+    return handle, _ARRAY_BYTES.from_address(handle).raw, of_chunk
 
 
 @functools.lru_cache(None)
@@ -233,26 +224,6 @@ def address(array: mx.nd.NDArray) -> int:
     pointer = ctypes.c_void_p()
     check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
     return pointer.value
-
-
-@contextlib.contextmanager
-def no_gpu_allocations() -> Iterator[None]:
-    """Let no other thread allocate or free GPU memory through MXNet in a ``with`` block.
-
-    Keep the block short, and allocate and free no array in it: that would wait for the block's end.
-    Therefore Python collects no garbage meanwhile, among which there could be arrays.
-    """
-    libc, mutex = ctypes.CDLL(None), ctypes.c_void_p(_storage() + _GPU_MUTEX_AT)
-    with _allocations_lock:
-        collects = gc.isenabled()
-        gc.disable()
-        libc.pthread_mutex_lock(mutex)
-        try:
-            yield
-        finally:
-            libc.pthread_mutex_unlock(mutex)
-            if collects:
-                gc.enable()
 
 
 def view(array: mx.nd.NDArray) -> np.ndarray:

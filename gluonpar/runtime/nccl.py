@@ -16,17 +16,24 @@ our own, and waits for these streams:
 
 All processes run their operators in the same order, for which their caller is responsible.
 Communicators are made at the first use of a set of GPUs, and kept.
+
+Private to MXNet 1.9.1: ``Storage`` (include/mxnet/storage.h), which holds, after the pointer to its
+virtual functions, two mutexes, the second of which is for GPU and pinned memory.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+import gc
 import os
-from typing import Callable, Sequence
+import threading
+from typing import Callable, Iterator, Sequence
 
 import mxnet as mx
 import numpy as np
+from mxnet.base import _LIB
 
 from gluonpar.runtime import engine, memory
 
@@ -39,6 +46,11 @@ DTYPES = {
 OPS = {"sum": 0, "max": 2, "min": 3}
 
 Lists = Sequence[Sequence[mx.nd.NDArray]]
+
+_storage = _LIB["_ZN5mxnet7Storage3GetEv"]  # Storage::Get()
+_storage.argtypes, _storage.restype = [], ctypes.c_void_p
+_GPU_MUTEX_AT = 8 + 40
+_allocations_lock = threading.Lock()
 
 _communicators: dict[tuple[int, ...], dict[int, int]] = {}  # by the ids of GPUs; by id of each
 _streams: dict[int, ctypes.c_void_p] = {}
@@ -149,7 +161,7 @@ def _call(
         for data in lists
         for device_id, array in zip(ids, data)
     ]
-    with memory.no_gpu_allocations():
+    with _no_gpu_allocations():
         communicators = communicators_of(tuple(sorted(ids)))
         _check(nccl.ncclGroupStart())
         try:
@@ -161,6 +173,26 @@ def _call(
         _check(ended)
     for device_id in ids:
         _check_cuda(_cuda().cudaStreamSynchronize(_streams[device_id]))
+
+
+@contextlib.contextmanager
+def _no_gpu_allocations() -> Iterator[None]:
+    """Let no other thread allocate or free GPU memory through MXNet in a ``with`` block.
+
+    Keep the block short, and allocate and free no array in it: that would wait for the block's end.
+    Therefore Python collects no garbage meanwhile, among which there could be arrays.
+    """
+    libc, mutex = ctypes.CDLL(None), ctypes.c_void_p(_storage() + _GPU_MUTEX_AT)
+    with _allocations_lock:
+        collects = gc.isenabled()
+        gc.disable()
+        libc.pthread_mutex_lock(mutex)
+        try:
+            yield
+        finally:
+            libc.pthread_mutex_unlock(mutex)
+            if collects:
+                gc.enable()
 
 
 def _of_gpus(ids: tuple[int, ...]) -> dict[int, int]:

@@ -34,8 +34,8 @@ def describe(ctx: Sequence[mx.Context]) -> str:
 
 def staged(ctx: Sequence[mx.Context]) -> str:
     """Return which copies between GPUs of ``ctx`` go through the host, and why; "" if none does."""
-    text = driver.staged(_gpus(ctx), enable(ctx))
-    return "no peer access: MXNET_ENABLE_GPU_P2P=0" if text and _is_off() else text
+    copies = driver.staged(_gpus(ctx), enable(ctx))
+    return "no peer access: MXNET_ENABLE_GPU_P2P=0" if copies and _is_off() else copies
 
 
 def _gpus(ctx: Sequence[mx.Context]) -> frozenset[int]:

@@ -44,6 +44,11 @@ def wrap_initialisation(wrap: Callable[[Callable], Callable]) -> None:
     gluon.Parameter._init_impl = wrap(gluon.Parameter._init_impl)
 
 
+def wrap_gradient_allocation(wrap: Callable[[Callable], Callable]) -> None:
+    """Replace the function that gives a parameter its arrays of gradients by ``wrap`` of it."""
+    gluon.Parameter._init_grad = wrap(gluon.Parameter._init_grad)
+
+
 def wrap_kvstore_creation(wrap: Callable[[Callable], Callable]) -> None:
     """Replace the function by which Trainer and Module make a kvstore by ``wrap`` of it."""
     create = wrap(mx.model._create_kvstore)

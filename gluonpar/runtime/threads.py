@@ -1,4 +1,4 @@
-"""Computing threads per CPU context: the machine's processors, shared out evenly.
+"""The threads that compute on the host: a team for each CPU context, and a pool for whole arrays.
 
 The engine's worker thread of each CPU context starts an OpenMP team. K contexts get ``cores / K``
 threads each, at least one. A worker that has computed can lose threads but not gain any: oneDNN
@@ -7,18 +7,32 @@ operator, so a larger team would write past the end (measured: a crash within a 
 start as large as the machine (MXNet would take half of it, assuming hyperthreads), and only shrink.
 Workers that start later get the smallest share so far: those of new contexts, and all of them after
 a fork, as by a DataLoader with ``num_workers``, and any subprocess under Python 3.8 and 3.9.
+
+The pool's threads, and one of the engine's, apply NumPy's functions to arrays of all CPU contexts,
+block by block: :func:`run`. A block of all arrays of a task is small enough to stay in a core's
+cache from being read to being written, so each array crosses the memory bus once in and once out,
+whatever the function does.
 """
 
 from __future__ import annotations
 
+import contextvars
 import ctypes
+import functools
 import os
-from typing import Sequence
+import queue
+import threading
+from typing import Callable, Iterable, Sequence
 
 import mxnet as mx
+import numpy as np
 from mxnet.base import _LIB
 
-from gluonpar.runtime import engine
+from gluonpar.runtime import engine, memory
+
+BLOCK_BYTES = 1 << 19  # of one array: smaller blocks cost more calls, larger ones leave the cache
+BYTES_INLINE = 2 << 20  # of all arrays: up to this, the work takes less than waking a worker
+BYTES_PER_THREAD = 16 << 20  # of all arrays: with fewer bytes waking a thread does not pay
 
 _SET_BY_USER = any(name in os.environ for name in ("OMP_NUM_THREADS", "MXNET_OMP_MAX_THREADS"))
 _last_shared: list[mx.Context] = []
@@ -98,6 +112,118 @@ def _shrink(ctx: mx.Context, num_threads: int) -> None:
     marker = mx.nd.empty((1,), ctx=ctx)
     engine.push(on_worker, ctx, writes=[marker], name="gluonpar.runtime.threads")
 
+
+def push(
+    function: Callable[[], None], arrays: Sequence[mx.nd.NDArray], num_bytes: int, name: str
+) -> None:
+    """Push ``function``, which reads and writes ``arrays``, on the thread that can start first.
+
+    It may call :func:`run` on ``num_bytes``; ``name`` is what MXNet's profiler shows.
+    """
+    prepare(arrays, num_bytes, name)(function)
+
+
+def prepare(
+    arrays: Sequence[mx.nd.NDArray], num_bytes: int, name: str
+) -> Callable[[Callable[[], None]], None]:
+    """Return what does :func:`push` with a function; it does not keep the arrays alive."""
+    small, ctx = num_bytes <= BYTES_INLINE, memory.context(arrays[0])
+    how = {"inline": small, "prioritized": not small}
+    prepared = engine.prepare(ctx, writes=arrays, name=name, **how)
+    if num_bytes < BYTES_PER_THREAD:
+        return prepared
+
+    def push_function(function: Callable[[], None]) -> None:
+        pool()  # now, since an exiting process cannot start threads
+        prepared(function)
+
+    return push_function
+
+
+def run(
+    tasks: Sequence[tuple[Callable[..., None], Sequence[np.ndarray]]],
+    num_bytes: int,
+    max_threads: int | None = None,
+) -> None:
+    """Call each task's function on all blocks of its arrays; return when everything is done.
+
+    The arrays of a task are flat and of equal length; all are cut in the same places, and the
+    function is given one block of each, in no particular order and on any thread. ``num_bytes`` is
+    the total of all arrays; ``max_threads`` counts the calling thread, too (default: the number of
+    processors). An exception ends the work, and is raised when no thread uses the arrays any more.
+    """
+    blocks = []
+    for function, arrays in tasks:
+        size, step = arrays[0].size, BLOCK_BYTES // arrays[0].itemsize
+        if size <= step:
+            blocks.append((function, arrays))
+            continue
+        for start in range(0, size, step):
+            blocks.append((function, [array[start : start + step] for array in arrays]))
+    num_threads = min(1 + num_bytes // BYTES_PER_THREAD, len(blocks))
+    if num_threads <= 1:
+        return _call_all(blocks)
+    remaining = iter(blocks)  # threads take one at a time: a late one takes fewer
+
+    def work() -> BaseException | None:  # not raised, which would end the pool's thread
+        try:
+            _call_all(remaining)
+        except BaseException as error:
+            blocks.clear()  # so that the other threads stop
+            return error
+
+    num_helpers = min(num_threads, max_threads or cores()) - 1
+    ended: queue.SimpleQueue = queue.SimpleQueue()
+    for _ in range(num_helpers):
+        pool().put(lambda: ended.put(work()))
+    for error in [work(), *(ended.get() for _ in range(num_helpers))]:
+        if error is not None:
+            raise error
+
+
+def _call_each(blocks: Iterable[tuple[Callable[..., None], Sequence[np.ndarray]]]) -> None:
+    for function, arrays in blocks:
+        function(*arrays)
+
+
+# Call blocks' functions without warnings, as MXNet's operators: overflow gives inf. np.errstate
+# would take microseconds.
+if hasattr(np, "geterrobj"):  # NumPy 1, which has these settings per thread
+
+    def _call_all(blocks: Iterable) -> None:
+        settings = np.geterrobj()
+        np.seterrobj([settings[0], 0, None])
+        try:
+            _call_each(blocks)
+        finally:
+            np.seterrobj(settings)
+
+else:  # in a context variable
+    _SILENT = contextvars.Context()
+    _SILENT.run(np.seterr, all="ignore")
+
+    def _call_all(blocks: Iterable) -> None:
+        _SILENT.copy().run(_call_each, blocks)
+
+
+@functools.lru_cache(None)
+def pool() -> queue.SimpleQueue:
+    """Return the queue of functions that this process's pool calls: :func:`cores` threads less one.
+
+    The functions must not raise. The threads do not keep the process from ending.
+    """
+    functions: queue.SimpleQueue = queue.SimpleQueue()
+    for _ in range(max(1, cores() - 1)):
+        threading.Thread(target=_call_from, args=[functions], daemon=True).start()
+    return functions
+
+
+def _call_from(functions: queue.SimpleQueue) -> None:
+    while True:
+        functions.get()()
+
+
+os.register_at_fork(after_in_child=pool.cache_clear)  # a child has none of its parent's threads
 
 if not (_SET_BY_USER or engine.has_started()):
     _openmp.thread_max = cores()

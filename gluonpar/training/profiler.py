@@ -16,7 +16,7 @@ import mxnet as mx
 
 from gluonpar.checkpoint import files
 from gluonpar.runtime import memory, threads
-from gluonpar.runtime.devices import as_list
+from gluonpar.sharding import as_list
 from gluonpar.training import timeline
 from gluonpar.training.timeline import DATA, Span, Timeline
 

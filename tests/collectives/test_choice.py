@@ -1,19 +1,16 @@
 """The choice: the host's memory, NCCL, or the tree for small arrays and the ring for large ones."""
 
 import mxnet as mx
-import numpy as np
 import pytest
 from test_algorithm_cards import formula
 
 import gluonpar
-from gluonpar.collectives import ALGORITHMS, arguments, choice, usable
+from gluonpar.collectives import ALGORITHMS, usable
+from gluonpar.collectives.choice import choose
+from gluonpar.collectives.exchange import Exchange
 
 LENET = 516_272
 CPUS, GPUS = ([make(i) for i in range(9)] for make in (mx.cpu, mx.gpu))
-
-
-def chosen(num_bytes, ctx):
-    return choice.choose(arguments.Kind((num_bytes // 4,), np.dtype("float32"), ctx))
 
 
 @pytest.fixture(params=["is not installed", ""])
@@ -25,9 +22,9 @@ def refusal(request, monkeypatch):
 
 @pytest.mark.parametrize("num_bytes", [4, LENET, 1 << 30])
 def test_gpus_take_nccl_where_it_takes_them(num_bytes, refusal):
-    found = chosen(num_bytes, GPUS[:4])
-    assert (found.algorithm == "nccl") == (not refusal)
-    assert refusal in found.why
+    chosen = choose(GPUS[:4], num_bytes)
+    assert (chosen.algorithm == "nccl") == (not refusal)
+    assert refusal in chosen.why
 
 
 @pytest.mark.parametrize("k", range(2, 10))
@@ -41,12 +38,18 @@ def test_without_nccl_it_is_the_faster_of_tree_and_ring_by_their_cards(k, first)
 
     for num_bytes in (4, LENET, *(1 << log for log in range(14, 31))):
         fastest = min(("tree", "ring"), key=lambda name: seconds(name, num_bytes))
-        assert chosen(num_bytes, [first, *GPUS[1:k]]).algorithm == fastest
+        assert choose([first, *GPUS[1:k]], num_bytes).algorithm == fastest
+
+
+def test_a_bucket_has_the_bytes_of_all_its_lists():
+    mixed = Exchange([CPUS[0], GPUS[1]])  # not for NCCL; from 2 MB on the ring
+    data = [mx.nd.ones((300_000,), ctx=CPUS[0])] * 2
+    assert [mixed.chosen([data] * n).name for n in (1, 2)] == ["tree", "ring"]
 
 
 def test_cpu_contexts_take_the_host_and_one_array_the_plan_without_a_hop():
-    assert chosen(LENET, CPUS).algorithm == "host"
-    assert chosen(LENET, GPUS[:1]).algorithm == "star"
+    assert choose(CPUS, LENET).algorithm == "host"
+    assert choose(GPUS[:1], LENET).algorithm == "star"
     assert ALGORITHMS["star"].plan(1) == []
 
 

@@ -35,22 +35,14 @@ def steps_are_independent(hops):
 
 @pytest.mark.parametrize("name", PLANS)
 @pytest.mark.parametrize("k", range(1, 10))
-class TestEveryPlan:
-    def test_every_device_ends_with_every_value_once(self, name, k):
-        assert is_allreduce(PLANS[name](k), k)
-
-    def test_hops_are_in_the_order_of_steps_and_no_step_is_empty(self, name, k):
-        steps = [hop.step for hop in PLANS[name](k)]
-        assert steps == sorted(steps)
-        assert set(steps) == set(range(num_steps(PLANS[name](k))))
-
-    def test_the_hops_of_a_step_are_independent(self, name, k):
-        assert steps_are_independent(PLANS[name](k))
-
-    def test_hops_are_between_two_different_devices(self, name, k):
-        for hop in PLANS[name](k):
-            assert hop.src != hop.dst
-            assert {hop.src, hop.dst} <= set(range(k))
+def test_every_plan_sums_on_every_device_in_ordered_steps_of_independent_hops(name, k):
+    hops = PLANS[name](k)
+    assert is_allreduce(hops, k)
+    steps = [hop.step for hop in hops]
+    assert steps == sorted(steps) and set(steps) == set(range(num_steps(hops)))
+    assert steps_are_independent(hops)
+    for hop in hops:
+        assert hop.src != hop.dst and {hop.src, hop.dst} <= set(range(k))
 
 
 def copied_to_another_device(hop, k, chunks):

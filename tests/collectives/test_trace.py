@@ -43,19 +43,6 @@ def test_chunks_between_the_same_devices_are_one_entry():
     assert "0 -> 2: chunks 2, 3 (add)" in str(trace("halving-doubling", 4))
 
 
-@pytest.mark.parametrize("name", ["host", "kvstore"])
-def test_an_algorithm_without_a_plan_has_no_trace(name):
-    with pytest.raises(ValueError, match=f"star, .*halving-doubling.* got '{name}'"):
-        trace(name, 4)
-
-
-def test_unknown_algorithms_and_zero_devices_are_refused():
-    with pytest.raises(ValueError, match="star, .*'sun'"):
-        trace("sun", 4)
-    with pytest.raises(ValueError, match="num_devices must be at least 1, got 0"):
-        trace("ring", 0)
-
-
 def test_without_matplotlib_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ImportError, match=r"matplotlib .*pip install matplotlib"):

@@ -9,7 +9,7 @@ from mxnet.gluon import nn
 
 import gluonpar
 import gluonpar.gluon.kvstore
-from gluonpar.runtime import thread_pool
+from gluonpar.runtime import threads
 
 CTX = contexts(8)
 OPTIMIZERS = {
@@ -315,9 +315,9 @@ def test_training_continues_from_saved_states(tmp_path, optimizer):
 
 
 def count_operators(monkeypatch):
-    names, prepare = [], thread_pool.prepare
+    names, prepare = [], threads.prepare
     monkeypatch.setattr(
-        thread_pool, "prepare", lambda *a, name: names.append(name) or prepare(*a, name=name)
+        threads, "prepare", lambda *a, name: names.append(name) or prepare(*a, name=name)
     )
     return names
 

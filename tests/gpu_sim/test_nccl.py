@@ -14,7 +14,7 @@ import gluonpar
 from gluonpar import collectives
 from gluonpar.__main__ import main
 from gluonpar.diagnostics import self_test
-from gluonpar.runtime import memory, nccl
+from gluonpar.runtime import nccl
 
 
 def ones(ctx, shape=(3,)):
@@ -158,4 +158,4 @@ def test_nothing_is_allocated_while_the_kernels_of_a_group_are_launched(monkeypa
     ((thread, blocked, collects),) = waited
     thread.join(60)
     assert blocked and not collects and len(made) == 1
-    assert gc.isenabled() and not memory._allocations_lock.locked()
+    assert gc.isenabled() and not nccl._allocations_lock.locked()

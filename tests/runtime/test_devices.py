@@ -168,8 +168,3 @@ def test_ids_without_any_gpu_are_an_error_even_for_auto(machine):
     machine(fault=NO_DRIVER)
     with pytest.raises(ValueError, match=r"gpus=\[0\].*no NVIDIA driver here"):
         choose(gpus=[0])
-
-
-def test_one_context_is_a_list_of_one():
-    assert devices.as_list(mx.cpu(3)) == [mx.cpu(3)]
-    assert devices.as_list((mx.cpu(1), mx.cpu(0))) == [mx.cpu(1), mx.cpu(0)]

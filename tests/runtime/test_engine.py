@@ -184,7 +184,7 @@ for _ in range(40):
     arrays = [mx.nd.zeros((1,), ctx=mx.cpu(i % 4)) for i in range(250)]
     begun = queue.Queue()
     for array in arrays:
-        engine.push(begun.put, array.context, writes=[array], deferred=True)
+        engine.push(begun.put, array.context, writes=[array], ends_by_call=True)
     results = [array + 1 for array in arrays for _ in range(8)]
     completes = [begun.get() for _ in arrays]
     with concurrent.futures.ThreadPoolExecutor(4) as threads:

@@ -1,36 +1,41 @@
-"""thread_pool.run: every block once, on the number of threads that pays; errors end the work."""
+"""threads.run: every block once, on the number of threads that pays; errors end the work."""
 
-import multiprocessing.pool
 import threading
 
 import numpy as np
 import pytest
 
-from gluonpar.runtime import thread_pool
+from gluonpar.runtime import threads
 
 
 @pytest.fixture
 def tiny_blocks(monkeypatch):
     """Blocks of four float32, and one thread per byte: sizes that a test can count."""
-    monkeypatch.setattr(thread_pool, "BLOCK_BYTES", 16)
-    monkeypatch.setattr(thread_pool, "BYTES_PER_THREAD", 1)
+    monkeypatch.setattr(threads, "BLOCK_BYTES", 16)
+    monkeypatch.setattr(threads, "BYTES_PER_THREAD", 1)
+
+
+@pytest.fixture(scope="module")
+def three_threads():
+    """The pool of a machine with four processors."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threads, "cores", lambda: 4)
+        return threads.pool.__wrapped__()
 
 
 @pytest.fixture
-def pool_of_three(monkeypatch):
-    """The pool of a machine with four processors; gives the results of the work handed to it."""
-    pool, results = multiprocessing.pool.ThreadPool(3), []
+def pool_of_three(monkeypatch, three_threads):
+    """That pool; gives an event for each function that it is given, set when it has returned."""
+    returned = []
 
     class Recording:
         @staticmethod
-        def apply_async(*call):
-            results.append(pool.apply_async(*call))
-            return results[-1]
+        def put(function):
+            returned.append(threading.Event())
+            three_threads.put(lambda event=returned[-1]: (function(), event.set()))
 
-    monkeypatch.setattr(thread_pool, "pool", Recording)
-    yield results
-    pool.terminate()
-    pool.join()
+    monkeypatch.setattr(threads, "pool", Recording)
+    return returned
 
 
 def increment(*arrays):
@@ -43,7 +48,7 @@ def increment(*arrays):
 def test_every_element_is_processed_exactly_once(tiny_blocks, max_threads, num_arrays):
     sizes = [0, 1, 3, 4, 5, 7, 8, 9, 100]
     arrays = [[np.zeros(n, "float32") for _ in range(num_arrays)] for n in sizes]
-    thread_pool.run([(increment, of_task) for of_task in arrays], 1 << 20, max_threads)
+    threads.run([(increment, of_task) for of_task in arrays], 1 << 20, max_threads)
     for of_task, n in zip(arrays, sizes):
         for factor, array in enumerate(of_task, 1):
             np.testing.assert_array_equal(array, np.full(n, factor))
@@ -52,13 +57,13 @@ def test_every_element_is_processed_exactly_once(tiny_blocks, max_threads, num_a
 def test_blocks_have_block_bytes_and_are_cut_in_the_same_places_in_all_arrays(tiny_blocks):
     a, b = np.arange(9, dtype="float32"), np.arange(9, dtype="float64")
     seen = []
-    thread_pool.run([(lambda x, y: seen.append((x.tolist(), y.tolist())), [a, b])], 0)
+    threads.run([(lambda x, y: seen.append((x.tolist(), y.tolist())), [a, b])], 0)
     assert seen == [(part, part) for part in ([0, 1, 2, 3], [4, 5, 6, 7], [8])]
 
 
 def threads_used(num_bytes, max_threads, num_blocks=64):
     """The number of threads that take blocks: each waits for the expected others in its first."""
-    expected = min(max_threads, 1 + num_bytes // thread_pool.BYTES_PER_THREAD, num_blocks)
+    expected = min(max_threads, 1 + num_bytes // threads.BYTES_PER_THREAD, num_blocks)
     barrier = threading.Barrier(expected)
     seen = set()
 
@@ -67,8 +72,8 @@ def threads_used(num_bytes, max_threads, num_blocks=64):
             seen.add(threading.get_ident())
             barrier.wait(600)
 
-    array = np.zeros(num_blocks * thread_pool.BLOCK_BYTES // 4, "float32")
-    thread_pool.run([(note, [array])], num_bytes, max_threads)
+    array = np.zeros(num_blocks * threads.BLOCK_BYTES // 4, "float32")
+    threads.run([(note, [array])], num_bytes, max_threads)
     return len(seen)
 
 
@@ -79,12 +84,12 @@ def threads_used(num_bytes, max_threads, num_blocks=64):
 def test_one_thread_per_sixteen_megabytes_up_to_the_maximum(
     monkeypatch, pool_of_three, megabytes, most, num_blocks, want
 ):
-    monkeypatch.setattr(thread_pool, "BLOCK_BYTES", 1 << 10)
+    monkeypatch.setattr(threads, "BLOCK_BYTES", 1 << 10)
     assert threads_used(megabytes << 20, most, num_blocks) == want
     assert len(pool_of_three) == want - 1  # and no other thread was given work
 
 
-class Planted(SystemExit):  # which would end a thread of the pool
+class Planted(SystemExit):  # which would silently end a thread of the pool
     pass
 
 
@@ -101,13 +106,13 @@ def test_an_error_ends_the_work_and_is_raised(tiny_blocks, error):
             raise error("planted")
 
     with pytest.raises(error, match="planted"):
-        thread_pool.run([(fail_at_third, [np.zeros(400, "float32")])], 0, max_threads=1)
+        threads.run([(fail_at_third, [np.zeros(400, "float32")])], 0, max_threads=1)
     assert len(calls) == 3
 
 
 def run_on_two(function, num_blocks=2):
-    array = np.zeros(num_blocks * thread_pool.BLOCK_BYTES // 4, "float32")
-    thread_pool.run([(function, [array])], thread_pool.BYTES_PER_THREAD, max_threads=2)
+    array = np.zeros(num_blocks * threads.BLOCK_BYTES // 4, "float32")
+    threads.run([(function, [array])], threads.BYTES_PER_THREAD, max_threads=2)
     return array
 
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from gluonpar import optim
 from gluonpar.optim import Item
-from gluonpar.runtime import engine, thread_pool
+from gluonpar.runtime import engine, threads
 
 pytestmark = pytest.mark.cpu("update_on_host works in the memory of CPU contexts")
 
-BLOCK = thread_pool.BLOCK_BYTES // 4  # elements of float32
+BLOCK = threads.BLOCK_BYTES // 4  # elements of float32
 DTYPES = ["float16", "float32", "float64"]
 EPSILON = {"float16": 1e-3, "float32": 1.2e-7, "float64": 2.3e-16}
 
@@ -163,7 +163,7 @@ def test_several_threads_share_large_arrays(monkeypatch, num_grads):
     One gradient is the sum over several processes, and two parameters are updated by it.
     """
     size = 1_600_001  # of two devices' parameters and one's gradients: 19 MB
-    assert size * 12 >= thread_pool.BYTES_PER_THREAD
+    assert size * 12 >= threads.BYTES_PER_THREAD
     monkeypatch.setattr(optim.threads, "size", lambda ctx: 1)
     both, seen = threading.Barrier(2), set()
 
@@ -214,12 +214,10 @@ def test_several_items_of_several_dtypes_and_functions_are_one_operator(monkeypa
     assert pushes == ["gluonpar.update"]
 
 
-@pytest.mark.parametrize(
-    "bytes_inline", [0, thread_pool.BYTES_INLINE], ids=["prioritized", "inline"]
-)
+@pytest.mark.parametrize("bytes_inline", [0, threads.BYTES_INLINE], ids=["prioritized", "inline"])
 def test_it_is_ordered_with_the_operators_around_it(monkeypatch, bytes_inline):
     """Writers of gradients and readers of parameters, on both devices, before and after."""
-    monkeypatch.setattr(thread_pool, "BYTES_INLINE", bytes_inline)
+    monkeypatch.setattr(threads, "BYTES_INLINE", bytes_inline)
     grads, params = place(np.zeros((2, 1000), "float32")), copies(2, np.zeros(1000, "float32"))
     sums = [param.zeros_like() for param in params]
     want, seen = 0, 0
@@ -236,11 +234,9 @@ def test_it_is_ordered_with_the_operators_around_it(monkeypatch, bytes_inline):
     assert_everywhere(params, np.full(1000, want))
 
 
-@pytest.mark.parametrize(
-    "bytes_inline", [0, thread_pool.BYTES_INLINE], ids=["prioritized", "inline"]
-)
+@pytest.mark.parametrize("bytes_inline", [0, threads.BYTES_INLINE], ids=["prioritized", "inline"])
 def test_it_does_not_wait_for_gradients_and_keeps_no_list_of_the_callers(monkeypatch, bytes_inline):
-    monkeypatch.setattr(thread_pool, "BYTES_INLINE", bytes_inline)
+    monkeypatch.setattr(threads, "BYTES_INLINE", bytes_inline)
     gate = threading.Event()
     grads, params = place(np.ones((2, 8), "float32")), copies(2, np.zeros(8, "float32"))
     engine.push(lambda: gate.wait(600), device(1), writes=[grads[1]])
@@ -256,12 +252,10 @@ class Planted(Exception):
     pass
 
 
-@pytest.mark.parametrize(
-    "bytes_inline", [0, thread_pool.BYTES_INLINE], ids=["prioritized", "inline"]
-)
+@pytest.mark.parametrize("bytes_inline", [0, threads.BYTES_INLINE], ids=["prioritized", "inline"])
 @pytest.mark.parametrize("waiting", range(3))
 def test_an_error_is_raised_where_a_parameter_is_waited_for(monkeypatch, bytes_inline, waiting):
-    monkeypatch.setattr(thread_pool, "BYTES_INLINE", bytes_inline)
+    monkeypatch.setattr(threads, "BYTES_INLINE", bytes_inline)
 
     def fail_in_update(total, param):
         raise Planted("in the update")

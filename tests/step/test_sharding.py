@@ -189,6 +189,13 @@ def test_bad_contexts_are_refused_with_their_values(ctx, error, words):
         split_and_load(payload((4,)), ctx)
 
 
+def test_one_context_may_stand_without_a_list_and_a_tuple_is_a_list():
+    for ctx in (device(1), (device(1),), (device(1), device(0))):
+        shards = split_and_load(payload((4,)), ctx)
+        want = list(ctx) if isinstance(ctx, tuple) else [ctx]
+        assert [shard.context for shard in shards] == want
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 11])
 def test_weighted_shards_are_the_batch_in_proportion_shard_i_on_ctx_i(kind, n):

@@ -13,7 +13,7 @@ import gluonpar
 from gluonpar import metrics, optim, replicas, step
 from gluonpar.models.lenet import LENET_SHAPES
 from gluonpar.plans import partition
-from gluonpar.runtime import backward_passes, engine, thread_pool
+from gluonpar.runtime import backward_passes, engine, threads
 
 LR = 0.2
 NUM_STEPS = 3
@@ -252,7 +252,7 @@ class TestOverlap:
         monkeypatch.setattr(optim, "rule", telling)
         layer_bytes = 4 * (self.WIDTH**2 + self.WIDTH)
         monkeypatch.setattr(replicas, "BUCKET_BYTES", layer_bytes)
-        assert 2 * self.NUM_DEVICES * layer_bytes > thread_pool.BYTES_INLINE
+        assert 2 * self.NUM_DEVICES * layer_bytes > threads.BYTES_INLINE
         return event
 
     def two_steps(self, backward, forward):

@@ -17,7 +17,7 @@ from contexts import device
 
 import gluonpar
 from gluonpar import replicas
-from gluonpar.runtime import engine, thread_pool
+from gluonpar.runtime import engine, threads
 
 NUM_DEVICES, NUM_STEPS, BATCH_SIZE, LR = 4, 20, 16, 0.3
 CTX = [device(i) for i in range(NUM_DEVICES)]
@@ -131,7 +131,7 @@ WAYS = ["at once", "beside", "beside, a bucket a layer"]
 
 def set_way(monkeypatch, way):
     if way != "at once":
-        monkeypatch.setattr(thread_pool, "BYTES_INLINE", 0)
+        monkeypatch.setattr(threads, "BYTES_INLINE", 0)
     if way == "beside, a bucket a layer":
         monkeypatch.setattr(replicas, "BUCKET_BYTES", 4 * (12 * 10 + 12))
 

@@ -9,7 +9,7 @@ import gluonpar
 from gluonpar import replicas, step
 from gluonpar.collectives.exchange import Exchange
 from gluonpar.replicas import get_params
-from gluonpar.runtime import thread_pool
+from gluonpar.runtime import threads
 
 OTHERS = sorted(set(algorithms()) - {"host"})
 SHAPES = [(3, 4), (5,), (2, 2, 2), (1,)]
@@ -209,13 +209,13 @@ def test_devices_that_freeze_different_parameters_never_mix_them_up(frozen):
 @pytest.mark.cpu("the one-pass update is for CPU contexts")
 def test_one_operator_per_bucket_and_the_last_layers_first(monkeypatch):
     monkeypatch.setattr(replicas, "BUCKET_BYTES", 52)
-    pushed, push = [], thread_pool.push
+    pushed, push = [], threads.push
 
     def note(function, arrays, *more, **name):
         pushed.append([array.size for array in arrays])
         push(function, arrays, *more, **name)
 
-    monkeypatch.setattr(thread_pool, "push", note)
+    monkeypatch.setattr(threads, "push", note)
     allreduce_sgd(place(get_params, *draw(2)), LR, BATCH_SIZE)
     assert pushed == [[1] * 4 + [8] * 4, [5] * 4, [12] * 4]
 
