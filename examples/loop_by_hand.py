@@ -159,6 +159,8 @@ def parse(argv=None):
     args = parser.parse_args(argv)
     if args.resume and not args.save_dir:
         parser.error("--resume needs --save-dir")
+    if args.resume and not any(args.save_dir.glob(f"epoch-{args.resume}.*")):
+        parser.exit(2, f"there is no checkpoint of epoch {args.resume} in {args.save_dir}\n")
     if args.save_dir:
         args.save_dir.mkdir(parents=True, exist_ok=True)
     return args

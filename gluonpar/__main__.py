@@ -5,12 +5,12 @@ To start: gluonpar train --num-gpus 2
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import sys
 from typing import NamedTuple, Sequence
 
 from gluonpar.install import entry
+from gluonpar.install.options import Parser, did_you_mean
 from gluonpar.install.version import __version__
 
 
@@ -45,6 +45,8 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command in ``argv`` (default: the process's arguments); return the exit code."""
     argv = sys.argv[1:] if argv is None else list(argv)
+    if argv and argv[0] == "help":  # as `gluonpar COMMAND --help`
+        argv = [*argv[1:], "--help"]
     if argv and argv[0] in COMMANDS:
         prog = f"{entry.program()} {argv[0]}"
 
@@ -54,14 +56,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return entry.run(prog, work)
     lines = [f"  {name:<8}{command.summary}" for name, command in COMMANDS.items()]
     about, _, hint = __doc__.strip().partition("\n\n")
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=entry.program(),
         usage="%(prog)s COMMAND [OPTION ...], or %(prog)s COMMAND --help",
         description="\n".join([about, "", "commands:", *lines, "", hint]),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"gluonpar {__version__}")
-    parser.add_argument("command", nargs="?", choices=COMMANDS, help=argparse.SUPPRESS)
+    if argv and not argv[0].startswith("-"):
+        parser.error(f"there is no command {argv[0]!r}{did_you_mean(argv[0], COMMANDS)}")
     parser.parse_args(argv)
     parser.print_help()
     return 0

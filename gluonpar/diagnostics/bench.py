@@ -95,6 +95,8 @@ def num_bytes(argument: str) -> int:
 def prepare(options: argparse.Namespace) -> tuple:
     """Return sizes, setting, candidates, why others are left out, and a notice on the devices."""
     counts = sizes(options.min_bytes, options.max_bytes, options.factor, options.dtype)
+    if options.num_gpus == 1:
+        raise ValueError("one device has nothing to exchange; --num-gpus must be at least 2")
     chosen = devices.choose(num_gpus=options.num_gpus, device=options.device)
     how_often = (options.rounds, options.warmup, bool(options.check), options.calls)
     setting = Setting(chosen.ctx, options.dtype, options.op, *how_often)
@@ -129,7 +131,7 @@ def header(console: Console, record: harness.Record, setting: Setting) -> None:
     how = threads.describe(setting.ctx) or "; ".join(record.machine["gpus"])
     checked = "every value compared with NumPy's" if setting.check else "values not checked"
     rows = {
-        "devices": f"{list(setting.ctx)}, {how}",
+        "devices": f"{devices.describe(setting.ctx)}, {how}",
         NUMPY: f"on the same memory, {NUMPY_THREADS} threads from {NUMPY_MIN_BYTES} bytes up",
         "all-reduce": f"{setting.op} of {setting.dtype}, {checked}",
         "calls": f"{setting.calls} before each wait; times are per call",

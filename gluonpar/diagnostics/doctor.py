@@ -9,7 +9,6 @@ It changes nothing, downloads nothing, and works without MXNet and NumPy.
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import importlib
 import importlib.util
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Callable, Iterator, NamedTuple, Sequence, Tuple, Union
 
 from gluonpar.install import cuda_libraries, driver, entry, startup, wheels
+from gluonpar.install.options import Parser
 from gluonpar.install.wheels import CPU, CUDA
 
 OK, NOTE, WRONG = "ok", "note", "wrong"  # note: worth knowing; wrong: something cannot work
@@ -90,11 +90,10 @@ class Finding(NamedTuple):
 
 def main(argv: Sequence[str] | None = None, prog: str = "gluonpar doctor") -> int:
     """Print all findings, as text or JSON; return the exit code."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=prog,
         description=entry.about(__doc__),
         epilog=entry.epilog(EXAMPLES, EXIT_CODES),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     as_json = parser.parse_args(argv).json
@@ -245,11 +244,13 @@ def nvidia_driver() -> Iterator[Described]:
         driver.gpus()
         newest = driver.cuda_version()
     except (driver.DriverMissingError, driver.DriverError) as error:
-        harmless = OK if isinstance(error, driver.DriverMissingError) else NOTE
-        remedy = (
-            f"without a GPU: pip uninstall -y mxnet-cu112, then {CPU}; else as the message says"
-        )
-        yield (WRONG, str(error), remedy) if needed else (harmless, str(error))
+        if needed:
+            without = f"without a GPU: pip uninstall -y mxnet-cu112, then {CPU}"
+            yield WRONG, str(error), f"{without}; else as the message says"
+        elif isinstance(error, driver.DriverMissingError):
+            yield OK, "none, so CPU devices are used; a GPU needs NVIDIA's driver"
+        else:
+            yield NOTE, str(error)
         return
     text = f"{_mapped_file(driver.LIBRARY)} supports CUDA up to {driver.version(newest)}"
     remedy = "install a newer driver; until then use CPU devices (--device cpu)"

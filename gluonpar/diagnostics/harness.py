@@ -25,6 +25,7 @@ import numpy as np
 
 from gluonpar.install import driver, entry
 from gluonpar.install.entry import BAD_REQUEST, BROKEN_PIPE, INTERRUPTED
+from gluonpar.install.options import Parser
 from gluonpar.install.version import __version__
 from gluonpar.runtime import devices, threads
 from gluonpar.training.console import Console
@@ -152,13 +153,12 @@ def _processor() -> str:
     return platform.machine()
 
 
-class BenchmarkParser(argparse.ArgumentParser):
+class BenchmarkParser(Parser):
     """A parser with the options of all benchmarks; --device only for those on chosen devices."""
 
     def __init__(self, description: str, on_devices: bool = True, **more: Any) -> None:
         more = {"epilog": entry.epilog("", EXIT_CODES), **more}
-        formatter = argparse.RawDescriptionHelpFormatter
-        super().__init__(description=description, formatter_class=formatter, **more)
+        super().__init__(description=description, **more)
         self.add_argument("--version", action="version", version=f"gluonpar {__version__}")
         self.add_argument("--json", metavar="FILE", help="write all samples to this file")
         if on_devices:
@@ -169,10 +169,6 @@ class BenchmarkParser(argparse.ArgumentParser):
     def add(self, name: str, default: Any, help_: str, **more: Any) -> None:
         """Add an option whose help ends with its default."""
         self.add_argument(name, default=default, help=f"{help_} (default: %(default)s)", **more)
-
-    def error(self, message: str) -> None:
-        """Exit with one line."""
-        self.exit(BAD_REQUEST, f"{self.prog}: error: {message}\n")
 
 
 class Record:

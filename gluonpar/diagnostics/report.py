@@ -81,7 +81,9 @@ def commands(kind: str, num_devices: int, folder: str) -> dict[str, list[str]]:
     """Return the arguments of ``gluonpar`` by the name of the part."""
     on_all = ["--device", kind, "--num-gpus", str(num_devices)]
     bench = ["bench", *on_all, "--json", os.path.join(folder, "bench.json")]
-    parts = {"doctor": ["doctor", "--json"], "verify": ["verify", *on_all], "bench": bench}
+    parts = {"doctor": ["doctor", "--json"], "verify": ["verify", *on_all]}
+    if num_devices > 1:
+        parts["bench"] = bench
     for k in sorted({1, num_devices}):
         name = ALONE if k == 1 else f"profile of {k} devices"
         train = ["train", "--device", kind, "--num-gpus", str(k), "--dataset", "synthetic"]

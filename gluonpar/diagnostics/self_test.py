@@ -6,7 +6,6 @@ device that supports peer-to-peer copies, but corrupts the data, is found.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import itertools
 import sys
@@ -28,6 +27,7 @@ from gluonpar.diagnostics.verification import (
 )
 from gluonpar.gluon.trainer import Trainer
 from gluonpar.install import entry
+from gluonpar.install.options import Parser
 from gluonpar.models import lenet, resnet
 from gluonpar.models.losses import softmax_cross_entropy
 from gluonpar.replicas import get_params
@@ -84,13 +84,12 @@ def main(argv: Sequence[str] | None = None, prog: str = "gluonpar verify") -> in
     return 1 if failures else 0
 
 
-def parser(prog: str) -> argparse.ArgumentParser:
+def parser(prog: str) -> Parser:
     """Return the parser of the command's options."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog=prog,
         description=entry.about(__doc__),
         epilog=entry.epilog(EXAMPLES, EXIT_CODES),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     help_ = "K GPUs; K CPU devices if there is no GPU at all"
     made.add_argument("--num-gpus", type=int, metavar="K", help=help_)

@@ -107,7 +107,7 @@ def epilog(examples: str, exit_codes: dict[int, str]) -> str:
 
 
 def command(argv: list[str], command_line: list[str]) -> str | None:
-    """Return the first argument of the command ``gluonpar``, "" without one; None: another program.
+    """Return the command that ``gluonpar`` is to run, "" without one; None: another program.
 
     ``argv`` is ``sys.argv`` and ``command_line`` that of Python. While Python looks for the module
     of ``-m``, ``sys.argv[0]`` is "-m"; only the command line has the module's name.
@@ -116,6 +116,8 @@ def command(argv: list[str], command_line: list[str]) -> str | None:
     'doctor'
     """
     first = argv[1] if len(argv) > 1 else ""
+    if first == "help" and len(argv) > 2:
+        first = argv[2]
     if argv and os.path.basename(argv[0]) == "gluonpar":  # the script that pip installs
         return first
     if not argv or argv[0] != "-m" or len(command_line) <= len(argv):

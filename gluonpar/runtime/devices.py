@@ -47,6 +47,19 @@ def gpus_present() -> list[int]:
     return [i for i in range(count) if i not in unusable]
 
 
+def describe(ctx: Sequence[mx.Context]) -> str:
+    """Return the contexts as a list; of more than eight the first and the last.
+
+    >>> describe([mx.cpu(0), mx.cpu(1)])
+    '[cpu(0), cpu(1)]'
+    >>> describe([mx.cpu(i) for i in range(100)])
+    '[cpu(0), ..., cpu(99)] (100 devices)'
+    """
+    if len(ctx) <= 8:
+        return str(list(ctx))
+    return f"[{ctx[0]}, ..., {ctx[-1]}] ({len(ctx)} devices)"
+
+
 def choose(
     num_gpus: int | None = None, gpus: Sequence[int] | None = None, device: str = "auto"
 ) -> DeviceChoice:
@@ -63,7 +76,11 @@ def choose(
     if num_gpus is not None and num_gpus < 1:
         raise ValueError(f"num_gpus must be at least 1, got {num_gpus}")
     if gpus is not None:
-        return DeviceChoice(_by_id(list(gpus), num_gpus, device))
+        for name, value in {"num_gpus": num_gpus, "device": device}.items():
+            if value not in (None, "auto", "gpu"):
+                both = f"gpus={list(gpus)} and {name}={value!r}"
+                raise ValueError(f"{both} exclude each other; give one of the two")
+        return DeviceChoice(_by_id(list(gpus)))
     if device == "cpu":
         return DeviceChoice(_cpus(num_gpus or 1))
     present = gpus_present()
@@ -83,11 +100,7 @@ def choose(
     return DeviceChoice(tuple(mx.gpu(i) for i in present[:wanted]))
 
 
-def _by_id(ids: list[int], num_gpus: int | None, device: str) -> tuple[mx.Context, ...]:
-    if device == "cpu":
-        raise ValueError(f"gpus={ids} and device='cpu' contradict each other; give one of the two")
-    if num_gpus is not None and num_gpus != len(ids):
-        raise ValueError(f"num_gpus={num_gpus} and gpus={ids} disagree; give one of the two")
+def _by_id(ids: list[int]) -> tuple[mx.Context, ...]:
     if not ids or len(set(ids)) < len(ids):
         raise ValueError(f"gpus must contain at least one id, and none twice, got {ids}")
     present = gpus_present()

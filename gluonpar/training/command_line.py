@@ -16,6 +16,7 @@ from typing import Callable, Sequence
 from gluonpar import cluster, collectives, metrics
 from gluonpar.install import entry, memory_limits
 from gluonpar.install.entry import BAD_REQUEST, BROKEN_PIPE, INTERRUPTED
+from gluonpar.install.options import Parser
 from gluonpar.install.version import __version__
 from gluonpar.runtime import devices
 from gluonpar.training.checkpointing import ResumeError
@@ -118,15 +119,14 @@ def main(
     return TRAINED
 
 
-def parser(prog: str | None, model: str | None, about: str) -> argparse.ArgumentParser:
+def parser(prog: str | None, model: str | None, about: str) -> Parser:
     """Return the parser; it stores options under the names of :class:`Configuration`'s fields."""
     description, _, examples = about.partition("\n")
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog=prog,
         usage="%(prog)s [OPTION ...]",  # all of them would take fifteen lines
         description=description,
         epilog=entry.epilog(examples, EXIT_CODES),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     if model is None:
         made.add_argument("--model", choices=WORKLOADS, help="what to train (%(default)s)")

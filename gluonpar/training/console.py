@@ -12,6 +12,7 @@ from typing import Iterable, Iterator, TextIO
 import mxnet as mx
 import numpy as np
 
+from gluonpar.runtime.devices import describe
 from gluonpar.training.history import Epoch, History
 from gluonpar.training.profiler import Profiler
 
@@ -48,13 +49,22 @@ class Console:
         for name, value in rows.items():
             self.line(f"{name}: {value}")
 
-    def batches(self, batches: Iterable, total: int, epoch: int, done: int = 0) -> Iterator:
-        """Yield ``batches`` and show the progress from ``done`` to ``total`` batches."""
+    def batches(
+        self, batches: Iterable, total: int, batch_size: int, epoch: int, done: int = 0
+    ) -> Iterator:
+        """Yield ``batches``; show how many of ``total`` have been taken, images/s, and the loss."""
         from tqdm import tqdm  # here, because `import gluonpar` must cost no more than MXNet
 
-        hidden = not self.err.isatty()
-        options = {"leave": False, "file": self.err, "disable": hidden, "unit": "batch"}
-        with tqdm(batches, f"epoch {epoch}", total, initial=done, **options) as self._bar:
+        class Bar(tqdm):
+            @property
+            def format_dict(self):
+                shown = super().format_dict
+                return {**shown, "speed": f"{(shown['rate'] or 0) * batch_size:.0f} images/s"}
+
+        bar_format = "{l_bar}{bar}| {n_fmt}/{total_fmt} batches [{elapsed}<{remaining}, {speed}"
+        options = {"leave": False, "file": self.err, "disable": not self.err.isatty()}
+        options["bar_format"] = bar_format + "{postfix}]"
+        with Bar(batches, f"epoch {epoch}", total, initial=done, **options) as self._bar:
             yield from self._bar
         self._bar = None
 
@@ -75,7 +85,7 @@ class Console:
         """Print the final accuracy, the mean time of an epoch, and the devices."""
         seconds = sum(epoch.seconds for epoch in history.epochs) / len(history.epochs)
         accuracy = f"{history.epochs[-1].test_accuracy:.2f}"
-        self.line(f"test acc: {accuracy}, {seconds:.1f} sec/epoch on {list(history.ctx)}")
+        self.line(f"test acc: {accuracy}, {seconds:.1f} sec/epoch on {describe(history.ctx)}")
 
     def trace(self, path: str, profiler: Profiler) -> None:
         """Print which steps are in the trace file ``path``."""

@@ -36,7 +36,7 @@ from gluonpar.training.profiler import Profiler
 from gluonpar.training.termination import Terminated, Termination
 from gluonpar.training.workloads import Workload, check_memory
 
-DEFAULT_LOG_INTERVAL = 50
+MOST_BATCHES_BETWEEN_READS = 50  # of the loss, and a tenth of an epoch, without a log_interval
 
 # Steps after which several processes read whether one of them is to end. Reading earlier waits for
 # the sum; later, mpirun, which waits a quarter of a second, may have killed them.
@@ -170,10 +170,14 @@ class Run:
         start = time.perf_counter() - progress.seconds
         samples_done = min(done * config.batch_size, self.num_samples) if cluster.is_main() else 0
         meter = metrics.LossMeter(progress.loss_sum, samples_done, done, config.check_finite)
-        in_flight = deque()
+        in_flight, interval = deque(), config.log_interval
+        if not interval:
+            interval = min(MOST_BATCHES_BETWEEN_READS, max(1, self.num_batches // 10))
         with self.profiler if progress.epoch == 1 else Profiler(self.ctx, num_steps=0) as profiled:
             batches = profiled.loading(self._batches(shuffle, done))
-            batches = self.console.batches(batches, self.num_batches, progress.epoch, done)
+            batches = self.console.batches(
+                batches, self.num_batches, config.batch_size, progress.epoch, done
+            )
             for number, (X, y) in enumerate(batches, done + 1):
                 in_flight.append(self._step(number, X, y))
                 meter.add(in_flight[-1], self.workload.params)
@@ -181,7 +185,7 @@ class Run:
                     for loss in in_flight.popleft()[:1]:  # none if this rank had no sample
                         loss.wait_to_read()
                 profiled.step()
-                if number % (config.log_interval or DEFAULT_LOG_INTERVAL) == 0:
+                if number % interval == 0:
                     loss, of = self._read(meter), f"{number}/{self.num_batches}"
                     self.console.progress(loss)
                     if config.log_interval:
@@ -352,7 +356,11 @@ class Run:
         epochs = f"{config.num_epochs} epoch{'s' if config.num_epochs > 1 else ''}"
         batches = f"{self.num_batches} batch{'es' if self.num_batches > 1 else ''}"
         images = f"{self.num_samples} training and {len(data.test_labels)} test images"
-        described = [str(self.ctx), threads.describe(self.ctx), peers.describe(self.ctx)]
+        described = [
+            devices.describe(self.ctx),
+            threads.describe(self.ctx),
+            peers.describe(self.ctx),
+        ]
         processes = f"{num_ranks}, each with as many devices as rank 0"
         training = f"{epochs} of {batches}, {config.describe_training()}, seed {config.seed}"
         return {

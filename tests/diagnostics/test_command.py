@@ -60,20 +60,23 @@ def test_the_help_of_every_command_has_examples_and_exit_codes(name, capsys):
 @pytest.mark.parametrize("form", ["gluonpar", "python -m gluonpar"])
 def test_what_needs_no_mxnet_does_not_import_it_and_the_others_say_what_to_do(without_mxnet, form):
     assert without_mxnet(form, "--version").stdout == f"gluonpar {gluonpar.__version__}\n"
-    for arguments in ((), ("--help",), ("doctor", "--help")):
+    for arguments in ((), ("--help",), ("help",), ("doctor", "--help"), ("help", "doctor")):
         done = without_mxnet(form, *arguments)
         assert (done.returncode, done.stderr) == (0, "") and "doctor" in done.stdout
-    for arguments, prefix in (
-        (("trian",), form),
-        (("--frob",), form),
-        (("doctor", "--frob"), f"{form} doctor"),
+    for arguments, prefix, meant in (
+        (("trian",), form, "did you mean train?"),
+        (("--versoin",), form, "did you mean --version?"),
+        (("doctor", "--jsn"), f"{form} doctor", "did you mean --json?"),
+        (("doctor", "--frob"), f"{form} doctor", "--frob\n"),
     ):
         done = without_mxnet(form, *arguments)
-        assert done.returncode == 2 and arguments[-1] in done.stderr
-        assert f"{prefix}: error: " in done.stderr
-    done = without_mxnet(form, "train", "--num-gpus", "2")
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert done.stderr.startswith(f"{form} train: error: ") and "numpy is broken" in done.stderr
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert done.stderr.startswith(f"{prefix}: error: ") and arguments[-1] in done.stderr
+        assert meant in done.stderr
+    for arguments in (("train", "--num-gpus", "2"), ("help", "train")):
+        done = without_mxnet(form, *arguments)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+        assert done.stderr.startswith(f"{form} train: error: ") and "numpy is broken" in done.stderr
 
 
 def test_another_program_gets_the_exception(without_mxnet, tmp_path):

@@ -112,13 +112,15 @@ CALLS = [
 
 def parse(call, monkeypatch):
     """Let a command parse its arguments and stop there; K and N stand for numbers."""
-    real = argparse.ArgumentParser.parse_args
+    real = argparse.ArgumentParser.parse_known_args
 
-    def parse_args(parser, argv=None):
-        real(parser, argv)
+    def parse_known_args(parser, *arguments):
+        options, unknown = real(parser, *arguments)
+        if unknown:
+            return options, unknown
         raise Accepted
 
-    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_args)
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_known_args", parse_known_args)
     first, *rest = ["2" if word in ("K", "N") else word for word in shlex.split(call)]
     monkeypatch.setattr(sys, "argv", [first, *rest[first == "-m" :]])
     if first == "-m" and rest[0] == "gluonpar":

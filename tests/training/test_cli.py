@@ -157,7 +157,7 @@ BAD_REQUESTS = {
     "--device gpu": "device='gpu'.*no NVIDIA driver here",
     "--gpus 0,0": r"gpus .*twice, got \[0, 0\]",
     "--gpus 7": r"gpus=\[7\].*no NVIDIA driver here",
-    "--gpus 0 --num-gpus 2": r"num_gpus=2 and gpus=\[0\]",
+    "--gpus 0 --num-gpus 2": r"gpus=\[0\] and num_gpus=2",
     "--gpus 0 --device cpu": r"gpus=\[0\].*device='cpu'",
     "--gpus 0;1": "--gpus: .*'0;1'",
     "--gpus=": "--gpus: .*''",

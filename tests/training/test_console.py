@@ -43,7 +43,7 @@ def test_lines_and_notices_are_flushed():
 
 def run_through(console):
     seen = []
-    for batch in console.batches(iter("abc"), total=3, epoch=7):
+    for batch in console.batches(iter("abc"), total=3, batch_size=10, epoch=7):
         seen.append(batch)
         console.progress(0.5)
         console.line(batch)
@@ -60,13 +60,14 @@ def test_on_a_terminal_there_is_a_bar_on_err_only():
     console = Console(io.StringIO(), Terminal())
     assert run_through(console) == ["a", "b", "c"]
     assert "epoch 7" in console.err.getvalue()
-    assert "/3" in console.err.getvalue()
+    assert "/3 batches" in console.err.getvalue()
+    assert "images/s, loss 0.500]" in console.err.getvalue()
     assert console.out.getvalue() == "a\nb\nc\n"
 
 
 def test_the_bar_of_a_resumed_epoch_begins_with_the_batches_done():
     console = Console(io.StringIO(), Terminal())
-    assert list(console.batches(iter("bc"), total=3, epoch=7, done=1)) == ["b", "c"]
+    assert list(console.batches(iter("bc"), total=3, batch_size=10, epoch=7, done=1)) == ["b", "c"]
     assert "1/3" in console.err.getvalue().split("\r")[1]
 
 
