@@ -18,6 +18,7 @@ TITLES = {
     "Reference": "API 参考",
     "Collectives": "集合通信",
     "The step": "训练的一步",
+    "Gluon": "Gluon",
     "Several processes": "多个进程",
     "Checkpoints": "检查点",
     "Training runs": "训练过程",
