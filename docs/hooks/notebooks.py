@@ -52,12 +52,6 @@ def on_page_markdown(markdown: str, page, config, files) -> str:
     return LINK.sub(convert, markdown)
 
 
-def on_post_page(output: str, page, config) -> str:
-    """Mark the Chinese pages, so that browsers choose Chinese fonts and voices."""
-    chinese = ".zh-CN." in page.file.src_uri
-    return output.replace('<html lang="en"', '<html lang="zh-CN"', 1) if chinese else output
-
-
 def _markdown(notebook: dict) -> tuple[str, dict[str, bytes]]:
     """Return a notebook as Markdown, and its plots by file name."""
     parts, drawn = [], {}

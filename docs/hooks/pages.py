@@ -41,7 +41,7 @@ def on_nav(nav, config, files):
     section = next(section for section in nav.items if section.title == "中文")
     for i, item in enumerate(section.children):
         if item.file.src_uri == "step-by-step.html":
-            section.children[i] = Link(item.title, "step-by-step.html#lang=zh")
+            section.children[i] = Link("全归约，一步一步看", "step-by-step.html#lang=zh")
             section.children[i].parent = section
     return nav
 

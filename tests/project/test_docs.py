@@ -204,6 +204,12 @@ def test_links_lead_to_files_and_headings(name):
             assert anchor in anchors(path), f"{target}#{anchor}"
 
 
+def test_every_title_of_the_navigation_has_a_chinese_one():
+    titles = re.findall(r"^ +- ([A-Z][^:\n]*):", (ROOT / "mkdocs.yml").read_text("utf-8"), re.M)
+    translated = runpy.run_path(str(ROOT / "docs" / "hooks" / "chinese.py"))["TITLES"]
+    assert len(titles) > 10 and set(titles) == set(translated)
+
+
 @pytest.mark.parametrize("package", ["gluonpar", "gluonpar.collectives", "gluonpar.cluster"])
 def test_every_public_name_is_on_a_page_of_the_reference(package):
     reference = "\n".join(text for name, text in PAGES.items() if name.startswith("docs/api/"))
