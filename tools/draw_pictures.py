@@ -10,8 +10,8 @@ docs/hooks/drawings.py draws the other plans when the site is built. plans.js of
 docs/assets/step-by-step has all plans and topologies, for docs/step-by-step.html; step-by-step.png
 and step-by-step.zh-CN.png are pictures of that page, which --record page takes. step-timeline.svg
 and scaling.svg show docs/measured/step-timeline.json and scaling.json, which --record writes: run
-it on an otherwise idle machine. For scaling all candidates on all numbers of devices take turns,
-about a hundred processes in 16 GB of memory.
+it on an otherwise idle machine. For scaling, all candidates on all numbers of devices take turns:
+about 40 processes are in memory at once.
 
 Exit status: 0, success; 1, a candidate of the benchmark failed; 2, wrong arguments.
 """

@@ -205,10 +205,13 @@ def picture(hops: Sequence[Hop], num_devices: int, title: str) -> Figure:
 
 
 def _directions(hops: Sequence[Hop], num_devices: int) -> dict[int, str]:
-    """Return the colours of the two ways around a ring, if all hops go around and both occur."""
-    ways = {(hop.dst - hop.src) % num_devices for hop in hops}
+    """Return the colours of the two ways around a ring, if every step sends on all both ways."""
     both = (1, num_devices - 1)
-    return dict(zip(both, DIRECTION_COLOURS)) if len(ways) == 2 and ways == {*both} else {}
+    sent = {(hop.step, hop.src, (hop.dst - hop.src) % num_devices) for hop in hops}
+    around = {
+        (s, i, way) for s in range(num_steps(hops)) for i in range(num_devices) for way in both
+    }
+    return dict(zip(both, DIRECTION_COLOURS)) if num_devices > 2 and sent == around else {}
 
 
 def _layout(hops: Sequence[Hop], gutter: float) -> tuple[float, float, list[Sequence[int]]]:
