@@ -509,7 +509,7 @@ function makePanel(run) {
     const width = 0.4 + 1.5 * Math.sqrt(run.on.links[i].bandwidth / most);
     return ends ? lineTag(line(ends, LANE), { class: "wire", "stroke-width": width }) : "";
   });
-  const direct = run.on.routes.flat(2).every((link) => !/device/.test(run.on.links[link].name));
+  const direct = run.on.links.every(({ name }, i) => !places.links[i] || !/device/.test(name));
   const nodes = direct
     ? []
     : places.nodes.map((node) => labelTag(node, node.half, node.text, "node"));
