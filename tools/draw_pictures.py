@@ -8,9 +8,10 @@
 
 docs/hooks/drawings.py draws the other plans when the site is built. plans.js of
 docs/assets/step-by-step has all plans and topologies, for docs/step-by-step.html; step-by-step.png
-is a picture of that page, which --record page takes. step-timeline.svg and scaling.svg show
-docs/measured/step-timeline.json and scaling.json, which --record writes: run it on an otherwise
-idle machine.
+and step-by-step.zh-CN.png are pictures of that page, which --record page takes. step-timeline.svg
+and scaling.svg show docs/measured/step-timeline.json and scaling.json, which --record writes: run
+it on an otherwise idle machine. For scaling, all candidates on all numbers of devices take turns:
+about 40 processes are in memory at once.
 
 Exit status: 0, success; 1, a candidate of the benchmark failed; 2, wrong arguments.
 """
@@ -46,13 +47,14 @@ PLANS = ROOT / "docs" / "assets" / "step-by-step" / "plans.js"
 TIMELINE, SCALING = MEASURED / "step-timeline.json", MEASURED / "scaling.json"
 FIRST_STEP, NUM_STEPS = 8, 3  # of the profile
 PAGE = ROOT / "docs" / "step-by-step.html"
-MOMENT = "lang=en&theme=light&algorithm=halving-doubling&with=ring&topology=ethernet&t=1220"
+MOMENT = "theme=light&algorithm=halving-doubling&with=ring&topology=ethernet&t=1220"
 CANDIDATES = (
     "gluonpar,gluonpar trainer,trainer gluonpar,trainer device,one context,one context imported,"
     "book,torch ddp,tensorflow mirrored,jax shard_map,no exchange"
 )
 LIBRARIES = ("torch", "tensorflow", "jax")
-BENCHMARK = "--workload lenet --num-gpus 1,2,4 --device cpu --rounds 12 --steps 5".split()
+BENCHMARK = "--workload lenet --num-gpus 1,2,4 --device cpu --rounds 12 --steps 5"
+BENCHMARK += " --interleave"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -79,7 +81,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     draw(PICTURES)
     PLANS.write_text(plans.text(), "utf-8")
     if "page" in names:
-        photograph_page()
+        photograph_page("en", PICTURES / "step-by-step.png")
+        photograph_page("zh", PICTURES / "step-by-step.zh-CN.png")
     return status
 
 
@@ -87,6 +90,7 @@ def draw(folder: Path) -> None:
     """Write all pictures into ``folder``."""
     trace("ring", 4).draw(folder / "ring.svg")
     step.draw(folder / "step.svg")
+    step.draw(folder / "step.zh-CN.svg", step.CHINESE)
     steps = json.loads(TIMELINE.read_text("utf-8"))
     title = (
         f"{steps['num_steps']} steps of LeNet, batch 256, on {len(steps['devices'])} CPU devices"
@@ -96,8 +100,8 @@ def draw(folder: Path) -> None:
     note = (
         f"{_measured(record)}. Medians and quartiles of {record['arguments']['rounds']} rounds of "
         f"{record['arguments']['steps']} steps, the candidates taking turns. All devices share the "
-        "cores. One context, the dashed grey line, uses all of them by itself: data parallelism "
-        "gains as much as gluonpar's line is above it."
+        "cores. One context, the dashed grey line, uses all of them by itself, whatever the number "
+        "of devices: data parallelism gains as much as gluonpar's line is above it."
     )
     title = "Training LeNet, batch 256, on CPU devices"
     scaling.draw(record, "lenet", 2, title, note, folder / "scaling.svg")
@@ -129,7 +133,14 @@ def record_timeline() -> None:
 
 def record_scaling(pythons: dict[str, str | None]) -> int:
     """Run the training benchmark and keep its figures; return its exit status."""
-    command = [sys.executable, "-m", "benchmarks.training", *BENCHMARK, "--candidates", CANDIDATES]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.training",
+        *BENCHMARK.split(),
+        "--candidates",
+        CANDIDATES,
+    ]
     command += [word for option in pythons.items() if option[1] for word in option]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "samples.json"
@@ -140,10 +151,9 @@ def record_scaling(pythons: dict[str, str | None]) -> int:
     return status
 
 
-def photograph_page() -> None:
+def photograph_page(language: str, picture: Path) -> None:
     """Draw docs/step-by-step.html at a moment, as a browser shows it."""
     browser = shutil.which("chromium") or shutil.which("google-chrome") or "chromium"
-    picture = PICTURES / "step-by-step.png"
     with tempfile.TemporaryDirectory() as profile:
         options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
         options += [
@@ -151,7 +161,7 @@ def photograph_page() -> None:
             "--window-size=1180,880",
             f"--screenshot={picture}",
         ]
-        subprocess.run([browser, *options, f"{PAGE.as_uri()}#{MOMENT}"], check=True)
+        subprocess.run([browser, *options, f"{PAGE.as_uri()}#lang={language}&{MOMENT}"], check=True)
     with Image.open(picture) as image:
         few = image.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE)
     few.save(picture, optimize=True)  # a third of the bytes

@@ -8,6 +8,7 @@ Exit code: 0; 1 if a candidate failed, or trained another function than the othe
 that cannot be met; 130 after Ctrl-C.
 """
 
+import contextlib
 import sys
 
 from benchmarks.jobs import TOLERANCE, Comparison
@@ -46,6 +47,8 @@ def parser():
     made.add("--rounds", 12, "samples of each candidate", **positive)
     kind = harness.at_least(0)
     made.add("--warmup", 5, "steps before that do not count", type=kind, metavar="N")
+    help_ = "settings take turns in each round, so that a machine's drift is in all of them alike"
+    made.add_argument("--interleave", action="store_true", help=help_)
     for library, package in LIBRARIES.items():
         help_ = f"interpreter that has {package} (default: this one)"
         option = f"--{library}-python"
@@ -75,13 +78,16 @@ def compare(prepared, console, record):
     header(console, record)
     failed = record.more["failed"] = []
     left_out = record.more["left_out"] = []
-    for setting in settings:
-        with Comparison() as comparison:
-            rows = measure(setting, comparison, record.options.candidates, harness.progress_bar)
-        show(console, setting, comparison, rows)
-        record.rows += rows
-        failed += [[setting.title, *failure] for failure in comparison.failed.items()]
-        left_out += [[setting.title, *left] for left in comparison.left_out.items()]
+    for group in [settings] if record.options.interleave else [[one] for one in settings]:
+        with contextlib.ExitStack() as stack:
+            comparisons = [stack.enter_context(Comparison()) for _ in group]
+            names = record.options.candidates
+            results = measure(group, comparisons, names, harness.progress_bar)
+        for setting, comparison, rows in zip(group, comparisons, results):
+            show(console, setting, comparison, rows)
+            record.rows += rows
+            failed += [[setting.title, *failure] for failure in comparison.failed.items()]
+            left_out += [[setting.title, *left] for left in comparison.left_out.items()]
         record.write()
     if len(settings) > 1:
         for line in ["", *tables.summary(record.rows)]:

@@ -1,4 +1,4 @@
-"""The candidates of the training benchmark, and the measurement of one setting."""
+"""The candidates of the training benchmark, and the measurement of one or several settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from benchmarks.jobs import (
     process_per_device,
 )
 from benchmarks.training.workloads import WORKLOADS
-from gluonpar.diagnostics.harness import Progress, Samples
+from gluonpar.diagnostics.harness import Progress, Samples, turns
 
 OURS, TRAINER, REFERENCE = "gluonpar", "trainer device", "one context"
 ALONE, PROCESSES, HOROVOD = "no exchange", "processes", "horovod"
@@ -219,22 +219,39 @@ class StepResult:
 
 
 def measure(
-    setting: Setting,
-    comparison: Comparison,
+    settings: Sequence[Setting],
+    comparisons: Sequence[Comparison],
     names: Sequence[str],
     progress: Callable[[str], Progress] = lambda title: iter,
-) -> list[StepResult]:
-    """Start the candidates, let them train in turns, and return their results."""
-    seconds = {name: [] for name in names}
-    for name in progress("starting")(names):
-        python = setting.pythons.get(name, sys.executable)
-        comparison.start(name, CANDIDATES[name], setting.task, python)
-        if setting.warmup:
-            comparison.ask(name, steps=setting.warmup)
-    for name, _ in comparison.turns(setting.rounds, progress=progress(setting.title)):
-        answers = comparison.ask(name, steps=setting.steps)
+) -> list[list[StepResult]]:
+    """Start the candidates of all settings, let them train in turns, and return results by setting.
+
+    A round has one sample of every candidate in every setting; all are in memory at once.
+    """
+    pairs = list(zip(settings, comparisons))
+    for setting, comparison in pairs:
+        for name in progress("starting")(names):
+            python = setting.pythons.get(name, sys.executable)
+            comparison.start(name, CANDIDATES[name], setting.task, python)
+            if setting.warmup:
+                comparison.ask(name, steps=setting.warmup)
+    running = [(i, name) for i, (_, comparison) in enumerate(pairs) for name in comparison.jobs]
+    seconds = {at: [] for at in running}
+    title = progress("; ".join(setting.title for setting in settings))
+    for (i, name), _ in turns(running, settings[0].rounds, progress=title):
+        answers = comparisons[i].ask(name, steps=settings[i].steps)
         if answers:
-            seconds[name].append(max(a["seconds"] for a in answers) / setting.steps)
+            seconds[i, name].append(max(a["seconds"] for a in answers) / settings[i].steps)
+    return [
+        _results(setting, comparison, {name: s for (at, name), s in seconds.items() if at == i})
+        for i, (setting, comparison) in enumerate(pairs)
+    ]
+
+
+def _results(
+    setting: Setting, comparison: Comparison, seconds: Mapping[str, list[float]]
+) -> list[StepResult]:
+    """Ask the candidates of a setting for their losses and memory."""
     ready = {name: job.ready for name, job in comparison.jobs.items()}
     reports = {name: comparison.ask(name) for name in ready}
     losses = {name: _total(answers, "loss") for name, answers in reports.items() if answers}

@@ -21,6 +21,7 @@ ROLE = re.compile(r":(?:class|data|func|meth|mod):`(~?)([\w.]+)`")
 DOCTEST = re.compile(r"^>>> .*(?:\n.+)*", re.M)
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[([](.*?)\\[])]</\1>', re.S)
 TABLE = re.compile(r"<table>.*?</table>", re.S)
+HEAD = re.compile(r"<thead>.*?</thead>\s*", re.S)
 ROW, CELL = re.compile(r"<tr>.*?</tr>", re.S), re.compile(r"<t[dh]\b[^>]*>(.*?)</t[dh]>", re.S)
 LONG = 40  # characters in the last column of a table that is better stacked on a narrow screen
 
@@ -64,14 +65,18 @@ def _formula(formula: re.Match) -> str:
 
 
 def _table(table: re.Match) -> str:
-    """A table for the style sheet: ``stacked`` if its last column is text, with named cells."""
+    """A table for the style sheet: ``stacked`` if its last column is text, with named cells.
+
+    A head without words, which Markdown demands, is left out.
+    """
     head, *rows = (CELL.findall(row) for row in ROW.findall(table[0]))
+    shown = table[0] if any(head) else HEAD.sub("", table[0])
     texts = [re.sub("<[^>]*>", "", row[-1]) for row in rows if row]
     if max(map(len, texts), default=0) <= LONG:
-        return f'<div class="wide">{table[0]}</div>'
+        return f'<div class="wide">{shown}</div>'
     names = [html.escape(re.sub("<[^>]*>", "", name), quote=True) for name in head]
     cells = iter(names * len(rows))
-    named = re.sub("<td", lambda cell: f'<td data-name="{next(cells)}"', table[0])
+    named = re.sub("<td", lambda cell: f'<td data-name="{next(cells)}"', shown)
     return f'<div class="stacked">{named}</div>'
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -152,23 +153,26 @@ def cells(row: Result, seconds: dict[str, float]) -> tuple:
 
 
 def plot(options: argparse.Namespace, rows: Sequence[Result]) -> None:
-    """Draw busbw over bytes, a line for each candidate, with its name at the end; most are grey."""
+    """Draw busbw over bytes, a line for each candidate, with its name at the end.
+
+    gluonpar's algorithms have the colours that they have in other pictures; the others are grey and
+    not solid.
+    """
     title = f"all-reduce: {options.op} of {options.dtype} over {rows[0].num_devices} devices"
-    chosen = {"host": 0, "ring": 1, "kvstore": 6, PEER: 6, NUMPY: 2}
-    colours = {name: drawing.COLOURS[i] for name, i in chosen.items()}
+    names = dict.fromkeys(row.name for row in rows)
+    ours = {name: drawing.colour_of(name) for name in names if name in collectives.ALGORITHMS}
+    lines = dict(zip((name for name in names if name not in ours), ("--", ":", "-.", (0, (6, 1)))))
     with drawing.style(title):
         from matplotlib.figure import Figure
         from matplotlib.ticker import FuncFormatter, NullLocator
 
         figure, ends = Figure(figsize=(9, 5)), []
         axes = figure.add_axes((0.08, 0.11, 0.77, 0.81))
-        names = dict.fromkeys(row.name for row in rows)
-        for name in sorted(names, key=colours.__contains__):  # the coloured lines on top
+        for name, marker in zip(names, itertools.cycle("osD^vPX<>*")):
             points = [(row.num_bytes, row.busbw) for row in rows if row.name == name]
-            colour, width = colours.get(name, drawing.GREY), 2 if name in colours else 0.8
-            line = "o--" if name == PEER else "o-"
-            axes.plot(*zip(*points), line, color=colour, linewidth=width, markersize=2 * width)
-            ends.append((points[-1][1], name, colour))
+            look = {"color": ours.get(name, drawing.GREY), "ls": lines.get(name, "-")}
+            axes.plot(*zip(*points), marker=marker, linewidth=1.8, markersize=5, **look)
+            ends.append((points[-1][1], name, look["color"]))
         axes.set_xscale("log", base=2)
         axes.set_yscale("log" if rows[0].busbw else "linear")  # one device has no bus
         axes.set_xticks(sorted({row.num_bytes for row in rows}))

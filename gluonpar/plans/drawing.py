@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Iterable, Iterator, Sequence
 from xml.sax.saxutils import escape
 
 from gluonpar.plans.plan import Hop, num_chunks, num_steps
+from gluonpar.plans.registry import ALGORITHMS
 
 if TYPE_CHECKING:
     import os
@@ -28,6 +29,8 @@ GREY = "#767c85"
 # Device i has COLOURS[i]. Forward and backward have these two in every picture that shows them;
 # readers who are colour-blind can tell them apart.
 FORWARD_COLOUR, BACKWARD_COLOUR = COLOURS[2], COLOURS[4]
+# Where hops go both ways around a ring: those to the next device, and those to the one before.
+DIRECTION_COLOURS = (COLOURS[5], COLOURS[6])
 _COLOURED = ("text.color", "axes.edgecolor", "axes.labelcolor", "axes.titlecolor")
 _COLOURED += ("xtick.color", "ytick.color", "grid.color")
 SETTINGS = dict.fromkeys(_COLOURED, GREY)
@@ -44,6 +47,18 @@ KEY = (
     "Each grid: the state before its step. Each band in a cell: a device whose values it contains.",
     "Solid arrow: the receiver adds the chunk. Dashed: it replaces its own.",
 )
+DIRECTIONS = ("Teal arrow: to the next device.", "Pink: to the one before.")
+
+
+def colour_of(algorithm: str) -> str:
+    """Return an algorithm's colour, the same in every picture that compares algorithms."""
+    return COLOURS[list(ALGORITHMS).index(algorithm) % len(COLOURS)]
+
+
+def dashes(i: int, number: int) -> tuple[float, tuple[float, ...]] | str:
+    """Return the line style of line i of a number that coincide, so that each can be seen."""
+    length = 10 / number  # in line widths
+    return (-i * length, (length, (number - 1) * length)) if number > 1 else "-"
 
 
 @contextlib.contextmanager
@@ -62,12 +77,17 @@ def style(salt: str) -> Iterator[None]:
 
 
 def save(
-    figure: Figure, path: str | os.PathLike, title: str, description: str, dpi: float = 144
+    figure: Figure,
+    path: str | os.PathLike,
+    title: str,
+    description: str,
+    dpi: float = 144,
+    language: str = "en",
 ) -> None:
     """Write ``figure`` to ``path``, in the format that its suffix names, within :func:`style`.
 
-    An SVG file begins with ``title`` and ``description`` and has no date. Raises ValueError for a
-    format that matplotlib cannot write.
+    An SVG file begins with ``title`` and ``description``, names their language and has no date.
+    Raises ValueError for a format that matplotlib cannot write.
     """
     if not str(path).endswith(".svg"):
         figure.savefig(path, dpi=dpi)
@@ -75,7 +95,8 @@ def save(
     svg, no_date = io.StringIO(), dict.fromkeys(("Date", "Creator", "Format", "Type"))
     figure.savefig(svg, format="svg", metadata=no_date)
     before, tag, after = re.split(r"(?<=<svg )([^>]*>)", svg.getvalue(), maxsplit=1)
-    front = f'role="img" aria-labelledby="title desc" {tag}\n <title id="title">{escape(title)}'
+    front = f'role="img" lang="{language}" aria-labelledby="title desc" {tag}\n'
+    front += f' <title id="title">{escape(title)}'
     front += f'</title>\n <desc id="desc">{escape(description)}</desc>'
     Path(path).write_text(re.sub(r"[ \t]+$", "", before + front + after, flags=re.M), "utf-8")
 
@@ -134,7 +155,7 @@ def label_ends(axes: Axes, ends: Iterable[tuple[float, str, str]], size: float =
 def picture(hops: Sequence[Hop], num_devices: int, title: str) -> Figure:
     """Return a figure with one grid per step, with the step's hops, and one of the result."""
     steps, chunks = num_steps(hops), num_chunks(hops)
-    lanes = _lanes(hops)
+    lanes, colours = _lanes(hops), _directions(hops, num_devices)
     width, pitch, lines = _layout(hops, LANE * (max(lanes.values(), default=0) + 2))
     height = min(max(0.36, 0.09 * num_devices), 0.6)
     band = height / num_devices  # in a cell, one per device whose values are in the cell's sum
@@ -153,7 +174,7 @@ def picture(hops: Sequence[Hop], num_devices: int, title: str) -> Figure:
         if chunks > 1:
             axes.text(LEFT - 0.12, top - 0.1, "chunk", color=GREY, size=8.5, ha="right")
         for j, step in enumerate(line):
-            left, name = LEFT + grid * j, f"step {step}" if step < steps else "result"
+            left, name = LEFT + grid * j, f"step {step + 1}" if step < steps else "result"
             middle = left + (width + pitch * (chunks - 1)) / 2
             axes.text(middle, top - headings + 0.2, name, color=GREY, ha="center")
             for chunk in range(chunks if chunks > 1 else 0):
@@ -172,11 +193,25 @@ def picture(hops: Sequence[Hop], num_devices: int, title: str) -> Figure:
                 arm, kind = 72 * LANE * (lanes[hop] + 1), "add" if hop.reduce else "copy"
                 bend = f"arc,angleA=0,angleB=0,armA={arm},armB={arm},rad=3"  # in points
                 gid = f"hop-{step}-{hop.src}-{hop.dst}-{hop.chunk}-{kind}"
-                arrow(axes, *ends, GREY, gid, dashed=not hop.reduce, bend=bend, size=8.5)
-    for i, sentence in enumerate(KEY if hops else KEY[:1]):
-        y = axes.get_ylim()[0] - BOTTOM + 0.2 + 0.22 * i
-        axes.text(MARGIN, y, sentence, color=GREY, size=9.5)
+                colour = colours.get((hop.dst - hop.src) % num_devices, GREY)
+                arrow(axes, *ends, colour, gid, dashed=not hop.reduce, bend=bend, size=8.5)
+    y, x = axes.get_ylim()[0] - BOTTOM + 0.2, MARGIN
+    axes.text(x, y, KEY[0], color=GREY, size=9.5)
+    if hops:
+        axes.text(x, y + 0.22, KEY[1], color=GREY, size=9.5)
+    for i, colour in enumerate(colours.values()):
+        axes.text(x + 4.95 + 2.2 * i, y + 0.22, DIRECTIONS[i], color=colour, size=9.5)
     return figure
+
+
+def _directions(hops: Sequence[Hop], num_devices: int) -> dict[int, str]:
+    """Return the colours of the two ways around a ring, if every step sends on all both ways."""
+    both = (1, num_devices - 1)
+    sent = {(hop.step, hop.src, (hop.dst - hop.src) % num_devices) for hop in hops}
+    around = {
+        (s, i, way) for s in range(num_steps(hops)) for i in range(num_devices) for way in both
+    }
+    return dict(zip(both, DIRECTION_COLOURS)) if num_devices > 2 and sent == around else {}
 
 
 def _layout(hops: Sequence[Hop], gutter: float) -> tuple[float, float, list[Sequence[int]]]:

@@ -22,10 +22,10 @@ def trace(algorithm: str, num_devices: int) -> Trace:
 
     >>> print(trace("tree", 3))
     tree, 3 devices
-    step 0  1 -> 0: chunk 0 (add)
-    step 1  2 -> 0: chunk 0 (add)
-    step 2  0 -> 2: chunk 0 (copy)
-    step 3  0 -> 1: chunk 0 (copy)
+    step 1  1 -> 0: chunk 0 (add)
+    step 2  2 -> 0: chunk 0 (add)
+    step 3  0 -> 2: chunk 0 (copy)
+    step 4  0 -> 1: chunk 0 (copy)
     4 steps, 4 messages; each device sends, in arrays: 2, 1, 1
     """
     return Trace(algorithm, num_devices, tuple(registry.hops(algorithm, num_devices)))
@@ -34,7 +34,8 @@ def trace(algorithm: str, num_devices: int) -> Trace:
 class Trace(NamedTuple):
     """The hops of an algorithm between ``num_devices`` devices, as returned by :func:`trace`.
 
-    ``print`` and Jupyter show one row per step, :meth:`draw` a picture.
+    ``print`` and Jupyter show one row per step, :meth:`draw` a picture. Both count steps from 1,
+    ``Hop.step`` counts from 0.
     """
 
     algorithm: str
@@ -45,9 +46,9 @@ class Trace(NamedTuple):
         rows = [_messages(h for h in self.hops if h.step == s) for s in range(num_steps(self.hops))]
         width = max((len(message) for row in rows for message in row), default=0)
         lines = [self._title()]
-        for s, row in enumerate(rows):
+        for s, row in enumerate(rows, start=1):
             messages = "   ".join(message.ljust(width) for message in row).rstrip()
-            lines.append(f"step {s:<{len(str(len(rows) - 1))}}  {messages}")
+            lines.append(f"step {s:<{len(str(len(rows)))}}  {messages}")
         return "\n".join([*lines, self._total()])
 
     def _repr_html_(self) -> str:
@@ -60,9 +61,9 @@ class Trace(NamedTuple):
         cell has a band of colour for each device whose values are in its sum. ``path`` saves the
         picture, too, in the format that the suffix names. The background is transparent and the
         colours are readable on white and on black. In an SVG file each hop is a group with the id
-        'hop-STEP-SRC-DST-CHUNK-add' (or '-copy'), the printed table is there for screen readers,
-        and one version of matplotlib always writes the same bytes. Raises ImportError without
-        matplotlib.
+        'hop-STEP-SRC-DST-CHUNK-add' (or '-copy'; STEP is ``Hop.step``), the printed table is there
+        for screen readers, and one version of matplotlib always writes the same bytes. Raises
+        ImportError without matplotlib.
         """
         title = self._title()
         with drawing.style(title):

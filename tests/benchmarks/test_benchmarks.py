@@ -42,6 +42,13 @@ def test_training(rows):
         assert row["imports_gluonpar"] == ours
 
 
+def test_training_with_settings_that_take_turns(rows):
+    few = ("--device", "cpu", "--workload", "mlp", "--batch-size", "8", "--warmup", "1")
+    few += ("--interleave", "--num-gpus", "1,2", "--candidates", "gluonpar,one context")
+    measured = [(row["num_devices"], row["name"]) for row in rows("training", *few)]
+    assert measured == [(k, name) for k in (1, 2) for name in ("gluonpar", "one context")]
+
+
 @needs_mpi
 def test_cluster(rows):
     few = ("--processes", "2", "--batch-size", "4", "--sizes", "64,65536")

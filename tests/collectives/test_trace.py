@@ -25,7 +25,7 @@ def test_the_table_is_the_plan(name, k):
     title, *rows, total = str(trace(name, k)).split("\n")
     hops = ALGORITHMS[name].plan(k)
     read = [
-        hop(row.split()[1], src, dst, chunk, kind)
+        hop(int(row.split()[1]) - 1, src, dst, chunk, kind)
         for row in rows
         for src, dst, chunks, kind in HOP.findall(row)
         for chunk in chunks.split(", ")
@@ -88,6 +88,22 @@ class TestPicture:
                 where = [{i for i, cell in enumerate(cells) if inside(v, cell)} for v in values]
                 assert all(len(found) == 1 for found in where)
                 assert set().union(*where) == {i for i, all_ in enumerate(expected) if part in all_}
+
+    def test_the_two_directions_of_a_ring_have_a_colour_each(self):
+        def colours(name, k=4):
+            found = {}
+            for patch in trace(name, k).draw().axes[0].patches:
+                if (patch.get_gid() or "").startswith("hop-"):
+                    _, _, src, dst, *_ = patch.get_gid().split("-")
+                    found.setdefault((int(dst) - int(src)) % k, set()).add(patch.get_edgecolor())
+            return found
+
+        both = colours("bidirectional-ring")
+        assert {way: len(some) for way, some in both.items()} == {1: 1, 3: 1}
+        assert both[1].isdisjoint(both[3])
+        for name in ("ring", "star", "balanced"):
+            (grey,) = set().union(*colours(name, 3).values())
+            assert grey not in both[1] | both[3]
 
     def test_a_copy_removes_the_receiver_s_values_from_its_cell(self):
         broadcast = Trace("broadcast", 2, (plan.Hop(0, 0, 1, 0, reduce=False),))

@@ -154,6 +154,7 @@ def test_at_any_moment_messages_sums_and_shared_links_are_those_of_the_simulatio
             used = Counter(i for src, dst, _ in moving for i in routes[src, dst] if i >= 0)
             shared = sorted(users for users in used.values() if users > 1)
             assert panel["messages"] == sorted(texts)
+            assert panel["covered"] == 0  # devices' numbers
             assert panel["glowing"] == len(shared)
             assert sorted(panel["times"]) == [
                 f"×{users}" for users in shared if users > 2 or len(shared) <= 8
@@ -228,10 +229,22 @@ def test_a_link_carries_the_settings_and_what_is_not_valid_in_it_is_the_default(
 
 def test_what_is_typed_is_shown_as_invalid_and_the_last_good_value_kept(driven):
     assert driven["invalid"] == [
-        [None, "Times for 1M bytes", "1M"],
-        ["true", "Times for 1M bytes", "many"],
-        [None, "Times for 2M bytes", "2M"],
+        [None, "Times for 1M bytes", "1M", ""],
+        [
+            "true",
+            "Times for 1M bytes",
+            "many",
+            "Bytes must be a number such as 4096, 4K, 1M or 1G, got “many”. "
+            "The page still shows 1M.",
+        ],
+        [None, "Times for 2M bytes", "2M", ""],
     ]
+    assert "from 2 to 16 on this topology, got “32”" in driven["many"]
+    assert "from 2 to 8 on this topology, got nothing. The page still shows 8" in driven["empty"]
+
+
+def test_only_the_links_of_the_plan_are_drawn(driven):
+    assert driven["started"]["panels"][0]["wires"] == 8  # the ring, on a link per pair
 
 
 def test_buttons_step_and_playing_goes_to_the_end(driven):

@@ -13,6 +13,12 @@ const words = (selector, within = document) => all(selector, within).map((e) => 
 const control = (name) => document.querySelector(`#settings [name=${name}]`);
 const frames = () => new Promise(requestAnimationFrame);
 
+/** Whether two elements cover each other in part. */
+function overlap(one, other) {
+  const [a, b] = [one, other].map((element) => element.getBoundingClientRect());
+  return a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
+}
+
 /** What the page shows. */
 function shown() {
   return {
@@ -26,6 +32,10 @@ function shown() {
       glowing: all(".glow", figure).length,
       times: words(".times", figure),
       messages: words(".message", figure).sort(),
+      wires: all(".wire", figure).length,
+      covered: all(".device > text", figure).filter((number) =>
+        all(".message", figure).some((message) => overlap(number, message)),
+      ).length,
       adding: all(".device.adding > text", figure).map((e) => Number(e.textContent)),
     })),
   };
@@ -93,7 +103,7 @@ function chart(values) {
     rows,
     sentence: words("#fastest")[0],
     strip: all("#chart rect").length,
-    lines: all("#chart polyline").length,
+    lines: all("#chart .curve").length,
   };
 }
 
@@ -147,9 +157,14 @@ async function drive({ stepped, scrubbed, charts }) {
       control("bytes").getAttribute("aria-invalid"),
       words("#table-title")[0],
       control("bytes").value,
+      words("#wrong")[0],
     ];
   });
   control("bytes").value = "2M";
+  choose({ devices: "32" });
+  report.many = words("#wrong")[0];
+  choose({ topology: "nvlink", devices: "" });
+  report.empty = words("#wrong")[0];
 
   await follow("lang=en&topology=pcie&with=tree&devices=6&algorithm=halving-doubling&t=20");
   report.text = TEXT;

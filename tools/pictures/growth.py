@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from gluonpar.collectives import ALGORITHMS, simulate
-from gluonpar.plans.drawing import COLOURS, label_ends, save, style
+from gluonpar.plans.drawing import colour_of, dashes, label_ends, save, style
 
 TITLE = "The simulated time of an all-reduce by number of devices: lower is better"
 NAMES = [name for name, algorithm in ALGORITHMS.items() if algorithm.plan is not None]
 DEVICES = [1 << i for i in range(1, 11)]
-WIDTHS = (4.5, 3.5, 2.4, 1.2, 3.2, 1.2)  # lines that coincide are seen below each other
 SIZES = {"4 KB": 4e3, "1 MB": 1e6, "100 MB": 1e8}
 TOPOLOGIES = {
     "nvswitch": "a switch, 144 GB/s",
@@ -28,6 +28,7 @@ def draw(path: os.PathLike) -> None:
     with style("growth"):
         figure = Figure((10, 6.4))
         figure.text(0.02, 0.955, TITLE, size=13, weight="bold")
+        figure.text(0.02, 0.92, "Dashes of several colours: these lines coincide.", size=9.5)
         for row, (on, described) in enumerate(TOPOLOGIES.items()):
             for column, size in enumerate(SIZES):
                 place = (0.07 + 0.275 * column, 0.56 - 0.455 * row, 0.215, 0.31)
@@ -61,10 +62,15 @@ def _panel(
     axes, ends = figure.add_axes(place), []
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    for i, (name, times) in enumerate(lines.items()):
+    for name, times in lines.items():
         gid = f"line-{name}-{title.replace(' ', '-')}"
-        axes.plot(DEVICES, times, color=COLOURS[i], lw=WIDTHS[i % len(WIDTHS)], gid=gid)
-        ends.append((times[-1], name, COLOURS[i]))
+        for start in range(len(DEVICES) - 1):
+            part = slice(start, start + 2)
+            same = [other for other in lines if _coincide(lines[other][part], times[part])]
+            look = {"lw": 2.2, "ls": dashes(same.index(name), len(same)), "gid": f"{gid}-{start}"}
+            look.update(dash_capstyle="butt", solid_capstyle="round")
+            axes.plot(DEVICES[part], times[part], color=colour_of(name), **look)
+        ends.append((times[-1], name, colour_of(name)))
     axes.set_title(title, loc="left", size=9.5)
     axes.set_xticks(DEVICES[1::2], map(str, DEVICES[1::2]))
     axes.xaxis.set_minor_locator(NullLocator())
@@ -75,6 +81,11 @@ def _panel(
     axes.set_xlabel("devices", size=9)
     if named:
         label_ends(axes, ends, size=8.5)
+
+
+def _coincide(times: list[float], others: list[float]) -> bool:
+    """Whether two lines are so close that one would hide the other."""
+    return all(abs(math.log10(a / b)) < 0.02 for a, b in zip(times, others))
 
 
 def _seconds(seconds: float) -> str:

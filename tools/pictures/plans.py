@@ -16,7 +16,7 @@ from collections import defaultdict
 from typing import Any, Callable, Iterable
 
 from gluonpar.collectives import ALGORITHMS, Hop
-from gluonpar.plans.drawing import COLOURS
+from gluonpar.plans.drawing import colour_of
 from gluonpar.plans.plan import num_chunks, num_steps
 from gluonpar.plans.topologies import TOPOLOGIES, Link, Topology
 
@@ -26,8 +26,8 @@ DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 CHINESE = {
     "star": "每个设备都把数组发给设备 0，由它求和，再把和发回每个设备。",
     "balanced": "设备 c 对所有设备的块 c 求和，然后每个设备取来所有的和。",
-    "ring": "各块沿环传递：先是不断增大的部分和，再是完整的和。",
-    "bidirectional-ring": "两个方向相反的环同时进行，各传一半的块。",
+    "ring": "各块沿环形传递：先是不断增大的部分和，再是完整的和。",
+    "bidirectional-ring": "两个方向相反的环形同时进行，各传一半的块。",
     "tree": "部分和沿二项树向上汇到设备 0，和再沿原路向下发回。",
     "halving-doubling": "设备两两交换一半，再交换四分之一、八分之一；然后反向进行。",
 }
@@ -36,8 +36,8 @@ CHINESE = {
 def text() -> str:
     """Return docs/assets/step-by-step/plans.js, which has one line per plan and per topology."""
     algorithms = {
-        name: _algorithm(name, algorithm.plan, colour)
-        for (name, algorithm), colour in zip(ALGORITHMS.items(), COLOURS)
+        name: _algorithm(name, algorithm.plan, colour_of(name))
+        for name, algorithm in ALGORITHMS.items()
         if algorithm.plan is not None
     }
     topologies = {name: _topology(make) for name, make in TOPOLOGIES.items()}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import statistics
 import textwrap
 from typing import Any, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from gluonpar.diagnostics import harness
 from gluonpar.plans.drawing import COLOURS, GREY, label_ends, save, style
 
 # The labels of the candidates of benchmarks/training.
@@ -25,14 +27,17 @@ LABELS = {
     "jax shard_map": "JAX shard_map",
 }
 ALONE = "no exchange"  # the same devices, each alone on its shard
-ONE = "one context imported"  # all cores, whatever the number of devices of the others
+# All cores, whatever the number of devices of the others: one program, measured beside each.
+ONE = "one context imported"
+ONE_CONTEXT = ("one context", ONE)
 LINES = {"tensorflow mirrored": 3, "gluonpar": 0, "torch ddp": 2, "trainer device": 4, "book": 7}
 
 
 def condensed(record: dict[str, Any]) -> dict[str, Any]:
     """Return what :func:`draw` needs of a file written by ``benchmarks/training --json``.
 
-    Seconds are rounded to microseconds, and no path of the machine is kept.
+    Seconds are rounded to microseconds, and no path of the machine is kept. The rows of one context
+    have the samples of all of them: they are of one program.
     """
     rows = [
         {
@@ -40,11 +45,24 @@ def condensed(record: dict[str, Any]) -> dict[str, Any]:
             "median_seconds": round(row["median_seconds"], 6),
             "quartiles_seconds": [round(seconds, 6) for seconds in row["quartiles_seconds"]],
         }
-        for row in record["rows"]
+        for row in pooled(record["rows"])
     ]
     arguments = {key: record["arguments"][key] for key in ("steps", "rounds", "warmup")}
     machine = {key: record["machine"][key] for key in ("processor", "cores", "date")}
     return {"machine": machine, "arguments": arguments, "rows": rows}
+
+
+def pooled(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows, those of one context with median and quartiles of all their samples."""
+    samples: dict[tuple, list[float]] = {}
+    for row in rows:
+        if row["name"] in ONE_CONTEXT:
+            samples.setdefault((row["name"], row["workload"]), []).extend(row["seconds"])
+    figures = {}
+    for at, seconds in samples.items():
+        all_ = harness.Samples(seconds)
+        figures[at] = {"median_seconds": all_.median, "quartiles_seconds": all_.quartiles}
+    return [{**row, **figures.get((row["name"], row["workload"]), {})} for row in rows]
 
 
 def draw(
@@ -74,13 +92,12 @@ def draw(
         figure.text(0.02, 0.03, textwrap.fill(note, 125), size=9.5)
         gluonpar = sorted((r["num_devices"], r) for r in rows if r["name"] == "gluonpar")
         rates = ", ".join(f"{_rate(row):.0f} with {k}" for k, row in gluonpar)
-        one_context = ", ".join(f"{_rate(row):.0f}" for row in rows if row["name"] == ONE)
         times = ", ".join(f"{LABELS[r['name']]} {1e3 * r['median_seconds']:.0f}" for r in bars)
         description = (
             f"Left, images per second by number of devices: gluonpar {rates}; beside them one "
-            f"context with all cores, after import gluonpar, {one_context}. Right, milliseconds "
-            f"per step on {num_devices} devices: {times}; the same devices without any exchange of "
-            f"gradients {alone:.0f}."
+            f"context with all cores, after import gluonpar, {_one_context(rows)[1]:.0f}. Right, "
+            f"milliseconds per step on {num_devices} devices: {times}; the same devices without "
+            f"any exchange of gradients {alone:.0f}."
         )
         save(figure, path, title, description)
 
@@ -90,9 +107,17 @@ def _rate(row: dict[str, Any]) -> float:
     return row["batch_size"] / row["median_seconds"]
 
 
+def _one_context(rows: Sequence[dict[str, Any]]) -> tuple[float, float, float]:
+    """Images per second of one context: at the slow quartile, the median and the fast quartile."""
+    mine = [row for row in rows if row["name"] == ONE]
+    median = statistics.median(row["median_seconds"] for row in mine)
+    fast, slow = (statistics.median(q) for q in zip(*(row["quartiles_seconds"] for row in mine)))
+    return tuple(mine[0]["batch_size"] / seconds for seconds in (slow, median, fast))
+
+
 def _over_devices(axes: Axes, rows: Sequence[dict[str, Any]]) -> None:
     counts, ends = sorted({row["num_devices"] for row in rows}), []
-    for name in (*LINES, ONE):
+    for name in LINES:
         mine = sorted((r for r in rows if r["name"] == name), key=lambda row: row["num_devices"])
         x = [counts.index(row["num_devices"]) for row in mine]
         medians = [_rate(row) for row in mine]
@@ -101,11 +126,15 @@ def _over_devices(axes: Axes, rows: Sequence[dict[str, Any]]) -> None:
             [median - slow for median, (_, slow) in zip(medians, quartiles)],
             [fast - median for median, (fast, _) in zip(medians, quartiles)],
         ]
-        colour, line = (GREY, "--") if name == ONE else (COLOURS[LINES[name]], "-")
+        colour = COLOURS[LINES[name]]
         axes.errorbar(x, medians, whiskers, color=colour, ls="", elinewidth=1)
         gid = f"line-{name.replace(' ', '-')}"
-        axes.plot(x, medians, color=colour, marker="o", lw=2, ls=line, gid=gid)
+        axes.plot(x, medians, color=colour, marker="o", lw=2, gid=gid)
         ends.append((medians[-1], LABELS[name], colour))
+    slow, median, fast = _one_context(rows)
+    axes.axhspan(slow, fast, color=GREY, alpha=0.16, lw=0)
+    axes.axhline(median, color=GREY, lw=2, ls="--", gid="line-one-context")
+    ends.append((median, LABELS[ONE], GREY))
     axes.set_xticks(range(len(counts)), counts)
     axes.set(xlim=(-0.15, len(counts) - 0.9), xlabel="devices")
     axes.set_ylim(0)

@@ -290,6 +290,16 @@ function complete(texts) {
   return chosen;
 }
 
+/** Why a setting cannot have this text, and what the page shows instead. */
+function wrong(name, text) {
+  const ranges = { devices: "wrongDevices", bytes: "wrongBytes", memory: "wrongMemory" };
+  const sentence = ranges[name] || (name.startsWith("latency") ? "wrongLatency" : "wrongBandwidth");
+  const devices = Object.keys(PLANS.topologies[settings.topology].machines).map(Number);
+  const limits = [Math.min(...devices), Math.max(...devices)];
+  const kept = settings[name] || say("unlimited");
+  return say(sentence, text ? `“${text}”` : say("nothing"), kept, ...limits);
+}
+
 function bytesOf(text) {
   const [, number, unit] = text.match(BYTES);
   return Math.round(number * 1024 ** " KMG".indexOf(unit.toUpperCase() || " "));
@@ -337,14 +347,16 @@ function switchesOf({ links, routes }) {
   return switches.map((number) => number || 0);
 }
 
-/** Where everything is on a sheet of this width, in pixels: boxes, switches and links. */
-function placesOf({ devices, chunks, on }, width) {
+/** Where everything is on a sheet of this width, in pixels: boxes, switches and the links that the
+ * algorithm uses. */
+function placesOf({ devices, chunks, on, steps }, width) {
   const switches = switchesOf(on);
   const groups = Math.max(...switches) + 1;
   const half = groups > 1 ? switches.filter((s) => s < groups / 2).length : 0; // on the left
   const around = half ? 2 * Math.max(half, devices - half) : devices; // if the circle were full
   const box = boxOf(chunks, width, around);
-  const gap = half && width < 420 ? 34 : 12; // on a phone the switches are between the boxes
+  // On a phone: space for an arrow, or for the switches, between the boxes.
+  const gap = width < 420 ? (half ? 34 : 24) : 12;
   const least = box.height + (box.height + gap) / Math.sin(Math.PI / Math.max(around, 3));
   const height = Math.max(Math.min(0.62 * width, 150 + 45 * around, 480), least);
   const middle = { x: width / 2, y: height / 2 };
@@ -365,7 +377,7 @@ function placesOf({ devices, chunks, on }, width) {
     const outer = kind === "device" ? boxes[number] : nodes[number];
     return way === "out" ? [outer, inner] : [inner, outer];
   };
-  const used = new Set(on.routes.flat(2));
+  const used = new Set(steps.flatMap(({ messages }) => messages.flatMap(({ route }) => route)));
   const links = on.links.map(({ name }, i) => used.has(i) && ends(name));
   return { width, height, box, boxes, nodes, links };
 }
@@ -400,16 +412,22 @@ function boxOf(chunks, width, around) {
   return { columns, cell, width: columns * cell.width + 8, height: rows * (cell.height + 2) + 20 };
 }
 
-/** A link as a line from border to border, ``aside`` pixels to the right of its direction. */
-function line([from, to], aside) {
+/** A link as a line from border to border, ``aside`` pixels to the right of its direction.
+ *
+ * It is the way of the middle of a label that is as large as ``more``, half of its sides, and stays
+ * off both ends: if there is too little space, half way between them.
+ */
+function line([from, to], aside, more = [0, 0]) {
   const [dx, dy] = [to.x - from.x, to.y - from.y];
   const length = Math.hypot(dx, dy) || 1;
-  const inside = ({ half: [w, h] }) => length * Math.min(w / Math.abs(dx), h / Math.abs(dy));
+  const inside = ({ half: [w, h] }) =>
+    length * Math.min((w + more[0]) / Math.abs(dx), (h + more[1]) / Math.abs(dy));
   const at = (distance) => ({
     x: from.x + (dx * distance - dy * aside) / length,
     y: from.y + (dy * distance + dx * aside) / length,
   });
-  return [at(inside(from)), at(length - inside(to))];
+  const [begin, end] = [inside(from), length - inside(to)];
+  return begin < end ? [at(begin), at(end)] : [at((begin + end) / 2), at((begin + end) / 2)];
 }
 
 /** The point at a part, 0 to 1, of the way along some lines. */
@@ -491,7 +509,7 @@ function makePanel(run) {
     const width = 0.4 + 1.5 * Math.sqrt(run.on.links[i].bandwidth / most);
     return ends ? lineTag(line(ends, LANE), { class: "wire", "stroke-width": width }) : "";
   });
-  const direct = run.on.routes.flat(2).every((link) => !/device/.test(run.on.links[link].name));
+  const direct = run.on.links.every(({ name }, i) => !places.links[i] || !/device/.test(name));
   const nodes = direct
     ? []
     : places.nodes.map((node) => labelTag(node, node.half, node.text, "node"));
@@ -590,20 +608,26 @@ function activeTags([ends, users]) {
   return (users > 1 ? lineTag(shown, glow) : "") + lineTag(shown, used);
 }
 
+/** Whether a link is between switches. They are close, so messages go beside them. */
+const inner = (ends) => ends.every(({ text }) => text !== undefined);
+
 /** How many messages share a link, beside its middle. */
 function timesTag([ends, users]) {
-  const { x, y } = along([line(ends, 30)], 0.5);
+  const { x, y } = along([line(ends, inner(ends) ? 40 : 30)], 0.5);
   return textTag(x, y + 4, `×${users}`, { class: "times" });
 }
 
 /** A message on its way; those that share a link follow one another, so that each can be seen. */
 function messageTag({ run, places }, message, step, moment, users) {
-  const lines = message.route.map((link) => line(places.links[link], LANE + 6));
-  const length = lines.reduce((sum, [a, b]) => sum + Math.hypot(b.x - a.x, b.y - a.y), 0);
-  const sharing = message.route.map((link) => users.get(link));
-  const train = sharing.reduce((most, some) => (some.length > most.length ? some : most));
   const text = (message.adds ? "+" : "=") + numbers(message.chunks);
   const half = 4 + 3.3 * text.length;
+  const lines = message.route.map((link) => {
+    const ends = places.links[link];
+    return inner(ends) ? line(ends, LANE + 16) : line(ends, LANE + 6, [half + 1, 9]);
+  });
+  const length = lines.reduce((sum, [a, b]) => sum + Math.hypot(b.x - a.x, b.y - a.y), 0) || 1;
+  const sharing = message.route.map((link) => users.get(link));
+  const train = sharing.reduce((most, some) => (some.length > most.length ? some : most));
   const gap = Math.min((2 * half + 2) / length, 0.7 / train.length);
   const part = (moment - message.begin) / (message.arrive - message.begin);
   const behind = part * (1 + gap * (train.length - 1)) - gap * train.indexOf(message);
@@ -697,14 +721,17 @@ function axes({ left, right, top, bottom, powers, x, y }) {
 /** The fastest algorithms of a range of sizes: a strip in the colour of the first, and names. */
 function stripTags({ top, x }, { names, from, to }) {
   const width = x(to) - x(from);
-  const fill = PLANS.algorithms[names[0]].colour;
+  const style = colourOf(names[0]);
   const texts = [names.join(" = "), `${names[0]} = …`, names[0], ""];
   const label = texts.find((text) => textWidth(text) < width);
-  const strip = tag("rect", { x: x(from), y: top - 18, width, height: 8, fill });
+  const strip = tag("rect", { x: x(from), y: top - 18, width, height: 8, style, class: "strip" });
   return strip + textTag((x(from) + x(to)) / 2, top - 24, label);
 }
 
-/** A line per algorithm, and the names at their ends, moved apart. */
+/** A style sheet's --colour for an algorithm. */
+const colourOf = (name) => `--colour: ${PLANS.algorithms[name].colour}`;
+
+/** A line per algorithm in dashes where others coincide, and the names at their ends, moved apart. */
 function curves({ right, bottom, x, y }, times) {
   const ends = ALGORITHMS.map((name) => ({ name, y: y(times[name][SIZES.length - 1]) }));
   ends.sort((a, b) => a.y - b.y);
@@ -714,22 +741,34 @@ function curves({ right, bottom, x, y }, times) {
     end.at = Math.min(end.at, lowest);
     lowest = end.at - 16;
   }
-  return ALGORITHMS.map((name, i) => {
+  const close = (name, other, j) => Math.abs(y(times[name][j]) - y(times[other][j])) < HIDES;
+  return ALGORITHMS.map((name) => {
     const end = ends.find((one) => one.name === name);
-    const look = { stroke: PLANS.algorithms[name].colour, fill: "none" };
-    const curve = SIZES.map((bytes, j) => [x(bytes), y(times[name][j])].map((n) => n.toFixed(1)));
-    const width = WIDTHS[i % WIDTHS.length];
     const leader = `M${right + 2},${end.y}L${right + 12},${end.at}h6`;
+    const parts = [];
+    let dashes = "";
+    SIZES.forEach((bytes, j) => {
+      const [here, next] = [[x(bytes), y(times[name][j])].map((n) => n.toFixed(1)), j + 1];
+      if (parts.length) parts[parts.length - 1].points += ` ${here}`;
+      if (next === SIZES.length) return;
+      const same = ALGORITHMS.filter((other) => close(name, other, j) && close(name, other, next));
+      const length = DASHES / same.length;
+      const dashed = `${length} ${DASHES - length}`;
+      const from = -same.indexOf(name) * length;
+      if (parts.length && dashes === same.join()) return;
+      dashes = same.join();
+      const look = same.length > 1 ? { "stroke-dasharray": dashed, "stroke-dashoffset": from } : {};
+      parts.push({ points: `${here}`, ...look });
+    });
     const chosen = [settings.algorithm, settings.with].includes(name) ? "chosen" : "";
-    return (
-      tag("polyline", { points: curve.join(" "), "stroke-width": width, ...look }) +
-      tag("path", { d: leader, "stroke-width": 2, ...look }) +
-      textTag(right + 21, end.at + 4, name, { class: chosen, "text-anchor": "start" })
-    );
+    const lines = parts.map((part) => tag("polyline", part)).join("") + tag("path", { d: leader });
+    const text = textTag(right + 21, end.at + 4, name, { class: chosen, "text-anchor": "start" });
+    return tag("g", { class: "curve", style: colourOf(name) }, lines + text);
   });
 }
 
-const WIDTHS = [4.5, 3.5, 2.4, 1.4, 3.2, 1.4]; // lines that coincide are seen below each other
+const HIDES = 1.5; // pixels between lines of which one would hide the other
+const DASHES = 24; // pixels in which every one of several lines that coincide has a dash
 
 function drawTable(on) {
   $("table-title").textContent = say("tableTitle", settings.bytes);
@@ -826,6 +865,7 @@ function fillForm() {
     if (input.value.trim() !== text) input.value = text;
     input.removeAttribute("aria-invalid");
   }
+  $("wrong").textContent = "";
 }
 
 /** Show all panels at a moment. */
@@ -890,11 +930,12 @@ function frame() {
   requestAnimationFrame(frame);
 }
 
-/** Take a value from the form, or mark it as invalid and keep the last one. */
+/** Take a value from the form, or say why it is not valid and keep the last one. */
 function changed({ target: { name, value }, target }) {
   const text = value.trim();
   if (!valid(name, text, settings.topology)) {
     target.setAttribute("aria-invalid", "true");
+    $("wrong").textContent = wrong(name, text);
     return;
   }
   const kept = Object.entries(settings).filter(([other]) => {

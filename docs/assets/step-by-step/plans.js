@@ -48,7 +48,7 @@ const PLANS = {
 "ring": {
 "colour": "#2e8b57",
 "en": "Chunks travel around a ring, first as growing partial sums, then as complete sums.",
-"zh": "各块沿环传递：先是不断增大的部分和，再是完整的和。",
+"zh": "各块沿环形传递：先是不断增大的部分和，再是完整的和。",
 "plans": {
 "2": {"chunks": 2, "steps": ["01+0 10+1", "01=1 10=0"]},
 "3": {"chunks": 3, "steps": ["01+0 12+1 20+2", "01+2 12+0 20+1", "01=1 12=2 20=0", "01=0 12=1 20=2"]},
@@ -70,7 +70,7 @@ const PLANS = {
 "bidirectional-ring": {
 "colour": "#d04545",
 "en": "Two rings at once in opposite directions, each with half of the chunks.",
-"zh": "两个方向相反的环同时进行，各传一半的块。",
+"zh": "两个方向相反的环形同时进行，各传一半的块。",
 "plans": {
 "2": {"chunks": 4, "steps": ["01+02 10+13", "01=13 10=02"]},
 "3": {"chunks": 6, "steps": ["01+0 02+3 10+5 12+1 20+2 21+4", "01+2 02+5 10+4 12+0 20+1 21+3", "01=1 02=4 10=3 12=2 20=0 21=5", "01=0 02=3 10=5 12=1 20=2 21=4"]},

@@ -33,6 +33,17 @@ const TEXT = {
     sums: "Sums",
     memory: "memory, GB/s",
     unlimited: "no time",
+    nothing: "nothing",
+    wrongDevices:
+      "Devices K must be a whole number from {2} to {3} on this topology, got {0}. The page still shows {1} devices.",
+    wrongBytes:
+      "Bytes must be a number such as 4096, 4K, 1M or 1G, got {0}. The page still shows {1}.",
+    wrongLatency:
+      "A latency must be a number of at least 0, in microseconds, got {0}. The page still uses {1} us.",
+    wrongBandwidth:
+      "A bandwidth must be a number above 0, in GB/s, got {0}. The page still uses {1} GB/s.",
+    wrongMemory:
+      "The memory’s bandwidth must be a number above 0, in GB/s, or empty, if sums take no time; got {0}. The page still uses: {1}.",
     player: "Playing",
     begin: "To the beginning",
     previous: "Previous step",
@@ -42,6 +53,7 @@ const TEXT = {
     pause: "Pause",
     time: "Time",
     clock: "{0} of {1}",
+    drawn: "The picture has the links that the algorithm uses.",
     keys: "Keys: Space plays and pauses, ← and → go to the previous and next step, Home and End to the beginning and the end.",
     step: "Step {0} of {1}, {2} to {3}.",
     adds: "Device {0} sends {1} to {2}, which adds it.",
@@ -72,6 +84,7 @@ const TEXT = {
     keySums: "a device that is adding what has arrived",
     chartTitle: "Time by bytes, with these settings",
     chart: "Time of all algorithms over 256 bytes to 1G, both axes logarithmic. {0}",
+    dashes: "Dashes of several colours: these curves coincide.",
     fastest: "Fastest: {0}.",
     range: "{0} from {1} to {2}",
     tableTitle: "Times for {0} bytes",
@@ -95,7 +108,7 @@ const TEXT = {
     language: "English",
     intro:
       "K 个设备各有一个数组。全归约（all-reduce）把每个数组都换成所有数组的和。" +
-      "请选择算法和设备之间的链路，看每条消息何时发送、哪些消息共享链路，以及哪种算法最快。",
+      "请选择算法和设备之间的链路，看每条消息何时发送、哪些消息争用同一链路，以及哪种算法最快。",
     algorithm: "算法",
     with: "对比",
     none: "无",
@@ -117,6 +130,13 @@ const TEXT = {
     sums: "求和",
     memory: "内存，GB/s",
     unlimited: "不计时间",
+    nothing: "空白",
+    wrongDevices: "此拓扑的设备数 K 必须是 {2} 到 {3} 的整数，输入的是{0}。仍按 {1} 个设备显示。",
+    wrongBytes: "字节数必须形如 4096、4K、1M 或 1G，输入的是{0}。仍按 {1} 显示。",
+    wrongLatency: "延迟必须是不小于 0 的数，单位微秒，输入的是{0}。仍按 {1} us 计算。",
+    wrongBandwidth: "带宽必须是大于 0 的数，单位 GB/s，输入的是{0}。仍按 {1} GB/s 计算。",
+    wrongMemory:
+      "内存带宽必须是大于 0 的数，单位 GB/s，留空则求和不计时间；输入的是{0}。仍按原值计算：{1}。",
     player: "播放",
     begin: "到开头",
     previous: "上一步",
@@ -126,12 +146,13 @@ const TEXT = {
     pause: "暂停",
     time: "时间",
     clock: "{0} / {1}",
+    drawn: "图中只画出该算法用到的链路。",
     keys: "按键：空格键播放或暂停，← 和 → 到上一步和下一步，Home 和 End 到开头和结尾。",
     step: "第 {0} 步，共 {1} 步，{2} 至 {3}。",
-    adds: "设备 {0} 把{1}发给 {2}，由它相加。",
-    copies: "设备 {0} 把{1}发给 {2}，替换它原有的块。",
-    chunk: "块 {0} ",
-    chunks: "块 {0} ",
+    adds: "设备 {0} 发出{1}，由设备 {2} 累加。",
+    copies: "设备 {0} 发出{1}，替换设备 {2} 原有的块。",
+    chunk: "块 {0}",
+    chunks: "块 {0}",
     more: "另有 {0} 条消息。",
     sharing: "{1} 条消息共享{0}。",
     allShared: "共有 {0} 条链路被共享。",
@@ -150,12 +171,13 @@ const TEXT = {
     cpus: "CPU",
     keyPart: "含 8 个设备中 3 个的值的块",
     keyWhole: "完整的和",
-    keyAdds: "传送中的块 2，由接收者相加",
-    keyCopies: "块 2，已完整，替换接收者的块",
+    keyAdds: "传送中的块 2，由接收方累加",
+    keyCopies: "块 2，已完整，替换接收方的块",
     keyShared: "4 条消息共享的链路，每条得到四分之一的带宽",
-    keySums: "正在相加的设备",
+    keySums: "正在累加的设备",
     chartTitle: "当前设置下，时间随字节数的变化",
     chart: "所有算法在 256 字节到 1G 时的时间，两轴都是对数。{0}",
+    dashes: "多种颜色交替的虚线：这些曲线重合。",
     fastest: "最快的是：{0}。",
     range: "{1} 到 {2} 为 {0}",
     tableTitle: "{0} 字节时的时间",
@@ -166,7 +188,7 @@ const TEXT = {
     modelTitle: "模拟的内容",
     model:
       "各步依次进行：前一步的一切结束后，下一步的消息才开始。一条消息先经历路径上各链路的延迟，然后传输它的字节。" +
-      "一条链路的带宽由此刻在它上面的消息平分。相加要占用接收者的内存带宽，是字节数的三倍：读两次，写一次。其余都不计时间。" +
+      "一条链路的带宽由此刻在它上面的消息平分。累加要占用接收方的内存带宽，是字节数的三倍：读两次，写一次。其余都不计时间。" +
       "这就是 gluonpar.collectives.simulate；它没有与 GPU 比较过。K、M、G 是 1024 的幂。",
     cards: "各算法的说明（英文）",
   },

@@ -1,6 +1,6 @@
 """halving-doubling: pairs of devices exchange halves, then quarters, then eighths; then in reverse.
 
-    K = 4            step 0           step 1           step 2           step 3
+    K = 4            step 1           step 2           step 3           step 4
     device 0      01 <-> 2 (23)     0 <-> 1 (1)      0 <-> 1 (0)      01 <-> 2 (01)
                   (chunks kept <-> partner (chunks sent))
 

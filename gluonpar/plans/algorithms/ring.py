@@ -1,13 +1,13 @@
 """ring: chunks travel around a ring, first as growing partial sums, then as complete sums.
 
-             chunk i - s                      K = 3         step 0        step 1
+             chunk i - s                      K = 3         step 1        step 2
     0 ----> 1 ----> 2 ----> 0 ...             device 0       0 -> 1        2 -> 1
                                               device 1       1 -> 2        0 -> 2
-    Reduce-scatter, step s: device i sends    device 2       2 -> 0        1 -> 0
+    Reduce-scatter, step s+1: device i sends  device 2       2 -> 0        1 -> 0
     chunk i - s, which device i+1 adds to     (chunk sent -> receiving device)
     its own; after K-1 steps device i holds
-    the complete sum of chunk i+1. All-gather, step s: device i sends chunk i+1-s, which replaces
-    that of device i+1. (All modulo K.)
+    the complete sum of chunk i+1. All-gather, step s+1: device i sends chunk i+1-s, which
+    replaces that of device i+1. (All modulo K; s counts from 0.)
 
 2(K-1) communication steps; every device sends 2(K-1)/K n bytes, the minimum for an all-reduce,
 always to the same neighbour: every connection of the ring is busy all the time and no other one is

@@ -1,9 +1,9 @@
 """tree: partial sums go up a binomial tree to device 0, and the sum comes down the same way.
 
     reduce, K = 7
-    step 0      0 <- 1   2 <- 3   4 <- 5   6
-    step 1      0 <----- 2        4 <----- 6
-    step 2      0 <-------------- 4               broadcast: the same arrows in reverse
+    step 1      0 <- 1   2 <- 3   4 <- 5   6
+    step 2      0 <----- 2        4 <----- 6
+    step 3      0 <-------------- 4               broadcast: the same arrows in reverse
 
 2 ceil(log2 K) communication steps of the whole array; device 0 sends ceil(log2 K) n bytes. No
 algorithm built of reduce and broadcast has fewer steps, so it is the fastest for small arrays on
