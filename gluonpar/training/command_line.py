@@ -11,7 +11,7 @@ import re
 import signal
 import sys
 import traceback
-from typing import Callable, Sequence
+from typing import Callable, NoReturn, Sequence
 
 from gluonpar import cluster, collectives, metrics
 from gluonpar.install import entry, memory_limits
@@ -71,12 +71,12 @@ def main(
     try:
         cluster.size()  # joins the other processes
     except (ImportError, RuntimeError, ValueError, MemoryError) as error:
-        short = memory_limits.shortage(error)
-        reason = str(error)
-        if short is not None:
-            reason = f"out of memory: {short} ({memory_limits.limits()})"
-        _print(prog, f"error: {reason}")
-        return BAD_REQUEST if short is None else OUT_OF_MEMORY
+        shortage = memory_limits.shortage(error)
+        if shortage is None:
+            _print(prog, f"error: {error}")
+            return BAD_REQUEST
+        _print(prog, f"error: out of memory: {shortage} ({memory_limits.limits()})")
+        return OUT_OF_MEMORY
     run = None
     try:
         run = Run(cluster.together(lambda: Configuration(**vars(options))), Console())
@@ -93,30 +93,8 @@ def main(
             _print(prog, f"ended by SIGTERM; {saved}")
         return TERMINATED
     except Exception as error:
-        unmet = (
-            (ValueError, FileNotFoundError) if run is None else (ResumeError, metrics.DivergedError)
-        )
-        if isinstance(error, unmet):
-            if cluster.is_main():
-                _print(prog, f"error: {error}")
-            return BAD_REQUEST
-        shortage = memory_limits.shortage(error)
-        if shortage is not None:
-            limits = f" ({memory_limits.limits()})" if memory_limits.limits() else ""
-            remedy = f"try a smaller --batch-size than {options.batch_size}, or more memory{limits}"
-            _leave(f"out of memory: {shortage}; {remedy}", prog, run, OUT_OF_MEMORY)
-        failures = [line for line in map(str.strip, str(error).splitlines()) if _CUDA.match(line)]
-        if failures and isinstance(error, RuntimeError):
-            traceback.print_exc()
-            _leave(f"a GPU failed: {failures[-1]}", prog, run, FAILED)
-        raise
-    if run.lost:
-        newest = run.checkpointer.paths()[-1:]
-        there = f"the newest checkpoint is {newest[0]}" if newest else "there is no checkpoint"
-        files = f"{len(run.lost)} file{'s' * (len(run.lost) > 1)}"
-        _print(prog, f"error: {files} could not be written, at last {run.lost[-1]}; {there}")
-        return NOT_SAVED
-    return TRAINED
+        return _failed(error, prog, run, options.batch_size)
+    return _not_saved(prog, run) if run.lost else TRAINED
 
 
 def parser(prog: str | None, model: str | None, about: str) -> Parser:
@@ -154,7 +132,6 @@ def parser(prog: str | None, model: str | None, about: str) -> Parser:
     add("--deterministic", action="store_true", help=help_)
     help_ = "go on when the loss or a parameter becomes infinite or NaN"
     add("--no-check-finite", dest="check_finite", action="store_false", help=help_)
-
     help_ = "stop after N epochs without a better test accuracy"
     add("--early-stop", type=int, metavar="N", help=help_)
 
@@ -219,6 +196,33 @@ def _print(prog: str, message: str) -> None:
         print(f"{prog}: {message}", file=sys.stderr, flush=True)
 
 
+def _failed(error: Exception, prog: str, run: Run | None, batch_size: int) -> int:
+    """Report an exception that has a short explanation; raise it again if it has none."""
+    refusals = (ValueError, FileNotFoundError)  # of the options, before there is a run
+    if isinstance(error, refusals if run is None else (ResumeError, metrics.DivergedError)):
+        if cluster.is_main():
+            _print(prog, f"error: {error}")
+        return BAD_REQUEST
+    shortage = memory_limits.shortage(error)
+    if shortage is not None:
+        limits = f" ({memory_limits.limits()})" if memory_limits.limits() else ""
+        remedy = f"try a smaller --batch-size than {batch_size}, or more memory{limits}"
+        _leave(f"out of memory: {shortage}; {remedy}", prog, run, OUT_OF_MEMORY)
+    cuda_lines = [line for line in map(str.strip, str(error).splitlines()) if _CUDA.match(line)]
+    if cuda_lines and isinstance(error, RuntimeError):
+        traceback.print_exception(type(error), error, error.__traceback__)
+        _leave(f"a GPU failed: {cuda_lines[-1]}", prog, run, FAILED)
+    raise error
+
+
+def _not_saved(prog: str, run: Run) -> int:
+    newest = run.checkpointer.paths()[-1:]
+    checkpoint = f"the newest checkpoint is {newest[0]}" if newest else "there is no checkpoint"
+    files = f"{len(run.lost)} file{'s' * (len(run.lost) > 1)}"
+    _print(prog, f"error: {files} could not be written, at last {run.lost[-1]}; {checkpoint}")
+    return NOT_SAVED
+
+
 def _interrupted(prog: str, run: Run | None, save_dir: str | None) -> int:
     saved = [*run.kept, *map(str, run.checkpointer.paths())] if run else []
     outcome = f"saved: {', '.join(saved)}" if saved else "nothing was saved"
@@ -236,7 +240,7 @@ def _how_to_resume(run: Run | None) -> str:
     return f"--resume continues from {paths[-1]}" if paths else ""
 
 
-def _leave(reason: str, prog: str, run: Run | None, code: int) -> None:
+def _leave(reason: str, prog: str, run: Run | None, code: int) -> NoReturn:
     """End the process with one line that says what happened, and how to resume."""
     message = "; ".join(filter(None, [reason, _how_to_resume(run)]))
     cluster.abort(f"failed: {message}" if code == FAILED else f"ran {message}")
