@@ -9,13 +9,15 @@ all copies. That is (2 K + 1) n bytes instead of 5 K n.
 from __future__ import annotations
 
 import functools
-from typing import Callable, Iterable, NamedTuple, Sequence
+import math
+import numbers
+from typing import Any, Callable, Iterable, NamedTuple, Sequence
 
 import mxnet as mx
 import numpy as np
 from mxnet import autograd, nd
 
-from gluonpar import replicas, sharding
+from gluonpar import replicas
 from gluonpar.collectives.exchange import Exchange
 from gluonpar.runtime import memory, thread_pool, threads
 
@@ -38,8 +40,28 @@ def sgd(params: Sequence[nd.NDArray], lr: float, batch_size: int) -> None:
     >>> float(w.asscalar())
     0.0
     """
-    batch_size = sharding.check_batch_size(batch_size)
+    batch_size = check_batch_size(batch_size)
     update_by_sgd(replicas.buckets([params]), lr, batch_size)
+
+
+def check_lr(lr: float) -> None:
+    """Raise ValueError unless the learning rate is a positive finite number."""
+    if not 0 < lr <= np.finfo("float32").max:
+        raise ValueError(f"lr must be a positive finite number, got {lr}; try 0.2")
+
+
+def check_batch_size(batch_size: Any) -> Any:
+    """Return the number of samples, which may be fractional (a weight); read an array of one.
+
+    Raises ValueError unless it is a positive finite number.
+    """
+    if isinstance(batch_size, mx.nd.NDArray) and batch_size.size == 1:
+        batch_size = batch_size.asnumpy()
+    if isinstance(batch_size, np.ndarray) and batch_size.size == 1:
+        batch_size = batch_size.item()
+    if not isinstance(batch_size, (numbers.Real, np.number)) or not 0 < batch_size < math.inf:
+        raise ValueError(f"batch_size must be a positive finite number, got {batch_size!r}")
+    return batch_size
 
 
 def update_by_sgd(buckets: Sequence[replicas.ParamBucket], lr: float, batch_size: int) -> None:

@@ -52,12 +52,12 @@ def train_batch(
     ``lr`` or ``batch_size``, parameters that are not on their context, and bad weights.
     """
     contexts = as_list(ctx)
-    check_lr(lr)
+    optim.check_lr(lr)
     replicas.check(device_params, contexts)
     exchange = Exchange.over(tuple(contexts), algorithm)
     alone = exchange.num_processes == 1
     if batch_size is not None:
-        batch_size = sharding.check_batch_size(batch_size)
+        batch_size = optim.check_batch_size(batch_size)
     if not alone:
         cluster.agree_later({"lr": lr, "algorithm": algorithm, "batch_size": batch_size})
 
@@ -86,12 +86,6 @@ def train_batch(
     heap.return_free([copies.grads for bucket in buckets for copies in bucket.copies])
     allreduce_sgd(exchange, buckets, lr, batch_size)
     return losses
-
-
-def check_lr(lr: float) -> None:
-    """Raise ValueError unless the learning rate is a positive finite number."""
-    if not 0 < lr <= np.finfo("float32").max:
-        raise ValueError(f"lr must be a positive finite number, got {lr}; try 0.2")
 
 
 def allreduce_sgd(

@@ -241,9 +241,9 @@ def _with_gradients(params: Sequence[gluon.Parameter]) -> list[gluon.Parameter]:
     They are then marked as fresh on all devices, which the sum is: the Trainer updates them all.
     """
     backward_passes.track(params)
-    summed, stale = [], []
-    for param, fresh in zip(params, parameter_buckets.fresh(params)):
-        if any(fresh) or cluster.size() > 1:
+    summed, stale, num_processes = [], [], cluster.size()
+    for param, fresh in zip(params, parameter_buckets.fresh(params, num_processes)):
+        if any(fresh) or num_processes > 1:
             summed.append(param)
             stale += [
                 grad for grad, counts in zip(private_fields.grads(param), fresh) if not counts

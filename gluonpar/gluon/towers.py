@@ -16,11 +16,11 @@ from gluonpar.gluon import initial_values
 from gluonpar.gluon.parallel import on_device
 from gluonpar.gluon.tasks import all_devices
 from gluonpar.metrics import LossMeter
-from gluonpar.optim import sgd
+from gluonpar.optim import check_lr, sgd
 from gluonpar.runtime import device_threads, memory, private_fields
 from gluonpar.runtime.devices import as_list, check_distinct
 from gluonpar.sharding import num_samples, split_and_load
-from gluonpar.step import STEPS_IN_FLIGHT, check_lr
+from gluonpar.step import STEPS_IN_FLIGHT
 
 
 class TowersEpoch(NamedTuple):
