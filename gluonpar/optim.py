@@ -66,22 +66,15 @@ def check_batch_size(batch_size: Any) -> Any:
 
 def update_by_sgd(buckets: Sequence[replicas.ParamBucket], lr: float, batch_size: int) -> None:
     """Update by :func:`sgd` the parameters in ``buckets``, each copy by its own gradient."""
-    for of_device in zip(*(_pairs_by_device(bucket) for bucket in buckets)):
-        first, _ = of_device[0][0]
-        if on_host([first]):
-            update = rule(lr, 1.0 / batch_size)
-            pairs = [pair for pairs in of_device for pair in pairs]
-            update_on_host([Item([grad], [param], update) for param, grad in pairs])
+    update, copies = rule(lr, 1.0 / batch_size), [each for b in buckets for each in b.copies]
+    for k in range(len(copies[0].params) if copies else 0):
+        if on_host([copies[0].params[k]]):  # in one operator
+            update_on_host([Item([each.grads[k]], [each.params[k]], update) for each in copies])
             continue
-        for pairs in of_device:
+        for bucket in buckets:
+            pairs = [(each.params[k], each.grads[k]) for each in bucket.copies]
             for start in range(0, len(pairs), MOST_WEIGHTS):
                 _multi_sgd_update(pairs[start : start + MOST_WEIGHTS], lr, batch_size)
-
-
-def _pairs_by_device(bucket: replicas.ParamBucket) -> Iterable[list[tuple[nd.NDArray, nd.NDArray]]]:
-    """Give each device's parameters in the bucket, each with its gradient."""
-    for k in range(len(bucket.copies[0].params)):
-        yield [(each.params[k], each.grads[k]) for each in bucket.copies]
 
 
 def _multi_sgd_update(pairs: Sequence[tuple], lr: float, batch_size: int) -> None:

@@ -48,9 +48,9 @@ class Layout:
             for bucket, root in zip(buckets, roots)
         ]
 
-    def holds(self, params: Sequence[gluon.Parameter]) -> bool:
-        """Return whether ``params`` still are of the same kinds, on the same contexts."""
-        return _kinds(params) == self._kinds
+    def is_current(self) -> bool:
+        """Return whether the parameters still are of the same kinds, on the same contexts."""
+        return _kinds(self._params) == self._kinds
 
     def buckets(self, ignore_stale_grad: bool, summed: bool = False) -> list[ParamBucket]:
         """Return the buckets, without parameters that backward reached on no device.

@@ -17,7 +17,7 @@ from gluonpar.gluon.parallel import on_device
 from gluonpar.gluon.tasks import all_devices
 from gluonpar.metrics import LossMeter
 from gluonpar.optim import check_lr, sgd
-from gluonpar.runtime import device_threads, memory, private_fields
+from gluonpar.runtime import backward_passes, device_threads, memory, private_fields
 from gluonpar.runtime.devices import as_list, check_distinct
 from gluonpar.sharding import num_samples, split_and_load
 from gluonpar.step import STEPS_IN_FLIGHT
@@ -232,10 +232,7 @@ class Towers:
         running = list(zip(self.ctx, self.variables, batches))
         outputs: list[dict] = []
         for i, (c, arrays, batch) in enumerate(running):
-            for array in arrays:
-                if array.grad is not None:
-                    # Until backward writes it: see _check_fresh.
-                    private_fields.mark_grad(array, fresh=False)
+            backward_passes.clear_flags(arrays)  # until backward sets them: see _check_written
             with autograd.record():
                 self._compute(i, batch, outputs)
             loss, shape = outputs[-1].get("loss"), (num_samples(batch),)
@@ -248,7 +245,7 @@ class Towers:
         for i, (c, arrays, _) in enumerate(running):
             with on_device(c, f"backward of tower {i}"):
                 device_threads.call(c, outputs[i]["loss"].backward)
-            _check_fresh(arrays, c)
+            _check_written(arrays, c)
         return outputs
 
 
@@ -273,10 +270,10 @@ def _rule_of(optimizer: mx.optimizer.Optimizer, params: list | None) -> Callable
     return update
 
 
-def _check_fresh(arrays: Sequence[mx.nd.NDArray], ctx: mx.Context) -> None:
+def _check_written(arrays: Sequence[mx.nd.NDArray], ctx: mx.Context) -> None:
     """Raise ValueError if backward has not written a gradient: it would be summed twice."""
-    for j, array in enumerate(arrays):
-        if array.grad is not None and not private_fields.has_fresh_grad(array):
+    for j, (array, written) in enumerate(zip(arrays, backward_passes.flags(arrays))):
+        if array.grad is not None and not written:
             raise ValueError(
                 f"the loss on {ctx} does not depend on variable {j} of shape {array.shape}; remove "
                 "it, or set its grad_req to 'null'"

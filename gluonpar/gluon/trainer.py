@@ -166,9 +166,9 @@ class Trainer(gluon.Trainer):
         buckets = self._fresh_buckets(ignore_stale_grad, summed=True)
         buckets = [bucket._replace(root=0) for bucket in buckets]
         sparse = [bucket.grads for bucket in buckets if bucket.row_sparse]
-        for [[first, *others]], _ in sparse:  # every device updates by its own
-            for grad in others:
-                first.copyto(grad)
+        for [[first, *copies]], _ in sparse:  # every device updates by its own
+            for copy in copies:
+                first.copyto(copy)
         self._apply(buckets)
 
     @contextlib.contextmanager
@@ -279,7 +279,7 @@ class Trainer(gluon.Trainer):
         in_order = parameter_buckets.listed(self._given)  # gluon.Trainer sorts by name
         if {*in_order} != {*self._params}:
             raise ValueError("the set of parameters has changed; make a new Trainer for it")
-        if self._layout is not None and self._layout.holds(self._params):
+        if self._layout is not None and self._layout.is_current():
             return self._layout
         parameter_buckets.check(self._params)
         for param in self._params:

@@ -44,11 +44,11 @@ def test_it_notices_that_a_parameter_is_of_another_kind(change):
     layout = laid_out(params)
     params[0].set_data(mx.nd.array([5.0, 6.0]))
     params[1].initialize(ctx=contexts(2), force_reinit=True)
-    assert layout.holds(params)
+    assert layout.is_current()
     for param in params if change == "contexts" else params[:1]:
         CHANGES[change](param)
-    assert not layout.holds(params)
-    assert laid_out(params).holds(params)
+    assert not layout.is_current()
+    assert laid_out(params).is_current()
 
 
 def test_the_parameters_of_lists_and_dicts():
