@@ -172,7 +172,10 @@ def update_on_host(items: Sequence[Item]) -> None:
     if not items:
         return
     # The caller may change its lists before it runs.
-    items = [Item(*map(tuple, item[:2]), item.update, tuple(item.states)) for item in items]
+    items = [
+        Item(tuple(item.grads), tuple(item.params), item.update, tuple(item.states))
+        for item in items
+    ]
     arrays = [array for item in items for array in (*item.grads, *item.params, *item.states)]
     num_bytes = sum(
         memory.num_bytes(item.params[0]) * sum(map(len, (item.grads, item.params, item.states)))

@@ -98,15 +98,15 @@ def allreduce_sgd(
 
     On CPU contexts the sum is part of the update, which then leaves the gradients as they are.
     """
+    pending = isinstance(batch_size, cluster.PendingSum)
     with autograd.pause(), interrupts.held():  # the caller may record; a step is not recorded
         if exchange.may_fuse:
-            later = isinstance(batch_size, cluster.PendingSum)
 
             def update(*arrays: np.ndarray) -> None:
-                optim.rule(lr, 1.0 / (batch_size.number if later else batch_size))(*arrays)
+                optim.rule(lr, 1.0 / (batch_size.number if pending else batch_size))(*arrays)
 
             optim.reduce_update(exchange, buckets, lambda copies: (update,))
             return
         exchange.allreduce(replicas.to_sum(buckets))
-        number = batch_size.wait() if isinstance(batch_size, cluster.PendingSum) else batch_size
+        number = batch_size.wait() if pending else batch_size
         optim.update_by_sgd(buckets, lr, number)

@@ -39,14 +39,11 @@ class Layout:
         buckets = replicas.in_buckets([*map(_copies, self._indices, self.params)])
         sizes = [sum(memory.num_bytes(each.grads[0]) for each in bucket) for bucket in buckets]
         roots = partition.balance(sizes, 1 if one_root else len(self._ctx))
-        self._buckets = [
-            # Every device updates by row_sparse gradients.
-            (
-                [each.index for each in bucket],
-                0 if bucket[0].grads[0].stype == "row_sparse" else root,
-            )
-            for bucket, root in zip(buckets, roots)
-        ]
+        self._buckets = []
+        for bucket, root in zip(buckets, roots):
+            every_device_updates = ParamBucket(bucket).row_sparse
+            indices = [each.index for each in bucket]
+            self._buckets.append((indices, 0 if every_device_updates else root))
 
     def is_current(self) -> bool:
         """Return whether the parameters still are of the same kinds, on the same contexts."""

@@ -87,15 +87,14 @@ class Towers:
         if isinstance(variables, gluon.Block):
             self._params = _params_of(variables, self.ctx)
             self._models = [variables] * len(self.ctx)
+            if not self._is_local:
+                initial_values.start_alike(self._params)
         else:
             _check_arrays(variables)
             self._models = [replicas.copy(variables, c) for c in self.ctx]
-        if self._is_local:
-            pass
-        elif self._params is not None:
-            initial_values.start_alike(self._params)
-        else:
-            self._exchange.broadcast(in_buckets([list(copies) for copies in zip(*self._models)]))
+            if not self._is_local:
+                copies = [list(arrays) for arrays in zip(*self._models)]
+                self._exchange.broadcast(in_buckets(copies))
         self._needs_lr = not isinstance(update, mx.optimizer.Optimizer)
         self._update = update if self._needs_lr else _rule_of(update, self._params)
 
@@ -138,7 +137,7 @@ class Towers:
         elif self._needs_lr:
             raise ValueError("lr must be given, such as 0.1, unless update is an mx.optimizer")
         number = sum(map(num_samples, batches))
-        later = None if self._is_local else cluster.PendingSum(number)
+        pending = None if self._is_local else cluster.PendingSum(number)
         with autograd.pause():
             if batches and any(map(private_fields.awaits_shape, self._params or ())):
                 with autograd.predict_mode():  # infers shapes; then there are variables to restore
@@ -153,8 +152,8 @@ class Towers:
                 for array, saved in zip(statistics, before):
                     saved.copyto(array)
                 raise
-            if later is not None:
-                number = later.wait()
+            if pending is not None:
+                number = pending.wait()
             if number:
                 self._reduce_and_update(variables, len(batches), lr, number)
         return _by_name(outputs), number
