@@ -9,13 +9,15 @@ all copies. That is (2 K + 1) n bytes instead of 5 K n.
 from __future__ import annotations
 
 import functools
-from typing import Callable, Iterable, NamedTuple, Sequence
+import math
+import numbers
+from typing import Any, Callable, Iterable, NamedTuple, Sequence
 
 import mxnet as mx
 import numpy as np
 from mxnet import autograd, nd
 
-from gluonpar import replicas, sharding
+from gluonpar import replicas
 from gluonpar.collectives.exchange import Exchange
 from gluonpar.runtime import memory, threads
 
@@ -38,28 +40,41 @@ def sgd(params: Sequence[nd.NDArray], lr: float, batch_size: int) -> None:
     >>> float(w.asscalar())
     0.0
     """
-    batch_size = sharding.check_batch_size(batch_size)
+    batch_size = check_batch_size(batch_size)
     update_by_sgd(replicas.buckets([params]), lr, batch_size)
+
+
+def check_lr(lr: float) -> None:
+    """Raise ValueError unless the learning rate is a positive finite number."""
+    if not 0 < lr <= np.finfo("float32").max:
+        raise ValueError(f"lr must be a positive finite number, got {lr}; try 0.2")
+
+
+def check_batch_size(batch_size: Any) -> Any:
+    """Return the number of samples, which may be fractional (a weight); read an array of one.
+
+    Raises ValueError unless it is a positive finite number.
+    """
+    if isinstance(batch_size, mx.nd.NDArray) and batch_size.size == 1:
+        batch_size = batch_size.asnumpy()
+    if isinstance(batch_size, np.ndarray) and batch_size.size == 1:
+        batch_size = batch_size.item()
+    if not isinstance(batch_size, (numbers.Real, np.number)) or not 0 < batch_size < math.inf:
+        raise ValueError(f"batch_size must be a positive finite number, got {batch_size!r}")
+    return batch_size
 
 
 def update_by_sgd(buckets: Sequence[replicas.ParamBucket], lr: float, batch_size: int) -> None:
     """Update by :func:`sgd` the parameters in ``buckets``, each copy by its own gradient."""
-    for of_device in zip(*(_pairs_by_device(bucket) for bucket in buckets)):
-        first, _ = of_device[0][0]
-        if on_host([first]):
-            update = rule(lr, 1.0 / batch_size)
-            pairs = [pair for pairs in of_device for pair in pairs]
-            update_on_host([Item([grad], [param], update) for param, grad in pairs])
+    update, copies = rule(lr, 1.0 / batch_size), [each for b in buckets for each in b.copies]
+    for k in range(len(copies[0].params) if copies else 0):
+        if on_host([copies[0].params[k]]):  # in one operator
+            update_on_host([Item([each.grads[k]], [each.params[k]], update) for each in copies])
             continue
-        for pairs in of_device:
+        for bucket in buckets:
+            pairs = [(each.params[k], each.grads[k]) for each in bucket.copies]
             for start in range(0, len(pairs), MOST_WEIGHTS):
                 _multi_sgd_update(pairs[start : start + MOST_WEIGHTS], lr, batch_size)
-
-
-def _pairs_by_device(bucket: replicas.ParamBucket) -> Iterable[list[tuple[nd.NDArray, nd.NDArray]]]:
-    """Give each device's parameters in the bucket, each with its gradient."""
-    for k in range(len(bucket.copies[0].params)):
-        yield [(each.params[k], each.grads[k]) for each in bucket.copies]
 
 
 def _multi_sgd_update(pairs: Sequence[tuple], lr: float, batch_size: int) -> None:
@@ -157,7 +172,10 @@ def update_on_host(items: Sequence[Item]) -> None:
     if not items:
         return
     # The caller may change its lists before it runs.
-    items = [Item(*map(tuple, item[:2]), item.update, tuple(item.states)) for item in items]
+    items = [
+        Item(tuple(item.grads), tuple(item.params), item.update, tuple(item.states))
+        for item in items
+    ]
     arrays = [array for item in items for array in (*item.grads, *item.params, *item.states)]
     num_bytes = sum(
         memory.num_bytes(item.params[0]) * sum(map(len, (item.grads, item.params, item.states)))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
-import numbers
 from typing import Any, Callable, Iterable, Iterator, Sequence
 
 import mxnet as mx
@@ -142,20 +140,6 @@ def split_samples(
     if n == 0:
         raise ValueError("a batch must have at least 1 sample, got 0")
     return shards
-
-
-def check_batch_size(batch_size: Any) -> Any:
-    """Return the number of samples, which may be fractional (a weight); read an array of one.
-
-    Raises ValueError unless it is a positive finite number.
-    """
-    if isinstance(batch_size, mx.nd.NDArray) and batch_size.size == 1:
-        batch_size = batch_size.asnumpy()
-    if isinstance(batch_size, np.ndarray) and batch_size.size == 1:
-        batch_size = batch_size.item()
-    if not isinstance(batch_size, (numbers.Real, np.number)) or not 0 < batch_size < math.inf:
-        raise ValueError(f"batch_size must be a positive finite number, got {batch_size!r}")
-    return batch_size
 
 
 def items(nest: Any) -> Iterable[tuple[Any, Any]]:

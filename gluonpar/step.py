@@ -51,12 +51,12 @@ def train_batch(
     ``lr`` or ``batch_size``, parameters that are not on their context, and bad weights.
     """
     contexts = sharding.as_list(ctx)
-    check_lr(lr)
+    optim.check_lr(lr)
     replicas.check(device_params, contexts)
     exchange = Exchange.over(tuple(contexts), algorithm)
     alone = exchange.num_processes == 1
     if batch_size is not None:
-        batch_size = sharding.check_batch_size(batch_size)
+        batch_size = optim.check_batch_size(batch_size)
     if not alone:
         cluster.agree_later({"lr": lr, "algorithm": algorithm, "batch_size": batch_size})
 
@@ -87,12 +87,6 @@ def train_batch(
     return losses
 
 
-def check_lr(lr: float) -> None:
-    """Raise ValueError unless the learning rate is a positive finite number."""
-    if not 0 < lr <= np.finfo("float32").max:
-        raise ValueError(f"lr must be a positive finite number, got {lr}; try 0.2")
-
-
 def allreduce_sgd(
     exchange: Exchange,
     buckets: Sequence[ParamBucket],
@@ -103,15 +97,15 @@ def allreduce_sgd(
 
     On CPU contexts the sum is part of the update, which then leaves the gradients as they are.
     """
+    pending = isinstance(batch_size, cluster.PendingSum)
     with autograd.pause(), interrupts.held():  # the caller may record; a step is not recorded
         if exchange.may_fuse:
-            later = isinstance(batch_size, cluster.PendingSum)
 
             def update(*arrays: np.ndarray) -> None:
-                optim.rule(lr, 1.0 / (batch_size.number if later else batch_size))(*arrays)
+                optim.rule(lr, 1.0 / (batch_size.number if pending else batch_size))(*arrays)
 
             optim.reduce_update(exchange, buckets, lambda copies: (update,))
             return
         exchange.allreduce(replicas.to_sum(buckets))
-        number = batch_size.wait() if isinstance(batch_size, cluster.PendingSum) else batch_size
+        number = batch_size.wait() if pending else batch_size
         optim.update_by_sgd(buckets, lr, number)

@@ -91,8 +91,7 @@ class GluonPar(mx.kvstore.KVStore):  # of which sparse gradients need an instanc
         ``value`` may be one of ``out``. Raises ValueError for arrays of different kinds.
         """
         for (root,), arrays in zip(_lists(key, value, "value"), _lists(key, out, "out")):
-            others = [array for array in arrays if array is not root]
-            data = [root, *others]
+            data = [root, *(array for array in arrays if array is not root)]
             _exchange([data], op=None).broadcast(in_buckets([data]))
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
@@ -126,10 +125,9 @@ class GluonPar(mx.kvstore.KVStore):  # of which sparse gradients need an instanc
         else:
             for data, targets in zip(_lists(key, value, "value"), _lists(key, out, "out")):
                 with autograd.pause():
-                    copies = [array.copy() for array in data]
-                    _exchange([copies]).reduce(in_buckets([copies]))
+                    total = _sum(data)
                     for target in targets:  # it may be in data, too
-                        copies[0].copyto(target)
+                        total.copyto(target)
 
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
         """Store the sum of the row_sparse arrays ``value``, one per device, under ``key``.
@@ -143,9 +141,7 @@ class GluonPar(mx.kvstore.KVStore):  # of which sparse gradients need an instanc
         for name, data in zip(_keys(key), _lists(key, value, "value")):
             if data[0].stype != "row_sparse":
                 raise ValueError(f"kvstore 'gluonpar' cannot push({key!r}): it {_VALUES}")
-            copies = [array.copy() for array in data]
-            _exchange([copies]).reduce(in_buckets([copies]))
-            self._row_sparse[name] = copies[0]
+            self._row_sparse[name] = _sum(data)
 
     def pull(
         self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True
@@ -241,15 +237,15 @@ def _with_gradients(params: Sequence[gluon.Parameter]) -> list[gluon.Parameter]:
     They are then marked as fresh on all devices, which the sum is: the Trainer updates them all.
     """
     backward_passes.track(params)
-    summed, stale = [], []
-    for param, fresh in zip(params, parameter_buckets.fresh(params)):
-        if any(fresh) or cluster.size() > 1:
+    summed, stale, num_processes = [], [], cluster.size()
+    for param, fresh in zip(params, parameter_buckets.fresh(params, num_processes)):
+        if any(fresh) or num_processes > 1:
             summed.append(param)
             stale += [
                 grad for grad, counts in zip(private_fields.grads(param), fresh) if not counts
             ]
             for value in private_fields.values(param):
-                private_fields.mark_grad(value, fresh=True)
+                private_fields.mark_grad(value)
     memory.zero(stale)
     backward_passes.mark_summed(summed, 0)
     return summed
@@ -263,6 +259,13 @@ def _exchange(lists: Sequence[Sequence[mx.nd.NDArray]], op: str | None = "sum") 
     ]
     arguments.check_exchange(kinds, op=op)
     return Exchange(kinds[0].ctx)
+
+
+def _sum(data: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
+    """Return the sum of the arrays, one per device, as a new array on the first device."""
+    copies = [array.copy() for array in data]
+    _exchange([copies]).reduce(in_buckets([copies]))
+    return copies[0]
 
 
 def _allreduce(lists: Sequence[Sequence[mx.nd.NDArray]]) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from mxnet import gluon
 
 from gluonpar import cluster, replicas
+from gluonpar.collectives.exchange import Exchange
 from gluonpar.plans import partition
 from gluonpar.replicas import Copies, ParamBucket
 from gluonpar.runtime import backward_passes, memory, private_fields
@@ -16,54 +17,79 @@ from gluonpar.runtime.devices import check_distinct
 
 
 class Layout:
-    """Which parameters with a gradient, by index, are in which bucket, and who updates it.
+    """Which parameters with a gradient are in which bucket, and which device is its root.
 
-    ``in_order`` are the same parameters in the order in which forward uses them: neighbours share a
-    bucket. Arrays are looked up whenever they are needed: the parameters may be given others.
+    ``in_order`` are all of ``params`` in the order in which forward uses them: neighbours share a
+    bucket. The buckets are summed by ``exchange``; with ``one_root`` device 0 is the root of all.
+    Arrays are looked up whenever they are needed: the parameters may be given others.
     """
 
     def __init__(
         self,
         params: Sequence[gluon.Parameter],
-        in_order: Sequence[gluon.Parameter] | None = None,
+        in_order: Sequence[gluon.Parameter],
+        exchange: Exchange,
+        one_root: bool = False,
     ) -> None:
         self._params, self._kinds = params, _kinds(params)
-        place = {param: i for i, param in enumerate(in_order or params)}
-        trained = [i for i, param in enumerate(params) if param.grad_req != "null"]
-        self.indices = sorted(trained, key=lambda i: place[params[i]])
-        self.params = [params[i] for i in self.indices]
-        self.ctx = self.params[0].list_ctx() if self.params else []
-        copies = [_copies(i, params[i]) for i in self.indices]
-        buckets = replicas.in_buckets(copies)
+        self._ctx, self._num_processes = exchange.ctx, exchange.num_processes
+        index = {param: i for i, param in enumerate(params)}
+        self.params = [param for param in in_order if param.grad_req != "null"]
+        self._indices = [index[param] for param in self.params]
+        buckets = replicas.in_buckets([*map(_copies, self._indices, self.params)])
         sizes = [sum(memory.num_bytes(each.grads[0]) for each in bucket) for bucket in buckets]
-        roots = partition.balance(sizes, max(1, len(self.ctx)))
-        self._buckets = [
-            # Every device updates by row_sparse gradients.
-            (
-                [each.index for each in bucket],
-                0 if bucket[0].grads[0].stype == "row_sparse" else root,
-            )
-            for bucket, root in zip(buckets, roots)
-        ]
+        roots = partition.balance(sizes, 1 if one_root else len(self._ctx))
+        self._buckets = []
+        for bucket, root in zip(buckets, roots):
+            every_device_updates = ParamBucket(bucket).row_sparse
+            indices = [each.index for each in bucket]
+            self._buckets.append((indices, 0 if every_device_updates else root))
 
-    def holds(self, params: Sequence[gluon.Parameter]) -> bool:
-        """Return whether ``params`` still are of the same kinds, on the same contexts."""
-        return _kinds(params) == self._kinds
+    def is_current(self) -> bool:
+        """Return whether the parameters still are of the same kinds, on the same contexts."""
+        return _kinds(self._params) == self._kinds
 
-    def fresh(self, summed: bool = False) -> dict[int, list[bool]]:
-        """Return per parameter, by device, whether its gradient counts; see :func:`fresh`."""
-        counting = map(backward_passes.fresh, self.params) if summed else fresh(self.params)
-        return dict(zip(self.indices, counting))
+    def buckets(self, ignore_stale_grad: bool, summed: bool = False) -> list[ParamBucket]:
+        """Return the buckets, without parameters that backward reached on no device.
 
-    def buckets(self, fresh: dict[int, list[bool]], used: Collection[int]) -> list[ParamBucket]:
-        """Return the buckets of the parameters whose indices are in ``used``."""
-        used_buckets = []
+        All ranks must call this before each sum; with ``summed`` the gradients are sums already.
+        Unless ``ignore_stale_grad`` raises UserWarning if there is no new gradient, or if one is
+        missing on a device that had samples.
+        """
+        written = map(backward_passes.fresh, self.params)
+        if not summed:
+            written = fresh(self.params, self._num_processes)
+        counting = dict(zip(self._indices, written))
+        used = {i for i, on_devices in counting.items() if any(on_devices)}
+        if not ignore_stale_grad:
+            self._check_not_stale(counting, used)
+        if self._num_processes > 1:  # all ranks must leave out the same
+            used = {*counting}
+            if ignore_stale_grad:  # this waits
+                on_ranks = cluster.total([any(on_devices) for on_devices in counting.values()])
+                used = {i for i, number in zip(counting, on_ranks) if number}
+        filled = []
         for indices, root in self._buckets:
-            params = [(i, self._params[i]) for i in indices if i in used]
-            if params:
-                copies = [_copies(i, param, fresh[i]) for i, param in params]
-                used_buckets.append(ParamBucket(copies, root))
-        return used_buckets
+            copies = [_copies(i, self._params[i], counting[i]) for i in indices if i in used]
+            if copies:
+                filled.append(ParamBucket(copies, root))
+        return filled
+
+    def _check_not_stale(self, counting: dict[int, list[bool]], used: Collection[int]) -> None:
+        """Check that every device that had samples has a new gradient of every parameter."""
+        if self._num_processes == 1 and counting and not used:
+            raise UserWarning(
+                "no gradient has been computed since the last update; call backward before step"
+            )
+        idle = [not any(on_device) for on_device in zip(*counting.values())]
+        for i, on_devices in counting.items():
+            stale = [str(c) for c, *ok in zip(self._ctx, idle, on_devices) if not any(ok)]
+            if stale:
+                raise UserWarning(
+                    f"backward has not computed a gradient of parameter {self._params[i].name} on "
+                    f"{', '.join(stale)} since the last update: the model did not use it there. If "
+                    "that is intended, call step(batch_size, ignore_stale_grad=True)"
+                )
 
 
 def listed(params) -> list[gluon.Parameter]:
@@ -122,14 +148,14 @@ def follow_backward(params: Sequence[gluon.Parameter]) -> list[gluon.Parameter]:
     return moved
 
 
-def fresh(params: Sequence[gluon.Parameter]) -> list[list[bool]]:
+def fresh(params: Sequence[gluon.Parameter], num_processes: int) -> list[list[bool]]:
     """Return per parameter, by device, whether its gradient counts in the sum that comes next.
 
     All ranks call it before each sum, and gradients that are older than other ranks' do not count:
     a rank may have no samples. One that had samples of the last batch does not wait for the others.
     """
     counting = [*map(backward_passes.fresh, params)]
-    if cluster.size() > 1 and params:
+    if num_processes > 1 and params:
         ages = np.array([*map(backward_passes.age, params)])
         of_ranks = cluster.PendingGather(ages, _check_ages)
         may_be_old = (ages[:, 0] != backward_passes.num_sums()).any()

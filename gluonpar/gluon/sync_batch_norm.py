@@ -274,7 +274,7 @@ class _MeanOverDevices(mx.operator.CustomOp):
             self.assign(out_data[0], req[0], aux[0])
             return
         sums, running = in_data[0].asnumpy(), aux[0].asnumpy()
-        samples, _, others = in_data[1].asnumpy().astype("float64")
+        samples, _, places = in_data[1].asnumpy().astype("float64")
         self._number = self._sums.begin(str(self._ctx))
 
         def results(total: np.ndarray) -> list[np.ndarray]:
@@ -285,7 +285,7 @@ class _MeanOverDevices(mx.operator.CustomOp):
             momentum = self._prop.momentum
             return [mean, momentum * running + (1 - momentum) * new]
 
-        values, targets = np.append(sums, samples * others), [out_data[0], aux[0]]
+        values, targets = np.append(sums, samples * places), [out_data[0], aux[0]]
         self._write(self._number, values, results, targets, [req[0], "write"])
 
     def backward(self, req, out_grad, in_data, out_data, in_grad, aux):

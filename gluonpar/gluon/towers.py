@@ -16,11 +16,11 @@ from gluonpar.gluon import initial_values
 from gluonpar.gluon.parallel import on_device
 from gluonpar.gluon.tasks import all_devices
 from gluonpar.metrics import LossMeter
-from gluonpar.optim import sgd
-from gluonpar.runtime import device_threads, memory, private_fields
+from gluonpar.optim import check_lr, sgd
+from gluonpar.runtime import backward_passes, device_threads, memory, private_fields
 from gluonpar.runtime.devices import check_distinct
 from gluonpar.sharding import as_list, num_samples, split_and_load
-from gluonpar.step import STEPS_IN_FLIGHT, check_lr
+from gluonpar.step import STEPS_IN_FLIGHT
 
 
 class TowersEpoch(NamedTuple):
@@ -87,15 +87,14 @@ class Towers:
         if isinstance(variables, gluon.Block):
             self._params = _params_of(variables, self.ctx)
             self._models = [variables] * len(self.ctx)
+            if not self._is_local:
+                initial_values.start_alike(self._params)
         else:
             _check_arrays(variables)
             self._models = [replicas.copy(variables, c) for c in self.ctx]
-        if self._is_local:
-            pass
-        elif self._params is not None:
-            initial_values.start_alike(self._params)
-        else:
-            self._exchange.broadcast(in_buckets([list(copies) for copies in zip(*self._models)]))
+            if not self._is_local:
+                copies = [list(arrays) for arrays in zip(*self._models)]
+                self._exchange.broadcast(in_buckets(copies))
         self._needs_lr = not isinstance(update, mx.optimizer.Optimizer)
         self._update = update if self._needs_lr else _rule_of(update, self._params)
 
@@ -138,7 +137,7 @@ class Towers:
         elif self._needs_lr:
             raise ValueError("lr must be given, such as 0.1, unless update is an mx.optimizer")
         number = sum(map(num_samples, batches))
-        later = None if self._is_local else cluster.PendingSum(number)
+        pending = None if self._is_local else cluster.PendingSum(number)
         with autograd.pause():
             if batches and any(map(private_fields.awaits_shape, self._params or ())):
                 with autograd.predict_mode():  # infers shapes; then there are variables to restore
@@ -153,8 +152,8 @@ class Towers:
                 for array, saved in zip(statistics, before):
                     saved.copyto(array)
                 raise
-            if later is not None:
-                number = later.wait()
+            if pending is not None:
+                number = pending.wait()
             if number:
                 self._reduce_and_update(variables, len(batches), lr, number)
         return _by_name(outputs), number
@@ -232,10 +231,7 @@ class Towers:
         running = list(zip(self.ctx, self.variables, batches))
         outputs: list[dict] = []
         for i, (c, arrays, batch) in enumerate(running):
-            for array in arrays:
-                if array.grad is not None:
-                    # Until backward writes it: see _check_fresh.
-                    private_fields.mark_grad(array, fresh=False)
+            backward_passes.clear_flags(arrays)  # until backward sets them: see _check_written
             with autograd.record():
                 self._compute(i, batch, outputs)
             loss, shape = outputs[-1].get("loss"), (num_samples(batch),)
@@ -248,7 +244,7 @@ class Towers:
         for i, (c, arrays, _) in enumerate(running):
             with on_device(c, f"backward of tower {i}"):
                 device_threads.call(c, outputs[i]["loss"].backward)
-            _check_fresh(arrays, c)
+            _check_written(arrays, c)
         return outputs
 
 
@@ -273,10 +269,10 @@ def _rule_of(optimizer: mx.optimizer.Optimizer, params: list | None) -> Callable
     return update
 
 
-def _check_fresh(arrays: Sequence[mx.nd.NDArray], ctx: mx.Context) -> None:
+def _check_written(arrays: Sequence[mx.nd.NDArray], ctx: mx.Context) -> None:
     """Raise ValueError if backward has not written a gradient: it would be summed twice."""
-    for j, array in enumerate(arrays):
-        if array.grad is not None and not private_fields.has_fresh_grad(array):
+    for j, (array, written) in enumerate(zip(arrays, backward_passes.flags(arrays))):
+        if array.grad is not None and not written:
             raise ValueError(
                 f"the loss on {ctx} does not depend on variable {j} of shape {array.shape}; remove "
                 "it, or set its grad_req to 'null'"

@@ -13,17 +13,15 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 
-from gluonpar import clipping, cluster, metrics, replicas
+from gluonpar import clipping, cluster, metrics, optim, replicas
 from gluonpar.checkpoint import optimizer_states
 from gluonpar.collectives.exchange import Exchange, in_buckets
 from gluonpar.gluon import initial_values, parameter_buckets
 from gluonpar.gluon.parameter_buckets import Layout
-from gluonpar.gluon.sharded_update import ShardedUpdate
-from gluonpar.gluon.updater import Updater
+from gluonpar.gluon.update import ShardedUpdate, Updater, needs_one_root
 from gluonpar.plans import registry
 from gluonpar.replicas import ParamBucket
 from gluonpar.runtime import backward_passes, heap, interrupts, memory, private_fields
-from gluonpar.sharding import check_batch_size
 
 # MXNet's kvstores of one process, which all sum over its devices.
 _KVSTORES = (
@@ -48,7 +46,7 @@ class Trainer(gluon.Trainer):
 
     ``params`` is a list or dict of Parameters (``net.collect_params()``), all dense and on the same
     contexts; hybridized or not, initialised or deferred, shared, frozen (``grad_req='null'``).
-    Gradients may be row_sparse in one process (:mod:`gluonpar.gluon.sharded_update`).
+    Gradients may be row_sparse in one process (:mod:`gluonpar.gluon.update`).
     The other positional arguments are those of ``gluon.Trainer``. Every ``kvstore`` of one process
     (None, 'local', 'device', 'nccl', 'gluonpar') stands for gluonpar's all-reduce; None does, too,
     with which ``gluon.Trainer`` sums nothing: that is a warning. ``algorithm`` names the all-reduce
@@ -57,7 +55,7 @@ class Trainer(gluon.Trainer):
 
     The machine's processors are shared out over CPU contexts (:mod:`gluonpar.runtime.threads`).
     Neighbouring parameters form *buckets*. In a step each bucket is summed onto one device, which
-    updates its parameters and broadcasts them (:mod:`gluonpar.gluon.sharded_update`). The
+    updates its parameters and broadcasts them (:mod:`gluonpar.gluon.update`). The
     other devices keep their own gradients; :meth:`allreduce_grads` replaces them by the sums, and
     :meth:`update`, which may follow it, updates by those of the first device. The first step begins
     with a broadcast of the first device's parameters and running statistics, as in gluon.Trainer.
@@ -102,21 +100,21 @@ class Trainer(gluon.Trainer):
         if isinstance(self._optimizer, mx.optimizer.DCASGD) and self._optimizer.momentum:
             momentum = self._optimizer.momentum
             raise ValueError(f"momentum must be 0 for dcasgd, which fails with it, got {momentum}")
-        if kvstore is None and len(self._contexts or ()) > 1:
+        if kvstore is None and len(self._contexts) > 1:
             warnings.warn(
                 "kvstore=None: gluon.Trainer would not sum gradients over devices; this one does",
                 stacklevel=2,
             )
-        self._algorithm, self._compression = algorithm, compression
-        self._exchange = self._made_exchange()  # before the first forward: it shares out threads
         self._given = params
         self._skip_nonfinite, self.num_skipped = skip_nonfinite, 0
         self._layout: Layout | None = None
         self._accumulating = self._broadcast = False
         self._updater = Updater(self._optimizer)
         self._updaters = [self._updater]
-        self._sharded_update = ShardedUpdate(self._updater, self._params)
-        self._sharded_update.set_contexts(self._contexts)
+        self._options = {"algorithm": algorithm, "compression": compression}
+        # Before the first forward: it shares out threads.
+        self._exchange = Exchange(self._contexts, **self._options)
+        self._sharded_update = ShardedUpdate(self._updater, self._exchange)
         backward_passes.track(self._params)
         self._reset_kvstore()
         if None not in map(private_fields.values, self._params):
@@ -139,8 +137,8 @@ class Trainer(gluon.Trainer):
             return
         buckets = self._fresh_buckets(ignore_stale_grad)
         amp = hasattr(self, "_amp_loss_scaler")  # it inspects all sums before the update
-        fused = self._exchange.may_fuse and not (amp or self._skip_nonfinite)
-        fused = fused and self._sharded_update.has_numpy_rule(buckets)
+        sums_are_read = amp or self._skip_nonfinite
+        fused = not sums_are_read and self._sharded_update.may_fuse(buckets)
         self._sum([b for b in buckets if b.row_sparse or not fused], on_all=amp)
         self._apply(buckets, fused)
 
@@ -165,18 +163,12 @@ class Trainer(gluon.Trainer):
 
     def _update(self, ignore_stale_grad: bool = False) -> None:
         """What others override or call in ``gluon.Trainer``; ``rescale_grad`` is set already."""
-        self._laid_out()
-        moved = [param.name for param in parameter_buckets.follow_backward(self._params)]
-        if moved and len(self._contexts) > 1:
-            raise UserWarning(
-                f"list_grad() of {', '.join(moved)} did not return what backward computed (it does "
-                "now): sum with Trainer.allreduce_grads(), or initialize before making the Trainer"
-            )
-        buckets = [b._replace(root=0) for b in self._fresh_buckets(ignore_stale_grad, True)]
+        buckets = self._fresh_buckets(ignore_stale_grad, summed=True)
+        buckets = [bucket._replace(root=0) for bucket in buckets]
         sparse = [bucket.grads for bucket in buckets if bucket.row_sparse]
-        for [[first, *others]], _ in sparse:  # every device updates by its own
-            for grad in others:
-                first.copyto(grad)
+        for [[first, *copies]], _ in sparse:  # every device updates by its own
+            for copy in copies:
+                first.copyto(copy)
         self._apply(buckets)
 
     @contextlib.contextmanager
@@ -267,9 +259,9 @@ class Trainer(gluon.Trainer):
             self._sharded_update.weights_were_set()
 
     def _rescale(self, batch_size: Any) -> None:
-        batch_size = check_batch_size(batch_size)
+        batch_size = optim.check_batch_size(batch_size)
         self._optimizer.rescale_grad = self._scale / batch_size
-        if cluster.size() > 1:
+        if self._exchange.num_processes > 1:
             cluster.agree_later({**self._hyper_parameters(), "batch_size": batch_size})
 
     def _hyper_parameters(self) -> dict[str, Any]:
@@ -280,72 +272,48 @@ class Trainer(gluon.Trainer):
             for name, value in {**vars(optimizer), "lr": optimizer.learning_rate}.items()
             if isinstance(value, (bool, int, float, str, type(None))) and name != "rescale_grad"
         }
-        ours = {"algorithm": self._algorithm, "compression": self._compression}
-        return {"optimizer": type(optimizer).__name__, **options, **ours}
+        return {"optimizer": type(optimizer).__name__, **options, **self._options}
 
     def _laid_out(self) -> Layout:
         """The parameters in buckets, made the first time and after they have changed in kind."""
         in_order = parameter_buckets.listed(self._given)  # gluon.Trainer sorts by name
         if {*in_order} != {*self._params}:
             raise ValueError("the set of parameters has changed; make a new Trainer for it")
-        if self._layout is not None and self._layout.holds(self._params):
+        if self._layout is not None and self._layout.is_current():
             return self._layout
         parameter_buckets.check(self._params)
         for param in self._params:
             param.list_data()  # raises, naming the parameter, if it is not initialised
-        if self._layout is None and cluster.size() > 1:
+        if self._layout is None and self._exchange.num_processes > 1:
             cluster.agree({**self._hyper_parameters(), **_kinds(in_order)})
-        self._layout = Layout(self._params, in_order)
-        self._contexts = self._layout.ctx or self._contexts
-        self._exchange = self._made_exchange()
-        self._sharded_update.set_contexts(self._contexts)
+        self._contexts = self._check_contexts()
+        self._exchange = Exchange(self._contexts, **self._options)
+        self._sharded_update.set_exchange(self._exchange)
+        one_root = needs_one_root(self._optimizer)
+        self._layout = Layout(self._params, in_order, self._exchange, one_root)
         if self._accumulating:
             backward_passes.accumulate(self._layout.params, True)
         return self._layout
 
-    def _made_exchange(self) -> Exchange:
-        return Exchange(self._contexts or (), self._algorithm, self._compression)
-
     def _fresh_buckets(self, ignore_stale_grad: bool, summed: bool = False) -> list[ParamBucket]:
-        """The buckets to sum and update, without parameters that backward reached on no device.
-
-        With ``summed`` the gradients are sums already.
-        """
+        """The buckets to sum and update, or to update only if gradients are sums already."""
         if self._accumulating == "inside":
             raise ValueError("step() was called inside no_sync(); leave it first")
-        layout, alone = self._laid_out(), cluster.size() == 1
-        parameter_buckets.follow_backward(layout.params)
+        layout = self._laid_out()
+        moved = [param.name for param in parameter_buckets.follow_backward(layout.params)]
+        if summed and moved and len(self._contexts) > 1:
+            raise UserWarning(
+                f"list_grad() of {', '.join(moved)} did not return what backward computed (it does "
+                "now): sum with Trainer.allreduce_grads(), or initialize before making the Trainer"
+            )
         if not self._broadcast:  # as gluon.Trainer: running statistics, too
             self._broadcast = True
             if self._optimizer.num_update == self._optimizer.begin_num_update:  # not after resuming
                 first = in_buckets([param.list_data() for param in self._params])
                 self._exchange.inside.broadcast(first)
-        fresh = layout.fresh(summed)
-        used = {i for i, on_devices in fresh.items() if any(on_devices)}
-        if not ignore_stale_grad:
-            if alone and fresh and not used:
-                raise UserWarning(
-                    "no gradient has been computed since the last update; call backward before step"
-                )
-            self._check_not_stale(fresh)
-        if not alone:  # all ranks must leave out the same; this waits
-            times = cluster.total([i in used for i in fresh]) if ignore_stale_grad else fresh
-            used = {i for i, time in zip(fresh, times) if not ignore_stale_grad or time}
-        buckets = self._sharded_update.with_roots(layout.buckets(fresh, used))
+        buckets = layout.buckets(ignore_stale_grad, summed)
         heap.return_free([copies.grads for bucket in buckets for copies in bucket.copies])
         return buckets
-
-    def _check_not_stale(self, fresh: dict[int, list[bool]]) -> None:
-        """Check that every device that had samples has a new gradient of every parameter."""
-        idle = [not any(on_device) for on_device in zip(*fresh.values())]
-        for i, on_devices in fresh.items():
-            stale = [str(c) for c, *ok in zip(self._layout.ctx, idle, on_devices) if not any(ok)]
-            if stale:
-                raise UserWarning(
-                    f"backward has not computed a gradient of parameter {self._params[i].name} on "
-                    f"{', '.join(stale)} since the last update: the model did not use it there. If "
-                    "that is intended, call step(batch_size, ignore_stale_grad=True)"
-                )
 
     def _sum(self, buckets: Sequence[ParamBucket], on_all: bool) -> None:
         """Sum the gradients on each bucket's root, or on all devices."""
@@ -365,7 +333,7 @@ class Trainer(gluon.Trainer):
             skip, self.num_skipped = True, self.num_skipped + 1
         with interrupts.held():
             if not skip:
-                self._sharded_update.apply(self._exchange, buckets, fused)
+                self._sharded_update.apply(buckets, fused)
             backward_passes.mark_used(self._layout.params)
             if self._accumulating:
                 self._accumulating = False

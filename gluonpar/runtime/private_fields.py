@@ -23,9 +23,6 @@ stype, grad_stype = attrgetter("_stype"), attrgetter("_grad_stype")  # storage t
 awaits_shape = attrgetter("_deferred_init")  # not empty if a forward pass will initialise it
 trainer = attrgetter("_trainer")  # the Trainer that updates it, or None
 
-# Of an mx.nd.NDArray: whether backward has written its gradient since mark_grad(array, False).
-has_fresh_grad = attrgetter("_fresh_grad")
-
 # Of a gluon.Block: the blocks that it directly consists of, by name.
 children = attrgetter("_children")
 
@@ -56,9 +53,9 @@ def wrap_kvstore_creation(wrap: Callable[[Callable], Callable]) -> None:
         module._create_kvstore = create
 
 
-def mark_grad(array: mx.nd.NDArray, fresh: bool) -> None:
-    """Mark the array's gradient as written by backward, or remove the mark."""
-    array._fresh_grad = fresh
+def mark_grad(array: mx.nd.NDArray) -> None:
+    """Mark the array's gradient as written by backward."""
+    array._fresh_grad = True
 
 
 def params_by_place(block: gluon.Block) -> dict[str, gluon.Parameter]:

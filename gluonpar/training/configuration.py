@@ -10,7 +10,7 @@ import mxnet as mx
 
 from gluonpar import collectives
 from gluonpar.checkpoint import onnx_export
-from gluonpar.step import check_lr
+from gluonpar.optim import check_lr
 from gluonpar.training.workloads import WORKLOADS
 
 SCHEDULES = ("constant", "step", "cosine")

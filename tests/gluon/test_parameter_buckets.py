@@ -2,27 +2,32 @@
 
 import mxnet as mx
 import pytest
-from gluon_runs import contexts, weights
+from gluon_runs import contexts, give_grads, weights
 from mxnet import gluon
 
 from gluonpar import replicas
+from gluonpar.collectives.exchange import Exchange
 from gluonpar.gluon.parameter_buckets import Layout, check, listed
+
+
+def laid_out(params, in_order=None):
+    return Layout(params, in_order or params, Exchange(params[0].list_ctx()))
 
 
 def test_every_trained_parameter_is_in_one_bucket(monkeypatch):
     monkeypatch.setattr(replicas, "BUCKET_BYTES", 16)
     params = weights([[1.0], [2.0, 3.0], [4.0], [5.0, 6.0, 7.0]], 2)
     params[2].grad_req = "null"
-    layout = Layout(params)
-    assert layout.params == [params[i] for i in layout.indices]
-    fresh = {i: [True, False] for i in layout.indices}
-    buckets = layout.buckets(fresh, {0, 1, 3})
-    assert sorted(copies.index for bucket in buckets for copies in bucket.copies) == [0, 1, 3]
+    layout = laid_out(params)
+    give_grads(params[:2], [[1, None], [2, 3]])
+    assert [copies.index for bucket in layout.buckets(True) for copies in bucket.copies] == [1, 0]
+    give_grads([params[3]], [[4, 5]])
+    buckets = layout.buckets(True)
+    assert [copies.index for bucket in buckets for copies in bucket.copies] == [3, 1, 0]
     assert {bucket.root for bucket in buckets} == {0, 1}
-    assert layout.ctx == contexts(2)
-    for copies in (copies for bucket in layout.buckets(fresh, {1}) for copies in bucket.copies):
-        assert copies == (1, params[1]._data, params[1]._grad, [True, False])
-        assert copies.stale == params[1]._grad[1:]
+    copies = buckets[-1].copies[-1]
+    assert copies == (0, params[0]._data, params[0]._grad, [True, False])
+    assert copies.stale == params[0]._grad[1:]
 
 
 CHANGES = {
@@ -36,14 +41,14 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_it_notices_that_a_parameter_is_of_another_kind(change):
     params = weights([[1.0, 2.0], [3.0]], 2)
-    layout = Layout(params)
+    layout = laid_out(params)
     params[0].set_data(mx.nd.array([5.0, 6.0]))
     params[1].initialize(ctx=contexts(2), force_reinit=True)
-    assert layout.holds(params)
+    assert layout.is_current()
     for param in params if change == "contexts" else params[:1]:
         CHANGES[change](param)
-    assert not layout.holds(params)
-    assert Layout(params).holds(params)
+    assert not layout.is_current()
+    assert laid_out(params).is_current()
 
 
 def test_the_parameters_of_lists_and_dicts():
@@ -61,8 +66,8 @@ def test_buckets_hold_neighbouring_layers(monkeypatch):
     net.initialize(ctx=contexts(2))
     params = net.collect_params()
     by_name = [params[name] for name in sorted(params)]
-    layout = Layout(by_name, list(params.values()))
-    buckets = layout.buckets({i: [True] * 2 for i in range(12)}, range(12))
+    give_grads(by_name, [[1, 1]] * 12)
+    buckets = laid_out(by_name, list(params.values())).buckets(ignore_stale_grad=False)
     found = [[by_name[copies.index] for copies in bucket.copies] for bucket in buckets]
     in_turn = [layer.weight for layer in net][::-1]
     assert found == [in_turn[i : i + 3] for i in (0, 3, 6, 9)]

@@ -64,13 +64,6 @@ def test_k_devices_train_as_one_with_every_optimizer(optimizer, which, k, small_
     assert all((a != b).any() for a, b in zip(want, start))
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_eight_devices_train_as_one(optimizer, small_buckets):
-    data, options = runs.batches((9, 8, 17)), {"learning_rate": 0.05}
-    net, _ = runs.run(8, optimizer, options, data=data)
-    assert_as_one(net, runs.stock(optimizer, options, data=data))
-
-
 @pytest.mark.parametrize("k", [2, 3])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_deferred_initialisation_trains_the_same(optimizer, k):

@@ -75,36 +75,34 @@ def test_compression_really_rounds():
     assert params[0].list_data()[0].asscalar() == -2
 
 
-@pytest.mark.parametrize("make", [runs.mlp, NETS["deferred static"]])
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_allreduce_grads_then_update_is_step(optimizer, make):
-    ctx = contexts(3)
-    net = make(ctx)
-    trainer = Trainer(net.collect_params(), optimizer, {"learning_rate": 0.05})
-    for batch in runs.batches((7, 8, 2, 8)):
-        runs.backward(net, batch, ctx)
-        trainer.allreduce_grads()
-        for param in net.collect_params().values():
-            first, *others = (grad.asnumpy() for grad in param.list_grad())
-            assert all(first.tobytes() == other.tobytes() for other in others)
-        trainer.update(len(batch[0]))
-    data = runs.batches((7, 8, 2, 8))
-    assert_as_one(net, runs.stock(optimizer, {"learning_rate": 0.05}, data=data))
-
-
 @pytest.mark.parametrize(
-    "make", [runs.mlp, NETS["hybridized"], NETS["static"], NETS["deferred static"]]
+    ("by", "make"),
+    [
+        ("trainer", runs.mlp),
+        ("trainer", NETS["deferred static"]),
+        ("user", runs.mlp),
+        ("user", NETS["hybridized"]),
+        ("user", NETS["static"]),
+        ("user", NETS["deferred static"]),
+    ],
 )
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_the_users_own_allreduce_then_update_is_step(optimizer, make):
-    ctx = contexts(3)
+def test_an_allreduce_and_then_update_is_step(optimizer, by, make):
+    """The user's own all-reduce is over all devices, so each must have samples."""
+    ctx, data = contexts(3), runs.batches((7, 8, 2, 8) if by == "trainer" else (7, 8, 3, 8))
     net = make(ctx)
     trainer = Trainer(net.collect_params(), optimizer, {"learning_rate": 0.05})
-    for batch in runs.batches():
+    for batch in data:
         runs.backward(net, batch, ctx)
-        gluonpar.allreduce_many([param.list_grad() for param in net.collect_params().values()])
+        if by == "trainer":
+            trainer.allreduce_grads()
+        else:
+            gluonpar.allreduce_many([param.list_grad() for param in net.collect_params().values()])
+        for param in net.collect_params().values():
+            first, *copies = (grad.asnumpy() for grad in param.list_grad())
+            assert all(first.tobytes() == copy.tobytes() for copy in copies)
         trainer.update(len(batch[0]))
-    assert_as_one(net, runs.stock(optimizer, {"learning_rate": 0.05}))
+    assert_as_one(net, runs.stock(optimizer, {"learning_rate": 0.05}, data=data))
 
 
 @pytest.mark.parametrize("max_norm", [1e-3, 0.5, 1e6])
@@ -247,19 +245,3 @@ def test_it_does_not_wait_for_the_gradients(do):
     if do == "allreduce_grads":
         assert norm.asscalar() == pytest.approx(np.sqrt(9 + 9 + 81), rel=1e-6)
     assert passed == [True]
-
-
-def test_the_first_step_after_deferred_initialisation_does_not_wait():
-    """Then parameters are moved to buckets: copies, which wait in the engine, not in Python."""
-    ctx = contexts(2)
-    net = runs.mlp(ctx, deferred=True)
-    trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 0.05})
-    [batch] = runs.batches((7,))
-    runs.backward(net, batch, ctx)
-    gate, passed = threading.Event(), []
-    grad = net[0].weight.list_grad()[1]
-    engine.push(lambda: passed.append(gate.wait(600)), ctx[1], writes=[grad])
-    trainer.step(7)
-    assert passed == []
-    gate.set()
-    assert_as_one(net, runs.stock(options={"learning_rate": 0.05}, data=[batch]))

@@ -42,15 +42,6 @@ def test_with_all_parameters_frozen_there_is_nothing_to_do():
     assert param.list_data()[1].asnumpy().tolist() == [1, 2]
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-@pytest.mark.parametrize("make", [runs.mlp, NETS["static"], NETS["deferred static"]])
-def test_batches_with_fewer_samples_than_devices(optimizer, make):
-    """A device without samples adds nothing, neither zero nor what it had computed before."""
-    data = runs.batches((1, 8, 2, 8, 3, 1))
-    net, _ = runs.run(4, optimizer, make=make, data=data)
-    assert_as_one(net, runs.stock(optimizer, data=data))
-
-
 @mx.util.use_np
 def train_np(k, optimizer, kind):
     ctx = contexts(k)

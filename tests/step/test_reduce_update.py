@@ -1,14 +1,11 @@
 """update_on_host: one pass over memory gives what a sum, an update and a broadcast would give."""
 
 import threading
-import types
 
 import mxnet as mx
 import numpy as np
 import pytest
 from contexts import device
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from gluonpar import optim
 from gluonpar.optim import Item
@@ -18,7 +15,6 @@ pytestmark = pytest.mark.cpu("update_on_host works in the memory of CPU contexts
 
 BLOCK = threads.BLOCK_BYTES // 4  # elements of float32
 DTYPES = ["float16", "float32", "float64"]
-EPSILON = {"float16": 1e-3, "float32": 1.2e-7, "float64": 2.3e-16}
 
 
 def draw(seed, shape, dtype="float32"):
@@ -64,32 +60,6 @@ def test_every_copy_is_updated_by_the_exact_sum(k, dtype, shape):
         np.testing.assert_array_equal(grad.asnumpy(), value)
     assert [param.context for param in params] == [device(i) for i in range(k)]
     assert all(np.dtype(param.dtype) == dtype and param.shape == shape for param in params)
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    k=st.integers(1, 5),
-    sizes=st.lists(st.integers(1, 50), min_size=1, max_size=4),
-    dtype=st.sampled_from(DTYPES),
-    lr=st.floats(1e-3, 10),
-    batch_size=st.integers(1, 300),
-)
-def test_sgd_is_the_float64_oracles(k, sizes, dtype, lr, batch_size):
-    """The error is that of rounding each operation: K gradients, the product, the difference."""
-    values = [draw(i, (k, n), dtype) for i, n in enumerate(sizes)]
-    starts = [draw(100 + i, n, dtype) for i, n in enumerate(sizes)]
-    update = sgd(lr, batch_size)
-    items = [Item(place(v), copies(k, s), update) for v, s in zip(values, starts)]
-    optim.update_on_host(items)
-    for (grads, params, *_), value, start in zip(items, values, starts):
-        rate, wide = lr / batch_size, value.astype("float64")
-        want = start - rate * wide.sum(axis=0)
-        scale = np.abs(start) + rate * np.abs(wide).sum(axis=0)
-        bound = (k + 3) * EPSILON[dtype] * scale + np.finfo(dtype).tiny
-        assert (np.abs(params[0].asnumpy().astype("float64") - want) <= bound).all()
-        assert_everywhere(params, params[0].asnumpy())
-        for grad, one in zip(grads, value):
-            np.testing.assert_array_equal(grad.asnumpy(), one)
 
 
 def test_float16_is_summed_in_float32():
@@ -275,35 +245,3 @@ def test_overflow_is_inf_as_in_mxnets_own_operators():
     grads, params = place(np.full((2, 4), 3e38, "float32")), copies(2, np.zeros(4, "float32"))
     optim.update_on_host([Item(grads, params, sgd(1.0, 1))])
     assert_everywhere(params, np.full(4, -np.inf))
-
-
-def test_possible_is_host_memory_only():
-    on_cpu = place(np.ones((2, 1), "float32"))
-    pinned, on_gpu = (types.SimpleNamespace(context=c) for c in (mx.cpu_pinned(0), mx.gpu(0)))
-    assert optim.on_host([])
-    assert optim.on_host([*on_cpu, pinned])
-    assert not optim.on_host([*on_cpu, on_gpu])
-
-
-def without_a_gradient(items):
-    return [item._replace(grads=item.grads[:-1]) for item in items]
-
-
-def without_a_copy(items):
-    return [item._replace(params=item.params[:-1]) for item in items]
-
-
-def with_the_sum_in_the_first_gradient(items):
-    for item in items:
-        item.grads[0][:] = sum(grad.as_in_context(device(0)) for grad in item.grads)
-    return [item._replace(grads=item.grads[:1]) for item in items]
-
-
-@pytest.mark.parametrize(
-    "bug", [without_a_gradient, without_a_copy, with_the_sum_in_the_first_gradient]
-)
-def test_planted_bugs_are_detected(monkeypatch, bug):
-    whole = optim.update_on_host
-    monkeypatch.setattr(optim, "update_on_host", lambda items: whole(bug(items)))
-    with pytest.raises(AssertionError):
-        test_every_copy_is_updated_by_the_exact_sum(3, "float32", (7,))

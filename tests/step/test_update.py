@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from contexts import algorithms, device
 
-import gluonpar
 from gluonpar import replicas, step
 from gluonpar.collectives.exchange import Exchange
 from gluonpar.replicas import get_params
@@ -131,21 +130,6 @@ def test_however_the_parameters_fall_into_buckets(monkeypatch, bucket_bytes, alg
     assert_updated(device_params, weights, grads)
 
 
-@pytest.mark.parametrize("algorithm", [None, "host", "ring", "kvstore"])
-@pytest.mark.parametrize("frozen", [{0}, {1, 3}, {0, 1, 2, 3}], ids=str)
-def test_frozen_parameters_stay(algorithm, frozen):
-    weights, grads = draw(2)
-    device_params = place(lambda params, ctx: get_params(params, ctx, frozen), weights, grads)
-    allreduce_sgd(device_params, LR, BATCH_SIZE, algorithm)
-    for i in frozen:
-        for params in device_params:
-            np.testing.assert_array_equal(params[i].asnumpy(), weights[i].astype("float32"))
-            assert params[i].grad is None
-    rest = [i for i in range(4) if i not in frozen]
-    of_rest = [[own[i] for i in rest] for own in (weights, *grads)]
-    assert_updated([[params[i] for i in rest] for params in device_params], of_rest[0], of_rest[1:])
-
-
 def test_parameters_without_elements_are_passed_over():
     with mx.util.np_shape(True):
         params = [mx.np.zeros((0, 3)), mx.np.ones((2,)), mx.np.array(1.0)]
@@ -192,20 +176,6 @@ def test_gradients_that_cannot_be_summed_change_nothing(algorithm):
     refused(device_params, r"gradients\[1\] on [cg]pu\(1\) .*float64", algorithm)
 
 
-@pytest.mark.parametrize("frozen", [({2}, ()), ((), {2}), ({2}, {0})], ids=str)
-def test_devices_that_freeze_different_parameters_never_mix_them_up(frozen):
-    params = [mx.nd.full((2,), i) for i in range(3)]
-    device_params = [get_params(params, device(i), f) for i, f in enumerate(frozen)]
-    for copies in device_params:
-        for i, copy in enumerate(copies):
-            if copy.grad is not None:
-                copy.grad[:] = 10**i
-    with pytest.raises(ValueError, match=r"parameter \d has a gradient on some devices only"):
-        allreduce_sgd(device_params, 1.0, 1)
-    for copies in device_params:
-        assert [copy.asnumpy().tolist() for copy in copies] == [[i, i] for i in range(3)]
-
-
 @pytest.mark.cpu("the one-pass update is for CPU contexts")
 def test_one_operator_per_bucket_and_the_last_layers_first(monkeypatch):
     monkeypatch.setattr(replicas, "BUCKET_BYTES", 52)
@@ -218,23 +188,3 @@ def test_one_operator_per_bucket_and_the_last_layers_first(monkeypatch):
     monkeypatch.setattr(threads, "push", note)
     allreduce_sgd(place(get_params, *draw(2)), LR, BATCH_SIZE)
     assert pushed == [[1] * 4 + [8] * 4, [5] * 4, [12] * 4]
-
-
-def test_the_sums_planted_bugs_are_caught(monkeypatch):
-    """The batch size taken for one device's; the update left out on one device."""
-    rule = gluonpar.optim.rule
-    with monkeypatch.context() as patch:
-        patch.setattr(gluonpar.optim, "rule", lambda lr, rescale, **more: rule(lr, 2 * rescale))
-        with pytest.raises(AssertionError):
-            test_fused_is_the_oracle_and_leaves_the_gradients(None, 2, get_params)
-    update = gluonpar.optim.update_by_sgd
-
-    def only_on_the_first(buckets, *more):
-        for bucket in buckets:
-            first = [copies._replace(params=copies.params[:1]) for copies in bucket.copies]
-            update([bucket._replace(copies=first)], *more)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(gluonpar.optim, "update_by_sgd", only_on_the_first)
-        with pytest.raises(AssertionError):
-            test_other_algorithms_give_the_same_and_leave_the_sums("ring", 2, get_params)

@@ -1,0 +1,237 @@
+"""The update of a Trainer: each parameter once, on the root of its bucket.
+
+A parameter with a row_sparse gradient is updated on every device instead, as by ``gluon.Trainer``:
+to broadcast it would send all its rows, of which the gradient has few. All buckets have one root
+if their updates may depend on each other (:func:`needs_one_root`).
+
+MXNet's Updater, which applies an optimizer and has its states, is made right where it is not:
+
+- MXNet creates no momentum while that option is 0, and SGD and LARS leave an existing one as it was
+  in a step with momentum 0, though ``m = momentum * m - lr * grad`` is ``-lr * grad`` then.
+- With ``multi_precision`` the next update overwrites weights that were set by ``set_data``: it
+  begins with a float32 copy of the weights from before.
+- LBSGD adds up gradients without copying the first, which the next backward overwrites.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Sequence
+
+import mxnet as mx
+import numpy as np
+from mxnet import nd
+from mxnet.optimizer import LARS, LBSGD, NAG, SGD, Optimizer, Signum, ccSGD
+
+from gluonpar import optim
+from gluonpar.checkpoint import optimizer_states
+from gluonpar.collectives.exchange import Exchange
+from gluonpar.replicas import Copies, ParamBucket
+from gluonpar.runtime import private_fields
+
+# What creates a momentum for each parameter unless it is 0.
+_WITH_MOMENTUM = (SGD, NAG, LARS, LBSGD, Signum)
+
+
+def needs_one_root(optimizer: Optimizer) -> bool:
+    """Return whether all parameters must be updated on the same device.
+
+    LARS compares what it updates together; others may have arrays of their own.
+    """
+    return type(optimizer) is LARS or _may_keep_arrays(optimizer)
+
+
+def _may_keep_arrays(optimizer: Optimizer) -> bool:
+    """Return whether it may have arrays of its own besides the states: all but MXNet's may."""
+    return not optimizer_states.is_of_mxnet(optimizer) or isinstance(optimizer, LBSGD)
+
+
+class ShardedUpdate:
+    """The updates of parameters by one optimizer, sharded over the devices of an exchange.
+
+    Each parameter is updated once instead of K times, and there is one optimizer state whatever K
+    is (Xu et al., "Automatic Cross-Replica Sharding of Weight Update in Data-Parallel Training",
+    2020).
+    """
+
+    def __init__(self, updater: Updater, exchange: Exchange) -> None:
+        self._updater, self._optimizer = updater, updater.optimizer
+        self._roots: dict[int, int] = {}  # by parameter: the device that updated it last
+        self.set_exchange(exchange)
+
+    def set_exchange(self, exchange: Exchange) -> None:
+        """Let all devices of the exchange share the optimizer's update counts and states."""
+        self._exchange = exchange
+        counts = private_fields.update_counts_by_device(self._optimizer)
+        for c in exchange.ctx:
+            counts[c.device_id] = counts[0]
+        self._updater.states_synced = dict.fromkeys(self._updater.states, False)
+        # By device, and the states that they have, too, by parameter: for row_sparse gradients.
+        self._of_copies = [Updater(self._optimizer) for _ in exchange.ctx]
+        self._copied: dict[int, Any] = {}
+
+    def weights_were_set(self) -> None:
+        """Compare, in the next update, each weight with its float32 copy, if it has one."""
+        for updater in (self._updater, *self._of_copies):
+            updater.weights_were_set()
+
+    def may_fuse(self, buckets: Sequence[ParamBucket]) -> bool:
+        """Return whether :meth:`apply` can sum while it updates: on CPUs, float32, plain SGD."""
+        return (
+            self._exchange.may_fuse
+            and type(self._optimizer) is SGD
+            and all(b.row_sparse or b.copies[0].grads[0].dtype == np.float32 for b in buckets)
+        )
+
+    def apply(self, buckets: Sequence[ParamBucket], fused: bool) -> None:
+        """Update every bucket on its root and broadcast the result.
+
+        With ``fused`` the gradients, but for row_sparse ones, are summed here.
+        """
+        sparse = [bucket for bucket in buckets if bucket.row_sparse]
+        dense = [bucket for bucket in buckets if not bucket.row_sparse]
+        self._update_copies(sparse)
+        for bucket in buckets:
+            for i, *_ in bucket.copies:
+                if self._roots.setdefault(i, bucket.root) != bucket.root:
+                    self._roots[i] = bucket.root
+                    self._updater.states_synced[i] = False  # the state is on another device
+        self._update_on_roots(sparse if fused else buckets)
+        for bucket in sparse:
+            self._copied.update((i, self._updater.states[i]) for i, *_ in bucket.copies)
+        if fused:
+            self._sum_and_update(dense)
+        else:
+            self._exchange.inside.broadcast([bucket.params for bucket in dense])
+
+    def _update_on_roots(self, buckets: Sequence[ParamBucket]) -> None:
+        """In the order of the parameters, on which some optimizers rely."""
+        updates = sorted(
+            (each.index, bucket.root, each.grads[bucket.root], each.params[bucket.root])
+            for bucket in buckets
+            for each in bucket.copies
+        )
+        groups = [[one] for one in updates]
+        if self._updater.aggregate_updates:  # several parameters of one device in one operator
+            self._optimizer.aggregate_num = min(self._optimizer.aggregate_num, optim.MOST_WEIGHTS)
+            roots = sorted({root for _, root, *_ in updates})
+            groups = [[one for one in updates if one[1] == root] for root in roots]
+        for group in groups:
+            indices, _, grads, values = map(list, zip(*group))
+            self._updater(indices, grads, values)
+
+    def _update_copies(self, buckets: Sequence[ParamBucket]) -> None:
+        """Update what devices other than the root hold of parameters with row_sparse gradients."""
+        counts, states = private_fields.update_counts(self._optimizer), self._updater.states
+        for bucket in buckets:
+            [copies] = bucket.copies
+            i, is_copied = copies.index, self._copied.get(copies.index) is states.get(copies.index)
+            for k, (value, grad) in enumerate(zip(copies.params, copies.grads)):
+                if k == bucket.root:
+                    continue
+                updater = self._of_copies[k]
+                if not is_copied:  # the state was loaded, or is on other contexts now
+                    updater.states.pop(i, None)
+                    if i in states:
+                        updater.states[i] = copy.deepcopy(states[i])
+                        updater.states_synced[i] = False
+                before = counts.get(i, self._optimizer.begin_num_update)
+                updater([i], [grad], [value])
+                counts[i] = before  # a step counts once, however many devices there are
+
+    def _sum_and_update(self, buckets: Sequence[ParamBucket]) -> None:
+        """Sum over devices, SGD and broadcast, in one pass over memory."""
+        sgd, indices = self._optimizer, [each.index for b in buckets for each in b.copies]
+        rates = private_fields.count_updates(sgd, indices)
+
+        def rule_of(copies: Copies) -> tuple:
+            i, (lr, wd) = copies.index, rates[copies.index]
+            momentum = self._updater.prepare(i, copies.params[self._roots[i]])
+            rule = optim.rule(lr, sgd.rescale_grad, wd, sgd.momentum, sgd.clip_gradient or 0)
+            return rule, [] if momentum is None else [momentum]
+
+        optim.reduce_update(self._exchange, buckets, rule_of)
+
+
+class Updater(mx.optimizer.Updater):
+    """Updates weights of one device by their gradients."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        super().__init__(optimizer)
+        self._compared: set[int] = set()  # parameters that are their float32 copies, rounded
+        self._may_keep_arrays = _may_keep_arrays(optimizer)
+
+    def weights_were_set(self) -> None:
+        """Renew, in the next update, the elements of float32 copies that are not the weights."""
+        self._compared.clear()
+
+    def __call__(self, index: Sequence[int], grad: Sequence, weight: Sequence) -> None:
+        """Update each ``weight`` by its ``grad``, in place."""
+        if self._may_keep_arrays:
+            grad = [array.copy() for array in grad]
+        stepped = []
+        for i, g, w in zip(index, grad, weight):
+            self.prepare(i, w)
+            if self._is_step_without_momentum(i) and g.stype == "default":
+                stepped.append(self._momentum_and_weight(i, w))
+        for momentum, value in stepped:
+            value.copyto(momentum)
+        super().__call__(index, grad, weight)
+        for momentum, value in stepped:
+            nd.elemwise_sub(value, momentum, out=momentum)
+
+    def prepare(self, i: int, weight: mx.nd.NDArray) -> Any:
+        """Return the state of parameter ``i``, complete and on the context of ``weight``."""
+        optimizer, state = self.optimizer, self.states.get(i)
+        if i not in self.states:
+            state = optimizer.create_state_multi_precision(i, weight.as_nd_ndarray())
+            self._compared.add(i)
+        elif not self.states_synced[i]:
+            state = self.sync_state_context(state, weight.context)
+            self._compared.discard(i)  # it may have been loaded
+        if isinstance(optimizer, _WITH_MOMENTUM) and optimizer.momentum and _lacks(state):
+            new = optimizer.create_state_multi_precision(i, weight.as_nd_ndarray())
+            state = _filled(state, new)
+        self.states[i], self.states_synced[i] = state, True
+        if i not in self._compared:
+            self._compared.add(i)
+            self._renew_copy(i, weight.as_nd_ndarray())
+        return state
+
+    def _is_step_without_momentum(self, i: int) -> bool:
+        optimizer = self.optimizer
+        if type(optimizer) not in (SGD, ccSGD, LARS) or optimizer.momentum:
+            return False
+        return not _lacks(self.states[i])
+
+    def _momentum_and_weight(self, i: int, weight: mx.nd.NDArray) -> tuple:
+        state = self.states[i]
+        return state if isinstance(state, (tuple, list)) else (state, weight.as_nd_ndarray())
+
+    def _renew_copy(self, i: int, weight: mx.nd.NDArray) -> None:
+        """Make float32 copies of the weights equal to them, where they do not round to them."""
+        optimizer, state = self.optimizer, self.states[i]
+        if not isinstance(state, (tuple, list)) or not optimizer.multi_precision:
+            return
+        if weight.dtype != np.float16:
+            return
+        create = type(optimizer).create_state_multi_precision
+        if create is Optimizer.create_state_multi_precision:
+            copy = state[0]
+        elif create in [of.create_state_multi_precision for of in (SGD, NAG, LARS)]:
+            copy = state[1]
+        else:  # an optimizer whose states we do not know
+            return
+        rounds = copy.astype("float16") == weight
+        copy[:] = nd.where(rounds, copy, weight.astype("float32"))
+
+
+def _lacks(state: Any) -> bool:
+    return state is None or isinstance(state, (tuple, list)) and any(x is None for x in state)
+
+
+def _filled(state: Any, new: Any) -> Any:
+    """Return ``state`` with what is None taken from ``new``."""
+    if isinstance(state, (tuple, list)):
+        return tuple(map(_filled, state, new))
+    return new if state is None else state
