@@ -17,6 +17,10 @@ pytest.importorskip("d2l", reason="needs: pip install --no-deps d2l==1.0.3")
 import build_notebooks as build
 import nbformat
 
+sys.path.insert(0, str(build.NOTEBOOKS))
+import walkthrough_tables
+import walkthrough_timing as timing
+
 LANGUAGES = build.languages()
 NO_DATA = "Fashion-MNIST was not found here"
 
@@ -94,6 +98,41 @@ def test_one_two_and_four_devices_train_alike_and_learn(ran):
     assert losses == pytest.approx([losses[0]] * 3, rel=0.02)
     assert accuracies == pytest.approx([accuracies[0]] * 3, abs=0.05)
     assert losses[0] < 0.6 * np.log(10)
+
+
+def test_a_gain_is_called_one_only_if_no_sample_contradicts_it(capsys):
+    settings = timing.settings(cores=2)
+    times = {name: {network: [4.0, 6.0] for network in timing.NETWORKS} for name in settings}
+    times[timing.TWO]["LeNet"] = [3.0, 3.9]
+    times[timing.TWO]["perceptron"] = [6.1, 7.0]
+    times[timing.GRADIENTS]["LeNet"] = [3.8, 3.8]
+    walkthrough_tables.gains(times)
+    rows = capsys.readouterr().out.splitlines()[1:6]
+    words = [re.findall("faster|slower|within noise", row) for row in rows]
+    assert words == [
+        ["within noise"] * 2,
+        ["faster", "slower"],
+        ["within noise", "faster"],
+        ["within noise"] * 2,
+        ["faster", "slower"],
+    ]
+
+
+@pytest.mark.slow
+def test_the_words_on_time_follow_from_the_times_beside_them(ran):
+    rows = {row[:42].strip(): row[42:] for row in printed(ran["step-times"]).splitlines()[1:]}
+    times = {}
+    for name, row in rows.items():
+        median, low, high, *others = numbers(row)
+        times[name] = {"LeNet": (median, low, high), "perceptron": tuple(others)}
+    gains = {row[:42].strip(): row[42:] for row in printed(ran["what-is-gained"]).splitlines()}
+    for change, (before, after) in timing.COMPARISONS.items():
+        for network, word in zip(timing.NETWORKS, re.findall("faster|slower|noise", gains[change])):
+            _, low, high = times[before][network]
+            _, lowest, highest = times[after][network]
+            rounding = 0.1  # the times are printed with one digit
+            assert word != "faster" or highest < low + rounding, change
+            assert word != "slower" or lowest > high - rounding, change
 
 
 @pytest.mark.slow

@@ -1,0 +1,78 @@
+"""What the walkthrough prints in several lines: tables, and the words that follow from figures."""
+
+from __future__ import annotations
+
+from typing import Mapping, Sequence
+
+import numpy as np
+import walkthrough_timing as timing
+from mxnet import nd
+
+NETWORKS = timing.NETWORKS
+
+
+def values(arrays: Sequence[nd.NDArray]) -> None:
+    """Print the one number of each array, by context."""
+    print({str(array.context): int(array.asscalar()) for array in arrays})
+
+
+def runs(found: Mapping[int, tuple], num_threads: Mapping[int, int]) -> None:
+    """Print a line for each run of ``train``, by its number of devices."""
+    print("devices  threads  loss of the last epoch  test accuracy  sec/epoch")
+    for count, (history, accuracy, seconds) in found.items():
+        last = history[-16:].mean()  # an epoch is 16 steps
+        print(f"{count:7}  {num_threads[count]:7}  {last:22.4f}  {accuracy:13.3f}  {seconds:9.2f}")
+
+
+def step_times(times: timing.Times) -> None:
+    """Print the median of each setting's samples, the smallest and the largest."""
+    _line("ms per step: median (smallest to largest)", NETWORKS)
+    for name, of_networks in times.items():
+        cells = []
+        for network in NETWORKS:
+            ms = of_networks[network]
+            cells.append(f"{np.median(ms):6.1f} ({min(ms):5.1f} to {max(ms):5.1f})")
+        _line(name, cells)
+
+
+def gains(times: timing.Times) -> None:
+    """Print what each change gains, whether that is more than noise, and how the gain comes about.
+
+    A change is "faster" or "slower" if all samples after it are on one side of all samples before.
+    """
+    _line("times as fast", NETWORKS)
+    for change, (before, after) in timing.COMPARISONS.items():
+        pairs = [(times[before][network], times[after][network]) for network in NETWORKS]
+        cells = [f"{np.median(a) / np.median(b):.2f}, {verdict(a, b)}" for a, b in pairs]
+        _line(change, cells)
+    for network in NETWORKS:
+        half, one, two = (
+            np.median(times[setting][network]) for setting in (timing.HALF, timing.ALL, timing.TWO)
+        )
+        print(f"{network}: {half / two:.2f} = {half / one:.2f} (cores)", end="")
+        print(f" x {one / two:.2f} (second device)")
+
+
+def verdict(before: Sequence[float], after: Sequence[float]) -> str:
+    """Return "faster" or "slower" if no sample contradicts it, otherwise "within noise"."""
+    if max(after) < min(before):
+        return "faster"
+    return "slower" if min(after) > max(before) else "within noise"
+
+
+def _line(name: str, cells: Sequence[str]) -> None:
+    print(f"{name:42}" + "".join(f"{cell:>23}" for cell in cells))
+
+
+def bandwidths(
+    measured: Mapping[str, Sequence[float]], sizes: Sequence[int], num_devices: int
+) -> None:
+    """Print time (ms), algbw and busbw of each algorithm and size, and the ring beside the star."""
+    print("   bytes  algorithm        ms  algbw GB/s  busbw GB/s")
+    for i, size in enumerate(sizes):
+        for name, milliseconds in measured.items():
+            algbw = size / milliseconds[i] / 1e6
+            busbw = algbw * 2 * (num_devices - 1) / num_devices
+            print(f"{size:8}  {name:9} {milliseconds[i]:9.2f} {algbw:11.3f} {busbw:11.3f}")
+    for size, ring, star in zip(sizes, measured["ring"], measured["star"]):
+        print(f"{size} bytes: the ring takes {ring / star:.2f} times as long as the star")
