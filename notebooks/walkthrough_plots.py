@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Mapping, Sequence
+import functools
+from typing import Callable, Mapping, Sequence
 
 import numpy as np
 from d2l import mxnet as d2l
@@ -27,6 +28,23 @@ def use_style() -> None:
     cycle = d2l.plt.cycler(color=COLOURS)
     d2l.plt.rcParams.update({"axes.prop_cycle": cycle, "legend.frameon": False})
     d2l.plt.rcParams.update({"font.size": 9, "figure.dpi": 100})
+
+
+def loss_curves(counts: Sequence[int], num_epochs: int) -> dict[int, Callable[[int, float], None]]:
+    """Return a function per number of devices that adds an epoch and its loss to one plot."""
+    animator = d2l.Animator(
+        xlabel="epoch",
+        ylabel="training loss",
+        legend=[f"{count} device{'s' * (count > 1)}" for count in counts],
+        xlim=[1, num_epochs],
+        fmts=("C0-", "C1--", "C3:"),
+        figsize=WIDE,
+    )
+
+    def draw(i: int, epoch: int, loss: float) -> None:
+        animator.add(epoch, [loss if j == i else None for j in range(len(counts))])
+
+    return {count: functools.partial(draw, i) for i, count in enumerate(counts)}
 
 
 def gradients(

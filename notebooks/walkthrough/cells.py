@@ -133,21 +133,8 @@ def train(num_devices, batch_size=256, lr=0.02, num_epochs=NUM_EPOCHS, after_epo
 
 # %% curves
 counts = (1, 2, 4)
-animator = d2l.Animator(
-    xlabel="epoch",
-    ylabel="training loss",
-    legend=[f"{count} device{'s' * (count > 1)}" for count in counts],
-    xlim=[1, NUM_EPOCHS],
-    fmts=("C0-", "C1--", "C3:"),
-    figsize=plots.WIDE,
-)
-runs = {}
-for i, count in enumerate(counts):
-
-    def draw(epoch, loss, i=i):
-        animator.add(epoch, [loss if j == i else None for j in range(len(counts))])
-
-    runs[count] = train(count, after_epoch=draw)
+draw = plots.loss_curves(counts, NUM_EPOCHS)
+runs = {count: train(count, after_epoch=draw[count]) for count in counts}
 
 # %% table
 tables.runs(runs, {count: sum(map(threads.size, devices[:count])) for count in counts})
