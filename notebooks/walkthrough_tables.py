@@ -8,8 +8,6 @@ import numpy as np
 import walkthrough_timing as timing
 from mxnet import nd
 
-NETWORKS = timing.NETWORKS
-
 
 def values(arrays: Sequence[nd.NDArray]) -> None:
     """Print the one number of each array, by context."""
@@ -26,13 +24,12 @@ def runs(found: Mapping[int, tuple], num_threads: Mapping[int, int]) -> None:
 
 def step_times(times: timing.Times) -> None:
     """Print the median of each setting's samples, the smallest and the largest."""
-    _line("ms per step: median (smallest to largest)", NETWORKS)
-    for name, of_networks in times.items():
-        cells = []
-        for network in NETWORKS:
+    for network in timing.NETWORKS:
+        print(f"{network}, ms per step: median (smallest to largest)")
+        for name, of_networks in times.items():
             ms = of_networks[network]
-            cells.append(f"{np.median(ms):6.1f} ({min(ms):5.1f} to {max(ms):5.1f})")
-        _line(name, cells)
+            spread = f"({min(ms):.1f} to {max(ms):.1f})"
+            print(f"{np.median(ms):7.1f}  {spread:18} {name}")
 
 
 def gains(times: timing.Times) -> None:
@@ -40,17 +37,17 @@ def gains(times: timing.Times) -> None:
 
     A change is "faster" or "slower" if all samples after it are on one side of all samples before.
     """
-    _line("times as fast", NETWORKS)
-    for change, (before, after) in timing.COMPARISONS.items():
-        pairs = [(times[before][network], times[after][network]) for network in NETWORKS]
-        cells = [f"{np.median(a) / np.median(b):.2f}, {verdict(a, b)}" for a, b in pairs]
-        _line(change, cells)
-    for network in NETWORKS:
+    for network in timing.NETWORKS:
+        print(f"{network}, times as fast")
+        for change, settings in timing.COMPARISONS.items():
+            before, after = (times[setting][network] for setting in settings)
+            gain = np.median(before) / np.median(after)
+            print(f"{gain:7.2f}  {verdict(before, after):14} {change}")
         half, one, two = (
             np.median(times[setting][network]) for setting in (timing.HALF, timing.ALL, timing.TWO)
         )
-        print(f"{network}: {half / two:.2f} = {half / one:.2f} (cores)", end="")
-        print(f" x {one / two:.2f} (second device)")
+        factors = f"{half / one:.2f} (cores) x {one / two:.2f} (second device)"
+        print(f"{half / two:7.2f}  = {factors}")
 
 
 def verdict(before: Sequence[float], after: Sequence[float]) -> str:
@@ -58,10 +55,6 @@ def verdict(before: Sequence[float], after: Sequence[float]) -> str:
     if max(after) < min(before):
         return "faster"
     return "slower" if min(after) > max(before) else "within noise"
-
-
-def _line(name: str, cells: Sequence[str]) -> None:
-    print(f"{name:42}" + "".join(f"{cell:>23}" for cell in cells))
 
 
 def bandwidths(

@@ -107,32 +107,27 @@ def test_a_gain_is_called_one_only_if_no_sample_contradicts_it(capsys):
     times[timing.TWO]["perceptron"] = [6.1, 7.0]
     times[timing.GRADIENTS]["LeNet"] = [3.8, 3.8]
     walkthrough_tables.gains(times)
-    rows = capsys.readouterr().out.splitlines()[1:6]
-    words = [re.findall("faster|slower|within noise", row) for row in rows]
-    assert words == [
-        ["within noise"] * 2,
-        ["faster", "slower"],
-        ["within noise", "faster"],
-        ["within noise"] * 2,
-        ["faster", "slower"],
-    ]
+    words = re.findall("faster|slower|within noise", capsys.readouterr().out)
+    lenet = ["within noise", "faster", "within noise", "within noise", "faster"]
+    perceptron = ["within noise", "slower", "faster", "within noise", "slower"]
+    assert words == lenet + perceptron
 
 
 @pytest.mark.slow
 def test_the_words_on_time_follow_from_the_times_beside_them(ran):
-    rows = {row[:42].strip(): row[42:] for row in printed(ran["step-times"]).splitlines()[1:]}
-    times = {}
-    for name, row in rows.items():
-        median, low, high, *others = numbers(row)
-        times[name] = {"LeNet": (median, low, high), "perceptron": tuple(others)}
-    gains = {row[:42].strip(): row[42:] for row in printed(ran["what-is-gained"]).splitlines()}
-    for change, (before, after) in timing.COMPARISONS.items():
-        for network, word in zip(timing.NETWORKS, re.findall("faster|slower|noise", gains[change])):
-            _, low, high = times[before][network]
-            _, lowest, highest = times[after][network]
+    times = re.findall(r"[\d.]+ +\(([\d.]+) to ([\d.]+)\) +(.*)", printed(ran["step-times"]))
+    words = re.findall(
+        r"[\d.]+  (faster|slower|within noise) +(.*)", printed(ran["what-is-gained"])
+    )
+    settings, changes = len(timing.settings(2)), len(timing.COMPARISONS)
+    assert (len(times), len(words)) == (2 * settings, 2 * changes)
+    for i in (0, 1):  # the networks
+        spread = {name: (float(a), float(b)) for a, b, name in times[i * settings :][:settings]}
+        for word, change in words[i * changes :][:changes]:
+            before, after = (spread[setting] for setting in timing.COMPARISONS[change])
             rounding = 0.1  # the times are printed with one digit
-            assert word != "faster" or highest < low + rounding, change
-            assert word != "slower" or lowest > high - rounding, change
+            assert word != "faster" or after[1] < before[0] + rounding, change
+            assert word != "slower" or after[0] > before[1] - rounding, change
 
 
 @pytest.mark.slow
