@@ -8,83 +8,39 @@ Each cell begins with ``# %% name``, in the order of en.md, which is the order i
 import gluonpar  # before MXNet, because it changes MXNet's settings
 import mxnet as mx
 import numpy as np
-import walkthrough_plots as plots
-from d2l import mxnet as d2l
-from gluonpar import collectives, metrics
-from gluonpar.models import lenet
-from gluonpar.runtime import threads
-from gluonpar.training.data import dataset
-from mxnet import autograd, gluon, nd
-
-plots.use_style()
-
+from mxnet import autograd, nd
 
 # %% devices
+from gluonpar.runtime import threads
+
 devices = [mx.cpu(i) for i in range(4)]
 threads.share(devices)
 print(*devices, "with", threads.describe(devices))
 
-
 # %% data
-try:
-    data = dataset.load("fashion-mnist", limit=4096)  # limit=None: all 60,000
-except FileNotFoundError:
-    data = dataset.load("synthetic", limit=4096)
-    print("Fashion-MNIST was not found here: all images below are synthetic, with ten patterns.")
+import walkthrough_data
 
-
-def standardize(images):
-    return lenet.standardize(nd.array(images)).asnumpy()
-
-
-X_train, y_train = standardize(data.train_images), data.train_labels
-X_test, y_test = standardize(data.test_images[:1000]), data.test_labels[:1000]
+data = walkthrough_data.load(limit=4096)  # None: all 60,000
+X_train, y_train, X_test, y_test = data.arrays
 print(data.name, X_train.shape, X_train.dtype, y_train.shape)
 
 # %% images
+import walkthrough_plots as plots
+from d2l import mxnet as d2l
+
+plots.use_style()
 titles = d2l.get_fashion_mnist_labels(y_train[:8])
-pictures = d2l.show_images(data.train_images[:8, 0], 1, 8, titles=titles, scale=1.2)
+pictures = d2l.show_images(data.pictures[:8], 1, 8, titles=titles, scale=1.2)
 
-# %% split-sizes
-parameters = sum(np.prod(shape) for shape in lenet.LENET_SHAPES)
-between_layers = [20 * 13 * 13, 50 * 4 * 4, 128]  # numbers per sample, from layer to layer
-batch_sizes = 2 ** np.arange(11)
-
-by_layers = 2 * between_layers[1] * batch_sizes  # forward and backward, where the network is split
-within_layers = 2 * sum(between_layers) * batch_sizes  # every layer, forward and backward
-by_samples = 2 * parameters * np.ones_like(batch_sizes)  # gradients and their sums
-d2l.plot(
-    [batch_sizes] * 3,
-    [4e-6 * numbers for numbers in (by_layers, within_layers, by_samples)],
-    xlabel="batch size",
-    ylabel="megabytes per step",
-    legend=["by layers", "within layers", "by samples"],
-    xscale="log",
-    yscale="log",
-    figsize=plots.WIDE,
-)
+# %% split
+for n in (8, 7, 2):
+    shards = gluonpar.split_and_load(X_train[:n], devices)
+    print(f"{n} samples:", {str(shard.context): len(shard) for shard in shards})
 
 # %% params
 mx.random.seed(0)
 params = gluonpar.init_lenet(scale=0.1)
-for name, param in zip(("W1", "b1", "W2", "b2", "W3", "b3", "W4", "b4"), params):
-    print(f"{name}  {param.shape!s:15} {param.size:7} numbers")
-print(f"total               {parameters:7} numbers, {4 * parameters / 1e6:.2f} MB")
-
-# %% lenet
-W1, b1, W2, b2, W3, b3, W4, b4 = params
-X, y = nd.array(X_train[:4]), nd.array(y_train[:4])
-
-h1 = nd.relu(nd.Convolution(X, W1, b1, kernel=(3, 3), num_filter=20))
-h1 = nd.Pooling(h1, pool_type="avg", kernel=(2, 2), stride=(2, 2))
-h2 = nd.relu(nd.Convolution(h1, W2, b2, kernel=(5, 5), num_filter=50))
-h2 = nd.Pooling(h2, pool_type="avg", kernel=(2, 2), stride=(2, 2))
-h3 = nd.relu(nd.dot(h2.reshape((len(X), -1)), W3) + b3)
-scores = nd.dot(h3, W4) + b4
-
-for step in (X, h1, h2, h3, scores):
-    print(step.shape)
-assert np.allclose(scores.asnumpy(), gluonpar.lenet(X, params).asnumpy(), atol=1e-5)
+print(*[param.shape for param in params], sep=", ")
 
 
 # %% loss
@@ -92,93 +48,14 @@ def cross_entropy(scores, labels):
     return -nd.pick(nd.log_softmax(scores), labels)
 
 
-print("one loss per sample:", cross_entropy(scores, y).asnumpy().round(2))
+losses = cross_entropy(gluonpar.lenet(nd.array(X_train[:4]), params), nd.array(y_train[:4]))
+print("one loss per image:", losses.asnumpy().round(2))
 print(f"random guessing among ten classes: {np.log(10):.2f}")
-
-# %% alias
-weight = nd.ones((2,), ctx=devices[0])
-maybe = weight.as_in_context(devices[0])
-copied = weight.copyto(devices[0])
-weight += 1
-print("as_in_context:", maybe.asnumpy(), " copyto:", copied.asnumpy())
 
 # %% replicas
 ctx = devices[:2]
 device_params = [gluonpar.get_params(params, c) for c in ctx]
-for replica in device_params:
-    print(replica[1].context, "b1 =", replica[1][:3].asnumpy(), "gradient", replica[1].grad.shape)
-
-
-# %% by-hand
-def three_numbers():
-    return [nd.full((1,), 10**i, ctx=c) for i, c in enumerate(devices[:3])]
-
-
-def show(arrays):
-    print({str(array.context): int(array.asscalar()) for array in arrays})
-
-
-arrays = three_numbers()
-show(arrays)
-for other in arrays[1:]:
-    arrays[0] += other.copyto(arrays[0].context)  # add to device 0
-for other in arrays[1:]:
-    arrays[0].copyto(other)  # copy the sum back
-show(arrays)
-assert [int(array.asscalar()) for array in arrays] == [111, 111, 111]
-
-# %% wrong-order
-arrays = three_numbers()
-for other in arrays[1:]:
-    arrays[0] += other.copyto(arrays[0].context)
-    arrays[0].copyto(other)  # too early: cpu(2) has not been added yet
-show(arrays)
-
-arrays = three_numbers()
-arrays[0] += arrays[1].copyto(devices[0])
-arrays[1] += arrays[0].copyto(devices[1])  # adds cpu(1)'s number a second time
-show(arrays)
-
-# %% rebinding
-parameter = nd.zeros((1,), ctx=devices[0])
-parameter.attach_grad()
-parameter.grad[:] = 1
-
-total = parameter.grad
-total = total + 10  # a new array under the same name
-print("after total = total + 10:", parameter.grad.asscalar())
-
-total = parameter.grad
-total += 10  # the same array, with a new value
-print("after total += 10:       ", parameter.grad.asscalar())
-
-# %% star
-arrays = three_numbers()
-gluonpar.allreduce(arrays, "star")
-show(arrays)
-print(collectives.trace("star", 3))
-
-# %% rounding
-a, b, c = np.float32([1e8, -1e8, 1])
-print((a + b) + c, a + (b + c))
-
-# %% split
-for n in (8, 7, 2):
-    shards = gluonpar.split_and_load(X_train[:n], devices)
-    print(f"{n} samples:", {str(shard.context): len(shard) for shard in shards})
-
-# %% even-only
-try:
-    gluon.utils.split_and_load(nd.array(X_train[:7]), devices)
-except ValueError as error:
-    print("Gluon:", str(error).split(".")[0])
-
-# %% mean-of-means
-losses_of_five = np.array([1.0, 1.0, 1.0, 4.0, 4.0])
-parts = [losses_of_five[:3], losses_of_five[3:]]
-print("mean of the batch:   ", losses_of_five.mean())
-print("mean of shard means: ", np.mean([part.mean() for part in parts]))
-print("sum of shard sums / 5:", sum(part.sum() for part in parts) / 5)
+print("replicas on", *[replica[0].context for replica in device_params])
 
 # %% step-forward
 X, y, lr = X_train[:5], y_train[:5], 0.02
@@ -196,6 +73,23 @@ autograd.backward(losses)
 parts = [replica[-1].grad.asnumpy() for replica in device_params]
 print(*[f"{c}: {part.round(2)}" for c, part in zip(ctx, parts)], sep="\n")
 
+# %% by-hand
+import walkthrough_tables as tables
+
+
+def three_numbers():
+    return [nd.full((1,), 10**i, ctx=c) for i, c in enumerate(devices[:3])]
+
+
+arrays = three_numbers()
+tables.values(arrays)
+for other in arrays[1:]:
+    arrays[0] += other.copyto(arrays[0].context)  # add to device 0
+for other in arrays[1:]:
+    arrays[0].copyto(other)  # copy the sum back
+tables.values(arrays)
+assert [int(array.asscalar()) for array in arrays] == [111, 111, 111]
+
 # %% step-allreduce
 for copies in zip(*device_params):
     gluonpar.allreduce([param.grad for param in copies])
@@ -203,37 +97,19 @@ sums = [replica[-1].grad.asnumpy() for replica in device_params]
 assert np.array_equal(*sums)
 print(f"{ctx[0]} and {ctx[1]}: {sums[0].round(2)}")
 
-# %% step-picture
-alone = gluonpar.get_params(params, devices[0])
-with autograd.record():
-    loss = cross_entropy(gluonpar.lenet(nd.array(X), alone), nd.array(y))
-loss.backward()
-whole = alone[-1].grad.asnumpy()
-assert np.allclose(sums[0], whole, rtol=1e-5, atol=1e-6)
-plots.gradients(ctx, parts, sums[0], whole)
-
-
 # %% step-update
 for replica in device_params:
     gluonpar.sgd(replica, lr, batch_size=len(X))
-gluonpar.sgd(alone, lr, batch_size=len(X))
 
-for here, there, one in zip(*device_params, alone):
-    metrics.check_identical([here, there], "a parameter")  # bit for bit
-    assert np.allclose(here.asnumpy(), one.asnumpy(), rtol=1e-5, atol=1e-6)
-moved = np.abs(alone[-1].asnumpy() - params[-1].asnumpy()).max()
-print(f"b4 changed by up to {moved:.3f}, equally on two devices and on one")
-
-# %% train-batch
-again = [gluonpar.get_params(params, c) for c in devices[:3]]
-gluonpar.train_batch(X, y, again, devices[:3], lr)
-difference = max(
-    np.abs(three.asnumpy() - one.asnumpy()).max() for three, one in zip(again[2], alone)
-)
-print(f"three devices and one differ by at most {difference:.1e}")
-assert difference < 1e-6
+for here, there in zip(*device_params):
+    assert np.array_equal(here.asnumpy(), there.asnumpy())
+moved = np.abs(device_params[0][-1].asnumpy() - params[-1].asnumpy()).max()
+print(f"b4 changed by up to {moved:.3f}, equally on both devices")
 
 # %% train
+from gluonpar import metrics
+from gluonpar.training.data import dataset
+
 NUM_EPOCHS = 4
 
 
@@ -257,74 +133,182 @@ def train(num_devices, batch_size=256, lr=0.02, num_epochs=NUM_EPOCHS, after_epo
 
 # %% curves
 counts = (1, 2, 4)
-animator = d2l.Animator(
-    xlabel="epoch",
-    ylabel="training loss",
-    legend=[f"{count} device{'s' * (count > 1)}" for count in counts],
-    xlim=[1, NUM_EPOCHS],
-    fmts=("C0-", "C1--", "C3:"),
-    figsize=plots.WIDE,
-)
-runs = {}
-for i, count in enumerate(counts):
-
-    def draw(epoch, loss, i=i):
-        animator.add(epoch, [loss if j == i else None for j in range(len(counts))])
-
-    runs[count] = train(count, after_epoch=draw)
+draw = plots.loss_curves(counts, NUM_EPOCHS)
+runs = {count: train(count, after_epoch=draw[count]) for count in counts}
 
 # %% table
-print("devices  threads  loss of the last epoch  test accuracy  sec/epoch")
-for count, (history, accuracy, seconds) in runs.items():
-    num_threads = sum(threads.size(c) for c in devices[:count])
-    last = history[-16:].mean()  # an epoch is 16 steps
-    print(f"{count:7}  {num_threads:7}  {last:22.4f}  {accuracy:13.3f}  {seconds:9.2f}")
+tables.runs(runs, {count: sum(map(threads.size, devices[:count])) for count in counts})
+
+# %% np-lenet
+from mxnet import npx
+
+npx.set_np()
+np_params = [mx.np.array(param.asnumpy()) for param in params]
+
+
+def lenet_np(X, params):
+    W1, b1, W2, b2, W3, b3, W4, b4 = params
+    average = {"pool_type": "avg", "kernel": (2, 2), "stride": (2, 2)}
+    h1 = npx.relu(npx.convolution(X, W1, b1, kernel=(3, 3), num_filter=20))
+    h2 = npx.pooling(h1, **average)
+    h2 = npx.relu(npx.convolution(h2, W2, b2, kernel=(5, 5), num_filter=50))
+    h3 = npx.pooling(h2, **average).reshape(len(X), -1)
+    return mx.np.dot(npx.relu(mx.np.dot(h3, W3) + b3), W4) + b4
+
+
+# %% np-step
+np_device_params = [gluonpar.get_params(np_params, c) for c in ctx]
+np_shards = gluonpar.split_and_load((mx.np.array(X), mx.np.array(y)), ctx)
+with autograd.record():
+    losses = [
+        -npx.pick(npx.log_softmax(lenet_np(X_shard, replica)), y_shard)
+        for (X_shard, y_shard), replica in zip(np_shards, np_device_params)
+    ]
+autograd.backward(losses)
+for copies in zip(*np_device_params):
+    gluonpar.allreduce([param.grad for param in copies])
+for replica in np_device_params:
+    gluonpar.sgd(replica, lr, batch_size=len(X))
+
+npx.reset_np()  # the rest of the notebook uses mx.nd
+for of_nd, of_np in zip(device_params[1], np_device_params[1]):
+    assert np.allclose(of_nd.asnumpy(), of_np.asnumpy(), rtol=1e-5, atol=1e-6)
+print(type(np_device_params[1][0]), "with the values of the step in mx.nd")
+
+# %% split-sizes
+parameters = sum(param.size for param in params)
+between_layers = [20 * 13 * 13, 50 * 4 * 4, 128]  # numbers per sample, from layer to layer
+batch_sizes = 2 ** np.arange(11)
+
+by_layers = 2 * between_layers[1] * batch_sizes  # forward and backward, where the network is split
+within_layers = 2 * sum(between_layers) * batch_sizes  # every layer, forward and backward
+by_samples = 2 * parameters * np.ones_like(batch_sizes)  # gradients and their sums
+d2l.plot(
+    [batch_sizes] * 3,
+    [4e-6 * numbers for numbers in (by_layers, within_layers, by_samples)],
+    xlabel="batch size",
+    ylabel="megabytes per step",
+    legend=["by layers", "within layers", "by samples"],
+    xscale="log",
+    yscale="log",
+    figsize=plots.WIDE,
+)
+
+# %% arrays
+for name, param in zip(("W1", "b1", "W2", "b2", "W3", "b3", "W4", "b4"), params):
+    print(f"{name}  {param.shape!s:15} {param.size:7} numbers")
+print(f"total               {parameters:7} numbers, {4 * parameters / 1e6:.2f} MB")
+
+# %% lenet
+W1, b1, W2, b2, W3, b3, W4, b4 = params
+images = nd.array(X_train[:4])
+
+h1 = nd.relu(nd.Convolution(images, W1, b1, kernel=(3, 3), num_filter=20))
+h1 = nd.Pooling(h1, pool_type="avg", kernel=(2, 2), stride=(2, 2))
+h2 = nd.relu(nd.Convolution(h1, W2, b2, kernel=(5, 5), num_filter=50))
+h2 = nd.Pooling(h2, pool_type="avg", kernel=(2, 2), stride=(2, 2))
+h3 = nd.relu(nd.dot(h2.reshape((len(images), -1)), W3) + b3)
+scores = nd.dot(h3, W4) + b4
+
+for step in (images, h1, h2, h3, scores):
+    print(step.shape)
+assert np.allclose(scores.asnumpy(), gluonpar.lenet(images, params).asnumpy(), atol=1e-5)
+
+# %% alias
+weight = nd.ones((2,), ctx=devices[0])
+maybe = weight.as_in_context(devices[0])
+copied = weight.copyto(devices[0])
+weight += 1
+print("as_in_context:", maybe.asnumpy(), " copyto:", copied.asnumpy())
+
+# %% wrong-order
+arrays = three_numbers()
+for other in arrays[1:]:
+    arrays[0] += other.copyto(arrays[0].context)
+    arrays[0].copyto(other)  # too early: cpu(2) has not been added yet
+tables.values(arrays)
+
+arrays = three_numbers()
+arrays[0] += arrays[1].copyto(devices[0])
+arrays[1] += arrays[0].copyto(devices[1])  # adds cpu(1)'s number a second time
+tables.values(arrays)
+
+# %% rebinding
+parameter = nd.zeros((1,), ctx=devices[0])
+parameter.attach_grad()
+parameter.grad[:] = 1
+
+total = parameter.grad
+total = total + 10  # a new array under the same name
+print("after total = total + 10:", parameter.grad.asscalar())
+
+total = parameter.grad
+total += 10  # the same array, with a new value
+print("after total += 10:       ", parameter.grad.asscalar())
+
+# %% star
+from gluonpar import collectives
+
+arrays = three_numbers()
+gluonpar.allreduce(arrays, "star")
+tables.values(arrays)
+print(collectives.trace("star", 3))
+
+# %% rounding
+a, b, c = np.float32([1e8, -1e8, 1])
+print((a + b) + c, a + (b + c))
+
+# %% even-only
+from mxnet import gluon
+
+try:
+    gluon.utils.split_and_load(nd.array(X_train[:7]), devices)
+except ValueError as error:
+    print("Gluon:", str(error).split(".")[0])
+
+# %% mean-of-means
+losses_of_five = np.array([1.0, 1.0, 1.0, 4.0, 4.0])
+halves = [losses_of_five[:3], losses_of_five[3:]]
+print("mean of the batch:   ", losses_of_five.mean())
+print("mean of shard means: ", np.mean([part.mean() for part in halves]))
+print("sum of shard sums / 5:", sum(part.sum() for part in halves) / 5)
+
+# %% step-picture
+alone = gluonpar.get_params(params, devices[0])
+with autograd.record():
+    loss = cross_entropy(gluonpar.lenet(nd.array(X), alone), nd.array(y))
+loss.backward()
+whole = alone[-1].grad.asnumpy()
+assert np.allclose(sums[0], whole, rtol=1e-5, atol=1e-6)
+plots.gradients(ctx, parts, sums[0], whole)
+
+# %% step-alone
+gluonpar.sgd(alone, lr, batch_size=len(X))
+for here, there, one in zip(*device_params, alone):
+    metrics.check_identical([here, there], "a parameter")  # bit for bit
+    assert np.allclose(here.asnumpy(), one.asnumpy(), rtol=1e-5, atol=1e-6)
+furthest = max(
+    np.abs(two.asnumpy() - one.asnumpy()).max() for two, one in zip(device_params[1], alone)
+)
+print(f"two devices and one differ by at most {furthest:.1e}")
+
+# %% train-batch
+again = [gluonpar.get_params(params, c) for c in devices[:3]]
+gluonpar.train_batch(X, y, again, devices[:3], lr)
+difference = max(
+    np.abs(three.asnumpy() - one.asnumpy()).max() for three, one in zip(again[2], alone)
+)
+print(f"three devices and one differ by at most {difference:.1e}")
+assert difference < 1e-6
 
 # %% step-times
 import walkthrough_timing as timing
 
-cores = threads.cores()
-one_half = f"1 device, {max(1, cores // 2)} of {cores} cores"
-one_all = f"1 device, all {cores} cores"
-both, separate = "2 devices sharing the cores", "2 devices, no exchange"
-half_the_threads = {"OMP_NUM_THREADS": str(max(1, cores // 2))}
-mxnets = {"MXNET_CPU_TEMP_COPY": "4", "GLIBC_TUNABLES": "glibc.malloc.tcache_count=7"}
-mxnets["MXNET_OMP_MAX_THREADS"] = half_the_threads["OMP_NUM_THREADS"]
-times = timing.measure(
-    {
-        one_half: (1, "together", half_the_threads),
-        one_all: (1, "together", {}),
-        both: (2, "together", {}),
-        separate: (2, "alone", {}),
-        "1 device, MXNet's defaults": (1, "together", mxnets),
-        "2 devices, MXNet's defaults": (2, "together", mxnets),
-    }
-)
-print(f"{'ms per step':46}     LeNet  perceptron")
-for name, ms in times.items():
-    print(f"{name:46} {ms['LeNet']:9.1f} {ms['perceptron']:11.1f}")
+times = timing.measure(timing.settings(threads.cores()))
+tables.step_times(times)
 
 # %% what-is-gained
-comparisons = {
-    "all cores instead of half, one device": (one_half, one_all),
-    "two devices instead of one, all cores": (one_all, both),
-    "without the exchange, two devices": (both, separate),
-    "gluonpar's settings, one device": ("1 device, MXNet's defaults", one_all),
-    "gluonpar's settings, two devices": ("2 devices, MXNet's defaults", both),
-}
-print(f"{'times as fast':46}     LeNet  perceptron")
-for change, (before, after) in comparisons.items():
-    gains = [times[before][network] / times[after][network] for network in ("LeNet", "perceptron")]
-    print(f"{change:46} {gains[0]:9.2f} {gains[1]:11.2f}")
-
-for network in ("LeNet", "perceptron"):
-    half, one, two = (times[setting][network] for setting in (one_half, one_all, both))
-    verdict = "about as fast as"
-    if not 0.95 < one / two < 1.05:
-        verdict = "faster than" if two < one else "slower than"
-    print(f"{network}: from one device with half of the cores to two devices with all of them:")
-    print(f"    {half / two:.2f} = {half / one:.2f} (cores) x {one / two:.2f} (second device);")
-    print(f"    two devices are {verdict} one device with the same cores")
+tables.gains(times)
 
 
 # %% difference
@@ -358,10 +342,8 @@ with Profiler(ctx, warm_up=6, num_steps=8) as profiler:
 print(profiler.table())
 print(*profiler.sentence().split(", "), sep="\n  ")
 
-
 # %% timeline
 plots.timeline(profiler.timeline)
-
 
 # %% ring
 hops = collectives.algorithms.ring.plan(4)
@@ -374,7 +356,6 @@ from gluonpar.plans.plan import contributions, num_steps
 print("device 0 ends with", *map(dict, contributions(hops, 4)[0]))
 all_once = {0: 1, 1: 1, 2: 1, 3: 1}  # the number of every device, once
 assert all(chunk == all_once for device in contributions(hops, 4) for chunk in device)
-
 
 # %% ring-run
 values = np.arange(4 * 10).reshape(4, 10).astype("float32")  # 10 numbers in 4 uneven chunks
@@ -470,19 +451,14 @@ d2l.plot(
 
 # %% measure
 names, array_bytes = (*algorithms, "host"), (1 << 12, 1 << 18, 1 << 24)
-measured = {name: [] for name in names}  # busbw
-print("   bytes  algorithm        ms  algbw GB/s  busbw GB/s")
-for n in array_bytes:
-    for name in names:
-        ms = milliseconds(name, n)
-        algbw = n / ms / 1e6
-        measured[name].append(algbw * 2 * (4 - 1) / 4)
-        print(f"{n:8}  {name:9} {ms:9.2f} {algbw:11.3f} {measured[name][-1]:11.3f}")
-
+measured = {name: [milliseconds(name, n) for n in array_bytes] for name in names}
+tables.bandwidths(measured, array_bytes, num_devices=4)
 
 # %% measured-picture
-plots.busbw(measured, array_bytes)
-
+on_links = {
+    name: [1e3 * predicted(name, 4, n, 10e-6, 10e9) for n in array_bytes] for name in algorithms
+}
+plots.links_and_memory(on_links, measured, array_bytes)
 
 # %% resnet
 from gluonpar.models import resnet
@@ -573,33 +549,21 @@ d2l.plot(
 )
 
 # %% processes
-import os
-import pathlib
-import subprocess
-import sys
+from walkthrough_processes import run
 
 PROGRAM = """
+import sys
 from gluonpar import cluster, train
 
-history = train({0}, dataset="synthetic", device="cpu", limit=512, num_epochs=2, verbose=False)
+count = int(sys.argv[1])
+history = train(count, dataset="synthetic", device="cpu", limit=512, num_epochs=2, verbose=False)
 if cluster.is_main():
     loss = history.epochs[-1].loss
-    print(f"processes: {{cluster.size()}}, devices in each: {0}, loss {{loss:.4f}}")
+    print(f"processes: {cluster.size()}, devices in each: {count}, loss {loss:.4f}")
 """
 
-
-def run(num_processes, num_devices):
-    mpirun = pathlib.Path(sys.executable).with_name("mpirun")
-    as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    command = [sys.executable, "-c", PROGRAM.format(num_devices)]
-    if num_processes > 1:
-        command = [str(mpirun), "--oversubscribe", "-n", str(num_processes), *command]
-    done = subprocess.run(command, env={**os.environ, **as_root}, capture_output=True, text=True)
-    print(done.stdout or done.stderr, end="")
-
-
-run(1, 2)
-run(2, 1)
+run(PROGRAM, num_processes=1, num_devices=2)
+run(PROGRAM, num_processes=2, num_devices=1)
 
 # %% exercise-batch-size
 for count, batch_size in ((1, 256), (2, 512), (4, 1024)):

@@ -17,6 +17,10 @@ pytest.importorskip("d2l", reason="needs: pip install --no-deps d2l==1.0.3")
 import build_notebooks as build
 import nbformat
 
+sys.path.insert(0, str(build.NOTEBOOKS))
+import walkthrough_tables
+import walkthrough_timing as timing
+
 LANGUAGES = build.languages()
 NO_DATA = "Fashion-MNIST was not found here"
 
@@ -94,6 +98,36 @@ def test_one_two_and_four_devices_train_alike_and_learn(ran):
     assert losses == pytest.approx([losses[0]] * 3, rel=0.02)
     assert accuracies == pytest.approx([accuracies[0]] * 3, abs=0.05)
     assert losses[0] < 0.6 * np.log(10)
+
+
+def test_a_gain_is_called_one_only_if_no_sample_contradicts_it(capsys):
+    settings = timing.settings(cores=2)
+    times = {name: {network: [4.0, 6.0] for network in timing.NETWORKS} for name in settings}
+    times[timing.TWO]["LeNet"] = [3.0, 3.9]
+    times[timing.TWO]["perceptron"] = [6.1, 7.0]
+    times[timing.GRADIENTS]["LeNet"] = [3.8, 3.8]
+    walkthrough_tables.gains(times)
+    words = re.findall("faster|slower|within noise", capsys.readouterr().out)
+    lenet = ["within noise", "faster", "within noise", "within noise", "faster"]
+    perceptron = ["within noise", "slower", "faster", "within noise", "slower"]
+    assert words == lenet + perceptron
+
+
+@pytest.mark.slow
+def test_the_words_on_time_follow_from_the_times_beside_them(ran):
+    times = re.findall(r"[\d.]+ +\(([\d.]+) to ([\d.]+)\) +(.*)", printed(ran["step-times"]))
+    words = re.findall(
+        r"[\d.]+  (faster|slower|within noise) +(.*)", printed(ran["what-is-gained"])
+    )
+    settings, changes = len(timing.settings(2)), len(timing.COMPARISONS)
+    assert (len(times), len(words)) == (2 * settings, 2 * changes)
+    for i in (0, 1):  # the networks
+        spread = {name: (float(a), float(b)) for a, b, name in times[i * settings :][:settings]}
+        for word, change in words[i * changes :][:changes]:
+            before, after = (spread[setting] for setting in timing.COMPARISONS[change])
+            rounding = 0.1  # the times are printed with one digit
+            assert word != "faster" or after[1] < before[0] + rounding, change
+            assert word != "slower" or after[0] > before[1] - rounding, change
 
 
 @pytest.mark.slow
