@@ -51,6 +51,8 @@ def tests(session: nox.Session, numpy: str) -> None:
     """Install gluonpar with this NumPy, run the tests, and write the table."""
     # Only wheels: with an old NumPy, pip falls back to releases that no longer build.
     session.env["PIP_ONLY_BINARY"] = ":all:"
+    # pip 23 looked for what fits NumPy 1.23 for more than eight minutes, pip 26 half a minute.
+    session.install("--upgrade", "pip")
     session.install("-e", ".[test]", f"numpy=={numpy}")
     # Without their requirements: MXNet's metadata ask for NumPy 1, d2l's pin other packages.
     session.install("--no-deps", "mxnet==1.9.1", "d2l==1.0.3")
