@@ -220,3 +220,21 @@ def test_every_public_name_is_on_a_page_of_the_reference(package):
         thing, path = resolve(f"{package}.{name}"), definition(f"{package}.{name}")
         inside = any(f"{path}.".startswith(f"{outer}.") for outer in definitions)
         assert inside or any(thing is other for other in things) or inspect.ismodule(thing), path
+
+
+def test_the_answer_of_the_performance_page_is_from_its_table_of_the_step():
+    """The fastest other library is the fastest, and no figure stands in the first table only."""
+    first, step = (
+        [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+        for text in PAGES["docs/performance.md"].split("\n## ")[:2]
+    )
+    medians = {name: [float(cell.split()[0]) for cell in cells[:3]] for name, *cells in step[1:]}
+    shown = [[float(re.match(r"\**([\d.]+)", cell)[1]) for cell in row[-3:]] for row in first[1:]]
+    names = (
+        "one context with both cores (`OMP_NUM_THREADS=2`), without gluonpar",
+        "one context with both cores, after importing gluonpar",
+        "**gluonpar, plain functions**",
+    )
+    assert shown[:3] == [medians[name] for name in names]
+    others = [row for name, row in medians.items() if re.match("TensorFlow|JAX|PyTorch", name)]
+    assert shown[3] == [min(column) for column in zip(*others)]
