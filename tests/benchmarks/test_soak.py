@@ -1,10 +1,9 @@
 """A process that trains for some time stays as it was: memory, threads, files and speed."""
 
 import json
-import subprocess
-import sys
 
 import pytest
+from processes import run_python
 
 STEPS_PER_SAMPLE, NUM_SAMPLES = 100, 30
 ALLOWED_BYTES = 4_000_000  # in 1,000 steps: a page of memory per step
@@ -52,14 +51,8 @@ def drift(samples):
 
 @pytest.mark.slow
 def test_neither_memory_nor_speed_drifts_over_3000_steps():
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        capture_output=True,
-        text=True,
-        timeout=1800,
-    )
-    assert done.returncode == 0, done.stderr
-    samples = [json.loads(line) for line in done.stdout.splitlines()]
+    printed = run_python(PROGRAM, seconds=1800)
+    samples = [json.loads(line) for line in printed.splitlines()]
     changes = drift(samples)
     print(changes)  # pytest -s shows the figures that the documentation has
     assert changes["num_bytes"] < ALLOWED_BYTES, changes

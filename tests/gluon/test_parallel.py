@@ -2,10 +2,7 @@
 
 import collections
 import json
-import os
 import re
-import subprocess
-import sys
 import traceback
 
 import mxnet as mx
@@ -14,6 +11,7 @@ import pytest
 import waits
 from contexts import contexts, device
 from mxnet import autograd, gluon
+from processes import run_python
 
 from gluonpar.gluon.parallel import make_parallel
 from gluonpar.plans import partition
@@ -114,8 +112,7 @@ mx.profiler.dump()
 def test_each_shards_gradient_is_computed_on_the_device_that_ran_it(tmp_path):
     """MXNet's profiler gives each device a process; bulking off, operators keep their names."""
     path = tmp_path / "profile.json"
-    environment = {**os.environ, "MXNET_EXEC_BULK_EXEC_TRAIN": "0"}
-    subprocess.run([sys.executable, "-c", PROFILED, path], check=True, env=environment)
+    run_python(PROFILED, path, MXNET_EXEC_BULK_EXEC_TRAIN="0")
     events = json.loads(re.sub(r"\[\s*,", "[", path.read_text(), count=1))["traceEvents"]
     ran = {
         name: sorted(e["pid"] for e in events if e["ph"] == "B" and e["name"] == name)

@@ -14,6 +14,7 @@ import pytest
 from contexts import contexts, device
 from mxnet import autograd, gluon, npx
 from mxnet.gluon import nn
+from processes import run_python
 
 from gluonpar import split_and_load
 from gluonpar.gluon.device_sums import DeviceSums
@@ -306,7 +307,7 @@ def test_an_exported_network_trains_when_its_block_is_gone(tmp_path, where):
     else:
         path = str(tmp_path / "batch.npy")
         np.save(path, batch(8)[0])
-        subprocess.run([sys.executable, "-c", IMPORTED, symbol, params, path], check=True)
+        run_python(IMPORTED, symbol, params, path)
         got = np.load(path)
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 

@@ -2,9 +2,6 @@
 
 import functools
 import inspect
-import os
-import subprocess
-import sys
 
 import gluon_runs as runs
 import mxnet as mx
@@ -12,6 +9,7 @@ import numpy as np
 import pytest
 from contexts import device
 from gluon_runs import assert_as_one, contexts
+from processes import run_python
 
 from gluonpar.gluon.trainer import Trainer
 
@@ -154,11 +152,10 @@ print({float(value) for param in params for value in param.data(mx.cpu(1)).asnum
 @pytest.mark.parametrize("optimizer", ["sgd", "lars"])
 def test_any_number_of_weights_may_be_updated_together(optimizer):
     """MXNet's operators on several weights write beyond their memory if there are more than 60."""
-    found = {}
-    for number in ("4", "200"):
-        env = {**os.environ, "MXNET_OPTIMIZER_AGGREGATION_SIZE": number, "MALLOC_PERTURB_": "165"}
-        found[number] = subprocess.run(
-            [sys.executable, "-c", MANY_WEIGHTS, optimizer],
-            **{"env": env, "capture_output": True, "text": True, "timeout": 300},
+    few, many = (
+        run_python(
+            MANY_WEIGHTS, optimizer, MXNET_OPTIMIZER_AGGREGATION_SIZE=number, MALLOC_PERTURB_="165"
         )
-    assert found["200"].stdout == found["4"].stdout != "", found["200"].stderr
+        for number in ("4", "200")
+    )
+    assert many == few != ""

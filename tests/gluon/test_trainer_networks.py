@@ -1,8 +1,5 @@
 """gluonpar.Trainer trains any kind of network, whatever is frozen and however small the batch."""
 
-import subprocess
-import sys
-
 import gluon_runs as runs
 import mxnet as mx
 import numpy as np
@@ -11,6 +8,7 @@ from gluon_nets import NETS, frozen
 from gluon_runs import assert_as_one, contexts, weights
 from mxnet import autograd
 from mxnet.gluon import nn
+from processes import run_python
 
 import gluonpar
 from gluonpar.gluon.trainer import Trainer
@@ -96,10 +94,7 @@ assert w.asnumpy().tolist() == [[1 - 0.5 - 0.75 - 0.875] * 3] * 2, w
 @pytest.mark.slow
 def test_a_process_in_the_numpy_world():
     """By hand: momentum halves, each step adds half a gradient of one."""
-    process = subprocess.run(
-        [sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=600
-    )
-    assert process.returncode == 0, process.stderr
+    run_python(ALONE)
 
 
 def test_statistics_of_batch_normalisation_may_differ():

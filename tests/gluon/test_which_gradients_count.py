@@ -37,6 +37,11 @@ TRAINERS = {
 }
 
 
+def losses_of(loss, batch, ctx):
+    with autograd.record():
+        return [loss(x) for x in gluonpar.split_and_load(batch, ctx)]
+
+
 def backward(losses, how):
     """All devices in one pass, or in a pass each, as in the book's loop."""
     if how == "one pass":
@@ -69,12 +74,10 @@ def gan(ctx, make, how):
     # The critic's batch is small after the generator's was large, and the other way round.
     for i, (small, large) in enumerate(zip(samples(SIZES), samples((8,) * 5, seed=1))):
         for trainer, batch in zip(trainers, (small, large) if i % 2 else (large, small)):
-            shards = gluonpar.split_and_load(batch, ctx)
-            with autograd.record():
-                if trainer is trainers[0]:
-                    losses = [critic(x) - critic(generator(x).detach()) for x in shards]
-                else:
-                    losses = [critic(generator(x)) for x in shards]
+            if trainer is trainers[0]:
+                losses = losses_of(lambda x: critic(x) - critic(generator(x).detach()), batch, ctx)
+            else:
+                losses = losses_of(lambda x: critic(generator(x)), batch, ctx)
             backward(losses, how)
             trainer.step(len(batch))
     return [generator, critic]
@@ -88,9 +91,7 @@ def skips(ctx, make, how):
         skipped = i in (1, 3, 5, 7)
         if skipped:
             batch[:] = [np.nan, np.inf, 100, 1e30][i // 2]
-        with autograd.record():
-            losses = [net(x) ** 2 for x in gluonpar.split_and_load(batch, ctx)]
-        backward(losses, how)
+        backward(losses_of(lambda x: net(x) ** 2, batch, ctx), how)
         if i == 5:
             trainer.allreduce_grads()
         if not skipped:
@@ -103,9 +104,7 @@ def halves(ctx, make, how):
     parts = [dense("first_", ctx, 1, 4), dense("second_", ctx, 2, 1)]
     trainers = [make(part.collect_params(), "sgd", {"learning_rate": 0.1}) for part in parts]
     for i, batch in enumerate(samples((8, 8, 1, 2, 8, 1))):
-        with autograd.record():
-            losses = [parts[1](parts[0](x)) for x in gluonpar.split_and_load(batch, ctx)]
-        backward(losses, how)
+        backward(losses_of(lambda x: parts[1](parts[0](x)), batch, ctx), how)
         trainers[i % 2].step(len(batch))
     return parts
 
@@ -115,8 +114,7 @@ def overwritten(ctx, make, how):
     net = dense("net_", ctx, 1, 1)
     trainer = make(net.collect_params(), "sgd", {"learning_rate": 0.1})
     for batch in samples(SIZES):
-        with autograd.record():
-            losses = [(net(x) ** 2, net(x)) for x in gluonpar.split_and_load(batch, ctx)]
+        losses = losses_of(lambda x: (net(x) ** 2, net(x)), batch, ctx)
         for pair in losses if how == "one pass" else zip(*losses):
             for loss in pair:
                 loss.backward(retain_graph=True)
@@ -129,9 +127,7 @@ def reversed_devices(ctx, make, how):
     net = dense("net_", ctx, 1, 1)
     trainer = make(net.collect_params(), "sgd", {"learning_rate": 0.1})
     for i, batch in enumerate(samples((8, 7, 1, 1, 8, 2))):
-        with autograd.record():
-            losses = [net(x) ** 2 for x in gluonpar.split_and_load(batch, ctx)]
-        backward(losses[::-1], how)
+        backward(losses_of(lambda x: net(x) ** 2, batch, ctx)[::-1], how)
         if i not in (0, 1, 3):
             trainer.step(len(batch))
     return [net]
@@ -141,9 +137,7 @@ def made_late(ctx, make, how):
     """The Trainer is made after a batch that is not used."""
     net = dense("net_", ctx, 1, 1)
     for batch in samples((8, 1)):
-        with autograd.record():
-            losses = [net(x) ** 2 for x in gluonpar.split_and_load(batch, ctx)]
-        backward(losses, how)
+        backward(losses_of(lambda x: net(x) ** 2, batch, ctx), how)
     make(net.collect_params(), "sgd", {"learning_rate": 0.1}).step(1)
     return [net]
 
@@ -154,9 +148,7 @@ def adds(ctx, make, how):
     net.collect_params().setattr("grad_req", "add")
     trainer = make(net.collect_params(), "sgd", {"learning_rate": 0.01})
     for i, batch in enumerate(samples((8, 1, 8, 2))):
-        with autograd.record():
-            losses = [net(x) ** 2 for x in gluonpar.split_and_load(batch, ctx)]
-        backward(losses, how)
+        backward(losses_of(lambda x: net(x) ** 2, batch, ctx), how)
         if i == 2:
             trainer.allreduce_grads()
         else:
@@ -199,9 +191,7 @@ def test_skip_nonfinite_counts_the_batches_that_are_not_finite_only():
     net = dense("net_", ctx, 1, 1)
     trainer = Trainer(net.collect_params(), "sgd", skip_nonfinite=True)
     for batch in ([[np.nan] * 4] * 4, [[1.0] * 4]):
-        with autograd.record():
-            losses = [net(x) for x in gluonpar.split_and_load(np.array(batch, "float32"), ctx)]
-        autograd.backward(losses)
+        autograd.backward(losses_of(net, np.array(batch, "float32"), ctx))
     before = net.weight.list_data()[1].asnumpy()
     trainer.step(1)
     assert trainer.num_skipped == 0

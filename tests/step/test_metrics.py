@@ -1,13 +1,10 @@
 """metrics: every sample counts once, and the first loss that is no number is found."""
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 from contexts import contexts, device
 from mxnet import nd
+from processes import run_python
 
 from gluonpar import metrics
 from gluonpar.metrics import Diverged, LossMeter, accuracy
@@ -97,11 +94,8 @@ print([*map(int, values), meter.read()])
 
 def test_all_finite_takes_any_number_of_arrays_also_none_and_empty_ones():
     """In a process of its own, as more than 200, and none, ended it."""
-    env = {**os.environ, "MALLOC_PERTURB_": "165"}
-    found = subprocess.run(
-        [sys.executable, "-c", MANY], env=env, capture_output=True, text=True, timeout=300
-    )
-    assert found.stdout == f"{[1, *[1, 0, 0, 0] * 3, 1, 0, 1.0]}\n", found.stderr
+    printed = run_python(MANY, MALLOC_PERTURB_="165")
+    assert printed == f"{[1, *[1, 0, 0, 0] * 3, 1, 0, 1.0]}\n"
 
 
 def toy(X, params):

@@ -1,8 +1,5 @@
 """sgd: param -= lr * grad / batch_size, and nothing else."""
 
-import os
-import subprocess
-import sys
 import threading
 
 import mxnet as mx
@@ -11,6 +8,7 @@ import pytest
 from contexts import device
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from processes import run_python
 
 from gluonpar import optim
 from gluonpar.optim import rule, sgd
@@ -64,15 +62,7 @@ assert [param.asscalar() for param in params] == [-i for i in range(62)]
 
 @pytest.mark.parametrize("by", ["host", "operator"])
 def test_a_resnets_62_parameters_are_all_updated(by):
-    path = os.pathsep.join(sys.path)
-    process = subprocess.run(
-        [sys.executable, "-c", SIXTY_TWO, by],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert process.returncode == 0, process.stderr
+    run_python(SIXTY_TWO, by)
 
 
 @pytest.fixture(params=["host", "operator"])

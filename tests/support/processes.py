@@ -1,7 +1,23 @@
-"""What the system says of a process, and waiting for it."""
+"""Running a Python program in a process of its own, what the system says of one, and waiting."""
 
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
+
+
+def run_python(program: str, *arguments, seconds=600, **variables) -> str:
+    """Run the program with these arguments and environment variables; return what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-c", program, *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **variables},
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def state(pid: int) -> str:
