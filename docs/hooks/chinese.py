@@ -12,6 +12,7 @@ TITLES = {
     "Algorithms": "算法",
     "All-reduce, step by step": "全归约，一步一步看",
     "Performance": "性能",
+    "Log of measurements": "测量记录",
     "Cluster": "多个进程，多台机器",
     "Troubleshooting": "排错",
     "Design notes": "设计说明",
