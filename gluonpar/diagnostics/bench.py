@@ -18,6 +18,7 @@ import argparse
 import functools
 import itertools
 import re
+import statistics
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Callable, Iterable, Sequence
@@ -123,6 +124,9 @@ def measure(prepared: tuple, console: Console, record: harness.Record) -> list[s
             console.line(harness.columns(cells(row, seconds), WIDTHS))
         record.rows += rows
         record.write()
+    busbw = {name: [row.busbw for row in record.rows if row.name == name] for name in seconds}
+    averages = ", ".join(f"{name} {statistics.fmean(each):.3f}" for name, each in busbw.items())
+    console.line(f"\naverage busbw over all sizes, GB/s: {averages}")
     wrong = [f"{row.name} at {row.num_bytes} bytes" for row in record.rows if row.wrong]
     return [f"wrong values: {', '.join(wrong)}"] if wrong else []
 
@@ -174,7 +178,7 @@ def plot(options: argparse.Namespace, rows: Sequence[Result]) -> None:
             axes.plot(*zip(*points), marker=marker, linewidth=1.8, markersize=5, **look)
             ends.append((points[-1][1], name, look["color"]))
         axes.set_xscale("log", base=2)
-        axes.set_yscale("log" if rows[0].busbw else "linear")  # one device has no bus
+        axes.set_yscale("log")
         axes.set_xticks(sorted({row.num_bytes for row in rows}))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: short(int(size))))
         axes.xaxis.set_minor_locator(NullLocator())

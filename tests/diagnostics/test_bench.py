@@ -176,6 +176,8 @@ def test_json_holds_all_that_was_printed_and_every_sample(command, tmp_path):
     assert [(str(r["num_bytes"]), r["name"]) for r in result["rows"]] == [
         (row[0], row[2]) for row in table(out)
     ]
+    average = np.mean([row["busbw"] for row in result["rows"] if row["name"] == "host"])
+    assert f"host {average:.3f}" in out[-1]
     for row in result["rows"]:
         assert len(row["seconds"]) == 2
         assert row["median_seconds"] == pytest.approx(np.median(row["seconds"]))
