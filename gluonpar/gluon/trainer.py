@@ -31,11 +31,11 @@ _KVSTORES = (
 
 
 def _not_recorded(method: Callable) -> Callable:
-    """The method, which autograd does not record if it is called in ``autograd.record()``."""
+    """The method, which autograd does not record; arrays may have 0 dimensions."""
 
     @functools.wraps(method)
     def called(*args: Any, **kwargs: Any) -> Any:
-        with autograd.pause(train_mode=autograd.is_training()):
+        with autograd.pause(train_mode=autograd.is_training()), mx.util.np_shape(True):
             return method(*args, **kwargs)
 
     return called

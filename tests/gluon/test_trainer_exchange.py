@@ -9,7 +9,7 @@ import pytest
 from contexts import algorithms, device
 from gluon_nets import NETS
 from gluon_runs import assert_as_one, contexts, give_grads, weights
-from mxnet import gluon
+from mxnet import autograd, gluon
 
 import gluonpar
 from gluonpar import collectives, metrics
@@ -73,6 +73,19 @@ def test_compression_really_rounds():
     give_grads(params, [[1 + 2.0**-12, 1.0]])
     trainer.step(1)
     assert params[0].list_data()[0].asscalar() == -2
+
+
+@pytest.mark.parametrize("compression", [None, "fp16"])
+def test_a_parameter_without_dimensions_is_trained_outside_np_shape(compression):
+    ctx = contexts(2)
+    with mx.util.np_shape(True):
+        scale = gluon.Parameter("scale", shape=())
+        scale.initialize(mx.init.Zero(), ctx=ctx)
+        with autograd.record():
+            losses = [scale.data(c) * 2 for c in ctx]
+        autograd.backward(losses)
+    Trainer([scale], "sgd", {"learning_rate": 1.0}, compression=compression).step(1)
+    assert [value.asnumpy() for value in scale.list_data()] == [-4, -4]
 
 
 @pytest.mark.parametrize(
