@@ -56,8 +56,9 @@ class Layout:
         Unless ``ignore_stale_grad`` raises UserWarning if there is no new gradient, or if one is
         missing on a device that had samples.
         """
-        written = map(backward_passes.fresh, self.params)
-        if not summed:
+        if summed:
+            written = [*map(backward_passes.fresh, self.params)]
+        else:
             written = fresh(self.params, self._num_processes)
         counting = dict(zip(self._indices, written))
         used = {i for i, on_devices in counting.items() if any(on_devices)}
