@@ -75,6 +75,14 @@ def test_compression_really_rounds():
     assert params[0].list_data()[0].asscalar() == -2
 
 
+def test_compressed_sums_reach_all_devices():
+    params = weights([[0.0]], 3)
+    trainer = Trainer(params, "sgd", compression="fp16")
+    give_grads(params, [[1.0, 2.0, 4.0]])
+    trainer.allreduce_grads()
+    assert [grad.asscalar() for grad in params[0].list_grad()] == [7, 7, 7]
+
+
 @pytest.mark.parametrize("compression", [None, "fp16"])
 def test_a_parameter_without_dimensions_is_trained_outside_np_shape(compression):
     ctx = contexts(2)
