@@ -180,6 +180,23 @@ def test_what_is_chosen_for_dense_gradients_leaves_rows_as_they_are(more):
         assert value.asnumpy().tolist() == [[-2049], [-2049], [0]]
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_rows_and_dense_neighbours_are_summed_apart(order):
+    ctx = contexts(2)
+    table = nn.Embedding(3, 1, sparse_grad=True)
+    scale = gluon.Parameter("scale", shape=(1,))
+    for each in (table, scale):
+        each.initialize(mx.init.One(), ctx=ctx)
+    both = [table.weight, scale]
+    trainer = Trainer([both[i] for i in order], "sgd", {"learning_rate": 1.0})
+    with autograd.record():
+        losses = [table(mx.nd.array([i], ctx=c)).sum() * scale.data(c) for i, c in enumerate(ctx)]
+    autograd.backward(losses)
+    trainer.step(1)
+    for rows, value in zip(table.weight.list_data(), scale.list_data()):
+        assert rows.asnumpy().tolist() == [[0], [0], [1]] and value.asscalar() == -1
+
+
 @pytest.mark.parametrize("k", [3, 4])
 def test_more_devices_than_samples_train_as_one(k):
     data = batches((7, 2, 5, 1))
