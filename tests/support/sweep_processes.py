@@ -87,5 +87,5 @@ def _feed(process, keys):
     try:
         process.stdin.write(_lines(keys))
         process.stdin.close()
-    except OSError:
-        pass  # the process has crashed; its results end early, and _of_process reports that
+    except OSError:  # the process has crashed; its results end early, which _of_process reports
+        pass
