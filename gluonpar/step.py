@@ -98,7 +98,7 @@ def allreduce_sgd(
     On CPU contexts the sum is part of the update, which then leaves the gradients as they are.
     """
     pending = isinstance(batch_size, cluster.PendingSum)
-    with autograd.pause(), interrupts.held():  # the caller may record; a step is not recorded
+    with interrupts.held():  # autograd records none of it, even if the caller records
         if exchange.may_fuse:
 
             def update(*arrays: np.ndarray) -> None:

@@ -99,9 +99,9 @@ def draw(folder: Path) -> None:
     record = json.loads(SCALING.read_text("utf-8"))
     note = (
         f"{_measured(record)}. Medians and quartiles of {record['arguments']['rounds']} rounds of "
-        f"{record['arguments']['steps']} steps, the candidates taking turns. All devices share the "
-        "cores. One context, the dashed grey line, uses all of them by itself, whatever the number "
-        "of devices: data parallelism gains as much as gluonpar's line is above it."
+        f"{record['arguments']['steps']} steps; on each number of devices the candidates take "
+        "turns. All devices share the cores. One context, the dashed grey line, uses all of them "
+        "by itself: data parallelism gains as much as gluonpar's line is above it there."
     )
     title = "Training LeNet, batch 256, on CPU devices"
     scaling.draw(record, "lenet", 2, title, note, folder / "scaling.svg")

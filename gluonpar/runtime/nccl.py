@@ -154,8 +154,8 @@ def sum_over_ranks(
 def _call(
     name: str, lists: Lists, dtype: str, arguments: tuple[int, ...], communicators_of: Callable
 ) -> None:
-    function, ids = getattr(_library(), name), [array.context.device_id for array in lists[0]]
-    nccl, itemsize = _library(), np.dtype(dtype).itemsize
+    nccl, ids = _library(), [array.context.device_id for array in lists[0]]
+    function, itemsize = getattr(nccl, name), np.dtype(dtype).itemsize
     calls = [
         (device_id, memory.address(array), memory.num_bytes(array) // itemsize)
         for data in lists

@@ -36,7 +36,7 @@ from gluonpar.training.profiler import Profiler
 from gluonpar.training.termination import Terminated, Termination
 from gluonpar.training.workloads import Workload, check_memory
 
-MOST_BATCHES_BETWEEN_READS = 50  # of the loss, and a tenth of an epoch, without a log_interval
+MOST_BATCHES_BETWEEN_READS = 50  # of the loss, if that is less than a tenth of an epoch
 
 # Steps after which several processes read whether one of them is to end. Reading earlier waits for
 # the sum; later, mpirun, which waits a quarter of a second, may have killed them.

@@ -333,3 +333,21 @@ def test_what_is_wrong_is_refused_and_changes_no_parameter(changed, words):
     for params in device_params:
         for param, before in zip(params, start()):
             np.testing.assert_array_equal(param.asnumpy(), before)
+
+
+@pytest.mark.parametrize("algorithm", [None, "ring"])
+def test_a_step_inside_record_is_not_recorded(algorithm):
+    """What the caller records keeps its gradient, and the step's bits are those of one outside."""
+    ctx, ((X, y), *_) = contexts(2), make_batches(4)
+    outside, inside = (replicas_of(start(), ctx) for _ in range(2))
+    gluonpar.train_batch(X, y.astype("float32"), outside, ctx, LR, algorithm=algorithm)
+    mine = mx.nd.ones((1,), ctx=ctx[0])
+    mine.attach_grad()
+    with mx.autograd.record():
+        loss = mine * 3
+        gluonpar.train_batch(X, y.astype("float32"), inside, ctx, LR, algorithm=algorithm)
+        loss = loss * 2
+    loss.backward()
+    assert mine.grad.asscalar() == 6
+    for one, other in zip(sum(outside, []), sum(inside, [])):
+        assert (one.asnumpy() == other.asnumpy()).all()

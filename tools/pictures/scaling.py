@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import statistics
 import textwrap
 from typing import Any, Sequence
 
@@ -92,10 +91,11 @@ def draw(
         figure.text(0.02, 0.03, textwrap.fill(note, 125), size=9.5)
         gluonpar = sorted((r["num_devices"], r) for r in rows if r["name"] == "gluonpar")
         rates = ", ".join(f"{_rate(row):.0f} with {k}" for k, row in gluonpar)
+        one = ", ".join(f"{_rate(row):.0f}" for row in rows if row["name"] == ONE)
         times = ", ".join(f"{LABELS[r['name']]} {1e3 * r['median_seconds']:.0f}" for r in bars)
         description = (
             f"Left, images per second by number of devices: gluonpar {rates}; beside them one "
-            f"context with all cores, after import gluonpar, {_one_context(rows)[1]:.0f}. Right, "
+            f"context with all cores, after import gluonpar, {one}. Right, "
             f"milliseconds per step on {num_devices} devices: {times}; the same devices without "
             f"any exchange of gradients {alone:.0f}."
         )
@@ -107,17 +107,9 @@ def _rate(row: dict[str, Any]) -> float:
     return row["batch_size"] / row["median_seconds"]
 
 
-def _one_context(rows: Sequence[dict[str, Any]]) -> tuple[float, float, float]:
-    """Images per second of one context: at the slow quartile, the median and the fast quartile."""
-    mine = [row for row in rows if row["name"] == ONE]
-    median = statistics.median(row["median_seconds"] for row in mine)
-    fast, slow = (statistics.median(q) for q in zip(*(row["quartiles_seconds"] for row in mine)))
-    return tuple(mine[0]["batch_size"] / seconds for seconds in (slow, median, fast))
-
-
 def _over_devices(axes: Axes, rows: Sequence[dict[str, Any]]) -> None:
     counts, ends = sorted({row["num_devices"] for row in rows}), []
-    for name in LINES:
+    for name in (*LINES, ONE):
         mine = sorted((r for r in rows if r["name"] == name), key=lambda row: row["num_devices"])
         x = [counts.index(row["num_devices"]) for row in mine]
         medians = [_rate(row) for row in mine]
@@ -126,15 +118,11 @@ def _over_devices(axes: Axes, rows: Sequence[dict[str, Any]]) -> None:
             [median - slow for median, (_, slow) in zip(medians, quartiles)],
             [fast - median for median, (fast, _) in zip(medians, quartiles)],
         ]
-        colour = COLOURS[LINES[name]]
+        colour, ls = (GREY, "--") if name == ONE else (COLOURS[LINES[name]], "-")
         axes.errorbar(x, medians, whiskers, color=colour, ls="", elinewidth=1)
         gid = f"line-{name.replace(' ', '-')}"
-        axes.plot(x, medians, color=colour, marker="o", lw=2, gid=gid)
+        axes.plot(x, medians, color=colour, marker="o", lw=2, ls=ls, gid=gid)
         ends.append((medians[-1], LABELS[name], colour))
-    slow, median, fast = _one_context(rows)
-    axes.axhspan(slow, fast, color=GREY, alpha=0.16, lw=0)
-    axes.axhline(median, color=GREY, lw=2, ls="--", gid="line-one-context")
-    ends.append((median, LABELS[ONE], GREY))
     axes.set_xticks(range(len(counts)), counts)
     axes.set(xlim=(-0.15, len(counts) - 0.9), xlabel="devices")
     axes.set_ylim(0)
