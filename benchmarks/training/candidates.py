@@ -35,7 +35,8 @@ _OUR_STORE = _GLUON(
     options={"kvstore": "gluonpar"},
 )
 _REFERENCE = _GLUON(
-    "gluon.Trainer, hybridized static, whole batch on device 0 with every core, MXNet as it comes",
+    "gluon.Trainer, hybridized static, whole batch on device 0 with every core (OMP_NUM_THREADS), "
+    "without gluonpar",
     "mxnet",
     options={"one_context": True},
     team="all",
@@ -65,6 +66,9 @@ CANDIDATES = {
         _OUR_STORE, about=f"gluon.Trainer(kvstore='gluonpar') {_PREPARED}", team="share"
     ),
     REFERENCE: _REFERENCE,
+    "one context as it comes": dataclasses.replace(
+        _REFERENCE, about="whole batch on device 0, MXNet as it comes", team=""
+    ),
     "one context imported": dataclasses.replace(
         _REFERENCE,
         about="whole batch on device 0 with every core, after import gluonpar",

@@ -1,6 +1,7 @@
 """Laws of every collective: the exact sum, the same bits everywhere, in place, in order."""
 
 import threading
+import tracemalloc
 
 import mxnet as mx
 import numpy as np
@@ -161,6 +162,28 @@ def test_mx_np_arrays(numpy_semantics, algorithm, shape):
     gluonpar.allreduce(data, algorithm)
     assert_everywhere(data, values.sum(axis=0))
     assert all(type(array) is mx.np.ndarray for array in data)
+
+
+@pytest.mark.parametrize("algorithm", NAMES)
+def test_arrays_without_dimensions_are_summed_outside_np_shape_too(algorithm):
+    with mx.util.np_shape(True):
+        data = place(np.array([1, 2, 4], "float32"), mx.nd.array)
+        assert data[0].shape == ()
+    gluonpar.allreduce(data, algorithm)
+    assert [array.asnumpy() for array in data] == [7, 7, 7]
+
+
+@pytest.mark.parametrize("algorithm", NAMES)
+def test_an_algorithm_gives_its_own_bits_whatever_summed_the_arrays_before(algorithm):
+    """Their order of additions differs, and floats show it; the same arrays are used each time."""
+    values = np.random.RandomState(3).normal(size=(5, 997)).astype("float32")
+    alone, data = place(values), place(values)
+    gluonpar.allreduce(alone, algorithm)
+    for name in (*NAMES, algorithm):
+        for array, value in zip(data, values):
+            array[:] = mx.nd.array(value, ctx=array.context)
+        gluonpar.allreduce(data, name)
+    assert data[0].asnumpy().tobytes() == alone[0].asnumpy().tobytes()
 
 
 @pytest.mark.parametrize("algorithm", ON_ONE_CONTEXT)
@@ -344,6 +367,23 @@ def test_memory_is_constant_over_many_calls(algorithm):
     before = resident()
     call(3000)
     assert resident() - before < 1 << 20
+
+
+def test_memory_is_constant_over_many_lists():
+    """What is prepared for a list is kept for the last of them only."""
+
+    def call(times):
+        for _ in range(times):
+            gluonpar.allreduce([mx.nd.ones((1,), ctx=c) for c in (device(0), device(1))])
+        mx.nd.waitall()
+
+    call(1000)
+    tracemalloc.start()
+    try:
+        call(3000)
+        assert tracemalloc.get_traced_memory()[0] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.cpu("'host' sums in the memory of CPU contexts")

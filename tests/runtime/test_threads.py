@@ -61,6 +61,18 @@ def test_a_trainer_shares_the_processors_before_the_first_forward():
     assert python(program) == ["1", "1"]
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        "gluonpar.split_and_load(mx.nd.ones((12, 1)), cpus(12))",
+        "gluonpar.run_tasks(mx.nd.sum, [mx.nd.ones((1,), ctx=c) for c in cpus(12)], cpus(12))",
+        "gluonpar.allreduce([mx.nd.ones((1,), ctx=c) for c in cpus(12)])",
+    ],
+)
+def test_the_first_call_on_several_contexts_shares_the_processors(call):
+    assert python(f"mx.nd.ones((1,)).wait_to_read(); {call}; print(team(0), team(11))") == ["1"] * 2
+
+
 @pytest.mark.slow
 def test_a_fork_restarts_all_workers_and_they_keep_their_share():
     """Also those of contexts that were never shared, and of new ones."""
