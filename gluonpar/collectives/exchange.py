@@ -52,12 +52,12 @@ os.register_at_fork(
 def as_one(function: Callable) -> Callable:
     """Push the operators of a call without those of other threads' calls, or Ctrl-C, in between.
 
-    Autograd records none of them, and arrays of 0 dimensions are arrays with one element.
+    Autograd records none of them.
     """
 
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> None:
-        with interrupts.held(), pushing, autograd.pause(), mx.util.np_shape(True):
+        with interrupts.held(), pushing, autograd.pause():
             function(*args, **kwargs)
 
     return called
@@ -136,10 +136,10 @@ class Exchange:
 
     @property
     def inside(self) -> Exchange:
-        """The same exchange between this process's devices only."""
+        """The exchange between this process's devices only; sums are not compressed."""
         if self.num_processes == 1:
             return self
-        return Exchange.over(tuple(self.ctx), self.algorithm, self._compression, False)
+        return Exchange.over(tuple(self.ctx), self.algorithm, None, False)
 
     @as_one
     def allreduce(

@@ -20,7 +20,7 @@ from gluonpar.plans.algorithms import balanced
 @as_one
 def reduce_scatter(exchange: Exchange, data: Sequence[mx.nd.NDArray], op: str) -> None:
     """Replace part i of the array at position i by the sum of part i of all arrays."""
-    if exchange.num_arrays == 1 or not data[0].size:
+    if not data[0].size:
         return
     if exchange.num_processes > 1:
         total = data[0].copy()
@@ -49,7 +49,7 @@ def reduce_scatter(exchange: Exchange, data: Sequence[mx.nd.NDArray], op: str) -
 @as_one
 def all_gather(exchange: Exchange, data: Sequence[mx.nd.NDArray]) -> None:
     """Replace part i of every array by part i of the array at position i."""
-    if exchange.num_arrays == 1 or not data[0].size:
+    if not data[0].size:
         return
     k, parts = len(data), partition.slices(data[0].size, len(data))
     if exchange.num_processes > 1:
