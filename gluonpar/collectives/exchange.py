@@ -29,7 +29,7 @@ import numpy as np
 from mxnet import autograd
 
 from gluonpar import cluster
-from gluonpar.collectives import executor, row_sparse
+from gluonpar.collectives import executor, mean, row_sparse
 from gluonpar.collectives.choice import check_algorithm, choose, on_host
 from gluonpar.plans import registry
 from gluonpar.runtime import interrupts, memory, peers, threads
@@ -52,12 +52,12 @@ os.register_at_fork(
 def as_one(function: Callable) -> Callable:
     """Push the operators of a call without those of other threads' calls, or Ctrl-C, in between.
 
-    Autograd records none of them.
+    Autograd records none of them, and arrays of 0 dimensions are arrays with one element.
     """
 
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> None:
-        with interrupts.held(), pushing, autograd.pause():
+        with interrupts.held(), pushing, autograd.pause(), mx.util.np_shape(True):
             function(*args, **kwargs)
 
     return called
@@ -189,34 +189,45 @@ class Exchange:
 
     def _sum_inside(self, lists: Lists, root: int | None, op: str, accumulate: str | None) -> None:
         """Sum a bucket over this process's devices, on the device ``root`` or on all."""
-        if memory.kind(lists[0][0])[2] == "row_sparse":  # sent as it is, and summed on all
-            row_sparse.allreduce(lists[0], op)
+        if op == "sum" and memory.kind(lists[0][0])[2] == "row_sparse":  # sent as it is
+            row_sparse.allreduce(lists[0])
             return
-        with self._sent(lists, accumulate, None if root is None else [root]) as (sent, wider):
-            if len(self.ctx) == 1:
+        with self._summands(lists, root, op, accumulate) as (summands, op):
+            if memory.kind(summands[0][0])[2] == "row_sparse":
+                row_sparse.allreduce(summands[0])
+            elif len(self.ctx) == 1:
                 return
-            if root is None:
-                executor.allreduce(self.chosen(sent), sent, op, wider)
+            elif root is None:
+                executor.allreduce(self.chosen(summands), summands, op)
             else:
-                executor.reduce(self.chosen(sent), sent, root, op, wider)
+                executor.reduce(self.chosen(summands), summands, root, op)
 
     @contextlib.contextmanager
-    def _sent(
-        self, lists: Lists, accumulate: str | None, writes: Sequence[int] | None = None
-    ) -> Iterator[tuple[Lists, str | None]]:
-        """Give what is sent, and the dtype that it is added in; write the devices ``writes``.
+    def _summands(
+        self, lists: Lists, root: int | None, op: str, accumulate: str | None
+    ) -> Iterator[tuple[Lists, str]]:
+        """Give the arrays to add, or to combine by another op, and write the result back.
 
-        As float16, every value and every sum is rounded to 11 binary digits; above 65504 it becomes
-        infinite.
+        They are the arrays themselves, or copies: of values to be added in ``accumulate``; scaled,
+        for a mean; compressed, where every value and every sum is rounded to the 11 binary digits
+        of float16, and is infinite above 65504, but added in float32.
         """
-        if self._compression is None:
-            yield lists, accumulate
+        k = len(self.ctx)
+        if op == "mean":
+            copies = [mean.scaled(data, k) for data in lists]
+        elif self._compression is not None:
+            copies = [[a.astype("float16").astype("float32") for a in data] for data in lists]
+        elif accumulate is not None:
+            copies = [[array.astype(accumulate) for array in data] for data in lists]
+        else:
+            yield lists, op
             return
-        halves = [[array.astype("float16") for array in data] for data in lists]
-        yield halves, "float32"
-        for data, sums in zip(lists, halves):
-            for i in range(len(data)) if writes is None else writes:
-                sums[i].astype(data[i].dtype).copyto(data[i])
+        yield copies, "sum" if op == "mean" else op
+        for data, sums in zip(lists, copies):
+            for i in range(k) if root is None else [root]:
+                total = mean.of(sums[i], k) if op == "mean" else sums[i]
+                total = total if self._compression is None else total.astype("float16")
+                total.astype(data[i].dtype, copy=False).copyto(data[i])
 
     def chosen(self, lists: Lists) -> registry.Algorithm:
         """Return the algorithm for a bucket of dense arrays."""
@@ -234,10 +245,9 @@ class Exchange:
     def _average(self, arrays: Sequence[mx.nd.NDArray], name: str) -> None:
         """Replace means over this process's devices by the means over all processes' devices."""
         num_devices, (_, dtype, _) = len(self.ctx), memory.kind(arrays[0])
-        with executor.flattened(arrays, _WIDER.get(dtype, dtype.name)) as sums:
-            for array in sums:
-                array *= num_devices
-            count = mx.nd.full((1,), num_devices, arrays[0].context, sums[0].dtype)
-            cluster.allreduce([*sums, count], name=f"mean by {name}")
-            for array in sums:
-                mx.nd.broadcast_div(array, count.as_in_context(array.context), out=array)
+        wider = _WIDER.get(dtype, dtype.name)
+        sums = [array.as_nd_ndarray().astype(wider) * num_devices for array in arrays]
+        count = mx.nd.full((1,), num_devices, arrays[0].context, wider)
+        cluster.allreduce([*sums, count], name=f"mean by {name}")
+        for array, total in zip(arrays, sums):
+            (total / count.as_in_context(total.context)).astype(dtype).copyto(array)

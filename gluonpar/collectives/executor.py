@@ -13,7 +13,6 @@ from typing import Collection, Container, Iterator, Sequence
 
 import mxnet as mx
 
-from gluonpar.collectives import mean
 from gluonpar.plans import partition
 from gluonpar.plans.algorithms import tree
 from gluonpar.plans.plan import Hop, num_chunks, relabel, reverse, towards
@@ -26,34 +25,34 @@ COMBINE = {"max": mx.nd.broadcast_maximum, "min": mx.nd.broadcast_minimum}
 COMBINE["sum"] = mx.nd.broadcast_add  # elemwise_add knows no int8 on GPUs
 
 
-def allreduce(algorithm: Algorithm, lists: Lists, op: str, accumulate: str | None) -> None:
-    """Replace every array of each list of a bucket by the sum of the list."""
+def allreduce(algorithm: Algorithm, lists: Lists, op: str) -> None:
+    """Replace every array of each list of a bucket by the sum of the list, or another ``op``."""
     if algorithm.run is None:
         hops = algorithm.plan(len(lists[0]))
-        with joined(lists) as whole, flattened(whole, accumulate, op) as flat:
-            run(hops, flat, op)
+        with joined(lists) as whole:
+            run(hops, flattened(whole), op)
     elif algorithm.whole_buckets or len(lists) == 1:
-        algorithm.run(lists, op, accumulate)
+        algorithm.run(lists, op)
     else:
         with joined(lists) as whole:
-            algorithm.run([whole], op, accumulate)
+            algorithm.run([whole], op)
 
 
-def reduce(algorithm: Algorithm, lists: Lists, root: int, op: str, accumulate: str | None) -> None:
+def reduce(algorithm: Algorithm, lists: Lists, root: int, op: str) -> None:
     """Replace the array of device ``root``, of each list of a bucket, by the sum of the list.
 
     By the hops of the algorithm's plan on which the root's sum depends. An algorithm that has
     neither a plan nor a reduce gives all devices the sum.
     """
     if algorithm.reduce is not None:
-        algorithm.reduce(lists, root, op, accumulate)
+        algorithm.reduce(lists, root, op)
     elif algorithm.plan is None:
-        allreduce(algorithm, lists, op, accumulate)
+        allreduce(algorithm, lists, op)
     else:
         hops = _to_root(algorithm, len(lists[0]), root)
         with joined(lists, writes=[root]) as whole:
-            with flattened(whole, accumulate, op, writes=[root]) as flat:
-                run(hops, flat, op, [(root, chunk) for chunk in range(num_chunks(hops))])
+            results = [(root, chunk) for chunk in range(num_chunks(hops))]
+            run(hops, flattened(whole), op, results)
 
 
 def broadcast(algorithm: Algorithm, lists: Lists, root: int) -> None:
@@ -69,8 +68,7 @@ def broadcast(algorithm: Algorithm, lists: Lists, root: int) -> None:
     if algorithm.plan is None:
         hops = relabel(hops, root, k)
     with joined(lists, [root], [i for i in range(k) if i != root]) as whole:
-        with flattened(whole) as flat:
-            run(hops, flat)
+        run(hops, flattened(whole))
 
 
 @functools.lru_cache(256)
@@ -91,19 +89,19 @@ def joined(
         yield lists[0]
         return
     k = len(lists[0])
-    with flattened([array for data in lists for array in data]) as flat:
-        of_devices = [flat[i::k] for i in range(k)]
-        size = sum(array.size for array in of_devices[0])
-        whole = [
-            mx.nd.concat(*arrays, dim=0)
-            if reads is None or i in reads
-            else mx.nd.empty((size,), arrays[0].context, arrays[0].dtype)
-            for i, arrays in enumerate(of_devices)
-        ]
-        yield whole
-        for i, arrays in enumerate(of_devices):
-            if writes is None or i in writes:
-                _cut(whole[i], arrays)
+    flat = flattened([array for data in lists for array in data])
+    of_devices = [flat[i::k] for i in range(k)]
+    size = sum(array.size for array in of_devices[0])
+    whole = [
+        mx.nd.concat(*arrays, dim=0)
+        if reads is None or i in reads
+        else mx.nd.empty((size,), arrays[0].context, arrays[0].dtype)
+        for i, arrays in enumerate(of_devices)
+    ]
+    yield whole
+    for i, arrays in enumerate(of_devices):
+        if writes is None or i in writes:
+            _cut(whole[i], arrays)
 
 
 def _cut(whole: mx.nd.NDArray, parts: Sequence[mx.nd.NDArray]) -> None:
@@ -115,36 +113,13 @@ def _cut(whole: mx.nd.NDArray, parts: Sequence[mx.nd.NDArray]) -> None:
             mx.nd.slice_axis(whole, axis=0, begin=start, end=end, out=part)
 
 
-@contextlib.contextmanager
-def flattened(
-    data: Sequence[mx.nd.NDArray],
-    dtype: str | None = None,
-    op: str = "sum",
-    writes: Container[int] | None = None,
-) -> Iterator[list]:
-    """Give flat ``mx.nd`` views of ``data``.
-
-    With ``dtype``, give copies of that dtype, and with ``op`` 'mean' copies whose sums become the
-    mean (:mod:`gluonpar.collectives.mean`). On exit they are written back, cast, into the arrays of
-    ``data`` at the positions ``writes``, by default all.
-    """
+def flattened(data: Sequence[mx.nd.NDArray]) -> list[mx.nd.NDArray]:
+    """Return flat ``mx.nd`` views of ``data``."""
     on_cpu = [array for array in data if memory.context(array).device_type == "cpu"]
     if on_cpu:  # MXNet cannot make views of an array in one of oneDNN's layouts
         reorder = functools.partial(memory.reorder, on_cpu)
         engine.push(reorder, on_cpu[0].context, writes=on_cpu, inline=True)
-    flat = [array.as_nd_ndarray().reshape((-1,)) for array in data]
-    if op != "mean" and dtype is None:
-        yield flat
-        return
-    k = len(flat)
-    copies = mean.scaled(flat, k) if op == "mean" else [array.astype(dtype) for array in flat]
-    yield copies
-    for i, (array, copy) in enumerate(zip(flat, copies)):
-        if writes is None or i in writes:
-            if op == "mean":
-                mean.write(copy, k, [array])
-            else:
-                copy.astype(array.dtype).copyto(array)
+    return [array.as_nd_ndarray().reshape((-1,)) for array in data]
 
 
 def run(
@@ -152,10 +127,9 @@ def run(
 ) -> None:
     """Carry out ``hops`` on ``data`` in place; ``data[i]`` is device i's array, flat.
 
-    ``results`` holds the (device, chunk) pairs to write; by default, all are written. With ``op``
-    'mean' the values are those of :func:`flattened`, which are added.
+    ``results`` holds the (device, chunk) pairs to write; by default, all are written.
     """
-    combine = COMBINE["sum" if op == "mean" else op]
+    combine = COMBINE[op]
     if num_chunks(hops) == 1:
         _run_whole(hops, data, combine, results)
         return

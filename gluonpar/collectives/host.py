@@ -17,7 +17,6 @@ from typing import Callable, Sequence, Tuple
 import mxnet as mx
 import numpy as np
 
-from gluonpar.collectives import mean
 from gluonpar.plans.registry import register_executor
 from gluonpar.runtime import memory, threads
 
@@ -41,10 +40,10 @@ def starting_with(i: int, num_devices: int) -> list[int]:
     return [(i + j) % num_devices for j in range(num_devices)]
 
 
-def reduce(lists: Lists, root: int, op: str = "sum", accumulate: str | None = None) -> None:
+def reduce(lists: Lists, root: int, op: str) -> None:
     """Sum the arrays of each list into that of device ``root``."""
     order = starting_with(root, len(lists[0]))
-    prepare_reductions(lists, [(_WHOLE, order, [])], op, accumulate)(lists)
+    prepare_reductions(lists, [(_WHOLE, order, [])], op)(lists)
 
 
 def broadcast(lists: Lists, root: int) -> None:
@@ -53,23 +52,21 @@ def broadcast(lists: Lists, root: int) -> None:
     prepare_reductions(lists, [(_WHOLE, [root], others)])(lists)
 
 
-def prepare(lists: Lists, op: str = "sum", accumulate: str | None = None) -> Callable:
+def prepare(lists: Lists, op: str) -> Callable:
     """Return what does :func:`allreduce` with these lists; it does not keep the arrays alive."""
     devices = range(len(lists[0]))
-    return prepare_reductions(lists, [(_WHOLE, devices, devices[1:])], op, accumulate)
+    return prepare_reductions(lists, [(_WHOLE, devices, devices[1:])], op)
 
 
 @register_executor(
     "host", refusal, whole_buckets=True, prepare=prepare, reduce=reduce, broadcast=broadcast
 )
-def allreduce(lists: Lists, op: str = "sum", accumulate: str | None = None) -> None:
+def allreduce(lists: Lists, op: str) -> None:
     """Sum the arrays of CPU contexts in memory, block by block, with several threads if large."""
-    prepare(lists, op, accumulate)(lists)
+    prepare(lists, op)(lists)
 
 
-def prepare_reductions(
-    lists: Lists, reductions: Sequence[Reduction], op: str = "sum", accumulate: str | None = None
-) -> Callable:
+def prepare_reductions(lists: Lists, reductions: Sequence[Reduction], op: str = "sum") -> Callable:
     """Return what pushes one operator that does ``reductions`` on each of ``lists``."""
     arrays = [array for data in lists for array in data]
     num_bytes = sum(len(data) * memory.num_bytes(data[0]) for data in lists)
@@ -77,46 +74,26 @@ def prepare_reductions(
 
     def push_sum(lists: Lists) -> None:
         lists = [tuple(data) for data in lists]  # the caller may change its own before it runs
-        push(functools.partial(_reduce, lists, reductions, op, accumulate, num_bytes))
+        push(functools.partial(_reduce, lists, reductions, op, num_bytes))
 
     return push_sum
 
 
-def _reduce(lists, reductions, op: str, accumulate: str | None, num_bytes: int) -> None:
+def _reduce(lists, reductions, op: str, num_bytes: int) -> None:
     tasks = []
     for data in lists:
         views = memory.views(data)
         for part, sources, targets in reductions:
-            function = functools.partial(_combine, len(sources), op, accumulate)
+            function = functools.partial(_combine, len(sources), op)
             of_devices = views if part == _WHOLE else [view[part] for view in views]
             tasks.append((function, [of_devices[i] for i in (*sources, *targets)]))
     threads.run(tasks, num_bytes)
 
 
-def _combine(num_sources: int, op: str, accumulate: str | None, *arrays: np.ndarray) -> None:
+def _combine(num_sources: int, op: str, *arrays: np.ndarray) -> None:
     """Combine the first ``num_sources`` blocks, in order, into the first; copy it to the rest."""
     result, *others = arrays[:num_sources]
-    if op == "mean":
-        total = _mean(result, others)
-    else:
-        total = result if accumulate is None else result.astype(accumulate)
-        for other in others:
-            COMBINE[op](total, other, out=total)
-    if total is not result:
-        np.copyto(result, total, casting="same_kind")
+    for other in others:
+        COMBINE[op](result, other, out=result)
     for target in arrays[num_sources:]:
         np.copyto(target, result)
-
-
-def _mean(first: np.ndarray, others: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the mean of blocks, in ``first`` if it is of the dtype for that."""
-    total = first.astype(mean.dtype(first.dtype), copy=False)
-    scale, divisor = mean.factors(1 + len(others))
-    np.multiply(total, scale, out=total)
-    summand = np.empty_like(total)
-    for other in others:
-        np.multiply(other, scale, out=summand, dtype=total.dtype)
-        np.add(total, summand, out=total)
-    if divisor != 1:
-        np.divide(total, divisor, out=total)
-    return total

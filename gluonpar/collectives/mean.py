@@ -14,11 +14,6 @@ import mxnet as mx
 import numpy as np
 
 
-def dtype(given: np.dtype) -> np.dtype:
-    """Return the dtype in which the mean of arrays of dtype ``given`` is computed."""
-    return np.promote_types(given, "float32")
-
-
 def factors(count: int) -> tuple[float, float]:
     """Return s and s K, by which values are multiplied and their sum is divided.
 
@@ -30,13 +25,12 @@ def factors(count: int) -> tuple[float, float]:
 
 
 def scaled(arrays: Sequence[mx.nd.NDArray], count: int) -> list[mx.nd.NDArray]:
-    """Return new arrays whose sum :func:`write` makes the mean of ``count`` arrays."""
+    """Return new arrays, of float32 or wider, whose sum :func:`of` makes the mean of ``count``."""
     scale, _ = factors(count)
-    return [array.astype(dtype(array.dtype), copy=False) * scale for array in arrays]
+    dtypes = [np.promote_types(array.dtype, "float32") for array in arrays]
+    return [array.astype(d, copy=False) * scale for array, d in zip(arrays, dtypes)]
 
 
-def write(total: mx.nd.NDArray, count: int, targets: Sequence[mx.nd.NDArray]) -> None:
-    """Write to ``targets`` the mean of ``count`` arrays, of which ``total`` is the scaled sum."""
-    result = (total / factors(count)[1]).astype(targets[0].dtype, copy=False)
-    for target in targets:
-        result.copyto(target)
+def of(total: mx.nd.NDArray, count: int) -> mx.nd.NDArray:
+    """Return the mean of ``count`` arrays, of which ``total`` is the scaled sum."""
+    return total / factors(count)[1]

@@ -23,12 +23,13 @@ _lock = threading.Lock()
 
 
 @register_executor("kvstore")
-def allreduce(lists, op: str = "sum", accumulate: str | None = None) -> None:
+def allreduce(lists, op: str) -> None:
     """Sum with MXNet's own kvstore of type 'device'."""
-    if op not in ("sum", "mean"):
+    if op != "sum":
         raise ValueError(f"op must be 'sum' or 'mean' with algorithm 'kvstore', got {op!r}")
     for data in lists:
-        with executor.flattened(data, accumulate, op) as flat, _lock:
+        flat = executor.flattened(data)
+        with _lock:
             contexts = tuple(str(array.context) for array in flat)
             _store(contexts, flat[0].size, flat[0].dtype).pushpull(0, flat, out=flat)
 

@@ -73,10 +73,10 @@ def allreduce(
     if kind.stype != "default" or len(data) == 1 or 0 in kind.shape or over.num_processes > 1:
         return
     chosen = over.chosen([data])
-    if chosen.prepare is not None:
+    if chosen.prepare is not None and op != "mean" and accumulate is None:
         if len(_prepared) == _MOST_PREPARED:
             _prepared.clear()
-        _prepared[key] = chosen.prepare([data], op, accumulate)
+        _prepared[key] = chosen.prepare([data], op)
 
 
 def _key(data, *how) -> tuple | None:

@@ -12,8 +12,6 @@ from typing import Sequence
 
 import mxnet as mx
 
-from gluonpar.collectives import mean
-
 NOT_BETWEEN_PROCESSES = (
     "row_sparse arrays are not exchanged between processes: make the layer with "
     "sparse_grad=False, or sum over this process's devices, inside gluonpar.cluster.local()"
@@ -32,13 +30,8 @@ def check(algorithm: str | None, op: str, accumulate: str | None) -> None:
         raise ValueError(f"op must be 'sum' or 'mean' for row_sparse arrays, got {op!r}")
 
 
-def allreduce(data: Sequence[mx.nd.NDArray], op: str = "sum") -> None:
-    """Replace every array by the sum or mean of all: the union of their rows, in place."""
-    arrived = [array.as_in_context(data[0].context) for array in data]
-    if op == "mean":
-        total = mx.nd.sparse.add_n(*mean.scaled(arrived, len(data)))
-        mean.write(total, len(data), data)
-        return
-    total = mx.nd.sparse.add_n(*arrived)
+def allreduce(data: Sequence[mx.nd.NDArray]) -> None:
+    """Replace every array by the sum of all: the union of their rows, in place."""
+    total = mx.nd.sparse.add_n(*(array.as_in_context(data[0].context) for array in data))
     for array in data:
         total.copyto(array)

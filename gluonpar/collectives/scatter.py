@@ -26,24 +26,23 @@ def reduce_scatter(exchange: Exchange, data: Sequence[mx.nd.NDArray], op: str) -
         total = data[0].copy()
         name = f"reduce-scatter of {exchange.num_arrays} arrays"
         exchange.reduce(in_buckets([[total, *data[1:]]]), op, name=name)
-        with executor.flattened([total, *data]) as (sums, *flat):
-            for part, array in zip(_parts(exchange, data), flat):
-                if part.start < part.stop:
-                    sums[part].copyto(array[part])
+        sums, *flat = executor.flattened([total, *data])
+        for part, array in zip(_parts(exchange, data), flat):
+            if part.start < part.stop:
+                sums[part].copyto(array[part])
         return
     k, parts = len(data), partition.slices(data[0].size, len(data))
+    flat = executor.flattened(data)
+    summed, op = (mean.scaled(flat, k), "sum") if op == "mean" else (flat, op)
     if on_host(exchange.ctx):
         sums = [(part, host.starting_with(i, k), []) for i, part in enumerate(parts)]
-        host.prepare_reductions([data], sums, op)([data])
-        return
-    results = [(i, i) for i in range(k)]
-    with executor.flattened(data) as flat:
-        summed = mean.scaled(flat, k) if op == "mean" else flat
-        executor.run(balanced.reduce_scatter(k), summed, op, results)
-        if op == "mean":
-            for part, array, total in zip(parts, flat, summed):
-                if part.start < part.stop:
-                    mean.write(total[part], k, [array[part]])
+        host.prepare_reductions([summed], sums, op)([summed])
+    else:
+        executor.run(balanced.reduce_scatter(k), summed, op, [(i, i) for i in range(k)])
+    if summed is not flat:
+        for part, array, total in zip(parts, flat, summed):
+            if part.start < part.stop:
+                mean.of(total[part], k).astype(array.dtype).copyto(array[part])
 
 
 @as_one
@@ -58,15 +57,14 @@ def all_gather(exchange: Exchange, data: Sequence[mx.nd.NDArray]) -> None:
         copies = [(part, [i], host.starting_with(i, k)[1:]) for i, part in enumerate(parts)]
         host.prepare_reductions([data], copies)([data])
     else:
-        with executor.flattened(data) as flat:
-            executor.run(balanced.all_gather(k), flat)
+        executor.run(balanced.all_gather(k), executor.flattened(data))
 
 
 def _all_gather_over_ranks(exchange: Exchange, data: Sequence[mx.nd.NDArray]) -> None:
-    with executor.flattened(data) as (first, *others):
-        for part, array in zip(_parts(exchange, data)[1:], others):
-            if part.start < part.stop:
-                array[part].copyto(first[part])
+    first, *others = executor.flattened(data)
+    for part, array in zip(_parts(exchange, data)[1:], others):
+        if part.start < part.stop:
+            array[part].copyto(first[part])
     sizes = partition.sizes(data[0].size, exchange.num_arrays)
     of_ranks = [sum(sizes[i : i + len(data)]) for i in range(0, len(sizes), len(data))]
     cluster.all_gather(data[0], of_ranks, f"all-gather of {exchange.num_arrays} arrays")

@@ -16,10 +16,10 @@ class Algorithm(NamedTuple):
 
     ``refusal(ctx)`` returns why arrays on these contexts cannot be given, or "". Every algorithm
     takes every dtype of a collective. If ``whole_buckets``, ``run`` is given all lists of a bucket;
-    otherwise their arrays are copied into one per device. ``prepare(lists, op, accumulate)``
-    returns a function that does what ``run`` does to these lists, without its preparations.
-    ``reduce(lists, root, op, accumulate)`` and ``broadcast(lists, root)`` do that; without them a
-    plan's hops towards the root, and back, are carried out, or everything is reduced, and a tree.
+    otherwise their arrays are copied into one per device. ``prepare(lists, op)`` returns a
+    function that does what ``run`` does to these lists, without its preparations.
+    ``reduce(lists, root, op)`` and ``broadcast(lists, root)`` do that; without them a plan's hops
+    towards the root, and back, are carried out, or everything is reduced, and a tree.
     """
 
     name: str
@@ -69,11 +69,11 @@ def register_executor(
     reduce: Callable[..., Any] | None = None,
     broadcast: Callable[..., Any] | None = None,
 ) -> Callable[[Callable], Callable]:
-    """Return a decorator that adds ``function(lists, op, accumulate)``, which reduces in place.
+    """Return a decorator that adds ``function(lists, op)``, which reduces in place.
 
-    ``lists`` holds lists with one array per device, all on the same contexts and of one dtype; the
-    other arguments are those of :func:`gluonpar.allreduce`. The further arguments here are the
-    fields of :class:`Algorithm`. Raises as :func:`register` does.
+    ``lists`` holds lists with one array per device, all on the same contexts and of one dtype;
+    ``op`` is 'sum', 'max' or 'min' (a mean is a sum of scaled copies). The further arguments here
+    are the fields of :class:`Algorithm`. Raises as :func:`register` does.
     """
 
     def add(run: Callable) -> Callable:

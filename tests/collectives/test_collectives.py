@@ -166,11 +166,13 @@ def test_mx_np_arrays(numpy_semantics, algorithm, shape):
 
 @pytest.mark.parametrize("algorithm", NAMES)
 def test_arrays_without_dimensions_are_summed_outside_np_shape_too(algorithm):
-    with mx.util.np_shape(True):
-        data = place(np.array([1, 2, 4], "float32"), mx.nd.array)
-        assert data[0].shape == ()
-    gluonpar.allreduce(data, algorithm)
-    assert [array.asnumpy() for array in data] == [7, 7, 7]
+    ways = [{"op": "sum"}, {"op": "mean"}, {"accumulate": "float32", "dtype": "float16"}]
+    for options, want in zip(ways, (12, 4, 12)):
+        with mx.util.np_shape(True):
+            data = place(np.array([3, 4, 5], options.pop("dtype", "float32")))
+            assert data[0].shape == ()
+        gluonpar.allreduce(data, algorithm, **options)
+        assert [array.asnumpy() for array in data] == [want] * 3
 
 
 @pytest.mark.parametrize("algorithm", NAMES)
@@ -448,7 +450,7 @@ class TestMany:
         messages = []
 
         @register_executor("note sizes", whole_buckets=whole)
-        def note(lists, op, accumulate):
+        def note(lists, op):
             messages.append([data[0].size for data in lists])
 
         try:

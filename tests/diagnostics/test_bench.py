@@ -149,8 +149,8 @@ def test_an_algorithm_that_omits_a_device_is_reported(command, planted):
 
 def test_an_algorithm_that_misplaces_chunks_is_reported(command):
     @registry.register_executor("planted")
-    def rotate(lists, op, accumulate):
-        collectives.named("host").run(lists, op, accumulate)
+    def rotate(lists, op):
+        collectives.named("host").run(lists, op)
         for data in lists:
             for array in data:
                 half = array.size // 2

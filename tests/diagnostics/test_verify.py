@@ -107,7 +107,7 @@ def test_a_wrong_algorithm_is_found(num_reduced, num_broadcast, words, planted, 
 
 
 def test_an_error_in_a_check_is_a_failure_and_the_others_are_run(monkeypatch, failures):
-    def broken(lists, op, accumulate):
+    def broken(lists, op):
         raise mx.MXNetError("Traceback (most recent call last):\n  many lines\nCUDA: no kernel")
 
     algorithm = collectives.named("ring")._replace(plan=None, run=broken)

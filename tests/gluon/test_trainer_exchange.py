@@ -32,10 +32,10 @@ def test_the_algorithm_named_is_the_one_used():
     calls = []
 
     @collectives.register_executor("recorded")
-    def recorded(lists, op, accumulate):
-        calls.append((np.dtype(lists[0][0].dtype).name, accumulate))
+    def recorded(lists, op):
+        calls.append((np.dtype(lists[0][0].dtype).name, op))
         for data in lists:
-            collectives.allreduce(data, "star", op, accumulate)
+            collectives.allreduce(data, "star", op)
 
     try:
         for algorithm, compression in (("recorded", None), ("recorded", "fp16"), (None, None)):
@@ -50,7 +50,7 @@ def test_the_algorithm_named_is_the_one_used():
                 assert left == [1.0, 2.0]  # in one pass they stay
     finally:
         del collectives.ALGORITHMS["recorded"]
-    assert calls == [("float32", None), ("float16", "float32")]
+    assert calls == [("float32", "sum")] * 2
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "test"])
