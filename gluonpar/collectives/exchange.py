@@ -6,7 +6,8 @@ is made for a set of contexts it decides
 - how a sum is computed *inside* the process: on CPU contexts in the host's memory, on GPUs by NCCL
   or by a plan of copies (:mod:`gluonpar.collectives.choice`), or by the algorithm that is named;
 - how it is computed *between* processes: not at all, by MPI, or by NCCL (:mod:`gluonpar.cluster`);
-- what is *sent*: the arrays as they are, or float16 copies, which are added in float32.
+- what is *added*: the arrays as they are, or copies: of a wider dtype; scaled, for a mean; rounded
+  to float16, in which other processes are sent the sums.
 
 With several processes, an all-reduce is hierarchical: each process sums its bucket onto one device,
 the bucket's *root*; the roots' arrays are summed between processes; each process broadcasts from
@@ -101,7 +102,7 @@ class Exchange:
     """All-reduce, reduce and broadcast over ``ctx``, and over other processes' devices.
 
     ``algorithm`` names the all-reduce inside the process (None: by the rule); another than 'nccl'
-    keeps NCCL from summing between processes, too. With ``compression='fp16'`` float16 is sent.
+    keeps NCCL from summing between processes, too. With ``compression='fp16'`` float16 is added.
     ``spans`` is whether other processes take part, if there are any. Raises ValueError for an
     algorithm that is not registered, or that cannot be used on these contexts.
     """
