@@ -101,6 +101,7 @@ def in_buckets(lists: Lists, most_bytes: int = BUCKET_BYTES, root: int = 0) -> l
 class Exchange:
     """All-reduce, reduce and broadcast over ``ctx``, and over other processes' devices.
 
+    ``op`` and ``accumulate`` are those of :func:`gluonpar.allreduce`.
     ``algorithm`` names the all-reduce inside the process (None: by the rule); another than 'nccl'
     keeps NCCL from summing between processes, too. With ``compression='fp16'`` float16 is added.
     ``spans`` is whether other processes take part, if there are any. Raises ValueError for an
@@ -113,9 +114,16 @@ class Exchange:
         algorithm: str | None = None,
         compression: str | None = None,
         spans: bool = True,
+        op: str = "sum",
+        accumulate: str | None = None,
     ) -> None:
         check_algorithm(algorithm, ctx)
-        self.ctx, self.algorithm, self._compression = list(ctx), algorithm, compression
+        self.ctx, self.algorithm = list(ctx), algorithm
+        self.op, self.combine = (
+            op,
+            "sum" if op == "mean" else op,
+        )  # a mean is a sum of scaled copies
+        self._compression, self._accumulate = compression, accumulate
         self.num_processes = cluster.size() if spans else 1
         # On CPU contexts the choice depends on nothing else.
         self._name = algorithm or ("host" if on_host(ctx) else None)
@@ -143,25 +151,17 @@ class Exchange:
         return Exchange.over(tuple(self.ctx), self.algorithm, None, False)
 
     @as_one
-    def allreduce(
-        self, buckets: Sequence[Bucket], op: str = "sum", accumulate: str | None = None
-    ) -> None:
+    def allreduce(self, buckets: Sequence[Bucket]) -> None:
         """Replace every array of each list by the sum, or another ``op``, over all devices."""
         if self.num_processes > 1:
-            self.reduce(buckets, op, accumulate)
+            self.reduce(buckets)
             self.inside.broadcast(buckets)
             return
         for lists, _ in buckets:
-            self._sum_inside(lists, None, op, accumulate)
+            self._sum_inside(lists, None)
 
     @as_one
-    def reduce(
-        self,
-        buckets: Sequence[Bucket],
-        op: str = "sum",
-        accumulate: str | None = None,
-        name: str = "allreduce",
-    ) -> None:
+    def reduce(self, buckets: Sequence[Bucket], name: str = "allreduce") -> None:
         """Replace the root's array of each list, in every process, by that of :meth:`allreduce`.
 
         Other arrays are left as they are, or hold a sum, too, if the algorithm has no reduce. Of
@@ -170,14 +170,14 @@ class Exchange:
         self._refuse_row_sparse(buckets)
         by_nccl = self.algorithm in (None, "nccl")
         for lists, root in buckets:
-            self._sum_inside(lists, root, op, accumulate)
+            self._sum_inside(lists, root)
             if self.num_processes == 1:
                 continue
             arrays = [data[root] for data in lists]
-            if op == "mean":
+            if self.op == "mean":
                 self._average(arrays, name)
             else:
-                cluster.allreduce(arrays, self._compression, by_nccl, op, name)
+                cluster.allreduce(arrays, self._compression, by_nccl, self.op, name)
 
     @as_one
     def broadcast(self, buckets: Sequence[Bucket], rank: int = 0, name: str = "broadcast") -> None:
@@ -188,46 +188,42 @@ class Exchange:
             if len(self.ctx) > 1:
                 executor.broadcast(self.chosen(lists), lists, root)
 
-    def _sum_inside(self, lists: Lists, root: int | None, op: str, accumulate: str | None) -> None:
+    def _sum_inside(self, lists: Lists, root: int | None) -> None:
         """Sum a bucket over this process's devices, on the device ``root`` or on all."""
-        if op == "sum" and memory.kind(lists[0][0])[2] == "row_sparse":  # sent as it is
-            row_sparse.allreduce(lists[0])
-            return
-        with self._summands(lists, root, op, accumulate) as (summands, op):
-            if memory.kind(summands[0][0])[2] == "row_sparse":
+        sparse = memory.kind(lists[0][0])[2] == "row_sparse"
+        with self._summands(lists, None if sparse else root, sparse) as summands:
+            if sparse:
                 row_sparse.allreduce(summands[0])
             elif len(self.ctx) == 1:
                 return
             elif root is None:
-                executor.allreduce(self.chosen(summands), summands, op)
+                executor.allreduce(self.chosen(summands), summands, self.combine)
             else:
-                executor.reduce(self.chosen(summands), summands, root, op)
+                executor.reduce(self.chosen(summands), summands, root, self.combine)
 
     @contextlib.contextmanager
-    def _summands(
-        self, lists: Lists, root: int | None, op: str, accumulate: str | None
-    ) -> Iterator[tuple[Lists, str]]:
+    def _summands(self, lists: Lists, root: int | None, sparse: bool) -> Iterator[Lists]:
         """Give the arrays to add, or to combine by another op, and write the result back.
 
-        They are the arrays themselves, or copies: of values to be added in ``accumulate``; scaled,
-        for a mean; compressed, where every value and every sum is rounded to the 11 binary digits
-        of float16, and is infinite above 65504, but added in float32.
+        They are the arrays themselves, or copies: scaled, for a mean; rounded, if they are to be
+        compressed and are not ``sparse``, to the 11 binary digits of float16, and so is the sum,
+        infinite above 65504; of the wider dtype in which they are to be added.
         """
-        k = len(self.ctx)
-        if op == "mean":
+        k, compressed = len(self.ctx), self._compression is not None and not sparse
+        if self.op == "mean":
             copies = [mean.scaled(data, k) for data in lists]
-        elif self._compression is not None:
+        elif compressed:
             copies = [[a.astype("float16").astype("float32") for a in data] for data in lists]
-        elif accumulate is not None:
-            copies = [[array.astype(accumulate) for array in data] for data in lists]
+        elif self._accumulate is not None:
+            copies = [[array.astype(self._accumulate) for array in data] for data in lists]
         else:
-            yield lists, op
+            yield lists
             return
-        yield copies, "sum" if op == "mean" else op
+        yield copies
         for data, sums in zip(lists, copies):
             for i in range(k) if root is None else [root]:
-                total = mean.of(sums[i], k) if op == "mean" else sums[i]
-                total = total if self._compression is None else total.astype("float16")
+                total = mean.of(sums[i], k) if self.op == "mean" else sums[i]
+                total = total.astype("float16") if compressed else total
                 total.astype(data[i].dtype, copy=False).copyto(data[i])
 
     def chosen(self, lists: Lists) -> registry.Algorithm:

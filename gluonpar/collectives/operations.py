@@ -69,7 +69,7 @@ def allreduce(
         return
     kind = arguments.check_list(data, row_sparse=True)
     over = _checked_exchange([kind], algorithm, op, accumulate)
-    over.allreduce(in_buckets([data]), op, accumulate)
+    over.allreduce(in_buckets([data]))
     if kind.stype != "default" or len(data) == 1 or 0 in kind.shape or over.num_processes > 1:
         return
     chosen = over.chosen([data])
@@ -119,7 +119,7 @@ def allreduce_many(
     kinds = [arguments.check_list(data, f"lists[{j}]", True) for j, data in enumerate(lists)]
     if lists:
         over = _checked_exchange(kinds, algorithm, op, accumulate)
-        over.allreduce(in_buckets(lists, bucket_bytes), op, accumulate)
+        over.allreduce(in_buckets(lists, bucket_bytes))
 
 
 def explain(data: Sequence[mx.nd.NDArray]) -> Choice:
@@ -193,7 +193,7 @@ def reduce(data: Sequence[mx.nd.NDArray], root: int = 0, op: str = "sum") -> Non
         with autograd.pause():
             data, device = [data[0].copy(), *data[1:]], 0
     name = f"reduce to array {root} of {over.num_arrays}"
-    over.reduce(in_buckets([data], root=device), op, name=name)
+    over.reduce(in_buckets([data], root=device), name)
 
 
 def reduce_scatter(data: Sequence[mx.nd.NDArray], op: str = "sum") -> None:
@@ -209,8 +209,7 @@ def reduce_scatter(data: Sequence[mx.nd.NDArray], op: str = "sum") -> None:
     >>> [array.asnumpy().tolist() for array in data]
     [[2.0, 2.0, 1.0, 1.0], [1.0, 1.0, 2.0, 2.0]]
     """
-    over = _checked_exchange([arguments.check_list(data)], op=op)
-    scatter.reduce_scatter(over, data, op)
+    scatter.reduce_scatter(_checked_exchange([arguments.check_list(data)], op=op), data)
 
 
 def all_gather(data: Sequence[mx.nd.NDArray]) -> None:
@@ -233,7 +232,8 @@ def _checked_exchange(
 ) -> Exchange:
     """Return the exchange for lists of these kinds, over all processes or inside this one."""
     arguments.check_exchange(kinds, algorithm, op, accumulate)
-    return Exchange(kinds[0].ctx, algorithm, spans=not cluster.is_local())
+    options = {"op": op, "accumulate": accumulate}
+    return Exchange(kinds[0].ctx, algorithm, spans=not cluster.is_local(), **options)
 
 
 def _checked_root(root: int, over: Exchange) -> int:

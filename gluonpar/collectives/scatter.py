@@ -18,14 +18,14 @@ from gluonpar.plans.algorithms import balanced
 
 
 @as_one
-def reduce_scatter(exchange: Exchange, data: Sequence[mx.nd.NDArray], op: str) -> None:
+def reduce_scatter(exchange: Exchange, data: Sequence[mx.nd.NDArray]) -> None:
     """Replace part i of the array at position i by the sum of part i of all arrays."""
     if not data[0].size:
         return
     if exchange.num_processes > 1:
         total = data[0].copy()
         name = f"reduce-scatter of {exchange.num_arrays} arrays"
-        exchange.reduce(in_buckets([[total, *data[1:]]]), op, name=name)
+        exchange.reduce(in_buckets([[total, *data[1:]]]), name)
         sums, *flat = executor.flattened([total, *data])
         for part, array in zip(_parts(exchange, data), flat):
             if part.start < part.stop:
@@ -33,12 +33,14 @@ def reduce_scatter(exchange: Exchange, data: Sequence[mx.nd.NDArray], op: str) -
         return
     k, parts = len(data), partition.slices(data[0].size, len(data))
     flat = executor.flattened(data)
-    summed, op = (mean.scaled(flat, k), "sum") if op == "mean" else (flat, op)
+    summed = mean.scaled(flat, k) if exchange.op == "mean" else flat
     if on_host(exchange.ctx):
         sums = [(part, host.starting_with(i, k), []) for i, part in enumerate(parts)]
-        host.prepare_reductions([summed], sums, op)([summed])
+        host.prepare_reductions([summed], sums, exchange.combine)([summed])
     else:
-        executor.run(balanced.reduce_scatter(k), summed, op, [(i, i) for i in range(k)])
+        executor.run(
+            balanced.reduce_scatter(k), summed, exchange.combine, [(i, i) for i in range(k)]
+        )
     if summed is not flat:
         for part, array, total in zip(parts, flat, summed):
             if part.start < part.stop:
