@@ -119,10 +119,8 @@ class Exchange:
     ) -> None:
         check_algorithm(algorithm, ctx)
         self.ctx, self.algorithm = list(ctx), algorithm
-        self.op, self.combine = (
-            op,
-            "sum" if op == "mean" else op,
-        )  # a mean is a sum of scaled copies
+        self.op = op
+        self.combine = "sum" if op == "mean" else op  # a mean is a sum of scaled copies
         self._compression, self._accumulate = compression, accumulate
         self.num_processes = cluster.size() if spans else 1
         # On CPU contexts the choice depends on nothing else.
