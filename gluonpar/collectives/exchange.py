@@ -241,8 +241,10 @@ class Exchange:
         """Replace means over this process's devices by the means over all processes' devices."""
         num_devices, (_, dtype, _) = len(self.ctx), memory.kind(arrays[0])
         wider = _WIDER.get(dtype, dtype.name)
-        sums = [array.as_nd_ndarray().astype(wider) * num_devices for array in arrays]
+        flat = executor.flattened(arrays)
+        sums = [array.astype(wider) * num_devices for array in flat]
         count = mx.nd.full((1,), num_devices, arrays[0].context, wider)
         cluster.allreduce([*sums, count], name=f"mean by {name}")
-        for array, total in zip(arrays, sums):
-            (total / count.as_in_context(total.context)).astype(dtype).copyto(array)
+        for array, total in zip(flat, sums):
+            average = mx.nd.broadcast_div(total, count.as_in_context(total.context))
+            average.astype(dtype).copyto(array)

@@ -267,9 +267,11 @@ def collective():
         want = np.float32(sum(every) / (len(every) if op == "mean" else 1))
         assert all((array.asnumpy() == want).all() for array in data), op
     for dtype, large in (("float16", 60000), ("float32", 3e38)):
-        array = mx.nd.full((2,), large, kind(0), dtype)
-        gluonpar.allreduce([array], op="mean")
-        assert (array.asnumpy() == np.dtype(dtype).type(large)).all()
+        with mx.util.np_shape(True):
+            without_dimensions = mx.np.array(large, dtype=dtype, ctx=kind(0))
+        for array in (mx.nd.full((2,), large, kind(0), dtype), without_dimensions):
+            gluonpar.allreduce([array], op="mean")
+            assert (array.asnumpy() == np.dtype(dtype).type(large)).all()
 
 
 def refused():
