@@ -20,7 +20,7 @@ from gluonpar.runtime import engine
 @pytest.mark.parametrize("compression", [None, "fp16"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("algorithm", algorithms())
-def test_every_algorithm_can_be_chosen(algorithm, optimizer, compression):
+def test_every_algorithm_can_be_chosen(algorithm, optimizer, compression, small_buckets):
     options = {"learning_rate": 0.05}
     more = {"algorithm": algorithm, "compression": compression}
     net, _ = runs.run(3, optimizer, options, **more)
