@@ -102,10 +102,15 @@ def listed(params) -> list[gluon.Parameter]:
 
 
 def check(params) -> None:
-    """Raise ValueError unless ``params`` are dense, on the same contexts, and listed once each.
+    """Raise ValueError unless ``params``, at least one, are dense, and on the same contexts.
 
-    No context may occur twice. Gradients may be row_sparse in one process.
+    No parameter and no context may occur twice. Gradients may be row_sparse in one process.
     """
+    if isinstance(params, collections.abc.Iterable) and not [*params]:
+        raise ValueError(
+            "params must have at least one Parameter, got none; pass net.collect_params() of a "
+            "network with layers that have parameters"
+        )
     values = listed(params)
     for i, param in enumerate(values):
         if param in values[:i]:

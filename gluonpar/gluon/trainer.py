@@ -73,10 +73,10 @@ class Trainer(gluon.Trainer):
     nothing, on all devices of all processes, and ``num_skipped`` counts it. That waits for the sums
     in each step, which otherwise nothing does.
 
-    Raises ValueError for parameters on different contexts, sparse parameters, an unknown algorithm
-    or compression, and for what this Trainer has not: ``update_on_kvstore=True``, kvstores of
-    several processes, and ``compression_params``. Nothing waits, as in ``gluon.Trainer``; see Dive
-    into Deep Learning, 13.6.
+    Raises ValueError for no parameters, parameters on different contexts, sparse parameters, an
+    unknown algorithm or compression, and for what this Trainer has not:
+    ``update_on_kvstore=True``, kvstores of several processes, and ``compression_params``. Nothing
+    waits, as in ``gluon.Trainer``; see Dive into Deep Learning, 13.6.
     """
 
     def __init__(
@@ -304,7 +304,7 @@ class Trainer(gluon.Trainer):
         if summed and moved and len(self._contexts) > 1:
             raise UserWarning(
                 f"list_grad() of {', '.join(moved)} did not return what backward computed (it does "
-                "now): sum with Trainer.allreduce_grads(), or initialize before making the Trainer"
+                "now): sum with Trainer.allreduce_grads(), or hybridize() again after initialize()"
             )
         if not self._broadcast:  # as gluon.Trainer: running statistics, too
             self._broadcast = True

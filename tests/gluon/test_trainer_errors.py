@@ -3,9 +3,10 @@
 import gluon_runs as runs
 import mxnet as mx
 import pytest
-from gluon_runs import contexts, give_grads, weights
+from gluon_runs import assert_as_one, contexts, give_grads, weights
 from mxnet import gluon
 
+import gluonpar
 from gluonpar.gluon.trainer import Trainer
 
 
@@ -41,6 +42,41 @@ def test_ignore_stale_grad_leaves_what_was_not_used():
             found = [param.list_data()[device].asscalar() for param in params]
             assert found == [1 - 24, 2 - 32, 4]
         assert 2 not in trainer.optimizer._index_update_count
+
+
+@pytest.mark.parametrize("none", [[], {}, gluon.nn.Flatten().collect_params()])
+def test_no_parameters_are_an_error(none):
+    with pytest.raises(ValueError, match="at least one Parameter, got none"):
+        Trainer(none, "sgd")
+
+
+@pytest.mark.parametrize("way", ["the next batch", "allreduce_grads", "hybridize"])
+def test_own_sums_where_a_static_network_writes_other_gradients(way):
+    """Initialised anew, it writes to its first arrays: an error, which changes nothing."""
+    ctx, [batch] = contexts(2), runs.batches((8,))
+    net = runs.mlp(ctx, hybridize=runs.STATIC)
+    params = [*net.collect_params().values()]
+    trainer = Trainer(params, "sgd", {"learning_rate": 0.05})
+    runs.train(net, trainer, [batch], ctx)
+    net.initialize(ctx=ctx, force_reinit=True)
+    runs.fill(net, runs.start_values())
+    if way == "hybridize":
+        net.hybridize(**runs.STATIC)
+    if way == "the next batch":
+        runs.backward(net, batch, ctx)
+        gluonpar.allreduce_many([param.list_grad() for param in params])
+        with pytest.raises(UserWarning, match="mlp_dense0_weight.* not return what backward"):
+            trainer.update(8)
+        assert [value.tobytes() for value in runs.values(net)] == [
+            value.tobytes() for value in runs.start_values()
+        ]
+    runs.backward(net, batch, ctx)
+    if way == "allreduce_grads":
+        trainer.allreduce_grads()
+    else:
+        gluonpar.allreduce_many([param.list_grad() for param in params])
+    trainer.update(8)
+    assert_as_one(net, runs.stock("sgd", {"learning_rate": 0.05}, data=[batch]))
 
 
 @pytest.mark.parametrize("k", [1, 3])
