@@ -100,7 +100,7 @@ def describe(ctx: Sequence[mx.Context]) -> str:
     """Return "1 thread each, of 2 processors" for CPU contexts, and "" for GPUs."""
     sizes = sorted({size(c) for c in ctx if c.device_type == "cpu"})
     each = f"{' or '.join(map(str, sizes))} thread{'s' if max(sizes, default=0) > 1 else ''} each"
-    return f"{each}, of {cores()} processors" if sizes else ""
+    return f"{each}, of {cores()} processor{'s' * (cores() > 1)}" if sizes else ""
 
 
 def _shrink(ctx: mx.Context, num_threads: int) -> None:

@@ -12,6 +12,7 @@ from typing import Iterable, Iterator, TextIO
 import mxnet as mx
 import numpy as np
 
+from gluonpar import cluster
 from gluonpar.runtime.devices import describe
 from gluonpar.training.history import Epoch, History
 from gluonpar.training.profiler import Profiler
@@ -82,10 +83,13 @@ class Console:
         )
 
     def result(self, history: History) -> None:
-        """Print the final accuracy, the mean time of an epoch, and the devices."""
+        """Print the final accuracy, the mean time of an epoch, and the devices of all processes."""
         seconds = sum(epoch.seconds for epoch in history.epochs) / len(history.epochs)
         accuracy = f"{history.epochs[-1].test_accuracy:.2f}"
-        self.line(f"test acc: {accuracy}, {seconds:.1f} sec/epoch on {describe(history.ctx)}")
+        devices, processes = describe(history.ctx), cluster.size()
+        if processes > 1:
+            devices = f"{processes * len(history.ctx)} devices in {processes} processes"
+        self.line(f"test acc: {accuracy}, {seconds:.1f} sec/epoch on {devices}")
 
     def trace(self, path: str, profiler: Profiler) -> None:
         """Print which steps are in the trace file ``path``."""

@@ -7,8 +7,8 @@ import copy
 import io
 import pathlib
 import time
-from collections import deque
-from typing import Any, Callable, Iterator
+from collections import Counter, deque
+from typing import Any, Callable, Iterator, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -356,16 +356,10 @@ class Run:
         epochs = f"{config.num_epochs} epoch{'s' if config.num_epochs > 1 else ''}"
         batches = f"{self.num_batches} batch{'es' if self.num_batches > 1 else ''}"
         images = f"{self.num_samples} training and {len(data.test_labels)} test images"
-        described = [
-            devices.describe(self.ctx),
-            threads.describe(self.ctx),
-            peers.describe(self.ctx),
-        ]
-        processes = f"{num_ranks}, each with as many devices as rank 0"
         training = f"{epochs} of {batches}, {config.describe_training()}, seed {config.seed}"
         return {
-            **({"processes": processes} if num_ranks > 1 else {}),
-            "devices": ", ".join(filter(None, described)),
+            **({"processes": str(num_ranks)} if num_ranks > 1 else {}),
+            "devices": _describe_devices(self.ctx),
             "batch size": _describe_shards(config.batch_size, len(self.ctx) * num_ranks, weights),
             "all-reduce": config.algorithm or str(collectives.explain(largest)),
             "data": f"{data.name}, {images}, {data.source}",
@@ -380,6 +374,16 @@ def _semantics(np_shape: bool, np_array: bool) -> Iterator[None]:
     first, second = scopes[::-1] if np_array else scopes  # never arrays without shapes
     with first, second:
         yield
+
+
+def _describe_devices(ctx: Sequence[mx.Context]) -> str:
+    """Return the devices of all processes; every process must call this."""
+    described = devices.describe(ctx), threads.describe(ctx), peers.describe(ctx)
+    processes = Counter(cluster.gather(", ".join(filter(None, described))))
+    if cluster.size() == 1:
+        return next(iter(processes))
+    kinds = (f"in {n} process{'es' * (n > 1)} with {each}" for each, n in processes.items())
+    return f"{cluster.size() * len(ctx)}, {'; '.join(kinds)}"
 
 
 def _describe_shards(batch_size: int, num_devices: int, weights: tuple[float, ...] | None) -> str:

@@ -66,6 +66,20 @@ def test_only_rank_zero_prints_and_saves(tmp_path):
     assert not folders[1].exists() or not list(folders[1].iterdir())
 
 
+@needs_mpi
+@pytest.mark.parametrize(
+    ("threads", "alike"), [((1, 1), [("2", "1")]), ((3, 1), [("1", "3"), ("1", "1")])]
+)
+def test_the_header_counts_the_devices_of_all_ranks(threads, alike):
+    """By how many processes have the same: here the ranks' threads differ, or do not."""
+    command = [*TRAIN, "--num-gpus", "3", *QUICK, "--dry-run"]
+    commands = [(1, ["env", f"OMP_NUM_THREADS={number}", *command]) for number in threads]
+    out, _ = succeed(mpirun(*commands))
+    [line] = [line for line in out.splitlines() if line.startswith("devices:")]
+    assert line.startswith("devices: 6,") and "[cpu(0), cpu(1), cpu(2)]" in line
+    assert re.findall(r"in (\d+) process\S* with .*?, (\d+) threads? each", line) == alike
+
+
 def fails(rank, fault, end):
     """A job of three ranks, of which ``rank`` fails: an entry of FAULTS."""
     words, line = [*RANK, fault, str(rank)], rf"rank {rank} \(pid \d+ on .*\) {end}"
