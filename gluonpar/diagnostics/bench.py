@@ -1,11 +1,13 @@
 """gluonpar bench: measure the all-reduce algorithms beside MXNet's kvstore and plain NumPy.
 
-The figures are those of nccl-tests.
+--collective measures gluonpar's other collectives beside NumPy. The figures are those of
+nccl-tests.
 """
 
 # Bytes are those of one device's array. algbw = bytes / time. busbw = algbw * 2(K-1)/K: an
 # all-reduce over K devices sends at least 2(K-1)/K times the bytes through every device's links, so
-# an algorithm that does no more has a busbw equal to the links' speed, whatever K is
+# an algorithm that does no more has a busbw equal to the links' speed, whatever K is. The factor is
+# (K-1)/K for reduce-scatter and all-gather, and 1 for broadcast and reduce
 # (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md).
 #
 # ``mxnet device``, ``mxnet local`` and, on GPUs, ``mxnet nccl`` run in the same process, so they
@@ -39,9 +41,14 @@ EXAMPLES = """
 gluonpar bench --num-gpus 2
 gluonpar bench --num-gpus 4 --device cpu --min-bytes 64K --factor 4
 gluonpar bench --algorithms host,ring --json bench.json --plot bench.png
+gluonpar bench --collective reduce_scatter
 """
 DTYPES = ("float16", "float32", "float64", "int8", "int32", "int64", "uint8")
 COMBINE = {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum}
+COLLECTIVES = ("allreduce", "broadcast", "reduce", "reduce_scatter", "all_gather")
+ADDING = ("allreduce", "reduce", "reduce_scatter")
+COPYING = ("allreduce", "broadcast", "all_gather")
+BY_PART = ("reduce_scatter", "all_gather")  # part i of all arrays belongs to device i
 PEER, NUMPY = "mxnet device", "numpy"  # the others' times are divided by theirs
 NUMPY_THREADS = min(2, threads.cores())
 NUMPY_MIN_BYTES = 4 << 20  # of one array; below, waking a thread costs more than it saves
@@ -71,6 +78,7 @@ def parser(prog: str | None) -> harness.BenchmarkParser:
     made.add("--factor", 8, "ratio of one size to the one before", type=at_least(2), **count)
     made.add("--num-gpus", 2, "number of devices", type=int, metavar="K")
     made.add("--dtype", "float32", "of the arrays", choices=DTYPES)
+    made.add("--collective", "allreduce", "gluonpar's function to measure", choices=COLLECTIVES)
     made.add("--op", "sum", "how arrays are combined", choices=list(COMBINE))
     made.add("--iters", 20, "samples", type=at_least(1), dest="rounds", **count)
     help_ = "calls on the same arrays before the wait; a sample is one call's share"
@@ -78,7 +86,7 @@ def parser(prog: str | None) -> harness.BenchmarkParser:
     made.add("--warmup", 5, "samples before that do not count", type=at_least(0), **count)
     made.add("--check", 1, "compare every value with NumPy's", type=int, choices=(0, 1))
     known = harness.one_of(collectives.ALGORITHMS)
-    help_ = "gluonpar's algorithms to measure (default: all that these devices can use)"
+    help_ = "algorithms of allreduce to measure (default: all that these devices can use)"
     made.add_argument("--algorithms", metavar="A,B", type=known, help=help_)
     made.add_argument("--plot", metavar="FILE.png", help="draw busbw over bytes")
     return made
@@ -99,11 +107,16 @@ def prepare(options: argparse.Namespace) -> tuple:
     counts = sizes(options.min_bytes, options.max_bytes, options.factor, options.dtype)
     if options.num_gpus == 1:
         raise ValueError("one device has nothing to exchange; --num-gpus must be at least 2")
+    collective = options.collective
+    if options.algorithms and collective != "allreduce":
+        raise ValueError(f"--algorithms are those of allreduce; leave it out with {collective}")
+    if options.op != "sum" and collective not in ADDING:
+        raise ValueError(f"{collective} adds nothing; leave out --op {options.op}")
     chosen = devices.choose(num_gpus=options.num_gpus, device=options.device)
     how_often = (options.rounds, options.warmup, bool(options.check), options.calls)
-    setting = Setting(chosen.ctx, options.dtype, options.op, *how_often)
+    setting = Setting(chosen.ctx, options.dtype, options.op, *how_often, collective)
     algorithms = options.algorithms or collectives.usable(chosen.ctx)
-    supported, left_out = without_unsupported(makers(chosen.ctx, algorithms), setting)
+    supported, left_out = without_unsupported(makers(chosen.ctx, algorithms, collective), setting)
     return counts, setting, supported, left_out, chosen.notice
 
 
@@ -114,7 +127,7 @@ def measure(prepared: tuple, console: Console, record: harness.Record) -> list[s
     reasons = [f"left out: {name}: {reason}" for name, reason in left_out.items()]
     for line in filter(None, [notice, *reasons]):
         console.notice(line)
-    header(console, record, setting)
+    header(console, record, setting, candidates)
     for size in counts:
         bar = harness.progress_bar(f"{size} elements")
         rows = measure_size(candidates, setting, size, bar)
@@ -131,18 +144,22 @@ def measure(prepared: tuple, console: Console, record: harness.Record) -> list[s
     return [f"wrong values: {', '.join(wrong)}"] if wrong else []
 
 
-def header(console: Console, record: harness.Record, setting: Setting) -> None:
+def header(
+    console: Console, record: harness.Record, setting: Setting, candidates: Iterable[str]
+) -> None:
     """Print what the figures depend on and what they mean."""
     how = threads.describe(setting.ctx) or "; ".join(record.machine["gpus"])
     checked = "every value compared with NumPy's" if setting.check else "values not checked"
+    combined = f"{setting.op} of " if setting.collective in ADDING else ""
+    peers = " and ".join(name for name in (PEER, NUMPY) if name in candidates)
     rows = {
         "devices": f"{devices.describe(setting.ctx)}, {how}",
         NUMPY: f"on the same memory, {NUMPY_THREADS} threads from {NUMPY_MIN_BYTES} bytes up",
-        "all-reduce": f"{setting.op} of {setting.dtype}, {checked}",
+        setting.collective: f"{combined}{setting.dtype}, {checked}",
         "calls": f"{setting.calls} before each wait; times are per call",
         "samples": f"{setting.rounds} rounds after {setting.warmup} to warm up, all candidates in "
         "turns; time is the median, iqr the interquartile range",
-        "ratios": f"of times to those of {PEER} and {NUMPY}: below 1 is faster",
+        **({"ratios": f"of times to those of {peers}: below 1 is faster"} if peers else {}),
     }
     record.header(console, rows)
 
@@ -162,7 +179,9 @@ def plot(options: argparse.Namespace, rows: Sequence[Result]) -> None:
     gluonpar's algorithms have the colours that they have in other pictures; the others are grey and
     not solid.
     """
-    title = f"all-reduce: {options.op} of {options.dtype} over {rows[0].num_devices} devices"
+    combined = f"{options.op} of " if options.collective in ADDING else ""
+    over = f"{options.dtype} over {rows[0].num_devices} devices"
+    title = f"{options.collective}: {combined}{over}"
     names = dict.fromkeys(row.name for row in rows)
     ours = {name: drawing.colour_of(name) for name in names if name in collectives.ALGORITHMS}
     lines = dict(zip((name for name in names if name not in ours), ("--", ":", "-.", (0, (6, 1)))))
@@ -213,6 +232,7 @@ class Result:
     num_devices: int
     samples: Samples
     wrong: int | None = None
+    collective: str = "allreduce"
 
     @property
     def algbw(self) -> float:
@@ -222,7 +242,10 @@ class Result:
     @property
     def busbw(self) -> float:
         """GB/s through one device's links, if no more than necessary is sent."""
-        return self.algbw * 2 * (self.num_devices - 1) / self.num_devices
+        if self.collective in ("broadcast", "reduce"):
+            return self.algbw
+        passes = 2 if self.collective == "allreduce" else 1
+        return self.algbw * passes * (self.num_devices - 1) / self.num_devices
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything, with all samples, for JSON."""
@@ -245,6 +268,7 @@ class Setting:
     warmup: int = 5
     check: bool = True
     calls: int = 1
+    collective: str = "allreduce"
 
     def __post_init__(self) -> None:
         arguments.check_op(self.op, None, np.dtype(self.dtype))
@@ -254,18 +278,24 @@ class Setting:
         return [mx.nd.zeros((size,), ctx=context, dtype=self.dtype) for context in self.ctx]
 
 
-def makers(ctx: Sequence[mx.Context], algorithms: Iterable[str]) -> dict[str, Maker]:
+def makers(
+    ctx: Sequence[mx.Context], algorithms: Iterable[str], collective: str = "allreduce"
+) -> dict[str, Maker]:
     """Return what makes each candidate from one array per device and an op, by name.
 
-    They are gluonpar's ``algorithms``, MXNet's key-value stores and, on CPUs, NumPy on the same
-    memory.
+    They are gluonpar's ``algorithms`` and MXNet's key-value stores, or for another collective than
+    allreduce gluonpar's function; and, on CPUs, NumPy on the same memory.
     """
-    made: dict[str, Maker] = {name: functools.partial(_of_gluonpar, name) for name in algorithms}
-    gpus = all(context.device_type == "gpu" for context in ctx)
-    for kind in ("device", "local", *(["nccl"] if gpus else [])):
-        made[f"mxnet {kind}"] = functools.partial(_of_mxnet, kind)
+    made: dict[str, Maker] = {}
+    if collective == "allreduce":
+        made.update({name: functools.partial(_of_gluonpar, name) for name in algorithms})
+        gpus = all(context.device_type == "gpu" for context in ctx)
+        for kind in ("device", "local", *(["nccl"] if gpus else [])):
+            made[f"mxnet {kind}"] = functools.partial(_of_mxnet, kind)
+    else:
+        made["gluonpar"] = functools.partial(_of_collective, collective)
     if all(context.device_type == "cpu" for context in ctx):
-        made[NUMPY] = _of_numpy
+        made[NUMPY] = functools.partial(_of_numpy, collective)
     return made
 
 
@@ -310,31 +340,51 @@ def measure_size(
     """Return a result for each candidate, all on the same arrays of ``size`` elements."""
     arrays = setting.zeros(size)
     candidates = [maker(arrays, setting.op) for maker in makers.values()]
-    wrong = count_wrong(candidates, arrays, setting.op) if setting.check else {}
+    wrong = count_wrong(candidates, arrays, setting) if setting.check else {}
     # Zeros stay zeros however often they are summed in place; other numbers would grow to inf.
     for array in arrays:
         array[:] = 0
     candidates = [replace(candidate, calls=setting.calls) for candidate in candidates]
     samples = harness.interleaved(candidates, setting.rounds, setting.warmup, progress)
     shape = (memory.num_bytes(arrays[0]), size, len(arrays))
-    return [Result(name, *shape, each, wrong.get(name)) for name, each in samples.items()]
+    return [
+        Result(name, *shape, each, wrong.get(name), setting.collective)
+        for name, each in samples.items()
+    ]
+
+
+def moves(collective: str, num_devices: int, size: int) -> list[tuple[slice, list[int], list[int]]]:
+    """Return a collective, slice by slice: whose elements are added up, and who gets copies.
+
+    The sum replaces the elements of the first device; copies are of these.
+    """
+    parts = partition.slices(size, num_devices) if collective in BY_PART else [slice(0, size)]
+    done = []
+    for i, part in enumerate(parts):
+        others = [j for j in range(num_devices) if j != i]
+        added = [i, *others] if collective in ADDING else [i]
+        done.append((part, added, others if collective in COPYING else []))
+    return done
 
 
 def count_wrong(
-    candidates: Sequence[Candidate], arrays: Sequence[mx.nd.NDArray], op: str
+    candidates: Sequence[Candidate], arrays: Sequence[mx.nd.NDArray], setting: Setting
 ) -> dict[str, int]:
     """Run each candidate once on :func:`payload`; return its wrong elements over all devices."""
     values = payload(len(arrays), arrays[0].size, np.dtype(arrays[0].dtype))
-    right = functools.reduce(COMBINE[op], values)
-    if op == "mean":
-        right = right / np.asarray(len(arrays), right.dtype)
-    wrong = {}
+    right, wrong = [value.copy() for value in values], {}
+    for part, added, copied_to in moves(setting.collective, len(values), values[0].size):
+        total = functools.reduce(COMBINE[setting.op], [values[i][part] for i in added])
+        if setting.op == "mean":
+            total = total / np.asarray(len(added), total.dtype)
+        for i in (added[0], *copied_to):
+            right[i][part] = total
     for candidate in candidates:
         for array, value in zip(arrays, values):
             array[:] = value
         candidate.sample()
-        counts = [int(np.count_nonzero(array.asnumpy() != right)) for array in arrays]
-        wrong[candidate.name] = sum(counts)
+        pairs = zip(arrays, right)
+        wrong[candidate.name] = sum(int((array.asnumpy() != each).sum()) for array, each in pairs)
     return wrong
 
 
@@ -363,6 +413,12 @@ def _of_gluonpar(name: str, arrays: Sequence[mx.nd.NDArray], op: str) -> Candida
     return Candidate(name, run, functools.partial(_wait, arrays), mx.nd.waitall)
 
 
+def _of_collective(collective: str, arrays: Sequence[mx.nd.NDArray], op: str) -> Candidate:
+    more = {"op": op} if collective in ADDING else {}
+    run = functools.partial(getattr(collectives, collective), arrays, **more)
+    return Candidate("gluonpar", run, functools.partial(_wait, arrays), mx.nd.waitall)
+
+
 def _of_mxnet(kind: str, arrays: Sequence[mx.nd.NDArray], op: str) -> Candidate:
     store = mx.kv.create(kind)
     store.init(0, arrays[0])
@@ -380,20 +436,23 @@ def _wait(arrays: Sequence[mx.nd.NDArray]) -> None:
         array.wait_to_read()
 
 
-def _of_numpy(arrays: Sequence[mx.nd.NDArray], op: str) -> Candidate:
+def _of_numpy(collective: str, arrays: Sequence[mx.nd.NDArray], op: str) -> Candidate:
     """NumPy on the arrays' memory; one half of a large array on a second thread."""
-    small = memory.num_bytes(arrays[0]) < NUMPY_MIN_BYTES
-    parts = partition.slices(arrays[0].size, 1 if small else NUMPY_THREADS)
-    views: list[np.ndarray] = []
+    num_threads = 1 if memory.num_bytes(arrays[0]) < NUMPY_MIN_BYTES else NUMPY_THREADS
+    tasks: list[list] = [[] for _ in range(num_threads)]
 
     def prepare() -> None:
         mx.nd.waitall()
-        views[:] = [memory.view(array) for array in arrays]
+        views = [memory.view(array) for array in arrays]
+        for task in tasks:
+            task.clear()
+        for part, *devices_of in moves(collective, len(views), views[0].size):
+            for task, share in zip(tasks, partition.slices(part.stop - part.start, num_threads)):
+                task.append([[views[i][part][share] for i in each] for each in devices_of])
 
     def run() -> None:
-        first, *rest = ([view[part] for view in views] for part in parts)
-        running = [_pool().submit(_sum_blocks, part, op) for part in rest]
-        _sum_blocks(first, op)
+        running = [_pool().submit(_sum_blocks, task, op) for task in tasks[1:]]
+        _sum_blocks(tasks[0], op)
         for future in running:
             future.result()
 
@@ -405,12 +464,14 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max(1, NUMPY_THREADS - 1))
 
 
-def _sum_blocks(views: Sequence[np.ndarray], op: str) -> None:
-    for start in range(0, views[0].size, NUMPY_BLOCK):
-        total, *rest = (view[start : start + NUMPY_BLOCK] for view in views)
-        for block in rest:
-            COMBINE[op](total, block, out=total)
-        if op == "mean":
-            total /= len(views)
-        for block in rest:
-            np.copyto(block, total)
+def _sum_blocks(task: Sequence[tuple[Sequence[np.ndarray], ...]], op: str) -> None:
+    for added, copies in task:
+        for start in range(0, added[0].size, NUMPY_BLOCK):
+            block = slice(start, start + NUMPY_BLOCK)
+            total = added[0][block]
+            for view in added[1:]:
+                COMBINE[op](total, view[block], out=total)
+            if op == "mean":
+                total /= len(added)
+            for view in copies:
+                np.copyto(view[block], total)

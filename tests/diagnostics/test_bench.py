@@ -11,8 +11,7 @@ import pytest
 
 from gluonpar import collectives
 from gluonpar.diagnostics import bench
-from gluonpar.diagnostics.bench import Result, Setting
-from gluonpar.diagnostics.harness import Samples
+from gluonpar.diagnostics.bench import Setting
 from gluonpar.plans import registry
 from gluonpar.plans.algorithms import star
 
@@ -36,7 +35,8 @@ def planted():
 
 def table(out):
     """Return the rows as lists of cells; names may contain a space."""
-    names = sorted([*collectives.ALGORITHMS, "mxnet device", "mxnet local", "numpy"], key=len)
+    others = ["gluonpar", "mxnet device", "mxnet local", "numpy"]
+    names = sorted([*collectives.ALGORITHMS, *others], key=len)
     rows = []
     for line in out:
         name = next((n for n in reversed(names) if f" {n} " in line), None)
@@ -50,11 +50,46 @@ def on_cpus(k, **more):
     return Setting([mx.cpu(i) for i in range(k)], **more)
 
 
-def test_busbw_is_algbw_times_2_k_minus_1_over_k():
-    for k in (1, 2, 4, 8):
-        row = Result("a", 4_000_000, 1_000_000, k, Samples((0.002,)))
-        assert row.algbw == pytest.approx(2.0)
-        assert row.busbw == pytest.approx(2.0 * 2 * (k - 1) / k)
+@pytest.mark.parametrize(
+    ("collective", "factor"),  # on four devices, by nccl-tests' doc/PERFORMANCE.md
+    [
+        ("allreduce", 1.5),
+        ("broadcast", 1),
+        ("reduce", 1),
+        ("reduce_scatter", 0.75),
+        ("all_gather", 0.75),
+    ],
+)
+@pytest.mark.parametrize("options", [[], ["--dtype", "float16", "--op", "mean"]])
+def test_every_collective_is_right_and_has_its_factor(
+    command, tmp_path, collective, factor, options
+):
+    options = options if collective in bench.ADDING else options[:2]
+    path = tmp_path / "bench.json"
+    to_measure = ("--collective", collective, "--num-gpus", 4, *options)
+    code, out, err = command(*ON_CPU, *to_measure, "--json", path)
+    assert code == 0
+    rows = json.loads(path.read_text())["rows"]
+    assert len(rows) == len(table(out)) >= 4
+    for row in rows:
+        assert row["wrong"] == 0
+        assert row["algbw"] == pytest.approx(row["num_bytes"] / row["median_seconds"] / 1e9)
+        assert row["busbw"] == pytest.approx(row["algbw"] * factor)
+
+
+@pytest.mark.parametrize("collective", bench.COLLECTIVES[1:])
+def test_a_collective_that_leaves_out_a_device_is_reported(command, monkeypatch, collective):
+    function = getattr(collectives, collective)
+
+    def without_the_last(data, **options):
+        function(data[:-1], **options)
+
+    monkeypatch.setattr(collectives, collective, without_the_last)
+    code, out, err = command(*ON_CPU, "--collective", collective, "--num-gpus", 3)
+    assert code == 1
+    wrong = {row[2]: int(row[-1]) for row in table(out)}
+    assert wrong["gluonpar"] > 0 and wrong["numpy"] == 0
+    assert "gluonpar at 4096 bytes" in err[-1]
 
 
 @pytest.mark.parametrize("dtype", bench.DTYPES)
@@ -90,12 +125,13 @@ def test_all_candidates_are_right_and_those_without_the_op_are_left_out(op, k):
     assert {row.name: row.wrong for row in rows} == dict.fromkeys(supported, 0)
 
 
-def test_numpy_sums_large_arrays_on_threads(monkeypatch):
+@pytest.mark.parametrize("collective", bench.COLLECTIVES)
+def test_numpy_sums_large_arrays_on_threads(monkeypatch, collective):
     monkeypatch.setattr(bench, "NUMPY_MIN_BYTES", 0)
     monkeypatch.setattr(bench, "NUMPY_THREADS", 2)
     monkeypatch.setattr(bench, "NUMPY_BLOCK", 100)
-    setting = on_cpus(3, rounds=1)
-    makers = {"numpy": bench.makers(setting.ctx, [])["numpy"]}
+    setting = on_cpus(3, rounds=1, collective=collective)
+    makers = {"numpy": bench.makers(setting.ctx, [], collective)["numpy"]}
     assert [row.wrong for row in bench.measure_size(makers, setting, 1001)] == [0]
 
 
@@ -207,6 +243,8 @@ def test_plot(command, tmp_path):
         (("--num-gpus", "1"), "one device has nothing to exchange"),
         (("--algorithms", "ring,nope"), "'nope'; choose from star, "),
         (("--op", "mean", "--dtype", "int8"), "int8"),
+        (("--collective", "reduce", "--algorithms", "ring"), "--algorithms are those of allreduce"),
+        (("--collective", "broadcast", "--op", "max"), "broadcast adds nothing"),
         (("--plot", "/nowhere/to/be/found.png"), "/nowhere/to/be/found.png"),
         (("--plot", "bench.txt"), "bench.txt"),
         (("--json", "/nowhere/to/be/found.json"), "cannot write /nowhere/to/be/found.json"),
