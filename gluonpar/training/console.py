@@ -74,6 +74,16 @@ class Console:
         if self._bar is not None:
             self._bar.set_postfix_str(f"loss {loss:.3f}")
 
+    @contextlib.contextmanager
+    def evaluating(self, epoch: int, num_images: int) -> Iterator[None]:
+        """Show on a terminal that ``num_images`` are evaluated, until the block ends."""
+        from tqdm import tqdm
+
+        title = f"epoch {epoch}, evaluating {num_images} test images"
+        options = {"leave": False, "file": self.err, "disable": not self.err.isatty()}
+        with tqdm(desc=title, bar_format="{desc}", **options):
+            yield
+
     def epoch(self, results: Epoch, show_lr: bool = False) -> None:
         """Print one epoch's results, with the learning rate if ``show_lr``."""
         lr = f", lr {results.lr:.3g}" if show_lr else ""

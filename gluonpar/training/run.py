@@ -303,7 +303,8 @@ class Run:
     def _finish_epoch(self, seconds: float, loss: float) -> None:
         """Evaluate; print, save, plot and trace the epoch's results."""
         config, epoch = self.configuration, self.progress.epoch
-        accuracy = self.workload.accuracy(self.data.test_images, self.data.test_labels)
+        with self.console.evaluating(epoch, len(self.data.test_labels)):
+            accuracy = self.workload.accuracy(self.data.test_images, self.data.test_labels)
         lr = self.schedule(epoch * self.num_batches)
         results = Epoch(epoch, seconds, loss, accuracy, self.num_samples / seconds, lr)
         self.history.epochs.append(results)

@@ -65,6 +65,15 @@ def test_on_a_terminal_there_is_a_bar_on_err_only():
     assert console.out.getvalue() == "a\nb\nc\n"
 
 
+def test_an_evaluation_is_announced_on_a_terminal_and_then_cleared(console):
+    terminal = Console(io.StringIO(), Terminal())
+    with terminal.evaluating(3, 10000), console.evaluating(3, 10000):
+        during = terminal.err.getvalue()
+        assert "epoch 3" in during and "10000 test images" in during
+    assert not terminal.err.getvalue().rsplit("\r", 2)[1].strip()
+    assert terminal.out.getvalue() + console.out.getvalue() + console.err.getvalue() == ""
+
+
 def test_the_bar_of_a_resumed_epoch_begins_with_the_batches_done():
     console = Console(io.StringIO(), Terminal())
     assert list(console.batches(iter("bc"), total=3, batch_size=10, epoch=7, done=1)) == ["b", "c"]
