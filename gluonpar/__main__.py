@@ -62,8 +62,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="\n".join([about, "", "commands:", *lines, "", hint]),
     )
     parser.add_argument("--version", action="version", version=f"gluonpar {__version__}")
-    if argv and not argv[0].startswith("-"):
-        parser.error(f"there is no command {argv[0]!r}{did_you_mean(argv[0], COMMANDS)}")
+    options = ("-h", "--help", "--version")
+    if argv and argv[0] not in options:
+        meant = did_you_mean(argv[0], [*COMMANDS, *options])
+        remedy = meant or f"; start with one of {', '.join(COMMANDS)}"
+        parser.error(f"there is no command {argv[0]!r}{remedy}")
     parser.parse_args(argv)
     parser.print_help()
     return 0

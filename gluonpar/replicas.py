@@ -95,8 +95,11 @@ def get_params(
     equally often; inside ``gluonpar.cluster.local()`` each has its own.
     Gradients start at zero and are overwritten by every backward (``grad_req='write'``). Parameters
     whose indices are in ``frozen``, such as the running statistics of batch normalisation, have no
-    gradient and are not updated. From ``get_params`` in Dive into Deep Learning, 13.5.3.
+    gradient and are not updated. Raises TypeError unless ``ctx`` is a context. From ``get_params``
+    in Dive into Deep Learning, 13.5.3.
     """
+    if not isinstance(ctx, mx.Context):
+        raise TypeError(f"ctx must be an mx.Context, such as mx.cpu(0), got {ctx!r}")
     replica = copy(params, ctx, frozen)
     if cluster.spans():
         cluster.broadcast(list(replica), name="broadcast by get_params")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import io
 import pathlib
 import time
@@ -15,6 +16,7 @@ import numpy as np
 
 from gluonpar import cluster, collectives, metrics
 from gluonpar.checkpoint import files
+from gluonpar.install.options import did_you_mean
 from gluonpar.install.version import __version__
 from gluonpar.plans import partition
 from gluonpar.runtime import determinism, devices, peers, threads
@@ -419,10 +421,15 @@ def train(
 
     Prints what ``gluonpar train`` prints unless ``verbose`` is False.
 
-    Raises ValueError for options that are not allowed or cannot be met, FileNotFoundError if the
+    Raises ValueError for values that are not allowed or cannot be met, TypeError for options that
+    do not exist, FileNotFoundError if the
     data are not found, and metrics.DivergedError if the loss is not finite. After ``train`` in Dive
     into Deep Learning, 13.5.7.
     """
+    names = [field.name for field in dataclasses.fields(Configuration)]
+    for name in options:
+        if name not in names:
+            raise TypeError(f"train has no option {name!r}{did_you_mean(name, names)}")
     console = Console() if verbose else Console(io.StringIO(), io.StringIO())
     configuration = Configuration(num_gpus, batch_size, lr, num_epochs, **options)
     return Run(configuration, console, on_epoch).train()

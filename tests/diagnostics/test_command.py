@@ -66,6 +66,7 @@ def test_what_needs_no_mxnet_does_not_import_it_and_the_others_say_what_to_do(wi
     for arguments, prefix, meant in (
         (("trian",), form, "did you mean train?"),
         (("--versoin",), form, "did you mean --version?"),
+        (("--num-gpus=2",), form, "start with one of train, bench,"),
         (("doctor", "--jsn"), f"{form} doctor", "did you mean --json?"),
         (("doctor", "--frob"), f"{form} doctor", "--frob\n"),
     ):

@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import re
 
 import mxnet as mx
 import numpy as np
@@ -72,6 +73,14 @@ def on(*ids):
 def test_replicas_that_do_not_fit_are_refused_with_their_values(device_params, words):
     with pytest.raises(ValueError, match=words):
         replicas.check(device_params(), [device(0), device(1)])
+
+
+@pytest.mark.parametrize("ctx", [1, "cpu(0)", [device(0), device(1)]])
+def test_copies_are_on_a_context(ctx):
+    with pytest.raises(
+        TypeError, match=re.escape(f"ctx must be an mx.Context, such as mx.cpu(0), got {ctx!r}")
+    ):
+        get_params(originals(), ctx)
 
 
 @settings(max_examples=60, deadline=None)

@@ -28,6 +28,11 @@ def bits(history):
     return [param.asnumpy().tobytes() for param in history.params]
 
 
+def test_an_option_that_does_not_exist_is_named_with_the_one_that_was_meant():
+    with pytest.raises(TypeError, match="'epochs'; did you mean num_epochs?"):
+        train(epochs=1)
+
+
 @pytest.fixture(scope="module")
 def two_devices():
     return train(2)
