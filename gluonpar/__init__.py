@@ -12,7 +12,7 @@ from gluonpar.install import startup
 
 try:
     startup.start()
-except (ImportError, KeyboardInterrupt) as error:
+except ImportError as error:
     code = entry.exit_code(error)  # of the command; None in other programs
     if code is None:
         raise

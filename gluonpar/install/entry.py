@@ -33,9 +33,12 @@ def skip_init(*packages: str) -> None:
 def without_mxnet() -> bool:
     """Return whether this process is the command ``gluonpar``, and its arguments need no MXNet.
 
-    Then the current folder is removed from ``sys.path``: its files could shadow modules.
+    Then the current folder is removed from ``sys.path``: its files could shadow modules. For the
+    other commands, Ctrl-C ends the imports without a traceback.
     """
     name = command(sys.argv, _command_line())
+    if name in NEED_MXNET:
+        sys.excepthook = _without_interrupts
     if name is None or name in NEED_MXNET:
         if name == "verify" and not any(word.startswith("--r") for word in sys.argv):
             # On GPUs of compute capability 8.0 and later cuBLAS and cuDNN may round the factors of
@@ -51,7 +54,13 @@ def without_mxnet() -> bool:
     return True
 
 
-def exit_code(error: BaseException) -> int | None:
+def _without_interrupts(kind, error, traceback) -> None:
+    """Print an exception that ends the process, but no Ctrl-C, which came during an import."""
+    if not issubclass(kind, KeyboardInterrupt):
+        sys.__excepthook__(kind, error, traceback)
+
+
+def exit_code(error: ImportError) -> int | None:
     """Print in one line why MXNet cannot be imported, and return the command's exit code.
 
     None, with nothing printed, if this process is another program.
@@ -59,8 +68,6 @@ def exit_code(error: BaseException) -> int | None:
     name = command(sys.argv, _command_line())
     if name is None:
         return None
-    if isinstance(error, KeyboardInterrupt):
-        return INTERRUPTED
     print(f"{program()} {name}: error: {error}", file=sys.stderr)
     return BAD_REQUEST
 

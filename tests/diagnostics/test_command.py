@@ -1,6 +1,7 @@
 """The command gluonpar: its list, its names in messages, and what does without MXNet."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -84,6 +85,20 @@ def test_another_program_gets_the_exception(without_mxnet, tmp_path):
     (tmp_path / "program.py").write_text("import gluonpar")
     done = without_mxnet(tmp_path / "program.py", "doctor")
     assert done.returncode == 1 and "ImportError: numpy is broken" in done.stderr
+
+
+@pytest.mark.parametrize("module", ["mxnet", "gluonpar.gluon"])
+def test_ctrl_c_during_an_import_prints_nothing_unless_in_another_program(tmp_path, module):
+    """The process ends by the signal, which a shell shows as exit code 130."""
+    finder = "import sys\nclass Interrupt:\n    def find_spec(name, *_):\n"
+    finder += f"        if name == {module!r}:\n            raise KeyboardInterrupt\n"
+    finder += "sys.meta_path.insert(0, Interrupt)\n"
+    for name, program in (("gluonpar", CONSOLE_SCRIPT), ("program.py", "import gluonpar\n")):
+        (tmp_path / name).write_text(finder + program)
+        command = [sys.executable, tmp_path / name, "train"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert done.returncode == -signal.SIGINT
+        assert ("Traceback" in done.stderr) == (name == "program.py")
 
 
 def test_ctrl_c_is_one_line_and_exit_code_130(monkeypatch, capsys):
