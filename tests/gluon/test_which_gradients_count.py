@@ -133,6 +133,23 @@ def reversed_devices(ctx, make, how):
     return [net]
 
 
+def used_by_one_device(ctx, make, how):
+    """A layer that only the last device used in a batch that is skipped, before a batch of one."""
+    often, rarely = dense("often_", ctx, 1, 1), dense("rarely_", ctx, 2, 1)
+    params = often.collect_params()
+    params.update(rarely.collect_params())
+    trainer = make(params, "sgd", {"learning_rate": 0.1})
+    for batch in samples((8, 1, 8, 1)):
+        shards = gluonpar.split_and_load(batch, ctx)
+        with autograd.record():
+            losses = [often(x) ** 2 for x in shards]
+            losses[-1] = losses[-1] + rarely(shards[-1])
+        backward(losses, how)
+        if len(batch) == 1:
+            trainer.step(1)
+    return [often, rarely]
+
+
 def made_late(ctx, make, how):
     """The Trainer is made after a batch that is not used."""
     net = dense("net_", ctx, 1, 1)
@@ -156,7 +173,7 @@ def adds(ctx, make, how):
     return [net]
 
 
-PROGRAMS = [gan, skips, halves, overwritten, reversed_devices, made_late, adds]
+PROGRAMS = [gan, skips, halves, overwritten, reversed_devices, used_by_one_device, made_late, adds]
 
 
 @pytest.mark.parametrize("how", ["one pass", "a pass each"])
