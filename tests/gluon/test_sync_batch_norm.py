@@ -5,8 +5,6 @@ import functools
 import gc
 import os
 import pathlib
-import subprocess
-import sys
 
 import mxnet as mx
 import numpy as np
@@ -14,7 +12,7 @@ import pytest
 from contexts import contexts, device
 from mxnet import autograd, gluon, npx
 from mxnet.gluon import nn
-from processes import run_python
+from processes import end_python, run_python
 
 from gluonpar import split_and_load
 from gluonpar.gluon.device_sums import DeviceSums
@@ -456,12 +454,9 @@ def test_no_device_is_queued_behind_another_that_waits_for_it(hybridized):
 @pytest.mark.parametrize("pool", [1, 4, 64])
 def test_random_networks_train_whatever_the_pool(pool):
     seconds = float(os.environ.get("GLUONPAR_STRESS_SECONDS", "60")) / 3
-    env = {**os.environ, "MXNET_CPU_TEMP_COPY": str(pool)}
-    done = subprocess.run(
-        [sys.executable, STRESS, str(seconds), str(pool)], env=env, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    print(f"pool {pool}: {done.stdout}")
+    setting = {"MXNET_CPU_TEMP_COPY": str(pool)}
+    printed = run_python(STRESS.read_text(), seconds, pool, seconds=seconds + 600, **setting)
+    print(f"pool {pool}: {printed}")
 
 
 @on_cpu
@@ -477,9 +472,7 @@ def task(x):
         return layer(x)
 gluonpar.run_tasks(task, X, ctx)
 """
-    env = {**os.environ, "MXNET_ENGINE_TYPE": "NaiveEngine"}
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    done = end_python(program, MXNET_ENGINE_TYPE="NaiveEngine")
     assert done.stdout == "[(2, 1), (2, 1)]\n"
     assert done.returncode == 1 and "unset MXNET_ENGINE_TYPE" in done.stderr
 
