@@ -1,8 +1,5 @@
 """What tests/gpu_sim does with tools/cuda_sim: count a call's operations, run a program."""
 
-import os
-import sys
-
 import cuda_sim
 import mxnet as mx
 from processes import run_python
@@ -22,8 +19,5 @@ def run(program, *arguments, num_gpus=2, variables=None, **options):
 
     It can import the modules of tests/support.
     """
-    simulated = {
-        **cuda_sim.environment(num_gpus, **options),
-        "PYTHONPATH": os.pathsep.join(sys.path),
-    }
+    simulated = cuda_sim.environment(num_gpus, **options)
     return run_python(program, *arguments, **{**simulated, **(variables or {})})
