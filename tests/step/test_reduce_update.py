@@ -54,19 +54,23 @@ def test_every_copy_is_updated_by_the_exact_sum(k, dtype, shape):
     assert all(np.dtype(param.dtype) == dtype and param.shape == shape for param in params)
 
 
-def test_float16_is_summed_in_float32():
-    """1000 and eight times 0.2: a sum in float16 loses each of the small ones."""
-    values = np.array([[1000.0], *[[0.2]] * 8], "float16")
+@pytest.mark.parametrize(
+    ("dtype", "small", "sum_dtype"), [("float16", 0.2, "float32"), ("float64", 2**-40, "float64")]
+)
+def test_float16_is_summed_in_float32_and_float64_in_its_own_precision(dtype, small, sum_dtype):
+    """1000 and eight small numbers: a sum in the narrower dtype loses each of them."""
+    values = np.array([[1000.0], *[[small]] * 8], dtype)
     seen = []
 
     def update(total, param):
         seen.append((total.dtype, float(total[0])))
         param[:] = 0
 
-    params = copies(9, np.ones(1, "float16"))
+    params = copies(9, np.ones(1, dtype))
     optim.update_on_host([Item(place(values), params, update)])
     assert_everywhere(params, [0])
-    assert seen == [(np.float32, pytest.approx(values.astype("float64").sum(), rel=1e-6))]
+    exact = values.astype("float64").sum()
+    assert seen == [(sum_dtype, pytest.approx(exact, rel=2 * np.finfo(sum_dtype).eps))]
 
 
 @pytest.mark.parametrize("k", [1, 2, 4])
@@ -149,7 +153,7 @@ def test_it_does_not_wait_for_gradients_and_keeps_no_list_of_the_callers(monkeyp
     gate = threading.Event()
     grads, params = place(np.ones((2, 8), "float32")), copies(2, np.zeros(8, "float32"))
     engine.push(lambda: gate.wait(600), device(1), writes=[grads[1]])
-    given = Item(list(grads), params, exact_sgd)
+    given = Item(list(grads), list(params), exact_sgd)
     optim.update_on_host([given])
     for values in given[:2]:
         values.clear()
