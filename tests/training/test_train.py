@@ -2,7 +2,6 @@
 
 import io
 import json
-import re
 
 import mxnet as mx
 import numpy as np
@@ -14,7 +13,7 @@ from gluonpar.models import lenet
 from gluonpar.step import STEPS_IN_FLIGHT
 from gluonpar.training import Configuration, Console, Run
 from gluonpar.training.data import dataset
-from gluonpar.training.workloads import INIT_SCALE, LeNetWorkload
+from gluonpar.training.workloads import LeNetWorkload
 
 SMALL = {"batch_size": 32, "num_epochs": 1, "limit": 96}
 
@@ -66,19 +65,6 @@ def test_another_seed_differs(two_devices):
         assert one != other
 
 
-def test_every_weight_and_bias_moved(two_devices):
-    mx.random.seed(0)
-    start = lenet.init_lenet(INIT_SCALE)
-    for before, after in zip(start, two_devices.params):
-        assert not np.array_equal(before.asnumpy(), after.asnumpy()), before.shape
-
-
-def test_the_number_of_devices_changes_nothing_but_rounding(two_devices):
-    one_device = train(1)
-    for one, two in zip(one_device.params, two_devices.params):
-        np.testing.assert_allclose(one.asnumpy(), two.asnumpy(), rtol=1e-3, atol=1e-5)
-
-
 def test_the_loss_falls_and_the_accuracy_rises_far_above_chance(learned):
     losses = [epoch.loss for epoch in learned.epochs]
     assert losses[-1] < losses[0] - 0.5
@@ -96,14 +82,14 @@ def test_the_historys_parameters_reach_its_accuracy(learned):
 @pytest.fixture
 def sizes(monkeypatch):
     """The shards' sizes of each batch that is trained."""
-    found, add = [], metrics.LossMeter.add
+    of_batches, add = [], metrics.LossMeter.add
 
     def noting(self, losses, params):
-        found.append([loss.size for loss in losses])
+        of_batches.append([loss.size for loss in losses])
         add(self, losses, params)
 
     monkeypatch.setattr(metrics.LossMeter, "add", noting)
-    return found
+    return of_batches
 
 
 def test_a_batch_that_the_devices_do_not_divide_loses_no_sample(sizes):
@@ -114,14 +100,6 @@ def test_a_batch_that_the_devices_do_not_divide_loses_no_sample(sizes):
 def test_a_smaller_batch_is_divided_by_its_own_size():
     smaller, whole = (train(2, batch_size=size, limit=5) for size in (32, 5))
     assert bits(smaller) == bits(whole)
-
-
-def test_divergence_names_epoch_batch_and_learning_rate():
-    with pytest.raises(metrics.DivergedError) as caught:
-        train(2, lr=1e10, batch_size=16, limit=96)
-    found = re.search(r"batch (\d) of 6, epoch 1, with lr=1e\+10 and .* 16;", str(caught.value))
-    assert 2 <= int(found.group(1)) <= 6
-    assert "1e+09" in str(caught.value)
 
 
 def test_divergence_in_a_later_epoch_names_that_epoch(monkeypatch):
