@@ -100,6 +100,18 @@ def bits(params):
     return [array.asnumpy().tobytes() for group in arrays for array in group]
 
 
+def training_state(trainer):
+    """All that loading states may change: states, numbers, update counts and schedule."""
+    optimizer, states = trainer.optimizer, trainer._updater.states
+    arrays = {}
+    for i, state in states.items():
+        parts = state if isinstance(state, (tuple, list)) else [state]
+        arrays[i] = [part.asnumpy().tobytes() for part in parts if part is not None]
+    numbers = {k: v for k, v in vars(optimizer).items() if isinstance(v, (int, float))}
+    schedule = {**vars(optimizer.lr_scheduler)} if optimizer.lr_scheduler else None
+    return arrays, numbers, dict(optimizer._index_update_count), schedule
+
+
 def assert_as_one(net, want, rtol=1e-5):
     """Replicas have the same bits, and are what ``want`` says to ``rtol`` of its largest value."""
     for param, value in zip(net.collect_params().values(), want):
