@@ -53,7 +53,7 @@ def choose(library_folder, **environment):
 def test_a_usable_gpu_means_cu112_and_none_means_cpu(tmp_path, gpus, setup, expected, words):
     build_libcuda(tmp_path, gpus, **setup)
     extra, reason = choose(tmp_path, CUDA_VISIBLE_DEVICES="-1")
-    assert extra == expected and all(text in reason for text in words)
+    assert extra == expected and all(word in reason for word in words)
 
 
 @pytest.mark.parametrize("gpus", [(T4, H200), (H200, T4)])

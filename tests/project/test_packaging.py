@@ -75,8 +75,8 @@ def wheel(sdist, tmp_path_factory):
 def test_the_sdist_holds_every_file_of_the_project(tree, sdist):
     packed = {str(path.relative_to(sdist)) for path in sdist.rglob("*") if path.is_file()}
     assert tree[1] - packed == set()
-    others = {name for name in packed - tree[1] if not name.startswith("gluonpar.egg-info/")}
-    assert others == {"PKG-INFO", "setup.cfg"}
+    added = {name for name in packed - tree[1] if not name.startswith("gluonpar.egg-info/")}
+    assert added == {"PKG-INFO", "setup.cfg"}
 
 
 @pytest.mark.slow

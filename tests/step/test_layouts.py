@@ -110,8 +110,8 @@ def test_training_after_each_prediction_is_training_alone(way, algorithm):
 
     alone = train(False)
     assert all((value != before).any() for value, before in zip(alone[0], start()))
-    for mine, others in zip(train(True), alone):
-        for a, b in zip(mine, others):
+    for mine, theirs in zip(train(True), alone):
+        for a, b in zip(mine, theirs):
             np.testing.assert_array_equal(a, b)
 
 
@@ -186,8 +186,8 @@ def test_a_gluon_network_trained_after_predicting_is_trained_alone(hybridize, op
 
     alone = train(False)
     assert all((value != before).any() for value, before in zip(alone[0], start()))
-    for mine, others in zip(train(True), alone):
-        for a, b in zip(mine, others):
+    for mine, theirs in zip(train(True), alone):
+        for a, b in zip(mine, theirs):
             np.testing.assert_array_equal(a, b)
 
 
