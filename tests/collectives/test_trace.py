@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from gluonpar.collectives import ALGORITHMS, Trace, trace
+from gluonpar.collectives import ALGORITHMS, trace
 from gluonpar.plans import plan
 
 PLANS = [name for name, algorithm in ALGORITHMS.items() if algorithm.plan is not None]
@@ -88,12 +88,6 @@ class TestPicture:
                 where = [{i for i, cell in enumerate(cells) if inside(v, cell)} for v in values]
                 assert all(len(of_one) == 1 for of_one in where)
                 assert set().union(*where) == {i for i, all_ in enumerate(expected) if part in all_}
-
-    def test_a_copy_removes_the_receiver_s_values_from_its_cell(self):
-        broadcast = Trace("broadcast", 2, (plan.Hop(0, 0, 1, 0, reduce=False),))
-        shapes = {patch.get_gid(): patch for patch in broadcast.draw().axes[0].patches}
-        assert len(boxes(shapes["values-1-0"])) == 2
-        assert "values-0-1" in shapes and "values-1-1" not in shapes
 
     def test_drawn_again_it_has_the_same_bytes_and_no_date(self, tmp_path):
         first, second = tmp_path / "1.svg", tmp_path / "2.svg"

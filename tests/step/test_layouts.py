@@ -11,7 +11,6 @@ from contexts import device
 from gluon_runs import STATIC
 from mxnet import autograd
 from mxnet.gluon import nn
-from processes import end_python
 
 import gluonpar
 from gluonpar import replicas
@@ -189,41 +188,6 @@ def test_a_gluon_network_trained_after_predicting_is_trained_alone(hybridize, op
     for mine, theirs in zip(train(True), alone):
         for a, b in zip(mine, theirs):
             np.testing.assert_array_equal(a, b)
-
-
-def views_of_one_array(params, ctx):
-    """The bug: a device's parameters end to end in one array, and they are views of it."""
-    flat = mx.nd.concat(*[param.reshape(-1) for param in params], dim=0).copyto(ctx)
-    views, begin = [], 0
-    for param in params:
-        views.append(flat[begin : begin + param.size].reshape(param.shape))
-        views[-1].attach_grad()
-        begin += param.size
-    assert {memory.chunk(view) for view in views} == {memory.chunk(flat)}
-    return views
-
-
-# In a process of its own, because it writes where it should not.
-VIEWS = """
-import sys, gluonpar
-import test_layouts as t
-device_params = t.make_replicas(t.views_of_one_array if sys.argv[1] == "views" else t.as_lists)
-t.assert_bits(device_params, t.start())
-print("as given", flush=True)
-t.predict(t.MODELS[sys.argv[2]], device_params)
-t.assert_bits(device_params, t.start())
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("way", MODELS)
-def test_weights_that_are_views_of_one_array_would_be_damaged(way):
-    """The process dies, or the values are not what they were; with arrays of their own, neither."""
-    right, wrong = (end_python(VIEWS, kind, way) for kind in ("arrays", "views"))
-    assert right.returncode == 0, right.stderr
-    assert right.stdout == wrong.stdout == "as given\n"
-    damaged = "Arrays are not equal" in wrong.stderr and "assert_bits" in wrong.stderr
-    assert wrong.returncode < 0 or (wrong.returncode == 1 and damaged), wrong.stderr
 
 
 @pytest.mark.parametrize("num_devices", [1, 2])
