@@ -164,11 +164,12 @@ def test_states_follow_the_device_that_updates():
     """step() updates a parameter on its owner, update() on the first device."""
     params = params_for()
     trainer = Trainer(params, "adam", {"learning_rate": 0.5})
-    for number, grads in enumerate(GRADS):
+    programs = (("step", contexts(2)), ("two halves", contexts(1)), ("step", contexts(2)))
+    for (program, where), grads in zip(programs, GRADS):
         give_grads(params, grads)
-        PROGRAMS["two halves" if number == 1 else "step"](trainer, params)
-    state = trainer._updater.states
-    assert {state[i][0].context for i in state} == set(contexts(2))
+        PROGRAMS[program](trainer, params)
+        states = trainer._updater.states
+        assert {state[0].context for state in states.values()} == set(where)
 
 
 def test_the_first_step_copies_running_statistics_and_values_of_the_first_device():
