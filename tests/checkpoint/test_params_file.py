@@ -1,12 +1,11 @@
 """params_file: MXNet and Gluon read the .params files, which are written whole or not at all."""
 
 import os
-import subprocess
-import sys
 
 import mxnet as mx
 import pytest
 from contexts import device
+from processes import run_python
 
 from gluonpar.checkpoint import params_file
 from gluonpar.models import lenet, resnet
@@ -56,13 +55,7 @@ def test_a_full_disk_is_an_oserror_and_keeps_the_earlier_file(tmp_path):
     """MXNet buffers small files, and does not notice when flushing the buffer fails."""
     path = tmp_path / "a.params"
     params_file.save_params(path, params())
-    done = subprocess.run(
-        [sys.executable, "-c", FULL, str(path)],
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert (done.returncode, done.stdout.count(str(path))) == (0, 2), done.stderr
+    assert run_python(FULL, path).count(str(path)) == 2
     assert_holds(path, params())
     assert os.listdir(tmp_path) == ["a.params"]
 

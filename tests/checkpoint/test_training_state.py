@@ -3,6 +3,7 @@
 import re
 import sys
 
+import gluon_runs as runs
 import mxnet as mx
 import numpy as np
 import pytest
@@ -89,8 +90,8 @@ def test_lists_of_parameters_can_be_loaded_on_another_number_of_devices(tmp_path
 def test_the_format_is_npz_with_a_json_header(saved):
     """What other programs may read, and later versions have to: keys, numbers and order."""
     path, net, _, _ = saved
-    with np.load(path, allow_pickle=False) as found:
-        assert found["0"].tobytes() == net[0].weight.list_data()[0].asnumpy().tobytes()
+    with np.load(path, allow_pickle=False) as file:
+        assert file["0"].tobytes() == net[0].weight.list_data()[0].asnumpy().tobytes()
     header, arrays = sealed_npz.unpack(path.read_bytes())
     assert [*header] == ["format", "gluonpar", "params", "optimizer", "rng", "notes"]
     assert [*header["optimizer"]] == [*("format", "params", "counts", "optimizer", "states")]
@@ -107,14 +108,14 @@ from gluonpar import cluster
 
 net = mx.gluon.nn.BatchNorm(in_channels=1)
 net.initialize(ctx=[mx.cpu(0), mx.cpu(1)])
-copies, own = net.running_mean.list_data(), [10 * cluster.rank() + i for i in (1, 2)]
-for copy, value in zip(copies, own):
+copies, values = net.running_mean.list_data(), [10 * cluster.rank() + i for i in (1, 2)]
+for copy, value in zip(copies, values):
     copy[:] = value
 gluonpar.save_checkpoint(sys.argv[1], net)
 for copy in copies:
     copy[:] = 0
 gluonpar.load_checkpoint(sys.argv[1], net)
-assert [copy.asscalar() for copy in copies] == own
+assert [copy.asscalar() for copy in copies] == values
 """
 
 
@@ -133,15 +134,9 @@ def test_each_device_of_each_process_gets_its_own_running_statistics(tmp_path):
 
 def everything(net, trainer, rng):
     """All that loading may change, as bytes."""
-    optimizer, states = trainer.optimizer, trainer._updater.states
-    found = [value.tobytes() for value in values(net)]
-    for i in sorted(states):
-        parts = states[i] if isinstance(states[i], (tuple, list)) else [states[i]]
-        found += [part.asnumpy().tobytes() for part in parts if part is not None]
-    numbers = {k: v for k, v in vars(optimizer).items() if isinstance(v, (int, float))}
-    schedule = vars(optimizer.lr_scheduler)
     kind, keys, *more = rng.get_state()
-    return found, numbers, dict(optimizer._index_update_count), {**schedule}, keys.tobytes(), more
+    bits = [value.tobytes() for value in values(net)]
+    return bits, runs.training_state(trainer), keys.tobytes(), more
 
 
 def assert_refused(path, words, net, trainer, rng):
@@ -197,14 +192,14 @@ WEIGHTS = [np.ones((3, 4), "f4"), np.ones((4, 3), "f8"), np.ones((4, 3), "S4")]
 
 
 @pytest.mark.parametrize(
-    ("what", "array"), [*(("rng", a) for a in KEYS), *(("0.weight", a) for a in WEIGHTS)]
+    ("name", "array"), [*(("rng", a) for a in KEYS), *(("0.weight", a) for a in WEIGHTS)]
 )
-def test_an_array_of_another_shape_dtype_or_content_is_refused(saved, what, array):
+def test_an_array_of_another_shape_dtype_or_content_is_refused(saved, name, array):
     path, *targets = saved
     header, arrays = sealed_npz.unpack(path.read_bytes())
-    arrays[header["rng"][1] if what == "rng" else 0] = array
+    arrays[header["rng"][1] if name == "rng" else 0] = array
     path.write_bytes(sealed_npz.pack(header, arrays))
-    assert_refused(path, "cannot be loaded" if what == "rng" else what, *targets)
+    assert_refused(path, "cannot be loaded" if name == "rng" else name, *targets)
 
 
 def test_another_optimizer_or_model_is_refused(saved):

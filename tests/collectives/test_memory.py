@@ -1,10 +1,8 @@
 """Memory does not grow with the number of shapes that were summed."""
 
-import subprocess
-import sys
-
 import pytest
 from contexts import algorithms
+from processes import run_python
 
 MB = 1e6
 PROGRAM = """
@@ -22,7 +20,5 @@ for i, size in enumerate(sizes, 1):
 @pytest.mark.cpu("the memory of CPU contexts is the process's")
 @pytest.mark.parametrize("algorithm", algorithms())
 def test_changing_shapes_keep_no_memory(algorithm):
-    command = [sys.executable, "-c", PROGRAM, algorithm]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    first, _, last = map(int, done.stdout.split())
+    first, _, last = map(int, run_python(PROGRAM, algorithm).split())
     assert last - first < 20 * MB  # 600 arrays of four devices are 480 MB

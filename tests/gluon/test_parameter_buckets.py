@@ -68,6 +68,6 @@ def test_buckets_hold_neighbouring_layers(monkeypatch):
     by_name = [params[name] for name in sorted(params)]
     give_grads(by_name, [[1, 1]] * 12)
     buckets = laid_out(by_name, list(params.values())).buckets(ignore_stale_grad=False)
-    found = [[by_name[copies.index] for copies in bucket.copies] for bucket in buckets]
+    layers = [[by_name[copies.index] for copies in bucket.copies] for bucket in buckets]
     in_turn = [layer.weight for layer in net][::-1]
-    assert found == [in_turn[i : i + 3] for i in (0, 3, 6, 9)]
+    assert layers == [in_turn[i : i + 3] for i in (0, 3, 6, 9)]

@@ -151,18 +151,18 @@ def test_two_devices_train_with_the_bits_of_gluon_trainer(name, hybridize):
     With ``wd`` but no momentum MXNet's operator for many parameters rounds differently from that
     for one, which ``gluon.Trainer`` uses for all neighbours of a sparse parameter.
     """
-    ctx, found = contexts(2), {}
+    ctx, results = contexts(2), {}
     for make in (stock, Trainer, lambda *given: stock(*given, kvstore="gluonpar")):
         net = bag(ctx, hybridize)
         start = net.embed.weight.data(ctx[0]).asnumpy()
         runs.train(net, make(net.collect_params(), optimizer(name)), batches(), ctx)
         copies = [runs.values(net, device) for device in (0, 1)]
-        for own, other in zip(*copies):
-            assert own.tobytes() == other.tobytes()
-        found[make] = [value.tobytes() for value in copies[0]]
+        for one, other in zip(*copies):
+            assert one.tobytes() == other.tobytes()
+        results[make] = [value.tobytes() for value in copies[0]]
         unused = copies[0][0][-4:].tobytes() == start[-4:].tobytes()
         assert unused == (name not in ("not lazy", "rmsprop", "ftrl"))
-    assert len({tuple(bits) for bits in found.values()}) == 1
+    assert len({tuple(bits) for bits in results.values()}) == 1
 
 
 @pytest.mark.parametrize("more", [{"compression": "fp16"}, {"algorithm": "ring"}], ids=str)
@@ -250,8 +250,8 @@ def test_clipping_counts_the_rows():
     norm = np.sqrt(sum((grad**2).sum() for grad in grads))
     np.testing.assert_allclose(trainer.clip_global_norm(0.5).asscalar(), norm, rtol=1e-6)
     for param, grad in zip(net.collect_params().values(), grads):
-        for own in param.list_grad():
-            np.testing.assert_allclose(own.asnumpy(), grad * 0.5 / norm, rtol=1e-5)
+        for clipped in param.list_grad():
+            np.testing.assert_allclose(clipped.asnumpy(), grad * 0.5 / norm, rtol=1e-5)
 
 
 def test_an_infinite_row_skips_the_step_everywhere():

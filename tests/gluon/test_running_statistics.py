@@ -59,8 +59,8 @@ def test_the_mean_of_large_statistics_does_not_overflow(world, dtype, value):
     layer.running_mean.cast(dtype)
     layer.running_mean.set_data(world.full((2,), value, dtype=dtype))
     average_statistics(layer)
-    for own in layer.running_mean.list_data():
-        np.testing.assert_allclose(own.asnumpy(), np.full((2,), value, dtype), rtol=1e-6)
+    for mean in layer.running_mean.list_data():
+        np.testing.assert_allclose(mean.asnumpy(), np.full((2,), value, dtype), rtol=1e-6)
 
 
 @pytest.mark.parametrize("root", range(K))
@@ -101,9 +101,9 @@ def test_names_of_symbol_blocks_are_known_too(net, tmp_path):
             out = block(mx.nd.array([[i], [i + 2.0]], ctx=c))
         out.backward()
     [mean] = [p for name, p in block.collect_params().items() if name.endswith("moving_mean")]
-    own = [array.asnumpy() for array in mean.list_data()]
-    assert own[0] != own[1]
-    want = np.mean(own, axis=0)
+    means = [array.asnumpy() for array in mean.list_data()]
+    assert means[0] != means[1]
+    want = np.mean(means, axis=0)
     average_statistics(block)
     for array in mean.list_data():
         np.testing.assert_allclose(array.asnumpy(), want, rtol=1e-6)

@@ -5,8 +5,6 @@ import functools
 import gc
 import os
 import pathlib
-import subprocess
-import sys
 
 import mxnet as mx
 import numpy as np
@@ -14,7 +12,7 @@ import pytest
 from contexts import contexts, device
 from mxnet import autograd, gluon, npx
 from mxnet.gluon import nn
-from processes import run_python
+from processes import end_python, run_python
 
 from gluonpar import split_and_load
 from gluonpar.gluon.device_sums import DeviceSums
@@ -102,16 +100,34 @@ def close(got, want, rtol=1e-5):
     assert np.linalg.norm(got - want) <= rtol * np.linalg.norm(want) + 1e-5
 
 
+@contextlib.contextmanager
+def numpy_semantics():
+    npx.set_np()
+    try:
+        yield
+    finally:
+        npx.reset_np()
+
+
 @pytest.mark.parametrize("hybridized", HYBRIDIZED)
-@pytest.mark.parametrize(("k", "n"), [(1, 5), (2, 12), (3, 12), (4, 12), (3, 11), (4, 5), (8, 9)])
-def test_k_devices_give_what_batch_norm_gives_on_the_whole_batch(tmp_path, k, n, hybridized):
+@pytest.mark.parametrize(
+    ("k", "n", "semantics"),
+    [
+        *((k, n, contextlib.nullcontext) for k, n in ((1, 5), (2, 12), (3, 11), (4, 5), (8, 9))),
+        (2, 6, numpy_semantics),
+    ],
+)
+def test_k_devices_give_what_batch_norm_gives_on_the_whole_batch(
+    tmp_path, k, n, semantics, hybridized
+):
     one, path = start(tmp_path)
-    many = network(SyncBatchNorm)
-    many.load_parameters(path, ctx=contexts(k))
-    if HYBRIDIZED[hybridized] is not None:
-        many.hybridize(**HYBRIDIZED[hybridized])
-    trained, grads, running, predicted = run(many, contexts(k), n)
     want_trained, want_grads, want_running, want_predicted = run(one, device(0), n)
+    with semantics():
+        many = network(SyncBatchNorm)
+        many.load_parameters(path, ctx=contexts(k))
+        if HYBRIDIZED[hybridized] is not None:
+            many.hybridize(**HYBRIDIZED[hybridized])
+        trained, grads, running, predicted = run(many, contexts(k), n)
     for got, want in zip(trained, want_trained):
         close(got, want)
     # A bias before a normalisation has gradient zero but for the rounding of large terms.
@@ -177,23 +193,6 @@ def test_large_values_cost_no_precision(values):
     normalised = np.concatenate([array.asnumpy() for array in out])[:, 0]
     assert normalised.dtype == values.dtype
     np.testing.assert_allclose(normalised, (np.arange(8) - 3.5) / np.arange(8).std(), rtol=1e-3)
-
-
-@pytest.mark.parametrize("hybridized", HYBRIDIZED)
-def test_the_numpy_world_gives_the_same(tmp_path, hybridized):
-    one, path = start(tmp_path)
-    want = run(one, device(0), 6)[0]
-    npx.set_np()
-    try:
-        many = network(SyncBatchNorm)
-        many.load_parameters(path, ctx=contexts(2))
-        if HYBRIDIZED[hybridized] is not None:
-            many.hybridize(**HYBRIDIZED[hybridized])
-        got = run(many, contexts(2), 6)[0]
-    finally:
-        npx.reset_np()
-    for ours, theirs in zip(got, want):
-        close(ours, theirs)
 
 
 def cubes(layer, X, Y):
@@ -422,8 +421,8 @@ def deep(num_blocks=4):
             super().__init__()
             self.norms = [SyncBatchNorm(timeout_seconds=600) for _ in range(2)]
             self.convolutions = [nn.Conv2D(2, 3, padding=1) for _ in range(2)]
-            for own in self.norms + self.convolutions:
-                self.register_child(own)
+            for layer in self.norms + self.convolutions:
+                self.register_child(layer)
 
         def hybrid_forward(self, F, x):
             one, other = (f(g(x)) for f, g in zip(self.norms, self.convolutions))
@@ -456,12 +455,9 @@ def test_no_device_is_queued_behind_another_that_waits_for_it(hybridized):
 @pytest.mark.parametrize("pool", [1, 4, 64])
 def test_random_networks_train_whatever_the_pool(pool):
     seconds = float(os.environ.get("GLUONPAR_STRESS_SECONDS", "60")) / 3
-    env = {**os.environ, "MXNET_CPU_TEMP_COPY": str(pool)}
-    done = subprocess.run(
-        [sys.executable, STRESS, str(seconds), str(pool)], env=env, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    print(f"pool {pool}: {done.stdout}")
+    setting = {"MXNET_CPU_TEMP_COPY": str(pool)}
+    printed = run_python(STRESS.read_text(), seconds, pool, seconds=seconds + 600, **setting)
+    print(f"pool {pool}: {printed}")
 
 
 @on_cpu
@@ -477,9 +473,7 @@ def task(x):
         return layer(x)
 gluonpar.run_tasks(task, X, ctx)
 """
-    env = {**os.environ, "MXNET_ENGINE_TYPE": "NaiveEngine"}
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    done = end_python(program, MXNET_ENGINE_TYPE="NaiveEngine")
     assert done.stdout == "[(2, 1), (2, 1)]\n"
     assert done.returncode == 1 and "unset MXNET_ENGINE_TYPE" in done.stderr
 

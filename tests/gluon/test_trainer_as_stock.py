@@ -90,12 +90,12 @@ def test_what_it_has_not_is_refused_with_what_to_write_instead(options, words):
 @pytest.mark.parametrize("clip", [None, 0.05])
 def test_sgd_on_two_devices_has_the_bits_of_gluon_trainer(momentum, wd, clip):
     options = {"learning_rate": 0.3, "momentum": momentum, "wd": wd, "clip_gradient": clip}
-    found = []
+    results = []
     for make in (Trainer, functools.partial(gluon.Trainer, update_on_kvstore=False)):
         net = runs.mlp(contexts(2))
         runs.train(net, make(net.collect_params(), "sgd", options), runs.batches(), contexts(2))
-        found.append([value.tobytes() for value in runs.values(net)])
-    assert found[0] == found[1]
+        results.append([value.tobytes() for value in runs.values(net)])
+    assert results[0] == results[1]
 
 
 def scaled(kind):
@@ -164,11 +164,12 @@ def test_states_follow_the_device_that_updates():
     """step() updates a parameter on its owner, update() on the first device."""
     params = params_for()
     trainer = Trainer(params, "adam", {"learning_rate": 0.5})
-    for number, grads in enumerate(GRADS):
+    programs = (("step", contexts(2)), ("two halves", contexts(1)), ("step", contexts(2)))
+    for (program, where), grads in zip(programs, GRADS):
         give_grads(params, grads)
-        PROGRAMS["two halves" if number == 1 else "step"](trainer, params)
-    state = trainer._updater.states
-    assert {state[i][0].context for i in state} == set(contexts(2))
+        PROGRAMS[program](trainer, params)
+        states = trainer._updater.states
+        assert {state[0].context for state in states.values()} == set(where)
 
 
 def test_the_first_step_copies_running_statistics_and_values_of_the_first_device():
@@ -184,8 +185,8 @@ def test_the_first_step_copies_running_statistics_and_values_of_the_first_device
                     out = norm(mx.nd.array([[1.0], [2.0 + i + step]], ctx=c)) ** 2
                 out.backward()
             trainer.step(4)
-            found = norm.collect_params().values()
-            results.append([[a.asscalar() for a in param.list_data()] for param in found])
+            params = norm.collect_params().values()
+            results.append([[a.asscalar() for a in param.list_data()] for param in params])
     for want, got in zip(results[:2], results[2:]):
         np.testing.assert_allclose(got, want, rtol=1e-5)
     assert len({*results[2][2]}) == 1 and len({*results[3][2]}) == 2

@@ -39,8 +39,8 @@ def test_ignore_stale_grad_leaves_what_was_not_used():
         give_grads(params, [[8.0, 16.0], [None, 32.0], [None, None]])
         trainer.step(1, ignore_stale_grad=True)
         for device in range(2):
-            found = [param.list_data()[device].asscalar() for param in params]
-            assert found == [1 - 24, 2 - 32, 4]
+            values = [param.list_data()[device].asscalar() for param in params]
+            assert values == [1 - 24, 2 - 32, 4]
         assert 2 not in trainer.optimizer._index_update_count
 
 
@@ -93,13 +93,6 @@ def test_a_step_without_backward_is_an_error(k):
     assert runs.values(net)[0].tobytes() == before[0]
 
 
-def test_dcasgd_with_a_momentum_which_fails_in_mxnet():
-    params = weights([[1.0]], 2)
-    with pytest.raises(ValueError, match="momentum must be 0 .* got 0.9"):
-        Trainer(params, "dcasgd", {"momentum": 0.9})
-    Trainer(params, "dcasgd")
-
-
 @pytest.mark.parametrize("max_norm", [0, -1.0, float("nan")])
 def test_a_maximum_norm_that_is_not_positive(max_norm):
     params = weights([[1.0]], 2)
@@ -125,46 +118,46 @@ def test_parameters_on_other_contexts_are_named():
     assert runs.bits([here, there]) == before
 
 
-def test_sparse_parameters_are_refused():
+def with_sparse_weights():
     embedding = gluon.contrib.nn.SparseEmbedding(4, 2)
     embedding.initialize(ctx=contexts(2))
-    with pytest.raises(ValueError, match="_weight must be dense.*got row_sparse with"):
-        Trainer(embedding.collect_params(), "sgd")
+    return embedding.collect_params()
+
+
+NO_PARAMETERS = "a list or dict of Parameters"
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("make", "options", "error", "words"),
     [
-        ({"algorithm": "magic"}, "ring.*got 'magic'"),
-        ({"compression": "2bit"}, "None or 'fp16', got '2bit'"),
+        *(
+            (lambda given=given: given, {}, ValueError, NO_PARAMETERS)
+            for given in (5, "text", None)
+        ),
+        *((lambda x=x: [x], {}, ValueError, NO_PARAMETERS) for x in (5, mx.nd.ones(1))),
+        (lambda: {"a": 5}, {}, ValueError, NO_PARAMETERS),
+        (lambda: weights([[1.0]], 1)[0], {}, ValueError, NO_PARAMETERS),
+        (lambda: weights([[1.0]], 2) * 2, {}, ValueError, "w0 is given more than once"),
+        (with_sparse_weights, {}, ValueError, "_weight must be dense.*got row_sparse with"),
+        (
+            lambda: [gluon.Parameter("w", shape=(1,))],
+            {},
+            RuntimeError,
+            "'w' has not been initialized",
+        ),
+        (lambda: weights([[1.0]], 2), {"algorithm": "magic"}, ValueError, "ring.*got 'magic'"),
+        (lambda: weights([[1.0]], 2), {"compression": "2bit"}, ValueError, "'fp16', got '2bit'"),
+        (
+            lambda: weights([[1.0]], 2),
+            {"optimizer": "dcasgd", "optimizer_params": {"momentum": 0.9}},
+            ValueError,
+            "momentum must be 0 .* got 0.9",
+        ),
     ],
 )
-def test_an_unknown_algorithm_or_compression_is_refused(options, words):
-    with pytest.raises(ValueError, match=words):
-        Trainer(weights([[1.0]], 2), "sgd", **options)
-
-
-@pytest.mark.parametrize("params", [5, "text", [5], [mx.nd.ones(1)], {"a": 5}, None])
-def test_params_that_are_not_parameters_are_refused(params):
-    with pytest.raises(ValueError, match="a list or dict of Parameters"):
-        Trainer(params, "sgd")
-
-
-def test_one_parameter_alone_is_not_a_list():
-    [param] = weights([[1.0]], 1)
-    with pytest.raises(ValueError, match="a list or dict of Parameters"):
-        Trainer(param, "sgd")
-
-
-def test_the_same_parameter_twice_is_refused():
-    [param] = weights([[1.0]], 2)
-    with pytest.raises(ValueError, match="w0 is given more than once"):
-        Trainer([param, param], "sgd")
-
-
-def test_uninitialised_parameters_are_named():
-    with pytest.raises(RuntimeError, match="'w' has not been initialized"):
-        Trainer([gluon.Parameter("w", shape=(1,))], "sgd")
+def test_what_no_trainer_can_be_made_of_is_refused(make, options, error, words):
+    with pytest.raises(error, match=words):
+        Trainer(make(), **{"optimizer": "sgd", **options})
 
 
 @pytest.mark.parametrize("kind", [list, dict])
@@ -193,16 +186,16 @@ def test_a_set_of_parameters_that_changes_later_is_an_error(kind, change):
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_step_that_is_not_finite_on_one_device_is_left_out_on_all(optimizer, k, bad):
     """And the next step is the one that would have been taken without it."""
-    found = []
+    results = []
     for gradients in ([2.0, bad, 3.0], [2.0, 3.0]):
         params = weights([[1.0], [2.0]], k)
         trainer = Trainer(params, optimizer, {"learning_rate": 0.5}, skip_nonfinite=True)
         for gradient in gradients:
             give_grads(params, [[1.0] * k, [1.0] * (k - 1) + [gradient]])
             trainer.step(1)
-        found.append((runs.bits(params), trainer.optimizer.num_update))
+        results.append((runs.bits(params), trainer.optimizer.num_update))
         assert trainer.num_skipped == len(gradients) - 2
-    assert found[0] == found[1]
+    assert results[0] == results[1]
 
 
 def test_gradients_that_were_clipped_by_nan_are_left_out():

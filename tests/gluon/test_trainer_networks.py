@@ -8,7 +8,6 @@ from gluon_nets import NETS, frozen
 from gluon_runs import assert_as_one, contexts, weights
 from mxnet import autograd
 from mxnet.gluon import nn
-from processes import run_python
 
 import gluonpar
 from gluonpar.gluon.trainer import Trainer
@@ -68,33 +67,6 @@ def test_the_numpy_world_trains_as_the_other(optimizer):
     want = runs.stock(optimizer, {"learning_rate": 0.05, "wd": 0.01})
     assert_as_one(train_np(3, optimizer, Trainer), want)
     assert_as_one(train_np(1, optimizer, runs.stock_trainer), want)
-
-
-ALONE = """
-import gluonpar, mxnet as mx
-from gluonpar.gluon.trainer import Trainer
-mx.npx.set_np()
-ctx = [mx.cpu(0), mx.cpu(1)]
-net = mx.gluon.nn.Dense(2)
-net.initialize(mx.init.One(), ctx=ctx)
-net.hybridize(static_alloc=True, static_shape=True)
-trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5, "momentum": 0.5})
-for _ in range(3):
-    with mx.autograd.record():
-        losses = [net(mx.np.ones((1, 3), ctx=c)) for c in ctx]
-    mx.autograd.backward(losses)
-    trainer.step(2)
-trainer.check_replicas()
-w = net.weight.data(ctx[1])
-assert type(w) is mx.np.ndarray and w.shape == (2, 3)
-assert w.asnumpy().tolist() == [[1 - 0.5 - 0.75 - 0.875] * 3] * 2, w
-"""
-
-
-@pytest.mark.slow
-def test_a_process_in_the_numpy_world():
-    """By hand: momentum halves, each step adds half a gradient of one."""
-    run_python(ALONE)
 
 
 def test_statistics_of_batch_normalisation_may_differ():

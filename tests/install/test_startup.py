@@ -1,28 +1,19 @@
 """What importing gluonpar does to a process, and the error if MXNet cannot be imported."""
 
-import os
 import pathlib
-import subprocess
-import sys
 
 import pytest
 from libcuda_stub import build_library, cut
+from processes import end_python
 
 from gluonpar.install import startup, wheels
 
-REPOSITORY = pathlib.Path(__file__).parents[2]
+COMPATIBILITY = pathlib.Path(startup.__file__).with_name("compatibility.py")
 
 
-def python(program, *arguments, **environment):
-    inherited = {k: v for k, v in os.environ.items() if k not in startup.SETTINGS}
-    return subprocess.run(
-        [sys.executable, "-c", program, *map(str, arguments)],
-        env={**inherited, **environment},
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+def python(program, *arguments, **variables):
+    """Run a program as a user's shell does, without the settings of this process's gluonpar."""
+    return end_python(program, *arguments, **{**dict.fromkeys(startup.SETTINGS), **variables})
 
 
 @pytest.mark.slow
@@ -42,8 +33,7 @@ def test_numpy_testing_is_imported_before_mxnet():
 
 # gluonpar's module that lets MXNet be imported, without the rest of gluonpar.
 MXNET_FIRST = (
-    "import runpy; runpy.run_path('gluonpar/install/compatibility.py')['install']()\n"
-    "import mxnet, warnings\n"
+    f"import runpy; runpy.run_path({str(COMPATIBILITY)!r})['install']()\nimport mxnet, warnings\n"
 )
 
 

@@ -33,17 +33,27 @@ def choose(library_folder, **environment):
     return extra, reason
 
 
-def test_a_gpu_with_kernels_means_cu112(tmp_path):
-    build_libcuda(tmp_path, [T4])
-    extra, reason = choose(tmp_path)
-    assert extra == "cu112" and "gpu 0 Tesla T4, compute capability 7.5\n" in reason
-
-
-def test_a_gpu_without_kernels_means_cpu(tmp_path):
-    build_libcuda(tmp_path, [H200], cuda=12080)
-    extra, reason = choose(tmp_path)
-    assert extra == "cpu"
-    assert "gpu 0 NVIDIA H200, compute capability 9.0" in reason and "5.0 to 8.9" in reason
+@pytest.mark.parametrize(
+    ("gpus", "setup", "expected", "words"),
+    [
+        ([T4], {}, "cu112", ["gpu 0 Tesla T4, compute capability 7.5\n"]),
+        (
+            [H200],
+            {"cuda": 12080},
+            "cpu",
+            ["gpu 0 NVIDIA H200, compute capability 9.0", "5.0 to 8.9"],
+        ),
+        ([], {"init": 100}, "cpu", ["CUDA_VISIBLE_DEVICES is '-1'"]),
+        ([T4], {"init": 803}, "cpu", ["cuInit failed with error 803"]),
+        ([T4], {"cuda": 10020}, "cpu", ["CUDA up to 10.2"]),
+        ([T4], {"cuda": 11000}, "cu112", []),
+    ],
+    ids=["kernels", "no kernels", "hidden", "a driver that fails", "CUDA 10.2", "CUDA 11.0"],
+)
+def test_a_usable_gpu_means_cu112_and_none_means_cpu(tmp_path, gpus, setup, expected, words):
+    build_libcuda(tmp_path, gpus, **setup)
+    extra, reason = choose(tmp_path, CUDA_VISIBLE_DEVICES="-1")
+    assert extra == expected and all(word in reason for word in words)
 
 
 @pytest.mark.parametrize("gpus", [(T4, H200), (H200, T4)])
@@ -61,23 +71,3 @@ def test_a_missing_driver_means_cpu(tmp_path):
     (tmp_path / "libcuda.so.1").write_text("not a library\n" * 100)
     extra, reason = choose(tmp_path)
     assert extra == "cpu" and "libcuda.so.1" in reason
-
-
-def test_no_visible_gpu_means_cpu_and_quotes_the_variable(tmp_path):
-    build_libcuda(tmp_path, [], init=100)
-    extra, reason = choose(tmp_path, CUDA_VISIBLE_DEVICES="-1")
-    assert extra == "cpu" and "CUDA_VISIBLE_DEVICES is '-1'" in reason
-
-
-def test_a_driver_that_does_not_start_means_cpu_and_names_the_code(tmp_path):
-    build_libcuda(tmp_path, [T4], init=803)
-    extra, reason = choose(tmp_path)
-    assert extra == "cpu" and "cuInit failed with error 803" in reason
-
-
-@pytest.mark.parametrize(("cuda", "expected"), [(10020, "cpu"), (11000, "cu112")])
-def test_a_driver_older_than_cuda_11_means_cpu(tmp_path, cuda, expected):
-    build_libcuda(tmp_path, [T4], cuda=cuda)
-    extra, reason = choose(tmp_path)
-    assert extra == expected
-    assert ("CUDA up to 10.2" in reason) == (expected == "cpu")

@@ -114,23 +114,6 @@ def test_a_gain_is_called_one_only_if_no_sample_contradicts_it(capsys):
 
 
 @pytest.mark.slow
-def test_the_words_on_time_follow_from_the_times_beside_them(ran):
-    times = re.findall(r"[\d.]+ +\(([\d.]+) to ([\d.]+)\) +(.*)", printed(ran["step-times"]))
-    words = re.findall(
-        r"[\d.]+  (faster|slower|within noise) +(.*)", printed(ran["what-is-gained"])
-    )
-    settings, changes = len(timing.settings(2)), len(timing.COMPARISONS)
-    assert (len(times), len(words)) == (2 * settings, 2 * changes)
-    for i in (0, 1):  # the networks
-        spread = {name: (float(a), float(b)) for a, b, name in times[i * settings :][:settings]}
-        for word, change in words[i * changes :][:changes]:
-            before, after = (spread[setting] for setting in timing.COMPARISONS[change])
-            rounding = 0.1  # the times are printed with one digit
-            assert word != "faster" or after[1] < before[0] + rounding, change
-            assert word != "slower" or after[0] > before[1] - rounding, change
-
-
-@pytest.mark.slow
 def test_the_exercise_starts_with_a_plan_that_is_not_the_ring_and_its_solution_is(ran):
     no, yes = "This is not the ring yet.", "This is the ring."
     for name, verdict in (("check-plan", no), ("exercise-ring", no), ("run-ring", yes)):

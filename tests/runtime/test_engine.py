@@ -1,14 +1,13 @@
 """A Python function as an operator of MXNet's engine: order, errors, fork, exit."""
 
 import gc
-import subprocess
-import sys
 import threading
 import weakref
 
 import mxnet as mx
 import numpy as np
 import pytest
+from processes import end_python
 
 from gluonpar.runtime import engine, memory
 
@@ -151,17 +150,8 @@ def test_a_prioritized_function_does_not_queue_behind_the_contexts_operators(ctx
 
 
 def python(program):
-    return subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "import gluonpar, os, sys, mxnet as mx\nfrom gluonpar.runtime import engine\n"
-            + program,
-        ],
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    start = "import gluonpar, os, sys, mxnet as mx\nfrom gluonpar.runtime import engine\n"
+    return end_python(start + program)
 
 
 def test_functions_pending_at_exit_run_and_errors_are_printed():
@@ -189,7 +179,7 @@ for _ in range(40):
     completes = [begun.get() for _ in arrays]
     with concurrent.futures.ThreadPoolExecutor(4) as threads:
         for i in range(4):
-            threads.submit(lambda own: [complete('planted') for complete in own], completes[i::4])
+            threads.submit(lambda part: [complete('planted') for complete in part], completes[i::4])
     try:
         mx.nd.waitall()
     except mx.MXNetError as error:

@@ -1,7 +1,6 @@
 """A process that is forked computes as its parent does, and leaves to it what is the parent's."""
 
-import subprocess
-import sys
+from processes import end_python, run_python
 
 START = """
 import os, signal, sys, threading
@@ -28,9 +27,7 @@ def forked(function, code=0):
 
 
 def succeeds(program):
-    command = [sys.executable, "-c", START + program + "\nprint('done')"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+    assert run_python(START + program + "\nprint('done')") == "done\n"
 
 
 def test_large_sums_are_right_in_a_fork_in_a_fork_of_it_and_in_the_parent_again():
@@ -77,9 +74,7 @@ for held in (interrupts.held(), interrupts.held_while_waiting()):
 
 
 def test_the_parents_error_is_not_the_exit_code_of_a_fork():
-    command = (
-        START
-        + """
+    program = """
 from gluonpar.runtime import engine
 a = mx.nd.zeros((1,))
 a.wait_to_read()
@@ -87,7 +82,6 @@ engine.push(lambda: 1 / 0, mx.cpu(0), writes=[a])
 forked(lambda: None)
 print("went on")
 """
-    )
-    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True)
+    done = end_python(START + program)
     assert (done.returncode, done.stdout) == (1, "went on\n")
     assert done.stderr.count("ZeroDivisionError: ") == 1

@@ -1,8 +1,6 @@
 """What importing gluonpar keeps in the heap goes back to the system in a program's first steps."""
 
-import json
-import subprocess
-import sys
+from processes import run_python
 
 PROGRAM = """
 import gluonpar
@@ -50,8 +48,7 @@ for step in (train_batch, trainer, trainer, kvstore):  # the steps 1 to 4 of the
 
 
 def test_freed_memory_is_returned_after_steps_1_2_and_4_whatever_trains():
-    run = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    first, second, third, fourth = map(json.loads, run.stdout.split())
-    assert min(first, second, fourth) > 100, run.stdout
-    assert abs(third) < 50, run.stdout  # kept: most steps use again what the one before has freed
+    returned = [float(megabytes) for megabytes in run_python(PROGRAM).split()]
+    first, second, third, fourth = returned
+    assert min(first, second, fourth) > 100, returned
+    assert abs(third) < 50, returned  # kept: most steps use again what the one before has freed

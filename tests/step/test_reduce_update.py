@@ -38,14 +38,6 @@ def exact_sgd(total, param):
     param -= total / 4  # exact, if it is on small integers
 
 
-def sgd(lr, batch_size):
-    def update(total, param):
-        np.multiply(total, lr / batch_size, out=total)
-        np.subtract(param, total, out=param, casting="same_kind")
-
-    return update
-
-
 @pytest.mark.parametrize("k", range(1, 6))
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(1,), (7,), (3, 4, 5), (1, 1)])
@@ -62,35 +54,23 @@ def test_every_copy_is_updated_by_the_exact_sum(k, dtype, shape):
     assert all(np.dtype(param.dtype) == dtype and param.shape == shape for param in params)
 
 
-def test_float16_is_summed_in_float32():
-    """1000 and eight times 0.2: a sum in float16 loses each of the small ones."""
-    values = np.array([[1000.0], *[[0.2]] * 8], "float16")
+@pytest.mark.parametrize(
+    ("dtype", "small", "sum_dtype"), [("float16", 0.2, "float32"), ("float64", 2**-40, "float64")]
+)
+def test_float16_is_summed_in_float32_and_float64_in_its_own_precision(dtype, small, sum_dtype):
+    """1000 and eight small numbers: a sum in the narrower dtype loses each of them."""
+    values = np.array([[1000.0], *[[small]] * 8], dtype)
     seen = []
 
     def update(total, param):
         seen.append((total.dtype, float(total[0])))
         param[:] = 0
 
-    params = copies(9, np.ones(1, "float16"))
+    params = copies(9, np.ones(1, dtype))
     optim.update_on_host([Item(place(values), params, update)])
     assert_everywhere(params, [0])
-    assert seen == [(np.float32, pytest.approx(values.astype("float64").sum(), rel=1e-6))]
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_with_one_device_the_gradient_is_not_overwritten(dtype):
-    """With one device the sum is the gradient."""
-    [grad], [param] = place(draw(0, (1, 9), dtype)), copies(1, np.zeros(9, dtype))
-    before = grad.asnumpy()
-
-    def update(total, param):
-        assert total.dtype == np.promote_types(dtype, "float32")
-        total[:] = 3
-        param[:] = total
-
-    optim.update_on_host([Item([grad], [param], update)])
-    assert_everywhere([param], np.full(9, 3))
-    np.testing.assert_array_equal(grad.asnumpy(), before)
+    exact = values.astype("float64").sum()
+    assert seen == [(sum_dtype, pytest.approx(exact, rel=2 * np.finfo(sum_dtype).eps))]
 
 
 @pytest.mark.parametrize("k", [1, 2, 4])
@@ -167,50 +147,13 @@ def test_items_of_any_shape_and_number_of_gradients(k):
             assert_everywhere(each.params, value)
 
 
-def test_several_items_of_several_dtypes_and_functions_are_one_operator(monkeypatch):
-    pushes, prepare = [], engine.prepare
-    monkeypatch.setattr(
-        engine, "prepare", lambda *a, **k: pushes.append(k["name"]) or prepare(*a, **k)
-    )
-    values = [np.arange(i, i + 12).reshape(3, 4).astype(dtype) for i, dtype in enumerate(DTYPES)]
-    rates = [0.5, 1, 2]
-    items = [
-        Item(place(v), copies(3, np.zeros(4, v.dtype)), sgd(rate, 1))
-        for v, rate in zip(values, rates)
-    ]
-    optim.update_on_host(items)
-    for (_, params, *_), value, rate in zip(items, values, rates):
-        assert_everywhere(params, -rate * value.sum(axis=0))
-    assert pushes == ["gluonpar.update"]
-
-
-@pytest.mark.parametrize("bytes_inline", [0, threads.BYTES_INLINE], ids=["prioritized", "inline"])
-def test_it_is_ordered_with_the_operators_around_it(monkeypatch, bytes_inline):
-    """Writers of gradients and readers of parameters, on both devices, before and after."""
-    monkeypatch.setattr(threads, "BYTES_INLINE", bytes_inline)
-    grads, params = place(np.zeros((2, 1000), "float32")), copies(2, np.zeros(1000, "float32"))
-    sums = [param.zeros_like() for param in params]
-    want, seen = 0, 0
-    for step in range(50):
-        for i, grad in enumerate(grads):
-            grad[:] = step + i
-        optim.update_on_host([Item(grads, params, exact_sgd)])
-        want -= (2 * step + 1) / 4
-        for total, param in zip(sums, params):
-            total += param
-            param += 1
-        seen, want = seen + want, want + 1
-    assert_everywhere(sums, np.full(1000, seen))
-    assert_everywhere(params, np.full(1000, want))
-
-
 @pytest.mark.parametrize("bytes_inline", [0, threads.BYTES_INLINE], ids=["prioritized", "inline"])
 def test_it_does_not_wait_for_gradients_and_keeps_no_list_of_the_callers(monkeypatch, bytes_inline):
     monkeypatch.setattr(threads, "BYTES_INLINE", bytes_inline)
     gate = threading.Event()
     grads, params = place(np.ones((2, 8), "float32")), copies(2, np.zeros(8, "float32"))
     engine.push(lambda: gate.wait(600), device(1), writes=[grads[1]])
-    given = Item(list(grads), params, exact_sgd)
+    given = Item(list(grads), list(params), exact_sgd)
     optim.update_on_host([given])
     for values in given[:2]:
         values.clear()
@@ -239,9 +182,3 @@ def test_an_error_is_raised_where_a_parameter_is_waited_for(monkeypatch, bytes_i
     assert_everywhere(params, np.zeros(8))
     optim.update_on_host([Item(grads, params, exact_sgd)])
     assert_everywhere(params, np.full(8, -0.75))  # and the engine goes on
-
-
-def test_overflow_is_inf_as_in_mxnets_own_operators():
-    grads, params = place(np.full((2, 4), 3e38, "float32")), copies(2, np.zeros(4, "float32"))
-    optim.update_on_host([Item(grads, params, sgd(1.0, 1))])
-    assert_everywhere(params, np.full(4, -np.inf))

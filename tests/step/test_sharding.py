@@ -1,7 +1,5 @@
 """split_and_load: shards are the batch, cut in order, each on its own device."""
 
-import collections
-
 import mxnet as mx
 import numpy as np
 import pytest
@@ -9,6 +7,7 @@ from contexts import contexts, device
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mxnet import npx
+from nests import NESTS, leaves
 
 from gluonpar.plans import partition
 from gluonpar.runtime import memory
@@ -16,7 +15,6 @@ from gluonpar.sharding import split_and_load
 
 DTYPES = ("float16", "float32", "float64", "int8", "int32", "int64", "uint8")
 KINDS = ("numpy", "mx.nd", "mx.np")
-Point = collections.namedtuple("Point", "x y")
 
 
 def payload(shape, dtype="float32"):
@@ -93,25 +91,6 @@ def test_numpy_views_are_cut_like_any_array(view):
 def test_types_without_numpy_semantics(kind, type_):
     shards = split_and_load(made_as(kind, payload((4,))), contexts(2))
     assert [type(shard) for shard in shards] == [type_] * 2
-
-
-NESTS = {
-    "tuple": lambda a, b: (a, b),
-    "list": lambda a, b: [a, b],
-    "dict": lambda a, b: {"a": a, 1: b},
-    "ordered dict": lambda a, b: collections.OrderedDict([("a", a), ("b", b)]),
-    "namedtuple": lambda a, b: Point(x=a, y=b),
-    "deep": lambda a, b: {"p": Point(a, [b, (a,)]), "q": ({"r": b},)},
-}
-
-
-def leaves(nest):
-    """Return the arrays of a nest in order, and its types and keys."""
-    if not isinstance(nest, (dict, tuple, list)):
-        return [nest], None
-    entries = [leaves(value) for value in (nest.values() if isinstance(nest, dict) else nest)]
-    keys = tuple(nest) if isinstance(nest, dict) else len(nest)
-    return sum((arrays for arrays, _ in entries), []), (type(nest), keys, [k for _, k in entries])
 
 
 @pytest.mark.parametrize("nest", NESTS.values(), ids=NESTS)

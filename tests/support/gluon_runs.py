@@ -28,12 +28,12 @@ def batches(sizes=SIZES, seed=1, dtype="float32"):
 
 def start_values(bias=True, seed=0, dtype="float32"):
     rng = np.random.RandomState(seed)
-    found = []
+    start = []
     for inputs, outputs in zip(WIDTHS, WIDTHS[1:]):
-        found.append(rng.normal(0, 0.5, (outputs, inputs)).astype(dtype))
+        start.append(rng.normal(0, 0.5, (outputs, inputs)).astype(dtype))
         if bias:
-            found.append(rng.normal(0, 0.5, outputs).astype(dtype))
-    return found
+            start.append(rng.normal(0, 0.5, outputs).astype(dtype))
+    return start
 
 
 def fill(net, values):
@@ -100,11 +100,23 @@ def bits(params):
     return [array.asnumpy().tobytes() for group in arrays for array in group]
 
 
+def training_state(trainer):
+    """All that loading states may change: states, numbers, update counts and schedule."""
+    optimizer, states = trainer.optimizer, trainer._updater.states
+    arrays = {}
+    for i, state in states.items():
+        parts = state if isinstance(state, (tuple, list)) else [state]
+        arrays[i] = [part.asnumpy().tobytes() for part in parts if part is not None]
+    numbers = {k: v for k, v in vars(optimizer).items() if isinstance(v, (int, float))}
+    schedule = {**vars(optimizer.lr_scheduler)} if optimizer.lr_scheduler else None
+    return arrays, numbers, dict(optimizer._index_update_count), schedule
+
+
 def assert_as_one(net, want, rtol=1e-5):
     """Replicas have the same bits, and are what ``want`` says to ``rtol`` of its largest value."""
     for param, value in zip(net.collect_params().values(), want):
-        first, *others = (copy.asnumpy() for copy in param.list_data())
-        for other in others:
+        first, *rest = (copy.asnumpy() for copy in param.list_data())
+        for other in rest:
             assert first.tobytes() == other.tobytes(), f"{param.name} differs between devices"
         error = np.abs(first.astype("float64") - value).max()
         assert error <= rtol * np.abs(value).max(), f"{param.name} is off by {error}"
@@ -112,14 +124,14 @@ def assert_as_one(net, want, rtol=1e-5):
 
 def weights(start, k, **options):
     """Parameters of these values on ``k`` devices."""
-    found = []
+    params = []
     for i, value in enumerate(start):
         value = np.asarray(value, options.get("dtype", "float32"))
         param = gluon.Parameter(f"w{i}", shape=value.shape, **options)
         param.initialize(ctx=contexts(k))
         param.set_data(mx.nd.array(value, dtype=value.dtype))
-        found.append(param)
-    return found
+        params.append(param)
+    return params
 
 
 def give_grads(params, grads):

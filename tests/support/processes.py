@@ -7,15 +7,24 @@ import time
 from pathlib import Path
 
 
-def run_python(program: str, *arguments, seconds=600, **variables) -> str:
-    """Run the program with these arguments and environment variables; return what it printed."""
-    done = subprocess.run(
+def end_python(program: str, *arguments, seconds=600, **variables):
+    """Run the program with these arguments; return the ended process.
+
+    ``variables`` are set in its environment, or removed from it where they are None.
+    """
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **variables}
+    return subprocess.run(
         [sys.executable, "-c", program, *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **variables},
+        env={name: value for name, value in environment.items() if value is not None},
         capture_output=True,
         text=True,
         timeout=seconds,
     )
+
+
+def run_python(program: str, *arguments, **options) -> str:
+    """Run the program as ``end_python`` does; it succeeds. Return what it printed."""
+    done = end_python(program, *arguments, **options)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

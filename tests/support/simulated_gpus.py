@@ -1,11 +1,8 @@
 """What tests/gpu_sim does with tools/cuda_sim: count a call's operations, run a program."""
 
-import os
-import subprocess
-import sys
-
 import cuda_sim
 import mxnet as mx
+from processes import run_python
 
 
 def counted(function):
@@ -22,16 +19,5 @@ def run(program, *arguments, num_gpus=2, variables=None, **options):
 
     It can import the modules of tests/support.
     """
-    simulated = {
-        **cuda_sim.environment(num_gpus, **options),
-        "PYTHONPATH": os.pathsep.join(sys.path),
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", program, *arguments],
-        env={**os.environ, **simulated, **(variables or {})},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    simulated = cuda_sim.environment(num_gpus, **options)
+    return run_python(program, *arguments, **{**simulated, **(variables or {})})

@@ -11,13 +11,6 @@ window.requestAnimationFrame = (call) => setTimeout(() => call(performance.now()
 const all = (selector, within = document) => [...within.querySelectorAll(selector)];
 const words = (selector, within = document) => all(selector, within).map((e) => e.textContent);
 const control = (name) => document.querySelector(`#settings [name=${name}]`);
-const frames = () => new Promise(requestAnimationFrame);
-
-/** Whether two elements cover each other in part. */
-function overlap(one, other) {
-  const [a, b] = [one, other].map((element) => element.getBoundingClientRect());
-  return a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
-}
 
 /** What the page shows. */
 function shown() {
@@ -26,17 +19,8 @@ function shown() {
     panels: all("figure").map((figure) => ({
       name: figure.querySelector("figcaption").firstChild.textContent,
       words: words(".words", figure)[0],
-      badge: words(".badge", figure)[0],
       have: all(".cells > g", figure).map((cell) => Number(cell.dataset.have)),
       whole: all(".cells > g.complete", figure).length,
-      glowing: all(".glow", figure).length,
-      times: words(".times", figure),
-      messages: words(".message", figure).sort(),
-      wires: all(".wire", figure).length,
-      covered: all(".device > text", figure).filter((number) =>
-        all(".message", figure).some((message) => overlap(number, message)),
-      ).length,
-      adding: all(".device.adding > text", figure).map((e) => Number(e.textContent)),
     })),
   };
 }
@@ -54,11 +38,6 @@ function press(key, target = document.body) {
   return !target.dispatchEvent(
     new KeyboardEvent("keydown", { key, bubbles: true, cancelable: true }),
   );
-}
-
-function click(id) {
-  document.getElementById(id).click();
-  return shown();
 }
 
 function scrub(value) {
@@ -107,22 +86,10 @@ function chart(values) {
   };
 }
 
-async function drive({ stepped, scrubbed, charts }) {
+async function drive({ stepped, charts }) {
   const report = { started: { ...shown(), form: form(), hash: location.hash } };
   report.stepped = stepped.map(steps);
-  report.scrubbed = scrubbed.map(([values, positions]) => {
-    choose(values);
-    return [values, positions.map(scrub)];
-  });
   report.charts = charts.map(chart);
-
-  await follow("devices=4");
-  report.buttons = ["next", "next", "previous", "end", "begin"].map(click);
-  const play = document.getElementById("play");
-  const label = play.textContent;
-  click("play");
-  while (play.textContent !== label) await frames();
-  report.played = shown();
 
   await follow("");
   const texts = {
@@ -138,8 +105,6 @@ async function drive({ stepped, scrubbed, charts }) {
   choose(texts);
   scrub(400);
   report.chosen = { form: form(), shown: shown(), hash: location.hash };
-  report.late = scrub(990);
-  scrub(400);
   await follow("");
   report.usual = { form: form(), shown: shown(), hash: location.hash };
   await follow(report.chosen.hash.slice(1));
@@ -150,26 +115,10 @@ async function drive({ stepped, scrubbed, charts }) {
   report.bad = { form: form(), shown: shown() };
   await follow("topology=nvlink&devices=12&t=1e8");
   report.beyond = { form: form(), shown: shown() };
-  choose({ topology: "full" });
-  report.invalid = ["1M", "many", "2M"].map((bytes) => {
-    choose({ bytes });
-    return [
-      control("bytes").getAttribute("aria-invalid"),
-      words("#table-title")[0],
-      control("bytes").value,
-      words("#wrong")[0],
-    ];
-  });
-  control("bytes").value = "2M";
-  choose({ devices: "32" });
-  report.many = words("#wrong")[0];
-  choose({ topology: "nvlink", devices: "" });
-  report.empty = words("#wrong")[0];
-
   await follow("lang=en&topology=pcie&with=tree&devices=6&algorithm=halving-doubling&t=20");
   report.text = TEXT;
   report.english = { lang: document.documentElement.lang, title: document.title };
-  click("language");
+  document.getElementById("language").click();
   document.querySelector("details").open = true;
   const attributes = all("[aria-label], [placeholder]").map(
     (e) => e.getAttribute("aria-label") || e.placeholder,

@@ -21,12 +21,6 @@ def console():
     return Console(io.StringIO(), io.StringIO())
 
 
-def test_an_epochs_line(console):
-    console.epoch(Epoch(1, 10.94, 1.2344, 0.678, 5499.6))
-    line = "epoch 1, time 10.9 sec, loss 1.234, test acc 0.68, 5500 images/sec\n"
-    assert console.out.getvalue() == line
-
-
 def test_the_last_line_has_the_last_accuracy_and_the_mean_time(console):
     epochs = [Epoch(i, seconds, 1, i / 4, 1) for i, seconds in enumerate((1, 2, 6), 1)]
     console.result(History(CTX, epochs))

@@ -100,14 +100,14 @@ def test_batches_hold_every_sample_once_with_its_label(count, batch_size, shuffl
         list(batches(images, labels, batch_size, rng, share, first))
         for rng, share in zip(rngs, shares)
     ]
-    found = [tuple(map(np.concatenate, zip(*of_shares))) for of_shares in zip(*parts)]
-    for X, y in found:
+    whole = [tuple(map(np.concatenate, zip(*of_shares))) for of_shares in zip(*parts)]
+    for X, y in whole:
         np.testing.assert_array_equal(X[:, 0, 0, 0], y * 7 + 3)
-    sizes = [len(y) for _, y in found]
+    sizes = [len(y) for _, y in whole]
     assert sizes[:-1] == [batch_size] * (len(sizes) - 1)
     assert all(1 <= size <= batch_size for size in sizes)
     expected = np.random.RandomState(count).permutation(count) if shuffled else labels
-    order = [int(label) for _, y in found for label in y]
+    order = [int(label) for _, y in whole for label in y]
     assert order == expected[first * batch_size :].tolist()
 
 

@@ -73,8 +73,8 @@ def test_the_callback_gets_each_epoch_after_its_checkpoint_and_can_end_the_run(t
 
     history = train(save_dir=str(tmp_path), keep=9, on_epoch=on_epoch)
     assert seen == history.epochs and [epoch.epoch for epoch in seen] == [1, 2, 3]
-    for number, found in enumerate(files, 1):
-        assert found == {f"lenet-epoch-{i:04d}.npz" for i in range(1, number + 1)}
+    for number, names in enumerate(files, 1):
+        assert names == {f"lenet-epoch-{i:04d}.npz" for i in range(1, number + 1)}
     assert len(history.params) == 8
 
 
@@ -139,16 +139,16 @@ def scalars(folder):
     """Return (tag, step, value) of all events, and the steps from which earlier ones are purged."""
     from tensorboardX.proto.event_pb2 import Event
 
-    found, purged = [], []
+    values, purged = [], []
     for path in sorted(folder.glob("*tfevents*")):
         content = path.read_bytes()
         while content:  # a TFRecord: length, its CRC, data, their CRC
             (length,) = struct.unpack("<Q", content[:8])
             event = Event.FromString(content[12 : 12 + length])
             content = content[16 + length :]
-            found += [(value.tag, event.step, value.simple_value) for value in event.summary.value]
+            values += [(value.tag, event.step, value.simple_value) for value in event.summary.value]
             purged += [event.step] if event.HasField("session_log") else []
-    return found, purged
+    return values, purged
 
 
 def test_tensorboards_files_have_every_figure_and_a_resumed_run_goes_on(tmp_path):
@@ -157,13 +157,13 @@ def test_tensorboards_files_have_every_figure_and_a_resumed_run_goes_on(tmp_path
     files = {"tensorboard": str(folder), "save_dir": str(tmp_path / "out")}
     train(**files, num_epochs=2)
     history = train(**files, num_epochs=3, resume="")
-    found, purged = scalars(folder)
+    written, purged = scalars(folder)
     wanted = [
         (name, epoch.epoch, pytest.approx(getattr(epoch, name), rel=1e-6))
         for epoch in history.epochs
         for name in ("loss", "test_accuracy", "images_per_second", "lr")
     ]
-    assert found == wanted
+    assert written == wanted
     assert purged == [1, 2, 3]
 
 

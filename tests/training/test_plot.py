@@ -25,6 +25,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder.png").mkdir()
+    (tmp_path / "folder.json").mkdir()
     (tmp_path / "file").write_bytes(b"")
     return tmp_path
 
@@ -32,39 +33,31 @@ def folder(tmp_path, monkeypatch):
 LONG = "a" * 300
 
 
+FILES = {
+    "a trace": ["absent/x", "file/x", "folder", "/proc/x", "", "/dev/null", LONG],
+    "a plot": ["lenet.xyz", "lenet", "absent/x.png", "folder.png", "/proc/x.png", LONG + ".png"],
+    "a history": ["history.txt", "history", "absent/history.csv", "folder.json"],
+}
+
+
 @pytest.mark.parametrize(
-    "path", ["absent/x", "file/x", "folder", "/proc/x", "", "/dev/null", LONG], ids=lambda p: p[:9]
+    ("kind", "path"),
+    [(kind, path) for kind, paths in FILES.items() for path in paths],
+    ids=lambda value: value[:9],
 )
-def test_a_trace_that_could_not_be_written_is_refused_and_changes_nothing(folder, path):
+def test_a_file_that_could_not_be_written_is_refused_and_changes_nothing(folder, kind, path):
     before = sorted(folder.iterdir())
-    with pytest.raises(ValueError, match=f"cannot write a trace to .*{path}"):
-        check_file(path, "a trace")
+    with pytest.raises(ValueError, match=f"cannot write {kind} to .*{path}"):
+        if kind == "a plot":
+            pytest.importorskip("matplotlib")
+            check_plot(path)
+        else:
+            check_file(path, kind, HISTORY_SUFFIXES if kind == "a history" else ())
     check_file("trace.json", "a trace")
     assert sorted(folder.iterdir()) == before
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        *("lenet.xyz", "lenet", "lenet.params"),
-        *("absent/x.png", "folder.png", "file/x.png", "/proc/x.png", LONG + ".png"),
-    ],
-    ids=lambda p: p[:9],
-)
-def test_a_plot_that_could_not_be_written_is_refused(folder, path):
-    pytest.importorskip("matplotlib")
-    with pytest.raises(ValueError, match=f"cannot write a plot to {path}: .*"):
-        check_plot(path)
 
 
 def test_without_matplotlib_it_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
     with pytest.raises(ValueError, match=r"pip install matplotlib"):
         check_plot("lenet.png")
-
-
-@pytest.mark.parametrize("path", ["history.txt", "history", "absent/history.csv", "folder.json"])
-def test_a_history_that_could_not_be_written_is_refused(folder, path):
-    (folder / "folder.json").mkdir()
-    with pytest.raises(ValueError, match=f"cannot write a history to {path}: "):
-        check_file(path, "a history", HISTORY_SUFFIXES)

@@ -212,9 +212,9 @@ def test_kill_9_at_random_moments_loses_nothing(start, tmp_path):
         process.kill()
         process.communicate()
         assert process.returncode == -signal.SIGKILL
-        found = {path.name for path in (tmp_path / "killed").glob("*.npz")}
-        assert found or not known
-        known |= found
+        saved = {path.name for path in (tmp_path / "killed").glob("*.npz")}
+        assert saved or not known
+        known |= saved
     out, err = start(*arguments).communicate()
     assert "resumed: " in out and "test acc: " in out, err
     name = "lenet-epoch-0003.params"

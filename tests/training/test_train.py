@@ -2,7 +2,6 @@
 
 import io
 import json
-import re
 
 import mxnet as mx
 import numpy as np
@@ -71,19 +70,6 @@ def test_another_seed_differs(two_devices):
         assert one != other
 
 
-def test_every_weight_and_bias_moved(two_devices):
-    mx.random.seed(0)
-    start = lenet.init_lenet(INIT_SCALE)
-    for before, after in zip(start, two_devices.params):
-        assert not np.array_equal(before.asnumpy(), after.asnumpy()), before.shape
-
-
-def test_the_number_of_devices_changes_nothing_but_rounding(two_devices):
-    one_device = train(1)
-    for one, two in zip(one_device.params, two_devices.params):
-        np.testing.assert_allclose(one.asnumpy(), two.asnumpy(), rtol=1e-3, atol=1e-5)
-
-
 def test_the_loss_falls_and_the_accuracy_rises_far_above_chance(learned):
     losses = [epoch.loss for epoch in learned.epochs]
     assert losses[-1] < losses[0] - 0.5
@@ -101,14 +87,14 @@ def test_the_historys_parameters_reach_its_accuracy(learned):
 @pytest.fixture
 def sizes(monkeypatch):
     """The shards' sizes of each batch that is trained."""
-    found, add = [], metrics.LossMeter.add
+    of_batches, add = [], metrics.LossMeter.add
 
     def noting(self, losses, params):
-        found.append([loss.size for loss in losses])
+        of_batches.append([loss.size for loss in losses])
         add(self, losses, params)
 
     monkeypatch.setattr(metrics.LossMeter, "add", noting)
-    return found
+    return of_batches
 
 
 def test_a_batch_that_the_devices_do_not_divide_loses_no_sample(sizes):
@@ -117,16 +103,15 @@ def test_a_batch_that_the_devices_do_not_divide_loses_no_sample(sizes):
 
 
 def test_a_smaller_batch_is_divided_by_its_own_size():
-    smaller, whole = (train(2, batch_size=size, limit=5) for size in (32, 5))
+    smaller, whole = (train(2, batch_size=size, limit=5, lr=0.2) for size in (32, 5))
     assert bits(smaller) == bits(whole)
-
-
-def test_divergence_names_epoch_batch_and_learning_rate():
-    with pytest.raises(metrics.DivergedError) as caught:
-        train(2, lr=1e10, batch_size=16, limit=96)
-    found = re.search(r"batch (\d) of 6, epoch 1, with lr=1e\+10 and .* 16;", str(caught.value))
-    assert 2 <= int(found.group(1)) <= 6
-    assert "1e+09" in str(caught.value)
+    mx.random.seed(0)
+    by_hand = gluonpar.get_params(lenet.init_lenet(INIT_SCALE), mx.cpu(0))
+    data = dataset.load("synthetic", limit=5)
+    X = lenet.standardize(mx.nd.array(data.train_images, dtype="uint8"))
+    gluonpar.train_batch(X, data.train_labels, [by_hand], [mx.cpu(0)], lr=0.2)
+    for got, want in zip(whole.params, by_hand):
+        np.testing.assert_allclose(got.asnumpy(), want.asnumpy(), rtol=1e-4, atol=1e-6)
 
 
 def test_divergence_in_a_later_epoch_names_that_epoch(monkeypatch):
