@@ -23,7 +23,7 @@ FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[([](.*?)\\[])]</\1>', r
 TABLE = re.compile(r"<table>.*?</table>", re.S)
 HEAD = re.compile(r"<thead>.*?</thead>\s*", re.S)
 ROW, CELL = re.compile(r"<tr>.*?</tr>", re.S), re.compile(r"<t[dh]\b[^>]*>(.*?)</t[dh]>", re.S)
-LONG = 40  # characters in the last column of a table that is better stacked on a narrow screen
+LONG = 40  # characters in a cell, not the first, of a table that is stacked on a narrow screen
 
 log = logging.getLogger("mkdocs.hooks.pages")  # with `strict: true` a warning ends the build
 
@@ -65,13 +65,13 @@ def _formula(formula: re.Match) -> str:
 
 
 def _table(table: re.Match) -> str:
-    """A table for the style sheet: ``stacked`` if its last column is text, with named cells.
+    """A table for the style sheet: ``stacked``, with named cells, if it has text in later columns.
 
     A head without words, which Markdown demands, is left out.
     """
     head, *rows = (CELL.findall(row) for row in ROW.findall(table[0]))
     shown = table[0] if any(head) else HEAD.sub("", table[0])
-    texts = [re.sub("<[^>]*>", "", row[-1]) for row in rows if row]
+    texts = [re.sub("<[^>]*>", "", cell) for row in rows for cell in row[1:]]
     if max(map(len, texts), default=0) <= LONG:
         return f'<div class="wide">{shown}</div>'
     names = [html.escape(re.sub("<[^>]*>", "", name), quote=True) for name in head]
