@@ -32,7 +32,7 @@ FILES = {
     "en": NOTEBOOKS / "multi_gpu_walkthrough.ipynb",
     "zh": NOTEBOOKS / "multi_gpu_walkthrough.zh-CN.ipynb",
 }
-WORDS = {"en": ("Solution", "It prints"), "zh": ("解答", "输出")}
+WORDS = {"en": ("Solution", "It prints:"), "zh": ("解答", "输出：")}
 METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"file_extension": ".py", "name": "python", "pygments_lexer": "ipython3"},
@@ -112,7 +112,7 @@ def _folded(text: str, solution: str, printed: str, words: Sequence[str]) -> str
         f"```python\n{solution}\n```",
     ]
     if printed:
-        parts.append(f"{words[1]}:\n\n```text\n{printed.rstrip()}\n```")
+        parts.append(f"{words[1]}\n\n```text\n{printed.rstrip()}\n```")
     return "\n\n".join([*parts, "</details>"])
 
 
@@ -166,7 +166,7 @@ def with_outputs(language: str, run: NotebookNode, printed: Mapping[str, str]) -
 
 def printed_in(notebook: NotebookNode, language: str) -> dict[str, str]:
     """Return the solutions' output by name, read from a finished notebook."""
-    block = re.compile(rf"{WORDS[language][1]}:\n\n```text\n(.*?)\n```\n\n</details>", re.S)
+    block = re.compile(rf"{WORDS[language][1]}\n\n```text\n(.*?)\n```\n\n</details>", re.S)
     solutions = {}
     for cell in notebook.cells:
         if cell.id.startswith("solution-"):

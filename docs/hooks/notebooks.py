@@ -28,7 +28,9 @@ def on_files(files, config):
     for picture in sorted((ROOT / "notebooks" / "pictures").glob("*.svg")):
         contents[picture.relative_to(ROOT).as_posix()] = picture.read_bytes()
     for path in NOTEBOOKS:
-        contents[f"{path[:-6]}.md"], drawn = _markdown(json.loads((ROOT / path).read_text("utf-8")))
+        notebook = json.loads((ROOT / path).read_text("utf-8"))
+        plot = "图：" if ".zh-CN." in path else "Plot: "
+        contents[f"{path[:-6]}.md"], drawn = _markdown(notebook, plot)
         contents.update({f"notebooks/{name}": data for name, data in drawn.items()})
     for path, content in contents.items():
         files.append(File.generated(config, path, content=content))
@@ -52,8 +54,8 @@ def on_page_markdown(markdown: str, page, config, files) -> str:
     return LINK.sub(convert, markdown)
 
 
-def _markdown(notebook: dict) -> tuple[str, dict[str, bytes]]:
-    """Return a notebook as Markdown, and its plots by file name."""
+def _markdown(notebook: dict, plot: str) -> tuple[str, dict[str, bytes]]:
+    """Return a notebook as Markdown, and its plots by file name; ``plot`` begins their texts."""
     parts, drawn = [], {}
     for cell in notebook["cells"]:
         source = "".join(cell["source"])
@@ -69,7 +71,7 @@ def _markdown(notebook: dict) -> tuple[str, dict[str, bytes]]:
                 name, width = f"plots/{cell['id']}.png", output["metadata"]["image/png"]["width"]
                 drawn[name] = base64.b64decode(data["image/png"])
                 size = ".wide-picture " if width > 600 else ""
-                parts.append(f"![Plot: {cell['id']}]({name}){{ {size}width={width} }}")
+                parts.append(f"![{plot}{cell['id']}]({name}){{ {size}width={width} }}")
             else:
                 text = "".join(output.get("text", data.get("text/plain", "")))
                 parts.append(f"``` {{ .text .printed .no-copy }}\n{text.rstrip()}\n```")

@@ -23,7 +23,8 @@ FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[([](.*?)\\[])]</\1>', r
 TABLE = re.compile(r"<table>.*?</table>", re.S)
 HEAD = re.compile(r"<thead>.*?</thead>\s*", re.S)
 ROW, CELL = re.compile(r"<tr>.*?</tr>", re.S), re.compile(r"<t[dh]\b[^>]*>(.*?)</t[dh]>", re.S)
-LONG = 40  # characters in the last column of a table that is better stacked on a narrow screen
+LONG = 40  # characters in a cell, not the first, of a table that is stacked on a narrow screen
+LABEL = 12  # characters in a first cell that would be narrower than its words
 
 log = logging.getLogger("mkdocs.hooks.pages")  # with `strict: true` a warning ends the build
 
@@ -65,15 +66,17 @@ def _formula(formula: re.Match) -> str:
 
 
 def _table(table: re.Match) -> str:
-    """A table for the style sheet: ``stacked`` if its last column is text, with named cells.
+    """A table for the style sheet: ``stacked``, with named cells, if it has text in later columns.
 
-    A head without words, which Markdown demands, is left out.
+    Else it is ``wide``, and ``labelled`` if its first column has long cells. A head without words,
+    which Markdown demands, is left out.
     """
     head, *rows = (CELL.findall(row) for row in ROW.findall(table[0]))
     shown = table[0] if any(head) else HEAD.sub("", table[0])
-    texts = [re.sub("<[^>]*>", "", row[-1]) for row in rows if row]
-    if max(map(len, texts), default=0) <= LONG:
-        return f'<div class="wide">{shown}</div>'
+    texts = [[re.sub("<[^>]*>", "", cell) for cell in row] for row in rows if row]
+    if not any(len(cell) > LONG for row in texts for cell in row[1:]):
+        labelled = " labelled" if any(len(row[0]) > LABEL for row in texts) else ""
+        return f'<div class="wide{labelled}">{shown}</div>'
     names = [html.escape(re.sub("<[^>]*>", "", name), quote=True) for name in head]
     cells = iter(names * len(rows))
     named = re.sub("<td", lambda cell: f'<td data-name="{next(cells)}"', shown)

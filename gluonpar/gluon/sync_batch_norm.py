@@ -41,8 +41,8 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
 
         losses = gluonpar.run_tasks(forward_backward, shards, ctx)
 
-    A plain loop, ``[net(X) for X, y in shards]``, could stand still there (docs/guide.md says why),
-    and is refused at once, with a RuntimeError; in a hybridized network with a ValueError if shapes
+    A plain loop, ``[net(X) for X, y in shards]``, could stand still there (docs/design-notes.md).
+    It is refused at once, with a RuntimeError; in a hybridized network with a ValueError if shapes
     are not known yet, and with an MXNetError where a result is read if the network has been called
     before. On GPUs, and in prediction, plain loops work.
 

@@ -494,6 +494,20 @@ function fillCell(cell, have, devices, title = "") {
   name.textContent = title;
 }
 
+/** The way of a message around the ring of all devices; none if it is not to a neighbour. */
+const wayOf = ({ src, dst }, devices) =>
+  ({ 1: "next", [devices - 1]: "before" })[(dst - src + devices) % devices] || "";
+
+/** Whether every device sends both ways in every step: each way then has a colour. */
+function goesBothWays({ devices, steps }) {
+  const sent = (messages, way) => messages.filter((m) => wayOf(m, devices) === way).length;
+  const both = ({ messages }) =>
+    messages.length === 2 * devices &&
+    sent(messages, "next") === devices &&
+    sent(messages, "before") === devices;
+  return devices > 2 && steps.every(both);
+}
+
 /** Draw everything of a run that stays, and return what showPanel changes. */
 function makePanel(run) {
   const figure = document.createElement("figure");
@@ -525,7 +539,8 @@ function makePanel(run) {
   picture.innerHTML = svgTag(places.width, places.height, label, layers.join(""));
   const all = (selector) => [...figure.querySelectorAll(selector)];
   const find = (selector) => figure.querySelector(selector);
-  return { run, places, find, cells: all(".cells > g"), devices: all(".device") };
+  const way = goesBothWays(run) ? (message) => wayOf(message, run.devices) : () => "";
+  return { run, places, way, find, cells: all(".cells > g"), devices: all(".device") };
 }
 
 const ARROW = `<marker id="arrow" refX="7" refY="4" markerWidth="8" markerHeight="8" orient="auto"
@@ -562,9 +577,10 @@ function showPanel(panel, moment) {
   const moving = messages.filter(({ arrive }) => moment < arrive);
   const users = usersOf(moving);
   const links = [...users].map(([link, { length }]) => [places.links[link], length]);
+  const ways = [...users.values()].map(([message]) => panel.way(message));
   // Where many links have two messages each, they glow, but have no label.
   const labelled = links.filter(([, length]) => length > 1).length > 8 ? 3 : 2;
-  find(".active").innerHTML = links.map(activeTags).join("");
+  find(".active").innerHTML = links.map((link, i) => activeTags(link, ways[i])).join("");
   find(".moving").innerHTML =
     moving.map((message) => messageTag(panel, message, step, moment, users)).join("") +
     links
@@ -600,10 +616,10 @@ function count(bits) {
   return number;
 }
 
-/** A link that is used now, which glows if messages share it. */
-function activeTags([ends, users]) {
+/** A link that is used now: it glows if messages share it, and else has the colour of their way. */
+function activeTags([ends, users], way) {
   const shown = line(ends, LANE);
-  const used = { class: users > 1 ? "used shared" : "used", "marker-end": "url(#arrow)" };
+  const used = { class: `used ${users > 1 ? "shared" : way}`, "marker-end": "url(#arrow)" };
   const glow = { class: "glow", "stroke-width": Math.min(6 + 2 * users, 20) };
   return (users > 1 ? lineTag(shown, glow) : "") + lineTag(shown, used);
 }
@@ -618,7 +634,7 @@ function timesTag([ends, users]) {
 }
 
 /** A message on its way; those that share a link follow one another, so that each can be seen. */
-function messageTag({ run, places }, message, step, moment, users) {
+function messageTag({ run, places, way }, message, step, moment, users) {
   const text = (message.adds ? "+" : "=") + numbers(message.chunks);
   const half = 4 + 3.3 * text.length;
   const lines = message.route.map((link) => {
@@ -634,7 +650,7 @@ function messageTag({ run, places }, message, step, moment, users) {
   const place = along(lines, Math.max(0, Math.min(1, behind)));
   const sent = run.before[step][message.src * run.chunks + message.chunks[0]];
   const kind = count(sent) === run.devices ? "message whole" : "message";
-  return labelTag(place, [half, 8], text, kind);
+  return labelTag(place, [half, 8], text, `${kind} ${way(message)}`);
 }
 
 const FRAME = { x: 3, y: 2, width: 24, height: 14, rx: 4 };
@@ -653,9 +669,14 @@ function drawKey() {
       lineTag(wire, { class: "used shared" }),
     keySums: tag("g", { class: "adding" }, tag("rect", { class: "box", ...FRAME })),
   };
+  if (panels.some(({ run }) => goesBothWays(run))) {
+    const arrow = { "marker-end": "url(#arrow)" };
+    shapes.keyNext = lineTag(wire, { class: "used next", ...arrow });
+    shapes.keyBefore = lineTag(wire, { class: "used before", ...arrow });
+  }
   const items = Object.entries(shapes).map(([name, shape]) => {
     const svg = tag("svg", { width: 30, height: 18, "aria-hidden": true }, shape);
-    return `<li>${svg}${say(name)}</li>`;
+    return `<li>${svg}<span>${say(name)}</span></li>`;
   });
   $("key").innerHTML = items.join("");
   [...$("key").querySelectorAll(".cell")].forEach((cell, i) =>
@@ -827,6 +848,7 @@ function draw() {
   $("panels").className = names.size > 1 ? "two" : "one";
   const runs = [...names].map((name) => runOf(name, on));
   panels = runs.map((run) => makePanel({ ...run, before: valuesOf(run) }));
+  drawKey();
   drawChart();
 }
 
@@ -852,7 +874,6 @@ function fillWords() {
   fill(other, ["", ...ALGORITHMS], (name) => name || say("none"));
   fill(topology, Object.keys(PLANS.topologies), say);
   memory.placeholder = say("unlimited");
-  drawKey();
 }
 
 function fillForm() {
