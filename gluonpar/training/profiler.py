@@ -201,10 +201,8 @@ class Profile:
 
     def table(self) -> str:
         """Return a table of milliseconds per step by part and device."""
-        always = (DATA, FORWARD, BACKWARD, OTHER)
-        shown = [part for part in PARTS if part in always or self._runs(part).any()]
         rows = [["ms per step", *self.devices]]
-        for part in (*shown, "idle"):
+        for part in (*(part for part in PARTS if self._runs(part).any()), "idle"):
             times = [f"{self.part_ms(part, device):.2f}" for device in range(len(self.devices))]
             rows.append([part, *times])
         widths = [max(map(len, column)) for column in zip(*rows)]
