@@ -13,10 +13,9 @@ from gluonpar.plans.drawing import (
     BACKWARD_COLOUR,
     COLOURS,
     FORWARD_COLOUR,
-    GREY,
     SETTINGS,
 )
-from gluonpar.training.timeline import Timeline
+from gluonpar.training.profiler import Profile
 
 WIDE = (5.2, 2.6)  # inches: on a phone's screen the text is still readable
 
@@ -60,19 +59,19 @@ def gradients(
     _legend_above(axes, figure)
 
 
-def timeline(steps: Timeline) -> None:
-    """Plot twice the mean time of a step: a row per device, and one for Python's thread."""
-    figure, axes = d2l.plt.subplots(figsize=(WIDE[0], 2.2))
+def timeline(steps: Profile) -> None:
+    """Plot twice the mean time of a step: a row per device."""
+    figure, axes = d2l.plt.subplots(figsize=(WIDE[0], 1.8))
     colours = {"forward": FORWARD_COLOUR, "backward": BACKWARD_COLOUR}
-    colours.update({"exchange + update": COLOURS[1], "data": GREY})
+    colours["exchange + update"] = COLOURS[1]
     for part, colour in colours.items():
-        for row, device in enumerate((0, 1, None)):
-            spans = [(a - steps.window[0], b - a) for a, b in steps.intervals(part, device=device)]
-            bars = np.array(spans).reshape(-1, 2) / 1e3  # milliseconds
+        for row in range(len(steps.devices)):
+            ran = [s for s in steps.spans if (s.device, s.part) == (row, part)]
+            bars = [((s.start - steps.window[0]) / 1e3, (s.end - s.start) / 1e3) for s in ran]
             axes.broken_barh(bars, (row - 0.4, 0.8), color=colour, label=None if row else part)
     milliseconds = 2e3 * steps.step_seconds
-    axes.set(xlim=(0, milliseconds), xlabel="milliseconds (twice the mean step)", ylim=(2.5, -0.5))
-    axes.set_yticks(range(3), [*steps.devices, "Python"])
+    axes.set(xlim=(0, milliseconds), xlabel="milliseconds (twice the mean step)", ylim=(1.5, -0.5))
+    axes.set_yticks(range(2), steps.devices)
     _legend_above(axes, figure)
 
 

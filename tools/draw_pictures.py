@@ -127,7 +127,7 @@ def record_timeline() -> None:
     run.train()
     machine = {key: harness.machine()[key] for key in ("processor", "cores", "date")}
     command = "python tools/draw_pictures.py --record timeline"
-    steps = timeline.record(run.profiler.timeline, FIRST_STEP, NUM_STEPS)
+    steps = timeline.record(run.profiler.profile, FIRST_STEP, NUM_STEPS)
     _write(TIMELINE, {"command": command, "machine": machine, **steps})
 
 

@@ -107,7 +107,7 @@ class Console:
 
     def profile(self, profiler: Profiler) -> None:
         """Print how long the parts of a step took, and what limits the speed-up."""
-        milliseconds = 1e3 * profiler.timeline.step_seconds
+        milliseconds = 1e3 * profiler.profile.step_seconds
         self.line(f"profile: {_steps(profiler)}, {milliseconds:.1f} ms per step")
         self.line(f"{profiler.table()}\n{profiler.sentence()}")
 

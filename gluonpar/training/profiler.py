@@ -1,4 +1,9 @@
-"""A profile of some training steps: how long each part takes on each device, and why."""
+"""A profile of some training steps: how long each part takes on each device, and why.
+
+MXNet's profiler records when each operator ran. :class:`Profiler` chooses the steps,
+:func:`classify` gives every operator a part of the step, and :class:`Profile` adds the parts up.
+Times are microseconds of one clock.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +12,41 @@ import functools
 import json
 import os
 import pathlib
+import re
 import tempfile
-import threading
 import time
-from typing import Any, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Iterator, NamedTuple, Sequence
 
 import mxnet as mx
+import numpy as np
 
 from gluonpar.checkpoint import files
-from gluonpar.runtime import memory, threads
+from gluonpar.runtime import threads
 from gluonpar.sharding import as_list
-from gluonpar.training import timeline
-from gluonpar.training.timeline import DATA, Span, Timeline
 
 WARM_UP = 5  # steps before the window: the first steps allocate, trace and start threads
 NUM_STEPS = 20  # in the window: enough for a mean, few enough to look at in a trace
+
+DATA, FORWARD, BACKWARD = "data", "forward", "backward"
+EXCHANGE, UPDATE, OTHER = "exchange", "update", "other"
+FUSED = "exchange + update"  # one operator does both
+PARTS = (DATA, FORWARD, BACKWARD, EXCHANGE, UPDATE, FUSED, OTHER)
+
+_UPDATE = re.compile(r"\w+_update(_phase[12])?")
+_COPY = re.compile(r"_copy(to(_[CG]PU2[CG]PU)?)?|(Sync)?Copy[CG]PU2[CG]PU")
+_SUM = re.compile(r"(elemwise|broadcast)_add|add_n|broadcast_(maximum|minimum)|_div_scalar|Cast")
+_HOUSEKEEPING = ("gluonpar.runtime.threads", "gluonpar.heap", "DeleteVariable")
+
+
+class Span(NamedTuple):
+    """An operator that ran on a device from ``start`` to ``end``; ``part`` is one of PARTS."""
+
+    name: str
+    device: int
+    start: float
+    end: float
+    part: str = ""
 
 
 class Profiler:
@@ -31,19 +56,17 @@ class Profiler:
     the ``with`` block, begins and ends by waiting for all devices. Outside it nothing is recorded
     and nothing costs time.
 
-    Records MXNet's operators on every device and, of Python's work, :meth:`loading` a batch and the
-    copies of NumPy arrays to devices (``memory.from_numpy``, which is replaced in the window). It
-    does not record which threads wait for a processor. MXNet has one profiler per process: nothing
-    else may use it in the window, and its settings are not restored. Raises ValueError for more CPU
-    contexts than processors + 2.
+    MXNet has one profiler per process: nothing else may use it in the window, and its settings are
+    not restored. It does not record which threads wait for a processor. Raises ValueError for more
+    CPU contexts than processors + 2.
 
     >>> import mxnet as mx
     >>> ctx = [mx.cpu(0), mx.cpu(1)]
-    >>> with Profiler(ctx, warm_up=1, num_steps=2) as profiled:
-    ...     for batch in profiled.loading(range(4)):
+    >>> with Profiler(ctx, warm_up=1, num_steps=2) as profiler:
+    ...     for batch in range(4):
     ...         arrays = [mx.nd.full((2,), batch, ctx=c) for c in ctx]
-    ...         profiled.step()
-    >>> profiled.steps
+    ...         profiler.step()
+    >>> profiler.steps
     (2, 3)
     """
 
@@ -55,14 +78,13 @@ class Profiler:
     ) -> None:
         self.ctx, self.warm_up, self.num_steps = as_list(ctx), warm_up, num_steps
         self._devices = device_of_process(self.ctx) if num_steps else {}
-        self._python: list[Span] = []
-        self._ends: list[float] = []  # the window's begin, then the ends of its steps
-        self._end, self._steps = 0.0, 0
+        self._num_taken = 0
         self._window: contextlib.ExitStack | None = None
+        self._begin = self._end = 0.0
+        self._num_recorded = 0
 
     def __enter__(self) -> Profiler:
-        if self.warm_up == 0 and self.num_steps:
-            self._open()
+        self._open_if_due()
         return self
 
     def __exit__(self, kind, error, traceback) -> None:
@@ -70,96 +92,234 @@ class Profiler:
             self._close(wait=kind is None)
 
     def step(self) -> None:
-        """End a step of Python's loop; the devices may still be computing it."""
-        self._steps += 1
-        if self._window is not None:
-            self._ends.append(_now())
-            if len(self._ends) > self.num_steps:
-                self._close()
-        elif self._steps == self.warm_up and self.num_steps:
-            self._open()
-
-    def loading(self, batches: Iterable) -> Iterator:
-        """Yield ``batches``; the time to get each of them counts as data."""
-        batches, end = iter(batches), object()
-        while True:
-            with self._timed("batch"):
-                batch = next(batches, end)
-            if batch is end:
-                return
-            yield batch
+        """End a step of the loop; the devices may still be computing it."""
+        self._num_taken += 1
+        if self._window is None:
+            self._open_if_due()
+            return
+        self._num_recorded += 1
+        if self._num_recorded == self.num_steps:
+            self._close()
 
     @property
     def steps(self) -> tuple[int, int]:
         """Numbers of the first and the last step in the window, counted from 1."""
-        return self.warm_up + 1, self.warm_up + len(self._ends) - 1
+        return self.warm_up + 1, self.warm_up + self._num_recorded
 
     @functools.cached_property
-    def timeline(self) -> Timeline:
-        """The recorded steps. Raises ValueError if the loop ended before one of them."""
-        if self._window is not None or len(self._ends) < 2:
+    def profile(self) -> Profile:
+        """The recorded steps; ValueError, as from the methods below, if there are none."""
+        if self._window is not None or not self._num_recorded:
             raise ValueError(
-                f"no step was profiled: the loop has taken {self._steps} steps and the first "
+                f"no step was profiled: the loop has taken {self._num_taken} steps and the first "
                 f"{self.warm_up} are for warming up; give a smaller warm_up or a longer loop"
             )
-        window = self._ends[0], self._end
-        operators = timeline.read(self._profile[0], self._devices, *window)
-        spans = [*timeline.classify(operators, len(self.ctx)), *self._python]
+        window = self._begin, self._end
+        operators = read(self._events, self._devices, *window)
+        spans = classify(operators, len(self.ctx))
         processors = threads.cores() if self.ctx[0].device_type == "cpu" else None
-        return Timeline([*map(str, self.ctx)], window, len(self._ends) - 1, spans, processors)
+        return Profile([*map(str, self.ctx)], window, self._num_recorded, spans, processors)
 
     def table(self) -> str:
-        """Return milliseconds per step by part and device.
-
-        This, :meth:`sentence` and :meth:`save` raise ValueError if no step was recorded.
-        """
-        return self.timeline.table()
+        """Return milliseconds per step by part and device."""
+        return self.profile.table()
 
     def sentence(self) -> str:
         """Return a sentence that explains why K devices are not K times as fast as one."""
-        return self.timeline.sentence()
+        return self.profile.sentence()
 
     def save(self, path: str | os.PathLike) -> None:
-        """Write the window as JSON for ui.perfetto.dev and chrome://tracing.
+        """Write MXNet's profile of the devices as JSON, for ui.perfetto.dev and chrome://tracing.
 
-        It has rows for each device, for Python's thread with its steps, and for the exchange.
         Raises OSError, with an earlier file unchanged, if it cannot be written.
         """
-        thread = threading.main_thread().ident
-        numbered = enumerate(zip(self._ends, self._ends[1:]), self.steps[0])
-        steps = [Span(f"step {i}", None, thread, *both, "step") for i, both in numbered]
-        content = {"traceEvents": self.timeline.trace_events(steps), "displayTimeUnit": "ms"}
+        names = [
+            {"name": "process_name", "ph": "M", "pid": process, "args": {"name": device}}
+            for process, device in zip(self._devices, self.profile.devices)
+        ]
+        operators = [e for e in self._events if e["ph"] in "BE" and e["pid"] in self._devices]
+        content = {"traceEvents": [*names, *operators], "displayTimeUnit": "ms"}
         with files.atomic_write(path) as file:
             file.write(json.dumps(content).encode())
 
-    def _open(self) -> None:
-        from_numpy = memory.from_numpy
-
-        def timed(values: Any, ctx: mx.Context) -> mx.nd.NDArray:
-            with self._timed(f"copy to {ctx}"):
-                return from_numpy(values, ctx)
-
-        mx.nd.waitall()
-        with contextlib.ExitStack() as undo:
-            self._profile = undo.enter_context(_recording())
-            undo.callback(setattr, memory, "from_numpy", from_numpy)
-            memory.from_numpy = timed
-            self._ends.append(_now())
-            self._window = undo.pop_all()
+    def _open_if_due(self) -> None:
+        if self._num_taken == self.warm_up and self.num_steps:
+            mx.nd.waitall()
+            with contextlib.ExitStack() as window:
+                self._events = window.enter_context(_recording())
+                self._begin = _now()
+                self._window = window.pop_all()
 
     def _close(self, wait: bool = True) -> None:
         window, self._window = self._window, None
         with window:
-            window.callback(lambda: setattr(self, "_end", _now()))
             if wait:
                 mx.nd.waitall()
+            self._end = _now()
 
-    @contextlib.contextmanager
-    def _timed(self, name: str) -> Iterator[None]:
-        start = _now()
-        yield
-        if self._window is not None:
-            self._python.append(Span(name, None, threading.get_ident(), start, _now(), DATA))
+
+@dataclass
+class Profile:
+    """``num_steps`` steps on ``devices`` (their names) in the ``window`` (begin, end).
+
+    ``spans`` are classified (:func:`classify`). An operator that waits for a processor counts as
+    running: with fewer ``processors`` than devices, parts take longer than their computation.
+    """
+
+    devices: list[str]
+    window: tuple[float, float]
+    num_steps: int
+    spans: list[Span]
+    processors: int | None = None
+
+    def __post_init__(self) -> None:
+        ends = [end for span in self.spans for end in (span.start, span.end)]
+        self._edges = np.unique([*self.window, *ends])  # nothing begins or ends between two
+        self._lengths = np.diff(self._edges)
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds per step."""
+        return (self.window[1] - self.window[0]) / self.num_steps / 1e6
+
+    def part_ms(self, part: str, device: int | None = None) -> float:
+        """Return milliseconds per step of a part, or of 'idle', when no operator runs.
+
+        On one device; with None, the time in which it runs anywhere.
+        """
+        runs = ~self._runs(device=device) if part == "idle" else self._runs(part, device=device)
+        return self._lengths[runs].sum() / self.num_steps / 1e3
+
+    def _runs(self, *parts: str, device: int | None = None) -> np.ndarray:
+        """Return for each two neighbouring edges whether a part runs between them."""
+        runs = np.zeros(len(self._lengths), bool)
+        for span in self.spans:
+            if (not parts or span.part in parts) and device in (None, span.device):
+                first, last = np.searchsorted(self._edges, (span.start, span.end))
+                runs[first:last] = True
+        return runs
+
+    def table(self) -> str:
+        """Return a table of milliseconds per step by part and device."""
+        rows = [["ms per step", *self.devices]]
+        for part in (*(part for part in PARTS if self._runs(part).any()), "idle"):
+            times = [f"{self.part_ms(part, device):.2f}" for device in range(len(self.devices))]
+            rows.append([part, *times])
+        widths = [max(map(len, column)) for column in zip(*rows)]
+        return "\n".join(
+            "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])])
+            for row in rows
+        )
+
+    def shares(self) -> dict[str, float]:
+        """Return the shares of a step, averaged over devices; they add up to 1.
+
+        Each instant of a device counts once: it computes; or else it updates; or else some device
+        exchanges; or else another device is still busy (the slowest); or else all wait for Python.
+        """
+        totals = dict.fromkeys(("compute", "update", "exchange", "slowest", "Python"), 0.0)
+        for device in range(len(self.devices)):
+            rest = np.ones(len(self._lengths), bool)
+            reasons = (
+                self._runs(DATA, FORWARD, BACKWARD, OTHER, device=device),
+                self._runs(UPDATE, device=device),
+                self._runs(EXCHANGE, FUSED),
+                self._runs(),
+                rest,
+            )
+            for reason, runs in zip(totals, reasons):
+                totals[reason] += self._lengths[rest & runs].sum()
+                rest = rest & ~runs
+        whole = self._lengths.sum() * len(self.devices)
+        return {reason: time / whole for reason, time in totals.items()}
+
+    def sentence(self) -> str:
+        """Return a sentence that explains why K devices are not K times as fast as one of them.
+
+        Its speed-up is an upper bound: a single device would have memory and caches for itself.
+        """
+        shares, k = self.shares(), len(self.devices)
+        words = {
+            "slowest": "waiting for the slowest device",
+            "exchange": f"exchange{' and update' if self._runs(FUSED).any() else ''} not hidden",
+            "update": "update",
+            "Python": "waiting for Python",
+        }
+        parts = [f"{shares['compute']:.1%} of a step is compute"]
+        parts += [f"{shares[r]:.1%} {words[r]}" for r in words if shares[r] >= 0.0005]
+        if k == 1:
+            return f"1 device: {', '.join(parts)}"
+        speedup, shared = k * shares["compute"] + shares["update"], ""
+        if self.processors is not None and self.processors < k:
+            speedup = min(speedup, self.processors)
+            shared = f", because they share {self.processors} processors"
+        bound = f"at best {speedup:.2f} times one of these devices"
+        return f"{k} devices: {', '.join(parts)}; {bound}{shared}"
+
+
+def classify(operators: Sequence[Span], num_devices: int) -> list[Span]:
+    """Return the operators with their parts, in the order of their start.
+
+    By name: a name with ``_backward_`` is backward (the names of a traced segment are joined);
+    ``..._update`` is update; gluonpar's own operators and a kvstore's are exchange.
+    ``gluonpar.update`` is exchange and update in one if a single device runs it for all.
+    ``ImperativeBulk``, a segment of untraced operators, is backward on a device that has no other
+    backward operator.
+
+    By place: between a device's backward and the exchange or update, copies and sums are exchange,
+    unless gluonpar's own operators exchange, and other operators backward, such as the sum of the
+    losses. Elsewhere copies are data, and other operators forward, such as a cast or an
+    augmentation of the batch.
+    """
+    updaters = {op.device for op in operators if op.name == "gluonpar.update"}
+    on_host = any(op.name == "gluonpar.host" for op in operators)
+    fused = len(updaters) == 1 < num_devices and not on_host
+    shows_backward = {op.device for op in operators if "_backward_" in op.name}
+    after_backward = [False] * num_devices
+    classified = []
+    for op in sorted(operators, key=lambda span: span.start):
+        if op.name in _HOUSEKEEPING:
+            part = OTHER
+        elif op.name == "gluonpar.update":
+            part = FUSED if fused else UPDATE
+        elif op.name.startswith(("gluonpar", "KVStore")):
+            part = EXCHANGE
+        elif "_backward_" in op.name:
+            part = BACKWARD
+        elif op.name == "ImperativeBulk" and op.device not in shows_backward:
+            part = BACKWARD
+        elif _UPDATE.fullmatch(op.name):
+            part = UPDATE
+        elif after_backward[op.device]:
+            moves = _COPY.fullmatch(op.name) or _SUM.fullmatch(op.name)
+            part = EXCHANGE if moves and not on_host and not fused else BACKWARD
+        else:
+            part = DATA if _COPY.fullmatch(op.name) else FORWARD
+        if op.name == "gluonpar.host" or part == FUSED:
+            after_backward = [False] * num_devices
+        elif part in (BACKWARD, UPDATE):
+            after_backward[op.device] = part == BACKWARD
+        classified.append(op._replace(part=part))
+    return classified
+
+
+def read(
+    events: Sequence[dict[str, Any]], devices: dict[int, int], begin: float, end: float
+) -> list[Span]:
+    """Return the operators that began in the window [begin, end].
+
+    ``devices`` maps the events' process numbers to devices; other processes are left out.
+    """
+    operators, begun = [], {}
+    for event in events:
+        device, kind, key = devices.get(event["pid"]), event["ph"], (event["pid"], event.get("tid"))
+        if device is not None and kind == "B":
+            begun.setdefault(key, []).append(event["ts"])
+        elif device is not None and kind == "E":
+            start = begun[key].pop()
+            if begin <= start <= end:
+                operators.append(Span(event["name"], device, start, min(event["ts"], end)))
+    return operators
 
 
 def device_of_process(ctx: Sequence[mx.Context]) -> dict[int, int]:
@@ -184,18 +344,17 @@ def _processes() -> list[str]:
 
     If other code has written that one, they are those of the CPU build: one per processor.
     """
-    with _recording() as profile:
+    with _recording() as events:
         pass
-    events = timeline.events(profile[0])
     named = {event["pid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
     expected = [f"cpu/{i}" for i in range(threads.cores())] + ["cpu pinned/", "cpu shared/"]
     return [named[pid] for pid in range(len(named))] if 0 in named else expected
 
 
 @contextlib.contextmanager
-def _recording() -> Iterator[list[str]]:
-    """Record operators in the block; after it the list has the text of MXNet's file."""
-    profile: list[str] = []
+def _recording() -> Iterator[list[dict[str, Any]]]:
+    """Record operators in the block; after it the list has the events of MXNet's file."""
+    events: list[dict[str, Any]] = []
     record = {"profile_symbolic": True, "profile_imperative": True}
     # With aggregate_stats MXNet would run one operator at a time.
     omit = ["profile_memory", "profile_api", "continuous_dump", "aggregate_stats"]
@@ -204,11 +363,13 @@ def _recording() -> Iterator[list[str]]:
         mx.profiler.set_config(filename=str(path), **record, **dict.fromkeys(omit, False))
         mx.profiler.set_state("run")
         try:
-            yield profile
+            yield events
         finally:
             mx.profiler.set_state("stop")
             mx.profiler.dump()
-            profile.append(path.read_text())
+            # All but a process's first file begin with a comma that JSON does not allow.
+            content = re.sub(r"\[\s*,", "[", path.read_text(), count=1)
+            events += json.loads(content)["traceEvents"]
 
 
 def _now() -> float:

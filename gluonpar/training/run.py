@@ -175,18 +175,17 @@ class Run:
         in_flight, interval = deque(), config.log_interval
         if not interval:
             interval = min(MOST_BATCHES_BETWEEN_READS, max(1, self.num_batches // 10))
-        with self.profiler if progress.epoch == 1 else Profiler(self.ctx, num_steps=0) as profiled:
-            batches = profiled.loading(self._batches(shuffle, done))
-            batches = self.console.batches(
-                batches, self.num_batches, config.batch_size, progress.epoch, done
-            )
+        batches = self.console.batches(
+            self._batches(shuffle, done), self.num_batches, config.batch_size, progress.epoch, done
+        )
+        with self.profiler if progress.epoch == 1 else Profiler(self.ctx, num_steps=0) as watched:
             for number, (X, y) in enumerate(batches, done + 1):
                 in_flight.append(self._step(number, X, y))
                 meter.add(in_flight[-1], self.workload.params)
                 if len(in_flight) > STEPS_IN_FLIGHT:  # the only wait here: it bounds the memory
                     for loss in in_flight.popleft()[:1]:  # none if this rank had no sample
                         loss.wait_to_read()
-                profiled.step()
+                watched.step()
                 if number % interval == 0:
                     loss, of = self._read(meter), f"{number}/{self.num_batches}"
                     self.console.progress(loss)

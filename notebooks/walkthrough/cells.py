@@ -336,14 +336,14 @@ from gluonpar.training.profiler import Profiler
 
 device_params = [gluonpar.get_params(params, c) for c in ctx]
 with Profiler(ctx, warm_up=6, num_steps=8) as profiler:
-    for X, y in profiler.loading(dataset.batches(X_train, y_train, 256)):
+    for X, y in dataset.batches(X_train, y_train, 256):
         gluonpar.train_batch(X, y, device_params, ctx, lr)
         profiler.step()
 print(profiler.table())
 print(*profiler.sentence().split(", "), sep="\n  ")
 
 # %% timeline
-plots.timeline(profiler.timeline)
+plots.timeline(profiler.profile)
 
 # %% ring
 hops = collectives.algorithms.ring.plan(4)

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from gluonpar.collectives import ALGORITHMS
-from gluonpar.training.timeline import BACKWARD, DATA, FORWARD, FUSED, Span, Timeline
+from gluonpar.training.profiler import BACKWARD, FORWARD, FUSED, Profile, Span
 
 pytest.importorskip("matplotlib")
 
@@ -65,20 +65,18 @@ def test_a_timeline_holds_whole_steps_from_a_device_s_first_forward():
     spans = []
     for begin in range(0, 4000, 1000):
         spans += [
-            Span("batch", None, 9, begin + 20, begin + 25, DATA),
-            Span("Convolution", 0, 0, begin, begin + 200, FORWARD),
-            Span("Pooling", 0, 0, begin + 210, begin + 300, FORWARD),
-            Span("_backward_x", 0, 0, begin + 310, begin + 800, BACKWARD),
-            Span("gluonpar.update", 0, 5, begin + 860, begin + 960, FUSED),
+            Span("Convolution", 0, begin, begin + 200, FORWARD),
+            Span("Pooling", 0, begin + 210, begin + 300, FORWARD),
+            Span("_backward_x", 0, begin + 310, begin + 800, BACKWARD),
+            Span("gluonpar.update", 0, begin + 860, begin + 960, FUSED),
         ]
-    profile = Timeline(["cpu(0)"], (0, 4000), 4, spans, 1)
+    profile = Profile(["cpu(0)"], (0, 4000), 4, spans, 1)
     steps = timeline.record(profile, 1, 2)
     assert (steps["window"], steps["num_steps"]) == ([0, 2000], 2)
     assert [span for span in steps["spans"] if span[2] < 1000] == [
         [FORWARD, 0, 0, 300],
         [BACKWARD, 0, 310, 800],
         [FUSED, 0, 860, 960],
-        [DATA, None, 20, 25],
     ]
     with pytest.raises(ValueError, match="first=2, num_steps=2"):
         timeline.record(profile, 2, 2)

@@ -1,4 +1,4 @@
-"""Recorded training steps over time: one row per device, one for the all-reduce, one for Python."""
+"""Recorded training steps over time: one row per device, and one for the all-reduce."""
 
 from __future__ import annotations
 
@@ -9,32 +9,30 @@ from typing import Any, Sequence
 from matplotlib.figure import Figure
 
 from gluonpar.plans.drawing import BACKWARD_COLOUR, COLOURS, FORWARD_COLOUR, GREY, save, style
-from gluonpar.training.timeline import (
+from gluonpar.training.profiler import (
     BACKWARD,
-    DATA,
     EXCHANGE,
     FORWARD,
     FUSED,
     UPDATE,
+    Profile,
     Span,
-    Timeline,
-    union,
 )
 
-COLOUR = {FORWARD: FORWARD_COLOUR, BACKWARD: BACKWARD_COLOUR, DATA: GREY}
+COLOUR = {FORWARD: FORWARD_COLOUR, BACKWARD: BACKWARD_COLOUR}
 COLOUR.update(dict.fromkeys((EXCHANGE, UPDATE, FUSED), COLOURS[1]))
 GAP = 100.0  # operators of one kind with fewer microseconds between them are drawn as one
 
 
-def record(timeline: Timeline, first: int, num_steps: int) -> dict[str, Any]:
+def record(profile: Profile, first: int, num_steps: int) -> dict[str, Any]:
     """Return ``num_steps`` whole steps of a profile from step ``first`` on, as written to JSON.
 
     A step begins where a device starts its first forward operator after a backward one. Times are
     whole microseconds from the beginning of the first step. Raises ValueError if the profile has
     too few steps.
     """
-    devices = range(len(timeline.devices))
-    begins = [min(starts) for starts in zip(*(_starts(timeline, i) for i in devices))]
+    devices = range(len(profile.devices))
+    begins = [min(starts) for starts in zip(*(_starts(profile, i) for i in devices))]
     if first + num_steps >= len(begins):
         raise ValueError(
             f"first={first}, num_steps={num_steps}: the profile must have more steps than that, "
@@ -42,17 +40,17 @@ def record(timeline: Timeline, first: int, num_steps: int) -> dict[str, Any]:
         )
     begin, end = begins[first], begins[first + num_steps]
     spans = []
-    for device in (*devices, None):
+    for device in devices:
         for part in COLOUR:
-            close = [(a, b + GAP) for a, b in timeline.intervals(part, device=device)]
-            for start, stop in union(close):
-                start, stop = max(start, begin) - begin, min(stop - GAP, end) - begin
+            ran = [(s.start, s.end) for s in profile.spans if (s.device, s.part) == (device, part)]
+            for start, stop in _joined(ran):
+                start, stop = max(start, begin) - begin, min(stop, end) - begin
                 if start < stop:
-                    spans.append(Span(part, device, 0, round(start), round(stop), part))
+                    spans.append(Span(part, device, round(start), round(stop), part))
     window = 0, round(end - begin)
-    steps = Timeline(timeline.devices, window, num_steps, spans, timeline.processors)
+    steps = Profile(profile.devices, window, num_steps, spans, profile.processors)
     return {
-        "devices": timeline.devices,
+        "devices": profile.devices,
         "num_steps": num_steps,
         "window": list(window),
         "sentence": steps.sentence(),
@@ -60,10 +58,21 @@ def record(timeline: Timeline, first: int, num_steps: int) -> dict[str, Any]:
     }
 
 
-def _starts(timeline: Timeline, device: int) -> list[float]:
+def _joined(intervals: Sequence[tuple[float, float]]) -> list[list[float]]:
+    """Return the intervals, sorted, with those joined that overlap or are less than GAP apart."""
+    joined: list[list[float]] = []
+    for start, end in sorted(intervals):
+        if joined and start < joined[-1][1] + GAP:
+            joined[-1][1] = max(joined[-1][1], end)
+        else:
+            joined.append([start, end])
+    return joined
+
+
+def _starts(profile: Profile, device: int) -> list[float]:
     """Where the device runs forward for the first time after each backward."""
     starts, backward = [], True
-    for span in sorted((s for s in timeline.spans if s.device == device), key=lambda s: s.start):
+    for span in sorted((s for s in profile.spans if s.device == device), key=lambda s: s.start):
         if span.part == FORWARD and backward:
             starts.append(span.start)
         backward = span.part == BACKWARD or (backward and span.part != FORWARD)
@@ -72,12 +81,12 @@ def _starts(timeline: Timeline, device: int) -> list[float]:
 
 def draw(steps: dict[str, Any], title: str, note: str, path: str | os.PathLike) -> None:
     """Draw what :func:`record` returned, with its sentence and ``note`` below, to ``path``."""
-    names = [*steps["devices"], "all-reduce\nand update", "Python"]
+    names = [*steps["devices"], "all-reduce\nand update"]
     rows = [(i, (FORWARD, BACKWARD)) for i in range(len(steps["devices"]))]
-    rows += [(None, (EXCHANGE, UPDATE, FUSED)), (None, (DATA,))]
+    rows.append((None, (EXCHANGE, UPDATE, FUSED)))
     notes = [*textwrap.wrap(steps["sentence"], 112), *textwrap.wrap(note, 112)]
     with style("timeline"):
-        figure = Figure((10, 4.1))
+        figure = Figure((10, 3.6))
         axes = figure.add_axes((0.12, 0.34, 0.865, 0.46), xlim=(0, steps["window"][1] / 1e3))
         for y, (device, parts) in enumerate(rows):
             axes.axhspan(y - 0.32, y + 0.32, color=GREY, alpha=0.11, lw=0)
@@ -120,7 +129,7 @@ def _description(steps: dict[str, Any]) -> str:
     )
     step = steps["window"][1] / 1e3 / steps["num_steps"]
     return (
-        f"One row per device, one for the all-reduce and the update, one for Python's thread, over "
+        f"One row per device, and one for the all-reduce and the update, over "
         f"{steps['num_steps']} steps of {step:.1f} ms each. A step takes {devices}, and "
         f"{ms([EXCHANGE, UPDATE, FUSED]):.1f} ms for all-reduce and update. {steps['sentence']}."
     )
