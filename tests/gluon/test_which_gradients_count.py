@@ -43,12 +43,23 @@ def losses_of(loss, batch, ctx):
 
 
 def backward(losses, how):
-    """All devices in one pass, or in a pass each, as in the book's loop."""
+    """All devices in one pass, or in a pass each."""
     if how == "one pass":
         autograd.backward(losses)
     else:
         for loss in losses:
             loss.backward()
+
+
+def differentiate(loss, batch, ctx, how):
+    """Forward on all devices and then backward, or both device by device, as in the book's loop."""
+    if how == "device by device":
+        for x in gluonpar.split_and_load(batch, ctx):
+            with autograd.record():
+                one = loss(x)
+            one.backward()
+    else:
+        backward(losses_of(loss, batch, ctx), how)
 
 
 def dense(prefix, ctx, seed, outputs):
@@ -73,14 +84,18 @@ def gan(ctx, make, how):
     trainers = [
         make(n.collect_params(), "sgd", {"learning_rate": 0.1}) for n in (critic, generator)
     ]
+
+    def critics_loss(x):
+        return critic(x) - critic(generator(x).detach())
+
+    def generators_loss(x):
+        return critic(generator(x))
+
     # The critic's batch is small after the generator's was large, and the other way round.
     for i, (small, large) in enumerate(zip(samples(SIZES), samples((8,) * 5, seed=1))):
         for trainer, batch in zip(trainers, (small, large) if i % 2 else (large, small)):
-            if trainer is trainers[0]:
-                losses = losses_of(lambda x: critic(x) - critic(generator(x).detach()), batch, ctx)
-            else:
-                losses = losses_of(lambda x: critic(generator(x)), batch, ctx)
-            backward(losses, how)
+            loss = critics_loss if trainer is trainers[0] else generators_loss
+            differentiate(loss, batch, ctx, how)
             trainer.step(len(batch))
     return [generator, critic]
 
@@ -93,7 +108,7 @@ def skips(ctx, make, how):
         skipped = i in (1, 3, 5, 7)
         if skipped:
             batch[:] = [np.nan, np.inf, 100, 1e30][i // 2]
-        backward(losses_of(lambda x: net(x) ** 2, batch, ctx), how)
+        differentiate(lambda x: net(x) ** 2, batch, ctx, how)
         if i == 5:
             trainer.allreduce_grads()
         if not skipped:
@@ -106,7 +121,7 @@ def halves(ctx, make, how):
     parts = [dense("first_", ctx, 1, 4), dense("second_", ctx, 2, 1)]
     trainers = [make(part.collect_params(), "sgd", {"learning_rate": 0.1}) for part in parts]
     for i, batch in enumerate(samples((8, 8, 1, 2, 8, 1))):
-        backward(losses_of(lambda x: parts[1](parts[0](x)), batch, ctx), how)
+        differentiate(lambda x: parts[1](parts[0](x)), batch, ctx, how)
         trainers[i % 2].step(len(batch))
     return parts
 
@@ -156,7 +171,7 @@ def made_late(ctx, make, how):
     """The Trainer is made after a batch that is not used."""
     net = dense("net_", ctx, 1, 1)
     for batch in samples((8, 1)):
-        backward(losses_of(lambda x: net(x) ** 2, batch, ctx), how)
+        differentiate(lambda x: net(x) ** 2, batch, ctx, how)
     make(net.collect_params(), "sgd", {"learning_rate": 0.1}).step(1)
     return [net]
 
@@ -167,7 +182,7 @@ def adds(ctx, make, how):
     net.collect_params().setattr("grad_req", "add")
     trainer = make(net.collect_params(), "sgd", {"learning_rate": 0.01})
     for i, batch in enumerate(samples((8, 1, 8, 2))):
-        backward(losses_of(lambda x: net(x) ** 2, batch, ctx), how)
+        differentiate(lambda x: net(x) ** 2, batch, ctx, how)
         if i == 2:
             trainer.allreduce_grads()
         else:
@@ -178,7 +193,7 @@ def adds(ctx, make, how):
 PROGRAMS = [gan, skips, halves, overwritten, reversed_devices, used_by_one_device, made_late, adds]
 
 
-@pytest.mark.parametrize("how", ["one pass", "a pass each"])
+@pytest.mark.parametrize("how", ["one pass", "a pass each", "device by device"])
 @pytest.mark.parametrize(
     ("trainer", "k"), [("host", 2), ("host", 3), ("adam", 2), ("ring", 3), ("kvstore", 3)]
 )
