@@ -20,7 +20,7 @@ import mxnet as mx
 from gluonpar import cluster
 from gluonpar.collectives import arguments, exchange
 from gluonpar.collectives.exchange import BUCKET_BYTES, groups
-from gluonpar.runtime import backward_passes, memory
+from gluonpar.runtime import memory
 
 
 class Copies(NamedTuple):
@@ -146,7 +146,7 @@ def buckets(
 ) -> list[ParamBucket]:
     """Return the parameters with a gradient in buckets, the last layers' first.
 
-    With ``written`` only gradients count whose flags are set (:mod:`backward_passes`).
+    With ``written`` only gradients count whose flags are set (:func:`memory.grad_flags`).
     Raises ValueError if a parameter has a gradient on some devices only, or gradients that differ.
     """
     of_devices = [grads(params) for params in device_params]
@@ -160,7 +160,7 @@ def buckets(
             )
         if not any(without):
             arguments.check_list(of_copies, "gradients")
-            fresh = backward_passes.flags(copies) if written else ()
+            fresh = memory.grad_flags(copies) if written else ()
             trained.append(Copies(i, copies, of_copies, fresh))
     return [ParamBucket(copies) for copies in in_buckets(trained)]
 

@@ -13,7 +13,7 @@ from gluonpar.collectives.exchange import Exchange
 from gluonpar.models.lenet import lenet
 from gluonpar.models.losses import softmax_cross_entropy
 from gluonpar.replicas import ParamBucket
-from gluonpar.runtime import backward_passes, cached_op, heap, interrupts
+from gluonpar.runtime import cached_op, heap, interrupts, memory
 
 # How many steps a training loop may queue ahead of the devices; their batches are in memory.
 STEPS_IN_FLIGHT = 4
@@ -69,7 +69,7 @@ def train_batch(
 
     # Forward: every device computes the losses of its shard.
     for params in device_params:
-        backward_passes.clear_flags(params)  # only what backward writes now will count
+        memory.clear_grad_flags(params)  # only what backward writes now will count
     with autograd.record():
         losses = [
             cached_op.losses(model, loss, X_shard, y_shard, params, replicas.BUCKET_BYTES)

@@ -17,7 +17,7 @@ from gluonpar.gluon.parallel import on_device
 from gluonpar.gluon.tasks import all_devices
 from gluonpar.metrics import LossMeter
 from gluonpar.optim import check_lr, sgd
-from gluonpar.runtime import backward_passes, device_threads, memory, private_fields
+from gluonpar.runtime import device_threads, memory, private_fields
 from gluonpar.runtime.devices import check_distinct
 from gluonpar.sharding import as_list, num_samples, split_and_load
 from gluonpar.step import STEPS_IN_FLIGHT
@@ -231,7 +231,7 @@ class Towers:
         running = list(zip(self.ctx, self.variables, batches))
         outputs: list[dict] = []
         for i, (c, arrays, batch) in enumerate(running):
-            backward_passes.clear_flags(arrays)  # until backward sets them: see _check_written
+            memory.clear_grad_flags(arrays)  # until backward sets them: see _check_written
             with autograd.record():
                 self._compute(i, batch, outputs)
             loss, shape = outputs[-1].get("loss"), (num_samples(batch),)
@@ -271,7 +271,7 @@ def _rule_of(optimizer: mx.optimizer.Optimizer, params: list | None) -> Callable
 
 def _check_written(arrays: Sequence[mx.nd.NDArray], ctx: mx.Context) -> None:
     """Raise ValueError if backward has not written a gradient: it would be summed twice."""
-    for j, (array, written) in enumerate(zip(arrays, backward_passes.flags(arrays))):
+    for j, (array, written) in enumerate(zip(arrays, memory.grad_flags(arrays))):
         if array.grad is not None and not written:
             raise ValueError(
                 f"the loss on {ctx} does not depend on variable {j} of shape {array.shape}; remove "

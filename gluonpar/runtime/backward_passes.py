@@ -11,7 +11,8 @@ So passes have numbers here. Those that follow one recording (``autograd.record(
 one, as do those that overlap, on several threads. When pass n writes a gradient of a parameter,
 these on other devices are out of date: those of passes that computed gradients on a device of pass
 n, and, if it overwrites what pass m wrote, those of pass m and later ones. For that functions of
-MXNet's C interface are replaced by others that call them.
+MXNet's C interface are replaced by others that call them, from the first parameter on several
+devices on.
 """
 
 from __future__ import annotations
@@ -34,13 +35,10 @@ from gluonpar.runtime import interrupts, memory, private_fields
 _tracked: weakref.WeakKeyDictionary[gluon.Parameter, _Writes] = weakref.WeakKeyDictionary()
 _num_sums = 0  # of gradients, over devices and ranks
 _running = 0  # passes that have begun and not ended
-_recorded = False  # whether recording has begun since the last pass
+_recorded = True  # whether recording has begun since the last pass
 _num_calls: collections.Counter = collections.Counter()  # of backward, by the thread's identifier
 _lock = threading.Lock()
-_backward, _get_flag = _LIB.MXAutogradBackwardEx, _LIB.MXNDArrayGetGradState
-_set_recording = _LIB.MXAutogradSetIsRecording
-_flag = ctypes.c_int()
-_flag_pointer = ctypes.byref(_flag)
+_backward, _set_recording = _LIB.MXAutogradBackwardEx, _LIB.MXAutogradSetIsRecording
 
 
 class _Pass:
@@ -53,28 +51,20 @@ class _Pass:
 _last = _Pass(1)  # the first stands for all those before a parameter was tracked
 
 
-def clear_flags(arrays: Iterable[mx.nd.NDArray]) -> None:
-    """Clear MXNet's flags that backward has written the arrays' gradients, where they have any."""
-    for array in arrays:
-        _LIB.MXNDArraySetGradState(array.handle, 0)  # an error, where there is no gradient
-
-
-def flags(arrays: Iterable[mx.nd.NDArray]) -> list[bool]:
-    """Return MXNet's flags that backward has written the arrays' gradients."""
-    written = []
-    for array in arrays:
-        _get_flag(array.handle, _flag_pointer)
-        written.append(_flag.value != 0)
-    return written
+def watch() -> None:
+    """Note backward passes and recordings from now on."""
+    _LIB.MXAutogradBackwardEx, _LIB.MXAutogradSetIsRecording = _numbered_backward, _noted_recording
 
 
 def num_calls(thread: int) -> int:
-    """Return how often the thread with this identifier has called ``backward``."""
+    """Return how often the thread with this identifier has called ``backward``, while watched."""
+    watch()
     return _num_calls[thread]
 
 
 def track(params: Iterable[gluon.Parameter]) -> None:
     """Note from now on which passes write the gradients of ``params``, which may be deferred."""
+    watch()
     with _lock:
         for param in params:
             if param not in _tracked:
@@ -234,7 +224,7 @@ class _Writes:
     def begin(self) -> None:
         """Clear the flags, so that those are seen which the pass sets that begins now."""
         if any(self.passes()):
-            clear_flags(self._values)
+            memory.clear_grad_flags(self._values)
         if self.sum_on is not None and self.adds():
             memory.zero([grad for i, grad in enumerate(self._grads) if i != self.sum_on])
         self.sum_on = None
@@ -247,7 +237,7 @@ class _Writes:
             for i, before in enumerate(self._passes):
                 if before and i not in self._saved:
                     self._saved[i] = self._grads[i].copy()
-                    clear_flags([self._values[i]])
+                    memory.clear_grad_flags([self._values[i]])
 
     def see(self) -> list[_Pass | None]:
         """Note what the pass that runs has written; return the passes before."""
@@ -287,11 +277,11 @@ class _Writes:
     def forget(self) -> None:
         """Let no gradient count."""
         if self.passes():
-            clear_flags(self._values)
+            memory.clear_grad_flags(self._values)
         self._passes = [None] * len(self._passes)
 
     def _written(self) -> list[bool]:
-        return flags(self._values if self._passes else ())
+        return memory.grad_flags(self._values if self._passes else ())
 
 
 @functools.wraps(_backward)
@@ -320,7 +310,6 @@ def _tracking(allocate: Callable) -> Callable:
     return tracked
 
 
-_LIB.MXAutogradBackwardEx, _LIB.MXAutogradSetIsRecording = _numbered_backward, _noted_recording
 private_fields.wrap_gradient_allocation(_tracking)
 os.register_at_fork(
     before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release

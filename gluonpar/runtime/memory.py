@@ -147,6 +147,21 @@ def grad_chunk(array: mx.nd.NDArray) -> int | None:
     return address_of_chunk
 
 
+def clear_grad_flags(arrays: Iterable[mx.nd.NDArray]) -> None:
+    """Clear MXNet's flags that backward has written the arrays' gradients, where they have any."""
+    for array in arrays:
+        _LIB.MXNDArraySetGradState(array.handle, 0)  # an error, where there is no gradient
+
+
+def grad_flags(arrays: Iterable[mx.nd.NDArray]) -> list[bool]:
+    """Return MXNet's flags that backward has written the arrays' gradients."""
+    flag, written = ctypes.c_int(), []
+    for array in arrays:
+        _LIB.MXNDArrayGetGradState(array.handle, ctypes.byref(flag))
+        written.append(flag.value != 0)
+    return written
+
+
 def num_bytes(array: mx.nd.NDArray) -> int:
     """Return the number of bytes of the array's elements."""
     shape, dtype, _ = kind(array)

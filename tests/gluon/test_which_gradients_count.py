@@ -14,7 +14,7 @@ from mxnet.gluon import nn
 
 import gluonpar
 from gluonpar.gluon.trainer import Trainer
-from gluonpar.runtime import backward_passes
+from gluonpar.runtime import backward_passes, memory
 
 SIZES = (8, 1, 8, 2, 1)
 
@@ -210,9 +210,8 @@ def test_it_trains_as_one_device_does(program, k, trainer, how):
 @pytest.mark.parametrize("program", [gan, skips, halves])
 def test_mxnets_own_flags_would_be_seen(program, monkeypatch):
     """The bug, planted: every gradient counts that was written since the last update."""
-    flags = backward_passes.flags
     monkeypatch.setattr(
-        backward_passes, "fresh", lambda param: [*map(bool, flags(param.list_data()))]
+        backward_passes, "fresh", lambda param: memory.grad_flags(param.list_data())
     )
     monkeypatch.setattr(backward_passes._Writes, "begin", lambda self: None)
     with pytest.raises(AssertionError):

@@ -13,7 +13,7 @@ import gluonpar
 from gluonpar import metrics, optim, replicas, step
 from gluonpar.models.lenet import LENET_SHAPES
 from gluonpar.plans import partition
-from gluonpar.runtime import backward_passes, engine, threads
+from gluonpar.runtime import engine, memory, threads
 
 LR = 0.2
 NUM_STEPS = 3
@@ -99,7 +99,7 @@ def test_an_idle_device_does_not_add_its_last_gradient_again(monkeypatch, k):
         return max(relative_error(a, b) for a, b in zip(train(batches, k)[0], one))
 
     assert compare() < 1e-5
-    monkeypatch.setattr(backward_passes, "clear_flags", lambda params: None)  # the bug, planted
+    monkeypatch.setattr(memory, "clear_grad_flags", lambda params: None)  # the bug, planted
     assert compare() > 1e-3
 
 
