@@ -99,7 +99,7 @@ def draw(folder: Path) -> None:
     record = json.loads(SCALING.read_text("utf-8"))
     note = (
         f"{_measured(record)}. Medians and quartiles of {record['arguments']['rounds']} rounds of "
-        f"{record['arguments']['steps']} steps; on each number of devices the candidates take "
+        f"{record['arguments']['steps']} steps; all programs on all numbers of devices take "
         "turns. All devices share the cores. One context, the dashed grey line, uses all of them "
         "by itself: data parallelism gains as much as gluonpar's line is above it there."
     )
