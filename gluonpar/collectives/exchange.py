@@ -189,7 +189,7 @@ class Exchange:
     def _sum_inside(self, lists: Lists, root: int | None) -> None:
         """Sum a bucket over this process's devices, on the device ``root`` or on all."""
         sparse = memory.kind(lists[0][0])[2] == "row_sparse"
-        with self._summands(lists, None if sparse else root, sparse) as summands:
+        with self._summands(lists, root, sparse) as summands:
             if sparse:
                 row_sparse.allreduce(summands[0])
             elif len(self.ctx) == 1:
