@@ -67,12 +67,13 @@ def test_compression_is_exact_for_what_float16_holds(dtype, optimizer):
         assert value.asnumpy().tolist() == want.tolist()
 
 
-def test_compression_really_rounds():
+@pytest.mark.parametrize(("grads", "total"), [((1 + 2.0**-12, 1), 2), ((1 + 2.0**-12, -1), 0)])
+def test_compression_rounds_every_gradient_and_the_sum(grads, total):
     params = weights([[0.0]], 2)
     trainer = Trainer(params, "sgd", {"learning_rate": 1.0}, compression="fp16")
-    give_grads(params, [[1 + 2.0**-12, 1.0]])
+    give_grads(params, [grads])
     trainer.step(1)
-    assert params[0].list_data()[0].asscalar() == -2
+    assert params[0].list_data()[0].asscalar() == -total
 
 
 @pytest.mark.parametrize("num_params", [1, 2])  # in one bucket, which is summed on one device
