@@ -70,7 +70,7 @@ def test_float16_is_summed_in_float32_and_float64_in_its_own_precision(dtype, sm
     optim.update_on_host([Item(place(values), params, update)])
     assert_everywhere(params, [0])
     exact = values.astype("float64").sum()
-    assert seen == [(sum_dtype, pytest.approx(exact, rel=2 * np.finfo(sum_dtype).eps))]
+    assert seen == [(sum_dtype, pytest.approx(exact, rel=2 * float(np.finfo(sum_dtype).eps)))]
 
 
 @pytest.mark.parametrize("k", [1, 2, 4])
