@@ -112,20 +112,22 @@ def all_finite(arrays: Sequence[nd.NDArray]) -> nd.NDArray:
     finite. Nothing waits. On a CPU context it is one pass by NumPy, which takes a thirtieth of the
     time of MXNet's operator.
     """
-    result = nd.ones((1,), ctx=arrays[0].context if arrays else None)
     floats = [array for array in arrays if np.dtype(array.dtype).kind not in "biu" and array.size]
-    if floats and on_host(floats):
-        _check_on_host(floats, result)
-        return result
+    if not floats:
+        return nd.ones((1,), ctx=arrays[0].context if arrays else None)
+    if on_host(floats):
+        return _all_finite_on_host(floats)
+    result = None
     with autograd.pause():
         for _, some in memory.by_dtype(floats, _MOST_ARRAYS):
             some = [array.as_nd_ndarray() for array in some]
-            nd.multi_all_finite(*some, num_arrays=len(some), init_output=False, out=result)
+            how = {"num_arrays": len(some), "init_output": result is None, "out": result}
+            result = nd.multi_all_finite(*some, **how)
     return result
 
 
-def _check_on_host(arrays: Sequence[nd.NDArray], result: nd.NDArray) -> None:
-    num_bytes = sum(map(memory.num_bytes, arrays))
+def _all_finite_on_host(arrays: Sequence[nd.NDArray]) -> nd.NDArray:
+    result, num_bytes = nd.empty((1,), arrays[0].context), sum(map(memory.num_bytes, arrays))
 
     def work() -> None:
         each_finite: list[bool] = []  # of blocks, in any order
@@ -137,6 +139,7 @@ def _check_on_host(arrays: Sequence[nd.NDArray], result: nd.NDArray) -> None:
         memory.view(result)[0] = all(each_finite)
 
     threads.push(work, [*arrays, result], num_bytes, name="gluonpar.all_finite")
+    return result
 
 
 def check_identical(copies: Sequence[nd.NDArray], name: str) -> None:
