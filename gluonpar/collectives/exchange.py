@@ -103,7 +103,7 @@ class Exchange:
 
     ``op`` and ``accumulate`` are those of :func:`gluonpar.allreduce`.
     ``algorithm`` names the all-reduce inside the process (None: by the rule); another than 'nccl'
-    keeps NCCL from summing between processes, too. With ``compression='fp16'`` float16 is added.
+    keeps NCCL from summing between processes, too. With ``compression='fp16'`` values are rounded.
     ``spans`` is whether other processes take part, if there are any. Raises ValueError for an
     algorithm that is not registered, or that cannot be used on these contexts.
     """
