@@ -421,9 +421,8 @@ def train(
     Prints what ``gluonpar train`` prints unless ``verbose`` is False.
 
     Raises ValueError for values that are not allowed or cannot be met, TypeError for options that
-    do not exist, FileNotFoundError if the
-    data are not found, and metrics.DivergedError if the loss is not finite. After ``train`` in Dive
-    into Deep Learning, 13.5.7.
+    do not exist, FileNotFoundError if the data are not found, and metrics.DivergedError if the loss
+    is not finite. After ``train`` in Dive into Deep Learning, 13.5.7.
     """
     names = [field.name for field in dataclasses.fields(Configuration)]
     for name in options:
