@@ -27,15 +27,11 @@ COMBINE["sum"] = mx.nd.broadcast_add  # elemwise_add knows no int8 on GPUs
 
 def allreduce(algorithm: Algorithm, lists: Lists, op: str) -> None:
     """Replace every array of each list of a bucket by the sum of the list, or another ``op``."""
-    if algorithm.run is None:
-        hops = algorithm.plan(len(lists[0]))
-        with joined(lists) as whole:
-            run(hops, flattened(whole), op)
-    elif algorithm.whole_buckets or len(lists) == 1:
+    if algorithm.run is not None:
         algorithm.run(lists, op)
-    else:
-        with joined(lists) as whole:
-            algorithm.run([whole], op)
+        return
+    with joined(lists) as whole:
+        run(algorithm.plan(len(whole)), flattened(whole), op)
 
 
 def reduce(algorithm: Algorithm, lists: Lists, root: int, op: str) -> None:

@@ -18,7 +18,7 @@ import mxnet as mx
 import numpy as np
 
 from gluonpar.plans.registry import register_executor
-from gluonpar.runtime import memory, threads
+from gluonpar.runtime import engine, memory, threads
 
 Lists = Sequence[Sequence[mx.nd.NDArray]]
 # (part, sources, targets): a slice of the flattened arrays, and positions of arrays in a list. The
@@ -42,41 +42,45 @@ def starting_with(i: int, num_devices: int) -> list[int]:
 
 def reduce(lists: Lists, root: int, op: str) -> None:
     """Sum the arrays of each list into that of device ``root``."""
-    order = starting_with(root, len(lists[0]))
-    prepare_reductions(lists, [(_WHOLE, order, [])], op)(lists)
+    run(lists, [(_WHOLE, starting_with(root, len(lists[0])), [])], op)
 
 
 def broadcast(lists: Lists, root: int) -> None:
     """Copy each list's array of device ``root`` to the others."""
     _, *others = starting_with(root, len(lists[0]))
-    prepare_reductions(lists, [(_WHOLE, [root], others)])(lists)
+    run(lists, [(_WHOLE, [root], others)])
 
 
-def prepare(lists: Lists, op: str) -> Callable:
-    """Return what does :func:`allreduce` with these lists; it does not keep the arrays alive."""
+def prepare(
+    lists: Lists, op: str, reductions: Sequence[Reduction] | None = None
+) -> Callable[[Lists], None]:
+    """Return what pushes one operator that does ``reductions`` on each of these lists.
+
+    By default that is :func:`allreduce`. It does not keep the arrays alive, and is given them anew.
+    """
     devices = range(len(lists[0]))
-    return prepare_reductions(lists, [(_WHOLE, devices, devices[1:])], op)
-
-
-@register_executor(
-    "host", refusal, whole_buckets=True, prepare=prepare, reduce=reduce, broadcast=broadcast
-)
-def allreduce(lists: Lists, op: str) -> None:
-    """Sum the arrays of CPU contexts in memory, block by block, with several threads if large."""
-    prepare(lists, op)(lists)
-
-
-def prepare_reductions(lists: Lists, reductions: Sequence[Reduction], op: str = "sum") -> Callable:
-    """Return what pushes one operator that does ``reductions`` on each of ``lists``."""
+    reductions = reductions or [(_WHOLE, devices, devices[1:])]
     arrays = [array for data in lists for array in data]
     num_bytes = sum(len(data) * memory.num_bytes(data[0]) for data in lists)
-    push = threads.prepare(arrays, num_bytes, name="gluonpar.host")
+    how = {"writes": arrays, "name": "gluonpar.host", **threads.place(num_bytes)}
+    push = engine.prepare(memory.context(arrays[0]), **how)
 
     def push_sum(lists: Lists) -> None:
         lists = [tuple(data) for data in lists]  # the caller may change its own before it runs
         push(functools.partial(_reduce, lists, reductions, op, num_bytes))
 
     return push_sum
+
+
+@register_executor("host", refusal, prepare=prepare, reduce=reduce, broadcast=broadcast)
+def allreduce(lists: Lists, op: str) -> None:
+    """Sum the arrays of CPU contexts in memory, block by block, with several threads if large."""
+    prepare(lists, op)(lists)
+
+
+def run(lists: Lists, reductions: Sequence[Reduction], op: str = "sum") -> None:
+    """Do ``reductions`` on each of ``lists``, in one operator."""
+    prepare(lists, op, reductions)(lists)
 
 
 def _reduce(lists, reductions, op: str, num_bytes: int) -> None:

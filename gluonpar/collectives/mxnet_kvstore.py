@@ -27,10 +27,10 @@ def allreduce(lists, op: str) -> None:
     """Sum with MXNet's own kvstore of type 'device'."""
     if op != "sum":
         raise ValueError(f"op must be 'sum' or 'mean' with algorithm 'kvstore', got {op!r}")
-    for data in lists:
-        flat = executor.flattened(data)
+    with executor.joined(lists) as whole:
+        flat = executor.flattened(whole)
+        contexts = tuple(str(array.context) for array in flat)
         with _lock:
-            contexts = tuple(str(array.context) for array in flat)
             _store(contexts, flat[0].size, flat[0].dtype).pushpull(0, flat, out=flat)
 
 

@@ -7,6 +7,6 @@ operator, and nothing is copied together. See :mod:`gluonpar.runtime.nccl`.
 from gluonpar.plans.registry import register_executor
 from gluonpar.runtime import nccl
 
-register_executor(
-    "nccl", nccl.refusal, whole_buckets=True, reduce=nccl.reduce, broadcast=nccl.broadcast
-)(nccl.allreduce)
+register_executor("nccl", nccl.refusal, reduce=nccl.reduce, broadcast=nccl.broadcast)(
+    nccl.allreduce
+)

@@ -36,7 +36,7 @@ def reduce_scatter(exchange: Exchange, data: Sequence[mx.nd.NDArray]) -> None:
     summed = mean.scaled(flat, k) if exchange.op == "mean" else flat
     if on_host(exchange.ctx):
         sums = [(part, host.starting_with(i, k), []) for i, part in enumerate(parts)]
-        host.prepare_reductions([summed], sums, exchange.combine)([summed])
+        host.run([summed], sums, exchange.combine)
     else:
         executor.run(
             balanced.reduce_scatter(k), summed, exchange.combine, [(i, i) for i in range(k)]
@@ -57,7 +57,7 @@ def all_gather(exchange: Exchange, data: Sequence[mx.nd.NDArray]) -> None:
         _all_gather_over_ranks(exchange, data)
     elif on_host(exchange.ctx):
         copies = [(part, [i], host.starting_with(i, k)[1:]) for i, part in enumerate(parts)]
-        host.prepare_reductions([data], copies)([data])
+        host.run([data], copies)
     else:
         executor.run(balanced.all_gather(k), executor.flattened(data))
 

@@ -15,18 +15,17 @@ class Algorithm(NamedTuple):
     """An all-reduce algorithm: a ``plan``, or a function ``run`` that reduces the arrays itself.
 
     ``refusal(ctx)`` returns why arrays on these contexts cannot be given, or "". Every algorithm
-    takes every dtype of a collective. If ``whole_buckets``, ``run`` is given all lists of a bucket;
-    otherwise their arrays are copied into one per device. ``prepare(lists, op)`` returns a
-    function that does what ``run`` does to these lists, without its preparations.
-    ``reduce(lists, root, op)`` and ``broadcast(lists, root)`` do that; without them a plan's hops
-    towards the root, and back, are carried out, or everything is reduced, and a tree.
+    takes every dtype of a collective. ``run`` is given the lists of a bucket and an op;
+    ``prepare(lists, op)`` returns a function that does what ``run`` does to these lists, without
+    its preparations. ``reduce(lists, root, op)`` and ``broadcast(lists, root)`` do that; without
+    them a plan's hops towards the root, and back, are carried out, or everything is reduced, and a
+    tree.
     """
 
     name: str
     plan: Callable[[int], list[Hop]] | None = None
     run: Callable[..., Any] | None = None
     refusal: Callable[[Sequence[Any]], str] = _takes_all
-    whole_buckets: bool = False
     prepare: Callable[..., Callable] | None = None
     reduce: Callable[..., Any] | None = None
     broadcast: Callable[..., Any] | None = None
@@ -64,7 +63,6 @@ def register(name: str) -> Callable[[Callable], Callable]:
 def register_executor(
     name: str,
     refusal: Callable[[Sequence[Any]], str] = _takes_all,
-    whole_buckets: bool = False,
     prepare: Callable[..., Callable] | None = None,
     reduce: Callable[..., Any] | None = None,
     broadcast: Callable[..., Any] | None = None,
@@ -77,7 +75,7 @@ def register_executor(
     """
 
     def add(run: Callable) -> Callable:
-        _add(Algorithm(name, None, run, refusal, whole_buckets, prepare, reduce, broadcast))
+        _add(Algorithm(name, None, run, refusal, prepare, reduce, broadcast))
         return run
 
     return add

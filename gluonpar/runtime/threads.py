@@ -120,24 +120,15 @@ def push(
 
     It may call :func:`run` on ``num_bytes``; ``name`` is what MXNet's profiler shows.
     """
-    prepare(arrays, num_bytes, name)(function)
+    engine.push(function, memory.context(arrays[0]), writes=arrays, name=name, **place(num_bytes))
 
 
-def prepare(
-    arrays: Sequence[mx.nd.NDArray], num_bytes: int, name: str
-) -> Callable[[Callable[[], None]], None]:
-    """Return what does :func:`push` with a function; it does not keep the arrays alive."""
-    small, ctx = num_bytes <= BYTES_INLINE, memory.context(arrays[0])
-    how = {"inline": small, "prioritized": not small}
-    prepared = engine.prepare(ctx, writes=arrays, name=name, **how)
-    if num_bytes < BYTES_PER_THREAD:
-        return prepared
-
-    def push_function(function: Callable[[], None]) -> None:
+def place(num_bytes: int) -> dict[str, bool]:
+    """Return the arguments of :func:`engine.push` for a function that calls :func:`run`."""
+    if num_bytes >= BYTES_PER_THREAD:
         pool()  # now, since an exiting process cannot start threads
-        prepared(function)
-
-    return push_function
+    small = num_bytes <= BYTES_INLINE
+    return {"inline": small, "prioritized": not small}
 
 
 def run(

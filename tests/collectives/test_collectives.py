@@ -440,7 +440,6 @@ class TestMany:
         for data, v in zip(lists, values):
             assert_everywhere(data, v.sum(axis=0))
 
-    @pytest.mark.parametrize("whole", [False, True])
     @pytest.mark.parametrize(
         "bucket_bytes, sizes",
         [
@@ -450,11 +449,11 @@ class TestMany:
             (1 << 20, [[3, 10], [4], [1]]),
         ],
     )
-    def test_a_bucket_has_neighbours_of_one_dtype_up_to_its_bytes(self, bucket_bytes, sizes, whole):
-        """The first two lists have 52 bytes. Unless taken whole, a bucket is one array."""
+    def test_a_bucket_has_neighbours_of_one_dtype_up_to_its_bytes(self, bucket_bytes, sizes):
+        """The first two lists have 52 bytes."""
         messages = []
 
-        @register_executor("note sizes", whole_buckets=whole)
+        @register_executor("note sizes")
         def note(lists, op):
             messages.append([data[0].size for data in lists])
 
@@ -462,7 +461,7 @@ class TestMany:
             gluonpar.allreduce_many(self.lists(), "note sizes", bucket_bytes=bucket_bytes)
         finally:
             del ALGORITHMS["note sizes"]
-        assert messages == (sizes if whole else [[sum(bucket)] for bucket in sizes])
+        assert messages == sizes
 
     def test_views_of_one_array_per_device(self):
         flat = [mx.nd.array(np.arange(6) + i, ctx=device(i)) for i in range(2)]
