@@ -119,10 +119,12 @@ def all_finite(arrays: Sequence[nd.NDArray]) -> nd.NDArray:
         return _all_finite_on_host(floats)
     result = None
     with autograd.pause():
-        for _, some in memory.by_dtype(floats, _MOST_ARRAYS):
-            some = [array.as_nd_ndarray() for array in some]
-            how = {"num_arrays": len(some), "init_output": result is None, "out": result}
-            result = nd.multi_all_finite(*some, **how)
+        for dtype in dict.fromkeys(np.dtype(array.dtype) for array in floats):  # one at a time
+            same = [array.as_nd_ndarray() for array in floats if array.dtype == dtype]
+            for start in range(0, len(same), _MOST_ARRAYS):
+                some = same[start : start + _MOST_ARRAYS]
+                how = {"num_arrays": len(some), "init_output": result is None, "out": result}
+                result = nd.multi_all_finite(*some, **how)
     return result
 
 

@@ -108,7 +108,7 @@ class Trainer(gluon.Trainer):
         self._given = params
         self._skip_nonfinite, self.num_skipped = skip_nonfinite, 0
         self._layout: Layout | None = None
-        self._accumulating = self._broadcast = False
+        self._accumulating = self._inside_no_sync = self._broadcast = False
         self._updater = Updater(self._optimizer)
         self._updaters = [self._updater]
         self._options = {"algorithm": algorithm, "compression": compression}
@@ -182,17 +182,17 @@ class Trainer(gluon.Trainer):
         layout = self._laid_out()
         if "row_sparse" in map(private_fields.grad_stype, layout.params):
             raise ValueError("MXNet cannot add up row_sparse gradients; use sparse_grad=False")
-        before = self._accumulating
-        if not before:
+        before = self._inside_no_sync
+        if not self._accumulating:
             backward_passes.mark_used(layout.params)
             adding = [param for param in layout.params if param.grad_req == "add"]
             memory.zero([grad for param in adding for grad in private_fields.grads(param)])
             backward_passes.accumulate(layout.params, True)
-        self._accumulating = "inside"
+        self._accumulating = self._inside_no_sync = True
         try:
             yield
         finally:
-            self._accumulating = before or True
+            self._inside_no_sync = before
 
     @_not_recorded
     def clip_global_norm(self, max_norm: float) -> mx.nd.NDArray:
@@ -297,7 +297,7 @@ class Trainer(gluon.Trainer):
 
     def _fresh_buckets(self, ignore_stale_grad: bool, summed: bool = False) -> list[ParamBucket]:
         """The buckets to sum and update, or to update only if gradients are sums already."""
-        if self._accumulating == "inside":
+        if self._inside_no_sync:
             raise ValueError("step() was called inside no_sync(); leave it first")
         layout = self._laid_out()
         moved = [param.name for param in parameter_buckets.follow_backward(layout.params)]

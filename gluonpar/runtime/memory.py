@@ -168,24 +168,6 @@ def num_bytes(array: mx.nd.NDArray) -> int:
     return math.prod(shape) * dtype.itemsize
 
 
-def by_dtype(
-    arrays: Sequence[mx.nd.NDArray], most: int
-) -> Iterator[tuple[np.dtype, list[mx.nd.NDArray]]]:
-    """Give each dtype with the arrays of it that have elements, at most ``most`` at a time.
-
-    MXNet's operators on several arrays (``multi_...``) take arrays of one dtype only, and most of
-    them write beyond their memory if there are more than some number.
-    """
-    groups: dict[np.dtype, list] = {}
-    for array in arrays:
-        shape, dtype, _ = kind(array)
-        if 0 not in shape:
-            groups.setdefault(dtype, []).append(array)
-    for dtype, same in groups.items():
-        for start in range(0, len(same), most):
-            yield dtype, same[start : start + most]
-
-
 def from_numpy(values: np.ndarray, ctx: mx.Context) -> mx.nd.NDArray:
     """Return a copy of ``values`` on ``ctx``: ``mx.np`` under ``npx.set_np()``, else ``mx.nd``.
 
