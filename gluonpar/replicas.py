@@ -49,10 +49,13 @@ class Copies(NamedTuple):
 
 
 class ParamBucket(NamedTuple):
-    """Neighbouring parameters, and the device that updates them where only one does, the root."""
+    """Neighbouring parameters, and the device that updates them, the root.
+
+    Without a root every device updates its own copies.
+    """
 
     copies: Sequence[Copies]
-    root: int = 0
+    root: int | None = 0
 
     @property
     def grads(self) -> exchange.Bucket:
@@ -63,11 +66,6 @@ class ParamBucket(NamedTuple):
     def params(self) -> exchange.Bucket:
         """The copies of the parameters, to be broadcast."""
         return exchange.Bucket([each.params for each in self.copies], self.root)
-
-    @property
-    def row_sparse(self) -> bool:
-        """Whether the gradients are row_sparse; then there is one parameter."""
-        return self.copies[0].grads[0].stype == "row_sparse"
 
 
 class Replica(list):

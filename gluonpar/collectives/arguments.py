@@ -61,10 +61,12 @@ def check_exchange(
     algorithm: str | None = None,
     op: str | None = "sum",
     accumulate: str | None = None,
+    spans: bool = True,
 ) -> None:
     """Raise ValueError unless lists of these kinds can be exchanged together in this way.
 
-    With ``op`` None nothing is added, and arrays may have any dtype.
+    With ``op`` None nothing is added, and arrays may have any dtype. ``spans`` is whether other
+    processes take part, if there are any.
     """
     for j, kind in enumerate(kinds):
         if kind.ctx != kinds[0].ctx:
@@ -75,7 +77,7 @@ def check_exchange(
         if op is not None:
             check_op(op, accumulate, kind.dtype)
         if kind.stype == "row_sparse":
-            row_sparse.check(algorithm, op, accumulate)
+            row_sparse.check(algorithm, op, accumulate, spans)
 
 
 def check_lengths(**lists: Sequence | None) -> None:

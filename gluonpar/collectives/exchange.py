@@ -65,10 +65,10 @@ def as_one(function: Callable) -> Callable:
 
 
 class Bucket(NamedTuple):
-    """Lists of arrays that are summed together, and the device on which :meth:`reduce` sums."""
+    """Lists of arrays that are summed together, and the device that gets the sum; None: all do."""
 
     lists: Lists
-    root: int = 0
+    root: int | None = 0
 
 
 def groups(arrays: Sequence[mx.nd.NDArray], most_bytes: int) -> list[list[int]]:
@@ -156,16 +156,15 @@ class Exchange:
             self.inside.broadcast(buckets)
             return
         for lists, _ in buckets:
-            self._sum_inside(lists, None)
+            self._sum_inside(lists, root=None)
 
     @as_one
     def reduce(self, buckets: Sequence[Bucket], name: str = "allreduce") -> None:
         """Replace the root's array of each list, in every process, by that of :meth:`allreduce`.
 
-        Other arrays are left as they are, or hold a sum, too, if the algorithm has no reduce. Of
-        row_sparse lists every array becomes the sum. ``name`` is what errors call it.
+        Other arrays are left as they are, or hold a sum, too, if the algorithm has no reduce; in
+        one process a bucket may have no root. ``name`` is what errors call it.
         """
-        self._refuse_row_sparse(buckets)
         by_nccl = self.algorithm in (None, "nccl")
         for lists, root in buckets:
             self._sum_inside(lists, root)
@@ -188,26 +187,23 @@ class Exchange:
 
     def _sum_inside(self, lists: Lists, root: int | None) -> None:
         """Sum a bucket over this process's devices, on the device ``root`` or on all."""
-        sparse = memory.kind(lists[0][0])[2] == "row_sparse"
-        with self._summands(lists, root, sparse) as summands:
-            if sparse:
-                row_sparse.allreduce(summands[0])
-            elif len(self.ctx) == 1:
+        with self._summands(lists, root) as summands:
+            if len(self.ctx) == 1:
                 return
-            elif root is None:
+            if root is None:
                 executor.allreduce(self.chosen(summands), summands, self.combine)
             else:
                 executor.reduce(self.chosen(summands), summands, root, self.combine)
 
     @contextlib.contextmanager
-    def _summands(self, lists: Lists, root: int | None, sparse: bool) -> Iterator[Lists]:
+    def _summands(self, lists: Lists, root: int | None) -> Iterator[Lists]:
         """Give the arrays to add, or to combine by another op, and write the result back.
 
         They are the arrays themselves, or copies: scaled, for a mean; rounded, if they are to be
-        compressed and are not ``sparse``, to the 11 binary digits of float16, and so is the sum,
-        infinite above 65504; of the wider dtype in which they are to be added.
+        compressed, to the 11 binary digits of float16, and so is the sum, infinite above 65504; of
+        the wider dtype in which they are to be added.
         """
-        k, compressed = len(self.ctx), self._compression is not None and not sparse
+        k, compressed = len(self.ctx), self._compression is not None
         if self.op == "mean":
             copies = [mean.scaled(data, k) for data in lists]
         elif compressed:
@@ -225,17 +221,13 @@ class Exchange:
                 total.astype(data[i].dtype, copy=False).copyto(data[i])
 
     def chosen(self, lists: Lists) -> registry.Algorithm:
-        """Return the algorithm for a bucket of dense arrays."""
+        """Return the algorithm for a bucket."""
+        if memory.kind(lists[0][0])[2] == "row_sparse":
+            return row_sparse.ALGORITHM
         if self._name is not None:
             return registry.named(self._name)
         num_bytes = sum(memory.num_bytes(data[0]) for data in lists)
         return registry.named(choose(self.ctx, num_bytes).algorithm)
-
-    def _refuse_row_sparse(self, buckets: Sequence[Bucket]) -> None:
-        if self.num_processes > 1:
-            for lists, _ in buckets:
-                if lists[0][0].stype != "default":
-                    raise ValueError(row_sparse.NOT_BETWEEN_PROCESSES)
 
     def _average(self, arrays: Sequence[mx.nd.NDArray], name: str) -> None:
         """Replace means over this process's devices by the means over all processes' devices."""

@@ -70,7 +70,7 @@ def allreduce(
     kind = arguments.check_list(data, row_sparse=True)
     over = _checked_exchange([kind], algorithm, op, accumulate)
     over.allreduce(in_buckets([data]))
-    if kind.stype != "default" or len(data) == 1 or 0 in kind.shape or over.num_processes > 1:
+    if len(data) == 1 or 0 in kind.shape or over.num_processes > 1:
         return
     chosen = over.chosen([data])
     if chosen.prepare is not None and op != "mean" and accumulate is None:
@@ -231,9 +231,9 @@ def _checked_exchange(
     accumulate: str | None = None,
 ) -> Exchange:
     """Return the exchange for lists of these kinds, over all processes or inside this one."""
-    arguments.check_exchange(kinds, algorithm, op, accumulate)
-    options = {"op": op, "accumulate": accumulate}
-    return Exchange(kinds[0].ctx, algorithm, spans=not cluster.is_local(), **options)
+    options = {"op": op, "accumulate": accumulate, "spans": not cluster.is_local()}
+    arguments.check_exchange(kinds, algorithm, **options)
+    return Exchange(kinds[0].ctx, algorithm, **options)
 
 
 def _checked_root(root: int, over: Exchange) -> int:

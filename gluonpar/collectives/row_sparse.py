@@ -12,14 +12,22 @@ from typing import Sequence
 
 import mxnet as mx
 
+from gluonpar import cluster
+from gluonpar.plans.registry import Algorithm
+
 NOT_BETWEEN_PROCESSES = (
     "row_sparse arrays are not exchanged between processes: make the layer with "
     "sparse_grad=False, or sum over this process's devices, inside gluonpar.cluster.local()"
 )
 
 
-def check(algorithm: str | None, op: str, accumulate: str | None) -> None:
-    """Raise ValueError for what :func:`allreduce` has not."""
+def check(algorithm: str | None, op: str | None, accumulate: str | None, spans: bool) -> None:
+    """Raise ValueError for what :func:`allreduce` has not.
+
+    ``spans`` is whether other processes take part, if there are any.
+    """
+    if spans and cluster.size() > 1:
+        raise ValueError(NOT_BETWEEN_PROCESSES)
     if algorithm is not None or accumulate is not None:
         raise ValueError(
             "row_sparse arrays are always summed on the first array's device; "
@@ -30,8 +38,12 @@ def check(algorithm: str | None, op: str, accumulate: str | None) -> None:
         raise ValueError(f"op must be 'sum' or 'mean' for row_sparse arrays, got {op!r}")
 
 
-def allreduce(data: Sequence[mx.nd.NDArray]) -> None:
-    """Replace every array by the sum of all: the union of their rows, in place."""
-    total = mx.nd.sparse.add_n(*(array.as_in_context(data[0].context) for array in data))
-    for array in data:
-        total.copyto(array)
+def allreduce(lists: Sequence[Sequence[mx.nd.NDArray]], op: str) -> None:
+    """Replace every array of a list by the sum of all: the union of their rows, in place."""
+    for data in lists:
+        total = mx.nd.sparse.add_n(*(array.as_in_context(data[0].context) for array in data))
+        for array in data:
+            total.copyto(array)
+
+
+ALGORITHM = Algorithm("row_sparse", run=allreduce)  # not one to choose: nothing else takes them

@@ -17,7 +17,7 @@ from gluonpar.runtime.devices import check_distinct
 
 
 class Layout:
-    """Which parameters with a gradient are in which bucket, and which device is its root.
+    """Which parameters with a gradient are in which bucket, and which device is its root, if any.
 
     ``in_order`` are all of ``params`` in the order in which forward uses them: neighbours share a
     bucket. The buckets are summed by ``exchange``; with ``one_root`` device 0 is the root of all.
@@ -41,9 +41,9 @@ class Layout:
         roots = partition.balance(sizes, 1 if one_root else len(self._ctx))
         self._buckets = []
         for bucket, root in zip(buckets, roots):
-            every_device_updates = ParamBucket(bucket).row_sparse
             indices = [each.index for each in bucket]
-            self._buckets.append((indices, 0 if every_device_updates else root))
+            sparse = bucket[0].grads[0].stype == "row_sparse"  # then every device updates
+            self._buckets.append((indices, None if sparse else root))
 
     def is_current(self) -> bool:
         """Return whether the parameters still are of the same kinds, on the same contexts."""

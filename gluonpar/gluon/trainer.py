@@ -139,7 +139,7 @@ class Trainer(gluon.Trainer):
         amp = hasattr(self, "_amp_loss_scaler")  # it inspects all sums before the update
         sums_are_read = amp or self._skip_nonfinite
         fused = not sums_are_read and self._sharded_update.may_fuse(buckets)
-        self._sum([b for b in buckets if b.row_sparse or not fused], on_all=amp)
+        self._sum([b for b in buckets if b.root is None or not fused], on_all=amp)
         self._apply(buckets, fused)
 
     @_not_recorded
@@ -164,12 +164,12 @@ class Trainer(gluon.Trainer):
     def _update(self, ignore_stale_grad: bool = False) -> None:
         """What others override or call in ``gluon.Trainer``; ``rescale_grad`` is set already."""
         buckets = self._fresh_buckets(ignore_stale_grad, summed=True)
-        buckets = [bucket._replace(root=0) for bucket in buckets]
-        sparse = [bucket.grads for bucket in buckets if bucket.row_sparse]
-        for [[first, *copies]], _ in sparse:  # every device updates by its own
-            for copy in copies:
-                first.copyto(copy)
-        self._apply(buckets)
+        for bucket in buckets:
+            if bucket.root is None:  # every device updates by its own
+                for first, *copies in bucket.grads.lists:
+                    for copy in copies:
+                        first.copyto(copy)
+        self._apply([b if b.root is None else b._replace(root=0) for b in buckets])
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -324,7 +324,7 @@ class Trainer(gluon.Trainer):
             self._exchange.reduce(sums)
         for bucket in buckets:
             summed = [self._params[copies.index] for copies in bucket.copies]
-            backward_passes.mark_summed(summed, 0 if on_all else bucket.root)
+            backward_passes.mark_summed(summed, 0 if on_all else bucket.root or 0)
 
     def _apply(self, buckets: Sequence[ParamBucket], fused: bool = False) -> None:
         scaler = getattr(self, "_amp_loss_scaler", None)
@@ -366,7 +366,7 @@ def _are_finite(buckets: Sequence[ParamBucket]) -> bool:
     """Wait for the sums of all gradients, and return whether all their elements are finite."""
     each_finite = []
     for bucket in buckets:
-        sums = [each.grads[bucket.root] for each in bucket.copies]
+        sums = [each.grads[bucket.root or 0] for each in bucket.copies]
         sums = [total.data if total.stype == "row_sparse" else total for total in sums]
         each_finite.append(metrics.all_finite(sums))
     return all(bool(finite.asscalar()) for finite in each_finite)

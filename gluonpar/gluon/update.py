@@ -80,35 +80,37 @@ class ShardedUpdate:
         return (
             self._exchange.may_fuse
             and type(self._optimizer) is SGD
-            and all(b.row_sparse or b.copies[0].grads[0].dtype == np.float32 for b in buckets)
+            and all(b.root is None or b.copies[0].grads[0].dtype == np.float32 for b in buckets)
         )
 
     def apply(self, buckets: Sequence[ParamBucket], fused: bool) -> None:
-        """Update every bucket on its root and broadcast the result.
+        """Update every bucket on its root, or on every device, and broadcast what a root updated.
 
-        With ``fused`` the gradients, but for row_sparse ones, are summed here.
+        With ``fused`` the gradients in buckets with a root are summed here.
         """
-        sparse = [bucket for bucket in buckets if bucket.row_sparse]
-        dense = [bucket for bucket in buckets if not bucket.row_sparse]
-        self._update_copies(sparse)
+        on_all = [bucket for bucket in buckets if bucket.root is None]
+        on_root = [bucket for bucket in buckets if bucket.root is not None]
+        self._update_copies(on_all)
         for bucket in buckets:
             for i, *_ in bucket.copies:
-                if self._roots.setdefault(i, bucket.root) != bucket.root:
-                    self._roots[i] = bucket.root
+                root = bucket.root or 0
+                if self._roots.setdefault(i, root) != root:
+                    self._roots[i] = root
                     self._updater.states_synced[i] = False  # the state is on another device
-        self._update_on_roots(sparse if fused else buckets)
-        for bucket in sparse:
+        self._update_on_roots(on_all if fused else buckets)
+        for bucket in on_all:
             self._copied.update((i, self._updater.states[i]) for i, *_ in bucket.copies)
         if fused:
-            self._sum_and_update(dense)
+            self._sum_and_update(on_root)
         else:
-            self._exchange.inside.broadcast([bucket.params for bucket in dense])
+            self._exchange.inside.broadcast([bucket.params for bucket in on_root])
 
     def _update_on_roots(self, buckets: Sequence[ParamBucket]) -> None:
         """In the order of the parameters, on which some optimizers rely."""
         updates = sorted(
-            (each.index, bucket.root, each.grads[bucket.root], each.params[bucket.root])
+            (each.index, root, each.grads[root], each.params[root])
             for bucket in buckets
+            for root in [bucket.root or 0]
             for each in bucket.copies
         )
         groups = [[one] for one in updates]
@@ -121,13 +123,13 @@ class ShardedUpdate:
             self._updater(indices, grads, values)
 
     def _update_copies(self, buckets: Sequence[ParamBucket]) -> None:
-        """Update what devices other than the root hold of parameters with row_sparse gradients."""
+        """Update what devices other than the first hold, of buckets without a root."""
         counts, states = private_fields.update_counts(self._optimizer), self._updater.states
         for bucket in buckets:
             [copies] = bucket.copies
             i, is_copied = copies.index, self._copied.get(copies.index) is states.get(copies.index)
             for k, (value, grad) in enumerate(zip(copies.params, copies.grads)):
-                if k == bucket.root:
+                if k == 0:
                     continue
                 updater = self._of_copies[k]
                 if not is_copied:  # the state was loaded, or is on other contexts now
