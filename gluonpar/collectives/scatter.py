@@ -32,17 +32,16 @@ def reduce_scatter(exchange: Exchange, data: Sequence[mx.nd.NDArray]) -> None:
                 sums[part].copyto(array[part])
         return
     k, parts = len(data), partition.slices(data[0].size, len(data))
-    flat = executor.flattened(data)
-    summed = mean.scaled(flat, k) if exchange.op == "mean" else flat
+    summed = mean.scaled(data, k) if exchange.op == "mean" else data
     if on_host(exchange.ctx):
         sums = [(part, host.starting_with(i, k), []) for i, part in enumerate(parts)]
         host.run([summed], sums, exchange.combine)
     else:
-        executor.run(
-            balanced.reduce_scatter(k), summed, exchange.combine, [(i, i) for i in range(k)]
-        )
-    if summed is not flat:
-        for part, array, total in zip(parts, flat, summed):
+        flat, own_chunks = executor.flattened(summed), [(i, i) for i in range(k)]
+        executor.run(balanced.reduce_scatter(k), flat, exchange.combine, own_chunks)
+    if summed is not data:
+        pairs = zip(executor.flattened(data), executor.flattened(summed))
+        for part, (array, total) in zip(parts, pairs):
             if part.start < part.stop:
                 mean.of(total[part], k).astype(array.dtype).copyto(array[part])
 
