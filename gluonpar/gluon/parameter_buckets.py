@@ -138,22 +138,6 @@ def _copies(index: int, param: gluon.Parameter, *fresh: list[bool]) -> Copies:
     return Copies(index, private_fields.values(param), private_fields.grads(param), *fresh)
 
 
-def follow_backward(params: Sequence[gluon.Parameter]) -> list[gluon.Parameter]:
-    """Have ``list_grad()`` return the arrays that backward writes; return where it did not.
-
-    A network hybridized with ``static_alloc`` and ``static_shape`` keeps writing to the arrays of
-    its first backward, and MXNet gives a parameter others when its ``grad_req`` changes.
-    """
-    moved = []
-    for param in backward_passes.with_new_arrays(params):
-        values, grads = private_fields.values(param), private_fields.grads(param)
-        written = [memory.grad_chunk(value) for value in values or () if grads]
-        if written != [*map(memory.chunk, grads or ())]:
-            grads[:] = [value.grad for value in values]
-            moved.append(param)
-    return moved
-
-
 def fresh(params: Sequence[gluon.Parameter], num_processes: int) -> list[list[bool]]:
     """Return per parameter, by device, whether its gradient counts in the sum that comes next.
 

@@ -300,12 +300,6 @@ class Trainer(gluon.Trainer):
         if self._inside_no_sync:
             raise ValueError("step() was called inside no_sync(); leave it first")
         layout = self._laid_out()
-        moved = [param.name for param in parameter_buckets.follow_backward(layout.params)]
-        if summed and moved and len(self._contexts) > 1:
-            raise UserWarning(
-                f"list_grad() of {', '.join(moved)} did not return what backward computed (it does "
-                "now): sum with Trainer.allreduce_grads(), or hybridize() again after initialize()"
-            )
         if not self._broadcast:  # as gluon.Trainer: running statistics, too
             self._broadcast = True
             if self._optimizer.num_update == self._optimizer.begin_num_update:  # not after resuming

@@ -68,7 +68,9 @@ def track(params: Iterable[gluon.Parameter]) -> None:
     with _lock:
         for param in params:
             if param not in _tracked:
-                _tracked[param] = _Writes(param)
+                _tracked[param] = writes = _Writes(param)
+                if any(writes.passes()):
+                    writes.follow()
 
 
 def fresh(param: gluon.Parameter) -> list[bool]:
@@ -103,15 +105,6 @@ def count_sum() -> None:
     """Count a sum of gradients, of any parameters, in which all ranks take part."""
     global _num_sums
     _num_sums += 1
-
-
-def with_new_arrays(params: Iterable[gluon.Parameter]) -> list[gluon.Parameter]:
-    """Return those to whose present arrays backward has written for the first time.
-
-    That is, since the last call.
-    """
-    with _lock:
-        return [param for param in params if _tracked[param].has_new_arrays()]
 
 
 def mark_used(params: Iterable[gluon.Parameter]) -> None:
@@ -178,7 +171,8 @@ class _Writes:
         self._passes: list[_Pass | None] = []
         self._adds = False  # by itself: grad_req='add'
         self._saved: dict[int, mx.nd.NDArray] = {}  # by device: to be added to what a pass writes
-        self._is_new = True
+        # Whether no pass has been seen, and whether the arrays are not the first: see follow.
+        self._is_new, self._replaced = True, False
         self.accumulates = False
         self.sum_on: int | None = None
         self.time = self.skipped = 0
@@ -195,10 +189,11 @@ class _Writes:
         values, grads = private_fields.values(param), private_fields.grads(param)
         if self._values is not values or self._grads is not grads:
             # Its arrays are others: it was initialised, cast or moved, or its grad_req changed.
+            self._replaced = self._values is not None
             self._values, self._grads, self.sum_on = values, grads, None
             self._devices = [value.context for value in (self._values if self._grads else ())]
             self._passes = [None] * len(self._devices)
-            self._adds, self._is_new = param.grad_req == "add", True
+            self._adds = param.grad_req == "add"
         if not _running:
             self._passes = [
                 (before or _last) if written else None
@@ -210,12 +205,6 @@ class _Writes:
         """Return by device whether the gradient counts; with grad_req='add' all do or none."""
         counting = [one is not None for one in self.passes()]
         return [any(counting)] * len(counting) if self._adds else counting
-
-    def has_new_arrays(self) -> bool:
-        """Return whether they have been written, and this has not been returned before."""
-        first_time = self._is_new and any(self.passes())
-        self._is_new = self._is_new and not first_time
-        return first_time
 
     def adds(self) -> bool:
         """Return whether what earlier passes have written counts, too."""
@@ -244,10 +233,23 @@ class _Writes:
         before, written = self._passes, self._written()
         self._passes = [_last if now else one for one, now in zip(before, written)]
         _last.devices.update(device for device, now in zip(self._devices, written) if now)
+        if any(written) and (self._is_new or self._replaced):
+            self._is_new = False
+            self.follow()
         with autograd.pause():
             for i in [i for i in self._saved if written[i]]:
                 self._grads[i] += self._saved.pop(i)
         return before
+
+    def follow(self) -> None:
+        """Have ``list_grad()`` return the arrays that backward has written.
+
+        A graph with static memory keeps writing to those of its first pass, and MXNet gives a
+        parameter others when it is moved, or when its ``grad_req`` changes.
+        """
+        for i, value in enumerate(self._values):
+            if memory.grad_chunk(value) != memory.chunk(self._grads[i]):
+                self._grads[i] = value.grad
 
     def discard(self, before: list[_Pass | None]) -> None:
         """Discard what is out of date by what the pass that runs has written."""
