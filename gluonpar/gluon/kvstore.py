@@ -232,14 +232,17 @@ def _check_optimizer(optimizer: mx.optimizer.Optimizer, ctx: Sequence[mx.Context
 
 
 def _with_gradients(params: Sequence[gluon.Parameter]) -> list[gluon.Parameter]:
-    """Return the parameters of which some device has a gradient that counts; zero the others.
+    """Return the parameters of which some device of some rank has a gradient that counts.
+
+    Gradients that do not count are set to zero.
 
     They are then marked as fresh on all devices, which the sum is: the Trainer updates them all.
     """
     backward_passes.track(params)
-    summed, stale, num_processes = [], [], cluster.size()
-    for param, fresh in zip(params, parameter_buckets.fresh(params, num_processes)):
-        if any(fresh) or num_processes > 1:
+    summed, stale = [], []
+    counting = parameter_buckets.fresh(params, cluster.size())
+    for param, fresh, on_some_rank in zip(params, *counting):
+        if on_some_rank:
             summed.append(param)
             stale += [
                 grad for grad, counts in zip(private_fields.grads(param), fresh) if not counts

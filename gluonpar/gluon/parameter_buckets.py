@@ -50,7 +50,7 @@ class Layout:
         return _kinds(self._params) == self._kinds
 
     def buckets(self, ignore_stale_grad: bool, summed: bool = False) -> list[ParamBucket]:
-        """Return the buckets, without parameters that backward reached on no device.
+        """Return the buckets, without parameters that backward reached on no device of any rank.
 
         All ranks must call this before each sum; with ``summed`` the gradients are sums already.
         Unless ``ignore_stale_grad`` raises UserWarning if there is no new gradient, or if one is
@@ -58,17 +58,17 @@ class Layout:
         """
         if summed:
             written = [*map(backward_passes.fresh, self.params)]
+            on_some_rank = [*map(any, written)]
+            if self._num_processes > 1 and ignore_stale_grad:  # this waits
+                on_some_rank = cluster.total(on_some_rank) > 0
+            elif self._num_processes > 1:  # a rank without samples has the sums, too
+                on_some_rank = [True] * len(written)
         else:
-            written = fresh(self.params, self._num_processes)
+            written, on_some_rank = fresh(self.params, self._num_processes)
         counting = dict(zip(self._indices, written))
-        used = {i for i, on_devices in counting.items() if any(on_devices)}
+        used = {i for i, is_used in zip(counting, on_some_rank) if is_used}
         if not ignore_stale_grad:
             self._check_not_stale(counting, used)
-        if self._num_processes > 1:  # all ranks must leave out the same
-            used = {*counting}
-            if ignore_stale_grad:  # this waits
-                on_ranks = cluster.total([any(on_devices) for on_devices in counting.values()])
-                used = {i for i, number in zip(counting, on_ranks) if number}
         filled = []
         for indices, root in self._buckets:
             copies = [_copies(i, self._params[i], counting[i]) for i in indices if i in used]
@@ -78,7 +78,7 @@ class Layout:
 
     def _check_not_stale(self, counting: dict[int, list[bool]], used: Collection[int]) -> None:
         """Check that every device that had samples has a new gradient of every parameter."""
-        if self._num_processes == 1 and counting and not used:
+        if counting and not used:
             raise UserWarning(
                 "no gradient has been computed since the last update; call backward before step"
             )
@@ -138,13 +138,17 @@ def _copies(index: int, param: gluon.Parameter, *fresh: list[bool]) -> Copies:
     return Copies(index, private_fields.values(param), private_fields.grads(param), *fresh)
 
 
-def fresh(params: Sequence[gluon.Parameter], num_processes: int) -> list[list[bool]]:
+def fresh(
+    params: Sequence[gluon.Parameter], num_processes: int
+) -> tuple[list[list[bool]], list[bool]]:
     """Return per parameter, by device, whether its gradient counts in the sum that comes next.
 
-    All ranks call it before each sum, and gradients that are older than other ranks' do not count:
-    a rank may have no samples. One that had samples of the last batch does not wait for the others.
+    And per parameter, whether one counts on some rank. All ranks call it before each sum, and
+    gradients that are older than other ranks' do not count: a rank may have no samples. One that
+    has new gradients of all parameters does not wait for the others.
     """
     counting = [*map(backward_passes.fresh, params)]
+    on_some_rank = [*map(any, counting)]
     if num_processes > 1 and params:
         ages = np.array([*map(backward_passes.age, params)])
         of_ranks = cluster.PendingGather(ages, _check_ages)
@@ -152,9 +156,10 @@ def fresh(params: Sequence[gluon.Parameter], num_processes: int) -> list[list[bo
         backward_passes.count_sum()
         if may_be_old:
             newest = np.max(of_ranks.wait(), axis=0)[:, 0]
+            on_some_rank = (newest >= 0).tolist()
             for i in np.flatnonzero(ages[:, 0] < newest):
                 counting[i] = [False] * len(counting[i])
-    return counting
+    return counting, on_some_rank
 
 
 def _check_ages(of_ranks: Sequence[np.ndarray]) -> None:

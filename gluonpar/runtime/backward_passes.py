@@ -85,15 +85,16 @@ def fresh(param: gluon.Parameter) -> list[bool]:
 def age(param: gluon.Parameter) -> tuple[int, int]:
     """Return when the gradient of a tracked parameter was written; (-1, 0) if none counts.
 
-    That is after how many sums (:func:`num_sums`), and after how many times since then that an
-    unused gradient was overwritten. The age is the same on all ranks that had samples of a batch,
-    and less on those that had none. Gradients that passes add to have no age: they are of now.
+    That is after how many sums (:func:`num_sums`), and after how many batches since then whose
+    gradients were overwritten before they were used. The age is the same on all ranks that had
+    samples of a batch, and less on those that had none. Gradients that passes add to have no age:
+    they are of now.
     """
     with _lock:
         writes = _tracked[param]
-        if writes.adds():
-            return _num_sums, 0
-        return (writes.time, writes.skipped) if any(writes.passes()) else (-1, 0)
+        if not any(writes.passes()):
+            return -1, 0
+        return (_num_sums, 0) if writes.adds() else (writes.time, writes.skipped)
 
 
 def num_sums() -> int:
@@ -175,7 +176,10 @@ class _Writes:
         self._is_new, self._replaced = True, False
         self.accumulates = False
         self.sum_on: int | None = None
-        self.time = self.skipped = 0
+        self.time = 0
+        self._overwritten: collections.Counter = (
+            collections.Counter()
+        )  # unused gradients, by device
 
     def passes(self) -> list[_Pass | None]:
         """Return the passes, after what has been done to the flags without a pass.
@@ -200,6 +204,11 @@ class _Writes:
                 for before, written in zip(self._passes, self._written())
             ]
         return self._passes
+
+    @property
+    def skipped(self) -> int:
+        """How many batches have not been used since the last sum: a batch writes a device once."""
+        return max(self._overwritten.values(), default=0)
 
     def fresh(self) -> list[bool]:
         """Return by device whether the gradient counts; with grad_req='add' all do or none."""
@@ -257,17 +266,19 @@ class _Writes:
             return
         is_first = self.time != _num_sums
         if is_first:
-            self.time, self.skipped = _num_sums, 0
+            self.time = _num_sums
+            self._overwritten.clear()
         if self.adds():
             return
-        pairs = zip(before, self._passes)
-        overwritten = [was.number for was, now in pairs if was and now is _last and was is not now]
-        first = min(overwritten, default=_last.number)
+        pairs = enumerate(zip(before, self._passes))
+        overwritten = [i for i, (was, now) in pairs if was and now is _last and was is not now]
+        first = min((before[i].number for i in overwritten), default=_last.number)
         for i, one in enumerate(self._passes):
             if one and one is not _last:
                 if one.number >= first or not one.devices.isdisjoint(_last.devices):
                     self._passes[i] = None
-        self.skipped += bool(overwritten) and not is_first
+        if not is_first:
+            self._overwritten.update(overwritten)
 
     def end(self) -> None:
         """Set MXNet's flag of each gradient that counts, for other programs that read it."""
