@@ -33,11 +33,17 @@ EXCHANGE, UPDATE, OTHER = "exchange", "update", "other"
 FUSED = "exchange + update"  # one operator does both
 PARTS = (DATA, FORWARD, BACKWARD, EXCHANGE, UPDATE, FUSED, OTHER)
 
-_UPDATE = re.compile(r"\w+_update(_phase[12])?")
+# Operators whose part their names tell: the first that matches. A segment that was traced has the
+# names of its operators, joined.
+_BY_NAME = {
+    OTHER: r"gluonpar\.(runtime\.threads|heap|all_finite)|Delete\w+|WaitForVar",
+    UPDATE: r"gluonpar\.update|\w+_update(_phase[12])?",
+    EXCHANGE: r"(gluonpar|KVStore).*",
+    BACKWARD: r".*_backward_.*",
+}
 _COPY = re.compile(r"_copy(to(_[CG]PU2[CG]PU)?)?|(Sync)?Copy[CG]PU2[CG]PU")
-_SUM = re.compile(r"(elemwise|broadcast)_add|add_n|broadcast_(maximum|minimum)|_div_scalar|Cast")
-_HOUSEKEEPING = (
-    *("gluonpar.runtime.threads", "gluonpar.heap", "gluonpar.all_finite", "DeleteVariable"),
+_SUM = re.compile(
+    r"(elemwise|broadcast)_add|add_n|ElementwiseSum|broadcast_(maximum|minimum)|_div_scalar|Cast"
 )
 
 
@@ -80,47 +86,43 @@ class Profiler:
     ) -> None:
         self.ctx, self.warm_up, self.num_steps = as_list(ctx), warm_up, num_steps
         self._devices = device_of_process(self.ctx) if num_steps else {}
-        self._num_taken = 0
-        self._window: contextlib.ExitStack | None = None
-        self._begin = self._end = 0.0
-        self._num_recorded = 0
+        self._num_taken, self._begin, self._end = 0, 0.0, 0.0
+        self._window: contextlib.ExitStack | None = None  # while it is open
 
     def __enter__(self) -> Profiler:
-        self._open_if_due()
+        if self.warm_up == 0:
+            self._open()
         return self
 
     def __exit__(self, kind, error, traceback) -> None:
-        if self._window is not None:
-            self._close(wait=kind is None)
+        self._close(wait=kind is None)
 
     def step(self) -> None:
         """End a step of the loop; the devices may still be computing it."""
         self._num_taken += 1
-        if self._window is None:
-            self._open_if_due()
-            return
-        self._num_recorded += 1
-        if self._num_recorded == self.num_steps:
+        if self._num_taken == self.warm_up:
+            self._open()
+        if self._num_taken == self.warm_up + self.num_steps:
             self._close()
 
     @property
     def steps(self) -> tuple[int, int]:
         """Numbers of the first and the last step in the window, counted from 1."""
-        return self.warm_up + 1, self.warm_up + self._num_recorded
+        return self.warm_up + 1, min(self._num_taken, self.warm_up + self.num_steps)
 
     @functools.cached_property
     def profile(self) -> Profile:
         """The recorded steps; ValueError, as from the methods below, if there are none."""
-        if self._window is not None or not self._num_recorded:
+        num_steps = self.steps[1] - self.warm_up
+        if self._window is not None or num_steps <= 0:
             raise ValueError(
                 f"no step was profiled: the loop has taken {self._num_taken} steps and the first "
                 f"{self.warm_up} are for warming up; give a smaller warm_up or a longer loop"
             )
         window = self._begin, self._end
-        operators = read(self._events, self._devices, *window)
-        spans = classify(operators, len(self.ctx))
+        spans = classify(read(self._events, self._devices, *window), len(self.ctx))
         processors = threads.cores() if self.ctx[0].device_type == "cpu" else None
-        return Profile([*map(str, self.ctx)], window, self._num_recorded, spans, processors)
+        return Profile([*map(str, self.ctx)], window, num_steps, spans, processors)
 
     def table(self) -> str:
         """Return milliseconds per step by part and device."""
@@ -144,20 +146,20 @@ class Profiler:
         with files.atomic_write(path) as file:
             file.write(json.dumps(content).encode())
 
-    def _open_if_due(self) -> None:
-        if self._num_taken == self.warm_up and self.num_steps:
+    def _open(self) -> None:
+        if self.num_steps:
             mx.nd.waitall()
-            with contextlib.ExitStack() as window:
-                self._events = window.enter_context(_recording())
-                self._begin = _now()
-                self._window = window.pop_all()
+            self._window = contextlib.ExitStack()
+            self._events = self._window.enter_context(_recording())
+            self._begin = _now()
 
     def _close(self, wait: bool = True) -> None:
         window, self._window = self._window, None
-        with window:
-            if wait:
-                mx.nd.waitall()
-            self._end = _now()
+        if window is not None:
+            with window:
+                if wait:
+                    mx.nd.waitall()
+                self._end = _now()
 
 
 @dataclass
@@ -176,37 +178,31 @@ class Profile:
 
     def __post_init__(self) -> None:
         ends = [end for span in self.spans for end in (span.start, span.end)]
-        self._edges = np.unique([*self.window, *ends])  # nothing begins or ends between two
-        self._lengths = np.diff(self._edges)
+        edges = np.unique([*self.window, *ends])  # nothing begins or ends between two
+        self._lengths = np.diff(edges)
+        shape = len(self.devices), len(self._lengths)
+        # By part: whether it runs on a device between two neighbouring edges.
+        self._runs = {part: np.zeros(shape, bool) for part in PARTS}
+        for span in self.spans:
+            first, last = np.searchsorted(edges, (span.start, span.end))
+            self._runs[span.part][span.device, first:last] = True
+        self._busy = np.any([*self._runs.values()], axis=0)
 
     @property
     def step_seconds(self) -> float:
         """Seconds per step."""
         return (self.window[1] - self.window[0]) / self.num_steps / 1e6
 
-    def part_ms(self, part: str, device: int | None = None) -> float:
-        """Return milliseconds per step of a part, or of 'idle', when no operator runs.
-
-        On one device; with None, the time in which it runs anywhere.
-        """
-        runs = ~self._runs(device=device) if part == "idle" else self._runs(part, device=device)
-        return self._lengths[runs].sum() / self.num_steps / 1e3
-
-    def _runs(self, *parts: str, device: int | None = None) -> np.ndarray:
-        """Return for each two neighbouring edges whether a part runs between them."""
-        runs = np.zeros(len(self._lengths), bool)
-        for span in self.spans:
-            if (not parts or span.part in parts) and device in (None, span.device):
-                first, last = np.searchsorted(self._edges, (span.start, span.end))
-                runs[first:last] = True
-        return runs
-
     def table(self) -> str:
-        """Return a table of milliseconds per step by part and device."""
+        """Return a table of milliseconds per step by part and device.
+
+        It has the parts that ran, and 'idle', when none did.
+        """
         rows = [["ms per step", *self.devices]]
-        for part in (*(part for part in PARTS if self._runs(part).any()), "idle"):
-            times = [f"{self.part_ms(part, device):.2f}" for device in range(len(self.devices))]
-            rows.append([part, *times])
+        for part, runs in {**self._runs, "idle": ~self._busy}.items():
+            if part == "idle" or runs.any():
+                times = runs @ self._lengths / self.num_steps / 1e3
+                rows.append([part, *(f"{time:.2f}" for time in times)])
         widths = [max(map(len, column)) for column in zip(*rows)]
         return "\n".join(
             "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])])
@@ -219,21 +215,20 @@ class Profile:
         Each instant of a device counts once: it computes; or else it updates; or else some device
         exchanges; or else another device is still busy (the slowest); or else all wait for Python.
         """
-        totals = dict.fromkeys(("compute", "update", "exchange", "slowest", "Python"), 0.0)
-        for device in range(len(self.devices)):
-            rest = np.ones(len(self._lengths), bool)
-            reasons = (
-                self._runs(DATA, FORWARD, BACKWARD, OTHER, device=device),
-                self._runs(UPDATE, device=device),
-                self._runs(EXCHANGE, FUSED),
-                self._runs(),
-                rest,
-            )
-            for reason, runs in zip(totals, reasons):
-                totals[reason] += self._lengths[rest & runs].sum()
-                rest = rest & ~runs
-        whole = self._lengths.sum() * len(self.devices)
-        return {reason: time / whole for reason, time in totals.items()}
+        runs = self._runs
+        reasons = {
+            "compute": runs[DATA] | runs[FORWARD] | runs[BACKWARD] | runs[OTHER],
+            "update": runs[UPDATE],
+            "exchange": (runs[EXCHANGE] | runs[FUSED]).any(axis=0),
+            "slowest": self._busy.any(axis=0),
+            "Python": np.ones_like(self._busy),
+        }
+        first = np.select([*reasons.values()], [*range(len(reasons))])
+        whole = self._lengths.sum()
+        return {
+            reason: float(np.mean((first == i) @ self._lengths / whole))
+            for i, reason in enumerate(reasons)
+        }
 
     def sentence(self) -> str:
         """Return a sentence that explains why K devices are not K times as fast as one of them.
@@ -243,7 +238,7 @@ class Profile:
         shares, k = self.shares(), len(self.devices)
         words = {
             "slowest": "waiting for the slowest device",
-            "exchange": f"exchange{' and update' if self._runs(FUSED).any() else ''} not hidden",
+            "exchange": f"exchange{' and update' if self._runs[FUSED].any() else ''} not hidden",
             "update": "update",
             "Python": "waiting for Python",
         }
@@ -262,45 +257,41 @@ class Profile:
 def classify(operators: Sequence[Span], num_devices: int) -> list[Span]:
     """Return the operators with their parts, in the order of their start.
 
-    By name: a name with ``_backward_`` is backward (the names of a traced segment are joined);
-    ``..._update`` is update; gluonpar's own operators and a kvstore's are exchange.
-    ``gluonpar.update`` is exchange and update in one if a single device runs it for all.
-    ``ImperativeBulk``, a segment of untraced operators, is backward on a device that has no other
-    backward operator.
+    By name: a name with ``_backward_`` is backward; ``..._update`` is update; gluonpar's own
+    operators and a kvstore's are exchange. ``gluonpar.update`` is exchange and update in one if a
+    single device runs it for all. ``ImperativeBulk``, a segment of untraced operators, is backward
+    on a device that has no other backward operator.
 
-    By place: between a device's backward and the exchange or update, copies and sums are exchange,
-    unless gluonpar's own operators exchange, and other operators backward, such as the sum of the
-    losses. Elsewhere copies are data, and other operators forward, such as a cast or an
-    augmentation of the batch.
+    By place: from a device's backward to its update, copies and sums are exchange, unless
+    gluonpar's own operators exchange, and other operators backward, such as the sum of the losses,
+    until some device updates. Elsewhere copies are data, and other operators forward, such as a
+    cast or an augmentation of the batch.
     """
     updaters = {op.device for op in operators if op.name == "gluonpar.update"}
     on_host = any(op.name == "gluonpar.host" for op in operators)
     fused = len(updaters) == 1 < num_devices and not on_host
     shows_backward = {op.device for op in operators if "_backward_" in op.name}
-    after_backward = [False] * num_devices
+    place = [FORWARD] * num_devices
     classified = []
     for op in sorted(operators, key=lambda span: span.start):
-        if op.name in _HOUSEKEEPING:
-            part = OTHER
-        elif op.name == "gluonpar.update":
-            part = FUSED if fused else UPDATE
-        elif op.name.startswith(("gluonpar", "KVStore")):
-            part = EXCHANGE
-        elif "_backward_" in op.name:
-            part = BACKWARD
+        part = next((part for part, name in _BY_NAME.items() if re.fullmatch(name, op.name)), "")
+        here, copies = place[op.device], _COPY.fullmatch(op.name)
+        if op.name == "gluonpar.update" and fused:
+            part = FUSED
         elif op.name == "ImperativeBulk" and op.device not in shows_backward:
             part = BACKWARD
-        elif _UPDATE.fullmatch(op.name):
-            part = UPDATE
-        elif after_backward[op.device]:
-            moves = _COPY.fullmatch(op.name) or _SUM.fullmatch(op.name)
-            part = EXCHANGE if moves and not on_host and not fused else BACKWARD
-        else:
-            part = DATA if _COPY.fullmatch(op.name) else FORWARD
+        elif not part and here == FORWARD:
+            part = DATA if copies else FORWARD
+        elif not part:
+            moves = (copies or _SUM.fullmatch(op.name)) and not (on_host or fused)
+            part = EXCHANGE if moves else BACKWARD if here == BACKWARD else FORWARD
         if op.name == "gluonpar.host" or part == FUSED:
-            after_backward = [False] * num_devices
-        elif part in (BACKWARD, UPDATE):
-            after_backward[op.device] = part == BACKWARD
+            place = [FORWARD] * num_devices
+        elif part == UPDATE:
+            place = [EXCHANGE if there == BACKWARD else there for there in place]
+            place[op.device] = FORWARD
+        elif part == BACKWARD:
+            place[op.device] = BACKWARD
         classified.append(op._replace(part=part))
     return classified
 
@@ -312,15 +303,11 @@ def read(
 
     ``devices`` maps the events' process numbers to devices; other processes are left out.
     """
-    operators, begun = [], {}
-    for event in events:
-        device, kind, key = devices.get(event["pid"]), event["ph"], (event["pid"], event.get("tid"))
-        if device is not None and kind == "B":
-            begun.setdefault(key, []).append(event["ts"])
-        elif device is not None and kind == "E":
-            start = begun[key].pop()
-            if begin <= start <= end:
-                operators.append(Span(event["name"], device, start, min(event["ts"], end)))
+    operators = []
+    for first, last in zip(events, events[1:]):  # MXNet writes an operator's two events in a row
+        device, start = devices.get(first["pid"]), first.get("ts")
+        if first["ph"] == "B" and device is not None and begin <= start <= end:
+            operators.append(Span(first["name"], device, start, min(last["ts"], end)))
     return operators
 
 
@@ -330,14 +317,14 @@ def device_of_process(ctx: Sequence[mx.Context]) -> dict[int, int]:
     Raises ValueError if a profile has no process for one of them.
     """
     names = _processes()
-    cpus, gpus = ([i for i, name in enumerate(names) if name[:4] == k] for k in ("cpu/", "gpu/"))
-    # A CPU build never uses the last two processes, pinned and shared memory, for these.
-    available = {"cpu": cpus if gpus else range(len(names)), "gpu": gpus}
+    gpus = [process for process, name in enumerate(names) if name.startswith("gpu/")]
+    # CPUs come first. A CPU build never uses the last two, pinned and shared memory, for these.
+    processes = {"cpu": range(gpus[0] if gpus else len(names)), "gpu": gpus}
     for c in ctx:
-        if c.device_id >= len(available.get(c.device_type, ())):
-            most = f"{len(available['cpu'])} CPU contexts and {len(gpus)} GPUs on this machine"
+        if c.device_id >= len(processes.get(c.device_type, ())):
+            most = f"{len(processes['cpu'])} CPU contexts and {len(gpus)} GPUs on this machine"
             raise ValueError(f"{c} cannot be profiled: MXNet can profile at most {most}; use fewer")
-    return {available[c.device_type][c.device_id]: index for index, c in enumerate(ctx)}
+    return {processes[c.device_type][c.device_id]: index for index, c in enumerate(ctx)}
 
 
 @functools.lru_cache(None)
@@ -348,9 +335,8 @@ def _processes() -> list[str]:
     """
     with _recording() as events:
         pass
-    named = {event["pid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
-    expected = [f"cpu/{i}" for i in range(threads.cores())] + ["cpu pinned/", "cpu shared/"]
-    return [named[pid] for pid in range(len(named))] if 0 in named else expected
+    names = [event["args"]["name"] for event in events if event["ph"] == "M"]
+    return names or [f"cpu/{i}" for i in range(threads.cores())] + ["cpu pinned/", "cpu shared/"]
 
 
 @contextlib.contextmanager

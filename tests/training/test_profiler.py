@@ -54,8 +54,7 @@ def test_every_device_shows_each_steps_forward_and_backward(watched, device):
     names = [span.name for span in watched.profile.spans if span.device == device]
     assert sum("_backward_FullyConnected" in name for name in names) == 3
     assert sum("Convolution" in name and "_backward_" not in name for name in names) == 3
-    for part in ("forward", "backward"):
-        assert watched.profile.part_ms(part, device) > 0
+    assert {"forward", "backward"} <= {s.part for s in watched.profile.spans if s.device == device}
 
 
 def test_the_window_has_the_steps_after_the_warm_up_and_their_operators(watched):
@@ -162,82 +161,73 @@ def test_the_trace_has_the_operators_of_the_window_by_device(watched, tmp_path):
     assert sorted(begun) == sorted(profiled)
 
 
-# Adding up: two steps of 1 ms in all. cpu(1) computes longer, cpu(0) then sums, both update.
+# Adding up
 
 
 def span(part, device, start, end):
     return Span(f"some {part}", device, start, end, part)
 
 
-SPANS = [
-    *(span("data", 0, 0, 100), span("forward", 0, 100, 400), span("forward", 1, 100, 500)),
-    *(span("backward", 0, 400, 1000), span("backward", 1, 500, 1200)),
-    *(span("exchange", 0, 1200, 1600), span("update", 0, 1600, 1700)),
-    *(span("update", 1, 1600, 1800), span("other", 0, 1700, 1800)),
-]
-TWO = Profile(DEVICES, (0, 2000), 2, SPANS)
-WITH_FUSED = Profile(
-    DEVICES,
-    (0, 2000),
-    2,
-    [
-        s._replace(part=FUSED if s.part == "exchange" else s.part)
-        for s in SPANS
-        if s.part != "update"
-    ],
-)
+def by_instants(spans, end):
+    """Rows of the table, and shares, of one step of ``end`` ms, instant by instant."""
+    rows, counts = {}, dict.fromkeys(("compute", "update", "exchange", "slowest", "Python"), 0)
+    for t in range(end):
+        running = [(s.part, s.device) for s in spans if s.start <= 1e3 * t < s.end]
+        for device in (0, 1):
+            mine = {part for part, on in running if on == device}
+            for part in mine or {"idle"}:
+                rows.setdefault(part, [0, 0])[device] += 1
+            if mine - {"update", "exchange", FUSED}:
+                counts["compute"] += 1
+            elif "update" in mine:
+                counts["update"] += 1
+            elif {"exchange", FUSED} & {part for part, _ in running}:
+                counts["exchange"] += 1
+            else:
+                counts["slowest" if running else "Python"] += 1
+    rows.setdefault("idle", [0, 0])
+    return rows, {reason: count / (2 * end) for reason, count in counts.items()}
 
 
-def test_a_part_takes_the_instants_in_which_it_runs_each_of_them_once():
+def test_the_table_and_the_shares_count_every_instant_of_every_device_once():
     rng = random.Random(0)
     for _ in range(100):
         spans = [
-            span(rng.choice(PARTS), rng.randrange(2), start, start + rng.randrange(9))
+            span(
+                rng.choice(PARTS), rng.randrange(2), 1e3 * start, 1e3 * (start + rng.randint(1, 9))
+            )
             for start in rng.choices(range(30), k=rng.randrange(9))
         ]
-        profile = Profile(DEVICES, (0, 40), 1, spans)
-        for device, part in ((0, "forward"), (1, "update"), (None, "exchange"), (0, "idle")):
-            instants = {
-                t
-                for s in spans
-                for t in range(s.start, s.end)
-                if device in (None, s.device) and part in (s.part, "idle")
-            }
-            expected = 40 - len(instants) if part == "idle" else len(instants)
-            assert 1e3 * profile.part_ms(part, device) == pytest.approx(expected, rel=1e-12)
-        assert sum(profile.shares().values()) == pytest.approx(1, rel=1e-12)
-
-
-def test_parts_and_idle_add_up_to_the_step_on_every_device():
-    for device in (0, 1):
-        parts = ("data", "forward", "backward", "exchange", "update", "other", "idle")
-        assert sum(TWO.part_ms(part, device) for part in parts) == pytest.approx(1.0, rel=1e-12)
-    assert TWO.step_seconds == 0.001
-
-
-def test_shares_say_what_each_instant_of_each_device_went_to():
-    assert TWO.shares() == pytest.approx(
-        {
-            "compute": (1000 + 100 + 1100) / 4000,
-            "update": (100 + 200) / 4000,
-            "exchange": (400 + 400) / 4000,
-            "slowest": (200 + 100) / 4000,  # cpu(0) from 1000 to 1200, cpu(1) up to 100
-            "Python": 400 / 4000,  # both at the end
-        },
-        rel=1e-12,
-    )
+        profile = Profile(DEVICES, (0, 40e3), 1, spans)
+        rows, shares = by_instants(spans, 40)
+        heading, *lines = [re.split("  +", line) for line in profile.table().splitlines()]
+        assert heading == ["ms per step", *DEVICES]
+        assert [name for name, *_ in lines] == [p for p in (*PARTS, "idle") if p in rows]
+        assert {name: [*map(float, times)] for name, *times in lines} == rows
+        assert profile.shares() == pytest.approx(shares, rel=1e-12)
 
 
 def percentages(sentence):
     return re.findall(r"[\d.]+%", sentence)
 
 
-def test_the_sentence_of_two_devices():
-    """Compute, slowest device, exchange, update, Python; the speed-up."""
-    sentence = TWO.sentence()
-    assert percentages(sentence) == ["55.0%", "7.5%", "20.0%", "7.5%", "10.0%"]
+def test_the_sentence_has_the_shares_in_percent_and_the_speedup():
+    """cpu(1) computes longer, cpu(0) then sums, both update. Counted by hand."""
+    spans = [
+        *(span("data", 0, 0, 100), span("forward", 0, 100, 400), span("forward", 1, 100, 500)),
+        *(span("backward", 0, 400, 1000), span("backward", 1, 500, 1200)),
+        *(span("exchange", 0, 1200, 1600), span("update", 0, 1600, 1700)),
+        *(span("update", 1, 1600, 1800), span("other", 0, 1700, 1800)),
+    ]
+    profile = Profile(DEVICES, (0, 2000), 2, spans)
+    assert profile.step_seconds == 0.001
+    sentence = profile.sentence()
+    # Compute; cpu(0) from 1000 to 1200, cpu(1) up to 100; exchange, twice; updates; the end, twice.
+    counts = (1000 + 100 + 1100, 200 + 100, 400 + 400, 100 + 200, 400)
+    assert percentages(sentence) == [f"{count / 40:.1f}%" for count in counts]
     assert sentence.startswith("2 devices: ") and "at best 1.18 times" in sentence
-    assert "exchange and update not hidden" in WITH_FUSED.sentence()
+    fused = [s._replace(part=FUSED if s.part == "exchange" else s.part) for s in spans]
+    assert "exchange and update not hidden" in Profile(DEVICES, (0, 2000), 2, fused).sentence()
 
 
 def test_the_sentence_of_one_device_compares_with_no_other():
@@ -256,63 +246,26 @@ def test_devices_that_share_processors_are_not_faster_than_these():
         assert ("2 processors" in sentence) == (processors == 2)
 
 
-def test_exchange_behind_computing_costs_nothing():
-    spans = [span("backward", 0, 0, 100), span("backward", 1, 0, 100), span("exchange", 0, 20, 80)]
-    assert Profile(DEVICES, (0, 100), 1, spans).shares()["compute"] == 1
-
-
-def test_the_table_has_a_row_for_each_part_that_there_is():
-    first, *rows = [line.split() for line in TWO.table().splitlines()]
-    assert first == ["ms", "per", "step", *DEVICES]
-    assert rows == [
-        ["data", "0.05", "0.00"],
-        ["forward", "0.15", "0.20"],
-        ["backward", "0.30", "0.35"],
-        ["exchange", "0.20", "0.00"],
-        ["update", "0.05", "0.10"],
-        ["other", "0.05", "0.00"],
-        ["idle", "0.20", "0.35"],
-    ]
-    names = [line.split("  ")[0] for line in WITH_FUSED.table().splitlines()]
-    assert names == ["ms per step", "data", "forward", "backward", FUSED, "other", "idle"]
-
-
 # Reading and classifying
 
 
-def event(kind, name, ts, pid=0, tid=7):
-    return {"name": name, "cat": "operator", "ph": kind, "ts": ts, "pid": pid, "tid": tid}
-
-
-ONE = (event("B", "relu", 10), event("E", "relu", 15))
-
-
-def test_threads_of_one_device_do_not_mix():
-    both = (
-        *(event("B", "relu", 10, tid=1), event("B", "exp", 11, tid=2)),
-        *(event("E", "relu", 15, tid=1), event("E", "exp", 12, tid=2)),
-    )
-    assert sorted(read(both, {0: 0}, 0, 100)) == [
-        Span("exp", 0, 11, 12),
-        Span("relu", 0, 10, 15),
-    ]
-
-
-def test_other_processes_and_kinds_of_events_are_left_out():
-    unused = (
-        {"name": "process_name", "ph": "M", "pid": 0, "args": {"name": "cpu/0"}},
-        {**event("b", "relu", 10, pid=99), "id": 1},
-        *(event("B", "relu", 10, pid=1), event("E", "relu", 11, pid=1)),
-    )
-    assert read((*unused, *ONE), {0: 0}, 0, 100) == [Span("relu", 0, 10, 15)]
+def event(kind, name, ts, pid=0):
+    return {"name": name, "cat": "operator", "ph": kind, "ts": ts, "pid": pid, "tid": 7}
 
 
 @pytest.mark.parametrize(
     ("window", "intervals"),
     [((10, 15), [(10, 15)]), ((11, 20), []), ((0, 9), []), ((0, 12), [(10, 12)])],
 )
-def test_only_what_began_in_the_window_counts_and_ends_with_it(window, intervals):
-    assert [(s.start, s.end) for s in read(ONE, {0: 0}, *window)] == intervals
+def test_only_a_devices_operators_that_began_in_the_window_count_and_end_with_it(window, intervals):
+    events = (
+        {"name": "process_name", "ph": "M", "pid": 0, "args": {"name": "cpu/0"}},
+        *({**event(kind, "relu", 10, pid=99), "id": 1} for kind in "be"),
+        *(event("B", "relu", 10), event("E", "relu", 15)),
+        *(event("B", "exp", 10, pid=1), event("E", "exp", 11, pid=1)),
+    )
+    spans = [Span("relu", 0, start, end) for start, end in intervals]
+    assert read(events, {0: 0}, *window) == spans
 
 
 def parts(*names, k=2):
@@ -324,14 +277,42 @@ def parts(*names, k=2):
 
 FORWARD_SEGMENT = "_minus_scalar,_div_scalar,Convolution,relu"
 BACKWARD_SEGMENT = "_backward_log,_backward_sum,elemwise_mul,_backward_FullyC"
+BOTH = ("_backward_relu", (1, "_backward_relu"))
+
+STEPS = {
+    "a sum on the host, an update on every device": (
+        ("ImperativeBulk", FORWARD_SEGMENT, BACKWARD_SEGMENT, "transpose,transpose")
+        + ("gluonpar.host", "multi_sgd_update"),
+        ("forward", "forward", "backward", "backward", "exchange", "update"),
+    ),
+    "copies and sums by MXNet after backward; before it they are something else": (
+        ("CopyCPU2CPU", "elemwise_add", "_backward_relu", "CopyCPU2CPU", "elemwise_add")
+        + ("sgd_update",),
+        ("data", "forward", "backward", "exchange", "exchange", "update"),
+    ),
+    "one update for all": (
+        (*BOTH, "gluonpar.update", (1, "relu"), "relu"),
+        ("backward", "backward", FUSED, "forward", "forward"),
+    ),
+    "an update on every device, a sum in MXNet": (
+        (*BOTH, "gluonpar.update", (1, "elemwise_add"), (1, "gluonpar.update")),
+        ("backward", "backward", "update", "exchange", "update"),
+    ),
+    "a sum on the host, an update on one device": (
+        ("_backward_relu", "gluonpar.host", "gluonpar.update"),
+        ("backward", "exchange", "update"),
+    ),
+    "a kvstore that updates on one device and copies the parameters to the other": (
+        (*BOTH, "ElementwiseSum", "sgd_update", (1, "CopyCPU2CPU"), (1, "relu"), "relu"),
+        ("backward", "backward", "exchange", "update", "exchange", "forward", "forward"),
+    ),
+}
 
 
-def test_a_traced_step_with_a_sum_and_an_update_a_device():
-    step = ("ImperativeBulk", FORWARD_SEGMENT, BACKWARD_SEGMENT, "transpose,transpose")
-    names = (*step, "gluonpar.host", "multi_sgd_update")
-    expected = ["forward", "forward", "backward", "backward", "exchange", "update"]
-    assert parts(*names) == expected
-    assert parts(*names, *names) == expected * 2
+@pytest.mark.parametrize("kind", STEPS)
+def test_the_parts_of_a_step_and_of_the_next(kind):
+    names, expected = STEPS[kind]
+    assert parts(*names, *names) == [*expected] * 2
 
 
 def test_a_bulk_is_backward_only_where_nothing_else_shows_backward():
@@ -339,29 +320,6 @@ def test_a_bulk_is_backward_only_where_nothing_else_shows_backward():
     assert parts(*untraced, "Convolution", k=1) == [
         *("forward", "forward", "backward", "backward", "update", "forward"),
     ]
-
-
-def test_copies_and_sums_after_backward_are_exchange_and_before_it_are_not():
-    names = ("CopyCPU2CPU", "elemwise_add", "_backward_relu", "CopyCPU2CPU", "elemwise_add")
-    assert parts(*names, "sgd_update", "CopyCPU2CPU") == [
-        *("data", "forward", "backward", "exchange", "exchange", "update", "data"),
-    ]
-
-
-def test_an_update_that_one_device_runs_for_all_is_exchange_too():
-    names = ("_backward_relu", (1, "_backward_relu"), "gluonpar.update", (1, "relu"), "relu")
-    assert parts(*names) == ["backward", "backward", FUSED, "forward", "forward"]
-
-
-def test_an_update_on_every_device_is_only_an_update():
-    names = ("_backward_relu", (1, "_backward_relu"), "gluonpar.update", (1, "elemwise_add"))
-    assert parts(*names, (1, "gluonpar.update")) == [
-        *("backward", "backward", "update", "exchange", "update"),
-    ]
-
-
-def test_an_update_after_a_sum_is_only_an_update_even_on_one_device():
-    assert parts("_backward_relu", "gluonpar.host", "gluonpar.update")[1:] == ["exchange", "update"]
 
 
 @pytest.mark.parametrize(
@@ -372,6 +330,7 @@ def test_an_update_after_a_sum_is_only_an_update_even_on_one_device():
         ("KVStoreReduce", "exchange"),
         ("gluonpar.runtime.threads", "other"),
         ("DeleteVariable", "other"),
+        ("WaitForVar", "other"),
         ("sgd_update", "update"),
         ("multi_mp_sgd_mom_update", "update"),
         ("adam_update", "update"),
