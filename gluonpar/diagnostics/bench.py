@@ -43,7 +43,6 @@ gluonpar bench --num-gpus 4 --device cpu --min-bytes 64K --factor 4
 gluonpar bench --algorithms host,ring --json bench.json --plot bench.png
 gluonpar bench --collective reduce_scatter
 """
-DTYPES = ("float16", "float32", "float64", "int8", "int32", "int64", "uint8")
 COMBINE = {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum}
 COLLECTIVES = ("allreduce", "broadcast", "reduce", "reduce_scatter", "all_gather")
 ADDING = ("allreduce", "reduce", "reduce_scatter")
@@ -57,7 +56,7 @@ HEADINGS = ("bytes", "elements", "candidate", "time us", "iqr us", "algbw GB/s",
 HEADINGS += (f"/ {PEER}", f"/ {NUMPY}", "#wrong")
 WIDTHS = (11, 10, -18, 10, 9, 10, 10, 14, 7, 7)
 
-Maker = Callable[[Sequence[mx.nd.NDArray], str], Candidate]
+Maker = Callable[[Sequence[mx.nd.NDArray]], Candidate]  # from one array per device
 
 
 def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
@@ -77,7 +76,7 @@ def parser(prog: str | None) -> harness.BenchmarkParser:
     made.add("--max-bytes", "64M", "largest array", **size)
     made.add("--factor", 8, "ratio of one size to the one before", type=at_least(2), **count)
     made.add("--num-gpus", 2, "number of devices", type=int, metavar="K")
-    made.add("--dtype", "float32", "of the arrays", choices=DTYPES)
+    made.add("--dtype", "float32", "of the arrays", choices=arguments.DTYPES)
     made.add("--collective", "allreduce", "gluonpar's function to measure", choices=COLLECTIVES)
     made.add("--op", "sum", "how arrays are combined", choices=list(COMBINE))
     made.add("--iters", 20, "samples", type=at_least(1), dest="rounds", **count)
@@ -113,10 +112,11 @@ def prepare(options: argparse.Namespace) -> tuple:
     if options.op != "sum" and collective not in ADDING:
         raise ValueError(f"{collective} adds nothing; leave out --op {options.op}")
     chosen = devices.choose(num_gpus=options.num_gpus, device=options.device)
+    arguments.check_op(options.op, None, np.dtype(options.dtype))
     how_often = (options.rounds, options.warmup, bool(options.check), options.calls)
     setting = Setting(chosen.ctx, options.dtype, options.op, *how_often, collective)
     algorithms = options.algorithms or collectives.usable(chosen.ctx)
-    supported, left_out = without_unsupported(makers(chosen.ctx, algorithms, collective), setting)
+    supported, left_out = without_unsupported(makers(setting, algorithms), setting)
     return counts, setting, supported, left_out, chosen.notice
 
 
@@ -256,7 +256,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Setting:
-    """What all candidates do, and how often; ValueError for an ``op`` that ``dtype`` lacks.
+    """What all candidates do, and how often.
 
     A sample is a call's share of ``calls`` calls on the same arrays and one wait after the last.
     """
@@ -270,32 +270,31 @@ class Setting:
     calls: int = 1
     collective: str = "allreduce"
 
-    def __post_init__(self) -> None:
-        arguments.check_op(self.op, None, np.dtype(self.dtype))
-
     def zeros(self, size: int) -> list[mx.nd.NDArray]:
         """Return one array of zeros per device."""
         return [mx.nd.zeros((size,), ctx=context, dtype=self.dtype) for context in self.ctx]
 
 
-def makers(
-    ctx: Sequence[mx.Context], algorithms: Iterable[str], collective: str = "allreduce"
-) -> dict[str, Maker]:
-    """Return what makes each candidate from one array per device and an op, by name.
+def makers(setting: Setting, algorithms: Iterable[str]) -> dict[str, Maker]:
+    """Return what makes each candidate, by name.
 
     They are gluonpar's ``algorithms`` and MXNet's key-value stores, or for another collective than
     allreduce gluonpar's function; and, on CPUs, NumPy on the same memory.
     """
+    kinds = {context.device_type for context in setting.ctx}
+    op = {"op": setting.op} if setting.collective in ADDING else {}
     made: dict[str, Maker] = {}
-    if collective == "allreduce":
-        made.update({name: functools.partial(_of_gluonpar, name) for name in algorithms})
-        gpus = all(context.device_type == "gpu" for context in ctx)
-        for kind in ("device", "local", *(["nccl"] if gpus else [])):
-            made[f"mxnet {kind}"] = functools.partial(_of_mxnet, kind)
+    if setting.collective == "allreduce":
+        for name in algorithms:
+            run = functools.partial(collectives.allreduce, algorithm=name, **op)
+            made[name] = functools.partial(_of_gluonpar, name, run)
+        for kind in ("device", "local", *(["nccl"] if kinds == {"gpu"} else [])):
+            made[f"mxnet {kind}"] = functools.partial(_of_mxnet, kind, setting.op)
     else:
-        made["gluonpar"] = functools.partial(_of_collective, collective)
-    if all(context.device_type == "cpu" for context in ctx):
-        made[NUMPY] = functools.partial(_of_numpy, collective)
+        run = functools.partial(getattr(collectives, setting.collective), **op)
+        made["gluonpar"] = functools.partial(_of_gluonpar, "gluonpar", run)
+    if kinds == {"cpu"}:
+        made[NUMPY] = functools.partial(_of_numpy, setting)
     return made
 
 
@@ -306,7 +305,7 @@ def without_unsupported(
     supported, reasons = {}, {}
     for name, maker in makers.items():
         try:
-            maker(setting.zeros(8), setting.op).sample()
+            maker(setting.zeros(8)).sample()
         except ValueError as error:
             reasons[name] = str(error)
         else:
@@ -339,7 +338,7 @@ def measure_size(
 ) -> list[Result]:
     """Return a result for each candidate, all on the same arrays of ``size`` elements."""
     arrays = setting.zeros(size)
-    candidates = [maker(arrays, setting.op) for maker in makers.values()]
+    candidates = [maker(arrays) for maker in makers.values()]
     wrong = count_wrong(candidates, arrays, setting) if setting.check else {}
     # Zeros stay zeros however often they are summed in place; other numbers would grow to inf.
     for array in arrays:
@@ -408,26 +407,17 @@ def _is_prime(number: int) -> bool:
     return all(number % i for i in range(2, int(number**0.5) + 1))
 
 
-def _of_gluonpar(name: str, arrays: Sequence[mx.nd.NDArray], op: str) -> Candidate:
-    run = functools.partial(collectives.allreduce, arrays, name, op)
+def _of_gluonpar(name: str, run: Callable, arrays: Sequence[mx.nd.NDArray]) -> Candidate:
+    run = functools.partial(run, arrays)
     return Candidate(name, run, functools.partial(_wait, arrays), mx.nd.waitall)
 
 
-def _of_collective(collective: str, arrays: Sequence[mx.nd.NDArray], op: str) -> Candidate:
-    more = {"op": op} if collective in ADDING else {}
-    run = functools.partial(getattr(collectives, collective), arrays, **more)
-    return Candidate("gluonpar", run, functools.partial(_wait, arrays), mx.nd.waitall)
-
-
-def _of_mxnet(kind: str, arrays: Sequence[mx.nd.NDArray], op: str) -> Candidate:
+def _of_mxnet(kind: str, op: str, arrays: Sequence[mx.nd.NDArray]) -> Candidate:
+    if op != "sum":
+        raise ValueError(f"op must be 'sum' for MXNet's kvstore, got {op!r}")
     store = mx.kv.create(kind)
     store.init(0, arrays[0])
-
-    def run() -> None:
-        if op != "sum":
-            raise ValueError(f"op must be 'sum' for MXNet's kvstore, got {op!r}")
-        store.pushpull(0, arrays, out=arrays)
-
+    run = functools.partial(store.pushpull, 0, arrays, out=arrays)
     return Candidate(f"mxnet {kind}", run, functools.partial(_wait, arrays), mx.nd.waitall)
 
 
@@ -436,32 +426,28 @@ def _wait(arrays: Sequence[mx.nd.NDArray]) -> None:
         array.wait_to_read()
 
 
-def _of_numpy(collective: str, arrays: Sequence[mx.nd.NDArray], op: str) -> Candidate:
+def _of_numpy(setting: Setting, arrays: Sequence[mx.nd.NDArray]) -> Candidate:
     """NumPy on the arrays' memory; one half of a large array on a second thread."""
     num_threads = 1 if memory.num_bytes(arrays[0]) < NUMPY_MIN_BYTES else NUMPY_THREADS
     tasks: list[list] = [[] for _ in range(num_threads)]
+    others = ThreadPoolExecutor(max(1, num_threads - 1))  # starts threads when it gets tasks
 
     def prepare() -> None:
         mx.nd.waitall()
         views = [memory.view(array) for array in arrays]
         for task in tasks:
             task.clear()
-        for part, *devices_of in moves(collective, len(views), views[0].size):
+        for part, *devices_of in moves(setting.collective, len(views), views[0].size):
             for task, share in zip(tasks, partition.slices(part.stop - part.start, num_threads)):
                 task.append([[views[i][part][share] for i in each] for each in devices_of])
 
     def run() -> None:
-        running = [_pool().submit(_sum_blocks, task, op) for task in tasks[1:]]
-        _sum_blocks(tasks[0], op)
+        running = [others.submit(_sum_blocks, task, setting.op) for task in tasks[1:]]
+        _sum_blocks(tasks[0], setting.op)
         for future in running:
             future.result()
 
     return Candidate(NUMPY, run, prepare=prepare)
-
-
-@functools.lru_cache(None)
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max(1, NUMPY_THREADS - 1))
 
 
 def _sum_blocks(task: Sequence[tuple[Sequence[np.ndarray], ...]], op: str) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 from mxnet import autograd, gluon
 
 from gluonpar import cluster, collectives
+from gluonpar.collectives import arguments
 from gluonpar.diagnostics import report
 from gluonpar.diagnostics.bench import payload
 from gluonpar.diagnostics.doctor import describe, summary
@@ -48,7 +49,6 @@ EXIT_CODES = {
     entry.INTERRUPTED: "interrupted (Ctrl-C)",
     entry.BROKEN_PIPE: "nobody reads the output any more, as after | head -1",
 }
-DTYPES = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64")
 SHAPES = ((1,), (7,), (3, 5), (1009,), (257, 33), (1 << 18,))
 NET_SHAPES = ((8, 1, 5, 5), (8,), (16, 8 * 12 * 12), (16,), (10, 16), (10,))
 BATCH_SIZE, STEPS, LR, SEED = 66, 5, 0.1, 7
@@ -137,14 +137,14 @@ def check_copies(ctx: Sequence[mx.Context]) -> str:
     """Copy arrays from every device to every other with ``copyto``, and compare the values."""
     count = 0
     for i, j in itertools.permutations(range(len(ctx)), 2):
-        for dtype, shape in itertools.product(DTYPES, SHAPES):
+        for dtype, shape in itertools.product(arguments.DTYPES, SHAPES):
             want = _payload(ctx, shape, dtype)[i]
             target = mx.nd.full(shape, 99, ctx=ctx[j], dtype=dtype)
             memory.from_numpy(want, ctx[i]).copyto(target)
             subject = f"{dtype} array of shape {shape} copied from {ctx[i]} to {ctx[j]}"
             _check_equal(target, want, subject)
             count += 1
-    return f"{count} arrays of {len(DTYPES)} dtypes, every value arrived"
+    return f"{count} arrays of {len(arguments.DTYPES)} dtypes, every value arrived"
 
 
 def check_sums(ctx: Sequence[mx.Context], algorithm: str | None = None) -> str:
@@ -157,7 +157,7 @@ def check_sums(ctx: Sequence[mx.Context], algorithm: str | None = None) -> str:
         return arrays
 
     count = 0
-    for dtype, shape in itertools.product(DTYPES, SHAPES):
+    for dtype, shape in itertools.product(arguments.DTYPES, SHAPES):
         parts = _payload(ctx, shape, dtype)
         want = sum(part.astype("int64") for part in parts).astype(dtype)
         for array in allreduced(parts):
@@ -171,7 +171,7 @@ def check_sums(ctx: Sequence[mx.Context], algorithm: str | None = None) -> str:
         difference = np.abs(first[0].asnumpy() - sum(part.astype("float64") for part in parts))
         if not difference.max() <= 1e-6 * sum(np.abs(part).max() for part in parts):
             raise VerificationError(f"{subject} differs by {difference.max():.3g}")
-    return f"{count} arrays of {len(DTYPES)} dtypes exact; fractions the same bits twice"
+    return f"{count} arrays of {len(arguments.DTYPES)} dtypes exact; fractions the same bits twice"
 
 
 def check_training(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from gluonpar import collectives
+from gluonpar.collectives import arguments
 from gluonpar.diagnostics import bench
 from gluonpar.diagnostics.bench import Setting
 from gluonpar.plans import registry
@@ -92,7 +93,7 @@ def test_a_collective_that_leaves_out_a_device_is_reported(command, monkeypatch,
     assert "gluonpar at 4096 bytes" in err[-1]
 
 
-@pytest.mark.parametrize("dtype", bench.DTYPES)
+@pytest.mark.parametrize("dtype", arguments.DTYPES)
 @pytest.mark.parametrize("k", [1, 2, 3, 8, 100])
 @pytest.mark.parametrize("size", [1, 2, 6, 1021, 4096])
 def test_the_payload_s_sums_are_exact_and_devices_differ(dtype, k, size):
@@ -114,7 +115,7 @@ def test_every_cell_of_a_float32_payload_is_unique():
 def test_all_candidates_are_right_and_those_without_the_op_are_left_out(op, k):
     setting = on_cpus(k, op=op, rounds=1, warmup=0)
     names = collectives.usable(setting.ctx)
-    every = bench.makers(setting.ctx, names)
+    every = bench.makers(setting, names)
     supported, left_out = bench.without_unsupported(every, setting)
     assert list(every) == [*names, "mxnet device", "mxnet local", "numpy"]
     lacking = [] if op == "sum" else ["mxnet device", "mxnet local"]
@@ -131,15 +132,15 @@ def test_numpy_sums_large_arrays_on_threads(monkeypatch, collective):
     monkeypatch.setattr(bench, "NUMPY_THREADS", 2)
     monkeypatch.setattr(bench, "NUMPY_BLOCK", 100)
     setting = on_cpus(3, rounds=1, collective=collective)
-    makers = {"numpy": bench.makers(setting.ctx, [], collective)["numpy"]}
+    makers = {"numpy": bench.makers(setting, [])["numpy"]}
     assert [row.wrong for row in bench.measure_size(makers, setting, 1001)] == [0]
 
 
 def test_timed_payloads_do_not_overflow():
     setting = on_cpus(2, dtype="float16", rounds=40, warmup=0)
     arrays = []
-    makers = bench.makers(setting.ctx, ["star"])
-    makers["star"] = lambda given, op, make=makers["star"]: arrays.extend(given) or make(given, op)
+    makers = bench.makers(setting, ["star"])
+    makers["star"] = lambda given, make=makers["star"]: arrays.extend(given) or make(given)
     bench.measure_size(makers, setting, 64)
     for array in arrays:
         assert not array.asnumpy().any()
@@ -193,7 +194,7 @@ def test_an_algorithm_that_misplaces_chunks_is_reported(command):
                 array[:] = mx.nd.concat(array[half:], array[:half], dim=0)
 
     try:
-        for dtype in bench.DTYPES:
+        for dtype in arguments.DTYPES:
             code, out, _ = command(*ON_CPU, "--algorithms", "planted", "--dtype", dtype)
             assert code == 1
             assert all(int(row[-1]) > 0 for row in table(out) if row[2] == "planted")

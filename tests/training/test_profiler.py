@@ -34,6 +34,7 @@ def loop(watched, num_steps, ctx=CTX):
     with watched:
         for images, labels in batches:
             gluonpar.train_batch(images, labels, device_params, ctx, 0.1, pixel_lenet)
+            mx.nd.ones((2,), ctx=mx.cpu(2)).wait_to_read()  # in no profile
             watched.step()
     return device_params
 
@@ -169,14 +170,14 @@ def span(part, device, start, end):
 
 
 def by_instants(spans, end):
-    """Rows of the table, and shares, of one step of ``end`` ms, instant by instant."""
+    """Rows of the table, and shares, of two steps of ``end`` ms in all, instant by instant."""
     rows, counts = {}, dict.fromkeys(("compute", "update", "exchange", "slowest", "Python"), 0)
     for t in range(end):
         running = [(s.part, s.device) for s in spans if s.start <= 1e3 * t < s.end]
         for device in (0, 1):
             mine = {part for part, on in running if on == device}
             for part in mine or {"idle"}:
-                rows.setdefault(part, [0, 0])[device] += 1
+                rows.setdefault(part, [0, 0])[device] += 0.5
             if mine - {"update", "exchange", FUSED}:
                 counts["compute"] += 1
             elif "update" in mine:
@@ -198,7 +199,7 @@ def test_the_table_and_the_shares_count_every_instant_of_every_device_once():
             )
             for start in rng.choices(range(30), k=rng.randrange(9))
         ]
-        profile = Profile(DEVICES, (0, 40e3), 1, spans)
+        profile = Profile(DEVICES, (0, 40e3), 2, spans)
         rows, shares = by_instants(spans, 40)
         heading, *lines = [re.split("  +", line) for line in profile.table().splitlines()]
         assert heading == ["ms per step", *DEVICES]
@@ -301,6 +302,10 @@ STEPS = {
     "a sum on the host, an update on one device": (
         ("_backward_relu", "gluonpar.host", "gluonpar.update"),
         ("backward", "exchange", "update"),
+    ),
+    "a sum on the host, an update of MXNet's operators": (
+        (*BOTH, "gluonpar.host", "_mul_scalar", (1, "_mul_scalar")),
+        ("backward", "backward", "exchange", "forward", "forward"),
     ),
     "a kvstore that updates on one device and copies the parameters to the other": (
         (*BOTH, "ElementwiseSum", "sgd_update", (1, "CopyCPU2CPU"), (1, "relu"), "relu"),
