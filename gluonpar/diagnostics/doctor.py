@@ -267,18 +267,14 @@ def nvidia_driver() -> Iterator[Described]:
     if not accepted:
         text = "CUDA's runtime finds the driver too old: CUDA 11.1 and later need driver 450.80.02"
         yield WRONG, text, remedy
-    elif newest < compiler:
-        yield _without_fusion(compiler)
-
-
-def _without_fusion(compiler: tuple[int, int]) -> Described:
-    """The driver does not take what the CUDA compiler writes: MXNet's fused operators."""
-    cuda = f"CUDA {driver.version(compiler)}"
-    text, newer = f"the CUDA compiler is of {cuda}", f"install a driver that supports {cuda}"
-    if os.environ.get("MXNET_USE_FUSION", "0") in ("0", "false"):
-        return NOTE, f"{text}, so MXNet computes elementwise operators one by one", newer
-    text = f"{text}, so with MXNET_USE_FUSION a step would fail with 'CUDA Driver: ...'"
-    return WRONG, text, f"unset MXNET_USE_FUSION, or {newer}"
+    elif newest < compiler:  # it does not take what the compiler writes: fused operators
+        cuda = f"CUDA {driver.version(compiler)}"
+        text, newer = f"the CUDA compiler is of {cuda}", f"install a driver that supports {cuda}"
+        if os.environ.get("MXNET_USE_FUSION", "0") in ("0", "false"):
+            yield NOTE, f"{text}, so MXNet computes elementwise operators one by one", newer
+        else:
+            text = f"{text}, so with MXNET_USE_FUSION a step would fail with 'CUDA Driver: ...'"
+            yield WRONG, text, f"unset MXNET_USE_FUSION, or {newer}"
 
 
 def gpus() -> Iterator[Described]:
@@ -291,10 +287,11 @@ def gpus() -> Iterator[Described]:
     if not shown:
         remedy = "see what nvidia-smi -L lists; unset CUDA_VISIBLE_DEVICES if it hides them"
         yield NOTE, f"the driver shows no GPU{driver.hidden()}", remedy
+    usable = [gpu.index for gpu in shown if driver.usable(gpu)]
     for gpu in shown:
-        if driver.usable(gpu) and needed:
+        if gpu.index in usable and needed:
             yield OK, f"{gpu}: usable"
-        elif driver.usable(gpu):
+        elif gpu.index in usable:
             text = f"{gpu}: usable, but the installed MXNet is without CUDA"
             yield NOTE, text, f"to use it: pip uninstall -y mxnet, then {CUDA}"
         else:
@@ -305,17 +302,12 @@ def gpus() -> Iterator[Described]:
                 "image is available for execution'"
             )
             remedy = f"train on CPU devices (--device cpu, {CPU}) or on a GPU of those capabilities"
-            yield WRONG if needed and not any(map(driver.usable, shown)) else NOTE, text, remedy
-    yield from _peer_access([gpu.index for gpu in shown if driver.usable(gpu)])
-
-
-def _peer_access(indices: list[int]) -> Iterator[Described]:
-    """Which of the usable GPUs copy to each other directly."""
-    staged = driver.staged(indices, driver.peers(indices))
-    if staged:
-        yield NOTE, staged, "nvidia-smi topo -p2p r says why; --gpus can choose GPUs that have it"
-    elif len(indices) > 1:
-        yield OK, f"peer access between all {len(indices)} usable GPUs: they copy directly"
+            yield WRONG if needed and not usable else NOTE, text, remedy
+    if len(usable) > 1:
+        staged = driver.staged(usable, driver.peers(usable))
+        remedy = "nvidia-smi topo -p2p r says why; --gpus can choose GPUs that have it"
+        direct = f"peer access between all {len(usable)} usable GPUs: they copy directly"
+        yield (NOTE, staged, remedy) if staged else (OK, direct)
 
 
 def cuda() -> Iterator[Described]:
