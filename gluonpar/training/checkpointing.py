@@ -63,15 +63,21 @@ class Checkpointer:
             raise ResumeError(str(error)) from error
         return (path, progress) if path else None
 
-    def save(self, workload: Workload, shuffle: np.random.RandomState, progress: Progress) -> None:
-        """Write a checkpoint.
+    def save(
+        self,
+        path: str | os.PathLike,
+        workload: Workload,
+        shuffle: np.random.RandomState,
+        progress: Progress,
+    ) -> None:
+        """Write a checkpoint to ``path``.
 
         ``shuffle`` is the generator's state from before the epoch was shuffled. Raises OSError,
         with earlier checkpoints unchanged, if the file cannot be written.
         """
         notes = {"run": self._identity, "configuration": asdict(self._configuration)}
         notes.update(asdict(progress))
-        save_checkpoint(self.path(progress), workload.trained, workload.trainer, shuffle, notes)
+        save_checkpoint(path, workload.trained, workload.trainer, shuffle, notes)
 
     def remove_old(self) -> Iterator[OSError]:
         """Remove the oldest checkpoints if there are more than ``keep``; give what prevents it.

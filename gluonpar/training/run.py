@@ -6,7 +6,6 @@ import contextlib
 import copy
 import dataclasses
 import io
-import pathlib
 import time
 from collections import Counter, deque
 from typing import Any, Callable, Iterator, Sequence
@@ -48,7 +47,7 @@ _TERMINATION_DELAY = 2
 class Run:
     """One training run. The constructor checks and loads everything; :meth:`train` trains.
 
-    ``history`` has the finished epochs, ``kept`` the paths of the files written other than
+    ``history`` has the finished epochs, ``kept`` the paths of what was written other than
     checkpoints, and ``lost`` those of files that could not be written, also after an exception.
     With several processes (:mod:`gluonpar.cluster`) each trains on its share of every batch; rank 0
     prints, plots and saves. ``on_epoch``: see :func:`train`.
@@ -72,7 +71,6 @@ class Run:
         self.semantics = mx.util.is_np_shape(), mx.util.is_np_array()
         self.kept: list[str] = []
         self.lost: list[str] = []
-        self.written: set[str] = set()
 
     def _prepare(self) -> None:
         config = self.configuration
@@ -120,9 +118,10 @@ class Run:
         config = self.configuration
         mx.random.seed(config.seed)
         self.shuffle = np.random.RandomState(config.seed)
-        optimizer = config.optimizer, config.optimizer_arguments()
         options = {"algorithm": config.algorithm, "weights": config.weights}
-        self.workload: Workload = workloads.make(config.model, self.ctx, *optimizer, **options)
+        self.workload: Workload = workloads.make(
+            config.model, self.ctx, config.optimizer, config.optimizer_arguments(), **options
+        )
         self.schedule = config.learning_rates(self.num_batches)
         ranks.check_same_parameters(self.workload.name, self.workload.copies)
         self.console.header(__version__, self._header())
@@ -258,7 +257,7 @@ class Run:
         if self.checkpointer.saves:
             path = self.checkpointer.path(self.progress)
             state = self.workload, self.shuffle, self.progress
-            if self._write(path, self.checkpointer.save, *state):  # it replaces older ones
+            if self._write(str(path), self.checkpointer.save, *state):  # it replaces older ones
                 self.lost = [lost for lost in self.lost if not lost.endswith(path.suffix)]
                 for error in self.checkpointer.remove_old():
                     self.console.notice(
@@ -269,19 +268,18 @@ class Run:
         if ends:
             raise Terminated
 
-    def _write(self, path: str | pathlib.Path, write: Callable[..., None], *arguments: Any) -> bool:
-        """Call ``write(*arguments)``; return False, after a notice, if ``path`` was not written."""
-        self.lost = [lost for lost in self.lost if lost != str(path)]
+    def _write(self, path: str, write: Callable[..., None], *arguments: Any) -> bool:
+        """Call ``write(path, *arguments)``; return False, after a notice, if that fails."""
+        self.lost = [lost for lost in self.lost if lost != path]
         try:
-            write(*arguments)
+            write(path, *arguments)
         except OSError as error:
             self.console.notice(
                 f"error: {path} was not written ({error.strerror or error}); training goes on, and "
                 "earlier files are unchanged"
             )
-            self.lost.append(str(path))
+            self.lost.append(path)
             return False
-        self.written.add(str(path))
         return True
 
     def _is_profiled(self) -> bool:
@@ -302,32 +300,30 @@ class Run:
             ) from None
 
     def _finish_epoch(self, seconds: float, loss: float) -> None:
-        """Evaluate; print, save, plot and trace the epoch's results."""
+        """Evaluate; save, plot, trace and print the epoch's results."""
         config, epoch = self.configuration, self.progress.epoch
         with self.console.evaluating(epoch, len(self.data.test_labels)):
             accuracy = self.workload.accuracy(self.data.test_images, self.data.test_labels)
         lr = self.schedule(epoch * self.num_batches)
         results = Epoch(epoch, seconds, loss, accuracy, self.num_samples / seconds, lr)
         self.history.epochs.append(results)
-        writers = {"params": self.workload.save} if self.save_dir else {}
-        if self.save_dir and config.onnx:
-            writers["onnx"] = self.workload.save_onnx
-        for suffix, write in writers.items():
-            path = self.save_dir / f"{config.model}-epoch-{epoch:04d}.{suffix}"
-            if self._write(path, write, path):
-                self.kept.append(str(path))
+        file = self.save_dir and self.save_dir / f"{config.model}-epoch-{epoch:04d}"
+        traced = config.trace if epoch == 1 and self._is_profiled() else None
+        outputs = (
+            (file and f"{file}.params", self.workload.save),
+            (file and config.onnx and f"{file}.onnx", self.workload.save_onnx),
+            (config.plot, self.history.plot),
+            (config.history, self.history.save),
+            (config.tensorboard, tensorboard.write, results),
+            (traced, self.profiler.save),
+        )
+        for path, write, *arguments in outputs:
+            if path and self._write(path, write, *arguments) and path not in self.kept:
+                self.kept.append(path)
         varies = config.lr_schedule != "constant" or config.warmup_epochs > 0
         self.console.epoch(results, show_lr=varies)
-        if config.plot:
-            self._write(config.plot, self.history.plot, config.plot)
-        if config.history:
-            self._write(config.history, self.history.save, config.history)
-        if config.tensorboard:
-            self._write(config.tensorboard, tensorboard.write, config.tensorboard, results)
-        traced = config.trace and epoch == 1 and self._is_profiled()
-        if traced and self._write(config.trace, self.profiler.save, config.trace):
-            self.kept.append(config.trace)
-            self.console.trace(config.trace, self.profiler)
+        if traced and traced in self.kept:
+            self.console.trace(traced, self.profiler)
 
     def _print_files(self) -> None:
         """Print once what the run has written, other than the trace."""
@@ -341,7 +337,7 @@ class Run:
                 f"{self.save_dir} ({parameters}{' and ONNX' * config.onnx}, {checkpoints})"
             )
         files_of_epochs = filter(None, (config.plot, config.history, config.tensorboard))
-        saved += [path for path in files_of_epochs if path in self.written]
+        saved += [path for path in files_of_epochs if path in self.kept]
         if saved:
             self.console.line(f"saved: {', '.join(saved)}")
 

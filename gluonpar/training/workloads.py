@@ -61,14 +61,13 @@ class Workload:
     def __init__(
         self,
         ctx: list[mx.Context],
-        lr: float,
+        optimizer: str,
+        optimizer_params: dict[str, Any],
         algorithm: str | None = None,
-        weights: Sequence | None = None,
-        optimizer: str = "sgd",
-        optimizer_params: dict | None = None,
+        weights: Sequence[float] | None = None,
     ) -> None:
-        self.ctx, self.lr, self.algorithm, self.weights = ctx, lr, algorithm, weights
-        self.optimizer = optimizer, optimizer_params or {"learning_rate": lr}
+        self.ctx, self.algorithm, self.weights = ctx, algorithm, weights
+        self.optimizer, self.lr = (optimizer, optimizer_params), optimizer_params["learning_rate"]
         self._initialize()
 
     def set_lr(self, lr: float) -> None:
@@ -120,7 +119,7 @@ class GluonWorkload(Workload):
 
     def _initialize(self) -> None:
         self.trained = net = self._network()
-        self.scores, self.losses = _PixelScores(net), _PixelLoss(net)
+        self.scores, self.losses = _OfPixels(net), _OfPixels(net)
         for block in (net, self.losses):
             block.hybridize(static_alloc=True, static_shape=True)
         params = net.collect_params()
@@ -174,22 +173,16 @@ class LeNetTrainerWorkload(GluonWorkload):
         return net
 
 
-class _PixelScores(gluon.HybridBlock):
-    """Scores of uint8 images."""
+class _OfPixels(gluon.HybridBlock):
+    """Scores of uint8 images; with their labels their losses, in one graph."""
 
     def __init__(self, net: gluon.HybridBlock) -> None:
         super().__init__()
         self.net = net
 
-    def hybrid_forward(self, F, X):
-        return self.net(lenet.standardize(X))
-
-
-class _PixelLoss(_PixelScores):
-    """Losses of uint8 images, in one graph."""
-
-    def hybrid_forward(self, F, X, y):
-        return softmax_cross_entropy(super().hybrid_forward(F, X), y)
+    def hybrid_forward(self, F, X, y=None):
+        scores = self.net(lenet.standardize(X))
+        return scores if y is None else softmax_cross_entropy(scores, y)
 
 
 @cached_op.traceable
@@ -208,8 +201,7 @@ def make(
     kind = WORKLOADS[model]
     if kind is LeNetWorkload and (optimizer, *optimizer_params) != ("sgd", "learning_rate"):
         kind = LeNetTrainerWorkload
-    lr = optimizer_params["learning_rate"]
-    return kind(ctx, lr, optimizer=optimizer, optimizer_params=optimizer_params, **options)
+    return kind(ctx, optimizer, optimizer_params, **options)
 
 
 _UNUSED_ADDRESSES = 400 * memory_limits.MB  # reserved by heaps and stacks, but not filled
