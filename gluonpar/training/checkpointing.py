@@ -57,7 +57,12 @@ class Checkpointer:
         config, folder = self._configuration, self._folder
         try:
             path = cluster.gather(cluster.together(lambda: path_to_resume(config, folder)))[0]
-            progress = self._load(path, workload, shuffle) if path else Progress()
+            progress = Progress()
+            if path:
+                # The parameters change before the data are compared: the run ends if they differ.
+                notes = load_checkpoint(path, workload.trained, workload.trainer, shuffle)
+                progress, identity = _parse(path, notes)
+                _check_same_run(path, identity, self._identity)
             cluster.together(lambda: self._prepare_folder(progress))
         except ValueError as error:
             raise ResumeError(str(error)) from error
@@ -103,15 +108,6 @@ class Checkpointer:
     def paths(self) -> list[pathlib.Path]:
         """Return the checkpoints in the run's folder, oldest first."""
         return _checkpoints(self._folder, self._configuration.model) if self._folder else []
-
-    def _load(
-        self, path: pathlib.Path, workload: Workload, shuffle: np.random.RandomState
-    ) -> Progress:
-        # The parameters change before the data are compared: the run ends if these are others.
-        notes = load_checkpoint(path, workload.trained, workload.trainer, shuffle)
-        progress, identity = _parse(path, notes)
-        _check_same_run(path, identity, self._identity)
-        return progress
 
     def _prepare_folder(self, progress: Progress) -> None:
         """Remove incomplete files of a killed run; refuse to mix two runs in one folder."""

@@ -5,11 +5,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import faulthandler
-import io
 import os
 import re
 import signal
-import sys
 import traceback
 from typing import Callable, NoReturn, Sequence
 
@@ -46,6 +44,8 @@ gluonpar train --model resnet18 --save-dir out --plot out/curves.png
 gluonpar train --model resnet18 --save-dir out --resume
 """
 
+Say = Callable[..., None]  # prints a message on stderr
+
 # In MXNet's messages; lines of its traceback are not meant.
 _CUDA = re.compile(r"(?!File )(.*\W)?(cuda|cudnn|cublas|curand|nccl)", re.IGNORECASE)
 
@@ -64,7 +64,11 @@ def main(
     was saved, except that nobody would read it after 141.
     """
     parsed = parser(prog, model, about)
-    prog, options = parsed.prog, parsed.parse_args(argv)
+    options, console = parsed.parse_args(argv), Console()
+
+    def say(message: str, before: str = "") -> None:
+        console.notice(f"{before}{parsed.prog}: {message}")
+
     if memory_limits.limits():  # MXNet's own handler of SIGSEGV may hang without free memory
         signal.signal(signal.SIGSEGV, signal.SIG_DFL)
         faulthandler.enable(all_threads=False)
@@ -73,28 +77,28 @@ def main(
     except (ImportError, RuntimeError, ValueError, MemoryError) as error:
         shortage = memory_limits.shortage(error)
         if shortage is None:
-            _print(prog, f"error: {error}")
+            say(f"error: {error}")
             return BAD_REQUEST
-        _print(prog, f"error: out of memory: {shortage} ({memory_limits.limits()})")
+        say(f"error: out of memory: {shortage} ({memory_limits.limits()})")
         return OUT_OF_MEMORY
     run = None
     try:
-        run = Run(cluster.together(lambda: Configuration(**vars(options))), Console())
+        run = Run(cluster.together(lambda: Configuration(**vars(options))), console)
         with run.termination.by_signal(run.checkpointer.saves):
             run.train()
     except BrokenPipeError:
         cluster.abort("could not print")
         return BROKEN_PIPE
     except KeyboardInterrupt:
-        return _interrupted(prog, run, options.save_dir)
+        return _interrupted(say, run, options.save_dir)
     except Terminated:
         if cluster.is_main():
             saved = _how_to_resume(run) or "nothing was saved (--save-dir DIR saves checkpoints)"
-            _print(prog, f"ended by SIGTERM; {saved}")
+            say(f"ended by SIGTERM; {saved}")
         return TERMINATED
     except Exception as error:
-        return _failed(error, prog, run, options.batch_size)
-    return _not_saved(prog, run) if run.lost else TRAINED
+        return _failed(error, say, run, options.batch_size)
+    return _not_saved(say, run) if run.lost else TRAINED
 
 
 def parser(prog: str | None, model: str | None, about: str) -> Parser:
@@ -191,46 +195,40 @@ def _list_of(kind: Callable) -> Callable[[str], tuple]:
     return parse
 
 
-def _print(prog: str, message: str) -> None:
-    if sys.stderr is not None:  # it was not closed
-        print(f"{prog}: {message}", file=sys.stderr, flush=True)
-
-
-def _failed(error: Exception, prog: str, run: Run | None, batch_size: int) -> int:
+def _failed(error: Exception, say: Say, run: Run | None, batch_size: int) -> int:
     """Report an exception that has a short explanation; raise it again if it has none."""
     refusals = (ValueError, FileNotFoundError)  # of the options, before there is a run
     if isinstance(error, refusals if run is None else (ResumeError, metrics.DivergedError)):
         if cluster.is_main():
-            _print(prog, f"error: {error}")
+            say(f"error: {error}")
         return BAD_REQUEST
     shortage = memory_limits.shortage(error)
     if shortage is not None:
         limits = f" ({memory_limits.limits()})" if memory_limits.limits() else ""
         remedy = f"try a smaller --batch-size than {batch_size}, or more memory{limits}"
-        _leave(f"out of memory: {shortage}; {remedy}", prog, run, OUT_OF_MEMORY)
+        _leave(f"out of memory: {shortage}; {remedy}", say, run, OUT_OF_MEMORY)
     cuda_lines = [line for line in map(str.strip, str(error).splitlines()) if _CUDA.match(line)]
     if cuda_lines and isinstance(error, RuntimeError):
         traceback.print_exception(type(error), error, error.__traceback__)
-        _leave(f"a GPU failed: {cuda_lines[-1]}", prog, run, FAILED)
+        _leave(f"a GPU failed: {cuda_lines[-1]}", say, run, FAILED)
     raise error
 
 
-def _not_saved(prog: str, run: Run) -> int:
+def _not_saved(say: Say, run: Run) -> int:
     newest = run.checkpointer.paths()[-1:]
     checkpoint = f"the newest checkpoint is {newest[0]}" if newest else "there is no checkpoint"
     files = f"{len(run.lost)} file{'s' * (len(run.lost) > 1)}"
-    _print(prog, f"error: {files} could not be written, at last {run.lost[-1]}; {checkpoint}")
+    say(f"error: {files} could not be written, at last {run.lost[-1]}; {checkpoint}")
     return NOT_SAVED
 
 
-def _interrupted(prog: str, run: Run | None, save_dir: str | None) -> int:
+def _interrupted(say: Say, run: Run | None, save_dir: str | None) -> int:
     saved = [*run.kept, *map(str, run.checkpointer.paths())] if run else []
     outcome = f"saved: {', '.join(saved)}" if saved else "nothing was saved"
     if not saved and not save_dir:
         outcome += " (--save-dir DIR saves each epoch)"
     if cluster.is_main():
-        print(file=sys.stderr or io.StringIO())  # ends the line of the progress bar
-        _print(prog, f"interrupted; {outcome}")
+        say(f"interrupted; {outcome}", before="\n")  # ends the line of the progress bar
     cluster.abort("was interrupted")
     return INTERRUPTED
 
@@ -240,10 +238,9 @@ def _how_to_resume(run: Run | None) -> str:
     return f"--resume continues from {paths[-1]}" if paths else ""
 
 
-def _leave(reason: str, prog: str, run: Run | None, code: int) -> NoReturn:
+def _leave(reason: str, say: Say, run: Run | None, code: int) -> NoReturn:
     """End the process with one line that says what happened, and how to resume."""
     message = "; ".join(filter(None, [reason, _how_to_resume(run)]))
     cluster.abort(f"failed: {message}" if code == FAILED else f"ran {message}")
-    _print(prog, f"error: {message}")
-    (sys.stdout or io.StringIO()).flush()
+    say(f"error: {message}")
     os._exit(code)  # at exit MXNet might wait for ever, or abort

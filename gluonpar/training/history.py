@@ -1,10 +1,12 @@
-"""Records of a run: one epoch's results, the whole run's and their plot, and the progress."""
+"""Records of a run: one epoch's results, the whole run's, their files, and the progress."""
 
 from __future__ import annotations
 
 import csv
+import importlib
 import io
 import json
+import os
 import pathlib
 from dataclasses import asdict, dataclass, field, fields
 from typing import Sequence
@@ -30,11 +32,6 @@ class Epoch:
     test_accuracy: float
     images_per_second: float
     lr: float | None = None
-
-    def figures(self) -> dict[str, float]:
-        """Return what changes from epoch to epoch, by name: not ``epoch`` and ``seconds``."""
-        names = ("loss", "test_accuracy", "images_per_second", "lr")
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 
 @dataclass(repr=False)
@@ -88,6 +85,36 @@ class History:
         figure.suptitle(f"{self.model} on {describe(self.ctx)}")
         with files.atomic_write(path) as file:
             figure.savefig(file, dpi=120, format=pathlib.Path(path).suffix[1:].lower())
+
+
+def summary_writer() -> type:
+    """Return the class SummaryWriter of tensorboardX or, without it, of PyTorch.
+
+    Raises ValueError, with the remedy, if neither is installed.
+    """
+    for module in ("tensorboardX", "torch.utils.tensorboard"):
+        try:
+            return importlib.import_module(module).SummaryWriter
+        except ImportError:
+            continue
+    raise ValueError("tensorboard needs tensorboardX: pip install tensorboardX")
+
+
+def write_tensorboard(folder: str | os.PathLike, results: Epoch) -> None:
+    """Write an epoch's results into ``folder``: a file per epoch, complete when this returns.
+
+    A writer that stays open would lose the last epochs of a killed run, because it writes on a
+    thread of its own. TensorBoard shows the files as one run, without the results of the same and
+    later epochs that an earlier run left: they are purged.
+    """
+    suffix = f".epoch-{results.epoch:04d}"
+    writer = summary_writer()(str(folder), purge_step=results.epoch, filename_suffix=suffix)
+    try:
+        for name, value in asdict(results).items():
+            if name not in ("epoch", "seconds"):
+                writer.add_scalar(name, value, results.epoch)
+    finally:
+        writer.close()
 
 
 def check_file(path: str, content: str, suffixes: Sequence[str] = ()) -> None:

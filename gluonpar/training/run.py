@@ -20,7 +20,7 @@ from gluonpar.install.version import __version__
 from gluonpar.plans import partition
 from gluonpar.runtime import determinism, devices, peers, threads
 from gluonpar.step import STEPS_IN_FLIGHT
-from gluonpar.training import profiler, ranks, tensorboard, workloads
+from gluonpar.training import profiler, ranks, workloads
 from gluonpar.training.checkpointing import Checkpointer, check_resume
 from gluonpar.training.configuration import Configuration
 from gluonpar.training.console import Console
@@ -32,6 +32,8 @@ from gluonpar.training.history import (
     Progress,
     check_file,
     check_plot,
+    summary_writer,
+    write_tensorboard,
 )
 from gluonpar.training.profiler import Profiler
 from gluonpar.training.termination import Terminated, Termination
@@ -88,7 +90,7 @@ class Run:
         if config.history:
             check_file(config.history, "a history", HISTORY_SUFFIXES)
         if config.tensorboard:
-            tensorboard.summary_writer()
+            summary_writer()
             files.make_writable_folder(config.tensorboard)
         check_resume(config, self.save_dir)
         self.data = dataset.load(config.dataset, config.data_dir, config.limit)
@@ -314,7 +316,7 @@ class Run:
             (file and config.onnx and f"{file}.onnx", self.workload.save_onnx),
             (config.plot, self.history.plot),
             (config.history, self.history.save),
-            (config.tensorboard, tensorboard.write, results),
+            (config.tensorboard, write_tensorboard, results),
             (traced, self.profiler.save),
         )
         for path, write, *arguments in outputs:

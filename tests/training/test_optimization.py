@@ -1,4 +1,4 @@
-"""Optimizers and learning rates of a run: as in MXNet, on K devices as on one, and resumed."""
+"""Optimizers and learning rates of a run: as in MXNet, and on K devices as on one."""
 
 import math
 import warnings
@@ -11,7 +11,7 @@ from mxnet import autograd, gluon, lr_scheduler
 import gluonpar
 from gluonpar.models import lenet
 from gluonpar.models.losses import softmax_cross_entropy
-from gluonpar.training import Configuration, ResumeError, workloads
+from gluonpar.training import Configuration, workloads
 from gluonpar.training.configuration import SCHEDULES, optimizer_names
 from gluonpar.training.data import dataset
 
@@ -22,17 +22,8 @@ MOMENTUM = {"momentum": 0.9, "wd": 1e-3, "lr": 0.05, "lr_schedule": "step", "lr_
 RUNS = {"adam, cosine, warm-up": ADAM, "momentum, decay, step": MOMENTUM}
 
 
-@pytest.fixture(autouse=True)
-def narrow(monkeypatch):
-    monkeypatch.setattr(workloads.ResNet18Workload, "width", 2)
-
-
 def train(k=2, **more):
     return gluonpar.train(k, verbose=False, **{**SMALL, **more})
-
-
-def bits(history):
-    return [param.asnumpy().tobytes() for param in history.params]
 
 
 def rates(num_epochs, num_batches, **options):
@@ -103,29 +94,6 @@ def test_k_devices_train_as_one(name):
     one, three = train(1, **RUNS[name]), train(3, **RUNS[name])
     for one_param, other in zip(one.params, three.params):
         np.testing.assert_allclose(one_param.asnumpy(), other.asnumpy(), rtol=1e-3, atol=2e-5)
-
-
-@pytest.mark.parametrize("model", ["lenet", "resnet18"])
-@pytest.mark.parametrize("name", RUNS)
-def test_resumed_within_an_epoch_a_run_ends_with_the_same_bits(model, name, tmp_path, capsys):
-    """In the warm-up, in the middle of the second epoch, and between them."""
-    options = {"model": model, **RUNS[name]}
-    whole = train(**options, save_dir=str(tmp_path), save_every=2, keep=99)
-    for place in ("0001-batch-000002", "0001", "0002-batch-000002"):
-        again = train(**options, resume=str(tmp_path / f"{model}-epoch-{place}.npz"))
-        assert bits(again) == bits(whole)
-        assert [e.lr for e in again.epochs] == [e.lr for e in whole.epochs]
-
-
-def test_other_values_of_the_optimizer_are_refused_by_name_when_resuming(tmp_path):
-    train(**MOMENTUM, save_dir=str(tmp_path))
-    for change, words in (
-        ({"momentum": 0.5}, "momentum was 0.9 and is now 0.5"),
-        ({"wd": 0.0}, "wd was 0.001 and is now 0.0"),
-        ({"momentum": None, "optimizer": "adam"}, "optimizer was sgd and is now adam"),
-    ):
-        with pytest.raises(ResumeError, match=words):
-            train(**{**MOMENTUM, **change}, resume=str(tmp_path))
 
 
 def test_the_default_learning_rate_is_the_models_or_the_optimizers():

@@ -9,7 +9,8 @@ import mxnet as mx
 import pytest
 
 import gluonpar
-from gluonpar.training import Configuration, Console, Epoch, History, Run, tensorboard
+from gluonpar.training import Configuration, Console, Epoch, History, Run
+from gluonpar.training.history import summary_writer
 from gluonpar.training.workloads import LeNetWorkload
 
 SMALL = {"dataset": "synthetic", "device": "cpu", "batch_size": 16, "limit": 48, "num_epochs": 6}
@@ -171,7 +172,7 @@ def test_without_a_package_that_writes_them_it_is_named_before_training(monkeypa
     for name in ("tensorboardX", "torch.utils.tensorboard"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ValueError, match=r"pip install tensorboardX"):
-        tensorboard.summary_writer()
+        summary_writer()
     with pytest.raises(ValueError, match="tensorboard"):
         train(tensorboard="never-made")
 

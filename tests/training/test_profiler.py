@@ -26,8 +26,7 @@ Y = np.arange(6, dtype="int32")
 
 
 def loop(watched, num_steps, ctx=CTX):
-    """Steps of LeNet under ``watched``; the parameters of each device afterwards."""
-    mx.random.seed(0)
+    """Steps of LeNet under ``watched``."""
     params = lenet.init_lenet(0.05)
     device_params = [gluonpar.get_params(params, c) for c in ctx]
     batches = dataset.batches(np.tile(X, (num_steps, 1, 1, 1)), np.tile(Y, num_steps), len(X))
@@ -36,7 +35,6 @@ def loop(watched, num_steps, ctx=CTX):
             gluonpar.train_batch(images, labels, device_params, ctx, 0.1, pixel_lenet)
             mx.nd.ones((2,), ctx=mx.cpu(2)).wait_to_read()  # in no profile
             watched.step()
-    return device_params
 
 
 def names_of(watched):
@@ -66,12 +64,6 @@ def test_the_window_has_the_steps_after_the_warm_up_and_their_operators(watched)
     begin, end = watched.profile.window
     for span in watched.profile.spans:
         assert begin <= span.start <= span.end <= end, span
-
-
-def test_a_profiled_loop_ends_with_the_same_bits():
-    plain, seen = (loop(Profiler(CTX, warm_up=1, num_steps=n), 4) for n in (0, 2))
-    for one, other in zip(plain, seen):
-        assert [p.asnumpy().tobytes() for p in one] == [p.asnumpy().tobytes() for p in other]
 
 
 def kept_by_mxnet(tmp_path):

@@ -34,54 +34,68 @@ def bits(history):
 
 
 def figures(history):
-    return [(epoch.epoch, epoch.loss, epoch.test_accuracy) for epoch in history.epochs]
+    return [(epoch.epoch, epoch.loss, epoch.test_accuracy, epoch.lr) for epoch in history.epochs]
 
 
-@pytest.fixture(scope="module", params=["lenet", "resnet18"])
+MOMENTUM = {"momentum": 0.9, "wd": 1e-3, "lr_schedule": "step", "lr_steps": (1,)}
+RUNS = {
+    "lenet": {"model": "lenet"},
+    "lenet by adam": {"model": "lenet", "optimizer": "adam", "warmup_epochs": 0.5},
+    "resnet18": {"model": "resnet18", "warmup_epochs": 0.5, **MOMENTUM},
+}
+
+
+@pytest.fixture(scope="module", params=RUNS)
 def whole(request, tmp_path_factory):
-    """A run that was never stopped: model, history, and the folder with all its checkpoints."""
+    """A run that was never stopped: options, history, and the folder with all its checkpoints.
+
+    Two batches of six are in the warm-up of a half epoch, and epoch 2 has another learning rate.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(workloads.ResNet18Workload, "width", 2)
-        folder = tmp_path_factory.mktemp(request.param)
-        history = run(model=request.param, save_dir=str(folder), save_every=4, keep=99).train()
-    return request.param, history, folder
+        folder, options = tmp_path_factory.mktemp("whole"), RUNS[request.param]
+        history = run(**options, save_dir=str(folder), save_every=2, keep=99).train()
+    return options, history, folder
+
+
+def checkpoint(whole, place):
+    options, _, folder = whole
+    return str(folder / f"{options['model']}-epoch-{place}.npz")
 
 
 def test_checkpoints_are_saved_every_n_steps_and_after_each_epoch(whole):
-    model, _, folder = whole
-    names = sorted(path.name for path in folder.glob("*.npz"))
-    places = ("0001-batch-000004", "0001", "0002-batch-000002")  # of six batches per epoch
-    assert names == sorted(f"{model}-epoch-{place}.npz" for place in (*places, "0002"))
+    _, _, folder = whole
+    batches = ("-batch-000002", "-batch-000004", "")  # of six
+    paths = [checkpoint(whole, f"{epoch:04d}{batch}") for epoch in (1, 2) for batch in batches]
+    assert sorted(paths) == sorted(map(str, folder.glob("*.npz")))
 
 
-@pytest.mark.parametrize("place", ["0001-batch-000004", "0001", "0002-batch-000002", "0002"])
+@pytest.mark.parametrize("place", ["0001-batch-000002", "0001", "0002-batch-000002", "0002"])
 def test_on_as_many_devices_resuming_gives_the_same_bits(whole, place):
-    model, history, folder = whole
-    again = run(model=model, resume=str(folder / f"{model}-epoch-{place}.npz")).train()
-    if place != "0002" or model == "lenet":
+    options, history, _ = whole
+    again = run(**options, resume=checkpoint(whole, place)).train()
+    if place != "0002" or options["model"] == "lenet":
         assert figures(again) == figures(history)
     assert bits(again) == bits(history)
 
 
 @pytest.mark.parametrize("place", ["0001-batch-000004", "0001"])
 def test_a_run_resumed_after_the_steps_to_profile_has_no_profile(whole, tmp_path, place):
-    model, history, folder = whole
+    options, history, _ = whole
     output = {"profile": True, "trace": str(tmp_path / "trace.json")}
-    again = run(model=model, resume=str(folder / f"{model}-epoch-{place}.npz"), **output).train()
+    again = run(**options, resume=checkpoint(whole, place), **output).train()
     assert bits(again) == bits(history)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("k", [1, 3])
 def test_on_another_number_of_devices_resuming_is_equal_to_rounding(whole, k):
-    model, history, folder = whole
-    if model == "resnet18":
+    options, history, _ = whole
+    if options["model"] == "resnet18":
         pytest.skip(
             "batch normalization uses each device's shard; the next test compares the checkpoint"
         )
-    again = run(
-        model=model, num_gpus=k, resume=str(folder / f"{model}-epoch-0001-batch-000004.npz")
-    ).train()
+    again = run(**options, num_gpus=k, resume=checkpoint(whole, "0001-batch-000004")).train()
     for one, other in zip(again.params, history.params):
         one, other = one.asnumpy(), other.asnumpy()
         assert abs(one - other).max() <= 1e-4 * abs(other).max()
@@ -90,16 +104,16 @@ def test_on_another_number_of_devices_resuming_is_equal_to_rounding(whole, k):
 @pytest.mark.parametrize("k", [1, 3])
 def test_on_another_number_of_devices_what_was_reached_is_the_same(whole, k):
     """No step is left: parameters and the mean of the running statistics are the other run's."""
-    model, history, folder = whole
-    again = run(model=model, num_gpus=k, resume=str(folder / f"{model}-epoch-0002.npz"))
+    options, history, _ = whole
+    again = run(**options, num_gpus=k, resume=checkpoint(whole, "0002"))
     assert bits(again.train()) == bits(history)
 
 
 def test_more_epochs_go_on_from_the_newest_checkpoint_of_a_finished_run(whole, capsys):
-    model, history, folder = whole
-    more = run(model=model, num_epochs=3, resume=str(folder)).train()
-    assert f"resumed: {folder / model}-epoch-0002.npz, " in capsys.readouterr().out
-    never_stopped = run(model=model, num_epochs=3).train()
+    options, _, folder = whole
+    more = run(**options, num_epochs=3, resume=str(folder)).train()
+    assert f"resumed: {checkpoint(whole, '0002')}, " in capsys.readouterr().out
+    never_stopped = run(**options, num_epochs=3).train()
     assert bits(more) == bits(never_stopped)
     assert figures(more) == figures(never_stopped)
 
@@ -123,28 +137,34 @@ def test_the_last_n_are_kept(tmp_path):
         ({"batch_size": 32}, "batch_size was 16 and is now 32"),
         ({"seed": 7}, "seed was 0 and is now 7"),
         ({"limit": 80}, "limit was 90 and is now 80"),
+        ({"wd": 0.5}, "wd was (0.0|0.001) and is now 0.5"),
+        (
+            {"optimizer": "nag", "momentum": 0.5},
+            "optimizer was (sgd|adam) and is now nag; momentum was (None|0.0|0.9) and is now 0.5",
+        ),
     ],
 )
 def test_another_configuration_is_refused_by_name(whole, change, words):
-    model, _, folder = whole
+    options, _, folder = whole
     with pytest.raises(ResumeError, match=f"another run: {words}"):
-        run(model=model, resume=str(folder), **change).train()
+        run(**{**options, **change}, resume=str(folder)).train()
 
 
 def test_another_learning_rate_is_used_and_printed(whole, capsys):
-    model, history, folder = whole
-    again = run(model=model, lr=0.05, resume=str(folder / f"{model}-epoch-0001.npz")).train()
-    was = {"lenet": 0.2, "resnet18": 0.1}[model]
-    assert f"lr is 0.05 from here on; it was {was}" in capsys.readouterr().err
+    options, history, _ = whole
+    again = run(**options, lr=0.05, resume=checkpoint(whole, "0001")).train()
+    now, was = again.epochs[-1].lr, history.epochs[-1].lr
+    assert now == pytest.approx(0.05 * (0.1 if "lr_steps" in options else 1))
+    assert f"lr is {now:g} from here on; it was {was:g}" in capsys.readouterr().err
     assert bits(again) != bits(history)
 
 
 def test_another_models_checkpoints_cannot_be_resumed(whole):
-    model, _, folder = whole
-    other = {"lenet": "resnet18", "resnet18": "lenet"}[model]
+    options, _, folder = whole
+    other = {"lenet": "resnet18", "resnet18": "lenet"}[options["model"]]
     with pytest.raises(ResumeError, match=f"no checkpoint of {other}"):
         run(model=other, resume=str(folder)).train()
-    file = str(next(folder.glob("*.npz")))
+    file = checkpoint(whole, "0002")
     with pytest.raises(ResumeError, match=Path(file).name):
         run(model=other, resume=file).train()
 
@@ -286,27 +306,24 @@ def test_training_goes_on_when_the_disk_is_full(start, tmp_path):
 )
 def test_notes_that_are_not_a_runs_are_refused_by_name(whole, tmp_path, name, value, words):
     """The checksum is right: a checkpoint of another program, or one made by hand."""
-    model, _, folder = whole
-    header, arrays = sealed_npz.unpack(
-        (folder / f"{model}-epoch-0001-batch-000004.npz").read_bytes()
-    )
+    options, _, _ = whole
+    header, arrays = sealed_npz.unpack(Path(checkpoint(whole, "0001")).read_bytes())
     header["notes"][name] = value
     path = tmp_path / "a.npz"
     path.write_bytes(sealed_npz.pack(header, arrays))
     with pytest.raises(ResumeError, match=f"a.npz is not a checkpoint of .*{words}"):
-        run(model=model, resume=str(path)).train()
+        run(**options, resume=str(path)).train()
 
 
 @pytest.mark.parametrize("how", ["cut", "flipped", "foreign"])
 def test_a_damaged_checkpoint_is_one_line_and_exit_2(whole, tmp_path, capsys, how):
-    model, _, folder = whole
     path = tmp_path / "a.npz"
-    good = bytearray((folder / f"{model}-epoch-0001-batch-000004.npz").read_bytes())
+    good = bytearray(Path(checkpoint(whole, "0001")).read_bytes())
     flipped = good[:]
     flipped[5000] ^= 1
     path.write_bytes({"cut": good[:-100], "flipped": flipped, "foreign": b"\x80\x04N."}[how])
     options = ["--dataset", "synthetic", "--device", "cpu", "--limit", "90", "--resume", str(path)]
-    assert command_line.main(options, model=model) == 2
+    assert command_line.main(options, model=whole[0]["model"]) == 2
     err = capsys.readouterr().err
     assert re.search(r"error: .*a.npz .*\n$", err), err
     assert "Traceback" not in err
