@@ -113,25 +113,18 @@ class Console:
 
 
 def _print(text: str, stream: TextIO) -> None:
+    encoding = getattr(stream, "encoding", None) or "utf-8"
     try:
-        print(_encodable(text, stream), file=stream, flush=True)
+        # A file's name, for instance, need not be UTF-8: what cannot be encoded is escaped.
+        text = text.encode(encoding, "backslashreplace").decode(encoding)
+        print(text, file=stream, flush=True)
     except OSError as error:
-        _discard(stream)
+        # What the stream still holds, and all that is printed on it later, goes nowhere.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
         if isinstance(error, BrokenPipeError):
             raise
-
-
-def _discard(stream: TextIO) -> None:
-    """Write what ``stream`` still holds, and all that is printed on it later, nowhere."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)
-
-
-def _encodable(text: str, stream: TextIO) -> str:
-    """Replace what ``stream`` cannot encode, such as a file name that is not UTF-8, by escapes."""
-    encoding = getattr(stream, "encoding", None) or "utf-8"
-    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def _steps(profiler: Profiler) -> str:

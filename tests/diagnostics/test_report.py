@@ -111,3 +111,4 @@ def test_a_report_that_cannot_be_written_is_one_line(name, tmp_path, capsys):
     assert verify("--report", tmp_path / name) == 2
     captured = capsys.readouterr()
     assert captured.out == "" and captured.err.count("\n") == 1
+    assert captured.err.startswith("python -m gluonpar verify: error: ")

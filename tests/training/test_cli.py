@@ -65,28 +65,24 @@ def test_a_run_prints_header_epochs_and_result(command):
     assert len(out) == 9
 
 
-@pytest.mark.parametrize(
-    ("batch_size", "k", "more", "words"),
-    [
-        (32, 3, (), "32 in all, 10 or 11 on each device"),
-        (2, 4, (), "2 in all, 1 on each device, none on 2 of them"),
-        (1, 1, (), "1 in all, 1 on each device"),
-        (18, 3, ("--weights", "1,2.5,1"), "18 in all, 4, 10, 4 on the devices by weight"),
-        (2, 3, ("--weights", "1,2.5,1"), "2 in all, 1 on each device, none on 1 of them"),
-    ],
-)
-def test_the_header_has_the_shards_sizes(command, batch_size, k, more, words):
-    options = ("--batch-size", batch_size, "--num-gpus", k, "--dry-run")
-    code, out, err = command(*ON_CPU, *options, *more)
+HEADERS = {
+    "--batch-size 32 --num-gpus 3": "batch size: 32 in all, 10 or 11 on each device",
+    "--batch-size 2 --num-gpus 4": "batch size: 2 in all, 1 on each device, none on 2 of them",
+    "--batch-size 1": "batch size: 1 in all, 1 on each device",
+    "--batch-size 18 --num-gpus 3 --weights 1,2.5,1": "batch size: 18 in all, 4, 10, 4 on the "
+    "devices by weight",
+    "--batch-size 2 --num-gpus 3 --weights 1,2.5,1": "batch size: 2 in all, 1 on each device, none "
+    "on 1 of them",
+    "--num-gpus 2 --algorithm star": "all-reduce: star",
+    "--num-gpus 2 --allreduce star": "all-reduce: star",
+}
+
+
+@pytest.mark.parametrize("options", HEADERS)
+def test_the_header_has_the_shards_sizes_and_the_all_reduce(command, options):
+    code, out, err = command(*ON_CPU, *options.split(), "--dry-run")
     assert (code, err) == (0, [])
-    assert f"batch size: {words}" in out
-
-
-@pytest.mark.parametrize("option", ["--algorithm", "--allreduce"])
-def test_the_all_reduce_given_is_in_the_header(command, option):
-    code, out, _ = command(*ON_CPU, "--num-gpus", 2, option, "star", "--dry-run")
-    assert code == 0
-    assert "all-reduce: star" in out
+    assert HEADERS[options] in out
 
 
 def test_log_interval_prints_the_loss_every_n_batches(command):
