@@ -23,7 +23,7 @@ import re
 import statistics
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Iterable, Sequence
+from typing import Any, Callable, Iterable, List, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -56,6 +56,7 @@ HEADINGS = ("bytes", "elements", "candidate", "time us", "iqr us", "algbw GB/s",
 HEADINGS += (f"/ {PEER}", f"/ {NUMPY}", "#wrong")
 WIDTHS = (11, 10, -18, 10, 9, 10, 10, 14, 7, 7)
 
+Task = List[Tuple[List[np.ndarray], List[np.ndarray]]]
 Maker = Callable[[Sequence[mx.nd.NDArray]], Candidate]  # from one array per device
 
 
@@ -352,32 +353,13 @@ def measure_size(
     ]
 
 
-def moves(collective: str, num_devices: int, size: int) -> list[tuple[slice, list[int], list[int]]]:
-    """Return a collective, slice by slice: whose elements are added up, and who gets copies.
-
-    The sum replaces the elements of the first device; copies are of these.
-    """
-    parts = partition.slices(size, num_devices) if collective in BY_PART else [slice(0, size)]
-    done = []
-    for i, part in enumerate(parts):
-        others = [j for j in range(num_devices) if j != i]
-        added = [i, *others] if collective in ADDING else [i]
-        done.append((part, added, others if collective in COPYING else []))
-    return done
-
-
 def count_wrong(
     candidates: Sequence[Candidate], arrays: Sequence[mx.nd.NDArray], setting: Setting
 ) -> dict[str, int]:
     """Run each candidate once on :func:`payload`; return its wrong elements over all devices."""
     values = payload(len(arrays), arrays[0].size, np.dtype(arrays[0].dtype))
     right, wrong = [value.copy() for value in values], {}
-    for part, added, copied_to in moves(setting.collective, len(values), values[0].size):
-        total = functools.reduce(COMBINE[setting.op], [values[i][part] for i in added])
-        if setting.op == "mean":
-            total = total / np.asarray(len(added), total.dtype)
-        for i in (added[0], *copied_to):
-            right[i][part] = total
+    _sum_blocks(*numpy_tasks(setting.collective, right), setting.op)
     for candidate in candidates:
         for array, value in zip(arrays, values):
             array[:] = value
@@ -429,17 +411,13 @@ def _wait(arrays: Sequence[mx.nd.NDArray]) -> None:
 def _of_numpy(setting: Setting, arrays: Sequence[mx.nd.NDArray]) -> Candidate:
     """NumPy on the arrays' memory; one half of a large array on a second thread."""
     num_threads = 1 if memory.num_bytes(arrays[0]) < NUMPY_MIN_BYTES else NUMPY_THREADS
-    tasks: list[list] = [[] for _ in range(num_threads)]
+    tasks: list[Task] = []
     others = ThreadPoolExecutor(max(1, num_threads - 1))  # starts threads when it gets tasks
 
     def prepare() -> None:
         mx.nd.waitall()
         views = [memory.view(array) for array in arrays]
-        for task in tasks:
-            task.clear()
-        for part, *devices_of in moves(setting.collective, len(views), views[0].size):
-            for task, share in zip(tasks, partition.slices(part.stop - part.start, num_threads)):
-                task.append([[views[i][part][share] for i in each] for each in devices_of])
+        tasks[:] = numpy_tasks(setting.collective, views, num_threads)
 
     def run() -> None:
         running = [others.submit(_sum_blocks, task, setting.op) for task in tasks[1:]]
@@ -450,7 +428,23 @@ def _of_numpy(setting: Setting, arrays: Sequence[mx.nd.NDArray]) -> Candidate:
     return Candidate(NUMPY, run, prepare=prepare)
 
 
-def _sum_blocks(task: Sequence[tuple[Sequence[np.ndarray], ...]], op: str) -> None:
+def numpy_tasks(collective: str, arrays: Sequence[np.ndarray], num_threads: int = 1) -> list[Task]:
+    """Return a collective as a task per thread: slices to add up in the first, slices to copy to.
+
+    The sum replaces the elements of the first slice; the others get copies of these.
+    """
+    k, size = len(arrays), arrays[0].size
+    tasks: list[Task] = [[] for _ in range(num_threads)]
+    for i, part in enumerate(partition.slices(size, k) if collective in BY_PART else [slice(size)]):
+        own, *others = [array[part] for array in (*arrays[i:], *arrays[:i])]
+        for task, share in zip(tasks, partition.slices(own.size, num_threads)):
+            rest = [other[share] for other in others]
+            added = [own[share], *(rest if collective in ADDING else [])]
+            task.append((added, rest if collective in COPYING else []))
+    return tasks
+
+
+def _sum_blocks(task: Task, op: str) -> None:
     for added, copies in task:
         for start in range(0, added[0].size, NUMPY_BLOCK):
             block = slice(start, start + NUMPY_BLOCK)
