@@ -67,10 +67,3 @@ def checksums(data: Dataset) -> list[int]:
     """Return the CRC-32 of images and labels, which detects other data, but not tampering."""
     arrays = (data.train_images, data.train_labels, data.test_images, data.test_labels)
     return [zlib.crc32(np.ascontiguousarray(array)) for array in arrays]
-
-
-def check_same_parameters(name: str, copies: Sequence[Sequence[mx.nd.NDArray]]) -> None:
-    """Raise ValueError unless all ranks have a model ``name`` of the same shapes and dtypes."""
-    if cluster.size() > 1:
-        kinds = [(of[0].shape, np.dtype(of[0].dtype).name) for of in copies]
-        cluster.agree({"model": name, "parameters": kinds})

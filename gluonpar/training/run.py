@@ -125,7 +125,6 @@ class Run:
             config.model, self.ctx, config.optimizer, config.optimizer_arguments(), **options
         )
         self.schedule = config.learning_rates(self.num_batches)
-        ranks.check_same_parameters(self.workload.name, self.workload.copies)
         self.console.header(__version__, self._header())
         if config.dry_run:
             self._dry_run()

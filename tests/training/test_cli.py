@@ -170,7 +170,12 @@ BAD_REQUESTS = {
     "--device cpu --data-dir /some/folder": "'/some/folder'",
     "--device cpu --plot lenet.xyz": "plot to lenet.xyz",
     "--device cpu --plot /absent/lenet.png": "plot to /absent/lenet.png",
+    "--device cpu --plot /proc/lenet.png": "plot to /proc/lenet.png",
     "--device cpu --trace /absent/trace.json": "/absent/trace.json: No such",
+    "--device cpu --trace /dev": "trace to /dev",
+    "--device cpu --trace /dev/null": "trace to /dev/null",
+    "--device cpu --trace=": "trace .*''",
+    f"--device cpu --history {__file__}/below.json": "test_cli.py/below.json",
     "--device cpu --num-gpus 999 --profile": r"cpu\(\d+\) cannot be profiled",
     f"--device cpu --save-dir {__file__}/below": "test_cli.py/below",
 }
@@ -264,8 +269,10 @@ def test_odd_paths_are_accepted_or_refused_by_name(command, flag, tmp_path, monk
     os.mkfifo("pipe")
     os.symlink("/dev/full", "full.png")
     os.symlink("loop.png", "loop.png")
+    before = sorted(tmp_path.iterdir())
     for value in ODD_PATHS:
         assert_accepted_or_refused_by_name(command, flag, value)
+    assert flag == "--save-dir" or sorted(tmp_path.iterdir()) == before
 
 
 # What only a process shows

@@ -41,7 +41,9 @@ def two_devices():
 def test_one_seed_and_number_of_devices_give_the_same_bits(k):
     first, second, other = (train(k, num_epochs=2, seed=seed) for seed in (0, 0, 1))
     assert bits(first) == bits(second)
-    assert all(one != another for one, another in zip(bits(first), bits(other)))
+    for one, another in zip(first.params, other.params):
+        if one.ndim > 1:  # other initial values, not only another order
+            assert abs(one.asnumpy() - another.asnumpy()).max() > 0.1
     assert [e.loss for e in first.epochs] == [e.loss for e in second.epochs]
 
 
