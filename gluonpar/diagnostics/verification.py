@@ -175,24 +175,23 @@ def check_same_bits(first: Arrays, second: Arrays, subject: str) -> None:
         )
 
 
-def check_close(want: Arrays, got: Arrays, subject: str, tolerance: float | None = None) -> str:
+def check_close(want: Arrays, got: Arrays, subject: str) -> str:
     """Return a line with the largest relative difference; VerificationError if not by rounding.
 
     Differences are relative to the largest magnitude in the array, or to a hundredth of the largest
     magnitude in all arrays: an array that is zero but for rounding (the gradient of a bias before a
-    batch normalization) may differ by what rounding of the others leaves in it. ``tolerance`` is
-    TOLERANCE of each array's dtype by default.
+    batch normalization) may differ by what rounding of the others leaves in it.
     """
     largest = max(map(_magnitude, want.values()), default=0.0)
     worst, where = 0.0, ""
     for name, array in want.items():
         scale = max(_magnitude(array), 1e-2 * largest, 1e-30)
         difference = _magnitude(array.astype("float64") - got[name]) / scale
-        most = tolerance or TOLERANCE.get(array.dtype.name, TOLERANCE["float32"])
-        if not difference <= most:  # also NaN
+        tolerance = TOLERANCE.get(array.dtype.name, TOLERANCE["float32"])
+        if not difference <= tolerance:  # also NaN
             raise VerificationError(
                 f"{subject}: {name} differs by {difference:.3g} of its largest magnitude "
-                f"{scale:.3g}; rounding makes at most {most:g}"
+                f"{scale:.3g}; rounding makes at most {tolerance:g}"
             )
         if difference > worst:
             worst, where = difference, f" ({name})" if len(want) > 1 else ""

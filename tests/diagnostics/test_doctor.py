@@ -15,6 +15,7 @@ from gluonpar.install import cuda_libraries, entry, wheels
 from gluonpar.training.data import fashion_mnist
 
 SETTINGS = ("MXNET_", "OMP_", "GLUONPAR_", "CUDA_", "LD_", "PYTHON")
+DOCTOR = f"{sys.executable} -m gluonpar doctor"
 REINSTALL = "pip install --force-reinstall --no-deps mxnet==1.9.1"
 
 
@@ -28,21 +29,15 @@ def package_folder(tmp_path_factory):
 
 @pytest.fixture
 def run(package_folder):
-    """Run a command line of Python, or of the shell, in an environment without settings."""
+    """Run a command line of the shell in an environment without settings."""
 
-    def run(*command, stubs=None, cwd=None, **environment):
-        """``stubs`` is a folder before all others on Python's path; None removes a variable."""
+    def run(command, stubs=None, cwd=None, **environment):
+        """``stubs`` is a folder before all others on Python's path."""
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(SETTINGS)}
         path = os.pathsep.join(map(str, [*([stubs] if stubs else []), package_folder]))
-        wanted = {**inherited, "PYTHONPATH": path, **environment}
-        return subprocess.run(
-            ["sh", "-c", command[0]] if len(command) == 1 else [sys.executable, *command],
-            env={name: value for name, value in wanted.items() if value is not None},
-            cwd=cwd,
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
+        environment = {**inherited, "PYTHONPATH": path, **environment}
+        options = {"capture_output": True, "text": True, "timeout": 600}
+        return subprocess.run(["sh", "-c", command], env=environment, cwd=cwd, **options)
 
     return run
 
@@ -52,7 +47,7 @@ def doctor(run):
     """Run the doctor; return each topic's findings that are not ok, as "state: text -> remedy"."""
 
     def doctor(stubs=None, cwd=None, **environment):
-        done = run("-m", "gluonpar", "doctor", "--json", stubs=stubs, cwd=cwd, **environment)
+        done = run(f"{DOCTOR} --json", stubs, cwd, **environment)
         assert done.stderr == ""
         output = json.loads(done.stdout)
         wrong = [f for f in output["findings"] if f["state"] == "wrong"]
@@ -74,6 +69,13 @@ def package(folder, name, body, *wheels):
         (folder / f"{wheel}-1.9.1.dist-info").mkdir()
 
 
+def mpi4py(folder, vendor):
+    """A stand-in for mpi4py, whose ``get_vendor`` returns the expression ``vendor``."""
+    package(folder, "mpi4py", "class rc: pass\n__version__ = '4.0'\n")
+    body = f"def Get_library_version(): return 'MPICH'\ndef get_vendor(): return {vendor}\n"
+    (folder / "mpi4py" / "MPI.py").write_text(body)
+
+
 def no_site_packages(folder):
     (folder / "sitecustomize.py").write_text(
         "import sys\nsys.path[:] = [p for p in sys.path if not p.endswith('-packages')]\n"
@@ -82,7 +84,7 @@ def no_site_packages(folder):
 
 @pytest.mark.slow
 def test_here_nothing_is_wrong_and_both_forms_have_the_same_findings(run):
-    text, as_json = run("-m", "gluonpar", "doctor"), run("-m", "gluonpar", "doctor", "--json")
+    text, as_json = run(DOCTOR), run(f"{DOCTOR} --json")
     assert (text.returncode, text.stderr) == (0, "")
     assert text.stdout.endswith("nothing is wrong\n")
     findings = json.loads(as_json.stdout)["findings"]
@@ -209,9 +211,7 @@ def test_settings_that_override_and_one_that_does_not_exist(doctor):
 
 
 def test_a_check_that_ends_its_process_keeps_its_findings(tmp_path, monkeypatch):
-    package(tmp_path, "mpi4py", "class rc: pass\n__version__ = '4.0'\n")
-    body = "import os\ndef Get_library_version(): return 'MPICH'\ndef get_vendor(): os._exit(7)\n"
-    (tmp_path / "mpi4py" / "MPI.py").write_text(body)
+    mpi4py(tmp_path, "__import__('os')._exit(7)")
     mpirun(tmp_path, "any", monkeypatch)
     first, last = checks.examine("mpi")
     assert first[:3] == ("mpi", "ok", "mpi4py 4.0 with MPICH")
@@ -256,8 +256,8 @@ SHELLS = {
 @pytest.mark.parametrize("kind", SHELLS)
 def test_unusual_environments(kind, run, tmp_path):
     no_site_packages(tmp_path)  # which is fast
-    command = SHELLS[kind].format(doctor=f"{sys.executable} -m gluonpar doctor")
-    done = run(command, stubs=tmp_path, cwd=tmp_path)
+    command = SHELLS[kind].format(doctor=DOCTOR)
+    done = run(command, tmp_path, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (1, "")
     assert done.stdout.count("WRONG  numpy: ") == (0 if ">&-" in command else 1)
 
@@ -471,9 +471,7 @@ def mpirun(folder, version, monkeypatch):
     ],
 )
 def test_mpirun_of_another_mpi_is_wrong_and_none_is_noted(version, state, tmp_path, monkeypatch):
-    package(tmp_path, "mpi4py", "class rc: pass\n__version__ = '4.0'\n")
-    body = "def Get_library_version(): return 'MPICH'\ndef get_vendor(): return ('MPICH', (4, 2))\n"
-    (tmp_path / "mpi4py" / "MPI.py").write_text(body)
+    mpi4py(tmp_path, "('MPICH', (4, 2))")
     mpirun(tmp_path, version, monkeypatch)
     if version is None:  # the folder of this Python, which is searched too, may have one
         (tmp_path / "python").symlink_to(sys.executable)
@@ -506,5 +504,5 @@ def test_the_doctor_runs_on_pythons_without_orig_argv(run, tmp_path):
     no_site_packages(tmp_path)
     with open(tmp_path / "sitecustomize.py", "a") as file:
         file.write("sys.__dict__.pop('orig_argv', None)\n")
-    done = run("-m", "gluonpar", "doctor", "--json", stubs=tmp_path)
+    done = run(f"{DOCTOR} --json", tmp_path)
     assert done.returncode == 1 and json.loads(done.stdout)["wrong"] > 0

@@ -135,7 +135,7 @@ def test_the_first_update_that_ruins_the_parameters_is_named_though_losses_stay_
     monkeypatch.setattr(step, "allreduce_sgd", ruin)
     words = f"parameters .* after batch {number} of 6, epoch 1, with lr=0.2"
     with pytest.raises(metrics.DivergedError, match=words):
-        train(1, limit=48, batch_size=8, save_dir=str(tmp_path))
+        train(1, limit=48, batch_size=8, log_interval=4, save_dir=str(tmp_path))
     assert not list(tmp_path.iterdir())
     steps = iter(range(1, 100))
     assert len(train(1, limit=48, batch_size=8, num_epochs=2, check_finite=False).epochs) == 2
