@@ -163,7 +163,7 @@ def check_sums(ctx: Sequence[mx.Context], algorithm: str | None = None) -> str:
         first, again = allreduced(parts), allreduced(parts)
         subject = f"sum of float32 fractions of shape {shape}"
         check_replicas([*first, *again], subject)
-        check_close({"sums": sum(parts)}, {"sums": first[0].asnumpy()}, subject)
+        check_close({"the sum": sum(parts)}, {"the sum": first[0].asnumpy()}, subject)
     return f"{count} arrays of {len(arguments.DTYPES)} dtypes exact; fractions the same bits twice"
 
 

@@ -100,6 +100,18 @@ def test_an_error_in_a_check_is_a_failure_and_the_others_are_run(monkeypatch, fa
     assert failures("all-reduce r") == ["all-reduce ring: MXNetError: CUDA: no kernel"]
 
 
+def test_an_algorithm_that_is_wrong_for_fractions_only_is_found(monkeypatch, failures):
+    def rounding(lists, op):
+        collectives.named("host").run(lists, op)
+        for array in (array for data in lists for array in data):
+            array[:] = mx.nd.round(array)
+
+    algorithm = collectives.named("ring")._replace(plan=None, run=rounding)
+    monkeypatch.setitem(collectives.ALGORITHMS, "ring", algorithm)
+    (found,) = failures("all-reduce r")
+    assert "sum of float32 fractions of shape (1,): the sum differs by" in found
+
+
 def test_a_copy_that_arrives_changed_is_found(monkeypatch, failures):
     copyto = mx.nd.NDArray.copyto
 
