@@ -1,26 +1,71 @@
-"""Sums of numbers over devices, each of which adds its own when it comes to it; no thread waits."""
+"""Sums of numbers over devices, each of which adds its own when it comes to it; no thread waits.
+
+Each belongs to a round, a call of run_tasks or the like, and is over as many devices as the round
+has. The n-th sum that a layer begins in the round on one device is its n-th on all. However a round
+ends, the next one has new sums.
+"""
 
 from __future__ import annotations
 
 import collections
 import contextlib
-import functools
 import os
 import threading
 import time
 import traceback
-import weakref
-from typing import Callable, Hashable
+from typing import Any, Callable, NamedTuple
 
 import mxnet as mx
 import numpy as np
 
-_all: weakref.WeakSet[DeviceSums] = weakref.WeakSet()
-_start_lock = threading.Lock()
-_abandoned = ""  # why no sum will become complete, while a failed step's operators end
+from gluonpar.runtime import device_threads
 
-Done = Callable[[np.ndarray], None]
-Failed = Callable[[str], None]
+
+class SumKey(NamedTuple):
+    """A sum, or that of the gradients with respect to it."""
+
+    round: Round
+    layer: Any  # has a name and timeout_seconds
+    number: int
+    is_of_gradients: bool = False
+
+
+class Round:
+    """What is called on ``num_devices`` devices at once."""
+
+    def __init__(self, num_devices: int) -> None:
+        self.num_devices, self.failed = num_devices, ""  # why, if it has
+        # Per device that was called, how often its thread had called backward before.
+        self.num_backwards: dict[mx.Context, int] = {}
+        self._begun: dict[Any, collections.Counter] = {}  # number of sums, by layer and device
+
+    def call(self, ctx: mx.Context, function: Callable, *arguments: Any) -> Any:
+        """Call ``function(*arguments)`` on the thread of ``ctx``, in this round."""
+
+        def in_round() -> Any:
+            outer, _this.round = current_round(), self
+            try:
+                return function(*arguments)
+            finally:
+                _this.round = outer
+
+        self.num_backwards.setdefault(ctx, device_threads.num_backwards(ctx))
+        return device_threads.call(ctx, in_round)
+
+    def has_begun_backward(self, ctx: mx.Context) -> bool:
+        """Return whether the thread of ``ctx`` has called backward since it was first called."""
+        return device_threads.num_backwards(ctx) != self.num_backwards.get(ctx)
+
+    def begin(self, layer: Any, device: str) -> SumKey:
+        """Return the key of the layer's next sum on this device."""
+        with lock:
+            _start_watch()
+            begun = self._begun.setdefault(layer, collections.Counter())
+            begun[device] += 1
+            if len(begun) > self.num_devices:
+                devices = ", ".join(sorted(begun))
+                self.failed = f"num_devices is {self.num_devices}, but {devices} take part"
+            return SumKey(self, layer, begun[device])
 
 
 class _Sum:
@@ -28,136 +73,117 @@ class _Sum:
 
     def __init__(self) -> None:
         self.values: dict[str, np.ndarray] = {}
-        self.callbacks: list[tuple[Done, Failed]] = []
+        self.callbacks: list[tuple[Callable, Callable]] = []
         self.began = time.monotonic()
 
 
-class DeviceSums:
-    """Sums over ``num_devices()`` devices, one after another. Any thread may call the methods."""
-
-    def __init__(
-        self, name: str, num_devices: Callable[[], int], timeout_seconds: float = 300
-    ) -> None:
-        self.name, self.num_devices, self.timeout_seconds = name, num_devices, timeout_seconds
-        self.lock = threading.RLock()
-        self._incomplete: dict[Hashable, _Sum] = {}
-        self._begun: collections.Counter = collections.Counter()  # by device
-        self._first = 0  # numbers of sums before a failure are not used again
-        _all.add(self)
-
-    def begin(self, device: str) -> int:
-        """Return the number of this device's next sum, which is the same on all devices."""
-        with self.lock:
-            self._begun[device] += 1
-            return self._first + self._begun[device]
-
-    def add(
-        self, key: Hashable, device: str, values: np.ndarray, done: Done, failed: Failed
-    ) -> None:
-        """Add ``values`` to the sum ``key``; returns at once.
-
-        With the last device's values, ``done`` of each device is called with the float64 sum, on
-        the calling thread. Values are added in the order of the devices' names, so the order in
-        which they arrive does not change a bit. If a device has not arrived after
-        ``timeout_seconds``, or more arrive than there are, ``failed`` of those that have arrived is
-        called with a message.
-        """
-        _start_watch()  # before others can complete the sum, after which the process may end
-        with self.lock:
-            current = self._incomplete.setdefault(key, _Sum())
-            current.values[device] = np.asarray(values, dtype=np.float64)
-            current.callbacks.append((done, failed))
-            num_devices, devices = self.num_devices(), sorted(self._begun)
-            too_many = len(devices) > num_devices
-            complete = not too_many and len(current.values) == num_devices
-            if complete:
-                del self._incomplete[key]
-        if too_many:
-            self.fail(f"num_devices is {num_devices}, but {', '.join(devices)} take part")
-        elif complete:
-            total = sum(current.values[name] for name in sorted(current.values))
-            for done, failed in current.callbacks:
-                try:
-                    done(total)
-                except Exception:  # of one device; the others must go on
-                    failed(traceback.format_exc())
-        elif _abandoned:
-            self.fail(_abandoned)
-
-    def restart(self) -> None:
-        """Give all devices the same next number, however many sums each has begun."""
-        with self.lock:
-            self._first += max(self._begun.values(), default=0)
-            self._begun.clear()
-
-    def fail(self, why: str) -> None:
-        """Fail all incomplete sums."""
-        with self.lock:
-            sums = list(self._incomplete.values())
-            self._incomplete.clear()
-        for current in sums:
-            message = (
-                f"{self.name}: {why}. Of {self.num_devices()} devices only "
-                f"{', '.join(sorted(current.values))} arrived. Run forward on all devices before "
-                "reading any result, and backward likewise, on CPU contexts both in run_tasks; for "
-                "a step on another number of devices call set_num_devices(net, number)"
-            )
-            for _, failed in current.callbacks:
-                failed(message)
-
-    def fail_late(self) -> None:
-        """Fail and restart if a sum has been incomplete for longer than ``timeout_seconds``."""
-        latest = time.monotonic() - self.timeout_seconds
-        with self.lock:
-            late = any(current.began < latest for current in self._incomplete.values())
-            if late:
-                self.restart()
-        if late:
-            self.fail(f"a device is missing after {self.timeout_seconds:g} s")
+lock = threading.Lock()
+_incomplete: dict[SumKey, _Sum] = {}
+_abandoned = ""  # why, while the operators of a failed round end
+_this = threading.local()  # .round
+_watching = threading.Thread()
 
 
-def abandon(why: str) -> None:
-    """After a failed step: fail incomplete sums, wait for all operators, and start afresh."""
-    global _abandoned
-    everything = list(_all)
-    if not everything:
+def current_round() -> Round | None:
+    """Return the round that this thread was called in, if it was."""
+    return getattr(_this, "round", None)
+
+
+def add(key: SumKey, device: str, values: np.ndarray, done: Callable, failed: Callable) -> None:
+    """Add ``values`` to the sum ``key``; returns at once.
+
+    With the last device's values, ``done`` of each device is called with the float64 sum, on the
+    calling thread. Values are added in the order of the devices' names, so the order in which they
+    arrive does not change a bit. If a device has not arrived after ``timeout_seconds``, or the
+    round has failed, ``failed`` of those that have arrived is called with a message.
+    """
+    with lock:
+        current = _incomplete.setdefault(key, _Sum())
+        current.values[device] = np.asarray(values, dtype=np.float64)
+        current.callbacks.append((done, failed))
+        complete = not key.round.failed and len(current.values) == key.round.num_devices
+        if complete:
+            del _incomplete[key]
+    if not complete:
+        _fail_lost()
         return
-    _abandoned = why
+    total = sum(current.values[name] for name in sorted(current.values))
+    for done, failed in current.callbacks:
+        try:
+            done(total)
+        except Exception:  # of one device; the others must go on
+            failed(traceback.format_exc())
+
+
+def abandon(round_: Round) -> None:
+    """After an error in a task: let nothing wait for its device, and wait for all operators.
+
+    Waiting clears the errors of the sums that fail. Sums of earlier rounds are completed, unless
+    they are of gradients and the error came before a device's backward, which need not be in the
+    round of its forward.
+    """
+    global _abandoned
+    if not _watching.is_alive():  # there are no sums
+        return
+    round_.failed = _abandoned = "a task failed on another device"
     try:
-        for sums in everything:
-            sums.fail(why)
+        _fail_lost()
         with contextlib.suppress(mx.MXNetError):
             mx.nd.waitall()
     finally:
         _abandoned = ""
-        for sums in everything:
-            sums.restart()
+
+
+def _why_lost(key: SumKey) -> str:
+    """Return why a sum will not become complete; an empty string if it may."""
+    if _abandoned and key.is_of_gradients:
+        if not all(map(key.round.has_begun_backward, list(key.round.num_backwards))):
+            return _abandoned
+    return key.round.failed
+
+
+def _fail_lost() -> None:
+    """Fail the incomplete sums that will not become complete."""
+    with lock:
+        lost = [(key, why) for key in _incomplete if (why := _why_lost(key))]
+        sums = [_incomplete.pop(key) for key, _ in lost]
+    for (key, why), current in zip(lost, sums):
+        message = (
+            f"{key.layer.name}: {why}. Of {key.round.num_devices} devices only "
+            f"{', '.join(sorted(current.values))} arrived. Run forward on all devices before "
+            "reading any result, and backward likewise, on CPU contexts both in run_tasks; for "
+            "a plain loop over another number of devices call set_num_devices(net, number)"
+        )
+        for _, failed in current.callbacks:
+            failed(message)
 
 
 def _start_watch() -> None:
-    with _start_lock:
-        _start_once()
+    """Start the thread that fails sums after ``timeout_seconds``, in a fork another one.
 
-
-@functools.lru_cache(None)
-def _start_once() -> None:
-    threading.Thread(target=_watch, name="gluonpar device sums", daemon=True).start()
+    If an operator fails on one device after run_tasks has returned, only a clock can tell that the
+    other devices wait for it.
+    """
+    global _watching
+    if not _watching.is_alive():
+        _watching = threading.Thread(target=_watch, name="gluonpar device sums", daemon=True)
+        _watching.start()
 
 
 def _watch() -> None:
     while True:
         time.sleep(1)
-        for sums in list(_all):
-            sums.fail_late()
+        with lock:
+            for key, current in _incomplete.items():
+                seconds = key.layer.timeout_seconds
+                if time.monotonic() - current.began > seconds:
+                    key.round.failed = f"a device is missing after {seconds:g} s"
+        _fail_lost()
 
 
 def _after_fork() -> None:
-    """Only this thread is left: no operator runs, but another thread may have held a lock."""
-    global _start_lock
-    _start_lock = threading.Lock()
-    _start_once.cache_clear()
-    for sums in list(_all):
-        sums.lock = threading.RLock()
+    global lock
+    lock = threading.Lock()  # another thread of the parent may hold it
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -13,7 +13,8 @@ import numpy as np
 from mxnet import autograd, gluon
 
 from gluonpar import cluster
-from gluonpar.gluon.device_sums import DeviceSums
+from gluonpar.gluon import device_sums
+from gluonpar.gluon.device_sums import Round, SumKey, current_round
 from gluonpar.runtime import device_threads, engine, memory, private_fields
 from gluonpar.runtime.devices import check_distinct
 
@@ -26,11 +27,12 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
     whole batch: outputs, gradients and running statistics, up to rounding. The running variance
     of n numbers is BatchNorm's, too: divided by n on CPU contexts, and by n - 1 on GPUs, as in
     cuDNN. float16 is normalised in float32. Arguments are those of
-    ``gluon.contrib.nn.SyncBatchNorm``; parameter files fit that and ``BatchNorm``. ``num_devices``
-    None is the number of contexts that hold the parameters. The block may be hybridized, exported
-    and imported; an imported symbol trains on as many devices as when it was traced.
+    ``gluon.contrib.nn.SyncBatchNorm``; parameter files fit that and ``BatchNorm``. The block may be
+    hybridized, exported and imported; ``static_shape`` has no effect on a network with it.
 
-    On CPU contexts train in :func:`run_tasks`, forward and backward::
+    On CPU contexts train in :func:`run_tasks`, forward and backward, in one call or in two. The
+    devices are those of the call's tasks, so a batch may have fewer samples than there are devices;
+    the other devices get the running statistics, too, except those of an imported symbol::
 
         def forward_backward(shard):
             X, y = shard
@@ -44,11 +46,13 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
     A plain loop, ``[net(X) for X, y in shards]``, could stand still there (docs/design-notes.md).
     It is refused at once, with a RuntimeError; in a hybridized network with a ValueError if shapes
     are not known yet, and with an MXNetError where a result is read if the network has been called
-    before. On GPUs, and in prediction, plain loops work.
+    before. On GPUs, and in prediction, plain loops work. Their number of devices is ``num_devices``
+    (:func:`set_num_devices`) or, if that is None, the number of contexts that hold the parameters;
+    an imported symbol trains in them on as many devices as when it was traced.
 
     Results are read after all devices' tasks, because reading waits for all devices. If one does
     not arrive within ``timeout_seconds``, the others fail with an MXNetError where a result is
-    read. For a step on fewer devices call :func:`set_num_devices`.
+    read.
 
     Mean and variance are two all-reduces of one number per channel through the host, and so are
     their gradients; on CPU contexts it takes several times as long as BatchNorm. MXNet's own
@@ -79,11 +83,12 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
         _check_num_devices(num_devices)
         options = {**dict(zip(_POSITIONAL, args)), **kwargs}
         super().__init__(in_channels=in_channels, **options)
-        self.num_devices = num_devices
+        self.num_devices, self.timeout_seconds = num_devices, timeout_seconds
         self._half = False
-        self._layer = _Layer(self.name, self._num_devices, timeout_seconds)
+        self._is_local = cluster.is_local()
+        self._plain_round = Round(1)
         self._key = uuid.uuid4().hex
-        _layers[self._key] = self._layer
+        _layers[self._key] = self
 
     def _num_devices(self) -> int:
         """As set, or the number of the parameters' contexts; 1 if there are none yet."""
@@ -104,10 +109,31 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
         if not self._kwargs["use_global_stats"]:
             check_distinct(self._contexts())
             symbolic = isinstance(x, mx.sym.Symbol)
-            refusal = self._layer.refusal(self._contexts() if symbolic else [x.context])
+            refusal = self._refusal(self._contexts() if symbolic else [x.context])
             if refusal:
                 raise RuntimeError(refusal)
         return super().forward(x, *more)
+
+    def _refusal(self, ctx: Sequence[mx.Context]) -> str:
+        """Why a call for one of ``ctx`` on this thread would not end, if it would not."""
+        if not autograd.is_training():
+            return ""
+        if not self._is_local and cluster.size() > 1:
+            return _SEVERAL_PROCESSES.format(self.name, cluster.size())
+        if self._round().num_devices == 1:
+            return ""
+        if os.environ.get("MXNET_ENGINE_TYPE") == "NaiveEngine":
+            return _NAIVE_ENGINE.format(self.name)
+        if device_threads.current() in ctx or all(c.device_type == "gpu" for c in ctx):
+            return ""
+        return _PLAIN_LOOP.format(self.name)
+
+    def _round(self) -> Round:
+        """This thread's; in a plain loop one of this layer's, until it fails."""
+        plain, number = self._plain_round, self._num_devices()
+        if plain.failed or plain.num_devices != number:
+            self._plain_round = Round(number)
+        return current_round() or self._plain_round
 
     def hybrid_forward(self, F: Any, x: Any, gamma: Any, beta: Any, **running: Any) -> Any:
         """Compute what BatchNorm does, for ``x`` (n, channels, ...) on this device."""
@@ -138,7 +164,7 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
             # size_array would do, but its GPU kernel writes four of its eight bytes.
             F.cast(F.shape_array(flat), dtype=np.dtype(self.gamma.dtype).name),
             running,
-            op_type="gluonpar_mean_over_devices",
+            op_type=_OPERATOR,
             key=self._key,
             name_of_layer=self.name,
             num_devices=self._num_devices(),
@@ -153,6 +179,8 @@ _POSITIONAL = (
     *("momentum", "epsilon", "center", "scale", "use_global_stats", "beta_initializer"),
     *("gamma_initializer", "running_mean_initializer", "running_variance_initializer"),
 )
+
+_OPERATOR = "gluonpar_mean_over_devices"
 
 _PLAIN_LOOP = """{} cannot train on CPU contexts in a plain loop, in which one device may be \
 queued for ever behind another that waits for it. Run forward and backward in run_tasks:
@@ -170,49 +198,31 @@ _NAIVE_ENGINE = (
 )
 
 
-class _Layer:
-    """What the operators of a SyncBatchNorm share, over devices."""
-
-    def __init__(
-        self, name: str, num_devices: Callable[[], int], timeout_seconds: float = 300
-    ) -> None:
-        self.name, self.num_devices, self._is_local = name, num_devices, cluster.is_local()
-        names = (f"mean of {name}", f"variance of {name}")
-        self.sums = [DeviceSums(each, num_devices, timeout_seconds) for each in names]
-
-    def refusal(self, ctx: Sequence[mx.Context]) -> str:
-        """Why a call for one of ``ctx`` on this thread would not end, if it would not."""
-        if not autograd.is_training():
-            return ""
-        if not self._is_local and cluster.size() > 1:
-            return _SEVERAL_PROCESSES.format(self.name, cluster.size())
-        if self.num_devices() == 1:
-            return ""
-        if os.environ.get("MXNET_ENGINE_TYPE") == "NaiveEngine":
-            return _NAIVE_ENGINE.format(self.name)
-        if device_threads.current() in ctx or all(c.device_type == "gpu" for c in ctx):
-            return ""
-        return _PLAIN_LOOP.format(self.name)
-
-
 # Symbols refer to layers by key: to those of blocks, and to those that a symbol brought along.
-_layers: weakref.WeakValueDictionary[str, _Layer] = weakref.WeakValueDictionary()
-_imported: dict[str, _Layer] = {}
+_layers: weakref.WeakValueDictionary[str, SyncBatchNorm] = weakref.WeakValueDictionary()
+_imported: dict[str, SyncBatchNorm] = {}
+
+
+def share_running_statistics(devices: Sequence[mx.Context]) -> None:
+    """Copy those of all layers from the first of the devices, which trained, to all others."""
+    for layer in list(_layers.values()):
+        for param in (layer.running_mean, layer.running_var):
+            if private_fields.values(param) and devices[0] in param.list_ctx():
+                for c in set(param.list_ctx()).difference(devices):
+                    param.data(devices[0]).copyto(param.data(c))
 
 
 def set_num_devices(net: gluon.Block, num_devices: int | None) -> None:
-    """Set the number of devices that take part in every SyncBatchNorm of ``net``; None is all.
+    """Set the number of devices that every SyncBatchNorm of ``net`` has in a plain loop on GPUs.
 
-    For batches with fewer samples than devices. Waits for all operators. Raises ValueError below 1.
+    None is the number of contexts that hold its parameters. In :func:`run_tasks` it is the number
+    of tasks, whatever is set. Raises ValueError below 1.
     """
     _check_num_devices(num_devices)
-    mx.nd.waitall()
 
     def change(block: gluon.Block) -> None:
         if isinstance(block, SyncBatchNorm):
             block.num_devices = num_devices
-            for sums in block._layer.sums:
-                sums.restart()  # devices may have taken part in different numbers of sums
 
     net.apply(change)
 
@@ -222,7 +232,7 @@ def _check_num_devices(num_devices: int | None) -> None:
         raise ValueError(f"num_devices must be at least 1, or None, got {num_devices}")
 
 
-@mx.operator.register("gluonpar_mean_over_devices")
+@mx.operator.register(_OPERATOR)
 class _MeanOverDevicesProp(mx.operator.CustomOpProp):
     """The operator's attributes, which a symbol keeps as strings."""
 
@@ -243,8 +253,8 @@ class _MeanOverDevicesProp(mx.operator.CustomOpProp):
     def create_operator(self, ctx, shapes, dtypes):
         layer = _layers.get(self.key)
         if layer is None:  # the block is gone, or was in another process
-            layer = _imported[self.key] = _Layer(self.name, lambda: self.num_devices)
-            _layers[self.key] = layer
+            layer = SyncBatchNorm(num_devices=self.num_devices, prefix=self.name)
+            _imported[self.key] = _layers[self.key] = layer
         return _MeanOverDevices(self, layer, mx.Context(ctx))
 
 
@@ -256,26 +266,26 @@ class _MeanOverDevices(mx.operator.CustomOp):
     ``running``.
     """
 
-    def __init__(self, prop: _MeanOverDevicesProp, layer: _Layer, ctx: mx.Context) -> None:
+    def __init__(self, prop: _MeanOverDevicesProp, layer: SyncBatchNorm, ctx: mx.Context) -> None:
         super().__init__()
         # in_data is on cpu(0) on every CPU context, so the context is passed
-        self._prop, self._ctx, self._sums = prop, ctx, layer.sums[prop.variance]
+        self._prop, self._ctx, self._layer = prop, ctx, layer
         # Its forward says why it cannot train; an error raised here would lose its words.
-        self._refusal = "" if prop.frozen else layer.refusal([ctx])
-        self._number = self._count = None  # of the sum, if forward was in training; of samples
-        # How many backward passes this device's thread had begun when forward was called on it.
-        on_thread = device_threads.current() == ctx and ctx.device_type == "cpu"
-        matters = on_thread and layer.num_devices() > 1
-        self._num_backwards = device_threads.num_backwards(ctx) if matters else -1
+        self._refusal = "" if prop.frozen else layer._refusal([ctx])
+        self._next = self._begin() if autograd.is_training() and not prop.frozen else None
+        self._key = self._count = None  # of the sum, if forward was in training; of samples
+
+    def _begin(self) -> SumKey:
+        return self._layer._round().begin(self._layer, str(self._ctx))
 
     def forward(self, is_train, req, in_data, out_data, aux):
-        self._number = None
+        key, self._key, self._next = self._next, None, None
         if not is_train or self._prop.frozen:
             self.assign(out_data[0], req[0], aux[0])
             return
         sums, running = in_data[0].asnumpy(), aux[0].asnumpy()
         samples, _, places = in_data[1].asnumpy().astype("float64")
-        self._number = self._sums.begin(str(self._ctx))
+        self._key = key or self._begin()  # a Module's operator is made once for all calls
 
         def results(total: np.ndarray) -> list[np.ndarray]:
             self._count = total[-1]
@@ -286,21 +296,22 @@ class _MeanOverDevices(mx.operator.CustomOp):
             return [mean, momentum * running + (1 - momentum) * new]
 
         values, targets = np.append(sums, samples * places), [out_data[0], aux[0]]
-        self._write(self._number, values, results, targets, [req[0], "write"])
+        self._write(self._key, values, results, targets, [req[0], "write"])
 
     def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
         self.assign(in_grad[1], req[1], 0)
-        if self._number is None:
+        if self._key is None:
             self.assign(in_grad[0], req[0], 0)
             return
-        if device_threads.num_backwards(self._ctx) == self._num_backwards:
-            self._refusal = _PLAIN_LOOP.format(self._sums.name)  # it is another thread's
-        key, values = ("backward", self._number), out_grad[0].asnumpy()
+        if self._ctx.device_type == "cpu" and self._key.round.num_devices > 1:
+            if not self._key.round.has_begun_backward(self._ctx):  # it is another thread's
+                self._refusal = _PLAIN_LOOP.format(self._layer.name)
+        key, values = self._key._replace(is_of_gradients=True), out_grad[0].asnumpy()
         self._write(key, values, lambda total: [total / self._count], [in_grad[0]], [req[0]])
 
     def _write(
         self,
-        key: Any,
+        key: SumKey,
         values: np.ndarray,
         results: Callable[[np.ndarray], list[np.ndarray]],
         targets: list[mx.nd.NDArray],
@@ -324,10 +335,28 @@ class _MeanOverDevices(mx.operator.CustomOp):
 
             if self._refusal:
                 raise RuntimeError(self._refusal)
-            self._sums.add(key, str(self._ctx), values, write, complete)
+            device_sums.add(key, str(self._ctx), values, write, complete)
 
         where, name = self._ctx if on_host else mx.cpu(), "gluonpar.SyncBatchNorm"
         engine.push(add, where, writes=arrays, name=name, prioritized=True, ends_by_call=True)
         if not on_host:
             for target, kind, array in zip(targets, req, arrays):
                 self.assign(target, kind, array.as_in_context(target.context))
+
+
+def _without_static_shape(init: Callable) -> Callable:
+    """Have the operator made in each forward, where its round is known.
+
+    With ``static_shape`` it would be kept, and two forward passes would run it in any order.
+    """
+
+    @functools.wraps(init)
+    def initialise(graph: Any, symbol: mx.sym.Symbol, flags: Sequence[tuple] = ()) -> None:
+        if "static_shape" in dict(flags) and _OPERATOR in symbol.tojson():
+            flags = [flag for flag in flags if flag[0] != "static_shape"]
+        init(graph, symbol, flags)
+
+    return initialise
+
+
+private_fields.wrap_graphs(_without_static_shape)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Iterator, Sequence
+from typing import Any, Callable, Iterator, Sequence
 
 import mxnet as mx
 from mxnet import autograd
 from mxnet.gluon.contrib import estimator
 
 from gluonpar.gluon import device_sums
-from gluonpar.runtime import device_threads, interrupts, threads
+from gluonpar.gluon.sync_batch_norm import share_running_statistics
+from gluonpar.runtime import interrupts, threads
 from gluonpar.runtime.devices import check_distinct
 from gluonpar.sharding import as_list, split_and_load
 
@@ -64,28 +65,35 @@ def run_tasks(
         raise ValueError(f"shards must be 1 to {len(contexts)}, one per context, got {len(shards)}")
     threads.share(contexts)
     results = []
-    with all_devices():
+    with all_devices(len(shards)) as call_on:
         for shard, c in zip(shards, contexts):
             try:
-                results.append(device_threads.call(c, call, shard))
+                results.append(call_on(c, call, shard))
             except Exception as error:
                 raise _task_error(c, error) from error
     return results
 
 
 @contextlib.contextmanager
-def all_devices() -> Iterator[None]:
-    """Within this context functions are called on devices' threads, for all devices or for none.
+def all_devices(num_devices: int) -> Iterator[Callable]:
+    """Yield ``call(ctx, function, *arguments)``, to be called for that many devices, or for none.
 
-    Ctrl-C is held back until it is left. If it is left by an exception, no SyncBatchNorm goes on
-    waiting for a device that was not called, and all are ready for the next step.
+    It calls the function on the device's thread. The SyncBatchNorms in it sum over ``num_devices``
+    devices; within a task, over those of the task. Ctrl-C is held back until the context is left.
     """
+    outer = device_sums.current_round()
+    if outer:
+        yield outer.call
+        return
     with interrupts.held_while_waiting():
+        round_ = device_sums.Round(num_devices)
         try:
-            yield
+            yield round_.call
         except BaseException:
-            device_sums.abandon("a task failed on another device")
+            device_sums.abandon(round_)
             raise
+        if round_.num_backwards:
+            share_running_statistics(list(round_.num_backwards))
 
 
 class BatchProcessor(estimator.BatchProcessor):

@@ -146,8 +146,8 @@ class Towers:
             statistics = [array for arrays in variables for array in arrays if array.grad is None]
             before = [array.copy() for array in statistics]
             try:
-                with all_devices():
-                    outputs = self._run(batches)
+                with all_devices(len(batches)) as call_on:
+                    outputs = self._run(batches, call_on)
             except BaseException:  # forward has changed the running statistics
                 for array, saved in zip(statistics, before):
                     saved.copyto(array)
@@ -215,25 +215,27 @@ class Towers:
                 self._compute(i % len(self.ctx), batch, outputs)
         return _by_name(outputs)
 
-    def _compute(self, i: int, batch: Any, outputs: list[dict]) -> None:
+    def _compute(
+        self, i: int, batch: Any, outputs: list[dict], call_on: Callable = device_threads.call
+    ) -> None:
         """Append what ``forward`` returns for the batch in tower i, under the same names."""
         with on_device(self.ctx[i], f"tower {i}"):
             [loaded] = split_and_load(batch, self.ctx[i])
-            output = device_threads.call(self.ctx[i], self._forward, loaded, self._models[i])
+            output = call_on(self.ctx[i], self._forward, loaded, self._models[i])
         outputs.append(output if isinstance(output, dict) else {"loss": output})
         if outputs[-1].keys() != outputs[0].keys():
             names, before = sorted(outputs[-1]), sorted(outputs[0])
             got = f"{names} on {self.ctx[i]} and {before} before"
             raise ValueError(f"forward must always return the same names, got {got}")
 
-    def _run(self, batches: list) -> list[dict[str, Any]]:
+    def _run(self, batches: list, call_on: Callable) -> list[dict[str, Any]]:
         """Run forward on every tower, then backward on every tower; return the outputs."""
         running = list(zip(self.ctx, self.variables, batches))
         outputs: list[dict] = []
         for i, (c, arrays, batch) in enumerate(running):
             memory.clear_grad_flags(arrays)  # until backward sets them: see _check_written
             with autograd.record():
-                self._compute(i, batch, outputs)
+                self._compute(i, batch, outputs, call_on)
             loss, shape = outputs[-1].get("loss"), (num_samples(batch),)
             if getattr(loss, "shape", None) != shape:
                 got = sorted(outputs[-1]) if loss is None else getattr(loss, "shape", loss)
@@ -243,7 +245,7 @@ class Towers:
                 )
         for i, (c, arrays, _) in enumerate(running):
             with on_device(c, f"backward of tower {i}"):
-                device_threads.call(c, outputs[i]["loss"].backward)
+                call_on(c, outputs[i]["loss"].backward)
             _check_written(arrays, c)
         return outputs
 

@@ -53,6 +53,11 @@ def wrap_kvstore_creation(wrap: Callable[[Callable], Callable]) -> None:
         module._create_kvstore = create
 
 
+def wrap_graphs(wrap: Callable[[Callable], Callable]) -> None:
+    """Replace ``__init__(graph, symbol, flags)`` of hybridized blocks' graphs by ``wrap`` of it."""
+    mx.nd.CachedOp.__init__ = wrap(mx.nd.CachedOp.__init__)
+
+
 def mark_grad(array: mx.nd.NDArray) -> None:
     """Mark the array's gradient as written by backward."""
     array._fresh_grad = True
