@@ -5,6 +5,9 @@ import functools
 import gc
 import os
 import pathlib
+import threading
+import time
+import types
 
 import mxnet as mx
 import numpy as np
@@ -14,17 +17,19 @@ from mxnet import autograd, gluon, npx
 from mxnet.gluon import nn
 from processes import end_python, run_python
 
-from gluonpar import split_and_load
-from gluonpar.gluon.device_sums import DeviceSums
+from gluonpar import split_and_load, split_samples
+from gluonpar.gluon import device_sums
 from gluonpar.gluon.sync_batch_norm import SyncBatchNorm, set_num_devices
-from gluonpar.gluon.tasks import run_tasks
+from gluonpar.gluon.tasks import BatchProcessor, run_tasks
+from gluonpar.gluon.towers import Towers
+from gluonpar.gluon.trainer import Trainer
+from gluonpar.runtime import engine
 
 HYBRIDIZED = {
     "imperative": None,
     "hybridized": {},
     "static": {"static_alloc": True, "static_shape": True},
 }
-NUM_STEPS = 3
 STRESS = pathlib.Path(__file__).parents[1] / "support" / "sync_batch_norm_stress.py"
 on_cpu = pytest.mark.skipif(device(0).device_type == "gpu", reason="GPUs have a pool each")
 on_gpu = pytest.mark.skipif(device(0).device_type == "cpu", reason="refused on CPU contexts")
@@ -70,11 +75,14 @@ def outputs(net, shards, ctx):
     return run_tasks(forward, shards, ctx)
 
 
-def run(net, ctx, n, weights=None, dtype="float32"):
-    """Outputs in training and prediction, gradients and running statistics, after some steps."""
+def run(net, ctx, n, fewer=(), weights=None, dtype="float32"):
+    """Outputs in training and prediction, gradients and running statistics, after some steps.
+
+    Steps on ``n`` samples and, between them, some on fewer.
+    """
     trained = []
-    for step in range(NUM_STEPS):
-        shards = split_and_load(batch(n, step, dtype), ctx, weights=weights)
+    for step, size in enumerate((n, n, *fewer, n)):
+        shards = split_and_load(batch(size, step, dtype), ctx, weights=weights)
         outs = train(net, shards, ctx)
         trained.append(np.concatenate([out.asnumpy() for out in outs]))
     params = net.collect_params().values()
@@ -120,14 +128,16 @@ def numpy_semantics():
 def test_k_devices_give_what_batch_norm_gives_on_the_whole_batch(
     tmp_path, k, n, semantics, hybridized
 ):
+    """Also if some batches have fewer samples than there are devices."""
+    fewer = [size for size in (k - 1, 1) if size]
     one, path = start(tmp_path)
-    want_trained, want_grads, want_running, want_predicted = run(one, device(0), n)
+    want_trained, want_grads, want_running, want_predicted = run(one, device(0), n, fewer)
     with semantics():
         many = network(SyncBatchNorm)
         many.load_parameters(path, ctx=contexts(k))
         if HYBRIDIZED[hybridized] is not None:
             many.hybridize(**HYBRIDIZED[hybridized])
-        trained, grads, running, predicted = run(many, contexts(k), n)
+        trained, grads, running, predicted = run(many, contexts(k), n, fewer)
     for got, want in zip(trained, want_trained):
         close(got, want)
     # A bias before a normalisation has gradient zero but for the rounding of large terms.
@@ -195,24 +205,34 @@ def test_large_values_cost_no_precision(values):
     np.testing.assert_allclose(normalised, (np.arange(8) - 3.5) / np.arange(8).std(), rtol=1e-3)
 
 
-def cubes(layer, X, Y):
+def at_once(layer, X, Y):
     with autograd.record():
         loss = (layer(X) ** 3).sum() + 2 * (layer(Y) ** 3).sum()
     loss.backward()
 
 
-def test_a_layer_called_twice_in_one_step_keeps_its_calls_apart():
-    """In either order on each device, forward and backward."""
+def one_after_another(layer, X, Y):
+    for factor, array in enumerate((X, Y), start=1):
+        with autograd.record():
+            loss = factor * (layer(array) ** 3).sum()
+        loss.backward()
+
+
+@pytest.mark.parametrize("differentiate", [at_once, one_after_another])
+@pytest.mark.parametrize("hybridized", HYBRIDIZED)
+def test_a_layer_called_twice_in_one_task_keeps_its_calls_apart(hybridized, differentiate):
     a, b = np.random.RandomState(0).normal(size=(2, 6, 1)).astype("float32") * [[[1]], [[100]]]
     results = []
     one, many = nn.BatchNorm(in_channels=1), SyncBatchNorm(in_channels=1)
     one.initialize(ctx=contexts(1))
     many.initialize(ctx=contexts(3))
+    if HYBRIDIZED[hybridized] is not None:
+        many.hybridize(**HYBRIDIZED[hybridized])
     for layer, ctx in [(one, contexts(1))] + [(many, contexts(3))] * 20:
         shards = split_and_load((a.astype("float32"), b.astype("float32")), ctx)
         for array in sum(shards, ()):
             array.attach_grad()
-        run_tasks(lambda shard, layer=layer: cubes(layer, *shard), shards, ctx)
+        run_tasks(lambda shard, layer=layer: differentiate(layer, *shard), shards, ctx)
         results.append([np.concatenate([s[i].grad.asnumpy() for s in shards]) for i in range(2)])
     for got in results[1:]:
         for ours, theirs in zip(got, results[0]):
@@ -268,16 +288,20 @@ def test_it_is_called_as_the_one_of_contrib():
 
 
 def exported(folder, k):
-    """The files of an exported network for two devices, and a batch and its outputs."""
+    """The files of an exported network for k devices, and its outputs for batches of 8 and 1."""
     net = network(SyncBatchNorm)
     net.initialize(mx.init.Xavier(), ctx=contexts(k))
     net.hybridize()
-    X, w = batch(8)
-    shards = split_and_load((X, w), contexts(k))
-    [net(x) for x, _ in shards]
+    outs = trained_outputs(net, k)
     net.export(str(folder / "net"))
-    trained = np.concatenate([out.asnumpy() for out in train(net, shards, contexts(k))])
-    return str(folder / "net-symbol.json"), str(folder / "net-0000.params"), trained
+    return str(folder / "net-symbol.json"), str(folder / "net-0000.params"), outs
+
+
+def trained_outputs(net, k):
+    shards = [split_and_load(batch(n)[0], contexts(k)) for n in (8, 1, 8)]
+    [net(x) for x in shards[0]]
+    outs = [outputs(net, each, contexts(k)) for each in shards]
+    return [np.concatenate([out.asnumpy() for out in each]) for each in outs]
 
 
 IMPORTED = """
@@ -295,20 +319,21 @@ np.save(batch, np.concatenate([out.asnumpy() for out in outs]))
 
 
 @pytest.mark.filterwarnings("ignore:Cannot decide type")
-@pytest.mark.parametrize("where", ["here", pytest.param("elsewhere", marks=on_cpu)])
+@pytest.mark.parametrize("where", [*HYBRIDIZED, pytest.param("elsewhere", marks=on_cpu)])
 def test_an_exported_network_trains_when_its_block_is_gone(tmp_path, where):
     symbol, params, want = exported(tmp_path, 2)
     gc.collect()
-    if where == "here":
-        net = gluon.SymbolBlock.imports(symbol, ["data"], params, ctx=contexts(2))
-        shards = split_and_load(batch(8)[0], contexts(2))
-        got = np.concatenate([out.asnumpy() for out in outputs(net, shards, contexts(2))])
-    else:
+    if where == "elsewhere":
         path = str(tmp_path / "batch.npy")
         np.save(path, batch(8)[0])
         run_python(IMPORTED, symbol, params, path)
-        got = np.load(path)
-    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+        got = [np.load(path)]
+    else:
+        net = gluon.SymbolBlock.imports(symbol, ["data"], params, ctx=contexts(2))
+        net.hybridize(**(HYBRIDIZED[where] or {}))
+        got = trained_outputs(net, 2)
+    for ours, theirs in zip(got, want):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
 def test_a_symbol_is_made_of_a_layer_that_is_not_initialised():
@@ -317,15 +342,71 @@ def test_a_symbol_is_made_of_a_layer_that_is_not_initialised():
     assert layer(mx.sym.var("data")).list_arguments()[0] == "data"
 
 
-def test_more_devices_than_were_declared_are_an_error():
+def values(layer, k=3):
+    """The outputs in training for 0, 1, ..., one per device."""
+    shards = [mx.nd.full((1, 1), i, ctx=c) for i, c in enumerate(contexts(k))]
+    return [out.asnumpy().item() for out in outputs(layer, shards, contexts(k))]
+
+
+NORMALISED = [-(1.5**0.5), 0, 1.5**0.5]  # 0, 1, 2
+
+
+def test_in_run_tasks_the_devices_are_those_of_the_tasks_whatever_was_declared():
     layer = SyncBatchNorm(in_channels=1, num_devices=2)
     layer.initialize(ctx=contexts(3))
-    shards = [mx.nd.ones((2, 1), ctx=c) for c in contexts(3)]
-    outs = outputs(layer, shards, contexts(3))
+    np.testing.assert_allclose(values(layer), NORMALISED, rtol=1e-4, atol=1e-6)
+
+
+@on_gpu
+def test_in_a_plain_loop_more_devices_than_were_set_are_an_error():
+    layer = SyncBatchNorm(in_channels=1, num_devices=2)
+    layer.initialize(ctx=contexts(3))
+
+    def outputs_of(k):
+        with autograd.record():
+            outs = [layer(mx.nd.full((1, 1), i, ctx=c)) for i, c in enumerate(contexts(k))]
+        return [out.asnumpy().item() for out in outs]
+
     with pytest.raises(mx.MXNetError, match="num_devices is 2"):
-        [out.asnumpy() for out in outs]
+        outputs_of(3)
     with contextlib.suppress(mx.MXNetError):
         mx.nd.waitall()
+    np.testing.assert_allclose(outputs_of(2), [-1, 1], rtol=1e-4)
+    set_num_devices(layer, None)
+    np.testing.assert_allclose(outputs_of(3), NORMALISED, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("how", ["Towers", "BatchProcessor"])
+def test_towers_and_the_estimator_train_on_fewer_samples_than_devices(tmp_path, how):
+    _, path = start(tmp_path)
+    results = []
+    for norm, k in ((nn.BatchNorm, 1), (SyncBatchNorm, 3)):
+        net, ctx, loss = network(norm), contexts(k), gluon.loss.L2Loss()
+        net.load_parameters(path, ctx=ctx)
+        net.hybridize()
+        if how == "Towers":
+            towers = Towers(lambda xy, net, loss=loss: loss(net(xy[0]), xy[1]), net, ctx, sgd())
+        else:
+            trainer, processor = Trainer(net.collect_params(), sgd()), BatchProcessor()
+            stock = types.SimpleNamespace(net=net, loss=loss, context=ctx)
+        for step, size in enumerate((6, 2, 1, 6)):
+            X, w = batch(size, step)
+            if how == "Towers":
+                towers.step(split_samples((X, w), ctx))
+            else:
+                processor.fit_batch(stock, (mx.nd.array(X), mx.nd.array(w)))
+                trainer.step(size)
+        copies = [[a.asnumpy() for a in p.list_data()] for p in net.collect_params().values()]
+        for first, *others in copies:
+            for other in others:
+                np.testing.assert_array_equal(other, first)
+        results.append([first for first, *_ in copies])
+    for ours, theirs in zip(results[1], results[0]):
+        close(ours, theirs, 1e-4)
+
+
+def sgd():
+    return mx.optimizer.SGD(learning_rate=0.1)
 
 
 class TestMissingDevices:
@@ -335,28 +416,31 @@ class TestMissingDevices:
         layer.initialize(ctx=contexts(3))
         return layer
 
-    def wait_long(self, layer, seconds=60):
-        for sums in layer._layer.sums:
-            sums.timeout_seconds = seconds
-
     def alone(self, layer, i):
-        return outputs(layer, [mx.nd.ones((2, 1), ctx=device(i))], [device(i)])[0]
+        """The output of device i, which alone calls the layer."""
+
+        def task(X):
+            if X.context == device(i):
+                with autograd.record():
+                    return layer(X)
+
+        shards = [mx.nd.ones((2, 1), ctx=c) for c in contexts(3)]
+        return run_tasks(task, shards, contexts(3))[i]
 
     def test_are_an_error_that_names_those_that_arrived(self, layer):
         with pytest.raises(
-            mx.MXNetError,
-            match=r"mean of lonely_?: .* after 1 s. Of 3 devices only [cg]pu\(1\) arrived",
+            mx.MXNetError, match=r"lonely_?: .* after 1 s. Of 3 devices only [cg]pu\(1\) arrived"
         ):
             self.alone(layer, 1).asnumpy()
 
     def test_in_backward_too(self, layer):
-        self.wait_long(layer)
+        layer.timeout_seconds = 60
         shards = split_and_load(np.arange(6, dtype="float32").reshape(6, 1), contexts(3))
         for shard in shards:
             shard.attach_grad()
         outs = [out**2 for out in outputs(layer, shards, contexts(3))]
         mx.nd.waitall()
-        self.wait_long(layer, 1)
+        layer.timeout_seconds = 1
 
         def task(shard):
             with autograd.record():
@@ -366,38 +450,62 @@ class TestMissingDevices:
 
         run_tasks(task, shards, contexts(3))
         with pytest.raises(
-            mx.MXNetError, match=r"variance of lonely_?: .* Of 3 devices only [cg]pu\(2\) arrived"
+            mx.MXNetError, match=r"lonely_?: .* Of 3 devices only [cg]pu\(2\) arrived"
         ):
             shards[2].grad.asnumpy()
         assert outs
 
-    def test_do_not_affect_later_rounds(self, layer):
+    def test_do_not_affect_later_calls(self, layer):
         with pytest.raises(mx.MXNetError):
             self.alone(layer, 1).asnumpy()
-        self.wait_long(layer)
-        shards = split_and_load(np.array([[0], [1], [2]], "float32"), contexts(3))
-        values = [out.asnumpy().item() for out in outputs(layer, shards, contexts(3))]
-        np.testing.assert_allclose(values, [-(1.5**0.5), 0, 1.5**0.5], rtol=1e-4, atol=1e-6)
+        layer.timeout_seconds = 60
+        np.testing.assert_allclose(values(layer), NORMALISED, rtol=1e-4, atol=1e-6)
 
-    def test_take_part_again_later(self, layer):
-        self.wait_long(layer)
-        for num_devices in (1, 2, None, 1, None):
-            set_num_devices(layer, num_devices)
-            ctx = contexts(num_devices or 3)
-            shards = [mx.nd.full((1, 1), i, ctx=c) for i, c in enumerate(ctx)]
-            outs = train(layer, [(shard, mx.nd.ones_like(shard)) for shard in shards], ctx)
-            mx.nd.waitall()
-            assert sum(out.asnumpy().item() for out in outs) == pytest.approx(0, abs=1e-5)
 
-    def test_are_not_waited_for_when_a_task_fails(self, layer):
-        self.wait_long(layer)
-        shards = [mx.nd.full((1, 1), i, ctx=c) for i, c in enumerate(contexts(3))]
-        pairs = [(shard, mx.nd.ones_like(shard)) for shard in shards]
-        with pytest.raises(TypeError, match=r"on [cg]pu\(2\)"):
-            train(layer, [*pairs[:2], None], contexts(3))
-        outs = train(layer, pairs, contexts(3))
-        assert sum(out.asnumpy().item() for out in outs) == pytest.approx(0, abs=1e-5)
-        mx.nd.waitall()
+@pytest.mark.parametrize("hybridized", HYBRIDIZED)
+def test_a_task_that_fails_costs_its_step_and_no_other(hybridized, tmp_path, monkeypatch):
+    """Neither one that is still running then, nor the next."""
+    one, path = start(tmp_path)
+    many = network(functools.partial(SyncBatchNorm, timeout_seconds=600))
+    many.load_parameters(path, ctx=contexts(3))
+    if HYBRIDIZED[hybridized] is not None:
+        many.hybridize(**HYBRIDIZED[hybridized])
+    go_on, wait = threading.Event(), mx.nd.waitall
+    monkeypatch.setattr(mx.nd, "waitall", lambda: (go_on.set(), wait()))
+    got, want = [], []
+    for net, ctx, outs in ((one, contexts(1), want), (many, contexts(3), got)):
+        trainer = Trainer(net.collect_params(), sgd())
+        shards = [split_and_load(batch(7, step), ctx) for step in range(3)]
+        go_on.clear()
+        if net is many:
+            engine.push(go_on.wait, mx.cpu(), writes=[shards[0][1][0]], prioritized=True)
+        outs.append(train(net, shards[0], ctx))
+        trainer.step(7)
+        if net is many:
+            with pytest.raises(TypeError, match=r"on [cg]pu\(2\)"):
+                train(net, [*shards[1][:2], None], ctx)
+            assert go_on.is_set()
+        outs.append(train(net, shards[2], ctx))
+        trainer.step(7)
+        outs.extend(p.list_data() for p in net.collect_params().values())
+    for ours, theirs in zip(got[:2], want[:2]):
+        close(np.concatenate([a.asnumpy() for a in ours]), theirs[0].asnumpy())
+    for copies, (param,) in zip(got[2:], want[2:]):
+        for copy in copies:
+            close(copy.asnumpy(), param.asnumpy(), 1e-4)
+
+
+def test_a_backward_that_fails_is_not_waited_for_though_its_forward_was_in_another_call():
+    layer = SyncBatchNorm(timeout_seconds=90, in_channels=1)
+    layer.initialize(ctx=contexts(3))
+    shards = split_and_load(np.arange(3, dtype="float32").reshape(3, 1), contexts(3))
+    for shard in shards:
+        shard.attach_grad()
+    outs, start = outputs(layer, shards, contexts(3)), time.monotonic()
+    with pytest.raises(AttributeError, match=r"on [cg]pu\(2\)"):
+        run_tasks(lambda out: out.backward(), [*outs[:2], None], contexts(3))
+    assert time.monotonic() - start < 60
+    np.testing.assert_allclose(values(layer), NORMALISED, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -543,9 +651,10 @@ def trained(net):
 def test_values_are_added_in_the_order_of_the_devices_not_of_arrival():
     given = {"a": 1.0, "b": 1e16, "c": -1e16}  # (a + b) + c is 0, and (b + c) + a is 1
     for order in ("abc", "cba", "bca"):
-        device_sums, sums = DeviceSums("test", lambda: 3), {}
+        current, sums = device_sums.Round(3), {}
         for name in order:
             assert not sums
             done = functools.partial(sums.__setitem__, name)
-            device_sums.add(1, name, np.array([given[name]]), done, pytest.fail)
+            key = current.begin(SyncBatchNorm, name)
+            device_sums.add(key, name, np.array([given[name]]), done, pytest.fail)
         assert [sums[name][0] for name in "abc"] == [0, 0, 0]
