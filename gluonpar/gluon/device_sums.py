@@ -37,7 +37,7 @@ class Round:
         self.num_devices, self.failed = num_devices, ""  # why, if it has
         # Per device that was called, how often its thread had called backward before.
         self.num_backwards: dict[mx.Context, int] = {}
-        self._begun: dict[Any, collections.Counter] = {}  # number of sums, by layer and device
+        self.begun: dict[Any, collections.Counter] = {}  # number of sums, by layer and device
 
     def call(self, ctx: mx.Context, function: Callable, *arguments: Any) -> Any:
         """Call ``function(*arguments)`` on the thread of ``ctx``, in this round."""
@@ -60,7 +60,7 @@ class Round:
         """Return the key of the layer's next sum on this device."""
         with lock:
             _start_watch()
-            begun = self._begun.setdefault(layer, collections.Counter())
+            begun = self.begun.setdefault(layer, collections.Counter())
             begun[device] += 1
             if len(begun) > self.num_devices:
                 devices = ", ".join(sorted(begun))

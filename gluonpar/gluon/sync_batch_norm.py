@@ -203,9 +203,10 @@ _layers: weakref.WeakValueDictionary[str, SyncBatchNorm] = weakref.WeakValueDict
 _imported: dict[str, SyncBatchNorm] = {}
 
 
-def share_running_statistics(devices: Sequence[mx.Context]) -> None:
-    """Copy those of all layers from the first of the devices, which trained, to all others."""
-    for layer in list(_layers.values()):
+def share_running_statistics(round_: Round) -> None:
+    """Copy those of the layers that trained to the devices that took no part."""
+    devices = list(round_.num_backwards)
+    for layer in round_.begun:
         for param in (layer.running_mean, layer.running_var):
             if private_fields.values(param) and devices[0] in param.list_ctx():
                 for c in set(param.list_ctx()).difference(devices):

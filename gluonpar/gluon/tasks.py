@@ -93,8 +93,7 @@ def all_devices(num_devices: int) -> Iterator[Callable]:
         except BaseException:
             device_sums.abandon(round_)
             raise
-        if round_.num_backwards:
-            share_running_statistics(list(round_.num_backwards))
+        share_running_statistics(round_)
 
 
 class BatchProcessor(estimator.BatchProcessor):

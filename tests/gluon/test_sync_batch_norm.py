@@ -357,6 +357,15 @@ def test_in_run_tasks_the_devices_are_those_of_the_tasks_whatever_was_declared()
     np.testing.assert_allclose(values(layer), NORMALISED, rtol=1e-4, atol=1e-6)
 
 
+def test_run_tasks_within_a_task_is_part_of_that_tasks_call():
+    layer = SyncBatchNorm(in_channels=1)
+    layer.initialize(ctx=contexts(3))
+    shards = [mx.nd.full((1, 1), i, ctx=c) for i, c in enumerate(contexts(3))]
+    outs = run_tasks(lambda X: outputs(layer, [X], [X.context])[0], shards, contexts(3))
+    got = [out.asnumpy().item() for out in outs]
+    np.testing.assert_allclose(got, NORMALISED, rtol=1e-4, atol=1e-6)
+
+
 @on_gpu
 def test_in_a_plain_loop_more_devices_than_were_set_are_an_error():
     layer = SyncBatchNorm(in_channels=1, num_devices=2)
