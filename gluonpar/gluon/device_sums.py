@@ -34,7 +34,7 @@ class Round:
     """What is called on ``num_devices`` devices at once."""
 
     def __init__(self, num_devices: int) -> None:
-        self.num_devices, self.failed = num_devices, ""  # why, if it has
+        self.num_devices, self.failed = num_devices, ""  # why a device is missing, if one is
         # Per device that was called, how often its thread had called backward before.
         self.num_backwards: dict[mx.Context, int] = {}
         self.begun: dict[Any, collections.Counter] = {}  # number of sums, by layer and device
@@ -62,9 +62,6 @@ class Round:
             _start_watch()
             begun = self.begun.setdefault(layer, collections.Counter())
             begun[device] += 1
-            if len(begun) > self.num_devices:
-                devices = ", ".join(sorted(begun))
-                self.failed = f"num_devices is {self.num_devices}, but {devices} take part"
             return SumKey(self, layer, begun[device])
 
 
@@ -101,7 +98,7 @@ def add(key: SumKey, device: str, values: np.ndarray, done: Callable, failed: Ca
         current = _incomplete.setdefault(key, _Sum())
         current.values[device] = np.asarray(values, dtype=np.float64)
         current.callbacks.append((done, failed))
-        complete = not key.round.failed and len(current.values) == key.round.num_devices
+        complete = len(current.values) == key.round.num_devices and not _why_lost(key)
         if complete:
             del _incomplete[key]
     if not complete:
@@ -136,6 +133,9 @@ def abandon(round_: Round) -> None:
 
 def _why_lost(key: SumKey) -> str:
     """Return why a sum will not become complete; an empty string if it may."""
+    num_devices, devices = key.round.num_devices, sorted(key.round.begun[key.layer])
+    if len(devices) > num_devices:
+        return f"num_devices is {num_devices}, but {', '.join(devices)} take part"
     if _abandoned and key.is_of_gradients:
         if not all(map(key.round.has_begun_backward, list(key.round.num_backwards))):
             return _abandoned

@@ -129,7 +129,7 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
         return _PLAIN_LOOP.format(self.name)
 
     def _round(self) -> Round:
-        """This thread's; in a plain loop one of this layer's, until it fails."""
+        """This thread's; in a plain loop the layer's own, until a device is missing."""
         plain, number = self._plain_round, self._num_devices()
         if plain.failed or plain.num_devices != number:
             self._plain_round = Round(number)
@@ -223,7 +223,7 @@ def set_num_devices(net: gluon.Block, num_devices: int | None) -> None:
 
     def change(block: gluon.Block) -> None:
         if isinstance(block, SyncBatchNorm):
-            block.num_devices = num_devices
+            block.num_devices, block._plain_round = num_devices, Round(1)
 
     net.apply(change)
 

@@ -380,6 +380,7 @@ def test_in_a_plain_loop_more_devices_than_were_set_are_an_error():
         outputs_of(3)
     with contextlib.suppress(mx.MXNetError):
         mx.nd.waitall()
+    set_num_devices(layer, 2)
     np.testing.assert_allclose(outputs_of(2), [-1, 1], rtol=1e-4)
     set_num_devices(layer, None)
     np.testing.assert_allclose(outputs_of(3), NORMALISED, rtol=1e-4, atol=1e-6)
