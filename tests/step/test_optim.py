@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from processes import run_python
 
 from gluonpar import optim
-from gluonpar.optim import rule, sgd
+from gluonpar.optim import sgd
 from gluonpar.replicas import get_params
 from gluonpar.runtime import engine
 
@@ -117,45 +117,3 @@ def test_it_does_not_wait_for_the_gradient():
     sgd([param], 1.0, 1)
     gate.set()  # a sgd that waits would be still waiting
     assert (param.asscalar(), passed) == (0.0, [True])
-
-
-@settings(deadline=None, max_examples=60)
-@given(
-    lr=st.floats(1e-3, 2),
-    rescale=st.floats(1e-3, 2),
-    wd=st.sampled_from([0.0, 1e-4, 0.1]),
-    momentum=st.sampled_from([0.0, 0.5, 0.9]),
-    clip=st.sampled_from([None, 0.1, 1.0]),
-)
-def test_the_rule_is_mxnets_optimizer_over_several_steps(lr, rescale, wd, momentum, clip):
-    """float32 against float32, three steps: each rounds the same few operations differently."""
-    options = {"learning_rate": lr, "rescale_grad": rescale, "wd": wd, "clip_gradient": clip}
-    theirs = mx.optimizer.SGD(momentum=momentum, **options)
-    [weight, *grads] = [w.astype("float32") for w in draw(0, [(20,)] * 4)]
-    want, mine = mx.nd.array(weight), weight.copy()
-    state = theirs.create_state(0, want)
-    states = [np.zeros(20, "float32")] if momentum else []
-    update = rule(lr, rescale, wd=wd, momentum=momentum, clip_gradient=clip)
-    size = np.abs(weight)
-    for grad in grads:
-        theirs.update(0, want, mx.nd.array(grad), state)
-        update(grad.copy(), mine, *states)
-        size = size + 3 * lr * (rescale * np.abs(grad) + wd * size)
-    assert (np.abs(mine - want.asnumpy()) <= 3e-6 * size).all()
-    if momentum:
-        assert (np.abs(states[0] - state.asnumpy()) <= 3e-6 * size).all()
-
-
-def test_weight_decay_momentum_and_clipping_by_hand():
-    """All in powers of two, exact: clip 4 to 2; + 0.5 * 8; times 0.25; momentum halves."""
-    total, param, state = (np.array([x], "float32") for x in (16.0, 8.0, 4.0))
-    rule(0.25, 0.25, wd=0.5, momentum=0.5, clip_gradient=2.0)(total, param, state)
-    assert (state.tolist(), param.tolist()) == ([0.5 * 4 - 0.25 * (2 + 4)], [8 + 0.5])
-
-
-@pytest.mark.parametrize("batch_size", [0, -4])
-def test_a_batch_size_that_is_not_positive_is_refused(batch_size):
-    params = get_params([mx.nd.ones((2,))], device())
-    with pytest.raises(ValueError, match=f"batch_size must be .* {batch_size}"):
-        sgd(params, 0.1, batch_size)
-    assert params[0].asnumpy().tolist() == [1, 1]

@@ -1,32 +1,29 @@
 """The step's all-reduce and update: every way of doing them gives the same parameters."""
 
+import threading
+
 import mxnet as mx
 import numpy as np
 import pytest
 from contexts import algorithms, device
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from gluonpar import replicas, step
+from gluonpar import optim, replicas, step
 from gluonpar.collectives.exchange import Exchange
 from gluonpar.replicas import get_params
-from gluonpar.runtime import threads
+from gluonpar.runtime import engine, threads
 
-OTHERS = sorted(set(algorithms()) - {"host"})
-SHAPES = [(3, 4), (5,), (2, 2, 2), (1,)]
-MIXED = ["float32", "float16", "float64", "float32"]
 LR, BATCH_SIZE = 0.3, 7
+# The pass over the host's memory leaves each device its own gradients.
+ONE_PASS = (None, "host") if device().device_type == "cpu" else ()
+of_one_pass = pytest.mark.cpu("the one-pass update is for CPU contexts")
 
 
 def allreduce_sgd(device_params, lr, batch_size, algorithm=None):
     """The last two lines of train_batch."""
     exchange = Exchange([params[0].context for params in device_params], algorithm)
     step.allreduce_sgd(exchange, replicas.buckets(device_params), lr, batch_size)
-
-
-def draw(k, seed=0):
-    """Parameters, and every device's gradients for them, float64."""
-    rng = np.random.RandomState(seed)
-    weights = [rng.normal(size=shape) for shape in SHAPES]
-    return weights, [[rng.normal(size=shape) for shape in SHAPES] for _ in range(k)]
 
 
 def plain_list(params, ctx):
@@ -36,147 +33,173 @@ def plain_list(params, ctx):
     return copies
 
 
-def mixture(params, ctx):
-    return (plain_list if ctx.device_id % 2 else get_params)(params, ctx)
-
-
-def place(make, weights, grads, dtypes=("float32",) * 4, array=mx.nd.array):
-    """Every device's parameters, made by ``make(params, ctx)``, with the gradients given."""
-    params = [array(w, dtype=dtype) for w, dtype in zip(weights, dtypes)]
-    device_params = [make(params, device(i)) for i in range(len(grads))]
+def place(makes, weights, grads, array=mx.nd.array):
+    """Each device's parameters, made by ``makes[i](params, ctx)``, with the gradients given."""
+    params = [array(weight, dtype=weight.dtype) for weight in weights]
+    device_params = [make(params, device(i)) for i, make in enumerate(makes)]
     for copies, of_device in zip(device_params, grads):
         for copy, grad in zip(copies, of_device):
-            if copy.grad is not None:
-                copy.grad[:] = array(grad, dtype=copy.dtype, ctx=copy.context)
+            array(grad, dtype=grad.dtype, ctx=copy.context).copyto(copy.grad)
     return device_params
 
 
-def rounded(values, dtypes):
-    return [value.astype(dtype).astype("float64") for value, dtype in zip(values, dtypes)]
+def assert_near(got, want, scale):
+    """To a few roundings of numbers of the size of ``scale``."""
+    tolerance = {2: 4e-3, 4: 1e-6, 8: 1e-14}[got.dtype.itemsize]
+    assert (np.abs(got.astype("float64") - want) <= tolerance * scale).all()
 
 
-def assert_updated(device_params, weights, grads, rtol=1e-6):
-    """By the float64 oracle, from what each dtype holds; and to the same bits on all devices."""
-    dtypes = [param.dtype for param in device_params[0]]
-    weights, grads = rounded(weights, dtypes), [rounded(own, dtypes) for own in grads]
-    for i, (param, weight) in enumerate(zip(device_params[0], weights)):
-        steps = [LR * own[i] / BATCH_SIZE for own in grads]
-        tolerance = 4e-3 if param.dtype == np.float16 else rtol
-        bound = tolerance * (np.abs(weight) + sum(map(np.abs, steps)))
-        got = param.asnumpy().astype("float64")
-        assert (np.abs(got - (weight - sum(steps))) <= bound).all(), f"parameter {i}"
-        assert (got != weight).any()
-        for copies in device_params[1:]:
-            np.testing.assert_array_equal(copies[i].asnumpy(), param.asnumpy())
+@pytest.mark.parametrize("algorithm", [None, *algorithms()])
+@settings(max_examples=25)
+@given(
+    makes=st.lists(st.sampled_from([get_params, plain_list]), min_size=1, max_size=5),
+    shapes=st.lists(st.lists(st.integers(0, 4), max_size=3), min_size=1, max_size=5),
+    dtypes=st.lists(st.sampled_from(["float16", "float32", "float64"]), min_size=5, max_size=5),
+    bucket_bytes=st.sampled_from([1, 60, replicas.BUCKET_BYTES]),
+    array=st.sampled_from([mx.nd.array, mx.np.array]),
+)
+def test_the_update_is_the_oracles_on_every_device(
+    algorithm, makes, shapes, dtypes, bucket_bytes, array
+):
+    """To rounding, and to the same bits; one pass leaves the gradients, others leave the sums."""
+    rng = np.random.RandomState(0)
+    kinds = [*zip(shapes, dtypes)]
+    weights, *grads = ([rng.normal(size=s).astype(t) for s, t in kinds] for _ in (0, *makes))
+    with mx.util.np_shape(True), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(replicas, "BUCKET_BYTES", bucket_bytes)
+        device_params = place(makes, weights, grads, array)
+        allreduce_sgd(device_params, LR, BATCH_SIZE, algorithm)
+        for i, weight in enumerate(weights):
+            own = [of_device[i].astype("float64") for of_device in grads]
+            copies = [params[i] for params in device_params]
+            first, *others = (copy.asnumpy() for copy in copies)
+            assert (type(copies[-1]), first.dtype) == (type(array([1])), weight.dtype)
+            size = sum(np.abs(grad) for grad in own)
+            scale = np.abs(weight.astype("float64")) + LR / BATCH_SIZE * size
+            assert_near(first, weight - LR / BATCH_SIZE * sum(own), scale)
+            for other in others:
+                np.testing.assert_array_equal(other, first)
+            for copy, grad in zip(copies, own):
+                left = copy.grad.asnumpy()
+                if algorithm in ONE_PASS:
+                    np.testing.assert_array_equal(left, grad)
+                else:
+                    assert_near(left, sum(own), size)
 
 
-def assert_grads(device_params, want, rtol):
-    for copies, of_device in zip(device_params, want):
-        for copy, grad in zip(copies, of_device):
-            limit = 4e-3 if copy.dtype == np.float16 else rtol
-            np.testing.assert_allclose(copy.grad.asnumpy(), grad, rtol=limit, atol=3 * limit)
+@of_one_pass
+@pytest.mark.parametrize(("dtype", "small"), [("float16", 0.2), ("float64", 2**-40)])
+def test_float16_is_summed_in_float32_and_float64_in_its_own_precision(dtype, small):
+    """1000 and eight small numbers: a sum in the narrower dtype loses each of them."""
+    grads = np.array([[1000.0], *[[small]] * 8], dtype)
+    device_params = place([get_params] * 9, [np.zeros(1, dtype)], grads[:, None])
+    allreduce_sgd(device_params, 1.0, 1)
+    assert device_params[8][0].asscalar() == -grads.sum(dtype="float64").astype(dtype) < -1000
 
 
-@pytest.mark.cpu("the one-pass update is for CPU contexts")
-@pytest.mark.parametrize("make", [get_params, plain_list, mixture])
-@pytest.mark.parametrize("k", [1, 2, 3, 5])
-@pytest.mark.parametrize("algorithm", [None, "host"])
-def test_fused_is_the_oracle_and_leaves_the_gradients(algorithm, k, make):
-    weights, grads = draw(k)
-    device_params = place(make, weights, grads)
-    allreduce_sgd(device_params, LR, BATCH_SIZE, algorithm)
-    assert_updated(device_params, weights, grads)
-    assert_grads(device_params, [rounded(own, ["float32"] * 4) for own in grads], rtol=0)
+@of_one_pass
+def test_several_threads_share_large_arrays(monkeypatch):
+    """Two threads wait for each other in their first blocks: neither could do all of it alone."""
+    size = 1_600_001  # of two devices' parameters and gradients: 26 MB
+    both, seen, rule = threading.Barrier(2), set(), optim.rule
+
+    def meeting(*args):
+        update = rule(*args)
+
+        def run(total, param):
+            if threading.get_ident() not in seen:
+                seen.add(threading.get_ident())
+                both.wait(600)
+            update(total, param)
+
+        return run
+
+    monkeypatch.setattr(optim, "rule", meeting)
+    monkeypatch.setattr(optim.threads, "size", lambda ctx: 1)
+    grads = np.stack([np.arange(size) % 1000, np.arange(size) % 77]).astype("float32")
+    device_params = place([get_params] * 2, [np.zeros(size, "float32")], grads[:, None])
+    allreduce_sgd(device_params, 0.25, 1)
+    for params in device_params:
+        np.testing.assert_array_equal(params[0].asnumpy(), -grads.sum(axis=0) / 4)
+    assert len(seen) == 2
 
 
-@pytest.mark.parametrize("make", [get_params, plain_list, mixture])
-@pytest.mark.parametrize("k", [2, 3, 4])
-@pytest.mark.parametrize("algorithm", OTHERS)
-def test_other_algorithms_give_the_same_and_leave_the_sums(algorithm, k, make):
-    weights, grads = draw(k)
-    device_params = place(make, weights, grads)
-    allreduce_sgd(device_params, LR, BATCH_SIZE, algorithm)
-    assert_updated(device_params, weights, grads)
-    sums = [sum(of_param) for of_param in zip(*grads)]
-    assert_grads(device_params, [sums] * k, rtol=1e-6)
+def item(update, k):
+    """Parameters of zeros and gradients of ones on k devices, in lists."""
+    grads, params = ([mx.nd.full((8,), x, ctx=device(i)) for i in range(k)] for x in (1, 0))
+    mx.nd.waitall()
+    return optim.Item(grads, params, update)
 
 
-@pytest.mark.parametrize("make", [get_params, plain_list, mixture])
-@pytest.mark.parametrize("algorithm", [None, *OTHERS])
-def test_parameters_of_several_dtypes(algorithm, make):
-    weights, grads = draw(3)
-    device_params = place(make, weights, grads, MIXED)
-    allreduce_sgd(device_params, LR, BATCH_SIZE, algorithm)
-    assert [np.dtype(param.dtype).name for param in device_params[2]] == MIXED
-    assert_updated(device_params, weights, grads)
+def exact_sgd(total, param):
+    param -= total / 4
+
+
+@of_one_pass
+@pytest.mark.parametrize("bytes_inline", [0, threads.BYTES_INLINE], ids=["prioritized", "inline"])
+def test_it_does_not_wait_for_gradients_and_keeps_no_list_of_the_callers(monkeypatch, bytes_inline):
+    """A Parameter's own lists may get other arrays before the update is computed."""
+    monkeypatch.setattr(threads, "BYTES_INLINE", bytes_inline)
+    gate, given = threading.Event(), item(exact_sgd, 2)
+    grads, params = (list(arrays) for arrays in given[:2])
+    engine.push(lambda: gate.wait(600), device(1), writes=[grads[1]])
+    optim.update_on_host([given])
+    for arrays in given[:2]:
+        arrays.clear()
+    gate.set()  # only now can the update be computed, and update_on_host has returned
+    assert [param.asnumpy().tolist() for param in params] == [[-0.5] * 8] * 2
+
+
+class Planted(Exception):
+    pass
+
+
+@of_one_pass
+@pytest.mark.parametrize("bytes_inline", [0, threads.BYTES_INLINE], ids=["prioritized", "inline"])
+@pytest.mark.parametrize("waiting", range(3))
+def test_an_error_is_raised_where_a_parameter_is_waited_for(monkeypatch, bytes_inline, waiting):
+    monkeypatch.setattr(threads, "BYTES_INLINE", bytes_inline)
+
+    def fail_in_update(total, param):
+        raise Planted("in the update")
+
+    given = item(fail_in_update, 3)
+    optim.update_on_host([given])
+    with pytest.raises(mx.MXNetError, match=r"(?s)fail_in_update.*Planted.*in the update"):
+        given.params[waiting].wait_to_read()
+    assert [param.asnumpy().any() for param in given.params] == [False] * 3
+    optim.update_on_host([given._replace(update=exact_sgd)])  # and the engine goes on
+    assert [param.asnumpy().tolist() for param in given.params] == [[-0.75] * 8] * 3
+
+
+def with_rows(param):
+    param.attach_grad(stype="row_sparse")
+    return param
+
+
+def in_float64(param):
+    other = param.astype("float64")
+    other.attach_grad()
+    return other
 
 
 @pytest.mark.parametrize("algorithm", [None, "ring"])
-def test_numpy_arrays(algorithm):
-    weights, grads = draw(2)
-    device_params = place(get_params, weights, grads, array=mx.np.array)
-    allreduce_sgd(device_params, LR, BATCH_SIZE, algorithm)
-    assert all(isinstance(param, mx.np.ndarray) for param in device_params[1])
-    assert_updated(device_params, weights, grads)
-
-
-@pytest.mark.parametrize("bucket_bytes", [1, 52, 60])
-@pytest.mark.parametrize("algorithm", [None, "star"])
-def test_however_the_parameters_fall_into_buckets(monkeypatch, bucket_bytes, algorithm):
-    monkeypatch.setattr(replicas, "BUCKET_BYTES", bucket_bytes)
-    weights, grads = draw(3)
-    device_params = place(get_params, weights, grads)
-    allreduce_sgd(device_params, LR, BATCH_SIZE, algorithm)
-    assert_updated(device_params, weights, grads)
-
-
-def test_parameters_without_elements_are_passed_over():
-    with mx.util.np_shape(True):
-        params = [mx.np.zeros((0, 3)), mx.np.ones((2,)), mx.np.array(1.0)]
-        for algorithm in (None, "ring"):
-            device_params = [get_params(params, device(i)) for i in range(2)]
-            for copies in device_params:
-                copies[1].grad[:] = 1
-                copies[2].grad[()] = 2
-            allreduce_sgd(device_params, 0.5, 2, algorithm)
-            for copies in device_params:
-                copies[0].wait_to_read()
-                assert copies[0].shape == (0, 3)
-                assert copies[1].asnumpy().tolist() == [0.5, 0.5]
-                assert copies[2].asnumpy() == 0
-
-
-def values_of(device_params):
-    return [array.asnumpy() for params in device_params for p in params for array in (p, p.grad)]
-
-
-def refused(device_params, words, algorithm=None):
-    before = values_of(device_params)
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [(with_rows, r"gradients\[1\] .* row_sparse"), (in_float64, r"\[1\] on [cg]pu\(1\) .*float64")],
+)
+def test_gradients_that_cannot_be_summed_change_nothing(algorithm, change, words):
+    values = [np.ones((3, 4), "float32"), np.ones(5, "float32")]
+    device_params = place([plain_list] * 2, values, [values] * 2)
+    device_params[1][0] = change(device_params[1][0])
     with pytest.raises(ValueError, match=words):
         allreduce_sgd(device_params, LR, BATCH_SIZE, algorithm)
-    for array, value in zip(values_of(device_params), before):
-        np.testing.assert_array_equal(array, value)
+    for params in device_params:
+        assert all((param.asnumpy() == 1).all() for param in params)
+        assert (params[1].grad.asnumpy() == 1).all()
 
 
-@pytest.mark.parametrize("k", [1, 2])
-def test_an_unknown_algorithm_changes_nothing(k):
-    device_params = place(get_params, *draw(k))
-    refused(device_params, "algorithm must be one of .*ring.* got 'rnig'", "rnig")
-
-
-@pytest.mark.parametrize("algorithm", [None, "ring"])
-def test_gradients_that_cannot_be_summed_change_nothing(algorithm):
-    weights, grads = draw(2)
-    device_params = place(plain_list, weights, grads)
-    device_params[1][0].attach_grad(stype="row_sparse")
-    refused(device_params, r"gradients\[1\] .* row_sparse", algorithm)
-    device_params = place(plain_list, weights, grads)
-    device_params[1][0] = device_params[1][0].astype("float64")
-    device_params[1][0].attach_grad()
-    refused(device_params, r"gradients\[1\] on [cg]pu\(1\) .*float64", algorithm)
-
-
-@pytest.mark.cpu("the one-pass update is for CPU contexts")
+@of_one_pass
 def test_one_operator_per_bucket_and_the_last_layers_first(monkeypatch):
     monkeypatch.setattr(replicas, "BUCKET_BYTES", 52)
     pushed, push = [], threads.push
@@ -186,5 +209,6 @@ def test_one_operator_per_bucket_and_the_last_layers_first(monkeypatch):
         push(function, arrays, *more, **name)
 
     monkeypatch.setattr(threads, "push", note)
-    allreduce_sgd(place(get_params, *draw(2)), LR, BATCH_SIZE)
+    values = [np.ones(shape, "float32") for shape in ((3, 4), (5,), (2, 2, 2), (1,))]
+    allreduce_sgd(place([get_params] * 2, values, [values] * 2), LR, BATCH_SIZE)
     assert pushed == [[1] * 4 + [8] * 4, [5] * 4, [12] * 4]

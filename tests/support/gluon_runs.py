@@ -38,8 +38,9 @@ def start_values(bias=True, seed=0, dtype="float32"):
 
 def fill(net, values):
     """Give the parameters these values; those that wait for their shape get them then."""
+    array = mx.np.array if mx.util.is_np_array() else mx.nd.array
     for param, value in zip(net.collect_params().values(), values):
-        param.set_data(mx.nd.array(value, dtype=value.dtype))
+        param.set_data(array(value, dtype=value.dtype))
 
 
 def mlp(ctx, deferred=False, bias=True, hybridize=None, dtype="float32"):
