@@ -53,20 +53,43 @@ def predict(forward):
             forward(mx.nd.array(X, ctx=c), mx.nd.array(y, ctx=c), i).wait_to_read()
 
 
+def make_replicas():
+    return [gluonpar.get_params([*map(mx.nd.array, start())], c) for c in CTX]
+
+
+def predict_by(model, device_params):
+    loss = softmax_cross_entropy
+    predict(lambda X, y, i: cached_op.losses(model, loss, X, y, device_params[i]))
+
+
 @pytest.mark.parametrize("way", MODELS)
 def test_an_update_after_predicting_finds_the_weights(way):
     """It reads memory that oneDNN has just laid out in its own way."""
-    device_params = [gluonpar.get_params([*map(mx.nd.array, start())], c) for c in CTX]
+    device_params = make_replicas()
     for param in sum(device_params, []):
         param.grad[:] = 1
-    predict(
-        lambda X, y, i: cached_op.losses(MODELS[way], softmax_cross_entropy, X, y, device_params[i])
-    )
+    predict_by(MODELS[way], device_params)
     for params in device_params:
         gluonpar.sgd(params, lr=0.25, batch_size=4)
         for param, value in zip(params, start()):
             np.testing.assert_array_equal(param.asnumpy(), value - np.float32(0.0625))
             np.testing.assert_array_equal(param.grad.asnumpy(), np.ones_like(value))
+
+
+@pytest.mark.parametrize("algorithm", [None, "ring"])
+@pytest.mark.parametrize("way", MODELS)
+def test_training_after_each_prediction_is_training_alone(way, algorithm):
+    def train(predicts):
+        device_params, model = make_replicas(), MODELS[way]
+        for X, y in make_batches():
+            if predicts:
+                predict_by(model, device_params)
+            gluonpar.train_batch(X, y, device_params, CTX, 0.1, model, algorithm=algorithm)
+        return [param.asnumpy() for param in sum(device_params, [])]
+
+    alone = train(False)
+    assert all((value != before).any() for value, before in zip(alone, start()))
+    np.testing.assert_equal(train(True), alone)
 
 
 def make_net(hybridize=None):
@@ -110,8 +133,7 @@ def test_a_gluon_network_trained_after_predicting_is_trained_alone(hybridize, op
 
 def test_no_two_parameters_or_gradients_share_memory():
     """What all this rests on, for Replicas and for a Trainer's network."""
-    device_params = [gluonpar.get_params([*map(mx.nd.array, start())], c) for c in CTX]
-    arrays = [array for param in sum(device_params, []) for array in (param, param.grad)]
+    arrays = [array for param in sum(make_replicas(), []) for array in (param, param.grad)]
     net = make_net()
     Trainer(net.collect_params(), "sgd")
     for param in net.collect_params().values():
