@@ -13,25 +13,6 @@ from mxnet import autograd, gluon
 from gluonpar.gluon.trainer import Trainer
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_grad_req_add_accumulates_until_zero_grad(optimizer):
-    def adding(k, kind):
-        ctx = contexts(k)
-        net = runs.mlp(ctx)
-        params = net.collect_params()
-        params.setattr("grad_req", "add")
-        trainer = kind(params, optimizer, {"learning_rate": 0.05})
-        for first, second in zip(runs.batches(), runs.batches(seed=2)):
-            params.zero_grad()
-            runs.backward(net, first, ctx)
-            runs.backward(net, second, ctx)
-            trainer.step(len(first[0]) + len(second[0]))
-        return net
-
-    want = runs.values(adding(1, runs.stock_trainer))
-    assert_as_one(adding(3, Trainer), want)
-
-
 def accumulated(net, trainer, batch, ctx, parts=3):
     """One step on ``batch``, in micro-batches; the last one outside."""
     X, y = batch

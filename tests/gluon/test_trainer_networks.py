@@ -5,11 +5,9 @@ import mxnet as mx
 import numpy as np
 import pytest
 from gluon_nets import NETS, frozen
-from gluon_runs import assert_as_one, contexts, weights
-from mxnet import autograd
+from gluon_runs import assert_as_one, weights
 from mxnet.gluon import nn
 
-import gluonpar
 from gluonpar.gluon.trainer import Trainer
 
 
@@ -39,34 +37,15 @@ def test_with_all_parameters_frozen_there_is_nothing_to_do():
     assert param.list_data()[1].asnumpy().tolist() == [1, 2]
 
 
-@mx.util.use_np
-def train_np(k, optimizer, kind):
-    ctx = contexts(k)
-    net = nn.HybridSequential(prefix="np_")
-    with net.name_scope():
-        net.add(nn.Dense(10, "tanh", in_units=6), nn.Dense(8, "tanh"), nn.Dense(3))
-    net.initialize(ctx=ctx)
-    for param, value in zip(net.collect_params().values(), runs.start_values()):
-        param.set_data(mx.np.array(value))
-    trainer = kind(net.collect_params(), optimizer, {"learning_rate": 0.05, "wd": 0.01})
-    for X, y in runs.batches():
-        shards = gluonpar.split_and_load((X, y), ctx)
-        with autograd.record():
-            losses = [runs.LOSS(net(X_shard), y_shard) for X_shard, y_shard in shards]
-        autograd.backward(losses)
-        trainer.step(len(X))
-    if kind is Trainer:
-        assert isinstance(net[0].weight.data(ctx[-1]), mx.np.ndarray)
-        assert isinstance(net[0].weight.grad(ctx[-1]), mx.np.ndarray)
-        trainer.check_replicas()
-    return net
-
-
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "lamb"])
-def test_the_numpy_world_trains_as_the_other(optimizer):
-    want = runs.stock(optimizer, {"learning_rate": 0.05, "wd": 0.01})
-    assert_as_one(train_np(3, optimizer, Trainer), want)
-    assert_as_one(train_np(1, optimizer, runs.stock_trainer), want)
+def test_arrays_of_mx_np_are_trained_as_those_of_mx_nd(optimizer):
+    options = {"learning_rate": 0.05, "wd": 0.01}
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        net, trainer = runs.run(3, optimizer, options)
+        trainer.check_replicas()
+    weight = net[0].weight
+    assert {type(array) for array in weight.list_data() + weight.list_grad()} == {mx.np.ndarray}
+    assert_as_one(net, runs.stock(optimizer, options))
 
 
 def test_statistics_of_batch_normalisation_may_differ():
