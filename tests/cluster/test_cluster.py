@@ -5,7 +5,6 @@ import os
 import re
 import resource
 import signal
-import subprocess
 import sys
 import time
 
@@ -13,7 +12,7 @@ import cluster_rank
 import numpy as np
 import pytest
 from mpi_jobs import QUICK, RANK, TRAIN, line_of, mpirun, needs_mpi, succeed
-from processes import runs, wait_until
+from processes import run_python, runs, wait_until
 
 from gluonpar import cluster
 from gluonpar.cluster import failures, world
@@ -282,8 +281,7 @@ def test_a_rank_that_cannot_join_prints_one_line(name, tmp_path):
 
 def train_with_address_space(megabytes, tmp_path, ranks_without):
     """Start two ranks; the last `ranks_without` have `megabytes` more than an import takes."""
-    asked = "import gluonpar; print(open('/proc/self/statm').read().split()[0])"
-    pages = subprocess.run([sys.executable, "-c", asked], stdout=subprocess.PIPE, check=True).stdout
+    pages = run_python("import gluonpar; print(open('/proc/self/statm').read().split()[0])")
     size = int(pages) * resource.getpagesize() // 1024 + megabytes * 1024
     train = [*TRAIN, *QUICK, "--num-gpus", "1", "--limit", "6000", "--batch-size", "6000"]
     train += ["--save-dir", str(tmp_path)]
@@ -340,11 +338,8 @@ def test_one_process_sends_nothing_and_imports_no_mpi():
     assert cluster.gather("x") == ["x"] and cluster.total([2]).tolist() == [2.0]
     assert cluster.PendingSum(3).wait() == 3
     cluster.abort("does nothing")
-    code = (
-        "import sys, gluonpar; assert gluonpar.cluster.size() == 1; print('mpi4py' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
+    code = "import sys, gluonpar; print(gluonpar.cluster.size(), 'mpi4py' in sys.modules)"
+    assert run_python(code) == "1 False\n"
 
 
 @pytest.mark.parametrize("weights", [None, (1.0, 3.0)])

@@ -1,13 +1,10 @@
 """MXNet works as with NumPy 1 and Python 3.8, and a program's own NumPy stays as it is."""
 
-import os
-import subprocess
-import sys
-
 import mxnet as mx
 import numpy as np
 import pytest
 from mxnet.gluon.contrib import estimator  # noqa: F401 - imported after MXNet, and reads np.Inf
+from processes import end_python
 
 SUMS = ["Loss", "MAE", "MSE", "RMSE", "CrossEntropy", "NegativeLogLikelihood"]
 
@@ -112,10 +109,5 @@ def test_a_programs_numpy_stays_as_it_is_and_no_warning_is_shown(tmp_path):
         "import gluonpar, mxnet.gluon.contrib.estimator\n"
         "assert names() == before"
     )
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program],
-        env={**os.environ, "PYTHONPYCACHEPREFIX": str(tmp_path)},
-        capture_output=True,
-        text=True,
-    )
+    done = end_python(program, PYTHONWARNINGS="error", PYTHONPYCACHEPREFIX=str(tmp_path))
     assert (done.stdout.strip(), done.stderr) == ("", "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import subprocess
@@ -25,15 +24,7 @@ LINE = "gluonpar/plans/algorithms/line.py"  # the file that the recipe tells to 
 
 @pytest.mark.slow
 def test_its_code_prints_what_is_shown_below_it(tmp_path):
-    done = subprocess.run(
-        [sys.executable, doc_blocks.__file__, str(ROOT / "CONTRIBUTING.md")],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr
-    outcomes = {outcome["line"]: outcome for outcome in json.loads(done.stdout)}
+    outcomes = doc_blocks.outcomes(ROOT / "CONTRIBUTING.md", tmp_path)
     assert [outcome["error"] for outcome in outcomes.values()] == [None, None, None]
     shown = {b.line: b.output or "" for b in BLOCKS if b.language == "python"}
     assert {line: outcome["printed"] for line, outcome in outcomes.items()} == shown

@@ -54,15 +54,7 @@ PYTHON = [
 def outcomes(name):
     """Run a page's blocks in one process, in an empty folder."""
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(
-            [sys.executable, doc_blocks.__file__, str(ROOT / name)],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=900,
-        )
-    assert done.returncode == 0, done.stderr
-    return {outcome["line"]: outcome for outcome in json.loads(done.stdout)}
+        return doc_blocks.outcomes(ROOT / name, folder)
 
 
 class TestBlocks:

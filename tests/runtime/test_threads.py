@@ -1,10 +1,9 @@
 """Threads of CPU contexts: an even share of the processors, never more than the user set."""
 
 import os
-import subprocess
-import sys
 
 import pytest
+from processes import run_python
 
 PRELUDE = """
 import ctypes, os, gluonpar, mxnet as mx
@@ -21,18 +20,9 @@ def cpus(k):
 """
 
 
-def python(program, **environment):
+def python(program, OMP_NUM_THREADS=None):
     """Return the words that ``program`` prints, in a process whose engine has not started."""
-    inherited = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
-    done = subprocess.run(
-        [sys.executable, "-c", PRELUDE + program],
-        env={**inherited, **environment},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()
+    return run_python(PRELUDE + program, OMP_NUM_THREADS=OMP_NUM_THREADS).split()
 
 
 @pytest.mark.slow

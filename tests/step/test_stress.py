@@ -25,26 +25,18 @@ SHAPES = [(12, 10), (12,), (9, 12), (9,), (5, 9), (5,)]
 
 
 class Sleeper:
-    """Sleeps of 0 to 2 ms from a seeded generator, which may be asked from any thread."""
+    """Sleeps of 0 to 2 ms, or none, from a seeded generator; any thread may call it."""
 
-    def __init__(self, seed):
-        self._random, self._lock = random.Random(seed), threading.Lock()
+    def __init__(self, seed, most=0.002):
+        self._random, self._lock, self._most = random.Random(seed), threading.Lock(), most
         self.count = 0
 
     def sleep(self):
         with self._lock:
             self.count += 1
-            seconds = self._random.uniform(0, 0.002)
-        time.sleep(seconds)
-
-
-class Calm:
-    """Does not sleep."""
-
-    count = 0
-
-    def sleep(self):
-        pass
+            seconds = self._random.uniform(0, self._most)
+        if seconds:
+            time.sleep(seconds)
 
 
 class Disturbed(mx.autograd.Function):
@@ -139,7 +131,7 @@ def set_way(monkeypatch, way):
 @pytest.fixture(scope="module")
 def calm():
     """Parameters and losses by algorithm, without sleeps."""
-    return functools.lru_cache(None)(lambda algorithm: train(Calm(), algorithm=algorithm))
+    return functools.lru_cache(None)(lambda algorithm: train(Sleeper(0, 0), algorithm=algorithm))
 
 
 def assert_same_bits(got, want):

@@ -11,6 +11,7 @@ import io
 import json
 import pathlib
 import re
+import subprocess
 import sys
 import traceback
 from typing import NamedTuple, Optional
@@ -57,6 +58,14 @@ def run(page, name):
             error = traceback.format_exc()
         outcomes.append({"line": block.line, "printed": printed.getvalue(), "error": error})
     return outcomes
+
+
+def outcomes(path, folder):
+    """Run the page's blocks in a process of its own, in ``folder``; return outcomes by line."""
+    command = [sys.executable, __file__, str(path)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr
+    return {outcome["line"]: outcome for outcome in json.loads(done.stdout)}
 
 
 if __name__ == "__main__":

@@ -21,22 +21,13 @@ DEVICES = [mx.cpu(0), mx.cpu(1)]
 ROWS = np.ones((8, 1, 28, 28), "float32"), np.arange(8, dtype="float32") % 10
 
 
-def allreduce():
+def allreduce(algorithm=None):
     data = [mx.nd.ones((1000,), ctx=c) for c in DEVICES]
-
-    def step():
-        gluonpar.allreduce(data, op="mean")
-
-    return step, lambda: [data]
+    return lambda: gluonpar.allreduce(data, algorithm, op="mean"), lambda: [data]
 
 
 def hops():
-    data = [mx.nd.ones((1000,), ctx=c) for c in DEVICES]
-
-    def step():
-        gluonpar.allreduce(data, "ring", op="mean")
-
-    return step, lambda: [data]
+    return allreduce("ring")
 
 
 def train_batch():

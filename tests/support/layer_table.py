@@ -59,6 +59,7 @@ for name in "BatchNorm BatchNormReLU InstanceNorm LayerNorm GroupNorm".split():
     layer(f"nn.{name}", None, P((4, 16, 6, 6)))
 layer("nn.BatchNorm", None, P((6, 5)), scale=False, center=False)
 layer("nn.BatchNorm", None, P((6, 5)), use_global_stats=True)
+layer("nn.BatchNorm", None, P((4, 5, 6, 3)), axis=3)
 layer("nn.Embedding", None, C([[1, 3], [3, 0]]), input_dim=7, output_dim=4)
 layer("nn.Embedding", None, C([[1, 3], [3, 0]]), input_dim=7, output_dim=4, sparse_grad=True,
       grad_reqs=("write",))  # fmt: skip

@@ -8,7 +8,6 @@ from its description. Aliases (``_npi_det`` for ``_linalg_det``) are the same op
 from __future__ import annotations
 
 import ctypes
-import itertools
 import re
 from typing import Any, Callable, NamedTuple, Sequence
 
@@ -179,7 +178,6 @@ op("take", P((40, 16)), C([[2, 0, 2], [39, 2, 1]]))
 op("pick", P(), C([4, 0, 2]), axis=1)
 op("gather_nd", P(), C([[2, 0, 2], [1, 1, 1]]))
 op("scatter_nd", P((3,)), C([[2, 0, 1], [1, 1, 4]]), shape=(3, 5))
-op("Embedding", C([[1, 3], [3, 0]]), P((7, 4)), input_dim=7, output_dim=4)
 op("one_hot", P(values=[1.0, 3.0]), depth=5)
 op("SequenceLast SequenceMask SequenceReverse", P((4, 3, 2)), C([2, 4, 1]),
    use_sequence_length=True)  # fmt: skip
@@ -233,8 +231,6 @@ op(f"{ATTENTION}encdec_qk", P((5, 2, 8)), P((6, 2, 16)), heads=2)
 op(f"{ATTENTION}encdec_valatt", P((6, 2, 16)), P((4, 5, 6)), heads=2)
 
 # --- Layers ---------------------------------------------------------------------------------------
-op("FullyConnected", P((2, 6)), P((5, 6)), P((5,)), num_hidden=5)
-op("FullyConnected", P((2, 3, 6)), P((5, 6)), num_hidden=5, no_bias=True, flatten=False)
 
 
 def gradient_penalty(F, x, w):
@@ -255,67 +251,19 @@ op("LeakyReLU", P((2, 3, 4)), P((3,)), act_type="prelu")
 op("softmax log_softmax", P(BIG), axis=1)
 op("softmax", P(), C([2, 5, 1], "int32"), axis=1, use_length=True)
 op("SoftmaxActivation", P(BIG), mode="channel")
-AUXILIARY = lambda n: (C(np.zeros(n)), C(np.ones(n)))  # noqa: E731
-for shape in ((4, 3, 5, 5), (4, 16, 6, 6)):
-    n = shape[1]
-    inputs = [P(shape), P((n,), 0.5, 2), P((n,)), *AUXILIARY(n)]
-    op("BatchNorm _contrib_BatchNormWithReLU", *inputs, fix_gamma=False)
-    op("_contrib_SyncBatchNorm", *inputs, fix_gamma=False, key=f"sweep{n}", devices=(1,))
-op("BatchNorm", P((4, 5, 6, 3)), P((3,), 0.5, 2), P((3,)), *AUXILIARY(3), axis=3, fix_gamma=False)
-op("BatchNorm", P((6, 5)), P((5,), 0.5, 2), P((5,)), *AUXILIARY(5), fix_gamma=False,
-   use_global_stats=True)  # fmt: skip
-op("LayerNorm", P((3, 8)), P((8,), 0.5, 2), P((8,)))
-op("InstanceNorm", P((2, 3, 4, 4)), P((3,), 0.5, 2), P((3,)))
-op("GroupNorm", P((2, 4, 3, 3)), P((2,), 0.5, 2), P((2,)), num_groups=2)
 op("L2Normalization", P((2, 3, 4)), mode="channel")
 op("LRN", P(BIG), nsize=5)
 
-
-def convolution(names, transposed, sizes, c_in, c_out, **options):
-    """Add convolutions whose kernels are of ``sizes``, of data 8 or 6 wide in each dimension."""
-    groups = options.get("num_group", 1)
-    weight = (c_in, c_out // groups) if transposed else (c_out, c_in // groups)
-    data = P((2, c_in, *([8] * len(sizes) if len(sizes) < 3 else [6, 6, 6])), -1, 1)
-    inputs = [data, P((*weight, *sizes), -0.3, 0.3), P((c_out,))]
-    if options.get("no_bias"):
-        inputs.pop()
-    op(names, *inputs, kernel=sizes, num_filter=c_out, **{"no_bias": False, **options})
-
-
-for name, transposed in (("Convolution", False), ("Deconvolution", True)):
-    for c_in, c_out in ((3, 4), (16, 32)):
-        convolution(name, transposed, (3,), c_in, c_out)
-        convolution(name, transposed, (3, 3), c_in, c_out, no_bias=True, stride=(2, 2), pad=(1, 1))
-        convolution(name, transposed, (3, 3, 3), c_in, c_out)
-    convolution(name, transposed, (1, 1), 16, 16)
-    convolution(name, transposed, (3, 3), 16, 32, num_group=2)
-    convolution(name, transposed, (3, 3), 16, 16, num_group=16, no_bias=True)
-    convolution(name, transposed, (2, 3), 4, 8, dilate=(2, 1), pad=(1, 0))
-convolution("Deconvolution", True, (4, 4), 16, 16, stride=(2, 2), pad=(1, 1), no_bias=True)
-convolution("Deconvolution", True, (3, 3), 16, 16, stride=(2, 2), adj=(1, 1))
-convolution("Convolution_v1", False, (3, 3), 16, 32, no_bias=True)
+op("Convolution_v1", P((2, 16, 8, 8)), P((9, 16, 3, 3)), P((9,)), kernel=(3, 3), num_filter=9)
 for kind in "max avg sum".split():
     op("Pooling Pooling_v1", P((2, 3, 5, 5)), kernel=(2, 2), stride=(2, 2), pool_type=kind)
     op("Pooling Pooling_v1", P(BIG), kernel=(3, 3), pad=(1, 1), pool_type=kind)
-    op("Pooling Pooling_v1", P(BIG), kernel=(2, 2), pool_type=kind, global_pool=True)
 op("Pooling", P((2, 3, 4, 4), 0.5, 2), kernel=(2, 2), pool_type="lp", p_value=2)
-op("Pooling", P((2, 16, 4, 4, 4)), kernel=(2, 2, 2), pool_type="avg")
 op("_contrib_AdaptiveAvgPooling2D", P((2, 3, 7, 7)), output_size=(3, 3))
 op("_contrib_BilinearResize2D", P((2, 3, 4, 4)), height=7, width=6)
 op("UpSampling", P((2, 3, 4, 4)), scale=2, sample_type="nearest")
 op("UpSampling", P(BIG), P((16, 1, 4, 4)), scale=2, sample_type="bilinear", num_filter=16,
    num_args=2)  # fmt: skip
-GATES = {"rnn_relu": 1, "rnn_tanh": 1, "gru": 3, "lstm": 4}
-for (mode, gates), (inputs, hidden), directions in itertools.product(
-    GATES.items(), ((3, 4), (16, 32)), (1, 2)
-):
-    size = directions * gates * hidden * (inputs + hidden + 2)
-    state = P((directions, 2, hidden))
-    op("RNN", P((5, 2, inputs)), P((size,), -0.3, 0.3), state, *([state] if mode == "lstm" else []),
-       state_size=hidden, num_layers=1, mode=mode, bidirectional=directions == 2)  # fmt: skip
-two_layers = 4 * 4 * (3 + 4 + 2) + 4 * 4 * (4 + 4 + 2)
-op("RNN", P((5, 2, 3)), P((two_layers,), -0.3, 0.3), P((2, 2, 4)), P((2, 2, 4)), state_size=4,
-   num_layers=2, mode="lstm", state_outputs=True)  # fmt: skip
 
 # --- Losses ---------------------------------------------------------------------------------------
 op("SoftmaxOutput SVMOutput", P((3, 5)), C([1, 4, 0]), own_heads=True)
@@ -406,6 +354,9 @@ op("_cond", P((3,)), C([1.0]), call=lambda F, x, c: F.contrib.cond(
 # --- What is not trained --------------------------------------------------------------------------
 # By reason, patterns of names; a pattern that fits no operator, or one with a case, is an error.
 EXCLUSIONS = {
+    "trained in the layers of layer_table.py": """
+        BatchNorm _contrib_(BatchNormWithReLU|SyncBatchNorm) (De)?[Cc]onvolution Embedding
+        (Layer|Instance|Group)Norm RNN""",
     "an update of an optimizer, in place: no gradient": """
         .*_update(_phase[12])? multi_lars reset_arrays multi_sum_sq (multi_)?all_finite""",
     "no tensor input": """
