@@ -182,17 +182,8 @@ def freeze_by_replacing(params):
     params[0] = params[0].copy()  # no gradient attached
 
 
-def attach_a_gradient(params):
-    params[2].attach_grad()
-
-
 def attach_an_adding_gradient(params):
     params[2].attach_grad(grad_req="add")
-
-
-def detach_an_entry(params):
-    params[3] = params[3].detach()
-    params[3].attach_grad()
 
 
 def append(params):
@@ -209,9 +200,7 @@ CHANGES = [
     replace_an_entry,
     replace_an_entry_but_not_its_gradient,
     freeze_by_replacing,
-    attach_a_gradient,
     attach_an_adding_gradient,
-    detach_an_entry,
     append,
     replace_one_and_delete_one,
 ]
