@@ -53,27 +53,29 @@ def test_the_algorithm_named_is_the_one_used():
     assert calls == [("float32", "sum")] * 2
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "test"])
+# In float16 2049 is 2048 and 1 + 2**-12 is 1: gradients are rounded, added in float32, and rounded.
+ROUNDED = [
+    *([1, 2, 4, 7], [2048, 1, 1, 2050], [0.5, 0.25, 0.125, 0.875]),
+    *([1 + 2**-12, 1, 0, 2], [1 + 2**-12, -1, 0, 0]),
+]
+
+
+@pytest.mark.parametrize("way", ["sgd", "test", "allreduce_grads"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_compression_is_exact_for_what_float16_holds(dtype, optimizer):
-    """2048 + 1 is no float16: the sum is taken in float32, and only then rounded."""
-    params = weights([[1.0, 2.0, 3.0]], 3, dtype=dtype)
+def test_compression_rounds_every_gradient_and_the_sum_to_float16(dtype, way):
+    *grads, sums = np.array(ROUNDED).T
+    params = weights([[0.0] * len(sums)], 3, dtype=dtype)
+    optimizer = "sgd" if way == "allreduce_grads" else way
     trainer = Trainer(params, optimizer, {"learning_rate": 1.0}, compression="fp16")
-    give_grads(params, [[[1.0, 2048.0, 0.5], [2.0, 1.0, 0.25], [4.0, 1.0, 0.125]]])
-    trainer.step(1)
-    sign = {"sgd": -1, "test": 1}[optimizer]
-    want = np.array([1, 2, 3]) + sign * np.array([7, 2050, 0.875])
-    for value in params[0].list_data():
-        assert value.asnumpy().tolist() == want.tolist()
-
-
-@pytest.mark.parametrize(("grads", "total"), [((1 + 2.0**-12, 1), 2), ((1 + 2.0**-12, -1), 0)])
-def test_compression_rounds_every_gradient_and_the_sum(grads, total):
-    params = weights([[0.0]], 2)
-    trainer = Trainer(params, "sgd", {"learning_rate": 1.0}, compression="fp16")
     give_grads(params, [grads])
-    trainer.step(1)
-    assert params[0].list_data()[0].asscalar() == -total
+    if way == "allreduce_grads":
+        trainer.allreduce_grads()
+        found = params[0].list_grad()
+    else:
+        trainer.step(1)
+        found = params[0].list_data()
+    sign = -1 if way == "sgd" else 1
+    assert [array.asnumpy().tolist() for array in found] == [(sign * sums).tolist()] * 3
 
 
 @pytest.mark.parametrize("num_params", [1, 2])  # in one bucket, which is summed on one device
@@ -90,14 +92,6 @@ def test_a_step_leaves_the_other_devices_their_own_gradients(algorithm, compress
     for param, given in zip(params, grads):
         left = [grad.asnumpy().tolist() for grad in param.list_grad()]
         assert sum(one != other for one, other in zip(left, given)) == 1, left
-
-
-def test_compressed_sums_reach_all_devices():
-    params = weights([[0.0]], 3)
-    trainer = Trainer(params, "sgd", compression="fp16")
-    give_grads(params, [[1.0, 2.0, 4.0]])
-    trainer.allreduce_grads()
-    assert [grad.asscalar() for grad in params[0].list_grad()] == [7, 7, 7]
 
 
 @pytest.mark.parametrize("compression", [None, "fp16"])
