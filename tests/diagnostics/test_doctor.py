@@ -307,7 +307,7 @@ def test_gpus_against_the_kernels_in_the_wheel(gpus, wheel, states, words, machi
 @pytest.mark.parametrize(
     ("driver", "harmless", "words"),
     [
-        ({"init": 803}, "note", "failed with error 803"),
+        ({"cuInit": 803}, "note", "failed with error 803"),
         ({"cuda": 10020}, "ok", "CUDA up to 10.2"),
         (None, "ok", "driver"),
     ],

@@ -55,7 +55,7 @@ def test_the_algorithm_named_is_the_one_used():
 
 # In float16 2049 is 2048 and 1 + 2**-12 is 1: gradients are rounded, added in float32, and rounded.
 ROUNDED = [
-    *([1, 2, 4, 7], [2048, 1, 1, 2050], [0.5, 0.25, 0.125, 0.875]),
+    *([1, 2, 4, 7], [2048, 1, 1, 2050], [2048, 1, 0, 2048], [0.5, 0.25, 0.125, 0.875]),
     *([1 + 2**-12, 1, 0, 2], [1 + 2**-12, -1, 0, 0]),
 ]
 

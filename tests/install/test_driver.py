@@ -6,71 +6,36 @@ import sys
 from pathlib import Path
 
 import pytest
-from libcuda_stub import build_libcuda
+from libcuda_stub import FUNCTIONS, build_libcuda
 
 from gluonpar.install import driver
 from gluonpar.install.driver import DriverError, DriverMissingError, Gpu
 
 ENTRY = Path(driver.__file__).with_name("entry.py")
-T4, A6000, H200 = ("Tesla T4", 7, 5), ("NVIDIA RTX A6000", 8, 6), ("NVIDIA H200", 9, 0)
-
-
-class FakeDriver:
-    """libcuda's functions in Python: device handles differ from indices, and calls can fail."""
-
-    def __init__(self, *gpus, failing=None, peers=()):
-        self.gpus, self.failing, self.peers = gpus, failing or {}, peers
-
-    def _return(self, function, reference=None, value=None):
-        if reference is not None:
-            reference._obj.value = value
-        return self.failing.get(function, 0)
-
-    def cuInit(self, flags):
-        assert flags == 0
-        return self._return("cuInit")
-
-    def cuDeviceGetCount(self, count):
-        return self._return("cuDeviceGetCount", count, len(self.gpus))
-
-    def cuDeviceGet(self, device, index):
-        return self._return("cuDeviceGet", device, 100 + index)
-
-    def cuDeviceGetName(self, name, size, device):
-        name.value = self.gpus[device - 100][0].encode()[: size - 1]
-        return self._return("cuDeviceGetName")
-
-    def cuDeviceGetAttribute(self, value, attribute, device):
-        number = self.gpus[device - 100][{75: 1, 76: 2}[attribute]]
-        return self._return("cuDeviceGetAttribute", value, number)
-
-    def cuDeviceCanAccessPeer(self, can, device, peer):
-        return self._return("cuDeviceCanAccessPeer", can, (device - 100, peer - 100) in self.peers)
+T4, H200 = ("Tesla T4", 7, 5), ("NVIDIA H200", 9, 0)
 
 
 @pytest.fixture
-def fake(monkeypatch):
-    """fake(*gpus, failing=None): let the driver be a FakeDriver of these."""
+def libcuda(tmp_path, monkeypatch):
+    """libcuda(*gpus, ...): let the driver be a shared library that shows these."""
 
-    def install(*gpus, **options):
-        monkeypatch.setattr(driver, "load", lambda: FakeDriver(*gpus, **options))
+    def install(*gpus, **answers):
+        # Under its usual name it would be the driver of all later tests of this process.
+        library = build_libcuda(tmp_path, gpus, name=f"libcuda-{len(answers)}.so", **answers)
+        monkeypatch.setattr(driver, "LIBRARY", str(library))
 
     return install
 
 
 @pytest.mark.parametrize(("number", "version"), [(12040, (12, 4)), (10020, (10, 2))])
-def test_gpus_and_cuda_version_through_a_real_shared_library(
-    tmp_path, monkeypatch, number, version
-):
-    # Under its usual name it would be the driver of all later tests of this process.
-    library = build_libcuda(tmp_path, [T4, H200], cuda=number, name=f"libcuda-{number}.so")
-    monkeypatch.setattr(driver, "LIBRARY", str(library))
+def test_gpus_and_cuda_version(libcuda, number, version):
+    libcuda(T4, H200, cuda=number)
     assert driver.gpus() == [Gpu(0, "Tesla T4", (7, 5)), Gpu(1, "NVIDIA H200", (9, 0))]
     assert driver.cuda_version() == version
 
 
-def test_peer_access_is_told_per_pair_and_must_go_both_ways(fake):
-    fake(T4, T4, T4, peers={(0, 2), (2, 0), (1, 2)})
+def test_peer_access_is_told_per_pair_and_must_go_both_ways(libcuda):
+    libcuda(T4, T4, T4, peers={(0, 2), (2, 0), (1, 2)})
     direct = driver.peers([2, 0, 1])
     assert direct == {(0, 2), (2, 0), (1, 2)} and driver.peers([1]) == set()
     assert "copies of GPUs 0-1, 1-2 go" in driver.staged([2, 0, 1], direct)
@@ -83,10 +48,10 @@ def test_usable_is_capability_5_0_to_8_9():
     assert usable == [(5, 0), (6, 1), (8, 9)]
 
 
-def test_a_driver_that_shows_no_device_gives_an_empty_list(fake):
-    fake(failing={"cuInit": 100})
+def test_a_driver_that_shows_no_device_gives_an_empty_list(libcuda):
+    libcuda(cuInit=100)
     assert driver.gpus() == []
-    fake()
+    libcuda()
     assert driver.gpus() == []
 
 
@@ -94,19 +59,17 @@ def test_a_driver_that_shows_no_device_gives_an_empty_list(fake):
     ("code", "remedy"),
     [(803, "restart the machine"), (804, "cuda/compat"), (34, "stub"), (4711, "nvidia-smi")],
 )
-def test_a_failing_cuinit_names_the_code_and_a_remedy(fake, code, remedy):
-    fake(T4, failing={"cuInit": code})
+def test_a_failing_cuinit_names_the_code_and_a_remedy(libcuda, code, remedy):
+    libcuda(T4, cuInit=code)
     with pytest.raises(DriverError, match=rf"cuInit .*{code}: .*{remedy}") as caught:
         driver.gpus()
     assert caught.value.code == code
 
 
-@pytest.mark.parametrize(
-    "function", ["cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetName", "cuDeviceGetAttribute"]
-)
-def test_no_call_of_the_driver_fails_silently(fake, function):
+@pytest.mark.parametrize("function", FUNCTIONS[1:])
+def test_no_call_of_the_driver_fails_silently(libcuda, function):
     """Not even with the code that means an empty list if cuInit returns it."""
-    fake(T4, failing={function: 100})
+    libcuda(T4, **{function: 100})
     with pytest.raises(DriverError, match=f"{function} failed with error 100"):
         driver.gpus()
 
