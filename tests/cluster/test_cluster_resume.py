@@ -21,10 +21,7 @@ NARROW = (
     "workloads.ResNet18Workload.width = 2\n"
     "sys.exit(command_line.main(model='resnet18'))\n"
 )
-COMMANDS = {
-    "lenet": [sys.executable, str(SCRIPT)],
-    "resnet18": [sys.executable, "-c", NARROW],
-}
+COMMANDS = {"lenet": [sys.executable, str(SCRIPT)], "resnet18": [sys.executable, "-c", NARROW]}
 EPOCHS, LIMIT, BATCH_SIZE = 2, 44, 8  # six batches an epoch, the last of four samples
 MIDDLE = "epoch-0001-batch-000003.npz"
 

@@ -5,14 +5,7 @@ from collections import Counter
 import pytest
 
 from gluonpar.plans.algorithms import balanced, ring, tree
-from gluonpar.plans.plan import (
-    Hop,
-    contributions,
-    num_chunks,
-    num_steps,
-    relabel,
-    reverse,
-)
+from gluonpar.plans.plan import Hop, contributions, num_chunks, num_steps, relabel, reverse
 from gluonpar.plans.registry import ALGORITHMS, named, register, register_executor
 
 PLANS = {name: algorithm.plan for name, algorithm in ALGORITHMS.items() if algorithm.plan}

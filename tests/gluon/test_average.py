@@ -90,11 +90,7 @@ ONE, TWO = mx.nd.ones((1,)), mx.nd.ones((2,), ctx=device(1))
         ([[ONE, ONE], [ONE]], ValueError, r"got \[2, 1\]"),
         ([[ONE, TWO], [ONE, None]], ValueError, r"variable 1 must .*got None in towers \[1\]"),
         ([[(None, ONE)]], ValueError, r"variable 0 must .*got None in towers \[0\]"),
-        (
-            [[ONE], [TWO]],
-            ValueError,
-            r"variable 0.*\[1\] on [cg]pu\(1\) .*\(2,\).*\(1,\)",
-        ),
+        ([[ONE], [TWO]], ValueError, r"variable 0.*\[1\] on [cg]pu\(1\) .*\(2,\).*\(1,\)"),
         ([[ONE], [ONE.astype("float64")]], ValueError, r"variable 0.*\[1\] .*float64.*float32"),
         ([[ONE], [(ONE, ONE)]], TypeError, "got both"),
         ([[ONE], [3.0]], TypeError, r"variable 0\[1\] .*got float"),

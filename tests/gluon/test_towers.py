@@ -351,10 +351,7 @@ def test_a_failed_backward_restores_running_statistics(monkeypatch):
     ("wrong", "words"),
     [
         (lambda b, p: b["X"].mean(), r"\(5,\), got \(1,\) on [cg]pu\(0\)"),
-        (
-            lambda b, p: {"cost": b["y"]},
-            r"'loss'.* got \['cost'\] on [cg]pu\(0\)",
-        ),
+        (lambda b, p: {"cost": b["y"]}, r"'loss'.* got \['cost'\] on [cg]pu\(0\)"),
         (lambda b, p: {"loss": 3.0}, r"got 3.0 on [cg]pu\(0\)"),
         (lambda b, p: {"loss": b["y"] * p[1][0]}, r"on [cg]pu\(0\) does not depend on variable 0"),
     ],

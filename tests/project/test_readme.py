@@ -63,8 +63,7 @@ SUMMARY = ("gluonpar", "one context imported", "trainer device", "tensorflow mir
 
 
 @pytest.mark.parametrize(
-    ("name", "candidates"),
-    [*((name, SUMMARY) for name in READMES), ("docs/guide.md", CANDIDATES)],
+    ("name", "candidates"), [*((name, SUMMARY) for name in READMES), ("docs/guide.md", CANDIDATES)]
 )
 def test_the_table_of_speeds_is_the_recorded_run_that_the_picture_is_drawn_from(name, candidates):
     recorded = json.loads((ROOT / "docs" / "measured" / "scaling.json").read_text())["rows"]

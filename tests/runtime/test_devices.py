@@ -73,8 +73,7 @@ NO_DRIVER = driver.DriverMissingError("no NVIDIA driver here")
 
 @pytest.mark.parametrize("fault", [NO_DRIVER, None], ids=["no driver", "a driver, but no GPU"])
 @pytest.mark.parametrize(
-    ("k", "names"),
-    [(None, "cpu(0)"), (2, "cpu(0), cpu(1)"), (8, "cpu(0) to cpu(7)")],
+    ("k", "names"), [(None, "cpu(0)"), (2, "cpu(0), cpu(1)"), (8, "cpu(0) to cpu(7)")]
 )
 def test_without_any_gpu_as_many_cpu_devices_and_a_notice_of_no_fault(machine, fault, k, names):
     machine(fault=fault)

@@ -5,12 +5,10 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
-import threading
 from pathlib import Path
 
 PROGRAM = Path(__file__).with_name("operator_sweep.py")
-SECONDS = 60  # for one case, which takes milliseconds; a process that crashes may hang
+SECONDS = 600  # for one process, whose cases take milliseconds; one that crashes may hang
 TOGETHER = 400  # cases in one process
 JOBS = 2
 
@@ -25,11 +23,9 @@ def sweep(keys: list) -> dict:
 
 def executed(keys: list) -> set:
     """The names of all operators that run when stock MXNet trains these cases."""
-    with tempfile.TemporaryFile("w+") as errors, _start(["profile"], errors) as process:
-        output, _ = process.communicate(_lines(keys))
-        errors.seek(0)
-        assert process.returncode == 0, errors.read()
-    return set(json.loads(output.splitlines()[-1]))
+    done = _run(keys, "profile")
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout.splitlines()[-1]))
 
 
 def _results(keys):
@@ -42,50 +38,25 @@ def _results(keys):
 
 def _of_process(keys):
     """What one process found until its end, which is the result of the case it was at."""
-    results = {}
-    with tempfile.TemporaryFile("w+") as errors, _start([], errors) as process:
-        threading.Thread(target=_feed, args=(process, keys), daemon=True).start()
-        for line in iter(lambda: _line(process), ""):
-            if line.startswith("{"):
-                ended = json.loads(line)
-                results[tuple(ended["case"])] = ended["wrong"]
-        code = process.wait()
-        errors.seek(0)
-        last = errors.read().strip().splitlines()[-1:]
+    try:
+        done = _run(keys)
+        output, end = done.stdout, f"ended with {done.returncode}: {done.stderr[-500:]}"
+    except subprocess.TimeoutExpired as stopped:
+        output, end = stopped.stdout.decode(), "stood still"
+    found = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+    results = {tuple(one["case"]): one["wrong"] for one in found}
     if len(results) < len(keys):
-        results[keys[len(results)]] = " ".join([f"the process ended with {code}:", *last])
+        results[keys[len(results)]] = f"the process {end}"
     return results
 
 
-def _start(arguments, errors):
+def _run(keys, *arguments):
     places = os.pathsep.join([str(PROGRAM.parents[2]), str(PROGRAM.parent)])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": places}
-    return subprocess.Popen(
+    return subprocess.run(
         [sys.executable, PROGRAM, *arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=errors,
+        input="".join(f"{json.dumps(key)}\n" for key in keys),
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": places},
+        capture_output=True,
         text=True,
-        env=environment,
+        timeout=SECONDS,
     )
-
-
-def _line(process):
-    """The next line of its output; a process that stands still is killed."""
-    watch = threading.Timer(SECONDS, process.kill)
-    watch.start()
-    line = process.stdout.readline()
-    watch.cancel()
-    return line
-
-
-def _lines(keys):
-    return "\n".join(map(json.dumps, keys)) + "\n"
-
-
-def _feed(process, keys):
-    try:
-        process.stdin.write(_lines(keys))
-        process.stdin.close()
-    except OSError:  # the process has crashed; its results end early, which _of_process reports
-        pass
