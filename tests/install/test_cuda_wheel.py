@@ -12,11 +12,10 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 import sysconfig
 from pathlib import Path
 
+import processes
 import pytest
 from libcuda_stub import build_libcuda, build_library
 
@@ -37,17 +36,11 @@ TRAINING = "--dataset synthetic --limit 64 --batch-size 32 --epochs 1 --num-gpus
 
 def python(*arguments, libraries=(), paths=(), **environment):
     """Run Python with these folders before the system's libraries and the installed packages."""
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(SETTINGS)}
+    unset = {name: None for name in os.environ if name.startswith(SETTINGS)}
     environment["PYTHONPATH"] = os.pathsep.join(map(str, [*paths, REPOSITORY]))
     if libraries:
         environment["LD_LIBRARY_PATH"] = os.pathsep.join(map(str, libraries))
-    return subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        env={**inherited, **environment},
-        capture_output=True,
-        text=True,
-        timeout=3600,
-    )
+    return processes.end(*arguments, seconds=3600, **{**unset, **environment})
 
 
 def output_of(program, **setup):

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import doc_blocks
 import numpy as np
+import processes
 import pytest
 
 import gluonpar
@@ -41,11 +40,9 @@ def test_an_algorithm_takes_its_file_and_one_line(tmp_path):
     (tmp_path / LINE).write_text(code)
     with (tmp_path / LINE).with_name("__init__.py").open("a") as file:
         file.write("from gluonpar.plans.algorithms import line\n")
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", "line"]
+    options = ["-p", "no:cacheprovider", "-k", "line"]
     tests = ["tests/collectives/test_plans.py", "tests/collectives/test_trace.py", LINE]
-    done = subprocess.run(
-        [*command, *tests], cwd=tmp_path, capture_output=True, text=True, timeout=600
-    )
+    done = processes.end("-m", "pytest", *options, *tests, cwd=tmp_path)
     assert done.returncode == 0, done.stdout
     assert f"\n{LINE} ." in done.stdout  # its example
     assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 20

@@ -15,7 +15,6 @@ import json
 import re
 import runpy
 import shlex
-import subprocess
 import sys
 import tempfile
 import textwrap
@@ -23,6 +22,7 @@ from pathlib import Path
 from urllib.parse import parse_qsl
 
 import doc_blocks
+import processes
 import pytest
 from dotted_names import definition, resolve
 
@@ -158,8 +158,7 @@ class TestCommands:
             re.findall(r"^\| `(\w+)` \| `?(--[\w-]+)?", PAGES["docs/api/training.md"], re.M)
         )
         assert set(rows) == {field.name for field in dataclasses.fields(Configuration)}
-        script = [sys.executable, "-m", "gluonpar", "train", "--help"]
-        text = subprocess.run(script, capture_output=True, text=True, timeout=600).stdout
+        text = processes.end("-m", "gluonpar", "train", "--help").stdout
         options = set(re.findall(r"^  (--[\w-]+)", text, re.M)) - {"--help", "--version"}
         assert len(options) > 10 and options == set(rows.values()) - {""}
 

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import re
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 
 import mxnet as mx
 import numpy as np
+import processes
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -89,10 +88,8 @@ def test_two_devices_train_as_one(finished):
 
 @pytest.mark.slow
 def test_worker_processes_change_no_bit(finished, tmp_path):
-    command = [sys.executable, ROOT / "examples/loop_trainer.py", *SMALL, "--save-dir", tmp_path]
-    done = subprocess.run(
-        [*command, "--num-workers=2"], cwd=tmp_path, capture_output=True, text=True, timeout=600
-    )
+    options = [*SMALL, f"--save-dir={tmp_path}", "--num-workers=2"]
+    done = processes.end(ROOT / "examples" / "loop_trainer.py", *options, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     want = finished["loop_trainer"][1] / "epoch-2.ckpt"
     assert (tmp_path / "epoch-2.ckpt").read_bytes() == want.read_bytes()

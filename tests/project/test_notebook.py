@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
 import sys
 
 import numpy as np
@@ -16,6 +15,7 @@ pytest.importorskip("d2l", reason="needs: pip install --no-deps d2l==1.0.3")
 
 import build_notebooks as build
 import nbformat
+import processes
 
 sys.path.insert(0, str(build.NOTEBOOKS))
 import walkthrough_tables
@@ -57,8 +57,7 @@ def ran(tmp_path_factory):
     import matplotlib.font_manager  # noqa: F401 - fills the font cache, else the kernel warns
 
     path = tmp_path_factory.mktemp("notebook") / "ran.ipynb"
-    command = [sys.executable, build.__file__, "--run", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1800)
+    done = processes.end(build.__file__, "--run", path, seconds=1800)
     assert done.returncode == 0, done.stderr
     return {cell.id: cell for cell in nbformat.read(path, as_version=4).cells}
 

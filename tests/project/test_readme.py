@@ -9,9 +9,8 @@ import inspect
 import json
 import pathlib
 import re
-import subprocess
-import sys
 
+import processes
 import pytest
 
 import gluonpar
@@ -26,13 +25,7 @@ def test_the_custom_loop_uses_only_allreduce_and_converges():
     source = (ROOT / "examples" / "custom_loop.py").read_text()
     assert re.findall(r"^.*gluonpar.*import.*$", source, re.M) == ["from gluonpar import allreduce"]
     assert len(source.splitlines()) < 40
-    done = subprocess.run(
-        [sys.executable, "examples/custom_loop.py"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    done = processes.end("examples/custom_loop.py", cwd=ROOT)
     assert (done.returncode, done.stdout) == (0, "w = [ 2.  -3.4], b = 4.20\n"), done.stderr
 
 

@@ -102,14 +102,20 @@ def batch(number, ctx):
     return mx.nd.array(X, ctx=ctx), mx.nd.array(y, ctx=ctx)
 
 
+def forward(params, number, model=linear):
+    with autograd.record():
+        data = batch(number, params[0].context)
+        return cached_op.losses(model, softmax_cross_entropy, *data, params)
+
+
+def grads_of(params):
+    return [param.grad.asnumpy() for param in params if param.grad is not None]
+
+
 def step(params, number, model=linear, train=True):
     """Do one step of SGD; return the gradients."""
-    with autograd.record():
-        losses = cached_op.losses(
-            model, softmax_cross_entropy, *batch(number, params[0].context), params
-        )
-    losses.backward()
-    grads = [param.grad.asnumpy() for param in params if param.grad is not None]
+    forward(params, number, model).backward()
+    grads = grads_of(params)
     if train:
         gluonpar.sgd(params, 0.5, 5)
     return grads
@@ -145,36 +151,25 @@ class TestEachListHasItsOwnGraph:
     """A graph on static memory keeps the gradients that it first wrote."""
 
     @pytest.mark.parametrize("devices", [(0, 0), (2, 1)], ids=str)
-    def test_two_trained_in_turns_are_each_trained_alone(self, make, devices):
+    @pytest.mark.parametrize("together", [False, True])
+    def test_two_trained_in_turns_are_each_trained_alone(self, make, devices, together):
+        """Also if both graphs run before either backward."""
         both = [make(start(seed), mx.cpu(c)) for seed, c in enumerate(devices)]
         attached = [[memory.chunk(param.grad) for param in params] for params in both]
         seen = [[], []]
         for number in range(4):
-            for params in both:
-                step(params, number, train=False)
+            if together:
+                autograd.backward([forward(params, number) for params in both])
+            else:
+                for params in both:
+                    forward(params, number).backward()
             for params, of_one in zip(both, seen):
-                of_one.append([param.grad.asnumpy() for param in params])
+                of_one.append(grads_of(params))
                 gluonpar.sgd(params, 0.5, 5)
         assert [[memory.chunk(param.grad) for param in params] for params in both] == attached
         for seed, (c, params, of_one) in enumerate(zip(devices, both, seen)):
             values = [param.asnumpy() for param in params]
             assert_same_bits([*of_one, values], train_alone(make, seed, mx.cpu(c)))
-
-    def test_both_graphs_may_run_before_either_backward(self, make):
-        both = [make(start(seed), mx.cpu(0)) for seed in range(2)]
-        for number in range(4):
-            data = batch(number, mx.cpu(0))
-            with autograd.record():
-                losses = [
-                    cached_op.losses(linear, softmax_cross_entropy, *data, params)
-                    for params in both
-                ]
-            autograd.backward(losses)
-            for params in both:
-                gluonpar.sgd(params, 0.5, 5)
-        for seed, params in enumerate(both):
-            want = train_alone(make, seed)[-1]
-            assert_same_bits([[param.asnumpy() for param in params]], [want])
 
     @pytest.mark.parametrize("replace", [False, True], ids=["new gradient", "new array"])
     @pytest.mark.parametrize("which", [0, 1])

@@ -11,10 +11,11 @@ import io
 import json
 import pathlib
 import re
-import subprocess
 import sys
 import traceback
 from typing import NamedTuple, Optional
+
+import processes
 
 FENCE = re.compile(r'^```(\w*)(?: title="([^"\n]+)")?\n(.*?)^```$', re.M | re.S)
 
@@ -62,8 +63,7 @@ def run(page, name):
 
 def outcomes(path, folder):
     """Run the page's blocks in a process of its own, in ``folder``; return outcomes by line."""
-    command = [sys.executable, __file__, str(path)]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=900)
+    done = processes.end(__file__, path, cwd=folder, seconds=900)
     assert done.returncode == 0, done.stderr
     return {outcome["line"]: outcome for outcome in json.loads(done.stdout)}
 

@@ -7,19 +7,25 @@ import time
 from pathlib import Path
 
 
-def end_python(program: str, *arguments, seconds=600, **variables):
-    """Run the program with these arguments; return the ended process.
+def end(*arguments, cwd=None, seconds=600, **variables):
+    """Run this Python with these arguments; return the ended process.
 
     ``variables`` are set in its environment, or removed from it where they are None.
     """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **variables}
     return subprocess.run(
-        [sys.executable, "-c", program, *map(str, arguments)],
+        [sys.executable, *map(str, arguments)],
+        cwd=cwd,
         env={name: value for name, value in environment.items() if value is not None},
         capture_output=True,
         text=True,
         timeout=seconds,
     )
+
+
+def end_python(program: str, *arguments, **options):
+    """Run the text of a program as ``end`` does."""
+    return end("-c", program, *arguments, **options)
 
 
 def run_python(program: str, *arguments, **options) -> str:
