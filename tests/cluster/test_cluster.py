@@ -56,6 +56,12 @@ def test_p_processes_with_k_devices_train_as_one_process_with_p_times_k(ranks, t
 
 
 @needs_mpi
+@pytest.mark.parametrize("ranks, number", [(2, 3), pytest.param(3, 20, marks=pytest.mark.slow)])
+def test_ranks_train_as_one_whatever_is_done_between_steps(ranks, number):
+    succeed(mpirun((ranks, [*RANK, "programs", str(number)])))
+
+
+@needs_mpi
 def test_only_rank_zero_prints_and_saves(tmp_path):
     command = [*TRAIN, "--num-gpus", "2", *QUICK, "--epochs", "1", "--save-every", "1"]
     folders = [tmp_path / "0", tmp_path / "1"]

@@ -22,6 +22,7 @@ from gluonpar.training import ranks
 
 import mxnet as mx  # isort: skip
 from mxnet import autograd, gluon  # isort: skip
+import any_program  # isort: skip
 
 SAMPLES, BATCH, STEPS = 23, 11, 2  # the last of three batches has one sample
 MODULE_BATCH = 36
@@ -413,6 +414,16 @@ def as_one(folder):
         save(folder, num_devices)
 
 
+def programs(number):
+    """Programs in which all ranks have samples, and such in which some have none."""
+    for kvstore, optimizer in itertools.product((None, "gluonpar"), any_program.OPTIMIZERS):
+        for least_samples in (1, cluster.size()):
+            any_program.law(kvstore, optimizer, False, int(number), least_samples)()
+    size = cluster.size() + 1  # rank 0 has one sample more, and runs backward on one device more
+    skipped = [("backward", (size, 2, "a loop", 3)), ("train", (size, 0, "a loop of backward", 2))]
+    any_program.check(None, "sgd", False, 3, skipped)
+
+
 def save(folder, num_devices):
     """Train; the bits must be the same on all ranks."""
     found = trained(num_devices)
@@ -540,7 +551,7 @@ def unlike(what):
 
 if __name__ == "__main__":
     task, argument = sys.argv[1:]
-    if task in ("as_one", "on_gpus", "unlike", "late", "fork"):
+    if task in ("as_one", "on_gpus", "unlike", "late", "fork", "programs"):
         globals()[task](argument)
     else:
         fault(task, int(argument))

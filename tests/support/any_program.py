@@ -1,0 +1,244 @@
+"""Programs that nobody wrote: whatever is done between steps, all devices train as one.
+
+Each event of a drawn program is done by MXNet's own Trainer on one device, on a network that is
+never hybridized, and on K devices of each rank by gluonpar's, or by MXNet's with
+kvstore='gluonpar'.
+"""
+
+import itertools
+import pathlib
+import tempfile
+
+import mxnet as mx
+import numpy as np
+from contexts import contexts
+from gluon_runs import STATIC, assert_as_one, stock_trainer
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+import gluonpar
+from gluonpar import cluster
+from gluonpar.plans import partition
+
+NUM_WORDS = 4
+WAYS = ("one backward", "a loop", "a loop of backward", "the last device first")
+MODES = ({"active": False}, {}, {"static_alloc": True}, STATIC)
+
+
+class Net(gluon.HybridBlock):
+    """Two heads on one body: a batch may use one head or both, in graphs of their own."""
+
+    def __init__(self, sparse):
+        super().__init__(prefix="net_")
+        with self.name_scope():
+            self.table = nn.Embedding(NUM_WORDS, 5, sparse_grad=sparse)
+            self.body = nn.Dense(5, activation="tanh", in_units=3)
+            self.a = nn.Dense(2, in_units=5)
+            self.b = nn.Dense(2, in_units=5, use_bias=False)
+
+    def hybrid_forward(self, F, X, words):
+        hidden = self.body(X) + self.table(words)
+        return self.a(hidden), self.b(hidden)
+
+
+class OneHead(gluon.HybridBlock):
+    def __init__(self, net, head):
+        super().__init__()
+        self.body, self.head = net.body, head
+
+    def hybrid_forward(self, F, X):
+        return self.head(self.body(X))
+
+
+def losses_of(model, X, words):
+    if isinstance(model, Net):
+        a, b = model(X, words)
+        return (a**2).sum(axis=1) + (b * 3 - 1).abs().sum(axis=1)
+    return ((model(X) - 1) ** 2).sum(axis=1)
+
+
+class Side:
+    """A network, its trainer, and the events of a program, on some devices."""
+
+    def __init__(self, make_trainer, k, sparse):
+        self.make_trainer, self.ctx = make_trainer, contexts(k)
+        self.net = Net(sparse)
+        self.net.initialize(ctx=self.ctx)
+        self.models = [self.net, OneHead(self.net, self.net.a), OneHead(self.net, self.net.b)]
+        for i in range(len(self.params)):
+            self.set_data(i, 0)
+        self.trainer = make_trainer(self.params)
+
+    def mine(self, n):
+        """The samples of a batch of n that this rank has."""
+        return partition.slices(n, cluster.size())[cluster.rank()]
+
+    @property
+    def params(self):
+        return [*self.net.collect_params().values()]
+
+    def backward(self, n, model, way, seed):
+        rng, model, mine = np.random.RandomState(seed), self.models[model], self.mine(n)
+        batch = rng.normal(size=(n, 3)).astype("float32")[mine], np.arange(n)[mine] % NUM_WORDS
+        if not len(batch[1]):
+            return
+        shards = gluonpar.split_and_load(batch, self.ctx)
+        if way == "a loop":
+            for shard in shards:
+                with autograd.record():
+                    losses = losses_of(model, *shard)
+                losses.backward()
+            return
+        with autograd.record():
+            losses = [losses_of(model, *shard) for shard in shards]
+        if way == "one backward":
+            autograd.backward(losses)
+            return
+        for each in losses[::-1] if way == "the last device first" else losses:
+            each.backward()
+
+    def train(self, *batch):
+        self.backward(*batch)
+        self.trainer.step(batch[0], ignore_stale_grad=True)
+
+    def halve(self, *batch):
+        """A step, of whose summed gradients half is used."""
+        self.backward(*batch)
+        self.trainer.allreduce_grads()
+        for grads in (param.list_grad() for param in self.params if param.grad_req != "null"):
+            for grad in grads:
+                grad[:] *= 0.5
+        self.trainer.update(batch[0], ignore_stale_grad=True)
+
+    def accumulate(self, *micro_batches):
+        with self.trainer.no_sync():
+            for batch in micro_batches:
+                self.backward(*batch)
+        self.trainer.step(sum(batch[0] for batch in micro_batches), ignore_stale_grad=True)
+
+    def require(self, layer, grad_req):
+        """Freeze a layer, or train it again; the body is always trained."""
+        block = (self.net.table, self.net.a, self.net.b)[layer]
+        block.collect_params().setattr("grad_req", grad_req)
+
+    def set_data(self, i, seed):
+        param, rng = self.params[i], np.random.RandomState(seed)
+        param.set_data(mx.nd.array(rng.normal(0, 0.5, param.shape)))
+
+    def zero_grad(self):
+        self.net.collect_params().zero_grad()
+
+    def set_learning_rate(self, lr):
+        self.trainer.set_learning_rate(lr)
+
+    def hybridize(self, mode):
+        for model in self.models:
+            model.hybridize(**mode)
+
+    def resume(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path, lr = str(pathlib.Path(folder) / "states"), self.trainer.learning_rate
+            self.trainer.save_states(path)
+            self.trainer = self.make_trainer(self.params)
+            self.trainer.load_states(path)
+            self.trainer.set_learning_rate(lr)
+
+    def move(self, k):
+        self.ctx = contexts(k)
+        self.net.collect_params().reset_ctx(self.ctx)
+
+
+class Alone(Side):
+    """What is compared with: MXNet alone, on one device."""
+
+    def mine(self, n):
+        return slice(n)
+
+    def hybridize(self, mode):
+        pass
+
+    def accumulate(self, *micro_batches):
+        """Not by grad_req='add', with which MXNet writes some gradients all the same."""
+        trained = [param for param in self.params if param.grad_req != "null"]
+        sums = {}
+        for batch in micro_batches:
+            for param in trained:
+                param.data()._fresh_grad = False
+            self.backward(*batch)
+            for param in (param for param in trained if param.data()._fresh_grad):
+                sums[param] = param.grad() + sums.get(param, 0)
+        for param in trained:
+            param.data()._fresh_grad = param in sums
+        for param, total in sums.items():
+            param.grad()[:] = total
+        self.trainer.step(sum(batch[0] for batch in micro_batches), ignore_stale_grad=True)
+
+    def move(self, k):
+        super().move(1)
+
+
+def event(name, *arguments):
+    return st.tuples(st.just(name), st.tuples(*arguments))
+
+
+def check(kvstore, optimizer, sparse, k, program):
+    options = OPTIMIZERS[optimizer]
+
+    def make(params):
+        if kvstore is None:
+            return gluonpar.Trainer(params, optimizer, dict(options))
+        return gluon.Trainer(params, optimizer, dict(options), kvstore=kvstore)
+
+    want = Alone(lambda params: stock_trainer(params, optimizer, dict(options)), 1, sparse)
+    got = Side(make, k, sparse)
+    for name, arguments in program:
+        for side in (want, got):
+            getattr(side, name)(*arguments)
+        assert_as_one(got.net, [param.data().asnumpy() for param in want.params], 1e-4)
+
+
+OPTIMIZERS = {
+    "sgd": {"learning_rate": 0.05},
+    "nag": {"learning_rate": 0.05, "momentum": 0.9},
+    "adam": {"learning_rate": 0.05},
+}
+EVERY = [*itertools.product((None, "gluonpar"), OPTIMIZERS, (False, True))]
+
+
+def law(kvstore, optimizer, sparse, num_programs, least_samples=1):
+    """That :func:`check` holds, as a function; ranks without samples can skip no batch."""
+    sizes = [n for n in (1, 2, 3, 4, 7, 8) if n >= least_samples]
+    batch = st.sampled_from(sizes), st.integers(0, 2), st.sampled_from(WAYS), st.integers(0, 99)
+    events = [
+        *[event("train", *batch)] * 4,
+        event("require", st.integers(0, 2), st.sampled_from(("null", "write"))),
+        event("set_data", st.integers(0, 5), st.integers(0, 99)),
+        event("set_learning_rate", st.sampled_from((0.01, 0.1))),
+        event("hybridize", st.sampled_from(MODES)),
+    ]
+    may_skip, dense = least_samples >= cluster.size(), not sparse
+    if may_skip:
+        events.append(event("backward", *batch))  # and no step
+    if cluster.size() == 1:
+        events.append(event("resume"))
+    if dense:  # MXNet has neither for row_sparse gradients
+        events += [event("zero_grad"), event("halve", *batch)]
+    if kvstore is None and cluster.size() == 1:
+        events.append(event("move", st.integers(1, 4)))
+    if kvstore is None and dense and may_skip:
+        events += [event("accumulate", *[st.tuples(*batch)] * n) for n in (1, 2, 3)]
+
+    # All ranks must draw the same programs, however long one takes: they do not shrink it.
+    alike = {"derandomize": True, "database": None, "deadline": None}
+    phases = [*Phase] if cluster.size() == 1 else [Phase.generate]
+
+    @settings(
+        max_examples=num_programs, phases=phases, suppress_health_check=[*HealthCheck], **alike
+    )
+    @given(st.integers(1, 4), st.lists(st.one_of(events), min_size=4, max_size=12))
+    def holds(k, program):
+        check(kvstore, optimizer, sparse, k, program)
+
+    return holds
