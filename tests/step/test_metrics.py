@@ -38,6 +38,13 @@ def test_the_first_batch_that_is_not_finite_is_named(bad, batch, device):
         meter.read()
 
 
+def test_without_the_check_losses_and_parameters_may_be_infinite():
+    meter = LossMeter(check_finite=False)
+    meter.add(losses([1.0], [float("inf")]), [nd.array([float("nan")], ctx=device())])
+    meter.add(losses([1.0]))
+    assert meter.read() == float("inf")
+
+
 def test_batches_are_numbered_across_reads():
     meter = LossMeter()
     for _ in range(3):
