@@ -42,6 +42,15 @@ def test_teams_shrink_when_more_contexts_come_and_never_grow():
     assert python(program) == [str(min(12, os.cpu_count())), "1", "1", "1"]
 
 
+def test_a_limit_holds_also_for_contexts_that_have_had_their_share():
+    """A rank learns its limit from the others, which may be after its first batch was split."""
+    program = (
+        "threads.share(cpus(1)); team(0); threads.limit(1); threads.cores = lambda: 1;"
+        "threads.share(cpus(1)); print(team(0))"
+    )
+    assert python(program) == ["1"]
+
+
 def test_a_trainer_shares_the_processors_before_the_first_forward():
     """Also if the parameters' shapes are not known yet."""
     program = (
