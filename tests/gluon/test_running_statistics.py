@@ -9,6 +9,7 @@ from mxnet.gluon import nn
 
 from gluonpar import split_and_load
 from gluonpar.gluon.running_statistics import average_statistics, broadcast_statistics
+from gluonpar.gluon.trainer import Trainer
 
 K = 3
 CTX = [device(i) for i in range(K)]
@@ -20,12 +21,16 @@ def net():
     net = nn.HybridSequential()
     net.add(nn.Dense(4), nn.BatchNorm(), nn.Dense(2))
     net.initialize(ctx=CTX)
+    backward(net)
+    mx.nd.waitall()
+    return net
+
+
+def backward(net):
     X = np.random.RandomState(0).normal(size=(12, 5)).astype("float32")
     with autograd.record():
         outs = [net(shard) for shard in split_and_load(X, CTX)]
     autograd.backward(outs)
-    mx.nd.waitall()
-    return net
 
 
 def statistics(net):
@@ -39,6 +44,20 @@ def statistics(net):
 def weights(net):
     params = net.collect_params().values()
     return [a.asnumpy() for p in params if p.grad_req != "null" for a in p.list_data()]
+
+
+def test_a_resumed_trainer_leaves_each_device_its_own(net, tmp_path):
+    params = net.collect_params()
+    trainer = Trainer(params, "sgd")
+    trainer.step(12)
+    trainer.save_states(tmp_path / "states")
+    resumed = Trainer(params, "sgd")
+    resumed.load_states(tmp_path / "states")
+    backward(net)
+    before = statistics(net)
+    assert (before[:, 0] != before[:, 1]).all()
+    resumed.step(12)
+    np.testing.assert_array_equal(statistics(net), before)
 
 
 def test_averaging_puts_the_mean_on_all_devices_and_leaves_weights_alone(net):
