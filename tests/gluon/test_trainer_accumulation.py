@@ -78,6 +78,17 @@ def test_all_micro_batches_may_be_inside_and_in_several_blocks_from_zero_on():
     assert params[0].list_data()[0].asscalar() == -29
 
 
+def test_gradients_that_backward_adds_to_start_from_zero_too():
+    params = weights([[0.0]], 2, grad_req="add")
+    trainer = Trainer(params, "sgd", {"learning_rate": 1.0})
+    give_grads(params, [[64.0, 64.0]])
+    with trainer.no_sync():
+        for grad in (1.0, 2.0):
+            give_grads(params, [[grad, 8 * grad]])
+    trainer.step(1)
+    assert params[0].list_data()[1].asscalar() == -27
+
+
 @pytest.mark.parametrize("what", ["step", "update", "allreduce_grads", "step after an inner one"])
 def test_nothing_can_be_exchanged_inside_no_sync(what):
     params = weights([[1.0]], 2)
