@@ -153,13 +153,12 @@ def test_any_optimizer_updates_as_on_one_device(world, make, k):
             assert np.linalg.norm(got - expected) < 1e-5 * np.linalg.norm(expected)
 
 
-def test_an_optimizers_learning_rate_is_its_own_or_the_steps():
-    towers = Towers(
-        lambda x, p: x * p[0], [mx.nd.zeros((1,))], contexts(2), mx.optimizer.SGD(learning_rate=0.5)
-    )
+def test_an_optimizer_keeps_its_scale_and_its_learning_rate_unless_the_step_has_one():
+    optimizer = mx.optimizer.SGD(learning_rate=0.5, rescale_grad=0.25)
+    towers = Towers(lambda x, p: x * p[0], [mx.nd.zeros((1,))], contexts(2), optimizer)
     towers.step([mx.nd.array([1]), mx.nd.array([3])])
     towers.step([mx.nd.array([1]), mx.nd.array([3])], lr=2)
-    assert towers.variables[1][0].asscalar() == -0.5 * 2 - 2 * 2
+    assert towers.variables[1][0].asscalar() == (-0.5 * 2 - 2 * 2) * 0.25
 
 
 def net_on(k, hybrid=False, deferred=False, norm=True):
