@@ -43,7 +43,7 @@ def test_without_nccl_it_is_the_faster_of_tree_and_ring_by_their_cards(k, first)
 
 def test_a_bucket_has_the_bytes_of_all_its_lists():
     mixed = Exchange([CPUS[0], GPUS[1]])  # not for NCCL; from 2 MB on the ring
-    data = [mx.nd.ones((300_000,), ctx=CPUS[0])] * 2
+    data = [mx.nd.ones((250_000,), ctx=CPUS[0])] * 2
     assert [mixed.chosen([data] * n).name for n in (1, 2)] == ["tree", "ring"]
 
 
