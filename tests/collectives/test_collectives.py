@@ -169,6 +169,14 @@ def test_arrays_without_dimensions_are_summed_outside_np_shape_too(algorithm):
         assert [array.asnumpy() for array in data] == [want] * 3
 
 
+@pytest.mark.parametrize("op", ["mean", "max", "min"])
+def test_an_op_is_its_own_whatever_summed_the_arrays_before(op):
+    data = [mx.nd.full((3,), value, ctx=device(i)) for i, value in enumerate((1, 2))]
+    gluonpar.allreduce(data)
+    gluonpar.allreduce(data, op=op)
+    assert_everywhere(data, np.full((3,), 3, "float32"))
+
+
 @pytest.mark.parametrize("algorithm", NAMES)
 def test_an_algorithm_gives_its_own_bits_whatever_summed_the_arrays_before(algorithm):
     """Their order of additions differs, and floats show it; the same arrays are used each time."""
