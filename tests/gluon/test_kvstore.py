@@ -105,6 +105,16 @@ def test_optimizers_that_would_update_the_copies_differently_are_refused(optimiz
     assert runs.bits(params) == before
 
 
+@pytest.mark.parametrize("optimizer", ["nadam", "sgld", "lbsgd"])
+def test_on_one_device_every_optimizer_may_update(optimizer):
+    params = weights([[1.0]], 1)
+    trainer = gluon.Trainer(params, optimizer, kvstore=mx.kv.create("gluonpar"))
+    give_grads(params, [[1.0]])
+    before = runs.bits(params)
+    trainer.step(1)
+    assert runs.bits(params) != before
+
+
 def test_one_store_for_two_trainers():
     """Their keys are the same numbers, their arrays are not."""
     ctx, store = CTX[:2], mx.kv.create("gluonpar")
