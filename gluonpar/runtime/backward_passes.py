@@ -38,6 +38,7 @@ _running = 0  # passes that have begun and not ended
 _recorded = True  # whether recording has begun since the last pass
 _num_calls: collections.Counter = collections.Counter()  # of backward, by the thread's identifier
 _lock = threading.Lock()
+_adding = threading.RLock()  # held during a pass while gradients accumulate
 _backward, _set_recording = _LIB.MXAutogradBackwardEx, _LIB.MXAutogradSetIsRecording
 
 
@@ -139,6 +140,15 @@ def accumulate(params: Iterable[gluon.Parameter], on: bool) -> None:
 @contextlib.contextmanager
 def _one_pass() -> Iterator[None]:
     """Note what is written within this context."""
+    with _lock:
+        adds = any(writes.accumulates for writes in [*_tracked.values()])
+    # MXNet sets a flag before it writes the gradient, to which another thread's pass would add.
+    with _adding if adds else contextlib.nullcontext(), _noted():
+        yield
+
+
+@contextlib.contextmanager
+def _noted() -> Iterator[None]:
     global _last, _running, _recorded
     with _lock:
         if not _running:
@@ -324,6 +334,7 @@ def _tracking(allocate: Callable) -> Callable:
 
 
 private_fields.wrap_gradient_allocation(_tracking)
-os.register_at_fork(
-    before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release
-)
+for _each in (_lock, _adding):  # the last is acquired first, as above
+    os.register_at_fork(
+        before=_each.acquire, after_in_parent=_each.release, after_in_child=_each.release
+    )

@@ -1,6 +1,7 @@
 """Several backwards before one step: gradients are added up, and exchanged once."""
 
 import contextlib
+from concurrent.futures import ThreadPoolExecutor
 
 import gluon_runs as runs
 import mxnet as mx
@@ -159,6 +160,19 @@ def test_micro_batches_add_up_whatever_operator_writes_the_gradient(operator, in
     trainer.step(1)
     for value in params[0].list_data():
         np.testing.assert_allclose(value.asnumpy(), [1, 2, 3, 5] - times * once, rtol=1e-5)
+
+
+def test_micro_batches_add_up_if_devices_run_backward_at_once():
+    """Each on a thread of its own, with a graph that takes longer than starting the threads."""
+    params, num_batches = weights([[0.0]], 2), 8
+    trainer = Trainer(params, "sgd", {"learning_rate": 1.0})
+    with trainer.no_sync(), ThreadPoolExecutor(2) as threads:
+        for _ in range(num_batches):
+            with autograd.record():
+                losses = [sum(value * 1 for _ in range(300)) for value in params[0].list_data()]
+            [*threads.map(lambda loss: loss.backward(), losses)]
+    trainer.step(300)
+    assert params[0].list_data()[0].asscalar() == -2 * num_batches
 
 
 def test_no_sync_names_a_parameter_without_a_shape():
