@@ -46,7 +46,7 @@ def sgd(params: Sequence[nd.NDArray], lr: float, batch_size: int) -> None:
 
 def check_lr(lr: float) -> None:
     """Raise ValueError unless the learning rate is a positive finite number."""
-    if not 0 < lr <= np.finfo("float32").max:
+    if not 0 < lr <= float(np.finfo("float32").max):  # a Python float: no warning of overflow
         raise ValueError(f"lr must be a positive finite number, got {lr}; try 0.2")
 
 
