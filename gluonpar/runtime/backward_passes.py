@@ -139,7 +139,7 @@ def accumulate(params: Iterable[gluon.Parameter], on: bool) -> None:
 
 @contextlib.contextmanager
 def _one_pass() -> Iterator[None]:
-    """Note what is written within this context."""
+    """Note what is written, and while gradients accumulate let no other pass run meanwhile."""
     with _lock:
         adds = any(writes.accumulates for writes in [*_tracked.values()])
     # MXNet sets a flag before it writes the gradient, to which another thread's pass would add.
@@ -149,6 +149,7 @@ def _one_pass() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _noted() -> Iterator[None]:
+    """Note what is written within this context."""
     global _last, _running, _recorded
     with _lock:
         if not _running:
@@ -187,9 +188,8 @@ class _Writes:
         self.accumulates = False
         self.sum_on: int | None = None
         self.time = 0
-        self._overwritten: collections.Counter = (
-            collections.Counter()
-        )  # unused gradients, by device
+        # How many unused gradients were overwritten, by device.
+        self._overwritten: collections.Counter = collections.Counter()
 
     def passes(self) -> list[_Pass | None]:
         """Return the passes, after what has been done to the flags without a pass.
