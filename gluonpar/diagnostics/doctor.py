@@ -430,7 +430,7 @@ def data() -> Iterator[Described]:
     for folder, origin in folders.items():
         if not fashion_mnist.missing(folder):
             _, edition = fashion_mnist.read_folder(folder)
-            yield OK, f"Fashion-MNIST in {folder} ({origin}, edition of {edition.date})"
+            yield OK, f"Fashion-MNIST in {folder} ({origin}, edition of {edition})"
             return
     searched = ", ".join(f"{folder} ({origin})" for folder, origin in folders.items())
     remedy = "training downloads it; or apt-get install dataset-fashion-mnist; or --data-dir"

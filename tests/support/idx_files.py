@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from gluonpar.training.data.fashion_mnist import STEMS, Edition, Files
+from gluonpar.training.data import fashion_mnist
+from gluonpar.training.data.fashion_mnist import STEMS
 
 
 def encode(array: np.ndarray) -> bytes:
@@ -28,11 +29,6 @@ def contents(seed: int = 0, num_train: int = 6, num_test: int = 4) -> dict[str, 
     return {stem: encode(array) for stem, array in zip(STEMS, arrays)}
 
 
-def edition(date: str, files: dict[str, bytes]) -> Edition:
-    """An edition known by the SHA-256 of the contents."""
-    return Edition(date, {stem: hashlib.sha256(raw).hexdigest() for stem, raw in files.items()})
-
-
 def gz(content: bytes) -> bytes:
     """Gzip with no time stamp."""
     return gzip.compress(content, mtime=0)
@@ -46,9 +42,15 @@ def write(folder: Path, files: dict[str, bytes]) -> Path:
     return folder
 
 
-def tiny(tmp_path: Path, **changes: object) -> Files:
-    """A description of `contents()` and, as MXNet's edition, of `contents(1)`; no mirrors."""
-    editions = (edition("2017-08-31", contents()), edition("2017-08-26", contents(1)))
-    published = {stem: hashlib.sha256(gz(raw)).hexdigest() for stem, raw in contents().items()}
-    values = dict(editions=editions, published=published, debian=tmp_path / "debian", mirrors=())
-    return Files(**{**values, **changes})
+def describe_tiny(monkeypatch, tmp_path: Path, **changes: object) -> None:
+    """Have `contents()`, and of the earlier edition `contents(1)`, be expected; no mirrors."""
+    by_date = {"2017-08-31": contents(), "2017-08-26": contents(1)}
+    editions = {date: tuple(map(sha256, files.values())) for date, files in by_date.items()}
+    published = tuple(sha256(gz(content)) for content in contents().values())
+    values = dict(EDITIONS=editions, PUBLISHED=published, DEBIAN=tmp_path / "debian", MIRRORS=())
+    for name, value in {**values, **changes}.items():
+        monkeypatch.setattr(fashion_mnist, name, value)
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

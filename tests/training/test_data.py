@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from idx_files import contents, encode, tiny, write
+from idx_files import contents, describe_tiny, encode, write
 
 from gluonpar.training.data.dataset import Dataset, batches, load, synthetic
 from gluonpar.training.data.fashion_mnist import STEMS, folders, missing
@@ -23,9 +23,10 @@ def arrays_of(dataset: Dataset) -> list[np.ndarray]:
     ]
 
 
-def test_load_gives_the_files_contents_with_a_channel_axis(tmp_path):
+def test_load_gives_the_files_contents_with_a_channel_axis(tmp_path, monkeypatch):
+    describe_tiny(monkeypatch, tmp_path)
     folder = write(tmp_path / "data", contents())
-    dataset = load(data_dir=folder, files=tiny(tmp_path))
+    dataset = load(data_dir=folder)
     assert dataset.name == "fashion-mnist"
     assert dataset.source == f"{folder} (data_dir, edition of 2017-08-31)"
     assert [a.shape for a in arrays_of(dataset)] == [(6, 1, 28, 28), (6,), (4, 1, 28, 28), (4,)]

@@ -16,20 +16,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
-from idx_files import contents, encode, gz, tiny, write
+from idx_files import contents, describe_tiny, encode, gz, write
 
+from gluonpar.training.data import fashion_mnist
 from gluonpar.training.data.fashion_mnist import (
-    MXNETS,
+    EDITIONS,
     STEMS,
-    TEST_LABELS,
-    TRAIN_LABELS,
-    Edition,
     decode,
     find,
     folders,
     missing,
     read_folder,
 )
+
+_, TRAIN_LABELS, _, TEST_LABELS = STEMS
 
 BODIES = {f"{stem}.gz": gz(content) for stem, content in contents().items()}
 NAMES = FIRST, SECOND, THIRD, FOURTH = [f"{stem}.gz" for stem in STEMS]
@@ -77,9 +77,15 @@ def mirror(faults=None, seed=0):
         server.server_close()
 
 
+def by_stem(arrays):
+    """The contents of the files that these arrays are written to."""
+    return dict(zip(STEMS, map(encode, arrays)))
+
+
 @pytest.fixture(autouse=True)
 def datasets(tmp_path, monkeypatch):
-    """The folder of MXNet's data sets, which does not exist yet."""
+    """The folder of MXNet's data sets, which does not exist yet; the tiny files are expected."""
+    describe_tiny(monkeypatch, tmp_path)
     monkeypatch.setenv("no_proxy", "*")
     monkeypatch.setenv("MXNET_HOME", str(tmp_path / "home"))
     return tmp_path / "home" / "datasets"
@@ -90,10 +96,16 @@ def downloads(datasets):
     return datasets / "fashion-mnist-2017-08-31"
 
 
-def download(downloads, *mirrors, **options):
+@pytest.fixture
+def debian(tmp_path):
+    return tmp_path / "debian"
+
+
+def download(downloads, monkeypatch, *mirrors):
     """Find the files; return the lines about mirrors if they are not found."""
+    monkeypatch.setattr(fashion_mnist, "MIRRORS", mirrors)
     try:
-        _, source = find(files=tiny(downloads.parents[2], mirrors=mirrors, **options))
+        _, source = find()
     except FileNotFoundError as error:
         lines = [line[4:] for line in str(error).splitlines() if line.startswith("  - ")]
         return [line for line in lines if line.startswith("http")]
@@ -102,50 +114,48 @@ def download(downloads, *mirrors, **options):
     return []
 
 
-def test_the_order_of_the_folders(tmp_path, datasets, downloads, monkeypatch):
-    files = tiny(tmp_path)
+def test_the_order_of_the_folders(tmp_path, datasets, downloads, debian, monkeypatch):
     for folder, description in (
         (downloads, "downloaded"),
-        (files.debian, "Debian's dataset-fashion-mnist"),
+        (debian, "Debian's dataset-fashion-mnist"),
         (datasets / "fashion-mnist", "MXNet's cache"),
     ):
         write(folder, contents())
-        arrays, source = find(files=files)
+        arrays, source = find()
         assert source == f"{folder} ({description}, edition of 2017-08-31)"
-        assert {stem: encode(array) for stem, array in arrays.items()} == contents()
+        assert by_stem(arrays) == contents()
     given = write(tmp_path / "given", contents(1))
-    assert find(given, files)[1] == f"{given} (data_dir, edition of 2017-08-26)"
+    assert find(given)[1] == f"{given} (data_dir, edition of 2017-08-26)"
     monkeypatch.delenv("MXNET_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert next(iter(folders())) == tmp_path / ".mxnet" / "datasets" / "fashion-mnist"
 
 
-def test_an_incomplete_folder_is_skipped_and_a_damaged_one_is_not(tmp_path, datasets):
-    files = tiny(tmp_path)
+def test_an_incomplete_folder_is_skipped_and_a_damaged_one_is_not(datasets, debian):
     cache = write(datasets / "fashion-mnist", contents())
-    write(files.debian, contents())
+    write(debian, contents())
     path = cache / f"{TEST_LABELS}.gz"
     path.write_bytes(gz(contents()[TEST_LABELS])[:-13])
     with pytest.raises(ValueError, match=f"^{path}: wrong checksum.*Delete the file"):
-        find(files=files)
+        find()
     path.unlink()
-    assert find(files=files)[1].startswith(str(files.debian))
+    assert find()[1].startswith(str(debian))
 
 
 def test_data_that_are_not_found_list_every_folder_and_mirror_and_the_alternatives(
-    tmp_path, datasets
+    datasets, debian, monkeypatch
 ):
     write(datasets / "fashion-mnist", {STEMS[0]: contents()[STEMS[0]]})
-    (tmp_path / "debian").write_text("")
+    debian.write_text("")
     with mirror({FIRST: "404"}) as (first, _), mirror({FIRST: "404"}) as (second, _):
-        files = tiny(tmp_path, mirrors=(first, second))
+        monkeypatch.setattr(fashion_mnist, "MIRRORS", (first, second))
         with pytest.raises(FileNotFoundError) as caught:
-            find(files=files)
+            find()
     message = str(caught.value)
     lacking = ", ".join(f"{stem}[.gz]" for stem in STEMS[1:])
     for line in (
         f"{datasets / 'fashion-mnist'} (MXNet's cache): lacks {lacking}",
-        f"{files.debian} (Debian's dataset-fashion-mnist): not a folder",
+        f"{debian} (Debian's dataset-fashion-mnist): not a folder",
         f"{first}/{FIRST}: 404",
         f"{second}/{FIRST}: 404",
     ):
@@ -154,48 +164,53 @@ def test_data_that_are_not_found_list_every_folder_and_mirror_and_the_alternativ
         assert alternative in message
 
 
-def test_data_dir_is_the_only_folder_and_needs_no_network(tmp_path):
+def test_data_dir_is_the_only_folder_and_needs_no_network(tmp_path, debian, monkeypatch):
+    write(debian, contents())
     with mirror() as (url, requested):
-        files = tiny(tmp_path, mirrors=(url,))
-        write(files.debian, contents())
+        monkeypatch.setattr(fashion_mnist, "MIRRORS", (url,))
         with pytest.raises(
             FileNotFoundError, match=r"given \(data_dir\): no such folder"
         ) as caught:
-            find(tmp_path / "given", files)
+            find(tmp_path / "given")
         assert requested == []
-    assert str(files.debian) not in str(caught.value)
+    assert str(debian) not in str(caught.value)
 
 
 FAULTS = {"404": "404", "cut": "", "wrong": "hash", "stall": "timed out"}
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_bad_mirror_is_reported_once_and_the_next_one_replaces_it(downloads, fault):
+def test_a_bad_mirror_is_reported_once_and_the_next_one_replaces_it(downloads, fault, monkeypatch):
+    monkeypatch.setattr(fashion_mnist, "TIMEOUT_SECONDS", 0.2)
     with mirror({SECOND: fault, THIRD: fault}) as (bad, requested):
-        (failure,) = download(downloads, bad, timeout_seconds=0.2)
+        (failure,) = download(downloads, monkeypatch, bad)
         assert failure.startswith(f"{bad}/{SECOND}: ") and FAULTS[fault] in failure
         assert requested == [FIRST, SECOND]
         assert os.listdir(downloads) == [FIRST]  # nothing of the file that was not complete
         with mirror({SECOND: "unsized"}) as (good, requested_of_good):
-            assert download(downloads, bad, good + "/", timeout_seconds=0.2) == []
+            assert download(downloads, monkeypatch, bad, good + "/") == []
         assert requested == [FIRST, SECOND, SECOND]
         assert requested_of_good == [SECOND, THIRD, FOURTH]
-        assert download(downloads, good) == []  # they are there: nobody listens at that address
+        assert (
+            download(downloads, monkeypatch, good) == []
+        )  # they are there: nobody listens at that address
     assert all(path.stat().st_mode & 0o444 == 0o444 for path in downloads.iterdir())
 
 
-def test_no_connection_another_edition_and_an_unwritable_folder_are_reported(downloads):
+def test_no_connection_another_edition_and_an_unwritable_folder_are_reported(
+    downloads, monkeypatch
+):
     with socket.socket() as held:  # its port is held, and not listened on
         held.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{held.getsockname()[1]}"
-        (failure,) = download(downloads, url)
+        (failure,) = download(downloads, monkeypatch, url)
         assert failure.startswith(f"{url}/{FIRST}: ") and "refused" in failure
     with mirror(seed=1) as (url, _):
-        assert "hash" in download(downloads, url)[0]
+        assert "hash" in download(downloads, monkeypatch, url)[0]
         assert os.listdir(downloads) == []
         downloads.rmdir()
         downloads.write_text("")
-        assert str(downloads) in download(downloads, url)[0]
+        assert str(downloads) in download(downloads, monkeypatch, url)[0]
 
 
 def test_gz_and_plain_files_are_read_alike(tmp_path):
@@ -203,14 +218,12 @@ def test_gz_and_plain_files_are_read_alike(tmp_path):
     for stem in STEMS[2:]:
         (folder / stem).write_bytes(contents()[stem])
     assert missing(folder) == []
-    arrays, found = read_folder(folder, tiny(tmp_path))
-    assert found.date == "2017-08-31"
-    assert {stem: encode(array) for stem, array in arrays.items()} == contents()
+    arrays, edition = read_folder(folder)
+    assert edition == "2017-08-31"
+    assert by_stem(arrays) == contents()
     (folder / STEMS[3]).unlink()
     (folder / STEMS[3]).mkdir()
     assert missing(folder) == [STEMS[3]]
-    with pytest.raises(FileNotFoundError, match=STEMS[3]):
-        read_folder(folder, tiny(tmp_path))
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
@@ -223,36 +236,38 @@ def test_damage_is_an_error_that_names_the_file_or_harmless(tmp_path, data, comp
     path = write(tmp_path / "data", contents()) / f"{TEST_LABELS}.gz"
     path.write_bytes(bytes(raw[: data.draw(st.integers(0, len(raw)))]))
     try:
-        arrays, _ = read_folder(path.parent, tiny(tmp_path))
+        arrays, _ = read_folder(path.parent)
     except ValueError as error:
         assert re.match(f"{path}(:| cannot).*Delete the file and get it again$", str(error))
     else:
-        assert encode(arrays[TEST_LABELS]) == content
+        assert encode(arrays[3]) == content
 
 
 def test_a_gzip_bomb_and_a_file_that_cannot_be_read_are_refused(tmp_path, monkeypatch):
     path = write(tmp_path / "data", contents()) / f"{TEST_LABELS}.gz"
     path.write_bytes(gzip.compress(bytes(100_000_000)))
     with pytest.raises(ValueError, match=f"{path}: wrong checksum"):
-        read_folder(path.parent, tiny(tmp_path))
+        read_folder(path.parent)
 
     def refuse(self):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("pathlib.Path.read_bytes", refuse)
     with pytest.raises(ValueError, match="train-images.* cannot be read: Permission denied"):
-        read_folder(path.parent, tiny(tmp_path))
+        read_folder(path.parent)
 
 
-def test_an_edition_known_by_its_compressed_files_is_accepted_compressed_only(tmp_path):
-    digests = {name[:-3]: hashlib.sha1(raw).hexdigest() for name, raw in BODIES.items()}
-    files = tiny(tmp_path, editions=(Edition("2017-08-26", digests),))
+def test_an_edition_known_by_its_compressed_files_is_accepted_compressed_only(
+    tmp_path, monkeypatch
+):
+    digests = [hashlib.sha1(raw).hexdigest() for raw in BODIES.values()]
+    monkeypatch.setattr(fashion_mnist, "EDITIONS", {"2017-08-26": digests})
     folder = write(tmp_path / "data", contents())
-    assert read_folder(folder, files)[1].date == "2017-08-26"
+    assert read_folder(folder)[1] == "2017-08-26"
     (folder / f"{TRAIN_LABELS}.gz").unlink()
     (folder / TRAIN_LABELS).write_bytes(contents()[TRAIN_LABELS])
-    with pytest.raises(ValueError, match=f"SHA-1 .*expected {digests[TRAIN_LABELS]}"):
-        read_folder(folder, files)
+    with pytest.raises(ValueError, match=f"SHA-1 .*expected {digests[1]}"):
+        read_folder(folder)
 
 
 def test_a_mixture_of_editions_is_refused(tmp_path):
@@ -260,7 +275,7 @@ def test_a_mixture_of_editions_is_refused(tmp_path):
     folder = write(tmp_path / "data", mixed)
     message = f"{TRAIN_LABELS}.gz of 2017-08-31, .*{TEST_LABELS}.gz of 2017-08-26; expected four"
     with pytest.raises(ValueError, match=message):
-        read_folder(folder, tiny(tmp_path))
+        read_folder(folder)
 
 
 def test_mxnets_constants_are_those_of_the_mxnet_installed(tmp_path):
@@ -272,7 +287,7 @@ def test_mxnets_constants_are_those_of_the_mxnet_installed(tmp_path):
 
     names = Names(root=str(tmp_path))
     pairs = (names._train_data, names._train_label, names._test_data, names._test_label)
-    assert {name[: -len(".gz")]: digest for name, digest in pairs} == MXNETS.checksums
+    assert tuple(zip(*pairs)) == (tuple(NAMES), EDITIONS["2017-08-26"])
 
 
 @given(st_numpy.arrays(np.uint8, st_numpy.array_shapes(max_dims=4, min_side=0, max_side=5)))

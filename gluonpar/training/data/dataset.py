@@ -59,14 +59,12 @@ def load(
     name: str = "fashion-mnist",
     data_dir: str | os.PathLike[str] | None = None,
     limit: int | None = None,
-    files: fashion_mnist.Files = fashion_mnist.FASHION_MNIST,
 ) -> Dataset:
     """Return the data set ``name``, with its first ``limit`` training images if that is given.
 
     "fashion-mnist" has 60,000 training and 10,000 test images of clothes, 1 x 28 x 28, in ten
     classes (Xiao et al. 2017); "synthetic" is :func:`synthetic`. ``data_dir`` is the only folder to
     look in; without it, the known folders are, and the files are downloaded if none has them.
-    ``files`` describes files of the same layout that are not Fashion-MNIST.
 
     Raises FileNotFoundError if the files are not found; ValueError for an unknown name, a damaged
     file, a limit that is out of range, and a folder for synthetic data.
@@ -80,8 +78,7 @@ def load(
             )
         dataset = synthetic()
     else:
-        arrays, source = fashion_mnist.find(data_dir, files)
-        X, y, test_X, test_y = map(arrays.get, fashion_mnist.STEMS)
+        (X, y, test_X, test_y), source = fashion_mnist.find(data_dir)
         dataset = Dataset(name, X[:, None], y, test_X[:, None], test_y, source)
     return dataset if limit is None else dataset.limited(limit)
 

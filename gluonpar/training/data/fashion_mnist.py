@@ -23,81 +23,51 @@ import os
 import struct
 import sys
 import zlib
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Mapping, NamedTuple
 
 import numpy as np
 
-TRAIN_IMAGES = "train-images-idx3-ubyte"
-TRAIN_LABELS = "train-labels-idx1-ubyte"
-TEST_IMAGES = "t10k-images-idx3-ubyte"
-TEST_LABELS = "t10k-labels-idx1-ubyte"
-STEMS = (TRAIN_IMAGES, TRAIN_LABELS, TEST_IMAGES, TEST_LABELS)
+# Training images and labels, then those of the test.
+STEMS = (
+    *("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
+    *("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
+)
+# By edition, in the order of the stems: SHA-256 of the uncompressed content or, where only that is
+# known, SHA-1 of the .gz file.
+EDITIONS = {
+    "2017-08-31": (
+        "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+        "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+        "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+        "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+    ),
+    "2017-08-26": (  # MXNet's
+        "0cf37b0d40ed5169c6b3aba31069a9770ac9043d",
+        "236021d52f1e40852b06a4c3008d8de8aef1e40b",
+        "626ed6a7c06dd17c0eec72fa3be1740f146a2863",
+        "17f9ab60e7257a1620f4ad76bbbaf857c3920701",
+    ),
+}
+# SHA-256 of the mirrors' .gz files, whose content is of the later edition.
+PUBLISHED = (
+    "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+    "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+    "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+    "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+)
+MIRRORS = (
+    "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
+    "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
+    "https://storage.googleapis.com/tensorflow/tf-keras-datasets",
+)
+TIMEOUT_SECONDS = 5.0
+DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 
 _MAX_BYTES = 1 << 26  # more than any of the files decompressed; a gzip bomb ends here
 _REMEDY = "Delete the file and get it again"
 
 
-class Edition(NamedTuple):
-    """A published state of the four files, with a checksum by stem.
-
-    It is the uncompressed content's SHA-256 or, where only that is known, the .gz file's SHA-1.
-    """
-
-    date: str
-    checksums: Mapping[str, str]
-
-
-CURRENT = Edition(
-    "2017-08-31",
-    {
-        TRAIN_IMAGES: "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
-        TRAIN_LABELS: "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
-        TEST_IMAGES: "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
-        TEST_LABELS: "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
-    },
-)
-MXNETS = Edition(
-    "2017-08-26",
-    {
-        TRAIN_IMAGES: "0cf37b0d40ed5169c6b3aba31069a9770ac9043d",
-        TRAIN_LABELS: "236021d52f1e40852b06a4c3008d8de8aef1e40b",
-        TEST_IMAGES: "626ed6a7c06dd17c0eec72fa3be1740f146a2863",
-        TEST_LABELS: "17f9ab60e7257a1620f4ad76bbbaf857c3920701",
-    },
-)
-# SHA-256 of the mirrors' .gz files, whose content is CURRENT's. MXNet's own server has MXNETS.
-PUBLISHED = {
-    TRAIN_IMAGES: "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-    TRAIN_LABELS: "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-    TEST_IMAGES: "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-    TEST_LABELS: "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
-}
-
-
-@dataclass(frozen=True)
-class Files:
-    """The four files' editions and sources; the defaults are Fashion-MNIST's.
-
-    ``published`` has the SHA-256 of each .gz file on the mirrors; they are of the first edition.
-    """
-
-    editions: tuple[Edition, ...] = (CURRENT, MXNETS)
-    published: Mapping[str, str] = field(default_factory=lambda: PUBLISHED)
-    debian: Path = Path("/usr/share/datasets/fashion-mnist")
-    mirrors: tuple[str, ...] = (
-        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
-        "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
-        "https://storage.googleapis.com/tensorflow/tf-keras-datasets",
-    )
-    timeout_seconds: float = 5.0
-
-
-FASHION_MNIST = Files()
-
-
-def folders(files: Files = FASHION_MNIST) -> dict[Path, str]:
+def folders() -> dict[Path, str]:
     """Return the folders that are searched, in their order, and what each is.
 
     MXNet's folder for data sets is $MXNET_HOME/datasets, or ~/.mxnet/datasets.
@@ -106,32 +76,30 @@ def folders(files: Files = FASHION_MNIST) -> dict[Path, str]:
     cache = Path(os.path.expanduser(home)) / "datasets"
     return {
         cache / "fashion-mnist": "MXNet's cache",
-        files.debian: "Debian's dataset-fashion-mnist",
+        DEBIAN: "Debian's dataset-fashion-mnist",
         # Not in MXNet's own folder, where it replaces single files of other editions by its own.
-        cache / f"fashion-mnist-{files.editions[0].date}": "downloaded",
+        cache / f"fashion-mnist-{next(iter(EDITIONS))}": "downloaded",
     }
 
 
-def find(
-    data_dir: str | os.PathLike[str] | None = None, files: Files = FASHION_MNIST
-) -> tuple[dict[str, np.ndarray], str]:
-    """Return the four arrays by stem, uint8 and read-only, and a description of their source.
+def find(data_dir: str | os.PathLike[str] | None = None) -> tuple[list[np.ndarray], str]:
+    """Return the four arrays, uint8 and read-only, and a description of their source.
 
     Searches ``data_dir`` only, if that is given; otherwise :func:`folders`, and downloads the files
     that the last of these lacks. Raises FileNotFoundError, with the reason for each folder and
     mirror, if the files are not found; ValueError if the first folder that has all four has a
     damaged one.
     """
-    places = folders(files) if data_dir is None else {Path(data_dir): "data_dir"}
+    places = folders() if data_dir is None else {Path(data_dir): "data_dir"}
     tried = []
     for folder, description in places.items():
         lacking = missing(folder)
         if lacking and description == "downloaded":
-            tried += _download(lacking, folder, files)
+            tried += _download(lacking, folder)
             lacking = missing(folder)
         if not lacking:
-            arrays, edition = read_folder(folder, files)
-            return arrays, f"{folder} ({description}, edition of {edition.date})"
+            arrays, edition = read_folder(folder)
+            return arrays, f"{folder} ({description}, edition of {edition})"
         problem = "lacks " + ", ".join(f"{stem}[.gz]" for stem in lacking)
         if not os.path.isdir(folder):
             problem = "not a folder" if os.path.exists(folder) else "no such folder"
@@ -145,7 +113,7 @@ def find(
     )
 
 
-def _download(stems: list[str], folder: Path, files: Files) -> list[str]:
+def _download(stems: list[str], folder: Path) -> list[str]:
     """Download files, each from the first mirror that has it; return a line per failed mirror.
 
     A mirror that fails is not used again. Stops at the first file that no mirror delivers. pooch
@@ -154,11 +122,11 @@ def _download(stems: list[str], folder: Path, files: Files) -> list[str]:
     import pooch  # here, because `import gluonpar` must cost no more than MXNet
 
     progressbar = sys.stderr is not None and sys.stderr.isatty()
-    get = pooch.HTTPDownloader(progressbar, timeout=files.timeout_seconds)
+    get = pooch.HTTPDownloader(progressbar, timeout=TIMEOUT_SECONDS)
     failed: dict[str, str] = {}
     for stem in stems:
-        name, checksum = f"{stem}.gz", f"sha256:{files.published[stem]}"
-        for mirror in (m for m in files.mirrors if m not in failed):
+        name, checksum = f"{stem}.gz", f"sha256:{PUBLISHED[STEMS.index(stem)]}"
+        for mirror in (m for m in MIRRORS if m not in failed):
             url = f"{mirror.rstrip('/')}/{name}"
             try:
                 path = pooch.retrieve(url, checksum, name, folder, downloader=get)
@@ -174,31 +142,26 @@ def _download(stems: list[str], folder: Path, files: Files) -> list[str]:
 
 def missing(folder: Path) -> list[str]:
     """Return the stems of which a folder has neither the .gz nor the plain file."""
-    return [stem for stem in STEMS if _path(folder, stem) is None]
+    return [stem for stem in STEMS if not _paths(folder, stem)]
 
 
-def _path(folder: Path, stem: str) -> Path | None:
-    candidates = (folder / f"{stem}.gz", folder / stem)
-    return next((path for path in candidates if os.path.isfile(path)), None)
+def _paths(folder: Path, stem: str) -> list[Path]:
+    return [*filter(os.path.isfile, (folder / f"{stem}.gz", folder / stem))]
 
 
-def read_folder(
-    folder: Path, files: Files = FASHION_MNIST
-) -> tuple[dict[str, np.ndarray], Edition]:
-    """Return the four arrays by stem, uint8 and read-only, and their edition.
+def read_folder(folder: Path) -> tuple[list[np.ndarray], str]:
+    """Return the four arrays, uint8 and read-only, of a folder that lacks none, and their edition.
 
-    Raises FileNotFoundError if the folder has not all four files, as .gz or plain; ValueError, with
-    the remedy, for a wrong or damaged file and for files of different editions.
+    Raises ValueError, with the remedy, for a wrong or damaged file and for files of different
+    editions.
     """
-    arrays, editions = {}, {}
-    for stem in STEMS:
-        path = _path(folder, stem)
-        if path is None:
-            raise FileNotFoundError(f"{folder}: has neither {stem}.gz nor {stem}")
-        content, editions[path.name] = _read(path, stem, files.editions)
-        arrays[stem] = decode(content)
-    if len({edition.date for edition in editions.values()}) > 1:
-        dates = ", ".join(f"{name} of {edition.date}" for name, edition in editions.items())
+    arrays, editions = [], {}
+    for i, stem in enumerate(STEMS):
+        path = _paths(folder, stem)[0]
+        content, editions[path.name] = _read(path, i)
+        arrays.append(decode(content))
+    if len({*editions.values()}) > 1:
+        dates = ", ".join(f"{name} of {edition}" for name, edition in editions.items())
         raise ValueError(
             f"{folder}: files of different editions: {dates}; expected four of one. Delete them "
             "and get all four again"
@@ -206,21 +169,20 @@ def read_folder(
     return arrays, next(iter(editions.values()))
 
 
-def _read(path: Path, stem: str, editions: tuple[Edition, ...]) -> tuple[bytes, Edition]:
-    """Return a file's content, decompressed, and its edition, which its checksum says."""
+def _read(path: Path, i: int) -> tuple[bytes, str]:
+    """Return the content of the file of stem i, decompressed, and the edition of its checksum."""
     try:
-        raw = path.read_bytes()
-        content = raw
+        raw = content = path.read_bytes()
         if raw[:2] == b"\x1f\x8b":
             content = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS).decompress(raw, _MAX_BYTES)
     except (OSError, zlib.error) as error:
         reason = getattr(error, "strerror", f"damaged gzip ({error})")
         raise ValueError(f"{path} cannot be read: {reason}. {_REMEDY}") from error
     sha256, sha1 = hashlib.sha256(content).hexdigest(), hashlib.sha1(raw).hexdigest()
-    for edition in editions:
-        if edition.checksums[stem] in (sha256, sha1):
+    for edition, checksums in EDITIONS.items():
+        if checksums[i] in (sha256, sha1):
             return content, edition
-    expected = " or ".join(f"{e.checksums[stem]} ({e.date})" for e in editions)
+    expected = " or ".join(f"{checksums[i]} ({date})" for date, checksums in EDITIONS.items())
     raise ValueError(
         f"{path}: wrong checksum: the content's SHA-256 is {sha256} and the file's SHA-1 {sha1}; "
         f"expected {expected}. {_REMEDY}"
