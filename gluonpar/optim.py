@@ -186,7 +186,9 @@ def update_on_host(items: Sequence[Item]) -> None:
     def work() -> None:
         threads.run([*map(_task, items)], num_bytes, max_threads)
 
-    threads.push(work, arrays, num_bytes, name="gluonpar.update")
+    sums = any(len(item.grads) > 1 for item in items)
+    name = f"gluonpar.{'allreduce_update' if sums else 'update'}"  # profiles tell them apart
+    threads.push(work, arrays, num_bytes, name)
 
 
 def _task(item: Item) -> tuple[Callable[..., None], list[np.ndarray]]:

@@ -8,6 +8,7 @@ Times are microseconds of one clock.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import json
 import os
@@ -37,6 +38,7 @@ PARTS = (DATA, FORWARD, BACKWARD, EXCHANGE, UPDATE, FUSED, OTHER)
 # names of its operators, joined.
 _BY_NAME = {
     OTHER: r"gluonpar\.(runtime\.threads|heap|all_finite)|Delete\w+|WaitForVar",
+    FUSED: r"gluonpar\.allreduce_update",
     UPDATE: r"gluonpar\.update|\w+_update(_phase[12])?",
     EXCHANGE: r"(gluonpar|KVStore).*",
     BACKWARD: r".*_backward_.*",
@@ -85,7 +87,7 @@ class Profiler:
         num_steps: int = NUM_STEPS,
     ) -> None:
         self.ctx, self.warm_up, self.num_steps = as_list(ctx), warm_up, num_steps
-        self._devices = device_of_process(self.ctx) if num_steps else {}
+        self._devices = {process_of(c): i for i, c in enumerate(self.ctx)} if num_steps else {}
         self._num_taken, self._begin, self._end = 0, 0.0, 0.0
         self._window: contextlib.ExitStack | None = None  # while it is open
 
@@ -258,34 +260,29 @@ def classify(operators: Sequence[Span], num_devices: int) -> list[Span]:
     """Return the operators with their parts, in the order of their start.
 
     By name: a name with ``_backward_`` is backward; ``..._update`` is update; gluonpar's own
-    operators and a kvstore's are exchange. ``gluonpar.update`` is exchange and update in one if a
-    single device runs it for all. ``ImperativeBulk``, a segment of untraced operators, is backward
-    on a device that has no other backward operator.
+    operators and a kvstore's are exchange. ``ImperativeBulk``, a segment of untraced operators, is
+    backward on a device that has no other backward operator.
 
     By place: from a device's backward to its update, copies and sums are exchange, unless
     gluonpar's own operators exchange, and other operators backward, such as the sum of the losses,
     until some device updates. Elsewhere copies are data, and other operators forward, such as a
     cast or an augmentation of the batch.
     """
-    updaters = {op.device for op in operators if op.name == "gluonpar.update"}
-    on_host = any(op.name == "gluonpar.host" for op in operators)
-    fused = len(updaters) == 1 < num_devices and not on_host
+    by_own_operator = {op.name for op in operators} & {"gluonpar.host", "gluonpar.allreduce_update"}
     shows_backward = {op.device for op in operators if "_backward_" in op.name}
     place = [FORWARD] * num_devices
     classified = []
     for op in sorted(operators, key=lambda span: span.start):
         part = next((part for part, name in _BY_NAME.items() if re.fullmatch(name, op.name)), "")
         here, copies = place[op.device], _COPY.fullmatch(op.name)
-        if op.name == "gluonpar.update" and fused:
-            part = FUSED
-        elif op.name == "ImperativeBulk" and op.device not in shows_backward:
+        if op.name == "ImperativeBulk" and op.device not in shows_backward:
             part = BACKWARD
         elif not part and here == FORWARD:
             part = DATA if copies else FORWARD
         elif not part:
-            moves = (copies or _SUM.fullmatch(op.name)) and not (on_host or fused)
+            moves = (copies or _SUM.fullmatch(op.name)) and not by_own_operator
             part = EXCHANGE if moves else BACKWARD if here == BACKWARD else FORWARD
-        if op.name == "gluonpar.host" or part == FUSED:
+        if op.name in by_own_operator:
             place = [FORWARD] * num_devices
         elif part == UPDATE:
             place = [EXCHANGE if there == BACKWARD else there for there in place]
@@ -311,32 +308,22 @@ def read(
     return operators
 
 
-def device_of_process(ctx: Sequence[mx.Context]) -> dict[int, int]:
-    """Return the index in ``ctx`` by the number of the process that the profile has for it.
+def process_of(context: mx.Context) -> int:
+    """Return the number of the process that MXNet's profile has for a context.
 
-    Raises ValueError if a profile has no process for one of them.
+    They are one per processor, for CPU contexts, then those of GPUs. Raises ValueError if the
+    profile has none for this one.
     """
-    names = _processes()
-    gpus = [process for process, name in enumerate(names) if name.startswith("gpu/")]
-    # CPUs come first. A CPU build never uses the last two, pinned and shared memory, for these.
-    processes = {"cpu": range(gpus[0] if gpus else len(names)), "gpu": gpus}
-    for c in ctx:
-        if c.device_id >= len(processes.get(c.device_type, ())):
-            most = f"{len(processes['cpu'])} CPU contexts and {len(gpus)} GPUs on this machine"
-            raise ValueError(f"{c} cannot be profiled: MXNet can profile at most {most}; use fewer")
-    return {processes[c.device_type][c.device_id]: index for index, c in enumerate(ctx)}
-
-
-@functools.lru_cache(None)
-def _processes() -> list[str]:
-    """Return the names of a profile's processes, which only a process's first profile has.
-
-    If other code has written that one, they are those of the CPU build: one per processor.
-    """
-    with _recording() as events:
-        pass
-    names = [event["args"]["name"] for event in events if event["ph"] == "M"]
-    return names or [f"cpu/{i}" for i in range(threads.cores())] + ["cpu pinned/", "cpu shared/"]
+    processors = ctypes.CDLL("libgomp.so.1").omp_get_num_procs()  # as MXNet counts them
+    if context.device_type == "gpu":
+        return processors + context.device_id
+    most = processors + 2  # the last two are of pinned and shared memory, which have no operators
+    if context.device_id >= most:
+        raise ValueError(
+            f"{context} cannot be profiled: MXNet can profile at most {most} CPU contexts on this "
+            "machine; use fewer"
+        )
+    return context.device_id
 
 
 @contextlib.contextmanager

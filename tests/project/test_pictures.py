@@ -68,7 +68,7 @@ def test_a_timeline_holds_whole_steps_from_a_device_s_first_forward():
             Span("Convolution", 0, begin, begin + 200, FORWARD),
             Span("Pooling", 0, begin + 210, begin + 300, FORWARD),
             Span("_backward_x", 0, begin + 310, begin + 800, BACKWARD),
-            Span("gluonpar.update", 0, begin + 860, begin + 960, FUSED),
+            Span("gluonpar.allreduce_update", 0, begin + 860, begin + 960, FUSED),
         ]
     profile = Profile(["cpu(0)"], (0, 4000), 4, spans, 1)
     steps = timeline.record(profile, 1, 2)

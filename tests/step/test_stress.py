@@ -168,7 +168,7 @@ def forget(kind):
     """The bug: the update's operator names only its gradients, or only its parameters."""
 
     def change(more):
-        if more.get("name") != "gluonpar.update":
+        if more.get("name") != "gluonpar.allreduce_update":
             return more
         # The update's arrays: the gradients of a parameter, its copies; those of the next.
         kinds = itertools.cycle(["gradients"] * NUM_DEVICES + ["parameters"] * NUM_DEVICES)

@@ -14,9 +14,17 @@ import pytest
 import gluonpar
 from gluonpar.models import lenet
 from gluonpar.runtime import threads
-from gluonpar.training import profiler
 from gluonpar.training.data import dataset
-from gluonpar.training.profiler import FUSED, PARTS, Profile, Profiler, Span, classify, read
+from gluonpar.training.profiler import (
+    FUSED,
+    PARTS,
+    Profile,
+    Profiler,
+    Span,
+    classify,
+    process_of,
+    read,
+)
 from gluonpar.training.workloads import pixel_lenet
 
 CTX = [mx.cpu(0), mx.cpu(1)]
@@ -126,21 +134,14 @@ def test_with_no_steps_mxnets_profiler_is_never_used(monkeypatch):
         watched.step()
 
 
-def test_devices_that_mxnets_profiler_cannot_record_are_refused():
-    most = threads.cores() + 2
-    assert profiler.device_of_process([mx.cpu(i) for i in range(most)]) == {
-        i: i for i in range(most)
-    }
+def test_the_processes_of_a_profile_are_those_of_processors_and_then_gpus():
+    processors = threads.cores()
+    contexts = [*map(mx.cpu, range(processors + 2)), mx.gpu(0), mx.gpu(2)]
+    numbers = [*range(processors + 2), processors, processors + 2]
+    assert [*map(process_of, contexts)] == numbers
+    most = processors + 2
     with pytest.raises(ValueError, match=rf"cpu\({most}\) cannot be .* {most} CPU"):
         Profiler([mx.cpu(most)])
-
-
-def test_gpus_are_numbered_after_the_processors(monkeypatch):
-    names = ["cpu/0", "cpu/1", "gpu/0", "gpu/1", "gpu/2", "cpu pinned/", "cpu shared/"]
-    monkeypatch.setattr(profiler, "_processes", lambda: names)
-    assert profiler.device_of_process([mx.gpu(0), mx.gpu(2)]) == {2: 0, 4: 1}
-    with pytest.raises(ValueError, match=r"cpu\(2\) cannot be .* 2 CPU contexts and 3 GPUs"):
-        profiler.device_of_process([mx.cpu(2)])
 
 
 def test_the_trace_has_the_operators_of_the_window_by_device(watched, tmp_path):
@@ -284,7 +285,7 @@ STEPS = {
         ("data", "forward", "backward", "exchange", "exchange", "update"),
     ),
     "one update for all": (
-        (*BOTH, "gluonpar.update", (1, "relu"), "relu"),
+        (*BOTH, "gluonpar.allreduce_update", (1, "relu"), "relu"),
         ("backward", "backward", FUSED, "forward", "forward"),
     ),
     "an update on every device, a sum in MXNet": (
