@@ -87,7 +87,7 @@ class LossMeter:
         ]
         sums = [sum(value for _, value in batch) for batch in on_devices]
         num_samples = self.num_samples
-        if cluster.spans():
+        if cluster.num_processes() > 1:
             *sums, num_samples = cluster.total([*sums, num_samples]).tolist()
         for batch, batch_sum, (_, checked) in zip(on_devices, sums, self._unread):
             self.num_batches += 1

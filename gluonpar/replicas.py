@@ -99,7 +99,7 @@ def get_params(
     if not isinstance(ctx, mx.Context):
         raise TypeError(f"ctx must be an mx.Context, such as mx.cpu(0), got {ctx!r}")
     replica = copy(params, ctx, frozen)
-    if cluster.spans():
+    if cluster.num_processes() > 1:
         cluster.broadcast(list(replica), name="broadcast by get_params")
     return replica
 

@@ -17,7 +17,7 @@ from gluonpar.cluster.process_collectives import (
     gather,
     total,
 )
-from gluonpar.cluster.scope import is_local, local, spans
+from gluonpar.cluster.scope import is_local, local, num_processes
 from gluonpar.cluster.world import abort, is_main, rank, size
 
 __all__ = [
@@ -33,9 +33,9 @@ __all__ = [
     "is_local",
     "is_main",
     "local",
+    "num_processes",
     "rank",
     "size",
-    "spans",
     "together",
     "total",
 ]

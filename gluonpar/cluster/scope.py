@@ -23,8 +23,8 @@ def local() -> Iterator[None]:
     the functions of :mod:`gluonpar.cluster` are not affected.
 
     >>> with local():
-    ...     spans()
-    False
+    ...     num_processes()
+    1
     """
     before = is_local()
     _thread.local = True
@@ -39,6 +39,6 @@ def is_local() -> bool:
     return getattr(_thread, "local", False)
 
 
-def spans() -> bool:
-    """Return whether collectives of the calling thread go over several processes."""
-    return size() > 1 and not is_local()
+def num_processes() -> int:
+    """Return over how many processes collectives of the calling thread go: all, or this one."""
+    return 1 if is_local() else size()

@@ -61,12 +61,11 @@ def check_exchange(
     algorithm: str | None = None,
     op: str | None = "sum",
     accumulate: str | None = None,
-    spans: bool = True,
+    num_processes: int = 1,
 ) -> None:
     """Raise ValueError unless lists of these kinds can be exchanged together in this way.
 
-    With ``op`` None nothing is added, and arrays may have any dtype. ``spans`` is whether other
-    processes take part, if there are any.
+    With ``op`` None nothing is added, and arrays may have any dtype.
     """
     for j, kind in enumerate(kinds):
         if kind.ctx != kinds[0].ctx:
@@ -77,7 +76,7 @@ def check_exchange(
         if op is not None:
             check_op(op, accumulate, kind.dtype)
         if kind.stype == "row_sparse":
-            row_sparse.check(algorithm, op, accumulate, spans)
+            row_sparse.check(algorithm, op, accumulate, num_processes)
 
 
 def check_lengths(**lists: Sequence | None) -> None:

@@ -104,8 +104,8 @@ class Exchange:
     ``op`` and ``accumulate`` are those of :func:`gluonpar.allreduce`.
     ``algorithm`` names the all-reduce inside the process (None: by the rule); another than 'nccl'
     keeps NCCL from summing between processes, too. With ``compression='fp16'`` values are rounded.
-    ``spans`` is whether other processes take part, if there are any. Raises ValueError for an
-    algorithm that is not registered, or that cannot be used on these contexts.
+    ``num_processes`` is 1 for this process's devices only, or by default that of the job. Raises
+    ValueError for an algorithm that is not registered, or that cannot be used on these contexts.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Exchange:
         ctx: Sequence[mx.Context],
         algorithm: str | None = None,
         compression: str | None = None,
-        spans: bool = True,
+        num_processes: int | None = None,
         op: str = "sum",
         accumulate: str | None = None,
     ) -> None:
@@ -122,7 +122,7 @@ class Exchange:
         self.op = op
         self.combine = "sum" if op == "mean" else op  # a mean is a sum of scaled copies
         self._compression, self._accumulate = compression, accumulate
-        self.num_processes = cluster.size() if spans else 1
+        self.num_processes = num_processes or cluster.size()
         # On CPU contexts the choice depends on nothing else.
         self._name = algorithm or ("host" if on_host(ctx) else None)
         # Whether a pass over the host's memory that reads the arrays may compute their sum, too.
@@ -146,7 +146,7 @@ class Exchange:
         """The exchange between this process's devices only; sums are not compressed."""
         if self.num_processes == 1:
             return self
-        return Exchange.over(tuple(self.ctx), self.algorithm, None, False)
+        return Exchange.over(tuple(self.ctx), self.algorithm, None, 1)
 
     @as_one
     def allreduce(self, buckets: Sequence[Bucket]) -> None:

@@ -61,7 +61,7 @@ def allreduce(
     >>> data[1].asnumpy().tolist()
     [3.0, 3.0]
     """
-    key = _key(data, algorithm, op, accumulate, cluster.is_local())
+    key = _key(data, algorithm, op, accumulate, cluster.num_processes())
     prepared = _prepared.get(key)
     if prepared is not None:
         with interrupts.held(), exchange.pushing:
@@ -231,7 +231,7 @@ def _checked_exchange(
     accumulate: str | None = None,
 ) -> Exchange:
     """Return the exchange for lists of these kinds, over all processes or inside this one."""
-    options = {"op": op, "accumulate": accumulate, "spans": not cluster.is_local()}
+    options = {"op": op, "accumulate": accumulate, "num_processes": cluster.num_processes()}
     arguments.check_exchange(kinds, algorithm, **options)
     return Exchange(kinds[0].ctx, algorithm, **options)
 

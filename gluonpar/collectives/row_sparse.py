@@ -12,7 +12,6 @@ from typing import Sequence
 
 import mxnet as mx
 
-from gluonpar import cluster
 from gluonpar.plans.registry import Algorithm
 
 NOT_BETWEEN_PROCESSES = (
@@ -21,12 +20,11 @@ NOT_BETWEEN_PROCESSES = (
 )
 
 
-def check(algorithm: str | None, op: str | None, accumulate: str | None, spans: bool) -> None:
-    """Raise ValueError for what :func:`allreduce` has not.
-
-    ``spans`` is whether other processes take part, if there are any.
-    """
-    if spans and cluster.size() > 1:
+def check(
+    algorithm: str | None, op: str | None, accumulate: str | None, num_processes: int
+) -> None:
+    """Raise ValueError for what :func:`allreduce` has not."""
+    if num_processes > 1:
         raise ValueError(NOT_BETWEEN_PROCESSES)
     if algorithm is not None or accumulate is not None:
         raise ValueError(

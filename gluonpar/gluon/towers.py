@@ -81,18 +81,18 @@ class Towers:
     ) -> None:
         self.ctx = as_list(ctx)
         self._forward = forward
-        self._is_local = cluster.is_local() or cluster.size() == 1
+        self._num_processes = cluster.num_processes()
         self._exchange = self._exchange_over(len(self.ctx))
         self._params: list[gluon.Parameter] | None = None  # a Block's, without constants
         if isinstance(variables, gluon.Block):
             self._params = _params_of(variables, self.ctx)
             self._models = [variables] * len(self.ctx)
-            if not self._is_local:
+            if self._num_processes > 1:
                 initial_values.start_alike(self._params)
         else:
             _check_arrays(variables)
             self._models = [replicas.copy(variables, c) for c in self.ctx]
-            if not self._is_local:
+            if self._num_processes > 1:
                 copies = [list(arrays) for arrays in zip(*self._models)]
                 self._exchange.broadcast(in_buckets(copies))
         self._needs_lr = not isinstance(update, mx.optimizer.Optimizer)
@@ -128,7 +128,7 @@ class Towers:
 
     def _step(self, batches: list, lr: float | None) -> tuple[dict[str, list], int]:
         """Return the outputs, and the number of samples of all ranks; without any, do nothing."""
-        least = int(self._is_local)
+        least = int(self._num_processes == 1)
         if not least <= len(batches) <= len(self.ctx):
             got = f"{least} to {len(self.ctx)} batches, got {len(batches)}"
             raise ValueError(f"a step takes {got}")
@@ -137,7 +137,7 @@ class Towers:
         elif self._needs_lr:
             raise ValueError("lr must be given, such as 0.1, unless update is an mx.optimizer")
         number = sum(map(num_samples, batches))
-        pending = None if self._is_local else cluster.PendingSum(number)
+        pending = None if self._num_processes == 1 else cluster.PendingSum(number)
         with autograd.pause():
             if batches and any(map(private_fields.awaits_shape, self._params or ())):
                 with autograd.predict_mode():  # infers shapes; then there are variables to restore
@@ -159,7 +159,7 @@ class Towers:
         return _by_name(outputs), number
 
     def _exchange_over(self, num_devices: int) -> Exchange:
-        return Exchange.over(tuple(self.ctx[:num_devices]), None, None, not self._is_local)
+        return Exchange.over(tuple(self.ctx[:num_devices]), None, None, self._num_processes)
 
     def _reduce_and_update(
         self, variables: list[Sequence[mx.nd.NDArray]], num_used: int, lr: float | None, number: int
@@ -171,7 +171,7 @@ class Towers:
         grads = [[array.grad for array in arrays[: num_used or 1]] for arrays in trained]
         self._exchange_over(num_used or 1).reduce(in_buckets(grads))
         self._update(variables[0], lr, number)
-        if not self._is_local:  # all ranks have made the same update
+        if self._num_processes > 1:  # all ranks have made the same update
             cluster.broadcast([arrays[0] for arrays in copies if arrays[0].grad is None])
         self._exchange.inside.broadcast(in_buckets(copies))
 
@@ -188,7 +188,7 @@ class Towers:
         total = 0
         while True:
             drawn = list(itertools.islice(remaining, len(self.ctx)))
-            outputs, number = self._step(drawn, lr) if drawn or not self._is_local else ({}, 0)
+            outputs, number = self._step(drawn, lr) if drawn or self._num_processes > 1 else ({}, 0)
             if not number:
                 break
             total += number
@@ -199,7 +199,7 @@ class Towers:
                 in_flight.popleft().wait_to_read()
         if not total:
             raise ValueError("batches must yield at least 1 batch, got none")
-        with cluster.local() if self._is_local else contextlib.nullcontext():
+        with cluster.local() if self._num_processes == 1 else contextlib.nullcontext():
             return TowersEpoch(meter.read(), total, meter.num_batches)
 
     def evaluate(self, batches: Iterable[Any]) -> dict[str, list]:
