@@ -46,8 +46,9 @@ def sgd(params: Sequence[nd.NDArray], lr: float, batch_size: int) -> None:
 
 def check_lr(lr: float) -> None:
     """Raise ValueError unless the learning rate is a positive finite number."""
-    if not 0 < lr <= float(np.finfo("float32").max):  # a Python float: no warning of overflow
-        raise ValueError(f"lr must be a positive finite number, got {lr}; try 0.2")
+    largest = float(np.finfo("float32").max)  # a Python float: no warning of overflow
+    if isinstance(lr, str) or lr is None or not 0 < lr <= largest:
+        raise ValueError(f"lr must be a positive finite number, got {lr!r}; try 0.2")
 
 
 def check_batch_size(batch_size: Any) -> Any:

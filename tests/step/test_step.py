@@ -1,6 +1,7 @@
 """train_batch: K devices train as one, and as the float64 oracle says."""
 
 import functools
+import math
 import threading
 
 import mxnet as mx
@@ -293,7 +294,8 @@ NOTHING = {"X": np.zeros((0, 1, 28, 28), "float32"), "y": np.zeros(0, "float32")
     [
         (NOTHING, "at least 1 sample, got 0"),
         ({"y": np.zeros(3, "float32")}, r"batch\[0\] of shape \(4, .*batch\[1\] of shape \(3,\)"),
-        *(({"lr": lr}, f"lr must be .* {lr}") for lr in (0, -0.1, float("nan"), float("inf"))),
+        *(({"lr": lr}, f"lr must be .* {lr}") for lr in (0, -0.1, math.nan, math.inf)),
+        *(({"lr": lr}, f"lr must be .* {lr!r}") for lr in ("0.1", None)),
         ({"lr": 1e39}, r"lr must be .* 1e\+39"),  # infinite in float32
         ({"ctx": contexts(1)}, r"got 2 for 1 contexts \[[cg]pu\(0\)\]"),
         ({"ctx": contexts(3)}, "got 2 for 3 contexts"),
