@@ -69,7 +69,7 @@ def _by_storage(arrays: Sequence[mx.nd.NDArray]) -> tuple[list, list]:
 
 
 def _as_float64(array: mx.nd.NDArray) -> mx.nd.NDArray:
-    """In which MXNet's norm does not overflow: of dense arrays it scales by the largest element."""
+    """Return the array in float64; of dense ones MXNet scales the norm, so it does not overflow."""
     if array.dtype == np.float64:
         return array.tostype("default")
     return array.astype("float64")

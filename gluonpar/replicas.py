@@ -1,14 +1,15 @@
 """A copy of the parameters per device, and their gradients in buckets.
 
-A bucket is what is summed over devices, and updated, in one operator or message: the gradients of
-neighbouring parameters. Buckets are filled from the last parameter to the first, because backward
-reaches the last layers first: their sum can start while backward computes the others (Li et al.,
-"PyTorch Distributed", VLDB 2020).
+A bucket holds the gradients of neighbouring parameters, which are summed over devices, and used in
+the update, in one operator or message. Buckets are filled from the last parameter to the first,
+because backward reaches the last layers first: their sum can start while backward computes the
+others (Li et al., "PyTorch Distributed", VLDB 2020).
 
 Every gradient is an array of its own, as anywhere in MXNet. If gradients were views of one flat
 array per bucket, sums would be simpler to write; but not every operator of MXNet can write a
 gradient into a view (the backward of Deconvolution ends the process), and a graph with static
-memory keeps writing to the arrays that it found first. What needs one flat array copies.
+memory keeps writing to the arrays that it found first. An algorithm that needs one flat array
+copies.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import BinaryIO, Iterator
 def read(path: str | os.PathLike, kind: str = "file") -> bytes:
     """Return the content of a regular file; ValueError with the reason if it cannot be read.
 
-    ``kind`` is what the message calls a file that does not exist.
+    ``kind`` is the word for the file in the message if it does not exist.
     """
     path = pathlib.Path(path)
     try:

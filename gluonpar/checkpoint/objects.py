@@ -1,4 +1,4 @@
-"""Python objects as JSON and arrays: what an optimizer and its learning-rate schedule consist of.
+"""Python objects as JSON and arrays: an optimizer and its learning-rate schedule.
 
 None, Booleans, numbers and strings are themselves. A list, tuple, dict, array or object is a dict
 with one key, its kind, and is numbered in the order in which it begins; ``{"same": n}`` is number n
@@ -76,7 +76,7 @@ class Encoder:
 
 
 class Decoder:
-    """Makes values of what :class:`Encoder` has written, taking each array out of ``arrays`` once.
+    """Makes values of :class:`Encoder`'s JSON, taking each array out of ``arrays`` once.
 
     MXNet's arrays are created on ``ctx``. ``index`` has the new index of each parameter, by the one
     at the time of saving, and ``updated`` the saved indices of the parameters that had been
@@ -96,7 +96,7 @@ class Decoder:
         self._made: list[Any] = []
 
     def decode(self, value: Any, like: Any, place: str) -> Any:
-        """Return the value; ``like`` is what is at the same place now. ValueError if it cannot."""
+        """Return the value; ``like`` is the value there now. ValueError if it cannot be made."""
         if type(value) in _PLAIN:
             return value
         [(kind, content)] = value.items()
@@ -153,7 +153,7 @@ class Decoder:
         return made
 
     def _new_keys(self, keys: list, place: str) -> dict[int, int]:
-        """Return what to replace the keys by that are indices of parameters."""
+        """Return the new index of each key that is the index of a parameter."""
         if not self.moved or place.endswith("._all_index_update_counts"):  # by device
             return {}
         if place.endswith((".lr_mult", ".wd_mult", ".idx2name")) or {*keys} == self._updated:

@@ -58,7 +58,7 @@ def save(
 def load(
     path: str | os.PathLike, updater: Updater, params: NamedParams, trusted: bool = False
 ) -> None:
-    """Restore what :func:`save` wrote for the same optimizer and parameters.
+    """Restore a file of :func:`save` for the same optimizer and parameters.
 
     A file of ``gluon.Trainer`` is a pickle, which can run any code, and is read only if it is
     ``trusted``. Otherwise, or if the file is missing or damaged, raises ValueError and changes
@@ -79,7 +79,7 @@ def load(
         _check_kind(type(saved).__name__, updater.optimizer)
         counts = dict(private_fields.update_counts(saved))
         restore = _prepared(updater, params, saved, counts, states)
-    except Exception as error:  # as of pickle, or of what is in it
+    except Exception as error:  # of pickle, or of a class in the file
         reason = f"{type(error).__name__}: {error}"
         raise ValueError(f"{path} is no file of gluon.Trainer.save_states: {reason}") from error
     restore()

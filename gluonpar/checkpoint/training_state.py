@@ -78,7 +78,7 @@ def load_checkpoint(
     the file may be left out. With several processes rank 0 reads.
 
     Raises ValueError, and changes nothing, if the file is missing, damaged, not a checkpoint, of a
-    later format, of another model or optimizer, or lacks what is to be restored.
+    later format, of another model or optimizer, or lacks a part that is to be restored.
     """
     named = _named(params)
     optimizer = None if trainer is None else _optimizer(trainer, params)

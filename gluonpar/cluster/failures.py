@@ -135,7 +135,7 @@ class FailureDetector:
         self.abort(f"{late}, and all other ranks are there too: is the network too slow?")
 
     def _receive(self) -> None:
-        """Receive and answer what has come. Only this object's thread receives."""
+        """Receive and answer the messages that have come. Only this object's thread receives."""
         status = self._mpi.Status()
         while self.comm.iprobe(status=status):
             message = self.comm.recv(source=status.source, tag=status.tag)

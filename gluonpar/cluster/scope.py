@@ -13,9 +13,9 @@ _thread = threading.local()
 
 @contextlib.contextmanager
 def local() -> Iterator[None]:
-    """Keep what the calling thread does inside to the devices of this process.
+    """Within this context the calling thread's collectives are over this process's devices.
 
-    Collectives, and what is made of them (:func:`gluonpar.allreduce` and its relatives,
+    Collectives, and functions that call them (:func:`gluonpar.allreduce` and its relatives,
     ``average_gradients``, ``average_statistics``, ``get_params``, ``make_parallel``,
     ``LossMeter.read``), then neither exchange anything with other processes nor wait for them, so
     one rank may call them alone. A ``Towers`` or ``SyncBatchNorm`` that is made inside stays inside

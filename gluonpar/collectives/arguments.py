@@ -1,4 +1,4 @@
-"""Checks of what a collective is given: a list of arrays, an op."""
+"""Checks of a collective's arguments: a list of arrays, an op."""
 
 from __future__ import annotations
 

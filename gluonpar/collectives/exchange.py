@@ -6,7 +6,7 @@ is made for a set of contexts it decides
 - how a sum is computed *inside* the process: on CPU contexts in the host's memory, on GPUs by NCCL
   or by a plan of copies (:mod:`gluonpar.collectives.choice`), or by the algorithm that is named;
 - how it is computed *between* processes: not at all, by MPI, or by NCCL (:mod:`gluonpar.cluster`);
-- what is *added*: the arrays as they are, or copies: of a wider dtype; scaled, for a mean; rounded
+- which arrays are *added*: the given ones, or copies: of a wider dtype; scaled, for a mean; rounded
   to float16, in which other processes are sent the sums.
 
 With several processes, an all-reduce is hierarchical: each process sums its bucket onto one device,
@@ -41,7 +41,7 @@ Lists = Sequence[Sequence[mx.nd.NDArray]]
 # model's gradients to be summed while backward still computes the others.
 BUCKET_BYTES = 4 << 20
 
-# In which the mean over processes is computed: sums of what is representable may not be.
+# The dtypes in which means over processes are computed: a sum may be too large for its own.
 _WIDER = {np.dtype("float16"): "float32", np.dtype("float32"): "float64"}
 
 pushing = threading.RLock()
@@ -163,7 +163,7 @@ class Exchange:
         """Replace the root's array of each list, in every process, by that of :meth:`allreduce`.
 
         Other arrays are left as they are, or hold a sum, too, if the algorithm has no reduce; in
-        one process a bucket may have no root. ``name`` is what errors call it.
+        one process a bucket may have no root. ``name`` is its name in errors.
         """
         by_nccl = self.algorithm in (None, "nccl")
         for lists, root in buckets:

@@ -54,9 +54,9 @@ def broadcast(lists: Lists, root: int) -> None:
 def prepare(
     lists: Lists, op: str, reductions: Sequence[Reduction] | None = None
 ) -> Callable[[Lists], None]:
-    """Return what pushes one operator that does ``reductions`` on each of these lists.
+    """Return a function that pushes one operator that does ``reductions`` on each of these lists.
 
-    By default that is :func:`allreduce`. It does not keep the arrays alive, and is given them anew.
+    By default these are :func:`allreduce`'s. The function keeps no array alive: it is given them.
     """
     devices = range(len(lists[0]))
     reductions = reductions or [(_WHOLE, devices, devices[1:])]

@@ -1,4 +1,4 @@
-"""The public collectives: what they are given is checked here, once, and then exchanged."""
+"""The public collectives: arguments are checked here, once, and arrays then exchanged."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from gluonpar.collectives.choice import Choice, choose
 from gluonpar.collectives.exchange import BUCKET_BYTES, Exchange, in_buckets
 from gluonpar.runtime import interrupts, memory, peers
 
-# What pushes a sum of arrays that have been checked, which would take longer than a small sum. The
-# arrays are not kept alive: see memory.fingerprint.
+# Functions that push a sum of arrays that have been checked before: checking takes longer than a
+# small sum. The arrays are not kept alive: see memory.fingerprint.
 _prepared: dict[tuple, Callable] = {}
 _MOST_PREPARED = 256
 
@@ -80,7 +80,7 @@ def allreduce(
 
 
 def _key(data, *how) -> tuple | None:
-    """Return by what a list of arrays is known again, although others may have been freed."""
+    """Return a key that identifies the live arrays of a list, or None if it holds anything else."""
     if not isinstance(data, (list, tuple)):
         return None
     try:

@@ -23,7 +23,7 @@ NOT_BETWEEN_PROCESSES = (
 def check(
     algorithm: str | None, op: str | None, accumulate: str | None, num_processes: int
 ) -> None:
-    """Raise ValueError for what :func:`allreduce` has not."""
+    """Raise ValueError for options that row_sparse arrays do not support."""
     if num_processes > 1:
         raise ValueError(NOT_BETWEEN_PROCESSES)
     if algorithm is not None or accumulate is not None:

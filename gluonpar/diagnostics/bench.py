@@ -148,7 +148,7 @@ def measure(prepared: tuple, console: Console, record: harness.Record) -> list[s
 def header(
     console: Console, record: harness.Record, setting: Setting, candidates: Iterable[str]
 ) -> None:
-    """Print what the figures depend on and what they mean."""
+    """Print the conditions of the measurement and the meaning of the figures."""
     how = threads.describe(setting.ctx) or "; ".join(record.machine["gpus"])
     checked = "every value compared with NumPy's" if setting.check else "values not checked"
     combined = f"{setting.op} of " if setting.collective in ADDING else ""
@@ -257,7 +257,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Setting:
-    """What all candidates do, and how often.
+    """The work of all candidates, and how often they do it.
 
     A sample is a call's share of ``calls`` calls on the same arrays and one wait after the last.
     """
@@ -277,7 +277,7 @@ class Setting:
 
 
 def makers(setting: Setting, algorithms: Iterable[str]) -> dict[str, Maker]:
-    """Return what makes each candidate, by name.
+    """Return the functions that make the candidates, by name.
 
     They are gluonpar's ``algorithms`` and MXNet's key-value stores, or for another collective than
     allreduce gluonpar's function; and, on CPUs, NumPy on the same memory.

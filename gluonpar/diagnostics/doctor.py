@@ -4,8 +4,8 @@ It changes nothing, downloads nothing, and works without MXNet and NumPy.
 """
 
 # Each check yields findings about one part of the installation: a state, a text and, optionally, a
-# remedy. It runs in a child process, since what it tries out, such as NumPy and MXNet, may raise
-# any exception, end the process or hang.
+# remedy. It runs in a child process, since imports that it tries, such as MXNet's, may raise any
+# exception, end the process or hang.
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ Described = Union[Tuple[str, str], Tuple[str, str, str]]  # state, text and reme
 
 
 class Finding(NamedTuple):
-    """What a check says about its topic; ``state`` is "ok", "note" or "wrong"."""
+    """A check's result on its topic; ``state`` is "ok", "note" or "wrong"."""
 
     topic: str
     state: str
@@ -132,7 +132,7 @@ def examine(topic: str, timeout_seconds: float = TIMEOUT_SECONDS) -> list[Findin
 
 
 def print_findings(topic: str) -> None:
-    """In the child: print what the check finds, then an empty finding, since it did not fail."""
+    """In the child: print the check's findings, then an empty one, since it did not fail."""
     check, remedy = CHECKS[topic]
     try:
         for described in check():
@@ -352,7 +352,7 @@ def _mapped_file(library: str) -> str:
 
 
 def settings() -> Iterator[Described]:
-    """The environment, and whether it overrides what gluonpar would set."""
+    """The environment, and whether it overrides gluonpar's settings."""
     wanted = startup.settings(wheels.installed())
     for name, value in wanted.items():
         if os.environ.get(name, value) == value:

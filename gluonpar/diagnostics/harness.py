@@ -127,7 +127,7 @@ def interleaved(
 
 
 def machine() -> dict[str, Any]:
-    """Return what the figures depend on: processor, cores, GPUs, versions, date; for JSON."""
+    """Return the conditions of a measurement: processor, cores, GPUs, versions, date; for JSON."""
     try:
         gpus = [str(gpu) for gpu in driver.gpus()]
     except (driver.DriverMissingError, driver.DriverError):
@@ -172,7 +172,7 @@ class BenchmarkParser(Parser):
 
 
 class Record:
-    """The results so far, rows with ``as_dict()``, and what --json keeps beside them."""
+    """The results so far, rows with ``as_dict()``, and the other content of --json's file."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options, self.machine = options, machine()
@@ -180,7 +180,7 @@ class Record:
         self.more: dict[str, Any] = {}
 
     def header(self, console: Console, rows: dict[str, str]) -> None:
-        """Print what the figures depend on: versions, machine, date, and ``rows``."""
+        """Print the conditions of the measurement: versions, machine, date, and ``rows``."""
         gpus = "".join(f"; {gpu}" for gpu in self.machine["gpus"])
         where = f"{self.machine['processor']}, {self.machine['cores']} cores usable{gpus}"
         console.header(__version__, {"machine": where, "date": self.machine["date"], **rows})

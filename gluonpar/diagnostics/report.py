@@ -1,4 +1,4 @@
-"""What gluonpar verify --report FILE.json does: run the commands in turn, and keep what they print.
+"""gluonpar verify --report FILE.json: run the commands in turn, and keep their output.
 
 Each command runs in a process of its own, so one that fails or hangs does not end the report.
 """
@@ -43,7 +43,7 @@ def check_path(path: str | os.PathLike) -> None:
 def write(path: str | os.PathLike, ctx: Sequence[mx.Context]) -> int:
     """Run everything on the devices ``ctx``; write FILE.json and FILE.html; return the exit code.
 
-    What the commands print is printed, too. The exit code is 0 if that of each command is.
+    The commands' output is printed, too. The exit code is 0 if that of each command is.
     """
     report = collect(ctx)
     content = {path: json.dumps(report, indent=1) + "\n", page_path(path): page(report)}
@@ -60,7 +60,7 @@ def page_path(path: str | os.PathLike) -> Path:
 
 
 def collect(ctx: Sequence[mx.Context]) -> dict[str, Any]:
-    """Run the commands on the devices ``ctx`` and return what they print and measure, for JSON."""
+    """Run the commands on the devices ``ctx``; return their output and measurements, for JSON."""
     report = {"format": FORMAT, "machine": harness.machine(), "devices": [*map(str, ctx)]}
     report["parts"] = parts = []
     with tempfile.TemporaryDirectory() as folder:
@@ -96,7 +96,7 @@ def commands(kind: str, num_devices: int, folder: str) -> dict[str, list[str]]:
 def run(arguments: Sequence[str]) -> dict[str, Any]:
     """Run a command of ``gluonpar``; return its exit code (None: it hangs), output and result.
 
-    The result is what it writes as JSON.
+    The result is the JSON that it writes.
     """
     start, command = time.monotonic(), [sys.executable, "-m", "gluonpar", *arguments]
     options = {"stdin": subprocess.DEVNULL, "capture_output": True}
@@ -145,7 +145,7 @@ def refusal(part: dict[str, Any], report: dict[str, Any]) -> str:
 
 
 def page(report: dict[str, Any]) -> str:
-    """Return the report as an HTML page: where it ran, and what each command printed."""
+    """Return the report as an HTML page: where it ran, and each command's output."""
     title = html.escape(f"gluonpar on {', '.join(report['devices'])}")
     machine = "".join(f"<li>{k}: {html.escape(str(v))}" for k, v in report["machine"].items())
     lines = [f'<!DOCTYPE html>\n<html lang="en"><meta charset="utf-8"><title>{title}</title>']

@@ -1,4 +1,4 @@
-"""Whether a network of the user's computes on several devices what it computes on one."""
+"""The check that a user's network computes the same on several devices as on one."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def check_replicas(copies: Sequence[mx.nd.NDArray], name: str) -> None:
 
 
 def check_same_bits(first: Arrays, second: Arrays, subject: str) -> None:
-    """Raise VerificationError, with the names of what differs, unless both have the same bits."""
+    """Raise VerificationError, with the names of arrays that differ, unless all bits are equal."""
     different = [name for name in first if first[name].tobytes() != second[name].tobytes()]
     if different:
         raise VerificationError(
@@ -180,7 +180,7 @@ def check_close(want: Arrays, got: Arrays, subject: str) -> str:
 
     Differences are relative to the largest magnitude in the array, or to a hundredth of the largest
     magnitude in all arrays: an array that is zero but for rounding (the gradient of a bias before a
-    batch normalization) may differ by what rounding of the others leaves in it.
+    batch normalization) may differ by the others' rounding.
     """
     largest = max(map(_magnitude, want.values()), default=0.0)
     worst, where = 0.0, ""

@@ -31,7 +31,7 @@ class SumKey(NamedTuple):
 
 
 class Round:
-    """What is called on ``num_devices`` devices at once."""
+    """A call of functions on ``num_devices`` devices at once."""
 
     def __init__(self, num_devices: int) -> None:
         self.num_devices, self.failed = num_devices, ""  # why a device is missing, if one is
@@ -66,7 +66,7 @@ class Round:
 
 
 class _Sum:
-    """What the devices have given so far, and the callbacks of each."""
+    """The values that have arrived so far, and the callbacks of each device."""
 
     def __init__(self) -> None:
         self.values: dict[str, np.ndarray] = {}

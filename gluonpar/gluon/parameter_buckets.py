@@ -94,7 +94,7 @@ class Layout:
 
 
 def listed(params) -> list[gluon.Parameter]:
-    """Return the Parameters in a list or dict; gluon.Trainer refuses what else may be in it."""
+    """Return the Parameters in a list or dict; gluon.Trainer refuses other entries."""
     values = params.values() if hasattr(params, "values") else params
     if not isinstance(values, collections.abc.Iterable):
         return []

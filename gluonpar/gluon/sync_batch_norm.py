@@ -105,7 +105,7 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
         self._half = np.dtype(dtype) == np.float16
 
     def forward(self, x: Any, *more: Any) -> Any:
-        """Refuse what would not end, at once, and compute."""
+        """Refuse a call that would not end, at once, and compute."""
         if not self._kwargs["use_global_stats"]:
             check_distinct(self._contexts())
             symbolic = isinstance(x, mx.sym.Symbol)
@@ -136,7 +136,7 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
         return current_round() or self._plain_round
 
     def hybrid_forward(self, F: Any, x: Any, gamma: Any, beta: Any, **running: Any) -> Any:
-        """Compute what BatchNorm does, for ``x`` (n, channels, ...) on this device."""
+        """Compute batch normalisation of ``x`` (n, channels, ...) on this device."""
         if mx.util.is_np_array():
             x, gamma, beta = (array.as_nd_ndarray() for array in (x, gamma, beta))
             running = {name: array.as_nd_ndarray() for name, array in running.items()}
@@ -198,7 +198,7 @@ _NAIVE_ENGINE = (
 )
 
 
-# Symbols refer to layers by key: to those of blocks, and to those that a symbol brought along.
+# Symbols refer to layers by key: to layers of blocks, and to layers made for an imported symbol.
 _layers: weakref.WeakValueDictionary[str, SyncBatchNorm] = weakref.WeakValueDictionary()
 _imported: dict[str, SyncBatchNorm] = {}
 
@@ -262,7 +262,7 @@ class _MeanOverDevicesProp(mx.operator.CustomOpProp):
 class _MeanOverDevices(mx.operator.CustomOp):
     """mean = (sum of sums) / (sum of counts) over devices, and the running mean of it.
 
-    Nothing waits here: what depends on other devices is written, later, by operators that end when
+    Nothing waits here: arrays that depend on other devices are written by operators that end when
     the last device has arrived. Calls for one device are ordered, because they all change
     ``running``.
     """
@@ -318,7 +318,7 @@ class _MeanOverDevices(mx.operator.CustomOp):
         targets: list[mx.nd.NDArray],
         req: list[str],
     ) -> None:
-        """Write what ``results`` makes of the sum of ``values`` over devices; returns at once."""
+        """Write ``results(sum of values over devices)`` into ``targets``; returns at once."""
         on_host = self._ctx.device_type == "cpu"
         arrays, kinds = targets, req
         if not on_host:

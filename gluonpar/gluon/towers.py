@@ -218,7 +218,7 @@ class Towers:
     def _compute(
         self, i: int, batch: Any, outputs: list[dict], call_on: Callable = device_threads.call
     ) -> None:
-        """Append what ``forward`` returns for the batch in tower i, under the same names."""
+        """Append the outputs of ``forward`` for the batch in tower i, under the same names."""
         with on_device(self.ctx[i], f"tower {i}"):
             [loaded] = split_and_load(batch, self.ctx[i])
             output = call_on(self.ctx[i], self._forward, loaded, self._models[i])

@@ -74,7 +74,7 @@ class Trainer(gluon.Trainer):
     in each step, which otherwise nothing does.
 
     Raises ValueError for no parameters, parameters on different contexts, sparse parameters, an
-    unknown algorithm or compression, and for what this Trainer has not:
+    unknown algorithm or compression, and for features that this Trainer has not:
     ``update_on_kvstore=True``, kvstores of several processes, and ``compression_params``. Nothing
     waits, as in ``gluon.Trainer``; see Dive into Deep Learning, 13.6.
     """
@@ -158,11 +158,11 @@ class Trainer(gluon.Trainer):
         self._update(ignore_stale_grad)
 
     def _allreduce_grads(self) -> None:
-        """What others override or call in ``gluon.Trainer``."""
+        """The method that programs override or call in ``gluon.Trainer``."""
         self._sum(self._fresh_buckets(ignore_stale_grad=True), on_all=True)
 
     def _update(self, ignore_stale_grad: bool = False) -> None:
-        """What others override or call in ``gluon.Trainer``; ``rescale_grad`` is set already."""
+        """As in ``gluon.Trainer``, for programs that call it; ``rescale_grad`` is set already."""
         buckets = self._fresh_buckets(ignore_stale_grad, summed=True)
         for bucket in buckets:
             if bucket.root is None:  # every device updates by its own
@@ -232,7 +232,7 @@ class Trainer(gluon.Trainer):
         optimizer_states.save(fname, self._updater, self._named_params(), format)
 
     def load_states(self, fname: str | os.PathLike, trusted: bool = False) -> None:
-        """Load what :meth:`save_states` wrote; the optimizer continues from there.
+        """Load a file of :meth:`save_states`; the optimizer continues from there.
 
         As in ``gluon.Trainer`` the saved attributes replace the arguments of this Trainer: learning
         rate, schedule, momentum, clipping. Functions and classes must be the same here. Parameters
@@ -251,7 +251,7 @@ class Trainer(gluon.Trainer):
         return [(param.name, index[param], param) for param in given]
 
     def _reset_kvstore(self) -> None:
-        """What ``Parameter.set_data`` calls where weights have copies elsewhere: in the states."""
+        """Called by ``Parameter.set_data``: the optimizer's states may have copies of weights."""
         super()._reset_kvstore()
         if hasattr(self, "_sharded_update"):
             self._kv_initialized = self._update_on_kvstore = True  # its conditions
@@ -265,7 +265,7 @@ class Trainer(gluon.Trainer):
             cluster.agree_later({**self._hyper_parameters(), "batch_size": batch_size})
 
     def _hyper_parameters(self) -> dict[str, Any]:
-        """What the updates depend on, which must be the same on all ranks."""
+        """The values that updates depend on, which must be the same on all ranks."""
         optimizer = self._optimizer
         options = {
             name: value

@@ -29,14 +29,15 @@ from gluonpar.collectives.exchange import Exchange
 from gluonpar.replicas import Copies, ParamBucket
 from gluonpar.runtime import private_fields
 
-# What creates a momentum for each parameter unless it is 0.
+# Optimizers that create a momentum for each parameter unless it is 0.
 _WITH_MOMENTUM = (SGD, NAG, LARS, LBSGD, Signum)
 
 
 def needs_one_root(optimizer: Optimizer) -> bool:
     """Return whether all parameters must be updated on the same device.
 
-    LARS compares what it updates together; others may have arrays of their own.
+    LARS compares the parameters that it updates together; other classes may have arrays of their
+    own.
     """
     return type(optimizer) is LARS or _may_keep_arrays(optimizer)
 
@@ -84,7 +85,7 @@ class ShardedUpdate:
         )
 
     def apply(self, buckets: Sequence[ParamBucket], fused: bool) -> None:
-        """Update every bucket on its root, or on every device, and broadcast what a root updated.
+        """Update every bucket on its root, or on every device, and broadcast from the roots.
 
         With ``fused`` the gradients in buckets with a root are summed here.
         """
@@ -123,7 +124,7 @@ class ShardedUpdate:
             self._updater(indices, grads, values)
 
     def _update_copies(self, buckets: Sequence[ParamBucket]) -> None:
-        """Update what devices other than the first hold, of buckets without a root."""
+        """Update the copies on devices other than the first, of buckets without a root."""
         counts, states = private_fields.update_counts(self._optimizer), self._updater.states
         for bucket in buckets:
             [copies] = bucket.copies
@@ -233,7 +234,7 @@ def _lacks(state: Any) -> bool:
 
 
 def _filled(state: Any, new: Any) -> Any:
-    """Return ``state`` with what is None taken from ``new``."""
+    """Return ``state`` with the arrays of ``new`` where it is None."""
     if isinstance(state, (tuple, list)):
         return tuple(map(_filled, state, new))
     return new if state is None else state

@@ -1,4 +1,4 @@
-"""What happens before MXNet can be imported: wheels, CUDA's libraries, driver, NumPy's names.
+"""Before MXNet can be imported: wheels, CUDA's libraries, driver, NumPy's names.
 
 The lowest of the packages. Its modules work where MXNet is missing or broken; only
 :func:`gluonpar.install.startup.start` imports it.

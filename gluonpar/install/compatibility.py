@@ -26,7 +26,7 @@ def install() -> None:
 
 
 def _former() -> tuple[tuple[str, Any, str], ...]:
-    """Return what MXNet uses of NumPy 1: its name, what it is now, the NumPy that changed it."""
+    """Return NumPy 1's names that MXNet uses: name, value now, the NumPy that changed it."""
     return (
         # names of Python's own types
         ("bool", bool, "1.20"),  # NumPy 2 calls its own type so, of which True is no instance
@@ -173,7 +173,7 @@ class Version:
 
 
 class _Finder:
-    """Finds MXNet's modules as Python does, and lets them import what is theirs."""
+    """Finds MXNet's modules as Python does, and lets them import the names they need."""
 
     def __init__(self, numpy: types.ModuleType):
         version = types.ModuleType("distutils.version")

@@ -40,7 +40,7 @@ _SEGMENT = struct.Struct("<2L6Q")
 
 
 class LibraryError(OSError):
-    """A CUDA library is damaged, or not where it was looked for; ``remedy`` says what to do."""
+    """A CUDA library is damaged, or not where it was looked for; ``remedy`` is a sentence."""
 
     def __init__(self, message: str, remedy: str):
         super().__init__(message)
@@ -116,13 +116,13 @@ def _open(name: str) -> ctypes.CDLL:
 
 
 def in_wheels(name: str, site: pathlib.Path | None = None) -> list[pathlib.Path]:
-    """Return the paths of the library ``name``, or pattern, among what PyPI's wheels installed."""
+    """Return the paths of the library ``name``, or pattern, among the files of PyPI's wheels."""
     root = (site or pathlib.Path(sysconfig.get_path("purelib"))) / "nvidia"
     return sorted(root.glob(f"*/lib/{name}"))
 
 
 def damage(path: pathlib.Path) -> str:
-    """Return what is wrong with a shared library, as far as its headers show; "" if nothing.
+    """Return the fault of a shared library, as far as its headers show it; "" if nothing.
 
     The system's loader maps a file by its headers; if the file was truncated (a full disk, an
     interrupted copy), the process dies of SIGBUS without a message. Raises OSError if the file

@@ -84,7 +84,7 @@ def run(program: str, work) -> int:
             print(f"\n{program}: interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        # Else Python would fail again at its end, when it writes what is still buffered.
+        # Else Python would fail again at its end, when it writes its buffers.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)

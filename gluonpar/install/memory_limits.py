@@ -2,7 +2,7 @@
 
 Where memory is short (seen under ``ulimit -v``), MXNet 1.9.1 raises an error if an array is too
 large, but crashes or hangs if a thread cannot be started or oneDNN gets no workspace. So callers
-check first that what every run needs can be allocated.
+check first that the memory that every run needs can be allocated.
 """
 
 from __future__ import annotations

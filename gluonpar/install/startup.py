@@ -45,7 +45,7 @@ _POOL_GUARD = (
     "_ZGVZN4dmlc16ThreadLocalStoreIN5mxnet8resource19ResourceManagerImplEE9SingletonEvE4inst"
 )
 
-# What importing damaged files raises; ValueError for null bytes, up to Python 3.11.
+# Raised by importing damaged files; ValueError for null bytes, up to Python 3.11.
 _BROKEN = (OSError, ImportError, RuntimeError, SyntaxError, ValueError, AttributeError, MemoryError)
 
 
@@ -90,7 +90,7 @@ def settings(installed: list[str]) -> dict[str, str]:
 
 
 def _fusion_works() -> bool:
-    """Return whether the driver accepts what the CUDA compiler in the process writes."""
+    """Return whether the driver accepts the output of the CUDA compiler in the process."""
     if os.environ.get("GLUONPAR_CUDA") == "system":  # a compiler of any version
         return False
     try:
@@ -131,7 +131,7 @@ def _import_mxnet(wheel: str) -> None:
 
 
 def _remedy(error: Exception, wheel: str) -> str:
-    """Return what to do about an exception that the import of MXNet raised."""
+    """Return the remedy for an exception that the import of MXNet raised."""
     if isinstance(error, cuda_libraries.LibraryError):
         return f"Remedy: {error.remedy}."
     if isinstance(error, memory_limits.OutOfMemoryError):

@@ -18,8 +18,9 @@ from pathlib import Path
 # other packages whose names begin with mxnet do not.
 _NAMES = re.compile(r"mxnet(-(cu\d+(mkl)?|mkl|native))?")
 
-# What installs MXNet. gluonpar itself requires all that MXNet needs, and without MXNet's bound for
-# NumPy, which has no wheels for Python 3.13: there the extra cu112 has only the CUDA libraries.
+# Commands that install MXNet. gluonpar itself requires all that MXNet needs, and without MXNet's
+# bound for NumPy, which has no wheels for Python 3.13: there the extra cu112 has only the CUDA
+# libraries.
 CPU = "pip install --no-deps mxnet==1.9.1"
 CUDA = "in a clone of gluonpar pip install -e '.[cu112]'"
 if sys.version_info >= (3, 13):

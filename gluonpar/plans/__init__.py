@@ -1,4 +1,4 @@
-"""Plans of all-reduces as data: which device sends what to which one, and when. No MXNet.
+"""Plans of all-reduces as data: which device sends which chunk to which device, and when. No MXNet.
 
 A plan can be printed, drawn, simulated and tested without any array; ``gluonpar.collectives``
 carries it out.

@@ -1,7 +1,7 @@
 """Which backward pass wrote the gradient of a Gluon parameter on each device.
 
 On one device, with ``grad_req='write'``, a gradient is that of the last backward pass that reached
-the parameter; what earlier passes wrote is gone. On several devices the backward of one batch is
+the parameter; gradients of earlier passes are gone. On several devices the backward of one batch is
 one pass or, in a loop over devices, one pass per device. With fewer samples than devices some of
 these do not take place, and the gradients of an earlier batch remain there, which must not count.
 MXNet's own flag, ``_fresh_grad``, does not tell them apart: it says that some backward pass has
@@ -139,7 +139,7 @@ def accumulate(params: Iterable[gluon.Parameter], on: bool) -> None:
 
 @contextlib.contextmanager
 def _one_pass() -> Iterator[None]:
-    """Note what is written, and while gradients accumulate let no other pass run meanwhile."""
+    """Note which gradients are written, and while gradients accumulate run no other pass."""
     with _lock:
         adds = any(writes.accumulates for writes in [*_tracked.values()])
     # MXNet sets a flag before it writes the gradient, to which another thread's pass would add.
@@ -149,7 +149,7 @@ def _one_pass() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _noted() -> Iterator[None]:
-    """Note what is written within this context."""
+    """Note which gradients are written within this context."""
     global _last, _running, _recorded
     with _lock:
         if not _running:
@@ -177,12 +177,12 @@ class _Writes:
 
     def __init__(self, param: gluon.Parameter) -> None:
         self._param = weakref.ref(param)
-        self._values: list[mx.nd.NDArray] | None = None  # what the rest is about
+        self._values: list[mx.nd.NDArray] | None = None  # the arrays that the other fields describe
         self._grads: list[mx.nd.NDArray] | None = None
         self._devices: list[mx.Context] = []
         self._passes: list[_Pass | None] = []
         self._adds = False  # by itself: grad_req='add'
-        self._saved: dict[int, mx.nd.NDArray] = {}  # by device: to be added to what a pass writes
+        self._saved: dict[int, mx.nd.NDArray] = {}  # by device: to be added to the next pass's
         # Whether no pass has been seen, and whether the arrays are not the first: see follow.
         self._is_new, self._replaced = True, False
         self.accumulates = False
@@ -192,7 +192,7 @@ class _Writes:
         self._overwritten: collections.Counter = collections.Counter()
 
     def passes(self) -> list[_Pass | None]:
-        """Return the passes, after what has been done to the flags without a pass.
+        """Return the passes, after changes of the flags that no pass has made.
 
         One that was set before the parameter was tracked counts as of the last pass; one that has
         been cleared, as by another trainer's update, does not count any more.
@@ -226,7 +226,7 @@ class _Writes:
         return [any(counting)] * len(counting) if self._adds else counting
 
     def adds(self) -> bool:
-        """Return whether what earlier passes have written counts, too."""
+        """Return whether gradients of earlier passes count, too."""
         return self._adds or self.accumulates
 
     def begin(self) -> None:
@@ -238,7 +238,7 @@ class _Writes:
         self.sum_on = None
 
     def save(self) -> None:
-        """Save what counts so far, if the next pass shall add to it."""
+        """Save the gradients that count so far, if the next pass shall add to them."""
         if not self.accumulates or self._adds:
             return
         with autograd.pause():
@@ -248,7 +248,7 @@ class _Writes:
                     memory.clear_grad_flags([self._values[i]])
 
     def see(self) -> list[_Pass | None]:
-        """Note what the pass that runs has written; return the passes before."""
+        """Note which gradients the running pass has written; return the passes before."""
         before, written = self._passes, self._written()
         self._passes = [_last if now else one for one, now in zip(before, written)]
         _last.devices.update(device for device, now in zip(self._devices, written) if now)
@@ -271,7 +271,7 @@ class _Writes:
                 self._grads[i] = value.grad
 
     def discard(self, before: list[_Pass | None]) -> None:
-        """Discard what is out of date by what the pass that runs has written."""
+        """Discard gradients that the running pass has made out of date."""
         if not any(one is _last for one in self._passes):
             return
         is_first = self.time != _num_sums

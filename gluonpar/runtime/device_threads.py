@@ -3,7 +3,7 @@
 MXNet gives each thread that pushes operators its own pool of workspaces and its own random
 generators, shared by all CPU contexts. An operator waits for its workspace until the operators that
 drew the same one before have ended. Operators that are pushed from their device's thread therefore
-wait for none of another device, unless they read what it writes.
+wait for none of another device, unless they read arrays that it writes.
 
 MXNet seeds the generators of the thread that calls ``mx.random.seed``; here those of all devices'
 threads are seeded, too. For that, functions of MXNet's C interface are replaced by others that call
@@ -48,7 +48,7 @@ def call(ctx: mx.Context, function: Callable, *arguments: Any) -> Any:
     """Call ``function(*arguments)`` on the thread of ``ctx`` and return its result; waits for it.
 
     It runs in the scope of ``ctx``, and records, trains and uses NumPy's semantics if the caller
-    does. What it raises is raised here. On the thread of ``ctx`` itself it is simply called.
+    does. Its exception is raised here. On the thread of ``ctx`` itself it is simply called.
     """
     if current() == ctx:
         with mx.Context(ctx):
@@ -97,7 +97,7 @@ class _DeviceThread:
                     future.set_result(function())
             except BaseException as error:
                 future.set_exception(error)
-            del function, future  # what a task refers to may be large
+            del function, future  # the arrays of a task may be large
 
     def _seed(self) -> None:
         """Seed this thread's generators, if that was asked for since the last time."""

@@ -119,7 +119,7 @@ def _cpus(count: int) -> tuple[mx.Context, ...]:
 
 
 def _notice(contexts: Sequence[mx.Context], reason: str) -> str:
-    """Return what to print where CPU devices stand in for GPUs; ``reason`` if there may be one."""
+    """Return the line to print for CPU devices in place of GPUs; ``reason`` if there may be one."""
     shown = contexts if len(contexts) <= 4 else (contexts[0], contexts[-1])
     names = (" to " if len(shown) < len(contexts) else ", ").join(map(str, shown))
     using = f"using CPU device{'s' * (len(contexts) > 1)} {names}"

@@ -89,7 +89,7 @@ def _called(_context, on_complete, ticket):
         complete(traceback.format_exc())
     else:
         if not ends_by_call:
-            del function  # and what it holds, before anyone who waits goes on
+            del function  # and its arrays, before anyone who waits goes on
             finish(engine, param, None)
 
 
@@ -140,7 +140,7 @@ def prepare(
     It is ordered by the arrays that it uses, and must not wait for an MXNet array or operator,
     which may need the same worker. ``reads`` and ``writes`` are arrays or views on any context;
     duplicates are allowed. They are not kept alive: hold them until ``push`` has returned. ``name``
-    is what MXNet's profiler shows. With ``inline`` the engine may run the function on the calling
+    is its name in MXNet's profiles. With ``inline`` the engine may run the function on the calling
     thread, inside ``push``, if it need not wait for an array: for functions that take less time
     than waking a worker (about 0.1 ms). With ``prioritized`` it runs on one of the four threads for
     urgent operators that all CPU contexts share, in parallel with the contexts' workers.
@@ -223,7 +223,7 @@ def _called_by_engine(frame: types.FrameType) -> bool:
 
 
 def _after_fork() -> None:
-    """Leave to the parent what is to be done at its end, and the errors that it has printed."""
+    """Leave to the parent its functions for the exit, and the errors that it has printed."""
     global _exit_code, _failing
     _at_exit.clear()
     _exit_code, _failing = 0, threading.RLock()  # another thread of the parent may hold it

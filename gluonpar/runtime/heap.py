@@ -1,8 +1,8 @@
-"""glibc's heap keeps what is freed in it; after some steps, what is free is returned to the system.
+"""glibc's heap keeps freed memory; after some steps, free memory is returned to the system.
 
 An operator's output that glibc returns to the system when it is freed costs an mmap, page faults
 and an munmap in every step. But a program's first steps free much that no later step needs: initial
-values, arrays in whose place buckets came, what was allocated before a graph was planned.
+values, arrays that buckets replaced, memory allocated before a graph was planned.
 
 glibc's settings are left as they are if the environment has any for it.
 """

@@ -54,7 +54,7 @@ _openmp = _get().contents
 
 
 def cores() -> int:
-    """Return this process's number of processors: its CPU affinity, or what :func:`limit` set."""
+    """Return this process's number of processors: its CPU affinity, or that of :func:`limit`."""
     return _limit or len(os.sched_getaffinity(0))
 
 
@@ -118,7 +118,7 @@ def push(
 ) -> None:
     """Push ``function``, which reads and writes ``arrays``, on the thread that can start first.
 
-    It may call :func:`run` on ``num_bytes``; ``name`` is what MXNet's profiler shows.
+    It may call :func:`run` on ``num_bytes``; ``name`` is the operator's name in MXNet's profiles.
     """
     engine.push(function, memory.context(arrays[0]), writes=arrays, name=name, **place(num_bytes))
 

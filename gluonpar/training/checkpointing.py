@@ -85,7 +85,7 @@ class Checkpointer:
         save_checkpoint(path, workload.trained, workload.trainer, shuffle, notes)
 
     def remove_old(self) -> Iterator[OSError]:
-        """Remove the oldest checkpoints if there are more than ``keep``; give what prevents it.
+        """Remove the oldest checkpoints if there are more than ``keep``; give the errors.
 
         A file that cannot be removed is not tried again.
         """

@@ -1,4 +1,4 @@
-"""The options of a run, which values they may have, and what they say about the optimizer."""
+"""The options of a run, the values they may have, and the optimizer that they describe."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class Configuration:
                 raise ValueError(f"onnx files cannot be written: {error}") from error
 
     def optimizer_arguments(self) -> dict[str, Any]:
-        """Return the optimizer's arguments: the learning rate and what is not MXNet's default."""
+        """Return the optimizer's arguments: the learning rate, and others unless MXNet's defaults."""
         defaults = {"momentum": default_momentum(self.optimizer), "wd": 0}
         changed = {k: getattr(self, k) for k, v in defaults.items() if getattr(self, k) != v}
         return {"learning_rate": self.lr, **changed}

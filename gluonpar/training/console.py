@@ -115,11 +115,11 @@ class Console:
 def _print(text: str, stream: TextIO) -> None:
     encoding = getattr(stream, "encoding", None) or "utf-8"
     try:
-        # A file's name, for instance, need not be UTF-8: what cannot be encoded is escaped.
+        # A file's name, for instance, need not be UTF-8: other characters are escaped.
         text = text.encode(encoding, "backslashreplace").decode(encoding)
         print(text, file=stream, flush=True)
     except OSError as error:
-        # What the stream still holds, and all that is printed on it later, goes nowhere.
+        # Buffered text, and all that is printed on the stream later, goes nowhere.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
         os.close(nowhere)

@@ -1,4 +1,4 @@
-"""What a run does on each rank of several processes: its share of a batch, and checks."""
+"""A run on each rank of several processes: its share of a batch, and checks."""
 
 from __future__ import annotations
 

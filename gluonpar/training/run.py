@@ -49,8 +49,8 @@ _TERMINATION_DELAY = 2
 class Run:
     """One training run. The constructor checks and loads everything; :meth:`train` trains.
 
-    ``history`` has the finished epochs, ``kept`` the paths of what was written other than
-    checkpoints, and ``lost`` those of files that could not be written, also after an exception.
+    ``history`` has the finished epochs, ``kept`` the paths of files other than checkpoints, and
+    ``lost`` those of files that could not be written, also after an exception.
     With several processes (:mod:`gluonpar.cluster`) each trains on its share of every batch; rank 0
     prints, plots and saves. ``on_epoch``: see :func:`train`.
     """
@@ -327,7 +327,7 @@ class Run:
             self.console.trace(traced, self.profiler)
 
     def _print_files(self) -> None:
-        """Print once what the run has written, other than the trace."""
+        """Print once the files that the run has written, other than the trace."""
         config, saved = self.configuration, []
         if self.save_dir:
             num_epochs = len({*self.save_dir.glob(f"{config.model}-epoch-*.params")})
@@ -368,7 +368,7 @@ class Run:
 
 @contextlib.contextmanager
 def _semantics(np_shape: bool, np_array: bool) -> Iterator[None]:
-    """Switch what ``npx.set_np()`` sets on or off in a ``with`` block."""
+    """Switch MXNet's NumPy semantics (``npx.set_np()``) on or off in a ``with`` block."""
     scopes = mx.util.np_array(np_array), mx.util.np_shape(np_shape)
     first, second = scopes[::-1] if np_array else scopes  # never arrays without shapes
     with first, second:
