@@ -58,7 +58,7 @@ def train_batch(
     if batch_size is not None:
         batch_size = optim.check_batch_size(batch_size)
     if not alone:
-        cluster.agree_later({"lr": lr, "algorithm": algorithm, "batch_size": batch_size})
+        cluster.check_equal_async({"lr": lr, "algorithm": algorithm, "batch_size": batch_size})
 
     # Split: shard i of the batch goes to device i.
     shards, num_samples = sharding.split((X, y), contexts, weights=weights)

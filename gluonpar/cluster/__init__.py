@@ -7,7 +7,7 @@ rank and size, but what communicates raises RuntimeError there. How to start a j
 it: docs/cluster.md.
 """
 
-from gluonpar.cluster.agreement import agree, agree_later, together
+from gluonpar.cluster.consistency import check_equal, check_equal_async, together
 from gluonpar.cluster.process_collectives import (
     PendingGather,
     PendingSum,
@@ -24,11 +24,11 @@ __all__ = [
     "PendingGather",
     "PendingSum",
     "abort",
-    "agree",
-    "agree_later",
     "all_gather",
     "allreduce",
     "broadcast",
+    "check_equal",
+    "check_equal_async",
     "gather",
     "is_local",
     "is_main",

@@ -131,7 +131,7 @@ def push(function: Callable[[World], None]) -> None:
     """Have the engine call ``function``, in which all ranks may call MPI, between the others."""
     job = world()
     if job is not None:
-        _push_operator("agree", functools.partial(_run, job, "agree", lambda: function(job)), [])
+        _push_operator("check", functools.partial(_run, job, "check", lambda: function(job)), [])
 
 
 def _push(name: str, run: Callable, arrays: Sequence[mx.nd.NDArray], by_nccl: bool = False) -> None:

@@ -262,7 +262,7 @@ class Trainer(gluon.Trainer):
         batch_size = optim.check_batch_size(batch_size)
         self._optimizer.rescale_grad = self._scale / batch_size
         if self._exchange.num_processes > 1:
-            cluster.agree_later({**self._hyper_parameters(), "batch_size": batch_size})
+            cluster.check_equal_async({**self._hyper_parameters(), "batch_size": batch_size})
 
     def _hyper_parameters(self) -> dict[str, Any]:
         """The values that updates depend on, which must be the same on all ranks."""
@@ -285,7 +285,7 @@ class Trainer(gluon.Trainer):
         for param in self._params:
             param.list_data()  # raises, naming the parameter, if it is not initialised
         if self._layout is None and self._exchange.num_processes > 1:
-            cluster.agree({**self._hyper_parameters(), **_kinds(in_order)})
+            cluster.check_equal({**self._hyper_parameters(), **_kinds(in_order)})
         self._contexts = self._check_contexts()
         self._exchange = Exchange(self._contexts, **self._options)
         self._sharded_update.set_exchange(self._exchange)

@@ -151,7 +151,7 @@ class Configuration:
                 raise ValueError(f"onnx files cannot be written: {error}") from error
 
     def optimizer_arguments(self) -> dict[str, Any]:
-        """Return the optimizer's arguments: the learning rate, and others unless MXNet's defaults."""
+        """Return the optimizer's arguments: the learning rate, and the others that were chosen."""
         defaults = {"momentum": default_momentum(self.optimizer), "wd": 0}
         changed = {k: getattr(self, k) for k, v in defaults.items() if getattr(self, k) != v}
         return {"learning_rate": self.lr, **changed}

@@ -60,7 +60,7 @@ def check_same_run(configuration: Configuration, ctx: Sequence[mx.Context], data
     options = {k: v for k, v in vars(configuration).items() if k not in _MAY_DIFFER}
     versions = {"gluonpar": __version__, "mxnet": mx.__version__, "numpy": np.__version__}
     facts = {"number of devices": len(ctx), "checksum of the data": checksums(data)}
-    cluster.agree({**options, **versions, **facts})
+    cluster.check_equal({**options, **versions, **facts})
 
 
 def checksums(data: Dataset) -> list[int]:

@@ -13,7 +13,7 @@ from gluonpar.cluster.process_collectives import gather
 from gluonpar.cluster.world import World
 
 
-def agree(facts: dict[str, Any]) -> None:
+def check_equal(facts: dict[str, Any]) -> None:
     """Raise ValueError on all ranks if ``facts`` differ between ranks; it names the differences.
 
     Waits for all ranks. The values of ``facts`` must be picklable and comparable with ``==``.
@@ -21,11 +21,11 @@ def agree(facts: dict[str, Any]) -> None:
     _compare(gather(facts))
 
 
-def agree_later(facts: dict[str, Any]) -> None:
-    """:func:`agree` without waiting, for every step: an operator that compares checksums.
+def check_equal_async(facts: dict[str, Any]) -> None:
+    """:func:`check_equal` without waiting, for every step: an operator that compares checksums.
 
-    If ``facts`` differ, it fails on all ranks, with :func:`agree`'s error, at the next wait for an
-    array that was computed from a later exchange.
+    If ``facts`` differ, it fails on all ranks, with :func:`check_equal`'s error, at the next wait
+    for an array that was computed from a later exchange.
     """
     process_collectives.push(functools.partial(_compare_checksums, facts))
 
