@@ -15,11 +15,15 @@ from gluonpar.training import Configuration, workloads
 from gluonpar.training.configuration import SCHEDULES, optimizer_names
 from gluonpar.training.data import dataset
 
-SMALL = {"dataset": "synthetic", "device": "cpu", "batch_size": 16, "limit": 90, "num_epochs": 2}
-BATCHES = 6  # per epoch
+SMALL = {"dataset": "synthetic", "device": "cpu", "batch_size": 16, "limit": 81, "num_epochs": 2}
+BATCHES = 6  # per epoch, the last of one sample
 ADAM = {"optimizer": "adam", "lr": 0.003, "lr_schedule": "cosine", "warmup_epochs": 0.5}
-MOMENTUM = {"momentum": 0.9, "wd": 1e-3, "lr": 0.05, "lr_schedule": "step", "lr_steps": (1,)}
-RUNS = {"adam, cosine, warm-up": ADAM, "momentum, decay, step": MOMENTUM}
+PLAIN = {"lr": 0.05, "lr_schedule": "step", "lr_steps": (1,)}  # by train_batch
+RUNS = {
+    "adam, cosine, warm-up": ADAM,
+    "momentum, decay, step": {"momentum": 0.9, "wd": 1e-3, **PLAIN},
+    "plain, step": PLAIN,
+}
 
 
 def train(k=2, **more):
@@ -64,7 +68,7 @@ def test_a_run_on_k_devices_equals_a_plain_loop_with_gluons_own_trainer(name, k)
     trainer = gluon.Trainer(
         net.collect_params(), optimizer, {**theirs, "lr_scheduler": schedules[optimizer]()}
     )
-    data, shuffle = dataset.load("synthetic", limit=90), np.random.RandomState(0)
+    data, shuffle = dataset.load("synthetic", limit=SMALL["limit"]), np.random.RandomState(0)
     for _ in range(2):
         for X, y in dataset.batches(data.train_images, data.train_labels, 16, shuffle):
             with autograd.record():

@@ -13,7 +13,7 @@ from gluonpar.models import lenet
 from gluonpar.step import STEPS_IN_FLIGHT
 from gluonpar.training import Configuration, Console, Run
 from gluonpar.training.data import dataset
-from gluonpar.training.workloads import INIT_SCALE, LeNetWorkload
+from gluonpar.training.workloads import LeNetWorkload
 
 SMALL = {"batch_size": 32, "num_epochs": 1, "limit": 96}
 
@@ -86,23 +86,6 @@ def sizes(monkeypatch):
 
     monkeypatch.setattr(metrics.LossMeter, "add", noting)
     return of_batches
-
-
-def test_a_batch_that_the_devices_do_not_divide_loses_no_sample(sizes):
-    train(3, batch_size=32, limit=65)
-    assert sizes == [[11, 11, 10], [11, 11, 10], [1]]
-
-
-def test_a_smaller_batch_is_divided_by_its_own_size():
-    smaller, whole = (train(2, batch_size=size, limit=5, lr=0.2) for size in (32, 5))
-    assert bits(smaller) == bits(whole)
-    mx.random.seed(0)
-    by_hand = gluonpar.get_params(lenet.init_lenet(INIT_SCALE), mx.cpu(0))
-    data = dataset.load("synthetic", limit=5)
-    X = lenet.standardize(mx.nd.array(data.train_images, dtype="uint8"))
-    gluonpar.train_batch(X, data.train_labels, [by_hand], [mx.cpu(0)], lr=0.2)
-    for got, want in zip(whole.params, by_hand):
-        np.testing.assert_allclose(got.asnumpy(), want.asnumpy(), rtol=1e-4, atol=1e-6)
 
 
 def test_divergence_in_a_later_epoch_names_that_epoch(monkeypatch):
