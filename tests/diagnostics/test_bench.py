@@ -1,13 +1,12 @@
 """The all-reduce benchmark: figures, table, JSON; a wrong algorithm is reported."""
 
 import json
-import subprocess
-import sys
 
 import bench_tools
 import mxnet as mx
 import numpy as np
 import pytest
+from processes import end
 
 from gluonpar import collectives
 from gluonpar.collectives import arguments
@@ -254,13 +253,8 @@ def test_other_errors_keep_their_traceback(command, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("program", [[str(SCRIPT)], ["-m", "gluonpar", "bench"]])
+@pytest.mark.parametrize("program", [[SCRIPT], ["-m", "gluonpar", "bench"]])
 def test_it_runs_as_a_script_and_as_a_command(program):
-    done = subprocess.run(
-        [sys.executable, *program, *ON_CPU, "--algorithms", "ring"],
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    done = end(*program, *ON_CPU, "--algorithms", "ring")
     assert (done.returncode, done.stderr) == (0, "")
     assert len(table(done.stdout.splitlines())) == 2 * 4

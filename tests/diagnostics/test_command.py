@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from processes import end
 
 import gluonpar
 from gluonpar.__main__ import COMMANDS, main
@@ -26,12 +27,10 @@ def without_mxnet(tmp_path):
     script = tmp_path / "bin" / "gluonpar"
     script.write_text(CONSOLE_SCRIPT)
     forms = {"gluonpar": [script], "python -m gluonpar": ["-m", "gluonpar"]}
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(PACKAGES)])}
+    path = os.pathsep.join([str(tmp_path), str(PACKAGES)])
 
     def run(form, *arguments):
-        command = [sys.executable, *forms.get(form, [form]), *arguments]
-        options = {"capture_output": True, "text": True, "timeout": 120}
-        return subprocess.run(command, env=environment, cwd=tmp_path / "bin", **options)
+        return end(*forms.get(form, [form]), *arguments, cwd=tmp_path / "bin", PYTHONPATH=path)
 
     return run
 
@@ -95,8 +94,7 @@ def test_ctrl_c_during_an_import_prints_nothing_unless_in_another_program(tmp_pa
     finder += "sys.meta_path.insert(0, Interrupt)\n"
     for name, program in (("gluonpar", CONSOLE_SCRIPT), ("program.py", "import gluonpar\n")):
         (tmp_path / name).write_text(finder + program)
-        command = [sys.executable, tmp_path / name, "train"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        done = end(tmp_path / name, "train")
         assert done.returncode == -signal.SIGINT
         assert ("Traceback" in done.stderr) == (name == "program.py")
 

@@ -1,12 +1,10 @@
 """tools/choose_extra.py: which MXNet to install, before anything is installed."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from libcuda_stub import build_libcuda
+from processes import end
 
 SCRIPT = Path(__file__).resolve().parents[2] / "tools" / "choose_extra.py"
 T4, H200 = ("Tesla T4", 7, 5), ("NVIDIA H200", 9, 0)
@@ -19,16 +17,9 @@ pytestmark = pytest.mark.skipif(
 
 def choose(library_folder, **environment):
     """Run the script with the folder's libcuda.so.1; return the extra and the reason."""
-    # -S hides site-packages: the script is run before anything is installed.
-    result = subprocess.run(
-        [sys.executable, "-S", str(SCRIPT)],
-        cwd=library_folder,
-        env={**os.environ, "LD_LIBRARY_PATH": str(library_folder), **environment},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    extra, reason = result.stdout.rstrip("\n"), result.stderr
+    # -I and -S hide all packages: the script is run before anything is installed.
+    done = end("-I", "-S", SCRIPT, LD_LIBRARY_PATH=str(library_folder), **environment)
+    extra, reason = done.stdout.rstrip("\n"), done.stderr
     assert reason.startswith(f"{extra}: ") and reason.count("\n") == 1
     return extra, reason
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import email
-import os
 import re
 import shutil
 import subprocess
@@ -14,6 +13,7 @@ from importlib.metadata import requires, version
 from pathlib import Path
 
 import pytest
+from processes import end, end_python
 
 import gluonpar
 
@@ -22,7 +22,6 @@ PACKAGE = Path(gluonpar.__file__).resolve().parent
 DIST_INFO = f"gluonpar-{gluonpar.__version__}.dist-info"
 # Builds in the current folder, into the folder of the argument, with the installed setuptools.
 BUILD = "import sys; from setuptools import build_meta; build_meta.build_{}(sys.argv[1])"
-# Of the text as the Apache Software Foundation publishes it, and Debian in common-licenses.
 
 from_source = pytest.mark.skipif(
     not (ROOT / "gluonpar").is_dir(), reason="the tests run on an installed wheel, without a source"
@@ -45,8 +44,7 @@ def tree(tmp_path_factory):
 
 
 def build(kind, source, target):
-    command = [sys.executable, "-c", BUILD.format(kind), str(target)]
-    done = subprocess.run(command, cwd=source, capture_output=True, text=True)
+    done = end_python(BUILD.format(kind), target, cwd=source)
     assert done.returncode == 0, done.stderr
     (made,) = target.iterdir()
     return made
@@ -101,9 +99,7 @@ def console(wheel, tmp_path_factory):
     subprocess.run([*pip, "--target", target, wheel.filename], check=True)
 
     def run(*arguments, cwd):
-        environment = {**os.environ, "PYTHONPATH": str(target)}
-        command = [sys.executable, str(target / "bin" / "gluonpar"), *arguments]
-        return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
+        return end(target / "bin" / "gluonpar", *arguments, cwd=cwd, PYTHONPATH=str(target))
 
     return run
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from processes import end
 
 from gluonpar.training.data import dataset
 
@@ -102,7 +103,6 @@ def test_a_damaged_file_is_reported_and_nothing_is_installed(run):
 
 @pytest.mark.slow
 def test_the_script_runs_from_anywhere(tmp_path):
-    command = [sys.executable, str(SCRIPT), "--data-dir", str(tmp_path)]
-    done = subprocess.run(command, cwd=str(tmp_path), capture_output=True, text=True)
+    done = end(SCRIPT, "--data-dir", tmp_path, cwd=tmp_path)
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert f"{tmp_path} (data_dir): lacks train-images" in done.stderr
