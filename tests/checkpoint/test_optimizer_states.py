@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from contexts import device
 from gluon_runs import assert_as_one, contexts, give_grads, weights
+from sealed_files import set_in_header
 
 from gluonpar.checkpoint import sealed_npz
 from gluonpar.gluon.trainer import Trainer
@@ -410,10 +411,5 @@ ATTRIBUTES = ["optimizer", "object", 1]
 )
 def test_a_header_with_another_value_is_refused_by_name(place, value, words, small):
     trainer, path = small
-    header, arrays = sealed_npz.unpack(path.read_bytes())
-    inner = header
-    for key in place[:-1]:
-        inner = inner[key]
-    inner[place[-1]] = value
-    path.write_bytes(sealed_npz.pack(header, arrays))
+    set_in_header(path, place, value)
     assert_refused(trainer, path, words)
