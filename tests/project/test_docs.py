@@ -130,13 +130,6 @@ class TestCommands:
         with pytest.raises(Accepted):
             parse(call, monkeypatch)
 
-    @pytest.mark.parametrize(
-        "call", ["scripts/train_lenet.py --num-gpu-s 2", "-m gluonpar verify --fast"]
-    )
-    def test_an_option_that_does_not_exist_is_noticed(self, call, monkeypatch, capfd):
-        with pytest.raises(SystemExit):
-            parse(call, monkeypatch)
-
     def test_targets_of_make_exist(self):
         targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
         named = set()
