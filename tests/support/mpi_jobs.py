@@ -40,10 +40,22 @@ def mpirun(*commands, **environment):
     )
 
 
-def succeed(job):
+def ended(job):
+    """Wait for the end of a job; return exit code, stdout and stderr."""
     out, err = job.communicate(timeout=600)
-    assert job.returncode == 0, out + err
+    return job.returncode, out, err
+
+
+def succeed(job):
+    code, out, err = ended(job)
+    assert code == 0, out + err
     return out, err
+
+
+def lines_of_ours(err):
+    """Return our lines of stderr; mpirun may print a NUL or a blank before one."""
+    lines = [line.strip("\0 ") for line in err.splitlines()]
+    return [line for line in lines if line.startswith(("gluonpar: ", "train_lenet.py: "))]
 
 
 def line_of(job):
