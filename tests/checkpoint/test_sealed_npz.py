@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import resource
 import struct
 import zipfile
+from typing import Iterator
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
-from resource_limits import memory_limit
 
 from gluonpar.checkpoint import sealed_npz
 
@@ -70,6 +72,19 @@ def as_member(text: bytes) -> bytes:
     buffer = io.BytesIO()
     np.save(buffer, np.frombuffer(text, "uint8"))
     return buffer.getvalue()
+
+
+@contextlib.contextmanager
+def memory_limit(num_bytes: int = 256 << 20) -> Iterator[None]:
+    """Let this process reserve at most ``num_bytes`` more address space; MemoryError beyond."""
+    with open("/proc/self/statm", encoding="ascii") as pages:
+        used = int(pages.read().split()[0]) * resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 GOOD = {"header.npy": as_member(b"{}"), "0.npy": npy()}

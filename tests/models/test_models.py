@@ -15,8 +15,13 @@ def seeded(seed, **more):
     return [param.asnumpy() for param in lenet.init_lenet(**more)]
 
 
-def test_parameters_have_the_books_shapes():
-    assert [param.shape for param in lenet.init_lenet()] == [
+def test_parameters_have_the_books_shapes_in_float32_on_the_given_context():
+    assert {param.context for param in lenet.init_lenet()} == {mx.context.current_context()}
+    params = lenet.init_lenet(ctx=device(3))
+    assert {(param.context, np.dtype(param.dtype).name) for param in params} == {
+        (device(3), "float32")
+    }
+    assert [param.shape for param in params] == [
         *((20, 1, 3, 3), (20,)),
         *((50, 20, 5, 5), (50,)),
         *((800, 128), (128,)),
@@ -24,21 +29,11 @@ def test_parameters_have_the_books_shapes():
     ]
 
 
-def test_parameters_are_float32_on_the_given_context():
-    assert {param.context for param in lenet.init_lenet()} == {mx.context.current_context()}
-    params = lenet.init_lenet(ctx=device(3))
-    assert {(param.context, np.dtype(param.dtype)) for param in params} == {
-        (device(3), np.dtype("float32"))
-    }
-
-
-def test_biases_are_zero():
-    assert not any(param.any() for param in seeded(0)[1::2])
-
-
 @pytest.mark.parametrize("scale", [0.01, 0.5])
-def test_weights_are_normal_with_the_scale_as_standard_deviation(scale):
-    weights = seeded(0, scale=scale)[0::2]
+def test_biases_are_zero_and_weights_normal_with_the_scale_as_standard_deviation(scale):
+    params = seeded(0, scale=scale)
+    weights, biases = params[0::2], params[1::2]
+    assert not any(bias.any() for bias in biases)
     for weight in weights:
         # Four standard errors of the estimates.
         assert abs(weight.mean()) < 4 * scale / np.sqrt(weight.size)
