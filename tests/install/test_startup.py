@@ -112,6 +112,7 @@ BROKEN = {  # __init__.py of the wheel, and words of the message
     ABSENT.format("libgfortran.so.3"): "--force-reinstall",  # MXNet's wheel contains it
     "raise RuntimeError('Not found.\\nCandidates: /a')": "loaded: Not found. Reinstall it",
     "def broken(:": "invalid syntax",
+    "raise ValueError('source code string cannot contain null bytes')": "null bytes. Reinstall it",
     "import graphviz_is_not_here": "install graphviz_is_not_here",
 }
 

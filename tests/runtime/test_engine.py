@@ -236,17 +236,13 @@ def test_processes_are_started_while_functions_need_the_gil():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("function", "code"), [("sum(range(10**6))", 0), ("1 / 0", 1)])
-def test_a_fork_waits_for_functions_that_need_the_gil(function, code):
-    """And an error that reached no caller is printed."""
+def test_a_fork_waits_for_functions_that_need_the_gil():
     done = python(
-        "sys.last_type = KeyError  # of an earlier cell, as in a notebook\n"
         "a = mx.nd.zeros((1,))\n"
         "a.wait_to_read()\n"
-        f"engine.push(lambda: {function}, mx.cpu(0), writes=[a])\n"
+        "engine.push(lambda: sum(range(10**6)), mx.cpu(0), writes=[a])\n"
         "child = os.fork() or os._exit(0)\n"
         "os.waitpid(child, 0)\n"
         "print('went on')\n"
     )
-    assert (done.returncode, done.stdout) == (code, "went on\n")
-    assert ("ZeroDivisionError" in done.stderr) == bool(code)
+    assert (done.returncode, done.stdout) == (0, "went on\n")
