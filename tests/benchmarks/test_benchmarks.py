@@ -3,14 +3,15 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
-import bench_tools
 import pytest
 from mpi_jobs import needs_mpi
 
 from benchmarks.training.candidates import CANDIDATES
 
 pytestmark = pytest.mark.slow
+ROOT = Path(__file__).resolve().parents[2]
 FEW = ("--rounds", "1", "--steps", "1")
 
 
@@ -20,7 +21,7 @@ def rows(tmp_path):
 
     def run(module, *arguments, codes=(0,)):
         command = [sys.executable, "-m", f"benchmarks.{module}", *FEW, *arguments]
-        options = {"cwd": bench_tools.ROOT, "capture_output": True, "text": True, "timeout": 600}
+        options = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": 600}
         done = subprocess.run([*command, "--json", tmp_path / "out.json"], **options)
         assert done.returncode in codes, done.stdout + done.stderr
         return json.loads((tmp_path / "out.json").read_text())["rows"]
