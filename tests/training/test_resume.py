@@ -93,21 +93,11 @@ def test_a_run_resumed_after_the_steps_to_profile_has_no_profile(whole, tmp_path
 def test_on_another_number_of_devices_resuming_is_equal_to_rounding(whole, k):
     options, history, _ = whole
     if options["model"] == "resnet18":
-        pytest.skip(
-            "batch normalization uses each device's shard; the next test compares the checkpoint"
-        )
+        pytest.skip("batch normalization uses each device's shard")
     again = run(**options, num_gpus=k, resume=checkpoint(whole, "0001-batch-000004")).train()
     for one, other in zip(again.params, history.params):
         one, other = one.asnumpy(), other.asnumpy()
         assert abs(one - other).max() <= 1e-4 * abs(other).max()
-
-
-@pytest.mark.parametrize("k", [1, 3])
-def test_on_another_number_of_devices_what_was_reached_is_the_same(whole, k):
-    """No step is left: parameters and the mean of the running statistics are the other run's."""
-    options, history, _ = whole
-    again = run(**options, num_gpus=k, resume=checkpoint(whole, "0002"))
-    assert bits(again.train()) == bits(history)
 
 
 def test_more_epochs_go_on_from_the_newest_checkpoint_of_a_finished_run(whole, capsys):
