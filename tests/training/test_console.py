@@ -44,12 +44,6 @@ def run_through(console):
     return seen
 
 
-def test_without_a_terminal_there_is_no_bar(console):
-    assert run_through(console) == ["a", "b", "c"]
-    assert console.err.getvalue() == ""
-    assert console.out.getvalue() == "a\nb\nc\n"
-
-
 def test_on_a_terminal_there_is_a_bar_on_err_only():
     console = Console(io.StringIO(), Terminal())
     assert run_through(console) == ["a", "b", "c"]
