@@ -34,10 +34,10 @@ A6000, H200, K40 = ("NVIDIA RTX A6000", 8, 6), ("NVIDIA H200", 9, 0), ("Tesla K4
 TRAINING = "--dataset synthetic --limit 64 --batch-size 32 --epochs 1 --num-gpus 2".split()
 
 
-def python(*arguments, libraries=(), paths=(), **environment):
-    """Run Python with these folders before the system's libraries and the installed packages."""
+def python(*arguments, libraries=(), **environment):
+    """Run Python with these folders before the system's libraries."""
     unset = {name: None for name in os.environ if name.startswith(SETTINGS)}
-    environment["PYTHONPATH"] = os.pathsep.join(map(str, [*paths, REPOSITORY]))
+    environment["PYTHONPATH"] = str(REPOSITORY)
     if libraries:
         environment["LD_LIBRARY_PATH"] = os.pathsep.join(map(str, libraries))
     return processes.end(*arguments, seconds=3600, **{**unset, **environment})
@@ -88,22 +88,6 @@ def driver_folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def a6000(driver_folder):
     return driver_folder([A6000])
-
-
-def wheels_with(folder, damaged=(), missing=()):
-    """Let PyPI's CUDA libraries seem to be installed in ``folder``; return it, for ``paths``."""
-    for library in SITE.glob("nvidia/*/lib/lib*.so*"):
-        place = folder / library.relative_to(SITE)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        if library.name in damaged:
-            with library.open("rb") as file:
-                place.write_bytes(file.read(1 << 20))
-        elif library.name not in missing:
-            place.symlink_to(library)
-    (folder / "sitecustomize.py").write_text(
-        f"import sysconfig\nsysconfig.get_path = lambda name: {str(folder)!r}\n"
-    )
-    return folder
 
 
 # The import, and the files of CUDA's libraries
@@ -165,18 +149,6 @@ def test_the_systems_libraries_are_used_only_if_the_environment_says_so(a6000, t
     for name in names:
         assert f"{name} loads from {tmp_path / name} -> " in found
     assert sum(str(SITE) in line for line in found) == len(found) - len(names)
-
-
-@pytest.mark.parametrize("name", ["libcufft.so.10", "libcudnn_cnn_infer.so.8"])
-def test_a_damaged_library_and_its_wheel_are_named(name, a6000, tmp_path):
-    setup = {"libraries": [a6000], "paths": [wheels_with(tmp_path, damaged=[name])]}
-    message = import_error(**setup)
-    (path,) = tmp_path.glob(f"nvidia/*/lib/{name}")
-    assert f"ImportError: mxnet-cu112 cannot be loaded: {path} is damaged: cut off after" in message
-    remedy = f"pip install --force-reinstall --no-deps --no-cache-dir nvidia-{path.parts[-3]}-cu11"
-    assert remedy in message
-    (finding,) = doctor(**setup)["cuda", "wrong"]
-    assert f"{name} does not load: {path} is damaged" in finding and remedy in finding
 
 
 # Computing on CPU contexts

@@ -145,14 +145,18 @@ def test_a_truncated_libmxnet_is_an_error_and_does_not_end_the_process(tmp_path)
 
 
 @pytest.mark.slow
-def test_a_truncated_cuda_library_is_an_error_and_does_not_end_the_process(tmp_path):
-    folder = site(tmp_path, "mxnet_cu112") / "nvidia" / "cuda_runtime" / "lib"
+@pytest.mark.parametrize(
+    ("package", "name"),
+    [("cuda_runtime", "libcudart.so.11.0"), ("cudnn", "libcudnn_cnn_infer.so.8")],
+)
+def test_a_truncated_cuda_library_is_an_error_and_does_not_end_the_process(package, name, tmp_path):
+    folder = site(tmp_path, "mxnet_cu112") / "nvidia" / package / "lib"
     folder.mkdir(parents=True)
-    library = cut(build_library(folder, "libcudart.so.11.0"))
+    library = cut(build_library(folder, name))
     message = import_error(tmp_path, GLUONPAR_CUDA="pypi")
     assert f"mxnet-cu112 cannot be loaded: {library} is damaged: " in message
-    remedy = "pip install --force-reinstall --no-deps --no-cache-dir nvidia-cuda-runtime-cu11"
-    assert remedy in message
+    remedy = "pip install --force-reinstall --no-deps --no-cache-dir nvidia-"
+    assert f"{remedy}{package.replace('_', '-')}-cu11" in message
 
 
 def test_packages_whose_names_begin_with_mxnet_are_not_its_wheels(tmp_path, monkeypatch):
