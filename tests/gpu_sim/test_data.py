@@ -6,6 +6,7 @@ import time
 import mxnet as mx
 import numpy as np
 import pytest
+import simulated_gpus
 from contexts import contexts
 from cuda_sim import counters, reset
 
@@ -32,6 +33,19 @@ def test_the_next_batch_is_copied_while_the_gpus_compute_this_one():
     mx.nd.waitall()
     assert counted["H2D pinned"].times == copies
     assert not any(name.startswith("cudnn") for name in counted)  # no GPU could compute
+
+
+LOAD = """
+import gluonpar, mxnet as mx, numpy as np
+ctx = [mx.gpu(0), mx.gpu(1)]
+batches = [gluonpar.split_and_load(np.full((2, 1000), i, "float32"), ctx) for i in range(200)]
+print([{number for shard in shards for number in shard.asnumpy().flat} for shards in batches])
+"""
+
+
+def test_pinned_memory_is_not_filled_again_before_it_is_copied():
+    printed = simulated_gpus.run(LOAD, delays=1)
+    assert printed.strip() == str([{float(i)} for i in range(200)])
 
 
 def trainer(ctx, algorithm):

@@ -6,7 +6,6 @@ import threading
 import mxnet as mx
 import numpy as np
 import pytest
-import simulated_gpus
 from contexts import contexts
 from simulated_gpus import counted
 
@@ -19,14 +18,6 @@ from gluonpar.runtime import nccl
 
 def ones(ctx, shape=(3,)):
     return [mx.nd.ones(shape, ctx=context) for context in ctx]
-
-
-@pytest.mark.parametrize("k", [2, 4, 8])
-def test_a_bucket_is_one_call_per_array_and_no_copy(k):
-    lists = [ones(contexts(k), shape) for shape in ((3,), (2, 5), (7,))]
-    gluonpar.allreduce_many(lists)
-    counts = counted(lambda: gluonpar.allreduce_many(lists))
-    assert counts == {"ncclAllReduce": 3 * k, "nccl": 3 * k, "cudaStreamSynchronize": k}
 
 
 def test_communicators_and_streams_are_made_once_per_set_of_gpus():
@@ -87,18 +78,6 @@ def test_a_dtype_that_nccl_lacks_is_refused():
     data = [mx.nd.ones((2,), ctx=context).astype("bool") for context in contexts(2)]
     with pytest.raises(ValueError, match="got bool"):
         gluonpar.allreduce(data, "nccl")
-
-
-@pytest.mark.parametrize("peers", ["all", "0-1,2-3", "none"])
-def test_it_is_chosen_and_right_with_peer_access_and_without(peers):
-    program = (
-        "import gluonpar, mxnet as mx\n"
-        "data = [mx.nd.ones((1 << 20,), ctx=mx.gpu(i)) for i in range(4)]\n"
-        "gluonpar.allreduce(data)\n"
-        "assert all((array == 4).asnumpy().all() for array in data)\n"
-        "print(gluonpar.explain(data).algorithm)"
-    )
-    assert simulated_gpus.run(program, num_gpus=4, peers=peers).split() == ["nccl"]
 
 
 def test_an_error_is_raised_in_nccls_words_at_the_next_wait(monkeypatch):

@@ -14,8 +14,10 @@ from simulated_gpus import counted
 
 data = [mx.nd.ones((1000,), ctx=mx.gpu(i)) for i in range(4)]
 report = {"explain": str(gluonpar.explain(data))}
+gluonpar.allreduce(data)
 report["counts"] = counted(lambda: gluonpar.allreduce(data, "tree"))
-assert all((array == 4).asnumpy().all() for array in data)
+report["chunks"] = counted(lambda: gluonpar.allreduce(data, "balanced"))
+assert all((array == 64).asnumpy().all() for array in data)
 for topic in ("gpu", "settings"):
     texts = [f"{one.state} {one.text} {one.remedy}" for one in doctor.examine(topic)]
     report[topic] = [text for text in texts if "peer" in text or "P2P" in text]
@@ -41,6 +43,7 @@ def test_copies_are_staged_where_there_is_no_peer_access_and_all_say_so(
     report = json.loads(printed.splitlines()[-1])
     assert report["counts"].get("peer staged", 0) == staged
     assert report["counts"].get("peer direct", 0) == 6 - staged
+    assert sum(report["chunks"].get(f"peer {how}", 0) for how in ("staged", "direct")) == 24
     assert ("no peer access" in report["explain"]) == bool(pairs)
     assert all(pair in report["explain"] for pair in pairs)
     assert report["explain"].startswith("nccl")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +15,7 @@ import pytest
 from cuda_sim import environment
 from mpi_jobs import RANK, mpirun, needs_mpi
 from mpi_jobs import succeed as end_of
+from processes import end
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SETTINGS = ("MXNET_", "OMP_", "GLUONPAR_", "NVIDIA_", "CUDA_SIM_")  # importing gluonpar sets some
@@ -27,22 +26,11 @@ GPUS, CPUS = ("--num-gpus", "2", "--device", "gpu"), ("--num-gpus", "2", "--devi
 PYPI = {"GLUONPAR_CUDA": "pypi"}  # the libraries of which gluonpar knows NVRTC's version
 
 
-def variables(num_devices=2, more=None, **options):
-    """The environment of a process on simulated GPUs."""
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(SETTINGS)}
-    return {**inherited, **environment(num_devices, **options), **(more or {})}
-
-
-def run(*arguments, **options):
+def run(*arguments, num_devices=2, more=None, **options):
     """Run Python on simulated GPUs; return the ended process."""
-    return subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        cwd=REPOSITORY,
-        env=variables(**options),
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
+    unset = {name: None for name in os.environ if name.startswith(SETTINGS)}
+    variables = {**unset, **environment(num_devices, **options), **(more or {})}
+    return end(*arguments, cwd=REPOSITORY, seconds=900, **variables)
 
 
 def succeed(*arguments, **options):
