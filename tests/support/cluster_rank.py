@@ -330,6 +330,8 @@ def exchanged():
     assert later.wait() == size * (size + 1) / 2
     assert cluster.gather(("a", rank)) == [("a", r) for r in range(size)]
     assert cluster.total([rank, 1.0]).tolist() == [size * (size - 1) / 2, size]
+    store = mx.kv.create("gluonpar")
+    assert (store.rank, store.num_workers) == (rank, size)
 
 
 def queued():
@@ -343,17 +345,6 @@ def queued():
     gate.set()
     assert params[1][0].asscalar() == 0.5
     assert in_time == [True]
-
-
-def by_kvstore():
-    """Check kvstore='gluonpar': its rank, and sums over the devices of all processes."""
-    store = mx.kv.create("gluonpar")
-    assert (store.rank, store.num_workers) == (cluster.rank(), cluster.size())
-    ctx, size = contexts(2), cluster.size()
-    out = [mx.nd.zeros((2,), c) for c in ctx]
-    store.pushpull("a", [mx.nd.full((2,), cluster.rank() + i, c) for i, c in enumerate(ctx)], out)
-    want = sum(r + i for r in range(size) for i in range(2))
-    assert [array.asnumpy().tolist() for array in out] == [[want] * 2] * 2
 
 
 def no_samples_left_out():
@@ -395,7 +386,6 @@ def as_one(folder):
     refused()
     queued()
     averaged_statistics()
-    by_kvstore()
     no_samples_left_out()
     for num_devices in (1, 2, 3):
         save(folder, num_devices)
@@ -428,7 +418,6 @@ def on_gpus(folder):
     devices.kind, RUN["device"] = mx.gpu, "gpu"
     with device(0):  # the context of arrays that are made without one
         exchanged()
-        by_kvstore()
         no_samples_left_out()
         save(folder, 2)
 

@@ -79,14 +79,17 @@ def test_the_callback_gets_each_epoch_after_its_checkpoint_and_can_end_the_run(t
     assert len(history.params) == 8
 
 
-def test_an_exception_of_the_callback_reaches_the_caller(tmp_path):
+def test_an_exception_of_the_callback_reaches_the_caller_and_what_was_reached_remains(tmp_path):
     def on_epoch(epoch):
-        raise KeyError("a bug")
+        if epoch.epoch == 2:
+            raise KeyError("a bug")
 
     run = Run(Configuration(**SMALL, save_dir=str(tmp_path)), Console(), on_epoch)
     with pytest.raises(KeyError, match="a bug"):
         run.train()
-    assert len(run.history.epochs) == 1 and (tmp_path / "lenet-epoch-0001.npz").exists()
+    assert [epoch.epoch for epoch in run.history.epochs] == [1, 2]
+    assert run.kept == [str(tmp_path / f"lenet-epoch-000{i}.params") for i in (1, 2)]
+    assert (tmp_path / "lenet-epoch-0002.npz").exists()
 
 
 # Files

@@ -129,22 +129,6 @@ def test_a_quiet_run_prints_nothing(capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_what_was_reached_remains_after_an_exception(tmp_path, monkeypatch):
-    def interrupted(self, figures, **_):
-        if figures.epoch == 2:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(Console, "epoch", interrupted)
-    wanted = Configuration(
-        2, device="cpu", dataset="synthetic", limit=8, num_epochs=3, save_dir=str(tmp_path)
-    )
-    run = Run(wanted, Console())
-    with pytest.raises(KeyboardInterrupt):
-        run.train()
-    assert run.kept == [str(tmp_path / f"lenet-epoch-000{i}.params") for i in (1, 2)]
-    assert [epoch.epoch for epoch in run.history.epochs] == [1, 2]
-
-
 def test_the_files_hold_each_epochs_parameters(tmp_path):
     history = train(2, num_epochs=2, save_dir=str(tmp_path))
     names = ["lenet-epoch-0001.params", "lenet-epoch-0002.params"]
