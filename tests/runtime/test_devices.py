@@ -23,7 +23,7 @@ def machine(monkeypatch):
     """machine(capabilities, ...): the driver's GPUs, how many MXNet counts, its CUDA, a fault."""
 
     def pretend(
-        *capabilities, counted=None, cuda_wheel=False, cuda=(11, 2), fault=None, release=""
+        *capabilities, counted=None, cuda_wheel=False, cuda=(11, 0), fault=None, release=""
     ):
         shown = [driver.Gpu(i, f"Card {i}", cap) for i, cap in enumerate(capabilities)]
 
