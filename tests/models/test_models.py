@@ -29,9 +29,9 @@ def test_parameters_have_the_books_shapes_in_float32_on_the_given_context():
     ]
 
 
-@pytest.mark.parametrize("scale", [0.01, 0.5])
-def test_biases_are_zero_and_weights_normal_with_the_scale_as_standard_deviation(scale):
-    params = seeded(0, scale=scale)
+@pytest.mark.parametrize(("options", "scale"), [({}, 0.01), ({"scale": 0.5}, 0.5)])
+def test_biases_are_zero_and_weights_normal_with_the_scale_as_standard_deviation(options, scale):
+    params = seeded(0, **options)
     weights, biases = params[0::2], params[1::2]
     assert not any(bias.any() for bias in biases)
     for weight in weights:
@@ -40,11 +40,6 @@ def test_biases_are_zero_and_weights_normal_with_the_scale_as_standard_deviation
         assert abs(weight.std() / scale - 1) < 4 / np.sqrt(2 * weight.size)
     share_within_one = np.mean(np.abs(weights[2]) < scale)
     assert share_within_one == pytest.approx(0.683, abs=0.01)
-
-
-def test_the_default_scale_is_the_books():
-    for default, explicit in zip(seeded(1), seeded(1, scale=0.01)):
-        np.testing.assert_array_equal(default, explicit)
 
 
 def test_bytes_are_standardized_as_float32_where_they_are():
