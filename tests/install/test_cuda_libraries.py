@@ -1,5 +1,8 @@
 """Which CUDA libraries are loaded, in which order, and how damaged ones are found."""
 
+import shutil
+from pathlib import Path
+
 import pytest
 from libcuda_stub import build_library, cut
 
@@ -9,14 +12,15 @@ from gluonpar.install.cuda_libraries import LIBRARIES, LibraryError, damage, loa
 
 @pytest.fixture
 def wheel_library(tmp_path):
-    """Build an empty library of this name where PyPI's wheels install it."""
+    """Put an empty library with this name where PyPI's wheels install it; return its path."""
+    empty = build_library(tmp_path, "libempty.so")
 
-    def build(name):
+    def install(name):
         folder = tmp_path / "nvidia" / name.split(".")[0] / "lib"
         folder.mkdir(parents=True)
-        return build_library(folder, name)
+        return Path(shutil.copy(empty, folder / name))
 
-    return build
+    return install
 
 
 @pytest.fixture
@@ -38,29 +42,27 @@ def dlopen(monkeypatch):
     return recorder
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("source", [None, "", "pypi"])
-def test_pypis_libraries_are_loaded_in_order_whatever_the_system_has(
-    source, tmp_path, wheel_library, dlopen, monkeypatch
+ENDS = [LIBRARIES[0], LIBRARIES[-1]]
+
+
+@pytest.mark.parametrize(
+    ("source", "of_system", "of_wheels", "taken_from_system"),
+    [
+        *((source, LIBRARIES, LIBRARIES, []) for source in (None, "", "pypi")),
+        ("system", ENDS, LIBRARIES[:2], ENDS),
+    ],
+)
+def test_libraries_are_loaded_in_order_from_pypis_wheels_unless_the_environment_says_system(
+    source, of_system, of_wheels, taken_from_system, tmp_path, wheel_library, dlopen, monkeypatch
 ):
-    dlopen.system = set(LIBRARIES)
+    dlopen.system = set(of_system)
     if source is not None:
         monkeypatch.setenv("GLUONPAR_CUDA", source)
-    paths = {name: wheel_library(name) for name in reversed(LIBRARIES)}
-    loaded = load_libraries(tmp_path)
-    assert loaded == [paths[name] for name in LIBRARIES]
-    assert dlopen == [str(path) for path in loaded]
-
-
-def test_the_systems_libraries_come_first_if_the_environment_says_so(
-    tmp_path, wheel_library, dlopen, monkeypatch
-):
-    """The system has the first and the last library; PyPI's wheels have the first two."""
-    ours = [wheel_library(name) for name in LIBRARIES[:2]]
-    dlopen.system = {LIBRARIES[0], LIBRARIES[-1]}
-    monkeypatch.setenv("GLUONPAR_CUDA", "system")
-    assert list(map(str, load_libraries(tmp_path))) == [LIBRARIES[0], str(ours[1]), LIBRARIES[-1]]
-    assert dlopen == [LIBRARIES[0], str(ours[1]), LIBRARIES[-1]]
+    paths = {name: wheel_library(name) for name in reversed(of_wheels)}
+    paths.update((name, Path(name)) for name in taken_from_system)
+    want = [paths[name] for name in LIBRARIES if name in paths]
+    assert load_libraries(tmp_path) == want
+    assert dlopen == [str(path) for path in want]
 
 
 def test_a_system_without_cuda_11_is_an_error_if_the_environment_asks_for_it(
