@@ -187,9 +187,10 @@ def accuracy(
     """Return the share of ``images`` (n, ...) whose highest score is at their label (n,) or (n, 1).
 
     ``model(X, device_params[i])`` returns scores (n, classes) of any float dtype, ``mx.nd`` or
-    ``mx.np``. Every batch is split over ``ctx``. The host reads the devices' counts once, at the
-    end: the only wait. With several processes, each takes its part of the same images, and all
-    return the same. Raises ValueError for no images, and for labels or scores of other shapes.
+    ``mx.np``; autograd records nothing. Every batch is split over ``ctx``. The host reads the
+    devices' counts once, at the end: the only wait. With several processes, each takes its part of
+    the same images, and all return the same. Raises ValueError for no images, and for labels or
+    scores of other shapes.
     """
     num_images = len(images)
     if num_images == 0:
@@ -200,13 +201,14 @@ def accuracy(
     part = partition.slices(num_images, cluster.size())[cluster.rank()]
     images, labels = images[part], labels[part]
     correct = [nd.zeros((1,), ctx=c, dtype="float64") for c in ctx]
-    for start in range(0, len(images), batch_size):
-        batch = slice(start, start + batch_size)
-        shards = split_and_load((images[batch], labels[batch]), list(ctx))
-        for i, (X_shard, y_shard) in enumerate(shards):
-            predicted = _predictions(model(X_shard, device_params[i]), len(X_shard))
-            labels_of_shard = y_shard.as_nd_ndarray().reshape((-1,)).astype("float64")
-            correct[i] += (predicted == labels_of_shard).sum()
+    with autograd.pause(train_mode=False):
+        for start in range(0, len(images), batch_size):
+            batch = slice(start, start + batch_size)
+            shards = split_and_load((images[batch], labels[batch]), list(ctx))
+            for i, (X_shard, y_shard) in enumerate(shards):
+                predicted = _predictions(model(X_shard, device_params[i]), len(X_shard))
+                labels_of_shard = y_shard.as_nd_ndarray().reshape((-1,)).astype("float64")
+                correct[i] += (predicted == labels_of_shard).sum()
     counted = sum(float(count.asscalar()) for count in correct)
     return float(cluster.total(counted)) / num_images
 

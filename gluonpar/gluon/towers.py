@@ -258,15 +258,19 @@ def _rule_of(optimizer: mx.optimizer.Optimizer, params: list | None) -> Callable
     """Return the optimizer as a function ``update(params, lr, batch_size)``."""
     if params is not None and not optimizer.param_dict:
         optimizer.param_dict = dict(enumerate(params))  # their lr_mult and wd_mult
-    apply, scale = mx.optimizer.get_updater(optimizer), optimizer.rescale_grad
+    apply = mx.optimizer.get_updater(optimizer)
 
     def update(arrays: Sequence[mx.nd.NDArray], lr: float | None, batch_size: int) -> None:
         if lr is not None:
             optimizer.set_learning_rate(lr)
+        scale = optimizer.rescale_grad
         optimizer.rescale_grad = scale / batch_size
-        for i, array in enumerate(arrays):
-            if array.grad is not None:
-                apply(i, array.grad, array)
+        try:
+            for i, array in enumerate(arrays):
+                if array.grad is not None:
+                    apply(i, array.grad, array)
+        finally:
+            optimizer.rescale_grad = scale  # other Towers may be made with this optimizer
 
     return update
 

@@ -161,6 +161,14 @@ def test_an_optimizer_keeps_its_scale_and_its_learning_rate_unless_the_step_has_
     assert towers.variables[1][0].asscalar() == (-0.5 * 2 - 2 * 2) * 0.25
 
 
+def test_an_optimizer_may_go_on_in_other_towers():
+    optimizer = mx.optimizer.SGD(learning_rate=0.5)
+    for k in (2, 1, 3):
+        towers = Towers(lambda x, p: x * p[0], [mx.nd.zeros((1,))], contexts(k), optimizer)
+        towers.step([mx.nd.array([1, 3])] * k)
+        assert towers.variables[-1][0].asscalar() == -0.5 * 2
+
+
 def net_on(k, hybrid=False, deferred=False, norm=True):
     """A Block, the same numbers every time; batch normalisation sees each tower's batch alone."""
     net = nn.HybridSequential()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from contexts import contexts, device
-from mxnet import nd
+from mxnet import autograd, nd
 from processes import run_python
 
 from gluonpar import metrics
@@ -145,6 +145,14 @@ def test_every_device_evaluates_with_its_own_parameters():
     ctx = [device(0), device(1)]
     inverted = [[nd.array(weights, ctx=ctx[0])], [nd.array(-weights, ctx=ctx[1])]]
     assert accuracy(images, labels, inverted, ctx, toy) == 0.5
+
+
+def test_accuracy_within_the_callers_recording_is_the_same():
+    images, _, weights = toy_data(8)
+    labels, params = (images @ weights).argmax(axis=1), nd.array(weights, ctx=device())
+    params.attach_grad()
+    with autograd.record():
+        assert accuracy(images, labels, [[params]], [device()], toy, batch_size=3) == 1
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
