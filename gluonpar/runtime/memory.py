@@ -258,11 +258,14 @@ def views(arrays: Sequence[mx.nd.NDArray]) -> list[np.ndarray]:
 def zero(arrays: Sequence[mx.nd.NDArray]) -> None:
     """Set every element of ``arrays`` to zero, in place; row_sparse ones then have no rows."""
     by_context: dict[mx.Context, list[mx.nd.NDArray]] = {}
-    for array in arrays:
-        if array.stype == "row_sparse":
-            mx.nd.sparse.zeros("row_sparse", array.shape, array.context, array.dtype).copyto(array)
-        elif num_bytes(array):
-            by_context.setdefault(context(array), []).append(array.as_nd_ndarray())
     with autograd.pause():  # recorded, reset_arrays ends the process
+        for array in arrays:
+            if array.stype == "row_sparse":
+                none = mx.nd.sparse.zeros("row_sparse", array.shape, array.context, array.dtype)
+                none.copyto(array)
+            elif num_bytes(array):
+                dense = array.as_nd_ndarray()
+                dense = dense if dense.ndim else dense.reshape((1,))  # which reset_arrays needs
+                by_context.setdefault(context(array), []).append(dense)
         for same in by_context.values():
             mx.nd.reset_arrays(*same, num_arrays=len(same))

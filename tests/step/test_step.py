@@ -140,6 +140,18 @@ def test_a_user_defined_model_and_loss():
     assert device_params[1][0].asscalar() == pytest.approx(0.01 * (2 * X[:, 0] * y).mean())
 
 
+@pytest.mark.parametrize("algorithm", [None, "ring"])
+def test_a_parameter_without_axes_trains_on_fewer_samples_than_devices(algorithm):
+    ctx = contexts(3)
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        device_params = [gluonpar.get_params([mx.np.ones(())], c) for c in ctx]
+        for n in (3, 1):
+            batch = np.arange(1, n + 1, dtype="float32"), np.zeros(n, "float32")
+            model, loss = lambda x, params: x * params[0], lambda p, t: p - t
+            gluonpar.train_batch(*batch, device_params, ctx, 0.25, model, loss, algorithm)
+    assert [params[0].item() for params in device_params] == [1 - 0.25 * 2 - 0.25 * 1] * 3
+
+
 @pytest.mark.parametrize("k", [1, 3])
 @pytest.mark.parametrize("plain", [False, True])
 def test_evaluating_in_between_changes_no_bit(k, plain):
