@@ -119,7 +119,8 @@ class Towers:
         An exception in a tower is raised as a RuntimeError that names the device, with the
         exception as its cause. Raises ValueError for no batch, more batches than towers, a bad
         ``lr``, outputs whose names differ or lack ``"loss"``, losses that are not one per sample,
-        and a variable that a tower's loss does not depend on. Variables are then unchanged.
+        and a variable that a tower's loss does not depend on, that is no longer on all contexts, or
+        that accumulates gradients by now. Variables are then unchanged.
         """
         outputs, num_samples = self._step(list(batches), lr)
         if not num_samples:
@@ -136,6 +137,7 @@ class Towers:
             check_lr(lr)
         elif self._needs_lr:
             raise ValueError("lr must be given, such as 0.1, unless update is an mx.optimizer")
+        _check_params(self._params or (), self.ctx)
         number = sum(map(num_samples, batches))
         pending = None if self._num_processes == 1 else cluster.PendingSum(number)
         with autograd.pause():
@@ -299,6 +301,11 @@ def _params_of(block: gluon.Block, ctx: Sequence[mx.Context]) -> list[gluon.Para
     """The parameters of the Block without constants, each of which is on all of ``ctx``."""
     params = [p for p in block.collect_params().values() if not isinstance(p, gluon.Constant)]
     check_distinct(ctx)
+    _check_params(params, ctx)
+    return params
+
+
+def _check_params(params: Sequence[gluon.Parameter], ctx: Sequence[mx.Context]) -> None:
     for param in params:
         missing = [c for c in ctx if c not in param.list_ctx()]
         if missing:
@@ -308,4 +315,3 @@ def _params_of(block: gluon.Block, ctx: Sequence[mx.Context]) -> list[gluon.Para
             )
         if param.grad_req == "add":
             raise ValueError(f"{param.name} must have grad_req='write', got 'add'")
-    return params

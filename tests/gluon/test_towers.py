@@ -404,9 +404,12 @@ def test_variables_that_cannot_be_shared():
     with pytest.raises(ValueError, match=r"weight must be .*not on \[[cg]pu\(1\)\]"):
         Towers(block_forward, net_on(1, norm=False), contexts(2))
     net = net_on(2, norm=False)
+    towers = Towers(block_forward, net, contexts(2))
     net[0].weight.grad_req = "add"
     with pytest.raises(ValueError, match="weight .*grad_req='write', got 'add'"):
         Towers(block_forward, net, contexts(2))
+    with pytest.raises(ValueError, match="weight .*grad_req='write', got 'add'"):
+        towers.run_epoch(batches(), LR)
 
 
 def test_a_step_and_an_evaluation_wait_for_nothing():
