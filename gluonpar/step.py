@@ -34,11 +34,12 @@ def train_batch(
     """Take one step of minibatch SGD on all devices, in place on ``device_params``.
 
     ``X`` (n, ...) and ``y`` (n,) are the whole batch, NumPy or MXNet; ``device_params[i]`` are the
-    parameters on ``ctx[i]`` (:func:`get_params`). ``model(X, params)`` returns predictions, as one
-    graph if it is :func:`traceable`, and ``loss(predictions, y)`` one loss per sample. The step
-    equals one device's step on the whole batch up to rounding, however it is split: only the update
-    divides, by n. ``algorithm`` names the all-reduce (None: chosen, see :func:`allreduce`), and
-    ``weights`` are the devices' relative speeds (:func:`split_and_load`).
+    parameters on ``ctx[i]`` (:func:`get_params`), whose gradients every backward overwrites
+    (``grad_req='write'``). ``model(X, params)`` returns predictions, as one graph if it is
+    :func:`traceable`, and ``loss(predictions, y)`` one loss per sample. The step equals one
+    device's step on the whole batch up to rounding, however it is split: only the update divides,
+    by n. ``algorithm`` names the all-reduce (None: chosen, see :func:`allreduce`), and ``weights``
+    are the devices' relative speeds (:func:`split_and_load`).
 
     With several processes (:mod:`gluonpar.cluster`), each passes its own part of the batch, which
     may be empty; ``batch_size`` is the total number of samples, which they exchange if it is None.
