@@ -47,7 +47,7 @@ def sgd(params: Sequence[nd.NDArray], lr: float, batch_size: int) -> None:
 def check_lr(lr: float) -> None:
     """Raise ValueError unless the learning rate is a positive finite number."""
     largest = float(np.finfo("float32").max)  # a Python float: no warning of overflow
-    if isinstance(lr, str) or lr is None or not 0 < lr <= largest:
+    if not isinstance(lr, (numbers.Real, np.ndarray)) or not 0 < lr <= largest:
         raise ValueError(f"lr must be a positive finite number, got {lr!r}; try 0.2")
 
 

@@ -307,7 +307,7 @@ NOTHING = {"X": np.zeros((0, 1, 28, 28), "float32"), "y": np.zeros(0, "float32")
         (NOTHING, "at least 1 sample, got 0"),
         ({"y": np.zeros(3, "float32")}, r"batch\[0\] of shape \(4, .*batch\[1\] of shape \(3,\)"),
         *(({"lr": lr}, f"lr must be .* {lr}") for lr in (0, -0.1, math.nan, math.inf)),
-        *(({"lr": lr}, f"lr must be .* {lr!r}") for lr in ("0.1", None)),
+        *(({"lr": lr}, "lr must be ") for lr in ("0.1", None, mx.nd.array([0.1]))),
         ({"lr": 1e39}, r"lr must be .* 1e\+39"),  # infinite in float32
         ({"ctx": contexts(1)}, r"got 2 for 1 contexts \[[cg]pu\(0\)\]"),
         ({"ctx": contexts(3)}, "got 2 for 3 contexts"),
