@@ -124,7 +124,7 @@ class Decoder:
             return array
         if kind == "number":
             return array[()]
-        with mx.util.np_shape(kind == "np"):
+        with mx.util.np_shape(kind == "np" or mx.util.is_np_shape()):
             create = mx.np.array if kind == "np" else mx.nd.array
             return create(array, dtype=array.dtype, ctx=self.ctx)
 

@@ -262,6 +262,16 @@ def test_two_trainers_keep_their_common_schedule(tmp_path):
     assert one.learning_rate == two.learning_rate == 0.3
 
 
+def test_training_continues_under_the_numpy_semantics(tmp_path):
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        net, trainer = runs.run(2, "adam", data=runs.batches()[:2])
+        trainer.save_states(tmp_path / "states")
+        trainer = Trainer(net.collect_params(), "adam")
+        trainer.load_states(tmp_path / "states")
+        runs.train(net, trainer, runs.batches()[2:], contexts(2))
+    assert_as_one(net, runs.stock("adam"))
+
+
 def test_float16_states_with_their_float32_copies(tmp_path):
     def trained():
         params = weights([[1.0, 2.0, 3.0]], 2, dtype="float16")
