@@ -148,13 +148,11 @@ def reduce_update(
     """Sum the gradients in ``buckets`` over all devices, and update all copies of the parameters.
 
     On CPU contexts, for an exchange that :attr:`~Exchange.may_fuse`. In one process the sum and the
-    update are one pass over memory; in several the update is, after the sums on each bucket's root.
+    update are one pass over memory. With several the sums must be on each bucket's root already.
     ``rule_of(copies)`` returns the function that updates a parameter and the states that it is
     given, as in :class:`Item`.
     """
     alone = exchange.num_processes == 1
-    if not alone:
-        exchange.reduce(replicas.to_sum(buckets))
     for bucket in buckets:
         items = [
             Item(each.counting if alone else [each.grads[bucket.root]], each.params, *rule_of(each))

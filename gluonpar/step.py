@@ -105,6 +105,8 @@ def allreduce_sgd(
             def update(*arrays: np.ndarray) -> None:
                 optim.rule(lr, 1.0 / (batch_size.number if pending else batch_size))(*arrays)
 
+            if exchange.num_processes > 1:
+                exchange.reduce(replicas.to_sum(buckets))
             optim.reduce_update(exchange, buckets, lambda copies: (update,))
             return
         exchange.allreduce(replicas.to_sum(buckets))

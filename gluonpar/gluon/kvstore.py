@@ -116,7 +116,8 @@ class GluonPar(mx.kvstore.KVStore):  # of which sparse gradients need an instanc
             params = private_fields.params(trainer)
             if key == next(i for i, param in enumerate(params) if _is_summed_here(param)):
                 _check_optimizer(private_fields.optimizer(trainer), params[key].list_ctx())
-                summed = _with_gradients([param for param in params if _is_summed_here(param)])
+                dense = [i for i, param in enumerate(params) if _is_summed_here(param)]
+                summed = _with_gradients(trainer, dense)
                 lists = [param.list_grad() for param in summed]
                 heap.return_free(lists)
                 _allreduce(lists)
@@ -137,7 +138,7 @@ class GluonPar(mx.kvstore.KVStore):  # of which sparse gradients need an instanc
         """
         caller = sys._getframe(1)
         if caller.f_code is private_fields.TRAINER_LOOP:
-            _with_gradients([private_fields.params(caller.f_locals["self"])[key]])
+            _with_gradients(caller.f_locals["self"], [key])
         for name, data in zip(_keys(key), _lists(key, value, "value")):
             if data[0].stype != "row_sparse":
                 raise ValueError(f"kvstore 'gluonpar' cannot push({key!r}): it {_VALUES}")
@@ -231,27 +232,27 @@ def _check_optimizer(optimizer: mx.optimizer.Optimizer, ctx: Sequence[mx.Context
         )
 
 
-def _with_gradients(params: Sequence[gluon.Parameter]) -> list[gluon.Parameter]:
-    """Return the parameters of which some device of some rank has a gradient that counts.
+def _with_gradients(trainer: gluon.Trainer, indices: Sequence[int]) -> list[gluon.Parameter]:
+    """Return those parameters of which some device of some rank has a gradient that counts.
 
-    Gradients that do not count are set to zero.
-
-    They are then marked as fresh on all devices, which the sum is: the Trainer updates them all.
+    Gradients that are not to be added are set to zero. All are marked as sums: the Trainer updates
+    by them on all devices.
     """
-    backward_passes.track(params)
-    summed, stale = [], []
-    counting = parameter_buckets.fresh(params, cluster.size())
-    for param, fresh, on_some_rank in zip(params, *counting):
+    params = {i: private_fields.params(trainer)[i] for i in indices}
+    backward_passes.track(params.values())
+    summed, stale = {}, []
+    counting = parameter_buckets.summands([*params.values()], cluster.size())
+    for (i, param), is_added, on_some_rank in zip(params.items(), *counting):
         if on_some_rank:
-            summed.append(param)
+            summed[i] = param
             stale += [
-                grad for grad, counts in zip(private_fields.grads(param), fresh) if not counts
+                grad for grad, counts in zip(private_fields.grads(param), is_added) if not counts
             ]
-            for value in private_fields.values(param):
-                private_fields.mark_grad(value)
     memory.zero(stale)
-    backward_passes.mark_summed(summed, 0)
-    return summed
+    backward_passes.mark_summed(summed.values(), [0] if cluster.rank() == 0 else [])
+    # All devices must have the same learning rates, but they are updated one after another.
+    private_fields.begin_step(private_fields.optimizer(trainer), summed)
+    return [*summed.values()]
 
 
 def _exchange(lists: Sequence[Sequence[mx.nd.NDArray]], op: str | None = "sum") -> Exchange:

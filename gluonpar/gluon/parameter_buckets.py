@@ -59,12 +59,8 @@ class Layout:
         if summed:
             written = [*map(backward_passes.fresh, self.params)]
             on_some_rank = [*map(any, written)]
-            if self._num_processes > 1 and ignore_stale_grad:  # this waits
-                on_some_rank = cluster.total(on_some_rank) > 0
-            elif self._num_processes > 1:  # a rank without samples has the sums, too
-                on_some_rank = [True] * len(written)
         else:
-            written, on_some_rank = fresh(self.params, self._num_processes)
+            written, on_some_rank = summands(self.params, self._num_processes)
         counting = dict(zip(self._indices, written))
         used = {i for i, is_used in zip(counting, on_some_rank) if is_used}
         if not ignore_stale_grad:
@@ -85,7 +81,7 @@ class Layout:
         idle = [not any(on_device) for on_device in zip(*counting.values())]
         for i, on_devices in counting.items():
             stale = [str(c) for c, *ok in zip(self._ctx, idle, on_devices) if not any(ok)]
-            if stale:
+            if stale and not all(backward_passes.fresh(self._params[i])):  # else it is a sum
                 raise UserWarning(
                     f"backward has not computed a gradient of parameter {self._params[i].name} on "
                     f"{', '.join(stale)} since the last update: the model did not use it there. If "
@@ -138,16 +134,16 @@ def _copies(index: int, param: gluon.Parameter, *fresh: list[bool]) -> Copies:
     return Copies(index, private_fields.values(param), private_fields.grads(param), *fresh)
 
 
-def fresh(
+def summands(
     params: Sequence[gluon.Parameter], num_processes: int
 ) -> tuple[list[list[bool]], list[bool]]:
-    """Return per parameter, by device, whether its gradient counts in the sum that comes next.
+    """Return per parameter, by device, whether its gradient is added in the sum that comes next.
 
-    And per parameter, whether one counts on some rank. All ranks call it before each sum, and
+    And per parameter, whether one is on some rank. All ranks call it before each sum, and
     gradients that are older than other ranks' do not count: a rank may have no samples. One that
     has new gradients of all parameters does not wait for the others.
     """
-    counting = [*map(backward_passes.fresh, params)]
+    counting = [*map(backward_passes.summands, params)]
     on_some_rank = [*map(any, counting)]
     if num_processes > 1 and params:
         ages = np.array([*map(backward_passes.age, params)])

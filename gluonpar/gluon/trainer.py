@@ -139,12 +139,16 @@ class Trainer(gluon.Trainer):
         amp = hasattr(self, "_amp_loss_scaler")  # it inspects all sums before the update
         sums_are_read = amp or self._skip_nonfinite
         fused = not sums_are_read and self._sharded_update.may_fuse(buckets)
-        self._sum([b for b in buckets if b.root is None or not fused], on_all=amp)
+        sums_here = fused and self._exchange.num_processes == 1
+        self._sum([b for b in buckets if b.root is None or not sums_here], on_all=amp)
         self._apply(buckets, fused)
 
     @_not_recorded
     def allreduce_grads(self) -> None:
-        """Replace every device's gradients by the sum, for instance to clip before the update."""
+        """Replace every device's gradients by the sum, for instance to clip before the update.
+
+        Sums are not summed again: a second call, or :meth:`step`, before backward adds nothing.
+        """
         self._allreduce_grads()
 
     @_not_recorded
@@ -184,10 +188,10 @@ class Trainer(gluon.Trainer):
             raise ValueError("MXNet cannot add up row_sparse gradients; use sparse_grad=False")
         before = self._inside_no_sync
         if not self._accumulating:
-            backward_passes.mark_used(layout.params)
+            backward_passes.mark_used(self._params)
             adding = [param for param in layout.params if param.grad_req == "add"]
             memory.zero([grad for param in adding for grad in private_fields.grads(param)])
-            backward_passes.accumulate(layout.params, True)
+            backward_passes.accumulate(self._params)
         self._accumulating = self._inside_no_sync = True
         try:
             yield
@@ -196,17 +200,22 @@ class Trainer(gluon.Trainer):
 
     @_not_recorded
     def clip_global_norm(self, max_norm: float) -> mx.nd.NDArray:
-        """Scale all gradients so that their global norm is at most ``max_norm``.
+        """Scale the gradients so that their global norm is at most ``max_norm``.
 
         Call it between :meth:`allreduce_grads` and :meth:`update`: the norm is that of the summed
-        gradients; pass ``max_norm * batch_size`` to clip their mean. Returns the norm before, a
-        float32 array of shape (1,) on the first context, without waiting. Raises ValueError unless
-        ``max_norm`` is positive. Compare ``gluon.utils.clip_global_norm``; Pascanu et al. 2013.
+        gradients, without those that will not be used; pass ``max_norm * batch_size`` to clip their
+        mean. Returns the norm before, a float32 array of shape (1,) on the first context, without
+        waiting. Raises ValueError unless ``max_norm`` is positive. Compare
+        ``gluon.utils.clip_global_norm``; Pascanu et al. 2013.
         """
         if not max_norm > 0:
             raise ValueError(f"max_norm must be positive, got {max_norm}")
-        of_devices = zip(*map(private_fields.grads, self._laid_out().params))
-        norms = [clipping.clip_global_norm(grads, max_norm) for grads in of_devices]
+        params = [param for param in self._laid_out().params if any(backward_passes.fresh(param))]
+        norms = []
+        for k, c in enumerate(self._contexts):
+            with mx.Context(c):  # the norm's, if there is no gradient
+                grads = [private_fields.grads(param)[k] for param in params]
+                norms.append(clipping.clip_global_norm(grads, max_norm))
         return norms[0].astype("float32")
 
     def check_replicas(self) -> None:
@@ -291,8 +300,6 @@ class Trainer(gluon.Trainer):
         self._sharded_update.set_exchange(self._exchange)
         one_root = needs_one_root(self._optimizer)
         self._layout = Layout(self._params, in_order, self._exchange, one_root)
-        if self._accumulating:
-            backward_passes.accumulate(self._layout.params, True)
         return self._layout
 
     def _fresh_buckets(self, ignore_stale_grad: bool, summed: bool = False) -> list[ParamBucket]:
@@ -318,7 +325,8 @@ class Trainer(gluon.Trainer):
             self._exchange.reduce(sums)
         for bucket in buckets:
             summed = [self._params[copies.index] for copies in bucket.copies]
-            backward_passes.mark_summed(summed, 0 if on_all else bucket.root or 0)
+            root = 0 if on_all else bucket.root or 0
+            backward_passes.mark_summed(summed, [root] if cluster.rank() == 0 else [])
 
     def _apply(self, buckets: Sequence[ParamBucket], fused: bool = False) -> None:
         scaler = getattr(self, "_amp_loss_scaler", None)
@@ -328,10 +336,8 @@ class Trainer(gluon.Trainer):
         with interrupts.held():
             if not skip:
                 self._sharded_update.apply(buckets, fused)
-            backward_passes.mark_used(self._layout.params)
-            if self._accumulating:
-                self._accumulating = False
-                backward_passes.accumulate(self._layout.params, False)
+            backward_passes.mark_used(self._params)
+            self._accumulating = False
 
 
 def _check_stock_arguments(kvstore: Any, compression_params: Any, update_on_kvstore: Any) -> None:

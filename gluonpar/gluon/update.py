@@ -77,7 +77,7 @@ class ShardedUpdate:
             updater.weights_were_set()
 
     def may_fuse(self, buckets: Sequence[ParamBucket]) -> bool:
-        """Return whether :meth:`apply` can sum while it updates: on CPUs, float32, plain SGD."""
+        """Return whether one pass over memory can sum and update: on CPUs, float32, plain SGD."""
         return (
             self._exchange.may_fuse
             and type(self._optimizer) is SGD
@@ -87,63 +87,69 @@ class ShardedUpdate:
     def apply(self, buckets: Sequence[ParamBucket], fused: bool) -> None:
         """Update every bucket on its root, or on every device, and broadcast from the roots.
 
-        With ``fused`` the gradients in buckets with a root are summed here.
+        With ``fused`` the gradients in buckets with a root are summed here, in one process.
         """
         on_all = [bucket for bucket in buckets if bucket.root is None]
         on_root = [bucket for bucket in buckets if bucket.root is not None]
-        self._update_copies(on_all)
         for bucket in buckets:
             for i, *_ in bucket.copies:
                 root = bucket.root or 0
                 if self._roots.setdefault(i, root) != root:
                     self._roots[i] = root
                     self._updater.states_synced[i] = False  # the state is on another device
-        self._update_on_roots(on_all if fused else buckets)
-        for bucket in on_all:
-            self._copied.update((i, self._updater.states[i]) for i, *_ in bucket.copies)
+        if self._updater.aggregate_updates:  # MXNet counts those first that it updates together
+            indices = [each.index for bucket in buckets for each in bucket.copies]
+            private_fields.begin_step(self._optimizer, indices)
+        self._update(on_all if fused else buckets)
         if fused:
             self._sum_and_update(on_root)
         else:
             self._exchange.inside.broadcast([bucket.params for bucket in on_root])
 
-    def _update_on_roots(self, buckets: Sequence[ParamBucket]) -> None:
+    def _update(self, buckets: Sequence[ParamBucket]) -> None:
         """In the order of the parameters, on which some optimizers rely."""
         updates = sorted(
-            (each.index, root, each.grads[root], each.params[root])
-            for bucket in buckets
-            for root in [bucket.root or 0]
-            for each in bucket.copies
+            ((copies, bucket.root) for bucket in buckets for copies in bucket.copies),
+            key=lambda update: update[0].index,
         )
-        groups = [[one] for one in updates]
-        if self._updater.aggregate_updates:  # several parameters of one device in one operator
+        aggregates = self._updater.aggregate_updates  # several parameters in one operator
+        if aggregates:
             self._optimizer.aggregate_num = min(self._optimizer.aggregate_num, optim.MOST_WEIGHTS)
-            roots = sorted({root for _, root, *_ in updates})
-            groups = [[one for one in updates if one[1] == root] for root in roots]
-        for group in groups:
-            indices, _, grads, values = map(list, zip(*group))
-            self._updater(indices, grads, values)
+        groups: dict[tuple, list[Copies]] = {}
+        for copies, root in updates:
+            alone = root is None or not aggregates
+            groups.setdefault((root, copies.index if alone else None), []).append(copies)
+        for (root, _), group in groups.items():
+            if root is None:
+                self._update_on_all(*group)
+            else:
+                self._update_on(root, self._updater, group)
 
-    def _update_copies(self, buckets: Sequence[ParamBucket]) -> None:
-        """Update the copies on devices other than the first, of buckets without a root."""
-        counts, states = private_fields.update_counts(self._optimizer), self._updater.states
-        for bucket in buckets:
-            [copies] = bucket.copies
-            i, is_copied = copies.index, self._copied.get(copies.index) is states.get(copies.index)
-            for k, (value, grad) in enumerate(zip(copies.params, copies.grads)):
-                if k == 0:
-                    continue
-                updater = self._of_copies[k]
-                if not is_copied:  # the state was loaded, or is on other contexts now
-                    updater.states.pop(i, None)
-                    if i in states:
-                        updater.states[i] = copy.deepcopy(states[i])
-                        updater.states_synced[i] = False
-                before = counts.get(i, self._optimizer.begin_num_update)
-                updater([i], [grad], [value])
-                counts[i] = before  # a step counts once, however many devices there are
+    @staticmethod
+    def _update_on(device: int, updater: Updater, group: Sequence[Copies]) -> None:
+        grads = [each.grads[device] for each in group]
+        params = [each.params[device] for each in group]
+        updater([each.index for each in group], grads, params)
+
+    def _update_on_all(self, copies: Copies) -> None:
+        """Update one parameter on every device, the first one last."""
+        optimizer, states, i = self._optimizer, self._updater.states, copies.index
+        counts = private_fields.update_counts(optimizer)
+        is_copied = self._copied.get(i) is states.get(i)
+        for k, updater in enumerate(self._of_copies[1:], 1):
+            if not is_copied:  # the state was loaded, or is on other contexts now
+                updater.states.pop(i, None)
+                if i in states:
+                    updater.states[i] = copy.deepcopy(states[i])
+                    updater.states_synced[i] = False
+            before = counts.get(i, optimizer.begin_num_update)
+            self._update_on(k, updater, [copies])
+            counts[i] = before  # a step counts once, however many devices there are
+        self._update_on(0, self._updater, [copies])
+        self._copied[i] = states[i]
 
     def _sum_and_update(self, buckets: Sequence[ParamBucket]) -> None:
-        """Sum over devices, SGD and broadcast, in one pass over memory."""
+        """Sum over devices in one process, SGD and broadcast, in one pass over memory."""
         sgd, indices = self._optimizer, [each.index for b in buckets for each in b.copies]
         rates = private_fields.count_updates(sgd, indices)
 

@@ -9,10 +9,13 @@ written the gradient since the last update.
 
 So passes have numbers here. Those that follow one recording (``autograd.record()``) have the same
 one, as do those that overlap, on several threads. When pass n writes a gradient of a parameter,
-these on other devices are out of date: those of passes that computed gradients on a device of pass
-n, and, if it overwrites what pass m wrote, those of pass m and later ones. For that functions of
-MXNet's C interface are replaced by others that call them, from the first parameter on several
-devices on.
+these on other devices are out of date: sums; those of passes of which another gradient has been
+used; those of passes that computed gradients on a device of pass n; if it overwrites what pass m
+wrote, those of pass m and later ones; and the rest of a call that it overwrites in part. For that
+functions of MXNet's C interface are replaced by others that call them, from the first parameter on
+several devices on.
+
+Once summed, a gradient is added in a further sum once, however many devices have the sum.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ import functools
 import os
 import threading
 import weakref
-from typing import Any, Callable, Iterable, Iterator
+from typing import Any, Callable, Iterable, Iterator, Sequence
 
 import mxnet as mx
 from mxnet import autograd, gluon
@@ -43,13 +46,15 @@ _backward, _set_recording = _LIB.MXAutogradBackwardEx, _LIB.MXAutogradSetIsRecor
 
 
 class _Pass:
-    """A backward pass, and the devices on which it wrote gradients of tracked parameters."""
+    """A call of backward, and the devices on which those of its number wrote gradients."""
 
-    def __init__(self, number: int) -> None:
-        self.number, self.devices = number, set()
+    def __init__(self, number: int, devices: set[mx.Context]) -> None:
+        self.number, self.devices = number, devices
+        self.used = False  # whether gradients that it wrote have been summed
+        self.is_alone = True  # whether no other call overlapped, maybe of an unrelated network
 
 
-_last = _Pass(1)  # the first stands for all those before a parameter was tracked
+_last = _Pass(1, set())  # the first stands for all those before a parameter was tracked
 
 
 def watch() -> None:
@@ -81,6 +86,15 @@ def fresh(param: gluon.Parameter) -> list[bool]:
     """
     with _lock:
         return _tracked[param].fresh()
+
+
+def summands(param: gluon.Parameter) -> list[bool]:
+    """Return by device whether the gradient of a tracked parameter is added in the next sum.
+
+    Those are added that are :func:`fresh`, but what is a sum already only once.
+    """
+    with _lock:
+        return _tracked[param].summands()
 
 
 def age(param: gluon.Parameter) -> tuple[int, int]:
@@ -116,25 +130,27 @@ def mark_used(params: Iterable[gluon.Parameter]) -> None:
             _tracked[param].forget()
 
 
-def mark_summed(params: Iterable[gluon.Parameter], device: int) -> None:
-    """Note that the gradients on this device are sums over devices, and others may be, too.
+def mark_summed(params: Iterable[gluon.Parameter], devices: Sequence[int]) -> None:
+    """Note that the gradients on ``devices`` are sums, which count, and others may be, too.
 
-    Passes that add to them will find zeros on the other devices.
+    The sums are over all ranks: on one of them ``devices`` is one device, and on the others none.
+    In the next sum only the gradients on ``devices`` are added, and passes that add to them will
+    find zeros on the other devices.
     """
     with _lock:
         for param in params:
-            _tracked[param].sum_on = device
+            _tracked[param].mark_summed(devices)
 
 
-def accumulate(params: Iterable[gluon.Parameter], on: bool) -> None:
-    """Have each pass add to the gradients of the tracked ``params`` that count, or write them.
+def accumulate(params: Iterable[gluon.Parameter]) -> None:
+    """Until :func:`mark_used`, have each pass add to the gradients of ``params`` that count.
 
     MXNet's ``grad_req='add'`` is not used: the backward of some operators writes all the same, and
     that of others to memory that is not theirs (MXNet 1.9.1: mean, clip, cumsum, linalg.det, ...).
     """
     with _lock:
         for param in params:
-            _tracked[param].accumulates = on
+            _tracked[param].accumulates = True
 
 
 @contextlib.contextmanager
@@ -156,7 +172,10 @@ def _noted() -> Iterator[None]:
             for writes in [*_tracked.values()]:
                 writes.begin()
             if _recorded:
-                _last, _recorded = _Pass(_last.number + 1), False
+                _last, _recorded = _Pass(_last.number + 1, set()), False
+            else:
+                _last = _Pass(_last.number, _last.devices)
+        _last.is_alone = not _running
         _running += 1
         for writes in [*_tracked.values()]:
             writes.save()
@@ -186,7 +205,7 @@ class _Writes:
         # Whether no pass has been seen, and whether the arrays are not the first: see follow.
         self._is_new, self._replaced = True, False
         self.accumulates = False
-        self.sum_on: int | None = None
+        self._sum_on: Sequence[int] | None = None  # as in mark_summed
         self.time = 0
         # How many unused gradients were overwritten, by device.
         self._overwritten: collections.Counter = collections.Counter()
@@ -204,7 +223,7 @@ class _Writes:
         if self._values is not values or self._grads is not grads:
             # Its arrays are others: it was initialised, cast or moved, or its grad_req changed.
             self._replaced = self._values is not None
-            self._values, self._grads, self.sum_on = values, grads, None
+            self._values, self._grads, self._sum_on = values, grads, None
             self._devices = [value.context for value in (self._values if self._grads else ())]
             self._passes = [None] * len(self._devices)
             self._adds = param.grad_req == "add"
@@ -225,6 +244,22 @@ class _Writes:
         counting = [one is not None for one in self.passes()]
         return [any(counting)] * len(counting) if self._adds else counting
 
+    def summands(self) -> list[bool]:
+        """Return by device whether the gradient is added in the next sum."""
+        counting = self.fresh()
+        if self._sum_on is not None:
+            counting = [counts and i in self._sum_on for i, counts in enumerate(counting)]
+        return counting
+
+    def mark_summed(self, devices: Sequence[int]) -> None:
+        """Note that the gradients are sums, the next ones of which add those on ``devices``."""
+        self._mark_passes_used()
+        one = next(filter(None, self._passes), _last)
+        self._passes = [each or one for each in self._passes]
+        self._set_flags()
+        self._sum_on, self.time = devices, _num_sums - 1  # as old on all ranks
+        self._overwritten.clear()
+
     def adds(self) -> bool:
         """Return whether gradients of earlier passes count, too."""
         return self._adds or self.accumulates
@@ -233,9 +268,8 @@ class _Writes:
         """Clear the flags, so that those are seen which the pass sets that begins now."""
         if any(self.passes()):
             memory.clear_grad_flags(self._values)
-        if self.sum_on is not None and self.adds():
-            memory.zero([grad for i, grad in enumerate(self._grads) if i != self.sum_on])
-        self.sum_on = None
+        if self._sum_on is not None and self.adds():
+            memory.zero(self._except_sum())
 
     def save(self) -> None:
         """Save the gradients that count so far, if the next pass shall add to them."""
@@ -274,34 +308,56 @@ class _Writes:
         """Discard gradients that the running pass has made out of date."""
         if not any(one is _last for one in self._passes):
             return
+        is_sum, self._sum_on = self._sum_on is not None, None
         is_first = self.time != _num_sums
         if is_first:
             self.time = _num_sums
             self._overwritten.clear()
         if self.adds():
             return
-        pairs = enumerate(zip(before, self._passes))
-        overwritten = [i for i, (was, now) in pairs if was and now is _last and was is not now]
-        first = min((before[i].number for i in overwritten), default=_last.number)
+        pairs = zip(before, self._passes)
+        overwritten = {i: was for i, (was, now) in enumerate(pairs) if was and now is _last}
+        earlier = {i: was for i, was in overwritten.items() if was.number != _last.number}
+        first = min((was.number for was in earlier.values()), default=_last.number)
         for i, one in enumerate(self._passes):
-            if one and one is not _last:
-                if one.number >= first or not one.devices.isdisjoint(_last.devices):
-                    self._passes[i] = None
+            if one is None or one is _last:
+                continue
+            of_other_batch = one.number != _last.number and (
+                one.number >= first or not one.devices.isdisjoint(_last.devices)
+            )
+            if is_sum or one.used or one in overwritten.values() or of_other_batch:
+                self._passes[i] = None
         if not is_first:
-            self._overwritten.update(overwritten)
+            self._overwritten.update(earlier.keys())
 
     def end(self) -> None:
         """Set MXNet's flag of each gradient that counts, for other programs that read it."""
         self._saved.clear()
+        if self._sum_on and self.adds():  # no pass has added to the sum: all have it again
+            with autograd.pause():
+                for grad in self._except_sum():
+                    self._grads[self._sum_on[0]].copyto(grad)
+        self._set_flags()
+
+    def forget(self) -> None:
+        """Let no gradient count, and the next pass write."""
+        self.accumulates = False
+        self._mark_passes_used()
+        if self.passes():
+            memory.clear_grad_flags(self._values)
+        self._passes = [None] * len(self._passes)
+
+    def _mark_passes_used(self) -> None:
+        for one in filter(None, self._passes):
+            one.used = one.is_alone
+
+    def _set_flags(self) -> None:
         for value, one in zip(self._values or (), self._passes):
             if one:
                 _LIB.MXNDArraySetGradState(value.handle, 1)
 
-    def forget(self) -> None:
-        """Let no gradient count."""
-        if self.passes():
-            memory.clear_grad_flags(self._values)
-        self._passes = [None] * len(self._passes)
+    def _except_sum(self) -> list[mx.nd.NDArray]:
+        return [grad for i, grad in enumerate(self._grads) if i not in self._sum_on]
 
     def _written(self) -> list[bool]:
         return memory.grad_flags(self._values if self._passes else ())

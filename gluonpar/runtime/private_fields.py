@@ -7,7 +7,7 @@ and dicts are the objects' own, not copies.
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import Callable, Sequence
+from typing import Callable, Iterable, Sequence
 
 import mxnet as mx
 from mxnet import gluon
@@ -58,11 +58,6 @@ def wrap_graphs(wrap: Callable[[Callable], Callable]) -> None:
     mx.nd.CachedOp.__init__ = wrap(mx.nd.CachedOp.__init__)
 
 
-def mark_grad(array: mx.nd.NDArray) -> None:
-    """Mark the array's gradient as written by backward."""
-    array._fresh_grad = True
-
-
 def params_by_place(block: gluon.Block) -> dict[str, gluon.Parameter]:
     """Return the block's parameters by their place in it, as ``save_parameters`` names them."""
     return block._collect_params_with_prefix()
@@ -78,6 +73,18 @@ def separate_update_counts(optimizer: mx.optimizer.Optimizer) -> None:
     """Give a copied optimizer counts that it does not share with the original: one per device."""
     counts = {device: dict(each) for device, each in optimizer._all_index_update_counts.items()}
     optimizer._all_index_update_counts, optimizer._index_update_count = counts, counts[0]
+
+
+def begin_step(optimizer: mx.optimizer.Optimizer, indices: Iterable[int]) -> None:
+    """Give all updates of these parameters, one of each, the learning rate of the last of them.
+
+    MXNet's schedules read how often the parameter has been updated that was updated most often. If
+    others were left out of some steps, that changes from one update of a step to the next.
+    """
+    counts = optimizer._index_update_count
+    for i in indices:
+        number = counts.get(i, optimizer.begin_num_update) + 1
+        optimizer.num_update = max(optimizer.num_update, number)
 
 
 def count_updates(

@@ -207,6 +207,21 @@ def test_more_devices_than_samples_train_as_one(k):
     assert trainer.optimizer.num_update == len(data)
 
 
+@pytest.mark.parametrize("kind", [Trainer, lambda *given: stock(*given, kvstore="gluonpar")])
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_a_schedule_gives_all_devices_the_same_rate(name, kind):
+    """Also to a parameter that was left out of some steps, for which MXNet's changes in a step."""
+    ctx = contexts(3)
+    net = bag(ctx)
+    schedule = mx.lr_scheduler.FactorScheduler(1, 0.5)
+    made = mx.optimizer.create(name, lr_scheduler=schedule, learning_rate=0.1)
+    trainer = kind(net.collect_params(), made)
+    for i, batch in enumerate(batches()):
+        net.embed.weight.grad_req = "null" if i % 2 else "write"
+        runs.train(net, trainer, [batch], ctx)
+    runs.assert_as_one(net, runs.values(net))
+
+
 @pytest.mark.parametrize("apart", ["saved", "moved", "split"])
 def test_the_states_follow(apart, tmp_path):
     """What follows is as in one run: after loading states, on other contexts, in two calls."""

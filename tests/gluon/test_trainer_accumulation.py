@@ -79,6 +79,31 @@ def test_all_micro_batches_may_be_inside_and_in_several_blocks_from_zero_on():
     assert params[0].list_data()[0].asscalar() == -29
 
 
+def test_the_next_update_ends_the_accumulation_whichever_trainer_does_it():
+    params = weights([[0.0]], 2)
+    with Trainer(params, "sgd", {"learning_rate": 1.0}).no_sync():
+        give_grads(params, [[1.0, 2.0]])
+    trainer = Trainer(params, "sgd", {"learning_rate": 1.0})
+    for grad, want in ((4.0, -11), (16.0, -43)):
+        give_grads(params, [[grad, grad]])
+        trainer.step(1)
+        assert params[0].list_data()[1].asscalar() == want
+        give_grads(params, [[64.0, 64.0]])  # of a backward that is never used
+
+
+def test_parameters_that_are_thawed_inside_no_sync_accumulate_from_then_on():
+    params = weights([[0.0], [0.0]], 2)
+    params[1].grad_req = "null"
+    trainer = Trainer(params, "sgd", {"learning_rate": 1.0})
+    with trainer.no_sync():
+        give_grads(params[:1], [[1.0, 1.0]])
+        params[1].grad_req = "write"
+        for grad in (4.0, 16.0):
+            give_grads(params, [[grad, grad]] * 2)
+    trainer.step(1)
+    assert [param.list_data()[1].asscalar() for param in params] == [-42, -40]
+
+
 def test_gradients_that_backward_adds_to_start_from_zero_too():
     params = weights([[0.0]], 2, grad_req="add")
     trainer = Trainer(params, "sgd", {"learning_rate": 1.0})

@@ -176,9 +176,24 @@ def test_clip_global_norm_counts_every_dtype_and_pinned_parameters():
     np.testing.assert_allclose(halves, [[1.5, 0], [2, 0], [0, 6]], rtol=1e-3)
 
 
+def test_clip_global_norm_counts_no_gradient_of_an_earlier_step():
+    """On whichever device that is, and whatever it has left of the sum."""
+    params = weights([[1.0], [1.0]], 2)
+    trainer = Trainer(params, "sgd", {"learning_rate": 1.0})
+    give_grads(params, [[8.0, 16.0]] * 2)
+    trainer.step(1)
+    give_grads(params[:1], [[1.0, 2.0]])
+    trainer.allreduce_grads()
+    assert trainer.clip_global_norm(1.0).asscalar() == 3
+    trainer.update(1, ignore_stale_grad=True)
+    assert [param.list_data()[1].asscalar() for param in params] == [-24, -23]
+
+
 def test_clip_global_norm_of_no_gradient_is_zero():
     params = weights([[1.0]], 2)
     trainer = Trainer(params, "sgd")
+    norm = trainer.clip_global_norm(1.0)  # there was no backward
+    assert (norm.asscalar(), norm.context) == (0, device())
     give_grads(params, [[0.0, 0.0]])
     trainer.allreduce_grads()
     assert trainer.clip_global_norm(1.0).asscalar() == 0
@@ -210,6 +225,7 @@ def test_the_norm_of_finite_gradients_is_right_however_large_small_or_many(
     param.initialize(ctx=device())
     trainer = Trainer([param], "sgd")
     values, grad = np.full(shape, value, dtype), param.grad(device())
+    param.data(device())._fresh_grad = True
     if sparse:
         rows = (values, np.arange(len(values)))
         mx.nd.sparse.row_sparse_array(rows, shape, device(), dtype).copyto(grad)

@@ -190,7 +190,78 @@ def adds(ctx, make, how):
     return [net]
 
 
-PROGRAMS = [gan, skips, halves, overwritten, reversed_devices, used_by_one_device, made_late, adds]
+def summed_before(ctx, make, how):
+    """Sums that are summed again: at once, and after a batch that does not change all of them."""
+    often, rarely = dense("often_", ctx, 1, 1), dense("rarely_", ctx, 2, 1)
+    params = often.collect_params()
+    params.update(rarely.collect_params())
+    trainer = make(params, "sgd", {"learning_rate": 0.1})
+    for i, batch in enumerate(samples((8, 6, 8, 1, 8))):
+        differentiate(lambda x: often(x) ** 2 + rarely(x) ** 2, batch, ctx, how)
+        trainer.allreduce_grads()
+        if i % 2:
+            differentiate(lambda x: often(x) ** 2, batch[:2], ctx, how)
+        trainer.step(8)  # an even number: StockWithKVStore ignores stale gradients
+    return [often, rarely]
+
+
+def recorded_before(ctx, make, how):
+    """Two batches, of 8 samples and of fewer, are recorded before either one's backward."""
+    net = dense("net_", ctx, 1, 1)
+    trainer = make(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    for batches in zip(samples((8, 8)), samples((1, 2), seed=1)):
+        for losses in [losses_of(lambda x: net(x) ** 2, batch, ctx) for batch in batches]:
+            autograd.backward(losses)
+        trainer.step(len(batches[1]))
+    return [net]
+
+
+def on_another_device(ctx, make, how):
+    """Batches of one sample, on the first device and then on the last; a Trainer for each."""
+    parts = [dense("first_", ctx, 1, 4), dense("second_", ctx, 2, 1)]
+    trainers = [make(part.collect_params(), "sgd", {"learning_rate": 0.1}) for part in parts]
+    for i, batch in enumerate(samples((1, 1, 1, 1, 8, 1))):
+        differentiate(lambda x: parts[1](parts[0](x)), batch, ctx[::-1] if i % 2 else ctx, how)
+        trainers[i % 2].step(len(batch))
+    return parts
+
+
+def adds_where_it_is_used(ctx, make, how):
+    """grad_req='add', and a layer whose gradient keeps the sum while another one's is computed."""
+    parts = [dense("often_", ctx, 1, 1), dense("rarely_", ctx, 2, 1)]
+    trainers = [make(part.collect_params(), "sgd", {"learning_rate": 0.01}) for part in parts]
+    for part in parts:
+        part.collect_params().setattr("grad_req", "add")
+    for batch in samples((8, 1, 8)):
+        differentiate(lambda x: parts[0](x) ** 2 + parts[1](x) ** 2, batch, ctx, how)
+        trainers[1].allreduce_grads()
+        differentiate(lambda x: parts[0](x) ** 2, batch, ctx, how)
+        trainers[1].update(8)
+        trainers[0].step(8)
+    return parts
+
+
+def beside_another_network(ctx, make, how):
+    """Which makes a step between two devices' passes for one batch."""
+    nets = [dense("first_", ctx, 1, 1), dense("second_", ctx, 2, 1)]
+    trainers = [make(net.collect_params(), "sgd", {"learning_rate": 0.1}) for net in nets]
+    for batch, of_other in zip(samples((8, 1, 8, 2)), samples((1, 8, 8, 2), seed=1)):
+        for i, x in enumerate(gluonpar.split_and_load(batch, ctx)):
+            with autograd.record():
+                loss = nets[0](x) ** 2
+            loss.backward()
+            if i == 0:
+                differentiate(lambda x: nets[1](x) ** 2, of_other, ctx, how)
+                trainers[1].step(len(of_other))
+        trainers[0].step(len(batch))
+    return nets
+
+
+PROGRAMS = [
+    *(gan, skips, halves, overwritten, reversed_devices, used_by_one_device, made_late, adds),
+    *(summed_before, recorded_before, on_another_device, adds_where_it_is_used),
+    beside_another_network,
+]
 
 
 @pytest.mark.parametrize("how", ["one pass", "a pass each", "device by device"])
@@ -211,7 +282,7 @@ def test_it_trains_as_one_device_does(program, k, trainer, how):
 def test_mxnets_own_flags_would_be_seen(program, monkeypatch):
     """The bug, planted: every gradient counts that was written since the last update."""
     monkeypatch.setattr(
-        backward_passes, "fresh", lambda param: memory.grad_flags(param.list_data())
+        backward_passes, "summands", lambda param: memory.grad_flags(param.list_data())
     )
     monkeypatch.setattr(backward_passes._Writes, "begin", lambda self: None)
     with pytest.raises(AssertionError):
