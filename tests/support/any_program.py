@@ -2,7 +2,8 @@
 
 Each event of a drawn program is done by MXNet's own Trainer on one device, on a network that is
 never hybridized, and on K devices of each rank by gluonpar's, or by MXNet's with
-kvstore='gluonpar'.
+kvstore='gluonpar'. There may be two Trainers, each of some parameters, of which every backward also
+writes the other's.
 """
 
 import itertools
@@ -60,16 +61,18 @@ def losses_of(model, X, words):
 
 
 class Side:
-    """A network, its trainer, and the events of a program, on some devices."""
+    """A network, its one or two trainers, and the events of a program, on some devices."""
 
-    def __init__(self, make_trainer, k, sparse):
+    def __init__(self, make_trainer, k, sparse, two):
         self.make_trainer, self.ctx = make_trainer, contexts(k)
         self.net = Net(sparse)
         self.net.initialize(ctx=self.ctx)
         self.models = [self.net, OneHead(self.net, self.net.a), OneHead(self.net, self.net.b)]
         for i in range(len(self.params)):
             self.set_data(i, 0)
-        self.trainer = make_trainer(self.params)
+        params = self.params
+        self.parts = [params[:-1], params[-1:]] if two else [params]
+        self.trainers = [*map(make_trainer, self.parts)]
 
     def mine(self, n):
         """The samples of a batch of n that this rank has."""
@@ -99,24 +102,39 @@ class Side:
         for each in losses[::-1] if way == "the last device first" else losses:
             each.backward()
 
-    def train(self, *batch):
-        self.backward(*batch)
-        self.trainer.step(batch[0], ignore_stale_grad=True)
+    def step(self, t, n):
+        self.trainers[t].step(n, ignore_stale_grad=True)
 
-    def halve(self, *batch):
+    def train(self, t, *batch):
+        self.backward(*batch)
+        self.step(t, batch[0])
+
+    def sum(self, t):
+        self.trainers[t].allreduce_grads()
+
+    def halve(self, t, *batch):
         """A step, of whose summed gradients half is used."""
         self.backward(*batch)
-        self.trainer.allreduce_grads()
-        for grads in (param.list_grad() for param in self.params if param.grad_req != "null"):
+        self.sum(t)
+        for grads in (param.list_grad() for param in self.parts[t] if param.grad_req != "null"):
             for grad in grads:
                 grad[:] *= 0.5
-        self.trainer.update(batch[0], ignore_stale_grad=True)
+        self.trainers[t].update(batch[0], ignore_stale_grad=True)
 
-    def accumulate(self, *micro_batches):
-        with self.trainer.no_sync():
+    def clip(self, t, *batch):
+        self.backward(*batch)
+        self.sum(t)
+        self.clip_norm(t, 0.5)
+        self.trainers[t].update(batch[0], ignore_stale_grad=True)
+
+    def clip_norm(self, t, max_norm):
+        self.trainers[t].clip_global_norm(max_norm)
+
+    def accumulate(self, t, *micro_batches):
+        with self.trainers[t].no_sync():
             for batch in micro_batches:
                 self.backward(*batch)
-        self.trainer.step(sum(batch[0] for batch in micro_batches), ignore_stale_grad=True)
+        self.step(t, sum(batch[0] for batch in micro_batches))
 
     def require(self, layer, grad_req):
         """Freeze a layer, or train it again; the body is always trained."""
@@ -127,23 +145,24 @@ class Side:
         param, rng = self.params[i], np.random.RandomState(seed)
         param.set_data(mx.nd.array(rng.normal(0, 0.5, param.shape)))
 
-    def zero_grad(self):
-        self.net.collect_params().zero_grad()
+    def zero_grad(self, t):
+        for param in self.parts[t]:
+            param.zero_grad()
 
-    def set_learning_rate(self, lr):
-        self.trainer.set_learning_rate(lr)
+    def set_learning_rate(self, t, lr):
+        self.trainers[t].set_learning_rate(lr)
 
     def hybridize(self, mode):
         for model in self.models:
             model.hybridize(**mode)
 
-    def resume(self):
+    def resume(self, t):
         with tempfile.TemporaryDirectory() as folder:
-            path, lr = str(pathlib.Path(folder) / "states"), self.trainer.learning_rate
-            self.trainer.save_states(path)
-            self.trainer = self.make_trainer(self.params)
-            self.trainer.load_states(path)
-            self.trainer.set_learning_rate(lr)
+            path, lr = str(pathlib.Path(folder) / "states"), self.trainers[t].learning_rate
+            self.trainers[t].save_states(path)
+            self.trainers[t] = self.make_trainer(self.parts[t])
+            self.trainers[t].load_states(path)
+            self.trainers[t].set_learning_rate(lr)
 
     def move(self, k):
         self.ctx = contexts(k)
@@ -159,13 +178,20 @@ class Alone(Side):
     def hybridize(self, mode):
         pass
 
-    def accumulate(self, *micro_batches):
+    def clip_norm(self, t, max_norm):
+        trained = [param for param in self.parts[t] if param.grad_req != "null"]
+        new = [param.grad() for param in trained if param.data()._fresh_grad]
+        if new:
+            gluon.utils.clip_global_norm(new, max_norm)
+
+    def accumulate(self, t, *micro_batches):
         """Not by grad_req='add', with which MXNet writes some gradients all the same."""
-        trained = [param for param in self.params if param.grad_req != "null"]
+        trained = [param for param in self.parts[t] if param.grad_req != "null"]
         sums = {}
         for batch in micro_batches:
             for param in trained:
                 param.data()._fresh_grad = False
+                param.zero_grad()
             self.backward(*batch)
             for param in (param for param in trained if param.data()._fresh_grad):
                 sums[param] = param.grad() + sums.get(param, 0)
@@ -173,7 +199,7 @@ class Alone(Side):
             param.data()._fresh_grad = param in sums
         for param, total in sums.items():
             param.grad()[:] = total
-        self.trainer.step(sum(batch[0] for batch in micro_batches), ignore_stale_grad=True)
+        self.step(t, sum(batch[0] for batch in micro_batches))
 
     def move(self, k):
         super().move(1)
@@ -183,7 +209,7 @@ def event(name, *arguments):
     return st.tuples(st.just(name), st.tuples(*arguments))
 
 
-def check(kvstore, optimizer, sparse, k, program):
+def check(kvstore, optimizer, sparse, k, program, two=False):
     options = OPTIMIZERS[optimizer]
 
     def make(params):
@@ -191,8 +217,8 @@ def check(kvstore, optimizer, sparse, k, program):
             return gluonpar.Trainer(params, optimizer, dict(options))
         return gluon.Trainer(params, optimizer, dict(options), kvstore=kvstore)
 
-    want = Alone(lambda params: stock_trainer(params, optimizer, dict(options)), 1, sparse)
-    got = Side(make, k, sparse)
+    want = Alone(lambda params: stock_trainer(params, optimizer, dict(options)), 1, sparse, two)
+    got = Side(make, k, sparse, two)
     for name, arguments in program:
         for side in (want, got):
             getattr(side, name)(*arguments)
@@ -211,24 +237,30 @@ def law(kvstore, optimizer, sparse, num_programs, least_samples=1):
     """That :func:`check` holds, as a function; ranks without samples can skip no batch."""
     sizes = [n for n in (1, 2, 3, 4, 7, 8) if n >= least_samples]
     batch = st.sampled_from(sizes), st.integers(0, 2), st.sampled_from(WAYS), st.integers(0, 99)
+    trainer = st.sampled_from((0, -1))
+    requests = ("null", "write") if sparse else ("null", "write", "add")
     events = [
-        *[event("train", *batch)] * 4,
-        event("require", st.integers(0, 2), st.sampled_from(("null", "write"))),
+        *[event("train", trainer, *batch)] * 4,
+        event("step", trainer, st.sampled_from(sizes)),
+        event("sum", trainer),
+        event("require", st.integers(0, 2), st.sampled_from(requests)),
         event("set_data", st.integers(0, 5), st.integers(0, 99)),
-        event("set_learning_rate", st.sampled_from((0.01, 0.1))),
+        event("set_learning_rate", trainer, st.sampled_from((0.01, 0.1))),
         event("hybridize", st.sampled_from(MODES)),
     ]
     may_skip, dense = least_samples >= cluster.size(), not sparse
     if may_skip:
         events.append(event("backward", *batch))  # and no step
     if cluster.size() == 1:
-        events.append(event("resume"))
+        events.append(event("resume", trainer))
     if dense:  # MXNet has neither for row_sparse gradients
-        events += [event("zero_grad"), event("halve", *batch)]
+        events += [event("zero_grad", trainer), event("halve", trainer, *batch)]
     if kvstore is None and cluster.size() == 1:
         events.append(event("move", st.integers(1, 4)))
+    if kvstore is None and dense:
+        events.append(event("clip", trainer, *batch))
     if kvstore is None and dense and may_skip:
-        events += [event("accumulate", *[st.tuples(*batch)] * n) for n in (1, 2, 3)]
+        events += [event("accumulate", trainer, *[st.tuples(*batch)] * n) for n in (1, 2, 3)]
 
     # All ranks must draw the same programs, however long one takes: they do not shrink it.
     alike = {"derandomize": True, "database": None, "deadline": None}
@@ -237,8 +269,8 @@ def law(kvstore, optimizer, sparse, num_programs, least_samples=1):
     @settings(
         max_examples=num_programs, phases=phases, suppress_health_check=[*HealthCheck], **alike
     )
-    @given(st.integers(1, 4), st.lists(st.one_of(events), min_size=4, max_size=12))
-    def holds(k, program):
-        check(kvstore, optimizer, sparse, k, program)
+    @given(st.integers(1, 4), st.lists(st.one_of(events), min_size=4, max_size=12), st.booleans())
+    def holds(k, program, two):
+        check(kvstore, optimizer, sparse, k, program, two)
 
     return holds

@@ -397,8 +397,10 @@ def programs(number):
         for least_samples in (1, cluster.size()):
             any_program.law(kvstore, optimizer, False, int(number), least_samples)()
     size = cluster.size() + 1  # rank 0 has one sample more, and runs backward on one device more
-    batches = ("backward", (size, 2, "a loop", 3)), ("train", (size, 0, "the last device first", 2))
-    any_program.check(None, "sgd", False, 3, batches)
+    first, other = (size, 2, "a loop", 3), (size, 0, "the last device first", 2)
+    summed_before = ("backward", other), ("sum", (0,)), ("step", (0, size))
+    program = ("backward", first), ("train", (0, *other)), *summed_before
+    any_program.check(None, "sgd", False, 3, program)
 
 
 def save(folder, num_devices):
