@@ -216,6 +216,7 @@ def _join_job() -> None:
 
 if world.launched():
     _join_job()
+    backward_passes.track_on_one_device()
 
 
 def _is_summed_here(param: gluon.Parameter) -> bool:

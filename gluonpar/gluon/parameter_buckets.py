@@ -49,16 +49,23 @@ class Layout:
         """Return whether the parameters still are of the same kinds, on the same contexts."""
         return _kinds(self._params) == self._kinds
 
-    def buckets(self, ignore_stale_grad: bool, summed: bool = False) -> list[ParamBucket]:
+    def buckets(
+        self, ignore_stale_grad: bool, summed: bool = False, by_program: bool = False
+    ) -> list[ParamBucket]:
         """Return the buckets, without parameters that backward reached on no device of any rank.
 
-        All ranks must call this before each sum; with ``summed`` the gradients are sums already.
-        Unless ``ignore_stale_grad`` raises UserWarning if there is no new gradient, or if one is
-        missing on a device that had samples.
+        All ranks must call this before each sum; with ``summed`` the gradients are sums already,
+        and ``by_program`` is whether the Trainer has not made them. Unless ``ignore_stale_grad``
+        raises UserWarning if there is no new gradient, or if one is missing on a device that had
+        samples.
         """
         if summed:
             written = [*map(backward_passes.fresh, self.params)]
             on_some_rank = [*map(any, written)]
+            if by_program and self._num_processes > 1:  # a rank without samples has sums, too
+                on_some_rank = [True] * len(written)
+                if ignore_stale_grad:  # this waits
+                    on_some_rank = cluster.total([*map(any, written)]) > 0
         else:
             written, on_some_rank = summands(self.params, self._num_processes)
         counting = dict(zip(self._indices, written))

@@ -108,7 +108,7 @@ class Trainer(gluon.Trainer):
         self._given = params
         self._skip_nonfinite, self.num_skipped = skip_nonfinite, 0
         self._layout: Layout | None = None
-        self._accumulating = self._inside_no_sync = self._broadcast = False
+        self._accumulating = self._inside_no_sync = self._broadcast = self._has_summed = False
         self._updater = Updater(self._optimizer)
         self._updaters = [self._updater]
         self._options = {"algorithm": algorithm, "compression": compression}
@@ -312,12 +312,13 @@ class Trainer(gluon.Trainer):
             if self._optimizer.num_update == self._optimizer.begin_num_update:  # not after resuming
                 first = in_buckets([param.list_data() for param in self._params])
                 self._exchange.inside.broadcast(first)
-        buckets = layout.buckets(ignore_stale_grad, summed)
+        buckets = layout.buckets(ignore_stale_grad, summed, by_program=not self._has_summed)
         heap.return_free([copies.grads for bucket in buckets for copies in bucket.copies])
         return buckets
 
     def _sum(self, buckets: Sequence[ParamBucket], on_all: bool) -> None:
         """Sum the gradients on each bucket's root, or on all devices."""
+        self._has_summed = True
         sums = replicas.to_sum(buckets)
         if on_all:
             self._exchange.allreduce(sums)
@@ -337,7 +338,7 @@ class Trainer(gluon.Trainer):
             if not skip:
                 self._sharded_update.apply(buckets, fused)
             backward_passes.mark_used(self._params)
-            self._accumulating = False
+            self._accumulating = self._has_summed = False
 
 
 def _check_stock_arguments(kvstore: Any, compression_params: Any, update_on_kvstore: Any) -> None:

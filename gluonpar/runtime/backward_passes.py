@@ -13,7 +13,7 @@ these on other devices are out of date: sums; those of passes of which another g
 used; those of passes that computed gradients on a device of pass n; if it overwrites what pass m
 wrote, those of pass m and later ones; and the rest of a call that it overwrites in part. For that
 functions of MXNet's C interface are replaced by others that call them, from the first parameter on
-several devices on.
+several devices on, or in a job of several processes from the first parameter on.
 
 Once summed, a gradient is added in a further sum once, however many devices have the sum.
 """
@@ -36,6 +36,7 @@ from mxnet.base import _LIB
 from gluonpar.runtime import interrupts, memory, private_fields
 
 _tracked: weakref.WeakKeyDictionary[gluon.Parameter, _Writes] = weakref.WeakKeyDictionary()
+_least_devices = 2  # of a parameter that is tracked as soon as it has gradients
 _num_sums = 0  # of gradients, over devices and ranks
 _running = 0  # passes that have begun and not ended
 _recorded = True  # whether recording has begun since the last pass
@@ -79,6 +80,12 @@ def track(params: Iterable[gluon.Parameter]) -> None:
                     writes.follow()
 
 
+def track_on_one_device() -> None:
+    """Track new parameters on one device, too: in a job of several processes there are others."""
+    global _least_devices
+    _least_devices = 1
+
+
 def fresh(param: gluon.Parameter) -> list[bool]:
     """Return by device whether the gradient of a tracked parameter counts.
 
@@ -101,7 +108,7 @@ def age(param: gluon.Parameter) -> tuple[int, int]:
     """Return when the gradient of a tracked parameter was written; (-1, 0) if none counts.
 
     That is after how many sums (:func:`num_sums`), and after how many batches since then whose
-    gradients were overwritten before they were used. The age is the same on all ranks that had
+    gradients were lost before they were used. The age is the same on all ranks that had
     samples of a batch, and less on those that had none. Gradients that passes add to have no age:
     they are of now.
     """
@@ -206,9 +213,10 @@ class _Writes:
         self._is_new, self._replaced = True, False
         self.accumulates = False
         self._sum_on: Sequence[int] | None = None  # as in mark_summed
+        self._sum: mx.nd.NDArray | None = None  # the sum, while a pass may add to it
         self.time = 0
-        # How many unused gradients were overwritten, by device.
-        self._overwritten: collections.Counter = collections.Counter()
+        # How many gradients were overwritten or discarded before they were used, by device.
+        self._unused: collections.Counter = collections.Counter()
 
     def passes(self) -> list[_Pass | None]:
         """Return the passes, after changes of the flags that no pass has made.
@@ -237,7 +245,7 @@ class _Writes:
     @property
     def skipped(self) -> int:
         """How many batches have not been used since the last sum: a batch writes a device once."""
-        return max(self._overwritten.values(), default=0)
+        return max(self._unused.values(), default=0)
 
     def fresh(self) -> list[bool]:
         """Return by device whether the gradient counts; with grad_req='add' all do or none."""
@@ -258,7 +266,7 @@ class _Writes:
         self._passes = [each or one for each in self._passes]
         self._set_flags()
         self._sum_on, self.time = devices, _num_sums - 1  # as old on all ranks
-        self._overwritten.clear()
+        self._unused.clear()
 
     def adds(self) -> bool:
         """Return whether gradients of earlier passes count, too."""
@@ -269,6 +277,8 @@ class _Writes:
         if any(self.passes()):
             memory.clear_grad_flags(self._values)
         if self._sum_on is not None and self.adds():
+            with autograd.pause():
+                self._sum = self._grads[self._sum_on[0]] if self._sum_on else self._grads[0].copy()
             memory.zero(self._except_sum())
 
     def save(self) -> None:
@@ -312,13 +322,14 @@ class _Writes:
         is_first = self.time != _num_sums
         if is_first:
             self.time = _num_sums
-            self._overwritten.clear()
+            self._unused.clear()
         if self.adds():
             return
         pairs = zip(before, self._passes)
         overwritten = {i: was for i, (was, now) in enumerate(pairs) if was and now is _last}
         earlier = {i: was for i, was in overwritten.items() if was.number != _last.number}
         first = min((was.number for was in earlier.values()), default=_last.number)
+        unused = [*earlier]
         for i, one in enumerate(self._passes):
             if one is None or one is _last:
                 continue
@@ -327,16 +338,19 @@ class _Writes:
             )
             if is_sum or one.used or one in overwritten.values() or of_other_batch:
                 self._passes[i] = None
+                if not is_sum and one.number != _last.number:
+                    unused.append(i)
         if not is_first:
-            self._overwritten.update(earlier.keys())
+            self._unused.update(unused)
 
     def end(self) -> None:
         """Set MXNet's flag of each gradient that counts, for other programs that read it."""
         self._saved.clear()
-        if self._sum_on and self.adds():  # no pass has added to the sum: all have it again
+        if self._sum is not None and self._sum_on is not None:  # no pass has added to it
             with autograd.pause():
                 for grad in self._except_sum():
-                    self._grads[self._sum_on[0]].copyto(grad)
+                    self._sum.copyto(grad)
+        self._sum = None
         self._set_flags()
 
     def forget(self) -> None:
@@ -383,7 +397,7 @@ def _tracking(allocate: Callable) -> Callable:
     @functools.wraps(allocate)
     def tracked(param: gluon.Parameter) -> None:
         allocate(param)
-        if len(private_fields.values(param)) > 1:
+        if len(private_fields.values(param)) >= _least_devices:
             track([param])
 
     return tracked

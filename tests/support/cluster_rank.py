@@ -398,9 +398,25 @@ def programs(number):
             any_program.law(kvstore, optimizer, False, int(number), least_samples)()
     size = cluster.size() + 1  # rank 0 has one sample more, and runs backward on one device more
     first, other = (size, 2, "a loop", 3), (size, 0, "the last device first", 2)
-    summed_before = ("backward", other), ("sum", (0,)), ("step", (0, size))
-    program = ("backward", first), ("train", (0, *other)), *summed_before
-    any_program.check(None, "sgd", False, 3, program)
+    for kvstore, k, two, program in [
+        (None, 3, False, [("backward", first), ("train", (0, *other))]),
+        (None, 3, False, [("backward", other), ("sum", (0,)), ("step", (0, size))]),
+        # Summed by the program, with samples on rank 0 alone.
+        (None, 3, False, [("train", (0, *other)), ("sum_by_hand", (0, 1, 2, "a loop", 4))]),
+        # The second Trainer's first step, after a batch that it has not used.
+        ("gluonpar", 1, True, [("train", (0, *other)), ("train", (-1, 1, 0, "a loop", 4))]),
+        # On rank 0 a gradient of the first device is lost by a pass of the second one.
+        (
+            *(None, 3, True),
+            [
+                ("clip", (0, size - 1, 2, "a loop", 1)),
+                ("backward", (size - 1, 2, "one backward", 5)),
+                ("sum_by_hand", (-1, size, 0, "one backward", 9)),
+                ("train", (0, *other)),
+            ],
+        ),
+    ]:
+        any_program.check(kvstore, "sgd", False, k, program, two)
 
 
 def save(folder, num_devices):
