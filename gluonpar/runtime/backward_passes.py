@@ -7,15 +7,19 @@ these do not take place, and the gradients of an earlier batch remain there, whi
 MXNet's own flag, ``_fresh_grad``, does not tell them apart: it says that some backward pass has
 written the gradient since the last update.
 
-So passes have numbers here. Those that follow one recording (``autograd.record()``) have the same
-one, as do those that overlap, on several threads. When pass n writes a gradient of a parameter,
-these on other devices are out of date: sums; those of passes of which another gradient has been
-used; those of passes that computed gradients on a device of pass n; if it overwrites what pass m
-wrote, those of pass m and later ones; and the rest of a call that it overwrites in part. For that
-functions of MXNet's C interface are replaced by others that call them, from the first parameter on
-several devices on, or in a job of several processes from the first parameter on.
+So passes have numbers here: the same after one recording (``autograd.record()``), and if they
+overlap, on several threads. When pass n writes a gradient of a parameter, the gradients on other
+devices are out of date
 
-Once summed, a gradient is added in a further sum once, however many devices have the sum.
+- that are sums over devices;
+- of a pass of which another gradient has been used;
+- of a pass with another number that computed gradients on a device of pass n;
+- of pass m and later ones, if n overwrites a gradient of m, which has another number;
+- of a call of backward of which n overwrites a part.
+
+A sum that several devices have is added in a further sum once. To see passes, functions of MXNet's
+C interface are replaced by others that call them, from the first parameter on several devices on,
+or in a job of several processes from the first parameter on.
 """
 
 from __future__ import annotations
@@ -98,7 +102,7 @@ def fresh(param: gluon.Parameter) -> list[bool]:
 def summands(param: gluon.Parameter) -> list[bool]:
     """Return by device whether the gradient of a tracked parameter is added in the next sum.
 
-    Those are added that are :func:`fresh`, but what is a sum already only once.
+    It is if it is :func:`fresh`; of a sum that several devices have, one is added.
     """
     with _lock:
         return _tracked[param].summands()
