@@ -217,7 +217,8 @@ class _Writes:
         self._is_new, self._replaced = True, False
         self.accumulates = False
         self._sum_on: Sequence[int] | None = None  # as in mark_summed
-        self._sum: mx.nd.NDArray | None = None  # the sum, while a pass may add to it
+        self._sum: mx.nd.NDArray | None = None  # a sum that counts, while a pass may add to it
+        self._is_on_one = False  # whether the gradients on other devices than _sum_on are zero
         self.time = 0
         # How many gradients were overwritten or discarded before they were used, by device.
         self._unused: collections.Counter = collections.Counter()
@@ -270,6 +271,7 @@ class _Writes:
         self._passes = [each or one for each in self._passes]
         self._set_flags()
         self._sum_on, self.time = devices, _num_sums - 1  # as old on all ranks
+        self._is_on_one = False
         self._unused.clear()
 
     def adds(self) -> bool:
@@ -278,12 +280,16 @@ class _Writes:
 
     def begin(self) -> None:
         """Clear the flags, so that those are seen which the pass sets that begins now."""
-        if any(self.passes()):
+        counts = any(self.passes())
+        if counts:
             memory.clear_grad_flags(self._values)
-        if self._sum_on is not None and self.adds():
+        if self._sum_on is None or self._is_on_one or not self.adds():
+            return
+        if counts:
             with autograd.pause():
                 self._sum = self._grads[self._sum_on[0]] if self._sum_on else self._grads[0].copy()
-            memory.zero(self._except_sum())
+        memory.zero(self._except_sum())
+        self._is_on_one = not counts
 
     def save(self) -> None:
         """Save the gradients that count so far, if the next pass shall add to them."""
@@ -360,6 +366,8 @@ class _Writes:
     def forget(self) -> None:
         """Let no gradient count, and the next pass write."""
         self.accumulates = False
+        if not self._adds:
+            self._sum_on = None
         self._mark_passes_used()
         if self.passes():
             memory.clear_grad_flags(self._values)

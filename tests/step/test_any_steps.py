@@ -95,7 +95,7 @@ class Alone(Side):
     """What is compared with: MXNet alone, on one device."""
 
     def train(self, n, model, algorithm, weighted, seed):
-        X, y = map(mx.nd.array, draw(seed, (n, 3), (n, 1)))
+        X, y = (mx.nd.array(array, self.ctx[0]) for array in draw(seed, (n, 3), (n, 1)))
         trained = [param for param in self.copies[0] if param.grad is not None]
         for param in trained:
             param.grad[:] = 0
