@@ -307,7 +307,8 @@ def _params_of(block: gluon.Block, ctx: Sequence[mx.Context]) -> list[gluon.Para
 
 def _check_params(params: Sequence[gluon.Parameter], ctx: Sequence[mx.Context]) -> None:
     for param in params:
-        missing = [c for c in ctx if c not in param.list_ctx()]
+        held = param.list_ctx()
+        missing = [c for c in ctx if c not in held]
         if missing:
             raise ValueError(
                 f"{param.name} must be on all of {ctx}, but is not on {missing}; call "
