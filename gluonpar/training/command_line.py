@@ -177,7 +177,6 @@ def parser(prog: str | None, model: str | None, about: str) -> Parser:
     help_ = "write these figures for TensorBoard; needs the package tensorboardX"
     add("--tensorboard", metavar="DIR", help=help_)
     add("--profile", action="store_true", help="print where a step's time goes, in the first epoch")
-    add("--trace", metavar="FILE.json", help="write these steps for ui.perfetto.dev")
     add("--dry-run", action="store_true", help="check everything and take one step; save nothing")
 
     made.set_defaults(**{field.name: field.default for field in dataclasses.fields(Configuration)})

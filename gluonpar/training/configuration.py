@@ -52,7 +52,6 @@ class Configuration:
     save_dir: str | None = None
     plot: str | None = None
     profile: bool = False
-    trace: str | None = None
     dry_run: bool = False
     model: str = "lenet"
     weights: tuple[float, ...] | None = None
@@ -135,7 +134,7 @@ class Configuration:
             )
 
     def _check_files(self) -> None:
-        for name in ("plot", "history", "trace", "save_dir", "tensorboard"):
+        for name in ("plot", "history", "save_dir", "tensorboard"):
             if getattr(self, name) == "":
                 raise ValueError(f"{name} must name a file or folder, got ''")
         if self.save_dir is None:

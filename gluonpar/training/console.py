@@ -101,15 +101,12 @@ class Console:
             devices = f"{processes * len(history.ctx)} devices in {processes} processes"
         self.line(f"test acc: {accuracy}, {seconds:.1f} sec/epoch on {devices}")
 
-    def trace(self, path: str, profiler: Profiler) -> None:
-        """Print which steps are in the trace file ``path``."""
-        self.line(f"trace: {path}, {_steps(profiler)}")
-
     def profile(self, profiler: Profiler) -> None:
         """Print how long the parts of a step took, and what limits the speed-up."""
-        milliseconds = 1e3 * profiler.profile.step_seconds
-        self.line(f"profile: {_steps(profiler)}, {milliseconds:.1f} ms per step")
-        self.line(f"{profiler.table()}\n{profiler.sentence()}")
+        (first, last), profile = profiler.steps, profiler.profile
+        which = f"step {first}" if first == last else f"steps {first} to {last}"
+        self.line(f"profile: {which} of epoch 1, {1e3 * profile.step_seconds:.1f} ms per step")
+        self.line(f"{profile.table()}\n{profile.sentence()}")
 
 
 def _print(text: str, stream: TextIO) -> None:
@@ -125,9 +122,3 @@ def _print(text: str, stream: TextIO) -> None:
         os.close(nowhere)
         if isinstance(error, BrokenPipeError):
             raise
-
-
-def _steps(profiler: Profiler) -> str:
-    first, last = profiler.steps
-    which = f"step {first}" if first == last else f"steps {first} to {last}"
-    return f"{which} of epoch 1"

@@ -117,8 +117,8 @@ def write_tensorboard(folder: str | os.PathLike, results: Epoch) -> None:
         writer.close()
 
 
-def check_file(path: str, content: str, suffixes: Sequence[str] = ()) -> None:
-    """Raise ValueError unless ``content``, such as a trace, can be written to ``path``."""
+def check_file(path: str, content: str, suffixes: Sequence[str]) -> None:
+    """Raise ValueError unless ``content``, such as a plot, can be written to ``path``."""
     _check_suffix(path, content, suffixes)
     try:
         files.check_replaceable(path)
@@ -138,7 +138,7 @@ def check_plot(path: str) -> None:
 
 
 def _check_suffix(path: str, content: str, suffixes: Sequence[str]) -> None:
-    if suffixes and pathlib.Path(path).suffix.lower() not in suffixes:
+    if pathlib.Path(path).suffix.lower() not in suffixes:
         expected = f"its suffix must be one of {', '.join(suffixes)}"
         raise ValueError(f"cannot write {content} to {path}: {expected}")
 

@@ -11,7 +11,6 @@ import contextlib
 import ctypes
 import functools
 import json
-import os
 import pathlib
 import re
 import tempfile
@@ -22,12 +21,11 @@ from typing import Any, Iterator, NamedTuple, Sequence
 import mxnet as mx
 import numpy as np
 
-from gluonpar.checkpoint import files
 from gluonpar.runtime import threads
 from gluonpar.sharding import as_list
 
 WARM_UP = 5  # steps before the window: the first steps allocate, trace and start threads
-NUM_STEPS = 20  # in the window: enough for a mean, few enough to look at in a trace
+NUM_STEPS = 20  # in the window: enough for a mean
 
 DATA, FORWARD, BACKWARD = "data", "forward", "backward"
 EXCHANGE, UPDATE, OTHER = "exchange", "update", "other"
@@ -69,15 +67,6 @@ class Profiler:
     MXNet has one profiler per process: nothing else may use it in the window, and its settings are
     not restored. It does not record which threads wait for a processor. Raises ValueError for more
     CPU contexts than processors + 2.
-
-    >>> import mxnet as mx
-    >>> ctx = [mx.cpu(0), mx.cpu(1)]
-    >>> with Profiler(ctx, warm_up=1, num_steps=2) as profiler:
-    ...     for batch in range(4):
-    ...         arrays = [mx.nd.full((2,), batch, ctx=c) for c in ctx]
-    ...         profiler.step()
-    >>> profiler.steps
-    (2, 3)
     """
 
     def __init__(
@@ -114,7 +103,7 @@ class Profiler:
 
     @functools.cached_property
     def profile(self) -> Profile:
-        """The recorded steps; ValueError, as from the methods below, if there are none."""
+        """The recorded steps; raises ValueError if there are none."""
         num_steps = self.steps[1] - self.warm_up
         if self._window is not None or num_steps <= 0:
             raise ValueError(
@@ -125,28 +114,6 @@ class Profiler:
         spans = classify(read(self._events, self._devices, *window), len(self.ctx))
         processors = threads.cores() if self.ctx[0].device_type == "cpu" else None
         return Profile([*map(str, self.ctx)], window, num_steps, spans, processors)
-
-    def table(self) -> str:
-        """Return milliseconds per step by part and device."""
-        return self.profile.table()
-
-    def sentence(self) -> str:
-        """Return a sentence that explains why K devices are not K times as fast as one."""
-        return self.profile.sentence()
-
-    def save(self, path: str | os.PathLike) -> None:
-        """Write MXNet's profile of the devices as JSON, for ui.perfetto.dev and chrome://tracing.
-
-        Raises OSError, with an earlier file unchanged, if it cannot be written.
-        """
-        names = [
-            {"name": "process_name", "ph": "M", "pid": process, "args": {"name": device}}
-            for process, device in zip(self._devices, self.profile.devices)
-        ]
-        operators = [e for e in self._events if e["ph"] in "BE" and e["pid"] in self._devices]
-        content = {"traceEvents": [*names, *operators], "displayTimeUnit": "ms"}
-        with files.atomic_write(path) as file:
-            file.write(json.dumps(content).encode())
 
     def _open(self) -> None:
         if self.num_steps:

@@ -17,7 +17,7 @@ from gluonpar.training.data.dataset import Dataset
 
 # Output, which only rank 0 writes, and the values of these fields on the other ranks.
 _RANK_ZERO_ONLY = {
-    **dict.fromkeys(("save_dir", "plot", "history", "tensorboard", "trace")),
+    **dict.fromkeys(("save_dir", "plot", "history", "tensorboard")),
     "profile": False,
 }
 

@@ -85,8 +85,6 @@ class Run:
         self.save_dir = files.make_writable_folder(config.save_dir) if config.save_dir else None
         if config.plot:
             check_plot(config.plot)
-        if config.trace:
-            check_file(config.trace, "a trace")
         if config.history:
             check_file(config.history, "a history", HISTORY_SUFFIXES)
         if config.tensorboard:
@@ -97,7 +95,7 @@ class Run:
         self.num_samples = len(self.data.train_labels)
         self.num_batches = -(-self.num_samples // config.batch_size)
         warm_up = min(profiler.WARM_UP, (self.num_batches - 1) // 2)
-        num_steps = profiler.NUM_STEPS if config.profile or config.trace else 0
+        num_steps = profiler.NUM_STEPS if config.profile else 0
         self.profiler = Profiler(self.ctx, warm_up, num_steps)
         batch_size = min(config.batch_size, self.num_samples) // cluster.size()
         check_memory(config.model, self.ctx, batch_size)  # before threads are started
@@ -137,7 +135,8 @@ class Run:
         self.history.params = self.workload.params
         self.console.result(self.history)
         self._print_files()
-        if config.profile and self._is_profiled():
+        first, last = self.profiler.steps
+        if config.profile and first <= last:  # else the run was resumed after the window
             self.console.profile(self.profiler)
         return self.history
 
@@ -283,11 +282,6 @@ class Run:
             return False
         return True
 
-    def _is_profiled(self) -> bool:
-        """Return whether a step was profiled; after resuming there may be none left in epoch 1."""
-        first, last = self.profiler.steps
-        return first <= last
-
     def _read(self, meter: metrics.LossMeter) -> float:
         """Wait for the mean loss; DivergedError names epoch, learning rate and batch size."""
         lr, batch_size = self.workload.lr, self.configuration.batch_size
@@ -301,7 +295,7 @@ class Run:
             ) from None
 
     def _finish_epoch(self, seconds: float, loss: float) -> None:
-        """Evaluate; save, plot, trace and print the epoch's results."""
+        """Evaluate; save, plot and print the epoch's results."""
         config, epoch = self.configuration, self.progress.epoch
         with self.console.evaluating(epoch, len(self.data.test_labels)):
             accuracy = self.workload.accuracy(self.data.test_images, self.data.test_labels)
@@ -309,25 +303,21 @@ class Run:
         results = Epoch(epoch, seconds, loss, accuracy, self.num_samples / seconds, lr)
         self.history.epochs.append(results)
         file = self.save_dir and self.save_dir / f"{config.model}-epoch-{epoch:04d}"
-        traced = config.trace if epoch == 1 and self._is_profiled() else None
         outputs = (
             (file and f"{file}.params", self.workload.save),
             (file and config.onnx and f"{file}.onnx", self.workload.save_onnx),
             (config.plot, self.history.plot),
             (config.history, self.history.save),
             (config.tensorboard, write_tensorboard, results),
-            (traced, self.profiler.save),
         )
         for path, write, *arguments in outputs:
             if path and self._write(path, write, *arguments) and path not in self.kept:
                 self.kept.append(path)
         varies = config.lr_schedule != "constant" or config.warmup_epochs > 0
         self.console.epoch(results, show_lr=varies)
-        if traced and traced in self.kept:
-            self.console.trace(traced, self.profiler)
 
     def _print_files(self) -> None:
-        """Print once the files that the run has written, other than the trace."""
+        """Print once the files that the run has written."""
         config, saved = self.configuration, []
         if self.save_dir:
             num_epochs = len({*self.save_dir.glob(f"{config.model}-epoch-*.params")})

@@ -339,8 +339,8 @@ with Profiler(ctx, warm_up=6, num_steps=8) as profiler:
     for X, y in dataset.batches(X_train, y_train, 256):
         gluonpar.train_batch(X, y, device_params, ctx, lr)
         profiler.step()
-print(profiler.table())
-print(*profiler.sentence().split(", "), sep="\n  ")
+print(profiler.profile.table())
+print(*profiler.profile.sentence().split(", "), sep="\n  ")
 
 # %% timeline
 plots.timeline(profiler.profile)

@@ -1,6 +1,5 @@
 """The command line: output, files and exit codes; errors are one line that names the value."""
 
-import json
 import os
 import re
 import signal
@@ -100,9 +99,8 @@ def test_a_dry_run_takes_one_step_and_keeps_nothing(command, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_profile_prints_a_table_and_a_sentence_and_trace_writes_a_file(command, tmp_path):
-    path = tmp_path / "trace.json"
-    code, out, err = command(*SMALL, "--num-gpus", 2, "--profile", "--trace", path)
+def test_profile_prints_a_table_and_a_sentence(command):
+    code, out, err = command(*SMALL, "--num-gpus", 2, "--profile")
     assert (code, err) == (0, [])
     [first] = [i for i, line in enumerate(out) if line.startswith("profile: ")]
     assert re.fullmatch(r"profile: steps 2 to 3 of epoch 1, \d+\.\d ms per step", out[first])
@@ -110,8 +108,6 @@ def test_profile_prints_a_table_and_a_sentence_and_trace_writes_a_file(command, 
     rows = {line.split("  ")[0] for line in out[first + 2 : -1]}
     assert rows - {"data", "other"} == {"forward", "backward", "exchange + update", "idle"}
     assert out[-1].startswith("2 devices: ")
-    assert f"trace: {path}, steps 2 to 3 of epoch 1" in out
-    assert {"name", "ph", "pid"} <= set(json.loads(path.read_text())["traceEvents"][0])
 
 
 def test_auto_without_gpus_prints_one_notice(command, no_gpu):
@@ -158,10 +154,8 @@ BAD_REQUESTS = {
     "--device cpu --plot lenet.xyz": "plot to lenet.xyz",
     "--device cpu --plot /absent/lenet.png": "plot to /absent/lenet.png",
     "--device cpu --plot /proc/lenet.png": "plot to /proc/lenet.png",
-    "--device cpu --trace /absent/trace.json": "/absent/trace.json: No such",
-    "--device cpu --trace /dev": "trace to /dev",
-    "--device cpu --trace /dev/null": "trace to /dev/null",
-    "--device cpu --trace=": "trace .*''",
+    "--device cpu --plot=": "plot .*''",
+    "--device cpu --history /dev/null/below.json": "history to /dev/null/below.json",
     f"--device cpu --history {__file__}/below.json": "test_cli.py/below.json",
     "--device cpu --num-gpus 999 --profile": r"cpu\(\d+\) cannot be profiled",
     f"--device cpu --save-dir {__file__}/below": "test_cli.py/below",
@@ -229,7 +223,7 @@ ODD_PATHS += ["new/deep", "/proc/new", "a" * 250, "a" * 300, "a" * 250 + ".png"]
 FLAGS_WITH_NUMBERS = """--num-gpus --gpus --weights --batch-size --lr --epochs --seed --limit
                         --log-interval --save-every --keep --algorithm --momentum --wd --lr-steps
                         --lr-factor --warmup-epochs --early-stop""".split()
-FLAGS_WITH_PATHS = "--save-dir --resume --plot --trace --history --data-dir".split()
+FLAGS_WITH_PATHS = "--save-dir --resume --plot --history --data-dir".split()
 
 
 def assert_accepted_or_refused_by_name(command, flag, value, *more):
