@@ -9,7 +9,7 @@ import mxnet as mx
 import numpy as np
 
 from gluonpar.plans import partition
-from gluonpar.runtime import memory, threads
+from gluonpar.runtime import staging, threads
 
 _DTYPES = ("float16", "float32", "float64", "int8", "int32", "int64", "uint8", "bool")
 _ARRAYS = (np.ndarray, mx.nd.NDArray)
@@ -195,4 +195,4 @@ def _load(value: Any, ctx: mx.Context) -> Any:
     """An array on ``ctx``, the same object if it is there already; another value unchanged."""
     if isinstance(value, mx.nd.NDArray):
         return value.as_in_context(ctx)
-    return memory.from_numpy(value, ctx) if isinstance(value, np.ndarray) else value
+    return staging.from_numpy(value, ctx) if isinstance(value, np.ndarray) else value

@@ -24,7 +24,7 @@ from gluonpar import cluster
 from gluonpar.checkpoint import files, optimizer_states, params_file, sealed_npz
 from gluonpar.collectives import arguments
 from gluonpar.install.version import __version__
-from gluonpar.runtime import memory, private_fields
+from gluonpar.runtime import private_fields, staging
 
 FORMAT = 1
 
@@ -106,7 +106,7 @@ def load_checkpoint(
         _tell_trainers(params)
     for name, (copies, _) in named.items():
         for copy, value in zip(copies, _local(values[name], len(copies))):
-            new = memory.from_numpy(value, copy.context)
+            new = staging.from_numpy(value, copy.context)
             new.as_nd_ndarray().copyto(copy.as_nd_ndarray())
     return notes
 

@@ -1,7 +1,6 @@
 """train: a run repeats bit for bit, learns, and reports where it failed."""
 
 import io
-import json
 
 import mxnet as mx
 import numpy as np
