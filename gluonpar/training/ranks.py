@@ -25,16 +25,12 @@ _RANK_ZERO_ONLY = {
 _MAY_DIFFER = {*_RANK_ZERO_ONLY, "gpus", "num_gpus", "device", "data_dir"}
 
 
-def share_of_batch(
-    num_devices: int, weights: Sequence[float] | None
-) -> Callable[[int], slice] | None:
+def share_of_batch(num_devices: int, weights: Sequence[float] | None) -> Callable[[int], slice]:
     """Return a function from a batch's size to the slice of its samples that this rank takes.
 
-    The batch is split over all ranks' devices, ``num_devices`` each. None: a single process.
+    The batch is split over all ranks' devices, ``num_devices`` each.
     """
     ranks, rank = cluster.size(), cluster.rank()
-    if ranks == 1:
-        return None
     all_weights = None if weights is None else [*weights] * ranks
 
     def share(n: int) -> slice:

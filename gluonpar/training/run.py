@@ -62,6 +62,7 @@ class Run:
         on_epoch: Callable[[Epoch], Any] | None = None,
     ) -> None:
         self.configuration = ranks.without_output(configuration)
+        self.num_ranks = cluster.size()
         self.console = console if cluster.is_main() else Console(io.StringIO(), io.StringIO())
         cluster.together(self._prepare)
         ranks.check_same_run(configuration, self.ctx, self.data)
@@ -97,7 +98,7 @@ class Run:
         warm_up = min(profiler.WARM_UP, (self.num_batches - 1) // 2)
         num_steps = profiler.NUM_STEPS if config.profile else 0
         self.profiler = Profiler(self.ctx, warm_up, num_steps)
-        batch_size = min(config.batch_size, self.num_samples) // cluster.size()
+        batch_size = min(config.batch_size, self.num_samples) // self.num_ranks
         check_memory(config.model, self.ctx, batch_size)  # before threads are started
         threads.share(self.ctx)
         if choice.notice:
@@ -223,7 +224,7 @@ class Run:
 
     def _ends(self, delay: int = 0) -> bool:
         """Return whether the run is to end now; several processes only if one saves."""
-        return (cluster.size() == 1 or self.checkpointer.saves) and self.termination.is_due(delay)
+        return (self.num_ranks == 1 or self.checkpointer.saves) and self.termination.is_due(delay)
 
     def _stops_early(self) -> bool:
         """Return whether ``early_stop`` epochs have passed without a better test accuracy."""
@@ -339,7 +340,7 @@ class Run:
         self.console.line(f"dry run: {done}; nothing was saved")
 
     def _header(self) -> dict[str, str]:
-        config, data, num_ranks = self.configuration, self.data, cluster.size()
+        config, data, num_ranks = self.configuration, self.data, self.num_ranks
         largest = max(self.workload.copies, key=lambda copies: copies[0].size)
         weights = config.weights and config.weights * num_ranks
         epochs = f"{config.num_epochs} epoch{'s' if config.num_epochs > 1 else ''}"
@@ -348,7 +349,7 @@ class Run:
         training = f"{epochs} of {batches}, {config.describe_training()}, seed {config.seed}"
         return {
             **({"processes": str(num_ranks)} if num_ranks > 1 else {}),
-            "devices": _describe_devices(self.ctx),
+            "devices": _describe_devices(self.ctx, num_ranks),
             "batch size": _describe_shards(config.batch_size, len(self.ctx) * num_ranks, weights),
             "all-reduce": config.algorithm or str(collectives.explain(largest)),
             "data": f"{data.name}, {images}, {data.source}",
@@ -365,14 +366,14 @@ def _semantics(np_shape: bool, np_array: bool) -> Iterator[None]:
         yield
 
 
-def _describe_devices(ctx: Sequence[mx.Context]) -> str:
+def _describe_devices(ctx: Sequence[mx.Context], num_ranks: int) -> str:
     """Return the devices of all processes; every process must call this."""
     described = devices.describe(ctx), threads.describe(ctx), peers.describe(ctx)
     processes = Counter(cluster.gather(", ".join(filter(None, described))))
-    if cluster.size() == 1:
+    if num_ranks == 1:
         return next(iter(processes))
     kinds = (f"in {n} process{'es' * (n > 1)} with {each}" for each, n in processes.items())
-    return f"{cluster.size() * len(ctx)}, {'; '.join(kinds)}"
+    return f"{num_ranks * len(ctx)}, {'; '.join(kinds)}"
 
 
 def _describe_shards(batch_size: int, num_devices: int, weights: tuple[float, ...] | None) -> str:
