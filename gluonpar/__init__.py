@@ -49,7 +49,7 @@ from gluonpar.models.lenet import init_lenet, lenet
 from gluonpar.optim import sgd
 from gluonpar.replicas import get_params
 from gluonpar.runtime.cached_op import operators, traceable
-from gluonpar.install.version import __version__
+from gluonpar.install import __version__
 from gluonpar.sharding import split_and_load, split_samples
 from gluonpar.step import train_batch
 

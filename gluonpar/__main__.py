@@ -9,9 +9,7 @@ import importlib
 import sys
 from typing import NamedTuple, Sequence
 
-from gluonpar.install import entry
-from gluonpar.install.options import Parser, did_you_mean
-from gluonpar.install.version import __version__
+from gluonpar.install import __version__, entry, parsing
 
 
 class Command(NamedTuple):
@@ -56,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return entry.run(prog, work)
     lines = [f"  {name:<8}{command.summary}" for name, command in COMMANDS.items()]
     about, _, hint = __doc__.strip().partition("\n\n")
-    parser = Parser(
+    parser = parsing.Parser(
         prog=entry.program(),
         usage="%(prog)s COMMAND [OPTION ...], or %(prog)s COMMAND --help",
         description="\n".join([about, "", "commands:", *lines, "", hint]),
@@ -64,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"gluonpar {__version__}")
     options = ("-h", "--help", "--version")
     if argv and argv[0] not in options:
-        meant = did_you_mean(argv[0], [*COMMANDS, *options])
+        meant = parsing.did_you_mean(argv[0], [*COMMANDS, *options])
         remedy = meant or f"; start with one of {', '.join(COMMANDS)}"
         parser.error(f"there is no command {argv[0]!r}{remedy}")
     parser.parse_args(argv)

@@ -18,7 +18,7 @@ import numpy as np
 from mxnet import autograd, nd
 
 from gluonpar import replicas
-from gluonpar.collectives.exchange import Exchange
+from gluonpar.collectives import Exchange
 from gluonpar.runtime import memory, threads
 
 # multi_sgd_update, and all like it, copy pointers into arrays of this length without checking it.

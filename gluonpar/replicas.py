@@ -19,8 +19,7 @@ from typing import Iterable, NamedTuple, Sequence
 import mxnet as mx
 
 from gluonpar import cluster
-from gluonpar.collectives import arguments, exchange
-from gluonpar.collectives.exchange import BUCKET_BYTES, groups
+from gluonpar.collectives import BUCKET_BYTES, arguments, exchange, groups
 from gluonpar.runtime import memory
 
 

@@ -9,9 +9,8 @@ import numpy as np
 from mxnet import autograd
 
 from gluonpar import cluster, optim, replicas, sharding
-from gluonpar.collectives.exchange import Exchange
-from gluonpar.models.lenet import lenet
-from gluonpar.models.losses import softmax_cross_entropy
+from gluonpar.collectives import Exchange
+from gluonpar.models import lenet, softmax_cross_entropy
 from gluonpar.replicas import ParamBucket
 from gluonpar.runtime import cached_op, heap, interrupts, memory
 
@@ -25,7 +24,7 @@ def train_batch(
     device_params: Sequence[Sequence[mx.nd.NDArray]],
     ctx: mx.Context | Sequence[mx.Context],
     lr: float,
-    model: Callable = lenet,
+    model: Callable = lenet.lenet,
     loss: Callable = softmax_cross_entropy,
     algorithm: str | None = None,
     weights: Sequence[float] | None = None,

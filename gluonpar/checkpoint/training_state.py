@@ -23,7 +23,7 @@ from mxnet import gluon
 from gluonpar import cluster
 from gluonpar.checkpoint import files, optimizer_states, params_file, sealed_npz
 from gluonpar.collectives import arguments
-from gluonpar.install.version import __version__
+from gluonpar.install import __version__
 from gluonpar.runtime import private_fields, staging
 
 FORMAT = 1

@@ -6,6 +6,7 @@ Nothing here depends on models or optimizers.
 # The plans are registered before the executors: ALGORITHMS is in this order.
 from gluonpar.collectives import host, mxnet_kvstore, nvidia_nccl  # noqa: F401 - registers them
 from gluonpar.collectives.choice import Choice, check_algorithm, usable
+from gluonpar.collectives.exchange import BUCKET_BYTES, Exchange, groups, in_buckets
 from gluonpar.collectives.operations import (
     all_gather,
     allreduce,
@@ -16,15 +17,24 @@ from gluonpar.collectives.operations import (
     reduce,
     reduce_scatter,
 )
-from gluonpar.plans import algorithms
-from gluonpar.plans.plan import Hop
-from gluonpar.plans.registry import ALGORITHMS, named, register, register_executor
-from gluonpar.plans.simulator import Simulation, simulate
-from gluonpar.plans.tracing import Trace, trace
+from gluonpar.plans import (
+    ALGORITHMS,
+    Hop,
+    Simulation,
+    Trace,
+    algorithms,
+    named,
+    register,
+    register_executor,
+    simulate,
+    trace,
+)
 
 __all__ = [
     "ALGORITHMS",
+    "BUCKET_BYTES",
     "Choice",
+    "Exchange",
     "Hop",
     "Simulation",
     "Trace",
@@ -36,6 +46,8 @@ __all__ = [
     "broadcast_many",
     "check_algorithm",
     "explain",
+    "groups",
+    "in_buckets",
     "named",
     "reduce",
     "reduce_scatter",

@@ -13,10 +13,8 @@ from typing import Collection, Container, Iterator, Sequence
 
 import mxnet as mx
 
-from gluonpar.plans import partition
+from gluonpar.plans import Algorithm, Hop, num_chunks, partition, relabel, reverse, towards
 from gluonpar.plans.algorithms import tree
-from gluonpar.plans.plan import Hop, num_chunks, relabel, reverse, towards
-from gluonpar.plans.registry import Algorithm
 from gluonpar.runtime import engine, memory
 
 Lists = Sequence[Sequence[mx.nd.NDArray]]

@@ -17,7 +17,7 @@ from typing import Callable, Sequence, Tuple
 import mxnet as mx
 import numpy as np
 
-from gluonpar.plans.registry import register_executor
+from gluonpar.plans import register_executor
 from gluonpar.runtime import engine, memory, threads
 
 Lists = Sequence[Sequence[mx.nd.NDArray]]

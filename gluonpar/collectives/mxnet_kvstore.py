@@ -14,7 +14,7 @@ import threading
 import mxnet as mx
 
 from gluonpar.collectives import executor
-from gluonpar.plans.registry import register_executor
+from gluonpar.plans import register_executor
 
 # A store keeps buffers for each of its keys. So there is a store for each kind of arrays, and for
 # the kinds used last only.

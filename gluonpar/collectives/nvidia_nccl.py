@@ -4,7 +4,7 @@ NCCL's function is called once per array, all calls in one group: a bucket of ma
 operator, and nothing is copied together. See :mod:`gluonpar.runtime.nccl`.
 """
 
-from gluonpar.plans.registry import register_executor
+from gluonpar.plans import register_executor
 from gluonpar.runtime import nccl
 
 register_executor("nccl", nccl.refusal, reduce=nccl.reduce, broadcast=nccl.broadcast)(

@@ -12,7 +12,7 @@ from typing import Sequence
 
 import mxnet as mx
 
-from gluonpar.plans.registry import Algorithm
+from gluonpar.plans import Algorithm
 
 NOT_BETWEEN_PROCESSES = (
     "row_sparse arrays are not exchanged between processes: make the layer with "

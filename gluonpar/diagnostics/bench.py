@@ -35,7 +35,7 @@ from gluonpar.diagnostics.harness import Candidate, Samples, at_least
 from gluonpar.install import entry
 from gluonpar.plans import drawing, partition
 from gluonpar.runtime import devices, memory, threads
-from gluonpar.training.console import Console
+from gluonpar.training import Console
 
 EXAMPLES = """
 gluonpar bench --num-gpus 2

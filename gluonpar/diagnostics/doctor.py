@@ -23,9 +23,7 @@ import sys
 from pathlib import Path
 from typing import Callable, Iterator, NamedTuple, Sequence, Tuple, Union
 
-from gluonpar.install import cuda_libraries, driver, entry, startup, wheels
-from gluonpar.install.options import Parser
-from gluonpar.install.wheels import CPU, CUDA
+from gluonpar.install import cuda_libraries, driver, entry, parsing, startup, wheels
 
 OK, NOTE, WRONG = "ok", "note", "wrong"  # note: worth knowing; wrong: something cannot work
 TIMEOUT_SECONDS = 120.0  # of a check; importing MXNet takes 1 to 3 s, more on a busy machine
@@ -90,7 +88,7 @@ class Finding(NamedTuple):
 
 def main(argv: Sequence[str] | None = None, prog: str = "gluonpar doctor") -> int:
     """Print all findings, as text or JSON; return the exit code."""
-    parser = Parser(
+    parser = parsing.Parser(
         prog=prog,
         description=entry.about(__doc__),
         epilog=entry.epilog(EXAMPLES, EXIT_CODES),
@@ -231,7 +229,7 @@ def mxnet() -> Iterator[Described]:
         fault = f"MXNet cannot use any GPU, since CUDA fails: {summary(error)}"
         yield WRONG, fault, "see `driver` below; CPU devices work (--device cpu)"
     if mx.__version__ != "1.9.1":
-        yield WRONG, f"{text}; gluonpar needs 1.9.1", f"{CPU} or {CUDA}"
+        yield WRONG, f"{text}; gluonpar needs 1.9.1", f"{wheels.CPU} or {wheels.CUDA}"
     else:
         built = "with" if mx.runtime.Features().is_enabled("CUDA") else "without"
         yield OK, f"{text}, {built} CUDA; finds {num_gpus} GPUs"
@@ -245,7 +243,7 @@ def nvidia_driver() -> Iterator[Described]:
         newest = driver.cuda_version()
     except (driver.DriverMissingError, driver.DriverError) as error:
         if needed:
-            without = f"without a GPU: pip uninstall -y mxnet-cu112, then {CPU}"
+            without = f"without a GPU: pip uninstall -y mxnet-cu112, then {wheels.CPU}"
             yield WRONG, str(error), f"{without}; else as the message says"
         elif isinstance(error, driver.DriverMissingError):
             yield OK, "none, so CPU devices are used; a GPU needs NVIDIA's driver"
@@ -293,7 +291,7 @@ def gpus() -> Iterator[Described]:
             yield OK, f"{gpu}: usable"
         elif gpu.index in usable:
             text = f"{gpu}: usable, but the installed MXNet is without CUDA"
-            yield NOTE, text, f"to use it: pip uninstall -y mxnet, then {CUDA}"
+            yield NOTE, text, f"to use it: pip uninstall -y mxnet, then {wheels.CUDA}"
         else:
             age = "new" if gpu.capability > driver.NEWEST_CAPABILITY else "old"
             text = (
@@ -301,7 +299,8 @@ def gpus() -> Iterator[Described]:
                 "that a driver could translate for others; an operator would fail with 'no kernel "
                 "image is available for execution'"
             )
-            remedy = f"train on CPU devices (--device cpu, {CPU}) or on a GPU of those capabilities"
+            on_cpu = f"CPU devices (--device cpu, {wheels.CPU})"
+            remedy = f"train on {on_cpu} or on a GPU of those capabilities"
             yield WRONG if needed and not usable else NOTE, text, remedy
     if len(usable) > 1:
         staged = driver.staged(usable, driver.peers(usable))
@@ -335,7 +334,7 @@ def cuda() -> Iterator[Described]:
             yield OK, f"{name} loads from {file}"
         except OSError as error:
             if needed:
-                yield WRONG, f"{name} does not load: {error}", getattr(error, "remedy", CUDA)
+                yield WRONG, f"{name} does not load: {error}", getattr(error, "remedy", wheels.CUDA)
     untried = [n for n in cuda_libraries.LIBRARIES[len(tried) :] if n not in damaged]
     if needed and untried:
         text = f"not tried, since they may need a damaged one: {', '.join(untried)}"
@@ -477,10 +476,10 @@ CHECKS: dict[str, tuple[Callable[[], Iterator[Described]], str]] = {
     "python": (python, _REPORT),
     "numpy": (numpy, _NUMPY),
     "libraries": (libraries, _REPORT),
-    "mxnet": (mxnet, f"if the message names no remedy, reinstall it: {CPU} or {CUDA}"),
+    "mxnet": (mxnet, f"if no remedy is named, reinstall it: {wheels.CPU} or {wheels.CUDA}"),
     "driver": (nvidia_driver, _DRIVER),
     "gpu": (gpus, _DRIVER),
-    "cuda": (cuda, f"reinstall them: {CUDA}"),
+    "cuda": (cuda, f"reinstall them: {wheels.CUDA}"),
     "settings": (settings, _REPORT),
     "threads": (threads, _REPORT),
     "shared memory": (shared_memory, _REPORT),

@@ -23,21 +23,17 @@ from typing import Any, Callable, Collection, Iterable, Iterator, Sequence, Type
 import mxnet as mx
 import numpy as np
 
-from gluonpar.install import driver, entry
-from gluonpar.install.entry import BAD_REQUEST, BROKEN_PIPE, INTERRUPTED
-from gluonpar.install.options import Parser
-from gluonpar.install.version import __version__
+from gluonpar.install import __version__, driver, entry, parsing
 from gluonpar.runtime import devices, threads
-from gluonpar.training.console import Console
-from gluonpar.training.history import check_plot
+from gluonpar.training import Console, history
 
 MEASURED, WRONG = 0, 1
 EXIT_CODES = {
     MEASURED: "measured",
     WRONG: "some value was wrong; a line says which",
-    BAD_REQUEST: "the request cannot be met; a line says why",
-    INTERRUPTED: "interrupted (Ctrl-C); what was measured is kept",
-    BROKEN_PIPE: "nobody reads the output any more, as after | head -1",
+    entry.BAD_REQUEST: "the request cannot be met; a line says why",
+    entry.INTERRUPTED: "interrupted (Ctrl-C); what was measured is kept",
+    entry.BROKEN_PIPE: "nobody reads the output any more, as after | head -1",
 }
 
 Progress = Callable[[Iterable[int]], Iterable[int]]
@@ -153,7 +149,7 @@ def _processor() -> str:
     return platform.machine()
 
 
-class BenchmarkParser(Parser):
+class BenchmarkParser(parsing.Parser):
     """A parser with the options of all benchmarks; --device only for those on chosen devices."""
 
     def __init__(self, description: str, on_devices: bool = True, **more: Any) -> None:
@@ -217,7 +213,7 @@ def conduct(
         try:
             try:
                 if options.plot:
-                    check_plot(options.plot)
+                    history.check_plot(options.plot)
                 prepared = prepare(options)
                 record.write()
             except ValueError as error:
@@ -225,7 +221,7 @@ def conduct(
             complaints = measure(prepared, console, record)
         except KeyboardInterrupt:
             console.notice(f"\n{parser.prog}: interrupted; {len(record.rows)} rows were measured")
-            return INTERRUPTED
+            return entry.INTERRUPTED
         finally:
             if options.plot and record.rows:
                 try:

@@ -26,11 +26,9 @@ from gluonpar.diagnostics.verification import (
     check_replicas,
     check_same_bits,
 )
-from gluonpar.gluon.trainer import Trainer
-from gluonpar.install import entry
-from gluonpar.install.options import Parser
-from gluonpar.models import lenet, resnet
-from gluonpar.models.losses import softmax_cross_entropy
+from gluonpar.gluon import Trainer
+from gluonpar.install import entry, parsing
+from gluonpar.models import lenet, resnet, softmax_cross_entropy
 from gluonpar.replicas import get_params
 from gluonpar.runtime import determinism, devices, staging, threads
 from gluonpar.sharding import split_and_load
@@ -58,7 +56,7 @@ Replicas = List[Sequence[mx.nd.NDArray]]  # for each parameter its copies, one p
 
 def main(argv: Sequence[str] | None = None, prog: str = "gluonpar verify") -> int:
     """Run the command line ``argv`` (default: the process's arguments); return the exit code."""
-    parser = Parser(
+    parser = parsing.Parser(
         prog=prog,
         description=entry.about(__doc__),
         epilog=entry.epilog(EXAMPLES, EXIT_CODES),

@@ -7,8 +7,7 @@ from typing import Any, Sequence
 from mxnet import autograd
 
 from gluonpar import cluster
-from gluonpar.collectives import arguments
-from gluonpar.collectives.exchange import Exchange, in_buckets
+from gluonpar.collectives import Exchange, arguments, in_buckets
 
 
 def average_gradients(tower_grads: Sequence[Sequence[Any]]) -> list[Any]:

@@ -16,7 +16,7 @@ import mxnet as mx
 from mxnet import gluon
 
 from gluonpar import cluster
-from gluonpar.collectives.exchange import Exchange, in_buckets
+from gluonpar.collectives import Exchange, in_buckets
 from gluonpar.runtime import private_fields
 
 _alike: weakref.WeakSet[gluon.Parameter] = weakref.WeakSet()

@@ -15,11 +15,9 @@ from mxnet import autograd, gluon
 
 from gluonpar import cluster
 from gluonpar.cluster import world
-from gluonpar.collectives import arguments, row_sparse
-from gluonpar.collectives.exchange import Exchange, in_buckets
+from gluonpar.collectives import Exchange, arguments, in_buckets, row_sparse
 from gluonpar.gluon import initial_values, parameter_buckets
-from gluonpar.runtime import backward_passes, heap, memory, private_fields
-from gluonpar.runtime.devices import check_distinct
+from gluonpar.runtime import backward_passes, devices, heap, memory, private_fields
 
 # Optimizers whose update changes or draws numbers of their own, or shares arrays: MXNet's Trainer
 # calls one optimizer for each device in turn, so the copies of a parameter would differ.
@@ -223,7 +221,7 @@ def _is_summed_here(param: gluon.Parameter) -> bool:
 
 def _check_optimizer(optimizer: mx.optimizer.Optimizer, ctx: Sequence[mx.Context]) -> None:
     """Raise ValueError for devices on which MXNet's Trainer cannot update alike."""
-    check_distinct(ctx)
+    devices.check_distinct(ctx)
     if len(ctx) > 1 and isinstance(optimizer, _ONE_UPDATE):
         raise ValueError(
             f"gluon.Trainer updates each device's copy by itself, and {type(optimizer).__name__} "

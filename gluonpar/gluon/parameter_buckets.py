@@ -9,11 +9,10 @@ import numpy as np
 from mxnet import gluon
 
 from gluonpar import cluster, replicas
-from gluonpar.collectives.exchange import Exchange
+from gluonpar.collectives import Exchange
 from gluonpar.plans import partition
 from gluonpar.replicas import Copies, ParamBucket
-from gluonpar.runtime import backward_passes, memory, private_fields
-from gluonpar.runtime.devices import check_distinct
+from gluonpar.runtime import backward_passes, devices, memory, private_fields
 
 
 class Layout:
@@ -134,7 +133,7 @@ def check(params) -> None:
                 f"all parameters must be on the same contexts, got {param.name} on "
                 f"{param.list_ctx()} and {values[0].name} on {values[0].list_ctx()}"
             )
-        check_distinct(param.list_ctx())
+        devices.check_distinct(param.list_ctx())
 
 
 def _copies(index: int, param: gluon.Parameter, *fresh: list[bool]) -> Copies:

@@ -13,7 +13,7 @@ import mxnet as mx
 from mxnet import gluon
 
 from gluonpar.collectives import allreduce_many, broadcast_many
-from gluonpar.runtime.devices import check_distinct
+from gluonpar.runtime import devices
 
 NAMES = ".*(running|moving)_(mean|var)$"  # Gluon's, and Module's and SymbolBlock's
 
@@ -43,5 +43,5 @@ def _of_devices(net: gluon.Block) -> list[list[mx.nd.NDArray]]:
     """Per running mean or variance, its copies; ValueError if two are on one context."""
     params = net.collect_params(NAMES).values()
     for param in params:
-        check_distinct(param.list_ctx())
+        devices.check_distinct(param.list_ctx())
     return [param.list_data() for param in params]

@@ -15,8 +15,7 @@ from mxnet import autograd, gluon
 from gluonpar import cluster
 from gluonpar.gluon import device_sums
 from gluonpar.gluon.device_sums import Round, SumKey, current_round
-from gluonpar.runtime import device_threads, engine, memory, private_fields
-from gluonpar.runtime.devices import check_distinct
+from gluonpar.runtime import device_threads, devices, engine, memory, private_fields
 
 
 class SyncBatchNorm(gluon.nn.BatchNorm):
@@ -107,7 +106,7 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
     def forward(self, x: Any, *more: Any) -> Any:
         """Refuse a call that would not end, at once, and compute."""
         if not self._kwargs["use_global_stats"]:
-            check_distinct(self._contexts())
+            devices.check_distinct(self._contexts())
             symbolic = isinstance(x, mx.sym.Symbol)
             refusal = self._refusal(self._contexts() if symbolic else [x.context])
             if refusal:
@@ -205,12 +204,12 @@ _imported: dict[str, SyncBatchNorm] = {}
 
 def share_running_statistics(round_: Round) -> None:
     """Copy those of the layers that trained to the devices that took no part."""
-    devices = list(round_.num_backwards)
+    took_part = list(round_.num_backwards)
     for layer in round_.begun:
         for param in (layer.running_mean, layer.running_var):
-            if private_fields.values(param) and devices[0] in param.list_ctx():
-                for c in set(param.list_ctx()).difference(devices):
-                    param.data(devices[0]).copyto(param.data(c))
+            if private_fields.values(param) and took_part[0] in param.list_ctx():
+                for c in set(param.list_ctx()).difference(took_part):
+                    param.data(took_part[0]).copyto(param.data(c))
 
 
 def set_num_devices(net: gluon.Block, num_devices: int | None) -> None:

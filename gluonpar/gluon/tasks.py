@@ -11,8 +11,7 @@ from mxnet.gluon.contrib import estimator
 
 from gluonpar.gluon import device_sums
 from gluonpar.gluon.sync_batch_norm import share_running_statistics
-from gluonpar.runtime import interrupts, threads
-from gluonpar.runtime.devices import check_distinct
+from gluonpar.runtime import devices, interrupts, threads
 from gluonpar.sharding import as_list, split_and_load
 
 
@@ -58,7 +57,7 @@ def run_tasks(
     [1.0, 2.0]
     """
     contexts = as_list(ctx)
-    check_distinct(contexts)
+    devices.check_distinct(contexts)
     call = getattr(task, "forward_backward", task)
     if not callable(call):
         raise TypeError(f"task must be a function or have a method forward_backward, got {task!r}")

@@ -11,14 +11,13 @@ import mxnet as mx
 from mxnet import autograd, gluon
 
 from gluonpar import cluster, replicas
-from gluonpar.collectives.exchange import Exchange, in_buckets
+from gluonpar.collectives import Exchange, in_buckets
 from gluonpar.gluon import initial_values
 from gluonpar.gluon.parallel import on_device
 from gluonpar.gluon.tasks import all_devices
 from gluonpar.metrics import LossMeter
 from gluonpar.optim import check_lr, sgd
-from gluonpar.runtime import device_threads, memory, private_fields
-from gluonpar.runtime.devices import check_distinct
+from gluonpar.runtime import device_threads, devices, memory, private_fields
 from gluonpar.sharding import as_list, num_samples, split_and_load
 from gluonpar.step import STEPS_IN_FLIGHT
 
@@ -300,7 +299,7 @@ def _check_arrays(variables: Any) -> None:
 def _params_of(block: gluon.Block, ctx: Sequence[mx.Context]) -> list[gluon.Parameter]:
     """The parameters of the Block without constants, each of which is on all of ``ctx``."""
     params = [p for p in block.collect_params().values() if not isinstance(p, gluon.Constant)]
-    check_distinct(ctx)
+    devices.check_distinct(ctx)
     _check_params(params, ctx)
     return params
 

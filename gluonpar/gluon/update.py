@@ -25,7 +25,7 @@ from mxnet.optimizer import LARS, LBSGD, NAG, SGD, Optimizer, Signum, ccSGD
 
 from gluonpar import optim
 from gluonpar.checkpoint import optimizer_states
-from gluonpar.collectives.exchange import Exchange
+from gluonpar.collectives import Exchange
 from gluonpar.replicas import Copies, ParamBucket
 from gluonpar.runtime import private_fields
 

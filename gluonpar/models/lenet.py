@@ -8,7 +8,7 @@ from typing import Sequence
 import mxnet as mx
 from mxnet import gluon, nd
 
-from gluonpar.runtime.cached_op import operators, traceable
+from gluonpar.runtime import cached_op
 
 PIXEL_MEAN, PIXEL_DEVIATION = 72.9, 90.0  # of Fashion-MNIST's training images, about
 LENET_SHAPES = ((20, 1, 3, 3), (20,), (50, 20, 5, 5), (50,), (800, 128), (128,), (128, 10), (10,))
@@ -26,14 +26,14 @@ def init_lenet(scale: float = 0.01, ctx: mx.Context | None = None) -> list[nd.ND
     return [draw(shape=s) if len(s) > 1 else nd.zeros(s, ctx=ctx) for s in LENET_SHAPES]
 
 
-@traceable
+@cached_op.traceable
 def lenet(X: nd.NDArray, params: Sequence[nd.NDArray]) -> nd.NDArray:
     """Compute the book's LeNet: (n, 1, 28, 28) float32 images to (n, 10) scores.
 
     ``params`` are those of :func:`init_lenet`, on the context of X, where the scores are too. Dive
     into Deep Learning, 13.5.2, after LeCun et al. 1998.
     """
-    F, X = operators(X), X.as_nd_ndarray()
+    F, X = cached_op.operators(X), X.as_nd_ndarray()
     W1, b1, W2, b2, W3, b3, W4, b4 = (param.as_nd_ndarray() for param in params)
     h1 = relu(F.Convolution(X, W1, b1, kernel=(3, 3), num_filter=20))
     h1 = F.Pooling(h1, pool_type="avg", kernel=(2, 2), stride=(2, 2))
@@ -64,10 +64,11 @@ class LeNet(gluon.HybridBlock):
 
 def relu(x: nd.NDArray) -> nd.NDArray:
     """Return max(x, 0); the operator ``relu`` would first convert ``x`` from oneDNN's layout."""
-    return operators(x).Activation(x, act_type="relu")
+    return cached_op.operators(x).Activation(x, act_type="relu")
 
 
-@traceable
+@cached_op.traceable
 def standardize(X: nd.NDArray) -> nd.NDArray:
     """Return uint8 images as float32 with mean about 0 and deviation 1, on their own context."""
-    return (operators(X).cast(X.as_nd_ndarray(), dtype="float32") - PIXEL_MEAN) / PIXEL_DEVIATION
+    pixels = cached_op.operators(X).cast(X.as_nd_ndarray(), dtype="float32")
+    return (pixels - PIXEL_MEAN) / PIXEL_DEVIATION

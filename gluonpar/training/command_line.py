@@ -12,10 +12,7 @@ import traceback
 from typing import Callable, NoReturn, Sequence
 
 from gluonpar import cluster, collectives, metrics
-from gluonpar.install import entry, memory_limits
-from gluonpar.install.entry import BAD_REQUEST, BROKEN_PIPE, INTERRUPTED
-from gluonpar.install.options import Parser
-from gluonpar.install.version import __version__
+from gluonpar.install import __version__, entry, memory_limits, parsing
 from gluonpar.runtime import devices
 from gluonpar.training.checkpointing import ResumeError
 from gluonpar.training.configuration import SCHEDULES, Configuration, optimizer_names
@@ -29,11 +26,11 @@ TRAINED, FAILED, OUT_OF_MEMORY, NOT_SAVED, TERMINATED = 0, 1, 3, 4, 143
 EXIT_CODES = {
     TRAINED: "the training, or the dry run, is complete",
     FAILED: "an exception, with its traceback, such as that of a GPU that fails",
-    BAD_REQUEST: "the options are wrong or cannot be met, or the loss diverged",
+    entry.BAD_REQUEST: "the options are wrong or cannot be met, or the loss diverged",
     OUT_OF_MEMORY: "out of memory, on the host or a GPU",
     NOT_SAVED: "trained to the end, but a file could not be written: the disk was full",
-    INTERRUPTED: "interrupted (Ctrl-C)",
-    BROKEN_PIPE: "nobody reads the output any more, as after | head -1",
+    entry.INTERRUPTED: "interrupted (Ctrl-C)",
+    entry.BROKEN_PIPE: "nobody reads the output any more, as after | head -1",
     TERMINATED: "ended by SIGTERM, after writing a checkpoint if there is a --save-dir",
 }
 ABOUT = """Train LeNet or ResNet-18 on Fashion-MNIST, on several devices by data parallelism.
@@ -78,7 +75,7 @@ def main(
         shortage = memory_limits.shortage(error)
         if shortage is None:
             say(f"error: {error}")
-            return BAD_REQUEST
+            return entry.BAD_REQUEST
         say(f"error: out of memory: {shortage} ({memory_limits.limits()})")
         return OUT_OF_MEMORY
     run = None
@@ -88,7 +85,7 @@ def main(
             run.train()
     except BrokenPipeError:
         cluster.abort("could not print")
-        return BROKEN_PIPE
+        return entry.BROKEN_PIPE
     except KeyboardInterrupt:
         return _interrupted(say, run, options.save_dir)
     except Terminated:
@@ -101,10 +98,10 @@ def main(
     return _not_saved(say, run) if run.lost else TRAINED
 
 
-def parser(prog: str | None, model: str | None, about: str) -> Parser:
+def parser(prog: str | None, model: str | None, about: str) -> parsing.Parser:
     """Return the parser; it stores options under the names of :class:`Configuration`'s fields."""
     description, _, examples = about.partition("\n")
-    made = Parser(
+    made = parsing.Parser(
         prog=prog,
         usage="%(prog)s [OPTION ...]",  # all of them would take fifteen lines
         description=description,
@@ -200,7 +197,7 @@ def _failed(error: Exception, say: Say, run: Run | None, batch_size: int) -> int
     if isinstance(error, refusals if run is None else (ResumeError, metrics.DivergedError)):
         if cluster.is_main():
             say(f"error: {error}")
-        return BAD_REQUEST
+        return entry.BAD_REQUEST
     shortage = memory_limits.shortage(error)
     if shortage is not None:
         limits = f" ({memory_limits.limits()})" if memory_limits.limits() else ""
@@ -229,7 +226,7 @@ def _interrupted(say: Say, run: Run | None, save_dir: str | None) -> int:
     if cluster.is_main():
         say(f"interrupted; {outcome}", before="\n")  # ends the line of the progress bar
     cluster.abort("was interrupted")
-    return INTERRUPTED
+    return entry.INTERRUPTED
 
 
 def _how_to_resume(run: Run | None) -> str:

@@ -13,7 +13,7 @@ import mxnet as mx
 import numpy as np
 
 from gluonpar import cluster
-from gluonpar.runtime.devices import describe
+from gluonpar.runtime import devices
 from gluonpar.training.history import Epoch, History
 from gluonpar.training.profiler import Profiler
 
@@ -96,10 +96,10 @@ class Console:
         """Print the final accuracy, the mean time of an epoch, and the devices of all processes."""
         seconds = sum(epoch.seconds for epoch in history.epochs) / len(history.epochs)
         accuracy = f"{history.epochs[-1].test_accuracy:.2f}"
-        devices, processes = describe(history.ctx), cluster.size()
+        used, processes = devices.describe(history.ctx), cluster.size()
         if processes > 1:
-            devices = f"{processes * len(history.ctx)} devices in {processes} processes"
-        self.line(f"test acc: {accuracy}, {seconds:.1f} sec/epoch on {devices}")
+            used = f"{processes * len(history.ctx)} devices in {processes} processes"
+        self.line(f"test acc: {accuracy}, {seconds:.1f} sec/epoch on {used}")
 
     def profile(self, profiler: Profiler) -> None:
         """Print how long the parts of a step took, and what limits the speed-up."""

@@ -10,7 +10,7 @@ import mxnet as mx
 import numpy as np
 
 from gluonpar import cluster
-from gluonpar.install.version import __version__
+from gluonpar.install import __version__
 from gluonpar.plans import partition
 from gluonpar.training.configuration import Configuration
 from gluonpar.training.data.dataset import Dataset

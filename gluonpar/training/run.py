@@ -15,8 +15,7 @@ import numpy as np
 
 from gluonpar import cluster, collectives, metrics
 from gluonpar.checkpoint import files
-from gluonpar.install.options import did_you_mean
-from gluonpar.install.version import __version__
+from gluonpar.install import __version__, parsing
 from gluonpar.plans import partition
 from gluonpar.runtime import determinism, devices, peers, threads
 from gluonpar.step import STEPS_IN_FLIGHT
@@ -415,7 +414,7 @@ def train(
     names = [field.name for field in dataclasses.fields(Configuration)]
     for name in options:
         if name not in names:
-            raise TypeError(f"train has no option {name!r}{did_you_mean(name, names)}")
+            raise TypeError(f"train has no option {name!r}{parsing.did_you_mean(name, names)}")
     console = Console() if verbose else Console(io.StringIO(), io.StringIO())
     configuration = Configuration(num_gpus, batch_size, lr, num_epochs, **options)
     return Run(configuration, console, on_epoch).train()

@@ -13,11 +13,9 @@ from mxnet import autograd, gluon
 
 from gluonpar import metrics
 from gluonpar.checkpoint import export_onnx, params_file
-from gluonpar.gluon import running_statistics
-from gluonpar.gluon.trainer import Trainer
+from gluonpar.gluon import Trainer, running_statistics
 from gluonpar.install import memory_limits
-from gluonpar.models import lenet, resnet
-from gluonpar.models.losses import softmax_cross_entropy
+from gluonpar.models import lenet, resnet, softmax_cross_entropy
 from gluonpar.replicas import get_params
 from gluonpar.runtime import cached_op
 from gluonpar.sharding import split_and_load

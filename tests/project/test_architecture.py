@@ -101,6 +101,22 @@ def test_private_fields_of_mxnet_are_used_in_runtime_only():
     assert {module: names for module, names in users.items() if names} == {}
 
 
+def is_package(dotted):
+    return (PACKAGE.parent / dotted.replace(".", "/") / "__init__.py").exists()
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=module_name)
+def test_a_room_is_entered_by_its_door(path):
+    """That is its ``__init__``: ``from gluonpar.room import name``, a module's or another."""
+    room = path.relative_to(PACKAGE).parts[0]
+    if path == PACKAGE / "__init__.py":  # the house's own door
+        return
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+        if module.startswith("gluonpar.") and module.split(".")[1] != room:
+            assert is_package(module) or module.count(".") == 1, module
+
+
 def test_the_top_level_has_at_most_16_entries():
     entries = [path.stem for path in PACKAGE.glob("*.py") if not path.stem.startswith("__")]
     entries += [path.parent.name for path in PACKAGE.glob("*/__init__.py")]
