@@ -25,9 +25,11 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
     Samples weigh the same, so K devices compute what one device computes with ``BatchNorm`` on the
     whole batch: outputs, gradients and running statistics, up to rounding. The running variance
     of n numbers is BatchNorm's, too: divided by n on CPU contexts, and by n - 1 on GPUs, as in
-    cuDNN. float16 is normalised in float32. Arguments are those of
-    ``gluon.contrib.nn.SyncBatchNorm``; parameter files fit that and ``BatchNorm``. The block may be
-    hybridized, exported and imported; ``static_shape`` has no effect on a network with it.
+    cuDNN. Running statistics change in forward: as BatchNorm's on GPUs, whereas on CPU contexts
+    those change in backward, and not at all without one (``D(G(z).detach())``). float16 is
+    normalised in float32. Arguments are those of ``gluon.contrib.nn.SyncBatchNorm``; parameter
+    files fit that and ``BatchNorm``. The block may be hybridized, exported and imported;
+    ``static_shape`` has no effect on a network with it.
 
     On CPU contexts train in :func:`run_tasks`, forward and backward, in one call or in two. The
     devices are those of the call's tasks, so a batch may have fewer samples than there are devices;
