@@ -11,7 +11,7 @@ from mxnet.gluon.contrib import estimator
 
 from gluonpar.gluon import device_sums
 from gluonpar.gluon.sync_batch_norm import share_running_statistics
-from gluonpar.runtime import devices, interrupts, threads
+from gluonpar.runtime import device_threads, devices, interrupts, threads
 from gluonpar.sharding import as_list, split_and_load
 
 
@@ -49,7 +49,9 @@ def run_tasks(
 
     Raises ValueError for no shards, more shards than contexts, or a context that is listed twice,
     of whose copies of a Block only one would be trained; TypeError for a task that is not
-    callable; :class:`TaskError`, which names the device, if a task fails: later tasks do not run.
+    callable; :class:`TaskError`, which names the device, if a task fails: later tasks do not run,
+    and gradients of the call count in no later step of a Trainer. Those that were added to others
+    (``grad_req='add'``, ``no_sync()``) are there: call ``zero_grad()`` and begin again.
 
     >>> import mxnet as mx
     >>> shards = [mx.nd.ones((n,), ctx=mx.cpu(n)) for n in (1, 2)]
@@ -91,6 +93,7 @@ def all_devices(num_devices: int) -> Iterator[Callable]:
             yield round_.call
         except BaseException:
             device_sums.abandon(round_)
+            device_threads.discard_backwards(round_.num_backwards)
             raise
         share_running_statistics(round_)
 

@@ -168,6 +168,7 @@ class Trainer(gluon.Trainer):
     def _update(self, ignore_stale_grad: bool = False) -> None:
         """As in ``gluon.Trainer``, for programs that call it; ``rescale_grad`` is set already."""
         buckets = self._fresh_buckets(ignore_stale_grad, summed=True)
+        self._mark_summed(buckets, on_all=True)  # the program may have summed
         for bucket in buckets:
             if bucket.root is None:  # every device updates by its own
                 for first, *copies in bucket.grads.lists:
@@ -324,6 +325,10 @@ class Trainer(gluon.Trainer):
             self._exchange.allreduce(sums)
         else:
             self._exchange.reduce(sums)
+        self._mark_summed(buckets, on_all)
+
+    def _mark_summed(self, buckets: Sequence[ParamBucket], on_all: bool) -> None:
+        """Note that gradients are sums, of which one counts where passes add to them."""
         for bucket in buckets:
             summed = [self._params[copies.index] for copies in bucket.copies]
             root = 0 if on_all else bucket.root or 0

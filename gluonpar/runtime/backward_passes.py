@@ -17,6 +17,8 @@ devices are out of date
 - of pass m and later ones, if n overwrites a gradient of m, which has another number;
 - of a call of backward of which n overwrites a part.
 
+Nor do gradients count that a call of run_tasks, or a step of Towers, had computed when it failed.
+
 A sum that several devices have is added in a further sum once. To see passes, functions of MXNet's
 C interface are replaced by others that call them, from the first parameter on several devices on,
 or in a job of several processes from the first parameter on.
@@ -31,7 +33,7 @@ import functools
 import os
 import threading
 import weakref
-from typing import Any, Callable, Iterable, Iterator, Sequence
+from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
 
 import mxnet as mx
 from mxnet import autograd, gluon
@@ -55,6 +57,8 @@ class _Pass:
 
     def __init__(self, number: int, devices: set[mx.Context]) -> None:
         self.number, self.devices = number, devices
+        self.thread = threading.get_ident()
+        self.call = _num_calls[self.thread]  # the how manieth of the thread's calls
         self.used = False  # whether gradients that it wrote have been summed
         self.is_alone = True  # whether no other call overlapped, maybe of an unrelated network
 
@@ -139,6 +143,16 @@ def mark_used(params: Iterable[gluon.Parameter]) -> None:
     with _lock:
         for param in params:
             _tracked[param].forget()
+
+
+def discard_calls(before: Mapping[int, int]) -> None:
+    """Let no gradient count that a thread's calls of backward have written, but the first ones.
+
+    ``before`` is their number by the thread's identifier. Gradients added to others stay.
+    """
+    with _lock:
+        for writes in [*_tracked.values()]:
+            writes.discard_calls(before)
 
 
 def mark_summed(params: Iterable[gluon.Parameter], devices: Sequence[int]) -> None:
@@ -352,6 +366,13 @@ class _Writes:
                     unused.append(i)
         if not is_first:
             self._unused.update(unused)
+
+    def discard_calls(self, before: Mapping[int, int]) -> None:
+        """Discard gradients of calls as in the function of that name."""
+        for i, one in enumerate(self.passes()):
+            if one and one.call > before.get(one.thread, one.call) and not self.adds():
+                self._passes[i] = None
+                memory.clear_grad_flags([self._values[i]])
 
     def end(self) -> None:
         """Set MXNet's flag of each gradient that counts, for other programs that read it."""

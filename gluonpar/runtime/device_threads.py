@@ -18,7 +18,7 @@ import functools
 import os
 import queue
 import threading
-from typing import Any, Callable
+from typing import Any, Callable, Mapping
 
 import mxnet as mx
 from mxnet import autograd
@@ -42,6 +42,15 @@ def current() -> mx.Context | None:
 def num_backwards(ctx: mx.Context) -> int:
     """Return how often the thread of ``ctx`` has called ``backward``."""
     return backward_passes.num_calls(_threads[ctx].ident) if ctx in _threads else 0
+
+
+def discard_backwards(before: Mapping[mx.Context, int]) -> None:
+    """Let no gradient count of calls of ``backward`` that were not among the ``before`` first.
+
+    ``before`` has their number by context; gradients that were added to others stay.
+    """
+    called = [c for c in before if c in _threads]
+    backward_passes.discard_calls({_threads[c].ident: before[c] for c in called})
 
 
 def call(ctx: mx.Context, function: Callable, *arguments: Any) -> Any:
