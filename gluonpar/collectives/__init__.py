@@ -6,7 +6,12 @@ Nothing here depends on models or optimizers.
 # The plans are registered before the executors: ALGORITHMS is in this order.
 from gluonpar.collectives import host, mxnet_kvstore, nvidia_nccl  # noqa: F401 - registers them
 from gluonpar.collectives.choice import Choice, check_algorithm, usable
-from gluonpar.collectives.exchange import BUCKET_BYTES, Exchange, groups, in_buckets
+from gluonpar.collectives.exchange import (  # noqa: F401 - for the other rooms
+    BUCKET_BYTES,
+    Exchange,
+    groups,
+    in_buckets,
+)
 from gluonpar.collectives.operations import (
     all_gather,
     allreduce,
@@ -32,9 +37,7 @@ from gluonpar.plans import (
 
 __all__ = [
     "ALGORITHMS",
-    "BUCKET_BYTES",
     "Choice",
-    "Exchange",
     "Hop",
     "Simulation",
     "Trace",
@@ -46,8 +49,6 @@ __all__ = [
     "broadcast_many",
     "check_algorithm",
     "explain",
-    "groups",
-    "in_buckets",
     "named",
     "reduce",
     "reduce_scatter",
