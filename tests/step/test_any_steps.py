@@ -81,9 +81,18 @@ class Side:
         for params in self.copies:
             params[i].attach_grad()
 
-    def freeze_scale(self):
+    def freeze(self, i):
         for params in self.copies:
-            params[2] = params[2].copy()
+            params[i] = params[i].copy()
+
+    def replace(self, i, which, keeps_gradient):
+        """Another array with the same value, on one device, or if ``which`` is None on all."""
+        for params in self.copies if which is None else [self.copies[which % len(self.copies)]]:
+            before, params[i] = params[i], params[i].copy()
+            if before.grad is not None and keeps_gradient:
+                autograd.mark_variables([params[i]], [before.grad])
+            elif before.grad is not None:
+                params[i].attach_grad()
 
     def move(self, k, kind):
         frozen = [i for i, param in enumerate(self.copies[0]) if param.grad is None]
@@ -133,12 +142,13 @@ EVENTS = [
     event("fail", SIZES),
     event("set", st.integers(0, 2), SEEDS),
     event("attach_grad", st.integers(0, 2)),
-    event("freeze_scale"),
+    event("freeze", st.integers(1, 2)),
+    event("replace", st.integers(0, 2), st.one_of(st.none(), st.integers(0, 3)), st.booleans()),
     event("move", DEVICES, st.sampled_from((list, replicas.Replica))),
 ]
 
 
-@pytest.mark.parametrize("num_programs", [40, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_programs", [100, pytest.param(500, marks=pytest.mark.slow)])
 def test_k_devices_train_as_one(num_programs):
     law = given(DEVICES, st.booleans(), st.lists(st.one_of(EVENTS), min_size=5, max_size=12))(check)
     settings(max_examples=num_programs, derandomize=True, database=None)(law)()
