@@ -1,5 +1,7 @@
 """metrics: every sample counts once, and the first loss that is no number is found."""
 
+import re
+
 import numpy as np
 import pytest
 from contexts import contexts, device
@@ -27,13 +29,16 @@ def test_the_mean_is_over_samples_not_over_shards_or_batches():
 @pytest.mark.parametrize("batch", [1, 2, 4])
 @pytest.mark.parametrize("device", [0, 1])
 def test_the_first_batch_that_is_not_finite_is_named(bad, batch, device):
+    """Batches are numbered across reads."""
     meter = LossMeter()
     for number in range(1, 6):
         shards = [[1.0, 2.0], [3.0]]
         if number >= batch:
             shards[device][0] = float(bad)
+        elif number == 3:
+            meter.read()
         meter.add(losses(*shards))
-    name = rf"{losses([1.0], [1.0])[device].context}".replace("(", r"\(").replace(")", r"\)")
+    name = re.escape(str(contexts(2)[device]))
     with pytest.raises(Diverged, match=f"{name} became {bad} in batch {batch}$"):
         meter.read()
 
@@ -43,17 +48,6 @@ def test_without_the_check_losses_and_parameters_may_be_infinite():
     meter.add(losses([1.0], [float("inf")]), [nd.array([float("nan")], ctx=device())])
     meter.add(losses([1.0]))
     assert meter.read() == float("inf")
-
-
-def test_batches_are_numbered_across_reads():
-    meter = LossMeter()
-    for _ in range(3):
-        meter.add(losses([1.0]))
-    meter.read()
-    meter.add(losses([1.0]))
-    meter.add(losses([float("nan")]))
-    with pytest.raises(Diverged, match="in batch 5"):
-        meter.read()
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int8", "uint8", "int64"])
