@@ -13,9 +13,11 @@ import mxnet as mx
 import numpy as np
 import pytest
 from contexts import contexts, device
-from mxnet import autograd, gluon, npx
+from gluon_runs import STATIC
+from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from processes import end_python, run_python
+from sync_batch_norm_stress import Branches
 
 from gluonpar import split_and_load, split_samples
 from gluonpar.gluon import device_sums
@@ -25,11 +27,8 @@ from gluonpar.gluon.towers import Towers
 from gluonpar.gluon.trainer import Trainer
 from gluonpar.runtime import engine
 
-HYBRIDIZED = {
-    "imperative": None,
-    "hybridized": {},
-    "static": {"static_alloc": True, "static_shape": True},
-}
+HYBRIDIZED = {"imperative": {"active": False}, "hybridized": {}, "static": STATIC}
+each_way = pytest.mark.parametrize("hybridized", HYBRIDIZED.values(), ids=HYBRIDIZED)
 STRESS = pathlib.Path(__file__).parents[1] / "support" / "sync_batch_norm_stress.py"
 on_cpu = pytest.mark.skipif(device(0).device_type == "gpu", reason="GPUs have a pool each")
 on_gpu = pytest.mark.skipif(device(0).device_type == "cpu", reason="refused on CPU contexts")
@@ -108,35 +107,20 @@ def close(got, want, rtol=1e-5):
     assert np.linalg.norm(got - want) <= rtol * np.linalg.norm(want) + 1e-5
 
 
-@contextlib.contextmanager
-def numpy_semantics():
-    npx.set_np()
-    try:
-        yield
-    finally:
-        npx.reset_np()
-
-
-@pytest.mark.parametrize("hybridized", HYBRIDIZED)
+@each_way
 @pytest.mark.parametrize(
-    ("k", "n", "semantics"),
-    [
-        *((k, n, contextlib.nullcontext) for k, n in ((1, 5), (2, 12), (3, 11), (4, 5), (8, 9))),
-        (2, 6, numpy_semantics),
-    ],
+    ("k", "n", "numpy"),
+    [*((k, n, False) for k, n in ((1, 5), (2, 12), (3, 11), (4, 5), (8, 9))), (2, 6, True)],
 )
-def test_k_devices_give_what_batch_norm_gives_on_the_whole_batch(
-    tmp_path, k, n, semantics, hybridized
-):
+def test_k_devices_give_what_batch_norm_gives_on_the_whole_batch(tmp_path, k, n, numpy, hybridized):
     """Also if some batches have fewer samples than there are devices."""
     fewer = [size for size in (k - 1, 1) if size]
     one, path = start(tmp_path)
     want_trained, want_grads, want_running, want_predicted = run(one, device(0), n, fewer)
-    with semantics():
+    with mx.util.np_shape(numpy), mx.util.np_array(numpy):
         many = network(SyncBatchNorm)
         many.load_parameters(path, ctx=contexts(k))
-        if HYBRIDIZED[hybridized] is not None:
-            many.hybridize(**HYBRIDIZED[hybridized])
+        many.hybridize(**hybridized)
         trained, grads, running, predicted = run(many, contexts(k), n, fewer)
     for got, want in zip(trained, want_trained):
         close(got, want)
@@ -218,22 +202,31 @@ def one_after_another(layer, X, Y):
         loss.backward()
 
 
+def two_batches(ctx):
+    """Each device's shards of two batches, with gradients attached."""
+    a, b = np.random.RandomState(0).normal(size=(2, 6, 1)) * [[[1]], [[100]]]
+    shards = split_and_load((a.astype("float32"), b.astype("float32")), ctx)
+    for array in sum(shards, ()):
+        array.attach_grad()
+    return shards
+
+
+def gradients(shards):
+    return [np.concatenate([shard[i].grad.asnumpy() for shard in shards]) for i in range(2)]
+
+
 @pytest.mark.parametrize("differentiate", [at_once, one_after_another])
-@pytest.mark.parametrize("hybridized", HYBRIDIZED)
+@each_way
 def test_a_layer_called_twice_in_one_task_keeps_its_calls_apart(hybridized, differentiate):
-    a, b = np.random.RandomState(0).normal(size=(2, 6, 1)).astype("float32") * [[[1]], [[100]]]
     results = []
     one, many = nn.BatchNorm(in_channels=1), SyncBatchNorm(in_channels=1)
     one.initialize(ctx=contexts(1))
     many.initialize(ctx=contexts(3))
-    if HYBRIDIZED[hybridized] is not None:
-        many.hybridize(**HYBRIDIZED[hybridized])
+    many.hybridize(**hybridized)
     for layer, ctx in [(one, contexts(1))] + [(many, contexts(3))] * 20:
-        shards = split_and_load((a.astype("float32"), b.astype("float32")), ctx)
-        for array in sum(shards, ()):
-            array.attach_grad()
+        shards = two_batches(ctx)
         run_tasks(lambda shard, layer=layer: differentiate(layer, *shard), shards, ctx)
-        results.append([np.concatenate([s[i].grad.asnumpy() for s in shards]) for i in range(2)])
+        results.append(gradients(shards))
     for got in results[1:]:
         for ours, theirs in zip(got, results[0]):
             np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
@@ -241,16 +234,13 @@ def test_a_layer_called_twice_in_one_task_keeps_its_calls_apart(hybridized, diff
 
 @pytest.mark.cpu("on a GPU the backward of one call is computed after that of the other has ended")
 def test_backward_of_two_calls_may_come_in_another_order_on_each_device():
-    a, b = np.random.RandomState(0).normal(size=(2, 6, 1)).astype("float32") * [[[1]], [[100]]]
     results = []
     for layer, ctx in (
         (nn.BatchNorm(), contexts(1)),
         (SyncBatchNorm(timeout_seconds=30), contexts(2)),
     ):
         layer.initialize(ctx=ctx)
-        shards = split_and_load((a.astype("float32"), b.astype("float32")), ctx)
-        for array in sum(shards, ()):
-            array.attach_grad()
+        shards = two_batches(ctx)
 
         def forward(shard, layer=layer):
             with autograd.record():
@@ -260,20 +250,8 @@ def test_backward_of_two_calls_may_come_in_another_order_on_each_device():
         for turn in range(2):
             firsts = [losses[i][(turn + i) % 2] for i in range(len(ctx))]
             run_tasks(lambda loss: loss.backward(retain_graph=True), firsts, ctx)
-        results.append([np.concatenate([s[i].grad.asnumpy() for s in shards]) for i in range(2)])
+        results.append(gradients(shards))
     np.testing.assert_allclose(results[1], results[0], rtol=1e-4, atol=1e-5)
-
-
-def test_the_same_run_gives_the_same_bits_whichever_thread_is_first(tmp_path):
-    path = start(tmp_path)[1]
-    many = network(SyncBatchNorm)
-    many.load_parameters(path, ctx=contexts(3))
-    many.hybridize()
-    once = run(many, contexts(3), 9)
-    many.load_parameters(path, ctx=contexts(3))
-    again = run(many, contexts(3), 9)
-    for one, other in zip(once[0] + once[1], again[0] + again[1]):
-        np.testing.assert_array_equal(one, other)
 
 
 def test_it_is_called_as_the_one_of_contrib():
@@ -330,7 +308,7 @@ def test_an_exported_network_trains_when_its_block_is_gone(tmp_path, where):
         got = [np.load(path)]
     else:
         net = gluon.SymbolBlock.imports(symbol, ["data"], params, ctx=contexts(2))
-        net.hybridize(**(HYBRIDIZED[where] or {}))
+        net.hybridize(**HYBRIDIZED[where])
         got = trained_outputs(net, 2)
     for ours, theirs in zip(got, want):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
@@ -472,14 +450,13 @@ class TestMissingDevices:
         np.testing.assert_allclose(values(layer), NORMALISED, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("hybridized", HYBRIDIZED)
+@each_way
 def test_a_task_that_fails_costs_its_step_and_no_other(hybridized, tmp_path, monkeypatch):
     """Neither one that is still running then, nor the next."""
     one, path = start(tmp_path)
     many = network(functools.partial(SyncBatchNorm, timeout_seconds=600))
     many.load_parameters(path, ctx=contexts(3))
-    if HYBRIDIZED[hybridized] is not None:
-        many.hybridize(**HYBRIDIZED[hybridized])
+    many.hybridize(**hybridized)
     go_on, wait = threading.Event(), mx.nd.waitall
     monkeypatch.setattr(mx.nd, "waitall", lambda: (go_on.set(), wait()))
     got, want = [], []
@@ -532,33 +509,19 @@ def test_bad_requests_are_refused_with_their_values(call, words):
 
 
 def deep(num_blocks=4):
-    """Convolutions between SyncBatchNorms, with a branch, and random numbers."""
-
-    class Block(nn.HybridBlock):
-        def __init__(self):
-            super().__init__()
-            self.norms = [SyncBatchNorm(timeout_seconds=600) for _ in range(2)]
-            self.convolutions = [nn.Conv2D(2, 3, padding=1) for _ in range(2)]
-            for layer in self.norms + self.convolutions:
-                self.register_child(layer)
-
-        def hybrid_forward(self, F, x):
-            one, other = (f(g(x)) for f, g in zip(self.norms, self.convolutions))
-            return F.relu(one + other) + x
-
+    """Convolutions and SyncBatchNorms in branches, and random numbers."""
     net = nn.HybridSequential()
-    net.add(nn.Conv2D(2, 3, padding=1), *(Block() for _ in range(num_blocks)))
+    net.add(nn.Conv2D(2, 3, padding=1), *(Branches(2, 2, 1) for _ in range(num_blocks)))
     net.add(nn.Dropout(0.2), nn.Dense(3))
     return net
 
 
-@pytest.mark.parametrize("hybridized", HYBRIDIZED)
+@each_way
 def test_no_device_is_queued_behind_another_that_waits_for_it(hybridized):
     """With so many operators every entry of a common pool of workspaces would be drawn twice."""
     net, ctx = deep(), contexts(4)
     net.initialize(ctx=ctx)
-    if HYBRIDIZED[hybridized] is not None:
-        net.hybridize(**HYBRIDIZED[hybridized])
+    net.hybridize(**hybridized)
     X, w = np.ones((8, 2, 6, 6), "float32"), np.ones((8, 3), "float32")
     for _ in range(10):
         shards = split_and_load((X, w), ctx)
@@ -599,12 +562,11 @@ gluonpar.run_tasks(task, X, ctx)
 class TestPlainLoops:
     """On CPU contexts they are refused at once; on GPUs each device has its own workspaces."""
 
-    @pytest.fixture(params=HYBRIDIZED)
+    @pytest.fixture(params=HYBRIDIZED.values(), ids=HYBRIDIZED)
     def net(self, request):
         net = deep(2)
         net.initialize(ctx=contexts(3))
-        if HYBRIDIZED[request.param] is not None:
-            net.hybridize(**HYBRIDIZED[request.param])
+        net.hybridize(**request.param)
         yield net
         with contextlib.suppress(mx.MXNetError):
             mx.nd.waitall()  # what was computed from what was refused

@@ -9,7 +9,6 @@ from mxnet import autograd
 from mxnet.gluon import nn
 
 from gluonpar import metrics
-from gluonpar.gluon.sync_batch_norm import SyncBatchNorm
 from gluonpar.gluon.towers import Towers
 
 SIZES = [5, 2, 7, 1, 4, 4, 3, 6, 2, 1]  # of successive batches
@@ -132,41 +131,34 @@ OPTIMIZERS = {
 }
 
 
-def trained_by(optimizer, world, k, whole):
-    """Variables after steps on k batches each, on k towers, or ``whole`` on one."""
-    towers = Towers(forward, start(world), contexts(1 if whole else k), optimizer)
-    drawn = list(batches([3] * 12))
-    for first in range(0, 12, k):
+def assert_trains_as(one, towers, lr=None):
+    """All towers end as ``one``, each step of which takes the samples of all of them at once."""
+    drawn, k = list(batches()), len(towers.ctx)
+    for first in range(0, len(drawn), k):
         step = drawn[first : first + k]
-        if whole:
-            step = [{key: np.concatenate([batch[key] for batch in step]) for key in ("X", "y")}]
-        towers.step(step)
-    return [numpy_of(variables) for variables in towers.variables]
+        towers.step(step, lr)
+        one.step([{key: np.concatenate([batch[key] for batch in step]) for key in ("X", "y")}], lr)
+    for variables in towers.variables:
+        for got, expected in zip(numpy_of(variables), numpy_of(one.variables[0])):
+            assert np.linalg.norm(got - expected) < 1e-5 * np.linalg.norm(expected)
 
 
 @pytest.mark.parametrize("k", [1, 2, 4])
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_any_optimizer_updates_as_on_one_device(world, make, k):
-    [want] = trained_by(make(), world, k, whole=True)
-    for variables in trained_by(make(), world, k, whole=False):
-        for got, expected in zip(variables, want):
-            assert np.linalg.norm(got - expected) < 1e-5 * np.linalg.norm(expected)
+    one, towers = (Towers(forward, start(world), contexts(n), make()) for n in (1, k))
+    assert_trains_as(one, towers)
 
 
 def test_an_optimizer_keeps_its_scale_and_its_learning_rate_unless_the_step_has_one():
-    optimizer = mx.optimizer.SGD(learning_rate=0.5, rescale_grad=0.25)
-    towers = Towers(lambda x, p: x * p[0], [mx.nd.zeros((1,))], contexts(2), optimizer)
-    towers.step([mx.nd.array([1]), mx.nd.array([3])])
-    towers.step([mx.nd.array([1]), mx.nd.array([3])], lr=2)
-    assert towers.variables[1][0].asscalar() == (-0.5 * 2 - 2 * 2) * 0.25
-
-
-def test_an_optimizer_may_go_on_in_other_towers():
-    optimizer = mx.optimizer.SGD(learning_rate=0.5)
+    """Also if it goes on in other towers."""
+    optimizer, lr = mx.optimizer.SGD(learning_rate=0.5, rescale_grad=0.25), 0.5
     for k in (2, 1, 3):
         towers = Towers(lambda x, p: x * p[0], [mx.nd.zeros((1,))], contexts(k), optimizer)
         towers.step([mx.nd.array([1, 3])] * k)
-        assert towers.variables[-1][0].asscalar() == -0.5 * 2
+        towers.step([mx.nd.array([1, 3])] * k, lr=2)
+        assert towers.variables[-1][0].asscalar() == (-lr * 2 - 2 * 2) * 0.25
+        lr = 2
 
 
 def net_on(k, hybrid=False, deferred=False, norm=True):
@@ -212,15 +204,8 @@ def test_a_blocks_towers_hold_the_same_bits_with_their_running_statistics(world,
 
 @pytest.mark.parametrize("k", [2, 3, 4])
 def test_a_block_trains_as_on_one_device(world, k):
-    towers = Towers(block_forward, net_on(k, norm=False), contexts(k))
-    towers.run_epoch(batches([4] * 2 * k + [3, 1]), LR)
-    one = Towers(block_forward, net_on(1, norm=False), device(0))
-    source = list(batches([4] * 2 * k + [3, 1]))
-    for first in range(0, len(source), k):
-        drawn = source[first : first + k]
-        one.step([{key: np.concatenate([b[key] for b in drawn]) for key in ("X", "y")}], LR)
-    for got, expected in zip(numpy_of(towers.variables[-1]), numpy_of(one.variables[0])):
-        assert np.linalg.norm(got - expected) < 1e-5 * np.linalg.norm(expected)
+    one, towers = (Towers(block_forward, net_on(n, norm=False), contexts(n)) for n in (1, k))
+    assert_trains_as(one, towers, LR)
 
 
 def test_a_blocks_constants_are_no_variables():
@@ -418,20 +403,3 @@ def test_a_step_and_an_evaluation_wait_for_nothing():
         towers.step(list(batches())[:3], LR)
         outputs = towers.evaluate(batches(SIZES[:3]))
     assert [len(array.asnumpy()) for array in outputs["loss"]] == SIZES[:3]
-
-
-def test_a_block_with_sync_batch_norm_trains_as_one_device_with_batch_norm():
-    results = []
-    for norm, k in ((nn.BatchNorm, 1), (SyncBatchNorm, 3)):
-        mx.random.seed(0)
-        net = nn.HybridSequential()
-        net.add(nn.Dense(4, in_units=3), norm(in_channels=4), nn.Dense(1, in_units=4))
-        net.initialize(mx.init.Xavier(), ctx=contexts(k))
-        net.hybridize()
-        towers = Towers(lambda batch, net: net(batch)[:, 0] ** 2, net, contexts(k))
-        rows = np.random.RandomState(0).normal(size=(3, 4, 3)).astype("float32")
-        for _ in range(3):
-            towers.step(list(rows) if k == 3 else [rows.reshape(12, 3)], lr=0.1)
-        results.append([p.data(device(k - 1)).asnumpy() for p in net.collect_params().values()])
-    for want, got in zip(*results):
-        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
