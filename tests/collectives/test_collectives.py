@@ -42,15 +42,6 @@ def assert_everywhere(data, want):
         np.testing.assert_array_equal(array.asnumpy(), want)
 
 
-@pytest.mark.parametrize("algorithm", NAMES)
-@pytest.mark.parametrize("k", range(1, 10))
-def test_every_device_ends_with_the_exact_sum(algorithm, k):
-    values = payload(k, (5, 3))
-    data = place(values)
-    assert gluonpar.allreduce(data, algorithm) is None
-    assert_everywhere(data, values.sum(axis=0))
-
-
 def test_arrays_in_the_place_of_freed_ones_are_checked():
     """Arrays that have been checked are known again; others at their addresses are not."""
     one, other = device(0), device(1)
@@ -68,21 +59,23 @@ def test_arrays_in_the_place_of_freed_ones_are_checked():
 
 
 @pytest.mark.parametrize("algorithm", NAMES)
-@settings(max_examples=60)
+@pytest.mark.parametrize("k", range(1, 10))
+@settings(max_examples=10)
 @given(
-    k=st.integers(1, 8),
     shape=SHAPES,
     dtype=st.sampled_from(DTYPES),
     op=st.sampled_from(["sum", "max", "min"]),
     of_np=st.booleans(),
 )
-def test_any_shape_dtype_and_op(algorithm, k, shape, dtype, op, of_np):
+def test_every_device_ends_with_the_exact_sum_of_any_shape_and_dtype(
+    algorithm, k, shape, dtype, op, of_np
+):
     op = "sum" if algorithm == "kvstore" else op
     values = payload(k, shape, dtype)
     with mx.util.np_shape(True), mx.util.np_array(of_np):
         data = place(values, mx.np.array if of_np else mx.nd.array)
         kind = type(data[0])
-        gluonpar.allreduce(data, algorithm, op=op)
+        assert gluonpar.allreduce(data, algorithm, op=op) is None
         assert_everywhere(data, getattr(values, op)(axis=0).astype(dtype))
         found = {(type(array), np.dtype(array.dtype), array.shape) for array in data}
         assert found == {(kind, np.dtype(dtype), shape)}
@@ -245,11 +238,15 @@ def path(request, monkeypatch):
 @pytest.mark.parametrize("k", [1, 2, 3, 5, 8])
 class TestOtherCollectives:
     @pytest.mark.parametrize("root", [0, 1, 4])
-    def test_broadcast_copies_the_root(self, k, root):
-        values = payload(k, (4, 2))
-        data = place(values)
-        assert gluonpar.broadcast(data, root % k) is None
-        assert_everywhere(data, values[root % k])
+    def test_broadcast_copies_the_root_of_each_list(self, k, root):
+        values = [
+            payload(k, shape, dtype) for shape, dtype in [((4, 2), "float32"), ((3,), "int32")]
+        ]
+        lists, again = [[place(v) for v in values] for _ in range(2)]
+        assert gluonpar.collectives.broadcast_many(lists, root % k) is None
+        assert [gluonpar.broadcast(data, root % k) for data in again] == [None, None]
+        for data, v in zip([*lists, *again], [*values, *values]):
+            assert_everywhere(data, v[root % k])
 
     def test_what_is_only_copied_may_have_any_dtype(self, k):
         values = payload(k, (k + 1,)) % 2
@@ -263,13 +260,6 @@ class TestOtherCollectives:
         if k > 1:
             mx.kv.create("gluonpar").broadcast("key", data[0], data[1:])
             assert_everywhere(data, values[k - 1] == 1)
-
-    def test_broadcast_many_copies_the_root_of_each_list(self, k):
-        values = [payload(k, shape, dtype) for shape, dtype in [((3,), "float32"), ((2,), "int32")]]
-        lists = [place(v) for v in values]
-        assert gluonpar.collectives.broadcast_many(lists, k - 1) is None
-        for data, v in zip(lists, values):
-            assert_everywhere(data, v[k - 1])
 
     @pytest.mark.parametrize("root", [0, 1, 4])
     @pytest.mark.parametrize("op", ["sum", "mean", "max"])
@@ -530,12 +520,6 @@ def test_bad_data_is_refused_and_unchanged(name, data, error, words):
 def test_bad_options_are_refused(dtype, options, words):
     with pytest.raises(ValueError, match=words):
         gluonpar.allreduce(place(payload(2, (3,), dtype)), **options)
-
-
-def test_views_of_one_array_that_do_not_overlap_are_different_arrays():
-    whole = mx.nd.arange(6)
-    gluonpar.allreduce([whole[4:], whole[:2], whole[2:4]])
-    assert whole.asnumpy().tolist() == [6, 9, 6, 9, 6, 9]
 
 
 @pytest.mark.cpu("MXNet has bfloat16 on CPU contexts only")
