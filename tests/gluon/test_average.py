@@ -28,14 +28,20 @@ def on_devices(world, grads):
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
 def test_means_are_those_of_numpy_on_the_first_towers_device(world, k, dtype):
+    """The gradients stay as they are, and the means are other arrays."""
     grads = towers(k, dtype)
-    means = average_gradients(on_devices(world, grads))
+    arrays = on_devices(world, grads)
+    means = average_gradients(arrays)
     assert type(means) is list
     for mean, of_variable in zip(means, zip(*grads)):
         assert type(mean) is type(world.ones((1,)))
         assert mean.context == device(0)
         assert np.dtype(mean.dtype) == dtype
         np.testing.assert_array_equal(mean.asnumpy(), np.mean(of_variable, axis=0))
+        mean[:] = -1
+    for tower, before in zip(arrays, grads):
+        for array, value in zip(tower, before):
+            np.testing.assert_array_equal(array.asnumpy(), value)
 
 
 @pytest.mark.parametrize(("dtype", "value"), [("float16", 60000), ("float32", 3e38)])
@@ -54,16 +60,6 @@ def test_pairs_give_pairs_with_the_first_towers_variables(world, k):
     assert all(a is b for (_, a), b in zip(averaged, variables[0]))
     for (mean, _), of_variable in zip(averaged, zip(*grads)):
         np.testing.assert_array_equal(mean.asnumpy(), np.mean(of_variable, axis=0))
-
-
-@pytest.mark.parametrize("k", [1, 2, 4])
-def test_the_inputs_stay_and_are_not_aliased(world, k):
-    arrays = on_devices(world, towers(k))
-    for mean in average_gradients(arrays):
-        mean[:] = -1
-    for tower, before in zip(arrays, towers(k)):
-        for array, value in zip(tower, before):
-            np.testing.assert_array_equal(array.asnumpy(), value)
 
 
 def test_nothing_waits_and_nothing_is_recorded():

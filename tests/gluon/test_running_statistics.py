@@ -60,17 +60,6 @@ def test_a_resumed_trainer_leaves_each_device_its_own(net, tmp_path):
     np.testing.assert_array_equal(statistics(net), before)
 
 
-def test_averaging_puts_the_mean_on_all_devices_and_leaves_weights_alone(net):
-    before, kept = statistics(net), weights(net)
-    average_statistics(net)
-    after = statistics(net)
-    for k in range(K):
-        np.testing.assert_allclose(after[:, k], before.mean(axis=1), rtol=1e-6)
-        np.testing.assert_array_equal(after[:, k], after[:, 0])
-    for now, then in zip(weights(net), kept):
-        np.testing.assert_array_equal(now, then)
-
-
 @pytest.mark.parametrize(("dtype", "value"), [("float16", 60000), ("float32", 3e38)])
 def test_the_mean_of_large_statistics_does_not_overflow(world, dtype, value):
     layer = nn.BatchNorm(in_channels=2)
@@ -82,12 +71,15 @@ def test_the_mean_of_large_statistics_does_not_overflow(world, dtype, value):
         np.testing.assert_allclose(mean.asnumpy(), np.full((2,), value, dtype), rtol=1e-6)
 
 
-@pytest.mark.parametrize("root", range(K))
-def test_broadcasting_puts_one_devices_on_all(net, root):
+@pytest.mark.parametrize("root", [None, *range(K)])
+def test_all_devices_get_the_mean_or_those_of_one_and_weights_are_left_alone(net, root):
     before, kept = statistics(net), weights(net)
-    broadcast_statistics(net, root)
+    average_statistics(net) if root is None else broadcast_statistics(net, root)
+    want = before.mean(axis=1) if root is None else before[:, root]
+    after = statistics(net)
     for k in range(K):
-        np.testing.assert_array_equal(statistics(net)[:, k], before[:, root])
+        np.testing.assert_allclose(after[:, k], want, rtol=1e-6 if root is None else 0)
+        np.testing.assert_array_equal(after[:, k], after[:, 0])
     for now, then in zip(weights(net), kept):
         np.testing.assert_array_equal(now, then)
 

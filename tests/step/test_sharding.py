@@ -128,16 +128,12 @@ def test_mxnet_data_is_moved_from_the_device_where_it_is():
         ("text", 0, TypeError, "batch .*str"),
         ({"y": [np.zeros(2), 7]}, 0, TypeError, r"batch\['y'\]\[1\] .*int"),
         (None, 0, TypeError, "batch .*NoneType"),
+        (mx.nd.ones((4, 4)).tostype("csr"), 0, TypeError, r"csr array.*tostype\('default'\)"),
     ],
 )
 def test_what_cannot_be_split_is_refused_with_its_values(data, axis, error, words):
     with pytest.raises(error, match=words):
         split_and_load(data, contexts(2), batch_axis=axis)
-
-
-def test_sparse_arrays_are_refused():
-    with pytest.raises(TypeError, match=r"csr array.*tostype\('default'\)"):
-        split_and_load(mx.nd.sparse.csr_matrix(np.eye(4, dtype="float32")), contexts(2))
 
 
 @pytest.mark.parametrize(

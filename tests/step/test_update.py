@@ -27,10 +27,7 @@ def allreduce_sgd(device_params, lr, batch_size, algorithm=None):
 
 
 def plain_list(params, ctx):
-    copies = [param.copyto(ctx) for param in params]
-    for copy in copies:
-        copy.attach_grad()
-    return copies
+    return [*get_params(params, ctx)]
 
 
 def place(makes, weights, grads, array=mx.nd.array):
