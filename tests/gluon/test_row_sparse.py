@@ -182,31 +182,6 @@ def test_rows_are_compressed_as_dense_gradients_and_summed_by_no_plan(more, row)
         assert value.asnumpy().tolist() == [[-row], [-row], [0]]
 
 
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_rows_and_dense_neighbours_are_summed_apart(order):
-    ctx = contexts(2)
-    table = nn.Embedding(3, 1, sparse_grad=True)
-    scale = gluon.Parameter("scale", shape=(1,))
-    for each in (table, scale):
-        each.initialize(mx.init.One(), ctx=ctx)
-    both = [table.weight, scale]
-    trainer = Trainer([both[i] for i in order], "sgd", {"learning_rate": 1.0})
-    with autograd.record():
-        losses = [table(mx.nd.array([i], ctx=c)).sum() * scale.data(c) for i, c in enumerate(ctx)]
-    autograd.backward(losses)
-    trainer.step(1)
-    for rows, value in zip(table.weight.list_data(), scale.list_data()):
-        assert rows.asnumpy().tolist() == [[0], [0], [1]] and value.asscalar() == -1
-
-
-@pytest.mark.parametrize("k", [3, 4])
-def test_more_devices_than_samples_train_as_one(k):
-    data = batches((7, 2, 5, 1))
-    net, trainer = runs.run(k, optimizer("adam"), make=bag, data=data)
-    runs.assert_as_one(net, runs.stock(optimizer("adam"), make=bag, data=data))
-    assert trainer.optimizer.num_update == len(data)
-
-
 @pytest.mark.parametrize("kind", [Trainer, lambda *given: stock(*given, kvstore="gluonpar")])
 @pytest.mark.parametrize("name", ["sgd", "adam"])
 def test_a_schedule_gives_all_devices_the_same_rate(name, kind):

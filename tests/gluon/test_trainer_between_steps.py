@@ -7,14 +7,13 @@ import gluon_runs as runs
 import mxnet as mx
 import numpy as np
 import pytest
-from gluon_nets import frozen
-from gluon_runs import STATIC, assert_as_one, contexts, give_grads, weights
+from gluon_runs import assert_as_one, contexts, give_grads, weights
 from mxnet import autograd
 
 import gluonpar
 from gluonpar.gluon.trainer import Trainer
 
-CHANGES = ["set_data", "load_parameters", "freeze", "thaw", "add", "init"]
+CHANGES = ["load_parameters", "init"]
 
 
 @pytest.mark.parametrize(
@@ -27,35 +26,22 @@ def test_parameters_may_be_changed_between_steps(name, optimizer, tmp_path):
     source.save_parameters(str(tmp_path / "p"))
 
     def change(net):
-        if name == "set_data":
-            net[1].weight.set_data(mx.nd.array(runs.start_values(seed=8)[2]))
-        elif name == "cast":
+        if name == "cast":
             net.cast("float64")
         elif name == "load_parameters":
             net.load_parameters(str(tmp_path / "p"))
-        elif name == "init":
+        else:
             net.initialize(ctx=net[0].weight.list_ctx(), force_reinit=True)
             runs.fill(net, runs.start_values(seed=9))
-        elif name == "add":
-            net.collect_params().setattr("grad_req", "add")
-            net.collect_params().zero_grad()
-        else:
-            net[1].collect_params().setattr("grad_req", {"thaw": "write"}.get(name, "null"))
-
-    def make(ctx):
-        return frozen(ctx) if name == "thaw" else runs.mlp(ctx)
 
     dtype = "float64" if name == "cast" else "float32"
     results = []
     for k, kind in ((1, runs.stock_trainer), (3, Trainer)):
-        net = make(contexts(k))
+        net = runs.mlp(contexts(k))
         trainer = kind(net.collect_params(), optimizer, {"learning_rate": 0.05})
         runs.train(net, trainer, runs.batches((7, 8)), contexts(k))
         change(net)
-        for batch in runs.batches((8, 2, 9), dtype=dtype):
-            if name == "add":
-                net.collect_params().zero_grad()
-            runs.train(net, trainer, [batch], contexts(k))
+        runs.train(net, trainer, runs.batches((8, 2, 9), dtype=dtype), contexts(k))
         results.append(net)
     assert_as_one(results[1], runs.values(results[0]))
     assert results[1][0].weight.list_data()[2].dtype == np.dtype(dtype)
@@ -131,19 +117,6 @@ def test_a_batch_size_that_is_no_number_of_samples_changes_nothing(number):
     with pytest.raises(ValueError, match="batch_size"):
         gluonpar.sgd([param.list_data()[0] for param in params], 0.1, number)
     assert runs.bits(params) == before
-
-
-def test_a_second_trainer_of_the_same_network():
-    """It takes over, whatever the static network believes of its gradients' arrays."""
-    results = []
-    for k, kind in ((1, runs.stock_trainer), (2, Trainer)):
-        ctx = contexts(k)
-        net = runs.mlp(ctx, hybridize=STATIC if k > 1 else None)
-        for optimizer in ("sgd", "adam"):
-            trainer = kind(net.collect_params(), optimizer, {"learning_rate": 0.05})
-            runs.train(net, trainer, runs.batches(), ctx)
-        results.append(net)
-    assert_as_one(results[1], runs.values(results[0]))
 
 
 @pytest.mark.parametrize("accumulate", [False, True])

@@ -56,12 +56,6 @@ def convolution(ctx):
     return net
 
 
-def frozen(ctx):
-    net = runs.mlp(ctx)
-    net[1].collect_params().setattr("grad_req", "null")
-    return net
-
-
 NETS = {
     "block": Plain,
     "symbol block": symbol_block,
