@@ -41,7 +41,7 @@ CUDA_11 = [
 # The formatter's output may change with any minor release, and `make lint` compares with it.
 RUFF = "ruff>=0.17,<0.18"
 
-PSUTIL = "psutil>=5.6"  # memory, threads and descriptors of a process, for the test of a long run
+PSUTIL = "psutil>=5.6"  # memory, threads, descriptors and states of processes, for the tests
 
 MATPLOTLIB = "matplotlib>=3.5"  # the first with set_xticks(ticks, labels)
 

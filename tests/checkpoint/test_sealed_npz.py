@@ -11,6 +11,7 @@ import zipfile
 from typing import Iterator
 
 import numpy as np
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -77,8 +78,7 @@ def as_member(text: bytes) -> bytes:
 @contextlib.contextmanager
 def memory_limit(num_bytes: int = 256 << 20) -> Iterator[None]:
     """Let this process reserve at most ``num_bytes`` more address space; MemoryError beyond."""
-    with open("/proc/self/statm", encoding="ascii") as pages:
-        used = int(pages.read().split()[0]) * resource.getpagesize()
+    used = psutil.Process().memory_info().vms
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (used + num_bytes, before[1]))
     try:

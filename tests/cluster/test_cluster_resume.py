@@ -9,6 +9,7 @@ import sys
 
 import mxnet as mx
 import numpy as np
+import psutil
 import pytest
 from mpi_jobs import ended, lines_of_ours, mpirun, needs_mpi, succeed
 from processes import runs, wait_until
@@ -120,17 +121,8 @@ def test_what_one_process_wrote_several_go_on_from(whole, tmp_path):
 
 def processes_of(job):
     """The ranks' process ids, by rank."""
-    found = {}
-    for entry in pathlib.Path("/proc").glob("[0-9]*"):
-        try:
-            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            environment = (entry / "environ").read_bytes().split(b"\0")
-        except OSError:  # it has just ended
-            continue
-        if parent == job.pid:
-            variables = dict(pair.partition(b"=")[::2] for pair in environment)
-            found[int(variables[b"OMPI_COMM_WORLD_RANK"])] = int(entry.name)
-    return found
+    ranks = psutil.Process(job.pid).children()
+    return {int(rank.environ()["OMPI_COMM_WORLD_RANK"]): rank.pid for rank in ranks}
 
 
 def signalled(folder, whom, number):

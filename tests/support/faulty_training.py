@@ -4,15 +4,11 @@ import faulthandler
 import sys
 import threading
 
-import numpy as np
-
-import gluonpar
 from gluonpar.runtime import engine
 from gluonpar.training import command_line, workloads
 from gluonpar.training.data import dataset
 
 import mxnet as mx  # isort: skip
-from mxnet import autograd, gluon  # isort: skip
 
 WATCHDOG_SECONDS = 500  # then all threads' stacks are printed, and the process ends with 1
 CTX = [mx.cpu(0), mx.cpu(1)]
@@ -68,35 +64,6 @@ def loading(model, *more):
 
     dataset.batches = batches
     script(model, *more)
-
-
-class Samples(gluon.data.Dataset):
-    """Of which one cannot be read."""
-
-    def __len__(self):
-        return 64
-
-    def __getitem__(self, index):
-        return fail() if index == 40 else (np.full(3, index, "float32"), np.float32(index))
-
-
-def loader(thread_pool):
-    """Gluon's DataLoader, whose threads or processes read samples, in a loop of one's own."""
-    net = gluon.nn.Dense(1, in_units=3)
-    net.initialize(ctx=CTX)
-    trainer = gluonpar.Trainer(net.collect_params(), "sgd", {"learning_rate": 1e-6})
-    batches = gluon.data.DataLoader(
-        Samples(), batch_size=8, num_workers=2, thread_pool=thread_pool == "threads"
-    )
-    for number, (X, y) in enumerate(batches, 1):
-        with autograd.record():
-            losses = [
-                (net(X_shard) - y_shard) ** 2
-                for X_shard, y_shard in gluonpar.split_and_load((X, y), CTX)
-            ]
-        autograd.backward(losses)
-        trainer.step(len(X))
-        print(f"step {number}", flush=True)
 
 
 if __name__ == "__main__":

@@ -4,17 +4,18 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
+
+import psutil
 
 
-def end(*arguments, cwd=None, seconds=600, **variables):
-    """Run this Python with these arguments; return the ended process.
+def end(*arguments, cwd=None, seconds=600, wrapper=(), **variables):
+    """Run this Python with these arguments, by the command ``wrapper``; return the ended process.
 
     ``variables`` are set in its environment, or removed from it where they are None.
     """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **variables}
     return subprocess.run(
-        [sys.executable, *map(str, arguments)],
+        [*wrapper, sys.executable, *map(str, arguments)],
         cwd=cwd,
         env={name: value for name, value in environment.items() if value is not None},
         capture_output=True,
@@ -35,17 +36,17 @@ def run_python(program: str, *arguments, **options) -> str:
     return done.stdout
 
 
-def state(pid: int) -> str:
-    """The letter of its state, as in ps; "" if there is no such process."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return ""
-
-
 def runs(pid: int) -> bool:
     """Whether there is such a process, and it is more than an entry in a table."""
-    return state(pid) not in ("", "Z", "X")
+    try:
+        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def address_space_once_imported() -> int:
+    """The bytes of address space that a process has which has imported gluonpar."""
+    return int(run_python("import gluonpar, psutil; print(psutil.Process().memory_info().vms)"))
 
 
 def wait_until(condition, seconds=600):
