@@ -14,6 +14,7 @@ import numpy as np
 
 import gluonpar
 from gluonpar import cluster
+from gluonpar.checkpoint import sealed_npz
 from gluonpar.cluster import mpi_sums
 from gluonpar.gluon import running_statistics
 from gluonpar.plans import partition
@@ -30,10 +31,6 @@ SAMPLES, BATCH, STEPS = 23, 11, 2  # the last of three batches has one sample
 MODULE_BATCH = 36
 DTYPES = ("float16", "float32", "float64", "int8", "int32", "int64", "uint8")
 RUN = {"device": "cpu", "dataset": "synthetic", "limit": 27, "batch_size": 8, "num_epochs": 1}
-OPTIMIZERS = {
-    "sgd": {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01},
-    "adam": {"learning_rate": 0.01},
-}
 
 
 def batches(num_devices):
@@ -58,32 +55,6 @@ def by_train_batch(num_devices):
     for X, y, _ in batches(num_devices):
         gluonpar.train_batch(X, y, device_params, ctx, lr=0.1)
     return [param.asnumpy() for param in device_params[-1]]
-
-
-def by_loop(num_devices):
-    """A loop by hand, with allreduce, and then a mean by average_gradients."""
-    rng = np.random.RandomState(5 + cluster.rank())
-    start = [mx.nd.array(rng.normal(0, 0.1, shape)) for shape in ((784, 10), (10,))]
-    ctx = contexts(num_devices)
-    params = [gluonpar.get_params(start, c) for c in ctx]
-    for X, y, number in batches(num_devices):
-        shards = gluonpar.split_and_load((X, y), ctx) if len(X) else []
-        with autograd.record():
-            losses = [
-                gluon.loss.SoftmaxCELoss()(mx.nd.dot(x.reshape((len(x), -1)), W) + b, label)
-                for (x, label), (W, b) in zip(shards, params)
-            ]
-        if losses:
-            autograd.backward(losses)
-        for own in params[len(losses) :]:
-            for param in own:
-                param.grad[:] = 0
-        for copies in zip(*params):
-            gluonpar.allreduce([param.grad for param in copies])
-        for own in params:
-            gluonpar.sgd(own, 0.1, number)
-    means = gluonpar.average_gradients([[param.grad for param in own] for own in params])
-    return [array.asnumpy() for array in [*params[-1], *means]]
 
 
 def by_towers(num_devices):
@@ -157,33 +128,6 @@ def by_gluon(num_devices, make_trainer, deferred=False):
     return [p.list_data()[-1].asnumpy() for p in params.values()]
 
 
-def by_gan(num_devices, make_trainer):
-    """Batches of other sizes for the critic, whose gradients the generator's backward writes."""
-    ctx, rng = contexts(num_devices), np.random.RandomState(0)
-    critic, generator = (gluon.nn.Dense(units, in_units=4) for units in (1, 4))
-    for net in (critic, generator):
-        net.initialize(ctx=ctx)
-        for param in net.collect_params().values():
-            param.set_data(mx.nd.array(rng.normal(0, 0.5, param.shape)))
-    trainers = [make_trainer(net.collect_params()) for net in (critic, generator)]
-    for number in (8, 1, 8, 2, 1):
-        for trainer in trainers:
-            size = number if trainer is trainers[0] else 8
-            batch = rng.normal(size=(size, 4)).astype("float32")
-            own = np.array_split(batch, cluster.size())[cluster.rank()]
-            shards = gluonpar.split_and_load(own, ctx) if len(own) else []
-            with autograd.record():
-                if trainer is trainers[0]:
-                    losses = [critic(x) - critic(generator(x).detach()) for x in shards]
-                else:
-                    losses = [critic(generator(x)) for x in shards]
-            for loss in losses:
-                loss.backward()
-            trainer.step(size)
-    params = [*critic.collect_params().values(), *generator.collect_params().values()]
-    return [param.list_data()[-1].asnumpy() for param in params]
-
-
 def by_run(num_devices):
     """A whole run: loss, accuracy and parameters."""
     history = gluonpar.train(num_gpus=num_devices, verbose=False, **RUN)
@@ -195,19 +139,13 @@ def by_run(num_devices):
 
 def trained(num_devices):
     """Everything that is trained in one job, by name."""
-    ways = (by_train_batch, by_run, by_loop, by_towers, by_module)
+    ways = (by_train_batch, by_run, by_towers, by_module)
     found = {way.__name__: way(num_devices) for way in ways}
-    found["gan"] = by_gan(num_devices, lambda params: gluonpar.Trainer(params, "sgd"))
-    stock = functools.partial(gluon.Trainer, optimizer="sgd", kvstore="gluonpar")
-    found["gan, trainer of MXNet"] = by_gan(num_devices, stock)
-    for name, options in OPTIMIZERS.items():
-        for deferred in (False, True):
-            make = functools.partial(gluonpar.Trainer, optimizer=name, optimizer_params={**options})
-            found[f"{name}, {deferred}"] = by_gluon(num_devices, make, deferred)
-            make = functools.partial(
-                gluon.Trainer, optimizer=name, optimizer_params={**options}, kvstore="gluonpar"
-            )
-            found[f"{name} of MXNet, {deferred}"] = by_gluon(num_devices, make, deferred)
+    options = {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01}
+    for deferred in (False, True):
+        for kind, more in ((gluonpar.Trainer, {}), (gluon.Trainer, {"kvstore": "gluonpar"})):
+            make = functools.partial(kind, optimizer="sgd", optimizer_params={**options}, **more)
+            found[f"{kind.__module__}, {deferred}"] = by_gluon(num_devices, make, deferred)
     return found
 
 
@@ -245,6 +183,10 @@ def collective():
             assert got == gathered.tolist(), dtype
         for _, got in after(lambda data: gluonpar.allreduce_many([data, [x + 1 for x in data]])):
             assert got == np.add.reduce(values, dtype=dtype).tolist(), dtype
+        if dtype == "float32":
+            towers = [[mx.nd.array(x, device(i))] for i, x in enumerate(own)]
+            (mean,) = gluonpar.average_gradients(towers)
+            np.testing.assert_allclose(mean.asnumpy(), values.mean(axis=0), rtol=1e-6)
         arrays = [mx.nd.array(x, device(i), dtype) for i, x in enumerate(own)]
         with cluster.local():
             gluonpar.allreduce(arrays, op="max")
@@ -347,37 +289,32 @@ def queued():
     assert in_time == [True]
 
 
-def no_samples_left_out():
-    """Check that a parameter is updated if any rank uses it, and only then."""
-    a, b, c = (gluon.Parameter(name, shape=(1,)) for name in "abc")
-    params = [a, b, c]
-    for param in params:
-        param.initialize(mx.init.One())
-    trainer = gluonpar.Trainer(params, "sgd", {"learning_rate": 1, "wd": 0.5})
-    with autograd.record():
-        loss = (a if cluster.rank() == 0 else b).data() * 2
-    loss.backward()
-    trainer.step(1, ignore_stale_grad=True)
-    assert [param.data().asscalar() for param in params] == [
-        -1.5,
-        0.5 - 2 * (cluster.size() - 1),
-        1.0,
-    ]
-
-
-def averaged_statistics():
-    """Check that running statistics become the mean over the devices of all processes."""
+def running_statistics_of_ranks(folder):
+    """Check that they become the mean over all devices, or one's; and each device's from a file."""
+    first, size, path = 2 * cluster.rank(), cluster.size(), pathlib.Path(folder) / "norm.npz"
     norm = gluon.nn.BatchNorm(in_channels=1)
     norm.initialize(ctx=contexts(2))
     means = norm.running_mean.list_data()
-    for i, mean in enumerate(means):
-        mean[:] = 2 * cluster.rank() + i
-    running_statistics.average_statistics(norm)
-    assert [mean.asscalar() for mean in means] == [cluster.size() - 0.5] * 2
-    for i, mean in enumerate(means):
-        mean[:] = 2 * cluster.rank() + i
-    running_statistics.broadcast_statistics(norm, root=3)
-    assert [mean.asscalar() for mean in means] == [3] * 2
+
+    def set_to(*values):
+        for mean, value in zip(means, values):
+            mean[:] = value
+
+    for change, options, want in (
+        (running_statistics.average_statistics, {}, size - 0.5),
+        (running_statistics.broadcast_statistics, {"root": 3}, 3),
+    ):
+        set_to(first, first + 1)
+        change(norm, **options)
+        assert [mean.asscalar() for mean in means] == [want] * 2
+    set_to(first, first + 1)
+    gluonpar.save_checkpoint(path, norm)
+    set_to(-1, -1)
+    gluonpar.load_checkpoint(path, norm)
+    assert [mean.asscalar() for mean in means] == [first, first + 1]
+    header, arrays = sealed_npz.unpack(path.read_bytes())
+    in_file = [arrays[i].item() for i in dict(header["params"])["running_mean"]]
+    assert in_file == [*range(2 * size)]
 
 
 def as_one(folder):
@@ -385,8 +322,7 @@ def as_one(folder):
     collective()
     refused()
     queued()
-    averaged_statistics()
-    no_samples_left_out()
+    running_statistics_of_ranks(folder)
     for num_devices in (1, 2, 3):
         save(folder, num_devices)
 
@@ -436,7 +372,6 @@ def on_gpus(folder):
     devices.kind, RUN["device"] = mx.gpu, "gpu"
     with device(0):  # the context of arrays that are made without one
         exchanged()
-        no_samples_left_out()
         save(folder, 2)
 
 
