@@ -81,17 +81,7 @@ def test_the_file_is_flushed_before_it_is_renamed_and_its_folder_after(tmp_path,
     assert order == [("flushed", 5), ("renamed", 5), ("flushed", "folder")]
 
 
-# read, check_writable, check_replaceable, make_writable_folder
-
-
-@pytest.mark.parametrize("name", ["absent", "folder", "pipe", "a" * 300, "file/below"])
-def test_what_cannot_be_read_is_named(tmp_path, name):
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "file").write_bytes(b"\x00one")
-    os.mkfifo(tmp_path / "pipe")
-    assert files.read(tmp_path / "file") == b"\x00one"
-    with pytest.raises(ValueError, match=f"{tmp_path}/{name}"):
-        files.read(tmp_path / name)
+# check_writable, check_replaceable, make_writable_folder
 
 
 @pytest.mark.parametrize("check", [files.check_writable, files.check_replaceable])
