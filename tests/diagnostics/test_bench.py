@@ -97,11 +97,7 @@ def test_the_payload_s_sums_are_exact_and_devices_differ(dtype, k, size):
         total = sum(value.astype(object) for value in values)
         np.testing.assert_array_equal(np.sum(values, axis=0, dtype=dtype), total)
         assert not any(np.array_equal(values[0], value) for value in values[1:])
-
-
-def test_every_cell_of_a_float32_payload_is_unique():
-    cells = np.concatenate(bench.payload(4, 4096, np.dtype("float32")))
-    assert len(np.unique(cells)) == 4 * 4096
+        assert dtype != "float32" or len(np.unique(values)) == k * size
 
 
 @pytest.mark.parametrize("op", ["sum", "mean", "max", "min"])
