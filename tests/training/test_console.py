@@ -27,14 +27,6 @@ def test_the_last_line_has_the_last_accuracy_and_the_mean_time(console):
     assert console.out.getvalue() == "test acc: 0.75, 3.0 sec/epoch on [cpu(0), cpu(1)]\n"
 
 
-def test_lines_and_notices_are_flushed():
-    pipes = [io.TextIOWrapper(io.BufferedWriter(io.BytesIO())) for _ in range(2)]
-    console = Console(*pipes)
-    console.line("a line")
-    console.notice("a notice")
-    assert [pipe.buffer.raw.getvalue() for pipe in pipes] == [b"a line\n", b"a notice\n"]
-
-
 def run_through(console):
     seen = []
     for batch in console.batches(iter("abc"), total=3, batch_size=10, epoch=7):
@@ -75,7 +67,7 @@ def test_a_pipe_that_nobody_reads_is_an_error():
         Console(out, io.StringIO()).line("a line")
 
 
-def test_what_a_stream_cannot_encode_is_escaped():
+def test_lines_are_flushed_and_what_a_stream_cannot_encode_is_escaped():
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding=name) for name in ("ascii", "utf-8"))
     console = Console(out, err)
     console.line("/\u00e9\udcff")

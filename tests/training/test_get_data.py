@@ -62,25 +62,26 @@ def run(script, monkeypatch, capsys):
     return run
 
 
-def test_data_that_are_found_are_printed_and_nothing_is_run(run):
-    assert run([DATASET], []) == (0, f"synthetic: {DATASET.source}\n", "", [])
-
-
 @pytest.mark.parametrize(
-    ("statuses", "commands", "status"),
+    ("loads", "statuses", "commands", "errors"),
     [
-        ([0], [INSTALL], 0),
-        ([100, 0, 0], [INSTALL, UPDATE, INSTALL], 0),
-        ([100, 0, 100], [INSTALL, UPDATE, INSTALL], 1),
+        ([DATASET], [], [], []),
+        ([ValueError("FILE: damaged")], [], [], ["FILE: damaged\n"]),
+        ([NOT_FOUND, DATASET], [0], [INSTALL], []),
+        ([NOT_FOUND, DATASET], [100, 0, 0], [INSTALL, UPDATE, INSTALL], []),
+        (
+            *([NOT_FOUND, DATASET], [100, 0, 100], [INSTALL, UPDATE, INSTALL]),
+            ["was not found", "exited with status 100"],
+        ),
     ],
 )
-def test_debians_package_is_installed_after_an_update_of_the_lists_if_need_be(
-    run, statuses, commands, status
-):
-    result, out, err, executed = run([NOT_FOUND, DATASET], statuses)
-    assert (result, executed) == (status, commands)
-    assert out.startswith(f"running: {' '.join(INSTALL)}\n")
-    assert ("was not found" in err and "exited with status 100" in err) == bool(status)
+def test_debians_package_is_installed_if_nothing_is_found(run, loads, statuses, commands, errors):
+    """After an update of apt's lists if need be."""
+    status, out, err, executed = run(loads, statuses)
+    lines = [f"running: {' '.join(command)}\n" for command in commands]
+    lines += [] if errors else [f"synthetic: {DATASET.source}\n"]
+    assert (status, executed, out) == (bool(errors), commands, "".join(lines))
+    assert all(words in err for words in errors) and bool(err) == bool(errors)
 
 
 @pytest.mark.parametrize("reason", ["not root", "not Debian", "no apt-get", "--data-dir"])
@@ -95,10 +96,6 @@ def test_the_reason_why_apt_get_was_not_tried_is_printed(script, run, monkeypatc
     status, _, err, commands = run([NOT_FOUND], [], *argv)
     assert (status, commands) == (1, [])
     assert "was not found" in err and "not tried, because" in err and reason in err
-
-
-def test_a_damaged_file_is_reported_and_nothing_is_installed(run):
-    assert run([ValueError("FILE: damaged")], []) == (1, "", "FILE: damaged\n", [])
 
 
 @pytest.mark.slow

@@ -6,11 +6,10 @@ import json
 import struct
 import sys
 
-import mxnet as mx
 import pytest
 
 import gluonpar
-from gluonpar.training import Configuration, Console, Epoch, History, Run
+from gluonpar.training import Configuration, Console, Epoch, Run
 from gluonpar.training.history import check_plot, summary_writer
 from gluonpar.training.workloads import LeNetWorkload
 
@@ -125,16 +124,7 @@ def test_what_was_written_is_printed_once_at_the_end(tmp_path, capsys):
     assert line == out[-1]
     assert all(path in line for path in (*files.values(), f"{tmp_path} (")), line
     assert "2 epochs" in line and "2 checkpoints" in line
-
-
-def test_the_plot_is_a_picture(tmp_path):
-    pytest.importorskip("matplotlib")
-    path = tmp_path / "lenet.png"
-    check_plot(str(path))
-    assert not path.exists()
-    epochs = [Epoch(1, 10.94, 1.2344, 0.678, 5499.6), Epoch(2, 10.86, 0.9, 0.784, 5525.0)]
-    History([mx.cpu(0)], epochs).plot(str(path))
-    assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
 
 def test_without_matplotlib_it_is_named(monkeypatch):

@@ -21,9 +21,11 @@ KILLS = int(os.environ.get("GLUONPAR_KILLS", "3"))
 SMALL = {"dataset": "synthetic", "device": "cpu", "batch_size": 16, "limit": 90, "num_epochs": 2}
 
 
-@pytest.fixture(autouse=True)
-def narrow(monkeypatch):
-    monkeypatch.setattr(workloads.ResNet18Workload, "width", 2)
+@pytest.fixture(autouse=True, scope="module")
+def narrow():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workloads.ResNet18Workload, "width", 2)
+        yield
 
 
 def run(**more):
@@ -52,10 +54,8 @@ def whole(request, tmp_path_factory):
 
     Two batches of six are in the warm-up of a half epoch, and epoch 2 has another learning rate.
     """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(workloads.ResNet18Workload, "width", 2)
-        folder, options = tmp_path_factory.mktemp("whole"), RUNS[request.param]
-        history = run(**options, save_dir=str(folder), save_every=2, keep=99).train()
+    folder, options = tmp_path_factory.mktemp("whole"), RUNS[request.param]
+    history = run(**options, save_dir=str(folder), save_every=2, keep=99).train()
     return options, history, folder
 
 
@@ -174,27 +174,17 @@ def test_without_a_checkpoint_bare_resume_starts_at_the_beginning(tmp_path):
 # Processes
 
 
-@pytest.fixture
-def start():
-    """start(*arguments) starts the script; it is killed after four minutes."""
-    timers = []
-
-    def start(*arguments, wrapper=()):
-        common = ("--dataset", "synthetic", "--device", "cpu", "--num-gpus", "2")
-        common += ("--batch-size", "8", "--log-interval", "1")
-        process = subprocess.Popen(
-            [*wrapper, sys.executable, SCRIPT, *common, *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        timers.append(threading.Timer(240, process.kill))
-        timers[-1].start()
-        return process
-
-    yield start
-    for timer in timers:
-        timer.cancel()
+def start(*arguments, wrapper=()):
+    """Start the script; it is killed after four minutes."""
+    common = ("--dataset", "synthetic", "--device", "cpu", "--num-gpus", "2")
+    common += ("--batch-size", "8", "--log-interval", "1")
+    command = [*wrapper, sys.executable, SCRIPT, *common, *arguments]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(command, text=True, **pipes)
+    timer = threading.Timer(240, process.kill)
+    timer.daemon = True
+    timer.start()
+    return process
 
 
 def after_batches(process, number):
@@ -207,7 +197,7 @@ def after_batches(process, number):
 
 
 @pytest.mark.slow
-def test_kill_9_at_random_moments_loses_nothing(start, tmp_path):
+def test_kill_9_at_random_moments_loses_nothing(tmp_path):
     chance = random.Random(KILLS)
     limit = str(8 * 14 * max(3, KILLS))  # more steps in three epochs than before all kills
     arguments = ("--limit", limit, "--epochs", "3", "--save-every", "10")
@@ -234,7 +224,7 @@ def test_kill_9_at_random_moments_loses_nothing(start, tmp_path):
     assert len(list((tmp_path / "killed").glob("*.npz"))) == 3
 
 
-def test_sigterm_saves_and_ends_with_143(start, tmp_path):
+def test_sigterm_saves_and_ends_with_143(tmp_path):
     arguments = ("--limit", "240", "--epochs", "2", "--save-dir")
     out, err = start(*arguments, str(tmp_path / "whole")).communicate()
     assert "test acc: " in out, err
@@ -253,7 +243,7 @@ def test_sigterm_saves_and_ends_with_143(start, tmp_path):
 
 
 @pytest.mark.slow
-def test_sigterm_without_a_folder_ends_with_143(start):
+def test_sigterm_without_a_folder_ends_with_143():
     process = start("--limit", "240", "--epochs", "1000")
     after_batches(process, 2)
     process.terminate()
@@ -263,7 +253,7 @@ def test_sigterm_without_a_folder_ends_with_143(start):
 
 
 @pytest.mark.slow
-def test_training_goes_on_when_the_disk_is_full(start, tmp_path):
+def test_training_goes_on_when_the_disk_is_full(tmp_path):
     arguments = ("--limit", "80", "--save-dir", str(tmp_path), "--save-every", "4", "--resume")
     start(*arguments, "--epochs", "1").communicate()
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}

@@ -31,11 +31,6 @@ def test_an_option_that_does_not_exist_is_named_with_the_one_that_was_meant():
         train(epochs=1)
 
 
-@pytest.fixture(scope="module")
-def two_devices():
-    return train(2)
-
-
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_one_seed_and_number_of_devices_give_the_same_bits(k):
     first, second, other = (train(k, num_epochs=2, seed=seed) for seed in (0, 0, 1))
@@ -72,19 +67,6 @@ def test_a_run_learns_and_the_historys_parameters_reach_its_accuracy():
     predicted = lenet.lenet(images, learned.params).asnumpy().argmax(axis=1)
     share = (predicted == test.test_labels).mean()
     assert share == pytest.approx(learned.epochs[-1].test_accuracy, abs=0.002)
-
-
-@pytest.fixture
-def sizes(monkeypatch):
-    """The shards' sizes of each batch that is trained."""
-    of_batches, add = [], metrics.LossMeter.add
-
-    def noting(self, losses, params):
-        of_batches.append([loss.size for loss in losses])
-        add(self, losses, params)
-
-    monkeypatch.setattr(metrics.LossMeter, "add", noting)
-    return of_batches
 
 
 def test_divergence_in_a_later_epoch_names_that_epoch(monkeypatch):
@@ -137,9 +119,9 @@ def test_the_files_hold_each_epochs_parameters(tmp_path):
     assert [first[str(i)].asnumpy().tobytes() for i in range(8)] == bits(train(2))
 
 
-def profiled(console=None, **more):
+def profiled(**more):
     options = {**SMALL, "dataset": "synthetic", "device": "cpu", "profile": True, **more}
-    run = Run(Configuration(2, **options), Console(console or io.StringIO()))
+    run = Run(Configuration(2, **options), Console(io.StringIO()))
     run.train()
     return run
 
@@ -166,35 +148,32 @@ def test_only_the_first_epoch_is_profiled(monkeypatch):
     assert states == ["run", "stop"]
 
 
-class Loss:
-    """Takes the place of a step's losses on a device; records when they are waited for."""
-
-    shape, size = (1,), 1
-
-    def __init__(self, events):
-        self.events, self.number = events, sum(kind == "step" for kind, _ in events)
-        events.append(("step", self.number))
-
-    def as_nd_ndarray(self):
-        return mx.nd.zeros((1,))
-
-    def wait_to_read(self):
-        self.events.append(("wait", self.number))
-
-
 def test_python_is_never_more_than_a_few_steps_ahead(monkeypatch):
-    events = []
-    monkeypatch.setattr(LeNetWorkload, "step", lambda self, X, y, batch_size: [Loss(events)])
+    losses, waits = [], []
+
+    def step(self, X, y, batch_size):
+        losses.append(mx.nd.zeros((1,)))
+        return losses[-1:]
+
+    def wait(array):
+        waits.extend((len(losses), i) for i, loss in enumerate(losses) if loss is array)
+
+    monkeypatch.setattr(LeNetWorkload, "step", step)
+    monkeypatch.setattr(mx.nd.NDArray, "wait_to_read", wait)
     train(2, limit=160, batch_size=8, num_epochs=1, log_interval=1000)
-    steps = [number for kind, number in events if kind == "step"]
-    assert steps == list(range(20))
-    for number in range(20 - STEPS_IN_FLIGHT):
-        waited = events.index(("wait", number))
-        assert events.index(("step", number + STEPS_IN_FLIGHT)) == waited - 1
+    assert len(losses) == 20
+    assert waits == [(i + STEPS_IN_FLIGHT + 1, i) for i in range(20 - STEPS_IN_FLIGHT)]
 
 
-def test_weights_change_the_shards_and_nothing_but_rounding(two_devices, sizes):
+def test_weights_change_the_shards_and_nothing_but_rounding(monkeypatch):
+    plain, sizes, add = train(2), [], metrics.LossMeter.add
+
+    def noting(self, losses, params):
+        sizes.append([loss.size for loss in losses])
+        add(self, losses, params)
+
+    monkeypatch.setattr(metrics.LossMeter, "add", noting)
     weighted = train(2, weights=(1, 3))
     assert sizes == [[8, 24]] * 3
-    for one, other in zip(weighted.params, two_devices.params):
+    for one, other in zip(weighted.params, plain.params):
         np.testing.assert_allclose(one.asnumpy(), other.asnumpy(), rtol=1e-3, atol=1e-5)
