@@ -223,16 +223,8 @@ def test_the_doctor_finds_nothing_wrong_with_usable_gpus():
 # GPUs and drivers that cannot do all
 
 
-def test_a_gpu_without_kernels_is_named_in_one_line():
-    findings = wrong(doctor(num_devices=1, capability="9.0"))
-    assert set(findings) == {"gpu"} and "capability 9.0: too new" in findings["gpu"]
-    done = run(LENET, *SHORT, "--num-gpus", "1", "--device", "gpu", capability="9.0")
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert "capability 9.0" in done.stderr and "5.0 to 8.9" in done.stderr
-
-
-OLD = {"driver": "450.80.02", "nvrtc": "11.8"}
 STEP = (LENET, *SHORT, "--dry-run", *GPUS)
+OLD = {"driver": "450.80.02", "nvrtc": "11.8"}
 
 
 def test_a_driver_older_than_nvrtc_trains_without_fused_operators():
@@ -241,24 +233,35 @@ def test_a_driver_older_than_nvrtc_trains_without_fused_operators():
     assert wrong(findings) == {} and "11.8" in findings["driver", "note"]
 
 
-def test_fused_operators_on_an_old_driver_fail_and_the_doctor_says_so():
-    more = {**PYPI, "MXNET_USE_FUSION": "1"}
-    done = run(*STEP, more=more, **OLD)
-    assert done.returncode == 1 and "a GPU failed: " in done.stderr.splitlines()[-1]
-    assert "CUDA Driver: " in done.stderr.splitlines()[-1]
-    findings = wrong(doctor(more=more, **OLD))
-    assert set(findings) == {"driver"} and "MXNET_USE_FUSION" in findings["driver"]
-
-
-def test_the_first_drivers_of_cuda_11_are_refused_and_the_doctor_says_why():
-    done = run(*STEP, driver="450.51.06")
-    assert done.returncode == 2 and "gluonpar doctor" in done.stderr
-    findings = wrong(doctor(driver="450.51.06"))
-    assert set(findings) == {"driver"} and "450.80.02" in findings["driver"]
-
-
 def last_line(done):
     return done.stderr.splitlines()[-1]
+
+
+# The exit code of a step, words of its last line, what the doctor finds wrong, and its words.
+UNUSABLE = {
+    "a GPU without kernels": (
+        *({"capability": "9.0"}, 2, ["capability 9.0", "5.0 to 8.9"]),
+        *("gpu", "capability 9.0: too new"),
+    ),
+    "fused operators on an old driver": (
+        *({"more": {**PYPI, "MXNET_USE_FUSION": "1"}, **OLD}, 1, ["a GPU failed", "CUDA Driver: "]),
+        *("driver", "MXNET_USE_FUSION"),
+    ),
+    "the first drivers of CUDA 11": (
+        *({"driver": "450.51.06"}, 2, ["gluonpar doctor"]),
+        *("driver", "450.80.02"),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", UNUSABLE)
+def test_what_cannot_be_used_is_named_by_the_run_and_the_doctor(what):
+    options, code, words, topic, found = UNUSABLE[what]
+    done = run(*STEP, **options)
+    assert done.returncode == code and all(word in last_line(done) for word in words), done.stderr
+    assert code != 2 or (done.stdout, done.stderr.count("\n")) == ("", 1)
+    findings = wrong(doctor(**options))
+    assert set(findings) == {topic} and found in findings[topic]
 
 
 def test_a_gpu_that_is_too_small_is_one_line_and_exit_code_3():

@@ -15,32 +15,27 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def choose(library_folder):
-    """Run the script with the folder's libcuda.so.1; return the extra and the reason."""
+# Of the GPUs that the driver shows: the extra, words of the reason, and those after "not usable".
+CASES = {
+    "one with kernels is enough": (
+        *([H200, T4], "cu112"),
+        *("gpu 1 Tesla T4, compute capability 7.5", "gpu 0 NVIDIA H200"),
+    ),
+    "none with kernels": ([H200], "cpu", "gpu 0 NVIDIA H200, compute capability 9.0", ""),
+    "no driver": (None, "cpu", "libcuda.so.1", ""),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_extra_and_the_reason(case, tmp_path):
+    gpus, extra, words, unusable = CASES[case]
+    if gpus is None:  # this also holds where a driver is installed: the loader stops here
+        (tmp_path / "libcuda.so.1").write_text("not a library\n" * 100)
+    else:
+        build_libcuda(tmp_path, gpus)
     # -I and -S hide all packages: the script is run before anything is installed.
-    done = end("-I", "-S", SCRIPT, LD_LIBRARY_PATH=str(library_folder))
-    extra, reason = done.stdout.rstrip("\n"), done.stderr
-    assert reason.startswith(f"{extra}: ") and reason.count("\n") == 1
-    return extra, reason
-
-
-def test_one_gpu_with_kernels_is_enough_and_the_other_is_named(tmp_path):
-    build_libcuda(tmp_path, [H200, T4])
-    extra, reason = choose(tmp_path)
-    usable, unusable = reason.split(" (not usable: ")
-    assert extra == "cu112"
-    assert "gpu 1 Tesla T4, compute capability 7.5" in usable and "H200" not in usable
-    assert "H200" in unusable and "T4" not in unusable
-
-
-def test_a_gpu_without_kernels_means_cpu(tmp_path):
-    build_libcuda(tmp_path, [H200])
-    extra, reason = choose(tmp_path)
-    assert extra == "cpu" and "gpu 0 NVIDIA H200, compute capability 9.0" in reason
-
-
-def test_a_missing_driver_means_cpu(tmp_path):
-    # The loader stops at a libcuda.so.1 that is no library, so this also holds where a driver is.
-    (tmp_path / "libcuda.so.1").write_text("not a library\n" * 100)
-    extra, reason = choose(tmp_path)
-    assert extra == "cpu" and "libcuda.so.1" in reason
+    done = end("-I", "-S", SCRIPT, LD_LIBRARY_PATH=str(tmp_path))
+    assert done.stdout == f"{extra}\n" and done.stderr.count("\n") == 1
+    usable, _, others = done.stderr.partition(" (not usable: ")
+    assert usable.startswith(f"{extra}: ") and words in usable
+    assert others.startswith(unusable) and bool(others) == bool(unusable)
