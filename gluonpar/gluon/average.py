@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Sequence
 
+import mxnet as mx
 from mxnet import autograd
 
 from gluonpar import cluster
@@ -43,7 +44,7 @@ def average_gradients(tower_grads: Sequence[Sequence[Any]]) -> list[Any]:
     lists = [[entry[0] if paired else entry for entry in entries] for entries in variables]
     for j, grads in enumerate(lists):
         _check(grads, j)
-    with autograd.pause():
+    with autograd.pause(), mx.util.np_shape(True):
         means = [grads[0].copy() for grads in lists]
     if lists:
         ctx = [grad.context for grad in lists[0]]

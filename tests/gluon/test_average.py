@@ -62,6 +62,14 @@ def test_pairs_give_pairs_with_the_first_towers_variables(world, k):
         np.testing.assert_array_equal(mean.asnumpy(), np.mean(of_variable, axis=0))
 
 
+def test_arrays_of_0_dimensions_need_no_scope():
+    with mx.util.np_shape(True):
+        arrays = [[mx.nd.full((), 3 * i, ctx=device(i))] for i in range(2)]
+    [mean] = average_gradients(arrays)
+    with mx.util.np_shape(True):
+        assert (mean.shape, mean.asnumpy()) == ((), 1.5)
+
+
 def test_nothing_waits_and_nothing_is_recorded():
     arrays = on_devices(mx.nd, towers(3))
     arrays[0][0].attach_grad()
