@@ -82,21 +82,27 @@ class Side:
     def params(self):
         return [*self.net.collect_params().values()]
 
-    def backward(self, n, model, way, seed):
-        rng, model, mine = np.random.RandomState(seed), self.models[model], self.mine(n)
+    def shards(self, n, model, seed):
+        """The shards of a batch, unless it trains nothing."""
+        rng, mine = np.random.RandomState(seed), self.mine(n)
         batch = rng.normal(size=(n, 3)).astype("float32")[mine], np.arange(n)[mine] % NUM_WORDS
-        if not len(batch[1]):
-            return
-        shards = gluonpar.split_and_load(batch, self.ctx)
+        trains = any(param.grad_req != "null" for param in model.collect_params().values())
+        return gluonpar.split_and_load(batch, self.ctx) if trains and len(batch[1]) else []
+
+    def record(self, n, model, seed):
+        with autograd.record():
+            shards = self.shards(n, self.models[model], seed)
+            return [losses_of(self.models[model], *shard) for shard in shards]
+
+    def backward(self, n, model, way, seed):
         if way == "a loop":
-            for shard in shards:
+            for shard in self.shards(n, self.models[model], seed):
                 with autograd.record():
-                    losses = losses_of(model, *shard)
+                    losses = losses_of(self.models[model], *shard)
                 losses.backward()
             return
-        with autograd.record():
-            losses = [losses_of(model, *shard) for shard in shards]
-        if way == "one backward":
+        losses = self.record(n, model, seed)
+        if losses and way == "one backward":
             autograd.backward(losses)
             return
         for each in losses[::-1] if way == "the last device first" else losses:
@@ -108,6 +114,16 @@ class Side:
     def train(self, t, *batch):
         self.backward(*batch)
         self.step(t, batch[0])
+
+    def train_recorded(self, t, first, second):
+        """A step on two batches, both recorded before backward of either."""
+        self.hybridize({"active": False})  # MXNet's static graphs have room for one of them
+        for param in self.params:  # the second backward would fail on a frozen one
+            param.grad_req = param.grad_req.replace("null", "write")
+        for losses in [self.record(*first), self.record(*second)]:
+            if losses:
+                autograd.backward(losses)
+        self.step(t, second[0])
 
     def sum(self, t):
         self.trainers[t].allreduce_grads()
@@ -145,8 +161,8 @@ class Side:
         self.step(t, sum(batch[0] for batch in micro_batches))
 
     def require(self, layer, grad_req):
-        """Freeze a layer, or train it again; the body is always trained."""
-        block = (self.net.table, self.net.a, self.net.b)[layer]
+        """Freeze a layer, or train it again."""
+        block = (self.net.body, self.net.table, self.net.a, self.net.b)[layer]
         block.collect_params().setattr("grad_req", grad_req)
 
     def set_data(self, i, seed):
@@ -172,8 +188,8 @@ class Side:
             self.trainers[t].load_states(path)
             self.trainers[t].set_learning_rate(lr)
 
-    def move(self, k):
-        self.ctx = contexts(k)
+    def move(self, k, reverse):
+        self.ctx = contexts(k)[:: -1 if reverse else 1]
         self.net.collect_params().reset_ctx(self.ctx)
 
 
@@ -213,8 +229,8 @@ class Alone(Side):
             param.grad()[:] = total
         self.step(t, sum(batch[0] for batch in micro_batches))
 
-    def move(self, k):
-        super().move(1)
+    def move(self, k, reverse):
+        super().move(1, False)
 
 
 def event(name, *arguments):
@@ -255,7 +271,7 @@ def law(kvstore, optimizer, sparse, num_programs, least_samples=1):
         *[event("train", trainer, *batch) for _ in range(4)],  # the same object would count once
         event("step", trainer, st.sampled_from(sizes)),
         event("sum", trainer),
-        event("require", st.integers(0, 2), st.sampled_from(requests)),
+        event("require", st.integers(0, 3), st.sampled_from(requests)),
         event("set_data", st.integers(0, 5), st.integers(0, 99)),
         event("set_learning_rate", trainer, st.sampled_from((0.01, 0.1))),
         event("hybridize", st.sampled_from(MODES)),
@@ -263,12 +279,14 @@ def law(kvstore, optimizer, sparse, num_programs, least_samples=1):
     may_skip, dense = least_samples >= cluster.size(), not sparse
     if may_skip:
         events.append(event("backward", *batch))  # and no step
+        recorded = st.tuples(batch[0], batch[1], batch[3])
+        events.append(event("train_recorded", trainer, recorded, recorded))
     if cluster.size() == 1:
         events.append(event("resume", trainer))
     if dense:  # MXNet has neither for row_sparse gradients
         events += [event("zero_grad", trainer), event("halve", trainer, *batch)]
     if kvstore is None and cluster.size() == 1:
-        events.append(event("move", st.integers(1, 4)))
+        events.append(event("move", st.integers(1, 4), st.booleans()))
     if kvstore is None and dense:
         events.append(event("clip", trainer, *batch))
     if kvstore is None and dense and may_skip:
