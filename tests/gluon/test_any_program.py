@@ -7,7 +7,7 @@ from gluon_runs import STATIC
 
 @pytest.mark.parametrize("kvstore, optimizer, sparse", EVERY)
 def test_k_devices_train_as_one(kvstore, optimizer, sparse):
-    law(kvstore, optimizer, sparse, num_programs=8)()
+    law(kvstore, optimizer, sparse, num_programs=40)()
 
 
 @pytest.mark.slow
