@@ -57,6 +57,14 @@ class Span(NamedTuple):
     part: str = ""
 
 
+@dataclass
+class _Recording:
+    """The operators that began in a window, and when it began and ended; None while it is open."""
+
+    window: tuple[float, float] | None = None
+    operators: Sequence[Span] = ()
+
+
 class Profiler:
     """Records steps ``warm_up + 1`` to ``warm_up + num_steps`` of a loop over the devices ``ctx``.
 
@@ -77,24 +85,26 @@ class Profiler:
     ) -> None:
         self.ctx, self.warm_up, self.num_steps = as_list(ctx), warm_up, num_steps
         self._devices = {process_of(c): i for i, c in enumerate(self.ctx)} if num_steps else {}
-        self._num_taken, self._begin, self._end = 0, 0.0, 0.0
-        self._window: contextlib.ExitStack | None = None  # while it is open
+        self._num_taken = 0
+        self._window, self._recording = contextlib.ExitStack(), _Recording()
 
     def __enter__(self) -> Profiler:
-        if self.warm_up == 0:
-            self._open()
+        self._open_or_close()
         return self
 
-    def __exit__(self, kind, error, traceback) -> None:
-        self._close(wait=kind is None)
+    def __exit__(self, *error: Any) -> None:
+        self._window.__exit__(*error)
 
     def step(self) -> None:
         """End a step of the loop; the devices may still be computing it."""
         self._num_taken += 1
-        if self._num_taken == self.warm_up:
-            self._open()
+        self._open_or_close()
+
+    def _open_or_close(self) -> None:
+        if self._num_taken == self.warm_up and self.num_steps:
+            self._window.enter_context(_recorded(self._recording, self._devices))
         if self._num_taken == self.warm_up + self.num_steps:
-            self._close()
+            self._window.close()
 
     @property
     def steps(self) -> tuple[int, int]:
@@ -104,31 +114,15 @@ class Profiler:
     @functools.cached_property
     def profile(self) -> Profile:
         """The recorded steps; raises ValueError if there are none."""
-        num_steps = self.steps[1] - self.warm_up
-        if self._window is not None or num_steps <= 0:
+        num_steps, recording = self.steps[1] - self.warm_up, self._recording
+        if recording.window is None or num_steps <= 0:
             raise ValueError(
                 f"no step was profiled: the loop has taken {self._num_taken} steps and the first "
                 f"{self.warm_up} are for warming up; give a smaller warm_up or a longer loop"
             )
-        window = self._begin, self._end
-        spans = classify(read(self._events, self._devices, *window), len(self.ctx))
+        spans = classify(recording.operators, len(self.ctx))
         processors = threads.cores() if self.ctx[0].device_type == "cpu" else None
-        return Profile([*map(str, self.ctx)], window, num_steps, spans, processors)
-
-    def _open(self) -> None:
-        if self.num_steps:
-            mx.nd.waitall()
-            self._window = contextlib.ExitStack()
-            self._events = self._window.enter_context(_recording())
-            self._begin = _now()
-
-    def _close(self, wait: bool = True) -> None:
-        window, self._window = self._window, None
-        if window is not None:
-            with window:
-                if wait:
-                    mx.nd.waitall()
-                self._end = _now()
+        return Profile([*map(str, self.ctx)], recording.window, num_steps, spans, processors)
 
 
 @dataclass
@@ -294,26 +288,24 @@ def process_of(context: mx.Context) -> int:
 
 
 @contextlib.contextmanager
-def _recording() -> Iterator[list[dict[str, Any]]]:
-    """Record operators in the block; after it the list has the events of MXNet's file."""
-    events: list[dict[str, Any]] = []
+def _recorded(recording: _Recording, devices: dict[int, int]) -> Iterator[None]:
+    """Record the block, which begins and, unless it fails, ends by waiting for all devices."""
     record = {"profile_symbolic": True, "profile_imperative": True}
     # With aggregate_stats MXNet would run one operator at a time.
     omit = ["profile_memory", "profile_api", "continuous_dump", "aggregate_stats"]
     with tempfile.TemporaryDirectory(prefix="gluonpar-") as folder:
         path = pathlib.Path(folder) / "profile.json"
+        mx.nd.waitall()
         mx.profiler.set_config(filename=str(path), **record, **dict.fromkeys(omit, False))
         mx.profiler.set_state("run")
+        begin = time.time_ns() / 1000  # microseconds of the clock that MXNet's profiler uses
         try:
-            yield events
+            yield
+            mx.nd.waitall()
         finally:
+            window = recording.window = begin, time.time_ns() / 1000
             mx.profiler.set_state("stop")
             mx.profiler.dump()
             # All but a process's first file begin with a comma that JSON does not allow.
             content = re.sub(r"\[\s*,", "[", path.read_text(), count=1)
-            events += json.loads(content)["traceEvents"]
-
-
-def _now() -> float:
-    """Return microseconds of the system's clock, which MXNet's profiler uses."""
-    return time.time_ns() / 1000
+            recording.operators = read(json.loads(content)["traceEvents"], devices, *window)
