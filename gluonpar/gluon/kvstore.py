@@ -76,6 +76,8 @@ class GluonPar(mx.kvstore.KVStore):  # of which sparse gradients need an instanc
 
         Module calls this when it has copied its parameters to the devices: to these, too.
         """
+        if cluster.size() == 1:
+            return
         caller = sys._getframe(1)
         from_module = caller.f_code is private_fields.MODULE_INIT
         self.broadcast(key, value, caller.f_locals["param_on_devs"] if from_module else value)

@@ -58,7 +58,7 @@ class _Pass:
     def __init__(self, number: int, devices: set[mx.Context]) -> None:
         self.number, self.devices = number, devices
         self.thread = threading.get_ident()
-        self.call = _num_calls[self.thread]  # the how manieth of the thread's calls
+        self.call = _num_calls[self.thread]  # its number among the thread's calls, from 1
         self.used = False  # whether gradients that it wrote have been summed
         self.is_alone = True  # whether no other call overlapped, maybe of an unrelated network
 
@@ -146,9 +146,9 @@ def mark_used(params: Iterable[gluon.Parameter]) -> None:
 
 
 def discard_calls(before: Mapping[int, int]) -> None:
-    """Let no gradient count that a thread's calls of backward have written, but the first ones.
+    """Let no gradient count that a thread's calls of backward after the first ``before`` wrote.
 
-    ``before`` is their number by the thread's identifier. Gradients added to others stay.
+    ``before`` has their number by the thread's identifier. Gradients added to others stay.
     """
     with _lock:
         for writes in [*_tracked.values()]:
@@ -368,7 +368,7 @@ class _Writes:
             self._unused.update(unused)
 
     def discard_calls(self, before: Mapping[int, int]) -> None:
-        """Discard gradients of calls as in the function of that name."""
+        """Discard the gradients that a thread's calls after the first ``before`` have written."""
         for i, one in enumerate(self.passes()):
             if one and one.call > before.get(one.thread, one.call) and not self.adds():
                 self._passes[i] = None

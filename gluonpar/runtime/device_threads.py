@@ -45,9 +45,9 @@ def num_backwards(ctx: mx.Context) -> int:
 
 
 def discard_backwards(before: Mapping[mx.Context, int]) -> None:
-    """Let no gradient count of calls of ``backward`` that were not among the ``before`` first.
+    """Let no gradient count that a device's calls of backward after the first ``before`` wrote.
 
-    ``before`` has their number by context; gradients that were added to others stay.
+    ``before`` has their number by context. Gradients added to others stay.
     """
     called = [c for c in before if c in _threads]
     backward_passes.discard_calls({_threads[c].ident: before[c] for c in called})

@@ -385,3 +385,10 @@ def test_the_books_training_on_eight_devices_gives_what_one_gives(world, d2l):
     eight = train_by_the_book(d2l, "gluonpar", CTX)
     one = train_by_the_book(d2l, "device", CTX[:1])
     assert_as_one(eight, runs.values(one), rtol=1e-4)  # ten steps, each adding in another order
+
+
+def test_one_process_initialises_weights_of_any_storage():
+    """Module initialises sparse weights, too, of which nothing is sent."""
+    value = mx.nd.ones((3, 2)).tostype("row_sparse")
+    mx.kv.create("gluonpar").init("weight", value)
+    np.testing.assert_array_equal(value.asnumpy(), np.ones((3, 2)))
