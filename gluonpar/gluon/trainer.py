@@ -13,10 +13,10 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 
-from gluonpar import clipping, cluster, metrics, optim, replicas
+from gluonpar import cluster, metrics, optim, replicas
 from gluonpar.checkpoint import optimizer_states
 from gluonpar.collectives import Exchange, in_buckets
-from gluonpar.gluon import initial_values, parameter_buckets
+from gluonpar.gluon import clipping, initial_values, parameter_buckets
 from gluonpar.gluon.parameter_buckets import Layout
 from gluonpar.gluon.update import ShardedUpdate, Updater, needs_one_root
 from gluonpar.plans import registry

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from contexts import device
 
-from gluonpar import clipping
+from gluonpar.gluon import clipping
 
 LARGE_AND_SMALL = [("float16", 6e4), ("float32", 1e38), ("float64", 1e300)]
 LARGE_AND_SMALL += [("float16", 1e-7), ("float32", 1e-38), ("float64", 1e-300)]
