@@ -131,10 +131,9 @@ class Exchange:
         peers.enable(ctx)
 
     @staticmethod
-    @functools.lru_cache(256)
-    def over(*how: Any) -> Exchange:
-        """Return the one exchange for a tuple of contexts, and further arguments by position."""
-        return Exchange(*how)
+    def over(ctx: Sequence[mx.Context], **how: Any) -> Exchange:
+        """Return the one exchange for these contexts and arguments, made when first asked for."""
+        return _over(tuple(ctx), *how.items())
 
     @property
     def num_arrays(self) -> int:
@@ -146,7 +145,7 @@ class Exchange:
         """The exchange between this process's devices only; sums are not compressed."""
         if self.num_processes == 1:
             return self
-        return Exchange.over(tuple(self.ctx), self.algorithm, None, 1)
+        return Exchange.over(self.ctx, algorithm=self.algorithm, num_processes=1)
 
     @as_one
     def allreduce(self, buckets: Sequence[Bucket]) -> None:
@@ -240,3 +239,8 @@ class Exchange:
         for array, total in zip(flat, sums):
             average = mx.nd.broadcast_div(total, count.as_in_context(total.context))
             average.astype(dtype).copyto(array)
+
+
+@functools.lru_cache(256)
+def _over(ctx: tuple[mx.Context, ...], *how: tuple[str, Any]) -> Exchange:
+    return Exchange(ctx, **dict(how))
