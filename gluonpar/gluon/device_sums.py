@@ -64,6 +64,16 @@ class Round:
             begun[device] += 1
             return SumKey(self, layer, begun[device])
 
+    def check_begun(self) -> None:
+        """Raise RuntimeError unless every layer has begun as many sums on each device."""
+        for layer, begun in self.begun.items():
+            if len(begun) < self.num_devices or len({*begun.values()}) > 1:
+                counts = ", ".join(f"{begun[device]} on {device}" for device in sorted(begun))
+                raise RuntimeError(
+                    f"{layer.name} must be called equally often on all {self.num_devices} devices; "
+                    f"it began these numbers of sums: {counts}"
+                )
+
 
 class _Sum:
     """The values that have arrived so far, and the callbacks of each device."""

@@ -49,9 +49,10 @@ def run_tasks(
 
     Raises ValueError for no shards, more shards than contexts, or a context that is listed twice,
     of whose copies of a Block only one would be trained; TypeError for a task that is not
-    callable; :class:`TaskError`, which names the device, if a task fails: later tasks do not run,
-    and gradients of the call count in no later step of a Trainer. Those that were added to others
-    (``grad_req='add'``, ``no_sync()``) are there: call ``zero_grad()`` and begin again.
+    callable; RuntimeError if a :class:`SyncBatchNorm` was not called equally often on all devices;
+    :class:`TaskError`, which names the device, if a task fails: later tasks do not run. After the
+    last two the call's gradients count in no later step of a Trainer. Those that were added to
+    others (``grad_req='add'``, ``no_sync()``) are there: call ``zero_grad()`` and begin again.
 
     >>> import mxnet as mx
     >>> shards = [mx.nd.ones((n,), ctx=mx.cpu(n)) for n in (1, 2)]
@@ -91,6 +92,7 @@ def all_devices(num_devices: int) -> Iterator[Callable]:
         round_ = device_sums.Round(num_devices)
         try:
             yield round_.call
+            round_.check_begun()
         except BaseException:
             device_sums.abandon(round_)
             device_threads.discard_backwards(round_.num_backwards)
