@@ -131,9 +131,14 @@ class Exchange:
         peers.enable(ctx)
 
     @staticmethod
-    def over(ctx: Sequence[mx.Context], **how: Any) -> Exchange:
-        """Return the one exchange for these contexts and arguments, made when first asked for."""
-        return _over(tuple(ctx), *how.items())
+    def over(
+        ctx: Sequence[mx.Context],
+        algorithm: str | None = None,
+        num_processes: int | None = None,
+        op: str = "sum",
+    ) -> Exchange:
+        """Return the one exchange for these arguments, made when it is first asked for."""
+        return _over(tuple(ctx), algorithm, num_processes or cluster.size(), op)
 
     @property
     def num_arrays(self) -> int:
@@ -145,7 +150,7 @@ class Exchange:
         """The exchange between this process's devices only; sums are not compressed."""
         if self.num_processes == 1:
             return self
-        return Exchange.over(self.ctx, algorithm=self.algorithm, num_processes=1)
+        return Exchange.over(self.ctx, self.algorithm, num_processes=1)
 
     @as_one
     def allreduce(self, buckets: Sequence[Bucket]) -> None:
@@ -242,5 +247,7 @@ class Exchange:
 
 
 @functools.lru_cache(256)
-def _over(ctx: tuple[mx.Context, ...], *how: tuple[str, Any]) -> Exchange:
-    return Exchange(ctx, **dict(how))
+def _over(
+    ctx: tuple[mx.Context, ...], algorithm: str | None, num_processes: int, op: str
+) -> Exchange:
+    return Exchange(ctx, algorithm, num_processes=num_processes, op=op)
