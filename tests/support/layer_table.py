@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any, Callable
 
 import mxnet as mx
 import operator_table
-from mxnet import gluon
 from mxnet.gluon import contrib, nn, rnn
 from operator_table import BIG, C, Case, P
 
@@ -19,7 +17,6 @@ MODULES = {
     "contrib.cnn": contrib.cnn,
 }
 RECIPES: dict[str, list[Case]] = {}
-EXCLUDED: dict[str, str] = {}
 FORMS = (*operator_table.ALL_FORMS, "deferred")  # the Trainer is made before shapes are known
 
 
@@ -30,20 +27,6 @@ def layer(name: str, make: Callable | None = None, *inputs: Any, **options: Any)
     make = make or (lambda: getattr(MODULES[module], of_class)(**options))
     forms = fields.pop("forms", FORMS)
     RECIPES.setdefault(name, []).append(Case([*inputs], options, layer=make, forms=forms, **fields))
-
-
-def exclude(reason: str, names: str) -> None:
-    EXCLUDED.update(dict.fromkeys(names.split(), reason))
-
-
-def classes() -> set[str]:
-    """Names of all layers there are."""
-    return {
-        f"{where}.{name}"
-        for where, module in MODULES.items()
-        for name, value in vars(module).items()
-        if inspect.isclass(value) and issubclass(value, gluon.Block) and name[0] != "_"
-    }
 
 
 BLOCK = ("imperative",)  # a Block that cannot be hybridized
@@ -155,11 +138,3 @@ cell("contrib.rnn.VariationalDropoutCell",
      lambda: contrib.rnn.VariationalDropoutCell(rnn.LSTMCell(4), 0.3, 0.3, 0.3),
      forms=operator_table.ALL_FORMS)  # fmt: skip
 layer("contrib.cnn.DeformableConvolution", None, P((2, 3, 6, 6)), channels=4, kernel_size=(3, 3))
-
-exclude(
-    "the base of others",
-    """
-    nn.Block nn.HybridBlock rnn.RecurrentCell rnn.HybridRecurrentCell rnn.ModifierCell""",
-)
-exclude("a row_sparse parameter, which gluonpar.Trainer refuses", "contrib.nn.SparseEmbedding")
-exclude("MXNet implements it for GPUs only", "contrib.cnn.ModulatedDeformableConvolution")

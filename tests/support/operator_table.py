@@ -1,19 +1,16 @@
-"""All operators of MXNet 1.9.1: how the operator sweep trains them, or why it does not.
+"""The operators of MXNet 1.9.1 that can train a Parameter in Gluon: how the operator sweep does it.
 
-``RECIPES`` maps an operator's own name to its cases; ``EXCLUDED`` are the names of the others. An
-operator that takes any arrays, and needs nothing else but a number, has no row: its case is made
-from its description. Aliases (``_npi_det`` for ``_linalg_det``) are the same operator.
+``RECIPES`` maps an operator's own name to its cases. Aliases (``_npi_det`` for ``_linalg_det``) are
+the same operator. Others have no array as input, no gradient or one that MXNet fails to compute,
+are the updates of optimizers, or for inference, integers, row_sparse gradients or GPUs only.
 """
 
 from __future__ import annotations
 
-import ctypes
-import re
-from typing import Any, Callable, NamedTuple, Sequence
+from typing import Any, Callable, NamedTuple
 
 import mxnet as mx
 import numpy as np
-from mxnet import base
 
 ALL_FORMS = ("imperative", "hybridized", "static")
 DYNAMIC = ALL_FORMS[:2]  # the shape of the output depends on the data
@@ -30,7 +27,6 @@ class Case(NamedTuple):
     numpy: bool = False
     forms: tuple = ALL_FORMS
     grad_reqs: tuple = ("write", "add")
-    zero: bool = False
     own_heads: bool = False
     layer: Callable | None = None
     devices: tuple = (1, 2)
@@ -53,15 +49,6 @@ class C(NamedTuple):
 
 
 RECIPES: dict[str, list[Case]] = {}
-# Patterns of the operators whose gradients are zero by definition.
-ZERO = r"""
-    (_|broadcast_|_npi_)?(not_)?(equal|greater|less(er)?)(_equal)?(_scalar)?
-    (_|broadcast_|_npi_)?logical_(and|or|xor|not)(_scalar)? _np_(all|any|atleast_.d)
-    (_npi_)?(sign|floor|ceil|rint|trunc|fix|arg(max|min)|argsort) round _npi_(around|is\w+|std|var)
-    (zeros|ones|_npi_full)(_like)? BlockGrad (shape|size)_array one_hot _npx_nonzero
-    _npi_(percentile|bincount|unique|diag_indices_from|eig(h|vals(h)?)?|pinv\w*|where_scalar2)
-    _(un)?ravel_(multi_)?index _contrib_(arange_like|index_array|quantize_v2)
-    _sample_(?!multinomial)\w+ _random_\w+_like""".split()
 
 
 def op(names: str, *inputs: Any, **options: Any) -> None:
@@ -75,12 +62,8 @@ def op(names: str, *inputs: Any, **options: Any) -> None:
     """
     fields = {key: options.pop(key) for key in Case._fields[2:] if key in options}
     for name in names.split():
-        kind = {"numpy": name.startswith("_np"), "zero": matches(name, ZERO)}
-        RECIPES.setdefault(name, []).append(Case([*inputs], options, **{**kind, **fields}))
-
-
-def matches(name: str, patterns: Sequence[str]) -> bool:
-    return any(re.fullmatch(pattern, name) for pattern in patterns)
+        case = Case([*inputs], options, numpy=name.startswith("_np"))
+        RECIPES.setdefault(name, []).append(case._replace(**fields))
 
 
 def arguments(name: str) -> tuple[dict[str, str], dict[str, str]]:
@@ -89,16 +72,6 @@ def arguments(name: str) -> tuple[dict[str, str], dict[str, str]]:
     types = dict(zip(described.names, described.types))
     arrays = {key: kind for key, kind in types.items() if kind.startswith(("NDArray", "Symbol"))}
     return arrays, {key: kind for key, kind in types.items() if key not in arrays}
-
-
-def own_name(alias: str) -> str:
-    handle, count = base.OpHandle(), base.mx_uint()
-    base.check_call(base._LIB.NNGetOpHandle(base.c_str(alias), ctypes.byref(handle)))
-    name, description, variadic, returned = (ctypes.c_char_p() for _ in range(4))
-    lists = [ctypes.POINTER(ctypes.c_char_p)() for _ in range(3)]
-    out = [name, description, count, *lists, variadic, returned]
-    base.check_call(base._LIB.MXSymbolGetAtomicSymbolInfo(handle, *map(ctypes.byref, out)))
-    return base.py_str(name.value)
 
 
 # --- Elementwise ----------------------------------------------------------------------------------
@@ -351,60 +324,52 @@ op("_while_loop", P((3,)), C([0.0]), call=lambda F, x, i: F.contrib.while_loop(
 op("_cond", P((3,)), C([1.0]), call=lambda F, x, c: F.contrib.cond(
    c > 0, lambda: x * 2, lambda: x * 3))  # fmt: skip
 
-# --- What is not trained --------------------------------------------------------------------------
-# By reason, patterns of names; a pattern that fits no operator, or one with a case, is an error.
-EXCLUSIONS = {
-    "trained in the layers of layer_table.py": """
-        BatchNorm _contrib_(BatchNormWithReLU|SyncBatchNorm) (De)?[Cc]onvolution Embedding
-        (Layer|Instance|Group)Norm RNN""",
-    "an update of an optimizer, in place: no gradient": """
-        .*_update(_phase[12])? multi_lars reset_arrays multi_sum_sq (multi_)?all_finite""",
-    "no tensor input": """
-        _NoGradient _arange _eye _full _linspace _ones _zeros(_without_dtype)? _set_value
-        _npi_(arange|blackman|eye|hamming|hanning|identity|indices|logspace|ones|zeros)
-        _random_(exponential|gamma|(generalized_)?negative_binomial|normal|poisson|randint|uniform)
-        _sample_unique_zipfian""",
-    "MXNet has no gradient for it (FGradient is not registered)": """
-        _contrib_(allclose|calibrate_entropy|getnnz|RROIAlign|edge_id|dgl_.*)
-        _slice_assign(_scalar)? _grad_add _histogram _npi_(delete|insert_.*|share_memory) _shuffle
-        _scatter_set_nd
-        _onehot_encode argmax_channel batch_take fill_element_0index khatri_rao""",
-    "its gradients are zero by definition, and only some inputs are allowed": """
-        _contrib_(box_iou|bipartite_matching|MultiBox.*|(Multi)?Proposal|box_encode|box_decode)
-        _backward_+contrib_(box_iou|bipartite_matching|MultiBox.*|(Multi)?Proposal)
-        _contrib_quantize _npi_(uniform(_n)?|gamma|bernoulli|choice|multinomial|powerd)""",
-    "quantized arithmetic, for inference": """
-        _contrib_(dequantize|quantize_asym|quantized_.*|requantize) _sg_mkldnn_.*""",
-    "integers or booleans only, and a parameter is trained in floating point": """
-        _npi_bitwise_.* _npx_constraint_check _npi_lcm(_scalar)?""",
-    "MXNet implements it for GPUs only": """
-        (_backward_)?_contrib_(ModulatedDeformableConvolution|count_sketch|i?fft)""",
-    "MXNet's own backward raises an error": """
-        _npi_r?copysign_scalar _backward_npi_r?copysign_scalar _image_resize""",
-    "its auxiliary arrays cannot be given in Gluon (deprecated)": """
-        (_backward_)?(BatchNorm_v1|IdentityAttachKLSparseReg)""",
-    "backward is written for row_sparse gradients only (deprecated; Embedding is trained)": """
-        _contrib_SparseEmbedding _backward_SparseEmbedding""",
-    "assigns to its input in place, which autograd refuses": "_npi_boolean_mask_assign_.*",
-    "every hybridized Block of this sweep is one; the other is for inference":
-        "_CachedOp(ThreadSafe)?",
-    "of Module's executor (group2ctx), not of Gluon": "(_backward_)?_CrossDeviceCopy",
-    "pointers to objects of Python classes that MXNet no longer has":
-        "(_backward_)?_(NDArray|Native)",
-    "used by no operator of MXNet 1.9.1, or only by one that is excluded": """
-        _backward_(add|np_diag|RROIAlign)""",
-    "the profiler lists the operators in it": """
-        _backward_(CachedOp|Custom|cond|foreach|while_loop)""",
-    "image files and arrays of bytes": "_cv.* _imdecode",
-}  # fmt: skip
-PATTERNS = [pattern for patterns in EXCLUSIONS.values() for pattern in patterns.split()]
-OPERATORS = {*map(own_name, mx.operator.get_all_registered_operators())}
-EXCLUDED = {name for name in OPERATORS - {*RECIPES} if matches(name, PATTERNS)}
-for name in sorted(name for name in OPERATORS - {*RECIPES} - EXCLUDED if "backward" not in name):
-    arrays, attributes = arguments(name)
-    if not any("required" in kind for kind in attributes.values()):
-        number = {"scalar": 0.375} if "scalar" in attributes else {}
-        op(name, *[P(low=0.3, high=0.7)] * len(arrays), **number)
+# --- Any arrays, and nothing else but a number ----------------------------------------------------
+ONE = P(low=0.3, high=0.7)
+op("""
+    BlockGrad Dropout Flatten SwapAxis _contrib_arange_like _contrib_div_sqrt_dim
+    _contrib_index_array _contrib_quantize_v2 _contrib_round_ste _contrib_sign_ste _linalg_makediag
+    _linalg_syrk _np_all _np_any _np_copy _np_cumsum _np_diag _np_diagflat _np_diagonal _np_squeeze
+    _np_trace _np_transpose _npi_absolute _npi_arccos _npi_arcsin _npi_arcsinh _npi_arctan
+    _npi_arctanh _npi_argmax _npi_argmin _npi_around _npi_cbrt _npi_ceil _npi_cos _npi_cosh
+    _npi_degrees _npi_diff _npi_exp _npi_expm1 _npi_fix _npi_floor _npi_isfinite _npi_isinf
+    _npi_isnan _npi_isneginf _npi_isposinf _npi_log _npi_log10 _npi_log1p _npi_log2 _npi_logical_not
+    _npi_nan_to_num _npi_negative _npi_pinv_scalar_rcond _npi_radians _npi_reciprocal _npi_rint
+    _npi_sign _npi_sin _npi_sinh _npi_sqrt _npi_square _npi_std _npi_tan _npi_tanh _npi_tril
+    _npi_trunc _npi_var _random_exponential_like _random_gamma_like
+    _random_generalized_negative_binomial_like _random_negative_binomial_like _random_normal_like
+    _random_poisson_like _random_uniform_like _sample_exponential _sample_poisson arccos arcsin
+    arcsinh arctan arctanh argmax argmin argsort broadcast_axis cbrt ceil cos cosh degrees diag erf
+    erfinv expm1 fix floor gamma gammaln hard_sigmoid log log10 log1p log2 logical_not negative norm
+    ones_like radians rcbrt reciprocal rint round rsqrt shape_array sign sin sinh size_array softmin
+    softsign sqrt squeeze tan trunc zeros_like
+    """, ONE)  # fmt: skip
+op("""
+    _contrib_gradientmultiplier _div_scalar _equal_scalar _greater_equal_scalar _greater_scalar
+    _hypot_scalar _lesser_equal_scalar _lesser_scalar _logical_and_scalar _logical_or_scalar
+    _logical_xor_scalar _maximum_scalar _minimum_scalar _minus_scalar _mod_scalar _mul_scalar
+    _not_equal_scalar _npi_add_scalar _npi_arctan2_scalar _npi_equal_scalar
+    _npi_greater_equal_scalar _npi_greater_scalar _npi_ldexp_scalar _npi_less_equal_scalar
+    _npi_less_scalar _npi_mod_scalar _npi_multiply_scalar _npi_not_equal_scalar _npi_power_scalar
+    _npi_rarctan2_scalar _npi_rldexp_scalar _npi_rmod_scalar _npi_rpower_scalar
+    _npi_rsubtract_scalar _npi_rtrue_divide_scalar _npi_subtract_scalar _npi_true_divide_scalar
+    _plus_scalar _power_scalar _rdiv_scalar _rminus_scalar _rmod_scalar _rpower_scalar
+    _scatter_minus_scalar _scatter_plus_scalar smooth_l1
+    """, ONE, scalar=0.375)  # fmt: skip
+op("""
+    _equal _greater _greater_equal _hypot _identity_with_attr_like_rhs _lesser _lesser_equal
+    _logical_and _logical_or _logical_xor _maximum _minimum _mod _not_equal _npi_average _npi_equal
+    _npi_greater _npi_greater_equal _npi_less _npi_less_equal _npi_mod _npi_not_equal _power
+    _random_pdf_dirichlet _random_pdf_exponential _random_pdf_poisson _sample_gamma
+    _sample_generalized_negative_binomial _sample_negative_binomial _sample_normal _sample_uniform
+    _scatter_elemwise_div broadcast_equal broadcast_greater broadcast_greater_equal broadcast_lesser
+    broadcast_lesser_equal broadcast_like broadcast_logical_and broadcast_logical_or
+    broadcast_logical_xor broadcast_mod broadcast_not_equal slice_like
+    """, ONE, ONE)  # fmt: skip
+op("""
+    _random_pdf_gamma _random_pdf_generalized_negative_binomial _random_pdf_negative_binomial
+    _random_pdf_normal _random_pdf_uniform
+    """, ONE, ONE, ONE)  # fmt: skip
 
 # --- grad_req='add': stock MXNet, on one device, does not compute twice the gradient of 'write' ---
 for name in """

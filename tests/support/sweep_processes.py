@@ -21,13 +21,6 @@ def sweep(keys: list) -> dict:
     return {key: wrong for results in found for key, wrong in results.items() if wrong}
 
 
-def executed(keys: list) -> set:
-    """The names of all operators that run when stock MXNet trains these cases."""
-    done = _run(keys, "profile")
-    assert done.returncode == 0, done.stderr
-    return set(json.loads(done.stdout.splitlines()[-1]))
-
-
 def _results(keys):
     """Train the cases in as many processes as it takes: another one after each that crashes."""
     results = {}
@@ -50,10 +43,10 @@ def _of_process(keys):
     return results
 
 
-def _run(keys, *arguments):
+def _run(keys):
     places = os.pathsep.join([str(PROGRAM.parents[2]), str(PROGRAM.parent)])
     return subprocess.run(
-        [sys.executable, PROGRAM, *arguments],
+        [sys.executable, PROGRAM],
         input="".join(f"{json.dumps(key)}\n" for key in keys),
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": places},
         capture_output=True,
