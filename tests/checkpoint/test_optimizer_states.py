@@ -254,14 +254,17 @@ def test_two_trainers_keep_their_common_schedule(tmp_path):
     assert one.learning_rate == two.learning_rate == 0.3
 
 
-def test_training_continues_under_the_numpy_semantics(tmp_path):
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "lamb"])
+def test_training_continues_under_the_numpy_semantics(optimizer, tmp_path):
     with mx.util.np_shape(True), mx.util.np_array(True):
-        net, trainer = runs.run(2, "adam", data=runs.batches()[:2])
+        net, trainer = runs.run(3, optimizer, data=runs.batches()[:2])
         trainer.save_states(tmp_path / "states")
-        trainer = Trainer(net.collect_params(), "adam")
+        trainer = Trainer(net.collect_params(), optimizer)
         trainer.load_states(tmp_path / "states")
-        runs.train(net, trainer, runs.batches()[2:], contexts(2))
-    assert_as_one(net, runs.stock("adam"))
+        runs.train(net, trainer, runs.batches()[2:], contexts(3))
+    weight = net[0].weight
+    assert {type(array) for array in weight.list_data() + weight.list_grad()} == {mx.np.ndarray}
+    assert_as_one(net, runs.stock(optimizer))
 
 
 def test_float16_states_with_their_float32_copies(tmp_path):

@@ -47,21 +47,6 @@ def test_parameters_may_be_changed_between_steps(name, optimizer, tmp_path):
     assert results[1][0].weight.list_data()[2].dtype == np.dtype(dtype)
 
 
-@pytest.mark.parametrize("ks", [(2, 4), (3, 1), (1, 3)])
-@pytest.mark.parametrize("optimizer", ["sgd", "nag", "adam", "lamb", "nadam"])
-def test_the_devices_may_change_between_steps(optimizer, ks, small_buckets):
-    """States and counters go along. Averaging over three devices rounds, in reset_ctx."""
-    options = {"learning_rate": 0.05}
-    if optimizer in ("sgd", "nag"):
-        options["momentum"] = 0.9
-    net, data = runs.mlp(contexts(ks[0])), runs.batches()
-    trainer = Trainer(net.collect_params(), optimizer, options)
-    runs.train(net, trainer, data[:2], contexts(ks[0]))
-    net.collect_params().reset_ctx(contexts(ks[1]))
-    runs.train(net, trainer, data[2:], contexts(ks[1]))
-    assert_as_one(net, runs.stock(optimizer, options))
-
-
 OPTIONS = {"ring": {"algorithm": "ring"}, "fp16": {"compression": "fp16"}}
 
 
