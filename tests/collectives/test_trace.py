@@ -49,17 +49,6 @@ def test_without_matplotlib_the_extra_is_named(monkeypatch):
         trace("ring", 3).draw()
 
 
-def boxes(patch):
-    """Left, top, right and bottom of each rectangle of a shape; y grows downwards."""
-    corners = patch.get_path().vertices.reshape(-1, 5, 2)
-    return [(*box.min(axis=0), *box.max(axis=0)) for box in corners]
-
-
-def inside(box, other):
-    gaps = [sign * (a - b) for a, b, sign in zip(box, other, (1, 1, -1, -1))]
-    return min(gaps) > -1e-9
-
-
 class TestPicture:
     @pytest.fixture(autouse=True)
     def _matplotlib(self):
@@ -71,23 +60,6 @@ class TestPicture:
         trace(name, k).draw(path)
         drawn = [hop(*numbers) for numbers in GID.findall(path.read_text())]
         assert sorted(drawn) == sorted(ALGORITHMS[name].plan(k))
-
-    @pytest.mark.parametrize("name", PLANS)
-    @pytest.mark.parametrize("k", [1, 2, 3, 6])
-    def test_grids_show_which_devices_values_each_cell_contains(self, name, k):
-        hops = ALGORITHMS[name].plan(k)
-        shapes = {patch.get_gid(): patch for patch in trace(name, k).draw().axes[0].patches}
-        nothing = plan.Hop(0, 0, 0, plan.num_chunks(hops) - 1, False)
-        for step in range(plan.num_steps(hops) + 1):
-            sums = plan.contributions([nothing, *(h for h in hops if h.step < step)], k)
-            cells = boxes(shapes[f"cells-{step}"])
-            assert len(cells) == k * plan.num_chunks(hops)
-            expected = [set(chunk) for device in sums for chunk in device]
-            for part in range(k):
-                values = boxes(shapes[f"values-{step}-{part}"])
-                where = [{i for i, cell in enumerate(cells) if inside(v, cell)} for v in values]
-                assert all(len(of_one) == 1 for of_one in where)
-                assert set().union(*where) == {i for i, all_ in enumerate(expected) if part in all_}
 
     def test_drawn_again_it_has_the_same_bytes_and_no_date(self, tmp_path):
         first, second = tmp_path / "1.svg", tmp_path / "2.svg"

@@ -35,27 +35,33 @@ def train_batch():
     return lambda: gluonpar.train_batch(*ROWS, params, DEVICES, 0.01), lambda: list(zip(*params))
 
 
-def gluon_loop(make_trainer):
-    net = gluon.nn.HybridSequential()
-    net.add(gluon.nn.Dense(10))
+def gluon_loop(make_trainer, norm=None):
+    """With a layer ``norm`` the devices' passes run on threads of their own."""
+    net, loss = gluon.nn.HybridSequential(), gluon.loss.SoftmaxCELoss()
+    net.add(*([gluon.nn.Conv2D(2, 3), norm] if norm else []), gluon.nn.Dense(10))
     net.initialize(ctx=DEVICES)
     net.hybridize()
-    loss, X = gluon.loss.SoftmaxCELoss(), ROWS[0]
     for c in DEVICES:
-        net(mx.nd.array(X[:1], ctx=c))
+        net(mx.nd.array(ROWS[0][:1], ctx=c))
     trainer = make_trainer(net.collect_params(), "adam", {"learning_rate": 1e-4})
-    trained = [p for p in net.collect_params().values() if p.grad_req != "null"]
+
+    def forward_backward(shard):
+        X, y = shard
+        with autograd.record():
+            losses = loss(net(X), y)
+        losses.backward()
 
     def step():
         shards = gluonpar.split_and_load(ROWS, DEVICES)
-        with autograd.record():
-            losses = [loss(net(X), y) for X, y in shards]
-        autograd.backward(losses)
+        if norm:
+            gluonpar.run_tasks(forward_backward, shards, DEVICES)
+        else:
+            [forward_backward(shard) for shard in shards]
         trainer.step(8, ignore_stale_grad=True)
 
     # MXNet's own Trainer updates device after device, and Ctrl-C may come between two of them.
     own = isinstance(trainer, gluonpar.Trainer)
-    return step, lambda: [p.list_data() for p in trained] if own else []
+    return step, lambda: [p.list_data() for p in net.collect_params().values()] if own else []
 
 
 def trainer():
@@ -70,24 +76,7 @@ def kvstore():
 
 
 def sync_batch_norm():
-    net = gluon.nn.HybridSequential()
-    net.add(gluon.nn.Conv2D(2, 3), gluonpar.SyncBatchNorm(timeout_seconds=600), gluon.nn.Dense(10))
-    net.initialize(ctx=DEVICES)
-    net.hybridize()
-    loss = gluon.loss.SoftmaxCELoss()
-    trainer = gluonpar.Trainer(net.collect_params(), "adam", {"learning_rate": 1e-4})
-
-    def forward_backward(shard):
-        X, y = shard
-        with autograd.record():
-            losses = loss(net(X), y)
-        losses.backward()
-
-    def step():
-        gluonpar.run_tasks(forward_backward, gluonpar.split_and_load(ROWS, DEVICES), DEVICES)
-        trainer.step(8)
-
-    return step, lambda: [p.list_data() for p in net.collect_params().values()]
+    return gluon_loop(gluonpar.Trainer, gluonpar.SyncBatchNorm(timeout_seconds=600))
 
 
 def data():
