@@ -2,7 +2,6 @@
 
 import functools
 import io
-import json
 import pickle
 import re
 import threading
@@ -360,18 +359,6 @@ def test_other_files_are_refused_and_not_unpickled(kind, small):
     path.write_bytes(OTHER_FILES[kind])
     assert_refused(trainer, path)
     assert EXPLODED == []
-
-
-def test_the_file_is_npz_without_pickles(small):
-    _, path = small
-    with np.load(path, allow_pickle=False) as file:
-        assert {*file.files} == {"header", "0"}
-        header = json.loads(file["header"].tobytes())
-    name, attributes = header["optimizer"]["object"]
-    assert (name, header["params"]) == ("SGD", [["w0", [2], 0]])
-    assert header["states"] == [[0, {"nd": 0}]] and header["counts"] == [[0, 1]]
-    assert attributes["momentum"] == 0.5
-    assert "aggregate_num" not in attributes  # how many MXNet updates at once: no state
 
 
 ATTRIBUTES = ["optimizer", "object", 1]

@@ -160,6 +160,18 @@ def test_programs_give_on_every_device_what_stock_gives_on_the_first(program, op
         np.testing.assert_allclose(got[0], want[0], rtol=1e-6)
 
 
+def test_states_follow_the_device_that_updates():
+    """step() updates a parameter on its owner, update() on the first device."""
+    params = params_for()
+    trainer = Trainer(params, "adam", {"learning_rate": 0.5})
+    programs = (("step", contexts(2)), ("two halves", contexts(1)), ("step", contexts(2)))
+    for (program, where), grads in zip(programs, GRADS):
+        give_grads(params, grads)
+        PROGRAMS[program](trainer, params)
+        states = trainer._updater.states
+        assert {state[0].context for state in states.values()} == set(where)
+
+
 def test_the_first_step_copies_running_statistics_and_values_of_the_first_device():
     results = []
     for kind in (gluon.Trainer, Trainer):

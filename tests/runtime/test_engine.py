@@ -25,20 +25,6 @@ def arrays(*ids):
     return made, [memory.view(array) for array in made]
 
 
-@on_other_threads
-def test_push_returns_before_the_function_has_run(way):
-    [array], [memory] = arrays(0)
-    pushed = threading.Event()
-
-    def function():
-        pushed.wait(600)
-        memory[:] = 7
-
-    engine.push(function, mx.cpu(0), writes=[array], **way)
-    pushed.set()
-    assert array.asscalar() == 7
-
-
 @all_ways
 def test_it_runs_between_the_operators_before_and_after_it(way):
     """In turns with operators of two workers: x -> 2 (x + 1) - 1 on both, 20 times."""

@@ -93,23 +93,6 @@ class Planted(SystemExit):  # which would silently end a thread of the pool
     pass
 
 
-ERRORS = [Planted, KeyboardInterrupt, IndexError]
-
-
-@pytest.mark.parametrize("error", ERRORS)
-def test_an_error_ends_the_work_and_is_raised(tiny_blocks, error):
-    calls = []
-
-    def fail_at_third(_block):
-        calls.append(1)
-        if len(calls) == 3:
-            raise error("planted")
-
-    with pytest.raises(error, match="planted"):
-        threads.run([(fail_at_third, [np.zeros(400, "float32")])], 0, max_threads=1)
-    assert len(calls) == 3
-
-
 def run_on_two(function, num_blocks=2):
     array = np.zeros(num_blocks * threads.BLOCK_BYTES // 4, "float32")
     threads.run([(function, [array])], threads.BYTES_PER_THREAD, max_threads=2)
