@@ -104,6 +104,21 @@ def test_parameters_that_are_thawed_inside_no_sync_accumulate_from_then_on():
     assert [param.list_data()[1].asscalar() for param in params] == [-42, -40]
 
 
+def test_backward_adds_to_the_sums_of_the_step_before_on_whichever_device_they_are():
+    """With grad_req='add' and no zero_grad(), as on one device. Each dtype has its own root."""
+    params = [
+        param
+        for dtype in ("float32", "float64")
+        for param in weights([[0.0]], 2, grad_req="add", dtype=dtype)
+    ]
+    trainer = Trainer(params, "sgd", {"learning_rate": 1.0})
+    for grad in (1.0, 10.0):
+        give_grads(params, [[grad, 2 * grad]] * 2)
+        trainer.step(1)
+    for param in params:
+        assert [value.asscalar() for value in param.list_data()] == [-36, -36]
+
+
 @pytest.mark.parametrize("what", ["step", "update", "allreduce_grads", "step after an inner one"])
 def test_nothing_can_be_exchanged_inside_no_sync(what):
     params = weights([[1.0]], 2)
