@@ -21,65 +21,6 @@ from gluonpar.gluon.sync_batch_norm import SyncBatchNorm
 from gluonpar.gluon.tasks import BatchProcessor, TaskError, run_tasks
 from gluonpar.gluon.towers import Towers
 from gluonpar.gluon.trainer import Trainer
-from gluonpar.sharding import split_samples
-
-
-class Detection:
-    """Two losses on images, each with any number of boxes: one on the image, one on its boxes."""
-
-    def __init__(self, net):
-        self.net = net
-
-    def forward_backward(self, shard):
-        images, boxes = shard["images"], shard["boxes"]
-        with autograd.record():
-            features = self.net(images)
-            image_loss = (features**2).sum(axis=1)
-            box_losses = [
-                ((features[i : i + 1] - box) ** 2).sum(axis=1) for i, box in enumerate(boxes)
-            ]
-            box_loss = mx.nd.concat(*box_losses, dim=0)
-        autograd.backward([image_loss, box_loss])
-        return image_loss, box_loss
-
-
-def batch(n, step):
-    rng = np.random.RandomState(step)
-    images = rng.normal(size=(n, 5)).astype("float32")
-    counts = 1 + rng.permutation(n)
-    boxes = [rng.normal(size=(count, 3)).astype("float32") for count in counts]
-    return {"images": images, "boxes": boxes}
-
-
-def train(k, n, path, weights=None):
-    """Parameters after three steps, and the losses of each, from those in the file, or into it."""
-    net = nn.Dense(3, in_units=5, prefix="net_")
-    net.initialize(mx.init.Xavier(), ctx=contexts(k))
-    if path.exists():
-        net.load_parameters(str(path), ctx=contexts(k))
-    net.save_parameters(str(path))
-    net.hybridize()
-    trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 0.02, "momentum": 0.9})
-    seen = []
-    for step in range(3):
-        shards = split_samples(batch(n, step), contexts(k), weights)
-        results = run_tasks(Detection(net), shards, contexts(k))
-        trainer.step(n)
-        seen.append([np.concatenate([a.asnumpy() for a in each]) for each in zip(*results)])
-    return [p.data(device(k - 1)).asnumpy() for p in net.collect_params().values()], seen
-
-
-@pytest.mark.parametrize(
-    ("k", "n", "weights"), [(2, 6, None), (3, 7, None), (4, 3, None), (2, 7, [1, 3]), (8, 9, None)]
-)
-def test_k_devices_train_on_ragged_batches_as_one_does(tmp_path, k, n, weights):
-    want, want_losses = train(1, n, tmp_path / "start")
-    got, losses = train(k, n, tmp_path / "start", weights)
-    for ours, theirs in zip(got, want):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
-    for ours, theirs in zip(losses, want_losses):
-        for a, b in zip(ours, theirs):
-            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
 def test_the_callers_contexts_keep_the_scopes_that_they_were_entered_in():
@@ -98,8 +39,11 @@ def test_the_callers_contexts_keep_the_scopes_that_they_were_entered_in():
 
 
 def test_fewer_shards_than_contexts_run_on_the_first():
-    used = run_tasks(lambda shard: mx.context.current_context(), [0, 0], contexts(3))
-    assert used == contexts(2)
+    def used(shard):
+        return mx.context.current_context()
+
+    for task in (used, types.SimpleNamespace(forward_backward=used)):
+        assert run_tasks(task, [0, 0], contexts(3)) == contexts(2)
 
 
 def test_dropout_inside_differs_per_device_and_repeats_with_the_seed():

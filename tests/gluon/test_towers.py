@@ -148,6 +148,8 @@ def assert_trains_as(one, towers, lr=None):
 def test_any_optimizer_updates_as_on_one_device(world, make, k):
     one, towers = (Towers(forward, start(world), contexts(n), make()) for n in (1, k))
     assert_trains_as(one, towers)
+    nets = ((net_on(n, norm=False), contexts(n), make()) for n in (1, k))
+    assert_trains_as(*(Towers(block_forward, *each) for each in nets))
 
 
 def test_an_optimizer_keeps_its_scale_and_its_learning_rate_unless_the_step_has_one():
@@ -200,12 +202,6 @@ def test_a_blocks_towers_hold_the_same_bits_with_their_running_statistics(world,
     assert all((a != b).any() for a, b in zip(first, before))
     for variables in towers.variables:
         assert [a.tobytes() for a in numpy_of(variables)] == [a.tobytes() for a in first]
-
-
-@pytest.mark.parametrize("k", [2, 3, 4])
-def test_a_block_trains_as_on_one_device(world, k):
-    one, towers = (Towers(block_forward, net_on(n, norm=False), contexts(n)) for n in (1, k))
-    assert_trains_as(one, towers, LR)
 
 
 def test_a_blocks_constants_are_no_variables():

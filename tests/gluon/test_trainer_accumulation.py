@@ -7,46 +7,10 @@ import gluon_runs as runs
 import mxnet as mx
 import numpy as np
 import pytest
-from gluon_nets import NETS
 from gluon_runs import assert_as_one, contexts, give_grads, weights
 from mxnet import autograd, gluon
 
 from gluonpar.gluon.trainer import Trainer
-
-
-def accumulated(net, trainer, batch, ctx, parts):
-    """One step on ``batch``, in micro-batches; the last one outside."""
-    X, y = batch
-    pieces = list(zip(np.array_split(X, parts), np.array_split(y, parts)))
-    with trainer.no_sync():
-        for piece in pieces[:-1]:
-            runs.backward(net, piece, ctx)
-    runs.backward(net, pieces[-1], ctx)
-    trainer.step(len(X))
-
-
-HOW = ["block", "hybridized", "static", "deferred static", "convolution"]
-
-
-@pytest.mark.parametrize("k", [1, 3])
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-@pytest.mark.parametrize("parts", [2, 3])
-@pytest.mark.parametrize("how", HOW)
-def test_micro_batches_are_one_large_batch(how, parts, optimizer, k):
-    """Every second step is an ordinary one: it starts from zero, not from what was added up.
-
-    A static network of unknown shapes writes to arrays that are not the trainer's, and must not
-    find old numbers there.
-    """
-    make, ctx = NETS[how], contexts(k)
-    net, data = make(ctx), runs.batches((7, 9, 3, 8, 11, 5))
-    trainer = Trainer(net.collect_params(), optimizer, {"learning_rate": 0.05})
-    for i, batch in enumerate(data):
-        if i % 2:
-            accumulated(net, trainer, batch, ctx, parts)
-        else:
-            runs.train(net, trainer, [batch], ctx)
-    assert_as_one(net, runs.stock(optimizer, {"learning_rate": 0.05}, make, data))
 
 
 def test_no_sync_may_be_entered_while_autograd_records():

@@ -102,32 +102,3 @@ def test_what_nccl_is_not_for_goes_through_the_host(visible):
     """
     program = program.replace("rank_sees_its_own", str(visible[0] != visible[1]))
     assert run(program, *visible) == [True, True]
-
-
-def test_ranks_train_as_one_process_does():
-    """A Trainer on a GPU of each of two ranks, and on both GPUs of one process."""
-    program = """
-    from mxnet import autograd, gluon
-    ctx = [mx.gpu(i) for i in range(2 // cluster.size())]
-    net = gluon.nn.HybridSequential()
-    net.add(gluon.nn.Dense(8, activation="tanh", in_units=5), gluon.nn.Dense(3, in_units=8))
-    mx.random.seed(3)
-    net.initialize(mx.init.Xavier(), ctx=ctx)
-    trainer = gluonpar.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
-    X = np.random.RandomState(0).normal(size=(12, 5)).astype("float32")
-    y = np.arange(12, dtype="float32") % 3
-    loss = gluon.loss.SoftmaxCELoss()
-    mine = slice(rank * 6, rank * 6 + 6) if cluster.size() > 1 else slice(None)
-    for _ in range(3):
-        with autograd.record():
-            losses = [loss(net(a), b) for a, b in gluonpar.split_and_load((X[mine], y[mine]), ctx)]
-        autograd.backward(losses)
-        trainer.step(12)
-    trainer.check_replicas()
-    values = [param.data(ctx[0]).asnumpy().tolist() for param in net.collect_params().values()]
-    print((values, "ncclCommInitRank" in counters()))
-    """
-    first, second = run(program, "0", "1")
-    (alone,) = run(program, "0,1")
-    assert first[0] == second[0] == alone[0]  # with two devices there is one order of addition
-    assert first[1] and second[1] and not alone[1]

@@ -62,20 +62,6 @@ def predict_by(model, device_params):
     predict(lambda X, y, i: cached_op.losses(model, loss, X, y, device_params[i]))
 
 
-@pytest.mark.parametrize("way", MODELS)
-def test_an_update_after_predicting_finds_the_weights(way):
-    """It reads memory that oneDNN has just laid out in its own way."""
-    device_params = make_replicas()
-    for param in sum(device_params, []):
-        param.grad[:] = 1
-    predict_by(MODELS[way], device_params)
-    for params in device_params:
-        gluonpar.sgd(params, lr=0.25, batch_size=4)
-        for param, value in zip(params, start()):
-            np.testing.assert_array_equal(param.asnumpy(), value - np.float32(0.0625))
-            np.testing.assert_array_equal(param.grad.asnumpy(), np.ones_like(value))
-
-
 @pytest.mark.parametrize("algorithm", [None, "ring"])
 @pytest.mark.parametrize("way", MODELS)
 def test_training_after_each_prediction_is_training_alone(way, algorithm):

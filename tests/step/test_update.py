@@ -194,18 +194,3 @@ def test_gradients_that_cannot_be_summed_change_nothing(algorithm, change, words
     for params in device_params:
         assert all((param.asnumpy() == 1).all() for param in params)
         assert (params[1].grad.asnumpy() == 1).all()
-
-
-@of_one_pass
-def test_one_operator_per_bucket_and_the_last_layers_first(monkeypatch):
-    monkeypatch.setattr(replicas, "BUCKET_BYTES", 52)
-    pushed, push = [], threads.push
-
-    def note(function, arrays, *more, **name):
-        pushed.append([array.size for array in arrays])
-        push(function, arrays, *more, **name)
-
-    monkeypatch.setattr(threads, "push", note)
-    values = [np.ones(shape, "float32") for shape in ((3, 4), (5,), (2, 2, 2), (1,))]
-    allreduce_sgd(place([get_params] * 2, values, [values] * 2), LR, BATCH_SIZE)
-    assert pushed == [[1] * 4 + [8] * 4, [5] * 4, [12] * 4]
