@@ -140,6 +140,21 @@ def test_two_lists_trained_in_turns_are_each_trained_alone(make, devices, togeth
         assert_same_bits([*of_one, values], train_alone(make, seed, mx.cpu(c)))
 
 
+@pytest.mark.parametrize("replace", [False, True], ids=["new gradient", "new array"])
+@pytest.mark.parametrize("which", [0, 1])
+def test_one_parameter_may_get_a_new_gradient_or_be_replaced(make, which, replace):
+    params = make(start(), mx.cpu(0))
+    seen = [step(params, 0)]
+    old = params[which].grad
+    before = old.asnumpy()
+    if replace:
+        params[which] = params[which].copy()
+    params[which].attach_grad()
+    seen += [step(params, number) for number in range(1, 4)]
+    assert_same_bits([*seen, [p.asnumpy() for p in params]], train_alone(make))
+    np.testing.assert_array_equal(old.asnumpy(), before)
+
+
 def test_a_list_is_traced_once_per_model_and_a_replicas_graphs_are_freed_with_it(traces):
     params = gluonpar.get_params(start(), mx.cpu(0))
     for number in range(5):
