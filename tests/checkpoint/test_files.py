@@ -81,48 +81,9 @@ def test_the_file_is_flushed_before_it_is_renamed_and_its_folder_after(tmp_path,
     assert order == [("flushed", 5), ("renamed", 5), ("flushed", "folder")]
 
 
-# check_writable, check_replaceable, make_writable_folder
-
-
-@pytest.mark.parametrize("check", [files.check_writable, files.check_replaceable])
-def test_a_check_changes_nothing(tmp_path, check):
-    (tmp_path / "a").write_bytes(b"old")
-    check(tmp_path / "a")
-    check(str(tmp_path / "new"))
-    assert os.listdir(tmp_path) == ["a"]
-    assert (tmp_path / "a").read_bytes() == b"old"
-
-
-@pytest.mark.parametrize("check", [files.check_writable, files.check_replaceable])
-@pytest.mark.parametrize("name", ["absent/a", "folder", "pipe", "a" * 300, "/proc/a"])
-def test_a_path_that_cannot_be_written_is_an_oserror(tmp_path, check, name):
-    (tmp_path / "folder").mkdir()
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(OSError):
-        check(tmp_path / name)
-    assert sorted(os.listdir(tmp_path)) == ["folder", "pipe"]
-
-
 def test_a_device_can_be_written_but_not_replaced():
     """A rename would put a file in its place, for all programs of the machine."""
     files.check_writable("/dev/null")
     with pytest.raises(OSError):
         files.check_replaceable("/dev/null")
     assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
-
-
-@pytest.mark.parametrize("name", ["new", "new/and/deep", "."])
-def test_a_writable_folder_is_made_and_left_as_it_is(tmp_path, name):
-    (tmp_path / "a.params").write_bytes(b"earlier")
-    folder = files.make_writable_folder(str(tmp_path / name))
-    assert folder == tmp_path / name
-    assert os.listdir(folder) == (["a.params"] if name == "." else [])
-    assert (tmp_path / "a.params").read_bytes() == b"earlier"
-
-
-@pytest.mark.parametrize("name", ["file", "file/below", os.fsdecode(b"\xff")])
-def test_a_folder_in_which_nothing_can_be_saved_is_named(tmp_path, name):
-    (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(ValueError, match=f"{tmp_path}/{name}: "):
-        files.make_writable_folder(tmp_path / name)
-    assert os.listdir(tmp_path) == ["file"]

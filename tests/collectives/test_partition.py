@@ -74,23 +74,6 @@ def test_a_larger_weight_never_gets_less(n, weights):
             assert small <= large + (light == heavy)
 
 
-@pytest.mark.parametrize(
-    ("n", "weights", "sizes"),
-    [
-        (9, [1, 2], [3, 6]),
-        (10, [1, 2], [3, 7]),
-        (10, [1, 1, 2], [3, 2, 5]),  # 2.5, 2.5, 5: of equal remainders the first
-        (10, [1000, 1, 1], [8, 1, 1]),
-        (3, [1, 1000, 1], [1, 1, 1]),
-        (2, [1, 1000, 1], [1, 1, 0]),
-        (0, [3, 1], [0, 0]),
-        (7, [0.1, 0.2, 0.4], [1, 2, 4]),
-    ],
-)
-def test_weighted_sizes_by_value(n, weights, sizes):
-    assert partition.sizes(n, len(weights), weights) == sizes
-
-
 BAD_WEIGHTS = [
     ([1, 2, 3], "got 3 for 2 devices"),
     ([], "got 0 for 2 devices"),

@@ -15,7 +15,7 @@ from mxnet.gluon import nn
 import gluonpar
 from gluonpar.gluon.trainer import Trainer
 from gluonpar.models.losses import softmax_cross_entropy
-from gluonpar.runtime import cached_op, memory
+from gluonpar.runtime import cached_op
 
 CTX = contexts(2)
 CHANNELS = 64  # for which oneDNN has layouts of its own
@@ -115,13 +115,3 @@ def test_a_gluon_network_trained_after_predicting_is_trained_alone(hybridize, op
     alone = train(False)
     assert all((value != before).any() for value, before in zip(alone[::2], start()))
     np.testing.assert_equal(train(True), alone)
-
-
-def test_no_two_parameters_or_gradients_share_memory():
-    """What all this rests on, for Replicas and for a Trainer's network."""
-    arrays = [array for param in sum(make_replicas(), []) for array in (param, param.grad)]
-    net = make_net()
-    Trainer(net.collect_params(), "sgd")
-    for param in net.collect_params().values():
-        arrays += [*param.list_data(), *param.list_grad()]
-    assert len({*map(memory.chunk, arrays)}) == len(arrays) == 2 * 2 * 2 * len(SHAPES)

@@ -1,7 +1,7 @@
 """What a step of training LeNet must do, in NumPy and float64, without gluonpar or MXNet.
 
 Forward, backward and update, written out from the definitions (convolution as a sum over the
-kernel's positions). test_oracle.py proves the gradients against finite differences.
+kernel's positions).
 """
 
 import numpy as np
