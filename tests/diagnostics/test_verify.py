@@ -5,7 +5,7 @@ import itertools
 import mxnet as mx
 import numpy as np
 import pytest
-from mxnet import autograd, gluon
+from mxnet import gluon
 from mxnet.gluon import nn
 from processes import end
 
@@ -247,24 +247,6 @@ def test_requests_that_cannot_be_verified_are_errors_with_the_remedy():
         verify(net, LOSS, BATCH, CPUS)
     with pytest.raises(ValueError, match="use gluonpar.SyncBatchNorm"):
         verify(make(gluon.contrib.nn.SyncBatchNorm(num_devices=3), nn.Dense(3)), LOSS, BATCH, CPUS)
-
-
-def test_training_works_after_a_verification_with_sync_batch_norm():
-    net = make(nn.Conv2D(4, 3), SyncBatchNorm(timeout_seconds=600), nn.Dense(3))
-    verify(net, LOSS, BATCH, CPUS)
-    trainer = gluonpar.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
-    before = values(net)
-
-    def forward_backward(shard):
-        X, y = shard
-        with autograd.record():
-            loss = LOSS(net(X), y)
-        loss.backward()
-
-    gluonpar.run_tasks(forward_backward, gluonpar.split_and_load(BATCH, CPUS), CPUS)
-    trainer.step(10)
-    trainer.check_replicas()
-    assert values(net) != before
 
 
 def test_rounding_in_an_array_that_is_nearly_zero_is_allowed():

@@ -8,7 +8,7 @@ import json
 import pathlib
 import re
 import types
-from collections import defaultdict
+from collections import Counter
 
 import pytest
 from dotted_names import resolve
@@ -25,13 +25,6 @@ DOTTED = re.compile(r"(?<![\w./-])gluonpar(?:\.[A-Za-z_]\w*)+(?!-)")
 def module_name(path):
     parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-def duplicates(names_and_places):
-    places = defaultdict(list)
-    for name, place in names_and_places:
-        places[name].append(place)
-    return {name: found for name, found in places.items() if len(found) > 1}
 
 
 def docstrings(path):
@@ -124,20 +117,13 @@ def test_the_top_level_has_at_most_16_entries():
     assert len(entries) <= 16, sorted(entries)
 
 
-def test_no_two_modules_have_the_same_name():
-    modules = [module_name(path) for path in SOURCES]
-    assert duplicates((module.rpartition(".")[2], module) for module in modules) == {}
-
-
-def test_no_two_public_classes_have_the_same_name():
-    classes = [
-        (node.name, module_name(path))
-        for path in SOURCES
-        for node in ast.parse(path.read_text("utf-8")).body
-        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
-    ]
-    assert len(classes) > 20
-    assert duplicates(classes) == {}
+def test_no_two_modules_and_no_two_public_classes_have_the_same_name():
+    modules = [module_name(path).rpartition(".")[2] for path in SOURCES]
+    nodes = [node for path in SOURCES for node in ast.parse(path.read_text("utf-8")).body]
+    classes = [node.name for node in nodes if isinstance(node, ast.ClassDef)]
+    for names in (modules, [name for name in classes if not is_private(name)]):
+        assert len(names) > 20
+        assert [name for name, count in Counter(names).items() if count > 1] == []
 
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("__init__.py")), ids=module_name)

@@ -75,7 +75,7 @@ def by_towers(num_devices):
     return [epoch, *(param.data(ctx[-1]).asnumpy() for param in params.values())]
 
 
-def by_module(num_devices):
+def by_module(num_devices, kvstore="gluonpar", states=None):
     """Module.fit, with the initial values of rank 0, and the mean over the batches of all ranks."""
     rng = np.random.RandomState(8 + cluster.rank())
     start = {"fc_weight": mx.nd.array(rng.randn(3, 5)), "fc_bias": mx.nd.array(rng.randn(3))}
@@ -90,10 +90,13 @@ def by_module(num_devices):
     module.fit(
         mx.io.NDArrayIter(X, y, size, label_name="softmax_label"),
         arg_params=start,
-        kvstore="gluonpar",
-        optimizer_params={"learning_rate": 0.1},
+        kvstore=kvstore,
+        optimizer_params={"learning_rate": 0.1, "momentum": 0.9},
         num_epoch=2,
     )
+    if states:
+        module.save_optimizer_states(str(states))
+        module.load_optimizer_states(str(states))
     return [value.asnumpy() for _, value in sorted(module.get_params()[0].items())]
 
 

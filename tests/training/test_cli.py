@@ -233,7 +233,8 @@ def assert_accepted_or_refused_by_name(command, flag, value, *more):
     assert code in (0, 2)
     if code == 2:
         [line] = [line for line in err if "error: " in line]
-        assert any(word in line for word in (flag, flag[2:].replace("-", "_"), value)), line
+        shown = value.encode(errors="backslashreplace").decode()
+        assert any(word in line for word in (flag, flag[2:].replace("-", "_"), shown)), line
 
 
 @pytest.mark.parametrize("flag", FLAGS_WITH_NUMBERS)
