@@ -81,9 +81,26 @@ def test_the_file_is_flushed_before_it_is_renamed_and_its_folder_after(tmp_path,
     assert order == [("flushed", 5), ("renamed", 5), ("flushed", "folder")]
 
 
+@pytest.mark.parametrize("check", [files.check_writable, files.check_replaceable])
+def test_a_check_changes_nothing(tmp_path, check):
+    (tmp_path / "a").write_bytes(b"old")
+    check(tmp_path / "a")
+    check(str(tmp_path / "new"))
+    assert os.listdir(tmp_path) == ["a"]
+    assert (tmp_path / "a").read_bytes() == b"old"
+
+
 def test_a_device_can_be_written_but_not_replaced():
     """A rename would put a file in its place, for all programs of the machine."""
     files.check_writable("/dev/null")
     with pytest.raises(OSError):
         files.check_replaceable("/dev/null")
     assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+
+
+@pytest.mark.parametrize("name", ["file", "file/below", os.fsdecode(b"\xff")])
+def test_a_folder_in_which_nothing_can_be_saved_is_named(tmp_path, name):
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(ValueError, match=f"{tmp_path}/{name}: "):
+        files.make_writable_folder(tmp_path / name)
+    assert os.listdir(tmp_path) == ["file"]

@@ -45,18 +45,11 @@ def test_the_sum_has_the_rows_of_all_and_the_bits_of_mxnets_kvstore(k, dtype):
     ctx = contexts(k)
     data = row_sparse(ctx, dtype)
     want, union = summed_by_mxnet(data)[0], sorted({row for a in data for row in rows_of(a)})
+    assert k == 1 or gluonpar.explain(data).algorithm == "row_sparse"
     gluonpar.allreduce(data)
     for array, c in zip(data, ctx):
         assert (array.stype, array.context, rows_of(array)) == ("row_sparse", c, union)
         assert array.asnumpy().tobytes() == want.asnumpy().tobytes()
-
-
-def test_mean_and_explain():
-    data = row_sparse(contexts(3))
-    want = sum(array.asnumpy() for array in data) / 3
-    assert gluonpar.explain(data).algorithm == "row_sparse"
-    gluonpar.allreduce(data, op="mean")
-    np.testing.assert_allclose(data[2].asnumpy(), want, rtol=1e-6)
 
 
 @pytest.mark.parametrize(("dtype", "value"), [("float16", 60000), ("float32", 3e38)])

@@ -219,16 +219,3 @@ def test_processes_are_started_while_functions_need_the_gil():
         "print('went on')\n"
     )
     assert done.stdout == "went on\n", done.stderr
-
-
-@pytest.mark.slow
-def test_a_fork_waits_for_functions_that_need_the_gil():
-    done = python(
-        "a = mx.nd.zeros((1,))\n"
-        "a.wait_to_read()\n"
-        "engine.push(lambda: sum(range(10**6)), mx.cpu(0), writes=[a])\n"
-        "child = os.fork() or os._exit(0)\n"
-        "os.waitpid(child, 0)\n"
-        "print('went on')\n"
-    )
-    assert (done.returncode, done.stdout) == (0, "went on\n")

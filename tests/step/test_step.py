@@ -14,7 +14,7 @@ import gluonpar
 from gluonpar import optim, replicas
 from gluonpar.models.lenet import LENET_SHAPES
 from gluonpar.plans import partition
-from gluonpar.runtime import engine, threads
+from gluonpar.runtime import engine, heap, threads
 
 LR = 0.2
 NUM_STEPS = 3
@@ -131,86 +131,50 @@ class Waiting(mx.autograd.Function):
 
 
 @pytest.mark.cpu("the one-pass update is for CPU contexts")
-class TestOverlap:
-    """The last layer is summed and updated while backward still computes the first.
+def test_the_last_layer_is_updated_while_backward_computes_the_first(monkeypatch):
+    """The first layer's backward, on device 0's worker, waits for the last layer's update.
 
-    Two layers, each a bucket of its own. The first layer's backward waits for the last layer's
-    update, on every device: if the update were queued behind it, the step would deadlock.
+    Each layer is a bucket of its own. If the update were queued behind backward, this would wait in
+    vain. Device 1's forward waits until it is held: the last layer's sum cannot be earlier.
     """
+    width, ctx, rule = 400, contexts(2), optim.rule
+    updated, held, in_time = threading.Event(), threading.Event(), []
 
-    NUM_DEVICES, WIDTH = 2, 400
+    def telling(*args, **more):
+        apply = rule(*args, **more)
+        return lambda *arrays: (apply(*arrays), updated.set())
 
-    @pytest.fixture
-    def updated(self, monkeypatch):
-        """Set by the first update, which can only be the last layer's."""
-        event, rule = threading.Event(), optim.rule
+    def hold():
+        held.set()
+        in_time.append(updated.wait(60))
 
-        def telling(*args, **more):
-            apply = rule(*args, **more)
+    def backward(dy, ctx):
+        if ctx == device(0):
+            engine.push(hold, ctx, writes=[dy])
+        return dy
 
-            def run(total, param, *states):
-                apply(total, param, *states)
-                event.set()
+    def model(x, params):
+        W1, b1, W2, b2 = params
+        h = mx.nd.FullyConnected(x, W1, b1, num_hidden=width)
+        if h.context == device(1):
+            engine.push(lambda: held.wait(600), device(1), writes=[h])
+        h = mx.nd.tanh(Waiting(backward)(h))
+        return mx.nd.FullyConnected(h, W2, b2, num_hidden=width)
 
-            return run
-
-        monkeypatch.setattr(optim, "rule", telling)
-        layer_bytes = 4 * (self.WIDTH**2 + self.WIDTH)
-        monkeypatch.setattr(replicas, "BUCKET_BYTES", layer_bytes)
-        assert 2 * self.NUM_DEVICES * layer_bytes > threads.BYTES_INLINE
-        return event
-
-    def two_steps(self, backward, forward):
-        """Parameters of all devices, with these called in the first layer, and with nothing."""
-        rng, ctx = np.random.RandomState(0), contexts(self.NUM_DEVICES)
-        X, y = rng.normal(size=(6, self.WIDTH)).astype("float32"), rng.randint(0, 10, size=6)
-        shapes = [(self.WIDTH, self.WIDTH), (self.WIDTH,)] * 2
-        params = [mx.nd.array(rng.normal(scale=0.05, size=shape)) for shape in shapes]
-
-        def run(backward, forward):
-            def model(x, params):
-                W1, b1, W2, b2 = params
-                h = mx.nd.FullyConnected(x, W1, b1, num_hidden=self.WIDTH)
-                forward(h)
-                h = mx.nd.tanh(Waiting(backward)(h))
-                return mx.nd.FullyConnected(h, W2, b2, num_hidden=self.WIDTH)
-
-            device_params = [gluonpar.get_params(params, c) for c in ctx]
-            assert len(replicas.buckets(device_params)) == 2
-            for _ in range(2):
-                gluonpar.train_batch(X, y, device_params, ctx, 0.1, model)
-                mx.nd.waitall()
-            return [[param.asnumpy() for param in params] for params in device_params]
-
-        return run(backward, forward), run(lambda dy, ctx: dy, lambda h: None)
-
-    def on_the_worker(self, event, seen):
-        """Return what the first layer calls: device 0's worker waits for the event in an operator.
-
-        Device 1's forward waits until it is held: the last layer's sum cannot be earlier.
-        """
-        held = threading.Event()
-
-        def hold():
-            held.set()
-            seen.append(event.wait(60))
-
-        def backward(dy, ctx):
-            if ctx == device(0):
-                engine.push(hold, ctx, writes=[dy])
-            return dy
-
-        def forward(h):
-            if h.context == device(1):
-                engine.push(lambda: held.wait(600), device(1), writes=[h])
-
-        return backward, forward
-
-    def test_the_last_bucket_is_updated_while_backward_computes_the_first_layer(self, updated):
-        seen = []
-        waited, free = self.two_steps(*self.on_the_worker(updated, seen))
-        assert seen and all(seen)
-        np.testing.assert_equal(waited, free)
+    layer_bytes = 4 * (width**2 + width)
+    assert 2 * len(ctx) * layer_bytes > threads.BYTES_INLINE
+    monkeypatch.setattr(replicas, "BUCKET_BYTES", layer_bytes)
+    monkeypatch.setattr(optim, "rule", telling)
+    # After the steps 1, 2, 4, ... of a process it reads all gradients, before the updates.
+    monkeypatch.setattr(heap, "return_free", lambda after: None)
+    rng = np.random.RandomState(0)
+    params = [rng.normal(scale=0.05, size=shape) for shape in [(width, width), (width,)] * 2]
+    device_params = replicas_of(params, ctx)
+    assert len(replicas.buckets(device_params)) == 2
+    X, y = rng.normal(size=(6, width)).astype("float32"), rng.randint(0, 10, size=6)
+    gluonpar.train_batch(X, y, device_params, ctx, 0.1, model)
+    mx.nd.waitall()
+    assert in_time == [True]
 
 
 NOTHING = {"X": np.zeros((0, 1, 28, 28), "float32"), "y": np.zeros(0, "float32")}

@@ -219,7 +219,7 @@ def test_the_script_without_the_package_names_the_remedy():
 ODD_NUMBERS = ["0", "-1", "2.5", "1e3", "nan", "inf", "1e400", "0x10", "\u0663", "1,2", "1,,2"]
 ODD_NUMBERS += ["", " ", "None", "%s", "{}", "9" * 23, "9" * 5000]
 ODD_PATHS = ["", ".", "folder", "file", "file/below", "pipe", "loop.png", "full.png", "/dev/null"]
-ODD_PATHS += ["new/deep", "/proc/new", "a" * 250, "a" * 300, "a" * 250 + ".png", "\udcff"]
+ODD_PATHS += ["new/deep", "/proc/new", "a" * 250, "a" * 300, "a" * 250 + ".png"]
 FLAGS_WITH_NUMBERS = """--num-gpus --gpus --weights --batch-size --lr --epochs --seed --limit
                         --log-interval --save-every --keep --algorithm --momentum --wd --lr-steps
                         --lr-factor --warmup-epochs --early-stop""".split()
@@ -233,8 +233,7 @@ def assert_accepted_or_refused_by_name(command, flag, value, *more):
     assert code in (0, 2)
     if code == 2:
         [line] = [line for line in err if "error: " in line]
-        shown = value.encode(errors="backslashreplace").decode()
-        assert any(word in line for word in (flag, flag[2:].replace("-", "_"), shown)), line
+        assert any(word in line for word in (flag, flag[2:].replace("-", "_"), value)), line
 
 
 @pytest.mark.parametrize("flag", FLAGS_WITH_NUMBERS)
