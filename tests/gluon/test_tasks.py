@@ -153,7 +153,13 @@ def test_an_estimator_trains_as_on_one_device_also_on_fewer_samples_than_devices
     rng = np.random.RandomState(0)
     X, y = rng.normal(size=(7, 3)).astype("float32"), np.arange(7) % 2
     batches = gluon.data.DataLoader(gluon.data.ArrayDataset(X, y), 3)
-    results = []
+    results, used = [], set()
+
+    class Noting(gluon.loss.SoftmaxCELoss):
+        def __call__(self, prediction, label):
+            used.add(prediction.context)
+            return super().__call__(prediction, label)
+
     for norm, ctx in ((nn.BatchNorm, contexts(1)), (SyncBatchNorm, contexts(2))):
         mx.random.seed(0)
         net = nn.HybridSequential(prefix="net_")
@@ -162,11 +168,12 @@ def test_an_estimator_trains_as_on_one_device_also_on_fewer_samples_than_devices
         net.hybridize()
         how = {"context": ctx, "batch_processor": BatchProcessor()}
         trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5})
-        program = estimator.Estimator(net, gluon.loss.SoftmaxCELoss(), trainer=trainer, **how)
+        program = estimator.Estimator(net, Noting(), trainer=trainer, **how)
         program.logger.setLevel("ERROR")
         program.fit(batches, epochs=2)
         params = net.collect_params().values()
         results.append([[copy.asnumpy() for copy in param.list_data()] for param in params])
+    assert used == {*contexts(2)}
     for (want,), copies in zip(*results):
         for copy in copies:
             np.testing.assert_allclose(copy, want, rtol=1e-4, atol=1e-5)
