@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import sys
+import weakref
+from numbers import Number
 from typing import Any, Callable, NoReturn, Sequence
 
 import mxnet as mx
@@ -19,9 +21,10 @@ from gluonpar.collectives import Exchange, arguments, in_buckets, row_sparse
 from gluonpar.gluon import initial_values, parameter_buckets
 from gluonpar.runtime import backward_passes, devices, heap, memory, private_fields
 
-# Optimizers whose update changes or draws numbers of their own, or shares arrays: MXNet's Trainer
-# calls one optimizer for each device in turn, so the copies of a parameter would differ.
-_ONE_UPDATE = (mx.optimizer.Nadam, mx.optimizer.SGLD, mx.optimizer.LBSGD)
+# Optimizers that would give each copy of a parameter another value, as MXNet calls one optimizer
+# for each device in turn: SGLD draws random numbers, LBSGD has one array for a Trainer's copies.
+_NOT_BY_MODULE = (mx.optimizer.SGLD,)
+_NOT_BY_TRAINER = (mx.optimizer.SGLD, mx.optimizer.LBSGD)
 _VALUES = "stores sums of row_sparse arrays only; sum dense ones with pushpull"
 
 
@@ -32,7 +35,11 @@ class GluonPar(mx.kvstore.KVStore):  # of which sparse gradients need an instanc
     For arrays that :func:`gluonpar.allreduce` takes; as asynchronous as any operator. A key is an
     int, a string or a list of those; no dense value is stored under it. ``priority`` is not used.
     The store runs no optimizer, so ``update_on_kvstore`` is False: every device updates its own
-    copy of the parameters, and the Trainer or the Module holds the optimizer states.
+    copy of the parameters, and the Trainer or the Module holds the optimizer states. On several
+    devices each update begins with the numbers that the optimizer and its schedule had before the
+    step, as on one device. SGLD, which draws random numbers, is refused there, and in a Trainer
+    LBSGD; an optimizer of your own must not keep arrays or containers besides the states. A
+    Module's states must be loaded on as many devices as saved them, because it numbers them so.
 
     >>> import mxnet as mx
     >>> ctx = [mx.cpu(0), mx.cpu(1)]
@@ -113,13 +120,15 @@ class GluonPar(mx.kvstore.KVStore):  # of which sparse gradients need an instanc
             trainer = caller.f_locals["self"]
             params = private_fields.params(trainer)
             if key == next(i for i, param in enumerate(params) if _is_summed_here(param)):
-                _check_optimizer(private_fields.optimizer(trainer), params[key].list_ctx())
                 dense = [i for i, param in enumerate(params) if _is_summed_here(param)]
                 summed = _with_gradients(trainer, dense)
                 lists = [param.list_grad() for param in summed]
                 heap.return_free(lists)
                 _allreduce(lists)
         elif out is None:
+            if caller.f_code is private_fields.MODULE_LOOP:
+                optimizer = caller.f_locals["updater"].optimizer
+                _update_alike(optimizer, [array.context for array in value], _NOT_BY_MODULE)
             _allreduce(_lists(key, value, "value"))
         else:
             for data, targets in zip(_lists(key, value, "value"), _lists(key, out, "out")):
@@ -221,14 +230,75 @@ def _is_summed_here(param: gluon.Parameter) -> bool:
     return param.grad_req != "null" and private_fields.grad_stype(param) == "default"
 
 
-def _check_optimizer(optimizer: mx.optimizer.Optimizer, ctx: Sequence[mx.Context]) -> None:
-    """Raise ValueError for devices on which MXNet's Trainer cannot update alike."""
+class _Step:
+    """A step of an optimizer, which MXNet calls for each device's copies of the parameters."""
+
+    def __init__(self) -> None:
+        self._devices: set[mx.Context] = set()  # that it has been called for
+        self._before: list[dict[str, Any]] = []  # its numbers when it had been called for none
+
+    def begin(self, optimizer: mx.optimizer.Optimizer, device: mx.Context) -> None:
+        """Give the optimizer the numbers from before the step."""
+        if not self._devices or device in self._devices:
+            self._devices, self._before = set(), [*map(_numbers, _attributes(optimizer))]
+        self._devices.add(device)
+        for attributes, before in zip(_attributes(optimizer), self._before):
+            for name in _numbers(attributes).keys() - before.keys():
+                del attributes[name]
+            attributes.update(before)
+
+
+def _attributes(optimizer: mx.optimizer.Optimizer) -> list[dict[str, Any]]:
+    """Return those of the optimizer and of its schedule."""
+    both = (optimizer, optimizer.lr_scheduler)
+    return [vars(each) for each in both if hasattr(each, "__dict__")]
+
+
+def _numbers(attributes: dict[str, Any]) -> dict[str, Any]:
+    """Return those that an update may make or replace: numbers, strings and None."""
+    kinds = (Number, str, type(None))
+    return {name: value for name, value in attributes.items() if isinstance(value, kinds)}
+
+
+# The present or last step of each optimizer that a Trainer or Module uses with this store.
+_steps: weakref.WeakKeyDictionary[mx.optimizer.Optimizer, _Step] = weakref.WeakKeyDictionary()
+
+
+def _beginning_alike(update: Callable) -> Callable:
+    """The update of an Updater, which changes the copies on all devices alike.
+
+    MXNet's optimizers, and others, change numbers of their own in an update (counts, the last
+    learning rate), which the next device's update must not see.
+    """
+
+    @functools.wraps(update)
+    def begin_and_update(self: mx.optimizer.Updater, index: Any, grad: Any, weight: Any) -> None:
+        if self.optimizer in _steps:
+            [first, *_] = weight if isinstance(weight, (list, tuple)) else [weight]
+            _steps[self.optimizer].begin(self.optimizer, first.context)
+        update(self, index, grad, weight)
+
+    return begin_and_update
+
+
+private_fields.wrap_updates(_beginning_alike)
+
+
+def _update_alike(
+    optimizer: mx.optimizer.Optimizer, ctx: Sequence[mx.Context], refused: tuple[type, ...]
+) -> None:
+    """Have MXNet update the copies on all devices alike; raise ValueError if it cannot."""
     devices.check_distinct(ctx)
-    if len(ctx) > 1 and isinstance(optimizer, _ONE_UPDATE):
+    if len(ctx) == 1:
+        return
+    if isinstance(optimizer, refused):
         raise ValueError(
-            f"gluon.Trainer updates each device's copy by itself, and {type(optimizer).__name__} "
-            f"would update the copies on {ctx} differently; use gluonpar.Trainer"
+            f"MXNet updates each device's copy by itself, and {type(optimizer).__name__} would "
+            f"update the copies on {ctx} differently; use gluonpar.Trainer"
         )
+    if optimizer not in _steps:
+        _steps[optimizer] = _Step()
+        private_fields.complete_update_counts(optimizer, ctx)
 
 
 def _with_gradients(trainer: gluon.Trainer, indices: Sequence[int]) -> list[gluon.Parameter]:
@@ -238,6 +308,8 @@ def _with_gradients(trainer: gluon.Trainer, indices: Sequence[int]) -> list[gluo
     by them on all devices.
     """
     params = {i: private_fields.params(trainer)[i] for i in indices}
+    optimizer = private_fields.optimizer(trainer)
+    _update_alike(optimizer, params[indices[0]].list_ctx(), _NOT_BY_TRAINER)
     backward_passes.track(params.values())
     summed, stale = {}, []
     counting = parameter_buckets.summands([*params.values()], cluster.size())
@@ -249,8 +321,6 @@ def _with_gradients(trainer: gluon.Trainer, indices: Sequence[int]) -> list[gluo
             ]
     memory.zero(stale)
     backward_passes.mark_summed(summed.values(), [0] if cluster.rank() == 0 else [])
-    # All devices must have the same learning rates, but they are updated one after another.
-    private_fields.begin_step(private_fields.optimizer(trainer), summed)
     return [*summed.values()]
 
 

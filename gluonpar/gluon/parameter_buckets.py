@@ -41,8 +41,8 @@ class Layout:
         self._buckets = []
         for bucket, root in zip(buckets, roots):
             indices = [each.index for each in bucket]
-            sparse = bucket[0].grads[0].stype == "row_sparse"  # then every device updates
-            self._buckets.append((indices, None if sparse else root))
+            on_all = bucket[0].grads[0].stype == "row_sparse" and not one_root
+            self._buckets.append((indices, None if on_all else root))
 
     def is_current(self) -> bool:
         """Return whether the parameters still are of the same kinds, on the same contexts."""

@@ -15,6 +15,7 @@ from mxnet import gluon
 # The code that calls a kvstore in the stock Trainer's and in Module's loops.
 TRAINER_LOOP = gluon.Trainer._allreduce_grads.__code__
 MODULE_INIT = mx.model._initialize_kvstore.__code__
+MODULE_LOOP = mx.model._update_params.__code__
 
 # Of a gluon.Parameter:
 values = attrgetter("_data")  # its arrays by device; None if it is not initialised
@@ -53,6 +54,11 @@ def wrap_kvstore_creation(wrap: Callable[[Callable], Callable]) -> None:
         module._create_kvstore = create
 
 
+def wrap_updates(wrap: Callable[[Callable], Callable]) -> None:
+    """Replace the function by which an Updater updates weights of a device by ``wrap`` of it."""
+    mx.optimizer.Updater.__call__ = wrap(mx.optimizer.Updater.__call__)
+
+
 def wrap_graphs(wrap: Callable[[Callable], Callable]) -> None:
     """Replace ``__init__(graph, symbol, flags)`` of hybridized blocks' graphs by ``wrap`` of it."""
     mx.nd.CachedOp.__init__ = wrap(mx.nd.CachedOp.__init__)
@@ -73,6 +79,14 @@ def separate_update_counts(optimizer: mx.optimizer.Optimizer) -> None:
     """Give a copied optimizer counts that it does not share with the original: one per device."""
     counts = {device: dict(each) for device, each in optimizer._all_index_update_counts.items()}
     optimizer._all_index_update_counts, optimizer._index_update_count = counts, counts[0]
+
+
+def complete_update_counts(optimizer: mx.optimizer.Optimizer, ctx: Iterable[mx.Context]) -> None:
+    """Give devices without counts, as after loading what fewer devices saved, another's counts."""
+    counts = optimizer._all_index_update_counts
+    most = max(counts.values(), key=len)
+    for c in ctx:
+        counts[c.device_id] = counts.get(c.device_id) or dict(most)
 
 
 def begin_step(optimizer: mx.optimizer.Optimizer, indices: Iterable[int]) -> None:

@@ -1,5 +1,7 @@
 """row_sparse gradients: the sum has the union of the rows, and Trainers update as MXNet's does."""
 
+import functools
+
 import gluon_runs as runs
 import mxnet as mx
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 from contexts import contexts
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
+from mxnet.optimizer import LARS, SGD, Adam, Nadam
 
 import gluonpar
 from gluonpar.gluon.trainer import Trainer
@@ -175,18 +178,47 @@ def test_rows_are_compressed_as_dense_gradients_and_summed_by_no_plan(more, row)
         assert value.asnumpy().tolist() == [[-row], [-row], [0]]
 
 
+class Slowing(mx.optimizer.Optimizer):
+    """Divides the learning rate by the number of its updates, of any parameters."""
+
+    number = 0
+
+    def create_state(self, index, weight):
+        return None
+
+    def update(self, index, weight, grad, state):
+        self._update_count(index)
+        self.number += 1
+        rate = self._get_lr(index) / self.number
+        weight[:] -= rate * self.rescale_grad * grad.tostype("default")
+
+
 @pytest.mark.parametrize("kind", [Trainer, lambda *given: stock(*given, kvstore="gluonpar")])
-@pytest.mark.parametrize("name", ["sgd", "adam"])
-def test_a_schedule_gives_all_devices_the_same_rate(name, kind):
-    """Also to a parameter that was left out of some steps, for which MXNet's changes in a step."""
+@pytest.mark.parametrize(
+    "optimizer",
+    [SGD, Adam, Nadam, functools.partial(LARS, momentum=0.9), Slowing],
+    ids=["sgd", "adam", "nadam", "lars", "own"],
+)
+def test_all_devices_have_the_rates_of_one(optimizer, kind):
+    """Also a parameter that was left out of some steps, whose rate may be of the step before."""
+    results = {}
+    for make, k in ((stock, 1), (kind, 3)):
+        ctx = contexts(k)
+        net = bag(ctx)
+        schedule = mx.lr_scheduler.FactorScheduler(1, 0.5)
+        made = optimizer(lr_scheduler=schedule, learning_rate=0.1)
+        trainer = make(net.collect_params(), made)
+        for i, batch in enumerate(batches()):
+            net.embed.weight.grad_req = "null" if i % 2 else "write"
+            runs.train(net, trainer, [batch], ctx)
+        results[k] = net
+    runs.assert_as_one(results[3], runs.values(results[1]))
+
+
+def test_an_optimizer_that_draws_numbers_updates_each_parameter_once():
     ctx = contexts(3)
     net = bag(ctx)
-    schedule = mx.lr_scheduler.FactorScheduler(1, 0.5)
-    made = mx.optimizer.create(name, lr_scheduler=schedule, learning_rate=0.1)
-    trainer = kind(net.collect_params(), made)
-    for i, batch in enumerate(batches()):
-        net.embed.weight.grad_req = "null" if i % 2 else "write"
-        runs.train(net, trainer, [batch], ctx)
+    runs.train(net, Trainer(net.collect_params(), mx.optimizer.SGLD()), batches(), ctx)
     runs.assert_as_one(net, runs.values(net))
 
 

@@ -75,7 +75,10 @@ def by_towers(num_devices):
     return [epoch, *(param.data(ctx[-1]).asnumpy() for param in params.values())]
 
 
-def by_module(num_devices, kvstore="gluonpar", states=None):
+MOMENTUM = {"learning_rate": 0.1, "momentum": 0.9}
+
+
+def by_module(num_devices, kvstore="gluonpar", states=None, optimizer="sgd", options=MOMENTUM):
     """Module.fit, with the initial values of rank 0, and the mean over the batches of all ranks."""
     rng = np.random.RandomState(8 + cluster.rank())
     start = {"fc_weight": mx.nd.array(rng.randn(3, 5)), "fc_bias": mx.nd.array(rng.randn(3))}
@@ -91,7 +94,8 @@ def by_module(num_devices, kvstore="gluonpar", states=None):
         mx.io.NDArrayIter(X, y, size, label_name="softmax_label"),
         arg_params=start,
         kvstore=kvstore,
-        optimizer_params={"learning_rate": 0.1, "momentum": 0.9},
+        optimizer=optimizer,
+        optimizer_params=options,
         num_epoch=2,
     )
     if states:
