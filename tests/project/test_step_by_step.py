@@ -19,6 +19,7 @@ from urllib.parse import parse_qsl
 import pytest
 
 from gluonpar.collectives import ALGORITHMS, Hop, simulate
+from gluonpar.plans.plan import num_chunks, num_steps
 from gluonpar.plans.registry import Algorithm
 from gluonpar.plans.topologies import TOPOLOGIES, Link
 
@@ -154,17 +155,29 @@ def test_nothing_is_loaded_from_outside():
 
 # What it shows while it is used
 
-STEPPED = [
-    {"algorithm": name, "devices": k, "topology": "full", "memory": memory}
-    for name, k, memory in zip(PLANS, (2, 4, 5, 3, 7, 6), ("", "2", "", "", "5", "0.5"))
-]
+TOLD = {
+    "stepped": [
+        {"algorithm": name, "devices": k, "topology": "full", "memory": memory}
+        for name, k, memory in zip(PLANS, (2, 4, 5, 3, 7, 6), ("", "2", "", "", "5", "0.5"))
+    ],
+    "charts": [
+        {"topology": on, "devices": k, "bytes": size, "memory": memory}
+        for on, k, size, memory in (
+            ("full", 8, "1M", ""),
+            ("pcie", 16, "4K", "20"),
+            ("nvlink", 8, "0", ""),
+            ("ethernet", 12, "100M", "5"),
+            ("nvswitch", 2, "1G", ""),
+        )
+    ],
+}
 
 
-def driven_page(stepped) -> str:
+def driven_page(told) -> str:
     """The page, with the script that drives it as a reader does."""
     driver = (Path(__file__).parents[1] / "support" / "step_by_step.js").read_text("utf-8")
     text = (DOCS / "step-by-step.html").read_text("utf-8")
-    data = f'<script id="stepped" type="application/json">{json.dumps(stepped)}</script>'
+    data = f'<script id="told" type="application/json">{json.dumps(told)}</script>'
     return text.replace("<head>", f"<head>{data}<script>{driver}</script>", 1)
 
 
@@ -173,13 +186,34 @@ def driven(tmp_path_factory):
     """What the page shows while it is used."""
     folder = tmp_path_factory.mktemp("driven")
     shutil.copytree(DOCS / "assets", folder / "assets")
-    return run(folder, driven_page(STEPPED), "--virtual-time-budget=60000", "--lang=en")
+    return run(folder, driven_page(TOLD), "--virtual-time-budget=60000", "--lang=en")
 
 
-def simulated(values):
-    """The number of devices and the package's result for settings of the page."""
+def num_bytes(text):
+    """The number that the page's K, M and G stand for."""
+    number, unit = re.fullmatch(r"([\d.]+)([KMG]?)", text).groups()
+    return round(float(number) * 1024 ** " KMG".index(unit or " "))
+
+
+def settings_of(values):
+    """The arguments of ``simulate`` and the package's result for settings of the page."""
     name, k, on = values["algorithm"], int(values["devices"]), values["topology"]
-    return k, simulate(name, k, 1 << 20, on, float(values["memory"] or "inf") * 1e9)
+    memory = float(values["memory"] or "inf") * 1e9
+    return name, k, on, simulate(name, k, num_bytes(values.get("bytes", "1M")), on, memory)
+
+
+def numbers_before(name, k):
+    """How many devices' values each chunk of each device has before each step, and at the end."""
+    hops = ALGORITHMS[name].plan(k)
+    chunks, values = num_chunks(hops), {}
+    values = {(i, chunk): {i} for i in range(k) for chunk in range(chunks)}
+    states = [dict(values)]
+    for step in range(num_steps(hops)):
+        for _, src, dst, chunk, reduce in (hop for hop in hops if hop.step == step):
+            kept = values[dst, chunk] if reduce else set()
+            values[dst, chunk] = kept | states[-1][src, chunk]
+        states.append(dict(values))
+    return [{at: len(some) for at, some in state.items()} for state in states]
 
 
 def begins(result):
@@ -192,17 +226,51 @@ def begins(result):
 def test_a_step_forward_or_back_goes_to_where_the_simulation_begins_a_step(driven):
     assert driven["errors"] == driven.get("failed", [])
     for told in driven["stepped"]:
-        k, result = simulated(told["values"])
+        name, k, _, result = settings_of(told["values"])
         assert [shown["now"] for shown in told["forward"]] == pytest.approx(begins(result))
         assert told["back"] == pytest.approx(begins(result)[-2::-1])
-        for i, shown in enumerate(told["forward"]):
+        for i, (shown, numbers) in enumerate(zip(told["forward"], numbers_before(name, k))):
             (panel,) = shown["panels"]
-            assert panel["whole"] == panel["have"].count(k)
+            assert panel["have"] == [*numbers.values()], (name, i)
+            assert panel["whole"] == [*numbers.values()].count(k)
             if i < len(told["forward"]) - 1:
                 assert panel["words"].startswith(f"Step {i + 1} of {len(told['back'])}, ")
         assert set(told["forward"][0]["panels"][0]["have"]) == {1}
         assert set(told["end"]["panels"][0]["have"]) == {k}
         assert told["end"] == told["forward"][-1] and "Finished" in panel["words"]
+
+
+@pytest.mark.slow
+@needs_browser
+def test_the_chart_and_its_table_mark_the_algorithms_that_simulate_finds_fastest(driven):
+    for told in driven["charts"]:
+        values = told["values"]
+
+        def seconds(size, values=values):
+            times = {n: settings_of({**values, "algorithm": n, "bytes": size}) for n in PLANS}
+            return {name: result.seconds for name, (*_, result) in times.items()}
+
+        def best(times):
+            return {name for name in PLANS if times[name] <= min(times.values()) * (1 + 1e-9)}
+
+        times = seconds(values["bytes"])
+        assert [row[1] for row in told["rows"]] == PLANS
+        for marked, name, steps, time, relative in told["rows"]:
+            assert int(steps) == num_steps(ALGORITHMS[name].plan(int(values["devices"])))
+            number, unit = time.split()
+            seconds_shown = float(number) * {"s": 1, "ms": 1e-3, "us": 1e-6}[unit]
+            assert seconds_shown == pytest.approx(times[name], rel=0.006)  # three digits
+            assert (marked == "fastest") == (relative == "fastest") == (name in best(times))
+            if marked != "fastest":
+                factor = float(relative.split()[0])
+                assert factor == pytest.approx(times[name] / min(times.values()), rel=0.006)
+        ranges = re.findall(r"([a-z= -]+) from (\S+) to ([\d.]+[KMG]?)", told["sentence"])
+        assert (ranges[0][1], ranges[-1][2]) == ("256", "1G")
+        assert (told["strip"], told["lines"]) == (len(ranges), len(PLANS))
+        for names, first, last in ranges:
+            for size, towards in ((first, 1.01), (last, 1 / 1.01)):
+                times = seconds(str(round(num_bytes(size) * towards)))
+                assert best(times) == {*names.strip().split(" = ")}, (values, size)
 
 
 @pytest.mark.slow

@@ -73,9 +73,23 @@ function steps(values) {
   return { values, forward, back, end: shown() };
 }
 
-async function drive(stepped) {
+/** The chart's table and sentence. */
+function chart(values) {
+  choose(values);
+  const rows = all("#table tbody tr").map((row) => [row.className, ...words("th, td", row)]);
+  return {
+    values,
+    rows,
+    sentence: words("#fastest")[0],
+    strip: all("#chart rect").length,
+    lines: all("#chart .curve").length,
+  };
+}
+
+async function drive({ stepped, charts }) {
   const report = { started: { ...shown(), form: form(), hash: location.hash } };
   report.stepped = stepped.map(steps);
+  report.charts = charts.map(chart);
 
   await follow("");
   const texts = {
@@ -120,10 +134,10 @@ async function drive(stepped) {
 
 /** Write the report once the page is there. */
 window.addEventListener("load", async () => {
-  const stepped = JSON.parse(document.getElementById("stepped").textContent);
+  const told = JSON.parse(document.getElementById("told").textContent);
   let report;
   try {
-    report = await drive(stepped);
+    report = await drive(told);
   } catch (error) {
     report = { failed: String(error.stack) };
   }
