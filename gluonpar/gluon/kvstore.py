@@ -298,7 +298,7 @@ def _update_alike(
         )
     if optimizer not in _steps:
         _steps[optimizer] = _Step()
-        private_fields.complete_update_counts(optimizer, ctx)
+        private_fields.level_update_counts(optimizer, ctx)
 
 
 def _with_gradients(trainer: gluon.Trainer, indices: Sequence[int]) -> list[gluon.Parameter]:

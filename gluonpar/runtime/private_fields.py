@@ -81,12 +81,13 @@ def separate_update_counts(optimizer: mx.optimizer.Optimizer) -> None:
     optimizer._all_index_update_counts, optimizer._index_update_count = counts, counts[0]
 
 
-def complete_update_counts(optimizer: mx.optimizer.Optimizer, ctx: Iterable[mx.Context]) -> None:
-    """Give devices without counts, as after loading what fewer devices saved, another's counts."""
-    counts = optimizer._all_index_update_counts
-    most = max(counts.values(), key=len)
-    for c in ctx:
-        counts[c.device_id] = counts.get(c.device_id) or dict(most)
+def level_update_counts(optimizer: mx.optimizer.Optimizer, ctx: Iterable[mx.Context]) -> None:
+    """Give these devices the counts of those that have updated last, as after loading states."""
+    by_device, latest = optimizer._all_index_update_counts, {}
+    for counts in by_device.values():
+        for i, number in counts.items():
+            latest[i] = max(number, latest.get(i, number))
+    by_device.update({c.device_id: dict(latest) for c in ctx})
 
 
 def begin_step(optimizer: mx.optimizer.Optimizer, indices: Iterable[int]) -> None:

@@ -92,16 +92,17 @@ def test_optimizers_that_would_update_the_copies_differently_may_update_one_devi
     assert (runs.bits(params) == before) == (k == 2)
 
 
-def test_states_that_one_device_saved_go_on_on_several(tmp_path):
-    data, path = runs.batches(), str(tmp_path / "states")
+def test_states_go_on_on_other_devices(tmp_path):
+    """Those of the end have taken part in no step, in the first, and in all."""
     net = runs.mlp(CTX[:1])
-    trainer = make_trainer(net.collect_params(), "adam")
-    runs.train(net, trainer, data[:2], CTX[:1])
-    trainer.save_states(path)
-    net.collect_params().reset_ctx(CTX[:3])
-    trainer = make_trainer(net.collect_params(), "adam")
-    trainer.load_states(path)
-    runs.train(net, trainer, data[2:], CTX[:3])
+    where = [CTX[1:3], CTX[2:4], CTX[2:4], CTX[:3], CTX[:3]]
+    for i, (batch, ctx) in enumerate(zip(runs.batches(), where)):
+        net.collect_params().reset_ctx(ctx)
+        trainer = make_trainer(net.collect_params(), "adam")
+        if i:
+            trainer.load_states(str(tmp_path / "states"))
+        runs.train(net, trainer, [batch], ctx)
+        trainer.save_states(str(tmp_path / "states"))
     assert_as_one(net, runs.stock(*OPTIMIZERS["adam"]))
 
 
