@@ -142,11 +142,12 @@ def _prepared(
     unknown = {*counts, *states} - {i for _, i, _ in params}
     if unknown:
         raise ValueError(f"it has states of parameters that are not there: {sorted(unknown)}")
+    schedule = optimizer.lr_scheduler
+    has_schedule = type(schedule) is type(saved.lr_scheduler) and hasattr(schedule, "__dict__")
 
     def restore() -> None:
         here = {name: vars(optimizer)[name] for name in _OWN}
-        schedule = optimizer.lr_scheduler
-        if hasattr(schedule, "__dict__") and type(schedule) is type(saved.lr_scheduler):
+        if has_schedule:
             schedule.__dict__ = vars(saved.lr_scheduler)  # others may have this object, too
             saved.lr_scheduler = schedule
         optimizer.__dict__ = vars(saved)

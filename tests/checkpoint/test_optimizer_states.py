@@ -368,6 +368,7 @@ ATTRIBUTES = ["optimizer", "object", 1]
     ("place", "value", "words"),
     [
         (["format"], 3, "format 3"),
+        (ATTRIBUTES, {}, "lr_scheduler"),
         ([*ATTRIBUTES, "update"], 5, "update = 5"),
         ([*ATTRIBUTES, "aggregate_num"], 1000, "aggregate_num = 1000"),
         ([*ATTRIBUTES, "new"], {"object": ["Popen", {}]}, "new is a Popen"),
