@@ -93,7 +93,7 @@ def describe(
     encode = objects.Encoder(arrays).encode
     return {
         "format": FORMAT,
-        "params": [[name, list(param.shape), i] for name, i, param in params],
+        "params": [[name, _shape(param), i] for name, i, param in params],
         "counts": list(private_fields.update_counts(optimizer).items()),
         "optimizer": encode(optimizer, "optimizer", without=_COUNTS),
         "states": [
@@ -184,14 +184,29 @@ def _indices(saved: list, params: NamedParams) -> dict[int, int]:
     index = {}
     for number, (saved_name, saved_shape, i) in enumerate(saved):
         name, index[i], param = by_name[saved_name] if same_names else params[number]
-        shape = tuple(saved_shape)
-        # A length that is not known yet is 0, or -1 in mx.np.
-        fits = (a == b or min(a, b) <= 0 for a, b in zip(shape, param.shape))
-        if len(shape) != len(param.shape) or not all(fits):
+        shape = _shape(param)
+        if not _fits(saved_shape, shape):
             raise ValueError(
-                f"it is for other parameters: number {number} is {saved_name} {shape} in the file, "
-                f"but {name} {tuple(param.shape)} here"
+                f"it is for other parameters: number {number} is {saved_name} {tuple(saved_shape)} "
+                f"in the file, but {name} {tuple(shape)} here"
             )
     if len(index) != len(params):
         raise ValueError("two of its parameters have the same index")
     return index
+
+
+def _shape(param: gluon.Parameter) -> list[int] | None:
+    """Return what is known of the shape; a SymbolBlock's parameter itself may know nothing of it.
+
+    A length that is not known is 0, or -1 in mx.np.
+    """
+    copies = private_fields.values(param)
+    shape = copies[0].shape if copies else param.shape
+    return None if shape is None else list(shape)
+
+
+def _fits(one: list[int] | None, other: list[int] | None) -> bool:
+    """Return whether what is known of two shapes is the same."""
+    if one is None or other is None:
+        return True
+    return len(one) == len(other) and all(a == b or min(a, b) <= 0 for a, b in zip(one, other))

@@ -74,6 +74,27 @@ def test_on_another_number_of_devices_running_statistics_are_the_mean(saved):
         assert copy.asnumpy().tobytes() == net[0].weight.list_data()[0].asnumpy().tobytes()
 
 
+@pytest.mark.filterwarnings("ignore:Cannot decide type:UserWarning")  # of MXNet's import
+def test_the_parameters_of_an_imported_network(tmp_path):
+    """They do not know their shapes, also when they have values."""
+    net, data = runs.mlp([device(0)], hybridize={}), runs.batches()
+    net(mx.nd.array(data[0][0], ctx=device(0)))
+    net.export(str(tmp_path / "net"))
+    graph, params = (str(tmp_path / f"net-{end}") for end in ("symbol.json", "0000.params"))
+    ctx = [device(i) for i in range(2)]
+    trained = []
+    for _ in range(2):
+        net = mx.gluon.SymbolBlock.imports(graph, ["data"], params, ctx)
+        trained.append((net, gluonpar.Trainer(net.collect_params(), "adam")))
+    runs.train(*trained[0], data[:3], ctx)
+    gluonpar.save_checkpoint(tmp_path / "a", *trained[0])
+    gluonpar.load_checkpoint(tmp_path / "a", *trained[1])
+    for pair in trained:
+        runs.train(*pair, data[3:], ctx)
+    one, other = ([value.tobytes() for value in values(net)] for net, _ in trained)
+    assert one == other
+
+
 def test_lists_of_parameters_can_be_loaded_on_another_number_of_devices(tmp_path):
     params = gluonpar.init_lenet()
     two, three = ([gluonpar.get_params(params, device(i)) for i in range(k)] for k in (2, 3))
