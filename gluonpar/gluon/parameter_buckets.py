@@ -20,6 +20,7 @@ class Layout:
 
     ``in_order`` are all of ``params`` in the order in which forward uses them: neighbours share a
     bucket. The buckets are summed by ``exchange``; with ``one_root`` device 0 is the root of all.
+    Those of row_sparse gradients have no root, and every device updates, unless ``updates_once``.
     Arrays are looked up whenever they are needed: the parameters may be given others.
     """
 
@@ -29,6 +30,7 @@ class Layout:
         in_order: Sequence[gluon.Parameter],
         exchange: Exchange,
         one_root: bool = False,
+        updates_once: bool = False,
     ) -> None:
         self._params, self._kinds = params, _kinds(params)
         self._ctx, self._num_processes = exchange.ctx, exchange.num_processes
@@ -41,7 +43,7 @@ class Layout:
         self._buckets = []
         for bucket, root in zip(buckets, roots):
             indices = [each.index for each in bucket]
-            on_all = bucket[0].grads[0].stype == "row_sparse" and not one_root
+            on_all = bucket[0].grads[0].stype == "row_sparse" and not updates_once
             self._buckets.append((indices, None if on_all else root))
 
     def is_current(self) -> bool:

@@ -18,7 +18,7 @@ from gluonpar.checkpoint import optimizer_states
 from gluonpar.collectives import Exchange, in_buckets
 from gluonpar.gluon import clipping, initial_values, parameter_buckets
 from gluonpar.gluon.parameter_buckets import Layout
-from gluonpar.gluon.update import ShardedUpdate, Updater, needs_one_root
+from gluonpar.gluon.update import ShardedUpdate, Updater, needs_one_root, updates_once
 from gluonpar.plans import registry
 from gluonpar.replicas import ParamBucket
 from gluonpar.runtime import backward_passes, heap, interrupts, memory, private_fields
@@ -301,8 +301,8 @@ class Trainer(gluon.Trainer):
         self._contexts = self._check_contexts()
         self._exchange = Exchange(self._contexts, **self._options)
         self._sharded_update.set_exchange(self._exchange)
-        one_root = needs_one_root(self._optimizer)
-        self._layout = Layout(self._params, in_order, self._exchange, one_root)
+        how = needs_one_root(self._optimizer), updates_once(self._optimizer)
+        self._layout = Layout(self._params, in_order, self._exchange, *how)
         return self._layout
 
     def _fresh_buckets(self, ignore_stale_grad: bool, summed: bool = False) -> list[ParamBucket]:

@@ -1,8 +1,9 @@
 """The update of a Trainer: each parameter once, on the root of its bucket.
 
 A parameter with a row_sparse gradient is updated on every device instead, as by ``gluon.Trainer``:
-to broadcast it would send all its rows, of which the gradient has few. All buckets have one root,
-these too, if their updates may depend on each other (:func:`needs_one_root`).
+to broadcast it would send all its rows, of which the gradient has few; unless the optimizer must
+update it once (:func:`updates_once`). All buckets have one root if their updates may depend on each
+other (:func:`needs_one_root`).
 
 MXNet's Updater, which applies an optimizer and has its states, is made right where it is not:
 
@@ -29,20 +30,26 @@ from gluonpar.collectives import Exchange
 from gluonpar.replicas import Copies, ParamBucket
 from gluonpar.runtime import private_fields
 
-# Optimizers whose update changes or draws numbers of their own, or shares arrays: if one of them
-# updated each device's copy of a parameter in turn, the copies would differ.
-ONE_UPDATE = (Nadam, SGLD, LBSGD)
 # Optimizers that create a momentum for each parameter unless it is 0.
 _WITH_MOMENTUM = (SGD, NAG, LARS, LBSGD, Signum)
 
 
 def needs_one_root(optimizer: Optimizer) -> bool:
-    """Return whether all parameters must be updated on the same device, and only there.
+    """Return whether all parameters must be updated on the same device.
 
     LARS compares the parameters that it updates together; other classes may have arrays of their
-    own, or numbers.
+    own.
     """
-    return isinstance(optimizer, (LARS, *ONE_UPDATE)) or _may_keep_arrays(optimizer)
+    return type(optimizer) is LARS or _may_keep_arrays(optimizer)
+
+
+def updates_once(optimizer: Optimizer) -> bool:
+    """Return whether a parameter must be updated on one device only.
+
+    The update changes or draws numbers of the optimizer's own, or may do so: the copies would
+    differ if it updated one after the other.
+    """
+    return isinstance(optimizer, (Nadam, SGLD)) or needs_one_root(optimizer)
 
 
 def _may_keep_arrays(optimizer: Optimizer) -> bool:
