@@ -264,24 +264,27 @@ def _numbers(attributes: dict[str, Any]) -> dict[str, Any]:
 _steps: weakref.WeakKeyDictionary[mx.optimizer.Optimizer, _Step] = weakref.WeakKeyDictionary()
 
 
-def _beginning_alike(update: Callable) -> Callable:
-    """The update of an Updater, which changes the copies on all devices alike.
+@functools.lru_cache(None)
+def _wrap_updates() -> None:
+    """From now on, have each device's update in a step begin as the first one's.
 
     MXNet's optimizers, and others, change numbers of their own in an update (counts, the last
     learning rate), which the next device's update must not see.
     """
 
-    @functools.wraps(update)
-    def begin_and_update(self: mx.optimizer.Updater, index: Any, grad: Any, weight: Any) -> None:
-        if self.optimizer in _steps:
-            [first, *_] = weight if isinstance(weight, (list, tuple)) else [weight]
-            _steps[self.optimizer].begin(self.optimizer, first.context)
-        update(self, index, grad, weight)
+    def beginning_alike(update: Callable) -> Callable:
+        @functools.wraps(update)
+        def begin_and_update(
+            self: mx.optimizer.Updater, index: Any, grad: Any, weight: Any
+        ) -> None:
+            if self.optimizer in _steps:
+                [first, *_] = weight if isinstance(weight, (list, tuple)) else [weight]
+                _steps[self.optimizer].begin(self.optimizer, first.context)
+            update(self, index, grad, weight)
 
-    return begin_and_update
+        return begin_and_update
 
-
-private_fields.wrap_updates(_beginning_alike)
+    private_fields.wrap_updates(beginning_alike)
 
 
 def _update_alike(
@@ -297,6 +300,7 @@ def _update_alike(
             f"update the copies on {ctx} differently; use gluonpar.Trainer"
         )
     if optimizer not in _steps:
+        _wrap_updates()
         _steps[optimizer] = _Step()
         private_fields.level_update_counts(optimizer, ctx)
 
