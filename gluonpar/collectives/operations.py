@@ -173,9 +173,8 @@ def broadcast_many(lists: Sequence[Sequence[mx.nd.NDArray]], root: int = 0) -> N
 def _broadcast(lists, kinds: Sequence[arguments.Kind], root: int) -> None:
     over = _checked_exchange(kinds, op=None)
     rank, device = divmod(_checked_root(root, over), len(over.ctx))
-    is_here = over.num_processes == 1 or rank == cluster.rank()
     name = f"broadcast of array {device} of rank {rank}"
-    over.broadcast(in_buckets(lists, root=device if is_here else 0), rank, name)
+    over.broadcast(in_buckets(lists, root=device), rank, name)
 
 
 def reduce(data: Sequence[mx.nd.NDArray], root: int = 0, op: str = "sum") -> None:
