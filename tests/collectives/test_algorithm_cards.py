@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gluonpar.collectives import ALGORITHMS, trace
+from gluonpar.collectives import ALGORITHMS
 from gluonpar.plans import plan
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -86,7 +86,3 @@ def test_a_card_is_complete(name):
     assert all(any(label.startswith(want) for label in labels) for want in wanted)
     pictures = re.findall(r"(?:\(pictures/|<!-- picture: )([\w-]+)\.svg", CARDS[name])
     assert (name in pictures) == (name in PLANS)
-
-
-def test_the_table_of_hops_is_what_is_printed():
-    assert f"```\n{trace('ring', 3)}\n```" in TEXT

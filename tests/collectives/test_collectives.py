@@ -365,20 +365,22 @@ def test_memory_is_constant_over_many_calls(algorithm):
     assert resident() - before < 1 << 20
 
 
-def test_memory_is_constant_over_many_lists():
-    """What is prepared for a list is kept for the last of them only."""
+@pytest.mark.parametrize("algorithm", [None, "kvstore", "ring"])
+def test_memory_is_constant_over_many_lists_and_shapes(algorithm):
+    """What is prepared for a list, or a shape, is kept for the last of them only."""
 
-    def call(times):
-        for _ in range(times):
-            gluonpar.allreduce([mx.nd.ones((1,), ctx=c) for c in (device(0), device(1))])
+    def call(sizes):
+        for n in sizes:
+            data = [mx.nd.ones((n,), ctx=c) for c in (device(0), device(1))]
+            gluonpar.allreduce(data, algorithm)
         mx.nd.waitall()
 
-    call(1000)
+    call(range(1, 1000))
     tracemalloc.start()
     try:
-        call(3000)
+        call(range(1000, 4000))
         gc.collect()
-        assert tracemalloc.get_traced_memory()[0] < 1 << 20
+        assert tracemalloc.get_traced_memory()[0] < 1 << 19
     finally:
         tracemalloc.stop()
 
@@ -413,22 +415,18 @@ class TestMany:
         rng = np.random.RandomState(0)
         return [place(rng.normal(size=(k, *shape)).astype(dtype)) for shape, dtype in self.LISTS]
 
-    @pytest.mark.parametrize("algorithm", [name for name in KINDS if name != "ring"])
+    @pytest.mark.parametrize("algorithm", NAMES)
     @pytest.mark.parametrize("bucket_bytes", [1, 16, 1 << 20])
     def test_the_results_are_those_of_separate_calls(self, algorithm, bucket_bytes):
+        """To rounding for algorithms that cut arrays into chunks: they add in another order."""
+        rounding = 0 if algorithm in KINDS and algorithm != "ring" else 1e-6
         together, separate = self.lists(), self.lists()
         gluonpar.allreduce_many(together, algorithm, bucket_bytes=bucket_bytes)
         for data, alone in zip(together, separate):
             gluonpar.allreduce(alone, algorithm)
-            assert_everywhere(data, alone[0].asnumpy())
-
-    @pytest.mark.parametrize("algorithm", NAMES)
-    def test_integers_are_exact_for_all(self, algorithm):
-        values = [payload(4, shape) for shape in ((3,), (2, 3), (5,))]
-        lists = [place(v) for v in values]
-        gluonpar.allreduce_many(lists, algorithm)
-        for data, v in zip(lists, values):
-            assert_everywhere(data, v.sum(axis=0))
+            one, other = data[0].asnumpy(), alone[0].asnumpy()
+            np.testing.assert_allclose(one, other, rtol=rounding, atol=rounding)
+            assert_everywhere(data, one)
 
     @pytest.mark.parametrize(
         "bucket_bytes, sizes",

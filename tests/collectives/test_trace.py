@@ -39,10 +39,6 @@ def test_the_table_is_the_plan(name, k):
     assert [eval(fraction) for fraction in sent] == [counts[i] / chunks for i in range(k)]
 
 
-def test_chunks_between_the_same_devices_are_one_entry():
-    assert "0 -> 2: chunks 2, 3 (add)" in str(trace("halving-doubling", 4))
-
-
 def test_without_matplotlib_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ImportError, match=r"matplotlib .*pip install matplotlib"):
