@@ -11,18 +11,15 @@ import re
 import socket
 import threading
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as st_numpy
 from idx_files import contents, describe_tiny, encode, gz, write
 
 from gluonpar.training.data import fashion_mnist
 from gluonpar.training.data.fashion_mnist import (
     EDITIONS,
     STEMS,
-    decode,
     find,
     folders,
     missing,
@@ -288,10 +285,3 @@ def test_mxnets_constants_are_those_of_the_mxnet_installed(tmp_path):
     names = Names(root=str(tmp_path))
     pairs = (names._train_data, names._train_label, names._test_data, names._test_label)
     assert tuple(zip(*pairs)) == (tuple(NAMES), EDITIONS["2017-08-26"])
-
-
-@given(st_numpy.arrays(np.uint8, st_numpy.array_shapes(max_dims=4, min_side=0, max_side=5)))
-def test_an_idx_file_gives_the_array_that_was_written_read_only(array):
-    decoded = decode(encode(array))
-    assert decoded.dtype == np.uint8 and not decoded.flags.writeable
-    np.testing.assert_array_equal(decoded, array)

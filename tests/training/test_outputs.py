@@ -10,7 +10,6 @@ import pytest
 
 import gluonpar
 from gluonpar.training import Configuration, Console, Epoch, Run
-from gluonpar.training.history import check_plot, summary_writer
 from gluonpar.training.workloads import LeNetWorkload
 
 SMALL = {"dataset": "synthetic", "device": "cpu", "batch_size": 16, "limit": 48, "num_epochs": 6}
@@ -127,10 +126,18 @@ def test_what_was_written_is_printed_once_at_the_end(tmp_path, capsys):
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
 
-def test_without_matplotlib_it_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
-    with pytest.raises(ValueError, match=r"pip install matplotlib"):
-        check_plot("lenet.png")
+@pytest.mark.parametrize(
+    ("option", "lacking", "package"),
+    [
+        ("plot", ["matplotlib.backends.backend_agg"], "matplotlib"),
+        ("tensorboard", ["tensorboardX", "torch.utils.tensorboard"], "tensorboardX"),
+    ],
+)
+def test_a_package_that_is_lacking_is_named_before_training(option, lacking, package, monkeypatch):
+    for name in lacking:
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ValueError, match=f"{option}.*pip install {package}"):
+        train(**{option: "never-made.png"})
 
 
 # TensorBoard
@@ -166,15 +173,6 @@ def test_tensorboards_files_have_every_figure_and_a_resumed_run_goes_on(tmp_path
     ]
     assert written == wanted
     assert purged == [1, 2, 3]
-
-
-def test_without_a_package_that_writes_them_it_is_named_before_training(monkeypatch):
-    for name in ("tensorboardX", "torch.utils.tensorboard"):
-        monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ValueError, match=r"pip install tensorboardX"):
-        summary_writer()
-    with pytest.raises(ValueError, match="tensorboard"):
-        train(tensorboard="never-made")
 
 
 def test_an_old_checkpoint_that_cannot_be_removed_is_a_note_and_the_new_one_is_there(

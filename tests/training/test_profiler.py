@@ -13,7 +13,6 @@ import pytest
 import gluonpar
 from gluonpar.models import lenet
 from gluonpar.runtime import threads
-from gluonpar.training.data import dataset
 from gluonpar.training.profiler import (
     FUSED,
     PARTS,
@@ -28,49 +27,26 @@ from gluonpar.training.workloads import pixel_lenet
 
 CTX = [mx.cpu(0), mx.cpu(1)]
 DEVICES = ["cpu(0)", "cpu(1)"]
-X = np.arange(6 * 28 * 28, dtype="uint8").reshape(6, 1, 28, 28)
-Y = np.arange(6, dtype="int32")
 
 
-def loop(watched, num_steps, ctx=CTX):
-    """Steps of LeNet under ``watched``."""
+def test_the_window_has_every_devices_part_of_the_steps_after_the_warm_up():
+    X, y = np.arange(6 * 28 * 28, dtype="uint8").reshape(6, 1, 28, 28), np.arange(6)
     params = lenet.init_lenet(0.05)
-    device_params = [gluonpar.get_params(params, c) for c in ctx]
-    batches = dataset.batches(np.tile(X, (num_steps, 1, 1, 1)), np.tile(Y, num_steps), len(X))
-    with watched:
-        for images, labels in batches:
-            gluonpar.train_batch(images, labels, device_params, ctx, 0.1, pixel_lenet)
+    device_params = [gluonpar.get_params(params, c) for c in CTX]
+    with Profiler(CTX, warm_up=2, num_steps=3) as watched:
+        for _ in range(7):
+            gluonpar.train_batch(X, y, device_params, CTX, 0.1, pixel_lenet)
             mx.nd.ones((2,), ctx=mx.cpu(2)).wait_to_read()  # in no profile
             watched.step()
-
-
-def names_of(watched):
-    return {span.name for span in watched.profile.spans}
-
-
-@pytest.fixture(scope="module")
-def watched():
-    recording = Profiler(CTX, warm_up=2, num_steps=3)
-    loop(recording, 7)
-    return recording
-
-
-@pytest.mark.parametrize("device", [0, 1])
-def test_every_device_shows_each_steps_forward_and_backward(watched, device):
-    names = [span.name for span in watched.profile.spans if span.device == device]
-    assert sum("_backward_FullyConnected" in name for name in names) == 3
-    assert sum("Convolution" in name and "_backward_" not in name for name in names) == 3
-    assert {"forward", "backward"} <= {s.part for s in watched.profile.spans if s.device == device}
-
-
-def test_the_window_has_the_steps_after_the_warm_up_and_their_operators(watched):
-    assert watched.steps == (3, 5)
-    assert watched.profile.num_steps == 3
-    parts = [span.part for span in watched.profile.spans]
-    assert parts.count("update") + parts.count(FUSED) >= 3
-    begin, end = watched.profile.window
-    for span in watched.profile.spans:
-        assert begin <= span.start <= span.end <= end, span
+    spans, (begin, end) = watched.profile.spans, watched.profile.window
+    assert watched.steps == (3, 5) and watched.profile.num_steps == 3
+    for device in (0, 1):
+        names = [span.name for span in spans if span.device == device]
+        assert sum("_backward_FullyConnected" in name for name in names) == 3
+        assert sum("Convolution" in name and "_backward_" not in name for name in names) == 3
+        assert {"forward", "backward"} <= {span.part for span in spans if span.device == device}
+    assert sum(span.part in ("update", FUSED) for span in spans) >= 3
+    assert all(begin <= span.start <= span.end <= end for span in spans)
 
 
 def kept_by_mxnet(tmp_path):
@@ -92,7 +68,8 @@ def test_only_the_window_is_recorded(tmp_path):
         mx.nd.ones((3,)).sin()
         watched.step()
         mx.nd.ones((3,)).tan().wait_to_read()
-    assert {"sin", "cos", "tan"} & names_of(watched) == {"sin"}
+    names = {span.name for span in watched.profile.spans}
+    assert {"sin", "cos", "tan"} & names == {"sin"}
     assert kept_by_mxnet(tmp_path) == set()
 
 
@@ -171,7 +148,12 @@ def by_instants(spans, end):
     return rows, {reason: count / (2 * end) for reason, count in counts.items()}
 
 
+def percentages(sentence):
+    return re.findall(r"[\d.]+%", sentence)
+
+
 def test_the_table_and_the_shares_count_every_instant_of_every_device_once():
+    """And the sentence has the shares in percent, and the speedup that they allow."""
     rng = random.Random(0)
     for _ in range(100):
         spans = [
@@ -187,29 +169,15 @@ def test_the_table_and_the_shares_count_every_instant_of_every_device_once():
         assert [name for name, *_ in lines] == [p for p in (*PARTS, "idle") if p in rows]
         assert {name: [*map(float, times)] for name, *times in lines} == rows
         assert profile.shares() == pytest.approx(shares, rel=1e-12)
-
-
-def percentages(sentence):
-    return re.findall(r"[\d.]+%", sentence)
-
-
-def test_the_sentence_has_the_shares_in_percent_and_the_speedup():
-    """cpu(1) computes longer, cpu(0) then sums, both update. Counted by hand."""
-    spans = [
-        *(span("data", 0, 0, 100), span("forward", 0, 100, 400), span("forward", 1, 100, 500)),
-        *(span("backward", 0, 400, 1000), span("backward", 1, 500, 1200)),
-        *(span("exchange", 0, 1200, 1600), span("update", 0, 1600, 1700)),
-        *(span("update", 1, 1600, 1800), span("other", 0, 1700, 1800)),
-    ]
-    profile = Profile(DEVICES, (0, 2000), 2, spans)
-    assert profile.step_seconds == 0.001
-    sentence = profile.sentence()
-    # Compute; cpu(0) from 1000 to 1200, cpu(1) up to 100; exchange, twice; updates; the end, twice.
-    counts = (1000 + 100 + 1100, 200 + 100, 400 + 400, 100 + 200, 400)
-    assert percentages(sentence) == [f"{count / 40:.1f}%" for count in counts]
-    assert sentence.startswith("2 devices: ") and "at best 1.18 times" in sentence
-    fused = [s._replace(part=FUSED if s.part == "exchange" else s.part) for s in spans]
-    assert "exchange and update not hidden" in Profile(DEVICES, (0, 2000), 2, fused).sentence()
+        sentence, found = profile.sentence(), profile.shares()
+        losses = [found[reason] for reason in ("slowest", "exchange", "update", "Python")]
+        said = [found["compute"], *filter(None, losses)]
+        assert percentages(sentence) == [f"{share:.1%}" for share in said]
+        assert sentence.startswith("2 devices: ")
+        assert f"at best {2 * found['compute'] + found['update']:.2f} times" in sentence
+        fused = FUSED in rows and found["exchange"] > 0
+        assert ("exchange and update not hidden" in sentence) == fused
+        assert profile.step_seconds == 0.02
 
 
 def test_the_sentence_of_one_device_compares_with_no_other():
