@@ -14,15 +14,6 @@ def write(path, *parts):
             file.write(part)
 
 
-def test_a_later_file_replaces_the_earlier_and_leaves_nothing_else(tmp_path):
-    path = tmp_path / "a"
-    write(path, b"a long ", b"first one")
-    assert path.read_bytes() == b"a long first one"
-    write(path, b"short\x00")
-    assert path.read_bytes() == b"short\x00"
-    assert os.listdir(tmp_path) == ["a"]
-
-
 def test_of_two_that_write_a_path_at_the_same_time_one_is_whole_and_there(tmp_path):
     path = tmp_path / "a"
     with files.atomic_write(path) as first:

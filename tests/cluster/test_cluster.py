@@ -269,15 +269,6 @@ def test_a_rank_that_cannot_join_prints_one_line(name, tmp_path):
     assert all(value in lines[0] for value in values[name])
 
 
-def train_with_address_space(megabytes, tmp_path, ranks_without):
-    """Start two ranks; the last `ranks_without` have `megabytes` more than an import takes."""
-    kilobytes = address_space_once_imported() // 1024 + megabytes * 1024
-    train = [*TRAIN, *QUICK, "--num-gpus", "1", "--limit", "6000", "--batch-size", "6000"]
-    train += ["--save-dir", str(tmp_path)]
-    limited = (ranks_without, ["sh", "-c", f'ulimit -v {kilobytes}; exec "$@"', "sh", *train])
-    return mpirun(limited) if ranks_without == 2 else mpirun((1, train), limited)
-
-
 @needs_mpi
 @pytest.mark.slow
 @pytest.mark.parametrize(
@@ -294,7 +285,12 @@ def train_with_address_space(megabytes, tmp_path, ranks_without):
 def test_ranks_without_enough_memory_end_the_job_with_one_line(
     megabytes, ranks_without, exit_code, words, tmp_path
 ):
-    code, out, err = ended(train_with_address_space(megabytes, tmp_path, ranks_without))
+    """Of two ranks; the last `ranks_without` have `megabytes` more than an import takes."""
+    kilobytes = address_space_once_imported() // 1024 + megabytes * 1024
+    train = [*TRAIN, *QUICK, "--num-gpus", "1", "--limit", "6000", "--batch-size", "6000"]
+    train += ["--save-dir", str(tmp_path)]
+    limited = (ranks_without, ["sh", "-c", f'ulimit -v {kilobytes}; exec "$@"', "sh", *train])
+    code, out, err = ended(mpirun(*[(1, train)] * (2 - ranks_without), limited))
     assert code == exit_code, out + err
     lines = lines_of_ours(err)
     assert 1 <= len(lines) <= ranks_without and len(set(lines)) == 1 and "Traceback" not in err, err

@@ -28,7 +28,8 @@ def two():
     return np.int64(2)
 
 
-SHAPES = {
+AS_WITH_NUMPY_1 = {
+    "bool": lambda: mx.np.bool is bool,
     "zeros": lambda: mx.nd.zeros((two(), two())).shape == (2, 2),
     "zeros of a list": lambda: mx.nd.zeros([two(), two()]).shape == (2, 2),
     "reshape": lambda: mx.nd.ones(4).reshape((two(), two())).shape == (2, 2),
@@ -39,9 +40,9 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("what", SHAPES)
-def test_a_shape_may_be_of_numpys_integers(what):
-    assert SHAPES[what]()
+@pytest.mark.parametrize("what", AS_WITH_NUMPY_1)
+def test_a_shape_may_be_of_numpys_integers_and_mxnets_bool_is_pythons(what):
+    assert AS_WITH_NUMPY_1[what]()
 
 
 @pytest.mark.filterwarnings("ignore:NumPy will stop allowing")  # 1.24 to 1.26
@@ -93,10 +94,6 @@ def test_a_data_loader_of_processes_gives_its_batches():
 def test_a_function_that_is_gone_says_where_it_is_now():
     with pytest.raises(RuntimeError, match=r"numpy\.npv.*numpy-financial"):
         mx.np.npv(0.1, [1, 2])
-
-
-def test_mxnets_bool_is_pythons():
-    assert mx.np.bool is bool
 
 
 @pytest.mark.slow

@@ -161,9 +161,3 @@ def test_requests_that_cannot_be_met_are_errors_with_their_values(machine, reque
     with pytest.raises(ValueError, match=words):
         choose(**request_)
     assert len(choose(1024, device="cpu").ctx) == 1024
-
-
-def test_ids_without_any_gpu_are_an_error_even_for_auto(machine):
-    machine(fault=NO_DRIVER)
-    with pytest.raises(ValueError, match=r"gpus=\[0\].*no NVIDIA driver here"):
-        choose(gpus=[0])
