@@ -257,7 +257,7 @@ def machine(tmp_path, monkeypatch):
     ],
 )
 def test_gpus_against_the_kernels_in_the_wheel(gpus, wheel, states, words, machine, monkeypatch):
-    machine(gpus, wheel, init=0 if gpus else 100)  # CUDA_ERROR_NO_DEVICE
+    machine(gpus, wheel, cuInit=0 if gpus else 100)  # CUDA_ERROR_NO_DEVICE
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     findings = checks.examine("gpu")
     assert [finding.state for finding in findings] == states
