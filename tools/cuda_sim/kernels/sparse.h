@@ -60,6 +60,18 @@ struct CastStorageRspDnsKernel {
   }
 };
 
+// A dense array combined with a row-sparse one, in the rows of the latter.
+template <int req, typename OP>
+struct ElemwiseDnsRspDnsKernel {
+  template <typename T, typename Row>
+  static void Map(int i, T* out, const T* dense, const T* values, const Row* rows,
+                  const int64_t num_rows, const int64_t num_stored, const int64_t row_size) {
+    if (i >= num_stored * row_size) return;
+    const int64_t at = static_cast<int64_t>(rows[i / row_size]) * row_size + i % row_size;
+    assign(out[at], req, OP::Map(dense[at], values[i]));
+  }
+};
+
 // ---- The row-sparse gradient of Embedding: where each row is stored, and the sums of what its
 // occurrences, which are neighbours in `sorted`, have as gradients. MXNet has one thread for all
 // occurrences and some columns; here each occurrence is added by the threads with its number.
