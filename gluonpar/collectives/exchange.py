@@ -138,7 +138,7 @@ class Exchange:
         op: str = "sum",
     ) -> Exchange:
         """Return the one exchange for these arguments, made when it is first asked for."""
-        return _over(tuple(ctx), algorithm, num_processes or cluster.size(), op)
+        return _over(tuple(ctx), algorithm, num_processes, op)
 
     @property
     def num_arrays(self) -> int:
@@ -248,6 +248,6 @@ class Exchange:
 
 @functools.lru_cache(256)
 def _over(
-    ctx: tuple[mx.Context, ...], algorithm: str | None, num_processes: int, op: str
+    ctx: tuple[mx.Context, ...], algorithm: str | None, num_processes: int | None, op: str
 ) -> Exchange:
     return Exchange(ctx, algorithm, num_processes=num_processes, op=op)
