@@ -457,6 +457,7 @@ UNLIKE = {  # what is different on rank 1
     "parameter 0": {"shape": (3,)},
     "lr later": {"later": 0.5},
     "batch_size": {"batch_size": 2},
+    "skipped batches": {"passes": 2},
     "values": {"add": 1.0},
 }
 
@@ -464,7 +465,7 @@ UNLIKE = {  # what is different on rank 1
 def unlike(what):
     """Train a few steps by a Trainer that is different on rank 1 in one respect."""
     options = {"optimizer": "sgd", "learning_rate": 0.1, "algorithm": None, "shape": (2,)}
-    options.update(later=0.1, batch_size=1, add=0.0)
+    options.update(later=0.1, batch_size=1, passes=1, add=0.0)
     if cluster.rank() == 1:
         options.update(UNLIKE[what])
     param = gluon.Parameter("p0", shape=options["shape"])
@@ -474,9 +475,10 @@ def unlike(what):
     for step in range(6):
         if step == 3:
             trainer.set_learning_rate(options["later"])
-        with autograd.record():
-            loss = param.data().sum()
-        loss.backward()
+        for _ in range(options["passes"]):
+            with autograd.record():
+                loss = param.data().sum()
+            loss.backward()
         trainer.step(options["batch_size"])
     mx.nd.waitall()
     param.data()[:] += options["add"]
