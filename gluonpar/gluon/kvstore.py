@@ -19,6 +19,7 @@ from gluonpar import cluster
 from gluonpar.cluster import world
 from gluonpar.collectives import Exchange, arguments, in_buckets, row_sparse
 from gluonpar.gluon import initial_values, parameter_buckets
+from gluonpar.gluon.update import check_draws_nothing
 from gluonpar.runtime import backward_passes, devices, heap, memory, private_fields
 
 # Optimizers that would give each copy of a parameter another value, as MXNet calls one optimizer
@@ -292,6 +293,7 @@ def _update_alike(
 ) -> None:
     """Have MXNet update the copies on all devices alike; raise ValueError if it cannot."""
     devices.check_distinct(ctx)
+    check_draws_nothing(optimizer)
     if len(ctx) == 1:
         return
     if isinstance(optimizer, refused):

@@ -18,7 +18,13 @@ from gluonpar.checkpoint import optimizer_states
 from gluonpar.collectives import Exchange, in_buckets
 from gluonpar.gluon import clipping, initial_values, parameter_buckets
 from gluonpar.gluon.parameter_buckets import Layout
-from gluonpar.gluon.update import ShardedUpdate, Updater, needs_one_root, updates_once
+from gluonpar.gluon.update import (
+    ShardedUpdate,
+    Updater,
+    check_draws_nothing,
+    needs_one_root,
+    updates_once,
+)
 from gluonpar.plans import registry
 from gluonpar.replicas import ParamBucket
 from gluonpar.runtime import backward_passes, heap, interrupts, memory, private_fields
@@ -77,8 +83,9 @@ class Trainer(gluon.Trainer):
 
     Raises ValueError for no parameters, parameters on different contexts, sparse parameters, an
     unknown algorithm or compression, and for features that this Trainer has not:
-    ``update_on_kvstore=True``, kvstores of several processes, and ``compression_params``. Nothing
-    waits, as in ``gluon.Trainer``; see Dive into Deep Learning, 13.6.
+    ``update_on_kvstore=True``, kvstores of several processes, ``compression_params``, and SGLD in a
+    job of several processes. Nothing waits, as in ``gluon.Trainer``; see Dive into Deep Learning,
+    13.6.
     """
 
     def __init__(
@@ -102,6 +109,7 @@ class Trainer(gluon.Trainer):
         if isinstance(self._optimizer, mx.optimizer.DCASGD) and self._optimizer.momentum:
             momentum = self._optimizer.momentum
             raise ValueError(f"momentum must be 0 for dcasgd, which fails with it, got {momentum}")
+        check_draws_nothing(self._optimizer)
         if kvstore is None and len(self._contexts) > 1:
             warnings.warn(
                 "kvstore=None: gluon.Trainer would not sum gradients over devices; this one does",

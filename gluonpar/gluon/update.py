@@ -24,7 +24,7 @@ import numpy as np
 from mxnet import nd
 from mxnet.optimizer import LARS, LBSGD, NAG, SGD, SGLD, Nadam, Optimizer, Signum, ccSGD
 
-from gluonpar import optim
+from gluonpar import cluster, optim
 from gluonpar.checkpoint import optimizer_states
 from gluonpar.collectives import Exchange
 from gluonpar.replicas import Copies, ParamBucket
@@ -50,6 +50,15 @@ def updates_once(optimizer: Optimizer) -> bool:
     differ if it updated one after the other.
     """
     return isinstance(optimizer, (Nadam, SGLD)) or needs_one_root(optimizer)
+
+
+def check_draws_nothing(optimizer: Optimizer) -> None:
+    """Raise ValueError, in a job of several processes, for one whose update draws numbers."""
+    if isinstance(optimizer, SGLD) and cluster.size() > 1:
+        raise ValueError(
+            "SGLD draws random numbers on each rank, which may be others on each: use another "
+            "optimizer in a job of several processes"
+        )
 
 
 def _may_keep_arrays(optimizer: Optimizer) -> bool:

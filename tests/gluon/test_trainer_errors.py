@@ -195,3 +195,14 @@ def test_gradients_that_were_clipped_by_nan_are_left_out():
     trainer.update(1)
     values = [value.asscalar() for param in params for value in param.list_data()]
     assert values == [1.0, 1.0, 2.0, 2.0] and trainer.num_skipped == 1
+
+
+def test_an_optimizer_that_draws_numbers_is_refused_in_several_processes(monkeypatch):
+    monkeypatch.setattr(gluonpar.cluster, "size", lambda: 2)
+    params = weights([[1.0]], 1)
+    with pytest.raises(ValueError, match="SGLD"):
+        Trainer(params, "sgld")
+    trainer = gluon.Trainer(params, "sgld", kvstore=mx.kv.create("gluonpar"))
+    give_grads(params, [[1.0]])
+    with pytest.raises(ValueError, match="SGLD"):
+        trainer.step(1)
