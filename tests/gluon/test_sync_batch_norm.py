@@ -561,9 +561,8 @@ class TestPlainLoops:
     def test_are_refused_at_once_or_where_a_result_is_read(self, net, has_predicted):
         if has_predicted:
             [net(x).asnumpy() for x in self.shards]
-        with pytest.raises(
-            (RuntimeError, ValueError), match="run_tasks"
-        ):  # MXNetError is the first
+        # MXNetError is a RuntimeError
+        with pytest.raises((RuntimeError, ValueError), match="run_tasks"):
             self.step(net)
 
     @on_cpu
