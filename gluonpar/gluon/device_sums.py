@@ -56,10 +56,12 @@ class Round:
         """Return whether the thread of ``ctx`` has called backward since it was first called."""
         return device_threads.num_backwards(ctx) != self.num_backwards.get(ctx)
 
-    def begin(self, layer: Any, device: str) -> SumKey:
-        """Return the key of the layer's next sum on this device."""
+    def begin(self, layer: Any, ctx: mx.Context) -> SumKey:
+        """Return the key of the layer's next sum on ``ctx``."""
+        global _is_used
+        device_threads.start(ctx)  # it looks for sums that have waited too long
         with lock:
-            _start_watch()
+            _is_used, device = True, str(ctx)
             begun = self.begun.setdefault(layer, collections.Counter())
             begun[device] += 1
             return SumKey(self, layer, begun[device])
@@ -86,9 +88,9 @@ class _Sum:
 
 lock = threading.Lock()
 _incomplete: dict[SumKey, _Sum] = {}
+_is_used = False  # whether a sum has begun in this process
 _abandoned = ""  # why, while the operators of a failed round end
 _this = threading.local()  # .round
-_watching = threading.Thread()
 
 
 def current_round() -> Round | None:
@@ -130,7 +132,7 @@ def abandon(round_: Round) -> None:
     round of its forward.
     """
     global _abandoned
-    if not _watching.is_alive():  # there are no sums
+    if not _is_used:
         return
     round_.failed = _abandoned = "a task failed on another device"
     try:
@@ -168,27 +170,21 @@ def _fail_lost() -> None:
             failed(message)
 
 
-def _start_watch() -> None:
-    """Start the thread that fails sums after ``timeout_seconds``, in a fork another one.
+def _fail_late() -> None:
+    """Fail the sums that have waited for more than ``timeout_seconds``.
 
     If an operator fails on one device after run_tasks has returned, only a clock can tell that the
     other devices wait for it.
     """
-    global _watching
-    if not _watching.is_alive():
-        _watching = threading.Thread(target=_watch, name="gluonpar device sums", daemon=True)
-        _watching.start()
+    with lock:
+        for key, current in _incomplete.items():
+            seconds = key.layer.timeout_seconds
+            if time.monotonic() - current.began > seconds:
+                key.round.failed = f"a device is missing after {seconds:g} s"
+    _fail_lost()
 
 
-def _watch() -> None:
-    while True:
-        time.sleep(1)
-        with lock:
-            for key, current in _incomplete.items():
-                seconds = key.layer.timeout_seconds
-                if time.monotonic() - current.began > seconds:
-                    key.round.failed = f"a device is missing after {seconds:g} s"
-        _fail_lost()
+device_threads.while_waiting(_fail_late)
 
 
 def _after_fork() -> None:

@@ -278,7 +278,7 @@ class _MeanOverDevices(mx.operator.CustomOp):
         self._key = self._count = None  # of the sum, if forward was in training; of samples
 
     def _begin(self) -> SumKey:
-        return self._layer._round().begin(self._layer, str(self._ctx))
+        return self._layer._round().begin(self._layer, self._ctx)
 
     def forward(self, is_train, req, in_data, out_data, aux):
         key, self._key, self._next = self._next, None, None

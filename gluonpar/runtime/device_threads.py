@@ -28,7 +28,10 @@ from gluonpar.runtime import backward_passes
 
 _STRIDE = 1 << 20  # between the seeds of CPU contexts, which MXNet seeds alike
 
+_SECONDS = 1  # after which a thread that waits calls the functions of while_waiting()
+
 _threads: dict[mx.Context, _DeviceThread] = {}
+_while_waiting: list[Callable[[], None]] = []
 _this = threading.local()  # .ctx: the context of a device's thread
 _seeds: dict[Any, tuple[int, int]] = {"all": (0, 0)}  # "all" or a context: (which call, seed)
 _seed_all, _seed_context = _LIB.MXRandomSeed, _LIB.MXRandomSeedContext
@@ -62,9 +65,22 @@ def call(ctx: mx.Context, function: Callable, *arguments: Any) -> Any:
     if current() == ctx:
         with mx.Context(ctx):
             return function(*arguments)
+    start(ctx)
+    return _threads[ctx].call(_in_scope_of_caller(functools.partial(function, *arguments)))
+
+
+def start(ctx: mx.Context) -> None:
+    """Start the thread of ``ctx``, if it has none yet."""
     if ctx not in _threads:
         _threads[ctx] = _DeviceThread(ctx)
-    return _threads[ctx].call(_in_scope_of_caller(functools.partial(function, *arguments)))
+
+
+def while_waiting(function: Callable[[], None]) -> None:
+    """Have ``function()`` called about once a second by every thread that waits.
+
+    That is a device's, for its next call, and another one, for a call to return.
+    """
+    _while_waiting.append(function)
 
 
 def _in_scope_of_caller(function: Callable) -> Callable:
@@ -94,12 +110,20 @@ class _DeviceThread:
     def call(self, function: Callable) -> Any:
         future: concurrent.futures.Future = concurrent.futures.Future()
         self._calls.put((function, future))
+        while concurrent.futures.wait([future], _SECONDS).not_done:
+            for waiting in _while_waiting:
+                waiting()
         return future.result()
 
     def _run(self) -> None:
         _this.ctx = self._ctx
         while True:
-            function, future = self._calls.get()
+            try:
+                function, future = self._calls.get(timeout=_SECONDS)
+            except queue.Empty:
+                for waiting in _while_waiting:
+                    waiting()
+                continue
             try:
                 self._seed()
                 with mx.Context(self._ctx):  # a copy: entered twice, one does not restore the outer
