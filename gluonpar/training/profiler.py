@@ -8,9 +8,9 @@ Times are microseconds of one clock.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import json
+import os
 import pathlib
 import re
 import tempfile
@@ -57,14 +57,6 @@ class Span(NamedTuple):
     part: str = ""
 
 
-@dataclass
-class _Recording:
-    """The operators that began in a window, and when it began and ended; None while it is open."""
-
-    window: tuple[float, float] | None = None
-    operators: Sequence[Span] = ()
-
-
 class Profiler:
     """Records steps ``warm_up + 1`` to ``warm_up + num_steps`` of a loop over the devices ``ctx``.
 
@@ -86,25 +78,51 @@ class Profiler:
         self.ctx, self.warm_up, self.num_steps = as_list(ctx), warm_up, num_steps
         self._devices = {process_of(c): i for i, c in enumerate(self.ctx)} if num_steps else {}
         self._num_taken = 0
-        self._window, self._recording = contextlib.ExitStack(), _Recording()
+        self._until_end = contextlib.ExitStack()
+        self._window: tuple[float, float] | None = None  # None until it has ended
+        self._operators: list[Span] = []  # that began in the window
 
     def __enter__(self) -> Profiler:
-        self._open_or_close()
+        self._begin_or_end()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._window.__exit__(*error)
+        self._until_end.__exit__(*error)
 
     def step(self) -> None:
         """End a step of the loop; the devices may still be computing it."""
         self._num_taken += 1
-        self._open_or_close()
+        self._begin_or_end()
 
-    def _open_or_close(self) -> None:
+    def _begin_or_end(self) -> None:
         if self._num_taken == self.warm_up and self.num_steps:
-            self._window.enter_context(_recorded(self._recording, self._devices))
+            self._until_end.enter_context(self._recorded())
         if self._num_taken == self.warm_up + self.num_steps:
-            self._window.close()
+            self._until_end.close()
+
+    @contextlib.contextmanager
+    def _recorded(self) -> Iterator[None]:
+        """Record the block, which begins and, unless it fails, ends by waiting for all devices."""
+        record = {"profile_symbolic": True, "profile_imperative": True}
+        # With aggregate_stats MXNet would run one operator at a time.
+        omit = ["profile_memory", "profile_api", "continuous_dump", "aggregate_stats"]
+        with tempfile.TemporaryDirectory(prefix="gluonpar-") as folder:
+            path = pathlib.Path(folder) / "profile.json"
+            mx.nd.waitall()
+            mx.profiler.set_config(filename=str(path), **record, **dict.fromkeys(omit, False))
+            mx.profiler.set_state("run")
+            begin = time.time_ns() / 1000  # microseconds of the clock that MXNet's profiler uses
+            try:
+                yield
+                mx.nd.waitall()
+            finally:
+                self._window = begin, time.time_ns() / 1000
+                mx.profiler.set_state("stop")
+                mx.profiler.dump()
+                # All but a process's first file begin with a comma that JSON does not allow.
+                content = re.sub(r"\[\s*,", "[", path.read_text(), count=1)
+                events = json.loads(content)["traceEvents"]
+                self._operators = read(events, self._devices, *self._window)
 
     @property
     def steps(self) -> tuple[int, int]:
@@ -114,15 +132,15 @@ class Profiler:
     @functools.cached_property
     def profile(self) -> Profile:
         """The recorded steps; raises ValueError if there are none."""
-        num_steps, recording = self.steps[1] - self.warm_up, self._recording
-        if recording.window is None or num_steps <= 0:
+        num_steps = self.steps[1] - self.warm_up
+        if self._window is None or num_steps <= 0:
             raise ValueError(
                 f"no step was profiled: the loop has taken {self._num_taken} steps and the first "
                 f"{self.warm_up} are for warming up; give a smaller warm_up or a longer loop"
             )
-        spans = classify(recording.operators, len(self.ctx))
+        spans = classify(self._operators, len(self.ctx))
         processors = threads.cores() if self.ctx[0].device_type == "cpu" else None
-        return Profile([*map(str, self.ctx)], recording.window, num_steps, spans, processors)
+        return Profile([*map(str, self.ctx)], self._window, num_steps, spans, processors)
 
 
 @dataclass
@@ -275,7 +293,7 @@ def process_of(context: mx.Context) -> int:
     They are one per processor, for CPU contexts, then those of GPUs. Raises ValueError if the
     profile has none for this one.
     """
-    processors = ctypes.CDLL("libgomp.so.1").omp_get_num_procs()  # as MXNet counts them
+    processors = len(os.sched_getaffinity(0))  # as MXNet counts them
     if context.device_type == "gpu":
         return processors + context.device_id
     most = processors + 2  # the last two are of pinned and shared memory, which have no operators
@@ -285,27 +303,3 @@ def process_of(context: mx.Context) -> int:
             "machine; use fewer"
         )
     return context.device_id
-
-
-@contextlib.contextmanager
-def _recorded(recording: _Recording, devices: dict[int, int]) -> Iterator[None]:
-    """Record the block, which begins and, unless it fails, ends by waiting for all devices."""
-    record = {"profile_symbolic": True, "profile_imperative": True}
-    # With aggregate_stats MXNet would run one operator at a time.
-    omit = ["profile_memory", "profile_api", "continuous_dump", "aggregate_stats"]
-    with tempfile.TemporaryDirectory(prefix="gluonpar-") as folder:
-        path = pathlib.Path(folder) / "profile.json"
-        mx.nd.waitall()
-        mx.profiler.set_config(filename=str(path), **record, **dict.fromkeys(omit, False))
-        mx.profiler.set_state("run")
-        begin = time.time_ns() / 1000  # microseconds of the clock that MXNet's profiler uses
-        try:
-            yield
-            mx.nd.waitall()
-        finally:
-            window = recording.window = begin, time.time_ns() / 1000
-            mx.profiler.set_state("stop")
-            mx.profiler.dump()
-            # All but a process's first file begin with a comma that JSON does not allow.
-            content = re.sub(r"\[\s*,", "[", path.read_text(), count=1)
-            recording.operators = read(json.loads(content)["traceEvents"], devices, *window)
