@@ -12,7 +12,7 @@ HERE = Path(__file__).resolve().parent
 # Read, not imported: importing the package needs MXNet, which may not be installed yet.
 VERSION = re.search(
     r'^__version__ = "([^"]+)"',
-    (HERE / "gluonpar" / "install" / "version.py").read_text("utf-8"),
+    (HERE / "gluonpar" / "install" / "__init__.py").read_text("utf-8"),
     re.M,
 ).group(1)
 

@@ -4,6 +4,4 @@ The lowest of the packages. Its modules work where MXNet is missing or broken; o
 :func:`gluonpar.install.startup.start` imports it.
 """
 
-from gluonpar.install.version import __version__
-
-__all__ = ["__version__"]
+__version__ = "0.2.0"  # read by setup.py, too

@@ -151,34 +151,23 @@ def _numpy_1() -> types.ModuleType:
     """Return a copy of the module ``numpy`` with the names of :func:`_former`."""
     copy = types.ModuleType(np.__name__, np.__doc__)
     vars(copy).update(vars(np), __getattr__=functools.partial(getattr, np))
-    installed = Version(np.__version__)
     for name, value, since in _former():
-        if installed >= Version(since):
+        if version(np.__version__) >= version(since):
             setattr(copy, name, value)
     return copy
 
 
-@functools.total_ordering
-class Version:
-    """A version that compares as its numbers do, in place of distutils's classes."""
-
-    def __init__(self, text: str):
-        self._numbers = [int(number) for number in re.findall(r"\d+", text)]
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Version) and self._numbers == other._numbers
-
-    def __lt__(self, other: Version) -> bool:
-        return self._numbers < other._numbers
+def version(text: str) -> tuple[int, ...]:
+    """Return the numbers of a version, which compare as distutils's classes do."""
+    return tuple(map(int, re.findall(r"\d+", text)))
 
 
 class _Finder:
     """Finds MXNet's modules as Python does, and lets them import the names they need."""
 
     def __init__(self, numpy: types.ModuleType):
-        version = types.ModuleType("distutils.version")
-        version.StrictVersion = version.LooseVersion = Version
-        replaced = {"numpy": numpy, "distutils.version": version}
+        versions = types.SimpleNamespace(StrictVersion=version, LooseVersion=version)
+        replaced = {"numpy": numpy, "distutils.version": versions}
 
         def import_for_mxnet(name, globals=None, locals=None, fromlist=(), level=0):
             if level == 0 and name in replaced:
@@ -212,7 +201,7 @@ class _Loader(importlib.machinery.SourceFileLoader):
         super().exec_module(module)
         if module.__name__ == "mxnet.gluon.data.dataloader" and sys.version_info >= (3, 14):
             module.multiprocessing = _forking(module.multiprocessing)
-        if Version(np.__version__) < Version("2"):
+        if version(np.__version__) < (2,):
             return
         if module.__name__ in _WRITE_ATTRIBUTES:
             module.str = _WRITE_ATTRIBUTES[module.__name__]

@@ -47,17 +47,18 @@ class LibraryError(OSError):
         self.remedy = remedy
 
 
-def load_libraries(site: pathlib.Path | None = None) -> list[pathlib.Path]:
-    """Load all :data:`LIBRARIES`, each as :func:`load` does; return those loaded."""
-    return [path for name in LIBRARIES for path in load(name, site)]
+def load_libraries() -> None:
+    """Load all :data:`LIBRARIES`, each as :func:`load` does."""
+    for name in LIBRARIES:
+        load(name)
 
 
-def load(name: str, site: pathlib.Path | None = None) -> list[pathlib.Path]:
+def load(name: str) -> list[pathlib.Path]:
     """Load one library for the whole process; return its path, or nothing if it is not there.
 
-    With GLUONPAR_CUDA unset or 'pypi': the one from PyPI's wheels in ``site`` (default: this
-    Python's site-packages). With 'system': the one that the system's loader finds (LD_LIBRARY_PATH,
-    ldconfig), whose name is returned, or else PyPI's, since a toolkit has neither cuDNN nor NCCL.
+    With GLUONPAR_CUDA unset or 'pypi': the one from PyPI's wheels. With 'system': the one that the
+    system's loader finds (LD_LIBRARY_PATH, ldconfig), whose name is returned, or else PyPI's, since
+    a toolkit has neither cuDNN nor NCCL.
 
     Raises :class:`LibraryError` if the library is damaged, or the system has no CUDA 11 with
     GLUONPAR_CUDA='system'; ValueError for another value of GLUONPAR_CUDA.
@@ -79,7 +80,7 @@ def load(name: str, site: pathlib.Path | None = None) -> list[pathlib.Path]:
                 "add its folder, often /usr/local/cuda-11.2/lib64, to LD_LIBRARY_PATH before "
                 "Python starts, or unset GLUONPAR_CUDA to use PyPI's libraries",
             )
-    paths = in_wheels(name, site)
+    paths = in_wheels(name)
     for path in paths:
         wrong = damage(path)
         try:
@@ -115,10 +116,9 @@ def _open(name: str) -> ctypes.CDLL:
     return ctypes.CDLL(str(path))
 
 
-def in_wheels(name: str, site: pathlib.Path | None = None) -> list[pathlib.Path]:
+def in_wheels(name: str) -> list[pathlib.Path]:
     """Return the paths of the library ``name``, or pattern, among the files of PyPI's wheels."""
-    root = (site or pathlib.Path(sysconfig.get_path("purelib"))) / "nvidia"
-    return sorted(root.glob(f"*/lib/{name}"))
+    return sorted(pathlib.Path(sysconfig.get_path("purelib")).glob(f"nvidia/*/lib/{name}"))
 
 
 def damage(path: pathlib.Path) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import itertools
 import os
-import re
 from typing import Any, Collection, Iterable, NamedTuple
 
 LIBRARY = "libcuda.so.1"
@@ -77,31 +76,15 @@ def usable(gpu: Gpu) -> bool:
     return OLDEST_CAPABILITY <= gpu.capability <= NEWEST_CAPABILITY
 
 
-def load() -> ctypes.CDLL:
-    """Load the driver's library; raises DriverMissingError with the loader's message."""
-    try:
-        return ctypes.CDLL(LIBRARY)
-    except OSError as error:
-        raise DriverMissingError(
-            f"no NVIDIA driver found: {error}. Without a GPU, use CPU devices; with one, install "
-            "its driver, or start the container with docker run --gpus all"
-        ) from error
-
-
 def cuda_version() -> tuple[int, int]:
     """Return the newest CUDA version that the driver supports, e.g. (12, 4); errors as gpus()."""
     number = _get("cuDriverGetVersion")
     return number // 1000, number % 1000 // 10
 
 
-def release(path: str = "/proc/driver/nvidia/version") -> str:
-    """Return the version of the loaded kernel module, such as '535.104.05'; "" if not known."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            match = re.search(r"NVRM version.*?(\d+(?:\.\d+)+)", file.read())
-    except OSError:  # there is none, or the container does not show it
-        return ""
-    return match[1] if match else ""
+def has_kernel_module() -> bool:
+    """Return whether the driver's kernel module is loaded, if a container does not hide that."""
+    return os.path.exists("/proc/driver/nvidia/version")
 
 
 def gpus() -> list[Gpu]:
@@ -174,6 +157,13 @@ def _get(function: str, *arguments: int) -> int:
 
 
 def _call(function: str, *arguments: Any) -> None:
-    code = getattr(load(), function)(*arguments)
+    try:
+        library = ctypes.CDLL(LIBRARY)
+    except OSError as error:
+        raise DriverMissingError(
+            f"no NVIDIA driver found: {error}. Without a GPU, use CPU devices; with one, install "
+            "its driver, or start the container with docker run --gpus all"
+        ) from error
+    code = getattr(library, function)(*arguments)
     if code != 0:
         raise DriverError(function, code)

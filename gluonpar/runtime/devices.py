@@ -133,7 +133,7 @@ def _there_may_be_a_gpu() -> bool:
     try:
         return bool(driver.gpus() or driver.hidden())
     except driver.DriverMissingError:
-        return bool(driver.release())  # a container without the host's libcuda.so.1
+        return driver.has_kernel_module()  # a container without the host's libcuda.so.1
     except driver.DriverError:
         return True
 

@@ -11,9 +11,10 @@ from gluonpar.install.cuda_libraries import LIBRARIES, LibraryError, damage, loa
 
 
 @pytest.fixture
-def wheel_library(tmp_path):
+def wheel_library(tmp_path, monkeypatch):
     """Put an empty library with this name where PyPI's wheels install it; return its path."""
     empty = build_library(tmp_path, "libempty.so")
+    monkeypatch.setattr(cuda_libraries.sysconfig, "get_path", lambda name: str(tmp_path))
 
     def install(name):
         folder = tmp_path / "nvidia" / name.split(".")[0] / "lib"
@@ -53,26 +54,25 @@ ENDS = [LIBRARIES[0], LIBRARIES[-1]]
     ],
 )
 def test_libraries_are_loaded_in_order_from_pypis_wheels_unless_the_environment_says_system(
-    source, of_system, of_wheels, taken_from_system, tmp_path, wheel_library, dlopen, monkeypatch
+    source, of_system, of_wheels, taken_from_system, wheel_library, dlopen, monkeypatch
 ):
     dlopen.system = set(of_system)
     if source is not None:
         monkeypatch.setenv("GLUONPAR_CUDA", source)
     paths = {name: wheel_library(name) for name in reversed(of_wheels)}
     paths.update((name, Path(name)) for name in taken_from_system)
-    want = [paths[name] for name in LIBRARIES if name in paths]
-    assert load_libraries(tmp_path) == want
-    assert dlopen == [str(path) for path in want]
+    load_libraries()
+    assert dlopen == [str(paths[name]) for name in LIBRARIES if name in paths]
 
 
 def test_a_system_without_cuda_11_is_an_error_if_the_environment_asks_for_it(
-    tmp_path, wheel_library, dlopen, monkeypatch
+    wheel_library, dlopen, monkeypatch
 ):
     wheel_library(LIBRARIES[0])
     dlopen.system = set(LIBRARIES[1:])
     monkeypatch.setenv("GLUONPAR_CUDA", "system")
     with pytest.raises(LibraryError, match="libcudart.so.11.0") as caught:
-        load_libraries(tmp_path)
+        load_libraries()
     assert "LD_LIBRARY_PATH" in caught.value.remedy and "unset GLUONPAR_CUDA" in caught.value.remedy
     assert dlopen == []
 

@@ -75,22 +75,11 @@ def test_no_call_of_the_driver_fails_silently(libcuda, function):
 
 def test_a_library_that_cannot_be_loaded_is_a_missing_driver(monkeypatch):
     monkeypatch.setattr(driver, "LIBRARY", "libcuda-that-is-not-there.so.1")
-    for function in (driver.load, driver.gpus, driver.cuda_version):
+    for function in (driver.gpus, driver.cuda_version):
         with pytest.raises(
             DriverMissingError, match=r"libcuda-that-is-not-there\.so\.1.*--gpus all"
         ):
             function()
-
-
-def test_the_kernel_module_s_version(tmp_path):
-    path = tmp_path / "version"
-    assert driver.release(str(path)) == ""
-    path.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15")
-    assert driver.release(str(path)) == "535.104.05"
-    path.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.14  Release")
-    assert driver.release(str(path)) == "550.54.14"
-    path.write_text("GCC version: gcc 11.4.0")
-    assert driver.release(str(path)) == ""
 
 
 def test_packages_that_have_been_imported_stay():

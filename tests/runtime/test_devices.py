@@ -23,7 +23,7 @@ def machine(monkeypatch):
     """machine(capabilities, ...): the driver's GPUs, how many MXNet counts, its CUDA, a fault."""
 
     def pretend(
-        *capabilities, counted=None, cuda_wheel=False, cuda=(11, 0), fault=None, release=""
+        *capabilities, counted=None, cuda_wheel=False, cuda=(11, 0), fault=None, module=False
     ):
         shown = [driver.Gpu(i, f"Card {i}", cap) for i, cap in enumerate(capabilities)]
 
@@ -43,7 +43,7 @@ def machine(monkeypatch):
 
         monkeypatch.setattr(driver, "gpus", list_gpus)
         monkeypatch.setattr(driver, "cuda_version", lambda: cuda)
-        monkeypatch.setattr(driver, "release", lambda: release)
+        monkeypatch.setattr(driver, "has_kernel_module", lambda: module)
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         monkeypatch.setattr(mx.context, "num_gpus", num_gpus)
         monkeypatch.setattr(mx.runtime, "Features", Features)
@@ -84,7 +84,7 @@ def test_without_any_gpu_as_many_cpu_devices_and_a_notice_of_no_fault(machine, f
 
 
 def test_a_gpu_that_is_hidden_or_out_of_reach_is_explained(machine, monkeypatch):
-    machine(fault=NO_DRIVER, release="535.1")  # as in a container
+    machine(fault=NO_DRIVER, module=True)  # as in a container
     assert "no NVIDIA driver here" in choose(8).notice
     machine()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
