@@ -65,7 +65,7 @@ def train_batch(
     if alone and num_samples == 0:
         raise ValueError("a batch must have at least 1 sample, got 0")
     if batch_size is None:
-        batch_size = num_samples if alone else cluster.PendingSum(num_samples)
+        batch_size = num_samples if alone else cluster.PendingGather(num_samples, "samples")
 
     # Forward: every device computes the losses of its shard.
     for params in device_params:
@@ -91,23 +91,24 @@ def allreduce_sgd(
     exchange: Exchange,
     buckets: Sequence[ParamBucket],
     lr: float,
-    batch_size: int | cluster.PendingSum,
+    batch_size: int | cluster.PendingGather,
 ) -> None:
     """Sum the gradients over all devices, and update all copies of the parameters by SGD.
 
     On CPU contexts the sum is part of the update, which then leaves the gradients as they are.
     """
-    pending = isinstance(batch_size, cluster.PendingSum)
+    pending = isinstance(batch_size, cluster.PendingGather)
     with interrupts.held():  # autograd records none of it, even if the caller records
         if exchange.may_fuse:
 
             def update(*arrays: np.ndarray) -> None:
-                optim.rule(lr, 1.0 / (batch_size.number if pending else batch_size))(*arrays)
+                number = sum(batch_size.values) if pending else batch_size
+                optim.rule(lr, 1.0 / number)(*arrays)
 
             if exchange.num_processes > 1:
                 exchange.reduce(replicas.to_sum(buckets))
             optim.reduce_update(exchange, buckets, lambda copies: (update,))
             return
         exchange.allreduce(replicas.to_sum(buckets))
-        number = batch_size.wait() if pending else batch_size
+        number = sum(batch_size.wait()) if pending else batch_size
         optim.update_by_sgd(buckets, lr, number)

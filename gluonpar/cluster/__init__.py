@@ -7,22 +7,21 @@ rank and size, but what communicates raises RuntimeError there. How to start a j
 it: docs/cluster.md.
 """
 
-from gluonpar.cluster.consistency import check_equal, check_equal_async, together
 from gluonpar.cluster.process_collectives import (
     PendingGather,
-    PendingSum,
     all_gather,
     allreduce,
     broadcast,
+    check_equal,
+    check_equal_async,
     gather,
+    together,
     total,
 )
-from gluonpar.cluster.scope import is_local, local, num_processes
-from gluonpar.cluster.world import abort, is_main, rank, size
+from gluonpar.cluster.world import abort, is_local, is_main, local, num_processes, rank, size
 
 __all__ = [
     "PendingGather",
-    "PendingSum",
     "abort",
     "all_gather",
     "allreduce",

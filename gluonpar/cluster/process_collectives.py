@@ -1,4 +1,4 @@
-"""Collectives over the processes of the job.
+"""Collectives over the processes of the job, and the checks that its ranks make.
 
 Every process must call the same ones in the same order, with arrays of equal sizes and dtypes. They
 are operators of MXNet's engine that all write one *marker* array, so that the engine runs them one
@@ -84,54 +84,87 @@ def total(values: Any) -> np.ndarray:
     return np.sum([np.asarray(value, dtype=np.float64) for value in gather(values)], axis=0)
 
 
-class PendingSum:
-    """A number that is summed over all processes while the program goes on."""
-
-    def __init__(self, number: float) -> None:
-        self.number, job = number, world()
-        if job is not None:
-            self._known = mx.nd.empty((1,), ctx=mx.cpu(0))
-            _push_operator("sum", functools.partial(self._sum, job), [self._known])
-
-    def _sum(self, job: World) -> None:
-        self.number = _run(job, "sum", lambda: job.comm.allreduce(self.number))
-
-    def wait(self) -> float:
-        """Return the sum. Waits until all ranks have come to it, but for no later collective.
-
-        An operator pushed after a later collective may read ``number``.
-        """
-        if world() is not None:
-            self._known.wait_to_read()
-        return self.number
-
-
 class PendingGather:
     """Every process's value, any picklable object, gathered while the program goes on.
 
     ``check(values)`` is called with them, by rank. If it raises, that is raised at the next wait
-    for an array that was computed from a later exchange.
+    for an array that was computed from a later exchange. ``name`` is the name in errors.
     """
 
-    def __init__(self, value: Any, check: Callable[[list], None]) -> None:
-        self._values, self._check = [value], check
-        push(self._gather)
+    def __init__(self, value: Any, name: str, check: Callable[[list], None] | None = None) -> None:
+        self.values, self._name, self._check, job = [value], name, check, world()
+        if job is not None:
+            self._known = mx.nd.empty((1,), ctx=mx.cpu(0))
+            _push_operator("gather", functools.partial(self._gather, job), [self._known])
 
     def _gather(self, job: World) -> None:
-        self._values = job.comm.allgather(self._values[0])
-        self._check(self._values)
+        self.values = _run(job, self._name, lambda: job.comm.allgather(self.values[0]))
+        if self._check is not None:
+            self._check(self.values)
 
     def wait(self) -> list:
-        """Return the values by rank."""
-        _marker().wait_to_read()
-        return self._values
+        """Return the values by rank. Waits until all ranks have come to it, but for no more.
+
+        An operator pushed after a later collective may read ``values``.
+        """
+        if world() is not None:
+            self._known.wait_to_read()
+        return self.values
 
 
-def push(function: Callable[[World], None]) -> None:
-    """Have the engine call ``function``, in which all ranks may call MPI, between the others."""
+def check_equal(facts: dict[str, Any]) -> None:
+    """Raise ValueError on all ranks if ``facts`` differ between ranks; it names the differences.
+
+    Waits for all ranks. The values of ``facts`` must be picklable and comparable with ``==``.
+    """
+    _compare(gather(facts))
+
+
+def check_equal_async(facts: dict[str, Any]) -> None:
+    """:func:`check_equal` without waiting, for every step: an operator that compares checksums.
+
+    If ``facts`` differ, it fails on all ranks, with :func:`check_equal`'s error, at the next wait
+    for an array that was computed from a later exchange.
+    """
     job = world()
     if job is not None:
-        _push_operator("check", functools.partial(_run, job, "check", lambda: function(job)), [])
+        _push_operator("check", functools.partial(_run, job, "check", facts=facts), [])
+
+
+def _compare(facts: Sequence[dict[str, Any]]) -> None:
+    first, *others = facts
+    for rank, theirs in enumerate(others, 1):
+        differences = [
+            f"{name} is {theirs.get(name)!r} on rank {rank} and {first.get(name)!r} on rank 0"
+            for name in {**first, **theirs}
+            if theirs.get(name) != first.get(name)
+        ]
+        if differences:
+            raise ValueError(
+                f"rank {rank} cannot train with the others: {'; '.join(differences)}. Start all "
+                "ranks with the same arguments, software and data"
+            )
+
+
+def together(function: Callable[[], Any]) -> Any:
+    """Return ``function()``, unless it raises ValueError or FileNotFoundError on any rank.
+
+    Then that error is raised on all ranks; it names the rank, unless all ranks have the same error.
+    Waits for all ranks.
+    """
+    result = failure = None
+    try:
+        result = function()
+    except (ValueError, FileNotFoundError) as error:
+        failure = error
+    failures = gather(None if failure is None else (type(failure), str(failure)))
+    failed = [rank for rank, error in enumerate(failures) if error is not None]
+    if not failed:
+        return result
+    if set(failures) == {failures[0]}:
+        raise failure
+    kind, message = failures[failed[0]]
+    raise kind(f"rank {failed[0]}: {message}") from failure
 
 
 def _push(name: str, run: Callable, arrays: Sequence[mx.nd.NDArray], by_nccl: bool = False) -> None:
@@ -143,7 +176,8 @@ def _push(name: str, run: Callable, arrays: Sequence[mx.nd.NDArray], by_nccl: bo
         call = f"{name} of {sum(array.size for array in some):,} {dtype}"
         on_gpus = [array.context.device_type == "gpu" for array in some]
         if by_nccl and job.nccl and all(on_gpus) and dtype in set(nccl.DTYPES) - {"float16"}:
-            sum_up = functools.partial(_sum_by_nccl, job, some)
+            of_job = job.rank, job.size, job.comm.bcast
+            sum_up = functools.partial(nccl.sum_over_ranks, some, *of_job)
             _push_operator(name, functools.partial(_run, job, f"{call} by NCCL", sum_up), some)
         elif any(on_gpus):
             with _staged(some, dtype) as staged:
@@ -168,10 +202,6 @@ def _staged(arrays: Sequence[mx.nd.NDArray], dtype: str) -> Iterator[list[mx.nd.
             part.copyto(array)
 
 
-def _sum_by_nccl(job: World, arrays: Sequence[mx.nd.NDArray]) -> None:
-    nccl.sum_over_ranks(arrays, job.rank, job.size, job.comm.bcast)
-
-
 def _push_operator(name: str, function: Callable[[], None], arrays: list[mx.nd.NDArray]) -> None:
     writes, name = [*arrays, _marker()], f"gluonpar.cluster.{name}"
     engine.push(function, mx.cpu(0), writes=writes, name=name, prioritized=True)
@@ -187,17 +217,22 @@ def _run_flat(job: World, call: str, run: Callable, arrays: Sequence[mx.nd.NDArr
             np.copyto(view, part)
 
 
-def _run(job: World, call: str, function: Callable[[], Any]) -> Any:
+def _run(
+    job: World, call: str, function: Callable[[], Any] = lambda: None, facts: dict | None = None
+) -> Any:
     """Wait until all ranks are at this operation, then call ``function``, which calls MPI.
 
-    Raises RuntimeError, on all ranks, if they are at different operations.
+    Raises, on all ranks, RuntimeError if they are at different operations, and ValueError if their
+    ``facts`` differ.
     """
     with job.detector.operation(call) as number:
-        alike = job.barrier(name=call)
+        alike = job.barrier(name=f"{call} {facts}")
         with job.mpi_lock:
             if alike:
                 return function()
-            calls = job.comm.allgather(call)
+            calls, facts_of_ranks = zip(*job.comm.allgather((call, facts)))
+    if set(calls) == {call}:
+        return _compare(facts_of_ranks)
     listed = "; ".join(f"rank {rank}: {call}" for rank, call in enumerate(calls))
     raise RuntimeError(
         f"the ranks differ in operation {number}: {listed}. All must call the same "

@@ -1,4 +1,7 @@
-"""This process's rank among the processes of an MPI job. The only module that imports mpi4py."""
+"""This process's rank among the processes of an MPI job. The only module that imports mpi4py.
+
+And over which devices the public collectives go: all processes', or this process's only.
+"""
 
 from __future__ import annotations
 
@@ -82,6 +85,7 @@ _world: World | None = None  # after a fork, the parent's
 _alone = False  # once found, because reading the environment takes microseconds
 _starting = threading.Lock()
 _forked = False  # whether this process is a fork of one that a launcher started
+_thread = threading.local()  # .is_local: whether it is inside local()
 
 
 def _after_fork() -> None:
@@ -137,6 +141,39 @@ def size() -> int:
 def is_main() -> bool:
     """Return whether this is rank 0, the rank that prints, plots and saves."""
     return rank() == 0
+
+
+@contextlib.contextmanager
+def local() -> Iterator[None]:
+    """Within this context the calling thread's collectives are over this process's devices.
+
+    Collectives, and functions that call them (:func:`gluonpar.allreduce` and its relatives,
+    ``average_gradients``, ``average_statistics``, ``get_params``, ``make_parallel``,
+    ``LossMeter.read``), then neither exchange anything with other processes nor wait for them, so
+    one rank may call them alone. A ``Towers`` or ``SyncBatchNorm`` that is made inside stays inside
+    its process. Other threads, ``gluonpar.Trainer``, ``train_batch``, ``kvstore='gluonpar'`` and
+    the functions of :mod:`gluonpar.cluster` are not affected.
+
+    >>> with local():
+    ...     num_processes()
+    1
+    """
+    before = is_local()
+    _thread.is_local = True
+    try:
+        yield
+    finally:
+        _thread.is_local = before
+
+
+def is_local() -> bool:
+    """Return whether the calling thread is inside :func:`local`."""
+    return getattr(_thread, "is_local", False)
+
+
+def num_processes() -> int:
+    """Return over how many processes collectives of the calling thread go: all, or this one."""
+    return 1 if is_local() else size()
 
 
 def abort(why: str) -> None:

@@ -155,7 +155,7 @@ def summands(
     on_some_rank = [*map(any, counting)]
     if num_processes > 1 and params:
         ages = np.array([*map(backward_passes.age, params)])
-        of_ranks = cluster.PendingGather(ages, _check_ages)
+        of_ranks = cluster.PendingGather(ages, "ages of gradients", _check_ages)
         may_be_old = (ages[:, 0] != backward_passes.num_sums()).any()
         backward_passes.count_sum()
         if may_be_old:

@@ -138,7 +138,7 @@ class Towers:
             raise ValueError("lr must be given, such as 0.1, unless update is an mx.optimizer")
         _check_params(self._params or (), self.ctx)
         number = sum(map(num_samples, batches))
-        pending = None if self._num_processes == 1 else cluster.PendingSum(number)
+        pending = None if self._num_processes == 1 else cluster.PendingGather(number, "samples")
         with autograd.pause():
             if batches and any(map(private_fields.awaits_shape, self._params or ())):
                 with autograd.predict_mode():  # infers shapes; then there are variables to restore
@@ -154,7 +154,7 @@ class Towers:
                     saved.copyto(array)
                 raise
             if pending is not None:
-                number = pending.wait()
+                number = sum(pending.wait())
             if number:
                 self._reduce_and_update(variables, len(batches), lr, number)
         return _by_name(outputs), number

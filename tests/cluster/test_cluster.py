@@ -324,7 +324,7 @@ def test_a_job_is_recognised_by_the_environment(environment, several):
 def test_one_process_sends_nothing():
     assert (cluster.rank(), cluster.size(), cluster.is_main()) == (0, 1, True)
     assert cluster.gather("x") == ["x"] and cluster.total([2]).tolist() == [2.0]
-    assert cluster.PendingSum(3).wait() == 3
+    assert cluster.PendingGather(3, "numbers").wait() == [3]
     cluster.abort("does nothing")
 
 
