@@ -52,21 +52,18 @@ def _temporary(path: str | os.PathLike) -> pathlib.Path:
     return path.with_name(f".{path.name}.{os.urandom(6).hex()}.tmp")
 
 
-def check_writable(path: str | os.PathLike) -> None:
-    """Raise OSError unless a file can be written at ``path``; an existing file is not changed."""
-    existed = os.path.lexists(path)
-    # O_NONBLOCK: opening a pipe without a reader fails instead of waiting for one.
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, 0o666)
-    os.close(handle)
-    if not existed:
-        os.unlink(path)
+def _check_folder(path: str | os.PathLike) -> None:
+    """Raise OSError unless files can be made in the folder of ``path``."""
+    temporary = _temporary(path)
+    temporary.touch()
+    temporary.unlink()
 
 
 def check_replaceable(path: str | os.PathLike) -> None:
     """Raise OSError if :func:`atomic_write` cannot write ``path``: a folder, device or pipe."""
     if os.path.exists(path) and not os.path.isfile(path):
         raise OSError(errno.EINVAL, "it exists and is not a regular file")
-    check_writable(_temporary(path))
+    _check_folder(path)
 
 
 def make_writable_folder(folder: str | os.PathLike) -> pathlib.Path:
@@ -75,7 +72,7 @@ def make_writable_folder(folder: str | os.PathLike) -> pathlib.Path:
     try:
         str(path.absolute()).encode()
         path.mkdir(parents=True, exist_ok=True)
-        check_writable(_temporary(path / "writable"))
+        _check_folder(path / "any")
     except (UnicodeEncodeError, OSError) as error:
         reason = getattr(error, "strerror", "MXNet takes only paths in UTF-8")
         raise ValueError(f"nothing can be saved in {path}: {reason}") from error

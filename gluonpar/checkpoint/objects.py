@@ -17,8 +17,6 @@ import mxnet as mx
 import numpy as np
 from mxnet import gluon
 
-from gluonpar.checkpoint import sealed_npz
-
 _PLAIN = (type(None), bool, int, float, str)
 _ARRAYS = {"nd": mx.nd.NDArray, "np": mx.np.ndarray, "numpy": np.ndarray}
 # Part of the program, not of its state: only the name is written, and must be the same.
@@ -33,12 +31,17 @@ SETTINGS = {"param_dict": {}, "aggregate_num": 0}
 
 
 class Encoder:
-    """Makes JSON of values that may share parts, and adds their arrays to ``arrays``."""
+    """Makes JSON of values that may share parts, and collects their ``arrays``."""
 
-    def __init__(self, arrays: sealed_npz.NumberedArrays) -> None:
-        self._arrays = arrays
+    def __init__(self) -> None:
+        self.arrays: list[np.ndarray] = []
         self._numbers: dict[int, int] = {}
         self._numbered: list[Any] = []  # kept, so that no other object has the same id
+
+    def add(self, array: np.ndarray) -> int:
+        """Append ``array`` to the arrays; return its number."""
+        self.arrays.append(array)
+        return len(self.arrays) - 1
 
     def encode(self, value: Any, place: str, without: Iterable[str] = ()) -> Any:
         """Return ``value`` for JSON; ValueError with its ``place`` if it could not be restored.
@@ -53,11 +56,11 @@ class Encoder:
         self._numbers[id(value)] = len(self._numbers)
         self._numbered.append(value)
         if isinstance(value, np.generic) and not value.dtype.hasobject:
-            return {"number": self._arrays.add(np.asarray(value))}
+            return {"number": self.add(np.asarray(value))}
         if kind is np.ndarray and not value.dtype.hasobject:
-            return {"numpy": self._arrays.add(value)}
+            return {"numpy": self.add(value)}
         if kind in (mx.nd.NDArray, mx.np.ndarray):
-            return {"nd" if kind is mx.nd.NDArray else "np": self._arrays.add(value.asnumpy())}
+            return {"nd" if kind is mx.nd.NDArray else "np": self.add(value.asnumpy())}
         if kind in (list, tuple):
             parts = [self.encode(part, f"{place}[{i}]") for i, part in enumerate(value)]
             return {kind.__name__: parts}

@@ -50,9 +50,8 @@ def save(
         with files.atomic_write(path) as file:
             pickle.dump((updater.states, optimizer), file)
         return
-    arrays = sealed_npz.NumberedArrays()
-    section = describe(updater, params, arrays)
-    sealed_npz.write(path, section, arrays)
+    encoder = objects.Encoder()
+    sealed_npz.write(path, describe(updater, params, encoder), encoder.arrays)
 
 
 def load(
@@ -85,12 +84,10 @@ def load(
     restore()
 
 
-def describe(
-    updater: Updater, params: NamedParams, arrays: sealed_npz.NumberedArrays
-) -> dict[str, Any]:
-    """Return the section for ``updater``, and add its arrays to ``arrays``."""
+def describe(updater: Updater, params: NamedParams, encoder: objects.Encoder) -> dict[str, Any]:
+    """Return the section for ``updater``, and add its arrays to those of ``encoder``."""
     optimizer, names = updater.optimizer, {i: name for name, i, _ in params}
-    encode = objects.Encoder(arrays).encode
+    encode = encoder.encode
     return {
         "format": FORMAT,
         "params": [[name, _shape(param), i] for name, i, param in params],

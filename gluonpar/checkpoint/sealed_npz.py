@@ -25,15 +25,6 @@ _SEAL = b"gluonpar sha256 "
 _SEAL_SIZE = len(_SEAL) + 64
 
 
-class NumberedArrays(list):
-    """The arrays of a file; :meth:`add` returns the number by which the header refers to one."""
-
-    def add(self, array: np.ndarray) -> int:
-        """Append ``array``; return its number."""
-        self.append(array)
-        return len(self) - 1
-
-
 def write(path: str | os.PathLike, header: Any, arrays: Sequence[np.ndarray]) -> None:
     """Write a sealed file whole or not at all; OSError if the file system refuses."""
     with files.atomic_write(path) as file:

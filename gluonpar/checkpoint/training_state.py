@@ -21,7 +21,7 @@ import numpy as np
 from mxnet import gluon
 
 from gluonpar import cluster
-from gluonpar.checkpoint import files, optimizer_states, params_file, sealed_npz
+from gluonpar.checkpoint import files, objects, optimizer_states, params_file, sealed_npz
 from gluonpar.collectives import arguments
 from gluonpar.install import __version__
 from gluonpar.runtime import private_fields, staging
@@ -52,16 +52,17 @@ def save_checkpoint(
     values = _values(named)
     if not cluster.is_main():
         return
-    arrays = sealed_npz.NumberedArrays()
+    encoder = objects.Encoder()
+    add = encoder.add
     header: dict[str, Any] = {
         "format": FORMAT,
         "gluonpar": __version__,
-        "params": [[name, [*map(arrays.add, copies)]] for name, copies in values.items()],
-        "optimizer": trainer and optimizer_states.describe(*_optimizer(trainer, params), arrays),
-        "rng": rng and [arrays.add(x) if isinstance(x, np.ndarray) else x for x in rng.get_state()],
+        "params": [[name, [*map(add, copies)]] for name, copies in values.items()],
+        "optimizer": trainer and optimizer_states.describe(*_optimizer(trainer, params), encoder),
+        "rng": rng and [add(x) if isinstance(x, np.ndarray) else x for x in rng.get_state()],
         "notes": notes or {},
     }
-    sealed_npz.write(path, header, arrays)
+    sealed_npz.write(path, header, encoder.arrays)
 
 
 def load_checkpoint(
@@ -103,18 +104,14 @@ def load_checkpoint(
     if rng is not None:
         rng.set_state(generator)
     if isinstance(params, gluon.Block):
-        _tell_trainers(params)
+        # As Parameter.set_data does: a Trainer's kvstore or states may have copies of weights.
+        for owner in {*map(private_fields.trainer, params.collect_params().values())} - {None}:
+            private_fields.forget_kvstore_values(owner)
     for name, (copies, _) in named.items():
         for copy, value in zip(copies, _local(values[name], len(copies))):
             new = staging.from_numpy(value, copy.context)
             new.as_nd_ndarray().copyto(copy.as_nd_ndarray())
     return notes
-
-
-def _tell_trainers(net: gluon.Block) -> None:
-    """As ``Parameter.set_data`` does: a Trainer's kvstore or states may have copies of weights."""
-    for trainer in {*map(private_fields.trainer, net.collect_params().values())} - {None}:
-        private_fields.forget_kvstore_values(trainer)
 
 
 def _named(params: Any) -> dict[str, tuple[Sequence[mx.nd.NDArray], bool]]:

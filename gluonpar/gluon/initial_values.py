@@ -52,4 +52,4 @@ def _wrap() -> None:
 
         return initialise_alike
 
-    private_fields.wrap_initialisation(alike)
+    private_fields.wrap(private_fields.INITIALISES, alike)

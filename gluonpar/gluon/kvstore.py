@@ -218,7 +218,7 @@ def _join_job() -> None:
                     raise ValueError(f"parameter {param.name}: {row_sparse.NOT_BETWEEN_PROCESSES}")
             initial_values.start_alike(params)
 
-    private_fields.wrap_kvstore_creation(always)
+    private_fields.wrap(private_fields.CREATES_KVSTORE, always)
     gluon.Trainer.__init__ = start_alike
 
 
@@ -285,7 +285,7 @@ def _wrap_updates() -> None:
 
         return begin_and_update
 
-    private_fields.wrap_updates(beginning_alike)
+    private_fields.wrap(private_fields.UPDATES, beginning_alike)
 
 
 def _update_alike(

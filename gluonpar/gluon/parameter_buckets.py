@@ -156,9 +156,7 @@ def summands(
     if num_processes > 1 and params:
         ages = np.array([*map(backward_passes.age, params)])
         of_ranks = cluster.PendingGather(ages, "ages of gradients", _check_ages)
-        may_be_old = (ages[:, 0] != backward_passes.num_sums()).any()
-        backward_passes.count_sum()
-        if may_be_old:
+        if (ages[:, 0] != backward_passes.count_sum()).any():  # some may be old
             newest = np.max(of_ranks.wait(), axis=0)[:, 0]
             on_some_rank = (newest >= 0).tolist()
             for i in np.flatnonzero(ages[:, 0] < newest):

@@ -361,4 +361,4 @@ def _without_static_shape(init: Callable) -> Callable:
     return initialise
 
 
-private_fields.wrap_graphs(_without_static_shape)
+private_fields.wrap(private_fields.MAKES_GRAPH, _without_static_shape)

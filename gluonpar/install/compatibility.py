@@ -10,6 +10,7 @@ from __future__ import annotations
 import builtins
 import functools
 import importlib.machinery
+import operator
 import re
 import sys
 import types
@@ -207,7 +208,7 @@ class _Loader(importlib.machinery.SourceFileLoader):
             module.str = _WRITE_ATTRIBUTES[module.__name__]
         elif module.__name__ == "mxnet.metric":
             for name in ("sum_metric", "global_sum_metric"):
-                setattr(module.EvalMetric, name, _Sum(name))
+                setattr(module.EvalMetric, name, _sum(f"_{name}"))
 
     def source_to_code(self, data, path, **options):
         """Compile; Python 3.12 and later warn of ``'\\['``, and an error it could become."""
@@ -256,18 +257,10 @@ _WRITE_ATTRIBUTES = {
 }
 
 
-class _Sum:
-    """An attribute of a metric that, once it is a float, adds float32 numbers in float64."""
+def _sum(name: str) -> property:
+    """Return a property that is kept as ``name`` and, if a float, adds float32 in float64."""
 
-    def __init__(self, name: str):
-        self._name = name
+    def set_sum(metric, value):
+        setattr(metric, name, np.float64(value) if isinstance(value, float) else value)
 
-    def __get__(self, metric, owner=None):
-        if metric is None:
-            return self
-        if self._name not in vars(metric):
-            raise AttributeError(f"{type(metric).__name__} has no attribute {self._name!r}")
-        return vars(metric)[self._name]
-
-    def __set__(self, metric, value):
-        vars(metric)[self._name] = np.float64(value) if isinstance(value, float) else value
+    return property(operator.attrgetter(name), set_sum)

@@ -20,12 +20,6 @@ INSTALL = (
     "GPUs of compute capability 5.0 to 8.9)"
 )
 
-MACHINE = "x86_64"
-OTHER_MACHINE = (
-    "it reads MXNet's arrays from memory, and their layout was checked there only (MXNet 1.9.1's "
-    "wheel for aarch64 also needs Arm's libraries libarmpl_lp64_mp, libamath and libastring)"
-)
-
 # CPU contexts share a pool of workspaces for all operators that one thread pushes. With
 # MXNet's 4 entries two contexts soon draw the same and wait for each other; with 256, rarely.
 SETTINGS = {"MXNET_CPU_TEMP_COPY": "256"}
@@ -56,9 +50,11 @@ def start() -> None:
     library, or if this is no x86-64 machine. Raises ValueError if GLUONPAR_CUDA is neither pypi nor
     system.
     """
-    if platform.machine() != MACHINE:
+    if platform.machine() != "x86_64":
         raise ImportError(
-            f"gluonpar needs an x86-64 machine, got {platform.machine()}: {OTHER_MACHINE}."
+            f"gluonpar needs an x86-64 machine, got {platform.machine()}: it reads MXNet's arrays "
+            "from memory, and their layout was checked there only (MXNet 1.9.1's wheel for aarch64 "
+            "also needs Arm's libraries libarmpl_lp64_mp, libamath and libastring)."
         )
     imported_before = "mxnet" in sys.modules
     wheel = _installed_wheel()

@@ -33,7 +33,7 @@ import functools
 import os
 import threading
 import weakref
-from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Callable, Iterable, Mapping, Sequence
 
 import mxnet as mx
 from mxnet import autograd, gluon
@@ -115,7 +115,7 @@ def summands(param: gluon.Parameter) -> list[bool]:
 def age(param: gluon.Parameter) -> tuple[int, int]:
     """Return when the gradient of a tracked parameter was written; (-1, 0) if none counts.
 
-    That is after how many sums (:func:`num_sums`), and after how many batches since then whose
+    That is after how many sums (:func:`count_sum`), and after how many batches since then whose
     gradients were lost before they were used. The age is the same on all ranks that had
     samples of a batch, and less on those that had none. Gradients that passes add to have no age:
     they are of now.
@@ -127,15 +127,11 @@ def age(param: gluon.Parameter) -> tuple[int, int]:
         return (_num_sums, 0) if writes.adds() else (writes.time, writes.skipped)
 
 
-def num_sums() -> int:
-    """Return how often :func:`count_sum` has been called."""
-    return _num_sums
-
-
-def count_sum() -> None:
-    """Count a sum of gradients, of any parameters, in which all ranks take part."""
+def count_sum() -> int:
+    """Count a sum of gradients, in which all ranks take part; return the number of earlier ones."""
     global _num_sums
     _num_sums += 1
+    return _num_sums - 1
 
 
 def mark_used(params: Iterable[gluon.Parameter]) -> None:
@@ -178,19 +174,8 @@ def accumulate(params: Iterable[gluon.Parameter]) -> None:
             _tracked[param].accumulates = True
 
 
-@contextlib.contextmanager
-def _one_pass() -> Iterator[None]:
-    """Note which gradients are written, and while gradients accumulate run no other pass."""
-    with _lock:
-        adds = any(writes.accumulates for writes in [*_tracked.values()])
-    # MXNet sets a flag before it writes the gradient, to which another thread's pass would add.
-    with _adding if adds else contextlib.nullcontext(), _noted():
-        yield
-
-
-@contextlib.contextmanager
-def _noted() -> Iterator[None]:
-    """Note which gradients are written within this context."""
+def _begin_pass() -> None:
+    """Prepare to see which gradients the pass that begins now will write."""
     global _last, _running, _recorded
     with _lock:
         if not _running:
@@ -204,16 +189,18 @@ def _noted() -> Iterator[None]:
         _running += 1
         for writes in [*_tracked.values()]:
             writes.save()
-    try:
-        yield
-    finally:
-        with _lock:
-            _running -= 1
-            written = [(writes, writes.see()) for writes in [*_tracked.values()]]
-            for writes, before in written:
-                writes.discard(before)
-                if not _running:
-                    writes.end()
+
+
+def _end_pass() -> None:
+    """Note which gradients the pass has written, and discard those that are out of date."""
+    global _running
+    with _lock:
+        _running -= 1
+        written = [(writes, writes.see()) for writes in [*_tracked.values()]]
+        for writes, before in written:
+            writes.discard(before)
+            if not _running:
+                writes.end()
 
 
 class _Writes:
@@ -413,8 +400,16 @@ class _Writes:
 @functools.wraps(_backward)
 def _numbered_backward(*arguments: Any) -> int:
     _num_calls[threading.get_ident()] += 1
-    with interrupts.held(), _one_pass():
-        return _backward(*arguments)
+    with interrupts.held():
+        with _lock:
+            adds = any(writes.accumulates for writes in [*_tracked.values()])
+        # MXNet sets a flag before it writes the gradient, to which another thread's pass would add.
+        with _adding if adds else contextlib.nullcontext():
+            _begin_pass()
+            try:
+                return _backward(*arguments)
+            finally:
+                _end_pass()
 
 
 @functools.wraps(_set_recording)
@@ -436,7 +431,7 @@ def _tracking(allocate: Callable) -> Callable:
     return tracked
 
 
-private_fields.wrap_gradient_allocation(_tracking)
+private_fields.wrap(private_fields.ALLOCATES_GRADIENTS, _tracking)
 for _each in (_lock, _adding):  # the last is acquired first, as above
     os.register_at_fork(
         before=_each.acquire, after_in_parent=_each.release, after_in_child=_each.release

@@ -22,10 +22,10 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
 
 _libc = ctypes.CDLL(None)
-_keeps_freed = hasattr(_libc, "mallopt") and not any(name in os.environ for name in _VARIABLES)
+_keeps_freed = not any(name in os.environ for name in _VARIABLES)
 _steps = itertools.count(1)
 
-if _keeps_freed:  # other C libraries than glibc may lack mallopt
+if _keeps_freed:
     _libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30)
     _libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 

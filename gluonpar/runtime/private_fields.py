@@ -37,31 +37,21 @@ update_counts = attrgetter("_index_update_count")  # by the parameter's index
 update_counts_by_device = attrgetter("_all_index_update_counts")  # the same by the device's number
 
 
-def wrap_initialisation(wrap: Callable[[Callable], Callable]) -> None:
-    """Replace the function that gives a parameter its first values by ``wrap`` of it."""
-    gluon.Parameter._init_impl = wrap(gluon.Parameter._init_impl)
+# Functions of MXNet for :func:`wrap`: the name, and the classes or modules that have it.
+INITIALISES = "_init_impl", [gluon.Parameter]  # gives a parameter its first values
+ALLOCATES_GRADIENTS = "_init_grad", [gluon.Parameter]  # gives a parameter its gradients
+# Trainer and Module make a kvstore by it.
+CREATES_KVSTORE = "_create_kvstore", [mx.model, gluon.trainer, mx.module.module]
+UPDATES = "__call__", [mx.optimizer.Updater]  # an Updater updates weights of a device by it
+MAKES_GRAPH = "__init__", [mx.nd.CachedOp]  # of a hybridized block: (graph, symbol, flags)
 
 
-def wrap_gradient_allocation(wrap: Callable[[Callable], Callable]) -> None:
-    """Replace the function that gives a parameter its arrays of gradients by ``wrap`` of it."""
-    gluon.Parameter._init_grad = wrap(gluon.Parameter._init_grad)
-
-
-def wrap_kvstore_creation(wrap: Callable[[Callable], Callable]) -> None:
-    """Replace the function by which Trainer and Module make a kvstore by ``wrap`` of it."""
-    create = wrap(mx.model._create_kvstore)
-    for module in (mx.model, gluon.trainer, mx.module.module):
-        module._create_kvstore = create
-
-
-def wrap_updates(wrap: Callable[[Callable], Callable]) -> None:
-    """Replace the function by which an Updater updates weights of a device by ``wrap`` of it."""
-    mx.optimizer.Updater.__call__ = wrap(mx.optimizer.Updater.__call__)
-
-
-def wrap_graphs(wrap: Callable[[Callable], Callable]) -> None:
-    """Replace ``__init__(graph, symbol, flags)`` of hybridized blocks' graphs by ``wrap`` of it."""
-    mx.nd.CachedOp.__init__ = wrap(mx.nd.CachedOp.__init__)
+def wrap(function: tuple[str, list], wrapper: Callable[[Callable], Callable]) -> None:
+    """Replace one of the functions above by ``wrapper`` of it, wherever it is."""
+    name, owners = function
+    wrapped = wrapper(getattr(owners[0], name))
+    for owner in owners:
+        setattr(owner, name, wrapped)
 
 
 def params_by_place(block: gluon.Block) -> dict[str, gluon.Parameter]:
