@@ -103,7 +103,7 @@ class PendingGather:
             self._check(self.values)
 
     def wait(self) -> list:
-        """Return the values by rank. Waits until all ranks have come to it, but for no more.
+        """Return the values by rank. Waits until all ranks have come, but for no later collective.
 
         An operator pushed after a later collective may read ``values``.
         """

@@ -52,8 +52,7 @@ _storage.argtypes, _storage.restype = [], ctypes.c_void_p
 _GPU_MUTEX_AT = 8 + 40
 _allocations_lock = threading.Lock()
 
-_communicators: dict[tuple[int, ...], dict[int, int]] = {}  # by the ids of GPUs; by id of each
-_streams: dict[int, ctypes.c_void_p] = {}
+_of_job: dict[int, int] = {}  # by the id of the only GPU: its communicator for all processes
 
 
 class _UniqueId(ctypes.Structure):
@@ -163,16 +162,17 @@ def _call(
     ]
     with _no_gpu_allocations():
         communicators = communicators_of(tuple(sorted(ids)))
+        streams = {device_id: _stream(device_id) for device_id in ids}
         _check(nccl.ncclGroupStart())
         try:
             for device_id, address, size in calls:
-                place = communicators[device_id], _streams[device_id]
+                place = communicators[device_id], streams[device_id]
                 _check(function(address, address, size, DTYPES[dtype], *arguments, *place))
         finally:
             ended = nccl.ncclGroupEnd()
         _check(ended)
-    for device_id in ids:
-        _check_cuda(_cuda().cudaStreamSynchronize(_streams[device_id]))
+    for stream in streams.values():
+        _check_cuda(_cuda().cudaStreamSynchronize(stream))
 
 
 @contextlib.contextmanager
@@ -195,39 +195,34 @@ def _no_gpu_allocations() -> Iterator[None]:
                 gc.enable()
 
 
+@functools.lru_cache(None)
 def _of_gpus(ids: tuple[int, ...]) -> dict[int, int]:
     """Return each GPU's communicator for a set of this process's. No GPU memory is allocated."""
-    if ids not in _communicators:
-        for device_id in ids:
-            _make_stream(device_id)
-        made = (ctypes.c_void_p * len(ids))()
-        _check(_library().ncclCommInitAll(made, len(ids), (ctypes.c_int * len(ids))(*ids)))
-        _communicators[ids] = dict(zip(ids, made))
-    return _communicators[ids]
+    made = (ctypes.c_void_p * len(ids))()
+    _check(_library().ncclCommInitAll(made, len(ids), (ctypes.c_int * len(ids))(*ids)))
+    return dict(zip(ids, made))
 
 
 def _of_ranks(rank: int, num_ranks: int, broadcast: Callable, ids: tuple[int]) -> dict[int, int]:
     """Return the only GPU's communicator for all processes."""
-    if ids not in _communicators:
-        _make_stream(ids[0])
+    if not _of_job:
         unique_id, made = _UniqueId(), ctypes.c_void_p()
         if rank == 0:
             _check(_library().ncclGetUniqueId(ctypes.byref(unique_id)))
         unique_id = _UniqueId.from_buffer_copy(broadcast(bytes(unique_id)))
         _check(_library().ncclCommInitRank(ctypes.byref(made), num_ranks, unique_id, rank))
-        _communicators[ids] = {ids[0]: made.value}
-    return _communicators[ids]
+        _of_job[ids[0]] = made.value
+    return _of_job
 
 
-def _make_stream(device_id: int) -> None:
-    if device_id in _streams:
-        return
+@functools.lru_cache(None)
+def _stream(device_id: int) -> ctypes.c_void_p:
     current, stream = ctypes.c_int(), ctypes.c_void_p()
     _check_cuda(_cuda().cudaGetDevice(ctypes.byref(current)))
     _check_cuda(_cuda().cudaSetDevice(device_id))
     _check_cuda(_cuda().cudaStreamCreate(ctypes.byref(stream)))
     _check_cuda(_cuda().cudaSetDevice(current))
-    _streams[device_id] = stream
+    return stream
 
 
 @functools.lru_cache(None)
