@@ -48,7 +48,7 @@ class FailureDetector:
         self._names, self._seconds = names, seconds
         self._number = 0  # of collectives begun
         self._place = _OUTSIDE  # or the present collective
-        self._ended, self._in_fork = False, False
+        self._ended, self._pid = False, os.getpid()
         self._answers: dict[int, str] = {}  # by rank, to this rank's last query
         self._sent: list = []  # requests, which must live as long as the messages
         self._stop = threading.Event()
@@ -73,14 +73,10 @@ class FailureDetector:
         self._stop.set()
         self._thread.join()
 
-    def stop_in_fork(self) -> None:
-        """Let an exception in this process, which was forked from a rank, end it alone."""
-        self._in_fork = True
-
     def _end_job(self, kind: type, error: BaseException, trace: Any) -> None:
         """End the job after an exception that has ended the program of this rank."""
         self._show(kind, error, trace)
-        if self._in_fork:
+        if os.getpid() != self._pid:  # in a fork of the rank, which ends alone
             return
         time.sleep(self._turn_seconds())  # if all ranks fail, rank 0 ends the job
         line = traceback.format_exception_only(kind, error)[-1].strip().splitlines()[-1]

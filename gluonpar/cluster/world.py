@@ -89,10 +89,8 @@ _thread = threading.local()  # .is_local: whether it is inside local()
 
 
 def _after_fork() -> None:
-    global _forked, _starting
-    _forked, _starting = _forked or _world is not None or launched(), threading.Lock()
-    if _world is not None:
-        _world.detector.stop_in_fork()
+    global _forked
+    _forked = _forked or _world is not None or launched()
 
 
 os.register_at_fork(after_in_child=_after_fork)
