@@ -140,5 +140,8 @@ def command(argv: list[str], command_line: list[str]) -> str | None:
 def _command_line() -> list[str]:
     if hasattr(sys, "orig_argv"):  # Python 3.10 and later
         return sys.orig_argv
-    with open("/proc/self/cmdline", encoding="utf-8", errors="replace") as file:
-        return file.read().split("\0")[:-1]
+    try:
+        with open("/proc/self/cmdline", encoding="utf-8", errors="replace") as file:
+            return file.read().split("\0")[:-1]
+    except OSError:  # not Linux, as the doctor will say
+        return []
