@@ -151,8 +151,9 @@ class Decoder:
         keys = [self.decode(key, None, f"a key of {place}") for key in keys]
         index = self._new_keys(keys, place)
         for key, part in zip(keys, parts):
-            old = like.get(index.get(key, key)) if isinstance(like, dict) else None
-            made[index.get(key, key)] = self.decode(part, old, f"{place}[{key!r}]")
+            new = index.get(key, key)
+            old = like.get(new) if isinstance(like, dict) else None
+            made[new] = self.decode(part, old, f"{place}[{key!r}]")
         return made
 
     def _new_keys(self, keys: list, place: str) -> dict[int, int]:
