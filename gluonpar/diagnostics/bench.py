@@ -22,8 +22,8 @@ import itertools
 import re
 import statistics
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from typing import Any, Callable, Iterable, List, Sequence, Tuple
+from dataclasses import dataclass
+from typing import Any, List, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -57,7 +57,6 @@ HEADINGS += (f"/ {PEER}", f"/ {NUMPY}", "#wrong")
 WIDTHS = (11, 10, -18, 10, 9, 10, 10, 14, 7, 7)
 
 Task = List[Tuple[List[np.ndarray], List[np.ndarray]]]
-Maker = Callable[[Sequence[mx.nd.NDArray]], Candidate]  # from one array per device
 
 
 def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
@@ -103,7 +102,7 @@ def num_bytes(argument: str) -> int:
 
 
 def prepare(options: argparse.Namespace) -> tuple:
-    """Return sizes, setting, candidates, why others are left out, and a notice on the devices."""
+    """Return sizes, contexts, candidates, why others are left out, and a notice on the devices."""
     counts = sizes(options.min_bytes, options.max_bytes, options.factor, options.dtype)
     if options.num_gpus == 1:
         raise ValueError("one device has nothing to exchange; --num-gpus must be at least 2")
@@ -114,31 +113,33 @@ def prepare(options: argparse.Namespace) -> tuple:
         raise ValueError(f"{collective} adds nothing; leave out --op {options.op}")
     chosen = devices.choose(num_gpus=options.num_gpus, device=options.device)
     arguments.check_op(options.op, None, np.dtype(options.dtype))
-    how_often = (options.rounds, options.warmup, bool(options.check), options.calls)
-    setting = Setting(chosen.ctx, options.dtype, options.op, *how_often, collective)
-    algorithms = options.algorithms or collectives.usable(chosen.ctx)
-    supported, left_out = without_unsupported(makers(setting, algorithms), setting)
-    return counts, setting, supported, left_out, chosen.notice
+    names, left_out = [], {}
+    for name in candidate_names(options, chosen.ctx):
+        try:
+            candidate(name, zeros(options, chosen.ctx, 8), options).sample()
+            names.append(name)
+        except ValueError as error:  # it does not support the op
+            left_out[name] = str(error)
+    return counts, chosen.ctx, names, left_out, chosen.notice
 
 
 def measure(prepared: tuple, console: Console, record: harness.Record) -> list[str]:
     """Print a table size by size; return a complaint if there were wrong values."""
-    counts, setting, candidates, left_out, notice = prepared
+    counts, ctx, names, left_out, notice = prepared
     record.more["left_out"] = left_out
     reasons = [f"left out: {name}: {reason}" for name, reason in left_out.items()]
     for line in filter(None, [notice, *reasons]):
         console.notice(line)
-    header(console, record, setting, candidates)
+    header(console, record, ctx, names)
     for size in counts:
-        bar = harness.progress_bar(f"{size} elements")
-        rows = measure_size(candidates, setting, size, bar)
+        rows = measure_size(names, record.options, ctx, size)
         console.line("" if record.rows else "\n" + harness.columns(HEADINGS, WIDTHS))
         seconds = {row.name: row.samples.median for row in rows}
         for row in rows:
             console.line(harness.columns(cells(row, seconds), WIDTHS))
         record.rows += rows
         record.write()
-    busbw = {name: [row.busbw for row in record.rows if row.name == name] for name in seconds}
+    busbw = {name: [row.busbw for row in record.rows if row.name == name] for name in names}
     averages = ", ".join(f"{name} {statistics.fmean(each):.3f}" for name, each in busbw.items())
     console.line(f"\naverage busbw over all sizes, GB/s: {averages}")
     wrong = [f"{row.name} at {row.num_bytes} bytes" for row in record.rows if row.wrong]
@@ -146,23 +147,28 @@ def measure(prepared: tuple, console: Console, record: harness.Record) -> list[s
 
 
 def header(
-    console: Console, record: harness.Record, setting: Setting, candidates: Iterable[str]
+    console: Console, record: harness.Record, ctx: Sequence[mx.Context], names: Sequence[str]
 ) -> None:
     """Print the conditions of the measurement and the meaning of the figures."""
-    how = threads.describe(setting.ctx) or "; ".join(record.machine["gpus"])
-    checked = "every value compared with NumPy's" if setting.check else "values not checked"
-    combined = f"{setting.op} of " if setting.collective in ADDING else ""
-    peers = " and ".join(name for name in (PEER, NUMPY) if name in candidates)
+    options = record.options
+    how = threads.describe(ctx) or "; ".join(record.machine["gpus"])
+    checked = "every value compared with NumPy's" if options.check else "values not checked"
+    peers = " and ".join(name for name in (PEER, NUMPY) if name in names)
     rows = {
-        "devices": f"{devices.describe(setting.ctx)}, {how}",
+        "devices": f"{devices.describe(ctx)}, {how}",
         NUMPY: f"on the same memory, {NUMPY_THREADS} threads from {NUMPY_MIN_BYTES} bytes up",
-        setting.collective: f"{combined}{setting.dtype}, {checked}",
-        "calls": f"{setting.calls} before each wait; times are per call",
-        "samples": f"{setting.rounds} rounds after {setting.warmup} to warm up, all candidates in "
+        options.collective: f"{combined(options)}{options.dtype}, {checked}",
+        "calls": f"{options.calls} before each wait; times are per call",
+        "samples": f"{options.rounds} rounds after {options.warmup} to warm up, all candidates in "
         "turns; time is the median, iqr the interquartile range",
         **({"ratios": f"of times to those of {peers}: below 1 is faster"} if peers else {}),
     }
     record.header(console, rows)
+
+
+def combined(options: argparse.Namespace) -> str:
+    """Return how arrays are combined, such as "sum of "; "" if the collective adds nothing."""
+    return f"{options.op} of " if options.collective in ADDING else ""
 
 
 def cells(row: Result, seconds: dict[str, float]) -> tuple:
@@ -180,27 +186,27 @@ def plot(options: argparse.Namespace, rows: Sequence[Result]) -> None:
     gluonpar's algorithms have the colours that they have in other pictures; the others are grey and
     not solid.
     """
-    combined = f"{options.op} of " if options.collective in ADDING else ""
     over = f"{options.dtype} over {rows[0].num_devices} devices"
-    title = f"{options.collective}: {combined}{over}"
-    names = dict.fromkeys(row.name for row in rows)
-    ours = {name: drawing.colour_of(name) for name in names if name in collectives.ALGORITHMS}
-    lines = dict(zip((name for name in names if name not in ours), ("--", ":", "-.", (0, (6, 1)))))
+    title = f"{options.collective}: {combined(options)}{over}"
     with drawing.style(title):
         from matplotlib.figure import Figure
-        from matplotlib.ticker import FuncFormatter, NullLocator
+        from matplotlib.ticker import NullLocator
 
         figure, ends = Figure(figsize=(9, 5)), []
         axes = figure.add_axes((0.08, 0.11, 0.77, 0.81))
-        for name, marker in zip(names, itertools.cycle("osD^vPX<>*")):
+        markers, dashes = itertools.cycle("osD^vPX<>*"), iter(("--", ":", "-.", (0, (6, 1))))
+        for name in dict.fromkeys(row.name for row in rows):
             points = [(row.num_bytes, row.busbw) for row in rows if row.name == name]
-            look = {"color": ours.get(name, drawing.GREY), "ls": lines.get(name, "-")}
-            axes.plot(*zip(*points), marker=marker, linewidth=1.8, markersize=5, **look)
+            if name in collectives.ALGORITHMS:
+                look = {"color": drawing.colour_of(name)}
+            else:
+                look = {"color": drawing.GREY, "linestyle": next(dashes)}
+            axes.plot(*zip(*points), marker=next(markers), linewidth=1.8, markersize=5, **look)
             ends.append((points[-1][1], name, look["color"]))
+        sizes_shown = sorted({row.num_bytes for row in rows})
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
-        axes.set_xticks(sorted({row.num_bytes for row in rows}))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: short(int(size))))
+        axes.set_xticks(sizes_shown, [short(size) for size in sizes_shown])
         axes.xaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_formatter("{x:g}")
         axes.set(xlabel="bytes of one device's array", ylabel="busbw, GB/s: higher is better")
@@ -208,9 +214,8 @@ def plot(options: argparse.Namespace, rows: Sequence[Result]) -> None:
         axes.margins(x=0.02)
         drawing.label_ends(axes, ends)
         by_speed = ", ".join(name for _, name, _ in sorted(ends, reverse=True))
-        drawing.save(
-            figure, options.plot, title, f"At the largest size, fastest first: {by_speed}."
-        )
+        last = f"At the largest size, fastest first: {by_speed}."
+        drawing.save(figure, options.plot, title, last)
 
 
 def short(size: int) -> str:
@@ -255,63 +260,45 @@ class Result:
         return {**fields, **self.samples.as_dict()}
 
 
-@dataclass(frozen=True)
-class Setting:
-    """The work of all candidates, and how often they do it.
+def candidate_names(options: argparse.Namespace, ctx: Sequence[mx.Context]) -> list[str]:
+    """Return the names of all candidates on the devices ``ctx``.
 
-    A sample is a call's share of ``calls`` calls on the same arrays and one wait after the last.
-    """
-
-    ctx: Sequence[mx.Context]
-    dtype: str = "float32"
-    op: str = "sum"
-    rounds: int = 20
-    warmup: int = 5
-    check: bool = True
-    calls: int = 1
-    collective: str = "allreduce"
-
-    def zeros(self, size: int) -> list[mx.nd.NDArray]:
-        """Return one array of zeros per device."""
-        return [mx.nd.zeros((size,), ctx=context, dtype=self.dtype) for context in self.ctx]
-
-
-def makers(setting: Setting, algorithms: Iterable[str]) -> dict[str, Maker]:
-    """Return the functions that make the candidates, by name.
-
-    They are gluonpar's ``algorithms`` and MXNet's key-value stores, or for another collective than
+    They are gluonpar's algorithms and MXNet's key-value stores, or for another collective than
     allreduce gluonpar's function; and, on CPUs, NumPy on the same memory.
     """
-    kinds = {context.device_type for context in setting.ctx}
-    op = {"op": setting.op} if setting.collective in ADDING else {}
-    made: dict[str, Maker] = {}
-    if setting.collective == "allreduce":
-        for name in algorithms:
-            run = functools.partial(collectives.allreduce, algorithm=name, **op)
-            made[name] = functools.partial(_of_gluonpar, name, run)
-        for kind in ("device", "local", *(["nccl"] if kinds == {"gpu"} else [])):
-            made[f"mxnet {kind}"] = functools.partial(_of_mxnet, kind, setting.op)
+    kinds, names = {context.device_type for context in ctx}, ["gluonpar"]
+    if options.collective == "allreduce":
+        names = [*(options.algorithms or collectives.usable(ctx)), "mxnet device", "mxnet local"]
+        names += ["mxnet nccl"] if kinds == {"gpu"} else []
+    return [*names, NUMPY] if kinds == {"cpu"} else names
+
+
+def candidate(name: str, arrays: Sequence[mx.nd.NDArray], options: argparse.Namespace) -> Candidate:
+    """Return the candidate ``name`` on one array per device; ValueError if it lacks the op."""
+    if name == NUMPY:
+        return _of_numpy(arrays, options)
+    if name.startswith("mxnet "):
+        if options.op != "sum":
+            raise ValueError(f"op must be 'sum' for MXNet's kvstore, got {options.op!r}")
+        store = mx.kv.create(name.partition(" ")[2])
+        store.init(0, arrays[0])
+        run = functools.partial(store.pushpull, 0, arrays, out=arrays)
     else:
-        run = functools.partial(getattr(collectives, setting.collective), **op)
-        made["gluonpar"] = functools.partial(_of_gluonpar, "gluonpar", run)
-    if kinds == {"cpu"}:
-        made[NUMPY] = functools.partial(_of_numpy, setting)
-    return made
+        more = {"op": options.op} if options.collective in ADDING else {}
+        if options.collective == "allreduce":
+            more["algorithm"] = name
+        run = functools.partial(getattr(collectives, options.collective), arrays, **more)
+
+    def wait() -> None:
+        for array in arrays:
+            array.wait_to_read()
+
+    return Candidate(name, run, wait, mx.nd.waitall, options.calls)
 
 
-def without_unsupported(
-    makers: dict[str, Maker], setting: Setting
-) -> tuple[dict[str, Maker], dict[str, str]]:
-    """Try all on small arrays; return those that support the op, and the others' error messages."""
-    supported, reasons = {}, {}
-    for name, maker in makers.items():
-        try:
-            maker(setting.zeros(8)).sample()
-        except ValueError as error:
-            reasons[name] = str(error)
-        else:
-            supported[name] = maker
-    return supported, reasons
+def zeros(options: argparse.Namespace, ctx: Sequence[mx.Context], size: int) -> list[mx.nd.NDArray]:
+    """Return one array of zeros per device."""
+    return [mx.nd.zeros((size,), ctx=context, dtype=options.dtype) for context in ctx]
 
 
 def sizes(min_bytes: int, max_bytes: int, factor: int, dtype: str) -> list[int]:
@@ -335,80 +322,51 @@ def sizes(min_bytes: int, max_bytes: int, factor: int, dtype: str) -> list[int]:
 
 
 def measure_size(
-    makers: dict[str, Maker], setting: Setting, size: int, progress: harness.Progress = iter
+    names: Sequence[str], options: argparse.Namespace, ctx: Sequence[mx.Context], size: int
 ) -> list[Result]:
     """Return a result for each candidate, all on the same arrays of ``size`` elements."""
-    arrays = setting.zeros(size)
-    candidates = [maker(arrays) for maker in makers.values()]
-    wrong = count_wrong(candidates, arrays, setting) if setting.check else {}
+    arrays = zeros(options, ctx, size)
+    candidates = [candidate(name, arrays, options) for name in names]
+    wrong = count_wrong(candidates, arrays, options) if options.check else {}
     # Zeros stay zeros however often they are summed in place; other numbers would grow to inf.
     for array in arrays:
         array[:] = 0
-    candidates = [replace(candidate, calls=setting.calls) for candidate in candidates]
-    samples = harness.interleaved(candidates, setting.rounds, setting.warmup, progress)
+    bar = harness.progress_bar(f"{size} elements")
+    samples = harness.interleaved(candidates, options.rounds, options.warmup, bar)
     shape = (memory.num_bytes(arrays[0]), size, len(arrays))
     return [
-        Result(name, *shape, each, wrong.get(name), setting.collective)
+        Result(name, *shape, each, wrong.get(name), options.collective)
         for name, each in samples.items()
     ]
 
 
 def count_wrong(
-    candidates: Sequence[Candidate], arrays: Sequence[mx.nd.NDArray], setting: Setting
+    candidates: Sequence[Candidate], arrays: Sequence[mx.nd.NDArray], options: argparse.Namespace
 ) -> dict[str, int]:
     """Run each candidate once on :func:`payload`; return its wrong elements over all devices."""
     values = payload(len(arrays), arrays[0].size, np.dtype(arrays[0].dtype))
     right, wrong = [value.copy() for value in values], {}
-    _sum_blocks(*numpy_tasks(setting.collective, right), setting.op)
-    for candidate in candidates:
+    _sum_blocks(*numpy_tasks(options.collective, right), options.op)
+    for each in candidates:
         for array, value in zip(arrays, values):
             array[:] = value
-        candidate.sample()
+        each.prepare()
+        each.run()
+        each.wait()
         pairs = zip(arrays, right)
-        wrong[candidate.name] = sum(int((array.asnumpy() != each).sum()) for array, each in pairs)
+        wrong[each.name] = sum(int((array.asnumpy() != want).sum()) for array, want in pairs)
     return wrong
 
 
 def payload(num_devices: int, size: int, dtype: np.dtype) -> list[np.ndarray]:
-    """Return one array per device, counting up through all of them, small enough for exact sums.
-
-    Every element is unique as far as that allows; beyond, the count starts again after a prime
-    number, of which no chunk and no array is a multiple: a misplaced or repeated chunk changes the
-    sum.
-    """
+    """Return one array of random integers per device, which are so small that sums are exact."""
     exact = {2: 1 << 11, 4: 1 << 24, 8: 1 << 24}  # by itemsize; int32 and int64 could take more
     limit = exact.get(dtype.itemsize) or np.iinfo(dtype).max
-    period = max(2, limit // num_devices)
-    while period > 2 and (size % period == 0 or not _is_prime(period)):
-        period -= 1
-    counts = (np.arange(i * size, (i + 1) * size) % period for i in range(num_devices))
-    return [count.astype(dtype) for count in counts]
+    rng, end = np.random.RandomState(0), max(2, limit // num_devices)
+    return [rng.randint(end, size=size).astype(dtype) for _ in range(num_devices)]
 
 
-def _is_prime(number: int) -> bool:
-    return all(number % i for i in range(2, int(number**0.5) + 1))
-
-
-def _of_gluonpar(name: str, run: Callable, arrays: Sequence[mx.nd.NDArray]) -> Candidate:
-    run = functools.partial(run, arrays)
-    return Candidate(name, run, functools.partial(_wait, arrays), mx.nd.waitall)
-
-
-def _of_mxnet(kind: str, op: str, arrays: Sequence[mx.nd.NDArray]) -> Candidate:
-    if op != "sum":
-        raise ValueError(f"op must be 'sum' for MXNet's kvstore, got {op!r}")
-    store = mx.kv.create(kind)
-    store.init(0, arrays[0])
-    run = functools.partial(store.pushpull, 0, arrays, out=arrays)
-    return Candidate(f"mxnet {kind}", run, functools.partial(_wait, arrays), mx.nd.waitall)
-
-
-def _wait(arrays: Sequence[mx.nd.NDArray]) -> None:
-    for array in arrays:
-        array.wait_to_read()
-
-
-def _of_numpy(setting: Setting, arrays: Sequence[mx.nd.NDArray]) -> Candidate:
+def _of_numpy(arrays: Sequence[mx.nd.NDArray], options: argparse.Namespace) -> Candidate:
     """NumPy on the arrays' memory; one half of a large array on a second thread."""
     num_threads = 1 if memory.num_bytes(arrays[0]) < NUMPY_MIN_BYTES else NUMPY_THREADS
     tasks: list[Task] = []
@@ -416,16 +374,15 @@ def _of_numpy(setting: Setting, arrays: Sequence[mx.nd.NDArray]) -> Candidate:
 
     def prepare() -> None:
         mx.nd.waitall()
-        views = [memory.view(array) for array in arrays]
-        tasks[:] = numpy_tasks(setting.collective, views, num_threads)
+        tasks[:] = numpy_tasks(options.collective, memory.views(arrays), num_threads)
 
     def run() -> None:
-        running = [others.submit(_sum_blocks, task, setting.op) for task in tasks[1:]]
-        _sum_blocks(tasks[0], setting.op)
+        running = [others.submit(_sum_blocks, task, options.op) for task in tasks[1:]]
+        _sum_blocks(tasks[0], options.op)
         for future in running:
             future.result()
 
-    return Candidate(NUMPY, run, prepare=prepare)
+    return Candidate(NUMPY, run, prepare=prepare, calls=options.calls)
 
 
 def numpy_tasks(collective: str, arrays: Sequence[np.ndarray], num_threads: int = 1) -> list[Task]:

@@ -56,7 +56,7 @@ class Candidate:
     calls: int = 1
 
     def sample(self) -> float:
-        """Prepare, run and wait; return the seconds of the last two, per call."""
+        """Prepare, run and wait; return the seconds of the last two, per call of ``run``."""
         self.prepare()
         start = time.perf_counter()
         for _ in range(self.calls):

@@ -1,6 +1,7 @@
 """The all-reduce benchmark: figures, table, JSON; a wrong algorithm is reported."""
 
 import json
+import threading
 from pathlib import Path
 
 import commands
@@ -12,7 +13,6 @@ from processes import end
 from gluonpar import collectives
 from gluonpar.collectives import arguments
 from gluonpar.diagnostics import bench
-from gluonpar.diagnostics.bench import Setting
 from gluonpar.plans import registry
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "bench_allreduce.py"
@@ -37,10 +37,6 @@ def table(out):
             before, _, after = line.partition(f" {name} ")
             rows.append([*before.split(), name, *after.split()])
     return rows
-
-
-def on_cpus(k, **more):
-    return Setting([mx.cpu(i) for i in range(k)], **more)
 
 
 @pytest.mark.parametrize(
@@ -103,22 +99,30 @@ def test_all_candidates_are_right_and_those_without_the_op_are_left_out(command,
 
 
 @pytest.mark.parametrize("collective", bench.COLLECTIVES)
-def test_numpy_sums_large_arrays_on_threads(monkeypatch, collective):
+def test_numpy_sums_large_arrays_on_threads(command, monkeypatch, collective):
     monkeypatch.setattr(bench, "NUMPY_MIN_BYTES", 0)
     monkeypatch.setattr(bench, "NUMPY_THREADS", 2)
-    monkeypatch.setattr(bench, "NUMPY_BLOCK", 100)
-    setting = on_cpus(3, rounds=1, collective=collective)
-    makers = {"numpy": bench.makers(setting, [])["numpy"]}
-    assert [row.wrong for row in bench.measure_size(makers, setting, 1001)] == [0]
+    sum_blocks, threads = bench._sum_blocks, set()
+
+    def noting(task, op):
+        threads.add(threading.get_ident())
+        sum_blocks(task, op)
+
+    monkeypatch.setattr(bench, "_sum_blocks", noting)
+    assert command(*ON_CPU, "--num-gpus", 3, "--collective", collective)[0] == 0
+    assert len(threads) > 1
 
 
-def test_timed_payloads_do_not_overflow():
-    setting = on_cpus(2, dtype="float16", rounds=40, warmup=0)
-    arrays = []
-    makers = bench.makers(setting, ["star"])
-    makers["star"] = lambda given, make=makers["star"]: arrays.extend(given) or make(given)
-    bench.measure_size(makers, setting, 64)
-    for array in arrays:
+def test_timed_payloads_do_not_overflow(command, monkeypatch):
+    allreduce, given = collectives.allreduce, []
+
+    def noting(data, **options):
+        given.append(data)
+        allreduce(data, **options)
+
+    monkeypatch.setattr(collectives, "allreduce", noting)
+    command(*ON_CPU, "--dtype", "float16", "--algorithms", "star", "--iters", 40)
+    for array in given[-1]:
         assert not array.asnumpy().any()
 
 
@@ -203,10 +207,10 @@ def test_a_bad_request_is_one_line_and_exit_code_2(command, arguments, words):
 def test_ctrl_c_keeps_the_rows_so_far(command, monkeypatch, tmp_path):
     measure_size = bench.measure_size
 
-    def interrupted_at_the_second(makers, setting, size, progress):
+    def interrupted_at_the_second(names, options, ctx, size):
         if size > 1024:
             raise KeyboardInterrupt
-        return measure_size(makers, setting, size, progress)
+        return measure_size(names, options, ctx, size)
 
     monkeypatch.setattr(bench, "measure_size", interrupted_at_the_second)
     path = tmp_path / "bench.json"
