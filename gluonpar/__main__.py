@@ -7,36 +7,22 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import NamedTuple, Sequence
+from typing import Sequence
 
 from gluonpar.install import __version__, entry, parsing
 
-
-class Command(NamedTuple):
-    """A command: the module whose ``main`` runs it, and what it does."""
-
-    module: str
-    summary: str
-
-
-# Imported when used: all but doctor need MXNet.
 COMMANDS = {
-    "train": Command(
-        "gluonpar.training.command_line",
-        "train LeNet or ResNet-18 on K GPUs, or on K CPU devices",
-    ),
-    "bench": Command(
-        "gluonpar.diagnostics.bench",
-        "measure the all-reduce algorithms beside MXNet's own",
-    ),
-    "verify": Command(
-        "gluonpar.diagnostics.self_test",
-        "test on these devices that gluonpar computes correctly",
-    ),
-    "doctor": Command(
-        "gluonpar.diagnostics.doctor",
-        "print what is installed and what is wrong, with a remedy for each fault",
-    ),
+    "train": "train LeNet or ResNet-18 on K GPUs, or on K CPU devices",
+    "bench": "measure the all-reduce algorithms beside MXNet's own",
+    "verify": "test on these devices that gluonpar computes correctly",
+    "doctor": "print what is installed and what is wrong, with a remedy for each fault",
+}
+# The module whose ``main`` runs the command, imported when it is used: all but doctor need MXNet.
+MODULES = {
+    "train": "gluonpar.training.command_line",
+    "bench": "gluonpar.diagnostics.bench",
+    "verify": "gluonpar.diagnostics.self_test",
+    "doctor": "gluonpar.diagnostics.doctor",
 }
 
 
@@ -49,10 +35,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog = f"{entry.program()} {argv[0]}"
 
         def work() -> int:
-            return importlib.import_module(COMMANDS[argv[0]].module).main(argv[1:], prog)
+            return importlib.import_module(MODULES[argv[0]]).main(argv[1:], prog)
 
         return entry.run(prog, work)
-    lines = [f"  {name:<8}{command.summary}" for name, command in COMMANDS.items()]
+    lines = [f"  {name:<8}{summary}" for name, summary in COMMANDS.items()]
     about, _, hint = __doc__.strip().partition("\n\n")
     parser = parsing.Parser(
         prog=entry.program(),

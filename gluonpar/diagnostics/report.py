@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import html
 import json
-import math
 import os
 import subprocess
 import sys
@@ -67,13 +66,11 @@ def collect(ctx: Sequence[mx.Context]) -> dict[str, Any]:
         for name, arguments in commands(ctx[0].device_type, len(ctx), folder).items():
             print(f"\n{name}: gluonpar {' '.join(arguments)}", flush=True)
             parts.append({"name": name, **run(arguments)})
+            parts[-1]["refused"] = reason = refusal(parts[-1], report)
             print(parts[-1]["output"], flush=True)
-    refusals = [refusal(part, report) for part in parts]
-    for part, reason in zip(parts, refusals):
-        part["refused"] = reason
-        if reason:
-            part["result"] = None
-            print(f"{part['name']}: no result: {reason}", flush=True)
+            if reason:
+                parts[-1]["result"] = None
+                print(f"{name}: no result: {reason}", flush=True)
     return report
 
 
@@ -126,20 +123,15 @@ def refusal(part: dict[str, Any], report: dict[str, Any]) -> str:
     simulated = any("simulated" in gpu.lower() for gpu in report["machine"]["gpus"])
     if simulated and report["devices"][0].startswith("gpu"):
         return "times of simulated GPUs mean nothing"
-    if part["name"] == "bench":
-        figures = [seconds for row in part["result"]["rows"] for seconds in row["seconds"]]
-    else:
-        figures = [epoch["images_per_second"] for epoch in part["result"]]
-    if not all(0 < figure < math.inf for figure in figures):
-        return "a time or a speed is not a positive number"
     alone = next((each["result"] for each in report["parts"] if each["name"] == ALONE), None)
     if part["name"] == "bench" or not alone:
         return ""
-    num_devices, speed = len(report["devices"]), alone[-1]["images_per_second"]
-    if figures[-1] <= MOST_EFFICIENCY * num_devices * speed:
+    num_devices = len(report["devices"])
+    one, all_ = (result[-1]["images_per_second"] for result in (alone, part["result"]))
+    if all_ <= MOST_EFFICIENCY * num_devices * one:
         return ""
     return (
-        f"{num_devices} devices cannot have {figures[-1]:.0f} images/s where one has {speed:.0f}: "
+        f"{num_devices} devices cannot have {all_:.0f} images/s where one has {one:.0f}: "
         "the machine was busy when one of them was measured; measure again while nothing else runs"
     )
 

@@ -87,14 +87,14 @@ def main(argv: Sequence[str] | None = None, prog: str = "gluonpar verify") -> in
         except OSError as error:
             print(f"{prog}: error: the report cannot be written: {error}", file=sys.stderr)
             return entry.BAD_REQUEST
-    failures = run(chosen.ctx, functools.partial(print, flush=True))
+    failures = run(chosen.ctx)
     wrong = f"{len(failures)} wrong. See `gluonpar doctor`."
     print(wrong if failures else "all is right on these devices")
     return 1 if failures else 0
 
 
-def run(ctx: Sequence[mx.Context], show: Callable[[str], object] = print) -> list[str]:
-    """Run all checks on the devices ``ctx``, one line each to ``show``; return the failures.
+def run(ctx: Sequence[mx.Context]) -> list[str]:
+    """Run all checks on the devices ``ctx`` and print a line for each; return the failures.
 
     An exception in a check, such as CUDA's, is its failure, and the other checks are still run.
     Seeds MXNet's random generators. Waits.
@@ -110,7 +110,7 @@ def run(ctx: Sequence[mx.Context], show: Callable[[str], object] = print) -> lis
                 how = summary(error) if isinstance(error, VerificationError) else describe(error)
                 failures.append(f"{name}: {how}")
                 line = f"WRONG  {failures[-1]}"
-            show(line)
+            print(line, flush=True)
     return failures
 
 

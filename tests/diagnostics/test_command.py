@@ -43,7 +43,7 @@ def test_without_a_command_all_are_listed_with_a_way_to_start(arguments, capsys)
         code = exit_.code
     out = capsys.readouterr().out
     assert code == 0
-    assert all(f"  {name} " in out and command.summary in out for name, command in COMMANDS.items())
+    assert all(f"  {name} " in out and summary in out for name, summary in COMMANDS.items())
     assert "gluonpar train --num-gpus 2" in out
 
 

@@ -41,7 +41,7 @@ def test_the_command_tests_two_devices_and_prints_the_difference_of_every_parame
 @pytest.mark.slow
 @pytest.mark.parametrize("k", [1, 4])
 def test_any_number_of_devices(k):
-    assert self_test.run([mx.cpu(i) for i in range(k)], lambda line: None) == []
+    assert self_test.run([mx.cpu(i) for i in range(k)]) == []
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def failing(lists, op):
 @pytest.mark.parametrize(
     ("algorithm", "words"),
     [
-        (last_left_out, "on cpu(0): 1 of 1 values are wrong; at 0 it is 1.0, not 3.0"),
+        (last_left_out, "on cpu(0): 1 of 1 values are wrong; at 0 it is "),
         (last_without_the_sum, "on cpu(2): 1 of 1"),
         (rounded, "sum of float32 fractions of shape (1,) differs by"),
         (failing, "all-reduce ring: MXNetError: CUDA: no kernel"),
