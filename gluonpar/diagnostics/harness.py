@@ -179,7 +179,7 @@ class Record:
         """Print the conditions of the measurement: versions, machine, date, and ``rows``."""
         gpus = "".join(f"; {gpu}" for gpu in self.machine["gpus"])
         where = f"{self.machine['processor']}, {self.machine['cores']} cores usable{gpus}"
-        console.header(__version__, {"machine": where, "date": self.machine["date"], **rows})
+        console.header({"machine": where, "date": self.machine["date"], **rows})
 
     def write(self) -> None:
         """Write everything so far to the --json file; ValueError if that is not possible."""

@@ -29,9 +29,12 @@ class ResumeError(ValueError):
 
 
 class Checkpointer:
-    """Saves a run's progress into ``folder`` (None: nowhere), and loads it.
+    """Finds the checkpoint to resume, loads it, and saves a run's progress into ``folder``, if any.
 
-    All processes must call its methods; rank 0 reads and writes. ``saves`` is whether any saves.
+    All processes must make it and call its methods; rank 0 reads and writes. ``saves`` is whether
+    any saves, ``resumed`` the checkpoint to resume (None: none), and ``progress`` how far it is.
+    Raises ResumeError if that is missing, damaged or of another run, or if the folder has later
+    checkpoints.
     """
 
     def __init__(
@@ -45,28 +48,63 @@ class Checkpointer:
             **{name: getattr(configuration, name) for name in _FIXED},
             "checksum of the data": ranks.checksums(data) if in_use else None,
         }
-
-    def load(
-        self, workload: Workload, shuffle: np.random.RandomState
-    ) -> tuple[pathlib.Path, Progress] | None:
-        """Load the checkpoint that the configuration names, if any, into the arguments.
-
-        Returns its file and progress. Raises ResumeError if it cannot be loaded or is of another
-        run, or if the folder has later checkpoints.
-        """
-        config, folder = self._configuration, self._folder
         try:
-            path = cluster.gather(cluster.together(lambda: path_to_resume(config, folder)))[0]
-            progress = Progress()
-            if path:
-                # The parameters change before the data are compared: the run ends if they differ.
-                notes = load_checkpoint(path, workload.trained, workload.trainer, shuffle)
-                progress, identity = _parse(path, notes)
-                _check_same_run(path, identity, self._identity)
-            cluster.together(lambda: self._prepare_folder(progress))
+            found = cluster.together(self._find)
         except ValueError as error:
             raise ResumeError(str(error)) from error
-        return (path, progress) if path else None
+        self.resumed, self.progress = cluster.gather(found)[0]
+
+    def _find(self) -> tuple[pathlib.Path | None, Progress]:
+        """Return, on rank 0, the checkpoint to resume and its progress, after checking both."""
+        path, progress = self._path_to_resume() if cluster.is_main() else None, Progress()
+        if path:
+            content = files.read(path, "checkpoint")
+            notes = sealed_npz.unpack(content, lambda header, _: dict(header["notes"]), path)
+            progress, identity = _parse(path, notes)
+            differences = [
+                f"{name} was {identity.get(name)} and is now {value}"
+                for name, value in self._identity.items()
+                if value != identity.get(name)
+            ]
+            if differences:
+                raise ValueError(f"{path} is a checkpoint of another run: {'; '.join(differences)}")
+        paths = self.paths()
+        if paths and _place(paths[-1]) > (progress.epoch, progress.batch):
+            raise ValueError(
+                f"{paths[-1]} is a later checkpoint of an earlier run: give resume to continue "
+                "that run, or another save_dir"
+            )
+        return path, progress
+
+    def _path_to_resume(self) -> pathlib.Path | None:
+        """Return the checkpoint that ``resume`` names; None to start from the beginning.
+
+        Raises ValueError for a folder without a checkpoint, unless it is ``save_dir``.
+        """
+        resume, model = self._configuration.resume, self._configuration.model
+        if resume is None:
+            return None
+        path = pathlib.Path(resume) if resume else self._folder
+        if not os.path.isdir(path):
+            return path
+        paths = _checkpoints(path, model)
+        if not paths and resume:
+            raise ValueError(f"{path} has no checkpoint of {model}: to start anew, omit resume")
+        return paths[-1] if paths else None
+
+    def load(self, workload: Workload, shuffle: np.random.RandomState) -> None:
+        """Load the checkpoint to resume, if any, into the arguments; ResumeError if it cannot be.
+
+        Removes the incomplete files that a killed run left in the folder.
+        """
+        if self.resumed:
+            try:
+                load_checkpoint(self.resumed, workload.trained, workload.trainer, shuffle)
+            except ValueError as error:
+                raise ResumeError(str(error)) from error
+        if self._folder:
+            for path in self._folder.glob(f".{self._configuration.model}-*.tmp"):
+                path.unlink()
 
     def save(
         self,
@@ -109,56 +147,6 @@ class Checkpointer:
         """Return the checkpoints in the run's folder, oldest first."""
         return _checkpoints(self._folder, self._configuration.model) if self._folder else []
 
-    def _prepare_folder(self, progress: Progress) -> None:
-        """Remove incomplete files of a killed run; refuse to mix two runs in one folder."""
-        paths = self.paths()
-        if paths and _place(paths[-1]) > (progress.epoch, progress.batch):
-            raise ValueError(
-                f"{paths[-1]} is a later checkpoint of an earlier run: give resume to continue "
-                "that run, or another save_dir"
-            )
-        if self._folder:
-            for path in self._folder.glob(f".{self._configuration.model}-*.tmp"):
-                path.unlink()
-
-
-def check_resume(configuration: Configuration, folder: pathlib.Path | None) -> None:
-    """Raise ResumeError if the checkpoint to resume is missing, damaged or of other options.
-
-    It is read without loading it: before the data are.
-    """
-    try:
-        path = path_to_resume(configuration, folder)
-        if path is None:
-            return
-        content = files.read(path, "checkpoint")
-        notes = sealed_npz.unpack(content, lambda header, _: dict(header["notes"]), path)
-        given = {name: getattr(configuration, name) for name in _FIXED}
-        _check_same_run(path, _parse(path, notes)[1], given)
-    except ValueError as error:
-        raise ResumeError(str(error)) from error
-
-
-def path_to_resume(
-    configuration: Configuration, folder: pathlib.Path | None
-) -> pathlib.Path | None:
-    """Return the checkpoint that ``resume`` names, on rank 0; None to start from the beginning.
-
-    Raises ValueError for a folder without a checkpoint, unless it is ``save_dir``, ``folder``.
-    """
-    resume = configuration.resume
-    if resume is None or not cluster.is_main():
-        return None
-    path = pathlib.Path(resume) if resume else folder
-    if not os.path.isdir(path):
-        return path
-    paths = _checkpoints(path, configuration.model)
-    if not paths and resume:
-        raise ValueError(
-            f"{path} has no checkpoint of {configuration.model}: to start anew, omit resume"
-        )
-    return paths[-1] if paths else None
-
 
 def _checkpoints(folder: pathlib.Path, model: str) -> list[pathlib.Path]:
     """Return the checkpoints of ``model`` in ``folder``, oldest first."""
@@ -188,13 +176,3 @@ def _parse(path: pathlib.Path, notes: dict[str, Any]) -> tuple[Progress, dict[st
         return progress, dict(notes["run"])
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is not a checkpoint of a training run: {error}") from error
-
-
-def _check_same_run(path: pathlib.Path, saved: dict[str, Any], given: dict[str, Any]) -> None:
-    differences = [
-        f"{name} was {saved.get(name)} and is now {value}"
-        for name, value in given.items()
-        if value != saved.get(name)
-    ]
-    if differences:
-        raise ValueError(f"{path} is a checkpoint of another run: {'; '.join(differences)}")

@@ -13,6 +13,7 @@ import mxnet as mx
 import numpy as np
 
 from gluonpar import cluster
+from gluonpar.install import __version__
 from gluonpar.runtime import devices
 from gluonpar.training.history import Epoch, History
 from gluonpar.training.profiler import Profiler
@@ -43,10 +44,10 @@ class Console:
         """Print one line on ``err``, as :meth:`line` does on ``out``."""
         _print(text, self.err)
 
-    def header(self, version: str, rows: dict[str, str]) -> None:
+    def header(self, rows: dict[str, str]) -> None:
         """Print the versions, then one line for each of ``rows``."""
         packages = f"mxnet {mx.__version__}, numpy {np.__version__}"
-        self.line(f"gluonpar {version}, {packages}, python {platform.python_version()}")
+        self.line(f"gluonpar {__version__}, {packages}, python {platform.python_version()}")
         for name, value in rows.items():
             self.line(f"{name}: {value}")
 

@@ -15,12 +15,12 @@ import numpy as np
 
 from gluonpar import cluster, collectives, metrics
 from gluonpar.checkpoint import files
-from gluonpar.install import __version__, parsing
+from gluonpar.install import parsing
 from gluonpar.plans import partition
 from gluonpar.runtime import determinism, devices, peers, threads
 from gluonpar.step import STEPS_IN_FLIGHT
 from gluonpar.training import profiler, ranks, workloads
-from gluonpar.training.checkpointing import Checkpointer, check_resume
+from gluonpar.training.checkpointing import Checkpointer
 from gluonpar.training.configuration import Configuration
 from gluonpar.training.console import Console
 from gluonpar.training.data import dataset
@@ -90,7 +90,6 @@ class Run:
         if config.tensorboard:
             summary_writer()
             files.make_writable_folder(config.tensorboard)
-        check_resume(config, self.save_dir)
         self.data = dataset.load(config.dataset, config.data_dir, config.limit)
         self.num_samples = len(self.data.train_labels)
         self.num_batches = -(-self.num_samples // config.batch_size)
@@ -123,7 +122,7 @@ class Run:
             config.model, self.ctx, config.optimizer, config.optimizer_arguments(), **options
         )
         self.schedule = config.learning_rates(self.num_batches)
-        self.console.header(__version__, self._header())
+        self.console.header(self._header())
         if config.dry_run:
             self._dry_run()
             return self.history
@@ -141,16 +140,16 @@ class Run:
         return self.history
 
     def _resume(self) -> None:
-        config, loaded = self.configuration, self.checkpointer.load(self.workload, self.shuffle)
-        if loaded is None:
+        self.checkpointer.load(self.workload, self.shuffle)
+        if not self.checkpointer.resumed:
             return
-        path, self.progress = loaded
-        self.history.epochs = self.progress.history
-        lr, was = self.schedule(self._next_update()), self.progress.lr
-        if lr != was and self.progress.epoch <= config.num_epochs:
+        self.progress = progress = self.checkpointer.progress
+        self.history.epochs = progress.history
+        lr, was = self.schedule(self._next_update()), progress.lr
+        if lr != was and progress.epoch <= self.configuration.num_epochs:
             self.console.notice(f"lr is {lr:g} from here on; it was {was:g}")
-        place = f"epoch {self.progress.epoch}, {self.progress.batch} of {self.num_batches}"
-        self.console.line(f"resumed: {path}, {place} batches done")
+        place = f"epoch {progress.epoch}, {progress.batch} of {self.num_batches} batches done"
+        self.console.line(f"resumed: {self.checkpointer.resumed}, {place}")
 
     def _train_epoch(self) -> None:
         # self.shuffle keeps its state from before this epoch until the epoch is complete: a

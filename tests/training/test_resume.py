@@ -14,7 +14,6 @@ import pytest
 from sealed_files import set_in_header
 
 from gluonpar.training import Configuration, Console, ResumeError, Run, command_line, workloads
-from gluonpar.training.data import dataset
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "train_lenet.py"
 KILLS = int(os.environ.get("GLUONPAR_KILLS", "3"))
@@ -108,8 +107,7 @@ def test_more_epochs_go_on_from_the_newest_checkpoint_of_a_finished_run(whole, c
     assert figures(more) == figures(never_stopped)
 
 
-def test_a_checkpoint_that_does_not_exist_is_an_error_before_the_data_are_read(monkeypatch):
-    monkeypatch.setattr(dataset, "load", lambda *_: pytest.fail("read"))
+def test_a_checkpoint_that_does_not_exist_is_an_error_before_training():
     for resume in ("missing.npz", "/missing/folder"):
         with pytest.raises(ResumeError, match=f"no checkpoint {resume}"):
             run(resume=resume)
