@@ -125,6 +125,8 @@ class Configuration:
             raise ValueError(
                 f"lr_steps must be increasing numbers of epochs, such as 2,3, got {steps}"
             )
+        if self.lr_steps is None and self.lr_factor != Configuration.lr_factor:
+            raise ValueError("lr_factor is for lr_schedule='step': give lr_steps too")
         if not 0 < self.lr_factor < 1:
             raise ValueError(f"lr_factor must be between 0 and 1, got {self.lr_factor}")
         if not 0 <= self.warmup_epochs < self.num_epochs:
@@ -138,9 +140,9 @@ class Configuration:
             if getattr(self, name) == "":
                 raise ValueError(f"{name} must name a file or folder, got ''")
         if self.save_dir is None:
-            if self.save_every is not None or self.onnx:
-                option = "onnx" if self.onnx else "save_every"
-                raise ValueError(f"{option} needs a folder for its files: give save_dir too")
+            for name in ("save_every", "keep", "onnx"):
+                if getattr(self, name) != getattr(Configuration, name):
+                    raise ValueError(f"{name} needs a folder for files: give save_dir too")
             if self.resume == "":
                 raise ValueError("resume without a value needs save_dir: give one, or a checkpoint")
         if self.onnx:
@@ -183,17 +185,8 @@ class Configuration:
         return learning_rate
 
     def describe_training(self) -> str:
-        """Return optimizer and learning rate in words, such as "adam, lr 0.001, cosine"."""
-        momentum = self.momentum != default_momentum(self.optimizer)
-        steps = ", ".join(map(str, self.lr_steps or ()))
-        step = f"times {self.lr_factor:g} after epoch{'s' * (len(steps) > 1)} {steps}"
-        warmup = f"{self.warmup_epochs:g} epoch{'s' * (self.warmup_epochs != 1)}"
-        parts = [
-            self.optimizer if self.optimizer != "sgd" else "",
-            f"lr {self.lr:g}",
-            {"constant": "", "step": step, "cosine": "cosine"}[self.lr_schedule],
-            f"warm-up of {warmup}" if self.warmup_epochs else "",
-            f"momentum {self.momentum:g}" if momentum else "",
-            f"wd {self.wd:g}" if self.wd else "",
-        ]
-        return ", ".join(filter(None, parts))
+        """Return the learning rate, and the other options of the update that were chosen."""
+        names = ("optimizer", "lr_schedule", "lr_steps", "lr_factor", "warmup_epochs")
+        chosen = [name for name in names if getattr(self, name) != getattr(Configuration, name)]
+        chosen += [name for name in self.optimizer_arguments() if name != "learning_rate"]
+        return ", ".join(f"{name} {getattr(self, name)}" for name in ("lr", *chosen))

@@ -36,7 +36,6 @@ from gluonpar.training.history import (
 )
 from gluonpar.training.profiler import Profiler
 from gluonpar.training.termination import Terminated, Termination
-from gluonpar.training.workloads import Workload, check_memory
 
 MOST_BATCHES_BETWEEN_READS = 50  # of the loss, if that is less than a tenth of an epoch
 
@@ -97,7 +96,7 @@ class Run:
         num_steps = profiler.NUM_STEPS if config.profile else 0
         self.profiler = Profiler(self.ctx, warm_up, num_steps)
         batch_size = min(config.batch_size, self.num_samples) // self.num_ranks
-        check_memory(config.model, self.ctx, batch_size)  # before threads are started
+        workloads.check_memory(config.model, self.ctx, batch_size)  # before threads are started
         threads.share(self.ctx)
         if choice.notice:
             self.console.notice(choice.notice)
@@ -117,10 +116,7 @@ class Run:
         config = self.configuration
         mx.random.seed(config.seed)
         self.shuffle = np.random.RandomState(config.seed)
-        options = {"algorithm": config.algorithm, "weights": config.weights}
-        self.workload: Workload = workloads.make(
-            config.model, self.ctx, config.optimizer, config.optimizer_arguments(), **options
-        )
+        self.workload = workloads.make(config, self.ctx)
         self.schedule = config.learning_rates(self.num_batches)
         self.console.header(self._header())
         if config.dry_run:
@@ -170,9 +166,8 @@ class Run:
         start = time.perf_counter() - progress.seconds
         samples_done = min(done * config.batch_size, self.num_samples) if cluster.is_main() else 0
         meter = metrics.LossMeter(progress.loss_sum, samples_done, done, config.check_finite)
-        in_flight, interval = deque(), config.log_interval
-        if not interval:
-            interval = min(MOST_BATCHES_BETWEEN_READS, max(1, self.num_batches // 10))
+        interval = min(MOST_BATCHES_BETWEEN_READS, max(1, self.num_batches // 10))
+        interval, in_flight = config.log_interval or interval, deque()
         batches = self.console.batches(
             self._batches(shuffle, done), self.num_batches, config.batch_size, progress.epoch, done
         )

@@ -6,7 +6,7 @@ Dive into Deep Learning, 13.5 and 13.6.
 # ruff: noqa: D102 (Workload's docstring describes the methods of its subclasses)
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Sequence
 
 import mxnet as mx
 from mxnet import autograd, gluon
@@ -21,26 +21,21 @@ from gluonpar.runtime import cached_op
 from gluonpar.sharding import split_and_load
 from gluonpar.step import train_batch
 
+if TYPE_CHECKING:
+    from gluonpar.training.configuration import Configuration
+
 # With the book's 0.01 the first epoch stays at chance level, and four epochs end at 0.72 to 0.77.
 INIT_SCALE = 0.05
 PIXELS = (1, 1, 28, 28)
 
 
-class MemoryNeeded(NamedTuple):
-    """Bytes that training needs at least: in all, per CPU context, and per sample."""
-
-    base: int = 0
-    per_context: int = 0
-    per_sample: int = 0
-
-
 class Workload:
     """A model that is trained on the devices ``ctx``, each of which holds all parameters.
 
-    ``weights`` are the devices' relative speeds (:func:`split_and_load`). ``copies`` has, per
-    parameter, its arrays on all devices. ``trained`` and ``trainer`` are what a checkpoint saves.
-    ``needed`` is checked before a run on CPU contexts begins; as measured, or not at all.
-    Subclasses set these in ``_initialize`` and have four methods:
+    ``copies`` has, per parameter, its arrays on all devices. ``trained`` and ``trainer`` are what a
+    checkpoint saves. Subclasses set these in ``_initialize``. ``needed`` are the bytes that
+    training needs at least, as measured: in all, per CPU context, and per sample.
+    Subclasses have four methods:
 
     - ``step(X, y, batch_size)`` trains on uint8 images (n, 1, 28, 28), this process's share of
       ``batch_size`` samples, and returns each device's losses, one per sample;
@@ -51,21 +46,13 @@ class Workload:
 
     name: str
     default_lr: float
-    needed = MemoryNeeded()
+    needed = (0, 0, 0)
     copies: Sequence[Sequence[mx.nd.NDArray]]
     trained: gluon.Block | Sequence[Sequence[mx.nd.NDArray]]
     trainer: Trainer | None = None
 
-    def __init__(
-        self,
-        ctx: list[mx.Context],
-        optimizer: str,
-        optimizer_params: dict[str, Any],
-        algorithm: str | None = None,
-        weights: Sequence[float] | None = None,
-    ) -> None:
-        self.ctx, self.algorithm, self.weights = ctx, algorithm, weights
-        self.optimizer, self.lr = (optimizer, optimizer_params), optimizer_params["learning_rate"]
+    def __init__(self, configuration: Configuration, ctx: list[mx.Context]) -> None:
+        self.configuration, self.ctx, self.lr = configuration, ctx, configuration.lr
         self._initialize()
 
     def set_lr(self, lr: float) -> None:
@@ -84,7 +71,7 @@ class LeNetWorkload(Workload):
     """LeNet as a plain function, trained by :func:`train_batch`."""
 
     name, default_lr = "lenet", 0.2
-    needed = MemoryNeeded(base=250 * memory_limits.MB, per_sample=200_000)
+    needed = (250 * memory_limits.MB, 0, 200_000)
 
     def _initialize(self) -> None:
         params = lenet.init_lenet(INIT_SCALE)
@@ -92,7 +79,9 @@ class LeNetWorkload(Workload):
         self.copies = list(zip(*self.trained))
 
     def step(self, X, y, batch_size):
-        options = {"algorithm": self.algorithm, "weights": self.weights, "batch_size": batch_size}
+        config = self.configuration
+        options = {"algorithm": config.algorithm, "weights": config.weights}
+        options["batch_size"] = batch_size
         return train_batch(X, y, self.trained, self.ctx, self.lr, pixel_lenet, **options)
 
     def accuracy(self, images, labels):
@@ -120,12 +109,14 @@ class GluonWorkload(Workload):
         self.scores, self.losses = _OfPixels(net), _OfPixels(net)
         for block in (net, self.losses):
             block.hybridize(static_alloc=True, static_shape=True)
-        params = net.collect_params()
-        self.trainer = Trainer(params, *self.optimizer, algorithm=self.algorithm)
+        params, config = net.collect_params(), self.configuration
+        arguments = config.optimizer_arguments()
+        self.trainer = Trainer(params, config.optimizer, arguments, algorithm=config.algorithm)
         self.copies = [p.list_data() for p in params.values() if p.grad_req != "null"]
 
     def step(self, X, y, batch_size):
-        shards = split_and_load((X, y), self.ctx, weights=self.weights) if len(X) else []
+        weights = self.configuration.weights
+        shards = split_and_load((X, y), self.ctx, weights=weights) if len(X) else []
         with autograd.record():
             losses = [self.losses(*shard) for shard in shards]
         if losses:
@@ -149,7 +140,7 @@ class ResNet18Workload(GluonWorkload):
     """ResNet-18, trained by a Trainer."""
 
     name, default_lr = "resnet18", 0.1
-    needed = MemoryNeeded(500 * memory_limits.MB, 300 * memory_limits.MB, 4_000_000)
+    needed = (500 * memory_limits.MB, 300 * memory_limits.MB, 4_000_000)
     width = 64
 
     def _network(self):
@@ -192,14 +183,13 @@ def pixel_lenet(X: mx.nd.NDArray, params: list[mx.nd.NDArray]) -> mx.nd.NDArray:
 WORKLOADS = {workload.name: workload for workload in (LeNetWorkload, ResNet18Workload)}
 
 
-def make(
-    model: str, ctx: list[mx.Context], optimizer: str, optimizer_params: dict, **options: Any
-) -> Workload:
+def make(configuration: Configuration, ctx: list[mx.Context]) -> Workload:
     """Return the workload: LeNet is trained by :func:`train_batch` if the update is plain SGD."""
-    kind = WORKLOADS[model]
-    if kind is LeNetWorkload and (optimizer, *optimizer_params) != ("sgd", "learning_rate"):
+    kind = WORKLOADS[configuration.model]
+    update = configuration.optimizer, *configuration.optimizer_arguments()
+    if kind is LeNetWorkload and update != ("sgd", "learning_rate"):
         kind = LeNetTrainerWorkload
-    return kind(ctx, optimizer, optimizer_params, **options)
+    return kind(configuration, ctx)
 
 
 _UNUSED_ADDRESSES = 400 * memory_limits.MB  # reserved by heaps and stacks, but not filled
@@ -211,7 +201,7 @@ def check_memory(model: str, ctx: Sequence[mx.Context], batch_size: int) -> None
     ``batch_size`` is this process's. Training may still run out of memory later.
     """
     if ctx[0].device_type == "cpu":
-        needed = WORKLOADS[model].needed
-        num_bytes = needed.base + len(ctx) * needed.per_context + batch_size * needed.per_sample
+        base, per_context, per_sample = WORKLOADS[model].needed
+        num_bytes = base + len(ctx) * per_context + batch_size * per_sample
         step = f"a step of {batch_size} samples on {len(ctx)} CPU contexts"
         memory_limits.require(step, num_bytes, num_bytes + _UNUSED_ADDRESSES)
