@@ -378,10 +378,6 @@ def threads() -> Iterator[Described]:
         text = f"{allowed} threads will compute in the time of {quota:g} processors"
         remedy = f"start with taskset -c 0-{max(0, int(quota) - 1)}, or give the container more"
         yield NOTE, text, remedy
-    wanted = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
-    if wanted.isdecimal() and int(wanted) > allowed:
-        text = f"OMP_NUM_THREADS={wanted} threads per device, but only {allowed} processors"
-        yield NOTE, text, "unset OMP_NUM_THREADS"
 
 
 def cpu_quota(root: Path = Path("/")) -> float | None:

@@ -211,17 +211,14 @@ def conduct(
     def work() -> int:
         console, record = Console(), Record(options)
         try:
-            try:
-                if options.plot:
-                    history.check_plot(options.plot)
-                prepared = prepare(options)
-                record.write()
-            except ValueError as error:
-                parser.error(str(error))
+            if options.plot:
+                history.check_plot(options.plot)
+            prepared = prepare(options)
+            record.write()
+        except ValueError as error:
+            parser.error(str(error))
+        try:
             complaints = measure(prepared, console, record)
-        except KeyboardInterrupt:
-            console.notice(f"\n{parser.prog}: interrupted; {len(record.rows)} rows were measured")
-            return entry.INTERRUPTED
         finally:
             if options.plot and record.rows:
                 try:

@@ -76,8 +76,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "gluonpar verify") -> in
         if options.report:
             report.check_path(options.report)
     except ValueError as error:
-        print(f"{prog}: error: {error}", file=sys.stderr)
-        return entry.BAD_REQUEST
+        parser.error(str(error))
     if chosen.notice:
         print(chosen.notice, file=sys.stderr)
     print(f"devices: {', '.join(map(str, chosen.ctx))}", flush=True)
@@ -85,8 +84,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "gluonpar verify") -> in
         try:
             return report.write(options.report, chosen.ctx)
         except OSError as error:
-            print(f"{prog}: error: the report cannot be written: {error}", file=sys.stderr)
-            return entry.BAD_REQUEST
+            parser.error(f"the report cannot be written: {error}")
     failures = run(chosen.ctx)
     wrong = f"{len(failures)} wrong. See `gluonpar doctor`."
     print(wrong if failures else "all is right on these devices")

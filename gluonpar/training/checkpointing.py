@@ -6,7 +6,7 @@ import os
 import pathlib
 import re
 from dataclasses import asdict
-from typing import Any, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -41,7 +41,6 @@ class Checkpointer:
         self, configuration: Configuration, folder: pathlib.Path | None, data: Dataset
     ) -> None:
         self._configuration, self._folder = configuration, folder
-        self._stay: set[pathlib.Path] = set()  # old checkpoints that cannot be removed
         self.saves = any(cluster.gather(folder is not None))
         in_use = self.saves or configuration.resume is not None
         self._identity = {
@@ -121,20 +120,6 @@ class Checkpointer:
         notes = {"run": self._identity, "configuration": asdict(self._configuration)}
         notes.update(asdict(progress))
         save_checkpoint(path, workload.trained, workload.trainer, shuffle, notes)
-
-    def remove_old(self) -> Iterator[OSError]:
-        """Remove the oldest checkpoints if there are more than ``keep``; give the errors.
-
-        A file that cannot be removed is not tried again.
-        """
-        for old in self.paths()[: -self._configuration.keep]:
-            if old in self._stay:
-                continue
-            try:
-                old.unlink()
-            except OSError as error:
-                self._stay.add(old)
-                yield error
 
     def path(self, progress: Progress) -> pathlib.Path:
         """Return the file for a checkpoint at ``progress``."""

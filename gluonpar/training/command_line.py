@@ -73,11 +73,9 @@ def main(
         cluster.size()  # joins the other processes
     except (ImportError, RuntimeError, ValueError, MemoryError) as error:
         shortage = memory_limits.shortage(error)
-        if shortage is None:
-            say(f"error: {error}")
-            return entry.BAD_REQUEST
-        say(f"error: out of memory: {shortage} ({memory_limits.limits()})")
-        return OUT_OF_MEMORY
+        lacking = f"out of memory: {shortage} ({memory_limits.limits()})"
+        say(f"error: {lacking if shortage else error}")
+        return OUT_OF_MEMORY if shortage else entry.BAD_REQUEST
     run = None
     try:
         run = Run(cluster.together(lambda: Configuration(**vars(options))), console)
@@ -87,7 +85,7 @@ def main(
         cluster.abort("could not print")
         return entry.BROKEN_PIPE
     except KeyboardInterrupt:
-        return _interrupted(say, run, options.save_dir)
+        return _interrupted(say, run)
     except Terminated:
         if cluster.is_main():
             saved = _how_to_resume(run) or "nothing was saved (--save-dir DIR saves checkpoints)"
@@ -218,11 +216,9 @@ def _not_saved(say: Say, run: Run) -> int:
     return NOT_SAVED
 
 
-def _interrupted(say: Say, run: Run | None, save_dir: str | None) -> int:
-    saved = [*run.kept, *map(str, run.checkpointer.paths())] if run else []
-    outcome = f"saved: {', '.join(saved)}" if saved else "nothing was saved"
-    if not saved and not save_dir:
-        outcome += " (--save-dir DIR saves each epoch)"
+def _interrupted(say: Say, run: Run | None) -> int:
+    saved = ", ".join([*run.kept, *map(str, run.checkpointer.paths())] if run else [])
+    outcome = f"saved: {saved}" if saved else "nothing was saved (--save-dir DIR saves each epoch)"
     if cluster.is_main():
         say(f"interrupted; {outcome}", before="\n")  # ends the line of the progress bar
     cluster.abort("was interrupted")

@@ -63,10 +63,10 @@ class Console:
                 shown = super().format_dict
                 return {**shown, "speed": f"{(shown['rate'] or 0) * batch_size:.0f} images/s"}
 
-        bar_format = "{l_bar}{bar}| {n_fmt}/{total_fmt} batches [{elapsed}<{remaining}, {speed}"
+        right = "{n_fmt}/{total_fmt} batches [{elapsed}<{remaining}, {speed}{postfix}]"
         options = {"leave": False, "file": self.err, "disable": not self.err.isatty()}
-        options["bar_format"] = bar_format + "{postfix}]"
-        with Bar(batches, f"epoch {epoch}", total, initial=done, **options) as self._bar:
+        options.update(initial=done, bar_format="{l_bar}{bar}| " + right)
+        with Bar(batches, f"epoch {epoch}", total, **options) as self._bar:
             yield from self._bar
         self._bar = None
 

@@ -253,11 +253,11 @@ class Run:
             state = self.workload, self.shuffle, self.progress
             if self._write(str(path), self.checkpointer.save, *state):  # it replaces older ones
                 self.lost = [lost for lost in self.lost if not lost.endswith(path.suffix)]
-                for error in self.checkpointer.remove_old():
-                    self.console.notice(
-                        f"note: {error.filename} was not removed ({error.strerror}); it is older "
-                        "than the checkpoints to keep"
-                    )
+                for old in self.checkpointer.paths()[: -self.configuration.keep]:
+                    try:
+                        old.unlink()
+                    except OSError as error:
+                        self.console.notice(f"note: {old} was not removed ({error.strerror})")
             self._reseed()
         if ends:
             raise Terminated
@@ -314,15 +314,13 @@ class Run:
         """Print once the files that the run has written."""
         config, saved = self.configuration, []
         if self.save_dir:
-            num_epochs = len({*self.save_dir.glob(f"{config.model}-epoch-*.params")})
-            parameters = f"parameters of {num_epochs} epoch{'s' * (num_epochs != 1)}"
-            num_checkpoints = len(self.checkpointer.paths())
-            checkpoints = f"{num_checkpoints} checkpoint{'s' * (num_checkpoints != 1)}"
-            saved.append(
-                f"{self.save_dir} ({parameters}{' and ONNX' * config.onnx}, {checkpoints})"
-            )
-        files_of_epochs = filter(None, (config.plot, config.history, config.tensorboard))
-        saved += [path for path in files_of_epochs if path in self.kept]
+            parameters = {*self.save_dir.glob(f"{config.model}-epoch-*.params")}
+            content = f"parameters of {_count(len(parameters), 'epoch')}"
+            content += f"{' and ONNX' * config.onnx}, "
+            content += _count(len(self.checkpointer.paths()), "checkpoint")
+            saved.append(f"{self.save_dir} ({content})")
+        of_epochs = (config.plot, config.history, config.tensorboard)
+        saved += [path for path in of_epochs if path in self.kept]
         if saved:
             self.console.line(f"saved: {', '.join(saved)}")
 
@@ -336,17 +334,17 @@ class Run:
         config, data, num_ranks = self.configuration, self.data, self.num_ranks
         largest = max(self.workload.copies, key=lambda copies: copies[0].size)
         weights = config.weights and config.weights * num_ranks
-        epochs = f"{config.num_epochs} epoch{'s' if config.num_epochs > 1 else ''}"
-        batches = f"{self.num_batches} batch{'es' if self.num_batches > 1 else ''}"
         images = f"{self.num_samples} training and {len(data.test_labels)} test images"
-        training = f"{epochs} of {batches}, {config.describe_training()}, seed {config.seed}"
+        length = (
+            f"{_count(config.num_epochs, 'epoch')} of {_count(self.num_batches, 'batch', 'es')}"
+        )
         return {
             **({"processes": str(num_ranks)} if num_ranks > 1 else {}),
             "devices": _describe_devices(self.ctx, num_ranks),
             "batch size": _describe_shards(config.batch_size, len(self.ctx) * num_ranks, weights),
             "all-reduce": config.algorithm or str(collectives.explain(largest)),
             "data": f"{data.name}, {images}, {data.source}",
-            "training": training,
+            "training": f"{length}, {config.describe_training()}, seed {config.seed}",
         }
 
 
@@ -359,13 +357,17 @@ def _semantics(np_shape: bool, np_array: bool) -> Iterator[None]:
         yield
 
 
+def _count(number: int, noun: str, plural: str = "s") -> str:
+    return f"{number} {noun}{plural if number != 1 else ''}"
+
+
 def _describe_devices(ctx: Sequence[mx.Context], num_ranks: int) -> str:
     """Return the devices of all processes; every process must call this."""
     described = devices.describe(ctx), threads.describe(ctx), peers.describe(ctx)
     processes = Counter(cluster.gather(", ".join(filter(None, described))))
     if num_ranks == 1:
         return next(iter(processes))
-    kinds = (f"in {n} process{'es' * (n > 1)} with {each}" for each, n in processes.items())
+    kinds = (f"in {_count(n, 'process', 'es')} with {each}" for each, n in processes.items())
     return f"{num_ranks * len(ctx)}, {'; '.join(kinds)}"
 
 

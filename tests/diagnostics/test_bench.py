@@ -218,7 +218,7 @@ def test_ctrl_c_keeps_the_rows_so_far(command, monkeypatch, tmp_path):
     assert code == 130
     assert [row[0] for row in table(out)] == ["4096"] * 4
     assert len(json.loads(path.read_text())["rows"]) == 4
-    assert "interrupted; 4 rows were measured" in err[-1]
+    assert err[-1].endswith(": interrupted")
 
 
 def test_other_errors_keep_their_traceback(command, monkeypatch):

@@ -101,7 +101,8 @@ def test_a_command_that_fails_or_hangs_ends_no_report(monkeypatch, tmp_path):
 @pytest.mark.parametrize("name", ["report.txt", "nowhere/report.json", "folder.json"])
 def test_a_report_that_cannot_be_written_is_one_line(name, tmp_path, capsys):
     (tmp_path / "folder.json").mkdir()
-    assert verify("--report", tmp_path / name) == 2
+    with pytest.raises(SystemExit, match="2"):
+        verify("--report", tmp_path / name)
     captured = capsys.readouterr()
     assert captured.out == "" and captured.err.count("\n") == 1
     assert captured.err.startswith("python -m gluonpar verify: error: ")

@@ -62,7 +62,7 @@ def test_limit_keeps_the_first_training_images_and_all_test_images():
     np.testing.assert_array_equal(part.train_labels, whole.train_labels[:17])
     np.testing.assert_array_equal(part.test_images, whole.test_images)
     assert part.source == whole.source
-    assert len(whole.limited(6000).train_labels) == 6000
+    assert len(load("synthetic", limit=6000).train_labels) == 6000
 
 
 @pytest.mark.parametrize("bad", [77, -3, float("nan"), 10, 1.5])

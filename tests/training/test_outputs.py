@@ -190,6 +190,6 @@ def test_an_old_checkpoint_that_cannot_be_removed_is_a_note_and_the_new_one_is_t
     run.train()
     assert run.lost == []
     notes = [line for line in capsys.readouterr().err.splitlines() if str(old) in line]
-    assert len(notes) == 1 and "was not removed" in notes[0]
+    assert notes and "was not removed" in notes[0]
     assert old.is_dir() and not new.exists()
     assert len([*tmp_path.glob("*.npz")]) == 3

@@ -11,13 +11,14 @@ import numpy as np
 from gluonpar.training.data import fashion_mnist
 
 NAMES = ("fashion-mnist", "synthetic")
+NUM_CLASSES = 10
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """Images and labels for classification, in host memory; they may be read-only views.
 
-    Images are uint8 (n, 1, height, width); labels are uint8 (n,), below ``num_classes``. ``source``
+    Images are uint8 (n, 1, height, width); labels are uint8 (n,), of ten classes. ``source``
     describes where they come from. Raises ValueError unless there are as many images as labels, and
     for a label that is no class: MXNet would take the nearest class, and train.
     """
@@ -28,31 +29,17 @@ class Dataset:
     test_images: np.ndarray
     test_labels: np.ndarray
     source: str
-    num_classes: int = 10
 
     def __post_init__(self) -> None:
         for part in ("train", "test"):
             images, labels = getattr(self, f"{part}_images"), getattr(self, f"{part}_labels")
             _check_counts(images, labels, f"{self.name}, {part} ({self.source})")
-            wrong = np.flatnonzero(~np.isin(labels, np.arange(self.num_classes)))
+            wrong = np.flatnonzero(~np.isin(labels, np.arange(NUM_CLASSES)))
             if wrong.size:
                 raise ValueError(
                     f"{self.name}, {part} ({self.source}): labels must be from 0 to "
-                    f"{self.num_classes - 1}, got {labels[wrong[0]]} at image {wrong[0]}"
+                    f"{NUM_CLASSES - 1}, got {labels[wrong[0]]} at image {wrong[0]}"
                 )
-
-    def limited(self, n: int) -> Dataset:
-        """Return the data set with its first n training images only (views), and all test images.
-
-        Raises ValueError if there are not as many, or n is below 1.
-        """
-        available = len(self.train_images)
-        if not 1 <= n <= available:
-            raise ValueError(
-                f"limit must be between 1 and {available}, the number of training images of "
-                f"{self.name}, got {n}"
-            )
-        return replace(self, train_images=self.train_images[:n], train_labels=self.train_labels[:n])
 
 
 def load(
@@ -80,7 +67,15 @@ def load(
     else:
         (X, y, test_X, test_y), source = fashion_mnist.find(data_dir)
         dataset = Dataset(name, X[:, None], y, test_X[:, None], test_y, source)
-    return dataset if limit is None else dataset.limited(limit)
+    if limit is None:
+        return dataset
+    X, y = dataset.train_images, dataset.train_labels
+    if not 1 <= limit <= len(X):
+        raise ValueError(
+            f"limit must be between 1 and {len(X)}, the number of training images of {name}, got "
+            f"{limit}"
+        )
+    return replace(dataset, train_images=X[:limit], train_labels=y[:limit])
 
 
 def synthetic(seed: int = 0, num_train: int = 6000, num_test: int = 1000) -> Dataset:
@@ -93,22 +88,16 @@ def synthetic(seed: int = 0, num_train: int = 6000, num_test: int = 1000) -> Dat
     if num_train < 1 or num_test < 1:
         raise ValueError(f"num_train and num_test must be at least 1, got {num_train}, {num_test}")
     rng = np.random.RandomState(seed)
-    patterns = np.kron(rng.randint(0, 256, size=(10, 7, 7)), np.ones((4, 4), dtype=np.int64))
-    train, test = (_synthesize(patterns, count, rng) for count in (num_train, num_test))
-    source = f"synthetic, made with seed {seed}: not real data"
-    return Dataset("synthetic", *train, *test, source)
-
-
-def _synthesize(
-    patterns: np.ndarray, count: int, rng: np.random.RandomState
-) -> tuple[np.ndarray, np.ndarray]:
     # Integers throughout: the same bytes on every machine and with every NumPy.
-    num_classes, side, _ = patterns.shape
-    labels = rng.permutation(np.arange(count) % num_classes)
-    rows, columns = (np.arange(side) + rng.randint(-2, 3, size=(2, count, 1))) % side
-    shifted = patterns[labels[:, None, None], rows[:, :, None], columns[:, None, :]]
-    images = (shifted + rng.randint(0, 256, size=shifted.shape)) // 2
-    return images.astype(np.uint8)[:, None], labels.astype(np.uint8)
+    patterns = np.kron(rng.randint(0, 256, size=(NUM_CLASSES, 7, 7)), np.ones((4, 4), int))
+    arrays: list[np.ndarray] = []
+    for count in (num_train, num_test):
+        labels = rng.permutation(np.arange(count) % NUM_CLASSES)
+        rows, columns = (np.arange(28) + rng.randint(-2, 3, size=(2, count, 1))) % 28
+        shifted = patterns[labels[:, None, None], rows[:, :, None], columns[:, None, :]]
+        images = (shifted + rng.randint(0, 256, size=shifted.shape)) // 2
+        arrays += [images[:, None].astype(np.uint8), labels.astype(np.uint8)]
+    return Dataset("synthetic", *arrays, f"synthetic, made with seed {seed}: not real data")
 
 
 def batches(
