@@ -155,10 +155,8 @@ class LeNetTrainerWorkload(GluonWorkload):
     name, default_lr = LeNetWorkload.name, LeNetWorkload.default_lr
 
     def _network(self):
-        net, params = lenet.LeNet(), lenet.init_lenet(INIT_SCALE)
+        net = lenet.LeNet(INIT_SCALE)
         net.initialize(ctx=self.ctx)
-        for i, param in enumerate(params):
-            net.params.get(str(i)).set_data(param)
         return net
 
 
