@@ -21,7 +21,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Callable, Iterator, NamedTuple, Sequence, Tuple, Union
+from typing import Callable, Iterator, NamedTuple, Sequence, Tuple
 
 from gluonpar.install import cuda_libraries, driver, entry, parsing, startup, wheels
 
@@ -68,7 +68,7 @@ _REMEDIES = {
     ),
 }
 
-Described = Union[Tuple[str, str], Tuple[str, str, str]]  # state, text and remedy
+Described = Tuple[str, ...]  # state, text and, if there is one, remedy
 
 
 class Finding(NamedTuple):

@@ -117,11 +117,12 @@ def _checks(ctx: Sequence[mx.Context]) -> Iterator[tuple[str, Callable]]:
     for name in collectives.usable(ctx):
         yield f"all-reduce {name}", functools.partial(check_sums, algorithm=name)
     yield "all-reduce as chosen for training", check_sums
-    of_lenet = train_lenet, train_lenet_alone, lenet.LENET_SHAPES
+    mxnets = functools.partial(gluon.Trainer, kvstore=None)
+    alone = functools.partial(by_trainer, lenet.LeNet, mxnets, 0.0)
+    of_lenet = train_lenet, alone, lenet.LENET_SHAPES
     yield "LeNet by train_batch", functools.partial(check_training, *of_lenet)
-    alone = functools.partial(train_net, trainer=functools.partial(gluon.Trainer, kvstore=None))
-    of_net = train_net, alone, NET_SHAPES
-    yield "a Gluon network by Trainer", functools.partial(check_training, *of_net)
+    ours, alone = (functools.partial(by_trainer, small_net, t, 0.9) for t in (Trainer, mxnets))
+    yield "a Gluon network by Trainer", functools.partial(check_training, ours, alone, NET_SHAPES)
 
 
 def check_copies(ctx: Sequence[mx.Context]) -> str:
@@ -202,42 +203,36 @@ def train_lenet(start: Sequence[np.ndarray], ctx: Sequence[mx.Context]) -> Repli
     return list(zip(*device_params))
 
 
-def train_lenet_alone(start: Sequence[np.ndarray], ctx: Sequence[mx.Context]) -> Replicas:
-    """Train it by MXNet's operators only, on one device."""
-    params = [mx.nd.array(values, ctx=ctx[0]) for values in start]
-    for param in params:
-        param.attach_grad()
-    for X, y in _batches():
-        with autograd.record():
-            scores = lenet.lenet(mx.nd.array(X, ctx=ctx[0]), params)
-            loss = softmax_cross_entropy(scores, mx.nd.array(y, ctx=ctx[0]))
-        loss.backward()
-        for param in params:
-            param[:] = param - param.grad * (LR / len(X))
-    return [[param] for param in params]
-
-
-def train_net(
-    start: Sequence[np.ndarray], ctx: Sequence[mx.Context], trainer: Callable = Trainer
-) -> Replicas:
-    """Train a small convolutional network by ``trainer`` with momentum."""
-    net = resnet.chain(
+def small_net() -> gluon.HybridBlock:
+    """Return a convolutional network without relu, which could turn rounding into other updates."""
+    return resnet.chain(
         gluon.nn.Conv2D(8, 5, 2, in_channels=1, activation="tanh"),
         gluon.nn.Dense(16, in_units=8 * 12 * 12, activation="tanh"),
         gluon.nn.Dense(10, in_units=16),
     )
+
+
+def by_trainer(
+    make_net: Callable[[], gluon.HybridBlock],
+    make_trainer: Callable,
+    momentum: float,
+    start: Sequence[np.ndarray],
+    ctx: Sequence[mx.Context],
+) -> Replicas:
+    """Train a Gluon network by a trainer, gluonpar's or MXNet's."""
+    net = make_net()
     net.initialize(ctx=list(ctx))
     params = net.collect_params()
     for param, values in zip(params.values(), start):
         param.set_data(mx.nd.array(values))
     net.hybridize()
-    made = trainer(params, "sgd", {"learning_rate": LR, "momentum": 0.9})
+    trainer = make_trainer(params, "sgd", {"learning_rate": LR, "momentum": momentum})
     for X, y in _batches():
         with autograd.record():
             shards = split_and_load((X, y), list(ctx))
             losses = [softmax_cross_entropy(net(X_shard), y_shard) for X_shard, y_shard in shards]
         autograd.backward(losses)
-        made.step(len(X))
+        trainer.step(len(X))
     return [param.list_data() for param in params.values()]
 
 
