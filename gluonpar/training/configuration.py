@@ -8,7 +8,6 @@ from typing import Any, Callable
 
 import mxnet as mx
 
-from gluonpar import collectives
 from gluonpar.checkpoint import onnx_export
 from gluonpar.optim import check_lr
 from gluonpar.training.workloads import WORKLOADS
@@ -80,12 +79,11 @@ class Configuration:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         if not 0 <= self.seed < 2**31:
             raise ValueError(f"seed must be between 0 and {2**31 - 1}, got {self.seed}")
-        collectives.check_algorithm(self.algorithm, ())
-        if self.model not in WORKLOADS:
-            raise ValueError(f"model must be one of {', '.join(WORKLOADS)}, got {self.model!r}")
-        if self.optimizer not in optimizer_names():
-            known = ", ".join(optimizer_names())
-            raise ValueError(f"optimizer must be one of {known}, got {self.optimizer!r}")
+        names = {"model": WORKLOADS, "optimizer": optimizer_names(), "lr_schedule": SCHEDULES}
+        for name, known in names.items():
+            value = getattr(self, name)
+            if value not in known:
+                raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")
         if self.lr is None:
             default = float(mx.optimizer.create(self.optimizer).learning_rate)
             if self.optimizer == "sgd":
@@ -112,9 +110,6 @@ class Configuration:
             )
 
     def _check_schedule(self) -> None:
-        if self.lr_schedule not in SCHEDULES:
-            known = ", ".join(SCHEDULES)
-            raise ValueError(f"lr_schedule must be one of {known}, got {self.lr_schedule!r}")
         if (self.lr_schedule == "step") != (self.lr_steps is not None):
             raise ValueError(
                 "lr_schedule='step' and lr_steps, the epochs after which the learning rate falls, "
