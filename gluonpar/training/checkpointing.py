@@ -42,10 +42,9 @@ class Checkpointer:
     ) -> None:
         self._configuration, self._folder = configuration, folder
         self.saves = any(cluster.gather(folder is not None))
-        in_use = self.saves or configuration.resume is not None
         self._identity = {
             **{name: getattr(configuration, name) for name in _FIXED},
-            "checksum of the data": ranks.checksums(data) if in_use else None,
+            "checksum of the data": ranks.checksums(data),
         }
         try:
             found = cluster.together(self._find)

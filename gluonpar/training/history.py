@@ -16,7 +16,7 @@ import mxnet as mx
 from gluonpar.checkpoint import files
 from gluonpar.runtime import devices
 
-HISTORY_SUFFIXES = (".csv", ".json")
+SUFFIXES = (".csv", ".json")
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class History:
         The columns are the fields of :class:`Epoch`. Raises OSError if the file system refuses, and
         ValueError for another suffix.
         """
-        _check_suffix(path, "a history", HISTORY_SUFFIXES)
+        _check_suffix(path, "a history", SUFFIXES)
         rows, content = [asdict(epoch) for epoch in self.epochs], io.StringIO()
         if pathlib.Path(path).suffix.lower() == ".json":
             json.dump(rows, content, indent=1)

@@ -19,21 +19,12 @@ from gluonpar.install import parsing
 from gluonpar.plans import partition
 from gluonpar.runtime import determinism, devices, peers, threads
 from gluonpar.step import STEPS_IN_FLIGHT
-from gluonpar.training import profiler, ranks, workloads
+from gluonpar.training import history, profiler, ranks, workloads
 from gluonpar.training.checkpointing import Checkpointer
 from gluonpar.training.configuration import Configuration
 from gluonpar.training.console import Console
 from gluonpar.training.data import dataset
-from gluonpar.training.history import (
-    HISTORY_SUFFIXES,
-    Epoch,
-    History,
-    Progress,
-    check_file,
-    check_plot,
-    summary_writer,
-    write_tensorboard,
-)
+from gluonpar.training.history import Epoch, History, Progress
 from gluonpar.training.profiler import Profiler
 from gluonpar.training.termination import Terminated, Termination
 
@@ -83,11 +74,11 @@ class Run:
         # First, so that the other files may be in it.
         self.save_dir = files.make_writable_folder(config.save_dir) if config.save_dir else None
         if config.plot:
-            check_plot(config.plot)
+            history.check_plot(config.plot)
         if config.history:
-            check_file(config.history, "a history", HISTORY_SUFFIXES)
+            history.check_file(config.history, "a history", history.SUFFIXES)
         if config.tensorboard:
-            summary_writer()
+            history.summary_writer()
             files.make_writable_folder(config.tensorboard)
         self.data = dataset.load(config.dataset, config.data_dir, config.limit)
         self.num_samples = len(self.data.train_labels)
@@ -302,7 +293,7 @@ class Run:
             (file and config.onnx and f"{file}.onnx", self.workload.save_onnx),
             (config.plot, self.history.plot),
             (config.history, self.history.save),
-            (config.tensorboard, write_tensorboard, results),
+            (config.tensorboard, history.write_tensorboard, results),
         )
         for path, write, *arguments in outputs:
             if path and self._write(path, write, *arguments) and path not in self.kept:
