@@ -184,4 +184,7 @@ class Configuration:
         names = ("optimizer", "lr_schedule", "lr_steps", "lr_factor", "warmup_epochs")
         chosen = [name for name in names if getattr(self, name) != getattr(Configuration, name)]
         chosen += [name for name in self.optimizer_arguments() if name != "learning_rate"]
-        return ", ".join(f"{name} {getattr(self, name)}" for name in ("lr", *chosen))
+        values = {name: getattr(self, name) for name in ("lr", *chosen)}
+        if self.lr_steps is not None:
+            values["lr_steps"] = ",".join(map(str, self.lr_steps))  # as on the command line
+        return ", ".join(f"{name} {value}" for name, value in values.items())
