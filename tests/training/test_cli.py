@@ -86,7 +86,7 @@ def test_log_interval_prints_the_loss_every_n_batches(command):
 def test_the_learning_rate_is_printed_per_epoch_if_it_changes(command):
     step = ("--lr-schedule", "step", "--lr-steps", "1", "--lr", 0.5, "--epochs", 2)
     _, out, _ = command(*SMALL, *step, "--optimizer", "nag", "--momentum", 0.5)
-    chosen = "lr 0.5, optimizer nag, lr_schedule step, lr_steps (1,), momentum 0.5, "
+    chosen = "lr 0.5, optimizer nag, lr_schedule step, lr_steps 1, momentum 0.5, "
     assert chosen in "\n".join(out)
     epochs = [line.rpartition(", ")[2] for line in out if line.startswith("epoch ")]
     assert epochs == ["lr 0.5", "lr 0.05"]
