@@ -41,6 +41,7 @@ def sgd(params: Sequence[nd.NDArray], lr: float, batch_size: int) -> None:
     0.0
     """
     batch_size = check_batch_size(batch_size)
+    params = params if isinstance(params, list) else list(params)
     update_by_sgd(replicas.buckets([params]), lr, batch_size)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, Sequence
+from typing import Callable, Iterable, Sequence
 
 import mxnet as mx
 from mxnet import autograd
@@ -90,7 +90,7 @@ def _key(data, *how) -> tuple | None:
 
 
 def allreduce_many(
-    lists: Sequence[Sequence[mx.nd.NDArray]],
+    lists: Iterable[Sequence[mx.nd.NDArray]],
     algorithm: str | None = None,
     op: str = "sum",
     accumulate: str | None = None,
@@ -106,7 +106,7 @@ def allreduce_many(
     The results have the bits of separate calls, except for floats added by algorithms that cut
     arrays into chunks: an element's position determines the order of its additions. Raises as
     :func:`allreduce` does, before anything has changed; also ValueError for lists on different
-    contexts and for ``bucket_bytes`` below 1.
+    contexts, for an array in two lists, and for ``bucket_bytes`` below 1.
 
     >>> import mxnet as mx
     >>> grads = [[mx.nd.ones((n,), ctx=mx.cpu(i)) for i in range(2)] for n in (3, 1)]
@@ -116,7 +116,7 @@ def allreduce_many(
     """
     if bucket_bytes < 1:
         raise ValueError(f"bucket_bytes must be at least 1, got {bucket_bytes}")
-    kinds = [arguments.check_list(data, f"lists[{j}]", True) for j, data in enumerate(lists)]
+    lists, kinds = _checked_lists(lists, row_sparse=True)
     if lists:
         over = _checked_exchange(kinds, algorithm, op, accumulate)
         over.allreduce(in_buckets(lists, bucket_bytes))
@@ -136,6 +136,7 @@ def explain(data: Sequence[mx.nd.NDArray]) -> Choice:
     host: all arrays are in the host's memory, so it can sum them in place
     """
     kind = arguments.check_list(data, row_sparse=True)
+    arguments.check_op("sum", None, kind.dtype)
     if kind.stype == "row_sparse":
         choice = Choice("row_sparse", "rows are sent to the first device, added, and sent back")
     else:
@@ -159,13 +160,13 @@ def broadcast(data: Sequence[mx.nd.NDArray], root: int = 0) -> None:
     _broadcast([data], [arguments.check_list(data)], root)
 
 
-def broadcast_many(lists: Sequence[Sequence[mx.nd.NDArray]], root: int = 0) -> None:
+def broadcast_many(lists: Iterable[Sequence[mx.nd.NDArray]], root: int = 0) -> None:
     """:func:`broadcast` every list of ``lists``, all on the same contexts, in place.
 
     On CPU contexts all lists together are one operator; elsewhere each bucket of lists is copied
     into one array per device, and is one message. Raises as :func:`allreduce` does.
     """
-    kinds = [arguments.check_list(data, f"lists[{j}]") for j, data in enumerate(lists)]
+    lists, kinds = _checked_lists(lists)
     if lists:
         _broadcast(lists, kinds, root)
 
@@ -233,6 +234,16 @@ def _checked_exchange(
     options = {"op": op, "accumulate": accumulate, "num_processes": cluster.num_processes()}
     arguments.check_exchange(kinds, algorithm, **options)
     return Exchange(kinds[0].ctx, algorithm, **options)
+
+
+def _checked_lists(
+    lists: Iterable[Sequence[mx.nd.NDArray]], row_sparse: bool = False
+) -> tuple[list[Sequence[mx.nd.NDArray]], list[arguments.Kind]]:
+    """Return the lists, in all of which no array may occur twice, and their kinds."""
+    lists = [*lists]  # it may be a generator
+    kinds = [arguments.check_list(data, f"lists[{j}]", row_sparse) for j, data in enumerate(lists)]
+    arguments.check_apart([array for data in lists for array in data], "lists")
+    return lists, kinds
 
 
 def _checked_root(root: int, over: Exchange) -> int:

@@ -457,6 +457,15 @@ class TestMany:
         gluonpar.allreduce_many(lists)
         assert_everywhere(flat, 2 * np.arange(6) + 1)
 
+    def test_the_lists_may_come_from_a_generator(self):
+        lists = self.lists()
+        first, *others = [data[0].asnumpy() for data in lists]
+        gluonpar.collectives.broadcast_many(data for data in lists)
+        for data, value in zip(lists, [first, *others]):
+            assert_everywhere(data, value)
+        gluonpar.allreduce_many(data for data in lists[:1])
+        assert_everywhere(lists[0], first + first + first)
+
     def test_no_lists(self):
         assert gluonpar.allreduce_many([]) is None
         assert gluonpar.collectives.broadcast_many([]) is None
@@ -472,6 +481,8 @@ class TestMany:
             for others in (lists[1][::-1], lists[1][:2]):
                 with pytest.raises(ValueError, match=r"lists\[1\] on .*1\).* but lists\[0\] on"):
                     many([lists[0], others])
+            with pytest.raises(ValueError, match="more than once"):
+                many([lists[0], lists[1], lists[0]])
         with pytest.raises(ValueError, match="'sun'"):
             gluonpar.allreduce_many(lists, "sun")
         np.testing.assert_array_equal(lists[0][0].asnumpy(), before)
@@ -522,7 +533,9 @@ def test_bad_options_are_refused(dtype, options, words):
 
 
 @pytest.mark.cpu("MXNet has bfloat16 on CPU contexts only")
-@pytest.mark.parametrize("name", ["allreduce", "ring", "reduce", "reduce_scatter", "kvstore"])
+@pytest.mark.parametrize(
+    "name", ["allreduce", "ring", "reduce", "reduce_scatter", "kvstore", "explain"]
+)
 @pytest.mark.parametrize("dtype", [[("bfloat16", "uint16")], "bool"], ids=["bfloat16", "bool"])
 def test_what_is_not_added_is_refused_at_once(name, dtype):
     data = [array.astype(np.dtype(dtype)) for array in place(payload(2, (3,)))]

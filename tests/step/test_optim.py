@@ -95,6 +95,12 @@ def test_parameters_of_several_dtypes(by):
     ]
 
 
+def test_parameters_from_a_generator_are_updated():
+    params = params_of([[4.0], [1.0]], [[2.0], [1.0]])
+    sgd((param for param in params), 0.5, 1)
+    assert [param.asscalar() for param in params] == [3.0, 0.5]
+
+
 def test_parameters_without_gradient_or_elements_stay(by):
     [frozen] = params_of([[5.0]], [[1.0]])
     frozen = frozen.copy()
