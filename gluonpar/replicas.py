@@ -17,6 +17,7 @@ from __future__ import annotations
 from typing import Iterable, NamedTuple, Sequence
 
 import mxnet as mx
+from mxnet import autograd
 
 from gluonpar import cluster
 from gluonpar.collectives import BUCKET_BYTES, arguments, exchange, groups
@@ -106,8 +107,8 @@ def get_params(
 
 def copy(params: Sequence[mx.nd.NDArray], ctx: mx.Context, frozen: Iterable[int] = ()) -> Replica:
     """:func:`get_params` with this process's values."""
-    # as_in_context would alias on the same context
-    replica, without = Replica(param.copyto(ctx) for param in params), frozenset(frozen)
+    with autograd.pause():  # as_in_context would alias on the same context
+        replica, without = Replica(param.copyto(ctx) for param in params), frozenset(frozen)
     for i, param in enumerate(replica):
         if i not in without:
             param.attach_grad()

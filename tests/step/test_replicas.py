@@ -10,6 +10,7 @@ import pytest
 from contexts import contexts, device
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mxnet import autograd
 
 import gluonpar
 from gluonpar import replicas
@@ -98,6 +99,18 @@ def test_copies_of_views_and_of_replicas_are_copies(ctx, frozen):
     assert {array.context for array in [*first, *second]} == {ctx}
     assert whole.asnumpy().tolist() == list(range(10))
     assert len(chunks([whole, *first, *second])) == 5
+
+
+def test_a_recorded_loss_of_copies_has_no_gradient_with_respect_to_the_originals():
+    params = originals()
+    for param in params:
+        param.attach_grad()
+    with autograd.record():
+        trained, frozen = get_params(params, device(0), frozen=[1])
+        loss = trained.sum() + frozen.sum()
+    loss.backward()
+    assert_equal([param.grad for param in params], [np.zeros((2, 3)), np.zeros(4)])
+    assert_equal([trained.grad], [np.ones((2, 3))])
 
 
 def chunks(arrays):
