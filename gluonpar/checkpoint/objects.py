@@ -200,7 +200,7 @@ class Decoder:
 def _state_of(value: Any, place: str) -> dict[str, Any]:
     """Return the attributes of an object that ``pickle`` would take."""
     try:
-        state = value.__getstate__() if hasattr(value, "__getstate__") else vars(value)
+        state = value.__reduce_ex__(2)[2]
     except TypeError as error:  # "cannot pickle"
         raise _cannot_be_saved(value, place) from error
     if not isinstance(state, (dict, type(None))):

@@ -34,13 +34,14 @@ def save_checkpoint(
     params: gluon.Block | Sequence[Sequence[mx.nd.NDArray]],
     trainer: gluon.Trainer | None = None,
     rng: np.random.RandomState | None = None,
-    notes: dict[str, Any] | None = None,
+    notes: Any = None,
 ) -> None:
     """Write parameters, and what else is needed to continue training, to the file ``path``.
 
     ``params`` is an initialized block, or one list of parameters per device (:func:`get_params`).
     ``trainer`` contributes the optimizer with all its attributes, states and schedule, and ``rng``
-    the state of the generator that shuffles. ``notes`` is anything that JSON can express.
+    the state of the generator that shuffles. ``notes`` is anything that JSON can express,
+    {} if it is None.
 
     Parameters without gradients, such as the running statistics of batch normalization, are written
     for each device if they differ. Waits for the arrays. The file, an ``.npz`` without pickles, is
@@ -60,7 +61,7 @@ def save_checkpoint(
         "params": [[name, [*map(add, copies)]] for name, copies in values.items()],
         "optimizer": trainer and optimizer_states.describe(*_optimizer(trainer, params), encoder),
         "rng": rng and [add(x) if isinstance(x, np.ndarray) else x for x in rng.get_state()],
-        "notes": notes or {},
+        "notes": {} if notes is None else notes,
     }
     sealed_npz.write(path, header, encoder.arrays)
 
@@ -70,7 +71,7 @@ def load_checkpoint(
     params: gluon.Block | Sequence[Sequence[mx.nd.NDArray]],
     trainer: gluon.Trainer | None = None,
     rng: np.random.RandomState | None = None,
-) -> dict[str, Any]:
+) -> Any:
     """Restore ``params``, ``trainer`` and ``rng`` from a checkpoint in place; return its notes.
 
     On as many devices as it was written with, each gets its own running statistics, and training
@@ -95,7 +96,7 @@ def load_checkpoint(
             _checked_values(header["params"], arrays, named),
             optimizer and optimizer_states.prepare_restore(*optimizer, header["optimizer"], arrays),
             rng and _checked_generator(arrays, *header["rng"]),
-            dict(header["notes"]),
+            header["notes"],
         )
 
     values, restore, generator, notes = sealed_npz.unpack(cluster.gather(read)[0], check, path)
@@ -117,10 +118,11 @@ def load_checkpoint(
 def _named(params: Any) -> dict[str, tuple[Sequence[mx.nd.NDArray], bool]]:
     """Return each parameter's copies on this process's devices, and whether they may differ."""
     if not isinstance(params, gluon.Block):
+        params = [*params]  # it may be a generator
         if not params:
             raise ValueError("params must hold one list of parameters per device, got no device")
         arguments.check_lengths(**{f"on device {i}": copies for i, copies in enumerate(params)})
-        return {str(i): (copies, False) for i, copies in enumerate(zip(*params))}
+        return {str(i): (of, of[0].grad is None) for i, of in enumerate(zip(*params))}
     by_place = private_fields.params_by_place(params)  # names as in save_parameters
     params_file.check_initialized(by_place.values())
     return {name: (p.list_data(), p.grad_req == "null") for name, p in by_place.items()}

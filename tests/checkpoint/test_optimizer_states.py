@@ -224,6 +224,7 @@ def closure():
 
 CANNOT_BE_SAVED = {
     "lock": threading.Lock,
+    "thread-local": threading.local,
     "network": lambda: mx.gluon.nn.Dense(1),
     "generator": lambda: np.random.RandomState(0),
     "closure": closure,

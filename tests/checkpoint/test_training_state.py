@@ -108,6 +108,28 @@ def test_lists_of_parameters_can_be_loaded_on_another_number_of_devices(tmp_path
             assert array.asnumpy().tobytes() == original.asnumpy().tobytes()
 
 
+def test_lists_from_a_generator_with_values_that_differ_by_device_where_nothing_is_trained(
+    tmp_path,
+):
+    """Such as the running statistics of a plain function."""
+    start = [mx.nd.ones((2,)), mx.nd.zeros((3,))]
+    saved, other = (
+        [gluonpar.get_params(start, device(i), frozen=[1]) for i in (0, 1)] for _ in "ab"
+    )
+    for i, (_, frozen) in enumerate(saved):
+        frozen[:] = i + 1
+    gluonpar.save_checkpoint(tmp_path / "a", (params for params in saved))
+    gluonpar.load_checkpoint(tmp_path / "a", (params for params in other))
+    assert [params[1].asnumpy().tolist() for params in other] == [[1, 1, 1], [2, 2, 2]]
+
+
+@pytest.mark.parametrize("notes", ["text", "", 0, 2.5, [1, "a"], [["a", 1]], {"a": [None, True]}])
+def test_notes_of_any_kind_come_back(notes, tmp_path):
+    params = [gluonpar.init_lenet()]
+    gluonpar.save_checkpoint(tmp_path / "a", params, notes=notes)
+    assert gluonpar.load_checkpoint(tmp_path / "a", params) == notes
+
+
 def test_the_format_is_npz_with_a_json_header(saved):
     """What other programs may read, and later versions have to: keys, numbers and order."""
     path, net, _, _ = saved
