@@ -10,7 +10,7 @@ from mxnet import autograd, gluon
 
 from gluonpar import cluster, collectives, metrics, sharding
 from gluonpar.gluon import running_statistics, sync_batch_norm
-from gluonpar.runtime import determinism, memory, private_fields, threads
+from gluonpar.runtime import determinism, devices, memory, private_fields, threads
 
 # The largest relative difference that counts as rounding. A device left out, or counted twice,
 # changes a sum by about 1 / K; another order of addition by a few units in the last place, and by
@@ -53,8 +53,8 @@ def verify(
     TF32 may differ by more than rounding of float32.
 
     Raises :class:`gluonpar.Wrong` for a difference; ValueError for an empty batch, a loss that is
-    not per sample, and a network that is not on ``ctx`` or accumulates gradients
-    (``grad_req='add'``).
+    not per sample, a context that is listed twice, and a network that is not on ``ctx`` or
+    accumulates gradients (``grad_req='add'``).
 
     >>> import mxnet as mx, numpy as np
     >>> net, ctx = mx.gluon.nn.Dense(3, in_units=4), [mx.cpu(0), mx.cpu(1)]
@@ -213,6 +213,7 @@ def _check_request(net: gluon.Block, ctx: list[mx.Context]) -> None:
             "net must not contain gluon.contrib.nn.SyncBatchNorm, which cannot compute on one "
             "device alone; use gluonpar.SyncBatchNorm, which has the same parameters"
         )
+    devices.check_distinct(ctx)
     for param in net.collect_params().values():
         absent = [str(c) for c in ctx if c not in param.list_ctx()]
         if absent:

@@ -238,6 +238,8 @@ def test_requests_that_cannot_be_verified_are_errors_with_the_remedy():
     net = make(nn.Dense(3), ctx=CPUS[:2])
     with pytest.raises(ValueError, match=r"is not on cpu\(2\); call net.initialize\(ctx=ctx\)"):
         verify(net, LOSS, BATCH, CPUS)
+    with pytest.raises(ValueError, match=r"cpu\(1\) more than once"):
+        verify(net, LOSS, BATCH, [CPUS[1], CPUS[1]])
     mean = lambda scores, y: LOSS(scores, y).mean()  # noqa: E731
     with pytest.raises(ValueError, match=r"one loss per sample, .*\(1,\) for 10 samples"):
         verify(make(nn.Dense(3)), mean, BATCH, CPUS)

@@ -97,6 +97,7 @@ ONE, TWO = mx.nd.ones((1,)), mx.nd.ones((2,), ctx=device(1))
         ([[ONE], [TWO]], ValueError, r"variable 0.*\[1\] on [cg]pu\(1\) .*\(2,\).*\(1,\)"),
         ([[ONE], [ONE.astype("float64")]], ValueError, r"variable 0.*\[1\] .*float64.*float32"),
         ([[ONE], [(ONE, ONE)]], TypeError, "got both"),
+        ([[(ONE,)]], TypeError, r"variable 0\[0\] .*got tuple"),
         ([[ONE], [3.0]], TypeError, r"variable 0\[1\] .*got float"),
         ([[ONE.astype("int32")], [ONE.astype("int32")]], ValueError, "float arrays, got int32"),
     ],
