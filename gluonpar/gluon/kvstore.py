@@ -104,7 +104,8 @@ class GluonPar(mx.kvstore.KVStore):  # of which sparse gradients need an instanc
         """Replace every array of ``value``, one per device, by the sum of all of them.
 
         With ``out``, an array or a list, ``value`` is left as it is and every array of ``out``
-        becomes the sum. With a list of keys, ``value`` and ``out`` hold one list of arrays per key.
+        becomes the sum. With a list of keys, ``value`` and ``out`` hold one list of arrays per key,
+        all on the same contexts.
         With several processes the sum is over the devices of all processes.
 
         The stock Trainer calls this for one parameter after another. The first call sums the
@@ -293,7 +294,7 @@ def _update_alike(
 ) -> None:
     """Have MXNet update the copies on all devices alike; raise ValueError if it cannot."""
     devices.check_distinct(ctx)
-    check_draws_nothing(optimizer)
+    check_draws_nothing(optimizer, cluster.size())
     if len(ctx) == 1:
         return
     if isinstance(optimizer, refused):

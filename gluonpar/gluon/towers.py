@@ -15,6 +15,7 @@ from gluonpar.collectives import Exchange, in_buckets
 from gluonpar.gluon import initial_values
 from gluonpar.gluon.parallel import on_device
 from gluonpar.gluon.tasks import all_devices
+from gluonpar.gluon.update import check_draws_nothing
 from gluonpar.metrics import LossMeter
 from gluonpar.optim import check_lr, sgd
 from gluonpar.runtime import device_threads, devices, memory, private_fields
@@ -55,7 +56,8 @@ class Towers:
     mean of :func:`average_gradients`.
 
     Raises ValueError for a Block that is not on all of ``ctx`` or accumulates gradients
-    (``grad_req='add'``), and for an empty list; TypeError for other variables.
+    (``grad_req='add'``), for an empty list, and for SGLD over several processes, which may draw
+    different numbers; TypeError for other variables.
 
     >>> import mxnet as mx
     >>> def forward(batch, params):
@@ -81,6 +83,7 @@ class Towers:
         self.ctx = as_list(ctx)
         self._forward = forward
         self._num_processes = cluster.num_processes()
+        check_draws_nothing(update, self._num_processes)
         self._exchange = self._exchange_over(len(self.ctx))
         self._params: list[gluon.Parameter] | None = None  # a Block's, without constants
         if isinstance(variables, gluon.Block):

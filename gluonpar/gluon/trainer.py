@@ -109,7 +109,7 @@ class Trainer(gluon.Trainer):
         if isinstance(self._optimizer, mx.optimizer.DCASGD) and self._optimizer.momentum:
             momentum = self._optimizer.momentum
             raise ValueError(f"momentum must be 0 for dcasgd, which fails with it, got {momentum}")
-        check_draws_nothing(self._optimizer)
+        check_draws_nothing(self._optimizer, cluster.size())
         if kvstore is None and len(self._contexts) > 1:
             warnings.warn(
                 "kvstore=None: gluon.Trainer would not sum gradients over devices; this one does",

@@ -24,7 +24,7 @@ import numpy as np
 from mxnet import nd
 from mxnet.optimizer import LARS, LBSGD, NAG, SGD, SGLD, Nadam, Optimizer, Signum, ccSGD
 
-from gluonpar import cluster, optim
+from gluonpar import optim
 from gluonpar.checkpoint import optimizer_states
 from gluonpar.collectives import Exchange
 from gluonpar.replicas import Copies, ParamBucket
@@ -52,9 +52,9 @@ def updates_once(optimizer: Optimizer) -> bool:
     return isinstance(optimizer, (Nadam, SGLD)) or needs_one_root(optimizer)
 
 
-def check_draws_nothing(optimizer: Optimizer) -> None:
-    """Raise ValueError, in a job of several processes, for one whose update draws numbers."""
-    if isinstance(optimizer, SGLD) and cluster.size() > 1:
+def check_draws_nothing(optimizer: Any, num_processes: int) -> None:
+    """Raise ValueError for one whose update draws numbers, and which several processes share."""
+    if isinstance(optimizer, SGLD) and num_processes > 1:
         raise ValueError(
             "SGLD draws random numbers on each rank, which may be others on each: use another "
             "optimizer in a job of several processes"
