@@ -37,10 +37,10 @@ def make_parallel(fn: Callable, ctx: mx.Context | Sequence[mx.Context], **batch:
     alone, until :func:`allreduce` sums them.
 
     Raises ValueError for no batch, in a job of several processes outside ``cluster.local()``, for
-    arguments that ``split_and_load`` refuses, for nests, shapes
-    or dtypes that differ between devices, and for outputs without a row per sample; TypeError for
-    outputs that are not dense MXNet arrays. An exception in ``fn`` is raised as a RuntimeError that
-    names the device, with the exception as its cause.
+    nests, shapes or dtypes that differ between devices, and for outputs without a row per sample;
+    TypeError for outputs that are not dense MXNet arrays; what ``split_and_load`` raises for a
+    batch. An exception in ``fn`` is raised as a RuntimeError that names the device, with the
+    exception as its cause.
 
     After ``make_parallel`` in Effective TensorFlow, "Multi-GPU processing with data parallelism".
 

@@ -44,8 +44,8 @@ def run_tasks(
     workspaces and random generators of its own, so no device's operators are queued behind
     another's: see :class:`SyncBatchNorm`, which normalises over the samples of all tasks of the
     call. Within a task, ``run_tasks`` is part of that task's call. ``mx.random.seed`` seeds them
-    all; with one CPU context, or with GPUs, the numbers are those of a plain loop. The first Ctrl-C
-    is raised when all tasks have returned.
+    all; with ``mx.cpu(0)`` alone, or with GPUs, the numbers are those of a plain loop. The first
+    Ctrl-C is raised when all tasks have returned.
 
     Raises ValueError for no shards, more shards than contexts, or a context that is listed twice,
     of whose copies of a Block only one would be trained; TypeError for a task that is not

@@ -19,7 +19,7 @@ def init_lenet(scale: float = 0.01, ctx: mx.Context | None = None) -> list[nd.ND
 
     Shapes are those of the book, :data:`LENET_SHAPES`. ``scale`` is the standard deviation. They
     are drawn on ``ctx`` (default: ``mx.cpu(0)``) from MXNet's generator (``mx.random.seed``). Draw
-    once and copy with ``get_params``: one seed gives different numbers on different contexts.
+    once and copy with ``get_params``: a second draw, on another context, gives other numbers.
     """
     ctx = ctx or mx.cpu()
     draw = functools.partial(nd.random.normal, scale=scale, ctx=ctx)
