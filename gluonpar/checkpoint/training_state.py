@@ -40,8 +40,7 @@ def save_checkpoint(
 
     ``params`` is an initialized block, or one list of parameters per device (:func:`get_params`).
     ``trainer`` contributes the optimizer with all its attributes, states and schedule, and ``rng``
-    the state of the generator that shuffles. ``notes`` is anything that JSON can express,
-    {} if it is None.
+    the state of the generator that shuffles. ``notes`` is anything that JSON can express.
 
     Parameters without gradients, such as the running statistics of batch normalization, are written
     for each device if they differ. Waits for the arrays. The file, an ``.npz`` without pickles, is

@@ -116,7 +116,9 @@ def allreduce_many(
     """
     if bucket_bytes < 1:
         raise ValueError(f"bucket_bytes must be at least 1, got {bucket_bytes}")
-    lists, kinds = _checked_lists(lists, row_sparse=True)
+    lists = [*lists]  # it may be a generator
+    kinds = [arguments.check_list(data, f"lists[{j}]", True) for j, data in enumerate(lists)]
+    arguments.check_apart([array for data in lists for array in data], "lists")
     if lists:
         over = _checked_exchange(kinds, algorithm, op, accumulate)
         over.allreduce(in_buckets(lists, bucket_bytes))
@@ -166,7 +168,8 @@ def broadcast_many(lists: Iterable[Sequence[mx.nd.NDArray]], root: int = 0) -> N
     On CPU contexts all lists together are one operator; elsewhere each bucket of lists is copied
     into one array per device, and is one message. Raises as :func:`allreduce` does.
     """
-    lists, kinds = _checked_lists(lists)
+    lists = [*lists]
+    kinds = [arguments.check_list(data, f"lists[{j}]") for j, data in enumerate(lists)]
     if lists:
         _broadcast(lists, kinds, root)
 
@@ -234,16 +237,6 @@ def _checked_exchange(
     options = {"op": op, "accumulate": accumulate, "num_processes": cluster.num_processes()}
     arguments.check_exchange(kinds, algorithm, **options)
     return Exchange(kinds[0].ctx, algorithm, **options)
-
-
-def _checked_lists(
-    lists: Iterable[Sequence[mx.nd.NDArray]], row_sparse: bool = False
-) -> tuple[list[Sequence[mx.nd.NDArray]], list[arguments.Kind]]:
-    """Return the lists, in all of which no array may occur twice, and their kinds."""
-    lists = [*lists]  # it may be a generator
-    kinds = [arguments.check_list(data, f"lists[{j}]", row_sparse) for j, data in enumerate(lists)]
-    arguments.check_apart([array for data in lists for array in data], "lists")
-    return lists, kinds
 
 
 def _checked_root(root: int, over: Exchange) -> int:

@@ -53,8 +53,8 @@ def verify(
     TF32 may differ by more than rounding of float32.
 
     Raises :class:`gluonpar.Wrong` for a difference; ValueError for an empty batch, a loss that is
-    not per sample, a context that is listed twice, and a network that is not on ``ctx`` or
-    accumulates gradients (``grad_req='add'``).
+    not per sample, a context listed twice, and a network that is not on ``ctx`` or accumulates
+    gradients (``grad_req='add'``).
 
     >>> import mxnet as mx, numpy as np
     >>> net, ctx = mx.gluon.nn.Dense(3, in_units=4), [mx.cpu(0), mx.cpu(1)]

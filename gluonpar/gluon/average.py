@@ -36,11 +36,7 @@ def average_gradients(tower_grads: Sequence[Sequence[Any]]) -> list[Any]:
     lengths = [len(entries) for entries in tower_grads]
     if len(set(lengths)) > 1:
         raise ValueError(f"every tower must have one gradient per variable, got {lengths}")
-    pairs = {
-        isinstance(entry, (tuple, list)) and len(entry) == 2
-        for entries in tower_grads
-        for entry in entries
-    }
+    pairs = {isinstance(e, (tuple, list)) and len(e) == 2 for each in tower_grads for e in each}
     if len(pairs) > 1:
         raise TypeError("tower_grads must hold either arrays or pairs, got both")
     paired = pairs == {True}

@@ -56,8 +56,7 @@ class Towers:
     mean of :func:`average_gradients`.
 
     Raises ValueError for a Block that is not on all of ``ctx`` or accumulates gradients
-    (``grad_req='add'``), for an empty list, and for SGLD over several processes, which may draw
-    different numbers; TypeError for other variables.
+    (``grad_req='add'``), an empty list, and SGLD over several processes; TypeError for others.
 
     >>> import mxnet as mx
     >>> def forward(batch, params):

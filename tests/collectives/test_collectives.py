@@ -481,8 +481,8 @@ class TestMany:
             for others in (lists[1][::-1], lists[1][:2]):
                 with pytest.raises(ValueError, match=r"lists\[1\] on .*1\).* but lists\[0\] on"):
                     many([lists[0], others])
-            with pytest.raises(ValueError, match="more than once"):
-                many([lists[0], lists[1], lists[0]])
+        with pytest.raises(ValueError, match="more than once"):
+            gluonpar.allreduce_many([lists[0], lists[1], lists[0]])
         with pytest.raises(ValueError, match="'sun'"):
             gluonpar.allreduce_many(lists, "sun")
         np.testing.assert_array_equal(lists[0][0].asnumpy(), before)
