@@ -168,7 +168,7 @@ def together(function: Callable[[], Any]) -> Any:
 
 
 def _push(name: str, run: Callable, arrays: Sequence[mx.nd.NDArray], by_nccl: bool = False) -> None:
-    job = world()
+    job, arrays = world(), [*arrays]  # it may be a generator
     if job is None:
         return
     for dtype in sorted({str(np.dtype(array.dtype)) for array in arrays if array.size}):

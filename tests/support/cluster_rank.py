@@ -259,7 +259,7 @@ def exchanged():
     rank, size = cluster.rank(), cluster.size()
     several = [mx.nd.full((n,), rank + n, dtype=d) for n, d in ((3, "float32"), (2, "int32"))]
     several += [mx.nd.full((4,), rank + 4.0), mx.nd.full((2, 3), rank + 6.0, ctx=device(1))]
-    cluster.allreduce(several)
+    cluster.allreduce(array for array in several)
     for array in several:
         n = array.size
         assert (array.asnumpy() == sum(r + n for r in range(size))).all(), array
