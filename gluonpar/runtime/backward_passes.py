@@ -7,9 +7,10 @@ these do not take place, and the gradients of an earlier batch remain there, whi
 MXNet's own flag, ``_fresh_grad``, does not tell them apart: it says that some backward pass has
 written the gradient since the last update.
 
-So passes have numbers here: the same after one recording (``autograd.record()``), and if they
-overlap, on several threads. When pass n writes a gradient of a parameter, the gradients on other
-devices are out of date
+So the passes of a network have numbers here: the same after one recording (``autograd.record()``),
+and if they overlap, on several threads. A network is the parameters of a Trainer, and its passes
+are those of the threads that have run one that wrote its gradients. When pass n writes a gradient
+of a parameter, the gradients on other devices are out of date
 
 - that are sums over devices;
 - of a pass of which another gradient has been used;
@@ -21,18 +22,20 @@ Nor do gradients count that a call of run_tasks, or a step of Towers, had comput
 
 A sum that several devices have is added in a further sum once. To see passes, functions of MXNet's
 C interface are replaced by others that call them, from the first parameter on several devices on,
-or in a job of several processes from the first parameter on.
+or in a job of several processes from the first parameter on. From then on passes take place one
+after another: MXNet does not tell which of two has written a gradient.
 """
 
 from __future__ import annotations
 
 import collections
-import contextlib
 import ctypes
 import functools
+import itertools
 import os
 import threading
 import weakref
+from dataclasses import dataclass
 from typing import Any, Callable, Iterable, Mapping, Sequence
 
 import mxnet as mx
@@ -44,26 +47,55 @@ from gluonpar.runtime import interrupts, memory, private_fields
 _tracked: weakref.WeakKeyDictionary[gluon.Parameter, _Writes] = weakref.WeakKeyDictionary()
 _least_devices = 2  # of a parameter that is tracked as soon as it has gradients
 _num_sums = 0  # of gradients, over devices and ranks
-_running = 0  # passes that have begun and not ended
-_recorded = True  # whether recording has begun since the last pass
+_is_running = False  # whether a pass has begun and not ended
+_clock = itertools.count(1)  # it orders recordings, and the beginnings and ends of passes
+_recorded = 0  # when a thread last began to record
 _num_calls: collections.Counter = collections.Counter()  # of backward, by the thread's identifier
-_lock = threading.Lock()
-_adding = threading.RLock()  # held during a pass while gradients accumulate
+_this = threading.local()  # .program: the identifier of the thread that this one works for
+_lock = threading.RLock()  # held during a pass, too
 _backward, _set_recording = _LIB.MXAutogradBackwardEx, _LIB.MXAutogradSetIsRecording
 
 
-class _Pass:
-    """A call of backward, and the devices on which those of its number wrote gradients."""
+class _Call:
+    """A call of backward, in which gradients of several networks may be written."""
 
-    def __init__(self, number: int, devices: set[mx.Context]) -> None:
-        self.number, self.devices = number, devices
+    def __init__(self) -> None:
         self.thread = threading.get_ident()
-        self.call = _num_calls[self.thread]  # its number among the thread's calls, from 1
+        self.number = _num_calls[self.thread]  # among the thread's calls, from 1
         self.used = False  # whether gradients that it wrote have been summed
-        self.is_alone = True  # whether no other call overlapped, maybe of an unrelated network
 
 
-_last = _Pass(1, set())  # the first stands for all those before a parameter was tracked
+@dataclass(eq=False)
+class _Pass:
+    """A call of backward in a network, and the devices on which those of its number wrote."""
+
+    number: int
+    devices: set[mx.Context]
+    call: _Call
+
+
+class _Network:
+    """The parameters of a Trainer, and their last pass."""
+
+    def __init__(self) -> None:
+        self.programs: set[int] = set()  # the identifiers of the threads that have run its passes
+        self.last = _Pass(
+            0, set(), _Call()
+        )  # the first stands for all before a parameter was tracked
+        self._began, self._ended = -1, 0
+
+    def add(self, call: _Call, began: int, devices: set[mx.Context]) -> None:
+        """Number the pass that has just ended, and that has written gradients on ``devices``."""
+        if began < self._ended or _recorded < self._began:
+            self.last = _Pass(self.last.number, self.last.devices, call)
+        else:
+            self.last = _Pass(next(_clock), set(), call)
+        self.last.devices.update(devices)
+        self._began, self._ended = began, next(_clock)
+
+
+_networks: weakref.WeakKeyDictionary[Any, _Network] = weakref.WeakKeyDictionary()  # by Trainer
+_networks[gluon.Trainer] = _Network()  # of parameters that have none
 
 
 def watch() -> None:
@@ -174,33 +206,32 @@ def accumulate(params: Iterable[gluon.Parameter]) -> None:
             _tracked[param].accumulates = True
 
 
-def _begin_pass() -> None:
-    """Prepare to see which gradients the pass that begins now will write."""
-    global _last, _running, _recorded
-    with _lock:
-        if not _running:
-            for writes in [*_tracked.values()]:
-                writes.begin()
-            if _recorded:
-                _last, _recorded = _Pass(_last.number + 1, set()), False
-            else:
-                _last = _Pass(_last.number, _last.devices)
-        _last.is_alone = not _running
-        _running += 1
-        for writes in [*_tracked.values()]:
-            writes.save()
+def program() -> int:
+    """Return the identifier of the thread that this one works for: itself, if no other."""
+    return getattr(_this, "program", threading.get_ident())
 
 
-def _end_pass() -> None:
-    """Note which gradients the pass has written, and discard those that are out of date."""
-    global _running
-    with _lock:
-        _running -= 1
-        written = [(writes, writes.see()) for writes in [*_tracked.values()]]
-        for writes, before in written:
-            writes.discard(before)
-            if not _running:
-                writes.end()
+def set_program(thread: int) -> None:
+    """Let this thread's passes count as those of ``thread``, for which it works."""
+    _this.program = thread
+
+
+def _end_pass(watched: Sequence[_Writes], began: int) -> None:
+    """Note which gradients a pass has written, and discard those that it has made out of date."""
+    by_writes = [(writes, writes.written()) for writes in watched]
+    devices: set[mx.Context] = set()
+    for writes, written in by_writes:
+        devices.update(itertools.compress(writes.devices, written))
+        if any(written):
+            writes.network().programs.add(program())
+    call = _Call()
+    for network in _networks.values():
+        if program() in network.programs:
+            network.add(call, began, devices)
+    for writes, written in by_writes:
+        if any(written):
+            writes.see(written)
+        writes.end()
 
 
 class _Writes:
@@ -210,7 +241,7 @@ class _Writes:
         self._param = weakref.ref(param)
         self._values: list[mx.nd.NDArray] | None = None  # the arrays that the other fields describe
         self._grads: list[mx.nd.NDArray] | None = None
-        self._devices: list[mx.Context] = []
+        self.devices: list[mx.Context] = []
         self._passes: list[_Pass | None] = []
         self._adds = False  # by itself: grad_req='add'
         self._saved: dict[int, mx.nd.NDArray] = {}  # by device: to be added to the next pass's
@@ -238,15 +269,26 @@ class _Writes:
             # Its arrays are others: it was initialised, cast or moved, or its grad_req changed.
             self._replaced = self._values is not None
             self._values, self._grads, self._sum_on = values, grads, None
-            self._devices = [value.context for value in (self._values if self._grads else ())]
-            self._passes = [None] * len(self._devices)
+            self.devices = [value.context for value in (self._values if self._grads else ())]
+            self._passes = [None] * len(self.devices)
             self._adds = param.grad_req == "add"
-        if not _running:
+        if not _is_running:
+            last = self.network().last
             self._passes = [
-                (before or _last) if written else None
-                for before, written in zip(self._passes, self._written())
+                (before or last) if written else None
+                for before, written in zip(self._passes, self.written())
             ]
         return self._passes
+
+    def network(self) -> _Network:
+        """Return the one that the parameter belongs to."""
+        param = self._param()
+        trainer = None if param is None else private_fields.trainer(param)
+        if trainer is None:
+            trainer = gluon.Trainer
+        if trainer not in _networks:
+            _networks[trainer] = _Network()
+        return _networks[trainer]
 
     @property
     def skipped(self) -> int:
@@ -268,7 +310,7 @@ class _Writes:
     def mark_summed(self, devices: Sequence[int]) -> None:
         """Note that the gradients are sums, the next ones of which add those on ``devices``."""
         self._mark_passes_used()
-        one = next(filter(None, self._passes), _last)
+        one = next(filter(None, self._passes), self.network().last)
         self._passes = [each or one for each in self._passes]
         self._set_flags()
         self._sum_on, self.time = devices, _num_sums - 1  # as old on all ranks
@@ -279,41 +321,40 @@ class _Writes:
         """Return whether gradients of earlier passes count, too."""
         return self._adds or self.accumulates
 
-    def begin(self) -> None:
-        """Clear the flags, so that those are seen which the pass sets that begins now."""
+    def begin(self) -> bool:
+        """Clear the flags, so that those are seen which the pass sets that begins now.
+
+        And save the gradients that count so far, if it shall add to them. Do nothing, and return
+        False, for sums of a network whose passes other threads run: one may be using them.
+        """
         counts = any(self.passes())
+        if counts and self._sum_on is not None and program() not in self.network().programs:
+            return False
         if counts:
             memory.clear_grad_flags(self._values)
-        if self._sum_on is None or self._is_on_one or not self.adds():
-            return
-        if counts:
-            with autograd.pause():
-                self._sum = self._grads[self._sum_on[0]] if self._sum_on else self._grads[0].copy()
-        memory.zero(self._except_sum())
-        self._is_on_one = not counts
-
-    def save(self) -> None:
-        """Save the gradients that count so far, if the next pass shall add to them."""
-        if not self.accumulates or self._adds:
-            return
         with autograd.pause():
-            for i, before in enumerate(self._passes):
-                if before and i not in self._saved:
-                    self._saved[i] = self._grads[i].copy()
-                    memory.clear_grad_flags([self._values[i]])
+            if self.adds() and self._sum_on is not None and not self._is_on_one:
+                if counts:
+                    grads = self._grads
+                    self._sum = grads[self._sum_on[0]] if self._sum_on else grads[0].copy()
+                memory.zero(self._except_sum())
+                self._is_on_one = not counts
+            if self.accumulates and not self._adds:
+                counting = [i for i, one in enumerate(self._passes) if one]
+                self._saved = {i: self._grads[i].copy() for i in counting}
+        return True
 
-    def see(self) -> list[_Pass | None]:
-        """Note which gradients the running pass has written; return the passes before."""
-        before, written = self._passes, self._written()
-        self._passes = [_last if now else one for one, now in zip(before, written)]
-        _last.devices.update(device for device, now in zip(self._devices, written) if now)
-        if any(written) and (self._is_new or self._replaced):
+    def see(self, written: Sequence[bool]) -> None:
+        """Note that the network's last pass has written gradients, and discard others."""
+        before, last = self._passes, self.network().last
+        self._passes = [last if now else one for one, now in zip(before, written)]
+        if self._is_new or self._replaced:
             self._is_new = False
             self.follow()
         with autograd.pause():
             for i in [i for i in self._saved if written[i]]:
                 self._grads[i] += self._saved.pop(i)
-        return before
+        self._discard(before, last)
 
     def follow(self) -> None:
         """Have ``list_grad()`` return the arrays that backward has written.
@@ -325,10 +366,8 @@ class _Writes:
             if memory.grad_chunk(value) != memory.chunk(self._grads[i]):
                 self._grads[i] = value.grad
 
-    def discard(self, before: list[_Pass | None]) -> None:
-        """Discard gradients that the running pass has made out of date."""
-        if not any(one is _last for one in self._passes):
-            return
+    def _discard(self, before: list[_Pass | None], last: _Pass) -> None:
+        """Discard gradients that ``last`` has made out of date."""
         is_sum, self._sum_on = self._sum_on is not None, None
         is_first = self.time != _num_sums
         if is_first:
@@ -337,27 +376,27 @@ class _Writes:
         if self.adds():
             return
         pairs = zip(before, self._passes)
-        overwritten = {i: was for i, (was, now) in enumerate(pairs) if was and now is _last}
-        earlier = {i: was for i, was in overwritten.items() if was.number != _last.number}
-        first = min((was.number for was in earlier.values()), default=_last.number)
+        overwritten = {i: was for i, (was, now) in enumerate(pairs) if was and now is last}
+        earlier = {i: was for i, was in overwritten.items() if was.number != last.number}
+        first = min((was.number for was in earlier.values()), default=last.number)
         unused = [*earlier]
         for i, one in enumerate(self._passes):
-            if one is None or one is _last:
+            if one is None or one is last:
                 continue
-            of_other_batch = one.number != _last.number and (
-                one.number >= first or not one.devices.isdisjoint(_last.devices)
+            of_other_batch = one.number != last.number and (
+                one.number >= first or not one.devices.isdisjoint(last.devices)
             )
-            if is_sum or one.used or one in overwritten.values() or of_other_batch:
+            if is_sum or one.call.used or one in overwritten.values() or of_other_batch:
                 self._passes[i] = None
-                if not is_sum and one.number != _last.number:
+                if not is_sum and one.number != last.number:
                     unused.append(i)
         if not is_first:
             self._unused.update(unused)
 
     def discard_calls(self, before: Mapping[int, int]) -> None:
         """Discard the gradients that a thread's calls after the first ``before`` have written."""
-        for i, one in enumerate(self.passes()):
-            if one and one.call > before.get(one.thread, one.call) and not self.adds():
+        for i, one in enumerate([] if self.adds() else self.passes()):
+            if one and one.call.number > before.get(one.call.thread, one.call.number):
                 self._passes[i] = None
                 memory.clear_grad_flags([self._values[i]])
 
@@ -383,7 +422,7 @@ class _Writes:
 
     def _mark_passes_used(self) -> None:
         for one in filter(None, self._passes):
-            one.used = one.is_alone
+            one.call.used = True
 
     def _set_flags(self) -> None:
         for value, one in zip(self._values or (), self._passes):
@@ -393,29 +432,33 @@ class _Writes:
     def _except_sum(self) -> list[mx.nd.NDArray]:
         return [grad for i, grad in enumerate(self._grads) if i not in self._sum_on]
 
-    def _written(self) -> list[bool]:
+    def written(self) -> list[bool]:
+        """Return MXNet's flags by device."""
         return memory.grad_flags(self._values if self._passes else ())
 
 
 @functools.wraps(_backward)
 def _numbered_backward(*arguments: Any) -> int:
+    global _is_running
     _num_calls[threading.get_ident()] += 1
-    with interrupts.held():
-        with _lock:
-            adds = any(writes.accumulates for writes in [*_tracked.values()])
-        # MXNet sets a flag before it writes the gradient, to which another thread's pass would add.
-        with _adding if adds else contextlib.nullcontext():
-            _begin_pass()
-            try:
-                return _backward(*arguments)
-            finally:
-                _end_pass()
+    began = next(_clock)
+    with interrupts.held(), _lock:
+        if _is_running:  # within another pass of this thread, by an operator of the user's
+            return _backward(*arguments)
+        watched = [writes for writes in [*_tracked.values()] if writes.begin()]
+        _is_running = True
+        try:
+            return _backward(*arguments)
+        finally:
+            _end_pass(watched, began)
+            _is_running = False
 
 
 @functools.wraps(_set_recording)
 def _noted_recording(is_recording: ctypes.c_int, before: Any) -> int:
     global _recorded
-    _recorded = _recorded or bool(is_recording.value)
+    if is_recording.value:
+        _recorded = next(_clock)
     return _set_recording(is_recording, before)
 
 
@@ -432,7 +475,6 @@ def _tracking(allocate: Callable) -> Callable:
 
 
 private_fields.wrap(private_fields.ALLOCATES_GRADIENTS, _tracking)
-for _each in (_lock, _adding):  # the last is acquired first, as above
-    os.register_at_fork(
-        before=_each.acquire, after_in_parent=_each.release, after_in_child=_each.release
-    )
+os.register_at_fork(
+    before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release
+)

@@ -87,8 +87,10 @@ def _in_scope_of_caller(function: Callable) -> Callable:
     """Return ``function`` with this thread's settings, which MXNet keeps per thread."""
     np_shape, np_array = mx.util.is_np_shape(), mx.util.is_np_array()
     recording, training = autograd.is_recording(), autograd.is_training()
+    program = backward_passes.program()
 
     def scoped() -> Any:
+        backward_passes.set_program(program)
         autograd.set_recording(recording)
         autograd.set_training(training)
         with mx.util.np_shape(np_shape), mx.util.np_array(np_array):

@@ -4,6 +4,8 @@ A device without samples keeps the gradient of some earlier pass: of another net
 batch that was skipped. One device, with MXNet's own Trainer, is what all are compared with.
 """
 
+from concurrent.futures import ThreadPoolExecutor
+
 import gluon_runs as runs
 import mxnet as mx
 import numpy as np
@@ -12,7 +14,7 @@ from gluon_runs import STATIC, assert_as_one, contexts
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-import gluonpar
+from gluonpar import run_tasks, split_and_load
 from gluonpar.gluon.trainer import Trainer
 from gluonpar.runtime import backward_passes, memory
 
@@ -39,7 +41,7 @@ TRAINERS = {
 
 def losses_of(loss, batch, ctx):
     with autograd.record():
-        return [loss(x) for x in gluonpar.split_and_load(batch, ctx)]
+        return [loss(x) for x in split_and_load(batch, ctx)]
 
 
 def backward(losses, how):
@@ -54,7 +56,7 @@ def backward(losses, how):
 def differentiate(loss, batch, ctx, how):
     """Forward on all devices and then backward, or both device by device, as in the book's loop."""
     if how == "device by device":
-        for x in gluonpar.split_and_load(batch, ctx):
+        for x in split_and_load(batch, ctx):
             with autograd.record():
                 one = loss(x)
             one.backward()
@@ -157,7 +159,7 @@ def used_by_one_device(ctx, make, how):
     params.update(rarely.collect_params())
     trainer = make(params, "sgd", {"learning_rate": 0.1})
     for batch in samples((8, 1, 8, 1)):
-        shards = gluonpar.split_and_load(batch, ctx)
+        shards = split_and_load(batch, ctx)
         with autograd.record():
             losses = [often(x) ** 2 for x in shards]
             losses[-1] = losses[-1] + rarely(shards[-1])
@@ -246,7 +248,7 @@ def beside_another_network(ctx, make, how):
     nets = [dense("first_", ctx, 1, 1), dense("second_", ctx, 2, 1)]
     trainers = [make(net.collect_params(), "sgd", {"learning_rate": 0.1}) for net in nets]
     for batch, of_other in zip(samples((8, 1, 8, 2)), samples((1, 8, 8, 2), seed=1)):
-        for i, x in enumerate(gluonpar.split_and_load(batch, ctx)):
+        for i, x in enumerate(split_and_load(batch, ctx)):
             with autograd.record():
                 loss = nets[0](x) ** 2
             loss.backward()
@@ -287,6 +289,50 @@ def test_mxnets_own_flags_would_be_seen(program, monkeypatch):
     monkeypatch.setattr(backward_passes._Writes, "begin", lambda self: None)
     with pytest.raises(AssertionError):
         test_it_trains_as_one_device_does(program, 2, "host", "one pass")
+
+
+@pytest.mark.parametrize("trainer", ["host", "kvstore"])
+def test_another_thread_takes_a_step_between_the_passes_of_two_devices(trainer):
+    def step(params, between=list):
+        made = TRAINERS[trainer](params, "sgd", {"learning_rate": 1.0})
+        with autograd.record():
+            first, second = (value * 2 for value in params[0].list_data())
+        first.backward()
+        between()
+        second.backward()
+        made.step(1)
+        return [value.asscalar() for value in params[0].list_data()]
+
+    params, others = runs.weights([[1.0]], 2), runs.weights([[1.0]], 2)
+    with ThreadPoolExecutor(1) as thread:
+        assert step(params, lambda: thread.submit(step, others).result()) == [-3.0, -3.0]
+    assert [value.asscalar() for value in others[0].list_data()] == [-3.0, -3.0]
+
+
+@pytest.mark.parametrize("how", ["a pass each", "device by device", "run_tasks"])
+@pytest.mark.parametrize("trainer", ["host", "kvstore"])
+def test_two_threads_train_two_networks_at_the_same_time(trainer, how):
+    """By graphs that take longer than starting the threads."""
+
+    def train(params):
+        def loss(x):
+            return sum(params[0].data(x.context) * x for _ in range(200))
+
+        made = TRAINERS[trainer](params, "sgd", {"learning_rate": 1.0})
+        batch, ctx = np.ones((2, 1), "float32"), contexts(2)
+        for _ in range(9):
+            if how == "run_tasks":
+                with autograd.record():
+                    losses = run_tasks(loss, split_and_load(batch, ctx), ctx)
+                run_tasks(lambda one: one.backward(), losses, ctx)
+            else:
+                differentiate(loss, batch, ctx, how)
+            made.step(400)
+        return [value.asscalar() for value in params[0].list_data()]
+
+    with ThreadPoolExecutor(2) as threads:
+        trained = threads.map(train, [runs.weights([[1.0]], 2), runs.weights([[1.0]], 2)])
+        assert [*trained] == [[-8.0, -8.0]] * 2
 
 
 def test_skip_nonfinite_counts_the_batches_that_are_not_finite_only():
