@@ -79,9 +79,8 @@ class _Network:
 
     def __init__(self) -> None:
         self.programs: set[int] = set()  # the identifiers of the threads that have run its passes
-        self.last = _Pass(
-            0, set(), _Call()
-        )  # the first stands for all before a parameter was tracked
+        # The first stands for all those before a parameter was tracked.
+        self.last = _Pass(0, set(), _Call())
         self._began, self._ended = -1, 0
 
     def add(self, call: _Call, began: int, devices: set[mx.Context]) -> None:
