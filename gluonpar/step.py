@@ -53,7 +53,7 @@ def train_batch(
     contexts = sharding.as_list(ctx)
     optim.check_lr(lr)
     replicas.check(device_params, contexts)
-    exchange = Exchange.over(contexts, algorithm)
+    exchange = Exchange(contexts, algorithm)
     alone = exchange.num_processes == 1
     if batch_size is not None:
         batch_size = optim.check_batch_size(batch_size)

@@ -9,6 +9,7 @@ import mxnet as mx
 import numpy as np
 
 from gluonpar.collectives import row_sparse
+from gluonpar.collectives.exchange import Exchange
 from gluonpar.runtime import memory
 
 OPS = ("sum", "mean", "max", "min")
@@ -56,27 +57,32 @@ def check_list(data: Sequence[mx.nd.NDArray], name: str = "data", row_sparse: bo
     return Kind(shape, dtype, [*map(memory.context, data)], stype)
 
 
-def check_exchange(
-    kinds: Sequence[Kind],
-    algorithm: str | None = None,
-    op: str | None = "sum",
-    accumulate: str | None = None,
-    num_processes: int = 1,
-) -> None:
-    """Raise ValueError unless lists of these kinds can be exchanged together in this way.
-
-    With ``op`` None nothing is added, and arrays may have any dtype.
-    """
+def check_exchange(kinds: Sequence[Kind], exchange: Exchange) -> None:
+    """Raise ValueError unless lists of these kinds can be exchanged together by ``exchange``."""
     for j, kind in enumerate(kinds):
         if kind.ctx != kinds[0].ctx:
             raise ValueError(
                 f"lists must be on the same contexts, got lists[{j}] on {kind.ctx}, "
                 f"but lists[0] on {kinds[0].ctx}"
             )
-        if op is not None:
-            check_op(op, accumulate, kind.dtype)
+        if exchange.op is not None:
+            check_op(exchange.op, exchange.accumulate, kind.dtype)
         if kind.stype == "row_sparse":
-            row_sparse.check(algorithm, op, accumulate, num_processes)
+            _check_row_sparse(exchange)
+
+
+def _check_row_sparse(exchange: Exchange) -> None:
+    """Raise ValueError for options that row_sparse arrays do not support."""
+    if exchange.num_processes > 1:
+        raise ValueError(row_sparse.NOT_BETWEEN_PROCESSES)
+    if exchange.algorithm is not None or exchange.accumulate is not None:
+        raise ValueError(
+            "row_sparse arrays are always summed on the first array's device; leave out "
+            f"algorithm={exchange.algorithm!r} and accumulate={exchange.accumulate!r}, or call "
+            "tostype('default') on each"
+        )
+    if exchange.op not in ("sum", "mean"):
+        raise ValueError(f"op must be 'sum' or 'mean' for row_sparse arrays, got {exchange.op!r}")
 
 
 def check_lengths(**lists: Sequence | None) -> None:

@@ -101,11 +101,12 @@ def in_buckets(lists: Lists, most_bytes: int = BUCKET_BYTES, root: int = 0) -> l
 class Exchange:
     """All-reduce, reduce and broadcast over ``ctx``, and over other processes' devices.
 
-    ``op`` and ``accumulate`` are those of :func:`gluonpar.allreduce`.
-    ``algorithm`` names the all-reduce inside the process (None: by the rule); another than 'nccl'
-    keeps NCCL from summing between processes, too. With ``compression='fp16'`` values are rounded.
-    ``num_processes`` is 1 for this process's devices only, or by default that of the job. Raises
-    ValueError for an algorithm that is not registered, or that cannot be used on these contexts.
+    ``op`` and ``accumulate`` are those of :func:`gluonpar.allreduce`; with ``op`` None nothing is
+    added, and arrays may have any dtype. ``algorithm`` names the all-reduce inside the process
+    (None: by the rule); another than 'nccl' keeps NCCL from summing between processes, too. With
+    ``compression='fp16'`` values are rounded. ``num_processes`` is 1 for this process's devices
+    only, or by default that of the job. Raises ValueError for an algorithm that is not registered,
+    or that cannot be used on these contexts.
     """
 
     def __init__(
@@ -114,31 +115,20 @@ class Exchange:
         algorithm: str | None = None,
         compression: str | None = None,
         num_processes: int | None = None,
-        op: str = "sum",
+        op: str | None = "sum",
         accumulate: str | None = None,
     ) -> None:
         check_algorithm(algorithm, ctx)
         self.ctx, self.algorithm = list(ctx), algorithm
-        self.op = op
+        self.op, self.accumulate, self._compression = op, accumulate, compression
         self.combine = "sum" if op == "mean" else op  # a mean is a sum of scaled copies
-        self._compression, self._accumulate = compression, accumulate
         self.num_processes = num_processes or cluster.size()
         # On CPU contexts the choice depends on nothing else.
         self._name = algorithm or ("host" if on_host(ctx) else None)
         # Whether a pass over the host's memory that reads the arrays may compute their sum, too.
-        self.may_fuse = on_host(ctx) and self._name == "host" and compression is None
+        self.may_fuse = self._name == "host" and compression is None
         threads.share(ctx)
         peers.enable(ctx)
-
-    @staticmethod
-    def over(
-        ctx: Sequence[mx.Context],
-        algorithm: str | None = None,
-        num_processes: int | None = None,
-        op: str = "sum",
-    ) -> Exchange:
-        """Return the one exchange for these arguments, made when it is first asked for."""
-        return _over(tuple(ctx), algorithm, num_processes, op)
 
     @property
     def num_arrays(self) -> int:
@@ -150,7 +140,7 @@ class Exchange:
         """The exchange between this process's devices only; sums are not compressed."""
         if self.num_processes == 1:
             return self
-        return Exchange.over(self.ctx, self.algorithm, num_processes=1)
+        return Exchange(self.ctx, self.algorithm, num_processes=1)
 
     @as_one
     def allreduce(self, buckets: Sequence[Bucket]) -> None:
@@ -212,8 +202,8 @@ class Exchange:
             copies = [mean.scaled(data, k) for data in lists]
         elif compressed:
             copies = [[a.astype("float16").astype("float32") for a in data] for data in lists]
-        elif self._accumulate is not None:
-            copies = [[array.astype(self._accumulate) for array in data] for data in lists]
+        elif self.accumulate is not None:
+            copies = [[array.astype(self.accumulate) for array in data] for data in lists]
         else:
             yield lists
             return
@@ -244,10 +234,3 @@ class Exchange:
         for array, total in zip(flat, sums):
             average = mx.nd.broadcast_div(total, count.as_in_context(total.context))
             average.astype(dtype).copyto(array)
-
-
-@functools.lru_cache(256)
-def _over(
-    ctx: tuple[mx.Context, ...], algorithm: str | None, num_processes: int | None, op: str
-) -> Exchange:
-    return Exchange(ctx, algorithm, num_processes=num_processes, op=op)

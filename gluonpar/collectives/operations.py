@@ -235,8 +235,9 @@ def _checked_exchange(
 ) -> Exchange:
     """Return the exchange for lists of these kinds, over all processes or inside this one."""
     options = {"op": op, "accumulate": accumulate, "num_processes": cluster.num_processes()}
-    arguments.check_exchange(kinds, algorithm, **options)
-    return Exchange(kinds[0].ctx, algorithm, **options)
+    over = Exchange(kinds[0].ctx, algorithm, **options)
+    arguments.check_exchange(kinds, over)
+    return over
 
 
 def _checked_root(root: int, over: Exchange) -> int:

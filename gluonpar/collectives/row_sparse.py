@@ -20,22 +20,6 @@ NOT_BETWEEN_PROCESSES = (
 )
 
 
-def check(
-    algorithm: str | None, op: str | None, accumulate: str | None, num_processes: int
-) -> None:
-    """Raise ValueError for options that row_sparse arrays do not support."""
-    if num_processes > 1:
-        raise ValueError(NOT_BETWEEN_PROCESSES)
-    if algorithm is not None or accumulate is not None:
-        raise ValueError(
-            "row_sparse arrays are always summed on the first array's device; "
-            f"leave out algorithm={algorithm!r} and accumulate={accumulate!r}, or call "
-            "tostype('default') on each"
-        )
-    if op not in ("sum", "mean"):
-        raise ValueError(f"op must be 'sum' or 'mean' for row_sparse arrays, got {op!r}")
-
-
 def allreduce(lists: Sequence[Sequence[mx.nd.NDArray]], op: str) -> None:
     """Replace every array of a list by the sum of all: the union of their rows, in place."""
     for data in lists:

@@ -48,7 +48,7 @@ def average_gradients(tower_grads: Sequence[Sequence[Any]]) -> list[Any]:
         means = [grads[0].copy() for grads in lists]
     if lists:
         ctx = [grad.context for grad in lists[0]]
-        exchange = Exchange.over(ctx, num_processes=cluster.num_processes(), op="mean")
+        exchange = Exchange(ctx, num_processes=cluster.num_processes(), op="mean")
         sums = [[mean, *grads[1:]] for mean, grads in zip(means, lists)]
         exchange.reduce(in_buckets(sums))
     return [(mean, of[0][1]) for mean, of in zip(means, variables)] if paired else means

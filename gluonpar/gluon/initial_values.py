@@ -38,7 +38,7 @@ def start_alike(params: Sequence[gluon.Parameter]) -> None:
 
 def _broadcast(lists: Sequence[Sequence[mx.nd.NDArray]]) -> None:
     if lists:
-        Exchange.over([array.context for array in lists[0]]).broadcast(in_buckets(lists))
+        Exchange([array.context for array in lists[0]]).broadcast(in_buckets(lists))
 
 
 @functools.lru_cache(None)

@@ -337,8 +337,8 @@ def _exchange(lists: Sequence[Sequence[mx.nd.NDArray]], op: str | None = "sum") 
         arguments.check_list(data, f"lists[{j}]", row_sparse=op is not None)
         for j, data in enumerate(lists)
     ]
-    exchange = Exchange.over(kinds[0].ctx, num_processes=cluster.size())
-    arguments.check_exchange(kinds, op=op, num_processes=exchange.num_processes)
+    exchange = Exchange(kinds[0].ctx, op=op)
+    arguments.check_exchange(kinds, exchange)
     return exchange
 
 

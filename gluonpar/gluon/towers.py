@@ -162,7 +162,7 @@ class Towers:
         return _by_name(outputs), number
 
     def _exchange_over(self, num_devices: int) -> Exchange:
-        return Exchange.over(self.ctx[:num_devices], num_processes=self._num_processes)
+        return Exchange(self.ctx[:num_devices], num_processes=self._num_processes)
 
     def _reduce_and_update(
         self, variables: list[Sequence[mx.nd.NDArray]], num_used: int, lr: float | None, number: int
