@@ -58,16 +58,15 @@ def broadcast(algorithm: Algorithm, lists: Lists, root: int) -> None:
         algorithm.broadcast(lists, root)
         return
     k = len(lists[0])
-    hops = reverse(tree.reduce(k) if algorithm.plan is None else _to_root(algorithm, k, root))
-    if algorithm.plan is None:
-        hops = relabel(hops, root, k)
     with joined(lists, [root], [i for i in range(k) if i != root]) as whole:
-        run(hops, flattened(whole))
+        run(reverse(_to_root(algorithm, k, root)), flattened(whole))
 
 
 @functools.lru_cache(256)
 def _to_root(algorithm: Algorithm, num_devices: int, root: int) -> list[Hop]:
-    return relabel(towards(algorithm.plan(num_devices), 0), root, num_devices)
+    """Return the hops of a reduce to ``root``: of the algorithm's plan, or of a tree."""
+    plan = algorithm.plan or tree.plan
+    return relabel(towards(plan(num_devices), 0), root, num_devices)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,6 @@ the shape of its first call for ever, and refuses others.
 from __future__ import annotations
 
 import functools
-import threading
 
 import mxnet as mx
 
@@ -19,7 +18,6 @@ from gluonpar.plans import register_executor
 # A store keeps buffers for each of its keys. So there is a store for each kind of arrays, and for
 # the kinds used last only.
 _STORES = 32
-_lock = threading.Lock()
 
 
 @register_executor("kvstore")
@@ -29,13 +27,12 @@ def allreduce(lists, op: str) -> None:
         raise ValueError(f"op must be 'sum' or 'mean' with algorithm 'kvstore', got {op!r}")
     with executor.joined(lists) as whole:
         flat = executor.flattened(whole)
-        contexts = tuple(str(array.context) for array in flat)
-        with _lock:
-            _store(contexts, flat[0].size, flat[0].dtype).pushpull(0, flat, out=flat)
+        contexts = tuple(array.context for array in flat)
+        _store(contexts, flat[0].size, flat[0].dtype).pushpull(0, flat, out=flat)
 
 
 @functools.lru_cache(_STORES)
-def _store(contexts: tuple[str, ...], size: int, dtype: type) -> mx.kvstore.KVStore:
+def _store(ctx: tuple[mx.Context, ...], size: int, dtype: type) -> mx.kvstore.KVStore:
     store = mx.kvstore.create("device")
     store.init(0, mx.nd.zeros((size,), mx.cpu(0), dtype))
     return store
