@@ -12,9 +12,8 @@ from mxnet import autograd, nd
 
 from gluonpar import cluster
 from gluonpar.collectives import arguments
-from gluonpar.optim import on_host
+from gluonpar.optim import on_host, reduced_on_host
 from gluonpar.plans import partition
-from gluonpar.runtime import memory, threads
 from gluonpar.sharding import split_and_load
 
 # multi_all_finite copies pointers into arrays of this length without checking it.
@@ -116,7 +115,7 @@ def all_finite(arrays: Sequence[nd.NDArray]) -> nd.NDArray:
     if not floats:
         return nd.ones((1,), ctx=arrays[0].context if arrays else None)
     if on_host(floats):
-        return _all_finite_on_host(floats)
+        return reduced_on_host(floats, _is_finite, all, "float32", "gluonpar.all_finite")
     result = None
     with autograd.pause():
         for dtype in dict.fromkeys(np.dtype(array.dtype) for array in floats):  # one at a time
@@ -128,20 +127,8 @@ def all_finite(arrays: Sequence[nd.NDArray]) -> nd.NDArray:
     return result
 
 
-def _all_finite_on_host(arrays: Sequence[nd.NDArray]) -> nd.NDArray:
-    result, num_bytes = nd.empty((1,), arrays[0].context), sum(map(memory.num_bytes, arrays))
-
-    def work() -> None:
-        each_finite: list[bool] = []  # of blocks, in any order
-
-        def check(block: np.ndarray) -> None:
-            each_finite.append(np.isfinite(block).all())
-
-        threads.run([(check, [memory.view(array)]) for array in arrays], num_bytes)
-        memory.view(result)[0] = all(each_finite)
-
-    threads.push(work, [*arrays, result], num_bytes, name="gluonpar.all_finite")
-    return result
+def _is_finite(block: np.ndarray) -> bool:
+    return np.isfinite(block).all()
 
 
 def check_identical(copies: Sequence[nd.NDArray], name: str) -> None:

@@ -173,8 +173,8 @@ def update_on_host(items: Sequence[Item]) -> None:
         return
     # The caller may change its lists before it runs.
     items = [
-        Item(tuple(item.grads), tuple(item.params), item.update, tuple(item.states))
-        for item in items
+        Item(tuple(grads), tuple(params), update, tuple(states))
+        for grads, params, update, states in items
     ]
     arrays = [array for item in items for array in (*item.grads, *item.params, *item.states)]
     num_bytes = sum(
@@ -184,18 +184,39 @@ def update_on_host(items: Sequence[Item]) -> None:
     max_threads = sum(threads.size(c) for c in {*map(memory.context, items[0].params)})
 
     def work() -> None:
-        threads.run([*map(_task, items)], num_bytes, max_threads)
+        tasks = []
+        for grads, params, update, states in items:
+            function = functools.partial(_update, len(grads), len(states), update)
+            views = [*memory.views(grads), *map(memory.view, states), *memory.views(params)]
+            tasks.append((function, views))
+        threads.run(tasks, num_bytes, max_threads)
 
     sums = any(len(item.grads) > 1 for item in items)
     name = f"gluonpar.{'allreduce_update' if sums else 'update'}"  # profiles tell them apart
     threads.push(work, arrays, num_bytes, name)
 
 
-def _task(item: Item) -> tuple[Callable[..., None], list[np.ndarray]]:
-    """Return the function for an item, and the views that it is called with."""
-    function = functools.partial(_update, len(item.grads), len(item.states), item.update)
-    states = [memory.view(state) for state in item.states]
-    return function, [*memory.views(item.grads), *states, *memory.views(item.params)]
+def reduced_on_host(
+    arrays: Sequence[mx.nd.NDArray], of_block: Callable, of_all: Callable, dtype: str, name: str
+) -> mx.nd.NDArray:
+    """Return ``of_all([of_block(block), ...])`` of all blocks of ``arrays``, in any order.
+
+    The blocks are flat NumPy arrays, the result an array of shape (1,) on the context of the first
+    of ``arrays``, which are dense and on CPU contexts. It is one operator, ``name`` in profiles.
+    """
+    result, num_bytes = nd.empty((1,), arrays[0].context, dtype), sum(map(memory.num_bytes, arrays))
+
+    def work() -> None:
+        values: list = []
+
+        def add(block: np.ndarray) -> None:
+            values.append(of_block(block))
+
+        threads.run([(add, [memory.view(array)]) for array in arrays], num_bytes)
+        memory.view(result)[0] = of_all(values)
+
+    threads.push(work, [*arrays, result], num_bytes, name)
+    return result
 
 
 def _update(num_grads: int, num_states: int, update, *arrays: np.ndarray) -> None:
