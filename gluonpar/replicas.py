@@ -99,19 +99,13 @@ def get_params(
     """
     if not isinstance(ctx, mx.Context):
         raise TypeError(f"ctx must be an mx.Context, such as mx.cpu(0), got {ctx!r}")
-    replica = copy(params, ctx, frozen)
-    if cluster.num_processes() > 1:
-        cluster.broadcast(list(replica), name="broadcast by get_params")
-    return replica
-
-
-def copy(params: Sequence[mx.nd.NDArray], ctx: mx.Context, frozen: Iterable[int] = ()) -> Replica:
-    """:func:`get_params` with this process's values."""
     with autograd.pause():  # as_in_context would alias on the same context
         replica, without = Replica(param.copyto(ctx) for param in params), frozenset(frozen)
     for i, param in enumerate(replica):
         if i not in without:
             param.attach_grad()
+    if cluster.num_processes() > 1:
+        cluster.broadcast(list(replica), name="broadcast by get_params")
     return replica
 
 

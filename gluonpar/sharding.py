@@ -80,8 +80,6 @@ def split(
     An empty batch has no shards: a rank of several may have no sample. A list in ``batch`` is one
     of ``nests``, or has one entry per sample (:func:`split_samples`).
     """
-    if weights is not None:
-        partition.check_weights(weights, len(contexts))
     threads.share(contexts)
     n = num_samples(batch, batch_axis, nests)
     parts = partition.slices(n, len(contexts), weights)[:n]

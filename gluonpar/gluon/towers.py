@@ -10,7 +10,7 @@ from typing import Any, Callable, Iterable, NamedTuple, Sequence
 import mxnet as mx
 from mxnet import autograd, gluon
 
-from gluonpar import cluster, replicas
+from gluonpar import cluster
 from gluonpar.collectives import Exchange, in_buckets
 from gluonpar.gluon import initial_values
 from gluonpar.gluon.parallel import on_device
@@ -18,6 +18,7 @@ from gluonpar.gluon.tasks import all_devices
 from gluonpar.gluon.update import check_draws_nothing
 from gluonpar.metrics import LossMeter
 from gluonpar.optim import check_lr, sgd
+from gluonpar.replicas import get_params
 from gluonpar.runtime import device_threads, devices, memory, private_fields
 from gluonpar.sharding import as_list, num_samples, split_and_load
 from gluonpar.step import STEPS_IN_FLIGHT
@@ -92,10 +93,9 @@ class Towers:
                 initial_values.start_alike(self._params)
         else:
             _check_arrays(variables)
-            self._models = [replicas.copy(variables, c) for c in self.ctx]
-            if self._num_processes > 1:
-                copies = [list(arrays) for arrays in zip(*self._models)]
-                self._exchange.broadcast(in_buckets(copies))
+            first = get_params(variables, self.ctx[0])  # with rank 0's values
+            with cluster.local():  # another rank may have another number of towers
+                self._models = [first, *(get_params(first, c) for c in self.ctx[1:])]
         self._needs_lr = not isinstance(update, mx.optimizer.Optimizer)
         self._update = update if self._needs_lr else _rule_of(update, self._params)
 
