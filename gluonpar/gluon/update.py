@@ -197,11 +197,13 @@ class Updater(mx.optimizer.Updater):
         """Update each ``weight`` by its ``grad``, in place."""
         if self._may_keep_arrays:
             grad = [array.copy() for array in grad]
-        stepped = []
+        momentum_is_0 = type(self.optimizer) in (SGD, ccSGD, LARS) and not self.optimizer.momentum
+        stepped = []  # momenta that become the step, and the weights, or their float32 copies
         for i, g, w in zip(index, grad, weight):
-            self.prepare(i, w)
-            if self._is_step_without_momentum(i) and g.stype == "default":
-                stepped.append(self._momentum_and_weight(i, w))
+            state = self.prepare(i, w)
+            if momentum_is_0 and not _lacks(state) and g.stype == "default":
+                pair = state if isinstance(state, (tuple, list)) else (state, w.as_nd_ndarray())
+                stepped.append(pair)
         for momentum, value in stepped:
             value.copyto(momentum)
         super().__call__(index, grad, weight)
@@ -223,27 +225,16 @@ class Updater(mx.optimizer.Updater):
         self.states[i], self.states_synced[i] = state, True
         if i not in self._compared:
             self._compared.add(i)
-            self._renew_copy(i, weight.as_nd_ndarray())
+            self._renew_copy(state, weight.as_nd_ndarray())
         return state
 
-    def _is_step_without_momentum(self, i: int) -> bool:
-        optimizer = self.optimizer
-        if type(optimizer) not in (SGD, ccSGD, LARS) or optimizer.momentum:
-            return False
-        return not _lacks(self.states[i])
-
-    def _momentum_and_weight(self, i: int, weight: mx.nd.NDArray) -> tuple:
-        state = self.states[i]
-        return state if isinstance(state, (tuple, list)) else (state, weight.as_nd_ndarray())
-
-    def _renew_copy(self, i: int, weight: mx.nd.NDArray) -> None:
+    def _renew_copy(self, state: Any, weight: mx.nd.NDArray) -> None:
         """Make float32 copies of the weights equal to them, where they do not round to them."""
-        optimizer, state = self.optimizer, self.states[i]
-        if not isinstance(state, (tuple, list)) or not optimizer.multi_precision:
+        if not (isinstance(state, (tuple, list)) and self.optimizer.multi_precision):
             return
         if weight.dtype != np.float16:
             return
-        create = type(optimizer).create_state_multi_precision
+        create = type(self.optimizer).create_state_multi_precision
         if create is Optimizer.create_state_multi_precision:
             copy = state[0]
         elif create in [of.create_state_multi_precision for of in (SGD, NAG, LARS)]:
