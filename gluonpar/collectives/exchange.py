@@ -30,7 +30,7 @@ import numpy as np
 from mxnet import autograd
 
 from gluonpar import cluster
-from gluonpar.collectives import executor, mean, row_sparse
+from gluonpar.collectives import executor, row_sparse
 from gluonpar.collectives.choice import check_algorithm, choose, on_host
 from gluonpar.plans import registry
 from gluonpar.runtime import interrupts, memory, peers, threads
@@ -121,7 +121,7 @@ class Exchange:
         check_algorithm(algorithm, ctx)
         self.ctx, self.algorithm = list(ctx), algorithm
         self.op, self.accumulate, self._compression = op, accumulate, compression
-        self.combine = "sum" if op == "mean" else op  # a mean is a sum of scaled copies
+        self._combine = "sum" if op == "mean" else op  # a mean is a sum of scaled copies
         self.num_processes = num_processes or cluster.size()
         # On CPU contexts the choice depends on nothing else.
         self._name = algorithm or ("host" if on_host(ctx) else None)
@@ -185,9 +185,9 @@ class Exchange:
             if len(self.ctx) == 1:
                 return
             if root is None:
-                executor.allreduce(self.chosen(summands), summands, self.combine)
+                executor.allreduce(self.chosen(summands), summands, self._combine)
             else:
-                executor.reduce(self.chosen(summands), summands, root, self.combine)
+                executor.reduce(self.chosen(summands), summands, root, self._combine)
 
     @contextlib.contextmanager
     def _summands(self, lists: Lists, root: int | None) -> Iterator[Lists]:
@@ -198,8 +198,10 @@ class Exchange:
         the wider dtype in which they are to be added.
         """
         k, compressed = len(self.ctx), self._compression is not None
+        scale = _scale_of_mean(k)
         if self.op == "mean":
-            copies = [mean.scaled(data, k) for data in lists]
+            wider = np.promote_types(memory.kind(lists[0][0])[1], "float32")
+            copies = [[a.astype(wider, copy=False) * scale for a in data] for data in lists]
         elif compressed:
             copies = [[a.astype("float16").astype("float32") for a in data] for data in lists]
         elif self.accumulate is not None:
@@ -210,7 +212,7 @@ class Exchange:
         yield copies
         for data, sums in zip(lists, copies):
             for i in range(k) if root is None else [root]:
-                total = mean.of(sums[i], k) if self.op == "mean" else sums[i]
+                total = sums[i] / (k * scale) if self.op == "mean" else sums[i]
                 total = total.astype("float16") if compressed else total
                 total.astype(data[i].dtype, copy=False).copyto(data[i])
 
@@ -234,3 +236,18 @@ class Exchange:
         for array, total in zip(flat, sums):
             average = mx.nd.broadcast_div(total, count.as_in_context(total.context))
             average.astype(dtype).copyto(array)
+
+
+def _scale_of_mean(count: int) -> float:
+    """Return the power of two s by which ``count`` values are multiplied before they are added.
+
+    Their sum is then divided by ``count * s``, and the mean is finite wherever it can be
+    represented, although the sum of the values may overflow: s is at most 1 / ``count``, so no sum
+    of scaled values is larger than the largest value. Scaling by a power of two changes no digit:
+    the result has the bits of sum / ``count``, if no value is so small (1e-38 ``count`` in float32)
+    that it loses digits. float16 ends at 6e-8, so its mean is computed in float32.
+
+    >>> _scale_of_mean(3), _scale_of_mean(4)
+    (0.25, 0.25)
+    """
+    return 0.5 ** (count - 1).bit_length()

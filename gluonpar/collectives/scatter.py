@@ -10,7 +10,7 @@ from typing import Sequence
 import mxnet as mx
 
 from gluonpar import cluster
-from gluonpar.collectives import executor, host, mean
+from gluonpar.collectives import executor, host
 from gluonpar.collectives.choice import on_host
 from gluonpar.collectives.exchange import Exchange, as_one, in_buckets
 from gluonpar.plans import partition
@@ -22,7 +22,7 @@ def reduce_scatter(exchange: Exchange, data: Sequence[mx.nd.NDArray]) -> None:
     """Replace part i of the array at position i by the sum of part i of all arrays."""
     if not data[0].size:
         return
-    if exchange.num_processes > 1:
+    if exchange.num_processes > 1 or exchange.op == "mean":
         total = data[0].copy()
         name = f"reduce-scatter of {exchange.num_arrays} arrays"
         exchange.reduce(in_buckets([[total, *data[1:]]]), name)
@@ -31,19 +31,14 @@ def reduce_scatter(exchange: Exchange, data: Sequence[mx.nd.NDArray]) -> None:
             if part.start < part.stop:
                 sums[part].copyto(array[part])
         return
-    k, parts = len(data), partition.slices(data[0].size, len(data))
-    summed = mean.scaled(data, k) if exchange.op == "mean" else data
+    k = len(data)
     if on_host(exchange.ctx):
+        parts = partition.slices(data[0].size, k)
         sums = [(part, host.starting_with(i, k), []) for i, part in enumerate(parts)]
-        host.run([summed], sums, exchange.combine)
+        host.run([data], sums, exchange.op)
     else:
-        flat, own_chunks = executor.flattened(summed), [(i, i) for i in range(k)]
-        executor.run(balanced.reduce_scatter(k), flat, exchange.combine, own_chunks)
-    if summed is not data:
-        pairs = zip(executor.flattened(data), executor.flattened(summed))
-        for part, (array, total) in zip(parts, pairs):
-            if part.start < part.stop:
-                mean.of(total[part], k).astype(array.dtype).copyto(array[part])
+        own_chunks = [(i, i) for i in range(k)]
+        executor.run(balanced.reduce_scatter(k), executor.flattened(data), exchange.op, own_chunks)
 
 
 @as_one
