@@ -30,9 +30,10 @@ import numpy as np
 from mxnet import autograd
 
 from gluonpar import cluster
-from gluonpar.collectives import executor, row_sparse
+from gluonpar.collectives import executor, host, row_sparse
 from gluonpar.collectives.choice import check_algorithm, choose, on_host
-from gluonpar.plans import registry
+from gluonpar.plans import partition, registry
+from gluonpar.plans.algorithms import balanced
 from gluonpar.runtime import interrupts, memory, peers, threads
 
 Lists = Sequence[Sequence[mx.nd.NDArray]]
@@ -99,7 +100,7 @@ def in_buckets(lists: Lists, most_bytes: int = BUCKET_BYTES, root: int = 0) -> l
 
 
 class Exchange:
-    """All-reduce, reduce and broadcast over ``ctx``, and over other processes' devices.
+    """The collectives over ``ctx``, and over other processes' devices.
 
     ``op`` and ``accumulate`` are those of :func:`gluonpar.allreduce`; with ``op`` None nothing is
     added, and arrays may have any dtype. ``algorithm`` names the all-reduce inside the process
@@ -178,6 +179,56 @@ class Exchange:
                 cluster.broadcast([data[root] for data in lists], rank, name)
             if len(self.ctx) > 1:
                 executor.broadcast(self.chosen(lists), lists, root)
+
+    @as_one
+    def reduce_scatter(self, data: Sequence[mx.nd.NDArray]) -> None:
+        """Replace part i of the array at position i by the sum of part i of all arrays.
+
+        Positions count the arrays of all processes, in the order of the ranks.
+        """
+        if not data[0].size:
+            return
+        parts = self._parts(data)
+        if self.num_processes > 1 or self.op == "mean":
+            total = data[0].copy()
+            name = f"reduce-scatter of {self.num_arrays} arrays"
+            self.reduce(in_buckets([[total, *data[1:]]]), name)
+            total, *flat = executor.flattened([total, *data])
+            for part, array in zip(parts, flat):
+                if part.start < part.stop:
+                    total[part].copyto(array[part])
+        elif self._name == "host":
+            sums = [(part, host.starting_with(i, len(data)), []) for i, part in enumerate(parts)]
+            host.run([data], sums, self.op)
+        else:
+            hops, own = balanced.reduce_scatter(len(data)), [(i, i) for i in range(len(data))]
+            executor.run(hops, executor.flattened(data), self.op, own)
+
+    @as_one
+    def all_gather(self, data: Sequence[mx.nd.NDArray]) -> None:
+        """Replace part i of every array by part i of the array at position i."""
+        if not data[0].size:
+            return
+        k, parts = len(data), self._parts(data)
+        if self.num_processes > 1:
+            first, *others = executor.flattened(data)
+            for part, array in zip(parts[1:], others):
+                if part.start < part.stop:
+                    array[part].copyto(first[part])
+            sizes = partition.sizes(data[0].size, self.num_arrays)
+            of_ranks = [sum(sizes[i : i + k]) for i in range(0, len(sizes), k)]
+            cluster.all_gather(data[0], of_ranks, f"all-gather of {self.num_arrays} arrays")
+            self.inside.broadcast(in_buckets([data]))
+        elif self._name == "host":
+            copies = [(part, [i], host.starting_with(i, k)[1:]) for i, part in enumerate(parts)]
+            host.run([data], copies)
+        else:
+            executor.run(balanced.all_gather(k), executor.flattened(data))
+
+    def _parts(self, data: Sequence[mx.nd.NDArray]) -> list[slice]:
+        """Return the parts of this process's arrays."""
+        parts = partition.slices(data[0].size, self.num_arrays)
+        return parts[cluster.rank() * len(data) :][: len(data)] if self.num_processes > 1 else parts
 
     def _sum_inside(self, lists: Lists, root: int | None) -> None:
         """Sum a bucket over this process's devices, on the device ``root`` or on all."""

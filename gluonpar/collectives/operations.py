@@ -8,7 +8,7 @@ import mxnet as mx
 from mxnet import autograd
 
 from gluonpar import cluster
-from gluonpar.collectives import arguments, exchange, scatter
+from gluonpar.collectives import arguments, exchange
 from gluonpar.collectives.choice import Choice, choose
 from gluonpar.collectives.exchange import BUCKET_BYTES, Exchange, in_buckets
 from gluonpar.runtime import interrupts, memory, peers
@@ -212,7 +212,7 @@ def reduce_scatter(data: Sequence[mx.nd.NDArray], op: str = "sum") -> None:
     >>> [array.asnumpy().tolist() for array in data]
     [[2.0, 2.0, 1.0, 1.0], [1.0, 1.0, 2.0, 2.0]]
     """
-    scatter.reduce_scatter(_checked_exchange([arguments.check_list(data)], op=op), data)
+    _checked_exchange([arguments.check_list(data)], op=op).reduce_scatter(data)
 
 
 def all_gather(data: Sequence[mx.nd.NDArray]) -> None:
@@ -224,7 +224,7 @@ def all_gather(data: Sequence[mx.nd.NDArray]) -> None:
     >>> [array.asnumpy().tolist() for array in data]
     [[0.0, 0.0, 1.0], [0.0, 0.0, 1.0]]
     """
-    scatter.all_gather(_checked_exchange([arguments.check_list(data)], op=None), data)
+    _checked_exchange([arguments.check_list(data)], op=None).all_gather(data)
 
 
 def _checked_exchange(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mxnet import autograd
 
 import gluonpar
-from gluonpar.collectives import ALGORITHMS, exchange, host, register_executor, scatter
+from gluonpar.collectives import ALGORITHMS, exchange, host, register_executor
 from gluonpar.collectives.choice import Choice
 from gluonpar.plans import partition
 from gluonpar.runtime import engine
@@ -231,7 +231,6 @@ def test_arrays_in_one_of_onednns_layouts(algorithm):
 def path(request, monkeypatch):
     """Both ways that the other collectives are executed: in the host's memory and as a plan."""
     if request.param == "hops":
-        monkeypatch.setattr(scatter, "on_host", lambda ctx: False)
         monkeypatch.setattr(exchange, "on_host", lambda ctx: False)
         monkeypatch.setattr(exchange, "choose", lambda ctx, num_bytes: Choice("tree", ""))
 
