@@ -62,10 +62,7 @@ def split_and_load(
     >>> [shard.shape for shard in split_and_load(np.zeros((5, 3)), [mx.cpu(0), mx.cpu(1)])]
     [(3, 3), (2, 3)]
     """
-    shards, n = split(data, as_list(ctx), batch_axis, weights)
-    if n == 0:
-        raise ValueError(f"a batch must have at least 1 sample, got 0 along axis {batch_axis}")
-    return shards
+    return split(data, as_list(ctx), batch_axis, weights)[0]
 
 
 def split(
@@ -74,14 +71,17 @@ def split(
     batch_axis: int = 0,
     weights: Sequence[float] | None = None,
     nests: tuple[type, ...] = NESTS,
+    may_be_empty: bool = False,
 ) -> tuple[list[Any], int]:
     """Return the shards of :func:`split_and_load` and the number of samples in them.
 
-    An empty batch has no shards: a rank of several may have no sample. A list in ``batch`` is one
-    of ``nests``, or has one entry per sample (:func:`split_samples`).
+    A batch that ``may_be_empty``, as on one rank of several, may have no shard. A list in ``batch``
+    is one of ``nests``, or has one entry per sample (:func:`split_samples`).
     """
     threads.share(contexts)
     n = num_samples(batch, batch_axis, nests)
+    if n == 0 and not may_be_empty:
+        raise ValueError(f"a batch must have at least 1 sample, got 0 along axis {batch_axis}")
     parts = partition.slices(n, len(contexts), weights)[:n]
     return [_map(batch, nests, _take, part, batch_axis, c) for part, c in zip(parts, contexts)], n
 
@@ -134,10 +134,7 @@ def split_samples(
     >>> [(images.shape, [box.shape for box in boxes]) for images, boxes in shards]
     [((2, 8, 8), [(1, 4), (5, 4)]), ((1, 8, 8), [(2, 4)])]
     """
-    shards, n = split(batch, as_list(ctx), weights=weights, nests=(dict, tuple))
-    if n == 0:
-        raise ValueError("a batch must have at least 1 sample, got 0")
-    return shards
+    return split(batch, as_list(ctx), weights=weights, nests=(dict, tuple))[0]
 
 
 def items(nest: Any) -> Iterable[tuple[Any, Any]]:

@@ -82,14 +82,13 @@ class Towers:
     ) -> None:
         self.ctx = as_list(ctx)
         self._forward = forward
-        self._num_processes = cluster.num_processes()
-        check_draws_nothing(update, self._num_processes)
-        self._exchange = self._exchange_over(len(self.ctx))
+        self._exchange = Exchange(self.ctx, num_processes=cluster.num_processes())
+        check_draws_nothing(update, self._exchange.num_processes)
         self._params: list[gluon.Parameter] | None = None  # a Block's, without constants
         if isinstance(variables, gluon.Block):
             self._params = _params_of(variables, self.ctx)
             self._models = [variables] * len(self.ctx)
-            if self._num_processes > 1:
+            if self._exchange.num_processes > 1:
                 initial_values.start_alike(self._params)
         else:
             _check_arrays(variables)
@@ -130,17 +129,17 @@ class Towers:
 
     def _step(self, batches: list, lr: float | None) -> tuple[dict[str, list], int]:
         """Return the outputs, and the number of samples of all ranks; without any, do nothing."""
-        least = int(self._num_processes == 1)
-        if not least <= len(batches) <= len(self.ctx):
-            got = f"{least} to {len(self.ctx)} batches, got {len(batches)}"
-            raise ValueError(f"a step takes {got}")
+        alone = self._exchange.num_processes == 1
+        least, most = int(alone), len(self.ctx)
+        if not least <= len(batches) <= most:
+            raise ValueError(f"a step takes {least} to {most} batches, got {len(batches)}")
         if lr is not None:
             check_lr(lr)
         elif self._needs_lr:
             raise ValueError("lr must be given, such as 0.1, unless update is an mx.optimizer")
         _check_params(self._params or (), self.ctx)
         number = sum(map(num_samples, batches))
-        pending = None if self._num_processes == 1 else cluster.PendingGather(number, "samples")
+        pending = None if alone else cluster.PendingGather(number, "samples")
         with autograd.pause():
             if batches and any(map(private_fields.awaits_shape, self._params or ())):
                 with autograd.predict_mode():  # infers shapes; then there are variables to restore
@@ -161,20 +160,20 @@ class Towers:
                 self._reduce_and_update(variables, len(batches), lr, number)
         return _by_name(outputs), number
 
-    def _exchange_over(self, num_devices: int) -> Exchange:
-        return Exchange(self.ctx[:num_devices], num_processes=self._num_processes)
-
     def _reduce_and_update(
         self, variables: list[Sequence[mx.nd.NDArray]], num_used: int, lr: float | None, number: int
     ) -> None:
         if not num_used:
             memory.zero([array.grad for array in variables[0] if array.grad is not None])
+            num_used = 1
         copies = [list(arrays) for arrays in zip(*variables)]
         trained = [arrays for arrays in copies if arrays[0].grad is not None]
-        grads = [[array.grad for array in arrays[: num_used or 1]] for arrays in trained]
-        self._exchange_over(num_used or 1).reduce(in_buckets(grads))
+        grads = [[array.grad for array in arrays[:num_used]] for arrays in trained]
+        num_processes = self._exchange.num_processes
+        used = Exchange(self.ctx[:num_used], num_processes=num_processes)
+        used.reduce(in_buckets(grads))
         self._update(variables[0], lr, number)
-        if self._num_processes > 1:  # all ranks have made the same update
+        if num_processes > 1:  # all ranks have made the same update
             cluster.broadcast([arrays[0] for arrays in copies if arrays[0].grad is None])
         self._exchange.inside.broadcast(in_buckets(copies))
 
@@ -188,10 +187,10 @@ class Towers:
         finite.
         """
         remaining, meter, in_flight = iter(batches), LossMeter(), deque()
-        total = 0
+        total, alone = 0, self._exchange.num_processes == 1
         while True:
             drawn = list(itertools.islice(remaining, len(self.ctx)))
-            outputs, number = self._step(drawn, lr) if drawn or self._num_processes > 1 else ({}, 0)
+            outputs, number = self._step(drawn, lr) if drawn or not alone else ({}, 0)
             if not number:
                 break
             total += number
@@ -202,7 +201,7 @@ class Towers:
                 in_flight.popleft().wait_to_read()
         if not total:
             raise ValueError("batches must yield at least 1 batch, got none")
-        with cluster.local() if self._num_processes == 1 else contextlib.nullcontext():
+        with cluster.local() if alone else contextlib.nullcontext():
             return TowersEpoch(meter.read(), total, meter.num_batches)
 
     def evaluate(self, batches: Iterable[Any]) -> dict[str, list]:
