@@ -32,18 +32,14 @@ from mxnet import autograd
 from gluonpar import cluster
 from gluonpar.collectives import executor, host, row_sparse
 from gluonpar.collectives.choice import check_algorithm, choose, on_host
+from gluonpar.collectives.executor import Lists
 from gluonpar.plans import partition, registry
 from gluonpar.plans.algorithms import balanced
 from gluonpar.runtime import interrupts, memory, peers, threads
 
-Lists = Sequence[Sequence[mx.nd.NDArray]]
-
 # Large enough for an all-reduce to be bandwidth-bound, small enough for the first buckets of a
 # model's gradients to be summed while backward still computes the others.
 BUCKET_BYTES = 4 << 20
-
-# The dtypes in which means over processes are computed: a sum may be too large for its own.
-_WIDER = {np.dtype("float16"): "float32", np.dtype("float32"): "float64"}
 
 pushing = threading.RLock()
 os.register_at_fork(
@@ -279,7 +275,7 @@ class Exchange:
     def _average(self, arrays: Sequence[mx.nd.NDArray], name: str) -> None:
         """Replace means over this process's devices by the means over all processes' devices."""
         num_devices, (_, dtype, _) = len(self.ctx), memory.kind(arrays[0])
-        wider = _WIDER.get(dtype, dtype.name)
+        wider = "float32" if dtype == np.float16 else "float64"  # a sum may be too large for dtype
         flat = executor.flattened(arrays)
         sums = [array.astype(wider) * num_devices for array in flat]
         count = mx.nd.full((1,), num_devices, arrays[0].context, wider)

@@ -86,7 +86,10 @@ class Towers:
         check_draws_nothing(update, self._exchange.num_processes)
         self._params: list[gluon.Parameter] | None = None  # a Block's, without constants
         if isinstance(variables, gluon.Block):
-            self._params = _params_of(variables, self.ctx)
+            params = variables.collect_params().values()
+            self._params = [p for p in params if not isinstance(p, gluon.Constant)]
+            devices.check_distinct(self.ctx)
+            _check_params(self._params, self.ctx)
             self._models = [variables] * len(self.ctx)
             if self._exchange.num_processes > 1:
                 initial_values.start_alike(self._params)
@@ -295,14 +298,6 @@ def _check_arrays(variables: Any) -> None:
             raise TypeError(f"variables[{i}] must be an MXNet array, got {type(variable).__name__}")
     if not variables:
         raise ValueError("variables must hold at least one array, got an empty list")
-
-
-def _params_of(block: gluon.Block, ctx: Sequence[mx.Context]) -> list[gluon.Parameter]:
-    """The parameters of the Block without constants, each of which is on all of ``ctx``."""
-    params = [p for p in block.collect_params().values() if not isinstance(p, gluon.Constant)]
-    devices.check_distinct(ctx)
-    _check_params(params, ctx)
-    return params
 
 
 def _check_params(params: Sequence[gluon.Parameter], ctx: Sequence[mx.Context]) -> None:

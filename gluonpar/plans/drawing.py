@@ -81,7 +81,6 @@ def save(
     path: str | os.PathLike,
     title: str,
     description: str,
-    dpi: float = 144,
     language: str = "en",
 ) -> None:
     """Write ``figure`` to ``path``, in the format that its suffix names, within :func:`style`.
@@ -90,7 +89,7 @@ def save(
     Raises ValueError for a format that matplotlib cannot write.
     """
     if not str(path).endswith(".svg"):
-        figure.savefig(path, dpi=dpi)
+        figure.savefig(path, dpi=144)
         return
     svg, no_date = io.StringIO(), dict.fromkeys(("Date", "Creator", "Format", "Type"))
     figure.savefig(svg, format="svg", metadata=no_date)
