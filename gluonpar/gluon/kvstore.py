@@ -122,8 +122,7 @@ class GluonPar(mx.kvstore.KVStore):  # of which sparse gradients need an instanc
             trainer = caller.f_locals["self"]
             params = private_fields.params(trainer)
             if key == next(i for i, param in enumerate(params) if _is_summed_here(param)):
-                dense = [i for i, param in enumerate(params) if _is_summed_here(param)]
-                summed = _with_gradients(trainer, dense)
+                summed = _with_gradients(trainer, [*filter(_is_summed_here, params)])
                 lists = [param.list_grad() for param in summed]
                 heap.return_free(lists)
                 _allreduce(lists)
@@ -147,7 +146,8 @@ class GluonPar(mx.kvstore.KVStore):  # of which sparse gradients need an instanc
         """
         caller = sys._getframe(1)
         if caller.f_code is private_fields.TRAINER_LOOP:
-            _with_gradients(caller.f_locals["self"], [key])
+            trainer = caller.f_locals["self"]
+            _with_gradients(trainer, [private_fields.params(trainer)[key]])
         for name, data in zip(_keys(key), _lists(key, value, "value")):
             if data[0].stype != "row_sparse":
                 raise ValueError(f"kvstore 'gluonpar' cannot push({key!r}): it {_VALUES}")
@@ -308,27 +308,26 @@ def _update_alike(
         private_fields.level_update_counts(optimizer, ctx)
 
 
-def _with_gradients(trainer: gluon.Trainer, indices: Sequence[int]) -> list[gluon.Parameter]:
-    """Return those parameters of which some device of some rank has a gradient that counts.
+def _with_gradients(
+    trainer: gluon.Trainer, params: Sequence[gluon.Parameter]
+) -> list[gluon.Parameter]:
+    """Return those of ``params`` of which some device of some rank has a gradient that counts.
 
     Gradients that are not to be added are set to zero. All are marked as sums: the Trainer updates
     by them on all devices.
     """
-    params = {i: private_fields.params(trainer)[i] for i in indices}
-    optimizer = private_fields.optimizer(trainer)
-    _update_alike(optimizer, params[indices[0]].list_ctx(), _NOT_BY_TRAINER)
-    backward_passes.track(params.values())
-    summed, stale = {}, []
-    counting = parameter_buckets.summands([*params.values()], cluster.size())
-    for (i, param), is_added, on_some_rank in zip(params.items(), *counting):
+    _update_alike(private_fields.optimizer(trainer), params[0].list_ctx(), _NOT_BY_TRAINER)
+    backward_passes.track(params)
+    summed, stale = [], []
+    counting = parameter_buckets.summands(params, cluster.size())
+    for param, is_added, on_some_rank in zip(params, *counting):
         if on_some_rank:
-            summed[i] = param
-            stale += [
-                grad for grad, counts in zip(private_fields.grads(param), is_added) if not counts
-            ]
+            summed.append(param)
+            grads = private_fields.grads(param)
+            stale += [grad for grad, counts in zip(grads, is_added) if not counts]
     memory.zero(stale)
-    backward_passes.mark_summed(summed.values(), [0] if cluster.rank() == 0 else [])
-    return [*summed.values()]
+    backward_passes.mark_summed(summed, [0] if cluster.rank() == 0 else [])
+    return summed
 
 
 def _exchange(lists: Sequence[Sequence[mx.nd.NDArray]], op: str | None = "sum") -> Exchange:
