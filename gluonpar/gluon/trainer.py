@@ -308,7 +308,7 @@ class Trainer(gluon.Trainer):
             cluster.check_equal({**self._hyper_parameters(), **_kinds(in_order)})
         self._contexts = self._check_contexts()
         self._exchange = Exchange(self._contexts, **self._options)
-        self._sharded_update.set_exchange(self._exchange)
+        self._sharded_update = ShardedUpdate(self._updater, self._exchange)
         how = needs_one_root(self._optimizer), updates_once(self._optimizer)
         self._layout = Layout(self._params, in_order, self._exchange, *how)
         return self._layout

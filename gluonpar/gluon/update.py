@@ -71,17 +71,12 @@ class ShardedUpdate:
 
     Each parameter is updated once instead of K times, and there is one optimizer state whatever K
     is (Xu et al., "Automatic Cross-Replica Sharding of Weight Update in Data-Parallel Training",
-    2020).
+    2020). All devices share the optimizer's update counts and states.
     """
 
     def __init__(self, updater: Updater, exchange: Exchange) -> None:
-        self._updater, self._optimizer = updater, updater.optimizer
+        self._updater, self._optimizer, self._exchange = updater, updater.optimizer, exchange
         self._roots: dict[int, int] = {}  # by parameter: the device that updated it last
-        self.set_exchange(exchange)
-
-    def set_exchange(self, exchange: Exchange) -> None:
-        """Let all devices of the exchange share the optimizer's update counts and states."""
-        self._exchange = exchange
         counts = private_fields.update_counts_by_device(self._optimizer)
         for c in exchange.ctx:
             counts[c.device_id] = counts[0]
