@@ -185,7 +185,7 @@ class Exchange:
         if not data[0].size:
             return
         parts = self._parts(data)
-        if self.num_processes > 1 or self.op == "mean":
+        if self.num_processes > 1 or self.op == "mean":  # a mean is computed of copies
             total = data[0].copy()
             name = f"reduce-scatter of {self.num_arrays} arrays"
             self.reduce(in_buckets([[total, *data[1:]]]), name)

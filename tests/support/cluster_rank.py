@@ -200,8 +200,12 @@ def collective():
         gluonpar.allreduce(arrays, op="max")  # the same arrays again, now of all ranks
         assert arrays[-1].asnumpy().tolist() == values.max(axis=0).tolist(), dtype
         with cluster.local():
+            total = np.add.reduce(own, dtype=dtype)
             for _, got in after(gluonpar.allreduce):
-                assert got == np.add.reduce(own, dtype=dtype).tolist(), dtype
+                assert got == total.tolist(), dtype
+            for i, got in after(gluonpar.reduce_scatter, first=0):
+                part = partition.slices(7, k)[i]
+                assert got[part] == total[part].tolist(), (dtype, i)
             with concurrent.futures.ThreadPoolExecutor(1) as pool:
                 assert not pool.submit(cluster.is_local).result()  # another thread is not inside
     # Ranks may have different numbers of arrays; sums may not be representable, where means are.
@@ -211,6 +215,9 @@ def collective():
         every = [i + 2.0 for number in numbers for i in range(number)]
         want = np.float32(sum(every) / (len(every) if op == "mean" else 1))
         assert all((array.asnumpy() == want).all() for array in data), op
+    variables, ctx = [mx.nd.full((1,), rank + 5.0)], contexts(rank + 1)
+    towers = gluonpar.Towers(lambda batch, params: batch - params[0], variables, ctx)
+    assert [own[0].asscalar() for own in towers.variables] == [5] * (rank + 1)  # rank 0's
     for dtype, large in (("float16", 60000), ("float32", 3e38)):
         with mx.util.np_shape(True):
             without_dimensions = mx.np.array(large, dtype=dtype, ctx=device(0))
