@@ -21,16 +21,15 @@ def clip_global_norm(arrays: Sequence[mx.nd.NDArray], max_norm: float) -> mx.nd.
     """Scale ``arrays``, in place, so that their global norm is at most ``max_norm``.
 
     They are any number on the current context, dense or row_sparse, ``mx.nd`` or ``mx.np``, of any
-    float dtypes. Elements are multiplied in float64, and then rounded. Returns the norm before,
-    without waiting: a float64 array of shape (1,) on that context, right to seven digits where the
-    elements are finite; infinite or NaN if one is not. To be called where autograd records nothing
-    and arrays may have 0 dimensions.
+    float dtypes, none without elements, as no Parameter is. Elements are multiplied in float64, and
+    then rounded. Returns the norm before, without waiting: a float64 array of shape (1,) on that
+    context, right to seven digits where the elements are finite; infinite or NaN if one is not. To
+    be called where autograd records nothing and arrays may have 0 dimensions.
     """
     by_numpy, others = [], []
     for array in arrays:
-        if memory.num_bytes(array):
-            takes_numpy = array.stype == "default" and on_host([array])
-            (by_numpy if takes_numpy else others).append(array.as_nd_ndarray())
+        takes_numpy = array.stype == "default" and on_host([array])
+        (by_numpy if takes_numpy else others).append(array.as_nd_ndarray())
     norms = [_as_float64(array).norm().reshape((1,)) for array in others]
     if by_numpy:
         name = "gluonpar.global_norm"
