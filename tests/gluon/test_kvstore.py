@@ -119,6 +119,16 @@ def test_one_store_for_two_trainers():
         assert_as_one(net, runs.stock(*OPTIMIZERS["sgd"], make))
 
 
+def test_a_parameter_that_no_device_used_is_not_updated():
+    """Not even decayed."""
+    params = weights([[1.0], [1.0]], 2)
+    trainer = gluon.Trainer(params, "sgd", {"learning_rate": 1, "wd": 0.5}, kvstore="gluonpar")
+    give_grads(params[:1], [[2.0, 4.0]])
+    trainer.step(1, ignore_stale_grad=True)
+    for used, unused in zip(*(param.list_data() for param in params)):
+        assert (used.asscalar(), unused.asscalar()) == (1 - 6 - 0.5, 1)
+
+
 def test_new_gradient_arrays_are_found():
     """Initializing again, another number of devices: the store must not sum what was there."""
     params = weights([[1.0, 2.0], [3.0]], 2)

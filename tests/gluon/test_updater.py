@@ -3,7 +3,7 @@
 import mxnet as mx
 import numpy as np
 import pytest
-from contexts import device
+from contexts import contexts, device
 from gluon_runs import give_grads, weights
 from mxnet import gluon
 
@@ -60,6 +60,21 @@ def test_lars_with_momentum_that_changes_takes_the_steps_of_sgd():
             give_grads(params, [[[1, step], [2, 3]]])
             trainer.step(1)
         found.append(params[0].data(device(0)).asnumpy())
+    np.testing.assert_allclose(*found, rtol=1e-6)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "nag"])
+def test_training_goes_on_with_its_states_on_other_devices(optimizer):
+    found = []
+    for numbers in ([1, 2, 3, 1], [1, 1, 1, 1]):
+        params = weights([[1.0, 2.0]], 1)
+        trainer = Trainer(params, optimizer, {"learning_rate": LR})
+        for k in numbers:
+            params[0].reset_ctx(contexts(k))
+            give_grads(params, [[[2, 4], *np.zeros((k - 1, 2))]])
+            trainer.step(1)
+            trainer.check_replicas()
+        found.append([copy.asnumpy() for copy in params[0].list_data()])
     np.testing.assert_allclose(*found, rtol=1e-6)
 
 
