@@ -9,7 +9,7 @@ import numpy as np
 from mxnet import autograd
 
 from gluonpar import cluster, optim, replicas, sharding
-from gluonpar.collectives import Exchange
+from gluonpar.collectives import Exchange, exchange_over
 from gluonpar.models import lenet, softmax_cross_entropy
 from gluonpar.replicas import ParamBucket
 from gluonpar.runtime import cached_op, heap, interrupts, memory
@@ -53,7 +53,7 @@ def train_batch(
     contexts = sharding.as_list(ctx)
     optim.check_lr(lr)
     replicas.check(device_params, contexts)
-    exchange = Exchange(contexts, algorithm)
+    exchange = exchange_over(tuple(contexts), algorithm)
     alone = exchange.num_processes == 1
     if batch_size is not None:
         batch_size = optim.check_batch_size(batch_size)

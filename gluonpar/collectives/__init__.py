@@ -9,6 +9,7 @@ from gluonpar.collectives.choice import Choice, check_algorithm, usable
 from gluonpar.collectives.exchange import (  # noqa: F401 - for the other rooms
     BUCKET_BYTES,
     Exchange,
+    exchange_over,
     groups,
     in_buckets,
 )

@@ -132,7 +132,7 @@ class Exchange:
         """The number of arrays of one list, those of all processes; equally many in each."""
         return len(self.ctx) * self.num_processes
 
-    @property
+    @functools.cached_property
     def inside(self) -> Exchange:
         """The exchange between this process's devices only; sums are not compressed."""
         if self.num_processes == 1:
@@ -283,6 +283,10 @@ class Exchange:
         for array, total in zip(flat, sums):
             average = mx.nd.broadcast_div(total, count.as_in_context(total.context))
             average.astype(dtype).copyto(array)
+
+
+exchange_over = functools.lru_cache(256)(Exchange)
+"""Return the exchange for these arguments (``ctx`` is a tuple), made when it is asked for first."""
 
 
 def _scale_of_mean(count: int) -> float:

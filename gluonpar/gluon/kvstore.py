@@ -17,7 +17,7 @@ from mxnet import autograd, gluon
 
 from gluonpar import cluster
 from gluonpar.cluster import world
-from gluonpar.collectives import Exchange, arguments, in_buckets, row_sparse
+from gluonpar.collectives import Exchange, arguments, exchange_over, in_buckets, row_sparse
 from gluonpar.gluon import initial_values, parameter_buckets
 from gluonpar.gluon.update import check_draws_nothing
 from gluonpar.runtime import backward_passes, devices, heap, memory, private_fields
@@ -336,7 +336,7 @@ def _exchange(lists: Sequence[Sequence[mx.nd.NDArray]], op: str | None = "sum") 
         arguments.check_list(data, f"lists[{j}]", row_sparse=op is not None)
         for j, data in enumerate(lists)
     ]
-    exchange = Exchange(kinds[0].ctx, op=op)
+    exchange = exchange_over(tuple(kinds[0].ctx), op=op, num_processes=cluster.size())
     arguments.check_exchange(kinds, exchange)
     return exchange
 
