@@ -331,17 +331,21 @@ class _Writes:
             return False
         if counts:
             memory.clear_grad_flags(self._values)
-        with autograd.pause():
-            if self.adds() and self._sum_on is not None and not self._is_on_one:
-                if counts:
-                    grads = self._grads
-                    self._sum = grads[self._sum_on[0]] if self._sum_on else grads[0].copy()
-                memory.zero(self._except_sum())
-                self._is_on_one = not counts
-            if self.accumulates and not self._adds:
-                counting = [i for i, one in enumerate(self._passes) if one]
-                self._saved = {i: self._grads[i].copy() for i in counting}
+        if self.adds() and (counts or self._sum_on is not None):
+            with autograd.pause():
+                self._prepare_to_add(counts)
         return True
+
+    def _prepare_to_add(self, counts: bool) -> None:
+        """Leave of a sum one device's gradient, and save those that the pass will overwrite."""
+        grads = self._grads
+        if self._sum_on is not None and not self._is_on_one:
+            if counts:
+                self._sum = grads[self._sum_on[0]] if self._sum_on else grads[0].copy()
+            memory.zero(self._except_sum())
+            self._is_on_one = not counts
+        if self.accumulates and not self._adds:
+            self._saved = {i: grads[i].copy() for i, one in enumerate(self._passes) if one}
 
     def see(self, written: Sequence[bool]) -> None:
         """Note that the network's last pass has written gradients, and discard others."""
@@ -350,9 +354,11 @@ class _Writes:
         if self._is_new or self._replaced:
             self._is_new = False
             self.follow()
-        with autograd.pause():
-            for i in [i for i in self._saved if written[i]]:
-                self._grads[i] += self._saved.pop(i)
+        added = [i for i in self._saved if written[i]]
+        if added:
+            with autograd.pause():
+                for i in added:
+                    self._grads[i] += self._saved[i]
         self._discard(before, last)
 
     def follow(self) -> None:

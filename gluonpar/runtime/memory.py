@@ -141,8 +141,9 @@ def clear_grad_flags(arrays: Iterable[mx.nd.NDArray]) -> None:
 def grad_flags(arrays: Iterable[mx.nd.NDArray]) -> list[bool]:
     """Return MXNet's flags that backward has written the arrays' gradients."""
     flag, written = ctypes.c_int(), []
+    get, result = _LIB.MXNDArrayGetGradState, ctypes.byref(flag)
     for array in arrays:
-        _LIB.MXNDArrayGetGradState(array.handle, ctypes.byref(flag))
+        get(array.handle, result)
         written.append(flag.value != 0)
     return written
 
