@@ -8,8 +8,8 @@ MXNet's own flag, ``_fresh_grad``, does not tell them apart: it says that some b
 written the gradient since the last update.
 
 So the passes of a network have numbers here: the same after one recording (``autograd.record()``),
-and if they overlap, on several threads. A network is the parameters of a Trainer, and its passes
-are those of the threads that have run one that wrote its gradients. When pass n writes a gradient
+and if they overlap, on several threads. A network is the parameters whose gradients one pass wrote
+together, and those that another pass wrote together with one of them. When pass n writes a gradient
 of a parameter, the gradients on other devices are out of date
 
 - that are sums over devices;
@@ -35,7 +35,6 @@ import itertools
 import os
 import threading
 import weakref
-from dataclasses import dataclass
 from typing import Any, Callable, Iterable, Mapping, Sequence
 
 import mxnet as mx
@@ -56,45 +55,33 @@ _lock = threading.RLock()  # held during a pass, too
 _backward, _set_recording = _LIB.MXAutogradBackwardEx, _LIB.MXAutogradSetIsRecording
 
 
-class _Call:
-    """A call of backward, in which gradients of several networks may be written."""
+class _Pass:
+    """A call of backward, and the devices on which those of its number wrote gradients."""
 
-    def __init__(self) -> None:
+    def __init__(self, number: int, devices: set[mx.Context]) -> None:
+        self.number, self.devices = number, devices
         self.thread = threading.get_ident()
-        self.number = _num_calls[self.thread]  # among the thread's calls, from 1
+        self.call = _num_calls[self.thread]  # its number among the thread's calls, from 1
         self.used = False  # whether gradients that it wrote have been summed
 
 
-@dataclass(eq=False)
-class _Pass:
-    """A call of backward in a network, and the devices on which those of its number wrote."""
-
-    number: int
-    devices: set[mx.Context]
-    call: _Call
-
-
 class _Network:
-    """The parameters of a Trainer, and their last pass."""
+    """The last pass of parameters whose gradients have been written together."""
 
     def __init__(self) -> None:
         self.programs: set[int] = set()  # the identifiers of the threads that have run its passes
-        # The first stands for all those before a parameter was tracked.
-        self.last = _Pass(0, set(), _Call())
-        self._began, self._ended = -1, 0
+        self.last = _Pass(0, set())  # the first stands for all before a parameter was tracked
+        self.began, self._ended = -1, 0  # when the last one did
 
-    def add(self, call: _Call, began: int, devices: set[mx.Context]) -> None:
+    def add(self, began: int, devices: set[mx.Context]) -> None:
         """Number the pass that has just ended, and that has written gradients on ``devices``."""
-        if began < self._ended or _recorded < self._began:
-            self.last = _Pass(self.last.number, self.last.devices, call)
+        if began < self._ended or _recorded < self.began:
+            self.last = _Pass(self.last.number, self.last.devices)
         else:
-            self.last = _Pass(next(_clock), set(), call)
+            self.last = _Pass(next(_clock), set())
         self.last.devices.update(devices)
-        self._began, self._ended = began, next(_clock)
-
-
-_networks: weakref.WeakKeyDictionary[Any, _Network] = weakref.WeakKeyDictionary()  # by Trainer
-_networks[gluon.Trainer] = _Network()  # of parameters that have none
+        self.began, self._ended = began, next(_clock)
+        self.programs.add(program())
 
 
 def watch() -> None:
@@ -219,14 +206,19 @@ def _end_pass(watched: Sequence[_Writes], began: int) -> None:
     """Note which gradients a pass has written, and discard those that it has made out of date."""
     by_writes = [(writes, writes.written()) for writes in watched]
     devices: set[mx.Context] = set()
+    networks = set()
     for writes, written in by_writes:
-        devices.update(itertools.compress(writes.devices, written))
         if any(written):
-            writes.network().programs.add(program())
-    call = _Call()
-    for network in _networks.values():
-        if program() in network.programs:
-            network.add(call, began, devices)
+            devices.update(itertools.compress(writes.devices, written))
+            networks.add(writes.network)
+    if networks:
+        network = max(networks, key=lambda one: one.began)
+        if len(networks) > 1:
+            network.programs.update(*(one.programs for one in networks))
+            for writes in [*_tracked.values()]:
+                if writes.network in networks:
+                    writes.network = network
+        network.add(began, devices)
     for writes, written in by_writes:
         if any(written):
             writes.see(written)
@@ -238,6 +230,7 @@ class _Writes:
 
     def __init__(self, param: gluon.Parameter) -> None:
         self._param = weakref.ref(param)
+        self.network = _Network()
         self._values: list[mx.nd.NDArray] | None = None  # the arrays that the other fields describe
         self._grads: list[mx.nd.NDArray] | None = None
         self.devices: list[mx.Context] = []
@@ -272,22 +265,12 @@ class _Writes:
             self._passes = [None] * len(self.devices)
             self._adds = param.grad_req == "add"
         if not _is_running:
-            last = self.network().last
+            last = self.network.last
             self._passes = [
                 (before or last) if written else None
                 for before, written in zip(self._passes, self.written())
             ]
         return self._passes
-
-    def network(self) -> _Network:
-        """Return the one that the parameter belongs to."""
-        param = self._param()
-        trainer = None if param is None else private_fields.trainer(param)
-        if trainer is None:
-            trainer = gluon.Trainer
-        if trainer not in _networks:
-            _networks[trainer] = _Network()
-        return _networks[trainer]
 
     @property
     def skipped(self) -> int:
@@ -309,7 +292,7 @@ class _Writes:
     def mark_summed(self, devices: Sequence[int]) -> None:
         """Note that the gradients are sums, the next ones of which add those on ``devices``."""
         self._mark_passes_used()
-        one = next(filter(None, self._passes), self.network().last)
+        one = next(filter(None, self._passes), self.network.last)
         self._passes = [each or one for each in self._passes]
         self._set_flags()
         self._sum_on, self.time = devices, _num_sums - 1  # as old on all ranks
@@ -327,7 +310,7 @@ class _Writes:
         False, for sums of a network whose passes other threads run: one may be using them.
         """
         counts = any(self.passes())
-        if counts and self._sum_on is not None and program() not in self.network().programs:
+        if counts and self._sum_on is not None and program() not in self.network.programs:
             return False
         if counts:
             memory.clear_grad_flags(self._values)
@@ -349,7 +332,7 @@ class _Writes:
 
     def see(self, written: Sequence[bool]) -> None:
         """Note that the network's last pass has written gradients, and discard others."""
-        before, last = self._passes, self.network().last
+        before, last = self._passes, self.network.last
         self._passes = [last if now else one for one, now in zip(before, written)]
         if self._is_new or self._replaced:
             self._is_new = False
@@ -391,7 +374,7 @@ class _Writes:
             of_other_batch = one.number != last.number and (
                 one.number >= first or not one.devices.isdisjoint(last.devices)
             )
-            if is_sum or one.call.used or one in overwritten.values() or of_other_batch:
+            if is_sum or one.used or one in overwritten.values() or of_other_batch:
                 self._passes[i] = None
                 if not is_sum and one.number != last.number:
                     unused.append(i)
@@ -401,7 +384,7 @@ class _Writes:
     def discard_calls(self, before: Mapping[int, int]) -> None:
         """Discard the gradients that a thread's calls after the first ``before`` have written."""
         for i, one in enumerate([] if self.adds() else self.passes()):
-            if one and one.call.number > before.get(one.call.thread, one.call.number):
+            if one and one.call > before.get(one.thread, one.call):
                 self._passes[i] = None
                 memory.clear_grad_flags([self._values[i]])
 
@@ -427,7 +410,7 @@ class _Writes:
 
     def _mark_passes_used(self) -> None:
         for one in filter(None, self._passes):
-            one.call.used = True
+            one.used = True
 
     def _set_flags(self) -> None:
         for value, one in zip(self._values or (), self._passes):

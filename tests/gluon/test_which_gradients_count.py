@@ -293,20 +293,23 @@ def test_mxnets_own_flags_would_be_seen(program, monkeypatch):
 
 @pytest.mark.parametrize("trainer", ["host", "kvstore"])
 def test_another_thread_takes_a_step_between_the_passes_of_two_devices(trainer):
-    def step(params, between=list):
-        made = TRAINERS[trainer](params, "sgd", {"learning_rate": 1.0})
+    """Of another network; before, it took one of this network."""
+
+    def step(i, between=list):
         with autograd.record():
-            first, second = (value * 2 for value in params[0].list_data())
+            first, second = (value * 2 for value in nets[i][0].list_data())
         first.backward()
         between()
         second.backward()
-        made.step(1)
-        return [value.asscalar() for value in params[0].list_data()]
+        trainers[i].step(1)
+        return [value.asscalar() for value in nets[i][0].list_data()]
 
-    params, others = runs.weights([[1.0]], 2), runs.weights([[1.0]], 2)
+    nets = [runs.weights([[1.0]], 2) for _ in range(2)]
+    trainers = [TRAINERS[trainer](params, "sgd", {"learning_rate": 1.0}) for params in nets]
     with ThreadPoolExecutor(1) as thread:
-        assert step(params, lambda: thread.submit(step, others).result()) == [-3.0, -3.0]
-    assert [value.asscalar() for value in others[0].list_data()] == [-3.0, -3.0]
+        assert thread.submit(step, 0).result() == [-3.0, -3.0]
+        assert step(0, lambda: thread.submit(step, 1).result()) == [-7.0, -7.0]
+        assert step(1) == [-7.0, -7.0]
 
 
 @pytest.mark.parametrize("how", ["a pass each", "device by device", "run_tasks"])
