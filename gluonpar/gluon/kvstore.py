@@ -67,7 +67,7 @@ class GluonPar(mx.kvstore.KVStore):  # of which sparse gradients need an instanc
 
         By 'dist' and '_sync' Module knows that a batch has the samples of all processes.
         """
-        return "gluonpar" if cluster.size() == 1 else "dist_sync_gluonpar"
+        return "gluonpar" if self.num_workers == 1 else "dist_sync_gluonpar"
 
     rank = property(lambda self: cluster.rank(), doc="The rank of this process; 0 without MPI.")
     num_workers = property(lambda self: cluster.size(), doc="The number of processes.")
@@ -84,7 +84,7 @@ class GluonPar(mx.kvstore.KVStore):  # of which sparse gradients need an instanc
 
         Module calls this when it has copied its parameters to the devices: to these, too.
         """
-        if cluster.size() == 1:
+        if self.num_workers == 1:
             return
         caller = sys._getframe(1)
         from_module = caller.f_code is private_fields.MODULE_INIT

@@ -119,8 +119,9 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
         """Why a call for one of ``ctx`` on this thread would not end, if it would not."""
         if not autograd.is_training():
             return ""
-        if not self._is_local and cluster.size() > 1:
-            return _SEVERAL_PROCESSES.format(self.name, cluster.size())
+        num_processes = 1 if self._is_local else cluster.size()
+        if num_processes > 1:
+            return _SEVERAL_PROCESSES.format(self.name, num_processes)
         if self._round().num_devices == 1:
             return ""
         if os.environ.get("MXNET_ENGINE_TYPE") == "NaiveEngine":

@@ -109,7 +109,6 @@ class Trainer(gluon.Trainer):
         if isinstance(self._optimizer, mx.optimizer.DCASGD) and self._optimizer.momentum:
             momentum = self._optimizer.momentum
             raise ValueError(f"momentum must be 0 for dcasgd, which fails with it, got {momentum}")
-        check_draws_nothing(self._optimizer, cluster.size())
         if kvstore is None and len(self._contexts) > 1:
             warnings.warn(
                 "kvstore=None: gluon.Trainer would not sum gradients over devices; this one does",
@@ -124,6 +123,7 @@ class Trainer(gluon.Trainer):
         self._options = {"algorithm": algorithm, "compression": compression}
         # Before the first forward: it shares out threads.
         self._exchange = Exchange(self._contexts, **self._options)
+        check_draws_nothing(self._optimizer, self._exchange.num_processes)
         self._sharded_update = ShardedUpdate(self._updater, self._exchange)
         backward_passes.track(self._params)
         self._reset_kvstore()
