@@ -67,7 +67,7 @@ def train_batch(
 
     # Forward: every device computes the losses of its shard.
     for params in device_params:
-        memory.clear_grad_flags(params)  # only what backward writes now will count
+        memory.set_grad_flags(params, False)  # only what backward writes now will count
     with autograd.record():
         losses = [
             cached_op.losses(model, loss, X_shard, y_shard, params, replicas.BUCKET_BYTES)

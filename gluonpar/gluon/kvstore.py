@@ -18,9 +18,9 @@ from mxnet import autograd, gluon
 from gluonpar import cluster
 from gluonpar.cluster import world
 from gluonpar.collectives import Exchange, arguments, exchange_over, in_buckets, row_sparse
-from gluonpar.gluon import initial_values, parameter_buckets
+from gluonpar.gluon import ages, batches, gradients, initial_values
 from gluonpar.gluon.update import check_draws_nothing
-from gluonpar.runtime import backward_passes, devices, heap, memory, private_fields
+from gluonpar.runtime import devices, heap, memory, private_fields
 
 # Optimizers that would give each copy of a parameter another value, as MXNet calls one optimizer
 # for each device in turn: SGLD draws random numbers, LBSGD has one array for a Trainer's copies.
@@ -225,7 +225,7 @@ def _join_job() -> None:
 
 if world.launched():
     _join_job()
-    backward_passes.track_on_one_device()
+    gradients.track_on_one_device()
 
 
 def _is_summed_here(param: gluon.Parameter) -> bool:
@@ -317,16 +317,16 @@ def _with_gradients(
     by them on all devices.
     """
     _update_alike(private_fields.optimizer(trainer), params[0].list_ctx(), _NOT_BY_TRAINER)
-    backward_passes.track(params)
+    gradients.track(params)
     summed, stale = [], []
-    counting = parameter_buckets.summands(params, cluster.size())
+    counting = ages.without_older(params, [*map(batches.summands, params)], cluster.size())
     for param, is_added, on_some_rank in zip(params, *counting):
         if on_some_rank:
             summed.append(param)
             grads = private_fields.grads(param)
             stale += [grad for grad, counts in zip(grads, is_added) if not counts]
     memory.zero(stale)
-    backward_passes.mark_summed(summed, [0] if cluster.rank() == 0 else [])
+    batches.mark_summed(summed, [0] if cluster.rank() == 0 else [])
     return summed
 
 

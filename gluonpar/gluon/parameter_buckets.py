@@ -5,14 +5,14 @@ from __future__ import annotations
 import collections.abc
 from typing import Collection, Sequence
 
-import numpy as np
 from mxnet import gluon
 
 from gluonpar import cluster, replicas
 from gluonpar.collectives import Exchange
+from gluonpar.gluon import ages, batches
 from gluonpar.plans import partition
 from gluonpar.replicas import Copies, ParamBucket
-from gluonpar.runtime import backward_passes, devices, memory, private_fields
+from gluonpar.runtime import devices, memory, private_fields
 
 
 class Layout:
@@ -61,14 +61,15 @@ class Layout:
         samples.
         """
         if summed:
-            written = [*map(backward_passes.fresh, self.params)]
+            written = [*map(batches.fresh, self.params)]
             on_some_rank = [*map(any, written)]
             if by_program and self._num_processes > 1:  # a rank without samples has sums, too
                 on_some_rank = [True] * len(written)
                 if ignore_stale_grad:  # this waits
                     on_some_rank = cluster.total([*map(any, written)]) > 0
         else:
-            written, on_some_rank = summands(self.params, self._num_processes)
+            written = [*map(batches.summands, self.params)]
+            written, on_some_rank = ages.without_older(self.params, written, self._num_processes)
         counting = dict(zip(self._indices, written))
         used = {i for i, is_used in zip(counting, on_some_rank) if is_used}
         if not ignore_stale_grad:
@@ -81,15 +82,15 @@ class Layout:
         return filled
 
     def _check_not_stale(self, counting: dict[int, list[bool]], used: Collection[int]) -> None:
-        """Check that every device that had samples has a new gradient of every parameter."""
+        """Check that every parameter has a new gradient on each device that its batch ran on."""
         if counting and not used:
             raise UserWarning(
                 "no gradient has been computed since the last update; call backward before step"
             )
-        idle = [not any(on_device) for on_device in zip(*counting.values())]
         for i, on_devices in counting.items():
-            stale = [str(c) for c, *ok in zip(self._ctx, idle, on_devices) if not any(ok)]
-            if stale and not all(backward_passes.fresh(self._params[i])):  # else it is a sum
+            ran = batches.ran_on(self._params[i]) if i in used else [True] * len(self._ctx)
+            stale = [str(c) for c, was, ok in zip(self._ctx, ran, on_devices) if was and not ok]
+            if stale:
                 raise UserWarning(
                     f"backward has not computed a gradient of parameter {self._params[i].name} on "
                     f"{', '.join(stale)} since the last update: the model did not use it there. If "
@@ -140,42 +141,6 @@ def check(params) -> None:
 
 def _copies(index: int, param: gluon.Parameter, *fresh: list[bool]) -> Copies:
     return Copies(index, private_fields.values(param), private_fields.grads(param), *fresh)
-
-
-def summands(
-    params: Sequence[gluon.Parameter], num_processes: int
-) -> tuple[list[list[bool]], list[bool]]:
-    """Return per parameter, by device, whether its gradient is added in the sum that comes next.
-
-    And per parameter, whether one is on some rank. All ranks call it before each sum, and
-    gradients that are older than other ranks' do not count: a rank may have no samples. One that
-    has new gradients of all parameters does not wait for the others.
-    """
-    counting = [*map(backward_passes.summands, params)]
-    on_some_rank = [*map(any, counting)]
-    if num_processes > 1 and params:
-        ages = np.array([*map(backward_passes.age, params)])
-        of_ranks = cluster.PendingGather(ages, "ages of gradients", _check_ages)
-        if (ages[:, 0] != backward_passes.count_sum()).any():  # some may be old
-            newest = np.max(of_ranks.wait(), axis=0)[:, 0]
-            on_some_rank = (newest >= 0).tolist()
-            for i in np.flatnonzero(ages[:, 0] < newest):
-                counting[i] = [False] * len(counting[i])
-    return counting, on_some_rank
-
-
-def _check_ages(of_ranks: Sequence[np.ndarray]) -> None:
-    """Raise ValueError if it cannot be told which ranks had samples of the last batch."""
-    sums, skipped = np.array(of_ranks).transpose(2, 0, 1)
-    newest = sums == sums.max(axis=0)
-    most = np.where(newest, skipped, -1).max(axis=0)
-    least = np.where(newest, skipped, np.iinfo("int64").max).min(axis=0)
-    if (most != least).any():
-        raise ValueError(
-            "since the last step, ranks ran backward for different numbers of batches, so which "
-            "gradients are of the last batch cannot be told; call step() or allreduce_grads() on "
-            "all ranks for each batch, also on ranks without samples"
-        )
 
 
 def _kinds(params: Sequence[gluon.Parameter]) -> list[tuple]:

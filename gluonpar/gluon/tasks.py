@@ -9,9 +9,9 @@ import mxnet as mx
 from mxnet import autograd
 from mxnet.gluon.contrib import estimator
 
-from gluonpar.gluon import device_sums
+from gluonpar.gluon import batches, device_sums
 from gluonpar.gluon.sync_batch_norm import share_running_statistics
-from gluonpar.runtime import device_threads, devices, interrupts, threads
+from gluonpar.runtime import devices, interrupts, threads
 from gluonpar.sharding import as_list, split_and_load
 
 
@@ -95,7 +95,7 @@ def all_devices(num_devices: int) -> Iterator[Callable]:
             round_.check_begun()
         except BaseException:
             device_sums.abandon(round_)
-            device_threads.discard_backwards(round_.num_backwards)
+            batches.discard(round_.written)
             raise
         share_running_statistics(round_)
 

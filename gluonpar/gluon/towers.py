@@ -238,7 +238,7 @@ class Towers:
         running = list(zip(self.ctx, self.variables, batches))
         outputs: list[dict] = []
         for i, (c, arrays, batch) in enumerate(running):
-            memory.clear_grad_flags(arrays)  # until backward sets them: see _check_written
+            memory.set_grad_flags(arrays, False)  # until backward sets them: see _check_written
             with autograd.record():
                 self._compute(i, batch, outputs, call_on)
             loss, shape = outputs[-1].get("loss"), (num_samples(batch),)

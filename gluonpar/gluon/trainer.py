@@ -16,7 +16,14 @@ from mxnet import autograd, gluon
 from gluonpar import cluster, metrics, optim, replicas
 from gluonpar.checkpoint import optimizer_states
 from gluonpar.collectives import Exchange, in_buckets
-from gluonpar.gluon import clipping, initial_values, parameter_buckets
+from gluonpar.gluon import (
+    accumulation,
+    batches,
+    clipping,
+    gradients,
+    initial_values,
+    parameter_buckets,
+)
 from gluonpar.gluon.parameter_buckets import Layout
 from gluonpar.gluon.update import (
     ShardedUpdate,
@@ -27,7 +34,7 @@ from gluonpar.gluon.update import (
 )
 from gluonpar.plans import registry
 from gluonpar.replicas import ParamBucket
-from gluonpar.runtime import backward_passes, heap, interrupts, memory, private_fields
+from gluonpar.runtime import heap, interrupts, memory, private_fields
 
 # MXNet's kvstores of one process, which all sum over its devices.
 _KVSTORES = (
@@ -71,7 +78,7 @@ class Trainer(gluon.Trainer):
     which get the values of rank 0, now and whenever they are initialised.
 
     A device that had no sample in a step adds nothing, whatever other backward passes have left
-    there (:mod:`gluonpar.runtime.backward_passes`). A parameter without a new gradient on a device
+    there (:mod:`gluonpar.gluon.batches`). A parameter without a new gradient on a device
     that had samples is an error, unless ``ignore_stale_grad``; it then adds nothing there, and is
     not updated if it has no new gradient on any device. Under a schedule SGD, LARS and LAMB give
     all parameters of a step the same learning rate, on any number of devices; ``gluon.Trainer``
@@ -125,7 +132,7 @@ class Trainer(gluon.Trainer):
         self._exchange = Exchange(self._contexts, **self._options)
         check_draws_nothing(self._optimizer, self._exchange.num_processes)
         self._sharded_update = ShardedUpdate(self._updater, self._exchange)
-        backward_passes.track(self._params)
+        gradients.track(self._params)
         self._reset_kvstore()
         if None not in map(private_fields.values, self._params):
             self._laid_out()  # before the first forward, so that ranks that differ are refused
@@ -199,10 +206,10 @@ class Trainer(gluon.Trainer):
             raise ValueError("MXNet cannot add up row_sparse gradients; use sparse_grad=False")
         before = self._inside_no_sync
         if not self._accumulating:
-            backward_passes.mark_used(self._params)
+            batches.mark_used(self._params)
             adding = [param for param in layout.params if param.grad_req == "add"]
             memory.zero([grad for param in adding for grad in private_fields.grads(param)])
-            backward_passes.accumulate(self._params)
+            accumulation.accumulate(self._params)
         self._accumulating = self._inside_no_sync = True
         try:
             yield
@@ -221,7 +228,7 @@ class Trainer(gluon.Trainer):
         """
         if not max_norm > 0:
             raise ValueError(f"max_norm must be positive, got {max_norm}")
-        params = [param for param in self._laid_out().params if any(backward_passes.fresh(param))]
+        params = [param for param in self._laid_out().params if any(batches.fresh(param))]
         norms = []
         for k, c in enumerate(self._contexts):
             with mx.Context(c):  # the norm's, if there is no gradient
@@ -342,7 +349,7 @@ class Trainer(gluon.Trainer):
         for bucket in buckets:
             summed = [self._params[copies.index] for copies in bucket.copies]
             root = 0 if on_all else bucket.root or 0
-            backward_passes.mark_summed(summed, [root] if cluster.rank() == 0 else [])
+            batches.mark_summed(summed, [root] if cluster.rank() == 0 else [])
 
     def _apply(self, buckets: Sequence[ParamBucket], fused: bool = False) -> None:
         scaler = getattr(self, "_amp_loss_scaler", None)
@@ -352,7 +359,7 @@ class Trainer(gluon.Trainer):
         with interrupts.held():
             if not skip:
                 self._sharded_update.apply(buckets, fused)
-            backward_passes.mark_used(self._params)
+            batches.mark_used(self._params)
             self._accumulating = self._has_summed = False
 
 

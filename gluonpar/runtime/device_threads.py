@@ -18,13 +18,13 @@ import functools
 import os
 import queue
 import threading
-from typing import Any, Callable, Mapping
+from typing import Any, Callable
 
 import mxnet as mx
 from mxnet import autograd
 from mxnet.base import _LIB
 
-from gluonpar.runtime import backward_passes
+from gluonpar.runtime import tape
 
 _STRIDE = 1 << 20  # between the seeds of CPU contexts, which MXNet seeds alike
 
@@ -44,16 +44,7 @@ def current() -> mx.Context | None:
 
 def num_backwards(ctx: mx.Context) -> int:
     """Return how often the thread of ``ctx`` has called ``backward``."""
-    return backward_passes.num_calls(_threads[ctx].ident) if ctx in _threads else 0
-
-
-def discard_backwards(before: Mapping[mx.Context, int]) -> None:
-    """Let no gradient count that a device's calls of backward after the first ``before`` wrote.
-
-    ``before`` has their number by context. Gradients added to others stay.
-    """
-    called = [c for c in before if c in _threads]
-    backward_passes.discard_calls({_threads[c].ident: before[c] for c in called})
+    return tape.num_passes(_threads[ctx].ident) if ctx in _threads else 0
 
 
 def call(ctx: mx.Context, function: Callable, *arguments: Any) -> Any:
@@ -87,13 +78,11 @@ def _in_scope_of_caller(function: Callable) -> Callable:
     """Return ``function`` with this thread's settings, which MXNet keeps per thread."""
     np_shape, np_array = mx.util.is_np_shape(), mx.util.is_np_array()
     recording, training = autograd.is_recording(), autograd.is_training()
-    program = backward_passes.program()
+    program, mode = tape.program(), autograd.record if recording else autograd.pause
 
     def scoped() -> Any:
-        backward_passes.set_program(program)
-        autograd.set_recording(recording)
-        autograd.set_training(training)
-        with mx.util.np_shape(np_shape), mx.util.np_array(np_array):
+        tape.set_program(program)
+        with mode(training), mx.util.np_shape(np_shape), mx.util.np_array(np_array):
             return function()
 
     return scoped

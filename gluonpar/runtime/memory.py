@@ -132,10 +132,11 @@ def grad_chunk(array: mx.nd.NDArray) -> int | None:
     return address_of_chunk
 
 
-def clear_grad_flags(arrays: Iterable[mx.nd.NDArray]) -> None:
-    """Clear MXNet's flags that backward has written the arrays' gradients, where they have any."""
+def set_grad_flags(arrays: Iterable[mx.nd.NDArray], written: bool) -> None:
+    """Set MXNet's flags that backward has written the arrays' gradients, where they have any."""
+    set_flag = _LIB.MXNDArraySetGradState
     for array in arrays:
-        _LIB.MXNDArraySetGradState(array.handle, 0)  # an error, where there is no gradient
+        set_flag(array.handle, written)  # an error, where there is no gradient
 
 
 def grad_flags(arrays: Iterable[mx.nd.NDArray]) -> list[bool]:

@@ -40,6 +40,7 @@ update_counts_by_device = attrgetter("_all_index_update_counts")  # the same by 
 # Functions of MXNet for :func:`wrap`: the name, and the classes or modules that have it.
 INITIALISES = "_init_impl", [gluon.Parameter]  # gives a parameter its first values
 ALLOCATES_GRADIENTS = "_init_grad", [gluon.Parameter]  # gives a parameter its gradients
+CASTS = "cast", [gluon.Parameter]  # gives a parameter other arrays
 # Trainer and Module make a kvstore by it.
 CREATES_KVSTORE = "_create_kvstore", [mx.model, gluon.trainer, mx.module.module]
 UPDATES = "__call__", [mx.optimizer.Updater]  # an Updater updates weights of a device by it

@@ -49,9 +49,9 @@ def test_p_processes_with_k_devices_train_as_one_process_with_p_times_k(ranks, t
         got = np.load(tmp_path / f"{num_devices}.npz")
         for name, arrays in reference(ranks * num_devices).items():
             for i, want in enumerate(arrays):
-                # float32 sums in another order, through three steps; batch normalisation of few
-                # samples divides by small numbers
-                atol = 5e-7 if name == "by_towers" else 1e-7
+                # float32 sums in another order, through three steps. Batch normalisation multiplies
+                # their rounding error by up to 1 / sqrt(1e-5): 316 * 6e-8 with lr = 0.1 is 2e-6.
+                atol = 2e-6 if name == "by_towers" else 1e-7
                 np.testing.assert_allclose(got[f"{name}{i}"], want, rtol=1e-5, atol=atol)
 
 
@@ -59,6 +59,11 @@ def test_p_processes_with_k_devices_train_as_one_process_with_p_times_k(ranks, t
 @pytest.mark.parametrize("ranks, number", [(2, 3), pytest.param(3, 20, marks=pytest.mark.slow)])
 def test_ranks_train_as_one_whatever_is_done_between_steps(ranks, number):
     succeed(mpirun((ranks, [*RANK, "programs", str(number)])))
+
+
+@needs_mpi
+def test_gradients_of_batches_that_are_left_out_do_not_count_on_any_rank():
+    succeed(mpirun((2, [*RANK, "batches_left_out", ""])))
 
 
 @needs_mpi

@@ -3,15 +3,21 @@
 Each event of a drawn program is done by MXNet's own Trainer on one device, on a network that is
 never hybridized, and on K devices of each rank by gluonpar's, or by MXNet's with
 kvstore='gluonpar'. There may be two Trainers, each of some parameters, of which every backward also
-writes the other's.
+writes the other's; and there is a second network, which one of them trains, too.
+
+A program ends where its batches cannot be told apart: where a batch is left out, and the next one
+begins, in a recording of its own, on devices that the first had no samples on.
 """
 
 import itertools
+import math
 import pathlib
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 
 import mxnet as mx
 import numpy as np
+import pytest
 from contexts import contexts
 from gluon_runs import STATIC, assert_as_one, stock_trainer
 from hypothesis import HealthCheck, Phase, given, settings
@@ -25,7 +31,17 @@ from gluonpar.plans import partition
 
 NUM_WORDS = 4
 WAYS = ("one backward", "a loop", "a loop of backward", "the last device first")
+# What else is done in a batch: between passes, while it is recorded, or to all of it.
+ALSO = (
+    *("", "recorded by this thread", "recorded by another thread"),
+    *("evaluated", "fetched before", "on another thread"),
+)
 MODES = ({"active": False}, {}, {"static_alloc": True}, STATIC)
+USES = ("train", "train_recorded", "step", "halve", "clip", "sum_by_hand", "accumulate")
+
+
+class CannotBeTold(Exception):
+    """Nobody can tell this batch from the one before, which was left out."""
 
 
 class Net(gluon.HybridBlock):
@@ -60,56 +76,157 @@ def losses_of(model, X, words):
     return ((model(X) - 1) ** 2).sum(axis=1)
 
 
+# MXNet frees nothing of what it allocates for a thread, so there is one for all programs.
+THREAD = ThreadPoolExecutor(1)
+
+
+def on_another_thread(function, *arguments):
+    return THREAD.submit(function, *arguments).result()
+
+
 class Side:
-    """A network, its one or two trainers, and the events of a program, on some devices."""
+    """Two networks, their one or two trainers, and the events of a program, on some devices."""
 
     def __init__(self, make_trainer, k, sparse, two):
         self.make_trainer, self.ctx = make_trainer, contexts(k)
-        self.net = Net(sparse)
-        self.net.initialize(ctx=self.ctx)
-        self.models = [self.net, OneHead(self.net, self.net.a), OneHead(self.net, self.net.b)]
+        self.net, self.other = Net(sparse), nn.Dense(2, in_units=3, prefix="other_")
+        self.collect_params().initialize(ctx=self.ctx)
+        heads = [OneHead(self.net, head) for head in (self.net.a, self.net.b)]
+        self.models = [self.net, *heads, self.other]
         for i in range(len(self.params)):
             self.set_data(i, 0)
         params = self.params
         self.parts = [params[:-1], params[-1:]] if two else [params]
         self.trainers = [*map(make_trainer, self.parts)]
+        self.stale = []  # whether gradients are missing in each step that comes
+        # By network, until it is used: the devices on each rank of the last batch, and its params.
+        self.unused = {}
+
+    def collect_params(self):
+        params = self.other.collect_params()
+        params.update(self.net.collect_params())
+        return params
+
+    @property
+    def params(self):
+        return [*self.collect_params().values()]
 
     def mine(self, n):
         """The samples of a batch of n that this rank has."""
         return partition.slices(n, cluster.size())[cluster.rank()]
 
-    @property
-    def params(self):
-        return [*self.net.collect_params().values()]
+    def in_order(self, order):
+        return [*itertools.permutations(self.ctx)][order % math.factorial(len(self.ctx))]
 
-    def shards(self, n, model, seed):
+    def shards(self, n, model, seed, order=0):
         """The shards of a batch, unless it trains nothing."""
         rng, mine = np.random.RandomState(seed), self.mine(n)
         batch = rng.normal(size=(n, 3)).astype("float32")[mine], np.arange(n)[mine] % NUM_WORDS
-        trains = any(param.grad_req != "null" for param in model.collect_params().values())
-        return gluonpar.split_and_load(batch, self.ctx) if trains and len(batch[1]) else []
+        if not len(batch[1]) or not self.trained(model):
+            return []
+        return gluonpar.split_and_load(batch, self.in_order(order))
 
-    def record(self, n, model, seed):
+    def trained(self, model):
+        return [param for param in model.collect_params().values() if param.grad_req != "null"]
+
+    def check_told(self, n, model, a_record_each, order):
+        """Raise CannotBeTold if a rank goes on with a batch that was left out."""
+        ctx, network, trained = self.in_order(order), model == 3, self.trained(self.models[model])
+        if not trained:
+            return
+        parts = partition.slices(n, cluster.size())
+        of_ranks = [ctx[: min(len(ctx), part.stop - part.start)] for part in parts]
+        for before, now in zip(self.unused.get(network, [()])[0], of_ranks):
+            first = now[:1] if a_record_each else now
+            if before and now and not {*before} & {*first}:
+                raise CannotBeTold
+        self.unused[network] = of_ranks, {self.params.index(param) for param in trained}
+
+    def record(self, n, model, seed, order=0, also=""):
+        weights = {}
+        if also == "fetched before" and model != 3:
+            self.hybridize({"active": False})  # MXNet's static graphs lose one of two gradients
+            weights = {c: self.net.body.weight.data(c) for c in self.ctx}
         with autograd.record():
-            shards = self.shards(n, self.models[model], seed)
-            return [losses_of(self.models[model], *shard) for shard in shards]
+            shards, losses = self.shards(n, self.models[model], seed, order), []
+            for shard in shards:
+                if also == "evaluated":
+                    self.evaluate(shard[0].context)
+                losses.append(losses_of(self.models[model], *shard))
+                if weights:
+                    losses[-1] = losses[-1] + (weights[shard[0].context] ** 2).sum()
+                if also == "evaluated":
+                    self.evaluate(shard[0].context)
+        return losses
 
-    def backward(self, n, model, way, seed):
+    def evaluate(self, ctx):
+        """A forward of which there is no backward."""
+        for param in self.params[-2:]:
+            (param.data(ctx) * 2).sum()
+        with autograd.pause():
+            self.params[-1].data(ctx) * 2
+        with autograd.record():
+            self.params[-1].data(ctx) * 2
+
+    def record_something_else(self, ctx):
+        with autograd.record():
+            self.evaluate(ctx)
+
+    def between(self, also, ctx):
+        if also == "recorded by this thread":
+            self.record_something_else(ctx)
+        elif also == "recorded by another thread":
+            on_another_thread(self.record_something_else, ctx)
+
+    def backward(self, n, model, way, seed, order=0, also=""):
+        if also == "on another thread":
+            on_another_thread(self.backward, n, model, way, seed, order)
+            return
+        shards = self.shards(n, self.models[model], seed, order)
+        self.check_told(n, model, way == "a loop", order)
         if way == "a loop":
-            for shard in self.shards(n, self.models[model], seed):
+            for X, words in shards:
                 with autograd.record():
-                    losses = losses_of(self.models[model], *shard)
+                    losses = losses_of(self.models[model], X, words)
+                    if also == "evaluated":
+                        self.evaluate(X.context)
+                self.between(also, X.context)
                 losses.backward()
             return
-        losses = self.record(n, model, seed)
+        losses = self.record(n, model, seed, order, also)
         if losses and way == "one backward":
             autograd.backward(losses)
             return
         for each in losses[::-1] if way == "the last device first" else losses:
             each.backward()
+            self.between(also, each.context)
+
+    def two_losses(self, t, n, how, recordings, seed, order):
+        """A step on two losses per device, of which the later one overwrites gradients."""
+        self.hybridize({"active": False})  # MXNet's static graphs that share a layer lose gradients
+        for param in self.params:
+            param.grad_req = param.grad_req.replace("null", "write")
+        self.check_told(n, 1, False, order)
+        if recordings == 2:
+            of_losses = [self.record(n, model, seed, order) for model in (1, 2)]
+        else:
+            with autograd.record():
+                of_losses = [self.record(n, model, seed, order) for model in (1, 2)]
+        if how == "one backward" and of_losses[0]:
+            autograd.backward(sum(of_losses, []))
+        else:
+            passes = of_losses if how == "loss by loss" else zip(*of_losses)
+            for loss in itertools.chain.from_iterable(passes):
+                loss.backward()
+        self.step(t, n)
 
     def step(self, t, n):
-        self.trainers[t].step(n, ignore_stale_grad=True)
+        """Refused, unless stale gradients are ignored, where one device with MXNet's would be."""
+        is_stale = self.stale.pop(0)
+        if is_stale and isinstance(self.trainers[t], gluonpar.Trainer):
+            with pytest.raises(UserWarning):  # MXNet's leaves gradients out of the next step then
+                self.trainers[t].step(n)
+        self.trainers[t].step(n, ignore_stale_grad=is_stale)
 
     def train(self, t, *batch):
         self.backward(*batch)
@@ -120,7 +237,8 @@ class Side:
         self.hybridize({"active": False})  # MXNet's static graphs have room for one of them
         for param in self.params:  # the second backward would fail on a frozen one
             param.grad_req = param.grad_req.replace("null", "write")
-        for losses in [self.record(*first), self.record(*second)]:
+        for (n, model, _), losses in zip((first, second), map(self.record, *zip(first, second))):
+            self.check_told(n, model, False, 0)
             if losses:
                 autograd.backward(losses)
         self.step(t, second[0])
@@ -190,7 +308,8 @@ class Side:
 
     def move(self, k, reverse):
         self.ctx = contexts(k)[:: -1 if reverse else 1]
-        self.net.collect_params().reset_ctx(self.ctx)
+        self.collect_params().reset_ctx(self.ctx)
+        self.unused = {}
 
 
 class Alone(Side):
@@ -198,6 +317,19 @@ class Alone(Side):
 
     def mine(self, n):
         return slice(n)
+
+    def check_told(self, *batch):
+        pass
+
+    def step(self, t, n):
+        trained = [param for param in self.parts[t] if param.grad_req != "null"]
+        self.stale.append(not all(param.data()._fresh_grad for param in trained))
+        self.trainers[t].step(n, ignore_stale_grad=True)
+
+    def fresh(self):
+        """The numbers of the parameters that have gradients that have not been used."""
+        trained = [(i, p) for i, p in enumerate(self.params) if p.grad_req != "null"]
+        return {i for i, param in trained if param.data()._fresh_grad}
 
     def hybridize(self, mode):
         pass
@@ -210,7 +342,8 @@ class Alone(Side):
 
     def sum_by_hand(self, t, *batch):
         self.zero_grad(t)
-        self.train(t, *batch)
+        self.backward(*batch)
+        self.trainers[t].step(batch[0], ignore_stale_grad=True)
 
     def accumulate(self, t, *micro_batches):
         """Not by grad_req='add', with which MXNet writes some gradients all the same."""
@@ -247,10 +380,17 @@ def check(kvstore, optimizer, sparse, k, program, two=False):
 
     want = Alone(lambda params: stock_trainer(params, optimizer, dict(options)), 1, sparse, two)
     got = Side(make, k, sparse, two)
+    got.stale = want.stale
     for name, arguments in program:
-        for side in (want, got):
-            getattr(side, name)(*arguments)
-        assert_as_one(got.net, [param.data().asnumpy() for param in want.params], 1e-4)
+        before = want.fresh()
+        getattr(want, name)(*arguments)
+        try:
+            getattr(got, name)(*arguments)
+        except CannotBeTold:
+            return
+        used = before - want.fresh() if name in USES else set()
+        got.unused = {key: value for key, value in got.unused.items() if not used & value[1]}
+        assert_as_one(got, [param.data().asnumpy() for param in want.params], 1e-4)
 
 
 OPTIMIZERS = {
@@ -264,23 +404,27 @@ EVERY = [*itertools.product((None, "gluonpar"), OPTIMIZERS, (False, True))]
 def law(kvstore, optimizer, sparse, num_programs, least_samples=1):
     """That :func:`check` holds, as a function; ranks without samples can skip no batch."""
     sizes = [n for n in (1, 2, 3, 4, 7, 8) if n >= least_samples]
-    batch = st.sampled_from(sizes), st.integers(0, 2), st.sampled_from(WAYS), st.integers(0, 99)
+    size, seed = st.sampled_from(sizes), st.integers(0, 99)
+    order = st.one_of(st.just(0), st.integers(0, 23))
+    batch = size, st.integers(0, 3), st.sampled_from(WAYS), seed, order, st.sampled_from(ALSO)
+    hows = st.sampled_from(("one backward", "loss by loss", "device by device"))
     trainer = st.sampled_from((0, -1))
     requests = ("null", "write") if sparse else ("null", "write", "add")
     events = [
         *[event("train", trainer, *batch) for _ in range(4)],  # the same object would count once
-        event("step", trainer, st.sampled_from(sizes)),
+        event("step", trainer, size),
         event("sum", trainer),
         event("require", st.integers(0, 3), st.sampled_from(requests)),
-        event("set_data", st.integers(0, 5), st.integers(0, 99)),
+        event("set_data", st.integers(0, 6), st.integers(0, 99)),
         event("set_learning_rate", trainer, st.sampled_from((0.01, 0.1))),
         event("hybridize", st.sampled_from(MODES)),
     ]
     may_skip, dense = least_samples >= cluster.size(), not sparse
     if may_skip:
         events.append(event("backward", *batch))  # and no step
-        recorded = st.tuples(batch[0], batch[1], batch[3])
+        recorded = st.tuples(size, st.integers(0, 2), seed)
         events.append(event("train_recorded", trainer, recorded, recorded))
+        events.append(event("two_losses", trainer, size, hows, st.integers(1, 2), seed, order))
     if cluster.size() == 1:
         events.append(event("resume", trainer))
     if dense:  # MXNet has neither for row_sparse gradients

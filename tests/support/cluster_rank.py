@@ -24,6 +24,7 @@ from gluonpar.training import ranks
 import mxnet as mx  # isort: skip
 from mxnet import autograd, gluon  # isort: skip
 import any_program  # isort: skip
+import batch_programs  # isort: skip
 import contexts as devices  # isort: skip
 from contexts import contexts, device  # isort: skip
 
@@ -371,6 +372,28 @@ def programs(number):
         any_program.check(kvstore, "sgd", False, k, program, two)
 
 
+def batches_left_out(_):
+    """Programs of one process, with a part of every batch on each rank; and numbers that differ."""
+    for program in batch_programs.PROGRAMS:
+        for trainer, how in itertools.product(("host", "kvstore"), batch_programs.HOWS):
+            for k in (1, 2):
+                batch_programs.check(program, k, trainer, how)
+    for make in (gluonpar.Trainer, batch_programs.StockWithKVStore):
+        param = gluon.Parameter("w", shape=(1,))
+        param.initialize(mx.init.Zero(), ctx=contexts(2))
+        trainer = make([param], "sgd", {"learning_rate": 1.0})
+        for refused, want in ((False, -1), (True, -1), (False, -2), (True, -2), (False, -3)):
+            for _ in range(2 if refused and cluster.is_main() else 1):
+                with autograd.record():
+                    losses = [value * 1 for value in param.list_data()]
+                autograd.backward(losses)
+            try:
+                trainer.step(2 * cluster.size())
+                assert param.list_data()[1].asscalar() == want and not refused
+            except mx.MXNetError as error:
+                assert "different numbers of batches" in str(error) and refused
+
+
 def save(folder, num_devices):
     """Train; the bits must be the same on all ranks."""
     found = trained(num_devices)
@@ -497,7 +520,7 @@ def unlike(what):
 
 if __name__ == "__main__":
     task, argument = sys.argv[1:]
-    if task in ("as_one", "on_gpus", "unlike", "late", "fork", "programs"):
+    if task in ("as_one", "on_gpus", "unlike", "late", "fork", "programs", "batches_left_out"):
         globals()[task](argument)
     else:
         fault(task, int(argument))
