@@ -19,15 +19,17 @@ Passes that add to gradients are of no batch (:mod:`gluonpar.gluon.accumulation`
 
 from __future__ import annotations
 
+import functools
 import itertools
 from operator import attrgetter
-from typing import Callable, Iterable, Sequence
+from typing import Any, Callable, Iterable, Sequence
 
 from mxnet import gluon
 
+from gluonpar.cluster import world
 from gluonpar.gluon import accumulation, ages, device_sums, gradients
 from gluonpar.gluon.gradients import Gradients
-from gluonpar.runtime import memory, tape
+from gluonpar.runtime import memory, private_fields, tape
 
 
 class _Batch:
@@ -84,11 +86,7 @@ def _write(written: Sequence[tuple[tape.Recording, Gradients, int]]) -> None:
 def _begin_pass(reached: tape.Reached) -> Callable[[], None]:
     """Note what a pass will write; return what is to be done after it."""
     with tape.lock:
-        found = [
-            (recording, *each)
-            for recording in reached
-            for each in gradients.named(reached[recording])
-        ]
+        found = [(key, *each) for key, names in reached.items() for each in gradients.named(names)]
         adding = [(grads, i) for _, grads, i in found if grads.adds]
         written = [each for each in found if not each[1].adds] if adding else found
         if written:
@@ -107,7 +105,30 @@ def _begin_pass(reached: tape.Reached) -> Callable[[], None]:
     return end_pass
 
 
-tape.observe(_begin_pass, gradients.renamed)
+def track(params: Iterable[gluon.Parameter]) -> None:
+    """Watch from now on which passes write the gradients of ``params``, which may be deferred."""
+    tape.watch(_begin_pass, gradients.renamed)
+    for param in params:
+        if gradients.of(param) is None:
+            gradients.add(param)
+
+
+def _tracking(change: Callable) -> Callable:
+    """Track a parameter of several devices, or of several ranks, as soon as it has gradients."""
+
+    @functools.wraps(change)
+    def tracked(param: gluon.Parameter, *args: Any) -> None:
+        change(param, *args)
+        if gradients.of(param) is not None:
+            gradients.add(param)
+        elif len(private_fields.values(param) or ()) > (not world.launched()):
+            track([param])
+
+    return tracked
+
+
+for _function in (private_fields.ALLOCATES_GRADIENTS, private_fields.CASTS):
+    private_fields.wrap(_function, _tracking)
 
 
 def fresh(param: gluon.Parameter) -> list[bool]:

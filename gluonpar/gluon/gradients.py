@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import Any, Callable, Iterable
+from typing import Any, Iterable
 
 import mxnet as mx
 from mxnet import gluon
@@ -13,31 +13,24 @@ from gluonpar.runtime import memory, private_fields, tape
 
 _tracked: weakref.WeakKeyDictionary[gluon.Parameter, Gradients] = weakref.WeakKeyDictionary()
 _by_name: dict[str, tuple[Gradients, int]] = {}  # and the device's index
-_least_devices = 2  # of a parameter that is tracked as soon as it has gradients
 
 
-def track(params: Iterable[gluon.Parameter]) -> None:
-    """Watch from now on which passes write the gradients of ``params``, which may be deferred."""
-    tape.watch()
-    for param in params:
-        if param not in _tracked:
-            _tracked[param] = Gradients(param)
+def add(param: gluon.Parameter) -> None:
+    """Track a parameter, which may be deferred, or look up its arrays anew."""
+    if param in _tracked:
+        _tracked[param].renew()
+    else:
+        _tracked[param] = Gradients(param)
 
 
-def track_on_one_device() -> None:
-    """Track new parameters on one device, too: in a job of several processes there are others."""
-    global _least_devices
-    _least_devices = 1
-
-
-def of(param: gluon.Parameter) -> Gradients:
-    """Return the gradients of a tracked parameter."""
-    return _tracked[param]
+def of(param: gluon.Parameter) -> Gradients | None:
+    """Return the gradients of a parameter, if it is tracked."""
+    return _tracked.get(param)
 
 
 def named(names: Iterable[str]) -> list[tuple[Gradients, int]]:
     """Return the gradients of tracked parameters with these names, and the devices' indices."""
-    return [_by_name[name] for name in names if name in _by_name]
+    return [*filter(None, map(_by_name.get, names))]
 
 
 def renamed(names: Iterable[str]) -> None:
@@ -106,21 +99,3 @@ def _forget(names: list[str], _: Any = None) -> None:
     for name in names:
         _by_name.pop(name, None)
     names.clear()
-
-
-def _tracking(change: Callable) -> Callable:
-    """Track a parameter from then on: a Trainer may be made after the first backward."""
-
-    @functools.wraps(change)
-    def tracked(param: gluon.Parameter, *args: Any) -> None:
-        change(param, *args)
-        if param in _tracked:
-            of(param).renew()
-        elif len(private_fields.values(param) or ()) >= _least_devices:
-            track([param])
-
-    return tracked
-
-
-for _function in (private_fields.ALLOCATES_GRADIENTS, private_fields.CASTS):
-    private_fields.wrap(_function, _tracking)

@@ -18,7 +18,7 @@ from mxnet import autograd, gluon
 from gluonpar import cluster
 from gluonpar.cluster import world
 from gluonpar.collectives import Exchange, arguments, exchange_over, in_buckets, row_sparse
-from gluonpar.gluon import ages, batches, gradients, initial_values
+from gluonpar.gluon import ages, batches, initial_values
 from gluonpar.gluon.update import check_draws_nothing
 from gluonpar.runtime import devices, heap, memory, private_fields
 
@@ -225,7 +225,6 @@ def _join_job() -> None:
 
 if world.launched():
     _join_job()
-    gradients.track_on_one_device()
 
 
 def _is_summed_here(param: gluon.Parameter) -> bool:
@@ -317,7 +316,7 @@ def _with_gradients(
     by them on all devices.
     """
     _update_alike(private_fields.optimizer(trainer), params[0].list_ctx(), _NOT_BY_TRAINER)
-    gradients.track(params)
+    batches.track(params)
     summed, stale = [], []
     counting = ages.without_older(params, [*map(batches.summands, params)], cluster.size())
     for param, is_added, on_some_rank in zip(params, *counting):

@@ -20,7 +20,6 @@ from gluonpar.gluon import (
     accumulation,
     batches,
     clipping,
-    gradients,
     initial_values,
     parameter_buckets,
 )
@@ -132,7 +131,7 @@ class Trainer(gluon.Trainer):
         self._exchange = Exchange(self._contexts, **self._options)
         check_draws_nothing(self._optimizer, self._exchange.num_processes)
         self._sharded_update = ShardedUpdate(self._updater, self._exchange)
-        gradients.track(self._params)
+        batches.track(self._params)
         self._reset_kvstore()
         if None not in map(private_fields.values, self._params):
             self._laid_out()  # before the first forward, so that ranks that differ are refused

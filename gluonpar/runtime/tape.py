@@ -31,7 +31,7 @@ Reached = Dict["Recording", List[str]]  # the names that a pass reaches, by reco
 
 lock = threading.RLock()  # not held during a pass
 _MOST_RECORDINGS = 256  # earlier ones than these are taken for one
-_begin_pass: Callable[[Reached], Callable[[], None]]  # as in observe
+_begin_pass: Callable[[Reached], Callable[[], None]]  # as in watch
 _renamed: Callable[[Sequence[str]], None]
 _num_passes: collections.Counter = collections.Counter()  # by the thread's identifier
 _marker: mx.nd.NDArray  # of which a reshape is a node, though nothing is computed
@@ -42,38 +42,33 @@ _set_recording, _ONE = _LIB.MXAutogradSetIsRecording, (ctypes.c_int64 * 1)(1)
 class Recording:
     """What a thread records from one ``autograd.record()`` to its end; ``part`` is the caller's."""
 
-    def __init__(self) -> None:
-        self.thread, self.depth, self.end, self.part = program(), _this.depth, math.inf, None
+    def __init__(self, thread: int | None) -> None:
+        self.thread, self.depth, self.end, self.part = thread, _this.depth, math.inf, None
 
 
 class _Thread(threading.local):
     program: int | None = None  # as in program()
-    recording: Recording | None = None  # that has begun and not ended
-    depth = 0  # number of autograd's scopes that have been entered and not left
+    recording: Recording | None = None  # that has not ended
+    depth = 0  # number of autograd's scopes that have not been left
 
 
 _this = _Thread()
 
 
-def observe(
+def watch(
     begin_pass: Callable[[Reached], Callable[[], None]], renamed: Callable[[Sequence[str]], None]
 ) -> None:
-    """While watched, have ``begin_pass`` called before each pass, and what it returns afterwards.
+    """From now on call ``begin_pass`` before each pass, and what it returns after the pass.
 
     With nothing for a pass that MXNet will refuse; Ctrl-C is held back. ``renamed`` is called with
     former names of arrays that have others now.
     """
-    global _begin_pass, _renamed
-    _begin_pass, _renamed = begin_pass, renamed
-
-
-def watch() -> None:
-    """Watch recordings and passes from now on."""
-    global _marker
+    global _begin_pass, _renamed, _marker
     if _LIB.MXAutogradBackwardEx is _backward:
         with autograd.pause():
             _marker = mx.nd.zeros((1,), ctx=mx.cpu(0))
             _marker.attach_grad()
+        _begin_pass, _renamed = begin_pass, renamed
         _LIB.MXAutogradBackwardEx, _LIB.MXAutogradMarkVariables = _watched_pass, _watched_attach
         _LIB.MXAutogradSetIsRecording = _watched_switch
         for method in ("__enter__", "__exit__"):
@@ -167,7 +162,7 @@ def _watched_switch(is_recording: Any, before: Any) -> int:
     result = _set_recording(is_recording, before)
     if is_on and not _this.recording:
         with lock:
-            _this.recording = Recording()
+            _this.recording = Recording(program())
             _recordings.append((_mark(), _this.recording))
             if len(_recordings) > _MOST_RECORDINGS:
                 del _recordings[: _MOST_RECORDINGS // 2]
@@ -195,5 +190,5 @@ def _mark() -> int:
     return position
 
 
-_recordings = [(-1, Recording())]  # with their first nodes, in order; the first is of all before
+_recordings = [(-1, Recording(None))]  # with their first nodes, in order; before, there is one
 os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)

@@ -94,7 +94,7 @@ THREAD = ThreadPoolExecutor(1)
 
 
 def on_another_thread(function, *arguments):
-    THREAD.submit(function, *arguments).result()
+    return THREAD.submit(function, *arguments).result()
 
 
 def samples(sizes, seed=0):
@@ -316,6 +316,23 @@ def last_device_first(ctx, make, how):
     return [net]
 
 
+def evaluated_while_recorded(ctx, make, how):
+    """Between the devices' losses; the last device's backward comes first."""
+    net = dense("net_", ctx, 1, 1)
+    trainer = make(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    for i, batch in enumerate(samples((1, 8, 1, 7))):
+        losses = []
+        with autograd.record():
+            for x in shards_of(batch, ctx):
+                losses.append(net(x) ** 2)
+                with autograd.pause():
+                    net(x)
+        backward(losses[::-1], how)
+        if i % 2:
+            trainer.step(len(batch))
+    return [net]
+
+
 def used_by_some_samples(ctx, make, how):
     """A layer that the last device used in a batch that is left out, with a record per device."""
     often, rarely = nets = dense("often_", ctx, 1, 1), dense("rarely_", ctx, 2, 1)
@@ -343,6 +360,18 @@ def on_two_threads(ctx, make, how):
         if i in (0, 3):
             trainer.allreduce_grads()
         else:
+            trainer.step(len(batch))
+    return [net]
+
+
+def recorded_by_another_thread(ctx, make, how):
+    """This thread calls backward, also of what it has recorded itself; some are left out."""
+    net = dense("net_", ctx, 1, 1)
+    trainer = make(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    for i, batch in enumerate(samples((8, 1, 8, 1))):
+        run = on_another_thread if i in (1, 2) else lambda function, *batch: function(*batch)
+        backward(run(losses_of, lambda x: net(x) ** 2, batch, ctx), how)
+        if i % 2:
             trainer.step(len(batch))
     return [net]
 
@@ -410,8 +439,15 @@ def renamed(ctx, make, how):
 PROGRAMS = [
     *(gan, skips, halves, overwritten, reversed_devices, used_by_one_device, made_late, adds),
     *(summed_before, recorded_before, on_another_device, adds_where_it_is_used),
-    *(beside_another_network, recorded_between, last_device_first, used_by_some_samples),
-    *(on_two_threads, gan_of_ranks, two_networks, renamed),
+    *(beside_another_network, recorded_between, last_device_first, evaluated_while_recorded),
+    *(
+        used_by_some_samples,
+        on_two_threads,
+        recorded_by_another_thread,
+        gan_of_ranks,
+        two_networks,
+        renamed,
+    ),
 ]
 
 
