@@ -77,11 +77,11 @@ class Trainer(gluon.Trainer):
     which get the values of rank 0, now and whenever they are initialised.
 
     A device that had no sample in a step adds nothing, whatever other backward passes have left
-    there (:mod:`gluonpar.gluon.batches`). A parameter without a new gradient on a device
-    that had samples is an error, unless ``ignore_stale_grad``; it then adds nothing there, and is
-    not updated if it has no new gradient on any device. Under a schedule SGD, LARS and LAMB give
-    all parameters of a step the same learning rate, on any number of devices; ``gluon.Trainer``
-    may give those that were frozen for some steps the rate of the step before.
+    there (:mod:`gluonpar.gluon.batches`). A parameter without a new gradient on any device, or on
+    one on which its own batch ran, is an error, unless ``ignore_stale_grad``; it then adds nothing
+    there, and is not updated if it has no new gradient on any device. Under a schedule SGD, LARS
+    and LAMB give all parameters of a step the same learning rate, on any number of devices;
+    ``gluon.Trainer`` may give those that were frozen for some steps the rate of the step before.
 
     With ``skip_nonfinite`` a step whose summed gradients have an infinite or NaN element changes
     nothing, on all devices of all processes, and ``num_skipped`` counts it. That waits for the sums

@@ -62,3 +62,14 @@ def test_more_cores(rows):
     few = ("--workload", "mlp", "--num-gpus", "1", "--warmup", "1")
     (row,) = rows("training.more_cores", *few, codes=(0, 1))  # 1: other programs ran beside it
     assert 0 < row["python"] and row["alone"] == row["at_most"]
+
+
+def test_passes(rows):
+    few = ("--params", "3", "--num-gpus", "2", "--networks", "1,2", "--warmup", "1")
+    measured = rows("training.passes", *few)
+    assert [(row["networks"], row["passes"]) for row in measured] == [
+        (networks, passes) for networks in (1, 2) for passes in ("one", "per device")
+    ]
+    assert all(
+        seconds > 0 for row in measured for pair in row["seconds"].values() for seconds in pair
+    )
