@@ -37,7 +37,7 @@ class Round:
         self.num_devices, self.failed = num_devices, ""  # why a device is missing, if one is
         # Per device that was called, how often its thread had called backward before.
         self.num_backwards: dict[mx.Context, int] = {}
-        self.written: list = []  # what their passes have: see batches.discard
+        self.written: list = []  # by passes on their threads: see batches.discard
         self.begun: dict[Any, collections.Counter] = {}  # number of sums, by layer and device
 
     def call(self, ctx: mx.Context, function: Callable, *arguments: Any) -> Any:

@@ -57,8 +57,8 @@ class Layout:
 
         All ranks must call this before each sum; with ``summed`` the gradients are sums already,
         and ``by_program`` is whether the Trainer has not made them. Unless ``ignore_stale_grad``
-        raises UserWarning if there is no new gradient, or if one is missing on a device that had
-        samples.
+        raises UserWarning if a parameter has no new gradient on any rank, or none on a device on
+        which its own batch ran.
         """
         if summed:
             written = [*map(batches.fresh, self.params)]

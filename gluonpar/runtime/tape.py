@@ -30,7 +30,7 @@ from gluonpar.runtime import interrupts, private_fields
 Reached = Dict["Recording", List[str]]  # the names that a pass reaches, by recording
 
 lock = threading.RLock()  # not held during a pass
-_MOST_RECORDINGS = 256  # earlier ones than these are taken for one
+_MOST_RECORDINGS = 2048  # that are known; it takes a megabyte or two
 _begin_pass: Callable[[Reached], Callable[[], None]]  # as in watch
 _renamed: Callable[[Sequence[str]], None]
 _num_passes: collections.Counter = collections.Counter()  # by the thread's identifier
@@ -165,7 +165,7 @@ def _watched_switch(is_recording: Any, before: Any) -> int:
             _this.recording = Recording(program())
             _recordings.append((_mark(), _this.recording))
             if len(_recordings) > _MOST_RECORDINGS:
-                del _recordings[: _MOST_RECORDINGS // 2]
+                del _recordings[1 : _MOST_RECORDINGS // 2]
     return result
 
 
@@ -190,5 +190,6 @@ def _mark() -> int:
     return position
 
 
-_recordings = [(-1, Recording(None))]  # with their first nodes, in order; before, there is one
+# With their first nodes, in order. The first stands for those that are not known, or not any more.
+_recordings = [(-1, Recording(None))]
 os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)

@@ -237,7 +237,8 @@ class Side:
         self.hybridize({"active": False})  # MXNet's static graphs have room for one of them
         for param in self.params:  # the second backward would fail on a frozen one
             param.grad_req = param.grad_req.replace("null", "write")
-        for (n, model, _), losses in zip((first, second), map(self.record, *zip(first, second))):
+        recorded = [(batch, self.record(*batch)) for batch in (first, second)]
+        for (n, model, _), losses in recorded:
             self.check_told(n, model, False, 0)
             if losses:
                 autograd.backward(losses)

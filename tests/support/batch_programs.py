@@ -459,7 +459,9 @@ def check(program, k, trainer, how):
 
     global is_alone
     is_alone = True
-    wanted = program(contexts(1), stock, how)
-    is_alone = False
+    try:
+        wanted = program(contexts(1), stock, how)
+    finally:
+        is_alone = False
     for net, want in zip(program(contexts(k), TRAINERS[trainer], how), wanted):
         assert_as_one(net, runs.values(want))
