@@ -1,10 +1,9 @@
-"""How old gradients are, which ranks compare: on some of them a batch may have no samples.
+"""How old gradients are, which ranks compare, as on some of them a batch may have no samples.
 
-Which gradients of a rank count is told by its own passes (:mod:`gluonpar.gluon.batches`). A rank
-without samples has no pass, and its gradients are those of a batch before, which must not be added
-to those of other ranks. So each rank counts, for each parameter, the sums before its gradient was
-written, and how often it was written since then: the same on all ranks that had samples, whatever
-their devices, and less on those that had none.
+A rank without samples has no pass, and its gradients are those of a batch before, which must not be
+added to those of other ranks. So each counts, for each parameter, the sums before its gradient was
+written, and how often it was written since: the same on all ranks that had samples, whatever their
+devices, and less on those that had none.
 """
 
 from __future__ import annotations
@@ -33,38 +32,35 @@ def count(grads: Gradients, device: int) -> None:
     grads.num_written[device] += 1
 
 
-def without_older(
-    params: Sequence[gluon.Parameter], counting: Sequence[list[bool]], num_processes: int
+def summands(
+    params: Sequence[gluon.Parameter], num_processes: int
 ) -> tuple[list[list[bool]], list[bool]]:
-    """Return ``counting``, without gradients that are older than those of other ranks.
+    """Return per parameter, by device, whether its gradient is added in the sum that comes next.
 
-    ``counting`` is per parameter, by device, whether its gradient is added in the sum that comes
-    next. And return, per parameter, whether one is on some rank. All ranks call this before each
-    sum. One that has new gradients of all parameters does not wait for the others.
+    And per parameter, whether one is on some rank. All ranks call this before each sum; gradients
+    older than other ranks' are not added. One that has new ones of all parameters does not wait.
     """
     global _num_sums
+    of_params = [gradients.tracked[param] for param in params]
+    counting = [grads.summands() for grads in of_params]
     on_some_rank = [*map(any, counting)]
-    if num_processes == 1 or not params:
-        return [*counting], on_some_rank
-    ages = np.array([_age(gradients.of(param)) for param in params])
-    of_ranks = cluster.PendingGather(ages, "ages of gradients", _check)
-    _num_sums += 1
-    if (ages[:, 0] == _num_sums - 1).all():
-        return [*counting], on_some_rank
-    newest = np.max(of_ranks.wait(), axis=0)[:, 0]
-    old = ages[:, 0] < newest
-    counting = [[False] * len(each) if is_old else each for each, is_old in zip(counting, old)]
-    return counting, (newest >= 0).tolist()
+    if num_processes > 1 and params:
+        ages = np.array([*map(_age, of_params)])
+        of_ranks = cluster.PendingGather(ages, "ages of gradients", _check)
+        _num_sums += 1
+        if (ages[:, 0] != _num_sums - 1).any():  # some may be old
+            newest = np.max(of_ranks.wait(), axis=0)[:, 0]
+            on_some_rank = (newest >= 0).tolist()
+            for i in np.flatnonzero(ages[:, 0] < newest):
+                counting[i] = [False] * len(counting[i])
+    return counting, on_some_rank
 
 
 def _age(grads: Gradients) -> tuple[int, int]:
-    """After how many sums the gradient was written, and how often since then; -1 if none counts.
-
-    Gradients that passes add to are of now.
-    """
-    if not any(grads.flags()):
+    """Return both counts, the first one -1 if no gradient counts. Those added to are of now."""
+    if not any(grads.fresh()):
         return -1, 0
-    return (_num_sums, 0) if grads.adds else (grads.time, max(grads.num_written))
+    return (_num_sums, 0) if grads.adds() else (grads.time, max(grads.num_written))
 
 
 def _check(of_ranks: Sequence[np.ndarray]) -> None:

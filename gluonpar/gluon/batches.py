@@ -12,9 +12,8 @@ left, which must not count. What belongs to one batch is read from MXNet's tape
   written on one of its devices; its own recordings take along what they have written.
 - A gradient counts if its parameter's newest batch wrote it.
 
-MXNet's flags say which count: where a batch begins, those of gradients of others are cleared. Nor
-do gradients count that a call of run_tasks, or a step of Towers, had computed when it failed.
-Passes that add to gradients are of no batch (:mod:`gluonpar.gluon.accumulation`).
+MXNet's flags say which count: where a batch begins, those of gradients of others are cleared.
+Passes that add to gradients are of no batch.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ import itertools
 from operator import attrgetter
 from typing import Any, Callable, Iterable, Sequence
 
-from mxnet import gluon
+from mxnet import autograd, gluon
 
 from gluonpar.cluster import world
-from gluonpar.gluon import accumulation, ages, device_sums, gradients
+from gluonpar.gluon import ages, device_sums, gradients
 from gluonpar.gluon.gradients import Gradients
 from gluonpar.runtime import memory, private_fields, tape
 
@@ -57,7 +56,7 @@ _BEFORE = Gradients.batch = _Batch()  # of what was written before the parameter
 _BEFORE.use()
 
 
-def _write(written: Sequence[tuple[tape.Recording, Gradients, int]]) -> None:
+def _write(written: Sequence[tape.Written]) -> None:
     """Note what a pass will write, and let what is of other batches not count: the law."""
     newest = max({grads.batch for _, grads, _ in written}, key=attrgetter("number"))
     for recording in {recording for recording, *_ in written}:
@@ -83,34 +82,35 @@ def _write(written: Sequence[tuple[tape.Recording, Gradients, int]]) -> None:
             ages.count(grads, i)
 
 
-def _begin_pass(reached: tape.Reached) -> Callable[[], None]:
+def _begin_pass(reached: Sequence[tape.Written]) -> Callable[[], None]:
     """Note what a pass will write; return what is to be done after it."""
     with tape.lock:
-        found = [(key, *each) for key, names in reached.items() for each in gradients.named(names)]
-        adding = [(grads, i) for _, grads, i in found if grads.adds]
-        written = [each for each in found if not each[1].adds] if adding else found
+        written = [each for each in reached if not each[1].adds()]
         if written:
             _write(written)
-        saved = [(grads, i, accumulation.prepare(grads, i)) for grads, i in adding]
+        added = [(grads, i) for _, grads, i in reached if grads.adds()]
+        saved = [grads.prepare_to_add(i) for grads, i in added]
     round_ = device_sums.current_round()
     if round_ is not None:
         round_.written += written
 
     def end_pass() -> None:
-        for _, grads, _ in found:
+        for _, grads, _ in reached:
             grads.follow()
-        for each in saved:
-            accumulation.add(*each)
+        for (grads, i), before in zip(added, saved):
+            if before is not None:
+                with autograd.pause():
+                    grads.grads[i] += before
 
     return end_pass
 
 
 def track(params: Iterable[gluon.Parameter]) -> None:
     """Watch from now on which passes write the gradients of ``params``, which may be deferred."""
-    tape.watch(_begin_pass, gradients.renamed)
+    tape.watch(_begin_pass)
     for param in params:
-        if gradients.of(param) is None:
-            gradients.add(param)
+        if param not in gradients.tracked:
+            gradients.tracked[param] = Gradients(param)
 
 
 def _tracking(change: Callable) -> Callable:
@@ -119,40 +119,21 @@ def _tracking(change: Callable) -> Callable:
     @functools.wraps(change)
     def tracked(param: gluon.Parameter, *args: Any) -> None:
         change(param, *args)
-        if gradients.of(param) is not None:
-            gradients.add(param)
+        if param in gradients.tracked:
+            gradients.tracked[param].renew()
         elif len(private_fields.values(param) or ()) > (not world.launched()):
             track([param])
 
     return tracked
 
 
-for _function in (private_fields.ALLOCATES_GRADIENTS, private_fields.CASTS):
-    private_fields.wrap(_function, _tracking)
-
-
-def fresh(param: gluon.Parameter) -> list[bool]:
-    """Return by device whether the gradient of a tracked parameter counts.
-
-    With grad_req='add' all do or none.
-    """
-    grads = gradients.of(param)
-    flags = grads.flags()
-    return [any(flags)] * len(flags) if grads.adds_always else flags
-
-
-def summands(param: gluon.Parameter) -> list[bool]:
-    """Return by device whether the gradient of a tracked parameter is added in the next sum.
-
-    It is if it is :func:`fresh`; of a sum that several devices have, one is added.
-    """
-    on, counting = gradients.of(param).sum_on, fresh(param)
-    return [counts and (on is None or i in on) for i, counts in enumerate(counting)]
+private_fields.wrap(private_fields.ALLOCATES_GRADIENTS, _tracking)
+private_fields.wrap(private_fields.CASTS, _tracking)
 
 
 def ran_on(param: gluon.Parameter) -> list[bool]:
     """Return by device whether the last batch that wrote the parameter's gradient ran there."""
-    grads = gradients.of(param)
+    grads = gradients.tracked[param]
     parts = [part for part in grads.batch.parts if part.batch is grads.batch]
     return [any(device in part.devices for part in parts) for device in grads.devices]
 
@@ -160,8 +141,8 @@ def ran_on(param: gluon.Parameter) -> list[bool]:
 def mark_used(params: Iterable[gluon.Parameter]) -> None:
     """Let no gradient of ``params`` count until backward has written it again."""
     with tape.lock:
-        for grads in map(gradients.of, params):
-            if any(grads.flags()):
+        for grads in map(gradients.tracked.__getitem__, params):
+            if any(grads.fresh()):
                 grads.batch.use()
                 memory.set_grad_flags(grads.values, False)
             grads.accumulates = False
@@ -171,19 +152,17 @@ def mark_used(params: Iterable[gluon.Parameter]) -> None:
 def mark_summed(params: Iterable[gluon.Parameter], devices: Sequence[int]) -> None:
     """Note that the gradients on ``devices`` are sums, which count, and others may be, too.
 
-    The sums are over all ranks: on one of them ``devices`` is one device, and on the others none.
-    In the next sum only the gradients on ``devices`` are added, and passes that add to them will
-    find zeros on the other devices.
+    Only those are added in the next sum, or added to by passes. One rank has one, others have none.
     """
     with tape.lock:
-        for grads in map(gradients.of, params):
+        for grads in map(gradients.tracked.__getitem__, params):
             grads.batch.use()
             memory.set_grad_flags(grads.values, True)
             grads.sum_on = devices
             ages.begin(grads)
 
 
-def discard(written: Iterable[tuple[tape.Recording, Gradients, int]]) -> None:
-    """Let no gradient count that passes have written; those that were added to others stay."""
+def discard(written: Iterable[tape.Written]) -> None:
+    """After tasks that failed, let no gradient count that their passes have written, not added."""
     for _, grads, i in written:
         memory.set_grad_flags(grads.values[i : i + 1], False)

@@ -1,42 +1,22 @@
-"""The gradients of Gluon parameters on their devices, found by their arrays' names on the tape."""
+"""The gradients of Gluon parameters on their devices, found by their arrays' names on the tape.
+
+Passes add to them with ``no_sync`` or ``grad_req='add'``: where they are sums over devices, to one
+of them. For ``no_sync``, MXNet's ``'add'`` is not used: the backward of some operators writes all
+the same, and that of others to memory that is not theirs (MXNet 1.9.1: mean, clip, cumsum, ...).
+"""
 
 from __future__ import annotations
 
 import functools
 import weakref
-from typing import Any, Iterable
+from typing import Any
 
 import mxnet as mx
-from mxnet import gluon
+from mxnet import autograd, gluon
 
 from gluonpar.runtime import memory, private_fields, tape
 
-_tracked: weakref.WeakKeyDictionary[gluon.Parameter, Gradients] = weakref.WeakKeyDictionary()
-_by_name: dict[str, tuple[Gradients, int]] = {}  # and the device's index
-
-
-def add(param: gluon.Parameter) -> None:
-    """Track a parameter, which may be deferred, or look up its arrays anew."""
-    if param in _tracked:
-        _tracked[param].renew()
-    else:
-        _tracked[param] = Gradients(param)
-
-
-def of(param: gluon.Parameter) -> Gradients | None:
-    """Return the gradients of a parameter, if it is tracked."""
-    return _tracked.get(param)
-
-
-def named(names: Iterable[str]) -> list[tuple[Gradients, int]]:
-    """Return the gradients of tracked parameters with these names, and the devices' indices."""
-    return [*filter(None, map(_by_name.get, names))]
-
-
-def renamed(names: Iterable[str]) -> None:
-    """Look up the names of parameters anew of which an array had one of ``names``."""
-    for grads, _ in named(names):
-        grads.renew()
+tracked: weakref.WeakKeyDictionary[gluon.Parameter, Gradients] = weakref.WeakKeyDictionary()
 
 
 class Gradients:
@@ -67,15 +47,21 @@ class Gradients:
         self.time, self.num_written = 0, [0] * len(self.values)  # see ages
         _forget(self._names)
         self._names += map(tape.name, self.values)
-        _by_name.update((name, (self, i)) for i, name in enumerate(self._names))
+        tape.owners.update((name, (self, i)) for i, name in enumerate(self._names))
         if any(memory.grad_flags(self.values)):
             self.follow()
 
-    def flags(self) -> list[bool]:
-        """Return by device whether MXNet's flag is set, that backward has written the gradient."""
+    def fresh(self) -> list[bool]:
+        """Return by device whether the gradient counts: with grad_req='add' all do or none."""
         if self._grads is not private_fields.grads(self._param()):
             self.renew()  # it has been frozen
-        return memory.grad_flags(self.values)
+        flags = memory.grad_flags(self.values)
+        return [any(flags)] * len(flags) if self.adds_always else flags
+
+    def summands(self) -> list[bool]:
+        """Return by device whether the next sum adds the gradient: if they are sums, one does."""
+        fresh, on = self.fresh(), self.sum_on  # in this order
+        return [counts and (on is None or i in on) for i, counts in enumerate(fresh)]
 
     def follow(self) -> None:
         """Have ``list_grad()`` return the arrays that backward has written, which may be others.
@@ -89,13 +75,21 @@ class Gradients:
                 if memory.grad_chunk(value) != memory.chunk(self.grads[i]):
                     self.grads[i] = value.grad
 
-    @property
     def adds(self) -> bool:
-        """Whether gradients of earlier passes count, too."""
+        """Return whether gradients of earlier passes count, too."""
         return self.adds_always or self.accumulates
+
+    def prepare_to_add(self, i: int) -> mx.nd.NDArray | None:
+        """Before a pass that adds on device ``i``, return a copy of what it will overwrite."""
+        with autograd.pause():
+            if self.sum_on is not None:
+                memory.zero([grad for j, grad in enumerate(self.grads) if j not in self.sum_on])
+                self.sum_on = None
+            overwrites = not self.adds_always and any(memory.grad_flags([self.values[i]]))
+            return self.grads[i].copy() if overwrites else None
 
 
 def _forget(names: list[str], _: Any = None) -> None:
     for name in names:
-        _by_name.pop(name, None)
+        tape.owners.pop(name, None)
     names.clear()

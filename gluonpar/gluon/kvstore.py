@@ -318,8 +318,7 @@ def _with_gradients(
     _update_alike(private_fields.optimizer(trainer), params[0].list_ctx(), _NOT_BY_TRAINER)
     batches.track(params)
     summed, stale = [], []
-    counting = ages.without_older(params, [*map(batches.summands, params)], cluster.size())
-    for param, is_added, on_some_rank in zip(params, *counting):
+    for param, is_added, on_some_rank in zip(params, *ages.summands(params, cluster.size())):
         if on_some_rank:
             summed.append(param)
             grads = private_fields.grads(param)

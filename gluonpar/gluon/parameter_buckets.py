@@ -9,7 +9,7 @@ from mxnet import gluon
 
 from gluonpar import cluster, replicas
 from gluonpar.collectives import Exchange
-from gluonpar.gluon import ages, batches
+from gluonpar.gluon import ages, batches, gradients
 from gluonpar.plans import partition
 from gluonpar.replicas import Copies, ParamBucket
 from gluonpar.runtime import devices, memory, private_fields
@@ -61,15 +61,14 @@ class Layout:
         which its own batch ran.
         """
         if summed:
-            written = [*map(batches.fresh, self.params)]
+            written = [gradients.tracked[param].fresh() for param in self.params]
             on_some_rank = [*map(any, written)]
             if by_program and self._num_processes > 1:  # a rank without samples has sums, too
                 on_some_rank = [True] * len(written)
                 if ignore_stale_grad:  # this waits
                     on_some_rank = cluster.total([*map(any, written)]) > 0
         else:
-            written = [*map(batches.summands, self.params)]
-            written, on_some_rank = ages.without_older(self.params, written, self._num_processes)
+            written, on_some_rank = ages.summands(self.params, self._num_processes)
         counting = dict(zip(self._indices, written))
         used = {i for i, is_used in zip(counting, on_some_rank) if is_used}
         if not ignore_stale_grad:

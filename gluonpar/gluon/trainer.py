@@ -16,13 +16,7 @@ from mxnet import autograd, gluon
 from gluonpar import cluster, metrics, optim, replicas
 from gluonpar.checkpoint import optimizer_states
 from gluonpar.collectives import Exchange, in_buckets
-from gluonpar.gluon import (
-    accumulation,
-    batches,
-    clipping,
-    initial_values,
-    parameter_buckets,
-)
+from gluonpar.gluon import batches, clipping, gradients, initial_values, parameter_buckets
 from gluonpar.gluon.parameter_buckets import Layout
 from gluonpar.gluon.update import (
     ShardedUpdate,
@@ -208,7 +202,8 @@ class Trainer(gluon.Trainer):
             batches.mark_used(self._params)
             adding = [param for param in layout.params if param.grad_req == "add"]
             memory.zero([grad for param in adding for grad in private_fields.grads(param)])
-            accumulation.accumulate(self._params)
+            for param in self._params:
+                gradients.tracked[param].accumulates = True
         self._accumulating = self._inside_no_sync = True
         try:
             yield
@@ -227,11 +222,11 @@ class Trainer(gluon.Trainer):
         """
         if not max_norm > 0:
             raise ValueError(f"max_norm must be positive, got {max_norm}")
-        params = [param for param in self._laid_out().params if any(batches.fresh(param))]
+        new = [param for param in self._laid_out().params if any(gradients.tracked[param].fresh())]
         norms = []
         for k, c in enumerate(self._contexts):
             with mx.Context(c):  # the norm's, if there is no gradient
-                grads = [private_fields.grads(param)[k] for param in params]
+                grads = [private_fields.grads(param)[k] for param in new]
                 norms.append(clipping.clip_global_norm(grads, max_norm))
         return norms[0].astype("float32")
 

@@ -44,7 +44,7 @@ def current() -> mx.Context | None:
 
 def num_backwards(ctx: mx.Context) -> int:
     """Return how often the thread of ``ctx`` has called ``backward``."""
-    return tape.num_passes(_threads[ctx].ident) if ctx in _threads else 0
+    return tape.num_passes[_threads[ctx].ident] if ctx in _threads else 0
 
 
 def call(ctx: mx.Context, function: Callable, *arguments: Any) -> Any:
@@ -78,10 +78,10 @@ def _in_scope_of_caller(function: Callable) -> Callable:
     """Return ``function`` with this thread's settings, which MXNet keeps per thread."""
     np_shape, np_array = mx.util.is_np_shape(), mx.util.is_np_array()
     recording, training = autograd.is_recording(), autograd.is_training()
-    program, mode = tape.program(), autograd.record if recording else autograd.pause
+    program, mode = tape.this_thread.program, autograd.record if recording else autograd.pause
 
     def scoped() -> Any:
-        tape.set_program(program)
+        tape.this_thread.program = program
         with mode(training), mx.util.np_shape(np_shape), mx.util.np_array(np_array):
             return function()
 
