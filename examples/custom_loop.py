@@ -1,7 +1,7 @@
-"""Linear regression on two devices in a hand-written loop that uses only ``gluonpar.allreduce``."""
+"""Linear regression on two devices in a hand-written loop that uses only ``allreduce_grads``."""
 
 # ruff: noqa: I001 - gluonpar comes before MXNet
-from gluonpar import allreduce
+from gluonpar import allreduce_grads
 
 import mxnet as mx
 from mxnet import autograd, nd
@@ -28,8 +28,7 @@ for _ in range(100):
             features, target = X[shard].as_in_context(c), y[shard].as_in_context(c)
             losses.append((nd.dot(features, w) + b - target) ** 2 / 2)
     autograd.backward(losses)
-    for copies in zip(*replicas):
-        allreduce([param.grad for param in copies])  # now the whole batch's, on every device
+    allreduce_grads(replicas)  # now the whole batch's, on every device
     for params in replicas:
         for param in params:
             param -= lr * param.grad / batch_size

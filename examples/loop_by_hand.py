@@ -120,10 +120,7 @@ def train(args):
                 losses = [loss_of(net(X_shard), y_shard) for X_shard, y_shard in shards]
             autograd.backward(losses)
             # differs: the step
-            for c in ctx[len(shards) :]:  # a device without samples adds nothing
-                for param in params:
-                    param.grad(c)[:] = 0
-            gluonpar.allreduce_many([param.list_grad() for param in params])
+            gluonpar.allreduce_grads(replicas)  # a device without samples adds nothing
             step += 1
             how = {"lr": schedule(step), "rescale_grad": 1 / len(y), **options}
             for param, copies in zip(params, momenta):

@@ -51,7 +51,7 @@ from gluonpar.replicas import get_params
 from gluonpar.runtime.cached_op import operators, traceable
 from gluonpar.install import __version__
 from gluonpar.sharding import split_and_load, split_samples
-from gluonpar.step import train_batch
+from gluonpar.step import allreduce_grads, train_batch
 
 if _TYPE_CHECKING:
     from gluonpar.diagnostics.verification import Wrong, verify
@@ -74,6 +74,7 @@ __all__ = [
     "__version__",
     "all_gather",
     "allreduce",
+    "allreduce_grads",
     "allreduce_many",
     "average_gradients",
     "average_statistics",

@@ -31,8 +31,9 @@ def sgd(params: Sequence[nd.NDArray], lr: float, batch_size: int) -> None:
     ``params`` are one device's, of any float dtype, whose gradients hold the *sum* over
     ``batch_size`` samples; parameters without a gradient are left as they are. On a CPU context the
     update is one pass over memory (:func:`update_on_host`), a quarter of the time of MXNet's own
-    operator; on a GPU it is that operator. Nothing waits. Raises ValueError unless ``batch_size``
-    is positive. ``sgd`` in Dive into Deep Learning, 3.4.
+    operator; on a GPU it is that operator. Nothing waits. Raises ValueError, with nothing changed,
+    unless ``lr`` is finite and ``batch_size`` positive and finite. ``sgd`` in Dive into Deep
+    Learning, 3.4.
 
     >>> import mxnet as mx
     >>> w = mx.nd.ones((1,)); w.attach_grad(); w.grad[:] = 8
@@ -40,6 +41,8 @@ def sgd(params: Sequence[nd.NDArray], lr: float, batch_size: int) -> None:
     >>> float(w.asscalar())
     0.0
     """
+    if not _is_finite(lr):
+        raise ValueError(f"lr must be a finite number, got {lr!r}; try 0.2")
     batch_size = check_batch_size(batch_size)
     params = params if isinstance(params, list) else list(params)
     update_by_sgd(replicas.buckets([params]), lr, batch_size)
@@ -47,9 +50,13 @@ def sgd(params: Sequence[nd.NDArray], lr: float, batch_size: int) -> None:
 
 def check_lr(lr: float) -> None:
     """Raise ValueError unless the learning rate is a positive finite number."""
-    largest = float(np.finfo("float32").max)  # a Python float: no warning of overflow
-    if not isinstance(lr, (numbers.Real, np.ndarray)) or not 0 < lr <= largest:
+    if not _is_finite(lr) or not lr > 0:
         raise ValueError(f"lr must be a positive finite number, got {lr!r}; try 0.2")
+
+
+def _is_finite(lr: float) -> bool:
+    largest = float(np.finfo("float32").max)  # a Python float: no warning of overflow
+    return isinstance(lr, (numbers.Real, np.ndarray)) and -largest <= lr <= largest
 
 
 def check_batch_size(batch_size: Any) -> Any:

@@ -135,12 +135,15 @@ def grads(params: Sequence[mx.nd.NDArray]) -> list[mx.nd.NDArray | None]:
 
 
 def buckets(
-    device_params: Sequence[Sequence[mx.nd.NDArray]], written: bool = False
+    device_params: Sequence[Sequence[mx.nd.NDArray]],
+    written: bool = False,
+    row_sparse: bool = False,
 ) -> list[ParamBucket]:
     """Return the parameters with a gradient in buckets, the last layers' first.
 
     With ``written`` only gradients count whose flags are set (:func:`memory.grad_flags`).
-    Raises ValueError if a parameter has a gradient on some devices only, or gradients that differ.
+    Raises ValueError if a parameter has a gradient on some devices only, gradients that differ, or
+    unless ``row_sparse`` a sparse one.
     """
     of_devices = [grads(params) for params in device_params]
     trained = []
@@ -152,7 +155,7 @@ def buckets(
                 "on all devices"
             )
         if not any(without):
-            arguments.check_list(of_copies, "gradients")
+            arguments.check_list(of_copies, "gradients", row_sparse)
             fresh = memory.grad_flags(copies) if written else ()
             trained.append(Copies(i, copies, of_copies, fresh))
     return [ParamBucket(copies) for copies in in_buckets(trained)]

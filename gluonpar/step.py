@@ -1,4 +1,4 @@
-"""train_batch: one data-parallel step."""
+"""train_batch: one data-parallel step; allreduce_grads: its exchange, for loops by hand."""
 
 from __future__ import annotations
 
@@ -66,8 +66,7 @@ def train_batch(
         batch_size = num_samples if alone else cluster.PendingGather(num_samples, "samples")
 
     # Forward: every device computes the losses of its shard.
-    for params in device_params:
-        memory.set_grad_flags(params, False)  # only what backward writes now will count
+    _clear_flags(device_params)
     with autograd.record():
         losses = [
             cached_op.losses(model, loss, X_shard, y_shard, params, replicas.BUCKET_BYTES)
@@ -82,7 +81,56 @@ def train_batch(
     buckets = replicas.buckets(device_params, written=True)
     heap.return_free([copies.grads for bucket in buckets for copies in bucket.copies])
     allreduce_sgd(exchange, buckets, lr, batch_size)
+    _clear_flags(device_params)
     return losses
+
+
+def _clear_flags(device_params: Sequence[Sequence[mx.nd.NDArray]]) -> None:
+    """Clear MXNet's flags: from now on only what backward then writes counts."""
+    for params in device_params:
+        memory.set_grad_flags(params, False)
+
+
+def allreduce_grads(device_params: Sequence[Sequence[mx.nd.NDArray]]) -> None:
+    """Replace the gradients of every parameter by their sum over all devices, in place.
+
+    ``device_params[i]`` are the parameters on one device (:func:`get_params`, or the arrays of a
+    Gluon network), and those at one index are copies of each other: of one shape and dtype, with
+    gradients on all devices or on none. They may be row_sparse in one process. In a job of several
+    the sum is over the devices of all processes, and all must call this.
+
+    A gradient that backward has not written since the last call counts as zero: with fewer samples
+    than devices some have no backward, and still have the sum of the batch before. So call it once
+    for each batch that has had a backward, also for one that is then left out. What backward has
+    written is read from MXNet's flags on the parameters' arrays, which are cleared.
+
+    The sums are made in buckets, and nothing waits, as in :func:`train_batch`. Raises ValueError
+    for other parameters. Compare ``allreduce_params`` in Dive into Deep Learning, 13.5.4.
+
+    >>> import mxnet as mx
+    >>> device_params = [[mx.nd.zeros((1,), ctx=mx.cpu(i))] for i in range(2)]
+    >>> for (w,) in device_params:
+    ...     w.attach_grad()
+    >>> for batch in ([1.0, 10.0], [5.0]):  # the second one is for one device
+    ...     with mx.autograd.record():
+    ...         losses = [w * x for (w,), x in zip(device_params, batch)]
+    ...     mx.autograd.backward(losses)
+    ...     allreduce_grads(device_params)
+    ...     print([w.grad.asscalar() for (w,) in device_params])
+    [11.0, 11.0]
+    [5.0, 5.0]
+    """
+    device_params = [*map(list, device_params)]
+    if not device_params or not device_params[0]:
+        raise ValueError("device_params must have at least one parameter on one device, got none")
+    contexts = [memory.context(params[0]) for params in device_params]
+    replicas.check(device_params, contexts)
+    exchange = exchange_over(tuple(contexts))
+    sparse = exchange.num_processes == 1
+    buckets = replicas.buckets(device_params, written=True, row_sparse=sparse)
+    with interrupts.held():
+        exchange.allreduce(replicas.to_sum(buckets))
+        _clear_flags(device_params)
 
 
 def allreduce_sgd(

@@ -31,6 +31,10 @@ def allreduce(
     with arrays of one shape and dtype, and the same ``op``; inside ``gluonpar.cluster.local()`` it
     is over this process's devices only. So are all collectives.
 
+    For the gradients of a step use :func:`gluonpar.allreduce_grads`, which sums those of all
+    parameters, and leaves out the ones that devices without samples still have of an earlier batch;
+    this function adds what the arrays hold.
+
     ``data`` holds one array per device: any number of dense arrays, ``mx.nd`` or ``mx.np``, of one
     shape (size 0 and 0-d included) and dtype (float16, float32, float64, int8, int32, int64 or
     uint8), on CPUs, GPUs or both; a context may occur more than once. Or all are row_sparse: the

@@ -91,8 +91,7 @@ tables.values(arrays)
 assert [int(array.asscalar()) for array in arrays] == [111, 111, 111]
 
 # %% step-allreduce
-for copies in zip(*device_params):
-    gluonpar.allreduce([param.grad for param in copies])
+gluonpar.allreduce_grads(device_params)
 sums = [replica[-1].grad.asnumpy() for replica in device_params]
 assert np.array_equal(*sums)
 print(f"{ctx[0]} and {ctx[1]}: {sums[0].round(2)}")
@@ -165,8 +164,7 @@ with autograd.record():
         for (X_shard, y_shard), replica in zip(np_shards, np_device_params)
     ]
 autograd.backward(losses)
-for copies in zip(*np_device_params):
-    gluonpar.allreduce([param.grad for param in copies])
+gluonpar.allreduce_grads(np_device_params)
 for replica in np_device_params:
     gluonpar.sgd(replica, lr, batch_size=len(X))
 
@@ -521,9 +519,9 @@ for start in range(0, 1024, 32):
             f, t = (part[16 * i : 16 * i + 16].as_in_context(c) for part in batch)
             losses.append((nd.dot(f, w) + b - t) ** 2 / 2)
     autograd.backward(losses)
-    for copies in zip(*replicas):
-        gluonpar.allreduce([param.grad for param in copies])
-        for param in copies:
+    gluonpar.allreduce_grads(replicas)
+    for replica in replicas:
+        for param in replica:
             param -= 0.3 * param.grad / 32
 
 w, b = replicas[1]

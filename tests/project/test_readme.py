@@ -21,9 +21,11 @@ READMES = ("README.md", "README.zh-CN.md")
 
 
 @pytest.mark.slow
-def test_the_custom_loop_uses_only_allreduce_and_converges():
+def test_the_custom_loop_uses_only_allreduce_grads_and_converges():
     source = (ROOT / "examples" / "custom_loop.py").read_text()
-    assert re.findall(r"^.*gluonpar.*import.*$", source, re.M) == ["from gluonpar import allreduce"]
+    assert re.findall(r"^.*gluonpar.*import.*$", source, re.M) == [
+        "from gluonpar import allreduce_grads"
+    ]
     assert len(source.splitlines()) < 40
     done = processes.end("examples/custom_loop.py", cwd=ROOT)
     assert (done.returncode, done.stdout) == (0, "w = [ 2.  -3.4], b = 4.20\n"), done.stderr

@@ -1,6 +1,7 @@
-"""Programs of any steps: whatever is done between them, train_batch on K devices trains as on one.
+"""Programs of any steps: whatever is done between them, K devices train as one.
 
-Each event of a drawn program is done by MXNet alone on one device, and by train_batch on K devices.
+Each event of a drawn program is done by MXNet alone on one device, and on K devices by train_batch
+or by hand.
 """
 
 import mxnet as mx
@@ -61,6 +62,19 @@ class Side:
         args = (*draw(seed, (n, 3), (n, 1)), self.copies, self.ctx, LR)
         gluonpar.train_batch(*args, MODELS[model], squares, algorithm, weights)
 
+    def by_hand(self, n, model, is_left_out, seed):
+        X, y = draw(seed, (n, 3), (n, 1))
+        shards = gluonpar.split_and_load((X, y), self.ctx)
+        with autograd.record():
+            losses = [
+                squares(MODELS[model](X_shard, params), y_shard)
+                for (X_shard, y_shard), params in zip(shards, self.copies)
+            ]
+        autograd.backward(losses)
+        gluonpar.allreduce_grads(self.copies)
+        for params in () if is_left_out else self.copies:
+            gluonpar.sgd(params, LR, n)
+
     def fail(self, n):
         """A batch whose model raises on the last of the devices that have samples."""
         args = (*draw(n, (n, 3), (n, 1)), self.copies, self.ctx, LR)
@@ -114,6 +128,10 @@ class Alone(Side):
         for param in trained:
             param[:] = param - LR / n * param.grad
 
+    def by_hand(self, n, model, is_left_out, seed):
+        if not is_left_out:
+            self.train(n, model, None, False, seed)
+
     def fail(self, n):
         pass
 
@@ -139,6 +157,7 @@ ALGORITHMS = st.one_of(st.none(), st.sampled_from(algorithms()))
 HOW = st.integers(0, len(MODELS) - 1), ALGORITHMS, st.booleans()
 EVENTS = [
     *[event("train", SIZES, *HOW, SEEDS) for _ in range(5)],  # the same object would count once
+    *[event("by_hand", SIZES, HOW[0], st.booleans(), SEEDS) for _ in range(3)],
     event("fail", SIZES),
     event("set", st.integers(0, 2), SEEDS),
     event("attach_grad", st.integers(0, 2)),

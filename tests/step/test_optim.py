@@ -1,5 +1,6 @@
 """sgd: param -= lr * grad / batch_size, and nothing else."""
 
+import math
 import threading
 
 import mxnet as mx
@@ -99,6 +100,15 @@ def test_parameters_from_a_generator_are_updated():
     params = params_of([[4.0], [1.0]], [[2.0], [1.0]])
     sgd((param for param in params), 0.5, 1)
     assert [param.asscalar() for param in params] == [3.0, 0.5]
+
+
+@pytest.mark.parametrize("lr", [math.nan, math.inf, -math.inf, 1e39, "0.1", None])
+def test_a_rate_that_is_not_finite_changes_nothing(lr):
+    [param] = params_of([[1.0]], [[1.0]])
+    with pytest.raises(ValueError, match="lr must be a finite number"):
+        sgd([param], lr, 1)
+    sgd([param], 0, 1)  # as a schedule may end
+    assert param.asscalar() == 1
 
 
 def test_parameters_without_gradient_or_elements_stay(by):

@@ -155,3 +155,40 @@ def test_a_parameter_frozen_on_some_devices_only_is_refused_by_number(which, alg
         gluonpar.train_batch(*batch, device_params, ctx, 0.1, model, algorithm=algorithm)
     for params in device_params:
         assert_equal(params, [np.ones((2, 4)), np.ones((1, 4))])
+
+
+@pytest.mark.parametrize("changed", ["a shape", "a context", "frozen on one", "no device"])
+def test_gradients_of_parameters_that_are_no_copies_of_each_other_are_not_summed(changed):
+    device_params = [get_params(originals(), device(i)) for i in range(2)]
+    with autograd.record():
+        losses = [sum(param.sum() for param in params) for params in device_params]
+    autograd.backward(losses)
+    device_params[1] = {
+        "a shape": device_params[1][::-1],
+        "a context": get_params(originals(), device(1))[:1]
+        + get_params(originals(), device(0))[1:],
+        "frozen on one": get_params(originals(), device(1), frozen=[1]),
+    }.get(changed)
+    with pytest.raises(ValueError, match="parameter"):
+        gluonpar.allreduce_grads([] if changed == "no device" else device_params)
+    assert_equal([param.grad for param in device_params[0]], [np.ones((2, 3)), np.ones(4)])
+    assert all(param._fresh_grad for param in device_params[0])
+
+
+def test_row_sparse_and_frozen_gradients_are_summed_and_left():
+    device_params = [[mx.nd.zeros((3, 1), ctx=device(i)), mx.nd.ones((1,))] for i in range(2)]
+    device_params = [[table, one.as_in_context(table.context)] for table, one in device_params]
+    for table, _ in device_params:
+        table.attach_grad(stype="row_sparse")
+    for rows in ([[0], [1]], [[2]]):
+        with autograd.record():
+            losses = [
+                mx.nd.Embedding(mx.nd.array(row, table.context), table, 3, 1, sparse_grad=True)
+                * one
+                for row, (table, one) in zip(rows, device_params)
+            ]
+        autograd.backward(losses)
+        gluonpar.allreduce_grads(device_params)
+        want = np.zeros((3, 1))
+        want[sum(rows, [])] = 1
+        assert_equal([table.grad for table, _ in device_params], [want, want])

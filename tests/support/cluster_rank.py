@@ -17,6 +17,7 @@ from gluonpar import cluster
 from gluonpar.checkpoint import sealed_npz
 from gluonpar.cluster import mpi_sums
 from gluonpar.gluon import running_statistics
+from gluonpar.models.losses import softmax_cross_entropy
 from gluonpar.plans import partition
 from gluonpar.runtime import engine
 from gluonpar.training import ranks
@@ -55,6 +56,26 @@ def by_train_batch(num_devices):
     device_params = [gluonpar.get_params(params, c) for c in ctx]
     for X, y, _ in batches(num_devices):
         gluonpar.train_batch(X, y, device_params, ctx, lr=0.1)
+    return [param.asnumpy() for param in device_params[-1]]
+
+
+def by_hand(num_devices):
+    """The same step in its parts."""
+    params = gluonpar.init_lenet(0.1)
+    ctx = contexts(num_devices)
+    device_params = [gluonpar.get_params(params, c) for c in ctx]
+    for X, y, num_samples in batches(num_devices):
+        shards = gluonpar.split_and_load((X, y), ctx) if len(y) else []
+        with autograd.record():
+            losses = [
+                softmax_cross_entropy(gluonpar.lenet(X_shard, params), y_shard)
+                for (X_shard, y_shard), params in zip(shards, device_params)
+            ]
+        if losses:
+            autograd.backward(losses)
+        gluonpar.allreduce_grads(device_params)
+        for params in device_params:
+            gluonpar.sgd(params, 0.1, num_samples)
     return [param.asnumpy() for param in device_params[-1]]
 
 
@@ -147,7 +168,7 @@ def by_run(num_devices):
 
 def trained(num_devices):
     """Everything that is trained in one job, by name."""
-    ways = (by_train_batch, by_run, by_towers, by_module)
+    ways = (by_train_batch, by_hand, by_run, by_towers, by_module)
     found = {way.__name__: way(num_devices) for way in ways}
     options = {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01}
     for deferred in (False, True):
