@@ -13,7 +13,7 @@ left, which must not count. What belongs to one batch is read from MXNet's tape
 - A gradient counts if its parameter's newest batch wrote it.
 
 MXNet's flags say which count: where a batch begins, those of gradients of others are cleared.
-Passes that add to gradients are of no batch.
+Gradients that passes add to are of no batch; what was written beside them is used with them.
 """
 
 from __future__ import annotations
@@ -56,8 +56,11 @@ _BEFORE = Gradients.batch = _Batch()  # of what was written before the parameter
 _BEFORE.use()
 
 
-def _write(written: Sequence[tape.Written]) -> None:
-    """Note what a pass will write, and let what is of other batches not count: the law."""
+def _write(written: Sequence[tape.Written]) -> _Batch:
+    """Note what a pass will write, and let what is of other batches not count: the law.
+
+    Return the batch that the pass is of.
+    """
     newest = max({grads.batch for _, grads, _ in written}, key=attrgetter("number"))
     for recording in {recording for recording, *_ in written}:
         if recording.part is None or recording.part.batch.is_used:
@@ -80,15 +83,18 @@ def _write(written: Sequence[tape.Written]) -> None:
         if grads.wrote[i] is not recording.part:
             grads.wrote[i] = recording.part
             ages.count(grads, i)
+    return batch
 
 
 def _begin_pass(reached: Sequence[tape.Written]) -> Callable[[], None]:
     """Note what a pass will write; return what is to be done after it."""
     with tape.lock:
         written = [each for each in reached if not each[1].adds()]
-        if written:
-            _write(written)
         added = [(grads, i) for _, grads, i in reached if grads.adds()]
+        if written:
+            batch = _write(written)
+            for grads, _ in added:
+                grads.beside.add(batch)
         saved = [grads.prepare_to_add(i) for grads, i in added]
     round_ = device_sums.current_round()
     if round_ is not None:
@@ -138,12 +144,18 @@ def ran_on(param: gluon.Parameter) -> list[bool]:
     return [any(device in part.devices for part in parts) for device in grads.devices]
 
 
+def _use(grads: Gradients) -> None:
+    for batch in (grads.batch, *grads.beside):
+        batch.use()
+    grads.beside.clear()
+
+
 def mark_used(params: Iterable[gluon.Parameter]) -> None:
     """Let no gradient of ``params`` count until backward has written it again."""
     with tape.lock:
         for grads in map(gradients.tracked.__getitem__, params):
             if any(grads.fresh()):
-                grads.batch.use()
+                _use(grads)
                 memory.set_grad_flags(grads.values, False)
             grads.accumulates = False
             grads.sum_on = grads.sum_on if grads.adds_always else None
@@ -156,7 +168,7 @@ def mark_summed(params: Iterable[gluon.Parameter], devices: Sequence[int]) -> No
     """
     with tape.lock:
         for grads in map(gradients.tracked.__getitem__, params):
-            grads.batch.use()
+            _use(grads)
             memory.set_grad_flags(grads.values, True)
             grads.sum_on = devices
             ages.begin(grads)

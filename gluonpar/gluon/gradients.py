@@ -42,6 +42,7 @@ class Gradients:
         self.devices = [(c.device_typeid, c.device_id) for c in (v.context for v in self.values)]
         self.adds_always = param.grad_req == "add"
         self.batch = type(self).batch
+        self.beside: set[Any] = set()  # batches of passes that have added to these gradients
         self.wrote: list[Any] = [None] * len(self.values)  # the part of a batch
         self.sum_on: Any = None  # if they are sums: the devices of which the next sum adds them
         self.time, self.num_written = 0, [0] * len(self.values)  # see ages

@@ -415,6 +415,27 @@ def two_networks(ctx, make, how):
     return nets
 
 
+def beside_added(ctx, make, how):
+    """A step uses gradients that passes add to, and leaves those that they wrote beside them."""
+    adding, writing = nets = dense("adding_", ctx, 1, 1), dense("writing_", ctx, 2, 1)
+    adding.collect_params().setattr("grad_req", "add")
+    of_adding, of_writing = (
+        make(net.collect_params(), "sgd", {"learning_rate": 0.1}) for net in nets
+    )
+    for first, second in zip(samples((1, 2)), samples((8, 8), seed=1)):
+        for net in nets:
+            net.hybridize(False)
+        adding.collect_params().zero_grad()
+        differentiate(lambda x: adding(x) * writing(x), first, ctx, how)
+        of_adding.step(len(first))
+        for x in shards_of(second, ctx)[::-1]:
+            with autograd.record():
+                loss = adding(x) * writing(x)
+            loss.backward()
+        of_writing.step(8)
+    return nets
+
+
 def renamed(ctx, make, how):
     """Arrays or gradients are replaced, before a batch of 8 that is left out and one of 1."""
     net = dense("net_", ctx, 1, 1)
@@ -446,6 +467,7 @@ PROGRAMS = [
         recorded_by_another_thread,
         gan_of_ranks,
         two_networks,
+        beside_added,
         renamed,
     ),
 ]
