@@ -36,7 +36,8 @@ class LossMeter:
     """The mean per-sample loss of batches, and the first batch that is not finite.
 
     :meth:`add` is asynchronous; :meth:`read` synchronises. With several processes, each adds its
-    part of the same batches, and all read together. ``total`` is the sum of the losses of the
+    part of the same batches, and all read together; one that is made inside ``cluster.local()`` is
+    this process's. ``total`` is the sum of the losses of the
     ``num_batches`` read so far, ``num_samples`` the number added on this rank. To continue from
     them, pass all three; on all ranks but 0, 0 samples. With ``check_finite`` False, losses and
     parameters may be infinite or NaN.
@@ -52,6 +53,7 @@ class LossMeter:
         self._unread: list[tuple[list[nd.NDArray], nd.NDArray | None]] = []
         self.total, self.num_samples, self.num_batches = total, num_samples, num_batches
         self._check_finite = check_finite
+        self._scope = cluster.scope()
 
     def add(self, losses: Sequence[nd.NDArray], params: Sequence[nd.NDArray] = ()) -> None:
         """Add the per-sample losses of one batch, one array per device, as train_batch returns.
@@ -74,6 +76,7 @@ class LossMeter:
                     self.num_samples += num_samples
         self._unread.append((sums, checked))
 
+    @cluster.in_scope
     def read(self) -> float:
         """Wait for all batches so far and return their mean loss.
 
@@ -86,7 +89,7 @@ class LossMeter:
         ]
         sums = [sum(value for _, value in batch) for batch in on_devices]
         num_samples = self.num_samples
-        if cluster.num_processes() > 1:
+        if cluster.size() > 1:
             *sums, num_samples = cluster.total([*sums, num_samples]).tolist()
         for batch, batch_sum, (_, checked) in zip(on_devices, sums, self._unread):
             self.num_batches += 1

@@ -104,7 +104,7 @@ def get_params(
     for i, param in enumerate(replica):
         if i not in without:
             param.attach_grad()
-    if cluster.num_processes() > 1:
+    if cluster.size() > 1:
         cluster.broadcast(list(replica), name="broadcast by get_params")
     return replica
 

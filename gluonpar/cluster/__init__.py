@@ -18,7 +18,7 @@ from gluonpar.cluster.process_collectives import (
     together,
     total,
 )
-from gluonpar.cluster.world import abort, is_local, is_main, local, num_processes, rank, size
+from gluonpar.cluster.world import abort, in_scope, is_local, is_main, local, rank, scope, size
 
 __all__ = [
     "PendingGather",
@@ -29,11 +29,12 @@ __all__ = [
     "check_equal",
     "check_equal_async",
     "gather",
+    "in_scope",
     "is_local",
     "is_main",
     "local",
-    "num_processes",
     "rank",
+    "scope",
     "size",
     "together",
     "total",

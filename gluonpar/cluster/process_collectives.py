@@ -93,6 +93,7 @@ class PendingGather:
 
     def __init__(self, value: Any, name: str, check: Callable[[list], None] | None = None) -> None:
         self.values, self._name, self._check, job = [value], name, check, world()
+        self._known: mx.nd.NDArray | None = None
         if job is not None:
             self._known = mx.nd.empty((1,), ctx=mx.cpu(0))
             _push_operator("gather", functools.partial(self._gather, job), [self._known])
@@ -107,7 +108,7 @@ class PendingGather:
 
         An operator pushed after a later collective may read ``values``.
         """
-        if world() is not None:
+        if self._known is not None:
             self._known.wait_to_read()
         return self.values
 

@@ -1,12 +1,10 @@
-"""This process's rank among the processes of an MPI job. The only module that imports mpi4py.
-
-And over which devices the public collectives go: all processes', or this process's only.
-"""
+"""This process's rank among the processes of an MPI job. The only module that imports mpi4py."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import itertools
 import os
 import signal
@@ -15,7 +13,7 @@ import subprocess
 import threading
 import time
 import zlib
-from typing import Any, Iterator, Mapping, NamedTuple
+from typing import Any, Callable, ContextManager, Iterator, Mapping, NamedTuple
 
 import numpy as np
 
@@ -97,12 +95,16 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def world() -> World | None:
-    """Return the job that this process belongs to, or None. The first call starts MPI.
+    """Return the job that this process belongs to, or None, as inside :func:`local`.
 
-    Raises ImportError without mpi4py, RuntimeError if MPI cannot be used and in a process that was
-    forked from a rank, memory_limits.OutOfMemoryError with too little memory for MPI, ValueError if
-    GLUONPAR_TIMEOUT is invalid.
+    The first call starts MPI. Raises ImportError without mpi4py, RuntimeError if MPI cannot be used
+    and in a process that was forked from a rank, memory_limits.OutOfMemoryError with too little
+    memory for MPI, ValueError if GLUONPAR_TIMEOUT is invalid.
     """
+    return None if is_local() else _job()
+
+
+def _job() -> World | None:
     global _world, _alone
     if _forked:
         raise RuntimeError(
@@ -119,20 +121,20 @@ def world() -> World | None:
 
 
 def rank() -> int:
-    """Return this process's number in the MPI job, 0 to ``size() - 1``; 0 without MPI.
+    """Return this process's number in the MPI job, 0 to ``size() - 1``; 0 alone.
 
     In a fork of a rank, such as a DataLoader's worker, it is that rank's, if it was known there.
 
     >>> rank(), size()
     (0, 1)
     """
-    job = _world or world()
+    job = None if is_local() else _world or _job()
     return job.rank if job else 0
 
 
 def size() -> int:
-    """Return the number of processes that train together; 1 without MPI."""
-    job = _world or world()
+    """Return the number of processes that train together; 1 without MPI and inside local()."""
+    job = None if is_local() else _world or _job()
     return job.size if job else 1
 
 
@@ -143,18 +145,17 @@ def is_main() -> bool:
 
 @contextlib.contextmanager
 def local() -> Iterator[None]:
-    """Within this context the calling thread's collectives are over this process's devices.
+    """Within this context all of gluonpar is, for the calling thread, a program of one process.
 
-    Collectives, and functions that call them (:func:`gluonpar.allreduce` and its relatives,
-    ``average_gradients``, ``average_statistics``, ``get_params``, ``make_parallel``,
-    ``LossMeter.read``), then neither exchange anything with other processes nor wait for them, so
-    one rank may call them alone. A ``Towers`` or ``SyncBatchNorm`` that is made inside stays inside
-    its process. Other threads, ``gluonpar.Trainer``, ``train_batch``, ``kvstore='gluonpar'`` and
-    the functions of :mod:`gluonpar.cluster` are not affected.
+    :func:`rank` is 0 and :func:`size` 1, and nothing is exchanged with other processes or waits for
+    them, so one rank may enter it alone. What is made inside (a ``Trainer``, ``Towers``,
+    ``LossMeter``, ``SyncBatchNorm``, a Trainer with ``kvstore='gluonpar'``) stays local, also
+    outside. What was made outside is the job's: where it would communicate inside, it raises
+    RuntimeError. ``run_tasks`` takes its tasks along; other threads are not inside.
 
     >>> with local():
-    ...     num_processes()
-    1
+    ...     rank(), size()
+    (0, 1)
     """
     before = is_local()
     _thread.is_local = True
@@ -169,9 +170,30 @@ def is_local() -> bool:
     return getattr(_thread, "is_local", False)
 
 
-def num_processes() -> int:
-    """Return over how many processes collectives of the calling thread go: all, or this one."""
-    return 1 if is_local() else size()
+def scope() -> Callable[[], ContextManager[None]]:
+    """Return what an object that is made now enters in each call: local(), or outside of it."""
+    return local if is_local() else _outside
+
+
+@contextlib.contextmanager
+def _outside() -> Iterator[None]:
+    if is_local() and _world is not None:
+        raise RuntimeError(
+            f"what was made outside gluonpar.cluster.local() is of all {_world.size} processes; "
+            "make another one inside, or call this one outside"
+        )
+    yield
+
+
+def in_scope(method: Callable) -> Callable:
+    """Return the method of an object, which enters its ``_scope``: see :func:`scope`."""
+
+    @functools.wraps(method)
+    def called(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with self._scope():
+            return method(self, *args, **kwargs)
+
+    return called
 
 
 def abort(why: str) -> None:
@@ -179,7 +201,7 @@ def abort(why: str) -> None:
 
     Prints "gluonpar: rank 1 (pid 4711 on node2) WHY; the job ends" on stderr.
     """
-    job = world()
+    job = _job()
     if job is not None:
         job.detector.abort(why)
 

@@ -102,8 +102,8 @@ class Exchange:
     added, and arrays may have any dtype. ``algorithm`` names the all-reduce inside the process
     (None: by the rule); another than 'nccl' keeps NCCL from summing between processes, too. With
     ``compression='fp16'`` values are rounded. ``num_processes`` is 1 for this process's devices
-    only, or by default that of the job. Raises ValueError for an algorithm that is not registered,
-    or that cannot be used on these contexts.
+    only, or by default ``cluster.size()``. Raises ValueError for an algorithm that is not
+    registered, or that cannot be used on these contexts.
     """
 
     def __init__(
@@ -285,8 +285,12 @@ class Exchange:
             average.astype(dtype).copyto(array)
 
 
-exchange_over = functools.lru_cache(256)(Exchange)
-"""Return the exchange for these arguments (``ctx`` is a tuple), made when it is asked for first."""
+def exchange_over(ctx: tuple, algorithm: str | None = None, op: str | None = "sum") -> Exchange:
+    """Return the exchange for these arguments, made when it is asked for first."""
+    return _made(ctx, algorithm, num_processes=cluster.size(), op=op)
+
+
+_made = functools.lru_cache(256)(Exchange)
 
 
 def _scale_of_mean(count: int) -> float:

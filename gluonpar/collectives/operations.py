@@ -17,6 +17,7 @@ from gluonpar.runtime import interrupts, memory, peers
 # small sum. The arrays are not kept alive: see memory.fingerprint.
 _prepared: dict[tuple, Callable] = {}
 _MOST_PREPARED = 256
+combined: Callable = len  # is called with lists that have been summed: gluon.batches notes them
 
 
 def allreduce(
@@ -65,15 +66,17 @@ def allreduce(
     >>> data[1].asnumpy().tolist()
     [3.0, 3.0]
     """
-    key = _key(data, algorithm, op, accumulate, cluster.num_processes())
+    key = _key(data, algorithm, op, accumulate, cluster.size())
     prepared = _prepared.get(key)
     if prepared is not None:
         with interrupts.held(), exchange.pushing:
             prepared([data])
+        combined([data])
         return
     kind = arguments.check_list(data, row_sparse=True)
     over = _checked_exchange([kind], algorithm, op, accumulate)
     over.allreduce(in_buckets([data]))
+    combined([data])
     if len(data) == 1 or 0 in kind.shape or over.num_processes > 1:
         return
     chosen = over.chosen([data])
@@ -126,6 +129,7 @@ def allreduce_many(
     if lists:
         over = _checked_exchange(kinds, algorithm, op, accumulate)
         over.allreduce(in_buckets(lists, bucket_bytes))
+        combined(lists)
 
 
 def explain(data: Sequence[mx.nd.NDArray]) -> Choice:
@@ -238,8 +242,7 @@ def _checked_exchange(
     accumulate: str | None = None,
 ) -> Exchange:
     """Return the exchange for lists of these kinds, over all processes or inside this one."""
-    options = {"op": op, "accumulate": accumulate, "num_processes": cluster.num_processes()}
-    over = Exchange(kinds[0].ctx, algorithm, **options)
+    over = Exchange(kinds[0].ctx, algorithm, op=op, accumulate=accumulate)
     arguments.check_exchange(kinds, over)
     return over
 

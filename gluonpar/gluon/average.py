@@ -7,7 +7,6 @@ from typing import Any, Sequence
 import mxnet as mx
 from mxnet import autograd
 
-from gluonpar import cluster
 from gluonpar.collectives import Exchange, arguments, in_buckets
 
 
@@ -48,7 +47,7 @@ def average_gradients(tower_grads: Sequence[Sequence[Any]]) -> list[Any]:
         means = [grads[0].copy() for grads in lists]
     if lists:
         ctx = [grad.context for grad in lists[0]]
-        exchange = Exchange(ctx, num_processes=cluster.num_processes(), op="mean")
+        exchange = Exchange(ctx, op="mean")
         sums = [[mean, *grads[1:]] for mean, grads in zip(means, lists)]
         exchange.reduce(in_buckets(sums))
     return [(mean, of[0][1]) for mean, of in zip(means, variables)] if paired else means

@@ -18,6 +18,7 @@ from typing import Any, Callable, NamedTuple
 import mxnet as mx
 import numpy as np
 
+from gluonpar import cluster
 from gluonpar.runtime import device_threads
 
 
@@ -42,11 +43,13 @@ class Round:
 
     def call(self, ctx: mx.Context, function: Callable, *arguments: Any) -> Any:
         """Call ``function(*arguments)`` on the thread of ``ctx``, in this round."""
+        scope = cluster.scope()
 
         def in_round() -> Any:
             outer, _this.round = current_round(), self
             try:
-                return function(*arguments)
+                with scope():
+                    return function(*arguments)
             finally:
                 _this.round = outer
 

@@ -8,14 +8,16 @@ the same, and that of others to memory that is not theirs (MXNet 1.9.1: mean, cl
 from __future__ import annotations
 
 import functools
+import operator
 import weakref
-from typing import Any
+from typing import Any, Sequence
 
 import mxnet as mx
 from mxnet import autograd, gluon
 
 from gluonpar.runtime import memory, private_fields, tape
 
+_by_grad: dict[int, Gradients] = {}  # by id() of the first device's gradient
 tracked: weakref.WeakKeyDictionary[gluon.Parameter, Gradients] = weakref.WeakKeyDictionary()
 
 
@@ -25,8 +27,8 @@ class Gradients:
     batch: Any  # that wrote last: see batches
 
     def __init__(self, param: gluon.Parameter) -> None:
-        self._names: list[str] = []
-        self._param = weakref.ref(param, functools.partial(_forget, self._names))
+        self._names: list = []  # in tape.owners and _by_grad
+        self.param = weakref.ref(param, functools.partial(_forget, self._names))
         self.grads: list[mx.nd.NDArray] = []
         self._is_replaced = False  # whether the arrays are not the first
         self.accumulates = False  # whether passes add until the next update
@@ -34,7 +36,7 @@ class Gradients:
 
     def renew(self) -> None:
         """Look up the parameter's arrays and their names, which may be others than before."""
-        param = self._param()
+        param = self.param()
         self._follows, self._is_replaced = True, bool(self.grads) or self._is_replaced
         self._grads = private_fields.grads(param)
         self.grads = self._grads or []
@@ -44,17 +46,19 @@ class Gradients:
         self.batch = type(self).batch
         self.beside: set[Any] = set()  # batches of passes that have added to these gradients
         self.wrote: list[Any] = [None] * len(self.values)  # the part of a batch
+        self.is_sum = False  # whether they have been summed since a pass has written them
         self.sum_on: Any = None  # if they are sums: the devices of which the next sum adds them
         self.time, self.num_written = 0, [0] * len(self.values)  # see ages
         _forget(self._names)
         self._names += map(tape.name, self.values)
         tape.owners.update((name, (self, i)) for i, name in enumerate(self._names))
+        self._index()
         if any(memory.grad_flags(self.values)):
             self.follow()
 
     def fresh(self) -> list[bool]:
         """Return by device whether the gradient counts: with grad_req='add' all do or none."""
-        if self._grads is not private_fields.grads(self._param()):
+        if self._grads is not private_fields.grads(self.param()):
             self.renew()  # it has been frozen
         flags = memory.grad_flags(self.values)
         return [any(flags)] * len(flags) if self.adds_always else flags
@@ -75,6 +79,12 @@ class Gradients:
             for i, value in enumerate(self.values):
                 if memory.grad_chunk(value) != memory.chunk(self.grads[i]):
                     self.grads[i] = value.grad
+            self._index()
+
+    def _index(self) -> None:
+        for grad in self.grads[:1]:
+            _by_grad[id(grad)] = self
+            self._names.append(id(grad))
 
     def adds(self) -> bool:
         """Return whether gradients of earlier passes count, too."""
@@ -86,11 +96,21 @@ class Gradients:
             if self.sum_on is not None:
                 memory.zero([grad for j, grad in enumerate(self.grads) if j not in self.sum_on])
                 self.sum_on = None
+            self.is_sum = False
             overwrites = not self.adds_always and any(memory.grad_flags([self.values[i]]))
             return self.grads[i].copy() if overwrites else None
 
 
-def _forget(names: list[str], _: Any = None) -> None:
+def _forget(names: list, _: Any = None) -> None:
     for name in names:
         tape.owners.pop(name, None)
+        _by_grad.pop(name, None)
     names.clear()
+
+
+def param_of(arrays: Sequence[mx.nd.NDArray]) -> gluon.Parameter | None:
+    """Return the tracked parameter whose gradients these arrays are, if there is one."""
+    grads = _by_grad.get(id(arrays[0]))
+    if grads and len(arrays) == len(grads.grads) and all(map(operator.is_, arrays, grads.grads)):
+        return grads.param()
+    return None

@@ -7,7 +7,6 @@ Importing this module registers the name for ``mx.kv.create``, and so for
 from __future__ import annotations
 
 import functools
-import sys
 import weakref
 from numbers import Number
 from typing import Any, Callable, NoReturn, Sequence
@@ -18,9 +17,9 @@ from mxnet import autograd, gluon
 from gluonpar import cluster
 from gluonpar.cluster import world
 from gluonpar.collectives import Exchange, arguments, exchange_over, in_buckets, row_sparse
-from gluonpar.gluon import ages, batches, initial_values
+from gluonpar.gluon import ages, batches, gradients, initial_values
 from gluonpar.gluon.update import check_draws_nothing
-from gluonpar.runtime import devices, heap, memory, private_fields
+from gluonpar.runtime import devices, heap, memory, private_fields, threads
 
 # Optimizers that would give each copy of a parameter another value, as MXNet calls one optimizer
 # for each device in turn: SGLD draws random numbers, LBSGD has one array for a Trainer's copies.
@@ -57,6 +56,7 @@ class GluonPar(mx.kvstore.KVStore):  # of which sparse gradients need an instanc
 
     def __init__(self) -> None:
         self._row_sparse: dict[Any, mx.nd.NDArray] = {}  # by key: the sum pushed last
+        self._scope = cluster.scope()
 
     def __del__(self) -> None:
         """Free nothing: there is no store of MXNet's behind this one."""
@@ -69,8 +69,17 @@ class GluonPar(mx.kvstore.KVStore):  # of which sparse gradients need an instanc
         """
         return "gluonpar" if self.num_workers == 1 else "dist_sync_gluonpar"
 
-    rank = property(lambda self: cluster.rank(), doc="The rank of this process; 0 without MPI.")
-    num_workers = property(lambda self: cluster.size(), doc="The number of processes.")
+    @property
+    @cluster.in_scope
+    def rank(self) -> int:
+        """The rank of this process; 0 alone."""
+        return cluster.rank()
+
+    @property
+    @cluster.in_scope
+    def num_workers(self) -> int:
+        """The number of processes."""
+        return cluster.size()
 
     @staticmethod
     def is_capable(capability: str) -> bool:
@@ -80,16 +89,11 @@ class GluonPar(mx.kvstore.KVStore):  # of which sparse gradients need an instanc
         return False
 
     def init(self, key: Any, value: Any) -> None:
-        """Copy rank 0's array ``value`` to that of all ranks; with a list of keys, key by key.
+        """Copy rank 0's array ``value`` to that of all ranks; with a list of keys, key by key."""
+        if self.num_workers > 1:
+            self.broadcast(key, value, value)
 
-        Module calls this when it has copied its parameters to the devices: to these, too.
-        """
-        if self.num_workers == 1:
-            return
-        caller = sys._getframe(1)
-        from_module = caller.f_code is private_fields.MODULE_INIT
-        self.broadcast(key, value, caller.f_locals["param_on_devs"] if from_module else value)
-
+    @cluster.in_scope
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
         """Copy the array ``value`` to every array of ``out``; with a list of keys, key by key.
 
@@ -100,58 +104,60 @@ class GluonPar(mx.kvstore.KVStore):  # of which sparse gradients need an instanc
             data = [root, *(array for array in arrays if array is not root)]
             _exchange([data], op=None).broadcast(in_buckets([data]))
 
+    @cluster.in_scope
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         """Replace every array of ``value``, one per device, by the sum of all of them.
 
         With ``out``, an array or a list, ``value`` is left as it is and every array of ``out``
         becomes the sum. With a list of keys, ``value`` and ``out`` hold one list of arrays per key,
-        all on the same contexts.
+        all on the same contexts, and are summed together.
         With several processes the sum is over the devices of all processes.
 
-        The stock Trainer calls this for one parameter after another. The first call sums the
-        gradients of all parameters together, and the others do nothing: for a small network one
-        operator per parameter would cost as much as the sums. A device that had no sample adds
-        nothing, and is updated as the others. For other callers every call sums.
+        Where the sums replace the gradients of a Parameter on its devices, by which it is known, a
+        device that had no sample adds nothing, and gets the sum as the others.
 
-        Raises ValueError for arrays of different shapes or dtypes, and for row_sparse ones with
-        several processes; a Trainer or Module gives those to :meth:`push`.
+        Raises ValueError for arrays of different shapes or dtypes, for an array under two keys, and
+        for row_sparse ones with several processes; a Trainer or Module gives those to :meth:`push`.
         """
-        caller = sys._getframe(1)
-        # A subclass with a loop of its own is not recognised: its calls are executed one by one.
-        if caller.f_code is private_fields.TRAINER_LOOP:
-            trainer = caller.f_locals["self"]
-            params = private_fields.params(trainer)
-            if key == next(i for i, param in enumerate(params) if _is_summed_here(param)):
-                summed = _with_gradients(trainer, [*filter(_is_summed_here, params)])
-                lists = [param.list_grad() for param in summed]
-                heap.return_free(lists)
-                _allreduce(lists)
-        elif out is None:
-            if caller.f_code is private_fields.MODULE_LOOP:
-                optimizer = caller.f_locals["updater"].optimizer
-                _update_alike(optimizer, [array.context for array in value], _NOT_BY_MODULE)
-            _allreduce(_lists(key, value, "value"))
-        else:
-            for data, targets in zip(_lists(key, value, "value"), _lists(key, out, "out")):
-                with autograd.pause():
-                    total = _sum(data)
-                    for target in targets:  # it may be in data, too
-                        total.copyto(target)
+        lists = _lists(key, value, "value")
+        arguments.check_apart([array for data in lists for array in data], "value")
+        targets = lists if out is None else _lists(key, out, "out")
+        summed, stale = [], []
+        for data, those, added in zip(lists, targets, _begin_sums(targets)):
+            if added is None:
+                continue
+            with autograd.pause():
+                data = data if out is None else [array.copy() for array in data]
+            if len(data) == len(those):
+                stale += [array for array, is_added in zip(data, added) if not is_added]
+            summed.append((data, those))
+        memory.zero(stale)
+        sums = [data for data, _ in summed]
+        if out is None:
+            heap.return_free(sums)
+            _allreduce(sums)
+            return
+        for data, those in summed:
+            _exchange([data]).reduce(in_buckets([data]))
+            with autograd.pause():
+                for target in those:  # it may be in value, too
+                    data[0].copyto(target)
 
+    @cluster.in_scope
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
         """Store the sum of the row_sparse arrays ``value``, one per device, under ``key``.
 
         With a list of keys, one list of arrays per key. Raises ValueError for dense arrays, and
         with several processes: row_sparse arrays are not exchanged between them.
         """
-        caller = sys._getframe(1)
-        if caller.f_code is private_fields.TRAINER_LOOP:
-            trainer = caller.f_locals["self"]
-            _with_gradients(trainer, [private_fields.params(trainer)[key]])
         for name, data in zip(_keys(key), _lists(key, value, "value")):
             if data[0].stype != "row_sparse":
                 raise ValueError(f"kvstore 'gluonpar' cannot push({key!r}): it {_VALUES}")
-            self._row_sparse[name] = _sum(data)
+            [added] = _begin_sums([data])
+            memory.zero([array for array, is_added in zip(data, added or ()) if not is_added])
+            copies = [array.copy() for array in data]
+            _exchange([copies]).reduce(in_buckets([copies]))
+            self._row_sparse[name] = copies[0]
 
     def pull(
         self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True
@@ -192,43 +198,108 @@ def _is_ours(kvstore: Any) -> bool:
     return named or isinstance(kvstore, GluonPar)
 
 
-def _join_job() -> None:
-    """In a job of several processes, have MXNet use this store where it would use none.
+def _making(make: Callable) -> Callable:
+    """Before the first forward, share out threads and give all ranks the same initial values."""
 
-    By name, MXNet makes no store for a single device: ranks with one each would train apart. And
-    gluon.Trainer makes it in the first step only, after forward and backward with the values that
-    each rank has initialised itself.
-    """
-    start = gluon.Trainer.__init__
-
-    def always(create: Callable) -> Callable:
-        def create_always(kvstore: Any, num_device: int, arg_params: Any) -> tuple:
-            if isinstance(kvstore, str) and _is_ours(kvstore):
-                kvstore = mx.kv.create(kvstore)
-            return create(kvstore, num_device, arg_params)
-
-        return create_always
-
-    @functools.wraps(start)
-    def start_alike(self: gluon.Trainer, *args: Any, **kwargs: Any) -> None:
-        start(self, *args, **kwargs)
-        if _is_ours(private_fields.kvstore_params(self)["kvstore"]):
-            params = private_fields.params(self)
-            for param in params:
+    @functools.wraps(make)
+    def made(trainer: gluon.Trainer, *args: Any, **kwargs: Any) -> None:
+        make(trainer, *args, **kwargs)
+        options, params = private_fields.kvstore_params(trainer), private_fields.params(trainer)
+        if not _is_ours(options["kvstore"]):
+            return
+        check_draws_nothing(private_fields.optimizer(trainer), cluster.size())
+        threads.share(private_fields.contexts(trainer))
+        if world.launched():
+            if isinstance(options["kvstore"], str):  # by name, there is none for one device
+                options["kvstore"] = GluonPar()
+            for param in params if cluster.size() > 1 else ():
                 if private_fields.grad_stype(param) != "default":
                     raise ValueError(f"parameter {param.name}: {row_sparse.NOT_BETWEEN_PROCESSES}")
             initial_values.start_alike(params)
 
-    private_fields.wrap(private_fields.CREATES_KVSTORE, always)
-    gluon.Trainer.__init__ = start_alike
+    return made
 
 
-if world.launched():
-    _join_job()
+def _summing(sum_gradients: Callable) -> Callable:
+    """Sum all parameters' gradients together: an operator for each would cost as much as a step."""
+
+    @functools.wraps(sum_gradients)
+    def summed(trainer: gluon.Trainer) -> None:
+        store = private_fields.kvstore(trainer)
+        if getattr(type(store), "pushpull", None) is not GluonPar.pushpull:
+            sum_gradients(trainer)
+            return
+        dense, sparse = {}, {}
+        for i, param in enumerate(private_fields.params(trainer)):
+            if param.grad_req != "null":
+                kind = dense if private_fields.grad_stype(param) == "default" else sparse
+                kind[i] = param.list_grad()
+        store.pushpull([*dense], [*dense.values()])
+        for i, grads in sparse.items():
+            store.push(i, grads)
+            store.pull(i, grads)
+
+    return summed
 
 
-def _is_summed_here(param: gluon.Parameter) -> bool:
-    return param.grad_req != "null" and private_fields.grad_stype(param) == "default"
+def _updating(update: Callable) -> Callable:
+    """Refuse an update by gradients that have not been summed, which would differ by device."""
+
+    @functools.wraps(update)
+    def updated(trainer: gluon.Trainer, *args: Any, **kwargs: Any) -> None:
+        if _is_ours(private_fields.kvstore_params(trainer)["kvstore"]):
+            batches.check_summed(private_fields.params(trainer))
+        update(trainer, *args, **kwargs)
+
+    return updated
+
+
+def _creating(create: Callable) -> Callable:
+    """In a job, make a store for one device, too, for which Module has none by name."""
+
+    @functools.wraps(create)
+    def created(kvstore: Any, num_device: int, arg_params: Any) -> tuple:
+        by_name = isinstance(kvstore, str) and _is_ours(kvstore) and world.launched()
+        return create(GluonPar() if by_name else kvstore, num_device, arg_params)
+
+    return created
+
+
+def _filling(fill: Callable) -> Callable:
+    """Module has copied each rank's parameters to its devices: copy rank 0's to these, too."""
+
+    @functools.wraps(fill)
+    def filled(
+        kvstore: Any, param_arrays: Any, arg_params: Any, param_names: Any, update_on_kvstore: Any
+    ) -> None:
+        fill(kvstore, param_arrays, arg_params, param_names, update_on_kvstore)
+        if _is_ours(kvstore) and kvstore.num_workers > 1:
+            for name, arrays in zip(param_names, param_arrays):
+                kvstore.broadcast(name, arg_params[name], arrays)
+
+    return filled
+
+
+def _updating_module(update: Callable) -> Callable:
+    """Have Module's optimizer update the copies on all devices alike."""
+
+    @functools.wraps(update)
+    def updated(param_arrays: Any, grads: Any, updater: Any, num_device: int, *args, **kwargs):
+        kvstore = kwargs.get("kvstore", args[0] if args else None)
+        if _is_ours(kvstore) and param_arrays:
+            ctx = [array.context for array in param_arrays[0]]
+            _update_alike(updater.optimizer, ctx, _NOT_BY_MODULE)
+        update(param_arrays, grads, updater, num_device, *args, **kwargs)
+
+    return updated
+
+
+private_fields.wrap(private_fields.MAKES_TRAINER, _making)
+private_fields.wrap(private_fields.SUMS_GRADIENTS, _summing)
+private_fields.wrap(private_fields.UPDATES_BY_SUMS, _updating)
+private_fields.wrap(private_fields.CREATES_KVSTORE, _creating)
+private_fields.wrap(private_fields.FILLS_KVSTORE, _filling)
+private_fields.wrap(private_fields.UPDATES_MODULE, _updating_module)
 
 
 class _Step:
@@ -307,25 +378,26 @@ def _update_alike(
         private_fields.level_update_counts(optimizer, ctx)
 
 
-def _with_gradients(
-    trainer: gluon.Trainer, params: Sequence[gluon.Parameter]
-) -> list[gluon.Parameter]:
-    """Return those of ``params`` of which some device of some rank has a gradient that counts.
+def _begin_sums(lists: Sequence[Sequence[mx.nd.NDArray]]) -> list[list[bool] | None]:
+    """Return per list, by device, whether its array is added; None if no rank adds one.
 
-    Gradients that are not to be added are set to zero. All are marked as sums: the Trainer updates
-    by them on all devices.
+    Arrays are added unless they are gradients of a Parameter that do not count. The Parameters'
+    gradients are marked as sums, by which their Trainer updates on all devices.
     """
-    _update_alike(private_fields.optimizer(trainer), params[0].list_ctx(), _NOT_BY_TRAINER)
-    batches.track(params)
-    summed, stale = [], []
-    for param, is_added, on_some_rank in zip(params, *ages.summands(params, cluster.size())):
-        if on_some_rank:
-            summed.append(param)
-            grads = private_fields.grads(param)
-            stale += [grad for grad, counts in zip(grads, is_added) if not counts]
-    memory.zero(stale)
+    params = [*map(gradients.param_of, lists)]
+    known = [param for param in params if param is not None]
+    for trainer in {private_fields.trainer(param) for param in known} - {None}:
+        if _is_ours(private_fields.kvstore(trainer)):
+            optimizer, ctx = private_fields.optimizer(trainer), private_fields.contexts(trainer)
+            _update_alike(optimizer, ctx, _NOT_BY_TRAINER)
+    counting = dict(zip(known, zip(*ages.summands(known, cluster.size()))))
+    summed = [param for param, (_, on_some_rank) in counting.items() if on_some_rank]
     batches.mark_summed(summed, [0] if cluster.rank() == 0 else [])
-    return summed
+    added = []
+    for param, data in zip(params, lists):
+        counts, on_some_rank = counting.get(param, ([True] * len(data), True))
+        added.append(counts if on_some_rank else None)
+    return added
 
 
 def _exchange(lists: Sequence[Sequence[mx.nd.NDArray]], op: str | None = "sum") -> Exchange:
@@ -334,16 +406,9 @@ def _exchange(lists: Sequence[Sequence[mx.nd.NDArray]], op: str | None = "sum") 
         arguments.check_list(data, f"lists[{j}]", row_sparse=op is not None)
         for j, data in enumerate(lists)
     ]
-    exchange = exchange_over(tuple(kinds[0].ctx), op=op, num_processes=cluster.size())
+    exchange = exchange_over(tuple(kinds[0].ctx), op=op)
     arguments.check_exchange(kinds, exchange)
     return exchange
-
-
-def _sum(data: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
-    """Return the sum of the arrays, one per device, as a new array on the first device."""
-    copies = [array.copy() for array in data]
-    _exchange([copies]).reduce(in_buckets([copies]))
-    return copies[0]
 
 
 def _allreduce(lists: Sequence[Sequence[mx.nd.NDArray]]) -> None:

@@ -61,11 +61,10 @@ def make_parallel(fn: Callable, ctx: mx.Context | Sequence[mx.Context], **batch:
     2.0
     """
     contexts = as_list(ctx)
-    num_processes = cluster.num_processes()
-    if num_processes > 1:
+    if cluster.size() > 1:
         raise ValueError(
             "make_parallel must stay in one process, where it concatenates the outputs, got a job "
-            f"of {num_processes} processes; call it inside gluonpar.cluster.local(), and sum "
+            f"of {cluster.size()} processes; call it inside gluonpar.cluster.local(), and sum "
             "gradients by gluonpar.Trainer or allreduce"
         )
     if not callable(fn):

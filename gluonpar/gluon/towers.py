@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections import deque
 from typing import Any, Callable, Iterable, NamedTuple, Sequence
@@ -80,9 +79,9 @@ class Towers:
         ctx: mx.Context | Sequence[mx.Context],
         update: Callable | mx.optimizer.Optimizer = sgd,
     ) -> None:
-        self.ctx = as_list(ctx)
+        self.ctx, self._scope = as_list(ctx), cluster.scope()
         self._forward = forward
-        self._exchange = Exchange(self.ctx, num_processes=cluster.num_processes())
+        self._exchange = Exchange(self.ctx)
         check_draws_nothing(update, self._exchange.num_processes)
         self._params: list[gluon.Parameter] | None = None  # a Block's, without constants
         if isinstance(variables, gluon.Block):
@@ -108,6 +107,7 @@ class Towers:
             return list(self._models)
         return [[param.data(c) for param in self._params] for c in self.ctx]
 
+    @cluster.in_scope
     def step(self, batches: Iterable[Any], lr: float | None = None) -> dict[str, list]:
         """Take one step on one batch per tower; return the outputs by name, in tower order.
 
@@ -172,14 +172,14 @@ class Towers:
         copies = [list(arrays) for arrays in zip(*variables)]
         trained = [arrays for arrays in copies if arrays[0].grad is not None]
         grads = [[array.grad for array in arrays[:num_used]] for arrays in trained]
-        num_processes = self._exchange.num_processes
-        used = Exchange(self.ctx[:num_used], num_processes=num_processes)
+        used = Exchange(self.ctx[:num_used])
         used.reduce(in_buckets(grads))
         self._update(variables[0], lr, number)
-        if num_processes > 1:  # all ranks have made the same update
+        if used.num_processes > 1:  # all ranks have made the same update
             cluster.broadcast([arrays[0] for arrays in copies if arrays[0].grad is None])
         self._exchange.inside.broadcast(in_buckets(copies))
 
+    @cluster.in_scope
     def run_epoch(self, batches: Iterable[Any], lr: float | None = None) -> TowersEpoch:
         """Take steps until ``batches`` ends, the towers drawing batches in turn.
 
@@ -204,9 +204,9 @@ class Towers:
                 in_flight.popleft().wait_to_read()
         if not total:
             raise ValueError("batches must yield at least 1 batch, got none")
-        with cluster.local() if alone else contextlib.nullcontext():
-            return TowersEpoch(meter.read(), total, meter.num_batches)
+        return TowersEpoch(meter.read(), total, meter.num_batches)
 
+    @cluster.in_scope
     def evaluate(self, batches: Iterable[Any]) -> dict[str, list]:
         """Return outputs by name, in predict mode, each a list in the order of the batches.
 

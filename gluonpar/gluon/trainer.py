@@ -37,14 +37,14 @@ _KVSTORES = (
 
 
 def _not_recorded(method: Callable) -> Callable:
-    """The method, which autograd does not record; arrays may have 0 dimensions."""
+    """The method, in its Trainer's scope; autograd records nothing; there may be 0 dimensions."""
 
     @functools.wraps(method)
     def called(*args: Any, **kwargs: Any) -> Any:
         with autograd.pause(train_mode=autograd.is_training()), mx.util.np_shape(True):
             return method(*args, **kwargs)
 
-    return called
+    return cluster.in_scope(called)
 
 
 class Trainer(gluon.Trainer):
@@ -105,6 +105,12 @@ class Trainer(gluon.Trainer):
         if compression not in (None, "fp16"):
             raise ValueError(f"compression must be None or 'fp16', got {compression!r}")
         parameter_buckets.check(params)
+        for name in ("_init_kvstore", "_init_params"):
+            if _is_overridden(self, name):
+                raise ValueError(
+                    f"{type(self).__name__} overrides {name}, which gluonpar.Trainer does not "
+                    "call: it has no kvstore; override _allreduce_grads, or use gluon.Trainer"
+                )
         super().__init__(params, optimizer, optimizer_params, kvstore=None)
         if isinstance(self._optimizer, mx.optimizer.DCASGD) and self._optimizer.momentum:
             momentum = self._optimizer.momentum
@@ -114,7 +120,7 @@ class Trainer(gluon.Trainer):
                 "kvstore=None: gluon.Trainer would not sum gradients over devices; this one does",
                 stacklevel=2,
             )
-        self._given = params
+        self._given, self._scope = params, cluster.scope()
         self._skip_nonfinite, self.num_skipped = skip_nonfinite, 0
         self._layout: Layout | None = None
         self._accumulating = self._inside_no_sync = self._broadcast = self._has_summed = False
@@ -140,7 +146,7 @@ class Trainer(gluon.Trainer):
         not positive and finite, and inside :meth:`no_sync`.
         """
         self._rescale(batch_size)
-        if type(self)._allreduce_grads is not Trainer._allreduce_grads:  # a subclass sums
+        if any(_is_overridden(self, name) for name in ("_allreduce_grads", "_update")):
             self._laid_out()
             self._allreduce_grads()
             self._update(ignore_stale_grad)
@@ -166,15 +172,19 @@ class Trainer(gluon.Trainer):
         """Update by the gradients that :meth:`allreduce_grads` summed; raises as :meth:`step`.
 
         All devices' parameters are updated by the first device's gradients, so it is enough to clip
-        or scale those.
+        or scale those. Raises ValueError, too, if backward has written a gradient since the sum,
+        by :meth:`allreduce_grads` or by :func:`gluonpar.allreduce` and ``allreduce_many``.
         """
         self._rescale(batch_size)
+        batches.check_summed(self._params)
         self._update(ignore_stale_grad)
 
+    @_not_recorded
     def _allreduce_grads(self) -> None:
         """The method that programs override or call in ``gluon.Trainer``."""
         self._sum(self._fresh_buckets(ignore_stale_grad=True), on_all=True)
 
+    @_not_recorded
     def _update(self, ignore_stale_grad: bool = False) -> None:
         """As in ``gluon.Trainer``, for programs that call it; ``rescale_grad`` is set already."""
         buckets = self._fresh_buckets(ignore_stale_grad, summed=True)
@@ -194,7 +204,8 @@ class Trainer(gluon.Trainer):
         inside; then call :meth:`step` with the number of samples of all of them. Compare
         ``no_sync`` of PyTorch's DistributedDataParallel.
         """
-        layout = self._laid_out()
+        with self._scope():
+            layout = self._laid_out()
         if "row_sparse" in map(private_fields.grad_stype, layout.params):
             raise ValueError("MXNet cannot add up row_sparse gradients; use sparse_grad=False")
         before = self._inside_no_sync
@@ -214,14 +225,16 @@ class Trainer(gluon.Trainer):
     def clip_global_norm(self, max_norm: float) -> mx.nd.NDArray:
         """Scale the gradients so that their global norm is at most ``max_norm``.
 
-        Call it between :meth:`allreduce_grads` and :meth:`update`: the norm is that of the summed
-        gradients, without those that will not be used; pass ``max_norm * batch_size`` to clip their
-        mean. Returns the norm before, a float32 array of shape (1,) on the first context, without
-        waiting. Raises ValueError unless ``max_norm`` is positive. Compare
-        ``gluon.utils.clip_global_norm``; Pascanu et al. 2013.
+        Call it before :meth:`update` or :meth:`step`: the norm is that of the summed gradients,
+        without those that will not be used, and they are summed first, if they are not; pass
+        ``max_norm * batch_size`` to clip their mean. Returns the norm before, a float32 array of
+        shape (1,) on the first context, without waiting. Raises ValueError unless ``max_norm`` is
+        positive. Compare ``gluon.utils.clip_global_norm``; Pascanu et al. 2013.
         """
         if not max_norm > 0:
             raise ValueError(f"max_norm must be positive, got {max_norm}")
+        if not batches.are_sums(self._params):
+            self._allreduce_grads()
         new = [param for param in self._laid_out().params if any(gradients.tracked[param].fresh())]
         norms = []
         for k, c in enumerate(self._contexts):
@@ -230,6 +243,7 @@ class Trainer(gluon.Trainer):
                 norms.append(clipping.clip_global_norm(grads, max_norm))
         return norms[0].astype("float32")
 
+    @cluster.in_scope
     def check_replicas(self) -> None:
         """Wait for all parameters; raise metrics.ReplicasDiffer unless replicas are bit-identical.
 
@@ -281,7 +295,7 @@ class Trainer(gluon.Trainer):
 
     def _rescale(self, batch_size: Any) -> None:
         batch_size = optim.check_batch_size(batch_size)
-        self._optimizer.rescale_grad = self._scale / batch_size
+        self._check_and_rescale_grad(self._scale / batch_size)
         if self._exchange.num_processes > 1:
             cluster.check_equal_async({**self._hyper_parameters(), "batch_size": batch_size})
 
@@ -355,6 +369,11 @@ class Trainer(gluon.Trainer):
                 self._sharded_update.apply(buckets, fused)
             batches.mark_used(self._params)
             self._accumulating = self._has_summed = False
+
+
+def _is_overridden(trainer: Trainer, name: str) -> bool:
+    """Return whether a subclass of Trainer has a method of its own."""
+    return getattr(type(trainer), name) is not getattr(Trainer, name)
 
 
 def _check_stock_arguments(kvstore: Any, compression_params: Any, update_on_kvstore: Any) -> None:

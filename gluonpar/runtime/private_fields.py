@@ -12,11 +12,6 @@ from typing import Callable, Iterable, Sequence
 import mxnet as mx
 from mxnet import gluon
 
-# The code that calls a kvstore in the stock Trainer's and in Module's loops.
-TRAINER_LOOP = gluon.Trainer._allreduce_grads.__code__
-MODULE_INIT = mx.model._initialize_kvstore.__code__
-MODULE_LOOP = mx.model._update_params.__code__
-
 # Of a gluon.Parameter:
 values = attrgetter("_data")  # its arrays by device; None if it is not initialised
 grads = attrgetter("_grad")  # its gradients by device; None if it has none
@@ -29,7 +24,9 @@ children = attrgetter("_children")
 
 # Of a gluon.Trainer:
 params = attrgetter("_params")  # a list; the optimizer numbers them in its order
+contexts = attrgetter("_contexts")
 optimizer = attrgetter("_optimizer")
+kvstore = attrgetter("_kvstore")  # None until the first step, and if there is none
 kvstore_params = attrgetter("_kvstore_params")  # the arguments about the kvstore
 
 # Of an mx.optimizer.Optimizer:
@@ -41,8 +38,13 @@ update_counts_by_device = attrgetter("_all_index_update_counts")  # the same by 
 INITIALISES = "_init_impl", [gluon.Parameter]  # gives a parameter its first values
 ALLOCATES_GRADIENTS = "_init_grad", [gluon.Parameter]  # gives a parameter its gradients
 CASTS = "cast", [gluon.Parameter]  # gives a parameter other arrays
-# Trainer and Module make a kvstore by it.
-CREATES_KVSTORE = "_create_kvstore", [mx.model, gluon.trainer, mx.module.module]
+MAKES_TRAINER = "__init__", [gluon.Trainer]
+SUMS_GRADIENTS = "_allreduce_grads", [gluon.Trainer]
+UPDATES_BY_SUMS = "update", [gluon.Trainer]
+# Of Module: what makes a kvstore, gives it the first values, and sums gradients and updates.
+CREATES_KVSTORE = "_create_kvstore", [mx.model, mx.module.module]
+FILLS_KVSTORE = "_initialize_kvstore", [mx.model, mx.module.module]
+UPDATES_MODULE = "_update_params", [mx.model, mx.module.module]
 UPDATES = "__call__", [mx.optimizer.Updater]  # an Updater updates weights of a device by it
 MAKES_GRAPH = "__init__", [mx.nd.CachedOp]  # of a hybridized block: (graph, symbol, flags)
 

@@ -62,6 +62,15 @@ def test_ranks_train_as_one_whatever_is_done_between_steps(ranks, number):
 
 
 @needs_mpi
+def test_inside_local_one_rank_is_a_program_of_one_process(tmp_path):
+    succeed(mpirun((2, [*RANK, "local", str(tmp_path)])))
+    got = np.load(tmp_path / "2.npz")
+    for name, arrays in reference(2).items():
+        for i, want in enumerate(arrays):
+            np.testing.assert_array_equal(got[f"{name}{i}"], want)
+
+
+@needs_mpi
 def test_gradients_of_batches_that_are_left_out_do_not_count_on_any_rank():
     succeed(mpirun((2, [*RANK, "batches_left_out", ""])))
 

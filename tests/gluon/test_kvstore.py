@@ -10,6 +10,7 @@ import pytest
 from contexts import contexts, device
 from gluon_runs import assert_as_one, give_grads, weights
 from mxnet import autograd, gluon
+from processes import run_python
 
 import gluonpar
 import gluonpar.gluon.kvstore
@@ -222,6 +223,30 @@ def test_pushpull_in_place_elsewhere_and_for_several_keys(world):
     assert numbers(other) == [[[8]]] * 2
     store.pushpull("one", data[0])
     assert numbers(data) == [[48, 96]] * 2
+
+
+def test_an_array_under_two_keys_is_refused_and_not_summed_twice():
+    store, data = mx.kv.create("gluonpar"), place([[1], [3]])
+    with pytest.raises(ValueError, match="the same one"):
+        store.pushpull(["a", "b"], [data, data])
+    assert numbers(data) == [[1], [3]]
+
+
+def test_threads_are_shared_out_before_the_first_forward():
+    """By the first step, operators that are queued would have had those of before, or not."""
+    used = run_python(
+        """import gluonpar, mxnet as mx
+from gluonpar.runtime import threads
+threads.limit(12)
+ctx = [mx.cpu(0), mx.cpu(1), mx.cpu(2)]
+param = mx.gluon.Parameter("w", shape=(1,))
+param.initialize(ctx=ctx)
+mx.gluon.Trainer([param], "sgd", kvstore="gluonpar")
+print(threads.describe(ctx))""",
+        OMP_NUM_THREADS=None,
+        MXNET_OMP_MAX_THREADS=None,
+    )
+    assert used == "4 threads each, of 12 processors\n"
 
 
 def test_arrays_without_elements():

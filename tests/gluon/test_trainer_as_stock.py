@@ -12,6 +12,7 @@ from contexts import contexts
 from gluon_runs import give_grads, weights
 from mxnet import autograd, gluon
 
+import gluonpar
 from gluonpar.gluon.trainer import Trainer
 
 GRADS = [[[1.0, 2.0], [4.0, 8.0]], [[0.5, 0.25], [2.0, 1.0]], [[3.0, 1.0], [1.0, 5.0]]]
@@ -230,3 +231,95 @@ def test_a_pickle_is_read_only_if_it_is_trusted(tmp_path):
         trainer.load_states(path, trusted=True)
     with pytest.raises(ValueError, match="format must be .*got 'onnx'"):
         trainer.save_states(path, format="onnx")
+
+
+def overriding(kind, name):
+    """A Trainer with a method of its own, which counts its calls."""
+
+    def method(self, *args, **kwargs):
+        self.calls = getattr(self, "calls", 0) + 1
+        return getattr(kind, name)(self, *args, **kwargs)
+
+    return type(f"With{name}", (kind,), {name: method})
+
+
+def differentiate(params):
+    """Backward on one or two devices, of a batch of three samples."""
+    shares = {1: [3], 2: [1, 2]}[len(params[0].list_ctx())]
+    with autograd.record():
+        losses = [
+            sum((param.data(c) ** 2).sum().astype("float32") for param in params) * share
+            for c, share in zip(params[0].list_ctx(), shares)
+        ]
+    autograd.backward(losses)
+
+
+def assert_as_one(params, want):
+    for copies, value in zip(values(params), values(want)):
+        assert copies == [copies[0]] * len(copies)
+        np.testing.assert_allclose(copies[0], value[0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["_allreduce_grads", "_update", "_check_and_rescale_grad"])
+def test_a_method_that_stock_calls_is_called_as_often(name):
+    made = []
+    for kind, k in ((gluon.Trainer, 1), (Trainer, 2)):
+        params = params_for(k)
+        trainer = overriding(kind, name)(params, "sgd", {"learning_rate": 0.5})
+        for program in ("step", "two halves"):
+            differentiate(params)
+            PROGRAMS[program](trainer, params)
+        made.append((params, trainer.calls))
+    assert made[0][1] == made[1][1] == 2
+    assert_as_one(made[1][0], made[0][0])
+
+
+@pytest.mark.parametrize("name", ["_init_kvstore", "_init_params"])
+def test_a_method_that_would_not_be_called_is_refused(name):
+    with pytest.raises(ValueError, match=f"overrides {name}"):
+        overriding(Trainer, name)(params_for(), "sgd")
+
+
+KINDS = {"Trainer": Trainer, "kvstore": functools.partial(gluon.Trainer, kvstore="gluonpar")}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("sums_first", [False, True])
+def test_an_update_by_parts_of_gradients_is_refused_and_a_step_is_right(kind, sums_first):
+    """On one device there are no parts."""
+    made = []
+    for make, k in ((gluon.Trainer, 1), (KINDS[kind], 1), (KINDS[kind], 2)):
+        params = params_for(k)
+        trainer = make(params, "sgd", {"learning_rate": 0.1})
+        for _ in range(2):
+            if sums_first:
+                trainer.allreduce_grads()
+            differentiate(params)
+            if k == 1:
+                trainer.update(3)
+            else:
+                with pytest.raises(ValueError, match="call allreduce_grads()"):
+                    trainer.update(3)
+                trainer.step(3)
+        made.append(params)
+    for params in made[1:]:
+        assert_as_one(params, made[0])
+
+
+def allreduce_each(lists):
+    for grads in lists:
+        gluonpar.allreduce(grads)
+
+
+@pytest.mark.parametrize("sum_up", [gluonpar.allreduce_many, allreduce_each])
+@pytest.mark.parametrize("kind", KINDS)
+def test_sums_that_a_program_makes_are_sums(kind, sum_up):
+    params = params_for()
+    trainer = KINDS[kind](params, "sgd", {"learning_rate": 0.5})
+    for _ in range(2):  # of the same arrays: their sum is prepared then
+        differentiate(params)
+        sum_up([param.list_grad() for param in params])
+        trainer.update(2)
+    differentiate(params)
+    with pytest.raises(ValueError, match="call allreduce_grads()"):
+        trainer.update(2)

@@ -198,14 +198,11 @@ def test_gradients_that_were_clipped_by_nan_are_left_out():
 
 
 def test_an_optimizer_that_draws_numbers_is_refused_in_several_processes(monkeypatch):
-    for name in ("size", "num_processes"):
-        monkeypatch.setattr(gluonpar.cluster, name, lambda: 2)
+    monkeypatch.setattr(gluonpar.cluster, "size", lambda: 2)
     with pytest.raises(ValueError, match="SGLD"):
         gluonpar.Towers(len, [mx.nd.ones((1,))], contexts(1), mx.optimizer.SGLD())
     params = weights([[1.0]], 1)
     with pytest.raises(ValueError, match="SGLD"):
         Trainer(params, "sgld")
-    trainer = gluon.Trainer(params, "sgld", kvstore=mx.kv.create("gluonpar"))
-    give_grads(params, [[1.0]])
     with pytest.raises(ValueError, match="SGLD"):
-        trainer.step(1)
+        gluon.Trainer(params, "sgld", kvstore=mx.kv.create("gluonpar"))

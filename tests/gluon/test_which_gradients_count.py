@@ -20,7 +20,10 @@ from gluonpar.gluon.trainer import Trainer
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize(
     ("trainer", "k"),
-    [("host", 2), ("host", 3), ("adam", 2), ("ring", 3), ("kvstore", 2), ("kvstore", 3)],
+    [
+        *(("host", 2), ("host", 3), ("adam", 2), ("ring", 3)),
+        *(("kvstore", 2), ("kvstore", 3), ("own loop", 2)),
+    ],
 )
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_it_trains_as_one_device_does(program, k, trainer, how):

@@ -37,7 +37,8 @@ ALSO = (
     *("evaluated", "fetched before", "on another thread"),
 )
 MODES = ({"active": False}, {}, {"static_alloc": True}, STATIC)
-USES = ("train", "train_recorded", "step", "halve", "clip", "sum_by_hand", "accumulate")
+CLIPS = ("clip", "clip_and_step")
+USES = ("train", "train_recorded", "step", "halve", *CLIPS, "sum_by_hand", "accumulate")
 
 
 class CannotBeTold(Exception):
@@ -262,6 +263,11 @@ class Side:
         self.clip_norm(t, 0.5)
         self.trainers[t].update(batch[0], ignore_stale_grad=True)
 
+    def clip_and_step(self, t, *batch):
+        self.backward(*batch)
+        self.clip_norm(t, 0.5)
+        self.step(t, batch[0])
+
     def clip_norm(self, t, max_norm):
         self.trainers[t].clip_global_norm(max_norm)
 
@@ -434,7 +440,7 @@ def law(kvstore, optimizer, sparse, num_programs, least_samples=1):
     if kvstore is None and cluster.size() == 1:
         events.append(event("move", st.integers(1, 4), st.booleans()))
     if kvstore is None and dense:
-        events.append(event("clip", trainer, *batch))
+        events += [event("clip", trainer, *batch), event("clip_and_step", trainer, *batch)]
     if kvstore is None and dense and may_skip:
         events += [event("accumulate", trainer, *[st.tuples(*batch)] * n) for n in (1, 2, 3)]
         events.append(event("sum_by_hand", trainer, *batch))

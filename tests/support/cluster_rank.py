@@ -17,6 +17,7 @@ from gluonpar import cluster
 from gluonpar.checkpoint import sealed_npz
 from gluonpar.cluster import mpi_sums
 from gluonpar.gluon import running_statistics
+from gluonpar.metrics import LossMeter
 from gluonpar.models.losses import softmax_cross_entropy
 from gluonpar.plans import partition
 from gluonpar.runtime import engine
@@ -276,12 +277,68 @@ def refused():
         gluonpar.allreduce(sparse)
         assert gluonpar.make_parallel(lambda x: x * 2, ctx, x=x).sum().asscalar() == 4
         norm = gluonpar.SyncBatchNorm(in_channels=1)
-        params = gluonpar.get_params([mx.nd.full((1,), cluster.rank())], ctx[0])
-        how = (lambda batch, params: (batch - params[0]) ** 2), params, ctx, mx.optimizer.SGLD()
-        towers = gluonpar.Towers(*how)
     norm.initialize(ctx=ctx)
     train(norm)
-    assert towers.run_epoch([mx.nd.ones((1,))]).loss == (1 - cluster.rank()) ** 2
+
+
+def local(folder):
+    """Rank 0 alone does everything inside local(), and goes on outside with what it made there."""
+    rank, size, path = cluster.rank(), cluster.size(), pathlib.Path(folder)
+    outside = trainers_of(1.0)
+    if rank == 0:
+        with cluster.local():
+            assert (cluster.rank(), cluster.size(), cluster.gather(7)) == (0, 1, [7])
+            save(path, 2)
+            networks = trainers_of(1.0)
+            meter = LossMeter()
+            net = networks[0][0]
+            images = np.array([[1.0], [-1.0]], "float32")
+
+            def scores(X, _):
+                return mx.nd.concat(net(X), -net(X))
+
+            accuracy = gluonpar.metrics.accuracy(images, np.zeros(2), [None], contexts(1), scores)
+            assert accuracy == 0.5
+            gluonpar.save_checkpoint(str(path / "of_one"), *networks[0])
+            gluonpar.load_checkpoint(str(path / "of_one"), *networks[0])
+            seen = gluonpar.run_tasks(lambda _: cluster.size(), [0, 1], contexts(2))
+            assert seen == [1, 1]
+            how = (lambda x, params: (x - params[0]) ** 2), [mx.nd.zeros((1,))], contexts(1)
+            towers = gluonpar.Towers(*how, mx.optimizer.SGLD())
+        for net, trainer in networks:
+            losses = step(net, trainer, 10, 1)
+            assert net.weight.data().asscalar() == -9, trainer
+        meter.add(losses)
+        assert meter.read() == 10
+        assert towers.run_epoch([mx.nd.ones((1,))]).loss == 1
+    for net, trainer in outside:
+        with cluster.local():
+            try:
+                step(net, trainer, 1, 1)
+            except RuntimeError as error:
+                assert "made outside gluonpar.cluster.local()" in str(error)
+            else:
+                raise AssertionError("it was not refused")
+        step(net, trainer, 1, size)
+        assert net.weight.data().asscalar() == 0
+
+
+def trainers_of(value):
+    """A network of one weight for each kind of Trainer."""
+    found = []
+    for make in (gluonpar.Trainer, batch_programs.StockWithKVStore):
+        net = gluon.nn.Dense(1, in_units=1, use_bias=False)
+        net.initialize(mx.init.Constant(value), ctx=contexts(1))
+        found.append((net, make(net.collect_params(), "sgd", {"learning_rate": 1.0})))
+    return found
+
+
+def step(net, trainer, x, batch_size):
+    with autograd.record():
+        loss = net(mx.nd.full((1, 1), x, device(0)))
+    loss.backward()
+    trainer.step(batch_size)
+    return [loss]
 
 
 def exchanged():
@@ -550,7 +607,8 @@ def unlike(what):
 
 if __name__ == "__main__":
     task, argument = sys.argv[1:]
-    if task in ("as_one", "on_gpus", "unlike", "late", "fork", "programs", "batches_left_out"):
+    tasks = (as_one, on_gpus, unlike, late, fork, programs, batches_left_out, local)
+    if task in {function.__name__ for function in tasks}:
         globals()[task](argument)
     else:
         fault(task, int(argument))
