@@ -12,6 +12,7 @@ import copy
 import functools
 import os
 import pickle  # noqa: TID251 - what gluon.Trainer writes, if its user says that it is trusted
+import warnings
 from typing import Any, Callable, List, Tuple
 
 import mxnet as mx
@@ -55,9 +56,16 @@ def save(
 
 
 def load(
-    path: str | os.PathLike, updater: Updater, params: NamedParams, trusted: bool = False
+    path: str | os.PathLike,
+    updater: Updater,
+    params: NamedParams,
+    trusted: bool = False,
+    keep_schedule: bool = False,
 ) -> None:
     """Restore a file of :func:`save` for the same optimizer and parameters.
+
+    With ``keep_schedule`` the schedule of ``updater`` goes on, or its learning rate without one.
+    If not, and the saved one is another, that is a UserWarning.
 
     A file of ``gluon.Trainer`` is a pickle, which can run any code, and is read only if it is
     ``trusted``. Otherwise, or if the file is missing or damaged, raises ValueError and changes
@@ -66,7 +74,7 @@ def load(
     content = files.read(path)
     if not content.startswith(_PICKLE):
         parse = functools.partial(prepare_restore, updater, params)
-        sealed_npz.unpack(content, parse, path)()
+        sealed_npz.unpack(content, parse, path)(keep_schedule)
         return
     if not trusted:
         raise ValueError(
@@ -81,7 +89,7 @@ def load(
     except Exception as error:  # of pickle, or of a class in the file
         reason = f"{type(error).__name__}: {error}"
         raise ValueError(f"{path} is no file of gluon.Trainer.save_states: {reason}") from error
-    restore()
+    restore(keep_schedule)
 
 
 def describe(updater: Updater, params: NamedParams, encoder: objects.Encoder) -> dict[str, Any]:
@@ -101,8 +109,10 @@ def describe(updater: Updater, params: NamedParams, encoder: objects.Encoder) ->
 
 def prepare_restore(
     updater: Updater, params: NamedParams, section: dict, arrays: dict[int, np.ndarray]
-) -> Callable[[], None]:
+) -> Callable[[bool], None]:
     """Check a section that :func:`describe` made; return the function that restores ``updater``.
+
+    Its argument is ``keep_schedule``, as in :func:`load`.
 
     Takes the arrays out of ``arrays``. May raise any exception for a section made by hand.
     """
@@ -131,7 +141,7 @@ def _prepared(
     saved: mx.optimizer.Optimizer,
     counts: dict[int, int],
     states: dict[int, Any],
-) -> Callable[[], None]:
+) -> Callable[[bool], None]:
     """Check the counts; return the function that gives ``updater`` all of it."""
     optimizer = updater.optimizer
     if not all(type(count) is int and count >= 0 for count in counts.values()):
@@ -141,10 +151,20 @@ def _prepared(
         raise ValueError(f"it has states of parameters that are not there: {sorted(unknown)}")
     schedule = optimizer.lr_scheduler
     has_schedule = type(schedule) is type(saved.lr_scheduler) and hasattr(schedule, "__dict__")
+    difference = _difference(optimizer, saved)
 
-    def restore() -> None:
-        here = {name: vars(optimizer)[name] for name in _OWN}
-        if has_schedule:
+    def restore(keep_schedule: bool) -> None:
+        kept = ("lr_scheduler", "lr") if keep_schedule else ()
+        here = {name: vars(optimizer)[name] for name in (*_OWN, *kept)}
+        if difference and not keep_schedule:
+            warnings.warn(
+                f"the saved learning-rate schedule goes on, which differs from the Trainer's own: "
+                f"{difference}. To go on with the Trainer's own, pass keep_schedule=True",
+                stacklevel=3,
+            )
+        if keep_schedule and schedule is not None:
+            _call(schedule, optimizer.num_update, saved.num_update)
+        elif has_schedule:
             schedule.__dict__ = vars(saved.lr_scheduler)  # others may have this object, too
             saved.lr_scheduler = schedule
         optimizer.__dict__ = vars(saved)
@@ -155,6 +175,38 @@ def _prepared(
         updater.states_synced = dict.fromkeys(states, False)  # copied to their devices when used
 
     return restore
+
+
+def _difference(optimizer: mx.optimizer.Optimizer, saved: mx.optimizer.Optimizer) -> str:
+    """Return how two optimizers' schedules differ, or "" if they do not.
+
+    Calls change a schedule, so copies are compared, of which the one that is behind has been called
+    for all updates that the other one has seen.
+    """
+    here, there = optimizer.lr_scheduler, saved.lr_scheduler
+    if here is None or type(here) is not type(there):
+        names = [type(each).__name__ if each else "none" for each in (there, here)]
+        return "" if here is there else "{}, here {}".format(*names)
+    last = max(optimizer.num_update, saved.num_update)
+    try:
+        here = _attributes_after(here, optimizer.num_update, last)
+        there = _attributes_after(there, saved.num_update, last)
+    except Exception as error:  # of a class of the user's
+        return f"it cannot be compared ({type(error).__name__}: {error})"
+    different = [name for name in {**there, **here} if there.get(name) != here.get(name)]
+    return ", ".join(f"{name} is {there.get(name)}, here {here.get(name)}" for name in different)
+
+
+def _attributes_after(schedule: Callable, first: int, last: int) -> dict[str, Any]:
+    schedule, encoder = copy.deepcopy(schedule), objects.Encoder()
+    _call(schedule, first, last)
+    return {name: encoder.encode(value, name) for name, value in vars(schedule).items()}
+
+
+def _call(schedule: Callable, first: int, last: int) -> None:
+    """Call a schedule for updates, as training does: each call may change it."""
+    for number in range(first, last + 1):
+        schedule(number)
 
 
 def is_of_mxnet(optimizer: mx.optimizer.Optimizer) -> bool:

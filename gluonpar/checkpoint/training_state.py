@@ -70,13 +70,15 @@ def load_checkpoint(
     params: gluon.Block | Sequence[Sequence[mx.nd.NDArray]],
     trainer: gluon.Trainer | None = None,
     rng: np.random.RandomState | None = None,
+    keep_schedule: bool = False,
 ) -> Any:
     """Restore ``params``, ``trainer`` and ``rng`` from a checkpoint in place; return its notes.
 
     On as many devices as it was written with, each gets its own running statistics, and training
     continues bit for bit, if its operators repeat; otherwise all get their mean. The optimizer's
-    attributes in the file replace the arguments of ``trainer``. The optimizer and the generator in
-    the file may be left out. With several processes rank 0 reads.
+    attributes in the file replace the arguments of ``trainer``, also its learning-rate schedule: if
+    they differ, that is a UserWarning, and with ``keep_schedule`` the Trainer's own goes on. The
+    optimizer and the generator in the file may be left out. With several processes rank 0 reads.
 
     Raises ValueError, and changes nothing, if the file is missing, damaged, not a checkpoint, of a
     later format, of another model or optimizer, or lacks a part that is to be restored.
@@ -100,7 +102,7 @@ def load_checkpoint(
 
     values, restore, generator, notes = sealed_npz.unpack(cluster.gather(read)[0], check, path)
     if trainer is not None:
-        restore()
+        restore(keep_schedule)
     if rng is not None:
         rng.set_state(generator)
     if isinstance(params, gluon.Block):

@@ -109,7 +109,7 @@ class BatchProcessor(estimator.BatchProcessor):
     """
 
     def _get_data_and_label(self, batch: Any, ctx: Any, batch_axis: int = 0) -> tuple[list, list]:
-        data, label = batch
+        data, label, *_ = batch  # as stock's: further fields are not used
         shards = split_and_load((data, label), as_list(ctx), batch_axis)
         return tuple(map(list, zip(*shards)))
 

@@ -266,18 +266,22 @@ class Trainer(gluon.Trainer):
         """
         optimizer_states.save(fname, self._updater, self._named_params(), format)
 
-    def load_states(self, fname: str | os.PathLike, trusted: bool = False) -> None:
+    def load_states(
+        self, fname: str | os.PathLike, trusted: bool = False, keep_schedule: bool = False
+    ) -> None:
         """Load a file of :meth:`save_states`; the optimizer continues from there.
 
         As in ``gluon.Trainer`` the saved attributes replace the arguments of this Trainer: learning
-        rate, schedule, momentum, clipping. Functions and classes must be the same here. Parameters
-        are told apart by name, or by their order if the names are others.
+        rate, schedule, momentum, clipping. A schedule that differs from the Trainer's own is a
+        UserWarning; with ``keep_schedule`` the Trainer's own goes on, or its learning rate if it
+        has none. Functions and classes must be the same here. Parameters are told apart by name, or
+        by their order if the names are others.
 
         Files of ``gluon.Trainer`` are pickles, which can run any code, and read only if
         ``trusted``. Raises ValueError, with nothing changed, if the file is for another optimizer
         or other parameters, or is missing or damaged.
         """
-        optimizer_states.load(fname, self._updater, self._named_params(), trusted)
+        optimizer_states.load(fname, self._updater, self._named_params(), trusted, keep_schedule)
 
     def _named_params(self) -> optimizer_states.NamedParams:
         """In the order of their definition: gluon.Trainer sorts by name, dense10 before dense9."""

@@ -134,7 +134,10 @@ class Run:
         self.history.epochs = progress.history
         lr, was = self.schedule(self._next_update()), progress.lr
         if lr != was and progress.epoch <= self.configuration.num_epochs:
-            self.console.notice(f"lr is {lr:g} from here on; it was {was:g}")
+            self.console.notice(
+                f"lr is {lr:g} from here on, by the options that are given now; it was {was:g}, "
+                "by those of the checkpoint: give the same ones to keep it"
+            )
         place = f"epoch {progress.epoch}, {progress.batch} of {self.num_batches} batches done"
         self.console.line(f"resumed: {self.checkpointer.resumed}, {place}")
 

@@ -5,6 +5,7 @@ import io
 import pickle
 import re
 import threading
+import warnings
 
 import gluon_runs as runs
 import mxnet as mx
@@ -120,6 +121,7 @@ def made(optimizer, options):
     return kind(**{name: v() if callable(v) else v for name, v in options.items()})
 
 
+@pytest.mark.filterwarnings("ignore:the saved learning-rate schedule")  # and see below
 @pytest.mark.usefixtures("small_buckets")
 @pytest.mark.parametrize(
     ("ks", "algorithm"), [((2, 2), None), ((2, 2), "ring"), ((3, 2), None), ((1, 3), "ring")]
@@ -244,6 +246,7 @@ def test_what_could_not_be_restored_is_not_saved(kind, small):
     assert path.read_bytes() == before
 
 
+@pytest.mark.filterwarnings("ignore:the saved learning-rate schedule.*base_lr is 0.3, here 7")
 def test_two_trainers_keep_their_common_schedule(tmp_path):
     schedule = factor()
     one, two = (Trainer(weights([[1.0]], 1), "sgd", {"lr_scheduler": schedule}) for _ in range(2))
@@ -252,6 +255,48 @@ def test_two_trainers_keep_their_common_schedule(tmp_path):
     two.load_states(tmp_path / "s")
     assert one.optimizer.lr_scheduler is two.optimizer.lr_scheduler is schedule
     assert one.learning_rate == two.learning_rate == 0.3
+
+
+SCHEDULES = [factor, multifactor, cosine, chain, lambda: None]
+
+
+@pytest.mark.parametrize("saved", SCHEDULES)
+@pytest.mark.parametrize("given", SCHEDULES)
+def test_of_two_schedules_that_differ_the_saved_one_goes_on_with_a_warning(saved, given, tmp_path):
+    def make(schedule):
+        options = {"learning_rate": 0.1, "lr_scheduler": schedule()}
+        params = weights([[1.0]], 2)
+        return params, Trainer(params, "sgd", options)
+
+    def steps(made, number):
+        for _ in range(number):
+            give_grads(made[0], [[1.0, 1.0]])
+            made[1].step(1)
+        return made[0][0].data().asscalar()
+
+    path, trained = tmp_path / "states", make(saved)
+    steps(trained, 5)
+    trained[1].save_states(path)
+    for keep, goes_on in ((False, make(saved)), (True, make(given))):
+        loaded = make(given)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            loaded[1].load_states(path, keep_schedule=keep)
+        assert len(caught) == (saved is not given and not keep), [str(w.message) for w in caught]
+        loaded[0][0].set_data(mx.nd.array([steps(goes_on, 5)]))
+        assert steps(loaded, 3) == steps(goes_on, 3)
+
+
+def test_a_trainer_that_goes_back_to_its_own_states_has_the_same_schedule(tmp_path):
+    params = weights([[1.0]], 2)
+    trainer = Trainer(params, "sgd", {"lr_scheduler": factor()})
+    for number in (3, 4):
+        for _ in range(number):
+            give_grads(params, [[1.0, 1.0]])
+            trainer.step(1)
+        if number == 3:
+            trainer.save_states(tmp_path / "states")
+    trainer.load_states(tmp_path / "states")  # a warning would be an error
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "lamb"])

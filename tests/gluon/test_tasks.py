@@ -152,7 +152,7 @@ def test_an_estimator_trains_as_on_one_device_also_on_fewer_samples_than_devices
     """Seven samples in batches of three: the last is of one."""
     rng = np.random.RandomState(0)
     X, y = rng.normal(size=(7, 3)).astype("float32"), np.arange(7) % 2
-    batches = gluon.data.DataLoader(gluon.data.ArrayDataset(X, y), 3)
+    batches = gluon.data.DataLoader(gluon.data.ArrayDataset(X, y, X), 3)  # stock, too, takes two
     results, used = [], set()
 
     class Noting(gluon.loss.SoftmaxCELoss):

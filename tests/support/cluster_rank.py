@@ -206,6 +206,12 @@ def collective():
                 expected = values[i].copy()
                 expected[parts[i]] = want[parts[i]]
                 assert got == expected.tolist(), (dtype, op, i)
+        with mx.util.np_shape(True):
+            numbers = [mx.np.array(x, dtype, device(i)) for i, x in enumerate(own[:, 0])]
+            gluonpar.reduce(numbers, n - 1)
+            gluonpar.reduce([mx.np.empty((0, 3), dtype=dtype, ctx=device(i)) for i in range(k)])
+        want = np.add.reduce(values[:, 0], dtype=dtype) if rank == size - 1 else own[-1, 0]
+        assert numbers[-1].asnumpy() == want
         for _, got in after(gluonpar.broadcast, n - 1):
             assert got == values[n - 1].tolist(), dtype
         gathered = np.concatenate([values[i][part] for i, part in enumerate(parts)])
