@@ -80,8 +80,9 @@ def train_batch(
     # All-reduce, without gradients that are not of this batch, and update of all copies.
     buckets = replicas.buckets(device_params, written=True)
     heap.return_free([copies.grads for bucket in buckets for copies in bucket.copies])
-    allreduce_sgd(exchange, buckets, lr, batch_size)
-    _clear_flags(device_params)
+    with interrupts.held():
+        allreduce_sgd(exchange, buckets, lr, batch_size)
+        _clear_flags(device_params)
     return losses
 
 

@@ -211,4 +211,5 @@ def check_summed(params: Iterable[gluon.Parameter]) -> None:
 def discard(written: Iterable[tape.Written]) -> None:
     """After tasks that failed, let no gradient count that their passes have written, not added."""
     for _, grads, i in written:
+        grads.batch.use()
         memory.set_grad_flags(grads.values[i : i + 1], False)

@@ -19,13 +19,24 @@ from gluonpar.cluster import world
 from gluonpar.collectives import Exchange, arguments, exchange_over, in_buckets, row_sparse
 from gluonpar.gluon import ages, batches, gradients, initial_values
 from gluonpar.gluon.update import check_draws_nothing
-from gluonpar.runtime import devices, heap, memory, private_fields, threads
+from gluonpar.runtime import devices, heap, interrupts, memory, private_fields, threads
 
 # Optimizers that would give each copy of a parameter another value, as MXNet calls one optimizer
 # for each device in turn: SGLD draws random numbers, LBSGD has one array for a Trainer's copies.
 _NOT_BY_MODULE = (mx.optimizer.SGLD,)
 _NOT_BY_TRAINER = (mx.optimizer.SGLD, mx.optimizer.LBSGD)
 _VALUES = "stores sums of row_sparse arrays only; sum dense ones with pushpull"
+
+
+def _whole(function: Callable) -> Callable:
+    """Return the function, during which no signal's handler is called."""
+
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        with interrupts.held():
+            return function(*args, **kwargs)
+
+    return called
 
 
 @mx.kvstore.KVStoreBase.register  # under the class's name in lower case
@@ -105,6 +116,7 @@ class GluonPar(mx.kvstore.KVStore):  # of which sparse gradients need an instanc
             _exchange([data], op=None).broadcast(in_buckets([data]))
 
     @cluster.in_scope
+    @_whole
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         """Replace every array of ``value``, one per device, by the sum of all of them.
 
@@ -144,6 +156,7 @@ class GluonPar(mx.kvstore.KVStore):  # of which sparse gradients need an instanc
                     data[0].copyto(target)
 
     @cluster.in_scope
+    @_whole
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
         """Store the sum of the row_sparse arrays ``value``, one per device, under ``key``.
 
@@ -291,12 +304,13 @@ def _updating_module(update: Callable) -> Callable:
             _update_alike(updater.optimizer, ctx, _NOT_BY_MODULE)
         update(param_arrays, grads, updater, num_device, *args, **kwargs)
 
-    return updated
+    return _whole(updated)
 
 
 private_fields.wrap(private_fields.MAKES_TRAINER, _making)
 private_fields.wrap(private_fields.SUMS_GRADIENTS, _summing)
 private_fields.wrap(private_fields.UPDATES_BY_SUMS, _updating)
+private_fields.wrap(private_fields.UPDATES_DEVICES, _whole)
 private_fields.wrap(private_fields.CREATES_KVSTORE, _creating)
 private_fields.wrap(private_fields.FILLS_KVSTORE, _filling)
 private_fields.wrap(private_fields.UPDATES_MODULE, _updating_module)

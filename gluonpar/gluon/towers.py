@@ -18,7 +18,7 @@ from gluonpar.gluon.update import check_draws_nothing
 from gluonpar.metrics import LossMeter
 from gluonpar.optim import check_lr, sgd
 from gluonpar.replicas import get_params
-from gluonpar.runtime import device_threads, devices, memory, private_fields
+from gluonpar.runtime import device_threads, devices, interrupts, memory, private_fields
 from gluonpar.sharding import as_list, num_samples, split_and_load
 from gluonpar.step import STEPS_IN_FLIGHT
 
@@ -160,7 +160,8 @@ class Towers:
             if pending is not None:
                 number = sum(pending.wait())
             if number:
-                self._reduce_and_update(variables, len(batches), lr, number)
+                with interrupts.held():
+                    self._reduce_and_update(variables, len(batches), lr, number)
         return _by_name(outputs), number
 
     def _reduce_and_update(

@@ -176,6 +176,7 @@ class Trainer(gluon.Trainer):
         by :meth:`allreduce_grads` or by :func:`gluonpar.allreduce` and ``allreduce_many``.
         """
         self._rescale(batch_size)
+        self._check_outside_no_sync()
         batches.check_summed(self._params)
         self._update(ignore_stale_grad)
 
@@ -332,10 +333,13 @@ class Trainer(gluon.Trainer):
         self._layout = Layout(self._params, in_order, self._exchange, *how)
         return self._layout
 
-    def _fresh_buckets(self, ignore_stale_grad: bool, summed: bool = False) -> list[ParamBucket]:
-        """The buckets to sum and update, or to update only if gradients are sums already."""
+    def _check_outside_no_sync(self) -> None:
         if self._inside_no_sync:
             raise ValueError("step() was called inside no_sync(); leave it first")
+
+    def _fresh_buckets(self, ignore_stale_grad: bool, summed: bool = False) -> list[ParamBucket]:
+        """The buckets to sum and update, or to update only if gradients are sums already."""
+        self._check_outside_no_sync()
         layout = self._laid_out()
         if not self._broadcast:  # as gluon.Trainer: running statistics, too
             self._broadcast = True
@@ -348,13 +352,14 @@ class Trainer(gluon.Trainer):
 
     def _sum(self, buckets: Sequence[ParamBucket], on_all: bool) -> None:
         """Sum the gradients on each bucket's root, or on all devices."""
-        self._has_summed = True
-        sums = replicas.to_sum(buckets)
-        if on_all:
-            self._exchange.allreduce(sums)
-        else:
-            self._exchange.reduce(sums)
-        self._mark_summed(buckets, on_all)
+        with interrupts.held():
+            self._has_summed = True
+            sums = replicas.to_sum(buckets)
+            if on_all:
+                self._exchange.allreduce(sums)
+            else:
+                self._exchange.reduce(sums)
+            self._mark_summed(buckets, on_all)
 
     def _mark_summed(self, buckets: Sequence[ParamBucket], on_all: bool) -> None:
         """Note that gradients are sums, of which one counts where passes add to them."""

@@ -1,98 +1,129 @@
-"""Ctrl-C is held back while MXNet's engine, or replicas that are half changed, depend on this code.
+"""Signal handlers wait while MXNet's engine, or half changed replicas, depend on this code.
 
-Python raises KeyboardInterrupt between any two bytecodes of the main thread. In a function that the
-engine calls there, the operator would never end, and all that waits for its arrays neither; between
-two operators of an all-reduce some devices would have the sum, and others not.
+Python calls a signal's handler between any two bytecodes of the main thread, and what it raises
+(KeyboardInterrupt after Ctrl-C, a TimeoutError by SIGALRM, SystemExit by SIGTERM) is raised there.
+In a function that the engine calls, the operator would never end, and all that waits for its arrays
+neither; between two operators of an all-reduce some devices would have the sum, and others not.
+
+So every handler that is written in Python, those of the program, too, is called by one of ours:
+at once, or on leaving :class:`held`. To see handlers, the functions behind ``signal.signal`` and
+``signal.getsignal`` are replaced by others that call them; a program sees its own handlers.
 """
 
 from __future__ import annotations
 
-import _signal  # the module signal converts numbers to enumerations, which takes microseconds
-import contextlib
+import _signal  # the functions of the module signal call its
+import _thread
+import functools
 import os
+import signal
 import threading
-from typing import Iterator
+import time
+from typing import Any, Callable
 
 _MAIN = threading.main_thread().ident
-_is_held = False  # on the main thread
-_received: list = []  # while held: the arguments of the handler's calls
-_replaced: list = []  # the handlers that the contexts that are entered will set again
+_depth = 0  # of contexts that the main thread has entered
+_waits_at = 0  # the depth at which it waits, and the second signal does not; 0: at none
+_received: list[tuple] = []  # the calls of handlers that wait: (handler, signal, frame)
+_set, _get = _signal.signal, _signal.getsignal
 
 
-def _receive(*arguments: object) -> None:
-    _received.append(arguments)
+class _Waiting:
+    """A handler that is called when it does no harm."""
+
+    def __init__(self, handler: Callable) -> None:
+        self.handler = handler
+
+    def __call__(self, number: int, frame: Any) -> None:
+        if _in_destructor(frame):  # Python would drop an exception
+            _thread.start_new_thread(_send_again, (number,))
+            return
+        _received.append((self.handler, number, frame))
+        _call_if_due()
+
+
+def _send_again(number: int) -> None:
+    time.sleep(1e-3)
+    os.kill(os.getpid(), number)
+
+
+def _in_destructor(frame: Any) -> bool:
+    while frame is not None and frame.f_code.co_name != "__del__":
+        frame = frame.f_back
+    return frame is not None
+
+
+def _call_if_due() -> None:
+    """Call the handlers that wait, once for each signal, if they need not wait longer.
+
+    If one raises, the others wait on.
+    """
+    if not _depth or (_depth == _waits_at and len(_received) > 1):
+        while _received:
+            handler, number, frame = _received[0]
+            _received[:] = [call for call in _received if call[1] != number]
+            handler(number, frame)
+
+
+@functools.wraps(_set)
+def _set_waiting(number: int, handler: Any) -> Any:
+    is_function = callable(handler) and not isinstance(handler, _Waiting)
+    return _own(_set(number, _Waiting(handler) if is_function else handler))
+
+
+@functools.wraps(_get)
+def _get_own(number: int) -> Any:
+    return _own(_get(number))
+
+
+def _own(handler: Any) -> Any:
+    return handler.handler if isinstance(handler, _Waiting) else handler
 
 
 class held:
-    """Within this context SIGINT's handler is not called.
+    """Within this context no signal handler is called.
 
-    If SIGINT came, the handler is called once on leaving, and raises KeyboardInterrupt there. Other
-    threads than the main thread are never interrupted, and nothing is done there. Contexts may be
-    nested. Do not wait within: until it is left, Ctrl-C has no effect.
+    One whose signal has come, once or more, is called once on leaving, and raises there what it
+    raises. Other threads than the main thread are never interrupted, and nothing is done there.
+    Contexts may be nested. Do not wait within: until it is left, Ctrl-C has no effect.
     """
 
-    __slots__ = ("_handler",)
-
     def __enter__(self) -> None:
-        global _received, _is_held
-        self._handler = None
-        if _is_held or threading.get_ident() != _MAIN:
-            return
-        handler = _signal.getsignal(_signal.SIGINT)
-        if callable(handler):
-            _received = []
-            _signal.signal(_signal.SIGINT, _receive)  # from here on nothing is interrupted
-            _is_held, self._handler = True, handler
-            _replaced.append(handler)
+        global _depth
+        if threading.get_ident() == _MAIN:
+            _depth += 1
 
     def __exit__(self, *raised: object) -> None:
-        global _is_held
-        if self._handler is not None:
-            _is_held = False
-            _replaced.pop()
-            _signal.signal(_signal.SIGINT, self._handler)
+        global _depth, _waits_at
+        if threading.get_ident() == _MAIN:
+            _waits_at = 0 if _depth == _waits_at else _waits_at
+            _depth -= 1
             if _received:
-                self._handler(*_received[0])
+                _call_if_due()
 
 
-@contextlib.contextmanager
-def held_while_waiting() -> Iterator[None]:
-    """As held(), for code that waits: a second Ctrl-C has its effect at once."""
-    handler = _signal.getsignal(_signal.SIGINT)
-    if not callable(handler) or threading.get_ident() != _MAIN:
-        yield
-        return
-    received: list[tuple] = []
+class held_while_waiting(held):
+    """As held(), for code that waits: a second signal has its effect at once."""
 
-    def receive(*arguments: object) -> None:
-        received.append(arguments)
-        if len(received) > 1:
-            _signal.signal(_signal.SIGINT, handler)
-            handler(*arguments)
-
-    _replaced.append(handler)
-    _signal.signal(_signal.SIGINT, receive)
-    try:
-        yield
-    finally:
-        _replaced.pop()
-        _signal.signal(_signal.SIGINT, handler)
-        if len(received) == 1:
-            handler(*received[0])
+    def __enter__(self) -> None:
+        global _waits_at
+        super().__enter__()
+        if _depth == 1 and threading.get_ident() == _MAIN:
+            _waits_at = 1
 
 
 def _after_fork() -> None:
-    """Set Python's handler again if the parent's main thread, which would have done, is not here.
-
-    The thread that forked is this process's main thread.
-    """
-    global _MAIN, _is_held
+    """Let nothing wait for the parent's main thread: here it is the thread that forked."""
+    global _MAIN, _depth, _waits_at
     main, _MAIN = _MAIN, threading.get_ident()
     if main != _MAIN:
-        if _replaced:
-            _signal.signal(_signal.SIGINT, _replaced[0])
-        _replaced.clear()
-        _is_held = False
+        _depth = _waits_at = 0
+        _received.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)
+_signal.signal, _signal.getsignal = _set_waiting, _get_own
+if threading.get_ident() == _MAIN:  # another thread may not
+    for _number in signal.valid_signals():
+        if callable(_get(_number)):
+            _set_waiting(_number, _get(_number))

@@ -41,6 +41,7 @@ CASTS = "cast", [gluon.Parameter]  # gives a parameter other arrays
 MAKES_TRAINER = "__init__", [gluon.Trainer]
 SUMS_GRADIENTS = "_allreduce_grads", [gluon.Trainer]
 UPDATES_BY_SUMS = "update", [gluon.Trainer]
+UPDATES_DEVICES = "_update", [gluon.Trainer]
 # Of Module: what makes a kvstore, gives it the first values, and sums gradients and updates.
 CREATES_KVSTORE = "_create_kvstore", [mx.model, mx.module.module]
 FILLS_KVSTORE = "_initialize_kvstore", [mx.model, mx.module.module]

@@ -70,7 +70,6 @@ def watch(begin_pass: Callable[[Sequence[Written]], Callable[[], None]]) -> None
         _begin_pass = begin_pass
         _LIB.MXAutogradBackwardEx, _LIB.MXAutogradMarkVariables = _watched_pass, _watched_attach
         _LIB.MXAutogradSetIsRecording = _watched_switch
-        autograd._RecordingStateScope = _Scope
 
 
 def name(array: mx.nd.NDArray) -> str:
@@ -156,12 +155,24 @@ def _watched_switch(is_recording: Any, before: Any) -> int:
 
 class _Scope(autograd._RecordingStateScope):  # what record() and pause() return
     def __enter__(self) -> None:
-        super().__enter__()
-        this_thread.depth += 1
+        is_entered = False
+        try:
+            with interrupts.held():
+                super().__enter__()
+                this_thread.depth += 1
+                is_entered = True
+        except BaseException:  # of a signal's handler
+            if is_entered:
+                self.__exit__(None, None, None)
+            raise
 
     def __exit__(self, *error: Any) -> None:
-        this_thread.depth -= 1
-        super().__exit__(*error)
+        with interrupts.held():
+            this_thread.depth -= 1
+            super().__exit__(*error)
+
+
+autograd._RecordingStateScope = _Scope
 
 
 def _mark() -> int:

@@ -1,12 +1,15 @@
-"""A process that is interrupted again and again while it computes; prints what came of it.
+"""A process that gets signals again and again while it computes; prints what came of it.
 
-python interrupted.py WORK NUMBER
+python interrupted.py WORK NUMBER: handlers raise, the step is left out, and the next one begins.
+python interrupted.py WORK NUMBER exits: in NUMBER forks, the handler calls sys.exit(0).
 """
 
+import faulthandler
 import os
 import random
 import signal
 import sys
+import tempfile
 import threading
 import time
 
@@ -19,89 +22,103 @@ from mxnet import autograd, gluon  # isort: skip
 
 DEVICES = [mx.cpu(0), mx.cpu(1)]
 ROWS = np.ones((8, 1, 28, 28), "float32"), np.arange(8, dtype="float32") % 10
+ROWS[0][:] += np.random.RandomState(0).normal(size=ROWS[0].shape)
+LR = 0.01
 
 
-def allreduce(algorithm=None):
-    data = [mx.nd.ones((1000,), ctx=c) for c in DEVICES]
-    return lambda: gluonpar.allreduce(data, algorithm, op="mean"), lambda: [data]
+class Allreduce:
+    """Each work has a ``step``, and ``arrays``: the copies of each parameter that it changes."""
+
+    algorithm = None
+
+    def __init__(self, ctx):
+        self.arrays = [[mx.nd.ones((1000,), ctx=c) for c in ctx]]
+
+    def step(self):
+        gluonpar.allreduce(self.arrays[0], self.algorithm, op="mean")
 
 
-def hops():
-    return allreduce("ring")
+class Hops(Allreduce):
+    algorithm = "ring"
 
 
-def train_batch():
-    params = [gluonpar.get_params(gluonpar.init_lenet(0.05), c) for c in DEVICES]
-    return lambda: gluonpar.train_batch(*ROWS, params, DEVICES, 0.01), lambda: list(zip(*params))
+class TrainBatch:
+    def __init__(self, ctx):
+        self.ctx = ctx
+        self.params = [gluonpar.get_params(gluonpar.init_lenet(0.05), c) for c in ctx]
+        self.arrays = [*zip(*self.params)]
+
+    def step(self):
+        gluonpar.train_batch(*ROWS, self.params, self.ctx, LR)
 
 
-def gluon_loop(make_trainer, norm=None):
-    """With a layer ``norm`` the devices' passes run on threads of their own."""
-    net, loss = gluon.nn.HybridSequential(), gluon.loss.SoftmaxCELoss()
-    net.add(*([gluon.nn.Conv2D(2, 3), norm] if norm else []), gluon.nn.Dense(10))
-    net.initialize(ctx=DEVICES)
-    net.hybridize()
-    for c in DEVICES:
-        net(mx.nd.array(ROWS[0][:1], ctx=c))
-    trainer = make_trainer(net.collect_params(), "adam", {"learning_rate": 1e-4})
+class Trainer:
+    make, norm = gluonpar.Trainer, None
 
-    def forward_backward(shard):
+    def __init__(self, ctx):
+        self.ctx, self.net, self.loss = ctx, gluon.nn.HybridSequential(), gluon.loss.L2Loss()
+        norm = [type(self).norm()] if self.norm and len(ctx) > 1 else []
+        norm = [gluon.nn.BatchNorm()] if self.norm and not norm else norm
+        self.net.add(gluon.nn.Conv2D(2, 3), *norm, gluon.nn.Dense(1))
+        self.net.initialize(ctx=ctx)
+        self.net.hybridize()
+        for c in ctx:
+            self.net(mx.nd.array(ROWS[0][:1], ctx=c))
+        make = type(self).make if len(ctx) > 1 else gluon.Trainer  # alone, it is MXNet's
+        self.trainer = make(self.net.collect_params(), "sgd", {"learning_rate": LR})
+        params = self.net.collect_params().values()
+        self.arrays = [p.list_data() for p in params if p.grad_req != "null"]
+
+    def forward_backward(self, shard):
         X, y = shard
         with autograd.record():
-            losses = loss(net(X), y)
+            losses = self.loss(self.net(X), y)
         losses.backward()
 
-    def step():
-        shards = gluonpar.split_and_load(ROWS, DEVICES)
-        if norm:
-            gluonpar.run_tasks(forward_backward, shards, DEVICES)
+    def step(self):
+        shards = gluonpar.split_and_load(ROWS, self.ctx)
+        if self.norm and len(self.ctx) > 1:
+            gluonpar.run_tasks(self.forward_backward, shards, self.ctx)
         else:
-            [forward_backward(shard) for shard in shards]
-        trainer.step(8, ignore_stale_grad=True)
-
-    # MXNet's own Trainer updates device after device, and Ctrl-C may come between two of them.
-    own = isinstance(trainer, gluonpar.Trainer)
-    return step, lambda: [p.list_data() for p in net.collect_params().values()] if own else []
+            [self.forward_backward(shard) for shard in shards]
+        self.trainer.step(8, ignore_stale_grad=True)
 
 
-def trainer():
-    return gluon_loop(gluonpar.Trainer)
-
-
-def kvstore():
-    def stock(*arguments):
+class KVStore(Trainer):
+    def make(*arguments):
         return gluon.Trainer(*arguments, kvstore="gluonpar")
 
-    return gluon_loop(stock)
+
+class RunTasks(Trainer):
+    def norm():
+        return gluonpar.SyncBatchNorm(timeout_seconds=600)
 
 
-def sync_batch_norm():
-    return gluon_loop(gluonpar.Trainer, gluonpar.SyncBatchNorm(timeout_seconds=600))
+class Data:
+    def __init__(self, ctx):
+        self.ctx, self.arrays, self.images = ctx, [], np.arange(64 * 784, dtype="uint8")
+        self.last = []
+
+    def step(self):
+        self.last[:] = gluonpar.split_and_load(self.images, self.ctx)
 
 
-def data():
-    images = np.arange(64 * 784, dtype="uint8").reshape(64, 1, 28, 28)
-    last = []
-
-    def step():
-        last[:] = gluonpar.split_and_load(images, DEVICES)
-
-    def copies():
-        shards = np.concatenate([shard.asnumpy() for shard in last])
-        assert (shards == images).all()
-        return []
-
-    return step, copies
+WORK = {kind.__name__: kind for kind in (Allreduce, Hops, TrainBatch, Trainer, KVStore, RunTasks)}
+WORK["Data"] = Data
 
 
 class Main:
     """What the main thread has done."""
 
-    steps = interrupts = 0
+    steps = signals = 0
 
 
-def interrupt():
-    """Send SIGINT at random moments within steps; the next one after the first has had its effect.
+def limit(*_):
+    raise TimeoutError("the step took too long")
+
+
+def send_signals():
+    """At random moments within steps; the next one after the first has had its effect.
 
     Python drops the exception if it is raised in a destructor; then the steps go on.
     """
@@ -110,36 +127,74 @@ def interrupt():
         while Main.steps == steps:
             time.sleep(1e-3)
         time.sleep(random.expovariate(500))
-        steps, interrupts = Main.steps, Main.interrupts
-        os.kill(os.getpid(), signal.SIGINT)
-        while Main.interrupts == interrupts and Main.steps <= steps + 9:
+        steps, signals = Main.steps, Main.signals
+        os.kill(os.getpid(), random.choice((signal.SIGINT, signal.SIGALRM)))
+        while Main.signals == signals and Main.steps <= steps + 9:
             time.sleep(1e-3)
 
 
-def main(work, number):
-    step, copies = globals()[work]()
+def goes_on(work, kind):
+    """Whether it now trains as one device does that was never interrupted."""
+    alone, rng = kind(DEVICES[:1]), np.random.RandomState(1)
+    for copies, (one,) in zip(work.arrays, alone.arrays):
+        value = mx.nd.array(rng.normal(0, 0.1, one.shape))
+        for array in (*copies, one):
+            array[:] = value.as_in_context(array.context)
     for _ in range(3):
-        step()
+        work.step()
+        alone.step()
+    return all(
+        np.allclose(array.asnumpy(), one.asnumpy(), 1e-3, 1e-5)
+        for copies, (one,) in zip(work.arrays, alone.arrays)
+        for array in copies
+    )
+
+
+def main(name, number):
+    kind = WORK[name]
+    work = kind(DEVICES)
+    signal.signal(signal.SIGALRM, limit)
+    for _ in range(3):
+        work.step()
     mx.nd.waitall()
-    threading.Thread(target=interrupt, daemon=True).start()
-    while Main.interrupts < number:
+    threading.Thread(target=send_signals, daemon=True).start()
+    while Main.signals < number:
         try:
             while True:
-                step()
+                work.step()
                 Main.steps += 1
                 if Main.steps % 20 == 0:
                     mx.nd.waitall()
-        except KeyboardInterrupt:
-            Main.interrupts += 1
-            # MXNet's own scope of autograd.record() is not left if the interrupt comes in its exit.
-            autograd.set_recording(False)
-            autograd.set_training(False)
+        except (KeyboardInterrupt, TimeoutError):
+            Main.signals += 1
     mx.nd.waitall()
-    alike = all(len({a.asnumpy().tobytes() for a in arrays}) == 1 for arrays in copies())
-    step()
-    mx.nd.waitall()
-    print(f"{work}: {number} interrupts, {Main.steps} steps, alike: {alike}", flush=True)
+    alike = all(len({a.asnumpy().tobytes() for a in copies}) == 1 for copies in work.arrays)
+    print(f"{name}: {number} signals, alike: {alike}, goes on: {goes_on(work, kind)}", flush=True)
+
+
+def exits(name, number):
+    """Print how many forks ended with another code than 0, or printed something."""
+    work, wrong = WORK[name](DEVICES), 0
+    signal.signal(signal.SIGALRM, lambda *_: sys.exit(0))
+    for _ in range(3):
+        work.step()
+    for _ in range(number):
+        with tempfile.TemporaryFile() as printed:
+            child = os.fork()
+            if not child:
+                os.dup2(printed.fileno(), 2)
+                faulthandler.dump_traceback_later(30, exit=True)
+                signal.setitimer(signal.ITIMER_REAL, 0.005 + random.expovariate(200))
+                while True:
+                    work.step()
+            _, status = os.waitpid(child, 0)
+            printed.seek(0)
+            text = printed.read().decode()
+            if status or text:
+                wrong += 1
+                print(os.waitstatus_to_exitcode(status), text, file=sys.stderr)
+    print(f"{name}: {number} exits, wrong: {wrong}", flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    (exits if sys.argv[3:] == ["exits"] else main)(sys.argv[1], int(sys.argv[2]))
