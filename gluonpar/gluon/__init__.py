@@ -1,6 +1,6 @@
 """For Gluon programs: the Trainer, kvstore='gluonpar', SyncBatchNorm, make_parallel, towers."""
 
-from gluonpar.gluon import kvstore
+from gluonpar.gluon import kvstore, static_graphs  # noqa: F401
 from gluonpar.gluon.average import average_gradients
 from gluonpar.gluon.parallel import make_parallel
 from gluonpar.gluon.running_statistics import average_statistics, broadcast_statistics

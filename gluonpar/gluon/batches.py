@@ -105,8 +105,8 @@ def _begin_pass(reached: Sequence[tape.Written]) -> Callable[[], None]:
         round_.written += written
 
     def end_pass() -> None:
-        for _, grads, _ in reached:
-            grads.follow()
+        for _, grads, i in reached:
+            grads.follow(i)
         for (grads, i), before in zip(added, saved):
             if before is not None:
                 with autograd.pause():

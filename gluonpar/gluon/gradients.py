@@ -30,14 +30,12 @@ class Gradients:
         self._names: list = []  # in tape.owners and _by_grad
         self.param = weakref.ref(param, functools.partial(_forget, self._names))
         self.grads: list[mx.nd.NDArray] = []
-        self._is_replaced = False  # whether the arrays are not the first
         self.accumulates = False  # whether passes add until the next update
         self.renew()
 
     def renew(self) -> None:
         """Look up the parameter's arrays and their names, which may be others than before."""
         param = self.param()
-        self._follows, self._is_replaced = True, bool(self.grads) or self._is_replaced
         self._grads = private_fields.grads(param)
         self.grads = self._grads or []
         self.values: list[mx.nd.NDArray] = private_fields.values(param) if self.grads else []
@@ -50,11 +48,15 @@ class Gradients:
         self.sum_on: Any = None  # if they are sums: the devices of which the next sum adds them
         self.time, self.num_written = 0, [0] * len(self.values)  # see ages
         _forget(self._names)
-        self._names += map(tape.name, self.values)
+        self._variables = [*map(tape.variable, self.values)]  # kept, as grad_pointer needs
+        self._written = [*map(memory.grad_pointer, self.values)]
+        self._chunks = [*map(memory.chunk, self.grads)]
+        self._names += [variable.name for variable in self._variables]
         tape.owners.update((name, (self, i)) for i, name in enumerate(self._names))
         self._index()
         if any(memory.grad_flags(self.values)):
-            self.follow()
+            for i in range(len(self.values)):
+                self.follow(i)
 
     def fresh(self) -> list[bool]:
         """Return by device whether the gradient counts: with grad_req='add' all do or none."""
@@ -68,18 +70,21 @@ class Gradients:
         fresh, on = self.fresh(), self.sum_on  # in this order
         return [counts and (on is None or i in on) for i, counts in enumerate(fresh)]
 
-    def follow(self) -> None:
-        """Have ``list_grad()`` return the arrays that backward has written, which may be others.
+    def follow(self, i: int) -> None:
+        """Have ``list_grad()[i]`` be the array that backward has written, which may be another one.
 
-        A graph with static memory keeps writing to those of its first pass, and MXNet gives a
-        parameter others when it is moved, or when its ``grad_req`` changes.
+        A graph with ``static_shape`` keeps writing to the array of its first pass, and MXNet makes
+        that the gradient. In a pass that adds several gradients it is an array of the pass; a
+        parameter that has been moved, or whose ``grad_req`` has changed, has another one, too.
         """
-        if self._follows:
-            self._follows = self._is_replaced
-            for i, value in enumerate(self.values):
-                if memory.grad_chunk(value) != memory.chunk(self.grads[i]):
-                    self.grads[i] = value.grad
-            self._index()
+        written = self._written[i].value
+        if written != self._chunks[i]:
+            before, self.grads[i] = self.grads[i], self.values[i].grad
+            self._chunks[i] = written
+            if i == 0:
+                self._names.remove(id(before))
+                del _by_grad[id(before)]
+                self._index()
 
     def _index(self) -> None:
         for grad in self.grads[:1]:

@@ -25,6 +25,9 @@ _ARRAY = struct.Struct("=Q8xi4x4q8xQi4xi")
 # Chunk: address; type and number of the device; whether oneDNN has the values, if not 0; whether
 # the memory is still to be allocated.
 _CHUNK = struct.Struct("=Q8xii32xQ17x?")
+# From an NDArray to its variable, what autograd knows of that, and of this the NDArray of the
+# gradient (nnvm::Node, Imperative::AGInfo: include/mxnet/imperative.h).
+_GRAD_OFFSETS = 88, 176, 56
 _ARRAY_BYTES, _CHUNK_BYTES = ctypes.c_char * _ARRAY.size, ctypes.c_char * _CHUNK.size
 _ANY_BYTES = ctypes.c_char * (1 << 46)  # a new type for each size would take microseconds
 _GPU = mx.Context.devstr2type["gpu"]
@@ -130,6 +133,20 @@ def grad_chunk(array: mx.nd.NDArray) -> int | None:
     address_of_chunk = ctypes.c_void_p.from_address(grad.value).value
     check_call(_LIB.MXNDArrayFree(grad))
     return address_of_chunk
+
+
+def grad_pointer(array: mx.nd.NDArray) -> ctypes.c_void_p:
+    """Return where MXNet has the address that :func:`grad_chunk` returns, to be read any time.
+
+    The array's variable (:func:`gluonpar.runtime.tape.variable`) must be kept meanwhile.
+    """
+    place = array.handle.value
+    for offset in _GRAD_OFFSETS:
+        place = ctypes.c_void_p.from_address(place + offset).value
+    pointer = ctypes.c_void_p.from_address(place)
+    if pointer.value != grad_chunk(array):
+        raise RuntimeError("gluonpar reads where MXNet 1.9.1 has gradients. Install mxnet==1.9.1")
+    return pointer
 
 
 def set_grad_flags(arrays: Iterable[mx.nd.NDArray], written: bool) -> None:

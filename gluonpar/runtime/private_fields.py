@@ -7,7 +7,7 @@ and dicts are the objects' own, not copies.
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import Callable, Iterable, Sequence
+from typing import Callable, Container, Iterable, Sequence
 
 import mxnet as mx
 from mxnet import gluon
@@ -48,6 +48,7 @@ FILLS_KVSTORE = "_initialize_kvstore", [mx.model, mx.module.module]
 UPDATES_MODULE = "_update_params", [mx.model, mx.module.module]
 UPDATES = "__call__", [mx.optimizer.Updater]  # an Updater updates weights of a device by it
 MAKES_GRAPH = "__init__", [mx.nd.CachedOp]  # of a hybridized block: (graph, symbol, flags)
+BUILDS_GRAPH = "_build_cache", [gluon.HybridBlock]  # makes the graph of a hybridized block
 
 
 def wrap(function: tuple[str, list], wrapper: Callable[[Callable], Callable]) -> None:
@@ -56,6 +57,23 @@ def wrap(function: tuple[str, list], wrapper: Callable[[Callable], Callable]) ->
     wrapped = wrapper(getattr(owners[0], name))
     for owner in owners:
         setattr(owner, name, wrapped)
+
+
+def static_params(block: gluon.HybridBlock) -> set[gluon.Parameter]:
+    """Return the parameters of the block's graph, if that is one with ``static_shape``."""
+    if block._cached_op is None or not dict(block._flags).get("static_shape"):
+        return set()
+    return {param for is_data, param in block._cached_op_args if not is_data}
+
+
+def make_graph(block: gluon.HybridBlock, as_data: Container[gluon.Parameter]) -> None:
+    """Make the graph of a block anew; it takes ``as_data`` as data, of which it keeps no array."""
+    indices = {"data_indices": [], "param_indices": []}
+    for i, (is_data, param) in enumerate(block._cached_op_args):
+        kind = "data_indices" if is_data or param in as_data else "param_indices"
+        indices[kind].append(i)
+    _, symbol = block._cached_graph
+    block._cached_op = mx.nd.CachedOp(symbol, [*indices.items(), *block._flags])
 
 
 def params_by_place(block: gluon.Block) -> dict[str, gluon.Parameter]:

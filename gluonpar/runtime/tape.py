@@ -72,9 +72,9 @@ def watch(begin_pass: Callable[[Sequence[Written]], Callable[[], None]]) -> None
         _LIB.MXAutogradSetIsRecording = _watched_switch
 
 
-def name(array: mx.nd.NDArray) -> str:
-    """Return the name of an array that has a gradient."""
-    return _graph(array.handle).name
+def variable(array: mx.nd.NDArray) -> mx.sym.Symbol:
+    """Return the variable of the tape that is an array with a gradient; it has the array's name."""
+    return _graph(array.handle)
 
 
 def _graph(handle: int | NDArrayHandle) -> mx.sym.Symbol | None:
