@@ -17,7 +17,7 @@ from gluonpar.runtime import interrupts, memory, peers
 # small sum. The arrays are not kept alive: see memory.fingerprint.
 _prepared: dict[tuple, Callable] = {}
 _MOST_PREPARED = 256
-combined: Callable = len  # is called with lists that have been summed: gluon.batches notes them
+combined: Callable = len  # is called with lists that have been summed: gluon.sums notes them
 
 
 def allreduce(

@@ -23,12 +23,9 @@ import itertools
 from operator import attrgetter
 from typing import Any, Callable, Iterable, Sequence
 
-import mxnet as mx
 from mxnet import autograd, gluon
 
-from gluonpar import cluster
 from gluonpar.cluster import world
-from gluonpar.collectives import operations
 from gluonpar.gluon import ages, device_sums, gradients
 from gluonpar.gluon.gradients import Gradients
 from gluonpar.runtime import memory, private_fields, tape
@@ -176,36 +173,6 @@ def mark_summed(params: Iterable[gluon.Parameter], devices: Sequence[int]) -> No
             memory.set_grad_flags(grads.values, True)
             grads.sum_on, grads.is_sum = devices, True
             ages.begin(grads)
-
-
-def _note_sums(lists: Iterable[Sequence[mx.nd.NDArray]]) -> None:
-    """Note that a program has summed gradients of parameters over all devices by itself."""
-    for param in filter(None, map(gradients.param_of, lists)):
-        gradients.tracked[param].is_sum = True
-
-
-operations.combined = _note_sums
-
-
-def are_sums(params: Sequence[gluon.Parameter]) -> bool:
-    """Return whether some gradients of tracked ``params`` are sums, and all that count."""
-    return any(gradients.tracked[param].is_sum for param in params) and not parts(params)
-
-
-def parts(params: Iterable[gluon.Parameter]) -> list[gluon.Parameter]:
-    """Return those of ``params`` whose gradients count, and are no sums over all devices."""
-    tracked = [(param, gradients.tracked[param]) for param in params if param in gradients.tracked]
-    several = [each for each in tracked if len(each[1].values) * cluster.size() > 1]
-    return [param for param, grads in several if any(grads.fresh()) and not grads.is_sum]
-
-
-def check_summed(params: Iterable[gluon.Parameter]) -> None:
-    """Raise ValueError if gradients of ``params`` have been written since they were summed."""
-    for param in parts(params):
-        raise ValueError(
-            f"backward has written the gradient of {param.name} since the last sum over devices; "
-            "call allreduce_grads() before update(), or step() instead of both"
-        )
 
 
 def discard(written: Iterable[tape.Written]) -> None:

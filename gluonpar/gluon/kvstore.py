@@ -17,7 +17,7 @@ from mxnet import autograd, gluon
 from gluonpar import cluster
 from gluonpar.cluster import world
 from gluonpar.collectives import Exchange, arguments, exchange_over, in_buckets, row_sparse
-from gluonpar.gluon import ages, batches, gradients, initial_values
+from gluonpar.gluon import ages, batches, gradients, initial_values, sums
 from gluonpar.gluon.update import check_draws_nothing
 from gluonpar.runtime import devices, heap, interrupts, memory, private_fields, threads
 
@@ -144,10 +144,10 @@ class GluonPar(mx.kvstore.KVStore):  # of which sparse gradients need an instanc
                 stale += [array for array, is_added in zip(data, added) if not is_added]
             summed.append((data, those))
         memory.zero(stale)
-        sums = [data for data, _ in summed]
         if out is None:
-            heap.return_free(sums)
-            _allreduce(sums)
+            added_up = [data for data, _ in summed]
+            heap.return_free(added_up)
+            _allreduce(added_up)
             return
         for data, those in summed:
             _exchange([data]).reduce(in_buckets([data]))
@@ -261,7 +261,7 @@ def _updating(update: Callable) -> Callable:
     @functools.wraps(update)
     def updated(trainer: gluon.Trainer, *args: Any, **kwargs: Any) -> None:
         if _is_ours(private_fields.kvstore_params(trainer)["kvstore"]):
-            batches.check_summed(private_fields.params(trainer))
+            sums.check_summed(private_fields.params(trainer))
         update(trainer, *args, **kwargs)
 
     return updated

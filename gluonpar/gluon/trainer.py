@@ -16,7 +16,14 @@ from mxnet import autograd, gluon
 from gluonpar import cluster, metrics, optim, replicas
 from gluonpar.checkpoint import optimizer_states
 from gluonpar.collectives import Exchange, in_buckets
-from gluonpar.gluon import batches, clipping, gradients, initial_values, parameter_buckets
+from gluonpar.gluon import (
+    batches,
+    clipping,
+    gradients,
+    initial_values,
+    parameter_buckets,
+    sums,
+)
 from gluonpar.gluon.parameter_buckets import Layout
 from gluonpar.gluon.update import (
     ShardedUpdate,
@@ -177,7 +184,7 @@ class Trainer(gluon.Trainer):
         """
         self._rescale(batch_size)
         self._check_outside_no_sync()
-        batches.check_summed(self._params)
+        sums.check_summed(self._params)
         self._update(ignore_stale_grad)
 
     @_not_recorded
@@ -234,7 +241,7 @@ class Trainer(gluon.Trainer):
         """
         if not max_norm > 0:
             raise ValueError(f"max_norm must be positive, got {max_norm}")
-        if not batches.are_sums(self._params):
+        if not sums.are_sums(self._params):
             self._allreduce_grads()
         new = [param for param in self._laid_out().params if any(gradients.tracked[param].fresh())]
         norms = []
@@ -354,11 +361,11 @@ class Trainer(gluon.Trainer):
         """Sum the gradients on each bucket's root, or on all devices."""
         with interrupts.held():
             self._has_summed = True
-            sums = replicas.to_sum(buckets)
+            to_sum = replicas.to_sum(buckets)
             if on_all:
-                self._exchange.allreduce(sums)
+                self._exchange.allreduce(to_sum)
             else:
-                self._exchange.reduce(sums)
+                self._exchange.reduce(to_sum)
             self._mark_summed(buckets, on_all)
 
     def _mark_summed(self, buckets: Sequence[ParamBucket], on_all: bool) -> None:

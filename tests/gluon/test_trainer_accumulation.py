@@ -163,12 +163,54 @@ def test_no_sync_names_a_parameter_without_a_shape():
     assert_as_one(net, runs.stock())
 
 
-def test_an_exception_inside_no_sync_does_not_end_the_accumulation():
-    params = weights([[0.0]], 2)
-    trainer = Trainer(params, "sgd", {"learning_rate": 1.0})
-    with pytest.raises(KeyError), trainer.no_sync():
-        give_grads(params, [[1.0, 2.0]])
-        raise KeyError("the loader failed")
-    give_grads(params, [[4.0, 8.0]])
-    trainer.step(1)
-    assert params[0].list_data()[0].asscalar() == -15
+@pytest.mark.parametrize("zero", [False, True])
+@pytest.mark.parametrize("k", [2, 3])
+def test_after_an_exception_inside_no_sync_micro_batches_go_on_as_on_one_device(k, zero):
+    """There MXNet's gradients are added to, and set to zero before each step."""
+    nets = []
+    for ctx, kind in ((contexts(1), runs.stock_trainer), (contexts(k), Trainer)):
+        net = runs.mlp(ctx)
+        trainer = kind(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9})
+        within = getattr(trainer, "no_sync", contextlib.nullcontext)
+        if kind is not Trainer:
+            net.collect_params().setattr("grad_req", "add")
+        batches = runs.batches((8, 1, 7, 8))
+        with pytest.raises(KeyError), within():
+            for batch in batches[:2]:
+                runs.backward(net, batch, ctx)
+            raise KeyError("the loader failed")
+        if zero:
+            net.collect_params().zero_grad()
+        with within():
+            runs.backward(net, batches[2], ctx)
+        trainer.step(16)
+        if kind is not Trainer:
+            net.collect_params().zero_grad()
+        runs.backward(net, batches[3], ctx)
+        trainer.step(8)
+        nets.append(net)
+    assert_as_one(nets[1], runs.values(nets[0]))
+
+
+@pytest.mark.parametrize("accumulates", [False, True])
+@pytest.mark.parametrize("k", [2, 3])
+def test_after_a_step_that_skip_nonfinite_leaves_out_the_next_is_as_on_one_device(k, accumulates):
+    """There the program leaves it out itself."""
+    nets, bad = [], runs.batches((8, 8), seed=2)
+    bad[1][0][-1] = np.inf  # the last device's
+    for ctx, kind in ((contexts(1), gluon.Trainer), (contexts(k), Trainer)):
+        net, options = runs.mlp(ctx), {"skip_nonfinite": True} if kind is Trainer else {}
+        schedule = mx.lr_scheduler.FactorScheduler(1, 0.5, base_lr=0.1)
+        how = {"learning_rate": 0.1, "momentum": 0.9, "lr_scheduler": schedule}
+        trainer = kind(net.collect_params(), "sgd", how, **options)
+        for i, batch in enumerate(runs.batches((8, 1, 7))):
+            if i == 1 and kind is Trainer:
+                with trainer.no_sync() if accumulates else contextlib.nullcontext():
+                    for each in bad if accumulates else bad[1:]:
+                        runs.backward(net, each, ctx)
+                trainer.step(8)
+            runs.backward(net, batch, ctx)
+            trainer.step(len(batch[0]))
+        nets.append(net)
+    assert trainer.num_skipped == 1
+    assert_as_one(nets[1], runs.values(nets[0]))
