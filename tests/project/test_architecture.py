@@ -56,7 +56,7 @@ def documents():
 
 # Private names that are documented: of Python's modules and of named tuples. Our own Trainer's
 # ``_updater`` is read in gluonpar.checkpoint, which may not import the Trainer.
-DOCUMENTED = {"_exit", "_getframe", "_current_frames", "_replace", "_asdict", "_fields"}
+DOCUMENTED = {"_exit", "_current_frames", "_replace", "_asdict", "_fields"}
 OUR_OWN = {"_updater"}
 
 
