@@ -121,7 +121,7 @@ def allreduce_grads(device_params: Sequence[Sequence[mx.nd.NDArray]]) -> None:
     [11.0, 11.0]
     [5.0, 5.0]
     """
-    device_params = [*map(list, device_params)]
+    device_params = [each if isinstance(each, list) else [*each] for each in device_params]
     if not device_params or not device_params[0]:
         raise ValueError("device_params must have at least one parameter on one device, got none")
     contexts = [memory.context(params[0]) for params in device_params]
