@@ -157,7 +157,7 @@ ALGORITHMS = st.one_of(st.none(), st.sampled_from(algorithms()))
 HOW = st.integers(0, len(MODELS) - 1), ALGORITHMS, st.booleans()
 EVENTS = [
     *[event("train", SIZES, *HOW, SEEDS) for _ in range(5)],  # the same object would count once
-    *[event("by_hand", SIZES, HOW[0], st.booleans(), SEEDS) for _ in range(3)],
+    *[event("by_hand", st.sampled_from((1, 8)), HOW[0], st.booleans(), SEEDS) for _ in range(4)],
     event("fail", SIZES),
     event("set", st.integers(0, 2), SEEDS),
     event("attach_grad", st.integers(0, 2)),
@@ -171,3 +171,12 @@ EVENTS = [
 def test_k_devices_train_as_one(num_programs):
     law = given(DEVICES, st.booleans(), st.lists(st.one_of(EVENTS), min_size=5, max_size=12))(check)
     settings(max_examples=num_programs, derandomize=True, database=None)(law)()
+
+
+@pytest.mark.parametrize(
+    "before", [("by_hand", (8, 0, False, 1)), ("train", (8, 0, None, False, 1))]
+)
+@pytest.mark.parametrize("k", [2, 3])
+def test_a_device_without_samples_adds_nothing_of_the_batch_before(k, before):
+    last = ("by_hand", (1, 0, False, 2))
+    check(k, False, [before, last, ("by_hand", (8, 0, True, 3)), last])

@@ -4,6 +4,7 @@ python interrupted.py WORK NUMBER: handlers raise, the step is left out, and the
 python interrupted.py WORK NUMBER exits: in NUMBER forks, the handler calls sys.exit(0).
 """
 
+import contextlib
 import faulthandler
 import os
 import random
@@ -111,6 +112,7 @@ class Main:
     """What the main thread has done."""
 
     steps = signals = 0
+    is_done = False
 
 
 def limit(*_):
@@ -122,14 +124,14 @@ def send_signals():
 
     Python drops the exception if it is raised in a destructor; then the steps go on.
     """
-    while True:
+    while not Main.is_done:
         steps = Main.steps
-        while Main.steps == steps:
+        while Main.steps == steps and not Main.is_done:
             time.sleep(1e-3)
         time.sleep(random.expovariate(500))
         steps, signals = Main.steps, Main.signals
         os.kill(os.getpid(), random.choice((signal.SIGINT, signal.SIGALRM)))
-        while Main.signals == signals and Main.steps <= steps + 9:
+        while Main.signals == signals and Main.steps <= steps + 9 and not Main.is_done:
             time.sleep(1e-3)
 
 
@@ -157,7 +159,8 @@ def main(name, number):
     for _ in range(3):
         work.step()
     mx.nd.waitall()
-    threading.Thread(target=send_signals, daemon=True).start()
+    sender = threading.Thread(target=send_signals)
+    sender.start()
     while Main.signals < number:
         try:
             while True:
@@ -167,6 +170,10 @@ def main(name, number):
                     mx.nd.waitall()
         except (KeyboardInterrupt, TimeoutError):
             Main.signals += 1
+    Main.is_done = True
+    while sender.is_alive():
+        with contextlib.suppress(KeyboardInterrupt, TimeoutError):  # of the last signal
+            sender.join()
     mx.nd.waitall()
     alike = all(len({a.asnumpy().tobytes() for a in copies}) == 1 for copies in work.arrays)
     print(f"{name}: {number} signals, alike: {alike}, goes on: {goes_on(work, kind)}", flush=True)
