@@ -117,7 +117,7 @@ def allreduce_grads(device_params: Sequence[Sequence[mx.nd.NDArray]]) -> None:
     ...         losses = [w * x for (w,), x in zip(device_params, batch)]
     ...     mx.autograd.backward(losses)
     ...     allreduce_grads(device_params)
-    ...     print([w.grad.asscalar() for (w,) in device_params])
+    ...     print([float(w.grad.asscalar()) for (w,) in device_params])
     [11.0, 11.0]
     [5.0, 5.0]
     """

@@ -8,6 +8,7 @@ import contextlib
 import faulthandler
 import os
 import random
+import re
 import signal
 import sys
 import tempfile
@@ -108,6 +109,10 @@ WORK = {kind.__name__: kind for kind in (Allreduce, Hops, TrainBatch, Trainer, K
 WORK["Data"] = Data
 
 
+# What MXNet prints if the handler raises before an array that is being made has its handle.
+MADE_BY_HALF = re.compile("NDArrayBase.__del__.*AttributeError: .* has no attribute 'handle'", re.S)
+
+
 class Main:
     """What the main thread has done."""
 
@@ -197,7 +202,7 @@ def exits(name, number):
             _, status = os.waitpid(child, 0)
             printed.seek(0)
             text = printed.read().decode()
-            if status or text:
+            if status or text and not MADE_BY_HALF.search(text):
                 wrong += 1
                 print(os.waitstatus_to_exitcode(status), text, file=sys.stderr)
     print(f"{name}: {number} exits, wrong: {wrong}", flush=True)
