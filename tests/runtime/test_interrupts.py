@@ -77,11 +77,12 @@ class Interrupted(mx.optimizer.Optimizer):
         weight[:] = weight - grad
 
 
-def test_an_update_that_is_interrupted_is_complete_on_all_devices():
+@pytest.mark.parametrize("options", [{}, {"kvstore": "gluonpar"}], ids=["Trainer", "kvstore"])
+def test_an_update_that_is_interrupted_is_complete_on_all_devices(options):
     params = gluon.ParameterDict()
     arrays = [params.get(f"p{i}", shape=(2,), init=mx.init.One()) for i in range(3)]
     params.initialize(ctx=CTX)
-    trainer = gluonpar.Trainer(params, Interrupted())
+    trainer = (gluon if options else gluonpar).Trainer(params, Interrupted(), **options)
     with mx.autograd.record():
         losses = [sum(p.data(c).sum() for p in arrays) for c in CTX]
     mx.autograd.backward(losses)
