@@ -272,7 +272,7 @@ def test_of_two_schedules_that_differ_the_saved_one_goes_on_with_a_warning(saved
         for _ in range(number):
             give_grads(made[0], [[1.0, 1.0]])
             made[1].step(1)
-        return made[0][0].data().asscalar()
+        return made[0][0].list_data()[1].asscalar()
 
     path, trained = tmp_path / "states", make(saved)
     steps(trained, 5)
