@@ -25,6 +25,7 @@ _MAIN = threading.main_thread().ident
 _depth = 0  # of contexts that the main thread has entered
 _waits_at = 0  # the depth at which it waits, and the second signal does not; 0: at none
 _received: list[tuple] = []  # the calls of handlers that wait: (handler, signal, frame)
+_codes: set = set()  # of functions that are never interrupted
 _set, _get = _signal.signal, _signal.getsignal
 
 
@@ -35,7 +36,7 @@ class _Waiting:
         self.handler = handler
 
     def __call__(self, number: int, frame: Any) -> None:
-        if _in_destructor(frame):  # Python would drop an exception
+        if _is_in_whole(frame):
             _thread.start_new_thread(_send_again, (number,))
             return
         _received.append((self.handler, number, frame))
@@ -47,10 +48,17 @@ def _send_again(number: int) -> None:
     os.kill(os.getpid(), number)
 
 
-def _in_destructor(frame: Any) -> bool:
-    while frame is not None and frame.f_code.co_name != "__del__":
+def _is_in_whole(frame: Any) -> bool:
+    """Return whether a destructor runs, whose exception Python would drop, or one of _codes."""
+    while frame is not None and not (frame.f_code.co_name == "__del__" or frame.f_code in _codes):
         frame = frame.f_back
     return frame is not None
+
+
+def whole(function: Callable) -> Callable:
+    """Have no handler called from the first instruction of a short ``function`` to its last."""
+    _codes.add(function.__code__)
+    return function
 
 
 def _call_if_due() -> None:

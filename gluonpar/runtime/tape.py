@@ -154,22 +154,15 @@ def _watched_switch(is_recording: Any, before: Any) -> int:
 
 
 class _Scope(autograd._RecordingStateScope):  # what record() and pause() return
+    @interrupts.whole
     def __enter__(self) -> None:
-        is_entered = False
-        try:
-            with interrupts.held():
-                super().__enter__()
-                this_thread.depth += 1
-                is_entered = True
-        except BaseException:  # of a signal's handler
-            if is_entered:
-                self.__exit__(None, None, None)
-            raise
+        super().__enter__()
+        this_thread.depth += 1
 
+    @interrupts.whole
     def __exit__(self, *error: Any) -> None:
-        with interrupts.held():
-            this_thread.depth -= 1
-            super().__exit__(*error)
+        this_thread.depth -= 1
+        super().__exit__(*error)
 
 
 autograd._RecordingStateScope = _Scope
