@@ -166,6 +166,9 @@ class _Scope(autograd._RecordingStateScope):  # what record() and pause() return
 
 
 autograd._RecordingStateScope = _Scope
+for _scope in (mx.util._NumpyShapeScope, mx.util._NumpyArrayScope, mx.Context):
+    interrupts.whole(_scope.__enter__)
+    interrupts.whole(_scope.__exit__)
 
 
 def _mark() -> int:
