@@ -37,10 +37,10 @@ class LossMeter:
 
     :meth:`add` is asynchronous; :meth:`read` synchronises. With several processes, each adds its
     part of the same batches, and all read together; one that is made inside ``cluster.local()`` is
-    this process's. ``total`` is the sum of the losses of the
-    ``num_batches`` read so far, ``num_samples`` the number added on this rank. To continue from
-    them, pass all three; on all ranks but 0, 0 samples. With ``check_finite`` False, losses and
-    parameters may be infinite or NaN.
+    this process's. ``total`` is the sum of the losses of the ``num_batches`` read so far,
+    ``num_samples`` the number added on this rank. To continue from them, pass all three; on all
+    ranks but 0, 0 samples. With ``check_finite`` False, losses and parameters may be infinite or
+    NaN.
     """
 
     def __init__(

@@ -106,7 +106,8 @@ def allreduce_grads(device_params: Sequence[Sequence[mx.nd.NDArray]]) -> None:
     written is read from MXNet's flags on the parameters' arrays, which are cleared.
 
     The sums are made in buckets, and nothing waits, as in :func:`train_batch`. Raises ValueError
-    for other parameters. Compare ``allreduce_params`` in Dive into Deep Learning, 13.5.4.
+    for other parameters. From the loop over parameters in ``train_batch``, Dive into Deep Learning,
+    13.5.6.
 
     >>> import mxnet as mx
     >>> device_params = [[mx.nd.zeros((1,), ctx=mx.cpu(i))] for i in range(2)]
@@ -134,6 +135,7 @@ def allreduce_grads(device_params: Sequence[Sequence[mx.nd.NDArray]]) -> None:
         _clear_flags(device_params)
 
 
+@interrupts.held()
 def allreduce_sgd(
     exchange: Exchange,
     buckets: Sequence[ParamBucket],
@@ -145,17 +147,16 @@ def allreduce_sgd(
     On CPU contexts the sum is part of the update, which then leaves the gradients as they are.
     """
     pending = isinstance(batch_size, cluster.PendingGather)
-    with interrupts.held():  # autograd records none of it, even if the caller records
-        if exchange.may_fuse:
+    if exchange.may_fuse:
 
-            def update(*arrays: np.ndarray) -> None:
-                number = sum(batch_size.values) if pending else batch_size
-                optim.rule(lr, 1.0 / number)(*arrays)
+        def update(*arrays: np.ndarray) -> None:
+            number = sum(batch_size.values) if pending else batch_size
+            optim.rule(lr, 1.0 / number)(*arrays)
 
-            if exchange.num_processes > 1:
-                exchange.reduce(replicas.to_sum(buckets))
-            optim.reduce_update(exchange, buckets, lambda copies: (update,))
-            return
-        exchange.allreduce(replicas.to_sum(buckets))
-        number = sum(batch_size.wait()) if pending else batch_size
-        optim.update_by_sgd(buckets, lr, number)
+        if exchange.num_processes > 1:
+            exchange.reduce(replicas.to_sum(buckets))
+        optim.reduce_update(exchange, buckets, lambda copies: (update,))
+        return
+    exchange.allreduce(replicas.to_sum(buckets))
+    number = sum(batch_size.wait()) if pending else batch_size
+    optim.update_by_sgd(buckets, lr, number)

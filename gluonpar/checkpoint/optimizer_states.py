@@ -112,9 +112,8 @@ def prepare_restore(
 ) -> Callable[[bool], None]:
     """Check a section that :func:`describe` made; return the function that restores ``updater``.
 
-    Its argument is ``keep_schedule``, as in :func:`load`.
-
-    Takes the arrays out of ``arrays``. May raise any exception for a section made by hand.
+    Its argument is ``keep_schedule``, as in :func:`load`. Takes the arrays out of ``arrays``. May
+    raise any exception for a section made by hand.
     """
     optimizer = updater.optimizer
     if section["format"] != FORMAT:

@@ -17,7 +17,7 @@ from gluonpar.runtime import interrupts, memory, peers
 # small sum. The arrays are not kept alive: see memory.fingerprint.
 _prepared: dict[tuple, Callable] = {}
 _MOST_PREPARED = 256
-combined: Callable = len  # is called with lists that have been summed: gluon.sums notes them
+_after_sums: list[Callable] = []
 
 
 def allreduce(
@@ -71,12 +71,12 @@ def allreduce(
     if prepared is not None:
         with interrupts.held(), exchange.pushing:
             prepared([data])
-        combined([data])
+        _call_after_sums([data])
         return
     kind = arguments.check_list(data, row_sparse=True)
     over = _checked_exchange([kind], algorithm, op, accumulate)
     over.allreduce(in_buckets([data]))
-    combined([data])
+    _call_after_sums([data])
     if len(data) == 1 or 0 in kind.shape or over.num_processes > 1:
         return
     chosen = over.chosen([data])
@@ -84,6 +84,16 @@ def allreduce(
         if len(_prepared) == _MOST_PREPARED:
             _prepared.clear()
         _prepared[key] = chosen.prepare([data], op)
+
+
+def after_sums(function: Callable) -> None:
+    """Have ``function(lists)`` called whenever a program has replaced arrays by their sums."""
+    _after_sums.append(function)
+
+
+def _call_after_sums(lists: Sequence[Sequence[mx.nd.NDArray]]) -> None:
+    for function in _after_sums:
+        function(lists)
 
 
 def _key(data, *how) -> tuple | None:
@@ -129,7 +139,7 @@ def allreduce_many(
     if lists:
         over = _checked_exchange(kinds, algorithm, op, accumulate)
         over.allreduce(in_buckets(lists, bucket_bytes))
-        combined(lists)
+        _call_after_sums(lists)
 
 
 def explain(data: Sequence[mx.nd.NDArray]) -> Choice:

@@ -115,7 +115,7 @@ def _forget(names: list, _: Any = None) -> None:
 
 def param_of(arrays: Sequence[mx.nd.NDArray]) -> gluon.Parameter | None:
     """Return the tracked parameter whose gradients these arrays are, if there is one."""
-    grads = _by_grad.get(id(arrays[0]))
+    grads = _by_grad.get(id(arrays[0])) if arrays else None
     if grads and len(arrays) == len(grads.grads) and all(map(operator.is_, arrays, grads.grads)):
         return grads.param()
     return None

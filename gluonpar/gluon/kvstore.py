@@ -28,17 +28,6 @@ _NOT_BY_TRAINER = (mx.optimizer.SGLD, mx.optimizer.LBSGD)
 _VALUES = "stores sums of row_sparse arrays only; sum dense ones with pushpull"
 
 
-def _whole(function: Callable) -> Callable:
-    """Return the function, during which no signal's handler is called."""
-
-    @functools.wraps(function)
-    def called(*args: Any, **kwargs: Any) -> Any:
-        with interrupts.held():
-            return function(*args, **kwargs)
-
-    return called
-
-
 @mx.kvstore.KVStoreBase.register  # under the class's name in lower case
 class GluonPar(mx.kvstore.KVStore):  # of which sparse gradients need an instance
     """The store that a Trainer or Module uses: copies parameters, sums gradients, both in place.
@@ -116,7 +105,7 @@ class GluonPar(mx.kvstore.KVStore):  # of which sparse gradients need an instanc
             _exchange([data], op=None).broadcast(in_buckets([data]))
 
     @cluster.in_scope
-    @_whole
+    @interrupts.held()
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         """Replace every array of ``value``, one per device, by the sum of all of them.
 
@@ -132,9 +121,10 @@ class GluonPar(mx.kvstore.KVStore):  # of which sparse gradients need an instanc
         for row_sparse ones with several processes; a Trainer or Module gives those to :meth:`push`.
         """
         lists = _lists(key, value, "value")
-        arguments.check_apart([array for data in lists for array in data], "value")
         targets = lists if out is None else _lists(key, out, "out")
-        summed, stale = [], []
+        if not lists:
+            return
+        exchange, summed, stale = _exchange(lists), [], []
         for data, those, added in zip(lists, targets, _begin_sums(targets)):
             if added is None:
                 continue
@@ -144,19 +134,20 @@ class GluonPar(mx.kvstore.KVStore):  # of which sparse gradients need an instanc
                 stale += [array for array, is_added in zip(data, added) if not is_added]
             summed.append((data, those))
         memory.zero(stale)
+        added_up = [data for data, _ in summed]
+        buckets = in_buckets(added_up)
         if out is None:
-            added_up = [data for data, _ in summed]
             heap.return_free(added_up)
-            _allreduce(added_up)
+            exchange.allreduce(buckets)
             return
-        for data, those in summed:
-            _exchange([data]).reduce(in_buckets([data]))
-            with autograd.pause():
+        exchange.reduce(buckets)
+        with autograd.pause():
+            for data, those in summed:
                 for target in those:  # it may be in value, too
                     data[0].copyto(target)
 
     @cluster.in_scope
-    @_whole
+    @interrupts.held()
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
         """Store the sum of the row_sparse arrays ``value``, one per device, under ``key``.
 
@@ -304,13 +295,13 @@ def _updating_module(update: Callable) -> Callable:
             _update_alike(updater.optimizer, ctx, _NOT_BY_MODULE)
         update(param_arrays, grads, updater, num_device, *args, **kwargs)
 
-    return _whole(updated)
+    return interrupts.held()(updated)
 
 
 private_fields.wrap(private_fields.MAKES_TRAINER, _making)
 private_fields.wrap(private_fields.SUMS_GRADIENTS, _summing)
 private_fields.wrap(private_fields.UPDATES_BY_SUMS, _updating)
-private_fields.wrap(private_fields.UPDATES_DEVICES, _whole)
+private_fields.wrap(private_fields.UPDATES_DEVICES, interrupts.held())
 private_fields.wrap(private_fields.CREATES_KVSTORE, _creating)
 private_fields.wrap(private_fields.FILLS_KVSTORE, _filling)
 private_fields.wrap(private_fields.UPDATES_MODULE, _updating_module)
@@ -420,14 +411,10 @@ def _exchange(lists: Sequence[Sequence[mx.nd.NDArray]], op: str | None = "sum") 
         arguments.check_list(data, f"lists[{j}]", row_sparse=op is not None)
         for j, data in enumerate(lists)
     ]
+    arguments.check_apart([array for data in lists for array in data], "the lists of all keys")
     exchange = exchange_over(tuple(kinds[0].ctx), op=op)
     arguments.check_exchange(kinds, exchange)
     return exchange
-
-
-def _allreduce(lists: Sequence[Sequence[mx.nd.NDArray]]) -> None:
-    if lists:
-        _exchange(lists).allreduce(in_buckets(lists))
 
 
 def _keys(key: Any) -> Sequence[Any]:

@@ -22,7 +22,7 @@ def _note_sums(lists: Iterable[Sequence[mx.nd.NDArray]]) -> None:
         gradients.tracked[param].is_sum = True
 
 
-operations.combined = _note_sums
+operations.after_sums(_note_sums)
 
 
 def are_sums(params: Sequence[gluon.Parameter]) -> bool:

@@ -5,21 +5,25 @@ Python calls a signal's handler between any two bytecodes of the main thread, an
 In a function that the engine calls, the operator would never end, and all that waits for its arrays
 neither; between two operators of an all-reduce some devices would have the sum, and others not.
 
-So every handler that is written in Python, those of the program, too, is called by one of ours:
-at once, or on leaving :class:`held`. To see handlers, the functions behind ``signal.signal`` and
-``signal.getsignal`` are replaced by others that call them; a program sees its own handlers.
+So every handler that is written in Python, those of the program, too, is called by one of ours: at
+once, on leaving :class:`held`, or, in a destructor or a function that is :func:`whole`, when the
+signal is sent again a millisecond later. To see handlers, the functions behind ``signal.signal``
+and ``signal.getsignal`` are replaced by others that call them; a program sees its own handlers.
 """
 
 from __future__ import annotations
 
 import _signal  # the functions of the module signal call its
 import _thread
+import contextlib
 import functools
 import os
 import signal
 import threading
 import time
 from typing import Any, Callable
+
+import mxnet as mx
 
 _MAIN = threading.main_thread().ident
 _depth = 0  # of contexts that the main thread has entered
@@ -88,8 +92,8 @@ def _own(handler: Any) -> Any:
     return handler.handler if isinstance(handler, _Waiting) else handler
 
 
-class held:
-    """Within this context no signal handler is called.
+class held(contextlib.ContextDecorator):
+    """Within this context, or a function that is decorated with it, no signal handler is called.
 
     One whose signal has come, once or more, is called once on leaving, and raises there what it
     raises. Other threads than the main thread are never interrupted, and nothing is done there.
@@ -130,6 +134,9 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+for _scope in (mx.util._NumpyShapeScope, mx.util._NumpyArrayScope, mx.Context):  # and see tape
+    whole(_scope.__enter__)
+    whole(_scope.__exit__)
 _signal.signal, _signal.getsignal = _set_waiting, _get_own
 if threading.get_ident() == _MAIN:  # another thread may not
     for _number in signal.valid_signals():

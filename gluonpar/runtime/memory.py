@@ -140,6 +140,7 @@ def grad_pointer(array: mx.nd.NDArray) -> ctypes.c_void_p:
 
     The array's variable (:func:`gluonpar.runtime.tape.variable`) must be kept meanwhile.
     """
+    chunk(array)  # raises RuntimeError if arrays have another layout
     place = array.handle.value
     for offset in _GRAD_OFFSETS:
         place = ctypes.c_void_p.from_address(place + offset).value

@@ -60,7 +60,7 @@ this_thread = _Thread()
 def watch(begin_pass: Callable[[Sequence[Written]], Callable[[], None]]) -> None:
     """From now on call ``begin_pass`` before each pass, and what it returns after the pass.
 
-    Its argument is what the pass will write of ``owners``. Ctrl-C is held back until the end.
+    Its argument is what the pass will write of ``owners``. Signals' handlers wait until the end.
     """
     global _begin_pass, _marker
     if _LIB.MXAutogradBackwardEx is _backward:
@@ -166,9 +166,6 @@ class _Scope(autograd._RecordingStateScope):  # what record() and pause() return
 
 
 autograd._RecordingStateScope = _Scope
-for _scope in (mx.util._NumpyShapeScope, mx.util._NumpyArrayScope, mx.Context):
-    interrupts.whole(_scope.__enter__)
-    interrupts.whole(_scope.__exit__)
 
 
 def _mark() -> int:

@@ -232,6 +232,21 @@ def test_an_array_under_two_keys_is_refused_and_not_summed_twice():
     assert numbers(data) == [[1], [3]]
 
 
+def test_gradients_that_are_refused_are_not_marked_as_sums():
+    params = weights([[1.0], [1.0]], 2)
+    trainer = make_trainer(params)
+    for param in params:
+        whole(param, (1, 2))
+    first, second = (param.list_grad() for param in params)
+    store = mx.kv.create("gluonpar")
+    for lists in ([first, first], [first, second[:1]], [first, []], [first, 7]):
+        with pytest.raises((ValueError, TypeError)):
+            store.pushpull([0, 1], lists)
+    trainer.allreduce_grads()
+    for param in params:
+        assert_summed(param, (1, 2))
+
+
 def test_threads_are_shared_out_before_the_first_forward():
     """By the first step, operators that are queued would have had those of before, or not."""
     used = run_python(
