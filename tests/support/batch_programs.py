@@ -425,6 +425,20 @@ def two_networks(ctx, make, how):
     return nets
 
 
+def recorded_together(ctx, make, how):
+    """Batches of two networks in one recording, of which the first is for fewer devices."""
+    nets = dense("first_", ctx, 1, 1), dense("second_", ctx, 2, 1)
+    trainer = make(params_of(nets), "sgd", {"learning_rate": 0.1})
+    for of_first, of_second in zip(samples((1, 2, 8)), samples((8, 8, 8), seed=1)):
+        with autograd.record():
+            firsts = [nets[0](x) ** 2 for x in shards_of(of_first, ctx)]
+            seconds = [nets[1](x) ** 2 for x in shards_of(of_second, ctx)]
+        backward(firsts, how)
+        backward(seconds, how)
+        trainer.step(8)
+    return nets
+
+
 def beside_added(ctx, make, how):
     """A step uses gradients that passes add to, and leaves those that they wrote beside them."""
     adding, writing = nets = dense("adding_", ctx, 1, 1), dense("writing_", ctx, 2, 1)
@@ -477,6 +491,7 @@ PROGRAMS = [
         recorded_by_another_thread,
         gan_of_ranks,
         two_networks,
+        recorded_together,
         beside_added,
         renamed,
     ),
