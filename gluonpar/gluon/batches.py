@@ -25,6 +25,7 @@ from typing import Any, Callable, Iterable, Sequence
 
 from mxnet import autograd, gluon
 
+from gluonpar import cluster
 from gluonpar.cluster import world
 from gluonpar.gluon import ages, device_sums, gradients
 from gluonpar.gluon.gradients import Gradients
@@ -75,11 +76,11 @@ def _write(written: Sequence[tape.Written]) -> _Batch:
         part.batch = batch
     for recording, grads, i in written:
         if grads.batch is not batch:
-            grads.batch, grads.sum_on = batch, None
+            grads.batch = batch
             pairs = zip(grads.values, grads.wrote)
             old = [value for value, part in pairs if part is None or part.batch is not batch]
             memory.set_grad_flags(old, False)
-        grads.is_sum = False
+        grads.sum_on = None
         recording.part.devices.add(grads.devices[i])
         if grads.wrote[i] is not recording.part:
             grads.wrote[i] = recording.part
@@ -158,20 +159,21 @@ def mark_used(params: Iterable[gluon.Parameter]) -> None:
             if any(grads.fresh()):
                 _use(grads)
                 memory.set_grad_flags(grads.values, False)
-            grads.accumulates = grads.is_sum = False
+            grads.accumulates = False
             grads.sum_on = grads.sum_on if grads.adds_always else None
 
 
-def mark_summed(params: Iterable[gluon.Parameter], devices: Sequence[int]) -> None:
-    """Note that the gradients on ``devices`` are sums, which count, and others may be, too.
+def mark_summed(params: Iterable[gluon.Parameter], root: int = 0) -> None:
+    """Note that the gradients on all devices, or on device ``root`` only, are sums, and count.
 
-    Only those are added in the next sum, or added to by passes. One rank has one, others have none.
+    Only rank 0's on ``root`` are added in the next sum, or added to by passes.
     """
+    devices = [root] if cluster.rank() == 0 else []
     with tape.lock:
         for grads in map(gradients.tracked.__getitem__, params):
             _use(grads)
             memory.set_grad_flags(grads.values, True)
-            grads.sum_on, grads.is_sum = devices, True
+            grads.sum_on = devices
             ages.begin(grads)
 
 

@@ -17,7 +17,8 @@ from mxnet import autograd, gluon
 
 from gluonpar.runtime import memory, private_fields, tape
 
-_by_grad: dict[int, Gradients] = {}  # by id() of the first device's gradient
+# By id() of the first device's gradient, which may be another array's by now.
+_by_grad: weakref.WeakValueDictionary[int, Gradients] = weakref.WeakValueDictionary()
 tracked: weakref.WeakKeyDictionary[gluon.Parameter, Gradients] = weakref.WeakKeyDictionary()
 
 
@@ -27,7 +28,7 @@ class Gradients:
     batch: Any  # that wrote last: see batches
 
     def __init__(self, param: gluon.Parameter) -> None:
-        self._names: list = []  # in tape.owners and _by_grad
+        self._names: list[str] = []  # in tape.owners
         self.param = weakref.ref(param, functools.partial(_forget, self._names))
         self.grads: list[mx.nd.NDArray] = []
         self.accumulates = False  # whether passes add until the next update
@@ -44,7 +45,6 @@ class Gradients:
         self.batch = type(self).batch
         self.beside: set[Any] = set()  # batches of passes that have added to these gradients
         self.wrote: list[Any] = [None] * len(self.values)  # the part of a batch
-        self.is_sum = False  # whether they have been summed since a pass has written them
         self.sum_on: Any = None  # if they are sums: the devices of which the next sum adds them
         self.time, self.num_written = 0, [0] * len(self.values)  # see ages
         _forget(self._names)
@@ -53,7 +53,7 @@ class Gradients:
         self._chunks = [*map(memory.chunk, self.grads)]
         self._names += [variable.name for variable in self._variables]
         tape.owners.update((name, (self, i)) for i, name in enumerate(self._names))
-        self._index()
+        _by_grad.update((id(grad), self) for grad in self.grads[:1])
         if any(memory.grad_flags(self.values)):
             for i in range(len(self.values)):
                 self.follow(i)
@@ -79,17 +79,9 @@ class Gradients:
         """
         written = self._written[i].value
         if written != self._chunks[i]:
-            before, self.grads[i] = self.grads[i], self.values[i].grad
-            self._chunks[i] = written
-            if i == 0:
-                self._names.remove(id(before))
-                del _by_grad[id(before)]
-                self._index()
-
-    def _index(self) -> None:
-        for grad in self.grads[:1]:
-            _by_grad[id(grad)] = self
-            self._names.append(id(grad))
+            _by_grad.pop(id(self.grads[0]), None)
+            self.grads[i], self._chunks[i] = self.values[i].grad, written
+            _by_grad[id(self.grads[0])] = self
 
     def adds(self) -> bool:
         """Return whether gradients of earlier passes count, too."""
@@ -101,15 +93,13 @@ class Gradients:
             if self.sum_on is not None:
                 memory.zero([grad for j, grad in enumerate(self.grads) if j not in self.sum_on])
                 self.sum_on = None
-            self.is_sum = False
             overwrites = not self.adds_always and any(memory.grad_flags([self.values[i]]))
             return self.grads[i].copy() if overwrites else None
 
 
-def _forget(names: list, _: Any = None) -> None:
+def _forget(names: list[str], _: Any = None) -> None:
     for name in names:
         tape.owners.pop(name, None)
-        _by_grad.pop(name, None)
     names.clear()
 
 

@@ -397,7 +397,7 @@ def _begin_sums(lists: Sequence[Sequence[mx.nd.NDArray]]) -> list[list[bool] | N
             _update_alike(optimizer, ctx, _NOT_BY_TRAINER)
     counting = dict(zip(known, zip(*ages.summands(known, cluster.size()))))
     summed = [param for param, (_, on_some_rank) in counting.items() if on_some_rank]
-    batches.mark_summed(summed, [0] if cluster.rank() == 0 else [])
+    batches.mark_summed(summed)
     added = []
     for param, data in zip(params, lists):
         counts, on_some_rank = counting.get(param, ([True] * len(data), True))

@@ -17,9 +17,10 @@ from gluonpar.gluon import gradients
 
 
 def _note_sums(lists: Iterable[Sequence[mx.nd.NDArray]]) -> None:
-    """Note that a program has summed gradients of parameters over all devices by itself."""
+    """Note that a program has summed gradients over all devices: the next sum adds each again."""
     for param in filter(None, map(gradients.param_of, lists)):
-        gradients.tracked[param].is_sum = True
+        grads = gradients.tracked[param]
+        grads.sum_on = range(len(grads.values))
 
 
 operations.after_sums(_note_sums)
@@ -27,20 +28,18 @@ operations.after_sums(_note_sums)
 
 def are_sums(params: Sequence[gluon.Parameter]) -> bool:
     """Return whether some gradients of tracked ``params`` are sums, and all that count."""
-    return any(gradients.tracked[param].is_sum for param in params) and not parts(params)
-
-
-def parts(params: Iterable[gluon.Parameter]) -> list[gluon.Parameter]:
-    """Return those of ``params`` whose gradients count, and are no sums over all devices."""
-    tracked = [(param, gradients.tracked[param]) for param in params if param in gradients.tracked]
-    several = [each for each in tracked if len(each[1].values) * cluster.size() > 1]
-    return [param for param, grads in several if any(grads.fresh()) and not grads.is_sum]
+    of_params = [gradients.tracked[param] for param in params]
+    parts = [grads for grads in of_params if grads.sum_on is None]
+    return len(parts) < len(params) and not any(any(grads.fresh()) for grads in parts)
 
 
 def check_summed(params: Iterable[gluon.Parameter]) -> None:
     """Raise ValueError if gradients of ``params`` have been written since they were summed."""
-    for param in parts(params):
-        raise ValueError(
-            f"backward has written the gradient of {param.name} since the last sum over devices; "
-            "call allreduce_grads() before update(), or step() instead of both"
-        )
+    for param in filter(gradients.tracked.__contains__, params):
+        grads = gradients.tracked[param]
+        is_sum = len(grads.values) * cluster.size() == 1 or grads.sum_on is not None
+        if not is_sum and any(grads.fresh()):
+            raise ValueError(
+                f"backward has written the gradient of {param.name} since the last sum over "
+                "devices; call allreduce_grads() before update(), or step() instead of both"
+            )

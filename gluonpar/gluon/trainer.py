@@ -372,8 +372,7 @@ class Trainer(gluon.Trainer):
         """Note that gradients are sums, of which one counts where passes add to them."""
         for bucket in buckets:
             summed = [self._params[copies.index] for copies in bucket.copies]
-            root = 0 if on_all else bucket.root or 0
-            batches.mark_summed(summed, [root] if cluster.rank() == 0 else [])
+            batches.mark_summed(summed, 0 if on_all else bucket.root or 0)
 
     def _apply(self, buckets: Sequence[ParamBucket], fused: bool = False) -> None:
         scaler = getattr(self, "_amp_loss_scaler", None)
