@@ -39,7 +39,13 @@ def allreduce(
     or ``by_nccl`` is False. All processes must then give arrays on GPUs, or all on CPUs.
     """
     combine = functools.partial(mpi_sums.allreduce, op=op, as_float16=compression == "fp16")
-    _push(name, combine, arrays, by_nccl and compression is None and op == "sum")
+    name = f"{op} by {name}" if op != "sum" else name
+    _push(
+        name if compression is None else f"{name} in {compression}",
+        combine,
+        arrays,
+        by_nccl and compression is None and op == "sum",
+    )
 
 
 def broadcast(arrays: Sequence[mx.nd.NDArray], root: int = 0, name: str = "broadcast") -> None:
@@ -118,21 +124,21 @@ def check_equal(facts: dict[str, Any]) -> None:
 
     Waits for all ranks. The values of ``facts`` must be picklable and comparable with ``==``.
     """
-    _compare(gather(facts))
+    _compare(gather(facts), "check")
 
 
-def check_equal_async(facts: dict[str, Any]) -> None:
+def check_equal_async(facts: dict[str, Any], name: str = "check") -> None:
     """:func:`check_equal` without waiting, for every step: an operator that compares checksums.
 
     If ``facts`` differ, it fails on all ranks, with :func:`check_equal`'s error, at the next wait
-    for an array that was computed from a later exchange.
+    for an array that was computed from a later exchange. ``name`` is its name in errors.
     """
     job = world()
     if job is not None:
-        _push_operator("check", functools.partial(_run, job, "check", facts=facts), [])
+        _push_operator("check", functools.partial(_run, job, name, facts=facts), [])
 
 
-def _compare(facts: Sequence[dict[str, Any]]) -> None:
+def _compare(facts: Sequence[dict[str, Any]], call: str) -> None:
     first, *others = facts
     for rank, theirs in enumerate(others, 1):
         differences = [
@@ -142,8 +148,8 @@ def _compare(facts: Sequence[dict[str, Any]]) -> None:
         ]
         if differences:
             raise ValueError(
-                f"rank {rank} cannot train with the others: {'; '.join(differences)}. Start all "
-                "ranks with the same arguments, software and data"
+                f"rank {rank} cannot train with the others: {'; '.join(differences)} ({call}). "
+                "Start all ranks with the same arguments, software and data, and do the same on all"
             )
 
 
@@ -175,16 +181,19 @@ def _push(name: str, run: Callable, arrays: Sequence[mx.nd.NDArray], by_nccl: bo
     for dtype in sorted({str(np.dtype(array.dtype)) for array in arrays if array.size}):
         some = [array for array in arrays if array.size and np.dtype(array.dtype) == dtype]
         call = f"{name} of {sum(array.size for array in some):,} {dtype}"
+        facts = {"shape of each array": [memory.kind(array)[0] for array in some]}
         on_gpus = [array.context.device_type == "gpu" for array in some]
         if by_nccl and job.nccl and all(on_gpus) and dtype in set(nccl.DTYPES) - {"float16"}:
             of_job = job.rank, job.size, job.comm.bcast
             sum_up = functools.partial(nccl.sum_over_ranks, some, *of_job)
-            _push_operator(name, functools.partial(_run, job, f"{call} by NCCL", sum_up), some)
+            sum_of_all = functools.partial(_run, job, f"{call} by NCCL", sum_up, facts)
+            _push_operator(name, sum_of_all, some)
         elif any(on_gpus):
             with _staged(some, dtype) as staged:
-                _push_operator(name, functools.partial(_run_flat, job, call, run, staged), staged)
+                run_flat = functools.partial(_run_flat, job, call, run, staged, facts)
+                _push_operator(name, run_flat, staged)
         else:
-            _push_operator(name, functools.partial(_run_flat, job, call, run, some), some)
+            _push_operator(name, functools.partial(_run_flat, job, call, run, some, facts), some)
 
 
 @contextlib.contextmanager
@@ -208,10 +217,12 @@ def _push_operator(name: str, function: Callable[[], None], arrays: list[mx.nd.N
     engine.push(function, mx.cpu(0), writes=writes, name=name, prioritized=True)
 
 
-def _run_flat(job: World, call: str, run: Callable, arrays: Sequence[mx.nd.NDArray]) -> None:
+def _run_flat(
+    job: World, call: str, run: Callable, arrays: Sequence[mx.nd.NDArray], facts: dict
+) -> None:
     views = [memory.view(array) for array in arrays]
     flat = views[0] if len(views) == 1 else np.concatenate(views)
-    _run(job, call, lambda: run(job, flat))
+    _run(job, call, lambda: run(job, flat), facts)
     if len(views) > 1:
         ends = np.cumsum([view.size for view in views])
         for view, part in zip(views, np.split(flat, ends[:-1])):
@@ -233,7 +244,7 @@ def _run(
                 return function()
             calls, facts_of_ranks = zip(*job.comm.allgather((call, facts)))
     if set(calls) == {call}:
-        return _compare(facts_of_ranks)
+        return _compare(facts_of_ranks, call)
     listed = "; ".join(f"rank {rank}: {call}" for rank, call in enumerate(calls))
     raise RuntimeError(
         f"the ranks differ in operation {number}: {listed}. All must call the same "

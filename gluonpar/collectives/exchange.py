@@ -279,7 +279,8 @@ class Exchange:
         flat = executor.flattened(arrays)
         sums = [array.astype(wider) * num_devices for array in flat]
         count = mx.nd.full((1,), num_devices, arrays[0].context, wider)
-        cluster.allreduce([*sums, count], name=f"mean by {name}")
+        shapes = ", ".join(str(memory.kind(array)[0]) for array in arrays)
+        cluster.allreduce([*sums, count], name=f"mean by {name} of shapes {shapes}")
         for array, total in zip(flat, sums):
             average = mx.nd.broadcast_div(total, count.as_in_context(total.context))
             average.astype(dtype).copyto(array)

@@ -33,12 +33,13 @@ def count(grads: Gradients, device: int) -> None:
 
 
 def summands(
-    params: Sequence[gluon.Parameter], num_processes: int
+    params: Sequence[gluon.Parameter], num_processes: int, of: str
 ) -> tuple[list[list[bool]], list[bool]]:
     """Return per parameter, by device, whether its gradient is added in the sum that comes next.
 
-    And per parameter, whether one is on some rank. All ranks call this before each sum; gradients
-    older than other ranks' are not added. One that has new ones of all parameters does not wait.
+    And per parameter, whether one is on some rank. All ranks call this before each sum, with the
+    same name ``of`` whose gradients these are; gradients older than other ranks' are not added. One
+    that has new ones of all parameters does not wait.
     """
     global _num_sums
     of_params = [gradients.tracked[param] for param in params]
@@ -46,7 +47,7 @@ def summands(
     on_some_rank = [*map(any, counting)]
     if num_processes > 1 and params:
         ages = np.array([*map(_age, of_params)])
-        of_ranks = cluster.PendingGather(ages, "ages of gradients", _check)
+        of_ranks = cluster.PendingGather(ages, f"gradients of {of}", _check)
         _num_sums += 1
         if (ages[:, 0] != _num_sums - 1).any():  # some may be old
             newest = np.max(of_ranks.wait(), axis=0)[:, 0]

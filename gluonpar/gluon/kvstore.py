@@ -18,6 +18,7 @@ from gluonpar import cluster
 from gluonpar.cluster import world
 from gluonpar.collectives import Exchange, arguments, exchange_over, in_buckets, row_sparse
 from gluonpar.gluon import ages, batches, gradients, initial_values, sums
+from gluonpar.gluon.identity import Identity, are_alike
 from gluonpar.gluon.update import check_draws_nothing
 from gluonpar.runtime import devices, heap, interrupts, memory, private_fields, threads
 
@@ -197,6 +198,10 @@ for _name, _reason in {
     setattr(GluonPar, _name, _refusing(_name, _reason))
 
 
+# Of the Trainers of a job of several processes.
+_identities: weakref.WeakKeyDictionary[gluon.Trainer, Identity] = weakref.WeakKeyDictionary()
+
+
 def _is_ours(kvstore: Any) -> bool:
     named = isinstance(kvstore, str) and kvstore.lower() == "gluonpar"
     return named or isinstance(kvstore, GluonPar)
@@ -219,9 +224,23 @@ def _making(make: Callable) -> Callable:
             for param in params if cluster.size() > 1 else ():
                 if private_fields.grad_stype(param) != "default":
                     raise ValueError(f"parameter {param.name}: {row_sparse.NOT_BETWEEN_PROCESSES}")
+            if cluster.size() > 1:
+                _identities[trainer] = Identity(trainer, params)
             initial_values.start_alike(params)
 
     return made
+
+
+def _filling_trainers(fill: Callable) -> Callable:
+    """Note that the store has given all ranks rank 0's values, before the first step."""
+
+    @functools.wraps(fill)
+    def filled(trainer: gluon.Trainer) -> None:
+        fill(trainer)
+        if trainer in _identities:
+            are_alike(private_fields.params(trainer))
+
+    return filled
 
 
 def _summing(sum_gradients: Callable) -> Callable:
@@ -299,6 +318,7 @@ def _updating_module(update: Callable) -> Callable:
 
 
 private_fields.wrap(private_fields.MAKES_TRAINER, _making)
+private_fields.wrap(private_fields.FILLS_TRAINERS_KVSTORE, _filling_trainers)
 private_fields.wrap(private_fields.SUMS_GRADIENTS, _summing)
 private_fields.wrap(private_fields.UPDATES_BY_SUMS, _updating)
 private_fields.wrap(private_fields.UPDATES_DEVICES, interrupts.held())
@@ -391,11 +411,16 @@ def _begin_sums(lists: Sequence[Sequence[mx.nd.NDArray]]) -> list[list[bool] | N
     """
     params = [*map(gradients.param_of, lists)]
     known = [param for param in params if param is not None]
-    for trainer in {private_fields.trainer(param) for param in known} - {None}:
-        if _is_ours(private_fields.kvstore(trainer)):
+    names = []
+    for trainer in dict.fromkeys(map(private_fields.trainer, known)):
+        if trainer is not None and _is_ours(private_fields.kvstore(trainer)):
             optimizer, ctx = private_fields.optimizer(trainer), private_fields.contexts(trainer)
             _update_alike(optimizer, ctx, _NOT_BY_TRAINER)
-    counting = dict(zip(known, zip(*ages.summands(known, cluster.size()))))
+            if trainer in _identities:
+                names.append(_identities[trainer].name)
+                _identities[trainer].compare(rescale_grad=optimizer.rescale_grad)
+    summands = ages.summands(known, cluster.size(), ", ".join(names))
+    counting = dict(zip(known, zip(*summands)))
     summed = [param for param, (_, on_some_rank) in counting.items() if on_some_rank]
     batches.mark_summed(summed)
     added = []

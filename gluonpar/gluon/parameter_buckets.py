@@ -21,6 +21,7 @@ class Layout:
     ``in_order`` are all of ``params`` in the order in which forward uses them: neighbours share a
     bucket. The buckets are summed by ``exchange``; with ``one_root`` device 0 is the root of all.
     Those of row_sparse gradients have no root, and every device updates, unless ``updates_once``.
+    ``name`` is that of their Trainer, which ranks compare.
     Arrays are looked up whenever they are needed: the parameters may be given others.
     """
 
@@ -31,9 +32,10 @@ class Layout:
         exchange: Exchange,
         one_root: bool = False,
         updates_once: bool = False,
+        name: str = "",
     ) -> None:
         self._params, self._kinds = params, _kinds(params)
-        self._ctx, self._num_processes = exchange.ctx, exchange.num_processes
+        self._ctx, self._num_processes, self._name = exchange.ctx, exchange.num_processes, name
         index = {param: i for i, param in enumerate(params)}
         self.params = [param for param in in_order if param.grad_req != "null"]
         self._indices = [index[param] for param in self.params]
@@ -68,7 +70,7 @@ class Layout:
                 if ignore_stale_grad:  # this waits
                     on_some_rank = cluster.total([*map(any, written)]) > 0
         else:
-            written, on_some_rank = ages.summands(self.params, self._num_processes)
+            written, on_some_rank = ages.summands(self.params, self._num_processes, self._name)
         counting = dict(zip(self._indices, written))
         used = {i for i, is_used in zip(counting, on_some_rank) if is_used}
         if not ignore_stale_grad:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import re
 import warnings
 from typing import Any, Callable, Iterator, Sequence
 
 import mxnet as mx
-import numpy as np
 from mxnet import autograd, gluon
 
 from gluonpar import cluster, metrics, optim, replicas
@@ -20,6 +18,7 @@ from gluonpar.gluon import (
     batches,
     clipping,
     gradients,
+    identity,
     initial_values,
     parameter_buckets,
     sums,
@@ -138,6 +137,9 @@ class Trainer(gluon.Trainer):
         self._exchange = Exchange(self._contexts, **self._options)
         check_draws_nothing(self._optimizer, self._exchange.num_processes)
         self._sharded_update = ShardedUpdate(self._updater, self._exchange)
+        self._identity: identity.Identity | None = None
+        if self._exchange.num_processes > 1:
+            self._identity = identity.Identity(self, parameter_buckets.listed(params))
         batches.track(self._params)
         self._reset_kvstore()
         if None not in map(private_fields.values, self._params):
@@ -308,18 +310,8 @@ class Trainer(gluon.Trainer):
     def _rescale(self, batch_size: Any) -> None:
         batch_size = optim.check_batch_size(batch_size)
         self._check_and_rescale_grad(self._scale / batch_size)
-        if self._exchange.num_processes > 1:
-            cluster.check_equal_async({**self._hyper_parameters(), "batch_size": batch_size})
-
-    def _hyper_parameters(self) -> dict[str, Any]:
-        """The values that updates depend on, which must be the same on all ranks."""
-        optimizer = self._optimizer
-        options = {
-            name: value
-            for name, value in {**vars(optimizer), "lr": optimizer.learning_rate}.items()
-            if isinstance(value, (bool, int, float, str, type(None))) and name != "rescale_grad"
-        }
-        return {"optimizer": type(optimizer).__name__, **options, **self._options}
+        if self._identity is not None:
+            self._identity.compare(batch_size=batch_size)
 
     def _laid_out(self) -> Layout:
         """The parameters in buckets, made the first time and after they have changed in kind."""
@@ -331,13 +323,15 @@ class Trainer(gluon.Trainer):
         parameter_buckets.check(self._params)
         for param in self._params:
             param.list_data()  # raises, naming the parameter, if it is not initialised
-        if self._layout is None and self._exchange.num_processes > 1:
-            cluster.check_equal({**self._hyper_parameters(), **_kinds(in_order)})
+        if self._layout is None and self._identity is not None:
+            facts = {**self._identity.update(), **self._options, **self._identity.kinds()}
+            cluster.check_equal(facts)
         self._contexts = self._check_contexts()
         self._exchange = Exchange(self._contexts, **self._options)
         self._sharded_update = ShardedUpdate(self._updater, self._exchange)
         how = needs_one_root(self._optimizer), updates_once(self._optimizer)
-        self._layout = Layout(self._params, in_order, self._exchange, *how)
+        name = self._identity.name if self._identity is not None else ""
+        self._layout = Layout(self._params, in_order, self._exchange, *how, name)
         return self._layout
 
     def _check_outside_no_sync(self) -> None:
@@ -421,13 +415,3 @@ def _are_finite(buckets: Sequence[ParamBucket]) -> bool:
         sums = [total.data if total.stype == "row_sparse" else total for total in sums]
         each_finite.append(metrics.all_finite(sums))
     return all(bool(finite.asscalar()) for finite in each_finite)
-
-
-def _kinds(params: Sequence[gluon.Parameter]) -> dict[str, Any]:
-    """Shape, dtype and ``grad_req`` of parameters, by their names without MXNet's counters."""
-    return {
-        f"parameter {i} ({re.sub('[0-9]+', '', param.name)})": (
-            *(param.shape, np.dtype(param.dtype).name, param.grad_req),
-        )
-        for i, param in enumerate(params)
-    }

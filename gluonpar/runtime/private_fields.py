@@ -36,9 +36,11 @@ update_counts_by_device = attrgetter("_all_index_update_counts")  # the same by 
 
 # Functions of MXNet for :func:`wrap`: the name, and the classes or modules that have it.
 INITIALISES = "_init_impl", [gluon.Parameter]  # gives a parameter its first values
+SETS_VALUES = "set_data", [gluon.Parameter]  # gives it other values, as load_parameters does
 ALLOCATES_GRADIENTS = "_init_grad", [gluon.Parameter]  # gives a parameter its gradients
 CASTS = "cast", [gluon.Parameter]  # gives a parameter other arrays
 MAKES_TRAINER = "__init__", [gluon.Trainer]
+FILLS_TRAINERS_KVSTORE = "_init_params", [gluon.Trainer]  # with the first values
 SUMS_GRADIENTS = "_allreduce_grads", [gluon.Trainer]
 UPDATES_BY_SUMS = "update", [gluon.Trainer]
 UPDATES_DEVICES = "_update", [gluon.Trainer]

@@ -3,6 +3,7 @@
 import concurrent.futures
 import functools
 import os
+import pathlib
 import re
 import signal
 import sys
@@ -31,6 +32,7 @@ from gluonpar.training.ranks import share_of_batch
 
 SECONDS = 6  # GLUONPAR_TIMEOUT of the jobs in which a rank fails
 JOBS_AT_ONCE = 3
+UNLIKE_RANKS = str(pathlib.Path(__file__).parents[1] / "support" / "unlike_ranks.py")
 QUICK_FAULTS = ["raise", "hang"]  # those of FAULTS that `make test` runs
 
 
@@ -233,22 +235,16 @@ def test_different_arguments_of_ranks_are_one_error_that_names_them():
 
 
 WORDS = {
-    "optimizer": "optimizer is 'Adam' on rank 1 and 'SGD' on rank 0",
-    "lr": "lr is 0.5 on rank 1 and 0.1 on rank 0",
     "lr later": "lr is 0.5 on rank 1 and 0.1 on rank 0",
-    "skipped batches": "ranks ran backward for different numbers of batches",
     "values": "p0 differ between rank 0 and rank 1",
 }
-
-
-QUICK_ONES = ("lr later", "skipped batches")
 
 
 @needs_mpi
 @pytest.mark.parametrize(
     "what",
     [
-        pytest.param(what, marks=[] if what in QUICK_ONES else pytest.mark.slow)
+        pytest.param(what, marks=[] if what == "lr later" else pytest.mark.slow)
         for what in cluster_rank.UNLIKE
     ],
 )
@@ -257,6 +253,14 @@ def test_ranks_that_differ_in_one_respect_end_with_an_error_that_names_it(what):
     assert code == 1 and "alike" not in out
     words = WORDS.get(what, f"rank 1 cannot train with the others: {what} ")
     assert words in err and "the job ends" in err
+
+
+@needs_mpi
+@pytest.mark.parametrize("num_devices", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_what_one_rank_does_differently_is_an_error_of_all_that_names_it(num_devices, tmp_path):
+    command = [sys.executable, UNLIKE_RANKS, str(num_devices), str(tmp_path)]
+    out, err = succeed(mpirun((2, command)))
+    assert [*filter(None, out.splitlines())] == ["33 differences"] * 2, out
 
 
 @pytest.mark.slow

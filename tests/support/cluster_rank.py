@@ -576,35 +576,29 @@ def fault(kind, who):
 
 
 UNLIKE = {  # what is different on rank 1
-    "optimizer": {"optimizer": "adam"},
-    "lr": {"learning_rate": 0.5},
     "algorithm": {"algorithm": "ring"},
     "parameter 0": {"shape": (3,)},
     "lr later": {"later": 0.5},
-    "batch_size": {"batch_size": 2},
-    "skipped batches": {"passes": 2},
     "values": {"add": 1.0},
 }
 
 
 def unlike(what):
     """Train a few steps by a Trainer that is different on rank 1 in one respect."""
-    options = {"optimizer": "sgd", "learning_rate": 0.1, "algorithm": None, "shape": (2,)}
-    options.update(later=0.1, batch_size=1, passes=1, add=0.0)
+    options = {"algorithm": None, "shape": (2,), "later": 0.1, "add": 0.0}
     if cluster.rank() == 1:
         options.update(UNLIKE[what])
     param = gluon.Parameter("p0", shape=options["shape"])
     param.initialize(mx.init.One())
-    hyper = {"learning_rate": options["learning_rate"]}
-    trainer = gluonpar.Trainer([param], options["optimizer"], hyper, algorithm=options["algorithm"])
+    hyper = {"learning_rate": 0.1}
+    trainer = gluonpar.Trainer([param], "sgd", hyper, algorithm=options["algorithm"])
     for step in range(6):
         if step == 3:
             trainer.set_learning_rate(options["later"])
-        for _ in range(options["passes"]):
-            with autograd.record():
-                loss = param.data().sum()
-            loss.backward()
-        trainer.step(options["batch_size"])
+        with autograd.record():
+            loss = param.data().sum()
+        loss.backward()
+        trainer.step(1)
     mx.nd.waitall()
     param.data()[:] += options["add"]
     trainer.check_replicas()

@@ -1,0 +1,232 @@
+"""A rank of a job in which rank 1 does something else, again and again: each time both are told.
+
+python unlike_ranks.py NUM_DEVICES FOLDER. Every difference is an error on all ranks that names it.
+After it has been caught, the ranks go on together.
+"""
+
+import sys
+
+import numpy as np
+
+import gluonpar
+from gluonpar import cluster, collectives
+
+import mxnet as mx  # isort: skip
+from mxnet import autograd, gluon  # isort: skip
+import batch_programs  # isort: skip
+from contexts import contexts  # isort: skip
+
+TRAINERS = {"host": gluonpar.Trainer, "kvstore": batch_programs.StockWithKVStore}
+HYPER = {"learning_rate": 0.1, "momentum": 0.9}
+
+
+class Training:
+    """Two layers, and a Trainer for each; the second one's layers may be made in another order."""
+
+    def __init__(self, kind, names=("a", "b"), optimizer="sgd", hyper=HYPER, **options):
+        self.layers = {}
+        for name in names:
+            layer = gluon.nn.Dense(1, in_units=1, prefix=f"{name}_")
+            layer.initialize(mx.init.One(), ctx=contexts(K))
+            self.layers[name] = layer
+        given = {k: v for layer in self.layers.values() for k, v in layer.collect_params().items()}
+        given = given if kind == "kvstore" else [*given.values()]  # which sorts a dict by name
+        self.trainer = TRAINERS[kind](given, optimizer, dict(hyper), **options)
+
+    def step(self, batch_size=1):
+        with autograd.record():
+            losses = [
+                sum((i + 1) * layer(mx.nd.ones((1, 1), c)) for i, layer in self.in_order())
+                for c in contexts(K)
+            ]
+        autograd.backward(losses)
+        self.trainer.step(batch_size)
+
+    def in_order(self):
+        return enumerate(self.layers[name] for name in sorted(self.layers))
+
+    @property
+    def weight(self):
+        return self.layers["a"].weight
+
+
+def order(kind, there):
+    Training(kind, names=("b", "a") if there else ("a", "b")).step()
+
+
+def digits(kind, there):
+    Training(kind, names=("a", "b", "expert2" if there else "expert1")).step()
+
+
+def shapes(kind, there):
+    Training(kind, names=("a", "b", "c") if there else ("a", "b")).step()
+
+
+def optimizers(kind, there):
+    Training(kind, optimizer="nag" if there else "sgd").step()
+
+
+def two_trainers(kind, there):
+    both = [Training(kind, names=("actor",)), Training(kind, names=("critic",))]
+    for training in both[::-1] if there else both:
+        training.step()
+
+
+def two_sums(kind, there):
+    both = [Training(kind, names=("actor",)), Training(kind, names=("critic",))]
+    for training in both:
+        training.step()
+    with autograd.record():
+        losses = [x * 1 for t in both for p in t.layers.values() for x in p.weight.list_data()]
+    autograd.backward(losses)
+    for training in both[::-1] if there else both:
+        training.trainer.allreduce_grads()
+
+
+def changed(change):
+    """A difference that comes after two steps."""
+
+    def run(kind, there):
+        training = Training(kind)
+        for _ in range(2):
+            training.step()
+        if there:
+            change(training)
+        training.step()
+
+    return run
+
+
+def load(training):
+    training.weight.set_data(mx.nd.ones((1, 1)) * 3)
+
+
+def load_file(training):
+    layer = training.layers["a"]
+    layer.save_parameters(PATH)
+    layer.load_parameters(PATH, ctx=contexts(K))
+
+
+def freeze(training):
+    training.weight.grad_req = "null"
+
+
+def rate(training):
+    training.trainer.set_learning_rate(0.5)
+
+
+def lr_mult(training):
+    training.weight.lr_mult = 0.1
+
+
+def wd_mult(training):
+    training.weight.wd_mult = 7
+
+
+def momentum(training):
+    training.trainer.optimizer.momentum = 0.5
+
+
+def batch_size(kind, there):
+    training = Training(kind)
+    training.step(2 if there else 1)
+
+
+def rows(n, shape=(2, 3)):
+    return [mx.nd.full(shape, n, c) for c in contexts(K)]
+
+
+def ops(one, other):
+    return lambda _, there: gluonpar.allreduce(rows(1), op=other if there else one)
+
+
+def transposed(function, **options):
+    return lambda _, there: function(rows(1, (3, 2) if there else (2, 3)), **options)
+
+
+def many(_, there):
+    lists = [rows(1), rows(2, (3, 2))]
+    gluonpar.allreduce_many(lists[::-1] if there else lists)
+
+
+# What is different, what the error says, and on which Trainers, if it has to do with one.
+BOTH = tuple(TRAINERS)
+DIFFERENCES = {
+    "order of parameters": (order, "parameter 0 is ('b_weight'", ("host",)),
+    "digits in names": (digits, "expert2", BOTH),
+    "number of parameters": (shapes, "c_weight", ("host",)),
+    "number of parameters in the store": (shapes, "broadcast of 6 float32", ("kvstore",)),
+    "optimizer": (optimizers, "optimizer is 'NAG' on rank 1", BOTH),
+    "order of Trainers": (two_trainers, "(critic_", BOTH),
+    "order of sums": (two_sums, "(critic_", BOTH),
+    "set_data": (changed(load), "values set by set_data or load_parameters", BOTH),
+    "load_parameters": (changed(load_file), "['a_weight', 'a_bias'] on rank 1", ("host",)),
+    "freeze": (changed(freeze), "grad_req is {'a_weight': 'null'} on rank 1", BOTH),
+    "rate": (changed(rate), "lr is 0.5 on rank 1 and 0.1 on rank 0", BOTH),
+    "lr_mult": (changed(lr_mult), "lr_mult is {'a_weight': 0.1} on rank 1", BOTH),
+    "wd_mult": (changed(wd_mult), "wd_mult is {'a_weight': 7} on rank 1", BOTH),
+    "momentum": (changed(momentum), "momentum is 0.5 on rank 1 and 0.9 on rank 0", BOTH),
+    "batch size": (batch_size, "batch_size is 2 on rank 1 and 1 on rank 0", ("host",)),
+    "batch size in the store": (batch_size, "rescale_grad is 0.5 on rank 1", ("kvstore",)),
+    "min and max": (ops("min", "max"), "rank 1: max by allreduce", ("",)),
+    "sum and mean": (ops("sum", "mean"), "rank 1: mean by allreduce", ("",)),
+    "shape": (transposed(gluonpar.allreduce), "shape of each array is [(3, 2)]", ("",)),
+    "shape of a mean": (transposed(gluonpar.allreduce, op="mean"), "of shapes (3, 2)", ("",)),
+    "shape in a broadcast": (transposed(collectives.broadcast), "is [(3, 2)] on rank 1", ("",)),
+    "shape in a gather": (transposed(collectives.all_gather), "is [(3, 2)] on rank 1", ("",)),
+    "order of lists": (many, "is [(3, 2), (2, 3)] on rank 1", ("",)),
+}
+
+
+def check_order_by_name():
+    """A store's Trainer sorts its parameters by name, so that another order is none."""
+    values = []
+    for there in (False, cluster.rank() == 1):
+        training = Training("kvstore", names=("b", "a") if there else ("a", "b"))
+        training.step(K * cluster.size())
+        values.append([layer.weight.data().asscalar() for _, layer in training.in_order()])
+    assert values[0] == values[1] == [np.float32(1 - 0.1), np.float32(1 - 0.2)], values
+
+
+def check_other_blocks():
+    """MXNet numbers a block without a prefix by those that the process has made before."""
+    if cluster.rank() == 1:
+        gluon.nn.Dense(1)
+    net = gluon.nn.Dense(1, in_units=1)
+    net.initialize(ctx=contexts(K))
+    trainer = gluonpar.Trainer(net.collect_params(), "sgd")
+    with autograd.record():
+        losses = [net(mx.nd.ones((1, 1), c)) for c in contexts(K)]
+    autograd.backward(losses)
+    trainer.step(1)
+    mx.nd.waitall()
+
+
+def check(name, function, words, kind):
+    """All ranks alike is no error; rank 1 alone is one on all ranks; what comes then is right."""
+    function(kind, False)
+    function(kind, True)
+    mx.nd.waitall()
+    try:
+        function(kind, cluster.rank() == 1)
+        mx.nd.waitall()
+        failure = "nothing"
+    except (mx.MXNetError, ValueError) as error:
+        failure = str(error)
+    if words not in failure:
+        print(f"{name}, {kind}: rank {cluster.rank()} got {failure}", flush=True)
+    ones = [mx.nd.ones((2,), c) for c in contexts(K)]
+    gluonpar.allreduce(ones)
+    assert ones[-1].asnumpy().tolist() == [K * cluster.size()] * 2, name
+
+
+if __name__ == "__main__":
+    K, PATH = int(sys.argv[1]), f"{sys.argv[2]}/{cluster.rank()}.params"
+    number = 0
+    for name, (function, words, kinds) in DIFFERENCES.items():
+        for kind in kinds:
+            check(name, function, words, kind)
+            number += 1
+    check_order_by_name()
+    check_other_blocks()
+    print(f"{number} differences", flush=True)
