@@ -106,6 +106,7 @@ def get_params(
             param.attach_grad()
     if cluster.size() > 1:
         cluster.broadcast(list(replica), name="broadcast by get_params")
+        cluster.draw_apart()
     return replica
 
 

@@ -18,6 +18,7 @@ from gluonpar.cluster.process_collectives import (
     together,
     total,
 )
+from gluonpar.cluster.random_numbers import draw_apart
 from gluonpar.cluster.world import abort, in_scope, is_local, is_main, local, rank, scope, size
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "broadcast",
     "check_equal",
     "check_equal_async",
+    "draw_apart",
     "gather",
     "in_scope",
     "is_local",

@@ -25,6 +25,8 @@ _alike: weakref.WeakSet[gluon.Parameter] = weakref.WeakSet()
 def start_alike(params: Sequence[gluon.Parameter]) -> None:
     """Give ``params`` rank 0's values, now and whenever they are initialised, on all devices.
 
+    Random operators then draw other numbers on each rank.
+
     All ranks must call this, and initialise, with the same parameters in the same order.
     """
     if cluster.size() == 1:
@@ -34,6 +36,7 @@ def start_alike(params: Sequence[gluon.Parameter]) -> None:
     _alike.update(dense)
     lists = map(private_fields.values, dense)
     _broadcast([arrays for arrays in lists if arrays is not None])
+    cluster.draw_apart(len(params[0].list_ctx()) if params else None)
 
 
 def _broadcast(lists: Sequence[Sequence[mx.nd.NDArray]]) -> None:

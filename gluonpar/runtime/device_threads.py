@@ -6,8 +6,8 @@ drew the same one before have ended. Operators that are pushed from their device
 wait for none of another device, unless they read arrays that it writes.
 
 MXNet seeds the generators of the thread that calls ``mx.random.seed``; here those of all devices'
-threads are seeded, too. For that, functions of MXNet's C interface are replaced by others that call
-them.
+threads are seeded, too, and in a job of several processes apart from other ranks'. For that,
+functions of MXNet's C interface are replaced by others that call them.
 """
 
 from __future__ import annotations
@@ -26,14 +26,16 @@ from mxnet.base import _LIB
 
 from gluonpar.runtime import tape
 
-_STRIDE = 1 << 20  # between the seeds of CPU contexts, which MXNet seeds alike
+_STRIDE = 1 << 20  # between the seeds of CPU contexts, which MXNet seeds alike, and of ranks
 
 _SECONDS = 1  # after which a thread that waits calls the functions of while_waiting()
 
 _threads: dict[mx.Context, _DeviceThread] = {}
 _while_waiting: list[Callable[[], None]] = []
 _this = threading.local()  # .ctx: the context of a device's thread
-_seeds: dict[Any, tuple[int, int]] = {"all": (0, 0)}  # "all" or a context: (which call, seed)
+# By context, or for "all": which call it was, and the seed.
+_seeds: dict[Any, tuple[int, int]] = {"all": (0, 0)}
+_first_device: Callable[[], int] = int  # its number among those of all ranks: 0
 _seed_all, _seed_context = _LIB.MXRandomSeed, _LIB.MXRandomSeedContext
 
 
@@ -133,8 +135,26 @@ class _DeviceThread:
         if newest is of_context:
             _seed_context(of_context[1], self._ctx.device_typeid, self._ctx.device_id)
         else:
-            apart = self._ctx.device_id * _STRIDE if self._ctx.device_type == "cpu" else 0
-            _seed_all((of_all[1] + apart) % (1 << 31))
+            apart = self._ctx.device_id if self._ctx.device_type == "cpu" else 0
+            _seed_all(_apart(of_all[1], apart))
+
+
+def _apart(seed: int, number: int) -> int:
+    return (seed + number * _STRIDE) % (1 << 31) if number else seed
+
+
+def number_from(first_device: Callable[[], int]) -> None:
+    """Have the devices draw as those with the numbers ``first_device()`` and on, now and later.
+
+    It is called when a seed is given to all contexts; that of the one context is left.
+    """
+    global _first_device
+    _first_device = first_device
+    last = max(_seeds.values())[0] + 1
+    seed = _seeds["all"][1]
+    _seeds.update((where, (last + call, value)) for where, (call, value) in [*_seeds.items()])
+    _seeds["all"] = (_seeds["all"][0], _apart(seed, first_device()))
+    _seed_all(_seeds["all"][1])
 
 
 def _seed_threads(seed: Callable) -> Callable:
@@ -144,6 +164,8 @@ def _seed_threads(seed: Callable) -> Callable:
     def seeded(value: ctypes.c_int, *context: int) -> int:
         if current() is None:
             where = mx.Context(mx.Context.devtype2str[context[0]], context[1]) if context else "all"
+            if not context:
+                value = ctypes.c_int(_apart(value.value, _first_device()))
             _seeds[where] = (max(_seeds.values())[0] + 1, value.value)
         return seed(value, *context)
 

@@ -167,9 +167,32 @@ def by_run(num_devices):
     ]
 
 
+def by_dropout(num_devices):
+    """A pass per device on its thread, each with masks of its own."""
+    mx.random.seed(2)
+    ctx, loss, net = contexts(num_devices), gluon.loss.SoftmaxCELoss(), gluon.nn.HybridSequential()
+    net.add(
+        gluon.nn.Dense(16, in_units=784), gluon.nn.Dropout(0.5), gluon.nn.Dense(10, in_units=16)
+    )
+    net.initialize(mx.init.Xavier(), ctx=ctx)
+    trainer = gluonpar.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+
+    def forward_backward(shard):
+        with autograd.record():
+            losses = loss(net(shard[0].reshape((-1, 784))), shard[1])
+        losses.backward()
+
+    mx.random.seed(5)
+    for X, y, num_samples in batches(num_devices):
+        if len(y):
+            gluonpar.run_tasks(forward_backward, gluonpar.split_and_load((X, y), ctx), ctx)
+        trainer.step(num_samples)
+    return [param.data(ctx[-1]).asnumpy() for param in net.collect_params().values()]
+
+
 def trained(num_devices):
     """Everything that is trained in one job, by name."""
-    ways = (by_train_batch, by_hand, by_run, by_towers, by_module)
+    ways = (by_train_batch, by_hand, by_run, by_towers, by_module, by_dropout)
     found = {way.__name__: way(num_devices) for way in ways}
     options = {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01}
     for deferred in (False, True):
@@ -418,7 +441,30 @@ def running_statistics_of_ranks(folder):
     assert in_file == [*range(2 * size)]
 
 
+def draws():
+    """Check that ranks draw the same initial values, then other numbers, the same for a seed."""
+
+    def drawn(seed):
+        if seed is not None:
+            mx.random.seed(seed)
+        dropped = mx.nd.Dropout(mx.nd.ones((64,)), mode="always")
+        return cluster.gather((mx.nd.random.uniform().asscalar(), dropped.asnumpy().tobytes()))
+
+    unseeded = drawn(None)
+    assert unseeded[0] == unseeded[-1]
+    mx.random.seed(2)
+    start = gluonpar.init_lenet()
+    gluonpar.get_params(start, device(0))
+    assert len({*drawn(None)}) == len({*drawn(2)}) == cluster.size()
+    assert drawn(2) == drawn(2) != drawn(3)
+    with cluster.local():
+        mx.random.seed(2)
+        again = gluonpar.init_lenet()
+    assert all((a.asnumpy() == b.asnumpy()).all() for a, b in zip(start, again))
+
+
 def as_one(folder):
+    draws()
     exchanged()
     collective()
     refused()
