@@ -18,13 +18,14 @@ def allreduce(job: World, flat: np.ndarray, op: str = "sum", as_float16: bool = 
     """Replace ``flat``, one-dimensional, by its ``op`` over all ranks; ``job.mpi_lock`` is held.
 
     ``op`` is 'sum', 'max' or 'min'. float16, and with ``as_float16`` any float, is sent as float16
-    and added in float32.
+    and added in float32. Integers wrap around; a sum of bools is whether any is true, as in NumPy.
     """
     wire = np.dtype(np.float16) if as_float16 and flat.dtype.kind == "f" else flat.dtype
-    if op != "sum" or wire == np.float16:
-        _allreduce_in_parts(job, flat, wire, op)
-    elif job.one_machine and flat.nbytes >= BLOCKS_FROM_BYTES:
+    as_mpi = op == "sum" and wire != np.float16
+    if as_mpi and job.one_machine and flat.nbytes >= BLOCKS_FROM_BYTES:
         _allreduce_in_blocks(job, flat)
+    elif not as_mpi or wire.itemsize == 1:  # Open MPI's sums of 16 or more bytes saturate
+        _allreduce_in_parts(job, flat, wire, op)
     else:
         job.comm.Allreduce(job.mpi.IN_PLACE, flat)
 

@@ -30,9 +30,10 @@ def allreduce(
     """Replace each of ``arrays`` by its sum over all processes, in place, in one message per dtype.
 
     Arrays are dense, on any contexts, of the same shapes and dtypes on all processes. float16 is
-    added in float32. With ``compression='fp16'`` floats are sent as float16: half the bytes, with
-    11 significant bits. The result has the same bits on all processes. Asynchronous, as any
-    operator. ``op`` may be 'max' or 'min' instead; ``name`` is its name in errors.
+    added in float32, integers wrap around, and a sum of bools is whether any is true. With
+    ``compression='fp16'`` floats are sent as float16: half the bytes, with 11 significant bits.
+    The result has the same bits on all processes. Asynchronous, as any operator. ``op`` may be
+    'max' or 'min' instead; ``name`` is its name in errors.
 
     Arrays on a GPU are copied through pinned memory, which is kept. But if every process sees one
     GPU only, and no two the same, NCCL sums them directly, unless they are float16 or compressed,

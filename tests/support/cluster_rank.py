@@ -207,9 +207,10 @@ def collective():
     rank, size = cluster.rank(), cluster.size()
     for k, dtype in itertools.product((1, 2), DTYPES):
         n = k * size
-        values = (np.arange(n * 7).reshape(n, 7) * 37 % 50).astype(dtype)
+        # Small integers whose sums are exact in float16, and wrap around in int8 and uint8.
+        values = (np.arange(n * 111).reshape(n, 111) * 37 % 250).astype(dtype)
         own = values[rank * k : (rank + 1) * k]
-        parts = partition.slices(7, n)
+        parts = partition.slices(111, n)
 
         def after(function, *args, data=own, first=rank * k, **kwargs):
             arrays = [mx.nd.array(x, device(i), x.dtype) for i, x in enumerate(data)]
@@ -256,7 +257,7 @@ def collective():
             for _, got in after(gluonpar.allreduce):
                 assert got == total.tolist(), dtype
             for i, got in after(gluonpar.reduce_scatter, first=0):
-                expected, part = own[i].copy(), partition.slices(7, k)[i]
+                expected, part = own[i].copy(), partition.slices(111, k)[i]
                 expected[part] = total[part]
                 assert got == expected.tolist(), (dtype, i)
             with concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -385,6 +386,10 @@ def exchanged():
             x = mx.nd.array(values + rank, dtype=dtype)
             cluster.allreduce([x])
             assert (x.asnumpy() == values * size + size * (size - 1) // 2).all(), (n, dtype)
+    with mx.util.np_shape(True):
+        x = mx.np.array(np.arange(40) % size == rank, "bool")
+    cluster.allreduce([x])
+    assert x.asnumpy().all() and x.dtype == np.bool_
     rng = np.random.RandomState(0)
     values = rng.randn(size, 1001).astype("float32")
     x = mx.nd.array(values[rank])
