@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
+import zlib
 from typing import Callable, Sequence
 
 import mxnet as mx
@@ -18,6 +20,7 @@ from gluonpar.sharding import split_and_load
 
 # multi_all_finite copies pointers into arrays of this length without checking it.
 _MOST_ARRAYS = 200
+_IMAGES_COMPARED = 16  # with other ranks', by accuracy
 
 
 class DivergedError(FloatingPointError):
@@ -37,10 +40,10 @@ class LossMeter:
 
     :meth:`add` is asynchronous; :meth:`read` synchronises. With several processes, each adds its
     part of the same batches, and all read together; one that is made inside ``cluster.local()`` is
-    this process's. ``total`` is the sum of the losses of the ``num_batches`` read so far,
-    ``num_samples`` the number added on this rank. To continue from them, pass all three; on all
-    ranks but 0, 0 samples. With ``check_finite`` False, losses and parameters may be infinite or
-    NaN.
+    this process's. Ranks may add different numbers of batches; batch i is what all have added i-th.
+    ``total`` is the sum of the losses of the ``num_batches`` read so far, ``num_samples`` the
+    number added on this rank. To continue from them, pass all three; on all ranks but 0, 0 samples.
+    With ``check_finite`` False, losses and parameters may be infinite or NaN.
     """
 
     def __init__(
@@ -83,28 +86,29 @@ class LossMeter:
         Raises DivergedError, with the first batch whose loss, or the parameters after it, are not
         finite, and the device.
         """
-        on_devices = [
+        own = [
             [(str(array.context), float(array.asscalar())) for array in batch]
             for batch, _ in self._unread
         ]
-        sums = [sum(value for _, value in batch) for batch in on_devices]
-        num_samples = self.num_samples
-        if cluster.size() > 1:
-            *sums, num_samples = cluster.total([*sums, num_samples]).tolist()
-        for batch, batch_sum, (_, checked) in zip(on_devices, sums, self._unread):
+        sums = [sum(value for _, value in batch) for batch in own]
+        ruined = [checked is not None and not checked.asscalar() for _, checked in self._unread]
+        numbers, of_ranks = zip(*cluster.gather((self.num_samples, [*zip(sums, ruined)])))
+        of_batches = itertools.zip_longest(*of_ranks, fillvalue=(0.0, False))
+        for batch, parts in itertools.zip_longest(own, of_batches, fillvalue=()):
             self.num_batches += 1
+            batch_sum = sum(part for part, _ in parts)
             if self._check_finite and not math.isfinite(batch_sum):
                 bad = [device for device, value in batch if not math.isfinite(value)]
                 where = f" on {', '.join(bad)}" if bad else ""
                 raise DivergedError(
                     f"the loss{where} became {batch_sum} in batch {self.num_batches}"
                 )
-            if checked is not None and not checked.asscalar():
+            if any(is_ruined for _, is_ruined in parts):
                 update = f"the update after batch {self.num_batches}"
                 raise DivergedError(f"the parameters became infinite or NaN in {update}")
             self.total += batch_sum
         self._unread.clear()
-        return self.total / max(1, num_samples)
+        return self.total / max(1, sum(numbers))
 
 
 def all_finite(arrays: Sequence[nd.NDArray]) -> nd.NDArray:
@@ -173,23 +177,30 @@ def accuracy(
     ctx: Sequence[mx.Context],
     model: Callable,
     batch_size: int = 256,
+    own_part: bool = False,
 ) -> float:
     """Return the share of ``images`` (n, ...) whose highest score is at their label (n,) or (n, 1).
 
     ``model(X, device_params[i])`` returns scores (n, classes) of any float dtype, ``mx.nd`` or
     ``mx.np``; autograd records nothing. Every batch is split over ``ctx``. The host reads the
-    devices' counts once, at the end: the only wait. With several processes, each takes its part of
-    the same images, and all return the same. Raises ValueError for no images, and for labels or
-    scores of other shapes.
+    devices' counts once, at the end: the only wait.
+
+    With several processes all must call it, and all return the same. They give the same images, of
+    which each evaluates its part; or, with ``own_part``, each gives other images, in any number,
+    and the share is that of the images of all. Inside ``cluster.local()`` the images are those of
+    this process.
+
+    Raises ValueError for no images (with ``own_part``, on all ranks together), for labels or scores
+    of other shapes, and, without ``own_part``, on ranks that give different images: their number,
+    all labels and a few of the images are compared.
     """
-    num_images = len(images)
+    cluster.together(lambda: _check_labels(labels, len(images)))
+    num_images = _number_of_all_ranks(images, labels, own_part)
     if num_images == 0:
         raise ValueError("images must hold at least 1 image, got 0")
-    if np.shape(labels) not in ((num_images,), (num_images, 1)):
-        got = f"{np.shape(labels)} for {num_images} images"
-        raise ValueError(f"labels must be one per image, of shape (n,) or (n, 1), got {got}")
-    part = partition.slices(num_images, cluster.size())[cluster.rank()]
-    images, labels = images[part], labels[part]
+    if not own_part:
+        part = partition.slices(num_images, cluster.size())[cluster.rank()]
+        images, labels = images[part], labels[part]
     correct = [nd.zeros((1,), ctx=c, dtype="float64") for c in ctx]
     with autograd.pause(train_mode=False):
         for start in range(0, len(images), batch_size):
@@ -201,6 +212,33 @@ def accuracy(
                 correct[i] += (predicted == labels_of_shard).sum()
     counted = sum(float(count.asscalar()) for count in correct)
     return float(cluster.total(counted)) / num_images
+
+
+def _check_labels(labels: np.ndarray, num_images: int) -> None:
+    if np.shape(labels) not in ((num_images,), (num_images, 1)):
+        got = f"{np.shape(labels)} for {num_images} images"
+        raise ValueError(f"labels must be one per image, of shape (n,) or (n, 1), got {got}")
+
+
+def _number_of_all_ranks(images: np.ndarray, labels: np.ndarray, own_part: bool) -> int:
+    """Return the number of images; raise ValueError on all ranks if they differ but must not."""
+    checksums = None
+    if cluster.size() > 1 and not own_part:
+        some = images[:: max(1, len(images) // _IMAGES_COMPARED)]
+        arrays = [x.asnumpy() if isinstance(x, nd.NDArray) else x for x in (labels, some)]
+        checksums = [zlib.crc32(np.ascontiguousarray(array)) for array in arrays]
+    first, *others = facts = cluster.gather((own_part, len(images), checksums))
+    if all(is_part for is_part, *_ in facts):
+        return sum(number for _, number, _ in facts)
+    for rank, theirs in enumerate(others, 1):
+        if theirs != first:
+            raise ValueError(
+                "all ranks must give the same images, of which each evaluates its part, got "
+                f"{first[1]} with own_part={first[0]} on rank 0 and {theirs[1]} others with "
+                f"own_part={theirs[0]} on rank {rank}; if each rank gives its own part, all must "
+                "pass own_part=True"
+            )
+    return len(images)
 
 
 def _predictions(scores: nd.NDArray, num_samples: int) -> nd.NDArray:

@@ -83,12 +83,17 @@ def gather(value: Any) -> list:
 def total(values: Any) -> np.ndarray:
     """Return the sum of array-likes of equal shape over all processes. Waits for all processes.
 
-    Added in float64 in the order of ranks, so that it has the same bits on all processes.
+    Added in float64 in the order of ranks, so that it has the same bits on all processes. Raises
+    ValueError on all ranks for different shapes.
 
     >>> total([1, 2]).tolist()
     [1.0, 2.0]
     """
-    return np.sum([np.asarray(value, dtype=np.float64) for value in gather(values)], axis=0)
+    arrays = [np.asarray(value, dtype=np.float64) for value in gather(values)]
+    shapes = [array.shape for array in arrays]
+    if len({*shapes}) > 1:
+        raise ValueError(f"values must be of one shape on all ranks, got {shapes}, by rank")
+    return np.sum(arrays, axis=0)
 
 
 class PendingGather:

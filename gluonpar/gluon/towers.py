@@ -211,7 +211,8 @@ class Towers:
     def evaluate(self, batches: Iterable[Any]) -> dict[str, list]:
         """Return outputs by name, in predict mode, each a list in the order of the batches.
 
-        The towers take the batches in turn. No variable, gradient or running statistic changes.
+        The towers take the batches in turn; in a job of several processes each rank's are its own,
+        and nothing is exchanged. No variable, gradient or running statistic changes.
         ``forward`` need not return ``"loss"``. Nothing waits, and all outputs are kept in memory.
         Raises RuntimeError, as :meth:`step`, for an exception in a tower.
         """

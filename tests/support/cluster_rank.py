@@ -405,6 +405,54 @@ def exchanged():
     assert (store.rank, store.num_workers) == (rank, size)
 
 
+def measured():
+    """Check losses and accuracy of what ranks have a part of, or all, or nothing of."""
+    rank, size = cluster.rank(), cluster.size()
+    meter = LossMeter()
+    for i in range(rank + 1):
+        meter.add([mx.nd.full((2,), i + 1.0, device(0))], [mx.nd.ones((1,), device(0))])
+    added = [i + 1 for number in range(1, size + 1) for i in range(number)]
+    assert meter.read() == np.mean(added) and meter.num_batches == size
+    meter.add([mx.nd.ones((1,), device(0))])
+    if rank == size - 1:
+        meter.add([mx.nd.ones((1,), device(0))], [mx.nd.full((1,), np.nan, device(0))])
+    refused_on_all(meter.read, f"NaN in the update after batch {size + 2}")
+    refused_on_all(lambda: cluster.total([0] * rank), "(0,), (1,)")
+
+    n = 4 * size - 3
+    scores = np.eye(5, dtype="float32")[np.arange(n) % 5]
+    labels = np.where(np.arange(n) < n // 2, np.arange(n) % 5, 4)  # in the first half all are right
+    share = (scores.argmax(axis=1) == labels).mean()
+
+    def accuracy(part, **options):
+        how = [None] * 2, contexts(2), lambda X, _: X
+        return gluonpar.metrics.accuracy(scores[part], labels[part], *how, **options)
+
+    everything, none = slice(0, n), slice(0, 0)
+    assert accuracy(everything) == share
+    cuts = sorted(np.random.RandomState(1).randint(0, n, size - 1))
+    for ends in ([0, *cuts, n], [0, *[0] * (size - 1), n], [0, *[n] * size]):  # some are empty
+        assert accuracy(slice(ends[rank], ends[rank + 1]), own_part=True) == share, ends
+    for part in (slice(4 * rank, 4 * rank + 1), slice(0, n - rank), none if rank else everything):
+        refused_on_all(lambda part=part: accuracy(part), "own_part=True")
+    refused_on_all(lambda: accuracy(everything, own_part=rank == 0), "own_part=True on rank 0")
+    for own_part in (False, True):
+        refused_on_all(lambda: accuracy(none, own_part=own_part), "at least 1 image, got 0")  # noqa: B023
+    labels = labels[: n - (rank == 1)]
+    refused_on_all(lambda: accuracy(everything), "rank 1: labels must be one per image")
+
+
+def refused_on_all(function, words):
+    """Check that each rank gets an error with these words."""
+    message = None
+    try:
+        function()
+    except (ValueError, FloatingPointError) as error:
+        message = str(error)
+    messages = cluster.gather(message)
+    assert all(words in str(message) for message in messages), (words, messages)
+
+
 def queued():
     """Check that train_batch, not knowing the number of samples, does not wait for backward."""
     ctx, gate, in_time = contexts(2), threading.Event(), []
@@ -473,6 +521,7 @@ def as_one(folder):
     exchanged()
     collective()
     refused()
+    measured()
     queued()
     running_statistics_of_ranks(folder)
     for num_devices in (1, 2, 3):
