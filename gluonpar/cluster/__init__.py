@@ -19,7 +19,17 @@ from gluonpar.cluster.process_collectives import (
     total,
 )
 from gluonpar.cluster.random_numbers import draw_apart
-from gluonpar.cluster.world import abort, in_scope, is_local, is_main, local, rank, scope, size
+from gluonpar.cluster.world import (
+    abort,
+    in_scope,
+    is_local,
+    is_main,
+    local,
+    local_rank,
+    rank,
+    scope,
+    size,
+)
 
 __all__ = [
     "PendingGather",
@@ -35,6 +45,7 @@ __all__ = [
     "is_local",
     "is_main",
     "local",
+    "local_rank",
     "rank",
     "scope",
     "size",

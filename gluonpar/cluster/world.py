@@ -61,6 +61,7 @@ class World(NamedTuple):
     detector: failures.FailureDetector
     one_machine: bool  # all ranks share its memory
     nccl: bool  # there is NCCL, and each rank sees one GPU, which no other rank sees
+    local_rank: int  # among the ranks on this host
 
     def barrier(self, comm: Any = None, name: str = "") -> bool:
         """Wait until all ranks have called this, asleep between polls: MPI would occupy a core.
@@ -136,6 +137,15 @@ def size() -> int:
     """Return the number of processes that train together; 1 without MPI and inside local()."""
     job = None if is_local() else _world or _job()
     return job.size if job else 1
+
+
+def local_rank() -> int:
+    """Return this process's number among those on its host, from 0; 0 alone and inside local().
+
+    For instance ``mx.gpu(local_rank())``, if every rank sees all GPUs of its host and uses one.
+    """
+    job = None if is_local() else _world or _job()
+    return job.local_rank if job else 0
 
 
 def is_main() -> bool:
@@ -232,7 +242,10 @@ def _start() -> World:
     one_machine = len({host for host, *_ in places}) == 1
     gpus = {(host, gpu) for host, _, _, gpu in places if gpu}
     by_nccl = len(gpus) == comm.size and len({version for _, (_, version) in gpus}) == 1
-    job = World(comm.rank, comm.size, mpi, comm, mpi_lock, detector, one_machine, by_nccl)
+    hosts = [host for host, *_ in places]
+    local_rank = hosts[: comm.rank].count(hosts[comm.rank])
+    facts = one_machine, by_nccl, local_rank
+    job = World(comm.rank, comm.size, mpi, comm, mpi_lock, detector, *facts)
     engine.at_exit(lambda: _leave(job))
     return job
 

@@ -318,6 +318,7 @@ def local(folder):
     if rank == 0:
         with cluster.local():
             assert (cluster.rank(), cluster.size(), cluster.gather(7)) == (0, 1, [7])
+            assert cluster.local_rank() == 0
             save(path, 2)
             networks = trainers_of(1.0)
             meter = LossMeter()
@@ -401,6 +402,7 @@ def exchanged():
     assert later.wait() == [*range(1, size + 1)]
     assert cluster.gather(("a", rank)) == [("a", r) for r in range(size)]
     assert cluster.total([rank, 1.0]).tolist() == [size * (size - 1) / 2, size]
+    assert cluster.local_rank() == rank  # all are on one host
     store = mx.kv.create("gluonpar")
     assert (store.rank, store.num_workers) == (rank, size)
 
