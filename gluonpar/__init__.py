@@ -33,6 +33,7 @@ from gluonpar.collectives import (
 )
 from gluonpar.gluon import (  # and kvstore='gluonpar' is registered with MXNet
     BatchProcessor,
+    DataLoader,
     SyncBatchNorm,
     TaskError,
     Towers,
@@ -66,6 +67,7 @@ _MODULES = {
 
 __all__ = [
     "BatchProcessor",
+    "DataLoader",
     "SyncBatchNorm",
     "TaskError",
     "Towers",

@@ -8,6 +8,7 @@ from typing import Any, Callable, Iterable, Iterator, Sequence
 import mxnet as mx
 import numpy as np
 
+from gluonpar import cluster
 from gluonpar.plans import partition
 from gluonpar.runtime import staging, threads
 
@@ -47,7 +48,8 @@ def split_and_load(
     with an MXNet array that is already on its context.
 
     Shard sizes differ by at most one, larger shards first, and no sample is dropped. With fewer
-    samples than contexts there is one shard per sample, and the remaining contexts get none.
+    samples than contexts there is one shard per sample, and the remaining contexts get none. In a
+    job of several processes a batch may have no samples, and then no shards.
     ``weights`` are the relative speeds of the devices, one positive finite number per context: then
     shard sizes are proportional to them (:func:`gluonpar.plans.partition.sizes`), but at
     least one, so shard i is still on ``ctx[i]``.
@@ -71,16 +73,14 @@ def split(
     batch_axis: int = 0,
     weights: Sequence[float] | None = None,
     nests: tuple[type, ...] = NESTS,
-    may_be_empty: bool = False,
 ) -> tuple[list[Any], int]:
     """Return the shards of :func:`split_and_load` and the number of samples in them.
 
-    A batch that ``may_be_empty``, as on one rank of several, may have no shard. A list in ``batch``
-    is one of ``nests``, or has one entry per sample (:func:`split_samples`).
+    A list in ``batch`` is one of ``nests``, or has one entry per sample (:func:`split_samples`).
     """
     threads.share(contexts)
     n = num_samples(batch, batch_axis, nests)
-    if n == 0 and not may_be_empty:
+    if n == 0 and cluster.size() == 1:
         raise ValueError(f"a batch must have at least 1 sample, got 0 along axis {batch_axis}")
     parts = partition.slices(n, len(contexts), weights)[:n]
     return [_map(batch, nests, _take, part, batch_axis, c) for part, c in zip(parts, contexts)], n
@@ -124,9 +124,10 @@ def split_samples(
     same number of samples; shards have the same nesting. Shard sizes, ``weights`` and dtypes are
     those of :func:`split_and_load`, where lists are nests too.
 
-    Raises ValueError for parts with different numbers of samples, for an empty batch, and for an
-    array without elements, which MXNet supports only under ``npx.set_np()``; TypeError for a part
-    that is not an array, a list or a nest, and for dtypes that MXNet does not support.
+    Raises ValueError for parts with different numbers of samples, for an empty batch (but see
+    :func:`split_and_load`), and for an array without elements, which MXNet supports only under
+    ``npx.set_np()``; TypeError for a part that is not an array, a list or a nest, and for dtypes
+    that MXNet does not support.
 
     >>> import mxnet as mx, numpy as np
     >>> boxes = [np.zeros((count, 4)) for count in (1, 5, 2)]
@@ -135,6 +136,24 @@ def split_samples(
     [((2, 8, 8), [(1, 4), (5, 4)]), ((1, 8, 8), [(2, 4)])]
     """
     return split(batch, as_list(ctx), weights=weights, nests=(dict, tuple))[0]
+
+
+def share_of_batch(
+    num_devices: int = 1, weights: Sequence[float] | None = None
+) -> Callable[[int], slice]:
+    """Return a function from a batch's size to the slice of its samples that this rank takes.
+
+    The batch is split over all ranks' devices, ``num_devices`` each.
+    """
+    ranks, rank = cluster.size(), cluster.rank()
+    all_weights = None if weights is None else [*weights] * ranks
+
+    def share(n: int) -> slice:
+        slices = partition.slices(n, ranks * num_devices, all_weights)
+        mine = slices[rank * num_devices : (rank + 1) * num_devices]
+        return slice(mine[0].start, mine[-1].stop)
+
+    return share
 
 
 def items(nest: Any) -> Iterable[tuple[Any, Any]]:

@@ -61,7 +61,7 @@ def train_batch(
         cluster.check_equal_async({"lr": lr, "algorithm": algorithm, "batch_size": batch_size})
 
     # Split: shard i of the batch goes to device i.
-    shards, num_samples = sharding.split((X, y), contexts, weights=weights, may_be_empty=not alone)
+    shards, num_samples = sharding.split((X, y), contexts, weights=weights)
     if batch_size is None:
         batch_size = num_samples if alone else cluster.PendingGather(num_samples, "samples")
 

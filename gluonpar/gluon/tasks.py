@@ -6,13 +6,11 @@ import contextlib
 from typing import Any, Callable, Iterator, Sequence
 
 import mxnet as mx
-from mxnet import autograd
-from mxnet.gluon.contrib import estimator
 
 from gluonpar.gluon import batches, device_sums
 from gluonpar.gluon.sync_batch_norm import share_running_statistics
 from gluonpar.runtime import devices, interrupts, threads
-from gluonpar.sharding import as_list, split_and_load
+from gluonpar.sharding import as_list
 
 
 class TaskError(RuntimeError):
@@ -98,38 +96,6 @@ def all_devices(num_devices: int) -> Iterator[Callable]:
             batches.discard(round_.written)
             raise
         share_running_statistics(round_)
-
-
-class BatchProcessor(estimator.BatchProcessor):
-    """For ``gluon.contrib.estimator.Estimator``: forward and backward of a batch in run_tasks.
-
-    Pass it as ``Estimator(..., batch_processor=gluonpar.BatchProcessor())``. Networks with
-    :class:`SyncBatchNorm` need it on CPU contexts. Batches are split by :func:`split_and_load`,
-    so their size need not be a multiple of the number of devices.
-    """
-
-    def _get_data_and_label(self, batch: Any, ctx: Any, batch_axis: int = 0) -> tuple[list, list]:
-        data, label, *_ = batch  # as stock's: further fields are not used
-        shards = split_and_load((data, label), as_list(ctx), batch_axis)
-        return tuple(map(list, zip(*shards)))
-
-    def fit_batch(
-        self, estimator: Any, train_batch: Any, batch_axis: int = 0
-    ) -> tuple[list, list, list, list]:
-        """Run forward and backward; return data, labels, predictions and losses per device."""
-
-        def forward_backward(shard: tuple) -> tuple:
-            X, y = shard
-            with autograd.record():
-                prediction = estimator.net(X)
-                loss = estimator.loss(prediction, y)
-            loss.backward()
-            return prediction, loss
-
-        data, label = self._get_data_and_label(train_batch, estimator.context, batch_axis)
-        results = run_tasks(forward_backward, list(zip(data, label)), estimator.context)
-        predictions, losses = map(list, zip(*results))
-        return data, label, predictions, losses
 
 
 def _task_error(ctx: mx.Context, error: Exception) -> TaskError:

@@ -116,8 +116,8 @@ class Towers:
         towers, the last towers do not take part. ``lr`` may be None only with an ``mx.optimizer``,
         which then uses its own learning rate. Outputs are on the device where they were computed,
         and from before the update; nothing waits. The gradients are overwritten. In a job of
-        several processes a rank may have no batch, and has no output then, if another rank has one;
-        a step waits until all ranks have begun it, to add up their samples.
+        several processes a rank may have no batch, or one without samples, if another rank has one,
+        and has no output then; a step waits until all ranks have begun it, to add up their samples.
 
         An exception in a tower is raised as a RuntimeError that names the device, with the
         exception as its cause. Raises ValueError for no batch, more batches than towers, a bad
@@ -141,6 +141,7 @@ class Towers:
         elif self._needs_lr:
             raise ValueError("lr must be given, such as 0.1, unless update is an mx.optimizer")
         _check_params(self._params or (), self.ctx)
+        batches = batches if alone else [batch for batch in batches if num_samples(batch)]
         number = sum(map(num_samples, batches))
         pending = None if alone else cluster.PendingGather(number, "samples")
         with autograd.pause():

@@ -11,6 +11,7 @@ from typing import Callable, Container, Iterable, Sequence
 
 import mxnet as mx
 from mxnet import gluon
+from mxnet.gluon.contrib import estimator
 
 # Of a gluon.Parameter:
 values = attrgetter("_data")  # its arrays by device; None if it is not initialised
@@ -50,6 +51,10 @@ FILLS_KVSTORE = "_initialize_kvstore", [mx.model, mx.module.module]
 UPDATES_MODULE = "_update_params", [mx.model, mx.module.module]
 UPDATES = "__call__", [mx.optimizer.Updater]  # an Updater updates weights of a device by it
 MAKES_GRAPH = "__init__", [mx.nd.CachedOp]  # of a hybridized block: (graph, symbol, flags)
+STEPS_ESTIMATOR = (
+    "batch_end",
+    [estimator.GradientUpdateHandler],
+)  # calls step by the losses' lengths
 BUILDS_GRAPH = "_build_cache", [gluon.HybridBlock]  # makes the graph of a hybridized block
 
 

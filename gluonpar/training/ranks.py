@@ -1,17 +1,16 @@
-"""A run on each rank of several processes: its share of a batch, and checks."""
+"""A run on each rank of several processes: its options, and checks."""
 
 from __future__ import annotations
 
 import copy
 import zlib
-from typing import Callable, Sequence
+from typing import Sequence
 
 import mxnet as mx
 import numpy as np
 
 from gluonpar import cluster
 from gluonpar.install import __version__
-from gluonpar.plans import partition
 from gluonpar.training.configuration import Configuration
 from gluonpar.training.data.dataset import Dataset
 
@@ -23,22 +22,6 @@ _RANK_ZERO_ONLY = {
 
 # Fields that may differ between ranks: machines have different devices and folders.
 _MAY_DIFFER = {*_RANK_ZERO_ONLY, "gpus", "num_gpus", "device", "data_dir"}
-
-
-def share_of_batch(num_devices: int, weights: Sequence[float] | None) -> Callable[[int], slice]:
-    """Return a function from a batch's size to the slice of its samples that this rank takes.
-
-    The batch is split over all ranks' devices, ``num_devices`` each.
-    """
-    ranks, rank = cluster.size(), cluster.rank()
-    all_weights = None if weights is None else [*weights] * ranks
-
-    def share(n: int) -> slice:
-        slices = partition.slices(n, ranks * num_devices, all_weights)
-        mine = slices[rank * num_devices : (rank + 1) * num_devices]
-        return slice(mine[0].start, mine[-1].stop)
-
-    return share
 
 
 def without_output(configuration: Configuration) -> Configuration:

@@ -18,6 +18,7 @@ from gluonpar.checkpoint import files
 from gluonpar.install import parsing
 from gluonpar.plans import partition
 from gluonpar.runtime import determinism, devices, peers, threads
+from gluonpar.sharding import share_of_batch
 from gluonpar.step import STEPS_IN_FLIGHT
 from gluonpar.training import history, profiler, ranks, workloads
 from gluonpar.training.checkpointing import Checkpointer
@@ -190,7 +191,7 @@ class Run:
         return time.perf_counter() - start, loss
 
     def _batches(self, shuffle: np.random.RandomState, first: int = 0) -> Iterator:
-        share = ranks.share_of_batch(len(self.ctx), self.configuration.weights)
+        share = share_of_batch(len(self.ctx), self.configuration.weights)
         images, labels = self.data.train_images, self.data.train_labels
         return dataset.batches(images, labels, self.configuration.batch_size, shuffle, share, first)
 

@@ -28,7 +28,7 @@ from processes import address_space_once_imported, runs, wait_until
 from gluonpar import cluster
 from gluonpar.cluster import failures, world
 from gluonpar.plans import partition
-from gluonpar.training.ranks import share_of_batch
+from gluonpar.sharding import share_of_batch
 
 SECONDS = 6  # GLUONPAR_TIMEOUT of the jobs in which a rank fails
 JOBS_AT_ONCE = 3

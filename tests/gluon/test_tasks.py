@@ -16,9 +16,10 @@ from mxnet.gluon import nn
 from mxnet.gluon.contrib import estimator
 
 import gluonpar
+from gluonpar.gluon.estimator import BatchProcessor
 from gluonpar.gluon.running_statistics import average_statistics
 from gluonpar.gluon.sync_batch_norm import SyncBatchNorm
-from gluonpar.gluon.tasks import BatchProcessor, TaskError, run_tasks
+from gluonpar.gluon.tasks import TaskError, run_tasks
 from gluonpar.gluon.towers import Towers
 from gluonpar.gluon.trainer import Trainer
 

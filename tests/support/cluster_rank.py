@@ -13,7 +13,7 @@ import time
 import numpy as np
 
 import gluonpar
-from gluonpar import cluster
+from gluonpar import cluster, sharding
 from gluonpar.checkpoint import sealed_npz
 from gluonpar.cluster import mpi_sums
 from gluonpar.gluon import running_statistics
@@ -21,10 +21,10 @@ from gluonpar.metrics import LossMeter
 from gluonpar.models.losses import softmax_cross_entropy
 from gluonpar.plans import partition
 from gluonpar.runtime import engine
-from gluonpar.training import ranks
 
 import mxnet as mx  # isort: skip
 from mxnet import autograd, gluon  # isort: skip
+from mxnet.gluon.contrib import estimator  # isort: skip
 import any_program  # isort: skip
 import batch_programs  # isort: skip
 import contexts as devices  # isort: skip
@@ -41,7 +41,7 @@ def batches(num_devices):
     rng = np.random.RandomState(3)
     X = rng.randn(SAMPLES, 1, 28, 28).astype("float32")
     y = rng.randint(0, 10, SAMPLES).astype("float32")
-    part = ranks.share_of_batch(num_devices, None)
+    part = sharding.share_of_batch(num_devices)
     for start in range(0, SAMPLES, BATCH):
         whole = slice(start, start + BATCH)
         X_all, y_all = X[whole], y[whole]
@@ -158,6 +158,24 @@ def by_gluon(num_devices, make_trainer, deferred=False):
     return [p.list_data()[-1].asnumpy() for p in params.values()]
 
 
+def by_estimator(num_devices, make_trainer, **loads):
+    """MXNet's Estimator; the last of three batches has one sample. Ranks have their own seeds."""
+    mx.random.seed(5 + cluster.rank())
+    np.random.seed(5 + cluster.rank())
+    rng = np.random.RandomState(2)
+    X, y = rng.randn(SAMPLES, 784).astype("float32"), rng.randint(0, 10, SAMPLES)
+    ctx, net = contexts(num_devices), network()
+    net.initialize(mx.init.Xavier(), ctx=ctx)
+    net(mx.nd.zeros((1, 784), ctx[0]))
+    loss = gluon.loss.SoftmaxCrossEntropyLoss()
+    how = {"trainer": make_trainer(net.collect_params()), "context": ctx}
+    fits = estimator.Estimator(net, loss, batch_processor=gluonpar.BatchProcessor(), **how)
+    fits.logger.setLevel("ERROR")
+    loader = gluonpar.DataLoader(gluon.data.ArrayDataset(X, y), BATCH, shuffle=True, **loads)
+    fits.fit(loader, epochs=2)
+    return [p.list_data()[-1].asnumpy() for p in net.collect_params().values()]
+
+
 def by_run(num_devices):
     """A whole run: loss, accuracy and parameters."""
     history = gluonpar.train(num_gpus=num_devices, verbose=False, **RUN)
@@ -199,6 +217,9 @@ def trained(num_devices):
         for kind, more in ((gluonpar.Trainer, {}), (gluon.Trainer, {"kvstore": "gluonpar"})):
             make = functools.partial(kind, optimizer="sgd", optimizer_params={**options}, **more)
             found[f"{kind.__module__}, {deferred}"] = by_gluon(num_devices, make, deferred)
+            loads = {"num_workers": int(deferred), "thread_pool": True}
+            in_estimator = by_estimator(num_devices, make, **loads)
+            found[f"{kind.__module__}, Estimator, {deferred}"] = in_estimator
     return found
 
 
@@ -407,6 +428,44 @@ def exchanged():
     assert (store.rank, store.num_workers) == (rank, size)
 
 
+def in_nest(samples):
+    labels, images, boxes = zip(*samples)
+    images = {"image": mx.nd.array(np.stack(images, axis=1))}  # samples along axis 1
+    return mx.nd.array(labels), images, [mx.nd.array(each) for each in boxes]
+
+
+def loaded(num_workers):
+    """Check each rank's parts, and those of ranks without samples, of what DataLoader loads."""
+    rank, size = cluster.rank(), cluster.size()
+    n, batch_size = 2 * size + 1, 2 * size
+    boxes = [np.full((i + 1, 4), i, "float32") for i in range(n)]
+    images = np.arange(n * 3, dtype="float32").reshape(n, 3)
+
+    np.random.seed(20 + rank)  # rank 0's is what counts
+    dataset = [*zip(range(n), images, boxes)]
+    how = {"shuffle": True, "batchify_fn": in_nest, "num_workers": num_workers}
+    loader, others = gluonpar.DataLoader(dataset, batch_size, **how), np.random.RandomState(20)
+    for _ in range(2):
+        order, found = [*range(n)], []
+        others.shuffle(order)
+        for whole in (order[:batch_size], order[batch_size:]):
+            mine = whole[2 * rank : 2 * rank + 2]
+            found.append((len(whole), mine))
+        assert len(loader) == len(found)
+        for (number, mine), (labels, images_of, boxes_of) in itertools.zip_longest(found, loader):
+            assert (loader.num_samples, labels.asnumpy().tolist()) == (number, mine)
+            assert images_of["image"].asnumpy().tolist() == images[mine].T.tolist()
+            assert [each.shape for each in boxes_of] == [(i + 1, 4) for i in mine]
+            if not mine:
+                assert not gluonpar.split_and_load(labels, contexts(2))
+                assert not gluonpar.split_samples((labels, boxes_of), contexts(2))
+    unlike = gluonpar.DataLoader(dataset[: n - (rank == size - 1)], batch_size)
+    refused_on_all(lambda: next(iter(unlike)), f"{n}, {n - 1}], by rank")
+    with cluster.local():
+        alone = gluonpar.DataLoader(np.arange(3), 2)
+        assert [batch.size for batch in alone] == [2, 1]
+
+
 def measured():
     """Check losses and accuracy of what ranks have a part of, or all, or nothing of."""
     rank, size = cluster.rank(), cluster.size()
@@ -524,6 +583,8 @@ def as_one(folder):
     collective()
     refused()
     measured()
+    loaded(num_workers=0)
+    loaded(num_workers=1)
     queued()
     running_statistics_of_ranks(folder)
     for num_devices in (1, 2, 3):

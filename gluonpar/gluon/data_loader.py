@@ -1,0 +1,149 @@
+"""DataLoader: each rank's part of every batch."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Iterator, NamedTuple
+
+import mxnet as mx
+import numpy as np
+from mxnet import gluon
+from mxnet.gluon.data import dataloader
+
+from gluonpar import cluster
+from gluonpar.sharding import NESTS, items, rebuild, share_of_batch
+
+
+class DataLoader(gluon.data.DataLoader):
+    """``gluon.data.DataLoader`` whose batches are, in a job, this rank's part of every batch.
+
+    The arguments are those of ``gluon.data.DataLoader``, and mean what they mean in one process:
+    ``batch_size`` samples are in the batches of all ranks together, and with ``shuffle`` an epoch
+    has every sample once, in another order each time. The batches are those that rank 0 draws from
+    its sampler, so ``np.random.seed`` there determines them, and they are the same for any number
+    of ranks. Rank i takes the i-th of consecutive parts of a batch, whose sizes differ by at most
+    one sample; with ``num_devices``, each rank's, as :func:`split_and_load` would split it over the
+    devices of all ranks. One process loads what it would with ``gluon.data.DataLoader``.
+
+    ``num_samples`` is the number of samples on all ranks of the batch that was returned last: what
+    ``trainer.step`` takes. All ranks get equally many batches. If there are fewer samples than
+    ranks, as in a last batch, some get arrays of shape (0, ...), of which
+    :func:`split_and_load` makes no shards; call ``step`` all the same.
+
+    All ranks must make and iterate it together: they exchange the order of an epoch when MXNet
+    draws it, with ``num_workers`` already when the DataLoader is made, unless ``auto_reload`` is
+    False. Samplers must be finite. Raises ValueError on all ranks if their datasets differ in
+    length; ranks that have data of their own use ``gluon.data.DataLoader``. One that is made inside
+    ``cluster.local()`` is this process's.
+
+    >>> loader = DataLoader(np.arange(5), batch_size=3)
+    >>> [(batch.asnumpy().tolist(), loader.num_samples) for batch in loader]
+    [([0, 1, 2], 3), ([3, 4], 2)]
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int | None = None,
+        shuffle: bool = False,
+        sampler: Any = None,
+        last_batch: str | None = None,
+        batch_sampler: Any = None,
+        batchify_fn: Callable | None = None,
+        num_workers: int = 0,
+        *args: Any,
+        num_devices: int = 1,
+        **kwargs: Any,
+    ) -> None:
+        # Once for its checks and its sampler, and again with ours, and with workers.
+        super().__init__(dataset, batch_size, shuffle, sampler, last_batch, batch_sampler)
+        parts = _Parts(self._batch_sampler, len(dataset), num_devices)
+        if batchify_fn is None:
+            by_workers = dataloader.default_mp_batchify_fn
+            batchify_fn = by_workers if num_workers > 0 else dataloader.default_batchify_fn
+        how = parts, _Batchify(batchify_fn), num_workers, *args
+        self.num_samples = 0
+        super().__init__(_Dataset(dataset), None, False, None, None, *how, **kwargs)
+
+    def __iter__(self) -> Iterator[Any]:
+        for self.num_samples, batch, larger in super().__iter__():
+            yield batch if larger is None else _without_samples(batch, larger)
+
+
+class _Head(NamedTuple):
+    """What goes with the samples of a part, through MXNet's DataLoader and its workers."""
+
+    num_samples: int  # of all ranks
+    is_empty: bool  # no sample is this rank's: there are two that tell the shapes
+
+
+class _Parts:
+    """A batch sampler: the head and this rank's part of each of ``batches``, as rank 0 has them."""
+
+    def __init__(self, batches: Any, length: int, num_devices: int) -> None:
+        self._batches, self._length, self._scope = batches, length, cluster.scope()
+        self._share = share_of_batch(num_devices)
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[list]:
+        for batch in self._drawn():
+            part, n = batch[self._share(len(batch))], len(batch)
+            yield [_Head(n, False), *part] if part else [_Head(n, True), batch[0], batch[0]]
+
+    @cluster.in_scope
+    def _drawn(self) -> Iterator[list]:
+        if cluster.size() == 1:
+            return map(list, self._batches)
+        # On all ranks, so that their random generators go on alike.
+        drawn = [[int(i) if isinstance(i, np.integer) else i for i in b] for b in self._batches]
+        lengths, drawn = zip(*cluster.gather((self._length, drawn if cluster.is_main() else None)))
+        if len({*lengths}) > 1:
+            raise ValueError(
+                f"all ranks must load from the same dataset, got lengths {list(lengths)}, by rank; "
+                "if each has data of its own, use gluon.data.DataLoader"
+            )
+        return iter(drawn[0])
+
+
+class _Dataset:
+    """``dataset``, in which a head is at the place of itself."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __getitem__(self, index: Any) -> Any:
+        return index if isinstance(index, _Head) else self._dataset[index]
+
+
+class _Batchify:
+    """``function``, of a head and samples; it returns the head's number, the batch, and None.
+
+    Without samples of this rank the batch has one that is not, and in place of None is one of two.
+    """
+
+    def __init__(self, function: Callable) -> None:
+        self._function = function
+
+    def __call__(self, samples: list) -> tuple[int, Any, Any]:
+        head, *samples = samples
+        if not head.is_empty:
+            return head.num_samples, self._function(samples), None
+        return head.num_samples, self._function(samples[:1]), self._function(samples)
+
+
+def _without_samples(batch: Any, larger: Any) -> Any:
+    """Return ``batch`` with no samples, along the axes on which a ``larger`` one is longer."""
+    if isinstance(batch, NESTS) and len(batch) == len(larger):
+        pairs = zip(items(batch), items(larger))
+        return rebuild(batch, [_without_samples(one, two) for (_, one), (_, two) in pairs])
+    if isinstance(batch, list):
+        return []
+    if not isinstance(batch, (np.ndarray, mx.nd.NDArray)):
+        return batch
+    shape = [n if n == more else 0 for n, more in zip(batch.shape, larger.shape)]
+    if isinstance(batch, np.ndarray):
+        return np.empty(shape, batch.dtype)
+    with mx.util.np_shape(True):
+        empty = mx.nd.empty(tuple(shape), batch.context, batch.dtype)
+    return empty.as_np_ndarray() if isinstance(batch, mx.np.ndarray) else empty

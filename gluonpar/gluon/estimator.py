@@ -1,0 +1,85 @@
+"""For ``gluon.contrib.estimator.Estimator``: batches on several devices, and steps of all ranks.
+
+MXNet's Estimator passes ``step`` the number of samples of its own batch. In a job of several
+processes its Trainer's gradients are sums over all ranks, so the number is then that of all ranks.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd
+from mxnet.gluon.contrib import estimator
+
+from gluonpar import cluster
+from gluonpar.gluon.kvstore import GluonPar
+from gluonpar.gluon.tasks import run_tasks
+from gluonpar.gluon.trainer import Trainer
+from gluonpar.runtime import private_fields
+from gluonpar.sharding import as_list, split_and_load
+
+
+class BatchProcessor(estimator.BatchProcessor):
+    """For ``gluon.contrib.estimator.Estimator``: forward and backward of a batch in run_tasks.
+
+    Pass it as ``Estimator(..., batch_processor=gluonpar.BatchProcessor())``. Networks with
+    :class:`SyncBatchNorm` need it on CPU contexts. Batches are split by :func:`split_and_load`,
+    so their size need not be a multiple of the number of devices.
+
+    In a job of several processes each rank gives its part of every batch, as from
+    :class:`gluonpar.DataLoader`, which may be without samples. A step divides by the samples of all
+    ranks, for which it waits; metrics, losses and validation are of the rank's own samples.
+    """
+
+    def _get_data_and_label(self, batch: Any, ctx: Any, batch_axis: int = 0) -> tuple[list, list]:
+        data, label, *_ = batch  # as stock's: further fields are not used
+        shards = split_and_load((data, label), as_list(ctx), batch_axis)
+        return [X for X, _ in shards], [y for _, y in shards]
+
+    def fit_batch(
+        self, estimator: Any, train_batch: Any, batch_axis: int = 0
+    ) -> tuple[list, list, list, list]:
+        """Run forward and backward; return data, labels, predictions and losses per device."""
+
+        def forward_backward(shard: tuple) -> tuple:
+            X, y = shard
+            with autograd.record():
+                prediction = estimator.net(X)
+                loss = estimator.loss(prediction, y)
+            loss.backward()
+            return prediction, loss
+
+        data, label = self._get_data_and_label(train_batch, estimator.context, batch_axis)
+        shards = list(zip(data, label))
+        results = run_tasks(forward_backward, shards, estimator.context) if shards else []
+        return data, label, [scores for scores, _ in results], [loss for _, loss in results]
+
+
+def _stepping(batch_end: Callable) -> Callable:
+    """Have ``step`` divide by the samples of all ranks whose gradients the Trainer sums."""
+
+    @functools.wraps(batch_end)
+    def stepped(handler: Any, estimator: Any, *args: Any, **kwargs: Any) -> Any:
+        trainer = estimator.trainer
+        owner = trainer
+        if not isinstance(trainer, Trainer):
+            owner = private_fields.kvstore_params(trainer)["kvstore"]
+        if isinstance(owner, (Trainer, GluonPar)):
+            losses = kwargs["loss"]
+            losses = [losses] if isinstance(losses, mx.nd.NDArray) else losses
+            number = _total(owner, sum(map(len, losses)))
+            kwargs["loss"] = [np.empty((number, 0))]  # of which batch_end takes the length
+        return batch_end(handler, estimator, *args, **kwargs)
+
+    return stepped
+
+
+@cluster.in_scope
+def _total(owner: Trainer | GluonPar, number: int) -> int:
+    return int(cluster.total(number))
+
+
+private_fields.wrap(private_fields.STEPS_ESTIMATOR, _stepping)
