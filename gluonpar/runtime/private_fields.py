@@ -51,10 +51,7 @@ FILLS_KVSTORE = "_initialize_kvstore", [mx.model, mx.module.module]
 UPDATES_MODULE = "_update_params", [mx.model, mx.module.module]
 UPDATES = "__call__", [mx.optimizer.Updater]  # an Updater updates weights of a device by it
 MAKES_GRAPH = "__init__", [mx.nd.CachedOp]  # of a hybridized block: (graph, symbol, flags)
-STEPS_ESTIMATOR = (
-    "batch_end",
-    [estimator.GradientUpdateHandler],
-)  # calls step by the losses' lengths
+STEPS_ESTIMATOR = "batch_end", [estimator.GradientUpdateHandler]  # by the number of losses
 BUILDS_GRAPH = "_build_cache", [gluon.HybridBlock]  # makes the graph of a hybridized block
 
 
