@@ -35,6 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog = f"{entry.program()} {argv[0]}"
 
         def work() -> int:
+            if argv[0] in ("bench", "verify") and _is_in_job(prog):
+                return entry.BAD_REQUEST
             return importlib.import_module(MODULES[argv[0]]).main(argv[1:], prog)
 
         return entry.run(prog, work)
@@ -54,6 +56,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.parse_args(argv)
     parser.print_help()
     return 0
+
+
+def _is_in_job(prog: str) -> bool:
+    """Return whether this is a rank of several; rank 0 prints what to do instead."""
+    from gluonpar import cluster
+
+    if cluster.size() > 1 and cluster.is_main():
+        line = f"it examines the devices of one process, and was started as {cluster.size()}"
+        print(f"{prog}: error: {line}; start it without mpirun or srun", file=sys.stderr)
+    return cluster.size() > 1
 
 
 if __name__ == "__main__":

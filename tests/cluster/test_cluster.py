@@ -263,6 +263,13 @@ def test_what_one_rank_does_differently_is_an_error_of_all_that_names_it(num_dev
     assert [*filter(None, out.splitlines())] == ["33 differences"] * 2, out
 
 
+@needs_mpi
+def test_verify_in_a_job_says_in_one_line_how_to_start_it():
+    code, out, err = ended(mpirun((2, [sys.executable, "-m", "gluonpar", "verify"])))
+    (line,) = [line for line in err.splitlines() if "error: " in line]
+    assert code == 2 and not out.strip() and "start it without mpirun" in line
+
+
 @pytest.mark.slow
 @needs_mpi
 def test_data_that_one_rank_lacks_are_one_error_of_all_ranks(tmp_path):
