@@ -91,7 +91,7 @@ grep -a "gluonpar: rank" "$work/out" || :
 echo "ended $took s after the cut, with exit code $code"
 [ "$code" != 0 ] || fail "its exit code should not be 0"
 [ "$took" -le "$seconds_to_end" ] || fail "it should end within $seconds_to_end s"
-grep -aq 'gluonpar: rank 1 .*does not respond.*; the job ends$' "$work/out" || fail "no line names rank 1"
+grep -aq 'gluonpar: rank 1 .*has not responded.*; the job ends$' "$work/out" || fail "no line names rank 1"
 tries=0
 while [ -n "$(ip netns pids "$one")$(ip netns pids "$two")" ]; do
     tries=$((tries + 1))

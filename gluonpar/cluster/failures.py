@@ -1,4 +1,4 @@
-"""How a job ends when one of its ranks cannot go on.
+"""How a job ends when one of its ranks cannot go on, and what is said of one that is late.
 
 A killed rank is noticed by its launcher, which ends the job. But MPI waits for ever for a rank that
 does not come to a collective, and does nothing about an exception: see :class:`FailureDetector`.
@@ -7,49 +7,67 @@ does not come to a collective, and does nothing about an exception: see :class:`
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 import threading
 import time
 import traceback
-from typing import Any, Callable, Iterator, Sequence
+from typing import Any, Iterator, NamedTuple, Sequence
 
 FAILED = 1  # exit code
-_TICK_SECONDS, _ANSWER_SECONDS = 0.5, 5.0
+ENDED = "the end of the program"
+HAS_ENDED = "has ended its program"
+_TICK_SECONDS, _QUERY_SECONDS, _ANSWER_SECONDS = 0.5, 2.0, 5.0
 _QUERY, _ANSWER = 1, 2  # tags of messages
-_OUTSIDE, _ENDED = "it is outside gluonpar's collectives", "its program has ended"
-_SILENT = "it does not respond (killed or stopped, or its machine or network is down)"
+_OUTSIDE = "outside gluonpar's collectives"
+_MOST_NAMES = 4  # of late ranks in a line
 # mpirun, told to end the job, waits for a host that is cut off until TCP gives up, a quarter of an
 # hour: this kills it after 10 s. The ranks end with it.
 _KILL_LAUNCHER = "sleep 10; grep -qx 'prterun\\|mpirun\\|orterun' /proc/$0/comm && kill -9 $0"
 
 
-def time_limit() -> float:
-    """Return how many seconds a collective may take: ``GLUONPAR_TIMEOUT``, at least 2, or 20."""
-    value = os.environ.get("GLUONPAR_TIMEOUT", "20")
+def time_limit(name: str = "GLUONPAR_TIMEOUT", default: float = 20.0) -> float:
+    """Return the number of seconds in an environment variable, at least 2, or ``default``.
+
+    GLUONPAR_TIMEOUT is how long a rank may not respond, and after which a late one is named;
+    GLUONPAR_STALL_TIMEOUT, unlimited by default, how long one that responds is waited for.
+    """
+    value = os.environ.get(name, str(default))
     with contextlib.suppress(ValueError):
         if float(value) >= 2:
             return float(value)
-    raise ValueError(f"GLUONPAR_TIMEOUT must be a number of seconds, at least 2, got {value!r}")
+    raise ValueError(f"{name} must be a number of seconds, at least 2, got {value!r}")
+
+
+class _Place(NamedTuple):
+    """Where a rank is."""
+
+    number: int  # of collectives begun
+    where: str  # the present collective, ENDED or _OUTSIDE
 
 
 class FailureDetector:
-    """Ends the job with one line on stderr after an exception or a collective that takes too long.
+    """Ends the job with one line on stderr after an exception, and if a rank does not respond.
 
-    A thread of each rank counts the half seconds that the rank spends in its present collective.
-    Time in which the process does not run, because it is stopped, is not counted. Beyond
-    ``seconds`` the thread sends a query to all other ranks, whose threads answer which collective
-    they are in. It prints which rank is missing, and ends the processes on all hosts with
-    ``MPI_Abort``. ``comm`` is a communicator for this alone.
+    A thread of each rank counts the half seconds that the rank waits in its present collective.
+    Time in which the process does not run, because it is stopped, is not counted. After a second
+    one of the ranks that wait begins to send queries to all others, whose threads answer where they
+    are. A rank that has ended, or whose answer takes longer than ``seconds``, ends the job: all
+    processes on all hosts, by ``MPI_Abort``. One that answers is waited for, up to
+    ``most_seconds``, and named by a line after ``seconds``. ``comm`` is a communicator for this
+    alone.
     """
 
-    def __init__(self, mpi, comm, names: Sequence[str], seconds: float) -> None:
-        self.comm, self._mpi = comm, mpi
-        self._names, self._seconds = names, seconds
-        self._number = 0  # of collectives begun
-        self._place = _OUTSIDE  # or the present collective
-        self._ended, self._pid = False, os.getpid()
-        self._answers: dict[int, str] = {}  # by rank, to this rank's last query
+    def __init__(
+        self, mpi, comm, names: Sequence[str], seconds: float, most_seconds: float = math.inf
+    ) -> None:
+        self.comm, self._mpi, self._names = comm, mpi, names
+        self._seconds, self._most_seconds = seconds, most_seconds
+        self._others = [rank for rank in range(comm.size) if rank != comm.rank]
+        self._place = _Place(0, _OUTSIDE)
+        self._pid = os.getpid()
+        self._begin(self._place)
         self._sent: list = []  # requests, which must live as long as the messages
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gluonpar.failures", daemon=True)
@@ -58,18 +76,17 @@ class FailureDetector:
 
     @contextlib.contextmanager
     def operation(self, name: str) -> Iterator[int]:
-        """Apply the time limit to the collective ``name``. Yields its number."""
-        self._number += 1
-        self._place = f"operation {self._number} ({name})"
+        """Watch over the collective ``name``, or over ENDED. Yields its number."""
+        number = self._place.number + 1
+        where = name if name == ENDED else f"operation {number} ({name})"
+        self._place = _Place(number, where)
         try:
-            yield self._number
+            yield number
         finally:
-            self._place = _OUTSIDE
+            self._place = _Place(number, _OUTSIDE)
 
-    def wait_at_exit(self, barrier: Callable[[Any], None]) -> None:
-        """Call ``barrier(comm)``, which may take any time while all ranks answer."""
-        self._place, self._ended = _ENDED, True
-        barrier(self.comm)
+    def stop(self) -> None:
+        """End the thread, before MPI is finalized."""
         self._stop.set()
         self._thread.join()
 
@@ -78,9 +95,13 @@ class FailureDetector:
         self._show(kind, error, trace)
         if os.getpid() != self._pid:  # in a fork of the rank, which ends alone
             return
-        time.sleep(self._turn_seconds())  # if all ranks fail, rank 0 ends the job
         line = traceback.format_exception_only(kind, error)[-1].strip().splitlines()[-1]
-        self.abort(f"failed: {line}")
+        self.abort_in_turn(f"failed: {line}")
+
+    def abort_in_turn(self, why: str, rank: int | None = None) -> None:
+        """:meth:`abort`, where all ranks may call it: the lowest ends the job."""
+        time.sleep(self._turn_seconds())
+        self.abort(why, rank)
 
     def abort(self, why: str, rank: int | None = None) -> None:
         """End the job: ``why`` completes the line that begins "rank 1 (...)". Does not return."""
@@ -97,45 +118,106 @@ class FailureDetector:
         """How long this rank leaves it to lower ones to end the job with the same line."""
         return min(self.comm.rank, 4) / 2
 
-    def _run(self) -> None:
-        place, waited = _OUTSIDE, 0.0
-        while not self._stop.wait(_TICK_SECONDS):
-            self._receive()
-            waited = waited + _TICK_SECONDS if self._place == place else 0.0
-            place = self._place
-            if place != _OUTSIDE and waited > self._seconds:
-                self._find_missing(place)
-                waited = 0.0
+    def _begin(self, place: _Place) -> None:
+        """Begin to count the time in another place."""
+        self._watched, self._waited = place, 0.0
+        self._queries_from = 1 + self._turn_seconds()  # by then another rank may send them
+        self._next_query = 0.0
+        self._told = False  # whether a line has named the late ranks
+        self._answers: dict[int, _Place] = {}  # by rank
+        self._unanswered: dict[int, float] = {}  # by rank, for how many seconds
 
-    def _find_missing(self, place: str) -> None:
-        """Query all other ranks; end the job unless this rank leaves ``place`` meanwhile."""
-        others = [rank for rank in range(self.comm.size) if rank != self.comm.rank]
-        self._answers = {}
-        self._sent += [self.comm.isend(None, rank, _QUERY) for rank in others]
-        polls = int(_ANSWER_SECONDS / _TICK_SECONDS)
-        while polls and len(self._answers) < len(others):
-            self._stop.wait(_TICK_SECONDS)
+    def _run(self) -> None:
+        while not self._stop.wait(_TICK_SECONDS):
+            place = self._place
+            if place != self._watched:
+                self._begin(place)
             self._receive()
-            polls -= 1
-        if self._stop.wait(self._turn_seconds()) or self._place != place:
+            if place.where != _OUTSIDE:
+                self._watch()
+
+    def _watch(self) -> None:
+        """Count half a second; find out whether all ranks respond, unless another rank does."""
+        self._waited += _TICK_SECONDS
+        for rank in self._unanswered:
+            self._unanswered[rank] += _TICK_SECONDS
+        if self._waited < self._queries_from:
             return
-        late = f"did not complete {'its program' if self._ended else place} in {self._seconds:g} s"
-        for rank in others:
-            if rank not in self._answers:
-                self.abort(f"{late}: {_SILENT}", rank)
-        if self._ended:  # the other ranks may go on as long as they like
+        if self._waited >= self._next_query:
+            self._next_query = self._waited + _QUERY_SECONDS
+            if self._waited < self._seconds < self._next_query:
+                self._next_query = self._seconds  # what the line says is new
+            self._query()
+        limit = max(self._seconds, _ANSWER_SECONDS) + self._turn_seconds()
+        where = self._watched.where
+        for rank, seconds in self._unanswered.items():
+            if seconds >= limit:
+                self._abort_here(
+                    f"has not responded for {seconds:g} s (it is stopped, or its machine or "
+                    f"network is down), and {where} waits for it",
+                    rank,
+                )
+        if where != ENDED:  # after it the others may go on as long as they like
+            self._judge({rank: self._answers[rank] for rank in self._others if self._is_late(rank)})
+
+    def _is_late(self, rank: int) -> bool:
+        place, here = self._answers.get(rank), self._watched.number
+        return place is not None and (place.number < here or place == (here, ENDED))
+
+    def _judge(self, late: dict[int, _Place]) -> None:
+        """Name the late ranks; end the job if one never comes or has taken too long."""
+        where, turn = self._watched.where, self._turn_seconds()
+        for rank, place in late.items():
+            if place.where == ENDED:
+                self._abort_here(f"{HAS_ENDED}, and {where} waits for it", rank)
+            if self._waited >= self._most_seconds + turn:
+                self._abort_here(
+                    f"has not come to {where} in {self._most_seconds:g} s "
+                    f"(GLUONPAR_STALL_TIMEOUT): it is {_words(place)}",
+                    rank,
+                )
+        if self._waited < self._seconds or self._told or self._unanswered:
             return
-        for rank in others:
-            if self._answers[rank] != place:
-                self.abort(f"{late}: {self._answers[rank]}", rank)
-        self.abort(f"{late}, and all other ranks are there too: is the network too slow?")
+        self._told = True
+        names = [f"{self._names[rank]}, which is {_words(place)}" for rank, place in late.items()]
+        if len(names) > _MOST_NAMES:
+            names[_MOST_NAMES:] = [f"{len(names) - _MOST_NAMES} more ranks"]
+        line = f"gluonpar: {where} has waited {self._waited:g} s for {'; '.join(names)}"
+        if not names:
+            line = f"gluonpar: {where} has taken {self._waited:g} s, and all ranks are there: is "
+            line += "the network slow?"
+        if self._place == self._watched:
+            print(f"{line}; all ranks respond, and the job goes on", file=sys.stderr, flush=True)
+
+    def _abort_here(self, why: str, rank: int) -> None:
+        """End the job, unless this rank has left the place of which ``why`` was found."""
+        if self._place == self._watched:
+            self.abort(why, rank)
+
+    def _query(self) -> None:
+        for rank in self._others:
+            if rank not in self._unanswered:
+                self._unanswered[rank] = 0.0
+                self._sent.append(self.comm.isend((self._watched, self._told), rank, _QUERY))
 
     def _receive(self) -> None:
         """Receive and answer the messages that have come. Only this object's thread receives."""
+        self._sent = [request for request in self._sent if not request.Test()]
         status = self._mpi.Status()
         while self.comm.iprobe(status=status):
-            message = self.comm.recv(source=status.source, tag=status.tag)
+            message, rank = self.comm.recv(source=status.source, tag=status.tag), status.source
             if status.tag == _ANSWER:
-                self._answers[status.source] = message
-            else:
-                self._sent.append(self.comm.isend(self._place, status.source, _ANSWER))
+                self._answers[rank] = message
+                self._unanswered.pop(rank, None)
+                continue
+            self._sent.append(self.comm.isend(self._place, rank, _ANSWER))
+            place, told = message
+            sends = self._waited >= self._queries_from
+            if place == self._watched and (rank < self.comm.rank or not sends):
+                self._told |= told
+                self._unanswered.clear()
+                self._queries_from = self._waited + 2 * _QUERY_SECONDS + self._turn_seconds()
+
+
+def _words(place: _Place) -> str:
+    return place.where if place.where == _OUTSIDE else f"in {place.where}"

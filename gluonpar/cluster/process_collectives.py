@@ -244,11 +244,11 @@ def _run(
     ``facts`` differ.
     """
     with job.detector.operation(call) as number:
-        alike = job.barrier(name=f"{call} {facts}")
-        with job.mpi_lock:
-            if alike:
+        given = job.meet(number, call, facts)
+        if not given:
+            with job.mpi_lock:
                 return function()
-            calls, facts_of_ranks = zip(*job.comm.allgather((call, facts)))
+    calls, facts_of_ranks = zip(*given)
     if set(calls) == {call}:
         return _compare(facts_of_ranks, call)
     listed = "; ".join(f"rank {rank}: {call}" for rank, call in enumerate(calls))

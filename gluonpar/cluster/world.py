@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import functools
 import itertools
+import math
 import os
 import signal
 import socket
@@ -63,7 +64,7 @@ class World(NamedTuple):
     nccl: bool  # there is NCCL, and each rank sees one GPU, which no other rank sees
     local_rank: int  # among the ranks on this host
 
-    def barrier(self, comm: Any = None, name: str = "") -> bool:
+    def barrier(self, name: str = "") -> bool:
         """Wait until all ranks have called this, asleep between polls: MPI would occupy a core.
 
         Returns whether all have given the same ``name``.
@@ -71,13 +72,30 @@ class World(NamedTuple):
         checksum = zlib.crc32(name.encode())
         extremes = np.array([checksum, -checksum], np.int64)
         with self.mpi_lock:  # for two numbers it takes microseconds longer than a barrier
-            request = (comm or self.comm).Iallreduce(self.mpi.IN_PLACE, extremes, self.mpi.MAX)
+            request = self.comm.Iallreduce(self.mpi.IN_PLACE, extremes, self.mpi.MAX)
         for polls in itertools.count():
             with self.mpi_lock:
                 if request.Test():
                     return bool(extremes[0] == -extremes[1])  # the largest is the smallest
             if polls >= _POLLS_AT_ONCE:
                 time.sleep(_POLL_SECONDS)
+
+    def meet(self, number: int, call: str, facts: Any = None) -> list[tuple[str, Any]]:
+        """Wait until all ranks are at operation ``number``.
+
+        Returns nothing if all give the same, else what each has given. If only some of them are at
+        the end of their programs, the job ends.
+        """
+        if self.barrier(f"{call} {facts}"):
+            return []
+        with self.mpi_lock:
+            given = self.comm.allgather((call, facts))
+        calls = [call for call, _ in given]
+        if failures.ENDED in calls:
+            waits = next(call for call in calls if call != failures.ENDED)
+            why = f"{failures.HAS_ENDED}, and operation {number} ({waits}) waits for it"
+            self.detector.abort_in_turn(why, calls.index(failures.ENDED))
+        return given
 
 
 _world: World | None = None  # after a fork, the parent's
@@ -100,7 +118,8 @@ def world() -> World | None:
 
     The first call starts MPI. Raises ImportError without mpi4py, RuntimeError if MPI cannot be used
     and in a process that was forked from a rank, memory_limits.OutOfMemoryError with too little
-    memory for MPI, ValueError if GLUONPAR_TIMEOUT is invalid.
+    memory for MPI, ValueError if a time limit in the environment is
+    invalid.
     """
     return None if is_local() else _job()
 
@@ -218,6 +237,7 @@ def abort(why: str) -> None:
 
 def _start() -> World:
     seconds = failures.time_limit()
+    most_seconds = failures.time_limit("GLUONPAR_STALL_TIMEOUT", math.inf)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # when the launcher dies
     memory_limits.require("MPI", 0, MPI_ADDRESSES)
     with _start_limit(max(_START_SECONDS, 3 * seconds)):
@@ -238,7 +258,7 @@ def _start() -> World:
     threads.limit(max(1, int(share + 1e-9)))
     names = [f"rank {rank} (pid {pid} on {host})" for rank, (host, pid, *_) in enumerate(places)]
     mpi_lock = threading.Lock()
-    detector = failures.FailureDetector(mpi, comm_of_detector, names, seconds)
+    detector = failures.FailureDetector(mpi, comm_of_detector, names, seconds, most_seconds)
     one_machine = len({host for host, *_ in places}) == 1
     gpus = {(host, gpu) for host, _, _, gpu in places if gpu}
     by_nccl = len(gpus) == comm.size and len({version for _, (_, version) in gpus}) == 1
@@ -271,7 +291,10 @@ def _initialized_mpi():
 
 
 def _leave(job: World) -> None:
-    job.detector.wait_at_exit(job.barrier)
+    """Wait for the other ranks, as long as they respond, and finalize MPI."""
+    with job.detector.operation(failures.ENDED) as number:
+        job.meet(number, failures.ENDED)
+    job.detector.stop()
     if not job.mpi.Is_finalized():
         job.mpi.Finalize()
 

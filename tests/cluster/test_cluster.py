@@ -33,7 +33,7 @@ from gluonpar.sharding import share_of_batch
 SECONDS = 6  # GLUONPAR_TIMEOUT of the jobs in which a rank fails
 JOBS_AT_ONCE = 3
 UNLIKE_RANKS = str(pathlib.Path(__file__).parents[1] / "support" / "unlike_ranks.py")
-QUICK_FAULTS = ["raise", "hang"]  # those of FAULTS that `make test` runs
+QUICK_FAULTS = ["raise", "hang", "leave"]  # those of FAULTS that `make test` runs
 
 
 @functools.lru_cache(None)
@@ -101,16 +101,19 @@ def test_the_header_counts_the_devices_of_all_ranks(threads, alike):
     assert re.findall(r"in (\d+) process\S* with .*?, (\d+) threads? each", line) == alike
 
 
-def fails(rank, fault, end):
+def fails(rank, fault, end, **environment):
     """A job of three ranks, of which ``rank`` fails: an entry of FAULTS."""
     words, line = [*RANK, fault, str(rank)], rf"rank {rank} \(pid \d+ on .*\) {end}"
-    return [(3, words)], line, 1
+    return [(3, words)], line, 1, {"GLUONPAR_TIMEOUT": str(SECONDS), **environment}
 
 
-# Per job: its commands, the line without its ends, and the exit code. Those that take long first.
-NO_RESPONSE = "did not complete operation 12 .*: it does not respond .*"
-LEFT = r"did not complete operation 12 \(allreduce of 1,000 .*has ended"
-HANGS = "did not complete operation 12 .* is outside gluonpar's collectives"
+# Per job: its commands, the line without its ends, the exit code, and the environment. Those that
+# take long first.
+WAITS = r"operation 12 \(allreduce of 1,000 float32\)"
+NO_RESPONSE = f"has not responded for .* and {WAITS} waits for it"
+LEFT = f"has ended its program, and {WAITS} waits for it"
+HANGS = f"has not come to {WAITS} in 3 s .* is outside gluonpar's collectives"
+NO_LIMIT = {"GLUONPAR_TIMEOUT": "1000"}
 NEVER = "import os, time; print('pid', os.getpid(), flush=True); time.sleep(1000)"
 FAULTS = {
     "raise": fails(1, "raise", "failed: KeyError: 'the cat'"),
@@ -118,12 +121,14 @@ FAULTS = {
         [(1, [*RANK, "go on", "0"]), (1, [sys.executable, "-c", NEVER])],
         "not all ranks started MPI within 120 s",
         128 + signal.SIGKILL,
+        {"GLUONPAR_TIMEOUT": str(SECONDS)},
     ),
     "stop": fails(1, "stop", NO_RESPONSE),
     "stop inside": fails(0, "stop inside", NO_RESPONSE),
-    "stop at the end": fails(1, "stop at the end", "did not complete its program .*"),
-    "hang": fails(1, "hang", HANGS),
-    "leave": fails(1, "leave", LEFT),
+    "stop at the end": fails(1, "stop at the end", "has not responded .* the end of the program.*"),
+    "hang": fails(1, "hang", HANGS, GLUONPAR_STALL_TIMEOUT="3"),
+    "leave": fails(1, "leave", LEFT, **NO_LIMIT),
+    "leave and hang": fails(1, "leave and hang", LEFT, **NO_LIMIT),
 }
 
 
@@ -144,11 +149,11 @@ def test_a_rank_that_fails_ends_the_job_with_one_line_that_names_it(names):
     """The jobs run together, as they wait most of the time."""
 
     def run(name):
-        return ended(mpirun(*FAULTS[name][0], GLUONPAR_TIMEOUT=str(SECONDS)))
+        return ended(mpirun(*FAULTS[name][0], **FAULTS[name][3]))
 
     with concurrent.futures.ThreadPoolExecutor(JOBS_AT_ONCE) as pool:
         for name, (code, out, err) in zip(names, pool.map(run, names)):
-            commands, line, ends_with = FAULTS[name]
+            commands, line, ends_with, _ = FAULTS[name]
             lines = lines_of_ours(err)
             assert len(set(lines)) == 1, (name, err)  # under load a second rank may say the same
             assert re.fullmatch(f"gluonpar: {line}; the job ends", lines[0]), (name, err)
@@ -164,7 +169,7 @@ def test_a_killed_rank_ends_the_job_and_mpirun_names_it(rank):
     assert re.search(
         rf"process rank {rank} with PID \d+ on node .* signal 9", " ".join(err.split())
     )
-    assert code != 0 and "did not complete" not in err  # no time limit is needed
+    assert code != 0 and "responded" not in err  # no time limit is needed
     wait_until(lambda: not any(map(runs, pids(out))))
 
 
@@ -173,6 +178,20 @@ def test_a_killed_rank_ends_the_job_and_mpirun_names_it(rank):
 def test_a_rank_may_go_on_alone_for_longer_than_the_time_limit_after_the_others_have_ended():
     out, err = succeed(mpirun((3, [*RANK, "end last", "1"]), GLUONPAR_TIMEOUT=str(SECONDS)))
     assert not err and "the last" in out
+
+
+@needs_mpi
+def test_a_rank_that_responds_is_waited_for_and_named_once(tmp_path):
+    job = mpirun((3, [*RANK, "late", str(tmp_path)]), GLUONPAR_TIMEOUT="2")
+    line, ranks = "", [line_of(job).strip() for _ in range(3)]
+    while not line:
+        line = "".join(lines_of_ours(job.stderr.readline()))
+    time.sleep(2)  # in which another rank would print the same
+    (tmp_path / "go").touch()
+    _, err = succeed(job)
+    [late] = [rank for rank in ranks if rank.startswith("rank 1 ")]
+    assert re.search(rf"operation 2 \(gather\) .* for {re.escape(late)} on", line), line
+    assert not lines_of_ours(err)
 
 
 @pytest.mark.slow

@@ -674,7 +674,7 @@ def late(folder):
     """Rank 1 comes to a collective once there is a file ``go``; the others wait for it."""
     on_time = cluster.rank() != 1
     cluster.gather("the first takes longer")
-    print(f"pid {os.getpid()}", flush=True)
+    print(f"rank {cluster.rank()} (pid {os.getpid()}", flush=True)
     while not (on_time or pathlib.Path(folder, "go").exists()):
         time.sleep(0.01)
     cluster.gather(None)
@@ -713,6 +713,7 @@ FAULTS = {
     "stop inside": lambda: setattr(mpi_sums, "allreduce", lambda *_, **__: stop()),
     "hang": lambda: time.sleep(1000),
     "leave": lambda: sys.exit(0),
+    "leave and hang": lambda: sys.exit(0),
     "order": lambda: cluster.allreduce([mx.nd.ones((7,))]),
     "go on": lambda: None,
 }
@@ -723,7 +724,10 @@ AT_THE_END = {
 
 
 def fault(kind, who):
-    """Sum numbers on all ranks; after eleven sums rank ``who`` fails, the others go on."""
+    """Sum numbers on all ranks; after eleven sums rank ``who`` fails, the others go on.
+
+    If ``kind`` is 'leave and hang', the next rank hangs.
+    """
     print(f"pid {os.getpid()}", flush=True)
     x = mx.nd.ones((1000,))
     for i in range(11 if kind in AT_THE_END else 10**9):
@@ -735,6 +739,8 @@ def fault(kind, who):
             if kind == "raise":
                 raise KeyError("the cat")
             {**FAULTS, **AT_THE_END}[kind]()
+        if i == 10 and cluster.rank() == who + 1 and kind == "leave and hang":
+            FAULTS["hang"]()
         time.sleep(0.01)
 
 
