@@ -93,7 +93,7 @@ class FailureDetector:
     def _end_job(self, kind: type, error: BaseException, trace: Any) -> None:
         """End the job after an exception that has ended the program of this rank."""
         self._show(kind, error, trace)
-        if os.getpid() != self._pid:  # in a fork of the rank, which ends alone
+        if os.getpid() != self._pid or self._stop.is_set():  # in a fork, or after MPI.Finalize()
             return
         line = traceback.format_exception_only(kind, error)[-1].strip().splitlines()[-1]
         self.abort_in_turn(f"failed: {line}")

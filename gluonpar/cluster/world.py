@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 import zlib
@@ -28,8 +29,9 @@ MPI_ADDRESSES = 350 * memory_limits.MB
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 # PMIx, as in srun --mpi=pmix, sets a rank only; Slurm sets the number of tasks of the job step.
 _PMIX_RANK, _SLURM_TASKS = "PMIX_RANK", "SLURM_STEP_NUM_TASKS"
-# The process that has joined the job; its child processes inherit the environment, not the rank.
-_JOINED = "GLUONPAR_CLUSTER_PID"
+# The process that is the rank, the first to import gluonpar: its child processes inherit the
+# environment, not the rank. And "1" once it has joined the job.
+_PID, _JOINED = "GLUONPAR_CLUSTER_PID", "GLUONPAR_CLUSTER_JOINED"
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _POLL_SECONDS, _POLLS_AT_ONCE = 50e-6, 20
 _START_SECONDS = 120  # the least for all ranks to start MPI, for which each first imports MXNet
@@ -43,8 +45,13 @@ def launched(environment: Mapping[str, str] = os.environ) -> bool:
     >>> launched({"OMPI_COMM_WORLD_SIZE": "2"}), launched({"PMI_SIZE": "1"}), launched({})
     (True, False, False)
     """
-    if environment.get(_JOINED, str(os.getpid())) != str(os.getpid()):
+    if environment.get(_PID, str(os.getpid())) != str(os.getpid()):
         return False
+    return _has_ranks(environment)
+
+
+def _has_ranks(environment: Mapping[str, str]) -> bool:
+    """Return whether the environment is that of a job of several processes."""
     for name in _SIZES:
         if name in environment:
             return int(environment[name]) > 1
@@ -101,16 +108,19 @@ class World(NamedTuple):
 _world: World | None = None  # after a fork, the parent's
 _alone = False  # once found, because reading the environment takes microseconds
 _starting = threading.Lock()
-_forked = False  # whether this process is a fork of one that a launcher started
+_is_rank = launched()
+_forked = False  # whether this process is a fork of a rank
 _thread = threading.local()  # .is_local: whether it is inside local()
 
 
 def _after_fork() -> None:
     global _forked
-    _forked = _forked or _world is not None or launched()
+    _forked = _forked or _is_rank
 
 
 os.register_at_fork(after_in_child=_after_fork)
+if _is_rank:
+    os.environ[_PID] = str(os.getpid())
 
 
 def world() -> World | None:
@@ -137,7 +147,24 @@ def _job() -> World | None:
                 _world = _world or _start()
         else:
             _alone = True
+            if _has_ranks(os.environ) and _JOINED not in os.environ:
+                _print_no_rank()
+    if _world is not None and _world.mpi.Is_finalized():
+        raise RuntimeError(
+            "the program has called MPI.Finalize(), so ranks can no longer communicate: call it "
+            "last, or leave it out, as gluonpar calls it at the end of the program"
+        )
     return _world
+
+
+def _print_no_rank() -> None:
+    print(
+        f"gluonpar: process {os.getpid()} is no rank and computes alone: the rank is process "
+        f"{os.environ[_PID]}, which has started it, and imported gluonpar before. If that was not "
+        "meant, do not import gluonpar there",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def rank() -> int:
@@ -250,7 +277,7 @@ def _start() -> World:
             "the launcher started several processes, but MPI sees one: mpi4py was built for "
             f"another MPI than this launcher's, {mpi.Get_library_version().splitlines()[0]}"
         )
-    os.environ[_JOINED] = str(os.getpid())
+    os.environ[_JOINED] = "1"
     # Divide each processor of this machine evenly among the ranks that may run on it.
     here = [processors for host, _, processors, _ in places if host == socket.gethostname()]
     usable = os.sched_getaffinity(0)
@@ -266,7 +293,10 @@ def _start() -> World:
     local_rank = hosts[: comm.rank].count(hosts[comm.rank])
     facts = one_machine, by_nccl, local_rank
     job = World(comm.rank, comm.size, mpi, comm, mpi_lock, detector, *facts)
-    engine.at_exit(lambda: _leave(job))
+    # What MPI.Finalize() calls first, whether the program calls it or the end of the process.
+    leave = mpi.Comm.Create_keyval(delete_fn=lambda *_: _leave(job))
+    mpi.COMM_SELF.Set_attr(leave, None)
+    engine.at_exit(lambda: mpi.Is_finalized() or mpi.Finalize())
     return job
 
 
@@ -291,12 +321,11 @@ def _initialized_mpi():
 
 
 def _leave(job: World) -> None:
-    """Wait for the other ranks, as long as they respond, and finalize MPI."""
+    """Wait for this rank's operators, and for the other ranks, as long as they respond."""
+    engine.drain()
     with job.detector.operation(failures.ENDED) as number:
         job.meet(number, failures.ENDED)
     job.detector.stop()
-    if not job.mpi.Is_finalized():
-        job.mpi.Finalize()
 
 
 @contextlib.contextmanager

@@ -183,19 +183,27 @@ def _wait_for_all(report: bool = True) -> None:
             _exit_code = 1
 
 
-@atexit.register
-def _drain() -> None:
-    """Wait for all operators: a function that ran after the interpreter has ended would crash.
+def drain(report: bool = True) -> None:
+    """Wait for all operators, and forget those that will not be run.
 
-    After an uncaught exception errors of operators, which may follow from it, are not reported.
+    An error that reached no caller is printed, unless ``report`` is False, and the exit code is 1.
     """
-    running, report = has_started(), not hasattr(sys, "last_type")
+    running = has_started()
     while running:
         pushed = list(_pending)
         _wait_for_all(report)
         for ticket in pushed:  # functions that depend on a failed one are never run
             _pending.pop(ticket, None)
         running = bool(_pending)
+
+
+@atexit.register
+def _end() -> None:
+    """Wait for all operators: a function that ran after the interpreter has ended would crash.
+
+    After an uncaught exception errors of operators, which may follow from it, are not reported.
+    """
+    drain(report=not hasattr(sys, "last_type"))
     for function in _at_exit:
         function()
     if _exit_code:

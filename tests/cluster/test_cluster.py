@@ -232,6 +232,14 @@ def test_a_fork_of_a_rank_is_no_rank_and_ends_without_the_job():
 
 
 @needs_mpi
+def test_a_program_that_a_rank_starts_is_alone_and_the_rank_may_finalize_mpi():
+    out, err = succeed(mpirun((2, [*RANK, "starts_a_program", "-"])))
+    lines = [f"rank {rank} [2.0, 2.0]" for rank in (0, 1)]
+    assert sorted(filter(None, out.split("\n"))) == [*lines, *["started 0 1"] * 2]
+    assert len(lines_of_ours(err)) == err.count(" is no rank ") == 2
+
+
+@needs_mpi
 def test_another_order_of_collectives_is_an_error():
     code, _, err = ended(mpirun((2, [*RANK, "order", "1"])))
     assert code != 0

@@ -2,10 +2,12 @@
 
 import concurrent.futures
 import functools
+import importlib
 import itertools
 import os
 import pathlib
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -703,6 +705,21 @@ def fork(_):
     print(x.asnumpy().tolist(), flush=True)
 
 
+def starts_a_program(_):
+    """A program that is started before the rank joins the job; MPI is finalized by the rank."""
+    program = "from gluonpar import cluster; print('started', cluster.rank(), cluster.size())"
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True)
+    x = mx.nd.ones((2,))
+    cluster.allreduce([x])
+    mpi = importlib.import_module("mpi4py.MPI")
+    mpi.Finalize()  # without waiting for the sum
+    try:
+        cluster.gather(None)
+    except RuntimeError as refusal:
+        assert "MPI.Finalize()" in str(refusal)
+        print(f"rank {cluster.rank()} {x.asnumpy().tolist()}", flush=True)
+
+
 def stop():
     os.kill(os.getpid(), signal.SIGSTOP)
 
@@ -777,6 +794,7 @@ def unlike(what):
 if __name__ == "__main__":
     task, argument = sys.argv[1:]
     tasks = (as_one, on_gpus, unlike, late, fork, programs, batches_left_out, local)
+    tasks += (starts_a_program,)
     if task in {function.__name__ for function in tasks}:
         globals()[task](argument)
     else:
