@@ -13,6 +13,7 @@ Arrays are given by their number in the file. Nothing in it depends on the numbe
 
 from __future__ import annotations
 
+import hashlib
 import os
 from typing import Any, Sequence
 
@@ -27,6 +28,9 @@ from gluonpar.install import __version__
 from gluonpar.runtime import private_fields, staging
 
 FORMAT = 1
+_SAVES, _LOADS = (
+    f"{name}, which all ranks must call" for name in ("save_checkpoint", "load_checkpoint")
+)
 
 
 def save_checkpoint(
@@ -45,8 +49,8 @@ def save_checkpoint(
     Parameters without gradients, such as the running statistics of batch normalization, are written
     for each device if they differ. Waits for the arrays. The file, an ``.npz`` without pickles, is
     written whole or not at all and flushed to the disk. Raises OSError if the file system refuses,
-    ValueError if an attribute of the optimizer could not be restored. With several processes all
-    must call this; rank 0 writes.
+    ValueError if an attribute of the optimizer could not be restored. With several processes rank 0
+    writes, and all must call this, unless all parameters have gradients.
     """
     named = _named(params)
     values = _values(named)
@@ -85,7 +89,9 @@ def load_checkpoint(
     """
     named = _named(params)
     optimizer = None if trainer is None else _optimizer(trainer, params)
-    read = cluster.together(lambda: files.read(path, "checkpoint") if cluster.is_main() else None)
+    read = cluster.together(
+        lambda: files.read(path, "checkpoint") if cluster.is_main() else None, _LOADS
+    )
 
     def check(header: dict, arrays: dict[int, np.ndarray]) -> tuple:
         if header["format"] != FORMAT:
@@ -100,7 +106,9 @@ def load_checkpoint(
             header["notes"],
         )
 
-    values, restore, generator, notes = sealed_npz.unpack(cluster.gather(read)[0], check, path)
+    values, restore, generator, notes = sealed_npz.unpack(
+        cluster.broadcast_bytes(read), check, path
+    )
     if trainer is not None:
         restore(keep_schedule)
     if rng is not None:
@@ -145,17 +153,37 @@ def _optimizer(
 
 
 def _values(named: dict[str, tuple]) -> dict[str, list[np.ndarray]]:
-    """Return each parameter's value, or its values on all processes' devices if they differ."""
-    values = {
-        name: [copy.asnumpy() for copy in (copies if may_differ else copies[:1])]
-        for name, (copies, may_differ) in named.items()
-    }
-    ranks = cluster.gather({name: values[name] for name in named if named[name][1]})
-    for name in ranks[0]:
-        everywhere = [value for rank in ranks for value in rank[name]]
-        all_equal = len({value.tobytes() for value in everywhere}) == 1
-        values[name] = everywhere[:1] if all_equal else everywhere
+    """Return on rank 0 each parameter's value, or its values on all processes' devices.
+
+    Only values that differ are sent there.
+    """
+    numbers = _numbers_of_copies({name: each for name, (each, differ) in named.items() if differ})
+    values = {}
+    for name, (copies, _) in named.items():
+        if name in numbers:
+            own = np.stack([copy.asnumpy() for copy in copies])
+            ranks = cluster.gather_to_first(own, numbers[name], f"{_SAVES} ({name})")
+            values[name] = [value for rank in ranks for value in rank]
+        elif cluster.is_main():
+            values[name] = [copies[0].asnumpy()]
     return values
+
+
+def _numbers_of_copies(named: dict[str, Sequence[mx.nd.NDArray]]) -> dict[str, list[int]]:
+    """Return how many copies each rank has of every parameter whose copies are not all the same."""
+    if not named:
+        return {}
+    digests = {
+        name: [hashlib.sha256(copy.asnumpy().tobytes()).hexdigest() for copy in copies]
+        for name, copies in named.items()
+    }
+    ranks = cluster.gather(digests, _SAVES)
+    each = {name: [rank[name] for rank in ranks] for name in named}
+    return {
+        name: [*map(len, of_ranks)]
+        for name, of_ranks in each.items()
+        if len(set().union(*of_ranks)) > 1
+    }
 
 
 def _checked_values(

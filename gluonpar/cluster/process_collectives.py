@@ -19,6 +19,8 @@ from gluonpar.cluster import mpi_sums
 from gluonpar.cluster.world import World, world
 from gluonpar.runtime import engine, memory, nccl, staging
 
+PIECE_BYTES = 1 << 30  # the most in one message
+
 
 def allreduce(
     arrays: Sequence[mx.nd.NDArray],
@@ -39,14 +41,14 @@ def allreduce(
     GPU only, and no two the same, NCCL sums them directly, unless they are float16 or compressed,
     or ``by_nccl`` is False. All processes must then give arrays on GPUs, or all on CPUs.
     """
-    combine = functools.partial(mpi_sums.allreduce, op=op, as_float16=compression == "fp16")
+
+    def combine(job: World, flat: np.ndarray) -> None:
+        for piece in _pieces(flat):
+            mpi_sums.allreduce(job, piece, op, as_float16=compression == "fp16")
+
     name = f"{op} by {name}" if op != "sum" else name
-    _push(
-        name if compression is None else f"{name} in {compression}",
-        combine,
-        arrays,
-        by_nccl and compression is None and op == "sum",
-    )
+    name = name if compression is None else f"{name} in {compression}"
+    _push(name, combine, arrays, by_nccl and compression is None and op == "sum")
 
 
 def broadcast(arrays: Sequence[mx.nd.NDArray], root: int = 0, name: str = "broadcast") -> None:
@@ -54,21 +56,27 @@ def broadcast(arrays: Sequence[mx.nd.NDArray], root: int = 0, name: str = "broad
 
     NCCL is not used.
     """
-    _push(name, lambda job, flat: job.comm.Bcast(flat.view("u1"), root), arrays)
+    _push(name, lambda job, flat: _broadcast(job, flat, root), arrays)
 
 
 def all_gather(array: mx.nd.NDArray, sizes: Sequence[int], name: str = "all-gather") -> None:
     """Replace each rank's part of ``array``, whose parts have these sizes, by that of the rank."""
-    counts = [size * np.dtype(array.dtype).itemsize for size in sizes]
 
     def run(job: World, flat: np.ndarray) -> None:
+        if flat.nbytes > PIECE_BYTES:
+            for root, part in enumerate(np.split(flat, np.cumsum(sizes)[:-1])):
+                _broadcast(job, part, root)
+            return
+        counts = [size * flat.itemsize for size in sizes]
         job.comm.Allgatherv(job.mpi.IN_PLACE, [flat.view("u1"), counts])
 
     _push(name, run, [array])
 
 
-def gather(value: Any) -> list:
+def gather(value: Any, name: str = "gather") -> list:
     """Return every process's ``value``, any picklable object, by rank. Waits for all processes.
+
+    ``name`` is its name in errors.
 
     >>> gather({"size": 3})
     [{'size': 3}]
@@ -77,7 +85,51 @@ def gather(value: Any) -> list:
     if job is None:
         return [value]
     _marker().wait_to_read()
-    return _run(job, "gather", lambda: job.comm.allgather(value))
+    return _run(job, name, lambda: job.comm.allgather(value))
+
+
+def broadcast_bytes(data: bytes | None) -> bytes | memoryview:
+    """Return rank 0's ``data`` on all ranks; what others give is ignored. Waits for all processes.
+
+    >>> broadcast_bytes(b"all")
+    b'all'
+    """
+    job = world()
+    if job is None:
+        return data
+    size = gather(data and len(data))[0]
+    flat = np.empty(size, "u1") if job.rank else np.frombuffer(data, "u1")
+    _run(job, f"broadcast of {size:,} bytes", lambda: _broadcast(job, flat, 0))
+    return flat.data if job.rank else data
+
+
+def gather_to_first(
+    array: np.ndarray, lengths: Sequence[int], name: str = "gather"
+) -> list[np.ndarray]:
+    """Return on rank 0 every process's ``array`` by rank, and nothing on the others.
+
+    Arrays have the same dtype and, but for their ``lengths``, shape. Waits for all processes.
+
+    >>> gather_to_first(np.arange(2), [2])
+    [array([0, 1])]
+    """
+    job = world()
+    if job is None:
+        return [array]
+    _marker().wait_to_read()
+
+    def run() -> list[np.ndarray]:
+        if job.rank:
+            for piece in _pieces(np.ravel(array)):
+                job.comm.Send(piece.view("u1"), 0)
+            return []
+        others = [np.empty((length, *array.shape[1:]), array.dtype) for length in lengths[1:]]
+        for rank, other in enumerate(others, 1):
+            for piece in _pieces(other.reshape(-1)):
+                job.comm.Recv(piece.view("u1"), rank)
+        return [array, *others]
+
+    return _run(job, f"{name}, {sum(lengths):,} of shape {array.shape[1:]}", run)
 
 
 def total(values: Any) -> np.ndarray:
@@ -159,18 +211,18 @@ def _compare(facts: Sequence[dict[str, Any]], call: str) -> None:
             )
 
 
-def together(function: Callable[[], Any]) -> Any:
+def together(function: Callable[[], Any], name: str = "gather") -> Any:
     """Return ``function()``, unless it raises ValueError or FileNotFoundError on any rank.
 
     Then that error is raised on all ranks; it names the rank, unless all ranks have the same error.
-    Waits for all ranks.
+    Waits for all ranks; ``name`` is its name in other errors.
     """
     result = failure = None
     try:
         result = function()
     except (ValueError, FileNotFoundError) as error:
         failure = error
-    failures = gather(None if failure is None else (type(failure), str(failure)))
+    failures = gather(None if failure is None else (type(failure), str(failure)), name)
     failed = [rank for rank, error in enumerate(failures) if error is not None]
     if not failed:
         return result
@@ -221,6 +273,18 @@ def _staged(arrays: Sequence[mx.nd.NDArray], dtype: str) -> Iterator[list[mx.nd.
 def _push_operator(name: str, function: Callable[[], None], arrays: list[mx.nd.NDArray]) -> None:
     writes, name = [*arrays, _marker()], f"gluonpar.cluster.{name}"
     engine.push(function, mx.cpu(0), writes=writes, name=name, prioritized=True)
+
+
+def _pieces(flat: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield the parts of a one-dimensional array that MPI takes, whose counts have 32 bits."""
+    size = max(1, PIECE_BYTES // flat.itemsize)
+    for start in range(0, flat.size, size):
+        yield flat[start : start + size]
+
+
+def _broadcast(job: World, flat: np.ndarray, root: int) -> None:
+    for piece in _pieces(flat):
+        job.comm.Bcast(piece.view("u1"), root)
 
 
 def _run_flat(

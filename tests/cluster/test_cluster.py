@@ -64,6 +64,18 @@ def test_ranks_train_as_one_whatever_is_done_between_steps(ranks, number):
 
 
 @needs_mpi
+def test_what_mpi_takes_in_one_message_does_not_limit_what_is_sent(tmp_path):
+    succeed(mpirun((2, [*RANK, "pieces", str(tmp_path)])))
+
+
+@needs_mpi
+def test_rank_zero_alone_saves_or_is_told_who_must(tmp_path):
+    code, _, err = ended(mpirun((2, [*RANK, "saves_alone", str(tmp_path)])))
+    assert code == 1 and [path.name for path in tmp_path.iterdir()] == ["Dense"]
+    assert "save_checkpoint, which all ranks must call" in "".join(lines_of_ours(err)), err
+
+
+@needs_mpi
 def test_inside_local_one_rank_is_a_program_of_one_process(tmp_path):
     succeed(mpirun((2, [*RANK, "local", str(tmp_path)])))
     got = np.load(tmp_path / "2.npz")

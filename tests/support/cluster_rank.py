@@ -17,7 +17,7 @@ import numpy as np
 import gluonpar
 from gluonpar import cluster, sharding
 from gluonpar.checkpoint import sealed_npz
-from gluonpar.cluster import mpi_sums
+from gluonpar.cluster import mpi_sums, process_collectives
 from gluonpar.gluon import running_statistics
 from gluonpar.metrics import LossMeter
 from gluonpar.models.losses import softmax_cross_entropy
@@ -705,6 +705,40 @@ def fork(_):
     print(x.asnumpy().tolist(), flush=True)
 
 
+def pieces(folder):
+    """Messages are sent in pieces, as those above 1 GiB are; the last ones are shorter."""
+    process_collectives.PIECE_BYTES, n = 64, 101
+    rank, size = cluster.rank(), cluster.size()
+    for dtype in ("float16", "float32", "int8"):
+        values = np.arange(n) % 50
+        x = mx.nd.array(values + rank, dtype=dtype)
+        cluster.allreduce([x])
+        assert (x.asnumpy() == values * size + size * (size - 1) // 2).all(), dtype
+        x = mx.nd.array(values + rank, dtype=dtype)
+        cluster.broadcast([x], root=1)
+        assert (x.asnumpy() == values + 1).all(), dtype
+        sizes = [n - 30 * (size - 1), *[30] * (size - 1)]
+        of_ranks = np.repeat(range(size), sizes)
+        x = mx.nd.array(np.where(of_ranks == rank, values, 0), dtype=dtype)
+        cluster.all_gather(x, sizes)
+        assert (x.asnumpy() == values).all(), dtype
+    data = bytes(range(200))
+    assert cluster.broadcast_bytes(data if rank == 0 else None) == data
+    numbers = [np.arange(20.0 * (r + 1)).reshape(r + 1, 20) + r for r in range(size)]
+    gathered = cluster.gather_to_first(numbers[rank], range(1, size + 1))
+    assert len(gathered) == (0 if rank else size)
+    assert all((got == want).all() for got, want in zip(gathered, numbers))
+    running_statistics_of_ranks(folder)
+
+
+def saves_alone(folder):
+    """Rank 0 alone saves a network, without and with running statistics."""
+    for layer in (gluon.nn.Dense(1, in_units=1), gluon.nn.BatchNorm(in_channels=1)):
+        layer.initialize()
+        if cluster.is_main():
+            gluonpar.save_checkpoint(pathlib.Path(folder) / type(layer).__name__, layer)
+
+
 def starts_a_program(_):
     """A program that is started before the rank joins the job; MPI is finalized by the rank."""
     program = "from gluonpar import cluster; print('started', cluster.rank(), cluster.size())"
@@ -794,7 +828,7 @@ def unlike(what):
 if __name__ == "__main__":
     task, argument = sys.argv[1:]
     tasks = (as_one, on_gpus, unlike, late, fork, programs, batches_left_out, local)
-    tasks += (starts_a_program,)
+    tasks += (starts_a_program, pieces, saves_alone)
     if task in {function.__name__ for function in tasks}:
         globals()[task](argument)
     else:
