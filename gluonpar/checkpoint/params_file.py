@@ -37,5 +37,5 @@ def check_initialized(params: Iterable[mx.gluon.Parameter]) -> None:
         if private_fields.values(param) is None:
             raise ValueError(
                 f"parameter {param.name} has no values yet; initialize the network, and call it on "
-                "one batch if its shapes depend on the input"
+                "one batch, in a job on every rank, if its shapes depend on the input"
             )

@@ -12,7 +12,7 @@ import mxnet as mx
 from mxnet import autograd, gluon
 
 from gluonpar import cluster, metrics, optim, replicas
-from gluonpar.checkpoint import optimizer_states
+from gluonpar.checkpoint import optimizer_states, params_file
 from gluonpar.collectives import Exchange, in_buckets
 from gluonpar.gluon import (
     batches,
@@ -311,6 +311,8 @@ class Trainer(gluon.Trainer):
         batch_size = optim.check_batch_size(batch_size)
         self._check_and_rescale_grad(self._scale / batch_size)
         if self._identity is not None:
+            if self._layout is None:  # a rank that has had no samples may not know the shapes
+                params_file.check_initialized(self._params)
             self._identity.compare(batch_size=batch_size)
 
     def _laid_out(self) -> Layout:

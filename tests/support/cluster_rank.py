@@ -739,6 +739,19 @@ def saves_alone(folder):
             gluonpar.save_checkpoint(pathlib.Path(folder) / type(layer).__name__, layer)
 
 
+def first_step_without_samples(_):
+    """Rank 1 has none, and so does not know the shapes of the parameters."""
+    net = gluon.nn.Dense(1)
+    net.initialize()
+    trainer = gluonpar.Trainer(net.collect_params(), "sgd")
+    if cluster.is_main():
+        with autograd.record():
+            loss = net(mx.nd.ones((1, 1)))
+        loss.backward()
+    trainer.step(1)
+    mx.nd.waitall()
+
+
 def starts_a_program(_):
     """A program that is started before the rank joins the job; MPI is finalized by the rank."""
     program = "from gluonpar import cluster; print('started', cluster.rank(), cluster.size())"
@@ -828,7 +841,7 @@ def unlike(what):
 if __name__ == "__main__":
     task, argument = sys.argv[1:]
     tasks = (as_one, on_gpus, unlike, late, fork, programs, batches_left_out, local)
-    tasks += (starts_a_program, pieces, saves_alone)
+    tasks += (starts_a_program, pieces, saves_alone, first_step_without_samples)
     if task in {function.__name__ for function in tasks}:
         globals()[task](argument)
     else:
