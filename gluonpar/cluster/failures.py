@@ -184,8 +184,8 @@ class FailureDetector:
             names[_MOST_NAMES:] = [f"{len(names) - _MOST_NAMES} more ranks"]
         line = f"gluonpar: {where} has waited {self._waited:g} s for {'; '.join(names)}"
         if not names:
-            line = f"gluonpar: {where} has taken {self._waited:g} s, and all ranks are there: is "
-            line += "the network slow?"
+            line = f"gluonpar: {where} has taken {self._waited:g} s, and all ranks are there, as "
+            line += "on a slow network"
         if self._place == self._watched:
             print(f"{line}; all ranks respond, and the job goes on", file=sys.stderr, flush=True)
 

@@ -200,8 +200,17 @@ def test_a_rank_may_go_on_alone_for_longer_than_the_time_limit_after_the_others_
 
 
 @needs_mpi
-def test_a_rank_that_responds_is_waited_for_and_named_once(tmp_path):
-    job = mpirun((3, [*RANK, "late", str(tmp_path)]), GLUONPAR_TIMEOUT="2")
+@pytest.mark.parametrize(
+    "task, words",
+    [
+        ("late", r"operation 2 \(gather\) .* for {} on .* is outside gluonpar's collectives"),
+        pytest.param(
+            "late_inside", "operation 2 .*allreduce.* all ranks are there", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_a_rank_that_responds_is_waited_for_and_named_once(task, words, tmp_path):
+    job = mpirun((3, [*RANK, task, str(tmp_path)]), GLUONPAR_TIMEOUT="2")
     line, ranks = "", [line_of(job).strip() for _ in range(3)]
     while not line:
         line = "".join(lines_of_ours(job.stderr.readline()))
@@ -209,7 +218,7 @@ def test_a_rank_that_responds_is_waited_for_and_named_once(tmp_path):
     (tmp_path / "go").touch()
     _, err = succeed(job)
     [late] = [rank for rank in ranks if rank.startswith("rank 1 ")]
-    assert re.search(rf"operation 2 \(gather\) .* for {re.escape(late)} on", line), line
+    assert re.search(words.format(re.escape(late)), line), line
     assert not lines_of_ours(err)
 
 
@@ -414,8 +423,9 @@ def test_the_shares_of_the_ranks_are_the_batch_and_split_as_in_one_process(monke
             assert inside == partition.sizes(n, ranks * devices)
 
 
+@pytest.mark.parametrize("name", ["GLUONPAR_TIMEOUT", "GLUONPAR_STALL_TIMEOUT"])
 @pytest.mark.parametrize("text", ["", "soon", "1", "-3", "nan"])
-def test_a_time_limit_must_be_a_number_of_seconds(monkeypatch, text):
-    monkeypatch.setenv("GLUONPAR_TIMEOUT", text)
-    with pytest.raises(ValueError, match=rf"GLUONPAR_TIMEOUT .*'{text}'"):
-        failures.time_limit()
+def test_a_time_limit_must_be_a_number_of_seconds(monkeypatch, name, text):
+    monkeypatch.setenv(name, text)
+    with pytest.raises(ValueError, match=rf"{name} .*'{text}'"):
+        failures.time_limit(name)

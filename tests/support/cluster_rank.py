@@ -672,14 +672,30 @@ def on_gpus(folder):
         save(folder, 2)
 
 
-def late(folder):
-    """Rank 1 comes to a collective once there is a file ``go``; the others wait for it."""
-    on_time = cluster.rank() != 1
+def start_late(folder):
+    """Return a function that waits, on rank 1 only, for a file ``go``."""
     cluster.gather("the first takes longer")
     print(f"rank {cluster.rank()} (pid {os.getpid()}", flush=True)
-    while not (on_time or pathlib.Path(folder, "go").exists()):
-        time.sleep(0.01)
+
+    def wait():
+        while cluster.rank() == 1 and not pathlib.Path(folder, "go").exists():
+            time.sleep(0.01)
+
+    return wait
+
+
+def late(folder):
+    """Rank 1 comes late to a collective; the others wait for it."""
+    start_late(folder)()
     cluster.gather(None)
+
+
+def late_inside(folder):
+    """Rank 1 waits in the middle of a collective."""
+    wait, summed, x = start_late(folder), mpi_sums.allreduce, mx.nd.ones((3,))
+    mpi_sums.allreduce = lambda *args, **options: (wait(), summed(*args, **options))
+    cluster.allreduce([x])
+    assert (x.asnumpy() == cluster.size()).all()
 
 
 def fork(_):
@@ -840,7 +856,7 @@ def unlike(what):
 
 if __name__ == "__main__":
     task, argument = sys.argv[1:]
-    tasks = (as_one, on_gpus, unlike, late, fork, programs, batches_left_out, local)
+    tasks = (as_one, on_gpus, unlike, late, late_inside, fork, programs, batches_left_out, local)
     tasks += (starts_a_program, pieces, saves_alone, first_step_without_samples)
     if task in {function.__name__ for function in tasks}:
         globals()[task](argument)
