@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import zlib
-from typing import Any, Callable, ContextManager, Iterator, Mapping, NamedTuple
+from typing import Any, Callable, ContextManager, Iterator, Mapping, MutableMapping, NamedTuple
 
 import numpy as np
 
@@ -29,9 +29,16 @@ MPI_ADDRESSES = 350 * memory_limits.MB
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 # PMIx, as in srun --mpi=pmix, sets a rank only; Slurm sets the number of tasks of the job step.
 _PMIX_RANK, _SLURM_TASKS = "PMIX_RANK", "SLURM_STEP_NUM_TASKS"
-# The process that is the rank, the first to import gluonpar: its child processes inherit the
-# environment, not the rank. And "1" once it has joined the job.
-_PID, _JOINED = "GLUONPAR_CLUSTER_PID", "GLUONPAR_CLUSTER_JOINED"
+# The process that is the rank, the first to import gluonpar, and the name of its job (Open MPI): its
+# child processes inherit the environment, not the rank, unless they are ranks of another job.
+_PID, _NAMESPACE = "GLUONPAR_CLUSTER_PID", "PMIX_NAMESPACE"
+_TOLD = "GLUONPAR_CLUSTER_TOLD"  # once a process has joined the job, or said that it has not
+# Variables of launchers without MPI: the number of processes, and a process's number among them.
+_WITHOUT_MPI = {
+    "srun": (_SLURM_TASKS, "SLURM_PROCID"),
+    "torchrun": ("WORLD_SIZE", "RANK"),
+    "horovodrun": ("HOROVOD_SIZE", "HOROVOD_RANK"),
+}
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _POLL_SECONDS, _POLLS_AT_ONCE = 50e-6, 20
 _START_SECONDS = 120  # the least for all ranks to start MPI, for which each first imports MXNet
@@ -45,9 +52,22 @@ def launched(environment: Mapping[str, str] = os.environ) -> bool:
     >>> launched({"OMPI_COMM_WORLD_SIZE": "2"}), launched({"PMI_SIZE": "1"}), launched({})
     (True, False, False)
     """
-    if environment.get(_PID, str(os.getpid())) != str(os.getpid()):
+    is_child = _rank_of_job(environment) not in (None, str(os.getpid()))
+    return _has_ranks(environment) and not is_child and not _is_in_pool()
+
+
+def _rank_of_job(environment: Mapping[str, str]) -> str | None:
+    """Return the id of the process that is the rank, if one has imported gluonpar."""
+    pid, _, namespace = environment.get(_PID, "").partition(" ")
+    return pid if pid and namespace == environment.get(_NAMESPACE, "") else None
+
+
+def _is_in_pool() -> bool:
+    """Return whether this process executes tasks of an MPIPoolExecutor, or gives them to others."""
+    pools, mpi = map(sys.modules.get, ("mpi4py.futures._core", "mpi4py.MPI"))
+    if pools is None:
         return False
-    return _has_ranks(environment)
+    return pools.SharedPool is not None or mpi.Comm.Get_parent() != mpi.COMM_NULL
 
 
 def _has_ranks(environment: Mapping[str, str]) -> bool:
@@ -120,7 +140,7 @@ def _after_fork() -> None:
 
 os.register_at_fork(after_in_child=_after_fork)
 if _is_rank:
-    os.environ[_PID] = str(os.getpid())
+    os.environ[_PID] = f"{os.getpid()} {os.environ.get(_NAMESPACE, '')}"
 
 
 def world() -> World | None:
@@ -128,8 +148,7 @@ def world() -> World | None:
 
     The first call starts MPI. Raises ImportError without mpi4py, RuntimeError if MPI cannot be used
     and in a process that was forked from a rank, memory_limits.OutOfMemoryError with too little
-    memory for MPI, ValueError if a time limit in the environment is
-    invalid.
+    memory for MPI, ValueError if a time limit in the environment is invalid.
     """
     return None if is_local() else _job()
 
@@ -147,8 +166,7 @@ def _job() -> World | None:
                 _world = _world or _start()
         else:
             _alone = True
-            if _has_ranks(os.environ) and _JOINED not in os.environ:
-                _print_no_rank()
+            _tell_alone(os.environ)
     if _world is not None and _world.mpi.Is_finalized():
         raise RuntimeError(
             "the program has called MPI.Finalize(), so ranks can no longer communicate: call it "
@@ -157,14 +175,25 @@ def _job() -> World | None:
     return _world
 
 
-def _print_no_rank() -> None:
-    print(
-        f"gluonpar: process {os.getpid()} is no rank and computes alone: the rank is process "
-        f"{os.environ[_PID]}, which has started it, and imported gluonpar before. If that was not "
-        "meant, do not import gluonpar there",
-        file=sys.stderr,
-        flush=True,
-    )
+def _tell_alone(environment: MutableMapping[str, str]) -> None:
+    """Print why this process computes alone, though a launcher has started several."""
+    if _TOLD in environment:
+        return
+    line, pid = "", _rank_of_job(environment)
+    if _has_ranks(environment):
+        if pid is not None:
+            line = f"process {os.getpid()} is no rank and computes alone: the rank is process {pid}"
+            line += ", which has started it, and imported gluonpar before. If that was not meant, "
+            line += "do not import gluonpar there"
+    else:
+        for launcher, (size, number) in _WITHOUT_MPI.items():
+            count = environment.get(size, "1")
+            if count != "1" and environment.get(number) == "0":
+                line = f"{launcher} has started {count} processes, but not as ranks of MPI: each "
+                line += "computes alone. Start them by mpirun or srun --mpi=pmix (docs/cluster.md)"
+    if line:
+        environment[_TOLD] = "1"
+        print(f"gluonpar: {line}", file=sys.stderr, flush=True)
 
 
 def rank() -> int:
@@ -277,7 +306,7 @@ def _start() -> World:
             "the launcher started several processes, but MPI sees one: mpi4py was built for "
             f"another MPI than this launcher's, {mpi.Get_library_version().splitlines()[0]}"
         )
-    os.environ[_JOINED] = "1"
+    os.environ[_TOLD] = "1"
     # Divide each processor of this machine evenly among the ranks that may run on it.
     here = [processors for host, _, processors, _ in places if host == socket.gethostname()]
     usable = os.sched_getaffinity(0)

@@ -13,6 +13,7 @@ import cluster_rank
 import numpy as np
 import pytest
 from mpi_jobs import (
+    MPIRUN,
     QUICK,
     RANK,
     TRAIN,
@@ -23,7 +24,7 @@ from mpi_jobs import (
     needs_mpi,
     succeed,
 )
-from processes import address_space_once_imported, runs, wait_until
+from processes import address_space_once_imported, end_python, runs, wait_until
 
 from gluonpar import cluster
 from gluonpar.cluster import failures, world
@@ -393,11 +394,80 @@ def test_ranks_without_enough_memory_end_the_job_with_one_line(
         ({"PMIX_RANK": "0", "SLURM_STEP_NUM_TASKS": "8"}, True),
         ({"PMIX_RANK": "0", "SLURM_STEP_NUM_TASKS": "1"}, False),
         ({"SLURM_NTASKS": "8", "SLURM_PROCID": "0"}, False),  # a batch script's own python
-        ({"OMPI_COMM_WORLD_SIZE": "2", "GLUONPAR_CLUSTER_PID": "1"}, False),  # a rank's child
+        ({"OMPI_COMM_WORLD_SIZE": "2", "GLUONPAR_CLUSTER_PID": "1 "}, False),  # a rank's child
+        (
+            {
+                "OMPI_COMM_WORLD_SIZE": "2",
+                "GLUONPAR_CLUSTER_PID": "1 one",
+                "PMIX_NAMESPACE": "another",  # a rank of a job that a rank has started
+            },
+            True,
+        ),
     ],
 )
 def test_a_job_is_recognised_by_the_environment(environment, several):
     assert world.launched(environment) is several
+
+
+@pytest.mark.parametrize(
+    "environment, told",
+    [
+        ({"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "0"}, "srun has started 4 processes"),
+        ({"WORLD_SIZE": "2", "RANK": "0"}, "torchrun has started 2 processes"),
+        ({"WORLD_SIZE": "2", "RANK": "1"}, ""),  # the other one says it
+    ],
+)
+def test_a_launcher_without_mpi_is_named_once(environment, told, monkeypatch, capfd):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    done = end_python("from gluonpar import cluster; print(cluster.size(), cluster.rank())")
+    assert (done.returncode, done.stdout) == (0, "1 0\n")
+    assert done.stderr.count("\n") == bool(told) and told in done.stderr
+
+
+SUM = """
+import gluonpar, sys
+import mxnet as mx
+def total(i):
+    x = [mx.nd.full((1,), i)]
+    gluonpar.allreduce(x)
+    return int(x[0].asscalar())
+"""
+INNER = SUM + "print('inner', total(1))"
+OUTER = f"""
+import subprocess, sys
+from gluonpar import cluster
+outer = cluster.size()
+command = [{str(MPIRUN)!r}, "--oversubscribe", "-n", "2", sys.executable, "-c", {INNER!r}]
+inner = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=300).stdout.split()
+print(outer, *inner, flush=True)
+"""
+POOL = (
+    SUM
+    + """
+if __name__ == "__main__":
+    from mpi4py.futures import MPIPoolExecutor
+    with MPIPoolExecutor(max_workers=2) as pool:
+        print(*pool.map(total, range(4)), flush=True)
+"""
+)
+
+
+@needs_mpi
+@pytest.mark.slow
+def test_a_job_that_a_rank_starts_is_one_of_its_own():
+    out, _ = succeed(mpirun((2, [sys.executable, "-c", OUTER])))
+    assert [*filter(None, out.splitlines())] == ["2 inner 2 inner 2"] * 2
+
+
+@needs_mpi
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks, module", [(3, ["-m", "mpi4py.futures"]), (1, [])])
+def test_tasks_of_a_pool_are_programs_of_one_process(ranks, module, tmp_path):
+    program = tmp_path / "pool.py"
+    program.write_text(POOL)
+    out, _ = succeed(mpirun((ranks, [sys.executable, *module, str(program)])))
+    assert out.split() == ["0", "1", "2", "3"]
 
 
 @pytest.mark.slow
