@@ -20,6 +20,7 @@ from typing import Any, Callable, ContextManager, Iterator, Mapping, MutableMapp
 import numpy as np
 
 from gluonpar.cluster import failures
+from gluonpar.cluster.messages import Messages
 from gluonpar.install import memory_limits
 from gluonpar.runtime import engine, nccl, threads
 
@@ -90,6 +91,7 @@ class World(NamedTuple):
     one_machine: bool  # all ranks share its memory
     nccl: bool  # there is NCCL, and each rank sees one GPU, which no other rank sees
     local_rank: int  # among the ranks on this host
+    messages: Messages
 
     def barrier(self, name: str = "") -> bool:
         """Wait until all ranks have called this, asleep between polls: MPI would occupy a core.
@@ -299,6 +301,7 @@ def _start() -> World:
     with _start_limit(max(_START_SECONDS, 3 * seconds)):
         mpi = _initialized_mpi()
         comm, comm_of_detector = mpi.COMM_WORLD.Dup(), mpi.COMM_WORLD.Dup()
+        comm_of_messages = mpi.COMM_WORLD.Dup()
         place = socket.gethostname(), os.getpid(), os.sched_getaffinity(0), nccl.only_gpu()
         places = comm.allgather(place)
     if comm.size == 1:
@@ -318,9 +321,10 @@ def _start() -> World:
     one_machine = len({host for host, *_ in places}) == 1
     gpus = {(host, gpu) for host, _, _, gpu in places if gpu}
     by_nccl = len(gpus) == comm.size and len({version for _, (_, version) in gpus}) == 1
+    messages = Messages(mpi, comm_of_messages, mpi_lock)
     hosts = [host for host, *_ in places]
     local_rank = hosts[: comm.rank].count(hosts[comm.rank])
-    facts = one_machine, by_nccl, local_rank
+    facts = one_machine, by_nccl, local_rank, messages
     job = World(comm.rank, comm.size, mpi, comm, mpi_lock, detector, *facts)
     # What MPI.Finalize() calls first, whether the program calls it or the end of the process.
     leave = mpi.Comm.Create_keyval(delete_fn=lambda *_: _leave(job))
@@ -351,9 +355,13 @@ def _initialized_mpi():
 
 def _leave(job: World) -> None:
     """Wait for this rank's operators, and for the other ranks, as long as they respond."""
+
+    def meet() -> None:
+        with job.detector.operation(failures.ENDED) as number:
+            job.meet(number, failures.ENDED)
+
     engine.drain()
-    with job.detector.operation(failures.ENDED) as number:
-        job.meet(number, failures.ENDED)
+    job.messages.close(meet)
     job.detector.stop()
 
 

@@ -3,6 +3,9 @@
 Each belongs to a round, a call of run_tasks or the like, and is over as many devices as the round
 has. The n-th sum that a layer begins in the round on one device is its n-th on all. However a round
 ends, the next one has new sums.
+
+In a job a sum is over the devices of all ranks (:mod:`gluonpar.gluon.rank_rounds`): when all of a
+rank's devices have arrived, their values are sent to the other ranks.
 """
 
 from __future__ import annotations
@@ -13,12 +16,15 @@ import os
 import threading
 import time
 import traceback
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, Iterable, NamedTuple
 
 import mxnet as mx
 import numpy as np
 
 from gluonpar import cluster
+from gluonpar.cluster import world
+from gluonpar.gluon import rank_rounds
+from gluonpar.gluon.rank_rounds import RankRound, Tasks
 from gluonpar.runtime import device_threads
 
 
@@ -26,20 +32,62 @@ class SumKey(NamedTuple):
     """A sum, or that of the gradients with respect to it."""
 
     round: Round
-    layer: Any  # has a name and timeout_seconds
+    layer: Any  # has a name and timeout_seconds, and for ranks is_local and name_in_job
     number: int
     is_of_gradients: bool = False
 
+    @property
+    def over(self) -> RankRound | None:
+        """The round of all ranks, if the sum is over the devices of all."""
+        of_ranks = self.round.of_ranks
+        return None if of_ranks is None or self.layer.is_local else of_ranks
+
+    @property
+    def name(self) -> tuple:
+        """The same on all ranks."""
+        return self.layer.name_in_job, self.number, self.is_of_gradients
+
 
 class Round:
-    """A call of functions on ``num_devices`` devices at once."""
+    """A call of functions on ``num_devices`` devices of this process at once.
 
-    def __init__(self, num_devices: int) -> None:
+    Outside ``cluster.local()`` it is one of all ranks of a job, which begin those of one ``place``
+    in the same order.
+    """
+
+    def __init__(self, num_devices: int, place: str = "run_tasks") -> None:
         self.num_devices, self.failed = num_devices, ""  # why a device is missing, if one is
+        job = world.world()
+        self.place, self.spans, self._messages = place, job is not None, job and job.messages
+        self.of_ranks: RankRound | None = None
         # Per device that was called, how often its thread had called backward before.
         self.num_backwards: dict[mx.Context, int] = {}
         self.written: list = []  # by passes on their threads: see batches.discard
         self.begun: dict[Any, collections.Counter] = {}  # number of sums, by layer and device
+
+    def join_ranks(self) -> None:
+        """In a job, begin the round on this rank."""
+        if self.spans and self.of_ranks is None:
+            self._messages.start(_receive, _is_message_expected)
+            with lock:
+                self.of_ranks = RankRound(self._messages, self.place)
+
+    def say_tasks(self, failed: str = "") -> None:
+        """Tell the other ranks how many tasks there were, and which sums they began."""
+        if self.of_ranks is not None:
+            with lock:
+                begun = {
+                    layer.name_in_job: max(of_devices.values())
+                    for layer, of_devices in self.begun.items()
+                    if not layer.is_local
+                }
+                self.of_ranks.say(Tasks(self.num_devices, begun, failed))
+            _go_on()
+
+    def send_statistics(self, layer: Any, values: np.ndarray) -> None:
+        """Send those of a layer, when its sums are complete, to the ranks without tasks."""
+        with lock:
+            self.of_ranks.give_statistics(SumKey(self, layer, rank_rounds.STATISTICS).name, values)
 
     def call(self, ctx: mx.Context, function: Callable, *arguments: Any) -> Any:
         """Call ``function(*arguments)`` on the thread of ``ctx``, in this round."""
@@ -63,6 +111,7 @@ class Round:
     def begin(self, layer: Any, ctx: mx.Context) -> SumKey:
         """Return the key of the layer's next sum on ``ctx``."""
         global _is_used
+        self.join_ranks()
         device_threads.start(ctx)  # it looks for sums that have waited too long
         with lock:
             _is_used, device = True, str(ctx)
@@ -88,9 +137,30 @@ class _Sum:
         self.values: dict[str, np.ndarray] = {}
         self.callbacks: list[tuple[Callable, Callable]] = []
         self.began = time.monotonic()
+        self.is_complete_here = False  # all devices of this process have arrived
+
+    def in_order(self) -> list[np.ndarray]:
+        """Return the values in the order of the devices, cpu(10) after cpu(2)."""
+        names = sorted(self.values, key=lambda name: (len(name), name))
+        return [self.values[name] for name in names]
+
+    def finish(self, values: Iterable[np.ndarray]) -> None:
+        """Call the callbacks with the sum of ``values``, added in this order."""
+        total = sum(values)
+        for done, failed in self.callbacks:
+            try:
+                done(total)
+            except Exception:  # of one device; the others must go on
+                failed(traceback.format_exc())
+
+    def fail(self, message: str) -> None:
+        """Call the other callbacks."""
+        for _, failed in self.callbacks:
+            failed(message)
 
 
 lock = threading.Lock()
+_num_waiting, _changed = 0, threading.Condition(lock)  # for tasks of other ranks
 _incomplete: dict[SumKey, _Sum] = {}
 _is_used = False  # whether a sum has begun in this process
 _abandoned = ""  # why, while the operators of a failed round end
@@ -106,26 +176,93 @@ def add(key: SumKey, device: str, values: np.ndarray, done: Callable, failed: Ca
     """Add ``values`` to the sum ``key``; returns at once.
 
     With the last device's values, ``done`` of each device is called with the float64 sum, on the
-    calling thread. Values are added in the order of the devices' names, so the order in which they
-    arrive does not change a bit. If a device has not arrived after ``timeout_seconds``, or the
-    round has failed, ``failed`` of those that have arrived is called with a message.
+    calling thread or on the one that has received them from another rank. Values are added in the
+    order of the ranks and their devices, so the order in which they arrive does not change a bit.
+    If a device has not arrived after ``timeout_seconds``, or the round has failed, ``failed`` of
+    those that have arrived is called with a message.
     """
     with lock:
         current = _incomplete.setdefault(key, _Sum())
         current.values[device] = np.asarray(values, dtype=np.float64)
         current.callbacks.append((done, failed))
-        complete = len(current.values) == key.round.num_devices and not _why_lost(key)
-        if complete:
-            del _incomplete[key]
-    if not complete:
-        _fail_lost()
-        return
-    total = sum(current.values[name] for name in sorted(current.values))
-    for done, failed in current.callbacks:
+        if len(current.values) == key.round.num_devices and not _why_lost(key):
+            current.is_complete_here, current.began = True, time.monotonic()
+            if key.over:
+                key.over.give(key.name, np.stack(current.in_order()))
+    _go_on()
+
+
+def add_nothing(round_: Round, layer: Any, done: Callable, failed: Callable) -> None:
+    """On a rank without tasks: have ``done`` called with the layer's running statistics.
+
+    They are those of a rank with tasks, mean and variance: (2, channels).
+    """
+    with lock:
+        key = SumKey(round_, layer, rank_rounds.STATISTICS)
+        current = _incomplete[key] = _Sum()
+        current.callbacks.append((done, failed))
+        current.is_complete_here = True
+    _go_on()
+
+
+def wait_for_tasks(round_: Round, seconds: float) -> dict[str, int]:
+    """On a rank without tasks: wait for those of the others; return the sums that they began.
+
+    Raises RuntimeError if the ranks differ, if a task has failed on one, and after ``seconds``.
+    """
+    global _num_waiting
+    over, end = round_.of_ranks, time.monotonic() + seconds
+    with _changed:
+        _num_waiting += 1
         try:
-            done(total)
-        except Exception:  # of one device; the others must go on
-            failed(traceback.format_exc())
+            while not over.failure() and over.without_word() and time.monotonic() < end:
+                over.look()
+                _changed.wait(1)
+        finally:
+            _num_waiting -= 1
+        if over.failure():
+            raise RuntimeError(over.failure())
+        if over.without_word():
+            raise RuntimeError(
+                f"rank {over.rank}, without tasks, waited {seconds:g} s for those of rank "
+                f"{', '.join(map(str, over.without_word()))}; all ranks must call {round_.place} "
+                "equally often"
+            )
+        return over.sums()
+
+
+def _go_on() -> None:
+    """Complete the sums that have all values, and fail those that will not have them."""
+    with lock:
+        complete = []
+        for key, current in [*_incomplete.items()]:
+            if current.is_complete_here and not (key.over and key.over.waits_for(key.name)):
+                parts = key.over.take(key.name) if key.over else {0: current.in_order()}
+                complete.append((_incomplete.pop(key), key, parts))
+    for current, key, parts in complete:
+        widths = {len(row): rank for rank, rows in parts.items() for row in rows}
+        if key.number == rank_rounds.STATISTICS:
+            current.finish(parts.values())
+        elif len(widths) > 1:
+            got = " and ".join(f"{width} numbers on rank {rank}" for width, rank in widths.items())
+            current.fail(f"{key.layer.name} must be the same layer on all ranks, but adds {got}")
+        else:
+            current.finish(row for rows in parts.values() for row in rows)
+    _fail_lost()
+
+
+def _receive(rank: int, message: Any) -> None:
+    """Take a message of another rank."""
+    with _changed:
+        rank_rounds.receive(rank, message)
+        _changed.notify_all()
+    _go_on()
+
+
+def _is_message_expected() -> bool:
+    with lock:
+        sums = _incomplete.items()
+        return bool(_num_waiting) or any(each.is_complete_here and key.over for key, each in sums)
 
 
 def abandon(round_: Round) -> None:
@@ -136,9 +273,11 @@ def abandon(round_: Round) -> None:
     round of its forward.
     """
     global _abandoned
+    round_.failed = "a task failed on another device"
+    round_.say_tasks("a task failed")
     if not _is_used:
         return
-    round_.failed = _abandoned = "a task failed on another device"
+    _abandoned = round_.failed
     try:
         _fail_lost()
         with contextlib.suppress(mx.MXNetError):
@@ -149,12 +288,14 @@ def abandon(round_: Round) -> None:
 
 def _why_lost(key: SumKey) -> str:
     """Return why a sum will not become complete; an empty string if it may."""
-    num_devices, devices = key.round.num_devices, sorted(key.round.begun[key.layer])
+    num_devices, devices = key.round.num_devices, sorted(key.round.begun.get(key.layer, ()))
     if len(devices) > num_devices:
         return f"num_devices is {num_devices}, but {', '.join(devices)} take part"
     if _abandoned and key.is_of_gradients:
         if not all(map(key.round.has_begun_backward, list(key.round.num_backwards))):
             return _abandoned
+    if key.over and not key.round.failed:
+        key.round.failed = key.over.failure()
     return key.round.failed
 
 
@@ -164,14 +305,15 @@ def _fail_lost() -> None:
         lost = [(key, why) for key in _incomplete if (why := _why_lost(key))]
         sums = [_incomplete.pop(key) for key, _ in lost]
     for (key, why), current in zip(lost, sums):
-        message = (
+        if current.is_complete_here:
+            current.fail(f"{key.layer.name}: {why}")
+            continue
+        current.fail(
             f"{key.layer.name}: {why}. Of {key.round.num_devices} devices only "
             f"{', '.join(sorted(current.values))} arrived. Run forward on all devices before "
             "reading any result, and backward likewise, on CPU contexts both in run_tasks; for "
             "a plain loop over another number of devices call set_num_devices(net, number)"
         )
-        for _, failed in current.callbacks:
-            failed(message)
 
 
 def _fail_late() -> None:
@@ -185,6 +327,14 @@ def _fail_late() -> None:
             seconds = key.layer.timeout_seconds
             if time.monotonic() - current.began > seconds:
                 key.round.failed = f"a device is missing after {seconds:g} s"
+                if current.is_complete_here:
+                    ranks = ", ".join(map(str, key.over.waits_for(key.name)))
+                    key.round.failed = (
+                        f"rank {ranks} has not come after {seconds:g} s. All ranks must call "
+                        f"{key.round.place} equally often, also without samples (shards [])"
+                    )
+                if key.over:
+                    key.over.say(Tasks(key.round.num_devices, {}, key.round.failed))
     _fail_lost()
 
 
@@ -192,8 +342,9 @@ device_threads.while_waiting(_fail_late)
 
 
 def _after_fork() -> None:
-    global lock
+    global lock, _changed
     lock = threading.Lock()  # another thread of the parent may hold it
+    _changed = threading.Condition(lock)
 
 
 os.register_at_fork(after_in_child=_after_fork)

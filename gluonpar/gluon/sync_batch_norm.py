@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import os
 import uuid
@@ -55,6 +56,14 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
     not arrive within ``timeout_seconds``, the others fail with an MXNetError where a result is
     read.
 
+    In a job of several processes the devices are those of all ranks, added in the order of the
+    ranks: P ranks with K devices each have the bits of one process with P x K. All ranks make the
+    same layers, and call them equally often; one without samples calls ``run_tasks(task, [], ctx)``
+    and gets the running statistics. Layers that differ, and a rank that does not come within
+    ``timeout_seconds``, are named in the error. With one device per rank a plain loop works on CPU
+    contexts, too, if all ranks have samples. A layer that was made or is called inside
+    ``gluonpar.cluster.local()`` has the mean and variance of this process.
+
     Mean and variance are two all-reduces of one number per channel through the host, and so are
     their gradients; on CPU contexts it takes several times as long as BatchNorm. MXNet's own
     ``gluon.contrib.nn.SyncBatchNorm`` weighs devices the same, waits forever for a missing device,
@@ -62,9 +71,7 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
 
     Raises ValueError if ``timeout_seconds`` is not positive, ``num_devices`` less than 1, or
     ``axis`` not 1, and when called if its parameters are on one context twice; RuntimeError in
-    training on several devices under NaiveEngine, too, and in a job of several processes, unless
-    the layer was made inside ``gluonpar.cluster.local()``: each process then has a mean and
-    variance of its own.
+    training on several devices under NaiveEngine, too.
 
     Zhang et al., "Context Encoding for Semantic Segmentation", CVPR 2018.
     """
@@ -86,8 +93,13 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
         super().__init__(in_channels=in_channels, **options)
         self.num_devices, self.timeout_seconds = num_devices, timeout_seconds
         self._half = False
-        self._is_local = cluster.is_local()
-        self._plain_round = Round(1)
+        self.is_local = cluster.is_local()  # not of the ranks of a job
+        if not self.is_local:
+            _num_named[self.name] += 1
+            number = _num_named[self.name]
+            self.name_in_job = self.name if number == 1 else f"{self.name} (number {number})"
+            _in_job[self.name_in_job] = self
+        self._plain_round: Round | None = None
         self._key = uuid.uuid4().hex
         _layers[self._key] = self
 
@@ -119,9 +131,6 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
         """Why a call for one of ``ctx`` on this thread would not end, if it would not."""
         if not autograd.is_training():
             return ""
-        num_processes = 1 if self._is_local else cluster.size()
-        if num_processes > 1:
-            return _SEVERAL_PROCESSES.format(self.name, num_processes)
         if self._round().num_devices == 1:
             return ""
         if os.environ.get("MXNET_ENGINE_TYPE") == "NaiveEngine":
@@ -132,10 +141,13 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
 
     def _round(self) -> Round:
         """This thread's; in a plain loop the layer's own, until a device is missing."""
-        plain, number = self._plain_round, self._num_devices()
-        if plain.failed or plain.num_devices != number:
-            self._plain_round = Round(number)
-        return current_round() or self._plain_round
+        if current_round():
+            return current_round()
+        plain, number, spans = self._plain_round, self._num_devices(), cluster.size() > 1
+        if not plain or plain.failed or (plain.num_devices, plain.spans) != (number, spans):
+            place = "" if self.is_local else f"a plain loop with {self.name_in_job}"
+            self._plain_round = Round(number, place)
+        return self._plain_round
 
     def hybrid_forward(self, F: Any, x: Any, gamma: Any, beta: Any, **running: Any) -> Any:
         """Compute batch normalisation of ``x`` (n, channels, ...) on this device."""
@@ -189,11 +201,6 @@ queued for ever behind another that waits for it. Run forward and backward in ru
     def forward_backward(shard): ...  # autograd.record(), net, loss, backward()
     losses = gluonpar.run_tasks(forward_backward, shards, ctx)"""
 
-_SEVERAL_PROCESSES = (
-    "{} cannot train in a job of {} processes, because it computes mean and variance over the "
-    "devices of one process only; if that is what you want, make it inside gluonpar.cluster.local()"
-)
-
 _NAIVE_ENGINE = (
     "{} cannot train on several devices with NaiveEngine, which ends each operator before the next "
     "device can start; unset MXNET_ENGINE_TYPE"
@@ -203,16 +210,79 @@ _NAIVE_ENGINE = (
 # Symbols refer to layers by key: to layers of blocks, and to layers made for an imported symbol.
 _layers: weakref.WeakValueDictionary[str, SyncBatchNorm] = weakref.WeakValueDictionary()
 _imported: dict[str, SyncBatchNorm] = {}
+# Those that were made outside cluster.local(): ranks tell layers of one name apart by their order.
+_in_job: weakref.WeakValueDictionary[str, SyncBatchNorm] = weakref.WeakValueDictionary()
+_num_named: collections.Counter[str] = collections.Counter()
 
 
 def share_running_statistics(round_: Round) -> None:
-    """Copy those of the layers that trained to the devices that took no part."""
+    """Copy those of the layers that trained to the devices that took no part, of all ranks."""
     took_part = list(round_.num_backwards)
+    if not took_part:
+        if round_.of_ranks:
+            _receive_statistics(round_)
+        return
     for layer in round_.begun:
-        for param in (layer.running_mean, layer.running_var):
-            if private_fields.values(param) and took_part[0] in param.list_ctx():
-                for c in set(param.list_ctx()).difference(took_part):
-                    param.data(took_part[0]).copyto(param.data(c))
+        params = layer.running_mean, layer.running_var
+        if not all(private_fields.values(p) and took_part[0] in p.list_ctx() for p in params):
+            continue  # it was made for an imported symbol
+        if round_.of_ranks and not layer.is_local:
+            _send_statistics(round_, layer, [param.data(took_part[0]) for param in params])
+        for param in params:
+            for c in set(param.list_ctx()).difference(took_part):
+                param.data(took_part[0]).copyto(param.data(c))
+
+
+def _send_statistics(round_: Round, layer: SyncBatchNorm, arrays: list[mx.nd.NDArray]) -> None:
+    """Send mean and variance, when they are known, to the ranks without tasks, if there are any."""
+    on_host = [array.as_in_context(mx.cpu()) if _is_on_gpu(array) else array for array in arrays]
+
+    def send() -> None:
+        values = np.stack([*map(memory.view, on_host)]).astype("float64")
+        round_.send_statistics(layer, values)
+
+    engine.push(send, mx.cpu(), reads=on_host, name="gluonpar.SyncBatchNorm", prioritized=True)
+
+
+def _receive_statistics(round_: Round) -> None:
+    """On a rank without tasks: have the running statistics written, of the layers that trained."""
+    seconds = max((layer.timeout_seconds for layer in _in_job.values()), default=0)
+    for name in device_sums.wait_for_tasks(round_, seconds) if seconds else ():
+        layer = _in_job.get(name)
+        if layer is None or private_fields.awaits_shape(layer.running_mean):
+            known = "does not know it" if layer is None else "does not know its shape yet"
+            raise RuntimeError(
+                f"{name} trained on other ranks, and rank {cluster.rank()}, which had no task, "
+                f"{known}; make the same layers on all ranks, and call the network there once, for "
+                "instance on zeros, before a batch without samples"
+            )
+        params = layer.running_mean, layer.running_var
+        if all(map(private_fields.values, params)):
+            _receive_statistics_of(round_, layer, [param.list_data() for param in params])
+
+
+def _receive_statistics_of(
+    round_: Round, layer: SyncBatchNorm, copies: Sequence[Sequence[mx.nd.NDArray]]
+) -> None:
+    firsts = [mx.nd.empty(arrays[0].shape, mx.cpu(), arrays[0].dtype) for arrays in copies]
+
+    def receive(complete: Callable) -> None:
+        def write(statistics: np.ndarray) -> None:
+            for array, values in zip(firsts, statistics):
+                memory.view(array)[:] = values
+            complete()
+
+        device_sums.add_nothing(round_, layer, write, complete)
+
+    name = "gluonpar.SyncBatchNorm"
+    engine.push(receive, mx.cpu(), writes=firsts, name=name, prioritized=True, ends_by_call=True)
+    for first, arrays in zip(firsts, copies):
+        for array in arrays:
+            first.copyto(array)
+
+
+def _is_on_gpu(array: mx.nd.NDArray) -> bool:
+    return array.context.device_type == "gpu"
 
 
 def set_num_devices(net: gluon.Block, num_devices: int | None) -> None:
@@ -225,7 +295,7 @@ def set_num_devices(net: gluon.Block, num_devices: int | None) -> None:
 
     def change(block: gluon.Block) -> None:
         if isinstance(block, SyncBatchNorm):
-            block.num_devices, block._plain_round = num_devices, Round(1)
+            block.num_devices, block._plain_round = num_devices, None
 
     net.apply(change)
 

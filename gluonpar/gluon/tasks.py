@@ -7,6 +7,7 @@ from typing import Any, Callable, Iterator, Sequence
 
 import mxnet as mx
 
+from gluonpar import cluster
 from gluonpar.gluon import batches, device_sums
 from gluonpar.gluon.sync_batch_norm import share_running_statistics
 from gluonpar.runtime import devices, interrupts, threads
@@ -45,12 +46,18 @@ def run_tasks(
     all; with ``mx.cpu(0)`` alone, or with GPUs, the numbers are those of a plain loop. The first
     Ctrl-C is raised when all tasks have returned.
 
-    Raises ValueError for no shards, more shards than contexts, or a context that is listed twice,
-    of whose copies of a Block only one would be trained; TypeError for a task that is not
-    callable; RuntimeError if a :class:`SyncBatchNorm` was not called equally often on all devices;
-    :class:`TaskError`, which names the device, if a task fails: later tasks do not run. After the
-    last two the call's gradients count in no later step of a Trainer. Those that were added to
-    others (``grad_req='add'``, ``no_sync()``) are there: call ``zero_grad()`` and begin again.
+    In a job of several processes all ranks call it equally often, if the network has a
+    :class:`SyncBatchNorm`, which normalises over the tasks of all ranks. There ``shards`` may be
+    empty: on a rank without samples, which waits until the others have queued their tasks, and gets
+    their running statistics.
+
+    Raises ValueError for no shards in one process, more shards than contexts, or a context that is
+    listed twice, of whose copies of a Block only one would be trained; TypeError for a task that is
+    not callable; RuntimeError if a :class:`SyncBatchNorm` was not called equally often on all
+    devices; :class:`TaskError`, which names the device, if a task fails: later tasks do not run.
+    After the last two the call's gradients count in no later step of a Trainer. Those that were
+    added to others (``grad_req='add'``, ``no_sync()``) are there: call ``zero_grad()`` and begin
+    again.
 
     >>> import mxnet as mx
     >>> shards = [mx.nd.ones((n,), ctx=mx.cpu(n)) for n in (1, 2)]
@@ -62,8 +69,10 @@ def run_tasks(
     call = getattr(task, "forward_backward", task)
     if not callable(call):
         raise TypeError(f"task must be a function or have a method forward_backward, got {task!r}")
-    if not 1 <= len(shards) <= len(contexts):
-        raise ValueError(f"shards must be 1 to {len(contexts)}, one per context, got {len(shards)}")
+    alone = cluster.size() == 1 or device_sums.current_round() is not None
+    if not int(alone) <= len(shards) <= len(contexts):
+        most = f"{int(alone)} to {len(contexts)}"
+        raise ValueError(f"shards must be {most}, one per context, got {len(shards)}")
     threads.share(contexts)
     results = []
     with all_devices(len(shards)) as call_on:
@@ -88,9 +97,11 @@ def all_devices(num_devices: int) -> Iterator[Callable]:
         return
     with interrupts.held_while_waiting():
         round_ = device_sums.Round(num_devices)
+        round_.join_ranks()
         try:
             yield round_.call
             round_.check_begun()
+            round_.say_tasks()
         except BaseException:
             device_sums.abandon(round_)
             batches.discard(round_.written)

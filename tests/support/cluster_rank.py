@@ -1,6 +1,7 @@
 """A rank of test_cluster.py's jobs: ``cluster_rank.py TASK FOLDER``, or ``FAULT RANK``."""
 
 import concurrent.futures
+import contextlib
 import functools
 import importlib
 import itertools
@@ -178,6 +179,63 @@ def by_estimator(num_devices, make_trainer, **loads):
     return [p.list_data()[-1].asnumpy() for p in net.collect_params().values()]
 
 
+class Residual(gluon.nn.HybridBlock):
+    """Two normalised convolutions beside their input, as in ResNet."""
+
+    def __init__(self, channels, **options):
+        super().__init__(**options)
+        with self.name_scope():
+            self.body = gluon.nn.HybridSequential(prefix="")
+            for _ in range(2):
+                self.body.add(gluon.nn.Conv2D(channels, 3, padding=1, in_channels=channels))
+                self.body.add(gluonpar.SyncBatchNorm(in_channels=channels))
+
+    def hybrid_forward(self, F, x):
+        return F.relu(self.body(x) + x)
+
+
+def by_sync_batch_norm(num_devices, updates=True):
+    """Outputs, gradients and running statistics of every batch, of all devices of all ranks."""
+    mx.random.seed(9)
+    ctx, net = contexts(num_devices), gluon.nn.HybridSequential(prefix="residual_")
+    with net.name_scope():
+        net.add(gluon.nn.Conv2D(4, 3, 2, in_channels=1), gluonpar.SyncBatchNorm(in_channels=4))
+        net.add(Residual(4), gluon.nn.GlobalAvgPool2D(), gluon.nn.Dense(10, in_units=4))
+    net.initialize(mx.init.Xavier(), ctx=ctx)
+    net.hybridize(active=updates)
+    params, loss = net.collect_params(), gluon.loss.SoftmaxCrossEntropyLoss()
+    options = "sgd", {"learning_rate": 0.1}
+    trainer = gluonpar.Trainer(params, *options) if updates else None
+
+    def forward_backward(shard):
+        with autograd.record():
+            out = net(shard[0])
+            value = loss(out, shard[1])
+        value.backward()
+        return out
+
+    found = []
+    for X, y, number in batches(num_devices):
+        shards = gluonpar.split_and_load((X, y), ctx) if len(X) else []
+        outs = gluonpar.run_tasks(forward_backward, shards, ctx)
+        found += of_all_devices(outs)
+        normed = [p.list_grad() for p in net.collect_params(".*(gamma|beta)").values()]
+        if updates:
+            trainer.step(number)
+        else:
+            found += [array for grads in normed for array in of_all_devices(grads)]
+        for param in net.collect_params(running_statistics.NAMES).values():
+            copies = of_all_devices(param.list_data())
+            assert len({copy.tobytes() for copy in copies}) == 1, param.name
+            found.append(copies[0])
+    return [*found, *(param.list_data()[-1].asnumpy() for param in params.values())]
+
+
+def of_all_devices(arrays):
+    of_ranks = cluster.gather([*map(mx.nd.NDArray.asnumpy, arrays)])
+    return [array for of_rank in of_ranks for array in of_rank]
+
+
 def by_run(num_devices):
     """A whole run: loss, accuracy and parameters."""
     history = gluonpar.train(num_gpus=num_devices, verbose=False, **RUN)
@@ -214,6 +272,8 @@ def trained(num_devices):
     """Everything that is trained in one job, by name."""
     ways = (by_train_batch, by_hand, by_run, by_towers, by_module, by_dropout)
     found = {way.__name__: way(num_devices) for way in ways}
+    found["by_sync_batch_norm"] = by_sync_batch_norm(num_devices)
+    found["bits"] = by_sync_batch_norm(num_devices, updates=False)
     options = {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01}
     for deferred in (False, True):
         for kind, more in ((gluonpar.Trainer, {}), (gluon.Trainer, {"kvstore": "gluonpar"})):
@@ -307,18 +367,10 @@ def refused():
     """Check that what stays in one process says so, and how to have that."""
     ctx = contexts(2)
     sparse = [mx.nd.ones((2, 2), c).tostype("row_sparse") for c in ctx]
-    norm = gluonpar.SyncBatchNorm(in_channels=1)
-    norm.initialize(ctx=ctx)
-
-    def train(net):
-        with autograd.record():
-            gluonpar.run_tasks(net, [mx.nd.ones((1, 1), c) for c in ctx], ctx)
-
     x = mx.nd.ones((2, 1))
     for function in (
         lambda: gluonpar.allreduce(sparse),
         lambda: gluonpar.make_parallel(lambda x: x * 2, ctx, x=x),
-        lambda: train(norm),
     ):
         try:
             function()
@@ -329,9 +381,83 @@ def refused():
     with cluster.local():
         gluonpar.allreduce(sparse)
         assert gluonpar.make_parallel(lambda x: x * 2, ctx, x=x).sum().asscalar() == 4
-        norm = gluonpar.SyncBatchNorm(in_channels=1)
-    norm.initialize(ctx=ctx)
-    train(norm)
+
+
+def normalised():
+    """Check SyncBatchNorms in unlike parts of batches, inside local() and in a plain loop."""
+    rank, size = cluster.rank(), cluster.size()
+    ctx, every = contexts(2), np.arange(2.0 * size)
+    first, second = [gluonpar.SyncBatchNorm(in_channels=1, prefix="norm_") for _ in range(2)]
+    with cluster.local():
+        inside = gluonpar.SyncBatchNorm(in_channels=1)
+    for layer in (first, second, inside):
+        layer.initialize(ctx=ctx)
+
+    def running_mean(layer, num_tasks=2, failing=-1, numbers=every):
+        """Train on one of ``numbers`` per device; a task of rank ``failing`` fails."""
+
+        def task(c):
+            number, dtype = numbers[2 * rank + c.device_id], layer.gamma.dtype
+            with autograd.record():
+                layer(mx.nd.full((1, 1), number, c, dtype))
+            if failing == rank:
+                raise KeyError("the cat")
+
+        gluonpar.run_tasks(task, ctx[:num_tasks], ctx)
+        return layer.running_mean.data(ctx[1]).asscalar()
+
+    def close(got, want):
+        np.testing.assert_allclose(got, want, rtol=1e-5)
+
+    close(running_mean(first), 0.1 * every.mean())
+    close(running_mean(inside), 0.1 * every[2 * rank :][:2].mean())
+    for without in (0, size - 1):  # this rank has no task, and the next one a task less
+        numbers = {without: 0, (without + 1) % size: 1}
+        used = [2.0 * r + i for r in range(size) for i in range(numbers.get(r, 2))]
+        want = 0.9 * second.running_mean.data(ctx[1]).asscalar() + 0.1 * np.mean(used)
+        close(running_mean(second, numbers.get(rank, 2)), want)
+    wide = gluonpar.SyncBatchNorm(in_channels=1)
+    wide.initialize(ctx=ctx)
+    wide.cast("float64")  # in which another order of adding gives 4 or 5
+    close(running_mean(wide, 2 * (rank < 2), numbers=[1, 1e16, -1e16, 3]), 0.1 * 3 / 4)
+    if not rank:
+        with cluster.local():  # alone
+            close(running_mean(first), 0.9 * 0.1 * every.mean() + 0.1 * every[:2].mean())
+    one = gluonpar.SyncBatchNorm(in_channels=1)
+    one.initialize(ctx=device(0))
+    for _ in range(2):  # a plain loop
+        with autograd.record():
+            out = one(mx.nd.full((1, 1), rank, device(0)))
+        out.backward()
+    close(one.running_mean.data().asscalar(), 0.19 * np.arange(size).mean())
+    late = gluonpar.SyncBatchNorm(in_channels=1, timeout_seconds=1)
+    late.initialize(ctx=ctx)
+
+    def after_the_others():
+        if rank == 1:
+            cluster.gather(None)
+        try:
+            running_mean(late)
+        finally:
+            if rank != 1:
+                cluster.gather(None)
+
+    for words, function in (
+        ("1 has not come after 1 s", after_the_others),
+        ("the ranks differ in call", lambda: running_mean(first if rank else second)),
+        ("rank 1: a task failed", lambda: running_mean(first, failing=1)),
+    ):
+        try:
+            function()
+        except mx.MXNetError as error:
+            assert words in str(error), error
+        except KeyError:
+            assert rank == 1
+        else:  # rank 1 may have the others' values before it is told that they gave up
+            assert rank == 1 and function is after_the_others
+        with contextlib.suppress(mx.MXNetError):  # which clears the errors of other arrays
+            mx.nd.waitall()
+    assert np.isfinite(running_mean(first))
 
 
 def local(folder):
@@ -584,6 +710,7 @@ def as_one(folder):
     exchanged()
     collective()
     refused()
+    normalised()
     measured()
     loaded(num_workers=0)
     loaded(num_workers=1)

@@ -1,0 +1,104 @@
+"""Messages from rank to rank, for what cannot be one of the collectives in their order.
+
+A collective is an operator that keeps a thread while it waits for the other ranks, and all ranks
+run them in one order. Who sends a message here waits for nobody, and messages come in any order.
+"""
+
+from __future__ import annotations
+
+import collections
+import sys
+import threading
+import time
+from typing import Any, Callable
+
+_POLL_SECONDS = 50e-6  # while a message is expected, or on its way
+_IDLE_SECONDS = 0.5  # at most, before messages that nothing waits for are received
+
+
+class Messages:
+    """Sends picklable objects to other ranks, and calls a function with each that comes.
+
+    A thread does both: only it uses ``comm``, a communicator for this alone. ``mpi_lock`` is held
+    while MPI is called, which never waits.
+    """
+
+    def __init__(self, mpi: Any, comm: Any, mpi_lock: threading.Lock) -> None:
+        self.rank, self.size = comm.rank, comm.size
+        self._mpi, self._comm, self._mpi_lock = mpi, comm, mpi_lock
+        self._to_send: collections.deque = collections.deque()  # (bytes, ranks)
+        self._sent: list[tuple] = []  # (request, bytes, which must live as long)
+        self._coming: list[tuple] = []  # (request, bytes, rank)
+        self._wake, self._closed = threading.Event(), False
+        self._handle: Callable[[int, Any], None] = lambda rank, message: None
+        self._is_expected: Callable[[], bool] = lambda: False
+        self._thread: threading.Thread | None = None
+
+    def start(self, handle: Callable[[int, Any], None], is_expected: Callable[[], bool]) -> None:
+        """From now on call ``handle(rank, message)`` with messages, on the thread, without a lock.
+
+        ``is_expected()`` is whether something waits for one. Only the first call has an effect.
+        """
+        if self._thread is None:
+            self._handle, self._is_expected = handle, is_expected
+            self._start()
+
+    def send(self, message: Any, ranks: Any = None) -> None:
+        """Have ``message`` sent to ``ranks``, by default all others; returns at once."""
+        if ranks is None:
+            ranks = [rank for rank in range(self.size) if rank != self.rank]
+        self._to_send.append((self._mpi.pickle.dumps(message), ranks))
+        self.look()
+
+    def look(self) -> None:
+        """Have the thread look for messages, because one is expected now."""
+        self._wake.set()
+
+    def close(self, barrier: Callable[[], Any]) -> None:
+        """Receive and drop messages until ``barrier()``, which waits for all ranks, has returned.
+
+        It is called when all messages of this rank have been sent, so that none is left.
+        """
+        if self._thread is None:
+            self._start()
+        self._is_expected = lambda: not self._closed
+        self.look()
+        while self._to_send or self._sent:
+            time.sleep(_POLL_SECONDS)
+        barrier()
+        self._closed = True
+        self.look()
+        self._thread.join()
+
+    def _start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="gluonpar.messages", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            while not self._closed:
+                self._wake.wait(_IDLE_SECONDS)
+                self._wake.clear()
+                while self._exchange() or self._is_expected():
+                    time.sleep(_POLL_SECONDS)
+        except BaseException:
+            sys.excepthook(*sys.exc_info())  # ends the job: see FailureDetector
+
+    def _exchange(self) -> bool:
+        """Send what is to be sent, receive what has come; return whether any is on its way."""
+        byte, status = self._mpi.BYTE, self._mpi.Status()
+        with self._mpi_lock:
+            while self._to_send:
+                data, ranks = self._to_send[0]
+                self._sent += [(self._comm.Isend([data, byte], rank), data) for rank in ranks]
+                self._to_send.popleft()
+            while (message := self._comm.Improbe(status=status)) is not None:
+                data = bytearray(status.Get_count(byte))
+                self._coming.append((message.Irecv([data, byte]), data, status.source))
+            self._sent = [each for each in self._sent if not each[0].Test()]
+            come = [each[0].Test() for each in self._coming]
+        arrived = [each for each, has_come in zip(self._coming, come) if has_come]
+        self._coming = [each for each, has_come in zip(self._coming, come) if not has_come]
+        for _, data, rank in arrived:
+            self._handle(rank, self._mpi.pickle.loads(data))
+        return bool(self._to_send or self._sent or self._coming)
