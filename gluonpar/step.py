@@ -97,8 +97,8 @@ def allreduce_grads(device_params: Sequence[Sequence[mx.nd.NDArray]]) -> None:
 
     ``device_params[i]`` are the parameters on one device (:func:`get_params`, or the arrays of a
     Gluon network), and those at one index are copies of each other: of one shape and dtype, with
-    gradients on all devices or on none. They may be row_sparse in one process. In a job of several
-    the sum is over the devices of all processes, and all must call this.
+    gradients on all devices or on none. They may be row_sparse. In a job of several processes
+    the sum is over the devices of all of them, and all must call this.
 
     A gradient that backward has not written since the last call counts as zero: with fewer samples
     than devices some have no backward, and still have the sum of the batch before. So call it once
@@ -128,8 +128,7 @@ def allreduce_grads(device_params: Sequence[Sequence[mx.nd.NDArray]]) -> None:
     contexts = [memory.context(params[0]) for params in device_params]
     replicas.check(device_params, contexts)
     exchange = exchange_over(tuple(contexts))
-    sparse = exchange.num_processes == 1
-    buckets = replicas.buckets(device_params, written=True, row_sparse=sparse)
+    buckets = replicas.buckets(device_params, written=True, row_sparse=True)
     with interrupts.held():
         exchange.allreduce(replicas.to_sum(buckets))
         _clear_flags(device_params)

@@ -30,6 +30,34 @@ def allreduce(job: World, flat: np.ndarray, op: str = "sum", as_float16: bool = 
         job.comm.Allreduce(job.mpi.IN_PLACE, flat)
 
 
+def allreduce_rows(
+    job: World, indices: np.ndarray, rows: np.ndarray, as_float16: bool = False, number: int = 1
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """Return the union of all ranks' indices, the sums of the rows there, and that of ``number``.
+
+    ``indices`` are int64 and rising, ``rows`` (n, size) one for each; both may be empty. Rows are
+    added in the order of the ranks; else as :func:`allreduce`.
+    """
+    wire = np.dtype(np.float16) if as_float16 and rows.dtype.kind == "f" else rows.dtype
+    with np.errstate(over="ignore"):
+        sent = np.ascontiguousarray(rows.astype(wire, copy=False))
+    counts, numbers = zip(*job.comm.allgather((len(indices), number)))
+    of_ranks = np.empty(sum(counts), np.int64)
+    received = np.empty((sum(counts), rows.shape[1]), wire)
+    for own, every in ((np.ascontiguousarray(indices), of_ranks), (sent, received)):
+        row = job.mpi.BYTE.Create_contiguous(every.itemsize * every[:1].size or 1).Commit()
+        job.comm.Allgatherv([own, len(indices), row], [every, [*counts], row])
+        row.Free()
+    union = np.unique(of_ranks)
+    wide = np.float32 if wire == np.float16 else wire
+    total, ends = np.zeros((len(union), rows.shape[1]), wide), np.cumsum(counts)[:-1]
+    for some, values in zip(np.split(of_ranks, ends), np.split(received, ends)):
+        total[np.searchsorted(union, some)] += values
+    with np.errstate(over="ignore"):
+        total = total.astype(wire, copy=False).astype(rows.dtype, copy=False)
+    return union, total, sum(numbers)
+
+
 def _allreduce_in_blocks(job: World, flat: np.ndarray) -> None:
     """Reduce-scatter block by block, then all-gather, each rank directly with each other."""
     # MPI's own reduction receives a whole part and reads it from memory again to add it.

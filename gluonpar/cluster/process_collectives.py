@@ -17,7 +17,7 @@ from mxnet import autograd
 
 from gluonpar.cluster import mpi_sums
 from gluonpar.cluster.world import World, world
-from gluonpar.runtime import engine, memory, nccl, staging
+from gluonpar.runtime import engine, memory, nccl, sparse_rows, staging
 
 PIECE_BYTES = 1 << 30  # the most in one message
 
@@ -49,6 +49,38 @@ def allreduce(
     name = f"{op} by {name}" if op != "sum" else name
     name = name if compression is None else f"{name} in {compression}"
     _push(name, combine, arrays, by_nccl and compression is None and op == "sum")
+
+
+def allreduce_rows(
+    array: mx.nd.NDArray,
+    compression: str | None = None,
+    num_devices: int | None = None,
+    name: str = "allreduce",
+) -> None:
+    """Replace a row_sparse ``array`` by its sum over all processes, which has the rows of all.
+
+    With ``num_devices`` it is the mean over that many devices, and becomes the mean over those of
+    all processes. Rows are added in the order of the ranks; else as :func:`allreduce`.
+    """
+    job = world()
+    if job is None:
+        return
+    shape, dtype, _ = memory.kind(array)
+    call = f"{name} of rows of {shape} {dtype}"
+    on_host = array if array.context.device_type == "cpu" else array.as_in_context(mx.cpu())
+
+    def run() -> None:
+        indices, rows = sparse_rows.read(on_host)
+        if num_devices is not None:
+            rows = rows.astype(np.float32 if dtype == np.float16 else np.float64) * num_devices
+        how = indices, rows, compression == "fp16", num_devices or 1
+        union, total, number = _run(job, call, lambda: mpi_sums.allreduce_rows(job, *how))
+        total = total if num_devices is None else total / number
+        sparse_rows.write(on_host, union, total.astype(dtype, copy=False))
+
+    _push_operator(name, run, [on_host])
+    if on_host is not array:
+        on_host.copyto(array)
 
 
 def broadcast(arrays: Sequence[mx.nd.NDArray], root: int = 0, name: str = "broadcast") -> None:

@@ -8,7 +8,6 @@ from typing import NamedTuple, Sequence
 import mxnet as mx
 import numpy as np
 
-from gluonpar.collectives import row_sparse
 from gluonpar.collectives.exchange import Exchange
 from gluonpar.runtime import memory
 
@@ -73,8 +72,6 @@ def check_exchange(kinds: Sequence[Kind], exchange: Exchange) -> None:
 
 def _check_row_sparse(exchange: Exchange) -> None:
     """Raise ValueError for options that row_sparse arrays do not support."""
-    if exchange.num_processes > 1:
-        raise ValueError(row_sparse.NOT_BETWEEN_PROCESSES)
     if exchange.algorithm is not None or exchange.accumulate is not None:
         raise ValueError(
             "row_sparse arrays are always summed on the first array's device; leave out "

@@ -144,7 +144,7 @@ class Exchange:
         """Replace every array of each list by the sum, or another ``op``, over all devices."""
         if self.num_processes > 1:
             self.reduce(buckets)
-            self.inside.broadcast(buckets)
+            self.inside.broadcast([each for each in buckets if each.root is not None])
             return
         for lists, _ in buckets:
             self._sum_inside(lists, root=None)
@@ -153,13 +153,17 @@ class Exchange:
     def reduce(self, buckets: Sequence[Bucket], name: str = "allreduce") -> None:
         """Replace the root's array of each list, in every process, by that of :meth:`allreduce`.
 
-        Other arrays are left as they are, or hold a sum, too, if the algorithm has no reduce; in
-        one process a bucket may have no root. ``name`` is its name in errors.
+        Other arrays are left as they are, or hold a sum, too, if the algorithm has no reduce. In a
+        bucket without a root, which in a job is one of row_sparse arrays, all become the sum.
+        ``name`` is its name in errors.
         """
         by_nccl = self.algorithm in (None, "nccl")
         for lists, root in buckets:
             self._sum_inside(lists, root)
             if self.num_processes == 1:
+                continue
+            if memory.kind(lists[0][0])[2] == "row_sparse":
+                self._reduce_rows(lists, root, name)
                 continue
             arrays = [data[root] for data in lists]
             if self.op == "mean":
@@ -271,6 +275,15 @@ class Exchange:
             return registry.named(self._name)
         num_bytes = sum(memory.num_bytes(data[0]) for data in lists)
         return registry.named(choose(self.ctx, num_bytes).algorithm)
+
+    def _reduce_rows(self, lists: Lists, root: int | None, name: str) -> None:
+        """Replace sums, or means, over this process's devices by those over all processes'."""
+        num_devices = len(self.ctx) if self.op == "mean" else None
+        for data in lists:
+            first, *others = data if root is None else [data[root]]
+            cluster.allreduce_rows(first, self._compression, num_devices, name)
+            for array in others:
+                first.copyto(array)
 
     def _average(self, arrays: Sequence[mx.nd.NDArray], name: str) -> None:
         """Replace means over this process's devices by the means over all processes' devices."""

@@ -53,8 +53,7 @@ def allreduce(
 
     Raises ValueError for an empty list, different shapes, dtypes or storage types, csr arrays, the
     same array twice, an unknown algorithm or op, 'host' with arrays on GPUs, and 'nccl' with
-    arrays on CPUs, with two on one GPU, or without NCCL, and row_sparse arrays in a job of several
-    processes; TypeError if ``data`` is not a list of
+    arrays on CPUs, with two on one GPU, or without NCCL; TypeError if ``data`` is not a list of
     MXNet arrays. From ``allreduce`` in Dive into Deep Learning, 13.5.4.
 
     >>> import mxnet as mx

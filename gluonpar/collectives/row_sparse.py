@@ -4,6 +4,7 @@ A row_sparse array holds some rows of a large array, and their indices, and each
 rows. Algorithms on chunks have no use for that, and neither has the sum in the host's memory. So
 the rows are copied to the first array's device, added there in the order of the list, and the sum
 is copied to every device. MXNet's kvstore adds in this order, too, so the results have its bits.
+Between processes each rank is sent the rows of all, and adds those that ranks have in common.
 """
 
 from __future__ import annotations
@@ -14,11 +15,6 @@ import mxnet as mx
 
 from gluonpar.plans import Algorithm
 
-NOT_BETWEEN_PROCESSES = (
-    "row_sparse arrays are not exchanged between processes: make the layer with "
-    "sparse_grad=False, or sum over this process's devices, inside gluonpar.cluster.local()"
-)
-
 
 def allreduce(lists: Sequence[Sequence[mx.nd.NDArray]], op: str) -> None:
     """Replace every array of a list by the sum of all: the union of their rows, in place."""
@@ -28,4 +24,13 @@ def allreduce(lists: Sequence[Sequence[mx.nd.NDArray]], op: str) -> None:
             total.copyto(array)
 
 
-ALGORITHM = Algorithm("row_sparse", run=allreduce)  # not one to choose: nothing else takes them
+def broadcast(lists: Sequence[Sequence[mx.nd.NDArray]], root: int) -> None:
+    """Replace every array of a list by that of device ``root``."""
+    for data in lists:
+        for array in data:
+            if array is not data[root]:
+                data[root].copyto(array)
+
+
+# Not one to choose: nothing else takes them.
+ALGORITHM = Algorithm("row_sparse", run=allreduce, broadcast=broadcast)

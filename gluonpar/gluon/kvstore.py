@@ -16,7 +16,7 @@ from mxnet import autograd, gluon
 
 from gluonpar import cluster
 from gluonpar.cluster import world
-from gluonpar.collectives import Exchange, arguments, exchange_over, in_buckets, row_sparse
+from gluonpar.collectives import Exchange, arguments, exchange_over, in_buckets
 from gluonpar.gluon import ages, batches, gradients, initial_values, sums
 from gluonpar.gluon.identity import Identity, are_alike
 from gluonpar.gluon.update import check_draws_nothing
@@ -58,6 +58,7 @@ class GluonPar(mx.kvstore.KVStore):  # of which sparse gradients need an instanc
     def __init__(self) -> None:
         self._row_sparse: dict[Any, mx.nd.NDArray] = {}  # by key: the sum pushed last
         self._scope = cluster.scope()
+        self.sums_sparse_gradients = False  # of a Trainer
 
     def __del__(self) -> None:
         """Free nothing: there is no store of MXNet's behind this one."""
@@ -66,9 +67,11 @@ class GluonPar(mx.kvstore.KVStore):  # of which sparse gradients need an instanc
     def type(self) -> str:
         """'gluonpar', or 'dist_sync_gluonpar' with several processes.
 
-        By 'dist' and '_sync' Module knows that a batch has the samples of all processes.
+        By 'dist' and '_sync' Module knows that a batch has the samples of all processes. A Trainer
+        of row_sparse gradients sees 'gluonpar', as by 'dist' MXNet would have the store update.
         """
-        return "gluonpar" if self.num_workers == 1 else "dist_sync_gluonpar"
+        alone = self.num_workers == 1 or self.sums_sparse_gradients
+        return "gluonpar" if alone else "dist_sync_gluonpar"
 
     @property
     @cluster.in_scope
@@ -118,8 +121,8 @@ class GluonPar(mx.kvstore.KVStore):  # of which sparse gradients need an instanc
         Where the sums replace the gradients of a Parameter on its devices, by which it is known, a
         device that had no sample adds nothing, and gets the sum as the others.
 
-        Raises ValueError for arrays of different shapes or dtypes, for an array under two keys, and
-        for row_sparse ones with several processes; a Trainer or Module gives those to :meth:`push`.
+        Raises ValueError for arrays of different shapes or dtypes, and for an array under two keys.
+        A Trainer or Module gives row_sparse ones to :meth:`push`.
         """
         lists = _lists(key, value, "value")
         targets = lists if out is None else _lists(key, out, "out")
@@ -152,8 +155,8 @@ class GluonPar(mx.kvstore.KVStore):  # of which sparse gradients need an instanc
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
         """Store the sum of the row_sparse arrays ``value``, one per device, under ``key``.
 
-        With a list of keys, one list of arrays per key. Raises ValueError for dense arrays, and
-        with several processes: row_sparse arrays are not exchanged between them.
+        With a list of keys, one list of arrays per key. With several processes the sum is over the
+        devices of all processes. Raises ValueError for dense arrays.
         """
         for name, data in zip(_keys(key), _lists(key, value, "value")):
             if data[0].stype != "row_sparse":
@@ -221,9 +224,8 @@ def _making(make: Callable) -> Callable:
         if world.launched():
             if isinstance(options["kvstore"], str):  # by name, there is none for one device
                 options["kvstore"] = GluonPar()
-            for param in params if cluster.size() > 1 else ():
-                if private_fields.grad_stype(param) != "default":
-                    raise ValueError(f"parameter {param.name}: {row_sparse.NOT_BETWEEN_PROCESSES}")
+            sparse = "row_sparse" in map(private_fields.grad_stype, params)
+            options["kvstore"].sums_sparse_gradients = sparse
             if cluster.size() > 1:
                 _identities[trainer] = Identity(trainer, params)
             initial_values.start_alike(params)

@@ -110,7 +110,7 @@ def listed(params) -> list[gluon.Parameter]:
 def check(params) -> None:
     """Raise ValueError unless ``params``, at least one, are dense, and on the same contexts.
 
-    No parameter and no context may occur twice. Gradients may be row_sparse in one process.
+    No parameter and no context may occur twice. Gradients may be row_sparse.
     """
     if isinstance(params, collections.abc.Iterable) and not [*params]:
         raise ValueError(
@@ -126,11 +126,6 @@ def check(params) -> None:
             raise ValueError(
                 f"parameter {param.name} must be dense, with a dense or row_sparse gradient, got "
                 f"{stype} with a {grad_stype} gradient"
-            )
-        if grad_stype == "row_sparse" and cluster.size() > 1:
-            raise ValueError(
-                f"parameter {param.name} must have a dense gradient, because row_sparse gradients "
-                "are not exchanged between processes; make it with sparse_grad=False"
             )
         if param.list_ctx() != values[0].list_ctx():
             raise ValueError(

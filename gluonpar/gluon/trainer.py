@@ -58,7 +58,7 @@ class Trainer(gluon.Trainer):
 
     ``params`` is a list or dict of Parameters (``net.collect_params()``), all dense and on the same
     contexts; hybridized or not, initialised or deferred, shared, frozen (``grad_req='null'``).
-    Gradients may be row_sparse in one process (:mod:`gluonpar.gluon.update`).
+    Gradients may be row_sparse (:mod:`gluonpar.gluon.update`).
     The other positional arguments are those of ``gluon.Trainer``. Every ``kvstore`` of one process
     (None, 'local', 'device', 'nccl', 'gluonpar') stands for gluonpar's all-reduce; None does, too,
     with which ``gluon.Trainer`` sums nothing: that is a warning. ``algorithm`` names the all-reduce

@@ -275,13 +275,3 @@ def test_accumulation_is_refused():
     trainer = Trainer(bag(contexts(2)).collect_params(), "sgd")
     with pytest.raises(ValueError, match="sparse_grad=False"), trainer.no_sync():
         pass
-
-
-def test_several_processes_are_refused(monkeypatch):
-    monkeypatch.setattr(gluonpar.cluster, "size", lambda: 2)
-    with pytest.raises(ValueError, match="not exchanged between processes.*sparse_grad=False"):
-        Trainer(bag(contexts(2)).collect_params(), "sgd")
-    with pytest.raises(ValueError, match="not exchanged between processes.*sparse_grad=False"):
-        mx.kv.create("gluonpar").push("w", row_sparse(contexts(2)))
-    with pytest.raises(ValueError, match="not exchanged between processes.*sparse_grad=False"):
-        mx.kv.create("gluonpar").pushpull("w", row_sparse(contexts(2)))

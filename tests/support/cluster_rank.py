@@ -236,6 +236,25 @@ def of_all_devices(arrays):
     return [array for of_rank in of_ranks for array in of_rank]
 
 
+def by_embedding(num_devices, make_trainer):
+    """Words whose vectors have row_sparse gradients, of other words on each device."""
+    mx.random.seed(12)
+    ctx, net = contexts(num_devices), gluon.nn.HybridSequential(prefix="words_")
+    with net.name_scope():
+        net.add(gluon.nn.Embedding(50, 3, sparse_grad=True), gluon.nn.Dense(10, in_units=6))
+    net.initialize(mx.init.Normal(1), ctx=ctx)
+    trainer, loss = make_trainer(net.collect_params()), gluon.loss.SoftmaxCrossEntropyLoss()
+    for X, y, number in batches(num_devices):
+        words = np.abs(X[:, 0, 0, :2] * 20).astype("int32")
+        shards = gluonpar.split_and_load((words, y), ctx) if len(y) else []
+        with autograd.record():
+            losses = [loss(net(word), label) for word, label in shards]
+        if losses:
+            autograd.backward(losses)
+        trainer.step(number)
+    return [p.list_data()[-1].asnumpy() for p in net.collect_params().values()]
+
+
 def by_run(num_devices):
     """A whole run: loss, accuracy and parameters."""
     history = gluonpar.train(num_gpus=num_devices, verbose=False, **RUN)
@@ -282,6 +301,11 @@ def trained(num_devices):
             loads = {"num_workers": int(deferred), "thread_pool": True}
             in_estimator = by_estimator(num_devices, make, **loads)
             found[f"{kind.__module__}, Estimator, {deferred}"] = in_estimator
+            for optimizer in ("sgd", "adam"):  # adam with lazy updates, of the rows in a batch
+                how = ("adam", {"wd": 0.1}) if optimizer == "adam" else ("sgd", {**options})
+                make = functools.partial(kind, optimizer=how[0], optimizer_params=how[1], **more)
+                name = f"{kind.__module__}, {optimizer}, row_sparse"
+                found[name] = by_embedding(num_devices, make)
     return found
 
 
@@ -363,23 +387,43 @@ def collective():
             assert (array.asnumpy() == np.dtype(dtype).type(large)).all()
 
 
+def rows():
+    """Check sums and means of row_sparse arrays, of which ranks have other rows, some none."""
+    rank, size = cluster.rank(), cluster.size()
+    for k, dtype in itertools.product((1, 2), ("float16", "float32", "float64")):
+        rng = np.random.RandomState(k)
+        values = rng.randint(1, 50, (k * size, 9, 2, 3)) * (rng.rand(k * size, 9, 1, 1) < 0.3)
+        values[0] = 0
+        values = values.astype(dtype)
+        want = {"sum": values.sum(axis=0), "mean": values.astype("float64").mean(axis=0)}
+        for op, expected in want.items():
+            own = values[rank * k : (rank + 1) * k]
+            dense = [mx.nd.array(x, device(i), dtype) for i, x in enumerate(own)]
+            data = [array.tostype("row_sparse") for array in dense]
+            gluonpar.allreduce_many([data, dense], op=op)
+            for array in data:
+                np.testing.assert_array_equal(array.asnumpy(), expected.astype(dtype))
+                there = np.flatnonzero(expected.any((1, 2)))
+                np.testing.assert_array_equal(array.indices.asnumpy(), there)
+    own = mx.nd.full((4, 2), 2049).tostype("row_sparse")  # 2048 as float16
+    cluster.allreduce_rows(own, compression="fp16")
+    assert (own.asnumpy() == 2048 * size).all()
+    with cluster.local():
+        data = [mx.nd.full((2, 1), i + rank, device(i)).tostype("row_sparse") for i in range(2)]
+        gluonpar.allreduce(data)
+        assert data[1].asnumpy().tolist() == [[2 * rank + 1]] * 2
+
+
 def refused():
     """Check that what stays in one process says so, and how to have that."""
-    ctx = contexts(2)
-    sparse = [mx.nd.ones((2, 2), c).tostype("row_sparse") for c in ctx]
-    x = mx.nd.ones((2, 1))
-    for function in (
-        lambda: gluonpar.allreduce(sparse),
-        lambda: gluonpar.make_parallel(lambda x: x * 2, ctx, x=x),
-    ):
-        try:
-            function()
-        except (ValueError, RuntimeError) as error:
-            assert "inside gluonpar.cluster.local()" in str(error), error
-        else:
-            raise AssertionError("it was not refused")
+    ctx, x = contexts(2), mx.nd.ones((2, 1))
+    try:
+        gluonpar.make_parallel(lambda x: x * 2, ctx, x=x)
+    except ValueError as error:
+        assert "inside gluonpar.cluster.local()" in str(error), error
+    else:
+        raise AssertionError("it was not refused")
     with cluster.local():
-        gluonpar.allreduce(sparse)
         assert gluonpar.make_parallel(lambda x: x * 2, ctx, x=x).sum().asscalar() == 4
 
 
@@ -709,6 +753,7 @@ def as_one(folder):
     draws()
     exchanged()
     collective()
+    rows()
     refused()
     normalised()
     measured()
