@@ -32,9 +32,11 @@ def make_parallel(fn: Callable, ctx: mx.Context | Sequence[mx.Context], **batch:
     instead. Take the mean or sum over samples of the concatenated output, not in ``fn``. Nothing
     waits.
 
-    In a job of several processes call it inside ``gluonpar.cluster.local()``: the output is that of
-    this process's batch, and gradients with respect to a ``w`` on one device are of this batch
-    alone, until :func:`allreduce` sums them.
+    In a job of several processes call it inside ``gluonpar.cluster.local()`` on this rank's part of
+    the batch: the output is that of the part, and gradients with respect to a ``w`` on one device
+    are of the part alone, until ``allreduce([w.grad])``, called outside, sums them. Otherwise it is
+    refused: the output could be gathered from all ranks, but ``fn`` may use any array, and backward
+    would leave in each only what the devices of this process add.
 
     Raises ValueError for no batch, in a job of several processes outside ``cluster.local()``, for
     nests, shapes or dtypes that differ between devices, and for outputs without a row per sample;
@@ -63,9 +65,10 @@ def make_parallel(fn: Callable, ctx: mx.Context | Sequence[mx.Context], **batch:
     contexts = as_list(ctx)
     if cluster.size() > 1:
         raise ValueError(
-            "make_parallel must stay in one process, where it concatenates the outputs, got a job "
-            f"of {cluster.size()} processes; call it inside gluonpar.cluster.local(), and sum "
-            "gradients by gluonpar.Trainer or allreduce"
+            "make_parallel must stay in one process, because in backward gradients flow to any "
+            f"array that fn uses, which the other {cluster.size() - 1} ranks of the job cannot add "
+            "to; call it inside gluonpar.cluster.local() on this rank's part of the batch, and sum "
+            "the gradients by gluonpar.Trainer or allreduce"
         )
     if not callable(fn):
         raise TypeError(f"fn must be a function of the batch's arrays, got {type(fn).__name__}")

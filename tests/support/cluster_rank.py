@@ -414,17 +414,35 @@ def rows():
         assert data[1].asnumpy().tolist() == [[2 * rank + 1]] * 2
 
 
-def refused():
-    """Check that what stays in one process says so, and how to have that."""
-    ctx, x = contexts(2), mx.nd.ones((2, 1))
+def fitted():
+    """Check that make_parallel must stay in one process, and that a sum of gradients is enough."""
+    rank, size = cluster.rank(), cluster.size()
+    ctx, x, w = contexts(2), np.arange(1.0, 4 * size, dtype="float32"), mx.nd.zeros((3, 1))
+    y, part = 2 * x**2 - 3 * x + 1, partition.slices(len(x), size)[rank]
+    w.attach_grad()
+
+    def squared(x, y):
+        powers = mx.nd.stack(x**0, x, x**2, axis=1)
+        return (mx.nd.dot(powers, w.as_in_context(x.context))[:, 0] - y) ** 2
+
     try:
-        gluonpar.make_parallel(lambda x: x * 2, ctx, x=x)
+        gluonpar.make_parallel(squared, ctx, x=x, y=y)
     except ValueError as error:
         assert "inside gluonpar.cluster.local()" in str(error), error
     else:
         raise AssertionError("it was not refused")
-    with cluster.local():
-        assert gluonpar.make_parallel(lambda x: x * 2, ctx, x=x).sum().asscalar() == 4
+    results = []
+    for mine in (part, slice(None)):  # of this rank, and all in one process
+        w[:] = 0
+        for _ in range(3):
+            with cluster.local(), autograd.record():
+                loss = gluonpar.make_parallel(squared, ctx, x=x[mine], y=y[mine]).sum() / len(x)
+            loss.backward()
+            if mine is part:
+                gluonpar.allreduce([w.grad])
+            w -= 1e-4 * w.grad
+        results.append(w.asnumpy())
+    np.testing.assert_allclose(*results, rtol=1e-5)
 
 
 def normalised():
@@ -754,7 +772,7 @@ def as_one(folder):
     exchanged()
     collective()
     rows()
-    refused()
+    fitted()
     normalised()
     measured()
     loaded(num_workers=0)
