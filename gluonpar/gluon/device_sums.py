@@ -66,8 +66,8 @@ class Round:
         self.begun: dict[Any, collections.Counter] = {}  # number of sums, by layer and device
 
     def join_ranks(self) -> None:
-        """In a job, begin the round on this rank."""
-        if self.spans and self.of_ranks is None:
+        """In a job, begin the round on this rank, if any layer may add to it."""
+        if self.spans and _layers_in_job and self.of_ranks is None:
             self._messages.start(_receive, _is_message_expected)
             with lock:
                 self.of_ranks = RankRound(self._messages, self.place)
@@ -84,10 +84,12 @@ class Round:
                 self.of_ranks.say(Tasks(self.num_devices, begun, failed))
             _go_on()
 
-    def send_statistics(self, layer: Any, values: np.ndarray) -> None:
-        """Send those of a layer, when its sums are complete, to the ranks without tasks."""
+    def send_statistics(self, of_layers: dict[Any, np.ndarray]) -> None:
+        """Send those of layers, when their sums are complete, to the ranks without tasks."""
         with lock:
-            self.of_ranks.give_statistics(SumKey(self, layer, rank_rounds.STATISTICS).name, values)
+            for layer, values in of_layers.items():
+                key = SumKey(self, layer, rank_rounds.STATISTICS)
+                self.of_ranks.give_statistics(key.name, values)
 
     def call(self, ctx: mx.Context, function: Callable, *arguments: Any) -> Any:
         """Call ``function(*arguments)`` on the thread of ``ctx``, in this round."""
@@ -163,6 +165,7 @@ lock = threading.Lock()
 _num_waiting, _changed = 0, threading.Condition(lock)  # for tasks of other ranks
 _incomplete: dict[SumKey, _Sum] = {}
 _is_used = False  # whether a sum has begun in this process
+_layers_in_job = False  # whether there are any whose sums are over the devices of all ranks
 _abandoned = ""  # why, while the operators of a failed round end
 _this = threading.local()  # .round
 
@@ -170,6 +173,12 @@ _this = threading.local()  # .round
 def current_round() -> Round | None:
     """Return the round that this thread was called in, if it was."""
     return getattr(_this, "round", None)
+
+
+def join_job() -> None:
+    """From now on tell the other ranks of each round: a layer has been made that they make, too."""
+    global _layers_in_job
+    _layers_in_job = True
 
 
 def add(key: SumKey, device: str, values: np.ndarray, done: Callable, failed: Callable) -> None:
@@ -202,6 +211,7 @@ def add_nothing(round_: Round, layer: Any, done: Callable, failed: Callable) -> 
         current = _incomplete[key] = _Sum()
         current.callbacks.append((done, failed))
         current.is_complete_here = True
+        round_.of_ranks.look()
     _go_on()
 
 

@@ -99,6 +99,7 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
             number = _num_named[self.name]
             self.name_in_job = self.name if number == 1 else f"{self.name} (number {number})"
             _in_job[self.name_in_job] = self
+            device_sums.join_job()
         self._plain_round: Round | None = None
         self._key = uuid.uuid4().hex
         _layers[self._key] = self
@@ -222,26 +223,34 @@ def share_running_statistics(round_: Round) -> None:
         if round_.of_ranks:
             _receive_statistics(round_)
         return
+    trained = {}
     for layer in round_.begun:
         params = layer.running_mean, layer.running_var
         if not all(private_fields.values(p) and took_part[0] in p.list_ctx() for p in params):
             continue  # it was made for an imported symbol
-        if round_.of_ranks and not layer.is_local:
-            _send_statistics(round_, layer, [param.data(took_part[0]) for param in params])
+        if not layer.is_local:
+            trained[layer] = [param.data(took_part[0]) for param in params]
         for param in params:
             for c in set(param.list_ctx()).difference(took_part):
                 param.data(took_part[0]).copyto(param.data(c))
+    if round_.of_ranks and trained:
+        _send_statistics(round_, trained)
 
 
-def _send_statistics(round_: Round, layer: SyncBatchNorm, arrays: list[mx.nd.NDArray]) -> None:
+def _send_statistics(
+    round_: Round, of_layers: dict[SyncBatchNorm, Sequence[mx.nd.NDArray]]
+) -> None:
     """Send mean and variance, when they are known, to the ranks without tasks, if there are any."""
-    on_host = [array.as_in_context(mx.cpu()) if _is_on_gpu(array) else array for array in arrays]
+    arrays = [array for of_layer in of_layers.values() for array in of_layer]
+    if _is_on_gpu(arrays[0]):
+        arrays = [array.as_in_context(mx.cpu()) for array in arrays]
 
     def send() -> None:
-        values = np.stack([*map(memory.view, on_host)]).astype("float64")
-        round_.send_statistics(layer, values)
+        views = [memory.view(array).astype("float64") for array in arrays]
+        pairs = map(np.stack, zip(views[::2], views[1::2]))
+        round_.send_statistics(dict(zip(of_layers, pairs)))
 
-    engine.push(send, mx.cpu(), reads=on_host, name="gluonpar.SyncBatchNorm", prioritized=True)
+    engine.push(send, mx.cpu(), reads=arrays, name="gluonpar.SyncBatchNorm", prioritized=True)
 
 
 def _receive_statistics(round_: Round) -> None:
