@@ -30,8 +30,8 @@ MPI_ADDRESSES = 350 * memory_limits.MB
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 # PMIx, as in srun --mpi=pmix, sets a rank only; Slurm sets the number of tasks of the job step.
 _PMIX_RANK, _SLURM_TASKS = "PMIX_RANK", "SLURM_STEP_NUM_TASKS"
-# The process that is the rank, the first to import gluonpar, and the name of its job (Open MPI): its
-# child processes inherit the environment, not the rank, unless they are ranks of another job.
+# The process that is the rank, the first to import gluonpar, and the name of its job (Open MPI).
+# Child processes inherit the environment, not the rank, unless they are ranks of another job.
 _PID, _NAMESPACE = "GLUONPAR_CLUSTER_PID", "PMIX_NAMESPACE"
 _TOLD = "GLUONPAR_CLUSTER_TOLD"  # once a process has joined the job, or said that it has not
 # Variables of launchers without MPI: the number of processes, and a process's number among them.

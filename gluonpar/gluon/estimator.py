@@ -54,7 +54,7 @@ class BatchProcessor(estimator.BatchProcessor):
 
         data, label = self._get_data_and_label(train_batch, estimator.context, batch_axis)
         shards = list(zip(data, label))
-        results = run_tasks(forward_backward, shards, estimator.context) if shards else []
+        results = run_tasks(forward_backward, shards, estimator.context)
         return data, label, [scores for scores, _ in results], [loss for _, loss in results]
 
 

@@ -152,7 +152,7 @@ def by_gluon(num_devices, make_trainer, deferred=False):
     for i, (X, y, number) in enumerate(batches(num_devices)):
         if i == 1:
             net.initialize(mx.init.Xavier(), ctx=ctx, force_reinit=True)
-        shards = gluonpar.split_and_load((X, y), ctx) if len(X) else []
+        shards = gluonpar.split_and_load((X, y), ctx)
         with autograd.record():
             losses = [loss(net(x), label) for x, label in shards]
         if losses:
@@ -204,8 +204,7 @@ def by_sync_batch_norm(num_devices, updates=True):
     net.initialize(mx.init.Xavier(), ctx=ctx)
     net.hybridize(active=updates)
     params, loss = net.collect_params(), gluon.loss.SoftmaxCrossEntropyLoss()
-    options = "sgd", {"learning_rate": 0.1}
-    trainer = gluonpar.Trainer(params, *options) if updates else None
+    trainer = gluonpar.Trainer(params, "sgd", {"learning_rate": 0.1})
 
     def forward_backward(shard):
         with autograd.record():
@@ -216,7 +215,7 @@ def by_sync_batch_norm(num_devices, updates=True):
 
     found = []
     for X, y, number in batches(num_devices):
-        shards = gluonpar.split_and_load((X, y), ctx) if len(X) else []
+        shards = gluonpar.split_and_load((X, y), ctx)
         outs = gluonpar.run_tasks(forward_backward, shards, ctx)
         found += of_all_devices(outs)
         normed = [p.list_grad() for p in net.collect_params(".*(gamma|beta)").values()]
@@ -281,8 +280,7 @@ def by_dropout(num_devices):
 
     mx.random.seed(5)
     for X, y, num_samples in batches(num_devices):
-        if len(y):
-            gluonpar.run_tasks(forward_backward, gluonpar.split_and_load((X, y), ctx), ctx)
+        gluonpar.run_tasks(forward_backward, gluonpar.split_and_load((X, y), ctx), ctx)
         trainer.step(num_samples)
     return [param.data(ctx[-1]).asnumpy() for param in net.collect_params().values()]
 
