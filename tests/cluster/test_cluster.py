@@ -86,6 +86,12 @@ def test_a_rank_that_does_not_know_the_shapes_in_the_first_step_ends_the_job_wit
 
 
 @needs_mpi
+@pytest.mark.parametrize("ranks, number", [(2, 3), pytest.param(3, 20, marks=pytest.mark.slow)])
+def test_a_rank_that_does_something_else_is_told_to_all_or_changes_nothing(ranks, number):
+    succeed(mpirun((ranks, [*RANK, "unlike_programs", str(number)])))
+
+
+@needs_mpi
 def test_inside_local_one_rank_is_a_program_of_one_process(tmp_path):
     succeed(mpirun((2, [*RANK, "local", str(tmp_path)])))
     got = np.load(tmp_path / "2.npz")

@@ -319,6 +319,16 @@ class Side:
         self.unused = {}
 
 
+class Unlike(Side):
+    """A rank of which nothing is known that the others would do: any step may have no gradients."""
+
+    def check_told(self, *batch):
+        pass
+
+    def step(self, t, n):
+        self.trainers[t].step(n, ignore_stale_grad=True)
+
+
 class Alone(Side):
     """What is compared with: MXNet alone, on one device."""
 
@@ -378,13 +388,7 @@ def event(name, *arguments):
 
 
 def check(kvstore, optimizer, sparse, k, program, two=False):
-    options = OPTIMIZERS[optimizer]
-
-    def make(params):
-        if kvstore is None:
-            return gluonpar.Trainer(params, optimizer, dict(options))
-        return gluon.Trainer(params, optimizer, dict(options), kvstore=kvstore)
-
+    options, make = OPTIMIZERS[optimizer], trainers_of(kvstore, optimizer)
     want = Alone(lambda params: stock_trainer(params, optimizer, dict(options)), 1, sparse, two)
     got = Side(make, k, sparse, two)
     got.stale = want.stale
@@ -400,6 +404,45 @@ def check(kvstore, optimizer, sparse, k, program, two=False):
         assert_as_one(got, [param.data().asnumpy() for param in want.params], 1e-4)
 
 
+def check_unlike(kvstore, optimizer, k, program, two, rank, place, change):
+    """One rank leaves an event out, does it later, or does another one before.
+
+    Then all ranks get an error, at the latest in the next step of each Trainer, or none, and their
+    parameters have the same bits.
+    """
+    mine = [*program]
+    if cluster.rank() == rank:
+        place %= len(mine)
+        if change == "left out":
+            del mine[place]
+        elif change == "later":
+            mine.insert(place + 1, mine.pop(place))
+        else:
+            mine.insert(place, change)
+    side, failure, bits = Unlike(trainers_of(kvstore, optimizer), k, False, two), "", b""
+    try:
+        for name, arguments in mine:
+            getattr(side, name)(*arguments)
+            mx.nd.waitall()
+        for t in range(len(side.trainers)):
+            side.train(t, 8, 0, "one backward", 0)
+        bits = b"".join(param.data().asnumpy().tobytes() for param in side.params)
+        cluster.gather("the end of a program")
+    except (mx.MXNetError, ValueError, RuntimeError) as error:
+        failure = str(error)
+    of_ranks = cluster.gather((failure, bits))
+    if not all(failure for failure, _ in of_ranks):
+        failures = [failure[-300:] for failure, _ in of_ranks]
+        assert len({*of_ranks}) == 1, (k, program, two, rank, place, change, failures)
+
+
+def trainers_of(kvstore, optimizer):
+    options = OPTIMIZERS[optimizer]
+    if kvstore is None:
+        return lambda params: gluonpar.Trainer(params, optimizer, dict(options))
+    return lambda params: gluon.Trainer(params, optimizer, dict(options), kvstore=kvstore)
+
+
 OPTIMIZERS = {
     "sgd": {"learning_rate": 0.05},
     "nag": {"learning_rate": 0.05, "momentum": 0.9},
@@ -409,8 +452,11 @@ OPTIMIZERS = {
 EVERY = [*itertools.product((None, "gluonpar"), OPTIMIZERS, (False, True))]
 
 
-def law(kvstore, optimizer, sparse, num_programs, least_samples=1):
-    """That :func:`check` holds, as a function; ranks without samples can skip no batch."""
+def law(kvstore, optimizer, sparse, num_programs, least_samples=1, unlike=False):
+    """That :func:`check` holds, as a function; ranks without samples can skip no batch.
+
+    Or, if they are ``unlike``, :func:`check_unlike`.
+    """
     sizes = [n for n in (1, 2, 3, 4, 7, 8) if n >= least_samples]
     size, seed = st.sampled_from(sizes), st.integers(0, 99)
     order = st.one_of(st.just(0), st.integers(0, 23))
@@ -449,8 +495,20 @@ def law(kvstore, optimizer, sparse, num_programs, least_samples=1):
     alike = {"derandomize": True, "database": None, "deadline": None, "phases": [Phase.generate]}
 
     two = st.booleans() if may_skip else st.just(False)  # a batch may have nothing for one of two
+    drawn = settings(max_examples=num_programs, suppress_health_check=[*HealthCheck], **alike)
+    if unlike:
+        changes = st.sampled_from(("left out", "later")), st.one_of(events)
+        rank, place = st.integers(0, cluster.size() - 1), st.integers(0, 11)
+        programs = st.lists(st.one_of(events), min_size=4, max_size=12)
 
-    @settings(max_examples=num_programs, suppress_health_check=[*HealthCheck], **alike)
+        @drawn
+        @given(st.integers(1, 3), programs, two, rank, place, st.one_of(*changes))
+        def told(k, program, two, rank, place, change):
+            check_unlike(kvstore, optimizer, k, program, two, rank, place, change)
+
+        return told
+
+    @drawn
     @given(st.integers(1, 4), st.lists(st.one_of(events), min_size=4, max_size=12), two)
     def holds(k, program, two):
         check(kvstore, optimizer, sparse, k, program, two)

@@ -809,6 +809,12 @@ def programs(number):
         any_program.check(kvstore, "sgd", False, k, program, two)
 
 
+def unlike_programs(number):
+    """Programs in which one rank does something else."""
+    for kvstore, optimizer in itertools.product((None, "gluonpar"), any_program.OPTIMIZERS):
+        any_program.law(kvstore, optimizer, False, int(number), cluster.size(), unlike=True)()
+
+
 def batches_left_out(_):
     """Programs of one process, with a part of every batch on each rank; and numbers that differ."""
     for program in batch_programs.PROGRAMS:
@@ -1044,7 +1050,18 @@ def unlike(what):
 
 if __name__ == "__main__":
     task, argument = sys.argv[1:]
-    tasks = (as_one, on_gpus, unlike, late, late_inside, fork, programs, batches_left_out, local)
+    tasks = (
+        as_one,
+        on_gpus,
+        unlike,
+        unlike_programs,
+        late,
+        late_inside,
+        fork,
+        programs,
+        batches_left_out,
+        local,
+    )
     tasks += (starts_a_program, pieces, saves_alone, first_step_without_samples)
     if task in {function.__name__ for function in tasks}:
         globals()[task](argument)
