@@ -160,11 +160,14 @@ def test_two_ranks_with_two_gpus_each_train_as_four(tmp_path):
     job = [*RANK, "on_gpus", str(tmp_path)]
     end_of(mpirun((2, job), **environment(2)))
     got = np.load(tmp_path / "2.npz")
-    for name, arrays in cluster_rank.trained(4).items():  # on CPU contexts
+    want_of = cluster_rank.trained(4)  # on CPU contexts
+    del want_of["by_dropout"]  # which draw other numbers than GPUs
+    for name, arrays in want_of.items():
         for i, want in enumerate(arrays):
             # as in test_cluster.py, and other kernels; batch normalisation of few samples divides
-            # by small numbers, so that it rounds more there, too
-            scale, limit = np.abs(want).max(), 1e-4 if name == "by_towers" else 2e-5
+            # by small numbers, so that it rounds more there, too; biases before it are rounding
+            least = 1e-2 if name in ("by_sync_batch_norm", "bits") else 0
+            scale, limit = max(np.abs(want).max(), least), 1e-4 if name == "by_towers" else 2e-5
             assert np.abs(got[f"{name}{i}"] - want).max() <= limit * scale, (name, i)
 
 
