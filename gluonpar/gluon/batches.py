@@ -20,12 +20,10 @@ from __future__ import annotations
 
 import functools
 import itertools
-from operator import attrgetter
 from typing import Any, Callable, Iterable, Sequence
 
 from mxnet import autograd, gluon
 
-from gluonpar import cluster
 from gluonpar.cluster import world
 from gluonpar.gluon import ages, device_sums, gradients
 from gluonpar.gluon.gradients import Gradients
@@ -62,7 +60,7 @@ def _write(written: Sequence[tape.Written]) -> _Batch:
 
     Return the batch that the pass is of.
     """
-    newest = max({grads.batch for _, grads, _ in written}, key=attrgetter("number"))
+    newest = max({grads.batch for _, grads, _ in written}, key=lambda batch: batch.number)
     for recording in {recording for recording, *_ in written}:
         if recording.part is None or recording.part.batch.is_used:
             recording.part = _Part()
@@ -159,8 +157,7 @@ def mark_used(params: Iterable[gluon.Parameter]) -> None:
             if any(grads.fresh()):
                 _use(grads)
                 memory.set_grad_flags(grads.values, False)
-            grads.accumulates = False
-            grads.sum_on = grads.sum_on if grads.adds_always else None
+            grads.accumulates, grads.sum_on = False, grads.sum_on if grads.adds_always else None
 
 
 def mark_summed(params: Iterable[gluon.Parameter], root: int = 0) -> None:
@@ -168,7 +165,7 @@ def mark_summed(params: Iterable[gluon.Parameter], root: int = 0) -> None:
 
     Only rank 0's on ``root`` are added in the next sum, or added to by passes.
     """
-    devices = [root] if cluster.rank() == 0 else []
+    devices = [root] if world.rank() == 0 else []
     with tape.lock:
         for grads in map(gradients.tracked.__getitem__, params):
             _use(grads)

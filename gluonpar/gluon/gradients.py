@@ -8,7 +8,6 @@ the same, and that of others to memory that is not theirs (MXNet 1.9.1: mean, cl
 from __future__ import annotations
 
 import functools
-import operator
 import weakref
 from typing import Any, Sequence
 
@@ -48,7 +47,7 @@ class Gradients:
         self.sum_on: Any = None  # if they are sums: the devices of which the next sum adds them
         self.time, self.num_written = 0, [0] * len(self.values)  # see ages
         _forget(self._names)
-        self._variables = [*map(tape.variable, self.values)]  # kept, as grad_pointer needs
+        self._variables = [tape.graph_of(value.handle) for value in self.values]  # grad_pointer needs them
         self._written = [*map(memory.grad_pointer, self.values)]
         self._chunks = [*map(memory.chunk, self.grads)]
         self._names += [variable.name for variable in self._variables]
@@ -106,6 +105,6 @@ def _forget(names: list[str], _: Any = None) -> None:
 def param_of(arrays: Sequence[mx.nd.NDArray]) -> gluon.Parameter | None:
     """Return the tracked parameter whose gradients these arrays are, if there is one."""
     grads = _by_grad.get(id(arrays[0])) if arrays else None
-    if grads and len(arrays) == len(grads.grads) and all(map(operator.is_, arrays, grads.grads)):
+    if grads and [*map(id, arrays)] == [*map(id, grads.grads)]:
         return grads.param()
     return None

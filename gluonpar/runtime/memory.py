@@ -138,7 +138,7 @@ def grad_chunk(array: mx.nd.NDArray) -> int | None:
 def grad_pointer(array: mx.nd.NDArray) -> ctypes.c_void_p:
     """Return where MXNet has the address that :func:`grad_chunk` returns, to be read any time.
 
-    The array's variable (:func:`gluonpar.runtime.tape.variable`) must be kept meanwhile.
+    The array's variable (:func:`gluonpar.runtime.tape.graph_of`) must be kept meanwhile.
     """
     chunk(array)  # raises RuntimeError if arrays have another layout
     place = array.handle.value

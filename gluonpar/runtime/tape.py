@@ -72,13 +72,8 @@ def watch(begin_pass: Callable[[Sequence[Written]], Callable[[], None]]) -> None
         _LIB.MXAutogradSetIsRecording = _watched_switch
 
 
-def variable(array: mx.nd.NDArray) -> mx.sym.Symbol:
-    """Return the variable of the tape that is an array with a gradient; it has the array's name."""
-    return _graph(array.handle)
-
-
-def _graph(handle: int | NDArrayHandle) -> mx.sym.Symbol | None:
-    """Return the graph that computed the array, if there is one."""
+def graph_of(handle: int | NDArrayHandle) -> mx.sym.Symbol | None:
+    """Return the graph that computed the array, or the variable, with its name, that it is."""
     graph = SymbolHandle()
     is_none = _LIB.MXAutogradGetSymbol(NDArrayHandle.from_param(handle), ctypes.byref(graph))
     return None if is_none else mx.sym.Symbol(graph)
@@ -87,7 +82,7 @@ def _graph(handle: int | NDArrayHandle) -> mx.sym.Symbol | None:
 def _written(heads: Sequence[int]) -> list[Written]:
     """Return what a pass from these handles writes; nothing if MXNet will refuse one of them."""
     by_recording: dict[Recording, list[mx.sym.Symbol]] = {}
-    for graph in map(_graph, heads):
+    for graph in map(graph_of, heads):
         if graph is None:
             return []
         by_recording.setdefault(_recording_of(graph.name), []).append(graph)
@@ -128,7 +123,7 @@ def _watched_pass(num_heads: Any, heads: Any, head_grads: Any, num_variables: An
 
 @functools.wraps(_attach)
 def _watched_attach(num_arrays: Any, arrays: Any, *more) -> int:
-    graphs = map(_graph, arrays[: getattr(num_arrays, "value", num_arrays)])
+    graphs = map(graph_of, arrays[: getattr(num_arrays, "value", num_arrays)])
     before = [graph.name for graph in graphs if graph is not None]
     result = _attach(num_arrays, arrays, *more)
     for owner, _ in filter(None, map(owners.get, before)):
@@ -172,7 +167,7 @@ def _mark() -> int:
     """Record a node, and return its number."""
     node = NDArrayHandle()  # by Python's reshape it takes three times as long
     _LIB.MXNDArrayReshape64(_marker.handle, 1, _ONE, False, ctypes.byref(node))
-    position = int(_graph(node).name[5:])
+    position = int(graph_of(node).name[5:])
     _LIB.MXNDArrayFree(node)
     return position
 
