@@ -47,7 +47,7 @@ class Gradients:
         self.sum_on: Any = None  # if they are sums: the devices of which the next sum adds them
         self.time, self.num_written = 0, [0] * len(self.values)  # see ages
         _forget(self._names)
-        self._variables = [tape.graph_of(value.handle) for value in self.values]  # grad_pointer needs them
+        self._variables = [tape.graph_of(value.handle) for value in self.values]  # kept
         self._written = [*map(memory.grad_pointer, self.values)]
         self._chunks = [*map(memory.chunk, self.grads)]
         self._names += [variable.name for variable in self._variables]
