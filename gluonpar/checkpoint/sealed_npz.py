@@ -67,7 +67,7 @@ def unpack(
     if ``parse`` raises any exception, as it may on a file made by hand.
     """
     try:
-        body, seal = content[:-_SEAL_SIZE], bytes(content[-_SEAL_SIZE:])
+        body, seal = memoryview(content)[:-_SEAL_SIZE], bytes(content[-_SEAL_SIZE:])
         if not seal.startswith(_SEAL):
             raise ValueError("it does not end with a SHA-256: it is truncated or of another kind")
         if seal != _SEAL + hashlib.sha256(body).hexdigest().encode():
