@@ -1,6 +1,6 @@
 """Collectives over the processes of the job, and the checks that its ranks make.
 
-Every process must call the same ones in the same order, with arrays of equal sizes and dtypes. They
+Every process must call the same ones in the same order, on arrays of equal shapes and dtypes. They
 are operators of MXNet's engine that all write one *marker* array, so that the engine runs them one
 at a time and in the order of the calls.
 """
@@ -184,18 +184,26 @@ class PendingGather:
     """Every process's value, any picklable object, gathered while the program goes on.
 
     ``check(values)`` is called with them, by rank. If it raises, that is raised at the next wait
-    for an array that was computed from a later exchange. ``name`` is the name in errors.
+    for an array that was computed from a later exchange; and so is :func:`check_equal`'s error, if
+    ``facts`` differ. ``name`` is the name in errors.
     """
 
-    def __init__(self, value: Any, name: str, check: Callable[[list], None] | None = None) -> None:
+    def __init__(
+        self,
+        value: Any,
+        name: str,
+        check: Callable[[list], None] | None = None,
+        facts: dict[str, Any] | None = None,
+    ) -> None:
         self.values, self._name, self._check, job = [value], name, check, world()
+        self._facts = facts
         self._known: mx.nd.NDArray | None = None
         if job is not None:
             self._known = mx.nd.empty((1,), ctx=mx.cpu(0))
             _push_operator("gather", functools.partial(self._gather, job), [self._known])
 
     def _gather(self, job: World) -> None:
-        self.values = _run(job, self._name, lambda: job.comm.allgather(self.values[0]))
+        self.values = _run(job, self._name, lambda: job.comm.allgather(self.values[0]), self._facts)
         if self._check is not None:
             self._check(self.values)
 
@@ -350,7 +358,7 @@ def _run(
     listed = "; ".join(f"rank {rank}: {call}" for rank, call in enumerate(calls))
     raise RuntimeError(
         f"the ranks differ in operation {number}: {listed}. All must call the same "
-        "collectives in the same order, on arrays of equal sizes and dtypes"
+        "collectives, with the same op, in the same order, on arrays of equal shapes and dtypes"
     )
 
 

@@ -66,7 +66,7 @@ def _rank_of_job(environment: Mapping[str, str]) -> str | None:
 def _is_in_pool() -> bool:
     """Return whether this process executes tasks of an MPIPoolExecutor, or gives them to others."""
     pools, mpi = map(sys.modules.get, ("mpi4py.futures._core", "mpi4py.MPI"))
-    if pools is None:
+    if pools is None or not mpi.Is_initialized():
         return False
     return pools.SharedPool is not None or mpi.Comm.Get_parent() != mpi.COMM_NULL
 

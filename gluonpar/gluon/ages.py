@@ -8,7 +8,7 @@ devices, and less on those that had none.
 
 from __future__ import annotations
 
-from typing import Sequence
+from typing import Any, Sequence
 
 import numpy as np
 from mxnet import gluon
@@ -33,13 +33,16 @@ def count(grads: Gradients, device: int) -> None:
 
 
 def summands(
-    params: Sequence[gluon.Parameter], num_processes: int, of: str
+    params: Sequence[gluon.Parameter],
+    num_processes: int,
+    of: str,
+    facts: dict[str, Any] | None = None,
 ) -> tuple[list[list[bool]], list[bool]]:
     """Return per parameter, by device, whether its gradient is added in the sum that comes next.
 
     And per parameter, whether one is on some rank. All ranks call this before each sum, with the
-    same name ``of`` whose gradients these are; gradients older than other ranks' are not added. One
-    that has new ones of all parameters does not wait.
+    same name ``of`` whose gradients these are, and the same ``facts``; gradients older than other
+    ranks' are not added. One that has new ones of all parameters does not wait.
     """
     global _num_sums
     of_params = [gradients.tracked[param] for param in params]
@@ -47,7 +50,7 @@ def summands(
     on_some_rank = [*map(any, counting)]
     if num_processes > 1 and params:
         ages = np.array([*map(_age, of_params)])
-        of_ranks = cluster.PendingGather(ages, f"gradients of {of}", _check)
+        of_ranks = cluster.PendingGather(ages, f"gradients of {of}", _check, facts)
         _num_sums += 1
         if (ages[:, 0] != _num_sums - 1).any():  # some may be old
             newest = np.max(of_ranks.wait(), axis=0)[:, 0]

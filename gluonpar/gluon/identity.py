@@ -18,7 +18,6 @@ import mxnet as mx
 import numpy as np
 from mxnet import gluon
 
-from gluonpar import cluster
 from gluonpar.runtime import private_fields
 
 _numbers = itertools.count(1)
@@ -60,14 +59,14 @@ class Identity:
             "wd_mult": {name: p.wd_mult for p, name in named if p.wd_mult != 1},
         }
 
-    def compare(self, **facts: Any) -> None:
-        """In a step, before the sum, compare these and all facts above without waiting."""
+    def facts(self, **facts: Any) -> dict[str, Any]:
+        """Return these and all facts above, to be compared in a step before the sum."""
         if not self._has_compared:
             self._has_compared, facts = True, {**self.kinds(), **facts}
         were_set = [name for param, name in self._params() if param in _were_set]
         are_alike(param for param, _ in self._params())
         since = "values set by set_data or load_parameters since the last step"
-        cluster.check_equal_async({**self.update(), **facts, since: were_set}, self.name)
+        return {**self.update(), **facts, since: were_set}
 
     def _params(self) -> list[tuple[gluon.Parameter, str]]:
         return [(param(), name) for param, name in self._named]

@@ -413,15 +413,15 @@ def _begin_sums(lists: Sequence[Sequence[mx.nd.NDArray]]) -> list[list[bool] | N
     """
     params = [*map(gradients.param_of, lists)]
     known = [param for param in params if param is not None]
-    names = []
+    names, facts = [], {}
     for trainer in dict.fromkeys(map(private_fields.trainer, known)):
         if trainer is not None and _is_ours(private_fields.kvstore(trainer)):
             optimizer, ctx = private_fields.optimizer(trainer), private_fields.contexts(trainer)
             _update_alike(optimizer, ctx, _NOT_BY_TRAINER)
             if trainer in _identities:
                 names.append(_identities[trainer].name)
-                _identities[trainer].compare(rescale_grad=optimizer.rescale_grad)
-    summands = ages.summands(known, cluster.size(), ", ".join(names))
+                facts.update(_identities[trainer].facts(rescale_grad=optimizer.rescale_grad))
+    summands = ages.summands(known, cluster.size(), ", ".join(names), facts)
     counting = dict(zip(known, zip(*summands)))
     summed = [param for param, (_, on_some_rank) in counting.items() if on_some_rank]
     batches.mark_summed(summed)

@@ -313,7 +313,8 @@ class Trainer(gluon.Trainer):
         if self._identity is not None:
             if self._layout is None:  # a rank that has had no samples may not know the shapes
                 params_file.check_initialized(self._params)
-            self._identity.compare(batch_size=batch_size)
+            facts = self._identity.facts(batch_size=batch_size)
+            cluster.check_equal_async(facts, self._identity.name)
 
     def _laid_out(self) -> Layout:
         """The parameters in buckets, made the first time and after they have changed in kind."""
