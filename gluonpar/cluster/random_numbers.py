@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Sequence
+
+import mxnet as mx
+
 from gluonpar.cluster.process_collectives import PendingGather
 from gluonpar.cluster.world import rank, size
 from gluonpar.runtime import device_threads
 
-_first_devices: list[int] = []  # by rank, once they are known: how many devices lower ranks have
+_numbers: list[tuple[int, int]] = []  # by rank, once they are known: device_threads.number_from
 
 
-def draw_apart(num_devices: int | None = None) -> None:
-    """From now on draw as this rank's devices, which are ``num_devices``, among those of all ranks.
+def draw_apart(ctx: Sequence[mx.Context] = ()) -> None:
+    """From now on draw as this rank's devices, which are ``ctx``, among those of all ranks.
 
     All ranks call this when their parameters have become alike: before it, ranks with one seed draw
-    the same initial values. With None any number will do. Waits for all ranks.
+    the same initial values. Without ``ctx`` it has no effect if the devices are known, and counts
+    one per rank otherwise. Waits for all ranks.
     """
-    if size() == 1 or (num_devices is None and _first_devices):
+    if size() == 1 or (not ctx and _numbers):
         return
-    counts = PendingGather(num_devices or 1, "numbers of devices").wait()
-    before = _first_devices[rank()] if _first_devices else 0
-    _first_devices[:] = [sum(counts[:i]) for i in range(len(counts))]
-    if _first_devices[rank()] != before:
-        device_threads.number_from(lambda: _first_devices[rank()])  # it is 0 inside local()
+    lowest = min((each.device_id for each in ctx), default=0)
+    ranks = PendingGather((len(ctx) or 1, lowest), "numbers of devices").wait()
+    before = _numbers[rank()] if _numbers else (0, 0)
+    firsts = [sum(count for count, _ in ranks[:i]) for i in range(len(ranks))]
+    _numbers[:] = [(first, first - lowest) for first, (_, lowest) in zip(firsts, ranks)]
+    if _numbers[rank()] != before:
+        device_threads.number_from(lambda: _numbers[rank()])  # those of rank 0 inside local()

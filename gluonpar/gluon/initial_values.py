@@ -36,7 +36,7 @@ def start_alike(params: Sequence[gluon.Parameter]) -> None:
     _alike.update(dense)
     lists = map(private_fields.values, dense)
     _broadcast([arrays for arrays in lists if arrays is not None])
-    cluster.draw_apart(len(params[0].list_ctx()) if params else None)
+    cluster.draw_apart(params[0].list_ctx() if params else ())
 
 
 def _broadcast(lists: Sequence[Sequence[mx.nd.NDArray]]) -> None:

@@ -8,6 +8,9 @@ wait for none of another device, unless they read arrays that it writes.
 MXNet seeds the generators of the thread that calls ``mx.random.seed``; here those of all devices'
 threads are seeded, too, and in a job of several processes apart from other ranks'. For that,
 functions of MXNet's C interface are replaced by others that call them.
+
+MXNet starts a GPU's generators from ``127 * seed + device_id``, of 32 bits, and those of all CPU
+contexts from ``127 * seed``, each in 1,024 parts that start from the following numbers.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ from mxnet.base import _LIB
 
 from gluonpar.runtime import tape
 
-_STRIDE = 1 << 20  # between the seeds of CPU contexts, which MXNet seeds alike, and of ranks
+_CPU_STRIDE = 1 << 20  # between the seeds of CPU contexts: none of their parts are the same
+_GPU_STRIDE = pow(127, -1, 1 << 32)  # 127 times this is 1: the next GPU's generators
 
 _SECONDS = 1  # after which a thread that waits calls the functions of while_waiting()
 
@@ -35,7 +39,7 @@ _while_waiting: list[Callable[[], None]] = []
 _this = threading.local()  # .ctx: the context of a device's thread
 # By context, or for "all": which call it was, and the seed.
 _seeds: dict[Any, tuple[int, int]] = {"all": (0, 0)}
-_first_device: Callable[[], int] = int  # its number among those of all ranks: 0
+_numbers: Callable[[], tuple[int, int]] = lambda: (0, 0)  # see number_from()
 _seed_all, _seed_context = _LIB.MXRandomSeed, _LIB.MXRandomSeedContext
 
 
@@ -135,26 +139,30 @@ class _DeviceThread:
         if newest is of_context:
             _seed_context(of_context[1], self._ctx.device_typeid, self._ctx.device_id)
         else:
-            apart = self._ctx.device_id if self._ctx.device_type == "cpu" else 0
-            _seed_all(_apart(of_all[1], apart))
+            _seed_apart(of_all[1], self._ctx)
 
 
-def _apart(seed: int, number: int) -> int:
-    return (seed + number * _STRIDE) % (1 << 31) if number else seed
+def _seed_apart(seed: int, ctx: mx.Context | None = None) -> int:
+    """Seed all generators of this thread, which is that of ``ctx``, if any; return 0 on success."""
+    first, before = _numbers()
+    cpu = before + ctx.device_id if ctx and ctx.device_type == "cpu" else first
+    failed = _seed_all(ctypes.c_int(seed + before * _GPU_STRIDE))
+    return failed or (_seed_context(ctypes.c_int(seed + cpu * _CPU_STRIDE), 1, 0) if cpu else 0)
 
 
-def number_from(first_device: Callable[[], int]) -> None:
-    """Have the devices draw as those with the numbers ``first_device()`` and on, now and later.
+def number_from(numbers: Callable[[], tuple[int, int]]) -> None:
+    """Have the devices draw as those with other numbers, now and whenever all are seeded.
 
-    It is called when a seed is given to all contexts; that of the one context is left.
+    ``numbers()`` gives the number of the first device among those of all ranks, and what is added
+    to a context's ``device_id`` for its own. Seeds that one context was given are left.
     """
-    global _first_device
-    _first_device = first_device
+    global _numbers
+    _numbers = numbers
     last = max(_seeds.values())[0] + 1
-    seed = _seeds["all"][1]
     _seeds.update((where, (last + call, value)) for where, (call, value) in [*_seeds.items()])
-    _seeds["all"] = (_seeds["all"][0], _apart(seed, first_device()))
-    _seed_all(_seeds["all"][1])
+    _seed_apart(_seeds["all"][1])
+    # cuDNN's dropout takes its seed from C's rand() when a thread first uses it on a GPU.
+    ctypes.CDLL(None).srand(1 + numbers()[0])  # 1 is C's own
 
 
 def _seed_threads(seed: Callable) -> Callable:
@@ -164,9 +172,9 @@ def _seed_threads(seed: Callable) -> Callable:
     def seeded(value: ctypes.c_int, *context: int) -> int:
         if current() is None:
             where = mx.Context(mx.Context.devtype2str[context[0]], context[1]) if context else "all"
-            if not context:
-                value = ctypes.c_int(_apart(value.value, _first_device()))
             _seeds[where] = (max(_seeds.values())[0] + 1, value.value)
+            if not context:
+                return _seed_apart(value.value)
         return seed(value, *context)
 
     return seeded

@@ -102,3 +102,13 @@ def test_what_nccl_is_not_for_goes_through_the_host(visible):
     """
     program = program.replace("rank_sees_its_own", str(visible[0] != visible[1]))
     assert run(program, *visible) == [True, True]
+
+
+def test_cudnns_dropout_has_other_masks_on_each_rank():
+    """Its seed is C's rand(); MXNet's own random numbers are in test_programs.py."""
+    program = """
+    gluonpar.get_params([mx.nd.ones((1,))], mx.gpu(0))
+    print(mx.nd.Dropout(mx.nd.ones((64,), mx.gpu(0)), mode="always").asnumpy().tolist())
+    """
+    first, second = run(program, "0", "1")
+    assert first != second
