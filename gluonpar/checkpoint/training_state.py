@@ -89,9 +89,9 @@ def load_checkpoint(
     """
     named = _named(params)
     optimizer = None if trainer is None else _optimizer(trainer, params)
-    read = cluster.together(
-        lambda: files.read(path, "checkpoint") if cluster.is_main() else None, _LOADS
-    )
+
+    def read() -> bytes | None:
+        return files.read(path, "checkpoint") if cluster.is_main() else None
 
     def check(header: dict, arrays: dict[int, np.ndarray]) -> tuple:
         if header["format"] != FORMAT:
@@ -107,7 +107,7 @@ def load_checkpoint(
         )
 
     values, restore, generator, notes = sealed_npz.unpack(
-        cluster.broadcast_bytes(read), check, path
+        cluster.broadcast_bytes(cluster.together(read, _LOADS)), check, path
     )
     if trainer is not None:
         restore(keep_schedule)
@@ -174,7 +174,7 @@ def _numbers_of_copies(named: dict[str, Sequence[mx.nd.NDArray]]) -> dict[str, l
     if not named:
         return {}
     digests = {
-        name: [hashlib.sha256(copy.asnumpy().tobytes()).hexdigest() for copy in copies]
+        name: [hashlib.sha256(copy.asnumpy()).hexdigest() for copy in copies]
         for name, copies in named.items()
     }
     ranks = cluster.gather(digests, _SAVES)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 from typing import Any, Callable, Iterator, Sequence
 
 import mxnet as mx
@@ -120,8 +121,10 @@ def gather(value: Any, name: str = "gather") -> list:
     return _run(job, name, lambda: job.comm.allgather(value))
 
 
-def broadcast_bytes(data: bytes | None) -> bytes | memoryview:
+def broadcast_bytes(data: bytes | None) -> bytes:
     """Return rank 0's ``data`` on all ranks; what others give is ignored. Waits for all processes.
+
+    Takes 1 GiB more memory than the bytes.
 
     >>> broadcast_bytes(b"all")
     b'all'
@@ -130,9 +133,19 @@ def broadcast_bytes(data: bytes | None) -> bytes | memoryview:
     if job is None:
         return data
     size = gather(data and len(data))[0]
-    flat = np.empty(size, "u1") if job.rank else np.frombuffer(data, "u1")
-    _run(job, f"broadcast of {size:,} bytes", lambda: _broadcast(job, flat, 0))
-    return flat.data if job.rank else data
+
+    def run() -> bytes:
+        if job.rank == 0:
+            _broadcast(job, np.frombuffer(data, "u1"), 0)
+            return data
+        received = io.BytesIO()
+        for start in range(0, size, PIECE_BYTES):
+            piece = np.empty(min(PIECE_BYTES, size - start), "u1")
+            job.comm.Bcast(piece, 0)
+            received.write(piece)
+        return received.getvalue()
+
+    return _run(job, f"broadcast of {size:,} bytes", run)
 
 
 def gather_to_first(

@@ -39,8 +39,12 @@ _while_waiting: list[Callable[[], None]] = []
 _this = threading.local()  # .ctx: the context of a device's thread
 # By context, or for "all": which call it was, and the seed.
 _seeds: dict[Any, tuple[int, int]] = {"all": (0, 0)}
-_numbers: Callable[[], tuple[int, int]] = lambda: (0, 0)  # see number_from()
 _seed_all, _seed_context = _LIB.MXRandomSeed, _LIB.MXRandomSeedContext
+
+
+def _numbers() -> tuple[int, int]:
+    """``numbers`` of :func:`number_from`."""
+    return 0, 0
 
 
 def current() -> mx.Context | None:

@@ -264,7 +264,7 @@ def by_run(num_devices):
 
 
 def by_dropout(num_devices):
-    """A pass per device on its thread, each with masks of its own, which are MXNet's, not cuDNN's."""
+    """A pass per device on its thread, each with masks of its own: MXNet's, not cuDNN's."""
     mx.random.seed(2)
     ctx, loss, net = contexts(num_devices), gluon.loss.SoftmaxCELoss(), gluon.nn.HybridSequential()
     dropout = gluon.nn.HybridLambda(lambda F, x: F.Dropout(x, p=0.5, cudnn_off=True))
