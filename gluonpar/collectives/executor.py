@@ -13,7 +13,17 @@ from typing import Collection, Container, Iterator, Sequence
 
 import mxnet as mx
 
-from gluonpar.plans import Algorithm, Hop, num_chunks, partition, relabel, reverse, towards
+from gluonpar.plans import (
+    Algorithm,
+    Hop,
+    by_step,
+    checked,
+    num_chunks,
+    partition,
+    relabel,
+    reverse,
+    towards,
+)
 from gluonpar.plans.algorithms import tree
 from gluonpar.runtime import engine, memory
 
@@ -29,7 +39,7 @@ def allreduce(algorithm: Algorithm, lists: Lists, op: str) -> None:
         algorithm.run(lists, op)
         return
     with joined(lists) as whole:
-        run(algorithm.plan(len(whole)), flattened(whole), op)
+        run(checked(algorithm.plan, len(whole)), flattened(whole), op)
 
 
 def reduce(algorithm: Algorithm, lists: Lists, root: int, op: str) -> None:
@@ -65,8 +75,8 @@ def broadcast(algorithm: Algorithm, lists: Lists, root: int) -> None:
 @functools.lru_cache(256)
 def _to_root(algorithm: Algorithm, num_devices: int, root: int) -> list[Hop]:
     """Return the hops of a reduce to ``root``: of the algorithm's plan, or of a tree."""
-    plan = algorithm.plan or tree.plan
-    return relabel(towards(plan(num_devices), 0), root, num_devices)
+    hops = checked(algorithm.plan or tree.plan, num_devices)
+    return relabel(towards(hops, 0), root, num_devices)
 
 
 @contextlib.contextmanager
@@ -130,11 +140,11 @@ def run(
     cuts = partition.slices(size, num_chunks(hops))[:size]  # without the empty ones
     chunks = {(i, c): array[cut] for i, array in enumerate(data) for c, cut in enumerate(cuts)}
     values = dict(chunks)
-    for hop in hops:
-        if hop.chunk < len(cuts):
-            value = values[hop.src, hop.chunk].copyto(data[hop.dst].context)
+    for step in by_step([hop for hop in hops if hop.chunk < len(cuts)]):
+        sent = [values[hop.src, hop.chunk].copyto(data[hop.dst].context) for hop in step]
+        for hop, value in zip(step, sent):
             if hop.reduce:
-                combine(value, values[hop.dst, hop.chunk], out=value)
+                _combine(combine, hop, value, values[hop.dst, hop.chunk], out=value)
             values[hop.dst, hop.chunk] = value
     for place, chunk in chunks.items():
         value = values[place]
@@ -145,11 +155,27 @@ def run(
 def _run_whole(hops: Sequence[Hop], data: Sequence[mx.nd.NDArray], combine, results) -> None:
     """Carry out a plan of whole arrays, which gains nothing from writing at the end."""
     values = list(data)
-    for hop in hops:
-        source, kept = values[hop.src], values[hop.dst]
-        if hop.reduce:
-            arrived = source.copyto(kept.context)
+    for step in by_step(hops):
+        written = {hop.dst for hop in step}
+        sent = [
+            values[hop.src].copyto(data[hop.dst].context)
+            if hop.reduce or hop.src in written
+            else values[hop.src]
+            for hop in step
+        ]
+        for hop, value in zip(step, sent):
             writes = not results or (hop.dst, 0) in results
-            values[hop.dst] = combine(kept, arrived, out=kept if writes else arrived)
-        else:
-            source.copyto(kept)
+            if hop.reduce:
+                own = values[hop.dst]
+                out = own if writes else value
+                values[hop.dst] = _combine(combine, hop, value, own, out)
+            else:
+                value.copyto(values[hop.dst])
+
+
+def _combine(combine, hop: Hop, came: mx.nd.NDArray, own: mx.nd.NDArray, out: mx.nd.NDArray):
+    """Combine two values in the order of their devices, so that both get the same bits.
+
+    The order matters only for NaNs, and for the sign of a maximum of 0.0 and -0.0.
+    """
+    return combine(*((came, own) if hop.src < hop.dst else (own, came)), out=out)

@@ -5,11 +5,19 @@ carries it out.
 """
 
 from gluonpar.plans import algorithms
-from gluonpar.plans.plan import Hop, num_chunks, relabel, reverse, towards
-from gluonpar.plans.registry import ALGORITHMS, Algorithm, named, register, register_executor
+from gluonpar.plans.plan import Hop, by_step, check, num_chunks, relabel, reverse, towards
+from gluonpar.plans.registry import (
+    ALGORITHMS,
+    Algorithm,
+    checked,
+    named,
+    register,
+    register_executor,
+)
 from gluonpar.plans.simulator import Simulation, simulate
 from gluonpar.plans.tracing import Trace, trace
 
-__all__ = ["ALGORITHMS", "Algorithm", "Hop", "Simulation", "Trace", "algorithms", "named"]
+__all__ = ["ALGORITHMS", "Algorithm", "Hop", "Simulation", "Trace", "algorithms", "by_step"]
+__all__ += ["check", "checked", "named"]
 __all__ += ["num_chunks", "register", "register_executor", "relabel", "reverse", "simulate"]
 __all__ += ["towards", "trace"]

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = ("#3b7dd8", "#c8641b", "#2e8b57", "#d04545", "#8a63c9", "#14889a", "#c24a94", "#7d7a1e")
+COLOURS += ("#4a5fb0", "#a0703c")
 GREY = "#767c85"
 # Device i has COLOURS[i]. Forward and backward have these two in every picture that shows them;
 # readers who are colour-blind can tell them apart.

@@ -2,20 +2,24 @@
 
 Arrays are flattened and cut into chunks by ``partition.slices``, and the hops move the chunks. A
 plan is pure data, which can be printed, drawn and tested without any array:
-:func:`contributions` computes its result symbolically. ``executor.run`` carries it out.
+:func:`contributions` computes its result symbolically, :func:`check` proves that it is an
+all-reduce. ``executor.run`` carries it out.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import NamedTuple, Sequence
+import collections
+import itertools
+from typing import Callable, NamedTuple, Sequence
+
+import numpy as np
 
 
 class Hop(NamedTuple):
     """In ``step``, device ``src`` sends its value of ``chunk`` to device ``dst``.
 
     The receiver adds it to its own value if ``reduce``, otherwise it replaces its own value. Hops
-    of one step are independent: none reads what another one writes.
+    of one step are simultaneous: what they send is what was there before the step.
     """
 
     step: int
@@ -33,6 +37,11 @@ def num_chunks(hops: Sequence[Hop]) -> int:
 def num_steps(hops: Sequence[Hop]) -> int:
     """Return the number of communication steps."""
     return 1 + max((hop.step for hop in hops), default=-1)
+
+
+def by_step(hops: Sequence[Hop]) -> list[list[Hop]]:
+    """Return the hops of each step, in an order that does not depend on that of ``hops``."""
+    return [[*step] for _, step in itertools.groupby(sorted(hops), key=lambda hop: hop.step)]
 
 
 def reverse(hops: Sequence[Hop], first_step: int = 0) -> list[Hop]:
@@ -54,18 +63,17 @@ def towards(hops: Sequence[Hop], root: int) -> list[Hop]:
     [Hop(step=0, src=1, dst=0, chunk=0, reduce=True)]
     """
     needed, kept = {(root, chunk) for chunk in range(num_chunks(hops))}, []
-    for hop in reversed(hops):
-        if (hop.dst, hop.chunk) in needed:
-            kept.append(hop)
-            if not hop.reduce:
-                needed.discard((hop.dst, hop.chunk))
-            needed.add((hop.src, hop.chunk))
-    return kept[::-1]
+    for step in reversed(by_step(hops)):
+        now = [hop for hop in step if (hop.dst, hop.chunk) in needed]
+        needed -= {(hop.dst, hop.chunk) for hop in now if not hop.reduce}
+        needed |= {(hop.src, hop.chunk) for hop in now}
+        kept[:0] = now
+    return kept
 
 
-def chunks_sent(hops: Sequence[Hop]) -> Counter:
+def chunks_sent(hops: Sequence[Hop]) -> collections.Counter:
     """Return how many chunks each device sends; times a chunk's bytes: its bytes on the wire."""
-    return Counter(hop.src for hop in hops)
+    return collections.Counter(hop.src for hop in hops)
 
 
 def relabel(hops: Sequence[Hop], root: int, num_devices: int) -> list[Hop]:
@@ -76,17 +84,58 @@ def relabel(hops: Sequence[Hop], root: int, num_devices: int) -> list[Hop]:
     ]
 
 
-def contributions(hops: Sequence[Hop], num_devices: int) -> list[list[Counter]]:
-    """Return, for each device and chunk, how often each device's value is in the final value.
+def contributions(hops: Sequence[Hop], num_devices: int) -> np.ndarray:
+    """Return how often device k's value is in device i's final value of chunk c, at [i, c, k].
 
     After an all-reduce, every device's value is in every (device, chunk) exactly once:
 
-    >>> contributions([Hop(0, 1, 0, 0, True), Hop(1, 0, 1, 0, False)], 2)
-    [[Counter({0: 1, 1: 1})], [Counter({0: 1, 1: 1})]]
+    >>> contributions([Hop(0, 1, 0, 0, True), Hop(1, 0, 1, 0, False)], 2).tolist()
+    [[[1, 1]], [[1, 1]]]
     """
-    values = [[Counter([i]) for _ in range(num_chunks(hops))] for i in range(num_devices)]
+    counts = np.zeros((num_devices, num_chunks(hops), num_devices), int)
+    counts[range(num_devices), :, range(num_devices)] = 1
+    for step in by_step(hops):
+        sent = [counts[hop.src, hop.chunk].copy() for hop in step]
+        for hop, value in zip(step, sent):
+            counts[hop.dst, hop.chunk] = value + hop.reduce * counts[hop.dst, hop.chunk]
+    return counts
+
+
+def check(plan: Callable[[int], Sequence[Hop]] | Sequence[Hop], num_devices: int) -> None:
+    """Raise ValueError, with what is wrong, unless ``plan`` is an all-reduce of ``num_devices``.
+
+    ``plan`` is a list of hops or a function that returns it for a number of devices. It is an
+    all-reduce if every device ends with every device's value exactly once in every chunk, and no
+    two hops of a step write the same chunk of a device, unless both add to it. The order of the
+    list does not matter: hops of one step are simultaneous.
+
+    >>> check([Hop(0, 1, 0, 0, True), Hop(0, 0, 1, 0, True)], 2)
+    >>> check([Hop(0, 1, 0, 0, True), Hop(1, 0, 1, 0, True)], 2)
+    Traceback (most recent call last):
+    ValueError: with 2 devices, device 1 ends in chunk 0 with the value of device 1 twice
+    """
+    hops = [Hop(*hop) for hop in (plan(num_devices) if callable(plan) else plan)]
+    of = f"with {num_devices} device{'s' * (num_devices != 1)}, "
     for hop in hops:
-        sent = values[hop.src][hop.chunk]
-        kept = values[hop.dst][hop.chunk] if hop.reduce else Counter()
-        values[hop.dst][hop.chunk] = kept + sent
-    return values
+        if not {hop.src, hop.dst} <= {*range(num_devices)} or hop.src == hop.dst:
+            raise ValueError(f"{of}{hop} must be between two devices of 0 to {num_devices - 1}")
+        if hop.step < 0 or hop.chunk < 0:
+            raise ValueError(f"{of}{hop} must have a step and a chunk of at least 0")
+    for step in by_step(hops):
+        written: dict[tuple[int, int], Hop] = {}
+        for hop in step:
+            other = written.setdefault((hop.dst, hop.chunk), hop)
+            if other is not hop and not (hop.reduce and other.reduce):
+                raise ValueError(f"{of}{other} and {hop} write the same chunk in the same step")
+    counts = contributions(hops, num_devices)
+    if (counts != 1).any():
+        device, chunk = np.argwhere((counts != 1).any(axis=2))[0]
+        wrong = "; ".join(
+            f"device {source} {_TIMES.get(times, f'{times} times')}"
+            for source, times in enumerate(counts[device, chunk].tolist())
+            if times != 1
+        )
+        raise ValueError(f"{of}device {device} ends in chunk {chunk} with the value of {wrong}")
+
+
+_TIMES = {0: "not at all", 2: "twice"}

@@ -1,41 +1,42 @@
-"""Laws of every registered plan, as data, without any array; and faults that they detect."""
+"""Laws of plans: what check says of a plan is what its executor does, whatever the plan."""
 
-from collections import Counter
-
+import mxnet as mx
+import numpy as np
 import pytest
+from contexts import contexts
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
-from gluonpar.plans.algorithms import ring
-from gluonpar.plans.plan import Hop, contributions, num_chunks, num_steps
-from gluonpar.plans.registry import ALGORITHMS, named, register, register_executor
+import gluonpar
+from gluonpar.collectives import (
+    ALGORITHMS,
+    Hop,
+    check,
+    executor,
+    named,
+    register,
+    register_executor,
+)
+from gluonpar.plans import Algorithm
+from gluonpar.plans.plan import contributions, num_chunks, num_steps
 
 PLANS = {name: algorithm.plan for name, algorithm in ALGORITHMS.items() if algorithm.plan}
 
 
-def is_allreduce(hops, k):
-    """Whether every device ends with the value of every device exactly once in every chunk."""
-    return all(value == Counter(range(k)) for row in contributions(hops, k) for value in row)
-
-
-def steps_are_independent(hops):
-    """Whether no hop reads what another hop of its step writes, and none is written twice."""
-    for step in range(num_steps(hops)):
-        now = [hop for hop in hops if hop.step == step]
-        written = [(hop.dst, hop.chunk) for hop in now]
-        if len(set(written)) < len(written) or {(h.src, h.chunk) for h in now} & set(written):
-            return False
+def passes(hops, k):
+    try:
+        check(hops, k)
+    except ValueError:
+        return False
     return True
 
 
 @pytest.mark.parametrize("name", PLANS)
 @pytest.mark.parametrize("k", range(1, 10))
-def test_every_plan_sums_on_every_device_in_ordered_steps_of_independent_hops(name, k):
+def test_every_plan_is_an_allreduce_with_steps_from_0_on(name, k):
+    check(PLANS[name], k)
     hops = PLANS[name](k)
-    assert is_allreduce(hops, k)
-    steps = [hop.step for hop in hops]
-    assert steps == sorted(steps) and set(steps) == set(range(num_steps(hops)))
-    assert steps_are_independent(hops)
-    for hop in hops:
-        assert hop.src != hop.dst and {hop.src, hop.dst} <= set(range(k))
+    assert {hop.step for hop in hops} == set(range(num_steps(hops)))
 
 
 def copied_to_another_device(hop, k, chunks):
@@ -66,22 +67,129 @@ def test_a_fault_in_any_hop_of_any_plan_is_detected(name, fault):
         for i, hop in enumerate(hops):
             wrong = FAULTS[fault](hop, k, num_chunks(hops))
             if wrong is not None:
-                assert not is_allreduce([*hops[:i], *wrong, *hops[i + 1 :]], k), hop
+                assert not passes([*hops[:i], *wrong, *hops[i + 1 :]], k), hop
 
 
-def test_a_plan_of_ones_own_is_an_algorithm():
-    @register("pair")
-    def pair(num_devices):
-        return [Hop(0, 0, 1, 0, True), Hop(1, 1, 0, 0, False)]
+@st.composite
+def plans(draw):
+    """A plan of the package, its devices renamed and its list in any order; often with faults."""
+    k = draw(st.integers(2, 8))
+    hops = PLANS[draw(st.sampled_from(sorted(PLANS)))](k)
+    devices = draw(st.permutations(range(k)))
+    hops = [hop._replace(src=devices[hop.src], dst=devices[hop.dst]) for hop in hops]
+    for _ in range(draw(st.integers(0, 2))):
+        i = draw(st.integers(0, len(hops) - 1))
+        field = draw(st.sampled_from(["step", "chunk", "reduce", "devices", "again", "left out"]))
+        if field == "devices":
+            src, dst = draw(st.permutations(range(k)))[:2]
+            hops[i] = hops[i]._replace(src=src, dst=dst)
+        elif field == "left out" and len(hops) > 1:
+            del hops[i]
+        elif field == "again":
+            hops.append(hops[i])
+        elif field in ("step", "chunk"):
+            hops[i] = hops[i]._replace(**{field: draw(st.integers(0, num_steps(hops)))})
+        elif field == "reduce":
+            hops[i] = hops[i]._replace(reduce=not hops[i].reduce)
+    return k, draw(st.permutations(hops))
 
+
+def conflict(hops):
+    """Whether what a step writes depends on the order of its hops."""
+    written = {}
+    for hop in hops:
+        written.setdefault((hop.step, hop.dst, hop.chunk), []).append(hop.reduce)
+    return any(len(adds) > 1 and not all(adds) for adds in written.values())
+
+
+SHIFT = [Hop(0, 0, 1, 0, False), Hop(0, 1, 2, 0, False)]  # the second sends what was there before
+TWICE = [Hop(0, 1, 0, 0, True), Hop(1, 0, 1, 0, False), Hop(1, 0, 1, 0, False)]
+
+
+@given(plans(), st.sampled_from(["float32", "int8"]), st.integers(1, 40))
+@example((3, SHIFT), "float32", 3)
+@example((2, TWICE), "int8", 3)
+@settings(max_examples=200)
+def test_executor_and_check_agree_on_every_plan(plan, dtype, size):
+    """The executor computes the contributions, also of a wrong plan; check allows sums only."""
+    k, hops = plan
+    counts = contributions(hops, k)
+    assert passes(hops, k) == ((counts == 1).all() and not conflict(hops))
+    if conflict(hops):
+        return
+    values = np.random.RandomState(0).randint(1, 100, (k, size))
+    data = [mx.nd.array(value, ctx=c, dtype=dtype) for value, c in zip(values, contexts(k))]
+    executor.run(hops, data)
+    of_chunks = [part.shape[1] for part in np.array_split(values, num_chunks(hops), axis=1)]
+    want = np.einsum("dek,ke->de", np.repeat(counts, of_chunks, axis=1), values).astype(dtype)
+    for array, row in zip(data, want):
+        np.testing.assert_array_equal(array.asnumpy(), row)
+
+
+@given(plans(), st.integers(0, 7), st.integers(1, 20))
+def test_a_reduce_and_a_broadcast_along_any_right_plan(plan, root, size):
+    k, hops = plan
+    if not passes(hops, k):
+        return
+    algorithm, root = Algorithm("drawn", plan=lambda k: hops), root % k
+    values = np.random.RandomState(0).randint(1, 100, (k, size))
+    data = [mx.nd.array(value, ctx=c) for value, c in zip(values, contexts(k))]
+    executor.reduce(algorithm, [data], root, "sum")
+    np.testing.assert_array_equal(data[root].asnumpy(), values.sum(axis=0))
+    executor.broadcast(algorithm, [data], root)
+    for array in data:
+        np.testing.assert_array_equal(array.asnumpy(), values.sum(axis=0))
+
+
+@pytest.mark.parametrize("op", ["sum", "max", "min"])
+@pytest.mark.parametrize("name", PLANS)
+def test_devices_get_the_same_bits_also_of_zeros_and_nans(name, op):
+    values = np.random.RandomState(0).randn(4, 9)
+    values[:, :5] = [[0.0, -0.0, np.nan, 1.0, -0.0], [-0.0, 0.0, 1.0, np.nan, 0.0]] * 2
+    data = [mx.nd.array(value, ctx=c) for value, c in zip(values, contexts(4))]
+    gluonpar.allreduce(data, name, op)
+    assert len({array.asnumpy().tobytes() for array in data}) == 1
+
+
+def pair(num_devices):
+    if num_devices != 2:
+        raise ValueError("for two devices")
+    return [Hop(0, 0, 1, 0, True), Hop(1, 1, 0, 0, False)]
+
+
+def forgets_one_of_nine(num_devices):
+    return PLANS["star"](num_devices if num_devices < 9 else num_devices - 1)
+
+
+def test_a_plan_of_ones_own_is_an_algorithm_for_the_devices_that_it_takes():
+    data = [mx.nd.ones((2,), c) for c in contexts(3)]
     try:
-        assert named("pair").plan is pair
+        register("pair")(pair)
+        gluonpar.allreduce(data[:2], "pair")
+        assert [array.asnumpy().tolist() for array in data] == [[2, 2], [2, 2], [1, 1]]
+        with pytest.raises(ValueError, match="for two devices"):
+            gluonpar.allreduce(data, "pair")
     finally:
         del ALGORITHMS["pair"]
 
 
+def test_a_wrong_plan_is_refused_when_it_is_registered_or_first_used():
+    with pytest.raises(ValueError, match="3 devices"):
+        register("wrong")(lambda k: PLANS["ring"](2))
+    assert "wrong" not in ALGORITHMS
+    register("wrong")(forgets_one_of_nine)
+    try:
+        data = [mx.nd.ones((2,), mx.cpu(i)) for i in range(9)]
+        with pytest.raises(ValueError, match="9 devices.*not at all"):
+            gluonpar.allreduce(data, "wrong")
+        assert all((array.asnumpy() == 1).all() for array in data)
+    finally:
+        del ALGORITHMS["wrong"]
+
+
 @pytest.mark.parametrize("decorator", [register, register_executor])
 def test_a_name_is_registered_once(decorator):
+    ring = named("ring").plan
     with pytest.raises(ValueError, match="'ring'"):
-        decorator("ring")(lambda k: [])
-    assert named("ring").plan is ring.plan
+        decorator("ring")(ring)
+    assert named("ring").plan is ring

@@ -7,3 +7,4 @@ from gluonpar.plans.algorithms import ring
 from gluonpar.plans.algorithms import bidirectional_ring
 from gluonpar.plans.algorithms import tree
 from gluonpar.plans.algorithms import halving_doubling
+from gluonpar.plans.algorithms import recursive_doubling

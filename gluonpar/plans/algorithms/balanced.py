@@ -20,12 +20,6 @@ from gluonpar.plans.plan import Hop
 from gluonpar.plans.registry import register
 
 
-@register("balanced")
-def plan(num_devices: int) -> list[Hop]:
-    """Device c sums chunk c of all devices by direct sends, then sends it to all devices."""
-    return reduce_scatter(num_devices) + all_gather(num_devices, first_step=num_devices - 1)
-
-
 def reduce_scatter(num_devices: int) -> list[Hop]:
     """Return the first half: device c ends with the sum of chunk c.
 
@@ -46,3 +40,9 @@ def all_gather(num_devices: int, first_step: int = 0) -> list[Hop]:
         for shift in range(1, num_devices)
         for i in range(num_devices)
     ]
+
+
+@register("balanced")
+def plan(num_devices: int) -> list[Hop]:
+    """Device c sums chunk c of all devices by direct sends, then sends it to all devices."""
+    return reduce_scatter(num_devices) + all_gather(num_devices, first_step=num_devices - 1)

@@ -21,19 +21,6 @@ from gluonpar.plans.plan import Hop, num_steps, reverse
 from gluonpar.plans.registry import register
 
 
-@register("halving-doubling")
-def plan(num_devices: int) -> list[Hop]:
-    """Pairs exchange halves of ever smaller parts, then the reverse: 2 log2 K steps."""
-    power = 1 << (num_devices.bit_length() - 1)
-    extra = [(i, i - power, c) for i in range(power, num_devices) for c in range(power)]
-    hops = [Hop(0, i, partner, c, reduce=True) for i, partner, c in extra]
-    halving = _reduce_scatter(power, first_step=num_steps(hops))
-    hops += halving
-    hops += reverse(halving, first_step=num_steps(hops))
-    end = num_steps(hops)
-    return hops + [Hop(end, partner, i, c, reduce=False) for i, partner, c in extra]
-
-
 def _reduce_scatter(power: int, first_step: int) -> list[Hop]:
     """Device i sends half of the chunks that it still has, and in the end keeps chunk i."""
     hops, step, distance = [], first_step, power // 2
@@ -45,3 +32,16 @@ def _reduce_scatter(power: int, first_step: int) -> list[Hop]:
             hops += [Hop(step, i, partner, c, reduce=True) for c in half]
         step, distance = step + 1, distance // 2
     return hops
+
+
+@register("halving-doubling")
+def plan(num_devices: int) -> list[Hop]:
+    """Pairs exchange halves of ever smaller parts, then the reverse: 2 log2 K steps."""
+    power = 1 << (num_devices.bit_length() - 1)
+    extra = [(i, i - power, c) for i in range(power, num_devices) for c in range(power)]
+    hops = [Hop(0, i, partner, c, reduce=True) for i, partner, c in extra]
+    halving = _reduce_scatter(power, first_step=num_steps(hops))
+    hops += halving
+    hops += reverse(halving, first_step=num_steps(hops))
+    end = num_steps(hops)
+    return hops + [Hop(end, partner, i, c, reduce=False) for i, partner, c in extra]

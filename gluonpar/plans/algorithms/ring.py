@@ -24,12 +24,6 @@ from gluonpar.plans.plan import Hop
 from gluonpar.plans.registry import register
 
 
-@register("ring")
-def plan(num_devices: int) -> list[Hop]:
-    """Chunks travel around a ring twice: as growing partial sums, then as complete sums."""
-    return one_ring(num_devices, direction=1, first_chunk=0)
-
-
 def one_ring(num_devices: int, direction: int, first_chunk: int) -> list[Hop]:
     """Return the ring of K chunks from ``first_chunk`` on, to the next (1) or previous (-1) device.
 
@@ -45,3 +39,9 @@ def one_ring(num_devices: int, direction: int, first_chunk: int) -> list[Hop]:
     reduce_scatter = [hop(s, i, i - s, reduce=True) for s in steps for i in range(k)]
     all_gather = [hop(k - 1 + s, i, i + 1 - s, reduce=False) for s in steps for i in range(k)]
     return reduce_scatter + all_gather
+
+
+@register("ring")
+def plan(num_devices: int) -> list[Hop]:
+    """Chunks travel around a ring twice: as growing partial sums, then as complete sums."""
+    return one_ring(num_devices, direction=1, first_chunk=0)

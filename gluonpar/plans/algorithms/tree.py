@@ -18,13 +18,6 @@ from gluonpar.plans.plan import Hop, num_steps, reverse
 from gluonpar.plans.registry import register
 
 
-@register("tree")
-def plan(num_devices: int) -> list[Hop]:
-    """Up a binomial tree to device 0 and down again: ceil(log2 K) steps each way."""
-    up = reduce(num_devices)
-    return up + reverse(up, first_step=num_steps(up))
-
-
 def reduce(num_devices: int) -> list[Hop]:
     """Return the way up: device 0 ends with the sum. The reverse is a broadcast.
 
@@ -37,3 +30,10 @@ def reduce(num_devices: int) -> list[Hop]:
         hops += [Hop(step, i, i - distance, 0, reduce=True) for i in senders]
         step, distance = step + 1, 2 * distance
     return hops
+
+
+@register("tree")
+def plan(num_devices: int) -> list[Hop]:
+    """Up a binomial tree to device 0 and down again: ceil(log2 K) steps each way."""
+    up = reduce(num_devices)
+    return up + reverse(up, first_step=num_steps(up))
