@@ -62,12 +62,16 @@ def prepare(
     reductions = reductions or [(_WHOLE, devices, devices[1:])]
     arrays = [array for data in lists for array in data]
     num_bytes = sum(len(data) * memory.num_bytes(data[0]) for data in lists)
+    tasks_of_list = [
+        (part, functools.partial(_combine, len(sources), op), (*sources, *targets))
+        for part, sources, targets in reductions
+    ]
     how = {"writes": arrays, "name": "gluonpar.host", **threads.place(num_bytes)}
     push = engine.prepare(memory.context(arrays[0]), **how)
 
     def push_sum(lists: Lists) -> None:
         lists = [tuple(data) for data in lists]  # the caller may change its own before it runs
-        push(functools.partial(_reduce, lists, reductions, op, num_bytes))
+        push(functools.partial(_reduce, lists, tasks_of_list, num_bytes))
 
     return push_sum
 
@@ -83,21 +87,20 @@ def run(lists: Lists, reductions: Sequence[Reduction], op: str = "sum") -> None:
     prepare(lists, op, reductions)(lists)
 
 
-def _reduce(lists, reductions, op: str, num_bytes: int) -> None:
+def _reduce(lists, tasks_of_list, num_bytes: int) -> None:
     tasks = []
     for data in lists:
         views = memory.views(data)
-        for part, sources, targets in reductions:
-            function = functools.partial(_combine, len(sources), op)
+        for part, function, positions in tasks_of_list:
             of_devices = views if part == _WHOLE else [view[part] for view in views]
-            tasks.append((function, [of_devices[i] for i in (*sources, *targets)]))
+            tasks.append((function, [of_devices[i] for i in positions]))
     threads.run(tasks, num_bytes)
 
 
 def _combine(num_sources: int, op: str, *arrays: np.ndarray) -> None:
     """Combine the first ``num_sources`` blocks, in order, into the first; copy it to the rest."""
-    result, *others = arrays[:num_sources]
-    for other in others:
-        COMBINE[op](result, other, out=result)
+    result, combine = arrays[0], COMBINE[op]
+    for other in arrays[1:num_sources]:
+        combine(result, other, result)
     for target in arrays[num_sources:]:
         np.copyto(target, result)

@@ -28,6 +28,7 @@ _CHUNK = struct.Struct("=Q8xii32xQ17x?")
 # From an NDArray to its variable, what autograd knows of that, and of this the NDArray of the
 # gradient (nnvm::Node, Imperative::AGInfo: include/mxnet/imperative.h).
 _GRAD_OFFSETS = 88, 176, 56
+_ADDRESS = struct.Struct("=Q")
 _ARRAY_BYTES, _CHUNK_BYTES = ctypes.c_char * _ARRAY.size, ctypes.c_char * _CHUNK.size
 _ANY_BYTES = ctypes.c_char * (1 << 46)  # a new type for each size would take microseconds
 _GPU = mx.Context.devstr2type["gpu"]
@@ -101,9 +102,11 @@ def fingerprint(array: mx.nd.NDArray) -> tuple[int, bytes, bytes]:
     """
     if not isinstance(array, mx.nd.NDArray):
         raise TypeError(f"an MXNet array is needed, got {type(array).__name__}")
-    of_chunk = _CHUNK_BYTES.from_address(chunk(array)).raw
+    if not _layout_checked:
+        _check_layout()
     handle = array.handle.value
-    return handle, _ARRAY_BYTES.from_address(handle).raw, of_chunk
+    fields = _ARRAY_BYTES.from_address(handle).raw
+    return handle, fields, _CHUNK_BYTES.from_address(_ADDRESS.unpack_from(fields)[0]).raw
 
 
 @functools.lru_cache(None)
@@ -205,7 +208,7 @@ def views(arrays: Sequence[mx.nd.NDArray]) -> list[np.ndarray]:
     if not size:  # MXNet allocates no memory for them
         return [np.empty(0, dtype) for _ in arrays]
     for array in arrays:
-        fields = _fields(array)
+        fields = _ARRAY.unpack_from(_ARRAY_BYTES.from_address(array.handle.value))
         of_chunk = _CHUNK.unpack_from(_CHUNK_BYTES.from_address(fields[0]))
         start, device_typeid, _, of_onednn, unallocated = of_chunk
         if device_typeid == _GPU:

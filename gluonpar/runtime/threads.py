@@ -28,6 +28,7 @@ import mxnet as mx
 import numpy as np
 from mxnet.base import _LIB
 
+from gluonpar.install import processors
 from gluonpar.runtime import engine, memory
 
 BLOCK_BYTES = 1 << 19  # of one array: smaller blocks cost more calls, larger ones leave the cache
@@ -54,8 +55,8 @@ _openmp = _get().contents
 
 
 def cores() -> int:
-    """Return this process's number of processors: its CPU affinity, or that of :func:`limit`."""
-    return _limit or len(os.sched_getaffinity(0))
+    """Return this process's number of processors: those that it may use, or of :func:`limit`."""
+    return _limit or processors.usable()
 
 
 def limit(num_processors: int) -> None:
@@ -143,6 +144,8 @@ def run(
     the total of all arrays; ``max_threads`` counts the calling thread, too (default: the number of
     processors). An exception ends the work, and is raised when no thread uses the arrays any more.
     """
+    if num_bytes <= BLOCK_BYTES:
+        return _call_all(tasks)
     blocks = []
     for function, arrays in tasks:
         size, step = arrays[0].size, BLOCK_BYTES // arrays[0].itemsize
