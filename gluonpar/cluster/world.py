@@ -21,7 +21,7 @@ import numpy as np
 
 from gluonpar.cluster import failures
 from gluonpar.cluster.messages import Messages
-from gluonpar.install import memory_limits
+from gluonpar.install import memory_limits, processors
 from gluonpar.runtime import engine, nccl, threads
 
 # Address space: with 100 MB MPI crashed, with 200 MB it did not start in 60 s, with 300 MB it did.
@@ -314,6 +314,7 @@ def _start() -> World:
     here = [processors for host, _, processors, _ in places if host == socket.gethostname()]
     usable = os.sched_getaffinity(0)
     share = sum(1 / sum(processor in ranks for ranks in here) for processor in usable)
+    share = min(share, (processors.quota() or math.inf) / len(here))
     threads.limit(max(1, int(share + 1e-9)))
     names = [f"rank {rank} (pid {pid} on {host})" for rank, (host, pid, *_) in enumerate(places)]
     mpi_lock = threading.Lock()

@@ -20,13 +20,15 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Callable, Iterator, NamedTuple, Sequence, Tuple
 
-from gluonpar.install import cuda_libraries, driver, entry, parsing, startup, wheels
+from gluonpar.install import cuda_libraries, driver, entry, parsing, processors, startup, wheels
 
 OK, NOTE, WRONG = "ok", "note", "wrong"  # note: worth knowing; wrong: something cannot work
 TIMEOUT_SECONDS = 120.0  # of a check; importing MXNet takes 1 to 3 s, more on a busy machine
+_LOOK_SECONDS = 0.3  # for which the use of the processors is observed
 SHM_BYTES = 256 << 20  # MPI or a DataLoader's workers soon fill less than this
 EXAMPLES = """
 gluonpar doctor
@@ -119,7 +121,7 @@ def examine(topic: str, timeout_seconds: float = TIMEOUT_SECONDS) -> list[Findin
         done = subprocess.run(command, timeout=timeout_seconds, **options)
         output, ending = done.stdout, _ending(done)
     except subprocess.TimeoutExpired as error:
-        load = f"the load average is {_load_average():.0f}"
+        load = f"the load average is {os.getloadavg()[0]:.0f}"
         output, ending = error.stdout or b"", f"no result within {timeout_seconds:g} s ({load})"
     lines = output.decode(errors="replace").splitlines()
     told = [json.loads(line[len(_MARK) :]) for line in lines if line.startswith(_MARK)]
@@ -149,14 +151,6 @@ def _ending(done: subprocess.CompletedProcess) -> str:
     how = f"exit code {code}" if code >= 0 else f"signal {-code}, {signal.strsignal(-code)}"
     lines = done.stderr.decode(errors="replace").strip().splitlines() or ["no output"]
     return f"the process ended with {how}; last line: {lines[-1]}"
-
-
-def _load_average() -> float:
-    """Return the mean number of runnable processes in the last minute; NaN if unknown."""
-    try:
-        return os.getloadavg()[0]
-    except OSError:
-        return float("nan")
 
 
 def summary(error: Exception) -> str:
@@ -346,7 +340,8 @@ def cuda() -> Iterator[Described]:
 def _mapped_file(library: str) -> str:
     """Return the file from which a library of this name was loaded into this process."""
     stem = library.split(".so")[0] + ".so"
-    paths = [line.split(maxsplit=5)[-1] for line in _read(Path("/proc/self/maps")).splitlines()]
+    maps = Path("/proc/self/maps").read_text(errors="replace")
+    paths = [line.split(maxsplit=5)[-1] for line in maps.splitlines()]
     return next((path for path in paths if os.path.basename(path).startswith(stem)), library)
 
 
@@ -367,38 +362,13 @@ def settings() -> Iterator[Described]:
 
 def threads() -> Iterator[Described]:
     """The processors that this process may use, its CPU quota, and other programs' load."""
-    allowed, present, quota = len(os.sched_getaffinity(0)), os.cpu_count() or 1, cpu_quota()
-    limited = "" if quota is None else f", of which a cgroup lets it use {quota:g}"
-    yield OK, f"{allowed} of {present} processors{limited}"
-    load = _load_average()
-    if load > allowed:
-        text = f"other programs compete for them: the load average is {load:.1f}"
-        yield NOTE, text, "measure times when no other program is running"
-    if quota is not None and quota < allowed:
-        text = f"{allowed} threads will compute in the time of {quota:g} processors"
-        remedy = f"start with taskset -c 0-{max(0, int(quota) - 1)}, or give the container more"
-        yield NOTE, text, remedy
-
-
-def cpu_quota(root: Path = Path("/")) -> float | None:
-    """Return how many processors' time the control groups (v2 or v1) grant; None: no limit."""
-    quotas = []
-    lines = [line.split(":", 2) for line in _read(root / "proc/self/cgroup").splitlines()]
-    groups = {Path(line[2].lstrip("/")) for line in lines if len(line) == 3}
-    for group in {Path()}.union(groups, *(path.parents for path in groups)):
-        limit = _read(root / "sys/fs/cgroup" / group / "cpu.max").split()
-        v1 = root / "sys/fs/cgroup/cpu" / group
-        limit = limit or [_read(v1 / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
-        if len(limit) == 2 and all(number.isdecimal() for number in limit) and int(limit[1]):
-            quotas.append(int(limit[0]) / int(limit[1]))
-    return min(quotas, default=None)
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace").strip()
-    except OSError:  # no such file, or not readable: no limit is known
-        return ""
+    allowed, present = len(os.sched_getaffinity(0)), os.cpu_count() or 1
+    yield OK, f"{allowed} of {present} processors"
+    before = processors.used()
+    time.sleep(_LOOK_SECONDS)
+    shared = processors.shared(before)
+    if shared:
+        yield NOTE, shared, "measure times when no other program is running, and without a quota"
 
 
 def shared_memory(folder: str = "/dev/shm") -> Iterator[Described]:

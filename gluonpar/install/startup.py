@@ -24,6 +24,10 @@ INSTALL = (
 # MXNet's 4 entries two contexts soon draw the same and wait for each other; with 256, rarely.
 SETTINGS = {"MXNET_CPU_TEMP_COPY": "256"}
 
+# How often libgomp's threads look for work before they sleep. Its 300,000 are some milliseconds,
+# in which another program, or another context's threads, could compute.
+SPIN = {"GOMP_SPINCOUNT": "1000"}
+
 # An MXNet with CUDA counts the GPUs in the first backward of CPU devices too, only to print hints,
 # and fails there if the driver does. gluonpar.runtime.devices gives the hints.
 CUDA_SETTINGS = {"MXNET_CUDA_LIB_CHECKING": "0", "MXNET_CUDNN_LIB_CHECKING": "0"}
@@ -80,9 +84,10 @@ def start() -> None:
 
 def settings(installed: list[str]) -> dict[str, str]:
     """Return the environment variables that :func:`start` sets, unless set, for these wheels."""
+    wanted = SETTINGS if "OMP_WAIT_POLICY" in os.environ else {**SETTINGS, **SPIN}
     if not wheels.with_cuda(installed):
-        return SETTINGS
-    return {**SETTINGS, **CUDA_SETTINGS, **({} if _fusion_works() else WITHOUT_FUSION)}
+        return wanted
+    return {**wanted, **CUDA_SETTINGS, **({} if _fusion_works() else WITHOUT_FUSION)}
 
 
 def _fusion_works() -> bool:

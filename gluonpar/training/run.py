@@ -15,7 +15,7 @@ import numpy as np
 
 from gluonpar import cluster, collectives, metrics
 from gluonpar.checkpoint import files
-from gluonpar.install import parsing
+from gluonpar.install import parsing, processors
 from gluonpar.plans import partition
 from gluonpar.runtime import determinism, devices, peers, threads
 from gluonpar.sharding import share_of_batch
@@ -327,6 +327,7 @@ class Run:
 
     def _header(self) -> dict[str, str]:
         config, data, num_ranks = self.configuration, self.data, self.num_ranks
+        shared = processors.shared() if self.ctx[0].device_type == "cpu" else ""
         largest = max(self.workload.copies, key=lambda copies: copies[0].size)
         weights = config.weights and config.weights * num_ranks
         images = f"{self.num_samples} training and {len(data.test_labels)} test images"
@@ -336,6 +337,7 @@ class Run:
         return {
             **({"processes": str(num_ranks)} if num_ranks > 1 else {}),
             "devices": _describe_devices(self.ctx, num_ranks),
+            **({"processors": shared} if shared else {}),
             "batch size": _describe_shards(config.batch_size, len(self.ctx) * num_ranks, weights),
             "all-reduce": config.algorithm or str(collectives.explain(largest)),
             "data": f"{data.name}, {images}, {data.source}",

@@ -11,7 +11,7 @@ from libcuda_stub import build_libcuda, build_library, cut
 
 import gluonpar
 from gluonpar.diagnostics import doctor as checks
-from gluonpar.install import cuda_libraries, entry, wheels
+from gluonpar.install import cuda_libraries, entry, processors, wheels
 from gluonpar.training.data import fashion_mnist
 
 SETTINGS = ("MXNET_", "OMP_", "GLUONPAR_", "CUDA_", "LD_", "PYTHON")
@@ -89,7 +89,7 @@ def test_here_nothing_is_wrong_and_both_forms_have_the_same_findings(run):
     findings = json.loads(as_json.stdout)["findings"]
     assert {finding["topic"] for finding in findings} >= set(checks.CHECKS) - {"gpu"}
     for finding in findings:
-        if "free" not in finding["text"] and "load average" not in finding["text"]:  # they change
+        if "free" not in finding["text"] and "other programs" not in finding["text"]:  # they change
             assert f"{finding['topic']}: {finding['text']}\n" in text.stdout
 
 
@@ -391,7 +391,7 @@ def test_cpu_quotas_of_control_groups(files, quota, tmp_path):
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert checks.cpu_quota(tmp_path) == quota
+    assert processors.quota(tmp_path) == quota
 
 
 def test_little_or_no_shared_memory_is_noted(monkeypatch):
@@ -469,3 +469,22 @@ def test_the_doctor_runs_on_pythons_without_orig_argv(run, tmp_path):
         file.write("sys.__dict__.pop('orig_argv', None)\n")
     done = run(f"{DOCTOR} --json", tmp_path)
     assert done.returncode == 1 and json.loads(done.stdout)["wrong"] > 0
+
+
+def test_other_programs_on_the_processors_are_noted():
+    loop = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        notes = [text for state, text, *_ in checks.threads() if state == "note"]
+    finally:
+        loop.kill()
+        loop.wait()
+    assert any("other programs use" in text for text in notes)
+
+
+def test_a_quota_bounds_the_number_of_processors(monkeypatch):
+    allowed = processors.usable()
+    for granted, number in ((0.5, 1), (1.0, 1), (allowed + 0.5, allowed)):
+        monkeypatch.setattr(processors, "quota", lambda granted=granted: granted)
+        assert processors.usable() == number
+    monkeypatch.setattr(processors, "quota", lambda: 0.5)
+    assert "0.5" in processors.shared()

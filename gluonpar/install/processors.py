@@ -1,0 +1,75 @@
+"""The processors that this process may use, and who else uses them."""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+_NOTICEABLE = 0.3  # processors' time: less than that is always in use
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:  # no such file, or not readable: nothing is known
+        return ""
+
+
+def usable() -> int:
+    """Return how many processors' time this process gets: by its affinity and a cgroup's quota."""
+    allowed, granted = len(os.sched_getaffinity(0)), quota()
+    return allowed if granted is None else max(1, min(allowed, math.ceil(granted)))
+
+
+@functools.lru_cache(None)
+def quota(root: Path = Path("/")) -> float | None:
+    """Return how many processors' time the control groups (v2 or v1) grant; None: no limit."""
+    quotas = []
+    lines = [line.split(":", 2) for line in _read(root / "proc/self/cgroup").splitlines()]
+    groups = {Path(line[2].lstrip("/")) for line in lines if len(line) == 3}
+    for group in {Path()}.union(groups, *(path.parents for path in groups)):
+        limit = _read(root / "sys/fs/cgroup" / group / "cpu.max").split()
+        v1 = root / "sys/fs/cgroup/cpu" / group
+        limit = limit or [_read(v1 / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
+        if len(limit) == 2 and all(number.isdecimal() for number in limit) and int(limit[1]):
+            quotas.append(int(limit[0]) / int(limit[1]))
+    return min(quotas, default=None)
+
+
+class Used(NamedTuple):
+    """What :func:`used` returns; in seconds."""
+
+    time: float
+    by_all: float
+    by_this_process: float
+
+
+def used() -> Used:
+    """Return how long the processors that this process may use have computed, and for whom."""
+    names, seconds = {f"cpu{i}" for i in os.sched_getaffinity(0)}, 0
+    for line in _read(Path("/proc/stat")).splitlines():
+        name, *ticks = line.split()
+        if name in names:
+            user, nice, system, _, _, irq, softirq, steal = map(int, ticks[:8])
+            seconds += user + nice + system + irq + softirq + steal
+    return Used(time.monotonic(), seconds / os.sysconf("SC_CLK_TCK"), sum(os.times()[:4]))
+
+
+START = used()
+
+
+def shared(since: Used = START) -> str:
+    """Return who else has used the processors ``since``, and a quota; "" if nobody has."""
+    now, notes = used(), []
+    by_others = now.by_all - since.by_all - (now.by_this_process - since.by_this_process)
+    others = by_others / max(now.time - since.time, 0.01)
+    if others > _NOTICEABLE:
+        notes.append(f"other programs use {others:.1f} of {len(os.sched_getaffinity(0))}")
+    granted = quota()
+    if granted is not None and granted < len(os.sched_getaffinity(0)):
+        notes.append(f"a cgroup's quota grants the time of {granted:g}")
+    return ", ".join(notes)
