@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import math
 import zlib
+from collections import deque
 from typing import Callable, Sequence
 
 import mxnet as mx
@@ -21,6 +22,9 @@ from gluonpar.sharding import split_and_load
 # multi_all_finite copies pointers into arrays of this length without checking it.
 _MOST_ARRAYS = 200
 _IMAGES_COMPARED = 16  # with other ranks', by accuracy
+
+# How many batches the host may queue ahead of the devices; they are in memory.
+BATCHES_IN_FLIGHT = 4
 
 
 class DivergedError(FloatingPointError):
@@ -38,7 +42,8 @@ Diverged, ReplicasDiffer = DivergedError, ReplicasDifferError
 class LossMeter:
     """The mean per-sample loss of batches, and the first batch that is not finite.
 
-    :meth:`add` is asynchronous; :meth:`read` synchronises. With several processes, each adds its
+    :meth:`add` waits only for the batch BATCHES_IN_FLIGHT before, so that no more are in memory;
+    :meth:`read` waits for all. With several processes, each adds its
     part of the same batches, and all read together; one that is made inside ``cluster.local()`` is
     this process's. Ranks may add different numbers of batches; batch i is what all have added i-th.
     ``total`` is the sum of the losses of the ``num_batches`` read so far, ``num_samples`` the
@@ -53,7 +58,8 @@ class LossMeter:
         num_batches: int = 0,
         check_finite: bool = True,
     ) -> None:
-        self._unread: list[tuple[list[nd.NDArray], nd.NDArray | None]] = []
+        self._in_flight: deque[tuple[list[nd.NDArray], nd.NDArray | None]] = deque()
+        self._unread: list[tuple[list[tuple[str, float]], bool]] = []  # per device; ruined
         self.total, self.num_samples, self.num_batches = total, num_samples, num_batches
         self._check_finite = check_finite
         self._scope = cluster.scope()
@@ -77,7 +83,15 @@ class LossMeter:
                     each = loss.size // num_samples
                     sums.append(values.sum() if each == 1 else values.sum() / each)
                     self.num_samples += num_samples
-        self._unread.append((sums, checked))
+        self._in_flight.append((sums, checked))
+        if len(self._in_flight) > BATCHES_IN_FLIGHT:
+            self._wait_for_oldest()
+
+    def _wait_for_oldest(self) -> None:
+        sums, checked = self._in_flight[0]
+        of_devices = [(str(array.context), float(array.asscalar())) for array in sums]
+        self._unread.append((of_devices, checked is not None and not checked.asscalar()))
+        self._in_flight.popleft()
 
     @cluster.in_scope
     def read(self) -> float:
@@ -86,13 +100,11 @@ class LossMeter:
         Raises DivergedError, with the first batch whose loss, or the parameters after it, are not
         finite, and the device.
         """
-        own = [
-            [(str(array.context), float(array.asscalar())) for array in batch]
-            for batch, _ in self._unread
-        ]
-        sums = [sum(value for _, value in batch) for batch in own]
-        ruined = [checked is not None and not checked.asscalar() for _, checked in self._unread]
-        numbers, of_ranks = zip(*cluster.gather((self.num_samples, [*zip(sums, ruined)])))
+        while self._in_flight:
+            self._wait_for_oldest()
+        own = [of_devices for of_devices, _ in self._unread]
+        sums = [(sum(value for _, value in batch), ruined) for batch, ruined in self._unread]
+        numbers, of_ranks = zip(*cluster.gather((self.num_samples, sums)))
         of_batches = itertools.zip_longest(*of_ranks, fillvalue=(0.0, False))
         for batch, parts in itertools.zip_longest(own, of_batches, fillvalue=()):
             self.num_batches += 1
@@ -182,8 +194,8 @@ def accuracy(
     """Return the share of ``images`` (n, ...) whose highest score is at their label (n,) or (n, 1).
 
     ``model(X, device_params[i])`` returns scores (n, classes) of any float dtype, ``mx.nd`` or
-    ``mx.np``; autograd records nothing. Every batch is split over ``ctx``. The host reads the
-    devices' counts once, at the end: the only wait.
+    ``mx.np``; autograd records nothing. Every batch is split over ``ctx``. The host waits for the
+    devices as :class:`LossMeter` does: at most BATCHES_IN_FLIGHT batches are in memory.
 
     With several processes all must call it, and all return the same. They give the same images, of
     which each evaluates its part; or, with ``own_part``, each gives other images, in any number,
@@ -201,17 +213,18 @@ def accuracy(
     if not own_part:
         part = partition.slices(num_images, cluster.size())[cluster.rank()]
         images, labels = images[part], labels[part]
-    correct = [nd.zeros((1,), ctx=c, dtype="float64") for c in ctx]
+    meter = LossMeter(check_finite=False)
     with autograd.pause(train_mode=False):
         for start in range(0, len(images), batch_size):
             batch = slice(start, start + batch_size)
             shards = split_and_load((images[batch], labels[batch]), list(ctx))
-            for i, (X_shard, y_shard) in enumerate(shards):
-                predicted = _predictions(model(X_shard, device_params[i]), len(X_shard))
-                labels_of_shard = y_shard.as_nd_ndarray().reshape((-1,)).astype("float64")
-                correct[i] += (predicted == labels_of_shard).sum()
-    counted = sum(float(count.asscalar()) for count in correct)
-    return float(cluster.total(counted)) / num_images
+            meter.add(
+                [
+                    _correct(model(X_shard, params), y_shard)
+                    for (X_shard, y_shard), params in zip(shards, device_params)
+                ]
+            )
+    return meter.read()
 
 
 def _check_labels(labels: np.ndarray, num_images: int) -> None:
@@ -241,12 +254,13 @@ def _number_of_all_ranks(images: np.ndarray, labels: np.ndarray, own_part: bool)
     return len(images)
 
 
-def _predictions(scores: nd.NDArray, num_samples: int) -> nd.NDArray:
-    """Return the number of each sample's highest score, in float64."""
-    if scores.ndim != 2 or len(scores) != num_samples:
-        got = f"{scores.shape} for {num_samples} images"
+def _correct(scores: nd.NDArray, labels: nd.NDArray) -> nd.NDArray:
+    """Return 1 in float64 for each sample whose highest score is at its label, and 0 for others."""
+    if scores.ndim != 2 or len(scores) != len(labels):
+        got = f"{scores.shape} for {len(labels)} images"
         raise ValueError(f"model must return scores of shape (n, classes), got {got}")
     scores = scores.as_nd_ndarray()
     if scores.dtype == np.float16:  # which argmax would return, too, and round above 2048
         scores = scores.astype("float32")
-    return scores.argmax(axis=1).astype("float64")
+    labels = labels.as_nd_ndarray().reshape((-1,)).astype("float64")
+    return scores.argmax(axis=1).astype("float64") == labels

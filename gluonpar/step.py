@@ -14,9 +14,6 @@ from gluonpar.models import lenet, softmax_cross_entropy
 from gluonpar.replicas import ParamBucket
 from gluonpar.runtime import cached_op, heap, interrupts, memory
 
-# How many steps a training loop may queue ahead of the devices; their batches are in memory.
-STEPS_IN_FLIGHT = 4
-
 
 def train_batch(
     X: Any,
@@ -129,6 +126,7 @@ def allreduce_grads(device_params: Sequence[Sequence[mx.nd.NDArray]]) -> None:
     replicas.check(device_params, contexts)
     exchange = exchange_over(tuple(contexts))
     buckets = replicas.buckets(device_params, written=True, row_sparse=True)
+    heap.return_free([copies.grads for bucket in buckets for copies in bucket.copies])
     with interrupts.held():
         exchange.allreduce(replicas.to_sum(buckets))
         _clear_flags(device_params)

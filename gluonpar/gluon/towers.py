@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections import deque
 from typing import Any, Callable, Iterable, NamedTuple, Sequence
 
 import mxnet as mx
@@ -15,12 +14,11 @@ from gluonpar.gluon import initial_values
 from gluonpar.gluon.parallel import on_device
 from gluonpar.gluon.tasks import all_devices
 from gluonpar.gluon.update import check_draws_nothing
-from gluonpar.metrics import LossMeter
+from gluonpar.metrics import BATCHES_IN_FLIGHT, LossMeter
 from gluonpar.optim import check_lr, sgd
 from gluonpar.replicas import get_params
 from gluonpar.runtime import device_threads, devices, interrupts, memory, private_fields
 from gluonpar.sharding import as_list, num_samples, split_and_load
-from gluonpar.step import STEPS_IN_FLIGHT
 
 
 class TowersEpoch(NamedTuple):
@@ -187,11 +185,11 @@ class Towers:
 
         In the last step, towers for which no batch is left do not take part. In a job of several
         processes it ends when no rank has a batch left, and all return the same. Waits at the end,
-        to read the loss, and where more than STEPS_IN_FLIGHT steps are queued. Raises as
+        to read the loss, and before as :class:`~gluonpar.metrics.LossMeter` does. Raises as
         :meth:`step`, ValueError if there is no batch, and ``metrics.Diverged`` if the loss is not
         finite.
         """
-        remaining, meter, in_flight = iter(batches), LossMeter(), deque()
+        remaining, meter = iter(batches), LossMeter()
         total, alone = 0, self._exchange.num_processes == 1
         while True:
             drawn = list(itertools.islice(remaining, len(self.ctx)))
@@ -199,11 +197,7 @@ class Towers:
             if not number:
                 break
             total += number
-            losses = outputs.get("loss", [])
-            meter.add(losses)
-            in_flight.extend(losses[:1])
-            if len(in_flight) > STEPS_IN_FLIGHT:  # it bounds the memory in use
-                in_flight.popleft().wait_to_read()
+            meter.add(outputs.get("loss", []))
         if not total:
             raise ValueError("batches must yield at least 1 batch, got none")
         return TowersEpoch(meter.read(), total, meter.num_batches)
@@ -214,13 +208,18 @@ class Towers:
 
         The towers take the batches in turn; in a job of several processes each rank's are its own,
         and nothing is exchanged. No variable, gradient or running statistic changes.
-        ``forward`` need not return ``"loss"``. Nothing waits, and all outputs are kept in memory.
-        Raises RuntimeError, as :meth:`step`, for an exception in a tower.
+        ``forward`` need not return ``"loss"``. All outputs are kept in memory, and the call waits
+        for older batches, so that at most BATCHES_IN_FLIGHT per tower are. Raises RuntimeError, as
+        :meth:`step`, for an exception in a tower.
         """
         outputs: list[dict] = []
+        most = BATCHES_IN_FLIGHT * len(self.ctx)
         with autograd.pause(train_mode=False):
             for i, batch in enumerate(batches):
                 self._compute(i % len(self.ctx), batch, outputs)
+                for output in outputs[-most - 1].values() if i >= most else ():
+                    if isinstance(output, mx.nd.NDArray):
+                        output.wait_to_read()
         return _by_name(outputs)
 
     def _compute(

@@ -1,5 +1,8 @@
 """glibc's heap keeps freed memory; after some steps, free memory is returned to the system.
 
+It does from when gluonpar is first given contexts to compute on: a program that only imports it
+needs no more memory than without.
+
 An operator's output that glibc returns to the system when it is freed costs an mmap, page faults
 and an munmap in every step. But a program's first steps free much that no later step needs: initial
 values, arrays that buckets replaced, memory allocated before a graph was planned.
@@ -22,12 +25,18 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
 
 _libc = ctypes.CDLL(None)
-_keeps_freed = not any(name in os.environ for name in _VARIABLES)
+_SET_BY_USER = any(name in os.environ for name in _VARIABLES)
+_keeps_freed = False
 _steps = itertools.count(1)
 
-if _keeps_freed:
-    _libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30)
-    _libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+
+def keep_freed() -> None:
+    """Have glibc keep what is freed from now on."""
+    global _keeps_freed
+    if not (_keeps_freed or _SET_BY_USER):
+        _libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30)
+        _libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+        _keeps_freed = True
 
 
 def return_free(after: Sequence[Sequence[mx.nd.NDArray]]) -> None:

@@ -29,7 +29,7 @@ import numpy as np
 from mxnet.base import _LIB
 
 from gluonpar.install import processors
-from gluonpar.runtime import engine, memory
+from gluonpar.runtime import engine, heap, memory
 
 BLOCK_BYTES = 1 << 19  # of one array: smaller blocks cost more calls, larger ones leave the cache
 BYTES_INLINE = 2 << 20  # of all arrays: up to this, the work takes less than waking a worker
@@ -71,9 +71,11 @@ def share(ctx: Sequence[mx.Context]) -> None:
     """Give each distinct CPU context of ``ctx`` its even share of the processors, from now on.
 
     GPUs are ignored. Does nothing if the user has set OMP_NUM_THREADS or MXNET_OMP_MAX_THREADS.
-    Another call with the same contexts costs one comparison.
+    Another call with the same contexts costs one comparison. From the first call on, memory that is
+    freed stays in the process (:mod:`gluonpar.runtime.heap`).
     """
     global _last_shared, _first_size
+    heap.keep_freed()
     if _SET_BY_USER or ctx == _last_shared:
         return
     workers = {c.device_id: c for c in ctx if c.device_type == "cpu"}

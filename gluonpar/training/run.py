@@ -7,7 +7,7 @@ import copy
 import dataclasses
 import io
 import time
-from collections import Counter, deque
+from collections import Counter
 from typing import Any, Callable, Iterator, Sequence
 
 import mxnet as mx
@@ -19,7 +19,6 @@ from gluonpar.install import parsing, processors
 from gluonpar.plans import partition
 from gluonpar.runtime import determinism, devices, peers, threads
 from gluonpar.sharding import share_of_batch
-from gluonpar.step import STEPS_IN_FLIGHT
 from gluonpar.training import history, profiler, ranks, workloads
 from gluonpar.training.checkpointing import Checkpointer
 from gluonpar.training.configuration import Configuration
@@ -162,17 +161,13 @@ class Run:
         samples_done = min(done * config.batch_size, self.num_samples) if cluster.is_main() else 0
         meter = metrics.LossMeter(progress.loss_sum, samples_done, done, config.check_finite)
         interval = min(MOST_BATCHES_BETWEEN_READS, max(1, self.num_batches // 10))
-        interval, in_flight = config.log_interval or interval, deque()
+        interval = config.log_interval or interval
         batches = self.console.batches(
             self._batches(shuffle, done), self.num_batches, config.batch_size, progress.epoch, done
         )
         with self.profiler if progress.epoch == 1 else Profiler(self.ctx, num_steps=0) as watched:
             for number, (X, y) in enumerate(batches, done + 1):
-                in_flight.append(self._step(number, X, y))
-                meter.add(in_flight[-1], self.workload.params)
-                if len(in_flight) > STEPS_IN_FLIGHT:  # the only wait here: it bounds the memory
-                    for loss in in_flight.popleft()[:1]:  # none if this rank had no sample
-                        loss.wait_to_read()
+                meter.add(self._step(number, X, y), self.workload.params)
                 watched.step()
                 if number % interval == 0:
                     loss, of = self._read(meter), f"{number}/{self.num_batches}"
