@@ -48,8 +48,8 @@ def summands(
     of_params = [gradients.tracked[param] for param in params]
     counting = [grads.summands() for grads in of_params]
     on_some_rank = [*map(any, counting)]
-    if num_processes > 1 and params:
-        ages = np.array([*map(_age, of_params)])
+    if num_processes > 1 and (params or facts):
+        ages = np.array([*map(_age, of_params)]).reshape(-1, 2)
         of_ranks = cluster.PendingGather(ages, f"gradients of {of}", _check, facts)
         _num_sums += 1
         if (ages[:, 0] != _num_sums - 1).any():  # some may be old

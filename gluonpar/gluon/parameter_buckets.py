@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections.abc
-from typing import Collection, Sequence
+from typing import Any, Collection, Sequence
 
 from mxnet import gluon
 
@@ -53,12 +53,17 @@ class Layout:
         return _kinds(self._params) == self._kinds
 
     def buckets(
-        self, ignore_stale_grad: bool, summed: bool = False, by_program: bool = False
+        self,
+        ignore_stale_grad: bool,
+        summed: bool = False,
+        by_program: bool = False,
+        facts: dict[str, Any] | None = None,
     ) -> list[ParamBucket]:
         """Return the buckets, without parameters that backward reached on no device of any rank.
 
         All ranks must call this before each sum; with ``summed`` the gradients are sums already,
-        and ``by_program`` is whether the Trainer has not made them. Unless ``ignore_stale_grad``
+        and ``by_program`` is whether the Trainer has not made them; otherwise ranks compare
+        ``facts``. Unless ``ignore_stale_grad``
         raises UserWarning if a parameter has no new gradient on any rank, or none on a device on
         which its own batch ran.
         """
@@ -70,7 +75,8 @@ class Layout:
                 if ignore_stale_grad:  # this waits
                     on_some_rank = cluster.total([*map(any, written)]) > 0
         else:
-            written, on_some_rank = ages.summands(self.params, self._num_processes, self._name)
+            of = self._num_processes, self._name, facts
+            written, on_some_rank = ages.summands(self.params, *of)
         counting = dict(zip(self._indices, written))
         used = {i for i, is_used in zip(counting, on_some_rank) if is_used}
         if not ignore_stale_grad:

@@ -154,13 +154,14 @@ class Trainer(gluon.Trainer):
         Raises UserWarning for a stale gradient (see above), and ValueError for a batch size that is
         not positive and finite, and inside :meth:`no_sync`.
         """
-        self._rescale(batch_size)
+        facts = self._rescale(batch_size)
         if any(_is_overridden(self, name) for name in ("_allreduce_grads", "_update")):
             self._laid_out()
+            self._check_alike(facts)
             self._allreduce_grads()
             self._update(ignore_stale_grad)
             return
-        buckets = self._fresh_buckets(ignore_stale_grad)
+        buckets = self._fresh_buckets(ignore_stale_grad, facts=facts)
         amp = hasattr(self, "_amp_loss_scaler")  # it inspects all sums before the update
         sums_are_read = amp or self._skip_nonfinite
         fused = not sums_are_read and self._sharded_update.may_fuse(buckets)
@@ -184,7 +185,7 @@ class Trainer(gluon.Trainer):
         or scale those. Raises ValueError, too, if backward has written a gradient since the sum,
         by :meth:`allreduce_grads` or by :func:`gluonpar.allreduce` and ``allreduce_many``.
         """
-        self._rescale(batch_size)
+        self._check_alike(self._rescale(batch_size))
         self._check_outside_no_sync()
         sums.check_summed(self._params)
         self._update(ignore_stale_grad)
@@ -307,13 +308,18 @@ class Trainer(gluon.Trainer):
             self._params_to_init = []
             self._sharded_update.weights_were_set()
 
-    def _rescale(self, batch_size: Any) -> None:
+    def _rescale(self, batch_size: Any) -> dict[str, Any] | None:
+        """Set ``rescale_grad``; return what must be the same on all ranks in this step."""
         batch_size = optim.check_batch_size(batch_size)
         self._check_and_rescale_grad(self._scale / batch_size)
-        if self._identity is not None:
-            if self._layout is None:  # a rank that has had no samples may not know the shapes
-                params_file.check_initialized(self._params)
-            facts = self._identity.facts(batch_size=batch_size)
+        if self._identity is None:
+            return None
+        if self._layout is None:  # a rank that has had no samples may not know the shapes
+            params_file.check_initialized(self._params)
+        return self._identity.facts(batch_size=batch_size)
+
+    def _check_alike(self, facts: dict[str, Any] | None) -> None:
+        if facts is not None:
             cluster.check_equal_async(facts, self._identity.name)
 
     def _laid_out(self) -> Layout:
@@ -341,8 +347,16 @@ class Trainer(gluon.Trainer):
         if self._inside_no_sync:
             raise ValueError("step() was called inside no_sync(); leave it first")
 
-    def _fresh_buckets(self, ignore_stale_grad: bool, summed: bool = False) -> list[ParamBucket]:
-        """The buckets to sum and update, or to update only if gradients are sums already."""
+    def _fresh_buckets(
+        self,
+        ignore_stale_grad: bool,
+        summed: bool = False,
+        facts: dict[str, Any] | None = None,
+    ) -> list[ParamBucket]:
+        """The buckets to sum and update, or to update only if gradients are sums already.
+
+        ``facts`` are compared with other ranks' on the way, if gradients are no sums yet.
+        """
         self._check_outside_no_sync()
         layout = self._laid_out()
         if not self._broadcast:  # as gluon.Trainer: running statistics, too
@@ -350,7 +364,8 @@ class Trainer(gluon.Trainer):
             if self._optimizer.num_update == self._optimizer.begin_num_update:  # not after resuming
                 first = in_buckets([param.list_data() for param in self._params])
                 self._exchange.inside.broadcast(first)
-        buckets = layout.buckets(ignore_stale_grad, summed, by_program=not self._has_summed)
+        by_program = not self._has_summed
+        buckets = layout.buckets(ignore_stale_grad, summed, by_program, facts)
         heap.return_free([copies.grads for bucket in buckets for copies in bucket.copies])
         return buckets
 

@@ -1,17 +1,14 @@
-"""Prepare the process for MXNet and import it: NumPy 1, CUDA's libraries, pool of workspaces.
+"""Prepare the process for MXNet and import it: NumPy 1, CUDA's libraries, settings.
 
-``import gluonpar`` calls :func:`start` before anything else. The environment is never overridden;
-if MXNet has run operators already, a warning names the settings that come too late.
+``import gluonpar`` calls :func:`start` before anything else. The environment is never overridden.
 """
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import os
 import platform
 import sys
-import warnings
 
 from gluonpar.install import cuda_libraries, driver, memory_limits, wheels
 
@@ -19,10 +16,6 @@ INSTALL = (
     f"install one of the two: {wheels.CPU} (any x86-64 Linux machine) or {wheels.CUDA} (NVIDIA "
     "GPUs of compute capability 5.0 to 8.9)"
 )
-
-# CPU contexts share a pool of workspaces for all operators that one thread pushes. With
-# MXNet's 4 entries two contexts soon draw the same and wait for each other; with 256, rarely.
-SETTINGS = {"MXNET_CPU_TEMP_COPY": "256"}
 
 # How often libgomp's threads look for work before they sleep. Its 300,000 are some milliseconds,
 # in which another program, or another context's threads, could compute.
@@ -36,12 +29,6 @@ CUDA_SETTINGS = {"MXNET_CUDA_LIB_CHECKING": "0", "MXNET_CUDNN_LIB_CHECKING": "0"
 # The driver must be as new as NVRTC; for everything else in MXNet any driver of CUDA 11 will do.
 WITHOUT_FUSION = {"MXNET_USE_FUSION": "0"}
 COMPILER_CUDA = (11, 8)  # of nvidia-cuda-nvrtc-cu11
-
-# The C++ guard of the thread-local store that holds the workspace pool: its first byte turns 1 when
-# the first operator uses a resource, and the pool's size is fixed from then on.
-_POOL_GUARD = (
-    "_ZGVZN4dmlc16ThreadLocalStoreIN5mxnet8resource19ResourceManagerImplEE9SingletonEvE4inst"
-)
 
 # Raised by importing damaged files; ValueError for null bytes, up to Python 3.11.
 _BROKEN = (OSError, ImportError, RuntimeError, SyntaxError, ValueError, AttributeError, MemoryError)
@@ -60,31 +47,20 @@ def start() -> None:
             "from memory, and their layout was checked there only (MXNet 1.9.1's wheel for aarch64 "
             "also needs Arm's libraries libarmpl_lp64_mp, libamath and libastring)."
         )
-    imported_before = "mxnet" in sys.modules
     wheel = _installed_wheel()
     # Here, because the doctor imports this module where NumPy may be missing.
     from gluonpar.install import compatibility
 
     compatibility.install()
-    missing = {name: value for name, value in SETTINGS.items() if name not in os.environ}
     for name, value in settings([wheel]).items():
         os.environ.setdefault(name, value)
-    if not imported_before:
+    if "mxnet" not in sys.modules:
         _import_mxnet(wheel)
-        return
-    library = ctypes.CDLL(sys.modules["mxnet"].libinfo.find_lib_path()[0])
-    if missing and ctypes.c_uint8.in_dll(library, _POOL_GUARD).value:
-        late = ", ".join(f"{name}={value}" for name, value in missing.items())
-        message = (
-            f"MXNet ran operators before gluonpar was imported: too late for {late}, so CPU "
-            "devices will wait for each other. Import gluonpar first, or set it in the environment."
-        )
-        warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 
 def settings(installed: list[str]) -> dict[str, str]:
     """Return the environment variables that :func:`start` sets, unless set, for these wheels."""
-    wanted = SETTINGS if "OMP_WAIT_POLICY" in os.environ else {**SETTINGS, **SPIN}
+    wanted = {} if "OMP_WAIT_POLICY" in os.environ else SPIN
     if not wheels.with_cuda(installed):
         return wanted
     return {**wanted, **CUDA_SETTINGS, **({} if _fusion_works() else WITHOUT_FUSION)}

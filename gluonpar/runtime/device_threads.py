@@ -27,7 +27,7 @@ import mxnet as mx
 from mxnet import autograd
 from mxnet.base import _LIB
 
-from gluonpar.runtime import tape
+from gluonpar.runtime import tape, workspaces
 
 _CPU_STRIDE = 1 << 20  # between the seeds of CPU contexts: none of their parts are the same
 _GPU_STRIDE = pow(127, -1, 1 << 32)  # 127 times this is 1: the next GPU's generators
@@ -118,6 +118,7 @@ class _DeviceThread:
 
     def _run(self) -> None:
         _this.ctx = self._ctx
+        workspaces.widen()
         while True:
             try:
                 function, future = self._calls.get(timeout=_SECONDS)

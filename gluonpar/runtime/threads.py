@@ -29,7 +29,7 @@ import numpy as np
 from mxnet.base import _LIB
 
 from gluonpar.install import processors
-from gluonpar.runtime import engine, heap, memory
+from gluonpar.runtime import engine, heap, memory, workspaces
 
 BLOCK_BYTES = 1 << 19  # of one array: smaller blocks cost more calls, larger ones leave the cache
 BYTES_INLINE = 2 << 20  # of all arrays: up to this, the work takes less than waking a worker
@@ -72,10 +72,13 @@ def share(ctx: Sequence[mx.Context]) -> None:
 
     GPUs are ignored. Does nothing if the user has set OMP_NUM_THREADS or MXNET_OMP_MAX_THREADS.
     Another call with the same contexts costs one comparison. From the first call on, memory that is
-    freed stays in the process (:mod:`gluonpar.runtime.heap`).
+    freed stays in the process (:mod:`gluonpar.runtime.heap`), and from the first with several
+    contexts on a thread's operators have more workspaces (:mod:`gluonpar.runtime.workspaces`).
     """
     global _last_shared, _first_size
     heap.keep_freed()
+    if len(ctx) > 1:
+        workspaces.widen()
     if _SET_BY_USER or ctx == _last_shared:
         return
     workers = {c.device_id: c for c in ctx if c.device_type == "cpu"}

@@ -13,7 +13,7 @@ COMPATIBILITY = pathlib.Path(startup.__file__).with_name("compatibility.py")
 
 def python(program, *arguments, **variables):
     """Run a program as a user's shell does, without the settings of this process's gluonpar."""
-    return end_python(program, *arguments, **{**dict.fromkeys(startup.SETTINGS), **variables})
+    return end_python(program, *arguments, **{**dict.fromkeys(startup.SPIN), **variables})
 
 
 @pytest.mark.slow
@@ -32,37 +32,28 @@ def test_numpy_testing_is_imported_before_mxnet():
 
 
 # gluonpar's module that lets MXNet be imported, without the rest of gluonpar.
-MXNET_FIRST = (
-    f"import runpy; runpy.run_path({str(COMPATIBILITY)!r})['install']()\nimport mxnet, warnings\n"
-)
+MXNET_FIRST = f"import runpy; runpy.run_path({str(COMPATIBILITY)!r})['install']()\n"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("before", ["", MXNET_FIRST + "warnings.simplefilter('error')\n"])
-@pytest.mark.parametrize("set_by_user", [None, "7"])
-def test_the_workspace_pool_is_set_unless_the_user_has_set_it(before, set_by_user):
-    """Also early enough: MXNet is imported, and has run no operator."""
-    done = python(
-        before + "import gluonpar, os; print(os.environ['MXNET_CPU_TEMP_COPY'])",
-        **({} if set_by_user is None else {"MXNET_CPU_TEMP_COPY": set_by_user}),
-    )
-    assert done.stdout == f"{set_by_user or 256}\n", done.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("settings", "warnings"), [({}, 1), (startup.SETTINGS, 0)])
-def test_after_operators_it_works_and_one_warning_names_what_came_too_late(settings, warnings):
+def test_after_operators_of_mxnet_it_works_without_a_word():
     done = python(
         MXNET_FIRST + "import mxnet as mx\n"
         "mx.random.uniform(shape=(3,)).wait_to_read()\n"
         "import gluonpar, gluonpar.step\n"
         "a = [mx.nd.ones((1,), ctx=mx.cpu(i)) for i in range(2)]\n"
         "gluonpar.allreduce(a)\nprint(a[1].asscalar())",
-        **settings,
     )
-    assert done.stdout == "2.0\n"
-    assert done.stderr.count("too late for MXNET_CPU_TEMP_COPY=256") == warnings
-    assert warnings or not done.stderr
+    assert (done.stdout, done.stderr) == ("2.0\n", "")
+
+
+@pytest.mark.parametrize(
+    ("variables", "printed"),
+    [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")],
+)
+def test_openmps_threads_soon_sleep_unless_the_user_has_set_how_they_wait(variables, printed):
+    done = python("import gluonpar, os; print(os.environ.get('GOMP_SPINCOUNT'))", **variables)
+    assert done.stdout == f"{printed}\n", done.stderr
 
 
 @pytest.mark.slow

@@ -85,7 +85,7 @@ OLDEST, NEWEST = (
         (r"x86-64 Linux(?:, |、)Python (3\.\d+) (?:to|到) (3\.\d+)", (VERSIONS[0], VERSIONS[-1])),
         (r"capability (?:is not between )?(\d\.\d) (?:to|and) (\d\.\d)", (OLDEST, NEWEST)),
         (r"(?:newer than compute capability|计算能力高于) (\d\.\d)", (NEWEST,)),
-        (r"MXNET_CPU_TEMP_COPY=(\d{2,})", (startup.SETTINGS["MXNET_CPU_TEMP_COPY"],)),
+        (r"GOMP_SPINCOUNT=(\d+)", (startup.SPIN["GOMP_SPINCOUNT"],)),
         (
             r"buckets of (?:up to )?(\d+) MiB",
             (
