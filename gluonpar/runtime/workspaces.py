@@ -60,7 +60,7 @@ def _pool(manager: int) -> int:
     want = mx.cpu().device_typeid, 0, *(size * num_bytes for num_bytes in _ENTRY_BYTES)
     if found != want:
         raise RuntimeError(
-            f"gluonpar replaces MXNet 1.9.1's pool of workspaces, and finds {found}, not {want}, in "
-            f"{mx.libinfo.find_lib_path()[0]}. Install mxnet==1.9.1, or set {_VARIABLE}={_SIZE}"
+            f"gluonpar replaces MXNet 1.9.1's pool of workspaces, and finds {found}, not {want}, "
+            f"in {mx.libinfo.find_lib_path()[0]}. Install mxnet==1.9.1, or set {_VARIABLE}={_SIZE}"
         )
     return pool
