@@ -19,6 +19,17 @@ images = np.broadcast_to(np.float32(0.5), (256 * work, 1, 28, 28))
 metrics.accuracy(images, np.zeros(256 * work), params, ctx, model)
 """
 
+STEPS = """
+def model(X, params):
+    return mx.nd.dot(X.reshape((0, -1)), params[0])
+
+params = [gluonpar.get_params([mx.nd.ones((784, 10))], c) for c in ctx]
+X, y = mx.nd.ones((256, 784)), mx.nd.zeros((256,))
+for _ in range(work):
+    losses = gluonpar.train_batch(X, y, params, ctx, 1e-3, model=model)
+    losses[0].wait_to_read()
+"""
+
 NETWORKS = """
 for _ in range(work):
     net = gluon.nn.Dense(1024, in_units=1024)
@@ -45,8 +56,8 @@ AFTER = "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)"
 
 @pytest.mark.parametrize(
     ("program", "little", "much"),
-    [(EVALUATION, 8, 32), (NETWORKS, 4, 16)],
-    ids=["images evaluated", "networks dropped"],
+    [(EVALUATION, 8, 32), (STEPS, 300, 1200), (NETWORKS, 4, 16)],
+    ids=["images evaluated", "steps trained", "networks dropped"],
 )
 def test_the_peak_does_not_grow_with(program, little, much):
     low, high = (int(run_python(BEFORE + program + AFTER, str(n))) for n in (little, much))

@@ -57,7 +57,7 @@ def test_every_element_is_processed_exactly_once(tiny_blocks, max_threads, num_a
 def test_blocks_have_block_bytes_and_are_cut_in_the_same_places_in_all_arrays(tiny_blocks):
     a, b = np.arange(9, dtype="float32"), np.arange(9, dtype="float64")
     seen = []
-    threads.run([(lambda x, y: seen.append((x.tolist(), y.tolist())), [a, b])], 0)
+    threads.run([(lambda x, y: seen.append((x.tolist(), y.tolist())), [a, b])], a.nbytes + b.nbytes)
     assert seen == [(part, part) for part in ([0, 1, 2, 3], [4, 5, 6, 7], [8])]
 
 
