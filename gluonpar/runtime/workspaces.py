@@ -21,6 +21,11 @@ from mxnet.base import _LIB
 
 _VARIABLE, _SIZE = "MXNET_CPU_TEMP_COPY", 256
 _SET_BY_USER = _VARIABLE in os.environ
+if not _SET_BY_USER:
+    # So that the list of variables has a place for it, and is not moved later, while MXNet's
+    # threads, which have not started yet, read from it.
+    os.environ[_VARIABLE] = str(_SIZE)
+    del os.environ[_VARIABLE]
 # Of a manager: how many workspaces it made, and the address of the pool. Of a pool: its context;
 # where the workspaces, and what refers to them, begin and end.
 _MANAGER, _POOL = struct.Struct("=8xi60xQ"), struct.Struct("=iiQQ8xQQ")
