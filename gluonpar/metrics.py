@@ -6,7 +6,6 @@ import hashlib
 import itertools
 import math
 import zlib
-from collections import deque
 from typing import Callable, Sequence
 
 import mxnet as mx
@@ -43,11 +42,11 @@ class LossMeter:
     """The mean per-sample loss of batches, and the first batch that is not finite.
 
     :meth:`add` waits only for the batch BATCHES_IN_FLIGHT before, so that no more are in memory;
-    :meth:`read` waits for all. With several processes, each adds its
-    part of the same batches, and all read together; one that is made inside ``cluster.local()`` is
-    this process's. Ranks may add different numbers of batches; batch i is what all have added i-th.
-    ``total`` is the sum of the losses of the ``num_batches`` read so far, ``num_samples`` the
-    number added on this rank. To continue from them, pass all three; on all ranks but 0, 0 samples.
+    :meth:`read` waits for all. With several processes, each adds its part of the same batches, and
+    all read together; one that is made inside ``cluster.local()`` is this process's. Ranks may add
+    different numbers of batches; batch i is what all have added i-th. ``total`` is the sum of the
+    losses of the ``num_batches`` read so far, ``num_samples`` the number added on this rank. To
+    continue from them, pass all three; on all ranks but 0, 0 samples.
     With ``check_finite`` False, losses and parameters may be infinite or NaN.
     """
 
@@ -58,8 +57,7 @@ class LossMeter:
         num_batches: int = 0,
         check_finite: bool = True,
     ) -> None:
-        self._in_flight: deque[tuple[list[nd.NDArray], nd.NDArray | None]] = deque()
-        self._unread: list[tuple[list[tuple[str, float]], bool]] = []  # per device; ruined
+        self._unread: list[tuple[list[nd.NDArray], nd.NDArray | None]] = []
         self.total, self.num_samples, self.num_batches = total, num_samples, num_batches
         self._check_finite = check_finite
         self._scope = cluster.scope()
@@ -83,15 +81,10 @@ class LossMeter:
                     each = loss.size // num_samples
                     sums.append(values.sum() if each == 1 else values.sum() / each)
                     self.num_samples += num_samples
-        self._in_flight.append((sums, checked))
-        if len(self._in_flight) > BATCHES_IN_FLIGHT:
-            self._wait_for_oldest()
-
-    def _wait_for_oldest(self) -> None:
-        sums, checked = self._in_flight[0]
-        of_devices = [(str(array.context), float(array.asscalar())) for array in sums]
-        self._unread.append((of_devices, checked is not None and not checked.asscalar()))
-        self._in_flight.popleft()
+        self._unread.append((sums, checked))
+        if len(self._unread) > BATCHES_IN_FLIGHT:
+            for array in self._unread[-BATCHES_IN_FLIGHT - 1][0]:  # none without samples
+                array.wait_to_read()
 
     @cluster.in_scope
     def read(self) -> float:
@@ -100,11 +93,13 @@ class LossMeter:
         Raises DivergedError, with the first batch whose loss, or the parameters after it, are not
         finite, and the device.
         """
-        while self._in_flight:
-            self._wait_for_oldest()
-        own = [of_devices for of_devices, _ in self._unread]
-        sums = [(sum(value for _, value in batch), ruined) for batch, ruined in self._unread]
-        numbers, of_ranks = zip(*cluster.gather((self.num_samples, sums)))
+        own = [
+            [(str(array.context), float(array.asscalar())) for array in batch]
+            for batch, _ in self._unread
+        ]
+        sums = [sum(value for _, value in batch) for batch in own]
+        ruined = [checked is not None and not checked.asscalar() for _, checked in self._unread]
+        numbers, of_ranks = zip(*cluster.gather((self.num_samples, [*zip(sums, ruined)])))
         of_batches = itertools.zip_longest(*of_ranks, fillvalue=(0.0, False))
         for batch, parts in itertools.zip_longest(own, of_batches, fillvalue=()):
             self.num_batches += 1
