@@ -3,6 +3,8 @@
 import pytest
 from processes import run_python
 
+from gluonpar.install import compatibility
+
 # On context 0 a function waits for `seconds`, then 100 sums for it; then there is one on context 1.
 PROGRAM = """
 import sys, threading
@@ -44,7 +46,9 @@ thread.start()
 thread.join()
 print(*printed)
 """
-LATE = "import numpy; numpy.bool = bool; import mxnet; mxnet.random.uniform(shape=(3,)).asnumpy()"
+# gluonpar's module that lets MXNet be imported, without the rest of gluonpar.
+LATE = f"import runpy; runpy.run_path({compatibility.__file__!r})['install']()\n"
+LATE += "import mxnet; mxnet.random.uniform(shape=(3,)).asnumpy()"
 FEW = {"MXNET_CPU_TEMP_COPY": "7"}
 
 
