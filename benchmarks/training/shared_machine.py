@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from benchmarks.training.workloads import WORKLOADS
 from gluonpar.diagnostics import harness
 
 SETTINGS = {
@@ -31,7 +32,8 @@ SETTINGS = {
     "one thread": {"OMP_NUM_THREADS": "1"},
 }
 WIDTHS = (-10, 3, -12, *[12] * 9)
-CGROUPS = pathlib.Path("/sys/fs/cgroup/cpu"), pathlib.Path("/sys/fs/cgroup")
+V1 = pathlib.Path("/sys/fs/cgroup/cpu")
+CGROUP = V1 if V1.exists() else V1.parent
 PERIOD = 100_000  # microseconds: Linux's default
 
 
@@ -39,7 +41,7 @@ def train(workload, num_devices):
     """Read lines with a number of steps; answer with seconds per step."""
     import gluonpar  # noqa: F401 - sets what MXNet and libgomp read when they are loaded
     from benchmarks.training import train_batch
-    from benchmarks.training.workloads import WORKLOADS, task
+    from benchmarks.training.workloads import task
 
     devices = [("cpu", i) for i in range(num_devices)]
     made = train_batch.TrainBatch(task(workload, WORKLOADS[workload].batch_size, devices))
@@ -75,7 +77,8 @@ def parser():
     made.prog = "benchmarks.training.shared_machine"
     positive = {"type": harness.at_least(1), "metavar": "N"}
     texts = {"type": lambda text: text.split(","), "metavar": "A,B"}
-    made.add("--workload", "lenet,mlp,resnet18", "what to train", **texts)
+    known = harness.one_of(WORKLOADS)
+    made.add("--workload", "lenet,mlp,resnet18", "what to train", type=known, metavar="A,B")
     made.add("--num-gpus", "1,2", "numbers of devices", type=harness.integers, metavar="K,...")
     made.add("--others", "0,1,2,4", "busy loops beside it", **texts)
     made.add("--quotas", "", "processors that it may use, such as 0.5", **texts)
@@ -96,8 +99,10 @@ def prepare(options):
         for n in map(int, options.others)
     ]
     for text in filter(None, options.quotas):
-        if not os.access(CGROUPS[0], os.W_OK) and not os.access(CGROUPS[1], os.W_OK):
-            raise ValueError("a quota needs root, and cgroups that can be written")
+        if not 0 < float(text) <= len(os.sched_getaffinity(0)):
+            raise ValueError(f"quotas must be positive, and at most the processors, got {text}")
+        if not os.access(CGROUP, os.W_OK):
+            raise ValueError(f"a quota needs root, and {CGROUP} to be writable")
         loads.append((f"quota {text}", lambda pids, text=text: quota(pids, float(text))))
     return loads
 
@@ -165,13 +170,12 @@ def busy(number):
 @contextlib.contextmanager
 def quota(pids, processors):
     """Let each of the processes use so many processors."""
-    root = CGROUPS[0] if CGROUPS[0].exists() else CGROUPS[1]
-    folders = [root / f"gluonpar-{pid}" for pid in pids]
+    folders = [CGROUP / f"gluonpar-{pid}" for pid in pids]
     try:
         for pid, folder in zip(pids, folders):
             folder.mkdir()
             share = int(processors * PERIOD)
-            if root == CGROUPS[0]:
+            if CGROUP == V1:
                 (folder / "cpu.cfs_quota_us").write_text(str(share))
             else:
                 (folder / "cpu.max").write_text(f"{share} {PERIOD}")
@@ -180,7 +184,7 @@ def quota(pids, processors):
     finally:
         for pid, folder in zip(pids, folders):
             with contextlib.suppress(OSError):
-                (root / "cgroup.procs").write_text(str(pid))
+                (CGROUP / "cgroup.procs").write_text(str(pid))
                 folder.rmdir()
 
 

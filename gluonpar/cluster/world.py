@@ -311,7 +311,7 @@ def _start() -> World:
         )
     os.environ[_TOLD] = "1"
     # Divide each processor of this machine evenly among the ranks that may run on it.
-    here = [processors for host, _, processors, _ in places if host == socket.gethostname()]
+    here = [allowed for host, _, allowed, _ in places if host == socket.gethostname()]
     usable = os.sched_getaffinity(0)
     share = sum(1 / sum(processor in ranks for ranks in here) for processor in usable)
     share = min(share, (processors.quota() or math.inf) / len(here))

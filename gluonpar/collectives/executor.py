@@ -155,22 +155,24 @@ def run(
 def _run_whole(hops: Sequence[Hop], data: Sequence[mx.nd.NDArray], combine, results) -> None:
     """Carry out a plan of whole arrays, which gains nothing from writing at the end."""
     values = list(data)
+    unwritten = {i for i in range(len(data)) if results and (i, 0) not in results}
     for step in by_step(hops):
         written = {hop.dst for hop in step}
         sent = [
             values[hop.src].copyto(data[hop.dst].context)
-            if hop.reduce or hop.src in written
+            if hop.reduce or hop.src in written or hop.dst in unwritten
             else values[hop.src]
             for hop in step
         ]
         for hop, value in zip(step, sent):
-            writes = not results or (hop.dst, 0) in results
+            own = values[hop.dst]
             if hop.reduce:
-                own = values[hop.dst]
-                out = own if writes else value
+                out = value if hop.dst in unwritten else own
                 values[hop.dst] = _combine(combine, hop, value, own, out)
+            elif hop.dst in unwritten:
+                values[hop.dst] = value
             else:
-                value.copyto(values[hop.dst])
+                value.copyto(own)
 
 
 def _combine(combine, hop: Hop, came: mx.nd.NDArray, own: mx.nd.NDArray, out: mx.nd.NDArray):

@@ -14,6 +14,8 @@ from typing import Callable, NamedTuple, Sequence
 
 import numpy as np
 
+_TIMES = {0: "not at all", 2: "twice"}
+
 
 class Hop(NamedTuple):
     """In ``step``, device ``src`` sends its value of ``chunk`` to device ``dst``.
@@ -136,6 +138,3 @@ def check(plan: Callable[[int], Sequence[Hop]] | Sequence[Hop], num_devices: int
             if times != 1
         )
         raise ValueError(f"{of}device {device} ends in chunk {chunk} with the value of {wrong}")
-
-
-_TIMES = {0: "not at all", 2: "twice"}

@@ -322,7 +322,9 @@ class Run:
 
     def _header(self) -> dict[str, str]:
         config, data, num_ranks = self.configuration, self.data, self.num_ranks
-        shared = processors.shared() if self.ctx[0].device_type == "cpu" else ""
+        # In a job other ranks would count as other programs.
+        alone = num_ranks == 1 and self.ctx[0].device_type == "cpu"
+        shared = processors.shared() if alone else ""
         largest = max(self.workload.copies, key=lambda copies: copies[0].size)
         weights = config.weights and config.weights * num_ranks
         images = f"{self.num_samples} training and {len(data.test_labels)} test images"

@@ -352,7 +352,7 @@ collectives.trace("ring", 4).draw()
 from gluonpar.plans.plan import contributions, num_steps
 
 for chunk, counts in enumerate(contributions(hops, 4)[0]):
-    print(f"device 0, chunk {chunk}: the values of devices 0 to 3, so often each: {counts}")
+    print(f"on device 0, chunk {chunk} has the values of devices 0 to 3 this often: {counts}")
 collectives.check(hops, 4)  # the same for all devices; an error would say what is wrong
 
 # %% ring-run
@@ -375,7 +375,7 @@ def check(plan):
             collectives.check(hops, k)
             wrong = ""
         except ValueError as error:
-            wrong = f" WRONG: {error}"
+            wrong = f"WRONG: {error}"
         most = max(chunks_sent(hops).values(), default=0)
         to_next = all(hop.dst == (hop.src + 1) % k for hop in hops)
         is_the_ring &= not wrong and to_next and num_chunks(hops) == k and most <= 2 * (k - 1)

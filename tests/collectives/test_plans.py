@@ -126,7 +126,12 @@ def test_executor_and_check_agree_on_every_plan(plan, dtype, size):
         np.testing.assert_array_equal(array.asnumpy(), row)
 
 
+RELAY = [Hop(0, 0, 2, 0, True), Hop(1, 1, 2, 0, True), Hop(2, 2, 1, 0, False)]
+RELAY += [Hop(3, 1, 0, 0, False)]  # to device 0 the sum passes device 1, which keeps its own array
+
+
 @given(plans(), st.integers(0, 7), st.integers(1, 20))
+@example((3, RELAY), 0, 3)
 def test_a_reduce_and_a_broadcast_along_any_right_plan(plan, root, size):
     k, hops = plan
     if not passes(hops, k):
@@ -136,6 +141,8 @@ def test_a_reduce_and_a_broadcast_along_any_right_plan(plan, root, size):
     data = [mx.nd.array(value, ctx=c) for value, c in zip(values, contexts(k))]
     executor.reduce(algorithm, [data], root, "sum")
     np.testing.assert_array_equal(data[root].asnumpy(), values.sum(axis=0))
+    for i in {*range(k)} - {root}:
+        np.testing.assert_array_equal(data[i].asnumpy(), values[i])
     executor.broadcast(algorithm, [data], root)
     for array in data:
         np.testing.assert_array_equal(array.asnumpy(), values.sum(axis=0))
