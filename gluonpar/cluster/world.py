@@ -22,7 +22,7 @@ import numpy as np
 from gluonpar.cluster import failures
 from gluonpar.cluster.messages import Messages
 from gluonpar.install import memory_limits, processors
-from gluonpar.runtime import engine, nccl, threads
+from gluonpar.runtime import engine, interrupts, nccl, threads
 
 # Address space: with 100 MB MPI crashed, with 200 MB it did not start in 60 s, with 300 MB it did.
 MPI_ADDRESSES = 350 * memory_limits.MB
@@ -297,6 +297,7 @@ def _start() -> World:
     seconds = failures.time_limit()
     most_seconds = failures.time_limit("GLUONPAR_STALL_TIMEOUT", math.inf)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # when the launcher dies
+    interrupts.end_at_crash()
     memory_limits.require("MPI", 0, MPI_ADDRESSES)
     with _start_limit(max(_START_SECONDS, 3 * seconds)):
         mpi = _initialized_mpi()

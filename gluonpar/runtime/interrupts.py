@@ -16,9 +16,12 @@ from __future__ import annotations
 import _signal  # the functions of the module signal call its
 import _thread
 import contextlib
+import ctypes
+import faulthandler
 import functools
 import os
 import signal
+import sys
 import threading
 import time
 from typing import Any, Callable
@@ -142,3 +145,14 @@ if threading.get_ident() == _MAIN:  # another thread may not
     for _number in signal.valid_signals():
         if callable(_get(_number)):
             _set_waiting(_number, _get(_number))
+
+
+def end_at_crash() -> None:
+    """From now on a crash (SIGSEGV) ends the process at once, and stderr shows the program's place.
+
+    MXNet's own handler calls exit(), which may wait for what the crash has interrupted.
+    """
+    if signal.getsignal(signal.SIGSEGV) in (None, signal.SIG_DFL):  # the program has set none
+        faulthandler.disable()
+        ctypes.CDLL(None).signal(signal.SIGSEGV, signal.SIG_DFL)
+        faulthandler.enable(sys.__stderr__, all_threads=False)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import faulthandler
 import os
 import re
-import signal
 import traceback
 from typing import Callable, NoReturn, Sequence
 
 from gluonpar import cluster, collectives, metrics
 from gluonpar.install import __version__, entry, memory_limits, parsing
-from gluonpar.runtime import devices
+from gluonpar.runtime import devices, interrupts
 from gluonpar.training.checkpointing import ResumeError
 from gluonpar.training.configuration import SCHEDULES, Configuration, optimizer_names
 from gluonpar.training.console import Console
@@ -66,9 +64,7 @@ def main(
     def say(message: str, before: str = "") -> None:
         console.notice(f"{before}{parsed.prog}: {message}")
 
-    if memory_limits.limits():  # MXNet's own handler of SIGSEGV may hang without free memory
-        signal.signal(signal.SIGSEGV, signal.SIG_DFL)
-        faulthandler.enable(all_threads=False)
+    interrupts.end_at_crash()
     try:
         cluster.size()  # joins the other processes
     except (ImportError, RuntimeError, ValueError, MemoryError) as error:

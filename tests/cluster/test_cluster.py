@@ -191,12 +191,16 @@ def test_a_rank_that_fails_ends_the_job_with_one_line_that_names_it(names):
 
 
 @needs_mpi
-@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
-def test_a_killed_rank_ends_the_job_and_mpirun_names_it(rank):
-    code, out, err = ended(mpirun((2, [*RANK, "kill", str(rank)])))
+@pytest.mark.parametrize(
+    "rank, fault, number",
+    [pytest.param(0, "kill", 9, marks=pytest.mark.slow), (1, "kill", 9), (1, "crash", 11)],
+)
+def test_a_killed_rank_ends_the_job_and_mpirun_names_it(rank, fault, number):
+    code, out, err = ended(mpirun((2, [*RANK, fault, str(rank)])))
     assert re.search(
-        rf"process rank {rank} with PID \d+ on node .* signal 9", " ".join(err.split())
+        rf"process rank {rank} with PID \d+ on node .* signal {number}", " ".join(err.split())
     )
+    assert fault != "crash" or "cluster_rank.py" in err  # the place in the program
     assert code != 0 and "responded" not in err  # no time limit is needed
     wait_until(lambda: not any(map(runs, pids(out))))
 

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import contextlib
+import ctypes
 import functools
 import importlib
 import itertools
@@ -982,6 +983,7 @@ def stop():
 
 FAULTS = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "crash": lambda: ctypes.string_at(0),
     "stop": stop,
     "stop inside": lambda: setattr(mpi_sums, "allreduce", lambda *_, **__: stop()),
     "hang": lambda: time.sleep(1000),
