@@ -41,6 +41,8 @@ CUDA_11 = [
 # The formatter's output may change with any minor release, and `make lint` compares with it.
 RUFF = "ruff>=0.17,<0.18"
 
+TYPES = ["mypy>=2.4,<3", "pyright>=1.1.414,<2"]  # what they find may change with any release
+
 PSUTIL = "psutil>=5.6"  # memory, threads, descriptors and states of processes, for the tests
 
 MATPLOTLIB = "matplotlib>=3.5"  # the first with set_xticks(ticks, labels)
@@ -120,6 +122,7 @@ setup(
         "plot": [MATPLOTLIB],
         "test": [
             *("pytest", "pytest-xdist", "hypothesis", RUFF, "import-linter>=2"),
+            *(f"{name}; python_version >= '3.10'" for name in TYPES),
             *(MATPLOTLIB, PSUTIL),
             *D2L_NEEDS,
             *RUNS_NOTEBOOKS,
