@@ -420,7 +420,8 @@ class _MeanOverDevices(mx.operator.CustomOp):
             device_sums.add(key, str(self._ctx), values, write, complete)
 
         where, name = self._ctx if on_host else mx.cpu(), "gluonpar.SyncBatchNorm"
-        engine.push(add, where, writes=arrays, name=name, prioritized=True, ends_by_call=True)
+        how = {"prioritized": True, "ends_by_call": True, "settles": [*arrays, *targets]}
+        engine.push(add, where, writes=arrays, name=name, **how)
         if not on_host:
             for target, kind, array in zip(targets, req, arrays):
                 self.assign(target, kind, array.as_in_context(target.context))

@@ -13,6 +13,7 @@ the layout of ``CallbackOnComplete`` (include/mxnet/engine.h).
 from __future__ import annotations
 
 import atexit
+import collections
 import contextlib
 import ctypes
 import functools
@@ -32,8 +33,8 @@ from mxnet.base import _LIB, check_call
 from gluonpar.runtime import interrupts, memory
 
 _ERROR_BYTES = 64  # more than a std::runtime_error, which is two pointers
-# FnProperty::kCPUPrioritized and kAsync
-_PRIORITIZED, _ASYNC = ctypes.byref(ctypes.c_int(3)), ctypes.byref(ctypes.c_int(4))
+# FnProperty::kCPUPrioritized, kAsync and kNoSkip
+_PRIORITIZED, _ASYNC, _NO_SKIP = (ctypes.byref(ctypes.c_int(kind)) for kind in (3, 4, 7))
 _NO = ctypes.c_bool(False)
 _push_async = _LIB.MXEnginePushAsyncND
 
@@ -52,10 +53,12 @@ _delete_error.argtypes, _delete_error.restype = [ctypes.c_void_p], None
 # The C++ guard of the engine's pool of operators: its first byte turns 1 with the first one pushed.
 _POOL_GUARD = "_ZGVZN5mxnet6common10ObjectPoolINS_6engine11ThreadedOprEE13_GetSharedRefEvE8inst_ptr"
 
-_pending: dict[int, tuple[Callable, bool]] = {}  # by ticket: (function, ends_by_call), not run yet
+# Not run yet, by ticket: the function, whether it ends by call, and what is called after an error.
+_pending: dict[int, tuple[Callable, bool, Callable[[Callable[[], None]], None] | None]] = {}
 _exit_code = 0  # 1 after an error that reached no caller
 _at_exit: list[Callable[[], None]] = []
 _failing = threading.RLock()  # held while the engine is told of an error
+_errors: collections.deque[Callable[[], None]] = collections.deque()  # the first is being told
 _list_has_grown = False
 _MOST_ERRORS = 256  # between two waits for all operators
 _tickets = itertools.count(1)
@@ -74,13 +77,24 @@ def _called(_context, on_complete, ticket):
         error = ctypes.create_string_buffer(_ERROR_BYTES)
         # Whatever is in the text: an operator whose error cannot be told would never end.
         _new_error(error, message.encode(errors="backslashreplace").replace(b"\0", b"\\0"))
+
+        def tell() -> None:
+            finish(engine, param, ctypes.addressof(error))  # the engine copies it
+            _delete_error(error)
+            if after_error:
+                after_error(_tell_next)
+            else:
+                _tell_next()
+
         with _failing:
             _grow_list_of_errors()
-            finish(engine, param, ctypes.addressof(error))  # the engine copies it
-        _delete_error(error)
+            _errors.append(tell)
+            if len(_errors) == 1:
+                tell()
 
+    after_error = None
     try:
-        function, ends_by_call = _pending.pop(ticket)
+        function, ends_by_call, after_error = _pending.pop(ticket)
         if ends_by_call:
             function(complete)
         else:
@@ -93,21 +107,33 @@ def _called(_context, on_complete, ticket):
             finish(engine, param, None)
 
 
+def _tell_next() -> None:
+    """Tell the engine of the next error.
+
+    Operators that fail, and those that depend on them, use the engine's list of errors
+    (``global_exception_refs_`` in src/engine/threaded_engine.h) without a lock: two that append to
+    it at the same time end the process, then or later. A custom operator appends an error of its
+    own when one that it depends on has failed, so the next is told when it has done that.
+    """
+    with _failing:
+        _errors.popleft()
+        if _errors:
+            _errors[0]()
+
+
 def _grow_list_of_errors() -> None:
     """Before the first error, have the engine's list of errors grow, while no other thread uses it.
 
-    Operators that fail, and those that depend on them, use the list (``global_exception_refs_`` in
-    src/engine/threaded_engine.h) without a lock: two that append to it at the same time, or one
-    that reads it while it is moved to grow, end the process. It never shrinks.
+    One that reads the list while it is moved to grow would end the process. It never shrinks.
     """
     global _list_has_grown
     if _list_has_grown:
         return
     _list_has_grown = True
     array = mx.nd.empty((1,), mx.cpu())
-    push_error = prepare(mx.cpu(), writes=[array], inline=True, ends_by_call=True)
+    push_error = prepare(mx.cpu(), writes=[array], inline=True)
     for _ in range(_MOST_ERRORS):
-        push_error(lambda complete: complete("grows the list of errors"))
+        push_error(lambda: next(iter(())))
         with contextlib.suppress(mx.MXNetError):
             array.wait_to_read()  # it is no longer an error that reached no caller
 
@@ -134,6 +160,7 @@ def prepare(
     inline: bool = False,
     prioritized: bool = False,
     ends_by_call: bool = False,
+    settles: Sequence[mx.nd.NDArray] = (),
 ) -> Callable[[Callable[..., None]], None]:
     """Return ``push``: ``push(function)`` has the engine run a function on the worker of ``ctx``.
 
@@ -147,7 +174,9 @@ def prepare(
 
     With ``ends_by_call`` the engine calls ``function(complete)``, and the operator ends, without
     keeping a worker, when any thread calls ``complete()``, or ``complete(message)`` if it failed.
-    It must do so exactly once, unless ``function`` raises.
+    It must do so exactly once, unless ``function`` raises. A custom operator names its own arrays
+    in ``settles``, which nothing outside it uses: after an error no other is told before what has
+    been pushed to use them has run.
     """
     # One array per engine variable: given one twice, the engine would wait for itself.
     written = {memory.chunk(array): array.handle.value for array in writes}
@@ -159,17 +188,30 @@ def prepare(
     kind = _ASYNC if inline else _PRIORITIZED if prioritized else None
     rest = (None, where, *arrays, kind, 0, name.encode(), _NO)  # 0 is the priority
 
+    after_error = functools.partial(_push_after, where, settles) if settles else None
+
     def push_function(function: Callable[..., None]) -> None:
-        ticket = next(_tickets)
-        with interrupts.held():  # the engine may call the function now, on this thread
-            _pending[ticket] = function, ends_by_call
-            try:
-                check_call(_push_async(_run, ctypes.c_void_p(ticket), *rest))
-            except BaseException:
-                _pending.pop(ticket, None)
-                raise
+        _push((function, ends_by_call, after_error), rest)
 
     return push_function
+
+
+def _push_after(where: Any, arrays: Sequence[mx.nd.NDArray], function: Callable[[], None]) -> None:
+    """Push ``function``, which runs also if what is to write ``arrays`` has failed."""
+    handles = list({memory.chunk(array): array.handle.value for array in arrays}.values())
+    written = struct.pack(f"{len(handles)}P", *handles), len(handles)
+    _push((function, False, None), (None, where, None, 0, *written, _NO_SKIP, 0, b"gluonpar", _NO))
+
+
+def _push(pending: tuple, rest: tuple) -> None:
+    ticket = next(_tickets)
+    with interrupts.held():  # the engine may call the function now, on this thread
+        _pending[ticket] = pending
+        try:
+            check_call(_push_async(_run, ctypes.c_void_p(ticket), *rest))
+        except BaseException:
+            _pending.pop(ticket, None)
+            raise
 
 
 def _wait_for_all(report: bool = True) -> None:
@@ -234,6 +276,7 @@ def _after_fork() -> None:
     """Leave to the parent its functions for the exit, and the errors that it has printed."""
     global _exit_code, _failing
     _at_exit.clear()
+    _errors.clear()
     _exit_code, _failing = 0, threading.RLock()  # another thread of the parent may hold it
 
 

@@ -177,6 +177,46 @@ print('whole')
     assert done.stdout == "whole\n", done.stderr
 
 
+@pytest.mark.slow
+def test_custom_operators_whose_functions_fail_at_the_same_time_leave_the_process_whole():
+    """A custom operator lists an error of its own, on its context's worker."""
+    done = python("""
+import queue
+
+class Operator(mx.operator.CustomOp):
+    def forward(self, is_train, req, in_data, out_data, aux):
+        where, self.kept = in_data[1].asnumpy(), out_data
+        where = mx.cpu(int(where[0]))
+        how = {'prioritized': True, 'ends_by_call': True, 'settles': out_data}
+        engine.push(begun.put, where, writes=out_data, **how)
+
+@mx.operator.register('planted')
+class Properties(mx.operator.CustomOpProp):
+    def list_arguments(self):
+        return ['values', 'number']
+
+    def create_operator(self, ctx, shapes, dtypes):
+        return Operator()
+
+begun = queue.Queue()
+contexts = [mx.cpu(i) for i in range(8)]
+inputs = [(mx.nd.ones((4,), c), mx.nd.full((4,), c.device_id, c)) for c in contexts]
+for _ in range(3000):
+    results = [mx.nd.Custom(*arrays, op_type='planted') for arrays in inputs]
+    completes = [begun.get() for _ in contexts]
+    for complete in completes:
+        complete('planted')
+    try:
+        mx.nd.waitall()
+    except mx.MXNetError as error:
+        assert 'planted' in str(error)
+    else:
+        raise AssertionError('no error')
+print('whole')
+""")
+    assert done.stdout == "whole\n", done.stderr
+
+
 def test_an_error_whose_text_is_not_utf8_is_raised_and_the_operator_ends():
     done = python("""
 import signal
