@@ -1,10 +1,9 @@
 """A Python function as an operator of MXNet's engine.
 
-The engine runs it on the worker thread of a context, after everything pushed earlier that writes
-the arrays named, and before everything pushed later that uses them. :func:`push` returns at once,
-after about ten microseconds. An exception in the function is raised as ``MXNetError``, with the
-Python traceback in its message, where the caller next waits for an array that the function writes,
-or for one computed from it.
+The engine runs the function on the worker thread of a context, after all earlier operators that
+write its arrays, and before all later ones that use them. :func:`push` returns after about ten
+microseconds. An exception in the function is raised as ``MXNetError``, with the Python traceback in
+its message, at the next wait for an array that the function writes, or for one computed from it.
 
 Private to MXNet 1.9.1: ``MXEnginePushAsyncND`` (include/mxnet/c_api.h), which Horovod uses too, and
 the layout of ``CallbackOnComplete`` (include/mxnet/engine.h).
@@ -55,13 +54,25 @@ _POOL_GUARD = "_ZGVZN5mxnet6common10ObjectPoolINS_6engine11ThreadedOprEE13_GetSh
 _pending: dict[int, tuple[Callable, bool]] = {}  # by ticket: (function, ends_by_call), not run yet
 _exit_code = 0  # 1 after an error that reached no caller
 _at_exit: list[Callable[[], None]] = []
-_failing = threading.RLock()  # held while the engine is told of an error
 _list_has_grown = False
 _MOST_ERRORS = 256  # between two waits for all operators
 _tickets = itertools.count(1)
 
 
-def _called(_context, on_complete, ticket):
+def lock() -> threading.Condition:
+    """Return a lock that is free in a forked process, which lacks the thread that may hold it.
+
+    Operators may take it: so a fork, which waits for all operators, cannot hold it meanwhile.
+    """
+    made = threading.Condition()
+    os.register_at_fork(after_in_child=functools.partial(threading.Condition.__init__, made))
+    return made
+
+
+_failing = lock()  # held while the engine is told of an error
+
+
+def _called(_context: int | None, on_complete: int, ticket: int) -> None:
     """Run a pushed function; the engine calls this, and ``finish`` must be called exactly once."""
     fields = _ON_COMPLETE_BYTES.from_address(on_complete)  # finish() frees it
     address, engine, param = _ON_COMPLETE.unpack_from(fields)
@@ -94,7 +105,7 @@ def _called(_context, on_complete, ticket):
 
 
 def _grow_list_of_errors() -> None:
-    """Before the first error, have the engine's list of errors grow, while no other thread uses it.
+    """Make the engine's list of errors large before the first error.
 
     Operators that fail, and those that depend on them, use the list (``global_exception_refs_`` in
     src/engine/threaded_engine.h) without a lock: two that append to it at the same time, or one
@@ -135,29 +146,28 @@ def prepare(
     prioritized: bool = False,
     ends_by_call: bool = False,
 ) -> Callable[[Callable[..., None]], None]:
-    """Return ``push``: ``push(function)`` has the engine run a function on the worker of ``ctx``.
+    """Return ``push``: ``push(function)`` has the engine run ``function()`` on the worker of ``ctx``.
 
-    It is ordered by the arrays that it uses, and must not wait for an MXNet array or operator,
-    which may need the same worker. ``reads`` and ``writes`` are arrays or views on any context;
-    duplicates are allowed. They are not kept alive: hold them until ``push`` has returned. ``name``
-    is its name in MXNet's profiles. With ``inline`` the engine may run the function on the calling
-    thread, inside ``push``, if it need not wait for an array: for functions that take less time
-    than waking a worker (about 0.1 ms). With ``prioritized`` it runs on one of the four threads for
-    urgent operators that all CPU contexts share, in parallel with the contexts' workers.
+    The function must not wait for an MXNet array or operator, which may need the same worker.
+    ``reads`` and ``writes`` are arrays or views on any context; duplicates are allowed. Keep them
+    until ``push`` has returned. ``name`` is the operator's name in MXNet's profiles. With
+    ``inline`` the engine may run the function inside ``push``, if no array is in use: for functions
+    that take less time than waking a worker (about 0.1 ms). With ``prioritized`` it runs on one of
+    the four threads for urgent operators, which all CPU contexts share.
 
-    With ``ends_by_call`` the engine calls ``function(complete)``, and the operator ends, without
-    keeping a worker, when any thread calls ``complete()``, or ``complete(message)`` if it failed.
-    It must do so exactly once, unless ``function`` raises.
+    With ``ends_by_call`` the engine calls ``function(complete)``. The operator ends, and keeps no
+    worker meanwhile, when any thread calls ``complete()``, or ``complete(message)`` if it failed:
+    exactly once, unless ``function`` raises.
     """
     # One array per engine variable: given one twice, the engine would wait for itself.
     written = {memory.chunk(array): array.handle.value for array in writes}
     read = {memory.chunk(array): array.handle.value for array in reads}
-    inputs = [handle for key, handle in read.items() if key not in written]
-    arrays = struct.pack(f"{len(inputs)}P", *inputs), len(inputs)
-    arrays += struct.pack(f"{len(written)}P", *written.values()), len(written)
+    read = {key: handle for key, handle in read.items() if key not in written}
+    inputs = struct.pack(f"{len(read)}P", *read.values()), len(read)
+    outputs = struct.pack(f"{len(written)}P", *written.values()), len(written)
     where = (ctypes.c_int * 2)(ctx.device_typeid, ctx.device_id)
     kind = _ASYNC if inline else _PRIORITIZED if prioritized else None
-    rest = (None, where, *arrays, kind, 0, name.encode(), _NO)  # 0 is the priority
+    rest = (None, where, *inputs, *outputs, kind, 0, name.encode(), _NO)  # 0 is the priority
 
     def push_function(function: Callable[..., None]) -> None:
         ticket = next(_tickets)
@@ -232,9 +242,9 @@ def _called_by_engine(frame: types.FrameType) -> bool:
 
 def _after_fork() -> None:
     """Leave to the parent its functions for the exit, and the errors that it has printed."""
-    global _exit_code, _failing
+    global _exit_code
     _at_exit.clear()
-    _exit_code, _failing = 0, threading.RLock()  # another thread of the parent may hold it
+    _exit_code = 0
 
 
 os.register_at_fork(before=_before_fork, after_in_child=_after_fork)

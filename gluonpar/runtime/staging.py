@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import os
 import threading
 from typing import Iterator
 
@@ -60,11 +59,3 @@ def _pinned(device_id: int, size: int, dtype: np.dtype) -> Iterator[mx.nd.NDArra
     """Give flat arrays in turns, made when first used: a copy from each may be under way."""
     ctx = mx.cpu_pinned(device_id)
     return itertools.cycle(mx.nd.empty((size,), ctx, dtype) for _ in range(_COPIES_UNDER_WAY))
-
-
-def _after_fork() -> None:
-    global _pinned_lock
-    _pinned_lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_after_fork)
