@@ -146,17 +146,18 @@ def prepare(
     prioritized: bool = False,
     ends_by_call: bool = False,
 ) -> Callable[[Callable[..., None]], None]:
-    """Return ``push``: ``push(function)`` has the engine run ``function()`` on the worker of ``ctx``.
+    """Return ``push``, by which the engine runs a function on the worker of ``ctx``.
 
-    The function must not wait for an MXNet array or operator, which may need the same worker.
-    ``reads`` and ``writes`` are arrays or views on any context; duplicates are allowed. Keep them
-    until ``push`` has returned. ``name`` is the operator's name in MXNet's profiles. With
-    ``inline`` the engine may run the function inside ``push``, if no array is in use: for functions
-    that take less time than waking a worker (about 0.1 ms). With ``prioritized`` it runs on one of
-    the four threads for urgent operators, which all CPU contexts share.
+    ``push(function)`` has ``function()`` called. It must not wait for an MXNet array or operator,
+    which may need the same worker. ``reads`` and ``writes`` are arrays or views on any context;
+    duplicates are allowed. Keep them until ``push`` has returned. ``name`` is the operator's name
+    in MXNet's profiles. With ``inline`` the engine may run the function inside ``push``, if no
+    array is in use: for functions that take less time than waking a worker (about 0.1 ms). With
+    ``prioritized`` it runs on one of the four threads for urgent operators, which all CPU contexts
+    share.
 
     With ``ends_by_call`` the engine calls ``function(complete)``. The operator ends, and keeps no
-    worker meanwhile, when any thread calls ``complete()``, or ``complete(message)`` if it failed:
+    worker until then, when any thread calls ``complete()``, or ``complete(message)`` if it failed:
     exactly once, unless ``function`` raises.
     """
     # One array per engine variable: given one twice, the engine would wait for itself.
@@ -183,7 +184,6 @@ def prepare(
 
 
 def _wait_for_all(report: bool = True) -> None:
-    """Wait; with ``report``, print an error that reached no caller and set the exit code to 1."""
     global _exit_code
     try:
         mx.nd.waitall()
