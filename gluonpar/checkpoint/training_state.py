@@ -25,7 +25,7 @@ from gluonpar import cluster
 from gluonpar.checkpoint import files, objects, optimizer_states, params_file, sealed_npz
 from gluonpar.collectives import arguments
 from gluonpar.install import __version__
-from gluonpar.runtime import private_fields, staging
+from gluonpar.runtime import memory, private_fields
 
 FORMAT = 1
 _SAVES, _LOADS = (
@@ -119,7 +119,7 @@ def load_checkpoint(
             private_fields.forget_kvstore_values(owner)
     for name, (copies, _) in named.items():
         for copy, value in zip(copies, _local(values[name], len(copies))):
-            new = staging.from_numpy(value, copy.context)
+            new = memory.from_numpy(value, copy.context)
             new.as_nd_ndarray().copyto(copy.as_nd_ndarray())
     return notes
 

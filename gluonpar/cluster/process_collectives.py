@@ -18,7 +18,7 @@ from mxnet import autograd
 
 from gluonpar.cluster import mpi_sums
 from gluonpar.cluster.world import World, world
-from gluonpar.runtime import engine, memory, nccl, sparse_rows, staging
+from gluonpar.runtime import engine, memory, nccl, sparse_rows
 
 PIECE_BYTES = 1 << 30  # the most in one message
 
@@ -312,7 +312,7 @@ def _staged(arrays: Sequence[mx.nd.NDArray], dtype: str) -> Iterator[list[mx.nd.
     """Give one array in pinned memory, a copy of all, from which they are copied back on exit."""
     ctx = next(array.context for array in arrays if array.context.device_type == "gpu")
     size = sum(array.size for array in arrays)
-    with staging.pinned(ctx, size, dtype) as whole, autograd.pause(), mx.util.np_shape(True):
+    with memory.pinned(ctx, size, dtype) as whole, autograd.pause(), mx.util.np_shape(True):
         flat = [array.as_nd_ndarray().reshape((-1,)) for array in arrays]
         ends = np.cumsum([array.size for array in flat]).tolist()
         parts = [whole[end - array.size : end] for array, end in zip(flat, ends)]

@@ -35,7 +35,7 @@ from gluonpar.collectives.choice import check_algorithm, choose, on_host
 from gluonpar.collectives.executor import Lists
 from gluonpar.plans import partition, registry
 from gluonpar.plans.algorithms import balanced
-from gluonpar.runtime import interrupts, memory, peers, threads
+from gluonpar.runtime import devices, interrupts, memory, threads
 
 # Large enough for an all-reduce to be bandwidth-bound, small enough for the first buckets of a
 # model's gradients to be summed while backward still computes the others.
@@ -125,7 +125,7 @@ class Exchange:
         # Whether a pass over the host's memory that reads the arrays may compute their sum, too.
         self.may_fuse = self._name == "host" and compression is None
         threads.share(ctx)
-        peers.enable(ctx)
+        devices.enable_peers(ctx)
 
     @property
     def num_arrays(self) -> int:

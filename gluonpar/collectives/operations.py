@@ -11,7 +11,7 @@ from gluonpar import cluster
 from gluonpar.collectives import arguments, exchange
 from gluonpar.collectives.choice import Choice, choose
 from gluonpar.collectives.exchange import BUCKET_BYTES, Exchange, in_buckets
-from gluonpar.runtime import interrupts, memory, peers
+from gluonpar.runtime import devices, interrupts, memory
 
 # Functions that push a sum of arrays that have been checked before: checking takes longer than a
 # small sum. The arrays are not kept alive: see memory.fingerprint.
@@ -160,7 +160,7 @@ def explain(data: Sequence[mx.nd.NDArray]) -> Choice:
         choice = Choice("row_sparse", "rows are sent to the first device, added, and sent back")
     else:
         choice = choose(kind.ctx, kind.num_bytes)
-    staged = peers.staged(kind.ctx)
+    staged = devices.staged(kind.ctx)
     return choice._replace(why=f"{choice.why}; {staged}") if staged else choice
 
 

@@ -30,7 +30,7 @@ from gluonpar.gluon import Trainer
 from gluonpar.install import entry, parsing
 from gluonpar.models import lenet, resnet, softmax_cross_entropy
 from gluonpar.replicas import get_params
-from gluonpar.runtime import determinism, devices, staging, threads
+from gluonpar.runtime import devices, memory, threads
 from gluonpar.sharding import split_and_load
 from gluonpar.step import train_batch
 from gluonpar.training.data import dataset
@@ -100,7 +100,7 @@ def run(ctx: Sequence[mx.Context]) -> list[str]:
     ctx = list(ctx)
     threads.share(ctx)
     failures = []
-    with determinism.enforced():
+    with devices.deterministic():
         for name, check in _checks(ctx):
             try:
                 line = f"ok     {name}: {check(ctx)}"
@@ -132,7 +132,7 @@ def check_copies(ctx: Sequence[mx.Context]) -> str:
         for dtype, shape in itertools.product(arguments.DTYPES, SHAPES):
             want = _payload(ctx, shape, dtype)[i]
             target = mx.nd.full(shape, 99, ctx=ctx[j], dtype=dtype)
-            staging.from_numpy(want, ctx[i]).copyto(target)
+            memory.from_numpy(want, ctx[i]).copyto(target)
             subject = f"{dtype} array of shape {shape} copied from {ctx[i]} to {ctx[j]}"
             _check_equal(target, want, subject)
             count += 1
@@ -143,7 +143,7 @@ def check_sums(ctx: Sequence[mx.Context], algorithm: str | None = None) -> str:
     """Sums of integers must be exact, of fractions close; the same on all devices, and twice."""
 
     def allreduced(parts: Sequence[np.ndarray]) -> list[mx.nd.NDArray]:
-        arrays = [staging.from_numpy(part, c) for part, c in zip(parts, ctx)]
+        arrays = [memory.from_numpy(part, c) for part, c in zip(parts, ctx)]
         with cluster.local():
             collectives.allreduce(arrays, algorithm)
         return arrays
@@ -197,7 +197,7 @@ def check_training(
 
 def train_lenet(start: Sequence[np.ndarray], ctx: Sequence[mx.Context]) -> Replicas:
     """Train the book's LeNet by ``train_batch``."""
-    device_params = [get_params([staging.from_numpy(v, c) for v in start], c) for c in ctx]
+    device_params = [get_params([memory.from_numpy(v, c) for v in start], c) for c in ctx]
     for X, y in _batches():
         train_batch(X, y, device_params, ctx, LR)
     return list(zip(*device_params))

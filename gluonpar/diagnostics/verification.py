@@ -10,7 +10,7 @@ from mxnet import autograd, gluon
 
 from gluonpar import cluster, collectives, metrics, sharding
 from gluonpar.gluon import running_statistics, sync_batch_norm
-from gluonpar.runtime import determinism, devices, memory, private_fields, threads
+from gluonpar.runtime import devices, memory, private_fields, threads
 
 # The largest relative difference that counts as rounding. A device left out, or counted twice,
 # changes a sum by about 1 / K; another order of addition by a few units in the last place, and by
@@ -66,7 +66,7 @@ def verify(
     contexts = sharding.as_list(ctx)
     threads.share(contexts)
     _check_request(net, contexts)
-    with determinism.enforced():
+    with devices.deterministic():
         if any(map(private_fields.awaits_shape, net.collect_params().values())):
             X, _ = sharding.split_and_load(batch, contexts[:1])[0]
             net(X)  # infers the shapes that are not known yet

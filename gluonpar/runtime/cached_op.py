@@ -36,7 +36,7 @@ def traceable(function: Callable) -> Callable:
     >>> linear(mx.nd.ones((3, 2)), [mx.nd.ones((1, 2)), mx.nd.zeros((1,))]).shape
     (3, 1)
     """
-    function.traceable = True
+    vars(function).update(traceable=True)
     return function
 
 
@@ -84,7 +84,7 @@ def _trace(
     order = [names.index(name) for name in graph.list_inputs()]
     varying = [i for i, j in enumerate(order) if j in (0, len(names) - 1)]
     constant = [i for i in range(len(order)) if i not in varying]
-    flags = {"static_alloc": True, "static_shape": True}
-    flags.update(data_indices=varying, param_indices=constant)
-    run = mx.nd.CachedOp(graph, [*flags.items(), ("backward_bulk_size", bulk_size)])
+    flags = {"data_indices": varying, "param_indices": constant, "backward_bulk_size": bulk_size}
+    static = {"static_alloc": True, "static_shape": True}
+    run = mx.nd.CachedOp(graph, [*flags.items(), *static.items()])
     return lambda *arrays: run(*[arrays[j] for j in order])
