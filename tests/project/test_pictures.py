@@ -13,7 +13,7 @@ from gluonpar.collectives import ALGORITHMS
 pytest.importorskip("matplotlib")
 
 import draw_pictures
-from pictures import plans
+from pictures import timelines
 
 ROOT = Path(__file__).resolve().parents[2]
 PICTURES = sorted((ROOT / "docs" / "pictures").glob("*.svg"))
@@ -26,13 +26,13 @@ def words(path):
     return sorted(re.findall(r"<!-- (.*?) -->|<(?:title|desc|text) [^>]*>([^<]*)", text, re.S))
 
 
-def test_the_committed_pictures_and_plans_are_what_is_drawn(tmp_path):
+def test_the_committed_pictures_and_timelines_are_what_is_drawn(tmp_path):
     """Their words are compared: outlines differ between versions of matplotlib."""
     draw_pictures.draw(tmp_path)
     assert {path.name for path in PICTURES} == {path.name for path in tmp_path.iterdir()}
     for path in PICTURES:
         assert words(path) == words(tmp_path / path.name), f"{path.name}: make pictures"
-    assert draw_pictures.PLANS.read_text("utf-8") == plans.text(), "make pictures"
+    assert draw_pictures.TIMELINES.read_text("utf-8") == timelines.text(), "make pictures"
 
 
 @pytest.mark.parametrize("path", PICTURES, ids=lambda path: path.stem)

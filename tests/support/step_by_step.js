@@ -60,6 +60,21 @@ async function follow(hash) {
 
 const form = () => Object.fromEntries(all("#settings [name]").map((e) => [e.name, e.value]));
 
+/** What the page would play with some settings. */
+function timeline(values) {
+  choose(values);
+  const { seconds, steps, on } = panels[0].run;
+  const hops = steps.flatMap(({ messages }, step) =>
+    messages.flatMap((m) =>
+      m.chunks.map((chunk) => {
+        const links = m.route.map((link) => on.links[link].name);
+        return [step, m.src, m.dst, chunk, m.adds, links, m.begin, m.end];
+      }),
+    ),
+  );
+  return { seconds, hops };
+}
+
 /** Go through all steps forward with a key, and back. */
 function steps(values) {
   choose(values);
@@ -86,8 +101,9 @@ function chart(values) {
   };
 }
 
-async function drive({ stepped, charts }) {
+async function drive({ timelines, stepped, charts }) {
   const report = { started: { ...shown(), form: form(), hash: location.hash } };
+  report.timelines = timelines.map(timeline);
   report.stepped = stepped.map(steps);
   report.charts = charts.map(chart);
 
@@ -97,10 +113,7 @@ async function drive({ stepped, charts }) {
     devices: "6",
     algorithm: "tree",
     with: "star",
-    bytes: "64K",
-    latency2: "7",
-    bandwidth: "3.5",
-    memory: "20",
+    bytes: "4K",
   };
   choose(texts);
   scrub(400);
@@ -110,7 +123,7 @@ async function drive({ stepped, charts }) {
   await follow(report.chosen.hash.slice(1));
   report.again = { form: form(), shown: shown(), hash: location.hash };
   await follow(
-    "algorithm=host&with=%E0&devices=99&bytes=-1&topology=bus&latency=x&bandwidth=0&t=-5&lang=toString&theme=1&other=2",
+    "algorithm=host&with=%E0&devices=99&bytes=-1&topology=bus&t=-5&lang=toString&theme=1&other=2",
   );
   report.bad = { form: form(), shown: shown() };
   await follow("topology=nvlink&devices=12&t=1e8");
@@ -120,8 +133,8 @@ async function drive({ stepped, charts }) {
   report.english = { lang: document.documentElement.lang, title: document.title };
   document.getElementById("language").click();
   document.querySelector("details").open = true;
-  const attributes = all("[aria-label], [placeholder]").map(
-    (e) => e.getAttribute("aria-label") || e.placeholder,
+  const attributes = all("[aria-label]").map(
+    (e) => e.getAttribute("aria-label"),
   );
   report.chinese = {
     lang: document.documentElement.lang,
