@@ -30,10 +30,10 @@ from pathlib import Path
 from typing import Any, Sequence
 
 try:
+    import drawing
     from pictures import plans, scaling, step, timeline
     from PIL import Image
 
-    from gluonpar.collectives import trace
     from gluonpar.diagnostics import harness
     from gluonpar.training import Configuration, Console, Run
 except ImportError as error:
@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def draw(folder: Path) -> None:
     """Write all pictures into ``folder``."""
-    trace("ring", 4).draw(folder / "ring.svg")
+    drawing.draw("ring", 4, folder / "ring.svg")
     step.draw(folder / "step.svg")
     step.draw(folder / "step.zh-CN.svg", step.CHINESE)
     steps = json.loads(TIMELINE.read_text("utf-8"))

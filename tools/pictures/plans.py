@@ -15,8 +15,9 @@ import sys
 from collections import defaultdict
 from typing import Any, Callable, Iterable
 
+from drawing import colour_of
+
 from gluonpar.collectives import ALGORITHMS, Hop
-from gluonpar.plans.drawing import colour_of
 from gluonpar.plans.plan import num_chunks, num_steps
 from gluonpar.plans.topologies import TOPOLOGIES, Link, Topology
 

@@ -6,9 +6,9 @@ import os
 import textwrap
 from typing import Any, Sequence
 
+from drawing import BACKWARD_COLOUR, COLOURS, FORWARD_COLOUR, GREY, save, style
 from matplotlib.figure import Figure
 
-from gluonpar.plans.drawing import BACKWARD_COLOUR, COLOURS, FORWARD_COLOUR, GREY, save, style
 from gluonpar.training.profiler import (
     BACKWARD,
     EXCHANGE,
