@@ -8,7 +8,6 @@ from __future__ import annotations
 import html
 import inspect
 import json
-import math
 import re
 import shutil
 import subprocess
@@ -52,9 +51,9 @@ LINKS["pci"] = Link(2e-5, 5e9)
 
 COMPUTE = """
 const parse = (id) => JSON.parse(document.getElementById(id).textContent);
-const compute = ({ algorithm, devices, bytes, topology, kinds, memory }) => {
+const compute = ({ algorithm, devices, bytes, topology, kinds }) => {
   const on = topologyOf(topology, devices, kinds);
-  const { seconds, steps } = simulate(algorithm, devices, bytes, on, memory || Infinity);
+  const { seconds, steps } = simulate(algorithm, devices, bytes, on);
   const hops = steps.flatMap(({ messages }, step) => messages.flatMap((m) => m.chunks.map(
     (chunk) => [step, m.src, m.dst, chunk, m.adds, m.route, m.begin, m.end])));
   return { seconds, hops };
@@ -69,11 +68,11 @@ document.getElementById("report").textContent = JSON.stringify(report);
 
 def cases():
     """Every algorithm on every topology, each with its default links and with others."""
-    sizes, memories = (4096, 1e8, 0, 516_272, 1, 1e9), (None, 2e10, 5e8)
+    sizes = (4096, 1e8, 0, 516_272, 1, 1e9)
     for i, (name, on, links) in enumerate(product(PLANS, TOPOLOGIES, ({}, LINKS))):
         k = 8 - i % 3 if on == "nvlink" else 2 + 4 * i % 15
-        yield name, k, sizes[i % 6], on, links, memories[i // 2 % 3]
-    yield "funnel", 3, 1e6, "full", {}, 2e10
+        yield name, k, sizes[i % 6], on, links
+    yield "funnel", 3, 1e6, "full", {}
 
 
 def funnel(num_devices):
@@ -98,9 +97,8 @@ def computed(tmp_path_factory):
             "bytes": num_bytes,
             "topology": on,
             "kinds": [link._asdict() for link in parameters(on, links).values()],
-            "memory": memory,
         }
-        for name, k, num_bytes, on, links, memory in cases()
+        for name, k, num_bytes, on, links in cases()
     ]
     sources = (f"{ASSETS.as_uri()}/{name}.js" for name in ("plans", "words", "page"))
     scripts = "".join(f'<script src="{source}"></script>' for source in sources)
@@ -114,9 +112,9 @@ def test_the_page_computes_what_simulate_does(computed, monkeypatch):
     monkeypatch.setitem(ALGORITHMS, "funnel", Algorithm("funnel", funnel))
     assert len(computed["computed"]) == len(list(cases())) >= 30
     assert {k for _, k, *_ in cases()} == set(range(2, 17))
-    for (name, k, num_bytes, on, links, memory), result in zip(cases(), computed["computed"]):
+    for (name, k, num_bytes, on, links), result in zip(cases(), computed["computed"]):
         topology = TOPOLOGIES[on](k, **parameters(on, links))
-        expected = simulate(name, k, num_bytes, topology, memory or math.inf)
+        expected = simulate(name, k, num_bytes, topology)
         assert result["seconds"] == pytest.approx(expected.seconds, rel=1e-9), (name, k, on)
         timed = {tuple(hop): (begin, end) for hop, begin, end in expected.timed}
         assert {tuple(hop[:5]): tuple(hop[6:]) for hop in result["hops"]} == {
@@ -157,17 +155,17 @@ def test_nothing_is_loaded_from_outside():
 
 TOLD = {
     "stepped": [
-        {"algorithm": name, "devices": k, "topology": "full", "memory": memory}
-        for name, k, memory in zip(PLANS, (2, 4, 5, 3, 7, 6), ("", "2", "", "", "5", "0.5"))
+        {"algorithm": name, "devices": k, "topology": "full"}
+        for name, k in zip(PLANS, (2, 4, 5, 3, 7, 6))
     ],
     "charts": [
-        {"topology": on, "devices": k, "bytes": size, "memory": memory}
-        for on, k, size, memory in (
-            ("full", 8, "1M", ""),
-            ("pcie", 16, "4K", "20"),
-            ("nvlink", 8, "0", ""),
-            ("ethernet", 12, "100M", "5"),
-            ("nvswitch", 2, "1G", ""),
+        {"topology": on, "devices": k, "bytes": size}
+        for on, k, size in (
+            ("full", 8, "1M"),
+            ("pcie", 16, "4K"),
+            ("nvlink", 8, "0"),
+            ("ethernet", 12, "100M"),
+            ("nvswitch", 2, "1G"),
         )
     ],
 }
@@ -198,8 +196,7 @@ def num_bytes(text):
 def settings_of(values):
     """The arguments of ``simulate`` and the package's result for settings of the page."""
     name, k, on = values["algorithm"], int(values["devices"]), values["topology"]
-    memory = float(values["memory"] or "inf") * 1e9
-    return name, k, on, simulate(name, k, num_bytes(values.get("bytes", "1M")), on, memory)
+    return name, k, on, simulate(name, k, num_bytes(values.get("bytes", "1M")), on)
 
 
 def numbers_before(name, k):

@@ -100,7 +100,6 @@ async function drive({ stepped, charts }) {
     bytes: "64K",
     latency2: "7",
     bandwidth: "3.5",
-    memory: "20",
   };
   choose(texts);
   scrub(400);

@@ -30,11 +30,11 @@ function messagesOf(line) {
   }));
 }
 
-/** Simulate an all-reduce: its seconds, and the begin, arrival and end of every message by step.
+/** Simulate an all-reduce: its seconds, and the begin and end of every message by step.
  *
- * ``on`` is from topologyOf. A message that is added arrives before it ends: its sum takes time.
+ * ``on`` is from topologyOf.
  */
-function simulate(algorithm, devices, bytes, on, memoryBandwidth = Infinity) {
+function simulate(algorithm, devices, bytes, on) {
   const plan = PLANS.algorithms[algorithm].plans[devices];
   const steps = [];
   const known = new Map();
@@ -43,15 +43,12 @@ function simulate(algorithm, devices, bytes, on, memoryBandwidth = Infinity) {
     const messages = messagesOf(line);
     // Most plans have few different steps, but for the numbers of the chunks.
     const key = messages
-      .map(({ src, dst, adds, chunks }) => [src, dst, adds, chunks.length])
+      .map(({ src, dst, chunks }) => [src, dst, chunks.length])
       .join();
-    if (!known.has(key)) {
-      known.set(key, timesOf(messages, devices, bytes / plan.chunks, on, memoryBandwidth));
-    }
-    const { routes, arrive, end } = known.get(key);
+    if (!known.has(key)) known.set(key, timesOf(messages, bytes / plan.chunks, on));
+    const { routes, end } = known.get(key);
     messages.forEach((message, i) => {
-      const times = { begin: now, arrive: now + arrive[i], end: now + end[i] };
-      Object.assign(message, { route: routes[i], ...times });
+      Object.assign(message, { route: routes[i], begin: now, end: now + end[i] });
     });
     const last = now + Math.max(...end);
     steps.push({ begin: now, end: last, messages });
@@ -60,26 +57,13 @@ function simulate(algorithm, devices, bytes, on, memoryBandwidth = Infinity) {
   return { seconds: now, steps, devices, chunks: plan.chunks };
 }
 
-/** The routes of a step's messages, and their arrivals and ends after the step's begin. */
-function timesOf(messages, devices, chunkBytes, on, memoryBandwidth) {
+/** The routes of a step's messages, and their ends after the step's begin. */
+function timesOf(messages, chunkBytes, on) {
   const bytes = messages.map((message) => message.chunks.length * chunkBytes);
   const routes = messages.map((message) => on.routes[message.src][message.dst]);
   const latency = (route) => route.reduce((sum, link) => sum + on.links[link].latency, 0);
   const bandwidth = on.links.map((link) => link.bandwidth);
-  const arrive = share(routes.map(latency), bytes, routes, bandwidth);
-  const end = arrive.slice();
-  const adding = messages.map((_, i) => i).filter((i) => messages[i].adds);
-  if (memoryBandwidth < Infinity) {
-    // Two reads and a write per byte; the sums of one device share its memory.
-    const sums = share(
-      adding.map((i) => arrive[i]),
-      adding.map((i) => 3 * bytes[i]),
-      adding.map((i) => [messages[i].dst]),
-      Array(devices).fill(memoryBandwidth),
-    );
-    adding.forEach((i, j) => (end[i] = sums[j]));
-  }
-  return { routes, arrive, end };
+  return { routes, end: share(routes.map(latency), bytes, routes, bandwidth) };
 }
 
 /** When each of some flows ends; a resource on its route is divided evenly among those on it. */
@@ -257,7 +241,7 @@ const short = (number) => String(Number(number.toPrecision(9)));
 
 function defaults(topology) {
   const chosen = { algorithm: "ring", with: "", devices: "8", bytes: "1M", topology: "full" };
-  Object.assign(chosen, { memory: "", t: "0", lang: LANGUAGE, theme: "" });
+  Object.assign(chosen, { t: "0", lang: LANGUAGE, theme: "" });
   kindsOf(topology).forEach(([, { latency, bandwidth }], i) => {
     chosen[["latency", "latency2"][i]] = short(latency * 1e6);
     chosen[["bandwidth", "bandwidth2"][i]] = short(bandwidth / 1e9);
@@ -275,7 +259,6 @@ function valid(name, text, topology) {
   if (name === "bytes") return BYTES.test(text);
   if (name === "lang") return Object.keys(TEXT).includes(text);
   if (name === "theme") return ["", "light", "dark"].includes(text);
-  if (name === "memory" && text === "") return true;
   if (name.startsWith("latency") || name === "t") return number >= 0 && number < 1e9;
   return number >= 1e-6 && number < 1e9;
 }
@@ -292,12 +275,11 @@ function complete(texts) {
 
 /** Why a setting cannot have this text, and what the page shows instead. */
 function wrong(name, text) {
-  const ranges = { devices: "wrongDevices", bytes: "wrongBytes", memory: "wrongMemory" };
+  const ranges = { devices: "wrongDevices", bytes: "wrongBytes" };
   const sentence = ranges[name] || (name.startsWith("latency") ? "wrongLatency" : "wrongBandwidth");
   const devices = Object.keys(PLANS.topologies[settings.topology].machines).map(Number);
   const limits = [Math.min(...devices), Math.max(...devices)];
-  const kept = settings[name] || say("unlimited");
-  return say(sentence, text ? `“${text}”` : say("nothing"), kept, ...limits);
+  return say(sentence, text ? `“${text}”` : say("nothing"), settings[name], ...limits);
 }
 
 function bytesOf(text) {
@@ -317,8 +299,7 @@ function writeHash() {
 
 /** Simulate an algorithm with the settings. */
 function runOf(algorithm, on, bytes = bytesOf(settings.bytes)) {
-  const memory = settings.memory === "" ? Infinity : settings.memory * 1e9;
-  return { algorithm, on, ...simulate(algorithm, Number(settings.devices), bytes, on, memory) };
+  return { algorithm, on, ...simulate(algorithm, Number(settings.devices), bytes, on) };
 }
 
 function linksOf({ topology, devices, ...texts }) {
@@ -483,9 +464,8 @@ function cellTag(x, y, width, height) {
 
 /** Show that a cell has the values of ``have`` of K devices, a part of one while it is added. */
 function fillCell(cell, have, devices, title = "") {
-  const text = have.toFixed(2);
-  if (cell.dataset.have === text) return;
-  cell.dataset.have = text;
+  if (cell.dataset.have === String(have)) return;
+  cell.dataset.have = have;
   cell.setAttribute("class", have === devices ? "complete" : "");
   const [name, frame, filled] = cell.children;
   const height = frame.getAttribute("height") - 2;
@@ -540,7 +520,7 @@ function makePanel(run) {
   const all = (selector) => [...figure.querySelectorAll(selector)];
   const find = (selector) => figure.querySelector(selector);
   const way = goesBothWays(run) ? (message) => wayOf(message, run.devices) : () => "";
-  return { run, places, way, find, cells: all(".cells > g"), devices: all(".device") };
+  return { run, places, way, find, cells: all(".cells > g") };
 }
 
 const ARROW = `<marker id="arrow" refX="7" refY="4" markerWidth="8" markerHeight="8" orient="auto"
@@ -564,17 +544,12 @@ function showPanel(panel, moment) {
   const { run, places, find } = panel;
   const step = stepAt(run, moment);
   const { messages } = run.steps[step] || { messages: [] };
-  const adding = messages.filter(({ arrive, end }) => arrive <= moment && moment < end);
   haveAt(run, step, moment).forEach((have, i) => {
     const [device, chunk] = [Math.floor(i / run.chunks), i % run.chunks];
-    const title = say("cell", device, chunk, Math.floor(have), run.devices);
+    const title = say("cell", device, chunk, have, run.devices);
     fillCell(panel.cells[i], have, run.devices, title);
   });
-  panel.devices.forEach((device, i) => {
-    const adds = adding.some(({ dst }) => dst === i);
-    device.classList.toggle("adding", adds);
-  });
-  const moving = messages.filter(({ arrive }) => moment < arrive);
+  const moving = messages.filter(({ end }) => moment < end);
   const users = usersOf(moving);
   const links = [...users].map(([link, { length }]) => [places.links[link], length]);
   const ways = [...users.values()].map(([message]) => panel.way(message));
@@ -593,18 +568,14 @@ function showPanel(panel, moment) {
   find(".badge").textContent = step === run.steps.length ? say("badge", duration(run.seconds)) : "";
 }
 
-/** Of how many devices each chunk has the values at a moment; a part of one while it is added. */
+/** Of how many devices each chunk has the values at a moment. */
 function haveAt(run, step, moment) {
-  const before = run.before[step];
-  const have = before.map(count);
+  const have = run.before[step].map(count);
   if (step === run.steps.length) return have;
   const after = run.before[step + 1];
-  for (const { dst, chunks, arrive, end } of run.steps[step].messages) {
-    if (moment < arrive) continue;
-    const part = moment >= end ? 1 : (moment - arrive) / (end - arrive);
-    for (const i of chunks.map((chunk) => dst * run.chunks + chunk)) {
-      have[i] += part * (count(after[i]) - count(before[i]));
-    }
+  for (const { dst, chunks, end } of run.steps[step].messages) {
+    if (moment < end) continue;
+    for (const i of chunks.map((chunk) => dst * run.chunks + chunk)) have[i] = count(after[i]);
   }
   return have;
 }
@@ -645,7 +616,7 @@ function messageTag({ run, places, way }, message, step, moment, users) {
   const sharing = message.route.map((link) => users.get(link));
   const train = sharing.reduce((most, some) => (some.length > most.length ? some : most));
   const gap = Math.min((2 * half + 2) / length, 0.7 / train.length);
-  const part = (moment - message.begin) / (message.arrive - message.begin);
+  const part = (moment - message.begin) / (message.end - message.begin);
   const behind = part * (1 + gap * (train.length - 1)) - gap * train.indexOf(message);
   const place = along(lines, Math.max(0, Math.min(1, behind)));
   const sent = run.before[step][message.src * run.chunks + message.chunks[0]];
@@ -653,7 +624,6 @@ function messageTag({ run, places, way }, message, step, moment, users) {
   return labelTag(place, [half, 8], text, `${kind} ${way(message)}`);
 }
 
-const FRAME = { x: 3, y: 2, width: 24, height: 14, rx: 4 };
 
 /** What the shapes in the pictures mean. */
 function drawKey() {
@@ -667,7 +637,6 @@ function drawKey() {
     keyShared:
       lineTag(wire, { class: "glow", "stroke-width": 12 }) +
       lineTag(wire, { class: "used shared" }),
-    keySums: tag("g", { class: "adding" }, tag("rect", { class: "box", ...FRAME })),
   };
   if (panels.some(({ run }) => goesBothWays(run))) {
     const arrow = { "marker-end": "url(#arrow)" };
@@ -865,7 +834,7 @@ function fillWords() {
     element.setAttribute("aria-label", say(element.dataset.label));
     if (element.tagName === "BUTTON") element.title = say(element.dataset.label);
   }
-  const { algorithm, with: other, topology, memory } = $("settings").elements;
+  const { algorithm, with: other, topology } = $("settings").elements;
   const fill = (select, names, text) => {
     const options = names.map((name) => `<option value="${name}">${text(name)}</option>`);
     select.innerHTML = options.join("");
@@ -873,7 +842,6 @@ function fillWords() {
   fill(algorithm, ALGORITHMS, (name) => name);
   fill(other, ["", ...ALGORITHMS], (name) => name || say("none"));
   fill(topology, Object.keys(PLANS.topologies), say);
-  memory.placeholder = say("unlimited");
 }
 
 function fillForm() {
