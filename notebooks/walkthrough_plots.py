@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import functools
+import sys
+from pathlib import Path
 from typing import Callable, Mapping, Sequence
 
 import numpy as np
 from d2l import mxnet as d2l
 from mxnet import Context
 
-from gluonpar.plans.drawing import (
-    BACKWARD_COLOUR,
-    COLOURS,
-    FORWARD_COLOUR,
-    SETTINGS,
-)
 from gluonpar.training.profiler import Profile
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tools"))
+from drawing import BACKWARD_COLOUR, COLOURS, FORWARD_COLOUR, SETTINGS
+from drawing import draw as plan  # noqa: F401 - a picture of an all-reduce's hops
 
 WIDE = (5.2, 2.6)  # inches: on a phone's screen the text is still readable
 

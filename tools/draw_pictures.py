@@ -27,10 +27,9 @@ from pathlib import Path
 from typing import Any, Sequence
 
 try:
+    import drawing
     from pictures import scaling, step, timelines
     from PIL import Image
-
-    from gluonpar.collectives import trace
 except ImportError as error:
     remedy = "in a clone: pip install -e '.[cpu,plot]'"
     print(f"draw_pictures.py: error: {error} ({remedy})", file=sys.stderr)
@@ -80,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def draw(folder: Path) -> None:
     """Write all pictures into ``folder``."""
-    trace("ring", 4).draw(folder / "ring.svg")
+    drawing.draw("ring", 4, folder / "ring.svg")
     step.draw(folder / "step.svg")
     step.draw(folder / "step.zh-CN.svg", step.CHINESE)
     record = json.loads(SCALING.read_text("utf-8"))

@@ -16,8 +16,9 @@ import sys
 from collections import defaultdict
 from typing import Any, Callable, Iterable, Sequence
 
+from drawing import colour_of
+
 from gluonpar.collectives import ALGORITHMS, Hop, simulate
-from gluonpar.plans.drawing import colour_of
 from gluonpar.plans.plan import num_chunks, num_steps
 from gluonpar.plans.topologies import TOPOLOGIES, Topology
 
