@@ -28,13 +28,13 @@ ASSETS = DOCS / "assets" / "step-by-step"
 needs_browser = pytest.mark.skipif(BROWSER is None, reason=f"needs one of {', '.join(BROWSERS)}")
 
 
-def run(folder: Path, page: str, *options: str):
+def run(folder: Path, page: str):
     """Open a page in the browser and return what its scripts have written into #report."""
     path = folder / "page.html"
     path.write_text(page, "utf-8")
     switches = "--headless --no-sandbox --disable-gpu --disable-dev-shm-usage --dump-dom".split()
     profile = f"--user-data-dir={folder / 'profile'}"
-    command = [BROWSER, *switches, profile, *options, path.as_uri()]
+    command = [BROWSER, *switches, profile, "--lang=en", path.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     found = re.search(r'<pre id="report">(.*?)</pre>', done.stdout, re.S)
     assert done.returncode == 0 and found, done.stderr
@@ -87,7 +87,7 @@ def driven(tmp_path_factory):
     """What the page shows while it is used."""
     folder = tmp_path_factory.mktemp("driven")
     shutil.copytree(DOCS / "assets", folder / "assets")
-    return run(folder, driven_page(TOLD), "--virtual-time-budget=60000", "--lang=en")
+    return run(folder, driven_page(TOLD))
 
 
 def num_bytes(text):
