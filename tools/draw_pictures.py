@@ -6,8 +6,8 @@
         --tensorflow-python ~/tensorflow/bin/python --jax-python ~/jax/bin/python
 
 docs/hooks/drawings.py draws the other plans when the site is built. timelines.js of
-docs/assets/step-by-step is what docs/step-by-step.html plays; step-by-step.png and
-step-by-step.zh-CN.png are pictures of that page, which --record page takes. scaling.svg shows
+docs/assets/step-by-step is what docs/step-by-step.html plays; step-by-step.png is a picture of that
+page, which --record page takes. scaling.svg shows
 docs/measured/scaling.json, which --record scaling measures, on an otherwise idle machine: all
 candidates on all numbers of devices take turns, so about 40 processes are in memory at once.
 
@@ -40,7 +40,7 @@ PICTURES = ROOT / "docs" / "pictures"
 TIMELINES = ROOT / "docs" / "assets" / "step-by-step" / "timelines.js"
 SCALING = ROOT / "docs" / "measured" / "scaling.json"
 PAGE = ROOT / "docs" / "step-by-step.html"
-MOMENT = "theme=light&algorithm=halving-doubling&with=ring&topology=ethernet&t=1220"
+MOMENT = "lang=en&theme=light&algorithm=halving-doubling&with=ring&topology=ethernet&t=1220"
 CANDIDATES = (
     "gluonpar,gluonpar trainer,trainer gluonpar,trainer device,one context,one context imported,"
     "book,torch ddp,tensorflow mirrored,jax shard_map,no exchange"
@@ -72,8 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     draw(PICTURES)
     TIMELINES.write_text(timelines.text(), "utf-8")
     if "page" in names:
-        photograph_page("en", PICTURES / "step-by-step.png")
-        photograph_page("zh", PICTURES / "step-by-step.zh-CN.png")
+        photograph_page(PICTURES / "step-by-step.png")
     return status
 
 
@@ -126,7 +125,7 @@ def record_scaling(pythons: dict[str, str | None]) -> int:
     return status
 
 
-def photograph_page(language: str, picture: Path) -> None:
+def photograph_page(picture: Path) -> None:
     """Draw docs/step-by-step.html at a moment, as a browser shows it."""
     browser = shutil.which("chromium") or shutil.which("google-chrome") or "chromium"
     with tempfile.TemporaryDirectory() as profile:
@@ -136,7 +135,7 @@ def photograph_page(language: str, picture: Path) -> None:
             "--window-size=1180,890",
             f"--screenshot={picture}",
         ]
-        subprocess.run([browser, *options, f"{PAGE.as_uri()}#lang={language}&{MOMENT}"], check=True)
+        subprocess.run([browser, *options, f"{PAGE.as_uri()}#{MOMENT}"], check=True)
     with Image.open(picture) as image:
         few = image.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE)
     few.save(picture, optimize=True)  # a third of the bytes
