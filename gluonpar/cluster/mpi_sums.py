@@ -8,10 +8,10 @@ from __future__ import annotations
 import numpy as np
 
 from gluonpar.cluster.world import World
+from gluonpar.plans import COMBINE
 
 BLOCK_BYTES = 1 << 19  # stays in a core's second-level cache between its arrival and the addition
 BLOCKS_FROM_BYTES = 1 << 23
-COMBINE = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 
 
 def allreduce(job: World, flat: np.ndarray, op: str = "sum", as_float16: bool = False) -> None:

@@ -32,7 +32,7 @@ from gluonpar.collectives import arguments
 from gluonpar.diagnostics import harness
 from gluonpar.diagnostics.harness import Candidate, Samples, at_least
 from gluonpar.install import entry
-from gluonpar.plans import partition
+from gluonpar.plans import COMBINE, partition
 from gluonpar.runtime import devices, memory, threads
 from gluonpar.training import Console
 
@@ -42,7 +42,6 @@ gluonpar bench --num-gpus 4 --device cpu --min-bytes 64K --factor 4
 gluonpar bench --algorithms host,ring --json bench.json
 gluonpar bench --collective reduce_scatter
 """
-COMBINE = {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum}
 COLLECTIVES = ("allreduce", "broadcast", "reduce", "reduce_scatter", "all_gather")
 ADDING = ("allreduce", "reduce", "reduce_scatter")
 COPYING = ("allreduce", "broadcast", "all_gather")
@@ -77,7 +76,7 @@ def parser(prog: str | None) -> harness.BenchmarkParser:
     made.add("--num-gpus", 2, "number of devices", type=int, metavar="K")
     made.add("--dtype", "float32", "of the arrays", choices=arguments.DTYPES)
     made.add("--collective", "allreduce", "gluonpar's function to measure", choices=COLLECTIVES)
-    made.add("--op", "sum", "how arrays are combined", choices=list(COMBINE))
+    made.add("--op", "sum", "how arrays are combined", choices=arguments.OPS)
     made.add("--iters", 20, "samples", type=at_least(1), dest="rounds", **count)
     help_ = "calls on the same arrays before the wait; a sample is one call's share"
     made.add("--calls", 1, help_, type=at_least(1), **count)
@@ -357,7 +356,7 @@ def _sum_blocks(task: Task, op: str) -> None:
             block = slice(start, start + NUMPY_BLOCK)
             total = added[0][block]
             for view in added[1:]:
-                COMBINE[op](total, view[block], out=total)
+                COMBINE["sum" if op == "mean" else op](total, view[block], out=total)
             if op == "mean":
                 total /= len(added)
             for view in copies:

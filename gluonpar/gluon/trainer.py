@@ -373,11 +373,11 @@ class Trainer(gluon.Trainer):
         """Sum the gradients on each bucket's root, or on all devices."""
         with interrupts.held():
             self._has_summed = True
-            to_sum = replicas.to_sum(buckets)
+            grads = replicas.zero_stale(buckets)
             if on_all:
-                self._exchange.allreduce(to_sum)
+                self._exchange.allreduce(grads)
             else:
-                self._exchange.reduce(to_sum)
+                self._exchange.reduce(grads)
             self._mark_summed(buckets, on_all)
 
     def _mark_summed(self, buckets: Sequence[ParamBucket], on_all: bool) -> None:

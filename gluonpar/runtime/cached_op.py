@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from types import ModuleType
-from typing import Callable, Sequence
+from typing import Callable, Sequence, TypeVar
 
 import mxnet as mx
 
@@ -22,7 +22,10 @@ from gluonpar.runtime import memory
 _DEFAULT_BULK_SIZE, _BULK_SIZE_OF_BUCKETS = 15, 4
 
 
-def traceable(function: Callable) -> Callable:
+F = TypeVar("F", bound=Callable)
+
+
+def traceable(function: F) -> F:
     """Mark ``function``, as a decorator, as one that takes symbols as well as arrays.
 
     :func:`gluonpar.train_batch` traces such a model once into a graph, which MXNet runs in one call
@@ -36,7 +39,7 @@ def traceable(function: Callable) -> Callable:
     >>> linear(mx.nd.ones((3, 2)), [mx.nd.ones((1, 2)), mx.nd.zeros((1,))]).shape
     (3, 1)
     """
-    function.traceable = True
+    function.traceable = True  # type: ignore[attr-defined]
     return function
 
 
