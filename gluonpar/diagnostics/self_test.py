@@ -17,7 +17,6 @@ from mxnet import autograd, gluon
 
 from gluonpar import cluster, collectives
 from gluonpar.collectives import arguments
-from gluonpar.diagnostics import report
 from gluonpar.diagnostics.bench import payload
 from gluonpar.diagnostics.doctor import describe, summary
 from gluonpar.diagnostics.verification import (
@@ -38,7 +37,6 @@ from gluonpar.training.data import dataset
 EXAMPLES = """
 gluonpar verify                  # all GPUs, or two CPU devices
 gluonpar verify --num-gpus 4     # four GPUs, or four CPU devices
-gluonpar verify --report gpu-report.json    # and doctor, benchmark and profiles, in some minutes
 """
 EXIT_CODES = {
     0: "nothing is wrong",
@@ -65,26 +63,17 @@ def main(argv: Sequence[str] | None = None, prog: str = "gluonpar verify") -> in
     parser.add_argument("--num-gpus", type=int, metavar="K", help=help_)
     help_ = "only GPUs, or only CPU devices"
     parser.add_argument("--device", choices=devices.KINDS, default="auto", help=help_)
-    help_ = "also run the doctor, a benchmark and profiles; write all to FILE.json and FILE.html"
-    parser.add_argument("--report", metavar="FILE.json", help=help_)
     options = parser.parse_args(argv)
     num_gpus = options.num_gpus
     if num_gpus is None and (options.device == "cpu" or not devices.gpus_present()):
         num_gpus = 2  # one device has nothing to be compared with
     try:
         chosen = devices.choose(num_gpus, device=options.device)
-        if options.report:
-            report.check_path(options.report)
     except ValueError as error:
         parser.error(str(error))
     if chosen.notice:
         print(chosen.notice, file=sys.stderr)
     print(f"devices: {', '.join(map(str, chosen.ctx))}", flush=True)
-    if options.report:
-        try:
-            return report.write(options.report, chosen.ctx)
-        except OSError as error:
-            parser.error(f"the report cannot be written: {error}")
     failures = run(chosen.ctx)
     wrong = f"{len(failures)} wrong. See `gluonpar doctor`."
     print(wrong if failures else "all is right on these devices")

@@ -40,10 +40,9 @@ def without_mxnet() -> bool:
     if name in NEED_MXNET:
         sys.excepthook = _without_interrupts
     if name is None or name in NEED_MXNET:
-        if name == "verify" and not any(word.startswith("--r") for word in sys.argv):
+        if name == "verify":
             # On GPUs of compute capability 8.0 and later cuBLAS and cuDNN may round the factors of
-            # float32 products to TF32, with 11 significant bits. Comparisons need float32. With
-            # --report each command has a process of its own, and only this one sets it there.
+            # float32 products to TF32, with 11 significant bits. Comparisons need float32.
             os.environ.setdefault("NVIDIA_TF32_OVERRIDE", "0")
         return False
     try:
