@@ -1,4 +1,4 @@
-"""gluonpar verify: test on this machine's devices that gluonpar computes correctly.
+"""gluonpar selftest: test on this machine's devices that gluonpar computes correctly.
 
 Every check computes on the devices and compares values with those of NumPy or of MXNet alone, so a
 device that supports peer-to-peer copies, but corrupts the data, is found.
@@ -35,8 +35,8 @@ from gluonpar.step import train_batch
 from gluonpar.training.data import dataset
 
 EXAMPLES = """
-gluonpar verify                  # all GPUs, or two CPU devices
-gluonpar verify --num-gpus 4     # four GPUs, or four CPU devices
+gluonpar selftest                # all GPUs, or two CPU devices
+gluonpar selftest --num-gpus 4   # four GPUs, or four CPU devices
 """
 EXIT_CODES = {
     0: "nothing is wrong",
@@ -52,7 +52,7 @@ BATCH_SIZE, STEPS, LR, SEED = 66, 5, 0.1, 7
 Replicas = List[Sequence[mx.nd.NDArray]]  # for each parameter its copies, one per device
 
 
-def main(argv: Sequence[str] | None = None, prog: str = "gluonpar verify") -> int:
+def main(argv: Sequence[str] | None = None, prog: str = "gluonpar selftest") -> int:
     """Run the command line ``argv`` (default: the process's arguments); return the exit code."""
     parser = parsing.Parser(
         prog=prog,

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import sys
 
-NEED_MXNET = ("train", "bench", "verify")  # commands; others, such as doctor, do without
+NEED_MXNET = ("train", "bench", "selftest", "verify")  # doctor and others do without
 
 BAD_REQUEST, INTERRUPTED, BROKEN_PIPE = 2, 130, 141  # exit codes of all commands
 
@@ -40,7 +40,7 @@ def without_mxnet() -> bool:
     if name in NEED_MXNET:
         sys.excepthook = _without_interrupts
     if name is None or name in NEED_MXNET:
-        if name == "verify":
+        if name in ("selftest", "verify"):
             # On GPUs of compute capability 8.0 and later cuBLAS and cuDNN may round the factors of
             # float32 products to TF32, with 11 significant bits. Comparisons need float32.
             os.environ.setdefault("NVIDIA_TF32_OVERRIDE", "0")

@@ -35,7 +35,7 @@ class Parser(argparse.ArgumentParser):
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return the end of a message that suggests one of ``known``, or nothing if none is alike.
 
-    >>> did_you_mean("trian", ["train", "verify"])
+    >>> did_you_mean("trian", ["train", "doctor"])
     '; did you mean train?'
     """
     alike = difflib.get_close_matches(name, list(known), 1)

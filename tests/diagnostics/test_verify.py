@@ -1,4 +1,4 @@
-"""gluonpar.verify and python -m gluonpar verify: correct networks pass, planted bugs are found."""
+"""gluonpar.verify and gluonpar selftest: correct networks pass, planted bugs are found."""
 
 import itertools
 
@@ -22,12 +22,12 @@ BATCH = X, (np.arange(10) % 3).astype("float32")
 LOSS = gluon.loss.SoftmaxCELoss()
 
 
-# python -m gluonpar verify
+# gluonpar selftest
 
 
 @pytest.mark.slow
 def test_the_command_tests_two_devices_and_prints_the_difference_of_every_parameter():
-    done = end("-m", "gluonpar", "verify", "--device", "cpu")
+    done = end("-m", "gluonpar", "selftest", "--device", "cpu")
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert lines[0] == "devices: cpu(0), cpu(1)"
@@ -55,7 +55,7 @@ def failures(monkeypatch, capsys):
             "_checks",
             lambda ctx: ((n, check) for n, check in every(ctx) if n.startswith(start)),
         )
-        assert main(["verify", "--num-gpus", "3", "--device", "cpu"]) == 1
+        assert main(["selftest", "--num-gpus", "3", "--device", "cpu"]) == 1
         captured = capsys.readouterr()
         assert "Traceback" not in captured.out + captured.err
         return [line[7:] for line in captured.out.splitlines() if line.startswith("WRONG")]
