@@ -1,7 +1,4 @@
-"""Train one model on several devices with MXNet, and examine this machine.
-
-To start: gluonpar train --num-gpus 2
-"""
+"""The command gluonpar: the list of its commands, and the start of each."""
 
 from __future__ import annotations
 
@@ -11,6 +8,8 @@ from typing import Sequence
 
 from gluonpar.install import __version__, entry, parsing
 
+ABOUT = "Train one model on several devices with MXNet, and examine this machine."
+HINT = "To start: gluonpar train --num-gpus 2"
 COMMANDS = {
     "train": "train LeNet or ResNet-18 on K GPUs, or on K CPU devices",
     "bench": "measure the all-reduce algorithms beside MXNet's own",
@@ -43,11 +42,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return entry.run(prog, work)
     lines = [f"  {name:<10}{summary}" for name, summary in COMMANDS.items()]
-    about, _, hint = __doc__.strip().partition("\n\n")
     parser = parsing.Parser(
         prog=entry.program(),
         usage="%(prog)s COMMAND [OPTION ...], or %(prog)s COMMAND --help",
-        description="\n".join([about, "", "commands:", *lines, "", hint]),
+        description="\n".join([ABOUT, "", "commands:", *lines, "", HINT]),
     )
     parser.add_argument("--version", action="version", version=f"gluonpar {__version__}")
     options = ("-h", "--help", "--version")

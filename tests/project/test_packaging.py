@@ -122,7 +122,7 @@ def test_the_installed_command_works_outside_a_checkout(console, tmp_path):
     names = {path.suffix for path in (tmp_path / "out").iterdir()}
     assert names == {".params", ".npz", ".png", ".json"}
     done = console("selftest", "--num-gpus", "0", cwd=tmp_path)
-    assert done.returncode == 2 and done.stderr.startswith("gluonpar selftest: error: num_gpus ")
+    assert done.returncode == 2 and done.stderr.startswith("gluonpar selftest: error: --num-gpus ")
 
 
 @from_source
