@@ -119,7 +119,7 @@ test-matrix: $(VENV)/.nox ## run the quick tests on each installed Python and se
 test-bare: ## run train, test and the notebook's set-up in minimal Debian systems; needs root
 	$(or $(PYTHON),python3) tools/bare_systems.py $(ARGS)
 
-pictures: $(VENV)/.tests ## draw the READMEs' pictures; ARGS="--record timeline,scaling" measures first
+pictures: $(VENV)/.tests ## draw the READMEs' pictures; ARGS="--record scaling" measures first
 	$(BIN)/python tools/draw_pictures.py $(ARGS)
 
 dist: $(VENV)/.dist ## build an sdist, and a wheel from it, into dist/

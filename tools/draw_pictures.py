@@ -1,17 +1,15 @@
-"""Draw the READMEs' pictures: the ring, the training step, recorded runs.
+"""Draw the READMEs' pictures: the ring, the training step, the benchmark.
 
     python tools/draw_pictures.py                    # write docs/pictures/*.svg and the page's data
-    python tools/draw_pictures.py --record timeline  # measure first, half a minute
     python tools/draw_pictures.py --record page      # photograph the page; needs chromium
-    python tools/draw_pictures.py --record timeline,scaling --torch-python ~/torch/bin/python
+    python tools/draw_pictures.py --record scaling --torch-python ~/torch/bin/python
         --tensorflow-python ~/tensorflow/bin/python --jax-python ~/jax/bin/python
 
 docs/hooks/drawings.py draws the other plans when the site is built. plans.js of
 docs/assets/step-by-step has all plans and topologies, for docs/step-by-step.html; step-by-step.png
-and step-by-step.zh-CN.png are pictures of that page, which --record page takes. step-timeline.svg
-and scaling.svg show docs/measured/step-timeline.json and scaling.json, which --record writes: run
-it on an otherwise idle machine. For scaling, all candidates on all numbers of devices take turns:
-about 40 processes are in memory at once.
+and step-by-step.zh-CN.png are pictures of that page, which --record page takes. scaling.svg shows
+docs/measured/scaling.json, which --record scaling writes: run it on an otherwise idle machine. All
+candidates on all numbers of devices take turns: about 40 processes are in memory at once.
 
 Exit status: 0, success; 1, a candidate of the benchmark failed; 2, wrong arguments.
 """
@@ -19,7 +17,6 @@ Exit status: 0, success; 1, a candidate of the benchmark failed; 2, wrong argume
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import re
 import shutil
@@ -30,12 +27,10 @@ from pathlib import Path
 from typing import Any, Sequence
 
 try:
-    from pictures import plans, scaling, step, timeline
+    from pictures import plans, scaling, step
     from PIL import Image
 
     from gluonpar.collectives import trace
-    from gluonpar.diagnostics import harness
-    from gluonpar.training import Configuration, Console, Run
 except ImportError as error:
     remedy = "in a clone: pip install -e '.[cpu,plot]'"
     print(f"draw_pictures.py: error: {error} ({remedy})", file=sys.stderr)
@@ -44,8 +39,7 @@ except ImportError as error:
 ROOT = Path(__file__).resolve().parents[1]
 PICTURES, MEASURED = ROOT / "docs" / "pictures", ROOT / "docs" / "measured"
 PLANS = ROOT / "docs" / "assets" / "step-by-step" / "plans.js"
-TIMELINE, SCALING = MEASURED / "step-timeline.json", MEASURED / "scaling.json"
-FIRST_STEP, NUM_STEPS = 8, 3  # of the profile
+SCALING = MEASURED / "scaling.json"
 PAGE = ROOT / "docs" / "step-by-step.html"
 MOMENT = "theme=light&algorithm=halving-doubling&with=ring&topology=ethernet&t=1220"
 CANDIDATES = (
@@ -65,17 +59,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         epilog=details,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    help_ = "measure before drawing: one or several of timeline, scaling and page"
+    help_ = "measure before drawing: scaling, page or both"
     parser.add_argument("--record", metavar="NAMES", default="", help=help_)
     for library in LIBRARIES:
         help_ = f"an interpreter that has {library}, for --record scaling"
         parser.add_argument(f"--{library}-python", metavar="PATH", help=help_)
     args = parser.parse_args(argv)
     names = args.record.split(",") if args.record else []
-    if not set(names) <= {"timeline", "scaling", "page"}:
-        parser.error(f"--record must name timeline, scaling or page, got {args.record}")
-    if "timeline" in names:
-        record_timeline()
+    if not set(names) <= {"scaling", "page"}:
+        parser.error(f"--record must name scaling or page, got {args.record}")
     pythons = {f"--{name}-python": getattr(args, f"{name}_python") for name in LIBRARIES}
     status = record_scaling(pythons) if "scaling" in names else 0
     draw(PICTURES)
@@ -91,11 +83,6 @@ def draw(folder: Path) -> None:
     trace("ring", 4).draw(folder / "ring.svg")
     step.draw(folder / "step.svg")
     step.draw(folder / "step.zh-CN.svg", step.CHINESE)
-    steps = json.loads(TIMELINE.read_text("utf-8"))
-    title = (
-        f"{steps['num_steps']} steps of LeNet, batch 256, on {len(steps['devices'])} CPU devices"
-    )
-    timeline.draw(steps, title, _measured(steps), folder / "step-timeline.svg")
     record = json.loads(SCALING.read_text("utf-8"))
     note = (
         f"{_measured(record)}. Medians and quartiles of {record['arguments']['rounds']} rounds of "
@@ -118,17 +105,6 @@ def _write(path: Path, record: dict[str, Any]) -> None:
     text = json.dumps(record, indent=1)
     text = re.sub(r"\[\s+([^\[\]{}]*?)\s+\]", lambda m: f"[{' '.join(m[1].split())}]", text)
     path.write_text(text + "\n", "utf-8")
-
-
-def record_timeline() -> None:
-    """Profile a run of LeNet on two CPU devices and keep some of its steps."""
-    configuration = Configuration(2, num_epochs=1, device="cpu", dataset="synthetic", profile=True)
-    run = Run(configuration, Console(io.StringIO(), io.StringIO()))
-    run.train()
-    machine = {key: harness.machine()[key] for key in ("processor", "cores", "date")}
-    command = "python tools/draw_pictures.py --record timeline"
-    steps = timeline.record(run.profiler.profile, FIRST_STEP, NUM_STEPS)
-    _write(TIMELINE, {"command": command, "machine": machine, **steps})
 
 
 def record_scaling(pythons: dict[str, str | None]) -> int:

@@ -212,8 +212,9 @@ def _decode_attributes(
             raise ValueError(f"{kind.__name__} cannot have {name} = {value!r}")
         if name == "lr_scheduler" and value is not None:
             schedule_kind = _schedule_class(value["object"][0], type(schedule))
-            saved[name] = made = object.__new__(schedule_kind)
+            made: Any = object.__new__(schedule_kind)
             made.__dict__ = _decode_attributes(decoder, schedule_kind, value)
+            saved[name] = made
         else:
             saved[name] = decoder.decode(value)
     return saved

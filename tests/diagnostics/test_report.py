@@ -27,7 +27,7 @@ def test_the_whole_report_on_two_cpu_contexts(tmp_path, capsys):
     assert parts["doctor"]["result"]["wrong"] == 0
     assert "all is right on these devices" in parts["verify"]["output"]
     assert {"host", "mxnet device"} <= {row["name"] for row in parts["bench"]["result"]["rows"]}
-    assert "2 devices: " in parts["profile of 2 devices"]["output"]
+    assert "ms per step" in parts["profile of 2 devices"]["output"]
     printed, page = capsys.readouterr().out, path.with_suffix(".html").read_text()
     for part in written["parts"]:
         assert f"<h2>{part['name']}" in page
