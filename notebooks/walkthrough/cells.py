@@ -337,11 +337,7 @@ with Profiler(ctx, warm_up=6, num_steps=8) as profiler:
     for X, y in dataset.batches(X_train, y_train, 256):
         gluonpar.train_batch(X, y, device_params, ctx, lr)
         profiler.step()
-print(profiler.profile.table())
-print(*profiler.profile.sentence().split(", "), sep="\n  ")
-
-# %% timeline
-plots.timeline(profiler.profile)
+print(profiler.table())
 
 # %% ring
 hops = collectives.algorithms.ring.plan(4)
