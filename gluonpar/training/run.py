@@ -123,7 +123,7 @@ class Run:
         self._print_files()
         first, last = self.profiler.steps
         if config.profile and first <= last:  # else the run was resumed after the window
-            self.console.profile(self.profiler)
+            self.console.line(f"profile of epoch 1: {self.profiler.table()}")
         return self.history
 
     def _resume(self) -> None:

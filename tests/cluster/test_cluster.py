@@ -332,8 +332,8 @@ def test_what_one_rank_does_differently_is_an_error_of_all_that_names_it(num_dev
 
 
 @needs_mpi
-def test_verify_in_a_job_says_in_one_line_how_to_start_it():
-    code, out, err = ended(mpirun((2, [sys.executable, "-m", "gluonpar", "verify"])))
+def test_the_self_test_in_a_job_says_in_one_line_how_to_start_it():
+    code, out, err = ended(mpirun((2, [sys.executable, "-m", "gluonpar", "selftest"])))
     (line,) = [line for line in err.splitlines() if "error: " in line]
     assert code == 2 and not out.strip() and "start it without mpirun" in line
 
