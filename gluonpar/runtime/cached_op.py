@@ -1,8 +1,8 @@
 """A plain function of arrays, traced once into a graph that MXNet runs in one call.
 
-Called operator by operator, LeNet's forward and backward cost about 2 ms of Python per device and
-step, and each operator allocates memory. Traced, the same operators are one call, and their memory
-is planned once, as ``hybridize(static_alloc=True, static_shape=True)`` does for a Gluon Block.
+Operator by operator, LeNet's forward and backward cost about 2 ms of Python per device and step,
+and each operator allocates memory. A graph is one call, and its memory is planned once, as
+``hybridize(static_alloc=True, static_shape=True)`` does for a Gluon Block.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ import mxnet as mx
 
 from gluonpar.runtime import memory
 
-# Operators of backward that MXNet's engine runs as one: on a GPU each such bulk ends by waiting for
-# the stream. With MXNet's default, gradients in several buckets could not be summed before backward
-# has computed many more.
+# How many operators of backward MXNet's engine runs as one. Gradients can be summed only when such
+# a bulk has ended (on a GPU it waits for the stream), so with several buckets bulks are smaller.
 _DEFAULT_BULK_SIZE, _BULK_SIZE_OF_BUCKETS = 15, 4
 
 
@@ -62,8 +61,8 @@ def losses(
     """
     if not (getattr(model, "traceable", False) and getattr(loss, "traceable", False)):
         return loss(model(X, params), y)
-    # A graph on static memory keeps the gradients that it first wrote, and MXNet would write into
-    # those for other parameters, too. So each list has a graph of its own; a replica keeps it.
+    # A graph on static memory writes into the gradients that it first wrote, also for other
+    # parameters. So each list has a graph of its own; a replica keeps it.
     grads = tuple(map(memory.grad_chunk, params))
     one_bucket = sum(map(memory.num_bytes, params)) <= bucket_bytes
     bulk_size = _DEFAULT_BULK_SIZE if one_bucket else _BULK_SIZE_OF_BUCKETS

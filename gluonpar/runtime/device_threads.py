@@ -44,7 +44,7 @@ def _numbers() -> tuple[int, int]:  # of number_from()
 
 
 def current() -> mx.Context | None:
-    """Return the context whose thread calls this; None on other threads."""
+    """Return the context whose thread calls this, if any."""
     return getattr(_this, "ctx", None)
 
 
@@ -185,7 +185,7 @@ _LIB.MXRandomSeed, _LIB.MXRandomSeedContext = map(_seed_threads, (_seed_all, _se
 
 
 def _after_fork() -> None:
-    """Forget the devices' threads, which do not survive a fork; the one left is the main thread."""
+    """Forget the devices' threads, which do not survive a fork."""
     _threads.clear()
     vars(_this).clear()
 

@@ -163,11 +163,10 @@ def why_no_gpu() -> str:
 
 
 def enable_peers(ctx: Sequence[mx.Context]) -> frozenset[tuple[int, int]]:
-    """Let all GPUs of ``ctx`` that can copy directly to each other; return these pairs of ids.
+    """Have the GPUs of ``ctx`` copy directly to each other where they can; return pairs of ids.
 
-    MXNet does so only in its kvstore 'device'; without it every ``copyto`` between two GPUs goes
-    through the host's memory. CUDA grants such peer access per pair of GPUs and per process.
-    Does nothing with ``MXNET_ENABLE_GPU_P2P=0``. A later call with the same GPUs costs nothing.
+    MXNet enables peer access only in its kvstore 'device'; without it every ``copyto`` between two
+    GPUs goes through the host's memory. Does nothing with ``MXNET_ENABLE_GPU_P2P=0``.
     """
     return _enable_peers(_gpus(ctx))
 
@@ -208,12 +207,11 @@ def _enable_peers(gpus: frozenset[int]) -> frozenset[tuple[int, int]]:
 
 @contextlib.contextmanager
 def deterministic() -> Iterator[None]:
-    """Have GPUs give the same bits each time: only cuDNN's deterministic algorithms are used.
+    """Use only cuDNN's deterministic algorithms, so that GPUs give the same bits each time.
 
-    By default MXNet takes the fastest algorithm for each shape of a convolution, and some of them,
-    like the backward of max pooling, add in another order each time. MXNet reads the settings when
-    a convolution of a new shape is first computed, and keeps its algorithms until the process ends:
-    shapes that were computed before are not affected. Waits at the start.
+    By default MXNet takes the fastest algorithm for each shape of a convolution; some of them, like
+    the backward of max pooling, add in another order each time. MXNet keeps its choice for a shape
+    until the process ends, so shapes computed before are not affected. Waits at the start.
     """
     mx.nd.waitall()  # setenv may move the environment while an operator reads it
     before = {name: os.environ.pop(name, None) for name in DETERMINISTIC}

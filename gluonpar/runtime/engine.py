@@ -194,25 +194,23 @@ def _wait_for_all(report: bool = True) -> None:
 
 
 def drain(report: bool = True) -> None:
-    """Wait for all operators, and forget those that will not be run.
+    """Wait for all operators, and forget functions that depend on a failed one: they never run.
 
-    An error that reached no caller is printed, unless ``report`` is False, and the exit code is 1.
+    With ``report`` an error that reached no caller is printed, and the exit code is 1.
     """
     running = has_started()
     while running:
         pushed = list(_pending)
         _wait_for_all(report)
-        for ticket in pushed:  # functions that depend on a failed one are never run
+        for ticket in pushed:
             _pending.pop(ticket, None)
         running = bool(_pending)
 
 
 @atexit.register
 def _end() -> None:
-    """Wait for all operators: a function that ran after the interpreter has ended would crash.
-
-    After an uncaught exception errors of operators, which may follow from it, are not reported.
-    """
+    """Wait for all operators: a function that ran after the interpreter has ended would crash."""
+    # After an uncaught exception, errors of operators may follow from it.
     drain(report=not hasattr(sys, "last_type"))
     for function in _at_exit:
         function()
@@ -230,11 +228,11 @@ def _before_fork() -> None:
     """
     if has_started():
         _wait_for_all()
-        while any(map(_called_by_engine, sys._current_frames().values())):
+        while any(_is_called_by_engine(frame) for frame in sys._current_frames().values()):
             time.sleep(1e-4)
 
 
-def _called_by_engine(frame: types.FrameType) -> bool:
+def _is_called_by_engine(frame: types.FrameType) -> bool:
     while frame.f_back:
         frame = frame.f_back
     return frame.f_code is _called.__code__
@@ -260,8 +258,5 @@ if sys.version_info < (3, 10):  # where subprocess forks, and calls nothing that
 
 
 def at_exit(function: Callable[[], None]) -> None:
-    """Call ``function`` at the end of this process, after the engine's last operator.
-
-    Not at the end of a process that is forked from it.
-    """
+    """Call ``function`` at the end of this process, not of its forks, after the last operator."""
     _at_exit.append(function)
