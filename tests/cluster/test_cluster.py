@@ -482,14 +482,6 @@ def test_tasks_of_a_pool_are_programs_of_one_process(ranks, module, tmp_path):
     assert out.split() == ["0", "1", "2", "3"]
 
 
-@pytest.mark.slow
-def test_one_process_sends_nothing():
-    assert (cluster.rank(), cluster.size(), cluster.is_main()) == (0, 1, True)
-    assert cluster.gather("x") == ["x"] and cluster.total([2]).tolist() == [2.0]
-    assert cluster.PendingGather(3, "numbers").wait() == [3]
-    cluster.abort("does nothing")
-
-
 @pytest.mark.parametrize("weights", [None, (1.0, 3.0)])
 def test_the_shares_of_the_ranks_are_the_batch_and_split_as_in_one_process(monkeypatch, weights):
     ranks, devices = 3, 2
