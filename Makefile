@@ -119,7 +119,7 @@ test-matrix: $(VENV)/.nox ## run the quick tests on each installed Python and se
 test-bare: ## run train, test and the notebook's set-up in minimal Debian systems; needs root
 	$(or $(PYTHON),python3) tools/bare_systems.py $(ARGS)
 
-pictures: $(VENV)/.tests ## draw the READMEs' pictures; ARGS="--record timeline,scaling" measures first
+pictures: $(VENV)/.tests ## draw the READMEs' pictures; ARGS="--record scaling" measures first
 	$(BIN)/python tools/draw_pictures.py $(ARGS)
 
 dist: $(VENV)/.dist ## build an sdist, and a wheel from it, into dist/
@@ -166,7 +166,7 @@ $(VENV)/.mpi: $(VENV)/.made setup.py pyproject.toml $(call stale,$(EXTRA),$(VENV
 	@$(call install,$(comma)mpi)
 	@touch $(VENV)/.runs $@
 
-$(VENV_GPU_SIM)/.gpu-sim: setup.py
+$(VENV_GPU_SIM)/.gpu-sim: setup.py pyproject.toml
 	@tools/make_venv.sh '$(VENV_GPU_SIM)' '$(PYTHON)'
 	@echo "installing mxnet-cu112 and gluonpar[test] into $(VENV_GPU_SIM) (downloads 0.5 GB)"
 	@$(VENV_GPU_SIM)/bin/python -m pip install --quiet -e '.[test]' \
@@ -174,7 +174,7 @@ $(VENV_GPU_SIM)/.gpu-sim: setup.py
 	@$(VENV_GPU_SIM)/bin/python -m pip install --quiet --no-deps mxnet-cu112==1.9.1 $(D2L)
 	@touch $@
 
-$(VENV_PROGRAMS)/.programs: setup.py tests/programs/requirements.txt
+$(VENV_PROGRAMS)/.programs: setup.py pyproject.toml tests/programs/requirements.txt
 	@tools/make_venv.sh '$(VENV_PROGRAMS)' '$(PYTHON)'
 	@echo "installing gluon-cv, GluonNLP, d2l and d2lzh into $(VENV_PROGRAMS) (downloads 0.3 GB)"
 	@$(VENV_PROGRAMS)/bin/python -m pip install --quiet -r tests/programs/requirements.txt
@@ -208,6 +208,7 @@ PROGRAMS := gluoncv==0.10.5.post0 gluonnlp==0.10.0 d2lzh==1.0.0 $(D2L) autocfg==
 # Uninstall the other MXNet first: both wheels contain the directory mxnet/, and uninstalling one later
 # would remove files of the other. For Python 3.13 and later the extra does not name MXNet, since its
 # metadata ask for NumPy 1; --no-deps installs it nevertheless, and does nothing where it is installed.
+# pip 21.3 is the first that installs what pyproject.toml describes in place.
 install = set -e; \
 	extra='$(EXTRA)'; \
 	[ -n "$$extra" ] || extra=$$($(BIN)/python tools/choose_extra.py); \
@@ -221,6 +222,7 @@ install = set -e; \
 	rm -f $(VENV)/.runs $(VENV)/.tests; \
 	echo "installing gluonpar[$$extra$(1)] into $(VENV) (downloads MXNet, about $$size)"; \
 	pip() { log=$$($(BIN)/python -m pip "$$@" 2>&1) || { echo "$$log" >&2; return 1; }; }; \
+	pip install --quiet 'pip>=21.3'; \
 	pip uninstall --yes $$other; \
 	pip install --quiet -e ".[$$extra$(1)]"; \
 	$(if $(NUMPY),pip install --quiet "numpy$(NUMPY)";) \

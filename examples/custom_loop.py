@@ -1,6 +1,5 @@
 """Linear regression on two devices in a hand-written loop that uses only ``allreduce_grads``."""
 
-# ruff: noqa: I001 - gluonpar comes before MXNet
 from gluonpar import allreduce_grads
 
 import mxnet as mx

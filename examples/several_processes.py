@@ -8,7 +8,6 @@ The last line is the same training in one process with two devices. docs/cluster
 program, and how Slurm or several machines start it.
 """
 
-# ruff: noqa: I001 - gluonpar comes before MXNet
 import argparse
 import pathlib
 import sys

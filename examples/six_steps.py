@@ -6,7 +6,6 @@
 docs/cluster.md explains the steps, and what to leave out of a script for Horovod or PyTorch's DDP.
 """
 
-# ruff: noqa: I001 - gluonpar comes before MXNet
 import argparse
 
 import gluonpar  # 1. before MXNet; a process that mpirun has started is a rank of the job

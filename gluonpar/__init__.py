@@ -19,99 +19,88 @@ except ImportError as error:
     raise SystemExit(code) from None
 
 import importlib as _importlib
-from typing import TYPE_CHECKING as _TYPE_CHECKING
+import typing as _typing
 
-from gluonpar.checkpoint import export_onnx, load_checkpoint, save_checkpoint
-from gluonpar.collectives import (
-    all_gather,
-    allreduce,
-    allreduce_many,
-    broadcast,
-    explain,
-    reduce,
-    reduce_scatter,
-)
+from gluonpar import cluster, metrics
+from gluonpar.collectives import allreduce, broadcast
 from gluonpar.gluon import (  # and kvstore='gluonpar' is registered with MXNet
-    BatchProcessor,
-    DataLoader,
     SyncBatchNorm,
-    TaskError,
     Towers,
     Trainer,
     average_gradients,
-    average_statistics,
-    broadcast_statistics,
-    kvstore,
     make_parallel,
     run_tasks,
-    set_num_devices,
 )
+from gluonpar.install import __version__
 from gluonpar.models.lenet import init_lenet, lenet
 from gluonpar.optim import sgd
 from gluonpar.replicas import get_params
-from gluonpar.runtime.cached_op import operators, traceable
-from gluonpar.install import __version__
-from gluonpar.sharding import split_and_load, split_samples
+from gluonpar.sharding import split_and_load
 from gluonpar.step import allreduce_grads, train_batch
 
-if _TYPE_CHECKING:
-    from gluonpar.diagnostics.verification import Wrong, verify
-    from gluonpar.training.run import train
-
-# Imported when first asked for: a program with a loop of its own needs none of them.
-_MODULES = {
-    "Wrong": "gluonpar.diagnostics.verification",
-    "train": "gluonpar.training.run",
-    "verify": "gluonpar.diagnostics.verification",
-}
+# More names, for programs that use them from here; `as` says so to type checkers.
+from gluonpar.checkpoint import (
+    export_onnx as export_onnx,
+    load_checkpoint as load_checkpoint,
+    save_checkpoint as save_checkpoint,
+)
+from gluonpar.collectives import (
+    all_gather as all_gather,
+    allreduce_many as allreduce_many,
+    explain as explain,
+    reduce as reduce,
+    reduce_scatter as reduce_scatter,
+)
+from gluonpar.gluon import (
+    BatchProcessor as BatchProcessor,
+    DataLoader as DataLoader,
+    TaskError as TaskError,
+    average_statistics as average_statistics,
+    broadcast_statistics as broadcast_statistics,
+    kvstore as kvstore,
+    set_num_devices as set_num_devices,
+)
+from gluonpar.runtime.cached_op import operators as operators, traceable as traceable
+from gluonpar.sharding import split_samples as split_samples
 
 __all__ = [
-    "BatchProcessor",
-    "DataLoader",
     "SyncBatchNorm",
-    "TaskError",
     "Towers",
     "Trainer",
-    "Wrong",
     "__version__",
-    "all_gather",
     "allreduce",
     "allreduce_grads",
-    "allreduce_many",
     "average_gradients",
-    "average_statistics",
     "broadcast",
-    "broadcast_statistics",
-    "explain",
-    "export_onnx",
+    "cluster",
     "get_params",
     "init_lenet",
-    "kvstore",
     "lenet",
-    "load_checkpoint",
     "make_parallel",
-    "operators",
-    "reduce",
-    "reduce_scatter",
+    "metrics",
     "run_tasks",
-    "save_checkpoint",
-    "set_num_devices",
     "sgd",
     "split_and_load",
-    "split_samples",
-    "traceable",
     "train",
     "train_batch",
     "verify",
 ]
 
+if _typing.TYPE_CHECKING:
+    from gluonpar.diagnostics.verification import Wrong as Wrong, verify as verify
+    from gluonpar.training.run import train as train
+else:  # imported when first asked for: a program with a loop of its own needs none of them
+    _MODULES = {
+        "Wrong": "gluonpar.diagnostics.verification",
+        "train": "gluonpar.training.run",
+        "verify": "gluonpar.diagnostics.verification",
+    }
 
-def __getattr__(name: str):
-    if name not in _MODULES:
-        raise AttributeError(f"module 'gluonpar' has no attribute {name!r}")
-    value = globals()[name] = getattr(_importlib.import_module(_MODULES[name]), name)
-    return value
+    def __getattr__(name: str):
+        if name not in _MODULES:
+            raise AttributeError(f"module 'gluonpar' has no attribute {name!r}")
+        value = globals()[name] = getattr(_importlib.import_module(_MODULES[name]), name)
+        return value
 
-
-def __dir__() -> list:
-    return sorted({*globals(), *__all__})
+    def __dir__() -> list:
+        return sorted({*globals(), *_MODULES})

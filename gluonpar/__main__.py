@@ -1,7 +1,4 @@
-"""Train one model on several devices with MXNet, and examine this machine.
-
-To start: gluonpar train --num-gpus 2
-"""
+"""The command gluonpar: the list of its commands, and the start of each."""
 
 from __future__ import annotations
 
@@ -11,17 +8,20 @@ from typing import Sequence
 
 from gluonpar.install import __version__, entry, parsing
 
+ABOUT = "Train one model on several devices with MXNet, and examine this machine."
+HINT = "To start: gluonpar train --num-gpus 2"
 COMMANDS = {
     "train": "train LeNet or ResNet-18 on K GPUs, or on K CPU devices",
     "bench": "measure the all-reduce algorithms beside MXNet's own",
-    "verify": "test on these devices that gluonpar computes correctly",
+    "selftest": "test on these devices that gluonpar computes correctly",
     "doctor": "print what is installed and what is wrong, with a remedy for each fault",
 }
+ALIASES = {"verify": "selftest"}
 # The module whose ``main`` runs the command, imported when it is used: all but doctor need MXNet.
 MODULES = {
     "train": "gluonpar.training.command_line",
     "bench": "gluonpar.diagnostics.bench",
-    "verify": "gluonpar.diagnostics.self_test",
+    "selftest": "gluonpar.diagnostics.self_test",
     "doctor": "gluonpar.diagnostics.doctor",
 }
 
@@ -31,21 +31,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
     if argv and argv[0] == "help":  # as `gluonpar COMMAND --help`
         argv = [*argv[1:], "--help"]
+    argv[:1] = [ALIASES.get(name, name) for name in argv[:1]]
     if argv and argv[0] in COMMANDS:
         prog = f"{entry.program()} {argv[0]}"
 
         def work() -> int:
-            if argv[0] in ("bench", "verify") and _is_in_job(prog):
+            if argv[0] in ("bench", "selftest") and _is_in_job(prog):
                 return entry.BAD_REQUEST
             return importlib.import_module(MODULES[argv[0]]).main(argv[1:], prog)
 
         return entry.run(prog, work)
-    lines = [f"  {name:<8}{summary}" for name, summary in COMMANDS.items()]
-    about, _, hint = __doc__.strip().partition("\n\n")
+    lines = [f"  {name:<10}{summary}" for name, summary in COMMANDS.items()]
     parser = parsing.Parser(
         prog=entry.program(),
         usage="%(prog)s COMMAND [OPTION ...], or %(prog)s COMMAND --help",
-        description="\n".join([about, "", "commands:", *lines, "", hint]),
+        description="\n".join([ABOUT, "", "commands:", *lines, "", HINT]),
     )
     parser.add_argument("--version", action="version", version=f"gluonpar {__version__}")
     options = ("-h", "--help", "--version")

@@ -13,8 +13,7 @@ import numpy as np
 from mxnet import autograd, nd
 
 from gluonpar import cluster
-from gluonpar.collectives import arguments
-from gluonpar.optim import on_host, reduced_on_host
+from gluonpar.collectives import arguments, host
 from gluonpar.plans import partition
 from gluonpar.sharding import split_and_load
 
@@ -128,8 +127,8 @@ def all_finite(arrays: Sequence[nd.NDArray]) -> nd.NDArray:
     floats = [array for array in arrays if np.dtype(array.dtype).kind not in "biu" and array.size]
     if not floats:
         return nd.ones((1,), ctx=arrays[0].context if arrays else None)
-    if on_host(floats):
-        return reduced_on_host(floats, _is_finite, all, "float32", "gluonpar.all_finite")
+    if host.on_host([array.context for array in floats]):
+        return host.reduced(floats, _is_finite, all, "float32", "gluonpar.all_finite")
     result = None
     with autograd.pause():
         for dtype in dict.fromkeys(np.dtype(array.dtype) for array in floats):  # one at a time
@@ -142,7 +141,7 @@ def all_finite(arrays: Sequence[nd.NDArray]) -> nd.NDArray:
 
 
 def _is_finite(block: np.ndarray) -> bool:
-    return np.isfinite(block).all()
+    return bool(np.isfinite(block).all())
 
 
 def check_identical(copies: Sequence[nd.NDArray], name: str) -> None:
@@ -234,7 +233,7 @@ def _number_of_all_ranks(images: np.ndarray, labels: np.ndarray, own_part: bool)
     if cluster.size() > 1 and not own_part:
         some = images[:: max(1, len(images) // _IMAGES_COMPARED)]
         arrays = [x.asnumpy() if isinstance(x, nd.NDArray) else x for x in (labels, some)]
-        checksums = [zlib.crc32(np.ascontiguousarray(array)) for array in arrays]
+        checksums = [zlib.crc32(np.ascontiguousarray(array).data) for array in arrays]
     first, *others = facts = cluster.gather((own_part, len(images), checksums))
     if all(is_part for is_part, *_ in facts):
         return sum(number for _, number, _ in facts)

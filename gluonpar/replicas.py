@@ -20,7 +20,7 @@ import mxnet as mx
 from mxnet import autograd
 
 from gluonpar import cluster
-from gluonpar.collectives import BUCKET_BYTES, arguments, exchange, groups
+from gluonpar.collectives import BUCKET_BYTES, arguments, exchange, grouped
 from gluonpar.runtime import memory
 
 
@@ -31,7 +31,7 @@ class Copies(NamedTuple):
     must not count in the sum. Empty stands for all.
     """
 
-    index: int
+    index: int  # type: ignore[assignment]  # it hides tuple.index, which has no use here
     params: Sequence[mx.nd.NDArray]
     grads: Sequence[mx.nd.NDArray]
     fresh: Sequence[bool] = ()
@@ -159,20 +159,19 @@ def buckets(
             arguments.check_list(of_copies, "gradients", row_sparse)
             fresh = memory.grad_flags(copies) if written else ()
             trained.append(Copies(i, copies, of_copies, fresh))
-    return [ParamBucket(copies) for copies in in_buckets(trained)]
+    return [ParamBucket(copies) for copies in neighbours(trained)]
 
 
-def to_sum(buckets: Sequence[ParamBucket]) -> list[exchange.Bucket]:
-    """Return the gradients in the buckets, of which those that must not count are set to zero."""
+def zero_stale(buckets: Sequence[ParamBucket]) -> list[exchange.Bucket]:
+    """Set the gradients that must not count to zero; return all gradients, to be summed."""
     memory.zero([grad for bucket in buckets for copies in bucket.copies for grad in copies.stale])
     return [bucket.grads for bucket in buckets]
 
 
-def in_buckets(copies: Sequence[Copies]) -> list[list[Copies]]:
-    """Return parameters in groups of one dtype and at most BUCKET_BYTES, the last one first.
+def neighbours(copies: Sequence[Copies]) -> list[list[Copies]]:
+    """Return the parameters that share a bucket together: the last ones first.
 
-    One with a row_sparse gradient has a bucket to itself, and one without elements has none.
+    A bucket has gradients of one dtype, and at most BUCKET_BYTES per device. A row_sparse gradient
+    has a bucket to itself. A parameter without elements is in none.
     """
-    backwards = copies[::-1]
-    firsts = [each.grads[0] for each in backwards]
-    return [[backwards[i] for i in group] for group in groups(firsts, BUCKET_BYTES)]
+    return grouped(copies[::-1], lambda each: each.grads[0], BUCKET_BYTES)

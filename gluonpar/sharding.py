@@ -10,7 +10,7 @@ import numpy as np
 
 from gluonpar import cluster
 from gluonpar.plans import partition
-from gluonpar.runtime import staging, threads
+from gluonpar.runtime import memory, threads
 
 _DTYPES = ("float16", "float32", "float64", "int8", "int32", "int64", "uint8", "bool")
 _ARRAYS = (np.ndarray, mx.nd.NDArray)
@@ -209,4 +209,4 @@ def _load(value: Any, ctx: mx.Context) -> Any:
     """An array on ``ctx``, the same object if it is there already; another value unchanged."""
     if isinstance(value, mx.nd.NDArray):
         return value.as_in_context(ctx)
-    return staging.from_numpy(value, ctx) if isinstance(value, np.ndarray) else value
+    return memory.from_numpy(value, ctx) if isinstance(value, np.ndarray) else value

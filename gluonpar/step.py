@@ -25,7 +25,7 @@ def train_batch(
     loss: Callable = softmax_cross_entropy,
     algorithm: str | None = None,
     weights: Sequence[float] | None = None,
-    batch_size: int | None = None,
+    batch_size: float | None = None,
 ) -> list[mx.nd.NDArray]:
     """Take one step of minibatch SGD on all devices, in place on ``device_params``.
 
@@ -50,17 +50,16 @@ def train_batch(
     contexts = sharding.as_list(ctx)
     optim.check_lr(lr)
     replicas.check(device_params, contexts)
-    exchange = exchange_over(tuple(contexts), algorithm)
-    alone = exchange.num_processes == 1
+    exchange = exchange_over(contexts, algorithm)
     if batch_size is not None:
         batch_size = optim.check_batch_size(batch_size)
-    if not alone:
+    if exchange.num_processes > 1:
         cluster.check_equal_async({"lr": lr, "algorithm": algorithm, "batch_size": batch_size})
 
     # Split: shard i of the batch goes to device i.
     shards, num_samples = sharding.split((X, y), contexts, weights=weights)
-    if batch_size is None:
-        batch_size = num_samples if alone else cluster.PendingGather(num_samples, "samples")
+    # The ranks exchange their numbers of samples while the devices compute.
+    total = batch_size or cluster.PendingGather(num_samples, "samples")
 
     # Forward: every device computes the losses of its shard.
     _clear_flags(device_params)
@@ -78,7 +77,7 @@ def train_batch(
     buckets = replicas.buckets(device_params, written=True)
     heap.return_free([copies.grads for bucket in buckets for copies in bucket.copies])
     with interrupts.held():
-        allreduce_sgd(exchange, buckets, lr, batch_size)
+        allreduce_sgd(exchange, buckets, lr, total)
         _clear_flags(device_params)
     return losses
 
@@ -124,11 +123,11 @@ def allreduce_grads(device_params: Sequence[Sequence[mx.nd.NDArray]]) -> None:
         raise ValueError("device_params must have at least one parameter on one device, got none")
     contexts = [memory.context(params[0]) for params in device_params]
     replicas.check(device_params, contexts)
-    exchange = exchange_over(tuple(contexts))
+    exchange = exchange_over(contexts)
     buckets = replicas.buckets(device_params, written=True, row_sparse=True)
     heap.return_free([copies.grads for bucket in buckets for copies in bucket.copies])
     with interrupts.held():
-        exchange.allreduce(replicas.to_sum(buckets))
+        exchange.allreduce(replicas.zero_stale(buckets))
         _clear_flags(device_params)
 
 
@@ -137,23 +136,27 @@ def allreduce_sgd(
     exchange: Exchange,
     buckets: Sequence[ParamBucket],
     lr: float,
-    batch_size: int | cluster.PendingGather,
+    batch_size: float | cluster.PendingGather,
 ) -> None:
     """Sum the gradients over all devices, and update all copies of the parameters by SGD.
 
+    ``batch_size`` is the number of samples, or the numbers of all ranks, which may be on their way.
     On CPU contexts the sum is part of the update, which then leaves the gradients as they are.
     """
-    pending = isinstance(batch_size, cluster.PendingGather)
     if exchange.may_fuse:
 
         def update(*arrays: np.ndarray) -> None:
-            number = sum(batch_size.values) if pending else batch_size
-            optim.rule(lr, 1.0 / number)(*arrays)
+            optim.rule(lr, 1.0 / _total(batch_size))(*arrays)
 
         if exchange.num_processes > 1:
-            exchange.reduce(replicas.to_sum(buckets))
+            exchange.reduce(replicas.zero_stale(buckets))
         optim.reduce_update(exchange, buckets, lambda copies: (update,))
         return
-    exchange.allreduce(replicas.to_sum(buckets))
-    number = sum(batch_size.wait()) if pending else batch_size
-    optim.update_by_sgd(buckets, lr, number)
+    exchange.allreduce(replicas.zero_stale(buckets))
+    if isinstance(batch_size, cluster.PendingGather):
+        batch_size.wait()
+    optim.update_by_sgd(buckets, lr, _total(batch_size))
+
+
+def _total(batch_size: float | cluster.PendingGather) -> float:
+    return sum(batch_size.values) if isinstance(batch_size, cluster.PendingGather) else batch_size

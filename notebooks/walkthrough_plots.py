@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import functools
+import sys
+from pathlib import Path
 from typing import Callable, Mapping, Sequence
 
 import numpy as np
 from d2l import mxnet as d2l
 from mxnet import Context
 
-from gluonpar.plans.drawing import (
-    BACKWARD_COLOUR,
-    COLOURS,
-    FORWARD_COLOUR,
-    SETTINGS,
-)
-from gluonpar.training.profiler import Profile
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tools"))
+from drawing import COLOURS, SETTINGS
+from drawing import draw as plan  # noqa: F401 - a picture of an all-reduce's hops
 
 WIDE = (5.2, 2.6)  # inches: on a phone's screen the text is still readable
 
@@ -56,22 +54,6 @@ def gradients(
         axes.bar(classes + 0.25 * (i - 1), bars, 0.25, label=label)
     axes.plot(classes + 0.25, whole, "_", color=SETTINGS["text.color"], ms=12, label="one device")
     axes.set(xlabel="class", ylabel="gradient of b4", xticks=classes)
-    _legend_above(axes, figure)
-
-
-def timeline(steps: Profile) -> None:
-    """Plot twice the mean time of a step: a row per device."""
-    figure, axes = d2l.plt.subplots(figsize=(WIDE[0], 1.8))
-    colours = {"forward": FORWARD_COLOUR, "backward": BACKWARD_COLOUR}
-    colours["exchange + update"] = COLOURS[1]
-    for part, colour in colours.items():
-        for row in range(len(steps.devices)):
-            ran = [s for s in steps.spans if (s.device, s.part) == (row, part)]
-            bars = [((s.start - steps.window[0]) / 1e3, (s.end - s.start) / 1e3) for s in ran]
-            axes.broken_barh(bars, (row - 0.4, 0.8), color=colour, label=None if row else part)
-    milliseconds = 2e3 * steps.step_seconds
-    axes.set(xlim=(0, milliseconds), xlabel="milliseconds (twice the mean step)", ylim=(1.5, -0.5))
-    axes.set_yticks(range(2), steps.devices)
     _legend_above(axes, figure)
 
 

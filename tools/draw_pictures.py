@@ -1,17 +1,15 @@
 """Draw the READMEs' pictures: the ring, the training step, recorded runs.
 
     python tools/draw_pictures.py                    # write docs/pictures/*.svg and the page's data
-    python tools/draw_pictures.py --record timeline  # measure first, half a minute
     python tools/draw_pictures.py --record page      # photograph the page; needs chromium
-    python tools/draw_pictures.py --record timeline,scaling --torch-python ~/torch/bin/python
+    python tools/draw_pictures.py --record scaling --torch-python ~/torch/bin/python
         --tensorflow-python ~/tensorflow/bin/python --jax-python ~/jax/bin/python
 
-docs/hooks/drawings.py draws the other plans when the site is built. plans.js of
-docs/assets/step-by-step has all plans and topologies, for docs/step-by-step.html; step-by-step.png
-and step-by-step.zh-CN.png are pictures of that page, which --record page takes. step-timeline.svg
-and scaling.svg show docs/measured/step-timeline.json and scaling.json, which --record writes: run
-it on an otherwise idle machine. For scaling, all candidates on all numbers of devices take turns:
-about 40 processes are in memory at once.
+docs/hooks/drawings.py draws the other plans when the site is built. timelines.js of
+docs/assets/step-by-step is what docs/step-by-step.html plays; step-by-step.png is a picture of that
+page, which --record page takes. scaling.svg shows
+docs/measured/scaling.json, which --record scaling measures, on an otherwise idle machine: all
+candidates on all numbers of devices take turns, so about 40 processes are in memory at once.
 
 Exit status: 0, success; 1, a candidate of the benchmark failed; 2, wrong arguments.
 """
@@ -19,7 +17,6 @@ Exit status: 0, success; 1, a candidate of the benchmark failed; 2, wrong argume
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import re
 import shutil
@@ -30,24 +27,20 @@ from pathlib import Path
 from typing import Any, Sequence
 
 try:
-    from pictures import plans, scaling, step, timeline
+    import drawing
+    from pictures import scaling, step, timelines
     from PIL import Image
-
-    from gluonpar.collectives import trace
-    from gluonpar.diagnostics import harness
-    from gluonpar.training import Configuration, Console, Run
 except ImportError as error:
     remedy = "in a clone: pip install -e '.[cpu,plot]'"
     print(f"draw_pictures.py: error: {error} ({remedy})", file=sys.stderr)
     sys.exit(2)
 
 ROOT = Path(__file__).resolve().parents[1]
-PICTURES, MEASURED = ROOT / "docs" / "pictures", ROOT / "docs" / "measured"
-PLANS = ROOT / "docs" / "assets" / "step-by-step" / "plans.js"
-TIMELINE, SCALING = MEASURED / "step-timeline.json", MEASURED / "scaling.json"
-FIRST_STEP, NUM_STEPS = 8, 3  # of the profile
+PICTURES = ROOT / "docs" / "pictures"
+TIMELINES = ROOT / "docs" / "assets" / "step-by-step" / "timelines.js"
+SCALING = ROOT / "docs" / "measured" / "scaling.json"
 PAGE = ROOT / "docs" / "step-by-step.html"
-MOMENT = "theme=light&algorithm=halving-doubling&with=ring&topology=ethernet&t=1220"
+MOMENT = "lang=en&theme=light&algorithm=halving-doubling&with=ring&topology=ethernet&t=1220"
 CANDIDATES = (
     "gluonpar,gluonpar trainer,trainer gluonpar,trainer device,one context,one context imported,"
     "book,torch ddp,tensorflow mirrored,jax shard_map,no exchange"
@@ -65,37 +58,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         epilog=details,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    help_ = "measure before drawing: one or several of timeline, scaling and page"
+    help_ = "do this before drawing: scaling, page, or both"
     parser.add_argument("--record", metavar="NAMES", default="", help=help_)
     for library in LIBRARIES:
         help_ = f"an interpreter that has {library}, for --record scaling"
         parser.add_argument(f"--{library}-python", metavar="PATH", help=help_)
     args = parser.parse_args(argv)
     names = args.record.split(",") if args.record else []
-    if not set(names) <= {"timeline", "scaling", "page"}:
-        parser.error(f"--record must name timeline, scaling or page, got {args.record}")
-    if "timeline" in names:
-        record_timeline()
+    if not set(names) <= {"scaling", "page"}:
+        parser.error(f"--record must name scaling or page, got {args.record}")
     pythons = {f"--{name}-python": getattr(args, f"{name}_python") for name in LIBRARIES}
     status = record_scaling(pythons) if "scaling" in names else 0
     draw(PICTURES)
-    PLANS.write_text(plans.text(), "utf-8")
+    TIMELINES.write_text(timelines.text(), "utf-8")
     if "page" in names:
-        photograph_page("en", PICTURES / "step-by-step.png")
-        photograph_page("zh", PICTURES / "step-by-step.zh-CN.png")
+        photograph_page(PICTURES / "step-by-step.png")
     return status
 
 
 def draw(folder: Path) -> None:
     """Write all pictures into ``folder``."""
-    trace("ring", 4).draw(folder / "ring.svg")
+    drawing.draw("ring", 4, folder / "ring.svg")
     step.draw(folder / "step.svg")
     step.draw(folder / "step.zh-CN.svg", step.CHINESE)
-    steps = json.loads(TIMELINE.read_text("utf-8"))
-    title = (
-        f"{steps['num_steps']} steps of LeNet, batch 256, on {len(steps['devices'])} CPU devices"
-    )
-    timeline.draw(steps, title, _measured(steps), folder / "step-timeline.svg")
     record = json.loads(SCALING.read_text("utf-8"))
     note = (
         f"{_measured(record)}. Medians and quartiles of {record['arguments']['rounds']} rounds of "
@@ -120,17 +105,6 @@ def _write(path: Path, record: dict[str, Any]) -> None:
     path.write_text(text + "\n", "utf-8")
 
 
-def record_timeline() -> None:
-    """Profile a run of LeNet on two CPU devices and keep some of its steps."""
-    configuration = Configuration(2, num_epochs=1, device="cpu", dataset="synthetic", profile=True)
-    run = Run(configuration, Console(io.StringIO(), io.StringIO()))
-    run.train()
-    machine = {key: harness.machine()[key] for key in ("processor", "cores", "date")}
-    command = "python tools/draw_pictures.py --record timeline"
-    steps = timeline.record(run.profiler.profile, FIRST_STEP, NUM_STEPS)
-    _write(TIMELINE, {"command": command, "machine": machine, **steps})
-
-
 def record_scaling(pythons: dict[str, str | None]) -> int:
     """Run the training benchmark and keep its figures; return its exit status."""
     command = [
@@ -151,17 +125,17 @@ def record_scaling(pythons: dict[str, str | None]) -> int:
     return status
 
 
-def photograph_page(language: str, picture: Path) -> None:
+def photograph_page(picture: Path) -> None:
     """Draw docs/step-by-step.html at a moment, as a browser shows it."""
     browser = shutil.which("chromium") or shutil.which("google-chrome") or "chromium"
     with tempfile.TemporaryDirectory() as profile:
         options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
         options += [
             f"--user-data-dir={profile}",
-            "--window-size=1180,880",
+            "--window-size=1180,890",
             f"--screenshot={picture}",
         ]
-        subprocess.run([browser, *options, f"{PAGE.as_uri()}#lang={language}&{MOMENT}"], check=True)
+        subprocess.run([browser, *options, f"{PAGE.as_uri()}#{MOMENT}"], check=True)
     with Image.open(picture) as image:
         few = image.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE)
     few.save(picture, optimize=True)  # a third of the bytes

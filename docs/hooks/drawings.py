@@ -17,9 +17,10 @@ from mkdocs.structure.files import File
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
-from pictures import growth  # noqa: E402 - of tools
+import drawing  # noqa: E402 - of tools
+from pictures import growth  # noqa: E402
 
-from gluonpar.collectives import ALGORITHMS, trace  # noqa: E402
+from gluonpar.collectives import ALGORITHMS  # noqa: E402
 
 PLACE = re.compile(r"<!-- picture: (\S+\.svg): (.*?) -->", re.S)
 
@@ -42,7 +43,7 @@ def _drawn() -> dict[str, bytes]:
     with tempfile.TemporaryDirectory() as folder:
         for name, algorithm in ALGORITHMS.items():
             if algorithm.plan is not None:
-                trace(name, 4).draw(Path(folder, f"{name}.svg"))
-        trace("halving-doubling", 6).draw(Path(folder, "halving-doubling-6.svg"))
+                drawing.draw(name, 4, Path(folder, f"{name}.svg"))
+        drawing.draw("halving-doubling", 6, Path(folder, "halving-doubling-6.svg"))
         growth.draw(Path(folder, "growth.svg"))
         return {path.name: path.read_bytes() for path in Path(folder).iterdir()}

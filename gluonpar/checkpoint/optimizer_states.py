@@ -1,9 +1,15 @@
 """The optimizer's section of a checkpoint, and files that hold nothing else (``save_states``).
 
-The section has the optimizer with all its attributes, its learning-rate schedule too, and each
-parameter's states (:mod:`gluonpar.checkpoint.objects`). As when ``gluon.Trainer`` loads states, the
-saved optimizer's attributes replace those of the one that is there. Before anything changes, the
-optimizer's class and the names and shapes of the parameters are checked.
+The section has the optimizer's attributes, its learning-rate schedule too, and each parameter's
+states. If all of these are :mod:`~gluonpar.checkpoint.plain_values`, as in MXNet's optimizers, they
+are saved as such. Otherwise the optimizer and the states are a pickle inside the file.
+
+**Security**: loading a pickle can run any code that is in it. :func:`_unpickled` is the only place
+where gluonpar does so, and only if the caller says that the file is ``trusted``.
+
+As when ``gluon.Trainer`` loads states, the saved attributes replace those of the optimizer that is
+there. Before anything changes, the optimizer's class and the names and shapes of the parameters are
+checked.
 """
 
 from __future__ import annotations
@@ -11,23 +17,25 @@ from __future__ import annotations
 import copy
 import functools
 import os
-import pickle  # noqa: TID251 - what gluon.Trainer writes, if its user says that it is trusted
+import pickle  # noqa: TID251 - see the docstring
 import warnings
-from typing import Any, Callable, List, Tuple
+from typing import Any, Callable, Iterator, List, Tuple
 
 import mxnet as mx
 import numpy as np
 from mxnet import gluon
+from mxnet.lr_scheduler import LRScheduler
 from mxnet.optimizer import Updater
 
-from gluonpar.checkpoint import files, objects, sealed_npz
+from gluonpar.checkpoint import files, sealed_npz
+from gluonpar.checkpoint.plain_values import Decoder, Encoder, NotPlainError
 from gluonpar.runtime import private_fields
 
-FORMAT = 2
+PLAIN_FORMAT, PICKLE_FORMAT = 2, 3
 _PICKLE = b"\x80"  # how every pickle of protocol 2 or later starts
-# Of the optimizer here: the counts are in a key of their own, and shared by all devices.
-_COUNTS = ("_all_index_update_counts", "_index_update_count")
-_OWN = (*objects.SETTINGS, *_COUNTS)
+# Of the optimizer here: its parameters, how many of them MXNet updates in one operator, which reads
+# past the end of its arrays if that is too large, and the counts, which all devices share.
+_OWN = ("param_dict", "aggregate_num", "_all_index_update_counts", "_index_update_count")
 
 # Name, index in the updater, and parameter, in the order in which the parameters were given.
 NamedParams = List[Tuple[str, int, gluon.Parameter]]
@@ -39,8 +47,8 @@ def save(
     """Write the states of ``updater``, which updates ``params``, whole or not at all.
 
     With ``format="gluon"`` as ``gluon.Trainer.save_states`` does. Waits for the arrays. Raises
-    OSError if the file system refuses, ValueError for another format, and for an optimizer with an
-    attribute that could not be restored.
+    OSError if the file system refuses, ValueError for another format, and for an optimizer that
+    cannot be pickled either.
     """
     if format not in ("gluonpar", "gluon"):
         raise ValueError(f"format must be 'gluonpar' or 'gluon', got {format!r}")
@@ -51,7 +59,7 @@ def save(
         with files.atomic_write(path) as file:
             pickle.dump((updater.states, optimizer), file)
         return
-    encoder = objects.Encoder()
+    encoder = Encoder()
     sealed_npz.write(path, describe(updater, params, encoder), encoder.arrays)
 
 
@@ -67,90 +75,186 @@ def load(
     With ``keep_schedule`` the schedule of ``updater`` goes on, or its learning rate without one.
     If not, and the saved one is another, that is a UserWarning.
 
-    A file of ``gluon.Trainer`` is a pickle, which can run any code, and is read only if it is
+    A file of ``gluon.Trainer``, and one of an optimizer that is not plain, is read only if it is
     ``trusted``. Otherwise, or if the file is missing or damaged, raises ValueError and changes
     nothing.
     """
     content = files.read(path)
     if not content.startswith(_PICKLE):
-        parse = functools.partial(prepare_restore, updater, params)
+        parse = functools.partial(prepare_restore, updater, params, trusted)
         sealed_npz.unpack(content, parse, path)(keep_schedule)
         return
-    if not trusted:
-        raise ValueError(
-            f"{path} is a pickle, as gluon.Trainer writes states; reading it can run any code "
-            "that is in it. If you trust the file, pass trusted=True"
-        )
     try:
-        states, saved = pickle.loads(content)  # noqa: S301
+        states, saved = _unpickled(content, trusted)
         _check_kind(type(saved).__name__, updater.optimizer)
         counts = dict(private_fields.update_counts(saved))
-        restore = _prepared(updater, params, saved, counts, states)
+        restore = _prepared(updater, params, vars(saved), counts, states)
+    except NotTrustedError as error:
+        raise ValueError(f"{path} is a pickle, as gluon.Trainer writes states: {error}") from None
     except Exception as error:  # of pickle, or of a class in the file
         reason = f"{type(error).__name__}: {error}"
         raise ValueError(f"{path} is no file of gluon.Trainer.save_states: {reason}") from error
     restore(keep_schedule)
 
 
-def describe(updater: Updater, params: NamedParams, encoder: objects.Encoder) -> dict[str, Any]:
+class NotTrustedError(ValueError):
+    """A pickle of which the caller did not say that it is trusted."""
+
+
+def _unpickled(content: bytes, trusted: bool) -> Any:
+    """Return what is in a pickle, which can run any code; NotTrustedError if it is not trusted."""
+    if not trusted:
+        raise NotTrustedError(
+            "reading it can run any code that is in it. If you trust the file, pass trusted=True"
+        )
+    return pickle.loads(content)  # noqa: S301
+
+
+def describe(updater: Updater, params: NamedParams, encoder: Encoder) -> dict[str, Any]:
     """Return the section for ``updater``, and add its arrays to those of ``encoder``."""
     optimizer, names = updater.optimizer, {i: name for name, i, _ in params}
-    encode = encoder.encode
-    return {
-        "format": FORMAT,
+    section = {
         "params": [[name, _shape(param), i] for name, i, param in params],
         "counts": list(private_fields.update_counts(optimizer).items()),
-        "optimizer": encode(optimizer, "optimizer", without=_COUNTS),
-        "states": [
-            [i, encode(state, f"state of {names.get(i, i)}")] for i, state in updater.states.items()
-        ],
+    }
+    number = len(encoder.arrays)
+    try:
+        described = _encode_object(encoder, optimizer, "optimizer")
+        states = [
+            [i, encoder.encode(state, f"state of {names.get(i, i)}")]
+            for i, state in updater.states.items()
+        ]
+        return {"format": PLAIN_FORMAT, **section, "optimizer": described, "states": states}
+    except NotPlainError as error:
+        reason = str(error)
+    try:
+        content = pickle.dumps((updater.states, optimizer))
+    except Exception as error:  # of a class of the user's
+        raise ValueError(
+            f"{reason}, which cannot be saved ({error}); leave it out in __getstate__, and make it "
+            "again in __setstate__"
+        ) from error
+    warnings.warn(
+        f"{reason}: the optimizer is saved as a pickle, and loaded only with trusted=True",
+        stacklevel=4,
+    )
+    del encoder.arrays[number:]
+    return {
+        "format": PICKLE_FORMAT,
+        **section,
+        "pickle": encoder.add(np.frombuffer(content, "uint8")),
     }
 
 
+def _encode_object(encoder: Encoder, value: Any, place: str) -> dict[str, Any]:
+    """Return class and attributes of an optimizer or a schedule, which must be plain."""
+    encoded = {}
+    for name, part in sorted(vars(value).items()):
+        if name == "lr_scheduler" and isinstance(part, LRScheduler):
+            encoded[name] = _encode_object(encoder, part, f"{place}.{name}")
+        elif name not in _OWN:
+            encoded[name] = encoder.encode(part, f"{place}.{name}")
+    return {"object": [type(value).__name__, encoded]}
+
+
 def prepare_restore(
-    updater: Updater, params: NamedParams, section: dict, arrays: dict[int, np.ndarray]
+    updater: Updater,
+    params: NamedParams,
+    trusted: bool,
+    section: dict,
+    arrays: dict[int, np.ndarray],
 ) -> Callable[[bool], None]:
     """Check a section that :func:`describe` made; return the function that restores ``updater``.
 
     Its argument is ``keep_schedule``, as in :func:`load`. Takes the arrays out of ``arrays``. May
     raise any exception for a section made by hand.
     """
-    optimizer = updater.optimizer
-    if section["format"] != FORMAT:
-        raise ValueError(f"format {section['format']}, but this version reads {FORMAT}")
-    _check_kind(section["optimizer"]["object"][0], optimizer)
+    optimizer, of_mxnet = updater.optimizer, is_of_mxnet(updater.optimizer)
+    if section["format"] not in (PLAIN_FORMAT, PICKLE_FORMAT):
+        known = f"{PLAIN_FORMAT} and {PICKLE_FORMAT}"
+        raise ValueError(f"format {section['format']}, but this version reads {known}")
+    plain = section["format"] == PLAIN_FORMAT
+    if plain:
+        _check_kind(section["optimizer"]["object"][0], optimizer)
     index = _indices(section["params"], params)
-    counts = dict(section["counts"])
-    ctx = params[0][2].list_ctx()[0] if params else mx.cpu()
-    decoder = objects.Decoder(arrays, ctx, index, counts)
-    saved = decoder.decode(section["optimizer"], optimizer, type(optimizer).__name__)
-    decoder.moved = False
-    if is_of_mxnet(optimizer):
+    moved = any(old != new for old, new in index.items())
+    counts = {index[i]: n for i, n in section["counts"]}
+    if moved and not (plain and of_mxnet):
+        raise ValueError(
+            f"its parameters were in another order, and which values of {type(optimizer).__name__} "
+            "belong to which parameter is not known; give the parameters names that sort in the "
+            "same order, by a name scope"
+        )
+    if not plain:
+        states, unpickled = _unpickled(arrays.pop(section["pickle"]).tobytes(), trusted)
+        _check_kind(type(unpickled).__name__, optimizer)
+        return _prepared(updater, params, vars(unpickled), counts, states)
+    decoder = Decoder(arrays, params[0][2].list_ctx()[0] if params else mx.cpu())
+    schedule = optimizer.lr_scheduler
+    saved = _decode_attributes(decoder, type(optimizer), section["optimizer"], schedule)
+    if moved:  # MXNet's dicts by number are by the parameter's index
+        for name, value in saved.items():
+            if isinstance(value, dict):
+                saved[name] = {index.get(key, key): part for key, part in value.items()}
+    if of_mxnet:
         decoder.ctx = mx.cpu()  # each goes to the device that updates the parameter
-    states = {
-        index[i]: decoder.decode(state, updater.states.get(index[i]), f"state {i}")
-        for i, state in section["states"]
-    }
-    return _prepared(updater, params, saved, {index[i]: n for i, n in counts.items()}, states)
+    states = {index[i]: decoder.decode(state) for i, state in section["states"]}
+    return _prepared(updater, params, saved, counts, states)
+
+
+def _decode_attributes(
+    decoder: Decoder, kind: type, described: dict[str, Any], schedule: Any = None
+) -> dict[str, Any]:
+    """Return attributes of class ``kind``; ``schedule`` is the optimizer's own one."""
+    saved: dict[str, Any] = {}
+    for name, value in described["object"][1].items():
+        if name in _OWN or hasattr(getattr(kind, name, None), "__get__"):  # a method or property
+            raise ValueError(f"{kind.__name__} cannot have {name} = {value!r}")
+        if name == "lr_scheduler" and value is not None:
+            schedule_kind = _schedule_class(value["object"][0], type(schedule))
+            made: Any = object.__new__(schedule_kind)
+            made.__dict__ = _decode_attributes(decoder, schedule_kind, value)
+            saved[name] = made
+        else:
+            saved[name] = decoder.decode(value)
+    return saved
+
+
+def _schedule_class(name: str, here: type) -> type:
+    """Return ``here`` if it has this name, or else the program's only schedule of this name."""
+    kinds = {kind for kind in _subclasses(LRScheduler) if kind.__name__ == name}
+    if here.__name__ == name:
+        return here
+    if len(kinds) != 1:
+        raise ValueError(f"the program has {len(kinds)} schedules of class {name}; import one")
+    return kinds.pop()
+
+
+def _subclasses(kind: Any) -> Iterator[type]:
+    yield kind
+    for subclass in kind.__subclasses__():
+        yield from _subclasses(subclass)
 
 
 def _prepared(
     updater: Updater,
     params: NamedParams,
-    saved: mx.optimizer.Optimizer,
+    saved: dict[str, Any],
     counts: dict[int, int],
     states: dict[int, Any],
 ) -> Callable[[bool], None]:
-    """Check the counts; return the function that gives ``updater`` all of it."""
+    """Check the counts; return the function that gives ``updater`` all of it.
+
+    ``saved`` are the optimizer's attributes.
+    """
     optimizer = updater.optimizer
     if not all(type(count) is int and count >= 0 for count in counts.values()):
         raise ValueError(f"update counts must be integers and at least 0, got {counts}")
     unknown = {*counts, *states} - {i for _, i, _ in params}
     if unknown:
         raise ValueError(f"it has states of parameters that are not there: {sorted(unknown)}")
-    schedule = optimizer.lr_scheduler
-    has_schedule = type(schedule) is type(saved.lr_scheduler) and hasattr(schedule, "__dict__")
-    difference = _difference(optimizer, saved)
+    schedule, updates = optimizer.lr_scheduler, saved["num_update"]
+    difference = _difference(schedule, optimizer.num_update, saved["lr_scheduler"], updates)
 
     def restore(keep_schedule: bool) -> None:
         kept = ("lr_scheduler", "lr") if keep_schedule else ()
@@ -162,12 +266,11 @@ def _prepared(
                 stacklevel=3,
             )
         if keep_schedule and schedule is not None:
-            _call(schedule, optimizer.num_update, saved.num_update)
-        elif has_schedule:
-            schedule.__dict__ = vars(saved.lr_scheduler)  # others may have this object, too
-            saved.lr_scheduler = schedule
-        optimizer.__dict__ = vars(saved)
-        vars(optimizer).update(here)
+            _call(schedule, optimizer.num_update, updates)
+        elif type(schedule) is type(saved["lr_scheduler"]) and hasattr(schedule, "__dict__"):
+            schedule.__dict__ = vars(saved["lr_scheduler"])  # others may have this object, too
+            here["lr_scheduler"] = schedule
+        optimizer.__dict__ = {**saved, **here}
         private_fields.update_counts(optimizer).clear()
         private_fields.update_counts(optimizer).update(counts)
         updater.states = states
@@ -176,30 +279,41 @@ def _prepared(
     return restore
 
 
-def _difference(optimizer: mx.optimizer.Optimizer, saved: mx.optimizer.Optimizer) -> str:
-    """Return how two optimizers' schedules differ, or "" if they do not.
+def _difference(here: Any, num_here: int, there: Any, num_there: int) -> str:
+    """Return how two schedules differ that were called for so many updates, or "" if they do not.
 
     Calls change a schedule, so copies are compared, of which the one that is behind has been called
     for all updates that the other one has seen.
     """
-    here, there = optimizer.lr_scheduler, saved.lr_scheduler
     if here is None or type(here) is not type(there):
         names = [type(each).__name__ if each else "none" for each in (there, here)]
         return "" if here is there else "{}, here {}".format(*names)
-    last = max(optimizer.num_update, saved.num_update)
+    last = max(num_here, num_there)
     try:
-        here = _attributes_after(here, optimizer.num_update, last)
-        there = _attributes_after(there, saved.num_update, last)
+        own, saved = (
+            _attributes_after(here, num_here, last),
+            _attributes_after(there, num_there, last),
+        )
+        different = [name for name in {**saved, **own} if saved.get(name) != own.get(name)]
     except Exception as error:  # of a class of the user's
         return f"it cannot be compared ({type(error).__name__}: {error})"
-    different = [name for name in {**there, **here} if there.get(name) != here.get(name)]
-    return ", ".join(f"{name} is {there.get(name)}, here {here.get(name)}" for name in different)
+    return ", ".join(f"{name} is {saved.get(name)}, here {own.get(name)}" for name in different)
 
 
 def _attributes_after(schedule: Callable, first: int, last: int) -> dict[str, Any]:
-    schedule, encoder = copy.deepcopy(schedule), objects.Encoder()
+    schedule = copy.deepcopy(schedule)
     _call(schedule, first, last)
-    return {name: encoder.encode(value, name) for name, value in vars(schedule).items()}
+    return {name: _comparable(value) for name, value in vars(schedule).items()}
+
+
+def _comparable(value: Any) -> Any:
+    """Return the value with objects in it replaced by their classes' names and attributes."""
+    if isinstance(value, (list, tuple)):
+        return [*map(_comparable, value)]
+    attributes = value if isinstance(value, dict) else getattr(value, "__dict__", None)
+    if attributes is None:
+        return value
+    return type(value).__name__, {key: _comparable(part) for key, part in attributes.items()}
 
 
 def _call(schedule: Callable, first: int, last: int) -> None:
@@ -235,8 +349,8 @@ def _indices(saved: list, params: NamedParams) -> dict[int, int]:
         shape = _shape(param)
         if not _fits(saved_shape, shape):
             raise ValueError(
-                f"it is for other parameters: number {number} is {saved_name} {tuple(saved_shape)} "
-                f"in the file, but {name} {tuple(shape)} here"
+                f"it is for other parameters: number {number} is {saved_name} {saved_shape} in the "
+                f"file, but {name} {shape} here"
             )
     if len(index) != len(params):
         raise ValueError("two of its parameters have the same index")

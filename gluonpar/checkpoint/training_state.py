@@ -22,10 +22,11 @@ import numpy as np
 from mxnet import gluon
 
 from gluonpar import cluster
-from gluonpar.checkpoint import files, objects, optimizer_states, params_file, sealed_npz
+from gluonpar.checkpoint import files, optimizer_states, params_file, sealed_npz
+from gluonpar.checkpoint.plain_values import Encoder
 from gluonpar.collectives import arguments
 from gluonpar.install import __version__
-from gluonpar.runtime import private_fields, staging
+from gluonpar.runtime import memory, private_fields
 
 FORMAT = 1
 _SAVES, _LOADS = (
@@ -47,16 +48,18 @@ def save_checkpoint(
     the state of the generator that shuffles. ``notes`` is anything that JSON can express.
 
     Parameters without gradients, such as the running statistics of batch normalization, are written
-    for each device if they differ. Waits for the arrays. The file, an ``.npz`` without pickles, is
-    written whole or not at all and flushed to the disk. Raises OSError if the file system refuses,
-    ValueError if an attribute of the optimizer could not be restored. With several processes rank 0
-    writes, and all must call this, unless all parameters have gradients.
+    for each device if they differ. Waits for the arrays. The file, an ``.npz``, is written whole or
+    not at all and flushed to the disk. It has no pickle, unless an optimizer or schedule that is
+    not MXNet's has attributes other than numbers, strings, arrays, and lists, tuples and dicts of
+    these: then the optimizer is pickled, with a UserWarning. Raises OSError if the file system
+    refuses, ValueError if an attribute cannot be pickled. With several processes rank 0 writes, and
+    all must call this, unless all parameters have gradients.
     """
     named = _named(params)
     values = _values(named)
     if not cluster.is_main():
         return
-    encoder = objects.Encoder()
+    encoder = Encoder()
     add = encoder.add
     header: dict[str, Any] = {
         "format": FORMAT,
@@ -75,6 +78,7 @@ def load_checkpoint(
     trainer: gluon.Trainer | None = None,
     rng: np.random.RandomState | None = None,
     keep_schedule: bool = False,
+    trusted: bool = False,
 ) -> Any:
     """Restore ``params``, ``trainer`` and ``rng`` from a checkpoint in place; return its notes.
 
@@ -83,6 +87,9 @@ def load_checkpoint(
     attributes in the file replace the arguments of ``trainer``, also its learning-rate schedule: if
     they differ, that is a UserWarning, and with ``keep_schedule`` the Trainer's own goes on. The
     optimizer and the generator in the file may be left out. With several processes rank 0 reads.
+
+    Security: no code in the file is run, unless you say that it is ``trusted``. Only then is an
+    optimizer loaded that was saved as a pickle, which can run any code.
 
     Raises ValueError, and changes nothing, if the file is missing, damaged, not a checkpoint, of a
     later format, of another model or optimizer, or lacks a part that is to be restored.
@@ -93,6 +100,8 @@ def load_checkpoint(
     def read() -> bytes | None:
         return files.read(path, "checkpoint") if cluster.is_main() else None
 
+    prepare = optimizer_states.prepare_restore
+
     def check(header: dict, arrays: dict[int, np.ndarray]) -> tuple:
         if header["format"] != FORMAT:
             raise ValueError(f"its format is {header['format']}, but this version reads {FORMAT}")
@@ -101,7 +110,7 @@ def load_checkpoint(
                 raise ValueError(f"it was saved without {name}=; load it without {name}=, too")
         return (
             _checked_values(header["params"], arrays, named),
-            optimizer and optimizer_states.prepare_restore(*optimizer, header["optimizer"], arrays),
+            optimizer and prepare(*optimizer, trusted, header["optimizer"], arrays),
             rng and _checked_generator(arrays, *header["rng"]),
             header["notes"],
         )
@@ -119,7 +128,7 @@ def load_checkpoint(
             private_fields.forget_kvstore_values(owner)
     for name, (copies, _) in named.items():
         for copy, value in zip(copies, _local(values[name], len(copies))):
-            new = staging.from_numpy(value, copy.context)
+            new = memory.from_numpy(value, copy.context)
             new.as_nd_ndarray().copyto(copy.as_nd_ndarray())
     return notes
 

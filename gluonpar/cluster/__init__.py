@@ -1,10 +1,10 @@
 """Training in several processes, on one machine or several, through MPI.
 
 A process that mpirun or srun started as one of several joins the others at the first call of
-:func:`rank` or of any other function here. Any other process is rank 0 of 1, and does not import
-MPI. A process that is forked from a rank, such as a DataLoader's worker, is no rank: it may ask for
-rank and size, but what communicates raises RuntimeError there. How to start a job, and what ends
-it: docs/cluster.md.
+:func:`rank` or any other function here. Any other process is rank 0 of 1, and does not import MPI.
+In a process that is forked from a rank, such as a DataLoader's worker, rank and size are the
+parent's, and whatever communicates raises RuntimeError. How to start a job, and what ends it:
+docs/cluster.md.
 """
 
 from gluonpar.cluster.process_collectives import (
@@ -16,12 +16,12 @@ from gluonpar.cluster.process_collectives import (
     broadcast_bytes,
     check_equal,
     check_equal_async,
+    draw_apart,
     gather,
     gather_to_first,
     together,
     total,
 )
-from gluonpar.cluster.random_numbers import draw_apart
 from gluonpar.cluster.world import (
     abort,
     in_scope,

@@ -1,13 +1,12 @@
-"""How a job ends when one of its ranks cannot go on, and what is said of one that is late.
+"""How a job ends when one of its ranks cannot go on, and what is printed when one is late.
 
-A killed rank is noticed by its launcher, which ends the job. But MPI waits for ever for a rank that
+A rank that is killed ends the job, through its launcher. But MPI waits for ever for a rank that
 does not come to a collective, and does nothing about an exception: see :class:`FailureDetector`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import sys
 import threading
@@ -30,8 +29,8 @@ _KILL_LAUNCHER = "sleep 10; grep -qx 'prterun\\|mpirun\\|orterun' /proc/$0/comm 
 def time_limit(name: str = "GLUONPAR_TIMEOUT", default: float = 20.0) -> float:
     """Return the number of seconds in an environment variable, at least 2, or ``default``.
 
-    GLUONPAR_TIMEOUT is how long a rank may not respond, and after which a late one is named;
-    GLUONPAR_STALL_TIMEOUT, unlimited by default, how long one that responds is waited for.
+    After GLUONPAR_TIMEOUT a rank that does not respond ends the job, and a late one is named; after
+    GLUONPAR_STALL_TIMEOUT (default: never) a late one ends the job, too.
     """
     value = os.environ.get(name, str(default))
     with contextlib.suppress(ValueError):
@@ -51,16 +50,15 @@ class FailureDetector:
     """Ends the job with one line on stderr after an exception, and if a rank does not respond.
 
     A thread of each rank counts the half seconds that the rank waits in its present collective.
-    Time in which the process does not run, because it is stopped, is not counted. After a second
-    one of the ranks that wait begins to send queries to all others, whose threads answer where they
-    are. A rank that has ended, or whose answer takes longer than ``seconds``, ends the job: all
-    processes on all hosts, by ``MPI_Abort``. One that answers is waited for, up to
-    ``most_seconds``, and named by a line after ``seconds``. ``comm`` is a communicator for this
-    alone.
+    Time in which the process is stopped is not counted. After a second, one of the ranks that wait
+    begins to send queries to all others, whose threads answer where they are. The job (all
+    processes on all hosts) ends, by ``MPI_Abort``, if a rank has ended, or does not answer for
+    ``seconds``. A rank that answers is waited for, up to ``most_seconds``, and named by a line
+    after ``seconds``. Only this object uses ``comm``.
     """
 
     def __init__(
-        self, mpi, comm, names: Sequence[str], seconds: float, most_seconds: float = math.inf
+        self, mpi: Any, comm: Any, names: Sequence[str], seconds: float, most_seconds: float
     ) -> None:
         self.comm, self._mpi, self._names = comm, mpi, names
         self._seconds, self._most_seconds = seconds, most_seconds
@@ -76,7 +74,7 @@ class FailureDetector:
 
     @contextlib.contextmanager
     def operation(self, name: str) -> Iterator[int]:
-        """Watch over the collective ``name``, or over ENDED. Yields its number."""
+        """Watch over the collective ``name``, or ENDED, while it waits. Yields its number."""
         number = self._place.number + 1
         where = name if name == ENDED else f"operation {number} ({name})"
         self._place = _Place(number, where)
@@ -115,11 +113,11 @@ class FailureDetector:
         self._mpi.COMM_WORLD.Abort(FAILED)
 
     def _turn_seconds(self) -> float:
-        """How long this rank leaves it to lower ones to end the job with the same line."""
+        """Return how long this rank waits for a lower one to end the job with the same line."""
         return min(self.comm.rank, 4) / 2
 
     def _begin(self, place: _Place) -> None:
-        """Begin to count the time in another place."""
+        """Begin to count the time in a new place."""
         self._watched, self._waited = place, 0.0
         self._queries_from = 1 + self._turn_seconds()  # by then another rank may send them
         self._next_query = 0.0
@@ -137,7 +135,7 @@ class FailureDetector:
                 self._watch()
 
     def _watch(self) -> None:
-        """Count half a second; find out whether all ranks respond, unless another rank does."""
+        """Count half a second. Query the other ranks, unless another rank does."""
         self._waited += _TICK_SECONDS
         for rank in self._unanswered:
             self._unanswered[rank] += _TICK_SECONDS
@@ -148,49 +146,48 @@ class FailureDetector:
             if self._waited < self._seconds < self._next_query:
                 self._next_query = self._seconds  # what the line says is new
             self._query()
-        limit = max(self._seconds, _ANSWER_SECONDS) + self._turn_seconds()
-        where = self._watched.where
+        limit, (number, where) = max(self._seconds, _ANSWER_SECONDS), self._watched
         for rank, seconds in self._unanswered.items():
-            if seconds >= limit:
+            if seconds >= limit + self._turn_seconds():
                 self._abort_here(
-                    f"has not responded for {seconds:g} s (it is stopped, or its machine or "
+                    f"has not responded for {limit:g} s (it is stopped, or its machine or "
                     f"network is down), and {where} waits for it",
                     rank,
                 )
-        if where != ENDED:  # after it the others may go on as long as they like
-            self._judge({rank: self._answers[rank] for rank in self._others if self._is_late(rank)})
-
-    def _is_late(self, rank: int) -> bool:
-        place, here = self._answers.get(rank), self._watched.number
-        return place is not None and (place.number < here or place == (here, ENDED))
-
-    def _judge(self, late: dict[int, _Place]) -> None:
-        """Name the late ranks; end the job if one never comes or has taken too long."""
-        where, turn = self._watched.where, self._turn_seconds()
-        for rank, place in late.items():
+        if where == ENDED:  # the others may go on as long as they like
+            return
+        late = [
+            (rank, place)
+            for rank, place in sorted(self._answers.items())
+            if place.number < number or place == (number, ENDED)
+        ]
+        for rank, place in late:
             if place.where == ENDED:
                 self._abort_here(f"{HAS_ENDED}, and {where} waits for it", rank)
-            if self._waited >= self._most_seconds + turn:
+            if self._waited >= self._most_seconds + self._turn_seconds():
                 self._abort_here(
                     f"has not come to {where} in {self._most_seconds:g} s "
                     f"(GLUONPAR_STALL_TIMEOUT): it is {_words(place)}",
                     rank,
                 )
-        if self._waited < self._seconds or self._told or self._unanswered:
-            return
-        self._told = True
-        names = [f"{self._names[rank]}, which is {_words(place)}" for rank, place in late.items()]
-        if len(names) > _MOST_NAMES:
-            names[_MOST_NAMES:] = [f"{len(names) - _MOST_NAMES} more ranks"]
-        line = f"gluonpar: {where} has waited {self._waited:g} s for {'; '.join(names)}"
-        if not names:
-            line = f"gluonpar: {where} has taken {self._waited:g} s, and all ranks are there, as "
-            line += "on a slow network"
+        if self._waited >= self._seconds and not self._told and not self._unanswered:
+            self._told = True
+            self._name([f"{self._names[rank]}, which is {_words(place)}" for rank, place in late])
+
+    def _name(self, late: list[str]) -> None:
+        """Print which ranks are late."""
+        if len(late) > _MOST_NAMES:
+            late[_MOST_NAMES:] = [f"{len(late) - _MOST_NAMES} more ranks"]
+        where, seconds = self._watched.where, f"{self._waited:g} s"
+        line = f"gluonpar: {where} has waited {seconds} for {'; '.join(late)}"
+        if not late:
+            line = f"gluonpar: {where} has taken {seconds}, and all ranks are there, as on a slow "
+            line += "network"
         if self._place == self._watched:
             print(f"{line}; all ranks respond, and the job goes on", file=sys.stderr, flush=True)
 
     def _abort_here(self, why: str, rank: int) -> None:
-        """End the job, unless this rank has left the place of which ``why`` was found."""
+        """End the job, unless this rank has left the place where ``why`` was found."""
         if self._place == self._watched:
             self.abort(why, rank)
 
@@ -201,7 +198,7 @@ class FailureDetector:
                 self._sent.append(self.comm.isend((self._watched, self._told), rank, _QUERY))
 
     def _receive(self) -> None:
-        """Receive and answer the messages that have come. Only this object's thread receives."""
+        """Receive the messages that have come, and answer queries."""
         self._sent = [request for request in self._sent if not request.Test()]
         status = self._mpi.Status()
         while self.comm.iprobe(status=status):

@@ -1,7 +1,6 @@
-"""Messages from rank to rank, for what cannot be one of the collectives in their order.
+"""Messages from rank to rank, which may be sent and received in any order.
 
-A collective is an operator that keeps a thread while it waits for the other ranks, and all ranks
-run them in one order. Who sends a message here waits for nobody, and messages come in any order.
+Collectives run in one order on all ranks, and each keeps a thread while it waits for the others.
 """
 
 from __future__ import annotations
@@ -19,8 +18,7 @@ _IDLE_SECONDS = 0.5  # at most, before messages that nothing waits for are recei
 class Messages:
     """Sends picklable objects to other ranks, and calls a function with each that comes.
 
-    A thread does both: only it uses ``comm``, a communicator for this alone. ``mpi_lock`` is held
-    while MPI is called, which never waits.
+    A thread does both: only it uses ``comm``. ``mpi_lock`` is held while MPI is called.
     """
 
     def __init__(self, mpi: Any, comm: Any, mpi_lock: threading.Lock) -> None:
@@ -32,16 +30,16 @@ class Messages:
         self._wake, self._closed = threading.Event(), False
         self._handle: Callable[[int, Any], None] = lambda rank, message: None
         self._is_expected: Callable[[], bool] = lambda: False
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._run, name="gluonpar.messages", daemon=True)
 
     def start(self, handle: Callable[[int, Any], None], is_expected: Callable[[], bool]) -> None:
         """From now on call ``handle(rank, message)`` with messages, on the thread, without a lock.
 
         ``is_expected()`` is whether something waits for one. Only the first call has an effect.
         """
-        if self._thread is None:
+        if self._thread.ident is None:  # not started yet
             self._handle, self._is_expected = handle, is_expected
-            self._start()
+            self._thread.start()
 
     def send(self, message: Any, ranks: Any = None) -> None:
         """Have ``message`` sent to ``ranks``, by default all others; returns at once."""
@@ -55,12 +53,8 @@ class Messages:
         self._wake.set()
 
     def close(self, barrier: Callable[[], Any]) -> None:
-        """Receive and drop messages until ``barrier()``, which waits for all ranks, has returned.
-
-        It is called when all messages of this rank have been sent, so that none is left.
-        """
-        if self._thread is None:
-            self._start()
+        """Send all messages, and receive others until ``barrier()``, which waits for all ranks."""
+        self.start(self._handle, self._is_expected)
         self._is_expected = lambda: not self._closed
         self.look()
         while self._to_send or self._sent:
@@ -69,10 +63,6 @@ class Messages:
         self._closed = True
         self.look()
         self._thread.join()
-
-    def _start(self) -> None:
-        self._thread = threading.Thread(target=self._run, name="gluonpar.messages", daemon=True)
-        self._thread.start()
 
     def _run(self) -> None:
         try:

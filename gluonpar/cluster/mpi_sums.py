@@ -8,10 +8,10 @@ from __future__ import annotations
 import numpy as np
 
 from gluonpar.cluster.world import World
+from gluonpar.plans import COMBINE
 
 BLOCK_BYTES = 1 << 19  # stays in a core's second-level cache between its arrival and the addition
 BLOCKS_FROM_BYTES = 1 << 23
-COMBINE = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 
 
 def allreduce(job: World, flat: np.ndarray, op: str = "sum", as_float16: bool = False) -> None:
@@ -33,7 +33,7 @@ def allreduce(job: World, flat: np.ndarray, op: str = "sum", as_float16: bool = 
 def allreduce_rows(
     job: World, indices: np.ndarray, rows: np.ndarray, as_float16: bool = False, number: int = 1
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """Return the union of all ranks' indices, the sums of the rows there, and that of ``number``.
+    """Return the union of all ranks' indices, the sums of their rows, and the sum of ``number``.
 
     ``indices`` are int64 and rising, ``rows`` (n, size) one for each; both may be empty. Rows are
     added in the order of the ranks; else as :func:`allreduce`.

@@ -1,8 +1,8 @@
-"""Collectives over the processes of the job, and the checks that its ranks make.
+"""Collectives over the processes of the job, and checks that ranks do the same.
 
 Every process must call the same ones in the same order, on arrays of equal shapes and dtypes. They
-are operators of MXNet's engine that all write one *marker* array, so that the engine runs them one
-at a time and in the order of the calls.
+are operators of MXNet's engine, which all write one *marker* array: so the engine runs them one at
+a time, in the order of the calls.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import numpy as np
 from mxnet import autograd
 
 from gluonpar.cluster import mpi_sums
-from gluonpar.cluster.world import World, world
-from gluonpar.runtime import engine, memory, nccl, sparse_rows, staging
+from gluonpar.cluster.world import World, rank, world
+from gluonpar.runtime import device_threads, engine, memory, nccl, sparse_rows
 
 PIECE_BYTES = 1 << 30  # the most in one message
 
@@ -32,15 +32,14 @@ def allreduce(
 ) -> None:
     """Replace each of ``arrays`` by its sum over all processes, in place, in one message per dtype.
 
-    Arrays are dense, on any contexts, of the same shapes and dtypes on all processes. float16 is
-    added in float32, integers wrap around, and a sum of bools is whether any is true. With
-    ``compression='fp16'`` floats are sent as float16: half the bytes, with 11 significant bits.
-    The result has the same bits on all processes. Asynchronous, as any operator. ``op`` may be
-    'max' or 'min' instead; ``name`` is its name in errors.
+    Arrays are dense, on any contexts. float16 is added in float32, integers wrap around, and a sum
+    of bools is whether any is true. With ``compression='fp16'`` floats are sent as float16: half
+    the bytes, with 11 significant bits. The result has the same bits on all processes.
+    Asynchronous. ``op`` may be 'max' or 'min' instead; ``name`` is its name in errors.
 
-    Arrays on a GPU are copied through pinned memory, which is kept. But if every process sees one
-    GPU only, and no two the same, NCCL sums them directly, unless they are float16 or compressed,
-    or ``by_nccl`` is False. All processes must then give arrays on GPUs, or all on CPUs.
+    Arrays on a GPU are copied through pinned memory. But if each process sees one GPU, and no two
+    the same, NCCL sums them directly, unless they are float16 or compressed, or ``by_nccl`` is
+    False. Then all processes must give arrays on GPUs, or all on CPUs.
     """
 
     def combine(job: World, flat: np.ndarray) -> None:
@@ -58,10 +57,10 @@ def allreduce_rows(
     num_devices: int | None = None,
     name: str = "allreduce",
 ) -> None:
-    """Replace a row_sparse ``array`` by its sum over all processes, which has the rows of all.
+    """Replace a row_sparse ``array`` by its sum over all processes, which has all their rows.
 
-    With ``num_devices`` it is the mean over that many devices, and becomes the mean over those of
-    all processes. Rows are added in the order of the ranks; else as :func:`allreduce`.
+    With ``num_devices`` it is a mean over that many devices, and becomes the mean over the devices
+    of all processes. Rows are added in the order of the ranks; else as :func:`allreduce`.
     """
     job = world()
     if job is None:
@@ -73,7 +72,7 @@ def allreduce_rows(
     def run() -> None:
         indices, rows = sparse_rows.read(on_host)
         if num_devices is not None:
-            rows = rows.astype(np.float32 if dtype == np.float16 else np.float64) * num_devices
+            rows = rows.astype("float32" if dtype == np.float16 else "float64") * num_devices
         how = indices, rows, compression == "fp16", num_devices or 1
         union, total, number = _run(job, call, lambda: mpi_sums.allreduce_rows(job, *how))
         total = total if num_devices is None else total / number
@@ -85,15 +84,12 @@ def allreduce_rows(
 
 
 def broadcast(arrays: Sequence[mx.nd.NDArray], root: int = 0, name: str = "broadcast") -> None:
-    """Replace each of ``arrays`` by that of rank ``root``, in place; else as :func:`allreduce`.
-
-    NCCL is not used.
-    """
+    """Replace each of ``arrays`` by rank ``root``'s, in place, without NCCL, asynchronously."""
     _push(name, lambda job, flat: _broadcast(job, flat, root), arrays)
 
 
 def all_gather(array: mx.nd.NDArray, sizes: Sequence[int], name: str = "all-gather") -> None:
-    """Replace each rank's part of ``array``, whose parts have these sizes, by that of the rank."""
+    """Fill in ``array``, of whose parts of these sizes each rank has its own, by the others'."""
 
     def run(job: World, flat: np.ndarray) -> None:
         if flat.nbytes > PIECE_BYTES:
@@ -109,8 +105,6 @@ def all_gather(array: mx.nd.NDArray, sizes: Sequence[int], name: str = "all-gath
 def gather(value: Any, name: str = "gather") -> list:
     """Return every process's ``value``, any picklable object, by rank. Waits for all processes.
 
-    ``name`` is its name in errors.
-
     >>> gather({"size": 3})
     [{'size': 3}]
     """
@@ -122,28 +116,26 @@ def gather(value: Any, name: str = "gather") -> list:
 
 
 def broadcast_bytes(data: bytes | None) -> bytes:
-    """Return rank 0's ``data`` on all ranks; what others give is ignored. Waits for all processes.
-
-    Takes 1 GiB more memory than the bytes.
+    """Return rank 0's ``data`` on all ranks; the others' is ignored. Waits for all processes.
 
     >>> broadcast_bytes(b"all")
     b'all'
     """
-    job = world()
+    job, given = world(), data or b""
     if job is None:
-        return data
-    size = gather(data and len(data))[0]
+        return given
+    size = gather(len(given))[0]
 
     def run() -> bytes:
         if job.rank == 0:
-            _broadcast(job, np.frombuffer(data, "u1"), 0)
-            return data
+            _broadcast(job, np.frombuffer(given, "u1"), 0)
+            return given
         received = io.BytesIO()
         for start in range(0, size, PIECE_BYTES):
-            piece = np.empty(min(PIECE_BYTES, size - start), "u1")
+            piece = bytearray(min(PIECE_BYTES, size - start))
             job.comm.Bcast(piece, 0)
             received.write(piece)
-        return received.getvalue()
+        return received.getvalue()  # without a copy
 
     return _run(job, f"broadcast of {size:,} bytes", run)
 
@@ -153,7 +145,7 @@ def gather_to_first(
 ) -> list[np.ndarray]:
     """Return on rank 0 every process's ``array`` by rank, and nothing on the others.
 
-    Arrays have the same dtype and, but for their ``lengths``, shape. Waits for all processes.
+    Arrays have one dtype and, but for their ``lengths``, one shape. Waits for all processes.
 
     >>> gather_to_first(np.arange(2), [2])
     [array([0, 1])]
@@ -169,16 +161,16 @@ def gather_to_first(
                 job.comm.Send(piece.view("u1"), 0)
             return []
         others = [np.empty((length, *array.shape[1:]), array.dtype) for length in lengths[1:]]
-        for rank, other in enumerate(others, 1):
+        for source, other in enumerate(others, 1):
             for piece in _pieces(other.reshape(-1)):
-                job.comm.Recv(piece.view("u1"), rank)
+                job.comm.Recv(piece.view("u1"), source)
         return [array, *others]
 
     return _run(job, f"{name}, {sum(lengths):,} of shape {array.shape[1:]}", run)
 
 
 def total(values: Any) -> np.ndarray:
-    """Return the sum of array-likes of equal shape over all processes. Waits for all processes.
+    """Return the sum of array-likes over all processes, for which it waits.
 
     Added in float64 in the order of ranks, so that it has the same bits on all processes. Raises
     ValueError on all ranks for different shapes.
@@ -196,9 +188,9 @@ def total(values: Any) -> np.ndarray:
 class PendingGather:
     """Every process's value, any picklable object, gathered while the program goes on.
 
-    ``check(values)`` is called with them, by rank. If it raises, that is raised at the next wait
-    for an array that was computed from a later exchange; and so is :func:`check_equal`'s error, if
-    ``facts`` differ. ``name`` is the name in errors.
+    ``check(values)`` is called with them, by rank. An error that it raises, and
+    :func:`check_equal`'s if ``facts`` differ, is raised at the next wait for an array that was
+    computed from a later exchange. ``name`` is its name in errors.
     """
 
     def __init__(
@@ -208,22 +200,24 @@ class PendingGather:
         check: Callable[[list], None] | None = None,
         facts: dict[str, Any] | None = None,
     ) -> None:
-        self.values, self._name, self._check, job = [value], name, check, world()
-        self._facts = facts
+        self.values, job = [value], world()
         self._known: mx.nd.NDArray | None = None
+
         if job is not None:
             self._known = mx.nd.empty((1,), ctx=mx.cpu(0))
-            _push_operator("gather", functools.partial(self._gather, job), [self._known])
+            gather = functools.partial(job.comm.allgather, value)
+            run = functools.partial(self._gather, job, name, gather, check, facts)
+            _push_operator("gather", run, [self._known])
 
-    def _gather(self, job: World) -> None:
-        self.values = _run(job, self._name, lambda: job.comm.allgather(self.values[0]), self._facts)
-        if self._check is not None:
-            self._check(self.values)
+    def _gather(self, job: World, name: str, gather: Callable, check: Any, facts: Any) -> None:
+        self.values = _run(job, name, gather, facts)
+        if check is not None:
+            check(self.values)
 
     def wait(self) -> list:
-        """Return the values by rank. Waits until all ranks have come, but for no later collective.
+        """Return the values by rank. Waits for this collective only.
 
-        An operator pushed after a later collective may read ``values``.
+        An operator that is pushed after a later collective may read ``values``.
         """
         if self._known is not None:
             self._known.wait_to_read()
@@ -241,8 +235,7 @@ def check_equal(facts: dict[str, Any]) -> None:
 def check_equal_async(facts: dict[str, Any], name: str = "check") -> None:
     """:func:`check_equal` without waiting, for every step: an operator that compares checksums.
 
-    If ``facts`` differ, it fails on all ranks, with :func:`check_equal`'s error, at the next wait
-    for an array that was computed from a later exchange. ``name`` is its name in errors.
+    Its error is raised at the next wait for an array that was computed from a later exchange.
     """
     job = world()
     if job is not None:
@@ -251,42 +244,41 @@ def check_equal_async(facts: dict[str, Any], name: str = "check") -> None:
 
 def _compare(facts: Sequence[dict[str, Any]], call: str) -> None:
     first, *others = facts
-    for rank, theirs in enumerate(others, 1):
+    for number, theirs in enumerate(others, 1):
         differences = [
-            f"{name} is {theirs.get(name)!r} on rank {rank} and {first.get(name)!r} on rank 0"
+            f"{name} is {theirs.get(name)!r} on rank {number} and {first.get(name)!r} on rank 0"
             for name in {**first, **theirs}
             if theirs.get(name) != first.get(name)
         ]
         if differences:
             raise ValueError(
-                f"rank {rank} cannot train with the others: {'; '.join(differences)} ({call}). "
+                f"rank {number} cannot train with the others: {'; '.join(differences)} ({call}). "
                 "Start all ranks with the same arguments, software and data, and do the same on all"
             )
 
 
 def together(function: Callable[[], Any], name: str = "gather") -> Any:
-    """Return ``function()``, unless it raises ValueError or FileNotFoundError on any rank.
+    """Return ``function()``; a ValueError or FileNotFoundError on any rank is raised on all.
 
-    Then that error is raised on all ranks; it names the rank, unless all ranks have the same error.
-    Waits for all ranks; ``name`` is its name in other errors.
+    It names the rank, unless all ranks have the same error. Waits for all ranks.
     """
-    result = failure = None
+    result, failure = None, None
     try:
         result = function()
     except (ValueError, FileNotFoundError) as error:
         failure = error
     failures = gather(None if failure is None else (type(failure), str(failure)), name)
-    failed = [rank for rank, error in enumerate(failures) if error is not None]
+    failed = [number for number, error in enumerate(failures) if error is not None]
     if not failed:
         return result
-    if set(failures) == {failures[0]}:
+    if failure is not None and set(failures) == {failures[0]}:
         raise failure
     kind, message = failures[failed[0]]
     raise kind(f"rank {failed[0]}: {message}") from failure
 
 
 def _push(name: str, run: Callable, arrays: Sequence[mx.nd.NDArray], by_nccl: bool = False) -> None:
-    job, arrays = world(), [*arrays]  # it may be a generator
+    job, arrays = world(), [*arrays]
     if job is None:
         return
     for dtype in sorted({str(np.dtype(array.dtype)) for array in arrays if array.size}):
@@ -299,20 +291,18 @@ def _push(name: str, run: Callable, arrays: Sequence[mx.nd.NDArray], by_nccl: bo
             sum_up = functools.partial(nccl.sum_over_ranks, some, *of_job)
             sum_of_all = functools.partial(_run, job, f"{call} by NCCL", sum_up, facts)
             _push_operator(name, sum_of_all, some)
-        elif any(on_gpus):
-            with _staged(some, dtype) as staged:
-                run_flat = functools.partial(_run_flat, job, call, run, staged, facts)
-                _push_operator(name, run_flat, staged)
-        else:
-            _push_operator(name, functools.partial(_run_flat, job, call, run, some, facts), some)
+            continue
+        with _staged(some, dtype) if any(on_gpus) else contextlib.nullcontext(some) as on_host:
+            run_flat = functools.partial(_run_flat, job, call, run, on_host, facts)
+            _push_operator(name, run_flat, on_host)
 
 
 @contextlib.contextmanager
 def _staged(arrays: Sequence[mx.nd.NDArray], dtype: str) -> Iterator[list[mx.nd.NDArray]]:
-    """Give one array in pinned memory, a copy of all, from which they are copied back on exit."""
+    """Give a copy of all in one array in pinned memory, from which they are set on exit."""
     ctx = next(array.context for array in arrays if array.context.device_type == "gpu")
     size = sum(array.size for array in arrays)
-    with staging.pinned(ctx, size, dtype) as whole, autograd.pause(), mx.util.np_shape(True):
+    with memory.pinned(ctx, size, dtype) as whole, autograd.pause(), mx.util.np_shape(True):
         flat = [array.as_nd_ndarray().reshape((-1,)) for array in arrays]
         ends = np.cumsum([array.size for array in flat]).tolist()
         parts = [whole[end - array.size : end] for array, end in zip(flat, ends)]
@@ -329,7 +319,7 @@ def _push_operator(name: str, function: Callable[[], None], arrays: list[mx.nd.N
 
 
 def _pieces(flat: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield the parts of a one-dimensional array that MPI takes, whose counts have 32 bits."""
+    """Yield parts of a one-dimensional array: MPI counts elements in 32 bits."""
     size = max(1, PIECE_BYTES // flat.itemsize)
     for start in range(0, flat.size, size):
         yield flat[start : start + size]
@@ -347,15 +337,14 @@ def _run_flat(
     flat = views[0] if len(views) == 1 else np.concatenate(views)
     _run(job, call, lambda: run(job, flat), facts)
     if len(views) > 1:
-        ends = np.cumsum([view.size for view in views])
-        for view, part in zip(views, np.split(flat, ends[:-1])):
+        for view, part in zip(views, np.split(flat, np.cumsum([view.size for view in views]))):
             np.copyto(view, part)
 
 
 def _run(
     job: World, call: str, function: Callable[[], Any] = lambda: None, facts: dict | None = None
 ) -> Any:
-    """Wait until all ranks are at this operation, then call ``function``, which calls MPI.
+    """Wait until all ranks are here, then return ``function()``, which calls MPI.
 
     Raises, on all ranks, RuntimeError if they are at different operations, and ValueError if their
     ``facts`` differ.
@@ -368,11 +357,33 @@ def _run(
     calls, facts_of_ranks = zip(*given)
     if set(calls) == {call}:
         return _compare(facts_of_ranks, call)
-    listed = "; ".join(f"rank {rank}: {call}" for rank, call in enumerate(calls))
+    listed = "; ".join(f"rank {number}: {call}" for number, call in enumerate(calls))
     raise RuntimeError(
         f"the ranks differ in operation {number}: {listed}. All must call the same "
         "collectives, with the same op, in the same order, on arrays of equal shapes and dtypes"
     )
+
+
+_numbers: list[tuple[int, int]] = []  # by rank, once known: see device_threads.number_from
+
+
+def draw_apart(ctx: Sequence[mx.Context] = ()) -> None:
+    """From now on draw random numbers, as for dropout, that differ from other ranks'.
+
+    ``ctx`` are this rank's devices. All ranks call this when their parameters have become alike:
+    before it, ranks with one seed draw the same initial values. Without ``ctx``, the devices are
+    those of an earlier call, or else one per rank. Waits for all ranks.
+    """
+    job = world()
+    if job is None or (not ctx and _numbers):
+        return
+    lowest = min((each.device_id for each in ctx), default=0)
+    ranks = PendingGather((len(ctx) or 1, lowest), "numbers of devices").wait()
+    before = _numbers[job.rank] if _numbers else (0, 0)
+    firsts = [sum(count for count, _ in ranks[:i]) for i in range(len(ranks))]
+    _numbers[:] = [(first, first - lowest) for first, (_, lowest) in zip(firsts, ranks)]
+    if _numbers[job.rank] != before:
+        device_threads.number_from(lambda: _numbers[rank()])  # inside local(), rank 0's
 
 
 @functools.lru_cache(None)

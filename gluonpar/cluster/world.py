@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import itertools
 import math
 import os
 import signal
@@ -15,7 +14,7 @@ import sys
 import threading
 import time
 import zlib
-from typing import Any, Callable, ContextManager, Iterator, Mapping, MutableMapping, NamedTuple
+from typing import Any, Callable, ContextManager, Iterator, Mapping, NamedTuple
 
 import numpy as np
 
@@ -30,10 +29,10 @@ MPI_ADDRESSES = 350 * memory_limits.MB
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 # PMIx, as in srun --mpi=pmix, sets a rank only; Slurm sets the number of tasks of the job step.
 _PMIX_RANK, _SLURM_TASKS = "PMIX_RANK", "SLURM_STEP_NUM_TASKS"
-# The process that is the rank, the first to import gluonpar, and the name of its job (Open MPI).
-# Child processes inherit the environment, not the rank, unless they are ranks of another job.
+# The process that is the rank, the first to import gluonpar, and the name of its job (Open MPI):
+# child processes inherit the environment, but are no ranks, or ranks of another job.
 _PID, _NAMESPACE = "GLUONPAR_CLUSTER_PID", "PMIX_NAMESPACE"
-_TOLD = "GLUONPAR_CLUSTER_TOLD"  # once a process has joined the job, or said that it has not
+_TOLD = "GLUONPAR_CLUSTER_TOLD"  # set when a process has joined the job, or printed that it has not
 # Variables of launchers without MPI: the number of processes, and a process's number among them.
 _WITHOUT_MPI = {
     "srun": (_SLURM_TASKS, "SLURM_PROCID"),
@@ -48,7 +47,7 @@ _END_START = 'timeout $0 cat >/dev/null; if [ $? = 124 ]; then echo "$1" >&2; ki
 
 
 def launched(environment: Mapping[str, str] = os.environ) -> bool:
-    """Return whether an MPI launcher started this process as one of several. Does not load MPI.
+    """Return whether an MPI launcher started this process as one of several.
 
     >>> launched({"OMPI_COMM_WORLD_SIZE": "2"}), launched({"PMI_SIZE": "1"}), launched({})
     (True, False, False)
@@ -65,7 +64,8 @@ def _rank_of_job(environment: Mapping[str, str]) -> str | None:
 
 def _is_in_pool() -> bool:
     """Return whether this process executes tasks of an MPIPoolExecutor, or gives them to others."""
-    pools, mpi = map(sys.modules.get, ("mpi4py.futures._core", "mpi4py.MPI"))
+    pools: Any = sys.modules.get("mpi4py.futures._core")
+    mpi: Any = sys.modules.get("mpi4py.MPI")
     if pools is None or not mpi.Is_initialized():
         return False
     return pools.SharedPool is not None or mpi.Comm.Get_parent() != mpi.COMM_NULL
@@ -80,7 +80,7 @@ def _has_ranks(environment: Mapping[str, str]) -> bool:
 
 
 class World(NamedTuple):
-    """All processes of the job. A thread holds ``mpi_lock`` while it calls MPI on ``comm``."""
+    """The processes of the job. A thread holds ``mpi_lock`` while it calls MPI on ``comm``."""
 
     rank: int
     size: int
@@ -98,22 +98,24 @@ class World(NamedTuple):
 
         Returns whether all have given the same ``name``.
         """
-        checksum = zlib.crc32(name.encode())
+        checksum, polls = zlib.crc32(name.encode()), 0
         extremes = np.array([checksum, -checksum], np.int64)
         with self.mpi_lock:  # for two numbers it takes microseconds longer than a barrier
             request = self.comm.Iallreduce(self.mpi.IN_PLACE, extremes, self.mpi.MAX)
-        for polls in itertools.count():
-            with self.mpi_lock:
-                if request.Test():
-                    return bool(extremes[0] == -extremes[1])  # the largest is the smallest
-            if polls >= _POLLS_AT_ONCE:
-                time.sleep(_POLL_SECONDS)
+        while not self._test(request):
+            time.sleep(_POLL_SECONDS if polls >= _POLLS_AT_ONCE else 0)
+            polls += 1
+        return bool(extremes[0] == -extremes[1])  # the largest is the smallest
+
+    def _test(self, request: Any) -> bool:
+        with self.mpi_lock:
+            return request.Test()
 
     def meet(self, number: int, call: str, facts: Any = None) -> list[tuple[str, Any]]:
         """Wait until all ranks are at operation ``number``.
 
-        Returns nothing if all give the same, else what each has given. If only some of them are at
-        the end of their programs, the job ends.
+        Returns [] if all have given the same, else what each has given. If only some are at the end
+        of their programs, the job ends.
         """
         if self.barrier(f"{call} {facts}"):
             return []
@@ -146,11 +148,11 @@ if _is_rank:
 
 
 def world() -> World | None:
-    """Return the job that this process belongs to, or None, as inside :func:`local`.
+    """Return the job that this process belongs to; None alone and inside :func:`local`.
 
     The first call starts MPI. Raises ImportError without mpi4py, RuntimeError if MPI cannot be used
-    and in a process that was forked from a rank, memory_limits.OutOfMemoryError with too little
-    memory for MPI, ValueError if a time limit in the environment is invalid.
+    and in a fork of a rank, memory_limits.OutOfMemoryError with too little memory for MPI,
+    ValueError if a time limit in the environment is invalid.
     """
     return None if is_local() else _job()
 
@@ -168,7 +170,7 @@ def _job() -> World | None:
                 _world = _world or _start()
         else:
             _alone = True
-            _tell_alone(os.environ)
+            _tell_alone()
     if _world is not None and _world.mpi.Is_finalized():
         raise RuntimeError(
             "the program has called MPI.Finalize(), so ranks can no longer communicate: call it "
@@ -177,42 +179,47 @@ def _job() -> World | None:
     return _world
 
 
-def _tell_alone(environment: MutableMapping[str, str]) -> None:
+def _tell_alone() -> None:
     """Print why this process computes alone, though a launcher has started several."""
-    if _TOLD in environment:
-        return
-    line, pid = "", _rank_of_job(environment)
+    lines, environment = [], os.environ
+    pid = _rank_of_job(environment)
     if _has_ranks(environment):
         if pid is not None:
-            line = f"process {os.getpid()} is no rank and computes alone: the rank is process {pid}"
-            line += ", which has started it, and imported gluonpar before. If that was not meant, "
-            line += "do not import gluonpar there"
+            lines.append(
+                f"process {os.getpid()} is no rank and computes alone: the rank is process {pid}, "
+                "which has started it, and imported gluonpar before. If that was not meant, do not "
+                "import gluonpar there"
+            )
     else:
-        for launcher, (size, number) in _WITHOUT_MPI.items():
-            count = environment.get(size, "1")
-            if count != "1" and environment.get(number) == "0":
-                line = f"{launcher} has started {count} processes, but not as ranks of MPI: each "
-                line += "computes alone. Start them by mpirun or srun --mpi=pmix (docs/cluster.md)"
-    if line:
+        lines = [
+            f"{launcher} has started {environment[size]} processes, but not as ranks of MPI: each "
+            "computes alone. Start them by mpirun or srun --mpi=pmix (docs/cluster.md)"
+            for launcher, (size, number) in _WITHOUT_MPI.items()
+            if environment.get(size, "1") != "1" and environment.get(number) == "0"
+        ]
+    if lines and _TOLD not in environment:
         environment[_TOLD] = "1"
-        print(f"gluonpar: {line}", file=sys.stderr, flush=True)
+        print(f"gluonpar: {lines[-1]}", file=sys.stderr, flush=True)
+
+
+def _known_job() -> World | None:
+    """Return the job as :func:`world` does, and in a fork the parent's, if it was known there."""
+    return None if is_local() else _world or _job()
 
 
 def rank() -> int:
     """Return this process's number in the MPI job, 0 to ``size() - 1``; 0 alone.
 
-    In a fork of a rank, such as a DataLoader's worker, it is that rank's, if it was known there.
-
     >>> rank(), size()
     (0, 1)
     """
-    job = None if is_local() else _world or _job()
+    job = _known_job()
     return job.rank if job else 0
 
 
 def size() -> int:
     """Return the number of processes that train together; 1 without MPI and inside local()."""
-    job = None if is_local() else _world or _job()
+    job = _known_job()
     return job.size if job else 1
 
 
@@ -221,7 +228,7 @@ def local_rank() -> int:
 
     For instance ``mx.gpu(local_rank())``, if every rank sees all GPUs of its host and uses one.
     """
-    job = None if is_local() else _world or _job()
+    job = _known_job()
     return job.local_rank if job else 0
 
 
@@ -234,11 +241,11 @@ def is_main() -> bool:
 def local() -> Iterator[None]:
     """Within this context all of gluonpar is, for the calling thread, a program of one process.
 
-    :func:`rank` is 0 and :func:`size` 1, and nothing is exchanged with other processes or waits for
-    them, so one rank may enter it alone. What is made inside (a ``Trainer``, ``Towers``,
-    ``LossMeter``, ``SyncBatchNorm``, a Trainer with ``kvstore='gluonpar'``) stays local, also
-    outside. What was made outside is the job's: where it would communicate inside, it raises
-    RuntimeError. ``run_tasks`` takes its tasks along; other threads are not inside.
+    :func:`rank` is 0 and :func:`size` 1, and nothing waits for other processes, so one rank may
+    enter it alone. What is made inside (a ``Trainer``, ``Towers``, ``LossMeter``,
+    ``SyncBatchNorm``, a Trainer with ``kvstore='gluonpar'``) stays local, also outside. What was
+    made outside raises RuntimeError inside, where it would communicate. Tasks of ``run_tasks`` are
+    inside if the call is; other threads are not.
 
     >>> with local():
     ...     rank(), size()
@@ -258,7 +265,7 @@ def is_local() -> bool:
 
 
 def scope() -> Callable[[], ContextManager[None]]:
-    """Return what an object that is made now enters in each call: local(), or outside of it."""
+    """Return the context that an object made now enters in each call: local(), or outside it."""
     return local if is_local() else _outside
 
 
@@ -273,7 +280,7 @@ def _outside() -> Iterator[None]:
 
 
 def in_scope(method: Callable) -> Callable:
-    """Return the method of an object, which enters its ``_scope``: see :func:`scope`."""
+    """Decorate a method of an object whose ``_scope`` is a :func:`scope`, which it then enters."""
 
     @functools.wraps(method)
     def called(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -311,31 +318,34 @@ def _start() -> World:
             f"another MPI than this launcher's, {mpi.Get_library_version().splitlines()[0]}"
         )
     os.environ[_TOLD] = "1"
+    hosts, own, mpi_lock = [host for host, *_ in places], socket.gethostname(), threading.Lock()
     # Divide each processor of this machine evenly among the ranks that may run on it.
-    here = [allowed for host, _, allowed, _ in places if host == socket.gethostname()]
-    usable = os.sched_getaffinity(0)
-    share = sum(1 / sum(processor in ranks for ranks in here) for processor in usable)
+    here = [allowed for host, _, allowed, _ in places if host == own]
+    share = sum(1 / sum(cpu in allowed for allowed in here) for cpu in os.sched_getaffinity(0))
     share = min(share, (processors.quota() or math.inf) / len(here))
     threads.limit(max(1, int(share + 1e-9)))
     names = [f"rank {rank} (pid {pid} on {host})" for rank, (host, pid, *_) in enumerate(places)]
-    mpi_lock = threading.Lock()
-    detector = failures.FailureDetector(mpi, comm_of_detector, names, seconds, most_seconds)
-    one_machine = len({host for host, *_ in places}) == 1
     gpus = {(host, gpu) for host, _, _, gpu in places if gpu}
-    by_nccl = len(gpus) == comm.size and len({version for _, (_, version) in gpus}) == 1
-    messages = Messages(mpi, comm_of_messages, mpi_lock)
-    hosts = [host for host, *_ in places]
-    local_rank = hosts[: comm.rank].count(hosts[comm.rank])
-    facts = one_machine, by_nccl, local_rank, messages
-    job = World(comm.rank, comm.size, mpi, comm, mpi_lock, detector, *facts)
-    # What MPI.Finalize() calls first, whether the program calls it or the end of the process.
+    job = World(
+        rank=comm.rank,
+        size=comm.size,
+        mpi=mpi,
+        comm=comm,
+        mpi_lock=mpi_lock,
+        detector=failures.FailureDetector(mpi, comm_of_detector, names, seconds, most_seconds),
+        one_machine=len(set(hosts)) == 1,
+        nccl=len(gpus) == comm.size and len({version for _, (_, version) in gpus}) == 1,
+        local_rank=hosts[: comm.rank].count(own),
+        messages=Messages(mpi, comm_of_messages, mpi_lock),
+    )
+    # MPI.Finalize() calls this first, whether the program calls it or the end of the process.
     leave = mpi.Comm.Create_keyval(delete_fn=lambda *_: _leave(job))
     mpi.COMM_SELF.Set_attr(leave, None)
     engine.at_exit(lambda: mpi.Is_finalized() or mpi.Finalize())
     return job
 
 
-def _initialized_mpi():
+def _initialized_mpi() -> Any:
     try:
         import mpi4py
     except ImportError as error:

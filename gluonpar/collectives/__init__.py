@@ -10,7 +10,7 @@ from gluonpar.collectives.exchange import (  # noqa: F401 - for the other rooms
     BUCKET_BYTES,
     Exchange,
     exchange_over,
-    groups,
+    grouped,
     in_buckets,
 )
 from gluonpar.collectives.operations import (

@@ -22,6 +22,7 @@ from typing import NamedTuple, Sequence
 
 import mxnet as mx
 
+from gluonpar.collectives.host import on_host
 from gluonpar.plans import registry
 
 # 0.1 ms at 10 GB/s. The time is that of small arrays on two CPU contexts (docs/algorithms.md); the
@@ -61,11 +62,6 @@ def least_bytes_for_ring(num_devices: int) -> float:
     """Return the bytes of an array from which on the ring is faster than the tree."""
     k, log = num_devices, (num_devices - 1).bit_length()
     return BYTES_PER_MESSAGE * (k - 1) ** 2 / (log - (k - 1) / k)
-
-
-def on_host(ctx: Sequence[mx.Context]) -> bool:
-    """Return whether all arrays are in the host's memory."""
-    return not registry.named("host").refusal(ctx)
 
 
 def check_algorithm(name: str | None, ctx: Sequence[mx.Context]) -> None:

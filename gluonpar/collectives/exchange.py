@@ -1,19 +1,20 @@
-"""Exchange: how arrays become their sum on all devices of all processes. All of it is decided here.
+"""Exchange: decides how arrays are summed over all devices of all processes.
 
-A *list* holds one array per device; lists that are summed together are a *bucket*. When an Exchange
-is made for a set of contexts it decides
+A *list* holds one array per device. A *bucket* holds lists that are summed together. An Exchange,
+made for a list of contexts, decides three things:
 
-- how a sum is computed *inside* the process: on CPU contexts in the host's memory, on GPUs by NCCL
-  or by a plan of copies (:mod:`gluonpar.collectives.choice`), or by the algorithm that is named;
-- how it is computed *between* processes: not at all, by MPI, or by NCCL (:mod:`gluonpar.cluster`);
-- which arrays are *added*: the given ones, or copies: of a wider dtype; scaled, for a mean; rounded
-  to float16, in which other processes are sent the sums.
+- how to sum *inside* the process: on CPU contexts in the host's memory, on GPUs by NCCL or by a
+  plan (:mod:`gluonpar.collectives.choice`), or by the algorithm that the caller names;
+- how to sum *between* processes: by MPI or by NCCL (:mod:`gluonpar.cluster`);
+- what to *add*: the arrays themselves, or copies of them. Copies are of a wider dtype, or scaled
+  for a mean, or rounded to float16 if the sums are sent to other processes in float16.
 
-With several processes, an all-reduce is hierarchical: each process sums its bucket onto one device,
-the bucket's *root*; the roots' arrays are summed between processes; each process broadcasts from
-the root. So the network carries one array per process, however many devices there are.
+With several processes, an all-reduce is hierarchical. Each process sums its bucket onto one device,
+the bucket's *root*. Then the arrays on the roots are summed between processes. Then each process
+broadcasts from its root. So the network carries one array per process, however many devices the
+process has.
 
-Everything is done in place and asynchronously; arrays have been checked (``operations.py``).
+All methods work in place and asynchronously, on arrays that ``operations.py`` has checked.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import functools
 import math
 import os
 import threading
-from typing import Any, Callable, Iterator, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Callable, Iterator, NamedTuple, Sequence, TypeVar
 
 import mxnet as mx
 import numpy as np
@@ -31,11 +32,19 @@ from mxnet import autograd
 
 from gluonpar import cluster
 from gluonpar.collectives import executor, host, row_sparse
-from gluonpar.collectives.choice import check_algorithm, choose, on_host
+from gluonpar.collectives.choice import check_algorithm, choose
 from gluonpar.collectives.executor import Lists
+from gluonpar.collectives.host import on_host
 from gluonpar.plans import partition, registry
 from gluonpar.plans.algorithms import balanced
-from gluonpar.runtime import interrupts, memory, peers, threads
+from gluonpar.runtime import devices, interrupts, memory, threads
+
+if TYPE_CHECKING:
+    from typing import ParamSpec
+
+    P = ParamSpec("P")
+
+T = TypeVar("T")
 
 # Large enough for an all-reduce to be bandwidth-bound, small enough for the first buckets of a
 # model's gradients to be summed while backward still computes the others.
@@ -47,14 +56,15 @@ os.register_at_fork(
 )
 
 
-def as_one(function: Callable) -> Callable:
-    """Push the operators of a call without those of other threads' calls, or Ctrl-C, in between.
+def atomic(function: Callable[P, None]) -> Callable[P, None]:
+    """Decorate a function so that neither other threads nor Ctrl-C come between its operators.
 
-    Autograd records none of them, and arrays of 0 dimensions are arrays with one element.
+    Another thread's call waits until all operators of this one have been pushed, and Ctrl-C is
+    raised after that. Autograd records none of them, and arrays may have 0 dimensions.
     """
 
     @functools.wraps(function)
-    def called(*args: Any, **kwargs: Any) -> None:
+    def called(*args: P.args, **kwargs: P.kwargs) -> None:
         with interrupts.held(), pushing, autograd.pause(), mx.util.np_shape(True):
             function(*args, **kwargs)
 
@@ -62,48 +72,50 @@ def as_one(function: Callable) -> Callable:
 
 
 class Bucket(NamedTuple):
-    """Lists of arrays that are summed together, and the device that gets the sum; None: all do."""
+    """Lists that are summed together, and the device that gets the sum; with None all get it."""
 
     lists: Lists
     root: int | None = 0
 
 
-def groups(arrays: Sequence[mx.nd.NDArray], most_bytes: int) -> list[list[int]]:
-    """Return the positions of neighbours that form a bucket: one dtype, at most ``most_bytes``.
+def grouped(
+    items: Sequence[T], array_of: Callable[[T], mx.nd.NDArray], most_bytes: int
+) -> list[list[T]]:
+    """Return neighbours in ``items`` together: arrays of one dtype, at most ``most_bytes``.
 
-    A larger array and a row_sparse one have a group to themselves, arrays without elements none.
+    An array that is larger, or row_sparse, has a group to itself. Those without elements have none.
     """
-    grouped: list[list[int]] = []
+    groups: list[list[T]] = []
     held, last = 0, None
-    for i, array in enumerate(arrays):
-        shape, dtype, stype = memory.kind(array)
+    for item in items:
+        shape, dtype, stype = memory.kind(array_of(item))
         num_bytes = math.prod(shape) * dtype.itemsize
         if not num_bytes:
             continue
         alone = stype != "default"
         if last is None or dtype != last or held + num_bytes > most_bytes or alone:
-            grouped.append([])
+            groups.append([])
             held, last = 0, None if alone else dtype
-        grouped[-1].append(i)
+        groups[-1].append(item)
         held += num_bytes
-    return grouped
+    return groups
 
 
 def in_buckets(lists: Lists, most_bytes: int = BUCKET_BYTES, root: int = 0) -> list[Bucket]:
     """Return the lists in buckets of at most ``most_bytes`` per device."""
-    firsts = [data[0] for data in lists]
-    return [Bucket([lists[j] for j in group], root) for group in groups(firsts, most_bytes)]
+    return [Bucket(group, root) for group in grouped(lists, lambda data: data[0], most_bytes)]
 
 
 class Exchange:
     """The collectives over ``ctx``, and over other processes' devices.
 
-    ``op`` and ``accumulate`` are those of :func:`gluonpar.allreduce`; with ``op`` None nothing is
-    added, and arrays may have any dtype. ``algorithm`` names the all-reduce inside the process
-    (None: by the rule); another than 'nccl' keeps NCCL from summing between processes, too. With
-    ``compression='fp16'`` values are rounded. ``num_processes`` is 1 for this process's devices
-    only, or by default ``cluster.size()``. Raises ValueError for an algorithm that is not
-    registered, or that cannot be used on these contexts.
+    ``op`` and ``accumulate`` are as in :func:`gluonpar.allreduce`; an exchange with ``op`` None
+    only copies, arrays of any dtype. ``algorithm`` names the all-reduce inside the process; None
+    leaves the choice to :mod:`gluonpar.collectives.choice`. NCCL sums between processes only if
+    ``algorithm`` is None or 'nccl'. With ``compression='fp16'`` values are rounded to float16.
+    ``num_processes`` is 1 for this process's devices only, and ``cluster.size()`` by default.
+    Raises ValueError for an algorithm that is not registered, or that cannot be used on these
+    contexts.
     """
 
     def __init__(
@@ -118,69 +130,75 @@ class Exchange:
         check_algorithm(algorithm, ctx)
         self.ctx, self.algorithm = list(ctx), algorithm
         self.op, self.accumulate, self._compression = op, accumulate, compression
-        self._combine = "sum" if op == "mean" else op  # a mean is a sum of scaled copies
+        # A mean is a sum of scaled copies.
+        self._combine = "sum" if op is None or op == "mean" else op
         self.num_processes = num_processes or cluster.size()
         # On CPU contexts the choice depends on nothing else.
         self._name = algorithm or ("host" if on_host(ctx) else None)
         # Whether a pass over the host's memory that reads the arrays may compute their sum, too.
         self.may_fuse = self._name == "host" and compression is None
         threads.share(ctx)
-        peers.enable(ctx)
+        devices.enable_peers(ctx)
 
     @property
     def num_arrays(self) -> int:
-        """The number of arrays of one list, those of all processes; equally many in each."""
+        """The number of arrays in the lists of all processes together; all have as many."""
         return len(self.ctx) * self.num_processes
 
     @functools.cached_property
     def inside(self) -> Exchange:
-        """The exchange between this process's devices only; sums are not compressed."""
+        """The exchange between this process's devices only, without compression."""
         if self.num_processes == 1:
             return self
         return Exchange(self.ctx, self.algorithm, num_processes=1)
 
-    @as_one
+    @atomic
     def allreduce(self, buckets: Sequence[Bucket]) -> None:
         """Replace every array of each list by the sum, or another ``op``, over all devices."""
         if self.num_processes > 1:
             self.reduce(buckets)
-            self.inside.broadcast([each for each in buckets if each.root is not None])
+            self.inside.broadcast(buckets)
             return
         for lists, _ in buckets:
             self._sum_inside(lists, root=None)
 
-    @as_one
+    @atomic
     def reduce(self, buckets: Sequence[Bucket], name: str = "allreduce") -> None:
-        """Replace the root's array of each list, in every process, by that of :meth:`allreduce`.
+        """Replace the root's array of each list, in every process, by the sum over all devices.
 
-        Other arrays are left as they are, or hold a sum, too, if the algorithm has no reduce. In a
-        bucket without a root, which in a job is one of row_sparse arrays, all become the sum.
-        ``name`` is its name in errors.
+        Other arrays are left as they are, unless the algorithm can only give all devices the sum.
+        In a bucket without a root all arrays become the sum; with several processes these must be
+        row_sparse. ``name`` is the name of the call in errors.
         """
         by_nccl = self.algorithm in (None, "nccl")
         for lists, root in buckets:
             self._sum_inside(lists, root)
             if self.num_processes == 1:
                 continue
-            if memory.kind(lists[0][0])[2] == "row_sparse":
+            if root is None or memory.kind(lists[0][0])[2] == "row_sparse":
                 self._reduce_rows(lists, root, name)
                 continue
             arrays = [data[root] for data in lists]
             if self.op == "mean":
                 self._average(arrays, name)
             else:
-                cluster.allreduce(arrays, self._compression, by_nccl, self.op, name)
+                cluster.allreduce(arrays, self._compression, by_nccl, self._combine, name)
 
-    @as_one
+    @atomic
     def broadcast(self, buckets: Sequence[Bucket], rank: int = 0, name: str = "broadcast") -> None:
-        """Replace every array of each list by the root's array of process ``rank``."""
+        """Replace every array of each list by the root's array of process ``rank``.
+
+        Buckets without a root are left as they are.
+        """
         for lists, root in buckets:
+            if root is None:
+                continue
             if self.num_processes > 1:
                 cluster.broadcast([data[root] for data in lists], rank, name)
             if len(self.ctx) > 1:
                 executor.broadcast(self.chosen(lists), lists, root)
 
-    @as_one
+    @atomic
     def reduce_scatter(self, data: Sequence[mx.nd.NDArray]) -> None:
         """Replace part i of the array at position i by the sum of part i of all arrays.
 
@@ -188,7 +206,7 @@ class Exchange:
         """
         if not data[0].size:
             return
-        parts = self._parts(data)
+        k, parts = len(data), self._parts(data)
         if self.num_processes > 1 or self.op == "mean":  # a mean is computed of copies
             total = data[0].copy()
             name = f"reduce-scatter of {self.num_arrays} arrays"
@@ -198,13 +216,14 @@ class Exchange:
                 if part.start < part.stop:
                     total[part].copyto(array[part])
         elif self._name == "host":
-            sums = [(part, host.starting_with(i, len(data)), []) for i, part in enumerate(parts)]
-            host.run([data], sums, self.op)
+            order = [host.starting_with(i, k) for i in range(k)]
+            host.run([data], [(part, order[i], ()) for i, part in enumerate(parts)], self._combine)
         else:
-            hops, own = balanced.reduce_scatter(len(data)), [(i, i) for i in range(len(data))]
-            executor.run(hops, executor.flattened(data), self.op, own)
+            own = [(i, i) for i in range(k)]
+            hops = balanced.reduce_scatter(k)
+            executor.run(hops, executor.flattened(data), self._combine, own)
 
-    @as_one
+    @atomic
     def all_gather(self, data: Sequence[mx.nd.NDArray]) -> None:
         """Replace part i of every array by part i of the array at position i."""
         if not data[0].size:
@@ -244,9 +263,9 @@ class Exchange:
     def _summands(self, lists: Lists, root: int | None) -> Iterator[Lists]:
         """Give the arrays to add, or to combine by another op, and write the result back.
 
-        They are the arrays themselves, or copies: scaled, for a mean; rounded, if they are to be
-        compressed, to the 11 binary digits of float16, and so is the sum, infinite above 65504; of
-        the wider dtype in which they are to be added.
+        They are the arrays themselves, or copies. For a mean, copies are scaled. For compression,
+        copies are rounded to the 11 binary digits of float16; so is the sum, which becomes infinite
+        above 65504. With ``accumulate``, copies are of that wider dtype.
         """
         k, compressed = len(self.ctx), self._compression is not None
         scale = _scale_of_mean(k)
@@ -277,7 +296,7 @@ class Exchange:
         return registry.named(choose(self.ctx, num_bytes).algorithm)
 
     def _reduce_rows(self, lists: Lists, root: int | None, name: str) -> None:
-        """Replace sums, or means, over this process's devices by those over all processes'."""
+        """Replace sums, or means, over this process's devices by sums over all processes."""
         num_devices = len(self.ctx) if self.op == "mean" else None
         for data in lists:
             first, *others = data if root is None else [data[root]]
@@ -299,9 +318,11 @@ class Exchange:
             average.astype(dtype).copyto(array)
 
 
-def exchange_over(ctx: tuple, algorithm: str | None = None, op: str | None = "sum") -> Exchange:
-    """Return the exchange for these arguments, made when it is asked for first."""
-    return _made(ctx, algorithm, num_processes=cluster.size(), op=op)
+def exchange_over(
+    ctx: Sequence[mx.Context], algorithm: str | None = None, op: str | None = "sum"
+) -> Exchange:
+    """Return the exchange for these arguments, which is made by the first call."""
+    return _made(tuple(ctx), algorithm, num_processes=cluster.size(), op=op)
 
 
 _made = functools.lru_cache(256)(Exchange)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import Collection, Container, Iterator, Sequence
+from typing import Callable, Collection, Container, Iterator, Sequence
 
 import mxnet as mx
 
@@ -29,17 +29,17 @@ from gluonpar.runtime import engine, memory
 
 Lists = Sequence[Sequence[mx.nd.NDArray]]
 
-COMBINE = {"max": mx.nd.broadcast_maximum, "min": mx.nd.broadcast_minimum}
-COMBINE["sum"] = mx.nd.broadcast_add  # elemwise_add knows no int8 on GPUs
+OPERATORS = {"max": mx.nd.broadcast_maximum, "min": mx.nd.broadcast_minimum}
+OPERATORS["sum"] = mx.nd.broadcast_add  # elemwise_add knows no int8 on GPUs
 
 
 def allreduce(algorithm: Algorithm, lists: Lists, op: str) -> None:
     """Replace every array of each list of a bucket by the sum of the list, or another ``op``."""
     if algorithm.run is not None:
         algorithm.run(lists, op)
-        return
-    with joined(lists) as whole:
-        run(checked(algorithm.plan, len(whole)), flattened(whole), op)
+    elif algorithm.plan is not None:
+        with joined(lists) as whole:
+            run(checked(algorithm.plan, len(whole)), flattened(whole), op)
 
 
 def reduce(algorithm: Algorithm, lists: Lists, root: int, op: str) -> None:
@@ -132,7 +132,7 @@ def run(
 
     ``results`` holds the (device, chunk) pairs to write; by default, all are written.
     """
-    combine = COMBINE[op]
+    combine = OPERATORS[op]
     if num_chunks(hops) == 1:
         _run_whole(hops, data, combine, results)
         return
@@ -152,7 +152,9 @@ def run(
             value.copyto(chunk)
 
 
-def _run_whole(hops: Sequence[Hop], data: Sequence[mx.nd.NDArray], combine, results) -> None:
+def _run_whole(
+    hops: Sequence[Hop], data: Sequence[mx.nd.NDArray], combine: Callable, results: Collection
+) -> None:
     """Carry out a plan of whole arrays, which gains nothing from writing at the end."""
     values = list(data)
     unwritten = {i for i in range(len(data)) if results and (i, 0) not in results}
@@ -175,7 +177,9 @@ def _run_whole(hops: Sequence[Hop], data: Sequence[mx.nd.NDArray], combine, resu
                 value.copyto(own)
 
 
-def _combine(combine, hop: Hop, came: mx.nd.NDArray, own: mx.nd.NDArray, out: mx.nd.NDArray):
+def _combine(
+    combine: Callable, hop: Hop, came: mx.nd.NDArray, own: mx.nd.NDArray, out: mx.nd.NDArray
+) -> mx.nd.NDArray:
     """Combine two values in the order of their devices, so that both get the same bits.
 
     The order matters only for NaNs, and for the sign of a maximum of 0.0 and -0.0.

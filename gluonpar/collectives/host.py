@@ -1,31 +1,35 @@
-"""host: one function sums the arrays of all CPU contexts in memory, block by block.
+"""host: the arrays of all CPU contexts are computed on in memory, block by block.
 
 CPU contexts share one memory, so nothing has to be sent: NumPy views of the arrays are summed in
 place. A block of all K arrays stays in a core's cache from being summed until it has been copied to
 every array, so each array crosses the memory bus twice, in and out: 2 K n bytes, the minimum.
 Several threads share the blocks of large arrays.
 
-The function is an operator of MXNet's engine and runs in parallel with the devices' computations.
+An all-reduce and an update one after the other move 2 K n bytes of gradients, and then 3 K n for
+the update of every copy. :func:`update` uses each block of the sum while it is in the cache:
+gradients are only read, one update is computed, and it is written to all copies. That is (2 K + 1)
+n bytes instead of 5 K n.
+
+Each of these is one operator of MXNet's engine and runs in parallel with the devices' computations.
 Arrays are added in the order of the list, starting with the one that the sum is written to.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Callable, Sequence, Tuple
+from typing import Any, Callable, NamedTuple, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
 
-from gluonpar.plans import register_executor
+from gluonpar.collectives.executor import Lists
+from gluonpar.plans import COMBINE, register_executor
 from gluonpar.runtime import engine, memory, threads
 
-Lists = Sequence[Sequence[mx.nd.NDArray]]
 # (part, sources, targets): a slice of the flattened arrays, and positions of arrays in a list. The
 # sources' parts are added in this order into the first of them, which is copied to the targets.
 Reduction = Tuple[slice, Sequence[int], Sequence[int]]
 _WHOLE = slice(None)
-COMBINE = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 
 
 def refusal(ctx: Sequence[mx.Context]) -> str:
@@ -33,6 +37,11 @@ def refusal(ctx: Sequence[mx.Context]) -> str:
     gpus = [context for context in ctx if "gpu" in context.device_type]
     reason = "must be given CPU contexts only, got {}, whose memory the host cannot read"
     return reason.format(gpus[0]) if gpus else ""
+
+
+def on_host(ctx: Sequence[mx.Context]) -> bool:
+    """Return whether all arrays on these contexts are in the host's memory."""
+    return not refusal(ctx)
 
 
 def starting_with(i: int, num_devices: int) -> list[int]:
@@ -66,12 +75,22 @@ def prepare(
         (part, functools.partial(_combine, len(sources), op), (*sources, *targets))
         for part, sources, targets in reductions
     ]
-    how = {"writes": arrays, "name": "gluonpar.host", **threads.place(num_bytes)}
-    push = engine.prepare(memory.context(arrays[0]), **how)
+    how: dict[str, Any] = {"name": "gluonpar.host", **threads.place(num_bytes)}
+    push = engine.prepare(memory.context(arrays[0]), writes=arrays, **how)
 
     def push_sum(lists: Lists) -> None:
         lists = [tuple(data) for data in lists]  # the caller may change its own before it runs
-        push(functools.partial(_reduce, lists, tasks_of_list, num_bytes))
+
+        def work() -> None:
+            tasks = []
+            for data in lists:
+                views = memory.views(data)
+                for part, function, positions in tasks_of_list:
+                    parts = views if part == _WHOLE else [view[part] for view in views]
+                    tasks.append((function, [parts[i] for i in positions]))
+            threads.run(tasks, num_bytes)
+
+        push(work)
 
     return push_sum
 
@@ -87,16 +106,6 @@ def run(lists: Lists, reductions: Sequence[Reduction], op: str = "sum") -> None:
     prepare(lists, op, reductions)(lists)
 
 
-def _reduce(lists, tasks_of_list, num_bytes: int) -> None:
-    tasks = []
-    for data in lists:
-        views = memory.views(data)
-        for part, function, positions in tasks_of_list:
-            of_devices = views if part == _WHOLE else [view[part] for view in views]
-            tasks.append((function, [of_devices[i] for i in positions]))
-    threads.run(tasks, num_bytes)
-
-
 def _combine(num_sources: int, op: str, *arrays: np.ndarray) -> None:
     """Combine the first ``num_sources`` blocks, in order, into the first; copy it to the rest."""
     result, combine = arrays[0], COMBINE[op]
@@ -104,3 +113,87 @@ def _combine(num_sources: int, op: str, *arrays: np.ndarray) -> None:
         combine(result, other, result)
     for target in arrays[num_sources:]:
         np.copyto(target, result)
+
+
+class Update(NamedTuple):
+    """A parameter on all devices, the gradients to be summed, and the rule that updates it.
+
+    ``rule(total, param, *states)`` is given flat NumPy blocks of the sum of ``grads``, which it
+    may overwrite, and of the first of ``params`` and its ``states`` (on any CPU context), which it
+    changes in place, element by element.
+    """
+
+    grads: Sequence[mx.nd.NDArray]
+    params: Sequence[mx.nd.NDArray]
+    rule: Callable[..., None]
+    states: Sequence[mx.nd.NDArray] = ()
+
+
+def update(updates: Sequence[Update]) -> None:
+    """Update each parameter on all devices by the sum of its gradients, in place.
+
+    The first of ``params`` is updated and copied to the others. Gradients are not changed. float16
+    is summed in float32, and ``total`` is then float32. All arrays must be dense and on CPU
+    contexts. It is one operator; an error is raised at the next wait for one of the parameters.
+    """
+    if not updates:
+        return
+    # The caller may change its lists before it runs.
+    updates = [Update(tuple(g), tuple(p), rule, tuple(s)) for g, p, rule, s in updates]
+    arrays = [array for each in updates for array in (*each.grads, *each.params, *each.states)]
+    num_bytes = sum(
+        memory.num_bytes(each.params[0]) * sum(map(len, (each.grads, each.params, each.states)))
+        for each in updates
+    )
+    max_threads = sum(threads.size(c) for c in {*map(memory.context, updates[0].params)})
+
+    def work() -> None:
+        tasks = []
+        for grads, params, rule, states in updates:
+            function = functools.partial(_update, len(grads), len(states), rule)
+            views = [*memory.views(grads), *map(memory.view, states), *memory.views(params)]
+            tasks.append((function, views))
+        threads.run(tasks, num_bytes, max_threads)
+
+    sums = any(len(each.grads) > 1 for each in updates)
+    name = f"gluonpar.{'allreduce_update' if sums else 'update'}"  # profiles tell them apart
+    threads.push(work, arrays, num_bytes, name)
+
+
+def _update(num_grads: int, num_states: int, rule: Callable, *arrays: np.ndarray) -> None:
+    grads, rest = arrays[:num_grads], arrays[num_grads:]
+    states, (param, *copies) = rest[:num_states], rest[num_states:]
+    dtype = np.promote_types(grads[0].dtype, "float32")
+    if num_grads == 1:
+        total = grads[0].astype(dtype)
+    else:
+        total = np.add(grads[0], grads[1], dtype=dtype)
+    for grad in grads[2:]:
+        np.add(total, grad, out=total)
+    rule(total, param, *states)
+    for copy in copies:
+        np.copyto(copy, param)
+
+
+def reduced(
+    arrays: Sequence[mx.nd.NDArray], of_block: Callable, of_all: Callable, dtype: str, name: str
+) -> mx.nd.NDArray:
+    """Return ``of_all([of_block(block), ...])`` of all blocks of ``arrays``, in any order.
+
+    The blocks are flat NumPy arrays, the result an array of shape (1,) on the context of the first
+    of ``arrays``, which are dense and on CPU contexts. It is one operator, ``name`` in profiles.
+    """
+    result = mx.nd.empty((1,), arrays[0].context, dtype)
+    num_bytes = sum(map(memory.num_bytes, arrays))
+
+    def work() -> None:
+        values: list = []
+
+        def add(block: np.ndarray) -> None:
+            values.append(of_block(block))
+
+        threads.run([(add, [memory.view(array)]) for array in arrays], num_bytes)
+        memory.view(result)[0] = of_all(values)
+
+    threads.push(work, [*arrays, result], num_bytes, name)
+    return result

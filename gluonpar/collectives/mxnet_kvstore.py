@@ -21,7 +21,7 @@ _STORES = 32
 
 
 @register_executor("kvstore")
-def allreduce(lists, op: str) -> None:
+def allreduce(lists: executor.Lists, op: str) -> None:
     """Sum with MXNet's own kvstore of type 'device'."""
     if op != "sum":
         raise ValueError(f"op must be 'sum' or 'mean' with algorithm 'kvstore', got {op!r}")

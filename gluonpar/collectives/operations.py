@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, Iterable, Sequence
+from typing import Any, Callable, Iterable, Sequence
 
 import mxnet as mx
 from mxnet import autograd
@@ -11,10 +11,10 @@ from gluonpar import cluster
 from gluonpar.collectives import arguments, exchange
 from gluonpar.collectives.choice import Choice, choose
 from gluonpar.collectives.exchange import BUCKET_BYTES, Exchange, in_buckets
-from gluonpar.runtime import interrupts, memory, peers
+from gluonpar.runtime import devices, interrupts, memory
 
-# Functions that push a sum of arrays that have been checked before: checking takes longer than a
-# small sum. The arrays are not kept alive: see memory.fingerprint.
+# Functions that push the sum of a list that has been checked before: checking takes longer than a
+# small sum. The arrays are not kept alive (memory.fingerprint).
 _prepared: dict[tuple, Callable] = {}
 _MOST_PREPARED = 256
 _after_sums: list[Callable] = []
@@ -32,9 +32,9 @@ def allreduce(
     with arrays of one shape and dtype, and the same ``op``; inside ``gluonpar.cluster.local()`` it
     is over this process's devices only. So are all collectives.
 
-    For the gradients of a step use :func:`gluonpar.allreduce_grads`, which sums those of all
-    parameters, and leaves out the ones that devices without samples still have of an earlier batch;
-    this function adds what the arrays hold.
+    For the gradients of a step use :func:`gluonpar.allreduce_grads`. It sums the gradients of all
+    parameters, and leaves out gradients of an earlier batch, which devices without samples still
+    have; this function adds what the arrays hold.
 
     ``data`` holds one array per device: any number of dense arrays, ``mx.nd`` or ``mx.np``, of one
     shape (size 0 and 0-d included) and dtype (float16, float32, float64, int8, int32, int64 or
@@ -95,14 +95,14 @@ def _call_after_sums(lists: Sequence[Sequence[mx.nd.NDArray]]) -> None:
         function(lists)
 
 
-def _key(data, *how) -> tuple | None:
-    """Return a key that identifies the live arrays of a list, or None if it holds anything else."""
+def _key(data: Any, *how: Any) -> tuple:
+    """Return a key that identifies the live arrays of a list; () if it holds anything else."""
     if not isinstance(data, (list, tuple)):
-        return None
+        return ()
     try:
         return (*map(memory.fingerprint, data), *how)
     except TypeError:
-        return None
+        return ()
 
 
 def allreduce_many(
@@ -160,7 +160,7 @@ def explain(data: Sequence[mx.nd.NDArray]) -> Choice:
         choice = Choice("row_sparse", "rows are sent to the first device, added, and sent back")
     else:
         choice = choose(kind.ctx, kind.num_bytes)
-    staged = peers.staged(kind.ctx)
+    staged = devices.staged(kind.ctx)
     return choice._replace(why=f"{choice.why}; {staged}") if staged else choice
 
 
@@ -191,7 +191,9 @@ def broadcast_many(lists: Iterable[Sequence[mx.nd.NDArray]], root: int = 0) -> N
         _broadcast(lists, kinds, root)
 
 
-def _broadcast(lists, kinds: Sequence[arguments.Kind], root: int) -> None:
+def _broadcast(
+    lists: Sequence[Sequence[mx.nd.NDArray]], kinds: Sequence[arguments.Kind], root: int
+) -> None:
     over = _checked_exchange(kinds, op=None)
     rank, device = divmod(_checked_root(root, over), len(over.ctx))
     name = f"broadcast of array {device} of rank {rank}"

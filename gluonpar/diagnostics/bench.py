@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import itertools
 import re
 import statistics
 from concurrent.futures import ThreadPoolExecutor
@@ -33,17 +32,16 @@ from gluonpar.collectives import arguments
 from gluonpar.diagnostics import harness
 from gluonpar.diagnostics.harness import Candidate, Samples, at_least
 from gluonpar.install import entry
-from gluonpar.plans import drawing, partition
+from gluonpar.plans import COMBINE, partition
 from gluonpar.runtime import devices, memory, threads
 from gluonpar.training import Console
 
 EXAMPLES = """
 gluonpar bench --num-gpus 2
 gluonpar bench --num-gpus 4 --device cpu --min-bytes 64K --factor 4
-gluonpar bench --algorithms host,ring --json bench.json --plot bench.png
+gluonpar bench --algorithms host,ring --json bench.json
 gluonpar bench --collective reduce_scatter
 """
-COMBINE = {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum}
 COLLECTIVES = ("allreduce", "broadcast", "reduce", "reduce_scatter", "all_gather")
 ADDING = ("allreduce", "reduce", "reduce_scatter")
 COPYING = ("allreduce", "broadcast", "all_gather")
@@ -64,7 +62,7 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
 
     ``prog`` is the program's name in messages (default: the script's).
     """
-    return harness.conduct(parser(prog), argv, prepare, measure, plot)
+    return harness.conduct(parser(prog), argv, prepare, measure)
 
 
 def parser(prog: str | None) -> harness.BenchmarkParser:
@@ -78,7 +76,7 @@ def parser(prog: str | None) -> harness.BenchmarkParser:
     made.add("--num-gpus", 2, "number of devices", type=int, metavar="K")
     made.add("--dtype", "float32", "of the arrays", choices=arguments.DTYPES)
     made.add("--collective", "allreduce", "gluonpar's function to measure", choices=COLLECTIVES)
-    made.add("--op", "sum", "how arrays are combined", choices=list(COMBINE))
+    made.add("--op", "sum", "how arrays are combined", choices=arguments.OPS)
     made.add("--iters", 20, "samples", type=at_least(1), dest="rounds", **count)
     help_ = "calls on the same arrays before the wait; a sample is one call's share"
     made.add("--calls", 1, help_, type=at_least(1), **count)
@@ -87,7 +85,6 @@ def parser(prog: str | None) -> harness.BenchmarkParser:
     known = harness.one_of(collectives.ALGORITHMS)
     help_ = "algorithms of allreduce to measure (default: all that these devices can use)"
     made.add_argument("--algorithms", metavar="A,B", type=known, help=help_)
-    made.add_argument("--plot", metavar="FILE.png", help="draw busbw over bytes")
     return made
 
 
@@ -178,54 +175,6 @@ def cells(row: Result, seconds: dict[str, float]) -> tuple:
     figures = (f"{1e6 * time:.1f}", f"{1e6 * spread:.1f}", f"{row.algbw:.3f}", f"{row.busbw:.3f}")
     wrong = "-" if row.wrong is None else row.wrong
     return (row.num_bytes, row.elements, row.name, *figures, *ratios, wrong)
-
-
-def plot(options: argparse.Namespace, rows: Sequence[Result]) -> None:
-    """Draw busbw over bytes, a line for each candidate, with its name at the end.
-
-    gluonpar's algorithms have the colours that they have in other pictures; the others are grey and
-    not solid.
-    """
-    over = f"{options.dtype} over {rows[0].num_devices} devices"
-    title = f"{options.collective}: {combined(options)}{over}"
-    with drawing.style(title):
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import NullLocator
-
-        figure, ends = Figure(figsize=(9, 5)), []
-        axes = figure.add_axes((0.08, 0.11, 0.77, 0.81))
-        markers, dashes = itertools.cycle("osD^vPX<>*"), iter(("--", ":", "-.", (0, (6, 1))))
-        for name in dict.fromkeys(row.name for row in rows):
-            points = [(row.num_bytes, row.busbw) for row in rows if row.name == name]
-            if name in collectives.ALGORITHMS:
-                look = {"color": drawing.colour_of(name)}
-            else:
-                look = {"color": drawing.GREY, "linestyle": next(dashes)}
-            axes.plot(*zip(*points), marker=next(markers), linewidth=1.8, markersize=5, **look)
-            ends.append((points[-1][1], name, look["color"]))
-        sizes_shown = sorted({row.num_bytes for row in rows})
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        axes.set_xticks(sizes_shown, [short(size) for size in sizes_shown])
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.yaxis.set_major_formatter("{x:g}")
-        axes.set(xlabel="bytes of one device's array", ylabel="busbw, GB/s: higher is better")
-        axes.set_title(f"{title}, medians", loc="left")
-        axes.margins(x=0.02)
-        drawing.label_ends(axes, ends)
-        by_speed = ", ".join(name for _, name, _ in sorted(ends, reverse=True))
-        last = f"At the largest size, fastest first: {by_speed}."
-        drawing.save(figure, options.plot, title, last)
-
-
-def short(size: int) -> str:
-    """Return a number of bytes as :func:`num_bytes` reads it, rounded down.
-
-    >>> short(4096), short(64 << 20)
-    ('4K', '64M')
-    """
-    unit = min((size.bit_length() - 1) // 10, 3)
-    return f"{size >> 10 * unit}{' KMG'[unit].strip()}"
 
 
 @dataclass(frozen=True)
@@ -407,7 +356,7 @@ def _sum_blocks(task: Task, op: str) -> None:
             block = slice(start, start + NUMPY_BLOCK)
             total = added[0][block]
             for view in added[1:]:
-                COMBINE[op](total, view[block], out=total)
+                COMBINE["sum" if op == "mean" else op](total, view[block], out=total)
             if op == "mean":
                 total /= len(added)
             for view in copies:

@@ -9,6 +9,7 @@ It changes nothing, downloads nothing, and works without MXNet and NumPy.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import importlib.util
@@ -37,18 +38,21 @@ gluonpar doctor --json    # {"wrong": number, "findings": [...]}, the same findi
 EXIT_CODES = {
     0: "nothing is wrong",
     1: "something is wrong, and printed with a remedy",
-    entry.BAD_REQUEST: "an option is unknown",
+    **entry.EXIT_CODES,
 }
 
 _SKIPPED = ("gluonpar", "gluonpar.checkpoint", "gluonpar.training")  # their __init__ imports MXNet
 _ENTRY = Path(__file__).parents[1] / "install" / "entry.py"
+_LIBRARY = os.path.dirname(os.__file__)  # Python's own modules; files elsewhere may shadow them
 _MARK = "gluonpar-finding:"  # the libraries that are tried may write to standard output, too
 _CHILD = f"""
 import sys
-sys.path[:] = filter(None, sys.path)  # without the current folder, whose files may shadow modules
+searched = [folder for folder in sys.path if folder]  # not the current one
+sys.path[:] = sorted(searched, key=lambda folder: not folder.startswith({_LIBRARY!r}))
 import runpy
 runpy.run_path(sys.argv[1])["skip_init"](*{_SKIPPED!r})
 from gluonpar.diagnostics import doctor
+sys.path[:] = searched
 doctor.print_findings(sys.argv[2])
 """
 
@@ -99,14 +103,14 @@ def main(argv: Sequence[str] | None = None, prog: str = "gluonpar doctor") -> in
     as_json = parser.parse_args(argv).json
     findings = [finding for topic in CHECKS for finding in examine(topic)]
     num_wrong = sum(finding.state == WRONG for finding in findings)
-    if sys.stdout is not None:  # it was not closed
-        sys.stdout.reconfigure(errors="backslashreplace")
     if as_json:
         content = {"wrong": num_wrong, "findings": [finding._asdict() for finding in findings]}
-        print(json.dumps(content, indent=2), flush=True)
+        output = json.dumps(content, indent=2)
     else:
         last = f"{num_wrong} wrong" if num_wrong else "nothing is wrong"
-        print(*findings, last, sep="\n", flush=True)
+        output = "\n".join(map(str, [*findings, last]))
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    print(output.encode(encoding, "backslashreplace").decode(encoding), flush=True)
     return 1 if num_wrong else 0
 
 
@@ -115,14 +119,16 @@ def examine(topic: str, timeout_seconds: float = TIMEOUT_SECONDS) -> list[Findin
 
     The child imports modules without ``gluonpar/__init__.py``, so without MXNet.
     """
-    command, pipe = [sys.executable, "-c", _CHILD, str(_ENTRY), topic], subprocess.PIPE
-    options = {"stdin": subprocess.DEVNULL, "stdout": pipe, "stderr": pipe}
+    command, output = [sys.executable, "-c", _CHILD, str(_ENTRY), topic], b""
     try:
-        done = subprocess.run(command, timeout=timeout_seconds, **options)
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_seconds
+        )
         output, ending = done.stdout, _ending(done)
     except subprocess.TimeoutExpired as error:
-        load = f"the load average is {os.getloadavg()[0]:.0f}"
-        output, ending = error.stdout or b"", f"no result within {timeout_seconds:g} s ({load})"
+        output, ending = error.stdout or b"", f"no result within {timeout_seconds:g} s"
+    except (OSError, ValueError) as error:  # too many processes or files; no access to Python
+        ending = f"no process can be started: {error}"
     lines = output.decode(errors="replace").splitlines()
     told = [json.loads(line[len(_MARK) :]) for line in lines if line.startswith(_MARK)]
     findings = [Finding(topic, *described) for described in told if described]
@@ -178,14 +184,15 @@ def python() -> Iterator[Described]:
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
         text = f"{platform.machine()} {sys.platform}: gluonpar works on x86-64 Linux only"
         yield WRONG, text, "use such a machine, or a container of that platform"
-    library = {path.stem for path in Path(os.__file__).parent.iterdir()} - {"test"}
-    try:
-        files = sorted(Path.cwd().glob("*.py"))
-    except OSError:  # the folder was removed
-        files = []
-    for path in files:
-        if path.stem in {*library, "numpy", "mxnet", "tqdm", "mpi4py"}:
-            text = f"{path} shadows the module {path.stem} in programs that run in this folder"
+    library = itertools.chain(*map(Path(_LIBRARY).glob, ("*", "lib-dynload/*")))
+    names = {path.name.split(".")[0] for path in library} - {"test", "sitecustomize"}
+    names |= {"numpy", "mxnet", "tqdm", "mpi4py"}
+    folders = list(itertools.takewhile(lambda folder: folder != _LIBRARY, sys.path))
+    with contextlib.suppress(OSError):  # the folder was removed
+        folders.append(os.getcwd())
+    for path in sorted(path for folder in folders for path in Path(folder).glob("*.py")):
+        if path.stem in names:
+            text = f"{path} shadows the module {path.stem} in programs that are started here"
             yield NOTE, text, "rename it"
 
 
@@ -195,16 +202,6 @@ def numpy() -> Iterator[Described]:
 
     np.ones(3).sum()
     yield OK, f"{np.__version__} at {np.__file__}"
-
-
-def libraries() -> Iterator[Described]:
-    """Whether the libraries of gcc that MXNet links to load."""
-    missing = wheels.missing_libraries()
-    if missing:
-        remedy = wheels.remedy(missing)
-        yield WRONG, f"{', '.join(missing)} cannot be loaded, which MXNet links to", remedy
-    else:
-        yield OK, f"{', '.join(wheels.GCC_PACKAGES)} load"
 
 
 def mxnet() -> Iterator[Described]:
@@ -321,11 +318,10 @@ def cuda() -> Iterator[Described]:
     for name in tried:
         print(f"loading {name}", file=sys.stderr, flush=True)  # the last line if the process ends
         try:
-            paths = cuda_libraries.load(name) or [name]
-            ctypes.CDLL(str(paths[0]), mode=ctypes.RTLD_GLOBAL)  # if not PyPI's: as MXNet would
+            path = cuda_libraries.load(name)
+            ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)  # if not PyPI's: as MXNet would
             num_loaded += 1
-            file = str(paths[0]) if os.path.isabs(paths[0]) else _mapped_file(name)
-            yield OK, f"{name} loads from {file}"
+            yield OK, f"{name} loads from {path if path.is_absolute() else _mapped_file(name)}"
         except OSError as error:
             if needed:
                 yield WRONG, f"{name} does not load: {error}", getattr(error, "remedy", wheels.CUDA)
@@ -441,7 +437,6 @@ def d2l() -> Iterator[Described]:
 CHECKS: dict[str, tuple[Callable[[], Iterator[Described]], str]] = {
     "python": (python, _REPORT),
     "numpy": (numpy, _NUMPY),
-    "libraries": (libraries, _REPORT),
     "mxnet": (mxnet, f"if no remedy is named, reinstall it: {wheels.CPU} or {wheels.CUDA}"),
     "driver": (nvidia_driver, _DRIVER),
     "gpu": (gpus, _DRIVER),

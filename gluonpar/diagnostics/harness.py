@@ -25,7 +25,7 @@ import numpy as np
 
 from gluonpar.install import __version__, driver, entry, parsing
 from gluonpar.runtime import devices, threads
-from gluonpar.training import Console, history
+from gluonpar.training import Console
 
 MEASURED, WRONG = 0, 1
 EXIT_CODES = {
@@ -160,7 +160,6 @@ class BenchmarkParser(parsing.Parser):
         if on_devices:
             help_ = "gpu: GPUs only; cpu: CPU devices; auto: CPU devices if there is no GPU"
             self.add("--device", "auto", help_, choices=devices.KINDS)
-        self.set_defaults(plot=None)
 
     def add(self, name: str, default: Any, help_: str, **more: Any) -> None:
         """Add an option whose help ends with its default."""
@@ -199,32 +198,22 @@ def conduct(
     argv: Sequence[str] | None,
     prepare: Callable[[argparse.Namespace], T],
     measure: Callable[[T, Console, Record], list[str]],
-    plot: Callable[[argparse.Namespace, list[Any]], None] | None = None,
 ) -> int:
-    """Parse ``argv``, prepare, measure and plot; return the exit code.
+    """Parse ``argv``, prepare and measure; return the exit code.
 
     A ValueError of ``prepare`` is an error of the command line. ``measure`` extends the record's
-    rows and returns complaints, one line each. Rows measured before Ctrl-C or an error are plotted.
+    rows and returns complaints, one line each.
     """
     options = parser.parse_args(argv)
 
     def work() -> int:
         console, record = Console(), Record(options)
         try:
-            if options.plot:
-                history.check_plot(options.plot)
             prepared = prepare(options)
             record.write()
         except ValueError as error:
             parser.error(str(error))
-        try:
-            complaints = measure(prepared, console, record)
-        finally:
-            if options.plot and record.rows:
-                try:
-                    plot(options, record.rows)
-                except OSError as error:
-                    parser.error(f"cannot write {options.plot}: {error.strerror}")
+        complaints = measure(prepared, console, record)
         for complaint in complaints:
             console.notice(f"{parser.prog}: {complaint}")
         return WRONG if complaints else MEASURED

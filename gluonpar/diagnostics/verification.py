@@ -10,7 +10,7 @@ from mxnet import autograd, gluon
 
 from gluonpar import cluster, collectives, metrics, sharding
 from gluonpar.gluon import running_statistics, sync_batch_norm
-from gluonpar.runtime import determinism, devices, memory, private_fields, threads
+from gluonpar.runtime import devices, memory, private_fields, threads
 
 # The largest relative difference that counts as rounding. A device left out, or counted twice,
 # changes a sum by about 1 / K; another order of addition by a few units in the last place, and by
@@ -66,7 +66,7 @@ def verify(
     contexts = sharding.as_list(ctx)
     threads.share(contexts)
     _check_request(net, contexts)
-    with determinism.enforced():
+    with devices.deterministic():
         if any(map(private_fields.awaits_shape, net.collect_params().values())):
             X, _ = sharding.split_and_load(batch, contexts[:1])[0]
             net(X)  # infers the shapes that are not known yet
@@ -101,8 +101,8 @@ def _compare(trial: _Trial, ctx: list[mx.Context]) -> list[str]:
     several = trial.run(ctx, training)
     check_same_bits(several, trial.run(ctx, training), f"a pass on {k} devices")
     lines.append("repeatability: the same bits twice, on one device and on all")
-    losses = [{"losses": result.pop(_LOSSES)} for result in (one, several)]
-    lines.append(check_close(*losses, "losses"))
+    want, got = ({"losses": result.pop(_LOSSES)} for result in (one, several))
+    lines.append(check_close(want, got, "losses"))
     return [*lines, check_close(one, several, f"gradients, {k} devices against one")]
 
 
@@ -125,7 +125,8 @@ class _Trial:
         shards = sharding.split_and_load(self.batch, list(ctx))
         used = ctx[: len(shards)]
         rounds = [shards] if len(set(used)) == len(used) else [[shard] for shard in shards]
-        losses, grads = [], {p.name: [] for p in self.trained}
+        losses: list[mx.nd.NDArray] = []
+        grads: dict[str, list[mx.nd.NDArray]] = {p.name: [] for p in self.trained}
         for some in rounds:
             with autograd.record(train_mode=training):
                 of_round = [self.loss(self.net(X), y) for X, y in some]
@@ -161,7 +162,7 @@ def check_replicas(copies: Sequence[mx.nd.NDArray], name: str) -> None:
     """Raise VerificationError, with the difference, unless all copies have the same bits. Waits."""
     try:
         metrics.check_identical(copies, name)
-    except metrics.ReplicasDiffer as error:
+    except metrics.ReplicasDifferError as error:
         raise VerificationError(f"replicas: {error}") from error
 
 

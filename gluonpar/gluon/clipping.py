@@ -13,7 +13,7 @@ from typing import Sequence
 import mxnet as mx
 import numpy as np
 
-from gluonpar.optim import on_host, reduced_on_host
+from gluonpar.collectives import host
 from gluonpar.runtime import memory, threads
 
 
@@ -28,12 +28,12 @@ def clip_global_norm(arrays: Sequence[mx.nd.NDArray], max_norm: float) -> mx.nd.
     """
     by_numpy, others = [], []
     for array in arrays:
-        takes_numpy = array.stype == "default" and on_host([array])
+        takes_numpy = array.stype == "default" and host.on_host([array.context])
         (by_numpy if takes_numpy else others).append(array.as_nd_ndarray())
     norms = [_as_float64(array).norm().reshape((1,)) for array in others]
     if by_numpy:
         name = "gluonpar.global_norm"
-        norms.append(reduced_on_host(by_numpy, _sum_of_squares, _root, "float64", name))
+        norms.append(host.reduced(by_numpy, _sum_of_squares, _root, "float64", name))
     if not norms:
         return mx.nd.zeros((1,), dtype="float64")
     norm = norms[0] if len(norms) == 1 else mx.nd.concat(*norms, dim=0).norm().reshape((1,))

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import os
 import threading
 import time
 import traceback
@@ -25,7 +24,7 @@ from gluonpar import cluster
 from gluonpar.cluster import world
 from gluonpar.gluon import rank_rounds
 from gluonpar.gluon.rank_rounds import RankRound, Tasks
-from gluonpar.runtime import device_threads
+from gluonpar.runtime import device_threads, engine
 
 
 class SumKey(NamedTuple):
@@ -161,8 +160,8 @@ class _Sum:
             failed(message)
 
 
-lock = threading.Lock()
-_num_waiting, _changed = 0, threading.Condition(lock)  # for tasks of other ranks
+lock = engine.lock()  # also notified of other ranks' messages
+_num_waiting = 0  # for tasks of other ranks
 _incomplete: dict[SumKey, _Sum] = {}
 _is_used = False  # whether a sum has begun in this process
 _layers_in_job = False  # whether there are any whose sums are over the devices of all ranks
@@ -222,12 +221,12 @@ def wait_for_tasks(round_: Round, seconds: float) -> dict[str, int]:
     """
     global _num_waiting
     over, end = round_.of_ranks, time.monotonic() + seconds
-    with _changed:
+    with lock:
         _num_waiting += 1
         try:
             while not over.failure() and over.without_word() and time.monotonic() < end:
                 over.look()
-                _changed.wait(1)
+                lock.wait(1)
         finally:
             _num_waiting -= 1
         if over.failure():
@@ -263,9 +262,9 @@ def _go_on() -> None:
 
 def _receive(rank: int, message: Any) -> None:
     """Take a message of another rank."""
-    with _changed:
+    with lock:
         rank_rounds.receive(rank, message)
-        _changed.notify_all()
+        lock.notify_all()
     _go_on()
 
 
@@ -349,12 +348,3 @@ def _fail_late() -> None:
 
 
 device_threads.while_waiting(_fail_late)
-
-
-def _after_fork() -> None:
-    global lock, _changed
-    lock = threading.Lock()  # another thread of the parent may hold it
-    _changed = threading.Condition(lock)
-
-
-os.register_at_fork(after_in_child=_after_fork)

@@ -39,7 +39,7 @@ class Layout:
         index = {param: i for i, param in enumerate(params)}
         self.params = [param for param in in_order if param.grad_req != "null"]
         self._indices = [index[param] for param in self.params]
-        buckets = replicas.in_buckets([*map(_copies, self._indices, self.params)])
+        buckets = replicas.neighbours([*map(_copies, self._indices, self.params)])
         sizes = [sum(memory.num_bytes(each.grads[0]) for each in bucket) for bucket in buckets]
         roots = partition.balance(sizes, 1 if one_root else len(self._ctx))
         self._buckets = []

@@ -272,8 +272,9 @@ class Trainer(gluon.Trainer):
 
         Its learning-rate schedule is one of them. The file, a NumPy ``.npz`` with a SHA-256, is
         independent of the number of devices. With ``format="gluon"`` it is one that
-        ``gluon.Trainer`` reads. Raises ValueError if an attribute could not be restored, such as a
-        network or a lock.
+        ``gluon.Trainer`` reads. An optimizer of your own with attributes other than numbers,
+        strings, arrays, and lists, tuples and dicts of these is pickled, with a UserWarning; that
+        raises ValueError if it fails, as for a lock.
         """
         optimizer_states.save(fname, self._updater, self._named_params(), format)
 
@@ -285,12 +286,11 @@ class Trainer(gluon.Trainer):
         As in ``gluon.Trainer`` the saved attributes replace the arguments of this Trainer: learning
         rate, schedule, momentum, clipping. A schedule that differs from the Trainer's own is a
         UserWarning; with ``keep_schedule`` the Trainer's own goes on, or its learning rate if it
-        has none. Functions and classes must be the same here. Parameters are told apart by name, or
-        by their order if the names are others.
+        has none. Parameters are told apart by name, or by their order if the names are others.
 
-        Files of ``gluon.Trainer`` are pickles, which can run any code, and read only if
-        ``trusted``. Raises ValueError, with nothing changed, if the file is for another optimizer
-        or other parameters, or is missing or damaged.
+        Files of ``gluon.Trainer``, and an optimizer that was pickled, can run any code, and are
+        read only if ``trusted``. Raises ValueError, with nothing changed, if the file is for
+        another optimizer or other parameters, or is missing or damaged.
         """
         optimizer_states.load(fname, self._updater, self._named_params(), trusted, keep_schedule)
 
@@ -373,11 +373,11 @@ class Trainer(gluon.Trainer):
         """Sum the gradients on each bucket's root, or on all devices."""
         with interrupts.held():
             self._has_summed = True
-            to_sum = replicas.to_sum(buckets)
+            grads = replicas.zero_stale(buckets)
             if on_all:
-                self._exchange.allreduce(to_sum)
+                self._exchange.allreduce(grads)
             else:
-                self._exchange.reduce(to_sum)
+                self._exchange.reduce(grads)
             self._mark_summed(buckets, on_all)
 
     def _mark_summed(self, buckets: Sequence[ParamBucket], on_all: bool) -> None:

@@ -4,4 +4,4 @@ The lowest of the packages. Its modules work where MXNet is missing or broken; o
 :func:`gluonpar.install.startup.start` imports it.
 """
 
-__version__ = "0.2.0"  # read by setup.py, too
+__version__ = "0.3.0"  # pyproject.toml reads it, too

@@ -15,7 +15,7 @@ import re
 import sys
 import types
 import warnings
-from typing import Any, Callable
+from typing import Any, Callable, Sequence
 
 import numpy as np
 
@@ -64,14 +64,14 @@ def _former() -> tuple[tuple[str, Any, str], ...]:
     )
 
 
-def _renamed(now: Callable) -> Callable:
+def _renamed(now: Any) -> Callable:
     """Return a function that calls ``now``, and that MXNet can register beside it as another.
 
     As NumPy's own functions do, it leaves the call to the first argument that is no NumPy array
     but has an ``__array_function__``, here ``mx.np.ndarray``.
     """
 
-    def former(*args, **kwargs):
+    def former(*args: Any, **kwargs: Any) -> Any:
         for value in (*args, *kwargs.values()):
             if hasattr(value, "__array_function__") and type(value).__module__ != "numpy":
                 return type(value).__array_function__(value, former, (type(value),), args, kwargs)
@@ -83,13 +83,14 @@ def _renamed(now: Callable) -> Callable:
 def _by_value(function: Callable) -> Callable:
     """Return ``function`` with Python's numbers promoted by value: uint8 and 300 give uint16."""
 
-    def former(*args, **options):
+    def former(*args: Any, **options: Any) -> Any:
         dtypes = [arg.dtype for arg in args if isinstance(arg, np.ndarray)]
         if dtypes:
             common = np.result_type(*dtypes)
             # By value only if no number is of a higher kind: 2.5 beside integers is a float64.
             numbers = {"f": (int, float), "i": (int,), "u": (int,)}.get(common.kind, ())
-            args = [_typed(arg, common) if type(arg) in numbers else arg for arg in args]
+            typed = [_typed(arg, common) if type(arg) in numbers else arg for arg in args]
+            return function(*typed, **options)
         return function(*args, **options)
 
     return former
@@ -105,7 +106,7 @@ def _typed(number: float, dtype: np.dtype) -> np.generic:
 def _in_float64(function: Callable, num_samples: int) -> Callable:
     """Return ``function`` with its first arguments in float64, if they are floats."""
 
-    def former(*args, **options):
+    def former(*args: Any, **options: Any) -> Any:
         samples = map(_float64, args[:num_samples])
         return function(*samples, *args[num_samples:], **options)
 
@@ -117,22 +118,22 @@ def _float64(values: object) -> np.ndarray:
     return values.astype(np.float64) if values.dtype.kind == "f" else values
 
 
-def _histogram_bin_edges(a, *args, **options):
+def _histogram_bin_edges(a: object, *args: Any, **options: Any) -> np.ndarray:
     edges, dtype = np.histogram_bin_edges(_float64(a), *args, **options), np.asarray(a).dtype
     return edges.astype(dtype) if dtype.kind == "f" else edges
 
 
-def _nanpercentile(a, q, *args, **options):
+def _nanpercentile(a: Any, q: Any, *args: Any, **options: Any) -> Any:
     return np.nanquantile(a, np.asarray(np.true_divide(q, 100), np.float64), *args, **options)
 
 
-def _count_nonzero(*args, **options):
-    number = np.count_nonzero(*args, **options)
-    return int(number) if isinstance(number, np.generic) else number
+def _count_nonzero(*args: Any, **options: Any) -> Any:
+    number: Any = np.count_nonzero(*args, **options)
+    return number.item() if isinstance(number, np.generic) else number
 
 
 @functools.wraps(np.array)
-def _array(values, dtype=None, **options):
+def _array(values: Any, dtype: Any = None, **options: Any) -> np.ndarray:
     """Take integers modulo the range of ``dtype``, as MXNet's operators do, and NumPy 1 did."""
     try:
         return np.array(values, dtype, **options)
@@ -141,7 +142,7 @@ def _array(values, dtype=None, **options):
 
 
 def _moved(name: str) -> Callable:
-    def former(*args, **kwargs):
+    def former(*_: Any, **__: Any) -> None:
         instead = "the package numpy-financial has it"
         raise RuntimeError(f"numpy.{name} was removed in NumPy 1.20; {instead}")
 
@@ -170,7 +171,13 @@ class _Finder:
         versions = types.SimpleNamespace(StrictVersion=version, LooseVersion=version)
         replaced = {"numpy": numpy, "distutils.version": versions}
 
-        def import_for_mxnet(name, globals=None, locals=None, fromlist=(), level=0):
+        def import_for_mxnet(
+            name: str,
+            globals: Any = None,
+            locals: Any = None,
+            fromlist: Sequence[str] = (),
+            level: int = 0,
+        ) -> Any:
             if level == 0 and name in replaced:
                 return replaced[name]
             imported = builtins.__import__(name, globals, locals, fromlist, level)
@@ -179,7 +186,9 @@ class _Finder:
 
         self._builtins = {**vars(builtins), "__import__": import_for_mxnet}
 
-    def find_spec(self, name, path=None, target=None):
+    def find_spec(
+        self, name: str, path: Any = None, target: Any = None
+    ) -> importlib.machinery.ModuleSpec | None:
         """Return the module's spec, if it is one of MXNet's, as the other finders find it."""
         if name.partition(".")[0] != "mxnet":
             return None
@@ -187,34 +196,37 @@ class _Finder:
             spec = None if finder is self else finder.find_spec(name, path, target)
             if spec is not None:
                 if isinstance(spec.loader, importlib.machinery.SourceFileLoader):
-                    spec.loader = _Loader(spec.loader.name, spec.loader.path)
-                    spec.loader.builtins = self._builtins
+                    loader = spec.loader = _Loader(spec.loader.name, spec.loader.path)
+                    loader.builtins = self._builtins
                 return spec
         return None
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
-    """Runs a module's code with builtins of its own, in which ``__import__`` is MXNet's."""
+    """Runs a module's code with these builtins, in which ``__import__`` is MXNet's."""
+
+    builtins: dict[str, Any]
 
     def exec_module(self, module: types.ModuleType) -> None:
         """Run the module's code, and let it compute as with NumPy 1."""
-        module.__builtins__ = self.builtins
+        names = vars(module)
+        names["__builtins__"] = self.builtins
         super().exec_module(module)
         if module.__name__ == "mxnet.gluon.data.dataloader" and sys.version_info >= (3, 14):
-            module.multiprocessing = _forking(module.multiprocessing)
+            names["multiprocessing"] = _forking(names["multiprocessing"])
         if version(np.__version__) < (2,):
             return
         if module.__name__ in _WRITE_ATTRIBUTES:
-            module.str = _WRITE_ATTRIBUTES[module.__name__]
+            names["str"] = _WRITE_ATTRIBUTES[module.__name__]
         elif module.__name__ == "mxnet.metric":
             for name in ("sum_metric", "global_sum_metric"):
-                setattr(module.EvalMetric, name, _sum(f"_{name}"))
+                setattr(names["EvalMetric"], name, _sum(f"_{name}"))
 
-    def source_to_code(self, data, path, **options):
-        """Compile; Python 3.12 and later warn of ``'\\['``, and an error it could become."""
+    def get_code(self, fullname: str) -> types.CodeType | None:
+        """Compile without warnings: Python 3.12 and later warn of ``'\\['``."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return super().source_to_code(data, path, **options)
+            return super().get_code(fullname)
 
 
 def _forking(multiprocessing: types.ModuleType) -> types.ModuleType:
@@ -228,11 +240,14 @@ def _forking(multiprocessing: types.ModuleType) -> types.ModuleType:
     return copy
 
 
+_NUMPY_1_25: Any = "1.25"  # a value that the types of NumPy 1 do not have
+
+
 def _text(value: object) -> str:
     """Return ``str(value)`` as under NumPy 1: of a tuple of its numbers, without their types."""
     text = str(value)
     if "np." in text and isinstance(value, (tuple, list)):
-        with np.printoptions(legacy="1.25"):
+        with np.printoptions(legacy=_NUMPY_1_25):
             return str(value)
     return text
 
@@ -260,7 +275,7 @@ _WRITE_ATTRIBUTES = {
 def _sum(name: str) -> property:
     """Return a property that is kept as ``name`` and, if a float, adds float32 in float64."""
 
-    def set_sum(metric, value):
+    def set_sum(metric: object, value: object) -> None:
         setattr(metric, name, np.float64(value) if isinstance(value, float) else value)
 
     return property(operator.attrgetter(name), set_sum)

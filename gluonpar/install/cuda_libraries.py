@@ -53,8 +53,8 @@ def load_libraries() -> None:
         load(name)
 
 
-def load(name: str) -> list[pathlib.Path]:
-    """Load one library for the whole process; return its path, or nothing if it is not there.
+def load(name: str) -> pathlib.Path:
+    """Load one library for the whole process; return its path, or its name if it is not there.
 
     With GLUONPAR_CUDA unset or 'pypi': the one from PyPI's wheels. With 'system': the one that the
     system's loader finds (LD_LIBRARY_PATH, ldconfig), whose name is returned, or else PyPI's, since
@@ -69,7 +69,7 @@ def load(name: str) -> list[pathlib.Path]:
     if source == "system":
         try:
             ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
-            return [pathlib.Path(name)]
+            return pathlib.Path(name)
         except OSError as error:
             if not str(error).startswith(f"{name}: cannot open shared object file"):
                 remedy = "repair that CUDA, or unset GLUONPAR_CUDA to use PyPI's libraries"
@@ -80,8 +80,7 @@ def load(name: str) -> list[pathlib.Path]:
                 "add its folder, often /usr/local/cuda-11.2/lib64, to LD_LIBRARY_PATH before "
                 "Python starts, or unset GLUONPAR_CUDA to use PyPI's libraries",
             )
-    paths = in_wheels(name)
-    for path in paths:
+    for path in in_wheels(name)[:1]:
         wrong = damage(path)
         try:
             if not wrong:
@@ -90,7 +89,8 @@ def load(name: str) -> list[pathlib.Path]:
             wrong = str(error)
         if wrong:
             raise LibraryError(f"{path} is damaged: {wrong}", reinstall(path))
-    return paths
+        return path
+    return pathlib.Path(name)
 
 
 def compiler_version() -> tuple[int, int]:
@@ -99,7 +99,9 @@ def compiler_version() -> tuple[int, int]:
     Raises OSError too if there is no NVRTC. Its kernels run on drivers of this CUDA or newer ones.
     """
     major, minor = ctypes.c_int(), ctypes.c_int()
-    _open("libnvrtc.so.11.2").nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+    ctypes.CDLL(str(load("libnvrtc.so.11.2"))).nvrtcVersion(
+        ctypes.byref(major), ctypes.byref(minor)
+    )
     return major.value, minor.value
 
 
@@ -108,12 +110,8 @@ def accepts_driver() -> bool:
 
     CUDA 11.1 and later need driver 450.80.02: earlier ones of CUDA 11.0 are not compatible.
     """
-    return _open(LIBRARIES[0]).cudaGetDeviceCount(ctypes.byref(ctypes.c_int())) != _TOO_OLD
-
-
-def _open(name: str) -> ctypes.CDLL:
-    (path,) = load(name) or [name]
-    return ctypes.CDLL(str(path))
+    runtime = ctypes.CDLL(str(load(LIBRARIES[0])))
+    return runtime.cudaGetDeviceCount(ctypes.byref(ctypes.c_int())) != _TOO_OLD
 
 
 def in_wheels(name: str) -> list[pathlib.Path]:

@@ -8,9 +8,10 @@ see. `nvidia-smi` ignores that variable, and may not be installed.
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import itertools
 import os
-from typing import Any, Collection, Iterable, NamedTuple
+from typing import Any, Collection, Iterable
 
 LIBRARY = "libcuda.so.1"
 
@@ -56,7 +57,8 @@ class DriverError(RuntimeError):
         self.code = code
 
 
-class Gpu(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Gpu:
     """One GPU: its index (MXNet's ``mx.gpu(index)``), name and compute capability, e.g. (7, 5).
 
     >>> print(Gpu(0, "Tesla T4", (7, 5)))

@@ -13,12 +13,22 @@ the current folder.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 
-NEED_MXNET = ("train", "bench", "verify")  # commands; others, such as doctor, do without
+TYPE_CHECKING = False  # typing's, which is not loaded yet
+if TYPE_CHECKING:
+    from typing import Any, Callable
 
-BAD_REQUEST, INTERRUPTED, BROKEN_PIPE = 2, 130, 141  # exit codes of all commands
+NEED_MXNET = ("train", "bench", "selftest", "verify")  # doctor and others do without
+
+BAD_REQUEST, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
+EXIT_CODES = {  # of all commands; each has its own meaning of 0 and 1
+    BAD_REQUEST: "the request cannot be met; a line says why",
+    INTERRUPTED: "interrupted (Ctrl-C)",
+    BROKEN_PIPE: "nobody reads the output any more, as after | head -1",
+}
 
 
 def skip_init(*packages: str) -> None:
@@ -33,28 +43,30 @@ def skip_init(*packages: str) -> None:
 def without_mxnet() -> bool:
     """Return whether this process is the command ``gluonpar``, and its arguments need no MXNet.
 
-    Then the current folder is removed from ``sys.path``: its files could shadow modules. For the
-    other commands, Ctrl-C ends the imports without a traceback.
+    Then modules are imported from Python's own library first, and not from the current folder:
+    other files could shadow them. For the other commands, Ctrl-C ends the imports without a
+    traceback.
     """
     name = command(sys.argv, _command_line())
     if name in NEED_MXNET:
         sys.excepthook = _without_interrupts
-    if name is None or name in NEED_MXNET:
-        if name == "verify" and not any(word.startswith("--r") for word in sys.argv):
+        if name in ("selftest", "verify"):
             # On GPUs of compute capability 8.0 and later cuBLAS and cuDNN may round the factors of
-            # float32 products to TF32, with 11 significant bits. Comparisons need float32. With
-            # --report each command has a process of its own, and only this one sets it there.
+            # float32 products to TF32, with 11 significant bits. Comparisons need float32.
             os.environ.setdefault("NVIDIA_TF32_OVERRIDE", "0")
+    if name is None or name in NEED_MXNET:
         return False
     try:
-        current_folder = os.getcwd()
+        current = os.getcwd()
     except OSError:  # it has been removed
-        current_folder = ""
-    sys.path[:] = [folder for folder in sys.path if folder not in ("", current_folder)]
+        current = ""
+    library = os.path.dirname(os.__file__)
+    searched = [folder for folder in sys.path if folder not in ("", current)]
+    sys.path[:] = sorted(searched, key=lambda folder: not folder.startswith(library))
     return True
 
 
-def _without_interrupts(kind, error, traceback) -> None:
+def _without_interrupts(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
     """Print an exception that ends the process, but no Ctrl-C, which came during an import."""
     if not issubclass(kind, KeyboardInterrupt):
         sys.__excepthook__(kind, error, traceback)
@@ -72,10 +84,10 @@ def exit_code(error: ImportError) -> int | None:
     return BAD_REQUEST
 
 
-def run(program: str, work) -> int:
-    """Return ``work()``, the exit code of a command; its end by Ctrl-C, or ``| head``, is no error.
+def run(program: str, work: Callable[[], int]) -> int:
+    """Return ``work()``, the exit code of a command; after Ctrl-C, or ``| head``, another one.
 
-    After Ctrl-C a line on stderr begins with ``program``.
+    After Ctrl-C, and where the output cannot be written, a line on stderr begins with ``program``.
     """
     try:
         return work()
@@ -83,12 +95,17 @@ def run(program: str, work) -> int:
         if sys.stderr is not None:
             print(f"\n{program}: interrupted", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:
+    except OSError as error:
+        full = error.errno == errno.ENOSPC and not error.filename
+        if not (full or isinstance(error, BrokenPipeError)):
+            raise
         # Else Python would fail again at its end, when it writes its buffers.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
-        return BROKEN_PIPE
+        if full:
+            print(f"{program}: error: cannot print: {error.strerror}", file=sys.stderr)
+        return BAD_REQUEST if full else BROKEN_PIPE
 
 
 def program() -> str:

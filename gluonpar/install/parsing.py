@@ -27,6 +27,23 @@ class Parser(argparse.ArgumentParser):
             self.error(f"unrecognized arguments: {' '.join(unknown)}{did_you_mean(name, known)}")
         return options
 
+    def in_options(self, message: object) -> str:
+        """Return the message of a function's error, with options in place of its arguments.
+
+        >>> parser = Parser()
+        >>> _ = parser.add_argument("--num-gpus")
+        >>> parser.in_options("num_gpus=3, but there are 2; num_gpus must be at most 2")
+        '--num-gpus 3, but there are 2; --num-gpus must be at most 2'
+        """
+        text = str(message)
+        for action in self._actions:
+            option, name = action.option_strings[0], action.dest
+            # A name of one word, such as device, may be a word of the message.
+            end = r"\b" if "_" in name else r"(?= must\b)"
+            text = re.sub(rf"(?<![\w.-]){name}='?([^\s',]+)'?", rf"{option} \1", text)
+            text = re.sub(rf"(?<![\w.-]){name}{end}", option, text)
+        return text
+
     def error(self, message: str) -> NoReturn:
         """Exit with one line on stderr."""
         self.exit(BAD_REQUEST, f"{self.prog}: error: {message}\n")
@@ -35,7 +52,7 @@ class Parser(argparse.ArgumentParser):
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return the end of a message that suggests one of ``known``, or nothing if none is alike.
 
-    >>> did_you_mean("trian", ["train", "verify"])
+    >>> did_you_mean("trian", ["train", "doctor"])
     '; did you mean train?'
     """
     alike = difflib.get_close_matches(name, list(known), 1)

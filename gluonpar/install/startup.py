@@ -120,9 +120,9 @@ def _remedy(error: Exception, wheel: str) -> str:
         return f"libcuda.so.1 is part of NVIDIA's driver. Without it, use the CPU wheel: {cpu}."
     if any(name in str(error) for name in cuda_libraries.LIBRARIES):
         return "In a clone of gluonpar, pip install -e '.[cu112]' installs CUDA 11's libraries."
-    absent = [n for n in wheels.GCC_PACKAGES if f"{n}: cannot open" in str(error)]
-    if absent:
-        return f"Remedy: {wheels.remedy(wheels.missing_libraries() or absent)}."
+    missing = wheels.missing_libraries()
+    if missing:
+        return f"Remedy: {wheels.remedy(missing)}."
     return _reinstall(wheel)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from types import ModuleType
 from typing import Sequence
 
 import mxnet as mx
@@ -57,7 +58,7 @@ class LeNet(gluon.HybridBlock):
             init = mx.init.Normal(scale) if len(shape) > 1 else mx.init.Zero()
             setattr(self, str(i), self.params.get(str(i), shape=shape, init=init))
 
-    def hybrid_forward(self, F, X, **params):
+    def hybrid_forward(self, F: ModuleType, X: nd.NDArray, **params: nd.NDArray) -> nd.NDArray:
         """See :func:`lenet`."""
         return lenet(X, [params[str(i)] for i in range(len(LENET_SHAPES))])
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
+from mxnet import nd
 from mxnet.gluon import nn
 
 
@@ -21,7 +24,7 @@ class Residual(nn.HybridBlock):
             self.shortcut = nn.Conv2D(channels, 1, stride, in_channels=inputs)
         self.relu = nn.Activation("relu")
 
-    def hybrid_forward(self, F, X):
+    def hybrid_forward(self, F: ModuleType, X: nd.NDArray) -> nd.NDArray:
         """Return the relu of the sum of both paths."""
         around = X if self.shortcut is None else self.shortcut(X)
         return self.relu(self.inside(X) + around)

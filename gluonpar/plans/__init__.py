@@ -8,6 +8,7 @@ from gluonpar.plans import algorithms
 from gluonpar.plans.plan import Hop, by_step, check, num_chunks, relabel, reverse, towards
 from gluonpar.plans.registry import (
     ALGORITHMS,
+    COMBINE,
     Algorithm,
     checked,
     named,
@@ -17,7 +18,24 @@ from gluonpar.plans.registry import (
 from gluonpar.plans.simulator import Simulation, simulate
 from gluonpar.plans.tracing import Trace, trace
 
-__all__ = ["ALGORITHMS", "Algorithm", "Hop", "Simulation", "Trace", "algorithms", "by_step"]
-__all__ += ["check", "checked", "named"]
-__all__ += ["num_chunks", "register", "register_executor", "relabel", "reverse", "simulate"]
-__all__ += ["towards", "trace"]
+__all__ = [
+    "ALGORITHMS",
+    "COMBINE",
+    "Algorithm",
+    "Hop",
+    "Simulation",
+    "Trace",
+    "algorithms",
+    "by_step",
+    "check",
+    "checked",
+    "named",
+    "num_chunks",
+    "register",
+    "register_executor",
+    "relabel",
+    "reverse",
+    "simulate",
+    "towards",
+    "trace",
+]

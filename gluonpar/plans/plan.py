@@ -64,7 +64,8 @@ def towards(hops: Sequence[Hop], root: int) -> list[Hop]:
     >>> towards([Hop(0, 1, 0, 0, True), Hop(1, 0, 1, 0, False)], 0)
     [Hop(step=0, src=1, dst=0, chunk=0, reduce=True)]
     """
-    needed, kept = {(root, chunk) for chunk in range(num_chunks(hops))}, []
+    needed = {(root, chunk) for chunk in range(num_chunks(hops))}
+    kept: list[Hop] = []
     for step in reversed(by_step(hops)):
         now = [hop for hop in step if (hop.dst, hop.chunk) in needed]
         needed -= {(hop.dst, hop.chunk) for hop in now if not hop.reduce}

@@ -5,9 +5,14 @@ from __future__ import annotations
 import functools
 from typing import Any, Callable, NamedTuple, Sequence
 
+import numpy as np
+
 from gluonpar.plans.plan import Hop, check
 
 _NUM_DEVICES = 2, 3, 4, 7  # for which a plan is checked when it is registered
+
+COMBINE: dict[str, np.ufunc] = {"sum": np.add, "max": np.maximum, "min": np.minimum}
+"""The ops of an algorithm, by name, and the functions that combine two NumPy arrays by them."""
 
 
 def _takes_all(ctx: Sequence[Any]) -> str:

@@ -1,12 +1,11 @@
 """An all-reduce on links, simulated: when each message begins and ends. Pure NumPy.
 
-A device's chunks that go to the same device in the same step are one message. Steps follow one
-another, as in the cost model of docs/algorithms.md: the messages of a step begin when everything of
-the step before has ended (Valiant, "A bridging model for parallel computation", 1990). A message
-takes the latencies of the links on its route, and then its bytes flow; a link's bandwidth is
-divided evenly among the messages on it at that moment, and a message flows as fast as the link with
-the least for it. What arrives to be added takes the receiver's memory three times its bytes, two
-reads and a write, and the sums of one device share its bandwidth in the same way.
+The chunks that a device sends to another in one step are one message. The messages of a step begin
+when all messages of the step before have ended, as in the cost model of docs/algorithms.md
+(Valiant, "A bridging model for parallel computation", 1990). A message waits for the latencies of
+the links on its route, and then its bytes flow. Messages on a link at the same time divide its
+bandwidth evenly, and a message flows as fast as its slowest link lets it. Nothing else takes time:
+no sums, no operators, no Python.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class Timed(NamedTuple):
 class Simulation(NamedTuple):
     """The result of :func:`simulate`: the time of the whole, and of each hop in the plan's order.
 
-    ``begin`` and ``end`` are arrays over the plan's ``hops``. A hop that adds ends with its sum.
+    ``begin`` and ``end`` are arrays over the plan's ``hops``.
     """
 
     seconds: float
@@ -51,21 +50,16 @@ class Simulation(NamedTuple):
 
 
 def simulate(
-    algorithm: str,
-    num_devices: int,
-    num_bytes: float,
-    topology: str | Topology = "full",
-    memory_bandwidth: float = math.inf,
+    algorithm: str, num_devices: int, num_bytes: float, topology: str | Topology = "full"
 ) -> Simulation:
     """Simulate an all-reduce of arrays of ``num_bytes`` each over ``num_devices``.
 
     ``algorithm`` has a plan. ``topology`` is a :class:`Topology` or the name of one: 'full' (a link
     between every two devices), 'pcie' (two switches), 'nvlink' (the cube mesh of a DGX-1V),
-    'nvswitch' or 'ethernet' (hosts of four devices). ``memory_bandwidth``, in bytes/s, is that of
-    each device's memory for sums. Nothing else takes time: no operators, no Python.
+    'nvswitch' or 'ethernet' (hosts of four devices).
 
     Raises ValueError for an algorithm without a plan, an unknown topology or one for another number
-    of devices, and numbers that are not positive.
+    of devices, and for ``num_bytes`` that are not a finite number of at least 0.
 
     >>> simulate("ring", 4, 1e6, "nvswitch").seconds < simulate("ring", 4, 1e6, "ethernet").seconds
     True
@@ -73,29 +67,40 @@ def simulate(
     plan = _messages(algorithm, num_devices)
     if isinstance(topology, str):
         if topology not in TOPOLOGIES:
-            raise ValueError(f"topology must be one of {', '.join(TOPOLOGIES)}, got {topology!r}")
+            known = ", ".join(TOPOLOGIES)
+            raise ValueError(f"topology must be one of {known}, got {topology!r}")
         topology = TOPOLOGIES[topology](num_devices)
-    if not 0 <= num_bytes < math.inf or not memory_bandwidth > 0:
-        raise ValueError(
-            "num_bytes must be at least 0 and memory_bandwidth positive, got "
-            f"{num_bytes} and {memory_bandwidth}"
-        )
     if topology.num_devices != num_devices:
-        raise ValueError(f"the topology has {topology.num_devices} devices, not {num_devices}")
-    return _run(plan, num_bytes / plan.chunks_per_array, topology, memory_bandwidth)
+        got = f"one for {topology.num_devices}"
+        raise ValueError(f"topology must be for num_devices={num_devices}, got {got}")
+    if not 0 <= num_bytes < math.inf:
+        raise ValueError(f"num_bytes must be a finite number of at least 0, got {num_bytes}")
+    chunk_bytes = num_bytes / num_chunks(plan.hops)
+    begin, end = np.zeros(len(plan.pairs)), np.zeros(len(plan.pairs))
+    bounds = np.flatnonzero(np.diff(plan.steps, prepend=-1, append=-1))
+    now = 0.0
+    known_ends: dict[tuple[bytes, bytes], np.ndarray] = {}
+    for first, last in zip(bounds, bounds[1:]):
+        pairs, counts = plan.pairs[first:last], plan.num_chunks[first:last]
+        key = pairs.tobytes(), counts.tobytes()
+        if key not in known_ends:  # most plans have few different steps
+            routes = topology.routes[np.divmod(pairs, num_devices)]
+            latency = topology.latency[routes].sum(axis=1)
+            known_ends[key] = share(latency, counts * chunk_bytes, routes, topology.bandwidth)
+        begin[first:last], end[first:last] = now, now + known_ends[key]
+        now = end[first:last].max()
+    return Simulation(float(now), plan.hops, begin[plan.of_hop], end[plan.of_hop])
 
 
 class _Messages(NamedTuple):
-    """A plan's messages in the order of their steps: chunks of one step, sender and receiver.
+    """A plan as messages in the order of their steps, with the number of chunks in each.
 
-    ``places`` code sender, receiver and whether the receiver adds, :func:`_step`; ``of_hop`` has
-    each hop's message.
+    ``pairs`` holds sender * K + receiver, ``of_hop`` the index of each hop's message.
     """
 
     hops: list[Hop]
-    chunks_per_array: int
     steps: np.ndarray
-    places: np.ndarray
+    pairs: np.ndarray
     num_chunks: np.ndarray
     of_hop: np.ndarray
 
@@ -104,48 +109,19 @@ class _Messages(NamedTuple):
 def _messages(algorithm: str, num_devices: int) -> _Messages:
     hops, k = registry.hops(algorithm, num_devices), num_devices
     flat = np.fromiter(itertools.chain.from_iterable(hops), np.int64, 5 * len(hops))
-    step, src, dst, _, reduce = flat.reshape(-1, 5).T
-    codes = (step * k + src) * k * 2 + dst * 2 + reduce
+    step, src, dst, _, _ = flat.reshape(-1, 5).T
+    codes = (step * k + src) * k + dst
     messages, of_hop, counts = np.unique(codes, return_inverse=True, return_counts=True)
-    steps, places = np.divmod(messages, 2 * k * k)
-    return _Messages(hops, num_chunks(hops), steps, places, counts, of_hop)
-
-
-def _run(plan: _Messages, chunk_bytes: float, on: Topology, memory_bandwidth: float) -> Simulation:
-    begin, end = np.zeros(len(plan.places)), np.zeros(len(plan.places))
-    bounds = np.flatnonzero(np.diff(plan.steps, prepend=-1, append=-1))
-    now, known = 0.0, {}
-    for first, last in zip(bounds, bounds[1:]):
-        places, sizes = plan.places[first:last], plan.num_chunks[first:last]
-        key = places.tobytes(), sizes.tobytes()
-        if key not in known:  # most plans have few different steps
-            known[key] = _step(places, sizes * chunk_bytes, on, memory_bandwidth)
-        begin[first:last], end[first:last] = now, now + known[key]
-        now = end[first:last].max()
-    return Simulation(float(now), plan.hops, begin[plan.of_hop], end[plan.of_hop])
-
-
-def _step(
-    messages: np.ndarray, num_bytes: np.ndarray, on: Topology, memory_bandwidth: float
-) -> np.ndarray:
-    """Return when each message of a step has ended; it is coded as (src * K + dst) * 2 + reduce."""
-    k = on.num_devices
-    src, dst, reduce = messages // 2 // k, messages // 2 % k, messages % 2 == 1
-    routes = on.routes[src, dst]
-    end = share(on.latency[routes].sum(axis=1), num_bytes, routes, on.bandwidth)
-    if memory_bandwidth < math.inf and reduce.any():
-        memory = np.full(k, memory_bandwidth)
-        end[reduce] = share(end[reduce], 3 * num_bytes[reduce], dst[reduce, None], memory)
-    return end
+    return _Messages(hops, *np.divmod(messages, k * k), counts, of_hop)
 
 
 def share(
     begin: np.ndarray, num_bytes: np.ndarray, routes: np.ndarray, bandwidth: np.ndarray
 ) -> np.ndarray:
-    """Return when each of some flows ends that begin at ``begin`` with ``num_bytes`` to carry.
+    """Return when each flow ends, if it begins at ``begin`` and has ``num_bytes`` to carry.
 
-    A flow passes the resources ``routes[flow]``, indices of ``bandwidth``, whose last entry may be
-    infinite. Each resource is divided evenly among the flows on it at the moment.
+    A flow passes the links ``routes[flow]``, indices of ``bandwidth``, whose last entry may be
+    infinite. Each link is divided evenly among the flows on it at the moment.
     """
     end, left = begin.copy(), np.array(num_bytes, float)
     now = -math.inf

@@ -1,7 +1,6 @@
 """Topologies: the links between devices, and the links that a message passes. Pure NumPy.
 
-A link has a latency and a bandwidth in each direction, or one bandwidth for both. Messages that
-pass a link at the same time share its bandwidth (:mod:`gluonpar.plans.simulator`).
+Messages that pass a link at the same time share its bandwidth (:mod:`gluonpar.plans.simulator`).
 """
 
 from __future__ import annotations
@@ -55,35 +54,12 @@ class Topology:
         return len(self.routes)
 
 
-def full(num_devices: int, link: Link = PCIE, duplex: bool = True) -> Topology:
-    """Return a topology with a link between every two devices, as the cost model assumes.
-
-    Without ``duplex`` the two directions share the link's bandwidth.
-    """
-    k = num_devices
-    return by_matrix(np.full((k, k), link.latency), np.full((k, k), link.bandwidth), duplex)
-
-
-def by_matrix(latency: np.ndarray, bandwidth: np.ndarray, duplex: bool = True) -> Topology:
-    """Return a topology with a link between every two devices, from matrices (src, dst).
-
-    ``latency`` is in seconds and ``bandwidth`` in bytes/s; their diagonals are not used. Without
-    ``duplex`` the two directions share a link: that of the smaller device first. Raises ValueError
-    for matrices that are not square or differ in shape.
-    """
-    latency, bandwidth = np.asarray(latency, float), np.asarray(bandwidth, float)
-    k = len(latency)
-    if latency.shape != (k, k) or bandwidth.shape != (k, k):
-        raise ValueError(
-            f"latency and bandwidth must be square matrices of one size, got shapes "
-            f"{latency.shape} and {bandwidth.shape}"
-        )
-    pairs = [*itertools.permutations(range(k), 2)]
-    if not duplex:
-        pairs = [(i, j) for i, j in pairs if i < j]
-    links = [(f"{i}-{j}", Link(latency[i, j], bandwidth[i, j])) for i, j in pairs]
+def full(num_devices: int, link: Link = PCIE) -> Topology:
+    """Return a topology with a link between every two devices, as the cost model assumes."""
+    pairs = [*itertools.permutations(range(num_devices), 2)]
     index = {pair: number for number, pair in enumerate(pairs)}
-    return Topology(links, lambda i, j: [index.get((i, j), index.get((j, i)))], k)
+    links = [(f"{i}-{j}", link) for i, j in pairs]
+    return Topology(links, lambda i, j: [index[i, j]], num_devices)
 
 
 def pcie(num_devices: int, link: Link = PCIE, sockets: Link = BETWEEN_SOCKETS) -> Topology:

@@ -1,22 +1,18 @@
-"""trace: the hops of a plan as a printed table or a picture."""
+"""trace: the hops of a plan as a printed table."""
 
 from __future__ import annotations
 
 import html
-import os
 from collections import defaultdict
 from fractions import Fraction
-from typing import TYPE_CHECKING, Iterable, NamedTuple
+from typing import Iterable, NamedTuple
 
-from gluonpar.plans import drawing, registry
+from gluonpar.plans import registry
 from gluonpar.plans.plan import Hop, chunks_sent, num_chunks, num_steps
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 def trace(algorithm: str, num_devices: int) -> Trace:
-    """Return the hops of ``algorithm`` between ``num_devices`` devices, to print or draw.
+    """Return the hops of ``algorithm`` between ``num_devices`` devices, to print.
 
     Raises ValueError for an unknown algorithm or one without a plan, or ``num_devices`` below 1.
 
@@ -34,8 +30,7 @@ def trace(algorithm: str, num_devices: int) -> Trace:
 class Trace(NamedTuple):
     """The hops of an algorithm between ``num_devices`` devices, as returned by :func:`trace`.
 
-    ``print`` and Jupyter show one row per step, :meth:`draw` a picture. Both count steps from 1,
-    ``Hop.step`` counts from 0.
+    ``print`` and Jupyter show one row per step. They count steps from 1, ``Hop.step`` from 0.
     """
 
     algorithm: str
@@ -53,24 +48,6 @@ class Trace(NamedTuple):
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"
-
-    def draw(self, path: str | os.PathLike | None = None) -> Figure:
-        """Return a picture of the plan: one grid per step and one of the result, one arrow per hop.
-
-        A grid has a row per device and a column per chunk, and shows the state before its step: a
-        cell has a band of colour for each device whose values are in its sum. ``path`` saves the
-        picture, too, in the format that the suffix names. The background is transparent and the
-        colours are readable on white and on black. In an SVG file each hop is a group with the id
-        'hop-STEP-SRC-DST-CHUNK-add' (or '-copy'; STEP is ``Hop.step``), the printed table is there
-        for screen readers, and one version of matplotlib always writes the same bytes. Raises
-        ImportError without matplotlib.
-        """
-        title = self._title()
-        with drawing.style(title):
-            figure = drawing.picture(self.hops, self.num_devices, title)
-            if path is not None:
-                drawing.save(figure, path, title, str(self))
-        return figure
 
     def _title(self) -> str:
         return f"{self.algorithm}, {_count(self.num_devices, 'device')}"

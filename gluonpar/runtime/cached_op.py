@@ -1,8 +1,8 @@
 """A plain function of arrays, traced once into a graph that MXNet runs in one call.
 
-Called operator by operator, LeNet's forward and backward cost about 2 ms of Python per device and
-step, and each operator allocates memory. Traced, the same operators are one call, and their memory
-is planned once, as ``hybridize(static_alloc=True, static_shape=True)`` does for a Gluon Block.
+Operator by operator, LeNet's forward and backward cost about 2 ms of Python per device and step,
+and each operator allocates memory. A graph is one call, and its memory is planned once, as
+``hybridize(static_alloc=True, static_shape=True)`` does for a Gluon Block.
 """
 
 from __future__ import annotations
@@ -10,19 +10,21 @@ from __future__ import annotations
 import functools
 import math
 from types import ModuleType
-from typing import Callable, Sequence
+from typing import Callable, Sequence, TypeVar
 
 import mxnet as mx
 
 from gluonpar.runtime import memory
 
-# Operators of backward that MXNet's engine runs as one: on a GPU each such bulk ends by waiting for
-# the stream. With MXNet's default, gradients in several buckets could not be summed before backward
-# has computed many more.
+# How many operators of backward MXNet's engine runs as one. Gradients can be summed only when such
+# a bulk has ended (on a GPU it waits for the stream), so with several buckets bulks are smaller.
 _DEFAULT_BULK_SIZE, _BULK_SIZE_OF_BUCKETS = 15, 4
 
 
-def traceable(function: Callable) -> Callable:
+F = TypeVar("F", bound=Callable)
+
+
+def traceable(function: F) -> F:
     """Mark ``function``, as a decorator, as one that takes symbols as well as arrays.
 
     :func:`gluonpar.train_batch` traces such a model once into a graph, which MXNet runs in one call
@@ -36,7 +38,7 @@ def traceable(function: Callable) -> Callable:
     >>> linear(mx.nd.ones((3, 2)), [mx.nd.ones((1, 2)), mx.nd.zeros((1,))]).shape
     (3, 1)
     """
-    function.traceable = True
+    function.traceable = True  # type: ignore[attr-defined]
     return function
 
 
@@ -59,8 +61,8 @@ def losses(
     """
     if not (getattr(model, "traceable", False) and getattr(loss, "traceable", False)):
         return loss(model(X, params), y)
-    # A graph on static memory keeps the gradients that it first wrote, and MXNet would write into
-    # those for other parameters, too. So each list has a graph of its own; a replica keeps it.
+    # A graph on static memory writes into the gradients that it first wrote, also for other
+    # parameters. So each list has a graph of its own; a replica keeps it.
     grads = tuple(map(memory.grad_chunk, params))
     one_bucket = sum(map(memory.num_bytes, params)) <= bucket_bytes
     bulk_size = _DEFAULT_BULK_SIZE if one_bucket else _BULK_SIZE_OF_BUCKETS
@@ -84,7 +86,7 @@ def _trace(
     order = [names.index(name) for name in graph.list_inputs()]
     varying = [i for i, j in enumerate(order) if j in (0, len(names) - 1)]
     constant = [i for i in range(len(order)) if i not in varying]
-    flags = {"static_alloc": True, "static_shape": True}
-    flags.update(data_indices=varying, param_indices=constant)
-    run = mx.nd.CachedOp(graph, [*flags.items(), ("backward_bulk_size", bulk_size)])
+    flags = {"data_indices": varying, "param_indices": constant, "backward_bulk_size": bulk_size}
+    static = {"static_alloc": True, "static_shape": True}
+    run = mx.nd.CachedOp(graph, [*flags.items(), *static.items()])
     return lambda *arrays: run(*[arrays[j] for j in order])

@@ -1,16 +1,14 @@
 """One Python thread per context, kept for the life of the process.
 
-MXNet gives each thread that pushes operators its own pool of workspaces and its own random
-generators, shared by all CPU contexts. An operator waits for its workspace until the operators that
-drew the same one before have ended. Operators that are pushed from their device's thread therefore
-wait for none of another device, unless they read arrays that it writes.
+MXNet gives each thread that pushes operators its own workspaces (``runtime/workspaces.py``) and its
+own random generators, shared by all CPU contexts. So operators that are pushed from their device's
+thread do not wait for another device's, unless they read arrays that those write.
 
-MXNet seeds the generators of the thread that calls ``mx.random.seed``; here those of all devices'
-threads are seeded, too, and in a job of several processes apart from other ranks'. For that,
-functions of MXNet's C interface are replaced by others that call them.
-
-MXNet starts a GPU's generators from ``127 * seed + device_id``, of 32 bits, and those of all CPU
-contexts from ``127 * seed``, each in 1,024 parts that start from the following numbers.
+``mx.random.seed`` seeds the generators of the thread that calls it. Here it seeds all devices'
+threads, too, and each rank of a job differently: functions of MXNet's C interface are replaced by
+others that call them. MXNet starts a GPU's generators from the 32-bit number ``127 * seed +
+device_id``, and those of all CPU contexts from ``127 * seed``, each in 1,024 parts that start from
+the following numbers.
 """
 
 from __future__ import annotations
@@ -31,7 +29,6 @@ from gluonpar.runtime import tape, workspaces
 
 _CPU_STRIDE = 1 << 20  # between the seeds of CPU contexts: none of their parts are the same
 _GPU_STRIDE = pow(127, -1, 1 << 32)  # 127 times this is 1: the next GPU's generators
-
 _SECONDS = 1  # after which a thread that waits calls the functions of while_waiting()
 
 _threads: dict[mx.Context, _DeviceThread] = {}
@@ -42,13 +39,12 @@ _seeds: dict[Any, tuple[int, int]] = {"all": (0, 0)}
 _seed_all, _seed_context = _LIB.MXRandomSeed, _LIB.MXRandomSeedContext
 
 
-def _numbers() -> tuple[int, int]:
-    """``numbers`` of :func:`number_from`."""
+def _numbers() -> tuple[int, int]:  # of number_from()
     return 0, 0
 
 
 def current() -> mx.Context | None:
-    """Return the context whose thread calls this; None on other threads."""
+    """Return the context whose thread calls this, if any."""
     return getattr(_this, "ctx", None)
 
 
@@ -60,8 +56,8 @@ def num_backwards(ctx: mx.Context) -> int:
 def call(ctx: mx.Context, function: Callable, *arguments: Any) -> Any:
     """Call ``function(*arguments)`` on the thread of ``ctx`` and return its result; waits for it.
 
-    It runs in the scope of ``ctx``, and records, trains and uses NumPy's semantics if the caller
-    does. Its exception is raised here. On the thread of ``ctx`` itself it is simply called.
+    Inside, ``ctx`` is the current context, and autograd's and NumPy's modes are the caller's. An
+    exception is raised here. On the thread of ``ctx`` itself the function is simply called.
     """
     if current() == ctx:
         with mx.Context(ctx):
@@ -77,11 +73,13 @@ def start(ctx: mx.Context) -> None:
 
 
 def while_waiting(function: Callable[[], None]) -> None:
-    """Have ``function()`` called about once a second by every thread that waits.
-
-    That is a device's, for its next call, and another one, for a call to return.
-    """
+    """Have ``function()`` called about every second by threads that wait for a call or its end."""
     _while_waiting.append(function)
+
+
+def _call_waiting() -> None:
+    for function in _while_waiting:
+        function()
 
 
 def _in_scope_of_caller(function: Callable) -> Callable:
@@ -102,8 +100,9 @@ class _DeviceThread:
     """The thread of one context. Unlike an executor's, it does not keep the process from ending."""
 
     def __init__(self, ctx: mx.Context) -> None:
-        self._ctx, self._seeded = ctx, -1
-        self._calls: queue.SimpleQueue = queue.SimpleQueue()
+        self._ctx, self._seeded = ctx, -1  # the latest seeding that has been done
+        self._calls: queue.SimpleQueue[tuple[Callable, concurrent.futures.Future]]
+        self._calls = queue.SimpleQueue()
         thread = threading.Thread(target=self._run, name=f"gluonpar {ctx}", daemon=True)
         thread.start()
         self.ident = thread.ident
@@ -112,8 +111,7 @@ class _DeviceThread:
         future: concurrent.futures.Future = concurrent.futures.Future()
         self._calls.put((function, future))
         while concurrent.futures.wait([future], _SECONDS).not_done:
-            for waiting in _while_waiting:
-                waiting()
+            _call_waiting()
         return future.result()
 
     def _run(self) -> None:
@@ -123,8 +121,7 @@ class _DeviceThread:
             try:
                 function, future = self._calls.get(timeout=_SECONDS)
             except queue.Empty:
-                for waiting in _while_waiting:
-                    waiting()
+                _call_waiting()
                 continue
             try:
                 self._seed()
@@ -135,20 +132,19 @@ class _DeviceThread:
             del function, future  # the arrays of a task may be large
 
     def _seed(self) -> None:
-        """Seed this thread's generators, if that was asked for since the last time."""
-        of_all, of_context = _seeds["all"], _seeds.get(self._ctx, (-1, 0))
-        newest = max(of_all, of_context)
-        if newest[0] <= self._seeded:
+        """Seed this thread's generators, if a seed was set since the last time."""
+        (call, seed), of_context = _seeds["all"], _seeds.get(self._ctx, (-1, 0))
+        if max(call, of_context[0]) <= self._seeded:
             return
-        self._seeded = newest[0]
-        if newest is of_context:
+        self._seeded = max(call, of_context[0])
+        if call < of_context[0]:
             _seed_context(of_context[1], self._ctx.device_typeid, self._ctx.device_id)
         else:
-            _seed_apart(of_all[1], self._ctx)
+            _seed_apart(seed, self._ctx)
 
 
 def _seed_apart(seed: int, ctx: mx.Context | None = None) -> int:
-    """Seed all generators of this thread, which is that of ``ctx``, if any; return 0 on success."""
+    """Seed this thread's generators; ``ctx`` is its device, if any. Returns 0 on success."""
     first, before = _numbers()
     cpu = before + ctx.device_id if ctx and ctx.device_type == "cpu" else first
     failed = _seed_all(ctypes.c_int(seed + before * _GPU_STRIDE))
@@ -156,10 +152,10 @@ def _seed_apart(seed: int, ctx: mx.Context | None = None) -> int:
 
 
 def number_from(numbers: Callable[[], tuple[int, int]]) -> None:
-    """Have the devices draw as those with other numbers, now and whenever all are seeded.
+    """Seed the devices by their numbers among all ranks' devices, now and at each seed of all.
 
-    ``numbers()`` gives the number of the first device among those of all ranks, and what is added
-    to a context's ``device_id`` for its own. Seeds that one context was given are left.
+    ``numbers()`` returns the first device's number, and what to add to a context's ``device_id`` to
+    get its own. A context that was given its own seed keeps that.
     """
     global _numbers
     _numbers = numbers
@@ -171,7 +167,7 @@ def number_from(numbers: Callable[[], tuple[int, int]]) -> None:
 
 
 def _seed_threads(seed: Callable) -> Callable:
-    """MXNet's function ``seed``, which then seeds the devices' threads, too."""
+    """Return MXNet's function ``seed``, but seeding the devices' threads, too."""
 
     @functools.wraps(seed)
     def seeded(value: ctypes.c_int, *context: int) -> int:
@@ -189,7 +185,7 @@ _LIB.MXRandomSeed, _LIB.MXRandomSeedContext = map(_seed_threads, (_seed_all, _se
 
 
 def _after_fork() -> None:
-    """Forget the devices' threads, which do not survive a fork; the one left is the main thread."""
+    """Forget the devices' threads, which do not survive a fork."""
     _threads.clear()
     vars(_this).clear()
 

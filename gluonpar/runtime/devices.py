@@ -1,15 +1,21 @@
-"""Choosing and checking contexts, and explaining why a GPU cannot be used."""
+"""Choosing and checking contexts, why a GPU cannot be used, and settings of GPUs."""
 
 from __future__ import annotations
 
-from typing import NamedTuple, Sequence
+import contextlib
+import ctypes
+import functools
+import os
+from typing import Iterator, NamedTuple, Sequence
 
 import mxnet as mx
 
 from gluonpar.install import driver, wheels
 
 KINDS = ("auto", "gpu", "cpu")
+DETERMINISTIC = {"MXNET_ENFORCE_DETERMINISM": "1", "MXNET_CUDNN_AUTOTUNE_DEFAULT": "0"}
 MAX_CPU_DEVICES = 1024  # MXNet starts a thread for each
+_CUDA_RUNTIME, _ALREADY_ENABLED = "libcudart.so.11.0", 704  # libmxnet.so has loaded this one
 
 
 class DeviceChoice(NamedTuple):
@@ -20,9 +26,9 @@ class DeviceChoice(NamedTuple):
 
 
 def check_distinct(ctx: Sequence[mx.Context]) -> None:
-    """Raise ValueError if ``ctx``, on which a Block is replicated, has a context more than once.
+    """Raise ValueError if ``ctx``, which are a Block's, has a context more than once.
 
-    Gluon finds a Block's arrays by context, so of two copies on one context it trains only one.
+    Gluon finds a Block's arrays by context, so it would train only one of two copies on it.
     """
     twice = [context for i, context in enumerate(ctx) if context in ctx[:i]]
     if twice:
@@ -154,3 +160,65 @@ def why_no_gpu() -> str:
         fault = f"{installed} {mx.__version__} was built without CUDA"
         remedy = "pip uninstall -y mxnet, then in a clone pip install -e '.[cu112]'"
     return f"{gpu} is present, but {fault}: {remedy}"
+
+
+def enable_peers(ctx: Sequence[mx.Context]) -> frozenset[tuple[int, int]]:
+    """Have the GPUs of ``ctx`` copy directly to each other where they can; return pairs of ids.
+
+    MXNet enables peer access only in its kvstore 'device'; without it every ``copyto`` between two
+    GPUs goes through the host's memory. Does nothing with ``MXNET_ENABLE_GPU_P2P=0``.
+    """
+    return _enable_peers(_gpus(ctx))
+
+
+def describe_peers(ctx: Sequence[mx.Context]) -> str:
+    """Return which GPUs of ``ctx`` copy directly to each other; "" for fewer than two GPUs."""
+    return staged(ctx) or ("peer access between all" if len(_gpus(ctx)) > 1 else "")
+
+
+def staged(ctx: Sequence[mx.Context]) -> str:
+    """Return which copies between GPUs of ``ctx`` go through the host, and why; "" if none does."""
+    copies = driver.staged(_gpus(ctx), enable_peers(ctx))
+    return "no peer access: MXNET_ENABLE_GPU_P2P=0" if copies and _peers_are_off() else copies
+
+
+def _gpus(ctx: Sequence[mx.Context]) -> frozenset[int]:
+    return frozenset(c.device_id for c in ctx if c.device_type == "gpu")
+
+
+def _peers_are_off() -> bool:
+    return os.environ.get("MXNET_ENABLE_GPU_P2P") == "0"
+
+
+@functools.lru_cache(None)
+def _enable_peers(gpus: frozenset[int]) -> frozenset[tuple[int, int]]:
+    if len(gpus) < 2 or _peers_are_off():
+        return frozenset()
+    cuda, current, enabled = ctypes.CDLL(_CUDA_RUNTIME), ctypes.c_int(), set()
+    cuda.cudaGetDevice(ctypes.byref(current))
+    for i, j in driver.peers(gpus):
+        cuda.cudaSetDevice(i)
+        if cuda.cudaDeviceEnablePeerAccess(j, 0) in (0, _ALREADY_ENABLED):
+            enabled.add((i, j))
+        cuda.cudaGetLastError()  # MXNet would take the error that stays for one of its own
+    cuda.cudaSetDevice(current)
+    return frozenset(enabled)
+
+
+@contextlib.contextmanager
+def deterministic() -> Iterator[None]:
+    """Use only cuDNN's deterministic algorithms, so that GPUs give the same bits each time.
+
+    By default MXNet takes the fastest algorithm for each shape of a convolution; some of them, like
+    the backward of max pooling, add in another order each time. MXNet keeps its choice for a shape
+    until the process ends, so shapes computed before are not affected. Waits at the start.
+    """
+    mx.nd.waitall()  # setenv may move the environment while an operator reads it
+    before = {name: os.environ.pop(name, None) for name in DETERMINISTIC}
+    os.environ.update(DETERMINISTIC)
+    try:
+        yield
+    finally:
+        for name in DETERMINISTIC:
+            os.environ.pop(name, None)
+        os.environ.update({name: value for name, value in before.items() if value is not None})

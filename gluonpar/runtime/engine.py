@@ -1,10 +1,9 @@
 """A Python function as an operator of MXNet's engine.
 
-The engine runs it on the worker thread of a context, after everything pushed earlier that writes
-the arrays named, and before everything pushed later that uses them. :func:`push` returns at once,
-after about ten microseconds. An exception in the function is raised as ``MXNetError``, with the
-Python traceback in its message, where the caller next waits for an array that the function writes,
-or for one computed from it.
+The engine runs the function on the worker thread of a context, after all earlier operators that
+write its arrays, and before all later ones that use them. :func:`push` returns after about ten
+microseconds. An exception in the function is raised as ``MXNetError``, with the Python traceback in
+its message, at the next wait for an array that the function writes, or for one computed from it.
 
 Private to MXNet 1.9.1: ``MXEnginePushAsyncND`` (include/mxnet/c_api.h), which Horovod uses too, and
 the layout of ``CallbackOnComplete`` (include/mxnet/engine.h).
@@ -57,14 +56,26 @@ _POOL_GUARD = "_ZGVZN5mxnet6common10ObjectPoolINS_6engine11ThreadedOprEE13_GetSh
 _pending: dict[int, tuple[Callable, bool, Callable[[Callable[[], None]], None] | None]] = {}
 _exit_code = 0  # 1 after an error that reached no caller
 _at_exit: list[Callable[[], None]] = []
-_failing = threading.RLock()  # held while the engine is told of an error
-_errors: collections.deque[Callable[[], None]] = collections.deque()  # the first is being told
 _list_has_grown = False
 _MOST_ERRORS = 256  # between two waits for all operators
 _tickets = itertools.count(1)
 
 
-def _called(_context, on_complete, ticket):
+def lock() -> threading.Condition:
+    """Return a lock that is free in a forked process, which lacks the thread that may hold it.
+
+    Operators may take it: so a fork, which waits for all operators, cannot hold it meanwhile.
+    """
+    made = threading.Condition()
+    os.register_at_fork(after_in_child=functools.partial(threading.Condition.__init__, made))
+    return made
+
+
+_failing = lock()  # held while the engine is told of an error
+_errors: collections.deque[Callable[[], None]] = collections.deque()  # the first is being told
+
+
+def _called(_context: int | None, on_complete: int, ticket: int) -> None:
     """Run a pushed function; the engine calls this, and ``finish`` must be called exactly once."""
     fields = _ON_COMPLETE_BYTES.from_address(on_complete)  # finish() frees it
     address, engine, param = _ON_COMPLETE.unpack_from(fields)
@@ -122,7 +133,7 @@ def _tell_next() -> None:
 
 
 def _grow_list_of_errors() -> None:
-    """Before the first error, have the engine's list of errors grow, while no other thread uses it.
+    """Make the engine's list of errors large before the first error.
 
     One that reads the list while it is moved to grow would end the process. It never shrinks.
     """
@@ -162,31 +173,31 @@ def prepare(
     ends_by_call: bool = False,
     settles: Sequence[mx.nd.NDArray] = (),
 ) -> Callable[[Callable[..., None]], None]:
-    """Return ``push``: ``push(function)`` has the engine run a function on the worker of ``ctx``.
+    """Return ``push``, by which the engine runs a function on the worker of ``ctx``.
 
-    It is ordered by the arrays that it uses, and must not wait for an MXNet array or operator,
+    ``push(function)`` has ``function()`` called. It must not wait for an MXNet array or operator,
     which may need the same worker. ``reads`` and ``writes`` are arrays or views on any context;
-    duplicates are allowed. They are not kept alive: hold them until ``push`` has returned. ``name``
-    is its name in MXNet's profiles. With ``inline`` the engine may run the function on the calling
-    thread, inside ``push``, if it need not wait for an array: for functions that take less time
-    than waking a worker (about 0.1 ms). With ``prioritized`` it runs on one of the four threads for
-    urgent operators that all CPU contexts share, in parallel with the contexts' workers.
+    duplicates are allowed. Keep them until ``push`` has returned. ``name`` is the operator's name
+    in MXNet's profiles. With ``inline`` the engine may run the function inside ``push``, if no
+    array is in use: for functions that take less time than waking a worker (about 0.1 ms). With
+    ``prioritized`` it runs on one of the four threads for urgent operators, which all CPU contexts
+    share.
 
-    With ``ends_by_call`` the engine calls ``function(complete)``, and the operator ends, without
-    keeping a worker, when any thread calls ``complete()``, or ``complete(message)`` if it failed.
-    It must do so exactly once, unless ``function`` raises. A custom operator names its own arrays
-    in ``settles``, which nothing outside it uses: after an error no other is told before what has
-    been pushed to use them has run.
+    With ``ends_by_call`` the engine calls ``function(complete)``. The operator ends, and keeps no
+    worker until then, when any thread calls ``complete()``, or ``complete(message)`` if it failed:
+    exactly once, unless ``function`` raises. A custom operator names its own arrays in ``settles``,
+    which nothing outside it uses: after an error no other is told before what has been pushed to use
+    them has run.
     """
     # One array per engine variable: given one twice, the engine would wait for itself.
     written = {memory.chunk(array): array.handle.value for array in writes}
     read = {memory.chunk(array): array.handle.value for array in reads}
-    inputs = [handle for key, handle in read.items() if key not in written]
-    arrays = struct.pack(f"{len(inputs)}P", *inputs), len(inputs)
-    arrays += struct.pack(f"{len(written)}P", *written.values()), len(written)
+    read = {key: handle for key, handle in read.items() if key not in written}
+    inputs = struct.pack(f"{len(read)}P", *read.values()), len(read)
+    outputs = struct.pack(f"{len(written)}P", *written.values()), len(written)
     where = (ctypes.c_int * 2)(ctx.device_typeid, ctx.device_id)
     kind = _ASYNC if inline else _PRIORITIZED if prioritized else None
-    rest = (None, where, *arrays, kind, 0, name.encode(), _NO)  # 0 is the priority
+    rest = (None, where, *inputs, *outputs, kind, 0, name.encode(), _NO)  # 0 is the priority
 
     after_error = functools.partial(_push_after, where, settles) if settles else None
 
@@ -215,7 +226,6 @@ def _push(pending: tuple, rest: tuple) -> None:
 
 
 def _wait_for_all(report: bool = True) -> None:
-    """Wait; with ``report``, print an error that reached no caller and set the exit code to 1."""
     global _exit_code
     try:
         mx.nd.waitall()
@@ -226,25 +236,23 @@ def _wait_for_all(report: bool = True) -> None:
 
 
 def drain(report: bool = True) -> None:
-    """Wait for all operators, and forget those that will not be run.
+    """Wait for all operators, and forget functions that depend on a failed one: they never run.
 
-    An error that reached no caller is printed, unless ``report`` is False, and the exit code is 1.
+    With ``report`` an error that reached no caller is printed, and the exit code is 1.
     """
     running = has_started()
     while running:
         pushed = list(_pending)
         _wait_for_all(report)
-        for ticket in pushed:  # functions that depend on a failed one are never run
+        for ticket in pushed:
             _pending.pop(ticket, None)
         running = bool(_pending)
 
 
 @atexit.register
 def _end() -> None:
-    """Wait for all operators: a function that ran after the interpreter has ended would crash.
-
-    After an uncaught exception errors of operators, which may follow from it, are not reported.
-    """
+    """Wait for all operators: a function that ran after the interpreter has ended would crash."""
+    # After an uncaught exception, errors of operators may follow from it.
     drain(report=not hasattr(sys, "last_type"))
     for function in _at_exit:
         function()
@@ -262,11 +270,11 @@ def _before_fork() -> None:
     """
     if has_started():
         _wait_for_all()
-        while any(map(_called_by_engine, sys._current_frames().values())):
+        while any(_is_called_by_engine(frame) for frame in sys._current_frames().values()):
             time.sleep(1e-4)
 
 
-def _called_by_engine(frame: types.FrameType) -> bool:
+def _is_called_by_engine(frame: types.FrameType) -> bool:
     while frame.f_back:
         frame = frame.f_back
     return frame.f_code is _called.__code__
@@ -274,10 +282,10 @@ def _called_by_engine(frame: types.FrameType) -> bool:
 
 def _after_fork() -> None:
     """Leave to the parent its functions for the exit, and the errors that it has printed."""
-    global _exit_code, _failing
+    global _exit_code
     _at_exit.clear()
     _errors.clear()
-    _exit_code, _failing = 0, threading.RLock()  # another thread of the parent may hold it
+    _exit_code = 0
 
 
 os.register_at_fork(before=_before_fork, after_in_child=_after_fork)
@@ -293,8 +301,5 @@ if sys.version_info < (3, 10):  # where subprocess forks, and calls nothing that
 
 
 def at_exit(function: Callable[[], None]) -> None:
-    """Call ``function`` at the end of this process, after the engine's last operator.
-
-    Not at the end of a process that is forked from it.
-    """
+    """Call ``function`` at the end of this process, not of its forks, after the last operator."""
     _at_exit.append(function)

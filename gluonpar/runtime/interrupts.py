@@ -1,19 +1,18 @@
-"""Signal handlers wait while MXNet's engine, or half changed replicas, depend on this code.
+"""Signal handlers wait while code runs that must not be interrupted.
 
-Python calls a signal's handler between any two bytecodes of the main thread, and what it raises
-(KeyboardInterrupt after Ctrl-C, a TimeoutError by SIGALRM, SystemExit by SIGTERM) is raised there.
-In a function that the engine calls, the operator would never end, and all that waits for its arrays
-neither; between two operators of an all-reduce some devices would have the sum, and others not.
+Python calls a signal's handler between any two bytecodes of the main thread, and an exception that
+it raises (KeyboardInterrupt after Ctrl-C, SystemExit after SIGTERM) is raised there. In a function
+that the engine calls, the operator would then never end, and its arrays could be waited for in
+vain. Between two operators of an all-reduce, some devices would have the sum, and others not.
 
-So every handler that is written in Python, those of the program, too, is called by one of ours: at
-once, on leaving :class:`held`, or, in a destructor or a function that is :func:`whole`, when the
-signal is sent again a millisecond later. To see handlers, the functions behind ``signal.signal``
-and ``signal.getsignal`` are replaced by others that call them; a program sees its own handlers.
+So each of the program's handlers that is written in Python is wrapped in one of ours. It calls the
+handler at once, or on leaving :class:`held`; in a destructor or a function that is :func:`whole` it
+has the signal sent again a millisecond later. To wrap handlers, the functions behind
+``signal.signal`` and ``signal.getsignal`` are replaced. The program still sees its own handlers.
 """
 
 from __future__ import annotations
 
-import _signal  # the functions of the module signal call its
 import _thread
 import contextlib
 import ctypes
@@ -28,6 +27,7 @@ from typing import Any, Callable
 
 import mxnet as mx
 
+_signal: Any = sys.modules["_signal"]  # whose functions the module signal calls
 _MAIN = threading.main_thread().ident
 _depth = 0  # of contexts that the main thread has entered
 _waits_at = 0  # the depth at which it waits, and the second signal does not; 0: at none
@@ -37,15 +37,18 @@ _set, _get = _signal.signal, _signal.getsignal
 
 
 class _Waiting:
-    """A handler that is called when it does no harm."""
+    """Calls a handler when it does no harm."""
 
     def __init__(self, handler: Callable) -> None:
         self.handler = handler
 
     def __call__(self, number: int, frame: Any) -> None:
-        if _is_in_whole(frame):
-            _thread.start_new_thread(_send_again, (number,))
-            return
+        inside = frame
+        while inside is not None:  # in a destructor, Python would drop the handler's exception
+            if inside.f_code.co_name == "__del__" or inside.f_code in _codes:
+                _thread.start_new_thread(_send_again, (number,))
+                return
+            inside = inside.f_back
         _received.append((self.handler, number, frame))
         _call_if_due()
 
@@ -55,13 +58,6 @@ def _send_again(number: int) -> None:
     os.kill(os.getpid(), number)
 
 
-def _is_in_whole(frame: Any) -> bool:
-    """Return whether a destructor runs, whose exception Python would drop, or one of _codes."""
-    while frame is not None and not (frame.f_code.co_name == "__del__" or frame.f_code in _codes):
-        frame = frame.f_back
-    return frame is not None
-
-
 def whole(function: Callable) -> Callable:
     """Have no handler called from the first instruction of a short ``function`` to its last."""
     _codes.add(function.__code__)
@@ -69,9 +65,9 @@ def whole(function: Callable) -> Callable:
 
 
 def _call_if_due() -> None:
-    """Call the handlers that wait, once for each signal, if they need not wait longer.
+    """Call the handlers that wait, unless they must wait longer, once for each signal.
 
-    If one raises, the others wait on.
+    If one raises, the others stay.
     """
     if not _depth or (_depth == _waits_at and len(_received) > 1):
         while _received:
@@ -96,11 +92,11 @@ def _own(handler: Any) -> Any:
 
 
 class held(contextlib.ContextDecorator):
-    """Within this context, or a function that is decorated with it, no signal handler is called.
+    """Call no signal handler within this context, or a function that is decorated with it.
 
-    One whose signal has come, once or more, is called once on leaving, and raises there what it
-    raises. Other threads than the main thread are never interrupted, and nothing is done there.
-    Contexts may be nested. Do not wait within: until it is left, Ctrl-C has no effect.
+    On leaving, the handlers of the signals that have come are called, once each. Only the main
+    thread is ever interrupted, so on others this does nothing. Contexts may be nested. Do not wait
+    inside one: until it is left, Ctrl-C has no effect.
     """
 
     def __enter__(self) -> None:
@@ -118,7 +114,7 @@ class held(contextlib.ContextDecorator):
 
 
 class held_while_waiting(held):
-    """As held(), for code that waits: a second signal has its effect at once."""
+    """As held(), for code that waits: a second signal is not held back."""
 
     def __enter__(self) -> None:
         global _waits_at
@@ -128,7 +124,7 @@ class held_while_waiting(held):
 
 
 def _after_fork() -> None:
-    """Let nothing wait for the parent's main thread: here it is the thread that forked."""
+    """Make the thread that forked the main thread, which is in none of the parent's contexts."""
     global _MAIN, _depth, _waits_at
     main, _MAIN = _MAIN, threading.get_ident()
     if main != _MAIN:
@@ -155,4 +151,4 @@ def end_at_crash() -> None:
     if signal.getsignal(signal.SIGSEGV) in (None, signal.SIG_DFL):  # the program has set none
         faulthandler.disable()
         ctypes.CDLL(None).signal(signal.SIGSEGV, signal.SIG_DFL)
-        faulthandler.enable(sys.__stderr__, all_threads=False)
+        faulthandler.enable(sys.__stderr__ or sys.stderr, all_threads=False)

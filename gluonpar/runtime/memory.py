@@ -1,19 +1,20 @@
-"""The memory of an MXNet array: its kind, its identity, and NumPy views of it.
+"""The memory of an MXNet array: its kind, its identity, NumPy views of it, and copies to devices.
 
 Private to MXNet 1.9.1: the fields of an ``NDArray`` and of its ``Chunk`` (include/mxnet/ndarray.h),
-which an array shares with all its views, and which holds the engine variable and the memory.
-
-The fields are read from memory: asked for one by one through MXNet's interface, shape, dtype,
-storage and context of the arrays of a small sum take longer than the sum.
+which an array shares with all its views, and which holds the engine variable and the memory. They
+are read from memory because MXNet's own functions for them take longer than a small sum.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+import itertools
 import math
 import struct
-from typing import Iterable, Sequence
+import threading
+from typing import Any, Iterable, Iterator, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -30,7 +31,7 @@ _CHUNK = struct.Struct("=Q8xii32xQ17x?")
 _GRAD_OFFSETS = 88, 176, 56
 _ADDRESS = struct.Struct("=Q")
 _ARRAY_BYTES, _CHUNK_BYTES = ctypes.c_char * _ARRAY.size, ctypes.c_char * _CHUNK.size
-_ANY_BYTES = ctypes.c_char * (1 << 46)  # a new type for each size would take microseconds
+_ANY_BYTES: Any = ctypes.c_char * (1 << 46)  # a new type for each size would take microseconds
 _GPU = mx.Context.devstr2type["gpu"]
 # By the numbers of dtype and storage type.
 _TYPES = {
@@ -43,13 +44,14 @@ _reorder = _LIB["_ZN5mxnet7NDArray5Chunk15Reorder2DefaultEv"]  # NDArray::Chunk:
 _reorder.argtypes, _reorder.restype = [ctypes.c_void_p], None
 _layout_checked = False
 _kept: list[mx.nd.NDArray] = []  # to free an array, MXNet starts the worker of its context
+_COPIES_UNDER_WAY = 4
+_pinned_lock = threading.Lock()
 
 
 def _check_layout() -> None:
     """Raise RuntimeError unless arrays are in memory as the fields above say.
 
-    Called when an array is first read, not when gluonpar is imported: it takes microseconds, but
-    making an array starts MXNet's engine, after which its settings could not be changed.
+    Called when an array is first read: making one starts MXNet's engine, which an import must not.
     """
     global _layout_checked
     _layout_checked = True  # this function reads, too
@@ -58,13 +60,12 @@ def _check_layout() -> None:
     with autograd.pause():
         part = whole[1:3]
     _kept.append(part)
-    got, want = _fields(part), (chunk(whole), 4, 2, *shape[1:], 140, dtype, 0)
+    got: tuple = _fields(part)
+    want: tuple = (chunk(whole), 4, 2, *shape[1:], 140, dtype, 0)
     if got == want:  # so that its chunk is where it seems to be
-        to_allocate = _CHUNK.unpack_from(_CHUNK_BYTES.from_address(chunk(part)))[1:]
-        start = address(whole)
-        got = to_allocate, _CHUNK.unpack_from(_CHUNK_BYTES.from_address(chunk(part)))
-        device = ctx.device_typeid, ctx.device_id, 0
-        want = (*device, True), (start, *device, False)
+        to_allocate = _chunk_fields(part)[1:]
+        start, device = address(whole), (ctx.device_typeid, ctx.device_id, 0)
+        got, want = (to_allocate, _chunk_fields(part)), ((*device, True), (start, *device, False))
     if got != want:
         _layout_checked = False
         raise RuntimeError(
@@ -85,14 +86,18 @@ def _fields(array: mx.nd.NDArray) -> tuple:
     return _ARRAY.unpack_from(_ARRAY_BYTES.from_address(array.handle.value))
 
 
+def _chunk_fields(array: mx.nd.NDArray) -> tuple:
+    return _CHUNK.unpack_from(_CHUNK_BYTES.from_address(chunk(array)))
+
+
 def _shape(array: mx.nd.NDArray, fields: tuple) -> tuple[int, ...]:
     ndim = fields[1]
     return fields[2 : 2 + ndim] if 0 <= ndim <= 4 else array.shape
 
 
 def context(array: mx.nd.NDArray) -> mx.Context:
-    """Return the array's context; for two arrays on one context it is the same object."""
-    return _context(*_CHUNK.unpack_from(_CHUNK_BYTES.from_address(chunk(array)))[1:3])
+    """Return the array's context: the same object for all arrays on it."""
+    return _context(*_chunk_fields(array)[1:3])
 
 
 def fingerprint(array: mx.nd.NDArray) -> tuple[int, bytes, bytes]:
@@ -118,7 +123,7 @@ def chunk(array: mx.nd.NDArray) -> int:
     """Return the chunk's address: equal for two arrays if and only if they share one variable."""
     if not _layout_checked:
         _check_layout()
-    return ctypes.c_void_p.from_address(array.handle.value).value
+    return ctypes.c_uint64.from_address(array.handle.value).value
 
 
 def extent(array: mx.nd.NDArray) -> tuple[int, int, int]:
@@ -133,21 +138,21 @@ def grad_chunk(array: mx.nd.NDArray) -> int | None:
     check_call(_LIB.MXNDArrayGetGrad(array.handle, ctypes.byref(grad)))
     if grad.value is None:
         return None
-    address_of_chunk = ctypes.c_void_p.from_address(grad.value).value
+    address_of_chunk = ctypes.c_uint64.from_address(grad.value).value
     check_call(_LIB.MXNDArrayFree(grad))
     return address_of_chunk
 
 
-def grad_pointer(array: mx.nd.NDArray) -> ctypes.c_void_p:
-    """Return where MXNet has the address that :func:`grad_chunk` returns, to be read any time.
+def grad_pointer(array: mx.nd.NDArray) -> ctypes.c_uint64:
+    """Return where MXNet has the address that :func:`grad_chunk` returns.
 
-    The array's variable (:func:`gluonpar.runtime.tape.graph_of`) must be kept meanwhile.
+    Keep the array's variable (:func:`gluonpar.runtime.tape.graph_of`) as long as it is read.
     """
     chunk(array)  # raises RuntimeError if arrays have another layout
     place = array.handle.value
     for offset in _GRAD_OFFSETS:
-        place = ctypes.c_void_p.from_address(place + offset).value
-    pointer = ctypes.c_void_p.from_address(place)
+        place = ctypes.c_uint64.from_address(place + offset).value
+    pointer = ctypes.c_uint64.from_address(place)
     if pointer.value != grad_chunk(array):
         raise RuntimeError("gluonpar reads where MXNet 1.9.1 has gradients. Install mxnet==1.9.1")
     return pointer
@@ -177,7 +182,7 @@ def num_bytes(array: mx.nd.NDArray) -> int:
 
 
 def reorder(arrays: Iterable[mx.nd.NDArray]) -> None:
-    """Convert arrays on CPU contexts that oneDNN left in a layout of its own; call as `view`."""
+    """Convert arrays on CPU contexts that oneDNN has left in its own layout; call as `view`."""
     for array in arrays:
         _reorder(chunk(array))
 
@@ -186,7 +191,7 @@ def address(array: mx.nd.NDArray) -> int:
     """Return where the elements of a dense array are; call as :func:`view`, if on a CPU context."""
     pointer = ctypes.c_void_p()
     check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
-    return pointer.value
+    return pointer.value or 0
 
 
 def view(array: mx.nd.NDArray) -> np.ndarray:
@@ -199,24 +204,24 @@ def view(array: mx.nd.NDArray) -> np.ndarray:
 
 
 def views(arrays: Sequence[mx.nd.NDArray]) -> list[np.ndarray]:
-    """Return :func:`view` of each of ``arrays``, which have the same size and dtype.
+    """Return :func:`view` of each of ``arrays``, which have one size and dtype.
 
-    Raises ValueError for arrays on GPUs, whose memory the host cannot read.
+    Raises ValueError for arrays on GPUs.
     """
     first = _fields(arrays[0])
     size, dtype, flat = math.prod(_shape(arrays[0], first)), _TYPES[first[-2:]][0], []
     if not size:  # MXNet allocates no memory for them
         return [np.empty(0, dtype) for _ in arrays]
     for array in arrays:
-        fields = _ARRAY.unpack_from(_ARRAY_BYTES.from_address(array.handle.value))
-        of_chunk = _CHUNK.unpack_from(_CHUNK_BYTES.from_address(fields[0]))
-        start, device_typeid, _, of_onednn, unallocated = of_chunk
+        start, device_typeid, _, of_onednn, unallocated = _chunk_fields(array)
         if device_typeid == _GPU:
             raise ValueError(f"arrays must be on CPU contexts to be viewed, got {array.context}")
         if of_onednn:
-            _reorder(fields[0])
-            start = ctypes.c_void_p.from_address(fields[0]).value
-        start = address(array) if unallocated else start + fields[6]
+            reorder([array])
+        if of_onednn or unallocated:
+            start = address(array)
+        else:
+            start += _fields(array)[6]
         flat.append(np.frombuffer(_ANY_BYTES.from_address(start), dtype, size))
     return flat
 
@@ -235,3 +240,44 @@ def zero(arrays: Sequence[mx.nd.NDArray]) -> None:
                 by_context.setdefault(context(array), []).append(dense)
         for same in by_context.values():
             mx.nd.reset_arrays(*same, num_arrays=len(same))
+
+
+def from_numpy(values: np.ndarray, ctx: mx.Context) -> mx.nd.NDArray:
+    """Return a copy of ``values`` on ``ctx``: ``mx.np`` under ``npx.set_np()``, else ``mx.nd``.
+
+    On a CPU context it does not wait. (``mx.nd.array`` waits for the context's earlier operators.)
+    To a GPU ``values`` go through pinned memory, and it waits for the fourth last copy from there.
+    (``mx.nd.array`` waits for this one.)
+    """
+    array = (mx.np if mx.util.is_np_array() else mx.nd).empty(
+        values.shape, dtype=values.dtype, ctx=ctx
+    )
+    if not values.size:
+        return array
+    if ctx.device_type != "gpu":
+        np.copyto(view(array).reshape(values.shape), values)
+        return array
+    with pinned(ctx, values.size, values.dtype) as staged:
+        check_call(_LIB.MXNDArrayWaitToWrite(staged.handle))  # for the copy it was last used for
+        np.copyto(view(staged).reshape(values.shape), values)
+        staged.reshape(values.shape).copyto(array.as_nd_ndarray())
+    return array
+
+
+@contextlib.contextmanager
+def pinned(ctx: mx.Context, size: int, dtype: np.dtype | str) -> Iterator[mx.nd.NDArray]:
+    """Give a flat array in pinned memory of the GPU ``ctx``, which is kept and used again.
+
+    Push all operators on it before the ``with`` block ends: until then no other thread gets it, and
+    afterwards the engine orders them before those of its next use.
+    """
+    with _pinned_lock, autograd.pause():  # recording, a slice would be a copy
+        rounded = 1 << (size - 1).bit_length()  # few sizes, so that few arrays are kept
+        yield next(_pinned(ctx.device_id, rounded, np.dtype(dtype)))[:size]
+
+
+@functools.lru_cache(None)  # MXNet frees pinned memory at once, and allocating it takes long
+def _pinned(device_id: int, size: int, dtype: np.dtype) -> Iterator[mx.nd.NDArray]:
+    """Give flat arrays in turns, made when first used: a copy from each may be under way."""
+    ctx = mx.cpu_pinned(device_id)
+    return itertools.cycle(mx.nd.empty((size,), ctx, dtype) for _ in range(_COPIES_UNDER_WAY))

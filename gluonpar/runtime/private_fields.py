@@ -56,7 +56,7 @@ BUILDS_GRAPH = "_build_cache", [gluon.HybridBlock]  # makes the graph of a hybri
 
 
 def wrap(function: tuple[str, list], wrapper: Callable[[Callable], Callable]) -> None:
-    """Replace one of the functions above by ``wrapper`` of it, wherever it is."""
+    """Replace a function by ``wrapper(function)`` wherever it is."""
     name, owners = function
     wrapped = wrapper(getattr(owners[0], name))
     for owner in owners:
@@ -71,8 +71,8 @@ def static_params(block: gluon.HybridBlock) -> set[gluon.Parameter]:
 
 
 def make_graph(block: gluon.HybridBlock, as_data: Container[gluon.Parameter]) -> None:
-    """Make the graph of a block anew; it takes ``as_data`` as data, of which it keeps no array."""
-    indices = {"data_indices": [], "param_indices": []}
+    """Make a block's graph anew; it takes ``as_data`` as inputs, whose arrays it does not keep."""
+    indices: dict[str, list[int]] = {"data_indices": [], "param_indices": []}
     for i, (is_data, param) in enumerate(block._cached_op_args):
         kind = "data_indices" if is_data or param in as_data else "param_indices"
         indices[kind].append(i)
@@ -86,20 +86,21 @@ def params_by_place(block: gluon.Block) -> dict[str, gluon.Parameter]:
 
 
 def forget_kvstore_values(trainer: gluon.Trainer) -> None:
-    """Have a Trainer whose kvstore updates weights give it the present ones before it does."""
+    """Have a Trainer whose kvstore updates weights give it the present weights first."""
     if trainer._kv_initialized and trainer._update_on_kvstore:
         trainer._reset_kvstore()
 
 
 def separate_update_counts(optimizer: mx.optimizer.Optimizer) -> None:
-    """Give a copied optimizer counts that it does not share with the original: one per device."""
+    """Give a copied optimizer its own counts, by device."""
     counts = {device: dict(each) for device, each in optimizer._all_index_update_counts.items()}
     optimizer._all_index_update_counts, optimizer._index_update_count = counts, counts[0]
 
 
 def level_update_counts(optimizer: mx.optimizer.Optimizer, ctx: Iterable[mx.Context]) -> None:
-    """Give these devices the counts of those that have updated last, as after loading states."""
-    by_device, latest = optimizer._all_index_update_counts, {}
+    """Give these devices each parameter's largest count of any device, as after loading states."""
+    by_device = optimizer._all_index_update_counts
+    latest: dict[int, int] = {}
     for counts in by_device.values():
         for i, number in counts.items():
             latest[i] = max(number, latest.get(i, number))
@@ -107,10 +108,10 @@ def level_update_counts(optimizer: mx.optimizer.Optimizer, ctx: Iterable[mx.Cont
 
 
 def begin_step(optimizer: mx.optimizer.Optimizer, indices: Iterable[int]) -> None:
-    """Give all updates of these parameters, one of each, the learning rate of the last of them.
+    """Give the updates of these parameters, one of each, the same learning rate.
 
-    MXNet's schedules read how often the parameter has been updated that was updated most often. If
-    others were left out of some steps, that changes from one update of a step to the next.
+    MXNet's schedules read the largest count of any parameter. If some were left out of steps, that
+    changes from one update of a step to the next.
     """
     counts = optimizer._index_update_count
     for i in indices:

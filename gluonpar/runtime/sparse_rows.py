@@ -1,13 +1,15 @@
 """The rows of a row_sparse array on a CPU context, read and written inside an operator.
 
-How many there are is known when the operator runs, and MXNet's own functions for them wait for the
-array, which an operator must not. Private to MXNet 1.9.1: functions of ``NDArray`` and ``Chunk``,
-and the layout of ``TShape`` (include/mxnet/ndarray.h, tuple.h), which indices begin with as well.
+MXNet's own functions for them wait for the array, which an operator must not. Private to MXNet
+1.9.1: functions of ``NDArray`` and ``Chunk`` (include/mxnet/ndarray.h), and the layout of
+``TShape`` (include/mxnet/tuple.h).
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
+from typing import Any
 
 import mxnet as mx
 import numpy as np
@@ -34,34 +36,31 @@ class _Shape(ctypes.Structure):
 _MOST_DIMENSIONS = 4
 _BLOB_BYTES = 256  # more than a TBlob, which begins with the address
 _INDICES = ctypes.c_size_t(0)  # the number of the only auxiliary array
-_CHUNK = "_ZN5mxnet7NDArray5Chunk"
 _pointer = ctypes.c_void_p
 
-
-def _function(name: str, result: type | None, *arguments: type) -> ctypes._CFuncPtr:
-    function = _LIB[name]
-    function.restype, function.argtypes = result, arguments
-    return function
-
-
-def _num_rows(array: mx.nd.NDArray) -> int:
-    # const TShape& NDArray::aux_shape(size_t) const
-    get = _function("_ZNK5mxnet7NDArray9aux_shapeEm", _pointer, _pointer, ctypes.c_size_t)
-    return _Shape.from_address(get(array.handle, _INDICES)).lengths[0]
+# const TShape& NDArray::aux_shape(size_t) const
+_aux_shape = _LIB["_ZNK5mxnet7NDArray9aux_shapeEm"]
+_aux_shape.restype = ctypes.POINTER(_Shape)
+# TBlob NDArray::aux_data(size_t) const; the caller passes where the TBlob is to be
+_aux_data = _LIB["_ZNK5mxnet7NDArray8aux_dataEm"]
+_aux_data.restype = None
+# void NDArray::CheckAndAllocAuxData(size_t, const TShape&) const
+_allocate_indices = _LIB["_ZNK5mxnet7NDArray20CheckAndAllocAuxDataEmRKNS_6TShapeE"]
+_allocate_indices.restype = None
+# void Chunk::CheckAndAllocData(const TShape&, int dtype)
+_allocate_rows = _LIB["_ZN5mxnet7NDArray5Chunk17CheckAndAllocDataERKNS_6TShapeEi"]
+_allocate_rows.restype = None
 
 
 def _indices(array: mx.nd.NDArray, number: int) -> np.ndarray:
-    # TBlob NDArray::aux_data(size_t) const; the caller passes where the TBlob is to be
-    name = "_ZNK5mxnet7NDArray8aux_dataEm"
-    get = _function(name, None, _pointer, _pointer, ctypes.c_size_t)
     blob = ctypes.create_string_buffer(_BLOB_BYTES)
-    get(blob, array.handle, _INDICES)
-    return _view(_pointer.from_buffer(blob).value, number, np.dtype("int64"))
+    _aux_data(blob, array.handle, _INDICES)
+    return _view(ctypes.c_uint64.from_buffer(blob).value, number, np.dtype("int64"))
 
 
 def _view(address: int, number: int, dtype: np.dtype) -> np.ndarray:
-    memory_of = (ctypes.c_char * (number * dtype.itemsize)).from_address(address)
-    return np.frombuffer(memory_of, dtype, number)
+    elements: Any = (ctypes.c_char * (number * dtype.itemsize)).from_address(address)
+    return np.frombuffer(elements, dtype, number)
 
 
 def read(array: mx.nd.NDArray) -> tuple[np.ndarray, np.ndarray]:
@@ -70,7 +69,7 @@ def read(array: mx.nd.NDArray) -> tuple[np.ndarray, np.ndarray]:
     Call it in a function given to ``engine.push`` that reads or writes ``array``.
     """
     shape, dtype, _ = memory.kind(array)
-    size, number = int(np.prod(shape[1:], dtype=np.int64)), _num_rows(array)
+    size, number = math.prod(shape[1:]), _aux_shape(array.handle, _INDICES)[0].lengths[0]
     if not number:
         return np.empty(0, np.int64), np.empty((0, size), dtype)
     values = _view(memory.address(array), number * size, dtype)
@@ -78,21 +77,14 @@ def read(array: mx.nd.NDArray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def write(array: mx.nd.NDArray, indices: np.ndarray, rows: np.ndarray) -> None:
-    """Give ``array`` other rows; called as :func:`read`, with what that returns."""
+    """Give ``array`` other indices and rows, as :func:`read` returns them; called as that."""
     shape, dtype, _ = memory.kind(array)
     if len(shape) > _MOST_DIMENSIONS:
         raise ValueError(f"row_sparse arrays must have at most 4 dimensions, got shape {shape}")
-    number, handle = len(indices), array.handle
-    # void NDArray::CheckAndAllocAuxData(size_t, const TShape&) const
-    name, kinds = "_ZNK5mxnet7NDArray20CheckAndAllocAuxDataEmRKNS_6TShapeE", (_pointer,)
-    allocate_indices = _function(name, None, _pointer, ctypes.c_size_t, *kinds)
-    allocate_indices(handle, _INDICES, ctypes.byref(_Shape.of(number)))
-    # void Chunk::CheckAndAllocData(const TShape&, int dtype)
-    name = f"{_CHUNK}17CheckAndAllocDataERKNS_6TShapeEi"
-    allocate_rows = _function(name, None, _pointer, _pointer, ctypes.c_int)
-    number_of_dtype = mx.nd.ndarray._DTYPE_NP_TO_MX[dtype.type]
-    in_memory = ctypes.byref(_Shape.of(number, *shape[1:]))
-    allocate_rows(memory.chunk(array), in_memory, number_of_dtype)
+    number = len(indices)
+    _allocate_indices(array.handle, _INDICES, ctypes.byref(_Shape.of(number)))
+    of_rows, dtype_number = _Shape.of(number, *shape[1:]), mx.nd.ndarray._DTYPE_NP_TO_MX[dtype.type]
+    _allocate_rows(_pointer(memory.chunk(array)), ctypes.byref(of_rows), dtype_number)
     if number:
         _indices(array, number)[:] = indices
         _view(memory.address(array), rows.size, dtype)[:] = rows.ravel()

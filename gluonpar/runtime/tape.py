@@ -1,10 +1,10 @@
 """MXNet's tape: what a backward pass will write, and in which recordings its heads were computed.
 
-Each operator that autograd records is a node of a graph: ``node_7`` is the eighth that the process
-has recorded, on any thread. An array with a gradient has a name, too, such as ``var3``, and another
-one when a gradient is attached again. A pass writes the gradients of the arrays whose names are in
-the graph of its heads. What a thread records from one ``autograd.record()`` to its end, whatever
-scopes are entered within, is an interval of the nodes' numbers, a recording.
+Each operator that autograd records is a node of a graph: ``node_7`` is the eighth in the process,
+on any thread. An array with a gradient has a name, too, such as ``var3``, and a new one when a
+gradient is attached again. A pass writes the gradients of the arrays that its heads' graph names.
+A *recording* is what a thread records from one ``autograd.record()`` to its end, whatever scopes
+are entered in between: an interval of nodes' numbers.
 
 To see recordings and passes, functions of MXNet 1.9.1 are replaced by others that call them.
 """
@@ -26,21 +26,21 @@ from mxnet.base import _LIB, NDArrayHandle, SymbolHandle
 
 from gluonpar.runtime import interrupts
 
-# A gradient that a pass will write: the recording of its head, the array's owner, its index there.
+# A gradient that a pass will write: its head's recording, its array's owner, the index there.
 Written = Tuple["Recording", Any, int]
 
 lock = threading.RLock()  # not held during a pass
 owners: dict[str, tuple[Any, int]] = {}  # by name, with indices; renew() of one looks names up anew
 num_passes: collections.Counter = collections.Counter()  # while watched, by thread's identifier
 _MOST_RECORDINGS = 2048  # that are known; it takes a megabyte or two
-_begin_pass: Callable[[Sequence[Written]], Callable[[], None]]  # as in watch
+_begin_pass: Callable[[Sequence[Written]], Callable[[], None]]  # of watch()
 _marker: mx.nd.NDArray  # of which a reshape is a node, though nothing is computed
 _backward, _attach = _LIB.MXAutogradBackwardEx, _LIB.MXAutogradMarkVariables
 _set_recording, _ONE = _LIB.MXAutogradSetIsRecording, (ctypes.c_int64 * 1)(1)
 
 
 class Recording:
-    """What a thread records from one ``autograd.record()`` to its end; ``part`` is the caller's."""
+    """A thread's recording; ``part`` is for the caller of :func:`watch`."""
 
     def __init__(self, thread: int | None) -> None:
         self.thread, self.depth, self.end, self.part = thread, this_thread.depth, math.inf, None
@@ -58,9 +58,9 @@ this_thread = _Thread()
 
 
 def watch(begin_pass: Callable[[Sequence[Written]], Callable[[], None]]) -> None:
-    """From now on call ``begin_pass`` before each pass, and what it returns after the pass.
+    """From now on call ``begin_pass(written)`` before each pass, and its result after the pass.
 
-    Its argument is what the pass will write of ``owners``. Signals' handlers wait until the end.
+    ``written`` is what the pass will write of ``owners``. Signals' handlers wait until the end.
     """
     global _begin_pass, _marker
     if _LIB.MXAutogradBackwardEx is _backward:
@@ -73,14 +73,14 @@ def watch(begin_pass: Callable[[Sequence[Written]], Callable[[], None]]) -> None
 
 
 def graph_of(handle: int | NDArrayHandle) -> mx.sym.Symbol | None:
-    """Return the graph that computed the array, or the variable, with its name, that it is."""
+    """Return the graph that computed the array; for an array with a gradient, its variable."""
     graph = SymbolHandle()
     is_none = _LIB.MXAutogradGetSymbol(NDArrayHandle.from_param(handle), ctypes.byref(graph))
     return None if is_none else mx.sym.Symbol(graph)
 
 
 def _written(heads: Sequence[int]) -> list[Written]:
-    """Return what a pass from these handles writes; nothing if MXNet will refuse one of them."""
+    """Return what a pass from these heads writes; nothing if MXNet will refuse one of them."""
     by_recording: dict[Recording, list[mx.sym.Symbol]] = {}
     for graph in map(graph_of, heads):
         if graph is None:
@@ -94,38 +94,43 @@ def _written(heads: Sequence[int]) -> list[Written]:
 
 
 def _recording_of(node: str) -> Recording:
-    """Return the recording of a node: of those that it may be of, one of this program's."""
+    """Return the recording of a node: if several were open, this program's, else the latest."""
     position = int(node[5:]) if node.startswith("node_") else 0
-    mine, found = this_thread.program, None
+    found = None
     with lock:
         for i in range(bisect.bisect(_recordings, (position,)) - 1, -1, -1):
             recording = _recordings[i][1]
             if position <= recording.end:
-                if recording.thread == mine:
+                if recording.thread == this_thread.program:
                     return recording
                 found = found or recording
         return found or _recordings[0][1]
 
 
+def _number(argument: Any) -> int:
+    return getattr(argument, "value", argument)
+
+
 @functools.wraps(_backward)
-def _watched_pass(num_heads: Any, heads: Any, head_grads: Any, num_variables: Any, *more) -> int:
+def _watched_pass(*arguments: Any) -> int:
+    num_heads, heads, _, num_variables = arguments[:4]
     num_passes[threading.get_ident()] += 1
-    if getattr(num_variables, "value", num_variables):  # of autograd.grad: it writes other arrays
-        return _backward(num_heads, heads, head_grads, num_variables, *more)
+    if _number(num_variables):  # of autograd.grad: it writes other arrays
+        return _backward(*arguments)
     with interrupts.held():
         handles = ctypes.cast(heads, ctypes.POINTER(ctypes.c_void_p))
-        end_pass = _begin_pass(_written(handles[: getattr(num_heads, "value", num_heads)]))
+        end_pass = _begin_pass(_written(handles[: _number(num_heads)]))
         try:
-            return _backward(num_heads, heads, head_grads, num_variables, *more)
+            return _backward(*arguments)
         finally:
             end_pass()
 
 
 @functools.wraps(_attach)
-def _watched_attach(num_arrays: Any, arrays: Any, *more) -> int:
-    graphs = map(graph_of, arrays[: getattr(num_arrays, "value", num_arrays)])
+def _watched_attach(num_arrays: Any, arrays: Any, *rest: Any) -> int:
+    graphs = map(graph_of, arrays[: _number(num_arrays)])
     before = [graph.name for graph in graphs if graph is not None]
-    result = _attach(num_arrays, arrays, *more)
+    result = _attach(num_arrays, arrays, *rest)
     for owner, _ in filter(None, map(owners.get, before)):
         owner.renew()
     return result
@@ -133,8 +138,8 @@ def _watched_attach(num_arrays: Any, arrays: Any, *more) -> int:
 
 @functools.wraps(_set_recording)
 def _watched_switch(is_recording: Any, before: Any) -> int:
-    """Begin a recording, or end it where it began: not within scopes that were entered in it."""
-    is_on, recording = getattr(is_recording, "value", is_recording), this_thread.recording
+    """Begin a recording, or end it on leaving the scope that began it, not one entered later."""
+    is_on, recording = _number(is_recording), this_thread.recording
     if recording and not is_on and this_thread.depth <= recording.depth:
         recording.end = _mark() if autograd.is_recording() else recording.end
         this_thread.recording = None
@@ -167,11 +172,11 @@ def _mark() -> int:
     """Record a node, and return its number."""
     node = NDArrayHandle()  # by Python's reshape it takes three times as long
     _LIB.MXNDArrayReshape64(_marker.handle, 1, _ONE, False, ctypes.byref(node))
-    position = int(graph_of(node).name[5:])
+    graph: Any = graph_of(node)
     _LIB.MXNDArrayFree(node)
-    return position
+    return int(graph.name[5:])
 
 
-# With their first nodes, in order. The first stands for those that are not known, or not any more.
+# With their first nodes, in order. The first stands for all that are not known.
 _recordings = [(-1, Recording(None))]
 os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)

@@ -1,17 +1,16 @@
 """The threads that compute on the host: a team for each CPU context, and a pool for whole arrays.
 
-The engine's worker thread of each CPU context starts an OpenMP team. K contexts get ``cores / K``
-threads each, at least one. A worker that has computed can lose threads but not gain any: oneDNN
-allocates an operator's scratch memory for the team it first ran with, and MXNet caches the
-operator, so a larger team would write past the end (measured: a crash within a few steps). So teams
-start as large as the machine (MXNet would take half of it, assuming hyperthreads), and only shrink.
-Workers that start later get the smallest share so far: those of new contexts, and all of them after
-a fork, as by a DataLoader with ``num_workers``, and any subprocess under Python 3.8 and 3.9.
+The engine has a worker thread for each CPU context, which starts an OpenMP team. K contexts get
+``cores / K`` threads each, at least one. A team can shrink but not grow: oneDNN allocates an
+operator's scratch memory for the team that it first ran with, and MXNet caches the operator, so a
+larger team would write past the end (measured: a crash within a few steps). So teams start as large
+as the machine (MXNet would take half of it, assuming hyperthreads), and only shrink. Workers that
+start later get the smallest share so far. All start again after a fork, as by a DataLoader with
+``num_workers``, and after any subprocess under Python 3.8 and 3.9.
 
-The pool's threads, and one of the engine's, apply NumPy's functions to arrays of all CPU contexts,
-block by block: :func:`run`. A block of all arrays of a task is small enough to stay in a core's
-cache from being read to being written, so each array crosses the memory bus once in and once out,
-whatever the function does.
+The pool's threads and one of the engine's apply NumPy's functions to arrays of all CPU contexts,
+block by block: :func:`run`. A task's blocks stay in a core's cache from being read to being
+written, so each array crosses the memory bus once in and once out, whatever the function does.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import functools
 import os
 import queue
 import threading
-from typing import Callable, Iterable, Sequence
+from typing import Callable, Iterable, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -35,7 +34,7 @@ BLOCK_BYTES = 1 << 19  # of one array: smaller blocks cost more calls, larger on
 BYTES_INLINE = 2 << 20  # of all arrays: up to this, the work takes less than waking a worker
 BYTES_PER_THREAD = 16 << 20  # of all arrays: with fewer bytes waking a thread does not pay
 
-_SET_BY_USER = any(name in os.environ for name in ("OMP_NUM_THREADS", "MXNET_OMP_MAX_THREADS"))
+_SET_BY_USER = not {"OMP_NUM_THREADS", "MXNET_OMP_MAX_THREADS"}.isdisjoint(os.environ)
 _last_shared: list[mx.Context] = []
 _limit: int | None = None
 _first_size: int | None = None  # of workers that started before any was shrunk
@@ -55,12 +54,12 @@ _openmp = _get().contents
 
 
 def cores() -> int:
-    """Return this process's number of processors: those that it may use, or of :func:`limit`."""
+    """Return how many processors this process uses: all that it may, or those of :func:`limit`."""
     return _limit or processors.usable()
 
 
 def limit(num_processors: int) -> None:
-    """Let all contexts of this process together use ``num_processors``; others run beside it."""
+    """Let this process use ``num_processors``, because other ranks compute on the others."""
     global _limit, _last_shared
     _limit, _last_shared = num_processors, []
     if not (_SET_BY_USER or engine.has_started()):
@@ -70,10 +69,10 @@ def limit(num_processors: int) -> None:
 def share(ctx: Sequence[mx.Context]) -> None:
     """Give each distinct CPU context of ``ctx`` its even share of the processors, from now on.
 
-    GPUs are ignored. Does nothing if the user has set OMP_NUM_THREADS or MXNET_OMP_MAX_THREADS.
-    Another call with the same contexts costs one comparison. From the first call on, memory that is
-    freed stays in the process (:mod:`gluonpar.runtime.heap`), and from the first with several
-    contexts on a thread's operators have more workspaces (:mod:`gluonpar.runtime.workspaces`).
+    GPUs are ignored, and all contexts if the user has set OMP_NUM_THREADS or MXNET_OMP_MAX_THREADS.
+    The first call has freed memory stay in the process (:mod:`gluonpar.runtime.heap`), and a
+    thread's first with several contexts gives its operators more workspaces
+    (:mod:`gluonpar.runtime.workspaces`). A call with the same contexts costs one comparison.
     """
     global _last_shared, _first_size
     heap.keep_freed()
@@ -122,74 +121,70 @@ def _shrink(ctx: mx.Context, num_threads: int) -> None:
 def push(
     function: Callable[[], None], arrays: Sequence[mx.nd.NDArray], num_bytes: int, name: str
 ) -> None:
-    """Push ``function``, which reads and writes ``arrays``, on the thread that can start first.
-
-    It may call :func:`run` on ``num_bytes``; ``name`` is the operator's name in MXNet's profiles.
-    """
+    """Push ``function``, which changes ``arrays`` and may call :func:`run` on ``num_bytes``."""
     engine.push(function, memory.context(arrays[0]), writes=arrays, name=name, **place(num_bytes))
 
 
 def place(num_bytes: int) -> dict[str, bool]:
-    """Return the arguments of :func:`engine.push` for a function that calls :func:`run`."""
+    """Return arguments of :func:`engine.push` for a function that may call :func:`run`."""
     if num_bytes >= BYTES_PER_THREAD:
         pool()  # now, since an exiting process cannot start threads
     small = num_bytes <= BYTES_INLINE
     return {"inline": small, "prioritized": not small}
 
 
-def run(
-    tasks: Sequence[tuple[Callable[..., None], Sequence[np.ndarray]]],
-    num_bytes: int,
-    max_threads: int | None = None,
-) -> None:
+Task = Tuple[Callable[..., None], Sequence[np.ndarray]]
+
+
+def run(tasks: Sequence[Task], num_bytes: int, max_threads: int | None = None) -> None:
     """Call each task's function on all blocks of its arrays; return when everything is done.
 
-    The arrays of a task are flat and of equal length; all are cut in the same places, and the
+    The arrays of a task are flat and of equal length. All are cut in the same places, and the
     function is given one block of each, in no particular order and on any thread. ``num_bytes`` is
     the total of all arrays; ``max_threads`` counts the calling thread, too (default: the number of
     processors). An exception ends the work, and is raised when no thread uses the arrays any more.
     """
     if num_bytes <= BLOCK_BYTES:
         return _call_all(tasks)
-    blocks = []
-    for function, arrays in tasks:
-        size, step = arrays[0].size, BLOCK_BYTES // arrays[0].itemsize
-        if size <= step:
-            blocks.append((function, arrays))
-            continue
-        for start in range(0, size, step):
-            blocks.append((function, [array[start : start + step] for array in arrays]))
-    num_threads = min(1 + num_bytes // BYTES_PER_THREAD, len(blocks))
+    blocks = [
+        (function, [array[start : start + step] for array in arrays])
+        for function, arrays in tasks
+        for step in [BLOCK_BYTES // arrays[0].itemsize]
+        for start in range(0, arrays[0].size, step)
+    ]
+    num_threads = min(1 + num_bytes // BYTES_PER_THREAD, len(blocks), max_threads or cores())
     if num_threads <= 1:
         return _call_all(blocks)
     remaining = iter(blocks)  # threads take one at a time: a late one takes fewer
+    ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
 
-    def work() -> BaseException | None:  # not raised, which would end the pool's thread
+    def work() -> None:
         try:
             _call_all(remaining)
-        except BaseException as error:
+        except BaseException as error:  # it would end the pool's thread
             blocks.clear()  # so that the other threads stop
-            return error
+            ended.put(error)
+        else:
+            ended.put(None)
 
-    num_helpers = min(num_threads, max_threads or cores()) - 1
-    ended: queue.SimpleQueue = queue.SimpleQueue()
-    for _ in range(num_helpers):
-        pool().put(lambda: ended.put(work()))
-    for error in [work(), *(ended.get() for _ in range(num_helpers))]:
+    for _ in range(num_threads - 1):
+        pool().put(work)
+    work()
+    for error in [ended.get() for _ in range(num_threads)]:
         if error is not None:
             raise error
 
 
-def _call_each(blocks: Iterable[tuple[Callable[..., None], Sequence[np.ndarray]]]) -> None:
+def _call_each(blocks: Iterable[Task]) -> None:
     for function, arrays in blocks:
         function(*arrays)
 
 
-# Call blocks' functions without warnings, as MXNet's operators: overflow gives inf. np.errstate
-# would take microseconds.
+# Call functions without warnings, as MXNet's operators: overflow gives inf. np.errstate would take
+# microseconds.
 if hasattr(np, "geterrobj"):  # NumPy 1, which has these settings per thread
 
-    def _call_all(blocks: Iterable) -> None:
+    def _call_all(blocks: Iterable[Task]) -> None:
         settings = np.geterrobj()
         np.seterrobj([settings[0], 0, None])
         try:
@@ -201,25 +196,22 @@ else:  # in a context variable
     _SILENT = contextvars.Context()
     _SILENT.run(np.seterr, all="ignore")
 
-    def _call_all(blocks: Iterable) -> None:
+    def _call_all(blocks: Iterable[Task]) -> None:
         _SILENT.copy().run(_call_each, blocks)
 
 
 @functools.lru_cache(None)
 def pool() -> queue.SimpleQueue:
-    """Return the queue of functions that this process's pool calls: :func:`cores` threads less one.
+    """Return the queue of functions, which must not raise, that the pool's threads call."""
+    functions: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
 
-    The functions must not raise. The threads do not keep the process from ending.
-    """
-    functions: queue.SimpleQueue = queue.SimpleQueue()
+    def work() -> None:
+        while True:
+            functions.get()()
+
     for _ in range(max(1, cores() - 1)):
-        threading.Thread(target=_call_from, args=[functions], daemon=True).start()
+        threading.Thread(target=work, daemon=True).start()
     return functions
-
-
-def _call_from(functions: queue.SimpleQueue) -> None:
-    while True:
-        functions.get()()
 
 
 os.register_at_fork(after_in_child=pool.cache_clear)  # a child has none of its parent's threads

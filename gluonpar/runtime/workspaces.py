@@ -1,9 +1,9 @@
 """A thread's pool of workspaces, which the operators that it pushes on CPU contexts share.
 
-An operator waits for its workspace until the operators that drew the same one before have ended.
-With MXNet's pool of 4, two contexts soon draw the same and wait for each other; with 256, rarely.
-But each workspace grows to the largest size that any operator drew it for, so a pool is replaced
-only when gluonpar is first given several contexts on its thread.
+An operator waits until earlier operators with the same workspace have ended. With MXNet's pool of
+4, two contexts soon have the same one and wait for each other; with 256, rarely. But each workspace
+grows to the largest size it was used for, so a thread's pool is replaced only when gluonpar is
+first given several contexts there.
 
 Private to MXNet 1.9.1: a thread's ``ResourceManagerImpl``, which is never freed, and its
 ``ResourceTempSpace`` (src/resource.cc).
@@ -19,20 +19,25 @@ import threading
 import mxnet as mx
 from mxnet.base import _LIB
 
+from gluonpar.runtime import engine
+
 _VARIABLE, _SIZE = "MXNET_CPU_TEMP_COPY", 256
 _SET_BY_USER = _VARIABLE in os.environ
-if not _SET_BY_USER:
-    # So that the list of variables has a place for it, and is not moved later, while MXNet's
-    # threads, which have not started yet, read from it.
-    os.environ[_VARIABLE] = str(_SIZE)
-    del os.environ[_VARIABLE]
+# The variable is in the environment from the import on, under a name that nothing reads; its first
+# letter makes it MXNet's. So the list of variables does not change while MXNet's threads read it.
+_MEANT, _HIDDEN = b"Mm"
+_libc = ctypes.CDLL(None)
+_libc.strdup.restype, _libc.putenv.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+_place = _libc.strdup(f"m{_VARIABLE[1:]}={_SIZE}".encode())  # never freed, as putenv needs it
+_letter = ctypes.c_uint8.from_address(_place)
+_libc.putenv(_place)
 # Of a manager: how many workspaces it made, and the address of the pool. Of a pool: its context;
 # where the workspaces, and what refers to them, begin and end.
 _MANAGER, _POOL = struct.Struct("=8xi60xQ"), struct.Struct("=iiQQ8xQQ")
 _POOL_OFFSET, _ENTRY_BYTES = 72, (72, 32)
 
 _this_thread = threading.local()  # .is_wide
-_widening = threading.Lock()
+_widening = engine.lock()
 _manager = _LIB["_ZN5mxnet15ResourceManager3GetEv"]  # mxnet::ResourceManager::Get()
 _manager.restype = ctypes.c_void_p
 
@@ -44,13 +49,13 @@ def widen() -> None:
     """
     if _SET_BY_USER or getattr(_this_thread, "is_wide", False):
         return
-    managers = [_manager()]  # this thread's, and that of a new thread, which reads the variable
+    managers = [_manager()]  # this thread's, and a new thread's, which reads the variable
     with _widening:
-        os.environ[_VARIABLE] = str(_SIZE)
+        _letter.value = _MEANT
         thread = threading.Thread(target=lambda: managers.append(_manager()))
         thread.start()
         thread.join()
-        del os.environ[_VARIABLE]
+        _letter.value = _HIDDEN
     narrow, wide = map(_pool, managers)
     for manager, pool in zip(managers, (wide, narrow)):
         ctypes.c_uint64.from_address(manager + _POOL_OFFSET).value = pool

@@ -16,7 +16,6 @@ from gluonpar import cluster
 from gluonpar.install import __version__
 from gluonpar.runtime import devices
 from gluonpar.training.history import Epoch, History
-from gluonpar.training.profiler import Profiler
 
 
 class Console:
@@ -101,13 +100,6 @@ class Console:
         if processes > 1:
             used = f"{processes * len(history.ctx)} devices in {processes} processes"
         self.line(f"test acc: {accuracy}, {seconds:.1f} sec/epoch on {used}")
-
-    def profile(self, profiler: Profiler) -> None:
-        """Print how long the parts of a step took, and what limits the speed-up."""
-        (first, last), profile = profiler.steps, profiler.profile
-        which = f"step {first}" if first == last else f"steps {first} to {last}"
-        self.line(f"profile: {which} of epoch 1, {1e3 * profile.step_seconds:.1f} ms per step")
-        self.line(f"{profile.table()}\n{profile.sentence()}")
 
 
 def _print(text: str, stream: TextIO) -> None:

@@ -17,7 +17,7 @@ from gluonpar import cluster, collectives, metrics
 from gluonpar.checkpoint import files
 from gluonpar.install import parsing, processors
 from gluonpar.plans import partition
-from gluonpar.runtime import determinism, devices, peers, threads
+from gluonpar.runtime import devices, threads
 from gluonpar.sharding import share_of_batch
 from gluonpar.training import history, profiler, ranks, workloads
 from gluonpar.training.checkpointing import Checkpointer
@@ -99,7 +99,7 @@ class Run:
         Terminated.
         """
         repeatable = self.configuration.deterministic
-        with determinism.enforced() if repeatable else contextlib.nullcontext():
+        with devices.deterministic() if repeatable else contextlib.nullcontext():
             with _semantics(False, False):  # the models are of mx.nd
                 return self._train()
 
@@ -123,7 +123,7 @@ class Run:
         self._print_files()
         first, last = self.profiler.steps
         if config.profile and first <= last:  # else the run was resumed after the window
-            self.console.profile(self.profiler)
+            self.console.line(f"profile of epoch 1: {self.profiler.table()}")
         return self.history
 
     def _resume(self) -> None:
@@ -357,7 +357,7 @@ def _count(number: int, noun: str, plural: str = "s") -> str:
 
 def _describe_devices(ctx: Sequence[mx.Context], num_ranks: int) -> str:
     """Return the devices of all processes; every process must call this."""
-    described = devices.describe(ctx), threads.describe(ctx), peers.describe(ctx)
+    described = devices.describe(ctx), threads.describe(ctx), devices.describe_peers(ctx)
     processes = Counter(cluster.gather(", ".join(filter(None, described))))
     if num_ranks == 1:
         return next(iter(processes))

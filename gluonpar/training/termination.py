@@ -11,7 +11,7 @@ import mxnet as mx
 import numpy as np
 
 from gluonpar import cluster
-from gluonpar.runtime import staging
+from gluonpar.runtime import memory
 
 
 class Terminated(Exception):
@@ -55,7 +55,7 @@ class Termination:
         """
         if cluster.size() == 1:
             return self._requested
-        requests = staging.from_numpy(np.array([self._requested], "float32"), mx.cpu(0))
+        requests = memory.from_numpy(np.array([self._requested], "float32"), mx.cpu(0))
         cluster.allreduce([requests])
         self._in_flight.append(requests)
         while len(self._in_flight) > delay:

@@ -337,16 +337,12 @@ with Profiler(ctx, warm_up=6, num_steps=8) as profiler:
     for X, y in dataset.batches(X_train, y_train, 256):
         gluonpar.train_batch(X, y, device_params, ctx, lr)
         profiler.step()
-print(profiler.profile.table())
-print(*profiler.profile.sentence().split(", "), sep="\n  ")
-
-# %% timeline
-plots.timeline(profiler.profile)
+print(profiler.table())
 
 # %% ring
 hops = collectives.algorithms.ring.plan(4)
 print(len(hops), "hops; the first:", hops[0])
-collectives.trace("ring", 4).draw()
+plots.plan("ring", 4)
 
 # %% ring-states
 from gluonpar.plans.plan import contributions, num_steps
@@ -420,7 +416,7 @@ def milliseconds(algorithm, num_bytes, repeats=7):
 
 for name in ("my-ring", "ring"):
     print(f"{name:8} {milliseconds(name, 1 << 20):7.2f} ms for arrays of 1 MiB")
-collectives.trace("my-ring", 4).draw()
+plots.plan("my-ring", 4)
 
 
 # %% cost-model

@@ -140,7 +140,7 @@ def fails(rank, fault, end, **environment):
 WAITS = r"operation 12 \(allreduce of 1,000 float32\)"
 NO_RESPONSE = f"has not responded for .* and {WAITS} waits for it"
 LEFT = f"has ended its program, and {WAITS} waits for it"
-HANGS = f"has not come to {WAITS} in 3 s .* is outside gluonpar's collectives"
+HANGS = f"has not come to {WAITS} in 5 s .* is outside gluonpar's collectives"
 NO_LIMIT = {"GLUONPAR_TIMEOUT": "1000"}
 NEVER = "import os, time; print('pid', os.getpid(), flush=True); time.sleep(1000)"
 FAULTS = {
@@ -154,7 +154,7 @@ FAULTS = {
     "stop": fails(1, "stop", NO_RESPONSE),
     "stop inside": fails(0, "stop inside", NO_RESPONSE),
     "stop at the end": fails(1, "stop at the end", "has not responded .* the end of the program.*"),
-    "hang": fails(1, "hang", HANGS, GLUONPAR_STALL_TIMEOUT="3"),
+    "hang": fails(1, "hang", HANGS, GLUONPAR_STALL_TIMEOUT="5"),
     "leave": fails(1, "leave", LEFT, **NO_LIMIT),
     "leave and hang": fails(1, "leave and hang", LEFT, **NO_LIMIT),
 }
@@ -182,9 +182,9 @@ def test_a_rank_that_fails_ends_the_job_with_one_line_that_names_it(names):
     with concurrent.futures.ThreadPoolExecutor(JOBS_AT_ONCE) as pool:
         for name, (code, out, err) in zip(names, pool.map(run, names)):
             commands, line, ends_with, _ = FAULTS[name]
-            lines = lines_of_ours(err)
-            assert len(set(lines)) == 1, (name, err)  # under load a second rank may say the same
-            assert re.fullmatch(f"gluonpar: {line}; the job ends", lines[0]), (name, err)
+            # Under load a second rank may say the same, and a rank that is late is named before.
+            [ends] = {end for end in lines_of_ours(err) if not end.endswith("the job goes on")}
+            assert re.fullmatch(f"gluonpar: {line}; the job ends", ends), (name, err)
             assert code == ends_with, (name, code, err)
             assert len(pids(out)) == sum(ranks for ranks, _ in commands), (name, out)
             wait_until(lambda: not any(map(runs, pids(out))))  # noqa: B023
@@ -332,8 +332,8 @@ def test_what_one_rank_does_differently_is_an_error_of_all_that_names_it(num_dev
 
 
 @needs_mpi
-def test_verify_in_a_job_says_in_one_line_how_to_start_it():
-    code, out, err = ended(mpirun((2, [sys.executable, "-m", "gluonpar", "verify"])))
+def test_the_self_test_in_a_job_says_in_one_line_how_to_start_it():
+    code, out, err = ended(mpirun((2, [sys.executable, "-m", "gluonpar", "selftest"])))
     (line,) = [line for line in err.splitlines() if "error: " in line]
     assert code == 2 and not out.strip() and "start it without mpirun" in line
 
@@ -480,14 +480,6 @@ def test_tasks_of_a_pool_are_programs_of_one_process(ranks, module, tmp_path):
     program.write_text(POOL)
     out, _ = succeed(mpirun((ranks, [sys.executable, *module, str(program)])))
     assert out.split() == ["0", "1", "2", "3"]
-
-
-@pytest.mark.slow
-def test_one_process_sends_nothing():
-    assert (cluster.rank(), cluster.size(), cluster.is_main()) == (0, 1, True)
-    assert cluster.gather("x") == ["x"] and cluster.total([2]).tolist() == [2.0]
-    assert cluster.PendingGather(3, "numbers").wait() == [3]
-    cluster.abort("does nothing")
 
 
 @pytest.mark.parametrize("weights", [None, (1.0, 3.0)])

@@ -169,14 +169,6 @@ def test_an_algorithm_that_misplaces_chunks_is_reported(command):
         del collectives.ALGORITHMS["planted"]
 
 
-def test_plot(command, tmp_path):
-    pytest.importorskip("matplotlib")
-    path = tmp_path / "bench.png"
-    code, _, err = command(*ON_CPU, "--num-gpus", 2, "--plot", path)
-    assert (code, err) == (0, [])
-    assert path.read_bytes().startswith(b"\x89PNG")
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -193,8 +185,6 @@ def test_plot(command, tmp_path):
         (("--op", "mean", "--dtype", "int8"), "int8"),
         (("--collective", "reduce", "--algorithms", "ring"), "--algorithms are those of allreduce"),
         (("--collective", "broadcast", "--op", "max"), "broadcast adds nothing"),
-        (("--plot", "/nowhere/to/be/found.png"), "/nowhere/to/be/found.png"),
-        (("--plot", "bench.txt"), "bench.txt"),
         (("--json", "/nowhere/to/be/found.json"), "cannot write /nowhere/to/be/found.json"),
     ],
 )

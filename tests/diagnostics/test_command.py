@@ -57,6 +57,15 @@ def test_the_help_of_every_command_has_examples_and_exit_codes(name, capsys):
     assert lines[codes + 1].split()[0] == "0" and len(lines[codes:]) > 2
 
 
+def test_verify_is_another_name_of_selftest(capsys):
+    helps = []
+    for arguments in (["selftest", "--help"], ["verify", "--help"], ["help", "verify"]):
+        with pytest.raises(SystemExit, match="0"):
+            main(arguments)
+        helps.append(capsys.readouterr().out)
+    assert len(set(helps)) == 1 and "gluonpar selftest [-h]" in helps[0]
+
+
 @pytest.mark.parametrize("form", ["gluonpar", "python -m gluonpar"])
 def test_what_needs_no_mxnet_does_not_import_it_and_the_others_say_what_to_do(without_mxnet, form):
     assert without_mxnet(form, "--version").stdout == f"gluonpar {gluonpar.__version__}\n"
@@ -105,7 +114,7 @@ def test_ctrl_c_is_one_line_and_exit_code_130(monkeypatch, capsys):
 
     monkeypatch.setattr(self_test, "run", interrupted)
     monkeypatch.setattr(harness, "Record", interrupted)  # before anything is measured
-    for command in ("verify", "bench"):
+    for command in ("selftest", "bench"):
         assert main([command, "--device", "cpu"]) == 130
         err = capsys.readouterr().err
         assert err.count("\n") == 2 and f"{command}: interrupted" in err
@@ -115,7 +124,7 @@ def test_ctrl_c_is_one_line_and_exit_code_130(monkeypatch, capsys):
     "arguments",
     [
         ("bench", "--max-bytes", "4K", "--iters", "1", "--algorithms", "host"),
-        pytest.param(("verify",), marks=pytest.mark.slow),
+        pytest.param(("selftest",), marks=pytest.mark.slow),
         pytest.param(("doctor",), marks=pytest.mark.slow),
     ],
 )

@@ -1,4 +1,4 @@
-"""gluonpar.verify and python -m gluonpar verify: correct networks pass, planted bugs are found."""
+"""gluonpar.verify and gluonpar selftest: correct networks pass, planted bugs are found."""
 
 import itertools
 
@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from mxnet import gluon
 from mxnet.gluon import nn
-from processes import end
 
 import gluonpar
 from gluonpar import SyncBatchNorm, Wrong, collectives, verify
@@ -22,26 +21,27 @@ BATCH = X, (np.arange(10) % 3).astype("float32")
 LOSS = gluon.loss.SoftmaxCELoss()
 
 
-# python -m gluonpar verify
+# gluonpar selftest
 
 
 @pytest.mark.slow
-def test_the_command_tests_two_devices_and_prints_the_difference_of_every_parameter():
-    done = end("-m", "gluonpar", "verify", "--device", "cpu")
-    assert (done.returncode, done.stderr) == (0, "")
-    lines = done.stdout.splitlines()
-    assert lines[0] == "devices: cpu(0), cpu(1)"
-    assert lines[-1] == "all is right on these devices"
-    for name in collectives.usable(CPUS[:2]):
-        assert any(line.startswith(f"ok     all-reduce {name}: ") for line in lines)
-    differences = [line for line in lines if "max relative difference" in line]
-    assert len(differences) == 8 + 6  # LeNet's parameters, and the Gluon network's
+@pytest.mark.parametrize("k", [1, 2, 4])
+def test_the_command_finds_nothing_wrong_and_says_what_one_device_cannot_show(k, capsys):
+    assert main(["selftest", "--device", "cpu", "--num-gpus", str(k)]) == 0
+    first, *lines, last = capsys.readouterr().out.splitlines()
+    assert first.startswith("devices: cpu(0)") and "right" in last
+    names = [line[7:].partition(":")[0] for line in lines if line.startswith("ok     ")]
+    sums = [f"all-reduce {name}" for name in collectives.usable(CPUS)]
+    between = ["copies between devices", *sums, "all-reduce as chosen for training"]
+    training = ["LeNet by train_batch", "a Gluon network by Trainer"]
+    assert names == (training if k == 1 else [*between, *training])
+    assert any("are not checked" in line for line in lines) == (k == 1)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("k", [1, 4])
-def test_any_number_of_devices(k):
-    assert self_test.run([mx.cpu(i) for i in range(k)]) == []
+def test_a_request_that_cannot_be_met_names_the_option(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["selftest", "--device", "cpu", "--num-gpus", "0"])
+    assert "error: --num-gpus must be at least 1, got 0" in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def failures(monkeypatch, capsys):
             "_checks",
             lambda ctx: ((n, check) for n, check in every(ctx) if n.startswith(start)),
         )
-        assert main(["verify", "--num-gpus", "3", "--device", "cpu"]) == 1
+        assert main(["selftest", "--num-gpus", "3", "--device", "cpu"]) == 1
         captured = capsys.readouterr()
         assert "Traceback" not in captured.out + captured.err
         return [line[7:] for line in captured.out.splitlines() if line.startswith("WRONG")]

@@ -96,7 +96,7 @@ def test_an_error_is_raised_in_nccls_words_at_the_next_wait(monkeypatch):
 
 
 def test_a_wrong_sum_is_found(monkeypatch, capsys):
-    """By python -m gluonpar verify; the tests of all algorithms compare the same values."""
+    """By python -m gluonpar selftest; the tests of all algorithms compare the same values."""
     monkeypatch.setenv("CUDA_SIM_NCCL_WRONG", "1")
     every = self_test._checks
 
@@ -104,7 +104,7 @@ def test_a_wrong_sum_is_found(monkeypatch, capsys):
         return (check for check in every(ctx) if check[0].startswith("all-reduce"))
 
     monkeypatch.setattr(self_test, "_checks", sums)
-    assert main(["verify", "--num-gpus", "2"]) == 1
+    assert main(["selftest", "--num-gpus", "2"]) == 1
     lines = capsys.readouterr().out.splitlines()
     wrong = [line.split(":")[0] for line in lines if line.startswith("WRONG")]
     assert wrong == ["WRONG  all-reduce nccl", "WRONG  all-reduce as chosen for training"]

@@ -170,12 +170,12 @@ def test_two_ranks_with_two_gpus_each_train_as_four(tmp_path):
             assert np.abs(got[f"{name}{i}"] - want).max() <= limit * scale, (name, i)
 
 
-# verify and doctor
+# selftest, verify and doctor
 
 
-def test_verify_finds_all_gpus_right_though_cudnn_and_cublas_would_round():
+def test_the_self_test_finds_all_gpus_right_though_cudnn_and_cublas_would_round():
     """Also with gradients in any order and with TF32, which differ by more than rounding."""
-    done = run("-m", "gluonpar", "verify", "--num-gpus", 4, num_devices=4, atomics=1, tf32=1)
+    done = run("-m", "gluonpar", "selftest", "--num-gpus", 4, num_devices=4, atomics=1, tf32=1)
     assert done.returncode == 0 and "WRONG" not in done.stdout, done.stdout
     assert "gpu(3)" in done.stdout.splitlines()[0]
 

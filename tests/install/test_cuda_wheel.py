@@ -153,7 +153,7 @@ def test_the_tests_of_the_core_pass_on_this_mxnet(a6000):
 
 
 def test_the_self_test_passes_on_cpu_devices(a6000):
-    done = python("-m", "gluonpar", "verify", "--num-gpus", "2", libraries=[a6000])
+    done = python("-m", "gluonpar", "selftest", "--num-gpus", "2", libraries=[a6000])
     assert done.returncode == 0, done.stdout + done.stderr
     assert "devices: cpu(0), cpu(1)" in done.stdout
     assert done.stdout.endswith("all is right on these devices\n")

@@ -99,7 +99,6 @@ ABSENT = "raise OSError('{}: cannot open shared object file')"
 BROKEN = {  # __init__.py of the wheel, and words of the message
     ABSENT.format("libcuda.so.1"): f"pip uninstall -y mxnet-cu112, then {wheels.CPU}",
     ABSENT.format("libcudart.so.11.0"): "pip install -e '.[cu112]'",
-    ABSENT.format("libquadmath.so.0"): "apt-get install libquadmath0",
     ABSENT.format("libgfortran.so.3"): "--force-reinstall",  # MXNet's wheel contains it
     "raise RuntimeError('Not found.\\nCandidates: /a')": "loaded: Not found. Reinstall it",
     "def broken(:": "invalid syntax",
@@ -113,6 +112,14 @@ BROKEN = {  # __init__.py of the wheel, and words of the message
 def test_an_mxnet_that_cannot_be_imported_is_one_line_with_the_remedy(body, tmp_path):
     message = import_error(site(tmp_path, "mxnet_cu112", body=body))
     assert message.startswith("mxnet-cu112 cannot be loaded: ") and BROKEN[body] in message
+
+
+def test_all_of_gccs_libraries_that_do_not_load_are_named_with_their_packages(tmp_path):
+    for name in ("libgomp.so.1", "libquadmath.so.0"):
+        (tmp_path / name).write_text("not a library\n" * 100)
+    body = ABSENT.format("libgomp.so.1")
+    message = import_error(site(tmp_path, "mxnet", body=body), LD_LIBRARY_PATH=str(tmp_path))
+    assert "apt-get install libgomp1 libquadmath0" in message
 
 
 def test_no_mxnet(monkeypatch):

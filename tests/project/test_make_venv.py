@@ -53,9 +53,11 @@ class Machine:
         return self.run("sh", str(SCRIPT), str(self.venv), *wanted)
 
     def run(self, *command: str) -> subprocess.CompletedProcess:
+        outer = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES")  # of `make test PYTHON=...`
+        inherited = {name: text for name, text in os.environ.items() if name not in outer}
         return subprocess.run(
             command,
-            env={**os.environ, "PATH": f"{self.bin}:/usr/bin:/bin"},
+            env={**inherited, "PATH": f"{self.bin}:/usr/bin:/bin"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

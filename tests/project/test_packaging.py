@@ -121,8 +121,8 @@ def test_the_installed_command_works_outside_a_checkout(console, tmp_path):
         assert words in done.stdout
     names = {path.suffix for path in (tmp_path / "out").iterdir()}
     assert names == {".params", ".npz", ".png", ".json"}
-    done = console("verify", "--num-gpus", "0", cwd=tmp_path)
-    assert done.returncode == 2 and done.stderr.startswith("gluonpar verify: error: num_gpus ")
+    done = console("selftest", "--num-gpus", "0", cwd=tmp_path)
+    assert done.returncode == 2 and done.stderr.startswith("gluonpar selftest: error: --num-gpus ")
 
 
 @from_source

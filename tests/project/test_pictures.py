@@ -1,8 +1,10 @@
-"""The committed pictures are what tools/draw_pictures.py draws, and every picture is described."""
+"""Pictures show what they should: a plan's hops; the committed ones are drawn and described."""
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -13,11 +15,14 @@ from gluonpar.collectives import ALGORITHMS
 pytest.importorskip("matplotlib")
 
 import draw_pictures
-from pictures import plans
+import drawing
+from pictures import timelines
 
 ROOT = Path(__file__).resolve().parents[2]
 PICTURES = sorted((ROOT / "docs" / "pictures").glob("*.svg"))
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+PLANS = [name for name, algorithm in ALGORITHMS.items() if algorithm.plan is not None]
+HOP = re.compile(r'id="hop-(\d+)-(\d+)-(\d+)-(\d+)-(add|copy)"')
 
 
 def words(path):
@@ -26,13 +31,13 @@ def words(path):
     return sorted(re.findall(r"<!-- (.*?) -->|<(?:title|desc|text) [^>]*>([^<]*)", text, re.S))
 
 
-def test_the_committed_pictures_and_plans_are_what_is_drawn(tmp_path):
+def test_the_committed_pictures_and_timelines_are_what_is_drawn(tmp_path):
     """Their words are compared: outlines differ between versions of matplotlib."""
     draw_pictures.draw(tmp_path)
     assert {path.name for path in PICTURES} == {path.name for path in tmp_path.iterdir()}
     for path in PICTURES:
         assert words(path) == words(tmp_path / path.name), f"{path.name}: make pictures"
-    assert draw_pictures.PLANS.read_text("utf-8") == plans.text(), "make pictures"
+    assert draw_pictures.TIMELINES.read_text("utf-8") == timelines.text(), "make pictures"
 
 
 @pytest.mark.parametrize("path", PICTURES, ids=lambda path: path.stem)
@@ -53,7 +58,28 @@ def test_every_picture_is_shown_on_a_page_and_has_alternative_text():
             shown.setdefault((page.parent / link).resolve(), []).append(text)
         for name, text in re.findall(r"<!-- picture: (\S+): (.*?) -->", page.read_text("utf-8")):
             shown.setdefault(ROOT / "docs" / "pictures" / name, []).append(text)
-    of_plans = [name for name, algorithm in ALGORITHMS.items() if algorithm.plan is not None]
-    drawn = {ROOT / "docs" / "pictures" / f"{name}.svg" for name in of_plans}
+    drawn = {ROOT / "docs" / "pictures" / f"{name}.svg" for name in PLANS}
     assert {*PICTURES} | drawn <= set(shown)
     assert all(len(text) > 8 for texts in shown.values() for text in texts)
+
+
+@pytest.mark.parametrize("name, k", [(name, 4) for name in PLANS] + [("balanced", 8)])
+def test_a_plans_picture_shows_every_hop_once_and_is_the_same_each_time(name, k, tmp_path):
+    first, second = tmp_path / "1.svg", tmp_path / "2.svg"
+    drawing.draw(name, k, first)
+    drawn = [(*map(int, hop[:4]), hop[4] == "add") for hop in HOP.findall(first.read_text())]
+    assert sorted(drawn) == sorted(ALGORITHMS[name].plan(k))
+    drawing.draw(name, k, second)
+    assert first.read_bytes() == second.read_bytes()
+    assert b"date" not in first.read_bytes()
+
+
+def test_the_plot_of_a_benchmark_is_drawn_from_its_file(tmp_path):
+    measured, picture = tmp_path / "bench.json", tmp_path / "bench.png"
+    options = ["--device", "cpu", "--max-bytes", "8K", "--factor", "2", "--iters", "1"]
+    bench = [sys.executable, "-m", "gluonpar", "bench", *options, "--json", measured]
+    subprocess.run(bench, check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, ROOT / "tools" / "plot_bench.py", measured, picture], check=True
+    )
+    assert picture.read_bytes().startswith(b"\x89PNG")

@@ -1,4 +1,4 @@
-"""docs/step-by-step.html: it computes what the package does, and shows that, in a real browser.
+"""docs/step-by-step.html plays what `simulate` computes, in a real browser.
 
 The browser is Debian's chromium, or another one of the same family.
 """
@@ -6,9 +6,7 @@ The browser is Debian's chromium, or another one of the same family.
 from __future__ import annotations
 
 import html
-import inspect
 import json
-import math
 import re
 import shutil
 import subprocess
@@ -18,10 +16,9 @@ from urllib.parse import parse_qsl
 
 import pytest
 
-from gluonpar.collectives import ALGORITHMS, Hop, simulate
+from gluonpar.collectives import ALGORITHMS, simulate
 from gluonpar.plans.plan import num_chunks, num_steps
-from gluonpar.plans.registry import Algorithm
-from gluonpar.plans.topologies import TOPOLOGIES, Link
+from gluonpar.plans.topologies import TOPOLOGIES
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
@@ -31,115 +28,17 @@ ASSETS = DOCS / "assets" / "step-by-step"
 needs_browser = pytest.mark.skipif(BROWSER is None, reason=f"needs one of {', '.join(BROWSERS)}")
 
 
-def run(folder: Path, page: str, *options: str):
+def run(folder: Path, page: str):
     """Open a page in the browser and return what its scripts have written into #report."""
     path = folder / "page.html"
     path.write_text(page, "utf-8")
     switches = "--headless --no-sandbox --disable-gpu --disable-dev-shm-usage --dump-dom".split()
     profile = f"--user-data-dir={folder / 'profile'}"
-    command = [BROWSER, *switches, profile, *options, path.as_uri()]
+    command = [BROWSER, *switches, profile, "--lang=en", path.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     found = re.search(r'<pre id="report">(.*?)</pre>', done.stdout, re.S)
     assert done.returncode == 0 and found, done.stderr
     return json.loads(html.unescape(found[1]))
-
-
-# What it computes
-
-# Unlike the defaults and unlike each other, by the names of the topologies' parameters.
-LINKS = {"link": Link(3e-6, 7e9), "sockets": Link(9e-6, 11e9), "network": Link(4e-5, 2e9)}
-LINKS["pci"] = Link(2e-5, 5e9)
-
-COMPUTE = """
-const parse = (id) => JSON.parse(document.getElementById(id).textContent);
-const compute = ({ algorithm, devices, bytes, topology, kinds, memory }) => {
-  const on = topologyOf(topology, devices, kinds);
-  const { seconds, steps } = simulate(algorithm, devices, bytes, on, memory || Infinity);
-  const hops = steps.flatMap(({ messages }, step) => messages.flatMap((m) => m.chunks.map(
-    (chunk) => [step, m.src, m.dst, chunk, m.adds, m.route, m.begin, m.end])));
-  return { seconds, hops };
-};
-const machines = Object.entries(PLANS.topologies).flatMap(([topology, { kinds, machines }]) =>
-  Object.keys(machines).map((k) => [topology, +k, topologyOf(topology, k, Object.values(kinds))]));
-PLANS.algorithms.funnel = { plans: { 3: { chunks: 2, steps: ["10+0 20+0", "10+01 20+01"] } } };
-const report = { computed: parse("cases").map(compute), machines };
-document.getElementById("report").textContent = JSON.stringify(report);
-"""
-
-
-def cases():
-    """Every algorithm on every topology, each with its default links and with others."""
-    sizes, memories = (4096, 1e8, 0, 516_272, 1, 1e9), (None, 2e10, 5e8)
-    for i, (name, on, links) in enumerate(product(PLANS, TOPOLOGIES, ({}, LINKS))):
-        k = 8 - i % 3 if on == "nvlink" else 2 + 4 * i % 15
-        yield name, k, sizes[i % 6], on, links, memories[i // 2 % 3]
-    yield "funnel", 3, 1e6, "full", {}, 2e10
-
-
-def funnel(num_devices):
-    """Two steps of the same messages, with one chunk and with two, as in ``COMPUTE``."""
-    hops = [(0, 1, 0), (0, 2, 0), (1, 1, 0), (1, 1, 1), (1, 2, 0), (1, 2, 1)]
-    return [Hop(step, src, 0, chunk, reduce=True) for step, src, chunk in hops]
-
-
-def parameters(on, links):
-    """The links that a topology's function takes, by name: the default ones, or ``links``."""
-    every = inspect.signature(TOPOLOGIES[on]).parameters.values()
-    return {p.name: links.get(p.name, p.default) for p in every if isinstance(p.default, Link)}
-
-
-@pytest.fixture(scope="module")
-def computed(tmp_path_factory):
-    """What the browser computes of ``cases``, and its topologies."""
-    told = [
-        {
-            "algorithm": name,
-            "devices": k,
-            "bytes": num_bytes,
-            "topology": on,
-            "kinds": [link._asdict() for link in parameters(on, links).values()],
-            "memory": memory,
-        }
-        for name, k, num_bytes, on, links, memory in cases()
-    ]
-    sources = (f"{ASSETS.as_uri()}/{name}.js" for name in ("plans", "words", "page"))
-    scripts = "".join(f'<script src="{source}"></script>' for source in sources)
-    page = f'<script id="cases" type="application/json">{json.dumps(told)}</script>'
-    page += f'<pre id="report"></pre>{scripts}<script>{COMPUTE}</script>'
-    return run(tmp_path_factory.mktemp("computed"), page)
-
-
-@needs_browser
-def test_the_page_computes_what_simulate_does(computed, monkeypatch):
-    monkeypatch.setitem(ALGORITHMS, "funnel", Algorithm("funnel", funnel))
-    assert len(computed["computed"]) == len(list(cases())) >= 30
-    assert {k for _, k, *_ in cases()} == set(range(2, 17))
-    for (name, k, num_bytes, on, links, memory), result in zip(cases(), computed["computed"]):
-        topology = TOPOLOGIES[on](k, **parameters(on, links))
-        expected = simulate(name, k, num_bytes, topology, memory or math.inf)
-        assert result["seconds"] == pytest.approx(expected.seconds, rel=1e-9), (name, k, on)
-        timed = {tuple(hop): (begin, end) for hop, begin, end in expected.timed}
-        assert {tuple(hop[:5]): tuple(hop[6:]) for hop in result["hops"]} == {
-            hop: pytest.approx(times, rel=1e-9) for hop, times in timed.items()
-        }, (name, k, on)
-        for _, src, dst, _, _, route, *_ in result["hops"]:
-            assert route == [i for i in topology.routes[src, dst] if i >= 0]
-
-
-@needs_browser
-def test_the_page_has_the_topologies_of_the_package(computed):
-    machines = {(on, k): machine for on, k, machine in computed["machines"]}
-    assert set(machines) == {
-        (on, k) for on in TOPOLOGIES for k in range(2, 9 if on == "nvlink" else 17)
-    }
-    for (on, k), machine in machines.items():
-        expected, links = TOPOLOGIES[on](k), machine["links"]
-        assert [link["name"] for link in links] == expected.links
-        for number in ("latency", "bandwidth"):
-            values = getattr(expected, number)[:-1].tolist()
-            assert [link[number] for link in links] == pytest.approx(values, rel=1e-12), (on, k)
-        routes = [[[i for i in route if i >= 0] for route in row] for row in expected.routes]
-        assert machine["routes"] == routes, (on, k)
 
 
 def test_nothing_is_loaded_from_outside():
@@ -153,22 +52,24 @@ def test_nothing_is_loaded_from_outside():
     assert len(links) == 5 and all((DOCS / link).exists() for link in links)
 
 
-# What it shows while it is used
-
+# A sample of what it plays, with every algorithm, topology, number of devices and size.
+SIZES = {"4K": 2**12, "1M": 2**20, "256M": 2**28}
+DEVICES = (2, 3, 4, 5, 6, 7, 8, 16)
+EVERY = [
+    {"algorithm": name, "topology": on, "devices": k, "bytes": size}
+    for i, (name, on) in enumerate(product(PLANS, TOPOLOGIES))
+    for k in [DEVICES[3 * i % (7 if on == "nvlink" else 8)]]
+    for size in [[*SIZES][i % 3]]
+]
 TOLD = {
+    "timelines": EVERY,
     "stepped": [
-        {"algorithm": name, "devices": k, "topology": "full", "memory": memory}
-        for name, k, memory in zip(PLANS, (2, 4, 5, 3, 7, 6), ("", "2", "", "", "5", "0.5"))
+        {"algorithm": name, "devices": k, "topology": "full"}
+        for name, k in zip(PLANS, (2, 4, 5, 3, 7, 6, 8))
     ],
     "charts": [
-        {"topology": on, "devices": k, "bytes": size, "memory": memory}
-        for on, k, size, memory in (
-            ("full", 8, "1M", ""),
-            ("pcie", 16, "4K", "20"),
-            ("nvlink", 8, "0", ""),
-            ("ethernet", 12, "100M", "5"),
-            ("nvswitch", 2, "1G", ""),
-        )
+        {"topology": on, "devices": k, "bytes": size}
+        for on, k, size in zip(TOPOLOGIES, (8, 16, 8, 2, 7), ("1M", "4K", "256M", "1M", "4K"))
     ],
 }
 
@@ -186,7 +87,7 @@ def driven(tmp_path_factory):
     """What the page shows while it is used."""
     folder = tmp_path_factory.mktemp("driven")
     shutil.copytree(DOCS / "assets", folder / "assets")
-    return run(folder, driven_page(TOLD), "--virtual-time-budget=60000", "--lang=en")
+    return run(folder, driven_page(TOLD))
 
 
 def num_bytes(text):
@@ -195,11 +96,10 @@ def num_bytes(text):
     return round(float(number) * 1024 ** " KMG".index(unit or " "))
 
 
-def settings_of(values):
-    """The arguments of ``simulate`` and the package's result for settings of the page."""
-    name, k, on = values["algorithm"], int(values["devices"]), values["topology"]
-    memory = float(values["memory"] or "inf") * 1e9
-    return name, k, on, simulate(name, k, num_bytes(values.get("bytes", "1M")), on, memory)
+def simulated(values):
+    """The package's result for settings of the page; bytes may be any number."""
+    num_bytes = SIZES.get(values.get("bytes", "1M")) or values["bytes"]
+    return simulate(values["algorithm"], values["devices"], num_bytes, values["topology"])
 
 
 def numbers_before(name, k):
@@ -223,10 +123,25 @@ def begins(result):
 
 @pytest.mark.slow
 @needs_browser
+def test_the_page_plays_what_simulate_says(driven):
+    assert {(v["topology"], v["devices"]) for v in EVERY} >= {("nvlink", 8), ("ethernet", 16)}
+    for values, played in zip(EVERY, driven["timelines"]):
+        expected, on = simulated(values), TOPOLOGIES[values["topology"]](values["devices"])
+        assert played["seconds"] == pytest.approx(expected.seconds, rel=1e-6), values
+        assert {tuple(hop[:5]): hop[6:] for hop in played["hops"]} == {
+            tuple(hop): pytest.approx([begin, end], rel=1e-6) for hop, begin, end in expected.timed
+        }, values
+        for _, src, dst, _, _, links, *_ in played["hops"]:
+            assert links == [on.links[i] for i in on.routes[src, dst] if i >= 0]
+
+
+@pytest.mark.slow
+@needs_browser
 def test_a_step_forward_or_back_goes_to_where_the_simulation_begins_a_step(driven):
     assert driven["errors"] == driven.get("failed", [])
     for told in driven["stepped"]:
-        name, k, _, result = settings_of(told["values"])
+        name, k = told["values"]["algorithm"], told["values"]["devices"]
+        result = simulated(told["values"])
         assert [shown["now"] for shown in told["forward"]] == pytest.approx(begins(result))
         assert told["back"] == pytest.approx(begins(result)[-2::-1])
         for i, (shown, numbers) in enumerate(zip(told["forward"], numbers_before(name, k))):
@@ -247,8 +162,8 @@ def test_the_chart_and_its_table_mark_the_algorithms_that_simulate_finds_fastest
         values = told["values"]
 
         def seconds(size, values=values):
-            times = {n: settings_of({**values, "algorithm": n, "bytes": size}) for n in PLANS}
-            return {name: result.seconds for name, (*_, result) in times.items()}
+            times = {n: simulated({**values, "algorithm": n, "bytes": size}) for n in PLANS}
+            return {name: result.seconds for name, result in times.items()}
 
         def best(times):
             return {name for name in PLANS if times[name] <= min(times.values()) * (1 + 1e-9)}
@@ -269,7 +184,7 @@ def test_the_chart_and_its_table_mark_the_algorithms_that_simulate_finds_fastest
         assert (told["strip"], told["lines"]) == (len(ranges), len(PLANS))
         for names, first, last in ranges:
             for size, towards in ((first, 1.01), (last, 1 / 1.01)):
-                times = seconds(str(round(num_bytes(size) * towards)))
+                times = seconds(round(num_bytes(size) * towards))
                 assert best(times) == {*names.strip().split(" = ")}, (values, size)
 
 
@@ -280,7 +195,7 @@ def test_a_link_carries_the_settings_and_what_is_not_valid_in_it_is_the_default(
     carried = dict(parse_qsl(chosen["hash"][1:]))
     moment = carried.pop("t")
     assert float(moment) * 1e-6 == pytest.approx(chosen["shown"]["now"], rel=1e-6)
-    assert {**usual["form"], **carried, "latency": "10"} == {**chosen["form"], "bandwidth2": ""}
+    assert {**usual["form"], **carried} == chosen["form"]
     assert again["form"] == chosen["form"] and again["hash"] == chosen["hash"]
     assert again["shown"]["panels"] == chosen["shown"]["panels"]
     assert usual["hash"] == "" and usual["form"] == driven["started"]["form"]

@@ -7,17 +7,17 @@ import os
 
 import pytest
 
-from gluonpar.runtime import determinism
+from gluonpar.runtime import devices
 
 
 @pytest.mark.parametrize("before", [None, "2"])
 def test_the_environment_is_restored_also_after_an_error(before, monkeypatch):
-    names = list(determinism.SETTINGS)
+    names = list(devices.DETERMINISTIC)
     for name in names:
         monkeypatch.delenv(name, raising=False)
     if before is not None:
         monkeypatch.setenv(names[0], before)
-    with pytest.raises(KeyError), determinism.enforced():
-        assert {name: os.environ[name] for name in names} == determinism.SETTINGS
+    with pytest.raises(KeyError), devices.deterministic():
+        assert {name: os.environ[name] for name in names} == devices.DETERMINISTIC
         raise KeyError("in between")
     assert [os.environ.get(name) for name in names] == [before, None]

@@ -237,16 +237,6 @@ for way in ({}, {"prioritized": True}, {"inline": True}):
     assert done.stdout == "OSError: cannot read \\udcff\\0.rec\n" * 3, done.stderr
 
 
-@pytest.mark.slow
-def test_functions_for_the_exit_are_called_after_the_last_operator():
-    done = python(
-        "a = mx.nd.zeros((1,))\n"
-        "engine.at_exit(lambda: print('exit'))\n"
-        "engine.push(lambda: print('operator', flush=True), mx.cpu(0), writes=[a])\n"
-    )
-    assert done.stdout == "operator\nexit\n", done.stderr
-
-
 def test_processes_are_started_while_functions_need_the_gil():
     """Up to Python 3.9 subprocess forks, as os.fork does."""
     done = python(

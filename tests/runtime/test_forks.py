@@ -73,6 +73,33 @@ for held in (interrupts.held(), interrupts.held_while_waiting()):
 """)
 
 
+def test_a_fork_computes_and_fails_though_another_thread_holds_locks():
+    succeeds("""
+from gluonpar.gluon import device_sums
+from gluonpar.runtime import engine, workspaces
+
+held, go_on = threading.Event(), threading.Event()
+def hold():
+    with engine._failing, device_sums.lock, workspaces._widening:
+        held.set()
+        go_on.wait()
+
+def child():
+    tasks = gluonpar.run_tasks(lambda i: mx.nd.ones((1,)) * i, [1, 2], CTX)
+    a = mx.nd.zeros((1,))
+    engine.push(lambda: 1 / 0, mx.cpu(0), writes=[a])
+    try:
+        a.wait_to_read()
+    except mx.MXNetError:
+        os._exit(0)
+
+threading.Thread(target=hold).start()
+held.wait()
+forked(child)
+go_on.set()
+""")
+
+
 def test_an_error_that_reached_no_caller_is_printed_once_and_the_parents_exit_code():
     program = """
 from gluonpar.runtime import engine

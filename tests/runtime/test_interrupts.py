@@ -52,14 +52,14 @@ def test_ctrl_c_twice_in_nested_contexts_is_raised_once_at_the_end():
 
 
 def test_a_sum_that_is_interrupted_between_two_hops_is_complete(monkeypatch):
-    add = executor.COMBINE["sum"]
+    add = executor.OPERATORS["sum"]
 
     def interrupted(*arguments, **options):
         ctrl_c()
         return add(*arguments, **options)
 
     data = [mx.nd.full((3,), i + 1, ctx=mx.cpu(i)) for i in range(3)]
-    monkeypatch.setitem(executor.COMBINE, "sum", interrupted)
+    monkeypatch.setitem(executor.OPERATORS, "sum", interrupted)
     with pytest.raises(KeyboardInterrupt):
         collectives.allreduce(data, "star")
     assert values(data) == [[6.0] * 3] * 3

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import run_python
 
-from gluonpar import optim
+from gluonpar.collectives import host
 from gluonpar.optim import sgd
 from gluonpar.replicas import get_params
 from gluonpar.runtime import engine
@@ -49,9 +49,9 @@ def test_it_is_the_rule_in_numpy(shapes, lr, batch_size):
 # In a process of its own: MXNet's multi_sgd_update writes past its end beyond 60 parameters.
 SIXTY_TWO = """
 import gluonpar, mxnet as mx, sys
-from gluonpar import optim
+from gluonpar.collectives import host
 if sys.argv[1] == "operator":
-    optim.on_host = lambda arrays: False
+    host.on_host = lambda ctx: False
 params = [mx.nd.array([i]) for i in range(62)]
 for i, param in enumerate(params):
     param.attach_grad()
@@ -70,7 +70,7 @@ def test_a_resnets_62_parameters_are_all_updated(by):
 def by(request, monkeypatch):
     """Both ways of the update: NumPy on the host, and the operator that GPUs take."""
     if request.param == "operator":
-        monkeypatch.setattr(optim, "on_host", lambda arrays: False)
+        monkeypatch.setattr(host, "on_host", lambda ctx: False)
     return request.param
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from nests import NESTS, leaves
 
 from gluonpar.plans import partition
-from gluonpar.runtime import staging
+from gluonpar.runtime import memory
 from gluonpar.sharding import split_and_load
 
 DTYPES = ("float16", "float32", "float64", "int8", "int32", "int64", "uint8")
@@ -99,11 +99,11 @@ def test_shards_of_numpy_data_never_alias_it():
 def test_numpy_data_goes_to_its_own_device_and_is_never_whole_on_one(monkeypatch):
     staged = []
 
-    def recorded(values, ctx, create=staging.from_numpy):
+    def recorded(values, ctx, create=memory.from_numpy):
         staged.append((values.shape, ctx))
         return create(values, ctx)
 
-    monkeypatch.setattr(staging, "from_numpy", recorded)
+    monkeypatch.setattr(memory, "from_numpy", recorded)
     split_and_load(payload((8, 3)), contexts(4))
     assert staged == [((2, 3), c) for c in contexts(4)]
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gluonpar import optim, replicas, step
+from gluonpar.collectives import host
 from gluonpar.collectives.exchange import Exchange
 from gluonpar.replicas import get_params
 from gluonpar.runtime import engine, threads
@@ -112,7 +113,7 @@ def test_several_threads_share_large_arrays(monkeypatch):
         return run
 
     monkeypatch.setattr(optim, "rule", meeting)
-    monkeypatch.setattr(optim.threads, "size", lambda ctx: 1)
+    monkeypatch.setattr(host.threads, "size", lambda ctx: 1)
     grads = np.stack([np.arange(size) % 1000, np.arange(size) % 77]).astype("float32")
     device_params = place([get_params] * 2, [np.zeros(size, "float32")], grads[:, None])
     allreduce_sgd(device_params, 0.25, 1)
@@ -125,7 +126,7 @@ def item(update, k):
     """Parameters of zeros and gradients of ones on k devices, in lists."""
     grads, params = ([mx.nd.full((8,), x, ctx=device(i)) for i in range(k)] for x in (1, 0))
     mx.nd.waitall()
-    return optim.Item(grads, params, update)
+    return host.Update(grads, params, update)
 
 
 def exact_sgd(total, param):
@@ -140,10 +141,10 @@ def test_it_does_not_wait_for_gradients_and_keeps_no_list_of_the_callers(monkeyp
     gate, given = threading.Event(), item(exact_sgd, 2)
     grads, params = (list(arrays) for arrays in given[:2])
     engine.push(lambda: gate.wait(600), device(1), writes=[grads[1]])
-    optim.update_on_host([given])
+    host.update([given])
     for arrays in given[:2]:
         arrays.clear()
-    gate.set()  # only now can the update be computed, and update_on_host has returned
+    gate.set()  # only now can the update be computed, and update has returned
     assert [param.asnumpy().tolist() for param in params] == [[-0.5] * 8] * 2
 
 
@@ -161,11 +162,11 @@ def test_an_error_is_raised_where_a_parameter_is_waited_for(monkeypatch, bytes_i
         raise Planted("in the update")
 
     given = item(fail_in_update, 3)
-    optim.update_on_host([given])
+    host.update([given])
     with pytest.raises(mx.MXNetError, match=r"(?s)fail_in_update.*Planted.*in the update"):
         given.params[waiting].wait_to_read()
     assert [param.asnumpy().any() for param in given.params] == [False] * 3
-    optim.update_on_host([given._replace(update=exact_sgd)])  # and the engine goes on
+    host.update([given._replace(rule=exact_sgd)])  # and the engine goes on
     assert [param.asnumpy().tolist() for param in given.params] == [[-0.75] * 8] * 3
 
 

@@ -5,9 +5,6 @@ const errors = [];
 window.addEventListener("error", ({ message }) => errors.push(message));
 console.error = console.warn = (...words) => errors.push(words.join(" "));
 
-// Without a window the browser draws hardly any frame.
-window.requestAnimationFrame = (call) => setTimeout(() => call(performance.now()), 16);
-
 const all = (selector, within = document) => [...within.querySelectorAll(selector)];
 const words = (selector, within = document) => all(selector, within).map((e) => e.textContent);
 const control = (name) => document.querySelector(`#settings [name=${name}]`);
@@ -49,16 +46,27 @@ function scrub(value) {
 }
 
 /** Open a link to the page with this hash. */
-async function follow(hash) {
-  const changed = new Promise((done) =>
-    window.addEventListener("hashchange", done, { once: true }),
-  );
-  if (location.hash.slice(1) === hash) return;
-  location.hash = hash;
-  await changed;
+function follow(hash) {
+  history.replaceState(null, "", `#${hash}`);
+  window.dispatchEvent(new HashChangeEvent("hashchange"));
 }
 
 const form = () => Object.fromEntries(all("#settings [name]").map((e) => [e.name, e.value]));
+
+/** What the page would play with some settings. */
+function timeline(values) {
+  choose(values);
+  const { seconds, steps, on } = panels[0].run;
+  const hops = steps.flatMap(({ messages }, step) =>
+    messages.flatMap((m) =>
+      m.chunks.map((chunk) => {
+        const links = m.route.map((link) => on.links[link].name);
+        return [step, m.src, m.dst, chunk, m.adds, links, m.begin, m.end];
+      }),
+    ),
+  );
+  return { seconds, hops };
+}
 
 /** Go through all steps forward with a key, and back. */
 function steps(values) {
@@ -86,42 +94,40 @@ function chart(values) {
   };
 }
 
-async function drive({ stepped, charts }) {
+function drive({ timelines, stepped, charts }) {
   const report = { started: { ...shown(), form: form(), hash: location.hash } };
+  report.timelines = timelines.map(timeline);
   report.stepped = stepped.map(steps);
   report.charts = charts.map(chart);
 
-  await follow("");
+  follow("");
   const texts = {
     topology: "ethernet",
     devices: "6",
     algorithm: "tree",
     with: "star",
-    bytes: "64K",
-    latency2: "7",
-    bandwidth: "3.5",
-    memory: "20",
+    bytes: "4K",
   };
   choose(texts);
   scrub(400);
   report.chosen = { form: form(), shown: shown(), hash: location.hash };
-  await follow("");
+  follow("");
   report.usual = { form: form(), shown: shown(), hash: location.hash };
-  await follow(report.chosen.hash.slice(1));
+  follow(report.chosen.hash.slice(1));
   report.again = { form: form(), shown: shown(), hash: location.hash };
-  await follow(
-    "algorithm=host&with=%E0&devices=99&bytes=-1&topology=bus&latency=x&bandwidth=0&t=-5&lang=toString&theme=1&other=2",
+  follow(
+    "algorithm=host&with=%E0&devices=99&bytes=-1&topology=bus&t=-5&lang=toString&theme=1&other=2",
   );
   report.bad = { form: form(), shown: shown() };
-  await follow("topology=nvlink&devices=12&t=1e8");
+  follow("topology=nvlink&devices=12&t=1e8");
   report.beyond = { form: form(), shown: shown() };
-  await follow("lang=en&topology=pcie&with=tree&devices=6&algorithm=halving-doubling&t=20");
+  follow("lang=en&topology=pcie&with=tree&devices=6&algorithm=halving-doubling&t=20");
   report.text = TEXT;
   report.english = { lang: document.documentElement.lang, title: document.title };
   document.getElementById("language").click();
   document.querySelector("details").open = true;
-  const attributes = all("[aria-label], [placeholder]").map(
-    (e) => e.getAttribute("aria-label") || e.placeholder,
+  const attributes = all("[aria-label]").map(
+    (e) => e.getAttribute("aria-label"),
   );
   report.chinese = {
     lang: document.documentElement.lang,
@@ -133,11 +139,11 @@ async function drive({ stepped, charts }) {
 }
 
 /** Write the report once the page is there. */
-window.addEventListener("load", async () => {
+window.addEventListener("load", () => {
   const told = JSON.parse(document.getElementById("told").textContent);
   let report;
   try {
-    report = await drive(told);
+    report = drive(told);
   } catch (error) {
     report = { failed: String(error.stack) };
   }

@@ -84,7 +84,7 @@ def test_a_run_resumed_after_the_steps_to_profile_has_no_profile(whole, capsys, 
     options, history, _ = whole
     again = run(**options, resume=checkpoint(whole, place), profile=True).train()
     assert bits(again) == bits(history)
-    assert "profile: " not in capsys.readouterr().out
+    assert "profile of" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("k", [1, 3])

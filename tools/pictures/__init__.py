@@ -1,4 +1,4 @@
-"""Pictures for tools/draw_pictures.py: the step, a timeline and the training benchmark.
+"""Pictures for tools/draw_pictures.py: the step and the training benchmark.
 
-``draw`` of each module writes one file. :meth:`gluonpar.collectives.Trace.draw` draws algorithms.
+``draw`` of each module writes one file. tools/drawing.py draws plans.
 """

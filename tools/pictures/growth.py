@@ -6,11 +6,11 @@ import functools
 import math
 import os
 
+from drawing import colour_of, dashes, label_ends, save, style
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from gluonpar.collectives import ALGORITHMS, simulate
-from gluonpar.plans.drawing import colour_of, dashes, label_ends, save, style
 
 TITLE = "The simulated time of an all-reduce by number of devices: lower is better"
 NAMES = [name for name, algorithm in ALGORITHMS.items() if algorithm.plan is not None]

@@ -6,11 +6,11 @@ import os
 import textwrap
 from typing import Any, Sequence
 
+from drawing import COLOURS, GREY, label_ends, save, style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from gluonpar.diagnostics import harness
-from gluonpar.plans.drawing import COLOURS, GREY, label_ends, save, style
 
 # The labels of the candidates of benchmarks/training.
 LABELS = {

@@ -8,12 +8,7 @@ import warnings
 from typing import NamedTuple
 
 import matplotlib
-from matplotlib.axes import Axes
-from matplotlib.patches import Circle, Rectangle
-
-from gluonpar.models.lenet import LENET_SHAPES
-from gluonpar.plans import partition
-from gluonpar.plans.drawing import (
+from drawing import (
     BACKWARD_COLOUR,
     COLOURS,
     FORWARD_COLOUR,
@@ -23,6 +18,11 @@ from gluonpar.plans.drawing import (
     sheet,
     style,
 )
+from matplotlib.axes import Axes
+from matplotlib.patches import Circle, Rectangle
+
+from gluonpar.models.lenet import LENET_SHAPES
+from gluonpar.plans import partition
 
 NUM_DEVICES, BATCH_SIZE = 2, 256
 LEGEND_WIDTHS = (1.65, 1.65, 1.68, 1.05, 1.15, 1.0)

@@ -1,119 +1,43 @@
-// docs/step-by-step.html: the simulation, then settings, pictures, chart and controls. words.js has
-// all words in both languages, plans.js the plans and the topologies. What is drawn at a moment
-// depends on that moment and the settings only.
+// docs/step-by-step.html: timelines that gluonpar.collectives.simulate has computed are played.
+// timelines.js has them, words.js all words in both languages. What is drawn at a moment depends on
+// that moment and the settings only.
 "use strict";
 
-/* ---- gluonpar.collectives.simulate in JavaScript; the tests compare them ---- */
-
-const AT_ONCE = 1e-9; // of the time until the next event: what ends within it ends with it
-
-/** The links of a topology, with ``kinds[i]`` = {latency, bandwidth}, and the routes over them. */
-function topologyOf(name, devices, kinds) {
-  const machine = PLANS.topologies[name].machines[devices];
+/** The links of a topology for some devices, and the routes over them. */
+function machineOf(topology, devices) {
+  const machine = TIMELINES.topologies[topology][devices];
   const links = machine.links.map((text) => {
-    const [link, numbers] = text.split(": ");
-    const [kind, latency, bandwidth] = numbers.split(" ").map(Number);
-    const of = kinds[kind] || { latency: 1, bandwidth: 1 }; // -1: not to be chosen
-    return { name: link, latency: latency * of.latency, bandwidth: bandwidth * of.bandwidth };
+    const [name, bandwidth] = text.split(": ");
+    return { name, bandwidth: Number(bandwidth) };
   });
   const numbers = (word) => (word.match(/../g) || []).map((digits) => parseInt(digits, 36));
-  return { links, routes: machine.routes.map((row) => row.split(" ").map(numbers)) };
+  return { ...machine, links, routes: machine.routes.map((row) => row.split(" ").map(numbers)) };
 }
 
-/** The messages of a step, from its line in plans.js. */
-function messagesOf(line) {
-  return line.split(" ").map((word) => ({
-    src: parseInt(word[0], 36),
-    dst: parseInt(word[1], 36),
-    adds: word[2] === "+",
-    chunks: [...word.slice(3)].map((digit) => parseInt(digit, 36)),
-  }));
+/** The messages of a step, from its line of the plan and its line of the timeline. */
+function messagesOf(line, times, begin, routes) {
+  const ends = times.split(" ").map(Number);
+  return line.split(" ").map((word, i) => {
+    const [src, dst] = [parseInt(word[0], 36), parseInt(word[1], 36)];
+    const chunks = [...word.slice(3)].map((digit) => parseInt(digit, 36));
+    const end = begin + (ends.length > 1 ? ends[i] : ends[0]) * 1e-6;
+    return { src, dst, adds: word[2] === "+", chunks, route: routes[src][dst], begin, end };
+  });
 }
 
-/** Simulate an all-reduce: its seconds, and the begin, arrival and end of every message by step.
- *
- * ``on`` is from topologyOf. A message that is added arrives before it ends: its sum takes time.
- */
-function simulate(algorithm, devices, bytes, on, memoryBandwidth = Infinity) {
-  const plan = PLANS.algorithms[algorithm].plans[devices];
-  const steps = [];
-  const known = new Map();
-  let now = 0;
-  for (const line of plan.steps) {
-    const messages = messagesOf(line);
-    // Most plans have few different steps, but for the numbers of the chunks.
-    const key = messages
-      .map(({ src, dst, adds, chunks }) => [src, dst, adds, chunks.length])
-      .join();
-    if (!known.has(key)) {
-      known.set(key, timesOf(messages, devices, bytes / plan.chunks, on, memoryBandwidth));
-    }
-    const { routes, arrive, end } = known.get(key);
-    messages.forEach((message, i) => {
-      const times = { begin: now, arrive: now + arrive[i], end: now + end[i] };
-      Object.assign(message, { route: routes[i], ...times });
-    });
-    const last = now + Math.max(...end);
-    steps.push({ begin: now, end: last, messages });
-    now = last;
-  }
-  return { seconds: now, steps, devices, chunks: plan.chunks };
-}
-
-/** The routes of a step's messages, and their arrivals and ends after the step's begin. */
-function timesOf(messages, devices, chunkBytes, on, memoryBandwidth) {
-  const bytes = messages.map((message) => message.chunks.length * chunkBytes);
-  const routes = messages.map((message) => on.routes[message.src][message.dst]);
-  const latency = (route) => route.reduce((sum, link) => sum + on.links[link].latency, 0);
-  const bandwidth = on.links.map((link) => link.bandwidth);
-  const arrive = share(routes.map(latency), bytes, routes, bandwidth);
-  const end = arrive.slice();
-  const adding = messages.map((_, i) => i).filter((i) => messages[i].adds);
-  if (memoryBandwidth < Infinity) {
-    // Two reads and a write per byte; the sums of one device share its memory.
-    const sums = share(
-      adding.map((i) => arrive[i]),
-      adding.map((i) => 3 * bytes[i]),
-      adding.map((i) => [messages[i].dst]),
-      Array(devices).fill(memoryBandwidth),
-    );
-    adding.forEach((i, j) => (end[i] = sums[j]));
-  }
-  return { routes, arrive, end };
-}
-
-/** When each of some flows ends; a resource on its route is divided evenly among those on it. */
-function share(begin, bytes, routes, bandwidth) {
-  const end = begin.slice();
-  const left = bytes.slice();
-  let now = -Infinity;
-  for (;;) {
-    const unfinished = left.map((_, i) => i).filter((i) => left[i] > 0);
-    if (!unfinished.length) return end;
-    const active = unfinished.filter((i) => begin[i] <= now);
-    const waiting = unfinished.filter((i) => begin[i] > now);
-    const next = Math.min(...waiting.map((i) => begin[i])); // Infinity if none waits
-    if (!active.length) {
-      now = next;
-      continue;
-    }
-    const onEach = Array(bandwidth.length).fill(0);
-    for (const i of active) for (const link of routes[i]) onEach[link] += 1;
-    const rate = active.map((i) =>
-      Math.min(...routes[i].map((link) => bandwidth[link] / onEach[link])),
-    );
-    const endsIn = active.map((i, j) => left[i] / rate[j]);
-    const elapsed = Math.min(next - now, ...endsIn);
-    now += elapsed;
-    active.forEach((i, j) => {
-      if (endsIn[j] <= elapsed * (1 + AT_ONCE)) {
-        left[i] = 0;
-        end[i] = now;
-      } else {
-        left[i] -= rate[j] * elapsed;
-      }
-    });
-  }
+/** The timeline of an algorithm with the settings: the begin and end of every message by step. */
+function runOf(algorithm, on) {
+  const { devices, bytes } = settings;
+  const plan = TIMELINES.algorithms[algorithm].plans[devices];
+  let [now, times] = [0, ""];
+  const steps = on.steps[algorithm][TIMELINES.played.indexOf(bytes)].map((line, i) => {
+    const begin = now;
+    times = line || times; // nothing: as in the step before
+    const messages = messagesOf(plan.steps[i], times, begin, on.routes);
+    now = Math.max(...messages.map(({ end }) => end));
+    return { begin, end: now, messages };
+  });
+  return { algorithm, on, seconds: now, steps, devices: Number(devices), chunks: plan.chunks };
 }
 
 /** Which devices' values each chunk of each device has, as bits, before every step and after. */
@@ -142,7 +66,8 @@ function stepAt(run, now) {
   return run.steps.filter((step) => step.begin <= now).length - 1;
 }
 
-const SIZES = Array.from({ length: 23 }, (_, i) => 2 ** (8 + i)); // 256 bytes to 1 GB
+const AT_ONCE = 1e-9; // of a time: what differs by less is the same
+const SIZES = TIMELINES.chart;
 
 /** The names of the fastest at each of some sizes, in ranges: {names, from, to}. */
 function fastest(sizes, times) {
@@ -246,87 +171,49 @@ function usersOf(messages) {
 /* ---- Settings: texts by name, as in the form and in the link's hash ---- */
 
 const LANGUAGE = (navigator.language || "").startsWith("zh") ? "zh" : "en";
-const ALGORITHMS = Object.keys(PLANS.algorithms);
-const BYTES = /^(\d{1,15}(?:\.\d+)?) ?([KMG]?)B?$/i;
-
-/** The kinds of links of a topology: [name, {latency, bandwidth}]. */
-const kindsOf = (topology) => Object.entries(PLANS.topologies[topology].kinds);
+const ALGORITHMS = Object.keys(TIMELINES.algorithms);
 
 /** A number as a text without the rounding of its unit. */
 const short = (number) => String(Number(number.toPrecision(9)));
 
-function defaults(topology) {
+function defaults() {
   const chosen = { algorithm: "ring", with: "", devices: "8", bytes: "1M", topology: "full" };
-  Object.assign(chosen, { memory: "", t: "0", lang: LANGUAGE, theme: "" });
-  kindsOf(topology).forEach(([, { latency, bandwidth }], i) => {
-    chosen[["latency", "latency2"][i]] = short(latency * 1e6);
-    chosen[["bandwidth", "bandwidth2"][i]] = short(bandwidth / 1e9);
-  });
-  return chosen;
+  return { ...chosen, t: "0", lang: LANGUAGE, theme: "" };
 }
 
-/** Whether a setting can have this text. */
-function valid(name, text, topology) {
-  const number = /^(\d+\.?\d*|\.\d+)(e-?\d+)?$/.test(text) ? Number(text) : NaN;
-  if (name === "algorithm") return ALGORITHMS.includes(text);
-  if (name === "with") return text === "" || ALGORITHMS.includes(text);
-  if (name === "topology") return Object.keys(PLANS.topologies).includes(text);
-  if (name === "devices") return Object.keys(PLANS.topologies[topology].machines).includes(text);
-  if (name === "bytes") return BYTES.test(text);
-  if (name === "lang") return Object.keys(TEXT).includes(text);
-  if (name === "theme") return ["", "light", "dark"].includes(text);
-  if (name === "memory" && text === "") return true;
-  if (name.startsWith("latency") || name === "t") return number >= 0 && number < 1e9;
-  return number >= 1e-6 && number < 1e9;
+/** What a setting can be, on a topology. */
+function choices(topology) {
+  return {
+    algorithm: ALGORITHMS,
+    with: ["", ...ALGORITHMS],
+    devices: Object.keys(TIMELINES.topologies[topology]),
+    bytes: TIMELINES.played,
+    topology: Object.keys(TIMELINES.topologies),
+    lang: Object.keys(TEXT),
+    theme: ["", "light", "dark"],
+  };
 }
 
 /** Settings from some texts; what is missing or not valid is the default. */
 function complete(texts) {
-  const topology = valid("topology", texts.topology || "") ? texts.topology : "full";
-  const chosen = { ...defaults(topology), topology };
-  for (const name of Object.keys(chosen)) {
-    if (name in texts && valid(name, texts[name], topology)) chosen[name] = texts[name];
+  const chosen = defaults();
+  const known = (name) => choices(chosen.topology)[name].includes(texts[name]);
+  for (const name of ["topology", ...Object.keys(chosen)]) {
+    if (name === "t" ? /^[\d.e-]+$/.test(texts.t) && texts.t >= 0 : known(name)) {
+      chosen[name] = texts[name];
+    }
   }
   return chosen;
-}
-
-/** Why a setting cannot have this text, and what the page shows instead. */
-function wrong(name, text) {
-  const ranges = { devices: "wrongDevices", bytes: "wrongBytes", memory: "wrongMemory" };
-  const sentence = ranges[name] || (name.startsWith("latency") ? "wrongLatency" : "wrongBandwidth");
-  const devices = Object.keys(PLANS.topologies[settings.topology].machines).map(Number);
-  const limits = [Math.min(...devices), Math.max(...devices)];
-  const kept = settings[name] || say("unlimited");
-  return say(sentence, text ? `“${text}”` : say("nothing"), kept, ...limits);
-}
-
-function bytesOf(text) {
-  const [, number, unit] = text.match(BYTES);
-  return Math.round(number * 1024 ** " KMG".indexOf(unit.toUpperCase() || " "));
 }
 
 const readHash = () => complete(Object.fromEntries(new URLSearchParams(location.hash.slice(1))));
 
 /** Keep the settings that are not the default in the page's link. */
 function writeHash() {
-  const usual = defaults(settings.topology);
+  const usual = defaults();
   const texts = Object.entries({ ...settings, t: short(now * 1e6) });
   const hash = new URLSearchParams(texts.filter(([name, text]) => text !== usual[name])).toString();
   history.replaceState(null, "", location.href.split("#")[0] + (hash ? `#${hash}` : ""));
-}
-
-/** Simulate an algorithm with the settings. */
-function runOf(algorithm, on, bytes = bytesOf(settings.bytes)) {
-  const memory = settings.memory === "" ? Infinity : settings.memory * 1e9;
-  return { algorithm, on, ...simulate(algorithm, Number(settings.devices), bytes, on, memory) };
-}
-
-function linksOf({ topology, devices, ...texts }) {
-  const kinds = kindsOf(topology).map((_, i) => ({
-    latency: texts[["latency", "latency2"][i]] * 1e-6,
-    bandwidth: texts[["bandwidth", "bandwidth2"][i]] * 1e9,
-  }));
-  return topologyOf(topology, devices, kinds);
 }
 
 /* ---- The picture of one algorithm: places, and what is where at a moment ---- */
@@ -481,11 +368,10 @@ function cellTag(x, y, width, height) {
   return tag("g", { transform: `translate(${x},${y})` }, parts.join(""));
 }
 
-/** Show that a cell has the values of ``have`` of K devices, a part of one while it is added. */
+/** Show that a cell has the values of ``have`` of K devices. */
 function fillCell(cell, have, devices, title = "") {
-  const text = have.toFixed(2);
-  if (cell.dataset.have === text) return;
-  cell.dataset.have = text;
+  if (cell.dataset.have === String(have)) return;
+  cell.dataset.have = have;
   cell.setAttribute("class", have === devices ? "complete" : "");
   const [name, frame, filled] = cell.children;
   const height = frame.getAttribute("height") - 2;
@@ -513,7 +399,7 @@ function makePanel(run) {
   const figure = document.createElement("figure");
   figure.innerHTML =
     `<figcaption>${run.algorithm}<span class="badge"></span></figcaption>` +
-    `<p class="about">${PLANS.algorithms[run.algorithm][settings.lang]}</p>` +
+    `<p class="about">${TIMELINES.algorithms[run.algorithm][settings.lang]}</p>` +
     `<div class="picture"></div><p class="words" aria-live="polite"></p>`;
   $("panels").append(figure);
   const picture = figure.querySelector(".picture");
@@ -564,17 +450,11 @@ function showPanel(panel, moment) {
   const { run, places, find } = panel;
   const step = stepAt(run, moment);
   const { messages } = run.steps[step] || { messages: [] };
-  const adding = messages.filter(({ arrive, end }) => arrive <= moment && moment < end);
   haveAt(run, step, moment).forEach((have, i) => {
     const [device, chunk] = [Math.floor(i / run.chunks), i % run.chunks];
-    const title = say("cell", device, chunk, Math.floor(have), run.devices);
-    fillCell(panel.cells[i], have, run.devices, title);
+    fillCell(panel.cells[i], have, run.devices, say("cell", device, chunk, have, run.devices));
   });
-  panel.devices.forEach((device, i) => {
-    const adds = adding.some(({ dst }) => dst === i);
-    device.classList.toggle("adding", adds);
-  });
-  const moving = messages.filter(({ arrive }) => moment < arrive);
+  const moving = messages.filter(({ end }) => moment < end);
   const users = usersOf(moving);
   const links = [...users].map(([link, { length }]) => [places.links[link], length]);
   const ways = [...users.values()].map(([message]) => panel.way(message));
@@ -593,20 +473,13 @@ function showPanel(panel, moment) {
   find(".badge").textContent = step === run.steps.length ? say("badge", duration(run.seconds)) : "";
 }
 
-/** Of how many devices each chunk has the values at a moment; a part of one while it is added. */
+/** Of how many devices each chunk has the values at a moment. */
 function haveAt(run, step, moment) {
-  const before = run.before[step];
-  const have = before.map(count);
-  if (step === run.steps.length) return have;
-  const after = run.before[step + 1];
-  for (const { dst, chunks, arrive, end } of run.steps[step].messages) {
-    if (moment < arrive) continue;
-    const part = moment >= end ? 1 : (moment - arrive) / (end - arrive);
-    for (const i of chunks.map((chunk) => dst * run.chunks + chunk)) {
-      have[i] += part * (count(after[i]) - count(before[i]));
-    }
-  }
-  return have;
+  const values = run.before[step].slice();
+  const { messages } = run.steps[step] || { messages: [] };
+  const arrived = messages.filter(({ end }) => end <= moment);
+  for (const message of arrived) receive(values, run.before[step], message, run.chunks);
+  return values.map(count);
 }
 
 /** The number of devices whose bits are set. */
@@ -645,15 +518,13 @@ function messageTag({ run, places, way }, message, step, moment, users) {
   const sharing = message.route.map((link) => users.get(link));
   const train = sharing.reduce((most, some) => (some.length > most.length ? some : most));
   const gap = Math.min((2 * half + 2) / length, 0.7 / train.length);
-  const part = (moment - message.begin) / (message.arrive - message.begin);
+  const part = (moment - message.begin) / (message.end - message.begin);
   const behind = part * (1 + gap * (train.length - 1)) - gap * train.indexOf(message);
   const place = along(lines, Math.max(0, Math.min(1, behind)));
   const sent = run.before[step][message.src * run.chunks + message.chunks[0]];
   const kind = count(sent) === run.devices ? "message whole" : "message";
   return labelTag(place, [half, 8], text, `${kind} ${way(message)}`);
 }
-
-const FRAME = { x: 3, y: 2, width: 24, height: 14, rx: 4 };
 
 /** What the shapes in the pictures mean. */
 function drawKey() {
@@ -667,7 +538,6 @@ function drawKey() {
     keyShared:
       lineTag(wire, { class: "glow", "stroke-width": 12 }) +
       lineTag(wire, { class: "used shared" }),
-    keySums: tag("g", { class: "adding" }, tag("rect", { class: "box", ...FRAME })),
   };
   if (panels.some(({ run }) => goesBothWays(run))) {
     const arrow = { "marker-end": "url(#arrow)" };
@@ -687,9 +557,8 @@ function drawKey() {
 /* ---- The chart and its table ---- */
 
 function drawChart() {
-  const on = linksOf(settings);
-  const times = {};
-  for (const name of ALGORITHMS) times[name] = SIZES.map((bytes) => runOf(name, on, bytes).seconds);
+  const on = machineOf(settings.topology, settings.devices);
+  const times = on.seconds;
   const ranges = fastest(SIZES, times);
   const words = ranges.map(({ names, from, to }) =>
     say("range", names.join(" = "), size(from), size(to)),
@@ -710,11 +579,8 @@ function drawChart() {
     ...ranges.map((range) => stripTags(area, range)),
     ...curves(area, times),
   ];
-  const bytes = bytesOf(settings.bytes);
-  if (bytes >= SIZES[0] && bytes <= SIZES[SIZES.length - 1]) {
-    const at = area.x(bytes);
-    parts.push(lineTag(points(at, area.top - 10, at, area.bottom), { class: "at" }));
-  }
+  const at = area.x(SIZES.find((bytes) => size(bytes) === settings.bytes));
+  parts.push(lineTag(points(at, area.top - 10, at, area.bottom), { class: "at" }));
   const label = say("chart", $("fastest").textContent);
   $("chart").innerHTML = svgTag(width, height, label, parts.join(""));
   drawTable(on);
@@ -750,7 +616,7 @@ function stripTags({ top, x }, { names, from, to }) {
 }
 
 /** A style sheet's --colour for an algorithm. */
-const colourOf = (name) => `--colour: ${PLANS.algorithms[name].colour}`;
+const colourOf = (name) => `--colour: ${TIMELINES.algorithms[name].colour}`;
 
 /** A line per algorithm in dashes where others coincide, and the names at their ends, moved apart. */
 function curves({ right, bottom, x, y }, times) {
@@ -827,7 +693,7 @@ function marks() {
   return times.filter((time, i) => i === 0 || time > times[i - 1] + AT_ONCE * longest());
 }
 
-/** Simulate and draw anew, with settings that have changed. */
+/** Draw anew, with settings that have changed. */
 function update(texts) {
   const translate = !panels.length || texts.lang !== settings.lang;
   settings = texts;
@@ -842,7 +708,7 @@ function update(texts) {
 
 /** Draw the panels and the chart for the width that there is. */
 function draw() {
-  const on = linksOf(settings);
+  const on = machineOf(settings.topology, settings.devices);
   const names = new Set([settings.algorithm, settings.with].filter((name) => name));
   $("panels").innerHTML = "";
   $("panels").className = names.size > 1 ? "two" : "one";
@@ -865,28 +731,17 @@ function fillWords() {
     element.setAttribute("aria-label", say(element.dataset.label));
     if (element.tagName === "BUTTON") element.title = say(element.dataset.label);
   }
-  const { algorithm, with: other, topology, memory } = $("settings").elements;
-  const fill = (select, names, text) => {
-    const options = names.map((name) => `<option value="${name}">${text(name)}</option>`);
-    select.innerHTML = options.join("");
-  };
-  fill(algorithm, ALGORITHMS, (name) => name);
-  fill(other, ["", ...ALGORITHMS], (name) => name || say("none"));
-  fill(topology, Object.keys(PLANS.topologies), say);
-  memory.placeholder = say("unlimited");
 }
 
 function fillForm() {
-  kindsOf(settings.topology).forEach(([kind], i) => ($(`kind-${i}`).textContent = say(kind)));
-  $("second").hidden = !("latency2" in settings);
-  const { machines } = PLANS.topologies[settings.topology];
-  $("settings").elements.devices.max = Math.max(...Object.keys(machines));
-  for (const input of $("settings").elements) {
-    const text = settings[input.name] || "";
-    if (input.value.trim() !== text) input.value = text;
-    input.removeAttribute("aria-invalid");
+  const words = { with: (name) => name || say("none"), topology: say };
+  for (const select of $("settings").elements) {
+    const texts = choices(settings.topology)[select.name];
+    const word = words[select.name] || String;
+    const options = texts.map((text) => `<option value="${text}">${word(text)}</option>`);
+    select.innerHTML = options.join("");
+    select.value = settings[select.name];
   }
-  $("wrong").textContent = "";
 }
 
 /** Show all panels at a moment. */
@@ -951,18 +806,9 @@ function frame() {
   requestAnimationFrame(frame);
 }
 
-/** Take a value from the form, or say why it is not valid and keep the last one. */
-function changed({ target: { name, value }, target }) {
-  const text = value.trim();
-  if (!valid(name, text, settings.topology)) {
-    target.setAttribute("aria-invalid", "true");
-    $("wrong").textContent = wrong(name, text);
-    return;
-  }
-  const kept = Object.entries(settings).filter(([other]) => {
-    return name !== "topology" || !/^(latency|bandwidth)/.test(other); // those of another one
-  });
-  update(complete({ ...Object.fromEntries(kept), [name]: text, t: "0" }));
+/** Take a value from the form. */
+function changed({ target: { name, value } }) {
+  update(complete({ ...settings, [name]: value, t: "0" }));
   writeHash();
 }
 
@@ -1013,4 +859,4 @@ function start() {
   update(readHash());
 }
 
-if ($("settings")) start(); // the tests of the simulation have no form
+start();

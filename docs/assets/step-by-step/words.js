@@ -17,33 +17,13 @@ const TEXT = {
     none: "none",
     devices: "Devices K",
     bytes: "Bytes",
-    bytesHint: "A number such as 4096, 4K, 1M or 1G",
     topology: "Topology",
     full: "full: a link per pair",
     pcie: "pcie: two switches",
     nvlink: "nvlink: DGX-1V cube mesh",
     nvswitch: "nvswitch: one switch",
     ethernet: "ethernet: hosts of four",
-    latency: "latency, us",
-    bandwidth: "GB/s",
-    link: "Devices’ links",
-    sockets: "Between sockets",
     network: "Network",
-    pci: "PCIe beside NVLink",
-    sums: "Sums",
-    memory: "memory, GB/s",
-    unlimited: "no time",
-    nothing: "nothing",
-    wrongDevices:
-      "Devices K must be a whole number from {2} to {3} on this topology, got {0}. The page still shows {1} devices.",
-    wrongBytes:
-      "Bytes must be a number such as 4096, 4K, 1M or 1G, got {0}. The page still shows {1}.",
-    wrongLatency:
-      "A latency must be a number of at least 0, in microseconds, got {0}. The page still uses {1} us.",
-    wrongBandwidth:
-      "A bandwidth must be a number above 0, in GB/s, got {0}. The page still uses {1} GB/s.",
-    wrongMemory:
-      "The memory’s bandwidth must be a number above 0, in GB/s, or empty, if sums take no time; got {0}. The page still uses: {1}.",
     player: "Playing",
     begin: "To the beginning",
     previous: "Previous step",
@@ -81,7 +61,6 @@ const TEXT = {
     keyAdds: "chunk 2 on its way; the receiver adds it",
     keyCopies: "chunk 2, complete; it replaces the receiver’s",
     keyShared: "a link that 4 messages share, each with a quarter of the bandwidth",
-    keySums: "a device that is adding what has arrived",
     keyNext: "to the next device; the chunk’s frame has the same colour",
     keyBefore: "to the device before; the chunk’s frame has the same colour",
     chartTitle: "Time by bytes, with these settings",
@@ -96,10 +75,10 @@ const TEXT = {
     isFastest: "fastest",
     modelTitle: "What is simulated",
     model:
-      "Steps follow one another: the messages of a step begin when everything of the step before has ended. A message takes the " +
-      "latencies of the links on its route, and then its bytes flow. A link’s bandwidth is divided evenly among the messages on it " +
-      "at that moment. What is added takes the receiver’s memory three times its bytes: two reads and a write. Nothing else takes " +
-      "time. This is gluonpar.collectives.simulate; it was not compared with GPUs. K, M and G are powers of 1024.",
+      "Steps follow one another: the messages of a step begin when all messages of the step before have arrived. A message takes " +
+      "the latencies of the links on its route, and then its bytes flow. A link’s bandwidth is divided evenly among the messages on " +
+      "it at that moment. Nothing else takes time, not even a sum. The times are those that gluonpar.collectives.simulate computes " +
+      "for each topology’s usual links; they were not compared with GPUs. K, M and G are powers of 1024.",
     cards: "The algorithms, a card for each",
   },
   zh: {
@@ -116,29 +95,13 @@ const TEXT = {
     none: "无",
     devices: "设备数 K",
     bytes: "字节数",
-    bytesHint: "形如 4096、4K、1M 或 1G 的数",
     topology: "拓扑",
     full: "full：每两个设备之间一条链路",
     pcie: "pcie：两个交换机",
     nvlink: "nvlink：DGX-1V 的立方网格",
     nvswitch: "nvswitch：一个交换机",
     ethernet: "ethernet：每台主机四个设备",
-    latency: "延迟，us",
-    bandwidth: "GB/s",
-    link: "设备的链路",
-    sockets: "CPU 插槽之间",
     network: "网络",
-    pci: "NVLink 之外的 PCIe",
-    sums: "求和",
-    memory: "内存，GB/s",
-    unlimited: "不计时间",
-    nothing: "空白",
-    wrongDevices: "此拓扑的设备数 K 必须是 {2} 到 {3} 的整数，输入的是{0}。仍按 {1} 个设备显示。",
-    wrongBytes: "字节数必须形如 4096、4K、1M 或 1G，输入的是{0}。仍按 {1} 显示。",
-    wrongLatency: "延迟必须是不小于 0 的数，单位微秒，输入的是{0}。仍按 {1} us 计算。",
-    wrongBandwidth: "带宽必须是大于 0 的数，单位 GB/s，输入的是{0}。仍按 {1} GB/s 计算。",
-    wrongMemory:
-      "内存带宽必须是大于 0 的数，单位 GB/s，留空则求和不计时间；输入的是{0}。仍按原值计算：{1}。",
     player: "播放",
     begin: "到开头",
     previous: "上一步",
@@ -176,7 +139,6 @@ const TEXT = {
     keyAdds: "传送中的块 2，由接收方累加",
     keyCopies: "块 2，已完整，替换接收方的块",
     keyShared: "4 条消息共享的链路，每条得到四分之一的带宽",
-    keySums: "正在累加的设备",
     keyNext: "发往后一个设备，块的边框同色",
     keyBefore: "发往前一个设备，块的边框同色",
     chartTitle: "当前设置下，时间随字节数的变化",
@@ -191,9 +153,9 @@ const TEXT = {
     isFastest: "最快",
     modelTitle: "模拟的内容",
     model:
-      "各步依次进行：前一步的一切结束后，下一步的消息才开始。一条消息先经历路径上各链路的延迟，然后传输它的字节。" +
-      "一条链路的带宽由此刻在它上面的消息平分。累加要占用接收方的内存带宽，是字节数的三倍：读两次，写一次。其余都不计时间。" +
-      "这就是 gluonpar.collectives.simulate；它没有与 GPU 比较过。K、M、G 是 1024 的幂。",
+      "各步依次进行：前一步的消息全部到达后，下一步的消息才开始。一条消息先经历路径上各链路的延迟，然后传输它的字节。" +
+      "一条链路的带宽由此刻在它上面的消息平分。其余都不计时间，求和也不计。" +
+      "这些时间由 gluonpar.collectives.simulate 按各拓扑的常用链路算出，没有与 GPU 比较过。K、M、G 是 1024 的幂。",
     cards: "各算法的说明（英文）",
   },
 };

@@ -1,13 +1,12 @@
-"""Train a convolutional network on several devices; gradients are summed by hand.
+"""Train a convolutional network on several devices, with gradients summed in one of three ways.
 
-    python examples/loop_by_hand.py --num-gpus 2 --num-workers 2 --save-dir out
-    python examples/loop_by_hand.py --num-gpus 2 --num-workers 2 --save-dir out --resume 3
+    python examples/training_loop.py --num-gpus 2 --num-workers 2 --save-dir out
+    python examples/training_loop.py --num-gpus 2 --num-workers 2 --save-dir out --resume 3
+    python examples/training_loop.py --sums by-hand --device cpu --dataset synthetic --epochs 1
 
-loop_trainer.py and loop_kvstore.py are the same program, except for the lines between `# differs`
-and `# end`. docs/training-loop.md explains all three.
+docs/training-loop.md explains it.
 """
 
-# ruff: noqa: I001 - gluonpar comes before MXNet
 import argparse
 import operator
 import pathlib
@@ -70,6 +69,73 @@ def network():
     return net
 
 
+class Trainer:
+    """gluonpar.Trainer sums the gradients and updates the parameters."""
+
+    def __init__(self, net, options, schedule, ctx):
+        self.net, options = net, {**options, "lr_scheduler": schedule}
+        self.trainer = gluonpar.Trainer(net.collect_params(), "sgd", options)
+
+    def step(self, batch_size):
+        self.trainer.step(batch_size)
+
+    def save(self, path):
+        gluonpar.save_checkpoint(f"{path}.ckpt", self.net, self.trainer)
+
+    def load(self, path, num_updates):
+        gluonpar.load_checkpoint(f"{path}.ckpt", self.net, self.trainer)
+
+
+class Kvstore:
+    """gluon.Trainer updates the parameters, after kvstore='gluonpar' has summed the gradients."""
+
+    def __init__(self, net, options, schedule, ctx):
+        self.net, self.ctx, options = net, ctx, {**options, "lr_scheduler": schedule}
+        self.trainer = gluon.Trainer(net.collect_params(), "sgd", options, kvstore="gluonpar")
+
+    def step(self, batch_size):
+        self.trainer.step(batch_size)
+
+    def save(self, path):
+        self.net.save_parameters(f"{path}.params")
+        self.trainer.save_states(f"{path}.states")
+
+    def load(self, path, num_updates):
+        self.net.load_parameters(f"{path}.params", ctx=self.ctx)
+        self.trainer.load_states(f"{path}.states")  # a pickle: load only files that you wrote
+
+
+class ByHand:
+    """allreduce_grads sums the gradients; the update is written out."""
+
+    def __init__(self, net, options, schedule, ctx):
+        self.options, self.schedule, self.num_updates = options, schedule, 0
+        self.params = list(net.collect_params().values())
+        self.momenta = [[mx.nd.zeros_like(w) for w in param.list_data()] for param in self.params]
+        self.replicas = [
+            [*(param.data(c) for param in self.params), *(copies[i] for copies in self.momenta)]
+            for i, c in enumerate(ctx)
+        ]
+
+    def step(self, batch_size):
+        gluonpar.allreduce_grads(self.replicas)  # a device without samples adds nothing
+        self.num_updates += 1
+        how = {"lr": self.schedule(self.num_updates), "rescale_grad": 1 / batch_size}
+        for param, copies in zip(self.params, self.momenta):
+            for weight, grad, momentum in zip(param.list_data(), param.list_grad(), copies):
+                mx.nd.sgd_mom_update(weight, grad, momentum, out=weight, **how, **self.options)
+
+    def save(self, path):
+        gluonpar.save_checkpoint(f"{path}.ckpt", self.replicas)
+
+    def load(self, path, num_updates):
+        gluonpar.load_checkpoint(f"{path}.ckpt", self.replicas)
+        self.num_updates = num_updates  # for the schedule
+
+
+SUMS = {"trainer": Trainer, "kvstore": Kvstore, "by-hand": ByHand}
+
+
 def train(args):
     """Train as the options say, and return the network."""
     ctx = list(devices.choose(args.num_gpus, device=args.device).ctx)
@@ -94,21 +160,10 @@ def train(args):
         num_steps, base_lr=args.lr, warmup_steps=num_steps // 10
     )
     options = {"momentum": 0.9, "wd": 1e-4}
-    # differs: the optimizer
-    params = list(net.collect_params().values())
-    momenta = [[mx.nd.zeros_like(copy) for copy in param.list_data()] for param in params]
-    replicas = [
-        [*(param.data(c) for param in params), *(copies[i] for copies in momenta)]
-        for i, c in enumerate(ctx)
-    ]
-    step = args.resume * len(sampler)
-    # end
+    sums = SUMS[args.sums](net, options, schedule, ctx)
 
     if args.resume:
-        path = args.save_dir / f"epoch-{args.resume}"
-        # differs: continuing
-        gluonpar.load_checkpoint(f"{path}.ckpt", replicas)
-        # end
+        sums.load(args.save_dir / f"epoch-{args.resume}", args.resume * len(sampler))
 
     for epoch in range(args.resume + 1, args.epochs + 1):
         sampler.epoch = epoch
@@ -119,29 +174,20 @@ def train(args):
             with autograd.record():
                 losses = [loss_of(net(X_shard), y_shard) for X_shard, y_shard in shards]
             autograd.backward(losses)
-            # differs: the step
-            gluonpar.allreduce_grads(replicas)  # a device without samples adds nothing
-            step += 1
-            how = {"lr": schedule(step), "rescale_grad": 1 / len(y), **options}
-            for param, copies in zip(params, momenta):
-                for weight, grad, momentum in zip(param.list_data(), param.list_grad(), copies):
-                    mx.nd.sgd_mom_update(weight, grad, momentum, out=weight, **how)
-            # end
+            sums.step(len(y))
             meter.add(losses)
         nets = [net] * len(ctx)  # one network, with parameters on each device
         share = accuracy(test_images, data.test_labels, nets, ctx, lambda X, net: net(X))
         print(f"epoch {epoch}, loss {meter.read():.3f}, test acc {share:.2f}", flush=True)
         if args.save_dir:
-            path = args.save_dir / f"epoch-{epoch}"
-            # differs: saving
-            gluonpar.save_checkpoint(f"{path}.ckpt", replicas)
-            # end
+            sums.save(args.save_dir / f"epoch-{epoch}")
     return net
 
 
 def parse(argv=None):
     """Return the command line's options."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--sums", choices=SUMS, default="trainer", help="how gradients are summed")
     parser.add_argument("--num-gpus", type=int, default=2, help="devices (default: %(default)s)")
     parser.add_argument("--device", choices=["auto", "cpu", "gpu"], default="auto")
     parser.add_argument("--dataset", choices=dataset.NAMES, default="fashion-mnist")

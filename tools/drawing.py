@@ -1,4 +1,4 @@
-"""A plan as a picture: one grid per step, one row per device, one column per chunk.
+"""The look of gluonpar's pictures, and a plan as one: a grid per step, a row per device.
 
 The background is transparent, and every colour has a contrast of about 4 both to white and to a
 nearly black page (WCAG 2 requires 3 for graphics and large text). Text is saved as outlines, so a
@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Iterable, Iterator, Sequence
 from xml.sax.saxutils import escape
 
-from gluonpar.plans.plan import Hop, num_chunks, num_steps
-from gluonpar.plans.registry import ALGORITHMS
+from gluonpar.collectives import ALGORITHMS, Hop, trace
+from gluonpar.plans.plan import num_chunks, num_steps
 
 if TYPE_CHECKING:
     import os
@@ -152,7 +152,24 @@ def label_ends(axes: Axes, ends: Iterable[tuple[float, str, str]], size: float =
         axes.text(1.03, y, name, color=colour, size=size, va="center", transform=axes.transAxes)
 
 
-def picture(hops: Sequence[Hop], num_devices: int, title: str) -> Figure:
+def draw(algorithm: str, num_devices: int, path: str | os.PathLike | None = None) -> Figure:
+    """Return a picture of a plan: one grid per step and one of the result, one arrow per hop.
+
+    A grid has a row per device and a column per chunk, and shows the state before its step: a cell
+    has a band of colour for each device whose values are in its sum. ``path`` saves the picture,
+    too, in the format that the suffix names. In an SVG file each hop is a group with the id
+    'hop-STEP-SRC-DST-CHUNK-add' (or '-copy'), and its description is the printed table.
+    """
+    table = trace(algorithm, num_devices)
+    title = str(table).partition("\n")[0]
+    with style(title):
+        figure = _picture(table.hops, num_devices, title)
+        if path is not None:
+            save(figure, path, title, str(table))
+    return figure
+
+
+def _picture(hops: Sequence[Hop], num_devices: int, title: str) -> Figure:
     """Return a figure with one grid per step, with the step's hops, and one of the result."""
     steps, chunks = num_steps(hops), num_chunks(hops)
     lanes, colours = _lanes(hops), _directions(hops, num_devices)
