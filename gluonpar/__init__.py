@@ -21,6 +21,22 @@ except ImportError as error:
 import importlib as _importlib
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
+from gluonpar.adapters import (  # and kvstore='gluonpar' is registered with MXNet
+    BatchProcessor,
+    DataLoader,
+    Towers,
+    average_gradients,
+    kvstore,
+    make_parallel,
+)
+from gluonpar.batch_norm import (
+    SyncBatchNorm,
+    TaskError,
+    average_statistics,
+    broadcast_statistics,
+    run_tasks,
+    set_num_devices,
+)
 from gluonpar.checkpoint import export_onnx, load_checkpoint, save_checkpoint
 from gluonpar.collectives import (
     all_gather,
@@ -31,21 +47,7 @@ from gluonpar.collectives import (
     reduce,
     reduce_scatter,
 )
-from gluonpar.gluon import (  # and kvstore='gluonpar' is registered with MXNet
-    BatchProcessor,
-    DataLoader,
-    SyncBatchNorm,
-    TaskError,
-    Towers,
-    Trainer,
-    average_gradients,
-    average_statistics,
-    broadcast_statistics,
-    kvstore,
-    make_parallel,
-    run_tasks,
-    set_num_devices,
-)
+from gluonpar.gluon import Trainer
 from gluonpar.models.lenet import init_lenet, lenet
 from gluonpar.optim import sgd
 from gluonpar.replicas import get_params

@@ -24,8 +24,9 @@ from typing import Any, Callable, Iterable, Sequence
 
 from mxnet import autograd, gluon
 
+from gluonpar.batch_norm import current_round
 from gluonpar.cluster import world
-from gluonpar.gluon import ages, device_sums, gradients
+from gluonpar.gluon import ages, gradients
 from gluonpar.gluon.gradients import Gradients
 from gluonpar.runtime import memory, private_fields, tape
 
@@ -96,9 +97,9 @@ def _begin_pass(reached: Sequence[tape.Written]) -> Callable[[], None]:
             for grads, _ in added:
                 grads.beside.add(batch)
         saved = [grads.prepare_to_add(i) for grads, i in added]
-    round_ = device_sums.current_round()
-    if round_ is not None:
-        round_.written += written
+    tasks = current_round()
+    if tasks is not None:
+        tasks.after_failure.append(functools.partial(_discard, written))
 
     def end_pass() -> None:
         for _, grads, i in reached:
@@ -174,7 +175,7 @@ def mark_summed(params: Iterable[gluon.Parameter], root: int = 0) -> None:
             ages.begin(grads)
 
 
-def discard(written: Iterable[tape.Written]) -> None:
+def _discard(written: Iterable[tape.Written]) -> None:
     """After tasks that failed, let no gradient count that their passes have written, not added."""
     for _, grads, i in written:
         grads.batch.use()

@@ -19,10 +19,10 @@ from processes import end_python, run_python
 from sync_batch_norm_stress import Branches
 
 from gluonpar import split_and_load, split_samples
-from gluonpar.gluon import device_sums
-from gluonpar.gluon.sync_batch_norm import SyncBatchNorm, set_num_devices
-from gluonpar.gluon.tasks import run_tasks
-from gluonpar.gluon.towers import Towers
+from gluonpar.adapters.towers import Towers
+from gluonpar.batch_norm import device_sums
+from gluonpar.batch_norm.sync_batch_norm import SyncBatchNorm, set_num_devices
+from gluonpar.batch_norm.tasks import run_tasks
 from gluonpar.gluon.trainer import Trainer
 from gluonpar.runtime import engine
 

@@ -9,7 +9,7 @@ from mxnet import autograd
 from mxnet.gluon import nn
 
 from gluonpar import metrics
-from gluonpar.gluon.towers import Towers
+from gluonpar.adapters.towers import Towers
 
 SIZES = [5, 2, 7, 1, 4, 4, 3, 6, 2, 1]  # of successive batches
 LR = 0.05

@@ -8,8 +8,8 @@ from typing import Any, Callable, Iterator, Sequence
 import mxnet as mx
 
 from gluonpar import cluster
-from gluonpar.gluon import batches, device_sums
-from gluonpar.gluon.sync_batch_norm import share_running_statistics
+from gluonpar.batch_norm import device_sums
+from gluonpar.batch_norm.sync_batch_norm import share_running_statistics
 from gluonpar.runtime import devices, interrupts, threads
 from gluonpar.sharding import as_list
 
@@ -104,7 +104,8 @@ def all_devices(num_devices: int) -> Iterator[Callable]:
             round_.say_tasks()
         except BaseException:
             device_sums.abandon(round_)
-            batches.discard(round_.written)
+            for function in round_.after_failure:
+                function()
             raise
         share_running_statistics(round_)
 

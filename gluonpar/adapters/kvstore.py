@@ -17,9 +17,15 @@ from mxnet import autograd, gluon
 from gluonpar import cluster
 from gluonpar.cluster import world
 from gluonpar.collectives import Exchange, arguments, exchange_over, in_buckets
-from gluonpar.gluon import ages, batches, gradients, initial_values, sums
-from gluonpar.gluon.identity import Identity, are_alike
-from gluonpar.gluon.update import check_draws_nothing
+from gluonpar.gluon import (
+    ages,
+    batches,
+    check_draws_nothing,
+    gradients,
+    identity,
+    initial_values,
+    sums,
+)
 from gluonpar.runtime import devices, heap, interrupts, memory, private_fields, threads
 
 # Optimizers that would give each copy of a parameter another value, as MXNet calls one optimizer
@@ -202,7 +208,8 @@ for _name, _reason in {
 
 
 # Of the Trainers of a job of several processes.
-_identities: weakref.WeakKeyDictionary[gluon.Trainer, Identity] = weakref.WeakKeyDictionary()
+_identities: weakref.WeakKeyDictionary[gluon.Trainer, identity.Identity]
+_identities = weakref.WeakKeyDictionary()
 
 
 def _is_ours(kvstore: Any) -> bool:
@@ -227,7 +234,7 @@ def _making(make: Callable) -> Callable:
             sparse = "row_sparse" in map(private_fields.grad_stype, params)
             options["kvstore"].sums_sparse_gradients = sparse
             if cluster.size() > 1:
-                _identities[trainer] = Identity(trainer, params)
+                _identities[trainer] = identity.Identity(trainer, params)
             initial_values.start_alike(params)
 
     return made
@@ -240,7 +247,7 @@ def _filling_trainers(fill: Callable) -> Callable:
     def filled(trainer: gluon.Trainer) -> None:
         fill(trainer)
         if trainer in _identities:
-            are_alike(private_fields.params(trainer))
+            identity.are_alike(private_fields.params(trainer))
 
     return filled
 

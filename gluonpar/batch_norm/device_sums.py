@@ -4,8 +4,8 @@ Each belongs to a round, a call of run_tasks or the like, and is over as many de
 has. The n-th sum that a layer begins in the round on one device is its n-th on all. However a round
 ends, the next one has new sums.
 
-In a job a sum is over the devices of all ranks (:mod:`gluonpar.gluon.rank_rounds`): when all of a
-rank's devices have arrived, their values are sent to the other ranks.
+In a job a sum is over the devices of all ranks (:mod:`gluonpar.batch_norm.rank_rounds`). Each rank
+sends its values to the others when all of its devices have added theirs.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ import mxnet as mx
 import numpy as np
 
 from gluonpar import cluster
+from gluonpar.batch_norm import rank_rounds
+from gluonpar.batch_norm.rank_rounds import RankRound, Tasks
 from gluonpar.cluster import world
-from gluonpar.gluon import rank_rounds
-from gluonpar.gluon.rank_rounds import RankRound, Tasks
 from gluonpar.runtime import device_threads
 
 
@@ -62,7 +62,7 @@ class Round:
         self.of_ranks: RankRound | None = None
         # Per device that was called, how often its thread had called backward before.
         self.num_backwards: dict[mx.Context, int] = {}
-        self.written: list = []  # by passes on their threads: see batches.discard
+        self.after_failure: list[Callable[[], None]] = []  # to be called then
         self.begun: dict[Any, collections.Counter] = {}  # number of sums, by layer and device
 
     def join_ranks(self) -> None:

@@ -9,11 +9,10 @@ import mxnet as mx
 from mxnet import autograd, gluon
 
 from gluonpar import cluster
+from gluonpar.adapters.parallel import on_device
+from gluonpar.batch_norm import all_devices
 from gluonpar.collectives import Exchange, in_buckets
-from gluonpar.gluon import initial_values
-from gluonpar.gluon.parallel import on_device
-from gluonpar.gluon.tasks import all_devices
-from gluonpar.gluon.update import check_draws_nothing
+from gluonpar.gluon import check_draws_nothing, initial_values
 from gluonpar.metrics import BATCHES_IN_FLIGHT, LossMeter
 from gluonpar.optim import check_lr, sgd
 from gluonpar.replicas import get_params

@@ -14,8 +14,8 @@ import numpy as np
 from mxnet import autograd, gluon
 
 from gluonpar import cluster
-from gluonpar.gluon import device_sums
-from gluonpar.gluon.device_sums import Round, SumKey, current_round
+from gluonpar.batch_norm import device_sums
+from gluonpar.batch_norm.device_sums import Round, SumKey, current_round
 from gluonpar.runtime import device_threads, devices, engine, memory, private_fields
 
 

@@ -15,9 +15,9 @@ from mxnet import autograd
 from mxnet.gluon.contrib import estimator
 
 from gluonpar import cluster
-from gluonpar.gluon.kvstore import GluonPar
-from gluonpar.gluon.tasks import run_tasks
-from gluonpar.gluon.trainer import Trainer
+from gluonpar.adapters.kvstore import GluonPar
+from gluonpar.batch_norm import run_tasks
+from gluonpar.gluon import Trainer
 from gluonpar.runtime import private_fields
 from gluonpar.sharding import as_list, split_and_load
 

@@ -1,4 +1,4 @@
-"""What the ranks of a job give to the sums of a round of :mod:`gluonpar.gluon.device_sums`.
+"""What the ranks of a job give to the sums of a round of :mod:`gluonpar.batch_norm.device_sums`.
 
 A round has a name that is the same on all ranks: where it begins, and how many began there before.
 So has each sum in it: the layer's name, the sum's number, and whether it is of gradients. A rank
