@@ -116,7 +116,7 @@ def _task_error(ctx: mx.Context, error: Exception) -> TaskError:
     if not isinstance(named, kind):
         with contextlib.suppress(TypeError):  # the type cannot be combined
             shown = {"__str__": TaskError.__str__, "__module__": kind.__module__}
-            both = type(kind.__name__, (kind, TaskError), shown)
+            both: Any = type(kind.__name__, (kind, TaskError), shown)
             named = both.__new__(both)
     named.args = (f"the task failed on {ctx}: {kind.__name__}: {error}",)
     named.ctx = ctx
