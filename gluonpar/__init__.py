@@ -22,15 +22,14 @@ import importlib as _importlib
 import typing as _typing
 
 from gluonpar import cluster, metrics
-from gluonpar.collectives import allreduce, broadcast
-from gluonpar.gluon import (  # and kvstore='gluonpar' is registered with MXNet
-    SyncBatchNorm,
+from gluonpar.adapters import (  # and kvstore='gluonpar' is registered with MXNet
     Towers,
-    Trainer,
     average_gradients,
     make_parallel,
-    run_tasks,
 )
+from gluonpar.batch_norm import SyncBatchNorm, run_tasks
+from gluonpar.collectives import allreduce, broadcast
+from gluonpar.gluon import Trainer
 from gluonpar.install import __version__
 from gluonpar.models.lenet import init_lenet, lenet
 from gluonpar.optim import sgd
@@ -39,6 +38,17 @@ from gluonpar.sharding import split_and_load
 from gluonpar.step import allreduce_grads, train_batch
 
 # More names, for programs that use them from here; `as` says so to type checkers.
+from gluonpar.adapters import (
+    BatchProcessor as BatchProcessor,
+    DataLoader as DataLoader,
+    kvstore as kvstore,
+)
+from gluonpar.batch_norm import (
+    TaskError as TaskError,
+    average_statistics as average_statistics,
+    broadcast_statistics as broadcast_statistics,
+    set_num_devices as set_num_devices,
+)
 from gluonpar.checkpoint import (
     export_onnx as export_onnx,
     load_checkpoint as load_checkpoint,
@@ -50,15 +60,6 @@ from gluonpar.collectives import (
     explain as explain,
     reduce as reduce,
     reduce_scatter as reduce_scatter,
-)
-from gluonpar.gluon import (
-    BatchProcessor as BatchProcessor,
-    DataLoader as DataLoader,
-    TaskError as TaskError,
-    average_statistics as average_statistics,
-    broadcast_statistics as broadcast_statistics,
-    kvstore as kvstore,
-    set_num_devices as set_num_devices,
 )
 from gluonpar.runtime.cached_op import operators as operators, traceable as traceable
 from gluonpar.sharding import split_samples as split_samples

@@ -9,7 +9,7 @@ import numpy as np
 from mxnet import autograd, gluon
 
 from gluonpar import cluster, collectives, metrics, sharding
-from gluonpar.gluon import running_statistics, sync_batch_norm
+from gluonpar.batch_norm import running_statistics, sync_batch_norm
 from gluonpar.runtime import devices, memory, private_fields, threads
 
 # The largest relative difference that counts as rounding. A device left out, or counted twice,

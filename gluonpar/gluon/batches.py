@@ -24,8 +24,9 @@ from typing import Any, Callable, Iterable, Sequence
 
 from mxnet import autograd, gluon
 
+from gluonpar.batch_norm import current_round
 from gluonpar.cluster import world
-from gluonpar.gluon import ages, device_sums, gradients
+from gluonpar.gluon import gradients
 from gluonpar.gluon.gradients import Gradients
 from gluonpar.runtime import memory, private_fields, tape
 
@@ -48,7 +49,8 @@ class _Part:
     """What a recording has written of its batch, and on which devices."""
 
     def __init__(self) -> None:
-        self.batch, self.devices = _BEFORE, set()
+        self.batch = _BEFORE
+        self.devices: set[tuple[int, int]] = set()
 
 
 _BEFORE = Gradients.batch = _Batch()  # of what was written before the parameter was tracked
@@ -82,7 +84,7 @@ def _write(written: Sequence[tape.Written]) -> _Batch:
         recording.part.devices.add(grads.devices[i])
         if grads.wrote[i] is not recording.part:
             grads.wrote[i] = recording.part
-            ages.count(grads, i)
+            grads.count(i)
     return batch
 
 
@@ -96,9 +98,9 @@ def _begin_pass(reached: Sequence[tape.Written]) -> Callable[[], None]:
             for grads, _ in added:
                 grads.beside.add(batch)
         saved = [grads.prepare_to_add(i) for grads, i in added]
-    round_ = device_sums.current_round()
-    if round_ is not None:
-        round_.written += written
+    tasks = current_round()
+    if tasks is not None:
+        tasks.after_failure.append(functools.partial(_discard, written))
 
     def end_pass() -> None:
         for _, grads, i in reached:
@@ -119,22 +121,15 @@ def track(params: Iterable[gluon.Parameter]) -> None:
             gradients.tracked[param] = Gradients(param)
 
 
-def _tracking(change: Callable) -> Callable:
+@private_fields.around(private_fields.ALLOCATES_GRADIENTS)
+@private_fields.around(private_fields.CASTS)
+def _track_changed(change: Callable, param: gluon.Parameter, *args: Any) -> None:
     """Track a parameter of several devices, or of several ranks, as soon as it has gradients."""
-
-    @functools.wraps(change)
-    def tracked(param: gluon.Parameter, *args: Any) -> None:
-        change(param, *args)
-        if param in gradients.tracked:
-            gradients.tracked[param].renew()
-        elif len(private_fields.values(param) or ()) > (not world.launched()):
-            track([param])
-
-    return tracked
-
-
-private_fields.wrap(private_fields.ALLOCATES_GRADIENTS, _tracking)
-private_fields.wrap(private_fields.CASTS, _tracking)
+    change(param, *args)
+    if param in gradients.tracked:
+        gradients.tracked[param].renew()
+    elif len(private_fields.values(param) or ()) > (not world.launched()):
+        track([param])
 
 
 def ran_on(param: gluon.Parameter) -> list[bool]:
@@ -170,11 +165,10 @@ def mark_summed(params: Iterable[gluon.Parameter], root: int = 0) -> None:
         for grads in map(gradients.tracked.__getitem__, params):
             _use(grads)
             memory.set_grad_flags(grads.values, True)
-            grads.sum_on = devices
-            ages.begin(grads)
+            grads.become_sums(devices)
 
 
-def discard(written: Iterable[tape.Written]) -> None:
+def _discard(written: Iterable[tape.Written]) -> None:
     """After tasks that failed, let no gradient count that their passes have written, not added."""
     for _, grads, i in written:
         grads.batch.use()

@@ -9,7 +9,7 @@ from mxnet import gluon
 
 from gluonpar import cluster, replicas
 from gluonpar.collectives import Exchange
-from gluonpar.gluon import ages, batches, gradients
+from gluonpar.gluon import batches, gradients
 from gluonpar.plans import partition
 from gluonpar.replicas import Copies, ParamBucket
 from gluonpar.runtime import devices, memory, private_fields
@@ -73,10 +73,10 @@ class Layout:
             if by_program and self._num_processes > 1:  # a rank without samples has sums, too
                 on_some_rank = [True] * len(written)
                 if ignore_stale_grad:  # this waits
-                    on_some_rank = cluster.total([*map(any, written)]) > 0
+                    on_some_rank = (cluster.total([*map(any, written)]) > 0).tolist()
         else:
             of = self._num_processes, self._name, facts
-            written, on_some_rank = ages.summands(self.params, *of)
+            written, on_some_rank = gradients.summands(self.params, *of)
         counting = dict(zip(self._indices, written))
         used = {i for i, is_used in zip(counting, on_some_rank) if is_used}
         if not ignore_stale_grad:
@@ -105,7 +105,7 @@ class Layout:
                 )
 
 
-def listed(params) -> list[gluon.Parameter]:
+def listed(params: Any) -> list[gluon.Parameter]:
     """Return the Parameters in a list or dict; gluon.Trainer refuses other entries."""
     values = params.values() if hasattr(params, "values") else params
     if not isinstance(values, collections.abc.Iterable):
@@ -113,7 +113,7 @@ def listed(params) -> list[gluon.Parameter]:
     return [param for param in values if isinstance(param, gluon.Parameter)]
 
 
-def check(params) -> None:
+def check(params: Any) -> None:
     """Raise ValueError unless ``params``, at least one, are dense, and on the same contexts.
 
     No parameter and no context may occur twice. Gradients may be row_sparse.

@@ -79,9 +79,13 @@ def _called(_context: int | None, on_complete: int, ticket: int) -> None:
     """Run a pushed function; the engine calls this, and ``finish`` must be called exactly once."""
     fields = _ON_COMPLETE_BYTES.from_address(on_complete)  # finish() frees it
     address, engine, param = _ON_COMPLETE.unpack_from(fields)
-    finish = _finish_at(address)
+    finishes = [_finish_at(address)]
 
     def complete(message: str | None = None) -> None:
+        try:
+            finish = finishes.pop()
+        except IndexError:  # it has ended, and the engine has freed it
+            return
         if message is None:
             finish(engine, param, None)
             return
@@ -115,7 +119,7 @@ def _called(_context: int | None, on_complete: int, ticket: int) -> None:
     else:
         if not ends_by_call:
             del function  # and its arrays, before anyone who waits goes on
-            finish(engine, param, None)
+            complete()
 
 
 def _tell_next() -> None:
@@ -184,10 +188,10 @@ def prepare(
     share.
 
     With ``ends_by_call`` the engine calls ``function(complete)``. The operator ends, and keeps no
-    worker until then, when any thread calls ``complete()``, or ``complete(message)`` if it failed:
-    exactly once, unless ``function`` raises. A custom operator names its own arrays in ``settles``,
-    which nothing outside it uses: after an error no other is told before what has been pushed to use
-    them has run.
+    worker until then, when any thread calls ``complete()``, or ``complete(message)`` if it failed,
+    which must be, unless ``function`` raises; further calls have no effect. A custom operator names
+    its own arrays in ``settles``, which nothing outside it uses: after an error no other is told
+    before what has been pushed to use them has run.
     """
     # One array per engine variable: given one twice, the engine would wait for itself.
     written = {memory.chunk(array): array.handle.value for array in writes}

@@ -12,8 +12,9 @@ import mxnet as mx
 from mxnet import autograd, gluon
 
 from gluonpar import metrics
+from gluonpar.batch_norm import running_statistics
 from gluonpar.checkpoint import export_onnx, params_file
-from gluonpar.gluon import Trainer, running_statistics
+from gluonpar.gluon import Trainer
 from gluonpar.install import memory_limits
 from gluonpar.models import lenet, resnet, softmax_cross_entropy
 from gluonpar.replicas import get_params

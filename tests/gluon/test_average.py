@@ -7,7 +7,7 @@ import waits
 from contexts import device
 from mxnet import autograd
 
-from gluonpar.gluon.average import average_gradients
+from gluonpar.adapters.towers import average_gradients
 
 SHAPES = ((2, 3), (4,), (1,))
 

@@ -13,7 +13,7 @@ from mxnet import autograd, gluon
 from processes import run_python
 
 import gluonpar
-import gluonpar.gluon.kvstore
+import gluonpar.adapters.kvstore
 from gluonpar.runtime import engine
 
 CTX = contexts(8)
@@ -168,7 +168,7 @@ class OwnLoop(gluon.Trainer):
             self._kvstore.pushpull(i, self._params[i].list_grad(), priority=-i)
 
 
-class AroundTheStore(gluonpar.gluon.kvstore.GluonPar):
+class AroundTheStore(gluonpar.adapters.kvstore.GluonPar):
     """The caller of the store is not the Trainer."""
 
     def pushpull(self, key, value, out=None, priority=0):
@@ -288,7 +288,7 @@ def test_broadcast_from_among_the_arrays_and_from_outside(world):
 def test_type_rank_and_capabilities():
     store = mx.kv.create("gluonpar")
     assert (store.type, store.rank, store.num_workers) == ("gluonpar", 0, 1)
-    assert isinstance(store, gluonpar.gluon.kvstore.GluonPar)
+    assert isinstance(store, gluonpar.adapters.kvstore.GluonPar)
     assert store.is_capable("optimizer") is False
     with pytest.raises(ValueError, match="got 'telepathy'"):
         store.is_capable("telepathy")

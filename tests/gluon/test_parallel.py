@@ -10,7 +10,7 @@ from contexts import contexts, device
 from mxnet import autograd, gluon
 from nests import NESTS, leaves
 
-from gluonpar.gluon.parallel import make_parallel
+from gluonpar.adapters.parallel import make_parallel
 from gluonpar.plans import partition
 
 

@@ -8,7 +8,7 @@ from mxnet import autograd
 from mxnet.gluon import nn
 
 from gluonpar import split_and_load
-from gluonpar.gluon.running_statistics import average_statistics, broadcast_statistics
+from gluonpar.batch_norm.running_statistics import average_statistics, broadcast_statistics
 from gluonpar.gluon.trainer import Trainer
 
 K = 3

@@ -16,11 +16,11 @@ from mxnet.gluon import nn
 from mxnet.gluon.contrib import estimator
 
 import gluonpar
-from gluonpar.gluon.estimator import BatchProcessor
-from gluonpar.gluon.running_statistics import average_statistics
-from gluonpar.gluon.sync_batch_norm import SyncBatchNorm
-from gluonpar.gluon.tasks import TaskError, run_tasks
-from gluonpar.gluon.towers import Towers
+from gluonpar.adapters.estimator import BatchProcessor
+from gluonpar.adapters.towers import Towers
+from gluonpar.batch_norm.running_statistics import average_statistics
+from gluonpar.batch_norm.sync_batch_norm import SyncBatchNorm
+from gluonpar.batch_norm.tasks import TaskError, run_tasks
 from gluonpar.gluon.trainer import Trainer
 
 

@@ -75,7 +75,7 @@ for held in (interrupts.held(), interrupts.held_while_waiting()):
 
 def test_a_fork_computes_and_fails_though_another_thread_holds_locks():
     succeeds("""
-from gluonpar.gluon import device_sums
+from gluonpar.batch_norm import device_sums
 from gluonpar.runtime import engine, workspaces
 
 held, go_on = threading.Event(), threading.Event()

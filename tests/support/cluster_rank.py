@@ -18,9 +18,9 @@ import numpy as np
 
 import gluonpar
 from gluonpar import cluster, sharding
+from gluonpar.batch_norm import running_statistics
 from gluonpar.checkpoint import sealed_npz
 from gluonpar.cluster import mpi_sums, process_collectives, world
-from gluonpar.gluon import running_statistics
 from gluonpar.metrics import LossMeter
 from gluonpar.models.losses import softmax_cross_entropy
 from gluonpar.plans import partition

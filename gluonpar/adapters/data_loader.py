@@ -96,8 +96,8 @@ class _Parts:
         if cluster.size() == 1:
             return map(list, self._batches)
         # On all ranks, so that their random generators go on alike.
-        drawn = [[int(i) if isinstance(i, np.integer) else i for i in b] for b in self._batches]
-        lengths, drawn = zip(*cluster.gather((self._length, drawn if cluster.is_main() else None)))
+        own = [[int(i) if isinstance(i, np.integer) else i for i in b] for b in self._batches]
+        lengths, drawn = zip(*cluster.gather((self._length, own if cluster.is_main() else None)))
         if len({*lengths}) > 1:
             raise ValueError(
                 f"all ranks must load from the same dataset, got lengths {list(lengths)}, by rank; "

@@ -8,8 +8,8 @@ from typing import Any, Callable, Iterator, Sequence
 import mxnet as mx
 
 from gluonpar import cluster
-from gluonpar.gluon import batches, device_sums
-from gluonpar.gluon.sync_batch_norm import share_running_statistics
+from gluonpar.batch_norm import device_sums
+from gluonpar.batch_norm.sync_batch_norm import share_running_statistics
 from gluonpar.runtime import devices, interrupts, threads
 from gluonpar.sharding import as_list
 
@@ -104,7 +104,8 @@ def all_devices(num_devices: int) -> Iterator[Callable]:
             round_.say_tasks()
         except BaseException:
             device_sums.abandon(round_)
-            batches.discard(round_.written)
+            for function in round_.after_failure:
+                function()
             raise
         share_running_statistics(round_)
 
@@ -115,7 +116,7 @@ def _task_error(ctx: mx.Context, error: Exception) -> TaskError:
     if not isinstance(named, kind):
         with contextlib.suppress(TypeError):  # the type cannot be combined
             shown = {"__str__": TaskError.__str__, "__module__": kind.__module__}
-            both = type(kind.__name__, (kind, TaskError), shown)
+            both: Any = type(kind.__name__, (kind, TaskError), shown)
             named = both.__new__(both)
     named.args = (f"the task failed on {ctx}: {kind.__name__}: {error}",)
     named.ctx = ctx
