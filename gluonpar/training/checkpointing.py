@@ -12,7 +12,6 @@ import numpy as np
 
 from gluonpar import cluster
 from gluonpar.checkpoint import files, load_checkpoint, save_checkpoint, sealed_npz
-from gluonpar.training import ranks
 from gluonpar.training.configuration import Configuration
 from gluonpar.training.data.dataset import Dataset
 from gluonpar.training.history import Epoch, Progress
@@ -44,7 +43,8 @@ class Checkpointer:
         self.saves = any(cluster.gather(folder is not None))
         self._identity = {
             **{name: getattr(configuration, name) for name in _FIXED},
-            "checksum of the data": ranks.checksums(data),
+            **({"early_stop": True} if configuration.early_stop else {}),  # which holds out images
+            "checksum of the data": data.checksums(),
         }
         try:
             found = cluster.together(self._find)
@@ -69,8 +69,8 @@ class Checkpointer:
         paths = self.paths()
         if paths and _place(paths[-1]) > (progress.epoch, progress.batch):
             raise ValueError(
-                f"{paths[-1]} is a later checkpoint of an earlier run: give resume to continue "
-                "that run, or another save_dir"
+                f"{paths[-1]} is a later checkpoint of an earlier run: resume='' continues it; or "
+                "give another save_dir"
             )
         return path, progress
 
@@ -80,14 +80,16 @@ class Checkpointer:
         Raises ValueError for a folder without a checkpoint, unless it is ``save_dir``.
         """
         resume, model = self._configuration.resume, self._configuration.model
+        if resume and not os.path.isdir(resume):
+            return pathlib.Path(resume)
         if resume is None:
             return None
-        path = pathlib.Path(resume) if resume else self._folder
-        if not os.path.isdir(path):
-            return path
-        paths = _checkpoints(path, model)
+        paths = _checkpoints(pathlib.Path(resume), model) if resume else self.paths()
         if not paths and resume:
-            raise ValueError(f"{path} has no checkpoint of {model}: to start anew, omit resume")
+            raise ValueError(
+                f"resume={resume!r} is a folder that has no checkpoint of {model}; leave it out to "
+                "start from the beginning"
+            )
         return paths[-1] if paths else None
 
     def load(self, workload: Workload, shuffle: np.random.RandomState) -> None:

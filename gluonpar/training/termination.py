@@ -41,7 +41,7 @@ class Termination:
             signal.signal(number, before[number])
             self._requested = True
 
-        before = {number: signal.signal(number, request) for number in signals}
+        before: dict[int, Any] = {number: signal.signal(number, request) for number in signals}
         try:
             yield
         finally:

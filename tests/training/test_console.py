@@ -44,11 +44,20 @@ def test_on_a_terminal_there_is_a_bar_on_err_only():
     assert console.out.getvalue() == "a\nb\nc\n"
 
 
+def test_on_a_dumb_terminal_there_is_none(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    console = Console(io.StringIO(), Terminal())
+    run_through(console)
+    with console.evaluating(3, 10000):
+        pass
+    assert console.err.getvalue() == ""
+
+
 def test_an_evaluation_is_announced_on_a_terminal_and_then_cleared(console):
     terminal = Console(io.StringIO(), Terminal())
     with terminal.evaluating(3, 10000), console.evaluating(3, 10000):
         during = terminal.err.getvalue()
-        assert "epoch 3" in during and "10000 test images" in during
+        assert "epoch 3" in during and "10000 images" in during
     assert not terminal.err.getvalue().rsplit("\r", 2)[1].strip()
     assert terminal.out.getvalue() + console.out.getvalue() + console.err.getvalue() == ""
 

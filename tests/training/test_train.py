@@ -61,7 +61,7 @@ def test_a_run_learns_and_the_historys_parameters_reach_its_accuracy():
     losses = [epoch.loss for epoch in learned.epochs]
     assert losses[-1] < losses[0] - 0.5
     assert learned.epochs[-1].test_accuracy > 0.4
-    test = dataset.load("synthetic")
+    test = dataset.load("synthetic", limit=600)
     images = lenet.standardize(mx.nd.array(test.test_images, dtype="uint8"))
     predicted = lenet.lenet(images, learned.params).asnumpy().argmax(axis=1)
     share = (predicted == test.test_labels).mean()
@@ -148,7 +148,7 @@ def test_only_the_first_epoch_is_profiled(monkeypatch):
 def test_python_is_never_more_than_a_few_steps_ahead(monkeypatch):
     losses, waits = [], []
 
-    def step(self, X, y, batch_size):
+    def step(self, X, y, batch_size, lr):
         losses.append(mx.nd.full((1,), 100 + len(losses)))
         return losses[-1:]
 
