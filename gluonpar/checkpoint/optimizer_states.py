@@ -85,27 +85,21 @@ def load(
         sealed_npz.unpack(content, parse, path)(keep_schedule)
         return
     try:
-        states, saved = _unpickled(content, trusted)
-        _check_kind(type(saved).__name__, updater.optimizer)
+        states, saved = _unpickled(content, trusted, "it is a pickle, as gluon.Trainer writes")
         counts = dict(private_fields.update_counts(saved))
-        restore = _prepared(updater, params, vars(saved), counts, states)
-    except NotTrustedError as error:
-        raise ValueError(f"{path} is a pickle, as gluon.Trainer writes states: {error}") from None
+        restore = _prepared(updater, params, type(saved).__name__, vars(saved), counts, states)
     except Exception as error:  # of pickle, or of a class in the file
         reason = f"{type(error).__name__}: {error}"
         raise ValueError(f"{path} is no file of gluon.Trainer.save_states: {reason}") from error
     restore(keep_schedule)
 
 
-class NotTrustedError(ValueError):
-    """A pickle of which the caller did not say that it is trusted."""
-
-
-def _unpickled(content: bytes, trusted: bool) -> Any:
-    """Return what is in a pickle, which can run any code; NotTrustedError if it is not trusted."""
+def _unpickled(content: bytes, trusted: bool, what: str) -> Any:
+    """Return what is in a pickle, which can run any code; ValueError if it is not trusted."""
     if not trusted:
-        raise NotTrustedError(
-            "reading it can run any code that is in it. If you trust the file, pass trusted=True"
+        raise ValueError(
+            f"{what}; reading it can run any code that is in it. If you trust the file, pass "
+            "trusted=True"
         )
     return pickle.loads(content)  # noqa: S301
 
@@ -174,8 +168,6 @@ def prepare_restore(
         known = f"{PLAIN_FORMAT} and {PICKLE_FORMAT}"
         raise ValueError(f"format {section['format']}, but this version reads {known}")
     plain = section["format"] == PLAIN_FORMAT
-    if plain:
-        _check_kind(section["optimizer"]["object"][0], optimizer)
     index = _indices(section["params"], params)
     moved = any(old != new for old, new in index.items())
     counts = {index[i]: n for i, n in section["counts"]}
@@ -186,9 +178,10 @@ def prepare_restore(
             "same order, by a name scope"
         )
     if not plain:
-        states, unpickled = _unpickled(arrays.pop(section["pickle"]).tobytes(), trusted)
-        _check_kind(type(unpickled).__name__, optimizer)
-        return _prepared(updater, params, vars(unpickled), counts, states)
+        content = arrays.pop(section["pickle"]).tobytes()
+        states, unpickled = _unpickled(content, trusted, "its optimizer is a pickle")
+        kind = type(unpickled).__name__
+        return _prepared(updater, params, kind, vars(unpickled), counts, states)
     decoder = Decoder(arrays, params[0][2].list_ctx()[0] if params else mx.cpu())
     schedule = optimizer.lr_scheduler
     saved = _decode_attributes(decoder, type(optimizer), section["optimizer"], schedule)
@@ -199,7 +192,8 @@ def prepare_restore(
     if of_mxnet:
         decoder.ctx = mx.cpu()  # each goes to the device that updates the parameter
     states = {index[i]: decoder.decode(state) for i, state in section["states"]}
-    return _prepared(updater, params, saved, counts, states)
+    kind = section["optimizer"]["object"][0]
+    return _prepared(updater, params, kind, saved, counts, states)
 
 
 def _decode_attributes(
@@ -239,15 +233,18 @@ def _subclasses(kind: Any) -> Iterator[type]:
 def _prepared(
     updater: Updater,
     params: NamedParams,
+    kind: str,
     saved: dict[str, Any],
     counts: dict[int, int],
     states: dict[int, Any],
 ) -> Callable[[bool], None]:
-    """Check the counts; return the function that gives ``updater`` all of it.
+    """Check the optimizer's class, ``kind``, and the counts; return the function that restores.
 
     ``saved`` are the optimizer's attributes.
     """
     optimizer = updater.optimizer
+    if kind != type(optimizer).__name__:
+        raise ValueError(f"it is of optimizer {kind}, but this one is {type(optimizer).__name__}")
     if not all(type(count) is int and count >= 0 for count in counts.values()):
         raise ValueError(f"update counts must be integers and at least 0, got {counts}")
     unknown = {*counts, *states} - {i for _, i, _ in params}
@@ -325,11 +322,6 @@ def _call(schedule: Callable, first: int, last: int) -> None:
 def is_of_mxnet(optimizer: mx.optimizer.Optimizer) -> bool:
     """Return whether it is one of MXNet's own, whose states we know."""
     return type(optimizer).__module__.startswith("mxnet.")
-
-
-def _check_kind(saved: str, optimizer: mx.optimizer.Optimizer) -> None:
-    if saved != type(optimizer).__name__:
-        raise ValueError(f"it is of optimizer {saved}, but this one is {type(optimizer).__name__}")
 
 
 def kind_of(array: Any) -> str:

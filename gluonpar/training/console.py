@@ -56,18 +56,11 @@ class Console:
     def batches(
         self, batches: Iterable, total: int, batch_size: int, epoch: int, done: int = 0
     ) -> Iterator:
-        """Yield ``batches``; show how many of ``total`` have been taken, images/s, and the loss."""
+        """Yield ``batches``; show how many images of ``total`` batches are done, and the loss."""
         from tqdm import tqdm  # here, because `import gluonpar` must cost no more than MXNet
 
-        class Bar(tqdm):
-            @property
-            def format_dict(self) -> dict[str, Any]:
-                shown = super().format_dict
-                return {**shown, "speed": f"{(shown['rate'] or 0) * batch_size:.0f} images/s"}
-
-        right = "{n_fmt}/{total_fmt} batches [{elapsed}<{remaining}, {speed}{postfix}]"
-        options = {**self._options, "initial": done, "bar_format": "{l_bar}{bar}| " + right}
-        with Bar(batches, f"epoch {epoch}", total, **options) as self._bar:
+        options = {**self._options, "unit": " images", "unit_scale": batch_size, "initial": done}
+        with tqdm(batches, f"epoch {epoch}", total, **options) as self._bar:
             yield from self._bar
         self._bar = None
 

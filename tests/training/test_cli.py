@@ -190,7 +190,9 @@ def test_a_folder_where_a_checkpoint_would_be_is_refused(command, tmp_path):
     assert (code, out) == (2, []) and "0002.npz is in the way" in line and "--save-dir" in line
 
 
-@pytest.mark.parametrize(("lr", "what"), [("1e30", "nan|inf|infinite or NaN"), ("1e6", r"rose to [\d.]+e\+\d\d")])
+@pytest.mark.parametrize(
+    ("lr", "what"), [("1e30", "nan|inf|infinite or NaN"), ("1e6", r"rose to [\d.]+e\+\d\d")]
+)
 def test_divergence_has_its_exit_code_and_names_batch_epoch_and_lr(command, lr, what):
     code, _, err = command(*SMALL, "--lr", lr, "--batch-size", 16)
     assert code == command_line.DIVERGED == 5
