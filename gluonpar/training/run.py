@@ -135,8 +135,12 @@ class Run:
         self.workload = workloads.make(*update, self.ctx, config.algorithm, config.weights)
         self.schedule = config.learning_rates(self.num_batches)
         self.console.header(self._header())
+        self.lr = self.schedule(1)
         if config.dry_run:
-            self._dry_run()
+            meter = metrics.LossMeter()
+            meter.add(self._step(1, *next(self._batches(self.shuffle))))
+            done = f"1 of {self.num_batches} batches of epoch 1 done, loss {self._read(meter):.3f}"
+            self.console.line(f"dry run: {done}; nothing was saved")
             return self.history
         self._resume()
         while self.progress.epoch <= config.num_epochs and not self._stops_early():
@@ -145,7 +149,10 @@ class Run:
                 break
         self.history.params = [arrays[0] for arrays in self.workload.copies]
         self.console.result(self.history)
-        self._print_files()
+        of_run = (config.plot, config.history, config.tensorboard)
+        saved = [path for path in (config.save_dir, *of_run) if path]
+        if saved:
+            self.console.line(f"saved: {', '.join(saved)}")
         first, last = self.profiler.steps
         if config.profile and first <= last:  # else the run was resumed after the window
             self.console.line(f"profile of epoch 1: {self.profiler.table()}")
@@ -342,26 +349,6 @@ class Run:
         with self.console.evaluating(self.progress.epoch, len(labels)):
             return self.workload.accuracy(images, labels)
 
-    def _print_files(self) -> None:
-        """Print once the files that the run has written."""
-        config, saved = self.configuration, []
-        if self.save_dir:
-            parameters = {*self.save_dir.glob(f"{config.model}-epoch-*.params")}
-            content = f"parameters of {_count(len(parameters), 'epoch')}"
-            content += f"{' and ONNX' * config.onnx}, "
-            content += _count(len(self.checkpointer.paths()), "checkpoint")
-            saved.append(f"{self.save_dir} ({content})")
-        of_epochs = (config.plot, config.history, config.tensorboard)
-        saved += [path for path in of_epochs if path in self.kept]
-        if saved:
-            self.console.line(f"saved: {', '.join(saved)}")
-
-    def _dry_run(self) -> None:
-        meter = metrics.LossMeter()
-        meter.add(self._step(1, *next(self._batches(self.shuffle))))
-        done = f"1 of {self.num_batches} batches of epoch 1 done, loss {self._read(meter):.3f}"
-        self.console.line(f"dry run: {done}; nothing was saved")
-
     def _header(self) -> dict[str, str]:
         config, data, num_ranks = self.configuration, self.data, self.num_ranks
         # In a job other ranks would count as other programs.
@@ -371,9 +358,8 @@ class Run:
         weights = config.weights and config.weights * num_ranks
         held_out = f", {len(self.validation[1])} validation" if self.validation else ""
         images = f"{self.num_samples} training{held_out} and {len(data.test_labels)} test images"
-        length = (
-            f"{_count(config.num_epochs, 'epoch')} of {_count(self.num_batches, 'batch', 'es')}"
-        )
+        epochs = f"{config.num_epochs} epoch{'s' * (config.num_epochs > 1)}"
+        length = f"{epochs} of {self.num_batches} batch{'es' * (self.num_batches > 1)}"
         return {
             **({"processes": str(num_ranks)} if num_ranks > 1 else {}),
             "devices": _describe_devices(self.ctx, num_ranks),
@@ -394,28 +380,21 @@ def _semantics(np_shape: bool, np_array: bool) -> Iterator[None]:
         yield
 
 
-def _count(number: int, noun: str, plural: str = "s") -> str:
-    return f"{number} {noun}{plural if number != 1 else ''}"
-
-
 def _describe_devices(ctx: Sequence[mx.Context], num_ranks: int) -> str:
     """Return the devices of all processes; every process must call this."""
     described = devices.describe(ctx), threads.describe(ctx), peers.describe(ctx)
     processes = Counter(cluster.gather(", ".join(filter(None, described))))
     if num_ranks == 1:
         return next(iter(processes))
-    kinds = (f"in {_count(n, 'process', 'es')} with {each}" for each, n in processes.items())
+    kinds = (f"in {n} process{'es' * (n > 1)} with {each}" for each, n in processes.items())
     return f"{num_ranks * len(ctx)}, {'; '.join(kinds)}"
 
 
 def _describe_shards(batch_size: int, num_devices: int, weights: tuple[float, ...] | None) -> str:
-    shards = [size for size in partition.sizes(batch_size, num_devices, weights) if size]
-    idle = num_devices - len(shards)
-    if weights is not None and not idle:
-        return f"{batch_size} in all, {', '.join(map(str, shards))} on the devices by weight"
-    each = " or ".join(map(str, sorted(set(shards))))
-    none = f", none on {idle} of them" if idle else ""
-    return f"{batch_size} in all, {each} on each device{none}"
+    sizes = partition.sizes(batch_size, num_devices, weights)
+    if weights is not None:
+        return f"{batch_size} in all, {', '.join(map(str, sizes))} on the devices by weight"
+    return f"{batch_size} in all, {' or '.join(map(str, sorted(set(sizes))))} on each device"
 
 
 def train(

@@ -57,12 +57,12 @@ def test_a_run_prints_header_epochs_and_result(command):
 
 HEADERS = {
     "--batch-size 32 --num-gpus 3": "batch size: 32 in all, 10 or 11 on each device",
-    "--batch-size 2 --num-gpus 4": "batch size: 2 in all, 1 on each device, none on 2 of them",
+    "--batch-size 2 --num-gpus 4": "batch size: 2 in all, 0 or 1 on each device",
     "--batch-size 1": "batch size: 1 in all, 1 on each device",
     "--batch-size 18 --num-gpus 3 --weights 1,2.5,1": "batch size: 18 in all, 4, 10, 4 on the "
     "devices by weight",
-    "--batch-size 2 --num-gpus 3 --weights 1,2.5,1": "batch size: 2 in all, 1 on each device, none "
-    "on 1 of them",
+    "--batch-size 2 --num-gpus 3 --weights 1,2.5,1": "batch size: 2 in all, 1, 1, 0 on the "
+    "devices by weight",
     "--num-gpus 2 --algorithm star": "all-reduce: star",
     "--num-gpus 2 --allreduce star": "all-reduce: star",
 }
