@@ -27,9 +27,9 @@ def read(path: str | os.PathLike, kind: str = "file") -> bytes:
 def atomic_write(path: str | os.PathLike) -> Iterator[BinaryIO]:
     """Open a binary file for writing that becomes ``path`` if the block raises no exception.
 
-    Until then it has a temporary name in the same folder; then it is flushed to the disk and
-    renamed. If anything fails, ``path`` stays as it was. OSError if the file system refuses, and if
-    ``path`` is a folder, device or pipe.
+    In the block it has a temporary name in the same folder; then it is flushed to the disk and
+    renamed. If anything fails, ``path`` stays as it was. Raises OSError if the file system refuses,
+    and if ``path`` is a folder, device or pipe.
     """
     _check_regular(path)
     temporary = _temporary(path)

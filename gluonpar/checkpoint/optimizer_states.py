@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import json
 import os
 import pickle  # noqa: TID251 - see the docstring
 import warnings
@@ -33,8 +34,8 @@ from gluonpar.runtime import private_fields
 
 PLAIN_FORMAT, PICKLE_FORMAT = 2, 3
 _PICKLE = b"\x80"  # how every pickle of protocol 2 or later starts
-# Of the optimizer here: its parameters, how many of them MXNet updates in one operator, which reads
-# past the end of its arrays if that is too large, and the counts, which all devices share.
+# Attributes that are never loaded: the parameters; how many of them MXNet updates in one operator,
+# which reads past the end of its arrays if that is too large; the counts, which all devices share.
 _OWN = ("param_dict", "aggregate_num", "_all_index_update_counts", "_index_update_count")
 
 # Name, index in the updater, and parameter, in the order in which the parameters were given.
@@ -72,8 +73,8 @@ def load(
 ) -> None:
     """Restore a file of :func:`save` for the same optimizer and parameters.
 
-    With ``keep_schedule`` the schedule of ``updater`` goes on, or its learning rate without one.
-    If not, and the saved one is another, that is a UserWarning.
+    With ``keep_schedule`` the schedule of ``updater`` goes on, or its learning rate if it has no
+    schedule. Otherwise the saved one goes on, with a UserWarning if the two differ.
 
     A file of ``gluon.Trainer``, and one of an optimizer that is not plain, is read only if it is
     ``trusted``. Otherwise, or if the file is missing or damaged, raises ValueError and changes
@@ -277,10 +278,9 @@ def _prepared(
 
 
 def _difference(here: Any, num_here: int, there: Any, num_there: int) -> str:
-    """Return how two schedules differ that were called for so many updates, or "" if they do not.
+    """Return how two schedules differ, or "" if they do not.
 
-    Calls change a schedule, so copies are compared, of which the one that is behind has been called
-    for all updates that the other one has seen.
+    Each call changes a schedule, so copies are compared after calls for as many updates.
     """
     if here is None or type(here) is not type(there):
         names = [type(each).__name__ if each else "none" for each in (there, here)]
@@ -300,17 +300,11 @@ def _difference(here: Any, num_here: int, there: Any, num_there: int) -> str:
 def _attributes_after(schedule: Callable, first: int, last: int) -> dict[str, Any]:
     schedule = copy.deepcopy(schedule)
     _call(schedule, first, last)
-    return {name: _comparable(value) for name, value in vars(schedule).items()}
 
+    def attributes(part: Any) -> Any:
+        return getattr(part, "__dict__", repr(part))
 
-def _comparable(value: Any) -> Any:
-    """Return the value with objects in it replaced by their classes' names and attributes."""
-    if isinstance(value, (list, tuple)):
-        return [*map(_comparable, value)]
-    attributes = value if isinstance(value, dict) else getattr(value, "__dict__", None)
-    if attributes is None:
-        return value
-    return type(value).__name__, {key: _comparable(part) for key, part in attributes.items()}
+    return {k: json.dumps(v, default=attributes) for k, v in vars(schedule).items()}
 
 
 def _call(schedule: Callable, first: int, last: int) -> None:

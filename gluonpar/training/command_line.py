@@ -65,10 +65,10 @@ def main(
 ) -> int:
     """Train with the options ``argv`` (default: the process's arguments); return the exit code.
 
-    ``prog`` is the program's name in messages (default: the script's), ``about`` one line and then
-    examples for its help. Without ``model`` the option --model chooses it. The exit codes are
-    :data:`EXIT_CODES`; those from 2 come with one line on stderr: the reason, the remedy and what
-    was saved, except that nobody would read it after 141.
+    ``prog`` is the program's name in messages (default: the script's). ``about`` is for its help:
+    one line, and then examples. Without ``model`` the option --model chooses one. The exit codes
+    are :data:`EXIT_CODES`. With all codes from 2 but 141, one line on stderr has the reason, the
+    remedy and what was saved.
     """
     parsed = parser(prog, model, about)
     options, console = parsed.parse_args(argv), Console()
@@ -202,7 +202,7 @@ def _list_of(kind: Callable) -> Callable[[str], tuple]:
 
 
 def _failed(error: Exception, say: Say, run: Run | None, batch_size: int) -> int:
-    """Report an exception that has a short explanation; raise it again if it has none."""
+    """Explain an exception and return the exit code; raise it again if it has no explanation."""
     refusals = (ValueError, FileNotFoundError)  # of the options, before there is a run
     refused = isinstance(error, refusals if run is None else ResumeError)
     if refused or isinstance(error, metrics.DivergedError):

@@ -22,7 +22,7 @@ class Console:
     """Output of a run: lines on ``out``, notices and, on a terminal, a progress bar on ``err``."""
 
     def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:
-        # A stream of sys that was closed is None.
+        # sys.stdout and sys.stderr are None if they are closed.
         self.out, self.err = (
             chosen or standard or io.StringIO()
             for chosen, standard in ((out, sys.stdout), (err, sys.stderr))
@@ -35,8 +35,8 @@ class Console:
     def line(self, text: str) -> None:
         """Print one line on ``out`` and flush it; hide the progress bar meanwhile.
 
-        Raises BrokenPipeError if nobody reads ``out`` any more. If it cannot be written for another
-        reason, such as a full disk, that is ``failure``, and nothing more is printed on it.
+        Raises BrokenPipeError if nobody reads ``out`` any more. After another error, such as a full
+        disk, ``failure`` says what it was, and nothing more is printed on ``out``.
         """
         bar = self._bar
         with bar.external_write_mode(file=self.out) if bar else contextlib.nullcontext():
@@ -71,7 +71,7 @@ class Console:
 
     @contextlib.contextmanager
     def evaluating(self, epoch: int, num_images: int) -> Iterator[None]:
-        """Show on a terminal that ``num_images`` are evaluated, until the block ends."""
+        """Show on a terminal, until the block ends, that ``num_images`` are evaluated."""
         from tqdm import tqdm
 
         title = f"epoch {epoch}, evaluating {num_images} images"

@@ -1,4 +1,4 @@
-"""Records of a run: one epoch's results, the whole run's, their files, and the progress."""
+"""The results of a run and of its epochs, the files that have them, and a run's progress."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ class Epoch:
 
 @dataclass(repr=False, eq=False)
 class History:
-    """Results of a run. ``params`` are the trained parameters on the first context of ``ctx``."""
+    """Results of a run; ``params`` are the trained parameters on the first context of ``ctx``.
+
+    Two histories are equal only if they are the same object.
+    """
 
     ctx: Sequence[mx.Context]
     epochs: list[Epoch] = field(default_factory=list)
@@ -121,9 +124,9 @@ def summary_writer() -> type:
 def write_tensorboard(folder: str | os.PathLike, results: Epoch) -> None:
     """Write an epoch's results into ``folder``: a file per epoch, complete when this returns.
 
-    A writer that stays open would lose the last epochs of a killed run, because it writes on a
-    thread of its own. TensorBoard shows the files as one run, without the results of the same and
-    later epochs that an earlier run left: they are purged.
+    A writer that stays open writes on a thread of its own, so a killed run would lose its last
+    epochs. TensorBoard shows the files as one run. It leaves out what an earlier run wrote about
+    the same and later epochs.
     """
     suffix = f".epoch-{results.epoch:04d}"
     writer = summary_writer()(str(folder), purge_step=results.epoch, filename_suffix=suffix)
@@ -165,9 +168,9 @@ def _check_suffix(path: str, content: str, suffixes: Sequence[str]) -> None:
 class Progress:
     """How far a run has come, as a checkpoint stores it.
 
-    ``batch`` batches of epoch ``epoch`` (from 1) are done, in ``seconds`` of training time;
-    ``loss_sum`` is the sum of their samples' losses. ``history`` has the epochs before. ``lr`` is
-    the learning rate of the next step.
+    ``batch`` batches of epoch ``epoch`` (from 1) have taken ``seconds`` of training time, and the
+    sum of their samples' losses is ``loss_sum``. ``history`` has the epochs before this one.
+    ``lr`` is the learning rate of the next step.
     """
 
     epoch: int = 1

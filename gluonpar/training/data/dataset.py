@@ -20,8 +20,8 @@ class Dataset:
     """Images and labels for classification, in host memory; they may be read-only views.
 
     Images are uint8 (n, 1, height, width); labels are uint8 (n,), of ten classes. ``source``
-    describes where they come from. Raises ValueError unless there are as many images as labels, and
-    for a label that is no class: MXNet would take the nearest class, and train.
+    says where they come from. Raises ValueError if the numbers of images and labels differ, and for
+    a label that is no class, for which MXNet would take the nearest class.
     """
 
     name: str
@@ -71,11 +71,11 @@ def load(
     """Return the data set ``name``: with ``limit``, its first training and first test images.
 
     "fashion-mnist" has 60,000 training and 10,000 test images of clothes, 1 x 28 x 28, in ten
-    classes (Xiao et al. 2017); "synthetic" is :func:`synthetic`. ``data_dir`` is the only folder to
-    look in; without it, the known folders are, and the files are downloaded if none has them.
+    classes (Xiao et al. 2017); "synthetic" is :func:`synthetic`. The files are looked for in
+    ``data_dir`` only, or, without it, in the known folders; if none has them, they are downloaded.
 
     Raises FileNotFoundError if the files are not found; ValueError for an unknown name, a damaged
-    file, a limit that is out of range, and a folder for synthetic data.
+    file, a limit that is out of range, and ``data_dir`` with synthetic data.
     """
     if name not in NAMES:
         raise ValueError(f"the data set must be one of {', '.join(NAMES)}, got {name!r}")
@@ -135,9 +135,9 @@ def batches(
     """Yield minibatches (X, y) that contain every sample once; the last may be smaller.
 
     With ``rng``, which this call advances by one permutation, samples are shuffled and copied;
-    without it, X and y are views. ``share`` maps a batch's size to the slice of it that is yielded:
-    one process's share, which may be empty. The first ``first`` batches are skipped. Raises
-    ValueError for a batch_size below 1, and unless there are as many images as labels.
+    without it, X and y are views. ``share`` maps a batch's size to the slice that is yielded, this
+    process's share, which may be empty. The first ``first`` batches are skipped. Raises ValueError
+    for a batch_size below 1, and if the numbers of images and labels differ.
 
     >>> [y.tolist() for X, y in batches(np.zeros((5, 1, 2, 2)), np.arange(5), 2)]
     [[0, 1], [2, 3], [4]]
