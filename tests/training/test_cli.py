@@ -123,29 +123,18 @@ BAD_REQUESTS = {
     "--num-gpus 0": "--num-gpus must be at least 1, got 0",
     "--device gpu": "--device='gpu'.*no NVIDIA driver here",
     "--gpus 7": r"--gpus=\[7\].*no NVIDIA driver here",
-    "--gpus 0;1": "--gpus: .*'0;1'",
-    "--gpus=": "--gpus: .*''",
     "--device tpu": "'tpu'",
-    "--batch-size 0": "--batch-size must be at least 1, got 0",
-    "--batch-size 2.5": "'2.5'",
     "--lr 0": r"--lr must.*\b0",
-    "--lr nan": r"--lr must.*nan",
-    "--lr fast": "'fast'",
     "--epochs 0": "--epochs .*got 0",
-    "--seed -1": "--seed .*got -1",
-    "--log-interval 0": "--log-interval .*got 0",
     "--lr-schedule quux": "'quux'",
-    "--lr-steps 1;2": "--lr-steps: .*'1;2'",
     "--device cpu --resume missing.npz": "no checkpoint missing.npz",
     "--device cpu --history a.txt": "a.txt.*csv.*json",
     "--device cpu --history /absent/a.csv": "/absent/a.csv: No such",
-    "--algorithm quux": "star.*'quux'",
     "--device cpu --algorithm nccl": r"'nccl' .*GPU contexts only, got cpu\(0\)",
     "--dataset mnist": "'mnist'",
     "--frobnicate": "--frobnicate",
     "--device cpu --num-gpus 2 --weights 1,2,3": r"weights.*\[1.0, 2.0, 3.0\].* 3 .*2",
     "--device cpu --num-gpus 2 --weights 1,0": r"weights.*\[1.0, 0.0\]",
-    "--weights 1;2": "--weights: .*'1;2'",
     "--resume": "resume .*--save-dir",
     "--onnx": "--onnx .*--save-dir",
     "--save-every 3": "--save-every .*--save-dir",
@@ -155,9 +144,6 @@ BAD_REQUESTS = {
     "--device cpu --data-dir /some/folder": "'/some/folder'",
     "--device cpu --plot lenet.xyz": "plot to lenet.xyz",
     "--device cpu --plot /absent/lenet.png": "plot to /absent/lenet.png",
-    "--device cpu --plot /proc/lenet.png": "plot to /proc/lenet.png",
-    "--device cpu --plot=": "--plot .*''",
-    "--device cpu --history /dev/null/below.json": "history to /dev/null/below.json",
     f"--device cpu --history {__file__}/below.json": "test_cli.py/below.json",
     "--device cpu --num-gpus 999 --profile": r"cpu\(\d+\) cannot be profiled",
     f"--device cpu --save-dir {__file__}/below": "test_cli.py/below",
@@ -251,7 +237,7 @@ def assert_accepted_or_refused_by_name(command, flag, value, *more):
     assert code in (0, 2)
     if code == 2:
         [line] = [line for line in err if "error: " in line]
-        assert any(word in line for word in (flag, flag[2:].replace("-", "_"), value)), line
+        assert flag in line or value in line, line
 
 
 @pytest.mark.parametrize("flag", FLAGS_WITH_NUMBERS)
