@@ -287,10 +287,8 @@ def _difference(here: Any, num_here: int, there: Any, num_there: int) -> str:
         return "" if here is there else "{}, here {}".format(*names)
     last = max(num_here, num_there)
     try:
-        own, saved = (
-            _attributes_after(here, num_here, last),
-            _attributes_after(there, num_there, last),
-        )
+        own = _attributes_after(here, num_here, last)
+        saved = _attributes_after(there, num_there, last)
         different = [name for name in {**saved, **own} if saved.get(name) != own.get(name)]
     except Exception as error:  # of a class of the user's
         return f"it cannot be compared ({type(error).__name__}: {error})"

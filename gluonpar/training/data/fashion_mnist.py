@@ -121,7 +121,8 @@ def _download(stems: list[str], folder: Path) -> list[str]:
     """
     import pooch  # here, because `import gluonpar` must cost no more than MXNet
 
-    progressbar = sys.stderr is not None and sys.stderr.isatty()
+    terminal = sys.stderr is not None and sys.stderr.isatty()
+    progressbar = terminal and os.environ.get("TERM") != "dumb"
     get = pooch.HTTPDownloader(progressbar, timeout=TIMEOUT_SECONDS)
     failed: dict[str, str] = {}
     for stem in stems:
