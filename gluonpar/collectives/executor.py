@@ -1,8 +1,8 @@
-"""Carry out an algorithm on arrays, on any contexts, asynchronously; a plan with MXNet's operators.
+"""Carry out an algorithm on arrays on any contexts, asynchronously. A plan runs as MXNet operators.
 
 A chunk that arrives at a device is an array of its own, and so are partial sums; the given arrays
-are written once, at the end. MXNet's engine, which orders operators by the arrays that they read
-and write, therefore sees no dependencies but the plan's, and runs the hops of a step in parallel.
+are written once, at the end. MXNet's engine orders operators by the arrays that they read and
+write. So it sees only the plan's dependencies, and runs the hops of a step in parallel.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def reduce(algorithm: Algorithm, lists: Lists, root: int, op: str) -> None:
 
 
 def broadcast(algorithm: Algorithm, lists: Lists, root: int) -> None:
-    """Replace every array of each list of a bucket by that of device ``root``.
+    """Replace every array of each list of a bucket by the list's array on device ``root``.
 
-    By the hops of :func:`reduce` in the opposite direction, or by those of a tree.
+    By the hops of :func:`reduce` in the opposite direction, or of a tree.
     """
     if algorithm.broadcast is not None:
         algorithm.broadcast(lists, root)
@@ -73,9 +73,9 @@ def _to_root(algorithm: Algorithm, num_devices: int, root: int) -> list[Hop]:
 def joined(
     lists: Lists, reads: Container[int] | None = None, writes: Container[int] | None = None
 ) -> Iterator[Sequence[mx.nd.NDArray]]:
-    """Give one array per device, the lists end to end, which are written back on exit.
+    """Give one array per device, with all lists end to end, and copy it back into them on exit.
 
-    ``reads`` are the devices whose values matter, and ``writes`` those that have others afterwards;
+    ``reads`` are the devices whose values matter, and ``writes`` the devices whose values change;
     by default all. A single list is given as it is.
     """
     if len(lists) == 1:

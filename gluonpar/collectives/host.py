@@ -11,7 +11,7 @@ gradients are only read, one update is computed, and it is written to all copies
 n bytes instead of 5 K n.
 
 Each of these is one operator of MXNet's engine and runs in parallel with the devices' computations.
-Arrays are added in the order of the list, starting with the one that the sum is written to.
+Arrays are added in the order of the list, starting with the array that becomes the sum.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def prepare(
 
 
 def reduce(lists: Lists, root: int, op: str) -> None:
-    """Sum the arrays of each list into that of device ``root``, from which the sum starts."""
+    """Sum the arrays of each list into the array on device ``root``, starting with it."""
     k = len(lists[0])
     prepare(lists, op, [(root + i) % k for i in range(k)], [])(lists)
 
