@@ -26,7 +26,8 @@ def clip_global_norm(arrays: Sequence[mx.nd.NDArray], max_norm: float) -> mx.nd.
     context, right to seven digits where the elements are finite; infinite or NaN if one is not. To
     be called where autograd records nothing and arrays may have 0 dimensions.
     """
-    by_numpy, others = [], []
+    by_numpy: list[mx.nd.NDArray] = []
+    others: list[mx.nd.NDArray] = []
     for array in arrays:
         takes_numpy = array.stype == "default" and host.on_host([array.context])
         (by_numpy if takes_numpy else others).append(array.as_nd_ndarray())
