@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import os
 import re
+import sys
 import traceback
 from typing import Callable, NoReturn, Sequence
 
@@ -76,7 +77,8 @@ def main(
     def say(message: str, before: str = "") -> None:
         console.notice(f"{before}{parsed.prog}: {message}")
 
-    interrupts.end_at_crash()
+    if sys.__stderr__ is not None:  # it is open
+        interrupts.end_at_crash()
     try:
         cluster.size()  # joins the other processes
     except (ImportError, RuntimeError, ValueError, MemoryError) as error:

@@ -33,16 +33,24 @@ class Workload(Protocol):
     """A model that is trained on devices, each of which holds all parameters.
 
     ``needed`` are the bytes that training needs at least, as measured: in all, per CPU context, and
-    per sample. ``copies`` has, per parameter, its arrays on all devices. A checkpoint saves
-    ``trained`` and ``trainer``.
+    per sample.
     """
 
     name: str
     default_lr: float
     needed: tuple[int, int, int]
-    copies: Sequence[Sequence[mx.nd.NDArray]]
-    trained: gluon.Block | Sequence[Sequence[mx.nd.NDArray]]
-    trainer: Trainer | None
+
+    @property
+    def copies(self) -> Sequence[Sequence[mx.nd.NDArray]]:
+        """Return, per parameter, its arrays on all devices."""
+
+    @property
+    def trained(self) -> gluon.Block | Sequence[Sequence[mx.nd.NDArray]]:
+        """Return what a checkpoint saves as the parameters."""
+
+    @property
+    def trainer(self) -> Trainer | None:
+        """Return the Trainer, which a checkpoint saves, too."""
 
     def step(
         self, X: np.ndarray, y: np.ndarray, batch_size: int, lr: float
@@ -189,7 +197,10 @@ def pixel_lenet(X: mx.nd.NDArray, params: list[mx.nd.NDArray]) -> mx.nd.NDArray:
     return lenet.lenet(lenet.standardize(X), params)
 
 
-WORKLOADS: dict[str, Any] = {each.name: each for each in (LeNetWorkload, ResNet18Workload)}
+WORKLOADS: dict[str, type[LeNetWorkload] | type[GluonWorkload]] = {
+    LeNetWorkload.name: LeNetWorkload,
+    ResNet18Workload.name: ResNet18Workload,
+}
 
 
 def make(
