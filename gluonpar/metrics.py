@@ -42,10 +42,10 @@ class LossMeter:
 
     :meth:`add` waits only for the batch BATCHES_IN_FLIGHT before, so that no more are in memory;
     :meth:`read` waits for all. With several processes, each adds its part of the same batches, and
-    all read together; one that is made inside ``cluster.local()`` is this process's. Ranks may add
-    different numbers of batches; batch i is what all have added i-th. ``total`` is the sum of the
-    losses of the ``num_batches`` read so far, ``num_samples`` the number added on this rank. To
-    continue from them, pass all three; on all ranks but 0, 0 samples.
+    all read together; a meter made inside ``cluster.local()`` is for this process only. Ranks may
+    add different numbers of batches; batch i is what all have added i-th. ``total`` is the sum of
+    the losses of the ``num_batches`` read so far, ``num_samples`` the number added on this rank. A
+    meter that is given all three continues from them; ranks other than 0 then give 0 samples.
     With ``check_finite`` False, losses and parameters may be infinite or NaN.
     """
 
@@ -64,8 +64,8 @@ class LossMeter:
     def add(self, losses: Sequence[nd.NDArray], params: Sequence[nd.NDArray] = ()) -> None:
         """Add the per-sample losses of one batch, one array per device, as train_batch returns.
 
-        They are of any dtype, and added in float64. A loss of shape (n, ...) is that of n samples,
-        each of which counts with the mean of its values, as in Gluon's losses.
+        They are of any dtype, and added in float64. An array of shape (n, ...) has the losses of n
+        samples; each sample counts with the mean of its values, as in Gluon's losses.
 
         ``params``, one device's after the batch's update, are read once: a gradient that is not
         finite ruins them, while the losses may stay finite (relu gives 0 for NaN).
@@ -191,10 +191,10 @@ def accuracy(
     ``mx.np``; autograd records nothing. Every batch is split over ``ctx``. The host waits for the
     devices as :class:`LossMeter` does: at most BATCHES_IN_FLIGHT batches are in memory.
 
-    With several processes all must call it, and all return the same. They give the same images, of
-    which each evaluates its part; or, with ``own_part``, each gives other images, in any number,
-    and the share is that of the images of all. Inside ``cluster.local()`` the images are those of
-    this process.
+    With several processes all must call it, and all return the same. They give the same images, and
+    each evaluates its part of them; or, with ``own_part``, each gives other images, in any number,
+    and the share is over the images of all. Inside ``cluster.local()`` only this process's images
+    count.
 
     Raises ValueError for no images (with ``own_part``, on all ranks together), for labels or scores
     of other shapes, and, without ``own_part``, on ranks that give different images: their number,

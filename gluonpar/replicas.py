@@ -1,9 +1,9 @@
 """A copy of the parameters per device, and their gradients in buckets.
 
-A bucket holds the gradients of neighbouring parameters, which are summed over devices, and used in
+A bucket holds the gradients of neighbouring parameters. They are summed over devices, and used in
 the update, in one operator or message. Buckets are filled from the last parameter to the first,
 because backward reaches the last layers first: their sum can start while backward computes the
-others (Li et al., "PyTorch Distributed", VLDB 2020).
+other gradients (Li et al., "PyTorch Distributed", VLDB 2020).
 
 Every gradient is an array of its own, as anywhere in MXNet. If gradients were views of one flat
 array per bucket, sums would be simpler to write; but not every operator of MXNet can write a

@@ -122,7 +122,7 @@ def split_samples(
     has one entry per sample: an array of any shape (the boxes of an image), a nest of arrays, or
     anything else (a number, a file name), which is passed through unchanged. All parts have the
     same number of samples; shards have the same nesting. Shard sizes, ``weights`` and dtypes are
-    those of :func:`split_and_load`, where lists are nests too.
+    as in :func:`split_and_load`, where lists are nests too.
 
     Raises ValueError for parts with different numbers of samples, for an empty batch (but see
     :func:`split_and_load`), and for an array without elements, which MXNet supports only under

@@ -38,12 +38,13 @@ def train_batch(
     are the devices' relative speeds (:func:`split_and_load`).
 
     With several processes (:mod:`gluonpar.cluster`), each passes its own part of the batch, which
-    may be empty; ``batch_size`` is the total number of samples, which they exchange if it is None.
+    may be empty. ``batch_size`` is then the total number of samples; if it is None, the processes
+    exchange their numbers.
 
     Returns one array of per-sample losses for each device that had samples, on that device. Nothing
-    waits, reading a loss does; but ranks that exchange the total, and have GPUs or an ``algorithm``
-    that is named, wait for it before the update. From ``train_batch`` in Dive into Deep Learning,
-    13.5.6.
+    waits, only reading a loss does; but processes that exchange their numbers, and have GPUs or
+    name an ``algorithm``, wait for the total before the update. From ``train_batch`` in Dive into
+    Deep Learning, 13.5.6.
     Raises ValueError, with nothing changed, for X and y of different lengths, an empty batch, a bad
     ``lr`` or ``batch_size``, parameters that are not on their context, and bad weights.
     """
@@ -73,7 +74,7 @@ def train_batch(
     if losses:
         autograd.backward(losses)
 
-    # All-reduce, without gradients that are not of this batch, and update of all copies.
+    # All-reduce and update, of all copies. Gradients of an earlier batch do not count.
     buckets = replicas.buckets(device_params, written=True)
     heap.return_free([copies.grads for bucket in buckets for copies in bucket.copies])
     with interrupts.held():
@@ -97,9 +98,9 @@ def allreduce_grads(device_params: Sequence[Sequence[mx.nd.NDArray]]) -> None:
     the sum is over the devices of all of them, and all must call this.
 
     A gradient that backward has not written since the last call counts as zero: with fewer samples
-    than devices some have no backward, and still have the sum of the batch before. So call it once
-    for each batch that has had a backward, also for one that is then left out. What backward has
-    written is read from MXNet's flags on the parameters' arrays, which are cleared.
+    than devices some devices run no backward, and still have the sum of the batch before. So call
+    this once for each batch that has had a backward, also if you then leave the batch out. MXNet's
+    flags on the parameters' arrays say what backward has written; they are cleared.
 
     The sums are made in buckets, and nothing waits, as in :func:`train_batch`. Raises ValueError
     for other parameters. From the loop over parameters in ``train_batch``, Dive into Deep Learning,

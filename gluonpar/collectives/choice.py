@@ -5,9 +5,10 @@
   takes every dtype that a collective takes.
 - Otherwise, and for CPUs and GPUs together, 'tree' for small arrays and 'ring' for large ones.
 
-A message costs the calling thread about 0.1 ms, in which a connection carries about 1 MB. The tree
-has few messages, 2 (K-1) of the whole array, of which 2 ceil(log2 K) wait for one another. The ring
-has few bytes: 2 K (K-1) messages of a K-th, of which 2 (K-1) wait for one another. The times
+A message costs the calling thread about 0.1 ms; a connection carries about 1 MB in that time. The
+tree has few messages, 2 (K-1) with the whole array each, and 2 ceil(log2 K) of them follow one
+another. The ring sends few bytes: 2 K (K-1) messages with a K-th of the array each, and 2 (K-1) of
+them follow one another. The times
 
     tree: 2 (K-1)   * 0.1 ms + 2 ceil(log2 K) * n / (10 GB/s)
     ring: 2 K (K-1) * 0.1 ms + 2 (K-1) / K    * n / (10 GB/s)
@@ -25,8 +26,8 @@ import mxnet as mx
 from gluonpar.collectives.host import on_host
 from gluonpar.plans import registry
 
-# 0.1 ms at 10 GB/s. The time is that of small arrays on two CPU contexts (docs/algorithms.md); the
-# bandwidth is that of PCIe 3.0 with 16 lanes.
+# 0.1 ms at 10 GB/s: the time of small arrays on two CPU contexts (docs/algorithms.md), and the
+# bandwidth of PCIe 3.0 with 16 lanes.
 BYTES_PER_MESSAGE = 1e6
 
 

@@ -31,12 +31,11 @@ import numpy as np
 from mxnet import autograd
 
 from gluonpar import cluster
-from gluonpar.collectives import executor, host, row_sparse
+from gluonpar.collectives import executor, row_sparse
 from gluonpar.collectives.choice import check_algorithm, choose
 from gluonpar.collectives.executor import Lists
 from gluonpar.collectives.host import on_host
 from gluonpar.plans import partition, registry
-from gluonpar.plans.algorithms import balanced
 from gluonpar.runtime import interrupts, memory, peers, threads
 
 if TYPE_CHECKING:
@@ -204,50 +203,36 @@ class Exchange:
 
         Positions count the arrays of all processes, in the order of the ranks.
         """
-        if not data[0].size:
-            return
-        k, parts = len(data), self._parts(data)
-        if self.num_processes > 1 or self.op == "mean":  # a mean is computed of copies
+        parts, flat = self._parts(data), executor.flattened(data)
+        if self.num_processes == 1:
+            self.reduce([Bucket([[array[part] for array in flat]], i) for i, part in parts])
+        elif data[0].size:
             total = data[0].copy()
             name = f"reduce-scatter of {self.num_arrays} arrays"
             self.reduce(in_buckets([[total, *data[1:]]]), name)
-            total, *flat = executor.flattened([total, *data])
-            for part, array in zip(parts, flat):
-                if part.start < part.stop:
-                    total[part].copyto(array[part])
-        elif self._name == "host":
-            order = [host.starting_with(i, k) for i in range(k)]
-            host.run([data], [(part, order[i], ()) for i, part in enumerate(parts)], self._combine)
-        else:
-            own = [(i, i) for i in range(k)]
-            hops = balanced.reduce_scatter(k)
-            executor.run(hops, executor.flattened(data), self._combine, own)
+            [flat_total] = executor.flattened([total])
+            for i, part in parts:
+                flat_total[part].copyto(flat[i][part])
 
     @atomic
     def all_gather(self, data: Sequence[mx.nd.NDArray]) -> None:
         """Replace part i of every array by part i of the array at position i."""
-        if not data[0].size:
-            return
-        k, parts = len(data), self._parts(data)
-        if self.num_processes > 1:
-            first, *others = executor.flattened(data)
-            for part, array in zip(parts[1:], others):
-                if part.start < part.stop:
-                    array[part].copyto(first[part])
-            sizes = partition.sizes(data[0].size, self.num_arrays)
+        parts, flat = self._parts(data), executor.flattened(data)
+        if self.num_processes == 1:
+            self.broadcast([Bucket([[array[part] for array in flat]], i) for i, part in parts])
+        elif data[0].size:
+            for i, part in parts[1:]:
+                flat[i][part].copyto(flat[0][part])
+            k, sizes = len(data), partition.sizes(data[0].size, self.num_arrays)
             of_ranks = [sum(sizes[i : i + k]) for i in range(0, len(sizes), k)]
             cluster.all_gather(data[0], of_ranks, f"all-gather of {self.num_arrays} arrays")
             self.inside.broadcast(in_buckets([data]))
-        elif self._name == "host":
-            copies = [(part, [i], host.starting_with(i, k)[1:]) for i, part in enumerate(parts)]
-            host.run([data], copies)
-        else:
-            executor.run(balanced.all_gather(k), executor.flattened(data))
 
-    def _parts(self, data: Sequence[mx.nd.NDArray]) -> list[slice]:
-        """Return the parts of this process's arrays."""
-        parts = partition.slices(data[0].size, self.num_arrays)
-        return parts[cluster.rank() * len(data) :][: len(data)] if self.num_processes > 1 else parts
+    def _parts(self, data: Sequence[mx.nd.NDArray]) -> list[tuple[int, slice]]:
+        """Return the parts of this process's arrays that have elements, with their positions."""
+        first = cluster.rank() * len(data) if self.num_processes > 1 else 0
+        parts = partition.slices(data[0].size, self.num_arrays)[first : first + len(data)]
+        return [(i, part) for i, part in enumerate(parts) if part.start < part.stop]
 
     def _sum_inside(self, lists: Lists, root: int | None) -> None:
         """Sum a bucket over this process's devices, on the device ``root`` or on all."""

@@ -1,8 +1,8 @@
-"""Carry out an algorithm on arrays, on any contexts, asynchronously; a plan with MXNet's operators.
+"""Carry out an algorithm on arrays on any contexts, asynchronously. A plan runs as MXNet operators.
 
 A chunk that arrives at a device is an array of its own, and so are partial sums; the given arrays
-are written once, at the end. MXNet's engine, which orders operators by the arrays that they read
-and write, therefore sees no dependencies but the plan's, and runs the hops of a step in parallel.
+are written once, at the end. MXNet's engine orders operators by the arrays that they read and
+write. So it sees only the plan's dependencies, and runs the hops of a step in parallel.
 """
 
 from __future__ import annotations
@@ -13,17 +13,7 @@ from typing import Callable, Collection, Container, Iterator, Sequence
 
 import mxnet as mx
 
-from gluonpar.plans import (
-    Algorithm,
-    Hop,
-    by_step,
-    checked,
-    num_chunks,
-    partition,
-    relabel,
-    reverse,
-    towards,
-)
+from gluonpar.plans import Algorithm, Hop, partition, plan, registry
 from gluonpar.plans.algorithms import tree
 from gluonpar.runtime import engine, memory
 
@@ -39,7 +29,7 @@ def allreduce(algorithm: Algorithm, lists: Lists, op: str) -> None:
         algorithm.run(lists, op)
     elif algorithm.plan is not None:
         with joined(lists) as whole:
-            run(checked(algorithm.plan, len(whole)), flattened(whole), op)
+            run(registry.checked(algorithm.plan, len(whole)), flattened(whole), op)
 
 
 def reduce(algorithm: Algorithm, lists: Lists, root: int, op: str) -> None:
@@ -55,37 +45,37 @@ def reduce(algorithm: Algorithm, lists: Lists, root: int, op: str) -> None:
     else:
         hops = _to_root(algorithm, len(lists[0]), root)
         with joined(lists, writes=[root]) as whole:
-            results = [(root, chunk) for chunk in range(num_chunks(hops))]
+            results = [(root, chunk) for chunk in range(plan.num_chunks(hops))]
             run(hops, flattened(whole), op, results)
 
 
 def broadcast(algorithm: Algorithm, lists: Lists, root: int) -> None:
-    """Replace every array of each list of a bucket by that of device ``root``.
+    """Replace every array of each list of a bucket by the list's array on device ``root``.
 
-    By the hops of :func:`reduce` in the opposite direction, or by those of a tree.
+    By the hops of :func:`reduce` in the opposite direction, or of a tree.
     """
     if algorithm.broadcast is not None:
         algorithm.broadcast(lists, root)
         return
     k = len(lists[0])
     with joined(lists, [root], [i for i in range(k) if i != root]) as whole:
-        run(reverse(_to_root(algorithm, k, root)), flattened(whole))
+        run(plan.reverse(_to_root(algorithm, k, root)), flattened(whole))
 
 
 @functools.lru_cache(256)
 def _to_root(algorithm: Algorithm, num_devices: int, root: int) -> list[Hop]:
     """Return the hops of a reduce to ``root``: of the algorithm's plan, or of a tree."""
-    hops = checked(algorithm.plan or tree.plan, num_devices)
-    return relabel(towards(hops, 0), root, num_devices)
+    hops = registry.checked(algorithm.plan or tree.plan, num_devices)
+    return plan.relabel(plan.towards(hops, 0), root, num_devices)
 
 
 @contextlib.contextmanager
 def joined(
     lists: Lists, reads: Container[int] | None = None, writes: Container[int] | None = None
 ) -> Iterator[Sequence[mx.nd.NDArray]]:
-    """Give one array per device, the lists end to end, which are written back on exit.
+    """Give one array per device, with all lists end to end, and copy it back into them on exit.
 
-    ``reads`` are the devices whose values matter, and ``writes`` those that have others afterwards;
+    ``reads`` are the devices whose values matter, and ``writes`` the devices whose values change;
     by default all. A single list is given as it is.
     """
     if len(lists) == 1:
@@ -133,14 +123,14 @@ def run(
     ``results`` holds the (device, chunk) pairs to write; by default, all are written.
     """
     combine = OPERATORS[op]
-    if num_chunks(hops) == 1:
+    if plan.num_chunks(hops) == 1:
         _run_whole(hops, data, combine, results)
         return
     size = data[0].size
-    cuts = partition.slices(size, num_chunks(hops))[:size]  # without the empty ones
+    cuts = partition.slices(size, plan.num_chunks(hops))[:size]  # without the empty ones
     chunks = {(i, c): array[cut] for i, array in enumerate(data) for c, cut in enumerate(cuts)}
     values = dict(chunks)
-    for step in by_step([hop for hop in hops if hop.chunk < len(cuts)]):
+    for step in plan.by_step([hop for hop in hops if hop.chunk < len(cuts)]):
         sent = [values[hop.src, hop.chunk].copyto(data[hop.dst].context) for hop in step]
         for hop, value in zip(step, sent):
             if hop.reduce:
@@ -158,7 +148,7 @@ def _run_whole(
     """Carry out a plan of whole arrays, which gains nothing from writing at the end."""
     values = list(data)
     unwritten = {i for i in range(len(data)) if results and (i, 0) not in results}
-    for step in by_step(hops):
+    for step in plan.by_step(hops):
         written = {hop.dst for hop in step}
         sent = [
             values[hop.src].copyto(data[hop.dst].context)

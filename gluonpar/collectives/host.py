@@ -11,13 +11,13 @@ gradients are only read, one update is computed, and it is written to all copies
 n bytes instead of 5 K n.
 
 Each of these is one operator of MXNet's engine and runs in parallel with the devices' computations.
-Arrays are added in the order of the list, starting with the one that the sum is written to.
+Arrays are added in the order of the list, starting with the array that becomes the sum.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, NamedTuple, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -25,11 +25,6 @@ import numpy as np
 from gluonpar.collectives.executor import Lists
 from gluonpar.plans import COMBINE, register_executor
 from gluonpar.runtime import engine, memory, threads
-
-# (part, sources, targets): a slice of the flattened arrays, and positions of arrays in a list. The
-# sources' parts are added in this order into the first of them, which is copied to the targets.
-Reduction = Tuple[slice, Sequence[int], Sequence[int]]
-_WHOLE = slice(None)
 
 
 def refusal(ctx: Sequence[mx.Context]) -> str:
@@ -44,37 +39,24 @@ def on_host(ctx: Sequence[mx.Context]) -> bool:
     return not refusal(ctx)
 
 
-def starting_with(i: int, num_devices: int) -> list[int]:
-    """Return the positions of all devices in turn, from ``i`` on."""
-    return [(i + j) % num_devices for j in range(num_devices)]
-
-
-def reduce(lists: Lists, root: int, op: str) -> None:
-    """Sum the arrays of each list into that of device ``root``."""
-    run(lists, [(_WHOLE, starting_with(root, len(lists[0])), [])], op)
-
-
-def broadcast(lists: Lists, root: int) -> None:
-    """Copy each list's array of device ``root`` to the others."""
-    _, *others = starting_with(root, len(lists[0]))
-    run(lists, [(_WHOLE, [root], others)])
-
-
 def prepare(
-    lists: Lists, op: str, reductions: Sequence[Reduction] | None = None
+    lists: Lists,
+    op: str,
+    sources: Sequence[int] | None = None,
+    targets: Sequence[int] | None = None,
 ) -> Callable[[Lists], None]:
-    """Return a function that pushes one operator that does ``reductions`` on each of these lists.
+    """Return a function that pushes one operator, which combines the arrays of each of these lists.
 
-    By default these are :func:`allreduce`'s. The function keeps no array alive: it is given them.
+    ``sources`` are positions of arrays in a list. These arrays are combined, in this order, into
+    the first of them, which is copied to ``targets``. By default all arrays are combined, and the
+    result is copied to all. The function keeps no array alive: it is given them.
     """
     devices = range(len(lists[0]))
-    reductions = reductions or [(_WHOLE, devices, devices[1:])]
+    sources = devices if sources is None else sources
+    positions = (*sources, *(devices[1:] if targets is None else targets))
+    combine = functools.partial(_combine, len(sources), op)
     arrays = [array for data in lists for array in data]
     num_bytes = sum(len(data) * memory.num_bytes(data[0]) for data in lists)
-    tasks_of_list = [
-        (part, functools.partial(_combine, len(sources), op), (*sources, *targets))
-        for part, sources, targets in reductions
-    ]
     how: dict[str, Any] = {"name": "gluonpar.host", **threads.place(num_bytes)}
     push = engine.prepare(memory.context(arrays[0]), writes=arrays, **how)
 
@@ -82,28 +64,30 @@ def prepare(
         lists = [tuple(data) for data in lists]  # the caller may change its own before it runs
 
         def work() -> None:
-            tasks = []
-            for data in lists:
-                views = memory.views(data)
-                for part, function, positions in tasks_of_list:
-                    parts = views if part == _WHOLE else [view[part] for view in views]
-                    tasks.append((function, [parts[i] for i in positions]))
-            threads.run(tasks, num_bytes)
+            views = map(memory.views, lists)
+            threads.run([(combine, [each[i] for i in positions]) for each in views], num_bytes)
 
         push(work)
 
     return push_sum
 
 
-@register_executor("host", refusal, prepare=prepare, reduce=reduce, broadcast=broadcast)
+def reduce(lists: Lists, root: int, op: str) -> None:
+    """Sum the arrays of each list into the array on device ``root``, starting with it."""
+    k = len(lists[0])
+    prepare(lists, op, [(root + i) % k for i in range(k)], [])(lists)
+
+
+def broadcast(lists: Lists, root: int) -> None:
+    """Copy each list's array of device ``root`` to the others."""
+    others = [i for i in range(len(lists[0])) if i != root]
+    prepare(lists, "sum", [root], others)(lists)
+
+
+@register_executor("host", refusal=refusal, prepare=prepare, reduce=reduce, broadcast=broadcast)
 def allreduce(lists: Lists, op: str) -> None:
     """Sum the arrays of CPU contexts in memory, block by block, with several threads if large."""
     prepare(lists, op)(lists)
-
-
-def run(lists: Lists, reductions: Sequence[Reduction], op: str = "sum") -> None:
-    """Do ``reductions`` on each of ``lists``, in one operator."""
-    prepare(lists, op, reductions)(lists)
 
 
 def _combine(num_sources: int, op: str, *arrays: np.ndarray) -> None:

@@ -7,6 +7,6 @@ operator, and nothing is copied together. See :mod:`gluonpar.runtime.nccl`.
 from gluonpar.plans import register_executor
 from gluonpar.runtime import nccl
 
-register_executor("nccl", nccl.refusal, reduce=nccl.reduce, broadcast=nccl.broadcast)(
+register_executor("nccl", refusal=nccl.refusal, reduce=nccl.reduce, broadcast=nccl.broadcast)(
     nccl.allreduce
 )

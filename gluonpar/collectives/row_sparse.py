@@ -1,10 +1,10 @@
 """row_sparse arrays, such as the gradients of an embedding: the union of their rows, summed.
 
-A row_sparse array holds some rows of a large array, and their indices, and each device's has other
-rows. Algorithms on chunks have no use for that, and neither has the sum in the host's memory. So
-the rows are copied to the first array's device, added there in the order of the list, and the sum
-is copied to every device. MXNet's kvstore adds in this order, too, so the results have its bits.
-Between processes each rank is sent the rows of all, and adds those that ranks have in common.
+A row_sparse array holds some rows of a large array, and their indices. Each device has other rows.
+Neither algorithms on chunks nor the sum in the host's memory can add such arrays. So the rows are
+copied to the first array's device and added there, in the order of the list, and the sum is copied
+to every device. MXNet's kvstore adds in this order, too, so the results have the same bits. Between
+processes, every rank receives all rows, and adds rows with the same index.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ def allreduce(lists: Sequence[Sequence[mx.nd.NDArray]], op: str) -> None:
 
 
 def broadcast(lists: Sequence[Sequence[mx.nd.NDArray]], root: int) -> None:
-    """Replace every array of a list by that of device ``root``."""
+    """Replace every array of a list by the array on device ``root``."""
     for data in lists:
         for array in data:
             if array is not data[root]:
                 data[root].copyto(array)
 
 
-# Not one to choose: nothing else takes them.
+# Not in ALGORITHMS: it takes these arrays only, and nothing else takes them.
 ALGORITHM = Algorithm("row_sparse", run=allreduce, broadcast=broadcast)

@@ -18,8 +18,8 @@ LENET_SHAPES = ((20, 1, 3, 3), (20,), (50, 20, 5, 5), (50,), (800, 128), (128,),
 def init_lenet(scale: float = 0.01, ctx: mx.Context | None = None) -> list[nd.NDArray]:
     """Return LeNet's eight parameters, float32: weights normally distributed, biases zero.
 
-    Shapes are those of the book, :data:`LENET_SHAPES`. ``scale`` is the standard deviation. They
-    are drawn on ``ctx`` (default: ``mx.cpu(0)``) from MXNet's generator (``mx.random.seed``). Draw
+    They have the shapes of the book, :data:`LENET_SHAPES`. ``scale`` is the standard deviation.
+    MXNet's generator (``mx.random.seed``) draws them on ``ctx`` (default: ``mx.cpu(0)``). Draw
     once and copy with ``get_params``: a second draw, on another context, gives other numbers.
     """
     ctx = ctx or mx.cpu()
@@ -31,8 +31,8 @@ def init_lenet(scale: float = 0.01, ctx: mx.Context | None = None) -> list[nd.ND
 def lenet(X: nd.NDArray, params: Sequence[nd.NDArray]) -> nd.NDArray:
     """Compute the book's LeNet: (n, 1, 28, 28) float32 images to (n, 10) scores.
 
-    ``params`` are those of :func:`init_lenet`, on the context of X, where the scores are too. Dive
-    into Deep Learning, 13.5.2, after LeCun et al. 1998.
+    ``params`` are as from :func:`init_lenet`, and on the context of X; so are the scores. Dive into
+    Deep Learning, 13.5.2, after LeCun et al. 1998.
     """
     F, X = cached_op.operators(X), X.as_nd_ndarray()
     W1, b1, W2, b2, W3, b3, W4, b4 = (param.as_nd_ndarray() for param in params)

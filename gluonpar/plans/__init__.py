@@ -1,16 +1,15 @@
 """Plans of all-reduces as data: which device sends which chunk to which device, and when. No MXNet.
 
-A plan can be printed, drawn, simulated and tested without any array; ``gluonpar.collectives``
-carries it out.
+A plan can be printed, simulated and tested without any array; ``gluonpar.collectives`` carries it
+out.
 """
 
 from gluonpar.plans import algorithms
-from gluonpar.plans.plan import Hop, by_step, check, num_chunks, relabel, reverse, towards
+from gluonpar.plans.plan import Hop, check
 from gluonpar.plans.registry import (
     ALGORITHMS,
     COMBINE,
     Algorithm,
-    checked,
     named,
     register,
     register_executor,
@@ -18,24 +17,5 @@ from gluonpar.plans.registry import (
 from gluonpar.plans.simulator import Simulation, simulate
 from gluonpar.plans.tracing import Trace, trace
 
-__all__ = [
-    "ALGORITHMS",
-    "COMBINE",
-    "Algorithm",
-    "Hop",
-    "Simulation",
-    "Trace",
-    "algorithms",
-    "by_step",
-    "check",
-    "checked",
-    "named",
-    "num_chunks",
-    "register",
-    "register_executor",
-    "relabel",
-    "reverse",
-    "simulate",
-    "towards",
-    "trace",
-]
+__all__ = ["ALGORITHMS", "COMBINE", "Algorithm", "Hop", "Simulation", "Trace", "algorithms"]
+__all__ += ["check", "named", "register", "register_executor", "simulate", "trace"]

@@ -14,8 +14,8 @@ def sizes(n: int, k: int, weights: Sequence[float] | None = None) -> list[int]:
 
     With ``weights``, one positive number per part, sizes are proportional to them: n * weight /
     sum, rounded down; the remaining items go to the largest remainders, one each, ties to the first
-    (Hamilton's method). A part that would be empty takes an item from the one that exceeds its
-    exact share most; with n < k weights have no effect. Raises ValueError if n < 0, if k < 1, or if
+    (Hamilton's method). A part that would be empty takes an item from the part that exceeds its
+    exact share most. With n < k weights have no effect. Raises ValueError if n < 0, if k < 1, or if
     weights are not k positive finite numbers.
 
     >>> sizes(10, 4)

@@ -42,7 +42,7 @@ def num_steps(hops: Sequence[Hop]) -> int:
 
 
 def by_step(hops: Sequence[Hop]) -> list[list[Hop]]:
-    """Return the hops of each step, in an order that does not depend on that of ``hops``."""
+    """Return the hops of each step, in an order that does not depend on the order of the list."""
     return [[*step] for _, step in itertools.groupby(sorted(hops), key=lambda hop: hop.step)]
 
 

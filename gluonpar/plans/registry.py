@@ -23,11 +23,11 @@ class Algorithm(NamedTuple):
     """An all-reduce algorithm: a ``plan``, or a function ``run`` that reduces the arrays itself.
 
     ``refusal(ctx)`` returns why arrays on these contexts cannot be given, or "". Every algorithm
-    takes every dtype of a collective. ``run`` is given the lists of a bucket and an op;
-    ``prepare(lists, op)`` returns a function that does what ``run`` does to these lists, without
-    its preparations. ``reduce(lists, root, op)`` and ``broadcast(lists, root)`` do that; without
-    them a plan's hops towards the root, and back, are carried out, or everything is reduced, and a
-    tree.
+    takes every dtype of a collective. ``run(lists, op)`` is given the lists of a bucket;
+    ``prepare(lists, op)`` returns a function that does to these lists what ``run`` does, faster.
+    ``reduce(lists, root, op)`` and ``broadcast(lists, root)`` may be given, too. Otherwise both
+    follow the plan's hops towards the root; without a plan a reduce gives all devices the sum, and
+    a broadcast follows a tree.
     """
 
     name: str
@@ -74,22 +74,16 @@ def register(name: str) -> Callable[[Callable], Callable]:
     return add
 
 
-def register_executor(
-    name: str,
-    refusal: Callable[[Sequence[Any]], str] = _takes_all,
-    prepare: Callable[..., Callable] | None = None,
-    reduce: Callable[..., Any] | None = None,
-    broadcast: Callable[..., Any] | None = None,
-) -> Callable[[Callable], Callable]:
+def register_executor(name: str, **fields: Any) -> Callable[[Callable], Callable]:
     """Return a decorator that adds ``function(lists, op)``, which reduces in place.
 
     ``lists`` holds lists with one array per device, all on the same contexts and of one dtype;
-    ``op`` is 'sum', 'max' or 'min' (a mean is a sum of scaled copies). The further arguments here
-    are the fields of :class:`Algorithm`. Raises as :func:`register` does.
+    ``op`` is 'sum', 'max' or 'min' (a mean is a sum of scaled copies). ``fields`` are further
+    fields of the :class:`Algorithm`. Raises as :func:`register` does.
     """
 
     def add(run: Callable) -> Callable:
-        _add(Algorithm(name, None, run, refusal, prepare, reduce, broadcast))
+        _add(Algorithm(name, run=run, **fields))
         return run
 
     return add

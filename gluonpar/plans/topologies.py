@@ -19,7 +19,7 @@ class Link(NamedTuple):
     bandwidth: float
 
 
-# By specification, less what protocols take; the latency is that of a copy on an idle machine.
+# Bandwidths by specification, less what protocols take; latencies of a copy on an idle machine.
 PCIE = Link(10e-6, 12e9)  # PCIe 3.0 with 16 lanes
 BETWEEN_SOCKETS = Link(1e-6, 20e9)  # Intel's QPI and UPI
 NVLINK = Link(5e-6, 24e9)  # one link of NVLink 2
@@ -65,7 +65,7 @@ def full(num_devices: int, link: Link = PCIE) -> Topology:
 def pcie(num_devices: int, link: Link = PCIE, sockets: Link = BETWEEN_SOCKETS) -> Topology:
     """Return a machine with two PCIe switches, each with half of the devices and a link to its CPU.
 
-    The CPUs are connected by ``sockets``. Messages between the switches share these links.
+    ``sockets`` connects the CPUs. Messages from one switch to the other share these links.
     """
     return _switches(num_devices, [num_devices - num_devices // 2, num_devices // 2], link, sockets)
 
@@ -116,7 +116,7 @@ def cube_mesh(num_devices: int = 8, link: Link = NVLINK, pci: Link = PCIE) -> To
 
 
 def _switches(k: int, sizes: Sequence[int], link: Link, between: Link) -> Topology:
-    """Devices on switches of these sizes, which are connected by a link each."""
+    """Return devices on switches of these sizes; each switch has one link to the others."""
     switch_of = [s for s, size in enumerate(sizes) for _ in range(size)]
     links = []
     for name, kind, count in (("device", link, k), ("switch", between, len(sizes))):

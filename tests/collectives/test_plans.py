@@ -1,4 +1,6 @@
-"""Laws of plans: what check says of a plan is what its executor does, whatever the plan."""
+"""Laws of plans: what check says of a plan is what its executor does, and trace prints it."""
+
+import re
 
 import mxnet as mx
 import numpy as np
@@ -16,9 +18,10 @@ from gluonpar.collectives import (
     named,
     register,
     register_executor,
+    trace,
 )
 from gluonpar.plans import Algorithm
-from gluonpar.plans.plan import contributions, num_chunks, num_steps
+from gluonpar.plans.plan import chunks_sent, contributions, num_chunks, num_steps
 
 PLANS = {name: algorithm.plan for name, algorithm in ALGORITHMS.items() if algorithm.plan}
 
@@ -200,3 +203,25 @@ def test_a_name_is_registered_once(decorator):
     with pytest.raises(ValueError, match="'ring'"):
         decorator("ring")(ring)
     assert named("ring").plan is ring
+
+
+HOP = re.compile(r"(\d+) -> (\d+): chunks? ([\d, ]+) \((add|copy)\)")
+
+
+@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("k", [1, 2, 3, 4, 6, 8])
+def test_the_printed_table_is_the_plan(name, k):
+    title, *rows, total = str(trace(name, k)).split("\n")
+    hops = PLANS[name](k)
+    read = [
+        Hop(int(row.split()[1]) - 1, int(src), int(dst), int(chunk), kind == "add")
+        for row in rows
+        for src, dst, chunks, kind in HOP.findall(row)
+        for chunk in chunks.split(", ")
+    ]
+    assert sorted(read) == sorted(hops)
+    assert title == f"{name}, {k} device{'s' * (k > 1)}"
+    steps, messages, *sent = re.findall(r"[\d/]+", total)
+    assert (int(steps), int(messages)) == (len(rows), len(hops)) == (num_steps(hops), len(hops))
+    counts, chunks = chunks_sent(hops), num_chunks(hops)
+    assert [eval(fraction) for fraction in sent] == [counts[i] / chunks for i in range(k)]

@@ -31,7 +31,7 @@ def test_an_algorithm_takes_its_file_and_one_line(tmp_path):
     with (tmp_path / LINE).with_name("__init__.py").open("a") as file:
         file.write("from gluonpar.plans.algorithms import line\n")
     options = ["-p", "no:cacheprovider", "-k", "line"]
-    tests = ["tests/collectives/test_plans.py", "tests/collectives/test_trace.py", LINE]
+    tests = ["tests/collectives/test_plans.py", LINE]
     done = processes.end("-m", "pytest", *options, *tests, cwd=tmp_path)
     assert done.returncode == 0, done.stdout
     assert f"\n{LINE} ." in done.stdout  # its example

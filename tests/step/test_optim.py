@@ -86,20 +86,14 @@ def test_both_ways_are_the_rule(by, make, dtype):
     assert params[0].grad.asnumpy().tolist() == [256.0, 2048.0]
 
 
-def test_parameters_of_several_dtypes(by):
+def test_parameters_of_several_dtypes_from_a_generator(by):
     params = [params_of([[4.0]], [[2.0]], dtype)[0] for dtype in ("float32", "float16", "float32")]
-    sgd(params, 0.5, 1)
+    sgd((param for param in params), 0.5, 1)
     assert [(np.dtype(param.dtype).name, param.asscalar()) for param in params] == [
         ("float32", 3.0),
         ("float16", 3.0),
         ("float32", 3.0),
     ]
-
-
-def test_parameters_from_a_generator_are_updated():
-    params = params_of([[4.0], [1.0]], [[2.0], [1.0]])
-    sgd((param for param in params), 0.5, 1)
-    assert [param.asscalar() for param in params] == [3.0, 0.5]
 
 
 @pytest.mark.parametrize("lr", [math.nan, math.inf, -math.inf, 1e39, "0.1", None])

@@ -31,15 +31,6 @@ def assert_equal(arrays, expected):
         np.testing.assert_array_equal(array.asnumpy(), value)
 
 
-@pytest.mark.parametrize("change", [lambda params: params[:1], lambda params: params[::-1]])
-def test_replicas_of_other_shapes_are_refused(change):
-    ctx = [device(0), device(1)]
-    first, second = (get_params(originals(), c) for c in ctx)
-    words = r"on [cg]pu\(1\) have shapes \[.*\], on [cg]pu\(0\) \[\(2, 3\), \(4,\)\]"
-    with pytest.raises(ValueError, match=words):
-        gluonpar.train_batch(np.ones((2, 3)), np.ones(2), [first, change(second)], ctx, 0.1)
-
-
 @pytest.mark.parametrize("ctx", [1, "cpu(0)", [device(0), device(1)]])
 def test_copies_are_on_a_context(ctx):
     with pytest.raises(
@@ -139,40 +130,48 @@ def test_k_devices_hold_parameters_and_gradients_and_nothing_more(monkeypatch, b
     assert sum(map(allocated, mine)) == 2 * k * sum(map(memory.num_bytes, params))
 
 
-@pytest.mark.parametrize("which", [[0], [2], [0, 1]], ids=str)
-@pytest.mark.parametrize("algorithm", [None, "ring"])
-def test_a_parameter_frozen_on_some_devices_only_is_refused_by_number(which, algorithm):
-    ctx = contexts(3)
-    device_params = [get_params([mx.nd.ones((2, 4)), mx.nd.ones((1, 4))], c) for c in ctx]
-    for i in which:
-        device_params[i][1] = device_params[i][1].copy()  # no gradient attached
-
-    def model(X, params):
-        return mx.nd.broadcast_add(mx.nd.dot(X, params[0]), params[1])
-
-    batch = np.ones((3, 2), "float32"), np.arange(3)
-    with pytest.raises(ValueError, match="parameter 1 has a gradient on some devices only"):
-        gluonpar.train_batch(*batch, device_params, ctx, 0.1, model, algorithm=algorithm)
-    for params in device_params:
-        assert_equal(params, [np.ones((2, 4)), np.ones((1, 4))])
+CHANGES = {  # of the second of three devices, and what the error says
+    "a shape": (
+        lambda params: params[::-1],
+        r"\(1\) have shapes \[.*\], on .*\[\(2, 3\), \(4,\)\]",
+    ),
+    "a parameter less": (lambda params: params[:1], r"\(1\) have shapes \[\(2, 3\)\], on"),
+    "a context": (lambda params: [params[0], originals(device(0))[1]], r"parameter 1 must be on"),
+    "frozen": (
+        lambda params: [params[0], params[1].copy()],
+        "1 has a gradient on some devices only",
+    ),
+}
 
 
-@pytest.mark.parametrize("changed", ["a shape", "a context", "frozen on one", "no device"])
-def test_gradients_of_parameters_that_are_no_copies_of_each_other_are_not_summed(changed):
-    device_params = [get_params(originals(), device(i)) for i in range(2)]
+@pytest.mark.parametrize("changed", CHANGES)
+@pytest.mark.parametrize("algorithm", ["by hand", None, "ring"])
+def test_parameters_that_are_no_copies_of_each_other_are_refused(changed, algorithm):
+    ctx, (change, words) = contexts(3), CHANGES[changed]
+    device_params = [get_params(originals(), c) for c in ctx]
     with autograd.record():
         losses = [sum(param.sum() for param in params) for params in device_params]
     autograd.backward(losses)
-    device_params[1] = {
-        "a shape": device_params[1][::-1],
-        "a context": get_params(originals(), device(1))[:1]
-        + get_params(originals(), device(0))[1:],
-        "frozen on one": get_params(originals(), device(1), frozen=[1]),
-    }.get(changed)
-    with pytest.raises(ValueError, match="parameter"):
-        gluonpar.allreduce_grads([] if changed == "no device" else device_params)
+    device_params[1] = change(device_params[1])
+    with pytest.raises(ValueError, match=words):
+        if algorithm == "by hand":
+            gluonpar.allreduce_grads(device_params)
+        else:
+
+            def model(X, params):
+                return X * sum(param.sum() for param in params)
+
+            batch = np.ones(3, "float32"), np.zeros(3, "float32")
+            gluonpar.train_batch(*batch, device_params, ctx, 0.1, model, lambda p, y: p, algorithm)
+    assert_equal(device_params[0], values())
     assert_equal([param.grad for param in device_params[0]], [np.ones((2, 3)), np.ones(4)])
-    assert all(param._fresh_grad for param in device_params[0])
+    if algorithm == "by hand":
+        assert all(param._fresh_grad for param in device_params[0])
+
+
+def test_gradients_of_no_device_are_refused():
+    with pytest.raises(ValueError, match="at least one parameter"):
+        gluonpar.allreduce_grads([])
 
 
 @pytest.mark.cpu("the simulator has no kernel for gradients of embeddings")

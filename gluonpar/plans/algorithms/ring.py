@@ -7,7 +7,7 @@
     chunk i - s, which device i+1 adds to     (chunk sent -> receiving device)
     its own; after K-1 steps device i holds
     the complete sum of chunk i+1. All-gather, step s+1: device i sends chunk i+1-s, which
-    replaces that of device i+1. (All modulo K; s counts from 0.)
+    device i+1 puts in place of its own. (All modulo K; s counts from 0.)
 
 2(K-1) communication steps; every device sends 2(K-1)/K n bytes, the minimum for an all-reduce,
 always to the same neighbour: every connection of the ring is busy all the time and no other one is
