@@ -27,9 +27,11 @@ def read(path: str | os.PathLike, kind: str = "file") -> bytes:
 def atomic_write(path: str | os.PathLike) -> Iterator[BinaryIO]:
     """Open a binary file for writing that becomes ``path`` if the block raises no exception.
 
-    Until then it has a temporary name in the same folder; then it is flushed to the disk and
-    renamed. If anything fails, ``path`` stays as it was. OSError if the file system refuses.
+    In the block it has a temporary name in the same folder; then it is flushed to the disk and
+    renamed. If anything fails, ``path`` stays as it was. Raises OSError if the file system refuses,
+    and if ``path`` is a folder, device or pipe.
     """
+    _check_regular(path)
     temporary = _temporary(path)
     try:
         with open(temporary, "wb") as file:
@@ -52,6 +54,11 @@ def _temporary(path: str | os.PathLike) -> pathlib.Path:
     return path.with_name(f".{path.name}.{os.urandom(6).hex()}.tmp")
 
 
+def _check_regular(path: str | os.PathLike) -> None:
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise OSError(errno.EINVAL, "it exists and is not a regular file", str(path))
+
+
 def _check_folder(path: str | os.PathLike) -> None:
     """Raise OSError unless files can be made in the folder of ``path``."""
     temporary = _temporary(path)
@@ -61,8 +68,7 @@ def _check_folder(path: str | os.PathLike) -> None:
 
 def check_replaceable(path: str | os.PathLike) -> None:
     """Raise OSError if :func:`atomic_write` cannot write ``path``: a folder, device or pipe."""
-    if os.path.exists(path) and not os.path.isfile(path):
-        raise OSError(errno.EINVAL, "it exists and is not a regular file")
+    _check_regular(path)
     _check_folder(path)
 
 

@@ -42,12 +42,12 @@ def export_onnx(
 ) -> None:
     """Write ``model`` with its parameters to ``path`` as an ONNX file (operator set 14).
 
-    ``model`` is an initialized ``HybridBlock`` with one input, of which the first device's
-    parameters are written, or a function ``model(X, params)`` of MXNet operators, such as
-    :func:`gluonpar.lenet`, with ``params``, one device's list of arrays. The file's input is
-    ``data`` of ``dtype`` and ``input_shape``, where the first length may be any; its outputs are
-    ``scores``, or ``scores0``, ``scores1``, ... It computes what MXNet does outside
-    ``autograd.record()``, up to rounding. Waits for the parameters; writes all or nothing.
+    ``model`` is an initialized ``HybridBlock`` with one input, or a function ``model(X, params)``
+    of MXNet operators, such as :func:`gluonpar.lenet`, with ``params``, one device's list of
+    arrays. Of a block, the first device's parameters are written. The file's input is ``data`` of
+    ``dtype`` and ``input_shape``, but with any first length; its outputs are ``scores``, or
+    ``scores0``, ``scores1``, ... It computes what MXNet does outside ``autograd.record()``, up to
+    rounding. Waits for the parameters. The file is written whole or not at all.
 
     Raises ImportError without the package ``onnx`` (extra ``onnx``); ValueError for an operator
     that MXNet's exporter does not support, or parameters without values; TypeError for another kind

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import json
 import os
 import pickle  # noqa: TID251 - see the docstring
 import warnings
@@ -33,8 +34,8 @@ from gluonpar.runtime import private_fields
 
 PLAIN_FORMAT, PICKLE_FORMAT = 2, 3
 _PICKLE = b"\x80"  # how every pickle of protocol 2 or later starts
-# Of the optimizer here: its parameters, how many of them MXNet updates in one operator, which reads
-# past the end of its arrays if that is too large, and the counts, which all devices share.
+# Attributes that are never loaded: the parameters; how many of them MXNet updates in one operator,
+# which reads past the end of its arrays if that is too large; the counts, which all devices share.
 _OWN = ("param_dict", "aggregate_num", "_all_index_update_counts", "_index_update_count")
 
 # Name, index in the updater, and parameter, in the order in which the parameters were given.
@@ -72,8 +73,8 @@ def load(
 ) -> None:
     """Restore a file of :func:`save` for the same optimizer and parameters.
 
-    With ``keep_schedule`` the schedule of ``updater`` goes on, or its learning rate without one.
-    If not, and the saved one is another, that is a UserWarning.
+    With ``keep_schedule`` the schedule of ``updater`` goes on, or its learning rate if it has no
+    schedule. Otherwise the saved one goes on, with a UserWarning if the two differ.
 
     A file of ``gluon.Trainer``, and one of an optimizer that is not plain, is read only if it is
     ``trusted``. Otherwise, or if the file is missing or damaged, raises ValueError and changes
@@ -85,27 +86,21 @@ def load(
         sealed_npz.unpack(content, parse, path)(keep_schedule)
         return
     try:
-        states, saved = _unpickled(content, trusted)
-        _check_kind(type(saved).__name__, updater.optimizer)
+        states, saved = _unpickled(content, trusted, "it is a pickle, as gluon.Trainer writes")
         counts = dict(private_fields.update_counts(saved))
-        restore = _prepared(updater, params, vars(saved), counts, states)
-    except NotTrustedError as error:
-        raise ValueError(f"{path} is a pickle, as gluon.Trainer writes states: {error}") from None
+        restore = _prepared(updater, params, type(saved).__name__, vars(saved), counts, states)
     except Exception as error:  # of pickle, or of a class in the file
         reason = f"{type(error).__name__}: {error}"
         raise ValueError(f"{path} is no file of gluon.Trainer.save_states: {reason}") from error
     restore(keep_schedule)
 
 
-class NotTrustedError(ValueError):
-    """A pickle of which the caller did not say that it is trusted."""
-
-
-def _unpickled(content: bytes, trusted: bool) -> Any:
-    """Return what is in a pickle, which can run any code; NotTrustedError if it is not trusted."""
+def _unpickled(content: bytes, trusted: bool, what: str) -> Any:
+    """Return what is in a pickle, which can run any code; ValueError if it is not trusted."""
     if not trusted:
-        raise NotTrustedError(
-            "reading it can run any code that is in it. If you trust the file, pass trusted=True"
+        raise ValueError(
+            f"{what}; reading it can run any code that is in it. If you trust the file, pass "
+            "trusted=True"
         )
     return pickle.loads(content)  # noqa: S301
 
@@ -174,8 +169,6 @@ def prepare_restore(
         known = f"{PLAIN_FORMAT} and {PICKLE_FORMAT}"
         raise ValueError(f"format {section['format']}, but this version reads {known}")
     plain = section["format"] == PLAIN_FORMAT
-    if plain:
-        _check_kind(section["optimizer"]["object"][0], optimizer)
     index = _indices(section["params"], params)
     moved = any(old != new for old, new in index.items())
     counts = {index[i]: n for i, n in section["counts"]}
@@ -186,9 +179,10 @@ def prepare_restore(
             "same order, by a name scope"
         )
     if not plain:
-        states, unpickled = _unpickled(arrays.pop(section["pickle"]).tobytes(), trusted)
-        _check_kind(type(unpickled).__name__, optimizer)
-        return _prepared(updater, params, vars(unpickled), counts, states)
+        content = arrays.pop(section["pickle"]).tobytes()
+        states, unpickled = _unpickled(content, trusted, "its optimizer is a pickle")
+        kind = type(unpickled).__name__
+        return _prepared(updater, params, kind, vars(unpickled), counts, states)
     decoder = Decoder(arrays, params[0][2].list_ctx()[0] if params else mx.cpu())
     schedule = optimizer.lr_scheduler
     saved = _decode_attributes(decoder, type(optimizer), section["optimizer"], schedule)
@@ -199,7 +193,8 @@ def prepare_restore(
     if of_mxnet:
         decoder.ctx = mx.cpu()  # each goes to the device that updates the parameter
     states = {index[i]: decoder.decode(state) for i, state in section["states"]}
-    return _prepared(updater, params, saved, counts, states)
+    kind = section["optimizer"]["object"][0]
+    return _prepared(updater, params, kind, saved, counts, states)
 
 
 def _decode_attributes(
@@ -239,15 +234,18 @@ def _subclasses(kind: Any) -> Iterator[type]:
 def _prepared(
     updater: Updater,
     params: NamedParams,
+    kind: str,
     saved: dict[str, Any],
     counts: dict[int, int],
     states: dict[int, Any],
 ) -> Callable[[bool], None]:
-    """Check the counts; return the function that gives ``updater`` all of it.
+    """Check the optimizer's class, ``kind``, and the counts; return the function that restores.
 
     ``saved`` are the optimizer's attributes.
     """
     optimizer = updater.optimizer
+    if kind != type(optimizer).__name__:
+        raise ValueError(f"it is of optimizer {kind}, but this one is {type(optimizer).__name__}")
     if not all(type(count) is int and count >= 0 for count in counts.values()):
         raise ValueError(f"update counts must be integers and at least 0, got {counts}")
     unknown = {*counts, *states} - {i for _, i, _ in params}
@@ -280,20 +278,17 @@ def _prepared(
 
 
 def _difference(here: Any, num_here: int, there: Any, num_there: int) -> str:
-    """Return how two schedules differ that were called for so many updates, or "" if they do not.
+    """Return how two schedules differ, or "" if they do not.
 
-    Calls change a schedule, so copies are compared, of which the one that is behind has been called
-    for all updates that the other one has seen.
+    Each call changes a schedule, so copies are compared after calls for as many updates.
     """
     if here is None or type(here) is not type(there):
         names = [type(each).__name__ if each else "none" for each in (there, here)]
         return "" if here is there else "{}, here {}".format(*names)
     last = max(num_here, num_there)
     try:
-        own, saved = (
-            _attributes_after(here, num_here, last),
-            _attributes_after(there, num_there, last),
-        )
+        own = _attributes_after(here, num_here, last)
+        saved = _attributes_after(there, num_there, last)
         different = [name for name in {**saved, **own} if saved.get(name) != own.get(name)]
     except Exception as error:  # of a class of the user's
         return f"it cannot be compared ({type(error).__name__}: {error})"
@@ -303,17 +298,11 @@ def _difference(here: Any, num_here: int, there: Any, num_there: int) -> str:
 def _attributes_after(schedule: Callable, first: int, last: int) -> dict[str, Any]:
     schedule = copy.deepcopy(schedule)
     _call(schedule, first, last)
-    return {name: _comparable(value) for name, value in vars(schedule).items()}
 
+    def attributes(part: Any) -> Any:
+        return getattr(part, "__dict__", repr(part))
 
-def _comparable(value: Any) -> Any:
-    """Return the value with objects in it replaced by their classes' names and attributes."""
-    if isinstance(value, (list, tuple)):
-        return [*map(_comparable, value)]
-    attributes = value if isinstance(value, dict) else getattr(value, "__dict__", None)
-    if attributes is None:
-        return value
-    return type(value).__name__, {key: _comparable(part) for key, part in attributes.items()}
+    return {k: json.dumps(v, default=attributes) for k, v in vars(schedule).items()}
 
 
 def _call(schedule: Callable, first: int, last: int) -> None:
@@ -325,11 +314,6 @@ def _call(schedule: Callable, first: int, last: int) -> None:
 def is_of_mxnet(optimizer: mx.optimizer.Optimizer) -> bool:
     """Return whether it is one of MXNet's own, whose states we know."""
     return type(optimizer).__module__.startswith("mxnet.")
-
-
-def _check_kind(saved: str, optimizer: mx.optimizer.Optimizer) -> None:
-    if saved != type(optimizer).__name__:
-        raise ValueError(f"it is of optimizer {saved}, but this one is {type(optimizer).__name__}")
 
 
 def kind_of(array: Any) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pathlib
+import os
 from typing import Iterable, Sequence
 
 import mxnet as mx
@@ -11,7 +11,7 @@ from gluonpar.checkpoint import files
 from gluonpar.runtime import private_fields
 
 
-def save_params(path: pathlib.Path, params: mx.gluon.Block | Sequence[mx.nd.NDArray]) -> None:
+def save_params(path: str | os.PathLike, params: mx.gluon.Block | Sequence[mx.nd.NDArray]) -> None:
     """Write a block's parameters for ``load_parameters``, or arrays with the keys '0', '1', ...
 
     Waits for the arrays. Raises OSError if the file system refuses; ``path`` is then as it was.

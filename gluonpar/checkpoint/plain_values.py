@@ -67,7 +67,7 @@ class Decoder:
         self._made: list[Any] = []
 
     def decode(self, value: Any) -> Any:
-        """Return the value."""
+        """Return the value that ``value`` of the JSON stands for."""
         if type(value) in _SCALARS:
             return value
         [(kind, content)] = value.items()

@@ -12,7 +12,6 @@ import numpy as np
 
 from gluonpar import cluster
 from gluonpar.checkpoint import files, load_checkpoint, save_checkpoint, sealed_npz
-from gluonpar.training import ranks
 from gluonpar.training.configuration import Configuration
 from gluonpar.training.data.dataset import Dataset
 from gluonpar.training.history import Epoch, Progress
@@ -25,16 +24,16 @@ _NAME = re.compile(r".*-epoch-(\d+)(?:-batch-(\d+))?\.npz")
 
 
 class ResumeError(ValueError):
-    """A checkpoint that cannot be resumed, or a folder that has the checkpoints of another run."""
+    """A checkpoint cannot be resumed, or the folder has checkpoints of another run."""
 
 
 class Checkpointer:
-    """Finds the checkpoint to resume, loads it, and saves a run's progress into ``folder``, if any.
+    """Finds the checkpoint that a run resumes, loads it, and saves new ones into ``folder``.
 
-    All processes must make it and call its methods; rank 0 reads and writes. ``saves`` is whether
-    any saves, ``resumed`` the checkpoint to resume (None: none), and ``progress`` how far it is.
-    Raises ResumeError if that is missing, damaged or of another run, or if the folder has later
-    checkpoints.
+    All processes must make a Checkpointer and call its methods; rank 0 reads and writes. ``saves``
+    is whether a rank has a folder. ``resumed`` is the path of the checkpoint to resume, or None,
+    and ``progress`` how far that run had come. Raises ResumeError if the checkpoint is missing,
+    damaged or of another run, and if the folder has later checkpoints.
     """
 
     def __init__(
@@ -44,7 +43,8 @@ class Checkpointer:
         self.saves = any(cluster.gather(folder is not None))
         self._identity = {
             **{name: getattr(configuration, name) for name in _FIXED},
-            "checksum of the data": ranks.checksums(data),
+            **({"early_stop": True} if configuration.early_stop else {}),  # which holds out images
+            "checksum of the data": data.checksums(),
         }
         try:
             found = cluster.together(self._find)
@@ -69,8 +69,8 @@ class Checkpointer:
         paths = self.paths()
         if paths and _place(paths[-1]) > (progress.epoch, progress.batch):
             raise ValueError(
-                f"{paths[-1]} is a later checkpoint of an earlier run: give resume to continue "
-                "that run, or another save_dir"
+                f"{paths[-1]} is a later checkpoint of an earlier run: resume='' continues it; or "
+                "give another save_dir"
             )
         return path, progress
 
@@ -80,20 +80,22 @@ class Checkpointer:
         Raises ValueError for a folder without a checkpoint, unless it is ``save_dir``.
         """
         resume, model = self._configuration.resume, self._configuration.model
+        if resume and not os.path.isdir(resume):
+            return pathlib.Path(resume)
         if resume is None:
             return None
-        path = pathlib.Path(resume) if resume else self._folder
-        if not os.path.isdir(path):
-            return path
-        paths = _checkpoints(path, model)
+        paths = _checkpoints(pathlib.Path(resume), model) if resume else self.paths()
         if not paths and resume:
-            raise ValueError(f"{path} has no checkpoint of {model}: to start anew, omit resume")
+            raise ValueError(
+                f"resume={resume!r} is a folder that has no checkpoint of {model}; leave it out to "
+                "start from the beginning"
+            )
         return paths[-1] if paths else None
 
     def load(self, workload: Workload, shuffle: np.random.RandomState) -> None:
-        """Load the checkpoint to resume, if any, into the arguments; ResumeError if it cannot be.
+        """Load the checkpoint to resume, if any, into the workload and the generator.
 
-        Removes the incomplete files that a killed run left in the folder.
+        Raises ResumeError if that fails. Removes incomplete files of a killed run from the folder.
         """
         if self.resumed:
             try:
@@ -111,10 +113,9 @@ class Checkpointer:
         shuffle: np.random.RandomState,
         progress: Progress,
     ) -> None:
-        """Write a checkpoint to ``path``.
+        """Write a checkpoint to ``path``; OSError, with earlier ones unchanged, if that fails.
 
-        ``shuffle`` is the generator's state from before the epoch was shuffled. Raises OSError,
-        with earlier checkpoints unchanged, if the file cannot be written.
+        ``shuffle`` is the generator as it was before the epoch was shuffled.
         """
         notes = {"run": self._identity, "configuration": asdict(self._configuration)}
         notes.update(asdict(progress))
@@ -122,7 +123,7 @@ class Checkpointer:
 
     def path(self, progress: Progress) -> pathlib.Path:
         """Return the file for a checkpoint at ``progress``."""
-        done = progress.epoch if progress.batch else progress.epoch - 1  # the epoch it is of
+        done = progress.epoch if progress.batch else progress.epoch - 1
         batch = f"-batch-{progress.batch:06d}" if progress.batch else ""
         name = f"{self._configuration.model}-epoch-{done:04d}{batch}.npz"
         return (self._folder or pathlib.Path()) / name  # other ranks than 0 write nothing
@@ -138,7 +139,7 @@ def _checkpoints(folder: pathlib.Path, model: str) -> list[pathlib.Path]:
 
 
 def _place(path: pathlib.Path) -> tuple[int, ...]:
-    """Return from a checkpoint's name the epoch to continue in, and its batches that are done.
+    """Return the epoch and the number of its batches that are done, from a checkpoint's name.
 
     >>> names = ("lenet-epoch-0001.npz", "lenet-epoch-0002-batch-000120.npz", "a.npz")
     >>> [_place(pathlib.Path(name)) for name in names]
@@ -152,7 +153,7 @@ def _place(path: pathlib.Path) -> tuple[int, ...]:
 
 
 def _parse(path: pathlib.Path, notes: dict[str, Any]) -> tuple[Progress, dict[str, Any]]:
-    """Return progress and identity of a run from the notes of its checkpoint."""
+    """Return a run's progress, and what identifies it, from the notes of its checkpoint."""
     try:
         lr, history = float(notes["lr"]), [Epoch(**results) for results in notes["history"]]
         sums = float(notes["loss_sum"]), float(notes["seconds"])

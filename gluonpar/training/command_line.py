@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import os
 import re
+import sys
 import traceback
 from typing import Callable, NoReturn, Sequence
 
@@ -20,13 +21,14 @@ from gluonpar.training.run import Run
 from gluonpar.training.termination import Terminated
 from gluonpar.training.workloads import WORKLOADS
 
-TRAINED, FAILED, OUT_OF_MEMORY, NOT_SAVED, TERMINATED = 0, 1, 3, 4, 143
+TRAINED, FAILED, OUT_OF_MEMORY, NOT_SAVED, DIVERGED, TERMINATED = 0, 1, 3, 4, 5, 143
 EXIT_CODES = {
     TRAINED: "the training, or the dry run, is complete",
     FAILED: "an exception, with its traceback, such as that of a GPU that fails",
-    entry.BAD_REQUEST: "the options are wrong or cannot be met, or the loss diverged",
+    entry.BAD_REQUEST: "the options are wrong or cannot be met",
     OUT_OF_MEMORY: "out of memory, on the host or a GPU",
-    NOT_SAVED: "trained to the end, but a file could not be written: the disk was full",
+    NOT_SAVED: "trained to the end, but a file or the output could not be written",
+    DIVERGED: "the loss or a parameter became infinite or NaN, or the mean loss exceeded 1000",
     entry.INTERRUPTED: "interrupted (Ctrl-C)",
     entry.BROKEN_PIPE: "nobody reads the output any more, as after | head -1",
     TERMINATED: "ended by SIGTERM, after writing a checkpoint if there is a --save-dir",
@@ -41,7 +43,18 @@ gluonpar train --model resnet18 --save-dir out --resume
 
 Say = Callable[..., None]  # prints a message on stderr
 
-# In MXNet's messages; lines of its traceback are not meant.
+_OPTIONS = {
+    field.name: "--epochs" if field.name == "num_epochs" else f"--{field.name.replace('_', '-')}"
+    for field in dataclasses.fields(Configuration)
+}
+# Fields of Configuration in messages, but not in paths: names with "_", and others where they are
+# no English words.
+_FIELD = re.compile(
+    rf"(?<![\w'\"./-])(?:({'|'.join(name for name in _OPTIONS if '_' in name)})\b(?![./'-])"
+    rf"|({'|'.join(name for name in _OPTIONS if '_' not in name)})(?==| must| needs))"
+)
+
+# A line of MXNet's messages about CUDA, but not a line of its traceback.
 _CUDA = re.compile(r"(?!File )(.*\W)?(cuda|cudnn|cublas|curand|nccl)", re.IGNORECASE)
 
 
@@ -53,10 +66,10 @@ def main(
 ) -> int:
     """Train with the options ``argv`` (default: the process's arguments); return the exit code.
 
-    ``prog`` is the program's name in messages (default: the script's), ``about`` one line and then
-    examples for its help. Without ``model`` the option --model chooses it. The exit codes are
-    :data:`EXIT_CODES`; those from 2 come with one line on stderr: the reason, the remedy and what
-    was saved, except that nobody would read it after 141.
+    ``prog`` is the program's name in messages (default: the script's). ``about`` is for its help:
+    one line, and then examples. Without ``model`` the option --model chooses one. The exit codes
+    are :data:`EXIT_CODES`. With all codes from 2 but 141, one line on stderr has the reason, the
+    remedy and what was saved.
     """
     parsed = parser(prog, model, about)
     options, console = parsed.parse_args(argv), Console()
@@ -64,7 +77,8 @@ def main(
     def say(message: str, before: str = "") -> None:
         console.notice(f"{before}{parsed.prog}: {message}")
 
-    interrupts.end_at_crash()
+    if sys.__stderr__ is not None:  # it is open
+        interrupts.end_at_crash()
     try:
         cluster.size()  # joins the other processes
     except (ImportError, RuntimeError, ValueError, MemoryError) as error:
@@ -89,7 +103,11 @@ def main(
         return TERMINATED
     except Exception as error:
         return _failed(error, say, run, options.batch_size)
-    return _not_saved(say, run) if run.lost else TRAINED
+    if console.failure:
+        say(f"error: the output could not be written: {console.failure}")
+    if run.lost:
+        return _not_saved(say, run)
+    return NOT_SAVED if console.failure else TRAINED
 
 
 def parser(prog: str | None, model: str | None, about: str) -> parsing.Parser:
@@ -125,9 +143,9 @@ def parser(prog: str | None, model: str | None, about: str) -> parsing.Parser:
     add("--seed", type=int, help="of the initial parameters and the shuffling (%(default)s)")
     help_ = "on GPUs too, runs of one seed end with the same bits; slower there"
     add("--deterministic", action="store_true", help=help_)
-    help_ = "go on when the loss or a parameter becomes infinite or NaN"
+    help_ = "go on when the loss or a parameter becomes infinite or NaN, or the loss exceeds 1000"
     add("--no-check-finite", dest="check_finite", action="store_false", help=help_)
-    help_ = "stop after N epochs without a better test accuracy"
+    help_ = "hold out a tenth of the images; stop after N epochs without a better accuracy on it"
     add("--early-stop", type=int, metavar="N", help=help_)
 
     add = made.add_argument_group("optimizer").add_argument
@@ -148,7 +166,7 @@ def parser(prog: str | None, model: str | None, about: str) -> parsing.Parser:
     add = made.add_argument_group("data").add_argument
     add("--dataset", choices=dataset.NAMES, help="synthetic needs no files (%(default)s)")
     add("--data-dir", metavar="DIR", help="folder with the four files of Fashion-MNIST")
-    add("--limit", type=int, metavar="N", help="train on the first N images only")
+    add("--limit", type=int, metavar="N", help="use the first N training and test images only")
 
     add = made.add_argument_group("output").add_argument
     add("--log-interval", type=int, metavar="N", help="print the loss every N batches")
@@ -186,12 +204,16 @@ def _list_of(kind: Callable) -> Callable[[str], tuple]:
 
 
 def _failed(error: Exception, say: Say, run: Run | None, batch_size: int) -> int:
-    """Report an exception that has a short explanation; raise it again if it has none."""
+    """Explain an exception and return the exit code; raise it again if it has no explanation."""
     refusals = (ValueError, FileNotFoundError)  # of the options, before there is a run
-    if isinstance(error, refusals if run is None else (ResumeError, metrics.DivergedError)):
+    refused = isinstance(error, refusals if run is None else ResumeError)
+    if refused or isinstance(error, metrics.DivergedError):
+        message = str(error)
+        if refused:
+            message = _FIELD.sub(lambda match: _OPTIONS[match[0]], message)
         if cluster.is_main():
-            say(f"error: {error}")
-        return entry.BAD_REQUEST
+            say(f"error: {message}")
+        return entry.BAD_REQUEST if refused else DIVERGED
     shortage = memory_limits.shortage(error)
     if shortage is not None:
         limits = f" ({memory_limits.limits()})" if memory_limits.limits() else ""

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import numbers
+import os
+from dataclasses import dataclass, fields
 from typing import Any, Callable
 
 import mxnet as mx
+import numpy as np
 
 from gluonpar.checkpoint import onnx_export
 from gluonpar.optim import check_lr
 from gluonpar.training.workloads import WORKLOADS
 
 SCHEDULES = ("constant", "step", "cosine")
+
+# By the type of a field: what its value may be, and the words for that.
+_TYPES: dict[str, tuple[Any, str]] = {
+    "int": (numbers.Integral, "an integer"),
+    "float": (numbers.Real, "a number"),
+    "bool": (bool, "True or False"),
+    "str": ((str, os.PathLike), "a string"),
+    "tuple[int, ...]": ((tuple, list, range, np.ndarray), "a list of integers"),
+    "tuple[float, ...]": ((tuple, list, range, np.ndarray), "a list of numbers"),
+}
 
 # Registered, but no use here: MXNet's Adamax divides 0 by 0 where a gradient has always been 0,
 # GroupAdaGrad takes matrices only, and "test" is of MXNet's own tests.
@@ -31,8 +44,9 @@ def default_momentum(optimizer: str) -> float | None:
 
 @dataclass(frozen=True)
 class Configuration:
-    """The options of a run; see the table above. Raises ValueError for a value that is not allowed.
+    """The options of a run; ``gluonpar train --help`` says what each of them means.
 
+    Raises TypeError for a value of another type, and ValueError for one that is not allowed.
     :class:`Run` checks values that depend on the machine or the data.
     """
 
@@ -72,6 +86,7 @@ class Configuration:
     tensorboard: str | None = None
 
     def __post_init__(self) -> None:
+        self._check_types()
         counts = ("batch_size", "num_epochs", "limit", "log_interval", "save_every", "keep")
         for name in (*counts, "early_stop"):
             value = getattr(self, name)
@@ -84,17 +99,31 @@ class Configuration:
             value = getattr(self, name)
             if value not in known:
                 raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")
-        if self.lr is None:
-            default = float(mx.optimizer.create(self.optimizer).learning_rate)
-            if self.optimizer == "sgd":
-                default = WORKLOADS[self.model].default_lr
-            object.__setattr__(self, "lr", default)
-        check_lr(self.lr)
+        lr = self.lr
+        if lr is None and self.optimizer == "sgd":
+            lr = WORKLOADS[self.model].default_lr
+        elif lr is None:
+            lr = float(mx.optimizer.create(self.optimizer).learning_rate)
+        check_lr(lr)
+        object.__setattr__(self, "lr", lr)
         if self.momentum is None:
             object.__setattr__(self, "momentum", default_momentum(self.optimizer))
         self._check_optimizer()
         self._check_schedule()
         self._check_files()
+
+    def _check_types(self) -> None:
+        """Check all fields; make strings of paths, and tuples of lists."""
+        for field in fields(self):
+            value, (kind, *optional) = getattr(self, field.name), str(field.type).split(" | ")
+            if value is None and optional:
+                continue
+            types, words = _TYPES[kind]
+            if not isinstance(value, types) or isinstance(value, bool) != (kind == "bool"):
+                raise TypeError(f"{field.name} must be {words}, got {value!r}")
+            if kind == "str" or kind.startswith("tuple"):
+                plain = os.fspath(value) if kind == "str" else tuple(value)
+                object.__setattr__(self, field.name, plain)
 
     def _check_optimizer(self) -> None:
         if not 0 <= self.wd < math.inf:
@@ -166,16 +195,15 @@ class Configuration:
         """
         num_updates = num_batches * self.num_epochs
         warmup = round(self.warmup_epochs * num_batches)
+        lr, steps = float(self.lr or 0), self.lr_steps or ()
 
         def learning_rate(n: int) -> float:
             if n < warmup:
-                return self.lr * n / warmup
-            if self.lr_schedule == "step":
-                return self.lr * self.lr_factor ** sum(n > e * num_batches for e in self.lr_steps)
+                return lr * n / warmup
             if self.lr_schedule == "cosine":
                 done = min(1.0, (n - warmup) / (num_updates + 1 - warmup))
-                return self.lr * (1 + math.cos(math.pi * done)) / 2
-            return self.lr
+                return lr * (1 + math.cos(math.pi * done)) / 2
+            return lr * self.lr_factor ** sum(n > epoch * num_batches for epoch in steps)
 
         return learning_rate
 

@@ -7,7 +7,7 @@ import io
 import os
 import platform
 import sys
-from typing import Iterable, Iterator, TextIO
+from typing import Any, Iterable, Iterator, TextIO
 
 import mxnet as mx
 import numpy as np
@@ -22,22 +22,25 @@ class Console:
     """Output of a run: lines on ``out``, notices and, on a terminal, a progress bar on ``err``."""
 
     def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:
-        # A stream of sys that was closed is None.
+        # sys.stdout and sys.stderr are None if they are closed.
         self.out, self.err = (
             chosen or standard or io.StringIO()
             for chosen, standard in ((out, sys.stdout), (err, sys.stderr))
         )
-        self._bar = None
+        self.failure = ""  # why ``out`` could not be written, if so
+        self._bar: Any = None
+        shows = self.err.isatty() and os.environ.get("TERM") != "dumb"
+        self._options = {"leave": False, "file": self.err, "disable": not shows}
 
     def line(self, text: str) -> None:
         """Print one line on ``out`` and flush it; hide the progress bar meanwhile.
 
-        Raises BrokenPipeError if nobody reads ``out`` any more. If it cannot be written for another
-        reason, such as a full disk, nothing more is printed on it.
+        Raises BrokenPipeError if nobody reads ``out`` any more. After another error, such as a full
+        disk, ``failure`` says what it was, and nothing more is printed on ``out``.
         """
         bar = self._bar
         with bar.external_write_mode(file=self.out) if bar else contextlib.nullcontext():
-            _print(text, self.out)
+            self.failure = _print(text, self.out) or self.failure
 
     def notice(self, text: str) -> None:
         """Print one line on ``err``, as :meth:`line` does on ``out``."""
@@ -53,19 +56,11 @@ class Console:
     def batches(
         self, batches: Iterable, total: int, batch_size: int, epoch: int, done: int = 0
     ) -> Iterator:
-        """Yield ``batches``; show how many of ``total`` have been taken, images/s, and the loss."""
+        """Yield ``batches``; show how many images of ``total`` batches are done, and the loss."""
         from tqdm import tqdm  # here, because `import gluonpar` must cost no more than MXNet
 
-        class Bar(tqdm):
-            @property
-            def format_dict(self):
-                shown = super().format_dict
-                return {**shown, "speed": f"{(shown['rate'] or 0) * batch_size:.0f} images/s"}
-
-        right = "{n_fmt}/{total_fmt} batches [{elapsed}<{remaining}, {speed}{postfix}]"
-        options = {"leave": False, "file": self.err, "disable": not self.err.isatty()}
-        options.update(initial=done, bar_format="{l_bar}{bar}| " + right)
-        with Bar(batches, f"epoch {epoch}", total, **options) as self._bar:
+        options = {**self._options, "unit": " images", "unit_scale": batch_size, "initial": done}
+        with tqdm(batches, f"epoch {epoch}", total, **options) as self._bar:
             yield from self._bar
         self._bar = None
 
@@ -76,21 +71,23 @@ class Console:
 
     @contextlib.contextmanager
     def evaluating(self, epoch: int, num_images: int) -> Iterator[None]:
-        """Show on a terminal that ``num_images`` are evaluated, until the block ends."""
+        """Show on a terminal, until the block ends, that ``num_images`` are evaluated."""
         from tqdm import tqdm
 
-        title = f"epoch {epoch}, evaluating {num_images} test images"
-        options = {"leave": False, "file": self.err, "disable": not self.err.isatty()}
-        with tqdm(desc=title, bar_format="{desc}", **options):
+        title = f"epoch {epoch}, evaluating {num_images} images"
+        with tqdm(desc=title, bar_format="{desc}", **self._options):
             yield
 
     def epoch(self, results: Epoch, show_lr: bool = False) -> None:
         """Print one epoch's results, with the learning rate if ``show_lr``."""
-        lr = f", lr {results.lr:.3g}" if show_lr else ""
-        self.line(
-            f"epoch {results.epoch}, time {results.seconds:.1f} sec, loss {results.loss:.3f}, "
-            f"test acc {results.test_accuracy:.2f}, {results.images_per_second:.0f} images/sec{lr}"
-        )
+        validation = results.validation_accuracy
+        parts = [
+            f"epoch {results.epoch}, time {results.seconds:.1f} sec, loss {results.loss:.3f}",
+            f"validation acc {validation:.2f}" if validation is not None else "",
+            f"test acc {results.test_accuracy:.2f}, {results.images_per_second:.0f} images/sec",
+            f"lr {results.lr:.3g}" if show_lr else "",
+        ]
+        self.line(", ".join(filter(None, parts)))
 
     def result(self, history: History) -> None:
         """Print the final accuracy, the mean time of an epoch, and the devices of all processes."""
@@ -102,12 +99,14 @@ class Console:
         self.line(f"test acc: {accuracy}, {seconds:.1f} sec/epoch on {used}")
 
 
-def _print(text: str, stream: TextIO) -> None:
+def _print(text: str, stream: TextIO) -> str:
+    """Print a line; return why that failed, or ""."""
     encoding = getattr(stream, "encoding", None) or "utf-8"
     try:
         # A file's name, for instance, need not be UTF-8: other characters are escaped.
         text = text.encode(encoding, "backslashreplace").decode(encoding)
         print(text, file=stream, flush=True)
+        return ""
     except OSError as error:
         # Buffered text, and all that is printed on the stream later, goes nowhere.
         nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -115,3 +114,4 @@ def _print(text: str, stream: TextIO) -> None:
         os.close(nowhere)
         if isinstance(error, BrokenPipeError):
             raise
+        return error.strerror or str(error)

@@ -1,4 +1,4 @@
-"""Records of a run: one epoch's results, the whole run's, their files, and the progress."""
+"""The results of a run and of its epochs, the files that have them, and a run's progress."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import io
 import json
 import os
 import pathlib
-from dataclasses import asdict, dataclass, field, fields
-from typing import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Sequence
 
 import mxnet as mx
 
@@ -23,7 +23,8 @@ SUFFIXES = (".csv", ".json")
 class Epoch:
     """Results of one epoch. ``seconds`` is its training time, without the evaluation after it.
 
-    ``lr`` is the learning rate of its last update.
+    ``lr`` is the learning rate of its last update. ``validation_accuracy`` is None unless the run
+    holds images out for early stopping.
     """
 
     epoch: int
@@ -32,11 +33,19 @@ class Epoch:
     test_accuracy: float
     images_per_second: float
     lr: float | None = None
+    validation_accuracy: float | None = None
+
+    def figures(self) -> dict[str, float]:
+        """Return the results by name, without those that are None."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
-@dataclass(repr=False)
+@dataclass(repr=False, eq=False)
 class History:
-    """Results of a run. ``params`` are the trained parameters on the first context of ``ctx``."""
+    """Results of a run; ``params`` are the trained parameters on the first context of ``ctx``.
+
+    Two histories are equal only if they are the same object.
+    """
 
     ctx: Sequence[mx.Context]
     epochs: list[Epoch] = field(default_factory=list)
@@ -51,28 +60,38 @@ class History:
     def save(self, path: str) -> None:
         """Write the epochs to ``path``, whole or not at all: as .csv, or .json, a list of objects.
 
-        The columns are the fields of :class:`Epoch`. Raises OSError if the file system refuses, and
-        ValueError for another suffix.
+        The columns are the fields of :class:`Epoch`, without those that are None. Raises OSError if
+        the file system refuses, and ValueError for another suffix.
         """
         _check_suffix(path, "a history", SUFFIXES)
-        rows, content = [asdict(epoch) for epoch in self.epochs], io.StringIO()
+        rows, content = [epoch.figures() for epoch in self.epochs], io.StringIO()
         if pathlib.Path(path).suffix.lower() == ".json":
             json.dump(rows, content, indent=1)
             content.write("\n")
         else:
-            names = [field.name for field in fields(Epoch)]
-            table = csv.DictWriter(content, names, lineterminator="\n")
+            names = dict.fromkeys(name for row in rows for name in row)
+            table = csv.DictWriter(content, [*names], lineterminator="\n")
             table.writeheader()
             table.writerows(rows)
         with files.atomic_write(path) as file:
             file.write(content.getvalue().encode())
 
-    def plot(self, path: str) -> None:
-        """Plot loss, test accuracy and images/s over epochs to the image file ``path``."""
+    def plot(self, path: str | None = None) -> Any:
+        """Plot loss, test accuracy and images/s over epochs; return matplotlib's figure.
+
+        With ``path`` it is written to that image file, too. A notebook shows the figure if it is
+        the value of a cell.
+        """
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
 
-        figure = Figure(figsize=(10, 3), layout="constrained")
+        class Shown(Figure):
+            def _repr_png_(self) -> bytes:  # called by notebooks
+                content = io.BytesIO()
+                self.savefig(content, format="png")
+                return content.getvalue()
+
+        figure = Shown(figsize=(10, 3), layout="constrained")
         epochs = [epoch.epoch for epoch in self.epochs]
         figures = [(e.loss, e.test_accuracy, e.images_per_second) for e in self.epochs]
         titles = ("training loss", "test accuracy", "images/s")
@@ -83,8 +102,10 @@ class History:
             axes.grid(alpha=0.3)
         figure.axes[-1].set_ylim(bottom=0)
         figure.suptitle(f"{self.model} on {devices.describe(self.ctx)}")
-        with files.atomic_write(path) as file:
-            figure.savefig(file, dpi=120, format=pathlib.Path(path).suffix[1:].lower())
+        if path is not None:
+            with files.atomic_write(path) as file:
+                figure.savefig(file, dpi=120, format=pathlib.Path(path).suffix[1:].lower())
+        return figure
 
 
 def summary_writer() -> type:
@@ -103,14 +124,14 @@ def summary_writer() -> type:
 def write_tensorboard(folder: str | os.PathLike, results: Epoch) -> None:
     """Write an epoch's results into ``folder``: a file per epoch, complete when this returns.
 
-    A writer that stays open would lose the last epochs of a killed run, because it writes on a
-    thread of its own. TensorBoard shows the files as one run, without the results of the same and
-    later epochs that an earlier run left: they are purged.
+    A writer that stays open writes on a thread of its own, so a killed run would lose its last
+    epochs. TensorBoard shows the files as one run. It leaves out what an earlier run wrote about
+    the same and later epochs.
     """
     suffix = f".epoch-{results.epoch:04d}"
     writer = summary_writer()(str(folder), purge_step=results.epoch, filename_suffix=suffix)
     try:
-        for name, value in asdict(results).items():
+        for name, value in results.figures().items():
             if name not in ("epoch", "seconds"):
                 writer.add_scalar(name, value, results.epoch)
     finally:
@@ -147,9 +168,9 @@ def _check_suffix(path: str, content: str, suffixes: Sequence[str]) -> None:
 class Progress:
     """How far a run has come, as a checkpoint stores it.
 
-    ``batch`` batches of epoch ``epoch`` (from 1) are done, in ``seconds`` of training time;
-    ``loss_sum`` is the sum of their samples' losses. ``history`` has the epochs before. ``lr`` is
-    the learning rate of the next step.
+    ``batch`` batches of epoch ``epoch`` (from 1) have taken ``seconds`` of training time, and the
+    sum of their samples' losses is ``loss_sum``. ``history`` has the epochs before this one.
+    ``lr`` is the learning rate of the next step.
     """
 
     epoch: int = 1

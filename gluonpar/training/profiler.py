@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import pathlib
 import re
 import tempfile
 import time
-from typing import Any, Iterator, Sequence
+from typing import Any, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -42,7 +41,7 @@ class Profiler:
         self.ctx, self.warm_up, self.num_steps = as_list(ctx), warm_up, num_steps
         self._devices = {_process_of(c): i for i, c in enumerate(self.ctx)} if num_steps else {}
         self._num_taken = 0
-        self._until_end = contextlib.ExitStack()
+        self._begin: float | None = None  # while recording
         self._seconds = 0.0  # of the window
         self._operators: dict[str, np.ndarray] = {}  # microseconds on each device in the window
 
@@ -51,7 +50,8 @@ class Profiler:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._until_end.__exit__(*error)
+        if self._begin is not None:
+            self._end(wait=error[0] is None)
 
     def step(self) -> None:
         """End a step of the loop; the devices may still be computing it."""
@@ -60,41 +60,37 @@ class Profiler:
 
     def _begin_or_end(self) -> None:
         if self._num_taken == self.warm_up and self.num_steps:
-            self._until_end.enter_context(self._recorded())
-        if self._num_taken == self.warm_up + self.num_steps:
-            self._until_end.close()
-
-    @contextlib.contextmanager
-    def _recorded(self) -> Iterator[None]:
-        """Record the block, which begins and, unless it fails, ends by waiting for all devices."""
-        record = {"profile_symbolic": True, "profile_imperative": True}
-        # With aggregate_stats MXNet would run one operator at a time.
-        omit = ["profile_memory", "profile_api", "continuous_dump", "aggregate_stats"]
-        with tempfile.TemporaryDirectory(prefix="gluonpar-") as folder:
-            path = pathlib.Path(folder) / "profile.json"
+            # With aggregate_stats MXNet would run one operator at a time.
+            omit = ["profile_memory", "profile_api", "continuous_dump", "aggregate_stats"]
+            record = {"profile_symbolic": True, "profile_imperative": True}
+            self._folder = tempfile.TemporaryDirectory(prefix="gluonpar-")
+            self._path = pathlib.Path(self._folder.name) / "profile.json"
             mx.nd.waitall()
-            mx.profiler.set_config(filename=str(path), **record, **dict.fromkeys(omit, False))
+            mx.profiler.set_config(filename=str(self._path), **record, **dict.fromkeys(omit, False))
             mx.profiler.set_state("run")
-            begin = time.time_ns() / 1000  # microseconds of the clock that MXNet's profiler uses
+            self._begin = time.time_ns() / 1000  # microseconds of MXNet's profiler's clock
+        elif self._num_taken == self.warm_up + self.num_steps and self._begin is not None:
+            self._end(wait=True)
+
+    def _end(self, wait: bool) -> None:
+        """Add up the times of the operators that began in the window."""
+        begin, self._begin = self._begin or 0.0, None
+        with self._folder:
             try:
-                yield
-                mx.nd.waitall()
+                if wait:
+                    mx.nd.waitall()
             finally:
                 end = time.time_ns() / 1000
                 mx.profiler.set_state("stop")
                 mx.profiler.dump()
-                # All but a process's first file begin with a comma that JSON does not allow.
-                content = re.sub(r"\[\s*,", "[", path.read_text(), count=1)
-                self._seconds = (end - begin) / 1e6
-                self._add_up(json.loads(content)["traceEvents"], begin, end)
-
-    def _add_up(self, events: Sequence[dict[str, Any]], begin: float, end: float) -> None:
-        """Add up the time of the operators that began in the window [begin, end]."""
+            # All but a process's first file begin with a comma that JSON does not allow.
+            content = re.sub(r"\[\s*,", "[", self._path.read_text(), count=1)
+        self._seconds = (end - begin) / 1e6
+        events = json.loads(content)["traceEvents"]
         for first, last in zip(events, events[1:]):  # an operator's two events are neighbours
             device = self._devices.get(first["pid"])
             if first["ph"] == "B" and device is not None and begin <= first["ts"] <= end:
-                zeros = np.zeros(len(self.ctx))
-                times = self._operators.setdefault(first["name"], zeros)
+                times = self._operators.setdefault(first["name"], np.zeros(len(self.ctx)))
                 times[device] += min(last["ts"], end) - first["ts"]
 
     @property
@@ -117,23 +113,19 @@ class Profiler:
             )
         times = sorted(self._operators.items(), key=lambda item: -item[1].sum())
         times.append(("total", sum(self._operators.values(), np.zeros(len(self.ctx)))))
-        rows = [["ms per step", *map(str, self.ctx)]]
+        lines = [f"steps {first} to {last}, {1e3 * self._seconds / num_steps:.1f} ms per step"]
+        lines.append("ms per step".ljust(_LONGEST_NAME) + "".join(f"{c!s:>10}" for c in self.ctx))
         for name, of_devices in times:
             short = name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 3]}..."
-            rows.append([short, *(f"{time / num_steps / 1e3:.2f}" for time in of_devices)])
-        widths = [max(map(len, column)) for column in zip(*rows)]
-        which = f"step {first}" if num_steps == 1 else f"steps {first} to {last}"
-        lines = [f"{which}, {1e3 * self._seconds / num_steps:.1f} ms per step"]
-        for name, *cells in rows:
-            lines.append("  ".join([name.ljust(widths[0]), *map(str.rjust, cells, widths[1:])]))
+            cells = "".join(f"{time / num_steps / 1e3:10.2f}" for time in of_devices)
+            lines.append(short.ljust(_LONGEST_NAME) + cells)
         return "\n".join(lines)
 
 
 def _process_of(context: mx.Context) -> int:
-    """Return the number of the process that MXNet's profile has for a context.
+    """Return the number of a context's process in MXNet's profile; ValueError if it has none.
 
-    They are one per processor, for CPU contexts, then those of GPUs. Raises ValueError if the
-    profile has none for this one.
+    There is one per processor, for CPU contexts, then one per GPU.
     """
     processors = len(os.sched_getaffinity(0))  # as MXNet counts them
     if context.device_type == "gpu":

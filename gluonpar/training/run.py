@@ -15,11 +15,11 @@ import numpy as np
 
 from gluonpar import cluster, collectives, metrics
 from gluonpar.checkpoint import files
-from gluonpar.install import parsing, processors
+from gluonpar.install import __version__, parsing, processors
 from gluonpar.plans import partition
 from gluonpar.runtime import determinism, devices, peers, threads
 from gluonpar.sharding import share_of_batch
-from gluonpar.training import history, profiler, ranks, workloads
+from gluonpar.training import history, profiler, workloads
 from gluonpar.training.checkpointing import Checkpointer
 from gluonpar.training.configuration import Configuration
 from gluonpar.training.console import Console
@@ -29,10 +29,19 @@ from gluonpar.training.profiler import Profiler
 from gluonpar.training.termination import Terminated, Termination
 
 MOST_BATCHES_BETWEEN_READS = 50  # of the loss, if that is less than a tenth of an epoch
+MOST_LOSS = 1000.0  # a higher mean loss of an epoch has diverged: chance level is 2.3
 
-# Steps after which several processes read whether one of them is to end. Reading earlier waits for
-# the sum; later, mpirun, which waits a quarter of a second, may have killed them.
+# In a job, a request to end the run is acted on this many steps later. Reading the sum of the
+# requests earlier would wait for it. Later than a quarter of a second, mpirun kills the processes.
 _TERMINATION_DELAY = 2
+
+# Output, which only rank 0 writes, and the values of these fields on the other ranks.
+_RANK_ZERO_ONLY = {
+    **dict.fromkeys(("save_dir", "plot", "history", "tensorboard")),
+    "profile": False,
+}
+# Fields that may differ between ranks: machines have different devices and folders.
+_MAY_DIFFER = {*_RANK_ZERO_ONLY, "gpus", "num_gpus", "device", "data_dir"}
 
 
 class Run:
@@ -50,11 +59,19 @@ class Run:
         console: Console,
         on_epoch: Callable[[Epoch], Any] | None = None,
     ) -> None:
-        self.configuration = ranks.without_output(configuration)
+        self.configuration = copy.copy(configuration)
         self.num_ranks = cluster.size()
-        self.console = console if cluster.is_main() else Console(io.StringIO(), io.StringIO())
+        self.console = console
+        if not cluster.is_main():
+            vars(self.configuration).update(_RANK_ZERO_ONLY)  # frozen, and checked as a whole
+            self.console = Console(io.StringIO(), io.StringIO())
         cluster.together(self._prepare)
-        ranks.check_same_run(configuration, self.ctx, self.data)
+        if self.num_ranks > 1:
+            options = {k: v for k, v in vars(configuration).items() if k not in _MAY_DIFFER}
+            versions = {"gluonpar": __version__, "mxnet": mx.__version__, "numpy": np.__version__}
+            facts = {"number of devices": len(self.ctx)}
+            checksums = {"checksum of the data": self.data.checksums()}
+            cluster.check_equal({**options, **versions, **facts, **checksums})
         self.checkpointer = Checkpointer(self.configuration, self.save_dir, self.data)
         self.termination = Termination()
         self.progress = Progress()
@@ -73,6 +90,9 @@ class Run:
             partition.check_weights(config.weights, len(self.ctx))
         # First, so that the other files may be in it.
         self.save_dir = files.make_writable_folder(config.save_dir) if config.save_dir else None
+        for path in self.save_dir.glob(f"{config.model}-epoch-*") if self.save_dir else ():
+            if not path.is_file():
+                raise ValueError(f"{path} is in the way of this run's files; give another save_dir")
         if config.plot:
             history.check_plot(config.plot)
         if config.history:
@@ -81,6 +101,10 @@ class Run:
             history.summary_writer()
             files.make_writable_folder(config.tensorboard)
         self.data = dataset.load(config.dataset, config.data_dir, config.limit)
+        self.validation: tuple[np.ndarray, np.ndarray] | None = None
+        if config.early_stop:
+            self.data, images, labels = self.data.hold_out(config.seed)
+            self.validation = images, labels
         self.num_samples = len(self.data.train_labels)
         self.num_batches = -(-self.num_samples // config.batch_size)
         warm_up = min(profiler.WARM_UP, (self.num_batches - 1) // 2)
@@ -95,8 +119,8 @@ class Run:
     def train(self) -> History:
         """Train to the last epoch; return the history.
 
-        Raises metrics.DivergedError if the loss or a parameter is not finite; ResumeError;
-        Terminated.
+        Raises metrics.DivergedError if the loss or a parameter is not finite, or the mean loss of
+        an epoch exceeds MOST_LOSS; ResumeError; Terminated.
         """
         repeatable = self.configuration.deterministic
         with determinism.enforced() if repeatable else contextlib.nullcontext():
@@ -107,20 +131,28 @@ class Run:
         config = self.configuration
         mx.random.seed(config.seed)
         self.shuffle = np.random.RandomState(config.seed)
-        self.workload = workloads.make(config, self.ctx)
+        update = config.model, config.optimizer, config.optimizer_arguments()
+        self.workload = workloads.make(*update, self.ctx, config.algorithm, config.weights)
         self.schedule = config.learning_rates(self.num_batches)
         self.console.header(self._header())
+        self.lr = self.schedule(1)
         if config.dry_run:
-            self._dry_run()
+            meter = metrics.LossMeter()
+            meter.add(self._step(1, *next(self._batches(self.shuffle))))
+            done = f"1 of {self.num_batches} batches of epoch 1 done, loss {self._read(meter):.3f}"
+            self.console.line(f"dry run: {done}; nothing was saved")
             return self.history
         self._resume()
         while self.progress.epoch <= config.num_epochs and not self._stops_early():
             self._train_epoch()
             if self._callback_stops():
                 break
-        self.history.params = self.workload.params
+        self.history.params = [arrays[0] for arrays in self.workload.copies]
         self.console.result(self.history)
-        self._print_files()
+        of_run = (config.plot, config.history, config.tensorboard)
+        saved = [path for path in (config.save_dir, *of_run) if path]
+        if saved:
+            self.console.line(f"saved: {', '.join(saved)}")
         first, last = self.profiler.steps
         if config.profile and first <= last:  # else the run was resumed after the window
             self.console.line(f"profile of epoch 1: {self.profiler.table()}")
@@ -167,7 +199,8 @@ class Run:
         )
         with self.profiler if progress.epoch == 1 else Profiler(self.ctx, num_steps=0) as watched:
             for number, (X, y) in enumerate(batches, done + 1):
-                meter.add(self._step(number, X, y), self.workload.params)
+                losses = self._step(number, X, y)
+                meter.add(losses, [arrays[0] for arrays in self.workload.copies])
                 watched.step()
                 if number % interval == 0:
                     loss, of = self._read(meter), f"{number}/{self.num_batches}"
@@ -185,16 +218,19 @@ class Run:
         loss = self._read(meter)
         return time.perf_counter() - start, loss
 
-    def _batches(self, shuffle: np.random.RandomState, first: int = 0) -> Iterator:
+    def _batches(
+        self, shuffle: np.random.RandomState, first: int = 0
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         share = share_of_batch(len(self.ctx), self.configuration.weights)
         images, labels = self.data.train_images, self.data.train_labels
         return dataset.batches(images, labels, self.configuration.batch_size, shuffle, share, first)
 
-    def _step(self, number: int, X: np.ndarray, y: np.ndarray) -> list[mx.nd.NDArray]:
+    def _step(self, number: int, X: np.ndarray, y: np.ndarray) -> Sequence[mx.nd.NDArray]:
         """Train on this rank's share of batch ``number``, from 1; return the losses."""
-        size = self.configuration.batch_size
-        self.workload.set_lr(self.schedule((self.progress.epoch - 1) * self.num_batches + number))
-        return self.workload.step(X, y, min(size, self.num_samples - (number - 1) * size))
+        size, done = self.configuration.batch_size, (self.progress.epoch - 1) * self.num_batches
+        self.lr = self.schedule(done + number)
+        batch_size = min(size, self.num_samples - (number - 1) * size)
+        return self.workload.step(X, y, batch_size, self.lr)
 
     def _next_update(self) -> int:
         """Return the number of the update after ``progress``, from 1 over all epochs."""
@@ -210,14 +246,15 @@ class Run:
         return (self.num_ranks == 1 or self.checkpointer.saves) and self.termination.is_due(delay)
 
     def _stops_early(self) -> bool:
-        """Return whether ``early_stop`` epochs have passed without a better test accuracy."""
+        """Return whether ``early_stop`` epochs have passed without a better accuracy."""
         wait, epochs = self.configuration.early_stop, self.history.epochs
         if wait is None or not epochs:
             return False
-        best = max(epochs, key=lambda epoch: epoch.test_accuracy)  # the first of them
-        if epochs[-1].epoch - best.epoch < wait:
+        accuracies = [epoch.validation_accuracy or 0.0 for epoch in epochs]
+        best = accuracies.index(max(accuracies))  # the first of them
+        if len(epochs) - 1 - best < wait:
             return False
-        reached = f"test acc {best.test_accuracy:.4f} of epoch {best.epoch}"
+        reached = f"validation acc {accuracies[best]:.4f} of epoch {epochs[best].epoch}"
         self.console.line(f"early stop: {reached} was not exceeded in {wait} epochs")
         return True
 
@@ -233,8 +270,10 @@ class Run:
     def _checkpoint_is_due(self, number: int) -> bool:
         """Return whether ``save_every`` calls for a checkpoint within the epoch, at this batch."""
         done = (self.progress.epoch - 1) * self.num_batches + number
-        every = self.checkpointer.saves and self.configuration.save_every
-        return bool(every) and number < self.num_batches and done % every == 0
+        every = self.configuration.save_every
+        if every is None or not self.checkpointer.saves or number == self.num_batches:
+            return False
+        return done % every == 0
 
     def _save_checkpoint(self, ends: bool) -> None:
         """Save a checkpoint if there is a folder for it; raise Terminated if the run ends here."""
@@ -268,9 +307,14 @@ class Run:
 
     def _read(self, meter: metrics.LossMeter) -> float:
         """Wait for the mean loss; DivergedError names epoch, learning rate and batch size."""
-        lr, batch_size = self.workload.lr, self.configuration.batch_size
+        lr, batch_size = self.lr, self.configuration.batch_size
         try:
-            return meter.read()
+            loss = meter.read()
+            if self.configuration.check_finite and loss > MOST_LOSS:
+                raise metrics.DivergedError(
+                    f"the mean loss rose to {loss:.3g} by batch {meter.num_batches}"
+                )
+            return loss
         except metrics.DivergedError as error:
             raise metrics.DivergedError(
                 f"{error} of {self.num_batches}, epoch {self.progress.epoch}, with lr={lr:g} and "
@@ -281,10 +325,11 @@ class Run:
     def _finish_epoch(self, seconds: float, loss: float) -> None:
         """Evaluate; save, plot and print the epoch's results."""
         config, epoch = self.configuration, self.progress.epoch
-        with self.console.evaluating(epoch, len(self.data.test_labels)):
-            accuracy = self.workload.accuracy(self.data.test_images, self.data.test_labels)
+        accuracy = self._accuracy(self.data.test_images, self.data.test_labels)
+        validation = self._accuracy(*self.validation) if self.validation else None
         lr = self.schedule(epoch * self.num_batches)
-        results = Epoch(epoch, seconds, loss, accuracy, self.num_samples / seconds, lr)
+        speed = self.num_samples / seconds
+        results = Epoch(epoch, seconds, loss, accuracy, speed, lr, validation)
         self.history.epochs.append(results)
         file = self.save_dir and self.save_dir / f"{config.model}-epoch-{epoch:04d}"
         outputs = (
@@ -300,25 +345,9 @@ class Run:
         varies = config.lr_schedule != "constant" or config.warmup_epochs > 0
         self.console.epoch(results, show_lr=varies)
 
-    def _print_files(self) -> None:
-        """Print once the files that the run has written."""
-        config, saved = self.configuration, []
-        if self.save_dir:
-            parameters = {*self.save_dir.glob(f"{config.model}-epoch-*.params")}
-            content = f"parameters of {_count(len(parameters), 'epoch')}"
-            content += f"{' and ONNX' * config.onnx}, "
-            content += _count(len(self.checkpointer.paths()), "checkpoint")
-            saved.append(f"{self.save_dir} ({content})")
-        of_epochs = (config.plot, config.history, config.tensorboard)
-        saved += [path for path in of_epochs if path in self.kept]
-        if saved:
-            self.console.line(f"saved: {', '.join(saved)}")
-
-    def _dry_run(self) -> None:
-        meter = metrics.LossMeter()
-        meter.add(self._step(1, *next(self._batches(self.shuffle))))
-        done = f"1 of {self.num_batches} batches of epoch 1 done, loss {self._read(meter):.3f}"
-        self.console.line(f"dry run: {done}; nothing was saved")
+    def _accuracy(self, images: np.ndarray, labels: np.ndarray) -> float:
+        with self.console.evaluating(self.progress.epoch, len(labels)):
+            return self.workload.accuracy(images, labels)
 
     def _header(self) -> dict[str, str]:
         config, data, num_ranks = self.configuration, self.data, self.num_ranks
@@ -327,10 +356,10 @@ class Run:
         shared = processors.shared() if alone else ""
         largest = max(self.workload.copies, key=lambda copies: copies[0].size)
         weights = config.weights and config.weights * num_ranks
-        images = f"{self.num_samples} training and {len(data.test_labels)} test images"
-        length = (
-            f"{_count(config.num_epochs, 'epoch')} of {_count(self.num_batches, 'batch', 'es')}"
-        )
+        held_out = f", {len(self.validation[1])} validation" if self.validation else ""
+        images = f"{self.num_samples} training{held_out} and {len(data.test_labels)} test images"
+        epochs = f"{config.num_epochs} epoch{'s' * (config.num_epochs > 1)}"
+        length = f"{epochs} of {self.num_batches} batch{'es' * (self.num_batches > 1)}"
         return {
             **({"processes": str(num_ranks)} if num_ranks > 1 else {}),
             "devices": _describe_devices(self.ctx, num_ranks),
@@ -351,28 +380,21 @@ def _semantics(np_shape: bool, np_array: bool) -> Iterator[None]:
         yield
 
 
-def _count(number: int, noun: str, plural: str = "s") -> str:
-    return f"{number} {noun}{plural if number != 1 else ''}"
-
-
 def _describe_devices(ctx: Sequence[mx.Context], num_ranks: int) -> str:
     """Return the devices of all processes; every process must call this."""
     described = devices.describe(ctx), threads.describe(ctx), peers.describe(ctx)
     processes = Counter(cluster.gather(", ".join(filter(None, described))))
     if num_ranks == 1:
         return next(iter(processes))
-    kinds = (f"in {_count(n, 'process', 'es')} with {each}" for each, n in processes.items())
+    kinds = (f"in {n} process{'es' * (n > 1)} with {each}" for each, n in processes.items())
     return f"{num_ranks * len(ctx)}, {'; '.join(kinds)}"
 
 
 def _describe_shards(batch_size: int, num_devices: int, weights: tuple[float, ...] | None) -> str:
-    shards = [size for size in partition.sizes(batch_size, num_devices, weights) if size]
-    idle = num_devices - len(shards)
-    if weights is not None and not idle:
-        return f"{batch_size} in all, {', '.join(map(str, shards))} on the devices by weight"
-    each = " or ".join(map(str, sorted(set(shards))))
-    none = f", none on {idle} of them" if idle else ""
-    return f"{batch_size} in all, {each} on each device{none}"
+    sizes = partition.sizes(batch_size, num_devices, weights)
+    if weights is not None:
+        return f"{batch_size} in all, {', '.join(map(str, sizes))} on the devices by weight"
+    return f"{batch_size} in all, {' or '.join(map(str, sorted(set(sizes))))} on each device"
 
 
 def train(
@@ -398,8 +420,9 @@ def train(
     Prints what ``gluonpar train`` prints unless ``verbose`` is False.
 
     Raises ValueError for values that are not allowed or cannot be met, TypeError for options that
-    do not exist, FileNotFoundError if the data are not found, and metrics.DivergedError if the loss
-    is not finite. After ``train`` in Dive into Deep Learning, 13.5.7.
+    do not exist or values of another type, FileNotFoundError if the data are not found, and
+    metrics.DivergedError if the loss or a parameter is not finite, or the mean loss of an epoch
+    exceeds 1000. After ``train`` in Dive into Deep Learning, 13.5.7.
     """
     names = [field.name for field in dataclasses.fields(Configuration)]
     for name in options:

@@ -1,4 +1,4 @@
-"""Ending a run in order when a signal asks for it: one process, or several at the same step."""
+"""Ending a run after a signal such that it can be resumed: all processes at the same step."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Termination:
 
     @contextlib.contextmanager
     def by_signal(self, saves: bool) -> Iterator[None]:
-        """Within this context the first SIGTERM requests the end; the second has its usual effect.
+        """In this context the first SIGTERM requests the end; a second one has its usual effect.
 
-        With several processes only if one of them ``saves``; otherwise SIGTERM kills this rank, and
-        that ends the job. SIGUSR1, too: mpirun passes it on to all ranks and waits, while after a
-        SIGTERM it kills them a quarter of a second later.
+        In a job this is so only if a rank ``saves``; otherwise SIGTERM kills this rank, and so ends
+        the job. SIGUSR1 requests the end of a job, too: mpirun passes it on to all ranks and waits,
+        while it kills the ranks a quarter of a second after a SIGTERM.
         """
         signals = [signal.SIGTERM]
         if cluster.size() > 1:
@@ -41,7 +41,7 @@ class Termination:
             signal.signal(number, before[number])
             self._requested = True
 
-        before = {number: signal.signal(number, request) for number in signals}
+        before: dict[int, Any] = {number: signal.signal(number, request) for number in signals}
         try:
             yield
         finally:
@@ -49,9 +49,9 @@ class Termination:
                 signal.signal(number, handler)
 
     def is_due(self, delay: int = 0) -> bool:
-        """Return whether the run is to end now; all processes must call this, and get the same.
+        """Return whether the run is to end now: the same on all processes, which must call this.
 
-        Their requests are summed asynchronously; the sum is read ``delay`` calls later.
+        The requests are summed asynchronously; the sum is read ``delay`` calls later.
         """
         if cluster.size() == 1:
             return self._requested

@@ -3,12 +3,14 @@
 Dive into Deep Learning, 13.5 and 13.6.
 """
 
-# ruff: noqa: D102 (Workload's docstring describes the methods of its subclasses)
+# ruff: noqa: D102 (Workload's docstrings are those of the other classes' methods)
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Sequence
+import os
+from typing import Any, Protocol, Sequence
 
 import mxnet as mx
+import numpy as np
 from mxnet import autograd, gluon
 
 from gluonpar import metrics
@@ -21,102 +23,118 @@ from gluonpar.runtime import cached_op
 from gluonpar.sharding import split_and_load
 from gluonpar.step import train_batch
 
-if TYPE_CHECKING:
-    from gluonpar.training.configuration import Configuration
-
 # With the book's 0.01 the first epoch stays at chance level, and four epochs end at 0.72 to 0.77.
 INIT_SCALE = 0.05
 PIXELS = (1, 1, 28, 28)
 
 
-class Workload:
-    """A model that is trained on the devices ``ctx``, each of which holds all parameters.
+class Workload(Protocol):
+    """A model that is trained on devices, each of which holds all parameters.
 
-    ``copies`` has, per parameter, its arrays on all devices. ``trained`` and ``trainer`` are what a
-    checkpoint saves. Subclasses set these in ``_initialize``. ``needed`` are the bytes that
-    training needs at least, as measured: in all, per CPU context, and per sample.
-    Subclasses have four methods:
-
-    - ``step(X, y, batch_size)`` trains on uint8 images (n, 1, 28, 28), this process's share of
-      ``batch_size`` samples, and returns each device's losses, one per sample;
-    - ``accuracy(images, labels)`` is the share of images whose highest score is at their label;
-    - ``save(path)`` writes the parameters, and ``save_onnx(path)`` the network as ONNX, from uint8
-      pixels (n, 1, 28, 28) to scores (n, 10); the file is complete or unchanged.
+    ``needed`` are the bytes that training needs at least, as measured: in all, per CPU context, and
+    per sample.
     """
 
     name: str
     default_lr: float
-    needed = (0, 0, 0)
-    copies: Sequence[Sequence[mx.nd.NDArray]]
-    trained: gluon.Block | Sequence[Sequence[mx.nd.NDArray]]
-    trainer: Trainer | None = None
-
-    def __init__(self, configuration: Configuration, ctx: list[mx.Context]) -> None:
-        self.configuration, self.ctx, self.lr = configuration, ctx, configuration.lr
-        self._initialize()
-
-    def set_lr(self, lr: float) -> None:
-        """Set the learning rate of the steps that follow."""
-        self.lr = lr
-        if self.trainer is not None:
-            self.trainer.set_learning_rate(lr)
+    needed: tuple[int, int, int]
 
     @property
-    def params(self) -> list[mx.nd.NDArray]:
-        """The first device's copies."""
-        return [arrays[0] for arrays in self.copies]
+    def copies(self) -> Sequence[Sequence[mx.nd.NDArray]]:
+        """Return, per parameter, its arrays on all devices."""
+
+    @property
+    def trained(self) -> gluon.Block | Sequence[Sequence[mx.nd.NDArray]]:
+        """Return what a checkpoint saves as the parameters."""
+
+    @property
+    def trainer(self) -> Trainer | None:
+        """Return the Trainer, which a checkpoint saves, too."""
+
+    def step(
+        self, X: np.ndarray, y: np.ndarray, batch_size: int, lr: float
+    ) -> Sequence[mx.nd.NDArray]:
+        """Train on uint8 images (n, 1, 28, 28), this process's share of ``batch_size`` samples.
+
+        Returns each device's losses, one per sample.
+        """
+
+    def accuracy(self, images: np.ndarray, labels: np.ndarray) -> float:
+        """Return the share of images whose highest score is at their label."""
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write the parameters, whole or not at all."""
+
+    def save_onnx(self, path: str | os.PathLike) -> None:
+        """Write the network as ONNX, from uint8 pixels (n, 1, 28, 28) to scores (n, 10)."""
 
 
-class LeNetWorkload(Workload):
+class LeNetWorkload:
     """LeNet as a plain function, trained by :func:`train_batch`."""
 
     name, default_lr = "lenet", 0.2
     needed = (250 * memory_limits.MB, 0, 200_000)
+    trainer = None
 
-    def _initialize(self) -> None:
+    def __init__(
+        self,
+        ctx: list[mx.Context],
+        algorithm: str | None = None,
+        weights: Sequence[float] | None = None,
+    ) -> None:
+        self.ctx, self.options = ctx, {"algorithm": algorithm, "weights": weights}
         params = lenet.init_lenet(INIT_SCALE)
-        self.trained = [get_params(params, c) for c in self.ctx]
+        self.trained = [get_params(params, c) for c in ctx]
         self.copies = list(zip(*self.trained))
 
-    def step(self, X, y, batch_size):
-        config = self.configuration
-        options = {"algorithm": config.algorithm, "weights": config.weights}
-        options["batch_size"] = batch_size
-        return train_batch(X, y, self.trained, self.ctx, self.lr, pixel_lenet, **options)
+    def step(self, X: np.ndarray, y: np.ndarray, batch_size: int, lr: float) -> list[mx.nd.NDArray]:
+        options: dict[str, Any] = {**self.options, "batch_size": batch_size}
+        return train_batch(X, y, self.trained, self.ctx, lr, pixel_lenet, **options)
 
-    def accuracy(self, images, labels):
+    def accuracy(self, images: np.ndarray, labels: np.ndarray) -> float:
         return metrics.accuracy(images, labels, self.trained, self.ctx, pixel_lenet)
 
-    def save(self, path):
-        params_file.save_params(path, self.params)
+    def save(self, path: str | os.PathLike) -> None:
+        params_file.save_params(path, self.trained[0])
 
-    def save_onnx(self, path):
-        export_onnx(path, pixel_lenet, PIXELS, self.params, "uint8")
+    def save_onnx(self, path: str | os.PathLike) -> None:
+        export_onnx(path, pixel_lenet, PIXELS, self.trained[0], "uint8")
 
 
-class GluonWorkload(Workload):
+class GluonWorkload:
     """A Gluon network, trained by a Trainer; subclasses make it, initialised, in ``_network``.
 
     Training uses each device's own batch statistics; evaluation and files use the mean of the
     devices' running statistics.
     """
 
+    name: str
+    default_lr: float
+    needed = (0, 0, 0)
+
     def _network(self) -> gluon.HybridBlock:
         raise NotImplementedError
 
-    def _initialize(self) -> None:
+    def __init__(
+        self,
+        ctx: list[mx.Context],
+        algorithm: str | None = None,
+        weights: Sequence[float] | None = None,
+        optimizer: str = "sgd",
+        arguments: dict[str, Any] | None = None,
+    ) -> None:
+        self.ctx, self.weights = ctx, weights
         self.trained = net = self._network()
         self.scores, self.losses = _OfPixels(net), _OfPixels(net)
         for block in (net, self.losses):
             block.hybridize(static_alloc=True, static_shape=True)
-        params, config = net.collect_params(), self.configuration
-        arguments = config.optimizer_arguments()
-        self.trainer = Trainer(params, config.optimizer, arguments, algorithm=config.algorithm)
+        params = net.collect_params()
+        self.trainer = Trainer(params, optimizer, arguments, algorithm=algorithm)
         self.copies = [p.list_data() for p in params.values() if p.grad_req != "null"]
 
-    def step(self, X, y, batch_size):
-        weights = self.configuration.weights
-        shards = split_and_load((X, y), self.ctx, weights=weights) if len(X) else []
+    def step(self, X: np.ndarray, y: np.ndarray, batch_size: int, lr: float) -> list[mx.nd.NDArray]:
+        self.trainer.set_learning_rate(lr)
+        shards = split_and_load((X, y), self.ctx, weights=self.weights) if len(X) else []
         with autograd.record():
             losses = [self.losses(*shard) for shard in shards]
         if losses:
@@ -124,15 +142,15 @@ class GluonWorkload(Workload):
         self.trainer.step(batch_size)  # sums the gradients and updates
         return losses
 
-    def accuracy(self, images, labels):
+    def accuracy(self, images: np.ndarray, labels: np.ndarray) -> float:
         running_statistics.average_statistics(self.trained)
         nets = [self.scores] * len(self.ctx)
         return metrics.accuracy(images, labels, nets, self.ctx, lambda X, scores: scores(X))
 
-    def save(self, path):
+    def save(self, path: str | os.PathLike) -> None:
         params_file.save_params(path, self.trained)
 
-    def save_onnx(self, path):
+    def save_onnx(self, path: str | os.PathLike) -> None:
         export_onnx(path, self.scores, PIXELS, dtype="uint8")
 
 
@@ -143,7 +161,7 @@ class ResNet18Workload(GluonWorkload):
     needed = (500 * memory_limits.MB, 300 * memory_limits.MB, 4_000_000)
     width = 64
 
-    def _network(self):
+    def _network(self) -> gluon.HybridBlock:
         net = resnet.resnet18(width=self.width)
         net.initialize(mx.init.Xavier(), ctx=self.ctx)
         return net
@@ -154,7 +172,7 @@ class LeNetTrainerWorkload(GluonWorkload):
 
     name, default_lr = LeNetWorkload.name, LeNetWorkload.default_lr
 
-    def _network(self):
+    def _network(self) -> gluon.HybridBlock:
         net = lenet.LeNet(INIT_SCALE)
         net.initialize(ctx=self.ctx)
         return net
@@ -167,7 +185,7 @@ class _OfPixels(gluon.HybridBlock):
         super().__init__()
         self.net = net
 
-    def hybrid_forward(self, F, X, y=None):
+    def hybrid_forward(self, F: Any, X: Any, y: Any = None) -> Any:
         scores = self.net(lenet.standardize(X))
         return scores if y is None else softmax_cross_entropy(scores, y)
 
@@ -178,16 +196,27 @@ def pixel_lenet(X: mx.nd.NDArray, params: list[mx.nd.NDArray]) -> mx.nd.NDArray:
     return lenet.lenet(lenet.standardize(X), params)
 
 
-WORKLOADS = {workload.name: workload for workload in (LeNetWorkload, ResNet18Workload)}
+WORKLOADS: dict[str, type[LeNetWorkload] | type[GluonWorkload]] = {
+    LeNetWorkload.name: LeNetWorkload,
+    ResNet18Workload.name: ResNet18Workload,
+}
 
 
-def make(configuration: Configuration, ctx: list[mx.Context]) -> Workload:
+def make(
+    model: str,
+    optimizer: str,
+    arguments: dict[str, Any],
+    ctx: list[mx.Context],
+    algorithm: str | None,
+    weights: Sequence[float] | None,
+) -> Workload:
     """Return the workload: LeNet is trained by :func:`train_batch` if the update is plain SGD."""
-    kind = WORKLOADS[configuration.model]
-    update = configuration.optimizer, *configuration.optimizer_arguments()
-    if kind is LeNetWorkload and update != ("sgd", "learning_rate"):
+    kind = WORKLOADS[model]
+    if issubclass(kind, LeNetWorkload):
+        if (optimizer, *arguments) == ("sgd", "learning_rate"):
+            return kind(ctx, algorithm, weights)
         kind = LeNetTrainerWorkload
-    return kind(configuration, ctx)
+    return kind(ctx, algorithm, weights, optimizer, arguments)
 
 
 _UNUSED_ADDRESSES = 400 * memory_limits.MB  # reserved by heaps and stacks, but not filled

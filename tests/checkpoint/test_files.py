@@ -80,11 +80,15 @@ def test_a_check_changes_nothing(tmp_path):
     assert (tmp_path / "a").read_bytes() == b"old"
 
 
-def test_a_device_cannot_be_replaced():
-    """A rename would put a file in its place, for all programs of the machine."""
-    with pytest.raises(OSError):
-        files.check_replaceable("/dev/null")
-    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+def test_only_a_regular_file_is_replaced(tmp_path):
+    """A rename would put a file in the place of a device, for all programs of the machine."""
+    os.mkfifo(tmp_path / "pipe")
+    for path in ("/dev/null", tmp_path / "pipe", tmp_path):
+        with pytest.raises(OSError, match="not a regular file"):
+            files.check_replaceable(path)
+    with pytest.raises(OSError, match="not a regular file"):
+        write(tmp_path / "pipe", b"new")
+    assert stat.S_ISFIFO(os.stat(tmp_path / "pipe").st_mode)
 
 
 @pytest.mark.parametrize("name", ["file", "file/below", os.fsdecode(b"\xff")])

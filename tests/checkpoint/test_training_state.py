@@ -219,6 +219,25 @@ def test_another_optimizer_or_model_is_refused(saved):
         gluonpar.load_checkpoint(path, [gluonpar.init_lenet()])
 
 
+class Chosen:
+    """A learning rate that only its class knows."""
+
+    def __call__(self, num_update):
+        return 0.25
+
+
+def test_a_schedule_that_is_not_plain_is_loaded_only_if_trusted(saved):
+    path, net, trainer, rng = saved
+    trainer.optimizer.lr_scheduler = Chosen()
+    with pytest.warns(UserWarning, match="lr_scheduler is of type Chosen.* trusted=True"):
+        gluonpar.save_checkpoint(path, net, trainer, rng)
+    assert_refused(path, "any code.*trusted=True", net, trainer, rng)
+    other, other_trainer = network(2, rate=0.7)
+    with pytest.warns(UserWarning, match="schedule goes on"):
+        gluonpar.load_checkpoint(path, other, other_trainer, rng, trusted=True)
+    assert other_trainer.learning_rate == 0.25
+
+
 NOT_FILES = [".", "absent", "a" * 300, "a.npz/below", "pipe", "/proc/self/mem"]
 
 

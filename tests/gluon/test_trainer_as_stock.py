@@ -221,7 +221,7 @@ def test_a_pickle_is_read_only_if_it_is_trusted(tmp_path):
     params, path = params_for(), str(tmp_path / "states")
     gluon.Trainer(params, "sgd", kvstore=None).save_states(path)
     trainer = Trainer(params, "sgd")
-    with pytest.raises(ValueError, match="is a pickle, as gluon.Trainer writes.*trusted=True"):
+    with pytest.raises(ValueError, match="a pickle, as gluon.Trainer writes.*trusted=True"):
         trainer.load_states(path)
     trainer.load_states(path, trusted=True)
     with pytest.raises(ValueError, match="of optimizer SGD, but this one is Adam"):

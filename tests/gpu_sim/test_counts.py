@@ -67,14 +67,14 @@ def test_training_copies_from_pinned_memory_and_allocates_nothing_once_it_runs(m
     """The next batches are queued meanwhile, so the memory in use varies until all was in use."""
     step, number, seen = LeNetWorkload.step, 0, []
 
-    def counting(self, X, y, batch_size):
+    def counting(self, *batch):
         nonlocal number
         number += 1
         if number in (61, 71, 81, 91):  # no loss is read in between: see log_interval
             mx.nd.waitall()
             seen.append({name: count.times for name, count in counters().items()})
             reset()
-        return step(self, X, y, batch_size)
+        return step(self, *batch)
 
     monkeypatch.setattr(LeNetWorkload, "step", counting)
     options = {"dataset": "synthetic", "limit": 16 * 95, "device": "gpu", "verbose": False}

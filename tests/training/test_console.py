@@ -39,16 +39,24 @@ def test_on_a_terminal_there_is_a_bar_on_err_only():
     console = Console(io.StringIO(), Terminal())
     assert run_through(console) == ["a", "b", "c"]
     assert "epoch 7" in console.err.getvalue()
-    assert "/3 batches" in console.err.getvalue()
-    assert "images/s, loss 0.500]" in console.err.getvalue()
+    assert "/30" in console.err.getvalue() and " images/s, loss 0.500]" in console.err.getvalue()
     assert console.out.getvalue() == "a\nb\nc\n"
+
+
+def test_on_a_dumb_terminal_there_is_none(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    console = Console(io.StringIO(), Terminal())
+    run_through(console)
+    with console.evaluating(3, 10000):
+        pass
+    assert console.err.getvalue() == ""
 
 
 def test_an_evaluation_is_announced_on_a_terminal_and_then_cleared(console):
     terminal = Console(io.StringIO(), Terminal())
     with terminal.evaluating(3, 10000), console.evaluating(3, 10000):
         during = terminal.err.getvalue()
-        assert "epoch 3" in during and "10000 test images" in during
+        assert "epoch 3" in during and "10000 images" in during
     assert not terminal.err.getvalue().rsplit("\r", 2)[1].strip()
     assert terminal.out.getvalue() + console.out.getvalue() + console.err.getvalue() == ""
 
@@ -56,7 +64,7 @@ def test_an_evaluation_is_announced_on_a_terminal_and_then_cleared(console):
 def test_the_bar_of_a_resumed_epoch_begins_with_the_batches_done():
     console = Console(io.StringIO(), Terminal())
     assert list(console.batches(iter("bc"), total=3, batch_size=10, epoch=7, done=1)) == ["b", "c"]
-    assert "1/3" in console.err.getvalue().split("\r")[1]
+    assert "10/30" in console.err.getvalue().split("\r")[1]
 
 
 def test_lines_are_flushed_and_what_a_stream_cannot_encode_is_escaped():

@@ -56,13 +56,30 @@ def test_values_that_are_not_allowed_are_named(function, arguments, words):
         function(*arguments)
 
 
-def test_limit_keeps_the_first_training_images_and_all_test_images():
+def test_limit_keeps_the_first_training_and_test_images():
     whole, part = synthetic(), load("synthetic", limit=17)
-    np.testing.assert_array_equal(part.train_images, whole.train_images[:17])
-    np.testing.assert_array_equal(part.train_labels, whole.train_labels[:17])
-    np.testing.assert_array_equal(part.test_images, whole.test_images)
+    for all_, first in zip(arrays_of(whole), arrays_of(part)):
+        np.testing.assert_array_equal(first, all_[:17])
     assert part.source == whole.source
-    assert len(load("synthetic", limit=6000).train_labels) == 6000
+    most = load("synthetic", limit=6000)
+    assert (len(most.train_labels), len(most.test_labels)) == (6000, 1000)
+
+
+@pytest.mark.parametrize("count", [2, 10, 11, 95])
+def test_a_seed_always_holds_out_the_same_tenth_and_the_rest_keeps_its_order(count):
+    whole = load("synthetic", limit=count)
+    marks = np.arange(count, dtype=np.uint8)
+    whole.train_images[:, 0, 0, 0] = marks  # tells them apart
+    rest, images, labels = whole.hold_out(3)
+    held_out, kept = images[:, 0, 0, 0], rest.train_images[:, 0, 0, 0]
+    assert len(held_out) == len(labels) == -(-count // 10)
+    assert sorted([*held_out, *kept]) == marks.tolist() and sorted(kept) == kept.tolist()
+    assert labels.tolist() == whole.train_labels[held_out].tolist()
+    assert rest.train_labels.tolist() == whole.train_labels[kept].tolist()
+    assert rest.test_images is whole.test_images
+    assert whole.hold_out(3)[1].tobytes() == images.tobytes()
+    if count > 11:
+        assert whole.hold_out(4)[1].tobytes() != images.tobytes()
 
 
 @pytest.mark.parametrize("bad", [77, -3, float("nan"), 10, 1.5])

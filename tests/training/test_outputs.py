@@ -9,7 +9,8 @@ import sys
 import pytest
 
 import gluonpar
-from gluonpar.training import Configuration, Console, Epoch, Run
+from gluonpar.training import Configuration, Console, Epoch, ResumeError, Run
+from gluonpar.training.data import dataset
 from gluonpar.training.workloads import LeNetWorkload
 
 SMALL = {"dataset": "synthetic", "device": "cpu", "batch_size": 16, "limit": 48, "num_epochs": 6}
@@ -21,11 +22,18 @@ def train(**more):
 
 @pytest.fixture
 def accuracies(monkeypatch):
-    """accuracies(a, b, ...): the runs' test accuracies, in this order."""
+    """accuracies(a, b, ...): the runs' accuracies on their validation sets, in this order.
+
+    On the test images it rises with every epoch.
+    """
 
     def plan(*values):
-        left = list(values)
-        monkeypatch.setattr(LeNetWorkload, "accuracy", lambda *_: left.pop(0))
+        left, of_test = list(values), iter(range(1, 100))
+
+        def accuracy(workload, images, labels):
+            return left.pop(0) if len(labels) == 5 else next(of_test) / 100
+
+        monkeypatch.setattr(LeNetWorkload, "accuracy", accuracy)
 
     return plan
 
@@ -44,7 +52,28 @@ def accuracies(monkeypatch):
 )
 def test_a_run_stops_after_n_epochs_without_a_better_accuracy(accuracies, wait, values, num_epochs):
     accuracies(*values)
-    assert len(train(early_stop=wait).epochs) == num_epochs
+    history = train(early_stop=wait)
+    assert [epoch.validation_accuracy for epoch in history.epochs] == [*values[:num_epochs]]
+    assert all(epoch.validation_accuracy is None for epoch in train(num_epochs=1).epochs)
+
+
+def test_the_images_that_early_stopping_holds_out_are_not_trained_on():
+    """A run on the other images only is the same run."""
+    data = dataset.load("synthetic", limit=48)
+    rest, _, _ = data.hold_out(7)
+    options = {**SMALL, "num_epochs": 2, "seed": 7}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dataset, "load", lambda *_: rest)
+        want = gluonpar.train(2, verbose=False, **options)
+    got = gluonpar.train(2, verbose=False, **options, early_stop=9)
+    assert [epoch.loss for epoch in got.epochs] == [epoch.loss for epoch in want.epochs]
+    assert want.epochs[0].loss != train(num_epochs=1, seed=7).epochs[0].loss
+
+
+def test_a_run_with_another_validation_set_cannot_be_resumed(tmp_path):
+    train(save_dir=str(tmp_path), num_epochs=1)
+    with pytest.raises(ResumeError, match="early_stop was None and is now True"):
+        train(save_dir=str(tmp_path), resume="", early_stop=2)
 
 
 def test_early_stopping_counts_the_epochs_before_resuming(accuracies, tmp_path, capsys):
@@ -109,7 +138,8 @@ def test_the_history_is_complete_after_every_epoch_and_after_resuming(tmp_path, 
     history = train(**files, num_epochs=3, resume="", on_epoch=count)
     assert lengths == [1, 2, 3]
     assert [Epoch(**row) for row in read(path)] == history.epochs
-    assert list(read(path)[0]) == [field.name for field in dataclasses.fields(Epoch)]
+    names = [field.name for field in dataclasses.fields(Epoch)]
+    assert list(read(path)[0]) == names[:-1] and names[-1] == "validation_accuracy"
     assert not list(tmp_path.glob(".*"))
 
 
@@ -121,9 +151,25 @@ def test_what_was_written_is_printed_once_at_the_end(tmp_path, capsys):
     out = capsys.readouterr().out.splitlines()
     [line] = [line for line in out if line.startswith("saved: ")]
     assert line == out[-1]
-    assert all(path in line for path in (*files.values(), f"{tmp_path} (")), line
-    assert "2 epochs" in line and "2 checkpoints" in line
+    assert line == f"saved: {tmp_path}, {files['png']}, {files['csv']}"
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+
+
+def test_a_plot_without_a_path_is_a_figure_that_a_notebook_shows():
+    pytest.importorskip("matplotlib")
+    shell = pytest.importorskip("IPython.core.interactiveshell").InteractiveShell
+    history = train(num_epochs=2)
+    figure = history.plot()
+    assert [axes.lines[0].get_ydata().tolist() for axes in figure.axes][0] == [
+        epoch.loss for epoch in history.epochs
+    ]
+    formats, _ = shell().display_formatter.format(figure)
+    assert formats["image/png"]
+
+
+def test_histories_are_compared_as_objects():
+    one, other = train(num_epochs=1), train(num_epochs=1)
+    assert one == one and one != other and one != "a history"
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,9 @@ CTX = [mx.cpu(0), mx.cpu(1)]
 
 def rows(profiler):
     """The table's times by name, in its order, and its first two lines."""
-    first, heading, *lines = [re.split("  +", line) for line in profiler.table().splitlines()]
-    return {name: [*map(float, times)] for name, *times in lines}, first[0], heading
+    first, heading, *lines = profiler.table().splitlines()
+    cells = [line.split() for line in lines]
+    return {name: [*map(float, times)] for name, *times in cells}, first, heading.split()[-2:]
 
 
 def test_the_table_has_every_operator_of_the_steps_after_the_warm_up():
@@ -33,7 +34,7 @@ def test_the_table_has_every_operator_of_the_steps_after_the_warm_up():
             watched.step()
     times, first, heading = rows(watched)
     assert watched.steps == (3, 5) and re.fullmatch(r"steps 3 to 5, \d+\.\d ms per step", first)
-    assert heading == ["ms per step", "cpu(0)", "cpu(1)"]
+    assert heading == ["cpu(0)", "cpu(1)"]
     names = " ".join(times)
     assert "Convolution" in names and "_backward_" in names and "tan" not in times
     assert max(map(len, times)) <= 40
@@ -134,7 +135,7 @@ def test_times_add_up_by_device_and_end_with_the_window(monkeypatch):
         watched.step()
         watched.step()
     times, first, heading = rows(watched)
-    assert (first, heading[1:]) == ("steps 1 to 2, 5.0 ms per step", ["cpu(0)", "gpu(2)"])
+    assert (first, heading) == ("steps 1 to 2, 5.0 ms per step", ["cpu(0)", "gpu(2)"])
     assert times == {"exp": [2.0, 0.5], "log": [0.0, 2.5], "total": [2.0, 3.0]}
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import zlib
 from dataclasses import dataclass, replace
-from typing import Callable, Iterator
+from typing import Any, Callable, Iterator
 
 import numpy as np
 
@@ -19,8 +20,8 @@ class Dataset:
     """Images and labels for classification, in host memory; they may be read-only views.
 
     Images are uint8 (n, 1, height, width); labels are uint8 (n,), of ten classes. ``source``
-    describes where they come from. Raises ValueError unless there are as many images as labels, and
-    for a label that is no class: MXNet would take the nearest class, and train.
+    says where they come from. Raises ValueError if the numbers of images and labels differ, and for
+    a label that is no class, for which MXNet would take the nearest class.
     """
 
     name: str
@@ -41,20 +42,40 @@ class Dataset:
                     f"{NUM_CLASSES - 1}, got {labels[wrong[0]]} at image {wrong[0]}"
                 )
 
+    def checksums(self) -> list[int]:
+        """Return the CRC-32 of images and labels, which detects other data, but not tampering."""
+        arrays = (self.train_images, self.train_labels, self.test_images, self.test_labels)
+        return [zlib.crc32(np.ascontiguousarray(array).data) for array in arrays]
+
+    def hold_out(self, seed: int) -> tuple[Dataset, np.ndarray, np.ndarray]:
+        """Return the data set with fewer training images, and the images and labels held out.
+
+        They are a tenth, rounded up, drawn at random by ``seed``; the others keep their order.
+        Raises ValueError if there is only one.
+        """
+        count = len(self.train_labels)
+        if count < 2:
+            raise ValueError("early_stop needs at least 2 training images, to hold one out, got 1")
+        held_out = np.zeros(count, bool)
+        held_out[np.random.RandomState(seed).permutation(count)[: -(-count // 10)]] = True
+        images, labels = self.train_images, self.train_labels
+        rest = replace(self, train_images=images[~held_out], train_labels=labels[~held_out])
+        return rest, images[held_out], labels[held_out]
+
 
 def load(
     name: str = "fashion-mnist",
     data_dir: str | os.PathLike[str] | None = None,
     limit: int | None = None,
 ) -> Dataset:
-    """Return the data set ``name``, with its first ``limit`` training images if that is given.
+    """Return the data set ``name``: with ``limit``, its first training and first test images.
 
     "fashion-mnist" has 60,000 training and 10,000 test images of clothes, 1 x 28 x 28, in ten
-    classes (Xiao et al. 2017); "synthetic" is :func:`synthetic`. ``data_dir`` is the only folder to
-    look in; without it, the known folders are, and the files are downloaded if none has them.
+    classes (Xiao et al. 2017); "synthetic" is :func:`synthetic`. The files are looked for in
+    ``data_dir`` only, or, without it, in the known folders; if none has them, they are downloaded.
 
     Raises FileNotFoundError if the files are not found; ValueError for an unknown name, a damaged
-    file, a limit that is out of range, and a folder for synthetic data.
+    file, a limit that is out of range, and ``data_dir`` with synthetic data.
     """
     if name not in NAMES:
         raise ValueError(f"the data set must be one of {', '.join(NAMES)}, got {name!r}")
@@ -75,7 +96,8 @@ def load(
             f"limit must be between 1 and {len(X)}, the number of training images of {name}, got "
             f"{limit}"
         )
-    return replace(dataset, train_images=X[:limit], train_labels=y[:limit])
+    test_X, test_y = dataset.test_images[:limit], dataset.test_labels[:limit]
+    return Dataset(name, X[:limit], y[:limit], test_X, test_y, dataset.source)
 
 
 def synthetic(seed: int = 0, num_train: int = 6000, num_test: int = 1000) -> Dataset:
@@ -97,7 +119,9 @@ def synthetic(seed: int = 0, num_train: int = 6000, num_test: int = 1000) -> Dat
         shifted = patterns[labels[:, None, None], rows[:, :, None], columns[:, None, :]]
         images = (shifted + rng.randint(0, 256, size=shifted.shape)) // 2
         arrays += [images[:, None].astype(np.uint8), labels.astype(np.uint8)]
-    return Dataset("synthetic", *arrays, f"synthetic, made with seed {seed}: not real data")
+    X, y, test_X, test_y = arrays
+    source = f"synthetic, made with seed {seed}: not real data"
+    return Dataset("synthetic", X, y, test_X, test_y, source)
 
 
 def batches(
@@ -111,9 +135,9 @@ def batches(
     """Yield minibatches (X, y) that contain every sample once; the last may be smaller.
 
     With ``rng``, which this call advances by one permutation, samples are shuffled and copied;
-    without it, X and y are views. ``share`` maps a batch's size to the slice of it that is yielded:
-    one process's share, which may be empty. The first ``first`` batches are skipped. Raises
-    ValueError for a batch_size below 1, and unless there are as many images as labels.
+    without it, X and y are views. ``share`` maps a batch's size to the slice that is yielded, this
+    process's share, which may be empty. The first ``first`` batches are skipped. Raises ValueError
+    for a batch_size below 1, and if the numbers of images and labels differ.
 
     >>> [y.tolist() for X, y in batches(np.zeros((5, 1, 2, 2)), np.arange(5), 2)]
     [[0, 1], [2, 3], [4]]
@@ -127,8 +151,9 @@ def batches(
         for start in range(first * batch_size, len(images), batch_size):
             size = min(batch_size, len(images) - start)
             taken = slice(0, size) if share is None else share(size)
-            index = slice(start + taken.start, start + taken.stop)
-            index = index if order is None else order[index]
+            index: Any = slice(start + taken.start, start + taken.stop)
+            if order is not None:
+                index = order[index]
             yield images[index], labels[index]
 
     return generate()

@@ -27,13 +27,13 @@ from pathlib import Path
 
 import numpy as np
 
-# Training images and labels, then those of the test.
+# The files' names: images and labels to train with, and to test with.
 STEMS = (
     *("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
     *("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
 )
-# By edition, in the order of the stems: SHA-256 of the uncompressed content or, where only that is
-# known, SHA-1 of the .gz file.
+# By edition, in the order of STEMS: the SHA-256 of the uncompressed content or, where only that is
+# known, the SHA-1 of the .gz file.
 EDITIONS = {
     "2017-08-31": (
         "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
@@ -48,7 +48,7 @@ EDITIONS = {
         "17f9ab60e7257a1620f4ad76bbbaf857c3920701",
     ),
 }
-# SHA-256 of the mirrors' .gz files, whose content is of the later edition.
+# SHA-256 of the .gz files on the mirrors, which have the later edition.
 PUBLISHED = (
     "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
     "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
@@ -68,7 +68,7 @@ _REMEDY = "Delete the file and get it again"
 
 
 def folders() -> dict[Path, str]:
-    """Return the folders that are searched, in their order, and what each is.
+    """Return the folders that are searched, in this order, each with its description.
 
     MXNet's folder for data sets is $MXNET_HOME/datasets, or ~/.mxnet/datasets.
     """
@@ -77,7 +77,7 @@ def folders() -> dict[Path, str]:
     return {
         cache / "fashion-mnist": "MXNet's cache",
         DEBIAN: "Debian's dataset-fashion-mnist",
-        # Not in MXNet's own folder, where it replaces single files of other editions by its own.
+        # Not in MXNet's own folder, where MXNet replaces files of another edition.
         cache / f"fashion-mnist-{next(iter(EDITIONS))}": "downloaded",
     }
 
@@ -85,9 +85,9 @@ def folders() -> dict[Path, str]:
 def find(data_dir: str | os.PathLike[str] | None = None) -> tuple[list[np.ndarray], str]:
     """Return the four arrays, uint8 and read-only, and a description of their source.
 
-    Searches ``data_dir`` only, if that is given; otherwise :func:`folders`, and downloads the files
+    Searches ``data_dir`` only, if it is given, and otherwise :func:`folders`; downloads the files
     that the last of these lacks. Raises FileNotFoundError, with the reason for each folder and
-    mirror, if the files are not found; ValueError if the first folder that has all four has a
+    mirror, if the files are not found; ValueError if the first folder that has all four files has a
     damaged one.
     """
     places = folders() if data_dir is None else {Path(data_dir): "data_dir"}
@@ -121,7 +121,8 @@ def _download(stems: list[str], folder: Path) -> list[str]:
     """
     import pooch  # here, because `import gluonpar` must cost no more than MXNet
 
-    progressbar = sys.stderr is not None and sys.stderr.isatty()
+    terminal = sys.stderr is not None and sys.stderr.isatty()
+    progressbar = terminal and os.environ.get("TERM") != "dumb"
     get = pooch.HTTPDownloader(progressbar, timeout=TIMEOUT_SECONDS)
     failed: dict[str, str] = {}
     for stem in stems:
@@ -141,7 +142,7 @@ def _download(stems: list[str], folder: Path) -> list[str]:
 
 
 def missing(folder: Path) -> list[str]:
-    """Return the stems of which a folder has neither the .gz nor the plain file."""
+    """Return the stems for which a folder has neither the .gz nor the plain file."""
     return [stem for stem in STEMS if not _paths(folder, stem)]
 
 
@@ -150,10 +151,9 @@ def _paths(folder: Path, stem: str) -> list[Path]:
 
 
 def read_folder(folder: Path) -> tuple[list[np.ndarray], str]:
-    """Return the four arrays, uint8 and read-only, of a folder that lacks none, and their edition.
+    """Return the four arrays, uint8 and read-only, of a folder that has all files, and the edition.
 
-    Raises ValueError, with the remedy, for a wrong or damaged file and for files of different
-    editions.
+    Raises ValueError, with the remedy, for a wrong or damaged file, and for a mixture of editions.
     """
     arrays, editions = [], {}
     for i, stem in enumerate(STEMS):
@@ -170,7 +170,7 @@ def read_folder(folder: Path) -> tuple[list[np.ndarray], str]:
 
 
 def _read(path: Path, i: int) -> tuple[bytes, str]:
-    """Return the content of the file of stem i, decompressed, and the edition of its checksum."""
+    """Return the decompressed content of the file of stem i, and the edition that it belongs to."""
     try:
         raw = content = path.read_bytes()
         if raw[:2] == b"\x1f\x8b":
