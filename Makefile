@@ -129,10 +129,12 @@ dist: $(VENV)/.dist ## build an sdist, and a wheel from it, into dist/
 test-dist: $(VENV)/.dist ## install the wheel in dist/ into a fresh environment and test it
 	$(BIN)/python tools/test_dist.py $(if $(EXTRA),--extra $(EXTRA)) $(ARGS)
 
-lint: $(VENV)/.tests ## check style, formatting and the order of imports
+lint: $(VENV)/.tests ## check style, formatting, the order of imports, and types
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports
+	@if [ -x $(BIN)/mypy ]; then echo $(BIN)/mypy; $(BIN)/mypy; \
+	else echo 'types are not checked: mypy is not installed (it needs Python 3.10)'; fi
 
 format: $(VENV)/.tests ## sort imports and format, in place
 	$(BIN)/ruff check --select I --fix

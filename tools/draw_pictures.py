@@ -7,9 +7,9 @@
 
 docs/hooks/drawings.py draws the other plans when the site is built. timelines.js of
 docs/assets/step-by-step is what docs/step-by-step.html plays; step-by-step.png is a picture of that
-page, which --record page takes. scaling.svg shows
-docs/measured/scaling.json, which --record scaling measures, on an otherwise idle machine: all
-candidates on all numbers of devices take turns, so about 40 processes are in memory at once.
+page, which --record page takes. scaling.svg shows docs/measured/scaling.json, which --record
+scaling measures, on an otherwise idle machine: all candidates on all numbers of devices take turns,
+so about 40 processes are in memory at once.
 
 Exit status: 0, success; 1, a candidate of the benchmark failed; 2, wrong arguments.
 """
@@ -107,14 +107,8 @@ def _write(path: Path, record: dict[str, Any]) -> None:
 
 def record_scaling(pythons: dict[str, str | None]) -> int:
     """Run the training benchmark and keep its figures; return its exit status."""
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.training",
-        *BENCHMARK.split(),
-        "--candidates",
-        CANDIDATES,
-    ]
+    command = [sys.executable, "-m", "benchmarks.training", *BENCHMARK.split()]
+    command += ["--candidates", CANDIDATES]
     command += [word for option in pythons.items() if option[1] for word in option]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "samples.json"
@@ -130,11 +124,8 @@ def photograph_page(picture: Path) -> None:
     browser = shutil.which("chromium") or shutil.which("google-chrome") or "chromium"
     with tempfile.TemporaryDirectory() as profile:
         options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
-        options += [
-            f"--user-data-dir={profile}",
-            "--window-size=1180,890",
-            f"--screenshot={picture}",
-        ]
+        options += [f"--user-data-dir={profile}", "--window-size=1180,890"]
+        options += [f"--screenshot={picture}"]
         subprocess.run([browser, *options, f"{PAGE.as_uri()}#{MOMENT}"], check=True)
     with Image.open(picture) as image:
         few = image.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE)

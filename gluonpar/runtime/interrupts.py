@@ -151,4 +151,5 @@ def end_at_crash() -> None:
     if signal.getsignal(signal.SIGSEGV) in (None, signal.SIG_DFL):  # the program has set none
         faulthandler.disable()
         ctypes.CDLL(None).signal(signal.SIGSEGV, signal.SIG_DFL)
-        faulthandler.enable(sys.__stderr__ or sys.stderr, all_threads=False)
+        if sys.__stderr__ is not None:  # it is open
+            faulthandler.enable(sys.__stderr__, all_threads=False)

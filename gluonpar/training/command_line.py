@@ -77,8 +77,7 @@ def main(
     def say(message: str, before: str = "") -> None:
         console.notice(f"{before}{parsed.prog}: {message}")
 
-    if sys.__stderr__ is not None:  # it is open
-        interrupts.end_at_crash()
+    interrupts.end_at_crash()
     try:
         cluster.size()  # joins the other processes
     except (ImportError, RuntimeError, ValueError, MemoryError) as error:
