@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import os
 import re
-import sys
 import traceback
 from typing import Callable, NoReturn, Sequence
 
