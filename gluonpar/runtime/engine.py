@@ -65,9 +65,13 @@ def _called(_context, on_complete, ticket):
     """Run a pushed function; the engine calls this, and ``finish`` must be called exactly once."""
     fields = _ON_COMPLETE_BYTES.from_address(on_complete)  # finish() frees it
     address, engine, param = _ON_COMPLETE.unpack_from(fields)
-    finish = _finish_at(address)
+    finishes = [_finish_at(address)]
 
     def complete(message: str | None = None) -> None:
+        try:
+            finish = finishes.pop()
+        except IndexError:  # it has ended, and the engine has freed it
+            return
         if message is None:
             finish(engine, param, None)
             return
@@ -90,7 +94,7 @@ def _called(_context, on_complete, ticket):
     else:
         if not ends_by_call:
             del function  # and its arrays, before anyone who waits goes on
-            finish(engine, param, None)
+            complete()
 
 
 def _grow_list_of_errors() -> None:
@@ -147,7 +151,7 @@ def prepare(
 
     With ``ends_by_call`` the engine calls ``function(complete)``, and the operator ends, without
     keeping a worker, when any thread calls ``complete()``, or ``complete(message)`` if it failed.
-    It must do so exactly once, unless ``function`` raises.
+    It must do so, unless ``function`` raises; further calls have no effect.
     """
     # One array per engine variable: given one twice, the engine would wait for itself.
     written = {memory.chunk(array): array.handle.value for array in writes}
