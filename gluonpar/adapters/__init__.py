@@ -4,11 +4,10 @@ import sys
 
 from gluonpar import gluon
 from gluonpar.adapters import kvstore, towers
-from gluonpar.adapters.average import average_gradients
 from gluonpar.adapters.data_loader import DataLoader
 from gluonpar.adapters.estimator import BatchProcessor
 from gluonpar.adapters.parallel import make_parallel
-from gluonpar.adapters.towers import Towers, TowersEpoch
+from gluonpar.adapters.towers import Towers, TowersEpoch, average_gradients
 
 __all__ = [
     "BatchProcessor",

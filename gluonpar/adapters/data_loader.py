@@ -16,7 +16,7 @@ from gluonpar.sharding import NESTS, items, rebuild, share_of_batch
 class DataLoader(gluon.data.DataLoader):
     """``gluon.data.DataLoader`` whose batches are, in a job, this rank's part of every batch.
 
-    The arguments are those of ``gluon.data.DataLoader``, and mean what they mean in one process:
+    It takes the arguments of ``gluon.data.DataLoader``, which mean what they mean in one process:
     ``batch_size`` samples are in the batches of all ranks together, and with ``shuffle`` an epoch
     has every sample once, in another order each time. The batches are those that rank 0 draws from
     its sampler, so ``np.random.seed`` there determines them, and they are the same for any number
@@ -26,8 +26,8 @@ class DataLoader(gluon.data.DataLoader):
 
     ``num_samples`` is the number of samples on all ranks of the batch that was returned last: what
     ``trainer.step`` takes. All ranks get equally many batches. If there are fewer samples than
-    ranks, as in a last batch, some get arrays of shape (0, ...), of which
-    :func:`split_and_load` makes no shards; call ``step`` all the same.
+    ranks, as in a last batch, some get arrays of shape (0, ...). :func:`split_and_load` makes no
+    shards of them; call ``step`` all the same.
 
     All ranks must make and iterate it together: they exchange the order of an epoch when MXNet
     draws it, with ``num_workers`` already when the DataLoader is made, unless ``auto_reload`` is
@@ -96,8 +96,8 @@ class _Parts:
         if cluster.size() == 1:
             return map(list, self._batches)
         # On all ranks, so that their random generators go on alike.
-        drawn = [[int(i) if isinstance(i, np.integer) else i for i in b] for b in self._batches]
-        lengths, drawn = zip(*cluster.gather((self._length, drawn if cluster.is_main() else None)))
+        own = [[int(i) if isinstance(i, np.integer) else i for i in b] for b in self._batches]
+        lengths, drawn = zip(*cluster.gather((self._length, own if cluster.is_main() else None)))
         if len({*lengths}) > 1:
             raise ValueError(
                 f"all ranks must load from the same dataset, got lengths {list(lengths)}, by rank; "

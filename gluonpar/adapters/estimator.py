@@ -1,12 +1,11 @@
 """For ``gluon.contrib.estimator.Estimator``: batches on several devices, and steps of all ranks.
 
 MXNet's Estimator passes ``step`` the number of samples of its own batch. In a job of several
-processes its Trainer's gradients are sums over all ranks, so the number is then that of all ranks.
+processes its Trainer's gradients are sums over all ranks, so ``step`` gets all ranks' number.
 """
 
 from __future__ import annotations
 
-import functools
 from typing import Any, Callable
 
 import mxnet as mx
@@ -58,28 +57,20 @@ class BatchProcessor(estimator.BatchProcessor):
         return data, label, [scores for scores, _ in results], [loss for _, loss in results]
 
 
-def _stepping(batch_end: Callable) -> Callable:
+@private_fields.around(private_fields.STEPS_ESTIMATOR)
+def _step(batch_end: Callable, handler: Any, estimator: Any, *args: Any, **kwargs: Any) -> Any:
     """Have ``step`` divide by the samples of all ranks whose gradients the Trainer sums."""
-
-    @functools.wraps(batch_end)
-    def stepped(handler: Any, estimator: Any, *args: Any, **kwargs: Any) -> Any:
-        trainer = estimator.trainer
-        owner = trainer
-        if not isinstance(trainer, Trainer):
-            owner = private_fields.kvstore_params(trainer)["kvstore"]
-        if isinstance(owner, (Trainer, GluonPar)):
-            losses = kwargs["loss"]
-            losses = [losses] if isinstance(losses, mx.nd.NDArray) else losses
-            number = _total(owner, sum(map(len, losses)))
-            kwargs["loss"] = [np.empty((number, 0))]  # of which batch_end takes the length
-        return batch_end(handler, estimator, *args, **kwargs)
-
-    return stepped
+    owner = estimator.trainer
+    if not isinstance(owner, Trainer):
+        owner = private_fields.kvstore_params(owner)["kvstore"]
+    if isinstance(owner, (Trainer, GluonPar)):
+        losses = kwargs["loss"]
+        losses = [losses] if isinstance(losses, mx.nd.NDArray) else losses
+        number = _total(owner, sum(map(len, losses)))
+        kwargs["loss"] = [np.empty((number, 0))]  # batch_end takes the length of each
+    return batch_end(handler, estimator, *args, **kwargs)
 
 
 @cluster.in_scope
 def _total(owner: Trainer | GluonPar, number: int) -> int:
     return int(cluster.total(number))
-
-
-private_fields.wrap(private_fields.STEPS_ESTIMATOR, _stepping)

@@ -17,30 +17,22 @@ from mxnet import autograd, gluon
 from gluonpar import cluster
 from gluonpar.cluster import world
 from gluonpar.collectives import Exchange, arguments, exchange_over, in_buckets
-from gluonpar.gluon import (
-    ages,
-    batches,
-    check_draws_nothing,
-    gradients,
-    identity,
-    initial_values,
-    sums,
-)
+from gluonpar.gluon import batches, check_draws_nothing, consistency, gradients
 from gluonpar.runtime import devices, heap, interrupts, memory, private_fields, threads
 
-# Optimizers that would give each copy of a parameter another value, as MXNet calls one optimizer
-# for each device in turn: SGLD draws random numbers, LBSGD has one array for a Trainer's copies.
+# MXNet calls one optimizer for each device in turn. These would give each copy of a parameter
+# another value: SGLD draws random numbers, LBSGD has one array for all of a Trainer's copies.
 _NOT_BY_MODULE = (mx.optimizer.SGLD,)
 _NOT_BY_TRAINER = (mx.optimizer.SGLD, mx.optimizer.LBSGD)
-_VALUES = "stores sums of row_sparse arrays only; sum dense ones with pushpull"
+_ROW_SPARSE_ONLY = "stores sums of row_sparse arrays only; sum dense ones with pushpull"
 
 
 @mx.kvstore.KVStoreBase.register  # under the class's name in lower case
-class GluonPar(mx.kvstore.KVStore):  # of which sparse gradients need an instance
+class GluonPar(mx.kvstore.KVStore):  # MXNet takes no other class for sparse gradients
     """The store that a Trainer or Module uses: copies parameters, sums gradients, both in place.
 
     For arrays that :func:`gluonpar.allreduce` takes; as asynchronous as any operator. A key is an
-    int, a string or a list of those; no dense value is stored under it. ``priority`` is not used.
+    int, a string or a list of these; no dense value is stored under it. ``priority`` is not used.
     The store runs no optimizer, so ``update_on_kvstore`` is False: every device updates its own
     copy of the parameters, and the Trainer or the Module holds the optimizer states. On several
     devices each update begins with the numbers that the optimizer and its schedule had before the
@@ -99,7 +91,7 @@ class GluonPar(mx.kvstore.KVStore):  # of which sparse gradients need an instanc
         return False
 
     def init(self, key: Any, value: Any) -> None:
-        """Copy rank 0's array ``value`` to that of all ranks; with a list of keys, key by key."""
+        """Copy rank 0's ``value`` to every rank's ``value``; with a list of keys, key by key."""
         if self.num_workers > 1:
             self.broadcast(key, value, value)
 
@@ -124,37 +116,35 @@ class GluonPar(mx.kvstore.KVStore):  # of which sparse gradients need an instanc
         all on the same contexts, and are summed together.
         With several processes the sum is over the devices of all processes.
 
-        Where the sums replace the gradients of a Parameter on its devices, by which it is known, a
-        device that had no sample adds nothing, and gets the sum as the others.
+        Where the arrays that become the sum are a Parameter's gradients, a device that had no
+        sample adds nothing, and gets the sum, too.
 
         Raises ValueError for arrays of different shapes or dtypes, and for an array under two keys.
-        A Trainer or Module gives row_sparse ones to :meth:`push`.
+        A Trainer or Module gives row_sparse arrays to :meth:`push`.
         """
         lists = _lists(key, value, "value")
         targets = lists if out is None else _lists(key, out, "out")
         if not lists:
             return
-        exchange, summed, stale = _exchange(lists), [], []
-        for data, those, added in zip(lists, targets, _begin_sums(targets)):
-            if added is None:
-                continue
-            with autograd.pause():
-                data = data if out is None else [array.copy() for array in data]
-            if len(data) == len(those):
-                stale += [array for array, is_added in zip(data, added) if not is_added]
-            summed.append((data, those))
-        memory.zero(stale)
-        added_up = [data for data, _ in summed]
-        buckets = in_buckets(added_up)
-        if out is None:
-            heap.return_free(added_up)
-            exchange.allreduce(buckets)
-            return
-        exchange.reduce(buckets)
+        exchange, summands, sums, stale = _exchange(lists), [], [], []
         with autograd.pause():
-            for data, those in summed:
-                for target in those:  # it may be in value, too
-                    data[0].copyto(target)
+            for data, arrays, added in zip(lists, targets, _begin_sums(targets)):
+                if added is None:
+                    continue
+                summands.append(data if out is None else [array.copy() for array in data])
+                sums.append(arrays)
+                if len(data) == len(arrays):
+                    stale += [array for array, is_added in zip(summands[-1], added) if not is_added]
+            memory.zero(stale)
+            buckets = in_buckets(summands)
+            if out is None:
+                heap.return_free(summands)
+                exchange.allreduce(buckets)
+                return
+            exchange.reduce(buckets)
+            for (total, *_), arrays in zip(summands, sums):
+                for array in arrays:  # it may be in value, too
+                    total.copyto(array)
 
     @cluster.in_scope
     @interrupts.held()
@@ -166,7 +156,7 @@ class GluonPar(mx.kvstore.KVStore):  # of which sparse gradients need an instanc
         """
         for name, data in zip(_keys(key), _lists(key, value, "value")):
             if data[0].stype != "row_sparse":
-                raise ValueError(f"kvstore 'gluonpar' cannot push({key!r}): it {_VALUES}")
+                self._refuse("push", _ROW_SPARSE_ONLY, key)
             [added] = _begin_sums([data])
             memory.zero([array for array, is_added in zip(data, added or ()) if not is_added])
             copies = [array.copy() for array in data]
@@ -182,33 +172,32 @@ class GluonPar(mx.kvstore.KVStore):  # of which sparse gradients need an instanc
         """
         for name, targets in zip(_keys(key), _lists(key, out, "out")):
             if name not in self._row_sparse:
-                raise ValueError(f"kvstore 'gluonpar' cannot pull({key!r}): it {_VALUES}")
+                self._refuse("pull", _ROW_SPARSE_ONLY, key)
             for target in targets:
                 self._row_sparse[name].copyto(target)
 
+    def _refuse(self, call: str, reason: str, *args: Any, **kwargs: Any) -> NoReturn:
+        given = [*args, *kwargs.values()][0]
+        raise ValueError(f"kvstore 'gluonpar' cannot {call}({given!r}): it {reason}")
 
-def _refusing(name: str, reason: str) -> Callable[..., NoReturn]:
-    def refuse(self: GluonPar, *args: Any, **kwargs: Any) -> NoReturn:
-        given = [*args, *kwargs.values()]
-        raise ValueError(f"kvstore 'gluonpar' cannot {name}({given[0]!r}): it {reason}")
-
-    refuse.__doc__ = f"Raise ValueError: the store {reason}."
-    return refuse
-
-
-for _name, _reason in {
-    "set_optimizer": "runs no optimizer; pass update_on_kvstore=False, or kvstore='device'",
-    "set_gradient_compression": "does not compress gradients; leave compression_params out, or use "
-    "kvstore='device', which does on GPUs",
-    "save_optimizer_states": "holds no optimizer states; call trainer.save_states",
-    "load_optimizer_states": "holds no optimizer states; call trainer.load_states",
-    "row_sparse_pull": _VALUES,
-}.items():
-    setattr(GluonPar, _name, _refusing(_name, _reason))
+    set_optimizer = functools.partialmethod(
+        _refuse, "set_optimizer", "runs no optimizer; pass update_on_kvstore=False"
+    )
+    set_gradient_compression = functools.partialmethod(
+        *(_refuse, "set_gradient_compression"),
+        "does not compress gradients; leave compression_params out, or use kvstore='device'",
+    )
+    save_optimizer_states = functools.partialmethod(
+        _refuse, "save_optimizer_states", "holds no optimizer states; call trainer.save_states"
+    )
+    load_optimizer_states = functools.partialmethod(
+        _refuse, "load_optimizer_states", "holds no optimizer states; call trainer.load_states"
+    )
+    row_sparse_pull = functools.partialmethod(_refuse, "row_sparse_pull", _ROW_SPARSE_ONLY)
 
 
-# Of the Trainers of a job of several processes.
-_identities: weakref.WeakKeyDictionary[gluon.Trainer, identity.Identity]
+# Of the Trainers that use this store.
+_identities: weakref.WeakKeyDictionary[gluon.Trainer, consistency.Identity]
 _identities = weakref.WeakKeyDictionary()
 
 
@@ -217,147 +206,124 @@ def _is_ours(kvstore: Any) -> bool:
     return named or isinstance(kvstore, GluonPar)
 
 
-def _making(make: Callable) -> Callable:
+@private_fields.around(private_fields.MAKES_TRAINER)
+def _make_trainer(make: Callable, trainer: gluon.Trainer, *args: Any, **kwargs: Any) -> None:
     """Before the first forward, share out threads and give all ranks the same initial values."""
-
-    @functools.wraps(make)
-    def made(trainer: gluon.Trainer, *args: Any, **kwargs: Any) -> None:
-        make(trainer, *args, **kwargs)
-        options, params = private_fields.kvstore_params(trainer), private_fields.params(trainer)
-        if not _is_ours(options["kvstore"]):
-            return
-        check_draws_nothing(private_fields.optimizer(trainer), cluster.size())
-        threads.share(private_fields.contexts(trainer))
-        if world.launched():
-            if isinstance(options["kvstore"], str):  # by name, there is none for one device
-                options["kvstore"] = GluonPar()
-            sparse = "row_sparse" in map(private_fields.grad_stype, params)
-            options["kvstore"].sums_sparse_gradients = sparse
-            if cluster.size() > 1:
-                _identities[trainer] = identity.Identity(trainer, params)
-            initial_values.start_alike(params)
-
-    return made
+    make(trainer, *args, **kwargs)
+    options, params = private_fields.kvstore_params(trainer), private_fields.params(trainer)
+    if not _is_ours(options["kvstore"]):
+        return
+    check_draws_nothing(private_fields.optimizer(trainer), cluster.size())
+    threads.share(private_fields.contexts(trainer))
+    _identities[trainer] = consistency.Identity(trainer, params)
+    if world.launched():
+        if isinstance(options["kvstore"], str):  # by name, there is none for one device
+            options["kvstore"] = GluonPar()
+        sparse = "row_sparse" in map(private_fields.grad_stype, params)
+        options["kvstore"].sums_sparse_gradients = sparse
+        consistency.start_alike(params)
 
 
-def _filling_trainers(fill: Callable) -> Callable:
+@private_fields.around(private_fields.FILLS_TRAINERS_KVSTORE)
+def _fill_store(fill: Callable, trainer: gluon.Trainer) -> None:
     """Note that the store has given all ranks rank 0's values, before the first step."""
-
-    @functools.wraps(fill)
-    def filled(trainer: gluon.Trainer) -> None:
-        fill(trainer)
-        if trainer in _identities:
-            identity.are_alike(private_fields.params(trainer))
-
-    return filled
+    fill(trainer)
+    if trainer in _identities:
+        consistency.are_alike(private_fields.params(trainer))
 
 
-def _summing(sum_gradients: Callable) -> Callable:
+@private_fields.around(private_fields.SUMS_GRADIENTS)
+def _sum_together(sum_gradients: Callable, trainer: gluon.Trainer) -> None:
     """Sum all parameters' gradients together: an operator for each would cost as much as a step."""
-
-    @functools.wraps(sum_gradients)
-    def summed(trainer: gluon.Trainer) -> None:
-        store = private_fields.kvstore(trainer)
-        if getattr(type(store), "pushpull", None) is not GluonPar.pushpull:
-            sum_gradients(trainer)
-            return
-        dense, sparse = {}, {}
-        for i, param in enumerate(private_fields.params(trainer)):
-            if param.grad_req != "null":
-                kind = dense if private_fields.grad_stype(param) == "default" else sparse
-                kind[i] = param.list_grad()
-        store.pushpull([*dense], [*dense.values()])
-        for i, grads in sparse.items():
-            store.push(i, grads)
-            store.pull(i, grads)
-
-    return summed
+    store = private_fields.kvstore(trainer)
+    if getattr(type(store), "pushpull", None) is not GluonPar.pushpull:
+        sum_gradients(trainer)
+        return
+    dense: dict[int, list[mx.nd.NDArray]] = {}
+    sparse: dict[int, list[mx.nd.NDArray]] = {}
+    for i, param in enumerate(private_fields.params(trainer)):
+        if param.grad_req != "null":
+            kind = dense if private_fields.grad_stype(param) == "default" else sparse
+            kind[i] = param.list_grad()
+    store.pushpull([*dense], [*dense.values()])
+    for i, grads in sparse.items():
+        store.push(i, grads)
+        store.pull(i, grads)
 
 
-def _updating(update: Callable) -> Callable:
-    """Refuse an update by gradients that have not been summed, which would differ by device."""
-
-    @functools.wraps(update)
-    def updated(trainer: gluon.Trainer, *args: Any, **kwargs: Any) -> None:
-        if _is_ours(private_fields.kvstore_params(trainer)["kvstore"]):
-            sums.check_summed(private_fields.params(trainer))
-        update(trainer, *args, **kwargs)
-
-    return updated
+@private_fields.around(private_fields.UPDATES_BY_SUMS)
+def _update_by_sums(update: Callable, trainer: gluon.Trainer, *args: Any, **kwargs: Any) -> None:
+    """Refuse an update by gradients that have not been summed: the devices would differ."""
+    if trainer in _identities:
+        gradients.check_summed(private_fields.params(trainer))
+    update(trainer, *args, **kwargs)
 
 
-def _creating(create: Callable) -> Callable:
+@private_fields.around(private_fields.UPDATES_DEVICES)
+@interrupts.held()
+def _update_devices(update: Callable, *args: Any, **kwargs: Any) -> None:
+    update(*args, **kwargs)
+
+
+@private_fields.around(private_fields.CREATES_KVSTORE)
+def _create_store(create: Callable, kvstore: Any, num_device: int, arg_params: Any) -> tuple:
     """In a job, make a store for one device, too, for which Module has none by name."""
-
-    @functools.wraps(create)
-    def created(kvstore: Any, num_device: int, arg_params: Any) -> tuple:
-        by_name = isinstance(kvstore, str) and _is_ours(kvstore) and world.launched()
-        return create(GluonPar() if by_name else kvstore, num_device, arg_params)
-
-    return created
+    by_name = isinstance(kvstore, str) and _is_ours(kvstore) and world.launched()
+    return create(GluonPar() if by_name else kvstore, num_device, arg_params)
 
 
-def _filling(fill: Callable) -> Callable:
+@private_fields.around(private_fields.FILLS_KVSTORE)
+def _fill_devices(
+    fill: Callable,
+    kvstore: Any,
+    param_arrays: Any,
+    arg_params: Any,
+    param_names: Any,
+    update_on_kvstore: Any,
+) -> None:
     """Module has copied each rank's parameters to its devices: copy rank 0's to these, too."""
-
-    @functools.wraps(fill)
-    def filled(
-        kvstore: Any, param_arrays: Any, arg_params: Any, param_names: Any, update_on_kvstore: Any
-    ) -> None:
-        fill(kvstore, param_arrays, arg_params, param_names, update_on_kvstore)
-        if _is_ours(kvstore) and kvstore.num_workers > 1:
-            for name, arrays in zip(param_names, param_arrays):
-                kvstore.broadcast(name, arg_params[name], arrays)
-
-    return filled
+    fill(kvstore, param_arrays, arg_params, param_names, update_on_kvstore)
+    if _is_ours(kvstore) and kvstore.num_workers > 1:
+        for name, arrays in zip(param_names, param_arrays):
+            kvstore.broadcast(name, arg_params[name], arrays)
 
 
-def _updating_module(update: Callable) -> Callable:
+@private_fields.around(private_fields.UPDATES_MODULE)
+@interrupts.held()
+def _update_module(
+    update: Callable,
+    param_arrays: Any,
+    grads: Any,
+    updater: Any,
+    num_device: int,
+    kvstore: Any = None,
+    param_names: Any = None,
+) -> None:
     """Have Module's optimizer update the copies on all devices alike."""
-
-    @functools.wraps(update)
-    def updated(param_arrays: Any, grads: Any, updater: Any, num_device: int, *args, **kwargs):
-        kvstore = kwargs.get("kvstore", args[0] if args else None)
-        if _is_ours(kvstore) and param_arrays:
-            ctx = [array.context for array in param_arrays[0]]
-            _update_alike(updater.optimizer, ctx, _NOT_BY_MODULE)
-        update(param_arrays, grads, updater, num_device, *args, **kwargs)
-
-    return interrupts.held()(updated)
-
-
-private_fields.wrap(private_fields.MAKES_TRAINER, _making)
-private_fields.wrap(private_fields.FILLS_TRAINERS_KVSTORE, _filling_trainers)
-private_fields.wrap(private_fields.SUMS_GRADIENTS, _summing)
-private_fields.wrap(private_fields.UPDATES_BY_SUMS, _updating)
-private_fields.wrap(private_fields.UPDATES_DEVICES, interrupts.held())
-private_fields.wrap(private_fields.CREATES_KVSTORE, _creating)
-private_fields.wrap(private_fields.FILLS_KVSTORE, _filling)
-private_fields.wrap(private_fields.UPDATES_MODULE, _updating_module)
+    if _is_ours(kvstore) and param_arrays:
+        ctx = [array.context for array in param_arrays[0]]
+        _update_alike(updater.optimizer, ctx, _NOT_BY_MODULE)
+    update(param_arrays, grads, updater, num_device, kvstore, param_names)
 
 
 class _Step:
     """A step of an optimizer, which MXNet calls for each device's copies of the parameters."""
 
     def __init__(self) -> None:
-        self._devices: set[mx.Context] = set()  # that it has been called for
-        self._before: list[dict[str, Any]] = []  # its numbers when it had been called for none
+        self._devices: set[mx.Context] = set()  # that have been updated in this step
+        self._before: list[dict[str, Any]] = []  # the optimizer's numbers before the step
 
     def begin(self, optimizer: mx.optimizer.Optimizer, device: mx.Context) -> None:
         """Give the optimizer the numbers from before the step."""
+        both = (optimizer, optimizer.lr_scheduler)
+        attributes = [vars(each) for each in both if hasattr(each, "__dict__")]
         if not self._devices or device in self._devices:
-            self._devices, self._before = set(), [*map(_numbers, _attributes(optimizer))]
+            self._devices, self._before = set(), [*map(_numbers, attributes)]
         self._devices.add(device)
-        for attributes, before in zip(_attributes(optimizer), self._before):
-            for name in _numbers(attributes).keys() - before.keys():
-                del attributes[name]
-            attributes.update(before)
-
-
-def _attributes(optimizer: mx.optimizer.Optimizer) -> list[dict[str, Any]]:
-    """Return those of the optimizer and of its schedule."""
-    both = (optimizer, optimizer.lr_scheduler)
-    return [vars(each) for each in both if hasattr(each, "__dict__")]
+        for each, before in zip(attributes, self._before):
+            for name in _numbers(each).keys() - before.keys():
+                del each[name]
+            each.update(before)
 
 
 def _numbers(attributes: dict[str, Any]) -> dict[str, Any]:
@@ -370,27 +336,19 @@ def _numbers(attributes: dict[str, Any]) -> dict[str, Any]:
 _steps: weakref.WeakKeyDictionary[mx.optimizer.Optimizer, _Step] = weakref.WeakKeyDictionary()
 
 
-@functools.lru_cache(None)
-def _wrap_updates() -> None:
-    """From now on, have each device's update in a step begin as the first one's.
+@private_fields.around(private_fields.UPDATES)
+def _update_copies(
+    update: Callable, updater: mx.optimizer.Updater, index: Any, grad: Any, weight: Any
+) -> None:
+    """Have each device's update in a step begin as the first one's.
 
     MXNet's optimizers, and others, change numbers of their own in an update (counts, the last
     learning rate), which the next device's update must not see.
     """
-
-    def beginning_alike(update: Callable) -> Callable:
-        @functools.wraps(update)
-        def begin_and_update(
-            self: mx.optimizer.Updater, index: Any, grad: Any, weight: Any
-        ) -> None:
-            if self.optimizer in _steps:
-                [first, *_] = weight if isinstance(weight, (list, tuple)) else [weight]
-                _steps[self.optimizer].begin(self.optimizer, first.context)
-            update(self, index, grad, weight)
-
-        return begin_and_update
-
-    private_fields.wrap(private_fields.UPDATES, beginning_alike)
+    if updater.optimizer in _steps:
+        [first, *_] = weight if isinstance(weight, (list, tuple)) else [weight]
+        _steps[updater.optimizer].begin(updater.optimizer, first.context)
+    update(updater, index, grad, weight)
 
 
 def _update_alike(
@@ -407,7 +365,6 @@ def _update_alike(
             f"update the copies on {ctx} differently; use gluonpar.Trainer"
         )
     if optimizer not in _steps:
-        _wrap_updates()
         _steps[optimizer] = _Step()
         private_fields.level_update_counts(optimizer, ctx)
 
@@ -428,7 +385,7 @@ def _begin_sums(lists: Sequence[Sequence[mx.nd.NDArray]]) -> list[list[bool] | N
             if trainer in _identities:
                 names.append(_identities[trainer].name)
                 facts.update(_identities[trainer].facts(rescale_grad=optimizer.rescale_grad))
-    summands = ages.summands(known, cluster.size(), ", ".join(names), facts)
+    summands = gradients.summands(known, cluster.size(), ", ".join(names), facts)
     counting = dict(zip(known, zip(*summands)))
     summed = [param for param, (_, on_some_rank) in counting.items() if on_some_rank]
     batches.mark_summed(summed)

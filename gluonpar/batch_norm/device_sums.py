@@ -1,8 +1,8 @@
-"""Sums of numbers over devices, each of which adds its own when it comes to it; no thread waits.
+"""Sums of numbers over devices. Each device adds its numbers when it gets there; no thread waits.
 
-Each belongs to a round, a call of run_tasks or the like, and is over as many devices as the round
-has. The n-th sum that a layer begins in the round on one device is its n-th on all. However a round
-ends, the next one has new sums.
+A round is a call of :func:`run_tasks`, or a pass of a plain loop. A sum belongs to a round, and is
+over as many devices as the round has. The n-th sum that a layer begins in a round on one device is
+its n-th on all of them. The next round has new sums, however this one ends.
 
 In a job a sum is over the devices of all ranks (:mod:`gluonpar.batch_norm.rank_rounds`). Each rank
 sends its values to the others when all of its devices have added theirs.
@@ -29,67 +29,61 @@ from gluonpar.runtime import device_threads
 
 
 class SumKey(NamedTuple):
-    """A sum, or that of the gradients with respect to it."""
+    """A sum, or the sum of the gradients with respect to it."""
 
     round: Round
-    layer: Any  # has a name and timeout_seconds, and for ranks is_local and name_in_job
-    number: int
-    is_of_gradients: bool = False
+    layer: Any  # has a name, a name_in_job, is_local and timeout_seconds
+    of_variance: bool  # or of the mean
+    number: int  # of the layer's call
+    of_gradients: bool = False
 
     @property
-    def over(self) -> RankRound | None:
-        """The round of all ranks, if the sum is over the devices of all."""
-        of_ranks = self.round.of_ranks
-        return None if of_ranks is None or self.layer.is_local else of_ranks
+    def over(self) -> RankRound:
+        """The round of the ranks whose devices the sum is over."""
+        return self.round.of_this_rank if self.layer.is_local else self.round.of_ranks
 
     @property
     def name(self) -> tuple:
         """The same on all ranks."""
-        return self.layer.name_in_job, self.number, self.is_of_gradients
+        return (self.layer.name_in_job, *self[2:])
 
 
 class Round:
     """A call of functions on ``num_devices`` devices of this process at once.
 
-    Outside ``cluster.local()`` it is one of all ranks of a job, which begin those of one ``place``
-    in the same order.
+    Outside ``cluster.local()`` all ranks of a job take part in it, and begin the rounds of one
+    ``place`` in the same order.
     """
 
     def __init__(self, num_devices: int, place: str = "run_tasks") -> None:
         self.num_devices, self.failed = num_devices, ""  # why a device is missing, if one is
         job = world.world()
-        self.place, self.spans, self._messages = place, job is not None, job and job.messages
-        self.of_ranks: RankRound | None = None
+        self.place, self._messages = place, job.messages if job else None
+        self.spans = job is not None
+        self.of_this_rank = self.of_ranks = RankRound(place)
         # Per device that was called, how often its thread had called backward before.
         self.num_backwards: dict[mx.Context, int] = {}
         self.after_failure: list[Callable[[], None]] = []  # to be called then
-        self.begun: dict[Any, collections.Counter] = {}  # number of sums, by layer and device
+        # By layer: the number of its sums, by device and whether they are of the variance.
+        self.begun: dict[Any, collections.Counter[tuple[str, bool]]] = {}
 
     def join_ranks(self) -> None:
         """In a job, begin the round on this rank, if any layer may add to it."""
-        if self.spans and _layers_in_job and self.of_ranks is None:
+        if self._messages and _layers_in_job and not self.of_ranks.is_shared:
             self._messages.start(_receive, _is_message_expected)
             with lock:
-                self.of_ranks = RankRound(self._messages, self.place)
+                self.of_ranks = RankRound(self.place, self._messages)
 
     def say_tasks(self, failed: str = "") -> None:
-        """Tell the other ranks how many tasks there were, and which sums they began."""
-        if self.of_ranks is not None:
-            with lock:
-                begun = {
-                    layer.name_in_job: max(of_devices.values())
-                    for layer, of_devices in self.begun.items()
-                    if not layer.is_local
-                }
-                self.of_ranks.say(Tasks(self.num_devices, begun, failed))
-            _go_on()
-
-    def send_statistics(self, of_layers: dict[Any, np.ndarray]) -> None:
-        """Send those of layers, when their sums are complete, to the ranks without tasks."""
+        """Tell the other ranks how many tasks there were, and how often they called each layer."""
         with lock:
-            for layer, values in of_layers.items():
-                key = SumKey(self, layer, rank_rounds.STATISTICS)
-                self.of_ranks.give_statistics(key.name, values)
+            calls = {
+                layer.name_in_job: max(begun.values())
+                for layer, begun in self.begun.items()
+                if not layer.is_local
+            }
+            self.of_ranks.say(Tasks(self.num_devices, calls, failed))
+        _go_on()
 
     def call(self, ctx: mx.Context, function: Callable, *arguments: Any) -> Any:
         """Call ``function(*arguments)`` on the thread of ``ctx``, in this round."""
@@ -110,26 +104,30 @@ class Round:
         """Return whether the thread of ``ctx`` has called backward since it was first called."""
         return device_threads.num_backwards(ctx) != self.num_backwards.get(ctx)
 
-    def begin(self, layer: Any, ctx: mx.Context) -> SumKey:
+    def begin(self, layer: Any, ctx: mx.Context, of_variance: bool) -> SumKey:
         """Return the key of the layer's next sum on ``ctx``."""
         global _is_used
         self.join_ranks()
         device_threads.start(ctx)  # it looks for sums that have waited too long
         with lock:
-            _is_used, device = True, str(ctx)
+            _is_used, place = True, (str(ctx), of_variance)
             begun = self.begun.setdefault(layer, collections.Counter())
-            begun[device] += 1
-            return SumKey(self, layer, begun[device])
+            begun[place] += 1
+            return SumKey(self, layer, of_variance, begun[place])
 
     def check_begun(self) -> None:
-        """Raise RuntimeError unless every layer has begun as many sums on each device."""
+        """Raise RuntimeError unless every layer has been called equally often on each device."""
         for layer, begun in self.begun.items():
-            if len(begun) < self.num_devices or len({*begun.values()}) > 1:
-                counts = ", ".join(f"{begun[device]} on {device}" for device in sorted(begun))
+            if len(begun) < 2 * self.num_devices or len({*begun.values()}) > 1:
+                calls = [f"{begun[device, False]} on {device}" for device in _devices(begun)]
                 raise RuntimeError(
                     f"{layer.name} must be called equally often on all {self.num_devices} devices; "
-                    f"it began these numbers of sums: {counts}"
+                    f"the numbers of calls are {', '.join(calls)}"
                 )
+
+
+def _devices(begun: Iterable[tuple[str, bool]]) -> list[str]:
+    return sorted({device for device, _ in begun})
 
 
 class _Sum:
@@ -146,19 +144,17 @@ class _Sum:
         names = sorted(self.values, key=lambda name: (len(name), name))
         return [self.values[name] for name in names]
 
-    def finish(self, values: Iterable[np.ndarray]) -> None:
-        """Call the callbacks with the sum of ``values``, added in this order."""
-        total = sum(values)
+    def end(self, values: list[np.ndarray], message: str) -> None:
+        """Call every ``done`` with the sum of ``values``, or ``failed`` if there is a message."""
+        total = 0 if message else sum(values)  # in this order
         for done, failed in self.callbacks:
+            if message:
+                failed(message)
+                continue
             try:
                 done(total)
             except Exception:  # of one device; the others must go on
                 failed(traceback.format_exc())
-
-    def fail(self, message: str) -> None:
-        """Call the other callbacks."""
-        for _, failed in self.callbacks:
-            failed(message)
 
 
 lock = threading.Lock()
@@ -176,47 +172,37 @@ def current_round() -> Round | None:
 
 
 def join_job() -> None:
-    """From now on tell the other ranks of each round: a layer has been made that they make, too."""
+    """Begin rounds with the other ranks from now on: a layer has been made on all of them."""
     global _layers_in_job
     _layers_in_job = True
 
 
-def add(key: SumKey, device: str, values: np.ndarray, done: Callable, failed: Callable) -> None:
-    """Add ``values`` to the sum ``key``; returns at once.
+def add(
+    key: SumKey, device: str, values: np.ndarray | None, done: Callable, failed: Callable
+) -> None:
+    """Add ``values`` to the sum ``key``; None on a rank without tasks. Returns at once.
 
-    With the last device's values, ``done`` of each device is called with the float64 sum, on the
-    calling thread or on the one that has received them from another rank. Values are added in the
+    When all devices' values are there, every ``done`` is called with the float64 sum, on the thread
+    that has added the last ones, or has received them from another rank. Values are added in the
     order of the ranks and their devices, so the order in which they arrive does not change a bit.
-    If a device has not arrived after ``timeout_seconds``, or the round has failed, ``failed`` of
-    those that have arrived is called with a message.
+    If a device has not arrived after ``timeout_seconds``, or the round has failed, the ``failed``
+    of those that have arrived is called with a message.
     """
     with lock:
         current = _incomplete.setdefault(key, _Sum())
-        current.values[device] = np.asarray(values, dtype=np.float64)
+        if values is not None:
+            current.values[device] = np.asarray(values, dtype=np.float64)
         current.callbacks.append((done, failed))
         if len(current.values) == key.round.num_devices and not _why_lost(key):
             current.is_complete_here, current.began = True, time.monotonic()
-            if key.over:
+            if current.values:
                 key.over.give(key.name, np.stack(current.in_order()))
-    _go_on()
-
-
-def add_nothing(round_: Round, layer: Any, done: Callable, failed: Callable) -> None:
-    """On a rank without tasks: have ``done`` called with the layer's running statistics.
-
-    They are those of a rank with tasks, mean and variance: (2, channels).
-    """
-    with lock:
-        key = SumKey(round_, layer, rank_rounds.STATISTICS)
-        current = _incomplete[key] = _Sum()
-        current.callbacks.append((done, failed))
-        current.is_complete_here = True
-        round_.of_ranks.look()
+            key.over.look()
     _go_on()
 
 
 def wait_for_tasks(round_: Round, seconds: float) -> dict[str, int]:
-    """On a rank without tasks: wait for those of the others; return the sums that they began.
+    """On a rank without tasks, wait for the others' tasks; return their calls of each layer.
 
     Raises RuntimeError if the ranks differ, if a task has failed on one, and after ``seconds``.
     """
@@ -234,31 +220,36 @@ def wait_for_tasks(round_: Round, seconds: float) -> dict[str, int]:
             raise RuntimeError(over.failure())
         if over.without_word():
             raise RuntimeError(
-                f"rank {over.rank}, without tasks, waited {seconds:g} s for those of rank "
+                f"rank {over.rank}, without tasks, waited {seconds:g} s for the tasks of rank "
                 f"{', '.join(map(str, over.without_word()))}; all ranks must call {round_.place} "
                 "equally often"
             )
-        return over.sums()
+        return over.calls()
 
 
 def _go_on() -> None:
-    """Complete the sums that have all values, and fail those that will not have them."""
+    """End the sums that have all values, and those that will not have them."""
+    ended = []
     with lock:
-        complete = []
         for key, current in [*_incomplete.items()]:
-            if current.is_complete_here and not (key.over and key.over.waits_for(key.name)):
-                parts = key.over.take(key.name) if key.over else {0: current.in_order()}
-                complete.append((_incomplete.pop(key), key, parts))
-    for current, key, parts in complete:
+            is_complete = current.is_complete_here and not key.over.waits_for(key.name)
+            why = "" if is_complete else _why_lost(key)
+            if is_complete or why:
+                ended.append((key, _incomplete.pop(key), key.over.take(key.name), why))
+    for key, current, parts, why in ended:
         widths = {len(row): rank for rank, rows in parts.items() for row in rows}
-        if key.number == rank_rounds.STATISTICS:
-            current.finish(parts.values())
-        elif len(widths) > 1:
+        message = f"{key.layer.name}: {why}" if why else ""
+        if why and not current.is_complete_here:
+            message += (
+                f". Of {key.round.num_devices} devices only {', '.join(sorted(current.values))} "
+                "arrived. Run forward on all devices before reading any result, and backward "
+                "likewise, on CPU contexts both in run_tasks; for a plain loop over another number "
+                "of devices call set_num_devices(net, number)"
+            )
+        elif len(widths) > 1 and not why:
             got = " and ".join(f"{width} numbers on rank {rank}" for width, rank in widths.items())
-            current.fail(f"{key.layer.name} must be the same layer on all ranks, but adds {got}")
-        else:
-            current.finish(row for rows in parts.values() for row in rows)
-    _fail_lost()
+            message = f"{key.layer.name} must be the same layer on all ranks, but adds {got}"
+        current.end([row for rows in parts.values() for row in rows], message)
 
 
 def _receive(rank: int, message: Any) -> None:
@@ -272,7 +263,8 @@ def _receive(rank: int, message: Any) -> None:
 def _is_message_expected() -> bool:
     with lock:
         sums = _incomplete.items()
-        return bool(_num_waiting) or any(each.is_complete_here and key.over for key, each in sums)
+        waits = any(each.is_complete_here and key.over.is_shared for key, each in sums)
+        return bool(_num_waiting) or waits
 
 
 def abandon(round_: Round) -> None:
@@ -289,7 +281,7 @@ def abandon(round_: Round) -> None:
         return
     _abandoned = round_.failed
     try:
-        _fail_lost()
+        _go_on()
         with contextlib.suppress(mx.MXNetError):
             mx.nd.waitall()
     finally:
@@ -298,32 +290,14 @@ def abandon(round_: Round) -> None:
 
 def _why_lost(key: SumKey) -> str:
     """Return why a sum will not become complete; an empty string if it may."""
-    num_devices, devices = key.round.num_devices, sorted(key.round.begun.get(key.layer, ()))
+    num_devices, devices = key.round.num_devices, _devices(key.round.begun.get(key.layer, ()))
     if len(devices) > num_devices:
         return f"num_devices is {num_devices}, but {', '.join(devices)} take part"
-    if _abandoned and key.is_of_gradients:
+    if _abandoned and key.of_gradients:
         if not all(map(key.round.has_begun_backward, list(key.round.num_backwards))):
             return _abandoned
-    if key.over and not key.round.failed:
-        key.round.failed = key.over.failure()
+    key.round.failed = key.round.failed or key.over.failure()
     return key.round.failed
-
-
-def _fail_lost() -> None:
-    """Fail the incomplete sums that will not become complete."""
-    with lock:
-        lost = [(key, why) for key in _incomplete if (why := _why_lost(key))]
-        sums = [_incomplete.pop(key) for key, _ in lost]
-    for (key, why), current in zip(lost, sums):
-        if current.is_complete_here:
-            current.fail(f"{key.layer.name}: {why}")
-            continue
-        current.fail(
-            f"{key.layer.name}: {why}. Of {key.round.num_devices} devices only "
-            f"{', '.join(sorted(current.values))} arrived. Run forward on all devices before "
-            "reading any result, and backward likewise, on CPU contexts both in run_tasks; for "
-            "a plain loop over another number of devices call set_num_devices(net, number)"
-        )
 
 
 def _fail_late() -> None:
@@ -336,16 +310,16 @@ def _fail_late() -> None:
         for key, current in _incomplete.items():
             seconds = key.layer.timeout_seconds
             if time.monotonic() - current.began > seconds:
-                key.round.failed = f"a device is missing after {seconds:g} s"
+                failed = f"a device is missing after {seconds:g} s"
                 if current.is_complete_here:
                     ranks = ", ".join(map(str, key.over.waits_for(key.name)))
-                    key.round.failed = (
+                    failed = (
                         f"rank {ranks} has not come after {seconds:g} s. All ranks must call "
                         f"{key.round.place} equally often, also without samples (shards [])"
                     )
-                if key.over:
-                    key.over.say(Tasks(key.round.num_devices, {}, key.round.failed))
-    _fail_lost()
+                key.round.failed = failed
+                key.over.say(Tasks(key.round.num_devices, {}, failed))
+    _go_on()
 
 
 device_threads.while_waiting(_fail_late)

@@ -1,10 +1,10 @@
 """What the ranks of a job give to the sums of a round of :mod:`gluonpar.batch_norm.device_sums`.
 
 A round has a name that is the same on all ranks: where it begins, and how many began there before.
-So has each sum in it: the layer's name, the sum's number, and whether it is of gradients. A rank
-sends the values of its devices to all others, and says at the end of its tasks how many it had and
-which sums they began. So a sum is complete when each rank has sent values or said that it has no
-task, and ranks that differ are named. Everything here is called with ``device_sums.lock`` held.
+So has each sum in it: the layer's name, and the fields of its ``SumKey``. A rank sends the values
+of its devices to all others, and says at the end of its tasks how many it had and how often they
+called each layer. So a sum is complete when each rank has sent values or said that it has no task,
+and ranks that differ are named. Everything here is called with ``device_sums.lock`` held.
 """
 
 from __future__ import annotations
@@ -17,28 +17,30 @@ import numpy as np
 
 from gluonpar import cluster
 
-Name = tuple  # of a round: (where it begins, number); of a sum: (layer, number, is_of_gradients)
-STATISTICS = 0  # the number of a layer's running statistics, which ranks without tasks receive
+Name = tuple  # of a round: (where it begins, number); of a sum: see SumKey
 
 
 class Tasks(NamedTuple):
     """What a rank says at the end of its tasks, or when one has failed."""
 
     number: int
-    sums: dict[str, int]  # that they began, by layer
+    calls: dict[str, int]  # of each layer, by its name
     failed: str = ""
 
 
 class RankRound:
-    """One round on this rank, and what has come from the others."""
+    """One round on this rank, and what has come from the others; without messages, of this only."""
 
-    def __init__(self, messages: cluster.messages.Messages, place: str) -> None:
-        self._messages, self.rank, self._ranks = messages, messages.rank, range(messages.size)
-        _num_begun[place] += 1
-        self._name: Name = (place, _num_begun[place])
+    def __init__(self, place: str, messages: cluster.messages.Messages | None = None) -> None:
+        self._messages, self.is_shared = messages, messages is not None
+        self.rank = messages.rank if messages else 0
+        self._ranks = range(messages.size if messages else 1)
         self._parts: dict[Name, dict[int, np.ndarray]] = {}  # of incomplete sums, by rank
         self._tasks: dict[int, Tasks] = {}  # by rank
-        self._with_tasks: set[int] = set()  # the ranks that have sent values
+        if messages is None:
+            return
+        _num_begun[place] += 1
+        self._name: Name = (place, _num_begun[place])
         _rounds[self._name] = self
         for rank, kind, content in _early.pop(self._name, ()):
             self._receive(rank, kind, content)
@@ -49,20 +51,13 @@ class RankRound:
 
     def say(self, tasks: Tasks) -> None:
         """Send this rank's tasks."""
-        self._send("tasks", tasks)
-
-    def give_statistics(self, name: Name, values: np.ndarray) -> None:
-        """Send them to the ranks without tasks, if this is the first rank with tasks.
-
-        All sums that they depend on are complete, so it is known which ranks these are.
-        """
-        without = [rank for rank, tasks in self._tasks.items() if not tasks.number]
-        if without and self.rank == min(self._with_tasks):
-            self._messages.send((self._name, "values", (name, values)), without)
+        if self.is_shared:
+            self._send("tasks", tasks)
 
     def look(self) -> None:
         """Have messages received, because one is waited for."""
-        self._messages.look()
+        if self._messages:
+            self._messages.look()
 
     def take(self, name: Name) -> dict[int, np.ndarray]:
         """Return the values for a sum by rank, in their order, and keep them no longer."""
@@ -71,8 +66,6 @@ class RankRound:
     def waits_for(self, name: Name) -> list[int]:
         """Return the ranks that have neither sent values for a sum nor said that they have none."""
         arrived = self._parts.get(name, {})
-        if name[1] == STATISTICS and arrived:  # of one rank
-            return []
         without = {rank for rank, tasks in self._tasks.items() if not tasks.number}
         return [rank for rank in self._ranks if rank not in arrived and rank not in without]
 
@@ -80,9 +73,9 @@ class RankRound:
         """Return the ranks that have not said what their tasks were."""
         return [rank for rank in self._ranks if rank not in self._tasks]
 
-    def sums(self) -> dict[str, int]:
-        """Return those that the ranks' tasks began, by layer, when all have said theirs."""
-        return next((tasks.sums for tasks in self._tasks.values() if tasks.number), {})
+    def calls(self) -> dict[str, int]:
+        """Return how often the ranks' tasks called each layer, when all ranks have said it."""
+        return next((tasks.calls for tasks in self._tasks.values() if tasks.number), {})
 
     def failure(self) -> str:
         """Return why sums will not become complete: a task has failed, or the ranks differ."""
@@ -90,13 +83,13 @@ class RankRound:
         for rank, tasks in said:
             if tasks.failed:
                 return f"rank {rank}: {tasks.failed}"
-        unlike = [(rank, tasks.sums) for rank, tasks in said if tasks.sums != said[0][1].sums]
+        unlike = [(rank, tasks.calls) for rank, tasks in said if tasks.calls != said[0][1].calls]
         if not unlike:
             return ""
         (first, (_, ours, _)), (other, theirs) = said[0], unlike[0]
         counts = "; ".join(
-            f"{layer} began {ours.get(layer, 0)} sums on rank {first} and "
-            f"{theirs.get(layer, 0)} on rank {other}"
+            f"{layer} was called {ours.get(layer, 0)} times on rank {first} and "
+            f"{theirs.get(layer, 0)} times on rank {other}"
             for layer in sorted({*ours, *theirs})
             if ours.get(layer, 0) != theirs.get(layer, 0)
         )
@@ -109,14 +102,14 @@ class RankRound:
 
     def _send(self, kind: str, content: Any) -> None:
         self._receive(self.rank, kind, content)
-        self._messages.send((self._name, kind, content))
+        if self._messages:
+            self._messages.send((self._name, kind, content))
 
     def _receive(self, rank: int, kind: str, content: Any) -> None:
         if kind == "tasks":
             self._tasks[rank] = content
             return
         name, values = content
-        self._with_tasks.add(rank)
         self._parts.setdefault(name, {})[rank] = values
 
 

@@ -7,7 +7,7 @@ import functools
 import os
 import uuid
 import weakref
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, Iterable, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -26,15 +26,15 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
     Samples weigh the same, so K devices compute what one device computes with ``BatchNorm`` on the
     whole batch: outputs, gradients and running statistics, up to rounding. The running variance
     of n numbers is BatchNorm's, too: divided by n on CPU contexts, and by n - 1 on GPUs, as in
-    cuDNN. Running statistics change in forward: as BatchNorm's on GPUs, whereas on CPU contexts
-    those change in backward, and not at all without one (``D(G(z).detach())``). float16 is
+    cuDNN. Running statistics change in forward, as BatchNorm's do on GPUs; on CPU contexts
+    BatchNorm's change in backward, and not at all without one (``D(G(z).detach())``). float16 is
     normalised in float32. Arguments are those of ``gluon.contrib.nn.SyncBatchNorm``; parameter
     files fit that and ``BatchNorm``. The block may be hybridized, exported and imported;
     ``static_shape`` has no effect on a network with it.
 
     On CPU contexts train in :func:`run_tasks`, forward and backward, in one call or in two. The
     devices are those of the call's tasks, so a batch may have fewer samples than there are devices;
-    the other devices get the running statistics, too, except those of an imported symbol::
+    the other devices get the running statistics, too, except for an imported symbol::
 
         def forward_backward(shard):
             X, y = shard
@@ -46,15 +46,14 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
         losses = gluonpar.run_tasks(forward_backward, shards, ctx)
 
     A plain loop, ``[net(X) for X, y in shards]``, could stand still there (docs/design-notes.md).
-    It is refused at once, with a RuntimeError; in a hybridized network with a ValueError if shapes
-    are not known yet, and with an MXNetError where a result is read if the network has been called
-    before. On GPUs, and in prediction, plain loops work. Their number of devices is ``num_devices``
+    It is refused: at once, with a RuntimeError; in a hybridized network whose shapes are not known
+    yet with a ValueError, and if it has been called before with an MXNetError where a result is
+    read. On GPUs, and in prediction, plain loops work. Their number of devices is ``num_devices``
     (:func:`set_num_devices`) or, if that is None, the number of contexts that hold the parameters;
     an imported symbol trains in them on as many devices as when it was traced.
 
-    Results are read after all devices' tasks, because reading waits for all devices. If one does
-    not arrive within ``timeout_seconds``, the others fail with an MXNetError where a result is
-    read.
+    Read results after all devices' tasks: reading waits for all devices. If a device does not
+    arrive within ``timeout_seconds``, the others fail with an MXNetError where a result is read.
 
     In a job of several processes the devices are those of all ranks, added in the order of the
     ranks: P ranks with K devices each have the bits of one process with P x K. All ranks make the
@@ -94,6 +93,7 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
         self.num_devices, self.timeout_seconds = num_devices, timeout_seconds
         self._half = False
         self.is_local = cluster.is_local()  # not of the ranks of a job
+        self._key = self.name_in_job = uuid.uuid4().hex
         if not self.is_local:
             _num_named[self.name] += 1
             number = _num_named[self.name]
@@ -101,15 +101,14 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
             _in_job[self.name_in_job] = self
             device_sums.join_job()
         self._plain_round: Round | None = None
-        self._key = uuid.uuid4().hex
         _layers[self._key] = self
 
     def _num_devices(self) -> int:
-        """As set, or the number of the parameters' contexts; 1 if there are none yet."""
+        """Return what is set, or the number of the parameters' contexts; 1 if there are none."""
         return self.num_devices or len(self._contexts()) or 1
 
     def _contexts(self) -> list[mx.Context]:
-        """Those of the parameters; none if they have not been initialised."""
+        """Return the parameters' contexts; none if they have not been initialised."""
         known = private_fields.values(self.gamma) or private_fields.awaits_shape(self.gamma)
         return self.gamma.list_ctx() if known else []
 
@@ -129,10 +128,8 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
         return super().forward(x, *more)
 
     def _refusal(self, ctx: Sequence[mx.Context]) -> str:
-        """Why a call for one of ``ctx`` on this thread would not end, if it would not."""
-        if not autograd.is_training():
-            return ""
-        if self._round().num_devices == 1:
+        """Return why a call for one of ``ctx`` on this thread would not end, if it would not."""
+        if not autograd.is_training() or self._round().num_devices == 1:
             return ""
         if os.environ.get("MXNET_ENGINE_TYPE") == "NaiveEngine":
             return _NAIVE_ENGINE.format(self.name)
@@ -141,14 +138,14 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
         return _PLAIN_LOOP.format(self.name)
 
     def _round(self) -> Round:
-        """This thread's; in a plain loop the layer's own, until a device is missing."""
-        if current_round():
-            return current_round()
-        plain, number, spans = self._plain_round, self._num_devices(), cluster.size() > 1
-        if not plain or plain.failed or (plain.num_devices, plain.spans) != (number, spans):
-            place = "" if self.is_local else f"a plain loop with {self.name_in_job}"
-            self._plain_round = Round(number, place)
-        return self._plain_round
+        """Return this thread's round, or for a plain loop the layer's, until one has failed."""
+        current, plain, number = current_round(), self._plain_round, self._num_devices()
+        if current:
+            return current
+        how = number, cluster.size() > 1
+        if not plain or plain.failed or (plain.num_devices, plain.spans) != how:
+            plain = self._plain_round = Round(number, f"a plain loop with {self.name_in_job}")
+        return plain
 
     def hybrid_forward(self, F: Any, x: Any, gamma: Any, beta: Any, **running: Any) -> Any:
         """Compute batch normalisation of ``x`` (n, channels, ...) on this device."""
@@ -217,46 +214,27 @@ _num_named: collections.Counter[str] = collections.Counter()
 
 
 def share_running_statistics(round_: Round) -> None:
-    """Copy those of the layers that trained to the devices that took no part, of all ranks."""
+    """Give the devices, of all ranks, that took no part the statistics of the others."""
     took_part = list(round_.num_backwards)
     if not took_part:
-        if round_.of_ranks:
-            _receive_statistics(round_)
+        _follow_statistics(round_)
         return
-    trained = {}
     for layer in round_.begun:
         params = layer.running_mean, layer.running_var
         if not all(private_fields.values(p) and took_part[0] in p.list_ctx() for p in params):
             continue  # it was made for an imported symbol
-        if not layer.is_local:
-            trained[layer] = [param.data(took_part[0]) for param in params]
         for param in params:
             for c in set(param.list_ctx()).difference(took_part):
                 param.data(took_part[0]).copyto(param.data(c))
-    if round_.of_ranks and trained:
-        _send_statistics(round_, trained)
 
 
-def _send_statistics(
-    round_: Round, of_layers: dict[SyncBatchNorm, Sequence[mx.nd.NDArray]]
-) -> None:
-    """Send mean and variance, when they are known, to the ranks without tasks, if there are any."""
-    arrays = [array for of_layer in of_layers.values() for array in of_layer]
-    if _is_on_gpu(arrays[0]):
-        arrays = [array.as_in_context(mx.cpu()) for array in arrays]
-
-    def send() -> None:
-        views = [memory.view(array).astype("float64") for array in arrays]
-        pairs = map(np.stack, zip(views[::2], views[1::2]))
-        round_.send_statistics(dict(zip(of_layers, pairs)))
-
-    engine.push(send, mx.cpu(), reads=arrays, name="gluonpar.SyncBatchNorm", prioritized=True)
-
-
-def _receive_statistics(round_: Round) -> None:
-    """On a rank without tasks: have the running statistics written, of the layers that trained."""
+def _follow_statistics(round_: Round) -> None:
+    """On a rank without tasks, compute the running statistics from the other ranks' sums."""
+    if not round_.of_ranks.is_shared:
+        return
     seconds = max((layer.timeout_seconds for layer in _in_job.values()), default=0)
-    for name in device_sums.wait_for_tasks(round_, seconds) if seconds else ():
+    calls = device_sums.wait_for_tasks(round_, seconds) if seconds else {}
+    for name, num_calls in calls.items():
         layer = _in_job.get(name)
         if layer is None or private_fields.awaits_shape(layer.running_mean):
             known = "does not know it" if layer is None else "does not know its shape yet"
@@ -265,33 +243,63 @@ def _receive_statistics(round_: Round) -> None:
                 f"{known}; make the same layers on all ranks, and call the network there once, for "
                 "instance on zeros, before a batch without samples"
             )
-        params = layer.running_mean, layer.running_var
-        if all(map(private_fields.values, params)):
-            _receive_statistics_of(round_, layer, [param.list_data() for param in params])
+        for param in (layer.running_mean, layer.running_var):
+            of_variance = param is layer.running_var
+            for number in range(1, num_calls + 1) if private_fields.values(param) else ():
+                _follow_sum(SumKey(round_, layer, of_variance, number), param)
 
 
-def _receive_statistics_of(
-    round_: Round, layer: SyncBatchNorm, copies: Sequence[Sequence[mx.nd.NDArray]]
+def _follow_sum(key: SumKey, param: gluon.Parameter) -> None:
+    first, *_ = copies = param.list_data()
+    running = first.copyto(mx.cpu())
+
+    def results(total: np.ndarray) -> list[np.ndarray]:
+        momentum = key.layer._kwargs["momentum"]
+        return [_running(memory.view(running), total, momentum, key.of_variance, first.context)]
+
+    _push_sum(functools.partial(device_sums.add, key, "", None), results, [running], ["write"])
+    for copy in copies:
+        running.copyto(copy)
+
+
+def _running(
+    before: np.ndarray, total: np.ndarray, momentum: float, of_variance: bool, ctx: mx.Context
+) -> np.ndarray:
+    """Return the running statistic after a call, whose sums and count are ``total``."""
+    count = total[-1]
+    new = total[:-1] / count
+    if of_variance and ctx.device_type == "gpu":  # as cuDNN's
+        new = new * count / max(1, count - 1)
+    return momentum * before + (1 - momentum) * new
+
+
+def _push_sum(
+    add: Callable[[Callable, Callable], None],
+    results: Callable[[np.ndarray], Iterable[np.ndarray]],
+    targets: list[mx.nd.NDArray],
+    req: list[str],
+    ctx: mx.Context | None = None,
 ) -> None:
-    firsts = [mx.nd.empty(arrays[0].shape, mx.cpu(), arrays[0].dtype) for arrays in copies]
+    """Push an operator that writes ``results(total)`` into ``targets``, as ``req`` says.
 
-    def receive(complete: Callable) -> None:
-        def write(statistics: np.ndarray) -> None:
-            for array, values in zip(firsts, statistics):
-                memory.view(array)[:] = values
+    It calls ``add(write, complete)``, and ends when one of the two has been called.
+    """
+
+    def begin(complete: Callable) -> None:
+        def write(total: np.ndarray) -> None:
+            for array, kind, result in zip(targets, req, results(total)):
+                if kind == "add":
+                    memory.view(array)[:] += result
+                elif kind != "null":
+                    memory.view(array)[:] = result
             complete()
 
-        device_sums.add_nothing(round_, layer, write, complete)
+        add(write, complete)
 
     name = "gluonpar.SyncBatchNorm"
-    engine.push(receive, mx.cpu(), writes=firsts, name=name, prioritized=True, ends_by_call=True)
-    for first, arrays in zip(firsts, copies):
-        for array in arrays:
-            first.copyto(array)
-
-
-def _is_on_gpu(array: mx.nd.NDArray) -> bool:
-    return array.context.device_type == "gpu"
+    engine.push(
+        begin, ctx or mx.cpu(), writes=targets, name=name, prioritized=True, ends_by_call=True
+    )
 
 
 def set_num_devices(net: gluon.Block, num_devices: int | None) -> None:
@@ -318,21 +326,29 @@ def _check_num_devices(num_devices: int | None) -> None:
 class _MeanOverDevicesProp(mx.operator.CustomOpProp):
     """The operator's attributes, which a symbol keeps as strings."""
 
-    def __init__(self, key, name_of_layer, num_devices, momentum, frozen, variance) -> None:
+    def __init__(
+        self,
+        key: str,
+        name_of_layer: str,
+        num_devices: str,
+        momentum: str,
+        frozen: str,
+        variance: str,
+    ) -> None:
         super().__init__(need_top_grad=True)
         self.key, self.name, self.num_devices = key, name_of_layer, int(num_devices)
         self.momentum, self.frozen, self.variance = float(momentum), frozen == "1", variance == "1"
 
-    def list_arguments(self):
+    def list_arguments(self) -> list[str]:
         return ["sums", "shape"]
 
-    def list_auxiliary_states(self):
+    def list_auxiliary_states(self) -> list[str]:
         return ["running"]
 
-    def infer_shape(self, in_shape):
+    def infer_shape(self, in_shape: list) -> tuple[list, list, list]:
         return [in_shape[0], [3]], [in_shape[0]], [in_shape[0]]
 
-    def create_operator(self, ctx, shapes, dtypes):
+    def create_operator(self, ctx: str, shapes: list, dtypes: list) -> _MeanOverDevices:
         layer = _layers.get(self.key)
         if layer is None:  # the block is gone, or was in another process
             layer = SyncBatchNorm(num_devices=self.num_devices, prefix=self.name)
@@ -355,12 +371,13 @@ class _MeanOverDevices(mx.operator.CustomOp):
         # Its forward says why it cannot train; an error raised here would lose its words.
         self._refusal = "" if prop.frozen else layer._refusal([ctx])
         self._next = self._begin() if autograd.is_training() and not prop.frozen else None
-        self._key = self._count = None  # of the sum, if forward was in training; of samples
+        self._key: SumKey | None = None  # of the sum, if forward was in training
+        self._count = 0.0  # of samples
 
     def _begin(self) -> SumKey:
-        return self._layer._round().begin(self._layer, self._ctx)
+        return self._layer._round().begin(self._layer, self._ctx, self._prop.variance)
 
-    def forward(self, is_train, req, in_data, out_data, aux):
+    def forward(self, is_train: bool, req: Any, in_data: Any, out_data: Any, aux: Any) -> None:
         key, self._key, self._next = self._next, None, None
         if not is_train or self._prop.frozen:
             self.assign(out_data[0], req[0], aux[0])
@@ -371,16 +388,15 @@ class _MeanOverDevices(mx.operator.CustomOp):
 
         def results(total: np.ndarray) -> list[np.ndarray]:
             self._count = total[-1]
-            mean = new = total[:-1] / self._count
-            if self._prop.variance and self._ctx.device_type == "gpu":  # as cuDNN's
-                new = mean * self._count / max(1, self._count - 1)
-            momentum = self._prop.momentum
-            return [mean, momentum * running + (1 - momentum) * new]
+            how = self._prop.momentum, self._prop.variance, self._ctx
+            return [total[:-1] / self._count, _running(running, total, *how)]
 
         values, targets = np.append(sums, samples * places), [out_data[0], aux[0]]
         self._write(self._key, values, results, targets, [req[0], "write"])
 
-    def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
+    def backward(
+        self, req: Any, out_grad: Any, in_data: Any, out_data: Any, in_grad: Any, aux: Any
+    ) -> None:
         self.assign(in_grad[1], req[1], 0)
         if self._key is None:
             self.assign(in_grad[0], req[0], 0)
@@ -388,57 +404,41 @@ class _MeanOverDevices(mx.operator.CustomOp):
         if self._ctx.device_type == "cpu" and self._key.round.num_devices > 1:
             if not self._key.round.has_begun_backward(self._ctx):  # it is another thread's
                 self._refusal = _PLAIN_LOOP.format(self._layer.name)
-        key, values = self._key._replace(is_of_gradients=True), out_grad[0].asnumpy()
+        key, values = self._key._replace(of_gradients=True), out_grad[0].asnumpy()
         self._write(key, values, lambda total: [total / self._count], [in_grad[0]], [req[0]])
 
     def _write(
         self,
         key: SumKey,
         values: np.ndarray,
-        results: Callable[[np.ndarray], list[np.ndarray]],
+        results: Callable[[np.ndarray], Iterable[np.ndarray]],
         targets: list[mx.nd.NDArray],
         req: list[str],
     ) -> None:
         """Write ``results(sum of values over devices)`` into ``targets``; returns at once."""
-        on_host = self._ctx.device_type == "cpu"
-        arrays, kinds = targets, req
-        if not on_host:
-            arrays = [mx.nd.empty(array.shape, mx.cpu(), array.dtype) for array in targets]
-            kinds = ["write"] * len(targets)
 
-        def add(complete: Callable) -> None:
-            def write(total: np.ndarray) -> None:
-                for array, kind, result in zip(arrays, kinds, results(total)):
-                    if kind == "add":
-                        memory.view(array)[:] += result
-                    elif kind != "null":
-                        memory.view(array)[:] = result
-                complete()
-
+        def add(write: Callable, complete: Callable) -> None:
             if self._refusal:
                 raise RuntimeError(self._refusal)
             device_sums.add(key, str(self._ctx), values, write, complete)
 
-        where, name = self._ctx if on_host else mx.cpu(), "gluonpar.SyncBatchNorm"
-        engine.push(add, where, writes=arrays, name=name, prioritized=True, ends_by_call=True)
-        if not on_host:
-            for target, kind, array in zip(targets, req, arrays):
-                self.assign(target, kind, array.as_in_context(target.context))
+        if self._ctx.device_type == "cpu":
+            _push_sum(add, results, targets, req, self._ctx)
+            return
+        arrays = [mx.nd.empty(array.shape, mx.cpu(), array.dtype) for array in targets]
+        _push_sum(add, results, arrays, ["write"] * len(targets))
+        for target, kind, array in zip(targets, req, arrays):
+            self.assign(target, kind, array.as_in_context(target.context))
 
 
-def _without_static_shape(init: Callable) -> Callable:
+@private_fields.around(private_fields.MAKES_GRAPH)
+def _without_static_shape(
+    init: Callable, graph: Any, symbol: mx.sym.Symbol, flags: Sequence[tuple] = ()
+) -> None:
     """Have the operator made in each forward, where its round is known.
 
     With ``static_shape`` it would be kept, and two forward passes would run it in any order.
     """
-
-    @functools.wraps(init)
-    def initialise(graph: Any, symbol: mx.sym.Symbol, flags: Sequence[tuple] = ()) -> None:
-        if "static_shape" in dict(flags) and _OPERATOR in symbol.tojson():
-            flags = [flag for flag in flags if flag[0] != "static_shape"]
-        init(graph, symbol, flags)
-
-    return initialise
-
-
-private_fields.wrap(private_fields.MAKES_GRAPH, _without_static_shape)
+    if "static_shape" in dict(flags) and _OPERATOR in symbol.tojson():
+        flags = [flag for flag in flags if flag[0] != "static_shape"]
+    init(graph, symbol, flags)

@@ -89,7 +89,7 @@ def all_devices(num_devices: int) -> Iterator[Callable]:
     """Yield ``call(ctx, function, *arguments)``, to be called for that many devices, or for none.
 
     It calls the function on the device's thread. The SyncBatchNorms in it sum over ``num_devices``
-    devices; within a task, over those of the task. Ctrl-C is held back until the context is left.
+    devices; within a task, over that task's devices. Ctrl-C is held back until the end.
     """
     outer = device_sums.current_round()
     if outer:
@@ -116,7 +116,7 @@ def _task_error(ctx: mx.Context, error: Exception) -> TaskError:
     if not isinstance(named, kind):
         with contextlib.suppress(TypeError):  # the type cannot be combined
             shown = {"__str__": TaskError.__str__, "__module__": kind.__module__}
-            both = type(kind.__name__, (kind, TaskError), shown)
+            both: Any = type(kind.__name__, (kind, TaskError), shown)
             named = both.__new__(both)
     named.args = (f"the task failed on {ctx}: {kind.__name__}: {error}",)
     named.ctx = ctx

@@ -1,7 +1,7 @@
-"""Which gradients count: those of the newest batch that wrote their parameter.
+"""Which gradients count: the ones that their parameter's newest batch wrote.
 
-On one device, with ``grad_req='write'``, a gradient is that of the last backward pass that reached
-the parameter. On several devices the backward of one batch is one pass, or a pass per device; with
+On one device, with ``grad_req='write'``, the last backward pass that reached the parameter wrote
+the gradient. On several devices the backward of one batch is one pass, or a pass per device; with
 fewer samples than devices some do not take place, and there the gradients of an earlier batch are
 left, which must not count. What belongs to one batch is read from MXNet's tape
 (:mod:`gluonpar.runtime.tape`), by this law:
@@ -12,8 +12,9 @@ left, which must not count. What belongs to one batch is read from MXNet's tape
   written on one of its devices; its own recordings take along what they have written.
 - A gradient counts if its parameter's newest batch wrote it.
 
-MXNet's flags say which count: where a batch begins, those of gradients of others are cleared.
-Gradients that passes add to are of no batch; what was written beside them is used with them.
+MXNet's flags say which count: where a batch begins, the flags of other batches' gradients are
+cleared. Gradients that passes add to are of no batch; what was written beside them is used with
+them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from mxnet import autograd, gluon
 
 from gluonpar.batch_norm import current_round
 from gluonpar.cluster import world
-from gluonpar.gluon import ages, gradients
+from gluonpar.gluon import gradients
 from gluonpar.gluon.gradients import Gradients
 from gluonpar.runtime import memory, private_fields, tape
 
@@ -49,7 +50,8 @@ class _Part:
     """What a recording has written of its batch, and on which devices."""
 
     def __init__(self) -> None:
-        self.batch, self.devices = _BEFORE, set()
+        self.batch = _BEFORE
+        self.devices: set[tuple[int, int]] = set()
 
 
 _BEFORE = Gradients.batch = _Batch()  # of what was written before the parameter was tracked
@@ -83,7 +85,7 @@ def _write(written: Sequence[tape.Written]) -> _Batch:
         recording.part.devices.add(grads.devices[i])
         if grads.wrote[i] is not recording.part:
             grads.wrote[i] = recording.part
-            ages.count(grads, i)
+            grads.count(i)
     return batch
 
 
@@ -120,22 +122,15 @@ def track(params: Iterable[gluon.Parameter]) -> None:
             gradients.tracked[param] = Gradients(param)
 
 
-def _tracking(change: Callable) -> Callable:
+@private_fields.around(private_fields.ALLOCATES_GRADIENTS)
+@private_fields.around(private_fields.CASTS)
+def _track_changed(change: Callable, param: gluon.Parameter, *args: Any) -> None:
     """Track a parameter of several devices, or of several ranks, as soon as it has gradients."""
-
-    @functools.wraps(change)
-    def tracked(param: gluon.Parameter, *args: Any) -> None:
-        change(param, *args)
-        if param in gradients.tracked:
-            gradients.tracked[param].renew()
-        elif len(private_fields.values(param) or ()) > (not world.launched()):
-            track([param])
-
-    return tracked
-
-
-private_fields.wrap(private_fields.ALLOCATES_GRADIENTS, _tracking)
-private_fields.wrap(private_fields.CASTS, _tracking)
+    change(param, *args)
+    if param in gradients.tracked:
+        gradients.tracked[param].renew()
+    elif len(private_fields.values(param) or ()) > (not world.launched()):
+        track([param])
 
 
 def ran_on(param: gluon.Parameter) -> list[bool]:
@@ -171,8 +166,7 @@ def mark_summed(params: Iterable[gluon.Parameter], root: int = 0) -> None:
         for grads in map(gradients.tracked.__getitem__, params):
             _use(grads)
             memory.set_grad_flags(grads.values, True)
-            grads.sum_on = devices
-            ages.begin(grads)
+            grads.become_sums(devices)
 
 
 def _discard(written: Iterable[tape.Written]) -> None:

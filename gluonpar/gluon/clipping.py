@@ -26,10 +26,9 @@ def clip_global_norm(arrays: Sequence[mx.nd.NDArray], max_norm: float) -> mx.nd.
     context, right to seven digits where the elements are finite; infinite or NaN if one is not. To
     be called where autograd records nothing and arrays may have 0 dimensions.
     """
-    by_numpy, others = [], []
-    for array in arrays:
-        takes_numpy = array.stype == "default" and on_host([array])
-        (by_numpy if takes_numpy else others).append(array.as_nd_ndarray())
+    arrays = [array.as_nd_ndarray() for array in arrays]
+    by_numpy = [array for array in arrays if array.stype == "default" and on_host([array])]
+    others = [array for array in arrays if array.stype != "default" or not on_host([array])]
     norms = [_as_float64(array).norm().reshape((1,)) for array in others]
     if by_numpy:
         name = "gluonpar.global_norm"

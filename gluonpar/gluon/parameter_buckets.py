@@ -9,7 +9,7 @@ from mxnet import gluon
 
 from gluonpar import cluster, replicas
 from gluonpar.collectives import Exchange
-from gluonpar.gluon import ages, batches, gradients
+from gluonpar.gluon import batches, gradients
 from gluonpar.plans import partition
 from gluonpar.replicas import Copies, ParamBucket
 from gluonpar.runtime import devices, memory, private_fields
@@ -20,9 +20,9 @@ class Layout:
 
     ``in_order`` are all of ``params`` in the order in which forward uses them: neighbours share a
     bucket. The buckets are summed by ``exchange``; with ``one_root`` device 0 is the root of all.
-    Those of row_sparse gradients have no root, and every device updates, unless ``updates_once``.
-    ``name`` is that of their Trainer, which ranks compare.
-    Arrays are looked up whenever they are needed: the parameters may be given others.
+    Buckets of row_sparse gradients have no root, and every device updates, unless ``updates_once``.
+    ``name`` is the Trainer's, which ranks compare. Arrays are looked up whenever they are needed:
+    the parameters may be given others.
     """
 
     def __init__(
@@ -61,11 +61,10 @@ class Layout:
     ) -> list[ParamBucket]:
         """Return the buckets, without parameters that backward reached on no device of any rank.
 
-        All ranks must call this before each sum; with ``summed`` the gradients are sums already,
-        and ``by_program`` is whether the Trainer has not made them; otherwise ranks compare
-        ``facts``. Unless ``ignore_stale_grad``
-        raises UserWarning if a parameter has no new gradient on any rank, or none on a device on
-        which its own batch ran.
+        Gradients are still to be summed, and then all ranks must call this before each sum, and
+        compare ``facts``; or with ``summed`` they are sums, made by the program if ``by_program``.
+        Unless ``ignore_stale_grad``, raises UserWarning if a parameter has no new gradient on any
+        rank, or none on a device on which its own batch ran.
         """
         if summed:
             written = [gradients.tracked[param].fresh() for param in self.params]
@@ -73,10 +72,10 @@ class Layout:
             if by_program and self._num_processes > 1:  # a rank without samples has sums, too
                 on_some_rank = [True] * len(written)
                 if ignore_stale_grad:  # this waits
-                    on_some_rank = cluster.total([*map(any, written)]) > 0
+                    on_some_rank = (cluster.total([*map(any, written)]) > 0).tolist()
         else:
-            of = self._num_processes, self._name, facts
-            written, on_some_rank = ages.summands(self.params, *of)
+            how = self._num_processes, self._name, facts
+            written, on_some_rank = gradients.summands(self.params, *how)
         counting = dict(zip(self._indices, written))
         used = {i for i, is_used in zip(counting, on_some_rank) if is_used}
         if not ignore_stale_grad:
@@ -105,7 +104,7 @@ class Layout:
                 )
 
 
-def listed(params) -> list[gluon.Parameter]:
+def listed(params: Any) -> list[gluon.Parameter]:
     """Return the Parameters in a list or dict; gluon.Trainer refuses other entries."""
     values = params.values() if hasattr(params, "values") else params
     if not isinstance(values, collections.abc.Iterable):
@@ -113,7 +112,7 @@ def listed(params) -> list[gluon.Parameter]:
     return [param for param in values if isinstance(param, gluon.Parameter)]
 
 
-def check(params) -> None:
+def check(params: Any) -> None:
     """Raise ValueError unless ``params``, at least one, are dense, and on the same contexts.
 
     No parameter and no context may occur twice. Gradients may be row_sparse.

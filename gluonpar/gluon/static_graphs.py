@@ -9,7 +9,6 @@ such graphs are data to these: they keep no arrays of them, as without ``static_
 
 from __future__ import annotations
 
-import functools
 import threading
 import weakref
 from typing import Any, Callable
@@ -26,19 +25,15 @@ _as_data: weakref.WeakKeyDictionary[gluon.HybridBlock, set[gluon.Parameter]]
 _as_data = weakref.WeakKeyDictionary()
 
 
-def _keeping_no_shared_arrays(build: Callable) -> Callable:
+@private_fields.around(private_fields.BUILDS_GRAPH)
+def _build(build: Callable, block: gluon.HybridBlock, *args: Any) -> None:
     """Have the graphs of all blocks with a parameter of the new graph take that as data."""
-
-    @functools.wraps(build)
-    def built(block: gluon.HybridBlock, *args: Any) -> None:
-        build(block, *args)
-        with _lock:
-            _as_data.pop(block, None)
-            for param in private_fields.static_params(block):
-                _blocks.setdefault(param, weakref.WeakSet()).add(block)
-            _share(block)
-
-    return built
+    build(block, *args)
+    with _lock:
+        _as_data.pop(block, None)
+        for param in private_fields.static_params(block):
+            _blocks.setdefault(param, weakref.WeakSet()).add(block)
+        _share(block)
 
 
 def _share(block: gluon.HybridBlock) -> None:
@@ -55,6 +50,3 @@ def _take_as_data(block: gluon.HybridBlock, params: set[gluon.Parameter]) -> Non
     if not params <= before:
         _as_data[block] = before | params
         private_fields.make_graph(block, _as_data[block])
-
-
-private_fields.wrap(private_fields.BUILDS_GRAPH, _keeping_no_shared_arrays)

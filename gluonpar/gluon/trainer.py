@@ -14,15 +14,7 @@ from mxnet import autograd, gluon
 from gluonpar import cluster, metrics, optim, replicas
 from gluonpar.checkpoint import optimizer_states, params_file
 from gluonpar.collectives import Exchange, in_buckets
-from gluonpar.gluon import (
-    batches,
-    clipping,
-    gradients,
-    identity,
-    initial_values,
-    parameter_buckets,
-    sums,
-)
+from gluonpar.gluon import batches, clipping, consistency, gradients, parameter_buckets
 from gluonpar.gluon.parameter_buckets import Layout
 from gluonpar.gluon.update import (
     ShardedUpdate,
@@ -58,18 +50,18 @@ class Trainer(gluon.Trainer):
 
     ``params`` is a list or dict of Parameters (``net.collect_params()``), all dense and on the same
     contexts; hybridized or not, initialised or deferred, shared, frozen (``grad_req='null'``).
-    Gradients may be row_sparse (:mod:`gluonpar.gluon.update`).
-    The other positional arguments are those of ``gluon.Trainer``. Every ``kvstore`` of one process
-    (None, 'local', 'device', 'nccl', 'gluonpar') stands for gluonpar's all-reduce; None does, too,
-    with which ``gluon.Trainer`` sums nothing: that is a warning. ``algorithm`` names the all-reduce
-    (None: chosen, see :func:`gluonpar.allreduce`). ``compression='fp16'`` exchanges gradients in
-    float16 and adds them in float32; their sums must stay below 65504.
+    Gradients may be row_sparse (:mod:`gluonpar.gluon.update`). The other positional arguments are
+    those of ``gluon.Trainer``. With any ``kvstore`` of one process (None, 'local', 'device',
+    'nccl', 'gluonpar') gradients are summed by gluonpar's all-reduce. With None ``gluon.Trainer``
+    sums nothing, so that is a warning on several devices. ``algorithm`` names the all-reduce (None:
+    chosen, see :func:`gluonpar.allreduce`). ``compression='fp16'`` exchanges gradients in float16
+    and adds them in float32; their sums must stay below 65504.
 
     The machine's processors are shared out over CPU contexts (:mod:`gluonpar.runtime.threads`).
     Neighbouring parameters form *buckets*. In a step each bucket is summed onto one device, which
     updates its parameters and broadcasts them (:mod:`gluonpar.gluon.update`). The
-    other devices keep their own gradients; :meth:`allreduce_grads` replaces them by the sums, and
-    :meth:`update`, which may follow it, updates by those of the first device. The first step begins
+    other devices keep their own gradients. :meth:`allreduce_grads` replaces them by the sums;
+    :meth:`update`, which may follow it, updates by the first device's sums. The first step begins
     with a broadcast of the first device's parameters and running statistics, as in gluon.Trainer.
 
     With several processes (:mod:`gluonpar.cluster`) the sum is over all devices of all processes,
@@ -77,21 +69,20 @@ class Trainer(gluon.Trainer):
     which get the values of rank 0, now and whenever they are initialised.
 
     A device that had no sample in a step adds nothing, whatever other backward passes have left
-    there (:mod:`gluonpar.gluon.batches`). A parameter without a new gradient on any device, or on
-    one on which its own batch ran, is an error, unless ``ignore_stale_grad``; it then adds nothing
-    there, and is not updated if it has no new gradient on any device. Under a schedule SGD, LARS
-    and LAMB give all parameters of a step the same learning rate, on any number of devices;
+    there (:mod:`gluonpar.gluon.batches`). A parameter must have a new gradient on every device on
+    which its batch ran, and on at least one; otherwise a step raises. With ``ignore_stale_grad`` it
+    adds nothing where it has none, and is not updated if it has none at all. Under a schedule SGD,
+    LARS and LAMB give all parameters of a step the same learning rate, on any number of devices;
     ``gluon.Trainer`` may give those that were frozen for some steps the rate of the step before.
 
     With ``skip_nonfinite`` a step whose summed gradients have an infinite or NaN element changes
-    nothing, on all devices of all processes, and ``num_skipped`` counts it. That waits for the sums
-    in each step, which otherwise nothing does.
+    nothing, on all devices of all processes, and ``num_skipped`` counts it. Such a step waits for
+    the sums. Otherwise nothing waits, as in ``gluon.Trainer``.
 
     Raises ValueError for no parameters, parameters on different contexts, sparse parameters, an
-    unknown algorithm or compression, and for features that this Trainer has not:
+    unknown algorithm or compression, and for what this Trainer does not support:
     ``update_on_kvstore=True``, kvstores of several processes, ``compression_params``, and SGLD in a
-    job of several processes. Nothing waits, as in ``gluon.Trainer``; see Dive into Deep Learning,
-    13.6.
+    job of several processes. See Dive into Deep Learning, 13.6.
     """
 
     def __init__(
@@ -117,9 +108,10 @@ class Trainer(gluon.Trainer):
                     f"{type(self).__name__} overrides {name}, which gluonpar.Trainer does not "
                     "call: it has no kvstore; override _allreduce_grads, or use gluon.Trainer"
                 )
+        self._contexts: list[mx.Context]
         super().__init__(params, optimizer, optimizer_params, kvstore=None)
-        if isinstance(self._optimizer, mx.optimizer.DCASGD) and self._optimizer.momentum:
-            momentum = self._optimizer.momentum
+        momentum = getattr(self._optimizer, "momentum", 0)
+        if isinstance(self._optimizer, mx.optimizer.DCASGD) and momentum:
             raise ValueError(f"momentum must be 0 for dcasgd, which fails with it, got {momentum}")
         if kvstore is None and len(self._contexts) > 1:
             warnings.warn(
@@ -132,19 +124,17 @@ class Trainer(gluon.Trainer):
         self._accumulating = self._inside_no_sync = self._broadcast = self._has_summed = False
         self._updater = Updater(self._optimizer)
         self._updaters = [self._updater]
-        self._options = {"algorithm": algorithm, "compression": compression}
+        self._options: dict[str, Any] = {"algorithm": algorithm, "compression": compression}
         # Before the first forward: it shares out threads.
         self._exchange = Exchange(self._contexts, **self._options)
         check_draws_nothing(self._optimizer, self._exchange.num_processes)
         self._sharded_update = ShardedUpdate(self._updater, self._exchange)
-        self._identity: identity.Identity | None = None
-        if self._exchange.num_processes > 1:
-            self._identity = identity.Identity(self, parameter_buckets.listed(params))
+        self._identity = consistency.Identity(self, parameter_buckets.listed(params))
         batches.track(self._params)
         self._reset_kvstore()
         if None not in map(private_fields.values, self._params):
             self._laid_out()  # before the first forward, so that ranks that differ are refused
-        initial_values.start_alike(parameter_buckets.listed(params))
+        consistency.start_alike(parameter_buckets.listed(params))
 
     @_not_recorded
     def step(self, batch_size: Any, ignore_stale_grad: bool = False) -> None:
@@ -155,9 +145,9 @@ class Trainer(gluon.Trainer):
         not positive and finite, and inside :meth:`no_sync`.
         """
         facts = self._rescale(batch_size)
-        if any(_is_overridden(self, name) for name in ("_allreduce_grads", "_update")):
+        if _is_overridden(self, "_allreduce_grads") or _is_overridden(self, "_update"):
             self._laid_out()
-            self._check_alike(facts)
+            cluster.check_equal_async(facts, self._identity.name)
             self._allreduce_grads()
             self._update(ignore_stale_grad)
             return
@@ -185,9 +175,9 @@ class Trainer(gluon.Trainer):
         or scale those. Raises ValueError, too, if backward has written a gradient since the sum,
         by :meth:`allreduce_grads` or by :func:`gluonpar.allreduce` and ``allreduce_many``.
         """
-        self._check_alike(self._rescale(batch_size))
+        cluster.check_equal_async(self._rescale(batch_size), self._identity.name)
         self._check_outside_no_sync()
-        sums.check_summed(self._params)
+        gradients.check_summed(self._params)
         self._update(ignore_stale_grad)
 
     @_not_recorded
@@ -211,8 +201,8 @@ class Trainer(gluon.Trainer):
     def no_sync(self) -> Iterator[None]:
         """Accumulate gradients over micro-batches: inside, and until the next update, they add up.
 
-        Forward and backward of the last micro-batch go inside or after it, those of the others
-        inside; then call :meth:`step` with the number of samples of all of them. Compare
+        Run forward and backward of all micro-batches inside; of the last one also after it, if you
+        like. Then call :meth:`step` with the number of samples of all micro-batches. Compare
         ``no_sync`` of PyTorch's DistributedDataParallel.
         """
         with self._scope():
@@ -236,15 +226,15 @@ class Trainer(gluon.Trainer):
     def clip_global_norm(self, max_norm: float) -> mx.nd.NDArray:
         """Scale the gradients so that their global norm is at most ``max_norm``.
 
-        Call it before :meth:`update` or :meth:`step`: the norm is that of the summed gradients,
-        without those that will not be used, and they are summed first, if they are not; pass
-        ``max_norm * batch_size`` to clip their mean. Returns the norm before, a float32 array of
+        Call it before :meth:`update` or :meth:`step`. It sums the gradients if they are not sums
+        yet, and takes the norm of the sums that will be used; pass ``max_norm * batch_size`` to
+        clip their mean. Returns the norm before, a float32 array of
         shape (1,) on the first context, without waiting. Raises ValueError unless ``max_norm`` is
         positive. Compare ``gluon.utils.clip_global_norm``; Pascanu et al. 2013.
         """
         if not max_norm > 0:
             raise ValueError(f"max_norm must be positive, got {max_norm}")
-        if not sums.are_sums(self._params):
+        if not gradients.are_sums(self._params):
             self._allreduce_grads()
         new = [param for param in self._laid_out().params if any(gradients.tracked[param].fresh())]
         norms = []
@@ -305,22 +295,16 @@ class Trainer(gluon.Trainer):
         super()._reset_kvstore()
         if hasattr(self, "_sharded_update"):
             self._kv_initialized = self._update_on_kvstore = True  # its conditions
-            self._params_to_init = []
+            self._params_to_init: list = []
             self._sharded_update.weights_were_set()
 
-    def _rescale(self, batch_size: Any) -> dict[str, Any] | None:
+    def _rescale(self, batch_size: Any) -> dict[str, Any]:
         """Set ``rescale_grad``; return what must be the same on all ranks in this step."""
         batch_size = optim.check_batch_size(batch_size)
         self._check_and_rescale_grad(self._scale / batch_size)
-        if self._identity is None:
-            return None
-        if self._layout is None:  # a rank that has had no samples may not know the shapes
+        if self._identity.name and self._layout is None:  # a rank without samples, maybe
             params_file.check_initialized(self._params)
         return self._identity.facts(batch_size=batch_size)
-
-    def _check_alike(self, facts: dict[str, Any] | None) -> None:
-        if facts is not None:
-            cluster.check_equal_async(facts, self._identity.name)
 
     def _laid_out(self) -> Layout:
         """The parameters in buckets, made the first time and after they have changed in kind."""
@@ -332,15 +316,13 @@ class Trainer(gluon.Trainer):
         parameter_buckets.check(self._params)
         for param in self._params:
             param.list_data()  # raises, naming the parameter, if it is not initialised
-        if self._layout is None and self._identity is not None:
-            facts = {**self._identity.update(), **self._options, **self._identity.kinds()}
-            cluster.check_equal(facts)
+        if self._layout is None:
+            self._identity.check(**self._options)
         self._contexts = self._check_contexts()
         self._exchange = Exchange(self._contexts, **self._options)
         self._sharded_update = ShardedUpdate(self._updater, self._exchange)
         how = needs_one_root(self._optimizer), updates_once(self._optimizer)
-        name = self._identity.name if self._identity is not None else ""
-        self._layout = Layout(self._params, in_order, self._exchange, *how, name)
+        self._layout = Layout(self._params, in_order, self._exchange, *how, self._identity.name)
         return self._layout
 
     def _check_outside_no_sync(self) -> None:
@@ -373,15 +355,12 @@ class Trainer(gluon.Trainer):
         """Sum the gradients on each bucket's root, or on all devices."""
         with interrupts.held():
             self._has_summed = True
-            to_sum = replicas.to_sum(buckets)
-            if on_all:
-                self._exchange.allreduce(to_sum)
-            else:
-                self._exchange.reduce(to_sum)
+            exchange = self._exchange.allreduce if on_all else self._exchange.reduce
+            exchange(replicas.to_sum(buckets))
             self._mark_summed(buckets, on_all)
 
     def _mark_summed(self, buckets: Sequence[ParamBucket], on_all: bool) -> None:
-        """Note that gradients are sums, of which one counts where passes add to them."""
+        """Note that gradients are sums; where passes add to them, one device's count."""
         for bucket in buckets:
             summed = [self._params[copies.index] for copies in bucket.copies]
             batches.mark_summed(summed, 0 if on_all else bucket.root or 0)

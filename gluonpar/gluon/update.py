@@ -1,16 +1,16 @@
 """The update of a Trainer: each parameter once, on the root of its bucket.
 
 A parameter with a row_sparse gradient is updated on every device instead, as by ``gluon.Trainer``:
-to broadcast it would send all its rows, of which the gradient has few; unless the optimizer must
-update it once (:func:`updates_once`). All buckets have one root if their updates may depend on each
-other (:func:`needs_one_root`).
+a broadcast would send all its rows, and the gradient has few; unless the optimizer must update it
+once (:func:`updates_once`). All buckets have one root if their updates may depend on each other
+(:func:`needs_one_root`).
 
-MXNet's Updater, which applies an optimizer and has its states, is made right where it is not:
+MXNet's Updater applies an optimizer and holds its states. Three of its faults are corrected here:
 
 - MXNet creates no momentum while that option is 0, and SGD and LARS leave an existing one as it was
   in a step with momentum 0, though ``m = momentum * m - lr * grad`` is ``-lr * grad`` then.
-- With ``multi_precision`` the next update overwrites weights that were set by ``set_data``: it
-  begins with a float32 copy of the weights from before.
+- With ``multi_precision`` an update begins with a float32 copy of the weights, and so it overwrites
+  weights that ``set_data`` has set since.
 - LBSGD adds up gradients without copying the first, which the next backward overwrites.
 """
 
@@ -46,18 +46,18 @@ def needs_one_root(optimizer: Optimizer) -> bool:
 def updates_once(optimizer: Optimizer) -> bool:
     """Return whether a parameter must be updated on one device only.
 
-    The update changes or draws numbers of the optimizer's own, or may do so: the copies would
-    differ if it updated one after the other.
+    The update changes or draws numbers that the optimizer keeps, or may do so: updated one after
+    the other, the copies would differ.
     """
     return isinstance(optimizer, (Nadam, SGLD)) or needs_one_root(optimizer)
 
 
 def check_draws_nothing(optimizer: Any, num_processes: int) -> None:
-    """Raise ValueError for one whose update draws numbers, and which several processes share."""
+    """Raise ValueError for an optimizer that would update differently on each of the ranks."""
     if isinstance(optimizer, SGLD) and num_processes > 1:
         raise ValueError(
-            "SGLD draws random numbers on each rank, which may be others on each: use another "
-            "optimizer in a job of several processes"
+            "SGLD draws other random numbers on each rank: use another optimizer in a job of "
+            "several processes"
         )
 
 
@@ -81,13 +81,14 @@ class ShardedUpdate:
         for c in exchange.ctx:
             counts[c.device_id] = counts[0]
         self._updater.states_synced = dict.fromkeys(self._updater.states, False)
-        # By device, and the states that they have, too, by parameter: for row_sparse gradients.
-        self._of_copies = [Updater(self._optimizer) for _ in exchange.ctx]
-        self._copied: dict[int, Any] = {}
+        # For updates on every device: an Updater for each of the others, and by parameter the
+        # state that these have copies of.
+        self._other_updaters = [Updater(self._optimizer) for _ in exchange.ctx[1:]]
+        self._copied_states: dict[int, Any] = {}
 
     def weights_were_set(self) -> None:
         """Compare, in the next update, each weight with its float32 copy, if it has one."""
-        for updater in (self._updater, *self._of_copies):
+        for updater in (self._updater, *self._other_updaters):
             updater.weights_were_set()
 
     def may_fuse(self, buckets: Sequence[ParamBucket]) -> bool:
@@ -149,8 +150,8 @@ class ShardedUpdate:
         """Update one parameter on every device, the first one last."""
         optimizer, states, i = self._optimizer, self._updater.states, copies.index
         counts = private_fields.update_counts(optimizer)
-        is_copied = self._copied.get(i) is states.get(i)
-        for k, updater in enumerate(self._of_copies[1:], 1):
+        is_copied = self._copied_states.get(i) is states.get(i)
+        for k, updater in enumerate(self._other_updaters, 1):
             if not is_copied:  # the state was loaded, or is on other contexts now
                 updater.states.pop(i, None)
                 if i in states:
@@ -160,7 +161,7 @@ class ShardedUpdate:
             self._update_on(k, updater, [copies])
             counts[i] = before  # a step counts once, however many devices there are
         self._update_on(0, self._updater, [copies])
-        self._copied[i] = states[i]
+        self._copied_states[i] = states[i]
 
     def _sum_and_update(self, buckets: Sequence[ParamBucket]) -> None:
         """Sum over devices in one process, SGD and broadcast, in one pass over memory."""

@@ -6,8 +6,9 @@ and dicts are the objects' own, not copies.
 
 from __future__ import annotations
 
+import functools
 from operator import attrgetter
-from typing import Callable, Container, Iterable, Sequence
+from typing import Any, Callable, Container, Iterable, Sequence
 
 import mxnet as mx
 from mxnet import gluon
@@ -35,7 +36,7 @@ update_counts = attrgetter("_index_update_count")  # by the parameter's index
 update_counts_by_device = attrgetter("_all_index_update_counts")  # the same by the device's number
 
 
-# Functions of MXNet for :func:`wrap`: the name, and the classes or modules that have it.
+# Functions of MXNet for :func:`around`: the name, and the classes or modules that have it.
 INITIALISES = "_init_impl", [gluon.Parameter]  # gives a parameter its first values
 SETS_VALUES = "set_data", [gluon.Parameter]  # gives it other values, as load_parameters does
 ALLOCATES_GRADIENTS = "_init_grad", [gluon.Parameter]  # gives a parameter its gradients
@@ -55,12 +56,21 @@ STEPS_ESTIMATOR = "batch_end", [estimator.GradientUpdateHandler]  # by the numbe
 BUILDS_GRAPH = "_build_cache", [gluon.HybridBlock]  # makes the graph of a hybridized block
 
 
-def wrap(function: tuple[str, list], wrapper: Callable[[Callable], Callable]) -> None:
-    """Replace one of the functions above by ``wrapper`` of it, wherever it is."""
+def around(function: tuple[str, list]) -> Callable[[Callable], Callable]:
+    """Decorate ``replacement(original, *args)``, to be called in place of one of those above."""
     name, owners = function
-    wrapped = wrapper(getattr(owners[0], name))
-    for owner in owners:
-        setattr(owner, name, wrapped)
+    original = getattr(owners[0], name)
+
+    def decorate(replacement: Callable) -> Callable:
+        @functools.wraps(original)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            return replacement(original, *args, **kwargs)
+
+        for owner in owners:
+            setattr(owner, name, called)
+        return replacement
+
+    return decorate
 
 
 def static_params(block: gluon.HybridBlock) -> set[gluon.Parameter]:

@@ -43,7 +43,8 @@ class Recording:
     """What a thread records from one ``autograd.record()`` to its end; ``part`` is the caller's."""
 
     def __init__(self, thread: int | None) -> None:
-        self.thread, self.depth, self.end, self.part = thread, this_thread.depth, math.inf, None
+        self.thread, self.depth, self.end = thread, this_thread.depth, math.inf
+        self.part: Any = None
 
 
 class _Thread(threading.local):
