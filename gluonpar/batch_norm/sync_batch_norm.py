@@ -103,6 +103,11 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
         self._plain_round: Round | None = None
         _layers[self._key] = self
 
+    @property
+    def momentum(self) -> float:
+        """The part of the running statistics that a call in training leaves."""
+        return self._kwargs["momentum"]
+
     def _num_devices(self) -> int:
         """Return what is set, or the number of the parameters' contexts; 1 if there are none."""
         return self.num_devices or len(self._contexts()) or 1
@@ -180,7 +185,7 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
             key=self._key,
             name_of_layer=self.name,
             num_devices=self._num_devices(),
-            momentum=self._kwargs["momentum"],
+            momentum=self.momentum,
             frozen=int(self._kwargs["use_global_stats"]),
             variance=which,
         )
@@ -254,8 +259,8 @@ def _follow_sum(key: SumKey, param: gluon.Parameter) -> None:
     running = first.copyto(mx.cpu())
 
     def results(total: np.ndarray) -> list[np.ndarray]:
-        momentum = key.layer._kwargs["momentum"]
-        return [_running(memory.view(running), total, momentum, key.of_variance, first.context)]
+        how = key.layer.momentum, key.of_variance, first.context
+        return [_running(memory.view(running), total, *how)]
 
     _push_sum(functools.partial(device_sums.add, key, "", None), results, [running], ["write"])
     for copy in copies:
