@@ -2,7 +2,7 @@
 
 import sys
 
-from gluonpar import gluon
+from gluonpar import batch_norm, gluon
 from gluonpar.adapters import kvstore, towers
 from gluonpar.adapters.data_loader import DataLoader
 from gluonpar.adapters.estimator import BatchProcessor
@@ -19,8 +19,8 @@ __all__ = [
     "make_parallel",
 ]
 
-# Programs may import them by their former names.
-for _module in (kvstore, towers):
-    _former = _module.__name__.rpartition(".")[2]
-    sys.modules[f"{gluon.__name__}.{_former}"] = _module
-    setattr(gluon, _former, _module)
+# Programs may import these from gluonpar.gluon, where they were before this room was made.
+for _room in (batch_norm, sys.modules[__name__]):
+    vars(gluon).update((_name, getattr(_room, _name)) for _name in _room.__all__)
+vars(gluon)["towers"] = towers
+sys.modules.update({"gluonpar.gluon.kvstore": kvstore, "gluonpar.gluon.towers": towers})

@@ -16,7 +16,7 @@ from gluonpar.sharding import NESTS, items, rebuild, share_of_batch
 class DataLoader(gluon.data.DataLoader):
     """``gluon.data.DataLoader`` whose batches are, in a job, this rank's part of every batch.
 
-    The arguments are those of ``gluon.data.DataLoader``, and mean what they mean in one process:
+    It takes the arguments of ``gluon.data.DataLoader``, which mean what they mean in one process:
     ``batch_size`` samples are in the batches of all ranks together, and with ``shuffle`` an epoch
     has every sample once, in another order each time. The batches are those that rank 0 draws from
     its sampler, so ``np.random.seed`` there determines them, and they are the same for any number
@@ -26,8 +26,8 @@ class DataLoader(gluon.data.DataLoader):
 
     ``num_samples`` is the number of samples on all ranks of the batch that was returned last: what
     ``trainer.step`` takes. All ranks get equally many batches. If there are fewer samples than
-    ranks, as in a last batch, some get arrays of shape (0, ...), of which
-    :func:`split_and_load` makes no shards; call ``step`` all the same.
+    ranks, as in a last batch, some get arrays of shape (0, ...). :func:`split_and_load` makes no
+    shards of them; call ``step`` all the same.
 
     All ranks must make and iterate it together: they exchange the order of an epoch when MXNet
     draws it, with ``num_workers`` already when the DataLoader is made, unless ``auto_reload`` is

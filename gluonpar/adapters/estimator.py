@@ -1,7 +1,7 @@
 """For ``gluon.contrib.estimator.Estimator``: batches on several devices, and steps of all ranks.
 
 MXNet's Estimator passes ``step`` the number of samples of its own batch. In a job of several
-processes its Trainer's gradients are sums over all ranks, so the number is then that of all ranks.
+processes its Trainer's gradients are sums over all ranks, so ``step`` gets all ranks' number.
 """
 
 from __future__ import annotations

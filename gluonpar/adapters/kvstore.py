@@ -6,6 +6,7 @@ Importing this module registers the name for ``mx.kv.create``, and so for
 
 from __future__ import annotations
 
+import functools
 import weakref
 from numbers import Number
 from typing import Any, Callable, NoReturn, Sequence
@@ -19,19 +20,19 @@ from gluonpar.collectives import Exchange, arguments, exchange_over, in_buckets
 from gluonpar.gluon import batches, check_draws_nothing, consistency, gradients
 from gluonpar.runtime import devices, heap, interrupts, memory, private_fields, threads
 
-# Optimizers that would give each copy of a parameter another value, as MXNet calls one optimizer
-# for each device in turn: SGLD draws random numbers, LBSGD has one array for a Trainer's copies.
+# MXNet calls one optimizer for each device in turn. These would give each copy of a parameter
+# another value: SGLD draws random numbers, LBSGD has one array for all of a Trainer's copies.
 _NOT_BY_MODULE = (mx.optimizer.SGLD,)
 _NOT_BY_TRAINER = (mx.optimizer.SGLD, mx.optimizer.LBSGD)
 _ROW_SPARSE_ONLY = "stores sums of row_sparse arrays only; sum dense ones with pushpull"
 
 
 @mx.kvstore.KVStoreBase.register  # under the class's name in lower case
-class GluonPar(mx.kvstore.KVStore):  # of which sparse gradients need an instance
+class GluonPar(mx.kvstore.KVStore):  # MXNet takes no other class for sparse gradients
     """The store that a Trainer or Module uses: copies parameters, sums gradients, both in place.
 
     For arrays that :func:`gluonpar.allreduce` takes; as asynchronous as any operator. A key is an
-    int, a string or a list of those; no dense value is stored under it. ``priority`` is not used.
+    int, a string or a list of these; no dense value is stored under it. ``priority`` is not used.
     The store runs no optimizer, so ``update_on_kvstore`` is False: every device updates its own
     copy of the parameters, and the Trainer or the Module holds the optimizer states. On several
     devices each update begins with the numbers that the optimizer and its schedule had before the
@@ -90,7 +91,7 @@ class GluonPar(mx.kvstore.KVStore):  # of which sparse gradients need an instanc
         return False
 
     def init(self, key: Any, value: Any) -> None:
-        """Copy rank 0's array ``value`` to that of all ranks; with a list of keys, key by key."""
+        """Copy rank 0's ``value`` to every rank's ``value``; with a list of keys, key by key."""
         if self.num_workers > 1:
             self.broadcast(key, value, value)
 
@@ -115,37 +116,35 @@ class GluonPar(mx.kvstore.KVStore):  # of which sparse gradients need an instanc
         all on the same contexts, and are summed together.
         With several processes the sum is over the devices of all processes.
 
-        Where the sums replace the gradients of a Parameter on its devices, by which it is known, a
-        device that had no sample adds nothing, and gets the sum as the others.
+        Where the arrays that become the sum are a Parameter's gradients, a device that had no
+        sample adds nothing, and gets the sum, too.
 
         Raises ValueError for arrays of different shapes or dtypes, and for an array under two keys.
-        A Trainer or Module gives row_sparse ones to :meth:`push`.
+        A Trainer or Module gives row_sparse arrays to :meth:`push`.
         """
         lists = _lists(key, value, "value")
         targets = lists if out is None else _lists(key, out, "out")
         if not lists:
             return
-        exchange, summed, stale = _exchange(lists), [], []
-        for data, those, added in zip(lists, targets, _begin_sums(targets)):
-            if added is None:
-                continue
-            with autograd.pause():
-                data = data if out is None else [array.copy() for array in data]
-            if len(data) == len(those):
-                stale += [array for array, is_added in zip(data, added) if not is_added]
-            summed.append((data, those))
-        memory.zero(stale)
-        added_up = [data for data, _ in summed]
-        buckets = in_buckets(added_up)
-        if out is None:
-            heap.return_free(added_up)
-            exchange.allreduce(buckets)
-            return
-        exchange.reduce(buckets)
+        exchange, summands, sums, stale = _exchange(lists), [], [], []
         with autograd.pause():
-            for data, those in summed:
-                for target in those:  # it may be in value, too
-                    data[0].copyto(target)
+            for data, arrays, added in zip(lists, targets, _begin_sums(targets)):
+                if added is None:
+                    continue
+                summands.append(data if out is None else [array.copy() for array in data])
+                sums.append(arrays)
+                if len(data) == len(arrays):
+                    stale += [array for array, is_added in zip(summands[-1], added) if not is_added]
+            memory.zero(stale)
+            buckets = in_buckets(summands)
+            if out is None:
+                heap.return_free(summands)
+                exchange.allreduce(buckets)
+                return
+            exchange.reduce(buckets)
+            for (total, *_), arrays in zip(summands, sums):
+                for array in arrays:  # it may be in value, too
+                    total.copyto(array)
 
     @cluster.in_scope
     @interrupts.held()
@@ -157,7 +156,7 @@ class GluonPar(mx.kvstore.KVStore):  # of which sparse gradients need an instanc
         """
         for name, data in zip(_keys(key), _lists(key, value, "value")):
             if data[0].stype != "row_sparse":
-                raise ValueError(f"kvstore 'gluonpar' cannot push({key!r}): it {_ROW_SPARSE_ONLY}")
+                self._refuse("push", _ROW_SPARSE_ONLY, key)
             [added] = _begin_sums([data])
             memory.zero([array for array, is_added in zip(data, added or ()) if not is_added])
             copies = [array.copy() for array in data]
@@ -173,29 +172,28 @@ class GluonPar(mx.kvstore.KVStore):  # of which sparse gradients need an instanc
         """
         for name, targets in zip(_keys(key), _lists(key, out, "out")):
             if name not in self._row_sparse:
-                raise ValueError(f"kvstore 'gluonpar' cannot pull({key!r}): it {_ROW_SPARSE_ONLY}")
+                self._refuse("pull", _ROW_SPARSE_ONLY, key)
             for target in targets:
                 self._row_sparse[name].copyto(target)
 
+    def _refuse(self, call: str, reason: str, *args: Any, **kwargs: Any) -> NoReturn:
+        given = [*args, *kwargs.values()][0]
+        raise ValueError(f"kvstore 'gluonpar' cannot {call}({given!r}): it {reason}")
 
-def _refusing(name: str, reason: str) -> Callable[..., NoReturn]:
-    def refuse(self: GluonPar, *args: Any, **kwargs: Any) -> NoReturn:
-        given = [*args, *kwargs.values()]
-        raise ValueError(f"kvstore 'gluonpar' cannot {name}({given[0]!r}): it {reason}")
-
-    refuse.__doc__ = f"Raise ValueError: the store {reason}."
-    return refuse
-
-
-for _name, _reason in {
-    "set_optimizer": "runs no optimizer; pass update_on_kvstore=False, or kvstore='device'",
-    "set_gradient_compression": "does not compress gradients; leave compression_params out, or use "
-    "kvstore='device', which does on GPUs",
-    "save_optimizer_states": "holds no optimizer states; call trainer.save_states",
-    "load_optimizer_states": "holds no optimizer states; call trainer.load_states",
-    "row_sparse_pull": _ROW_SPARSE_ONLY,
-}.items():
-    setattr(GluonPar, _name, _refusing(_name, _reason))
+    set_optimizer = functools.partialmethod(
+        _refuse, "set_optimizer", "runs no optimizer; pass update_on_kvstore=False"
+    )
+    set_gradient_compression = functools.partialmethod(
+        *(_refuse, "set_gradient_compression"),
+        "does not compress gradients; leave compression_params out, or use kvstore='device'",
+    )
+    save_optimizer_states = functools.partialmethod(
+        _refuse, "save_optimizer_states", "holds no optimizer states; call trainer.save_states"
+    )
+    load_optimizer_states = functools.partialmethod(
+        _refuse, "load_optimizer_states", "holds no optimizer states; call trainer.load_states"
+    )
+    row_sparse_pull = functools.partialmethod(_refuse, "row_sparse_pull", _ROW_SPARSE_ONLY)
 
 
 # Of the Trainers that use this store.

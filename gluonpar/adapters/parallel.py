@@ -33,10 +33,10 @@ def make_parallel(fn: Callable, ctx: mx.Context | Sequence[mx.Context], **batch:
     waits.
 
     In a job of several processes call it inside ``gluonpar.cluster.local()`` on this rank's part of
-    the batch: the output is that of the part, and gradients with respect to a ``w`` on one device
-    are of the part alone, until ``allreduce([w.grad])``, called outside, sums them. Otherwise it is
-    refused: the output could be gathered from all ranks, but ``fn`` may use any array, and backward
-    would leave in each only what the devices of this process add.
+    the batch. The output, and gradients with respect to a ``w`` on one device, are of that part
+    alone; ``allreduce([w.grad])``, called outside, sums them. Called outside it is refused: the
+    output could be gathered from all ranks, but ``fn`` may use any array, and backward would leave
+    in each only what the devices of this process add.
 
     Raises ValueError for no batch, in a job of several processes outside ``cluster.local()``, for
     nests, shapes or dtypes that differ between devices, and for outputs without a row per sample;

@@ -34,8 +34,8 @@ class Towers:
     ``variables`` are either a list of arrays, which is copied to each device (:func:`get_params`),
     or a Gluon Block that is initialised on all of ``ctx``. ``forward(batch, model)`` is called in
     the scope of a tower's device with the tower's batch and that device's list of arrays, or the
-    Block. It returns a dict of named outputs, of which ``"loss"`` (n,), one loss per sample, is
-    minimised, or the losses alone.
+    Block. It returns a dict of named outputs, or the losses alone. The output ``"loss"`` (n,), one
+    loss per sample, is minimised.
 
     ``update(params, lr, batch_size)`` updates one device's variables in place from gradients that
     are sums over ``batch_size`` samples, except variables whose ``grad`` is None: it is
@@ -46,7 +46,7 @@ class Towers:
     In a job of several processes all ranks' towers are one set: their gradients are summed, samples
     weigh the same on all ranks, losses are averaged over them, and variables start with rank 0's
     values. Every rank takes the same steps, with batches of its own or none. Towers made inside
-    ``gluonpar.cluster.local()`` are those of this process only.
+    ``gluonpar.cluster.local()`` are this process's only.
 
     A step weighs samples equally, not towers: it equals one device's step on all towers' samples,
     for batches of any size, up to rounding and batch normalisation. With equal batches that is the

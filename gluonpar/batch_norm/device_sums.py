@@ -143,19 +143,17 @@ class _Sum:
         names = sorted(self.values, key=lambda name: (len(name), name))
         return [self.values[name] for name in names]
 
-    def finish(self, values: list[np.ndarray]) -> None:
-        """Call the callbacks with the sum of ``values``, added in this order."""
-        total = sum(values)
+    def end(self, values: list[np.ndarray], message: str) -> None:
+        """Call every ``done`` with the sum of ``values``, or ``failed`` if there is a message."""
+        total = 0 if message else sum(values)  # in this order
         for done, failed in self.callbacks:
+            if message:
+                failed(message)
+                continue
             try:
                 done(total)
             except Exception:  # of one device; the others must go on
                 failed(traceback.format_exc())
-
-    def fail(self, message: str) -> None:
-        """Call the other callbacks."""
-        for _, failed in self.callbacks:
-            failed(message)
 
 
 lock = engine.lock()  # also notified of other ranks' messages
@@ -221,7 +219,7 @@ def wait_for_tasks(round_: Round, seconds: float) -> dict[str, int]:
             raise RuntimeError(over.failure())
         if over.without_word():
             raise RuntimeError(
-                f"rank {over.rank}, without tasks, waited {seconds:g} s for those of rank "
+                f"rank {over.rank}, without tasks, waited {seconds:g} s for the tasks of rank "
                 f"{', '.join(map(str, over.without_word()))}; all ranks must call {round_.place} "
                 "equally often"
             )
@@ -229,20 +227,28 @@ def wait_for_tasks(round_: Round, seconds: float) -> dict[str, int]:
 
 
 def _go_on() -> None:
-    """Complete the sums that have all values, and fail those that will not have them."""
+    """End the sums that have all values, and those that will not have them."""
+    ended = []
     with lock:
-        complete = []
         for key, current in [*_incomplete.items()]:
-            if current.is_complete_here and not key.over.waits_for(key.name):
-                complete.append((_incomplete.pop(key), key, key.over.take(key.name)))
-    for current, key, parts in complete:
+            is_complete = current.is_complete_here and not key.over.waits_for(key.name)
+            why = "" if is_complete else _why_lost(key)
+            if is_complete or why:
+                ended.append((key, _incomplete.pop(key), key.over.take(key.name), why))
+    for key, current, parts, why in ended:
         widths = {len(row): rank for rank, rows in parts.items() for row in rows}
-        if len(widths) > 1:
+        message = f"{key.layer.name}: {why}" if why else ""
+        if why and not current.is_complete_here:
+            message += (
+                f". Of {key.round.num_devices} devices only {', '.join(sorted(current.values))} "
+                "arrived. Run forward on all devices before reading any result, and backward "
+                "likewise, on CPU contexts both in run_tasks; for a plain loop over another number "
+                "of devices call set_num_devices(net, number)"
+            )
+        elif len(widths) > 1 and not why:
             got = " and ".join(f"{width} numbers on rank {rank}" for width, rank in widths.items())
-            current.fail(f"{key.layer.name} must be the same layer on all ranks, but adds {got}")
-        else:
-            current.finish([row for rows in parts.values() for row in rows])
-    _fail_lost()
+            message = f"{key.layer.name} must be the same layer on all ranks, but adds {got}"
+        current.end([row for rows in parts.values() for row in rows], message)
 
 
 def _receive(rank: int, message: Any) -> None:
@@ -274,7 +280,7 @@ def abandon(round_: Round) -> None:
         return
     _abandoned = round_.failed
     try:
-        _fail_lost()
+        _go_on()
         with contextlib.suppress(mx.MXNetError):
             mx.nd.waitall()
     finally:
@@ -293,23 +299,6 @@ def _why_lost(key: SumKey) -> str:
     return key.round.failed
 
 
-def _fail_lost() -> None:
-    """Fail the incomplete sums that will not become complete."""
-    with lock:
-        lost = [(key, why) for key in _incomplete if (why := _why_lost(key))]
-        sums = [_incomplete.pop(key) for key, _ in lost]
-    for (key, why), current in zip(lost, sums):
-        if current.is_complete_here:
-            current.fail(f"{key.layer.name}: {why}")
-            continue
-        current.fail(
-            f"{key.layer.name}: {why}. Of {key.round.num_devices} devices only "
-            f"{', '.join(sorted(current.values))} arrived. Run forward on all devices before "
-            "reading any result, and backward likewise, on CPU contexts both in run_tasks; for "
-            "a plain loop over another number of devices call set_num_devices(net, number)"
-        )
-
-
 def _fail_late() -> None:
     """Fail the sums that have waited for more than ``timeout_seconds``.
 
@@ -320,15 +309,16 @@ def _fail_late() -> None:
         for key, current in _incomplete.items():
             seconds = key.layer.timeout_seconds
             if time.monotonic() - current.began > seconds:
-                key.round.failed = f"a device is missing after {seconds:g} s"
+                failed = f"a device is missing after {seconds:g} s"
                 if current.is_complete_here:
                     ranks = ", ".join(map(str, key.over.waits_for(key.name)))
-                    key.round.failed = (
+                    failed = (
                         f"rank {ranks} has not come after {seconds:g} s. All ranks must call "
                         f"{key.round.place} equally often, also without samples (shards [])"
                     )
-                key.over.say(Tasks(key.round.num_devices, {}, key.round.failed))
-    _fail_lost()
+                key.round.failed = failed
+                key.over.say(Tasks(key.round.num_devices, {}, failed))
+    _go_on()
 
 
 device_threads.while_waiting(_fail_late)

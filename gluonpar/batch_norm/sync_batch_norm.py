@@ -26,15 +26,15 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
     Samples weigh the same, so K devices compute what one device computes with ``BatchNorm`` on the
     whole batch: outputs, gradients and running statistics, up to rounding. The running variance
     of n numbers is BatchNorm's, too: divided by n on CPU contexts, and by n - 1 on GPUs, as in
-    cuDNN. Running statistics change in forward: as BatchNorm's on GPUs, whereas on CPU contexts
-    those change in backward, and not at all without one (``D(G(z).detach())``). float16 is
+    cuDNN. Running statistics change in forward, as BatchNorm's do on GPUs; on CPU contexts
+    BatchNorm's change in backward, and not at all without one (``D(G(z).detach())``). float16 is
     normalised in float32. Arguments are those of ``gluon.contrib.nn.SyncBatchNorm``; parameter
     files fit that and ``BatchNorm``. The block may be hybridized, exported and imported;
     ``static_shape`` has no effect on a network with it.
 
     On CPU contexts train in :func:`run_tasks`, forward and backward, in one call or in two. The
     devices are those of the call's tasks, so a batch may have fewer samples than there are devices;
-    the other devices get the running statistics, too, except those of an imported symbol::
+    the other devices get the running statistics, too, except for an imported symbol::
 
         def forward_backward(shard):
             X, y = shard
@@ -46,15 +46,14 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
         losses = gluonpar.run_tasks(forward_backward, shards, ctx)
 
     A plain loop, ``[net(X) for X, y in shards]``, could stand still there (docs/design-notes.md).
-    It is refused at once, with a RuntimeError; in a hybridized network with a ValueError if shapes
-    are not known yet, and with an MXNetError where a result is read if the network has been called
-    before. On GPUs, and in prediction, plain loops work. Their number of devices is ``num_devices``
+    It is refused: at once, with a RuntimeError; in a hybridized network whose shapes are not known
+    yet with a ValueError, and if it has been called before with an MXNetError where a result is
+    read. On GPUs, and in prediction, plain loops work. Their number of devices is ``num_devices``
     (:func:`set_num_devices`) or, if that is None, the number of contexts that hold the parameters;
     an imported symbol trains in them on as many devices as when it was traced.
 
-    Results are read after all devices' tasks, because reading waits for all devices. If one does
-    not arrive within ``timeout_seconds``, the others fail with an MXNetError where a result is
-    read.
+    Read results after all devices' tasks: reading waits for all devices. If a device does not
+    arrive within ``timeout_seconds``, the others fail with an MXNetError where a result is read.
 
     In a job of several processes the devices are those of all ranks, added in the order of the
     ranks: P ranks with K devices each have the bits of one process with P x K. All ranks make the
@@ -104,12 +103,17 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
         self._plain_round: Round | None = None
         _layers[self._key] = self
 
+    @property
+    def momentum(self) -> float:
+        """The part of the running statistics that a call in training leaves."""
+        return self._kwargs["momentum"]
+
     def _num_devices(self) -> int:
-        """As set, or the number of the parameters' contexts; 1 if there are none yet."""
+        """Return what is set, or the number of the parameters' contexts; 1 if there are none."""
         return self.num_devices or len(self._contexts()) or 1
 
     def _contexts(self) -> list[mx.Context]:
-        """Those of the parameters; none if they have not been initialised."""
+        """Return the parameters' contexts; none if they have not been initialised."""
         known = private_fields.values(self.gamma) or private_fields.awaits_shape(self.gamma)
         return self.gamma.list_ctx() if known else []
 
@@ -129,10 +133,8 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
         return super().forward(x, *more)
 
     def _refusal(self, ctx: Sequence[mx.Context]) -> str:
-        """Why a call for one of ``ctx`` on this thread would not end, if it would not."""
-        if not autograd.is_training():
-            return ""
-        if self._round().num_devices == 1:
+        """Return why a call for one of ``ctx`` on this thread would not end, if it would not."""
+        if not autograd.is_training() or self._round().num_devices == 1:
             return ""
         if os.environ.get("MXNET_ENGINE_TYPE") == "NaiveEngine":
             return _NAIVE_ENGINE.format(self.name)
@@ -141,7 +143,7 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
         return _PLAIN_LOOP.format(self.name)
 
     def _round(self) -> Round:
-        """This thread's; in a plain loop the layer's own, until a device is missing."""
+        """Return this thread's round, or for a plain loop the layer's, until one has failed."""
         current, plain, number = current_round(), self._plain_round, self._num_devices()
         if current:
             return current
@@ -183,7 +185,7 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
             key=self._key,
             name_of_layer=self.name,
             num_devices=self._num_devices(),
-            momentum=self._kwargs["momentum"],
+            momentum=self.momentum,
             frozen=int(self._kwargs["use_global_stats"]),
             variance=which,
         )
@@ -217,7 +219,7 @@ _num_named: collections.Counter[str] = collections.Counter()
 
 
 def share_running_statistics(round_: Round) -> None:
-    """Give those of the layers that trained to the devices, of all ranks, that took no part."""
+    """Give the devices, of all ranks, that took no part the statistics of the others."""
     took_part = list(round_.num_backwards)
     if not took_part:
         _follow_statistics(round_)
@@ -257,8 +259,8 @@ def _follow_sum(key: SumKey, param: gluon.Parameter) -> None:
     running = first.copyto(mx.cpu())
 
     def results(total: np.ndarray) -> list[np.ndarray]:
-        momentum = key.layer._kwargs["momentum"]
-        return [_running(memory.view(running), total, momentum, key.of_variance, first.context)]
+        how = key.layer.momentum, key.of_variance, first.context
+        return [_running(memory.view(running), total, *how)]
 
     _push_sum(functools.partial(device_sums.add, key, "", None), results, [running], ["write"])
     for copy in copies:

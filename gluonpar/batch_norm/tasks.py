@@ -89,7 +89,7 @@ def all_devices(num_devices: int) -> Iterator[Callable]:
     """Yield ``call(ctx, function, *arguments)``, to be called for that many devices, or for none.
 
     It calls the function on the device's thread. The SyncBatchNorms in it sum over ``num_devices``
-    devices; within a task, over those of the task. Ctrl-C is held back until the context is left.
+    devices; within a task, over that task's devices. Ctrl-C is held back until the end.
     """
     outer = device_sums.current_round()
     if outer:

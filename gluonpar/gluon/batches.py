@@ -1,7 +1,7 @@
-"""Which gradients count: those of the newest batch that wrote their parameter.
+"""Which gradients count: the ones that their parameter's newest batch wrote.
 
-On one device, with ``grad_req='write'``, a gradient is that of the last backward pass that reached
-the parameter. On several devices the backward of one batch is one pass, or a pass per device; with
+On one device, with ``grad_req='write'``, the last backward pass that reached the parameter wrote
+the gradient. On several devices the backward of one batch is one pass, or a pass per device; with
 fewer samples than devices some do not take place, and there the gradients of an earlier batch are
 left, which must not count. What belongs to one batch is read from MXNet's tape
 (:mod:`gluonpar.runtime.tape`), by this law:
@@ -12,8 +12,9 @@ left, which must not count. What belongs to one batch is read from MXNet's tape
   written on one of its devices; its own recordings take along what they have written.
 - A gradient counts if its parameter's newest batch wrote it.
 
-MXNet's flags say which count: where a batch begins, those of gradients of others are cleared.
-Gradients that passes add to are of no batch; what was written beside them is used with them.
+MXNet's flags say which count: where a batch begins, the flags of other batches' gradients are
+cleared. Gradients that passes add to are of no batch; what was written beside them is used with
+them.
 """
 
 from __future__ import annotations

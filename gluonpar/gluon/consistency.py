@@ -1,7 +1,7 @@
 """What must be the same on all ranks of a job: a Trainer's parameters, options and initial values.
 
 Ranks find each other's gradients by the order of their calls alone. So each Trainer of a job has a
-number, in the order in which they are made, and a name, made of those of its first parameters; its
+number, in the order in which they are made, and a name, which has its first parameters' names. Its
 sums have this name, and a rank whose next sum is another Trainer's gets an error that names both.
 In each step the ranks also compare what the update depends on, and which values the program has
 set.

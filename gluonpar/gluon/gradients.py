@@ -1,15 +1,16 @@
 """The gradients of Gluon parameters on their devices, found by their arrays' names on the tape.
 
 Passes add to them with ``no_sync`` or ``grad_req='add'``: where they are sums over devices, to one
-of them. For ``no_sync``, MXNet's ``'add'`` is not used: the backward of some operators writes all
-the same, and that of others to memory that is not theirs (MXNet 1.9.1: mean, clip, cumsum, ...).
+of them. For ``no_sync``, MXNet's ``'add'`` is not used: the backward of some operators overwrites
+the gradient all the same, and others write to memory that is not theirs (MXNet 1.9.1: mean, clip,
+cumsum, ...).
 
 Before the sum over devices ``list_grad()`` holds parts, and none is the gradient of the batch.
 Sums are made by a Trainer, or by the program, with :func:`gluonpar.allreduce` or
 ``allreduce_many``. By them, and not by parts, a program may clip and update.
 
-A rank without samples has no pass, and its gradients are those of a batch before, which must not be
-added to other ranks' gradients. So ranks compare ages: each counts, for each parameter, the sums
+A rank without samples has no pass. Its gradients are of an earlier batch, and must not be added to
+other ranks' gradients. So ranks compare ages: each counts, for each parameter, the sums
 before its gradient was written, and how often it was written since. Both are the same on all ranks
 that had samples, whatever their devices, and less on those that had none.
 """
@@ -57,7 +58,7 @@ class Gradients:
         self.batch = type(self).batch
         self.beside: set[Any] = set()  # batches of passes that have added to these gradients
         self.wrote: list[Any] = [None] * len(self.values)  # the part of a batch
-        self.sum_on: Any = None  # if they are sums: the devices of which the next sum adds them
+        self.sum_on: Any = None  # if they are sums: the devices whose sums the next sum adds
         self._time, self._num_written = 0, [0] * len(self.values)  # the age
         _forget(self._names)
         self._variables: list[Any] = [tape.graph_of(value.handle) for value in self.values]  # kept

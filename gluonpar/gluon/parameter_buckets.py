@@ -20,9 +20,9 @@ class Layout:
 
     ``in_order`` are all of ``params`` in the order in which forward uses them: neighbours share a
     bucket. The buckets are summed by ``exchange``; with ``one_root`` device 0 is the root of all.
-    Those of row_sparse gradients have no root, and every device updates, unless ``updates_once``.
-    ``name`` is that of their Trainer, which ranks compare.
-    Arrays are looked up whenever they are needed: the parameters may be given others.
+    Buckets of row_sparse gradients have no root, and every device updates, unless ``updates_once``.
+    ``name`` is the Trainer's, which ranks compare. Arrays are looked up whenever they are needed:
+    the parameters may be given others.
     """
 
     def __init__(
@@ -61,11 +61,10 @@ class Layout:
     ) -> list[ParamBucket]:
         """Return the buckets, without parameters that backward reached on no device of any rank.
 
-        All ranks must call this before each sum; with ``summed`` the gradients are sums already,
-        and ``by_program`` is whether the Trainer has not made them; otherwise ranks compare
-        ``facts``. Unless ``ignore_stale_grad``
-        raises UserWarning if a parameter has no new gradient on any rank, or none on a device on
-        which its own batch ran.
+        Gradients are still to be summed, and then all ranks must call this before each sum, and
+        compare ``facts``; or with ``summed`` they are sums, made by the program if ``by_program``.
+        Unless ``ignore_stale_grad``, raises UserWarning if a parameter has no new gradient on any
+        rank, or none on a device on which its own batch ran.
         """
         if summed:
             written = [gradients.tracked[param].fresh() for param in self.params]
@@ -75,8 +74,8 @@ class Layout:
                 if ignore_stale_grad:  # this waits
                     on_some_rank = (cluster.total([*map(any, written)]) > 0).tolist()
         else:
-            of = self._num_processes, self._name, facts
-            written, on_some_rank = gradients.summands(self.params, *of)
+            how = self._num_processes, self._name, facts
+            written, on_some_rank = gradients.summands(self.params, *how)
         counting = dict(zip(self._indices, written))
         used = {i for i, is_used in zip(counting, on_some_rank) if is_used}
         if not ignore_stale_grad:

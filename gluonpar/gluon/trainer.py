@@ -201,8 +201,8 @@ class Trainer(gluon.Trainer):
     def no_sync(self) -> Iterator[None]:
         """Accumulate gradients over micro-batches: inside, and until the next update, they add up.
 
-        Forward and backward of the last micro-batch go inside or after it, those of the others
-        inside; then call :meth:`step` with the number of samples of all of them. Compare
+        Run forward and backward of all micro-batches inside; of the last one also after it, if you
+        like. Then call :meth:`step` with the number of samples of all micro-batches. Compare
         ``no_sync`` of PyTorch's DistributedDataParallel.
         """
         with self._scope():
@@ -226,9 +226,9 @@ class Trainer(gluon.Trainer):
     def clip_global_norm(self, max_norm: float) -> mx.nd.NDArray:
         """Scale the gradients so that their global norm is at most ``max_norm``.
 
-        Call it before :meth:`update` or :meth:`step`: the norm is that of the summed gradients,
-        without those that will not be used, and they are summed first, if they are not; pass
-        ``max_norm * batch_size`` to clip their mean. Returns the norm before, a float32 array of
+        Call it before :meth:`update` or :meth:`step`. It sums the gradients if they are not sums
+        yet, and takes the norm of the sums that will be used; pass ``max_norm * batch_size`` to
+        clip their mean. Returns the norm before, a float32 array of
         shape (1,) on the first context, without waiting. Raises ValueError unless ``max_norm`` is
         positive. Compare ``gluon.utils.clip_global_norm``; Pascanu et al. 2013.
         """
@@ -360,7 +360,7 @@ class Trainer(gluon.Trainer):
             self._mark_summed(buckets, on_all)
 
     def _mark_summed(self, buckets: Sequence[ParamBucket], on_all: bool) -> None:
-        """Note that gradients are sums, of which one counts where passes add to them."""
+        """Note that gradients are sums; where passes add to them, one device's count."""
         for bucket in buckets:
             summed = [self._params[copies.index] for copies in bucket.copies]
             batches.mark_summed(summed, 0 if on_all else bucket.root or 0)

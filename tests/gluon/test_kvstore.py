@@ -225,13 +225,6 @@ def test_pushpull_in_place_elsewhere_and_for_several_keys(world):
     assert numbers(data) == [[48, 96]] * 2
 
 
-def test_an_array_under_two_keys_is_refused_and_not_summed_twice():
-    store, data = mx.kv.create("gluonpar"), place([[1], [3]])
-    with pytest.raises(ValueError, match="the same one"):
-        store.pushpull(["a", "b"], [data, data])
-    assert numbers(data) == [[1], [3]]
-
-
 def test_gradients_that_are_refused_are_not_marked_as_sums():
     params = weights([[1.0], [1.0]], 2)
     trainer = make_trainer(params)

@@ -84,20 +84,16 @@ def test_a_seed_for_one_context_leaves_the_others():
     assert again[0] == first[0] and again[1] != first[1]
 
 
-def test_each_device_has_a_thread_of_its_own_which_is_kept():
-    def idents():
-        return run_tasks(lambda shard: threading.get_ident(), "abc", contexts(3))
+def test_each_device_has_a_thread_which_is_kept_also_for_tasks_within_its_task():
+    def idents(shard=0):
+        return threading.get_ident()
 
-    first = idents()
-    assert len({*first, threading.get_ident()}) == 4
-    assert idents() == first
-
-
-def test_a_task_within_a_task_runs_on_its_devices_thread():
     def outer(shard):
-        return shard, run_tasks(str.upper, [shard], mx.context.current_context())
+        return run_tasks(idents, [shard], mx.context.current_context())[0]
 
-    assert run_tasks(outer, "ab", contexts(2)) == [("a", ["A"]), ("b", ["B"])]
+    first = run_tasks(idents, "abc", contexts(3))
+    assert len({*first, idents()}) == 4
+    assert run_tasks(idents, "abc", contexts(3)) == run_tasks(outer, "abc", contexts(3)) == first
 
 
 def test_a_task_records_and_trains_if_its_caller_does():

@@ -6,14 +6,16 @@ batch that was skipped. One device, with MXNet's own Trainer, is what all are co
 
 from concurrent.futures import ThreadPoolExecutor
 
+import any_program
 import gluon_runs as runs
+import mxnet as mx
 import numpy as np
 import pytest
 from batch_programs import HOWS, PROGRAMS, TRAINERS, check, dense, differentiate, losses_of
-from gluon_runs import contexts
-from mxnet import autograd
+from gluon_runs import STATIC, assert_as_one, contexts
+from mxnet import autograd, gluon
 
-from gluonpar import run_tasks, split_and_load
+from gluonpar import Towers, run_tasks, split_and_load
 from gluonpar.gluon.trainer import Trainer
 
 
@@ -88,3 +90,70 @@ def test_skip_nonfinite_counts_the_batches_that_are_not_finite_only():
     trainer.step(1)
     assert trainer.num_skipped == 0
     np.testing.assert_allclose(net.weight.list_data()[1].asnumpy(), before - 0.01, rtol=1e-5)
+
+
+@pytest.mark.parametrize("num_programs", [40, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kvstore, optimizer, sparse", any_program.EVERY)
+def test_programs_of_any_order_train_as_one(kvstore, optimizer, sparse, num_programs):
+    any_program.law(kvstore, optimizer, sparse, num_programs)()
+
+
+def test_a_graph_with_static_memory_beside_another_after_a_move():
+    """It writes to the gradients from before the move, when the other one's have been seen."""
+    both, other = [(2, model, "one backward", 1) for model in (0, 2)]
+    program = [("hybridize", (STATIC,)), ("backward", both), ("move", (2, False))]
+    program += [("train", (0, *other)), ("train", (0, *both)), ("accumulate", (0, both, other))]
+    any_program.check(None, "sgd", False, 2, program)
+
+
+@pytest.mark.parametrize("before", [[], [("sum", (0,))]], ids=["", "after a sum that is not used"])
+def test_passes_add_to_one_of_the_sums_that_a_program_made(before):
+    """grad_req='add' without zero_grad after the step."""
+    batch, after = [(0, n, 0, "one backward", n) for n in (4, 3)]
+    program = [("require", (1, "add")), *before, ("sum_by_hand", batch), ("train", after)]
+    any_program.check(None, "sgd", False, 2, program)
+
+
+def of_parts(parts, x):
+    return sum((part(x) ** 2).sum(axis=1) for part in parts)
+
+
+def towers(forward_backward, shards, ctx):
+    """A step of Towers on other variables, whose forward is the task."""
+
+    def forward(x, variables):
+        with autograd.record():
+            forward_backward(x)
+        return (x[:, 0] * variables[0]) ** 2
+
+    Towers(forward, [mx.nd.ones((1,))], ctx).step(shards, lr=0.1)
+
+
+@pytest.mark.parametrize("call", [run_tasks, towers])
+@pytest.mark.parametrize("make", [Trainer, lambda *a: gluon.Trainer(*a, kvstore="gluonpar")])
+def test_gradients_of_a_failed_call_count_in_no_later_step(make, call):
+    """One device has computed gradients of a layer when another fails; the next batch leaves it."""
+    nets, k, batches = [], 2, [mx.nd.random.normal(shape=(n, 3)) for n in (4, 5)]
+    for ctx in contexts(1), contexts(k):
+        parts = [gluon.nn.Dense(2, in_units=3, prefix=f"part{i}_") for i in range(2)]
+        net = gluon.nn.HybridSequential()
+        net.add(*parts)
+        net.initialize(ctx=ctx)
+        runs.fill(net, [mx.nd.ones(p.shape).asnumpy() for p in net.collect_params().values()])
+        trainer = (make if nets else runs.stock_trainer)(net.collect_params(), "sgd")
+        nets.append(net)
+
+        def forward_backward(x, last=ctx[-1], parts=parts):
+            if x.context == last:
+                raise KeyError
+            with autograd.record():
+                losses = of_parts(parts, x)
+            losses.backward()
+
+        with pytest.raises((KeyError, RuntimeError)):
+            call(forward_backward, split_and_load(batches[0], ctx), ctx)
+        with autograd.record():
+            losses = [of_parts(parts[:1], x) for x in split_and_load(batches[1], ctx)]
+        autograd.backward(losses)
+        trainer.step(5, ignore_stale_grad=True)
+    assert_as_one(nets[1], runs.values(nets[0]))

@@ -217,6 +217,22 @@ print('whole')
     assert done.stdout == "whole\n", done.stderr
 
 
+def test_a_function_that_raises_after_it_has_ended_the_operator_ends_it_once():
+    """The engine has freed the operator by then."""
+    done = python("""
+def end_and_raise(complete):
+    complete()
+    raise ValueError
+
+array = mx.nd.zeros((1,))
+for _ in range(100):
+    engine.push(end_and_raise, mx.cpu(), writes=[array], ends_by_call=True)
+    array += 1
+print(array.asscalar())
+""")
+    assert (done.returncode, done.stdout) == (0, "100.0\n"), done.stderr
+
+
 def test_an_error_whose_text_is_not_utf8_is_raised_and_the_operator_ends():
     done = python("""
 import signal
