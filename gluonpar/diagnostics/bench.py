@@ -43,7 +43,7 @@ gluonpar bench --num-gpus 4 --device cpu --min-bytes 64K --factor 4
 gluonpar bench --algorithms host,ring --json bench.json --plot bench.png
 gluonpar bench --collective reduce_scatter
 """
-COMBINE = {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum}
+COMBINE: dict[str, np.ufunc] = {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum}
 COLLECTIVES = ("allreduce", "broadcast", "reduce", "reduce_scatter", "all_gather")
 ADDING = ("allreduce", "reduce", "reduce_scatter")
 COPYING = ("allreduce", "broadcast", "all_gather")
@@ -52,9 +52,8 @@ PEER, NUMPY = "mxnet device", "numpy"  # the others' times are divided by theirs
 NUMPY_THREADS = min(2, threads.cores())
 NUMPY_MIN_BYTES = 4 << 20  # of one array; below, waking a thread costs more than it saves
 NUMPY_BLOCK = 1 << 16  # elements: K blocks stay in a core's cache between the sum and the copies
-HEADINGS = ("bytes", "elements", "candidate", "time us", "iqr us", "algbw GB/s", "busbw GB/s")
-HEADINGS += (f"/ {PEER}", f"/ {NUMPY}", "#wrong")
-WIDTHS = (11, 10, -18, 10, 9, 10, 10, 14, 7, 7)
+HEADINGS = ("candidate", "time us", "iqr us", "algbw", "busbw", "/ device", "/ numpy", "#wrong")
+WIDTHS = (-18, 10, 9, 7, 7, 8, 7, 6)
 
 Task = List[Tuple[List[np.ndarray], List[np.ndarray]]]
 
@@ -129,39 +128,38 @@ def measure(prepared: tuple, console: Console, record: harness.Record) -> list[s
     record.more["left_out"] = left_out
     reasons = [f"left out: {name}: {reason}" for name, reason in left_out.items()]
     for line in filter(None, [notice, *reasons]):
-        console.notice(line)
-    header(console, record, ctx, names)
+        console.notice(harness.wrapped(line))
+    header(console, record, ctx)
     for size in counts:
         rows = measure_size(names, record.options, ctx, size)
-        console.line("" if record.rows else "\n" + harness.columns(HEADINGS, WIDTHS))
+        console.line(f"\n{rows[0].num_bytes} bytes, {size} elements")
+        console.line(harness.columns(HEADINGS, WIDTHS))
         seconds = {row.name: row.samples.median for row in rows}
         for row in rows:
             console.line(harness.columns(cells(row, seconds), WIDTHS))
         record.rows += rows
         record.write()
     busbw = {name: [row.busbw for row in record.rows if row.name == name] for name in names}
-    averages = ", ".join(f"{name} {statistics.fmean(each):.3f}" for name, each in busbw.items())
-    console.line(f"\naverage busbw over all sizes, GB/s: {averages}")
+    console.line("\naverage busbw over all sizes, GB/s")
+    for name, each in busbw.items():
+        console.line(harness.columns((name, f"{statistics.fmean(each):.3f}"), WIDTHS))
     wrong = [f"{row.name} at {row.num_bytes} bytes" for row in record.rows if row.wrong]
     return [f"wrong values: {', '.join(wrong)}"] if wrong else []
 
 
-def header(
-    console: Console, record: harness.Record, ctx: Sequence[mx.Context], names: Sequence[str]
-) -> None:
+def header(console: Console, record: harness.Record, ctx: Sequence[mx.Context]) -> None:
     """Print the conditions of the measurement and the meaning of the figures."""
     options = record.options
     how = threads.describe(ctx) or "; ".join(record.machine["gpus"])
     checked = "every value compared with NumPy's" if options.check else "values not checked"
-    peers = " and ".join(name for name in (PEER, NUMPY) if name in names)
     rows = {
         "devices": f"{devices.describe(ctx)}, {how}",
         NUMPY: f"on the same memory, {NUMPY_THREADS} threads from {NUMPY_MIN_BYTES} bytes up",
         options.collective: f"{combined(options)}{options.dtype}, {checked}",
         "calls": f"{options.calls} before each wait; times are per call",
         "samples": f"{options.rounds} rounds after {options.warmup} to warm up, all candidates in "
-        "turns; time is the median, iqr the interquartile range",
-        **({"ratios": f"of times to those of {peers}: below 1 is faster"} if peers else {}),
+        "turns; time is the median, iqr the interquartile range, algbw and busbw in GB/s",
+        "ratios": f"of times to those of {PEER} and {NUMPY}: below 1 is faster",
     }
     record.header(console, rows)
 
@@ -177,7 +175,7 @@ def cells(row: Result, seconds: dict[str, float]) -> tuple:
     ratios = [f"{time / seconds[to]:.2f}" if to in seconds else "-" for to in (PEER, NUMPY)]
     figures = (f"{1e6 * time:.1f}", f"{1e6 * spread:.1f}", f"{row.algbw:.3f}", f"{row.busbw:.3f}")
     wrong = "-" if row.wrong is None else row.wrong
-    return (row.num_bytes, row.elements, row.name, *figures, *ratios, wrong)
+    return (row.name, *figures, *ratios, wrong)
 
 
 def plot(options: argparse.Namespace, rows: Sequence[Result]) -> None:
@@ -346,7 +344,8 @@ def count_wrong(
     """Run each candidate once on :func:`payload`; return its wrong elements over all devices."""
     values = payload(len(arrays), arrays[0].size, np.dtype(arrays[0].dtype))
     right, wrong = [value.copy() for value in values], {}
-    _sum_blocks(*numpy_tasks(options.collective, right), options.op)
+    (task,) = numpy_tasks(options.collective, right)
+    _sum_blocks(task, options.op)
     for each in candidates:
         for array, value in zip(arrays, values):
             array[:] = value
