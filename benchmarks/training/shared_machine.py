@@ -94,10 +94,7 @@ def parser():
 
 def prepare(options):
     """Return the loads, a name and a function that gives it; ValueError if not possible."""
-    loads = [
-        (f"{n} loops" if n else "alone", lambda pids, n=n: busy(n))
-        for n in options.others
-    ]
+    loads = [(f"{n} loops" if n else "alone", lambda pids, n=n: busy(n)) for n in options.others]
     for number in options.quotas:
         if number > len(os.sched_getaffinity(0)):
             raise ValueError(f"quotas must be at most the number of processors, got {number:g}")

@@ -39,7 +39,7 @@ class Parser(argparse.ArgumentParser):
         for action in self._actions:
             option, name = action.option_strings[0], action.dest
             # A name of one word, such as device, may be a word of the message.
-            end = r"\b" if "_" in name else r"(?= must\b)"
+            end = r"\b" if "_" in name else r"(?= (must|needs)\b)"
             text = re.sub(rf"(?<![\w.-]){name}='?([^\s',]+)'?", rf"{option} \1", text)
             text = re.sub(rf"(?<![\w.-]){name}{end}", option, text)
         return text

@@ -62,7 +62,7 @@ def main(
     options, console = parsed.parse_args(argv), Console()
 
     def say(message: str, before: str = "") -> None:
-        console.notice(f"{before}{parsed.prog}: {message}")
+        console.notice(f"{before}{parsed.prog}: {parsed.in_options(message)}")
 
     interrupts.end_at_crash()
     try:
