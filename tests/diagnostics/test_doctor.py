@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from libcuda_stub import build_libcuda, build_library, cut
+from libcuda_stub import build_libcuda, cut
 
 import gluonpar
 from gluonpar.diagnostics import doctor as checks
@@ -246,7 +246,7 @@ def machine(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("gpus", "wheel", "states", "words"),
     [
-        ([H200], "mxnet-cu112", ["wrong"], "too new, MXNet cannot run on it"),
+        ([H200], "mxnet-cu112", ["wrong"], "too new for MXNet"),
         ([H200], "mxnet", ["note"], "5.0 to 8.9 only"),
         ([T4, H200], "mxnet-cu112", ["ok", "note"], "too new"),
         ([T4], "mxnet", ["note"], "without CUDA"),
@@ -255,7 +255,7 @@ def machine(tmp_path, monkeypatch):
     ],
 )
 def test_gpus_against_the_kernels_in_the_wheel(gpus, wheel, states, words, machine, monkeypatch):
-    machine(gpus, wheel, cuInit=0 if gpus else 100)  # CUDA_ERROR_NO_DEVICE
+    machine(gpus, wheel, cuda=12040, cuInit=0 if gpus else 100)  # CUDA_ERROR_NO_DEVICE
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     findings = checks.examine("gpu")
     assert [finding.state for finding in findings] == states
@@ -285,36 +285,17 @@ def test_a_bad_driver_is_wrong_only_with_a_wheel_that_needs_it(
     assert bool(checks.examine("gpu")) == (driver == {"cuda": 10020})
 
 
-RUNTIME = "int cudaGetDeviceCount(int *count) { *count = 1; return %d; }"
-NVRTC = "int nvrtcVersion(int *major, int *minor) { *major = 11; *minor = 8; return 0; }"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("fusion", "cuda", "error", "states", "words"),
-    [
-        (None, 11070, 0, ["ok", "note"], "11.8"),
-        ("0", 11070, 0, ["ok", "note"], "11.8"),
-        ("1", 11070, 0, ["ok", "wrong"], "MXNET_USE_FUSION"),
-        ("1", 11080, 0, ["ok"], ""),
-        (None, 12040, 0, ["ok"], ""),
-        # 450.36 to 450.66 support CUDA 11.0, but not the later 11.x.
-        (None, 11000, 35, ["ok", "wrong"], "450.80.02"),
-    ],
+    ("fusion", "cuda", "state"),
+    [(None, 11070, "note"), ("0", 11070, "note"), ("1", 11070, "wrong"), ("1", 11080, "ok")],
 )
-def test_an_old_driver_is_wrong_if_cudas_runtime_or_fused_operators_need_a_newer_one(
-    fusion, cuda, error, states, words, machine, tmp_path, monkeypatch
-):
-    build_library(tmp_path, "libcudart.so.11.0", RUNTIME % error)
-    build_library(tmp_path, "libnvrtc.so.11.2", NVRTC)
-    monkeypatch.setenv("GLUONPAR_CUDA", "system")
+def test_an_old_driver_is_wrong_if_operators_are_fused(fusion, cuda, state, machine, monkeypatch):
     machine([T4], cuda=cuda)
     if fusion is not None:
         monkeypatch.setenv("MXNET_USE_FUSION", fusion)
-    findings = checks.examine("driver")
-    assert [finding.state for finding in findings] == states
-    said = findings[-1].text + findings[-1].remedy
-    assert words in said and ("MXNET_USE_FUSION" in said) == (words == "MXNET_USE_FUSION")
+    (finding,) = checks.examine("driver")
+    assert finding.state == state and ("MXNET_USE_FUSION" in finding.remedy) == (state != "ok")
 
 
 def cuda_findings():
