@@ -1,7 +1,7 @@
 """gluonpar bench: measure the all-reduce algorithms beside MXNet's kvstore and plain NumPy.
 
---collective measures gluonpar's other collectives beside NumPy. The figures are those of
-nccl-tests.
+--collective measures gluonpar's other collectives beside NumPy. The figures mean the same as
+in nccl-tests.
 """
 
 # Bytes are those of one device's array. algbw = bytes / time. busbw = algbw * 2(K-1)/K: an
@@ -75,7 +75,7 @@ def parser(prog: str | None) -> harness.BenchmarkParser:
     made.add("--max-bytes", "64M", "largest array", **size)
     made.add("--factor", 8, "ratio of one size to the one before", type=at_least(2), **count)
     made.add("--num-gpus", 2, "number of devices", type=int, metavar="K")
-    made.add("--dtype", "float32", "of the arrays", choices=arguments.DTYPES)
+    made.add("--dtype", "float32", "dtype of the arrays", choices=arguments.DTYPES)
     made.add("--collective", "allreduce", "gluonpar's function to measure", choices=COLLECTIVES)
     made.add("--op", "sum", "how arrays are combined", choices=list(COMBINE))
     made.add("--iters", 20, "samples", type=at_least(1), dest="rounds", **count)
@@ -107,7 +107,7 @@ def prepare(options: argparse.Namespace) -> tuple:
         raise ValueError("one device has nothing to exchange; --num-gpus must be at least 2")
     collective = options.collective
     if options.algorithms and collective != "allreduce":
-        raise ValueError(f"--algorithms are those of allreduce; leave it out with {collective}")
+        raise ValueError(f"--algorithms is for allreduce only; leave it out with {collective}")
     if options.op != "sum" and collective not in ADDING:
         raise ValueError(f"{collective} adds nothing; leave out --op {options.op}")
     chosen = devices.choose(num_gpus=options.num_gpus, device=options.device)
@@ -300,7 +300,7 @@ def zeros(options: argparse.Namespace, ctx: Sequence[mx.Context], size: int) -> 
 
 
 def sizes(min_bytes: int, max_bytes: int, factor: int, dtype: str) -> list[int]:
-    """Return numbers of elements: those of ``min_bytes``, times ``factor`` up to ``max_bytes``.
+    """Return the arrays' sizes in elements: each is ``factor`` times the one before.
 
     >>> sizes(4096, 1 << 20, 8, "float32")
     [1024, 8192, 65536]

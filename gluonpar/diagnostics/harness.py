@@ -169,7 +169,7 @@ class BenchmarkParser(parsing.Parser):
 
 
 class Record:
-    """The results so far, rows with ``as_dict()``, and the other content of --json's file."""
+    """The results so far (rows with ``as_dict()``) and what else the --json file will hold."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options, self.machine = options, machine()

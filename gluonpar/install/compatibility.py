@@ -62,9 +62,10 @@ def _former() -> dict[str, dict[str, Any]]:
 
 
 def _renamed(now: Any) -> Callable:
-    """Return a function that calls ``now``, unless an argument is an ``mx.np.ndarray``.
+    """Return a new function, as MXNet registers one per name, that calls ``now``.
 
-    As NumPy's own functions do, it leaves the call to such an argument's ``__array_function__``.
+    As NumPy's functions do, it leaves the call to the ``__array_function__`` of the first argument
+    that is not a NumPy array and has one, such as ``mx.np.ndarray``.
     """
 
     def former(*args: Any, **kwargs: Any) -> Any:
@@ -269,7 +270,7 @@ _WRITE_ATTRIBUTES = {
 
 
 def _sum(name: str) -> property:
-    """Return a property that is kept as ``name`` and, if a float, adds float32 in float64."""
+    """Return a property, stored as ``name``, that makes floats float64, to add float32 in it."""
 
     def set_sum(metric: object, value: object) -> None:
         setattr(metric, name, np.float64(value) if isinstance(value, float) else value)

@@ -97,7 +97,7 @@ def in_wheels(name: str) -> list[pathlib.Path]:
 
 
 def damage(path: pathlib.Path) -> str:
-    """Return the fault of a shared library, as far as its headers show it; "" if nothing.
+    """Return the fault of a shared library, as far as its headers show it, or "".
 
     The system's loader maps a file by its headers; if the file was truncated (a full disk, an
     interrupted copy), the process dies of SIGBUS without a message. Raises OSError if the file

@@ -1,4 +1,4 @@
-"""A parser of command lines whose errors are one line, and name the option that was meant."""
+"""A parser of command lines whose errors are one line and name the option to correct."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Parser(argparse.ArgumentParser):
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> argparse.Namespace:
-        """Return the options; exit if there are others, with the known one that is most alike."""
+        """Return the options; if one is unknown, exit and name the most similar option."""
         options, unknown = self.parse_known_args(args, namespace)
         if unknown:
             name = unknown[0].partition("=")[0]

@@ -192,7 +192,7 @@ def test_plot(command, tmp_path):
         (("--num-gpus", "1"), "one device has nothing to exchange"),
         (("--algorithms", "ring,nope"), "'nope'; choose from star, "),
         (("--op", "mean", "--dtype", "int8"), "int8"),
-        (("--collective", "reduce", "--algorithms", "ring"), "--algorithms are those of allreduce"),
+        (("--collective", "reduce", "--algorithms", "ring"), "--algorithms is for allreduce only"),
         (("--collective", "broadcast", "--op", "max"), "broadcast adds nothing"),
         (("--plot", "/nowhere/to/be/found.png"), "/nowhere/to/be/found.png"),
         (("--plot", "bench.txt"), "bench.txt"),
