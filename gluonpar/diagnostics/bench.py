@@ -10,9 +10,7 @@ in nccl-tests.
 # (K-1)/K for reduce-scatter and all-gather, and 1 for broadcast and reduce
 # (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md).
 #
-# ``mxnet device``, ``mxnet local`` and, on GPUs, ``mxnet nccl`` run in the same process, so they
-# have the workspace pool, the allocator's settings and the OpenMP threads that ``import gluonpar``
-# sets.
+# MXNet's stores run in the same process, so with the settings that ``import gluonpar`` makes.
 
 from __future__ import annotations
 
@@ -59,10 +57,7 @@ Task = List[Tuple[List[np.ndarray], List[np.ndarray]]]
 
 
 def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
-    """Measure what ``argv`` asks for and print it size by size; return the exit code.
-
-    ``prog`` is the program's name in messages (default: the script's).
-    """
+    """Measure what ``argv`` asks for; return the exit code. ``prog`` is the name in messages."""
     return harness.conduct(parser(prog), argv, prepare, measure, plot)
 
 
@@ -134,9 +129,8 @@ def measure(prepared: tuple, console: Console, record: harness.Record) -> list[s
         rows = measure_size(names, record.options, ctx, size)
         console.line(f"\n{rows[0].num_bytes} bytes, {size} elements")
         console.line(harness.columns(HEADINGS, WIDTHS))
-        seconds = {row.name: row.samples.median for row in rows}
         for row in rows:
-            console.line(harness.columns(cells(row, seconds), WIDTHS))
+            console.line(harness.columns(row.cells(rows), WIDTHS))
         record.rows += rows
         record.write()
     busbw = {name: [row.busbw for row in record.rows if row.name == name] for name in names}
@@ -167,15 +161,6 @@ def header(console: Console, record: harness.Record, ctx: Sequence[mx.Context]) 
 def combined(options: argparse.Namespace) -> str:
     """Return how arrays are combined, such as "sum of "; "" if the collective adds nothing."""
     return f"{options.op} of " if options.collective in ADDING else ""
-
-
-def cells(row: Result, seconds: dict[str, float]) -> tuple:
-    """Return a line of the table; ``seconds`` are all candidates' medians."""
-    time, spread = row.samples.median, row.samples.spread
-    ratios = [f"{time / seconds[to]:.2f}" if to in seconds else "-" for to in (PEER, NUMPY)]
-    figures = (f"{1e6 * time:.1f}", f"{1e6 * spread:.1f}", f"{row.algbw:.3f}", f"{row.busbw:.3f}")
-    wrong = "-" if row.wrong is None else row.wrong
-    return (row.name, *figures, *ratios, wrong)
 
 
 def plot(options: argparse.Namespace, rows: Sequence[Result]) -> None:
@@ -251,6 +236,14 @@ class Result:
         passes = 2 if self.collective == "allreduce" else 1
         return self.algbw * passes * (self.num_devices - 1) / self.num_devices
 
+    def cells(self, rows: Sequence[Result]) -> list[str]:
+        """Return a line of the table; ``rows`` are the results of this size."""
+        time, seconds = self.samples.median, {row.name: row.samples.median for row in rows}
+        ratios = [f"{time / seconds[to]:.2f}" if to in seconds else "-" for to in (PEER, NUMPY)]
+        times = (f"{1e6 * time:.1f}", f"{1e6 * self.samples.spread:.1f}")
+        wrong = "-" if self.wrong is None else str(self.wrong)
+        return [self.name, *times, f"{self.algbw:.3f}", f"{self.busbw:.3f}", *ratios, wrong]
+
     def as_dict(self) -> dict[str, Any]:
         """Return everything, with all samples, for JSON."""
         fields = {**vars(self), "algbw": self.algbw, "busbw": self.busbw}
@@ -259,11 +252,7 @@ class Result:
 
 
 def candidate_names(options: argparse.Namespace, ctx: Sequence[mx.Context]) -> list[str]:
-    """Return the names of all candidates on the devices ``ctx``.
-
-    They are gluonpar's algorithms and MXNet's key-value stores, or for another collective than
-    allreduce gluonpar's function; and, on CPUs, NumPy on the same memory.
-    """
+    """Return the names of gluonpar's candidates, MXNet's key-value stores and, on CPUs, NumPy."""
     kinds, names = {context.device_type for context in ctx}, ["gluonpar"]
     if options.collective == "allreduce":
         names = [*(options.algorithms or collectives.usable(ctx)), "mxnet device", "mxnet local"]

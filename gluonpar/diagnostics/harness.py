@@ -45,9 +45,8 @@ T = TypeVar("T")
 class Candidate:
     """A function to be timed, under a name.
 
-    A sample is the time of ``run()``, ``calls`` times one after the other, and then ``wait()``,
-    which returns when everything that ``run`` started has finished: MXNet's operators return when
-    they are queued. ``prepare()`` is called before each sample and not timed.
+    A sample is the time of ``calls`` calls of ``run()`` and one of ``wait()``, which returns when
+    everything that ``run`` started has finished. ``prepare()`` is called before, and not timed.
     """
 
     name: str
@@ -85,7 +84,8 @@ class Samples:
     @property
     def spread(self) -> float:
         """The interquartile range."""
-        return self.quartiles[1] - self.quartiles[0]
+        low, high = self.quartiles
+        return high - low
 
     def as_dict(self) -> dict[str, Any]:
         """Return times in seconds for JSON."""
