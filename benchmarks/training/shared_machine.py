@@ -80,8 +80,10 @@ def parser():
     known = harness.one_of(WORKLOADS)
     made.add("--workload", "lenet,mlp,resnet18", "what to train", type=known, metavar="A,B")
     made.add("--num-gpus", "1,2", "numbers of devices", type=harness.integers, metavar="K,...")
-    made.add("--others", "0,1,2,4", "busy loops beside it", **texts)
-    made.add("--quotas", "", "processors that it may use, such as 0.5", **texts)
+    loops, quotas = harness.at_least(0), harness.at_least(0.01, float)
+    made.add("--others", "0,1,2,4", "busy loops beside it", type=harness.several(loops))
+    help_ = "processors that it may use, such as 0.5 (default: all)"
+    made.add_argument("--quotas", default=[], type=harness.several(quotas), help=help_)
     default = "as imported,libgomp's,0,1000,10000,100000,one thread"
     made.add("--spins", default, "settings: names, or values of GOMP_SPINCOUNT", **texts)
     made.add("--steps", 3, "steps per sample", **positive)
@@ -92,18 +94,13 @@ def parser():
 
 def prepare(options):
     """Return the loads, a name and a function that gives it; ValueError if not possible."""
-    if not all(text.isdecimal() for text in options.others):
-        raise ValueError(f"others must be numbers of busy loops, got {','.join(options.others)}")
-    loads = [
-        (f"{n} loops" if n else "alone", lambda pids, n=n: busy(n))
-        for n in map(int, options.others)
-    ]
-    for text in filter(None, options.quotas):
-        if not 0 < float(text) <= len(os.sched_getaffinity(0)):
-            raise ValueError(f"quotas must be positive, and at most the processors, got {text}")
+    loads = [(f"{n} loops" if n else "alone", lambda pids, n=n: busy(n)) for n in options.others]
+    for number in options.quotas:
+        if number > len(os.sched_getaffinity(0)):
+            raise ValueError(f"quotas must be at most the number of processors, got {number:g}")
         if not os.access(CGROUP, os.W_OK):
             raise ValueError(f"a quota needs root, and {CGROUP} to be writable")
-        loads.append((f"quota {text}", lambda pids, text=text: quota(pids, float(text))))
+        loads.append((f"quota {number:g}", lambda pids, number=number: quota(pids, number)))
     return loads
 
 

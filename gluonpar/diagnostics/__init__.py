@@ -1,4 +1,4 @@
-"""Tests of the user's devices and networks (verify), of the installation (doctor); benchmarks.
+"""The commands selftest, doctor and bench, and ``gluonpar.verify``.
 
-Nothing is imported here: the doctor must work without MXNet.
+Nothing is imported here: doctor must work without MXNet.
 """

@@ -1,7 +1,7 @@
 """gluonpar bench: measure the all-reduce algorithms beside MXNet's kvstore and plain NumPy.
 
---collective measures gluonpar's other collectives beside NumPy. The figures are those of
-nccl-tests.
+--collective measures gluonpar's other collectives beside NumPy. The figures mean the same as
+in nccl-tests.
 """
 
 # Bytes are those of one device's array. algbw = bytes / time. busbw = algbw * 2(K-1)/K: an
@@ -10,9 +10,7 @@ nccl-tests.
 # (K-1)/K for reduce-scatter and all-gather, and 1 for broadcast and reduce
 # (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md).
 #
-# ``mxnet device``, ``mxnet local`` and, on GPUs, ``mxnet nccl`` run in the same process, so they
-# have the workspace pool, the allocator's settings and the OpenMP threads that ``import gluonpar``
-# sets.
+# MXNet's stores run in the same process, so with the settings that ``import gluonpar`` makes.
 
 from __future__ import annotations
 
@@ -50,18 +48,14 @@ PEER, NUMPY = "mxnet device", "numpy"  # the others' times are divided by theirs
 NUMPY_THREADS = min(2, threads.cores())
 NUMPY_MIN_BYTES = 4 << 20  # of one array; below, waking a thread costs more than it saves
 NUMPY_BLOCK = 1 << 16  # elements: K blocks stay in a core's cache between the sum and the copies
-HEADINGS = ("bytes", "elements", "candidate", "time us", "iqr us", "algbw GB/s", "busbw GB/s")
-HEADINGS += (f"/ {PEER}", f"/ {NUMPY}", "#wrong")
-WIDTHS = (11, 10, -18, 10, 9, 10, 10, 14, 7, 7)
+HEADINGS = ("candidate", "time us", "iqr us", "algbw", "busbw", "/ device", "/ numpy", "#wrong")
+WIDTHS = (-18, 10, 9, 7, 7, 8, 7, 6)
 
 Task = List[Tuple[List[np.ndarray], List[np.ndarray]]]
 
 
 def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
-    """Measure what ``argv`` asks for and print it size by size; return the exit code.
-
-    ``prog`` is the program's name in messages (default: the script's).
-    """
+    """Measure what ``argv`` asks for; return the exit code. ``prog`` is the name in messages."""
     return harness.conduct(parser(prog), argv, prepare, measure)
 
 
@@ -74,7 +68,7 @@ def parser(prog: str | None) -> harness.BenchmarkParser:
     made.add("--max-bytes", "64M", "largest array", **size)
     made.add("--factor", 8, "ratio of one size to the one before", type=at_least(2), **count)
     made.add("--num-gpus", 2, "number of devices", type=int, metavar="K")
-    made.add("--dtype", "float32", "of the arrays", choices=arguments.DTYPES)
+    made.add("--dtype", "float32", "dtype of the arrays", choices=arguments.DTYPES)
     made.add("--collective", "allreduce", "gluonpar's function to measure", choices=COLLECTIVES)
     made.add("--op", "sum", "how arrays are combined", choices=arguments.OPS)
     made.add("--iters", 20, "samples", type=at_least(1), dest="rounds", **count)
@@ -105,7 +99,7 @@ def prepare(options: argparse.Namespace) -> tuple:
         raise ValueError("one device has nothing to exchange; --num-gpus must be at least 2")
     collective = options.collective
     if options.algorithms and collective != "allreduce":
-        raise ValueError(f"--algorithms are those of allreduce; leave it out with {collective}")
+        raise ValueError(f"--algorithms is for allreduce only; leave it out with {collective}")
     if options.op != "sum" and collective not in ADDING:
         raise ValueError(f"{collective} adds nothing; leave out --op {options.op}")
     chosen = devices.choose(num_gpus=options.num_gpus, device=options.device)
@@ -126,39 +120,37 @@ def measure(prepared: tuple, console: Console, record: harness.Record) -> list[s
     record.more["left_out"] = left_out
     reasons = [f"left out: {name}: {reason}" for name, reason in left_out.items()]
     for line in filter(None, [notice, *reasons]):
-        console.notice(line)
-    header(console, record, ctx, names)
+        console.notice(harness.wrapped(line))
+    header(console, record, ctx)
     for size in counts:
         rows = measure_size(names, record.options, ctx, size)
-        console.line("" if record.rows else "\n" + harness.columns(HEADINGS, WIDTHS))
-        seconds = {row.name: row.samples.median for row in rows}
+        console.line(f"\n{rows[0].num_bytes} bytes, {size} elements")
+        console.line(harness.columns(HEADINGS, WIDTHS))
         for row in rows:
-            console.line(harness.columns(cells(row, seconds), WIDTHS))
+            console.line(harness.columns(row.cells(rows), WIDTHS))
         record.rows += rows
         record.write()
     busbw = {name: [row.busbw for row in record.rows if row.name == name] for name in names}
-    averages = ", ".join(f"{name} {statistics.fmean(each):.3f}" for name, each in busbw.items())
-    console.line(f"\naverage busbw over all sizes, GB/s: {averages}")
+    console.line("\naverage busbw over all sizes, GB/s")
+    for name, each in busbw.items():
+        console.line(harness.columns((name, f"{statistics.fmean(each):.3f}"), WIDTHS))
     wrong = [f"{row.name} at {row.num_bytes} bytes" for row in record.rows if row.wrong]
     return [f"wrong values: {', '.join(wrong)}"] if wrong else []
 
 
-def header(
-    console: Console, record: harness.Record, ctx: Sequence[mx.Context], names: Sequence[str]
-) -> None:
+def header(console: Console, record: harness.Record, ctx: Sequence[mx.Context]) -> None:
     """Print the conditions of the measurement and the meaning of the figures."""
     options = record.options
     how = threads.describe(ctx) or "; ".join(record.machine["gpus"])
     checked = "every value compared with NumPy's" if options.check else "values not checked"
-    peers = " and ".join(name for name in (PEER, NUMPY) if name in names)
     rows = {
         "devices": f"{devices.describe(ctx)}, {how}",
         NUMPY: f"on the same memory, {NUMPY_THREADS} threads from {NUMPY_MIN_BYTES} bytes up",
         options.collective: f"{combined(options)}{options.dtype}, {checked}",
         "calls": f"{options.calls} before each wait; times are per call",
         "samples": f"{options.rounds} rounds after {options.warmup} to warm up, all candidates in "
-        "turns; time is the median, iqr the interquartile range",
-        **({"ratios": f"of times to those of {peers}: below 1 is faster"} if peers else {}),
+        "turns; time is the median, iqr the interquartile range, algbw and busbw in GB/s",
+        "ratios": f"of times to those of {PEER} and {NUMPY}: below 1 is faster",
     }
     record.header(console, rows)
 
@@ -166,15 +158,6 @@ def header(
 def combined(options: argparse.Namespace) -> str:
     """Return how arrays are combined, such as "sum of "; "" if the collective adds nothing."""
     return f"{options.op} of " if options.collective in ADDING else ""
-
-
-def cells(row: Result, seconds: dict[str, float]) -> tuple:
-    """Return a line of the table; ``seconds`` are all candidates' medians."""
-    time, spread = row.samples.median, row.samples.spread
-    ratios = [f"{time / seconds[to]:.2f}" if to in seconds else "-" for to in (PEER, NUMPY)]
-    figures = (f"{1e6 * time:.1f}", f"{1e6 * spread:.1f}", f"{row.algbw:.3f}", f"{row.busbw:.3f}")
-    wrong = "-" if row.wrong is None else row.wrong
-    return (row.num_bytes, row.elements, row.name, *figures, *ratios, wrong)
 
 
 @dataclass(frozen=True)
@@ -202,6 +185,14 @@ class Result:
         passes = 2 if self.collective == "allreduce" else 1
         return self.algbw * passes * (self.num_devices - 1) / self.num_devices
 
+    def cells(self, rows: Sequence[Result]) -> list[str]:
+        """Return a line of the table; ``rows`` are the results of this size."""
+        time, seconds = self.samples.median, {row.name: row.samples.median for row in rows}
+        ratios = [f"{time / seconds[to]:.2f}" if to in seconds else "-" for to in (PEER, NUMPY)]
+        times = (f"{1e6 * time:.1f}", f"{1e6 * self.samples.spread:.1f}")
+        wrong = "-" if self.wrong is None else str(self.wrong)
+        return [self.name, *times, f"{self.algbw:.3f}", f"{self.busbw:.3f}", *ratios, wrong]
+
     def as_dict(self) -> dict[str, Any]:
         """Return everything, with all samples, for JSON."""
         fields = {**vars(self), "algbw": self.algbw, "busbw": self.busbw}
@@ -210,11 +201,7 @@ class Result:
 
 
 def candidate_names(options: argparse.Namespace, ctx: Sequence[mx.Context]) -> list[str]:
-    """Return the names of all candidates on the devices ``ctx``.
-
-    They are gluonpar's algorithms and MXNet's key-value stores, or for another collective than
-    allreduce gluonpar's function; and, on CPUs, NumPy on the same memory.
-    """
+    """Return the names of gluonpar's candidates, MXNet's key-value stores and, on CPUs, NumPy."""
     kinds, names = {context.device_type for context in ctx}, ["gluonpar"]
     if options.collective == "allreduce":
         names = [*(options.algorithms or collectives.usable(ctx)), "mxnet device", "mxnet local"]
@@ -251,7 +238,7 @@ def zeros(options: argparse.Namespace, ctx: Sequence[mx.Context], size: int) -> 
 
 
 def sizes(min_bytes: int, max_bytes: int, factor: int, dtype: str) -> list[int]:
-    """Return numbers of elements: those of ``min_bytes``, times ``factor`` up to ``max_bytes``.
+    """Return the arrays' sizes in elements: each is ``factor`` times the one before.
 
     >>> sizes(4096, 1 << 20, 8, "float32")
     [1024, 8192, 65536]
@@ -295,7 +282,8 @@ def count_wrong(
     """Run each candidate once on :func:`payload`; return its wrong elements over all devices."""
     values = payload(len(arrays), arrays[0].size, np.dtype(arrays[0].dtype))
     right, wrong = [value.copy() for value in values], {}
-    _sum_blocks(*numpy_tasks(options.collective, right), options.op)
+    (task,) = numpy_tasks(options.collective, right)
+    _sum_blocks(task, options.op)
     for each in candidates:
         for array, value in zip(arrays, values):
             array[:] = value

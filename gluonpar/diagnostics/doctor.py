@@ -242,28 +242,16 @@ def nvidia_driver() -> Iterator[Described]:
             yield NOTE, str(error)
         return
     text = f"{_mapped_file(driver.LIBRARY)} supports CUDA up to {driver.version(newest)}"
-    remedy = "install a newer driver; until then use CPU devices (--device cpu)"
-    if needed and newest < driver.OLDEST_CUDA:
+    if not needed or newest >= startup.COMPILER_CUDA:
+        yield OK, text
+    elif newest < driver.OLDEST_CUDA:
+        remedy = "install a newer driver; until then use CPU devices (--device cpu)"
         yield WRONG, f"{text}; mxnet-cu112 needs CUDA 11", remedy
-        return
-    yield OK, text
-    if not needed:
-        return
-    try:
-        accepted, compiler = cuda_libraries.accepts_driver(), cuda_libraries.compiler_version()
-    except (OSError, ValueError):  # cuda reports it
-        return
-    if not accepted:
-        text = "CUDA's runtime finds the driver too old: CUDA 11.1 and later need driver 450.80.02"
-        yield WRONG, text, remedy
-    elif newest < compiler:  # it does not take what the compiler writes: fused operators
-        cuda = f"CUDA {driver.version(compiler)}"
-        text, newer = f"the CUDA compiler is of {cuda}", f"install a driver that supports {cuda}"
-        if os.environ.get("MXNET_USE_FUSION", "0") in ("0", "false"):
-            yield NOTE, f"{text}, so MXNet computes elementwise operators one by one", newer
-        else:
-            text = f"{text}, so with MXNET_USE_FUSION a step would fail with 'CUDA Driver: ...'"
-            yield WRONG, text, f"unset MXNET_USE_FUSION, or {newer}"
+    else:
+        text += "; kernels that CUDA 11.8 compiles need more, so MXNet must not fuse operators"
+        fused = os.environ.get("MXNET_USE_FUSION", "0") not in ("0", "false")
+        remedy = "leave MXNET_USE_FUSION unset, or install driver 520 or later (at least 450.80.02)"
+        yield WRONG if fused else NOTE, text, remedy
 
 
 def gpus() -> Iterator[Described]:
@@ -278,21 +266,16 @@ def gpus() -> Iterator[Described]:
         yield NOTE, f"the driver shows no GPU{driver.hidden()}", remedy
     usable = [gpu.index for gpu in shown if driver.usable(gpu)]
     for gpu in shown:
-        if gpu.index in usable and needed:
+        if gpu.index not in usable:
+            age = "new" if gpu.capability > driver.NEWEST_CAPABILITY else "old"
+            remedy = f"use CPU devices (--device cpu, {wheels.CPU}) or a GPU of those capabilities"
+            text = f"{gpu}: too {age} for MXNet: {driver.KERNELS} only"
+            yield WRONG if needed and not usable else NOTE, text, remedy
+        elif needed:
             yield OK, f"{gpu}: usable"
-        elif gpu.index in usable:
+        else:
             text = f"{gpu}: usable, but the installed MXNet is without CUDA"
             yield NOTE, text, f"to use it: pip uninstall -y mxnet, then {wheels.CUDA}"
-        else:
-            age = "new" if gpu.capability > driver.NEWEST_CAPABILITY else "old"
-            text = (
-                f"{gpu}: too {age}, MXNet cannot run on it. {driver.KERNELS} only, and nothing "
-                "that a driver could translate for others; an operator would fail with 'no kernel "
-                "image is available for execution'"
-            )
-            on_cpu = f"CPU devices (--device cpu, {wheels.CPU})"
-            remedy = f"train on {on_cpu} or on a GPU of those capabilities"
-            yield WRONG if needed and not usable else NOTE, text, remedy
     if len(usable) > 1:
         staged = driver.staged(usable, driver.peers(usable))
         remedy = "nvidia-smi topo -p2p r says why; --gpus can choose GPUs that have it"
@@ -306,14 +289,13 @@ def cuda() -> Iterator[Described]:
     Those that may need a damaged library are not tried: the system's loader would crash.
     """
     needed = wheels.with_cuda(wheels.installed())
-    damaged, num_loaded = set(), 0
-    for path in cuda_libraries.in_wheels("lib*.so*"):
-        wrong = cuda_libraries.damage(path)
-        if wrong:
-            damaged.add(path.name)
-        if wrong and needed:
-            text = f"{path.name} does not load: {path} is damaged: {wrong}"
+    faults = {path: cuda_libraries.damage(path) for path in cuda_libraries.in_wheels("lib*.so*")}
+    damaged = [path.name for path, fault in faults.items() if fault]
+    for path, fault in faults.items():
+        if fault and needed:
+            text = f"{path.name} does not load: {path} is damaged: {fault}"
             yield WRONG, text, cuda_libraries.reinstall(path)
+    num_loaded = 0
     tried = list(itertools.takewhile(lambda n: n not in damaged, cuda_libraries.LIBRARIES))
     for name in tried:
         print(f"loading {name}", file=sys.stderr, flush=True)  # the last line if the process ends

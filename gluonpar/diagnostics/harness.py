@@ -12,9 +12,11 @@ import datetime
 import functools
 import gc
 import json
+import os
 import platform
 import random
 import re
+import textwrap
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,10 +33,9 @@ MEASURED, WRONG = 0, 1
 EXIT_CODES = {
     MEASURED: "measured",
     WRONG: "some value was wrong; a line says which",
-    entry.BAD_REQUEST: "the request cannot be met; a line says why",
-    entry.INTERRUPTED: "interrupted (Ctrl-C); what was measured is kept",
-    entry.BROKEN_PIPE: "nobody reads the output any more, as after | head -1",
+    **entry.EXIT_CODES,
 }
+LINE_LENGTH = 80
 
 Progress = Callable[[Iterable[int]], Iterable[int]]
 T = TypeVar("T")
@@ -44,9 +45,8 @@ T = TypeVar("T")
 class Candidate:
     """A function to be timed, under a name.
 
-    A sample is the time of ``run()``, ``calls`` times one after the other, and then ``wait()``,
-    which returns when everything that ``run`` started has finished: MXNet's operators return when
-    they are queued. ``prepare()`` is called before each sample and not timed.
+    A sample is the time of ``calls`` calls of ``run()`` and one of ``wait()``, which returns when
+    everything that ``run`` started has finished. ``prepare()`` is called before, and not timed.
     """
 
     name: str
@@ -84,7 +84,8 @@ class Samples:
     @property
     def spread(self) -> float:
         """The interquartile range."""
-        return self.quartiles[1] - self.quartiles[0]
+        low, high = self.quartiles
+        return high - low
 
     def as_dict(self) -> dict[str, Any]:
         """Return times in seconds for JSON."""
@@ -167,7 +168,7 @@ class BenchmarkParser(parsing.Parser):
 
 
 class Record:
-    """The results so far, rows with ``as_dict()``, and the other content of --json's file."""
+    """The results so far (rows with ``as_dict()``) and what else the --json file will hold."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options, self.machine = options, machine()
@@ -178,7 +179,10 @@ class Record:
         """Print the conditions of the measurement: versions, machine, date, and ``rows``."""
         gpus = "".join(f"; {gpu}" for gpu in self.machine["gpus"])
         where = f"{self.machine['processor']}, {self.machine['cores']} cores usable{gpus}"
-        console.header({"machine": where, "date": self.machine["date"], **rows})
+        rows = {"machine": where, "date": self.machine["date"], **rows}
+        console.header(
+            {name: wrapped(f"{name}: {text}")[len(name) + 2 :] for name, text in rows.items()}
+        )
 
     def write(self) -> None:
         """Write everything so far to the --json file; ValueError if that is not possible."""
@@ -212,7 +216,7 @@ def conduct(
             prepared = prepare(options)
             record.write()
         except ValueError as error:
-            parser.error(str(error))
+            parser.error(parser.in_options(error))
         complaints = measure(prepared, console, record)
         for complaint in complaints:
             console.notice(f"{parser.prog}: {complaint}")
@@ -224,14 +228,12 @@ def conduct(
 def one_of(known: Collection[str]) -> Callable[[str], list[str]]:
     """Return an argparse type for comma-separated names out of ``known``, without repetitions."""
 
-    def names(argument: str) -> list[str]:
-        given = list(dict.fromkeys(name.strip() for name in argument.split(",")))
-        for name in given:
-            if name not in known:
-                raise argparse.ArgumentTypeError(f"got {name!r}; choose from {', '.join(known)}")
-        return given
+    def name(argument: str) -> str:
+        if argument.strip() not in known:
+            raise argparse.ArgumentTypeError(f"got {argument!r}; choose from {', '.join(known)}")
+        return argument.strip()
 
-    return names
+    return several(name)
 
 
 def at_least(minimum: float, kind: Callable[[str], Any] = int) -> Callable[[str], Any]:
@@ -249,9 +251,12 @@ def at_least(minimum: float, kind: Callable[[str], Any] = int) -> Callable[[str]
     return number
 
 
-def integers(argument: str) -> list[int]:
-    """Convert comma-separated integers of at least 1, without repetitions; an argparse type."""
-    return list(dict.fromkeys(at_least(1)(part) for part in argument.split(",")))
+def several(kind: Callable[[str], T]) -> Callable[[str], list[T]]:
+    """Return an argparse type for comma-separated values of this type, without repetitions."""
+    return lambda argument: list(dict.fromkeys(map(kind, argument.split(","))))
+
+
+integers = several(at_least(1))
 
 
 def columns(cells: Sequence[Any], widths: Sequence[int]) -> str:
@@ -259,8 +264,16 @@ def columns(cells: Sequence[Any], widths: Sequence[int]) -> str:
     return " ".join(f"{c!s:{'<' if w < 0 else '>'}{abs(w)}}" for c, w in zip(cells, widths))
 
 
+def wrapped(text: str) -> str:
+    """Return the text in lines of at most :data:`LINE_LENGTH`; all but the first are indented."""
+    return textwrap.fill(
+        text, LINE_LENGTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )
+
+
 def progress_bar(title: str) -> Progress:
-    """Return ``tqdm`` as a wrapper for :func:`turns`, shown on a terminal only."""
+    """Return ``tqdm`` as a wrapper for :func:`turns`, shown only on a terminal that can erase."""
     from tqdm import tqdm
 
-    return functools.partial(tqdm, desc=title, leave=False, disable=None)
+    disable = True if os.environ.get("TERM") == "dumb" else None  # None: unless on a terminal
+    return functools.partial(tqdm, desc=title, leave=False, disable=disable)

@@ -157,7 +157,7 @@ def check_sums(ctx: Sequence[mx.Context], algorithm: str | None = None) -> str:
 def check_training(
     on_all: Training, on_one: Training, shapes: Sequence[tuple[int, ...]], ctx: Sequence[mx.Context]
 ) -> str:
-    """Compare K devices with MXNet alone on the first, replicas bit by bit, and two trainings."""
+    """Compare training on K devices with MXNet alone on one, all replicas, and two runs."""
     start, names = _drawn(shapes, 0.1), [f"parameter {i}" for i in range(len(shapes))]
 
     def values(replicas: Replicas) -> dict[str, np.ndarray]:
@@ -188,7 +188,7 @@ def train_lenet(start: Sequence[np.ndarray], ctx: Sequence[mx.Context]) -> Repli
 
 
 def small_net() -> gluon.HybridBlock:
-    """Return a convolutional network without relu, which could turn rounding into other updates."""
+    """Return a network without relu, which can turn a rounding error into another update."""
     return resnet.chain(
         gluon.nn.Conv2D(8, 5, 2, in_channels=1, activation="tanh"),
         gluon.nn.Dense(16, in_units=8 * 12 * 12, activation="tanh"),

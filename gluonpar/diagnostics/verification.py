@@ -177,7 +177,7 @@ def check_same_bits(first: Arrays, second: Arrays, subject: str) -> None:
 
 
 def check_close(want: Arrays, got: Arrays, subject: str) -> str:
-    """Return a line with the largest relative difference; VerificationError if not by rounding.
+    """Return a line with the largest relative difference; raise VerificationError if it is large.
 
     Differences are relative to the largest magnitude in the array, or to a hundredth of the largest
     magnitude in all arrays: an array that is zero but for rounding (the gradient of a bias before a

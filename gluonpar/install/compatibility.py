@@ -26,49 +26,46 @@ def install() -> None:
         sys.meta_path.insert(0, _Finder(_numpy_1()))
 
 
-def _former() -> tuple[tuple[str, Any, str], ...]:
-    """Return NumPy 1's names that MXNet uses: name, value now, the NumPy that changed it."""
-    return (
-        # names of Python's own types
-        ("bool", bool, "1.20"),  # NumPy 2 calls its own type so, of which True is no instance
-        ("int", int, "1.20"),
-        # numbers
-        ("Inf", np.inf, "2.0"),
-        ("PINF", np.inf, "2.0"),
-        ("NINF", -np.inf, "2.0"),
-        ("NAN", np.nan, "2.0"),
-        ("NaN", np.nan, "2.0"),
-        ("PZERO", 0.0, "2.0"),
-        ("NZERO", -0.0, "2.0"),
-        # functions
-        ("alltrue", _renamed(np.all), "1.25"),
-        ("sometrue", _renamed(np.any), "1.25"),
-        ("product", _renamed(np.prod), "1.25"),
-        ("round_", _renamed(np.round), "1.25"),
-        ("trapz", _renamed(getattr(np, "trapezoid", None)), "2.0"),
-        ("in1d", _renamed(lambda *args, **kwargs: np.isin(*args, **kwargs).reshape(-1)), "2.0"),
-        ("msort", _renamed(lambda a: np.sort(a, axis=0)), "1.24"),
-        *((name, _moved(name), "1.20") for name in ("mirr", "npv", "pmt", "ppmt", "pv", "rate")),
-        ("array", _array, "2.0"),
-        # functions whose results have other dtypes now
-        ("count_nonzero", _renamed(_count_nonzero), "2.0"),
-        ("divmod", _by_value(np.divmod), "2.0"),
-        ("heaviside", _by_value(np.heaviside), "2.0"),
-        ("histogram_bin_edges", _renamed(_histogram_bin_edges), "2.0"),
-        ("histogram2d", _renamed(_in_float64(np.histogram2d, 2)), "2.0"),
-        ("histogramdd", _renamed(_in_float64(np.histogramdd, 1)), "2.0"),
-        ("nanpercentile", _renamed(_nanpercentile), "2.0"),
-        ("union1d", _renamed(_by_value(np.union1d)), "2.0"),
-        # modules
-        ("compat", types.SimpleNamespace(basestring=str), "2.0"),
-    )
+def _former() -> dict[str, dict[str, Any]]:
+    """Return NumPy 1's names that MXNet uses, by the version of NumPy that changed them."""
+    return {
+        "1.20": {
+            "bool": bool,  # NumPy 2 calls its own type so, of which True is no instance
+            "int": int,
+            **{name: _moved(name) for name in ("mirr", "npv", "pmt", "ppmt", "pv", "rate")},
+        },
+        "1.24": {"msort": _renamed(lambda a: np.sort(a, axis=0))},
+        "1.25": {
+            "alltrue": _renamed(np.all),
+            "sometrue": _renamed(np.any),
+            "product": _renamed(np.prod),
+            "round_": _renamed(np.round),
+        },
+        "2.0": {
+            **{"Inf": np.inf, "PINF": np.inf, "NINF": -np.inf, "NAN": np.nan, "NaN": np.nan},
+            **{"PZERO": 0.0, "NZERO": -0.0},
+            "trapz": _renamed(getattr(np, "trapezoid", None)),
+            "in1d": _renamed(lambda *args, **kwargs: np.isin(*args, **kwargs).reshape(-1)),
+            "array": _array,
+            # Their results have other dtypes now.
+            "count_nonzero": _renamed(_count_nonzero),
+            "divmod": _by_value(np.divmod),
+            "heaviside": _by_value(np.heaviside),
+            "histogram_bin_edges": _renamed(_histogram_bin_edges),
+            "histogram2d": _renamed(_in_float64(np.histogram2d, 2)),
+            "histogramdd": _renamed(_in_float64(np.histogramdd, 1)),
+            "nanpercentile": _renamed(_nanpercentile),
+            "union1d": _renamed(_by_value(np.union1d)),
+            "compat": types.SimpleNamespace(basestring=str),
+        },
+    }
 
 
 def _renamed(now: Any) -> Callable:
-    """Return a function that calls ``now``, and that MXNet can register beside it as another.
+    """Return a new function, as MXNet registers one per name, that calls ``now``.
 
-    As NumPy's own functions do, it leaves the call to the first argument that is no NumPy array
-    but has an ``__array_function__``, here ``mx.np.ndarray``.
+    As NumPy's functions do, it leaves the call to the ``__array_function__`` of the first argument
+    that is not a NumPy array and has one, such as ``mx.np.ndarray``.
     """
 
     def former(*args: Any, **kwargs: Any) -> Any:
@@ -153,9 +150,9 @@ def _numpy_1() -> types.ModuleType:
     """Return a copy of the module ``numpy`` with the names of :func:`_former`."""
     copy = types.ModuleType(np.__name__, np.__doc__)
     vars(copy).update(vars(np), __getattr__=functools.partial(getattr, np))
-    for name, value, since in _former():
+    for since, names in _former().items():
         if version(np.__version__) >= version(since):
-            setattr(copy, name, value)
+            vars(copy).update(names)
     return copy
 
 
@@ -273,7 +270,7 @@ _WRITE_ATTRIBUTES = {
 
 
 def _sum(name: str) -> property:
-    """Return a property that is kept as ``name`` and, if a float, adds float32 in float64."""
+    """Return a property, stored as ``name``, that makes floats float64, to add float32 in it."""
 
     def set_sum(metric: object, value: object) -> None:
         setattr(metric, name, np.float64(value) if isinstance(value, float) else value)

@@ -33,8 +33,6 @@ LIBRARIES = (
     *(f"libcudnn_{part}.so.8" for part in _CUDNN_PARTS),
 )
 
-_TOO_OLD = 35  # cudaErrorInsufficientDriver
-
 # A program header of ELF-64: type, flags, offset, two addresses, length in file and in memory, ...
 _SEGMENT = struct.Struct("<2L6Q")
 
@@ -93,34 +91,13 @@ def load(name: str) -> pathlib.Path:
     return pathlib.Path(name)
 
 
-def compiler_version() -> tuple[int, int]:
-    """Return the version of CUDA that the compiler NVRTC is of, e.g. (11, 8); errors as load().
-
-    Raises OSError too if there is no NVRTC. Its kernels run on drivers of this CUDA or newer ones.
-    """
-    major, minor = ctypes.c_int(), ctypes.c_int()
-    ctypes.CDLL(str(load("libnvrtc.so.11.2"))).nvrtcVersion(
-        ctypes.byref(major), ctypes.byref(minor)
-    )
-    return major.value, minor.value
-
-
-def accepts_driver() -> bool:
-    """Return whether CUDA's runtime finds the driver new enough; errors as compiler_version().
-
-    CUDA 11.1 and later need driver 450.80.02: earlier ones of CUDA 11.0 are not compatible.
-    """
-    runtime = ctypes.CDLL(str(load(LIBRARIES[0])))
-    return runtime.cudaGetDeviceCount(ctypes.byref(ctypes.c_int())) != _TOO_OLD
-
-
 def in_wheels(name: str) -> list[pathlib.Path]:
     """Return the paths of the library ``name``, or pattern, among the files of PyPI's wheels."""
     return sorted(pathlib.Path(sysconfig.get_path("purelib")).glob(f"nvidia/*/lib/{name}"))
 
 
 def damage(path: pathlib.Path) -> str:
-    """Return the fault of a shared library, as far as its headers show it; "" if nothing.
+    """Return the fault of a shared library, as far as its headers show it, or "".
 
     The system's loader maps a file by its headers; if the file was truncated (a full disk, an
     interrupted copy), the process dies of SIGBUS without a message. Raises OSError if the file

@@ -1,4 +1,4 @@
-"""The GPUs of this machine, as the NVIDIA driver itself reports them.
+"""The GPUs of this machine, as the NVIDIA driver reports them.
 
 Used before MXNet is installed, so only the standard library is imported here. The driver is called
 through libcuda.so.1, which applies CUDA_VISIBLE_DEVICES: the GPUs listed are those that MXNet will
@@ -113,7 +113,7 @@ def gpus() -> list[Gpu]:
 
 
 def peers(indices: Iterable[int]) -> set[tuple[int, int]]:
-    """Return the pairs (i, j) of these GPUs of which i may write to j's memory; errors as gpus().
+    """Return the pairs (i, j) of these GPUs where i may write to j's memory; errors as gpus().
 
     GPUs with peer access in both directions copy directly to each other, others through the host.
     """
@@ -124,7 +124,7 @@ def peers(indices: Iterable[int]) -> set[tuple[int, int]]:
 
 
 def staged(indices: Iterable[int], direct: Collection[tuple[int, int]]) -> str:
-    """Return which copies go through the host if only ``direct`` pairs do not; "" if none does."""
+    """Return a line that names the pairs not in ``direct`` both ways; "" if there are none."""
     pairs = itertools.combinations(sorted(indices), 2)
     names = [f"{i}-{j}" for i, j in pairs if not {(i, j), (j, i)} <= set(direct)]
     return f"no peer access: copies of GPUs {', '.join(names)} go through the host" if names else ""

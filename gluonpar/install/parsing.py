@@ -1,4 +1,4 @@
-"""A parser of command lines whose errors are one line, and name the option that was meant."""
+"""A parser of command lines whose errors are one line and name the option to correct."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Parser(argparse.ArgumentParser):
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> argparse.Namespace:
-        """Return the options; exit if there are others, with the known one that is most alike."""
+        """Return the options; if one is unknown, exit and name the most similar option."""
         options, unknown = self.parse_known_args(args, namespace)
         if unknown:
             name = unknown[0].partition("=")[0]
@@ -39,9 +39,9 @@ class Parser(argparse.ArgumentParser):
         for action in self._actions:
             option, name = action.option_strings[0], action.dest
             # A name of one word, such as device, may be a word of the message.
-            end = r"\b" if "_" in name else r"(?= must\b)"
-            text = re.sub(rf"(?<![\w.-]){name}='?([^\s',]+)'?", rf"{option} \1", text)
-            text = re.sub(rf"(?<![\w.-]){name}{end}", option, text)
+            end = r"\b" if "_" in name else r"(?= (must|needs)\b)"
+            text = re.sub(rf"(?<![\w./'-]){name}='?([^\s',]+)'?", rf"{option} \1", text)
+            text = re.sub(rf"(?<![\w./'-]){name}{end}", option, text)
         return text
 
     def error(self, message: str) -> NoReturn:

@@ -42,9 +42,9 @@ def package() -> Path | None:
 
 
 def installed() -> list[str]:
-    """Return the names of the wheels whose metadata is beside that package.
+    """Return the names of the installed wheels of MXNet; none if it was installed otherwise.
 
-    Several wheels overwrite each other's files. Empty if MXNet is not installed from a wheel.
+    Several wheels overwrite each other's files.
     """
     folder = package()
     if folder is None:

@@ -42,17 +42,6 @@ gluonpar train --model resnet18 --save-dir out --resume
 
 Say = Callable[..., None]  # prints a message on stderr
 
-_OPTIONS = {
-    field.name: "--epochs" if field.name == "num_epochs" else f"--{field.name.replace('_', '-')}"
-    for field in dataclasses.fields(Configuration)
-}
-# Fields of Configuration in messages, but not in paths: names with "_", and others where they are
-# no English words.
-_FIELD = re.compile(
-    rf"(?<![\w'\"./-])(?:({'|'.join(name for name in _OPTIONS if '_' in name)})\b(?![./'-])"
-    rf"|({'|'.join(name for name in _OPTIONS if '_' not in name)})(?==| must| needs))"
-)
-
 # A line of MXNet's messages about CUDA, but not a line of its traceback.
 _CUDA = re.compile(r"(?!File )(.*\W)?(cuda|cudnn|cublas|curand|nccl)", re.IGNORECASE)
 
@@ -74,7 +63,7 @@ def main(
     options, console = parsed.parse_args(argv), Console()
 
     def say(message: str, before: str = "") -> None:
-        console.notice(f"{before}{parsed.prog}: {message}")
+        console.notice(f"{before}{parsed.prog}: {parsed.in_options(message)}")
 
     interrupts.end_at_crash()
     try:
@@ -206,11 +195,8 @@ def _failed(error: Exception, say: Say, run: Run | None, batch_size: int) -> int
     refusals = (ValueError, FileNotFoundError)  # of the options, before there is a run
     refused = isinstance(error, refusals if run is None else ResumeError)
     if refused or isinstance(error, metrics.DivergedError):
-        message = str(error)
-        if refused:
-            message = _FIELD.sub(lambda match: _OPTIONS[match[0]], message)
         if cluster.is_main():
-            say(f"error: {message}")
+            say(f"error: {error}")
         return entry.BAD_REQUEST if refused else DIVERGED
     shortage = memory_limits.shortage(error)
     if shortage is not None:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from libcuda_stub import build_libcuda, build_library, cut
+from libcuda_stub import build_libcuda, cut
 
 import gluonpar
 from gluonpar.diagnostics import doctor as checks
@@ -122,8 +122,7 @@ def test_an_mxnet_that_cannot_be_imported(body, tmp_path, monkeypatch):
     assert finding.state == "wrong" and finding.remedy and BROKEN[body] in finding.text
 
 
-@pytest.mark.slow
-def test_cuda_that_fails_in_mxnet_is_quoted(doctor, tmp_path):
+def test_cuda_that_fails_in_mxnet_is_quoted(tmp_path, monkeypatch):
     error = "CUDA: Check failed: e == cudaSuccess (803 vs. 0)"
     failing = f"""
 def num_gpus():
@@ -135,8 +134,9 @@ context.num_gpus = num_gpus
     for path in original.iterdir():
         if path.name not in ("__init__.py", "__pycache__"):
             (tmp_path / "mxnet" / path.name).symlink_to(path)
-    (finding,) = doctor(tmp_path)["mxnet"]
-    assert finding.startswith("wrong: ") and error in finding
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    wrong, ok = checks.examine("mxnet")
+    assert (wrong.state, ok.state) == ("wrong", "ok") and error in wrong.text
 
 
 @pytest.mark.slow
@@ -152,12 +152,13 @@ def test_files_that_shadow_modules_are_noted_and_not_imported(where, doctor, tmp
     assert len(findings) == len(names)
 
 
-@pytest.mark.slow
-def test_settings_that_override_and_one_that_does_not_exist(doctor):
-    findings = doctor(GOMP_SPINCOUNT="7", OMP_NUM_THREADS="4096", GLUONPAR_CUDA="sytem")
-    assert any("GOMP_SPINCOUNT=7" in f and "1000" in f for f in findings["settings"])
-    assert any("OMP_NUM_THREADS=4096" in f and "unset" in f for f in findings["settings"])
-    assert "pypi or system, got sytem" in findings["cuda"][0]
+def test_settings_that_override_and_one_that_does_not_exist(monkeypatch):
+    for setting in ("GOMP_SPINCOUNT=7", "OMP_NUM_THREADS=4096", "GLUONPAR_CUDA=sytem"):
+        monkeypatch.setenv(*setting.split("="))
+    remedies = {text.split()[0]: remedy for _, _, text, remedy in checks.examine("settings")}
+    assert "GOMP_SPINCOUNT" in remedies["GOMP_SPINCOUNT=7"]
+    assert "unset" in remedies["OMP_NUM_THREADS=4096"]
+    assert "pypi or system, got sytem" in checks.examine("cuda")[0].text
 
 
 # Whatever is broken: exit code 0 or 1, and no traceback
@@ -188,8 +189,6 @@ def test_proc_that_cannot_be_read(doctor, tmp_path):
         "    return opening\n"
         "builtins.open = io.open = refusing(io.open)\n"
         "os.open = refusing(os.open)\n"
-        "def no(): raise OSError('unobtainable')\n"
-        "os.getloadavg = no\n"
     )
     findings = doctor(tmp_path)
     assert findings["threads"] == [] and findings["mxnet"] == []
@@ -246,7 +245,7 @@ def machine(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("gpus", "wheel", "states", "words"),
     [
-        ([H200], "mxnet-cu112", ["wrong"], "too new, MXNet cannot run on it"),
+        ([H200], "mxnet-cu112", ["wrong"], "too new for MXNet"),
         ([H200], "mxnet", ["note"], "5.0 to 8.9 only"),
         ([T4, H200], "mxnet-cu112", ["ok", "note"], "too new"),
         ([T4], "mxnet", ["note"], "without CUDA"),
@@ -255,7 +254,7 @@ def machine(tmp_path, monkeypatch):
     ],
 )
 def test_gpus_against_the_kernels_in_the_wheel(gpus, wheel, states, words, machine, monkeypatch):
-    machine(gpus, wheel, cuInit=0 if gpus else 100)  # CUDA_ERROR_NO_DEVICE
+    machine(gpus, wheel, cuda=12040, cuInit=0 if gpus else 100)  # CUDA_ERROR_NO_DEVICE
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     findings = checks.examine("gpu")
     assert [finding.state for finding in findings] == states
@@ -285,36 +284,17 @@ def test_a_bad_driver_is_wrong_only_with_a_wheel_that_needs_it(
     assert bool(checks.examine("gpu")) == (driver == {"cuda": 10020})
 
 
-RUNTIME = "int cudaGetDeviceCount(int *count) { *count = 1; return %d; }"
-NVRTC = "int nvrtcVersion(int *major, int *minor) { *major = 11; *minor = 8; return 0; }"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("fusion", "cuda", "error", "states", "words"),
-    [
-        (None, 11070, 0, ["ok", "note"], "11.8"),
-        ("0", 11070, 0, ["ok", "note"], "11.8"),
-        ("1", 11070, 0, ["ok", "wrong"], "MXNET_USE_FUSION"),
-        ("1", 11080, 0, ["ok"], ""),
-        (None, 12040, 0, ["ok"], ""),
-        # 450.36 to 450.66 support CUDA 11.0, but not the later 11.x.
-        (None, 11000, 35, ["ok", "wrong"], "450.80.02"),
-    ],
+    ("fusion", "cuda", "state"),
+    [(None, 11070, "note"), ("0", 11070, "note"), ("1", 11070, "wrong"), ("1", 11080, "ok")],
 )
-def test_an_old_driver_is_wrong_if_cudas_runtime_or_fused_operators_need_a_newer_one(
-    fusion, cuda, error, states, words, machine, tmp_path, monkeypatch
-):
-    build_library(tmp_path, "libcudart.so.11.0", RUNTIME % error)
-    build_library(tmp_path, "libnvrtc.so.11.2", NVRTC)
-    monkeypatch.setenv("GLUONPAR_CUDA", "system")
+def test_an_old_driver_is_wrong_if_operators_are_fused(fusion, cuda, state, machine, monkeypatch):
     machine([T4], cuda=cuda)
     if fusion is not None:
         monkeypatch.setenv("MXNET_USE_FUSION", fusion)
-    findings = checks.examine("driver")
-    assert [finding.state for finding in findings] == states
-    said = findings[-1].text + findings[-1].remedy
-    assert words in said and ("MXNET_USE_FUSION" in said) == (words == "MXNET_USE_FUSION")
+    (finding,) = checks.examine("driver")
+    assert finding.state == state and ("MXNET_USE_FUSION" in finding.remedy) == (state != "ok")
 
 
 def cuda_findings():
@@ -361,32 +341,22 @@ def test_a_damaged_library_of_pypis_has_its_remedy(machine, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("files", "quota"),
+    ("group", "limits", "quota"),
     [
+        ("0::/a/b", {"a/cpu.max": "150000 100000", "a/b/cpu.max": "200000 100000"}, 1.5),
+        ("0::/", {"cpu.max": "max 100000"}, None),
+        ("", {"cpu.max": "50000 100000"}, 0.5),
         (
-            {
-                "proc/self/cgroup": "0::/a/b\n",
-                "sys/fs/cgroup/a/cpu.max": "150000 100000",
-                "sys/fs/cgroup/a/b/cpu.max": "200000 100000",
-            },
-            1.5,
-        ),
-        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "max 100000"}, None),
-        (
-            {
-                "proc/self/cgroup": "4:cpu,cpuacct:/c\n",
-                "sys/fs/cgroup/cpu/c/cpu.cfs_quota_us": "50000",
-                "sys/fs/cgroup/cpu/c/cpu.cfs_period_us": "100000",
-                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1",
-                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000",
-            },
+            "4:cpu,cpuacct:/c",
+            {"cpu/c/cpu.cfs_quota_us": "50000", "cpu/c/cpu.cfs_period_us": "100000"},
             0.5,
         ),
-        ({"sys/fs/cgroup/cpu.max": "50000 100000"}, 0.5),
+        ("4:cpu:/", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
     ],
 )
-def test_cpu_quotas_of_control_groups(files, quota, tmp_path):
-    for name, text in files.items():
+def test_cpu_quotas_of_control_groups(group, limits, quota, tmp_path):
+    files = {f"sys/fs/cgroup/{name}": text for name, text in limits.items()}
+    for name, text in {"proc/self/cgroup": group, **files}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     assert processors.quota(tmp_path) == quota
@@ -457,16 +427,6 @@ def test_mpirun_of_another_mpi_is_wrong_and_none_is_noted(version, state, tmp_pa
 )
 def test_only_the_command_gluonpar_is_recognized(argv, command_line, name):
     assert entry.command(argv, command_line) == name
-
-
-@pytest.mark.slow
-def test_the_doctor_runs_on_pythons_without_orig_argv(run, tmp_path):
-    """Python 3.8 and 3.9: the command line is read from /proc."""
-    no_site_packages(tmp_path)
-    with open(tmp_path / "sitecustomize.py", "a") as file:
-        file.write("sys.__dict__.pop('orig_argv', None)\n")
-    done = run(f"{DOCTOR} --json", tmp_path)
-    assert done.returncode == 1 and json.loads(done.stdout)["wrong"] > 0
 
 
 def test_other_programs_on_the_processors_are_noted():
