@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 TITLES = {
-    "Home": "英文首页",
+    "Home": "首页",
     "Guide": "指南",
-    "Walkthrough": "英文笔记本",
+    "Walkthrough": "教程笔记本",
     "A real training loop": "真实的训练循环",
     "Names elsewhere": "名称对照",
     "Others' programs": "别人的程序",
@@ -27,6 +27,8 @@ TITLES = {
     "Devices": "设备",
 }
 
+ENGLISH = "（英文）"  # the pages behind these titles
+
 
 def on_nav(nav, config, files):
     """Keep the titles of mkdocs.yml; a page without one gets its heading when it is read."""
@@ -41,7 +43,7 @@ def on_page_context(context, page, config, nav):
     config.theme["language"] = "zh" if chinese else "en"
     for item in _items(nav.items):
         if item.in_english in TITLES:
-            item.title = TITLES[item.in_english] if chinese else item.in_english
+            item.title = f"{TITLES[item.in_english]}{ENGLISH}" if chinese else item.in_english
     return context
 
 

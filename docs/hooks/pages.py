@@ -84,7 +84,7 @@ def _table(table: re.Match) -> str:
 
 
 class Docstrings(griffe.Extension):
-    """Convert roles in docstrings to links, and doctests to blocks of code."""
+    """Convert roles in docstrings to links, doctests to blocks of code, and add parameters."""
 
     def on_package(self, *, pkg: griffe.Module, **_) -> None:
         """Convert every docstring of the package once it is loaded."""
@@ -93,11 +93,34 @@ class Docstrings(griffe.Extension):
 
 def _convert(obj: griffe.Object, package: griffe.Module) -> None:
     if obj.docstring is not None:
+        parameters = _parameters(obj)
         text = ROLE.sub(lambda role: _link(role[1], role[2], obj, package), obj.docstring.value)
         obj.docstring.value = DOCTEST.sub(r"```pycon\n\g<0>\n```", text)
+        if parameters:
+            obj.docstring.parsed.append(griffe.DocstringSectionParameters(parameters))
     for member in obj.members.values():
         if not member.is_alias:
             _convert(member, package)
+
+
+def _parameters(obj: griffe.Object) -> list[griffe.DocstringParameter]:
+    """The parameters of a function or class, each with the first sentence that names it."""
+    init = obj.members.get("__init__") if obj.is_class else obj
+    sentences = re.split(r"(?<=[.:])\s+", re.sub(r"\n\n", ". ", obj.docstring.value))
+    found = []
+    for parameter in getattr(init, "parameters", ()):
+        if parameter.name in ("self", "cls") or parameter.name.startswith("_"):
+            continue
+        naming = [sentence for sentence in sentences if f"``{parameter.name}``" in sentence]
+        found.append(
+            griffe.DocstringParameter(
+                parameter.name,
+                description=naming[0] if naming else "",
+                annotation=parameter.annotation,
+                value=parameter.default,
+            )
+        )
+    return found if len(found) > 1 else []
 
 
 def _link(tilde: str, name: str, obj: griffe.Object, package: griffe.Module) -> str:

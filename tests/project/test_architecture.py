@@ -18,7 +18,9 @@ import gluonpar
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PACKAGE = pathlib.Path(gluonpar.__file__).parent  # in the checkout, or where the wheel is installed
 SOURCES = sorted(PACKAGE.rglob("*.py"))
-OPERATIONS = {"gluonpar.host", "gluonpar.update", "gluonpar.allreduce_update"}  # in profiles
+OPERATIONS = {
+    f"gluonpar.{name}" for name in ("host", "update", "allreduce_update", "all_finite", "heap")
+}
 DOTTED = re.compile(r"(?<![\w./-])gluonpar(?:\.[A-Za-z_]\w*)+(?!-)")
 
 
