@@ -144,7 +144,7 @@ def test_every_output_is_committed(committed, ran):
     notebook, language = committed
     for cell in codes(notebook):
         assert kinds(cell) == kinds(ran[cell.id]), cell.id
-    assert len([cell.id for cell in codes(notebook) if "image/png" in str(kinds(cell))]) == 12
+    assert len([cell.id for cell in codes(notebook) if "image/png" in str(kinds(cell))]) == 11
     assert all(build.printed_in(notebook, language).values()), "a solution prints nothing"
 
 

@@ -113,7 +113,7 @@ def test_the_installed_command_works_outside_a_checkout(console, tmp_path):
     bench = ["--min-bytes", "4K", "--max-bytes", "4K", "--iters", "1", "--algorithms", "ring"]
     for arguments, words in (
         (["train", *small, *data, "--plot", "out/a.png"], "test acc: "),
-        (["bench", *small, *bench, "--json", "out/bench.json"], " ring "),
+        (["bench", *small, *bench, "--json", "out/bench.json"], "\nring "),
         (["doctor"], "nothing is wrong\n"),
     ):
         done = console(*arguments, cwd=tmp_path)

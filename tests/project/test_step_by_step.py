@@ -33,6 +33,8 @@ def run(folder: Path, page: str):
     path = folder / "page.html"
     path.write_text(page, "utf-8")
     switches = "--headless --no-sandbox --disable-gpu --disable-dev-shm-usage --dump-dom".split()
+    # It would ignore what is written into the link after 200 changes in ten seconds.
+    switches.append("--disable-ipc-flooding-protection")
     profile = f"--user-data-dir={folder / 'profile'}"
     command = [BROWSER, *switches, profile, "--lang=en", path.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
