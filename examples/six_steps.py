@@ -68,7 +68,9 @@ def parse(argv=None):
     """Return the command line's options."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--dataset", choices=dataset.NAMES, default="fashion-mnist")
-    parser.add_argument("--limit", type=int, help="train on the first LIMIT images only")
+    parser.add_argument(
+        "--limit", type=int, help="use the first LIMIT training and test images only"
+    )
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--batch-size", type=int, default=256, help="on all ranks together")
     parser.add_argument("--lr", type=float, default=0.02)

@@ -191,7 +191,9 @@ def parse(argv=None):
     parser.add_argument("--num-gpus", type=int, default=2, help="devices (default: %(default)s)")
     parser.add_argument("--device", choices=["auto", "cpu", "gpu"], default="auto")
     parser.add_argument("--dataset", choices=dataset.NAMES, default="fashion-mnist")
-    parser.add_argument("--limit", type=int, help="train on the first LIMIT images only")
+    parser.add_argument(
+        "--limit", type=int, help="use the first LIMIT training and test images only"
+    )
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--batch-size", type=int, default=256, help="on all devices together")
     parser.add_argument("--lr", type=float, default=0.1, help="the largest learning rate")

@@ -89,7 +89,7 @@ def broadcast(arrays: Sequence[mx.nd.NDArray], root: int = 0, name: str = "broad
 
 
 def all_gather(array: mx.nd.NDArray, sizes: Sequence[int], name: str = "all-gather") -> None:
-    """Fill in ``array``, of whose parts of these sizes each rank has its own, by the others'."""
+    """Replace every part of ``array``, in the order of the ranks, by that rank's own part."""
 
     def run(job: World, flat: np.ndarray) -> None:
         if flat.nbytes > PIECE_BYTES:

@@ -24,7 +24,7 @@ import threading
 import time
 import traceback
 import types
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, Optional, Sequence
 
 import mxnet as mx
 from mxnet.base import _LIB, check_call
@@ -52,8 +52,10 @@ _delete_error.argtypes, _delete_error.restype = [ctypes.c_void_p], None
 # The C++ guard of the engine's pool of operators: its first byte turns 1 with the first one pushed.
 _POOL_GUARD = "_ZGVZN5mxnet6common10ObjectPoolINS_6engine11ThreadedOprEE13_GetSharedRefEvE8inst_ptr"
 
+# Calls its argument when the operators that wait for a failed one have listed its error.
+AfterError = Optional[Callable[[Callable[[], None]], None]]
 # Not run yet, by ticket: the function, whether it ends by call, and what is called after an error.
-_pending: dict[int, tuple[Callable, bool, Callable[[Callable[[], None]], None] | None]] = {}
+_pending: dict[int, tuple[Callable, bool, AfterError]] = {}
 _exit_code = 0  # 1 after an error that reached no caller
 _at_exit: list[Callable[[], None]] = []
 _list_has_grown = False
@@ -72,7 +74,8 @@ def lock() -> threading.Condition:
 
 
 _failing = lock()  # held while the engine is told of an error
-_errors: collections.deque[Callable[[], None]] = collections.deque()  # the first is being told
+# What tells an error, and what is called then; the first is being told.
+_errors: collections.deque[tuple[Callable[[], None], AfterError]] = collections.deque()
 
 
 def _called(_context: int | None, on_complete: int, ticket: int) -> None:
@@ -96,16 +99,12 @@ def _called(_context: int | None, on_complete: int, ticket: int) -> None:
         def tell() -> None:
             finish(engine, param, ctypes.addressof(error))  # the engine copies it
             _delete_error(error)
-            if after_error:
-                after_error(_tell_next)
-            else:
-                _tell_next()
 
         with _failing:
             _grow_list_of_errors()
-            _errors.append(tell)
+            _errors.append((tell, after_error))
             if len(_errors) == 1:
-                tell()
+                _tell_errors()
 
     after_error = None
     try:
@@ -122,18 +121,27 @@ def _called(_context: int | None, on_complete: int, ticket: int) -> None:
             complete()
 
 
-def _tell_next() -> None:
-    """Tell the engine of the next error.
+def _tell_errors() -> None:
+    """Tell the engine of the errors, one after another; call it with ``_failing`` held.
 
     Operators that fail, and those that depend on them, use the engine's list of errors
     (``global_exception_refs_`` in src/engine/threaded_engine.h) without a lock: two that append to
     it at the same time end the process, then or later. A custom operator appends an error of its
     own when one that it depends on has failed, so the next is told when it has done that.
     """
+    while _errors:
+        tell, after_error = _errors[0]
+        tell()
+        if after_error:
+            after_error(_tell_next)
+            return
+        _errors.popleft()
+
+
+def _tell_next() -> None:
     with _failing:
         _errors.popleft()
-        if _errors:
-            _errors[0]()
+        _tell_errors()
 
 
 def _grow_list_of_errors() -> None:
@@ -288,7 +296,7 @@ def _after_fork() -> None:
     """Leave to the parent its functions for the exit, and the errors that it has printed."""
     global _exit_code
     _at_exit.clear()
-    _errors.clear()
+    _errors.clear()  # a custom operator's, which the parent tells
     _exit_code = 0
 
 

@@ -213,15 +213,14 @@ def views(arrays: Sequence[mx.nd.NDArray]) -> list[np.ndarray]:
     if not size:  # MXNet allocates no memory for them
         return [np.empty(0, dtype) for _ in arrays]
     for array in arrays:
-        start, device_typeid, _, of_onednn, unallocated = _chunk_fields(array)
+        fields = _ARRAY.unpack_from(_ARRAY_BYTES.from_address(array.handle.value))
+        of_chunk = _CHUNK.unpack_from(_CHUNK_BYTES.from_address(fields[0]))
+        start, device_typeid, _, of_onednn, unallocated = of_chunk
         if device_typeid == _GPU:
             raise ValueError(f"arrays must be on CPU contexts to be viewed, got {array.context}")
         if of_onednn:
             reorder([array])
-        if of_onednn or unallocated:
-            start = address(array)
-        else:
-            start += _fields(array)[6]
+        start = address(array) if of_onednn or unallocated else start + fields[6]
         flat.append(np.frombuffer(_ANY_BYTES.from_address(start), dtype, size))
     return flat
 

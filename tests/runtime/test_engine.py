@@ -151,10 +151,16 @@ def test_functions_pending_at_exit_run_and_errors_are_printed():
     assert "ZeroDivisionError" in done.stderr
 
 
-@pytest.mark.slow
-def test_operators_that_fail_at_the_same_time_leave_the_process_whole():
-    """MXNet lists errors without a lock; operators that depend on a failed one look there, too."""
-    done = python("""
+FAIL = """
+    try:
+        mx.nd.waitall()
+    except mx.MXNetError as error:
+        assert 'planted' in str(error)
+    else:
+        raise AssertionError('no error')
+print('whole')
+"""
+ARRAYS = """
 import concurrent.futures, queue
 for _ in range(40):
     arrays = [mx.nd.zeros((1,), ctx=mx.cpu(i % 4)) for i in range(250)]
@@ -166,27 +172,13 @@ for _ in range(40):
     with concurrent.futures.ThreadPoolExecutor(4) as threads:
         for i in range(4):
             threads.submit(lambda part: [complete('planted') for complete in part], completes[i::4])
-    try:
-        mx.nd.waitall()
-    except mx.MXNetError as error:
-        assert 'planted' in str(error)
-    else:
-        raise AssertionError('no error')
-print('whole')
-""")
-    assert done.stdout == "whole\n", done.stderr
-
-
-@pytest.mark.slow
-def test_custom_operators_whose_functions_fail_at_the_same_time_leave_the_process_whole():
-    """A custom operator lists an error of its own, on its context's worker."""
-    done = python("""
+"""
+CUSTOM = """
 import queue
 
 class Operator(mx.operator.CustomOp):
     def forward(self, is_train, req, in_data, out_data, aux):
-        where, self.kept = in_data[1].asnumpy(), out_data
-        where = mx.cpu(int(where[0]))
+        where, self.kept = mx.cpu(int(in_data[1].asnumpy()[0])), out_data
         how = {'prioritized': True, 'ends_by_call': True, 'settles': out_data}
         engine.push(begun.put, where, writes=out_data, **how)
 
@@ -199,21 +191,37 @@ class Properties(mx.operator.CustomOpProp):
         return Operator()
 
 begun = queue.Queue()
-contexts = [mx.cpu(i) for i in range(8)]
-inputs = [(mx.nd.ones((4,), c), mx.nd.full((4,), c.device_id, c)) for c in contexts]
+inputs = [(mx.nd.ones((4,), c), mx.nd.full((4,), c.device_id, c)) for c in map(mx.cpu, range(8))]
 for _ in range(3000):
     results = [mx.nd.Custom(*arrays, op_type='planted') for arrays in inputs]
-    completes = [begun.get() for _ in contexts]
+    completes = [begun.get() for _ in inputs]
     for complete in completes:
         complete('planted')
-    try:
-        mx.nd.waitall()
-    except mx.MXNetError as error:
-        assert 'planted' in str(error)
-    else:
-        raise AssertionError('no error')
-print('whole')
-""")
+"""
+QUEUED = """
+import queue
+begun, kept, go_on = queue.Queue(), [mx.nd.zeros((1,), mx.cpu(i)) for i in range(2)], queue.Queue()
+for _ in range(1):
+    how = {'ends_by_call': True, 'settles': kept}
+    engine.push(begun.put, mx.cpu(0), writes=[kept[0]], **how)
+    engine.push(lambda: go_on.get(), mx.cpu(1), writes=[kept[1]])  # before the next error is told
+    others = [mx.nd.zeros((1,)) for _ in range(3000)]
+    for other in others:
+        engine.push(begun.put, mx.cpu(0), writes=[other], ends_by_call=True)
+    for complete in [begun.get() for _ in range(3001)]:
+        complete('planted')
+    go_on.put(None)
+"""
+
+
+@pytest.mark.parametrize(
+    "program",
+    [*(pytest.param(each, marks=pytest.mark.slow) for each in (ARRAYS, CUSTOM)), QUEUED],
+    ids=["arrays", "custom operators, which list errors of their own", "many behind one"],
+)
+def test_operators_that_fail_at_the_same_time_leave_the_process_whole(program):
+    """MXNet lists errors without a lock; operators that depend on a failed one look there, too."""
+    done = python(program + FAIL[1:])
     assert done.stdout == "whole\n", done.stderr
 
 
