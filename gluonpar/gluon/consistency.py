@@ -36,9 +36,9 @@ _alike: weakref.WeakSet[gluon.Parameter] = weakref.WeakSet()
 
 
 class Identity:
-    """Of ``trainer``, with ``params`` in the order in which the program gave them.
+    """What tells ``trainer`` from others; ``params`` are in the order in which they were given.
 
-    A Trainer of one process has no name, and nothing is compared.
+    In one process it has no name, and nothing is compared.
     """
 
     name = ""

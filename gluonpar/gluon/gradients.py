@@ -36,7 +36,7 @@ _num_sums = 0  # of gradients, over devices and ranks
 
 
 class Gradients:
-    """Of one parameter, by device. MXNet's flags say which of them count."""
+    """The gradients of one parameter, by device. MXNet's flags say which of them count."""
 
     batch: Any  # that wrote last: see batches
 
