@@ -94,7 +94,7 @@ def _combine(num_sources: int, op: str, *arrays: np.ndarray) -> None:
     """Combine the first ``num_sources`` blocks, in order, into the first; copy it to the rest."""
     result, combine = arrays[0], COMBINE[op]
     for other in arrays[1:num_sources]:
-        combine(result, other, result)
+        combine(result, other, out=result)
     for target in arrays[num_sources:]:
         np.copyto(target, result)
 
