@@ -46,19 +46,11 @@ class LossMeter:
     add different numbers of batches; batch i is what all have added i-th. ``total`` is the sum of
     the losses of the ``num_batches`` read so far, ``num_samples`` the number added on this rank. A
     meter that is given all three continues from them; ranks other than 0 then give 0 samples.
-    With ``check_finite`` False, losses and parameters may be infinite or NaN.
     """
 
-    def __init__(
-        self,
-        total: float = 0.0,
-        num_samples: int = 0,
-        num_batches: int = 0,
-        check_finite: bool = True,
-    ) -> None:
+    def __init__(self, total: float = 0.0, num_samples: int = 0, num_batches: int = 0) -> None:
         self._unread: list[tuple[list[nd.NDArray], nd.NDArray | None]] = []
         self.total, self.num_samples, self.num_batches = total, num_samples, num_batches
-        self._check_finite = check_finite
         self._scope = cluster.scope()
 
     def add(self, losses: Sequence[nd.NDArray], params: Sequence[nd.NDArray] = ()) -> None:
@@ -70,7 +62,7 @@ class LossMeter:
         ``params``, one device's after the batch's update, are read once: a gradient that is not
         finite ruins them, while the losses may stay finite (relu gives 0 for NaN).
         """
-        checked = all_finite(params) if params and self._check_finite else None
+        checked = all_finite(params) if params else None
         sums = []
         with autograd.pause():
             for loss in losses:
@@ -103,7 +95,7 @@ class LossMeter:
         for batch, parts in itertools.zip_longest(own, of_batches, fillvalue=()):
             self.num_batches += 1
             batch_sum = sum(part for part, _ in parts)
-            if self._check_finite and not math.isfinite(batch_sum):
+            if not math.isfinite(batch_sum):
                 bad = [device for device, value in batch if not math.isfinite(value)]
                 where = f" on {', '.join(bad)}" if bad else ""
                 raise DivergedError(
@@ -207,7 +199,7 @@ def accuracy(
     if not own_part:
         part = partition.slices(num_images, cluster.size())[cluster.rank()]
         images, labels = images[part], labels[part]
-    meter = LossMeter(check_finite=False)
+    meter = LossMeter()
     with autograd.pause(train_mode=False):
         for start in range(0, len(images), batch_size):
             batch = slice(start, start + batch_size)

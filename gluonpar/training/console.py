@@ -69,15 +69,6 @@ class Console:
         if self._bar is not None:
             self._bar.set_postfix_str(f"loss {loss:.3f}")
 
-    @contextlib.contextmanager
-    def evaluating(self, epoch: int, num_images: int) -> Iterator[None]:
-        """Show on a terminal, until the block ends, that ``num_images`` are evaluated."""
-        from tqdm import tqdm
-
-        title = f"epoch {epoch}, evaluating {num_images} images"
-        with tqdm(desc=title, bar_format="{desc}", **self._options):
-            yield
-
     def epoch(self, results: Epoch, show_lr: bool = False) -> None:
         """Print one epoch's results, with the learning rate if ``show_lr``."""
         validation = results.validation_accuracy
@@ -101,10 +92,7 @@ class Console:
 
 def _print(text: str, stream: TextIO) -> str:
     """Print a line; return why that failed, or ""."""
-    encoding = getattr(stream, "encoding", None) or "utf-8"
     try:
-        # A file's name, for instance, need not be UTF-8: other characters are escaped.
-        text = text.encode(encoding, "backslashreplace").decode(encoding)
         print(text, file=stream, flush=True)
         return ""
     except OSError as error:

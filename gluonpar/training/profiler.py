@@ -39,7 +39,7 @@ class Profiler:
         num_steps: int = NUM_STEPS,
     ) -> None:
         self.ctx, self.warm_up, self.num_steps = as_list(ctx), warm_up, num_steps
-        self._devices = {_process_of(c): i for i, c in enumerate(self.ctx)} if num_steps else {}
+        self._devices = {_process_of(c): i for i, c in enumerate(self.ctx)}
         self._num_taken = 0
         self._begin: float | None = None  # while recording
         self._seconds = 0.0  # of the window
@@ -59,7 +59,7 @@ class Profiler:
         self._begin_or_end()
 
     def _begin_or_end(self) -> None:
-        if self._num_taken == self.warm_up and self.num_steps:
+        if self._num_taken == self.warm_up:
             # With aggregate_stats MXNet would run one operator at a time.
             omit = ["profile_memory", "profile_api", "continuous_dump", "aggregate_stats"]
             record = {"profile_symbolic": True, "profile_imperative": True}

@@ -24,7 +24,7 @@ def fail(*_):
 
 
 def script(model, *more):
-    sys.exit(command_line.main([*ARGUMENTS.split(), *more], model=model))
+    sys.exit(command_line.main([*ARGUMENTS.split(), "--model", model, *more]))
 
 
 def operator(model, *more):

@@ -85,12 +85,11 @@ def test_log_interval_prints_the_loss_every_n_batches(command):
 
 
 def test_the_learning_rate_is_printed_per_epoch_if_it_changes(command):
-    step = ("--lr-schedule", "step", "--lr-steps", "1", "--lr", 0.5, "--epochs", 2)
-    _, out, _ = command(*SMALL, *step, "--optimizer", "nag", "--momentum", 0.5)
-    chosen = "lr 0.5, optimizer nag, lr_schedule step, lr_steps 1, momentum 0.5, "
-    assert chosen in "\n".join(out)
+    options = ("--lr-schedule", "cosine", "--lr", 0.5, "--epochs", 2)
+    _, out, _ = command(*SMALL, *options, "--optimizer", "nag", "--momentum", 0.5)
+    assert "lr 0.5, optimizer nag, lr_schedule cosine, momentum 0.5, " in "\n".join(out)
     epochs = [line.rpartition(", ")[2] for line in out if line.startswith("epoch ")]
-    assert epochs == ["lr 0.5", "lr 0.05"]
+    assert epochs == ["lr 0.306", "lr 0.0248"]  # of the updates 3 and 6 of 6
 
 
 def test_a_dry_run_takes_one_step_and_keeps_nothing(command, tmp_path):
@@ -128,8 +127,6 @@ BAD_REQUESTS = {
     "--epochs 0": "--epochs .*got 0",
     "--lr-schedule quux": "'quux'",
     "--device cpu --resume missing.npz": "no checkpoint missing.npz",
-    "--device cpu --history a.txt": "a.txt.*csv.*json",
-    "--device cpu --history /absent/a.csv": "/absent/a.csv: No such",
     "--device cpu --algorithm nccl": r"--algorithm nccl .*GPU contexts only, got cpu\(0\)",
     "--dataset mnist": "'mnist'",
     "--frobnicate": "--frobnicate",
@@ -139,12 +136,11 @@ BAD_REQUESTS = {
     "--onnx": "--onnx .*--save-dir",
     "--save-every 3": "--save-every .*--save-dir",
     "--keep 4": "--keep .*--save-dir",
-    "--lr-factor 0.2": "--lr-factor .*--lr-steps",
     "--device cpu --limit 6001": "--limit .*6000.*got 6001",
     "--device cpu --data-dir /some/folder": "--data-dir /some/folder$",
     "--device cpu --plot lenet.xyz": "plot to lenet.xyz",
     "--device cpu --plot /absent/lenet.png": "plot to /absent/lenet.png",
-    f"--device cpu --history {__file__}/below.json": "test_cli.py/below.json",
+    f"--device cpu --plot {__file__}/below.png": "test_cli.py/below.png: Not a directory",
     "--device cpu --num-gpus 999 --profile": r"cpu\(\d+\) cannot be profiled",
     f"--device cpu --save-dir {__file__}/below": "test_cli.py/below",
     f"--device cpu --save-dir {__file__}": "test_cli.py: File exists",
@@ -185,8 +181,6 @@ def test_divergence_has_its_exit_code_and_names_batch_epoch_and_lr(command, lr, 
     [line] = err
     lower = re.escape(f"{float(lr) / 10:g}")
     assert re.search(f"({what}) .*batch [2-6] of 6, epoch 1, with --lr .*, such as {lower}", line)
-    code, out, err = command(*SMALL, "--lr", lr, "--batch-size", 16, "--no-check-finite")
-    assert code == 0 and out[-1].startswith("test acc: ")
 
 
 def raising(error):
@@ -225,9 +219,9 @@ ODD_NUMBERS += ["", " ", "None", "%s", "{}", "9" * 23, "9" * 5000]
 ODD_PATHS = ["", ".", "folder", "file", "file/below", "pipe", "loop.png", "full.png", "/dev/null"]
 ODD_PATHS += ["new/deep", "/proc/new", "a" * 250, "a" * 300, "a" * 250 + ".png"]
 FLAGS_WITH_NUMBERS = """--num-gpus --gpus --weights --batch-size --lr --epochs --seed --limit
-                        --log-interval --save-every --keep --algorithm --momentum --wd --lr-steps
-                        --lr-factor --warmup-epochs --early-stop""".split()
-FLAGS_WITH_PATHS = "--save-dir --resume --plot --history --data-dir".split()
+                        --log-interval --save-every --keep --algorithm --momentum --wd
+                        --warmup-epochs --early-stop""".split()
+FLAGS_WITH_PATHS = "--save-dir --resume --plot --data-dir".split()
 
 
 def assert_accepted_or_refused_by_name(command, flag, value, *more):

@@ -15,7 +15,7 @@ import pytest
 
 from gluonpar.checkpoint import sealed_npz
 from gluonpar.install import memory_limits
-from gluonpar.training import Run, checkpointing, command_line
+from gluonpar.training import Run, command_line
 
 HERE = Path(__file__).resolve().parent
 SCRIPTS = HERE.parents[1] / "scripts"
@@ -163,24 +163,6 @@ def test_an_exception_while_training_is_printed_once_and_ends_with_1(name, model
     assert places == [f"{model}-epoch-0001-batch-00000{step}.npz" for step in (1, 2)]
     for path in tmp_path.glob("*.npz"):
         sealed_npz.unpack(path.read_bytes())  # not damaged
-
-
-# Full disks
-
-
-@pytest.mark.slow
-def test_a_checkpoint_that_is_lost_is_made_up_for_by_a_later_one(monkeypatch, capsys, tmp_path):
-    save, failures = checkpointing.save_checkpoint, [OSError(28, "No space left on device")]
-
-    def fail_once(*arguments):
-        if failures:
-            raise failures.pop()
-        save(*arguments)
-
-    monkeypatch.setattr(checkpointing, "save_checkpoint", fail_once)
-    options = ["--dataset", "synthetic", "--limit", "64", "--num-gpus", "1", "--device", "cpu"]
-    assert command_line.main([*options, "--epochs", "2", "--save-dir", str(tmp_path)]) == 0
-    assert "was not written" in capsys.readouterr().err
 
 
 # Output that nobody can read

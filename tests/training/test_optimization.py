@@ -19,11 +19,11 @@ from gluonpar.training.data import dataset
 SMALL = {"dataset": "synthetic", "device": "cpu", "batch_size": 16, "limit": 81, "num_epochs": 2}
 BATCHES = 6  # per epoch, the last of one sample
 ADAM = {"optimizer": "adam", "lr": 0.003, "lr_schedule": "cosine", "warmup_epochs": 0.5}
-PLAIN = {"lr": 0.05, "lr_schedule": "step", "lr_steps": (1,)}  # by train_batch
+PLAIN = {"lr": 0.05, "lr_schedule": "cosine"}  # by train_batch
 RUNS = {
     "adam, cosine, warm-up": ADAM,
-    "momentum, decay, step": {"momentum": 0.9, "wd": 1e-3, **PLAIN},
-    "plain, step": PLAIN,
+    "momentum, decay, cosine": {"momentum": 0.9, "wd": 1e-3, **PLAIN},
+    "plain, cosine": PLAIN,
 }
 
 
@@ -42,11 +42,9 @@ def test_the_learning_rates_are_those_of_mxnets_schedulers(kind, warmup):
     options = {"base_lr": 0.3, "warmup_steps": round(8 * warmup)}
     theirs = {
         "constant": lambda: lr_scheduler.FactorScheduler(1000, **options),
-        "step": lambda: lr_scheduler.MultiFactorScheduler([16, 24], 0.2, **options),
         "cosine": lambda: lr_scheduler.CosineScheduler(41, **options),
     }[kind]()
-    more = {"lr_steps": (2, 3), "lr_factor": 0.2} if kind == "step" else {}
-    ours = rates(5, 8, lr=0.3, lr_schedule=kind, warmup_epochs=warmup, **more)
+    ours = rates(5, 8, lr=0.3, lr_schedule=kind, warmup_epochs=warmup)
     np.testing.assert_allclose(ours, [theirs(n) for n in range(1, 41)], rtol=1e-12)
 
 
@@ -57,7 +55,7 @@ def test_a_run_on_k_devices_equals_a_plain_loop_with_gluons_own_trainer(name, k)
     history = train(k, **options)
     schedules = {
         "adam": lambda: lr_scheduler.CosineScheduler(2 * BATCHES + 1, 0.003, warmup_steps=3),
-        "sgd": lambda: lr_scheduler.MultiFactorScheduler([BATCHES], 0.1, 0.05),
+        "sgd": lambda: lr_scheduler.CosineScheduler(2 * BATCHES + 1, 0.05),
     }
     optimizer = options.get("optimizer", "sgd")
     theirs = {key: options[key] for key in ("momentum", "wd") if key in options}
@@ -107,15 +105,9 @@ def test_every_optimizer_of_mxnet_trains(name):
         ({"optimizer": "sdg"}, "optimizer must be one of .*adam.*, got 'sdg'"),
         ({"momentum": 1.0}, "momentum .*1.0"),
         ({"momentum": math.nan}, "momentum .*nan"),
-        ({"optimizer": "dcasgd", "momentum": 0.9}, "momentum=0.9.* dcasgd .*sgd"),
-        ({"optimizer": "adam", "momentum": 0.9}, "momentum=0.9.* adam .*sgd"),
+        ({"optimizer": "adam", "momentum": 0.9}, "momentum .* adam takes none"),
         ({"wd": -1e-4}, "wd .*-0.0001"),
         ({"lr_schedule": "linear"}, "lr_schedule .*cosine.*'linear'"),
-        ({"lr_schedule": "step"}, "lr_steps"),
-        ({"lr_steps": (2, 3)}, r"lr_schedule='constant', lr_steps=\(2, 3\)"),
-        ({"lr_schedule": "step", "lr_steps": (3, 2)}, r"lr_steps .*\[3, 2\]"),
-        ({"lr_schedule": "step", "lr_steps": (0,)}, r"lr_steps .*\[0\]"),
-        ({"lr_schedule": "step", "lr_steps": (1,), "lr_factor": 1.5}, "lr_factor .*1.5"),
         ({"warmup_epochs": 4}, "warmup_epochs .*num_epochs=4.*got 4"),
         ({"warmup_epochs": math.nan}, "warmup_epochs .*nan"),
         ({"early_stop": 0}, "early_stop must be at least 1, got 0"),
