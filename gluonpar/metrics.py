@@ -13,7 +13,7 @@ import numpy as np
 from mxnet import autograd, nd
 
 from gluonpar import cluster
-from gluonpar.collectives import arguments, host
+from gluonpar.collectives import host
 from gluonpar.plans import partition
 from gluonpar.sharding import split_and_load
 
@@ -150,18 +150,14 @@ def check_identical(copies: Sequence[nd.NDArray], name: str) -> None:
 def check_ranks(arrays: Sequence[nd.NDArray], names: Sequence[str]) -> None:
     """Wait for ``arrays``; raise ReplicasDifferError unless all processes have the same bits.
 
-    All processes must call it, with as many arrays. ValueError if there is not one name per array.
+    All processes must call it, each with one name per array.
     """
-    arguments.check_lengths(arrays=arrays, names=names)
     if cluster.size() == 1:
         return
-    digests = [hashlib.sha256(array.asnumpy().tobytes()).hexdigest() for array in arrays]
-    first, *rest = cluster.gather(digests)
+    hashes = (hashlib.sha256(array.asnumpy().tobytes()).hexdigest() for array in arrays)
+    first, *rest = cluster.gather([*zip(names, hashes)])
     for rank, theirs in enumerate(rest, 1):
-        if len(theirs) != len(first):
-            got = f"{len(first)} on rank 0 and {len(theirs)} on rank {rank}"
-            raise ReplicasDifferError(f"all ranks must have as many arrays, got {got}")
-        different = [name for name, a, b in zip(names, first, theirs) if a != b]
+        different = sorted({name for name, _ in {*first} ^ {*theirs}})
         if different:
             raise ReplicasDifferError(
                 f"{', '.join(different)} differ between rank 0 and rank {rank}"

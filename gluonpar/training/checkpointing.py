@@ -99,17 +99,14 @@ class Checkpointer:
         Raises ValueError for a folder without a checkpoint, unless it is ``save_dir``.
         """
         resume, model = self._configuration.resume, self._configuration.model
-        if resume and not os.path.isdir(resume):
+        if not resume:
+            return self.paths()[-1] if resume == "" and self.paths() else None
+        if not os.path.isdir(resume):
             return pathlib.Path(resume)
-        if resume is None:
-            return None
-        paths = _checkpoints(pathlib.Path(resume), model) if resume else self.paths()
-        if not paths and resume:
-            raise ValueError(
-                f"resume={resume!r} is a folder that has no checkpoint of {model}; leave it out to "
-                "start from the beginning"
-            )
-        return paths[-1] if paths else None
+        paths = _checkpoints(pathlib.Path(resume), model)
+        if not paths:
+            raise ValueError(f"resume={resume!r} is a folder that has no checkpoint of {model}")
+        return paths[-1]
 
     def load(self, workload: Workload, shuffle: np.random.RandomState) -> None:
         """Load the checkpoint to resume, if any, into the workload and the generator.
@@ -137,8 +134,7 @@ class Checkpointer:
         ``shuffle`` is the generator as it was before the epoch was shuffled. Raises OSError, with
         earlier checkpoints unchanged, if the file cannot be written.
         """
-        notes = {"run": self._identity, "configuration": asdict(self._configuration)}
-        notes.update(asdict(progress))
+        notes = {"run": self._identity, **asdict(progress)}
         save_checkpoint(path, workload.trained, workload.trainer, shuffle, notes)
         for old in self.paths()[: -self._configuration.keep]:
             old.unlink()

@@ -40,13 +40,13 @@ class Profiler:
     ) -> None:
         self.ctx, self.warm_up, self.num_steps = as_list(ctx), warm_up, num_steps
         self._devices = {_process_of(c): i for i, c in enumerate(self.ctx)}
-        self._num_taken = 0
+        self._num_taken = -1  # 0 once the block has begun
         self._begin: float | None = None  # while recording
         self._seconds = 0.0  # of the window
         self._operators: dict[str, np.ndarray] = {}  # microseconds on each device in the window
 
     def __enter__(self) -> Profiler:
-        self._begin_or_end()
+        self.step()
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -56,9 +56,6 @@ class Profiler:
     def step(self) -> None:
         """End a step of the loop; the devices may still be computing it."""
         self._num_taken += 1
-        self._begin_or_end()
-
-    def _begin_or_end(self) -> None:
         if self._num_taken == self.warm_up:
             # With aggregate_stats MXNet would run one operator at a time.
             omit = ["profile_memory", "profile_api", "continuous_dump", "aggregate_stats"]

@@ -30,15 +30,7 @@ PIXELS = (1, 1, 28, 28)
 
 
 class Workload(Protocol):
-    """A model that is trained on devices, each of which holds all parameters.
-
-    ``needed`` are the bytes that training needs at least, as measured: in all, per CPU context, and
-    per sample.
-    """
-
-    name: str
-    default_lr: float
-    needed: tuple[int, int, int]
+    """A model that is trained on devices, each of which holds all parameters."""
 
     @property
     def copies(self) -> Sequence[Sequence[mx.nd.NDArray]]:
@@ -74,7 +66,7 @@ class LeNetWorkload:
     """LeNet as a plain function, trained by :func:`train_batch`."""
 
     name, default_lr = "lenet", 0.2
-    needed = (250 * memory_limits.MB, 0, 200_000)
+    needed = (250 * memory_limits.MB, 0, 200_000)  # see check_memory
     trainer = None
 
     def __init__(
@@ -213,11 +205,11 @@ def make(
 ) -> Workload:
     """Return the workload: LeNet is trained by :func:`train_batch` if the update is plain SGD."""
     kind = WORKLOADS[model]
-    if issubclass(kind, LeNetWorkload):
-        if (optimizer, *arguments) == ("sgd", "learning_rate"):
-            return kind(ctx, algorithm, weights)
-        kind = LeNetTrainerWorkload
-    return kind(ctx, algorithm, weights, optimizer, arguments)
+    if issubclass(kind, GluonWorkload):
+        return kind(ctx, algorithm, weights, optimizer, arguments)
+    if (optimizer, *arguments) == ("sgd", "learning_rate"):
+        return kind(ctx, algorithm, weights)
+    return LeNetTrainerWorkload(ctx, algorithm, weights, optimizer, arguments)
 
 
 _UNUSED_ADDRESSES = 400 * memory_limits.MB  # reserved by heaps and stacks, but not filled
@@ -226,7 +218,8 @@ _UNUSED_ADDRESSES = 400 * memory_limits.MB  # reserved by heaps and stacks, but 
 def check_memory(model: str, ctx: Sequence[mx.Context], batch_size: int) -> None:
     """Raise memory_limits.OutOfMemoryError if there is too little memory to train on CPU contexts.
 
-    ``batch_size`` is this process's. Training may still run out of memory later.
+    ``batch_size`` is this process's. A workload's ``needed`` are the bytes that training needs at
+    least, as measured: in all, per CPU context, and per sample.
     """
     if ctx[0].device_type == "cpu":
         base, per_context, per_sample = WORKLOADS[model].needed
