@@ -41,7 +41,7 @@ gluonpar train --model resnet18 --save-dir out --resume
 GROUPS = {
     "devices": "num_gpus gpus device weights algorithm",
     "training": "model batch_size num_epochs seed deterministic early_stop",
-    "optimizer": "optimizer lr momentum wd lr_schedule warmup_epochs",
+    "optimizer": "optimizer lr momentum wd",
     "data": "dataset data_dir limit",
     "output": "log_interval save_dir save_every keep resume onnx plot profile dry_run",
 }

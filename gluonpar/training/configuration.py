@@ -1,4 +1,4 @@
-"""The options of a run: their values, what ``--help`` says about them, and the learning rates."""
+"""The options of a run: their values, and what ``--help`` says about them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import math
 import numbers
 import os
-from typing import Any, Callable, Iterable
+from typing import Any, Iterable
 
 import mxnet as mx
 import numpy as np
@@ -17,8 +17,6 @@ from gluonpar.optim import check_lr
 from gluonpar.runtime.devices import KINDS
 from gluonpar.training.data.dataset import NAMES as DATASETS
 from gluonpar.training.workloads import WORKLOADS
-
-SCHEDULES = ("constant", "cosine")
 
 # By the type of an option: what its value may be, and the words for that.
 _TYPES: dict[str, tuple[Any, str]] = {
@@ -93,8 +91,6 @@ class Configuration:
     optimizer: str = _option("sgd", f"of MXNet: {', '.join(optimizer_names())}", "NAME")
     momentum: float | None = _option(None, "of sgd, nag, ... (the optimizer's own)", "M")
     wd: float = _option(0.0, "weight decay (%(default)g)", "W")
-    lr_schedule: str = _option("constant", "how the learning rate changes", choices=SCHEDULES)
-    warmup_epochs: float = _option(0.0, "the first X epochs raise the learning rate from 0", "X")
     early_stop: int | None = _option(
         None, "hold out a tenth of the images; stop after N epochs without a higher accuracy", "N"
     )
@@ -123,11 +119,6 @@ class Configuration:
             raise ValueError(f"momentum must be at least 0 and less than 1, got {self.momentum}")
         elif self.momentum and default is None:
             raise ValueError(f"momentum must be left out: optimizer {self.optimizer} takes none")
-        if not 0 <= self.warmup_epochs < self.num_epochs:
-            raise ValueError(
-                f"warmup_epochs must be at least 0 and less than num_epochs={self.num_epochs}, got "
-                f"{self.warmup_epochs}"
-            )
         self._check_files()
 
     def _check(self, field: dataclasses.Field) -> None:
@@ -170,35 +161,10 @@ class Configuration:
         changed = {k: getattr(self, k) for k, v in defaults.items() if getattr(self, k) != v}
         return {"learning_rate": self.lr, **changed}
 
-    def learning_rates(self, num_batches: int) -> Callable[[int], float]:
-        """Return a function from the number of an update to its learning rate.
-
-        Update n of N, from 1, with W of them in ``warmup_epochs``, has the learning rate
-
-        - ``lr * n / W`` if n < W; and from there on
-        - 'constant': ``lr``;
-        - 'cosine': ``lr * (1 + cos(pi * (n - W) / (N + 1 - W))) / 2``, which ends just above 0.
-
-        These are the values of ``mx.lr_scheduler``, whose objects change when they are called.
-        """
-        num_updates = num_batches * self.num_epochs
-        warmup = round(self.warmup_epochs * num_batches)
-        lr = float(self.lr or 0)
-
-        def learning_rate(n: int) -> float:
-            if n < warmup:
-                return lr * n / warmup
-            if self.lr_schedule == "cosine":
-                done = min(1.0, (n - warmup) / (num_updates + 1 - warmup))
-                return lr * (1 + math.cos(math.pi * done)) / 2
-            return lr
-
-        return learning_rate
-
     def describe_training(self) -> str:
         """Return the learning rate, and the other options of the update that were chosen."""
         arguments = self.optimizer_arguments()
-        names = ("optimizer", "lr_schedule", "warmup_epochs")
-        values = {"lr": arguments.pop("learning_rate"), **{n: getattr(self, n) for n in names}}
-        chosen = {k: v for k, v in values.items() if v != getattr(Configuration, k)}
-        return ", ".join(f"{name} {value}" for name, value in {**chosen, **arguments}.items())
+        chosen = {"lr": arguments.pop("learning_rate"), "optimizer": self.optimizer, **arguments}
+        if self.optimizer == "sgd":
+            del chosen["optimizer"]
+        return ", ".join(f"{name} {value}" for name, value in chosen.items())

@@ -69,14 +69,13 @@ class Console:
         if self._bar is not None:
             self._bar.set_postfix_str(f"loss {loss:.3f}")
 
-    def epoch(self, results: Epoch, show_lr: bool = False) -> None:
-        """Print one epoch's results, with the learning rate if ``show_lr``."""
+    def epoch(self, results: Epoch) -> None:
+        """Print one epoch's results."""
         validation = results.validation_accuracy
         parts = [
             f"epoch {results.epoch}, time {results.seconds:.1f} sec, loss {results.loss:.3f}",
             f"validation acc {validation:.2f}" if validation is not None else "",
             f"test acc {results.test_accuracy:.2f}, {results.images_per_second:.0f} images/sec",
-            f"lr {results.lr:.3g}" if show_lr else "",
         ]
         self.line(", ".join(filter(None, parts)))
 

@@ -17,7 +17,7 @@ from gluonpar.runtime import devices
 class Epoch:
     """Results of one epoch. ``seconds`` is its training time, without the evaluation after it.
 
-    ``lr`` is the learning rate of its last update. ``validation_accuracy`` is None unless the run
+    ``lr`` is the learning rate. ``validation_accuracy`` is None unless the run
     holds images out for early stopping.
     """
 

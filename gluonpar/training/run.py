@@ -70,7 +70,8 @@ class Run:
             cluster.check_equal({**options, **versions, **facts, **checksums})
         self.checkpointer = Checkpointer(self.configuration, self.save_dir, self.data)
         self.termination = Termination()
-        self.progress = Progress()
+        self.lr = float(configuration.lr or 0.0)
+        self.progress = Progress(lr=self.lr)
         self.history = History(self.ctx, self.progress.history, model=configuration.model)
         self.on_epoch = on_epoch
         self.semantics = mx.util.is_np_shape(), mx.util.is_np_array()
@@ -123,9 +124,7 @@ class Run:
         self.shuffle = np.random.RandomState(config.seed)
         update = config.model, config.optimizer, config.optimizer_arguments()
         self.workload = workloads.make(*update, self.ctx, config.algorithm, config.weights)
-        self.schedule = config.learning_rates(self.num_batches)
         self.console.header(self._header())
-        self.lr = self.schedule(1)
         if config.dry_run:
             meter = metrics.LossMeter()
             meter.add(self._step(1, *next(self._batches(self.shuffle))))
@@ -153,12 +152,9 @@ class Run:
             return
         self.progress = progress = self.checkpointer.progress
         self.history.epochs = progress.history
-        lr, was = self.schedule(self._next_update()), progress.lr
-        if lr != was and progress.epoch <= self.configuration.num_epochs:
-            self.console.notice(
-                f"lr is {lr:g} from here on, by the options that are given now; it was {was:g}, "
-                "by those of the checkpoint: give the same ones to keep it"
-            )
+        if progress.lr != self.lr:
+            self.console.notice(f"lr is {self.lr:g} from here on; it was {progress.lr:g}")
+            progress.lr = self.lr
         place = f"epoch {progress.epoch}, {progress.batch} of {self.num_batches} batches done"
         self.console.line(f"resumed: {self.checkpointer.resumed}, {place}")
 
@@ -171,8 +167,7 @@ class Run:
         self._finish_epoch(seconds, loss)
         ends = self._ends()
         self.shuffle = shuffle
-        self.progress = Progress(self.progress.epoch + 1, history=self.progress.history)
-        self.progress.lr = self.schedule(self._next_update())
+        self.progress = Progress(self.progress.epoch + 1, history=self.history.epochs, lr=self.lr)
         self._save_checkpoint(ends)
 
     def _train_batches(self, shuffle: np.random.RandomState) -> tuple[float, float]:
@@ -203,7 +198,6 @@ class Run:
                     progress.batch, progress.seconds = number, time.perf_counter() - start
                     self._read(meter)
                     progress.loss_sum = meter.total
-                    progress.lr = self.schedule(self._next_update())
                     self._save_checkpoint(ends)
         # Waits for the devices, because the last update belongs to the epoch's time.
         loss = self._read(meter)
@@ -218,14 +212,9 @@ class Run:
 
     def _step(self, number: int, X: np.ndarray, y: np.ndarray) -> Sequence[mx.nd.NDArray]:
         """Train on this rank's share of batch ``number``, from 1; return the losses."""
-        size, done = self.configuration.batch_size, (self.progress.epoch - 1) * self.num_batches
-        self.lr = self.schedule(done + number)
+        size = self.configuration.batch_size
         batch_size = min(size, self.num_samples - (number - 1) * size)
         return self.workload.step(X, y, batch_size, self.lr)
-
-    def _next_update(self) -> int:
-        """Return the number of the update after ``progress``, from 1 over all epochs."""
-        return (self.progress.epoch - 1) * self.num_batches + self.progress.batch + 1
 
     def _reseed(self) -> None:
         """Seed MXNet's generator, whose state no checkpoint can hold, by epoch and batch."""
@@ -307,9 +296,8 @@ class Run:
         config, epoch = self.configuration, self.progress.epoch
         accuracy = self.workload.accuracy(self.data.test_images, self.data.test_labels)
         validation = self.workload.accuracy(*self.validation) if self.validation else None
-        lr = self.schedule(epoch * self.num_batches)
         speed = self.num_samples / seconds
-        results = Epoch(epoch, seconds, loss, accuracy, speed, lr, validation)
+        results = Epoch(epoch, seconds, loss, accuracy, speed, self.lr, validation)
         self.history.epochs.append(results)
         file = self.save_dir and self.save_dir / f"{config.model}-epoch-{epoch:04d}"
         outputs = (
@@ -320,8 +308,7 @@ class Run:
         for path, write in outputs:
             if path and self._write(path, write) and path not in self.kept:
                 self.kept.append(path)
-        varies = config.lr_schedule != "constant" or config.warmup_epochs > 0
-        self.console.epoch(results, show_lr=varies)
+        self.console.epoch(results)
 
     def _header(self) -> dict[str, str]:
         config, data, num_ranks = self.configuration, self.data, self.num_ranks

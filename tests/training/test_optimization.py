@@ -1,4 +1,4 @@
-"""Optimizers and learning rates of a run: as in MXNet, and on K devices as on one."""
+"""Optimizers of a run: as in MXNet, and on K devices as on one."""
 
 import math
 import warnings
@@ -7,23 +7,20 @@ from pathlib import Path
 import mxnet as mx
 import numpy as np
 import pytest
-from mxnet import autograd, gluon, lr_scheduler
+from mxnet import autograd, gluon
 
 import gluonpar
 from gluonpar.models import lenet
 from gluonpar.models.losses import softmax_cross_entropy
 from gluonpar.training import Configuration, workloads
-from gluonpar.training.configuration import SCHEDULES, optimizer_names
+from gluonpar.training.configuration import optimizer_names
 from gluonpar.training.data import dataset
 
 SMALL = {"dataset": "synthetic", "device": "cpu", "batch_size": 16, "limit": 81, "num_epochs": 2}
-BATCHES = 6  # per epoch, the last of one sample
-ADAM = {"optimizer": "adam", "lr": 0.003, "lr_schedule": "cosine", "warmup_epochs": 0.5}
-PLAIN = {"lr": 0.05, "lr_schedule": "cosine"}  # by train_batch
 RUNS = {
-    "adam, cosine, warm-up": ADAM,
-    "momentum, decay, cosine": {"momentum": 0.9, "wd": 1e-3, **PLAIN},
-    "plain, cosine": PLAIN,
+    "adam": {"optimizer": "adam", "lr": 0.003},
+    "momentum, decay": {"momentum": 0.9, "wd": 1e-3, "lr": 0.05},
+    "plain": {"lr": 0.05},  # by train_batch
 }
 
 
@@ -31,42 +28,19 @@ def train(k=2, **more):
     return gluonpar.train(k, verbose=False, **{**SMALL, **more})
 
 
-def rates(num_epochs, num_batches, **options):
-    at = Configuration(num_epochs=num_epochs, **options).learning_rates(num_batches)
-    return [at(n) for n in range(1, num_epochs * num_batches + 1)]
-
-
-@pytest.mark.parametrize("warmup", [0, 0.25, 1.5])
-@pytest.mark.parametrize("kind", SCHEDULES)
-def test_the_learning_rates_are_those_of_mxnets_schedulers(kind, warmup):
-    options = {"base_lr": 0.3, "warmup_steps": round(8 * warmup)}
-    theirs = {
-        "constant": lambda: lr_scheduler.FactorScheduler(1000, **options),
-        "cosine": lambda: lr_scheduler.CosineScheduler(41, **options),
-    }[kind]()
-    ours = rates(5, 8, lr=0.3, lr_schedule=kind, warmup_epochs=warmup)
-    np.testing.assert_allclose(ours, [theirs(n) for n in range(1, 41)], rtol=1e-12)
-
-
 @pytest.mark.parametrize("k", [1, 3])
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_on_k_devices_equals_a_plain_loop_with_gluons_own_trainer(name, k):
     options = RUNS[name]
     history = train(k, **options)
-    schedules = {
-        "adam": lambda: lr_scheduler.CosineScheduler(2 * BATCHES + 1, 0.003, warmup_steps=3),
-        "sgd": lambda: lr_scheduler.CosineScheduler(2 * BATCHES + 1, 0.05),
-    }
-    optimizer = options.get("optimizer", "sgd")
-    theirs = {key: options[key] for key in ("momentum", "wd") if key in options}
+    names = {"lr": "learning_rate", "momentum": "momentum", "wd": "wd"}
+    theirs = {names[name]: value for name, value in options.items() if name in names}
     mx.random.seed(0)
     net, start = lenet.LeNet(), lenet.init_lenet(workloads.INIT_SCALE)
     net.initialize()
     for i, value in enumerate(start):
         net.params.get(str(i)).set_data(value)
-    trainer = gluon.Trainer(
-        net.collect_params(), optimizer, {**theirs, "lr_scheduler": schedules[optimizer]()}
-    )
+    trainer = gluon.Trainer(net.collect_params(), options.get("optimizer", "sgd"), theirs)
     data, shuffle = dataset.load("synthetic", limit=SMALL["limit"]), np.random.RandomState(0)
     for _ in range(2):
         for X, y in dataset.batches(data.train_images, data.train_labels, 16, shuffle):
@@ -107,9 +81,6 @@ def test_every_optimizer_of_mxnet_trains(name):
         ({"momentum": math.nan}, "momentum .*nan"),
         ({"optimizer": "adam", "momentum": 0.9}, "momentum .* adam takes none"),
         ({"wd": -1e-4}, "wd .*-0.0001"),
-        ({"lr_schedule": "linear"}, "lr_schedule .*cosine.*'linear'"),
-        ({"warmup_epochs": 4}, "warmup_epochs .*num_epochs=4.*got 4"),
-        ({"warmup_epochs": math.nan}, "warmup_epochs .*nan"),
         ({"early_stop": 0}, "early_stop must be at least 1, got 0"),
     ],
 )

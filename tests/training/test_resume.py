@@ -41,17 +41,14 @@ def figures(history):
 
 RUNS = {
     "lenet": {"model": "lenet"},
-    "lenet by adam": {"model": "lenet", "optimizer": "adam", "warmup_epochs": 0.5},
-    "resnet18": {"model": "resnet18", "warmup_epochs": 0.5, "momentum": 0.9, "wd": 1e-3},
+    "lenet by adam": {"model": "lenet", "optimizer": "adam"},
+    "resnet18": {"model": "resnet18", "momentum": 0.9, "wd": 1e-3},
 }
 
 
 @pytest.fixture(scope="module", params=RUNS)
 def whole(request, tmp_path_factory):
-    """A run that was never stopped: options, history, and the folder with all its checkpoints.
-
-    Two batches of six are in the warm-up of a half epoch.
-    """
+    """A run that was never stopped: options, history, and the folder with all its checkpoints."""
     folder, options = tmp_path_factory.mktemp("whole"), RUNS[request.param]
     history = run(**options, save_dir=str(folder), save_every=2, keep=99).train()
     return options, history, folder
