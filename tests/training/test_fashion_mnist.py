@@ -6,7 +6,6 @@ import contextlib
 import http.server
 import os
 import re
-import socket
 import threading
 
 import pytest
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 from idx_files import contents, describe_tiny, encode, gz, write
 
 from gluonpar.training.data import fashion_mnist
-from gluonpar.training.data.fashion_mnist import find, folders, missing, read_folder
+from gluonpar.training.data.fashion_mnist import find, folders, read_folder
 
 BODIES = {f"{stem}.gz": gz(content) for stem, content in contents().items()}
 FIRST, SECOND, THIRD, FOURTH = BODIES
@@ -150,11 +149,9 @@ def test_data_that_are_not_found_list_every_folder_and_mirror_and_the_alternativ
 
 def test_data_dir_is_the_only_folder_and_needs_no_network(tmp_path, debian, monkeypatch):
     write(debian, contents())
-    with mirror() as (url, requested):
-        monkeypatch.setattr(fashion_mnist, "MIRRORS", (url,))
-        with pytest.raises(FileNotFoundError, match=r"given \(data_dir\): lacks") as caught:
-            find(tmp_path / "given")
-        assert requested == []
+    monkeypatch.setattr(fashion_mnist, "_download", None)
+    with pytest.raises(FileNotFoundError, match=r"given \(data_dir\): lacks") as caught:
+        find(tmp_path / "given")
     assert str(debian) not in str(caught.value)
 
 
@@ -175,18 +172,6 @@ def test_a_bad_mirror_is_reported_once_and_the_next_one_replaces_it(downloads, f
         assert requested_of_good == [SECOND, THIRD, FOURTH]
         assert download(downloads, monkeypatch, good) == []  # whose server has ended
     assert all(path.stat().st_mode & 0o444 == 0o444 for path in downloads.iterdir())
-
-
-def test_no_connection_and_an_unwritable_folder_are_reported(downloads, monkeypatch):
-    with socket.socket() as held:  # its port is held, and not listened on
-        held.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{held.getsockname()[1]}"
-        (failure,) = download(downloads, monkeypatch, url)
-        assert failure.startswith(f"{url}/{FIRST}: ") and "refused" in failure
-    with mirror() as (url, _):
-        downloads.rmdir()
-        downloads.write_text("")
-        assert str(downloads) in download(downloads, monkeypatch, url)[0]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
@@ -211,29 +196,3 @@ def test_a_file_of_another_format_or_length_is_refused(tmp_path, content):
     path.write_bytes(gz(content))
     with pytest.raises(ValueError, match=f"^{path}: .*Delete the file"):
         read_folder(path.parent)
-
-
-def test_a_folder_in_the_place_of_a_file_and_a_file_that_cannot_be_read(tmp_path, monkeypatch):
-    folder = write(tmp_path / "data", contents())
-    (folder / FOURTH).unlink()
-    (folder / FOURTH).mkdir()
-    assert missing(folder) == [FOURTH[:-3]]
-
-    def refuse(self):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr("pathlib.Path.read_bytes", refuse)
-    with pytest.raises(ValueError, match=f"^{folder / FIRST}: .*Permission denied"):
-        read_folder(folder)
-
-
-def test_mxnets_own_files_have_the_same_names(tmp_path):
-    vision = pytest.importorskip("mxnet").gluon.data.vision
-
-    class Names(vision.FashionMNIST):
-        def _get_data(self):
-            pass
-
-    names = Names(root=str(tmp_path))
-    files = (names._train_data, names._train_label, names._test_data, names._test_label)
-    assert [name for name, _ in files] == [*BODIES]

@@ -127,10 +127,8 @@ def test_the_profile_has_twenty_steps_of_the_first_epoch_and_changes_no_bit(
     monkeypatch.setattr(mx.profiler, "set_state", lambda s: (states.append(s), set_state(s)))
     options = {"limit": limit, "batch_size": 8, "num_epochs": 2}
     options.update(dataset="synthetic", device="cpu")
-    run, plain = (
-        Run(Configuration(2, profile=True, **options), Console(io.StringIO())),
-        train(2, **options),
-    )
+    run = Run(Configuration(2, profile=True, **options), Console(io.StringIO()))
+    plain = train(2, **options)
     run.train()
     assert run.profiler.steps == steps and states == ["run", "stop"]
     assert bits(run.history) == bits(plain)
