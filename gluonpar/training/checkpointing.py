@@ -22,7 +22,7 @@ from gluonpar.training.history import Epoch
 from gluonpar.training.workloads import Workload
 
 # Fields that a resumed run must share with its checkpoint; the others may change.
-_FIXED = ("model", "batch_size", "seed", "dataset", "limit", "optimizer", "momentum", "wd")
+_FIXED = ("model", "batch_size", "seed", "dataset", "limit")
 
 
 @dataclass

@@ -40,8 +40,7 @@ gluonpar train --model resnet18 --save-dir out --resume
 # The options by the headings of --help, and those with two names.
 GROUPS = {
     "devices": "num_gpus gpus device weights algorithm",
-    "training": "model batch_size num_epochs seed deterministic early_stop",
-    "optimizer": "optimizer lr momentum wd",
+    "training": "model batch_size lr num_epochs seed deterministic early_stop",
     "data": "dataset data_dir limit",
     "output": "log_interval save_dir save_every keep resume onnx plot profile dry_run",
 }

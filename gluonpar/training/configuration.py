@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import numbers
 import os
 from typing import Any, Iterable
 
-import mxnet as mx
 import numpy as np
 
 from gluonpar.checkpoint import onnx_export
@@ -27,20 +25,6 @@ _TYPES: dict[str, tuple[Any, str]] = {
     "tuple[int, ...]": ((tuple, list, range, np.ndarray), "a list of integers"),
     "tuple[float, ...]": ((tuple, list, range, np.ndarray), "a list of numbers"),
 }
-
-# Registered, but no use here: MXNet's Adamax divides 0 by 0 where a gradient has always been 0,
-# DCASGD is for asynchronous updates, GroupAdaGrad for matrices, "test" for MXNet's own tests.
-_EXCLUDED = ("adamax", "dcasgd", "groupadagrad", "test")
-
-
-def optimizer_names() -> list[str]:
-    """Return the names of MXNet's registered optimizers that can train these models."""
-    return sorted({*mx.optimizer.Optimizer.opt_registry} - {*_EXCLUDED})
-
-
-def default_momentum(optimizer: str) -> float | None:
-    """Return the momentum that an optimizer of MXNet has by default; None: it takes none."""
-    return getattr(mx.optimizer.create(optimizer), "momentum", None)
 
 
 def _option(
@@ -61,9 +45,7 @@ class Configuration:
 
     num_gpus: int | None = _option(None, "train on K GPUs, or K CPU devices without GPUs", "K")
     batch_size: int = _option(256, "samples per step, on all devices (%(default)s)", "N")
-    lr: float | None = _option(
-        None, "learning rate (0.2, resnet18 0.1; MXNet's own for other optimizers than sgd)"
-    )
+    lr: float | None = _option(None, "learning rate (0.2, resnet18 0.1)")
     num_epochs: int = _option(4, "passes over the training images (%(default)s)", "N")
     gpus: tuple[int, ...] | None = _option(None, "use the GPUs with these ids, such as 0,2", "IDS")
     device: str = _option(
@@ -88,9 +70,6 @@ class Configuration:
     )
     onnx: bool = _option(False, "save each epoch's network in --save-dir as ONNX, too")
     deterministic: bool = _option(False, "repeat a seed's run bit for bit on GPUs, too; slower")
-    optimizer: str = _option("sgd", f"of MXNet: {', '.join(optimizer_names())}", "NAME")
-    momentum: float | None = _option(None, "of sgd, nag, ... (the optimizer's own)", "M")
-    wd: float = _option(0.0, "weight decay (%(default)g)", "W")
     early_stop: int | None = _option(
         None, "hold out a tenth of the images; stop after N epochs without a higher accuracy", "N"
     )
@@ -100,25 +79,9 @@ class Configuration:
             self._check(field)
         if not 0 <= self.seed < 2**31:
             raise ValueError(f"seed must be between 0 and {2**31 - 1}, got {self.seed}")
-        if self.optimizer not in optimizer_names():
-            names = ", ".join(optimizer_names())
-            raise ValueError(f"optimizer must be one of {names}, got {self.optimizer!r}")
-        lr = self.lr
-        if lr is None and self.optimizer == "sgd":
-            lr = WORKLOADS[self.model].default_lr
-        elif lr is None:
-            lr = float(mx.optimizer.create(self.optimizer).learning_rate)
+        lr = WORKLOADS[self.model].default_lr if self.lr is None else self.lr
         check_lr(lr)
         object.__setattr__(self, "lr", lr)
-        if not 0 <= self.wd < math.inf:
-            raise ValueError(f"wd must be a finite number of at least 0, got {self.wd}")
-        default = default_momentum(self.optimizer)
-        if self.momentum is None:
-            object.__setattr__(self, "momentum", default)
-        elif not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum must be at least 0 and less than 1, got {self.momentum}")
-        elif self.momentum and default is None:
-            raise ValueError(f"momentum must be left out: optimizer {self.optimizer} takes none")
         self._check_files()
 
     def _check(self, field: dataclasses.Field) -> None:
@@ -154,17 +117,3 @@ class Configuration:
                 onnx_export.check_onnx()
             except ImportError as error:
                 raise ValueError(f"onnx files cannot be written: {error}") from error
-
-    def optimizer_arguments(self) -> dict[str, Any]:
-        """Return the optimizer's arguments: the learning rate, and the others that were chosen."""
-        defaults = {"momentum": default_momentum(self.optimizer), "wd": 0}
-        changed = {k: getattr(self, k) for k, v in defaults.items() if getattr(self, k) != v}
-        return {"learning_rate": self.lr, **changed}
-
-    def describe_training(self) -> str:
-        """Return the learning rate, and the other options of the update that were chosen."""
-        arguments = self.optimizer_arguments()
-        chosen = {"lr": arguments.pop("learning_rate"), "optimizer": self.optimizer, **arguments}
-        if self.optimizer == "sgd":
-            del chosen["optimizer"]
-        return ", ".join(f"{name} {value}" for name, value in chosen.items())

@@ -122,8 +122,8 @@ class Run:
         config = self.configuration
         mx.random.seed(config.seed)
         self.shuffle = np.random.RandomState(config.seed)
-        update = config.model, config.optimizer, config.optimizer_arguments()
-        self.workload = workloads.make(*update, self.ctx, config.algorithm, config.weights)
+        workload = workloads.WORKLOADS[config.model]
+        self.workload = workload(self.ctx, config.algorithm, config.weights)
         self.console.header(self._header())
         if config.dry_run:
             meter = metrics.LossMeter()
@@ -328,7 +328,7 @@ class Run:
             "batch size": _describe_shards(config.batch_size, len(self.ctx) * num_ranks, weights),
             "all-reduce": config.algorithm or str(collectives.explain(largest)),
             "data": f"{data.name}, {images}, {data.source}",
-            "training": f"{length}, {config.describe_training()}, seed {config.seed}",
+            "training": f"{length}, lr {self.lr}, seed {config.seed}",
         }
 
 

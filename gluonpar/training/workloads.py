@@ -113,8 +113,6 @@ class GluonWorkload:
         ctx: list[mx.Context],
         algorithm: str | None = None,
         weights: Sequence[float] | None = None,
-        optimizer: str = "sgd",
-        arguments: dict[str, Any] | None = None,
     ) -> None:
         self.ctx, self.weights = ctx, weights
         self.trained = net = self._network()
@@ -122,7 +120,7 @@ class GluonWorkload:
         for block in (net, self.losses):
             block.hybridize(static_alloc=True, static_shape=True)
         params = net.collect_params()
-        self.trainer = Trainer(params, optimizer, arguments, algorithm=algorithm)
+        self.trainer = Trainer(params, "sgd", algorithm=algorithm)
         self.copies = [p.list_data() for p in params.values() if p.grad_req != "null"]
 
     def step(self, X: np.ndarray, y: np.ndarray, batch_size: int, lr: float) -> list[mx.nd.NDArray]:
@@ -160,17 +158,6 @@ class ResNet18Workload(GluonWorkload):
         return net
 
 
-class LeNetTrainerWorkload(GluonWorkload):
-    """LeNet with any optimizer: the same parameters and files as :class:`LeNetWorkload`'s."""
-
-    name, default_lr = LeNetWorkload.name, LeNetWorkload.default_lr
-
-    def _network(self) -> gluon.HybridBlock:
-        net = lenet.LeNet(INIT_SCALE)
-        net.initialize(ctx=self.ctx)
-        return net
-
-
 class _OfPixels(gluon.HybridBlock):
     """Scores of uint8 images; with their labels their losses, in one graph."""
 
@@ -193,23 +180,6 @@ WORKLOADS: dict[str, type[LeNetWorkload] | type[GluonWorkload]] = {
     LeNetWorkload.name: LeNetWorkload,
     ResNet18Workload.name: ResNet18Workload,
 }
-
-
-def make(
-    model: str,
-    optimizer: str,
-    arguments: dict[str, Any],
-    ctx: list[mx.Context],
-    algorithm: str | None,
-    weights: Sequence[float] | None,
-) -> Workload:
-    """Return the workload: LeNet is trained by :func:`train_batch` if the update is plain SGD."""
-    kind = WORKLOADS[model]
-    if issubclass(kind, GluonWorkload):
-        return kind(ctx, algorithm, weights, optimizer, arguments)
-    if (optimizer, *arguments) == ("sgd", "learning_rate"):
-        return kind(ctx, algorithm, weights)
-    return LeNetTrainerWorkload(ctx, algorithm, weights, optimizer, arguments)
 
 
 _UNUSED_ADDRESSES = 400 * memory_limits.MB  # reserved by heaps and stacks, but not filled

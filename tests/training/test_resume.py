@@ -39,17 +39,10 @@ def figures(history):
     return [(epoch.epoch, epoch.loss, epoch.test_accuracy, epoch.lr) for epoch in history.epochs]
 
 
-RUNS = {
-    "lenet": {"model": "lenet"},
-    "lenet by adam": {"model": "lenet", "optimizer": "adam"},
-    "resnet18": {"model": "resnet18", "momentum": 0.9, "wd": 1e-3},
-}
-
-
-@pytest.fixture(scope="module", params=RUNS)
+@pytest.fixture(scope="module", params=["lenet", "resnet18"])
 def whole(request, tmp_path_factory):
     """A run that was never stopped: options, history, and the folder with all its checkpoints."""
-    folder, options = tmp_path_factory.mktemp("whole"), RUNS[request.param]
+    folder, options = tmp_path_factory.mktemp("whole"), {"model": request.param}
     history = run(**options, save_dir=str(folder), save_every=2, keep=99).train()
     return options, history, folder
 
@@ -121,11 +114,6 @@ def test_the_last_n_are_kept(tmp_path):
         ({"batch_size": 32}, "batch_size was 16 and is now 32"),
         ({"seed": 7}, "seed was 0 and is now 7"),
         ({"limit": 80}, "limit was 90 and is now 80"),
-        ({"wd": 0.5}, "wd was (0.0|0.001) and is now 0.5"),
-        (
-            {"optimizer": "nag", "momentum": 0.5},
-            "optimizer was (sgd|adam) and is now nag; momentum was (None|0.0|0.9) and is now 0.5",
-        ),
     ],
 )
 def test_another_configuration_is_refused_by_name(whole, change, words):

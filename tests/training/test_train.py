@@ -5,13 +5,14 @@ import io
 import mxnet as mx
 import numpy as np
 import pytest
+from mxnet import autograd, gluon
 
 import gluonpar
 from gluonpar import metrics, step
-from gluonpar.models import lenet
+from gluonpar.models import lenet, softmax_cross_entropy
 from gluonpar.training import Configuration, Console, Run
 from gluonpar.training.data import dataset
-from gluonpar.training.workloads import LeNetWorkload
+from gluonpar.training.workloads import INIT_SCALE, LeNetWorkload, ResNet18Workload
 
 SMALL = {"batch_size": 32, "num_epochs": 1, "limit": 96}
 
@@ -40,14 +41,45 @@ def test_one_seed_and_number_of_devices_give_the_same_bits(k):
     assert [e.loss for e in first.epochs] == [e.loss for e in second.epochs]
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_numpy_semantics_change_nothing_and_are_the_callbacks(optimizer):
+@pytest.mark.parametrize("k", [1, 3])
+def test_a_run_on_k_devices_equals_a_plain_loop_with_gluons_own_trainer(k):
+    options = {
+        "batch_size": 16,
+        "limit": 81,
+        "num_epochs": 2,
+        "lr": 0.05,
+    }  # one sample is left over
+    history = train(k, **options)
+    mx.random.seed(0)
+    net, start = lenet.LeNet(), lenet.init_lenet(INIT_SCALE)
+    net.initialize()
+    for i, value in enumerate(start):
+        net.params.get(str(i)).set_data(value)
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.05})
+    data, shuffle = dataset.load("synthetic", limit=81), np.random.RandomState(0)
+    for _ in range(2):
+        for X, y in dataset.batches(data.train_images, data.train_labels, 16, shuffle):
+            with autograd.record():
+                scores = net(lenet.standardize(mx.nd.array(X, dtype="uint8")))
+                loss = softmax_cross_entropy(scores, mx.nd.array(y))
+            loss.backward()
+            trainer.step(len(X))
+    for i, param in enumerate(history.params):
+        one, other = param.asnumpy(), net.params.get(str(i)).data().asnumpy()
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=2e-5)
+        assert not np.array_equal(other, start[i].asnumpy())
+
+
+@pytest.mark.parametrize("model", ["lenet", "resnet18"])
+def test_numpy_semantics_change_nothing_and_are_the_callbacks(model, monkeypatch):
+    monkeypatch.setattr(ResNet18Workload, "width", 2)
+
     def semantics():
         return mx.util.is_np_shape(), mx.util.is_np_array()
 
-    plain, seen = train(2, optimizer=optimizer), []
+    plain, seen = train(2, model=model), []
     with mx.util.np_shape(True), mx.util.np_array(True):
-        of_np = train(2, optimizer=optimizer, on_epoch=lambda epoch: seen.append(semantics()))
+        of_np = train(2, model=model, on_epoch=lambda epoch: seen.append(semantics()))
         assert semantics() == (True, True)
     assert seen == [(True, True)]
     assert bits(of_np) == bits(plain)
