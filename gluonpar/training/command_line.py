@@ -145,7 +145,7 @@ _PARSERS = {
 
 def _failed(error: Exception, say: Say, run: Run | None, batch_size: int) -> int:
     """Explain an exception and return the exit code; raise it again if it has no explanation."""
-    refusals = (ValueError, FileNotFoundError)  # of the options, before there is a run
+    refusals = (ValueError, FileNotFoundError, ImportError)  # of the options, before there is a run
     refused = isinstance(error, refusals if run is None else ResumeError)
     if refused or isinstance(error, metrics.DivergedError):
         if cluster.is_main():

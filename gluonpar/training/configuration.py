@@ -39,8 +39,9 @@ def _option(
 class Configuration:
     """The options of a run; ``gluonpar train --help`` says what each of them means.
 
-    Raises TypeError for a value of another type, and ValueError for one that is not allowed.
-    :class:`Run` checks values that depend on the machine or the data.
+    Raises TypeError for a value of another type, ValueError for one that is not allowed, and
+    ImportError for ``onnx`` without the package. :class:`Run` checks values that depend on the
+    machine or the data.
     """
 
     num_gpus: int | None = _option(None, "train on K GPUs, or K CPU devices without GPUs", "K")
@@ -113,7 +114,4 @@ class Configuration:
             if self.resume == "":
                 raise ValueError("resume without a value needs save_dir: give one, or a checkpoint")
         if self.onnx:
-            try:
-                onnx_export.check_onnx()
-            except ImportError as error:
-                raise ValueError(f"onnx files cannot be written: {error}") from error
+            onnx_export.check_onnx()

@@ -32,17 +32,9 @@ PIXELS = (1, 1, 28, 28)
 class Workload(Protocol):
     """A model that is trained on devices, each of which holds all parameters."""
 
-    @property
-    def copies(self) -> Sequence[Sequence[mx.nd.NDArray]]:
-        """Return, per parameter, its arrays on all devices."""
-
-    @property
-    def trained(self) -> gluon.Block | Sequence[Sequence[mx.nd.NDArray]]:
-        """Return what a checkpoint saves as the parameters."""
-
-    @property
-    def trainer(self) -> Trainer | None:
-        """Return the Trainer, which a checkpoint saves, too."""
+    copies: Sequence[Sequence[mx.nd.NDArray]]  # per parameter, its arrays on all devices
+    trained: gluon.Block | Sequence[Sequence[mx.nd.NDArray]]  # the parameters for a checkpoint
+    trainer: Trainer | None  # which a checkpoint saves, too
 
     def step(
         self, X: np.ndarray, y: np.ndarray, batch_size: int, lr: float
@@ -62,7 +54,7 @@ class Workload(Protocol):
         """Write the network as ONNX, from uint8 pixels (n, 1, 28, 28) to scores (n, 10)."""
 
 
-class LeNetWorkload:
+class LeNetWorkload(Workload):
     """LeNet as a plain function, trained by :func:`train_batch`."""
 
     name, default_lr = "lenet", 0.2
@@ -94,7 +86,7 @@ class LeNetWorkload:
         export_onnx(path, pixel_lenet, PIXELS, self.trained[0], "uint8")
 
 
-class GluonWorkload:
+class GluonWorkload(Workload):
     """A Gluon network, trained by a Trainer; subclasses make it, initialised, in ``_network``.
 
     Training uses each device's own batch statistics; evaluation and files use the mean of the
