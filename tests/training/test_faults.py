@@ -97,15 +97,12 @@ def test_no_memory_in_a_step_is_one_line_and_3_and_the_checkpoint_stays(imported
     [
         (MemoryError("Unable to allocate 3. GiB for an array"), "Unable to allocate 3. GiB for"),
         (mx.MXNetError("Traceback:\n  x.cc\nMXNetError: Failed to allocate CPU Memory"), "Failed"),
-        (mx.MXNetError("MXNetError: std::bad_alloc"), "std::bad_alloc"),
         (mx.MXNetError("Check failed: CUDA: out of memory"), "Check failed: CUDA: out of memory"),
         (mx.MXNetError("MXNetError: Resource temporarily unavailable"), "Resource temporarily"),
         (RuntimeError("can't start new thread"), "can't start new thread"),
-        (mx.MXNetError("MXNetError: could not create a memory object"), "could not create a mem"),
         (OSError(12, "Cannot allocate memory"), "[Errno 12] Cannot allocate memory"),
         (mx.MXNetError("Shape mismatch"), None),
         (OSError(28, "No space left on device"), None),
-        (RuntimeError(""), None),
     ],
 )
 def test_which_errors_are_about_memory_and_their_message(error, short):

@@ -34,7 +34,6 @@ def script(monkeypatch):
     [
         ([DATASET], [], []),
         ([ValueError("FILE: damaged")], [], []),
-        ([NOT_FOUND, DATASET], [0], ["install"]),
         ([NOT_FOUND, DATASET], [100, 0, 0], ["install", "update", "install"]),
         ([NOT_FOUND], [100, 0, 100], ["install", "update", "install"]),
         ([NOT_FOUND], [100, 100], ["install", "update"]),
