@@ -1,4 +1,4 @@
-"""Ending and resuming a run: its checkpoints, and the signals that end it after one."""
+"""Ending and resuming a run: its checkpoints, and the signals that end it after a checkpoint."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class Checkpointer:
     """Finds the checkpoint that a run resumes, loads it, and saves new ones into ``folder``.
 
     All processes must make a Checkpointer and call its methods; rank 0 reads and writes. ``saves``
-    is whether a rank has a folder. ``resumed`` is the path of the checkpoint to resume, or None,
-    and ``progress`` how far that run had come. Raises ResumeError if the checkpoint is missing,
+    says whether any rank has a folder. ``resumed`` is the path of the checkpoint to resume, or
+    None, and ``progress`` says how far that run had come. Raises ResumeError if the checkpoint is missing,
     damaged or of another run, and if the folder has later checkpoints.
     """
 

@@ -37,7 +37,7 @@ gluonpar train --model resnet18 --save-dir out --plot out/curves.png
 gluonpar train --model resnet18 --save-dir out --resume
 """
 
-# The options by the headings of --help, and those with two names.
+# The options under the headings of --help, and the options with two names.
 GROUPS = {
     "devices": "num_gpus gpus device weights algorithm",
     "training": "model batch_size lr num_epochs seed deterministic early_stop",
@@ -49,6 +49,7 @@ ALIASES = {
     "algorithm": ["--algorithm", "--allreduce"],
 }
 
+NOTHING = "nothing was saved (--save-dir DIR saves checkpoints)"
 Say = Callable[..., None]  # prints a message on stderr
 
 # A line of MXNet's messages about CUDA, but not a line of its traceback.
@@ -85,11 +86,13 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
         cluster.abort("could not print")
         return entry.BROKEN_PIPE
     except KeyboardInterrupt:
-        return _interrupted(say, run)
+        if cluster.is_main():  # the line break ends the progress bar
+            say(f"interrupted; {_how_to_resume(run) or NOTHING}", before="\n")
+        cluster.abort("was interrupted")
+        return entry.INTERRUPTED
     except Terminated:
         if cluster.is_main():
-            saved = _how_to_resume(run) or "nothing was saved (--save-dir DIR saves checkpoints)"
-            say(f"ended by SIGTERM; {saved}")
+            say(f"ended by SIGTERM; {_how_to_resume(run) or NOTHING}")
         return TERMINATED
     except Exception as error:
         return _failed(error, say, run, options.batch_size)
@@ -105,7 +108,7 @@ def parser(prog: str | None) -> parsing.Parser:
     description, _, examples = ABOUT.partition("\n")
     made = parsing.Parser(
         prog=prog,
-        usage="%(prog)s [OPTION ...]",  # all of them would take fifteen lines
+        usage="%(prog)s [OPTION ...]",  # a list of all options would take fifteen lines
         description=description,
         epilog=entry.epilog(examples, EXIT_CODES),
     )
@@ -161,15 +164,6 @@ def _failed(error: Exception, say: Say, run: Run | None, batch_size: int) -> int
         traceback.print_exception(type(error), error, error.__traceback__)
         _leave(f"a GPU failed: {cuda_lines[-1]}", say, run, FAILED)
     raise error
-
-
-def _interrupted(say: Say, run: Run | None) -> int:
-    saved = ", ".join([*run.kept, *map(str, run.checkpointer.paths())] if run else [])
-    outcome = f"saved: {saved}" if saved else "nothing was saved (--save-dir DIR saves each epoch)"
-    if cluster.is_main():
-        say(f"interrupted; {outcome}", before="\n")  # ends the line of the progress bar
-    cluster.abort("was interrupted")
-    return entry.INTERRUPTED
 
 
 def _how_to_resume(run: Run | None) -> str:

@@ -30,7 +30,7 @@ _TYPES: dict[str, tuple[Any, str]] = {
 def _option(
     default: Any, text: str, metavar: str | None = None, choices: Iterable[str] | None = None
 ) -> Any:
-    """Return a field with its ``text`` for ``--help``; "N" is an integer of at least 1."""
+    """Return a field and what ``--help`` says about it; a value called "N" is at least 1."""
     metadata = {"help": text, "metavar": metavar, "choices": choices}
     return dataclasses.field(default=default, metadata=metadata)
 

@@ -17,7 +17,7 @@ from gluonpar.sharding import as_list
 
 WARM_UP = 5  # steps before the window: the first steps allocate, trace and start threads
 NUM_STEPS = 20  # in the window: enough for a mean
-_LONGEST_NAME = 40  # a segment of operators that was traced has their names, joined
+_LONGEST_NAME = 40  # the name of a traced segment is the names of its operators, joined
 
 
 class Profiler:

@@ -34,7 +34,7 @@ MOST_LOSS = 1000.0  # a higher mean loss of an epoch has diverged: chance level 
 # requests earlier would wait for it. Later than a quarter of a second, mpirun kills the processes.
 _TERMINATION_DELAY = 2
 
-# Output, which only rank 0 writes, and the values of these fields on the other ranks.
+# Only rank 0 writes output; the values that its options have on the other ranks.
 _RANK_ZERO_ONLY = {"save_dir": None, "plot": None, "profile": False}
 # Fields that may differ between ranks: machines have different devices and folders.
 _MAY_DIFFER = {*_RANK_ZERO_ONLY, "gpus", "num_gpus", "device", "data_dir"}
@@ -43,10 +43,9 @@ _MAY_DIFFER = {*_RANK_ZERO_ONLY, "gpus", "num_gpus", "device", "data_dir"}
 class Run:
     """One training run. The constructor checks and loads everything; :meth:`train` trains.
 
-    ``history`` has the finished epochs, ``kept`` the paths of files other than checkpoints, and
-    ``lost`` those of files that could not be written, also after an exception.
-    With several processes (:mod:`gluonpar.cluster`) each trains on its share of every batch; rank 0
-    prints, plots and saves. ``on_epoch``: see :func:`train`.
+    ``history`` has the finished epochs, and ``lost`` the paths of files that could not be written,
+    also after an exception. With several processes (:mod:`gluonpar.cluster`) each trains on its
+    share of every batch; rank 0 prints, plots and saves. ``on_epoch``: see :func:`train`.
     """
 
     def __init__(
@@ -75,7 +74,6 @@ class Run:
         self.history = History(self.ctx, self.progress.history, model=configuration.model)
         self.on_epoch = on_epoch
         self.semantics = mx.util.is_np_shape(), mx.util.is_np_array()
-        self.kept: list[str] = []
         self.lost: list[str] = []
 
     def _prepare(self) -> None:
@@ -257,22 +255,19 @@ class Run:
     def _save_checkpoint(self, ends: bool) -> None:
         """Save a checkpoint if there is a folder for it; raise Terminated if the run ends here."""
         if self.checkpointer.saves:
-            path = str(self.checkpointer.path(self.progress))
-            state = self.workload, self.shuffle, self.progress
-            self._write(path, self.checkpointer.save, *state)
+            path, state = self.checkpointer.path(self.progress), (self.workload, self.shuffle)
+            self._write(str(path), self.checkpointer.save, *state, self.progress)
             self._reseed()
         if ends:
             raise Terminated
 
-    def _write(self, path: str, write: Callable[..., None], *arguments: Any) -> bool:
-        """Call ``write(path, *arguments)``; return False, after a notice, if that fails."""
+    def _write(self, path: str, write: Callable[..., None], *arguments: Any) -> None:
+        """Call ``write(path, *arguments)``; print a notice if that fails."""
         try:
             write(path, *arguments)
         except OSError as error:
             self.console.notice(f"error: {path} was not written ({error}); training goes on")
             self.lost.append(path)
-            return False
-        return True
 
     def _read(self, meter: metrics.LossMeter) -> float:
         """Wait for the mean loss; DivergedError names epoch, learning rate and batch size."""
@@ -306,8 +301,8 @@ class Run:
             (config.plot, self.history.plot),
         )
         for path, write in outputs:
-            if path and self._write(path, write) and path not in self.kept:
-                self.kept.append(path)
+            if path:
+                self._write(path, write)
         self.console.epoch(results)
 
     def _header(self) -> dict[str, str]:

@@ -3,7 +3,7 @@
 Dive into Deep Learning, 13.5 and 13.6.
 """
 
-# ruff: noqa: D102 (Workload's docstrings are those of the other classes' methods)
+# ruff: noqa: D102 (the methods are documented in Workload)
 from __future__ import annotations
 
 import os
@@ -151,7 +151,7 @@ class ResNet18Workload(GluonWorkload):
 
 
 class _OfPixels(gluon.HybridBlock):
-    """Scores of uint8 images; with their labels their losses, in one graph."""
+    """A network's scores of uint8 images or, with labels, its losses, in one graph."""
 
     def __init__(self, net: gluon.HybridBlock) -> None:
         super().__init__()

@@ -50,8 +50,8 @@ class Dataset:
     def hold_out(self, seed: int) -> tuple[Dataset, np.ndarray, np.ndarray]:
         """Return the data set with fewer training images, and the images and labels held out.
 
-        They are a tenth, rounded up, drawn at random by ``seed``; the others keep their order.
-        Raises ValueError if there is only one.
+        A tenth of the training images, rounded up, is drawn at random by ``seed``; the others keep
+        their order. Raises ValueError if there is only one image.
         """
         count = len(self.train_labels)
         if count < 2:
