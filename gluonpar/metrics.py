@@ -43,9 +43,10 @@ class LossMeter:
     :meth:`add` waits only for the batch BATCHES_IN_FLIGHT before, so that no more are in memory;
     :meth:`read` waits for all. With several processes, each adds its part of the same batches, and
     all read together; a meter made inside ``cluster.local()`` is for this process only. Ranks may
-    add different numbers of batches; batch i is made of the i-th batch of each rank. ``total`` is the sum of
-    the losses of the ``num_batches`` read so far, ``num_samples`` the number added on this rank. A
-    meter that is given all three continues from them; only rank 0 then gives the samples.
+    add different numbers of batches; batch i is made of the i-th batch of each rank. ``total`` is
+    the sum of the losses of the ``num_batches`` read so far, ``num_samples`` the number added on
+    this rank. A meter that is given all three continues from them; ranks other than 0 then give 0
+    samples.
     """
 
     def __init__(self, total: float = 0.0, num_samples: int = 0, num_batches: int = 0) -> None:

@@ -51,8 +51,8 @@ class Checkpointer:
 
     All processes must make a Checkpointer and call its methods; rank 0 reads and writes. ``saves``
     says whether any rank has a folder. ``resumed`` is the path of the checkpoint to resume, or
-    None, and ``progress`` says how far that run had come. Raises ResumeError if the checkpoint is missing,
-    damaged or of another run, and if the folder has later checkpoints.
+    None, and ``progress`` says how far that run had come. Raises ResumeError if the checkpoint is
+    missing, damaged or of another run, and if the folder has later checkpoints.
     """
 
     def __init__(

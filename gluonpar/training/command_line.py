@@ -99,7 +99,7 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
     if console.failure:
         say(f"error: the output could not be written: {console.failure}")
     if run.lost:
-        say(f"error: {len({*run.lost})} files could not be written, at last {run.lost[-1]}")
+        say(f"error: files that could not be written: {', '.join(dict.fromkeys(run.lost))}")
     return NOT_SAVED if console.failure or run.lost else TRAINED
 
 

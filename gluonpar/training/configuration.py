@@ -96,6 +96,8 @@ class Configuration:
             raise TypeError(f"{name} must be {words}, got {value!r}")
         if field.metadata["metavar"] == "N" and value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
+        if value == "" and name != "resume":
+            raise ValueError(f"{name} must not be empty, got ''")
         choices = field.metadata["choices"]
         if choices is not None and value not in choices:
             raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
@@ -104,9 +106,6 @@ class Configuration:
             object.__setattr__(self, name, plain)
 
     def _check_files(self) -> None:
-        for name in ("plot", "save_dir"):
-            if getattr(self, name) == "":
-                raise ValueError(f"{name} must name a file or folder, got ''")
         if self.save_dir is None:
             for name in ("save_every", "keep", "onnx"):
                 if getattr(self, name) != getattr(Configuration, name):

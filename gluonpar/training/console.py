@@ -22,11 +22,8 @@ class Console:
     """Output of a run: lines on ``out``, notices and, on a terminal, a progress bar on ``err``."""
 
     def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:
-        # sys.stdout and sys.stderr are None if they are closed.
-        self.out, self.err = (
-            chosen or standard or io.StringIO()
-            for chosen, standard in ((out, sys.stdout), (err, sys.stderr))
-        )
+        self.out = out or sys.stdout or io.StringIO()  # sys.stdout is None if it is closed
+        self.err = err or sys.stderr or io.StringIO()
         self.failure = ""  # why ``out`` could not be written, if so
         self._bar: Any = None
         shows = self.err.isatty() and os.environ.get("TERM") != "dumb"
