@@ -12,7 +12,7 @@ import numpy as np
 from gluonpar.checkpoint import onnx_export
 from gluonpar.collectives import ALGORITHMS
 from gluonpar.optim import check_lr
-from gluonpar.runtime.devices import KINDS
+from gluonpar.runtime import devices
 from gluonpar.training.data.dataset import NAMES as DATASETS
 from gluonpar.training.workloads import WORKLOADS
 
@@ -50,7 +50,7 @@ class Configuration:
     num_epochs: int = _option(4, "passes over the training images (%(default)s)", "N")
     gpus: tuple[int, ...] | None = _option(None, "use the GPUs with these ids, such as 0,2", "IDS")
     device: str = _option(
-        "auto", "gpu: GPUs or an error; cpu: CPU devices; auto: as --num-gpus", choices=KINDS
+        "auto", "gpu: GPUs or an error; cpu: CPUs; auto: as --num-gpus", choices=devices.KINDS
     )
     seed: int = _option(0, "of the initial parameters and the shuffling (%(default)s)")
     dataset: str = _option("fashion-mnist", "synthetic needs no files", choices=DATASETS)
