@@ -13,7 +13,7 @@ import numpy as np
 from mxnet import autograd, nd
 
 from gluonpar import cluster
-from gluonpar.collectives import arguments, host
+from gluonpar.collectives import host
 from gluonpar.plans import partition
 from gluonpar.sharding import split_and_load
 
@@ -21,7 +21,7 @@ from gluonpar.sharding import split_and_load
 _MOST_ARRAYS = 200
 _IMAGES_COMPARED = 16  # with other ranks', by accuracy
 
-# How many batches the host may queue ahead of the devices; they are in memory.
+# The host may queue this many batches ahead of the devices; all of them are in memory.
 BATCHES_IN_FLIGHT = 4
 
 
@@ -43,22 +43,15 @@ class LossMeter:
     :meth:`add` waits only for the batch BATCHES_IN_FLIGHT before, so that no more are in memory;
     :meth:`read` waits for all. With several processes, each adds its part of the same batches, and
     all read together; a meter made inside ``cluster.local()`` is for this process only. Ranks may
-    add different numbers of batches; batch i is what all have added i-th. ``total`` is the sum of
-    the losses of the ``num_batches`` read so far, ``num_samples`` the number added on this rank. A
-    meter that is given all three continues from them; ranks other than 0 then give 0 samples.
-    With ``check_finite`` False, losses and parameters may be infinite or NaN.
+    add different numbers of batches; batch i is made of the i-th batch of each rank. ``total`` is
+    the sum of the losses of the ``num_batches`` read so far, ``num_samples`` the number added on
+    this rank. A meter that is given all three continues from them; ranks other than 0 then give 0
+    samples.
     """
 
-    def __init__(
-        self,
-        total: float = 0.0,
-        num_samples: int = 0,
-        num_batches: int = 0,
-        check_finite: bool = True,
-    ) -> None:
+    def __init__(self, total: float = 0.0, num_samples: int = 0, num_batches: int = 0) -> None:
         self._unread: list[tuple[list[nd.NDArray], nd.NDArray | None]] = []
         self.total, self.num_samples, self.num_batches = total, num_samples, num_batches
-        self._check_finite = check_finite
         self._scope = cluster.scope()
 
     def add(self, losses: Sequence[nd.NDArray], params: Sequence[nd.NDArray] = ()) -> None:
@@ -70,7 +63,7 @@ class LossMeter:
         ``params``, one device's after the batch's update, are read once: a gradient that is not
         finite ruins them, while the losses may stay finite (relu gives 0 for NaN).
         """
-        checked = all_finite(params) if params and self._check_finite else None
+        checked = all_finite(params) if params else None
         sums = []
         with autograd.pause():
             for loss in losses:
@@ -103,7 +96,7 @@ class LossMeter:
         for batch, parts in itertools.zip_longest(own, of_batches, fillvalue=()):
             self.num_batches += 1
             batch_sum = sum(part for part, _ in parts)
-            if self._check_finite and not math.isfinite(batch_sum):
+            if not math.isfinite(batch_sum):
                 bad = [device for device, value in batch if not math.isfinite(value)]
                 where = f" on {', '.join(bad)}" if bad else ""
                 raise DivergedError(
@@ -158,18 +151,14 @@ def check_identical(copies: Sequence[nd.NDArray], name: str) -> None:
 def check_ranks(arrays: Sequence[nd.NDArray], names: Sequence[str]) -> None:
     """Wait for ``arrays``; raise ReplicasDifferError unless all processes have the same bits.
 
-    All processes must call it, with as many arrays. ValueError if there is not one name per array.
+    All processes must call it, each with one name per array.
     """
-    arguments.check_lengths(arrays=arrays, names=names)
     if cluster.size() == 1:
         return
-    digests = [hashlib.sha256(array.asnumpy().tobytes()).hexdigest() for array in arrays]
-    first, *rest = cluster.gather(digests)
+    hashes = (hashlib.sha256(array.asnumpy().tobytes()).hexdigest() for array in arrays)
+    first, *rest = cluster.gather([*zip(names, hashes)])
     for rank, theirs in enumerate(rest, 1):
-        if len(theirs) != len(first):
-            got = f"{len(first)} on rank 0 and {len(theirs)} on rank {rank}"
-            raise ReplicasDifferError(f"all ranks must have as many arrays, got {got}")
-        different = [name for name, a, b in zip(names, first, theirs) if a != b]
+        different = sorted({name for name, _ in {*first} ^ {*theirs}})
         if different:
             raise ReplicasDifferError(
                 f"{', '.join(different)} differ between rank 0 and rank {rank}"
@@ -207,7 +196,7 @@ def accuracy(
     if not own_part:
         part = partition.slices(num_images, cluster.size())[cluster.rank()]
         images, labels = images[part], labels[part]
-    meter = LossMeter(check_finite=False)
+    meter = LossMeter()
     with autograd.pause(train_mode=False):
         for start in range(0, len(images), batch_size):
             batch = slice(start, start + batch_size)

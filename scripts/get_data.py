@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Callable, Sequence
 if TYPE_CHECKING:
     from gluonpar.training.data.dataset import Dataset
 
-PACKAGE = "dataset-fashion-mnist"
+INSTALL = ["apt-get", "install", "-y", "dataset-fashion-mnist"]
+UPDATE = ["apt-get", "update"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -56,32 +57,12 @@ def obtain(load: Callable[..., Dataset], data_dir: str | None) -> Dataset:
     """Return what ``load`` finds, after installing Debian's package if it finds nothing."""
     try:
         return load(data_dir=data_dir)
-    except FileNotFoundError as error:
-        reason = why_not_apt(data_dir) or install()
-        if reason:
-            raise FileNotFoundError(f"{error}\napt-get: {reason}.") from error
+    except FileNotFoundError:
+        if data_dir is not None or shutil.which("apt-get") is None or os.geteuid() != 0:
+            raise
+        if run(INSTALL) != 0 and (run(UPDATE) != 0 or run(INSTALL) != 0):
+            raise
     return load()
-
-
-def why_not_apt(data_dir: str | None) -> str | None:
-    """Return why apt-get cannot be used; None if it can."""
-    if data_dir is not None:
-        return "not tried, because it does not install into --data-dir"
-    if shutil.which("apt-get") is None:
-        return "not tried, because there is no apt-get on the PATH"
-    if os.geteuid() != 0:
-        return f"not tried, because the user is not root; try: sudo apt-get install {PACKAGE}"
-    return None
-
-
-def install() -> str | None:
-    """Install Debian's package, after `apt-get update` if needed; return the error, or None."""
-    wanted = ["apt-get", "install", "-y", PACKAGE]
-    if run(wanted) == 0:
-        return None
-    run(["apt-get", "update"])
-    status = run(wanted)
-    return None if status == 0 else f"{' '.join(wanted)} exited with status {status}"
 
 
 def run(command: Sequence[str]) -> int:

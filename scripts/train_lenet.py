@@ -18,4 +18,4 @@ except KeyboardInterrupt:
     sys.exit(130)
 
 if __name__ == "__main__":
-    sys.exit(command_line.main(model="lenet", about=__doc__))
+    sys.exit(command_line.main(["--model", "lenet", *sys.argv[1:]]))

@@ -17,4 +17,4 @@ except KeyboardInterrupt:
     sys.exit(130)
 
 if __name__ == "__main__":
-    sys.exit(command_line.main(model="resnet18", about=__doc__))
+    sys.exit(command_line.main(["--model", "resnet18", *sys.argv[1:]]))

@@ -372,8 +372,8 @@ def data() -> Iterator[Described]:
     folders = fashion_mnist.folders()
     for folder, origin in folders.items():
         if not fashion_mnist.missing(folder):
-            _, edition = fashion_mnist.read_folder(folder)
-            yield OK, f"Fashion-MNIST in {folder} ({origin}, edition of {edition})"
+            fashion_mnist.read_folder(folder)  # raises if a file is damaged
+            yield OK, f"Fashion-MNIST in {folder} ({origin})"
             return
     searched = ", ".join(f"{folder} ({origin})" for folder, origin in folders.items())
     remedy = "training downloads it; or apt-get install dataset-fashion-mnist; or --data-dir"

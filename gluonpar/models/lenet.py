@@ -36,6 +36,8 @@ def lenet(X: nd.NDArray, params: Sequence[nd.NDArray]) -> nd.NDArray:
     """
     F, X = cached_op.operators(X), X.as_nd_ndarray()
     W1, b1, W2, b2, W3, b3, W4, b4 = (param.as_nd_ndarray() for param in params)
+    # Activation keeps oneDNN's layout; the operator relu would first convert its input.
+    relu = functools.partial(F.Activation, act_type="relu")
     h1 = relu(F.Convolution(X, W1, b1, kernel=(3, 3), num_filter=20))
     h1 = F.Pooling(h1, pool_type="avg", kernel=(2, 2), stride=(2, 2))
     h2 = relu(F.Convolution(h1, W2, b2, kernel=(5, 5), num_filter=50))
@@ -61,11 +63,6 @@ class LeNet(gluon.HybridBlock):
     def hybrid_forward(self, F: ModuleType, X: nd.NDArray, **params: nd.NDArray) -> nd.NDArray:
         """See :func:`lenet`."""
         return lenet(X, [params[str(i)] for i in range(len(LENET_SHAPES))])
-
-
-def relu(x: nd.NDArray) -> nd.NDArray:
-    """Return max(x, 0); the operator ``relu`` would first convert ``x`` from oneDNN's layout."""
-    return cached_op.operators(x).Activation(x, act_type="relu")
 
 
 @cached_op.traceable

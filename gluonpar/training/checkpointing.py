@@ -1,26 +1,45 @@
-"""The checkpoints of a run: saved into a folder, and loaded to resume the run."""
+"""Ending and resuming a run: its checkpoints, and the signals that end it after a checkpoint."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
-import re
-from dataclasses import asdict
-from typing import Any
+import signal
+from collections import deque
+from dataclasses import asdict, dataclass, field
+from typing import Any, Iterator
 
+import mxnet as mx
 import numpy as np
 
 from gluonpar import cluster
 from gluonpar.checkpoint import files, load_checkpoint, save_checkpoint, sealed_npz
+from gluonpar.runtime import memory
 from gluonpar.training.configuration import Configuration
 from gluonpar.training.data.dataset import Dataset
-from gluonpar.training.history import Epoch, Progress
+from gluonpar.training.history import Epoch
 from gluonpar.training.workloads import Workload
 
 # Fields that a resumed run must share with its checkpoint; the others may change.
-_FIXED = ("model", "batch_size", "seed", "dataset", "limit", "optimizer", "momentum", "wd")
+_FIXED = ("model", "batch_size", "seed", "dataset", "limit")
 
-_NAME = re.compile(r".*-epoch-(\d+)(?:-batch-(\d+))?\.npz")
+
+@dataclass
+class Progress:
+    """How far a run has come, as a checkpoint stores it.
+
+    ``batch`` batches of epoch ``epoch`` (from 1) have taken ``seconds`` of training time, and the
+    sum of their samples' losses is ``loss_sum``. ``history`` has the epochs before this one.
+    ``lr`` is the learning rate of the next step.
+    """
+
+    epoch: int = 1
+    batch: int = 0
+    loss_sum: float = 0.0
+    seconds: float = 0.0
+    history: list[Epoch] = field(default_factory=list)
+    lr: float = 0.0
 
 
 class ResumeError(ValueError):
@@ -31,9 +50,9 @@ class Checkpointer:
     """Finds the checkpoint that a run resumes, loads it, and saves new ones into ``folder``.
 
     All processes must make a Checkpointer and call its methods; rank 0 reads and writes. ``saves``
-    is whether a rank has a folder. ``resumed`` is the path of the checkpoint to resume, or None,
-    and ``progress`` how far that run had come. Raises ResumeError if the checkpoint is missing,
-    damaged or of another run, and if the folder has later checkpoints.
+    says whether any rank has a folder. ``resumed`` is the path of the checkpoint to resume, or
+    None, and ``progress`` says how far that run had come. Raises ResumeError if the checkpoint is
+    missing, damaged or of another run, and if the folder has later checkpoints.
     """
 
     def __init__(
@@ -67,7 +86,7 @@ class Checkpointer:
             if differences:
                 raise ValueError(f"{path} is a checkpoint of another run: {'; '.join(differences)}")
         paths = self.paths()
-        if paths and _place(paths[-1]) > (progress.epoch, progress.batch):
+        if paths and _order(paths[-1]) > _order(self.path(progress)):
             raise ValueError(
                 f"{paths[-1]} is a later checkpoint of an earlier run: resume='' continues it; or "
                 "give another save_dir"
@@ -80,17 +99,14 @@ class Checkpointer:
         Raises ValueError for a folder without a checkpoint, unless it is ``save_dir``.
         """
         resume, model = self._configuration.resume, self._configuration.model
-        if resume and not os.path.isdir(resume):
+        if not resume:
+            return self.paths()[-1] if resume == "" and self.paths() else None
+        if not os.path.isdir(resume):
             return pathlib.Path(resume)
-        if resume is None:
-            return None
-        paths = _checkpoints(pathlib.Path(resume), model) if resume else self.paths()
-        if not paths and resume:
-            raise ValueError(
-                f"resume={resume!r} is a folder that has no checkpoint of {model}; leave it out to "
-                "start from the beginning"
-            )
-        return paths[-1] if paths else None
+        paths = _checkpoints(pathlib.Path(resume), model)
+        if not paths:
+            raise ValueError(f"resume={resume!r} is a folder that has no checkpoint of {model}")
+        return paths[-1]
 
     def load(self, workload: Workload, shuffle: np.random.RandomState) -> None:
         """Load the checkpoint to resume, if any, into the workload and the generator.
@@ -113,13 +129,15 @@ class Checkpointer:
         shuffle: np.random.RandomState,
         progress: Progress,
     ) -> None:
-        """Write a checkpoint to ``path``; OSError, with earlier ones unchanged, if that fails.
+        """Write a checkpoint to ``path``, and remove older ones than the last ``keep``.
 
-        ``shuffle`` is the generator as it was before the epoch was shuffled.
+        ``shuffle`` is the generator as it was before the epoch was shuffled. Raises OSError, with
+        earlier checkpoints unchanged, if the file cannot be written.
         """
-        notes = {"run": self._identity, "configuration": asdict(self._configuration)}
-        notes.update(asdict(progress))
+        notes = {"run": self._identity, **asdict(progress)}
         save_checkpoint(path, workload.trained, workload.trainer, shuffle, notes)
+        for old in self.paths()[: -self._configuration.keep]:
+            old.unlink()
 
     def path(self, progress: Progress) -> pathlib.Path:
         """Return the file for a checkpoint at ``progress``."""
@@ -135,21 +153,17 @@ class Checkpointer:
 
 def _checkpoints(folder: pathlib.Path, model: str) -> list[pathlib.Path]:
     """Return the checkpoints of ``model`` in ``folder``, oldest first."""
-    return sorted(filter(_place, folder.glob(f"{model}-*.npz")), key=_place)
+    return sorted(folder.glob(f"{model}-epoch-[0-9]*.npz"), key=_order)
 
 
-def _place(path: pathlib.Path) -> tuple[int, ...]:
-    """Return the epoch and the number of its batches that are done, from a checkpoint's name.
+def _order(path: pathlib.Path) -> tuple[int, str]:
+    """Return a key that sorts checkpoints by the epoch and the batch in their names.
 
-    >>> names = ("lenet-epoch-0001.npz", "lenet-epoch-0002-batch-000120.npz", "a.npz")
-    >>> [_place(pathlib.Path(name)) for name in names]
-    [(2, 0), (2, 120), ()]
+    >>> names = ["a-epoch-10000.npz", "a-epoch-9999.npz", "a-epoch-9999-batch-000120.npz"]
+    >>> [path.stem for path in sorted(map(pathlib.Path, names), key=_order)]
+    ['a-epoch-9999-batch-000120', 'a-epoch-9999', 'a-epoch-10000']
     """
-    match = _NAME.fullmatch(path.name)
-    if not match:
-        return ()
-    epoch, batch = match.groups()
-    return (int(epoch), int(batch)) if batch else (int(epoch) + 1, 0)
+    return len(path.stem.partition("-batch-")[0]), path.name
 
 
 def _parse(path: pathlib.Path, notes: dict[str, Any]) -> tuple[Progress, dict[str, Any]]:
@@ -161,3 +175,52 @@ def _parse(path: pathlib.Path, notes: dict[str, Any]) -> tuple[Progress, dict[st
         return progress, dict(notes["run"])
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is not a checkpoint of a training run: {error}") from error
+
+
+class Terminated(Exception):
+    """The run has ended before its last epoch because SIGTERM requested it."""
+
+
+class Termination:
+    """A request to end the run; all processes end it at the same step."""
+
+    def __init__(self) -> None:
+        self._requested = self._is_due = False
+        self._in_flight: deque[mx.nd.NDArray] = deque()
+
+    @contextlib.contextmanager
+    def by_signal(self, saves: bool) -> Iterator[None]:
+        """In this context the first SIGTERM requests the end; a second one has its usual effect.
+
+        In a job this is so only if a rank ``saves``; otherwise SIGTERM kills this rank, and so ends
+        the job. SIGUSR1 requests the end of a job, too: mpirun passes it on to all ranks and waits,
+        while it kills the ranks a quarter of a second after a SIGTERM.
+        """
+        signals = [signal.SIGTERM]
+        if cluster.size() > 1:
+            signals = [signal.SIGTERM, signal.SIGUSR1] if saves else []
+
+        def request(number: int, _: Any) -> None:
+            signal.signal(number, before[number])
+            self._requested = True
+
+        before: dict[int, Any] = {number: signal.signal(number, request) for number in signals}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def is_due(self, delay: int = 0) -> bool:
+        """Return whether the run is to end now: the same on all processes, which must call this.
+
+        The requests are summed asynchronously; the sum is read ``delay`` calls later.
+        """
+        if cluster.size() == 1:
+            return self._requested
+        requests = memory.from_numpy(np.array([self._requested], "float32"), mx.cpu(0))
+        cluster.allreduce([requests])
+        self._in_flight.append(requests)
+        while len(self._in_flight) > delay:
+            self._is_due |= bool(self._in_flight.popleft().asscalar() > 0)
+        return self._is_due

@@ -22,11 +22,8 @@ class Console:
     """Output of a run: lines on ``out``, notices and, on a terminal, a progress bar on ``err``."""
 
     def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:
-        # sys.stdout and sys.stderr are None if they are closed.
-        self.out, self.err = (
-            chosen or standard or io.StringIO()
-            for chosen, standard in ((out, sys.stdout), (err, sys.stderr))
-        )
+        self.out = out or sys.stdout or io.StringIO()  # sys.stdout is None if it is closed
+        self.err = err or sys.stderr or io.StringIO()
         self.failure = ""  # why ``out`` could not be written, if so
         self._bar: Any = None
         shows = self.err.isatty() and os.environ.get("TERM") != "dumb"
@@ -69,23 +66,13 @@ class Console:
         if self._bar is not None:
             self._bar.set_postfix_str(f"loss {loss:.3f}")
 
-    @contextlib.contextmanager
-    def evaluating(self, epoch: int, num_images: int) -> Iterator[None]:
-        """Show on a terminal, until the block ends, that ``num_images`` are evaluated."""
-        from tqdm import tqdm
-
-        title = f"epoch {epoch}, evaluating {num_images} images"
-        with tqdm(desc=title, bar_format="{desc}", **self._options):
-            yield
-
-    def epoch(self, results: Epoch, show_lr: bool = False) -> None:
-        """Print one epoch's results, with the learning rate if ``show_lr``."""
+    def epoch(self, results: Epoch) -> None:
+        """Print one epoch's results."""
         validation = results.validation_accuracy
         parts = [
             f"epoch {results.epoch}, time {results.seconds:.1f} sec, loss {results.loss:.3f}",
             f"validation acc {validation:.2f}" if validation is not None else "",
             f"test acc {results.test_accuracy:.2f}, {results.images_per_second:.0f} images/sec",
-            f"lr {results.lr:.3g}" if show_lr else "",
         ]
         self.line(", ".join(filter(None, parts)))
 
@@ -101,10 +88,7 @@ class Console:
 
 def _print(text: str, stream: TextIO) -> str:
     """Print a line; return why that failed, or ""."""
-    encoding = getattr(stream, "encoding", None) or "utf-8"
     try:
-        # A file's name, for instance, need not be UTF-8: other characters are escaped.
-        text = text.encode(encoding, "backslashreplace").decode(encoding)
         print(text, file=stream, flush=True)
         return ""
     except OSError as error:

@@ -17,7 +17,7 @@ from gluonpar.sharding import as_list
 
 WARM_UP = 5  # steps before the window: the first steps allocate, trace and start threads
 NUM_STEPS = 20  # in the window: enough for a mean
-_LONGEST_NAME = 40  # a segment of operators that was traced has their names, joined
+_LONGEST_NAME = 40  # the name of a traced segment is the names of its operators, joined
 
 
 class Profiler:
@@ -39,14 +39,14 @@ class Profiler:
         num_steps: int = NUM_STEPS,
     ) -> None:
         self.ctx, self.warm_up, self.num_steps = as_list(ctx), warm_up, num_steps
-        self._devices = {_process_of(c): i for i, c in enumerate(self.ctx)} if num_steps else {}
-        self._num_taken = 0
+        self._devices = {_process_of(c): i for i, c in enumerate(self.ctx)}
+        self._num_taken = -1  # 0 once the block has begun
         self._begin: float | None = None  # while recording
         self._seconds = 0.0  # of the window
         self._operators: dict[str, np.ndarray] = {}  # microseconds on each device in the window
 
     def __enter__(self) -> Profiler:
-        self._begin_or_end()
+        self.step()
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -56,10 +56,7 @@ class Profiler:
     def step(self) -> None:
         """End a step of the loop; the devices may still be computing it."""
         self._num_taken += 1
-        self._begin_or_end()
-
-    def _begin_or_end(self) -> None:
-        if self._num_taken == self.warm_up and self.num_steps:
+        if self._num_taken == self.warm_up:
             # With aggregate_stats MXNet would run one operator at a time.
             omit = ["profile_memory", "profile_api", "continuous_dump", "aggregate_stats"]
             record = {"profile_symbolic": True, "profile_imperative": True}

@@ -20,13 +20,12 @@ from gluonpar.plans import partition
 from gluonpar.runtime import devices, threads
 from gluonpar.sharding import share_of_batch
 from gluonpar.training import history, profiler, workloads
-from gluonpar.training.checkpointing import Checkpointer
+from gluonpar.training.checkpointing import Checkpointer, Progress, Terminated, Termination
 from gluonpar.training.configuration import Configuration
 from gluonpar.training.console import Console
 from gluonpar.training.data import dataset
-from gluonpar.training.history import Epoch, History, Progress
+from gluonpar.training.history import Epoch, History
 from gluonpar.training.profiler import Profiler
-from gluonpar.training.termination import Terminated, Termination
 
 MOST_BATCHES_BETWEEN_READS = 50  # of the loss, if that is less than a tenth of an epoch
 MOST_LOSS = 1000.0  # a higher mean loss of an epoch has diverged: chance level is 2.3
@@ -35,11 +34,8 @@ MOST_LOSS = 1000.0  # a higher mean loss of an epoch has diverged: chance level 
 # requests earlier would wait for it. Later than a quarter of a second, mpirun kills the processes.
 _TERMINATION_DELAY = 2
 
-# Output, which only rank 0 writes, and the values of these fields on the other ranks.
-_RANK_ZERO_ONLY = {
-    **dict.fromkeys(("save_dir", "plot", "history", "tensorboard")),
-    "profile": False,
-}
+# Only rank 0 writes output; the values that its options have on the other ranks.
+_RANK_ZERO_ONLY = {"save_dir": None, "plot": None, "profile": False}
 # Fields that may differ between ranks: machines have different devices and folders.
 _MAY_DIFFER = {*_RANK_ZERO_ONLY, "gpus", "num_gpus", "device", "data_dir"}
 
@@ -47,10 +43,9 @@ _MAY_DIFFER = {*_RANK_ZERO_ONLY, "gpus", "num_gpus", "device", "data_dir"}
 class Run:
     """One training run. The constructor checks and loads everything; :meth:`train` trains.
 
-    ``history`` has the finished epochs, ``kept`` the paths of files other than checkpoints, and
-    ``lost`` those of files that could not be written, also after an exception.
-    With several processes (:mod:`gluonpar.cluster`) each trains on its share of every batch; rank 0
-    prints, plots and saves. ``on_epoch``: see :func:`train`.
+    ``history`` has the finished epochs, and ``lost`` the paths of files that could not be written,
+    also after an exception. With several processes (:mod:`gluonpar.cluster`) each trains on its
+    share of every batch; rank 0 prints, plots and saves. ``on_epoch``: see :func:`train`.
     """
 
     def __init__(
@@ -74,11 +69,11 @@ class Run:
             cluster.check_equal({**options, **versions, **facts, **checksums})
         self.checkpointer = Checkpointer(self.configuration, self.save_dir, self.data)
         self.termination = Termination()
-        self.progress = Progress()
+        self.lr = float(configuration.lr or 0.0)
+        self.progress = Progress(lr=self.lr)
         self.history = History(self.ctx, self.progress.history, model=configuration.model)
         self.on_epoch = on_epoch
         self.semantics = mx.util.is_np_shape(), mx.util.is_np_array()
-        self.kept: list[str] = []
         self.lost: list[str] = []
 
     def _prepare(self) -> None:
@@ -95,11 +90,6 @@ class Run:
                 raise ValueError(f"{path} is in the way of this run's files; give another save_dir")
         if config.plot:
             history.check_plot(config.plot)
-        if config.history:
-            history.check_file(config.history, "a history", history.SUFFIXES)
-        if config.tensorboard:
-            history.summary_writer()
-            files.make_writable_folder(config.tensorboard)
         self.data = dataset.load(config.dataset, config.data_dir, config.limit)
         self.validation: tuple[np.ndarray, np.ndarray] | None = None
         if config.early_stop:
@@ -108,8 +98,7 @@ class Run:
         self.num_samples = len(self.data.train_labels)
         self.num_batches = -(-self.num_samples // config.batch_size)
         warm_up = min(profiler.WARM_UP, (self.num_batches - 1) // 2)
-        num_steps = profiler.NUM_STEPS if config.profile else 0
-        self.profiler = Profiler(self.ctx, warm_up, num_steps)
+        self.profiler = Profiler(self.ctx, warm_up) if config.profile else None
         batch_size = min(config.batch_size, self.num_samples) // self.num_ranks
         workloads.check_memory(config.model, self.ctx, batch_size)  # before threads are started
         threads.share(self.ctx)
@@ -124,18 +113,16 @@ class Run:
         """
         repeatable = self.configuration.deterministic
         with devices.deterministic() if repeatable else contextlib.nullcontext():
-            with _semantics(False, False):  # the models are of mx.nd
+            with mx.util.np_array(False), mx.util.np_shape(False):  # the models are of mx.nd
                 return self._train()
 
     def _train(self) -> History:
         config = self.configuration
         mx.random.seed(config.seed)
         self.shuffle = np.random.RandomState(config.seed)
-        update = config.model, config.optimizer, config.optimizer_arguments()
-        self.workload = workloads.make(*update, self.ctx, config.algorithm, config.weights)
-        self.schedule = config.learning_rates(self.num_batches)
+        workload = workloads.WORKLOADS[config.model]
+        self.workload = workload(self.ctx, config.algorithm, config.weights)
         self.console.header(self._header())
-        self.lr = self.schedule(1)
         if config.dry_run:
             meter = metrics.LossMeter()
             meter.add(self._step(1, *next(self._batches(self.shuffle))))
@@ -149,12 +136,11 @@ class Run:
                 break
         self.history.params = [arrays[0] for arrays in self.workload.copies]
         self.console.result(self.history)
-        of_run = (config.plot, config.history, config.tensorboard)
-        saved = [path for path in (config.save_dir, *of_run) if path]
+        saved = [path for path in (config.save_dir, config.plot) if path]
         if saved:
             self.console.line(f"saved: {', '.join(saved)}")
-        first, last = self.profiler.steps
-        if config.profile and first <= last:  # else the run was resumed after the window
+        first, last = self.profiler.steps if self.profiler else (1, 0)
+        if self.profiler and first <= last:  # else the run was resumed after the window
             self.console.line(f"profile of epoch 1: {self.profiler.table()}")
         return self.history
 
@@ -164,12 +150,9 @@ class Run:
             return
         self.progress = progress = self.checkpointer.progress
         self.history.epochs = progress.history
-        lr, was = self.schedule(self._next_update()), progress.lr
-        if lr != was and progress.epoch <= self.configuration.num_epochs:
-            self.console.notice(
-                f"lr is {lr:g} from here on, by the options that are given now; it was {was:g}, "
-                "by those of the checkpoint: give the same ones to keep it"
-            )
+        if progress.lr != self.lr:
+            self.console.notice(f"lr is {self.lr:g} from here on; it was {progress.lr:g}")
+            progress.lr = self.lr
         place = f"epoch {progress.epoch}, {progress.batch} of {self.num_batches} batches done"
         self.console.line(f"resumed: {self.checkpointer.resumed}, {place}")
 
@@ -182,8 +165,7 @@ class Run:
         self._finish_epoch(seconds, loss)
         ends = self._ends()
         self.shuffle = shuffle
-        self.progress = Progress(self.progress.epoch + 1, history=self.progress.history)
-        self.progress.lr = self.schedule(self._next_update())
+        self.progress = Progress(self.progress.epoch + 1, history=self.history.epochs, lr=self.lr)
         self._save_checkpoint(ends)
 
     def _train_batches(self, shuffle: np.random.RandomState) -> tuple[float, float]:
@@ -191,17 +173,19 @@ class Run:
         config, progress, done = self.configuration, self.progress, self.progress.batch
         start = time.perf_counter() - progress.seconds
         samples_done = min(done * config.batch_size, self.num_samples) if cluster.is_main() else 0
-        meter = metrics.LossMeter(progress.loss_sum, samples_done, done, config.check_finite)
+        meter = metrics.LossMeter(progress.loss_sum, samples_done, done)
         interval = min(MOST_BATCHES_BETWEEN_READS, max(1, self.num_batches // 10))
         interval = config.log_interval or interval
         batches = self.console.batches(
             self._batches(shuffle, done), self.num_batches, config.batch_size, progress.epoch, done
         )
-        with self.profiler if progress.epoch == 1 else Profiler(self.ctx, num_steps=0) as watched:
+        watched = self.profiler if progress.epoch == 1 else None
+        with watched or contextlib.nullcontext():
             for number, (X, y) in enumerate(batches, done + 1):
                 losses = self._step(number, X, y)
                 meter.add(losses, [arrays[0] for arrays in self.workload.copies])
-                watched.step()
+                if watched:
+                    watched.step()
                 if number % interval == 0:
                     loss, of = self._read(meter), f"{number}/{self.num_batches}"
                     self.console.progress(loss)
@@ -212,7 +196,6 @@ class Run:
                     progress.batch, progress.seconds = number, time.perf_counter() - start
                     self._read(meter)
                     progress.loss_sum = meter.total
-                    progress.lr = self.schedule(self._next_update())
                     self._save_checkpoint(ends)
         # Waits for the devices, because the last update belongs to the epoch's time.
         loss = self._read(meter)
@@ -227,14 +210,9 @@ class Run:
 
     def _step(self, number: int, X: np.ndarray, y: np.ndarray) -> Sequence[mx.nd.NDArray]:
         """Train on this rank's share of batch ``number``, from 1; return the losses."""
-        size, done = self.configuration.batch_size, (self.progress.epoch - 1) * self.num_batches
-        self.lr = self.schedule(done + number)
+        size = self.configuration.batch_size
         batch_size = min(size, self.num_samples - (number - 1) * size)
         return self.workload.step(X, y, batch_size, self.lr)
-
-    def _next_update(self) -> int:
-        """Return the number of the update after ``progress``, from 1 over all epochs."""
-        return (self.progress.epoch - 1) * self.num_batches + self.progress.batch + 1
 
     def _reseed(self) -> None:
         """Seed MXNet's generator, whose state no checkpoint can hold, by epoch and batch."""
@@ -260,7 +238,8 @@ class Run:
 
     def _callback_stops(self) -> bool:
         """Call ``on_epoch`` with the last epoch; return whether it ends the run, on some rank."""
-        with _semantics(*self.semantics):
+        np_shape, np_array = self.semantics
+        with mx.util.np_shape(np_shape), mx.util.np_array(np_array):
             stops = self.on_epoch is not None and bool(self.on_epoch(self.history.epochs[-1]))
         if not any(cluster.gather(stops)):
             return False
@@ -269,48 +248,33 @@ class Run:
 
     def _checkpoint_is_due(self, number: int) -> bool:
         """Return whether ``save_every`` calls for a checkpoint within the epoch, at this batch."""
-        done = (self.progress.epoch - 1) * self.num_batches + number
-        every = self.configuration.save_every
-        if every is None or not self.checkpointer.saves or number == self.num_batches:
-            return False
-        return done % every == 0
+        every, done = self.configuration.save_every, (self.progress.epoch - 1) * self.num_batches
+        within = self.checkpointer.saves and number < self.num_batches
+        return within and every is not None and (done + number) % every == 0
 
     def _save_checkpoint(self, ends: bool) -> None:
         """Save a checkpoint if there is a folder for it; raise Terminated if the run ends here."""
         if self.checkpointer.saves:
-            path = self.checkpointer.path(self.progress)
-            state = self.workload, self.shuffle, self.progress
-            if self._write(str(path), self.checkpointer.save, *state):  # it replaces older ones
-                self.lost = [lost for lost in self.lost if not lost.endswith(path.suffix)]
-                for old in self.checkpointer.paths()[: -self.configuration.keep]:
-                    try:
-                        old.unlink()
-                    except OSError as error:
-                        self.console.notice(f"note: {old} was not removed ({error.strerror})")
+            path, state = self.checkpointer.path(self.progress), (self.workload, self.shuffle)
+            self._write(str(path), self.checkpointer.save, *state, self.progress)
             self._reseed()
         if ends:
             raise Terminated
 
-    def _write(self, path: str, write: Callable[..., None], *arguments: Any) -> bool:
-        """Call ``write(path, *arguments)``; return False, after a notice, if that fails."""
-        self.lost = [lost for lost in self.lost if lost != path]
+    def _write(self, path: str, write: Callable[..., None], *arguments: Any) -> None:
+        """Call ``write(path, *arguments)``; print a notice if that fails."""
         try:
             write(path, *arguments)
         except OSError as error:
-            self.console.notice(
-                f"error: {path} was not written ({error.strerror or error}); training goes on, and "
-                "earlier files are unchanged"
-            )
+            self.console.notice(f"error: {path} was not written ({error}); training goes on")
             self.lost.append(path)
-            return False
-        return True
 
     def _read(self, meter: metrics.LossMeter) -> float:
         """Wait for the mean loss; DivergedError names epoch, learning rate and batch size."""
         lr, batch_size = self.lr, self.configuration.batch_size
         try:
             loss = meter.read()
-            if self.configuration.check_finite and loss > MOST_LOSS:
+            if loss > MOST_LOSS:
                 raise metrics.DivergedError(
                     f"the mean loss rose to {loss:.3g} by batch {meter.num_batches}"
                 )
@@ -325,29 +289,21 @@ class Run:
     def _finish_epoch(self, seconds: float, loss: float) -> None:
         """Evaluate; save, plot and print the epoch's results."""
         config, epoch = self.configuration, self.progress.epoch
-        accuracy = self._accuracy(self.data.test_images, self.data.test_labels)
-        validation = self._accuracy(*self.validation) if self.validation else None
-        lr = self.schedule(epoch * self.num_batches)
+        accuracy = self.workload.accuracy(self.data.test_images, self.data.test_labels)
+        validation = self.workload.accuracy(*self.validation) if self.validation else None
         speed = self.num_samples / seconds
-        results = Epoch(epoch, seconds, loss, accuracy, speed, lr, validation)
+        results = Epoch(epoch, seconds, loss, accuracy, speed, self.lr, validation)
         self.history.epochs.append(results)
         file = self.save_dir and self.save_dir / f"{config.model}-epoch-{epoch:04d}"
         outputs = (
             (file and f"{file}.params", self.workload.save),
             (file and config.onnx and f"{file}.onnx", self.workload.save_onnx),
             (config.plot, self.history.plot),
-            (config.history, self.history.save),
-            (config.tensorboard, history.write_tensorboard, results),
         )
-        for path, write, *arguments in outputs:
-            if path and self._write(path, write, *arguments) and path not in self.kept:
-                self.kept.append(path)
-        varies = config.lr_schedule != "constant" or config.warmup_epochs > 0
-        self.console.epoch(results, show_lr=varies)
-
-    def _accuracy(self, images: np.ndarray, labels: np.ndarray) -> float:
-        with self.console.evaluating(self.progress.epoch, len(labels)):
-            return self.workload.accuracy(images, labels)
+        for path, write in outputs:
+            if path:
+                self._write(path, write)
+        self.console.epoch(results)
 
     def _header(self) -> dict[str, str]:
         config, data, num_ranks = self.configuration, self.data, self.num_ranks
@@ -367,17 +323,8 @@ class Run:
             "batch size": _describe_shards(config.batch_size, len(self.ctx) * num_ranks, weights),
             "all-reduce": config.algorithm or str(collectives.explain(largest)),
             "data": f"{data.name}, {images}, {data.source}",
-            "training": f"{length}, {config.describe_training()}, seed {config.seed}",
+            "training": f"{length}, lr {self.lr}, seed {config.seed}",
         }
-
-
-@contextlib.contextmanager
-def _semantics(np_shape: bool, np_array: bool) -> Iterator[None]:
-    """Switch MXNet's NumPy semantics (``npx.set_np()``) on or off in a ``with`` block."""
-    scopes = mx.util.np_array(np_array), mx.util.np_shape(np_shape)
-    first, second = scopes[::-1] if np_array else scopes  # never arrays without shapes
-    with first, second:
-        yield
 
 
 def _describe_devices(ctx: Sequence[mx.Context], num_ranks: int) -> str:

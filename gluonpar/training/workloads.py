@@ -3,7 +3,7 @@
 Dive into Deep Learning, 13.5 and 13.6.
 """
 
-# ruff: noqa: D102 (Workload's docstrings are those of the other classes' methods)
+# ruff: noqa: D102 (the methods are documented in Workload)
 from __future__ import annotations
 
 import os
@@ -30,27 +30,11 @@ PIXELS = (1, 1, 28, 28)
 
 
 class Workload(Protocol):
-    """A model that is trained on devices, each of which holds all parameters.
+    """A model that is trained on devices, each of which holds all parameters."""
 
-    ``needed`` are the bytes that training needs at least, as measured: in all, per CPU context, and
-    per sample.
-    """
-
-    name: str
-    default_lr: float
-    needed: tuple[int, int, int]
-
-    @property
-    def copies(self) -> Sequence[Sequence[mx.nd.NDArray]]:
-        """Return, per parameter, its arrays on all devices."""
-
-    @property
-    def trained(self) -> gluon.Block | Sequence[Sequence[mx.nd.NDArray]]:
-        """Return what a checkpoint saves as the parameters."""
-
-    @property
-    def trainer(self) -> Trainer | None:
-        """Return the Trainer, which a checkpoint saves, too."""
+    copies: Sequence[Sequence[mx.nd.NDArray]]  # per parameter, its arrays on all devices
+    trained: gluon.Block | Sequence[Sequence[mx.nd.NDArray]]  # the parameters for a checkpoint
+    trainer: Trainer | None  # which a checkpoint saves, too
 
     def step(
         self, X: np.ndarray, y: np.ndarray, batch_size: int, lr: float
@@ -70,11 +54,11 @@ class Workload(Protocol):
         """Write the network as ONNX, from uint8 pixels (n, 1, 28, 28) to scores (n, 10)."""
 
 
-class LeNetWorkload:
+class LeNetWorkload(Workload):
     """LeNet as a plain function, trained by :func:`train_batch`."""
 
     name, default_lr = "lenet", 0.2
-    needed = (250 * memory_limits.MB, 0, 200_000)
+    needed = (250 * memory_limits.MB, 0, 200_000)  # see check_memory
     trainer = None
 
     def __init__(
@@ -102,7 +86,7 @@ class LeNetWorkload:
         export_onnx(path, pixel_lenet, PIXELS, self.trained[0], "uint8")
 
 
-class GluonWorkload:
+class GluonWorkload(Workload):
     """A Gluon network, trained by a Trainer; subclasses make it, initialised, in ``_network``.
 
     Training uses each device's own batch statistics; evaluation and files use the mean of the
@@ -121,8 +105,6 @@ class GluonWorkload:
         ctx: list[mx.Context],
         algorithm: str | None = None,
         weights: Sequence[float] | None = None,
-        optimizer: str = "sgd",
-        arguments: dict[str, Any] | None = None,
     ) -> None:
         self.ctx, self.weights = ctx, weights
         self.trained = net = self._network()
@@ -130,7 +112,7 @@ class GluonWorkload:
         for block in (net, self.losses):
             block.hybridize(static_alloc=True, static_shape=True)
         params = net.collect_params()
-        self.trainer = Trainer(params, optimizer, arguments, algorithm=algorithm)
+        self.trainer = Trainer(params, "sgd", algorithm=algorithm)
         self.copies = [p.list_data() for p in params.values() if p.grad_req != "null"]
 
     def step(self, X: np.ndarray, y: np.ndarray, batch_size: int, lr: float) -> list[mx.nd.NDArray]:
@@ -168,19 +150,8 @@ class ResNet18Workload(GluonWorkload):
         return net
 
 
-class LeNetTrainerWorkload(GluonWorkload):
-    """LeNet with any optimizer: the same parameters and files as :class:`LeNetWorkload`'s."""
-
-    name, default_lr = LeNetWorkload.name, LeNetWorkload.default_lr
-
-    def _network(self) -> gluon.HybridBlock:
-        net = lenet.LeNet(INIT_SCALE)
-        net.initialize(ctx=self.ctx)
-        return net
-
-
 class _OfPixels(gluon.HybridBlock):
-    """Scores of uint8 images; with their labels their losses, in one graph."""
+    """A network's scores of uint8 images or, with labels, its losses, in one graph."""
 
     def __init__(self, net: gluon.HybridBlock) -> None:
         super().__init__()
@@ -203,30 +174,14 @@ WORKLOADS: dict[str, type[LeNetWorkload] | type[GluonWorkload]] = {
 }
 
 
-def make(
-    model: str,
-    optimizer: str,
-    arguments: dict[str, Any],
-    ctx: list[mx.Context],
-    algorithm: str | None,
-    weights: Sequence[float] | None,
-) -> Workload:
-    """Return the workload: LeNet is trained by :func:`train_batch` if the update is plain SGD."""
-    kind = WORKLOADS[model]
-    if issubclass(kind, LeNetWorkload):
-        if (optimizer, *arguments) == ("sgd", "learning_rate"):
-            return kind(ctx, algorithm, weights)
-        kind = LeNetTrainerWorkload
-    return kind(ctx, algorithm, weights, optimizer, arguments)
-
-
 _UNUSED_ADDRESSES = 400 * memory_limits.MB  # reserved by heaps and stacks, but not filled
 
 
 def check_memory(model: str, ctx: Sequence[mx.Context], batch_size: int) -> None:
     """Raise memory_limits.OutOfMemoryError if there is too little memory to train on CPU contexts.
 
-    ``batch_size`` is this process's. Training may still run out of memory later.
+    ``batch_size`` is this process's. A workload's ``needed`` are the bytes that training needs at
+    least, as measured: in all, per CPU context, and per sample.
     """
     if ctx[0].device_type == "cpu":
         base, per_context, per_sample = WORKLOADS[model].needed

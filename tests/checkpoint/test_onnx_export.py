@@ -151,7 +151,7 @@ def test_the_scripts_write_what_they_trained(tmp_path, monkeypatch, model):
     monkeypatch.setattr(workloads.ResNet18Workload, "width", 4)
     options = ["--dataset", "synthetic", "--device", "cpu", "--num-gpus", "2", "--limit", "64"]
     options += ["--batch-size", "16", "--epochs", "2", "--save-dir", str(tmp_path), "--onnx"]
-    assert command_line.main(options, model=model) == 0
+    assert command_line.main([*options, "--model", model]) == 0
     names = {path.name for path in tmp_path.glob("*.onnx")}
     assert names == {f"{model}-epoch-000{i}.onnx" for i in (1, 2)}
     X = images(4, 5, "uint8")

@@ -71,7 +71,7 @@ def test_gluon_loads_what_the_scripts_save_with_the_accuracy_that_they_printed(
     monkeypatch.setattr(workloads.ResNet18Workload, "width", 2)
     options = "--dataset synthetic --device cpu --num-gpus 2 --limit 512 --batch-size 8 --epochs 1"
     options = [*options.split(), "--lr", "0.1", "--save-dir", str(tmp_path)]
-    assert command_line.main(options, model=model) == 0
+    assert command_line.main([*options, "--model", model]) == 0
     path = str(tmp_path / f"{model}-epoch-0001.params")
     net, made = NETWORKS[model](), dataset.load("synthetic", limit=512)
     net.load_parameters(path)

@@ -19,7 +19,7 @@ SCRIPT = pathlib.Path(__file__).parents[2] / "scripts" / "train_lenet.py"
 NARROW = (
     "import sys; from gluonpar.training import command_line, workloads\n"
     "workloads.ResNet18Workload.width = 2\n"
-    "sys.exit(command_line.main(model='resnet18'))\n"
+    "sys.exit(command_line.main(['--model', 'resnet18', *sys.argv[1:]]))\n"
 )
 COMMANDS = {"lenet": [sys.executable, str(SCRIPT)], "resnet18": [sys.executable, "-c", NARROW]}
 EPOCHS, LIMIT, BATCH_SIZE = 2, 44, 8  # six batches an epoch, the last of four samples

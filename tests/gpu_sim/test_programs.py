@@ -129,7 +129,7 @@ from gluonpar.training.data import dataset
 small = dataset.synthetic(num_train=8, num_test=8)
 dataset.synthetic = lambda: small
 workloads.ResNet18Workload.width = 8
-sys.exit(command_line.main(model="resnet18"))
+sys.exit(command_line.main(["--model", "resnet18", *sys.argv[1:]]))
 """
 
 

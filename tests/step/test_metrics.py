@@ -184,10 +184,7 @@ def test_copies_with_the_same_bits_are_identical_and_one_bit_more_is_not(dtype):
 
 
 def test_ranks_are_compared_in_all_arrays(monkeypatch):
-    arrays = [nd.ones((2,)), nd.zeros((2,))]
-    with pytest.raises(ValueError, match="2 arrays, 1 names"):
-        metrics.check_ranks(arrays, ["w"])
     monkeypatch.setattr(metrics.cluster, "size", lambda: 2)
-    monkeypatch.setattr(metrics.cluster, "gather", lambda digests: [digests, digests[:1]])
-    with pytest.raises(metrics.ReplicasDiffer, match="2 on rank 0 and 1 on rank 1"):
-        metrics.check_ranks(arrays, ["w", "b"])
+    monkeypatch.setattr(metrics.cluster, "gather", lambda own: [own, own[:1]])
+    with pytest.raises(metrics.ReplicasDiffer, match="^b differ between rank 0 and rank 1"):
+        metrics.check_ranks([nd.ones((2,)), nd.zeros((2,))], ["w", "b"])

@@ -1,4 +1,4 @@
-"""The programs of test_faults.py, in each of which something fails: ``faulty_training.py NAME``."""
+"""A training in which operators fail, for test_faults.py: ``faulty_training.py MODEL [OPTION]``."""
 
 import faulthandler
 import sys
@@ -6,7 +6,6 @@ import threading
 
 from gluonpar.runtime import engine
 from gluonpar.training import command_line, workloads
-from gluonpar.training.data import dataset
 
 import mxnet as mx  # isort: skip
 
@@ -16,18 +15,14 @@ ARGUMENTS = "--dataset synthetic --device cpu --num-gpus 2 --limit 64 --batch-si
 
 
 class Planted(Exception):
-    """What the programs fail with."""
+    """What the operators fail with."""
 
 
 def fail(*_):
     raise Planted("the planted error")
 
 
-def script(model, *more):
-    sys.exit(command_line.main([*ARGUMENTS.split(), *more], model=model))
-
-
-def operator(model, *more):
+def main(model, *more):
     """In the third step an operator of the engine raises, which was to write a parameter.
 
     Another one, on a device of its own, raises when the process is about to end.
@@ -51,21 +46,9 @@ def operator(model, *more):
             return super().step(*batch)
 
     workloads.WORKLOADS[model] = Faulty
-    script(model, *more)
-
-
-def loading(model, *more):
-    """What makes the batches raises at the third."""
-    make = dataset.batches
-
-    def batches(*arguments):
-        for number, batch in enumerate(make(*arguments)):
-            yield batch if number < 2 else fail()
-
-    dataset.batches = batches
-    script(model, *more)
+    sys.exit(command_line.main([*ARGUMENTS.split(), "--model", model, *more]))
 
 
 if __name__ == "__main__":
     faulthandler.dump_traceback_later(WATCHDOG_SECONDS, exit=True)
-    globals()[sys.argv[1]](*sys.argv[2:])
+    main(*sys.argv[1:])

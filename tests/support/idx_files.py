@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from gluonpar.training.data import fashion_mnist
-from gluonpar.training.data.fashion_mnist import STEMS
+
+STEMS = tuple(fashion_mnist.PUBLISHED)
 
 
 def encode(array: np.ndarray) -> bytes:
@@ -42,15 +43,11 @@ def write(folder: Path, files: dict[str, bytes]) -> Path:
     return folder
 
 
-def describe_tiny(monkeypatch, tmp_path: Path, **changes: object) -> None:
-    """Have `contents()`, and of the earlier edition `contents(1)`, be expected; no mirrors."""
-    by_date = {"2017-08-31": contents(), "2017-08-26": contents(1)}
-    editions = {date: tuple(map(sha256, files.values())) for date, files in by_date.items()}
-    published = tuple(sha256(gz(content)) for content in contents().values())
-    values = dict(EDITIONS=editions, PUBLISHED=published, DEBIAN=tmp_path / "debian", MIRRORS=())
-    for name, value in {**values, **changes}.items():
+def describe_tiny(monkeypatch, tmp_path: Path) -> None:
+    """Have the checksums of `contents()` be published; no mirrors."""
+    published = {
+        stem: hashlib.sha256(gz(content)).hexdigest() for stem, content in contents().items()
+    }
+    values = {"PUBLISHED": published, "DEBIAN": tmp_path / "debian", "MIRRORS": ()}
+    for name, value in values.items():
         monkeypatch.setattr(fashion_mnist, name, value)
-
-
-def sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()

@@ -84,15 +84,6 @@ def test_log_interval_prints_the_loss_every_n_batches(command):
     assert all(re.fullmatch(r"\d\.\d{3}", line.rpartition(" ")[2]) for line in logged)
 
 
-def test_the_learning_rate_is_printed_per_epoch_if_it_changes(command):
-    step = ("--lr-schedule", "step", "--lr-steps", "1", "--lr", 0.5, "--epochs", 2)
-    _, out, _ = command(*SMALL, *step, "--optimizer", "nag", "--momentum", 0.5)
-    chosen = "lr 0.5, optimizer nag, lr_schedule step, lr_steps 1, momentum 0.5, "
-    assert chosen in "\n".join(out)
-    epochs = [line.rpartition(", ")[2] for line in out if line.startswith("epoch ")]
-    assert epochs == ["lr 0.5", "lr 0.05"]
-
-
 def test_a_dry_run_takes_one_step_and_keeps_nothing(command, tmp_path):
     plot = tmp_path / "lenet.png"
     code, out, err = command(*SMALL, "--dry-run", "--save-dir", tmp_path, "--plot", plot)
@@ -126,10 +117,7 @@ BAD_REQUESTS = {
     "--device tpu": "'tpu'",
     "--lr 0": r"--lr must.*\b0",
     "--epochs 0": "--epochs .*got 0",
-    "--lr-schedule quux": "'quux'",
     "--device cpu --resume missing.npz": "no checkpoint missing.npz",
-    "--device cpu --history a.txt": "a.txt.*csv.*json",
-    "--device cpu --history /absent/a.csv": "/absent/a.csv: No such",
     "--device cpu --algorithm nccl": r"--algorithm nccl .*GPU contexts only, got cpu\(0\)",
     "--dataset mnist": "'mnist'",
     "--frobnicate": "--frobnicate",
@@ -139,12 +127,11 @@ BAD_REQUESTS = {
     "--onnx": "--onnx .*--save-dir",
     "--save-every 3": "--save-every .*--save-dir",
     "--keep 4": "--keep .*--save-dir",
-    "--lr-factor 0.2": "--lr-factor .*--lr-steps",
     "--device cpu --limit 6001": "--limit .*6000.*got 6001",
     "--device cpu --data-dir /some/folder": "--data-dir /some/folder$",
     "--device cpu --plot lenet.xyz": "plot to lenet.xyz",
     "--device cpu --plot /absent/lenet.png": "plot to /absent/lenet.png",
-    f"--device cpu --history {__file__}/below.json": "test_cli.py/below.json",
+    f"--device cpu --plot {__file__}/below.png": "test_cli.py/below.png: Not a directory",
     "--device cpu --num-gpus 999 --profile": r"cpu\(\d+\) cannot be profiled",
     f"--device cpu --save-dir {__file__}/below": "test_cli.py/below",
     f"--device cpu --save-dir {__file__}": "test_cli.py: File exists",
@@ -185,8 +172,6 @@ def test_divergence_has_its_exit_code_and_names_batch_epoch_and_lr(command, lr, 
     [line] = err
     lower = re.escape(f"{float(lr) / 10:g}")
     assert re.search(f"({what}) .*batch [2-6] of 6, epoch 1, with --lr .*, such as {lower}", line)
-    code, out, err = command(*SMALL, "--lr", lr, "--batch-size", 16, "--no-check-finite")
-    assert code == 0 and out[-1].startswith("test acc: ")
 
 
 def raising(error):
@@ -225,9 +210,9 @@ ODD_NUMBERS += ["", " ", "None", "%s", "{}", "9" * 23, "9" * 5000]
 ODD_PATHS = ["", ".", "folder", "file", "file/below", "pipe", "loop.png", "full.png", "/dev/null"]
 ODD_PATHS += ["new/deep", "/proc/new", "a" * 250, "a" * 300, "a" * 250 + ".png"]
 FLAGS_WITH_NUMBERS = """--num-gpus --gpus --weights --batch-size --lr --epochs --seed --limit
-                        --log-interval --save-every --keep --algorithm --momentum --wd --lr-steps
-                        --lr-factor --warmup-epochs --early-stop""".split()
-FLAGS_WITH_PATHS = "--save-dir --resume --plot --history --data-dir".split()
+                        --log-interval --save-every --keep --algorithm
+                        --early-stop""".split()
+FLAGS_WITH_PATHS = "--save-dir --resume --plot --data-dir".split()
 
 
 def assert_accepted_or_refused_by_name(command, flag, value, *more):
@@ -260,7 +245,7 @@ def test_odd_paths_are_accepted_or_refused_by_name(command, flag, tmp_path, monk
     assert flag == "--save-dir" or sorted(tmp_path.iterdir()) == before
 
 
-def test_ctrl_c_ends_with_130_and_names_what_was_kept(tmp_path):
+def test_ctrl_c_ends_with_130_and_names_the_checkpoint(tmp_path):
     path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
     options = ("--limit", "64", "--batch-size", "32", "--epochs", "100000", "--num-gpus", "2")
     process = subprocess.Popen(
@@ -277,8 +262,7 @@ def test_ctrl_c_ends_with_130_and_names_what_was_kept(tmp_path):
     _, err = process.communicate(timeout=600)
     assert process.returncode == 130
     assert "Traceback" not in err
-    kept = err.strip().partition("interrupted; saved: ")[2].split(", ")
-    assert kept[0] == str(tmp_path / "lenet-epoch-0001.params")
-    assert all(len(mx.nd.load(path)) == 8 for path in kept if path.endswith(".params"))
-    assert kept[-1].endswith(".npz")
+    newest = err.strip().partition("interrupted; --resume continues from ")[2]
+    assert newest == max(str(path) for path in tmp_path.glob("*.npz"))
+    assert all(len(mx.nd.load(str(path))) == 8 for path in tmp_path.glob("*.params"))
     assert {path.suffix for path in tmp_path.iterdir()} == {".params", ".npz"}

@@ -47,30 +47,10 @@ def test_on_a_dumb_terminal_there_is_none(monkeypatch):
     monkeypatch.setenv("TERM", "dumb")
     console = Console(io.StringIO(), Terminal())
     run_through(console)
-    with console.evaluating(3, 10000):
-        pass
     assert console.err.getvalue() == ""
-
-
-def test_an_evaluation_is_announced_on_a_terminal_and_then_cleared(console):
-    terminal = Console(io.StringIO(), Terminal())
-    with terminal.evaluating(3, 10000), console.evaluating(3, 10000):
-        during = terminal.err.getvalue()
-        assert "epoch 3" in during and "10000 images" in during
-    assert not terminal.err.getvalue().rsplit("\r", 2)[1].strip()
-    assert terminal.out.getvalue() + console.out.getvalue() + console.err.getvalue() == ""
 
 
 def test_the_bar_of_a_resumed_epoch_begins_with_the_batches_done():
     console = Console(io.StringIO(), Terminal())
     assert list(console.batches(iter("bc"), total=3, batch_size=10, epoch=7, done=1)) == ["b", "c"]
     assert "10/30" in console.err.getvalue().split("\r")[1]
-
-
-def test_lines_are_flushed_and_what_a_stream_cannot_encode_is_escaped():
-    out, err = (io.TextIOWrapper(io.BytesIO(), encoding=name) for name in ("ascii", "utf-8"))
-    console = Console(out, err)
-    console.line("/\u00e9\udcff")
-    console.notice("/\u00e9\udcff")
-    assert out.buffer.getvalue() == b"/\\xe9\\udcff\n"
-    assert err.buffer.getvalue() == "/\u00e9\\udcff\n".encode()

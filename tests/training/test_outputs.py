@@ -1,15 +1,11 @@
-"""What follows each epoch: early stopping, the callback, and the files of the history."""
+"""What follows each epoch: early stopping, the callback, and the plot."""
 
-import csv
-import dataclasses
-import json
-import struct
 import sys
 
 import pytest
 
 import gluonpar
-from gluonpar.training import Configuration, Console, Epoch, ResumeError, Run
+from gluonpar.training import Configuration, Console, ResumeError, Run
 from gluonpar.training.data import dataset
 from gluonpar.training.workloads import LeNetWorkload
 
@@ -115,43 +111,20 @@ def test_an_exception_of_the_callback_reaches_the_caller_and_what_was_reached_re
     with pytest.raises(KeyError, match="a bug"):
         run.train()
     assert [epoch.epoch for epoch in run.history.epochs] == [1, 2]
-    assert run.kept == [str(tmp_path / f"lenet-epoch-000{i}.params") for i in (1, 2)]
-    assert (tmp_path / "lenet-epoch-0002.npz").exists()
+    assert all((tmp_path / f"lenet-epoch-0002.{kind}").exists() for kind in ("params", "npz"))
 
 
 # Files
 
 
-def read(path):
-    if path.suffix == ".json":
-        return json.loads(path.read_text())
-    with open(path, newline="") as file:
-        return [{k: float(v) for k, v in row.items()} for row in csv.DictReader(file)]
-
-
-@pytest.mark.parametrize("suffix", [".csv", ".json"])
-def test_the_history_is_complete_after_every_epoch_and_after_resuming(tmp_path, suffix):
-    path, lengths = tmp_path / f"history{suffix}", []
-    files = {"history": str(path), "save_dir": str(tmp_path / "out")}
-    count = lambda epoch: lengths.append(len(read(path)))  # noqa: E731
-    train(**files, num_epochs=2, on_epoch=count)
-    history = train(**files, num_epochs=3, resume="", on_epoch=count)
-    assert lengths == [1, 2, 3]
-    assert [Epoch(**row) for row in read(path)] == history.epochs
-    names = [field.name for field in dataclasses.fields(Epoch)]
-    assert list(read(path)[0]) == names[:-1] and names[-1] == "validation_accuracy"
-    assert not list(tmp_path.glob(".*"))
-
-
 def test_what_was_written_is_printed_once_at_the_end(tmp_path, capsys):
     pytest.importorskip("matplotlib")
-    files = {name: str(tmp_path / f"a.{name}") for name in ("csv", "png")}
-    options = {"history": files["csv"], "plot": files["png"], "save_dir": str(tmp_path)}
+    options = {"plot": str(tmp_path / "a.png"), "save_dir": str(tmp_path)}
     gluonpar.train(2, **{**SMALL, "num_epochs": 2}, **options)
     out = capsys.readouterr().out.splitlines()
     [line] = [line for line in out if line.startswith("saved: ")]
     assert line == out[-1]
-    assert line == f"saved: {tmp_path}, {files['png']}, {files['csv']}"
+    assert line == f"saved: {tmp_path}, {tmp_path / 'a.png'}"
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
 
@@ -167,75 +140,12 @@ def test_a_plot_without_a_path_is_a_figure_that_a_notebook_shows():
     assert formats["image/png"]
 
 
+def test_without_matplotlib_a_plot_is_refused_before_training(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
+    with pytest.raises(ValueError, match="plot.*pip install matplotlib"):
+        train(plot="never-made.png")
+
+
 def test_histories_are_compared_as_objects():
     one, other = train(num_epochs=1), train(num_epochs=1)
     assert one == one and one != other and one != "a history"
-
-
-@pytest.mark.parametrize(
-    ("option", "lacking", "package"),
-    [
-        ("plot", ["matplotlib.backends.backend_agg"], "matplotlib"),
-        ("tensorboard", ["tensorboardX", "torch.utils.tensorboard"], "tensorboardX"),
-    ],
-)
-def test_a_package_that_is_lacking_is_named_before_training(option, lacking, package, monkeypatch):
-    for name in lacking:
-        monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ValueError, match=f"{option}.*pip install {package}"):
-        train(**{option: "never-made.png"})
-
-
-# TensorBoard
-
-
-def scalars(folder):
-    """Return (tag, step, value) of all events, and the steps from which earlier ones are purged."""
-    from tensorboardX.proto.event_pb2 import Event
-
-    values, purged = [], []
-    for path in sorted(folder.glob("*tfevents*")):
-        content = path.read_bytes()
-        while content:  # a TFRecord: length, its CRC, data, their CRC
-            (length,) = struct.unpack("<Q", content[:8])
-            event = Event.FromString(content[12 : 12 + length])
-            content = content[16 + length :]
-            values += [(value.tag, event.step, value.simple_value) for value in event.summary.value]
-            purged += [event.step] if event.HasField("session_log") else []
-    return values, purged
-
-
-def test_tensorboards_files_have_every_figure_and_a_resumed_run_goes_on(tmp_path):
-    pytest.importorskip("tensorboardX", reason="pip install tensorboardX")
-    folder = tmp_path / "new" / "run"
-    files = {"tensorboard": str(folder), "save_dir": str(tmp_path / "out")}
-    train(**files, num_epochs=2)
-    history = train(**files, num_epochs=3, resume="")
-    written, purged = scalars(folder)
-    wanted = [
-        (name, epoch.epoch, pytest.approx(getattr(epoch, name), rel=1e-6))
-        for epoch in history.epochs
-        for name in ("loss", "test_accuracy", "images_per_second", "lr")
-    ]
-    assert written == wanted
-    assert purged == [1, 2, 3]
-
-
-def test_an_old_checkpoint_that_cannot_be_removed_is_a_note_and_the_new_one_is_there(
-    tmp_path, capsys
-):
-    old, new = (tmp_path / f"lenet-epoch-000{epoch}.npz" for epoch in (1, 2))
-
-    def put_a_folder_in_its_place(epoch):
-        if epoch.epoch == 2:
-            old.unlink(missing_ok=True)
-            old.mkdir()
-
-    options = {**SMALL, "num_epochs": 4, "keep": 2, "save_dir": str(tmp_path)}
-    run = Run(Configuration(num_gpus=2, **options), Console(), put_a_folder_in_its_place)
-    run.train()
-    assert run.lost == []
-    notes = [line for line in capsys.readouterr().err.splitlines() if str(old) in line]
-    assert notes and "was not removed" in notes[0]
-    assert old.is_dir() and not new.exists()
-    assert len([*tmp_path.glob("*.npz")]) == 3

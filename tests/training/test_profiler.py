@@ -96,13 +96,6 @@ def test_a_loop_that_ends_before_the_window_has_no_table(warm_up, taken):
         watched.table()
 
 
-def test_with_no_steps_mxnets_profiler_is_never_used(monkeypatch):
-    monkeypatch.setattr(mx.profiler, "set_state", None)
-    monkeypatch.setattr(mx.profiler, "set_config", None)
-    with Profiler([mx.cpu(99)], num_steps=0, warm_up=0) as watched:
-        watched.step()
-
-
 def event(kind, name, ts, pid=0):
     return {"name": name, "cat": "operator", "ph": kind, "ts": ts, "pid": pid, "tid": 7}
 

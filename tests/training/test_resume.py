@@ -39,21 +39,10 @@ def figures(history):
     return [(epoch.epoch, epoch.loss, epoch.test_accuracy, epoch.lr) for epoch in history.epochs]
 
 
-MOMENTUM = {"momentum": 0.9, "wd": 1e-3, "lr_schedule": "step", "lr_steps": (1,)}
-RUNS = {
-    "lenet": {"model": "lenet"},
-    "lenet by adam": {"model": "lenet", "optimizer": "adam", "warmup_epochs": 0.5},
-    "resnet18": {"model": "resnet18", "warmup_epochs": 0.5, **MOMENTUM},
-}
-
-
-@pytest.fixture(scope="module", params=RUNS)
+@pytest.fixture(scope="module", params=["lenet", "resnet18"])
 def whole(request, tmp_path_factory):
-    """A run that was never stopped: options, history, and the folder with all its checkpoints.
-
-    Two batches of six are in the warm-up of a half epoch, and epoch 2 has another learning rate.
-    """
-    folder, options = tmp_path_factory.mktemp("whole"), RUNS[request.param]
+    """A run that was never stopped: options, history, and the folder with all its checkpoints."""
+    folder, options = tmp_path_factory.mktemp("whole"), {"model": request.param}
     history = run(**options, save_dir=str(folder), save_every=2, keep=99).train()
     return options, history, folder
 
@@ -125,11 +114,6 @@ def test_the_last_n_are_kept(tmp_path):
         ({"batch_size": 32}, "batch_size was 16 and is now 32"),
         ({"seed": 7}, "seed was 0 and is now 7"),
         ({"limit": 80}, "limit was 90 and is now 80"),
-        ({"wd": 0.5}, "wd was (0.0|0.001) and is now 0.5"),
-        (
-            {"optimizer": "nag", "momentum": 0.5},
-            "optimizer was (sgd|adam) and is now nag; momentum was (None|0.0|0.9) and is now 0.5",
-        ),
     ],
 )
 def test_another_configuration_is_refused_by_name(whole, change, words):
@@ -142,7 +126,7 @@ def test_another_learning_rate_is_used_and_printed(whole, capsys):
     options, history, _ = whole
     again = run(**options, lr=0.05, resume=checkpoint(whole, "0001")).train()
     now, was = again.epochs[-1].lr, history.epochs[-1].lr
-    assert now == pytest.approx(0.05 * (0.1 if "lr_steps" in options else 1))
+    assert now == 0.05
     err = capsys.readouterr().err
     assert f"lr is {now:g} from here on" in err and f"it was {was:g}" in err
     assert bits(again) != bits(history)
@@ -275,12 +259,8 @@ def test_training_goes_on_when_the_disk_is_full(tmp_path):
     ("name", "value", "words"),
     [
         ("run", None, "'NoneType'"),
-        ("lr", "fast", "'fast'"),
         ("epoch", "two", "'two'"),
-        ("batch", None, "'NoneType'"),
-        ("loss_sum", [], "'list'"),
         ("history", [{"epoch": 1}], "missing 4 required"),
-        ("history", {"epoch": 1}, "a mapping"),
     ],
 )
 def test_notes_that_are_not_a_runs_are_refused_by_name(whole, tmp_path, name, value, words):
@@ -300,7 +280,7 @@ def test_a_damaged_checkpoint_is_one_line_and_exit_2(whole, tmp_path, capsys, ho
     flipped[5000] ^= 1
     path.write_bytes({"cut": good[:-100], "flipped": flipped, "foreign": b"\x80\x04N."}[how])
     options = ["--dataset", "synthetic", "--device", "cpu", "--limit", "90", "--resume", str(path)]
-    assert command_line.main(options, model=whole[0]["model"]) == 2
+    assert command_line.main([*options, "--model", whole[0]["model"]]) == 2
     err = capsys.readouterr().err
     assert re.search(r"error: .*a.npz .*\n$", err), err
     assert "Traceback" not in err

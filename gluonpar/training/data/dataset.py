@@ -50,8 +50,8 @@ class Dataset:
     def hold_out(self, seed: int) -> tuple[Dataset, np.ndarray, np.ndarray]:
         """Return the data set with fewer training images, and the images and labels held out.
 
-        They are a tenth, rounded up, drawn at random by ``seed``; the others keep their order.
-        Raises ValueError if there is only one.
+        A tenth of the training images, rounded up, is drawn at random by ``seed``; the others keep
+        their order. Raises ValueError if there is only one image.
         """
         count = len(self.train_labels)
         if count < 2:
@@ -105,10 +105,8 @@ def synthetic(seed: int = 0, num_train: int = 6000, num_test: int = 1000) -> Dat
 
     A sample is its class's 7 x 7 pattern, enlarged to 28 x 28 and shifted by up to two pixels, at
     half contrast, with uniform noise. Class sizes differ by at most one. Accuracy on these data
-    shows only that training works. Raises ValueError unless both numbers are at least 1.
+    shows only that training works.
     """
-    if num_train < 1 or num_test < 1:
-        raise ValueError(f"num_train and num_test must be at least 1, got {num_train}, {num_test}")
     rng = np.random.RandomState(seed)
     # Integers throughout: the same bytes on every machine and with every NumPy.
     patterns = np.kron(rng.randint(0, 256, size=(NUM_CLASSES, 7, 7)), np.ones((4, 4), int))
