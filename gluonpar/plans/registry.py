@@ -15,10 +15,6 @@ COMBINE: dict[str, np.ufunc] = {"sum": np.add, "max": np.maximum, "min": np.mini
 """The ops of an algorithm, by name, and the functions that combine two NumPy arrays by them."""
 
 
-def _takes_all(ctx: Sequence[Any]) -> str:
-    return ""
-
-
 class Algorithm(NamedTuple):
     """An all-reduce algorithm: a ``plan``, or a function ``run`` that reduces the arrays itself.
 
@@ -33,7 +29,7 @@ class Algorithm(NamedTuple):
     name: str
     plan: Callable[[int], list[Hop]] | None = None
     run: Callable[..., Any] | None = None
-    refusal: Callable[[Sequence[Any]], str] = _takes_all
+    refusal: Callable[[Sequence[Any]], str] = lambda ctx: ""
     prepare: Callable[..., Callable] | None = None
     reduce: Callable[..., Any] | None = None
     broadcast: Callable[..., Any] | None = None

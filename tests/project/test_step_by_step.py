@@ -18,7 +18,7 @@ import pytest
 
 from gluonpar.collectives import ALGORITHMS, simulate
 from gluonpar.plans.plan import num_chunks, num_steps
-from gluonpar.plans.topologies import TOPOLOGIES
+from gluonpar.plans.simulator import TOPOLOGIES
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)

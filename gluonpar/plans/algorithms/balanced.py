@@ -20,29 +20,15 @@ from gluonpar.plans.plan import Hop
 from gluonpar.plans.registry import register
 
 
-def reduce_scatter(num_devices: int) -> list[Hop]:
-    """Return the first half: device c ends with the sum of chunk c.
-
-    >>> [(hop.step, hop.src, hop.dst, hop.chunk) for hop in reduce_scatter(2)]
-    [(0, 0, 1, 1), (0, 1, 0, 0)]
-    """
-    return [
-        Hop(shift - 1, i, (i + shift) % num_devices, (i + shift) % num_devices, reduce=True)
-        for shift in range(1, num_devices)
-        for i in range(num_devices)
-    ]
-
-
-def all_gather(num_devices: int, first_step: int = 0) -> list[Hop]:
-    """Return the second half: chunk c of device c replaces chunk c of every other device."""
-    return [
-        Hop(first_step + shift - 1, i, (i + shift) % num_devices, i, reduce=False)
-        for shift in range(1, num_devices)
-        for i in range(num_devices)
-    ]
-
-
 @register("balanced")
 def plan(num_devices: int) -> list[Hop]:
-    """Device c sums chunk c of all devices by direct sends, then sends it to all devices."""
-    return reduce_scatter(num_devices) + all_gather(num_devices, first_step=num_devices - 1)
+    """Device c sums chunk c of all devices by direct sends, then sends it to all devices.
+
+    >>> [(hop.step, hop.src, hop.dst, hop.chunk) for hop in plan(2)]
+    [(0, 0, 1, 1), (0, 1, 0, 0), (1, 0, 1, 0), (1, 1, 0, 1)]
+    """
+    k = num_devices
+    sends = [(shift, i, (i + shift) % k) for shift in range(1, k) for i in range(k)]
+    reduce_scatter = [Hop(shift - 1, i, owner, owner, reduce=True) for shift, i, owner in sends]
+    all_gather = [Hop(k + shift - 2, i, other, i, reduce=False) for shift, i, other in sends]
+    return reduce_scatter + all_gather
