@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import Callable, Collection, Container, Iterator, Sequence
+from typing import Collection, Container, Iterator, Sequence
 
 import mxnet as mx
 
@@ -93,17 +93,13 @@ def joined(
     ]
     yield whole
     for i, arrays in enumerate(of_devices):
-        if writes is None or i in writes:
-            _cut(whole[i], arrays)
-
-
-def _cut(whole: mx.nd.NDArray, parts: Sequence[mx.nd.NDArray]) -> None:
-    """Copy an array into parts, end to end, in one operator: a copyto of each would be one each."""
-    end = 0
-    with mx.engine.bulk(len(parts)):
-        for part in parts:
-            start, end = end, end + part.size
-            mx.nd.slice_axis(whole, axis=0, begin=start, end=end, out=part)
+        if writes is not None and i not in writes:
+            continue
+        end = 0
+        with mx.engine.bulk(len(arrays)):  # one operator; a copyto of each would be one each
+            for array in arrays:
+                start, end = end, end + array.size
+                mx.nd.slice_axis(whole[i], axis=0, begin=start, end=end, out=array)
 
 
 def flattened(data: Sequence[mx.nd.NDArray]) -> list[mx.nd.NDArray]:
@@ -122,56 +118,35 @@ def run(
 
     ``results`` holds the (device, chunk) pairs to write; by default, all are written.
     """
-    combine = OPERATORS[op]
-    if plan.num_chunks(hops) == 1:
-        _run_whole(hops, data, combine, results)
-        return
-    size = data[0].size
+    size, whole = data[0].size, plan.num_chunks(hops) == 1
     cuts = partition.slices(size, plan.num_chunks(hops))[:size]  # without the empty ones
-    chunks = {(i, c): array[cut] for i, array in enumerate(data) for c, cut in enumerate(cuts)}
+    chunks = {
+        (i, c): array if whole else array[cut]
+        for i, array in enumerate(data)
+        for c, cut in enumerate(cuts)
+    }
+    results = results or chunks
+    # A plan of whole arrays gains nothing from writing at the end.
+    written_now = {place for place in chunks if whole and place in results}
     values = dict(chunks)
     for step in plan.by_step([hop for hop in hops if hop.chunk < len(cuts)]):
-        sent = [values[hop.src, hop.chunk].copyto(data[hop.dst].context) for hop in step]
+        changed = {(hop.dst, hop.chunk) for hop in step}
+        sent = []
+        for hop in step:
+            place, value = (hop.src, hop.chunk), values[hop.src, hop.chunk]
+            if hop.reduce or place in changed or (hop.dst, hop.chunk) not in written_now:
+                value = value.copyto(data[hop.dst].context)
+            sent.append(value)
         for hop, value in zip(step, sent):
+            place = hop.dst, hop.chunk
+            own = values[place]
             if hop.reduce:
-                _combine(combine, hop, value, values[hop.dst, hop.chunk], out=value)
-            values[hop.dst, hop.chunk] = value
-    for place, chunk in chunks.items():
-        value = values[place]
-        if (not results or place in results) and value is not chunk:
-            value.copyto(chunk)
-
-
-def _run_whole(
-    hops: Sequence[Hop], data: Sequence[mx.nd.NDArray], combine: Callable, results: Collection
-) -> None:
-    """Carry out a plan of whole arrays, which gains nothing from writing at the end."""
-    values = list(data)
-    unwritten = {i for i in range(len(data)) if results and (i, 0) not in results}
-    for step in plan.by_step(hops):
-        written = {hop.dst for hop in step}
-        sent = [
-            values[hop.src].copyto(data[hop.dst].context)
-            if hop.reduce or hop.src in written or hop.dst in unwritten
-            else values[hop.src]
-            for hop in step
-        ]
-        for hop, value in zip(step, sent):
-            own = values[hop.dst]
-            if hop.reduce:
-                out = value if hop.dst in unwritten else own
-                values[hop.dst] = _combine(combine, hop, value, own, out)
-            elif hop.dst in unwritten:
-                values[hop.dst] = value
+                # In the order of the devices, so that two that exchange values get the same bits:
+                # it matters for NaNs, and for the sign of a maximum of 0.0 and -0.0.
+                pair = (value, own) if hop.src < hop.dst else (own, value)
+                values[place] = OPERATORS[op](*pair, out=own if place in written_now else value)
             else:
-                value.copyto(own)
-
-
-def _combine(
-    combine: Callable, hop: Hop, came: mx.nd.NDArray, own: mx.nd.NDArray, out: mx.nd.NDArray
-) -> mx.nd.NDArray:
-    """Combine two values in the order of their devices, so that both get the same bits.
-
-    The order matters only for NaNs, and for the sign of a maximum of 0.0 and -0.0.
-    """
-    return combine(*((came, own) if hop.src < hop.dst else (own, came)), out=out)
+                values[place] = value.copyto(own) if place in written_now else value
+    for place in results:
+        if place in chunks and values[place] is not chunks[place]:
+            values[place].copyto(chunks[place])

@@ -24,7 +24,6 @@ def allreduce(
     data: Sequence[mx.nd.NDArray],
     algorithm: str | None = None,
     op: str = "sum",
-    accumulate: str | None = None,
 ) -> None:
     """Replace every array of ``data`` by the sum of all of them, in place.
 
@@ -42,8 +41,8 @@ def allreduce(
     sum has the rows that any of them has, ``op`` is 'sum' or 'mean', and nothing else can be given
     (:mod:`gluonpar.collectives.row_sparse`). ``algorithm`` is a name in
     :data:`ALGORITHMS`; None chooses one (see :func:`explain`). ``op`` is 'sum', 'mean' (floats
-    only), 'max' or 'min'. float16 is added in float16, or in float32 with ``accumulate='float32'``
-    and for the mean, which never overflows. Integers wrap around.
+    only), 'max' or 'min'. float16 is added in float16, for the mean in float32. A mean never
+    overflows. Integers wrap around.
 
     All arrays end with the same bits, and with one algorithm the same values always give the same
     bits. Asynchronous, as all MXNet operators. An error during execution is raised at the next wait
@@ -65,7 +64,7 @@ def allreduce(
     >>> data[1].asnumpy().tolist()
     [3.0, 3.0]
     """
-    key = _key(data, algorithm, op, accumulate, cluster.size())
+    key = _key(data, algorithm, op, cluster.size())
     prepared = _prepared.get(key)
     if prepared is not None:
         with interrupts.held(), exchange.pushing:
@@ -73,13 +72,13 @@ def allreduce(
         _call_after_sums([data])
         return
     kind = arguments.check_list(data, row_sparse=True)
-    over = _checked_exchange([kind], algorithm, op, accumulate)
+    over = _checked_exchange([kind], algorithm, op)
     over.allreduce(in_buckets([data]))
     _call_after_sums([data])
     if len(data) == 1 or 0 in kind.shape or over.num_processes > 1:
         return
     chosen = over.chosen([data])
-    if chosen.prepare is not None and op != "mean" and accumulate is None:
+    if chosen.prepare is not None and op != "mean":
         if len(_prepared) == _MOST_PREPARED:
             _prepared.clear()
         _prepared[key] = chosen.prepare([data], op)
@@ -97,10 +96,8 @@ def _call_after_sums(lists: Sequence[Sequence[mx.nd.NDArray]]) -> None:
 
 def _key(data: Any, *how: Any) -> tuple:
     """Return a key that identifies the live arrays of a list; () if it holds anything else."""
-    if not isinstance(data, (list, tuple)):
-        return ()
     try:
-        return (*map(memory.fingerprint, data), *how)
+        return (*map(memory.fingerprint, data), *how) if isinstance(data, (list, tuple)) else ()
     except TypeError:
         return ()
 
@@ -109,7 +106,6 @@ def allreduce_many(
     lists: Iterable[Sequence[mx.nd.NDArray]],
     algorithm: str | None = None,
     op: str = "sum",
-    accumulate: str | None = None,
     bucket_bytes: int = BUCKET_BYTES,
 ) -> None:
     """:func:`allreduce` every list of ``lists`` in place, in buckets of up to ``bucket_bytes``.
@@ -136,7 +132,7 @@ def allreduce_many(
     kinds = [arguments.check_list(data, f"lists[{j}]", True) for j, data in enumerate(lists)]
     arguments.check_apart([array for data in lists for array in data], "lists")
     if lists:
-        over = _checked_exchange(kinds, algorithm, op, accumulate)
+        over = _checked_exchange(kinds, algorithm, op)
         over.allreduce(in_buckets(lists, bucket_bytes))
         _call_after_sums(lists)
 
@@ -155,11 +151,11 @@ def explain(data: Sequence[mx.nd.NDArray]) -> Choice:
     host: all arrays are in the host's memory, so it can sum them in place
     """
     kind = arguments.check_list(data, row_sparse=True)
-    arguments.check_op("sum", None, kind.dtype)
+    arguments.check_op("sum", kind.dtype)
     if kind.stype == "row_sparse":
         choice = Choice("row_sparse", "rows are sent to the first device, added, and sent back")
     else:
-        choice = choose(kind.ctx, kind.num_bytes)
+        choice = choose(kind.ctx, memory.num_bytes(data[0]))
     staged = devices.staged(kind.ctx)
     return choice._replace(why=f"{choice.why}; {staged}") if staged else choice
 
@@ -176,28 +172,10 @@ def broadcast(data: Sequence[mx.nd.NDArray], root: int = 0) -> None:
     >>> data[0].asnumpy().tolist()
     [1.0, 1.0]
     """
-    _broadcast([data], [arguments.check_list(data)], root)
-
-
-def broadcast_many(lists: Iterable[Sequence[mx.nd.NDArray]], root: int = 0) -> None:
-    """:func:`broadcast` every list of ``lists``, all on the same contexts, in place.
-
-    On CPU contexts all lists together are one operator; elsewhere each bucket of lists is copied
-    into one array per device, and is one message. Raises as :func:`allreduce` does.
-    """
-    lists = [*lists]
-    kinds = [arguments.check_list(data, f"lists[{j}]") for j, data in enumerate(lists)]
-    if lists:
-        _broadcast(lists, kinds, root)
-
-
-def _broadcast(
-    lists: Sequence[Sequence[mx.nd.NDArray]], kinds: Sequence[arguments.Kind], root: int
-) -> None:
-    over = _checked_exchange(kinds, op=None)
-    rank, device = divmod(_checked_root(root, over), len(over.ctx))
+    over = _checked_exchange([arguments.check_list(data)], op=None)
+    rank, device = divmod(_checked_root(root, over), len(data))
     name = f"broadcast of array {device} of rank {rank}"
-    over.broadcast(in_buckets(lists, root=device), rank, name)
+    over.broadcast(in_buckets([data], root=device), rank, name)
 
 
 def reduce(data: Sequence[mx.nd.NDArray], root: int = 0, op: str = "sum") -> None:
@@ -250,10 +228,9 @@ def _checked_exchange(
     kinds: Sequence[arguments.Kind],
     algorithm: str | None = None,
     op: str | None = "sum",
-    accumulate: str | None = None,
 ) -> Exchange:
     """Return the exchange for lists of these kinds, over all processes or inside this one."""
-    over = Exchange(kinds[0].ctx, algorithm, op=op, accumulate=accumulate)
+    over = Exchange(kinds[0].ctx, algorithm, op=op)
     arguments.check_exchange(kinds, over)
     return over
 
