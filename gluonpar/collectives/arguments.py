@@ -80,15 +80,13 @@ def check_apart(arrays: Sequence[mx.nd.NDArray], name: str) -> None:
     """Raise ValueError if two of ``arrays`` are the same, or share memory."""
     if len({*map(memory.chunk, arrays)}) == len(arrays):
         return
-    last = (0, 0, 0)
-    for extent in sorted(map(memory.extent, arrays)):
-        overlaps = extent[0] == last[0] and last[1] < extent[2] and extent[1] < last[2]
-        if overlaps or extent == last:
+    extents = sorted(map(memory.extent, arrays))  # each with where it begins and ends in its chunk
+    for (chunk, begin, end), other in zip(extents, extents[1:]):
+        if other == (chunk, begin, end) or (other[0] == chunk and other[1] < end > begin):
             raise ValueError(
                 f"{name} must hold different arrays, got the same one, or one and its view, more "
                 "than once"
             )
-        last = extent
 
 
 def _described(array: mx.nd.NDArray) -> str:

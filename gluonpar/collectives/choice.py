@@ -1,8 +1,7 @@
 """The choice of an algorithm: a rule of three lines.
 
 - On CPU contexts 'host'.
-- On GPUs 'nccl', if NCCL is installed and takes these GPUs: every array on a GPU of its own. NCCL
-  takes every dtype that a collective takes.
+- On GPUs 'nccl', if NCCL is installed and takes these GPUs: every array on a GPU of its own.
 - Otherwise, and for CPUs and GPUs together, 'tree' for small arrays and 'ring' for large ones.
 
 A message costs the calling thread about 0.1 ms; a connection carries about 1 MB in that time. The

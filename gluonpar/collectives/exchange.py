@@ -31,7 +31,7 @@ import numpy as np
 from mxnet import autograd
 
 from gluonpar import cluster
-from gluonpar.collectives import executor, row_sparse
+from gluonpar.collectives import executor
 from gluonpar.collectives.choice import check_algorithm, choose
 from gluonpar.collectives.executor import Lists
 from gluonpar.collectives.host import on_host
@@ -91,9 +91,9 @@ def grouped(
     return groups
 
 
-def in_buckets(lists: Lists, most_bytes: int = BUCKET_BYTES, root: int = 0) -> list[Bucket]:
-    """Return the lists in buckets of at most ``most_bytes`` per device."""
-    return [Bucket(group, root) for group in grouped(lists, lambda data: data[0], most_bytes)]
+def in_buckets(lists: Lists, root: int = 0) -> list[Bucket]:
+    """Return the lists in buckets of at most BUCKET_BYTES per device."""
+    return [Bucket(group, root) for group in grouped(lists, lambda data: data[0], BUCKET_BYTES)]
 
 
 class Exchange:
@@ -102,8 +102,8 @@ class Exchange:
     ``op`` is as in :func:`gluonpar.allreduce`; an exchange with ``op`` None only copies, arrays of
     any dtype. ``algorithm`` names the all-reduce inside the process; None leaves the choice to
     :mod:`gluonpar.collectives.choice`. NCCL sums between processes only if ``algorithm`` is None or
-    'nccl'. With ``compression='fp16'`` values are rounded to float16.
-    Inside ``cluster.local()`` it is over this process's devices only. Raises ValueError for an
+    'nccl'. With ``compression='fp16'`` values are rounded to float16. An exchange that is made
+    inside ``cluster.local()`` is between this process's devices only. Raises ValueError for an
     algorithm that is not registered, or that cannot be used on these contexts.
     """
 
@@ -120,17 +120,13 @@ class Exchange:
         # A mean is a sum of scaled copies.
         self._combine = "sum" if op is None or op == "mean" else op
         self.num_processes = cluster.size()
+        self.num_arrays = len(ctx) * self.num_processes  # of all processes, which have equally many
         # On CPU contexts the choice depends on nothing else.
         self._name = algorithm or ("host" if on_host(ctx) else None)
         # Whether a pass over the host's memory that reads the arrays may compute their sum, too.
         self.may_fuse = self._name == "host" and compression is None
         threads.share(ctx)
         devices.enable_peers(ctx)
-
-    @property
-    def num_arrays(self) -> int:
-        """The number of arrays in the lists of all processes together; all have as many."""
-        return len(self.ctx) * self.num_processes
 
     @functools.cached_property
     def inside(self) -> Exchange:
@@ -226,12 +222,8 @@ class Exchange:
     def _sum_inside(self, lists: Lists, root: int | None) -> None:
         """Sum a bucket over this process's devices, on the device ``root`` or on all."""
         with self._summands(lists, root) as summands:
-            if len(self.ctx) == 1:
-                return
-            if root is None:
-                executor.allreduce(self.chosen(summands), summands, self._combine)
-            else:
-                executor.reduce(self.chosen(summands), summands, root, self._combine)
+            if len(self.ctx) > 1:
+                executor.reduce(self.chosen(summands), summands, self._combine, root)
 
     @contextlib.contextmanager
     def _summands(self, lists: Lists, root: int | None) -> Iterator[Lists]:
@@ -242,7 +234,10 @@ class Exchange:
         above 65504.
         """
         k, compressed = len(self.ctx), self._compression is not None
-        scale = _scale_of_mean(k)
+        # A power of two of at most 1 / k: no sum of scaled values is larger than the largest value,
+        # so a mean is finite although the sum of the values may overflow. Scaling changes no digit,
+        # unless a value is very small (1e-38 k in float32; float16 is converted before).
+        scale = 0.5 ** (k - 1).bit_length()
         if self.op == "mean":
             wider = np.promote_types(memory.kind(lists[0][0])[1], "float32")
             copies = [[a.astype(wider, copy=False) * scale for a in data] for data in lists]
@@ -261,7 +256,7 @@ class Exchange:
     def chosen(self, lists: Lists) -> registry.Algorithm:
         """Return the algorithm for a bucket."""
         if memory.kind(lists[0][0])[2] == "row_sparse":
-            return row_sparse.ALGORITHM
+            return executor.ROW_SPARSE
         if self._name is not None:
             return registry.named(self._name)
         num_bytes = sum(memory.num_bytes(data[0]) for data in lists)
@@ -288,17 +283,3 @@ class Exchange:
         for array, total in zip(flat, sums):
             average = mx.nd.broadcast_div(total, count.as_in_context(total.context))
             average.astype(dtype).copyto(array)
-
-
-def _scale_of_mean(count: int) -> float:
-    """Return the power of two by which ``count`` values are multiplied before they are added.
-
-    It is at most 1 / ``count``, so no sum of scaled values is larger than the largest value, and a
-    mean is finite although the sum of the values may overflow. Scaling by a power of two changes no
-    digit, unless a value is very small (1e-38 ``count`` in float32). float16 ends at 6e-8, so its
-    mean is computed in float32.
-
-    >>> _scale_of_mean(3), _scale_of_mean(4)
-    (0.25, 0.25)
-    """
-    return 0.5 ** (count - 1).bit_length()

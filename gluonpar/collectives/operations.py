@@ -10,14 +10,14 @@ from mxnet import autograd
 from gluonpar import cluster
 from gluonpar.collectives import arguments, exchange
 from gluonpar.collectives.choice import Choice, choose
-from gluonpar.collectives.exchange import BUCKET_BYTES, Exchange, in_buckets
+from gluonpar.collectives.exchange import Exchange, in_buckets
 from gluonpar.runtime import devices, interrupts, memory
 
 # Functions that push the sum of a list that has been checked before: checking takes longer than a
 # small sum. The arrays are not kept alive (memory.fingerprint).
 _prepared: dict[tuple, Callable] = {}
 _MOST_PREPARED = 256
-_after_sums: list[Callable] = []
+after_sums: list[Callable] = []  # called with lists whose arrays a program has replaced by sums
 
 
 def allreduce(
@@ -39,7 +39,7 @@ def allreduce(
     shape (size 0 and 0-d included) and dtype (float16, float32, float64, int8, int32, int64 or
     uint8), on CPUs, GPUs or both; a context may occur more than once. Or all are row_sparse: the
     sum has the rows that any of them has, ``op`` is 'sum' or 'mean', and nothing else can be given
-    (:mod:`gluonpar.collectives.row_sparse`). ``algorithm`` is a name in
+    (:data:`gluonpar.collectives.executor.ROW_SPARSE`). ``algorithm`` is a name in
     :data:`ALGORITHMS`; None chooses one (see :func:`explain`). ``op`` is 'sum', 'mean' (floats
     only), 'max' or 'min'. float16 is added in float16, for the mean in float32. A mean never
     overflows. Integers wrap around.
@@ -84,13 +84,8 @@ def allreduce(
         _prepared[key] = chosen.prepare([data], op)
 
 
-def after_sums(function: Callable) -> None:
-    """Have ``function(lists)`` called whenever a program has replaced arrays by their sums."""
-    _after_sums.append(function)
-
-
 def _call_after_sums(lists: Sequence[Sequence[mx.nd.NDArray]]) -> None:
-    for function in _after_sums:
+    for function in after_sums:
         function(lists)
 
 
@@ -106,19 +101,18 @@ def allreduce_many(
     lists: Iterable[Sequence[mx.nd.NDArray]],
     algorithm: str | None = None,
     op: str = "sum",
-    bucket_bytes: int = BUCKET_BYTES,
 ) -> None:
-    """:func:`allreduce` every list of ``lists`` in place, in buckets of up to ``bucket_bytes``.
+    """:func:`allreduce` every list of ``lists`` in place, in buckets of up to 4 MiB per device.
 
     ``lists[j]`` holds variable j's arrays, one per device, on the same contexts for every j. A
-    bucket holds consecutive variables of one dtype, at most ``bucket_bytes`` per device; a larger
-    variable has a bucket to itself. 'host' and 'nccl' sum a bucket in one operator, without copies;
-    for the other algorithms a bucket is copied into one array per device and back.
+    bucket holds consecutive variables of one dtype; a variable above 4 MiB has one to itself.
+    'host' and 'nccl' sum a bucket in one operator, without copies; for the other algorithms a
+    bucket is copied into one array per device and back.
 
     The results have the bits of separate calls, except for floats added by algorithms that cut
     arrays into chunks: an element's position determines the order of its additions. Raises as
     :func:`allreduce` does, before anything has changed; also ValueError for lists on different
-    contexts, for an array in two lists, and for ``bucket_bytes`` below 1.
+    contexts, and for an array in two lists.
 
     >>> import mxnet as mx
     >>> grads = [[mx.nd.ones((n,), ctx=mx.cpu(i)) for i in range(2)] for n in (3, 1)]
@@ -126,25 +120,20 @@ def allreduce_many(
     >>> grads[0][1].asnumpy().tolist(), grads[1][0].asnumpy().tolist()
     ([2.0, 2.0, 2.0], [2.0])
     """
-    if bucket_bytes < 1:
-        raise ValueError(f"bucket_bytes must be at least 1, got {bucket_bytes}")
     lists = [*lists]  # it may be a generator
     kinds = [arguments.check_list(data, f"lists[{j}]", True) for j, data in enumerate(lists)]
     arguments.check_apart([array for data in lists for array in data], "lists")
     if lists:
         over = _checked_exchange(kinds, algorithm, op)
-        over.allreduce(in_buckets(lists, bucket_bytes))
+        over.allreduce(in_buckets(lists))
         _call_after_sums(lists)
 
 
 def explain(data: Sequence[mx.nd.NDArray]) -> Choice:
     """Return the algorithm that :func:`allreduce` chooses for ``data``, and the reason.
 
-    Between processes gradients are summed by MPI or NCCL (docs/cluster.md): this is about one.
-    It depends on the arrays' contexts and bytes: on CPU contexts 'host'; on GPUs 'nccl', where it
-    takes these GPUs; otherwise 'tree' for small arrays and 'ring' for large ones, from 2 MB on two
-    devices and 23 MB on eight (:mod:`gluonpar.collectives.choice`). Raises as :func:`allreduce`
-    does.
+    The rule is in :mod:`gluonpar.collectives.choice`. It is about one process; between processes
+    arrays are summed by MPI or NCCL (docs/cluster.md). Raises as :func:`allreduce` does.
 
     >>> import mxnet as mx
     >>> print(explain([mx.nd.ones((2,), ctx=mx.cpu(i)) for i in range(4)]))

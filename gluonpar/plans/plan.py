@@ -77,14 +77,6 @@ def chunks_sent(hops: Sequence[Hop]) -> collections.Counter:
     return collections.Counter(hop.src for hop in hops)
 
 
-def relabel(hops: Sequence[Hop], root: int, num_devices: int) -> list[Hop]:
-    """Return the plan with device i replaced by device (i + root) modulo ``num_devices``."""
-    return [
-        hop._replace(src=(hop.src + root) % num_devices, dst=(hop.dst + root) % num_devices)
-        for hop in hops
-    ]
-
-
 def contributions(hops: Sequence[Hop], num_devices: int) -> np.ndarray:
     """Return how often device k's value is in device i's final value of chunk c, at [i, c, k].
 

@@ -42,26 +42,20 @@ class Topology:
 
     ``links`` are their names, ``latency`` (seconds) and ``bandwidth`` (bytes/s) arrays over them.
     ``routes[src, dst]`` are the indices of the links that a message passes, filled up with -1.
+    ``num_devices`` is the number of devices.
     """
 
     def __init__(
         self, links: Sequence[tuple[str, Link]], routes: Callable[[int, int], Sequence[int]], k: int
     ) -> None:
-        self.links = [name for name, _ in links]
+        self.links, self.num_devices = [name for name, _ in links], k
         kinds = [*(kind for _, kind in links), Link(0.0, math.inf)]  # the last is for -1
         self.latency, self.bandwidth = (np.array(values, float) for values in zip(*kinds))
-        if not (self.latency >= 0).all() or not (self.bandwidth > 0).all():
-            raise ValueError("latencies must be at least 0 and bandwidths positive")
         links_of = {pair: routes(*pair) for pair in itertools.permutations(range(k), 2)}
         longest = max(map(len, links_of.values()), default=1)
         self.routes = np.full((k, k, longest), -1)
         for (src, dst), passed in links_of.items():
             self.routes[src, dst, : len(passed)] = passed
-
-    @property
-    def num_devices(self) -> int:
-        """The number of devices."""
-        return len(self.routes)
 
 
 def full(num_devices: int, link: Link = PCIE) -> Topology:
@@ -89,8 +83,6 @@ def ethernet(
     num_devices: int, per_host: int = 4, link: Link = PCIE, network: Link = ETHERNET
 ) -> Topology:
     """Return hosts with ``per_host`` devices each; a host has one link to the network's switch."""
-    if per_host < 1:
-        raise ValueError(f"per_host must be at least 1, got {per_host}")
     full_hosts, rest = divmod(num_devices, per_host)
     sizes = [per_host] * full_hosts + [rest] * (rest > 0)
     return _switches(num_devices, sizes, link, network)
@@ -158,12 +150,10 @@ def simulate(
     hops, (steps, src, dst), counts, of_hop = _messages(algorithm, num_devices)
     if isinstance(topology, str):
         if topology not in TOPOLOGIES:
-            known = ", ".join(TOPOLOGIES)
-            raise ValueError(f"topology must be one of {known}, got {topology!r}")
+            raise ValueError(f"topology must be one of {', '.join(TOPOLOGIES)}, got {topology!r}")
         topology = TOPOLOGIES[topology](num_devices)
     if topology.num_devices != num_devices:
-        got = f"one for {topology.num_devices}"
-        raise ValueError(f"topology must be for num_devices={num_devices}, got {got}")
+        raise ValueError(f"topology must be for {num_devices}, got {topology.num_devices} devices")
     if not 0 <= num_bytes < math.inf:
         raise ValueError(f"num_bytes must be a finite number of at least 0, got {num_bytes}")
     routes = topology.routes[src, dst]

@@ -393,11 +393,12 @@ class TestMany:
 
     @pytest.mark.parametrize("algorithm", NAMES)
     @pytest.mark.parametrize("bucket_bytes", [1, 16, 1 << 20])
-    def test_the_results_are_those_of_separate_calls(self, algorithm, bucket_bytes):
+    def test_the_results_are_those_of_separate_calls(self, algorithm, bucket_bytes, monkeypatch):
         """To rounding for algorithms that cut arrays into chunks: they add in another order."""
+        monkeypatch.setattr(exchange, "BUCKET_BYTES", bucket_bytes)
         rounding = 0 if algorithm in KINDS and algorithm != "ring" else 1e-6
         together, separate = self.lists(), self.lists()
-        gluonpar.allreduce_many(together, algorithm, bucket_bytes=bucket_bytes)
+        gluonpar.allreduce_many(together, algorithm)
         for data, alone in zip(together, separate):
             gluonpar.allreduce(alone, algorithm)
             one, other = data[0].asnumpy(), alone[0].asnumpy()
@@ -413,8 +414,11 @@ class TestMany:
             (1 << 20, [[3, 10], [4], [1]]),
         ],
     )
-    def test_a_bucket_has_neighbours_of_one_dtype_up_to_its_bytes(self, bucket_bytes, sizes):
+    def test_a_bucket_has_neighbours_of_one_dtype_up_to_its_bytes(
+        self, bucket_bytes, sizes, monkeypatch
+    ):
         """The first two lists have 52 bytes."""
+        monkeypatch.setattr(exchange, "BUCKET_BYTES", bucket_bytes)
         messages = []
 
         @register_executor("note sizes")
@@ -422,7 +426,7 @@ class TestMany:
             messages.append([data[0].size for data in lists])
 
         try:
-            gluonpar.allreduce_many(self.lists(), "note sizes", bucket_bytes=bucket_bytes)
+            gluonpar.allreduce_many(self.lists(), "note sizes")
         finally:
             del ALGORITHMS["note sizes"]
         assert messages == sizes
@@ -443,8 +447,6 @@ class TestMany:
     def test_bad_input_changes_nothing(self):
         lists = self.lists()
         before = lists[0][0].asnumpy()
-        with pytest.raises(ValueError, match="bucket_bytes must be at least 1, got 0"):
-            gluonpar.allreduce_many(lists, bucket_bytes=0)
         with pytest.raises(ValueError, match=r"lists\[4\] .* empty list"):
             gluonpar.allreduce_many([*lists, []])
         for others in (lists[1][::-1], lists[1][:2]):

@@ -142,7 +142,7 @@ def test_a_reduce_and_a_broadcast_along_any_right_plan(plan, root, size):
     algorithm, root = Algorithm("drawn", plan=lambda k: hops), root % k
     values = np.random.RandomState(0).randint(1, 100, (k, size))
     data = [mx.nd.array(value, ctx=c) for value, c in zip(values, contexts(k))]
-    executor.reduce(algorithm, [data], root, "sum")
+    executor.reduce(algorithm, [data], "sum", root)
     np.testing.assert_array_equal(data[root].asnumpy(), values.sum(axis=0))
     for i in {*range(k)} - {root}:
         np.testing.assert_array_equal(data[i].asnumpy(), values[i])

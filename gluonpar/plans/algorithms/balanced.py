@@ -5,10 +5,8 @@
     1 --chunk 2--> 2                 adds it to its own. After K-1 steps chunk c is summed on device
     2 --chunk 0--> 0                 c, which sends it to device c+s in step s of the second half.
 
-2(K-1) communication steps; every device sends 2(K-1)/K n bytes in messages of n/K. This is the
-minimum for an all-reduce: the algorithm is bandwidth-optimal. No chunk passes through an
-intermediate device, so a slow device delays only what it sends and the chunk that it owns. It needs
-a connection between every pair of devices: NVSwitch, PCIe through one switch, or shared memory.
+2(K-1) communication steps; every device sends 2(K-1)/K n bytes in messages of n/K, the minimum for
+an all-reduce. It needs a connection between every pair of devices.
 
 Source: reduce-scatter and all-gather by pairwise exchange, Thakur, Rabenseifner and Gropp,
 "Optimization of Collective Communication Operations in MPICH" (2005).

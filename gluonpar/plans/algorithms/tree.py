@@ -6,8 +6,7 @@
     step 3      0 <-------------- 4               broadcast: the same arrows in reverse
 
 2 ceil(log2 K) communication steps of the whole array; device 0 sends ceil(log2 K) n bytes. No
-algorithm built of reduce and broadcast has fewer steps, so it is the fastest for small arrays on
-many devices. For large arrays it is bandwidth-bound: whole arrays over few connections.
+algorithm built of reduce and broadcast has fewer steps. For large arrays it is bandwidth-bound.
 
 Source: the binomial tree of MPI_Reduce and MPI_Bcast, Thakur et al. (2005).
 """
