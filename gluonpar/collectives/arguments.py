@@ -80,9 +80,9 @@ def check_apart(arrays: Sequence[mx.nd.NDArray], name: str) -> None:
     """Raise ValueError if two of ``arrays`` are the same, or share memory."""
     if len({*map(memory.chunk, arrays)}) == len(arrays):
         return
-    extents = sorted(map(memory.extent, arrays))  # each with where it begins and ends in its chunk
-    for (chunk, begin, end), other in zip(extents, extents[1:]):
-        if other == (chunk, begin, end) or (other[0] == chunk and other[1] < end > begin):
+    extents = sorted(map(memory.extent, arrays))
+    for (chunk, _, end), (next_chunk, next_begin, _) in zip(extents, extents[1:]):
+        if chunk == next_chunk and next_begin < end:
             raise ValueError(
                 f"{name} must hold different arrays, got the same one, or one and its view, more "
                 "than once"

@@ -78,8 +78,14 @@ SHIFT = [Hop(0, 0, 1, 0, False), Hop(0, 1, 2, 0, False)]  # the second sends wha
 TWICE = [Hop(0, 1, 0, 0, True), Hop(1, 0, 1, 0, False), Hop(1, 0, 1, 0, False)]
 
 
+# Right only if device 2's copy comes before its addition, which are in one step.
+MIXED = [Hop(0, 2, 1, 0, True), Hop(1, 0, 2, 0, False), Hop(1, 1, 2, 0, True)]
+MIXED += [Hop(2, 2, i, 0, False) for i in (0, 1)]
+
+
 @given(plans(), st.sampled_from(["float32", "int8"]), st.integers(1, 40))
 @example((3, SHIFT), "float32", 3)
+@example((3, MIXED), "float32", 3)
 @example((2, TWICE), "int8", 3)
 @settings(max_examples=200)
 def test_executor_and_check_agree_on_every_plan(plan, dtype, size):
