@@ -121,20 +121,6 @@ function drive({ timelines, stepped, charts }) {
   report.bad = { form: form(), shown: shown() };
   follow("topology=pcie&devices=12&t=1e8");
   report.beyond = { form: form(), shown: shown() };
-  follow("lang=en&topology=pcie&with=tree&devices=6&algorithm=halving-doubling&t=20");
-  report.text = TEXT;
-  report.english = { lang: document.documentElement.lang, title: document.title };
-  document.getElementById("language").click();
-  document.querySelector("details").open = true;
-  const attributes = all("[aria-label]").map(
-    (e) => e.getAttribute("aria-label"),
-  );
-  report.chinese = {
-    lang: document.documentElement.lang,
-    title: document.title,
-    now,
-    words: [document.body.innerText, ...attributes, ...all("option").map((e) => e.textContent)],
-  };
   return report;
 }
 
