@@ -64,28 +64,10 @@ from gluonpar.collectives import (
 from gluonpar.runtime.cached_op import operators as operators, traceable as traceable
 from gluonpar.sharding import split_samples as split_samples
 
-__all__ = [
-    "SyncBatchNorm",
-    "Towers",
-    "Trainer",
-    "__version__",
-    "allreduce",
-    "allreduce_grads",
-    "average_gradients",
-    "broadcast",
-    "cluster",
-    "get_params",
-    "init_lenet",
-    "lenet",
-    "make_parallel",
-    "metrics",
-    "run_tasks",
-    "sgd",
-    "split_and_load",
-    "train",
-    "train_batch",
-    "verify",
-]
+__all__ = ["SyncBatchNorm", "Towers", "Trainer", "__version__", "allreduce", "allreduce_grads"]
+__all__ += ["average_gradients", "broadcast", "cluster", "get_params", "init_lenet", "lenet"]
+__all__ += ["make_parallel", "metrics", "run_tasks", "sgd", "split_and_load", "train"]
+__all__ += ["train_batch", "verify"]
 
 if _typing.TYPE_CHECKING:
     from gluonpar.diagnostics.verification import Wrong as Wrong, verify as verify

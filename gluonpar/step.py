@@ -9,7 +9,7 @@ import numpy as np
 from mxnet import autograd
 
 from gluonpar import cluster, optim, replicas, sharding
-from gluonpar.collectives import Exchange, exchange_over
+from gluonpar.collectives import Exchange
 from gluonpar.models import lenet, softmax_cross_entropy
 from gluonpar.replicas import ParamBucket
 from gluonpar.runtime import cached_op, heap, interrupts, memory
@@ -51,7 +51,7 @@ def train_batch(
     contexts = sharding.as_list(ctx)
     optim.check_lr(lr)
     replicas.check(device_params, contexts)
-    exchange = exchange_over(contexts, algorithm)
+    exchange = Exchange(contexts, algorithm)
     if batch_size is not None:
         batch_size = optim.check_batch_size(batch_size)
     if exchange.num_processes > 1:
@@ -124,7 +124,7 @@ def allreduce_grads(device_params: Sequence[Sequence[mx.nd.NDArray]]) -> None:
         raise ValueError("device_params must have at least one parameter on one device, got none")
     contexts = [memory.context(params[0]) for params in device_params]
     replicas.check(device_params, contexts)
-    exchange = exchange_over(contexts)
+    exchange = Exchange(contexts)
     buckets = replicas.buckets(device_params, written=True, row_sparse=True)
     heap.return_free([copies.grads for bucket in buckets for copies in bucket.copies])
     with interrupts.held():

@@ -16,7 +16,7 @@ from mxnet import autograd, gluon
 
 from gluonpar import cluster
 from gluonpar.cluster import world
-from gluonpar.collectives import Exchange, arguments, exchange_over, in_buckets
+from gluonpar.collectives import Exchange, arguments, in_buckets
 from gluonpar.gluon import batches, check_draws_nothing, consistency, gradients
 from gluonpar.runtime import devices, heap, interrupts, memory, private_fields, threads
 
@@ -403,7 +403,7 @@ def _exchange(lists: Sequence[Sequence[mx.nd.NDArray]], op: str | None = "sum") 
         for j, data in enumerate(lists)
     ]
     arguments.check_apart([array for data in lists for array in data], "the lists of all keys")
-    exchange = exchange_over(tuple(kinds[0].ctx), op=op)
+    exchange = Exchange(kinds[0].ctx, op=op)
     arguments.check_exchange(kinds, exchange)
     return exchange
 

@@ -360,4 +360,4 @@ def _check_tower_grads(grads: Sequence[Any], j: int) -> None:
         )
     different = list({id(grad): grad for grad in grads}.values())  # two may be the same array
     kind = arguments.check_list(different, f"the towers' gradients of variable {j}")
-    arguments.check_op("mean", None, kind.dtype)
+    arguments.check_op("mean", kind.dtype)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import mxnet as mx
 from mxnet import gluon
 
-from gluonpar.collectives import allreduce_many, broadcast_many
+from gluonpar.collectives import allreduce_many, broadcast
 from gluonpar.runtime import devices
 
 NAMES = ".*(running|moving)_(mean|var)$"  # Gluon's, and Module's and SymbolBlock's
@@ -36,7 +36,8 @@ def broadcast_statistics(net: gluon.Block, root: int = 0) -> None:
     PyTorch's DistributedDataParallel does the same with buffers. Raises ValueError unless ``root``
     is the number of a device.
     """
-    broadcast_many(_of_devices(net), root)
+    for data in _of_devices(net):
+        broadcast(data, root)
 
 
 def _of_devices(net: gluon.Block) -> list[list[mx.nd.NDArray]]:

@@ -4,12 +4,11 @@ Nothing here depends on models or optimizers.
 """
 
 # The plans are registered before the executors: ALGORITHMS is in this order.
-from gluonpar.collectives import host, mxnet_kvstore, nvidia_nccl  # noqa: F401 - registers them
+from gluonpar.collectives import host, nvidia_nccl  # noqa: F401 - registers them
 from gluonpar.collectives.choice import Choice, check_algorithm, usable
 from gluonpar.collectives.exchange import (  # noqa: F401 - for the other rooms
     BUCKET_BYTES,
     Exchange,
-    exchange_over,
     grouped,
     in_buckets,
 )
@@ -18,7 +17,6 @@ from gluonpar.collectives.operations import (
     allreduce,
     allreduce_many,
     broadcast,
-    broadcast_many,
     explain,
     reduce,
     reduce_scatter,
@@ -37,27 +35,7 @@ from gluonpar.plans import (
     trace,
 )
 
-__all__ = [
-    "ALGORITHMS",
-    "Choice",
-    "Hop",
-    "Simulation",
-    "Trace",
-    "algorithms",
-    "all_gather",
-    "allreduce",
-    "allreduce_many",
-    "broadcast",
-    "broadcast_many",
-    "check",
-    "check_algorithm",
-    "explain",
-    "named",
-    "reduce",
-    "reduce_scatter",
-    "register",
-    "register_executor",
-    "simulate",
-    "trace",
-    "usable",
-]
+__all__ = ["ALGORITHMS", "Choice", "Hop", "Simulation", "Trace", "algorithms", "all_gather"]
+__all__ += ["allreduce", "allreduce_many", "broadcast", "check", "check_algorithm", "explain"]
+__all__ += ["named", "reduce", "reduce_scatter", "register", "register_executor", "simulate"]
+__all__ += ["trace", "usable"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple, Sequence
 
 import mxnet as mx
@@ -22,11 +21,6 @@ class Kind(NamedTuple):
     dtype: np.dtype
     ctx: list[mx.Context]
     stype: str = "default"
-
-    @property
-    def num_bytes(self) -> int:
-        """Return the number of bytes of one array."""
-        return math.prod(self.shape) * self.dtype.itemsize
 
 
 def check_list(data: Sequence[mx.nd.NDArray], name: str = "data", row_sparse: bool = False) -> Kind:
@@ -65,21 +59,13 @@ def check_exchange(kinds: Sequence[Kind], exchange: Exchange) -> None:
                 f"but lists[0] on {kinds[0].ctx}"
             )
         if exchange.op is not None:
-            check_op(exchange.op, exchange.accumulate, kind.dtype)
-        if kind.stype == "row_sparse":
-            _check_row_sparse(exchange)
-
-
-def _check_row_sparse(exchange: Exchange) -> None:
-    """Raise ValueError for options that row_sparse arrays do not support."""
-    if exchange.algorithm is not None or exchange.accumulate is not None:
-        raise ValueError(
-            "row_sparse arrays are always summed on the first array's device; leave out "
-            f"algorithm={exchange.algorithm!r} and accumulate={exchange.accumulate!r}, or call "
-            "tostype('default') on each"
-        )
-    if exchange.op not in ("sum", "mean"):
-        raise ValueError(f"op must be 'sum' or 'mean' for row_sparse arrays, got {exchange.op!r}")
+            check_op(exchange.op, kind.dtype)
+        if kind.stype == "row_sparse" and (exchange.algorithm or exchange.op in ("max", "min")):
+            raise ValueError(
+                "row_sparse arrays must be given op 'sum' or 'mean' and no algorithm, got "
+                f"op={exchange.op!r} and algorithm={exchange.algorithm!r}; or call "
+                "tostype('default') on each"
+            )
 
 
 def check_lengths(**lists: Sequence | None) -> None:
@@ -94,15 +80,13 @@ def check_apart(arrays: Sequence[mx.nd.NDArray], name: str) -> None:
     """Raise ValueError if two of ``arrays`` are the same, or share memory."""
     if len({*map(memory.chunk, arrays)}) == len(arrays):
         return
-    last = (0, 0, 0)
-    for extent in sorted(map(memory.extent, arrays)):
-        overlaps = extent[0] == last[0] and last[1] < extent[2] and extent[1] < last[2]
-        if overlaps or extent == last:
+    extents = sorted(map(memory.extent, arrays))
+    for (chunk, _, end), (next_chunk, next_begin, _) in zip(extents, extents[1:]):
+        if chunk == next_chunk and next_begin < end:
             raise ValueError(
                 f"{name} must hold different arrays, got the same one, or one and its view, more "
                 "than once"
             )
-        last = extent
 
 
 def _described(array: mx.nd.NDArray) -> str:
@@ -110,8 +94,8 @@ def _described(array: mx.nd.NDArray) -> str:
     return f"on {array.context} with {kind}"
 
 
-def check_op(op: str, accumulate: str | None, dtype: np.dtype) -> None:
-    """Raise ValueError unless ``op`` and ``accumulate`` are known, and suit ``dtype``."""
+def check_op(op: str, dtype: np.dtype) -> None:
+    """Raise ValueError unless ``op`` is known, and arrays of ``dtype`` can be combined by it."""
     if op not in OPS:
         raise ValueError(f"op must be one of {', '.join(OPS)}, got {op!r}")
     if dtype not in DTYPES:
@@ -121,7 +105,3 @@ def check_op(op: str, accumulate: str | None, dtype: np.dtype) -> None:
         )
     if op == "mean" and dtype.kind != "f":
         raise ValueError(f"op='mean' must be given float arrays, got {dtype}; use 'sum'")
-    if accumulate not in (None, "float32"):
-        raise ValueError(f"accumulate must be None or 'float32', got {accumulate!r}")
-    if accumulate and dtype != np.float16:
-        raise ValueError(f"accumulate={accumulate!r} must be given float16 arrays, got {dtype}")

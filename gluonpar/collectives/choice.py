@@ -1,20 +1,13 @@
 """The choice of an algorithm: a rule of three lines.
 
 - On CPU contexts 'host'.
-- On GPUs 'nccl', if NCCL is installed and takes these GPUs: every array on a GPU of its own. NCCL
-  takes every dtype that a collective takes.
+- On GPUs 'nccl', if NCCL is installed and takes these GPUs: every array on a GPU of its own.
 - Otherwise, and for CPUs and GPUs together, 'tree' for small arrays and 'ring' for large ones.
 
 A message costs the calling thread about 0.1 ms; a connection carries about 1 MB in that time. The
-tree has few messages, 2 (K-1) with the whole array each, and 2 ceil(log2 K) of them follow one
-another. The ring sends few bytes: 2 K (K-1) messages with a K-th of the array each, and 2 (K-1) of
-them follow one another. The times
-
-    tree: 2 (K-1)   * 0.1 ms + 2 ceil(log2 K) * n / (10 GB/s)
-    ring: 2 K (K-1) * 0.1 ms + 2 (K-1) / K    * n / (10 GB/s)
-
-are equal for arrays of n = (K-1)^2 / (ceil(log2 K) - (K-1) / K) MB: 2 MB for two devices, 7 MB for
-four, 23 MB for eight.
+tree has few messages, and the ring sends few bytes. The two take equally long for arrays of
+(K-1)^2 / (ceil(log2 K) - (K-1) / K) MB (docs/algorithms.md): 2 MB for two devices, 7 MB for four,
+23 MB for eight.
 """
 
 from __future__ import annotations
@@ -25,10 +18,6 @@ import mxnet as mx
 
 from gluonpar.collectives.host import on_host
 from gluonpar.plans import registry
-
-# 0.1 ms at 10 GB/s: the time of small arrays on two CPU contexts (docs/algorithms.md), and the
-# bandwidth of PCIe 3.0 with 16 lanes.
-BYTES_PER_MESSAGE = 1e6
 
 
 class Choice(NamedTuple):
@@ -51,7 +40,7 @@ def choose(ctx: Sequence[mx.Context], num_bytes: int) -> Choice:
     refusal = registry.named("nccl").refusal(ctx)
     if not refusal:
         return Choice("nccl", "NCCL is installed, and takes these GPUs")
-    limit = least_bytes_for_ring(k)
+    limit = 1e6 * (k - 1) ** 2 / ((k - 1).bit_length() - (k - 1) / k)
     if num_bytes < limit:
         name, reason = "tree", f"below {limit / 1e6:.3g} MB on {k} devices few messages are faster"
     else:
@@ -59,18 +48,11 @@ def choose(ctx: Sequence[mx.Context], num_bytes: int) -> Choice:
     return Choice(name, f"{reason}; 'nccl' {refusal}")
 
 
-def least_bytes_for_ring(num_devices: int) -> float:
-    """Return the bytes of an array from which on the ring is faster than the tree."""
-    k, log = num_devices, (num_devices - 1).bit_length()
-    return BYTES_PER_MESSAGE * (k - 1) ** 2 / (log - (k - 1) / k)
-
-
 def check_algorithm(name: str | None, ctx: Sequence[mx.Context]) -> None:
     """Raise ValueError unless the algorithm is registered and can be used on these contexts."""
     reason = registry.named(name).refusal(ctx) if name is not None else ""
     if reason:
-        advice = "leave it out, or name another algorithm"
-        raise ValueError(f"algorithm={name!r} {reason}; {advice}")
+        raise ValueError(f"algorithm={name!r} {reason}; leave it out, or name another algorithm")
 
 
 def usable(ctx: Sequence[mx.Context]) -> list[str]:

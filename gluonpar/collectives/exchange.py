@@ -6,8 +6,8 @@ made for a list of contexts, decides three things:
 - how to sum *inside* the process: on CPU contexts in the host's memory, on GPUs by NCCL or by a
   plan (:mod:`gluonpar.collectives.choice`), or by the algorithm that the caller names;
 - how to sum *between* processes: by MPI or by NCCL (:mod:`gluonpar.cluster`);
-- what to *add*: the arrays themselves, or copies of them. Copies are of a wider dtype, or scaled
-  for a mean, or rounded to float16 if the sums are sent to other processes in float16.
+- what to *add*: the arrays themselves, or copies of them. Copies are scaled for a mean, or rounded
+  to float16 if the sums are sent to other processes in float16.
 
 With several processes, an all-reduce is hierarchical. Each process sums its bucket onto one device,
 the bucket's *root*. Then the arrays on the roots are summed between processes. Then each process
@@ -24,24 +24,19 @@ import functools
 import math
 import os
 import threading
-from typing import TYPE_CHECKING, Callable, Iterator, NamedTuple, Sequence, TypeVar
+from typing import Callable, Iterator, NamedTuple, Sequence, TypeVar
 
 import mxnet as mx
 import numpy as np
 from mxnet import autograd
 
 from gluonpar import cluster
-from gluonpar.collectives import executor, row_sparse
+from gluonpar.collectives import executor
 from gluonpar.collectives.choice import check_algorithm, choose
 from gluonpar.collectives.executor import Lists
 from gluonpar.collectives.host import on_host
 from gluonpar.plans import partition, registry
 from gluonpar.runtime import devices, interrupts, memory, threads
-
-if TYPE_CHECKING:
-    from typing import ParamSpec
-
-    P = ParamSpec("P")
 
 T = TypeVar("T")
 
@@ -55,19 +50,15 @@ os.register_at_fork(
 )
 
 
-def atomic(function: Callable[P, None]) -> Callable[P, None]:
-    """Decorate a function so that neither other threads nor Ctrl-C come between its operators.
+@contextlib.contextmanager
+def atomic() -> Iterator[None]:
+    """Let neither other threads nor Ctrl-C come between the operators of a function.
 
     Another thread's call waits until all operators of this one have been pushed, and Ctrl-C is
     raised after that. Autograd records none of them, and arrays may have 0 dimensions.
     """
-
-    @functools.wraps(function)
-    def called(*args: P.args, **kwargs: P.kwargs) -> None:
-        with interrupts.held(), pushing, autograd.pause(), mx.util.np_shape(True):
-            function(*args, **kwargs)
-
-    return called
+    with interrupts.held(), pushing, autograd.pause(), mx.util.np_shape(True):
+        yield
 
 
 class Bucket(NamedTuple):
@@ -100,21 +91,20 @@ def grouped(
     return groups
 
 
-def in_buckets(lists: Lists, most_bytes: int = BUCKET_BYTES, root: int = 0) -> list[Bucket]:
-    """Return the lists in buckets of at most ``most_bytes`` per device."""
-    return [Bucket(group, root) for group in grouped(lists, lambda data: data[0], most_bytes)]
+def in_buckets(lists: Lists, root: int = 0) -> list[Bucket]:
+    """Return the lists in buckets of at most BUCKET_BYTES per device."""
+    return [Bucket(group, root) for group in grouped(lists, lambda data: data[0], BUCKET_BYTES)]
 
 
 class Exchange:
     """The collectives over ``ctx``, and over other processes' devices.
 
-    ``op`` and ``accumulate`` are as in :func:`gluonpar.allreduce`; an exchange with ``op`` None
-    only copies, arrays of any dtype. ``algorithm`` names the all-reduce inside the process; None
-    leaves the choice to :mod:`gluonpar.collectives.choice`. NCCL sums between processes only if
-    ``algorithm`` is None or 'nccl'. With ``compression='fp16'`` values are rounded to float16.
-    ``num_processes`` is 1 for this process's devices only, and ``cluster.size()`` by default.
-    Raises ValueError for an algorithm that is not registered, or that cannot be used on these
-    contexts.
+    ``op`` is as in :func:`gluonpar.allreduce`; an exchange with ``op`` None only copies, arrays of
+    any dtype. ``algorithm`` names the all-reduce inside the process; None leaves the choice to
+    :mod:`gluonpar.collectives.choice`. NCCL sums between processes only if ``algorithm`` is None or
+    'nccl'. With ``compression='fp16'`` values are rounded to float16. An exchange that is made
+    inside ``cluster.local()`` is between this process's devices only. Raises ValueError for an
+    algorithm that is not registered, or that cannot be used on these contexts.
     """
 
     def __init__(
@@ -122,16 +112,15 @@ class Exchange:
         ctx: Sequence[mx.Context],
         algorithm: str | None = None,
         compression: str | None = None,
-        num_processes: int | None = None,
         op: str | None = "sum",
-        accumulate: str | None = None,
     ) -> None:
         check_algorithm(algorithm, ctx)
         self.ctx, self.algorithm = list(ctx), algorithm
-        self.op, self.accumulate, self._compression = op, accumulate, compression
+        self.op, self._compression = op, compression
         # A mean is a sum of scaled copies.
         self._combine = "sum" if op is None or op == "mean" else op
-        self.num_processes = num_processes or cluster.size()
+        self.num_processes = cluster.size()
+        self.num_arrays = len(ctx) * self.num_processes  # of all processes, which have equally many
         # On CPU contexts the choice depends on nothing else.
         self._name = algorithm or ("host" if on_host(ctx) else None)
         # Whether a pass over the host's memory that reads the arrays may compute their sum, too.
@@ -139,19 +128,15 @@ class Exchange:
         threads.share(ctx)
         devices.enable_peers(ctx)
 
-    @property
-    def num_arrays(self) -> int:
-        """The number of arrays in the lists of all processes together; all have as many."""
-        return len(self.ctx) * self.num_processes
-
     @functools.cached_property
     def inside(self) -> Exchange:
         """The exchange between this process's devices only, without compression."""
         if self.num_processes == 1:
             return self
-        return Exchange(self.ctx, self.algorithm, num_processes=1)
+        with cluster.local():
+            return Exchange(self.ctx, self.algorithm)
 
-    @atomic
+    @atomic()
     def allreduce(self, buckets: Sequence[Bucket]) -> None:
         """Replace every array of each list by the sum, or another ``op``, over all devices."""
         if self.num_processes > 1:
@@ -161,7 +146,7 @@ class Exchange:
         for lists, _ in buckets:
             self._sum_inside(lists, root=None)
 
-    @atomic
+    @atomic()
     def reduce(self, buckets: Sequence[Bucket], name: str = "allreduce") -> None:
         """Replace the root's array of each list, in every process, by the sum over all devices.
 
@@ -183,7 +168,7 @@ class Exchange:
             else:
                 cluster.allreduce(arrays, self._compression, by_nccl, self._combine, name)
 
-    @atomic
+    @atomic()
     def broadcast(self, buckets: Sequence[Bucket], rank: int = 0, name: str = "broadcast") -> None:
         """Replace every array of each list by the root's array of process ``rank``.
 
@@ -197,7 +182,7 @@ class Exchange:
             if len(self.ctx) > 1:
                 executor.broadcast(self.chosen(lists), lists, root)
 
-    @atomic
+    @atomic()
     def reduce_scatter(self, data: Sequence[mx.nd.NDArray]) -> None:
         """Replace part i of the array at position i by the sum of part i of all arrays.
 
@@ -214,7 +199,7 @@ class Exchange:
             for i, part in parts:
                 flat_total[part].copyto(flat[i][part])
 
-    @atomic
+    @atomic()
     def all_gather(self, data: Sequence[mx.nd.NDArray]) -> None:
         """Replace part i of every array by part i of the array at position i."""
         parts, flat = self._parts(data), executor.flattened(data)
@@ -237,12 +222,8 @@ class Exchange:
     def _sum_inside(self, lists: Lists, root: int | None) -> None:
         """Sum a bucket over this process's devices, on the device ``root`` or on all."""
         with self._summands(lists, root) as summands:
-            if len(self.ctx) == 1:
-                return
-            if root is None:
-                executor.allreduce(self.chosen(summands), summands, self._combine)
-            else:
-                executor.reduce(self.chosen(summands), summands, root, self._combine)
+            if len(self.ctx) > 1:
+                executor.reduce(self.chosen(summands), summands, self._combine, root)
 
     @contextlib.contextmanager
     def _summands(self, lists: Lists, root: int | None) -> Iterator[Lists]:
@@ -250,17 +231,18 @@ class Exchange:
 
         They are the arrays themselves, or copies. For a mean, copies are scaled. For compression,
         copies are rounded to the 11 binary digits of float16; so is the sum, which becomes infinite
-        above 65504. With ``accumulate``, copies are of that wider dtype.
+        above 65504.
         """
         k, compressed = len(self.ctx), self._compression is not None
-        scale = _scale_of_mean(k)
+        # A power of two of at most 1 / k: no sum of scaled values is larger than the largest value,
+        # so a mean is finite although the sum of the values may overflow. Scaling changes no digit,
+        # unless a value is very small (1e-38 k in float32; float16 is converted before).
+        scale = 0.5 ** (k - 1).bit_length()
         if self.op == "mean":
             wider = np.promote_types(memory.kind(lists[0][0])[1], "float32")
             copies = [[a.astype(wider, copy=False) * scale for a in data] for data in lists]
         elif compressed:
             copies = [[a.astype("float16").astype("float32") for a in data] for data in lists]
-        elif self.accumulate is not None:
-            copies = [[array.astype(self.accumulate) for array in data] for data in lists]
         else:
             yield lists
             return
@@ -274,7 +256,7 @@ class Exchange:
     def chosen(self, lists: Lists) -> registry.Algorithm:
         """Return the algorithm for a bucket."""
         if memory.kind(lists[0][0])[2] == "row_sparse":
-            return row_sparse.ALGORITHM
+            return executor.ROW_SPARSE
         if self._name is not None:
             return registry.named(self._name)
         num_bytes = sum(memory.num_bytes(data[0]) for data in lists)
@@ -301,28 +283,3 @@ class Exchange:
         for array, total in zip(flat, sums):
             average = mx.nd.broadcast_div(total, count.as_in_context(total.context))
             average.astype(dtype).copyto(array)
-
-
-def exchange_over(
-    ctx: Sequence[mx.Context], algorithm: str | None = None, op: str | None = "sum"
-) -> Exchange:
-    """Return the exchange for these arguments, which is made by the first call."""
-    return _made(tuple(ctx), algorithm, num_processes=cluster.size(), op=op)
-
-
-_made = functools.lru_cache(256)(Exchange)
-
-
-def _scale_of_mean(count: int) -> float:
-    """Return the power of two s by which ``count`` values are multiplied before they are added.
-
-    Their sum is then divided by ``count * s``, and the mean is finite wherever it can be
-    represented, although the sum of the values may overflow: s is at most 1 / ``count``, so no sum
-    of scaled values is larger than the largest value. Scaling by a power of two changes no digit:
-    the result has the bits of sum / ``count``, if no value is so small (1e-38 ``count`` in float32)
-    that it loses digits. float16 ends at 6e-8, so its mean is computed in float32.
-
-    >>> _scale_of_mean(3), _scale_of_mean(4)
-    (0.25, 0.25)
-    """
-    return 0.5 ** (count - 1).bit_length()

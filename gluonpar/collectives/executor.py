@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import Callable, Collection, Container, Iterator, Sequence
+from typing import Container, Iterator, Sequence
 
 import mxnet as mx
 
@@ -23,30 +23,19 @@ OPERATORS = {"max": mx.nd.broadcast_maximum, "min": mx.nd.broadcast_minimum}
 OPERATORS["sum"] = mx.nd.broadcast_add  # elemwise_add knows no int8 on GPUs
 
 
-def allreduce(algorithm: Algorithm, lists: Lists, op: str) -> None:
-    """Replace every array of each list of a bucket by the sum of the list, or another ``op``."""
-    if algorithm.run is not None:
-        algorithm.run(lists, op)
-    elif algorithm.plan is not None:
-        with joined(lists) as whole:
-            run(registry.checked(algorithm.plan, len(whole)), flattened(whole), op)
+def reduce(algorithm: Algorithm, lists: Lists, op: str, root: int | None = None) -> None:
+    """Replace every array of each list of a bucket by the sum of the list, or another ``op``.
 
-
-def reduce(algorithm: Algorithm, lists: Lists, root: int, op: str) -> None:
-    """Replace the array of device ``root``, of each list of a bucket, by the sum of the list.
-
-    By the hops of the algorithm's plan on which the root's sum depends. An algorithm that has
-    neither a plan nor a reduce gives all devices the sum.
+    Or only the arrays of device ``root``, by the hops of the algorithm's plan on which these sums
+    depend. An algorithm that has neither a plan nor a reduce gives all devices the sum.
     """
-    if algorithm.reduce is not None:
+    if root is not None and algorithm.reduce is not None:
         algorithm.reduce(lists, root, op)
-    elif algorithm.plan is None:
-        allreduce(algorithm, lists, op)
+    elif algorithm.run is not None:
+        algorithm.run(lists, op)
     else:
-        hops = _to_root(algorithm, len(lists[0]), root)
-        with joined(lists, writes=[root]) as whole:
-            results = [(root, chunk) for chunk in range(plan.num_chunks(hops))]
-            run(hops, flattened(whole), op, results)
+        with joined(lists, writes=None if root is None else [root]) as whole:
+            run(_hops(algorithm, len(whole), root), flattened(whole), op, root)
 
 
 def broadcast(algorithm: Algorithm, lists: Lists, root: int) -> None:
@@ -59,14 +48,19 @@ def broadcast(algorithm: Algorithm, lists: Lists, root: int) -> None:
         return
     k = len(lists[0])
     with joined(lists, [root], [i for i in range(k) if i != root]) as whole:
-        run(plan.reverse(_to_root(algorithm, k, root)), flattened(whole))
+        run(plan.reverse(_hops(algorithm, k, root)), flattened(whole))
 
 
 @functools.lru_cache(256)
-def _to_root(algorithm: Algorithm, num_devices: int, root: int) -> list[Hop]:
-    """Return the hops of a reduce to ``root``: of the algorithm's plan, or of a tree."""
-    hops = registry.checked(algorithm.plan or tree.plan, num_devices)
-    return plan.relabel(plan.towards(hops, 0), root, num_devices)
+def _hops(algorithm: Algorithm, num_devices: int, root: int | None) -> list[Hop]:
+    """Return the hops of the algorithm's plan, or of a tree: of a reduce to ``root``, if given."""
+    hops, k = registry.checked(algorithm.plan or tree.plan, num_devices), num_devices
+    if root is None:
+        return hops
+    return [
+        hop._replace(src=(hop.src + root) % k, dst=(hop.dst + root) % k)
+        for hop in plan.towards(hops, 0)
+    ]
 
 
 @contextlib.contextmanager
@@ -93,17 +87,13 @@ def joined(
     ]
     yield whole
     for i, arrays in enumerate(of_devices):
-        if writes is None or i in writes:
-            _cut(whole[i], arrays)
-
-
-def _cut(whole: mx.nd.NDArray, parts: Sequence[mx.nd.NDArray]) -> None:
-    """Copy an array into parts, end to end, in one operator: a copyto of each would be one each."""
-    end = 0
-    with mx.engine.bulk(len(parts)):
-        for part in parts:
-            start, end = end, end + part.size
-            mx.nd.slice_axis(whole, axis=0, begin=start, end=end, out=part)
+        if writes is not None and i not in writes:
+            continue
+        end = 0
+        with mx.engine.bulk(len(arrays)):  # one operator; a copyto of each would be one each
+            for array in arrays:
+                start, end = end, end + array.size
+                mx.nd.slice_axis(whole[i], axis=0, begin=start, end=end, out=array)
 
 
 def flattened(data: Sequence[mx.nd.NDArray]) -> list[mx.nd.NDArray]:
@@ -116,62 +106,65 @@ def flattened(data: Sequence[mx.nd.NDArray]) -> list[mx.nd.NDArray]:
 
 
 def run(
-    hops: Sequence[Hop], data: Sequence[mx.nd.NDArray], op: str = "sum", results: Collection = ()
+    hops: Sequence[Hop], data: Sequence[mx.nd.NDArray], op: str = "sum", root: int | None = None
 ) -> None:
-    """Carry out ``hops`` on ``data`` in place; ``data[i]`` is device i's array, flat.
+    """Carry out ``hops`` on ``data``, in place; ``data[i]`` is device i's array, flat.
 
-    ``results`` holds the (device, chunk) pairs to write; by default, all are written.
+    With ``root`` only that device's array is written.
     """
-    combine = OPERATORS[op]
-    if plan.num_chunks(hops) == 1:
-        _run_whole(hops, data, combine, results)
-        return
-    size = data[0].size
+    size, whole = data[0].size, plan.num_chunks(hops) == 1
     cuts = partition.slices(size, plan.num_chunks(hops))[:size]  # without the empty ones
-    chunks = {(i, c): array[cut] for i, array in enumerate(data) for c, cut in enumerate(cuts)}
+    chunks = {
+        (i, c): array if whole else array[cut]
+        for i, array in enumerate(data)
+        for c, cut in enumerate(cuts)
+    }
+    results = {place for place in chunks if root in (None, place[0])}
+    written_now = results if whole else set()  # whole arrays gain nothing from writing at the end
     values = dict(chunks)
     for step in plan.by_step([hop for hop in hops if hop.chunk < len(cuts)]):
-        sent = [values[hop.src, hop.chunk].copyto(data[hop.dst].context) for hop in step]
+        changed = {(hop.dst, hop.chunk) for hop in step}
+        sent = []
+        for hop in step:
+            place, value = (hop.src, hop.chunk), values[hop.src, hop.chunk]
+            if hop.reduce or place in changed or (hop.dst, hop.chunk) not in written_now:
+                value = value.copyto(data[hop.dst].context)
+            sent.append(value)
         for hop, value in zip(step, sent):
+            place = hop.dst, hop.chunk
+            own = values[place]
             if hop.reduce:
-                _combine(combine, hop, value, values[hop.dst, hop.chunk], out=value)
-            values[hop.dst, hop.chunk] = value
-    for place, chunk in chunks.items():
-        value = values[place]
-        if (not results or place in results) and value is not chunk:
-            value.copyto(chunk)
-
-
-def _run_whole(
-    hops: Sequence[Hop], data: Sequence[mx.nd.NDArray], combine: Callable, results: Collection
-) -> None:
-    """Carry out a plan of whole arrays, which gains nothing from writing at the end."""
-    values = list(data)
-    unwritten = {i for i in range(len(data)) if results and (i, 0) not in results}
-    for step in plan.by_step(hops):
-        written = {hop.dst for hop in step}
-        sent = [
-            values[hop.src].copyto(data[hop.dst].context)
-            if hop.reduce or hop.src in written or hop.dst in unwritten
-            else values[hop.src]
-            for hop in step
-        ]
-        for hop, value in zip(step, sent):
-            own = values[hop.dst]
-            if hop.reduce:
-                out = value if hop.dst in unwritten else own
-                values[hop.dst] = _combine(combine, hop, value, own, out)
-            elif hop.dst in unwritten:
-                values[hop.dst] = value
+                # In the order of the devices, so that two that exchange values get the same bits:
+                # it matters for NaNs, and for the sign of a maximum of 0.0 and -0.0.
+                pair = (value, own) if hop.src < hop.dst else (own, value)
+                values[place] = OPERATORS[op](*pair, out=own if place in written_now else value)
             else:
-                value.copyto(own)
+                values[place] = value.copyto(own) if place in written_now else value
+    for place in results:
+        if values[place] is not chunks[place]:
+            values[place].copyto(chunks[place])
 
 
-def _combine(
-    combine: Callable, hop: Hop, came: mx.nd.NDArray, own: mx.nd.NDArray, out: mx.nd.NDArray
-) -> mx.nd.NDArray:
-    """Combine two values in the order of their devices, so that both get the same bits.
+def _sum_rows(lists: Lists, op: str) -> None:
+    for data in lists:
+        total = mx.nd.sparse.add_n(*(array.as_in_context(data[0].context) for array in data))
+        for array in data:
+            total.copyto(array)
 
-    The order matters only for NaNs, and for the sign of a maximum of 0.0 and -0.0.
-    """
-    return combine(*((came, own) if hop.src < hop.dst else (own, came)), out=out)
+
+def _copy_rows(lists: Lists, root: int) -> None:
+    for data in lists:
+        for array in data:
+            if array is not data[root]:
+                data[root].copyto(array)
+
+
+ROW_SPARSE = Algorithm("row_sparse", run=_sum_rows, broadcast=_copy_rows)
+"""For row_sparse arrays, such as the gradients of an embedding: the union of their rows, summed.
+
+A row_sparse array holds some rows of a large array, and their indices. Each device has other rows,
+so no algorithm on chunks can add such arrays. The rows are copied to the first array's device and
+added there, in the order of the list, and the sum is copied to every device. MXNet's kvstore adds
+in this order, too, so the results have the same bits. Between processes, every rank receives all
+rows, and adds rows with the same index.
+"""

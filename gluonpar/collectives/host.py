@@ -29,9 +29,10 @@ from gluonpar.runtime import engine, memory, threads
 
 def refusal(ctx: Sequence[mx.Context]) -> str:
     """Return why arrays on these contexts cannot be summed here; "" if they can."""
-    gpus = [context for context in ctx if "gpu" in context.device_type]
-    reason = "must be given CPU contexts only, got {}, whose memory the host cannot read"
-    return reason.format(gpus[0]) if gpus else ""
+    for context in ctx:
+        if "gpu" in context.device_type:
+            return f"must be given CPU contexts only, got {context}, whose memory it cannot read"
+    return ""
 
 
 def on_host(ctx: Sequence[mx.Context]) -> bool:

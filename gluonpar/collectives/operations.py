@@ -10,21 +10,20 @@ from mxnet import autograd
 from gluonpar import cluster
 from gluonpar.collectives import arguments, exchange
 from gluonpar.collectives.choice import Choice, choose
-from gluonpar.collectives.exchange import BUCKET_BYTES, Exchange, in_buckets
+from gluonpar.collectives.exchange import Exchange, in_buckets
 from gluonpar.runtime import devices, interrupts, memory
 
 # Functions that push the sum of a list that has been checked before: checking takes longer than a
 # small sum. The arrays are not kept alive (memory.fingerprint).
 _prepared: dict[tuple, Callable] = {}
 _MOST_PREPARED = 256
-_after_sums: list[Callable] = []
+after_sums: list[Callable] = []  # called with lists whose arrays a program has replaced by sums
 
 
 def allreduce(
     data: Sequence[mx.nd.NDArray],
     algorithm: str | None = None,
     op: str = "sum",
-    accumulate: str | None = None,
 ) -> None:
     """Replace every array of ``data`` by the sum of all of them, in place.
 
@@ -40,10 +39,10 @@ def allreduce(
     shape (size 0 and 0-d included) and dtype (float16, float32, float64, int8, int32, int64 or
     uint8), on CPUs, GPUs or both; a context may occur more than once. Or all are row_sparse: the
     sum has the rows that any of them has, ``op`` is 'sum' or 'mean', and nothing else can be given
-    (:mod:`gluonpar.collectives.row_sparse`). ``algorithm`` is a name in
+    (:data:`gluonpar.collectives.executor.ROW_SPARSE`). ``algorithm`` is a name in
     :data:`ALGORITHMS`; None chooses one (see :func:`explain`). ``op`` is 'sum', 'mean' (floats
-    only), 'max' or 'min'. float16 is added in float16, or in float32 with ``accumulate='float32'``
-    and for the mean, which never overflows. Integers wrap around.
+    only), 'max' or 'min'. float16 is added in float16, for the mean in float32. A mean never
+    overflows. Integers wrap around.
 
     All arrays end with the same bits, and with one algorithm the same values always give the same
     bits. Asynchronous, as all MXNet operators. An error during execution is raised at the next wait
@@ -65,7 +64,7 @@ def allreduce(
     >>> data[1].asnumpy().tolist()
     [3.0, 3.0]
     """
-    key = _key(data, algorithm, op, accumulate, cluster.size())
+    key = _key(data, algorithm, op, cluster.size())
     prepared = _prepared.get(key)
     if prepared is not None:
         with interrupts.held(), exchange.pushing:
@@ -73,34 +72,27 @@ def allreduce(
         _call_after_sums([data])
         return
     kind = arguments.check_list(data, row_sparse=True)
-    over = _checked_exchange([kind], algorithm, op, accumulate)
+    over = _checked_exchange([kind], algorithm, op)
     over.allreduce(in_buckets([data]))
     _call_after_sums([data])
     if len(data) == 1 or 0 in kind.shape or over.num_processes > 1:
         return
     chosen = over.chosen([data])
-    if chosen.prepare is not None and op != "mean" and accumulate is None:
+    if chosen.prepare is not None and op != "mean":
         if len(_prepared) == _MOST_PREPARED:
             _prepared.clear()
         _prepared[key] = chosen.prepare([data], op)
 
 
-def after_sums(function: Callable) -> None:
-    """Have ``function(lists)`` called whenever a program has replaced arrays by their sums."""
-    _after_sums.append(function)
-
-
 def _call_after_sums(lists: Sequence[Sequence[mx.nd.NDArray]]) -> None:
-    for function in _after_sums:
+    for function in after_sums:
         function(lists)
 
 
 def _key(data: Any, *how: Any) -> tuple:
     """Return a key that identifies the live arrays of a list; () if it holds anything else."""
-    if not isinstance(data, (list, tuple)):
-        return ()
     try:
-        return (*map(memory.fingerprint, data), *how)
+        return (*map(memory.fingerprint, data), *how) if isinstance(data, (list, tuple)) else ()
     except TypeError:
         return ()
 
@@ -109,20 +101,18 @@ def allreduce_many(
     lists: Iterable[Sequence[mx.nd.NDArray]],
     algorithm: str | None = None,
     op: str = "sum",
-    accumulate: str | None = None,
-    bucket_bytes: int = BUCKET_BYTES,
 ) -> None:
-    """:func:`allreduce` every list of ``lists`` in place, in buckets of up to ``bucket_bytes``.
+    """:func:`allreduce` every list of ``lists`` in place, in buckets of up to 4 MiB per device.
 
     ``lists[j]`` holds variable j's arrays, one per device, on the same contexts for every j. A
-    bucket holds consecutive variables of one dtype, at most ``bucket_bytes`` per device; a larger
-    variable has a bucket to itself. 'host' and 'nccl' sum a bucket in one operator, without copies;
-    for the other algorithms a bucket is copied into one array per device and back.
+    bucket holds consecutive variables of one dtype; a variable above 4 MiB has one to itself.
+    'host' and 'nccl' sum a bucket in one operator, without copies; for the other algorithms a
+    bucket is copied into one array per device and back.
 
     The results have the bits of separate calls, except for floats added by algorithms that cut
     arrays into chunks: an element's position determines the order of its additions. Raises as
     :func:`allreduce` does, before anything has changed; also ValueError for lists on different
-    contexts, for an array in two lists, and for ``bucket_bytes`` below 1.
+    contexts, and for an array in two lists.
 
     >>> import mxnet as mx
     >>> grads = [[mx.nd.ones((n,), ctx=mx.cpu(i)) for i in range(2)] for n in (3, 1)]
@@ -130,36 +120,31 @@ def allreduce_many(
     >>> grads[0][1].asnumpy().tolist(), grads[1][0].asnumpy().tolist()
     ([2.0, 2.0, 2.0], [2.0])
     """
-    if bucket_bytes < 1:
-        raise ValueError(f"bucket_bytes must be at least 1, got {bucket_bytes}")
     lists = [*lists]  # it may be a generator
     kinds = [arguments.check_list(data, f"lists[{j}]", True) for j, data in enumerate(lists)]
     arguments.check_apart([array for data in lists for array in data], "lists")
     if lists:
-        over = _checked_exchange(kinds, algorithm, op, accumulate)
-        over.allreduce(in_buckets(lists, bucket_bytes))
+        over = _checked_exchange(kinds, algorithm, op)
+        over.allreduce(in_buckets(lists))
         _call_after_sums(lists)
 
 
 def explain(data: Sequence[mx.nd.NDArray]) -> Choice:
     """Return the algorithm that :func:`allreduce` chooses for ``data``, and the reason.
 
-    Between processes gradients are summed by MPI or NCCL (docs/cluster.md): this is about one.
-    It depends on the arrays' contexts and bytes: on CPU contexts 'host'; on GPUs 'nccl', where it
-    takes these GPUs; otherwise 'tree' for small arrays and 'ring' for large ones, from 2 MB on two
-    devices and 23 MB on eight (:mod:`gluonpar.collectives.choice`). Raises as :func:`allreduce`
-    does.
+    The rule is in :mod:`gluonpar.collectives.choice`. It is about one process; between processes
+    arrays are summed by MPI or NCCL (docs/cluster.md). Raises as :func:`allreduce` does.
 
     >>> import mxnet as mx
     >>> print(explain([mx.nd.ones((2,), ctx=mx.cpu(i)) for i in range(4)]))
     host: all arrays are in the host's memory, so it can sum them in place
     """
     kind = arguments.check_list(data, row_sparse=True)
-    arguments.check_op("sum", None, kind.dtype)
+    arguments.check_op("sum", kind.dtype)
     if kind.stype == "row_sparse":
         choice = Choice("row_sparse", "rows are sent to the first device, added, and sent back")
     else:
-        choice = choose(kind.ctx, kind.num_bytes)
+        choice = choose(kind.ctx, memory.num_bytes(data[0]))
     staged = devices.staged(kind.ctx)
     return choice._replace(why=f"{choice.why}; {staged}") if staged else choice
 
@@ -176,28 +161,10 @@ def broadcast(data: Sequence[mx.nd.NDArray], root: int = 0) -> None:
     >>> data[0].asnumpy().tolist()
     [1.0, 1.0]
     """
-    _broadcast([data], [arguments.check_list(data)], root)
-
-
-def broadcast_many(lists: Iterable[Sequence[mx.nd.NDArray]], root: int = 0) -> None:
-    """:func:`broadcast` every list of ``lists``, all on the same contexts, in place.
-
-    On CPU contexts all lists together are one operator; elsewhere each bucket of lists is copied
-    into one array per device, and is one message. Raises as :func:`allreduce` does.
-    """
-    lists = [*lists]
-    kinds = [arguments.check_list(data, f"lists[{j}]") for j, data in enumerate(lists)]
-    if lists:
-        _broadcast(lists, kinds, root)
-
-
-def _broadcast(
-    lists: Sequence[Sequence[mx.nd.NDArray]], kinds: Sequence[arguments.Kind], root: int
-) -> None:
-    over = _checked_exchange(kinds, op=None)
-    rank, device = divmod(_checked_root(root, over), len(over.ctx))
+    over = _checked_exchange([arguments.check_list(data)], op=None)
+    rank, device = divmod(_checked_root(root, over), len(data))
     name = f"broadcast of array {device} of rank {rank}"
-    over.broadcast(in_buckets(lists, root=device), rank, name)
+    over.broadcast(in_buckets([data], root=device), rank, name)
 
 
 def reduce(data: Sequence[mx.nd.NDArray], root: int = 0, op: str = "sum") -> None:
@@ -250,10 +217,9 @@ def _checked_exchange(
     kinds: Sequence[arguments.Kind],
     algorithm: str | None = None,
     op: str | None = "sum",
-    accumulate: str | None = None,
 ) -> Exchange:
     """Return the exchange for lists of these kinds, over all processes or inside this one."""
-    over = Exchange(kinds[0].ctx, algorithm, op=op, accumulate=accumulate)
+    over = Exchange(kinds[0].ctx, algorithm, op=op)
     arguments.check_exchange(kinds, over)
     return over
 

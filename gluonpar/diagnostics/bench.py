@@ -103,7 +103,7 @@ def prepare(options: argparse.Namespace) -> tuple:
     if options.op != "sum" and collective not in ADDING:
         raise ValueError(f"{collective} adds nothing; leave out --op {options.op}")
     chosen = devices.choose(num_gpus=options.num_gpus, device=options.device)
-    arguments.check_op(options.op, None, np.dtype(options.dtype))
+    arguments.check_op(options.op, np.dtype(options.dtype))
     names, left_out = [], {}
     for name in candidate_names(options, chosen.ctx):
         try:

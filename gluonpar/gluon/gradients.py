@@ -148,7 +148,7 @@ def _note_sums(lists: Iterable[Sequence[mx.nd.NDArray]]) -> None:
         grads.sum_on = range(len(grads.values))
 
 
-operations.after_sums(_note_sums)
+operations.after_sums.append(_note_sums)
 
 
 def are_sums(params: Sequence[gluon.Parameter]) -> bool:

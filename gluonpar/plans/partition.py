@@ -47,12 +47,10 @@ def slices(n: int, k: int, weights: Sequence[float] | None = None) -> list[slice
 
 def check_weights(weights: Sequence[float], k: int) -> None:
     """Raise ValueError unless ``weights`` are ``k`` positive finite numbers."""
-    must = f"weights={list(weights)} must be positive finite numbers, one per device"
-    if len(weights) != k:
-        raise ValueError(f"{must}, got {len(weights)} for {k} devices")
-    for weight in weights:
-        if not isinstance(weight, Real) or not 0 < weight < math.inf:
-            raise ValueError(f"{must}, got {weight!r}; try 1 and 2")
+    wrong = [each for each in weights if not isinstance(each, Real) or not 0 < each < math.inf]
+    if wrong or len(weights) != k:
+        must = f"must be {k} positive finite numbers, one per device; try 1 and 2"
+        raise ValueError(f"weights={list(weights)} {must}")
 
 
 def _proportional(n: int, weights: list[Fraction]) -> list[int]:

@@ -14,8 +14,6 @@ from typing import Callable, NamedTuple, Sequence
 
 import numpy as np
 
-_TIMES = {0: "not at all", 2: "twice"}
-
 
 class Hop(NamedTuple):
     """In ``step``, device ``src`` sends its value of ``chunk`` to device ``dst``.
@@ -79,14 +77,6 @@ def chunks_sent(hops: Sequence[Hop]) -> collections.Counter:
     return collections.Counter(hop.src for hop in hops)
 
 
-def relabel(hops: Sequence[Hop], root: int, num_devices: int) -> list[Hop]:
-    """Return the plan with device i replaced by device (i + root) modulo ``num_devices``."""
-    return [
-        hop._replace(src=(hop.src + root) % num_devices, dst=(hop.dst + root) % num_devices)
-        for hop in hops
-    ]
-
-
 def contributions(hops: Sequence[Hop], num_devices: int) -> np.ndarray:
     """Return how often device k's value is in device i's final value of chunk c, at [i, c, k].
 
@@ -115,14 +105,14 @@ def check(plan: Callable[[int], Sequence[Hop]] | Sequence[Hop], num_devices: int
     >>> check([Hop(0, 1, 0, 0, True), Hop(0, 0, 1, 0, True)], 2)
     >>> check([Hop(0, 1, 0, 0, True), Hop(1, 0, 1, 0, True)], 2)
     Traceback (most recent call last):
-    ValueError: with 2 devices, device 1 ends in chunk 0 with the value of device 1 twice
+    ValueError: with 2 devices, chunk 0 of device 1 must have device 1's value once, got it 2 times
     """
     hops = [Hop(*hop) for hop in (plan(num_devices) if callable(plan) else plan)]
     of = f"with {num_devices} device{'s' * (num_devices != 1)}, "
     for hop in hops:
         if not {hop.src, hop.dst} <= {*range(num_devices)} or hop.src == hop.dst:
             raise ValueError(f"{of}{hop} must be between two devices of 0 to {num_devices - 1}")
-        if hop.step < 0 or hop.chunk < 0:
+        if min(hop.step, hop.chunk) < 0:
             raise ValueError(f"{of}{hop} must have a step and a chunk of at least 0")
     for step in by_step(hops):
         written: dict[tuple[int, int], Hop] = {}
@@ -131,11 +121,6 @@ def check(plan: Callable[[int], Sequence[Hop]] | Sequence[Hop], num_devices: int
             if other is not hop and not (hop.reduce and other.reduce):
                 raise ValueError(f"{of}{other} and {hop} write the same chunk in the same step")
     counts = contributions(hops, num_devices)
-    if (counts != 1).any():
-        device, chunk = np.argwhere((counts != 1).any(axis=2))[0]
-        wrong = "; ".join(
-            f"device {source} {_TIMES.get(times, f'{times} times')}"
-            for source, times in enumerate(counts[device, chunk].tolist())
-            if times != 1
-        )
-        raise ValueError(f"{of}device {device} ends in chunk {chunk} with the value of {wrong}")
+    for device, chunk, source in np.argwhere(counts != 1):
+        must = f"chunk {chunk} of device {device} must have device {source}'s value once"
+        raise ValueError(f"{of}{must}, got it {counts[device, chunk, source]} times")

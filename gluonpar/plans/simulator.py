@@ -13,23 +13,106 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from typing import NamedTuple
+from typing import Callable, NamedTuple, Sequence
 
 import numpy as np
 
 from gluonpar.plans import registry
-from gluonpar.plans.plan import Hop, num_chunks
-from gluonpar.plans.topologies import TOPOLOGIES, Topology
+from gluonpar.plans.plan import Hop, num_chunks, num_steps
 
 _AT_ONCE = 1e-9  # of the time until the next event: what ends within it ends with it
 
 
-class Timed(NamedTuple):
-    """A hop, and the seconds from the beginning of the all-reduce at which it begins and ends."""
+class Link(NamedTuple):
+    """The latency of a link in seconds, and its bandwidth in bytes/s in each direction."""
 
-    hop: Hop
-    begin: float
-    end: float
+    latency: float
+    bandwidth: float
+
+
+# Bandwidths by specification, less what protocols take; latencies of a copy on an idle machine.
+PCIE = Link(10e-6, 12e9)  # PCIe 3.0 with 16 lanes
+BETWEEN_SOCKETS = Link(1e-6, 20e9)  # Intel's QPI and UPI
+NVSWITCH = Link(5e-6, 144e9)  # six links of NVLink 2, from a device to the switch
+ETHERNET = Link(25e-6, 1.2e9)  # 10 Gbit/s
+
+
+class Topology:
+    """Devices and the links between them.
+
+    ``links`` are their names, ``latency`` (seconds) and ``bandwidth`` (bytes/s) arrays over them.
+    ``routes[src, dst]`` are the indices of the links that a message passes, filled up with -1.
+    ``num_devices`` is the number of devices.
+    """
+
+    def __init__(
+        self, links: Sequence[tuple[str, Link]], routes: Callable[[int, int], Sequence[int]], k: int
+    ) -> None:
+        self.links, self.num_devices = [name for name, _ in links], k
+        kinds = [*(kind for _, kind in links), Link(0.0, math.inf)]  # the last is for -1
+        self.latency, self.bandwidth = (np.array(values, float) for values in zip(*kinds))
+        links_of = {pair: routes(*pair) for pair in itertools.permutations(range(k), 2)}
+        longest = max(map(len, links_of.values()), default=1)
+        self.routes = np.full((k, k, longest), -1)
+        for (src, dst), passed in links_of.items():
+            self.routes[src, dst, : len(passed)] = passed
+
+
+def full(num_devices: int, link: Link = PCIE) -> Topology:
+    """Return a topology with a link between every two devices, as the cost model assumes."""
+    pairs = [*itertools.permutations(range(num_devices), 2)]
+    index = {pair: number for number, pair in enumerate(pairs)}
+    links = [(f"{i}-{j}", link) for i, j in pairs]
+    return Topology(links, lambda i, j: [index[i, j]], num_devices)
+
+
+def pcie(num_devices: int, link: Link = PCIE, sockets: Link = BETWEEN_SOCKETS) -> Topology:
+    """Return a machine with two PCIe switches, each with half of the devices and a link to its CPU.
+
+    ``sockets`` connects the CPUs. Messages from one switch to the other share these links.
+    """
+    return _switches(num_devices, [num_devices - num_devices // 2, num_devices // 2], link, sockets)
+
+
+def nvswitch(num_devices: int, link: Link = NVSWITCH) -> Topology:
+    """Return devices on one switch: only a device's own link bounds what it sends and receives."""
+    return _switches(num_devices, [num_devices], link, link)
+
+
+def ethernet(
+    num_devices: int, per_host: int = 4, link: Link = PCIE, network: Link = ETHERNET
+) -> Topology:
+    """Return hosts with ``per_host`` devices each; a host has one link to the network's switch."""
+    full_hosts, rest = divmod(num_devices, per_host)
+    sizes = [per_host] * full_hosts + [rest] * (rest > 0)
+    return _switches(num_devices, sizes, link, network)
+
+
+def _switches(k: int, sizes: Sequence[int], link: Link, between: Link) -> Topology:
+    """Return devices on switches of these sizes; each switch has one link to the others."""
+    switch_of = [s for s, size in enumerate(sizes) for _ in range(size)]
+    links = []
+    for name, kind, count in (("device", link, k), ("switch", between, len(sizes))):
+        half = kind._replace(latency=kind.latency / 2)  # a message passes two of them
+        links += [(f"{name} {i} {way}", half) for way in ("out", "in") for i in range(count)]
+
+    def route(i: int, j: int) -> Sequence[int]:
+        out, into = i, k + j
+        if switch_of[i] == switch_of[j]:
+            return [out, into]
+        first = 2 * k
+        return [out, first + switch_of[i], first + len(sizes) + switch_of[j], into]
+
+    return Topology(links, route, k)
+
+
+TOPOLOGIES: dict[str, Callable[[int], Topology]] = {
+    "full": full,
+    "pcie": pcie,
+    "nvswitch": nvswitch,
+    "ethernet": ethernet,
+}
+"""By the names that :func:`simulate` accepts: topologies for K devices."""
 
 
 class Simulation(NamedTuple):
@@ -44,9 +127,9 @@ class Simulation(NamedTuple):
     end: np.ndarray
 
     @property
-    def timed(self) -> list[Timed]:
-        """Every hop with its begin and end."""
-        return [Timed(*row) for row in zip(self.hops, self.begin.tolist(), self.end.tolist())]
+    def timed(self) -> list[tuple[Hop, float, float]]:
+        """Every hop with the seconds from the beginning at which it begins and ends."""
+        return [*zip(self.hops, self.begin.tolist(), self.end.tolist())]
 
 
 def simulate(
@@ -55,8 +138,8 @@ def simulate(
     """Simulate an all-reduce of arrays of ``num_bytes`` each over ``num_devices``.
 
     ``algorithm`` has a plan. ``topology`` is a :class:`Topology` or the name of one: 'full' (a link
-    between every two devices), 'pcie' (two switches), 'nvlink' (the cube mesh of a DGX-1V),
-    'nvswitch' or 'ethernet' (hosts of four devices).
+    between every two devices), 'pcie' (two switches), 'nvswitch' or 'ethernet' (hosts of four
+    devices).
 
     Raises ValueError for an algorithm without a plan, an unknown topology or one for another number
     of devices, and for ``num_bytes`` that are not a finite number of at least 0.
@@ -64,55 +147,39 @@ def simulate(
     >>> simulate("ring", 4, 1e6, "nvswitch").seconds < simulate("ring", 4, 1e6, "ethernet").seconds
     True
     """
-    plan = _messages(algorithm, num_devices)
+    hops, (steps, src, dst), counts, of_hop = _messages(algorithm, num_devices)
     if isinstance(topology, str):
         if topology not in TOPOLOGIES:
-            known = ", ".join(TOPOLOGIES)
-            raise ValueError(f"topology must be one of {known}, got {topology!r}")
+            raise ValueError(f"topology must be one of {', '.join(TOPOLOGIES)}, got {topology!r}")
         topology = TOPOLOGIES[topology](num_devices)
     if topology.num_devices != num_devices:
-        got = f"one for {topology.num_devices}"
-        raise ValueError(f"topology must be for num_devices={num_devices}, got {got}")
+        raise ValueError(f"topology must be for {num_devices}, got {topology.num_devices} devices")
     if not 0 <= num_bytes < math.inf:
         raise ValueError(f"num_bytes must be a finite number of at least 0, got {num_bytes}")
-    chunk_bytes = num_bytes / num_chunks(plan.hops)
-    begin, end = np.zeros(len(plan.pairs)), np.zeros(len(plan.pairs))
-    bounds = np.flatnonzero(np.diff(plan.steps, prepend=-1, append=-1))
-    now = 0.0
-    known_ends: dict[tuple[bytes, bytes], np.ndarray] = {}
-    for first, last in zip(bounds, bounds[1:]):
-        pairs, counts = plan.pairs[first:last], plan.num_chunks[first:last]
-        key = pairs.tobytes(), counts.tobytes()
-        if key not in known_ends:  # most plans have few different steps
-            routes = topology.routes[np.divmod(pairs, num_devices)]
-            latency = topology.latency[routes].sum(axis=1)
-            known_ends[key] = share(latency, counts * chunk_bytes, routes, topology.bandwidth)
-        begin[first:last], end[first:last] = now, now + known_ends[key]
-        now = end[first:last].max()
-    return Simulation(float(now), plan.hops, begin[plan.of_hop], end[plan.of_hop])
-
-
-class _Messages(NamedTuple):
-    """A plan as messages in the order of their steps, with the number of chunks in each.
-
-    ``pairs`` holds sender * K + receiver, ``of_hop`` the index of each hop's message.
-    """
-
-    hops: list[Hop]
-    steps: np.ndarray
-    pairs: np.ndarray
-    num_chunks: np.ndarray
-    of_hop: np.ndarray
+    routes = topology.routes[src, dst]
+    latency, sent = topology.latency[routes].sum(axis=1), counts * (num_bytes / num_chunks(hops))
+    begin, end, now = np.zeros(len(counts)), np.zeros(len(counts)), 0.0
+    bounds = np.flatnonzero(np.diff(steps, prepend=-1, append=-1))
+    for step in map(slice, bounds, bounds[1:]):
+        begin[step] = now
+        end[step] = now + share(latency[step], sent[step], routes[step], topology.bandwidth)
+        now = end[step].max()
+    return Simulation(float(now), hops, begin[of_hop], end[of_hop])
 
 
 @functools.lru_cache(1)  # the plan for 1,024 devices takes seconds, and has millions of hops
-def _messages(algorithm: str, num_devices: int) -> _Messages:
-    hops, k = registry.hops(algorithm, num_devices), num_devices
+def _messages(algorithm: str, num_devices: int) -> tuple:
+    """Return the hops; of each message step, sender and receiver, and chunks; each hop's message.
+
+    The messages are in the order of their steps.
+    """
+    hops = registry.hops(algorithm, num_devices)
     flat = np.fromiter(itertools.chain.from_iterable(hops), np.int64, 5 * len(hops))
-    step, src, dst, _, _ = flat.reshape(-1, 5).T
-    codes = (step * k + src) * k + dst
+    steps, src, dst, _, _ = flat.reshape(-1, 5).T
+    shape = (num_steps(hops), num_devices, num_devices)
+    codes = np.ravel_multi_index((steps, src, dst), shape)
     messages, of_hop, counts = np.unique(codes, return_inverse=True, return_counts=True)
-    return _Messages(hops, *np.divmod(messages, k * k), counts, of_hop)
+    return hops, np.unravel_index(messages, shape), counts, of_hop
 
 
 def share(

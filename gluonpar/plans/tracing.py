@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import html
 from collections import defaultdict
 from fractions import Fraction
-from typing import Iterable, NamedTuple
+from typing import NamedTuple
 
 from gluonpar.plans import registry
-from gluonpar.plans.plan import Hop, chunks_sent, num_chunks, num_steps
+from gluonpar.plans.plan import Hop, by_step, chunks_sent, num_chunks
 
 
 def trace(algorithm: str, num_devices: int) -> Trace:
@@ -30,7 +29,7 @@ def trace(algorithm: str, num_devices: int) -> Trace:
 class Trace(NamedTuple):
     """The hops of an algorithm between ``num_devices`` devices, as returned by :func:`trace`.
 
-    ``print`` and Jupyter show one row per step. They count steps from 1, ``Hop.step`` from 0.
+    ``print`` shows one row per step. It counts steps from 1, ``Hop.step`` from 0.
     """
 
     algorithm: str
@@ -38,35 +37,26 @@ class Trace(NamedTuple):
     hops: tuple[Hop, ...]
 
     def __str__(self) -> str:
-        rows = [_messages(h for h in self.hops if h.step == s) for s in range(num_steps(self.hops))]
+        rows = [*map(_messages, by_step(self.hops))]
         width = max((len(message) for row in rows for message in row), default=0)
-        lines = [self._title()]
+        lines = [f"{self.algorithm}, {_count(self.num_devices, 'device')}"]
         for s, row in enumerate(rows, start=1):
             messages = "   ".join(message.ljust(width) for message in row).rstrip()
             lines.append(f"step {s:<{len(str(len(rows)))}}  {messages}")
-        return "\n".join([*lines, self._total()])
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
-
-    def _title(self) -> str:
-        return f"{self.algorithm}, {_count(self.num_devices, 'device')}"
-
-    def _total(self) -> str:
         counts = chunks_sent(self.hops)
         sent = (str(Fraction(counts[i], num_chunks(self.hops))) for i in range(self.num_devices))
-        steps, messages = _count(num_steps(self.hops), "step"), _count(len(self.hops), "message")
-        return f"{steps}, {messages}; each device sends, in arrays: {', '.join(sent)}"
+        total = f"{_count(len(rows), 'step')}, {_count(len(self.hops), 'message')}"
+        return "\n".join([*lines, f"{total}; each device sends, in arrays: {', '.join(sent)}"])
 
 
 def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
-def _messages(hops: Iterable[Hop]) -> list[str]:
+def _messages(step: list[Hop]) -> list[str]:
     """The hops as text; chunks with the same sender, receiver and kind share one entry."""
     chunks = defaultdict(list)
-    for hop in sorted(hops):
+    for hop in step:
         chunks[hop.src, hop.dst, hop.reduce].append(str(hop.chunk))
     return [
         f"{src} -> {dst}: chunk{'s' * (len(sent) > 1)} {', '.join(sent)} "

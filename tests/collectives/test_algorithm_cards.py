@@ -78,12 +78,3 @@ def test_the_order_of_additions_is_the_plans(name):
             own = values[hop.dst][hop.chunk]
             values[hop.dst][hop.chunk] = f"({own}+{came})" if hop.reduce else came
     assert f"({rows(CARDS[name])['order of additions'][0]})".replace("`", "") == values[0][0]
-
-
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_a_card_is_complete(name):
-    labels = set(rows(CARDS[name]))
-    wanted = ("steps", "sent", "extra memory", "order of additions", "fast", "slow", "source")
-    assert all(any(label.startswith(want) for label in labels) for want in wanted)
-    pictures = re.findall(r"(?:\(pictures/|<!-- picture: )([\w-]+)\.svg", CARDS[name])
-    assert (name in pictures) == (name in PLANS)

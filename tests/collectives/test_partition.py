@@ -1,6 +1,7 @@
 """partition: k parts of n items, none lost, as even as possible, or as their weights demand."""
 
 import math
+import re
 from fractions import Fraction
 
 import pytest
@@ -74,20 +75,11 @@ def test_a_larger_weight_never_gets_less(n, weights):
             assert small <= large + (light == heavy)
 
 
-BAD_WEIGHTS = [
-    ([1, 2, 3], "got 3 for 2 devices"),
-    ([], "got 0 for 2 devices"),
-    ([1, 0], "got 0;"),
-    ([1, -2.5], "got -2.5;"),
-    ([math.inf, 1], "got inf;"),
-    ([1, math.nan], "got nan;"),
-    ([1, "2"], "got '2';"),
-]
+BAD_WEIGHTS = ([1, 2, 3], [], [1, 0], [1, -2.5], [math.inf, 1], [1, math.nan], [1, "2"])
 
 
 @pytest.mark.parametrize("n", [0, 1, 10])
-@pytest.mark.parametrize(("weights", "words"), BAD_WEIGHTS)
-def test_bad_weights_are_refused_with_their_values(n, weights, words):
-    with pytest.raises(ValueError, match=words) as caught:
+@pytest.mark.parametrize("weights", BAD_WEIGHTS, ids=str)
+def test_bad_weights_are_refused_with_their_values(n, weights):
+    with pytest.raises(ValueError, match=re.escape(f"weights={weights} must be 2 ")):
         partition.sizes(n, 2, weights)
-    assert f"weights={weights}" in str(caught.value)

@@ -42,37 +42,6 @@ def test_every_plan_is_an_allreduce_with_steps_from_0_on(name, k):
     assert {hop.step for hop in hops} == set(range(num_steps(hops)))
 
 
-def copied_to_another_device(hop, k, chunks):
-    if hop.reduce:
-        return None  # may arrive by another route: 1 -> 2 -> 0 for 1 -> 0 is an all-reduce, too
-    return [hop._replace(dst=next(d % k for d in range(hop.dst + 1, 2 * k) if d % k != hop.src))]
-
-
-FAULTS = {  # what stands in place of a hop; None: the fault does not apply to it
-    "left out": lambda hop, k, chunks: [],
-    "added twice": lambda hop, k, chunks: [hop, hop] if hop.reduce else None,
-    "added where it should be copied, or the reverse": lambda hop, k, chunks: [
-        hop._replace(reduce=not hop.reduce)
-    ],
-    "copied to another device": copied_to_another_device,
-    "sent back": lambda hop, k, chunks: [hop._replace(src=hop.dst, dst=hop.src)],
-    "another chunk": lambda hop, k, chunks: (
-        [hop._replace(chunk=(hop.chunk + 1) % chunks)] if chunks > 1 else None
-    ),
-}
-
-
-@pytest.mark.parametrize("name", PLANS)
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_in_any_hop_of_any_plan_is_detected(name, fault):
-    for k in (3, 4, 5):
-        hops = PLANS[name](k)
-        for i, hop in enumerate(hops):
-            wrong = FAULTS[fault](hop, k, num_chunks(hops))
-            if wrong is not None:
-                assert not passes([*hops[:i], *wrong, *hops[i + 1 :]], k), hop
-
-
 @st.composite
 def plans(draw):
     """A plan of the package, its devices renamed and its list in any order; often with faults."""
@@ -109,8 +78,14 @@ SHIFT = [Hop(0, 0, 1, 0, False), Hop(0, 1, 2, 0, False)]  # the second sends wha
 TWICE = [Hop(0, 1, 0, 0, True), Hop(1, 0, 1, 0, False), Hop(1, 0, 1, 0, False)]
 
 
+# Right only if device 2's copy comes before its addition, which are in one step.
+MIXED = [Hop(0, 2, 1, 0, True), Hop(1, 0, 2, 0, False), Hop(1, 1, 2, 0, True)]
+MIXED += [Hop(2, 2, i, 0, False) for i in (0, 1)]
+
+
 @given(plans(), st.sampled_from(["float32", "int8"]), st.integers(1, 40))
 @example((3, SHIFT), "float32", 3)
+@example((3, MIXED), "float32", 3)
 @example((2, TWICE), "int8", 3)
 @settings(max_examples=200)
 def test_executor_and_check_agree_on_every_plan(plan, dtype, size):
@@ -142,7 +117,7 @@ def test_a_reduce_and_a_broadcast_along_any_right_plan(plan, root, size):
     algorithm, root = Algorithm("drawn", plan=lambda k: hops), root % k
     values = np.random.RandomState(0).randint(1, 100, (k, size))
     data = [mx.nd.array(value, ctx=c) for value, c in zip(values, contexts(k))]
-    executor.reduce(algorithm, [data], root, "sum")
+    executor.reduce(algorithm, [data], "sum", root)
     np.testing.assert_array_equal(data[root].asnumpy(), values.sum(axis=0))
     for i in {*range(k)} - {root}:
         np.testing.assert_array_equal(data[i].asnumpy(), values[i])
@@ -190,7 +165,7 @@ def test_a_wrong_plan_is_refused_when_it_is_registered_or_first_used():
     register("wrong")(forgets_one_of_nine)
     try:
         data = [mx.nd.ones((2,), mx.cpu(i)) for i in range(9)]
-        with pytest.raises(ValueError, match="9 devices.*not at all"):
+        with pytest.raises(ValueError, match="9 devices.*once, got it 0 times"):
             gluonpar.allreduce(data, "wrong")
         assert all((array.asnumpy() == 1).all() for array in data)
     finally:

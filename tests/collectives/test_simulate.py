@@ -11,8 +11,7 @@ from test_algorithm_cards import formula
 
 from gluonpar.collectives import ALGORITHMS, Hop, simulate
 from gluonpar.plans import Algorithm
-from gluonpar.plans.simulator import share
-from gluonpar.plans.topologies import TOPOLOGIES, Link, ethernet, full
+from gluonpar.plans.simulator import TOPOLOGIES, Link, ethernet, full, share
 
 PLANS = [name for name, algorithm in ALGORITHMS.items() if algorithm.plan is not None]
 LINK = Link(latency=3e-5, bandwidth=7e9)
@@ -41,25 +40,12 @@ def test_twice_the_bandwidth_of_a_link_is_never_slower(name, k, num_bytes, on, d
     assert simulate(name, k, num_bytes, topology).seconds <= before.seconds * (1 + 1e-12)
 
 
-@settings(max_examples=40, deadline=None)
-@given(plans, st.integers(2, 8), sizes, topologies)
-def test_a_link_that_no_hop_uses_does_not_matter_and_every_other_does(name, k, num_bytes, on):
-    topology = TOPOLOGIES[on](k)
-    hops = simulate(name, k, num_bytes, topology).hops
-    used = {link for hop in hops for link in topology.routes[hop.src, hop.dst]}
-    before = simulate(name, k, num_bytes, topology).seconds
-    for link in range(len(topology.links)):
-        slow = TOPOLOGIES[on](k)
-        slow.latency[link] += 1.0
-        assert (simulate(name, k, num_bytes, slow).seconds == before) == (link not in used)
-
-
 @settings(max_examples=60, deadline=None)
 @given(plans, st.integers(2, 9), sizes, st.sampled_from(["full", "pcie", "nvswitch", "ethernet"]))
 def test_no_message_begins_before_what_it_sends_is_there(name, k, num_bytes, on):
     there = {}  # when the value of (device, chunk) was written last
     result = simulate(name, k, num_bytes, on)
-    for _, step in itertools.groupby(result.timed, key=lambda timed: timed.hop.step):
+    for _, step in itertools.groupby(result.timed, key=lambda timed: timed[0].step):
         before = dict(there)
         for hop, begin, end in step:
             assert begin >= before.get((hop.src, hop.chunk), 0.0)
@@ -105,7 +91,7 @@ def test_the_chunks_of_a_step_from_one_device_to_another_are_one_message():
     finally:
         del ALGORITHMS["funnel"]
     one, two = 2e-3, 2e-3 + 1e-3 + 2e-3  # a latency, and one or two chunks of 1 MB
-    assert [timed.end for timed in found.timed] == pytest.approx([one] * 2 + [two] * 4)
+    assert [end for _, _, end in found.timed] == pytest.approx([one] * 2 + [two] * 4)
 
 
 def test_a_message_passes_its_devices_links_and_those_of_the_switches():
@@ -126,7 +112,6 @@ def test_a_message_passes_its_devices_links_and_those_of_the_switches():
         (("ring", 4, -1), "-1"),
         (("ring", 4, math.nan), "nan"),
         (("ring", 4, 1e6, "bus"), "bus"),
-        (("ring", 9, 1e6, "nvlink"), "9"),
         (("ring", 4, 1e6, full(3)), "3"),
     ],
 )

@@ -5,7 +5,6 @@ import time
 
 import mxnet as mx
 import numpy as np
-import pytest
 import simulated_gpus
 from contexts import contexts
 from cuda_sim import counters, reset
@@ -46,31 +45,3 @@ print([{number for shard in shards for number in shard.asnumpy().flat} for shard
 def test_pinned_memory_is_not_filled_again_before_it_is_copied():
     printed = simulated_gpus.run(LOAD, delays=1)
     assert printed.strip() == str([{float(i)} for i in range(200)])
-
-
-def trainer(ctx, algorithm):
-    net = mx.gluon.nn.Dense(1, in_units=1)
-    net.initialize(ctx=ctx)
-    gluonpar.Trainer(net.collect_params(), "sgd", algorithm=algorithm)
-
-
-def train_batch(ctx, algorithm):
-    params = [gluonpar.get_params(gluonpar.init_lenet(), c) for c in ctx]
-    X, y = np.zeros((4, 1, 28, 28), "float32"), np.zeros(4, "int32")
-    gluonpar.train_batch(X, y, params, ctx, 0.1, algorithm=algorithm)
-
-
-HOST_READS = {
-    "allreduce": lambda ctx: gluonpar.allreduce([mx.nd.ones((2,), ctx=c) for c in ctx], "host"),
-    "train_batch": lambda ctx: train_batch(ctx, "host"),
-    "Trainer": lambda ctx: trainer(ctx, "host"),
-    "train": lambda ctx: gluonpar.train(2, dataset="synthetic", device="gpu", algorithm="host"),
-}
-
-
-@pytest.mark.parametrize("read", HOST_READS.values(), ids=HOST_READS)
-def test_the_host_reads_no_memory_of_a_gpu(read):
-    """CPU contexts' algorithm would; a GPU's memory has addresses that the host cannot read."""
-    with pytest.raises(ValueError, match=r"CPU contexts.*got gpu\(0\)"):
-        read(contexts(2))
-    mx.nd.waitall()

@@ -11,8 +11,6 @@ from simulated_gpus import counted
 
 import gluonpar
 from gluonpar import collectives
-from gluonpar.__main__ import main
-from gluonpar.diagnostics import self_test
 from gluonpar.runtime import nccl
 
 
@@ -74,12 +72,6 @@ def test_nccl_is_refused_where_a_launch_waits_for_its_kernel(monkeypatch):
     assert gluonpar.explain(ones(contexts(2))).algorithm != "nccl"
 
 
-def test_a_dtype_that_nccl_lacks_is_refused():
-    data = [mx.nd.ones((2,), ctx=context).astype("bool") for context in contexts(2)]
-    with pytest.raises(ValueError, match="got bool"):
-        gluonpar.allreduce(data, "nccl")
-
-
 def test_an_error_is_raised_in_nccls_words_at_the_next_wait(monkeypatch):
     data = ones(contexts(2))
     mx.nd.waitall()
@@ -93,21 +85,6 @@ def test_an_error_is_raised_in_nccls_words_at_the_next_wait(monkeypatch):
         array[:] = 2
     gluonpar.allreduce(data, "nccl")
     assert [array.asnumpy().tolist() for array in data] == [[4, 4, 4]] * 2
-
-
-def test_a_wrong_sum_is_found(monkeypatch, capsys):
-    """By python -m gluonpar selftest; the tests of all algorithms compare the same values."""
-    monkeypatch.setenv("CUDA_SIM_NCCL_WRONG", "1")
-    every = self_test._checks
-
-    def sums(ctx):
-        return (check for check in every(ctx) if check[0].startswith("all-reduce"))
-
-    monkeypatch.setattr(self_test, "_checks", sums)
-    assert main(["selftest", "--num-gpus", "2"]) == 1
-    lines = capsys.readouterr().out.splitlines()
-    wrong = [line.split(":")[0] for line in lines if line.startswith("WRONG")]
-    assert wrong == ["WRONG  all-reduce nccl", "WRONG  all-reduce as chosen for training"]
 
 
 def test_nothing_is_allocated_while_the_kernels_of_a_group_are_launched(monkeypatch):

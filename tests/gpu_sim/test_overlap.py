@@ -10,7 +10,6 @@ import sys, threading
 import gluonpar
 import mxnet as mx
 from cuda_sim import reset, timeline
-from gluonpar.models import losses, resnet
 from gluonpar.runtime import cached_op, engine
 
 ctx, algorithm = [mx.gpu(0), mx.gpu(1)], sys.argv[1] if sys.argv[1:] else None
@@ -62,28 +61,6 @@ for device in range(2):
 assert len(sent) >= 2 * LAYERS, f"{len(sent)} messages for {LAYERS} buckets"
 """
 
-# Twelve buckets. The first layer's gradient is the last that is computed.
-RESNET18 = """
-net = resnet.resnet18()
-net.initialize(mx.init.Xavier(), ctx=ctx)
-net.hybridize(static_alloc=True, static_shape=True)
-trainer = gluonpar.Trainer(net.collect_params(), "sgd")
-
-
-def step(X, y):
-    shards = gluonpar.split_and_load((X, y), ctx)
-    with mx.autograd.record():
-        of_devices = [losses.softmax_cross_entropy(net(X), y) for X, y in shards]
-    mx.autograd.backward(of_devices)
-    trainer.step(len(X))
-
-
-done = record(step, mx.nd.random.normal(0, 1, (2, 1, 28, 28)), mx.nd.arange(2))
-end = max(one.end for one in named(done, "cudnnConvolutionBackward"))
-first = min(one.begin for one in named(done, "peer direct", "nccl"))
-assert first < end, "the exchange waited for all of backward"
-"""
-
 
 def run(program, *arguments):
     """Run it with links on which a bucket takes a second."""
@@ -93,8 +70,3 @@ def run(program, *arguments):
 @pytest.mark.parametrize("algorithm", ["star", "balanced", "nccl"])
 def test_the_first_bucket_is_exchanged_while_backward_computes_the_others(algorithm):
     run(PERCEPTRON, algorithm)
-
-
-@pytest.mark.slow
-def test_resnet18s_first_bucket_is_exchanged_before_a_trainers_backward_has_ended():
-    run(RESNET18)

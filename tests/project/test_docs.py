@@ -1,6 +1,6 @@
 """README, docs and docstrings: their code runs, their commands are accepted, nothing is missing.
 
-`make docs` builds the site and checks its links; test_architecture.py imports every dotted name.
+`make docs` builds the site and checks its links.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import json
 import re
 import runpy
 import shlex
+import shutil
 import sys
 import tempfile
 import textwrap
@@ -31,6 +32,7 @@ from gluonpar.collectives import ALGORITHMS
 from gluonpar.training.run import Configuration
 
 ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = Path(command.__file__).parent  # in the checkout, or where the wheel is installed
 PAGES = {
     str(path.relative_to(ROOT)): path.read_text("utf-8")
     for path in [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -165,6 +167,33 @@ def text_of(path):
     return doc_blocks.FENCE.sub("", text)
 
 
+DOTTED = re.compile(r"(?<![\w./-])gluonpar(?:\.[A-Za-z_]\w*)+(?!-)")
+OPERATIONS = {f"gluonpar.{name}" for name in "host update allreduce_update all_finite heap".split()}
+
+
+def docstrings(path):
+    tree = ast.parse(path.read_text("utf-8"))
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    nodes = [node for node in ast.walk(tree) if isinstance(node, documented)]
+    return "\n".join(ast.get_docstring(node) or "" for node in nodes)
+
+
+def test_every_dotted_name_in_pages_notebooks_and_docstrings_can_be_imported():
+    texts = {**PAGES, **{name: text_of(ROOT / name) for name in NOTEBOOKS}}
+    folders = [PACKAGE, *(ROOT / name for name in ("benchmarks", "examples", "scripts", "tools"))]
+    texts.update((path, docstrings(path)) for each in folders for path in each.rglob("*.py"))
+    wrong, found = [], 0
+    for place, text in texts.items():
+        for dotted in sorted({*DOTTED.findall(text)} - OPERATIONS):
+            found += 1
+            try:
+                resolve(dotted)
+            except (ImportError, AttributeError) as error:
+                wrong.append(f"{place}: {dotted}: {error}")
+    assert wrong == []
+    assert found > 100
+
+
 def anchors(path):
     """The anchors of the headings: in a page as on code forges, in a notebook as in JupyterLab."""
     titles = [title.strip() for title in re.findall(r"^#+ (.+)$", text_of(path), re.M)]
@@ -206,20 +235,31 @@ def test_every_public_name_is_on_a_page_of_the_reference(package):
         assert inside or any(thing is other for other in things) or inspect.ismodule(thing), path
 
 
-def test_the_answer_of_the_performance_page_is_from_its_table_of_the_step():
-    """The fastest other library is the fastest, and no figure stands in the first table only."""
-    first, step = (
-        [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
-        for text in PAGES["docs/performance.md"].split("\n## ")[:2]
+def test_the_chinese_readme_has_the_same_blocks_sections_and_figures():
+    ours, theirs = PAGES["README.md"], PAGES["README.zh-CN.md"]
+    assert doc_blocks.FENCE.findall(theirs) == doc_blocks.FENCE.findall(ours)
+    assert theirs.count("\n## ") == ours.count("\n## ")
+    figures = [sorted(re.findall(r"\d+(?:[.,-]\d+)*", text)) for text in (ours, theirs)]
+    assert figures[0] == figures[1]
+
+
+@pytest.mark.slow
+def test_an_algorithm_takes_its_file_and_one_line(tmp_path):
+    """As CONTRIBUTING.md says, whose recipe is carried out on a copy."""
+    shutil.copytree(PACKAGE, tmp_path / "gluonpar")
+    for name in ("collectives", "support"):
+        shutil.copytree(ROOT / "tests" / name, tmp_path / "tests" / name)
+    shutil.copy(ROOT / "tests" / "conftest.py", tmp_path / "tests")
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    line, texts = "gluonpar/plans/algorithms/line.py", doc_blocks.blocks(PAGES["CONTRIBUTING.md"])
+    (code,) = [block.text for block in texts if block.text.startswith('"""line:')]
+    (tmp_path / line).write_text(code)
+    with (tmp_path / line).with_name("__init__.py").open("a") as file:
+        file.write("from gluonpar.plans.algorithms import line\n")
+    options = ["-p", "no:cacheprovider", "-k", "line"]
+    done = processes.end(
+        *("-m", "pytest", *options, "tests/collectives/test_plans.py", line), cwd=tmp_path
     )
-    medians = {name: [float(cell.split()[0]) for cell in cells[:3]] for name, *cells in step[1:]}
-    shown = [[float(re.match(r"\**([\d.]+)", cell)[1]) for cell in row[-3:]] for row in first[1:]]
-    names = (
-        "one context, as MXNet comes",
-        "one context with both cores (`OMP_NUM_THREADS=2`), without gluonpar",
-        "one context with both cores, after importing gluonpar",
-        "**gluonpar, plain functions**",
-    )
-    assert shown[:4] == [medians[name] for name in names]
-    others = [row for name, row in medians.items() if re.match("TensorFlow|JAX|PyTorch", name)]
-    assert shown[4] == [min(column) for column in zip(*others)]
+    assert done.returncode == 0, done.stdout
+    assert f"\n{line} ." in done.stdout  # its example
+    assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 10

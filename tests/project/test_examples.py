@@ -1,4 +1,4 @@
-"""examples/training_loop.py: its three ways of summing gradients train alike."""
+"""The examples: three ways of summing gradients train alike, and a loop by hand converges."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import numpy as np
 import processes
 import pytest
 
-PROGRAM = Path(__file__).resolve().parents[2] / "examples" / "training_loop.py"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+PROGRAM = EXAMPLES / "training_loop.py"
 WAYS = ("trainer", "kvstore", "by-hand")
 # Steps of 40, 40 and 23 samples, so each device's share is another one in the last step.
 SMALL = ["--dataset=synthetic", "--limit=103", "--batch-size=40", "--epochs=2", "--device=cpu"]
@@ -74,3 +75,9 @@ def test_worker_processes_change_no_bit(finished, tmp_path):
     assert done.returncode == 0, done.stderr
     want = finished["trainer"][1] / "epoch-2.ckpt"
     assert (tmp_path / "epoch-2.ckpt").read_bytes() == want.read_bytes()
+
+
+@pytest.mark.slow
+def test_the_custom_loop_converges(tmp_path):
+    done = processes.end(EXAMPLES / "custom_loop.py", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "w = [ 2.  -3.4], b = 4.20\n"), done.stderr

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import sys
 
 import numpy as np
 import pytest
@@ -16,10 +15,6 @@ pytest.importorskip("d2l", reason="needs: pip install --no-deps d2l==1.0.3")
 import build_notebooks as build
 import nbformat
 import processes
-
-sys.path.insert(0, str(build.NOTEBOOKS))
-import walkthrough_tables
-import walkthrough_timing as timing
 
 LANGUAGES = build.languages()
 NO_DATA = "Fashion-MNIST was not found here"
@@ -97,19 +92,6 @@ def test_one_two_and_four_devices_train_alike_and_learn(ran):
     assert losses == pytest.approx([losses[0]] * 3, rel=0.02)
     assert accuracies == pytest.approx([accuracies[0]] * 3, abs=0.05)
     assert losses[0] < 0.6 * np.log(10)
-
-
-def test_a_gain_is_called_one_only_if_no_sample_contradicts_it(capsys):
-    settings = timing.settings(cores=2)
-    times = {name: {network: [4.0, 6.0] for network in timing.NETWORKS} for name in settings}
-    times[timing.TWO]["LeNet"] = [3.0, 3.9]
-    times[timing.TWO]["perceptron"] = [6.1, 7.0]
-    times[timing.GRADIENTS]["LeNet"] = [3.8, 3.8]
-    walkthrough_tables.gains(times)
-    words = re.findall("faster|slower|within noise", capsys.readouterr().out)
-    lenet = ["within noise", "faster", "within noise", "within noise", "faster"]
-    perceptron = ["within noise", "slower", "faster", "within noise", "slower"]
-    assert words == lenet + perceptron
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ import pytest
 
 from gluonpar.collectives import ALGORITHMS, simulate
 from gluonpar.plans.plan import num_chunks, num_steps
-from gluonpar.plans.topologies import TOPOLOGIES
+from gluonpar.plans.simulator import TOPOLOGIES
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
@@ -60,7 +60,7 @@ DEVICES = (2, 3, 4, 5, 6, 7, 8, 16)
 EVERY = [
     {"algorithm": name, "topology": on, "devices": k, "bytes": size}
     for i, (name, on) in enumerate(product(PLANS, TOPOLOGIES))
-    for k in [DEVICES[3 * i % (7 if on == "nvlink" else 8)]]
+    for k in [DEVICES[(3 * i + i // len(TOPOLOGIES)) % len(DEVICES)]]
     for size in [[*SIZES][i % 3]]
 ]
 TOLD = {
@@ -71,7 +71,7 @@ TOLD = {
     ],
     "charts": [
         {"topology": on, "devices": k, "bytes": size}
-        for on, k, size in zip(TOPOLOGIES, (8, 16, 8, 2, 7), ("1M", "4K", "256M", "1M", "4K"))
+        for on, k, size in zip(TOPOLOGIES, (8, 16, 2, 7), ("1M", "4K", "1M", "4K"))
     ],
 }
 
@@ -126,7 +126,7 @@ def begins(result):
 @pytest.mark.slow
 @needs_browser
 def test_the_page_plays_what_simulate_says(driven):
-    assert {(v["topology"], v["devices"]) for v in EVERY} >= {("nvlink", 8), ("ethernet", 16)}
+    assert {v["devices"] for v in EVERY if v["topology"] == "ethernet"} >= {2, 7, 16}
     for values, played in zip(EVERY, driven["timelines"]):
         expected, on = simulated(values), TOPOLOGIES[values["topology"]](values["devices"])
         assert played["seconds"] == pytest.approx(expected.seconds, rel=1e-6), values
@@ -203,24 +203,5 @@ def test_a_link_carries_the_settings_and_what_is_not_valid_in_it_is_the_default(
     assert usual["hash"] == "" and usual["form"] == driven["started"]["form"]
     assert driven["bad"]["form"] == usual["form"]
     assert driven["bad"]["shown"] == usual["shown"]
-    assert driven["beyond"]["form"]["devices"] == "8"  # nvlink has no more
+    assert driven["beyond"]["form"]["devices"] == "8"  # there are not 12 to choose
     assert "Finished" in driven["beyond"]["shown"]["panels"][0]["words"]
-
-
-@pytest.mark.slow
-@needs_browser
-def test_every_word_is_there_in_chinese(driven):
-    english, chinese = driven["text"]["en"], driven["text"]["zh"]
-    assert english.keys() == chinese.keys()
-    for name, text in english.items():
-        assert sorted(re.findall(r"\{\d\}", text)) == sorted(re.findall(r"\{\d\}", chinese[name]))
-    shown = driven["chinese"]
-    assert (shown["lang"], shown["title"]) == ("zh-CN", chinese["title"])
-    assert driven["english"] == {"lang": "en", "title": english["title"]}
-    assert shown["now"] == pytest.approx(20e-6)
-    names = [*PLANS, *TOPOLOGIES, "gluonpar.collectives.simulate", "all-reduce", "English"]
-    names += ["Home", "End", "DGX-1V", "NVLink", "PCIe", "GPU", "CPU"]
-    words = "\n".join([shown["title"], *shown["words"]])
-    assert len(words) > 1000
-    text = re.sub("|".join(map(re.escape, sorted(names, key=len, reverse=True))), "", words)
-    assert re.findall(r"[A-Za-z]{3,}", text) == []

@@ -20,7 +20,7 @@ from drawing import colour_of
 
 from gluonpar.collectives import ALGORITHMS, Hop, simulate
 from gluonpar.plans.plan import num_chunks, num_steps
-from gluonpar.plans.topologies import TOPOLOGIES, Topology
+from gluonpar.plans.simulator import TOPOLOGIES, Topology
 
 DEVICES = (2, 3, 4, 5, 6, 7, 8, 16)
 PLAYED = {"4K": 2**12, "1M": 2**20, "256M": 2**28}
@@ -43,7 +43,7 @@ def text() -> str:
     plans = {name: a.plan for name, a in ALGORITHMS.items() if a.plan is not None}
     algorithms = {name: _algorithm(name, plan, colour_of(name)) for name, plan in plans.items()}
     topologies = {
-        name: _lines({k: _json(_machine(make(k), plans)) for k in DEVICES if _exists(make, k)})
+        name: _lines({k: _json(_machine(make(k), plans)) for k in DEVICES})
         for name, make in TOPOLOGIES.items()
     }
     parts = {"played": _json([*PLAYED]), "chart": _json(CHART)}
@@ -81,13 +81,6 @@ def _message(hop: Hop) -> str:
     return DIGITS[hop.src] + DIGITS[hop.dst] + "=+"[hop.reduce]
 
 
-def _exists(make: Callable[[int], Topology], num_devices: int) -> bool:
-    try:
-        return bool(make(num_devices))
-    except ValueError:
-        return False
-
-
 def _machine(on: Topology, algorithms: Iterable[str]) -> dict[str, Any]:
     k = on.num_devices
     routes = [
@@ -112,7 +105,7 @@ def _digits(links: Iterable[int]) -> str:
 
 def _steps(algorithm: str, on: Topology, num_bytes: int) -> list[str]:
     timed = sorted(simulate(algorithm, on.num_devices, num_bytes, on).timed)
-    steps: list[dict[str, str]] = [{} for _ in range(timed[-1].hop.step + 1)]
+    steps: list[dict[str, str]] = [{} for _ in range(timed[-1][0].step + 1)]
     for hop, begin, end in timed:
         steps[hop.step][_message(hop)] = f"{(end - begin) * 1e6:.7g}"
     lines = [_short([*step.values()]) for step in steps]

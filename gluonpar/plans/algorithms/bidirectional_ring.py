@@ -4,9 +4,8 @@
     0 <==== 1 <==== 2 <==== 0 ...      chunks K to 2K-1
 
 2(K-1) communication steps; every device sends 2(K-1)/K n bytes as in the ring, but half to each
-neighbour, in messages of n/(2K): over full-duplex connections such as PCIe and NVLink it takes half
-the ring's time. With K = 2 both neighbours are the same device, and it is the ring with smaller
-messages.
+neighbour, in messages of n/(2K): over full-duplex connections it takes half the ring's time. With
+K = 2 both neighbours are the same device.
 
 Source: an exercise of Dive into Deep Learning, 13.5.8; Jain and Sabharwal, "Optimal bucket
 algorithms for large MPI collectives on torus interconnects" (2010).

@@ -21,27 +21,21 @@ from gluonpar.plans.plan import Hop, num_steps, reverse
 from gluonpar.plans.registry import register
 
 
-def _reduce_scatter(power: int, first_step: int) -> list[Hop]:
-    """Device i sends half of the chunks that it still has, and in the end keeps chunk i."""
-    hops, step, distance = [], first_step, power // 2
-    while distance:
-        for i in range(power):
-            partner = i ^ distance
-            # The chunks that i still has agree with i in the bits above distance.
-            half = [c for c in range(power) if c // distance == partner // distance]
-            hops += [Hop(step, i, partner, c, reduce=True) for c in half]
-        step, distance = step + 1, distance // 2
-    return hops
-
-
 @register("halving-doubling")
 def plan(num_devices: int) -> list[Hop]:
     """Pairs exchange halves of ever smaller parts, then the reverse: 2 log2 K steps."""
     power = 1 << (num_devices.bit_length() - 1)
     extra = [(i, i - power, c) for i in range(power, num_devices) for c in range(power)]
     hops = [Hop(0, i, partner, c, reduce=True) for i, partner, c in extra]
-    halving = _reduce_scatter(power, first_step=num_steps(hops))
-    hops += halving
-    hops += reverse(halving, first_step=num_steps(hops))
+    halving: list[Hop] = []
+    step, distance = num_steps(hops), power // 2
+    while distance:
+        for i in range(power):
+            partner = i ^ distance
+            # The chunks that i still has agree with i in the bits above distance.
+            half = [c for c in range(power) if c // distance == partner // distance]
+            halving += [Hop(step, i, partner, c, reduce=True) for c in half]
+        step, distance = step + 1, distance // 2
+    hops += halving + reverse(halving, first_step=step)
     end = num_steps(hops)
     return hops + [Hop(end, partner, i, c, reduce=False) for i, partner, c in extra]

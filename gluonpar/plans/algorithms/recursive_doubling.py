@@ -6,11 +6,10 @@
     device 2        2 <-> 3         23 <-> 0
     device 3        3 <-> 2         23 <-> 1
 
-log2 K communication steps. In each, every device sends its whole sum: log2 K n bytes in all. No
-algorithm has fewer steps, half of the tree's; for small arrays it is the fastest where all devices
-can send at the same time. All devices add the same pairs, and so end with the same bits. If K is
-not a power of two, the devices beyond the largest power of two P first send their array to a
-partner below P and receive the sum at the end: two more steps.
+log2 K communication steps, half of the tree's: no algorithm has fewer. In each, every device sends
+its whole sum: log2 K n bytes in all. All devices add the same pairs, and so end with the same bits.
+If K is not a power of two, the devices beyond the largest power of two P first send their array to
+a partner below P and receive the sum at the end: two more steps.
 
 Source: recursive doubling in Thakur, Rabenseifner and Gropp, "Optimization of Collective
 Communication Operations in MPICH" (2005).

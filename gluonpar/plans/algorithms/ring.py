@@ -11,8 +11,7 @@
 
 2(K-1) communication steps; every device sends 2(K-1)/K n bytes, the minimum for an all-reduce,
 always to the same neighbour: every connection of the ring is busy all the time and no other one is
-needed. For large arrays the time hardly depends on K. For small arrays it is latency-bound: each of
-the 2(K-1) steps waits for the one before.
+needed. For small arrays it is latency-bound: each of the 2(K-1) steps waits for the one before.
 
 Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations"
 (2009); introduced to deep learning by Gibiansky, "Bringing HPC techniques to deep learning" (2017).

@@ -7,8 +7,7 @@
             0                      0
 
 2(K-1) communication steps of one message each, the whole array: device 0 sends (K-1) n bytes, every
-other device n. The time is proportional to K and most connections are idle, but it has the fewest
-messages and is the shortest to read: suitable for two devices and for small arrays.
+other device n. Most connections are idle, but no algorithm has fewer messages.
 
 Source: ``allreduce`` in Dive into Deep Learning, 13.5.4; a parameter server on one machine.
 """

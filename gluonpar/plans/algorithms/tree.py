@@ -6,34 +6,27 @@
     step 3      0 <-------------- 4               broadcast: the same arrows in reverse
 
 2 ceil(log2 K) communication steps of the whole array; device 0 sends ceil(log2 K) n bytes. No
-algorithm built of reduce and broadcast has fewer steps, so it is the fastest for small arrays on
-many devices. For large arrays it is bandwidth-bound: whole arrays over few connections.
+algorithm built of reduce and broadcast has fewer steps. For large arrays it is bandwidth-bound.
 
 Source: the binomial tree of MPI_Reduce and MPI_Bcast, Thakur et al. (2005).
 """
 
 from __future__ import annotations
 
-from gluonpar.plans.plan import Hop, num_steps, reverse
+from gluonpar.plans.plan import Hop, reverse
 from gluonpar.plans.registry import register
-
-
-def reduce(num_devices: int) -> list[Hop]:
-    """Return the way up: device 0 ends with the sum. The reverse is a broadcast.
-
-    >>> [(hop.step, hop.src, hop.dst) for hop in reduce(4)]
-    [(0, 1, 0), (0, 3, 2), (1, 2, 0)]
-    """
-    hops, step, distance = [], 0, 1
-    while distance < num_devices:
-        senders = range(distance, num_devices, 2 * distance)
-        hops += [Hop(step, i, i - distance, 0, reduce=True) for i in senders]
-        step, distance = step + 1, 2 * distance
-    return hops
 
 
 @register("tree")
 def plan(num_devices: int) -> list[Hop]:
-    """Up a binomial tree to device 0 and down again: ceil(log2 K) steps each way."""
-    up = reduce(num_devices)
-    return up + reverse(up, first_step=num_steps(up))
+    """Up a binomial tree to device 0 and down again: ceil(log2 K) steps each way.
+
+    >>> [(hop.step, hop.src, hop.dst) for hop in plan(3)]
+    [(0, 1, 0), (1, 2, 0), (2, 0, 2), (3, 0, 1)]
+    """
+    up, step, distance = [], 0, 1
+    while distance < num_devices:
+        senders = range(distance, num_devices, 2 * distance)
+        up += [Hop(step, i, i - distance, 0, reduce=True) for i in senders]
+        step, distance = step + 1, 2 * distance
+    return up + reverse(up, first_step=step)
