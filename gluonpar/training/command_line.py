@@ -10,7 +10,7 @@ import traceback
 from typing import Callable, NoReturn, Sequence
 
 from gluonpar import cluster, collectives, metrics
-from gluonpar.install import __version__, entry, memory_limits, parsing
+from gluonpar.install import __version__, entry, memory_limits
 from gluonpar.runtime import devices, interrupts
 from gluonpar.training.checkpointing import ResumeError
 from gluonpar.training.configuration import SCHEDULES, Configuration, optimizer_names
@@ -70,8 +70,7 @@ def main(
         cluster.size()  # joins the other processes
     except (ImportError, RuntimeError, ValueError, MemoryError) as error:
         shortage = memory_limits.shortage(error)
-        lacking = f"out of memory: {shortage} ({memory_limits.limits()})"
-        say(f"error: {lacking if shortage else error}")
+        say(f"error: out of memory: {shortage}" if shortage else f"error: {error}")
         return OUT_OF_MEMORY if shortage else entry.BAD_REQUEST
     run = None
     try:
@@ -97,10 +96,10 @@ def main(
     return NOT_SAVED if console.failure else TRAINED
 
 
-def parser(prog: str | None, model: str | None, about: str) -> parsing.Parser:
+def parser(prog: str | None, model: str | None, about: str) -> entry.Parser:
     """Return the parser; it stores options under the names of :class:`Configuration`'s fields."""
     description, _, examples = about.partition("\n")
-    made = parsing.Parser(
+    made = entry.Parser(
         prog=prog,
         usage="%(prog)s [OPTION ...]",  # all of them would take fifteen lines
         description=description,
@@ -200,8 +199,7 @@ def _failed(error: Exception, say: Say, run: Run | None, batch_size: int) -> int
         return entry.BAD_REQUEST if refused else DIVERGED
     shortage = memory_limits.shortage(error)
     if shortage is not None:
-        limits = f" ({memory_limits.limits()})" if memory_limits.limits() else ""
-        remedy = f"try a smaller --batch-size than {batch_size}, or more memory{limits}"
+        remedy = f"try a smaller --batch-size than {batch_size}, or more memory"
         _leave(f"out of memory: {shortage}; {remedy}", say, run, OUT_OF_MEMORY)
     cuda_lines = [line for line in map(str.strip, str(error).splitlines()) if _CUDA.match(line)]
     if cuda_lines and isinstance(error, RuntimeError):

@@ -11,7 +11,6 @@ import importlib.metadata
 import json
 import os
 import re
-import shutil
 import sysconfig
 from pathlib import Path
 
@@ -120,23 +119,6 @@ def test_parts_of_another_cudnn_on_the_loaders_path_are_not_used(a6000, tmp_path
     assert output_of(program, libraries=[tmp_path, a6000]) == "0\n"
 
 
-def test_the_systems_libraries_are_used_only_if_the_environment_says_so(a6000, tmp_path):
-    names = ("libcudart.so.11.0", "libnvToolsExt.so.1", "libnvrtc.so.11.2")  # of a toolkit
-    for name in names:
-        (library,) = SITE.glob(f"nvidia/*/lib/{name}")
-        shutil.copyfile(library, tmp_path / name)
-    libraries = [tmp_path, a6000]
-    assert str(tmp_path) not in output_of(MAPPED, libraries=libraries)
-    setup = {"libraries": libraries, "GLUONPAR_CUDA": "system"}
-    for path in map(Path, output_of(MAPPED, **setup).splitlines()):
-        if path.name != "libcuda.so.1":
-            assert (path.parent == tmp_path) == (path.name in names)
-    found = doctor(**setup)["cuda", "ok"]
-    for name in names:
-        assert f"{name} loads from {tmp_path / name} -> " in found
-    assert sum(str(SITE) in line for line in found) == len(found) - len(names)
-
-
 # Computing on CPU contexts
 
 
@@ -152,17 +134,10 @@ def test_the_tests_of_the_core_pass_on_this_mxnet(a6000):
     assert passed and int(passed[1]) > 200, done.stdout
 
 
-def test_the_self_test_passes_on_cpu_devices(a6000):
-    done = python("-m", "gluonpar", "selftest", "--num-gpus", "2", libraries=[a6000])
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "devices: cpu(0), cpu(1)" in done.stdout
-    assert done.stdout.endswith("all is right on these devices\n")
-
-
 def test_cuda_that_fails_in_mxnet_is_quoted_and_cpu_devices_train(a6000):
     """The stub has only its GPUs' names, so CUDA's runtime cannot start on it."""
     (finding,) = doctor(libraries=[a6000])["mxnet", "wrong"]
-    assert "CUDA fails: CUDA: Check failed: e == cudaSuccess" in finding
+    assert "CUDA: Check failed: e == cudaSuccess" in finding
     done = python(REPOSITORY / "scripts" / "train_lenet.py", *TRAINING, libraries=[a6000])
     assert done.returncode == 0, done.stderr
     assert "CUDA fails in mxnet-cu112 (CUDA: Check failed" in done.stderr
