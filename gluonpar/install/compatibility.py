@@ -1,8 +1,8 @@
-"""What MXNet 1.9.1 needs of NumPy 1 and of older Pythons, whatever is installed.
+"""NumPy's former names, and what else MXNet 1.9.1 needs on newer versions of NumPy and Python.
 
-MXNet reads names that NumPy has since removed, or uses otherwise, some when imported and some in
-its functions; and ``distutils``. :func:`install` lets MXNet's modules, and no others, import a copy
-of the module ``numpy`` with what :func:`_former` lists; a program's own ``numpy`` stays as it is.
+MXNet reads names that NumPy has since removed, some when it is imported and some in its functions,
+and it imports ``distutils``. :func:`install` lets MXNet's modules, and no others, import a copy of
+the module ``numpy`` with the names of :func:`_former`. A program's own ``numpy`` stays as it is.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ import numpy as np
 
 
 def install() -> None:
-    """Let the modules of MXNet that are imported from now on see NumPy 1."""
+    """Let the modules of MXNet that are imported from now on see NumPy's former names."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder(_numpy_1()))
 
 
 def _former() -> dict[str, dict[str, Any]]:
-    """Return NumPy 1's names that MXNet uses, by the version of NumPy that changed them."""
+    """Return the former names that MXNet reads, by the version of NumPy that changed them."""
     return {
         "1.20": {
             "bool": bool,  # NumPy 2 calls its own type so, of which True is no instance
@@ -106,12 +106,12 @@ class _Finder:
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
-    """Runs a module's code with these builtins, in which ``__import__`` is MXNet's."""
+    """Runs a module's code with ``builtins``, which have the ``__import__`` of :class:`_Finder`."""
 
     builtins: dict[str, Any]
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Run the module's code, and let it compute as with NumPy 1."""
+        """Run the module's code; under NumPy 2 change how it writes attributes and adds metrics."""
         names = vars(module)
         names["__builtins__"] = self.builtins
         super().exec_module(module)
@@ -133,9 +133,9 @@ class _Loader(importlib.machinery.SourceFileLoader):
 
 
 def _forking(multiprocessing: types.ModuleType) -> types.ModuleType:
-    """Return a copy that forks, the default up to Python 3.13; MXNet's workers cannot do else.
+    """Return a copy of the module that forks, as Python did by default up to version 3.13.
 
-    They give arrays back as files that only a child of the same process can map.
+    MXNet's workers give arrays back as files that only a child of the same process can map.
     """
     copy, fork = types.ModuleType("multiprocessing"), multiprocessing.get_context("fork")
     forks = {"Pool": fork.Pool, "Process": fork.Process, "get_context": lambda: fork}
@@ -147,7 +147,7 @@ _NUMPY_1_25: Any = "1.25"  # a value that the types of NumPy 1 do not have
 
 
 def _text(value: object) -> str:
-    """Return ``str(value)`` as under NumPy 1: of a tuple of its numbers, without their types."""
+    """Return ``str(value)``, in a tuple or list without the types of NumPy's numbers."""
     text = str(value)
     if "np." in text and isinstance(value, (tuple, list)):
         with np.printoptions(legacy=_NUMPY_1_25):
@@ -176,7 +176,7 @@ _WRITE_ATTRIBUTES = {
 
 
 def _sum(name: str) -> property:
-    """Return a property, stored as ``name``, that makes floats float64, to add float32 in it."""
+    """Return a property that keeps floats as float64 in ``name``, so that sums are in float64."""
 
     def set_sum(metric: object, value: object) -> None:
         setattr(metric, name, np.float64(value) if isinstance(value, float) else value)

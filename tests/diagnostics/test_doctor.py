@@ -18,24 +18,17 @@ SETTINGS = ("MXNET_", "OMP_", "GLUONPAR_", "CUDA_", "LD_", "PYTHON")
 DOCTOR = f"{sys.executable} -m gluonpar doctor"
 
 
-@pytest.fixture(autouse=True, scope="module")
-def package_folder(tmp_path_factory):
-    """A folder with gluonpar alone: some child processes have no site-packages."""
-    folder = tmp_path_factory.mktemp("package")
-    (folder / "gluonpar").symlink_to(pathlib.Path(gluonpar.__file__).parent)
-    return folder
-
-
 @pytest.fixture
-def run(package_folder):
-    """Run a command line of the shell in an environment without settings."""
+def run(tmp_path):
+    """Run a command line of the shell without settings, and with ``tmp_path`` on Python's path."""
+    # gluonpar is there, too: some of these processes have no site-packages.
+    (tmp_path / "gluonpar").symlink_to(pathlib.Path(gluonpar.__file__).parent)
 
-    def run(command, stubs, cwd=None):
-        """``stubs`` is a folder before all others on Python's path."""
+    def run(command):
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(SETTINGS)}
-        environment = {**inherited, "PYTHONPATH": f"{stubs}{os.pathsep}{package_folder}"}
+        environment = {**inherited, "PYTHONPATH": str(tmp_path)}
         options = {"capture_output": True, "text": True, "timeout": 600}
-        return subprocess.run(["sh", "-c", command], env=environment, cwd=cwd, **options)
+        return subprocess.run(["sh", "-c", command], env=environment, cwd=tmp_path, **options)
 
     return run
 
@@ -54,8 +47,8 @@ def no_site_packages(folder):
 
 
 @pytest.mark.slow
-def test_here_nothing_is_wrong_and_both_forms_have_the_same_findings(run, tmp_path):
-    text, as_json = run(DOCTOR, tmp_path), run(f"{DOCTOR} --json", tmp_path)
+def test_here_nothing_is_wrong_and_both_forms_have_the_same_findings(run):
+    text, as_json = run(DOCTOR), run(f"{DOCTOR} --json")
     assert (text.returncode, text.stderr) == (0, "")
     assert text.stdout.endswith("nothing is wrong\n")
     findings = json.loads(as_json.stdout)["findings"]
@@ -70,7 +63,7 @@ def test_here_nothing_is_wrong_and_both_forms_have_the_same_findings(run, tmp_pa
 @pytest.mark.slow
 def test_neither_mxnet_nor_numpy(run, tmp_path):
     no_site_packages(tmp_path)
-    done = run(f"{DOCTOR} --json", tmp_path)
+    done = run(f"{DOCTOR} --json")
     assert (done.returncode, done.stderr) == (1, "")
     output = json.loads(done.stdout)
     wrong = {f["topic"]: f for f in output["findings"] if f["state"] == "wrong"}
@@ -126,7 +119,7 @@ SHELLS = {
 def test_unusual_environments(kind, run, tmp_path):
     no_site_packages(tmp_path)  # which is fast
     command = SHELLS[kind].format(doctor=DOCTOR)
-    done = run(command, tmp_path, cwd=tmp_path)
+    done = run(command)
     assert (done.returncode, done.stderr) == (1, "")
     assert done.stdout.count("WRONG  numpy: ") == (0 if ">&-" in command else 1)
 

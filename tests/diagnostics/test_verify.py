@@ -37,12 +37,6 @@ def test_the_command_finds_nothing_wrong_and_says_what_one_device_cannot_show(k,
     assert any("are not checked" in line for line in lines) == (k == 1)
 
 
-def test_a_request_that_cannot_be_met_names_the_option(capsys):
-    with pytest.raises(SystemExit, match="2"):
-        main(["selftest", "--device", "cpu", "--num-gpus", "0"])
-    assert "error: --num-gpus must be at least 1, got 0" in capsys.readouterr().err
-
-
 @pytest.fixture
 def failures(monkeypatch, capsys):
     """failures(start): run the command's checks whose names begin so; the lines that are wrong."""
