@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import errno
 import os
 import re
 import sys
@@ -63,10 +64,7 @@ def without_mxnet() -> bool:
 
 
 def exit_code(error: ImportError) -> int | None:
-    """Print in one line why MXNet cannot be imported, and return the command's exit code.
-
-    None, with nothing printed, if this process is another program.
-    """
+    """Print why MXNet cannot be imported and return the exit code; None in another program."""
     name = command()
     if name is None:
         return None
@@ -75,19 +73,24 @@ def exit_code(error: ImportError) -> int | None:
 
 
 def run(program: str, work: Callable[[], int]) -> int:
-    """Return ``work()``, the exit code of a command; after Ctrl-C, or ``| head``, another one."""
+    """Return ``work()``, the exit code of a command, or another one, as :data:`EXIT_CODES` says."""
     try:
         return work()
     except KeyboardInterrupt:
         if sys.stderr is not None:
             print(f"\n{program}: interrupted", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:
+    except OSError as error:
+        full = error.errno == errno.ENOSPC and not error.filename
+        if not (full or isinstance(error, BrokenPipeError)):
+            raise
         # Else Python would fail again at its end, when it writes its buffers.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
-        return BROKEN_PIPE
+        if full:
+            print(f"{program}: error: cannot print: {error.strerror}", file=sys.stderr)
+        return BAD_REQUEST if full else BROKEN_PIPE
 
 
 class Parser(argparse.ArgumentParser):
