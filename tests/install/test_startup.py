@@ -7,7 +7,9 @@ from processes import end_python
 
 from gluonpar.install import startup, wheels
 
+# gluonpar's module that lets MXNet be imported, without the rest of gluonpar.
 COMPATIBILITY = pathlib.Path(startup.__file__).with_name("compatibility.py")
+MXNET_FIRST = f"import runpy; runpy.run_path({str(COMPATIBILITY)!r})['install']()\n"
 
 
 def python(program, *arguments, **variables):
@@ -28,10 +30,6 @@ def test_numpy_testing_is_imported_before_mxnet():
     )
     # It is looked for twice before it is imported.
     assert done.stdout.split()[-1] == "True" and not done.stderr
-
-
-# gluonpar's module that lets MXNet be imported, without the rest of gluonpar.
-MXNET_FIRST = f"import runpy; runpy.run_path({str(COMPATIBILITY)!r})['install']()\n"
 
 
 @pytest.mark.slow
