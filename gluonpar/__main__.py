@@ -6,24 +6,18 @@ import importlib
 import sys
 from typing import Sequence
 
-from gluonpar.install import __version__, entry, parsing
+from gluonpar.install import __version__, entry
 
 ABOUT = "Train one model on several devices with MXNet, and examine this machine."
 HINT = "To start: gluonpar train --num-gpus 2"
+# The module whose ``main`` runs the command, imported when it is used: all but doctor need MXNet.
 COMMANDS = {
-    "train": "train LeNet or ResNet-18 on K GPUs, or on K CPU devices",
-    "bench": "measure the all-reduce algorithms beside MXNet's own",
-    "selftest": "test on these devices that gluonpar computes correctly",
-    "doctor": "print what is installed and what is wrong, with a remedy for each fault",
+    "train": ("training.command_line", "train LeNet or ResNet-18 on K GPUs, or on K CPU devices"),
+    "bench": ("diagnostics.bench", "measure the all-reduce algorithms beside MXNet's own"),
+    "selftest": ("diagnostics.self_test", "test that gluonpar computes correctly on these devices"),
+    "doctor": ("diagnostics.doctor", "print what is installed and what is wrong, with remedies"),
 }
 ALIASES = {"verify": "selftest"}
-# The module whose ``main`` runs the command, imported when it is used: all but doctor need MXNet.
-MODULES = {
-    "train": "gluonpar.training.command_line",
-    "bench": "gluonpar.diagnostics.bench",
-    "selftest": "gluonpar.diagnostics.self_test",
-    "doctor": "gluonpar.diagnostics.doctor",
-}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,24 +27,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv = [*argv[1:], "--help"]
     argv[:1] = [ALIASES.get(name, name) for name in argv[:1]]
     if argv and argv[0] in COMMANDS:
-        prog = f"{entry.program()} {argv[0]}"
+        prog = f"gluonpar {argv[0]}"
 
         def work() -> int:
             if argv[0] in ("bench", "selftest") and _is_in_job(prog):
                 return entry.BAD_REQUEST
-            return importlib.import_module(MODULES[argv[0]]).main(argv[1:], prog)
+            module = importlib.import_module(f"gluonpar.{COMMANDS[argv[0]][0]}")
+            return module.main(argv[1:], prog)
 
         return entry.run(prog, work)
-    lines = [f"  {name:<10}{summary}" for name, summary in COMMANDS.items()]
-    parser = parsing.Parser(
-        prog=entry.program(),
+    lines = [f"  {name:<10}{about}" for name, (_, about) in COMMANDS.items()]
+    parser = entry.Parser(
+        prog="gluonpar",
         usage="%(prog)s COMMAND [OPTION ...], or %(prog)s COMMAND --help",
         description="\n".join([ABOUT, "", "commands:", *lines, "", HINT]),
     )
     parser.add_argument("--version", action="version", version=f"gluonpar {__version__}")
     options = ("-h", "--help", "--version")
     if argv and argv[0] not in options:
-        meant = parsing.did_you_mean(argv[0], [*COMMANDS, *options])
+        meant = entry.did_you_mean(argv[0], [*COMMANDS, *options])
         remedy = meant or f"; start with one of {', '.join(COMMANDS)}"
         parser.error(f"there is no command {argv[0]!r}{remedy}")
     parser.parse_args(argv)

@@ -16,6 +16,7 @@ import sys
 from benchmarks.cluster import tables
 from benchmarks.cluster.candidates import CANDIDATES, measure
 from benchmarks.jobs import Comparison
+from benchmarks.options import integers
 from gluonpar.diagnostics import harness
 from gluonpar.runtime import threads
 
@@ -32,7 +33,7 @@ def parser():
     """Return the options."""
     made = harness.BenchmarkParser(__doc__.partition("\n")[0], on_devices=False)
     made.prog = "benchmarks.cluster"
-    many, positive = harness.integers, {"type": harness.at_least(1), "metavar": "N"}
+    many, positive = integers, {"type": harness.at_least(1), "metavar": "N"}
     made.add("--processes", "1,2,4", "numbers of processes", type=many, metavar="P,...")
     made.add("--sizes", SIZES, "float32 in the arrays to sum", type=many, metavar="N,...")
     known = harness.one_of(CANDIDATES)

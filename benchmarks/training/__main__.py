@@ -12,6 +12,7 @@ import contextlib
 import sys
 
 from benchmarks.jobs import TOLERANCE, Comparison
+from benchmarks.options import integers
 from benchmarks.training import tables
 from benchmarks.training.candidates import (
     CANDIDATES,
@@ -38,7 +39,7 @@ def parser():
     positive, every = {"type": harness.at_least(1), "metavar": "N"}, ",".join(WORKLOADS)
     known = harness.one_of(WORKLOADS)
     made.add("--workload", every, "what to train", type=known, metavar="A,B")
-    made.add("--num-gpus", "2", "numbers of devices", type=harness.integers, metavar="K,...")
+    made.add("--num-gpus", "2", "numbers of devices", type=integers, metavar="K,...")
     known = harness.one_of(CANDIDATES)
     made.add("--candidates", ",".join(CANDIDATES), "what to measure", type=known, metavar="A,B")
     help_ = "samples per step, over all devices (default: the workload's)"

@@ -30,6 +30,7 @@ if "mxnet" not in sys.modules:
 import numpy as np
 
 import gluonpar
+from benchmarks.options import integers
 from benchmarks.training import train_batch
 from benchmarks.training.workloads import WORKLOADS, task
 from gluonpar.diagnostics import harness
@@ -78,7 +79,7 @@ def parser():
     positive = {"type": harness.at_least(1), "metavar": "N"}
     known = harness.one_of(WORKLOADS)
     made.add("--workload", "lenet", "what to train", type=known, metavar="A,B")
-    many = harness.integers
+    many = integers
     made.add("--num-gpus", "1,2,4,8,16", "numbers of devices", type=many, metavar="K,...")
     made.add("--steps", 5, "steps per sample", **positive)
     made.add("--rounds", 12, "samples, in turns", **positive)

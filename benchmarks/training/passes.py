@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks import worker
+from benchmarks.options import integers
 from gluonpar.diagnostics import harness
 
 HEADINGS = ("networks", "passes", "gluonpar", "MXNet", "more", "whole step", "MXNet's", "ratio")
@@ -95,7 +96,7 @@ def parser():
     positive = {"type": harness.at_least(1), "metavar": "N"}
     made.add("--params", 161, "parameters per network", **positive)
     made.add("--num-gpus", 8, "devices", **positive)
-    many = {"type": harness.integers, "metavar": "N,..."}
+    many = {"type": integers, "metavar": "N,..."}
     made.add("--networks", "1,100", "networks that are alive; one of them makes steps", **many)
     made.add("--rounds", 20, "samples, in turns", **positive)
     made.add("--steps", 1, "steps per sample, of which the last is timed", **positive)

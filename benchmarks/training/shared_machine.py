@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from benchmarks.options import integers, several
 from benchmarks.training.workloads import WORKLOADS
 from gluonpar.diagnostics import harness
 
@@ -79,11 +80,11 @@ def parser():
     texts = {"type": lambda text: text.split(","), "metavar": "A,B"}
     known = harness.one_of(WORKLOADS)
     made.add("--workload", "lenet,mlp,resnet18", "what to train", type=known, metavar="A,B")
-    made.add("--num-gpus", "1,2", "numbers of devices", type=harness.integers, metavar="K,...")
+    made.add("--num-gpus", "1,2", "numbers of devices", type=integers, metavar="K,...")
     loops, quotas = harness.at_least(0), harness.at_least(0.01, float)
-    made.add("--others", "0,1,2,4", "busy loops beside it", type=harness.several(loops))
+    made.add("--others", "0,1,2,4", "busy loops beside it", type=several(loops))
     help_ = "processors that it may use, such as 0.5 (default: all)"
-    made.add_argument("--quotas", default=[], type=harness.several(quotas), help=help_)
+    made.add_argument("--quotas", default=[], type=several(quotas), help=help_)
     default = "as imported,libgomp's,0,1000,10000,100000,one thread"
     made.add("--spins", default, "settings: names, or values of GOMP_SPINCOUNT", **texts)
     made.add("--steps", 3, "steps per sample", **positive)

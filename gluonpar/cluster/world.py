@@ -151,7 +151,7 @@ def world() -> World | None:
     """Return the job that this process belongs to; None alone and inside :func:`local`.
 
     The first call starts MPI. Raises ImportError without mpi4py, RuntimeError if MPI cannot be used
-    and in a fork of a rank, memory_limits.OutOfMemoryError with too little memory for MPI,
+    and in a fork of a rank, MemoryError with too little memory for MPI,
     ValueError if a time limit in the environment is invalid.
     """
     return None if is_local() else _job()

@@ -25,17 +25,11 @@ from typing import Any, Callable, Collection, Iterable, Iterator, Sequence, Type
 import mxnet as mx
 import numpy as np
 
-from gluonpar.install import __version__, driver, entry, parsing
+from gluonpar.install import __version__, driver, entry
 from gluonpar.runtime import devices, threads
 from gluonpar.training import Console
 
-MEASURED, WRONG = 0, 1
-EXIT_CODES = {
-    MEASURED: "measured",
-    WRONG: "some value was wrong; a line says which",
-    **entry.EXIT_CODES,
-}
-LINE_LENGTH = 80
+EXIT_CODES = {0: "measured", 1: "some value was wrong; a line says which", **entry.EXIT_CODES}
 
 Progress = Callable[[Iterable[int]], Iterable[int]]
 T = TypeVar("T")
@@ -45,24 +39,22 @@ T = TypeVar("T")
 class Candidate:
     """A function to be timed, under a name.
 
-    A sample is the time of ``calls`` calls of ``run()`` and one of ``wait()``, which returns when
-    everything that ``run`` started has finished. ``prepare()`` is called before, and not timed.
+    A sample is the time of ``run()`` and of ``wait()``, which returns when everything that ``run``
+    started has finished. ``prepare()`` is called before, and not timed.
     """
 
     name: str
     run: Callable[[], Any]
     wait: Callable[[], Any] = lambda: None
     prepare: Callable[[], Any] = lambda: None
-    calls: int = 1
 
     def sample(self) -> float:
-        """Prepare, run and wait; return the seconds of the last two, per call of ``run``."""
+        """Prepare, run and wait; return the seconds of the last two."""
         self.prepare()
         start = time.perf_counter()
-        for _ in range(self.calls):
-            self.run()
+        self.run()
         self.wait()
-        return (time.perf_counter() - start) / self.calls
+        return time.perf_counter() - start
 
 
 @dataclass(frozen=True)
@@ -127,7 +119,7 @@ def machine() -> dict[str, Any]:
     """Return the conditions of a measurement: processor, cores, GPUs, versions, date; for JSON."""
     try:
         gpus = [str(gpu) for gpu in driver.gpus()]
-    except (driver.DriverMissingError, driver.DriverError):
+    except driver.DriverError:
         gpus = []
     return {
         "processor": _processor(),
@@ -150,7 +142,7 @@ def _processor() -> str:
     return platform.machine()
 
 
-class BenchmarkParser(parsing.Parser):
+class BenchmarkParser(entry.Parser):
     """A parser with the options of all benchmarks; --device only for those on chosen devices."""
 
     def __init__(self, description: str, on_devices: bool = True, **more: Any) -> None:
@@ -220,7 +212,7 @@ def conduct(
         complaints = measure(prepared, console, record)
         for complaint in complaints:
             console.notice(f"{parser.prog}: {complaint}")
-        return WRONG if complaints else MEASURED
+        return 1 if complaints else 0
 
     return entry.run(parser.prog, work)
 
@@ -233,7 +225,7 @@ def one_of(known: Collection[str]) -> Callable[[str], list[str]]:
             raise argparse.ArgumentTypeError(f"got {argument!r}; choose from {', '.join(known)}")
         return argument.strip()
 
-    return several(name)
+    return lambda argument: list(dict.fromkeys(map(name, argument.split(","))))
 
 
 def at_least(minimum: float, kind: Callable[[str], Any] = int) -> Callable[[str], Any]:
@@ -251,23 +243,15 @@ def at_least(minimum: float, kind: Callable[[str], Any] = int) -> Callable[[str]
     return number
 
 
-def several(kind: Callable[[str], T]) -> Callable[[str], list[T]]:
-    """Return an argparse type for comma-separated values of this type, without repetitions."""
-    return lambda argument: list(dict.fromkeys(map(kind, argument.split(","))))
-
-
-integers = several(at_least(1))
-
-
 def columns(cells: Sequence[Any], widths: Sequence[int]) -> str:
     """Return a table's line: right-justified cells, left-justified where the width is negative."""
     return " ".join(f"{c!s:{'<' if w < 0 else '>'}{abs(w)}}" for c, w in zip(cells, widths))
 
 
 def wrapped(text: str) -> str:
-    """Return the text in lines of at most :data:`LINE_LENGTH`; all but the first are indented."""
+    """Return the text in lines of at most 80 columns; all but the first are indented."""
     return textwrap.fill(
-        text, LINE_LENGTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+        text, 80, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
     )
 
 

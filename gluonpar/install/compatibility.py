@@ -1,8 +1,8 @@
-"""What MXNet 1.9.1 needs of NumPy 1 and of older Pythons, whatever is installed.
+"""NumPy's former names, and what else MXNet 1.9.1 needs on newer versions of NumPy and Python.
 
-MXNet reads names that NumPy has since removed, or uses otherwise, some when imported and some in
-its functions; and ``distutils``. :func:`install` lets MXNet's modules, and no others, import a copy
-of the module ``numpy`` with what :func:`_former` lists; a program's own ``numpy`` stays as it is.
+MXNet reads names that NumPy has since removed, some when it is imported and some in its functions,
+and it imports ``distutils``. :func:`install` lets MXNet's modules, and no others, import a copy of
+the module ``numpy`` with the names of :func:`_former`. A program's own ``numpy`` stays as it is.
 """
 
 from __future__ import annotations
@@ -15,135 +15,41 @@ import re
 import sys
 import types
 import warnings
-from typing import Any, Callable, Sequence
+from typing import Any, Sequence
 
 import numpy as np
 
 
 def install() -> None:
-    """Let the modules of MXNet that are imported from now on see NumPy 1."""
+    """Let the modules of MXNet that are imported from now on see NumPy's former names."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder(_numpy_1()))
 
 
 def _former() -> dict[str, dict[str, Any]]:
-    """Return NumPy 1's names that MXNet uses, by the version of NumPy that changed them."""
+    """Return the former names that MXNet reads, by the version of NumPy that changed them."""
     return {
         "1.20": {
             "bool": bool,  # NumPy 2 calls its own type so, of which True is no instance
             "int": int,
-            **{name: _moved(name) for name in ("mirr", "npv", "pmt", "ppmt", "pv", "rate")},
+            # MXNet reads them when it is imported; the package numpy-financial has the functions.
+            **dict.fromkeys(("mirr", "npv", "pmt", "ppmt", "pv", "rate")),
         },
-        "1.24": {"msort": _renamed(lambda a: np.sort(a, axis=0))},
+        "1.24": {"msort": lambda a: np.sort(a, axis=0)},
         "1.25": {
-            "alltrue": _renamed(np.all),
-            "sometrue": _renamed(np.any),
-            "product": _renamed(np.prod),
-            "round_": _renamed(np.round),
+            "alltrue": lambda *args, **options: np.all(*args, **options),
+            "sometrue": lambda *args, **options: np.any(*args, **options),
+            "product": lambda *args, **options: np.prod(*args, **options),
+            "round_": lambda *args, **options: np.round(*args, **options),
         },
         "2.0": {
             **{"Inf": np.inf, "PINF": np.inf, "NINF": -np.inf, "NAN": np.nan, "NaN": np.nan},
             **{"PZERO": 0.0, "NZERO": -0.0},
-            "trapz": _renamed(getattr(np, "trapezoid", None)),
-            "in1d": _renamed(lambda *args, **kwargs: np.isin(*args, **kwargs).reshape(-1)),
-            "array": _array,
-            # Their results have other dtypes now.
-            "count_nonzero": _renamed(_count_nonzero),
-            "divmod": _by_value(np.divmod),
-            "heaviside": _by_value(np.heaviside),
-            "histogram_bin_edges": _renamed(_histogram_bin_edges),
-            "histogram2d": _renamed(_in_float64(np.histogram2d, 2)),
-            "histogramdd": _renamed(_in_float64(np.histogramdd, 1)),
-            "nanpercentile": _renamed(_nanpercentile),
-            "union1d": _renamed(_by_value(np.union1d)),
+            "trapz": getattr(np, "trapezoid", None),
+            "in1d": lambda *args, **options: np.isin(*args, **options).reshape(-1),
             "compat": types.SimpleNamespace(basestring=str),
         },
     }
-
-
-def _renamed(now: Any) -> Callable:
-    """Return a new function, as MXNet registers one per name, that calls ``now``.
-
-    As NumPy's functions do, it leaves the call to the ``__array_function__`` of the first argument
-    that is not a NumPy array and has one, such as ``mx.np.ndarray``.
-    """
-
-    def former(*args: Any, **kwargs: Any) -> Any:
-        for value in (*args, *kwargs.values()):
-            if hasattr(value, "__array_function__") and type(value).__module__ != "numpy":
-                return type(value).__array_function__(value, former, (type(value),), args, kwargs)
-        return now(*args, **kwargs)
-
-    return former
-
-
-def _by_value(function: Callable) -> Callable:
-    """Return ``function`` with Python's numbers promoted by value: uint8 and 300 give uint16."""
-
-    def former(*args: Any, **options: Any) -> Any:
-        dtypes = [arg.dtype for arg in args if isinstance(arg, np.ndarray)]
-        if dtypes:
-            common = np.result_type(*dtypes)
-            # By value only if no number is of a higher kind: 2.5 beside integers is a float64.
-            numbers = {"f": (int, float), "i": (int,), "u": (int,)}.get(common.kind, ())
-            typed = [_typed(arg, common) if type(arg) in numbers else arg for arg in args]
-            return function(*typed, **options)
-        return function(*args, **options)
-
-    return former
-
-
-def _typed(number: float, dtype: np.dtype) -> np.generic:
-    """Return the number in the dtype that it had beside an array of ``dtype`` in NumPy 1."""
-    signed = dtype.kind == "i" and type(number) is int and number >= 0
-    smallest = np.min_scalar_type(-number - 1 if signed else number)
-    return np.promote_types(dtype, smallest).type(number)
-
-
-def _in_float64(function: Callable, num_samples: int) -> Callable:
-    """Return ``function`` with its first arguments in float64, if they are floats."""
-
-    def former(*args: Any, **options: Any) -> Any:
-        samples = map(_float64, args[:num_samples])
-        return function(*samples, *args[num_samples:], **options)
-
-    return former
-
-
-def _float64(values: object) -> np.ndarray:
-    values = np.asarray(values)
-    return values.astype(np.float64) if values.dtype.kind == "f" else values
-
-
-def _histogram_bin_edges(a: object, *args: Any, **options: Any) -> np.ndarray:
-    edges, dtype = np.histogram_bin_edges(_float64(a), *args, **options), np.asarray(a).dtype
-    return edges.astype(dtype) if dtype.kind == "f" else edges
-
-
-def _nanpercentile(a: Any, q: Any, *args: Any, **options: Any) -> Any:
-    return np.nanquantile(a, np.asarray(np.true_divide(q, 100), np.float64), *args, **options)
-
-
-def _count_nonzero(*args: Any, **options: Any) -> Any:
-    number: Any = np.count_nonzero(*args, **options)
-    return number.item() if isinstance(number, np.generic) else number
-
-
-@functools.wraps(np.array)
-def _array(values: Any, dtype: Any = None, **options: Any) -> np.ndarray:
-    """Take integers modulo the range of ``dtype``, as MXNet's operators do, and NumPy 1 did."""
-    try:
-        return np.array(values, dtype, **options)
-    except OverflowError:
-        return np.array(values, **options).astype(dtype)
-
-
-def _moved(name: str) -> Callable:
-    def former(*_: Any, **__: Any) -> None:
-        instead = "the package numpy-financial has it"
-        raise RuntimeError(f"numpy.{name} was removed in NumPy 1.20; {instead}")
-
-    return former
 
 
 def _numpy_1() -> types.ModuleType:
@@ -200,12 +106,12 @@ class _Finder:
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
-    """Runs a module's code with these builtins, in which ``__import__`` is MXNet's."""
+    """Runs a module's code with ``builtins``, which have the ``__import__`` of :class:`_Finder`."""
 
     builtins: dict[str, Any]
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Run the module's code, and let it compute as with NumPy 1."""
+        """Run the module's code; under NumPy 2 change how it writes attributes and adds metrics."""
         names = vars(module)
         names["__builtins__"] = self.builtins
         super().exec_module(module)
@@ -227,9 +133,9 @@ class _Loader(importlib.machinery.SourceFileLoader):
 
 
 def _forking(multiprocessing: types.ModuleType) -> types.ModuleType:
-    """Return a copy that forks, the default up to Python 3.13; MXNet's workers cannot do else.
+    """Return a copy of the module that forks, as Python did by default up to version 3.13.
 
-    They give arrays back as files that only a child of the same process can map.
+    MXNet's workers give arrays back as files that only a child of the same process can map.
     """
     copy, fork = types.ModuleType("multiprocessing"), multiprocessing.get_context("fork")
     forks = {"Pool": fork.Pool, "Process": fork.Process, "get_context": lambda: fork}
@@ -241,7 +147,7 @@ _NUMPY_1_25: Any = "1.25"  # a value that the types of NumPy 1 do not have
 
 
 def _text(value: object) -> str:
-    """Return ``str(value)`` as under NumPy 1: of a tuple of its numbers, without their types."""
+    """Return ``str(value)``, in a tuple or list without the types of NumPy's numbers."""
     text = str(value)
     if "np." in text and isinstance(value, (tuple, list)):
         with np.printoptions(legacy=_NUMPY_1_25):
@@ -270,7 +176,7 @@ _WRITE_ATTRIBUTES = {
 
 
 def _sum(name: str) -> property:
-    """Return a property, stored as ``name``, that makes floats float64, to add float32 in it."""
+    """Return a property that keeps floats as float64 in ``name``, so that sums are in float64."""
 
     def set_sum(metric: object, value: object) -> None:
         setattr(metric, name, np.float64(value) if isinstance(value, float) else value)

@@ -30,31 +30,16 @@ KERNELS = "mxnet-cu112 has kernels for compute capability 5.0 to 8.9"
 # The driver must support CUDA 11, any 11.x: minor versions are compatible within a major one.
 OLDEST_CUDA = (11, 0)
 
-_NO_DEVICE = 100
+_NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
 _CAPABILITY = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
-_REMEDIES = {
-    34: "this libcuda.so.1 is the CUDA toolkit's stub; remove its folder from LD_LIBRARY_PATH",
-    802: "the system is not ready yet; on machines with NVSwitch start nvidia-fabricmanager",
-    803: "libcuda.so.1 and the loaded kernel module are of different versions, usually after an "
-    "update; restart the machine, or give the container the host's libcuda.so.1",
-    804: "this libcuda.so.1 is for forward compatibility, which this GPU does not support; remove "
-    "its folder (often cuda/compat) from LD_LIBRARY_PATH",
-    999: "often the kernel module nvidia_uvm is not loaded; running nvidia-smi or restarting the "
-    "machine loads it",
-}
-
-
-class DriverMissingError(OSError):
-    """libcuda.so.1 cannot be loaded: no NVIDIA driver, or the container does not see it."""
 
 
 class DriverError(RuntimeError):
-    """A call of the driver failed; ``code`` is its CUresult, e.g. 803 or 999."""
+    """A call of the driver failed; the message has the function and its CUresult, such as 803."""
 
-    def __init__(self, function: str, code: int):
-        remedy = _REMEDIES.get(code, "nvidia-smi may give more detail")
-        super().__init__(f"the NVIDIA driver's {function} failed with error {code}: {remedy}")
-        self.code = code
+
+class DriverMissingError(DriverError):
+    """libcuda.so.1 cannot be loaded: no NVIDIA driver, or the container does not see it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,14 +80,10 @@ def gpus() -> list[Gpu]:
     Empty if there is a driver, but no GPU in the machine, or if CUDA_VISIBLE_DEVICES hides them.
     Starts CUDA in the process (cuInit), so a process forked from it later cannot use a GPU.
 
-    Raises DriverMissingError without a driver, and DriverError if one of its functions fails.
+    Raises DriverError if a function of the driver fails, DriverMissingError without a driver.
     """
-    try:
-        _call("cuInit", 0)
-    except DriverError as error:
-        if error.code == _NO_DEVICE:
-            return []
-        raise
+    if _call("cuInit", 0, also=_NO_DEVICE) == _NO_DEVICE:
+        return []
     shown, name = [], ctypes.create_string_buffer(256)
     for index in range(_get("cuDeviceGetCount")):
         device = _get("cuDeviceGet", index)
@@ -134,7 +115,7 @@ def why_unusable() -> str:
     """Return, in one line, why mxnet-cu112 cannot use any GPU here; "" if it can."""
     try:
         shown, cuda = gpus(), cuda_version()
-    except (DriverMissingError, DriverError) as error:
+    except DriverError as error:
         return str(error)
     if not shown:
         return f"the NVIDIA driver shows no GPU{hidden()}"
@@ -158,7 +139,8 @@ def _get(function: str, *arguments: int) -> int:
     return number.value
 
 
-def _call(function: str, *arguments: Any) -> None:
+def _call(function: str, *arguments: Any, also: int = 0) -> int:
+    """Return the function's result, which must be 0 or ``also``."""
     try:
         library = ctypes.CDLL(LIBRARY)
     except OSError as error:
@@ -167,5 +149,9 @@ def _call(function: str, *arguments: Any) -> None:
             "its driver, or start the container with docker run --gpus all"
         ) from error
     code = getattr(library, function)(*arguments)
-    if code != 0:
-        raise DriverError(function, code)
+    if code not in (0, also):
+        raise DriverError(
+            f"the NVIDIA driver's {function} failed with error {code}; nvidia-smi and gluonpar's "
+            "docs/troubleshooting.md may say more"
+        )
+    return code

@@ -1,4 +1,4 @@
-"""How gluonpar's modules are entered without MXNet: by the command, and by other programs.
+"""The command line of gluonpar: which command a process runs, its options, messages and exit codes.
 
 Python imports a package before its modules, and ``gluonpar/__init__.py`` imports MXNet. That takes
 a second, may be broken, and loads CUDA's libraries, some of which read their settings only then. So
@@ -6,20 +6,17 @@ it calls :func:`without_mxnet` first. Other programs that do without MXNet run t
 
     runpy.run_path("gluonpar/install/entry.py")["skip_init"]("gluonpar")
     from gluonpar.install import driver
-
-This module imports only modules that Python has loaded already: any other could come from a file in
-the current folder.
 """
 
 from __future__ import annotations
 
+import argparse
+import difflib
 import errno
 import os
+import re
 import sys
-
-TYPE_CHECKING = False  # typing's, which is not loaded yet
-if TYPE_CHECKING:
-    from typing import Any, Callable
+from typing import Any, Callable, Iterable, NoReturn, Sequence
 
 NEED_MXNET = ("train", "bench", "selftest", "verify")  # doctor and others do without
 
@@ -40,55 +37,43 @@ def skip_init(*packages: str) -> None:
             package.__path__ = [os.path.join(root, *name.split("."))]
 
 
-def without_mxnet() -> bool:
-    """Return whether this process is the command ``gluonpar``, and its arguments need no MXNet.
+def command() -> str | None:
+    """Return the command that ``gluonpar`` is to run, "" without one; None: another program.
 
-    Then modules are imported from Python's own library first, and not from the current folder:
-    other files could shadow them. For the other commands, Ctrl-C ends the imports without a
-    traceback.
+    While Python looks for the module of ``-m``, ``sys.argv[0]`` is "-m", and only the command line
+    of the process has the module's name.
     """
-    name = command(sys.argv, _command_line())
-    if name in NEED_MXNET:
-        sys.excepthook = _without_interrupts
-        if name in ("selftest", "verify"):
-            # On GPUs of compute capability 8.0 and later cuBLAS and cuDNN may round the factors of
-            # float32 products to TF32, with 11 significant bits. Comparisons need float32.
-            os.environ.setdefault("NVIDIA_TF32_OVERRIDE", "0")
-    if name is None or name in NEED_MXNET:
-        return False
-    try:
-        current = os.getcwd()
-    except OSError:  # it has been removed
-        current = ""
-    library = os.path.dirname(os.__file__)
-    searched = [folder for folder in sys.path if folder not in ("", current)]
-    sys.path[:] = sorted(searched, key=lambda folder: not folder.startswith(library))
-    return True
+    name, *arguments = sys.argv or [""]
+    if name == "-m":
+        with open("/proc/self/cmdline", encoding="utf-8", errors="replace") as file:
+            name = file.read().split("\0")[:-1][-len(sys.argv)]
+    if os.path.basename(name) != "gluonpar":  # neither the module nor the script that pip installs
+        return None
+    words = [word for word in arguments if word != "help"]  # `gluonpar help train`
+    return words[0] if words else ""
 
 
-def _without_interrupts(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
-    """Print an exception that ends the process, but no Ctrl-C, which came during an import."""
-    if not issubclass(kind, KeyboardInterrupt):
-        sys.__excepthook__(kind, error, traceback)
+def without_mxnet() -> bool:
+    """Return whether this process is the command ``gluonpar``, and its arguments need no MXNet."""
+    name = command()
+    if name in ("selftest", "verify"):
+        # On GPUs of compute capability 8.0 and later cuBLAS and cuDNN may round the factors of
+        # float32 products to TF32, with 11 significant bits. Comparisons need float32.
+        os.environ.setdefault("NVIDIA_TF32_OVERRIDE", "0")
+    return name is not None and name not in NEED_MXNET
 
 
 def exit_code(error: ImportError) -> int | None:
-    """Print in one line why MXNet cannot be imported, and return the command's exit code.
-
-    None, with nothing printed, if this process is another program.
-    """
-    name = command(sys.argv, _command_line())
+    """Print why MXNet cannot be imported and return the exit code; None in another program."""
+    name = command()
     if name is None:
         return None
-    print(f"{program()} {name}: error: {error}", file=sys.stderr)
+    print(f"gluonpar {name}: error: {error}", file=sys.stderr)
     return BAD_REQUEST
 
 
 def run(program: str, work: Callable[[], int]) -> int:
-    """Return ``work()``, the exit code of a command; after Ctrl-C, or ``| head``, another one.
-
-    After Ctrl-C, and where the output cannot be written, a line on stderr begins with ``program``.
-    """
+    """Return ``work()``, the exit code of a command, or another one, as :data:`EXIT_CODES` says."""
     try:
         return work()
     except KeyboardInterrupt:
@@ -108,19 +93,43 @@ def run(program: str, work: Callable[[], int]) -> int:
         return BAD_REQUEST if full else BROKEN_PIPE
 
 
-def program() -> str:
-    """Return how this process was started, for messages: "gluonpar" or "python -m gluonpar"."""
-    return "gluonpar" if os.path.basename(sys.argv[0]) == "gluonpar" else "python -m gluonpar"
+class Parser(argparse.ArgumentParser):
+    """argparse's parser, with errors of one line, and help that is printed as it is written."""
 
+    def __init__(self, **more: Any) -> None:
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **more)
 
-def about(docstring: str | None) -> str:
-    """Return a command's description, what is after "gluonpar NAME: " in its module's docstring.
+    def parse_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> argparse.Namespace:
+        """Return the options; if one is unknown, exit and name the most similar option."""
+        options, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            name = unknown[0].partition("=")[0]
+            known = re.findall(r"--[a-z-]+", self.format_help())
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{did_you_mean(name, known)}")
+        return options
 
-    >>> about("gluonpar doctor: print what is wrong.")
-    'Print what is wrong.'
-    """
-    _, _, text = (docstring or "").partition(": ")
-    return text[:1].upper() + text[1:]
+    def in_options(self, message: object) -> str:
+        """Return the message of a function's error, with options in place of its arguments.
+
+        >>> parser = Parser()
+        >>> _ = parser.add_argument("--num-gpus")
+        >>> parser.in_options("num_gpus=3, but there are 2; num_gpus must be at most 2")
+        '--num-gpus 3, but there are 2; --num-gpus must be at most 2'
+        """
+        text = str(message)
+        for action in self._actions:
+            option, name = action.option_strings[0], action.dest
+            # A name of one word, such as device, may be a word of the message.
+            end = r"\b" if "_" in name else r"(?= (must|needs)\b)"
+            text = re.sub(rf"(?<![\w./'-]){name}='?([^\s',]+)'?", rf"{option} \1", text)
+            text = re.sub(rf"(?<![\w./'-]){name}{end}", option, text)
+        return text
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with one line on stderr."""
+        self.exit(BAD_REQUEST, f"{self.prog}: error: {message}\n")
 
 
 def epilog(examples: str, exit_codes: dict[int, str]) -> str:
@@ -130,35 +139,11 @@ def epilog(examples: str, exit_codes: dict[int, str]) -> str:
     return "\n".join([*shown, "exit codes:", *(f"  {k:<5}{v}" for k, v in exit_codes.items())])
 
 
-def command(argv: list[str], command_line: list[str]) -> str | None:
-    """Return the command that ``gluonpar`` is to run, "" without one; None: another program.
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return the end of a message that suggests one of ``known``, or nothing if none is alike.
 
-    ``argv`` is ``sys.argv`` and ``command_line`` that of Python. While Python looks for the module
-    of ``-m``, ``sys.argv[0]`` is "-m"; only the command line has the module's name.
-
-    >>> command(["-m", "doctor"], ["python3", "-m", "gluonpar", "doctor"])
-    'doctor'
+    >>> did_you_mean("trian", ["train", "doctor"])
+    '; did you mean train?'
     """
-    first = argv[1] if len(argv) > 1 else ""
-    if first == "help" and len(argv) > 2:
-        first = argv[2]
-    if argv and os.path.basename(argv[0]) == "gluonpar":  # the script that pip installs
-        return first
-    if not argv or argv[0] != "-m" or len(command_line) <= len(argv):
-        return None
-    module = command_line[-len(argv)]
-    for name in ("gluonpar", "gluonpar.__main__"):
-        option = module[: -len(name)]  # "-Im" of -Imgluonpar, "" of -m gluonpar
-        if module.endswith(name) and (not option or option[0] == "-" and option[-1] == "m"):
-            return first
-    return None
-
-
-def _command_line() -> list[str]:
-    if hasattr(sys, "orig_argv"):  # Python 3.10 and later
-        return sys.orig_argv
-    try:
-        with open("/proc/self/cmdline", encoding="utf-8", errors="replace") as file:
-            return file.read().split("\0")[:-1]
-    except OSError:  # not Linux, as the doctor will say
-        return []
+    alike = difflib.get_close_matches(name, list(known), 1)
+    return f"; did you mean {alike[0]}?" if alike else ""

@@ -1,4 +1,4 @@
-"""Memory limits of this process: checked before the libraries need memory, and put into words.
+"""Memory that runs out: checked before the libraries need it, and recognized in their errors.
 
 Where memory is short (seen under ``ulimit -v``), MXNet 1.9.1 raises an error if an array is too
 large, but crashes or hangs if a thread cannot be started or oneDNN gets no workspace. So callers
@@ -10,11 +10,8 @@ from __future__ import annotations
 import errno
 import mmap
 import re
-import resource
 
 MB = 1 << 20
-
-LIBRARY_ADDRESSES = 500 * MB  # of MXNet's library itself; with less, loading it crashed
 
 # Messages of MXNet, NumPy, Python and CUDA when memory, or a thread's stack, cannot be allocated.
 _MESSAGES = re.compile(
@@ -23,15 +20,10 @@ _MESSAGES = re.compile(
     r"resource temporarily unavailable",
     re.IGNORECASE,
 )
-_LIMITS = {"ulimit -v": resource.RLIMIT_AS, "ulimit -d": resource.RLIMIT_DATA}
-
-
-class OutOfMemoryError(MemoryError):
-    """Memory that will be needed cannot be allocated; the message says how much and for what."""
 
 
 def require(purpose: str, num_bytes: int, reserved_bytes: int = 0) -> None:
-    """Raise OutOfMemoryError unless this process can allocate ``num_bytes`` more; keep none.
+    """Raise MemoryError unless this process can allocate ``num_bytes`` more; keep none.
 
     ``reserved_bytes`` is address space: stacks and heaps take more of it than they ever fill. Takes
     some microseconds, as no page is touched. ``purpose`` completes "cannot allocate ... for".
@@ -45,7 +37,7 @@ def require(purpose: str, num_bytes: int, reserved_bytes: int = 0) -> None:
                 mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, protection).close()
         except OSError as error:
             message = f"cannot allocate about {size // MB} MB of {kind} for {purpose}"
-            raise OutOfMemoryError(message) from error
+            raise MemoryError(message) from error
 
 
 def shortage(error: BaseException) -> str | None:
@@ -59,10 +51,3 @@ def shortage(error: BaseException) -> str | None:
         short = [line for line in lines if _MESSAGES.search(line)]
         return re.sub(r"^(mxnet\.base\.)?MXNetError: ", "", short[-1]) if short else None
     return None
-
-
-def limits() -> str:
-    """Return the memory limits of this process, such as "ulimit -v is 700 MB"; "" without any."""
-    sizes = {name: resource.getrlimit(kind)[0] for name, kind in _LIMITS.items()}
-    finite = {name: size for name, size in sizes.items() if size != resource.RLIM_INFINITY}
-    return ", ".join(f"{name} is {size // MB} MB" for name, size in finite.items())

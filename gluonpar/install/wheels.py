@@ -10,13 +10,8 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
-import re
 import sys
 from pathlib import Path
-
-# mxnet, mxnet-cu112, mxnet-cu92mkl, ... all install the package ``mxnet``; mxnet-model-server and
-# other packages whose names begin with mxnet do not.
-_NAMES = re.compile(r"mxnet(-(cu\d+(mkl)?|mkl|native))?")
 
 # Commands that install MXNet. gluonpar itself requires all that MXNet needs, and without MXNet's
 # bound for NumPy, which has no wheels for Python 3.13: there the extra cu112 has only the CUDA
@@ -42,40 +37,34 @@ def package() -> Path | None:
 
 
 def installed() -> list[str]:
-    """Return the names of the installed wheels of MXNet; none if it was installed otherwise.
+    """Return the names of the installed wheels of MXNet, such as "mxnet-cu112".
 
-    Several wheels overwrite each other's files.
+    The list is empty if MXNet was installed otherwise. Several wheels overwrite each other's files.
     """
     folder = package()
     if folder is None:
         return []
-    infos = folder.parent.glob("mxnet*-*.dist-info")
-    names = {info.name.rsplit("-", 2)[0].replace("_", "-") for info in infos}
-    return sorted(name for name in names if _NAMES.fullmatch(name))
+    # mxnet_model_server and others, whose names begin with mxnet, do not install the package mxnet.
+    infos = [
+        path for kind in ("", "_cu*") for path in folder.parent.glob(f"mxnet{kind}-*.dist-info")
+    ]
+    return sorted(info.name.rsplit("-", 2)[0].replace("_", "-") for info in infos)
 
 
-def with_cuda(names: list[str]) -> bool:
-    """Return whether one of these wheels needs CUDA."""
-    return any("-cu" in name for name in names)
+def need_cuda() -> bool:
+    """Return whether an installed wheel of MXNet needs CUDA."""
+    return any("-cu" in name for name in installed())
 
 
 def missing_libraries() -> list[str]:
     """Return the names of gcc's libraries that the system's loader does not load."""
-    return [name for name in GCC_PACKAGES if not _loads(name)]
-
-
-def remedy(libraries: list[str]) -> str:
-    """Return the command that installs these libraries of gcc."""
-    packages = " ".join(GCC_PACKAGES[name] for name in libraries)
-    return f"install gcc's {', '.join(libraries)}; on Debian and Ubuntu: apt-get install {packages}"
-
-
-def _loads(name: str) -> bool:
-    try:
-        ctypes.CDLL(name)
-    except OSError:
-        return False
-    return True
+    missing = []
+    for name in GCC_PACKAGES:
+        try:
+            ctypes.CDLL(name)
+        except OSError:
+            missing.append(name)
+    return missing
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import traceback
 from typing import Any, Callable, NoReturn, Sequence
 
 from gluonpar import cluster, metrics
-from gluonpar.install import __version__, entry, memory_limits, parsing
+from gluonpar.install import __version__, entry, memory_limits
 from gluonpar.runtime import interrupts
 from gluonpar.training.checkpointing import ResumeError, Terminated
 from gluonpar.training.configuration import Configuration
@@ -74,8 +74,7 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
         cluster.size()  # joins the other processes
     except (ImportError, RuntimeError, ValueError, MemoryError) as error:
         shortage = memory_limits.shortage(error)
-        lacking = f"out of memory: {shortage} ({memory_limits.limits()})"
-        say(f"error: {lacking if shortage else error}")
+        say(f"error: out of memory: {shortage}" if shortage else f"error: {error}")
         return OUT_OF_MEMORY if shortage else entry.BAD_REQUEST
     run = None
     try:
@@ -103,10 +102,10 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
     return NOT_SAVED if console.failure or run.lost else TRAINED
 
 
-def parser(prog: str | None) -> parsing.Parser:
+def parser(prog: str | None) -> entry.Parser:
     """Return the parser; it stores options under the names of :class:`Configuration`'s fields."""
     description, _, examples = ABOUT.partition("\n")
-    made = parsing.Parser(
+    made = entry.Parser(
         prog=prog,
         usage="%(prog)s [OPTION ...]",  # a list of all options would take fifteen lines
         description=description,
@@ -156,8 +155,7 @@ def _failed(error: Exception, say: Say, run: Run | None, batch_size: int) -> int
         return entry.BAD_REQUEST if refused else DIVERGED
     shortage = memory_limits.shortage(error)
     if shortage is not None:
-        limits = f" ({memory_limits.limits()})" if memory_limits.limits() else ""
-        remedy = f"try a smaller --batch-size than {batch_size}, or more memory{limits}"
+        remedy = f"try a smaller --batch-size than {batch_size}, or more memory"
         _leave(f"out of memory: {shortage}; {remedy}", say, run, OUT_OF_MEMORY)
     cuda_lines = [line for line in map(str.strip, str(error).splitlines()) if _CUDA.match(line)]
     if cuda_lines and isinstance(error, RuntimeError):

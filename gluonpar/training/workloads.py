@@ -178,7 +178,7 @@ _UNUSED_ADDRESSES = 400 * memory_limits.MB  # reserved by heaps and stacks, but 
 
 
 def check_memory(model: str, ctx: Sequence[mx.Context], batch_size: int) -> None:
-    """Raise memory_limits.OutOfMemoryError if there is too little memory to train on CPU contexts.
+    """Raise MemoryError if there is too little memory to train on CPU contexts.
 
     ``batch_size`` is this process's. A workload's ``needed`` are the bytes that training needs at
     least, as measured: in all, per CPU context, and per sample.

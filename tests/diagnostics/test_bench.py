@@ -16,8 +16,8 @@ from gluonpar.diagnostics import bench
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "bench_allreduce.py"
 SMALL = ("--min-bytes", "4K", "--max-bytes", "8K", "--factor", "2", "--iters", "2", "--warmup", "1")
 ON_CPU = ("--device", "cpu", *SMALL)
-OTHERS = ["mxnet device", "mxnet local", "numpy"]
-HEADINGS = "name time iqr algbw busbw to_device to_numpy wrong".split()
+OTHERS = ["mxnet device", "mxnet local"]
+HEADINGS = "name time iqr algbw busbw to_device wrong".split()
 
 
 @pytest.fixture
@@ -47,20 +47,14 @@ def table(out):
         ("all_gather", 0.75),
     ],
 )
-@pytest.mark.parametrize("options", [[], ["--dtype", "float16", "--op", "mean"]])
-def test_every_collective_is_right_and_has_its_factor(
-    command, tmp_path, monkeypatch, collective, factor, options
-):
-    """Also where NumPy sums on two threads, as it does large arrays."""
-    monkeypatch.setattr(bench, "NUMPY_MIN_BYTES", 8192)
-    monkeypatch.setattr(bench, "NUMPY_THREADS", 2)
-    options = options if collective in bench.ADDING else options[:2]
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_every_collective_is_right_and_has_its_factor(command, tmp_path, collective, factor, dtype):
     path = tmp_path / "bench.json"
-    to_measure = ("--collective", collective, "--num-gpus", 4, *options)
-    code, out, err = command(*ON_CPU, *to_measure, "--json", path)
+    to_measure = ("--collective", collective, "--num-gpus", 4, "--dtype", dtype)
+    code, out, err = command(*ON_CPU, "--min-bytes", 4004, *to_measure, "--json", path)
     assert code == 0
     rows = json.loads(path.read_text())["rows"]
-    assert len(rows) == len(table(out)) >= 4
+    assert len(rows) == len(table(out)) >= 2
     for row in rows:
         assert row["wrong"] == 0
         assert row["algbw"] == pytest.approx(row["num_bytes"] / row["median_seconds"] / 1e9)
@@ -86,21 +80,6 @@ def test_a_collective_that_misplaces_chunks_is_reported(command, monkeypatch, co
     assert code == 1
     assert {row["name"] for row in table(out) if int(row["wrong"])} == {ours}
     assert f"{ours} at 4096 bytes, {ours} at 8192 bytes" in err[-1]
-
-
-@pytest.mark.parametrize("op", ["sum", "mean", "max", "min"])
-@pytest.mark.parametrize("k", [2, 3])
-def test_all_candidates_are_right_and_those_without_the_op_are_left_out(command, op, k):
-    size = ("--min-bytes", 4004, "--max-bytes", 4004)
-    code, out, err = command(*ON_CPU, *size, "--op", op, "--num-gpus", k)
-    lacking = [] if op == "sum" else ["mxnet device", "mxnet local"]
-    assert code == 0
-    starts = [line.split(":")[1].strip() for line in err if line.startswith("left out: ")]
-    assert starts == lacking and " ".join(err).count(repr(op)) >= len(lacking)
-    every = {*collectives.usable([mx.cpu(0)]), *OTHERS}
-    assert {row["name"] for row in table(out)} == every - {*lacking}
-    for row in table(out):
-        assert row["wrong"] == "0" and (row["to_device"] == "-") == (op != "sum")
 
 
 def test_timed_payloads_do_not_overflow(command, monkeypatch):
@@ -131,10 +110,11 @@ def test_the_table_fits_80_columns_and_has_the_rows_of_the_json(command, tmp_pat
         ]
         assert row["wrong"] == "0" and row["algbw"] == row["busbw"]  # for two devices
         assert row["to_device"] == "1.00" or row["name"] != "mxnet device"
-        assert row["to_numpy"] == "1.00" or row["name"] != "numpy"
         assert len(result["seconds"]) == 2
         assert result["median_seconds"] == pytest.approx(np.median(result["seconds"]))
-    assert written["machine"]["cores"] >= 1
+    machine = written["machine"]
+    assert machine["cores"] >= 1 and machine["processor"] and machine["mxnet"].startswith("1.")
+    assert {"gpus", "python", "numpy", "gluonpar", "date"} <= set(machine)
     assert written["arguments"]["min_bytes"] == 4096
     average = np.mean([row["busbw"] for row in written["rows"] if row["name"] == "host"])
     assert ["host", f"{average:.3f}"] in [line.split() for line in out]
@@ -146,16 +126,14 @@ def test_the_table_fits_80_columns_and_has_the_rows_of_the_json(command, tmp_pat
         (("--min-bytes", "many"), "'many'"),
         (("--min-bytes", "16K"), "--max-bytes 8192, got 16384"),
         (("--min-bytes", "2"), "at least 4, one float32"),
-        (("--max-bytes", "8G"), "--max-bytes must be less than 8589934592, got 8589934592"),
         (("--factor", "1"), "--factor: must be a number of at least 2, got '1'"),
         (("--iters", "nan"), "--iters: must be a number of at least 1, got 'nan'"),
         (("--warmup", "-1"), "--warmup"),
         (("--num-gpus", "0"), "--num-gpus must be at least 1, got 0"),
         (("--num-gpus", "1"), "one device has nothing to exchange"),
         (("--algorithms", "ring,nope"), "'nope'; choose from star, "),
-        (("--op", "mean", "--dtype", "int8"), "int8"),
+        (("--algorithms", "nccl"), "nccl"),
         (("--collective", "reduce", "--algorithms", "ring"), "--algorithms is for allreduce only"),
-        (("--collective", "broadcast", "--op", "max"), "broadcast adds nothing"),
         (("--json", "/nowhere/to/be/found.json"), "cannot write /nowhere/to/be/found.json"),
     ],
 )
@@ -177,23 +155,13 @@ def test_ctrl_c_keeps_the_rows_so_far(command, monkeypatch, tmp_path):
     path = tmp_path / "bench.json"
     code, out, err = command(*ON_CPU, "--algorithms", "host", "--json", path)
     assert code == 130
-    assert [row["size"][0] for row in table(out)] == [4096] * 4
-    assert len(json.loads(path.read_text())["rows"]) == 4
+    assert [row["size"][0] for row in table(out)] == [4096] * 3
+    assert len(json.loads(path.read_text())["rows"]) == 3
     assert err[-1].endswith(": interrupted")
 
 
-def test_other_errors_keep_their_traceback(command, monkeypatch):
-    def broken(*_):
-        raise mx.base.MXNetError("out of memory")
-
-    monkeypatch.setattr(bench, "measure_size", broken)
-    with pytest.raises(mx.base.MXNetError, match="out of memory"):
-        command(*ON_CPU)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("program", [[SCRIPT], ["-m", "gluonpar", "bench"]])
-def test_it_runs_as_a_script_and_as_a_command(program):
-    done = end(*program, *ON_CPU, "--algorithms", "ring")
+def test_it_runs_as_a_script():
+    done = end(SCRIPT, *ON_CPU, "--algorithms", "ring")
     assert (done.returncode, done.stderr) == (0, "")
-    assert len(table(done.stdout.splitlines())) == 2 * 4
+    assert len(table(done.stdout.splitlines())) == 2 * 3

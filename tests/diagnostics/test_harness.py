@@ -1,13 +1,12 @@
 """The benchmarks' harness: the order of the candidates, which samples count, what is reported."""
 
 import argparse
-import dataclasses
 import gc
-import json
 import time
 
 import pytest
 
+from benchmarks import options
 from gluonpar.diagnostics import harness
 from gluonpar.diagnostics.harness import Candidate, Samples
 
@@ -37,8 +36,6 @@ def test_waiting_is_in_the_sample_and_preparing_is_not(monkeypatch):
 
     candidate = Candidate("a", run=takes(1.0), wait=takes(10.0), prepare=takes(100.0))
     assert harness.interleaved([candidate], rounds=2)["a"].values == [11.0, 11.0]
-    of_many = dataclasses.replace(candidate, calls=5)  # a wait after the last: 15 s in all
-    assert harness.interleaved([of_many], rounds=1)["a"].values == [3.0]
 
 
 def test_the_garbage_collector_is_off_during_the_samples_and_on_again_after_an_error():
@@ -60,21 +57,12 @@ def test_median_quartiles_and_spread():
     assert (Samples((5.0,)).median, Samples((5.0,)).spread) == (5.0, 0.0)
 
 
-def test_the_machine_is_described_and_json_takes_it():
-    machine = harness.machine()
-    assert json.loads(json.dumps(machine)) == machine
-    assert machine["cores"] >= 1 and machine["processor"]
-    assert machine["mxnet"].startswith("1.")
-    assert {"gpus", "python", "numpy", "gluonpar", "date"} <= set(machine)
-
-
 def test_numbers_on_a_command_line():
-    assert harness.integers("4,1,4") == [4, 1]
+    assert options.integers("4,1,4") == [4, 1]
     assert harness.at_least(0)("0") == 0 and harness.at_least(0.5, float)("0.5") == 0.5
     for kind, text in (
-        (harness.integers, "1,0"),
-        (harness.integers, "a"),
-        (harness.at_least(1), "0"),
+        (options.integers, "1,0"),
+        (options.integers, "a"),
         (harness.at_least(0, float), "nan"),
         (harness.at_least(0, float), "inf"),
         (harness.at_least(0), "9" * 5000),

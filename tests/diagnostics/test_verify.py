@@ -29,19 +29,12 @@ LOSS = gluon.loss.SoftmaxCELoss()
 def test_the_command_finds_nothing_wrong_and_says_what_one_device_cannot_show(k, capsys):
     assert main(["selftest", "--device", "cpu", "--num-gpus", str(k)]) == 0
     first, *lines, last = capsys.readouterr().out.splitlines()
-    assert first.startswith("devices: cpu(0)") and "right" in last
+    assert first.startswith("devices: cpu(0)") and last == "all checks are right"
     names = [line[7:].partition(":")[0] for line in lines if line.startswith("ok     ")]
     sums = [f"all-reduce {name}" for name in collectives.usable(CPUS)]
-    between = ["copies between devices", *sums, "all-reduce as chosen for training"]
-    training = ["LeNet by train_batch", "a Gluon network by Trainer"]
-    assert names == (training if k == 1 else [*between, *training])
+    between = [*sums, "all-reduce as chosen for training"] if k > 1 else []
+    assert names == [*between, "LeNet by train_batch", "a Gluon network by Trainer"]
     assert any("are not checked" in line for line in lines) == (k == 1)
-
-
-def test_a_request_that_cannot_be_met_names_the_option(capsys):
-    with pytest.raises(SystemExit, match="2"):
-        main(["selftest", "--device", "cpu", "--num-gpus", "0"])
-    assert "error: --num-gpus must be at least 1, got 0" in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -77,12 +70,6 @@ def last_without_the_sum(lists, op):
         data[-1][:] = 0
 
 
-def rounded(lists, op):
-    sums(lists, op)
-    for array in itertools.chain(*lists):
-        array[:] = mx.nd.round(array)
-
-
 def failing(lists, op):
     raise mx.MXNetError("Traceback (most recent call last):\n  many lines\nCUDA: no kernel")
 
@@ -90,9 +77,8 @@ def failing(lists, op):
 @pytest.mark.parametrize(
     ("algorithm", "words"),
     [
-        (last_left_out, "on cpu(0): 1 of 1 values are wrong; at 0 it is "),
-        (last_without_the_sum, "on cpu(2): 1 of 1"),
-        (rounded, "sum of float32 fractions of shape (1,) differs by"),
+        (last_left_out, "float16 arrays of 1: 3 of 3 sums are wrong"),
+        (last_without_the_sum, "float16 arrays of 1: 1 of 3"),
         (failing, "all-reduce ring: MXNetError: CUDA: no kernel"),
     ],
 )
@@ -103,19 +89,22 @@ def test_a_wrong_algorithm_is_found(algorithm, words, monkeypatch, failures):
     assert words in found
 
 
-def test_a_copy_that_arrives_changed_is_found(monkeypatch, failures):
+@pytest.mark.parametrize(("src", "dst"), [*itertools.permutations(range(3), 2)])
+def test_a_copy_between_any_two_devices_that_arrives_changed_is_found(
+    src, dst, monkeypatch, failures
+):
+    """In the sums of an algorithm in which every device sends to every other."""
     copyto = mx.nd.NDArray.copyto
 
     def corrupt(self, other):
         done = copyto(self, other)
-        if (self.context, getattr(other, "context", None)) == (mx.cpu(0), mx.cpu(2)):
-            if other.size == 1009:
-                other[1000:] = 0
+        if (self.context, getattr(other, "context", other)) == (mx.cpu(src), mx.cpu(dst)):
+            done[-1:] += 1
         return done
 
     monkeypatch.setattr(mx.nd.NDArray, "copyto", corrupt)
-    (found,) = failures("copies")
-    assert "array of shape (1009,) copied from cpu(0) to cpu(2): 9 of 1009 values" in found
+    (found,) = failures("all-reduce balanced")
+    assert "sums are wrong" in found
 
 
 @pytest.mark.parametrize(
@@ -172,10 +161,6 @@ NETWORKS = {
     "batch norm": (lambda: (nn.Conv2D(4, 3), nn.BatchNorm(), nn.Dense(3)), "BatchNorm: each"),
     "dropout": (lambda: (nn.Dense(9), nn.Dropout(0.5), nn.Dense(3)), "random numbers: "),
     "sync": (lambda: (nn.Conv2D(4, 3), SyncBatchNorm(), nn.Dense(3)), "SyncBatchNorm: "),
-    "both norms": (
-        lambda: (SyncBatchNorm(), nn.Conv2D(4, 3), nn.BatchNorm(), nn.Dense(3)),
-        "SyncBatchNorm: ",
-    ),
 }
 
 
@@ -236,7 +221,7 @@ def test_replicas_that_differ_are_found():
 
 def test_requests_that_cannot_be_verified_are_errors_with_the_remedy():
     net = make(nn.Dense(3), ctx=CPUS[:2])
-    with pytest.raises(ValueError, match=r"is not on cpu\(2\); call net.initialize\(ctx=ctx\)"):
+    with pytest.raises(RuntimeError, match=r"not initialized on context cpu\(2\)"):
         verify(net, LOSS, BATCH, CPUS)
     with pytest.raises(ValueError, match=r"cpu\(1\) more than once"):
         verify(net, LOSS, BATCH, [CPUS[1], CPUS[1]])

@@ -45,14 +45,6 @@ def test_a_shape_may_be_of_numpys_integers_and_mxnets_bool_is_pythons(what):
     assert AS_WITH_NUMPY_1[what]()
 
 
-@pytest.mark.filterwarnings("ignore:NumPy will stop allowing")  # 1.24 to 1.26
-@pytest.mark.parametrize("make", [mx.nd.array, mx.np.array])
-def test_integers_are_taken_modulo_the_dtypes_range(make):
-    assert make([-1, 300], dtype="uint8").asnumpy().tolist() == [255, 44]
-    with pytest.raises(TypeError):
-        make([2**70], dtype="int64")
-
-
 OF_NUMPY_1 = {
     "alltrue": (lambda f, a: f(a), False, "bool"),
     "sometrue": (lambda f, a: f(a), True, "bool"),
@@ -62,13 +54,6 @@ OF_NUMPY_1 = {
     "row_stack": (lambda f, a: f((a, a)), [[0, 3], [1, 2]] * 2, "float32"),
     "msort": (lambda f, a: f(a), [[0, 2], [1, 3]], "float32"),
     "trapz": (lambda f, a: f(a), [1.5, 1.5], "float32"),
-    "divmod": (lambda f, a: f(a.astype("float16"), 300)[1], [[0, 3], [1, 2]], "float32"),
-    "heaviside": (lambda f, a: f(a.astype("int8"), 300), [[300, 1], [1, 1]], "float32"),
-    "union1d": (lambda f, a: f(a.astype("float16"), 300), [0, 1, 2, 3, 300], "float32"),
-    "nanpercentile": (lambda f, a: f(a, 50), 1.5, "float64"),
-    "histogramdd": (lambda f, a: f(a[0], 1)[1][0], [0, 3], "float64"),
-    "histogram2d": (lambda f, a: f(a[0], a[1], 1)[2], [1, 2], "float64"),
-    "histogram_bin_edges": (lambda f, a: f(a[0], 10)[3], np.float32(0.3 * 3), "float32"),
     "trapz of a row": (lambda f, a: f(a[0], dx=2), 3, "float32"),
 }
 
@@ -88,12 +73,6 @@ def test_a_data_loader_of_processes_gives_its_batches():
     data = mx.gluon.data.ArrayDataset(np.arange(6, dtype="float32"), np.arange(6))
     batches = list(mx.gluon.data.DataLoader(data, batch_size=4, num_workers=2, timeout=60))
     assert [x.asnumpy().tolist() for x, _ in batches] == [[0, 1, 2, 3], [4, 5]]
-
-
-@pytest.mark.skipif(np.lib.NumpyVersion(np.__version__) < "1.20.0", reason="NumPy has it")
-def test_a_function_that_is_gone_says_where_it_is_now():
-    with pytest.raises(RuntimeError, match=r"numpy\.npv.*numpy-financial"):
-        mx.np.npv(0.1, [1, 2])
 
 
 @pytest.mark.slow

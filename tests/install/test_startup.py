@@ -3,12 +3,13 @@
 import pathlib
 
 import pytest
-from libcuda_stub import build_library, cut
 from processes import end_python
 
 from gluonpar.install import startup, wheels
 
+# gluonpar's module that lets MXNet be imported, without the rest of gluonpar.
 COMPATIBILITY = pathlib.Path(startup.__file__).with_name("compatibility.py")
+MXNET_FIRST = f"import runpy; runpy.run_path({str(COMPATIBILITY)!r})['install']()\n"
 
 
 def python(program, *arguments, **variables):
@@ -29,10 +30,6 @@ def test_numpy_testing_is_imported_before_mxnet():
     )
     # It is looked for twice before it is imported.
     assert done.stdout.split()[-1] == "True" and not done.stderr
-
-
-# gluonpar's module that lets MXNet be imported, without the rest of gluonpar.
-MXNET_FIRST = f"import runpy; runpy.run_path({str(COMPATIBILITY)!r})['install']()\n"
 
 
 @pytest.mark.slow
@@ -102,7 +99,6 @@ BROKEN = {  # __init__.py of the wheel, and words of the message
     ABSENT.format("libgfortran.so.3"): "--force-reinstall",  # MXNet's wheel contains it
     "raise RuntimeError('Not found.\\nCandidates: /a')": "loaded: Not found. Reinstall it",
     "def broken(:": "invalid syntax",
-    "raise ValueError('source code string cannot contain null bytes')": "null bytes. Reinstall it",
     "import graphviz_is_not_here": "install graphviz_is_not_here",
 }
 
@@ -134,39 +130,14 @@ def test_both_wheels(tmp_path):
     assert "pip uninstall -y mxnet mxnet-cu112" in message
 
 
-def test_a_truncated_libmxnet_is_an_error_and_does_not_end_the_process(tmp_path):
-    load = "import ctypes; ctypes.CDLL(__path__[0] + '/libmxnet.so')"
-    library = cut(build_library(site(tmp_path, "mxnet", body=load) / "mxnet", "libmxnet.so"))
-    message = import_error(tmp_path)
-    assert f"{library} is damaged: cut off after 5000 of at least" in message
-    assert "pip install --force-reinstall --no-deps mxnet==1.9.1" in message
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("package", "name"),
-    [("cuda_runtime", "libcudart.so.11.0"), ("cudnn", "libcudnn_cnn_infer.so.8")],
-)
-def test_a_truncated_cuda_library_is_an_error_and_does_not_end_the_process(package, name, tmp_path):
-    folder = site(tmp_path, "mxnet_cu112") / "nvidia" / package / "lib"
-    folder.mkdir(parents=True)
-    library = cut(build_library(folder, name))
-    message = import_error(tmp_path, GLUONPAR_CUDA="pypi")
-    assert f"mxnet-cu112 cannot be loaded: {library} is damaged: " in message
-    remedy = "pip install --force-reinstall --no-deps --no-cache-dir nvidia-"
-    assert f"{remedy}{package.replace('_', '-')}-cu11" in message
-
-
 def test_packages_whose_names_begin_with_mxnet_are_not_its_wheels(tmp_path, monkeypatch):
-    names = ("mxnet", "mxnet_model_server", "mxnet_cu112", "mxnet_cu92mkl", "mxnet_to_coreml")
+    names = ("mxnet", "mxnet_model_server", "mxnet_cu112", "mxnet_to_coreml")
     package = site(tmp_path, *names) / "mxnet"
     monkeypatch.setattr(wheels, "package", lambda: package)
-    assert wheels.installed() == ["mxnet", "mxnet-cu112", "mxnet-cu92mkl"]
-    monkeypatch.setattr(wheels, "package", lambda: None)
-    assert wheels.installed() == []
+    assert wheels.installed() == ["mxnet", "mxnet-cu112"]
 
 
 def test_another_machine_is_an_error_at_once(monkeypatch):
     monkeypatch.setattr(startup.platform, "machine", lambda: "aarch64")
-    with pytest.raises(ImportError, match=r"x86-64 machine, got aarch64: .*libarmpl_lp64_mp"):
+    with pytest.raises(ImportError, match="x86-64 machine, got aarch64"):
         startup.start()

@@ -84,9 +84,3 @@ def build_library(folder: Path, name: str, source: str = "int nothing;") -> Path
     subprocess.run(command, check=True)
     code.unlink()
     return library
-
-
-def cut(library: Path, num_bytes: int = 5000) -> Path:
-    """Truncate the library to its first bytes, as after an interrupted copy; return it."""
-    library.write_bytes(library.read_bytes()[:num_bytes])
-    return library

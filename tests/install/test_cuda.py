@@ -1,16 +1,14 @@
-"""runtime.driver: the GPUs that libcuda.so.1 shows, and which of them MXNet has kernels for."""
+"""The driver's GPUs, and which of CUDA's libraries are loaded, in which order."""
 
-import runpy
-import sys
 from pathlib import Path
 
 import pytest
 from libcuda_stub import FUNCTIONS, build_libcuda
 
-from gluonpar.install import driver
+from gluonpar.install import cuda_libraries, driver
+from gluonpar.install.cuda_libraries import LIBRARIES
 from gluonpar.install.driver import DriverError, DriverMissingError, Gpu
 
-ENTRY = Path(driver.__file__).with_name("entry.py")
 T4, H200 = ("Tesla T4", 7, 5), ("NVIDIA H200", 9, 0)
 
 
@@ -54,22 +52,12 @@ def test_a_driver_that_shows_no_device_gives_an_empty_list(libcuda):
     assert driver.gpus() == []
 
 
-@pytest.mark.parametrize(
-    ("code", "remedy"),
-    [(803, "restart the machine"), (804, "cuda/compat"), (34, "stub"), (4711, "nvidia-smi")],
-)
-def test_a_failing_cuinit_names_the_code_and_a_remedy(libcuda, code, remedy):
-    libcuda(T4, cuInit=code)
-    with pytest.raises(DriverError, match=rf"cuInit .*{code}: .*{remedy}") as caught:
-        driver.gpus()
-    assert caught.value.code == code
-
-
-@pytest.mark.parametrize("function", FUNCTIONS[1:])
+@pytest.mark.parametrize("function", FUNCTIONS)
 def test_no_call_of_the_driver_fails_silently(libcuda, function):
     """Not even with the code that means an empty list if cuInit returns it."""
-    libcuda(T4, **{function: 100})
-    with pytest.raises(DriverError, match=f"{function} failed with error 100"):
+    code = 803 if function == "cuInit" else 100
+    libcuda(T4, **{function: code})
+    with pytest.raises(DriverError, match=f"{function} failed with error {code}"):
         driver.gpus()
 
 
@@ -82,7 +70,33 @@ def test_a_library_that_cannot_be_loaded_is_a_missing_driver(monkeypatch):
             function()
 
 
-def test_packages_that_have_been_imported_stay():
-    before = sys.modules["gluonpar"]
-    runpy.run_path(str(ENTRY))["skip_init"]("gluonpar")
-    assert sys.modules["gluonpar"] is before
+@pytest.mark.parametrize(
+    ("source", "of_wheels", "from_system"),
+    [
+        *((source, LIBRARIES, []) for source in (None, "", "pypi")),
+        ("system", LIBRARIES[:2], [LIBRARIES[0], LIBRARIES[-1]]),
+    ],
+)
+def test_libraries_are_loaded_in_order_from_pypis_wheels_unless_the_environment_says_system(
+    source, of_wheels, from_system, tmp_path, monkeypatch
+):
+    loaded, paths = [], {name: Path(name) for name in from_system}
+    for name in of_wheels:
+        folder = tmp_path / "nvidia" / name.split(".")[0] / "lib"
+        folder.mkdir(parents=True)
+        (folder / name).touch()
+        paths.setdefault(name, folder / name)
+
+    def load(path, mode):
+        assert mode == cuda_libraries.ctypes.RTLD_GLOBAL
+        if "/" not in path and path not in from_system:
+            raise OSError(f"{path}: cannot open shared object file: No such file or directory")
+        loaded.append(path)
+
+    monkeypatch.setattr(cuda_libraries.sysconfig, "get_path", lambda name: str(tmp_path))
+    monkeypatch.setattr(cuda_libraries.ctypes, "CDLL", load)
+    monkeypatch.setenv("GLUONPAR_CUDA", source or "")
+    if source is None:
+        monkeypatch.delenv("GLUONPAR_CUDA")
+    cuda_libraries.load_libraries()
+    assert loaded == [str(paths[name]) for name in LIBRARIES if name in paths]
