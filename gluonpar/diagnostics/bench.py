@@ -144,7 +144,7 @@ def header(console: Console, record: harness.Record, ctx: Sequence[mx.Context]) 
     how = threads.describe(ctx) or "; ".join(record.machine["gpus"])
     checked = "every value compared with NumPy's" if options.check else "values not checked"
     rows = {
-        "devices": f"{devices.describe(ctx)}, {how}",
+        "devices": f"{list(ctx)}, {how}",
         NUMPY: f"on the same memory, {NUMPY_THREADS} threads from {NUMPY_MIN_BYTES} bytes up",
         options.collective: f"{combined(options)}{options.dtype}, {checked}",
         "calls": f"{options.calls} before each wait; times are per call",

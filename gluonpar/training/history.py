@@ -14,7 +14,6 @@ from typing import Any, Sequence
 import mxnet as mx
 
 from gluonpar.checkpoint import files
-from gluonpar.runtime import devices
 
 SUFFIXES = (".csv", ".json")
 
@@ -55,7 +54,7 @@ class History:
     def __repr__(self) -> str:
         number = f"{len(self.epochs)} epoch{'s' * (len(self.epochs) != 1)}"
         reached = f", test accuracy {self.epochs[-1].test_accuracy:.4f}" if self.epochs else ""
-        return f"<History of {self.model}: {number} on {devices.describe(self.ctx)}{reached}>"
+        return f"<History of {self.model}: {number} on {list(self.ctx)}{reached}>"
 
     def save(self, path: str) -> None:
         """Write the epochs to ``path``, whole or not at all: as .csv, or .json, a list of objects.
@@ -101,7 +100,7 @@ class History:
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             axes.grid(alpha=0.3)
         figure.axes[-1].set_ylim(bottom=0)
-        figure.suptitle(f"{self.model} on {devices.describe(self.ctx)}")
+        figure.suptitle(f"{self.model} on {list(self.ctx)}")
         if path is not None:
             with files.atomic_write(path) as file:
                 figure.savefig(file, dpi=120, format=pathlib.Path(path).suffix[1:].lower())
