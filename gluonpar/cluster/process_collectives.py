@@ -162,17 +162,16 @@ class PendingGather:
     ) -> None:
         self.values, job = [value], world()
         self._known: mx.nd.NDArray | None = None
+        if job is None:
+            return
+        self._known = mx.nd.empty((1,), ctx=mx.cpu(0))
 
-        if job is not None:
-            self._known = mx.nd.empty((1,), ctx=mx.cpu(0))
-            gather = functools.partial(job.comm.allgather, value)
-            run = functools.partial(self._gather, job, name, gather, check, facts)
-            _push_operator("gather", run, [self._known])
+        def run() -> None:
+            self.values = _run(job, name, lambda: job.comm.allgather(value), facts)
+            if check is not None:
+                check(self.values)
 
-    def _gather(self, job: World, name: str, gather: Callable, check: Any, facts: Any) -> None:
-        self.values = _run(job, name, gather, facts)
-        if check is not None:
-            check(self.values)
+        _push_operator("gather", run, [self._known])
 
     def wait(self) -> list:
         """Return the values by rank. Waits for this collective only.

@@ -209,13 +209,9 @@ def prepare(
     where = (ctypes.c_int * 2)(ctx.device_typeid, ctx.device_id)
     kind = _ASYNC if inline else _PRIORITIZED if prioritized else None
     rest = (None, where, *inputs, *outputs, kind, 0, name.encode(), _NO)  # 0 is the priority
-
     after_error = functools.partial(_push_after, where, settles) if settles else None
 
-    def push_function(function: Callable[..., None]) -> None:
-        _push((function, ends_by_call, after_error), rest)
-
-    return push_function
+    return lambda function: _push((function, ends_by_call, after_error), rest)
 
 
 def _push_after(where: Any, arrays: Sequence[mx.nd.NDArray], function: Callable[[], None]) -> None:

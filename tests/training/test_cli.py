@@ -32,7 +32,6 @@ def no_gpu(monkeypatch):
         raise driver.DriverMissingError("no NVIDIA driver here")
 
     monkeypatch.setattr(driver, "gpus", missing)
-    monkeypatch.setattr(driver, "has_kernel_module", lambda: False)
     monkeypatch.setattr(mx.context, "num_gpus", lambda: 0)
 
 
