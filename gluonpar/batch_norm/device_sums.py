@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
+import os
 import threading
 import time
 import traceback
@@ -107,7 +109,7 @@ class Round:
         """Return the key of the layer's next sum on ``ctx``."""
         global _is_used
         self.join_ranks()
-        device_threads.start(ctx)  # it looks for sums that have waited too long
+        _watch(os.getpid())
         with lock:
             _is_used, place = True, (str(ctx), of_variance)
             begun = self.begun.setdefault(layer, collections.Counter())
@@ -321,4 +323,13 @@ def _fail_late() -> None:
     _go_on()
 
 
-device_threads.while_waiting(_fail_late)
+@functools.lru_cache(None)
+def _watch(_pid: int) -> None:
+    """Start this process's thread that looks every second for sums that have waited too long."""
+
+    def watch() -> None:
+        while True:
+            time.sleep(1)
+            _fail_late()
+
+    threading.Thread(target=watch, name="gluonpar.late_sums", daemon=True).start()

@@ -166,33 +166,28 @@ def _values(named: dict[str, tuple]) -> dict[str, list[np.ndarray]]:
 
     Only values that differ are sent there.
     """
-    numbers = _numbers_of_copies({name: each for name, (each, differ) in named.items() if differ})
+    unlike = _unlike({name: each for name, (each, may_differ) in named.items() if may_differ})
     values = {}
     for name, (copies, _) in named.items():
-        if name in numbers:
+        if name in unlike:
             own = np.stack([copy.asnumpy() for copy in copies])
-            ranks = cluster.gather_to_first(own, numbers[name], f"{_SAVES} ({name})")
+            ranks = cluster.gather_to_first(own, f"{_SAVES} ({name})")
             values[name] = [value for rank in ranks for value in rank]
         elif cluster.is_main():
             values[name] = [copies[0].asnumpy()]
     return values
 
 
-def _numbers_of_copies(named: dict[str, Sequence[mx.nd.NDArray]]) -> dict[str, list[int]]:
-    """Return how many copies each rank has of every parameter whose copies are not all the same."""
+def _unlike(named: dict[str, Sequence[mx.nd.NDArray]]) -> set[str]:
+    """Return the names of the parameters whose copies, on all ranks, are not all the same."""
     if not named:
-        return {}
+        return set()
     digests = {
-        name: [hashlib.sha256(copy.asnumpy()).hexdigest() for copy in copies]
+        name: {hashlib.sha256(copy.asnumpy()).hexdigest() for copy in copies}
         for name, copies in named.items()
     }
     ranks = cluster.gather(digests, _SAVES)
-    each = {name: [rank[name] for rank in ranks] for name in named}
-    return {
-        name: [*map(len, of_ranks)]
-        for name, of_ranks in each.items()
-        if len(set().union(*of_ranks)) > 1
-    }
+    return {name for name in named if len(set().union(*(rank[name] for rank in ranks))) > 1}
 
 
 def _checked_values(

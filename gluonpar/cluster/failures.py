@@ -17,10 +17,8 @@ from typing import Any, Iterator, NamedTuple, Sequence
 FAILED = 1  # exit code
 ENDED = "the end of the program"
 HAS_ENDED = "has ended its program"
-_TICK_SECONDS, _QUERY_SECONDS, _ANSWER_SECONDS = 0.5, 2.0, 5.0
-_QUERY, _ANSWER = 1, 2  # tags of messages
+_TICK_SECONDS, _SILENT_SECONDS, _ANSWER_SECONDS = 0.5, 2.0, 5.0
 _OUTSIDE = "outside gluonpar's collectives"
-_MOST_NAMES = 4  # of late ranks in a line
 # mpirun, told to end the job, waits for a host that is cut off until TCP gives up, a quarter of an
 # hour: this kills it after 10 s. The ranks end with it.
 _KILL_LAUNCHER = "sleep 10; grep -qx 'prterun\\|mpirun\\|orterun' /proc/$0/comm && kill -9 $0"
@@ -49,12 +47,13 @@ class _Place(NamedTuple):
 class FailureDetector:
     """Ends the job with one line on stderr after an exception, and if a rank does not respond.
 
-    A thread of each rank counts the half seconds that the rank waits in its present collective.
-    Time in which the process is stopped is not counted. After a second, one of the ranks that wait
-    begins to send queries to all others, whose threads answer where they are. The job (all
-    processes on all hosts) ends, by ``MPI_Abort``, if a rank has ended, or does not answer for
-    ``seconds``. A rank that answers is waited for, up to ``most_seconds``, and named by a line
-    after ``seconds``. Only this object uses ``comm``.
+    Twice a second, a thread of each rank sends rank 0 the place of its rank, and rank 0's thread
+    sends all ranks the place of rank 0. Rank 0 watches over all ranks, and they watch over rank 0.
+    Each counts half seconds in which it runs itself, so time in which the process is stopped does
+    not count. While a rank waits in a collective, the job (all processes on all hosts) ends, by
+    ``MPI_Abort``, if another rank has ended, or has sent nothing for ``seconds``. A rank that sends
+    is waited for, up to ``most_seconds``, and named by a line after ``seconds``. Only this object
+    uses ``comm``.
     """
 
     def __init__(
@@ -62,11 +61,15 @@ class FailureDetector:
     ) -> None:
         self.comm, self._mpi, self._names = comm, mpi, names
         self._seconds, self._most_seconds = seconds, most_seconds
-        self._others = [rank for rank in range(comm.size) if rank != comm.rank]
-        self._place = _Place(0, _OUTSIDE)
-        self._pid = os.getpid()
-        self._begin(self._place)
-        self._sent: list = []  # requests, which must live as long as the messages
+        self._pid, self._place = os.getpid(), _Place(0, _OUTSIDE)
+        self._partners = range(1, comm.size) if comm.rank == 0 else [0]
+        self._sent: dict[int, Any] = {}  # by rank: the request, which must live as long as its data
+        # By rank, for this one and its partners: the place, for how long it has been the same one
+        # in a collective, and for how long nothing has come from the rank.
+        self._places = {rank: self._place for rank in (comm.rank, *self._partners)}
+        self._stay = dict.fromkeys(self._places, 0.0)
+        self._silent = dict.fromkeys(self._places, 0.0)
+        self._told: _Place | None = None  # the collective for which a line has named late ranks
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gluonpar.failures", daemon=True)
         self._thread.start()
@@ -106,7 +109,7 @@ class FailureDetector:
         name = self._names[self.comm.rank if rank is None else rank]
         sys.stdout.flush()
         print(f"gluonpar: {name} {why}; the job ends", file=sys.stderr, flush=True)
-        # Spawned, because a fork waits for all operators of MXNet, also for the one that waits.
+        # Spawned: a fork would wait for all operators of MXNet, also for the present collective.
         quiet = [(os.POSIX_SPAWN_OPEN, stream, os.devnull, os.O_RDWR, 0) for stream in range(3)]
         command = ["sh", "-c", _KILL_LAUNCHER, str(os.getppid())]
         os.posix_spawn("/bin/sh", command, os.environ, file_actions=quiet, setsid=True)
@@ -116,104 +119,69 @@ class FailureDetector:
         """Return how long this rank waits for a lower one to end the job with the same line."""
         return min(self.comm.rank, 4) / 2
 
-    def _begin(self, place: _Place) -> None:
-        """Begin to count the time in a new place."""
-        self._watched, self._waited = place, 0.0
-        self._queries_from = 1 + self._turn_seconds()  # by then another rank may send them
-        self._next_query = 0.0
-        self._told = False  # whether a line has named the late ranks
-        self._answers: dict[int, _Place] = {}  # by rank
-        self._unanswered: dict[int, float] = {}  # by rank, for how many seconds
-
     def _run(self) -> None:
         while not self._stop.wait(_TICK_SECONDS):
-            place = self._place
-            if place != self._watched:
-                self._begin(place)
-            self._receive()
-            if place.where != _OUTSIDE:
-                self._watch()
+            for rank in self._partners:
+                if rank not in self._sent or self._sent[rank].Test():
+                    self._sent[rank] = self.comm.isend(self._place, rank)
+            self._count(self._received())
+            self._judge()
 
-    def _watch(self) -> None:
-        """Count half a second. Query the other ranks, unless another rank does."""
-        self._waited += _TICK_SECONDS
-        for rank in self._unanswered:
-            self._unanswered[rank] += _TICK_SECONDS
-        if self._waited < self._queries_from:
-            return
-        if self._waited >= self._next_query:
-            self._next_query = self._waited + _QUERY_SECONDS
-            if self._waited < self._seconds < self._next_query:
-                self._next_query = self._seconds  # what the line says is new
-            self._query()
-        limit, (number, where) = max(self._seconds, _ANSWER_SECONDS), self._watched
-        for rank, seconds in self._unanswered.items():
-            if seconds >= limit + self._turn_seconds():
-                self._abort_here(
+    def _received(self) -> dict[int, _Place]:
+        """Return this rank's place, and the places that have come from its partners."""
+        status, places = self._mpi.Status(), {self.comm.rank: self._place}
+        while self.comm.iprobe(status=status):
+            places[status.source] = self.comm.recv(source=status.source)
+        return places
+
+    def _count(self, received: dict[int, _Place]) -> None:
+        """Count half a second."""
+        for rank, before in self._places.items():
+            self._places[rank] = received.get(rank, before)
+            stays = self._places[rank] == before and before.where != _OUTSIDE
+            self._stay[rank] = self._stay[rank] + _TICK_SECONDS if stays else 0.0
+            self._silent[rank] = 0.0 if rank in received else self._silent[rank] + _TICK_SECONDS
+
+    def _judge(self) -> None:
+        """End the job, or name late ranks, if the rank that has waited longest waits in vain."""
+        waiting = [rank for rank, silent in self._silent.items() if silent < _SILENT_SECONDS]
+        longest = max(waiting, key=self._stay.__getitem__)
+        where, limit = self._places[longest].where, max(self._seconds, _ANSWER_SECONDS)
+        for rank, silent in self._silent.items():
+            if min(silent, self._stay[longest]) >= limit + self._turn_seconds():
+                self.abort(
                     f"has not responded for {limit:g} s (it is stopped, or its machine or "
                     f"network is down), and {where} waits for it",
                     rank,
                 )
-        if where == ENDED:  # the others may go on as long as they like
+        # Other ranks may go on as long as they like after the end of one's program.
+        waiting = [rank for rank in waiting if self._places[rank].where != ENDED]
+        if self.comm.rank or not waiting:
             return
-        late = [
-            (rank, place)
-            for rank, place in sorted(self._answers.items())
+        longest = max(waiting, key=self._stay.__getitem__)
+        (number, where), seconds = self._places[longest], self._stay[longest]
+        if seconds < 2 * _TICK_SECONDS:  # all may have come, and not have sent it yet
+            return
+        late = {
+            rank: place
+            for rank, place in self._places.items()
             if place.number < number or place == (number, ENDED)
-        ]
-        for rank, place in late:
+        }
+        for rank, place in late.items():
             if place.where == ENDED:
-                self._abort_here(f"{HAS_ENDED}, and {where} waits for it", rank)
-            if self._waited >= self._most_seconds + self._turn_seconds():
-                self._abort_here(
+                self.abort(f"{HAS_ENDED}, and {where} waits for it", rank)
+            if seconds >= self._most_seconds:
+                self.abort(
                     f"has not come to {where} in {self._most_seconds:g} s "
                     f"(GLUONPAR_STALL_TIMEOUT): it is {_words(place)}",
                     rank,
                 )
-        if self._waited >= self._seconds and not self._told and not self._unanswered:
-            self._told = True
-            self._name([f"{self._names[rank]}, which is {_words(place)}" for rank, place in late])
-
-    def _name(self, late: list[str]) -> None:
-        """Print which ranks are late."""
-        if len(late) > _MOST_NAMES:
-            late[_MOST_NAMES:] = [f"{len(late) - _MOST_NAMES} more ranks"]
-        where, seconds = self._watched.where, f"{self._waited:g} s"
-        line = f"gluonpar: {where} has waited {seconds} for {'; '.join(late)}"
-        if not late:
-            line = f"gluonpar: {where} has taken {seconds}, and all ranks are there, as on a slow "
-            line += "network"
-        if self._place == self._watched:
+        respond = max(self._silent.values()) < _SILENT_SECONDS
+        if late and respond and seconds >= self._seconds and self._told != (number, where):
+            self._told = self._places[longest]
+            names = "; ".join(f"{self._names[i]}, which is {_words(late[i])}" for i in late)
+            line = f"gluonpar: {where} has waited {seconds:g} s for {names}"
             print(f"{line}; all ranks respond, and the job goes on", file=sys.stderr, flush=True)
-
-    def _abort_here(self, why: str, rank: int) -> None:
-        """End the job, unless this rank has left the place where ``why`` was found."""
-        if self._place == self._watched:
-            self.abort(why, rank)
-
-    def _query(self) -> None:
-        for rank in self._others:
-            if rank not in self._unanswered:
-                self._unanswered[rank] = 0.0
-                self._sent.append(self.comm.isend((self._watched, self._told), rank, _QUERY))
-
-    def _receive(self) -> None:
-        """Receive the messages that have come, and answer queries."""
-        self._sent = [request for request in self._sent if not request.Test()]
-        status = self._mpi.Status()
-        while self.comm.iprobe(status=status):
-            message, rank = self.comm.recv(source=status.source, tag=status.tag), status.source
-            if status.tag == _ANSWER:
-                self._answers[rank] = message
-                self._unanswered.pop(rank, None)
-                continue
-            self._sent.append(self.comm.isend(self._place, rank, _ANSWER))
-            place, told = message
-            sends = self._waited >= self._queries_from
-            if place == self._watched and (rank < self.comm.rank or not sends):
-                self._told |= told
-                self._unanswered.clear()
-                self._queries_from = self._waited + 2 * _QUERY_SECONDS + self._turn_seconds()
 
 
 def _words(place: _Place) -> str:

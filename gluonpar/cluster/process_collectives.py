@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import io
 from typing import Any, Callable, Iterator, Sequence
 
 import mxnet as mx
@@ -92,12 +91,8 @@ def all_gather(array: mx.nd.NDArray, sizes: Sequence[int], name: str = "all-gath
     """Replace every part of ``array``, in the order of the ranks, by that rank's own part."""
 
     def run(job: World, flat: np.ndarray) -> None:
-        if flat.nbytes > PIECE_BYTES:
-            for root, part in enumerate(np.split(flat, np.cumsum(sizes)[:-1])):
-                _broadcast(job, part, root)
-            return
-        counts = [size * flat.itemsize for size in sizes]
-        job.comm.Allgatherv(job.mpi.IN_PLACE, [flat.view("u1"), counts])
+        for root, part in enumerate(np.split(flat, np.cumsum(sizes)[:-1])):
+            _broadcast(job, part, root)
 
     _push(name, run, [array])
 
@@ -109,10 +104,7 @@ def gather(value: Any, name: str = "gather") -> list:
     [{'size': 3}]
     """
     job = world()
-    if job is None:
-        return [value]
-    _marker().wait_to_read()
-    return _run(job, name, lambda: job.comm.allgather(value))
+    return [value] if job is None else _wait(job, name, lambda: job.comm.allgather(value))
 
 
 def broadcast_bytes(data: bytes | None) -> bytes:
@@ -121,52 +113,20 @@ def broadcast_bytes(data: bytes | None) -> bytes:
     >>> broadcast_bytes(b"all")
     b'all'
     """
-    job, given = world(), data or b""
-    if job is None:
-        return given
-    size = gather(len(given))[0]
-
-    def run() -> bytes:
-        if job.rank == 0:
-            _broadcast(job, np.frombuffer(given, "u1"), 0)
-            return given
-        received = io.BytesIO()
-        for start in range(0, size, PIECE_BYTES):
-            piece = bytearray(min(PIECE_BYTES, size - start))
-            job.comm.Bcast(piece, 0)
-            received.write(piece)
-        return received.getvalue()  # without a copy
-
-    return _run(job, f"broadcast of {size:,} bytes", run)
+    job, name = world(), "broadcast of bytes"
+    return data or b"" if job is None else _wait(job, name, lambda: job.large_comm.bcast(data))
 
 
-def gather_to_first(
-    array: np.ndarray, lengths: Sequence[int], name: str = "gather"
-) -> list[np.ndarray]:
+def gather_to_first(array: np.ndarray, name: str = "gather") -> list[np.ndarray]:
     """Return on rank 0 every process's ``array`` by rank, and nothing on the others.
 
-    Arrays have one dtype and, but for their ``lengths``, one shape. Waits for all processes.
+    Waits for all processes.
 
-    >>> gather_to_first(np.arange(2), [2])
+    >>> gather_to_first(np.arange(2))
     [array([0, 1])]
     """
     job = world()
-    if job is None:
-        return [array]
-    _marker().wait_to_read()
-
-    def run() -> list[np.ndarray]:
-        if job.rank:
-            for piece in _pieces(np.ravel(array)):
-                job.comm.Send(piece.view("u1"), 0)
-            return []
-        others = [np.empty((length, *array.shape[1:]), array.dtype) for length in lengths[1:]]
-        for source, other in enumerate(others, 1):
-            for piece in _pieces(other.reshape(-1)):
-                job.comm.Recv(piece.view("u1"), source)
-        return [array, *others]
-
-    return _run(job, f"{name}, {sum(lengths):,} of shape {array.shape[1:]}", run)
+    return [array] if job is None else _wait(job, name, lambda: job.large_comm.gather(array)) or []
 
 
 def total(values: Any) -> np.ndarray:
@@ -202,17 +162,16 @@ class PendingGather:
     ) -> None:
         self.values, job = [value], world()
         self._known: mx.nd.NDArray | None = None
+        if job is None:
+            return
+        self._known = mx.nd.empty((1,), ctx=mx.cpu(0))
 
-        if job is not None:
-            self._known = mx.nd.empty((1,), ctx=mx.cpu(0))
-            gather = functools.partial(job.comm.allgather, value)
-            run = functools.partial(self._gather, job, name, gather, check, facts)
-            _push_operator("gather", run, [self._known])
+        def run() -> None:
+            self.values = _run(job, name, lambda: job.comm.allgather(value), facts)
+            if check is not None:
+                check(self.values)
 
-    def _gather(self, job: World, name: str, gather: Callable, check: Any, facts: Any) -> None:
-        self.values = _run(job, name, gather, facts)
-        if check is not None:
-            check(self.values)
+        _push_operator("gather", run, [self._known])
 
     def wait(self) -> list:
         """Return the values by rank. Waits for this collective only.
@@ -341,6 +300,12 @@ def _run_flat(
             np.copyto(view, part)
 
 
+def _wait(job: World, call: str, function: Callable[[], Any]) -> Any:
+    """Wait for the collectives that have been pushed, then :func:`_run`."""
+    _marker().wait_to_read()
+    return _run(job, call, function)
+
+
 def _run(
     job: World, call: str, function: Callable[[], Any] = lambda: None, facts: dict | None = None
 ) -> Any:
@@ -371,8 +336,8 @@ def draw_apart(ctx: Sequence[mx.Context] = ()) -> None:
     """From now on draw random numbers, as for dropout, that differ from other ranks'.
 
     ``ctx`` are this rank's devices. All ranks call this when their parameters have become alike:
-    before it, ranks with one seed draw the same initial values. Without ``ctx``, the devices are
-    those of an earlier call, or else one per rank. Waits for all ranks.
+    before it, ranks with one seed draw the same initial values. Without ``ctx``, the devices of an
+    earlier call count, or else one per rank. Waits for all ranks.
     """
     job = world()
     if job is None or (not ctx and _numbers):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import functools
@@ -9,7 +10,6 @@ import math
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -20,11 +20,9 @@ import numpy as np
 
 from gluonpar.cluster import failures
 from gluonpar.cluster.messages import Messages
-from gluonpar.install import memory_limits, processors
+from gluonpar.install import processors
 from gluonpar.runtime import engine, interrupts, nccl, threads
 
-# Address space: with 100 MB MPI crashed, with 200 MB it did not start in 60 s, with 300 MB it did.
-MPI_ADDRESSES = 350 * memory_limits.MB
 # The number of processes, as set by Open MPI's mpirun, and by the PMI of MPICH, Intel MPI and srun.
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 # PMIx, as in srun --mpi=pmix, sets a rank only; Slurm sets the number of tasks of the job step.
@@ -37,13 +35,9 @@ _TOLD = "GLUONPAR_CLUSTER_TOLD"  # set when a process has joined the job, or pri
 _WITHOUT_MPI = {
     "srun": (_SLURM_TASKS, "SLURM_PROCID"),
     "torchrun": ("WORLD_SIZE", "RANK"),
-    "horovodrun": ("HOROVOD_SIZE", "HOROVOD_RANK"),
 }
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _POLL_SECONDS, _POLLS_AT_ONCE = 50e-6, 20
-_START_SECONDS = 120  # the least for all ranks to start MPI, for which each first imports MXNet
-# In another process, because MPI_Init waits with the GIL held. Its input ends with the caller.
-_END_START = 'timeout $0 cat >/dev/null; if [ $? = 124 ]; then echo "$1" >&2; kill -9 $PPID; fi'
 
 
 def launched(environment: Mapping[str, str] = os.environ) -> bool:
@@ -86,6 +80,7 @@ class World(NamedTuple):
     size: int
     mpi: Any  # the module mpi4py.MPI
     comm: Any
+    large_comm: Any  # the same, for picklable objects of more than 2 GiB, too
     mpi_lock: threading.Lock
     detector: failures.FailureDetector
     one_machine: bool  # all ranks share its memory
@@ -93,31 +88,20 @@ class World(NamedTuple):
     local_rank: int  # among the ranks on this host
     messages: Messages
 
-    def barrier(self, name: str = "") -> bool:
-        """Wait until all ranks have called this, asleep between polls: MPI would occupy a core.
+    def meet(self, number: int, call: str, facts: Any = None) -> list[tuple[str, Any]]:
+        """Wait until all ranks are at operation ``number``, asleep: MPI would occupy a core.
 
-        Returns whether all have given the same ``name``.
+        Returns [] if all have given the same, else what each has given. If only some are at the end
+        of their programs, the job ends.
         """
-        checksum, polls = zlib.crc32(name.encode()), 0
+        checksum, polls = zlib.crc32(f"{call} {facts}".encode()), 0
         extremes = np.array([checksum, -checksum], np.int64)
         with self.mpi_lock:  # for two numbers it takes microseconds longer than a barrier
             request = self.comm.Iallreduce(self.mpi.IN_PLACE, extremes, self.mpi.MAX)
         while not self._test(request):
             time.sleep(_POLL_SECONDS if polls >= _POLLS_AT_ONCE else 0)
             polls += 1
-        return bool(extremes[0] == -extremes[1])  # the largest is the smallest
-
-    def _test(self, request: Any) -> bool:
-        with self.mpi_lock:
-            return request.Test()
-
-    def meet(self, number: int, call: str, facts: Any = None) -> list[tuple[str, Any]]:
-        """Wait until all ranks are at operation ``number``.
-
-        Returns [] if all have given the same, else what each has given. If only some are at the end
-        of their programs, the job ends.
-        """
-        if self.barrier(f"{call} {facts}"):
+        if extremes[0] == -extremes[1]:  # the largest is the smallest
             return []
         with self.mpi_lock:
             given = self.comm.allgather((call, facts))
@@ -128,38 +112,37 @@ class World(NamedTuple):
             self.detector.abort_in_turn(why, calls.index(failures.ENDED))
         return given
 
+    def _test(self, request: Any) -> bool:
+        with self.mpi_lock:
+            return request.Test()
+
 
 _world: World | None = None  # after a fork, the parent's
 _alone = False  # once found, because reading the environment takes microseconds
 _starting = threading.Lock()
-_is_rank = launched()
-_forked = False  # whether this process is a fork of a rank
+_rank_pid = os.getpid() if launched() else None  # forks of this process are no ranks
 _thread = threading.local()  # .is_local: whether it is inside local()
 
-
-def _after_fork() -> None:
-    global _forked
-    _forked = _forked or _is_rank
+if _rank_pid:
+    os.environ[_PID] = f"{_rank_pid} {os.environ.get(_NAMESPACE, '')}"
 
 
-os.register_at_fork(after_in_child=_after_fork)
-if _is_rank:
-    os.environ[_PID] = f"{os.getpid()} {os.environ.get(_NAMESPACE, '')}"
+def _is_fork() -> bool:
+    return _rank_pid not in (None, os.getpid())
 
 
 def world() -> World | None:
     """Return the job that this process belongs to; None alone and inside :func:`local`.
 
     The first call starts MPI. Raises ImportError without mpi4py, RuntimeError if MPI cannot be used
-    and in a fork of a rank, MemoryError with too little memory for MPI,
-    ValueError if a time limit in the environment is invalid.
+    and in a fork of a rank, ValueError if a time limit in the environment is invalid.
     """
     return None if is_local() else _job()
 
 
 def _job() -> World | None:
     global _world, _alone
-    if _forked:
+    if _is_fork():
         raise RuntimeError(
             f"process {os.getpid()} was forked from a rank, and is no part of the job: what "
             "communicates must be called in the process that the launcher started"
@@ -181,25 +164,23 @@ def _job() -> World | None:
 
 def _tell_alone() -> None:
     """Print why this process computes alone, though a launcher has started several."""
-    lines, environment = [], os.environ
-    pid = _rank_of_job(environment)
-    if _has_ranks(environment):
-        if pid is not None:
-            lines.append(
-                f"process {os.getpid()} is no rank and computes alone: the rank is process {pid}, "
-                "which has started it, and imported gluonpar before. If that was not meant, do not "
-                "import gluonpar there"
+    environment, line = os.environ, ""
+    pid, is_job = _rank_of_job(environment), _has_ranks(environment)
+    if is_job and pid is not None:
+        line = (
+            f"process {os.getpid()} is no rank and computes alone: the rank is process {pid}, "
+            "which has started it, and imported gluonpar before. If that was not meant, do not "
+            "import gluonpar there"
+        )
+    for launcher, (size, number) in _WITHOUT_MPI.items():
+        if not is_job and environment.get(size, "1") != "1" and environment.get(number) == "0":
+            line = (
+                f"{launcher} has started {environment[size]} processes, but not as ranks of MPI: "
+                "each computes alone. Start them by mpirun or srun --mpi=pmix (docs/cluster.md)"
             )
-    else:
-        lines = [
-            f"{launcher} has started {environment[size]} processes, but not as ranks of MPI: each "
-            "computes alone. Start them by mpirun or srun --mpi=pmix (docs/cluster.md)"
-            for launcher, (size, number) in _WITHOUT_MPI.items()
-            if environment.get(size, "1") != "1" and environment.get(number) == "0"
-        ]
-    if lines and _TOLD not in environment:
+    if line and _TOLD not in environment:
         environment[_TOLD] = "1"
-        print(f"gluonpar: {lines[-1]}", file=sys.stderr, flush=True)
+        print(f"gluonpar: {line}", file=sys.stderr, flush=True)
 
 
 def _known_job() -> World | None:
@@ -305,20 +286,18 @@ def _start() -> World:
     most_seconds = failures.time_limit("GLUONPAR_STALL_TIMEOUT", math.inf)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # when the launcher dies
     interrupts.end_at_crash()
-    memory_limits.require("MPI", 0, MPI_ADDRESSES)
-    with _start_limit(max(_START_SECONDS, 3 * seconds)):
-        mpi = _initialized_mpi()
-        comm, comm_of_detector = mpi.COMM_WORLD.Dup(), mpi.COMM_WORLD.Dup()
-        comm_of_messages = mpi.COMM_WORLD.Dup()
-        place = socket.gethostname(), os.getpid(), os.sched_getaffinity(0), nccl.only_gpu()
-        places = comm.allgather(place)
+    mpi, pkl5 = _initialized_mpi()
+    comm, comm_of_detector, comm_of_messages = [mpi.COMM_WORLD.Dup() for _ in range(3)]
+    place = socket.gethostname(), os.getpid(), os.sched_getaffinity(0), nccl.only_gpu()
+    places = comm.allgather(place)
     if comm.size == 1:
         raise RuntimeError(
             "the launcher started several processes, but MPI sees one: mpi4py was built for "
             f"another MPI than this launcher's, {mpi.Get_library_version().splitlines()[0]}"
         )
     os.environ[_TOLD] = "1"
-    hosts, own, mpi_lock = [host for host, *_ in places], socket.gethostname(), threading.Lock()
+    hosts, mpi_lock = [host for host, *_ in places], threading.Lock()
+    own = hosts[comm.rank]
     # Divide each processor of this machine evenly among the ranks that may run on it.
     here = [allowed for host, _, allowed, _ in places if host == own]
     share = sum(1 / sum(cpu in allowed for allowed in here) for cpu in os.sched_getaffinity(0))
@@ -331,21 +310,22 @@ def _start() -> World:
         size=comm.size,
         mpi=mpi,
         comm=comm,
+        large_comm=pkl5.Intracomm(comm),
         mpi_lock=mpi_lock,
         detector=failures.FailureDetector(mpi, comm_of_detector, names, seconds, most_seconds),
         one_machine=len(set(hosts)) == 1,
-        nccl=len(gpus) == comm.size and len({version for _, (_, version) in gpus}) == 1,
+        nccl=len(gpus) == comm.size,
         local_rank=hosts[: comm.rank].count(own),
         messages=Messages(mpi, comm_of_messages, mpi_lock),
     )
     # MPI.Finalize() calls this first, whether the program calls it or the end of the process.
     leave = mpi.Comm.Create_keyval(delete_fn=lambda *_: _leave(job))
     mpi.COMM_SELF.Set_attr(leave, None)
-    engine.at_exit(lambda: mpi.Is_finalized() or mpi.Finalize())
+    atexit.register(lambda: _is_fork() or mpi.Is_finalized() or mpi.Finalize())
     return job
 
 
-def _initialized_mpi() -> Any:
+def _initialized_mpi() -> tuple[Any, Any]:
     try:
         import mpi4py
     except ImportError as error:
@@ -354,6 +334,7 @@ def _initialized_mpi() -> Any:
         ) from error
     mpi4py.rc.initialize, mpi4py.rc.finalize = False, False
     from mpi4py import MPI
+    from mpi4py.util import pkl5
 
     if not MPI.Is_initialized():
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
@@ -362,7 +343,7 @@ def _initialized_mpi() -> Any:
         raise RuntimeError(
             f"MPI must support threads at level {needed} (MULTIPLE), got {level}; use another MPI"
         )
-    return MPI
+    return MPI, pkl5
 
 
 def _leave(job: World) -> None:
@@ -375,16 +356,3 @@ def _leave(job: World) -> None:
     engine.drain()
     job.messages.close(meet)
     job.detector.stop()
-
-
-@contextlib.contextmanager
-def _start_limit(seconds: float) -> Iterator[None]:
-    """Have a line printed and this process killed if the block takes longer than ``seconds``."""
-    line = f"gluonpar: not all ranks started MPI within {seconds:g} s; the job ends"
-    command = ["/bin/sh", "-c", _END_START, f"{seconds:g}", line]
-    # Without close_fds it is spawned; a fork would wait for MXNet's operators.
-    watch = subprocess.Popen(command, stdin=subprocess.PIPE, close_fds=False)
-    try:
-        yield
-    finally:
-        watch.communicate()  # closes its input

@@ -104,7 +104,7 @@ def measure(prepared: tuple, console: Console, record: harness.Record) -> list[s
     options = record.options
     how = threads.describe(ctx) or "; ".join(record.machine["gpus"])
     rows = {
-        "devices": f"{devices.describe(ctx)}, {how}",
+        "devices": f"{list(ctx)}, {how}",
         options.collective: f"{options.dtype}, every value compared with NumPy's",
         "samples": f"{options.rounds} rounds after {options.warmup} to warm up, all candidates in "
         "turns; time is the median, iqr the interquartile range, algbw and busbw in GB/s",

@@ -69,11 +69,6 @@ def cuda_version() -> tuple[int, int]:
     return number // 1000, number % 1000 // 10
 
 
-def has_kernel_module() -> bool:
-    """Return whether the driver's kernel module is loaded, if a container does not hide that."""
-    return os.path.exists("/proc/driver/nvidia/version")
-
-
 def gpus() -> list[Gpu]:
     """Return the GPUs that programs may use, in CUDA's order.
 

@@ -1,6 +1,5 @@
 """MXNet's engine, array memory and tape, threads and devices.
 
-No other package uses MXNet 1.9.1's private interfaces. ``private_fields`` has the fields of Gluon's
-and the optimizers' objects; ``memory``, ``engine``, ``tape`` and ``threads`` have those of its C++
-library.
+No other package uses MXNet 1.9.1's private interfaces. ``private_fields`` has the private fields of
+Gluon's and the optimizers' objects; the other modules call MXNet's C++ library.
 """

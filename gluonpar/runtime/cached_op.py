@@ -7,7 +7,6 @@ and each operator allocates memory. A graph is one call, and its memory is plann
 
 from __future__ import annotations
 
-import functools
 import math
 from types import ModuleType
 from typing import Callable, Sequence, TypeVar
@@ -27,8 +26,9 @@ F = TypeVar("F", bound=Callable)
 def traceable(function: F) -> F:
     """Mark ``function``, as a decorator, as one that takes symbols as well as arrays.
 
-    :func:`gluonpar.train_batch` traces such a model once into a graph, which MXNet runs in one call
-    and in less memory, as a hybridized Block. The function must use :func:`operators`, and may not
+    :func:`gluonpar.train_batch` traces such a model once into a graph for each result of
+    :func:`gluonpar.get_params`, which MXNet runs in one call and in less memory, as a hybridized
+    Block. The function must use :func:`operators`, and may not
     read values, shapes or dtypes of its arguments. The loss must be traceable, too; the default is.
 
     >>> import mxnet as mx
@@ -57,28 +57,24 @@ def losses(
 ) -> mx.nd.NDArray:
     """Return ``loss(model(X, params), y)``, by a traced graph if both are :func:`traceable`.
 
+    ``params`` are then a :class:`gluonpar.replicas.Replica`, which keeps its graphs: a graph on
+    static memory writes into the gradients that it first wrote, also for other parameters.
     Gradients will be summed in buckets of ``bucket_bytes``.
     """
-    if not (getattr(model, "traceable", False) and getattr(loss, "traceable", False)):
+    graphs = getattr(params, "graphs", None)
+    both_traceable = getattr(model, "traceable", False) and getattr(loss, "traceable", False)
+    if graphs is None or not both_traceable:
         return loss(model(X, params), y)
-    # A graph on static memory writes into the gradients that it first wrote, also for other
-    # parameters. So each list has a graph of its own; a replica keeps it.
     grads = tuple(map(memory.grad_chunk, params))
     one_bucket = sum(map(memory.num_bytes, params)) <= bucket_bytes
     bulk_size = _DEFAULT_BULK_SIZE if one_bucket else _BULK_SIZE_OF_BUCKETS
-    key = (model, loss, len(params), grads, bulk_size)
-    graphs = getattr(params, "graphs", None)
-    if graphs is None:
-        return _trace(*key)(X, *params, y)
+    key = (model, loss, grads, bulk_size)
     if key not in graphs:
-        graphs[key] = _trace.__wrapped__(*key)
+        graphs[key] = _trace(model, loss, len(params), bulk_size)
     return graphs[key](X, *params, y)
 
 
-@functools.lru_cache(64)
-def _trace(
-    model: Callable, loss: Callable, num_params: int, grads: tuple, bulk_size: int
-) -> Callable:
+def _trace(model: Callable, loss: Callable, num_params: int, bulk_size: int) -> Callable:
     X, y = mx.sym.var("X"), mx.sym.var("y")
     params = [mx.sym.var(f"param{i}") for i in range(num_params)]
     graph = loss(model(X, params), y)

@@ -1,14 +1,14 @@
 """One Python thread per context, kept for the life of the process.
 
-MXNet gives each thread that pushes operators its own workspaces (``runtime/workspaces.py``) and its
-own random generators, shared by all CPU contexts. So operators that are pushed from their device's
-thread do not wait for another device's, unless they read arrays that those write.
+MXNet gives each thread that pushes operators its own workspaces (``runtime/heap.py``) and its
+own random generators, shared by all CPU contexts. So an operator that is pushed from its device's
+thread waits for an operator of another device only if it reads an array which that one writes.
 
 ``mx.random.seed`` seeds the generators of the thread that calls it. Here it seeds all devices'
 threads, too, and each rank of a job differently: functions of MXNet's C interface are replaced by
-others that call them. MXNet starts a GPU's generators from the 32-bit number ``127 * seed +
-device_id``, and those of all CPU contexts from ``127 * seed``, each in 1,024 parts that start from
-the following numbers.
+functions that call them. MXNet starts a GPU's generators from the 32-bit number ``127 * seed +
+device_id``, and the generators of all CPU contexts from ``127 * seed``. Each has 1,024 parts, which
+start from that number and the following ones.
 """
 
 from __future__ import annotations
@@ -25,14 +25,12 @@ import mxnet as mx
 from mxnet import autograd
 from mxnet.base import _LIB
 
-from gluonpar.runtime import tape, workspaces
+from gluonpar.runtime import heap, tape
 
-_CPU_STRIDE = 1 << 20  # between the seeds of CPU contexts: none of their parts are the same
-_GPU_STRIDE = pow(127, -1, 1 << 32)  # 127 times this is 1: the next GPU's generators
-_SECONDS = 1  # after which a thread that waits calls the functions of while_waiting()
+_CPU_STRIDE = 1 << 20  # between the seeds of CPU contexts, so that no two parts start alike
+_GPU_STRIDE = pow(127, -1, 1 << 32)  # 127 times this is 1, the distance to the next GPU's start
 
 _threads: dict[mx.Context, _DeviceThread] = {}
-_while_waiting: list[Callable[[], None]] = []
 _this = threading.local()  # .ctx: the context of a device's thread
 # By context, or for "all": which call it was, and the seed.
 _seeds: dict[Any, tuple[int, int]] = {"all": (0, 0)}
@@ -62,24 +60,9 @@ def call(ctx: mx.Context, function: Callable, *arguments: Any) -> Any:
     if current() == ctx:
         with mx.Context(ctx):
             return function(*arguments)
-    start(ctx)
-    return _threads[ctx].call(_in_scope_of_caller(functools.partial(function, *arguments)))
-
-
-def start(ctx: mx.Context) -> None:
-    """Start the thread of ``ctx``, if it has none yet."""
     if ctx not in _threads:
         _threads[ctx] = _DeviceThread(ctx)
-
-
-def while_waiting(function: Callable[[], None]) -> None:
-    """Have ``function()`` called about every second by threads that wait for a call or its end."""
-    _while_waiting.append(function)
-
-
-def _call_waiting() -> None:
-    for function in _while_waiting:
-        function()
+    return _threads[ctx].call(_in_scope_of_caller(functools.partial(function, *arguments)))
 
 
 def _in_scope_of_caller(function: Callable) -> Callable:
@@ -110,19 +93,13 @@ class _DeviceThread:
     def call(self, function: Callable) -> Any:
         future: concurrent.futures.Future = concurrent.futures.Future()
         self._calls.put((function, future))
-        while concurrent.futures.wait([future], _SECONDS).not_done:
-            _call_waiting()
         return future.result()
 
     def _run(self) -> None:
         _this.ctx = self._ctx
-        workspaces.widen()
+        heap.widen()
         while True:
-            try:
-                function, future = self._calls.get(timeout=_SECONDS)
-            except queue.Empty:
-                _call_waiting()
-                continue
+            function, future = self._calls.get()
             try:
                 self._seed()
                 with mx.Context(self._ctx):  # a copy: entered twice, one does not restore the outer

@@ -10,11 +10,10 @@ from typing import Iterator, NamedTuple, Sequence
 
 import mxnet as mx
 
-from gluonpar.install import driver, wheels
+from gluonpar.install import driver
 
 KINDS = ("auto", "gpu", "cpu")
 DETERMINISTIC = {"MXNET_ENFORCE_DETERMINISM": "1", "MXNET_CUDNN_AUTOTUNE_DEFAULT": "0"}
-MAX_CPU_DEVICES = 1024  # MXNet starts a thread for each
 _CUDA_RUNTIME, _ALREADY_ENABLED = "libcudart.so.11.0", 704  # libmxnet.so has loaded this one
 
 
@@ -53,27 +52,14 @@ def gpus_present() -> list[int]:
     return [i for i in range(count) if i not in unusable]
 
 
-def describe(ctx: Sequence[mx.Context]) -> str:
-    """Return the contexts as a list; of more than eight the first and the last.
-
-    >>> describe([mx.cpu(0), mx.cpu(1)])
-    '[cpu(0), cpu(1)]'
-    >>> describe([mx.cpu(i) for i in range(100)])
-    '[cpu(0), ..., cpu(99)] (100 devices)'
-    """
-    if len(ctx) <= 8:
-        return str(list(ctx))
-    return f"[{ctx[0]}, ..., {ctx[-1]}] ({len(ctx)} devices)"
-
-
 def choose(
     num_gpus: int | None = None, gpus: Sequence[int] | None = None, device: str = "auto"
 ) -> DeviceChoice:
     """Return contexts for ``num_gpus`` devices, or for the GPUs with the ids ``gpus``.
 
     ``device='gpu'`` requires GPUs and ``device='cpu'`` gives CPU contexts. ``'auto'`` gives GPUs if
-    the machine has any that MXNet can use; otherwise as many CPU contexts, with a notice, which
-    says why if there is a GPU. Without ``num_gpus`` and ``gpus``: all GPUs, or one CPU context.
+    the machine has any that MXNet can use; otherwise as many CPU contexts, with a notice. Without
+    ``num_gpus`` and ``gpus``: all GPUs, or one CPU context.
 
     Raises ValueError if the request cannot be met, also if there are GPUs, but too few.
     """
@@ -87,15 +73,16 @@ def choose(
                 both = f"gpus={list(gpus)} and {name}={value!r}"
                 raise ValueError(f"{both} exclude each other; give one of the two")
         return DeviceChoice(_by_id(list(gpus)))
+    cpus = tuple(mx.cpu(i) for i in range(num_gpus or 1))
     if device == "cpu":
-        return DeviceChoice(_cpus(num_gpus or 1))
+        return DeviceChoice(cpus)
     present = gpus_present()
+    if not present and device == "gpu":
+        raise ValueError(f"device='gpu', but there is no GPU that MXNet can use: {why_no_gpu()}")
     if not present:
-        reason = why_no_gpu()
-        if device == "gpu":
-            raise ValueError(f"device='gpu', but there is no GPU that MXNet can use: {reason}")
-        contexts = _cpus(num_gpus or 1)
-        return DeviceChoice(contexts, _notice(contexts, reason))
+        instead = "a CPU device" if len(cpus) == 1 else f"{len(cpus)} CPU devices"
+        notice = f"No GPU that MXNet can use; using {instead} (details: gluonpar doctor)"
+        return DeviceChoice(cpus, notice)
     wanted = num_gpus or len(present)
     if wanted > len(present):
         number = "1 GPU" if len(present) == 1 else f"{len(present)} GPUs"
@@ -117,49 +104,16 @@ def _by_id(ids: list[int]) -> tuple[mx.Context, ...]:
     return tuple(mx.gpu(i) for i in ids)
 
 
-def _cpus(count: int) -> tuple[mx.Context, ...]:
-    if count > MAX_CPU_DEVICES:
-        most = f"num_gpus must be at most {MAX_CPU_DEVICES} with CPU devices"
-        raise ValueError(f"{most}, got {count}; each of them has a thread of its own")
-    return tuple(mx.cpu(i) for i in range(count))
-
-
-def _notice(contexts: Sequence[mx.Context], reason: str) -> str:
-    """Return the line to print for CPU devices in place of GPUs; ``reason`` if there may be one."""
-    shown = contexts if len(contexts) <= 4 else (contexts[0], contexts[-1])
-    names = (" to " if len(shown) < len(contexts) else ", ").join(map(str, shown))
-    using = f"using CPU device{'s' * (len(contexts) > 1)} {names}"
-    if _there_may_be_a_gpu():
-        return f"No GPU that MXNet can use; {using}: {reason}"
-    return f"No GPU found; {using} (details: gluonpar doctor)"
-
-
-def _there_may_be_a_gpu() -> bool:
-    """Return whether the driver shows a GPU, fails, is not visible, or may have to hide one."""
-    try:
-        return bool(driver.gpus() or driver.hidden())
-    except driver.DriverMissingError:
-        return driver.has_kernel_module()  # a container without the host's libcuda.so.1
-    except driver.DriverError:
-        return True
-
-
 def why_no_gpu() -> str:
     """Return, in one line, why MXNet can use no GPU here and what to do about it."""
     reason = driver.why_unusable()
     if reason:
         return reason
-    gpu = next(filter(driver.usable, driver.gpus()))
-    installed = " and ".join(wheels.installed()) or "the installed MXNet"
-    fault, remedy = f"{installed} finds none", "see gluonpar doctor"
-    try:
-        mx.context.num_gpus()
-    except mx.base.MXNetError as error:
-        fault = f"CUDA fails in {installed} ({str(error).strip().splitlines()[-1].strip()})"
+    gpu, fault = next(filter(driver.usable, driver.gpus())), "finds none: see gluonpar doctor"
     if not mx.runtime.Features().is_enabled("CUDA"):
-        fault = f"{installed} {mx.__version__} was built without CUDA"
-        remedy = "pip uninstall -y mxnet, then in a clone pip install -e '.[cu112]'"
-    return f"{gpu} is present, but {fault}: {remedy}"
+        fault = "was built without CUDA: pip uninstall -y mxnet, then in a clone pip install -e "
+        fault += "'.[cu112]'"
+    return f"{gpu} is present, but MXNet {fault}"
 
 
 def enable_peers(ctx: Sequence[mx.Context]) -> frozenset[tuple[int, int]]:
@@ -171,28 +125,18 @@ def enable_peers(ctx: Sequence[mx.Context]) -> frozenset[tuple[int, int]]:
     return _enable_peers(_gpus(ctx))
 
 
-def describe_peers(ctx: Sequence[mx.Context]) -> str:
-    """Return which GPUs of ``ctx`` copy directly to each other; "" for fewer than two GPUs."""
-    return staged(ctx) or ("peer access between all" if len(_gpus(ctx)) > 1 else "")
-
-
 def staged(ctx: Sequence[mx.Context]) -> str:
-    """Return which copies between GPUs of ``ctx`` go through the host, and why; "" if none does."""
-    copies = driver.staged(_gpus(ctx), enable_peers(ctx))
-    return "no peer access: MXNET_ENABLE_GPU_P2P=0" if copies and _peers_are_off() else copies
+    """Return which copies between GPUs of ``ctx`` go through the host; "" if none does."""
+    return driver.staged(_gpus(ctx), enable_peers(ctx))
 
 
 def _gpus(ctx: Sequence[mx.Context]) -> frozenset[int]:
     return frozenset(c.device_id for c in ctx if c.device_type == "gpu")
 
 
-def _peers_are_off() -> bool:
-    return os.environ.get("MXNET_ENABLE_GPU_P2P") == "0"
-
-
 @functools.lru_cache(None)
 def _enable_peers(gpus: frozenset[int]) -> frozenset[tuple[int, int]]:
-    if len(gpus) < 2 or _peers_are_off():
+    if len(gpus) < 2 or os.environ.get("MXNET_ENABLE_GPU_P2P") == "0":
         return frozenset()
     cuda, current, enabled = ctypes.CDLL(_CUDA_RUNTIME), ctypes.c_int(), set()
     cuda.cudaGetDevice(ctypes.byref(current))

@@ -41,7 +41,7 @@ _push_async = _LIB.MXEnginePushAsyncND
 _ON_COMPLETE = struct.Struct("QQQ")
 _ON_COMPLETE_BYTES = ctypes.c_char * _ON_COMPLETE.size
 _FINISH = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
-_finish_at = functools.lru_cache(None)(_FINISH)  # by address, of which there is one
+_finish_at = functools.lru_cache(None)(_FINISH)  # by address; MXNet has one such function
 
 _cxx = ctypes.CDLL("libstdc++.so.6")
 _new_error = _cxx["_ZNSt13runtime_errorC1EPKc"]  # std::runtime_error::runtime_error(const char*)
@@ -57,7 +57,6 @@ AfterError = Optional[Callable[[Callable[[], None]], None]]
 # Not run yet, by ticket: the function, whether it ends by call, and what is called after an error.
 _pending: dict[int, tuple[Callable, bool, AfterError]] = {}
 _exit_code = 0  # 1 after an error that reached no caller
-_at_exit: list[Callable[[], None]] = []
 _list_has_grown = False
 _MOST_ERRORS = 256  # between two waits for all operators
 _tickets = itertools.count(1)
@@ -74,7 +73,7 @@ def lock() -> threading.Condition:
 
 
 _failing = lock()  # held while the engine is told of an error
-# What tells an error, and what is called then; the first is being told.
+# Functions that tell the engine of an error, the first of which is at work, and the AfterError.
 _errors: collections.deque[tuple[Callable[[], None], AfterError]] = collections.deque()
 
 
@@ -210,13 +209,9 @@ def prepare(
     where = (ctypes.c_int * 2)(ctx.device_typeid, ctx.device_id)
     kind = _ASYNC if inline else _PRIORITIZED if prioritized else None
     rest = (None, where, *inputs, *outputs, kind, 0, name.encode(), _NO)  # 0 is the priority
-
     after_error = functools.partial(_push_after, where, settles) if settles else None
 
-    def push_function(function: Callable[..., None]) -> None:
-        _push((function, ends_by_call, after_error), rest)
-
-    return push_function
+    return lambda function: _push((function, ends_by_call, after_error), rest)
 
 
 def _push_after(where: Any, arrays: Sequence[mx.nd.NDArray], function: Callable[[], None]) -> None:
@@ -266,8 +261,6 @@ def _end() -> None:
     """Wait for all operators: a function that ran after the interpreter has ended would crash."""
     # After an uncaught exception, errors of operators may follow from it.
     drain(report=not hasattr(sys, "last_type"))
-    for function in _at_exit:
-        function()
     if _exit_code:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
@@ -293,9 +286,8 @@ def _is_called_by_engine(frame: types.FrameType) -> bool:
 
 
 def _after_fork() -> None:
-    """Leave to the parent its functions for the exit, and the errors that it has printed."""
+    """Leave to the parent the errors that it has printed, and the exit code."""
     global _exit_code
-    _at_exit.clear()
     _errors.clear()  # a custom operator's, which the parent tells
     _exit_code = 0
 
@@ -310,8 +302,3 @@ def _audit(event: str, _: tuple) -> None:
 
 if sys.version_info < (3, 10):  # where subprocess forks, and calls nothing that is registered
     sys.addaudithook(_audit)
-
-
-def at_exit(function: Callable[[], None]) -> None:
-    """Call ``function`` at the end of this process, not of its forks, after the last operator."""
-    _at_exit.append(function)

@@ -1,11 +1,17 @@
-"""glibc's heap keeps freed memory; after some steps, free memory is returned to the system.
+"""The memory of operators on CPU contexts: glibc's heap, and each thread's pool of workspaces.
 
-An operator's output that glibc returned when it is freed would cost an mmap, page faults and an
-munmap in every step. But a program's first steps free much that no later step needs, such as
-initial values and arrays that buckets replaced.
+The heap keeps freed memory. An operator's output that glibc returned to the system when it is freed
+would cost an mmap, page faults and an munmap in every step. But a program's first steps free much
+that no later step needs, such as initial values and arrays that buckets replaced: so after some
+steps free memory is returned. This starts when gluonpar is first given contexts to compute on. If
+the environment has settings for glibc's heap, they are left as they are.
 
-This starts when gluonpar is first given contexts to compute on. If the environment has settings for
-glibc's heap, they are left as they are.
+The operators that a thread pushes on CPU contexts share its pool of workspaces, and wait until
+earlier operators with the same workspace have ended. With MXNet's pool of 4, two contexts soon have
+the same one and wait for each other; with 256, rarely. But each workspace grows to the largest size
+that it was used for, so a thread's pool is replaced only when gluonpar is first given several
+contexts there. Private to MXNet 1.9.1: a thread's ``ResourceManagerImpl``, which is never freed,
+and its ``ResourceTempSpace`` (src/resource.cc).
 """
 
 from __future__ import annotations
@@ -14,9 +20,12 @@ import ctypes
 import functools
 import itertools
 import os
+import struct
+import threading
 from typing import Sequence
 
 import mxnet as mx
+from mxnet.base import _LIB
 
 from gluonpar.runtime import engine
 
@@ -26,6 +35,25 @@ _SET_BY_USER = not _VARIABLES.isdisjoint(os.environ)
 _libc = ctypes.CDLL(None)
 _keeps_freed = False
 _steps = itertools.count(1)
+
+_VARIABLE, _SIZE = "MXNET_CPU_TEMP_COPY", 256
+_SIZE_SET_BY_USER = _VARIABLE in os.environ
+# The variable is in the environment from the import on, under a name that nothing reads; its first
+# letter makes it MXNet's. So the list of variables does not change while MXNet's threads read it.
+_MEANT, _HIDDEN = b"Mm"
+_libc.strdup.restype, _libc.putenv.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+_place = _libc.strdup(f"m{_VARIABLE[1:]}={_SIZE}".encode())  # never freed, as putenv needs it
+_letter = ctypes.c_uint8.from_address(_place)
+_libc.putenv(_place)
+# Of a manager: how many workspaces it made, and the address of the pool. Of a pool: its context;
+# where the workspaces, and what refers to them, begin and end.
+_MANAGER, _POOL = struct.Struct("=8xi60xQ"), struct.Struct("=iiQQ8xQQ")
+_POOL_OFFSET, _ENTRY_BYTES = 72, (72, 32)
+
+_this_thread = threading.local()  # .is_wide
+_widening = engine.lock()
+_manager = _LIB["_ZN5mxnet15ResourceManager3GetEv"]  # mxnet::ResourceManager::Get()
+_manager.restype = ctypes.c_void_p
 
 
 def keep_freed() -> None:
@@ -49,3 +77,37 @@ def return_free(after: Sequence[Sequence[mx.nd.NDArray]]) -> None:
     if arrays and arrays[0].context.device_type == "cpu":
         trim = functools.partial(_libc.malloc_trim, 0)
         engine.push(trim, arrays[0].context, reads=arrays, name="gluonpar.heap")
+
+
+def widen() -> None:
+    """Give this thread a pool of 256 workspaces, unless the user has set another number.
+
+    Operators that have been pushed keep those that they have.
+    """
+    if _SIZE_SET_BY_USER or getattr(_this_thread, "is_wide", False):
+        return
+    managers = [_manager()]  # this thread's, and a new thread's, which reads the variable
+    with _widening:
+        _letter.value = _MEANT
+        thread = threading.Thread(target=lambda: managers.append(_manager()))
+        thread.start()
+        thread.join()
+        _letter.value = _HIDDEN
+    narrow, wide = map(_pool, managers)
+    for manager, pool in zip(managers, (wide, narrow)):
+        ctypes.c_uint64.from_address(manager + _POOL_OFFSET).value = pool
+    _this_thread.is_wide = True
+
+
+def _pool(manager: int) -> int:
+    """Return the address of the manager's pool; RuntimeError if memory is not as expected."""
+    size, pool = _MANAGER.unpack(ctypes.string_at(manager, _MANAGER.size))
+    kind, number, *ends = _POOL.unpack(ctypes.string_at(pool, _POOL.size))
+    found = kind, number, ends[1] - ends[0], ends[3] - ends[2]
+    want = mx.cpu().device_typeid, 0, *(size * num_bytes for num_bytes in _ENTRY_BYTES)
+    if found != want:
+        raise RuntimeError(
+            f"gluonpar replaces MXNet 1.9.1's pool of workspaces, and finds {found}, not {want}, "
+            f"in {mx.libinfo.find_lib_path()[0]}. Install mxnet==1.9.1, or set {_VARIABLE}={_SIZE}"
+        )
+    return pool

@@ -27,7 +27,7 @@ from typing import Any, Callable
 
 import mxnet as mx
 
-_signal: Any = sys.modules["_signal"]  # whose functions the module signal calls
+_signal: Any = sys.modules["_signal"]  # the module signal calls its functions
 _MAIN = threading.main_thread().ident
 _depth = 0  # of contexts that the main thread has entered
 _waits_at = 0  # the depth at which it waits, and the second signal does not; 0: at none
@@ -67,7 +67,7 @@ def whole(function: Callable) -> Callable:
 def _call_if_due() -> None:
     """Call the handlers that wait, unless they must wait longer, once for each signal.
 
-    If one raises, the others stay.
+    If a handler raises, the remaining ones go on waiting.
     """
     if not _depth or (_depth == _waits_at and len(_received) > 1):
         while _received:

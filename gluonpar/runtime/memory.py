@@ -267,8 +267,8 @@ def from_numpy(values: np.ndarray, ctx: mx.Context) -> mx.nd.NDArray:
 def pinned(ctx: mx.Context, size: int, dtype: np.dtype | str) -> Iterator[mx.nd.NDArray]:
     """Give a flat array in pinned memory of the GPU ``ctx``, which is kept and used again.
 
-    Push all operators on it before the ``with`` block ends: until then no other thread gets it, and
-    afterwards the engine orders them before those of its next use.
+    Push all operators on it before the ``with`` block ends. Until then no other thread gets the
+    array; operators of its next use run after these.
     """
     with _pinned_lock, autograd.pause():  # recording, a slice would be a copy
         rounded = 1 << (size - 1).bit_length()  # few sizes, so that few arrays are kept

@@ -7,7 +7,7 @@ and dicts are the objects' own, not copies.
 from __future__ import annotations
 
 import functools
-from operator import attrgetter
+from operator import attrgetter, methodcaller
 from typing import Any, Callable, Container, Iterable, Sequence
 
 import mxnet as mx
@@ -21,8 +21,9 @@ stype, grad_stype = attrgetter("_stype"), attrgetter("_grad_stype")  # storage t
 awaits_shape = attrgetter("_deferred_init")  # not empty if a forward pass will initialise it
 trainer = attrgetter("_trainer")  # the Trainer that updates it, or None
 
-# Of a gluon.Block: the blocks that it directly consists of, by name.
-children = attrgetter("_children")
+# Of a gluon.Block: the blocks that it directly consists of, by name, and a function that returns
+# its parameters by their place in it, as ``save_parameters`` names them.
+children, params_by_place = attrgetter("_children"), methodcaller("_collect_params_with_prefix")
 
 # Of a gluon.Trainer:
 params = attrgetter("_params")  # a list; the optimizer numbers them in its order
@@ -57,7 +58,7 @@ BUILDS_GRAPH = "_build_cache", [gluon.HybridBlock]  # makes the graph of a hybri
 
 
 def around(function: tuple[str, list]) -> Callable[[Callable], Callable]:
-    """Decorate ``replacement(original, *args)``, to be called in place of one of those above."""
+    """Decorate ``replacement(original, *args)``, to be called in place of ``function``."""
     name, owners = function
     original = getattr(owners[0], name)
 
@@ -81,7 +82,10 @@ def static_params(block: gluon.HybridBlock) -> set[gluon.Parameter]:
 
 
 def make_graph(block: gluon.HybridBlock, as_data: Container[gluon.Parameter]) -> None:
-    """Make a block's graph anew; it takes ``as_data`` as inputs, whose arrays it does not keep."""
+    """Make a block's graph anew, which takes the parameters ``as_data`` as inputs.
+
+    It does not keep the arrays of its inputs.
+    """
     indices: dict[str, list[int]] = {"data_indices": [], "param_indices": []}
     for i, (is_data, param) in enumerate(block._cached_op_args):
         kind = "data_indices" if is_data or param in as_data else "param_indices"
@@ -90,13 +94,8 @@ def make_graph(block: gluon.HybridBlock, as_data: Container[gluon.Parameter]) ->
     block._cached_op = mx.nd.CachedOp(symbol, [*indices.items(), *block._flags])
 
 
-def params_by_place(block: gluon.Block) -> dict[str, gluon.Parameter]:
-    """Return the block's parameters by their place in it, as ``save_parameters`` names them."""
-    return block._collect_params_with_prefix()
-
-
 def forget_kvstore_values(trainer: gluon.Trainer) -> None:
-    """Have a Trainer whose kvstore updates weights give it the present weights first."""
+    """Have a Trainer give its kvstore the present weights, if the kvstore updates weights."""
     if trainer._kv_initialized and trainer._update_on_kvstore:
         trainer._reset_kvstore()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import struct
 from typing import Any
 
 import mxnet as mx
@@ -17,30 +18,15 @@ from mxnet.base import _LIB
 
 from gluonpar.runtime import memory
 
-
-class _Shape(ctypes.Structure):
-    """A TShape of at most four dimensions."""
-
-    _fields_ = [
-        ("ndim", ctypes.c_int),
-        ("num_on_heap", ctypes.c_int),
-        ("lengths", ctypes.c_int64 * 4),
-        ("heap", ctypes.c_void_p),
-    ]
-
-    @classmethod
-    def of(cls, *lengths: int) -> _Shape:
-        return cls(len(lengths), 0, (ctypes.c_int64 * 4)(*lengths), None)
-
-
-_MOST_DIMENSIONS = 4
 _BLOB_BYTES = 256  # more than a TBlob, which begins with the address
 _INDICES = ctypes.c_size_t(0)  # the number of the only auxiliary array
 _pointer = ctypes.c_void_p
+# A TShape: its number of dimensions, 0, and up to four dimensions (more would be on the heap).
+_SHAPE, _FIRST_DIMENSION = struct.Struct("ii4qP"), 8
 
 # const TShape& NDArray::aux_shape(size_t) const
 _aux_shape = _LIB["_ZNK5mxnet7NDArray9aux_shapeEm"]
-_aux_shape.restype = ctypes.POINTER(_Shape)
+_aux_shape.restype = _pointer
 # TBlob NDArray::aux_data(size_t) const; the caller passes where the TBlob is to be
 _aux_data = _LIB["_ZNK5mxnet7NDArray8aux_dataEm"]
 _aux_data.restype = None
@@ -50,6 +36,10 @@ _allocate_indices.restype = None
 # void Chunk::CheckAndAllocData(const TShape&, int dtype)
 _allocate_rows = _LIB["_ZN5mxnet7NDArray5Chunk17CheckAndAllocDataERKNS_6TShapeEi"]
 _allocate_rows.restype = None
+
+
+def _shape(*lengths: int) -> bytes:
+    return _SHAPE.pack(len(lengths), 0, *lengths, *[0] * (4 - len(lengths)), 0)
 
 
 def _indices(array: mx.nd.NDArray, number: int) -> np.ndarray:
@@ -69,7 +59,8 @@ def read(array: mx.nd.NDArray) -> tuple[np.ndarray, np.ndarray]:
     Call it in a function given to ``engine.push`` that reads or writes ``array``.
     """
     shape, dtype, _ = memory.kind(array)
-    size, number = math.prod(shape[1:]), _aux_shape(array.handle, _INDICES)[0].lengths[0]
+    number_at = _aux_shape(array.handle, _INDICES) + _FIRST_DIMENSION
+    size, number = math.prod(shape[1:]), ctypes.c_int64.from_address(number_at).value
     if not number:
         return np.empty(0, np.int64), np.empty((0, size), dtype)
     values = _view(memory.address(array), number * size, dtype)
@@ -77,14 +68,16 @@ def read(array: mx.nd.NDArray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def write(array: mx.nd.NDArray, indices: np.ndarray, rows: np.ndarray) -> None:
-    """Give ``array`` other indices and rows, as :func:`read` returns them; called as that."""
+    """Replace the indices and rows of ``array``; both, and where to call this, as in :func:`read`.
+
+    Raises ValueError for more than four dimensions.
+    """
     shape, dtype, _ = memory.kind(array)
-    if len(shape) > _MOST_DIMENSIONS:
+    if len(shape) > 4:
         raise ValueError(f"row_sparse arrays must have at most 4 dimensions, got shape {shape}")
-    number = len(indices)
-    _allocate_indices(array.handle, _INDICES, ctypes.byref(_Shape.of(number)))
-    of_rows, dtype_number = _Shape.of(number, *shape[1:]), mx.nd.ndarray._DTYPE_NP_TO_MX[dtype.type]
-    _allocate_rows(_pointer(memory.chunk(array)), ctypes.byref(of_rows), dtype_number)
+    number, dtype_number = len(indices), mx.nd.ndarray._DTYPE_NP_TO_MX[dtype.type]
+    _allocate_indices(array.handle, _INDICES, _shape(number))
+    _allocate_rows(_pointer(memory.chunk(array)), _shape(number, *shape[1:]), dtype_number)
     if number:
         _indices(array, number)[:] = indices
         _view(memory.address(array), rows.size, dtype)[:] = rows.ravel()

@@ -34,7 +34,7 @@ owners: dict[str, tuple[Any, int]] = {}  # by name, with indices; renew() of one
 num_passes: collections.Counter = collections.Counter()  # while watched, by thread's identifier
 _MOST_RECORDINGS = 2048  # that are known; it takes a megabyte or two
 _begin_pass: Callable[[Sequence[Written]], Callable[[], None]]  # of watch()
-_marker: mx.nd.NDArray  # of which a reshape is a node, though nothing is computed
+_marker: mx.nd.NDArray  # reshaping it is a node of the graph, though nothing is computed
 _backward, _attach = _LIB.MXAutogradBackwardEx, _LIB.MXAutogradMarkVariables
 _set_recording, _ONE = _LIB.MXAutogradSetIsRecording, (ctypes.c_int64 * 1)(1)
 
@@ -178,6 +178,7 @@ def _mark() -> int:
     return int(graph.name[5:])
 
 
-# With their first nodes, in order. The first stands for all that are not known.
+# Pairs of a recording's first node and the recording, in order. The first pair stands for all
+# recordings that are not known.
 _recordings = [(-1, Recording(None))]
 os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)

@@ -28,7 +28,7 @@ import numpy as np
 from mxnet.base import _LIB
 
 from gluonpar.install import processors
-from gluonpar.runtime import engine, heap, memory, workspaces
+from gluonpar.runtime import engine, heap, memory
 
 BLOCK_BYTES = 1 << 19  # of one array: smaller blocks cost more calls, larger ones leave the cache
 BYTES_INLINE = 2 << 20  # of all arrays: up to this, the work takes less than waking a worker
@@ -42,42 +42,37 @@ _team_size: dict[int, int] = {}  # of workers that were shrunk, by device id
 _libgomp = ctypes.CDLL("libgomp.so.1")  # the one that libmxnet.so has loaded
 
 
-class _OpenMP(ctypes.Structure):
-    """The start of ``mxnet::engine::OpenMP`` (src/engine/openmp.h): a worker's first team size."""
-
-    _fields_ = [("enabled", ctypes.c_bool), ("thread_max", ctypes.c_int)]
-
-
-_get = _LIB["_ZN5mxnet6engine6OpenMP3GetEv"]  # mxnet::engine::OpenMP::Get()
-_get.restype = ctypes.POINTER(_OpenMP)
-_openmp = _get().contents
+_openmp = _LIB["_ZN5mxnet6engine6OpenMP3GetEv"]  # mxnet::engine::OpenMP::Get()
+_openmp.restype = ctypes.c_void_p
+# A worker's first team size: the second field (src/engine/openmp.h), after a bool.
+_thread_max = ctypes.c_int.from_address(_openmp() + 4)
 
 
 def cores() -> int:
-    """Return how many processors this process uses: all that it may, or those of :func:`limit`."""
+    """Return how many processors this process uses: :func:`limit`'s, or all that it may use."""
     return _limit or processors.usable()
 
 
 def limit(num_processors: int) -> None:
-    """Let this process use ``num_processors``, because other ranks compute on the others."""
+    """Let this process use ``num_processors``; other ranks compute on the rest."""
     global _limit, _last_shared
     _limit, _last_shared = num_processors, []
     if not (_SET_BY_USER or engine.has_started()):
-        _openmp.thread_max = num_processors
+        _thread_max.value = num_processors
 
 
 def share(ctx: Sequence[mx.Context]) -> None:
     """Give each distinct CPU context of ``ctx`` its even share of the processors, from now on.
 
     GPUs are ignored, and all contexts if the user has set OMP_NUM_THREADS or MXNET_OMP_MAX_THREADS.
-    The first call has freed memory stay in the process (:mod:`gluonpar.runtime.heap`), and a
-    thread's first with several contexts gives its operators more workspaces
-    (:mod:`gluonpar.runtime.workspaces`). A call with the same contexts costs one comparison.
+    From the first call on freed memory stays in the process, and from a thread's first call with
+    several contexts on the operators that it pushes have more workspaces
+    (:mod:`gluonpar.runtime.heap`). A call with the same contexts costs one comparison.
     """
     global _last_shared, _first_size
     heap.keep_freed()
     if len(ctx) > 1:
-        workspaces.widen()
+        heap.widen()
     if _SET_BY_USER or ctx == _last_shared:
         return
     workers = {c.device_id: c for c in ctx if c.device_type == "cpu"}
@@ -86,19 +81,19 @@ def share(ctx: Sequence[mx.Context]) -> None:
     _last_shared = list(ctx)
     even = max(1, cores() // len(workers))
     if not engine.has_started():
-        _openmp.thread_max = even
+        _thread_max.value = even
         return
-    _first_size = _first_size or _openmp.thread_max
+    _first_size = _first_size or _thread_max.value
     for device_id, context in workers.items():
         if _team_size.get(device_id, _first_size) > even:
             _shrink(context, even)
             _team_size[device_id] = even
-    _openmp.thread_max = min(_openmp.thread_max, even)
+    _thread_max.value = min(_thread_max.value, even)
 
 
 def size(ctx: mx.Context) -> int:
-    """Return how many threads the CPU context ``ctx`` computes with, as far as gluonpar set it."""
-    return _team_size.get(ctx.device_id, _openmp.thread_max)
+    """Return how many threads gluonpar lets the CPU context ``ctx`` compute with."""
+    return _team_size.get(ctx.device_id, _thread_max.value)
 
 
 def describe(ctx: Sequence[mx.Context]) -> str:
@@ -217,4 +212,4 @@ def pool() -> queue.SimpleQueue:
 os.register_at_fork(after_in_child=pool.cache_clear)  # a child has none of its parent's threads
 
 if not (_SET_BY_USER or engine.has_started()):
-    _openmp.thread_max = cores()
+    _thread_max.value = cores()

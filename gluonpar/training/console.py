@@ -14,7 +14,6 @@ import numpy as np
 
 from gluonpar import cluster
 from gluonpar.install import __version__
-from gluonpar.runtime import devices
 from gluonpar.training.history import Epoch, History
 
 
@@ -80,7 +79,7 @@ class Console:
         """Print the final accuracy, the mean time of an epoch, and the devices of all processes."""
         seconds = sum(epoch.seconds for epoch in history.epochs) / len(history.epochs)
         accuracy = f"{history.epochs[-1].test_accuracy:.2f}"
-        used, processes = devices.describe(history.ctx), cluster.size()
+        used, processes = str(list(history.ctx)), cluster.size()
         if processes > 1:
             used = f"{processes * len(history.ctx)} devices in {processes} processes"
         self.line(f"test acc: {accuracy}, {seconds:.1f} sec/epoch on {used}")

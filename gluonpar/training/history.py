@@ -10,7 +10,6 @@ from typing import Any, Sequence
 import mxnet as mx
 
 from gluonpar.checkpoint import files
-from gluonpar.runtime import devices
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class History:
     def __repr__(self) -> str:
         number = f"{len(self.epochs)} epoch{'s' * (len(self.epochs) != 1)}"
         reached = f", test accuracy {self.epochs[-1].test_accuracy:.4f}" if self.epochs else ""
-        return f"<History of {self.model}: {number} on {devices.describe(self.ctx)}{reached}>"
+        return f"<History of {self.model}: {number} on {list(self.ctx)}{reached}>"
 
     def plot(self, path: str | None = None) -> Any:
         """Plot loss, test accuracy and images/s over epochs; return matplotlib's figure.
@@ -72,7 +71,7 @@ class History:
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             axes.grid(alpha=0.3)
         figure.axes[-1].set_ylim(bottom=0)
-        figure.suptitle(f"{self.model} on {devices.describe(self.ctx)}")
+        figure.suptitle(f"{self.model} on {list(self.ctx)}")
         if path is not None:
             with files.atomic_write(path) as file:
                 figure.savefig(file, dpi=120, format=pathlib.Path(path).suffix[1:].lower())

@@ -325,7 +325,7 @@ class Run:
 
 def _describe_devices(ctx: Sequence[mx.Context], num_ranks: int) -> str:
     """Return the devices of all processes; every process must call this."""
-    described = devices.describe(ctx), threads.describe(ctx), devices.describe_peers(ctx)
+    described = str(list(ctx)), threads.describe(ctx), devices.staged(ctx)
     processes = Counter(cluster.gather(", ".join(filter(None, described))))
     if num_ranks == 1:
         return next(iter(processes))

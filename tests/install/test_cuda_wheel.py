@@ -124,4 +124,4 @@ def test_cuda_that_fails_in_mxnet_is_quoted_and_cpu_devices_train(a6000):
     assert "CUDA fails: MXNetError: CUDA: Check failed: e == cudaSuccess" in done.stdout
     done = python(REPOSITORY / "scripts" / "train_lenet.py", *TRAINING, libraries=[a6000])
     assert done.returncode == 0, done.stderr
-    assert "CUDA fails in mxnet-cu112 (CUDA: Check failed" in done.stderr
+    assert "No GPU that MXNet can use; using " in done.stderr

@@ -1,4 +1,4 @@
-"""Tracing a plain function: each list of parameters has a graph, and what it returns is kept."""
+"""Tracing a plain function: each replica has graphs of its own, and what they return is kept."""
 
 import gc
 import weakref
@@ -49,7 +49,7 @@ def test_a_function_that_is_not_traceable_runs_operator_by_operator():
 def test_reading_a_shape_is_an_error_and_not_a_wrong_graph(wrong):
     X, y, model = mx.nd.ones((1, 2)), mx.nd.zeros(1), cached_op.traceable(wrong)
     with pytest.raises(Exception, match="shape|size|ymbol"):
-        cached_op.losses(model, softmax_cross_entropy, X, y, [])
+        cached_op.losses(model, softmax_cross_entropy, X, y, gluonpar.get_params([], mx.cpu(0)))
 
 
 @cached_op.traceable
@@ -61,10 +61,6 @@ def linear(X, params):
 def start(seed=0):
     rng = np.random.RandomState(seed)
     return [mx.nd.array(rng.normal(size=shape)) for shape in ((3, 4), (3,))]
-
-
-def plain_list(params, ctx):
-    return [*gluonpar.get_params(params, ctx)]
 
 
 def batch(number, ctx):
@@ -83,19 +79,18 @@ def grads_of(params):
     return [param.grad.asnumpy() for param in params if param.grad is not None]
 
 
-def step(params, number, model=linear, train=True):
+def step(params, number, model=linear):
     """Do one step of SGD; return the gradients."""
     forward(params, number, model).backward()
     grads = grads_of(params)
-    if train:
-        gluonpar.sgd(params, 0.5, 5)
+    gluonpar.sgd(params, 0.5, 5)
     return grads
 
 
-def train_alone(make, seed=0, ctx=None, num_steps=4):
+def train_alone(seed=0, ctx=None):
     """Return the gradients of every step, and the parameters after the last."""
-    params = make(start(seed), ctx or mx.cpu(0))
-    seen = [step(params, number) for number in range(num_steps)]
+    params = gluonpar.get_params(start(seed), ctx or mx.cpu(0))
+    seen = [step(params, number) for number in range(4)]
     return [*seen, [param.asnumpy() for param in params]]
 
 
@@ -105,24 +100,11 @@ def assert_same_bits(got, want):
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.fixture(params=["replica", "list"])
-def make(request):
-    return gluonpar.get_params if request.param == "replica" else plain_list
-
-
-@pytest.fixture
-def traces(monkeypatch):
-    """The graphs made during the test."""
-    made, create = [], mx.nd.CachedOp
-    monkeypatch.setattr(mx.nd, "CachedOp", lambda *args: made.append(args) or create(*args))
-    return made
-
-
 @pytest.mark.parametrize("devices", [(0, 0), (2, 1)], ids=str)
 @pytest.mark.parametrize("together", [False, True])
-def test_two_lists_trained_in_turns_are_each_trained_alone(make, devices, together):
+def test_two_replicas_trained_in_turns_are_each_trained_alone(devices, together):
     """A static graph keeps the gradients that it first wrote. Also if both run before backward."""
-    both = [make(start(seed), mx.cpu(c)) for seed, c in enumerate(devices)]
+    both = [gluonpar.get_params(start(seed), mx.cpu(c)) for seed, c in enumerate(devices)]
     attached = [[memory.chunk(param.grad) for param in params] for params in both]
     seen = [[], []]
     for number in range(4):
@@ -137,13 +119,13 @@ def test_two_lists_trained_in_turns_are_each_trained_alone(make, devices, togeth
     assert [[memory.chunk(param.grad) for param in params] for params in both] == attached
     for seed, (c, params, of_one) in enumerate(zip(devices, both, seen)):
         values = [param.asnumpy() for param in params]
-        assert_same_bits([*of_one, values], train_alone(make, seed, mx.cpu(c)))
+        assert_same_bits([*of_one, values], train_alone(seed, mx.cpu(c)))
 
 
 @pytest.mark.parametrize("replace", [False, True], ids=["new gradient", "new array"])
 @pytest.mark.parametrize("which", [0, 1])
-def test_one_parameter_may_get_a_new_gradient_or_be_replaced(make, which, replace):
-    params = make(start(), mx.cpu(0))
+def test_one_parameter_may_get_a_new_gradient_or_be_replaced(which, replace):
+    params = gluonpar.get_params(start(), mx.cpu(0))
     seen = [step(params, 0)]
     old = params[which].grad
     before = old.asnumpy()
@@ -151,31 +133,17 @@ def test_one_parameter_may_get_a_new_gradient_or_be_replaced(make, which, replac
         params[which] = params[which].copy()
     params[which].attach_grad()
     seen += [step(params, number) for number in range(1, 4)]
-    assert_same_bits([*seen, [p.asnumpy() for p in params]], train_alone(make))
+    assert_same_bits([*seen, [p.asnumpy() for p in params]], train_alone())
     np.testing.assert_array_equal(old.asnumpy(), before)
 
 
-def test_a_list_is_traced_once_per_model_and_a_replicas_graphs_are_freed_with_it(traces):
+def test_a_model_is_traced_once_per_replica_and_its_graph_is_freed_with_the_replica():
     params = gluonpar.get_params(start(), mx.cpu(0))
     for number in range(5):
         step(params, number)
-    assert len(traces) == 1
+    assert len(params.graphs) == 1
     step(params, 5, cached_op.traceable(lambda X, params: linear(X, params)))
-    assert len(traces) == 2
     kept = [*map(weakref.ref, params.graphs.values())]
     del params
     gc.collect()
     assert [graph() for graph in kept] == [None, None]
-
-
-def test_of_plain_lists_64_graphs_are_kept_and_all_train_correctly(traces):
-    """More lists than graphs: those trained long ago are traced again, to the same bits."""
-    lists = [plain_list(start(), mx.cpu(0)) for _ in range(70)]
-    seen = [[step(params, 0)] for params in lists]
-    step(lists[-64], 0, train=False)
-    assert len(traces) == 70
-    want = train_alone(plain_list, num_steps=2)
-    for params, of_one in zip(lists, seen):
-        of_one.append(step(params, 1))
-        assert_same_bits([*of_one, [param.asnumpy() for param in params]], want)
-    assert len(traces) > 70

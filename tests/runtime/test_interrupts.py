@@ -1,5 +1,6 @@
 """Ctrl-C: nothing that MXNet's engine waits for is interrupted, and no replica is left behind."""
 
+import contextlib
 import pathlib
 import signal
 import threading
@@ -21,6 +22,17 @@ CTX = [mx.cpu(0), mx.cpu(1)]
 
 def ctrl_c(*_):
     signal.raise_signal(signal.SIGINT)
+
+
+@pytest.fixture
+def handled():
+    """handled(number, handler) sets a signal's handler until the end of the test."""
+    with contextlib.ExitStack() as restored:
+
+        def handle(number, handler):
+            restored.callback(signal.signal, number, signal.signal(number, handler))
+
+        yield handle
 
 
 def values(copies):
@@ -111,51 +123,37 @@ def test_sys_exit_in_a_handler_ends_the_process_with_its_code_and_prints_nothing
     assert printed == f"{work}: 40 exits, wrong: 0\n"
 
 
-def test_a_program_sees_its_own_handlers():
+def test_a_program_sees_its_own_handlers(handled):
     def mine(*_):
         raise KeyError
 
-    before = signal.signal(signal.SIGUSR1, mine)
-    try:
-        assert signal.getsignal(signal.SIGUSR1) is mine
-        with pytest.raises(KeyError):
-            with interrupts.held():
-                signal.raise_signal(signal.SIGUSR1)
-        with pytest.raises(KeyError):
-            signal.raise_signal(signal.SIGUSR1)
-        assert signal.signal(signal.SIGUSR1, signal.SIG_IGN) is mine
-        assert signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
+    handled(signal.SIGUSR1, mine)
+    assert signal.getsignal(signal.SIGUSR1) is mine
+    with pytest.raises(KeyError), interrupts.held():
         signal.raise_signal(signal.SIGUSR1)
-    finally:
-        signal.signal(signal.SIGUSR1, before)
+    with pytest.raises(KeyError):
+        signal.raise_signal(signal.SIGUSR1)
+    assert signal.signal(signal.SIGUSR1, signal.SIG_IGN) is mine
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
+    signal.raise_signal(signal.SIGUSR1)
 
 
-def test_each_signal_that_waits_is_handled_once_and_the_others_after_one_that_raised():
+def test_each_signal_that_waits_is_handled_once_and_the_others_after_one_that_raised(handled):
     calls = []
 
     def limit(*_):
         calls.append("alarm")
         raise TimeoutError
 
-    before = {
-        number: signal.signal(number, handler)
-        for number, handler in (
-            (signal.SIGALRM, limit),
-            (signal.SIGUSR1, lambda *_: calls.append("user")),
-        )
-    }
-    try:
-        with pytest.raises(TimeoutError):
-            with interrupts.held():
-                for number in (signal.SIGALRM, signal.SIGUSR1, signal.SIGALRM):
-                    signal.raise_signal(number)
-                assert not calls
-        with interrupts.held():
-            pass
-        assert calls == ["alarm", "user"]
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    handled(signal.SIGALRM, limit)
+    handled(signal.SIGUSR1, lambda *_: calls.append("user"))
+    with pytest.raises(TimeoutError), interrupts.held():
+        for number in (signal.SIGALRM, signal.SIGUSR1, signal.SIGALRM):
+            signal.raise_signal(number)
+        assert not calls
+    with interrupts.held():
+        pass
+    assert calls == ["alarm", "user"]
 
 
 class Ends:

@@ -53,6 +53,15 @@ def batches(num_devices):
         yield X_all[mine], y_all[mine], len(y_all)
 
 
+def run_backward(X, y, ctx, loss_of):
+    """Run backward from ``loss_of(i, x, labels)`` of each device i that has samples."""
+    shards = gluonpar.split_and_load((X, y), ctx) if len(y) else []
+    with autograd.record():
+        losses = [loss_of(i, *shard) for i, shard in enumerate(shards)]
+    if losses:
+        autograd.backward(losses)
+
+
 def by_train_batch(num_devices):
     """LeNet as a plain function, without batch_size=; initial values differ between ranks."""
     mx.random.seed(cluster.rank())
@@ -69,15 +78,12 @@ def by_hand(num_devices):
     params = gluonpar.init_lenet(0.1)
     ctx = contexts(num_devices)
     device_params = [gluonpar.get_params(params, c) for c in ctx]
+
+    def loss_of(i, X, y):
+        return softmax_cross_entropy(gluonpar.lenet(X, device_params[i]), y)
+
     for X, y, num_samples in batches(num_devices):
-        shards = gluonpar.split_and_load((X, y), ctx) if len(y) else []
-        with autograd.record():
-            losses = [
-                softmax_cross_entropy(gluonpar.lenet(X_shard, params), y_shard)
-                for (X_shard, y_shard), params in zip(shards, device_params)
-            ]
-        if losses:
-            autograd.backward(losses)
+        run_backward(X, y, ctx, loss_of)
         gluonpar.allreduce_grads(device_params)
         for params in device_params:
             gluonpar.sgd(params, 0.1, num_samples)
@@ -153,11 +159,7 @@ def by_gluon(num_devices, make_trainer, deferred=False):
     for i, (X, y, number) in enumerate(batches(num_devices)):
         if i == 1:
             net.initialize(mx.init.Xavier(), ctx=ctx, force_reinit=True)
-        shards = gluonpar.split_and_load((X, y), ctx)
-        with autograd.record():
-            losses = [loss(net(x), label) for x, label in shards]
-        if losses:
-            autograd.backward(losses)
+        run_backward(X, y, ctx, lambda _, x, labels: loss(net(x), labels))
         trainer.step(number)
     return [p.list_data()[-1].asnumpy() for p in params.values()]
 
@@ -246,11 +248,7 @@ def by_embedding(num_devices, make_trainer):
     trainer, loss = make_trainer(net.collect_params()), gluon.loss.SoftmaxCrossEntropyLoss()
     for X, y, number in batches(num_devices):
         words = np.abs(X[:, 0, 0, :2] * 20).astype("int32")
-        shards = gluonpar.split_and_load((words, y), ctx) if len(y) else []
-        with autograd.record():
-            losses = [loss(net(word), label) for word, label in shards]
-        if losses:
-            autograd.backward(losses)
+        run_backward(words, y, ctx, lambda _, word, labels: loss(net(word), labels))
         trainer.step(number)
     return [p.list_data()[-1].asnumpy() for p in net.collect_params().values()]
 
@@ -612,6 +610,12 @@ def exchanged():
     assert cluster.gather(("a", rank)) == [("a", r) for r in range(size)]
     assert cluster.total([rank, 1.0]).tolist() == [size * (size - 1) / 2, size]
     assert cluster.local_rank() == rank  # all are on one host
+    data = bytes(range(200))
+    assert cluster.broadcast_bytes(data if rank == 0 else None) == data
+    numbers = [np.arange(20.0 * (r + 1)).reshape(r + 1, 20) + r for r in range(size)]
+    gathered = cluster.gather_to_first(numbers[rank])
+    assert len(gathered) == (0 if rank else size)
+    assert all((got == want).all() for got, want in zip(gathered, numbers))
     store = mx.kv.create("gluonpar")
     assert (store.rank, store.num_workers) == (rank, size)
 
@@ -768,6 +772,7 @@ def draws():
 def as_one(folder):
     draws()
     exchanged()
+    pieces()
     collective()
     rows()
     fitted()
@@ -884,40 +889,41 @@ def late(folder):
     cluster.gather(None)
 
 
-def late_inside(folder):
-    """Rank 1 waits in the middle of a collective."""
-    wait, summed, x = start_late(folder), mpi_sums.allreduce, mx.nd.ones((3,))
-    mpi_sums.allreduce = lambda *args, **options: (wait(), summed(*args, **options))
-    cluster.allreduce([x])
-    assert (x.asnumpy() == cluster.size()).all()
-
-
-def fork(_):
-    """Each rank forks a process, which is no rank, and fails; the ranks go on."""
+def children(_):
+    """A rank starts a program, before it joins the job, and forks; then it finalizes MPI."""
+    program = "from gluonpar import cluster; print('started', cluster.rank(), cluster.size())"
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True)
     before, x = (cluster.rank(), cluster.size()), mx.nd.ones((2,))
-    child = os.fork()
-    if not child:
-        signal.alarm(60)
-        assert (cluster.rank(), cluster.size()) == before
-        for communicate in (cluster.allreduce, cluster.broadcast, cluster.gather, cluster.abort):
-            try:
-                communicate([x])
-            except RuntimeError as refusal:
-                assert str(os.getpid()) in str(refusal)
-        raise KeyError("the cat")
-    assert os.waitpid(child, 0)[1] == 1 << 8
-    child = os.fork()
-    if not child:
-        signal.alarm(60)
-        sys.exit(7)  # through what is done at the end of a process
-    assert os.waitpid(child, 0)[1] == 7 << 8
+
+    def refused(communicate, words):
+        try:
+            communicate([x])
+        except RuntimeError as refusal:
+            assert words in str(refusal)
+        else:
+            raise AssertionError("it was not refused")
+
+    for code in (1, 7):
+        child = os.fork()
+        if not child:
+            signal.alarm(60)
+            assert (cluster.rank(), cluster.size()) == before
+            for name in ("allreduce", "broadcast", "gather", "abort"):
+                refused(getattr(cluster, name), str(os.getpid()))
+            if code == 1:
+                raise KeyError("the cat")
+            sys.exit(code)  # through what is done at the end of a process
+        assert os.waitpid(child, 0)[1] == code << 8
     cluster.allreduce([x])
-    print(x.asnumpy().tolist(), flush=True)
+    mpi = importlib.import_module("mpi4py.MPI")
+    mpi.Finalize()  # without waiting for the sum
+    refused(cluster.gather, "MPI.Finalize()")
+    print(f"rank {before[0]} {x.asnumpy().tolist()}", flush=True)
 
 
-def pieces(folder):
-    """Messages are sent in pieces, as those above 1 GiB are; the last ones are shorter."""
-    process_collectives.PIECE_BYTES, n = 64, 101
+def pieces():
+    """Check that messages may be sent in pieces, as those above 1 GiB are."""
+    process_collectives.PIECE_BYTES, n = 64, 101  # the last pieces are shorter
     rank, size = cluster.rank(), cluster.size()
     for dtype in ("float16", "float32", "int8"):
         values = np.arange(n) % 50
@@ -932,13 +938,7 @@ def pieces(folder):
         x = mx.nd.array(np.where(of_ranks == rank, values, 0), dtype=dtype)
         cluster.all_gather(x, sizes)
         assert (x.asnumpy() == values).all(), dtype
-    data = bytes(range(200))
-    assert cluster.broadcast_bytes(data if rank == 0 else None) == data
-    numbers = [np.arange(20.0 * (r + 1)).reshape(r + 1, 20) + r for r in range(size)]
-    gathered = cluster.gather_to_first(numbers[rank], range(1, size + 1))
-    assert len(gathered) == (0 if rank else size)
-    assert all((got == want).all() for got, want in zip(gathered, numbers))
-    running_statistics_of_ranks(folder)
+    process_collectives.PIECE_BYTES = 1 << 30
 
 
 def saves_alone(folder):
@@ -962,26 +962,12 @@ def first_step_without_samples(_):
     mx.nd.waitall()
 
 
-def starts_a_program(_):
-    """A program that is started before the rank joins the job; MPI is finalized by the rank."""
-    program = "from gluonpar import cluster; print('started', cluster.rank(), cluster.size())"
-    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True)
-    x = mx.nd.ones((2,))
-    cluster.allreduce([x])
-    mpi = importlib.import_module("mpi4py.MPI")
-    mpi.Finalize()  # without waiting for the sum
-    try:
-        cluster.gather(None)
-    except RuntimeError as refusal:
-        assert "MPI.Finalize()" in str(refusal)
-        print(f"rank {cluster.rank()} {x.asnumpy().tolist()}", flush=True)
-
-
 def stop():
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
 FAULTS = {
+    "raise": lambda: {}["the cat"],
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "crash": lambda: ctypes.string_at(0),
     "stop": stop,
@@ -989,7 +975,6 @@ FAULTS = {
     "hang": lambda: time.sleep(1000),
     "leave": lambda: sys.exit(0),
     "leave and hang": lambda: sys.exit(0),
-    "order": lambda: cluster.allreduce([mx.nd.ones((7,))]),
     "go on": lambda: None,
 }
 AT_THE_END = {
@@ -1013,60 +998,15 @@ def fault(kind, who):
         x.wait_to_read()
         if i == 10 and cluster.rank() == who:
             print("now", flush=True)
-            if kind == "raise":
-                raise KeyError("the cat")
             {**FAULTS, **AT_THE_END}[kind]()
         if i == 10 and cluster.rank() == who + 1 and kind == "leave and hang":
             FAULTS["hang"]()
         time.sleep(0.01)
 
 
-UNLIKE = {  # what is different on rank 1
-    "algorithm": {"algorithm": "ring"},
-    "parameter 0": {"shape": (3,)},
-    "lr later": {"later": 0.5},
-    "values": {"add": 1.0},
-}
-
-
-def unlike(what):
-    """Train a few steps by a Trainer that is different on rank 1 in one respect."""
-    options = {"algorithm": None, "shape": (2,), "later": 0.1, "add": 0.0}
-    if cluster.rank() == 1:
-        options.update(UNLIKE[what])
-    param = gluon.Parameter("p0", shape=options["shape"])
-    param.initialize(mx.init.One())
-    hyper = {"learning_rate": 0.1}
-    trainer = gluonpar.Trainer([param], "sgd", hyper, algorithm=options["algorithm"])
-    for step in range(6):
-        if step == 3:
-            trainer.set_learning_rate(options["later"])
-        with autograd.record():
-            loss = param.data().sum()
-        loss.backward()
-        trainer.step(1)
-    mx.nd.waitall()
-    param.data()[:] += options["add"]
-    trainer.check_replicas()
-    print("alike", flush=True)
-
-
 if __name__ == "__main__":
     task, argument = sys.argv[1:]
-    tasks = (
-        as_one,
-        on_gpus,
-        unlike,
-        unlike_programs,
-        late,
-        late_inside,
-        fork,
-        programs,
-        batches_left_out,
-        local,
-    )
-    tasks += (starts_a_program, pieces, saves_alone, first_step_without_samples)
-    if task in {function.__name__ for function in tasks}:
-        globals()[task](argument)
-    else:
+    if task in (*FAULTS, *AT_THE_END):
         fault(task, int(argument))
+    else:
+        globals()[task](argument)

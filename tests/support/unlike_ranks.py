@@ -23,22 +23,20 @@ HYPER = {"learning_rate": 0.1, "momentum": 0.9}
 class Training:
     """Two layers, and a Trainer for each; the second one's layers may be made in another order."""
 
-    def __init__(self, kind, names=("a", "b"), optimizer="sgd", hyper=HYPER, **options):
-        self.layers = {}
+    def __init__(self, kind, names=("a", "b"), optimizer="sgd", in_units=1, **options):
+        self.layers, self.in_units = {}, in_units
         for name in names:
-            layer = gluon.nn.Dense(1, in_units=1, prefix=f"{name}_")
+            layer = gluon.nn.Dense(1, in_units=in_units, prefix=f"{name}_")
             layer.initialize(mx.init.One(), ctx=contexts(K))
             self.layers[name] = layer
         given = {k: v for layer in self.layers.values() for k, v in layer.collect_params().items()}
         given = given if kind == "kvstore" else [*given.values()]  # which sorts a dict by name
-        self.trainer = TRAINERS[kind](given, optimizer, dict(hyper), **options)
+        self.trainer = TRAINERS[kind](given, optimizer, dict(HYPER), **options)
 
     def step(self, batch_size=1):
         with autograd.record():
-            losses = [
-                sum((i + 1) * layer(mx.nd.ones((1, 1), c)) for i, layer in self.in_order())
-                for c in contexts(K)
-            ]
+            inputs = [mx.nd.ones((1, self.in_units), c) for c in contexts(K)]
+            losses = [sum((i + 1) * layer(X) for i, layer in self.in_order()) for X in inputs]
         autograd.backward(losses)
         self.trainer.step(batch_size)
 
@@ -64,6 +62,21 @@ def shapes(kind, there):
 
 def optimizers(kind, there):
     Training(kind, optimizer="nag" if there else "sgd").step()
+
+
+def shape_of_parameter(kind, there):
+    Training(kind, in_units=2 if there else 1).step()
+
+
+def algorithm(kind, there):
+    Training(kind, algorithm="ring" if there else None).step()
+
+
+def values(kind, there):
+    training = Training(kind)
+    for copy in training.weight.list_data():
+        copy[:] += int(there)  # nothing else compares what a program writes
+    training.trainer.check_replicas()
 
 
 def two_trainers(kind, there):
@@ -156,6 +169,9 @@ DIFFERENCES = {
     "digits in names": (digits, "expert2", BOTH),
     "number of parameters": (shapes, "c_weight", ("host",)),
     "number of parameters in the store": (shapes, "broadcast of 6 float32", ("kvstore",)),
+    "shape of a parameter": (shape_of_parameter, "a_weight", ("host",)),
+    "algorithm": (algorithm, "algorithm is 'ring' on rank 1", ("host",)),
+    "values": (values, "a_weight differ between rank 0 and rank 1", ("host",)),
     "optimizer": (optimizers, "optimizer is 'NAG' on rank 1", BOTH),
     "order of Trainers": (two_trainers, "(critic_", BOTH),
     "order of sums": (two_sums, "(critic_", BOTH),
@@ -211,7 +227,7 @@ def check(name, function, words, kind):
         function(kind, cluster.rank() == 1)
         mx.nd.waitall()
         failure = "nothing"
-    except (mx.MXNetError, ValueError) as error:
+    except (mx.MXNetError, ValueError, gluonpar.metrics.ReplicasDifferError) as error:
         failure = str(error)
     if words not in failure:
         print(f"{name}, {kind}: rank {cluster.rank()} got {failure}", flush=True)

@@ -32,7 +32,6 @@ def no_gpu(monkeypatch):
         raise driver.DriverMissingError("no NVIDIA driver here")
 
     monkeypatch.setattr(driver, "gpus", missing)
-    monkeypatch.setattr(driver, "has_kernel_module", lambda: False)
     monkeypatch.setattr(mx.context, "num_gpus", lambda: 0)
 
 
@@ -103,9 +102,8 @@ def test_profile_prints_a_table(command):
 def test_auto_without_gpus_prints_one_notice(command, no_gpu):
     code, out, err = command("--dataset", "synthetic", "--num-gpus", 2, "--dry-run")
     assert code == 0
-    assert len(err) == 1
-    assert "CPU devices cpu(0), cpu(1)" in err[0]
-    assert "driver" not in err[0] and "gluonpar doctor" in err[0]
+    [notice] = err
+    assert "using 2 CPU devices" in notice and "gluonpar doctor" in notice
     assert any(line.startswith("devices: [cpu(0), cpu(1)]") for line in out)
 
 
