@@ -15,7 +15,7 @@ from typing import Any, Callable, Sequence
 import mxnet as mx
 import numpy as np
 
-from gluonpar.checkpoint import files, params_file
+from gluonpar.checkpoint import files
 from gluonpar.runtime import private_fields
 
 # MXNet's newest translations are for set 13, and mean the same in 14. Some readers, such as onnx's
@@ -80,7 +80,7 @@ def _symbol(model: Any, params: Any) -> tuple[mx.sym.Symbol, dict[str, mx.nd.NDA
     data = mx.sym.var("data")
     if isinstance(model, mx.gluon.HybridBlock):
         block_params = model.collect_params().values()
-        params_file.check_initialized(block_params)
+        files.check_initialized(block_params)
         if mx.util.is_np_array():
             data = data.as_np_ndarray()
         output, values = model(data), {p.name: p.list_data()[0] for p in block_params}
