@@ -21,8 +21,7 @@ class DataLoader(gluon.data.DataLoader):
     has every sample once, in another order each time. The batches are those that rank 0 draws from
     its sampler, so ``np.random.seed`` there determines them, and they are the same for any number
     of ranks. Rank i takes the i-th of consecutive parts of a batch, whose sizes differ by at most
-    one sample; with ``num_devices``, each rank's, as :func:`split_and_load` would split it over the
-    devices of all ranks. One process loads what it would with ``gluon.data.DataLoader``.
+    one sample. One process loads what it would with ``gluon.data.DataLoader``.
 
     ``num_samples`` is the number of samples on all ranks of the batch that was returned last: what
     ``trainer.step`` takes. All ranks get equally many batches. If there are fewer samples than
@@ -51,12 +50,11 @@ class DataLoader(gluon.data.DataLoader):
         batchify_fn: Callable | None = None,
         num_workers: int = 0,
         *args: Any,
-        num_devices: int = 1,
         **kwargs: Any,
     ) -> None:
         # Once for its checks and its sampler, and again with ours, and with workers.
         super().__init__(dataset, batch_size, shuffle, sampler, last_batch, batch_sampler)
-        parts = _Parts(self._batch_sampler, len(dataset), num_devices)
+        parts = _Parts(self._batch_sampler, len(dataset))
         if batchify_fn is None:
             by_workers = dataloader.default_mp_batchify_fn
             batchify_fn = by_workers if num_workers > 0 else dataloader.default_batchify_fn
@@ -79,9 +77,9 @@ class _Head(NamedTuple):
 class _Parts:
     """A batch sampler: the head and this rank's part of each of ``batches``, as rank 0 has them."""
 
-    def __init__(self, batches: Any, length: int, num_devices: int) -> None:
+    def __init__(self, batches: Any, length: int) -> None:
         self._batches, self._length, self._scope = batches, length, cluster.scope()
-        self._share = share_of_batch(num_devices)
+        self._share = share_of_batch()
 
     def __len__(self) -> int:
         return len(self._batches)
