@@ -31,8 +31,8 @@ class DataLoader(gluon.data.DataLoader):
     All ranks must make and iterate it together: they exchange the order of an epoch when MXNet
     draws it, with ``num_workers`` already when the DataLoader is made, unless ``auto_reload`` is
     False. Samplers must be finite. Raises ValueError on all ranks if their datasets differ in
-    length; ranks that have data of their own use ``gluon.data.DataLoader``. One that is made inside
-    ``cluster.local()`` is this process's.
+    length; ranks that have data of their own use ``gluon.data.DataLoader``. A DataLoader that is
+    made inside ``cluster.local()`` loads all of every batch.
 
     >>> loader = DataLoader(np.arange(5), batch_size=3)
     >>> [(batch.asnumpy().tolist(), loader.num_samples) for batch in loader]
@@ -71,11 +71,11 @@ class _Head(NamedTuple):
     """What goes with the samples of a part, through MXNet's DataLoader and its workers."""
 
     num_samples: int  # of all ranks
-    is_empty: bool  # no sample is this rank's: there are two that tell the shapes
+    is_empty: bool  # this rank has no sample; two of another rank tell the shapes
 
 
 class _Parts:
-    """A batch sampler: the head and this rank's part of each of ``batches``, as rank 0 has them."""
+    """A batch sampler: a head and this rank's part of each of rank 0's ``batches``."""
 
     def __init__(self, batches: Any, length: int) -> None:
         self._batches, self._length, self._scope = batches, length, cluster.scope()
@@ -105,7 +105,7 @@ class _Parts:
 
 
 class _Dataset:
-    """``dataset``, in which a head is at the place of itself."""
+    """``dataset``, which returns a head if the index is that head."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
@@ -115,9 +115,10 @@ class _Dataset:
 
 
 class _Batchify:
-    """``function``, of a head and samples; it returns the head's number, the batch, and None.
+    """Makes a batch of samples; returns the number in their head, the batch, and None.
 
-    Without samples of this rank the batch has one that is not, and in place of None is one of two.
+    If this rank has no sample, the batch has one sample of another rank, and instead of None there
+    is a batch of two such samples.
     """
 
     def __init__(self, function: Callable) -> None:

@@ -178,7 +178,7 @@ class GluonPar(mx.kvstore.KVStore):  # MXNet takes no other class for sparse gra
         )
 
 
-# Of the Trainers that use this store.
+# How ranks recognise each Trainer that uses this store.
 _identities: weakref.WeakKeyDictionary[gluon.Trainer, consistency.Identity]
 _identities = weakref.WeakKeyDictionary()
 
@@ -309,7 +309,7 @@ class _Step:
 
 
 def _numbers(attributes: dict[str, Any]) -> dict[str, Any]:
-    """Return those that an update may make or replace: numbers, strings and None."""
+    """Return the attributes that an update may make or replace: numbers, strings and None."""
     kinds = (Number, str, type(None))
     return {name: value for name, value in attributes.items() if isinstance(value, kinds)}
 
@@ -322,7 +322,7 @@ _steps: weakref.WeakKeyDictionary[mx.optimizer.Optimizer, _Step] = weakref.WeakK
 def _update_copies(
     update: Callable, updater: mx.optimizer.Updater, index: Any, grad: Any, weight: Any
 ) -> None:
-    """Have each device's update in a step begin as the first one's.
+    """Begin each device's update in a step with the same numbers as the first device's.
 
     MXNet's optimizers, and others, change numbers of their own in an update (counts, the last
     learning rate), which the next device's update must not see.

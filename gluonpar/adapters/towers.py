@@ -263,8 +263,6 @@ def average_gradients(tower_grads: Sequence[Sequence[Any]]) -> list[Any]:
     if len(set(lengths)) > 1:
         raise ValueError(f"every tower must have one gradient per variable, got {lengths}")
     pairs = {isinstance(e, (tuple, list)) and len(e) == 2 for each in tower_grads for e in each}
-    if len(pairs) > 1:
-        raise TypeError("tower_grads must hold either arrays or pairs, got both")
     paired = pairs == {True}
     variables = list(zip(*tower_grads))
     lists = [[entry[0] if paired else entry for entry in entries] for entries in variables]

@@ -46,11 +46,6 @@ def atomic_write(path: str | os.PathLike) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-        handle = os.open(temporary.parent, os.O_RDONLY)
-        try:
-            os.fsync(handle)  # the new name, too, survives a power failure
-        finally:
-            os.close(handle)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -83,12 +78,10 @@ def make_writable_folder(folder: str | os.PathLike) -> pathlib.Path:
     """Create ``folder`` if necessary. Raises ValueError if no file can be written into it."""
     path = pathlib.Path(folder)
     try:
-        str(path.absolute()).encode()
         path.mkdir(parents=True, exist_ok=True)
         _check_folder(path / "any")
-    except (UnicodeEncodeError, OSError) as error:
-        reason = getattr(error, "strerror", "MXNet takes only paths in UTF-8")
-        raise ValueError(f"nothing can be saved in {path}: {reason}") from error
+    except OSError as error:
+        raise ValueError(f"nothing can be saved in {path}: {error.strerror}") from error
     return path
 
 

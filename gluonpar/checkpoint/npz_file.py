@@ -37,10 +37,11 @@ def write(path: str | os.PathLike, header: Any, arrays: Sequence[np.ndarray]) ->
 
 
 def parsed(
-    content: bytes, parse: Callable[[Any, list[np.ndarray]], Any], path: str | os.PathLike
+    content: bytes, parse: Callable[[Any, dict[int, np.ndarray]], Any], path: str | os.PathLike
 ) -> Any:
-    """Return ``parse(header, arrays)`` of a file's content.
+    """Return ``parse(header, arrays by number)`` of a file's content.
 
+    ``parse`` may take arrays out, so that they do not stay in memory beside what becomes of them.
     Raises ValueError, with ``path`` and the reason, if the content is not such a file or is
     damaged, or if ``parse`` raises any exception, as it may on a file made by hand.
     """
@@ -49,7 +50,7 @@ def parsed(
             damaged = file.zip.testzip()
             if damaged is not None:
                 raise ValueError(f"it is damaged: {damaged} does not have its CRC-32")
-            arrays = [file[str(i)] for i in range(len(file.files) - 1)]
+            arrays = {i: file[str(i)] for i in range(len(file.files) - 1)}
             header = json.loads(file["header"].tobytes())
         return parse(header, arrays)
     except Exception as error:
@@ -98,8 +99,11 @@ class Encoder:
         raise NotPlainError(f"{place} is of type {kind.__qualname__}")
 
 
-def decode(value: Any, arrays: Sequence[np.ndarray], ctx: mx.Context) -> Any:
-    """Return the plain value that ``value`` of the JSON stands for, MXNet's arrays on ``ctx``."""
+def decode(value: Any, arrays: dict[int, np.ndarray], ctx: mx.Context) -> Any:
+    """Return the plain value that ``value`` of the JSON stands for, MXNet's arrays on ``ctx``.
+
+    Takes its arrays out of ``arrays``.
+    """
     if type(value) in _SCALARS:
         return value
     [(kind, content)] = value.items()
@@ -109,7 +113,7 @@ def decode(value: Any, arrays: Sequence[np.ndarray], ctx: mx.Context) -> Any:
     if kind == "dict":
         _, keys, parts = content
         return {decode(k, arrays, ctx): decode(v, arrays, ctx) for k, v in zip(keys, parts)}
-    array = arrays[content]
+    array = arrays.pop(content)
     if kind == "numpy":
         return array
     if kind == "number":

@@ -20,7 +20,7 @@ import json
 import os
 import pickle  # noqa: TID251 - see the docstring
 import warnings
-from typing import Any, Callable, List, Sequence, Tuple
+from typing import Any, Callable, List, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -142,12 +142,12 @@ def prepare_restore(
     params: NamedParams,
     trusted: bool,
     section: dict,
-    arrays: Sequence[np.ndarray],
+    arrays: dict[int, np.ndarray],
 ) -> Callable[[bool], None]:
     """Check a section that :func:`describe` made; return the function that restores ``updater``.
 
-    Its argument is ``keep_schedule``, as in :func:`load`. May raise any exception for a section
-    made by hand.
+    Its argument is ``keep_schedule``, as in :func:`load`. Takes its arrays out of ``arrays``. May
+    raise any exception for a section made by hand.
     """
     optimizer, of_mxnet = updater.optimizer, is_of_mxnet(updater.optimizer)
     plain = section["format"] == PLAIN_FORMAT
@@ -161,7 +161,7 @@ def prepare_restore(
             "same order, by a name scope"
         )
     if not plain:
-        states, unpickled = _unpickled(arrays[section["pickle"]].tobytes(), trusted)
+        states, unpickled = _unpickled(arrays.pop(section["pickle"]).tobytes(), trusted)
         kind = type(unpickled).__name__
         return _prepared(updater, params, kind, vars(unpickled), counts, states)
     ctx = params[0][2].list_ctx()[0] if params else mx.cpu()
@@ -178,7 +178,7 @@ def prepare_restore(
 
 
 def _decode_attributes(
-    described: dict[str, Any], arrays: Sequence[np.ndarray], ctx: mx.Context, here: type
+    described: dict[str, Any], arrays: dict[int, np.ndarray], ctx: mx.Context, here: type
 ) -> dict[str, Any]:
     """Return an object's attributes; a schedule is of MXNet, or of the class ``here``."""
     saved: dict[str, Any] = {}
@@ -274,7 +274,10 @@ def is_of_mxnet(optimizer: mx.optimizer.Optimizer) -> bool:
 
 
 def _indices(saved: list, params: NamedParams) -> dict[int, int]:
-    """Return the new index of each saved one: by name if all names are the same, else in order."""
+    """Return the parameters' indices here by those in the file.
+
+    Parameters belong together by name if all names are the same, otherwise by their order.
+    """
     if len(saved) != len(params):
         raise ValueError(f"it is for {len(saved)} parameters, but there are {len(params)}")
     by_name = {param[0]: param for param in params}

@@ -98,7 +98,7 @@ def load_checkpoint(
     def read() -> bytes | None:
         return files.read(path, "checkpoint") if cluster.is_main() else None
 
-    def check(header: dict, arrays: list[np.ndarray]) -> tuple:
+    def check(header: dict, arrays: dict[int, np.ndarray]) -> tuple:
         if header["format"] != FORMAT:
             raise ValueError(f"its format is {header['format']}, but this version reads {FORMAT}")
         for name, argument, section in (("trainer", trainer, "optimizer"), ("rng", rng, "rng")):
@@ -179,10 +179,10 @@ def _values(named: dict[str, tuple]) -> dict[str, list[np.ndarray]]:
 
 
 def _checked_values(
-    saved: list, arrays: list[np.ndarray], named: dict[str, tuple]
+    saved: list, arrays: dict[int, np.ndarray], named: dict[str, tuple]
 ) -> dict[str, list[np.ndarray]]:
     """Return the parameters' values in the file; ValueError unless they fit the model."""
-    values = {name: [arrays[i] for i in numbers] for name, numbers in saved}
+    values = {name: [arrays.pop(i) for i in numbers] for name, numbers in saved}
     for name in {**values, **named}:
         there = " and ".join(sorted({*map(_kind, values.get(name, []))})) or "missing"
         here = _kind(named[name][0][0]) if name in named else "unknown"

@@ -16,7 +16,7 @@ SHAPES = st_numpy.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)
 
 
 def parsed(content):
-    return npz_file.parsed(content, lambda *found: found, "a")
+    return npz_file.parsed(content, lambda header, arrays: (header, [*arrays.values()]), "a")
 
 
 def assert_same(arrays, others):

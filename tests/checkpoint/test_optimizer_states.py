@@ -423,7 +423,7 @@ ATTRIBUTES = ["optimizer", "object", 1]
         (["format"], 3, "KeyError: 'pickle'"),
         (ATTRIBUTES, {}, "num_update"),
         ([*ATTRIBUTES, "new"], {"object": ["Popen", {}]}, "TypeError"),
-        ([*ATTRIBUTES, "new"], {"constant": "builtin_function_or_method eval"}, "TypeError"),
+        ([*ATTRIBUTES, "new"], {"constant": "builtin_function_or_method eval"}, "KeyError"),
         (["states"], [[-1, {"nd": 0}]], "KeyError"),
         (["states"], [[0, {"object": ["NDArray", {"handle": "ab"}]}]], "TypeError"),
     ],

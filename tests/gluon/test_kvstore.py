@@ -265,16 +265,6 @@ print(threads.describe(ctx))""",
     assert used == "4 threads each, of 12 processors\n"
 
 
-def test_arrays_without_elements():
-    with mx.util.np_shape(True):
-        store = mx.kv.create("gluonpar")
-        empty, full = [mx.nd.zeros((0, 2), ctx=c) for c in CTX[:2]], place([[1], [2]])
-        for total in (3, 6, 12):
-            store.pushpull([0, 1], [empty, full])
-            assert numbers(full) == [[total]] * 2
-            assert numbers(empty) == [[]] * 2
-
-
 def test_broadcast_from_among_the_arrays_and_from_outside(world):
     store = mx.kv.create("gluonpar")
     data = place([[1], [2], [3]], world)

@@ -309,13 +309,10 @@ def test_steps_that_cannot_be_made(num_batches, lr, words):
         towers.step(list(batches())[:num_batches], lr)
 
 
-def test_an_epoch_needs_batches():
-    with pytest.raises(ValueError, match="at least 1 batch"):
-        Towers(forward, start(mx.nd), contexts(2)).run_epoch([], LR)
-
-
-def test_an_epoch_whose_loss_is_not_finite_says_so():
+def test_an_epoch_has_batches_and_a_finite_loss():
     towers = Towers(lambda x, p: x * p[0], [mx.nd.ones((1,))], contexts(2))
+    with pytest.raises(ValueError, match="at least 1 batch"):
+        towers.run_epoch([], LR)
     with pytest.raises(metrics.Diverged, match="became nan in batch 2"):
         towers.run_epoch([mx.nd.array([1.0])] * 2 + [mx.nd.array([float("nan")])], LR)
 
@@ -370,12 +367,6 @@ def test_means_are_those_of_numpy_on_the_first_towers_device(world, k, dtype):
             np.testing.assert_array_equal(array.asnumpy(), value)
 
 
-@pytest.mark.parametrize(("dtype", "value"), [("float16", 60000), ("float32", 3e38)])
-def test_means_of_large_gradients_do_not_overflow(world, dtype, value):
-    [mean] = average_gradients(on_devices(world, [[np.full((2,), value, dtype)]] * 3))
-    np.testing.assert_allclose(mean.asnumpy(), np.full((2,), value, dtype), rtol=1e-6)
-
-
 @pytest.mark.parametrize("k", [1, 3])
 def test_pairs_give_pairs_with_the_first_towers_variables(world, k):
     grads = tower_grads(k)
@@ -405,10 +396,6 @@ def test_nothing_waits_and_nothing_is_recorded():
         means[0].backward()
 
 
-def test_no_variables_have_no_means():
-    assert average_gradients([[], []]) == []
-
-
 ONE, TWO = mx.nd.ones((1,)), mx.nd.ones((2,), ctx=device(1))
 
 
@@ -420,7 +407,7 @@ ONE, TWO = mx.nd.ones((1,)), mx.nd.ones((2,), ctx=device(1))
         ([[ONE, ONE], [ONE]], ValueError, r"got \[2, 1\]"),
         ([[ONE], [TWO]], ValueError, r"variable 0.*\[1\] on [cg]pu\(1\) .*\(2,\).*\(1,\)"),
         ([[ONE], [ONE.astype("float64")]], ValueError, r"variable 0.*\[1\] .*float64.*float32"),
-        ([[ONE], [(ONE, ONE)]], TypeError, "got both"),
+        ([[ONE], [(ONE, ONE)]], TypeError, "got tuple"),
         ([[(ONE,)]], TypeError, r"variable 0\[0\] .*got tuple"),
         ([[ONE], [None]], TypeError, r"variable 0\[1\] .*got NoneType"),
         ([[ONE.astype("int32")], [ONE.astype("int32")]], ValueError, "float arrays, got int32"),

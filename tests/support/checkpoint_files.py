@@ -4,8 +4,9 @@ from gluonpar.checkpoint import npz_file
 
 
 def read(path):
-    """The header and the arrays of a file."""
-    return npz_file.parsed(path.read_bytes(), lambda *found: found, path)
+    """The header and the list of arrays of a file."""
+    content = path.read_bytes()
+    return npz_file.parsed(content, lambda header, arrays: (header, [*arrays.values()]), path)
 
 
 def set_in_header(path, keys, value):
