@@ -64,8 +64,9 @@ class GluonPar(mx.kvstore.KVStore):  # MXNet takes no other class for sparse gra
     def type(self) -> str:
         """'gluonpar', or 'dist_sync_gluonpar' with several processes.
 
-        By 'dist' and '_sync' Module knows that a batch has the samples of all processes. A Trainer
-        of row_sparse gradients sees 'gluonpar', as by 'dist' MXNet would have the store update.
+        From 'dist' and '_sync' Module concludes that a batch has the samples of all processes. For
+        a Trainer of row_sparse gradients the type is 'gluonpar': with 'dist' MXNet would require
+        the store to update.
         """
         alone = self.num_workers == 1 or self.sums_sparse_gradients
         return "gluonpar" if alone else "dist_sync_gluonpar"
@@ -249,7 +250,7 @@ def _update_devices(update: Callable, *args: Any, **kwargs: Any) -> None:
 
 @private_fields.around(private_fields.CREATES_KVSTORE)
 def _create_store(create: Callable, kvstore: Any, num_device: int, arg_params: Any) -> tuple:
-    """In a job, make a store for one device, too, for which Module has none by name."""
+    """In a job, make a store for a single device, too: by its name Module makes none."""
     by_name = isinstance(kvstore, str) and _is_ours(kvstore) and world.launched()
     return create(GluonPar() if by_name else kvstore, num_device, arg_params)
 
@@ -263,7 +264,7 @@ def _fill_devices(
     param_names: Any,
     update_on_kvstore: Any,
 ) -> None:
-    """Module has copied each rank's parameters to its devices: copy rank 0's to these, too."""
+    """Copy rank 0's parameters to all devices, to which Module has copied each rank's own."""
     fill(kvstore, param_arrays, arg_params, param_names, update_on_kvstore)
     if _is_ours(kvstore) and kvstore.num_workers > 1:
         for name, arrays in zip(param_names, param_arrays):
@@ -292,7 +293,7 @@ class _Step:
     """A step of an optimizer, which MXNet calls for each device's copies of the parameters."""
 
     def __init__(self) -> None:
-        self._devices: set[mx.Context] = set()  # that have been updated in this step
+        self._devices: set[mx.Context] = set()  # which have been updated in this step
         self._before: list[dict[str, Any]] = []  # the optimizer's numbers before the step
 
     def begin(self, optimizer: mx.optimizer.Optimizer, device: mx.Context) -> None:

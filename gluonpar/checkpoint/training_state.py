@@ -27,9 +27,8 @@ from gluonpar.install import __version__
 from gluonpar.runtime import memory, private_fields
 
 FORMAT = 1
-_SAVES, _LOADS = (
-    f"{name}, which all ranks must call" for name in ("save_checkpoint", "load_checkpoint")
-)
+_SAVES = "save_checkpoint, which all ranks must call"
+_LOADS = "load_checkpoint, which all ranks must call"
 
 
 def save_checkpoint(
