@@ -58,6 +58,15 @@ def test_every_truncation_is_refused_and_no_flipped_bit_changes_a_value(good):
             assert values(bytes(bad)) == want
 
 
+def test_an_array_that_lost_its_end_is_refused(tmp_path):
+    """NumPy would read it only up to its new length, and not come to its CRC-32."""
+    npz_file.write(tmp_path / "a", {}, [np.arange(2000.0)])
+    content = (tmp_path / "a").read_bytes()
+    assert content.count(b"(2000,)") == 1
+    with pytest.raises(ValueError, match="damaged: 0.npy"):
+        parsed(content.replace(b"(2000,)", b"(1000,)"))
+
+
 def of_objects():
     file = io.BytesIO()
     np.savez(file, header=np.frombuffer(b"{}", "uint8"), **{"0": np.array([{}], dtype=object)})
